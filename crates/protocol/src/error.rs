@@ -1,0 +1,118 @@
+//! The one error every plane answers with: a stable code, words for the caller, whether to try again, and the request's id.
+
+use serde::{Deserialize, Serialize};
+
+use crate::RequestId;
+
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident = $word:literal, $status:literal, $retryable:literal;)*) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum ErrorCode { $($(#[$doc])* $name,)* }
+
+        impl ErrorCode {
+            pub const ALL: &'static [ErrorCode] = &[$(ErrorCode::$name,)*];
+            pub const fn as_str(self) -> &'static str {
+                match self { $(ErrorCode::$name => $word,)* }
+            }
+            pub const fn status(self) -> u16 {
+                match self { $(ErrorCode::$name => $status,)* }
+            }
+            /// Whether the same request may succeed later without being changed.
+            pub const fn retryable(self) -> bool {
+                match self { $(ErrorCode::$name => $retryable,)* }
+            }
+        }
+    };
+}
+
+codes! {
+    InvalidRequest = "INVALID_REQUEST", 400, false;
+    Unauthenticated = "UNAUTHENTICATED", 401, false;
+    TokenExpired = "TOKEN_EXPIRED", 401, false;
+    TokenRevoked = "TOKEN_REVOKED", 401, false;
+    Forbidden = "FORBIDDEN", 403, false;
+    CapabilityDenied = "CAPABILITY_DENIED", 403, false;
+    SessionNotFound = "SESSION_NOT_FOUND", 404, false;
+    SandboxNotFound = "SANDBOX_NOT_FOUND", 404, false;
+    FileNotFound = "FILE_NOT_FOUND", 404, false;
+    ShellNotFound = "SHELL_NOT_FOUND", 404, false;
+    KeyNotFound = "KEY_NOT_FOUND", 404, false;
+    RouteNotFound = "ROUTE_NOT_FOUND", 404, false;
+    MethodNotAllowed = "METHOD_NOT_ALLOWED", 405, false;
+    SessionConflict = "SESSION_CONFLICT", 409, false;
+    SandboxConflict = "SANDBOX_CONFLICT", 409, false;
+    IdempotencyConflict = "IDEMPOTENCY_CONFLICT", 409, false;
+    FileExists = "FILE_EXISTS", 409, false;
+    ShellBusy = "SHELL_BUSY", 409, true;
+    SessionExpired = "SESSION_EXPIRED", 410, false;
+    FileChanged = "FILE_CHANGED", 412, false;
+    TooLarge = "TOO_LARGE", 413, false;
+    RangeNotSatisfiable = "RANGE_NOT_SATISFIABLE", 416, false;
+    SandboxStarting = "SANDBOX_STARTING", 423, true;
+    RateLimited = "RATE_LIMITED", 429, true;
+    Internal = "INTERNAL", 500, true;
+    ProviderUnavailable = "PROVIDER_UNAVAILABLE", 503, true;
+    /// The sandbox has used up its disk allowance. Deleting files mends it.
+    DiskFull = "DISK_FULL", 507, false;
+}
+
+impl Serialize for ErrorCode {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(self.as_str())
+    }
+}
+
+/// What went wrong, before it has a request to belong to.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{}: {message}", .code.as_str())]
+pub struct ApiError {
+    pub code: ErrorCode,
+    pub message: String,
+    pub details: Option<serde_json::Value>,
+    /// Seconds, sent as `Retry-After`.
+    pub retry_after: Option<u32>,
+}
+
+impl ApiError {
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        let retry_after = match code {
+            ErrorCode::SandboxStarting | ErrorCode::RateLimited => Some(1),
+            _ => None,
+        };
+        Self { code, message: message.into(), details: None, retry_after }
+    }
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::InvalidRequest, message)
+    }
+    pub fn with_details(mut self, details: serde_json::Value) -> Self {
+        self.details = Some(details);
+        self
+    }
+    pub fn envelope(&self, request_id: &RequestId) -> Envelope {
+        Envelope {
+            error: ErrorBody {
+                code: self.code.as_str().to_owned(),
+                message: self.message.clone(),
+                retryable: self.code.retryable(),
+                request_id: request_id.to_string(),
+                details: self.details.clone(),
+            },
+        }
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Envelope {
+    pub error: ErrorBody,
+}
+
+/// As read by a client, which must cope with codes newer than itself: hence strings.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ErrorBody {
+    pub code: String,
+    pub message: String,
+    pub retryable: bool,
+    pub request_id: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub details: Option<serde_json::Value>,
+}

@@ -1,0 +1,132 @@
+//! Ids: a prefix and 26 lower-case base32 ULID characters, so that they sort by age and say what they name.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+/// Crockford's alphabet, lower case: no `i`, `l`, `o`, `u`.
+const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
+const ULID_CHARS: usize = 26;
+/// Longest id of somebody else's making (a thread id, a name) that we accept, in characters.
+pub const MAX_FOREIGN_ID_CHARS: usize = 256;
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("`{given}` is not an id of the form {prefix}_ and 26 lower-case base32 characters")]
+pub struct InvalidId {
+    given: String,
+    prefix: &'static str,
+}
+
+fn new_ulid() -> String {
+    let millis = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |d| d.as_millis());
+    let mut random = [0u8; 16];
+    // Without randomness ids would collide and could be guessed: there is nothing sensible to go on with.
+    getrandom::fill(&mut random[6..]).expect("the kernel's random source answers");
+    random[..6].copy_from_slice(&millis.to_be_bytes()[10..]);
+    let value = u128::from_be_bytes(random);
+    (0..ULID_CHARS)
+        .rev()
+        .map(|i| ALPHABET[(value >> (5 * i)) as usize & 31] as char)
+        .collect()
+}
+
+fn is_ulid(s: &str) -> bool {
+    // The first character carries three bits, so it is at most 7.
+    s.len() == ULID_CHARS && s.as_bytes()[0] <= b'7' && s.bytes().all(|b| ALPHABET.contains(&b))
+}
+
+/// Whether a string may stand as a thread id, a principal's name or the like: 1 to 256 characters, none a control character.
+pub fn is_foreign_id(s: &str) -> bool {
+    !s.is_empty() && s.chars().count() <= MAX_FOREIGN_ID_CHARS && !s.chars().any(char::is_control)
+}
+
+macro_rules! ids {
+    ($($(#[$doc:meta])* $name:ident = $prefix:literal;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(String);
+
+        impl $name {
+            #[allow(clippy::new_without_default, reason = "a default that differs each time would surprise")]
+            pub fn new() -> Self {
+                Self(format!(concat!($prefix, "_{}"), new_ulid()))
+            }
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+        impl FromStr for $name {
+            type Err = InvalidId;
+            fn from_str(s: &str) -> Result<Self, InvalidId> {
+                match s.strip_prefix(concat!($prefix, "_")) {
+                    Some(rest) if is_ulid(rest) => Ok(Self(s.to_owned())),
+                    _ => Err(InvalidId { given: s.chars().take(64).collect(), prefix: $prefix }),
+                }
+            }
+        }
+        impl TryFrom<String> for $name {
+            type Error = InvalidId;
+            fn try_from(s: String) -> Result<Self, InvalidId> {
+                s.parse()
+            }
+        }
+        impl From<$name> for String {
+            fn from(id: $name) -> String {
+                id.0
+            }
+        }
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    )*};
+}
+
+ids! {
+    /// A session, which is the same thing as a binding: "this scope uses this sandbox".
+    SessionId = "ssn";
+    /// A sandbox: one filesystem and its processes.
+    SandboxId = "sb";
+    /// A token's `jti`.
+    TokenId = "tok";
+    /// One HTTP request, in answers and logs.
+    RequestId = "req";
+    /// An API key's public half.
+    KeyId = "key";
+    /// A shell.
+    ShellId = "sh";
+    /// A command run by exec.
+    CommandId = "cmd";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_survives_the_wire_and_a_stranger_is_refused() {
+        let id = SandboxId::new();
+        let json = serde_json::to_string(&id).unwrap();
+        assert_eq!(serde_json::from_str::<SandboxId>(&json).unwrap(), id);
+        for bad in ["", "sb_", "sb_abc", "ssn_00000000000000000000000000", "sb_0000000000000000000000000/", "sb_z0000000000000000000000000"] {
+            assert!(bad.parse::<SandboxId>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ids_are_unique_and_sort_by_time() {
+        let a = SessionId::new();
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        let b = SessionId::new();
+        assert!(a < b);
+    }
+}

@@ -1,0 +1,21 @@
+//! The words of the Cobox protocol: ids, capabilities, errors, requests, responses and frames. No I/O happens here.
+
+#![forbid(unsafe_code)]
+
+pub mod capability;
+pub mod control;
+pub mod error;
+pub mod exec;
+pub mod files;
+pub mod frame;
+pub mod id;
+pub mod sandbox;
+pub mod secret;
+pub mod session;
+pub mod timestamp;
+
+pub use capability::{Capability, CapabilitySet};
+pub use error::{ApiError, Envelope, ErrorCode};
+pub use id::{CommandId, KeyId, RequestId, SandboxId, SessionId, ShellId, TokenId};
+pub use secret::Secret;
+pub use timestamp::Timestamp;

@@ -1,0 +1,159 @@
+//! Negotiating access: what a caller asks the broker for a thread, and what it gets.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{CapabilitySet, SandboxId, Secret, SessionId, Timestamp};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// An existing session or `404`.
+    Get,
+    /// An existing session or a new one.
+    Ensure,
+}
+
+/// Who may attach to a session or a sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "snake_case")]
+pub enum Access {
+    /// Every principal of the workspace.
+    #[default]
+    Workspace,
+    /// Its maker and operators.
+    Owner,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NegotiateRequest {
+    pub thread_id: String,
+    pub mode: Mode,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requested_capabilities: Option<Vec<String>>,
+    /// The older name of `requested_capabilities`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scopes: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access: Option<Access>,
+    /// Wished life of the token in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl: Option<u32>,
+}
+
+/// The simple fields and the full ones together, so that either kind of client reads what it knows.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NegotiateResponse {
+    pub session_id: SessionId,
+    pub thread_id: String,
+    pub sandbox: SandboxAddress,
+    pub token: Secret,
+    pub expires_at: Timestamp,
+    pub refresh_before: Timestamp,
+    pub scopes: Vec<String>,
+    pub binding: Binding,
+    pub dataplane: Dataplane,
+    pub credentials: Credentials,
+    pub policy: LeasePolicy,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SandboxAddress {
+    pub id: SandboxId,
+    pub provider: String,
+    pub http_base_url: String,
+    pub ws_base_url: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Scope {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub id: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Binding {
+    pub id: SessionId,
+    pub scope: Scope,
+    pub sandbox_id: SandboxId,
+    pub provider: String,
+    pub state: State,
+    pub lease_expires_at: Timestamp,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Dataplane {
+    pub http_base_url: String,
+    pub ws_base_url: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Credentials {
+    pub token_type: String,
+    pub access_token: Secret,
+    pub expires_at: Timestamp,
+    pub granted_capabilities: CapabilitySet,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LeasePolicy {
+    pub idle_timeout_seconds: u64,
+    pub hard_ttl_seconds: u64,
+}
+
+/// Where a session or a sandbox is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    Provisioning,
+    Active,
+    /// Nobody has used it for a while; it still runs.
+    Idle,
+    /// Processes ended, files kept; the next use starts it again.
+    Suspended,
+    Terminated,
+    /// It can't be brought back; the reason is recorded beside it.
+    Failed,
+}
+
+impl State {
+    pub const fn word(self) -> &'static str {
+        match self {
+            State::Provisioning => "provisioning",
+            State::Active => "active",
+            State::Idle => "idle",
+            State::Suspended => "suspended",
+            State::Terminated => "terminated",
+            State::Failed => "failed",
+        }
+    }
+    pub fn from_word(w: &str) -> Option<Self> {
+        use State::*;
+        [Provisioning, Active, Idle, Suspended, Terminated, Failed].into_iter().find(|s| s.word() == w)
+    }
+    /// Over for good: nothing brings it back.
+    pub const fn is_ended(self) -> bool {
+        matches!(self, State::Terminated | State::Failed)
+    }
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct RefreshRequest {
+    /// Proof of possession: when sent, it must be this session's and this principal's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub current_token: Option<Secret>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RefreshResponse {
+    pub token: Secret,
+    pub expires_at: Timestamp,
+    pub refresh_before: Timestamp,
+}
+
+/// One page of anything.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Page<T> {
+    pub items: Vec<T>,
+    pub next_cursor: Option<String>,
+}

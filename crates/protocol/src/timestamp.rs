@@ -1,0 +1,66 @@
+//! A moment in whole seconds, on the wire as RFC 3339 UTC with `Z`.
+
+use std::{fmt, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Timestamp(i64);
+
+impl Timestamp {
+    pub fn now() -> Self {
+        Self(OffsetDateTime::now_utc().unix_timestamp())
+    }
+    pub const fn from_unix(seconds: i64) -> Self {
+        Self(seconds)
+    }
+    pub const fn unix(self) -> i64 {
+        self.0
+    }
+    pub fn plus(self, d: Duration) -> Self {
+        Self(self.0.saturating_add(i64::try_from(d.as_secs()).unwrap_or(i64::MAX)))
+    }
+    /// How long until then, zero when it is past.
+    pub fn saturating_since(self, earlier: Timestamp) -> Duration {
+        Duration::from_secs(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
+    }
+}
+
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let at = OffsetDateTime::from_unix_timestamp(self.0).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+        f.write_str(&at.format(&Rfc3339).map_err(|_| fmt::Error)?)
+    }
+}
+
+impl fmt::Debug for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl From<Timestamp> for String {
+    fn from(t: Timestamp) -> String {
+        t.to_string()
+    }
+}
+
+impl TryFrom<String> for Timestamp {
+    type Error = time::error::Parse;
+    fn try_from(s: String) -> Result<Self, Self::Error> {
+        Ok(Self(OffsetDateTime::parse(&s, &Rfc3339)?.unix_timestamp()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_written_with_z_and_read_with_any_offset() {
+        let t: Timestamp = serde_json::from_str("\"2026-02-27T21:20:00+01:00\"").unwrap();
+        assert_eq!(serde_json::to_string(&t).unwrap(), "\"2026-02-27T20:20:00Z\"");
+    }
+}

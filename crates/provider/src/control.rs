@@ -1,0 +1,63 @@
+//! The broker's side of the control channel: small HTTP requests over boxd's second listener.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use cobox_protocol::{
+    SandboxId,
+    control::{BoxdStatus, ControlState},
+};
+use http::{Method, Request, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::rt::TokioIo;
+
+use crate::{Door, Provider, ProviderError};
+
+/// Longest a healthy boxd takes to answer; it does no more than copy a structure.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// A status is a few hundred bytes; a sandbox that sends more is not heard out.
+const MAX_ANSWER_BYTES: usize = 64 * 1024;
+
+/// Replaces what boxd knows: keys, revocations, lease.
+pub async fn push(provider: &dyn Provider, id: &SandboxId, state: &ControlState) -> Result<BoxdStatus, ProviderError> {
+    let body = serde_json::to_vec(state).map_err(|e| ProviderError::Refused(e.to_string()))?;
+    call(provider, id, Method::PUT, "/control/state", body).await
+}
+
+/// Asks boxd how it is.
+pub async fn status(provider: &dyn Provider, id: &SandboxId) -> Result<BoxdStatus, ProviderError> {
+    call(provider, id, Method::GET, "/control/status", Vec::new()).await
+}
+
+async fn call(provider: &dyn Provider, id: &SandboxId, method: Method, path: &str, body: Vec<u8>) -> Result<BoxdStatus, ProviderError> {
+    let answer = async {
+        let stream = provider.dial(id, Door::Control).await?;
+        let failed = |what: &str, e: &dyn std::fmt::Display| ProviderError::Unavailable(format!("boxd of {id}: {what}: {e}"));
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|e| failed("no HTTP on the control channel", &e))?;
+        let connection = tokio::spawn(connection);
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, "boxd")
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(body)))
+            .map_err(|e| failed("building the request", &e))?;
+        let response = sender.send_request(request).await.map_err(|e| failed("no answer", &e))?;
+        let status = response.status();
+        let bytes = Limited::new(response.into_body(), MAX_ANSWER_BYTES)
+            .collect()
+            .await
+            .map_err(|e| failed("reading the answer", &e))?
+            .to_bytes();
+        connection.abort();
+        if !status.is_success() {
+            return Err(failed("it refused", &status));
+        }
+        serde_json::from_slice(&bytes).map_err(|e| failed("an answer that can't be read", &e))
+    };
+    tokio::time::timeout(ANSWER_WITHIN, answer)
+        .await
+        .map_err(|_| ProviderError::Unavailable(format!("boxd of {id} did not answer within {} s", ANSWER_WITHIN.as_secs())))?
+}

@@ -1,0 +1,88 @@
+//! Where sandboxes run. A provider starts, suspends, finds and removes them, and opens connections to the boxd inside.
+
+#![deny(unsafe_op_in_unsafe_fn)]
+
+pub mod control;
+pub mod local;
+
+use async_trait::async_trait;
+use cobox_protocol::{ErrorCode, SandboxId, control::ControlState};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+/// A connection to boxd: a UNIX socket here, TCP or TLS elsewhere.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+pub type BoxedStream = Box<dyn Stream>;
+
+/// Which of boxd's two listeners to reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Door {
+    /// For humans and agents, who show tokens.
+    Client,
+    /// For the broker alone: keys, revocations, lease.
+    Control,
+}
+
+/// A sandbox the provider has, whatever the store says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    pub id: SandboxId,
+    pub is_running: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ProviderError {
+    /// The request can't be met, now or later.
+    #[error("{0}")]
+    Refused(String),
+    /// Something on the host is in the way; trying again may help.
+    #[error("{0}")]
+    Unavailable(String),
+    #[error("sandbox {0} is not running")]
+    NotRunning(SandboxId),
+}
+
+impl ProviderError {
+    pub const fn code(&self) -> ErrorCode {
+        match self {
+            ProviderError::Refused(_) => ErrorCode::InvalidRequest,
+            ProviderError::Unavailable(_) | ProviderError::NotRunning(_) => ErrorCode::ProviderUnavailable,
+        }
+    }
+}
+
+/// Every call may be repeated after a crash: starting what runs, suspending what stands still and destroying what
+/// is gone all succeed.
+#[async_trait]
+pub trait Provider: Send + Sync {
+    fn name(&self) -> &'static str;
+
+    /// Starts a sandbox, new or over the files it had. Returns when boxd accepts connections.
+    async fn start(&self, id: &SandboxId, state: &ControlState) -> Result<(), ProviderError>;
+
+    /// Ends its processes, keeps its files.
+    async fn suspend(&self, id: &SandboxId) -> Result<(), ProviderError>;
+
+    /// Ends its processes and removes everything of it.
+    async fn destroy(&self, id: &SandboxId) -> Result<(), ProviderError>;
+
+    /// All it has, running or not, of this node.
+    async fn list(&self) -> Result<Vec<Found>, ProviderError>;
+
+    async fn is_running(&self, id: &SandboxId) -> bool;
+
+    /// Resolves when the sandbox no longer runs; at once when it doesn't.
+    async fn ended(&self, id: &SandboxId);
+
+    /// Opens a connection to its boxd.
+    async fn dial(&self, id: &SandboxId, door: Door) -> Result<BoxedStream, ProviderError>;
+
+    /// Bytes its files take, where a soft limit must be watched; `None` where the host enforces the limit itself.
+    async fn disk_use(&self, id: &SandboxId) -> Option<DiskUse>;
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskUse {
+    pub used: u64,
+    pub limit: u64,
+}

@@ -1,0 +1,72 @@
+//! What a token says.
+
+use cobox_protocol::{CapabilitySet, SandboxId};
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ActorKind {
+    Human,
+    Agent,
+    Operator,
+}
+
+impl ActorKind {
+    pub const fn word(self) -> &'static str {
+        match self {
+            ActorKind::Human => "human",
+            ActorKind::Agent => "agent",
+            ActorKind::Operator => "operator",
+        }
+    }
+    pub fn from_word(w: &str) -> Option<Self> {
+        [Self::Human, Self::Agent, Self::Operator].into_iter().find(|k| k.word() == w)
+    }
+}
+
+/// Who acts: an agent for a human, or a human for themself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Actor {
+    #[serde(rename = "type")]
+    pub kind: ActorKind,
+    pub id: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claims {
+    pub iss: String,
+    /// The principal.
+    pub sub: String,
+    /// The one sandbox it is good for.
+    pub aud: SandboxId,
+    /// The session; absent for a sandbox used without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sid: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thread_id: Option<String>,
+    /// Capabilities in the older spelling, space-separated.
+    #[serde(with = "scope_words")]
+    pub scope: CapabilitySet,
+    pub iat: i64,
+    pub nbf: i64,
+    pub exp: i64,
+    pub jti: String,
+    pub act: Actor,
+    /// The generation of the sandbox's key.
+    #[serde(rename = "gen")]
+    pub generation: u32,
+    /// What it was issued under: revoking the grant ends every token of it.
+    pub grant: String,
+}
+
+mod scope_words {
+    use cobox_protocol::CapabilitySet;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(set: &CapabilitySet, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(&set.older_words().join(" "))
+    }
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<CapabilitySet, D::Error> {
+        String::deserialize(d)?.parse().map_err(D::Error::custom)
+    }
+}

@@ -1,0 +1,133 @@
+//! Keys: one master key, and from it one key per sandbox and generation by HKDF, so that there is nothing to store.
+
+use std::fmt;
+
+use base64::{Engine, engine::general_purpose::STANDARD, engine::general_purpose::URL_SAFE_NO_PAD};
+use cobox_protocol::{
+    SandboxId, Secret,
+    control::{Alg, VerifyKeySpec},
+};
+use ed25519_dalek::{Signer, SigningKey as EdSigningKey};
+use hkdf::Hkdf;
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use zeroize::Zeroize;
+
+use crate::{Claims, verify::Header};
+
+pub(crate) type HmacSha256 = Hmac<Sha256>;
+
+/// Names the use of the derived bytes, so that another use of the master key can never meet these.
+const HKDF_LABEL: &str = "cobox/sandbox-token-key/v1";
+
+/// The deployment's one secret. Whoever has it can mint for every sandbox.
+pub struct MasterKey([u8; 32]);
+
+impl MasterKey {
+    pub const LEN: usize = 32;
+
+    pub fn generate() -> Self {
+        let mut bytes = [0u8; Self::LEN];
+        // A predictable master key would be worse than not starting.
+        getrandom::fill(&mut bytes).expect("the kernel's random source answers");
+        Self(bytes)
+    }
+    pub fn from_bytes(bytes: [u8; Self::LEN]) -> Self {
+        Self(bytes)
+    }
+    /// For the file it is kept in, and nothing else.
+    pub fn expose(&self) -> &[u8; Self::LEN] {
+        &self.0
+    }
+
+    pub fn derive(&self, sandbox: &SandboxId, generation: u32, alg: Alg) -> SigningKey {
+        let alg_word = match alg {
+            Alg::EdDsa => "EdDSA",
+            Alg::Hs256 => "HS256",
+        };
+        let info = format!("{HKDF_LABEL}\0{alg_word}\0{sandbox}\0{generation}");
+        let mut seed = [0u8; 32];
+        Hkdf::<Sha256>::new(None, &self.0)
+            .expand(info.as_bytes(), &mut seed)
+            .expect("32 bytes are within what HKDF-SHA256 gives");
+        let key = match alg {
+            Alg::EdDsa => KeyKind::EdDsa(Box::new(EdSigningKey::from_bytes(&seed))),
+            Alg::Hs256 => KeyKind::Hs256(seed),
+        };
+        seed.zeroize();
+        SigningKey { kid: key_id(sandbox, generation), key }
+    }
+}
+
+impl Drop for MasterKey {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
+impl fmt::Debug for MasterKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[master key]")
+    }
+}
+
+/// The `kid` of a sandbox's key.
+pub fn key_id(sandbox: &SandboxId, generation: u32) -> String {
+    format!("{sandbox}.{generation}")
+}
+
+enum KeyKind {
+    EdDsa(Box<EdSigningKey>),
+    Hs256([u8; 32]),
+}
+
+impl Drop for KeyKind {
+    fn drop(&mut self) {
+        if let KeyKind::Hs256(bytes) = self {
+            bytes.zeroize();
+        }
+    }
+}
+
+/// Signs tokens for one sandbox.
+pub struct SigningKey {
+    kid: String,
+    key: KeyKind,
+}
+
+impl SigningKey {
+    pub fn kid(&self) -> &str {
+        &self.kid
+    }
+
+    fn alg(&self) -> Alg {
+        match self.key {
+            KeyKind::EdDsa(_) => Alg::EdDsa,
+            KeyKind::Hs256(_) => Alg::Hs256,
+        }
+    }
+
+    pub fn mint(&self, claims: &Claims) -> Secret {
+        let header = Header::new(self.alg(), &self.kid);
+        let part = |json: serde_json::Result<Vec<u8>>| URL_SAFE_NO_PAD.encode(json.expect("strings and numbers always serialise"));
+        let signed = format!("{}.{}", part(serde_json::to_vec(&header)), part(serde_json::to_vec(claims)));
+        let signature = match &self.key {
+            KeyKind::EdDsa(k) => URL_SAFE_NO_PAD.encode(k.sign(signed.as_bytes()).to_bytes()),
+            KeyKind::Hs256(k) => {
+                let mut mac = HmacSha256::new_from_slice(k).expect("HMAC takes a key of any length");
+                mac.update(signed.as_bytes());
+                URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes())
+            }
+        };
+        Secret::new(format!("{signed}.{signature}"))
+    }
+
+    /// What a verifier needs: the public half where there is one.
+    pub fn verify_spec(&self) -> VerifyKeySpec {
+        let key = match &self.key {
+            KeyKind::EdDsa(k) => STANDARD.encode(k.verifying_key().as_bytes()),
+            KeyKind::Hs256(k) => STANDARD.encode(k),
+        };
+        VerifyKeySpec { kid: self.kid.clone(), alg: self.alg(), key: Secret::new(key) }
+    }
+}
