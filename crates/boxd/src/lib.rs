@@ -1,0 +1,18 @@
+//! boxd, the daemon inside a sandbox: it verifies tokens alone, runs commands and terminals, and serves files to whoever may have them.
+
+pub mod answer;
+pub mod auth;
+mod body;
+pub mod control;
+mod descriptor;
+pub mod exec;
+pub mod files;
+mod langsmith;
+mod listen;
+pub mod programs;
+pub mod server;
+pub mod shell;
+pub mod workload;
+
+pub use files::workers::FileWorkers;
+pub use server::serve;

@@ -1,1 +1,147 @@
-fn main() {}
+//! boxd: takes over the descriptors its launcher left, puts the workloads' namespaces below its own, gives up its powers, and serves.
+#![allow(unsafe_code, reason = "inherited descriptors are taken over by their numbers")]
+
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    os::{fd::OwnedFd, unix::net::UnixListener},
+    process::ExitCode,
+    sync::Arc,
+};
+
+use anyhow::{Context, bail};
+use boxd::{
+    FileWorkers, serve,
+    workload::{Workloads, start_init},
+};
+use cobox_protocol::control::{BoxdConfig, Workload};
+use rustix::{
+    fs::{Mode, OFlags},
+    mount::{UnmountFlags, unmount},
+    process::{DumpableBehavior, Gid, Uid, set_dumpable_behavior},
+    thread::{CapabilitySet, set_keep_capabilities, set_no_new_privs, set_thread_res_gid, set_thread_res_uid},
+};
+use tokio_util::sync::CancellationToken;
+
+/// The numbers the launcher puts them at; 0, 1 and 2 are /dev/null and the log.
+mod descriptor {
+    pub const CLIENTS: i32 = 3;
+    pub const CONTROL: i32 = 4;
+    pub const CONFIG: i32 = 5;
+    pub const LAUNCHER: i32 = 6;
+    pub const ALIVE: i32 = 7;
+}
+
+/// The configuration is a few kilobytes and a revocation list.
+const MAX_CONFIG_BYTES: u64 = 16 * 1024 * 1024;
+/// Two, so that one busy request doesn't hold up another; the bytes are moved by the kernel.
+const WORKER_THREADS: usize = 2;
+
+fn main() -> ExitCode {
+    if std::env::args().nth(1).is_some() {
+        return usage();
+    }
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            // The log, when there is one, is where an operator looks.
+            let _ = writeln!(io::stderr(), "boxd: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn usage() -> ExitCode {
+    let text = format!(
+        "boxd {}: the daemon inside a Cobox sandbox.\nIt is started by the broker, which passes it listeners and a configuration; there is nothing to run by hand.\n",
+        env!("CARGO_PKG_VERSION")
+    );
+    // Nobody listening is not an error.
+    let _ = io::stdout().write_all(text.as_bytes());
+    ExitCode::from(u8::from(!matches!(std::env::args().nth(1).as_deref(), Some("--help" | "-h" | "--version" | "-V"))))
+}
+
+fn run() -> anyhow::Result<()> {
+    // Nobody reads boxd's memory, whatever uid they have.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    let [clients, control, config, launcher, alive] =
+        [descriptor::CLIENTS, descriptor::CONTROL, descriptor::CONFIG, descriptor::LAUNCHER, descriptor::ALIVE].map(|number| {
+            // SAFETY: at the start of main nothing else has opened or owns these numbers.
+            unsafe { cobox_kernel::adopt(number) }.with_context(|| format!("descriptor {number} is missing: boxd is started by the broker"))
+        });
+    let (clients, control, mut launcher, alive) = (clients?, control?, File::from(launcher?), alive?);
+    let mut text = Vec::new();
+    File::from(config?).take(MAX_CONFIG_BYTES).read_to_end(&mut text)?;
+    let config: BoxdConfig = serde_json::from_slice(&text).context("reading the configuration")?;
+
+    let link = match prepare(&config) {
+        Ok(link) => link,
+        Err(e) => {
+            // The launcher passes it on to whoever asked for the sandbox.
+            let _ = write!(launcher, "!{e:#}");
+            return Err(e);
+        }
+    };
+    launcher.write_all(b"r")?;
+    let mut go = [0u8; 1];
+    if launcher.read(&mut go)? == 0 {
+        bail!("the launcher died before everything was in place");
+    }
+    drop(launcher);
+
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKER_THREADS).enable_all().build()?;
+    let result = runtime.block_on(async {
+        let (workloads, init_ended) = Workloads::new(link, config.workload.clone())?;
+        let ids = file_ids(&config.workload);
+        let files = FileWorkers::start(root()?, move || cobox_kernel::set_fs_ids(ids.0, ids.1)).context("starting the file workers")?;
+        let shutdown = CancellationToken::new();
+        let stop = shutdown.clone();
+        tokio::spawn(async move {
+            // Without init nothing can be started: end, and be started anew with the next use.
+            let _ = init_ended.await;
+            stop.cancel();
+        });
+        serve(config, Arc::new(workloads), files, listener(clients)?, listener(control)?, shutdown).await
+    });
+    runtime.shutdown_background();
+    // Init, and all that runs below it, ends with this process. The lock is let go of last, by the kernel.
+    drop(alive);
+    result
+}
+
+/// Everything that needs power, then no power: returns the link to the workloads' init.
+fn prepare(config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
+    tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_ansi(false).with_writer(io::stderr).init();
+    let link = start_init(config)?;
+    // Client's paths are resolved in this mount namespace: what isn't here can't be read through the files API.
+    unmount("/proc", UnmountFlags::DETACH).context("taking /proc away")?;
+    set_no_new_privs(true)?;
+    if config.workload.uid_count > 1 {
+        // An id that no workload has, with the one power to judge file accesses as theirs.
+        let (uid, gid) = (Uid::from_raw(config.workload.uid_count - 1), Gid::from_raw(config.workload.uid_count - 1));
+        set_keep_capabilities(true)?;
+        set_thread_res_gid(gid, gid, gid)?;
+        set_thread_res_uid(uid, uid, uid)?;
+        cobox_kernel::keep_capabilities(CapabilitySet::SETUID | CapabilitySet::SETGID)?;
+    } else {
+        cobox_kernel::drop_all_capabilities()?;
+    }
+    // Changing ids makes the kernel forget this.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    Ok(link)
+}
+
+/// Whom file accesses are judged as, in boxd's user namespace: with a single id the workload's is 0 there.
+fn file_ids(workload: &Workload) -> (u32, u32) {
+    if workload.uid_count > 1 { (workload.uid, workload.gid) } else { (0, 0) }
+}
+
+fn root() -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+fn listener(fd: OwnedFd) -> io::Result<tokio::net::UnixListener> {
+    let listener = UnixListener::from(fd);
+    listener.set_nonblocking(true)?;
+    tokio::net::UnixListener::from_std(listener)
+}

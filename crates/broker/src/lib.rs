@@ -1,0 +1,158 @@
+//! The broker: decides who may use which sandbox, for how long, and keeps store and providers in line with that.
+
+#![forbid(unsafe_code)]
+
+mod clock;
+mod config;
+mod data_dir;
+mod dataplane;
+#[doc(hidden)]
+pub mod domain;
+mod http;
+mod server;
+#[doc(hidden)]
+pub mod store;
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use cobox_protocol::{ApiError, SandboxId, Secret, key::PrincipalKind};
+use cobox_provider::Provider;
+use tokio::net::TcpListener;
+
+pub use clock::{Clock, SystemClock};
+pub use config::{Config, ConfigError};
+use domain::{
+    activity::Activity, audit::AuditTrail, deployment::Deployment, keys::Keys, lifecycle::Lifecycle, model::Principal, reaper::Reaper,
+    reconcile::reconcile, sandboxes::Sandboxes, sessions::Sessions, tokens::Tokens,
+};
+use store::{Store, StoreError, sqlite::SqliteStore};
+
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    DataDir(#[from] data_dir::DataDirError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("{}", .0.message)]
+    Reconcile(ApiError),
+    #[error("the listener has no address: {0}")]
+    Listener(std::io::Error),
+}
+
+/// A broker whose store and provider agree, ready to serve.
+pub struct Broker {
+    listener: TcpListener,
+    /// Held as long as the broker lives: one data directory, one broker.
+    _data_dir: data_dir::DataDir,
+    deployment: Arc<Deployment>,
+    keys: Arc<Keys>,
+    sessions: Arc<Sessions>,
+    sandboxes: Arc<Sandboxes>,
+    lifecycle: Arc<Lifecycle>,
+    reaper: Arc<Reaper>,
+    audit: AuditTrail,
+}
+
+impl Broker {
+    /// Opens the data directory, and brings store and provider in line. Clients that connect to the listener wait until [`Broker::run`].
+    pub async fn start(config: Config, provider: Arc<dyn Provider>, listener: TcpListener) -> Result<Self, StartError> {
+        Self::start_with_clock(config, provider, listener, Arc::new(SystemClock)).await
+    }
+
+    /// As [`Broker::start`], with another idea of what time it is.
+    pub async fn start_with_clock(
+        config: Config,
+        provider: Arc<dyn Provider>,
+        listener: TcpListener,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, StartError> {
+        config.validate()?;
+        let data_dir = data_dir::DataDir::open(&config.data_dir)?;
+        let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&data_dir.database()?).await?);
+        let master = data_dir.master_key(store.has_sandboxes().await?)?;
+        let public_url = match &config.public_url {
+            Some(url) => url.clone(),
+            None => format!("http://{}", listener.local_addr().map_err(StartError::Listener)?),
+        };
+        let tokens = Tokens::new(master, config.alg, config.token_ttl());
+        let node = data_dir.node_id()?;
+        let deployment = Arc::new(Deployment { config, public_url, store: store.clone(), provider, clock, tokens, node });
+        let activity = Arc::new(Activity::default());
+        let lifecycle = Arc::new(Lifecycle::new(deployment.clone(), activity.clone()));
+        reconcile(&lifecycle).await.map_err(StartError::Reconcile)?;
+
+        let sessions = Arc::new(Sessions { deployment: deployment.clone(), lifecycle: lifecycle.clone() });
+        Ok(Self {
+            listener,
+            _data_dir: data_dir,
+            keys: Arc::new(Keys { deployment: deployment.clone(), lifecycle: lifecycle.clone(), activity }),
+            sandboxes: Arc::new(Sandboxes { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
+            reaper: Arc::new(Reaper::new(lifecycle.clone(), sessions.clone())),
+            audit: AuditTrail::start(store),
+            sessions,
+            lifecycle,
+            deployment,
+        })
+    }
+
+    /// How clients reach it, without a slash at the end.
+    pub fn url(&self) -> &str {
+        &self.deployment.public_url
+    }
+
+    /// Serves until `shutdown` resolves, then lets requests under way finish for a few seconds. Sandboxes go on running.
+    pub async fn run(&self, shutdown: impl Future<Output = ()> + Send) {
+        let interval = Duration::from_millis(self.deployment.config.reaper_interval_ms);
+        let reaper = self.reaper.clone();
+        let reaping = tokio::spawn(async move {
+            let mut ticks = tokio::time::interval(interval);
+            ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            loop {
+                ticks.tick().await;
+                reaper.tick().await;
+            }
+        });
+        let dataplane = dataplane::Dataplane {
+            deployment: self.deployment.clone(),
+            lifecycle: self.lifecycle.clone(),
+            keys: self.keys.clone(),
+            audit: self.audit.clone(),
+        };
+        let api = http::Api {
+            keys: self.keys.clone(),
+            sessions: self.sessions.clone(),
+            sandboxes: self.sandboxes.clone(),
+            deployment: self.deployment.clone(),
+        };
+        let router = http::router(api, Arc::new(dataplane));
+        server::serve(&self.listener, router, self.deployment.config.max_connections, shutdown).await;
+        // Between two awaits of a tick nothing is half done that the next start wouldn't finish.
+        reaping.abort();
+        self.audit.flush().await;
+    }
+
+    /// Suspends every sandbox that runs on this node, and says which.
+    pub async fn suspend_all(&self) -> Result<Vec<SandboxId>, ApiError> {
+        self.reaper.suspend_all().await
+    }
+
+    /// Makes a key for a principal of the configured workspace, without asking anybody: for the first start.
+    pub async fn bootstrap_key(&self, principal: &str, kind: PrincipalKind) -> Result<Secret, ApiError> {
+        let workspace = self.deployment.config.workspace.clone();
+        let principal = Principal { workspace, name: principal.to_owned(), kind };
+        Ok(self.keys.bootstrap(principal).await?.api_key)
+    }
+
+    /// Looks after every sandbox once, as [`Broker::run`] does at each interval.
+    pub async fn tick(&self) {
+        self.reaper.tick().await;
+    }
+
+    /// The store, for whoever must look beneath the API.
+    #[doc(hidden)]
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.deployment.store
+    }
+}

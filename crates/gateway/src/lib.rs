@@ -1,0 +1,74 @@
+//! The one door to every dataplane: it authenticates, swaps API keys for tokens, strips credentials, and streams.
+//!
+//! It knows neither the store nor the providers: a [`Directory`] answers who may pass and opens the connections.
+
+#![forbid(unsafe_code)]
+
+mod credential;
+mod door;
+mod forward;
+mod headers;
+mod slots;
+
+use async_trait::async_trait;
+use cobox_protocol::{ApiError, RequestId, SandboxId, Secret, SessionId};
+use cobox_provider::BoxedStream;
+
+pub use credential::Credential;
+pub use door::router;
+
+/// What a request names in its path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// `/dp/{sandbox_id}/…`
+    Sandbox(SandboxId),
+    /// `/v1/sandbox/relay/{session_id}/…`
+    Session(SessionId),
+}
+
+/// Who was let in, for the audit record.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    pub workspace: String,
+    pub principal: String,
+    /// `human`, `agent` or `operator`.
+    pub actor: String,
+    pub session: Option<SessionId>,
+    pub thread: Option<String>,
+    /// The forwarded token's id: boxd's own records carry it too.
+    pub jti: String,
+}
+
+/// A request that may pass.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    pub sandbox: SandboxId,
+    /// The token boxd will see. `None` for the few requests that need none, or bring it in their first frame.
+    pub token: Option<Secret>,
+    /// `None` when nobody has been authenticated: such a request wakes nothing and counts as no activity.
+    pub caller: Option<Caller>,
+}
+
+/// One request that passed, after its answer's head is known.
+#[derive(Clone, Debug)]
+pub struct Usage {
+    pub admission: Admission,
+    pub request_id: RequestId,
+    pub method: String,
+    /// Without the query, cut to a bounded length: it is for people to read.
+    pub path: String,
+    pub status: u16,
+}
+
+/// The broker's side of the gateway.
+#[async_trait]
+pub trait Directory: Send + Sync + 'static {
+    /// Decides whether a request may pass, and with which token. Without a credential it only says where the sandbox is.
+    async fn admit(&self, target: Target, credential: Option<Credential>, request_id: &RequestId) -> Result<Admission, ApiError>;
+
+    /// Opens a connection to the sandbox's boxd; for an authenticated caller it starts a suspended sandbox first.
+    async fn dial(&self, admission: &Admission) -> Result<BoxedStream, ApiError>;
+
+    /// Records a use. May wait when records come faster than they can be written; loses none of them.
+    async fn used(&self, usage: Usage);
+}

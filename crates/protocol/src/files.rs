@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FileWritten {
     pub path: String,
+    /// The exact bytes, when the path is not UTF-8 and `path` shows it with replacement characters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path_b64: Option<String>,
     pub size: u64,
     pub etag: String,
 }
@@ -17,6 +20,8 @@ pub const FILE_MODE_HEADER: &str = "x-file-mode";
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ArchiveUnpacked {
     pub path: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path_b64: Option<String>,
     pub entries: u64,
     pub bytes: u64,
 }

@@ -9,6 +9,7 @@ pub mod exec;
 pub mod files;
 pub mod frame;
 pub mod id;
+pub mod key;
 pub mod sandbox;
 pub mod secret;
 pub mod session;

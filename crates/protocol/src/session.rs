@@ -151,6 +151,21 @@ pub struct RefreshResponse {
     pub refresh_before: Timestamp,
 }
 
+/// A session as a list shows it: no token, no URLs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SessionInfo {
+    pub session_id: SessionId,
+    pub thread_id: String,
+    pub sandbox_id: SandboxId,
+    pub provider: String,
+    pub state: State,
+    pub owner: String,
+    pub access: Access,
+    pub created_at: Timestamp,
+    pub last_active_at: Timestamp,
+    pub lease_expires_at: Timestamp,
+}
+
 /// One page of anything.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Page<T> {

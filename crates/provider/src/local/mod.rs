@@ -1,1 +1,369 @@
-//! Sandboxes on this machine.
+//! Sandboxes on this machine: no daemon, no image, a process tree in namespaces of its own.
+
+mod base;
+mod cgroup;
+mod config;
+mod disk;
+mod doctor;
+mod launch;
+mod root;
+mod running;
+mod spec;
+mod stage;
+
+pub use config::{DiskLimit, LocalConfig, LocalOptions, RootSource, WorkloadUser};
+pub use doctor::{Check, Status, doctor};
+pub use launch::launch_main;
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::{DirBuilderExt, MetadataExt, chown},
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use anyhow::Context;
+use async_trait::async_trait;
+use cobox_protocol::{
+    SandboxId,
+    control::{BoxdConfig, ControlState, Workload, WorkloadLimits},
+};
+use sha2::{Digest, Sha256};
+use tokio::{io::AsyncWriteExt, net::UnixStream, process::Command};
+
+use crate::{BoxedStream, DiskUse, Door, Found, Provider, ProviderError};
+use base::Base;
+use cgroup::Cgroups;
+use spec::{LaunchSpec, UID_RANGE};
+
+/// First of the host uids that sandboxes use. Above what account tools and other container engines hand out.
+const FIRST_UID: u32 = 0x7000_0000;
+/// Sandboxes with a range of their own: from [`FIRST_UID`] to the end of the uids.
+const UID_SLOTS: u32 = (u32::MAX - FIRST_UID) / UID_RANGE;
+/// Starting takes milliseconds; a launcher that needs longer hangs.
+const LAUNCH_WITHIN: Duration = Duration::from_secs(30);
+/// The launcher's words about a failure.
+const MAX_WORDS: usize = 4096;
+const WORK_DIR: &str = "/workspace";
+const HOSTNAME: &str = "sandbox";
+
+pub struct LocalProvider {
+    config: LocalConfig,
+    base: Base,
+    /// The empty filesystem that is copied for each sandbox, where disk limits are hard.
+    disk_template: Option<PathBuf>,
+    cgroups: Cgroups,
+    sandboxes: PathBuf,
+    trash: PathBuf,
+    sockets: PathBuf,
+    is_root: bool,
+    /// Which sandbox has which range of uids.
+    uid_slots: Mutex<BTreeMap<u32, SandboxId>>,
+}
+
+impl LocalProvider {
+    /// Prepares directories and the lower layer; removes what an earlier life left half removed.
+    pub fn new(config: LocalConfig) -> anyhow::Result<Self> {
+        config.options.validate().map_err(anyhow::Error::msg)?;
+        let is_root = rustix::process::geteuid().is_root();
+        fs::metadata(&config.boxd).with_context(|| format!("boxd is not at {}: build it, or say where with COBOX_BOXD", config.boxd.display()))?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&config.data_dir)?;
+        let data_dir = fs::canonicalize(&config.data_dir)?;
+        let tag = base::hex(&Sha256::digest(data_dir.as_os_str().as_encoded_bytes())[..6]);
+        let (sandboxes, trash, bases) = (data_dir.join("sandboxes"), data_dir.join("trash"), data_dir.join("base"));
+        for dir in [&sandboxes, &trash] {
+            DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        }
+        let base = base::prepare(&bases, &config.options, is_root).context("preparing the sandboxes' root")?;
+        let disk_template = match (config.options.disk, disk::can_be_hard(is_root)) {
+            (DiskLimit::Soft, _) | (DiskLimit::Auto, Err(_)) => None,
+            (DiskLimit::Auto | DiskLimit::Hard, Ok(())) => Some(disk::template(&bases, config.options.disk_bytes)?),
+            (DiskLimit::Hard, Err(why)) => anyhow::bail!("local.disk = \"hard\" can't be had: {why}"),
+        };
+        // Sandboxes' parents end at once, so they become ours to reap while we live.
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+        let provider = Self {
+            base,
+            disk_template,
+            cgroups: Cgroups::find(&tag),
+            sandboxes,
+            trash,
+            sockets: runtime_dir(&tag)?,
+            is_root,
+            uid_slots: Mutex::default(),
+            config,
+        };
+        provider.empty_trash();
+        provider.read_uid_slots()?;
+        Ok(provider)
+    }
+
+    fn dir(&self, id: &SandboxId) -> PathBuf {
+        self.sandboxes.join(id.as_str())
+    }
+
+    fn socket(&self, id: &SandboxId, door: Door) -> PathBuf {
+        self.sockets.join(format!("{id}.{}", if door == Door::Client { "c" } else { "k" }))
+    }
+
+    fn read_uid_slots(&self) -> anyhow::Result<()> {
+        let mut slots = self.uid_slots.lock().unwrap_or_else(PoisonError::into_inner);
+        for id in self.ids()? {
+            // One without a range was never started.
+            if let Ok(text) = fs::read_to_string(self.dir(&id).join("uid_slot")) {
+                slots.insert(text.trim().parse().with_context(|| format!("uid_slot of {id}"))?, id);
+            }
+        }
+        Ok(())
+    }
+
+    fn uid_base(&self, id: &SandboxId) -> io::Result<Option<u32>> {
+        if !self.is_root {
+            return Ok(None);
+        }
+        let mut slots = self.uid_slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = match slots.iter().find(|(_, owner)| *owner == id) {
+            Some((slot, _)) => *slot,
+            None => {
+                let free = (0..UID_SLOTS).find(|s| !slots.contains_key(s)).ok_or_else(|| io::Error::other("no uid range is free"))?;
+                fs::write(self.dir(id).join("uid_slot"), free.to_string())?;
+                slots.insert(free, id.clone());
+                free
+            }
+        };
+        Ok(Some(FIRST_UID + slot * UID_RANGE))
+    }
+
+    fn ids(&self) -> io::Result<Vec<SandboxId>> {
+        let names = fs::read_dir(&self.sandboxes)?.filter_map(|e| e.ok()?.file_name().into_string().ok());
+        Ok(names.filter_map(|n| n.parse().ok()).collect())
+    }
+
+    /// Everything on disk that a start needs. Made again it is left as it is.
+    fn prepare(&self, id: &SandboxId, state: &ControlState) -> anyhow::Result<LaunchSpec> {
+        let dir = self.dir(id);
+        DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
+        let uid_base = self.uid_base(id)?;
+        let data = dir.join("data");
+        let disk_image = match &self.disk_template {
+            // A sandbox made while limits were soft keeps its files where they are.
+            Some(template) if !data.exists() => {
+                let image = dir.join("disk.img");
+                if !image.exists() {
+                    disk::copy_sparse(template, &image).context("making the disk image")?;
+                }
+                Some(image)
+            }
+            _ => {
+                let image = dir.join("disk.img");
+                if image.exists() { Some(image) } else { None }
+            }
+        };
+        if disk_image.is_none() {
+            for dir in [data.clone(), data.join("upper"), data.join("work")] {
+                match DirBuilder::new().mode(0o755).create(&dir) {
+                    Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                    other => other?,
+                }
+                if let Some(base) = uid_base
+                    && fs::metadata(&dir)?.uid() != base
+                {
+                    chown(&dir, Some(base), Some(base))?;
+                }
+            }
+        }
+        let options = &self.config.options;
+        let cgroups = self.cgroups.create(id.as_str(), options).context("making the control groups")?;
+        let user = options.user;
+        let config = BoxdConfig {
+            sandbox_id: id.clone(),
+            state: state.clone(),
+            workload: Workload {
+                uid: user.id(),
+                gid: user.id(),
+                user: user.name().to_owned(),
+                home: user.home().to_owned(),
+                work_dir: WORK_DIR.to_owned(),
+                uid_count: if self.is_root { UID_RANGE } else { 1 },
+            },
+            limits: WorkloadLimits {
+                processes: options.processes,
+                data_bytes: (!self.cgroups.holds("memory")).then_some(options.memory_bytes),
+                open_files: options.open_files,
+            },
+        };
+        Ok(LaunchSpec {
+            client_socket: self.socket(id, Door::Client),
+            control_socket: self.socket(id, Door::Control),
+            boxd: fs::canonicalize(&self.config.boxd)?,
+            base: self.base.lower.clone(),
+            view: self.base.view.clone(),
+            uid_base,
+            disk_image,
+            hostname: HOSTNAME.to_owned(),
+            cgroups,
+            config,
+            dir,
+        })
+    }
+
+    /// Runs the launcher. Its standard error is the sandbox's lock, taken here, so that there is no moment in which a
+    /// sandbox is being started and looks stopped: not even to a broker that takes over from this one.
+    async fn launch(&self, spec: &LaunchSpec) -> anyhow::Result<()> {
+        let lock = running::lock(&spec.dir).await?;
+        let mut child = Command::new(&self.config.launcher)
+            .arg("__launch")
+            .env_clear()
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(lock)
+            .spawn()
+            .with_context(|| format!("running {}", self.config.launcher.display()))?;
+        let mut stdin = child.stdin.take().context("the launcher's input")?;
+        stdin.write_all(&serde_json::to_vec(spec)?).await?;
+        drop(stdin);
+        let output = match tokio::time::timeout(LAUNCH_WITHIN, child.wait_with_output()).await {
+            Ok(output) => output?,
+            Err(_) => anyhow::bail!("the launcher did not finish within {} s", LAUNCH_WITHIN.as_secs()),
+        };
+        if output.status.success() {
+            return Ok(());
+        }
+        let words = String::from_utf8_lossy(&output.stdout[..output.stdout.len().min(MAX_WORDS)]).trim().to_owned();
+        anyhow::bail!("{}", if words.is_empty() { format!("the launcher ended with {}", output.status) } else { words })
+    }
+
+    /// Ends the processes, if any, and gives their groups and sockets back.
+    async fn stop(&self, id: &SandboxId) -> anyhow::Result<()> {
+        running::end(&self.dir(id)).await?;
+        for door in [Door::Client, Door::Control] {
+            match fs::remove_file(self.socket(id, door)) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),
+                _ => {}
+            }
+        }
+        running::retry_busy(|| self.cgroups.remove(id.as_str())).await.context("removing the control groups")
+    }
+
+    fn empty_trash(&self) {
+        for entry in fs::read_dir(&self.trash).into_iter().flatten().flatten() {
+            if let Err(e) = running::remove_tree(&entry.path()) {
+                tracing::warn!(path = %entry.path().display(), "a removed sandbox's files are still there: {e}");
+            }
+        }
+    }
+}
+
+fn unavailable(id: &SandboxId, e: anyhow::Error) -> ProviderError {
+    ProviderError::Unavailable(format!("sandbox {id}: {e:#}"))
+}
+
+#[async_trait]
+impl Provider for LocalProvider {
+    fn name(&self) -> &'static str {
+        "local"
+    }
+
+    async fn start(&self, id: &SandboxId, state: &ControlState) -> Result<(), ProviderError> {
+        if self.is_running(id).await && crate::control::push(self, id, state).await.is_ok() {
+            return Ok(());
+        }
+        // Dead, or alive but not answering: either way nothing of it may be in the way.
+        self.stop(id).await.map_err(|e| unavailable(id, e))?;
+        let spec = self.prepare(id, state).map_err(|e| unavailable(id, e))?;
+        if let Err(e) = self.launch(&spec).await {
+            self.stop(id).await.map_err(|e| unavailable(id, e))?;
+            return Err(unavailable(id, e));
+        }
+        Ok(())
+    }
+
+    async fn suspend(&self, id: &SandboxId) -> Result<(), ProviderError> {
+        self.stop(id).await.map_err(|e| unavailable(id, e))
+    }
+
+    async fn destroy(&self, id: &SandboxId) -> Result<(), ProviderError> {
+        self.stop(id).await.map_err(|e| unavailable(id, e))?;
+        let trash = self.trash.join(id.as_str());
+        match fs::rename(self.dir(id), &trash) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(unavailable(id, e.into())),
+            Ok(()) => self.uid_slots.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, owner| owner != id),
+        }
+        let removed = tokio::task::spawn_blocking(move || running::remove_tree(&trash)).await;
+        match removed {
+            Ok(Err(e)) if e.kind() != io::ErrorKind::NotFound => Err(unavailable(id, e.into())),
+            _ => Ok(()),
+        }
+    }
+
+    async fn list(&self) -> Result<Vec<Found>, ProviderError> {
+        let ids = self.ids().map_err(|e| ProviderError::Unavailable(format!("{}: {e}", self.sandboxes.display())))?;
+        let mut found = Vec::new();
+        for id in ids {
+            let is_running = self.is_running(&id).await;
+            found.push(Found { id, is_running });
+        }
+        Ok(found)
+    }
+
+    async fn is_running(&self, id: &SandboxId) -> bool {
+        running::is_alive(&self.dir(id))
+    }
+
+    async fn ended(&self, id: &SandboxId) {
+        running::ended(&self.dir(id)).await;
+    }
+
+    async fn dial(&self, id: &SandboxId, door: Door) -> Result<BoxedStream, ProviderError> {
+        match UnixStream::connect(self.socket(id, door)).await {
+            Ok(stream) => Ok(Box::new(stream)),
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => Err(ProviderError::NotRunning(id.clone())),
+            Err(e) => Err(ProviderError::Unavailable(format!("connecting to sandbox {id}: {e}"))),
+        }
+    }
+
+    async fn disk_use(&self, id: &SandboxId) -> Option<DiskUse> {
+        let upper = self.dir(id).join("data").join("upper");
+        if !upper.exists() {
+            return None;
+        }
+        let used = tokio::task::spawn_blocking(move || disk::measure(&upper)).await.ok()?;
+        Some(DiskUse { used, limit: self.config.options.disk_bytes })
+    }
+}
+
+/// A directory for sockets that is short (a socket's path has 108 bytes), ours, and closed to others.
+fn runtime_dir(tag: &str) -> anyhow::Result<PathBuf> {
+    let uid = rustix::process::geteuid().as_raw();
+    let mut candidates = vec![PathBuf::from("/run/cobox")];
+    candidates.extend(std::env::var_os("XDG_RUNTIME_DIR").map(|d| Path::new(&d).join("cobox")));
+    candidates.push(PathBuf::from(format!("/tmp/cobox-{uid}")));
+    let make = |parent: &Path| -> io::Result<PathBuf> {
+        let dir = parent.join(tag);
+        for d in [parent, dir.as_path()] {
+            match DirBuilder::new().mode(0o700).create(d) {
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                other => other?,
+            }
+            // In a place others can write to, somebody may have been here first.
+            let m = fs::symlink_metadata(d)?;
+            if !m.is_dir() || m.uid() != uid || m.mode() & 0o077 != 0 {
+                return Err(io::Error::other(format!("{} is not a directory of ours alone", d.display())));
+            }
+        }
+        Ok(dir)
+    };
+    let mut last = None;
+    for parent in candidates {
+        match make(&parent) {
+            Ok(dir) => return Ok(dir),
+            Err(e) => last = Some(anyhow::anyhow!("{}: {e}", parent.display())),
+        }
+    }
+    Err(last.unwrap_or_else(|| anyhow::anyhow!("nowhere to put sockets")))
+}

@@ -1,0 +1,40 @@
+# Each target is a line or two that calls the real tool. `make help` lists them.
+SHELL := /bin/bash
+PROFILE ?= release
+CARGO_FLAGS := $(if $(filter release,$(PROFILE)),--release,)
+BIN = target/$(shell rustc --print host-tuple)/$(if $(filter release,$(PROFILE)),release,debug)
+
+.DEFAULT_GOAL := help
+.PHONY: help build run demo test lint bench soak setup
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+build: ## Build cobox and boxd
+	cargo build $(CARGO_FLAGS) -p cobox-cli -p cobox-boxd
+
+run: build ## Build, start a broker here, and say what to type next
+	$(BIN)/cobox up
+
+demo: build ## A human and an agent in one sandbox, side by side, in a temporary directory
+	COBOX_BIN=$(BIN)/cobox python3 examples/demo.py
+
+setup: ## Install what the tests need, or say how
+	scripts/setup
+
+test: setup ## Unit, integration and end-to-end tests
+	cargo build -p cobox-cli -p cobox-boxd
+	cargo nextest run --workspace
+
+lint: ## Formatting, clippy, licences and sources
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	scripts/deny
+
+bench: build ## Time to the first exec, against bubblewrap and podman; writes bench/results/
+	scripts/setup bench
+	COBOX_BIN=$(BIN)/cobox python3 bench/start.py
+
+soak: build ## The long fault and load tests; records bench/results/soak.md
+	cargo build -p cobox-cli -p cobox-boxd
+	COBOX_SOAK=1 cargo nextest run --workspace --profile soak --run-ignored all -E 'test(soak)'

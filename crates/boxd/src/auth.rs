@@ -1,0 +1,288 @@
+//! Who may do what, decided here alone: the keys and revocations the broker last told us, and the streams that end when it takes one back.
+
+use std::{
+    collections::{HashMap, HashSet},
+    marker::PhantomData,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicI64, AtomicU64, Ordering},
+    },
+};
+
+use axum::extract::FromRequestParts;
+use cobox_protocol::{
+    ApiError, Capability, ErrorCode, SandboxId, Timestamp,
+    control::{BoxdStatus, ControlState},
+};
+use cobox_token::{Claims, Keyset, RevocationView, TokenError, key_id};
+use http::{HeaderMap, header, request::Parts};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    answer::{Failure, RequestRecord},
+    listen::ConnectionEnd,
+    server::Server,
+};
+
+/// What the last push said.
+pub struct View {
+    pub version: u64,
+    pub lease_expires_at: Timestamp,
+    pub disk_full: bool,
+    keys: Keyset,
+    key_ids: HashSet<String>,
+    revoked: RevocationView,
+}
+
+impl View {
+    fn new(sandbox: &SandboxId, state: &ControlState) -> Result<Self, String> {
+        Ok(Self {
+            version: state.version,
+            lease_expires_at: state.lease_expires_at,
+            disk_full: state.disk_full,
+            keys: Keyset::new(&state.issuer, sandbox, &state.keys)?,
+            key_ids: state.keys.iter().map(|k| k.kid.clone()).collect(),
+            revoked: RevocationView::new(&state.revoked),
+        })
+    }
+
+    /// Revoked by name, or signed with a key that has been rotated away.
+    fn is_revoked(&self, claims: &Claims) -> bool {
+        self.revoked.covers(claims) || !self.key_ids.contains(&key_id(&claims.aud, claims.generation))
+    }
+}
+
+pub struct Authority {
+    sandbox: SandboxId,
+    view: watch::Sender<Arc<View>>,
+    requests: AtomicU64,
+    /// Unix seconds of the last word from the broker; `i64::MIN` before the first.
+    last_spoken: AtomicI64,
+    /// One per running request or shell, so bounded by the limits on those.
+    streams: Mutex<HashMap<u64, Stream>>,
+    next_stream: AtomicU64,
+}
+
+struct Stream {
+    claims: Arc<Claims>,
+    ended: CancellationToken,
+    connection: Option<CancellationToken>,
+}
+
+impl Authority {
+    pub fn new(sandbox: SandboxId, state: &ControlState) -> Result<Self, String> {
+        let view = View::new(&sandbox, state)?;
+        Ok(Self {
+            sandbox,
+            view: watch::Sender::new(Arc::new(view)),
+            requests: AtomicU64::new(0),
+            last_spoken: AtomicI64::new(i64::MIN),
+            streams: Mutex::new(HashMap::new()),
+            next_stream: AtomicU64::new(0),
+        })
+    }
+
+    /// Takes a push, unless a newer one was here first, and ends the streams it revokes.
+    pub fn replace(&self, state: &ControlState) -> Result<(), String> {
+        let view = Arc::new(View::new(&self.sandbox, state)?);
+        let is_taken = self.view.send_if_modified(|current| {
+            let is_newer = view.version >= current.version;
+            if is_newer {
+                *current = view.clone();
+            }
+            is_newer
+        });
+        if is_taken {
+            for stream in self.streams().values().filter(|s| view.is_revoked(&s.claims)) {
+                stream.end();
+            }
+        }
+        Ok(())
+    }
+
+    pub fn view(&self) -> Arc<View> {
+        self.view.borrow().clone()
+    }
+
+    pub fn subscribe(&self) -> watch::Receiver<Arc<View>> {
+        self.view.subscribe()
+    }
+
+    /// The broker said something.
+    pub fn spoken_to(&self) {
+        self.last_spoken.store(Timestamp::now().unix(), Ordering::Relaxed);
+    }
+
+    pub fn last_spoken(&self) -> Option<Timestamp> {
+        match self.last_spoken.load(Ordering::Relaxed) {
+            i64::MIN => None,
+            at => Some(Timestamp::from_unix(at)),
+        }
+    }
+
+    pub fn status(&self) -> BoxdStatus {
+        BoxdStatus {
+            sandbox_id: self.sandbox.clone(),
+            state_version: self.view().version,
+            requests: self.requests.load(Ordering::Relaxed),
+            open_streams: u32::try_from(self.streams().len()).unwrap_or(u32::MAX),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+
+    /// The token of the `Authorization` header, checked, with the capability the request needs.
+    pub fn authorize(&self, headers: &HeaderMap, needed: Capability) -> Result<Claims, ApiError> {
+        let claims = self.verify(bearer(headers)?)?;
+        require(&claims, needed)?;
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        Ok(claims)
+    }
+
+    /// A token that came in a frame. It counts as a request.
+    pub fn authorize_token(&self, token: &str, needed: Capability) -> Result<Claims, ApiError> {
+        let claims = self.verify(token)?;
+        require(&claims, needed)?;
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        Ok(claims)
+    }
+
+    fn verify(&self, token: &str) -> Result<Claims, ApiError> {
+        let view = self.view();
+        let refused = |e: TokenError| ApiError::new(e.code(), e.to_string());
+        let claims = view.keys.verify(token, Timestamp::now()).map_err(refused)?;
+        if view.is_revoked(&claims) {
+            return Err(refused(TokenError::Revoked));
+        }
+        Ok(claims)
+    }
+
+    /// Something that lasts, and ends when its token is revoked.
+    pub fn open(self: &Arc<Self>, claims: Arc<Claims>) -> OpenStream {
+        let id = self.next_stream.fetch_add(1, Ordering::Relaxed);
+        let ended = CancellationToken::new();
+        self.streams().insert(id, Stream { claims: claims.clone(), ended: ended.clone(), connection: None });
+        // A push between the check of the token and the line above has already looked through the streams and missed this one.
+        if self.view().is_revoked(&claims) {
+            ended.cancel();
+        }
+        OpenStream { authority: self.clone(), id, ended }
+    }
+
+    fn streams(&self) -> MutexGuard<'_, HashMap<u64, Stream>> {
+        // Each change to the map is a single call, so a panic elsewhere can't have left it half done.
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Stream {
+    fn end(&self) {
+        self.ended.cancel();
+        if let Some(connection) = &self.connection {
+            connection.cancel();
+        }
+    }
+}
+
+/// Held for as long as a request or a shell lasts.
+pub struct OpenStream {
+    authority: Arc<Authority>,
+    id: u64,
+    ended: CancellationToken,
+}
+
+impl OpenStream {
+    /// Resolves when the token was revoked.
+    pub async fn revoked(&self) {
+        self.ended.cancelled().await;
+    }
+
+    /// Runs a request's work unless its token is revoked meanwhile.
+    pub async fn until_revoked<T>(&self, work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
+        tokio::select! {
+            biased;
+            () = self.revoked() => Err(ApiError::new(ErrorCode::TokenRevoked, TokenError::Revoked.to_string())),
+            done = work => done,
+        }
+    }
+
+    /// For an answer on its way out: a client that doesn't read would never see it end, so its connection goes too.
+    pub fn ends_connection(&self, connection: &ConnectionEnd) {
+        if let Some(stream) = self.authority.streams().get_mut(&self.id) {
+            stream.connection = Some(connection.0.clone());
+        }
+        if self.ended.is_cancelled() {
+            connection.0.cancel();
+        }
+    }
+
+    /// A fresh token took over.
+    pub fn renew(&self, claims: Arc<Claims>) {
+        if let Some(stream) = self.authority.streams().get_mut(&self.id) {
+            stream.claims = claims.clone();
+        }
+        if self.authority.view().is_revoked(&claims) {
+            self.ended.cancel();
+        }
+    }
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.authority.streams().remove(&self.id);
+    }
+}
+
+fn bearer(headers: &HeaderMap) -> Result<&str, ApiError> {
+    let missing = || ApiError::new(ErrorCode::Unauthenticated, "send the sandbox's token as `Authorization: Bearer <token>`");
+    let value = headers.get(header::AUTHORIZATION).ok_or_else(missing)?.to_str().map_err(|_| missing())?;
+    match value.split_once(' ') {
+        Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") && !token.is_empty() => Ok(token.trim()),
+        _ => Err(missing()),
+    }
+}
+
+fn require(claims: &Claims, needed: Capability) -> Result<(), ApiError> {
+    if claims.scope.contains(needed) {
+        return Ok(());
+    }
+    let message = format!("this needs the capability `{needed}`, which the token doesn't have; ask the broker for a token with it");
+    Err(ApiError::new(ErrorCode::CapabilityDenied, message).with_details(serde_json::json!({ "capability": needed.word() })))
+}
+
+/// What a handler needs, named in its signature so that it can't be forgotten.
+pub trait Need: Send + Sync {
+    const CAPABILITY: Capability;
+}
+
+macro_rules! needs {
+    ($($name:ident)*) => {$(
+        pub struct $name;
+        impl Need for $name {
+            const CAPABILITY: Capability = Capability::$name;
+        }
+    )*};
+}
+needs! { FsRead FsWrite Exec }
+
+/// An admitted request.
+pub struct Caller<N> {
+    pub stream: OpenStream,
+    need: PhantomData<N>,
+}
+
+impl<N: Need> FromRequestParts<Arc<Server>> for Caller<N> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, server: &Arc<Server>) -> Result<Self, Failure> {
+        let record = parts.extensions.get::<Arc<RequestRecord>>();
+        if let Some(record) = record {
+            record.needs(N::CAPABILITY);
+        }
+        let claims = Arc::new(server.authority.authorize(&parts.headers, N::CAPABILITY)?);
+        if let Some(record) = record {
+            record.came_from(claims.clone());
+        }
+        Ok(Self { stream: server.authority.open(claims), need: PhantomData })
+    }
+}

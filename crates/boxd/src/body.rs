@@ -1,0 +1,44 @@
+//! Request bodies: bounded, and given up when the client stalls.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::{Bytes, BytesMut};
+use cobox_protocol::{ApiError, ErrorCode};
+use futures_util::{Stream, StreamExt, stream};
+
+/// Longest a client may pause in the middle of a body, or leave an archive unread: a laptop's Wi-Fi coming back, not a lunch.
+pub const STALL: Duration = Duration::from_secs(60);
+
+/// The body as it comes in. Ends with an error where the client sent less than it announced, or nothing for too long.
+pub fn chunks(body: Body) -> impl Stream<Item = Result<Bytes, ApiError>> + Send + Unpin + 'static {
+    let next = |mut data: axum::body::BodyDataStream| async move {
+        let item = match tokio::time::timeout(STALL, data.next()).await {
+            Ok(Some(Ok(bytes))) => Ok(bytes),
+            Ok(Some(Err(error))) => Err(ApiError::invalid(format!("the request's body broke off: {error}"))),
+            Ok(None) => return None,
+            Err(_) => Err(ApiError::invalid(format!("the request's body stalled for {} s", STALL.as_secs()))),
+        };
+        Some((item, data))
+    };
+    stream::unfold(body.into_data_stream(), next).boxed()
+}
+
+/// The whole body, at most `limit` bytes of it.
+pub async fn collect(body: Body, limit: usize) -> Result<Bytes, ApiError> {
+    let mut chunks = chunks(body);
+    let mut whole = BytesMut::new();
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk?;
+        if whole.len() + chunk.len() > limit {
+            return Err(too_large("the request's body", limit as u64));
+        }
+        whole.extend_from_slice(&chunk);
+    }
+    Ok(whole.freeze())
+}
+
+pub fn too_large(what: &str, limit: u64) -> ApiError {
+    ApiError::new(ErrorCode::TooLarge, format!("{what} is larger than {limit} bytes"))
+        .with_details(serde_json::json!({ "limit_bytes": limit }))
+}

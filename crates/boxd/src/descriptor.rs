@@ -1,0 +1,47 @@
+//! Reading and writing the non-blocking descriptors of programs without holding a thread.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::io::Errno;
+use tokio::io::{Interest, unix::AsyncFd};
+
+/// One end of a pipe or a terminal.
+pub struct Descriptor(AsyncFd<OwnedFd>);
+
+impl Descriptor {
+    pub fn new(fd: OwnedFd, interest: Interest) -> io::Result<Self> {
+        Ok(Self(cobox_kernel::watch(fd, interest)?))
+    }
+
+    /// Waits until there is something to read and reads it; 0 is the end.
+    pub async fn read(&self, buf: &mut [u8]) -> io::Result<usize> {
+        self.0.async_io(Interest::READABLE, |fd| read_now(fd, buf)).await
+    }
+
+    /// Reads what is there without waiting; `WouldBlock` when nothing is.
+    pub fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
+        read_now(self.0.get_ref(), buf)
+    }
+
+    /// Waits until some of it can be written and says how much was.
+    pub async fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.async_io(Interest::WRITABLE, |fd| Ok(rustix::io::retry_on_intr(|| rustix::io::write(fd, bytes))?)).await
+    }
+}
+
+impl AsFd for Descriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.get_ref().as_fd()
+    }
+}
+
+fn read_now(fd: &OwnedFd, buf: &mut [u8]) -> io::Result<usize> {
+    match rustix::io::retry_on_intr(|| rustix::io::read(fd, &mut *buf)) {
+        // A terminal whose last program has gone reads as an error, not as an end.
+        Err(Errno::IO) => Ok(0),
+        other => Ok(other?),
+    }
+}

@@ -1,0 +1,95 @@
+//! What is kept of a program's output: the first bytes up to a limit. The rest is read and dropped, so that the program never blocks on us.
+
+use crate::descriptor::Descriptor;
+
+/// As much as a pipe holds by default.
+const CHUNK_BYTES: usize = 64 * 1024;
+/// Most that a last look takes: the largest pipe an ordinary user can make, so all that a program wrote before it ended.
+const DRAIN_BYTES: usize = 1024 * 1024;
+
+#[derive(Default)]
+pub struct Capture {
+    pub bytes: Vec<u8>,
+    pub truncated: bool,
+    limit: usize,
+    is_at_end: bool,
+}
+
+impl Capture {
+    pub fn new(limit: usize) -> Self {
+        Self { limit, ..Self::default() }
+    }
+
+    pub fn of(bytes: Vec<u8>) -> Self {
+        Self { limit: bytes.len(), bytes, truncated: false, is_at_end: true }
+    }
+
+    pub async fn read_to_end(&mut self, from: Option<&Descriptor>) {
+        let Some(from) = from else { return };
+        let mut chunk = vec![0; CHUNK_BYTES];
+        while !self.is_at_end {
+            match from.read(&mut chunk).await {
+                Ok(n) => self.take(&chunk[..n]),
+                Err(_) => self.is_at_end = true,
+            }
+        }
+    }
+
+    /// Takes what is in the pipe now, without waiting for more.
+    pub fn drain(&mut self, from: Option<&Descriptor>) {
+        let Some(from) = from else { return };
+        let mut chunk = vec![0; CHUNK_BYTES];
+        let mut drained = 0;
+        while !self.is_at_end && drained < DRAIN_BYTES {
+            match from.try_read(&mut chunk) {
+                Ok(n) => {
+                    drained += n;
+                    self.take(&chunk[..n]);
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// What is kept. A character cut in two by the limit goes, so that text stays text.
+    pub fn into_bytes(mut self) -> Vec<u8> {
+        if self.truncated
+            && let Err(cut) = std::str::from_utf8(&self.bytes)
+            && cut.error_len().is_none()
+        {
+            self.bytes.truncate(cut.valid_up_to());
+        }
+        self.bytes
+    }
+
+    fn take(&mut self, chunk: &[u8]) {
+        self.is_at_end = chunk.is_empty();
+        let room = self.limit - self.bytes.len();
+        self.truncated |= chunk.len() > room;
+        self.bytes.extend_from_slice(&chunk[..chunk.len().min(room)]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_beyond_the_limit_is_dropped_and_told() {
+        let mut capture = Capture::new(5);
+        capture.take(b"abc");
+        assert!(!capture.truncated);
+        capture.take(b"de");
+        assert!(!capture.truncated);
+        capture.take(b"f");
+        assert_eq!((capture.bytes.as_slice(), capture.truncated), (b"abcde".as_slice(), true));
+        assert_eq!(capture.into_bytes(), b"abcde");
+    }
+
+    #[test]
+    fn a_character_cut_by_the_limit_goes() {
+        let mut capture = Capture::new(2);
+        capture.take("a€".as_bytes());
+        assert_eq!(capture.into_bytes(), b"a");
+    }
+}

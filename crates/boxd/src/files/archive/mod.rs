@@ -1,0 +1,125 @@
+//! Whole directories over HTTP as a tar, plain or compressed, streamed both ways.
+
+mod pack;
+mod pipe;
+mod unpack;
+
+use std::sync::Arc;
+
+use axum::{
+    Extension, Json,
+    body::Body,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use cobox_protocol::{
+    ApiError,
+    files::{ArchiveUnpacked, TAR, TAR_ZSTD},
+};
+use futures_util::StreamExt;
+use http::{HeaderMap, Uri, header};
+use rustix::fs::FileType;
+
+use super::{
+    SandboxPath,
+    refusal::{disk_full, not_a_file, refusal},
+    refuse_when_full,
+    root::{Root, kind},
+    workers::gone,
+};
+use crate::{
+    answer::Failure,
+    auth::{Caller, FsRead, FsWrite},
+    body,
+    listen::ConnectionEnd,
+    server::Server,
+};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Format {
+    Tar,
+    TarZstd,
+}
+
+/// `GET /v1/archive?path=`: a directory's contents, or one file, as a tar of names relative to it.
+pub async fn get(
+    State(server): State<Arc<Server>>,
+    caller: Caller<FsRead>,
+    Extension(connection): Extension<ConnectionEnd>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let path = SandboxPath::from_query(&uri, None)?;
+    let wants_zstd = headers.get_all(header::ACCEPT).iter().any(|v| v.to_str().is_ok_and(|v| v.contains(TAR_ZSTD)));
+    let format = if wants_zstd { Format::TarZstd } else { Format::Tar };
+    let slot = server.files.workers.archive_slot()?;
+    // What is wrong with the path is told before the answer has begun; what happens later can only cut it short.
+    let looked_at = path.clone();
+    let stat = server.files.workers.run(move |root| root.stat(looked_at.bytes())).await?.map_err(|e| refusal(e, &path))?;
+    if !matches!(kind(&stat), FileType::Directory | FileType::RegularFile) {
+        return Err(not_a_file(kind(&stat), &path).into());
+    }
+    let (out, pieces) = pipe::outgoing();
+    let job = move |root: &Root| {
+        if let Err(error) = pack::pack(root, &path, format, &out).and_then(|()| out.finish()) {
+            tracing::warn!(%error, "an archive ended early");
+        }
+    };
+    // The answer is the stream; when the job is over the stream is too.
+    drop(server.files.workers.run_long(slot, job).await?);
+    caller.stream.ends_connection(&connection);
+    let open = caller.stream;
+    let body = pieces.inspect(move |_| {
+        // Held for as long as the answer lasts.
+        let _ = &open;
+    });
+    let content_type = if format == Format::Tar { TAR } else { TAR_ZSTD };
+    Ok(([(header::CONTENT_TYPE, content_type)], Body::from_stream(body)).into_response())
+}
+
+/// `PUT /v1/archive?path=`: unpacks beneath a directory, which is made if it isn't there. What was unpacked before an error stays.
+pub async fn put(
+    State(server): State<Arc<Server>>,
+    caller: Caller<FsWrite>,
+    uri: Uri,
+    headers: HeaderMap,
+    content: Body,
+) -> Result<Json<ArchiveUnpacked>, Failure> {
+    let path = SandboxPath::from_query(&uri, None)?;
+    refuse_when_full(&server.authority)?;
+    let format = sent_format(&headers)?;
+    let slot = server.files.workers.archive_slot()?;
+    let work = async {
+        let (sender, incoming) = pipe::incoming();
+        let job = {
+            let (path, writes) = (path.clone(), server.files.writes.clone());
+            move |root: &Root| unpack::unpack(root, &path, format, incoming, &writes)
+        };
+        let done = server.files.workers.run_long(slot, job).await?;
+        let mut chunks = body::chunks(content);
+        loop {
+            let chunk = chunks.next().await.transpose()?;
+            if server.authority.view().disk_full {
+                return Err(disk_full());
+            }
+            let is_end = chunk.is_none();
+            // The unpacker has stopped listening when it has found something wrong, which its answer tells.
+            if sender.send(chunk).await.is_err() || is_end {
+                break;
+            }
+        }
+        done.await.map_err(|_| gone())?
+    };
+    let unpacked = caller.stream.until_revoked(work).await?;
+    let (shown, path_b64) = path.in_json();
+    Ok(Json(ArchiveUnpacked { path: shown, path_b64, entries: unpacked.entries, bytes: unpacked.bytes }))
+}
+
+fn sent_format(headers: &HeaderMap) -> Result<Format, ApiError> {
+    let content_type = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    match content_type.split(';').next().unwrap_or_default().trim() {
+        TAR => Ok(Format::Tar),
+        TAR_ZSTD => Ok(Format::TarZstd),
+        _ => Err(ApiError::invalid(format!("Content-Type must be {TAR} or {TAR_ZSTD}"))),
+    }
+}

@@ -1,0 +1,174 @@
+//! Writing a tar of a directory: walked by descriptors, so that nothing renamed meanwhile leads elsewhere, and with memory that doesn't grow.
+
+use std::{
+    ffi::OsStr,
+    fs::File,
+    io::{self, Read, Write},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+};
+
+use rustix::{
+    fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat},
+    io::Errno,
+};
+use tar::{Builder, EntryType, Header};
+
+use super::{Format, pipe::Outgoing};
+use crate::files::{
+    path::{SandboxPath, split},
+    root::{Root, kind, refuse_kernel_files},
+    write::is_temp_name,
+};
+
+/// Directories within directories; each level keeps one descriptor and its listing's buffer.
+const MAX_DEPTH: usize = 256;
+/// Files up to this size are read before their header is written, so that one being written to is still whole of a kind.
+const SMALL_FILE_BYTES: u64 = 256 * 1024;
+/// Fast enough not to hold back a local transfer.
+const ZSTD_LEVEL: i32 = 3;
+
+pub fn pack(root: &Root, path: &SandboxPath, format: Format, out: &Outgoing) -> io::Result<()> {
+    match format {
+        Format::Tar => pack_into(root, path, out.writer())?.flush(),
+        Format::TarZstd => pack_into(root, path, zstd::Encoder::new(out.writer(), ZSTD_LEVEL)?)?.finish()?.flush(),
+    }
+}
+
+fn pack_into<W: Write>(root: &Root, path: &SandboxPath, out: W) -> io::Result<W> {
+    let mut tar = Builder::new(out);
+    let top = root.stat(path.bytes())?;
+    if kind(&top) == FileType::Directory {
+        let directory = root.open(path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY)?;
+        refuse_kernel_files(&directory)?;
+        pack_directory(&mut tar, directory)?;
+    } else {
+        let (_, name) = split(path.bytes()).ok_or(Errno::ISDIR)?;
+        let (file, stat) = root.regular(path.bytes())?.map_err(|_| Errno::NOENT)?;
+        pack_file(&mut tar, name, file, &stat)?;
+    }
+    tar.into_inner()
+}
+
+/// One directory being listed, and how much of the current name leads to it.
+struct Level {
+    entries: Dir,
+    prefix_bytes: usize,
+}
+
+fn pack_directory<W: Write>(tar: &mut Builder<W>, top: OwnedFd) -> io::Result<()> {
+    let mut name: Vec<u8> = Vec::new();
+    let mut levels = vec![Level { entries: Dir::new(top)?, prefix_bytes: 0 }];
+    while let Some(level) = levels.last_mut() {
+        name.truncate(level.prefix_bytes);
+        let Some(entry) = level.entries.read() else {
+            levels.pop();
+            continue;
+        };
+        let entry = entry?;
+        let last = entry.file_name().to_bytes();
+        if matches!(last, b"." | b"..") || is_temp_name(last) {
+            continue;
+        }
+        name.extend_from_slice(last);
+        match pack_entry(tar, level.entries.fd()?, last, &name) {
+            Ok(Some(directory)) => {
+                if levels.len() == MAX_DEPTH {
+                    return Err(io::Error::other(format!("directories are nested more than {MAX_DEPTH} deep")));
+                }
+                name.push(b'/');
+                levels.push(Level { entries: Dir::new(directory)?, prefix_bytes: name.len() });
+            }
+            Ok(None) => {}
+            // Deleted since it was listed.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(io::Error::new(e.kind(), format!("{}: {e}", crate::files::path::show(&name)))),
+        }
+    }
+    Ok(())
+}
+
+/// Writes one entry; a directory is handed back to be walked.
+fn pack_entry<W: Write>(tar: &mut Builder<W>, parent: impl AsFd, last: &[u8], name: &[u8]) -> io::Result<Option<OwnedFd>> {
+    let stat = rustix::fs::statat(&parent, last, AtFlags::SYMLINK_NOFOLLOW)?;
+    let open = |flags| rustix::fs::openat(&parent, last, flags | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
+    match kind(&stat) {
+        FileType::Directory => {
+            let directory = open(OFlags::DIRECTORY)?;
+            // /proc and /sys, where the whole root is asked for.
+            if refuse_kernel_files(&directory).is_err() {
+                return Ok(None);
+            }
+            let mut header = header(EntryType::Directory, &stat);
+            tar.append_data(&mut header, as_path(&[name, b"/"].concat()), io::empty())?;
+            Ok(Some(directory))
+        }
+        FileType::Symlink => {
+            let target = rustix::fs::readlinkat(&parent, last, Vec::new())?.into_bytes();
+            tar.append_link(&mut header(EntryType::Symlink, &stat), as_path(name), as_path(&target))?;
+            Ok(None)
+        }
+        FileType::RegularFile => {
+            let file = open(OFlags::NONBLOCK | OFlags::NOCTTY)?;
+            let stat = rustix::fs::fstat(&file)?;
+            // It may be something else by now.
+            if kind(&stat) == FileType::RegularFile && refuse_kernel_files(&file).is_ok() {
+                pack_file(tar, name, file, &stat)?;
+            }
+            Ok(None)
+        }
+        _ => Ok(None),
+    }
+}
+
+fn pack_file<W: Write>(tar: &mut Builder<W>, name: &[u8], file: OwnedFd, stat: &Stat) -> io::Result<()> {
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    let mut file = File::from(file);
+    let mut header = header(EntryType::Regular, stat);
+    if size <= SMALL_FILE_BYTES {
+        let mut bytes = Vec::new();
+        file.take(SMALL_FILE_BYTES).read_to_end(&mut bytes)?;
+        header.set_size(bytes.len() as u64);
+        tar.append_data(&mut header, as_path(name), bytes.as_slice())
+    } else {
+        header.set_size(size);
+        tar.append_data(&mut header, as_path(name), Exactly { file: &mut file, left: size })
+    }
+}
+
+fn header(kind: EntryType, stat: &Stat) -> Header {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_mode(stat.st_mode & 0o777);
+    header.set_uid(u64::from(stat.st_uid));
+    header.set_gid(u64::from(stat.st_gid));
+    #[allow(clippy::unnecessary_cast, reason = "the field is narrower on some machines")]
+    header.set_mtime(u64::try_from(stat.st_mtime as i64).unwrap_or(0));
+    header.set_size(0);
+    header
+}
+
+fn as_path(bytes: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(bytes))
+}
+
+/// As many bytes as the header has promised: more are left for the next time, fewer are an error.
+struct Exactly<'a> {
+    file: &'a mut File,
+    left: u64,
+}
+
+impl Read for Exactly<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let want = buf.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        let n = self.file.read(&mut buf[..want])?;
+        if n == 0 && want > 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read"));
+        }
+        self.left -= n as u64;
+        Ok(n)
+    }
+}

@@ -1,0 +1,285 @@
+//! Unpacking a stranger's tar: every entry lands beneath the directory or the request is refused, and no link is ever followed on the way.
+
+use std::{
+    cell::Cell,
+    io::{self, Read},
+    os::fd::OwnedFd,
+    rc::Rc,
+    sync::Arc,
+};
+
+use cobox_protocol::ApiError;
+use rustix::{
+    fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps},
+    io::Errno,
+};
+use tar::{Archive, Entry, EntryType};
+
+use super::{Format, pipe::Incoming};
+use crate::{
+    body::too_large,
+    files::{
+        etag::WriteLog,
+        path::{SandboxPath, show, split},
+        place::make_directory,
+        refusal::refusal,
+        root::{Root, kind, open_beneath, refuse_kernel_files},
+        write::{MAX_FILE_BYTES, Temp, current, temp_name, write_all},
+    },
+};
+
+/// Entries of one archive: a large monorepo with its dependencies, a few times over.
+const MAX_ENTRIES: u64 = 1_000_000;
+/// Unpacked bytes of one archive; the same as for one file.
+const MAX_BYTES: u64 = MAX_FILE_BYTES;
+/// Long names and the like before an entry. They are held in memory, and a name has 4 KiB at most.
+const MAX_EXTENSION_BYTES: u64 = 256 * 1024;
+/// After the end of an archive: tar pads to blocks of 10 KiB, some tools to more.
+const MAX_TRAILING_BYTES: u64 = 1024 * 1024;
+/// 2^24 bytes of history, more than compression level 19 uses: what a decoder may allocate.
+const ZSTD_WINDOW_LOG: u32 = 24;
+const COPY_BYTES: usize = 256 * 1024;
+
+pub struct Unpacked {
+    pub entries: u64,
+    pub bytes: u64,
+}
+
+pub fn unpack(root: &Root, path: &SandboxPath, format: Format, from: Incoming, writes: &WriteLog) -> Result<Unpacked, ApiError> {
+    let base = make_directory(root, path.bytes()).map_err(|e| refusal(e, path))?;
+    match format {
+        Format::Tar => unpack_from(base, from, writes),
+        Format::TarZstd => {
+            let mut decoder = zstd::Decoder::new(from).map_err(|e| unreadable(&e))?;
+            decoder.window_log_max(ZSTD_WINDOW_LOG).map_err(|e| unreadable(&e))?;
+            unpack_from(base, decoder, writes)
+        }
+    }
+}
+
+fn unpack_from(base: OwnedFd, from: impl Read, writes: &WriteLog) -> Result<Unpacked, ApiError> {
+    let budget = Rc::new(Cell::new(MAX_EXTENSION_BYTES));
+    let mut archive = Archive::new(Metered { from, budget: budget.clone() });
+    let mut unpacker = Unpacker::new(base, writes);
+    {
+        let mut entries = archive.entries().map_err(|e| unreadable(&e))?;
+        loop {
+            // Up to the next entry's contents only headers are read.
+            budget.set(MAX_EXTENSION_BYTES);
+            let Some(entry) = entries.next() else { break };
+            let mut entry = entry.map_err(|e| unreadable(&e))?;
+            budget.set(u64::MAX);
+            unpacker.take(&mut entry)?;
+        }
+    }
+    budget.set(MAX_TRAILING_BYTES);
+    io::copy(&mut archive.into_inner(), &mut io::sink()).map_err(|e| unreadable(&e))?;
+    unpacker.finish()
+}
+
+fn unreadable(error: &io::Error) -> ApiError {
+    ApiError::invalid(format!("the archive can't be read: {error}"))
+}
+
+/// A reader that gives only so much until its budget is set again.
+struct Metered<R> {
+    from: R,
+    budget: Rc<Cell<u64>>,
+}
+
+impl<R: Read> Read for Metered<R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let n = self.from.read(buf)?;
+        let left =
+            self.budget.get().checked_sub(n as u64).ok_or_else(|| io::Error::other("headers or padding are larger than any real ones"))?;
+        self.budget.set(left);
+        Ok(n)
+    }
+}
+
+struct Unpacker<'a> {
+    base: Arc<OwnedFd>,
+    /// The directory of the last entry, because the next one is mostly in the same.
+    last_parent: Option<(Vec<u8>, Arc<OwnedFd>)>,
+    /// Directories that end up with fewer rights than are needed to fill them.
+    late_modes: Vec<(Vec<u8>, Mode)>,
+    writes: &'a WriteLog,
+    buffer: Vec<u8>,
+    done: Unpacked,
+}
+
+impl<'a> Unpacker<'a> {
+    fn new(base: OwnedFd, writes: &'a WriteLog) -> Self {
+        let done = Unpacked { entries: 0, bytes: 0 };
+        Self { base: Arc::new(base), last_parent: None, late_modes: Vec::new(), writes, buffer: vec![0; COPY_BYTES], done }
+    }
+
+    fn take(&mut self, entry: &mut Entry<'_, impl Read>) -> Result<(), ApiError> {
+        let kind = entry.header().entry_type();
+        if kind.is_pax_global_extensions() {
+            return Ok(());
+        }
+        self.done.entries += 1;
+        if self.done.entries > MAX_ENTRIES {
+            return Err(ApiError::invalid(format!("the archive has more than {MAX_ENTRIES} entries")));
+        }
+        let raw = entry.path_bytes().into_owned();
+        let name = clean_name(&raw)?;
+        let refused = |e: Errno| refusal(e, show(&raw));
+        if name.is_empty() {
+            // The directory itself, as `tar -C dir .` begins.
+            let is_directory = kind == EntryType::Directory;
+            return if is_directory { Ok(()) } else { Err(ApiError::invalid("an entry has no name")) };
+        }
+        let (directory, last) = split(&name).ok_or(Errno::INVAL).map_err(refused)?;
+        let parent = self.parent(directory).map_err(refused)?;
+        match kind {
+            EntryType::Regular | EntryType::Continuous => self.take_file(entry, &parent, last, &raw),
+            EntryType::Directory => {
+                let mode = entry.header().mode().unwrap_or(0o755) & 0o777;
+                self.take_directory(&parent, last, &name, mode).map_err(refused)
+            }
+            EntryType::Symlink => {
+                let target = entry.link_name_bytes().unwrap_or_default();
+                place_link(&parent, last, &target).map_err(refused)
+            }
+            EntryType::Link => Err(not_taken("a hard link", &raw)),
+            EntryType::Fifo => Err(not_taken("a fifo", &raw)),
+            EntryType::Char | EntryType::Block => Err(not_taken("a device", &raw)),
+            other => Err(not_taken(&format!("of kind {:?}", char::from(other.as_byte())), &raw)),
+        }
+    }
+
+    fn take_file(&mut self, entry: &mut Entry<'_, impl Read>, parent: &Arc<OwnedFd>, last: &[u8], raw: &[u8]) -> Result<(), ApiError> {
+        let refused = |e: Errno| refusal(e, show(raw));
+        let temp = Temp::create(parent.clone(), None).map_err(refused)?;
+        let mut left = entry.size();
+        if left > MAX_BYTES - self.done.bytes {
+            return Err(too_large("the unpacked archive", MAX_BYTES));
+        }
+        self.done.bytes += left;
+        while left > 0 {
+            let n = entry.read(&mut self.buffer).map_err(|e| unreadable(&e))?;
+            if n == 0 {
+                return Err(ApiError::invalid(format!("the archive ends in the middle of {}", show(raw))));
+            }
+            write_all(&temp.file, &self.buffer[..n]).map_err(refused)?;
+            left -= n as u64;
+        }
+        let mode = entry.header().mode().unwrap_or(0o644) & 0o777;
+        rustix::fs::fchmod(&temp.file, Mode::from_raw_mode(mode)).map_err(refused)?;
+        if let Ok(mtime) = entry.header().mtime() {
+            let at = Timespec { tv_sec: i64::try_from(mtime).unwrap_or(0), tv_nsec: 0 };
+            rustix::fs::futimens(&temp.file, &Timestamps { last_access: at, last_modification: at }).map_err(refused)?;
+        }
+        let mut writes = self.writes.lock();
+        temp.rename_to(last, false).map_err(refused)?;
+        writes.record(&rustix::fs::fstat(&temp.file).map_err(refused)?);
+        Ok(())
+    }
+
+    fn take_directory(&mut self, parent: &OwnedFd, last: &[u8], name: &[u8], mode: u32) -> Result<(), Errno> {
+        let wanted = Mode::from_raw_mode(mode);
+        match rustix::fs::mkdirat(parent, last, wanted | Mode::RWXU) {
+            Ok(()) => {}
+            Err(Errno::EXIST) => {
+                let is_directory = current(parent, last)?.is_some_and(|s| kind(&s) == FileType::Directory);
+                return if is_directory { Ok(()) } else { Err(Errno::EXIST) };
+            }
+            Err(e) => return Err(e),
+        }
+        // Also against our own umask.
+        let made = open_beneath(parent, last, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        rustix::fs::fchmod(&made, wanted | Mode::RWXU)?;
+        if !wanted.contains(Mode::RWXU) {
+            self.late_modes.push((name.to_vec(), wanted));
+        }
+        Ok(())
+    }
+
+    /// The directory an entry goes into, made where it is missing.
+    fn parent(&mut self, directory: &[u8]) -> Result<Arc<OwnedFd>, Errno> {
+        if let Some((known, fd)) = &self.last_parent
+            && known == directory
+        {
+            return Ok(fd.clone());
+        }
+        let mut parent = self.base.clone();
+        for part in directory.split(|b| *b == b'/').filter(|part| !part.is_empty()) {
+            let flags = OFlags::PATH | OFlags::DIRECTORY;
+            let next = match open_beneath(&parent, part, flags) {
+                Err(Errno::NOENT) => {
+                    match rustix::fs::mkdirat(&parent, part, Mode::from_raw_mode(0o755)) {
+                        // Somebody else was faster; opening it tells what it is.
+                        Err(Errno::EXIST) => {}
+                        other => other?,
+                    }
+                    open_beneath(&parent, part, flags)?
+                }
+                other => other?,
+            };
+            refuse_kernel_files(&next)?;
+            parent = Arc::new(next);
+        }
+        self.last_parent = Some((directory.to_vec(), parent.clone()));
+        Ok(parent)
+    }
+
+    /// Takes rights away where the archive said so, and makes all of it durable.
+    fn finish(self) -> Result<Unpacked, ApiError> {
+        for (name, mode) in self.late_modes.iter().rev() {
+            let set = open_beneath(&self.base, name, OFlags::RDONLY | OFlags::DIRECTORY).and_then(|fd| rustix::fs::fchmod(fd, *mode));
+            set.map_err(|e| refusal(e, show(name)))?;
+        }
+        // One call for all files: syncing each would take a thousand times as long for a thousand small ones.
+        match open_beneath(&self.base, b".", OFlags::RDONLY | OFlags::DIRECTORY).and_then(rustix::fs::syncfs) {
+            // A directory that may be written and not read can't be opened for this; the file system's next commit does it.
+            Ok(()) | Err(Errno::ACCESS) => Ok(self.done),
+            Err(e) => Err(refusal(e, "the unpacked files")),
+        }
+    }
+}
+
+/// A link goes in as it is, wherever it points: it is only a name, and nothing here follows it.
+fn place_link(parent: &OwnedFd, last: &[u8], target: &[u8]) -> Result<(), Errno> {
+    let temp = temp_name()?;
+    rustix::fs::symlinkat(target, parent, temp.as_str())?;
+    rustix::fs::renameat(parent, temp.as_str(), parent, last).inspect_err(|_| {
+        // The error that is told is the first one.
+        let _ = rustix::fs::unlinkat(parent, temp.as_str(), AtFlags::empty());
+    })
+}
+
+fn not_taken(what: &str, name: &[u8]) -> ApiError {
+    ApiError::invalid(format!("the archive's entry {} is {what}; only files, directories and symbolic links are unpacked", show(name)))
+}
+
+/// An entry's name without `.` and doubled slashes. The kernel would keep `..` inside too; refusing it tells the sender that something is off.
+fn clean_name(raw: &[u8]) -> Result<Vec<u8>, ApiError> {
+    if raw.first() == Some(&b'/') {
+        return Err(ApiError::invalid(format!("the archive's entry {} has an absolute name", show(raw))));
+    }
+    if raw.contains(&0) {
+        return Err(ApiError::invalid(format!("the archive's entry {} has a NUL byte in its name", show(raw))));
+    }
+    let parts: Vec<&[u8]> = raw.split(|b| *b == b'/').filter(|part| !part.is_empty() && *part != b".").collect();
+    if parts.contains(&b"..".as_slice()) {
+        return Err(ApiError::invalid(format!("the archive's entry {} has `..` in its name", show(raw))));
+    }
+    Ok(parts.join(&b'/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_made_plain_or_refused() {
+        assert_eq!(clean_name(b"./a//b/./c/").unwrap(), b"a/b/c");
+        assert_eq!(clean_name(b"./").unwrap(), b"");
+        assert_eq!(clean_name(b"..a/b..").unwrap(), b"..a/b..");
+        for bad in [b"/etc/passwd".as_slice(), b"a/../../b", b"..", b"a\0b"] {
+            assert!(clean_name(bad).is_err());
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Versions of files: the ETag of one, and the conditions a request may set on it.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use cobox_protocol::{ApiError, ErrorCode};
+use http::{HeaderMap, HeaderName, header};
+use rustix::fs::Stat;
+
+/// How many of boxd's own writes are remembered. A file forgotten gets another ETag, which costs a careful writer one more read.
+const REMEMBERED_WRITES: usize = 16 * 1024;
+
+/// boxd's own writes, counted. The kernel's clock ticks every few milliseconds and inode numbers are used again, so two writes
+/// in one tick could look alike; with the count they never do.
+#[derive(Default)]
+pub struct WriteLog(Mutex<Writes>);
+
+#[derive(Default)]
+pub struct Writes {
+    count: u64,
+    by_file: HashMap<FileKey, u64>,
+    oldest_first: VecDeque<(FileKey, u64)>,
+}
+
+type FileKey = (u64, u64);
+
+#[allow(clippy::unnecessary_cast, reason = "these fields are narrower on some machines")]
+fn key(stat: &Stat) -> FileKey {
+    (stat.st_dev as u64, stat.st_ino as u64)
+}
+
+impl WriteLog {
+    /// Held over a look at a file's version and the change that depends on it, so that of two boxd writers only one wins.
+    pub fn lock(&self) -> MutexGuard<'_, Writes> {
+        // Forgetting half a write only changes an ETag.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn etag(&self, stat: &Stat) -> String {
+        self.lock().etag(stat)
+    }
+}
+
+impl Writes {
+    pub fn etag(&self, stat: &Stat) -> String {
+        let (_, inode) = key(stat);
+        let base = format!("\"{inode:x}-{:x}-{:x}.{:x}", stat.st_size, stat.st_ctime, stat.st_ctime_nsec);
+        match self.by_file.get(&key(stat)) {
+            Some(count) => format!("{base}-{count:x}\""),
+            None => format!("{base}\""),
+        }
+    }
+
+    pub fn record(&mut self, stat: &Stat) {
+        self.count += 1;
+        self.by_file.insert(key(stat), self.count);
+        self.oldest_first.push_back((key(stat), self.count));
+        if self.oldest_first.len() > REMEMBERED_WRITES
+            && let Some((oldest, count)) = self.oldest_first.pop_front()
+            && self.by_file.get(&oldest) == Some(&count)
+        {
+            self.by_file.remove(&oldest);
+        }
+    }
+}
+
+/// `If-Match` and `If-None-Match` of a request.
+#[derive(Clone, Debug, Default)]
+pub struct Conditions {
+    if_match: Option<Vec<String>>,
+    if_none_match: Option<Vec<String>>,
+}
+
+impl Conditions {
+    pub fn of(headers: &HeaderMap) -> Result<Self, ApiError> {
+        Ok(Self { if_match: tags(headers, header::IF_MATCH)?, if_none_match: tags(headers, header::IF_NONE_MATCH)? })
+    }
+
+    /// For a change: both conditions must hold. `current` is the file's ETag where there is a file.
+    pub fn check_change(&self, current: Option<&str>, shown: impl std::fmt::Display) -> Result<(), ApiError> {
+        self.check_match(current, &shown)?;
+        match &self.if_none_match {
+            Some(tags) if current.is_some_and(|c| holds(tags, c)) => Err(changed(current, format!("{shown} is there already"))),
+            _ => Ok(()),
+        }
+    }
+
+    /// For a read: whether to answer that nothing has changed.
+    pub fn check_read(&self, current: &str, shown: impl std::fmt::Display) -> Result<bool, ApiError> {
+        self.check_match(Some(current), shown)?;
+        Ok(self.if_none_match.as_ref().is_some_and(|tags| holds(tags, current)))
+    }
+
+    /// Nothing may be there: then the kernel can see to it, even against the sandbox's own programs.
+    pub fn only_if_absent(&self) -> bool {
+        self.if_none_match.as_ref().is_some_and(|tags| tags.iter().any(|t| t == "*"))
+    }
+
+    fn check_match(&self, current: Option<&str>, shown: impl std::fmt::Display) -> Result<(), ApiError> {
+        match (&self.if_match, current) {
+            (None, _) => Ok(()),
+            (Some(tags), Some(c)) if holds(tags, c) => Ok(()),
+            (Some(_), Some(_)) => Err(changed(current, format!("{shown} is no longer the version of If-Match; read it again"))),
+            (Some(_), None) => Err(changed(None, format!("{shown} is not there, so no version of If-Match can be"))),
+        }
+    }
+}
+
+fn changed(current: Option<&str>, message: String) -> ApiError {
+    ApiError::new(ErrorCode::FileChanged, message).with_details(serde_json::json!({ "etag": current }))
+}
+
+fn holds(tags: &[String], current: &str) -> bool {
+    tags.iter().any(|t| t == "*" || t == current)
+}
+
+/// The tags of a header. A proxy's weak mark is dropped: our tags are strong, so what follows it says the same.
+fn tags(headers: &HeaderMap, name: HeaderName) -> Result<Option<Vec<String>>, ApiError> {
+    let mut found = None;
+    for value in headers.get_all(&name) {
+        let text = value.to_str().map_err(|_| ApiError::invalid(format!("{name} is not a list of entity tags")))?;
+        let list: &mut Vec<String> = found.get_or_insert_default();
+        list.extend(text.split(',').map(|tag| tag.trim().trim_start_matches("W/").to_owned()));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn conditions(name: HeaderName, value: &'static str) -> Conditions {
+        Conditions::of(&HeaderMap::from_iter([(name, value.parse().unwrap())])).unwrap()
+    }
+
+    #[test]
+    fn if_match_wants_one_of_its_tags_and_a_file() {
+        let c = conditions(header::IF_MATCH, "\"a\", W/\"b\"");
+        assert!(c.check_change(Some("\"b\""), "f").is_ok());
+        assert_eq!(c.check_change(Some("\"c\""), "f").unwrap_err().code, ErrorCode::FileChanged);
+        assert_eq!(c.check_change(None, "f").unwrap_err().code, ErrorCode::FileChanged);
+        assert!(conditions(header::IF_MATCH, "*").check_change(None, "f").is_err());
+        assert!(conditions(header::IF_MATCH, "*").check_change(Some("\"x\""), "f").is_ok());
+    }
+
+    #[test]
+    fn if_none_match_wants_none_of_its_tags() {
+        let absent = conditions(header::IF_NONE_MATCH, "*");
+        assert!(absent.only_if_absent());
+        assert!(absent.check_change(None, "f").is_ok());
+        assert_eq!(absent.check_change(Some("\"a\""), "f").unwrap_err().code, ErrorCode::FileChanged);
+        assert!(conditions(header::IF_NONE_MATCH, "\"a\"").check_read("\"a\"", "f").unwrap());
+        assert!(!conditions(header::IF_NONE_MATCH, "\"a\"").check_read("\"b\"", "f").unwrap());
+    }
+
+    #[test]
+    fn two_writes_within_one_tick_of_the_clock_have_different_tags_and_memory_stays_bounded() {
+        let file = tempfile::tempfile().unwrap();
+        let stat = rustix::fs::fstat(&file).unwrap();
+        let log = WriteLog::default();
+        let before = log.etag(&stat);
+        log.lock().record(&stat);
+        let first = log.etag(&stat);
+        log.lock().record(&stat);
+        assert!(before != first && first != log.etag(&stat));
+        for _ in 0..REMEMBERED_WRITES * 2 {
+            log.lock().record(&stat);
+        }
+        assert_eq!(log.lock().oldest_first.len(), REMEMBERED_WRITES);
+        assert!(log.lock().by_file.contains_key(&key(&stat)));
+    }
+}

@@ -1,0 +1,142 @@
+//! The sandbox's files over HTTP: thin handlers, and the store they share.
+
+pub mod archive;
+mod etag;
+mod path;
+mod place;
+mod read;
+mod refusal;
+mod root;
+pub mod workers;
+pub(crate) mod write;
+
+use std::sync::Arc;
+
+use axum::{
+    Extension, Json,
+    body::Body,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use cobox_protocol::{
+    ApiError,
+    files::{FILE_MODE_HEADER, FileWritten},
+};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use rustix::{
+    fs::{AtFlags, FileType},
+    io::Errno,
+};
+
+pub(crate) use self::{etag::Conditions, path::SandboxPath, read::answer as answer_read};
+use self::{
+    etag::WriteLog,
+    place::locate_name,
+    refusal::{disk_full, refusal},
+    root::{Root, kind},
+    write::{MAX_FILE_BYTES, WriteOptions, receive},
+};
+use crate::{
+    FileWorkers,
+    answer::Failure,
+    auth::{Authority, Caller, FsRead, FsWrite},
+    body,
+    listen::ConnectionEnd,
+    server::Server,
+};
+
+const PREFIX: &str = "/v1/files";
+
+/// What all file operations share.
+#[derive(Clone)]
+pub struct FileStore {
+    workers: FileWorkers,
+    writes: Arc<WriteLog>,
+}
+
+impl FileStore {
+    pub fn new(workers: FileWorkers) -> Self {
+        Self { workers, writes: Arc::default() }
+    }
+
+    pub async fn is_file(&self, path: &'static str) -> Result<bool, ApiError> {
+        self.workers.run(move |root| root.stat(path.as_bytes()).is_ok_and(|s| kind(&s) == FileType::RegularFile)).await
+    }
+}
+
+/// `GET` and `HEAD /v1/files/{path}`.
+pub async fn get(
+    State(server): State<Arc<Server>>,
+    caller: Caller<FsRead>,
+    Extension(connection): Extension<ConnectionEnd>,
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let path = SandboxPath::from_uri(&uri, PREFIX)?;
+    Ok(read::answer(&server.files, &method, &headers, &path, caller.stream, &connection).await?)
+}
+
+/// `PUT /v1/files/{path}`: the body is the file.
+pub async fn put(
+    State(server): State<Arc<Server>>,
+    caller: Caller<FsWrite>,
+    uri: Uri,
+    headers: HeaderMap,
+    content: Body,
+) -> Result<Response, Failure> {
+    let path = SandboxPath::from_uri(&uri, PREFIX)?;
+    refuse_when_full(&server.authority)?;
+    refuse_announced(&headers, MAX_FILE_BYTES)?;
+    let options = WriteOptions { conditions: Conditions::of(&headers)?, mode: mode(&headers)? };
+    let write = receive(&server.files, &server.authority, &path, options, body::chunks(content));
+    let written = caller.stream.until_revoked(write).await?;
+    let status = if written.is_new { StatusCode::CREATED } else { StatusCode::OK };
+    let etag = HeaderValue::try_from(&written.etag).map_err(|e| ApiError::invalid(e.to_string()))?;
+    let (shown, path_b64) = path.in_json();
+    let told = FileWritten { path: shown, path_b64, size: written.size, etag: written.etag };
+    Ok((status, [(header::ETAG, etag)], Json(told)).into_response())
+}
+
+/// `DELETE /v1/files/{path}`: a file, a link itself, or an empty directory.
+pub async fn delete(
+    State(server): State<Arc<Server>>,
+    _caller: Caller<FsWrite>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<StatusCode, Failure> {
+    let path = SandboxPath::from_uri(&uri, PREFIX)?;
+    let conditions = Conditions::of(&headers)?;
+    let writes = server.files.writes.clone();
+    let remove = move |root: &Root| remove(root, &path, &conditions, &writes);
+    server.files.workers.run(remove).await??;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn remove(root: &Root, path: &SandboxPath, conditions: &Conditions, writes: &WriteLog) -> Result<(), ApiError> {
+    let refused = |e| refusal(e, path);
+    let writes = writes.lock();
+    let place = locate_name(root, path.bytes()).map_err(refused)?;
+    conditions.check_change(place.existing.as_ref().map(|s| writes.etag(s)).as_deref(), path)?;
+    let existing = place.existing.ok_or(Errno::NOENT).map_err(refused)?;
+    let flags = if kind(&existing) == FileType::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+    rustix::fs::unlinkat(&place.parent, place.name.as_slice(), flags).map_err(refused)?;
+    drop(writes);
+    write::sync_directory(&place.parent).map_err(refused)
+}
+
+/// Refused before the body is sent, where the broker has said that the disk is used up.
+pub(crate) fn refuse_when_full(authority: &Authority) -> Result<(), ApiError> {
+    if authority.view().disk_full { Err(disk_full()) } else { Ok(()) }
+}
+
+fn refuse_announced(headers: &HeaderMap, limit: u64) -> Result<(), ApiError> {
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
+    if announced.is_some_and(|n| n > limit) { Err(body::too_large("the body", limit)) } else { Ok(()) }
+}
+
+fn mode(headers: &HeaderMap) -> Result<Option<u32>, ApiError> {
+    let Some(value) = headers.get(FILE_MODE_HEADER) else { return Ok(None) };
+    let mode = value.to_str().ok().and_then(|v| u32::from_str_radix(v, 8).ok()).filter(|m| *m <= 0o777);
+    mode.map(Some).ok_or_else(|| ApiError::invalid("X-File-Mode must be permission bits in octal, such as 644"))
+}

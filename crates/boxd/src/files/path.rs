@@ -1,0 +1,134 @@
+//! Paths as clients name them: bytes, absolute in the sandbox. Nothing is decided by looking at them; that is the kernel's part.
+
+use std::fmt;
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use cobox_protocol::ApiError;
+use http::Uri;
+use percent_encoding::percent_decode;
+
+/// What the kernel takes in one call.
+const MAX_PATH_BYTES: usize = 4095;
+/// As much of a path as an error message repeats.
+const MAX_SHOWN_CHARS: usize = 256;
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SandboxPath(Vec<u8>);
+
+impl SandboxPath {
+    pub fn new(path: Vec<u8>) -> Result<Self, ApiError> {
+        if path.first() != Some(&b'/') {
+            return Err(ApiError::invalid("path must be absolute in the sandbox, such as /workspace/notes.txt"));
+        }
+        if path.contains(&0) {
+            return Err(ApiError::invalid("path has a NUL byte in it"));
+        }
+        if path.len() > MAX_PATH_BYTES {
+            return Err(ApiError::invalid(format!("path is longer than {MAX_PATH_BYTES} bytes")));
+        }
+        Ok(Self(path))
+    }
+
+    /// The rest of a request's path after a route's prefix, percent-decoded to bytes.
+    pub fn from_uri(uri: &Uri, prefix: &str) -> Result<Self, ApiError> {
+        let rest = uri.path().strip_prefix(prefix).unwrap_or_default();
+        let mut path: Vec<u8> = percent_decode(rest.as_bytes()).collect();
+        if path.is_empty() {
+            path.push(b'/');
+        }
+        Self::new(path)
+    }
+
+    /// The `path` of a query string. A relative one starts at `base`, where the route allows that.
+    pub fn from_query(uri: &Uri, base: Option<&str>) -> Result<Self, ApiError> {
+        let query = uri.query().unwrap_or_default();
+        let given = query.split('&').find_map(|pair| pair.strip_prefix("path="));
+        let given = given.ok_or_else(|| ApiError::invalid("the query needs a path, such as ?path=/workspace"))?;
+        let spaced: Vec<u8> = given.bytes().map(|b| if b == b'+' { b' ' } else { b }).collect();
+        let mut path: Vec<u8> = percent_decode(&spaced).collect();
+        if let Some(base) = base
+            && !path.is_empty()
+            && path[0] != b'/'
+        {
+            path.splice(..0, format!("{base}/").into_bytes());
+        }
+        Self::new(path)
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// As JSON carries it: text, and the exact bytes beside it where the text lost something.
+    pub fn in_json(&self) -> (String, Option<String>) {
+        let exact = std::str::from_utf8(&self.0).is_err().then(|| STANDARD.encode(&self.0));
+        (String::from_utf8_lossy(&self.0).into_owned(), exact)
+    }
+}
+
+impl fmt::Display for SandboxPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        show(&self.0).fmt(f)
+    }
+}
+
+/// A name for a message: bounded, and without anything a terminal would obey.
+pub fn show(name: &[u8]) -> String {
+    let text = String::from_utf8_lossy(name);
+    let mut shown: String = text.chars().take(MAX_SHOWN_CHARS).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+    if text.chars().nth(MAX_SHOWN_CHARS).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+/// The directory part and the last name, or nothing where the path ends in `/`, `.` or `..`.
+pub fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
+    let at = path.iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1);
+    let (directory, name) = path.split_at(at);
+    (!matches!(name, b"" | b"." | b"..")).then_some((directory, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uri(s: &str) -> Result<Vec<u8>, ApiError> {
+        SandboxPath::from_uri(&s.parse().unwrap(), "/v1/files").map(|p| p.0)
+    }
+
+    #[test]
+    fn a_uri_is_decoded_to_bytes_and_nothing_else() {
+        assert_eq!(uri("/v1/files/a/b.txt").unwrap(), b"/a/b.txt");
+        assert_eq!(uri("/v1/files").unwrap(), b"/");
+        assert_eq!(uri("/v1/files/").unwrap(), b"/");
+        assert_eq!(uri("/v1/files/%FF%2F+x").unwrap(), b"/\xff/+x");
+        assert_eq!(uri("/v1/files/../etc").unwrap(), b"/../etc");
+        assert!(uri("/v1/files/a%00b").unwrap_err().message.contains("NUL"));
+    }
+
+    #[test]
+    fn a_query_may_be_relative_only_where_there_is_a_base() {
+        let at = |s: &str, base| SandboxPath::from_query(&s.parse().unwrap(), base).map(|p| p.0);
+        assert_eq!(at("/download?x=1&path=%2Fa+b", None).unwrap(), b"/a b");
+        assert_eq!(at("/download?path=a", Some("/workspace")).unwrap(), b"/workspace/a");
+        assert!(at("/v1/archive?path=a", None).is_err());
+        assert!(at("/v1/archive", None).is_err());
+        assert!(at("/v1/archive?path=", Some("/workspace")).is_err());
+    }
+
+    #[test]
+    fn a_path_that_names_no_entry_has_no_last_name() {
+        assert_eq!(split(b"/a/b"), Some((b"/a/".as_slice(), b"b".as_slice())));
+        assert_eq!(split(b"b"), Some((b"".as_slice(), b"b".as_slice())));
+        for none in [b"/".as_slice(), b"/a/", b"/a/.", b"/a/.."] {
+            assert_eq!(split(none), None);
+        }
+    }
+
+    #[test]
+    fn a_shown_name_is_bounded_and_harmless() {
+        assert_eq!(show(b"a\x1b[31m\xff"), "a\u{fffd}[31m\u{fffd}");
+        assert_eq!(show(&[b'x'; 1000]).chars().count(), MAX_SHOWN_CHARS + 1);
+    }
+}

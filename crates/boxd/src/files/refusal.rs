@@ -1,0 +1,41 @@
+//! What the kernel's errors mean to the client who named the path.
+
+use cobox_protocol::{ApiError, ErrorCode};
+use rustix::{fs::FileType, io::Errno};
+
+/// The kernel's answer in the protocol's words; `shown` is the path as the client may see it.
+pub fn refusal(errno: Errno, shown: impl std::fmt::Display) -> ApiError {
+    let (code, why) = match errno {
+        Errno::NOENT => (ErrorCode::FileNotFound, "no such file or directory"),
+        Errno::ACCESS | Errno::PERM => (ErrorCode::Forbidden, "the sandbox's user may not do that"),
+        Errno::ROFS => (ErrorCode::Forbidden, "it is on a read-only file system"),
+        Errno::NOTDIR => (ErrorCode::InvalidRequest, "a part of the path is not a directory"),
+        Errno::LOOP => (ErrorCode::InvalidRequest, "too many symbolic links, or one of the kernel's own"),
+        Errno::NAMETOOLONG => (ErrorCode::InvalidRequest, "a name in it is longer than 255 bytes"),
+        Errno::ISDIR => (ErrorCode::InvalidRequest, "it is a directory"),
+        Errno::NOTEMPTY => (ErrorCode::InvalidRequest, "the directory is not empty; delete what is in it first"),
+        Errno::EXIST => (ErrorCode::InvalidRequest, "something else is there already"),
+        Errno::XDEV => (ErrorCode::InvalidRequest, "it leads out of the directory"),
+        Errno::INVAL | Errno::ILSEQ => (ErrorCode::InvalidRequest, "the file system doesn't take this name"),
+        Errno::BUSY | Errno::TXTBSY => (ErrorCode::Forbidden, "it is in use, or a mount point"),
+        Errno::NOSPC | Errno::DQUOT | Errno::FBIG => return disk_full(),
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM => (ErrorCode::RateLimited, "the sandbox has too much open at once; try again"),
+        other => return ApiError::new(ErrorCode::Internal, format!("{shown}: {other}")),
+    };
+    ApiError::new(code, format!("{shown}: {why}"))
+}
+
+pub fn disk_full() -> ApiError {
+    ApiError::new(ErrorCode::DiskFull, "the sandbox's disk is full; delete files and try again")
+}
+
+/// For something that is there and is no regular file.
+pub fn not_a_file(kind: FileType, shown: impl std::fmt::Display) -> ApiError {
+    ApiError::invalid(match kind {
+        FileType::Directory => format!("{shown} is a directory; GET /v1/archive?path= gives its contents as a tar"),
+        FileType::Fifo => format!("{shown} is a fifo, not a regular file"),
+        FileType::Socket => format!("{shown} is a socket, not a regular file"),
+        FileType::CharacterDevice | FileType::BlockDevice => format!("{shown} is a device, not a regular file"),
+        _ => format!("{shown} is not a regular file"),
+    })
+}

@@ -1,0 +1,101 @@
+//! The sandbox's root directory: every path a client names is resolved beneath it by the kernel, and only regular files are served.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::{
+    fs::{FileType, Mode, OFlags, ResolveFlags, Stat},
+    io::Errno,
+};
+
+/// How often a resolution is tried again when somebody renamed a directory meanwhile (the kernel then says EAGAIN).
+const RESOLVE_TRIES: usize = 64;
+/// File systems whose files are the kernel's voice and not data: /proc, /sys, control groups, debugging, keys of the firmware.
+const KERNEL_FILE_SYSTEMS: [i64; 10] = [
+    0x9fa0,      // proc
+    0x6265_6572, // sysfs
+    0x27_e0eb,   // cgroup
+    0x6367_7270, // cgroup2
+    0x6462_6720, // debugfs
+    0x7472_6163, // tracefs
+    0x7363_6673, // securityfs
+    0xcafe_4a11, // bpf
+    0xde5e_81e4, // efivarfs
+    0x1980_0202, // mqueue
+];
+
+pub struct Root(OwnedFd);
+
+impl AsFd for Root {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Root {
+    pub fn new(root: OwnedFd) -> Self {
+        Self(root)
+    }
+
+    /// Opens a path as if this directory were `/`: `..` and links stay within it, and the kernel's magic links are refused.
+    pub fn open(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+        resolve(&self.0, path, flags, ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS)
+    }
+
+    /// A directory, as a place to name things in.
+    pub fn directory(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        let fd = self.open(path, OFlags::PATH | OFlags::DIRECTORY)?;
+        refuse_kernel_files(&fd)?;
+        Ok(fd)
+    }
+
+    /// What a path leads to, without opening it.
+    pub fn stat(&self, path: &[u8]) -> Result<Stat, Errno> {
+        let fd = self.open(path, OFlags::PATH)?;
+        refuse_kernel_files(&fd)?;
+        rustix::fs::fstat(&fd)
+    }
+
+    /// A regular file for reading. Looked at before it is opened, because opening can already do something, and again after.
+    pub fn regular(&self, path: &[u8]) -> Result<Result<(OwnedFd, Stat), FileType>, Errno> {
+        let before = self.stat(path)?;
+        if kind(&before) != FileType::RegularFile {
+            return Ok(Err(kind(&before)));
+        }
+        // Without waiting: it may have become a fifo since.
+        let fd = self.open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?;
+        refuse_kernel_files(&fd)?;
+        let stat = rustix::fs::fstat(&fd)?;
+        match kind(&stat) {
+            FileType::RegularFile => Ok(Ok((fd, stat))),
+            other => Ok(Err(other)),
+        }
+    }
+}
+
+/// Opens a path beneath a directory; one that leaves it, or goes through any link, is refused.
+pub fn open_beneath(directory: impl AsFd, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    resolve(directory, path, flags, how)
+}
+
+fn resolve(directory: impl AsFd, path: &[u8], flags: OFlags, how: ResolveFlags) -> Result<OwnedFd, Errno> {
+    let path = if path.is_empty() { b"." } else { path };
+    for _ in 0..RESOLVE_TRIES {
+        match rustix::fs::openat2(&directory, path, flags | OFlags::CLOEXEC, Mode::empty(), how) {
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            other => return other,
+        }
+    }
+    Err(Errno::BUSY)
+}
+
+pub fn kind(stat: &Stat) -> FileType {
+    FileType::from_raw_mode(stat.st_mode)
+}
+
+/// EPERM where a descriptor is on a file system that the files API never touches.
+pub fn refuse_kernel_files(fd: impl AsFd) -> Result<(), Errno> {
+    #[allow(clippy::unnecessary_cast, reason = "the field is 32 bits wide on some machines")]
+    let kind = rustix::fs::fstatfs(fd)?.f_type as i64;
+    if KERNEL_FILE_SYSTEMS.contains(&kind) { Err(Errno::PERM) } else { Ok(()) }
+}

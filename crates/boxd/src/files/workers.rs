@@ -1,0 +1,147 @@
+//! Threads that touch the sandbox's files as the workload's user, so that the kernel refuses a client what it would refuse a program.
+
+use std::{
+    any::Any,
+    io,
+    os::fd::OwnedFd,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+};
+
+use cobox_protocol::{ApiError, ErrorCode};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+
+use super::root::Root;
+
+/// For steps that take micro- to milliseconds: open, read a piece, write a piece. Enough to keep a disk busy.
+const STEP_WORKERS: usize = 8;
+/// Steps waiting for a worker; beyond it requests wait where they are.
+const STEP_QUEUE: usize = 64;
+/// For archives, which keep a thread for as long as they last.
+const ARCHIVE_WORKERS: usize = 4;
+/// A worker's deepest call is the tar reader with its 32 KiB of buffers on the heap.
+const STACK_BYTES: usize = 512 * 1024;
+
+type Job = Box<dyn FnOnce(&Root) + Send>;
+
+/// The pool. Clones share it; its threads end with the last clone.
+#[derive(Clone)]
+pub struct FileWorkers {
+    root: Arc<Root>,
+    steps: mpsc::Sender<Job>,
+    archives: mpsc::Sender<Job>,
+    archive_slots: Arc<Semaphore>,
+}
+
+impl FileWorkers {
+    /// Starts every thread; each calls `setup` first, which takes on the workload's user for that thread. `root` is the sandbox's `/`.
+    pub fn start(root: OwnedFd, setup: impl Fn() -> io::Result<()> + Send + Sync + 'static) -> io::Result<Self> {
+        let root = Arc::new(Root::new(root));
+        let setup: Arc<dyn Fn() -> io::Result<()> + Send + Sync> = Arc::new(setup);
+        let steps = start_threads("files", STEP_WORKERS, STEP_QUEUE, &root, &setup)?;
+        let archives = start_threads("archive", ARCHIVE_WORKERS, ARCHIVE_WORKERS, &root, &setup)?;
+        Ok(Self { root, steps, archives, archive_slots: Arc::new(Semaphore::new(ARCHIVE_WORKERS)) })
+    }
+
+    /// Runs one short step on a worker.
+    pub async fn run<T: Send + 'static>(&self, step: impl FnOnce(&Root) -> T + Send + 'static) -> Result<T, ApiError> {
+        self.submit(step).await?.await.map_err(|_| gone())
+    }
+
+    /// Hands a step to the workers and comes back while it runs.
+    pub async fn submit<T: Send + 'static>(
+        &self,
+        step: impl FnOnce(&Root) -> T + Send + 'static,
+    ) -> Result<oneshot::Receiver<T>, ApiError> {
+        let (answer, answered) = oneshot::channel();
+        let job: Job = Box::new(move |root| {
+            // Nobody to answer means that the request has gone.
+            let _ = answer.send(step(root));
+        });
+        self.steps.send(job).await.map_err(|_| gone())?;
+        Ok(answered)
+    }
+
+    /// Runs a step nobody waits for, from wherever this is called.
+    pub(super) fn run_detached(&self, step: impl FnOnce(&Root) + Send + 'static) {
+        let Err(mpsc::error::TrySendError::Full(job)) = self.steps.try_send(Box::new(step)) else { return };
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => {
+                let steps = self.steps.clone();
+                // Fails only when the workers are gone, and then there is nothing left to tidy.
+                runtime.spawn(async move { drop(steps.send(job).await) });
+            }
+            // Outside the runtime this is a worker already.
+            Err(_) => job(&self.root),
+        }
+    }
+
+    /// A worker of its own for something long.
+    pub fn archive_slot(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        self.archive_slots.clone().try_acquire_owned().map_err(|_| {
+            ApiError::new(
+                ErrorCode::RateLimited,
+                format!("{ARCHIVE_WORKERS} archives are already being transferred here; try again when one is done"),
+            )
+        })
+    }
+
+    /// Runs something long; the slot shows that there is a worker for it.
+    pub async fn run_long<T: Send + 'static>(
+        &self,
+        slot: OwnedSemaphorePermit,
+        work: impl FnOnce(&Root) -> T + Send + 'static,
+    ) -> Result<oneshot::Receiver<T>, ApiError> {
+        let (answer, answered) = oneshot::channel();
+        let job: Job = Box::new(move |root| {
+            let result = work(root);
+            drop(slot);
+            // Nobody to answer means that the request has gone.
+            let _ = answer.send(result);
+        });
+        self.archives.send(job).await.map_err(|_| gone())?;
+        Ok(answered)
+    }
+}
+
+pub fn gone() -> ApiError {
+    ApiError::new(ErrorCode::Internal, "the file operation was given up half-way")
+}
+
+type Setup = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
+
+fn start_threads(name: &str, count: usize, queue: usize, root: &Arc<Root>, setup: &Setup) -> io::Result<mpsc::Sender<Job>> {
+    let (sender, receiver) = mpsc::channel::<Job>(queue);
+    let receiver = Arc::new(Mutex::new(receiver));
+    for i in 0..count {
+        let (receiver, root, setup) = (receiver.clone(), root.clone(), setup.clone());
+        let (report, ready) = std::sync::mpsc::sync_channel(1);
+        thread::Builder::new().name(format!("{name}-{i}")).stack_size(STACK_BYTES).spawn(move || {
+            let result = setup();
+            let is_ready = result.is_ok();
+            // The starter waits for this one line; if it is gone there is nobody to work for.
+            let _ = report.send(result);
+            if is_ready {
+                work(&receiver, &root);
+            }
+        })?;
+        ready.recv().map_err(|_| io::Error::other(format!("file worker {name}-{i} died in its setup")))??;
+    }
+    Ok(sender)
+}
+
+fn work(receiver: &Mutex<mpsc::Receiver<Job>>, root: &Root) {
+    loop {
+        let job = receiver.lock().unwrap_or_else(PoisonError::into_inner).blocking_recv();
+        let Some(job) = job else { return };
+        // A bug in one request must not take the worker from all others; that request is told by the answer that never comes.
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(root))) {
+            tracing::error!(message = panic_message(&panic), "a file operation panicked");
+        }
+    }
+}
+
+fn panic_message(panic: &Box<dyn Any + Send>) -> &str {
+    panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}

@@ -1,0 +1,134 @@
+//! The LangSmith sandbox SDK's routes at the root: its shapes and its errors over the same operations.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use axum::{Extension, Json, body::Body, extract::State, response::Response};
+use cobox_protocol::{ApiError, ErrorCode, exec::ExecRequest};
+use futures_util::stream;
+use http::{HeaderMap, Method, StatusCode, Uri, header};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{
+    answer::Failure,
+    auth::{Caller, Exec, FsRead, FsWrite},
+    body::{self, too_large},
+    exec,
+    files::{
+        self, Conditions, SandboxPath, refuse_when_full,
+        write::{MAX_FILE_BYTES, WriteOptions, receive},
+    },
+    listen::ConnectionEnd,
+    server::Server,
+};
+
+pub const EXECUTE: &str = "/execute";
+pub const UPLOAD: &str = "/upload";
+pub const DOWNLOAD: &str = "/download";
+/// What the SDK names when its user names nothing; not every root file system has it.
+const SDK_DEFAULT_SHELL: &str = "/bin/bash";
+
+/// The operation a route of this dialect does, as its errors name it; `None` for our own routes.
+pub fn dialect(route: &str) -> Option<&'static str> {
+    match route {
+        EXECUTE => Some("CommandError"),
+        UPLOAD => Some("WriteError"),
+        DOWNLOAD => Some("ReadError"),
+        _ => None,
+    }
+}
+
+pub fn error_type(code: ErrorCode, operation: &'static str) -> &'static str {
+    match code {
+        ErrorCode::Unauthenticated | ErrorCode::TokenExpired | ErrorCode::TokenRevoked => "Unauthorized",
+        ErrorCode::Forbidden | ErrorCode::CapabilityDenied => "PermissionDenied",
+        ErrorCode::FileNotFound => "FileNotFound",
+        ErrorCode::RateLimited => "RateLimited",
+        ErrorCode::MethodNotAllowed => "MethodNotAllowed",
+        _ => operation,
+    }
+}
+
+#[derive(Deserialize)]
+struct ExecuteRequest {
+    command: String,
+    #[serde(default, alias = "timeout_secs", alias = "timeout_seconds")]
+    timeout: Option<f64>,
+    #[serde(default)]
+    shell: Option<String>,
+    #[serde(default)]
+    env: Option<BTreeMap<String, String>>,
+    #[serde(default)]
+    cwd: Option<String>,
+}
+
+impl From<ExecuteRequest> for ExecRequest {
+    fn from(r: ExecuteRequest) -> Self {
+        ExecRequest { command: Some(r.command), shell: r.shell, env: r.env, cwd: r.cwd, timeout_seconds: r.timeout, ..Default::default() }
+    }
+}
+
+/// `POST /execute`.
+pub async fn execute(
+    State(server): State<Arc<Server>>,
+    caller: Caller<Exec>,
+    headers: HeaderMap,
+    content: Body,
+) -> Result<Json<Value>, Failure> {
+    let has_bash = server.files.is_file(SDK_DEFAULT_SHELL).await?;
+    let adapt = |request: ExecuteRequest| {
+        let mut request = ExecRequest::from(request);
+        // The SDK's own default, not a choice of its user.
+        request.shell = request.shell.filter(|s| s != SDK_DEFAULT_SHELL || has_bash);
+        request
+    };
+    let done = exec::run_as(&server, &caller, &headers, content, adapt).await?;
+    Ok(Json(json!({ "stdout": done.stdout, "stderr": done.stderr, "exit_code": done.exit_code })))
+}
+
+/// `POST /upload?path=`: multipart, one field `file`.
+pub async fn upload(
+    State(server): State<Arc<Server>>,
+    caller: Caller<FsWrite>,
+    uri: Uri,
+    headers: HeaderMap,
+    content: Body,
+) -> Result<(StatusCode, Json<Value>), Failure> {
+    let path = SandboxPath::from_query(&uri, Some(server.programs.work_dir()))?;
+    refuse_when_full(&server.authority)?;
+    let content_type = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let boundary = multer::parse_boundary(content_type).map_err(malformed)?;
+    let limit = multer::SizeLimit::new().per_field(MAX_FILE_BYTES);
+    let mut parts = multer::Multipart::with_constraints(body::chunks(content), boundary, multer::Constraints::new().size_limit(limit));
+    let write = async {
+        let mut field = parts.next_field().await.map_err(malformed)?.filter(|f| f.name() == Some("file"));
+        let Some(field) = field.take() else { return Err(ApiError::invalid("the multipart body needs a field `file` first")) };
+        let chunks = stream::try_unfold(field, async |mut field| Ok(field.chunk().await.map_err(malformed)?.map(|chunk| (chunk, field))));
+        let options = WriteOptions { conditions: Conditions::default(), mode: None };
+        receive(&server.files, &server.authority, &path, options, Box::pin(chunks)).await
+    };
+    let written = caller.stream.until_revoked(write).await?;
+    let (shown, _) = path.in_json();
+    let status = if written.is_new { StatusCode::CREATED } else { StatusCode::OK };
+    Ok((status, Json(json!({ "path": shown, "size": written.size, "etag": written.etag }))))
+}
+
+/// `GET` and `HEAD /download?path=`.
+pub async fn download(
+    State(server): State<Arc<Server>>,
+    caller: Caller<FsRead>,
+    Extension(connection): Extension<ConnectionEnd>,
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let path = SandboxPath::from_query(&uri, Some(server.programs.work_dir()))?;
+    Ok(files::answer_read(&server.files, &method, &headers, &path, caller.stream, &connection).await?)
+}
+
+fn malformed(error: multer::Error) -> ApiError {
+    match error {
+        multer::Error::FieldSizeExceeded { limit, .. } => too_large("the file", limit),
+        other => ApiError::invalid(format!("the multipart body can't be read: {other}")),
+    }
+}

@@ -1,0 +1,89 @@
+//! HTTP/1.1 on an inherited UNIX listener: bounded connections, bounded headers, and an end when told.
+
+use std::{io, sync::Arc, time::Duration};
+
+use axum::{Router, extract::Request};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    net::{UnixListener, UnixStream},
+    sync::Semaphore,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tower::ServiceExt;
+
+/// Longest a client may take over a request's headers, and longest an idle connection is kept.
+const HEADERS_WITHIN: Duration = Duration::from_secs(30);
+/// Request line and headers together: tokens are below 4 KiB, paths below 4 KiB times three when percent-encoded.
+const MAX_HEADER_BYTES: usize = 32 * 1024;
+/// What one connection may hold of a body not yet taken: enough for full speed on a local socket.
+const CONNECTION_BUFFER_BYTES: usize = 256 * 1024;
+/// After a failed accept (descriptors used up, as a rule) there is no point in trying again at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// In every request's extensions: cancelling it drops the connection.
+#[derive(Clone)]
+pub struct ConnectionEnd(pub CancellationToken);
+
+pub async fn accept_loop(listener: UnixListener, router: Router, max_connections: usize, tasks: TaskTracker, shutdown: CancellationToken) {
+    let slots = Arc::new(Semaphore::new(max_connections));
+    loop {
+        // Beyond the limit clients wait in the listener's backlog.
+        let accepted = tokio::select! {
+            () = shutdown.cancelled() => return,
+            accepted = async {
+                let slot = slots.clone().acquire_owned().await.map_err(io::Error::other)?;
+                listener.accept().await.map(|(stream, _)| (slot, stream))
+            } => accepted,
+        };
+        match accepted {
+            Ok((slot, stream)) => {
+                let (router, shutdown) = (router.clone(), shutdown.clone());
+                tasks.spawn(async move {
+                    serve_connection(stream, router, shutdown).await;
+                    drop(slot);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "accepting a connection failed");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn serve_connection(stream: UnixStream, router: Router, shutdown: CancellationToken) {
+    let end = ConnectionEnd(CancellationToken::new());
+    let service = hyper::service::service_fn({
+        let end = end.clone();
+        move |request: Request<Incoming>| {
+            let mut request = request.map(axum::body::Body::new);
+            request.extensions_mut().insert(end.clone());
+            router.clone().oneshot(request)
+        }
+    });
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADERS_WITHIN)
+        .max_header_size(MAX_HEADER_BYTES)
+        .max_buf_size(CONNECTION_BUFFER_BYTES)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
+    tokio::pin!(connection);
+    let mut is_ending = false;
+    loop {
+        tokio::select! {
+            done = connection.as_mut() => {
+                if let Err(error) = done {
+                    tracing::debug!(%error, "a connection ended early");
+                }
+                return;
+            }
+            () = end.0.cancelled() => return,
+            () = shutdown.cancelled(), if !is_ending => {
+                is_ending = true;
+                connection.as_mut().graceful_shutdown();
+            }
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The daemon as a whole: what every request shares, the two routers, and the life from the first connection to the last.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Context;
+use axum::{
+    Json, Router, middleware,
+    routing::{get, post, put},
+};
+use cobox_protocol::control::BoxdConfig;
+use tokio::net::UnixListener;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    FileWorkers, answer,
+    auth::Authority,
+    control, exec,
+    files::{self, FileStore},
+    langsmith,
+    listen::accept_loop,
+    programs::Spawn,
+    shell,
+};
+
+/// Clients of one sandbox are a few people and agents; the rest of the room is for parallel transfers.
+const MAX_CLIENT_CONNECTIONS: usize = 1024;
+/// The broker, and a second one that takes over from it.
+const MAX_CONTROL_CONNECTIONS: usize = 16;
+/// What requests under way and shells get to say goodbye.
+const DRAIN_WITHIN: Duration = Duration::from_secs(2);
+
+/// What every request shares.
+pub struct Server {
+    pub authority: Arc<Authority>,
+    pub programs: Arc<dyn Spawn>,
+    pub files: FileStore,
+    pub execs: exec::Limits,
+    pub shells: shell::Limits,
+    pub tasks: TaskTracker,
+    pub shutdown: CancellationToken,
+}
+
+/// Serves until `shutdown` is cancelled: by the caller, by the broker, or here when the lease has run out with no broker in sight.
+/// What runs in the sandbox is the caller's to end afterwards.
+pub async fn serve(
+    config: BoxdConfig,
+    programs: Arc<dyn Spawn>,
+    files: FileWorkers,
+    clients: UnixListener,
+    control: UnixListener,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    let authority = Authority::new(config.sandbox_id.clone(), &config.state).map_err(anyhow::Error::msg);
+    let authority = Arc::new(authority.context("the keys boxd was started with")?);
+    let server = Arc::new(Server {
+        authority: authority.clone(),
+        programs,
+        files: FileStore::new(files),
+        execs: exec::Limits::default(),
+        shells: shell::Limits::default(),
+        tasks: TaskTracker::new(),
+        shutdown: shutdown.clone(),
+    });
+    let tasks = server.tasks.clone();
+    // Clients stop being served first, the broker can still ask meanwhile.
+    let control_end = CancellationToken::new();
+    tokio::join!(
+        accept_loop(clients, client_router(server.clone()), MAX_CLIENT_CONNECTIONS, tasks.clone(), shutdown.clone()),
+        accept_loop(control, control_router(server.clone()), MAX_CONTROL_CONNECTIONS, tasks.clone(), control_end.clone()),
+        control::end_with_the_lease(authority, shutdown.clone()),
+        control::hold_writers(server.clone()),
+        async {
+            shutdown.cancelled().await;
+            control_end.cancel();
+        },
+    );
+    tasks.close();
+    if tokio::time::timeout(DRAIN_WITHIN, tasks.wait()).await.is_err() {
+        tracing::warn!(open = tasks.len(), "requests were still under way at the end");
+    }
+    Ok(())
+}
+
+fn client_router(server: Arc<Server>) -> Router {
+    let file = || get(files::get).head(files::get).put(files::put).delete(files::delete);
+    Router::new()
+        .route("/healthz", get(async || Json(serde_json::json!({ "status": "ok" }))))
+        .route("/v1/exec", post(exec::run))
+        .route("/v1/files", file())
+        .route("/v1/files/", file())
+        .route("/v1/files/{*path}", file())
+        .route("/v1/archive", get(files::archive::get).put(files::archive::put))
+        .route("/v1/shell/ws", get(shell::open))
+        .route("/v1/ws", get(shell::open))
+        .route(langsmith::EXECUTE, post(langsmith::execute))
+        .route(langsmith::UPLOAD, post(langsmith::upload))
+        .route(langsmith::DOWNLOAD, get(langsmith::download).head(langsmith::download))
+        .fallback(answer::no_such_route)
+        .method_not_allowed_fallback(answer::no_such_method)
+        .layer(middleware::from_fn(answer::wrap))
+        .with_state(server)
+}
+
+fn control_router(server: Arc<Server>) -> Router {
+    Router::new()
+        .route("/control/state", put(control::put_state))
+        .route("/control/status", get(control::get_status))
+        .route("/control/shutdown", post(control::shutdown))
+        .fallback(answer::no_such_route)
+        .method_not_allowed_fallback(answer::no_such_method)
+        .layer(middleware::from_fn(answer::wrap))
+        .with_state(server)
+}

@@ -1,0 +1,102 @@
+//! Frames on the socket: reading one, writing one, and how a connection ends.
+
+use std::time::Duration;
+
+use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket};
+use cobox_protocol::{
+    ApiError, ErrorCode, RequestId,
+    frame::{ClientFrame, ServerFrame, close},
+};
+use futures_util::{
+    SinkExt, StreamExt,
+    stream::{SplitSink, SplitStream},
+};
+
+pub type Sink = SplitSink<WebSocket, Message>;
+pub type Stream = SplitStream<WebSocket>;
+
+/// What a client gets to take the last frames and answer the close.
+const GOODBYE_WITHIN: Duration = Duration::from_secs(1);
+const NORMAL: u16 = 1000;
+const INTERNAL: u16 = 1011;
+const TRY_AGAIN_LATER: u16 = 1013;
+
+/// How a connection ends: the close code, and an error frame before it where there is something to say.
+#[derive(Debug)]
+pub struct End {
+    pub code: u16,
+    pub error: Option<ApiError>,
+}
+
+impl End {
+    pub fn plain(code: u16) -> Self {
+        Self { code, error: None }
+    }
+    /// Over, as it should be; also where the client has gone and nobody will read the code.
+    pub fn normal() -> Self {
+        Self::plain(NORMAL)
+    }
+}
+
+impl From<ApiError> for End {
+    fn from(error: ApiError) -> Self {
+        let code = match error.code {
+            ErrorCode::Unauthenticated | ErrorCode::TokenExpired => close::UNAUTHENTICATED,
+            ErrorCode::TokenRevoked => close::ENDED,
+            ErrorCode::CapabilityDenied => close::CAPABILITY,
+            ErrorCode::RateLimited => TRY_AGAIN_LATER,
+            ErrorCode::Internal => INTERNAL,
+            _ => close::INVALID,
+        };
+        Self { code, error: Some(error) }
+    }
+}
+
+pub enum Received {
+    Frame(ClientFrame),
+    /// The socket's own keep-alive.
+    Nothing,
+}
+
+/// What came from the socket, read.
+pub fn receive(message: Option<Result<Message, axum::Error>>) -> Result<Received, End> {
+    let unreadable = |why: String| End::from(ApiError::invalid(format!("a frame can't be read: {why}")));
+    match message {
+        // The parser's words could repeat a token, so only their place is told.
+        Some(Ok(Message::Text(text))) => serde_json::from_str(&text)
+            .map(Received::Frame)
+            .map_err(|e| unreadable(format!("it is not the JSON of a known frame ({:?} error at column {})", e.classify(), e.column()))),
+        Some(Ok(Message::Binary(_))) => Err(unreadable("frames from clients are JSON text".to_owned())),
+        Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(Received::Nothing),
+        Some(Ok(Message::Close(_))) | None => Err(End::normal()),
+        Some(Err(error)) => Err(unreadable(error.to_string())),
+    }
+}
+
+pub fn encode(frame: &ServerFrame) -> Message {
+    // Strings, numbers and maps with string keys always serialise.
+    Message::Text(Utf8Bytes::from(serde_json::to_string(frame).unwrap_or_default()))
+}
+
+pub fn error_frame(error: &ApiError, request_id: &RequestId) -> Message {
+    encode(&ServerFrame::Error { error: error.envelope(request_id).error })
+}
+
+pub async fn send(sink: &mut Sink, message: Message) -> Result<(), End> {
+    sink.send(message).await.map_err(|_| End::normal())
+}
+
+/// Says why, closes, and waits a moment for the client to have heard it.
+pub async fn goodbye(sink: &mut Sink, stream: &mut Stream, end: End, request_id: &RequestId) {
+    let reason = end.error.as_ref().map_or("", |e| e.code.as_str());
+    let farewell = async {
+        if let Some(error) = &end.error {
+            send(sink, error_frame(error, request_id)).await?;
+        }
+        send(sink, Message::Close(Some(CloseFrame { code: end.code, reason: Utf8Bytes::from_static(reason) }))).await?;
+        while let Some(Ok(_)) = stream.next().await {}
+        Ok::<(), End>(())
+    };
+    // A client that doesn't listen any more has nothing to be told.
+    let _ = tokio::time::timeout(GOODBYE_WITHIN, farewell).await;
+}

@@ -1,0 +1,139 @@
+//! Makes the namespaces below boxd's in which the workloads live, with init as their first process.
+#![allow(unsafe_code, reason = "namespaces are made here")]
+
+use std::{
+    fs, io,
+    os::fd::{AsFd, OwnedFd},
+};
+
+use anyhow::{Context, bail};
+use cobox_kernel::{Cloned, MountFlags, clone_process, exit_now, set_mount_flags};
+use cobox_protocol::control::BoxdConfig;
+use rustix::{
+    fs::{CWD, Mode, OFlags, openat},
+    mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create, fsmount, fsopen,
+        move_mount, open_tree, unmount,
+    },
+    net::{AddressFamily, SocketFlags, SocketType, socketpair},
+    thread::{UnshareFlags, unshare_unsafe},
+};
+
+use super::{
+    init,
+    link::{Report, receive, send},
+    seccomp,
+};
+
+/// Of /proc: settings of the machine or of the network, which nobody inside changes.
+const READ_ONLY: [&str; 5] = ["sys", "sysrq-trigger", "irq", "bus", "fs"];
+/// Of /proc: what tells about the host and helps no program.
+const MASKED: [&str; 6] = ["kcore", "keys", "key-users", "timer_list", "kallsyms", "vmallocinfo"];
+
+/// Starts init and returns boxd's end of the link to it. Must run before any thread is started.
+pub fn start(config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).context("making init's link")?;
+    // SAFETY: boxd has one thread until the runtime starts, which is after this.
+    match unsafe { clone_process(libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWCGROUP) }.context("cloning init")? {
+        Cloned::Child => {
+            drop(ours);
+            if let Err(e) = enter(&theirs, config) {
+                // Boxd reports it; if even that fails the closed link tells.
+                let what: String = format!("{e:#}").chars().take(300).collect();
+                let _ = send(&theirs, &Report::Failed { what }, &[]);
+                exit_now(1);
+            }
+            init::run(theirs, config)
+        }
+        Cloned::Parent { pid, .. } => {
+            drop(theirs);
+            expect(&ours, |r| matches!(r, Report::Unshared))?;
+            write_id_maps(pid, config).context("mapping the workloads' ids")?;
+            // Any packet says "go on".
+            send(&ours, &Report::Ready, &[])?;
+            expect(&ours, |r| matches!(r, Report::Ready))?;
+            Ok(ours)
+        }
+    }
+}
+
+fn expect(link: &OwnedFd, wanted: impl Fn(&Report) -> bool) -> anyhow::Result<()> {
+    match receive::<Report>(link)? {
+        Some((report, _)) if wanted(&report) => Ok(()),
+        Some((Report::Failed { what }, _)) => bail!("the workloads' init failed: {what}"),
+        Some((other, _)) => bail!("the workloads' init said {other:?} out of turn"),
+        None => bail!("the workloads' init died while it was being set up"),
+    }
+}
+
+/// Where the sandbox has a range, the workloads get all of it but boxd's own id, the last; where it has one id, that
+/// one under the workload's number.
+fn write_id_maps(pid: i32, config: &BoxdConfig) -> io::Result<()> {
+    let w = &config.workload;
+    let map = |id: u32| if w.uid_count > 1 { format!("0 0 {}", w.uid_count - 1) } else { format!("{id} 0 1") };
+    fs::write(format!("/proc/{pid}/gid_map"), map(w.gid))?;
+    fs::write(format!("/proc/{pid}/uid_map"), map(w.uid))
+}
+
+/// In the child: its own /proc, then a user namespace that owns nothing, then no way back.
+fn enter(link: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<()> {
+    // A user namespace made now, after the mount and pid namespaces, has power over neither: full capabilities in it
+    // would still not unmount anything.
+    let settings = replace_proc().context("mounting the workloads' /proc")?;
+    // SAFETY: this process has one thread and shares no memory or descriptors with another.
+    unsafe { unshare_unsafe(UnshareFlags::NEWUSER) }.context("making the workloads' user namespace")?;
+    send(link, &Report::Unshared, &[])?;
+    if receive::<Report>(link)?.is_none() {
+        bail!("boxd is gone");
+    }
+    // Through the handle from before, because what programs see there is read-only by now.
+    let limit = openat(&settings, "user/max_user_namespaces", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
+        .context("opening the limit of nested user namespaces")?;
+    rustix::io::write(&limit, b"0").context("forbidding nested user namespaces")?;
+    drop((limit, settings));
+
+    if config.workload.uid_count > 1 {
+        rustix::thread::set_thread_groups(&[]).context("leaving all groups")?;
+    }
+    init::limit_resources(&config.limits).context("setting limits")?;
+    rustix::thread::set_no_new_privs(true)?;
+    cobox_kernel::drop_bounding_set().context("emptying the bounding set")?;
+    seccomp::confine().map_err(|e| anyhow::anyhow!("confining system calls: {e}"))?;
+    Ok(())
+}
+
+/// Puts this pid namespace's /proc in the place of boxd's, machine settings read-only. Returns a handle to the settings
+/// through which they are still writable.
+fn replace_proc() -> anyhow::Result<OwnedFd> {
+    let fs = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&fs)?;
+    // Made before the old one goes: the kernel lets a user namespace have a new /proc only where one is already visible.
+    let proc = fsmount(
+        &fs,
+        FsMountFlags::FSMOUNT_CLOEXEC,
+        MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC,
+    )?;
+    unmount("/proc", UnmountFlags::DETACH)?;
+    move_mount(&proc, "", CWD, "/proc", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    let settings = openat(CWD, "/proc/sys", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    for name in READ_ONLY {
+        cover(&format!("/proc/{name}"), &format!("/proc/{name}"), true)?;
+    }
+    for name in MASKED {
+        cover("/dev/null", &format!("/proc/{name}"), false)?;
+    }
+    Ok(settings)
+}
+
+/// Mounts one path over another; one the kernel doesn't have needs no cover.
+fn cover(source: &str, target: &str, read_only: bool) -> anyhow::Result<()> {
+    if !fs::exists(target)? {
+        return Ok(());
+    }
+    let tree = open_tree(CWD, source, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC).context(target.to_owned())?;
+    if read_only {
+        set_mount_flags(tree.as_fd(), MountFlags { read_only, no_dev: true, no_exec: true }, false).context(target.to_owned())?;
+    }
+    move_mount(&tree, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).context(target.to_owned())
+}

@@ -1,0 +1,160 @@
+//! Commands from request to answer, with real processes.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use cobox_protocol::{control::Revocation, exec::ExecResponse};
+use http::Method;
+use serde_json::{Value, json};
+use support::{SOON, TestBoxd};
+use tokio::io::AsyncWriteExt;
+
+async fn exec(boxd: &TestBoxd, request: Value) -> ExecResponse {
+    boxd.post("/v1/exec", request.to_string()).send().await.ok(200).json()
+}
+
+async fn wait_for(condition: impl Fn() -> bool) {
+    let met = async {
+        while !condition() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(SOON, met).await.expect("it happens soon");
+}
+
+/// Whether a process still runs; a zombie has ended.
+fn is_running(pid: &str) -> bool {
+    std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).is_ok_and(|s| !s.contains(") Z "))
+}
+
+#[tokio::test]
+async fn a_command_gives_its_output_and_exit_code() {
+    let boxd = TestBoxd::start();
+    let done = exec(&boxd, json!({ "command": "printf out; printf err >&2; exit 3", "env": {"A": "b"} })).await;
+    assert_eq!((done.stdout.as_str(), done.stderr.as_str(), done.exit_code), ("out", "err", 3));
+    assert_eq!((done.signal, done.timed_out, done.truncated), (None, false, false));
+    let done =
+        exec(&boxd, json!({ "argv": ["/bin/sh", "-c", "cat; printf \"$A\"; pwd -P"], "stdin": "in ", "env": {"A": "b "}, "cwd": "/" }))
+            .await;
+    assert_eq!(done.stdout, "in b /\n");
+    let done = exec(&boxd, json!({ "command": "printf '\\377a'" })).await;
+    assert_eq!((done.stdout.as_str(), done.stdout_b64.as_deref()), ("\u{fffd}a", Some("/2E=")));
+    let done = exec(&boxd, json!({ "command": "kill -TERM $$" })).await;
+    assert_eq!((done.exit_code, done.signal), (143, Some(15)));
+}
+
+#[tokio::test]
+async fn a_program_that_is_not_there_answers_as_a_shell_would() {
+    let boxd = TestBoxd::start();
+    let done = exec(&boxd, json!({ "argv": ["/bin/no-such-program"] })).await;
+    assert_eq!((done.exit_code, done.stderr.as_str()), (127, "/bin/no-such-program: not found\n"));
+    let done = exec(&boxd, json!({ "argv": ["/etc/passwd"] })).await;
+    assert_eq!(done.exit_code, 126);
+    boxd.post("/v1/exec", "{}").send().await.refused(400, "INVALID_REQUEST");
+    boxd.post("/v1/exec", "not json").send().await.refused(400, "INVALID_REQUEST");
+}
+
+#[tokio::test]
+async fn output_beyond_the_limit_is_dropped_and_the_program_goes_on() {
+    let boxd = TestBoxd::start();
+    let done = exec(&boxd, json!({ "command": "head -c 3000000 /dev/zero | tr '\\0' x; echo end >&2", "max_output_bytes": 1000 })).await;
+    assert_eq!((done.stdout.len(), done.truncated, done.exit_code), (1000, true, 0));
+    assert_eq!(done.stderr, "end\n");
+}
+
+#[tokio::test]
+async fn a_command_past_its_time_is_killed_with_all_it_started() {
+    let boxd = TestBoxd::start();
+    let done = exec(&boxd, json!({ "command": "sleep 1000 & echo $!; wait", "timeout_seconds": 0.3 })).await;
+    assert_eq!((done.exit_code, done.signal, done.timed_out), (137, Some(9), true));
+    wait_for(|| !is_running(&done.stdout)).await;
+}
+
+#[tokio::test]
+async fn a_background_child_that_holds_the_pipes_does_not_hold_the_answer() {
+    let boxd = TestBoxd::start();
+    let started = Instant::now();
+    let done = exec(&boxd, json!({ "command": "sleep 1000 & echo $!" })).await;
+    assert!(started.elapsed() < Duration::from_secs(5));
+    assert!(is_running(&done.stdout), "what was left in the background goes on");
+    exec(&boxd, json!({ "command": format!("kill {}", done.stdout) })).await;
+}
+
+#[tokio::test]
+async fn a_client_that_goes_takes_its_command_with_it() {
+    let boxd = TestBoxd::start();
+    let body = json!({ "command": "echo $$ > pid.tmp; mv pid.tmp pid; sleep 1000" }).to_string();
+    let mut stream = boxd.dial("clients").await;
+    let token = boxd.token("exec");
+    let head =
+        format!("POST /v1/exec HTTP/1.1\r\nhost: b\r\nauthorization: Bearer {}\r\ncontent-length: {}\r\n\r\n", token.expose(), body.len());
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(body.as_bytes()).await.unwrap();
+    let file = boxd.host("/workspace/pid");
+    wait_for(|| file.exists()).await;
+    let pid = std::fs::read_to_string(file).unwrap();
+    assert!(is_running(&pid));
+    drop(stream);
+    wait_for(|| !is_running(&pid)).await;
+}
+
+#[tokio::test]
+async fn a_revoked_token_loses_its_command() {
+    let boxd = TestBoxd::start();
+    let claims = boxd.claims("exec");
+    let call = boxd.post("/v1/exec", json!({ "command": "echo $$ > pid.tmp; mv pid.tmp pid; sleep 1000" }).to_string());
+    let waiting = call.token(&boxd.key.mint(&claims)).open();
+    let file = boxd.host("/workspace/pid");
+    let control = async {
+        wait_for(|| file.exists()).await;
+        let mut state = boxd.state.clone();
+        state.version += 1;
+        state.revoked = vec![Revocation::Session(claims.sid.clone().unwrap())];
+        boxd.control(Method::PUT, "/control/state").body(serde_json::to_vec(&state).unwrap()).send().await.ok(200);
+    };
+    let (answer, ()) = tokio::join!(waiting, control);
+    assert_eq!(answer.status(), 401);
+    let pid = std::fs::read_to_string(&file).unwrap();
+    wait_for(|| !is_running(&pid)).await;
+}
+
+#[tokio::test]
+async fn the_langsmith_route_answers_in_that_sdks_shape() {
+    let boxd = TestBoxd::start();
+    let run = |body: Value| boxd.post("/execute", body.to_string()).send();
+    let done: Value =
+        run(json!({ "command": "echo $A; exit 2", "timeout": 5, "shell": "/bin/bash", "env": {"A": "b"} })).await.ok(200).json();
+    assert_eq!(done, json!({ "stdout": "b\n", "stderr": "", "exit_code": 2 }));
+    let done: Value = run(json!({ "command": "sleep 1000", "timeout_secs": 0.2 })).await.ok(200).json();
+    assert_eq!(done["exit_code"], 137);
+    let bad: Value = run(json!({ "command": 7 })).await.ok(400).json();
+    assert_eq!(bad["detail"]["error"], "CommandError");
+    let denied = boxd.post("/execute", json!({ "command": "ls" }).to_string()).token(&boxd.token("fs_read")).send().await;
+    assert_eq!(denied.ok(403).json::<Value>()["detail"]["error"], "PermissionDenied");
+}
+
+#[tokio::test]
+async fn more_commands_at_once_than_allowed_are_told_to_come_again() {
+    let boxd = TestBoxd::start();
+    let fifo = boxd.host("/workspace/gate");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR, 0).unwrap();
+    // Each command waits at the gate until its other side is opened and closed.
+    let held: Vec<_> = (0..64).map(|_| Box::pin(exec(&boxd, json!({ "command": "touch at-gate.$$; read x < gate || true" })))).collect();
+    let held = futures_util::future::join_all(held);
+    let count = || std::fs::read_dir(boxd.host("/workspace")).unwrap().count();
+    let refuse_one_and_open_the_gate = async {
+        wait_for(|| count() == 1 + 64).await;
+        let answer = boxd.post("/v1/exec", json!({ "command": "true" }).to_string()).send().await;
+        assert!(answer.refused(429, "RATE_LIMITED").contains("64"));
+        // As often as it takes: a command that hasn't come to the gate yet isn't let through by this opening.
+        loop {
+            let _ = rustix::fs::open(&fifo, rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::NONBLOCK, rustix::fs::Mode::empty());
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        done = held => assert!(done.iter().all(|d| d.exit_code == 0)),
+        () = refuse_one_and_open_the_gate => unreachable!(),
+    }
+}

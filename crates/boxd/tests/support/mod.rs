@@ -1,0 +1,237 @@
+//! A boxd on real UNIX sockets over a temporary root, a client for it, and tokens as the broker would mint them.
+
+#![allow(dead_code, reason = "each test file uses its own part of this")]
+
+mod programs;
+
+use std::{
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use boxd::FileWorkers;
+use bytes::Bytes;
+use cobox_protocol::{
+    CapabilitySet, SandboxId, Secret, Timestamp, TokenId,
+    control::{Alg, BoxdConfig, BoxdStatus, ControlState, Revocation, Workload, WorkloadLimits},
+};
+use cobox_token::{Actor, ActorKind, Claims, MasterKey, SigningKey};
+use http::{HeaderMap, HeaderName, Method, Request, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::TokioIo;
+use tempfile::TempDir;
+use tokio::{
+    net::{UnixListener, UnixStream},
+    task::JoinHandle,
+};
+use tokio_util::sync::CancellationToken;
+
+pub const EVERYTHING: &str = "fs_read fs_write exec shell";
+/// Longer than anything here takes, shorter than the test runner's patience.
+pub const SOON: Duration = Duration::from_secs(10);
+
+pub struct TestBoxd {
+    directory: TempDir,
+    pub sandbox_id: SandboxId,
+    pub key: SigningKey,
+    pub state: ControlState,
+    pub shutdown: CancellationToken,
+    pub served: Option<JoinHandle<anyhow::Result<()>>>,
+}
+
+impl TestBoxd {
+    pub fn start() -> Self {
+        Self::start_with(|_| {})
+    }
+
+    pub fn start_with(change: impl FnOnce(&mut ControlState)) -> Self {
+        let directory = TempDir::new().unwrap();
+        let root = directory.path().join("root");
+        std::fs::create_dir_all(root.join("workspace")).unwrap();
+        Self::over(directory, &root, change)
+    }
+
+    /// Over the machine's own root, for what a temporary directory can't have. Nothing there is to be changed.
+    pub fn start_over_the_host() -> Self {
+        Self::over(TempDir::new().unwrap(), Path::new("/"), |_| {})
+    }
+
+    fn over(directory: TempDir, root: &Path, change: impl FnOnce(&mut ControlState)) -> Self {
+        let sandbox_id = SandboxId::new();
+        let key = MasterKey::from_bytes([7; 32]).derive(&sandbox_id, 1, Alg::EdDsa);
+        let mut state = ControlState {
+            version: 1,
+            issuer: "cobox".into(),
+            keys: vec![key.verify_spec()],
+            revoked: vec![],
+            lease_expires_at: Timestamp::now().plus(Duration::from_secs(3600)),
+            disk_full: false,
+        };
+        change(&mut state);
+        let config = BoxdConfig {
+            sandbox_id: sandbox_id.clone(),
+            state: state.clone(),
+            workload: Workload {
+                uid: 1000,
+                gid: 1000,
+                user: "box".into(),
+                home: "/home/box".into(),
+                work_dir: "/workspace".into(),
+                uid_count: 1,
+            },
+            limits: WorkloadLimits { processes: 100, data_bytes: None, open_files: 1024 },
+        };
+        let programs = Arc::new(programs::HostPrograms { work_dir: root.join("workspace") });
+        let files = FileWorkers::start(std::fs::File::open(root).unwrap().into(), || Ok(())).unwrap();
+        let clients = UnixListener::bind(directory.path().join("clients")).unwrap();
+        let control = UnixListener::bind(directory.path().join("control")).unwrap();
+        let shutdown = CancellationToken::new();
+        let served = Some(tokio::spawn(boxd::serve(config, programs, files, clients, control, shutdown.clone())));
+        Self { directory, sandbox_id, key, state, shutdown, served }
+    }
+
+    /// A path of the sandbox as the host sees it.
+    pub fn host(&self, path: impl AsRef<[u8]>) -> PathBuf {
+        let relative = std::ffi::OsStr::from_bytes(path.as_ref().strip_prefix(b"/").unwrap());
+        self.directory.path().join("root").join(relative)
+    }
+
+    /// Something beside the root, which no client may ever see.
+    pub fn outside(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub fn claims(&self, scope: &str) -> Claims {
+        let now = Timestamp::now().unix();
+        Claims {
+            iss: "cobox".into(),
+            sub: "ada".into(),
+            aud: self.sandbox_id.clone(),
+            sid: Some("ssn_1".into()),
+            thread_id: None,
+            scope: scope.parse::<CapabilitySet>().unwrap(),
+            iat: now,
+            nbf: now,
+            exp: now + 900,
+            jti: TokenId::new().to_string(),
+            act: Actor { kind: ActorKind::Human, id: "ada".into() },
+            generation: 1,
+            grant: "grant-1".into(),
+        }
+    }
+
+    pub fn token(&self, scope: &str) -> Secret {
+        self.key.mint(&self.claims(scope))
+    }
+
+    pub async fn dial(&self, door: &str) -> UnixStream {
+        UnixStream::connect(self.directory.path().join(door)).await.unwrap()
+    }
+
+    pub fn get(&self, path: &str) -> Call<'_> {
+        self.call(Method::GET, path)
+    }
+    pub fn put(&self, path: &str, body: impl Into<Bytes>) -> Call<'_> {
+        self.call(Method::PUT, path).body(body)
+    }
+    pub fn post(&self, path: &str, body: impl Into<Bytes>) -> Call<'_> {
+        self.call(Method::POST, path).body(body)
+    }
+
+    /// A request with a token that allows everything, unless another is set.
+    pub fn call(&self, method: Method, path: &str) -> Call<'_> {
+        let token = format!("Bearer {}", self.token(EVERYTHING).expose());
+        Call { boxd: self, door: "clients", request: Request::builder().method(method).uri(path), body: Bytes::new() }
+            .header("authorization", &token)
+            .header("host", "boxd")
+    }
+
+    pub fn control(&self, method: Method, path: &str) -> Call<'_> {
+        Call { boxd: self, door: "control", request: Request::builder().method(method).uri(path), body: Bytes::new() }
+            .header("host", "boxd")
+    }
+
+    /// A push of the state with these revocations, one version up.
+    pub async fn revoke(&mut self, revoked: Vec<Revocation>) -> BoxdStatus {
+        self.state.revoked = revoked;
+        self.push().await
+    }
+
+    /// Resolves when no request and no shell is under way.
+    pub async fn idle(&self) {
+        while self.control(Method::GET, "/control/status").send().await.json::<BoxdStatus>().open_streams > 0 {}
+    }
+
+    pub async fn push(&mut self) -> BoxdStatus {
+        self.state.version += 1;
+        self.control(Method::PUT, "/control/state").body(serde_json::to_vec(&self.state).unwrap()).send().await.json()
+    }
+}
+
+pub struct Call<'a> {
+    boxd: &'a TestBoxd,
+    door: &'static str,
+    request: http::request::Builder,
+    body: Bytes,
+}
+
+impl Call<'_> {
+    pub fn header(mut self, name: &str, value: &str) -> Self {
+        let headers = self.request.headers_mut().unwrap();
+        headers.insert(name.parse::<HeaderName>().unwrap(), value.parse().unwrap());
+        self
+    }
+    pub fn without(mut self, name: &str) -> Self {
+        self.request.headers_mut().unwrap().remove(name);
+        self
+    }
+    pub fn token(self, token: &Secret) -> Self {
+        let value = format!("Bearer {}", token.expose());
+        self.header("authorization", &value)
+    }
+    pub fn body(mut self, body: impl Into<Bytes>) -> Self {
+        self.body = body.into();
+        self
+    }
+
+    /// The answer with its body still to come.
+    pub async fn open(self) -> http::Response<hyper::body::Incoming> {
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(self.boxd.dial(self.door).await)).await.unwrap();
+        tokio::spawn(connection);
+        sender.send_request(self.request.body(Full::new(self.body)).unwrap()).await.unwrap()
+    }
+
+    pub async fn send(self) -> Answer {
+        let (parts, body) = self.open().await.into_parts();
+        Answer { status: parts.status, headers: parts.headers, body: body.collect().await.unwrap().to_bytes() }
+    }
+}
+
+#[derive(Debug)]
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+impl Answer {
+    pub fn json<T: serde::de::DeserializeOwned>(&self) -> T {
+        serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("{e}: {} {:?}", self.status, self.body))
+    }
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).unwrap_or_else(|| panic!("no {name} in {self:?}")).to_str().unwrap()
+    }
+    /// Asserts an error in the envelope and gives its message.
+    pub fn refused(&self, status: u16, code: &str) -> String {
+        let json: serde_json::Value = self.json();
+        assert_eq!((self.status.as_u16(), json["error"]["code"].as_str()), (status, Some(code)), "{json}");
+        assert_eq!(json["error"]["request_id"], self.header("x-request-id"));
+        json["error"]["message"].as_str().unwrap().to_owned()
+    }
+    pub fn ok(self, status: u16) -> Self {
+        assert_eq!(self.status.as_u16(), status, "{self:?}");
+        self
+    }
+}

@@ -1,0 +1,151 @@
+//! The broker's settings, read from TOML; what is left out has a default that suits one machine.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use cobox_protocol::{control::Alg, id::is_foreign_id};
+use serde::Deserialize;
+
+/// Shortest life of a token, in seconds: below it clients would do little but refresh.
+pub const MIN_TOKEN_TTL_SECONDS: u64 = 60;
+/// Longest life of a token, in seconds.
+pub const MAX_TOKEN_TTL_SECONDS: u64 = 3600;
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Where the broker listens; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// How clients reach the broker, without a slash at the end. By default the address it is bound to.
+    pub public_url: Option<String>,
+    /// Holds `broker.db`, `master.key` and the sandboxes.
+    pub data_dir: PathBuf,
+    /// Where keys made at the first start belong.
+    pub workspace: String,
+    pub token_ttl_seconds: u64,
+    /// Without activity for this long: `idle`.
+    pub idle_timeout_seconds: u64,
+    /// Without activity for this long: `suspended`.
+    pub lease_seconds: u64,
+    /// Suspended for this long: `terminated`.
+    pub keep_suspended_seconds: u64,
+    /// Running time after which a session ends whatever happens.
+    pub hard_ttl_seconds: u64,
+    pub alg: Alg,
+    /// Living sandboxes (suspended ones too) a workspace may have.
+    pub max_sandboxes_per_workspace: u32,
+    /// Open connections of clients.
+    pub max_connections: u32,
+    /// How often leases are looked at, in milliseconds.
+    pub reaper_interval_ms: u64,
+    /// How long audit records are kept.
+    pub audit_keep_seconds: u64,
+}
+
+const DAY_SECONDS: u64 = 24 * 60 * 60;
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 7070)),
+            public_url: None,
+            data_dir: PathBuf::from(".cobox"),
+            workspace: "default".to_owned(),
+            token_ttl_seconds: 900,
+            idle_timeout_seconds: 900,
+            lease_seconds: 3600,
+            keep_suspended_seconds: 7 * DAY_SECONDS,
+            hard_ttl_seconds: 28_800,
+            alg: Alg::EdDsa,
+            // A machine holds several hundred; more than this is a runaway client.
+            max_sandboxes_per_workspace: 1000,
+            max_connections: 4096,
+            reaper_interval_ms: 1000,
+            audit_keep_seconds: 90 * DAY_SECONDS,
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("the configuration can't be read: {0}")]
+    Unreadable(#[from] toml::de::Error),
+    #[error("{field}: {problem}")]
+    Invalid { field: &'static str, problem: String },
+}
+
+impl Config {
+    pub fn from_toml(text: &str) -> Result<Self, ConfigError> {
+        let config: Self = toml::from_str(text)?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let invalid = |field, problem: &str| Err(ConfigError::Invalid { field, problem: problem.to_owned() });
+        if !(MIN_TOKEN_TTL_SECONDS..=MAX_TOKEN_TTL_SECONDS).contains(&self.token_ttl_seconds) {
+            return invalid("token_ttl_seconds", "must be from 60 to 3600");
+        }
+        for (field, value) in [
+            ("idle_timeout_seconds", self.idle_timeout_seconds),
+            ("keep_suspended_seconds", self.keep_suspended_seconds),
+            ("hard_ttl_seconds", self.hard_ttl_seconds),
+            ("reaper_interval_ms", self.reaper_interval_ms),
+            ("audit_keep_seconds", self.audit_keep_seconds),
+            ("max_sandboxes_per_workspace", u64::from(self.max_sandboxes_per_workspace)),
+            ("max_connections", u64::from(self.max_connections)),
+        ] {
+            if value == 0 {
+                return invalid(field, "must be at least 1");
+            }
+        }
+        if self.lease_seconds < self.idle_timeout_seconds {
+            return invalid("lease_seconds", "must not be shorter than idle_timeout_seconds");
+        }
+        if !is_foreign_id(&self.workspace) {
+            return invalid("workspace", "must have 1 to 256 characters and no control characters");
+        }
+        if let Some(url) = &self.public_url
+            && (!(url.starts_with("http://") || url.starts_with("https://")) || url.ends_with('/') || url.contains(['?', '#', ' ']))
+        {
+            return invalid("public_url", "must start with http:// or https:// and have no slash at the end, no query and no fragment");
+        }
+        Ok(())
+    }
+
+    pub fn token_ttl(&self) -> Duration {
+        Duration::from_secs(self.token_ttl_seconds)
+    }
+    pub fn idle_timeout(&self) -> Duration {
+        Duration::from_secs(self.idle_timeout_seconds)
+    }
+    pub fn lease(&self) -> Duration {
+        Duration::from_secs(self.lease_seconds)
+    }
+    pub fn keep_suspended(&self) -> Duration {
+        Duration::from_secs(self.keep_suspended_seconds)
+    }
+    pub fn hard_ttl(&self) -> Duration {
+        Duration::from_secs(self.hard_ttl_seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_file_is_the_default_and_a_wrong_value_names_its_field() {
+        assert_eq!(Config::from_toml("").unwrap().token_ttl_seconds, 900);
+        for (text, field) in [
+            ("token_ttl_seconds = 30", "token_ttl_seconds"),
+            ("idle_timeout_seconds = 0", "idle_timeout_seconds"),
+            ("lease_seconds = 10", "lease_seconds"),
+            ("public_url = \"ftp://x\"", "public_url"),
+            ("tokn_ttl = 3", "tokn_ttl"),
+            ("alg = \"none\"", "alg"),
+        ] {
+            let error = Config::from_toml(text).unwrap_err().to_string();
+            assert!(error.contains(field), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! The data directory: one broker at a time, a database, and the master key, which is made once and guarded.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Read, Write},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use cobox_protocol::RequestId;
+use cobox_token::MasterKey;
+use rustix::fs::FlockOperation;
+use zeroize::Zeroize;
+
+/// Its owner alone may read a secret.
+const SECRET_MODE: u32 = 0o600;
+const OTHERS_MASK: u32 = 0o077;
+
+#[derive(Debug, thiserror::Error)]
+pub enum DataDirError {
+    #[error("{path}: {doing}: {cause}")]
+    Io { path: PathBuf, doing: &'static str, cause: io::Error },
+    #[error("{0} is in use by another broker; stop that one, or choose another data directory")]
+    InUse(PathBuf),
+    #[error(
+        "{0} is missing, but the database beside it has sandboxes: restore it from a backup, or move the database away to start afresh"
+    )]
+    KeyMissing(PathBuf),
+    #[error("{path} can be read by others (mode {mode:o}); run `chmod 600` on it")]
+    KeyExposed { path: PathBuf, mode: u32 },
+    #[error("{0} belongs to another user; the broker must own it")]
+    KeyForeign(PathBuf),
+    #[error("{0} is not a master key: it must hold exactly 32 bytes")]
+    KeyInvalid(PathBuf),
+}
+
+pub struct DataDir {
+    path: PathBuf,
+    /// The lock is the kernel's: it goes when the process does, however it ends.
+    _lock: File,
+}
+
+impl DataDir {
+    /// Makes the directory where there is none, and takes it for this process.
+    pub fn open(path: &Path) -> Result<Self, DataDirError> {
+        DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed(path, "making the data directory"))?;
+        let lock_path = path.join("broker.lock");
+        let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(SECRET_MODE).open(&lock_path);
+        let lock = lock.map_err(failed(&lock_path, "opening"))?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(DataDirError::InUse(path.to_owned())),
+            Err(e) => Err(failed(&lock_path, "locking")(e.into())),
+        }
+    }
+
+    /// The database's file, made here so that nobody else can read it; what SQLite puts beside it gets the same mode.
+    pub fn database(&self) -> Result<PathBuf, DataDirError> {
+        let path = self.path.join("broker.db");
+        let made = OpenOptions::new().create(true).truncate(false).write(true).mode(SECRET_MODE).open(&path);
+        made.map_err(failed(&path, "opening"))?;
+        Ok(path)
+    }
+
+    /// Reads the master key, or makes it when nothing depends on an older one.
+    pub fn master_key(&self, has_sandboxes: bool) -> Result<MasterKey, DataDirError> {
+        let path = self.path.join("master.key");
+        let mut file = match File::open(&path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound && has_sandboxes => return Err(DataDirError::KeyMissing(path)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                let key = MasterKey::generate();
+                self.write_once(&path, key.expose())?;
+                return Ok(key);
+            }
+            Err(e) => return Err(failed(&path, "opening")(e)),
+        };
+        let meta = file.metadata().map_err(failed(&path, "looking at"))?;
+        if meta.uid() != rustix::process::geteuid().as_raw() {
+            return Err(DataDirError::KeyForeign(path));
+        }
+        if meta.mode() & OTHERS_MASK != 0 {
+            return Err(DataDirError::KeyExposed { path, mode: meta.mode() & 0o7777 });
+        }
+        let mut bytes = [0u8; MasterKey::LEN];
+        let is_exact = meta.len() == bytes.len() as u64 && file.read_exact(&mut bytes).is_ok();
+        let key = is_exact.then(|| MasterKey::from_bytes(bytes));
+        bytes.zeroize();
+        key.ok_or(DataDirError::KeyInvalid(path))
+    }
+
+    /// This node's name: as long as the data directory lives, so does it.
+    pub fn node_id(&self) -> Result<String, DataDirError> {
+        let path = self.path.join("node.id");
+        match fs::read_to_string(&path) {
+            Ok(id) => Ok(id.trim().to_owned()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                let id = RequestId::new().as_str().replacen("req_", "node_", 1);
+                self.write_once(&path, id.as_bytes())?;
+                Ok(id)
+            }
+            Err(e) => Err(failed(&path, "reading")(e)),
+        }
+    }
+
+    /// Whole and durable under its name, or not there at all.
+    fn write_once(&self, path: &Path, bytes: &[u8]) -> Result<(), DataDirError> {
+        let partial = path.with_extension("partial");
+        // Left by a crash, and worth nothing.
+        match fs::remove_file(&partial) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(&partial, "removing")(e)),
+            _ => {}
+        }
+        let mut file =
+            OpenOptions::new().create_new(true).write(true).mode(SECRET_MODE).open(&partial).map_err(failed(&partial, "making"))?;
+        file.write_all(bytes).and_then(|()| file.sync_all()).map_err(failed(&partial, "writing"))?;
+        fs::rename(&partial, path).map_err(failed(path, "naming"))?;
+        File::open(&self.path).and_then(|dir| dir.sync_all()).map_err(failed(&self.path, "syncing"))
+    }
+}
+
+fn failed(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> DataDirError {
+    let path = path.to_owned();
+    move |cause| DataDirError::Io { path, doing, cause }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn the_master_key_is_made_once_and_kept_from_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = DataDir::open(dir.path()).unwrap();
+        assert!(matches!(data.master_key(true), Err(DataDirError::KeyMissing(_))));
+        let made = data.master_key(false).unwrap();
+        assert_eq!(data.master_key(true).unwrap().expose(), made.expose());
+        let path = dir.path().join("master.key");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        assert!(matches!(data.master_key(true), Err(DataDirError::KeyExposed { .. })));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::write(&path, b"short").unwrap();
+        assert!(matches!(data.master_key(true), Err(DataDirError::KeyInvalid(_))));
+    }
+
+    #[test]
+    fn a_data_directory_has_one_broker_and_one_node_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = DataDir::open(dir.path()).unwrap();
+        assert!(matches!(DataDir::open(dir.path()), Err(DataDirError::InUse(_))));
+        let name = data.node_id().unwrap();
+        drop(data);
+        assert_eq!(DataDir::open(dir.path()).unwrap().node_id().unwrap(), name);
+    }
+}

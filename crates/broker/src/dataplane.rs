@@ -1,0 +1,179 @@
+//! The broker's side of the gateway: who may pass to which sandbox, with which token, over which connection.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use cobox_gateway::{Admission, Caller as Passer, Credential, Directory, Target, Usage};
+use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, Secret, SessionId};
+use cobox_provider::{BoxedStream, Door, ProviderError};
+
+use crate::domain::{
+    access,
+    audit::{AuditRecord, AuditTrail},
+    deployment::{Deployment, internal},
+    keys::Keys,
+    lifecycle::Lifecycle,
+    model::{Bound, Caller, Sandbox, Session},
+    tokens::Wish,
+};
+
+/// How long traffic waits for a suspended sandbox to start before it is told to come again.
+const WAKE_WAIT: Duration = Duration::from_secs(10);
+
+pub struct Dataplane {
+    pub deployment: Arc<Deployment>,
+    pub lifecycle: Arc<Lifecycle>,
+    pub keys: Arc<Keys>,
+    pub audit: AuditTrail,
+}
+
+#[async_trait]
+impl Directory for Dataplane {
+    async fn admit(&self, target: Target, credential: Option<Credential>, _request_id: &RequestId) -> Result<Admission, ApiError> {
+        let found = self.find(&target).await?;
+        match credential {
+            None => match found {
+                Some((sandbox, _)) if sandbox.is_running() => Ok(Admission { sandbox: sandbox.id, token: None, caller: None }),
+                // The same answer for what doesn't exist and what would have to be woken: a stranger learns nothing.
+                _ => Err(ApiError::new(ErrorCode::Unauthenticated, "no credential, and nothing runs here; negotiate first")),
+            },
+            Some(Credential::ApiKey(key)) => {
+                let caller = self.keys.authenticate(&key).await?;
+                self.swap(&caller, &target, found).await
+            }
+            Some(Credential::Token(token)) => {
+                let (sandbox, session) = found.ok_or_else(|| not_found(&target))?;
+                self.check(token, &sandbox, session.as_ref()).await
+            }
+        }
+    }
+
+    async fn dial(&self, admission: &Admission) -> Result<BoxedStream, ApiError> {
+        let (d, id) = (&self.deployment, &admission.sandbox);
+        if admission.caller.is_none() {
+            return d.provider.dial(id, Door::Client).await.map_err(|e| unreachable(id, &e));
+        }
+        // Before the state is looked at, so that the reaper knows of it before it decides.
+        self.lifecycle.activity.sandbox_used(id, d.now());
+        self.lifecycle.bring_up(id, WAKE_WAIT).await?;
+        match d.provider.dial(id, Door::Client).await {
+            Ok(stream) => Ok(stream),
+            Err(ProviderError::NotRunning(_)) => {
+                // It died a moment ago: that is a suspension, and traffic ends a suspension.
+                self.lifecycle.check_running(id).await;
+                self.lifecycle.bring_up(id, WAKE_WAIT).await?;
+                d.provider.dial(id, Door::Client).await.map_err(|e| unreachable(id, &e))
+            }
+            Err(e) => Err(unreachable(id, &e)),
+        }
+    }
+
+    async fn used(&self, usage: Usage) {
+        let Some(caller) = usage.admission.caller else { return };
+        let mut record = AuditRecord::new(self.deployment.now(), &caller.workspace, "dataplane.used")
+            .detail(format!("{} {} {}", usage.method, usage.path, usage.status));
+        record.request_id = Some(usage.request_id);
+        record.principal = Some(caller.principal);
+        record.actor = Some(caller.actor);
+        record.thread = caller.thread;
+        record.session = caller.session;
+        record.sandbox = Some(usage.admission.sandbox);
+        record.jti = Some(caller.jti);
+        self.audit.add(record).await;
+    }
+}
+
+impl Dataplane {
+    async fn find(&self, target: &Target) -> Result<Option<(Sandbox, Option<Session>)>, ApiError> {
+        let store = &self.deployment.store;
+        Ok(match target {
+            Target::Sandbox(id) => store.sandbox(id).await.map_err(internal)?.map(|sandbox| (sandbox, None)),
+            Target::Session(id) => store.session(id).await.map_err(internal)?.map(|b| (b.sandbox, Some(b.session))),
+        })
+    }
+
+    /// An API key becomes a token of the same principal; the key goes no further.
+    async fn swap(&self, caller: &Caller, target: &Target, found: Option<(Sandbox, Option<Session>)>) -> Result<Admission, ApiError> {
+        let d = &self.deployment;
+        let principal = &caller.principal;
+        let (sandbox, session) = found.filter(|(s, _)| access::is_visible(principal, s)).ok_or_else(|| not_found(target))?;
+        let session = match session {
+            Some(session) => {
+                access::may_use(principal, &session)?;
+                if session.ended_at.is_some() {
+                    return Err(ApiError::new(ErrorCode::SessionExpired, format!("session {} is over; ensure a new one", session.id)));
+                }
+                Some(session)
+            }
+            None => {
+                access::may_use(principal, &sandbox)?;
+                let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
+                // A sandbox in sessions is used through one of them, or not at all.
+                let is_refused = sessions.first().map(|s| access::may_use(principal, s));
+                match sessions.into_iter().find(|s| access::may_use(principal, s).is_ok()) {
+                    Some(session) => Some(session),
+                    None => is_refused.transpose()?.and(None),
+                }
+            }
+        };
+        if sandbox.ended_at.is_some() {
+            return Err(not_found(target));
+        }
+        let now = d.now();
+        let capabilities = access::grant(principal, None)?;
+        let hard_ttl = d.config.hard_ttl();
+        let (issued, session) = match session {
+            Some(session) => {
+                let bound = Bound { session, sandbox: sandbox.clone() };
+                (d.tokens.mint(&Wish::for_session(caller, &bound, capabilities, hard_ttl, now)), Some(bound.session))
+            }
+            None => {
+                let left = hard_ttl.saturating_sub(sandbox.active_until(now));
+                (d.tokens.mint(&Wish { caller, sandbox: &sandbox, session: None, capabilities, ttl: None, left, now }), None)
+            }
+        };
+        let passer = Passer {
+            workspace: principal.workspace.clone(),
+            principal: principal.name.clone(),
+            actor: principal.kind.word().to_owned(),
+            thread: session.as_ref().map(|s| s.scope_id.clone()),
+            session: session.map(|s| s.id),
+            jti: issued.jti.to_string(),
+        };
+        Ok(Admission { sandbox: sandbox.id, token: Some(issued.token), caller: Some(passer) })
+    }
+
+    /// A token passes as it is, once it is known to be one that boxd will accept.
+    async fn check(&self, token: Secret, sandbox: &Sandbox, session: Option<&Session>) -> Result<Admission, ApiError> {
+        let d = &self.deployment;
+        let revoked = d.store.revocations(sandbox, d.now()).await.map_err(internal)?;
+        let claims = d.tokens.verify(sandbox, &token, &revoked, d.now())?;
+        if session.is_some_and(|s| claims.sid.as_deref() != Some(s.id.as_str())) {
+            return Err(ApiError::new(ErrorCode::Unauthenticated, "the token is for another session"));
+        }
+        if sandbox.ended_at.is_some() {
+            return Err(not_found(&Target::Sandbox(sandbox.id.clone())));
+        }
+        let passer = Passer {
+            workspace: sandbox.workspace.clone(),
+            principal: claims.sub,
+            actor: claims.act.kind.word().to_owned(),
+            session: claims.sid.and_then(|s| s.parse::<SessionId>().ok()),
+            thread: claims.thread_id,
+            jti: claims.jti,
+        };
+        Ok(Admission { sandbox: sandbox.id.clone(), token: Some(token), caller: Some(passer) })
+    }
+}
+
+fn not_found(target: &Target) -> ApiError {
+    match target {
+        Target::Sandbox(id) => ApiError::new(ErrorCode::SandboxNotFound, format!("there is no sandbox {id}")),
+        Target::Session(id) => ApiError::new(ErrorCode::SessionNotFound, format!("there is no session {id}")),
+    }
+}
+
+fn unreachable(id: &SandboxId, error: &ProviderError) -> ApiError {
+    tracing::warn!(sandbox = %id, %error, "no connection to boxd");
+    ApiError::new(ErrorCode::ProviderUnavailable, format!("boxd of {id} can't be reached; try again"))
+}

@@ -1,0 +1,81 @@
+//! Who was used when, gathered in memory and written now and then: a lease is an hour, a write is a disk sync.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use cobox_protocol::{KeyId, SandboxId, Timestamp};
+
+use crate::store::Note;
+
+/// The store lags behind at most this much; a crash shortens a lease by no more.
+const WRITE_EVERY: Duration = Duration::from_secs(10);
+/// `last_used_at` of a key is for people, who don't care about minutes.
+const WRITE_KEYS_EVERY: Duration = Duration::from_secs(300);
+
+#[derive(Clone, Copy)]
+struct Used {
+    last: Timestamp,
+    written: Option<Timestamp>,
+    /// Requests let through since boxd was last asked for its count.
+    forwarded: u64,
+}
+
+#[derive(Default)]
+pub struct Activity {
+    sandboxes: Mutex<HashMap<SandboxId, Used>>,
+    keys: Mutex<HashMap<KeyId, Used>>,
+}
+
+impl Activity {
+    pub fn sandbox_used(&self, id: &SandboxId, now: Timestamp) {
+        let mut map = self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = map.entry(id.clone()).or_insert(Used { last: now, written: None, forwarded: 0 });
+        used.last = used.last.max(now);
+        used.forwarded += 1;
+    }
+
+    pub fn key_used(&self, id: &KeyId, now: Timestamp) {
+        let mut map = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        map.entry(id.clone()).or_insert(Used { last: now, written: None, forwarded: 0 }).last = now;
+    }
+
+    pub fn last_use(&self, id: &SandboxId) -> Option<Timestamp> {
+        self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner).get(id).map(|u| u.last)
+    }
+
+    /// How many requests passed since this was last asked.
+    pub fn take_forwarded(&self, id: &SandboxId) -> u64 {
+        let mut map = self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner);
+        map.get_mut(id).map_or(0, |u| std::mem::take(&mut u.forwarded))
+    }
+
+    /// What is due to be written.
+    pub fn due(&self, now: Timestamp) -> Note {
+        Note { sandboxes: due(&self.sandboxes, now, WRITE_EVERY), keys: due(&self.keys, now, WRITE_KEYS_EVERY), audit: Vec::new() }
+    }
+
+    /// Forgets what no longer runs and keys that weren't used lately: the store has it all.
+    pub fn retain(&self, now: Timestamp, is_running: impl Fn(&SandboxId) -> bool) {
+        self.sandboxes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|id, u| is_running(id) || u.written.is_none_or(|w| w < u.last));
+        let fresh = |u: &Used| now.saturating_since(u.last) < 2 * WRITE_KEYS_EVERY || u.written.is_none_or(|w| w < u.last);
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, u| fresh(u));
+    }
+}
+
+fn due<K: Clone + Eq + std::hash::Hash>(map: &Mutex<HashMap<K, Used>>, now: Timestamp, every: Duration) -> Vec<(K, Timestamp)> {
+    let mut map = map.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_due = |u: &Used| u.written.is_none_or(|w| u.last > w && now.saturating_since(w) >= every);
+    map.iter_mut()
+        .filter(|(_, u)| is_due(u))
+        .map(|(id, u)| {
+            u.written = Some(u.last);
+            (id.clone(), u.last)
+        })
+        .collect()
+}

@@ -1,0 +1,123 @@
+//! The audit trail: what changed is recorded with the change; uses of the dataplane are gathered and written together.
+
+use std::sync::Arc;
+
+use cobox_protocol::{RequestId, SandboxId, SessionId, Timestamp};
+use tokio::sync::{mpsc, oneshot};
+
+use super::model::{Bound, Caller, Sandbox};
+use crate::store::{Note, Store};
+
+/// Records waiting to be written. When the disk can't keep up, requests wait: none of them is lost silently.
+const QUEUE_RECORDS: usize = 4096;
+/// Written in one transaction.
+const BATCH_RECORDS: usize = 256;
+
+/// Append-only; the protocol's fields, and one line of detail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuditRecord {
+    pub at: Timestamp,
+    pub workspace: String,
+    /// `session.created`, `token.issued`, `dataplane.used`, …
+    pub action: std::borrow::Cow<'static, str>,
+    pub request_id: Option<RequestId>,
+    pub principal: Option<String>,
+    pub actor: Option<String>,
+    pub thread: Option<String>,
+    pub session: Option<SessionId>,
+    pub sandbox: Option<SandboxId>,
+    pub jti: Option<String>,
+    pub detail: Option<String>,
+}
+
+impl AuditRecord {
+    pub fn new(at: Timestamp, workspace: &str, action: &'static str) -> Self {
+        Self {
+            at,
+            workspace: workspace.to_owned(),
+            action: action.into(),
+            request_id: None,
+            principal: None,
+            actor: None,
+            thread: None,
+            session: None,
+            sandbox: None,
+            jti: None,
+            detail: None,
+        }
+    }
+    /// Of a sandbox, by the broker itself.
+    pub fn of_sandbox(at: Timestamp, sandbox: &Sandbox, action: &'static str, detail: &str) -> Self {
+        Self { sandbox: Some(sandbox.id.clone()), detail: Some(detail.to_owned()), ..Self::new(at, &sandbox.workspace, action) }
+    }
+    pub fn by(mut self, caller: &Caller, request_id: &RequestId) -> Self {
+        self.principal = Some(caller.principal.name.clone());
+        self.actor = Some(caller.principal.kind.word().to_owned());
+        self.request_id = Some(request_id.clone());
+        self
+    }
+    pub fn about(mut self, bound: &Bound) -> Self {
+        self.thread = Some(bound.session.scope_id.clone());
+        self.session = Some(bound.session.id.clone());
+        self.sandbox = Some(bound.sandbox.id.clone());
+        self
+    }
+    pub fn detail(mut self, detail: impl Into<String>) -> Self {
+        self.detail = Some(detail.into());
+        self
+    }
+}
+
+enum Entry {
+    Record(Box<AuditRecord>),
+    Flush(oneshot::Sender<()>),
+}
+
+/// Takes records of uses and writes them behind the request.
+#[derive(Clone)]
+pub struct AuditTrail(mpsc::Sender<Entry>);
+
+impl AuditTrail {
+    /// Its writer ends when the last clone is dropped and everything is written.
+    pub fn start(store: Arc<dyn Store>) -> Self {
+        let (sender, receiver) = mpsc::channel(QUEUE_RECORDS);
+        tokio::spawn(write(store, receiver));
+        Self(sender)
+    }
+
+    pub async fn add(&self, record: AuditRecord) {
+        // The writer lives as long as its sender, unless the process is ending, when there is nobody to tell.
+        let _ = self.0.send(Entry::Record(Box::new(record))).await;
+    }
+
+    /// Returns when everything added before is durable.
+    pub async fn flush(&self) {
+        let (done, is_done) = oneshot::channel();
+        if self.0.send(Entry::Flush(done)).await.is_ok() {
+            // An error means the writer has ended, after writing all it had.
+            let _ = is_done.await;
+        }
+    }
+}
+
+async fn write(store: Arc<dyn Store>, mut queue: mpsc::Receiver<Entry>) {
+    let mut entries = Vec::with_capacity(BATCH_RECORDS);
+    while queue.recv_many(&mut entries, BATCH_RECORDS).await > 0 {
+        let mut audit = Vec::new();
+        let mut waiting = Vec::new();
+        for entry in entries.drain(..) {
+            match entry {
+                Entry::Record(record) => audit.push(*record),
+                Entry::Flush(done) => waiting.push(done),
+            }
+        }
+        let count = audit.len();
+        if let Err(error) = store.note(&Note { audit, ..Note::default() }).await {
+            tracing::error!(%error, count, "audit records could not be written and are lost; check the disk under the data directory");
+        }
+        for done in waiting {
+            // Whoever asked may have stopped waiting.
+            let _ = done.send(());
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! What every part of the domain stands on: settings, store, provider, clock, keys, and this node's name.
+
+use std::sync::Arc;
+
+use cobox_protocol::{
+    ApiError, ErrorCode, SandboxId, Timestamp,
+    session::{Dataplane, SandboxAddress},
+};
+use cobox_provider::Provider;
+
+use super::{
+    model::Sandbox,
+    tokens::{LONGEST_TOKEN_LIFE, Tokens},
+};
+use crate::{
+    clock::Clock,
+    config::Config,
+    store::{Ending, Store, StoreError},
+};
+
+pub struct Deployment {
+    pub config: Config,
+    /// Without a slash at the end.
+    pub public_url: String,
+    pub store: Arc<dyn Store>,
+    pub provider: Arc<dyn Provider>,
+    pub clock: Arc<dyn Clock>,
+    pub tokens: Tokens,
+    /// One data directory is one node.
+    pub node: String,
+}
+
+impl Deployment {
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    pub fn dataplane(&self, sandbox: &SandboxId) -> Dataplane {
+        let http_base_url = format!("{}/dp/{sandbox}/v1", self.public_url);
+        // http → ws, https → wss.
+        let ws_base_url = http_base_url.replacen("http", "ws", 1);
+        Dataplane { http_base_url, ws_base_url }
+    }
+
+    pub fn address(&self, sandbox: &Sandbox) -> SandboxAddress {
+        let Dataplane { http_base_url, ws_base_url } = self.dataplane(&sandbox.id);
+        SandboxAddress { id: sandbox.id.clone(), provider: sandbox.provider.clone(), http_base_url, ws_base_url }
+    }
+
+    pub fn lease_end(&self, sandbox: &Sandbox) -> Timestamp {
+        sandbox.last_active_at.plus(self.config.lease())
+    }
+
+    /// An ending now; what it revokes can't be of use to anybody later.
+    pub fn ending(&self, reason: impl Into<String>, audit: super::audit::AuditRecord) -> Ending {
+        let now = self.now();
+        Ending { now, reason: reason.into(), revoke_until: now.plus(LONGEST_TOKEN_LIFE), audit }
+    }
+}
+
+/// The caller learns that it isn't their fault; the log learns what it was.
+pub fn internal(error: StoreError) -> ApiError {
+    tracing::error!(%error, "the store failed");
+    ApiError::new(ErrorCode::Internal, "the broker could not reach its database; try again")
+}

@@ -1,0 +1,151 @@
+//! API keys: who calls. The store has only their hashes, and a revoked key takes its tokens with it.
+
+use std::sync::Arc;
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use cobox_protocol::{
+    ApiError, ErrorCode, KeyId, RequestId, Secret, Timestamp,
+    id::is_foreign_id,
+    key::{CreateKey, CreatedKey, KeyInfo},
+};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use super::{
+    access,
+    activity::Activity,
+    audit::AuditRecord,
+    deployment::{Deployment, internal},
+    lifecycle::Lifecycle,
+    model::{ApiKey, Caller, Principal},
+};
+use crate::store::{AddedKey, PageWish};
+
+/// `cbx_`, the 26 characters of the key's id, `_`, and 43 characters for 32 random bytes.
+const PREFIX: &str = "cbx_";
+const ULID_CHARS: usize = 26;
+const SECRET_BYTES: usize = 32;
+
+pub struct Keys {
+    pub deployment: Arc<Deployment>,
+    pub lifecycle: Arc<Lifecycle>,
+    pub activity: Arc<Activity>,
+}
+
+impl Keys {
+    /// One answer for every reason, so that nothing can be learnt from it.
+    pub async fn authenticate(&self, key: &Secret) -> Result<Caller, ApiError> {
+        let refused = || ApiError::new(ErrorCode::Unauthenticated, "the API key is unknown, expired or revoked");
+        let id = key_id(key).ok_or_else(refused)?;
+        let stored = self.deployment.store.key(&id).await.map_err(internal)?.ok_or_else(refused)?;
+        let is_genuine: bool = hash(key).ct_eq(&stored.hash).into();
+        let now = self.deployment.now();
+        if !is_genuine || stored.revoked_at.is_some() || stored.expires_at.is_some_and(|t| t <= now) {
+            return Err(refused());
+        }
+        self.activity.key_used(&id, now);
+        Ok(Caller { principal: stored.principal, key: id })
+    }
+
+    pub async fn create(&self, caller: &Caller, wish: CreateKey, request_id: &RequestId) -> Result<CreatedKey, ApiError> {
+        access::must_be_operator(&caller.principal)?;
+        let principal =
+            Principal { workspace: wish.workspace.unwrap_or_else(|| caller.principal.workspace.clone()), name: wish.name, kind: wish.kind };
+        let audit = AuditRecord::new(self.deployment.now(), &principal.workspace, "key.created").by(caller, request_id);
+        self.add(principal, wish.expires_at, audit).await
+    }
+
+    /// The first key of a deployment, made by whoever holds its data directory.
+    pub async fn bootstrap(&self, principal: Principal) -> Result<CreatedKey, ApiError> {
+        let audit = AuditRecord::new(self.deployment.now(), &principal.workspace, "key.created").detail("made at the broker itself");
+        self.add(principal, None, audit).await
+    }
+
+    async fn add(&self, principal: Principal, expires_at: Option<Timestamp>, audit: AuditRecord) -> Result<CreatedKey, ApiError> {
+        for (field, value) in [("name", &principal.name), ("workspace", &principal.workspace)] {
+            if !is_foreign_id(value) {
+                return Err(ApiError::invalid(format!("{field}: must have 1 to 256 characters and no control characters")));
+            }
+        }
+        let now = self.deployment.now();
+        if expires_at.is_some_and(|t| t <= now) {
+            return Err(ApiError::invalid("expires_at: is in the past"));
+        }
+        let (id, api_key) = generate();
+        let key = ApiKey { id, principal, hash: hash(&api_key), created_at: now, expires_at, last_used_at: None, revoked_at: None };
+        let audit = audit.detail(format!("{} for {} {}", key.id, key.principal.kind.word(), key.principal.name));
+        match self.deployment.store.add_key(&key, &audit).await.map_err(internal)? {
+            AddedKey::Added => Ok(CreatedKey { info: info(key), api_key }),
+            AddedKey::KindDiffers(kind) => {
+                Err(ApiError::invalid(format!("kind: {} is {} already; choose another name", key.principal.name, kind.word())))
+            }
+        }
+    }
+
+    /// Newest first, of all workspaces: operators answer for the deployment.
+    pub async fn list(&self, caller: &Caller, page: &PageWish) -> Result<Vec<KeyInfo>, ApiError> {
+        access::must_be_operator(&caller.principal)?;
+        let keys = self.deployment.store.keys(page).await.map_err(internal)?;
+        Ok(keys.into_iter().map(info).collect())
+    }
+
+    /// Durable when it returns, and every running sandbox of the workspace has been told or will be again.
+    pub async fn revoke(&self, caller: &Caller, id: &KeyId, request_id: &RequestId) -> Result<(), ApiError> {
+        access::must_be_operator(&caller.principal)?;
+        let d = &self.deployment;
+        let audit = AuditRecord::new(d.now(), &caller.principal.workspace, "key.revoked").by(caller, request_id).detail(id.to_string());
+        let revoked = d.store.revoke_key(id, &d.ending("revoked", audit)).await.map_err(internal)?;
+        let key =
+            revoked.ok_or_else(|| ApiError::new(ErrorCode::KeyNotFound, format!("there is no key {id}, or it is revoked already")))?;
+        self.lifecycle.tell_workspace(&key.principal.workspace).await;
+        Ok(())
+    }
+}
+
+fn info(key: ApiKey) -> KeyInfo {
+    KeyInfo {
+        id: key.id,
+        name: key.principal.name,
+        kind: key.principal.kind,
+        workspace: key.principal.workspace,
+        created_at: key.created_at,
+        expires_at: key.expires_at,
+        last_used_at: key.last_used_at,
+        revoked_at: key.revoked_at,
+    }
+}
+
+fn generate() -> (KeyId, Secret) {
+    let id = KeyId::new();
+    let mut random = [0u8; SECRET_BYTES];
+    // A key that can be guessed would be worse than no answer.
+    getrandom::fill(&mut random).expect("the kernel's random source answers");
+    let ulid = &id.as_str()[id.as_str().len() - ULID_CHARS..];
+    let key = Secret::new(format!("{PREFIX}{ulid}_{}", URL_SAFE_NO_PAD.encode(random)));
+    (id, key)
+}
+
+fn key_id(key: &Secret) -> Option<KeyId> {
+    let (ulid, _) = key.expose().strip_prefix(PREFIX)?.split_at_checked(ULID_CHARS)?;
+    format!("key_{ulid}").parse().ok()
+}
+
+fn hash(key: &Secret) -> [u8; 32] {
+    Sha256::digest(key.expose().as_bytes()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_names_its_id_and_no_two_are_alike() {
+        let (id, key) = generate();
+        assert_eq!(key.expose().len(), 4 + 26 + 1 + 43);
+        assert_eq!(key_id(&key), Some(id));
+        assert_ne!(hash(&key), hash(&generate().1));
+        for bad in ["", "cbx_", "cbx_é0000000000000000000000000", "sk-1"] {
+            assert_eq!(key_id(&Secret::new(bad)), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! Starting, suspending and destroying: the intent is written, the provider is asked, the outcome is settled.
+//!
+//! Everything about one sandbox happens under its lock, and a start runs in a task of its own: whoever asked for it may
+//! go away, whoever asks meanwhile waits for the same one.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use cobox_protocol::{ApiError, ErrorCode, SandboxId, Timestamp, control::ControlState, session::State};
+use cobox_provider::{ProviderError, control};
+use futures_util::{StreamExt, stream};
+use tokio::sync::watch;
+
+use super::{
+    activity::Activity,
+    audit::AuditRecord,
+    deployment::{Deployment, internal},
+    locks::{Lock, Locks},
+    model::{Intent, Sandbox},
+    tokens::ISSUER,
+};
+
+/// Sandboxes asked at once when all of a workspace must be told something, or all of a node be looked at.
+pub const CONCURRENT_SANDBOXES: usize = 16;
+/// How long one sandbox that is starting or stopping may hold up telling the others.
+const TELL_WITHIN: Duration = Duration::from_secs(5);
+/// Longest reason kept of a provider's failure, in characters.
+const MAX_REASON_CHARS: usize = 500;
+
+type Outcome = Result<Sandbox, ApiError>;
+
+pub struct Lifecycle {
+    pub deployment: Arc<Deployment>,
+    pub activity: Arc<Activity>,
+    locks: Locks,
+    starts: Mutex<HashMap<SandboxId, watch::Receiver<Option<Outcome>>>>,
+    /// What each running sandbox was last told.
+    told: Mutex<HashMap<SandboxId, Told>>,
+    full_disks: Mutex<std::collections::HashSet<SandboxId>>,
+    /// The version of the last push to any sandbox.
+    version: AtomicU64,
+}
+
+/// What a push carried, to see later whether another is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    pub at: Timestamp,
+    pub lease_end: Timestamp,
+    pub revocations: u64,
+    pub is_disk_full: bool,
+}
+
+impl Lifecycle {
+    pub fn new(deployment: Arc<Deployment>, activity: Arc<Activity>) -> Self {
+        Self {
+            deployment,
+            activity,
+            locks: Locks::default(),
+            starts: Mutex::default(),
+            told: Mutex::default(),
+            full_disks: Mutex::default(),
+            version: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns when the sandbox runs; starts it where it doesn't. After `wait` the answer is `423` and the start goes on.
+    pub async fn bring_up(self: &Arc<Self>, id: &SandboxId, wait: Duration) -> Outcome {
+        let sandbox = self.load(id).await?;
+        if sandbox.is_running() && sandbox.intent.is_none() {
+            return Ok(sandbox);
+        }
+        let mut start = self.join_start(id);
+        let outcome = tokio::time::timeout(wait, start.wait_for(Option::is_some)).await;
+        match outcome {
+            Ok(Ok(outcome)) => outcome.clone().unwrap_or_else(|| Err(interrupted(id))),
+            Ok(Err(_)) => Err(interrupted(id)),
+            Err(_) => Err(ApiError::new(ErrorCode::SandboxStarting, format!("sandbox {id} is still starting; ask again"))
+                .with_details(serde_json::json!({ "sandbox_id": id }))),
+        }
+    }
+
+    /// The start under way, or a new one.
+    fn join_start(self: &Arc<Self>, id: &SandboxId) -> watch::Receiver<Option<Outcome>> {
+        let mut starts = self.starts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(running) = starts.get(id)
+            // An error means its task is gone without an outcome.
+            && running.has_changed().is_ok()
+        {
+            return running.clone();
+        }
+        let (done, outcome) = watch::channel(None);
+        starts.insert(id.clone(), outcome.clone());
+        let (this, id) = (self.clone(), id.clone());
+        tokio::spawn(async move {
+            let lock = this.locks.lock(&id).await;
+            let outcome = this.start_locked(&id, &lock).await;
+            drop(lock);
+            this.starts.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+            // Nobody may be waiting any more.
+            let _ = done.send(Some(outcome));
+        });
+        outcome
+    }
+
+    async fn start_locked(self: &Arc<Self>, id: &SandboxId, lock: &Lock) -> Outcome {
+        let mut sandbox = self.load(id).await?;
+        if sandbox.intent == Some(Intent::Suspend) {
+            sandbox = self.finish_suspend(&sandbox, "interrupted", lock).await?;
+        }
+        match sandbox.state {
+            State::Active | State::Idle => Ok(sandbox),
+            State::Provisioning => self.provision(sandbox).await,
+            State::Suspended => self.resume(sandbox).await,
+            State::Terminated | State::Failed => Err(gone(&sandbox)),
+        }
+    }
+
+    async fn provision(self: &Arc<Self>, sandbox: Sandbox) -> Outcome {
+        let d = &self.deployment;
+        match self.start(&sandbox).await {
+            Ok(()) => self.settle_started(&sandbox, "sandbox.started").await,
+            Err(error) => {
+                let reason = self.log_failure(&sandbox, "starting", &error);
+                let audit = AuditRecord::of_sandbox(d.now(), &sandbox, "sandbox.failed", &reason);
+                d.store.end_sandbox(&sandbox.id, State::Failed, &d.ending(&reason, audit)).await.map_err(internal)?;
+                self.destroy_locked(&sandbox.id).await;
+                Err(unavailable(&sandbox.id, "could not be started", &reason))
+            }
+        }
+    }
+
+    async fn resume(self: &Arc<Self>, sandbox: Sandbox) -> Outcome {
+        let d = &self.deployment;
+        let begun = sandbox.with_intent(Intent::Resume);
+        if sandbox.intent != Some(Intent::Resume) && !d.store.replace_sandbox(&sandbox, &begun, None).await.map_err(internal)? {
+            return Err(gone(&self.load(&sandbox.id).await?));
+        }
+        match self.start(&begun).await {
+            Ok(()) => self.settle_started(&begun, "sandbox.resumed").await,
+            Err(error) => {
+                let reason = self.log_failure(&sandbox, "resuming", &error);
+                // What half started must not run on; when this fails too, the next look at the node finds it.
+                if let Err(error) = d.provider.suspend(&sandbox.id).await {
+                    tracing::warn!(sandbox = %sandbox.id, %error, "a sandbox that could not be resumed could not be stopped either");
+                }
+                let back = Sandbox { intent: None, reason: Some(reason.clone()), ..begun.clone() };
+                d.store.replace_sandbox(&begun, &back, None).await.map_err(internal)?;
+                Err(unavailable(&sandbox.id, "could not be resumed", &reason))
+            }
+        }
+    }
+
+    async fn start(&self, sandbox: &Sandbox) -> Result<(), ProviderError> {
+        let (state, told) = self.control_state(sandbox).await.map_err(|e| ProviderError::Unavailable(e.message))?;
+        self.deployment.provider.start(&sandbox.id, &state).await?;
+        self.remember_told(&sandbox.id, told);
+        Ok(())
+    }
+
+    async fn settle_started(self: &Arc<Self>, begun: &Sandbox, action: &'static str) -> Outcome {
+        let d = &self.deployment;
+        let now = d.now();
+        let started = Sandbox { last_active_at: now, ..begun.started(now) };
+        let audit = AuditRecord::of_sandbox(now, begun, action, d.provider.name());
+        if !d.store.replace_sandbox(begun, &started, Some(&audit)).await.map_err(internal)? {
+            // Ended while it was starting; whoever ended it waits for the lock to destroy it.
+            return Err(gone(&self.load(&begun.id).await?));
+        }
+        self.watch(&begun.id);
+        Ok(started)
+    }
+
+    /// Suspends the sandbox as soon as its boxd is gone, whatever ended it.
+    pub fn watch(self: &Arc<Self>, id: &SandboxId) {
+        let (this, id) = (self.clone(), id.clone());
+        tokio::spawn(async move {
+            this.deployment.provider.ended(&id).await;
+            this.check_running(&id).await;
+        });
+    }
+
+    /// Settles a sandbox that the store says runs and the provider says doesn't.
+    pub async fn check_running(self: &Arc<Self>, id: &SandboxId) {
+        let lock = self.locks.lock(id).await;
+        if self.deployment.provider.is_running(id).await {
+            return;
+        }
+        if let Err(error) = self.suspend_locked(id, "its boxd ended", &lock, |_| true).await {
+            tracing::warn!(sandbox = %id, %error, "a sandbox that ended could not be recorded as suspended; it is tried again");
+        }
+    }
+
+    /// Suspends a running sandbox if it is still due by then; says whether it did.
+    pub async fn suspend(&self, id: &SandboxId, reason: &str, is_due: impl Fn(&Sandbox) -> bool) -> Result<bool, ApiError> {
+        let lock = self.locks.lock(id).await;
+        self.suspend_locked(id, reason, &lock, is_due).await
+    }
+
+    async fn suspend_locked(&self, id: &SandboxId, reason: &str, lock: &Lock, is_due: impl Fn(&Sandbox) -> bool) -> Result<bool, ApiError> {
+        let mut sandbox = self.load(id).await?;
+        if !sandbox.is_running() {
+            return Ok(false);
+        }
+        if sandbox.intent.is_none() {
+            if !is_due(&sandbox) {
+                return Ok(false);
+            }
+            let begun = sandbox.with_intent(Intent::Suspend);
+            if !self.deployment.store.replace_sandbox(&sandbox, &begun, None).await.map_err(internal)? {
+                return Ok(false);
+            }
+            sandbox = begun;
+        }
+        self.finish_suspend(&sandbox, reason, lock).await?;
+        Ok(true)
+    }
+
+    async fn finish_suspend(&self, begun: &Sandbox, reason: &str, _lock: &Lock) -> Outcome {
+        let d = &self.deployment;
+        if let Err(error) = d.provider.suspend(&begun.id).await {
+            let reason = self.log_failure(begun, "suspending", &error);
+            return Err(unavailable(&begun.id, "could not be suspended", &reason));
+        }
+        self.forget(&begun.id);
+        let now = d.now();
+        // A lease that ran out while nobody looked ended the running time too.
+        let suspended = begun.suspended(now.min(d.lease_end(begun)).max(begun.last_active_at), reason);
+        let suspended = Sandbox { suspended_at: Some(now), ..suspended };
+        let audit = AuditRecord::of_sandbox(now, begun, "sandbox.suspended", reason);
+        if !d.store.replace_sandbox(begun, &suspended, Some(&audit)).await.map_err(internal)? {
+            return Err(gone(&self.load(&begun.id).await?));
+        }
+        Ok(suspended)
+    }
+
+    /// Ends a sandbox and its sessions for good. Durable when it returns; the provider is asked right away.
+    pub async fn terminate(self: &Arc<Self>, sandbox: &Sandbox, reason: &str, audit: AuditRecord) -> Result<(), ApiError> {
+        let d = &self.deployment;
+        d.store.end_sandbox(&sandbox.id, State::Terminated, &d.ending(reason, audit)).await.map_err(internal)?;
+        self.destroy(&sandbox.id).await;
+        Ok(())
+    }
+
+    /// Does what an ended sandbox's intent says. A failure is logged and tried again by the reaper.
+    pub async fn destroy(&self, id: &SandboxId) {
+        let _lock = self.locks.lock(id).await;
+        self.destroy_locked(id).await;
+    }
+
+    async fn destroy_locked(&self, id: &SandboxId) {
+        let d = &self.deployment;
+        let outcome = async {
+            let sandbox = self.load(id).await?;
+            if sandbox.intent != Some(Intent::Destroy) {
+                return Ok(());
+            }
+            d.provider.destroy(id).await.map_err(|e| unavailable(id, "could not be destroyed", &e.to_string()))?;
+            self.forget(id);
+            let now = d.now();
+            let audit = AuditRecord::of_sandbox(now, &sandbox, "sandbox.destroyed", sandbox.reason.as_deref().unwrap_or_default());
+            d.store.replace_sandbox(&sandbox, &Sandbox { intent: None, ..sandbox.clone() }, Some(&audit)).await.map_err(internal)?;
+            Ok::<(), ApiError>(())
+        };
+        if let Err(error) = outcome.await {
+            tracing::warn!(sandbox = %id, %error, "a sandbox could not be destroyed; it is tried again");
+        }
+    }
+
+    /// Finishes what was begun and not settled, unless somebody is at it.
+    pub async fn finish_intent(self: &Arc<Self>, sandbox: &Sandbox) {
+        let id = &sandbox.id;
+        let Some(lock) = self.locks.try_lock(id) else { return };
+        match sandbox.intent {
+            Some(Intent::Destroy) => self.destroy_locked(id).await,
+            Some(Intent::Suspend) => {
+                // It stays an intent, and this is done again.
+                let _ = self.suspend_locked(id, "interrupted", &lock, |_| true).await;
+            }
+            Some(Intent::Create | Intent::Resume) => {
+                drop(lock);
+                self.join_start(id);
+            }
+            None => {}
+        }
+    }
+
+    /// Tells a running sandbox its keys, revocations and lease; nothing happens to one that doesn't run.
+    pub async fn tell(&self, id: &SandboxId) -> Result<(), ApiError> {
+        let _lock = self.locks.lock(id).await;
+        let sandbox = self.load(id).await?;
+        if !sandbox.is_running() {
+            return Ok(());
+        }
+        let (state, told) = self.control_state(&sandbox).await?;
+        control::push(&*self.deployment.provider, id, &state).await.map_err(|e| unavailable(id, "could not be told", &e.to_string()))?;
+        self.remember_told(id, told);
+        Ok(())
+    }
+
+    /// Tells every running sandbox of a workspace. One that can't be reached is told again by the reaper.
+    pub async fn tell_workspace(&self, workspace: &str) {
+        let running = match self.deployment.store.running_in(workspace).await {
+            Ok(running) => running,
+            Err(error) => return tracing::error!(%error, "the sandboxes to be told could not be read; the reaper tells them"),
+        };
+        stream::iter(running)
+            .for_each_concurrent(CONCURRENT_SANDBOXES, |id| async move {
+                match tokio::time::timeout(TELL_WITHIN, self.tell(&id)).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::warn!(sandbox = %id, %error, "a sandbox was not told; it is tried again"),
+                    Err(_) => tracing::warn!(sandbox = %id, "a busy sandbox was not told; it is tried again"),
+                }
+            })
+            .await;
+    }
+
+    /// A sandbox that outlived a broker gets the whole state before it gets traffic.
+    pub async fn adopt(self: &Arc<Self>, id: &SandboxId) -> Result<(), ApiError> {
+        let status =
+            control::status(&*self.deployment.provider, id).await.map_err(|e| unavailable(id, "does not answer", &e.to_string()))?;
+        // It may know a version of a clock that ran ahead of ours.
+        self.version.fetch_max(status.state_version, Ordering::Relaxed);
+        self.tell(id).await?;
+        self.watch(id);
+        Ok(())
+    }
+
+    async fn control_state(&self, sandbox: &Sandbox) -> Result<(ControlState, Told), ApiError> {
+        let d = &self.deployment;
+        let at = d.now();
+        let revocations = d.store.revocations(sandbox, at).await.map_err(internal)?;
+        let told = Told {
+            at,
+            lease_end: self.lease_end(sandbox),
+            revocations: revocations.sequence,
+            is_disk_full: self.is_disk_full(&sandbox.id),
+        };
+        let state = ControlState {
+            version: self.next_version(),
+            issuer: ISSUER.to_owned(),
+            keys: d.tokens.verify_keys(sandbox),
+            revoked: revocations.list,
+            lease_expires_at: told.lease_end,
+            disk_full: told.is_disk_full,
+        };
+        Ok((state, told))
+    }
+
+    /// Milliseconds of the clock, or one more than the last: so it also grows over restarts.
+    fn next_version(&self) -> u64 {
+        let clock = u64::try_from(self.deployment.now().unix()).unwrap_or(0).saturating_mul(1000);
+        let step = |last: u64| Some(last.saturating_add(1).max(clock));
+        self.version.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).map_or(clock, |last| last.saturating_add(1).max(clock))
+    }
+
+    /// From the last use known here, which the store may not have yet.
+    pub fn lease_end(&self, sandbox: &Sandbox) -> Timestamp {
+        self.last_use(sandbox).plus(self.deployment.config.lease())
+    }
+
+    pub fn last_use(&self, sandbox: &Sandbox) -> Timestamp {
+        self.activity.last_use(&sandbox.id).map_or(sandbox.last_active_at, |t| t.max(sandbox.last_active_at))
+    }
+
+    pub fn told(&self, id: &SandboxId) -> Option<Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).get(id).copied()
+    }
+
+    pub fn is_disk_full(&self, id: &SandboxId) -> bool {
+        self.full_disks.lock().unwrap_or_else(PoisonError::into_inner).contains(id)
+    }
+
+    pub fn set_disk_full(&self, id: &SandboxId, is_full: bool) {
+        let mut full = self.full_disks.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_full {
+            full.insert(id.clone())
+        } else {
+            full.remove(id)
+        };
+    }
+
+    pub fn is_busy(&self, id: &SandboxId) -> bool {
+        self.locks.try_lock(id).is_none()
+    }
+
+    fn remember_told(&self, id: &SandboxId, told: Told) {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(id.clone(), told);
+    }
+
+    fn forget(&self, id: &SandboxId) {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        self.full_disks.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+    }
+
+    async fn load(&self, id: &SandboxId) -> Outcome {
+        let found = self.deployment.store.sandbox(id).await.map_err(internal)?;
+        found.ok_or_else(|| ApiError::new(ErrorCode::SandboxNotFound, format!("there is no sandbox {id}")))
+    }
+
+    fn log_failure(&self, sandbox: &Sandbox, doing: &str, error: &ProviderError) -> String {
+        let provider = self.deployment.provider.name();
+        tracing::error!(sandbox = %sandbox.id, provider, %error, "{doing} a sandbox failed");
+        error.to_string().chars().take(MAX_REASON_CHARS).collect()
+    }
+}
+
+fn gone(sandbox: &Sandbox) -> ApiError {
+    let why = sandbox.reason.as_deref().unwrap_or("it was ended");
+    ApiError::new(ErrorCode::SessionExpired, format!("sandbox {} is gone: {why}; ensure a new session", sandbox.id))
+}
+
+fn unavailable(id: &SandboxId, what: &str, why: &str) -> ApiError {
+    ApiError::new(ErrorCode::ProviderUnavailable, format!("sandbox {id} {what}: {why}"))
+}
+
+fn interrupted(id: &SandboxId) -> ApiError {
+    ApiError::new(ErrorCode::ProviderUnavailable, format!("starting sandbox {id} was interrupted; try again"))
+}

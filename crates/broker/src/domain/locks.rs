@@ -1,0 +1,78 @@
+//! One lock per sandbox, so that what is asked of a provider about one sandbox is asked one after the other.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use cobox_protocol::SandboxId;
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
+
+type Map = HashMap<SandboxId, Arc<AsyncMutex<()>>>;
+
+/// Holds an entry only while somebody holds or waits for its lock.
+#[derive(Clone, Default)]
+pub struct Locks(Arc<Mutex<Map>>);
+
+impl Locks {
+    pub async fn lock(&self, id: &SandboxId) -> Lock {
+        let waiting = Waiting { locks: self.clone(), id: id.clone() };
+        let mutex = self.entry(id);
+        Lock { guard: Some(mutex.lock_owned().await), _waiting: waiting }
+    }
+
+    /// `None` when somebody is at it.
+    pub fn try_lock(&self, id: &SandboxId) -> Option<Lock> {
+        let waiting = Waiting { locks: self.clone(), id: id.clone() };
+        let guard = self.entry(id).try_lock_owned().ok()?;
+        Some(Lock { guard: Some(guard), _waiting: waiting })
+    }
+
+    fn entry(&self, id: &SandboxId) -> Arc<AsyncMutex<()>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(id.clone()).or_default().clone()
+    }
+}
+
+pub struct Lock {
+    guard: Option<OwnedMutexGuard<()>>,
+    _waiting: Waiting,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Before the entry is looked at, or it would always seem to be in use.
+        self.guard = None;
+    }
+}
+
+/// Takes the entry away when the last one interested is gone, also when waiting is given up.
+struct Waiting {
+    locks: Locks,
+    id: SandboxId,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let mut map = self.locks.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if map.get(&self.id).is_some_and(|m| Arc::strong_count(m) == 1) {
+            map.remove(&self.id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_lock_excludes_and_leaves_nothing_behind() {
+        let (locks, id) = (Locks::default(), SandboxId::new());
+        let held = locks.lock(&id).await;
+        assert!(locks.try_lock(&id).is_none());
+        let given_up = tokio::time::timeout(std::time::Duration::from_millis(1), locks.lock(&id)).await;
+        assert!(given_up.is_err());
+        drop(held);
+        assert!(locks.try_lock(&id).is_some());
+        assert!(locks.0.lock().unwrap().is_empty());
+    }
+}

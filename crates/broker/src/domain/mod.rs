@@ -1,0 +1,15 @@
+//! What the broker decides: who may use which sandbox, for how long. No HTTP and no SQL here.
+
+pub mod access;
+pub mod activity;
+pub mod audit;
+pub mod deployment;
+pub mod keys;
+pub mod lifecycle;
+pub mod locks;
+pub mod model;
+pub mod reaper;
+pub mod reconcile;
+pub mod sandboxes;
+pub mod sessions;
+pub mod tokens;

@@ -1,0 +1,166 @@
+//! What the broker keeps: principals, keys, sandboxes and sessions, in the protocol's words.
+
+use std::time::Duration;
+
+use cobox_protocol::{
+    KeyId, SandboxId, SessionId, Timestamp,
+    key::PrincipalKind,
+    session::{Access, State},
+};
+
+/// The only scope there is yet.
+pub const THREAD_SCOPE: &str = "thread";
+
+/// Who calls the broker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Principal {
+    pub workspace: String,
+    /// Unique in its workspace.
+    pub name: String,
+    pub kind: PrincipalKind,
+}
+
+impl Principal {
+    pub fn is_operator(&self) -> bool {
+        self.kind == PrincipalKind::Operator
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct ApiKey {
+    pub id: KeyId,
+    pub principal: Principal,
+    /// SHA-256 of the key as it was given out.
+    pub hash: [u8; 32],
+    pub created_at: Timestamp,
+    pub expires_at: Option<Timestamp>,
+    pub last_used_at: Option<Timestamp>,
+    pub revoked_at: Option<Timestamp>,
+}
+
+/// A principal that has shown a good key.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    pub principal: Principal,
+    /// Tokens are issued under it and end with it.
+    pub key: KeyId,
+}
+
+/// What is about to be asked of the provider.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Intent {
+    Create,
+    Resume,
+    Suspend,
+    Destroy,
+}
+
+impl Intent {
+    pub const fn word(self) -> &'static str {
+        match self {
+            Intent::Create => "create",
+            Intent::Resume => "resume",
+            Intent::Suspend => "suspend",
+            Intent::Destroy => "destroy",
+        }
+    }
+    pub fn from_word(w: &str) -> Option<Self> {
+        [Intent::Create, Intent::Resume, Intent::Suspend, Intent::Destroy].into_iter().find(|i| i.word() == w)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sandbox {
+    pub id: SandboxId,
+    pub workspace: String,
+    pub name: Option<String>,
+    pub owner: String,
+    pub access: Access,
+    pub provider: String,
+    pub node: String,
+    pub generation: u32,
+    pub state: State,
+    pub intent: Option<Intent>,
+    /// Why it stands still or failed.
+    pub reason: Option<String>,
+    pub is_kept: bool,
+    pub created_at: Timestamp,
+    pub last_active_at: Timestamp,
+    pub running_since: Option<Timestamp>,
+    /// Time spent running before `running_since`.
+    pub active: Duration,
+    pub suspended_at: Option<Timestamp>,
+    pub ended_at: Option<Timestamp>,
+}
+
+impl Sandbox {
+    pub fn is_running(&self) -> bool {
+        matches!(self.state, State::Active | State::Idle)
+    }
+
+    /// It stays when its last session ends.
+    pub fn outlives_sessions(&self) -> bool {
+        self.name.is_some() || self.is_kept
+    }
+
+    /// All the time it ran, which is what a hard end counts.
+    pub fn active_until(&self, now: Timestamp) -> Duration {
+        self.active + self.running_since.map_or(Duration::ZERO, |since| now.saturating_since(since))
+    }
+
+    pub fn with_intent(&self, intent: Intent) -> Self {
+        Self { intent: Some(intent), ..self.clone() }
+    }
+
+    pub fn started(&self, now: Timestamp) -> Self {
+        Self { state: State::Active, intent: None, reason: None, running_since: Some(now), suspended_at: None, ..self.clone() }
+    }
+
+    pub fn suspended(&self, now: Timestamp, reason: &str) -> Self {
+        Self {
+            state: State::Suspended,
+            intent: None,
+            reason: Some(reason.to_owned()),
+            active: self.active_until(now),
+            running_since: None,
+            suspended_at: Some(now),
+            ..self.clone()
+        }
+    }
+}
+
+/// "This scope uses this sandbox." A session that isn't over refers to a sandbox that isn't over either.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Session {
+    pub id: SessionId,
+    pub workspace: String,
+    pub scope_type: String,
+    pub scope_id: String,
+    pub sandbox: SandboxId,
+    pub owner: String,
+    pub access: Access,
+    pub created_at: Timestamp,
+    /// The sandbox's running time when the session began.
+    pub active_base: Duration,
+    pub ended_at: Option<Timestamp>,
+    pub end_reason: Option<String>,
+}
+
+/// A session with the sandbox it uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bound {
+    pub session: Session,
+    pub sandbox: Sandbox,
+}
+
+impl Bound {
+    /// The session's state is its sandbox's, until it ends.
+    pub fn state(&self) -> State {
+        if self.session.ended_at.is_some() { State::Terminated } else { self.sandbox.state }
+    }
+
+    /// How much of its hard end the session has left.
+    pub fn left(&self, hard_ttl: Duration, now: Timestamp) -> Duration {
+        hard_ttl.saturating_sub(self.sandbox.active_until(now).saturating_sub(self.session.active_base))
+    }
+}

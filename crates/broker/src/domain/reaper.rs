@@ -1,0 +1,270 @@
+//! Looks at every sandbox of this node again and again: leases, hard ends, disks, things left unfinished.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use cobox_protocol::{ApiError, SandboxId, Timestamp, session::State};
+use cobox_provider::control;
+use futures_util::{StreamExt, stream};
+
+use super::{
+    audit::AuditRecord,
+    deployment::internal,
+    lifecycle::{CONCURRENT_SANDBOXES, Lifecycle},
+    model::{Bound, Intent, Sandbox},
+    sessions::Sessions,
+};
+use crate::store::Horizon;
+
+/// How often boxd is asked for its open streams; always before a sandbox is called idle or suspended.
+const ASK_EVERY: Duration = Duration::from_secs(60);
+/// How often a soft disk limit is compared with what is used: counting can mean walking the files.
+const MEASURE_DISK_EVERY: Duration = Duration::from_secs(5);
+/// How often a provider that failed is asked again to finish something.
+const RETRY_EVERY: Duration = Duration::from_secs(5);
+/// A lease that moved by less isn't worth a message.
+const TELL_LEASE_STEP: Duration = Duration::from_secs(60);
+/// A sandbox hears from its broker at least this often: well within the shortest sensible lease.
+const TELL_EVERY: Duration = Duration::from_secs(300);
+/// Writers go on when this much of the disk allowance, in percent, is used: a little below full, so it doesn't flap.
+const DISK_CLEAR_PERCENT: u64 = 95;
+const PRUNE_EVERY: Duration = Duration::from_secs(3600);
+/// A replay of a request is recognised for this long.
+const IDEMPOTENCY_KEEP: Duration = Duration::from_secs(24 * 3600);
+/// Ended sessions are explained (`410`) for this long, then unknown (`404`).
+const ENDED_KEEP: Duration = Duration::from_secs(30 * 24 * 3600);
+
+pub struct Reaper {
+    lifecycle: Arc<Lifecycle>,
+    sessions: Arc<Sessions>,
+    seen: Mutex<HashMap<SandboxId, Seen>>,
+    pruned: Mutex<Option<Timestamp>>,
+}
+
+/// When what was last done about one sandbox.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    asked: Option<Timestamp>,
+    requests: Option<u64>,
+    measured: Option<Timestamp>,
+    tried: Option<Timestamp>,
+}
+
+impl Reaper {
+    pub fn new(lifecycle: Arc<Lifecycle>, sessions: Arc<Sessions>) -> Self {
+        Self { lifecycle, sessions, seen: Mutex::default(), pruned: Mutex::default() }
+    }
+
+    /// One look at everything. Failures are logged and met again at the next.
+    pub async fn tick(&self) {
+        let d = &self.lifecycle.deployment;
+        let now = d.now();
+        if let Err(error) = d.store.note(&self.lifecycle.activity.due(now)).await {
+            tracing::error!(%error, "last uses could not be written");
+        }
+        let sandboxes = match d.store.sandboxes_of_node(&d.node).await {
+            Ok(sandboxes) => sandboxes,
+            Err(error) => return tracing::error!(%error, "the sandboxes of this node could not be read"),
+        };
+        let present: HashMap<&SandboxId, bool> = sandboxes.iter().map(|s| (&s.id, s.is_running())).collect();
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).retain(|id, _| present.contains_key(id));
+        self.lifecycle.activity.retain(now, |id| present.get(id).copied().unwrap_or(false));
+        stream::iter(&sandboxes)
+            .for_each_concurrent(CONCURRENT_SANDBOXES, |sandbox| async move {
+                if let Err(error) = self.look_at(sandbox, now).await {
+                    tracing::warn!(sandbox = %sandbox.id, %error, "looking after a sandbox failed; it is tried again");
+                }
+            })
+            .await;
+        self.prune(now).await;
+    }
+
+    async fn look_at(&self, sandbox: &Sandbox, now: Timestamp) -> Result<(), ApiError> {
+        if sandbox.intent.is_some() {
+            if self.is_time(&sandbox.id, |s| &mut s.tried, RETRY_EVERY, now) {
+                self.lifecycle.finish_intent(sandbox).await;
+            }
+            return Ok(());
+        }
+        match sandbox.state {
+            State::Active | State::Idle => self.look_at_running(sandbox, now).await,
+            State::Suspended => self.look_at_suspended(sandbox, now).await,
+            State::Provisioning | State::Terminated | State::Failed => Ok(()),
+        }
+    }
+
+    async fn look_at_running(&self, sandbox: &Sandbox, now: Timestamp) -> Result<(), ApiError> {
+        let (lifecycle, d) = (&self.lifecycle, &self.lifecycle.deployment);
+        if lifecycle.is_busy(&sandbox.id) {
+            return Ok(());
+        }
+        if sandbox.active_until(now) >= d.config.hard_ttl() && self.end_overdue(sandbox, now).await? {
+            return Ok(());
+        }
+        let silence = |s: &Sandbox| now.saturating_since(lifecycle.last_use(s));
+        let is_silent = silence(sandbox) >= d.config.idle_timeout();
+        if self.is_time(&sandbox.id, |s| &mut s.asked, if is_silent { Duration::ZERO } else { ASK_EVERY }, now)
+            && self.is_in_use(sandbox).await
+        {
+            lifecycle.activity.sandbox_used(&sandbox.id, now);
+            // Not a request that passed the gateway, so boxd's count must not be compared with it.
+            lifecycle.activity.take_forwarded(&sandbox.id);
+        }
+        if silence(sandbox) >= d.config.lease() {
+            lifecycle.suspend(&sandbox.id, "its lease ran out", |s| silence(s) >= d.config.lease()).await?;
+            return Ok(());
+        }
+        if sandbox.state == State::Active && silence(sandbox) >= d.config.idle_timeout() {
+            let idle = Sandbox { state: State::Idle, ..sandbox.clone() };
+            let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.idle", "no activity");
+            // Somebody else's change wins; the next tick looks again.
+            d.store.replace_sandbox(sandbox, &idle, Some(&audit)).await.map_err(internal)?;
+        }
+        self.measure_disk(sandbox, now).await;
+        self.tell_if_due(sandbox, now).await
+    }
+
+    /// Ends sessions past their hard end, and the sandbox without one past its own. Says whether the sandbox is done for.
+    async fn end_overdue(&self, sandbox: &Sandbox, now: Timestamp) -> Result<bool, ApiError> {
+        let (lifecycle, d) = (&self.lifecycle, &self.lifecycle.deployment);
+        const REASON: &str = "its hard end was reached";
+        let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
+        let had_sessions = !sessions.is_empty();
+        let mut left = sessions.len();
+        for session in sessions {
+            let bound = Bound { session, sandbox: sandbox.clone() };
+            if bound.left(d.config.hard_ttl(), now).is_zero() {
+                self.sessions
+                    .end(&bound, REASON, AuditRecord::new(now, &sandbox.workspace, "session.ended").about(&bound).detail(REASON))
+                    .await?;
+                left -= 1;
+            }
+        }
+        if left > 0 {
+            return Ok(false);
+        }
+        if !sandbox.outlives_sessions() {
+            if !had_sessions {
+                let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.ended", REASON);
+                lifecycle.terminate(sandbox, REASON, audit).await?;
+            }
+            return Ok(true);
+        }
+        lifecycle.suspend(&sandbox.id, REASON, |_| true).await?;
+        // Its next time begins when it is used again.
+        if let Some(suspended) = d.store.sandbox(&sandbox.id).await.map_err(internal)?.filter(|s| s.state == State::Suspended) {
+            let renewed = Sandbox { active: Duration::ZERO, ..suspended.clone() };
+            d.store.replace_sandbox(&suspended, &renewed, None).await.map_err(internal)?;
+        }
+        Ok(true)
+    }
+
+    /// Whether boxd has open streams, or answered more requests than passed through here.
+    async fn is_in_use(&self, sandbox: &Sandbox) -> bool {
+        let forwarded = self.lifecycle.activity.take_forwarded(&sandbox.id);
+        let status = match control::status(&*self.lifecycle.deployment.provider, &sandbox.id).await {
+            Ok(status) => status,
+            Err(error) => {
+                // Whether it died is the watcher's to find out; silence is no activity.
+                tracing::debug!(sandbox = %sandbox.id, %error, "boxd did not say how it is");
+                return false;
+            }
+        };
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = seen.entry(sandbox.id.clone()).or_default().requests.replace(status.requests);
+        let unseen = before.is_some_and(|before| status.requests.saturating_sub(before) > forwarded);
+        status.open_streams > 0 || unseen
+    }
+
+    async fn measure_disk(&self, sandbox: &Sandbox, now: Timestamp) {
+        if !self.is_time(&sandbox.id, |s| &mut s.measured, MEASURE_DISK_EVERY, now) {
+            return;
+        }
+        let Some(disk) = self.lifecycle.deployment.provider.disk_use(&sandbox.id).await else { return };
+        let was_full = self.lifecycle.is_disk_full(&sandbox.id);
+        let is_full = disk.used >= disk.limit || was_full && disk.used >= disk.limit / 100 * DISK_CLEAR_PERCENT;
+        if is_full != was_full {
+            tracing::info!(sandbox = %sandbox.id, used = disk.used, limit = disk.limit, is_full, "a disk allowance was crossed");
+            self.lifecycle.set_disk_full(&sandbox.id, is_full);
+        }
+    }
+
+    async fn tell_if_due(&self, sandbox: &Sandbox, now: Timestamp) -> Result<(), ApiError> {
+        let (lifecycle, d) = (&self.lifecycle, &self.lifecycle.deployment);
+        let revocations = d.store.revocations(sandbox, now).await.map_err(internal)?.sequence;
+        let is_due = lifecycle.told(&sandbox.id).is_none_or(|told| {
+            told.revocations != revocations
+                || told.is_disk_full != lifecycle.is_disk_full(&sandbox.id)
+                || lifecycle.lease_end(sandbox).saturating_since(told.lease_end) >= TELL_LEASE_STEP
+                || now.saturating_since(told.at) >= TELL_EVERY
+        });
+        if is_due { lifecycle.tell(&sandbox.id).await } else { Ok(()) }
+    }
+
+    async fn look_at_suspended(&self, sandbox: &Sandbox, now: Timestamp) -> Result<(), ApiError> {
+        let since = sandbox.suspended_at.unwrap_or(sandbox.last_active_at);
+        if now.saturating_since(since) < self.lifecycle.deployment.config.keep_suspended() {
+            return Ok(());
+        }
+        const REASON: &str = "it was suspended for too long";
+        let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.ended", REASON);
+        self.lifecycle.terminate(sandbox, REASON, audit).await
+    }
+
+    async fn prune(&self, now: Timestamp) {
+        {
+            let mut pruned = self.pruned.lock().unwrap_or_else(PoisonError::into_inner);
+            if pruned.is_some_and(|at| now.saturating_since(at) < PRUNE_EVERY) {
+                return;
+            }
+            *pruned = Some(now);
+        }
+        let d = &self.lifecycle.deployment;
+        let before = |keep: Duration| Timestamp::from_unix(now.unix().saturating_sub(i64::try_from(keep.as_secs()).unwrap_or(i64::MAX)));
+        let horizon = Horizon {
+            now,
+            idempotency_before: before(IDEMPOTENCY_KEEP),
+            ended_before: before(ENDED_KEEP),
+            audit_before: before(Duration::from_secs(d.config.audit_keep_seconds)),
+        };
+        if let Err(error) = d.store.prune(&horizon).await {
+            tracing::error!(%error, "old rows could not be removed");
+        }
+    }
+
+    /// Whether something is due again; if so it counts as done now.
+    fn is_time(&self, id: &SandboxId, of: impl Fn(&mut Seen) -> &mut Option<Timestamp>, every: Duration, now: Timestamp) -> bool {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = of(seen.entry(id.clone()).or_default());
+        let is_due = last.is_none_or(|at| now.saturating_since(at) >= every);
+        if is_due {
+            *last = Some(now);
+        }
+        is_due
+    }
+
+    /// Suspends everything that runs here, as a broker does that is told to stop for good.
+    pub async fn suspend_all(&self) -> Result<Vec<SandboxId>, ApiError> {
+        let d = &self.lifecycle.deployment;
+        let sandboxes = d.store.sandboxes_of_node(&d.node).await.map_err(internal)?;
+        let running =
+            sandboxes.into_iter().filter(|s| s.is_running() || s.intent == Some(Intent::Create) || s.intent == Some(Intent::Resume));
+        let suspended = stream::iter(running)
+            .map(|sandbox| async move {
+                match self.lifecycle.suspend(&sandbox.id, "the broker was stopped", |_| true).await {
+                    Ok(is_suspended) => is_suspended.then_some(sandbox.id),
+                    Err(error) => {
+                        tracing::error!(sandbox = %sandbox.id, %error, "a sandbox could not be suspended; it is when the broker starts again");
+                        None
+                    }
+                }
+            })
+            .buffer_unordered(CONCURRENT_SANDBOXES)
+            .collect::<Vec<_>>()
+            .await;
+        Ok(suspended.into_iter().flatten().collect())
+    }
+}

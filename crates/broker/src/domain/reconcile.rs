@@ -1,0 +1,92 @@
+//! At start: what the store says is compared with what the provider has, and made the same again.
+
+use std::{collections::HashMap, sync::Arc};
+
+use cobox_protocol::{ApiError, SandboxId, session::State};
+use futures_util::{StreamExt, stream};
+
+use super::{
+    audit::AuditRecord,
+    deployment::internal,
+    lifecycle::{CONCURRENT_SANDBOXES, Lifecycle},
+    model::{Intent, Sandbox},
+};
+
+/// Returns when no sandbox is left that could get traffic without the state it missed. Starts go on behind it.
+pub async fn reconcile(lifecycle: &Arc<Lifecycle>) -> Result<(), ApiError> {
+    let d = &lifecycle.deployment;
+    let unreachable = |e: cobox_provider::ProviderError| ApiError::new(e.code(), format!("the provider can't say what it has: {e}"));
+    let found: HashMap<SandboxId, bool> = d.provider.list().await.map_err(unreachable)?.into_iter().map(|f| (f.id, f.is_running)).collect();
+    let known = d.store.sandboxes_of_node(&d.node).await.map_err(internal)?;
+
+    let strangers: Vec<&SandboxId> = found.keys().filter(|id| !known.iter().any(|s| s.id == **id)).collect();
+    stream::iter(strangers)
+        .for_each_concurrent(CONCURRENT_SANDBOXES, |id| async move {
+            tracing::warn!(sandbox = %id, "removing a sandbox that no record knows");
+            if let Err(error) = d.provider.destroy(id).await {
+                tracing::error!(sandbox = %id, %error, "a sandbox that no record knows could not be removed; it is tried at the next start");
+            }
+        })
+        .await;
+
+    let found = &found;
+    stream::iter(&known)
+        .for_each_concurrent(CONCURRENT_SANDBOXES, |sandbox| async move {
+            if let Err(error) = reconcile_one(lifecycle, sandbox, found.get(&sandbox.id).copied()).await {
+                tracing::error!(sandbox = %sandbox.id, %error, "a sandbox could not be brought in line; the reaper tries again");
+            }
+        })
+        .await;
+    Ok(())
+}
+
+/// `is_running` is `None` when the provider has nothing of it.
+async fn reconcile_one(lifecycle: &Arc<Lifecycle>, sandbox: &Sandbox, is_running: Option<bool>) -> Result<(), ApiError> {
+    match (sandbox.intent, sandbox.state, is_running) {
+        // A client may be asking for it again this moment.
+        (Some(Intent::Create), ..) | (Some(Intent::Destroy | Intent::Suspend), ..) => {
+            lifecycle.finish_intent(sandbox).await;
+            Ok(())
+        }
+        (_, _, None) => lose(lifecycle, sandbox).await,
+        (Some(Intent::Resume), _, Some(true)) => {
+            let d = &lifecycle.deployment;
+            d.store.replace_sandbox(sandbox, &sandbox.started(d.now()), None).await.map_err(internal)?;
+            adopt(lifecycle, sandbox).await
+        }
+        (Some(Intent::Resume), _, Some(false)) => {
+            let undone = Sandbox { intent: None, ..sandbox.clone() };
+            lifecycle.deployment.store.replace_sandbox(sandbox, &undone, None).await.map_err(internal)?;
+            Ok(())
+        }
+        (None, State::Active | State::Idle, Some(true)) => adopt(lifecycle, sandbox).await,
+        (None, State::Active | State::Idle, Some(false)) => {
+            lifecycle.suspend(&sandbox.id, "it ended while no broker ran", |_| true).await?;
+            Ok(())
+        }
+        (None, State::Suspended, Some(true)) => {
+            let stopped = lifecycle.deployment.provider.suspend(&sandbox.id).await;
+            stopped.map_err(|e| ApiError::new(e.code(), format!("{} runs and should not: {e}", sandbox.id)))
+        }
+        (None, ..) => Ok(()),
+    }
+}
+
+/// One that can't be told what it missed must not serve anybody.
+async fn adopt(lifecycle: &Arc<Lifecycle>, sandbox: &Sandbox) -> Result<(), ApiError> {
+    if let Err(error) = lifecycle.adopt(&sandbox.id).await {
+        tracing::warn!(sandbox = %sandbox.id, %error, "a running sandbox could not be adopted and is suspended");
+        lifecycle.suspend(&sandbox.id, "it could not be adopted", |_| true).await?;
+    }
+    Ok(())
+}
+
+/// Its files are gone: pretending to resume it would hand out an empty one.
+async fn lose(lifecycle: &Arc<Lifecycle>, sandbox: &Sandbox) -> Result<(), ApiError> {
+    const REASON: &str = "the provider no longer has its files";
+    let d = &lifecycle.deployment;
+    let audit = AuditRecord::of_sandbox(d.now(), sandbox, "sandbox.failed", REASON);
+    d.store.end_sandbox(&sandbox.id, State::Failed, &d.ending(REASON, audit)).await.map_err(internal)?;
+    lifecycle.destroy(&sandbox.id).await;
+    Ok(())
+}

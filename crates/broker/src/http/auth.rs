@@ -1,0 +1,74 @@
+//! Who calls: an API key in `Authorization: Bearer` or `X-Api-Key`, and how long they are ready to wait.
+
+use std::time::Duration;
+
+use axum::extract::FromRequestParts;
+use cobox_gateway::Credential;
+use cobox_protocol::{ApiError, ErrorCode, RequestId};
+use http::{HeaderMap, request::Parts};
+
+use super::{Api, error::Failure};
+use crate::domain::{model::Caller, sessions::Asking};
+
+/// Without `Prefer: wait=N`.
+const DEFAULT_WAIT: Duration = Duration::from_secs(10);
+/// Below what proxies usually cut a silent connection at.
+const MAX_WAIT: Duration = Duration::from_secs(55);
+
+/// A request of somebody we know.
+pub struct Authenticated {
+    pub caller: Caller,
+    pub request_id: RequestId,
+    pub wait: Duration,
+}
+
+impl Authenticated {
+    pub fn asking(&self) -> Asking<'_> {
+        Asking { caller: &self.caller, request_id: &self.request_id, wait: self.wait }
+    }
+}
+
+impl FromRequestParts<Api> for Authenticated {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Failure> {
+        let caller = match Credential::from_headers(&parts.headers)? {
+            Some(Credential::ApiKey(key)) => api.keys.authenticate(&key).await?,
+            Some(Credential::Token(_)) => {
+                return Err(refused("a token is for the sandbox it was issued for; the broker wants an API key").into());
+            }
+            None => return Err(refused("no credential: send `Authorization: Bearer <API key>` or `X-Api-Key: <key>`").into()),
+        };
+        let request_id = parts.extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
+        Ok(Self { caller, request_id, wait: preferred_wait(&parts.headers) })
+    }
+}
+
+fn refused(message: &str) -> ApiError {
+    ApiError::new(ErrorCode::Unauthenticated, message)
+}
+
+/// A preference that can't be read is no preference.
+fn preferred_wait(headers: &HeaderMap) -> Duration {
+    headers
+        .get_all("prefer")
+        .iter()
+        .filter_map(|v| v.to_str().ok())
+        .flat_map(|v| v.split([',', ';']))
+        .find_map(|p| p.trim().strip_prefix("wait=")?.trim().parse().ok())
+        .map_or(DEFAULT_WAIT, |seconds| Duration::from_secs(seconds).min(MAX_WAIT))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_preferred_wait_is_heard_and_bounded() {
+        let wait = |value: &str| preferred_wait(&HeaderMap::from_iter([(http::HeaderName::from_static("prefer"), value.parse().unwrap())]));
+        assert_eq!(wait("respond-async, wait=3"), Duration::from_secs(3));
+        assert_eq!(wait("wait=0"), Duration::ZERO);
+        assert_eq!(wait("wait=99999"), MAX_WAIT);
+        assert_eq!(wait("wait=soon"), DEFAULT_WAIT);
+    }
+}

@@ -1,0 +1,59 @@
+//! Request bodies: JSON of a bounded size, and an error that names the field.
+
+use axum::{
+    Json,
+    body::to_bytes,
+    extract::{FromRequest, Request},
+};
+use cobox_protocol::{ApiError, ErrorCode};
+use serde::de::DeserializeOwned;
+
+use super::error::Failure;
+
+/// Largest control-plane request, in bytes: the longest sensible one is a few KiB.
+const MAX_BODY_BYTES: usize = 1024 * 1024;
+
+/// A JSON body, whatever its content type says.
+pub struct JsonBody<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
+        parse(&read(request).await?).map(Self)
+    }
+}
+
+/// As [`JsonBody`], but nothing at all counts as `{}`.
+pub struct MaybeJsonBody<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for MaybeJsonBody<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
+        let bytes = read(request).await?;
+        parse(if bytes.is_empty() { b"{}" } else { &bytes }).map(Self)
+    }
+}
+
+async fn read(request: Request) -> Result<axum::body::Bytes, Failure> {
+    to_bytes(request.into_body(), MAX_BODY_BYTES).await.map_err(|e| {
+        use std::error::Error;
+        let is_too_large = e.source().is_some_and(|s| s.is::<http_body_util::LengthLimitError>());
+        Failure::from(if is_too_large {
+            ApiError::new(ErrorCode::TooLarge, format!("the body is larger than {MAX_BODY_BYTES} bytes"))
+        } else {
+            ApiError::invalid("the body could not be read to its end")
+        })
+    })
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
+    let rejected = |e: axum::extract::rejection::JsonRejection| Failure::from(ApiError::invalid(cut_prefix(&e.body_text())));
+    Json::<T>::from_bytes(bytes).map(|Json(value)| value).map_err(rejected)
+}
+
+/// The framework's preamble says nothing the code doesn't; the field comes after it.
+fn cut_prefix(text: &str) -> &str {
+    text.strip_prefix("Failed to deserialize the JSON body into the target type: ").unwrap_or(text)
+}

@@ -1,0 +1,79 @@
+//! Errors on the wire: the envelope, the request's id on everything, and one log line a request.
+
+use std::time::Instant;
+
+use axum::{
+    Json,
+    extract::Request,
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use cobox_protocol::{ApiError, ErrorCode, RequestId};
+use http::{HeaderName, HeaderValue, StatusCode, header};
+
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Longest path in a log line, in characters.
+const MAX_LOGGED_PATH: usize = 256;
+
+/// An error on its way out; it gets its request's id in [`identify`].
+#[derive(Debug)]
+pub struct Failure(ApiError);
+
+impl From<ApiError> for Failure {
+    fn from(e: ApiError) -> Self {
+        Self(e)
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let mut response = StatusCode::INTERNAL_SERVER_ERROR.into_response();
+        response.extensions_mut().insert(self.0);
+        response
+    }
+}
+
+pub async fn route_not_found() -> Failure {
+    Failure(ApiError::new(ErrorCode::RouteNotFound, "there is nothing at this path"))
+}
+
+pub async fn method_not_allowed() -> Failure {
+    Failure(ApiError::new(ErrorCode::MethodNotAllowed, "this path doesn't know that method"))
+}
+
+/// Gives every request an id, every error its envelope, and the log a line without query and credentials.
+pub async fn identify(mut request: Request, next: Next) -> Response {
+    let id = RequestId::new();
+    let began = Instant::now();
+    let method = request.method().clone();
+    let path: String = request.uri().path().chars().take(MAX_LOGGED_PATH).collect();
+    request.extensions_mut().insert(id.clone());
+    let mut response = next.run(request).await;
+    let code = match response.extensions_mut().remove::<ApiError>() {
+        Some(error) => {
+            // The extractors' refusals name the allowed methods in a header that must stay.
+            let allow = response.headers_mut().remove(header::ALLOW);
+            response = envelope(&error, &id);
+            if let Some(allow) = allow {
+                response.headers_mut().insert(header::ALLOW, allow);
+            }
+            error.code.as_str()
+        }
+        None => "",
+    };
+    if let Ok(value) = HeaderValue::from_str(id.as_str()) {
+        response.headers_mut().insert(X_REQUEST_ID, value);
+    }
+    let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    tracing::info!(request_id = %id, %method, path, status = response.status().as_u16(), code, took_ms, "request");
+    response
+}
+
+fn envelope(error: &ApiError, id: &RequestId) -> Response {
+    let status = StatusCode::from_u16(error.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = (status, Json(error.envelope(id))).into_response();
+    if let Some(seconds) = error.retry_after {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}

@@ -1,0 +1,83 @@
+//! `/v1/sandbox/sessions`: access to a thread's sandbox.
+
+use axum::{
+    Json, Router,
+    extract::{Path, State},
+    routing::{get, post},
+};
+use cobox_protocol::{
+    ApiError, ErrorCode, SessionId,
+    session::{NegotiateRequest, NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo, State as LifeState},
+};
+use http::{HeaderMap, StatusCode};
+use serde::Deserialize;
+
+use super::{
+    Api,
+    auth::Authenticated,
+    body::{JsonBody, MaybeJsonBody},
+    error::Failure,
+    paging::{PageQuery, Params, page},
+};
+use crate::store::SessionFilter;
+
+pub fn routes() -> Router<Api> {
+    Router::new()
+        .route("/v1/sandbox/sessions", post(negotiate).get(list))
+        .route("/v1/sandbox/sessions/{id}", get(look).delete(release))
+        .route("/v1/sandbox/sessions/{id}/refresh", post(refresh))
+}
+
+async fn negotiate(
+    State(api): State<Api>,
+    who: Authenticated,
+    headers: HeaderMap,
+    JsonBody(wish): JsonBody<NegotiateRequest>,
+) -> Result<Json<NegotiateResponse>, Failure> {
+    let unreadable = |_| ApiError::invalid("Idempotency-Key: must be plain ASCII");
+    let key = headers.get("idempotency-key").map(|v| v.to_str().map_err(unreadable)).transpose()?;
+    Ok(Json(api.sessions.negotiate(&who.asking(), &wish, key).await?))
+}
+
+#[derive(Deserialize)]
+struct ListQuery {
+    scope_type: Option<String>,
+    scope_id: Option<String>,
+    state: Option<String>,
+    limit: Option<u32>,
+    cursor: Option<String>,
+}
+
+async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<ListQuery>) -> Result<Json<Page<SessionInfo>>, Failure> {
+    let state = match &query.state {
+        Some(word) => Some(LifeState::from_word(word).ok_or_else(|| ApiError::invalid("state: is not a state of a session"))?),
+        None => None,
+    };
+    let wish = PageQuery { limit: query.limit, cursor: query.cursor }.wish()?;
+    let filter = SessionFilter { scope_type: query.scope_type, scope_id: query.scope_id, state };
+    let items = api.sessions.list(&who.caller, &filter, &wish).await?;
+    Ok(Json(page(items, &wish, |s| s.session_id.to_string())))
+}
+
+async fn look(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<Json<NegotiateResponse>, Failure> {
+    Ok(Json(api.sessions.get(&who.asking(), &session_id(&id)?).await?))
+}
+
+async fn refresh(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(id): Path<String>,
+    MaybeJsonBody(wish): MaybeJsonBody<RefreshRequest>,
+) -> Result<Json<RefreshResponse>, Failure> {
+    Ok(Json(api.sessions.refresh(&who.asking(), &session_id(&id)?, &wish).await?))
+}
+
+async fn release(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
+    api.sessions.release(&who.caller, &session_id(&id)?, &who.request_id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// What can't be an id of ours names nothing.
+fn session_id(id: &str) -> Result<SessionId, ApiError> {
+    id.parse().map_err(|e| ApiError::new(ErrorCode::SessionNotFound, format!("no such session: {e}")))
+}

@@ -1,0 +1,83 @@
+//! Accepts connections, a bounded number of them, and lets them finish when told to stop.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// A client that takes longer to send a request's head is not serious.
+const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(15);
+/// Bounds a request's head and what is read ahead of its body.
+const MAX_BUFFER_BYTES: usize = 256 * 1024;
+/// How long requests under way may go on after the broker was told to stop.
+const DRAIN: Duration = Duration::from_secs(5);
+/// After a failed accept (no descriptors left, mostly): long enough for some to be closed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+pub async fn serve(listener: &TcpListener, router: Router, max_connections: u32, shutdown: impl Future<Output = ()> + Send) {
+    let slots = Arc::new(Semaphore::new(max_connections as usize));
+    let stop = CancellationToken::new();
+    let connections = TaskTracker::new();
+    let mut shutdown = std::pin::pin!(shutdown);
+    loop {
+        let accepting = async {
+            // Those who don't get a slot wait in the kernel's queue.
+            let slot = slots.clone().acquire_owned().await;
+            (listener.accept().await, slot)
+        };
+        let (accepted, slot) = tokio::select! {
+            () = &mut shutdown => break,
+            accepted = accepting => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let (router, stop) = (router.clone(), stop.clone());
+                connections.spawn(async move {
+                    let _slot = slot;
+                    serve_connection(stream, router, stop).await;
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "accepting a connection failed");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    stop.cancel();
+    connections.close();
+    if tokio::time::timeout(DRAIN, connections.wait()).await.is_err() {
+        tracing::info!(open = connections.len(), "stopping with requests still under way");
+    }
+}
+
+async fn serve_connection(stream: TcpStream, router: Router, stop: CancellationToken) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "a connection stays without TCP_NODELAY");
+    }
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_READ_TIMEOUT)
+        .max_buf_size(MAX_BUFFER_BYTES)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        .with_upgrades();
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = &mut connection => ended,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection ended");
+    }
+}

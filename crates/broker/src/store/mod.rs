@@ -1,0 +1,181 @@
+//! What the broker remembers, as the domain asks for it: each method is one transaction, durable when it returns.
+
+pub mod sqlite;
+
+use async_trait::async_trait;
+use cobox_protocol::{KeyId, SandboxId, SessionId, Timestamp, control::Revocation, key::PrincipalKind, session::State};
+
+use crate::domain::{
+    audit::AuditRecord,
+    model::{ApiKey, Bound, Principal, Sandbox, Session},
+};
+
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("the database failed: {0}")]
+    Failed(String),
+    #[error("the database holds something unreadable: {0}")]
+    Corrupt(String),
+}
+
+pub type Stored<T> = Result<T, StoreError>;
+
+/// One page, newest first: at most `limit` items with ids below `before`.
+#[derive(Clone, Debug, Default)]
+pub struct PageWish {
+    pub before: Option<String>,
+    pub limit: u32,
+}
+
+/// Whose eyes a list is made for: the workspace's things, without those that are another owner's alone.
+#[derive(Clone, Debug)]
+pub struct Viewer {
+    pub workspace: String,
+    pub principal: String,
+    pub sees_all: bool,
+}
+
+impl From<&Principal> for Viewer {
+    fn from(p: &Principal) -> Self {
+        Self { workspace: p.workspace.clone(), principal: p.name.clone(), sees_all: p.is_operator() }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct SessionFilter {
+    pub scope_type: Option<String>,
+    pub scope_id: Option<String>,
+    /// Without it, all that haven't ended.
+    pub state: Option<State>,
+}
+
+/// A session to be found or made.
+#[derive(Clone, Debug)]
+pub struct EnsureWish {
+    /// Both are used only when the scope has none.
+    pub fresh: Bound,
+    /// Living sandboxes the workspace may have.
+    pub quota: u32,
+    pub idempotency: Option<Idempotency>,
+    pub audit: AuditRecord,
+}
+
+#[derive(Clone, Debug)]
+pub struct Idempotency {
+    pub principal: String,
+    pub key: String,
+    pub request_hash: [u8; 32],
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ensured {
+    Created(Bound),
+    Existing(Bound),
+    /// The same request again; the session may have ended since.
+    Replayed(Bound),
+    /// The idempotency key came with another request before.
+    KeyReused,
+    QuotaReached,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AddedSandbox {
+    Added,
+    NameTaken(SandboxId),
+    QuotaReached,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AddedKey {
+    Added,
+    /// The principal exists and is something else.
+    KindDiffers(PrincipalKind),
+}
+
+/// How something ends: its sessions' tokens stop counting in the same transaction.
+#[derive(Clone, Debug)]
+pub struct Ending {
+    pub now: Timestamp,
+    pub reason: String,
+    /// When the last token that could be concerned has expired.
+    pub revoke_until: Timestamp,
+    pub audit: AuditRecord,
+}
+
+/// What an ended session leaves for its sandbox; the intent is already written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Leftover {
+    /// Another session uses it: it goes on, and must learn of the revocation.
+    InUse,
+    Suspend,
+    Destroy,
+}
+
+/// Small things noted together: last uses and audit records.
+#[derive(Clone, Debug, Default)]
+pub struct Note {
+    /// Brings `idle` back to `active` too.
+    pub sandboxes: Vec<(SandboxId, Timestamp)>,
+    pub keys: Vec<(KeyId, Timestamp)>,
+    pub audit: Vec<AuditRecord>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RevocationList {
+    /// Of the newest one in the list; changes whenever one is added.
+    pub sequence: u64,
+    pub list: Vec<Revocation>,
+}
+
+/// What is old enough to be forgotten.
+#[derive(Clone, Copy, Debug)]
+pub struct Horizon {
+    pub now: Timestamp,
+    pub idempotency_before: Timestamp,
+    pub ended_before: Timestamp,
+    pub audit_before: Timestamp,
+}
+
+#[async_trait]
+pub trait Store: Send + Sync {
+    /// Makes workspace and principal where they don't exist yet.
+    async fn add_key(&self, key: &ApiKey, audit: &AuditRecord) -> Stored<AddedKey>;
+    async fn key(&self, id: &KeyId) -> Stored<Option<ApiKey>>;
+    async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>>;
+    /// Ends the key and the tokens issued under it. `None` when there is no such key or it is revoked already.
+    async fn revoke_key(&self, id: &KeyId, ending: &Ending) -> Stored<Option<ApiKey>>;
+
+    async fn ensure(&self, wish: &EnsureWish) -> Stored<Ensured>;
+    /// The living session of a scope.
+    async fn session_of(&self, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<Bound>>;
+    /// A session, ended or not.
+    async fn session(&self, id: &SessionId) -> Stored<Option<Bound>>;
+    async fn sessions(&self, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<Bound>>;
+    /// The living sessions of a sandbox, newest first.
+    async fn sessions_on(&self, sandbox: &SandboxId) -> Stored<Vec<Session>>;
+    /// `None` when it has ended already.
+    async fn end_session(&self, id: &SessionId, ending: &Ending) -> Stored<Option<Leftover>>;
+
+    async fn add_sandbox(&self, sandbox: &Sandbox, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox>;
+    /// A sandbox, ended or not.
+    async fn sandbox(&self, id: &SandboxId) -> Stored<Option<Sandbox>>;
+    /// A living sandbox.
+    async fn sandbox_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>>;
+    /// The living ones.
+    async fn sandboxes(&self, viewer: &Viewer, page: &PageWish) -> Stored<Vec<Sandbox>>;
+    /// All of a node that live or that something is still to be done about.
+    async fn sandboxes_of_node(&self, node: &str) -> Stored<Vec<Sandbox>>;
+    /// Running ones of a workspace, which must learn of its revocations.
+    async fn running_in(&self, workspace: &str) -> Stored<Vec<SandboxId>>;
+    async fn has_sandboxes(&self) -> Stored<bool>;
+    /// Replaces `old` by `new` if state and intent are still `old`'s; says whether they were. The last use only moves forward.
+    async fn replace_sandbox(&self, old: &Sandbox, new: &Sandbox, audit: Option<&AuditRecord>) -> Stored<bool>;
+    /// Ends a sandbox (`terminated` or `failed`) with its sessions, leaving the intent to destroy it. `None` when it has ended already.
+    async fn end_sandbox(&self, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>>;
+
+    async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList>;
+    async fn note(&self, note: &Note) -> Stored<()>;
+    async fn prune(&self, horizon: &Horizon) -> Stored<()>;
+    /// The newest records of a workspace, newest first.
+    async fn audit(&self, workspace: &str, limit: u32) -> Stored<Vec<AuditRecord>>;
+}

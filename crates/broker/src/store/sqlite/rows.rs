@@ -1,0 +1,138 @@
+//! From rows to the domain's records. A value that can't be read is an error that names its column.
+
+use std::{str::FromStr, time::Duration};
+
+use cobox_protocol::{
+    Timestamp,
+    key::PrincipalKind,
+    session::{Access, State},
+};
+use sqlx::{Row, sqlite::SqliteRow};
+
+use crate::{
+    domain::{
+        audit::AuditRecord,
+        model::{ApiKey, Intent, Principal, Sandbox, Session},
+    },
+    store::{StoreError, Stored},
+};
+
+pub fn sandbox(row: &SqliteRow) -> Stored<Sandbox> {
+    Ok(Sandbox {
+        id: parsed(row, "id")?,
+        workspace: row.try_get("workspace_id")?,
+        name: row.try_get("name")?,
+        owner: row.try_get("owner")?,
+        access: word(row, "access", access_from_word)?,
+        provider: row.try_get("provider")?,
+        node: row.try_get("node_id")?,
+        generation: row.try_get("generation")?,
+        state: word(row, "state", State::from_word)?,
+        intent: row.try_get::<Option<&str>, _>("intent")?.map(|w| Intent::from_word(w).ok_or_else(|| corrupt("intent", w))).transpose()?,
+        reason: row.try_get("reason")?,
+        is_kept: row.try_get("kept")?,
+        created_at: time(row, "created_at")?,
+        last_active_at: time(row, "last_active_at")?,
+        running_since: maybe_time(row, "running_since")?,
+        active: seconds(row, "active_seconds")?,
+        suspended_at: maybe_time(row, "suspended_at")?,
+        ended_at: maybe_time(row, "ended_at")?,
+    })
+}
+
+pub fn session(row: &SqliteRow) -> Stored<Session> {
+    Ok(Session {
+        id: parsed(row, "id")?,
+        workspace: row.try_get("workspace_id")?,
+        scope_type: row.try_get("scope_type")?,
+        scope_id: row.try_get("scope_id")?,
+        sandbox: parsed(row, "sandbox_id")?,
+        owner: row.try_get("owner")?,
+        access: word(row, "access", access_from_word)?,
+        created_at: time(row, "created_at")?,
+        active_base: seconds(row, "active_base")?,
+        ended_at: maybe_time(row, "ended_at")?,
+        end_reason: row.try_get("end_reason")?,
+    })
+}
+
+pub fn key(row: &SqliteRow) -> Stored<ApiKey> {
+    let hash: &[u8] = row.try_get("hash")?;
+    Ok(ApiKey {
+        id: parsed(row, "id")?,
+        principal: Principal {
+            workspace: row.try_get("workspace_id")?,
+            name: row.try_get("principal")?,
+            kind: word(row, "kind", PrincipalKind::from_word)?,
+        },
+        hash: hash.try_into().map_err(|_| corrupt("hash", "not 32 bytes"))?,
+        created_at: time(row, "created_at")?,
+        expires_at: maybe_time(row, "expires_at")?,
+        last_used_at: maybe_time(row, "last_used_at")?,
+        revoked_at: maybe_time(row, "revoked_at")?,
+    })
+}
+
+pub fn audit(row: &SqliteRow) -> Stored<AuditRecord> {
+    Ok(AuditRecord {
+        at: time(row, "at")?,
+        workspace: row.try_get("workspace_id")?,
+        action: row.try_get::<String, _>("action")?.into(),
+        request_id: maybe_parsed(row, "request_id")?,
+        principal: row.try_get("principal")?,
+        actor: row.try_get("actor")?,
+        thread: row.try_get("thread")?,
+        session: maybe_parsed(row, "session_id")?,
+        sandbox: maybe_parsed(row, "sandbox_id")?,
+        jti: row.try_get("jti")?,
+        detail: row.try_get("detail")?,
+    })
+}
+
+pub const fn access_word(access: Access) -> &'static str {
+    match access {
+        Access::Workspace => "workspace",
+        Access::Owner => "owner",
+    }
+}
+
+fn access_from_word(w: &str) -> Option<Access> {
+    [Access::Workspace, Access::Owner].into_iter().find(|a| access_word(*a) == w)
+}
+
+/// Durations and counts are far below what the column holds.
+pub fn stored_seconds(d: Duration) -> i64 {
+    i64::try_from(d.as_secs()).unwrap_or(i64::MAX)
+}
+
+pub fn parsed<T: FromStr>(row: &SqliteRow, column: &'static str) -> Stored<T> {
+    let text: &str = row.try_get(column)?;
+    text.parse().map_err(|_| corrupt(column, text))
+}
+
+fn maybe_parsed<T: FromStr>(row: &SqliteRow, column: &'static str) -> Stored<Option<T>> {
+    let text: Option<&str> = row.try_get(column)?;
+    text.map(|t| t.parse().map_err(|_| corrupt(column, t))).transpose()
+}
+
+fn word<T>(row: &SqliteRow, column: &'static str, read: impl Fn(&str) -> Option<T>) -> Stored<T> {
+    let text: &str = row.try_get(column)?;
+    read(text).ok_or_else(|| corrupt(column, text))
+}
+
+fn time(row: &SqliteRow, column: &'static str) -> Stored<Timestamp> {
+    Ok(Timestamp::from_unix(row.try_get(column)?))
+}
+
+fn maybe_time(row: &SqliteRow, column: &'static str) -> Stored<Option<Timestamp>> {
+    Ok(row.try_get::<Option<i64>, _>(column)?.map(Timestamp::from_unix))
+}
+
+fn seconds(row: &SqliteRow, column: &'static str) -> Stored<Duration> {
+    let value: i64 = row.try_get(column)?;
+    u64::try_from(value).map(Duration::from_secs).map_err(|_| corrupt(column, &value.to_string()))
+}
+
+pub fn corrupt(column: &str, value: &str) -> StoreError {
+    StoreError::Corrupt(format!("column {column} has `{value}`"))
+}

@@ -1,0 +1,212 @@
+//! The gateway, with the broker behind it: keys stay outside, bytes pass unchanged in both directions.
+
+use axum::body::{Body, Bytes};
+use cobox_protocol::key::PrincipalKind;
+use futures_util::{SinkExt, StreamExt};
+use http::{Method, Request, StatusCode};
+use http_body_util::BodyExt;
+use hyper_util::rt::TokioIo;
+use serde_json::json;
+use tokio::{net::TcpStream, sync::mpsc};
+use tokio_tungstenite::tungstenite::{Message, client::IntoClientRequest};
+
+use crate::harness::{Client, World, sandbox_id};
+
+#[tokio::test]
+async fn an_api_key_is_swapped_and_never_reaches_the_sandbox() {
+    let world = World::new();
+    let broker = world.start().await;
+    let bot = broker.key("bot", PrincipalKind::Agent).await;
+    let made = bot.ensure("t").await;
+    let id = sandbox_id(&made);
+    let key = bot.key.clone().unwrap();
+    let nobody = Client { key: None, ..bot.clone() };
+    let headers = [
+        ("x-api-key", key.expose()),
+        ("cookie", "a=b"),
+        ("x-forwarded-for", "1.2.3.4"),
+        ("connection", "x-hop"),
+        ("x-hop", "1"),
+        ("x-kept", "yes"),
+    ];
+    nobody.call(Method::GET, &format!("/dp/{id}/v1/x"), None, &headers).await.ok(200);
+    bot.get(&format!("/v1/sandbox/relay/{}/v1/x", made["session_id"].as_str().unwrap())).await.ok(200);
+    let seen = world.provider.boxd(&id).seen.lock().unwrap().clone();
+    assert_eq!(seen.len(), 2);
+    for request in &seen {
+        assert_eq!((&request.method, request.uri.as_str()), (&Method::GET, "/v1/x"));
+        assert!(!format!("{request:?}").contains(&key.expose()[4..]), "the key is nowhere");
+        let token = request.headers["authorization"].to_str().unwrap().strip_prefix("Bearer ").unwrap();
+        assert_eq!(token.split('.').count(), 3);
+        let claims = claims(token);
+        assert_eq!(claims["sub"], "bot");
+        assert_eq!(claims["sid"], made["session_id"]);
+        assert_eq!(claims["scope"], "fs:rw process shell:ro");
+        assert_eq!(request.headers["host"], "boxd");
+        assert!(request.headers["x-request-id"].to_str().unwrap().starts_with("req_"));
+    }
+    for gone in ["x-api-key", "cookie", "x-forwarded-for", "x-hop", "connection"] {
+        assert!(!seen[0].headers.contains_key(gone), "{gone}");
+    }
+    assert_eq!(seen[0].headers["x-kept"], "yes");
+    let store = broker.broker.as_ref().unwrap().store().clone();
+    crate::harness::eventually("the audit record", || async {
+        let used = store.audit("default", 100).await.unwrap();
+        used.iter().filter(|r| r.action == "dataplane.used" && r.sandbox.as_ref() == Some(&id) && r.jti.is_some()).count() == 2
+    })
+    .await;
+}
+
+fn claims(token: &str) -> serde_json::Value {
+    use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+    serde_json::from_slice(&URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap()).unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn a_sandbox_without_a_session_gets_a_token_without_one() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.post("/v1/sandboxes", json!({})).await.ok(201);
+    let id = made["id"].as_str().unwrap().parse().unwrap();
+    ann.get(&format!("/dp/{id}/v1/x")).await.ok(200);
+    let seen = world.provider.boxd(&id).seen.lock().unwrap()[0].clone();
+    let claims = claims(seen.headers["authorization"].to_str().unwrap().strip_prefix("Bearer ").unwrap());
+    assert_eq!(claims.get("sid"), None);
+    assert_eq!(claims["aud"], made["id"]);
+}
+
+#[tokio::test]
+async fn only_good_tokens_pass() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let (made, other) = (ann.ensure("t").await, ann.ensure("other").await);
+    let path = format!("/dp/{}/v1/x", sandbox_id(&made));
+    let token = made["token"].as_str().unwrap();
+    ann.with(&json!(token)).get(&path).await.ok(200);
+    let mut parts: Vec<&str> = token.split('.').collect();
+    let unsigned = format!("eyJhbGciOiJub25lIiwidHlwIjoiSldUIn0.{}.", parts[1]);
+    let swapped = {
+        parts[2] = other["token"].as_str().unwrap().rsplit('.').next().unwrap();
+        parts.join(".")
+    };
+    for bad in ["junk", unsigned.as_str(), swapped.as_str(), other["token"].as_str().unwrap()] {
+        assert_eq!(ann.with(&json!(bad)).get(&path).await.error(401), "UNAUTHENTICATED", "{bad}");
+    }
+    let relay = format!("/v1/sandbox/relay/{}/v1/x", other["session_id"].as_str().unwrap());
+    assert_eq!(ann.with(&json!(token)).get(&relay).await.error(401), "UNAUTHENTICATED");
+    let nobody = Client { key: None, ..ann.clone() };
+    assert_eq!(nobody.get(&path).await.error(401), "UNAUTHENTICATED");
+    assert_eq!(nobody.get(&format!("/dp/{}/healthz", sandbox_id(&made))).await.status, 200);
+    world.clock.advance(906);
+    assert_eq!(ann.with(&json!(token)).get(&path).await.error(401), "TOKEN_EXPIRED");
+    let seen = world.provider.boxd(&sandbox_id(&made)).seen.lock().unwrap().len();
+    assert_eq!(seen, 2, "junk never reaches boxd");
+}
+
+#[tokio::test]
+async fn a_path_is_passed_on_byte_for_byte_and_an_answer_made_harmless() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let id = sandbox_id(&ann.ensure("t").await);
+    let rest = "/v1/files/a%2Fb%20c%FF/..%2e/%E4?path=%2Fx&y=a+b%00";
+    ann.get(&format!("/dp/{id}{rest}")).await.ok(200);
+    assert_eq!(world.provider.boxd(&id).seen.lock().unwrap()[0].uri, rest);
+    let page = ann.get(&format!("/dp/{id}/v1/html")).await;
+    assert_eq!(page.bytes, "<script>");
+    assert_eq!(page.headers["content-disposition"], "attachment");
+    assert_eq!(page.headers["content-security-policy"], "sandbox");
+    assert_eq!(page.headers["x-content-type-options"], "nosniff");
+    assert!(page.headers["x-request-id"].to_str().unwrap().starts_with("req_"));
+    for gone in ["set-cookie", "server"] {
+        assert!(!page.headers.contains_key(gone), "{gone}");
+    }
+}
+
+#[tokio::test]
+async fn bodies_stream_in_both_directions_while_they_are_sent() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let id = sandbox_id(&ann.ensure("t").await);
+    let (chunks, queue) = mpsc::channel::<Bytes>(1);
+    let body =
+        Body::from_stream(futures_util::stream::unfold(
+            queue,
+            |mut q| async move { q.recv().await.map(|c| (Ok::<_, std::io::Error>(c), q)) },
+        ));
+    let request = Request::post(format!("/dp/{id}/v1/echo"))
+        .header("host", "broker")
+        .header("authorization", format!("Bearer {}", ann.key.clone().unwrap().expose()))
+        .body(body)
+        .unwrap();
+    let stream = TcpStream::connect(broker.addr).await.unwrap();
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    let answering = tokio::spawn(async move { sender.send_request(request).await.unwrap() });
+    chunks.send(Bytes::from_static(b"first")).await.unwrap();
+    let mut answer = answering.await.unwrap();
+    assert_eq!(answer.status(), StatusCode::OK);
+    // The first chunk is back before the second is sent: nothing waits for the whole body.
+    assert_eq!(answer.frame().await.unwrap().unwrap().into_data().unwrap(), "first");
+    let block = Bytes::from(vec![7u8; 1 << 20]);
+    let sending = tokio::spawn(async move {
+        for _ in 0..64 {
+            chunks.send(block.clone()).await.unwrap();
+        }
+    });
+    let mut received = 0;
+    while let Some(frame) = answer.frame().await {
+        received += frame.unwrap().into_data().unwrap().len();
+    }
+    sending.await.unwrap();
+    assert_eq!(received, 64 << 20);
+}
+
+#[tokio::test]
+async fn a_websocket_passes_with_a_header_or_without_one() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let id = sandbox_id(&made);
+    for credential in [Some(made["token"].as_str().unwrap()), None] {
+        let mut request = format!("ws://{}/dp/{id}/v1/ws", broker.addr).into_client_request().unwrap();
+        if let Some(token) = credential {
+            request.headers_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+        }
+        let stream = TcpStream::connect(broker.addr).await.unwrap();
+        let (mut socket, response) = tokio_tungstenite::client_async(request, stream).await.unwrap();
+        assert!(response.headers()["x-request-id"].to_str().unwrap().starts_with("req_"));
+        for message in [Message::text("hello"), Message::binary(vec![0u8; 100_000])] {
+            socket.send(message.clone()).await.unwrap();
+            assert_eq!(socket.next().await.unwrap().unwrap(), message);
+        }
+        socket.close(None).await.unwrap();
+        while let Some(Ok(_)) = socket.next().await {}
+    }
+}
+
+#[tokio::test]
+async fn nobody_wakes_a_sandbox_without_a_credential() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let id = sandbox_id(&ann.ensure("t").await);
+    world.clock.advance(3600);
+    broker.tick().await;
+    let nobody = Client { key: None, ..ann.clone() };
+    let upgrade = [
+        ("connection", "upgrade"),
+        ("upgrade", "websocket"),
+        ("sec-websocket-version", "13"),
+        ("sec-websocket-key", "AAAAAAAAAAAAAAAAAAAAAA=="),
+    ];
+    let asleep = nobody.call(Method::GET, &format!("/dp/{id}/v1/ws"), None, &upgrade).await;
+    let unknown = nobody.call(Method::GET, &format!("/dp/{}/v1/ws", cobox_protocol::SandboxId::new()), None, &upgrade).await;
+    assert_eq!(asleep.json()["error"]["message"], unknown.json()["error"]["message"]);
+    assert_eq!(asleep.error(401), "UNAUTHENTICATED");
+    assert_eq!(world.provider.running(), 0);
+}

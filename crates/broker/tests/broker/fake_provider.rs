@@ -1,0 +1,267 @@
+//! A provider whose sandboxes are small HTTP servers on UNIX sockets. It exists so that the broker's own promises can be
+//! tested with failures at chosen moments, without namespaces, and on a clock that moves; the real provider and boxd have
+//! tests of their own.
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+use async_trait::async_trait;
+use axum::{
+    Json, Router,
+    body::Body,
+    extract::{Request, State, WebSocketUpgrade},
+    response::{IntoResponse, Response},
+    routing::{any, get, post, put},
+};
+use cobox_protocol::{
+    SandboxId,
+    control::{BoxdStatus, ControlState},
+};
+use cobox_provider::{BoxedStream, DiskUse, Door, Found, Provider, ProviderError};
+use http::{HeaderMap, Method};
+use tokio::{
+    net::{UnixListener, UnixStream},
+    runtime::Handle,
+    sync::watch,
+    task::AbortHandle,
+};
+
+/// A request as the stand-in for boxd saw it.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    pub method: Method,
+    pub uri: String,
+    pub headers: HeaderMap,
+}
+
+/// One stand-in for boxd.
+pub struct FakeBoxd {
+    id: SandboxId,
+    pub state: Mutex<ControlState>,
+    pub seen: Mutex<Vec<Seen>>,
+    pub requests: AtomicU64,
+    pub open_streams: AtomicU32,
+    is_running: watch::Sender<bool>,
+    servers: Mutex<Vec<AbortHandle>>,
+}
+
+pub struct FakeProvider {
+    dir: tempfile::TempDir,
+    /// Not the broker's runtime: sandboxes outlive brokers.
+    runtime: Handle,
+    pub sandboxes: Mutex<HashMap<SandboxId, Arc<FakeBoxd>>>,
+    pub starts: AtomicUsize,
+    pub destroyed: Mutex<Vec<SandboxId>>,
+    /// How many of the next calls fail.
+    pub failing_starts: AtomicU32,
+    pub failing_suspends: AtomicU32,
+    pub failing_destroys: AtomicU32,
+    /// While false, starts wait.
+    pub may_start: watch::Sender<bool>,
+    pub disk: Mutex<Option<DiskUse>>,
+}
+
+impl FakeProvider {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self {
+            dir: tempfile::tempdir().unwrap(),
+            runtime: Handle::current(),
+            sandboxes: Mutex::default(),
+            starts: AtomicUsize::new(0),
+            destroyed: Mutex::default(),
+            failing_starts: AtomicU32::new(0),
+            failing_suspends: AtomicU32::new(0),
+            failing_destroys: AtomicU32::new(0),
+            may_start: watch::channel(true).0,
+            disk: Mutex::default(),
+        })
+    }
+
+    pub fn boxd(&self, id: &SandboxId) -> Arc<FakeBoxd> {
+        self.sandboxes.lock().unwrap()[id].clone()
+    }
+
+    pub fn running(&self) -> usize {
+        self.sandboxes.lock().unwrap().values().filter(|b| *b.is_running.borrow()).count()
+    }
+
+    /// As when boxd crashes.
+    pub fn kill(&self, id: &SandboxId) {
+        self.boxd(id).stop();
+    }
+
+    /// As when a disk is lost.
+    pub fn lose(&self, id: &SandboxId) {
+        self.kill(id);
+        self.sandboxes.lock().unwrap().remove(id);
+    }
+
+    fn socket(&self, id: &SandboxId, door: Door) -> PathBuf {
+        let name = if door == Door::Client { "c" } else { "k" };
+        self.dir.path().join(format!("{}.{name}", &id.as_str()[20..]))
+    }
+}
+
+fn fails(counter: &AtomicU32) -> Result<(), ProviderError> {
+    match counter.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)) {
+        Ok(_) => Err(ProviderError::Unavailable("told to fail".into())),
+        Err(_) => Ok(()),
+    }
+}
+
+#[async_trait]
+impl Provider for FakeProvider {
+    fn name(&self) -> &'static str {
+        "fake"
+    }
+
+    async fn start(&self, id: &SandboxId, state: &ControlState) -> Result<(), ProviderError> {
+        self.starts.fetch_add(1, Ordering::SeqCst);
+        self.may_start.subscribe().wait_for(|may| *may).await.map_err(|e| ProviderError::Unavailable(e.to_string()))?;
+        fails(&self.failing_starts)?;
+        let boxd = {
+            let mut sandboxes = self.sandboxes.lock().unwrap();
+            sandboxes.entry(id.clone()).or_insert_with(|| FakeBoxd::new(id, state)).clone()
+        };
+        *boxd.state.lock().unwrap() = state.clone();
+        if *boxd.is_running.borrow() {
+            return Ok(());
+        }
+        let _context = self.runtime.enter();
+        for (door, router) in [(Door::Client, boxd.client_door()), (Door::Control, boxd.control_door())] {
+            let path = self.socket(id, door);
+            let _ = std::fs::remove_file(&path);
+            let listener = UnixListener::bind(&path).unwrap();
+            let server = self.runtime.spawn(async move { axum::serve(listener, router).await.unwrap() });
+            boxd.servers.lock().unwrap().push(server.abort_handle());
+        }
+        boxd.is_running.send_replace(true);
+        Ok(())
+    }
+
+    async fn suspend(&self, id: &SandboxId) -> Result<(), ProviderError> {
+        fails(&self.failing_suspends)?;
+        if let Some(boxd) = self.sandboxes.lock().unwrap().get(id) {
+            boxd.stop();
+        }
+        Ok(())
+    }
+
+    async fn destroy(&self, id: &SandboxId) -> Result<(), ProviderError> {
+        fails(&self.failing_destroys)?;
+        if let Some(boxd) = self.sandboxes.lock().unwrap().remove(id) {
+            boxd.stop();
+        }
+        self.destroyed.lock().unwrap().push(id.clone());
+        Ok(())
+    }
+
+    async fn list(&self) -> Result<Vec<Found>, ProviderError> {
+        let sandboxes = self.sandboxes.lock().unwrap();
+        Ok(sandboxes.iter().map(|(id, b)| Found { id: id.clone(), is_running: *b.is_running.borrow() }).collect())
+    }
+
+    async fn is_running(&self, id: &SandboxId) -> bool {
+        self.sandboxes.lock().unwrap().get(id).is_some_and(|b| *b.is_running.borrow())
+    }
+
+    async fn ended(&self, id: &SandboxId) {
+        let Some(boxd) = self.sandboxes.lock().unwrap().get(id).cloned() else { return };
+        let _ = boxd.is_running.subscribe().wait_for(|is| !is).await;
+    }
+
+    async fn dial(&self, id: &SandboxId, door: Door) -> Result<BoxedStream, ProviderError> {
+        if !self.is_running(id).await {
+            return Err(ProviderError::NotRunning(id.clone()));
+        }
+        let stream = UnixStream::connect(self.socket(id, door)).await.map_err(|e| ProviderError::Unavailable(e.to_string()))?;
+        Ok(Box::new(stream))
+    }
+
+    async fn disk_use(&self, _: &SandboxId) -> Option<DiskUse> {
+        *self.disk.lock().unwrap()
+    }
+}
+
+impl FakeBoxd {
+    fn new(id: &SandboxId, state: &ControlState) -> Arc<Self> {
+        Arc::new(Self {
+            id: id.clone(),
+            state: Mutex::new(state.clone()),
+            seen: Mutex::default(),
+            requests: AtomicU64::new(0),
+            open_streams: AtomicU32::new(0),
+            is_running: watch::channel(false).0,
+            servers: Mutex::default(),
+        })
+    }
+
+    fn stop(&self) {
+        for server in self.servers.lock().unwrap().drain(..) {
+            server.abort();
+        }
+        self.is_running.send_replace(false);
+    }
+
+    fn status(&self) -> BoxdStatus {
+        BoxdStatus {
+            sandbox_id: self.id.clone(),
+            state_version: self.state.lock().unwrap().version,
+            requests: self.requests.load(Ordering::SeqCst),
+            open_streams: self.open_streams.load(Ordering::SeqCst),
+            version: "fake".into(),
+        }
+    }
+
+    fn control_door(self: &Arc<Self>) -> Router {
+        Router::new()
+            .route("/control/state", put(push))
+            .route("/control/status", get(|State(boxd): State<Arc<Self>>| async move { Json(boxd.status()) }))
+            .with_state(self.clone())
+    }
+
+    fn client_door(self: &Arc<Self>) -> Router {
+        Router::new()
+            .route("/v1/echo", post(|request: Request| async move { Body::new(request.into_body()) }))
+            .route("/v1/ws", any(websocket))
+            .route("/v1/html", get(page))
+            .fallback(|| async { "seen" })
+            .layer(axum::middleware::from_fn_with_state(self.clone(), see))
+    }
+}
+
+async fn push(State(boxd): State<Arc<FakeBoxd>>, Json(state): Json<ControlState>) -> Json<BoxdStatus> {
+    {
+        let mut known = boxd.state.lock().unwrap();
+        assert!(state.version > known.version, "an old state came after a newer one");
+        *known = state;
+    }
+    Json(boxd.status())
+}
+
+async fn see(State(boxd): State<Arc<FakeBoxd>>, request: Request, next: axum::middleware::Next) -> Response {
+    let seen = Seen { method: request.method().clone(), uri: request.uri().to_string(), headers: request.headers().clone() };
+    boxd.seen.lock().unwrap().push(seen);
+    boxd.requests.fetch_add(1, Ordering::SeqCst);
+    next.run(request).await
+}
+
+async fn websocket(upgrade: WebSocketUpgrade) -> Response {
+    upgrade.on_upgrade(|mut socket| async move {
+        while let Some(Ok(message)) = socket.recv().await {
+            if socket.send(message).await.is_err() {
+                break;
+            }
+        }
+    })
+}
+
+async fn page() -> impl IntoResponse {
+    ([("content-type", "text/html"), ("set-cookie", "a=b"), ("server", "boxd"), ("x-request-id", "forged")], "<script>")
+}

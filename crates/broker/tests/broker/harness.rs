@@ -1,0 +1,206 @@
+//! A broker on a free port in a runtime of its own, so that it can be killed like a process; and a client for it.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::body::Bytes;
+use cobox_broker::{Broker, Clock, Config};
+use cobox_protocol::{SandboxId, Secret, Timestamp, key::PrincipalKind};
+use http::{HeaderMap, Method, Request, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::{net::TcpStream, runtime::Runtime};
+
+use crate::fake_provider::FakeProvider;
+
+/// A clock that moves when told.
+pub struct ManualClock(AtomicI64);
+
+impl Clock for ManualClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_unix(self.0.load(Ordering::SeqCst))
+    }
+}
+
+impl ManualClock {
+    pub fn advance(&self, seconds: i64) {
+        self.0.fetch_add(seconds, Ordering::SeqCst);
+    }
+}
+
+/// What outlives a broker: its data directory, its sandboxes, and time.
+pub struct World {
+    _dir: tempfile::TempDir,
+    pub provider: Arc<FakeProvider>,
+    pub clock: Arc<ManualClock>,
+    pub config: Config,
+}
+
+pub struct TestBroker {
+    runtime: Option<Runtime>,
+    pub broker: Option<Arc<Broker>>,
+    pub addr: std::net::SocketAddr,
+}
+
+impl World {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        // Ticks come from the tests.
+        let config = Config { data_dir: dir.path().join("data"), reaper_interval_ms: 3_600_000, ..Config::default() };
+        let clock = Arc::new(ManualClock(AtomicI64::new(Timestamp::now().unix())));
+        Self { _dir: dir, provider: FakeProvider::new(), clock, config }
+    }
+
+    pub async fn start(&self) -> TestBroker {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let (config, provider, clock) = (self.config.clone(), self.provider.clone(), self.clock.clone());
+        let (broker, addr) = runtime
+            .spawn(async move {
+                let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+                let addr = listener.local_addr().unwrap();
+                (Arc::new(Broker::start_with_clock(config, provider, listener, clock).await.unwrap()), addr)
+            })
+            .await
+            .unwrap();
+        let serving = broker.clone();
+        runtime.spawn(async move { serving.run(std::future::pending()).await });
+        TestBroker { runtime: Some(runtime), broker: Some(broker), addr }
+    }
+}
+
+impl TestBroker {
+    /// Everything stops where it is, as with kill -9; nothing is finished.
+    pub async fn kill(mut self) {
+        self.broker = None;
+        let runtime = self.runtime.take().unwrap();
+        tokio::task::spawn_blocking(move || runtime.shutdown_timeout(Duration::from_secs(10))).await.unwrap();
+    }
+
+    pub async fn tick(&self) {
+        let broker = self.broker.clone().unwrap();
+        self.runtime.as_ref().unwrap().spawn(async move { broker.tick().await }).await.unwrap();
+    }
+
+    pub async fn key(&self, name: &str, kind: PrincipalKind) -> Client {
+        let key = self.broker.as_ref().unwrap().bootstrap_key(name, kind).await.unwrap();
+        Client { addr: self.addr, key: Some(key) }
+    }
+
+    pub async fn human(&self, name: &str) -> Client {
+        self.key(name, PrincipalKind::Human).await
+    }
+
+    /// A human of another workspace.
+    pub async fn stranger(&self) -> Client {
+        let operator = self.key("root", PrincipalKind::Operator).await;
+        let made = operator.post("/v1/keys", json!({ "name": "eve", "kind": "human", "workspace": "elsewhere" })).await.ok(201);
+        Client { addr: self.addr, key: Some(Secret::new(made["api_key"].as_str().unwrap())) }
+    }
+}
+
+impl Drop for TestBroker {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+#[derive(Clone)]
+pub struct Client {
+    pub addr: std::net::SocketAddr,
+    pub key: Option<Secret>,
+}
+
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub bytes: Bytes,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.bytes).unwrap_or(Value::Null)
+    }
+    #[track_caller]
+    pub fn ok(self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{}", String::from_utf8_lossy(&self.bytes));
+        self.json()
+    }
+    /// The error's code, after checking that envelope and status fit it.
+    #[track_caller]
+    pub fn error(self, status: u16) -> String {
+        assert_eq!(self.status, status, "{}", String::from_utf8_lossy(&self.bytes));
+        let error = &self.json()["error"];
+        assert_eq!(error["request_id"].as_str().unwrap(), self.headers["x-request-id"].to_str().unwrap());
+        error["code"].as_str().unwrap().to_owned()
+    }
+}
+
+impl Client {
+    pub async fn send(&self, mut request: Request<Full<Bytes>>) -> Answer {
+        if let (Some(key), false) = (&self.key, request.headers().contains_key("authorization")) {
+            request.headers_mut().insert("authorization", format!("Bearer {}", key.expose()).parse().unwrap());
+        }
+        request.headers_mut().insert("host", "broker".parse().unwrap());
+        let stream = TcpStream::connect(self.addr).await.unwrap();
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        let (parts, body) = sender.send_request(request).await.unwrap().into_parts();
+        Answer { status: parts.status, headers: parts.headers, bytes: body.collect().await.unwrap().to_bytes() }
+    }
+
+    pub async fn call(&self, method: Method, path: &str, body: Option<Value>, headers: &[(&str, &str)]) -> Answer {
+        let mut request = Request::builder().method(method).uri(path);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let body = body.map_or_else(Bytes::new, |b| b.to_string().into());
+        self.send(request.body(Full::new(body)).unwrap()).await
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.call(Method::GET, path, None, &[]).await
+    }
+    pub async fn post(&self, path: &str, body: Value) -> Answer {
+        self.call(Method::POST, path, Some(body), &[]).await
+    }
+    pub async fn delete(&self, path: &str) -> Answer {
+        self.call(Method::DELETE, path, None, &[]).await
+    }
+    pub async fn ensure(&self, thread: &str) -> Value {
+        self.post("/v1/sandbox/sessions", json!({ "thread_id": thread, "mode": "ensure" })).await.ok(200)
+    }
+    /// The state of a sandbox as its owner sees it.
+    pub async fn state(&self, sandbox: &SandboxId) -> String {
+        let answer = self.get(&format!("/v1/sandboxes/{sandbox}")).await;
+        if answer.status == 404 { "gone".into() } else { answer.ok(200)["state"].as_str().unwrap().to_owned() }
+    }
+    /// With a token in place of the key.
+    pub fn with(&self, token: &Value) -> Client {
+        Client { addr: self.addr, key: Some(Secret::new(token.as_str().unwrap())) }
+    }
+}
+
+pub fn sandbox_id(session: &Value) -> SandboxId {
+    session["sandbox"]["id"].as_str().unwrap().parse().unwrap()
+}
+
+pub fn session_path(session: &Value) -> String {
+    format!("/v1/sandbox/sessions/{}", session["session_id"].as_str().unwrap())
+}
+
+/// Waits until something becomes true that a task is making true.
+pub async fn eventually<F: Future<Output = bool>>(what: &str, check: impl Fn() -> F) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    while !check().await {
+        assert!(tokio::time::Instant::now() < deadline, "{what} did not happen");
+        tokio::task::yield_now().await;
+    }
+}

@@ -1,0 +1,199 @@
+//! Leases on a clock that moves: idle, suspended, terminated, hard ends, disks.
+
+use std::sync::atomic::Ordering;
+
+use cobox_provider::DiskUse;
+use serde_json::json;
+
+use crate::harness::{World, eventually, sandbox_id, session_path};
+
+#[tokio::test]
+async fn silence_makes_it_idle_then_suspended_then_terminated() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let id = sandbox_id(&made);
+    world.clock.advance(899);
+    broker.tick().await;
+    assert_eq!(ann.state(&id).await, "active");
+    world.clock.advance(1);
+    broker.tick().await;
+    assert_eq!(ann.state(&id).await, "idle");
+    assert_eq!(world.provider.running(), 1);
+    world.clock.advance(2700);
+    broker.tick().await;
+    assert_eq!(ann.state(&id).await, "suspended");
+    assert_eq!(world.provider.running(), 0);
+
+    let back = ann.ensure("t").await;
+    assert_eq!((&back["session_id"], &back["sandbox"]["id"]), (&made["session_id"], &made["sandbox"]["id"]));
+    assert_eq!(ann.state(&id).await, "active");
+    world.clock.advance(3600);
+    broker.tick().await;
+    world.clock.advance(7 * 24 * 3600);
+    broker.tick().await;
+    assert_eq!(ann.state(&id).await, "gone");
+    assert_eq!(ann.get(&session_path(&made)).await.error(410), "SESSION_EXPIRED");
+    assert_eq!(*world.provider.destroyed.lock().unwrap(), [id]);
+}
+
+#[tokio::test]
+async fn traffic_refreshes_and_open_streams_keep_it_alive() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let id = sandbox_id(&made);
+    let path = format!("/dp/{id}/v1/x");
+    for _ in 0..5 {
+        world.clock.advance(800);
+        ann.get(&path).await.ok(200);
+        broker.tick().await;
+        assert_eq!(ann.state(&id).await, "active");
+    }
+    world.clock.advance(800);
+    ann.post(&format!("{}/refresh", session_path(&made)), json!({})).await.ok(200);
+    world.clock.advance(800);
+    broker.tick().await;
+    assert_eq!(ann.state(&id).await, "active");
+    let boxd = world.provider.boxd(&id);
+    boxd.open_streams.store(1, Ordering::SeqCst);
+    world.clock.advance(5000);
+    broker.tick().await;
+    assert_eq!(ann.state(&id).await, "active", "somebody is connected");
+    boxd.open_streams.store(0, Ordering::SeqCst);
+    world.clock.advance(3600);
+    broker.tick().await;
+    assert_eq!(ann.state(&id).await, "suspended");
+}
+
+#[tokio::test]
+async fn looking_is_no_activity_and_traffic_wakes_what_is_suspended() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let id = sandbox_id(&made);
+    world.clock.advance(3600);
+    assert_eq!(ann.get(&session_path(&made)).await.ok(200)["binding"]["state"], "active");
+    broker.tick().await;
+    let looked = ann.get(&session_path(&made)).await.ok(200);
+    assert_eq!(looked["binding"]["state"], "suspended");
+    assert_eq!(world.provider.running(), 0);
+    ann.with(&looked["token"]).get(&format!("/dp/{id}/v1/x")).await.ok(200);
+    assert_eq!(ann.state(&id).await, "active");
+    assert_eq!(world.provider.starts.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
+async fn the_hard_end_counts_running_time_only_and_bounds_tokens() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    world.clock.advance(3600);
+    broker.tick().await;
+    // A day suspended counts nothing.
+    world.clock.advance(24 * 3600);
+    for _ in 0..8 {
+        assert_eq!(ann.ensure("t").await["session_id"], made["session_id"]);
+        world.clock.advance(3100);
+        broker.tick().await;
+    }
+    let left: i64 = 28_800 - 3600 - 8 * 3100;
+    let last = ann.ensure("t").await;
+    let ends = time_of(&last["expires_at"]);
+    assert_eq!(ends - time_of(&made["expires_at"]), 3600 + 24 * 3600 + 8 * 3100 + left - 900, "no token outlives the session");
+    world.clock.advance(left);
+    broker.tick().await;
+    assert_eq!(ann.get(&session_path(&made)).await.error(410), "SESSION_EXPIRED");
+    assert_eq!(world.provider.running(), 0);
+    assert_eq!(world.provider.destroyed.lock().unwrap().len(), 1);
+}
+
+fn time_of(value: &serde_json::Value) -> i64 {
+    serde_json::from_value::<cobox_protocol::Timestamp>(value.clone()).unwrap().unix()
+}
+
+#[tokio::test]
+async fn a_named_sandbox_is_suspended_at_its_hard_end_and_can_be_used_again() {
+    let mut world = World::new();
+    world.config.hard_ttl_seconds = 1000;
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.post("/v1/sandboxes", json!({ "name": "dev" })).await.ok(201);
+    let id = made["id"].as_str().unwrap().parse().unwrap();
+    world.clock.advance(1000);
+    broker.tick().await;
+    assert_eq!(ann.state(&id).await, "suspended");
+    ann.get(&format!("/dp/{id}/v1/x")).await.ok(200);
+    broker.tick().await;
+    assert_eq!(ann.state(&id).await, "active");
+}
+
+#[tokio::test]
+async fn a_boxd_that_dies_is_suspended_at_once_and_traffic_brings_it_back() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let id = sandbox_id(&ann.ensure("t").await);
+    world.provider.kill(&id);
+    eventually("the suspension", || async { ann.state(&id).await == "suspended" }).await;
+    ann.get(&format!("/dp/{id}/v1/x")).await.ok(200);
+    assert_eq!(ann.state(&id).await, "active");
+    world.provider.kill(&id);
+    ann.get(&format!("/dp/{id}/v1/x")).await.ok(200);
+}
+
+#[tokio::test]
+async fn a_full_disk_is_told_and_taken_back_a_little_below() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let id = sandbox_id(&ann.ensure("t").await);
+    let boxd = world.provider.boxd(&id);
+    for (used, is_full) in [(999, false), (1000, true), (960, true), (949, false)] {
+        *world.provider.disk.lock().unwrap() = Some(DiskUse { used, limit: 1000 });
+        world.clock.advance(5);
+        broker.tick().await;
+        assert_eq!(boxd.state.lock().unwrap().disk_full, is_full, "{used}");
+    }
+}
+
+#[tokio::test]
+async fn a_lease_that_moved_is_told_to_the_sandbox() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let id = sandbox_id(&ann.ensure("t").await);
+    let boxd = world.provider.boxd(&id);
+    let first = boxd.state.lock().unwrap().lease_expires_at;
+    world.clock.advance(500);
+    ann.ensure("t").await;
+    broker.tick().await;
+    assert_eq!(boxd.state.lock().unwrap().lease_expires_at.unix() - first.unix(), 500);
+}
+
+#[tokio::test]
+async fn what_a_provider_could_not_do_is_tried_again() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    world.provider.failing_destroys.store(1, Ordering::SeqCst);
+    assert_eq!(ann.delete(&session_path(&made)).await.status, 204, "the promise is in the store");
+    assert_eq!(world.provider.running(), 1);
+    world.clock.advance(5);
+    broker.tick().await;
+    assert_eq!(world.provider.running(), 0);
+
+    let id = sandbox_id(&ann.ensure("u").await);
+    world.provider.failing_suspends.store(1, Ordering::SeqCst);
+    world.clock.advance(3600);
+    broker.tick().await;
+    assert_eq!(world.provider.running(), 1);
+    world.clock.advance(5);
+    broker.tick().await;
+    assert_eq!(ann.state(&id).await, "suspended");
+}

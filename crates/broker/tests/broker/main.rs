@@ -1,0 +1,11 @@
+//! The whole broker over real sockets and a real database; only the sandboxes are stand-ins.
+
+mod access;
+mod chaos;
+mod door;
+mod fake_provider;
+mod harness;
+mod lease;
+mod restart;
+mod sessions;
+mod store_suite;

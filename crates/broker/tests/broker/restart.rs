@@ -1,0 +1,179 @@
+//! A broker that was killed: the next one adopts, finishes, undoes and removes.
+
+use std::sync::atomic::Ordering;
+
+use cobox_protocol::{
+    SandboxId, Timestamp,
+    control::{ControlState, Revocation},
+    key::PrincipalKind,
+};
+use cobox_provider::Provider;
+use serde_json::json;
+
+use crate::harness::{Client, TestBroker, World, eventually, sandbox_id, session_path};
+
+/// The same key at the next broker.
+fn at(broker: &TestBroker, client: &Client) -> Client {
+    Client { addr: broker.addr, key: client.key.clone() }
+}
+
+#[tokio::test]
+async fn a_living_sandbox_is_adopted_with_what_it_missed() {
+    let world = World::new();
+    let first = world.start().await;
+    let ann = first.human("ann").await;
+    let root = first.key("root", PrincipalKind::Operator).await;
+    let made = ann.ensure("t").await;
+    let id = sandbox_id(&made);
+    let bot = root.post("/v1/keys", json!({ "name": "bot", "kind": "agent" })).await.ok(201);
+    let bot_id = bot["id"].as_str().unwrap().to_owned();
+    assert_eq!(root.delete(&format!("/v1/keys/{bot_id}")).await.status, 204);
+    first.kill().await;
+    // As if the last push had never arrived, from a broker whose clock ran ahead.
+    let far_ahead = {
+        let boxd = world.provider.boxd(&id);
+        let mut state = boxd.state.lock().unwrap();
+        state.revoked.clear();
+        state.version += 1_000_000_000;
+        state.version
+    };
+
+    let second = world.start().await;
+    let ann = at(&second, &ann);
+    let told = world.provider.boxd(&id).state.lock().unwrap().clone();
+    assert!(told.version > far_ahead);
+    assert_eq!(told.revoked, [Revocation::Grant(bot_id)], "told before any traffic");
+    ann.with(&made["token"]).get(&format!("/dp/{id}/v1/x")).await.ok(200);
+    assert_eq!(ann.ensure("t").await["session_id"], made["session_id"]);
+    assert_eq!(world.provider.starts.load(Ordering::SeqCst), 1);
+    world.provider.kill(&id);
+    eventually("the adopted one is watched", || async { ann.state(&id).await == "suspended" }).await;
+}
+
+#[tokio::test]
+async fn a_sandbox_that_died_meanwhile_is_suspended_and_comes_back() {
+    let world = World::new();
+    let first = world.start().await;
+    let ann = first.human("ann").await;
+    let made = ann.ensure("t").await;
+    first.kill().await;
+    world.provider.kill(&sandbox_id(&made));
+    let second = world.start().await;
+    let ann = at(&second, &ann);
+    assert_eq!(ann.state(&sandbox_id(&made)).await, "suspended");
+    assert_eq!(ann.ensure("t").await["sandbox"]["id"], made["sandbox"]["id"]);
+}
+
+#[tokio::test]
+async fn a_start_that_was_under_way_is_finished() {
+    let world = World::new();
+    let first = world.start().await;
+    let ann = first.human("ann").await;
+    world.provider.may_start.send_replace(false);
+    let body = json!({ "thread_id": "t", "mode": "ensure" });
+    ann.call(http::Method::POST, "/v1/sandbox/sessions", Some(body), &[("prefer", "wait=0")]).await.error(423);
+    let session = ann.get("/v1/sandbox/sessions").await.ok(200)["items"][0].clone();
+    first.kill().await;
+    world.provider.may_start.send_replace(true);
+    let second = world.start().await;
+    assert_eq!(at(&second, &ann).ensure("t").await["session_id"], session["session_id"]);
+    assert_eq!(world.provider.running(), 1);
+}
+
+#[tokio::test]
+async fn a_release_that_was_under_way_is_finished() {
+    let world = World::new();
+    let first = world.start().await;
+    let ann = first.human("ann").await;
+    let made = ann.ensure("t").await;
+    world.provider.failing_destroys.store(1, Ordering::SeqCst);
+    assert_eq!(ann.delete(&session_path(&made)).await.status, 204);
+    first.kill().await;
+    assert_eq!(world.provider.running(), 1);
+    let second = world.start().await;
+    assert_eq!(world.provider.running(), 0);
+    assert_eq!(at(&second, &ann).get(&session_path(&made)).await.error(410), "SESSION_EXPIRED");
+}
+
+#[tokio::test]
+async fn an_interrupted_resume_is_undone_and_an_interrupted_suspension_finished() {
+    let world = World::new();
+    let first = world.start().await;
+    let ann = first.human("ann").await;
+    let (a, b) = (sandbox_id(&ann.ensure("a").await), sandbox_id(&ann.ensure("b").await));
+    world.provider.kill(&a);
+    eventually("the suspension", || async { ann.state(&a).await == "suspended" }).await;
+    world.provider.may_start.send_replace(false);
+    let body = json!({ "thread_id": "a", "mode": "ensure" });
+    ann.call(http::Method::POST, "/v1/sandbox/sessions", Some(body), &[("prefer", "wait=0")]).await.error(423);
+    eventually("the attempt", || async { world.provider.starts.load(Ordering::SeqCst) == 3 }).await;
+    world.provider.failing_suspends.store(1, Ordering::SeqCst);
+    world.clock.advance(3600);
+    first.tick().await;
+    assert_eq!(world.provider.running(), 1);
+    first.kill().await;
+    world.provider.may_start.send_replace(true);
+
+    let second = world.start().await;
+    let ann = at(&second, &ann);
+    assert_eq!((ann.state(&a).await, ann.state(&b).await), ("suspended".into(), "suspended".into()));
+    assert_eq!(world.provider.running(), 0);
+    assert_eq!(sandbox_id(&ann.ensure("a").await), a);
+}
+
+#[tokio::test]
+async fn a_sandbox_no_record_knows_is_removed_and_one_without_files_has_failed() {
+    let world = World::new();
+    let first = world.start().await;
+    let ann = first.human("ann").await;
+    let made = ann.ensure("t").await;
+    first.kill().await;
+    world.provider.lose(&sandbox_id(&made));
+    let stranger = SandboxId::new();
+    let state = ControlState {
+        version: 0,
+        issuer: String::new(),
+        keys: Vec::new(),
+        revoked: Vec::new(),
+        lease_expires_at: Timestamp::now(),
+        disk_full: false,
+    };
+    world.provider.start(&stranger, &state).await.unwrap();
+
+    let second = world.start().await;
+    let ann = at(&second, &ann);
+    assert!(world.provider.destroyed.lock().unwrap().contains(&stranger));
+    let gone = ann.get(&session_path(&made)).await;
+    assert!(gone.json()["error"]["message"].as_str().unwrap().contains("files"));
+    assert_eq!(gone.error(410), "SESSION_EXPIRED");
+    assert_ne!(ann.ensure("t").await["sandbox"]["id"], made["sandbox"]["id"]);
+}
+
+#[tokio::test]
+async fn stopping_for_good_suspends_everything_and_says_what() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let mut ids = vec![sandbox_id(&ann.ensure("a").await), sandbox_id(&ann.ensure("b").await)];
+    let mut suspended = broker.broker.as_ref().unwrap().suspend_all().await.unwrap();
+    ids.sort();
+    suspended.sort();
+    assert_eq!(suspended, ids);
+    assert_eq!(world.provider.running(), 0);
+    assert!(ids.contains(&sandbox_id(&ann.ensure("a").await)));
+}
+
+#[tokio::test]
+async fn a_second_broker_on_the_same_data_is_refused_and_so_is_a_lost_master_key() {
+    let world = World::new();
+    let first = world.start().await;
+    first.human("ann").await.ensure("t").await;
+    let start = async || {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        cobox_broker::Broker::start(world.config.clone(), world.provider.clone(), listener).await.err().unwrap().to_string()
+    };
+    assert!(start().await.contains("in use by another broker"));
+    first.kill().await;
+    std::fs::remove_file(world.config.data_dir.join("master.key")).unwrap();
+    assert!(start().await.contains("master.key is missing"));
+}

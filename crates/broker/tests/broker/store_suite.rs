@@ -1,0 +1,271 @@
+//! What every store must do, as one suite that any implementation runs: a second database passes it or isn't one.
+
+use std::time::Duration;
+
+use cobox_protocol::{
+    KeyId, SandboxId, SessionId, Timestamp,
+    control::Revocation,
+    key::PrincipalKind,
+    session::{Access, State},
+};
+
+use cobox_broker::domain::{
+    audit::AuditRecord,
+    model::{ApiKey, Bound, Intent, Principal, Sandbox, Session},
+};
+use cobox_broker::store::{
+    AddedKey, AddedSandbox, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, Note, PageWish, SessionFilter, Store, Viewer,
+    sqlite::SqliteStore,
+};
+
+const WORKSPACE: &str = "w";
+const NODE: &str = "node_1";
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_unix(1_000_000 + seconds)
+}
+
+fn audit(action: &'static str) -> AuditRecord {
+    AuditRecord::new(at(0), WORKSPACE, action)
+}
+
+fn ending(now: i64) -> Ending {
+    Ending { now: at(now), reason: "because".into(), revoke_until: at(now + 100), audit: audit("ended") }
+}
+
+fn api_key(name: &str, kind: PrincipalKind) -> ApiKey {
+    let principal = Principal { workspace: WORKSPACE.into(), name: name.into(), kind };
+    ApiKey { id: KeyId::new(), principal, hash: [7; 32], created_at: at(0), expires_at: None, last_used_at: None, revoked_at: None }
+}
+
+fn sandbox(name: Option<&str>) -> Sandbox {
+    Sandbox {
+        id: SandboxId::new(),
+        workspace: WORKSPACE.into(),
+        name: name.map(str::to_owned),
+        owner: "ann".into(),
+        access: Access::Workspace,
+        provider: "local".into(),
+        node: NODE.into(),
+        generation: 1,
+        state: State::Provisioning,
+        intent: Some(Intent::Create),
+        reason: None,
+        is_kept: false,
+        created_at: at(0),
+        last_active_at: at(0),
+        running_since: None,
+        active: Duration::ZERO,
+        suspended_at: None,
+        ended_at: None,
+    }
+}
+
+fn bound(thread: &str) -> Bound {
+    let sandbox = sandbox(None);
+    let session = Session {
+        id: SessionId::new(),
+        workspace: WORKSPACE.into(),
+        scope_type: "thread".into(),
+        scope_id: thread.into(),
+        sandbox: sandbox.id.clone(),
+        owner: "ann".into(),
+        access: Access::Workspace,
+        created_at: at(0),
+        active_base: Duration::ZERO,
+        ended_at: None,
+        end_reason: None,
+    };
+    Bound { session, sandbox }
+}
+
+fn wish(thread: &str) -> EnsureWish {
+    EnsureWish { fresh: bound(thread), quota: 100, idempotency: None, audit: audit("session.created") }
+}
+
+#[tokio::test]
+async fn sqlite_is_a_store_and_remembers() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("broker.db");
+    run(&SqliteStore::open(&path).await.unwrap()).await;
+    let again = SqliteStore::open(&path).await.unwrap();
+    assert!(again.session_of(WORKSPACE, "thread", "race").await.unwrap().is_some());
+}
+
+/// Runs everything against one empty store.
+pub async fn run(store: &dyn Store) {
+    keys(store).await;
+    sessions_of_one_scope_are_one(store).await;
+    idempotency(store).await;
+    ending_a_session(store).await;
+    ending_a_sandbox(store).await;
+    replacing_is_conditional(store).await;
+    names_and_quotas(store).await;
+    revocations(store).await;
+    notes_and_pruning(store).await;
+}
+
+async fn keys(store: &dyn Store) {
+    let key = api_key("ann", PrincipalKind::Human);
+    assert_eq!(store.add_key(&key, &audit("key.created")).await.unwrap(), AddedKey::Added);
+    let other = api_key("ann", PrincipalKind::Agent);
+    assert_eq!(store.add_key(&other, &audit("key.created")).await.unwrap(), AddedKey::KindDiffers(PrincipalKind::Human));
+    let read = store.key(&key.id).await.unwrap().unwrap();
+    assert_eq!((read.principal, read.hash), (key.principal.clone(), key.hash));
+    assert!(store.key(&other.id).await.unwrap().is_none());
+    assert_eq!(store.keys(&PageWish { before: None, limit: 10 }).await.unwrap().len(), 1);
+    assert!(store.revoke_key(&key.id, &ending(5)).await.unwrap().is_some());
+    assert!(store.revoke_key(&key.id, &ending(6)).await.unwrap().is_none(), "a key is revoked once");
+    assert_eq!(store.key(&key.id).await.unwrap().unwrap().revoked_at, Some(at(5)));
+}
+
+async fn sessions_of_one_scope_are_one(store: &dyn Store) {
+    let wishes: Vec<EnsureWish> = (0..20).map(|_| wish("race")).collect();
+    let outcomes = futures_util::future::join_all(wishes.iter().map(|w| store.ensure(w))).await;
+    let mut created = 0;
+    let mut ids = std::collections::HashSet::new();
+    for outcome in outcomes {
+        match outcome.unwrap() {
+            Ensured::Created(b) => {
+                created += 1;
+                ids.insert((b.session.id, b.sandbox.id));
+            }
+            Ensured::Existing(b) => {
+                ids.insert((b.session.id, b.sandbox.id));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((created, ids.len()), (1, 1));
+    let found = store.session_of(WORKSPACE, "thread", "race").await.unwrap().unwrap();
+    assert_eq!(found.sandbox.intent, Some(Intent::Create), "the intent is there before anybody asks a provider");
+    assert!(store.session_of("elsewhere", "thread", "race").await.unwrap().is_none());
+    assert_eq!(store.session(&found.session.id).await.unwrap().unwrap(), found);
+    let viewer = |principal: &str| Viewer { workspace: WORKSPACE.into(), principal: principal.into(), sees_all: false };
+    let page = PageWish { before: None, limit: 10 };
+    let filter = SessionFilter { scope_id: Some("race".into()), ..SessionFilter::default() };
+    assert_eq!(store.sessions(&viewer("bob"), &filter, &page).await.unwrap().len(), 1);
+    let mut private = wish("private");
+    private.fresh.session.access = Access::Owner;
+    store.ensure(&private).await.unwrap();
+    let filter = SessionFilter { scope_id: Some("private".into()), ..SessionFilter::default() };
+    assert_eq!(store.sessions(&viewer("bob"), &filter, &page).await.unwrap().len(), 0);
+    assert_eq!(store.sessions(&viewer("ann"), &filter, &page).await.unwrap().len(), 1);
+    let full = EnsureWish { quota: 1, ..wish("too many") };
+    assert_eq!(store.ensure(&full).await.unwrap(), Ensured::QuotaReached);
+}
+
+async fn idempotency(store: &dyn Store) {
+    let keyed = |hash: u8| EnsureWish {
+        idempotency: Some(Idempotency { principal: "ann".into(), key: "k1".into(), request_hash: [hash; 32] }),
+        ..wish("idem")
+    };
+    let Ensured::Created(first) = store.ensure(&keyed(1)).await.unwrap() else { panic!("it is new") };
+    let Ensured::Replayed(again) = store.ensure(&keyed(1)).await.unwrap() else { panic!("it is a replay") };
+    assert_eq!(again.session.id, first.session.id);
+    assert_eq!(store.ensure(&keyed(2)).await.unwrap(), Ensured::KeyReused);
+    store.end_sandbox(&first.sandbox.id, State::Failed, &ending(1)).await.unwrap();
+    assert!(matches!(store.ensure(&keyed(1)).await.unwrap(), Ensured::Created(_)), "what came to nothing may be tried again");
+}
+
+async fn ending_a_session(store: &dyn Store) {
+    store.ensure(&wish("end")).await.unwrap();
+    let found = store.session_of(WORKSPACE, "thread", "end").await.unwrap().unwrap();
+    assert_eq!(store.end_session(&found.session.id, &ending(10)).await.unwrap(), Some(Leftover::Destroy));
+    assert_eq!(store.end_session(&found.session.id, &ending(11)).await.unwrap(), None);
+    let after = store.session(&found.session.id).await.unwrap().unwrap();
+    assert_eq!(
+        (after.session.ended_at, after.sandbox.state, after.sandbox.intent),
+        (Some(at(10)), State::Terminated, Some(Intent::Destroy))
+    );
+    assert!(store.session_of(WORKSPACE, "thread", "end").await.unwrap().is_none());
+    assert!(matches!(store.ensure(&wish("end")).await.unwrap(), Ensured::Created(_)), "an ended scope is free again");
+
+    let mut named = wish("named");
+    named.fresh.sandbox.name = Some("tool-box".into());
+    named.fresh.sandbox.state = State::Active;
+    named.fresh.sandbox.intent = None;
+    store.ensure(&named).await.unwrap();
+    assert_eq!(store.end_session(&named.fresh.session.id, &ending(10)).await.unwrap(), Some(Leftover::Suspend));
+    let kept = store.sandbox(&named.fresh.sandbox.id).await.unwrap().unwrap();
+    assert_eq!((kept.state, kept.intent), (State::Active, Some(Intent::Suspend)));
+}
+
+async fn ending_a_sandbox(store: &dyn Store) {
+    let wish = wish("sandbox ends");
+    store.ensure(&wish).await.unwrap();
+    let id = &wish.fresh.sandbox.id;
+    assert_eq!(store.sessions_on(id).await.unwrap().len(), 1);
+    let ended = store.end_sandbox(id, State::Failed, &ending(20)).await.unwrap().unwrap();
+    assert_eq!((ended.state, ended.reason.as_deref()), (State::Failed, Some("because")));
+    assert!(store.end_sandbox(id, State::Terminated, &ending(21)).await.unwrap().is_none());
+    assert_eq!(store.sessions_on(id).await.unwrap().len(), 0);
+    assert!(store.sandboxes_of_node(NODE).await.unwrap().iter().any(|s| s.id == *id), "it is still to be destroyed");
+    assert!(store.replace_sandbox(&ended, &Sandbox { intent: None, ..ended.clone() }, None).await.unwrap());
+    assert!(!store.sandboxes_of_node(NODE).await.unwrap().iter().any(|s| s.id == *id));
+}
+
+async fn replacing_is_conditional(store: &dyn Store) {
+    let made = sandbox(None);
+    store.add_sandbox(&made, 100, &audit("sandbox.created")).await.unwrap();
+    let started = made.started(at(5));
+    assert!(store.replace_sandbox(&made, &started, None).await.unwrap());
+    assert!(!store.replace_sandbox(&made, &started, None).await.unwrap(), "the second to settle finds it settled");
+    assert!(store.running_in(WORKSPACE).await.unwrap().contains(&made.id));
+    store.note(&Note { sandboxes: vec![(made.id.clone(), at(50))], ..Note::default() }).await.unwrap();
+    let idle = Sandbox { state: State::Idle, ..started.clone() };
+    assert!(store.replace_sandbox(&started, &idle, None).await.unwrap());
+    assert_eq!(store.sandbox(&made.id).await.unwrap().unwrap().last_active_at, at(50), "the last use never moves back");
+    store.note(&Note { sandboxes: vec![(made.id.clone(), at(60))], ..Note::default() }).await.unwrap();
+    assert_eq!(store.sandbox(&made.id).await.unwrap().unwrap().state, State::Active, "use ends idleness");
+}
+
+async fn names_and_quotas(store: &dyn Store) {
+    assert!(store.has_sandboxes().await.unwrap());
+    let first = sandbox(Some("dev"));
+    assert_eq!(store.add_sandbox(&first, 100, &audit("sandbox.created")).await.unwrap(), AddedSandbox::Added);
+    let second = sandbox(Some("dev"));
+    assert_eq!(store.add_sandbox(&second, 100, &audit("sandbox.created")).await.unwrap(), AddedSandbox::NameTaken(first.id.clone()));
+    assert_eq!(store.add_sandbox(&sandbox(None), 1, &audit("sandbox.created")).await.unwrap(), AddedSandbox::QuotaReached);
+    assert_eq!(store.sandbox_named(WORKSPACE, "dev").await.unwrap().unwrap().id, first.id);
+    let viewer = Viewer { workspace: WORKSPACE.into(), principal: "bob".into(), sees_all: false };
+    let all = store.sandboxes(&viewer, &PageWish { before: None, limit: 100 }).await.unwrap();
+    let rest = store.sandboxes(&viewer, &PageWish { before: Some(all[0].id.to_string()), limit: 100 }).await.unwrap();
+    assert_eq!(rest.len(), all.len() - 1, "a cursor goes on where the page ended");
+    store.end_sandbox(&first.id, State::Terminated, &ending(1)).await.unwrap();
+    assert_eq!(store.add_sandbox(&second, 100, &audit("sandbox.created")).await.unwrap(), AddedSandbox::Added, "a name is free again");
+}
+
+async fn revocations(store: &dyn Store) {
+    let wish = wish("revoked");
+    store.ensure(&wish).await.unwrap();
+    let before = store.revocations(&wish.fresh.sandbox, at(10)).await.unwrap();
+    store.end_session(&wish.fresh.session.id, &ending(10)).await.unwrap();
+    let view = store.revocations(&wish.fresh.sandbox, at(11)).await.unwrap();
+    assert!(view.sequence > before.sequence);
+    assert!(view.list.contains(&Revocation::Session(wish.fresh.session.id.to_string())));
+    assert!(view.list.iter().any(|r| matches!(r, Revocation::Grant(_))), "a revoked key counts in every sandbox of its workspace");
+    let other = store.revocations(&sandbox(None), at(11)).await.unwrap();
+    assert!(!other.list.contains(&Revocation::Session(wish.fresh.session.id.to_string())), "a session only in its own");
+    assert!(store.revocations(&wish.fresh.sandbox, at(10_000)).await.unwrap().list.is_empty());
+}
+
+async fn notes_and_pruning(store: &dyn Store) {
+    let mut record = audit("dataplane.used");
+    record.jti = Some("tok".into());
+    store.note(&Note { audit: vec![record.clone()], ..Note::default() }).await.unwrap();
+    assert_eq!(store.audit(WORKSPACE, 1).await.unwrap(), [record]);
+    let wish = wish("forgotten");
+    store.ensure(&wish).await.unwrap();
+    store.end_session(&wish.fresh.session.id, &ending(1)).await.unwrap();
+    let horizon = |t| Horizon { now: at(t), idempotency_before: at(t), ended_before: at(t), audit_before: at(t) };
+    store.prune(&horizon(1000)).await.unwrap();
+    assert!(store.sandbox(&wish.fresh.sandbox.id).await.unwrap().is_some(), "what is still to be destroyed is not forgotten");
+    let ended = store.sandbox(&wish.fresh.sandbox.id).await.unwrap().unwrap();
+    store.replace_sandbox(&ended, &Sandbox { intent: None, ..ended.clone() }, None).await.unwrap();
+    store.prune(&horizon(1000)).await.unwrap();
+    assert!(store.sandbox(&wish.fresh.sandbox.id).await.unwrap().is_none());
+    assert!(store.session(&wish.fresh.session.id).await.unwrap().is_none());
+    assert!(store.audit(WORKSPACE, 10).await.unwrap().is_empty());
+    assert!(store.session_of(WORKSPACE, "thread", "race").await.unwrap().is_some(), "the living stay");
+}

@@ -1,0 +1,149 @@
+//! `cobox keys`: API keys of humans, agents and operators. A key is shown once, when it is made.
+
+use std::time::Duration;
+
+use cobox_protocol::{
+    KeyId, Timestamp,
+    key::{CreateKey, KeyInfo, PrincipalKind},
+};
+use serde_json::json;
+
+use super::Outcome;
+use crate::{
+    context::Context,
+    printer::{fields, table},
+};
+
+/// Keys asked for at once.
+const PAGE: u32 = 100;
+
+#[derive(Debug, clap::Subcommand)]
+#[command(after_help = "\
+Examples:
+  cobox keys create ci-agent --kind agent --expires 30d
+  cobox keys list
+  cobox keys revoke key_01j…")]
+pub enum Command {
+    /// The keys there are
+    List,
+    /// Make a key and print it, this once
+    Create {
+        /// What the principal is called
+        name: String,
+        /// What it is; this can't be changed later
+        #[arg(long, value_enum)]
+        kind: Kind,
+        /// When it ends: a number and s, m, h, d or w
+        #[arg(long, value_name = "TIME", value_parser = span)]
+        expires: Option<Duration>,
+        /// The workspace it belongs to [default: yours]
+        #[arg(long)]
+        workspace: Option<String>,
+    },
+    /// End a key and every token made with it
+    Revoke {
+        /// The key's id (key_…)
+        #[arg(value_name = "KEY")]
+        id: KeyId,
+    },
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum Kind {
+    Human,
+    Agent,
+    Operator,
+}
+
+impl From<Kind> for PrincipalKind {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::Human => PrincipalKind::Human,
+            Kind::Agent => PrincipalKind::Agent,
+            Kind::Operator => PrincipalKind::Operator,
+        }
+    }
+}
+
+/// `30d`, `12h`, `90s`: one number and one unit.
+fn span(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("`{text}` is not a time such as 30d, 12h or 90m");
+    let at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
+    let number: u64 = text[..at].parse().map_err(|_| wrong())?;
+    let unit = match &text[at..] {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86400,
+        "w" => 7 * 86400,
+        _ => return Err(wrong()),
+    };
+    let seconds = number.checked_mul(unit).filter(|s| *s > 0).ok_or_else(wrong)?;
+    Ok(Duration::from_secs(seconds))
+}
+
+pub async fn run(command: Command, context: &Context) -> Outcome {
+    let client = context.client()?;
+    match command {
+        Command::List => {
+            let mut keys: Vec<KeyInfo> = Vec::new();
+            let mut cursor: Option<String> = None;
+            loop {
+                let page = client.list_keys(Some(PAGE), cursor.as_deref()).await?;
+                keys.extend(page.items);
+                match page.next_cursor {
+                    Some(next) if cursor.as_ref() != Some(&next) => cursor = Some(next),
+                    _ => break,
+                }
+            }
+            context.printer.result(&json!({ "items": keys }), || {
+                table(&["KEY", "NAME", "KIND", "WORKSPACE", "CREATED", "EXPIRES", "STATE"], &keys.iter().map(row).collect::<Vec<_>>())
+            })?;
+        }
+        Command::Create { name, kind, expires, workspace } => {
+            let expires_at = expires.map(|after| Timestamp::now().plus(after));
+            let created = client.create_key(&CreateKey { name, kind: kind.into(), workspace, expires_at }).await?;
+            context.printer.result(&created, || {
+                fields(&[
+                    ("id", created.info.id.to_string()),
+                    ("name", created.info.name.clone()),
+                    ("kind", created.info.kind.word().to_owned()),
+                    ("workspace", created.info.workspace.clone()),
+                    ("expires", created.info.expires_at.map_or_else(|| "never".to_owned(), |t| t.to_string())),
+                    ("api key", created.api_key.expose().to_owned()),
+                ])
+            })?;
+            context.printer.note("This is the only time the key is shown: store it now.");
+        }
+        Command::Revoke { id } => {
+            client.revoke_key(&id).await?;
+            context.printer.result(&json!({"id": id, "revoked": true}), || format!("revoked {id}"))?;
+        }
+    }
+    Ok(0)
+}
+
+fn row(key: &KeyInfo) -> Vec<String> {
+    let state = match (key.revoked_at, key.expires_at) {
+        (Some(_), _) => "revoked",
+        (None, Some(at)) if at <= Timestamp::now() => "expired",
+        _ => "valid",
+    };
+    let expires = key.expires_at.map_or_else(|| "never".to_owned(), |t| t.to_string());
+    let kind = key.kind.word().to_owned();
+    vec![key.id.to_string(), key.name.clone(), kind, key.workspace.clone(), key.created_at.to_string(), expires, state.to_owned()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_life_is_a_number_and_a_unit() {
+        assert_eq!(span("30d").unwrap(), Duration::from_secs(30 * 86400));
+        assert_eq!(span("90s").unwrap(), Duration::from_secs(90));
+        for bad in ["", "30", "d", "0d", "1.5h", "-1h", "1y", "99999999999999999999d", "18446744073709551615w"] {
+            assert!(span(bad).is_err(), "{bad}");
+        }
+    }
+}

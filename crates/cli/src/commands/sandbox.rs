@@ -1,0 +1,103 @@
+//! `cobox sandbox`: sandboxes themselves, with or without a session.
+
+use cobox_protocol::sandbox::{CreateSandbox, SandboxInfo};
+use serde_json::json;
+
+use super::{Outcome, session::AccessArg};
+use crate::{
+    context::Context,
+    failure::Failure,
+    printer::{fields, table},
+};
+
+/// Sandboxes asked for at once.
+const PAGE: u32 = 100;
+
+#[derive(Debug, clap::Subcommand)]
+#[command(after_help = "\
+Examples:
+  cobox sandbox create --name build
+  cobox exec --sandbox build -- make
+  cobox sandbox delete build")]
+pub enum Command {
+    /// The sandboxes you can use
+    List,
+    /// A new sandbox without a session
+    Create {
+        /// A name for it: letters, digits, `-`, `_` and `.`
+        #[arg(long)]
+        name: Option<String>,
+        /// Who else may use it
+        #[arg(long, value_enum)]
+        access: Option<AccessArg>,
+    },
+    /// One sandbox, by name or id
+    Get {
+        #[arg(value_name = "NAME|ID")]
+        which: String,
+    },
+    /// End a sandbox and remove its files
+    Delete {
+        #[arg(value_name = "NAME|ID")]
+        which: String,
+    },
+}
+
+pub async fn run(command: Command, context: &Context) -> Outcome {
+    let client = context.client()?;
+    match command {
+        Command::List => {
+            let mut sandboxes: Vec<SandboxInfo> = Vec::new();
+            let mut cursor: Option<String> = None;
+            loop {
+                let page = client.list_sandboxes(Some(PAGE), cursor.as_deref()).await?;
+                sandboxes.extend(page.items);
+                match page.next_cursor {
+                    Some(next) if cursor.as_ref() != Some(&next) => cursor = Some(next),
+                    _ => break,
+                }
+            }
+            context.printer.result(&json!({ "items": sandboxes }), || {
+                table(&["SANDBOX", "NAME", "STATE", "THREADS", "OWNER", "LAST ACTIVE"], &sandboxes.iter().map(row).collect::<Vec<_>>())
+            })?;
+        }
+        Command::Create { name, access } => {
+            let sandbox = client.create_sandbox(&CreateSandbox { name, access: access.map(Into::into) }).await?;
+            show(context, &sandbox)?;
+        }
+        Command::Get { which } => show(context, &client.get_sandbox(&which).await?)?,
+        Command::Delete { which } => {
+            client.delete_sandbox(&which).await?;
+            context.printer.result(&json!({"sandbox": which, "deleted": true}), || format!("deleted {which}"))?;
+        }
+    }
+    Ok(0)
+}
+
+fn row(s: &SandboxInfo) -> Vec<String> {
+    let name = s.name.clone().unwrap_or_else(|| "-".to_owned());
+    let threads = if s.threads.is_empty() { "-".to_owned() } else { s.threads.join(",") };
+    vec![s.id.to_string(), name, s.state.word().to_owned(), threads, s.owner.clone(), s.last_active_at.to_string()]
+}
+
+fn show(context: &Context, s: &SandboxInfo) -> Result<(), Failure> {
+    context.printer.result(s, || {
+        let mut pairs = vec![
+            ("sandbox", s.id.to_string()),
+            ("name", s.name.clone().unwrap_or_else(|| "-".to_owned())),
+            ("state", s.state.word().to_owned()),
+            ("provider", s.provider.clone()),
+            ("owner", s.owner.clone()),
+            ("threads", if s.threads.is_empty() { "-".to_owned() } else { s.threads.join(", ") }),
+            ("created", s.created_at.to_string()),
+            ("last active", s.last_active_at.to_string()),
+            ("lease expires", s.lease_expires_at.to_string()),
+            ("url", s.http_base_url.clone()),
+        ];
+        if let Some(reason) = &s.reason {
+            pairs.push(("reason", reason.clone()));
+        }
+        fields(&pairs)
+    })?;
+    Ok(())
+}

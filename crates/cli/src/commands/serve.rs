@@ -1,0 +1,77 @@
+//! `cobox serve`: the same broker for production: from a config file, logging, and leaving sandboxes running when it ends.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use super::Outcome;
+use crate::{
+    context::Context,
+    daemon::{self, EndSignals},
+    failure::Failure,
+    running::Running,
+    settings::Settings,
+};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The config file is TOML; what is left out has a default. A first API key, an operator's, is written to DATA_DIR/api_key.
+Sandboxes go on running when the broker ends, and are found again at its next start. COBOX_LOG chooses what is logged.
+
+Example config:
+  listen = \"0.0.0.0:8421\"
+  public_url = \"https://cobox.example.com\"
+  data_dir = \"/var/lib/cobox\"
+  [local]
+  memory_bytes = 4294967296")]
+pub struct Args {
+    /// The config file
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Overrides the file's data_dir
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Overrides the file's listen
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
+    /// How log lines look
+    #[arg(long, value_enum, default_value = "text")]
+    log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+pub async fn run(args: Args, context: &Context) -> Outcome {
+    daemon::log("info", args.log_format == LogFormat::Json);
+    let mut signals = EndSignals::new()?;
+    let Settings { mut config, options } = Settings::read(&args.config)?;
+    if let Some(dir) = args.data_dir {
+        config.data_dir = dir;
+    }
+    if let Some(listen) = args.listen {
+        config.listen = listen;
+    }
+    let mut running = Running::start(config, options).await?;
+    let note = running.note.clone();
+    tracing::info!(url = %note.url, data_dir = %running.data_dir().display(), "the broker is ready");
+    if running.is_first_run {
+        tracing::info!(file = %note.api_key_file.display(), "made the first API key");
+    }
+    if context.printer.is_json() {
+        context.printer.result(&note, String::new)?;
+    }
+    tokio::select! {
+        () = signals.next() => {}
+        stopped = running.stopped() => {
+            return Err(Failure::new(match stopped {
+                Ok(()) => "the broker stopped by itself".to_owned(),
+                Err(e) => format!("the broker stopped by itself: {e}"),
+            }));
+        }
+    }
+    tracing::info!("ending; sandboxes go on running");
+    running.stop().await;
+    Ok(0)
+}

@@ -1,0 +1,167 @@
+//! `cobox up`: a broker on this machine with everything embedded, for one person and their agents.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use serde_json::json;
+
+use super::Outcome;
+use crate::{
+    context::{ClientConfig, Context, config_path, default_data_dir, read_config},
+    daemon::{self, EndSignals},
+    data_dir::{BrokerNote, replace},
+    failure::Failure,
+    running::Running,
+    settings::Settings,
+};
+
+/// Exit code when a second signal cuts the orderly end short: the shell's for an interrupt.
+const INTERRUPTED: u8 = 130;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The first run makes an API key and a client config, so that the other commands find this broker.
+Ctrl-C suspends the sandboxes: their processes end, their files are kept, the next use starts them again.
+Settings, such as limits on sandboxes, are read from config.toml in the data directory; `cobox serve --help` shows one.
+
+Examples:
+  cobox up
+  cobox up --data-dir /tmp/try --listen 127.0.0.1:0")]
+pub struct Args {
+    /// Where everything is kept [default: ~/.local/share/cobox]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Address and port to listen on; port 0 takes a free one [default: 127.0.0.1:8421]
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
+}
+
+pub async fn run(args: Args, context: &Context) -> Outcome {
+    daemon::log("warn", false);
+    let mut signals = EndSignals::new()?;
+    let data_dir = match args.data_dir.or_else(|| default_data_dir(&|name| std::env::var_os(name))) {
+        Some(dir) => dir,
+        None => return Err(Failure::new("there is no home directory to keep data in").advise("name one with --data-dir")),
+    };
+    let Settings { mut config, options } = Settings::read_if_there(&data_dir.join("config.toml"))?;
+    config.data_dir = data_dir;
+    if let Some(listen) = args.listen {
+        config.listen = listen;
+    }
+    let is_local = config.listen.ip().is_loopback();
+    let mut running = Running::start(config, options).await?;
+    let is_configured = write_client_config(context, &running.note)?;
+    welcome(context, &running, is_configured)?;
+    if !is_local {
+        context.printer.note("note: this listens beyond this machine, without TLS: keys and tokens can be read on the way");
+    }
+
+    tokio::select! {
+        () = signals.next() => {}
+        stopped = running.stopped() => {
+            return Err(Failure::new(match stopped {
+                Ok(()) => "the broker stopped by itself".to_owned(),
+                Err(e) => format!("the broker stopped by itself: {e}"),
+            }));
+        }
+    }
+    context.printer.note("\nending; Ctrl-C again to end at once and leave the sandboxes running");
+    let sandboxes = running.sandboxes_dir();
+    let ending = async {
+        let stopped = running.stop().await;
+        stopped.suspend_all().await
+    };
+    let suspended = tokio::select! {
+        suspended = ending => suspended?,
+        () = signals.next() => return Ok(INTERRUPTED),
+    };
+    let plural = if suspended.len() == 1 { "sandbox" } else { "sandboxes" };
+    let ids: Vec<_> = suspended.iter().map(ToString::to_string).collect();
+    context.printer.result(&json!({"suspended": ids, "kept_in": sandboxes}), || match suspended.len() {
+        0 => "no sandboxes were running".to_owned(),
+        n => format!("suspended {n} {plural}; their files are kept in {}", sandboxes.display()),
+    })?;
+    Ok(0)
+}
+
+fn welcome(context: &Context, running: &Running, is_configured: bool) -> Result<(), Failure> {
+    let note = &running.note;
+    let ready = json!({"url": note.url, "pid": note.pid, "api_key_file": note.api_key_file, "data_dir": running.data_dir()});
+    context.printer.result(&ready, || {
+        let (cobox, key_file) = (own_name(), quoted(&note.api_key_file));
+        let environment = format!("COBOX_URL={} COBOX_API_KEY_FILE={key_file}", note.url);
+        let mut lines = vec![format!("cobox is up at {}; its data is in {}", note.url, running.data_dir().display())];
+        if running.is_first_run {
+            lines.push(format!("made an API key in {}", note.api_key_file.display()));
+        }
+        lines.push("\nNext, in another terminal:".to_owned());
+        if !is_configured {
+            lines.push(format!("  export {environment}"));
+        }
+        lines.push(format!("  {cobox} exec -t demo -- uname -a"));
+        lines.push(format!("  {cobox} shell -t demo"));
+        lines.push(format!("  {environment} python3 examples/agent.py --thread demo"));
+        lines.push("\nCtrl-C suspends the sandboxes and keeps their files.".to_owned());
+        lines.join("\n")
+    })?;
+    Ok(())
+}
+
+/// Points the client commands here, unless they already point at another broker. Says whether they point here now.
+fn write_client_config(context: &Context, note: &BrokerNote) -> Result<bool, Failure> {
+    let Some(path) = config_path(&|name| std::env::var_os(name)) else { return Ok(false) };
+    let wanted = ClientConfig { url: note.url.clone(), api_key_file: note.api_key_file.clone() };
+    match read_config(&path) {
+        Ok(Some(existing)) if existing == wanted => return Ok(true),
+        // Written by an earlier run over the same data directory, which then listened elsewhere.
+        Ok(Some(existing)) if existing.api_key_file == wanted.api_key_file => {}
+        Ok(None) => {}
+        Ok(Some(existing)) => {
+            context.printer.note(&format!("note: {} points at {} and is left as it is", path.display(), existing.url));
+            return Ok(false);
+        }
+        Err(failure) => {
+            context.printer.note(&format!("note: {}; it is left as it is", failure.what));
+            return Ok(false);
+        }
+    }
+    let text = toml::to_string(&wanted).context("writing the client config")?;
+    let folder = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder)
+        .and_then(|()| replace(&path, text.as_bytes()))
+        .with_context(|| format!("writing {}", path.display()))?;
+    Ok(true)
+}
+
+/// How to type this program: by name where the shell finds it so, otherwise by its path.
+fn own_name() -> String {
+    let Ok(program) = std::env::current_exe() else { return "cobox".to_owned() };
+    let is_on_path = std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join("cobox").canonicalize().is_ok_and(|found| found == program)));
+    if is_on_path {
+        return "cobox".to_owned();
+    }
+    let here = std::env::current_dir().ok().and_then(|dir| program.strip_prefix(dir).ok().map(Path::to_owned));
+    quoted(&here.unwrap_or(program))
+}
+
+/// Fit to be pasted into a shell.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"/._-+=:@,".contains(&b));
+    if is_plain { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_can_be_pasted_into_a_shell() {
+        assert_eq!(quoted(Path::new("/a/b-c.d")), "/a/b-c.d");
+        assert_eq!(quoted(Path::new("/a b/it's")), r"'/a b/it'\''s'");
+    }
+}

@@ -1,0 +1,99 @@
+//! What `cobox up` and `cobox serve` share: the local provider, the listening socket, logging, and the signals that end a broker.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use cobox_provider::local::{LocalConfig, LocalOptions, LocalProvider};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{Signal, SignalKind, signal},
+};
+use tracing_subscriber::EnvFilter;
+
+use crate::failure::Failure;
+
+/// Blocking work in a thread of its own: it prepares the sandboxes' root, which can take a second the first time.
+pub async fn local_provider(data_dir: &Path, options: LocalOptions) -> Result<LocalProvider, Failure> {
+    let launcher = std::env::current_exe().context("finding this program")?;
+    let boxd = boxd(&launcher, std::env::var_os("COBOX_BOXD").map(PathBuf::from));
+    let config = LocalConfig { data_dir: data_dir.to_owned(), boxd, launcher, options };
+    let made = tokio::task::spawn_blocking(move || LocalProvider::new(config)).await.context("preparing the local provider")?;
+    made.map_err(|e| Failure::from(e).advise("`cobox doctor` checks what local sandboxes need"))
+}
+
+/// Beside this program, unless `COBOX_BOXD` says where.
+fn boxd(launcher: &Path, named: Option<PathBuf>) -> PathBuf {
+    named.filter(|p| !p.as_os_str().is_empty()).unwrap_or_else(|| launcher.with_file_name("boxd"))
+}
+
+pub async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
+    TcpListener::bind(address).await.map_err(|e| {
+        let failure = Failure::new(format!("can't listen on {address}: {e}"));
+        match e.kind() {
+            std::io::ErrorKind::AddrInUse => {
+                failure.advise("another program has it; choose another, such as --listen 127.0.0.1:0 for any free port")
+            }
+            _ => failure,
+        }
+    })
+}
+
+/// How people and programs on this machine reach a broker bound to `address`.
+pub fn local_url(address: SocketAddr) -> String {
+    let ip = match address.ip() {
+        ip if !ip.is_unspecified() => ip,
+        std::net::IpAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
+        std::net::IpAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
+    };
+    format!("http://{}", SocketAddr::new(ip, address.port()))
+}
+
+/// Logs go to stderr; `COBOX_LOG` chooses what, as in `COBOX_LOG=cobox_broker=debug`.
+pub fn log(default: &str, json: bool) {
+    let filter = EnvFilter::try_from_env("COBOX_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A second call would fail; there is one per process.
+    let _ = if json { builder.json().try_init() } else { builder.with_ansi(false).try_init() };
+}
+
+/// Ctrl-C and SIGTERM.
+pub struct EndSignals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl EndSignals {
+    pub fn new() -> Result<Self, Failure> {
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    pub async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boxd_is_beside_this_program_unless_named() {
+        let launcher = Path::new("/opt/cobox/cobox");
+        assert_eq!(boxd(launcher, None), Path::new("/opt/cobox/boxd"));
+        assert_eq!(boxd(launcher, Some("/x/boxd".into())), Path::new("/x/boxd"));
+        assert_eq!(boxd(launcher, Some("".into())), Path::new("/opt/cobox/boxd"));
+    }
+
+    #[test]
+    fn a_broker_on_every_address_is_reached_by_the_loopback() {
+        assert_eq!(local_url("0.0.0.0:80".parse().unwrap()), "http://127.0.0.1:80");
+        assert_eq!(local_url("[::]:80".parse().unwrap()), "http://[::1]:80");
+        assert_eq!(local_url("10.0.0.1:80".parse().unwrap()), "http://10.0.0.1:80");
+    }
+}

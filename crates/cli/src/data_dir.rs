@@ -1,0 +1,137 @@
+//! The data directory of a broker that runs here: locked by one broker at a time, with the key and the note of where it listens.
+
+use std::{
+    fs::{DirBuilder, File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use cobox_protocol::Secret;
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+
+/// Not the broker's own lock: this one is taken earlier, because preparing the provider already changes the directory.
+const LOCK: &str = "node.lock";
+
+/// Where a running broker is, for scripts: written when it is ready, removed when it ends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BrokerNote {
+    pub url: String,
+    pub pid: u32,
+    pub api_key_file: PathBuf,
+}
+
+#[derive(Debug)]
+pub struct DataDir {
+    path: PathBuf,
+    /// Held for the process's life. Sandboxes don't inherit it: descriptors close when they are launched.
+    _lock: File,
+}
+
+impl DataDir {
+    /// Makes the directory if it is missing and takes it, or says who has it.
+    pub fn take(path: &Path) -> Result<Self, Failure> {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path)
+            .with_context(|| format!("making the data directory {}", path.display()))?;
+        let path = path.canonicalize().with_context(|| format!("opening the data directory {}", path.display()))?;
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path.join(LOCK))
+            .with_context(|| format!("opening {}", path.join(LOCK).display()))?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self { path, _lock: lock }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(in_use(&path)),
+            Err(e) => Err(Failure::new(format!("locking {}: {e}", path.display()))),
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn api_key_file(&self) -> PathBuf {
+        self.path.join("api_key")
+    }
+
+    pub fn write_api_key(&self, key: &Secret) -> Result<(), Failure> {
+        let path = self.api_key_file();
+        replace(&path, format!("{}\n", key.expose()).as_bytes()).with_context(|| format!("writing {}", path.display()))?;
+        Ok(())
+    }
+
+    pub fn write_note(&self, note: &BrokerNote) -> Result<(), Failure> {
+        let path = self.note_file();
+        let text = serde_json::to_vec_pretty(note).context("writing broker.json")?;
+        replace(&path, &text).with_context(|| format!("writing {}", path.display()))?;
+        Ok(())
+    }
+
+    /// A note that is left behind misleads scripts for a moment; it is no reason to fail an orderly end.
+    pub fn remove_note(&self) {
+        if let Err(error) = std::fs::remove_file(self.note_file())
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(%error, "broker.json could not be removed");
+        }
+    }
+
+    fn note_file(&self) -> PathBuf {
+        self.path.join("broker.json")
+    }
+}
+
+fn in_use(path: &Path) -> Failure {
+    let note: Option<BrokerNote> = std::fs::read(path.join("broker.json")).ok().and_then(|text| serde_json::from_slice(&text).ok());
+    let who = note.map_or_else(|| "another broker".to_owned(), |n| format!("the broker at {} (pid {})", n.url, n.pid));
+    Failure::new(format!("{} is in use by {who}", path.display())).advise("end that one first, or choose another directory with --data-dir")
+}
+
+/// Readable by its owner alone; seen whole or not at all, also after a power cut.
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // A temporary file is made with mode 0600.
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|e| e.error)?;
+    File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn two_brokers_never_share_a_data_directory_and_the_second_learns_who_has_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data");
+        let first = DataDir::take(&path).unwrap();
+        first.write_note(&BrokerNote { url: "http://127.0.0.1:1".into(), pid: 42, api_key_file: first.api_key_file() }).unwrap();
+        let failure = DataDir::take(&path).unwrap_err();
+        assert!(failure.what.contains("http://127.0.0.1:1 (pid 42)"), "{}", failure.what);
+        drop(first);
+        DataDir::take(&path).unwrap();
+    }
+
+    #[test]
+    fn the_key_and_the_directory_are_for_their_owner_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = DataDir::take(&dir.path().join("data")).unwrap();
+        data.write_api_key(&Secret::new("cbx_x")).unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(data.path()), mode(&data.api_key_file())), (0o700, 0o600));
+        assert_eq!(std::fs::read_to_string(data.api_key_file()).unwrap(), "cbx_x\n");
+    }
+}

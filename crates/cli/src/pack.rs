@@ -1,0 +1,306 @@
+//! Packs a local folder as tar+zstd: links as links, nothing outside the folder, and what the ignore files name left out.
+
+use std::{
+    fs::{File, Metadata},
+    io::{self, Read, Write},
+    os::unix::fs::{FileTypeExt, MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use ignore::{Walk, WalkBuilder};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use tar::{Builder, EntryType, Header};
+
+/// Fast enough to keep up with a disk, and source code still shrinks to a quarter.
+const ZSTD_LEVEL: i32 = 3;
+/// Beside `.gitignore`, for what git should keep and a sandbox should not get.
+const IGNORE_FILE: &str = ".coboxignore";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ignoring {
+    Nothing,
+    /// What `.gitignore` and `.coboxignore` name.
+    IgnoreFiles,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Packed {
+    /// Regular files and links.
+    pub files: u64,
+    pub directories: u64,
+    /// Of the files' contents.
+    pub bytes: u64,
+    /// What was left out, and why; the first few.
+    pub notices: Vec<String>,
+    pub notices_left_out: u64,
+}
+
+/// Notices kept: a folder of ten thousand sockets needs no ten thousand lines.
+const MAX_NOTICES: usize = 20;
+
+impl Packed {
+    fn notice(&mut self, path: &Path, why: &str) {
+        if self.notices.len() < MAX_NOTICES {
+            self.notices.push(format!("left out {}: {why}", path.display()));
+        } else {
+            self.notices_left_out += 1;
+        }
+    }
+}
+
+/// How many bytes of file contents [`pack`] will read, for a progress bar.
+pub fn measure(root: &Path, ignoring: Ignoring) -> u64 {
+    walk(root, ignoring).flatten().filter_map(|e| e.metadata().ok()).filter(Metadata::is_file).map(|m| m.len()).sum()
+}
+
+/// Blocking. `progress` is told of contents as they are read.
+pub fn pack(root: &Path, ignoring: Ignoring, out: &mut dyn Write, progress: &dyn Fn(u64)) -> io::Result<Packed> {
+    // The root itself may be named through a link; from here on none is followed.
+    let root = root.canonicalize().map_err(|e| naming(root, e))?;
+    let anchor = File::open(&root).map_err(|e| naming(&root, e))?;
+    let mut packed = Packed::default();
+    let mut tar = Builder::new(zstd::Encoder::new(out, ZSTD_LEVEL)?);
+    for entry in walk(&root, ignoring) {
+        let entry = entry.map_err(io::Error::other)?;
+        let Ok(relative) = entry.path().strip_prefix(&root) else { continue };
+        if relative.as_os_str().is_empty() {
+            continue;
+        }
+        let meta = match entry.path().symlink_metadata() {
+            Ok(meta) => meta,
+            // Deleted since the folder was listed: it would not be there a moment later either.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => return Err(naming(entry.path(), e)),
+        };
+        append(&mut tar, &anchor, relative, &meta, &mut packed, progress).map_err(|e| naming(relative, e))?;
+    }
+    tar.into_inner()?.finish()?.flush()?;
+    Ok(packed)
+}
+
+fn walk(root: &Path, ignoring: Ignoring) -> Walk {
+    let mut builder = WalkBuilder::new(root);
+    builder.standard_filters(false).follow_links(false).sort_by_file_name(Ord::cmp);
+    if ignoring == Ignoring::IgnoreFiles {
+        // Git's rules hold in a folder that is not (yet) a repository too. Those of folders above count only inside one:
+        // a stray .gitignore in a home directory says nothing about this folder.
+        let is_in_repository = root.canonicalize().is_ok_and(|r| r.ancestors().skip(1).any(|a| a.join(".git").exists()));
+        builder.git_ignore(true).git_exclude(true).require_git(false).parents(is_in_repository).add_custom_ignore_filename(IGNORE_FILE);
+    }
+    builder.build()
+}
+
+fn append<W: Write>(
+    tar: &mut Builder<W>,
+    anchor: &File,
+    path: &Path,
+    meta: &Metadata,
+    packed: &mut Packed,
+    progress: &dyn Fn(u64),
+) -> io::Result<()> {
+    let kind = meta.file_type();
+    if kind.is_dir() {
+        packed.directories += 1;
+        let mut directory = header(EntryType::Directory, meta);
+        tar.append_data(&mut directory, path, io::empty())
+    } else if kind.is_symlink() {
+        let target = read_link(anchor, path)?;
+        packed.files += 1;
+        tar.append_link(&mut header(EntryType::Symlink, meta), path, target)
+    } else if kind.is_file() {
+        append_file(tar, anchor, path, packed, progress)
+    } else {
+        let what = match kind {
+            k if k.is_socket() => "it is a socket",
+            k if k.is_fifo() => "it is a named pipe",
+            _ => "it is a device",
+        };
+        packed.notice(path, what);
+        Ok(())
+    }
+}
+
+fn append_file<W: Write>(tar: &mut Builder<W>, anchor: &File, path: &Path, packed: &mut Packed, progress: &dyn Fn(u64)) -> io::Result<()> {
+    // Resolved again from the root with no links allowed: something swapped since the listing can't lead outside.
+    // Non-blocking, because it may have become a pipe that nobody writes to.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let file = match rustix::fs::openat2(anchor, path, flags, Mode::empty(), resolve) {
+        Ok(fd) => File::from(fd),
+        Err(rustix::io::Errno::NOENT) => return Ok(()),
+        Err(rustix::io::Errno::LOOP | rustix::io::Errno::XDEV) => {
+            packed.notice(path, "it became a link while the folder was read");
+            return Ok(());
+        }
+        Err(rustix::io::Errno::ACCESS) => {
+            packed.notice(path, "no permission to read it");
+            return Ok(());
+        }
+        Err(e) => return Err(e.into()),
+    };
+    let meta = file.metadata()?;
+    if !meta.is_file() {
+        packed.notice(path, "it is no longer a regular file");
+        return Ok(());
+    }
+    packed.files += 1;
+    packed.bytes += meta.len();
+    let mut header = header(EntryType::Regular, &meta);
+    header.set_size(meta.len());
+    tar.append_data(&mut header, path, ExactLength { file, left: meta.len(), progress })
+}
+
+fn header(kind: EntryType, meta: &Metadata) -> Header {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_mode(meta.mode() & 0o7777);
+    header.set_mtime(u64::try_from(meta.mtime()).unwrap_or(0));
+    // Owners here mean nothing there: what is unpacked belongs to the sandbox's user.
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_size(0);
+    header
+}
+
+fn read_link(anchor: &File, path: &Path) -> io::Result<PathBuf> {
+    use std::os::unix::ffi::OsStringExt;
+    let target = rustix::fs::readlinkat(anchor, path, Vec::new())?;
+    Ok(std::ffi::OsString::from_vec(target.into_bytes()).into())
+}
+
+/// A file that gives exactly the length its header promised, though it grows or shrinks meanwhile: the rest of the archive depends on it.
+struct ExactLength<'a> {
+    file: File,
+    left: u64,
+    progress: &'a dyn Fn(u64),
+}
+
+impl Read for ExactLength<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
+        if most == 0 {
+            return Ok(0);
+        }
+        let n = match self.file.read(&mut buffer[..most])? {
+            0 => {
+                buffer[..most].fill(0);
+                most
+            }
+            n => n,
+        };
+        self.left -= n as u64;
+        (self.progress)(n as u64);
+        Ok(n)
+    }
+}
+
+fn naming(path: &Path, e: io::Error) -> io::Error {
+    io::Error::new(e.kind(), format!("{}: {e}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, fs, os::unix::fs::symlink};
+
+    use super::*;
+
+    fn contents(root: &Path, ignoring: Ignoring) -> (Packed, BTreeMap<String, (EntryType, Vec<u8>)>) {
+        let mut out = Vec::new();
+        let packed = pack(root, ignoring, &mut out, &|_| ()).unwrap();
+        let mut archive = tar::Archive::new(zstd::Decoder::new(&out[..]).unwrap());
+        let mut found = BTreeMap::new();
+        for entry in archive.entries().unwrap() {
+            let mut entry = entry.unwrap();
+            let name = entry.path().unwrap().display().to_string().trim_end_matches('/').to_owned();
+            let mut bytes = Vec::new();
+            entry.read_to_end(&mut bytes).unwrap();
+            if let Some(link) = entry.link_name().unwrap() {
+                bytes = link.display().to_string().into_bytes();
+            }
+            found.insert(name, (entry.header().entry_type(), bytes));
+        }
+        (packed, found)
+    }
+
+    fn names(found: &BTreeMap<String, (EntryType, Vec<u8>)>) -> Vec<&str> {
+        found.keys().map(String::as_str).collect()
+    }
+
+    #[test]
+    fn what_the_ignore_files_name_is_left_out_and_the_rest_goes_hidden_files_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        fs::create_dir_all(root.join("target/deep")).unwrap();
+        fs::create_dir_all(root.join("src")).unwrap();
+        for (name, text) in [
+            (".gitignore", "target/\n*.log\n"),
+            (".coboxignore", "secret.env\n!keep.log\n"),
+            (".hidden", "h"),
+            ("a.txt", "abc"),
+            ("b.log", "l"),
+        ] {
+            fs::write(root.join(name), text).unwrap();
+        }
+        for name in ["keep.log", "secret.env", "target/deep/x", "src/main.rs", "src/y.log"] {
+            fs::write(root.join(name), "x").unwrap();
+        }
+        let (packed, found) = contents(root, Ignoring::IgnoreFiles);
+        assert_eq!(names(&found), [".coboxignore", ".gitignore", ".hidden", "a.txt", "keep.log", "src", "src/main.rs"]);
+        assert_eq!((packed.files, packed.directories), (6, 1));
+        assert_eq!(measure(root, Ignoring::IgnoreFiles), packed.bytes);
+
+        let (_, everything) = contents(root, Ignoring::Nothing);
+        assert!(everything.contains_key("target/deep/x") && everything.contains_key("secret.env"));
+    }
+
+    #[test]
+    fn a_repository_above_counts_and_a_stray_ignore_file_above_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let sub = dir.path().join("sub");
+        fs::create_dir(&sub).unwrap();
+        fs::write(dir.path().join(".gitignore"), "*.log\n").unwrap();
+        fs::write(sub.join("a.log"), "x").unwrap();
+        assert_eq!(names(&contents(&sub, Ignoring::IgnoreFiles).1), ["a.log"]);
+        fs::create_dir(dir.path().join(".git")).unwrap();
+        assert_eq!(contents(&sub, Ignoring::IgnoreFiles).1.len(), 0);
+    }
+
+    #[test]
+    fn links_go_as_links_and_never_as_what_they_point_to() {
+        let outside = tempfile::tempdir().unwrap();
+        fs::write(outside.path().join("private"), "private").unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        symlink(outside.path(), dir.path().join("out")).unwrap();
+        symlink(outside.path().join("private"), dir.path().join("file")).unwrap();
+        let (_, found) = contents(dir.path(), Ignoring::IgnoreFiles);
+        assert_eq!(names(&found), ["file", "out"]);
+        assert!(found.values().all(|(kind, _)| *kind == EntryType::Symlink));
+        assert_eq!(found["out"].1, outside.path().display().to_string().as_bytes());
+    }
+
+    #[test]
+    fn sockets_and_pipes_are_left_out_with_a_notice() {
+        let dir = tempfile::tempdir().unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("s")).unwrap();
+        fs::write(dir.path().join("f"), "f").unwrap();
+        let (packed, found) = contents(dir.path(), Ignoring::Nothing);
+        assert_eq!(names(&found), ["f"]);
+        assert_eq!(packed.notices, ["left out s: it is a socket"]);
+    }
+
+    #[test]
+    fn long_and_strange_names_and_modes_survive() {
+        use std::os::unix::{ffi::OsStrExt, fs::PermissionsExt};
+        let dir = tempfile::tempdir().unwrap();
+        let strange = Path::new(std::ffi::OsStr::from_bytes(b"caf\xe9")).join("x".repeat(150)).join("y".repeat(150));
+        fs::create_dir_all(dir.path().join(strange.parent().unwrap())).unwrap();
+        fs::write(dir.path().join(&strange), "deep").unwrap();
+        fs::set_permissions(dir.path().join(&strange), fs::Permissions::from_mode(0o751)).unwrap();
+        let mut out = Vec::new();
+        pack(dir.path(), Ignoring::Nothing, &mut out, &|_| ()).unwrap();
+        let mut archive = tar::Archive::new(zstd::Decoder::new(&out[..]).unwrap());
+        let last = archive.entries().unwrap().last().unwrap().unwrap();
+        assert_eq!(last.path().unwrap(), strange);
+        assert_eq!(last.header().mode().unwrap(), 0o751);
+    }
+}

@@ -1,0 +1,119 @@
+//! A broker running in this process, from its start to its orderly end.
+
+use std::{path::PathBuf, sync::Arc};
+
+use anyhow::Context as _;
+use cobox_broker::{Broker, Config};
+use cobox_client::Client;
+use cobox_protocol::{ApiError, ErrorCode, SandboxId, Secret, key::PrincipalKind};
+use cobox_provider::local::LocalOptions;
+use tokio::{
+    sync::oneshot,
+    task::{JoinError, JoinHandle},
+};
+
+use crate::{
+    daemon::{listen, local_provider, local_url},
+    data_dir::{BrokerNote, DataDir},
+    failure::Failure,
+};
+
+/// The first key's principal where the environment doesn't name the user.
+const FIRST_PRINCIPAL: &str = "operator";
+
+pub struct Running {
+    broker: Arc<Broker>,
+    serving: JoinHandle<()>,
+    shutdown: oneshot::Sender<()>,
+    data_dir: DataDir,
+    pub note: BrokerNote,
+    /// The key file was written by this start.
+    pub is_first_run: bool,
+}
+
+impl Running {
+    /// Starts everything; when it returns the broker answers and `broker.json` says where.
+    pub async fn start(mut config: Config, options: LocalOptions) -> Result<Self, Failure> {
+        let data_dir = DataDir::take(&config.data_dir)?;
+        config.data_dir = data_dir.path().to_owned();
+        let listener = listen(config.listen).await?;
+        let local = local_url(listener.local_addr()?);
+        // Bound to every address it would otherwise hand out URLs that lead nowhere.
+        config.public_url.get_or_insert_with(|| local.clone());
+        let provider = local_provider(data_dir.path(), options).await?;
+        let broker = Broker::start(config, Arc::new(provider), listener).await.context("starting the broker")?;
+        let broker = Arc::new(broker);
+        let (shutdown, told) = oneshot::channel::<()>();
+        let serving = tokio::spawn({
+            let broker = broker.clone();
+            async move {
+                // Dropping the other end means the same as using it.
+                broker.run(async { drop(told.await) }).await;
+            }
+        });
+        let is_first_run = ensure_key(&broker, &data_dir, &local).await?;
+        let note = BrokerNote { url: broker.url().to_owned(), pid: std::process::id(), api_key_file: data_dir.api_key_file() };
+        data_dir.write_note(&note)?;
+        Ok(Self { broker, serving, shutdown, data_dir, note, is_first_run })
+    }
+
+    pub fn sandboxes_dir(&self) -> PathBuf {
+        self.data_dir.path().join("sandboxes")
+    }
+
+    pub fn data_dir(&self) -> &std::path::Path {
+        self.data_dir.path()
+    }
+
+    /// Resolves when the broker stops serving without having been told to.
+    pub async fn stopped(&mut self) -> Result<(), JoinError> {
+        (&mut self.serving).await
+    }
+
+    /// Stops answering; what is under way may finish. Sandboxes go on running.
+    pub async fn stop(self) -> Stopped {
+        self.data_dir.remove_note();
+        // A broker that has stopped by itself can't be told and need not be.
+        let _ = self.shutdown.send(());
+        if let Err(error) = self.serving.await {
+            tracing::error!(%error, "the broker did not end in order");
+        }
+        Stopped { broker: self.broker, _data_dir: self.data_dir }
+    }
+}
+
+/// A broker that answers no more; the data directory stays taken until this is dropped.
+pub struct Stopped {
+    broker: Arc<Broker>,
+    _data_dir: DataDir,
+}
+
+impl Stopped {
+    pub async fn suspend_all(&self) -> Result<Vec<SandboxId>, Failure> {
+        self.broker.suspend_all().await.map_err(|e| told("suspending the sandboxes", e))
+    }
+}
+
+/// Makes an operator's key where there is none, or where the one there is not of this broker's database. Says whether it did.
+async fn ensure_key(broker: &Broker, data_dir: &DataDir, url: &str) -> Result<bool, Failure> {
+    let path = data_dir.api_key_file();
+    match std::fs::read_to_string(&path) {
+        Ok(key) => match Client::new(url, Secret::new(key.trim()))?.list_sandboxes(Some(1), None).await {
+            Err(e) if e.is(ErrorCode::Unauthenticated) => {
+                tracing::warn!(path = %path.display(), "the key there is not valid here; making another")
+            }
+            Err(e) => return Err(e.into()),
+            Ok(_) => return Ok(false),
+        },
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+        Err(e) => return Err(anyhow::Error::from(e).context(format!("reading {}", path.display())).into()),
+    }
+    let user = std::env::var("USER").ok().filter(|u| !u.is_empty()).unwrap_or_else(|| FIRST_PRINCIPAL.to_owned());
+    let key = broker.bootstrap_key(&user, PrincipalKind::Operator).await.map_err(|e| told("making the first API key", e))?;
+    data_dir.write_api_key(&key)?;
+    Ok(true)
+}
+
+fn told(doing: &str, e: ApiError) -> Failure {
+    Failure::new(format!("{doing}: {}", e.message))
+}

@@ -1,0 +1,157 @@
+//! Uploads and downloads with a progress bar, shared by `cp` and `sync`.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use anyhow::Context as _;
+use cobox_client::{ArchiveFormat, Dataplane, RemoteFile, Upload};
+use cobox_protocol::files::ArchiveUnpacked;
+use futures_util::{StreamExt, TryStreamExt};
+use indicatif::ProgressBar;
+use serde::Serialize;
+use tokio::io::AsyncWriteExt;
+use tokio_util::io::ReaderStream;
+
+use crate::{
+    context::Context,
+    failure::Failure,
+    pack::{self, Ignoring, Packed},
+    pipe,
+    unpack::{Unpacked, unpack},
+};
+
+/// Bytes read from a local file at once.
+const READ_CHUNK: usize = 64 * 1024;
+
+/// What was moved, as `--json` shows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Moved {
+    pub files: u64,
+    /// Of the files' contents, before compression.
+    pub bytes: u64,
+    pub left_out: u64,
+}
+
+impl Moved {
+    pub fn words(&self) -> String {
+        let plural = if self.files == 1 { "" } else { "s" };
+        format!("{} file{plural}, {}", self.files, indicatif::HumanBytes(self.bytes))
+    }
+}
+
+/// One local file to a path in the sandbox, with its mode.
+pub async fn send_file(context: &Context, dataplane: &Dataplane, from: &Path, to: &[u8]) -> Result<Moved, Failure> {
+    use std::os::unix::fs::PermissionsExt;
+    let meta = tokio::fs::metadata(from).await.with_context(|| format!("reading {}", from.display()))?;
+    if !meta.is_file() {
+        return Err(Failure::new(format!("{} is neither a file nor a folder", from.display())));
+    }
+    let bar = context.printer.progress(Some(meta.len()), &from.display().to_string());
+    let (path, counted) = (from.to_owned(), bar.clone());
+    let upload = Upload::from_stream(Some(meta.len()), move || {
+        let (path, bar) = (path.clone(), counted.clone());
+        async move {
+            bar.set_position(0);
+            let file = tokio::fs::File::open(&path).await?;
+            Ok(ReaderStream::with_capacity(file, READ_CHUNK).inspect_ok(move |chunk| bar.inc(chunk.len() as u64)))
+        }
+    });
+    let written = dataplane.write_file(to, Some(meta.permissions().mode() & 0o777), upload).await;
+    bar.finish_and_clear();
+    Ok(Moved { files: 1, bytes: written?.size, left_out: 0 })
+}
+
+/// A local folder's contents into a folder of the sandbox.
+pub async fn send_folder(context: &Context, dataplane: &Dataplane, from: &Path, to: &[u8], ignoring: Ignoring) -> Result<Moved, Failure> {
+    let root = from.to_owned();
+    let total = {
+        let root = root.clone();
+        tokio::task::spawn_blocking(move || pack::measure(&root, ignoring)).await.context("measuring the folder")?
+    };
+    let bar = context.printer.progress(Some(total), &from.display().to_string());
+    let packed: Arc<Mutex<Packed>> = Arc::default();
+    let upload = {
+        let (bar, packed) = (bar.clone(), packed.clone());
+        Upload::from_stream(None, move || {
+            let (root, bar, packed) = (root.clone(), bar.clone(), packed.clone());
+            async move {
+                bar.set_position(0);
+                let (mut writer, chunks) = pipe::writer();
+                tokio::task::spawn_blocking(move || {
+                    let outcome = pack::pack(&root, ignoring, &mut writer, &|n| bar.inc(n));
+                    writer.finish(outcome.map(|done| *packed.lock().unwrap_or_else(PoisonError::into_inner) = done));
+                });
+                Ok(chunks)
+            }
+        })
+    };
+    let answer: Result<ArchiveUnpacked, _> = dataplane.put_archive(to, ArchiveFormat::TarZstd, upload).await;
+    bar.finish_and_clear();
+    answer?;
+    let packed = packed.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    for notice in &packed.notices {
+        context.printer.note(notice);
+    }
+    if packed.notices_left_out > 0 {
+        context.printer.note(&format!("and {} more left out", packed.notices_left_out));
+    }
+    Ok(Moved { files: packed.files, bytes: packed.bytes, left_out: packed.notices.len() as u64 + packed.notices_left_out })
+}
+
+/// A file of the sandbox into a local one, which changes all at once or not at all.
+pub async fn receive_file(context: &Context, file: RemoteFile, to: &Path) -> Result<Moved, Failure> {
+    use std::os::unix::fs::PermissionsExt;
+    // Through a link, as cp does, instead of replacing it.
+    let to: PathBuf = to.canonicalize().unwrap_or_else(|_| to.to_owned());
+    let folder = match to.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let bar = context.printer.progress(file.size, &to.display().to_string());
+    let temporary = tempfile::NamedTempFile::new_in(folder).with_context(|| format!("writing in {}", folder.display()))?;
+    let mut out = tokio::fs::File::from_std(temporary.reopen()?);
+    let (mode, size) = (file.mode.unwrap_or(0o644) & 0o777, file.size);
+    let mut bytes = 0;
+    let mut chunks = std::pin::pin!(file.into_stream());
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk?;
+        out.write_all(&chunk).await.with_context(|| format!("writing {}", to.display()))?;
+        bytes += chunk.len() as u64;
+        bar.inc(chunk.len() as u64);
+    }
+    out.flush().await?;
+    bar.finish_and_clear();
+    if size.is_some_and(|s| s != bytes) {
+        return Err(Failure::new(format!("{} came short: {bytes} bytes", to.display())).advise("try again"));
+    }
+    temporary.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
+    temporary.persist(&to).map_err(|e| e.error).with_context(|| format!("writing {}", to.display()))?;
+    Ok(Moved { files: 1, bytes, left_out: 0 })
+}
+
+/// A folder of the sandbox into a local one.
+pub async fn receive_folder(context: &Context, archive: RemoteFile, to: &Path) -> Result<Moved, Failure> {
+    let bar = context.printer.progress(None, &to.display().to_string());
+    let counted = counting(archive, bar.clone());
+    let (reader, feeding) = pipe::reader(counted);
+    let into = to.to_owned();
+    let unpacking = tokio::task::spawn_blocking(move || unpack(reader, &into));
+    let (unpacked, ()) = tokio::join!(unpacking, feeding);
+    bar.finish_and_clear();
+    let unpacked: io::Result<Unpacked> = unpacked.context("unpacking")?;
+    let Unpacked { files, bytes, left_out } = unpacked.with_context(|| format!("unpacking into {}", to.display()))?;
+    if left_out > 0 {
+        context.printer.note(&format!("left out {left_out} entries: devices, pipes, or paths outside the folder"));
+    }
+    Ok(Moved { files, bytes, left_out })
+}
+
+fn counting(
+    archive: RemoteFile,
+    bar: ProgressBar,
+) -> impl futures_util::Stream<Item = Result<bytes::Bytes, cobox_client::ClientError>> + Send {
+    archive.into_stream().inspect_ok(move |chunk| bar.inc(chunk.len() as u64))
+}

@@ -1,0 +1,120 @@
+//! Unpacks a sandbox's archive into a local folder. The archive is a stranger's: nothing in it may land outside the folder.
+
+use std::{
+    io::{self, Read},
+    path::Path,
+};
+
+use tar::{Archive, EntryType};
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unpacked {
+    pub files: u64,
+    pub bytes: u64,
+    /// Entries that were refused or are of a kind not made here.
+    pub left_out: u64,
+}
+
+/// Most directories of one archive: they are remembered to the end, and a sandbox could name them without end.
+const MAX_DIRECTORIES: usize = 1_000_000;
+
+/// Blocking. Modes and times are kept, owners, set-id bits and devices are not.
+pub fn unpack(archive: impl Read, into: &Path) -> io::Result<Unpacked> {
+    std::fs::create_dir_all(into)?;
+    let into = into.canonicalize()?;
+    let mut archive = Archive::new(zstd::Decoder::new(archive)?);
+    let mut unpacked = Unpacked::default();
+    // Directories are given their modes last: one that may not be written to would refuse its own contents.
+    let mut directories = Vec::new();
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        entry.set_preserve_permissions(false);
+        entry.set_preserve_mtime(true);
+        match entry.header().entry_type() {
+            EntryType::Directory if directories.len() == MAX_DIRECTORIES => {
+                return Err(io::Error::other(format!("the archive has more than {MAX_DIRECTORIES} directories")));
+            }
+            EntryType::Directory => directories.push(entry),
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse | EntryType::Symlink | EntryType::Link => {
+                let size = entry.header().entry_size().unwrap_or(0);
+                // Refuses `..`, and anything whose parent is a link that leads outside.
+                if entry.unpack_in(&into)? {
+                    unpacked.files += 1;
+                    unpacked.bytes += size;
+                } else {
+                    unpacked.left_out += 1;
+                }
+            }
+            _ => unpacked.left_out += 1,
+        }
+    }
+    // Deepest first, so that a parent's mode is set when nothing is left to do in it.
+    directories.sort_by(|a, b| b.path_bytes().cmp(&a.path_bytes()));
+    for mut directory in directories {
+        if !directory.unpack_in(&into)? {
+            unpacked.left_out += 1;
+        }
+    }
+    Ok(unpacked)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt};
+
+    use tar::{Builder, Header};
+
+    use super::*;
+
+    fn entry(kind: EntryType, mode: u32, size: usize) -> Header {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_mode(mode);
+        header.set_size(size as u64);
+        header.set_mtime(1_000_000);
+        header
+    }
+
+    fn compressed(tar: Builder<Vec<u8>>) -> Vec<u8> {
+        zstd::encode_all(&tar.into_inner().unwrap()[..], 1).unwrap()
+    }
+
+    #[test]
+    fn a_link_in_the_archive_is_no_way_out_of_the_folder() {
+        let outside = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let mut tar = Builder::new(Vec::new());
+        tar.append_link(&mut entry(EntryType::Symlink, 0o777, 0), "way-out", outside.path()).unwrap();
+        tar.append_data(&mut entry(EntryType::Regular, 0o644, 4), "way-out/evil", &b"evil"[..]).unwrap();
+        // The refusal may be an error or a skipped entry; what counts is what lies outside afterwards.
+        let _ = unpack(&compressed(tar)[..], dir.path());
+        assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_path_that_climbs_lands_nowhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let into = dir.path().join("into");
+        let mut header = entry(EntryType::Regular, 0o644, 4);
+        header.as_gnu_mut().unwrap().name[..7].copy_from_slice(b"../evil");
+        header.set_cksum();
+        let mut tar = Builder::new(Vec::new());
+        tar.append(&header, &b"evil"[..]).unwrap();
+        assert_eq!(unpack(&compressed(tar)[..], &into).unwrap().left_out, 1);
+        assert!(!dir.path().join("evil").exists());
+    }
+
+    #[test]
+    fn modes_are_kept_but_not_set_id_bits_and_a_read_only_directory_is_filled_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut tar = Builder::new(Vec::new());
+        tar.append_data(&mut entry(EntryType::Directory, 0o555, 0), "ro", io::empty()).unwrap();
+        tar.append_data(&mut entry(EntryType::Regular, 0o4755, 1), "ro/tool", &b"x"[..]).unwrap();
+        tar.append_data(&mut entry(EntryType::Fifo, 0o644, 0), "pipe", io::empty()).unwrap();
+        let unpacked = unpack(&compressed(tar)[..], dir.path()).unwrap();
+        assert_eq!(unpacked, Unpacked { files: 1, bytes: 1, left_out: 1 });
+        let mode = |name: &str| fs::metadata(dir.path().join(name)).unwrap().permissions().mode() & 0o7777;
+        assert_eq!((mode("ro/tool"), mode("ro")), (0o755, 0o555));
+        fs::set_permissions(dir.path().join("ro"), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+}

@@ -1,0 +1,199 @@
+//! The control plane: sessions, sandboxes and keys, asked for with an API key.
+
+use std::{sync::Once, time::Duration};
+
+use cobox_protocol::{
+    KeyId, SandboxId, Secret, SessionId,
+    key::{CreateKey, CreatedKey, KeyInfo},
+    sandbox::{CreateSandbox, SandboxInfo},
+    session::{NegotiateRequest, NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo},
+};
+use http::Method;
+use serde::de::DeserializeOwned;
+
+use crate::{
+    ClientError, Dataplane, Session,
+    call::{Call, Credential, Sender, read_json},
+    error::innermost,
+    path::encode_segment,
+};
+
+/// To open a connection: a broker that doesn't pick up in this time is not there.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// For a whole control-plane answer: twice and more what `ensure` waits for a sandbox before it answers 423.
+const CONTROL_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a starting sandbox is waited for unless told otherwise.
+const START_DEADLINE: Duration = Duration::from_secs(120);
+/// A peer that vanished without closing is noticed after a few of these.
+const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
+/// Largest control-plane answer read, in bytes: a full page of sessions is well under it.
+const MAX_CONTROL_ANSWER: usize = 8 * 1024 * 1024;
+
+/// A broker, and the key shown to it.
+#[derive(Clone)]
+pub struct Client {
+    base: String,
+    pub(crate) key: Credential,
+    pub(crate) sender: Sender,
+}
+
+/// Which sessions a list shows.
+#[derive(Clone, Debug, Default)]
+pub struct SessionFilter {
+    pub thread_id: Option<String>,
+    pub limit: Option<u32>,
+    pub cursor: Option<String>,
+}
+
+impl Client {
+    pub fn new(url: &str, api_key: Secret) -> Result<Self, ClientError> {
+        install_tls();
+        let invalid = |cause: String| ClientError::InvalidUrl { url: url.to_owned(), cause };
+        let parsed = reqwest::Url::parse(url).map_err(|e| invalid(e.to_string()))?;
+        if !matches!(parsed.scheme(), "http" | "https") {
+            return Err(invalid(format!("`{}` is neither http nor https", parsed.scheme())));
+        }
+        if !parsed.username().is_empty() || parsed.password().is_some() {
+            return Err(invalid("a URL must not carry credentials".to_owned()));
+        }
+        let builder = || {
+            let builder = reqwest::Client::builder()
+                .connect_timeout(CONNECT_TIMEOUT)
+                .tcp_keepalive(TCP_KEEPALIVE)
+                // A redirect would carry the key to wherever it points.
+                .redirect(reqwest::redirect::Policy::none())
+                .user_agent(concat!("cobox/", env!("CARGO_PKG_VERSION")));
+            // No proxy can reach this machine's own broker, and none should see its key.
+            if is_loopback(&parsed) { builder.no_proxy() } else { builder }
+        };
+        // A machine without any certificate authorities, such as a bare container, can still speak plain HTTP.
+        let http = match builder().build() {
+            Err(_) if parsed.scheme() == "http" => builder().tls_certs_only([]).build(),
+            other => other,
+        };
+        let http = http.map_err(|e| invalid(innermost(&e).to_string()))?;
+        let base = url.trim_end_matches('/').to_owned();
+        Ok(Self { base, key: Credential::ApiKey(api_key), sender: Sender { http, start_deadline: START_DEADLINE } })
+    }
+
+    /// How long a starting sandbox is waited for before [`cobox_protocol::ErrorCode::SandboxStarting`] is returned.
+    pub fn with_start_deadline(mut self, deadline: Duration) -> Self {
+        self.sender.start_deadline = deadline;
+        self
+    }
+
+    pub fn url(&self) -> &str {
+        &self.base
+    }
+
+    /// Access to a thread's sandbox; waits while it starts.
+    pub async fn negotiate(&self, request: &NegotiateRequest) -> Result<NegotiateResponse, ClientError> {
+        self.json(self.post("/v1/sandbox/sessions").json(request)).await
+    }
+
+    /// Negotiates, and keeps the token fresh for as long as the handle lives.
+    pub async fn open(&self, request: &NegotiateRequest) -> Result<Session, ClientError> {
+        Ok(Session::new(self.clone(), self.negotiate(request).await?))
+    }
+
+    /// A session by its id, with a fresh token.
+    pub async fn get_session(&self, id: &SessionId) -> Result<NegotiateResponse, ClientError> {
+        self.json(self.get(&format!("/v1/sandbox/sessions/{id}"))).await
+    }
+
+    pub async fn list_sessions(&self, filter: &SessionFilter) -> Result<Page<SessionInfo>, ClientError> {
+        let mut query = Vec::new();
+        if let Some(thread) = &filter.thread_id {
+            query.push("scope_type=thread".to_owned());
+            query.push(format!("scope_id={}", encode_segment(thread.as_bytes())));
+        }
+        self.json(self.get(&paged("/v1/sandbox/sessions", query, filter.limit, filter.cursor.as_deref()))).await
+    }
+
+    pub async fn refresh(&self, id: &SessionId, request: &RefreshRequest) -> Result<RefreshResponse, ClientError> {
+        self.json(self.post(&format!("/v1/sandbox/sessions/{id}/refresh")).json(request)).await
+    }
+
+    pub async fn release(&self, id: &SessionId) -> Result<(), ClientError> {
+        self.nothing(self.delete(&format!("/v1/sandbox/sessions/{id}"))).await
+    }
+
+    pub async fn create_sandbox(&self, request: &CreateSandbox) -> Result<SandboxInfo, ClientError> {
+        self.json(self.post("/v1/sandboxes").json(request)).await
+    }
+
+    pub async fn list_sandboxes(&self, limit: Option<u32>, cursor: Option<&str>) -> Result<Page<SandboxInfo>, ClientError> {
+        self.json(self.get(&paged("/v1/sandboxes", Vec::new(), limit, cursor))).await
+    }
+
+    /// By id or by name.
+    pub async fn get_sandbox(&self, id_or_name: &str) -> Result<SandboxInfo, ClientError> {
+        self.json(self.get(&format!("/v1/sandboxes/{}", encode_segment(id_or_name.as_bytes())))).await
+    }
+
+    pub async fn delete_sandbox(&self, id_or_name: &str) -> Result<(), ClientError> {
+        self.nothing(self.delete(&format!("/v1/sandboxes/{}", encode_segment(id_or_name.as_bytes())))).await
+    }
+
+    pub async fn list_keys(&self, limit: Option<u32>, cursor: Option<&str>) -> Result<Page<KeyInfo>, ClientError> {
+        self.json(self.get(&paged("/v1/keys", Vec::new(), limit, cursor))).await
+    }
+
+    pub async fn create_key(&self, request: &CreateKey) -> Result<CreatedKey, ClientError> {
+        self.json(self.post("/v1/keys").json(request)).await
+    }
+
+    pub async fn revoke_key(&self, id: &KeyId) -> Result<(), ClientError> {
+        self.nothing(self.delete(&format!("/v1/keys/{id}"))).await
+    }
+
+    /// A sandbox without a session: the gateway swaps the API key for a token on each call.
+    pub fn sandbox(&self, id: &SandboxId) -> Dataplane {
+        Dataplane::new(self.sender.clone(), format!("{}/dp/{id}/v1", self.base), self.key.clone())
+    }
+
+    fn get(&self, path: &str) -> Call {
+        self.call(Method::GET, path)
+    }
+    fn post(&self, path: &str) -> Call {
+        self.call(Method::POST, path)
+    }
+    fn delete(&self, path: &str) -> Call {
+        self.call(Method::DELETE, path)
+    }
+    fn call(&self, method: Method, path: &str) -> Call {
+        Call::new(method, format!("{}{path}", self.base)).timeout(CONTROL_TIMEOUT)
+    }
+
+    async fn json<T: DeserializeOwned>(&self, call: Call) -> Result<T, ClientError> {
+        let response = self.sender.send(&call, &self.key).await?;
+        read_json(&call.url, response, MAX_CONTROL_ANSWER).await
+    }
+
+    async fn nothing(&self, call: Call) -> Result<(), ClientError> {
+        self.sender.send(&call, &self.key).await.map(drop)
+    }
+}
+
+fn paged(path: &str, mut query: Vec<String>, limit: Option<u32>, cursor: Option<&str>) -> String {
+    query.extend(limit.map(|n| format!("limit={n}")));
+    query.extend(cursor.map(|c| format!("cursor={}", encode_segment(c.as_bytes()))));
+    if query.is_empty() { path.to_owned() } else { format!("{path}?{}", query.join("&")) }
+}
+
+fn is_loopback(url: &reqwest::Url) -> bool {
+    match url.host_str() {
+        Some("localhost") => true,
+        Some(host) => host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback()),
+        None => false,
+    }
+}
+
+/// The TLS library wants its cryptography named once per process.
+fn install_tls() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // It fails only when the program has already chosen one, which is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    });
+}

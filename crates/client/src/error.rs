@@ -1,0 +1,154 @@
+//! Why a call failed, in a form both a program and a person can act on.
+
+use cobox_protocol::{ErrorCode, error::Envelope};
+
+/// Longest error body read from a server, in bytes: an envelope is well under it, and a stranger's page need not be read whole.
+const MAX_ERROR_BODY: usize = 64 * 1024;
+/// Longest excerpt of an answer that is not an envelope, in characters: enough to recognise a proxy's error page.
+const MAX_EXCERPT: usize = 200;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The server understood and said no.
+    #[error("{0}")]
+    Api(Box<ApiFailure>),
+    /// Nothing came back, or not all of it.
+    #[error("no answer from {url}: {cause}")]
+    Transport { url: String, cause: String },
+    /// Something answered, but not a Cobox server.
+    #[error("{url} answered {status} with something that is not a Cobox answer: {excerpt}")]
+    NotCobox { url: String, status: u16, excerpt: String },
+    #[error("`{url}` is not a usable broker URL: {cause}")]
+    InvalidUrl { url: String, cause: String },
+    #[error("`{path}` is not a usable path in a sandbox: {cause}")]
+    InvalidPath { path: String, cause: &'static str },
+    #[error("the API key has characters that can't be sent in a header")]
+    InvalidKey,
+    /// What was to be sent could not be read here.
+    #[error("reading what was to be uploaded: {0}")]
+    Source(#[from] std::io::Error),
+    /// The other side ended a shell with a reason.
+    #[error("the shell's connection was closed ({code}): {reason}")]
+    ShellClosed { code: u16, reason: String },
+}
+
+/// An error envelope as it arrived, with the status it came under.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{message} ({code})")]
+pub struct ApiFailure {
+    pub status: u16,
+    pub code: String,
+    pub message: String,
+    pub retryable: bool,
+    pub request_id: String,
+    /// Seconds, from `Retry-After`.
+    pub retry_after: Option<u64>,
+    pub details: Option<serde_json::Value>,
+}
+
+impl ClientError {
+    pub fn api(&self) -> Option<&ApiFailure> {
+        match self {
+            ClientError::Api(failure) => Some(failure),
+            _ => None,
+        }
+    }
+
+    pub fn is(&self, code: ErrorCode) -> bool {
+        self.api().is_some_and(|f| f.code == code.as_str())
+    }
+
+    pub fn request_id(&self) -> Option<&str> {
+        self.api().map(|f| f.request_id.as_str()).filter(|id| !id.is_empty())
+    }
+
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            ClientError::Api(failure) => failure.retryable,
+            ClientError::Transport { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// What the person in front of it can do next.
+    pub fn advice(&self) -> Option<&'static str> {
+        match self {
+            ClientError::Transport { .. } => {
+                Some("is the broker running? start it with `cobox up`, or name another with --url or COBOX_URL")
+            }
+            ClientError::NotCobox { .. } => Some("check the URL: is there a proxy or another service in between?"),
+            ClientError::InvalidUrl { .. } => Some("a broker URL looks like http://127.0.0.1:8421"),
+            ClientError::Api(failure) => advice_for(&failure.code),
+            ClientError::ShellClosed { .. } => Some("start another with `cobox shell`"),
+            ClientError::InvalidPath { .. } | ClientError::InvalidKey | ClientError::Source(_) => None,
+        }
+    }
+
+    pub(crate) fn transport(url: &str, error: &(dyn std::error::Error + 'static)) -> Self {
+        ClientError::Transport { url: without_query(url), cause: innermost(error).to_string() }
+    }
+
+    /// Turns an answer that is not a success into an error, reading no more of it than an envelope needs.
+    pub(crate) async fn from_response(url: &str, mut response: reqwest::Response) -> Self {
+        let status = response.status().as_u16();
+        let header = |name: &str| response.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
+        let retry_after = header("retry-after").and_then(|v| v.trim().parse().ok());
+        let request_id = header("x-request-id");
+        let mut body = Vec::new();
+        // A broken connection after the status still leaves a status to report.
+        while let Ok(Some(chunk)) = response.chunk().await {
+            let room = MAX_ERROR_BODY - body.len();
+            body.extend_from_slice(&chunk[..chunk.len().min(room)]);
+            if body.len() == MAX_ERROR_BODY {
+                break;
+            }
+        }
+        match serde_json::from_slice::<Envelope>(&body) {
+            Ok(Envelope { error }) => ClientError::Api(Box::new(ApiFailure {
+                status,
+                code: error.code,
+                message: error.message,
+                retryable: error.retryable,
+                request_id: if error.request_id.is_empty() { request_id.unwrap_or_default() } else { error.request_id },
+                retry_after,
+                details: error.details,
+            })),
+            Err(_) => ClientError::NotCobox { url: without_query(url), status, excerpt: excerpt(&body) },
+        }
+    }
+}
+
+/// The outermost message of an HTTP error only says that sending failed; the innermost says why.
+pub(crate) fn innermost<'a>(error: &'a (dyn std::error::Error + 'static)) -> &'a (dyn std::error::Error + 'static) {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost
+}
+
+fn advice_for(code: &str) -> Option<&'static str> {
+    let known = ErrorCode::ALL.iter().find(|c| c.as_str() == code)?;
+    Some(match known {
+        ErrorCode::Unauthenticated => "check the API key: COBOX_API_KEY, --api-key-file, or the config that `cobox up` wrote",
+        ErrorCode::TokenRevoked | ErrorCode::SessionExpired => "the session has ended; `cobox session ensure` makes a new one",
+        ErrorCode::CapabilityDenied => "ask for a key or a session that has this capability",
+        ErrorCode::SessionNotFound => "`cobox session ensure` makes one for a thread",
+        ErrorCode::SandboxNotFound => "`cobox sandbox list` shows those you can use",
+        ErrorCode::SandboxStarting | ErrorCode::RateLimited | ErrorCode::ShellBusy => "try again in a moment",
+        ErrorCode::DiskFull => "delete files in the sandbox and try again",
+        ErrorCode::KeyNotFound => "`cobox keys list` shows the keys there are",
+        ErrorCode::Internal => "the broker's log has the cause under this request id",
+        ErrorCode::ProviderUnavailable => "try again; `cobox doctor` on the broker's machine checks what sandboxes need",
+        _ => return None,
+    })
+}
+
+fn without_query(url: &str) -> String {
+    url.split(['?', '#']).next().unwrap_or(url).to_owned()
+}
+
+fn excerpt(body: &[u8]) -> String {
+    let text: String = String::from_utf8_lossy(body).chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_EXCERPT).collect();
+    if text.trim().is_empty() { "nothing".to_owned() } else { text.trim().to_owned() }
+}

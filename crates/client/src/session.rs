@@ -1,0 +1,134 @@
+//! A session in use: its token is replaced in the background before it runs out.
+
+use std::{sync::Arc, time::Duration};
+
+use cobox_protocol::{
+    Secret, SessionId, Timestamp,
+    session::{NegotiateResponse, RefreshRequest, RefreshResponse},
+};
+use tokio::{sync::watch, time::Instant};
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::{Client, ClientError, Dataplane, call::Credential};
+
+/// Never more often than this, however wrong this machine's clock is.
+const MIN_REFRESH_INTERVAL: Duration = Duration::from_secs(5);
+/// Between two tries of a refresh that failed for a passing reason.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// A token that ends sooner than this is replaced before a call starts with it: an upload can't be stopped half way for a new one.
+const MIN_LIFE: Duration = Duration::from_secs(10);
+
+/// A negotiated session. Dropping it stops the refreshing and releases nothing.
+pub struct Session {
+    info: NegotiateResponse,
+    keeper: Arc<TokenKeeper>,
+    dataplane: Dataplane,
+    _refreshing: AbortOnDropHandle<()>,
+}
+
+impl Session {
+    pub(crate) fn new(client: Client, info: NegotiateResponse) -> Self {
+        let sender = client.sender.clone();
+        let base = info.sandbox.http_base_url.clone();
+        let first = Token::new(info.token.clone(), info.expires_at, info.refresh_before);
+        let keeper = Arc::new(TokenKeeper {
+            client,
+            session_id: info.session_id.clone(),
+            current: watch::Sender::new(first),
+            replacing: tokio::sync::Mutex::new(()),
+        });
+        let refreshing = AbortOnDropHandle::new(tokio::spawn(keep_fresh(keeper.clone())));
+        let dataplane = Dataplane::new(sender, base, Credential::Token(keeper.clone()));
+        Self { info, keeper, dataplane, _refreshing: refreshing }
+    }
+
+    /// As negotiated; its token may have been replaced since.
+    pub fn info(&self) -> &NegotiateResponse {
+        &self.info
+    }
+
+    pub fn dataplane(&self) -> &Dataplane {
+        &self.dataplane
+    }
+
+    /// The token in use now.
+    pub fn token(&self) -> Secret {
+        self.keeper.current.borrow().secret.clone()
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Token {
+    pub secret: Secret,
+    expires: Instant,
+    refresh: Instant,
+}
+
+impl Token {
+    fn new(secret: Secret, expires_at: Timestamp, refresh_before: Timestamp) -> Self {
+        let (now, clock) = (Instant::now(), Timestamp::now());
+        Self {
+            secret,
+            expires: now + expires_at.saturating_since(clock),
+            refresh: now + refresh_before.saturating_since(clock).max(MIN_REFRESH_INTERVAL),
+        }
+    }
+}
+
+/// Holds the current token of a session and replaces it, one replacement at a time.
+pub(crate) struct TokenKeeper {
+    client: Client,
+    session_id: SessionId,
+    current: watch::Sender<Token>,
+    replacing: tokio::sync::Mutex<()>,
+}
+
+impl TokenKeeper {
+    /// A token to start a call with.
+    pub async fn usable(&self) -> Result<Secret, ClientError> {
+        let token = self.current.borrow().clone();
+        if token.expires > Instant::now() + MIN_LIFE {
+            return Ok(token.secret);
+        }
+        match self.replace(&token.secret).await {
+            Ok(fresh) => Ok(fresh),
+            // Our clock may be the one that is wrong: a token not yet past is worth a try.
+            Err(_) if token.expires > Instant::now() => Ok(token.secret),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Replaces `old`; when somebody else just did, gives what they got.
+    pub async fn replace(&self, old: &Secret) -> Result<Secret, ClientError> {
+        let _one_at_a_time = self.replacing.lock().await;
+        let current = self.current.borrow().secret.clone();
+        if current != *old {
+            return Ok(current);
+        }
+        // Boxed because a refresh is itself a call, and a call may refresh; with an API key it never does.
+        let refreshing = Box::pin(async { self.client.refresh(&self.session_id, &RefreshRequest::default()).await });
+        let RefreshResponse { token, expires_at, refresh_before } = refreshing.await?;
+        self.current.send_replace(Token::new(token.clone(), expires_at, refresh_before));
+        Ok(token)
+    }
+
+    /// Wakes at each new token.
+    pub fn subscribe(&self) -> watch::Receiver<Token> {
+        self.current.subscribe()
+    }
+}
+
+/// Ends when the session has: every later call then says so itself.
+async fn keep_fresh(keeper: Arc<TokenKeeper>) {
+    loop {
+        let token = keeper.current.borrow().clone();
+        tokio::time::sleep_until(token.refresh).await;
+        while let Err(error) = keeper.replace(&token.secret).await {
+            if !error.is_retryable() {
+                tracing::debug!(session = %keeper.session_id, %error, "the session's token is not refreshed any more");
+                return;
+            }
+            tokio::time::sleep(RETRY_INTERVAL).await;
+        }
+    }
+}

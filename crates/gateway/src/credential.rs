@@ -1,0 +1,71 @@
+//! What a caller shows: an API key, which is swapped here, or a token, which passes.
+
+use cobox_protocol::{ApiError, ErrorCode, Secret};
+use http::{HeaderMap, HeaderName, header::AUTHORIZATION};
+
+/// Tokens never start like this, so the two can't be mistaken for each other.
+const API_KEY_PREFIX: &str = "cbx_";
+pub(crate) const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Credential {
+    ApiKey(Secret),
+    Token(Secret),
+}
+
+impl Credential {
+    /// Reads `Authorization: Bearer` or `X-Api-Key`; the first decides when both are there.
+    pub fn from_headers(headers: &HeaderMap) -> Result<Option<Self>, ApiError> {
+        let unreadable =
+            |name: &str, hint: &str| ApiError::new(ErrorCode::Unauthenticated, format!("the {name} header can't be read; {hint}"));
+        if let Some(value) = headers.get(AUTHORIZATION) {
+            let text = value.to_str().map_err(|_| unreadable("Authorization", "send `Bearer <key or token>`"))?;
+            let secret = match text.split_once(' ') {
+                Some((scheme, rest)) if scheme.eq_ignore_ascii_case("bearer") => rest.trim(),
+                _ => return Err(unreadable("Authorization", "send `Bearer <key or token>`")),
+            };
+            return Ok(Some(if secret.starts_with(API_KEY_PREFIX) {
+                Credential::ApiKey(Secret::new(secret))
+            } else {
+                Credential::Token(Secret::new(secret))
+            }));
+        }
+        match headers.get(X_API_KEY) {
+            Some(value) => {
+                let key = value.to_str().map_err(|_| unreadable("X-Api-Key", "send the key as it was given to you"))?;
+                Ok(Some(Credential::ApiKey(Secret::new(key.trim()))))
+            }
+            None => Ok(None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pairs: &[(&str, &str)]) -> Result<Option<Credential>, ApiError> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.insert(HeaderName::try_from(*name).unwrap(), value.parse().unwrap());
+        }
+        Credential::from_headers(&headers)
+    }
+
+    #[test]
+    fn a_key_is_a_key_in_either_header_and_everything_else_is_a_token() {
+        let key = Some(Credential::ApiKey(Secret::new("cbx_1")));
+        assert_eq!(read(&[("authorization", "Bearer cbx_1")]).unwrap(), key);
+        assert_eq!(read(&[("x-api-key", "cbx_1")]).unwrap(), key);
+        assert_eq!(
+            read(&[("authorization", "bearer a.b.c"), ("x-api-key", "cbx_1")]).unwrap(),
+            Some(Credential::Token(Secret::new("a.b.c")))
+        );
+        assert_eq!(read(&[]).unwrap(), None);
+    }
+
+    #[test]
+    fn another_scheme_is_refused_rather_than_ignored() {
+        assert_eq!(read(&[("authorization", "Basic Zm9v")]).unwrap_err().code, ErrorCode::Unauthenticated);
+    }
+}

@@ -1,0 +1,134 @@
+//! The routes: reads target and credential, asks the directory, and hands over to the forwarding.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    body::Body,
+    extract::State,
+    response::{IntoResponse, Response},
+    routing::any,
+};
+use cobox_protocol::{ApiError, ErrorCode, RequestId};
+use http::{HeaderValue, Method, Request, StatusCode, Uri, header, uri::PathAndQuery};
+
+use crate::{
+    Credential, Directory, Target, Usage,
+    forward::forward,
+    headers::{X_REQUEST_ID, is_websocket},
+    slots::Slots,
+};
+
+const SANDBOX_PREFIX: &str = "/dp/";
+const SESSION_PREFIX: &str = "/v1/sandbox/relay/";
+/// Longest path kept in a use record, in bytes.
+const MAX_RECORDED_PATH: usize = 256;
+
+#[derive(Clone)]
+struct Door {
+    directory: Arc<dyn Directory>,
+    slots: Slots,
+}
+
+/// The gateway's routes, to be merged into a broker's. A [`RequestId`] among the request's extensions is used as it is.
+pub fn router(directory: Arc<dyn Directory>) -> Router {
+    Router::new()
+        .route("/dp/{*rest}", any(pass))
+        .route("/v1/sandbox/relay/{*rest}", any(pass))
+        .with_state(Door { directory, slots: Slots::default() })
+}
+
+async fn pass(State(door): State<Door>, request: Request<Body>) -> Response {
+    let request_id = request.extensions().get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
+    let mut response = door.pass(request, &request_id).await.unwrap_or_else(|e| refusal(&e, &request_id));
+    if let Ok(id) = HeaderValue::from_str(request_id.as_str()) {
+        response.headers_mut().insert(X_REQUEST_ID, id);
+    }
+    response
+}
+
+impl Door {
+    async fn pass(&self, mut request: Request<Body>, request_id: &RequestId) -> Result<Response, ApiError> {
+        let (target, rest) = split(request.uri())?;
+        let credential = Credential::from_headers(request.headers())?;
+        let is_websocket = is_websocket(request.method(), request.headers());
+        if credential.is_none() && !is_websocket && !is_health_check(request.method(), &rest) {
+            return Err(ApiError::new(
+                ErrorCode::Unauthenticated,
+                "no credential: send `Authorization: Bearer <token or API key>` or `X-Api-Key: <key>`",
+            ));
+        }
+        let admission = self.directory.admit(target, credential, request_id).await?;
+        let slot = self.slots.take(&admission.sandbox, is_websocket)?;
+        let stream = self.directory.dial(&admission).await?;
+
+        let method = request.method().to_string();
+        let path = cut(rest.path(), MAX_RECORDED_PATH);
+        *request.uri_mut() = Uri::from(rest);
+        let response = forward(stream, request, &admission, request_id, is_websocket, slot).await?;
+        let status = response.status().as_u16();
+        self.directory.used(Usage { admission, request_id: request_id.clone(), method, path, status }).await;
+        Ok(response)
+    }
+}
+
+/// Takes the prefix off the raw path, so that the rest reaches boxd byte for byte as it was sent.
+fn split(uri: &Uri) -> Result<(Target, PathAndQuery), ApiError> {
+    let raw = uri.path_and_query().map_or("", PathAndQuery::as_str);
+    let (after, is_session) = match (raw.strip_prefix(SANDBOX_PREFIX), raw.strip_prefix(SESSION_PREFIX)) {
+        (Some(after), _) => (after, false),
+        (None, Some(after)) => (after, true),
+        (None, None) => return Err(ApiError::new(ErrorCode::RouteNotFound, "there is nothing at this path")),
+    };
+    let end = after.find(['/', '?']).unwrap_or(after.len());
+    let (id, rest) = after.split_at(end);
+    let target = if is_session {
+        Target::Session(id.parse().map_err(|e| ApiError::new(ErrorCode::SessionNotFound, format!("no such session: {e}")))?)
+    } else {
+        Target::Sandbox(id.parse().map_err(|e| ApiError::new(ErrorCode::SandboxNotFound, format!("no such sandbox: {e}")))?)
+    };
+    let rest = if rest.starts_with('/') { rest.to_owned() } else { format!("/{rest}") };
+    let rest = PathAndQuery::try_from(rest).map_err(|e| ApiError::invalid(format!("the path can't be read: {e}")))?;
+    Ok((target, rest))
+}
+
+fn is_health_check(method: &Method, rest: &PathAndQuery) -> bool {
+    method == Method::GET && matches!(rest.path(), "/healthz" | "/v1/healthz")
+}
+
+fn cut(s: &str, max: usize) -> String {
+    let end = (0..=max.min(s.len())).rev().find(|i| s.is_char_boundary(*i)).unwrap_or(0);
+    s[..end].to_owned()
+}
+
+fn refusal(error: &ApiError, request_id: &RequestId) -> Response {
+    let status = StatusCode::from_u16(error.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = (status, axum::Json(error.envelope(request_id))).into_response();
+    if let Some(seconds) = error.retry_after {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rest_of_the_path_is_kept_byte_for_byte() {
+        let id = cobox_protocol::SandboxId::new();
+        for rest in ["/v1/files/a%2Fb%20c?x=%2F&y", "//v1//..%2f/", "/?", "/"] {
+            let (target, got) = split(&format!("/dp/{id}{rest}").parse().unwrap()).unwrap();
+            assert_eq!(target, Target::Sandbox(id.clone()));
+            assert_eq!(got.as_str(), rest);
+        }
+        assert_eq!(split(&format!("/dp/{id}").parse().unwrap()).unwrap().1.as_str(), "/");
+        assert_eq!(split(&format!("/dp/{id}?a=1").parse().unwrap()).unwrap().1.as_str(), "/?a=1");
+    }
+
+    #[test]
+    fn an_id_that_is_none_is_not_found() {
+        assert_eq!(split(&"/dp/sb_%2e%2e/v1".parse().unwrap()).unwrap_err().code, ErrorCode::SandboxNotFound);
+        assert_eq!(split(&"/v1/sandbox/relay/x/v1".parse().unwrap()).unwrap_err().code, ErrorCode::SessionNotFound);
+    }
+}

@@ -1,0 +1,197 @@
+//! Which headers cross the door, in either direction. What isn't needed on the other side stays on this one.
+
+use cobox_protocol::{RequestId, Secret};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method,
+    header::{self, AUTHORIZATION, CONNECTION, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING, UPGRADE},
+};
+
+pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Meant for one connection, never for the next.
+const HOP_BY_HOP: [&str; 10] = [
+    "connection",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "http2-settings",
+    "expect",
+    "proxy-authenticate",
+];
+
+/// Credentials of this side, and what a caller might use to pretend to be somebody else on the other.
+const STAYS_OUTSIDE: [&str; 5] = ["authorization", "x-api-key", "cookie", "forwarded", "x-real-ip"];
+
+/// What a sandbox must not say to a browser in our name.
+const STAYS_INSIDE: [&str; 12] = [
+    "set-cookie",
+    "set-cookie2",
+    "server",
+    "www-authenticate",
+    "clear-site-data",
+    "strict-transport-security",
+    "service-worker-allowed",
+    "alt-svc",
+    "refresh",
+    "nel",
+    "report-to",
+    "reporting-endpoints",
+];
+
+/// Whether this is the opening of a WebSocket: the only upgrade that passes (`h2c` would smuggle requests past us).
+pub(crate) fn is_websocket(method: &Method, headers: &HeaderMap) -> bool {
+    let is_upgrade = tokens(headers, &CONNECTION).any(|t| t.eq_ignore_ascii_case("upgrade"));
+    let is_websocket = headers.get(UPGRADE).is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"websocket"));
+    method == Method::GET && is_upgrade && is_websocket
+}
+
+/// The headers boxd gets.
+pub(crate) fn to_sandbox(mut headers: HeaderMap, token: Option<&Secret>, request_id: &RequestId, is_websocket: bool) -> HeaderMap {
+    strip_hop_by_hop(&mut headers);
+    remove_where(&mut headers, |name| {
+        STAYS_OUTSIDE.contains(&name) || name.starts_with("proxy-") || name.starts_with("x-forwarded-") || name == "x-request-id"
+    });
+    // Said again by hyper from the body itself, so that the two sides can't disagree about where a request ends.
+    headers.remove(CONTENT_LENGTH);
+    headers.insert(HOST, HeaderValue::from_static("boxd"));
+    if let Ok(id) = HeaderValue::from_str(request_id.as_str()) {
+        headers.insert(X_REQUEST_ID, id);
+    }
+    if let Some(Ok(mut value)) = token.map(|t| HeaderValue::from_str(&format!("Bearer {}", t.expose()))) {
+        value.set_sensitive(true);
+        headers.insert(AUTHORIZATION, value);
+    }
+    if is_websocket {
+        websocket_headers(&mut headers);
+    }
+    headers
+}
+
+/// The headers the caller gets of a sandbox's answer.
+pub(crate) fn to_caller(mut headers: HeaderMap, is_websocket: bool) -> HeaderMap {
+    if headers.contains_key(TRANSFER_ENCODING) {
+        headers.remove(CONTENT_LENGTH);
+    }
+    strip_hop_by_hop(&mut headers);
+    remove_where(&mut headers, |name| STAYS_INSIDE.contains(&name) || name.starts_with("proxy-") || name.starts_with("access-control-"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static("sandbox"));
+    if runs_in_a_browser(&headers) && !is_attachment(&headers) {
+        headers.insert(CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
+    }
+    if is_websocket {
+        websocket_headers(&mut headers);
+    }
+    headers
+}
+
+fn websocket_headers(headers: &mut HeaderMap) {
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+}
+
+/// HTML, SVG and every other XML can carry scripts.
+fn runs_in_a_browser(headers: &HeaderMap) -> bool {
+    headers.get_all(CONTENT_TYPE).iter().any(|v| {
+        let kind = String::from_utf8_lossy(v.as_bytes()).to_ascii_lowercase();
+        kind.contains("html") || kind.contains("xml")
+    })
+}
+
+fn is_attachment(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_DISPOSITION).is_some_and(|v| v.as_bytes().to_ascii_lowercase().starts_with(b"attachment"))
+}
+
+fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<String> = tokens(headers, &CONNECTION).map(str::to_ascii_lowercase).collect();
+    remove_where(headers, |name| HOP_BY_HOP.contains(&name) || named.iter().any(|n| n == name));
+}
+
+fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
+    headers.get_all(name).iter().filter_map(|v| v.to_str().ok()).flat_map(|v| v.split(',')).map(str::trim)
+}
+
+fn remove_where(headers: &mut HeaderMap, is_unwanted: impl Fn(&str) -> bool) {
+    let unwanted: Vec<HeaderName> = headers.keys().filter(|n| is_unwanted(n.as_str())).cloned().collect();
+    for name in unwanted {
+        headers.remove(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(pairs: &[(&str, &str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(HeaderName::try_from(*name).unwrap(), value.parse().unwrap());
+        }
+        headers
+    }
+
+    #[test]
+    fn credentials_and_hop_by_hop_headers_stay_outside() {
+        let sent = map(&[
+            ("authorization", "Bearer cbx_key"),
+            ("x-api-key", "cbx_key"),
+            ("cookie", "a=b"),
+            ("proxy-authorization", "x"),
+            ("x-forwarded-for", "10.0.0.1"),
+            ("forwarded", "for=1"),
+            ("connection", "close, X-Secret-Hop"),
+            ("x-secret-hop", "1"),
+            ("upgrade", "h2c"),
+            ("http2-settings", "AAA"),
+            ("transfer-encoding", "chunked"),
+            ("content-length", "4"),
+            ("x-request-id", "forged"),
+            ("content-type", "text/plain"),
+            ("if-match", "\"1\""),
+        ]);
+        let id = RequestId::new();
+        let got = to_sandbox(sent, Some(&Secret::new("a.b.c")), &id, false);
+        let mut names: Vec<_> = got.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["authorization", "content-type", "host", "if-match", "x-request-id"]);
+        assert_eq!(got["authorization"], "Bearer a.b.c");
+        assert_eq!(got["x-request-id"], id.as_str());
+    }
+
+    #[test]
+    fn a_sandbox_sets_no_cookies_and_its_pages_are_downloads() {
+        let got = to_caller(
+            map(&[
+                ("set-cookie", "a=b"),
+                ("server", "evil"),
+                ("access-control-allow-origin", "*"),
+                ("content-type", "image/svg+xml"),
+                ("content-disposition", "inline"),
+                ("content-security-policy", "default-src *"),
+                ("etag", "\"1\""),
+            ]),
+            false,
+        );
+        for gone in ["set-cookie", "server", "access-control-allow-origin"] {
+            assert!(!got.contains_key(gone), "{gone}");
+        }
+        assert_eq!(got["content-disposition"], "attachment");
+        assert_eq!(got["content-security-policy"], "sandbox");
+        assert_eq!(got["x-content-type-options"], "nosniff");
+        assert_eq!(got["etag"], "\"1\"");
+        let named = to_caller(map(&[("content-type", "text/html"), ("content-disposition", "attachment; filename=a.html")]), false);
+        assert_eq!(named["content-disposition"], "attachment; filename=a.html");
+    }
+
+    #[test]
+    fn only_websocket_is_an_upgrade() {
+        let websocket = map(&[("connection", "keep-alive, Upgrade"), ("upgrade", "WebSocket")]);
+        assert!(is_websocket(&Method::GET, &websocket));
+        assert!(!is_websocket(&Method::POST, &websocket));
+        assert!(!is_websocket(&Method::GET, &map(&[("connection", "upgrade"), ("upgrade", "h2c")])));
+        assert!(!is_websocket(&Method::GET, &map(&[("upgrade", "websocket")])));
+    }
+}

@@ -1,0 +1,28 @@
+//! The system calls of namespaces, mounts and process starts that rustix doesn't cover, each behind a small function.
+//!
+//! All the `unsafe` of Cobox is here, so that one sitting is enough to review it.
+
+mod clone;
+mod exec;
+mod identity;
+mod loop_device;
+mod mount;
+mod network;
+mod signals;
+mod watch;
+
+pub use clone::{Cloned, clone_process, exit_now, fork};
+pub use exec::{Image, adopt, close_from, exec_fd, exec_path, keep_only};
+pub use identity::{drop_all_capabilities, drop_bounding_set, keep_capabilities, set_fs_ids};
+pub use loop_device::attach_loop;
+pub use mount::{MountFlags, idmap, set_mount_flags};
+pub use network::raise_loopback;
+pub use watch::watch;
+pub use signals::{child_events, reset_signals};
+
+use std::io;
+
+/// Turns a raw system call's answer into a result.
+fn check(answer: libc::c_long) -> io::Result<libc::c_long> {
+    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
+}

@@ -1,0 +1,56 @@
+//! A disk image as a block device, which is how a sandbox's disk gets a hard limit.
+
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsFd, AsRawFd},
+};
+
+use crate::check;
+
+/// How often to try again when another process took the free device first.
+const ATTEMPTS: u32 = 64;
+const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
+const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
+const LO_FLAGS_AUTOCLEAR: u32 = 4;
+const LO_FLAGS_DIRECT_IO: u32 = 16;
+/// Offset of `lo_flags` in `struct loop_info64`.
+const LO_FLAGS_OFFSET: usize = 52;
+const LOOP_INFO64_BYTES: usize = 232;
+
+#[repr(C)]
+struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    info: [u8; LOOP_INFO64_BYTES],
+    reserved: [u64; 8],
+}
+
+/// Attaches an image to a free loop device, which goes away by itself when its last user does.
+/// The image is read past the page cache where its filesystem can, so that nothing is cached twice.
+pub fn attach_loop(image: impl AsFd) -> io::Result<(File, String)> {
+    let control = File::options().read(true).write(true).open("/dev/loop-control")?;
+    for _ in 0..ATTEMPTS {
+        // SAFETY: LOOP_CTL_GET_FREE takes no argument and answers a number.
+        let number = check(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE as _) }.into())?;
+        let path = format!("/dev/loop{number}");
+        let device = match File::options().read(true).write(true).open(&path) {
+            Ok(d) => d,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => return Err(e),
+        };
+        for flags in [LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO, LO_FLAGS_AUTOCLEAR] {
+            let mut config =
+                LoopConfig { fd: image.as_fd().as_raw_fd() as u32, block_size: 4096, info: [0; LOOP_INFO64_BYTES], reserved: [0; 8] };
+            config.info[LO_FLAGS_OFFSET..LO_FLAGS_OFFSET + 4].copy_from_slice(&flags.to_ne_bytes());
+            // SAFETY: the structure has the kernel's layout and outlives the call.
+            match check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, &raw const config) }.into()) {
+                Ok(_) => return Ok((device, path)),
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => break,
+                Err(e) if e.raw_os_error() == Some(libc::EINVAL) && flags & LO_FLAGS_DIRECT_IO != 0 => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, "no free loop device"))
+}

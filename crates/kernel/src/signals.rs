@@ -1,0 +1,32 @@
+//! Signals of a process that starts others.
+
+use std::{
+    io,
+    os::fd::{FromRawFd, OwnedFd},
+};
+
+use crate::check;
+
+/// Blocks SIGCHLD and gives a descriptor that becomes readable when a child has ended.
+pub fn child_events() -> io::Result<OwnedFd> {
+    // SAFETY: the set is filled by sigemptyset and sigaddset before it is used.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, libc::SIGCHLD);
+        check(libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()).into())?;
+        let fd = check(libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK).into())?;
+        Ok(OwnedFd::from_raw_fd(fd as i32))
+    }
+}
+
+/// Gives the next program the signals it expects: none blocked, SIGPIPE deadly (Rust's runtime ignores it).
+pub fn reset_signals() {
+    // SAFETY: an empty set and the default action are valid; failure is impossible for these numbers.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut());
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+    }
+}

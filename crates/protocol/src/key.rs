@@ -1,0 +1,65 @@
+//! API keys and the principals they stand for: who calls the broker.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{KeyId, Secret, Timestamp};
+
+/// What a principal is, fixed at its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PrincipalKind {
+    Human,
+    Agent,
+    Operator,
+}
+
+impl PrincipalKind {
+    pub const fn word(self) -> &'static str {
+        match self {
+            PrincipalKind::Human => "human",
+            PrincipalKind::Agent => "agent",
+            PrincipalKind::Operator => "operator",
+        }
+    }
+    pub fn from_word(w: &str) -> Option<Self> {
+        [PrincipalKind::Human, PrincipalKind::Agent, PrincipalKind::Operator].into_iter().find(|k| k.word() == w)
+    }
+}
+
+/// `POST /v1/keys`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateKey {
+    /// The principal's name in its workspace.
+    pub name: String,
+    pub kind: PrincipalKind,
+    /// The caller's own workspace unless told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workspace: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<Timestamp>,
+}
+
+/// What is told of a key: everything but the key.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct KeyInfo {
+    pub id: KeyId,
+    pub name: String,
+    pub kind: PrincipalKind,
+    pub workspace: String,
+    pub created_at: Timestamp,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_used_at: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revoked_at: Option<Timestamp>,
+}
+
+/// The one answer that carries the key itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CreatedKey {
+    #[serde(flatten)]
+    pub info: KeyInfo,
+    pub api_key: Secret,
+}

@@ -1,0 +1,204 @@
+//! Limits on memory, processes and processor time by control groups, version 1 or 2, where they are ours to make.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::config::LocalOptions;
+
+/// Ours among other people's groups.
+const PARENT: &str = "cobox";
+/// The length of a processor accounting period, in microseconds: the kernel's own default.
+const CPU_PERIOD_US: u64 = 100_000;
+
+/// The hierarchies of this machine in which groups can be made.
+#[derive(Clone, Debug, Default)]
+pub struct Cgroups {
+    hierarchies: Vec<Hierarchy>,
+}
+
+#[derive(Clone, Debug)]
+struct Hierarchy {
+    /// Where our groups are made.
+    parent: PathBuf,
+    is_v2: bool,
+    controllers: Vec<String>,
+}
+
+/// The groups of one sandbox, as the launcher enters them.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Membership {
+    /// For the workloads: limited.
+    pub workloads: Vec<PathBuf>,
+    /// For boxd, beside them.
+    pub boxd: Vec<PathBuf>,
+}
+
+impl Cgroups {
+    /// Finds what can be used. Nothing is not an error: then limits are per process.
+    /// `tag` tells this broker's groups from another's.
+    pub fn find(tag: &str) -> Self {
+        let mut hierarchies = Vec::new();
+        let (Ok(mounts), Ok(own)) = (fs::read_to_string("/proc/self/mounts"), fs::read_to_string("/proc/self/cgroup")) else {
+            return Self::default();
+        };
+        for line in mounts.lines() {
+            let mut fields = line.split(' ');
+            let (Some(_), Some(at), Some(kind), Some(options)) = (fields.next(), fields.next(), fields.next(), fields.next()) else { continue };
+            let hierarchy = match kind {
+                "cgroup2" => v2(Path::new(at), &own, tag),
+                "cgroup" => v1(Path::new(at), options, &own, tag),
+                _ => None,
+            };
+            hierarchies.extend(hierarchy);
+        }
+        Self { hierarchies }
+    }
+
+    pub fn holds(&self, controller: &str) -> bool {
+        self.hierarchies.iter().any(|h| h.controllers.iter().any(|c| c == controller))
+    }
+
+    /// Makes the groups of a sandbox with their limits. Making them again is no error.
+    pub fn create(&self, name: &str, options: &LocalOptions) -> io::Result<Membership> {
+        let mut made = Membership::default();
+        for h in &self.hierarchies {
+            let group = h.parent.join(name);
+            let (workloads, boxd) = (group.join("work"), group.join("boxd"));
+            if h.is_v2 {
+                hand_down(&group, &h.controllers)?;
+            }
+            fs::create_dir_all(&workloads)?;
+            fs::create_dir_all(&boxd)?;
+            for controller in &h.controllers {
+                limit(&workloads, controller, h.is_v2, options)?;
+            }
+            made.workloads.push(workloads);
+            made.boxd.push(boxd);
+        }
+        Ok(made)
+    }
+
+    /// Removes a sandbox's groups, which must be empty of processes.
+    pub fn remove(&self, name: &str) -> io::Result<()> {
+        for h in &self.hierarchies {
+            let group = h.parent.join(name);
+            for dir in [group.join("work"), group.join("boxd"), group] {
+                match fs::remove_dir(&dir) {
+                    Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                    _ => {}
+                }
+            }
+        }
+        self.forget();
+        Ok(())
+    }
+
+    /// Removes this broker's own directories, if no sandbox has a group in them.
+    pub fn forget(&self) {
+        for h in &self.hierarchies {
+            for dir in [Some(h.parent.as_path()), h.parent.parent()].into_iter().flatten() {
+                // Another sandbox's or another broker's groups below it keep it, as they should.
+                let _ = fs::remove_dir(dir);
+            }
+        }
+    }
+}
+
+impl Membership {
+    /// Puts a process in the workloads' groups, so that its children are born there.
+    pub fn enter_workloads(&self, pid: i32) -> io::Result<()> {
+        enter(&self.workloads, pid)
+    }
+    pub fn enter_boxd(&self, pid: i32) -> io::Result<()> {
+        enter(&self.boxd, pid)
+    }
+}
+
+fn enter(groups: &[PathBuf], pid: i32) -> io::Result<()> {
+    groups.iter().try_for_each(|g| write(&g.join("cgroup.procs"), &pid.to_string()))
+}
+
+fn write(path: &Path, value: &str) -> io::Result<()> {
+    fs::write(path, value).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))
+}
+
+fn limit(group: &Path, controller: &str, is_v2: bool, options: &LocalOptions) -> io::Result<()> {
+    let quota = (options.cpus * CPU_PERIOD_US as f64) as u64;
+    match (controller, is_v2) {
+        ("memory", true) => {
+            write(&group.join("memory.max"), &options.memory_bytes.to_string())?;
+            // No escape into swap; absent where the kernel counts none.
+            optional(write(&group.join("memory.swap.max"), "0"))
+        }
+        ("memory", false) => {
+            write(&group.join("memory.limit_in_bytes"), &options.memory_bytes.to_string())?;
+            optional(write(&group.join("memory.memsw.limit_in_bytes"), &options.memory_bytes.to_string()))
+        }
+        ("pids", _) => write(&group.join("pids.max"), &options.processes.to_string()),
+        ("cpu", true) => write(&group.join("cpu.max"), &format!("{quota} {CPU_PERIOD_US}")),
+        ("cpu", false) => {
+            write(&group.join("cpu.cfs_period_us"), &CPU_PERIOD_US.to_string())?;
+            write(&group.join("cpu.cfs_quota_us"), &quota.to_string())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn optional(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => Ok(()),
+        other => other,
+    }
+}
+
+/// One of version 1's: `memory`, `pids` and `cpu` each have a tree of their own.
+fn v1(at: &Path, options: &str, own: &str, tag: &str) -> Option<Hierarchy> {
+    let controller = ["memory", "pids", "cpu"].into_iter().find(|c| options.split(',').any(|o| o == *c))?;
+    let path = own.lines().find_map(|l| {
+        let mut f = l.splitn(3, ':');
+        (f.nth(1)?.split(',').any(|c| c == controller)).then(|| f.next())?
+    })?;
+    let parent = usable(at, path, tag)?;
+    Some(Hierarchy { parent, is_v2: false, controllers: vec![controller.to_owned()] })
+}
+
+/// Version 2's single tree, if it hands out a controller of interest.
+fn v2(at: &Path, own: &str, tag: &str) -> Option<Hierarchy> {
+    let path = own.lines().find_map(|l| l.strip_prefix("0::"))?;
+    let here = at.join(path.trim_start_matches('/'));
+    let available = fs::read_to_string(here.join("cgroup.controllers")).ok()?;
+    let controllers: Vec<String> =
+        available.split_ascii_whitespace().filter(|c| ["memory", "pids", "cpu"].contains(c)).map(str::to_owned).collect();
+    if controllers.is_empty() {
+        return None;
+    }
+    // A group with processes in it can't hand controllers down, unless it is the root: then this tree is of no use.
+    write(&here.join("cgroup.subtree_control"), &enabling(&controllers)).ok()?;
+    let parent = usable(at, path, tag)?;
+    hand_down(&parent, &controllers).ok()?;
+    Some(Hierarchy { parent, is_v2: true, controllers })
+}
+
+fn enabling(controllers: &[String]) -> String {
+    controllers.iter().map(|c| format!("+{c}")).collect::<Vec<_>>().join(" ")
+}
+
+/// Makes a group, and has it and those of ours above it hand the controllers down.
+fn hand_down(group: &Path, controllers: &[String]) -> io::Result<()> {
+    fs::create_dir_all(group)?;
+    let ours: Vec<_> = group.ancestors().take_while(|d| d.iter().any(|part| part == PARENT)).collect();
+    ours.into_iter().rev().try_for_each(|dir| write(&dir.join("cgroup.subtree_control"), &enabling(controllers)))
+}
+
+/// Our directory below the group this process is in, if it can be made.
+fn usable(at: &Path, own_path: &str, tag: &str) -> Option<PathBuf> {
+    // A broker started from within another's sandbox group must not nest deeper each time.
+    let base = own_path.split("/cobox/").next().unwrap_or(own_path);
+    let parent = at.join(base.trim_start_matches('/')).join(PARENT).join(tag);
+    fs::create_dir_all(&parent).ok()?;
+    Some(parent)
+}

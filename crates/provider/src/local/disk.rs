@@ -1,0 +1,94 @@
+//! Disk limits: an image of fixed size per sandbox where loop devices and ext4 are to be had, a measurement where not.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, bail};
+use rustix::fs::{SeekFrom, seek};
+
+/// Whether images can be made and mounted here.
+pub fn can_be_hard(is_root: bool) -> Result<(), String> {
+    if !is_root {
+        return Err("only root can mount a filesystem image".to_owned());
+    }
+    File::options().read(true).write(true).open("/dev/loop-control").map_err(|e| format!("/dev/loop-control: {e}"))?;
+    match fs::read_to_string("/proc/filesystems") {
+        Ok(list) if list.split_ascii_whitespace().any(|f| f == "ext4") => {}
+        _ => return Err("this kernel has no ext4".to_owned()),
+    }
+    mkfs().map(drop).ok_or_else(|| "mkfs.ext4 is not installed (package e2fsprogs)".to_owned())
+}
+
+fn mkfs() -> Option<PathBuf> {
+    ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4", "/usr/bin/mkfs.ext4"].into_iter().map(PathBuf::from).find(|p| p.exists())
+}
+
+/// An empty filesystem of the given size, made once and copied for each sandbox.
+pub fn template(dir: &Path, bytes: u64) -> anyhow::Result<PathBuf> {
+    let path = dir.join(format!("disk-{bytes}.img"));
+    if path.exists() {
+        return Ok(path);
+    }
+    let Some(mkfs) = mkfs() else { bail!("mkfs.ext4 is not installed (package e2fsprogs)") };
+    let temporary = dir.join(format!(".disk-{bytes}-{}.img", std::process::id()));
+    File::create(&temporary)?.set_len(bytes)?;
+    let output = Command::new(mkfs)
+        .args(["-q", "-F", "-m", "0", "-b", "4096", "-J", "size=4", "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"])
+        .arg(&temporary)
+        .output()
+        .context("running mkfs.ext4")?;
+    if !output.status.success() {
+        bail!("mkfs.ext4 failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    fs::rename(&temporary, &path)?;
+    Ok(path)
+}
+
+/// Copies an image without its holes: a few hundred kilobytes, whatever its size.
+pub fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
+    let temporary = to.with_extension("new");
+    let (source, target) = (File::open(from)?, File::create(&temporary)?);
+    let len = source.metadata()?.len();
+    target.set_len(len)?;
+    let mut at = 0;
+    while at < len {
+        let start = match seek(&source, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            // No data after this.
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(e) => return Err(e.into()),
+        };
+        let end = seek(&source, SeekFrom::Hole(start))?;
+        let (mut from_at, mut to_at) = (start, start);
+        while from_at < end {
+            let wanted = usize::try_from(end - from_at).unwrap_or(usize::MAX);
+            if rustix::fs::copy_file_range(&source, Some(&mut from_at), &target, Some(&mut to_at), wanted)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        at = end;
+    }
+    fs::rename(temporary, to)
+}
+
+/// Bytes a tree takes on disk. What vanishes while it is looked at counts nothing; no link is followed.
+pub fn measure(dir: &Path) -> u64 {
+    let mut total = 0;
+    let mut pending = vec![dir.to_owned()];
+    while let Some(dir) = pending.pop() {
+        let Ok(entries) = fs::read_dir(&dir) else { continue };
+        for entry in entries.flatten() {
+            let Ok(m) = entry.metadata() else { continue };
+            total += m.blocks() * 512;
+            if m.is_dir() {
+                pending.push(entry.path());
+            }
+        }
+    }
+    total
+}

@@ -1,0 +1,224 @@
+//! The launcher: a process of its own, with one thread, that makes a sandbox's namespaces and starts boxd in them.
+//!
+//! It is this program run as `… __launch`, in a session of its own, so that it finishes its work even if the broker
+//! dies meanwhile. When it ends, boxd is nobody's child that matters.
+#![allow(unsafe_code, reason = "namespaces are made here")]
+
+use std::{
+    ffi::CString,
+    fs::{self, File},
+    io::{self, Read, Write},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixListener,
+    },
+    path::Path,
+};
+
+use anyhow::{Context, bail};
+use cobox_kernel::{Cloned, Image, adopt, clone_process, exec_fd, exit_now, keep_only};
+use rustix::{
+    fs::{Mode, memfd_create},
+    net::{AddressFamily, SocketFlags, SocketType, socketpair},
+    process::setsid,
+    thread::{UnshareFlags, unshare_unsafe},
+};
+
+use super::{
+    root,
+    spec::{LaunchSpec, RunRecord, UID_RANGE},
+    stage,
+};
+
+/// The spec is a few kilobytes; a revocation list may make it longer.
+const MAX_SPEC_BYTES: u64 = 16 * 1024 * 1024;
+const NAMESPACES: libc::c_int =
+    libc::CLONE_NEWUSER | libc::CLONE_NEWPID | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS | libc::CLONE_NEWCGROUP;
+
+/// The whole life of the launcher: reads a spec, starts the sandbox, prints `ok` or what went wrong.
+pub fn launch_main() -> ! {
+    let mut stdout = io::stdout();
+    let code = match launch() {
+        Ok(()) => {
+            let _ = stdout.write_all(b"ok\n");
+            0
+        }
+        Err(e) => {
+            let _ = writeln!(stdout, "{e:#}");
+            1
+        }
+    };
+    // A broker that is gone doesn't hear the answer, and finds out by itself.
+    let _ = stdout.flush();
+    exit_now(code)
+}
+
+fn launch() -> anyhow::Result<()> {
+    // Fails only when it leads a session already, which is as good.
+    let _ = setsid();
+    let mut text = String::new();
+    io::stdin().take(MAX_SPEC_BYTES).read_to_string(&mut text).context("reading the spec")?;
+    let spec: LaunchSpec = serde_json::from_str(&text).context("reading the spec")?;
+
+    // Locked by the broker before we were started and held by boxd for as long as it lives.
+    let alive = io::stderr().as_fd().try_clone_to_owned().context("taking over the lock")?;
+    let inherited = Inherited::open(&spec, alive)?;
+
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    if spec.uid_base.is_some() {
+        // What is mounted from here on is seen by nobody else and goes with us.
+        // SAFETY: one thread, sharing nothing.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.context("leaving the host's mounts")?;
+        stage::make_private().context("making the mounts private")?;
+    }
+    // SAFETY: the launcher has one thread.
+    match unsafe { clone_process(NAMESPACES) }.context("making the namespaces; `cobox doctor` tells what this machine allows")? {
+        Cloned::Child => {
+            drop(ours);
+            let e = match inside(&spec, inherited, theirs) {
+                Ok(never) => match never {},
+                Err(e) => e,
+            };
+            exit_now(i32::from(!e.to_string().is_empty()))
+        }
+        Cloned::Parent { pid, .. } => {
+            drop((theirs, inherited));
+            outside(&spec, pid, ours)
+        }
+    }
+}
+
+/// On the host: gives the new namespaces their ids and limits, and waits until boxd is ready.
+fn outside(spec: &LaunchSpec, pid: i32, link: OwnedFd) -> anyhow::Result<()> {
+    // From here on the record tells who to end, should this process die: the child does nothing until told to.
+    let record = serde_json::to_vec(&RunRecord::of(pid)?)?;
+    fs::write(spec.dir.join("run.json"), record).context("writing run.json")?;
+    map_ids(pid, spec.uid_base).context("mapping ids")?;
+    spec.cgroups.enter_workloads(pid).context("entering the control groups")?;
+    if spec.uid_base.is_some() {
+        let user_namespace = File::open(format!("/proc/{pid}/ns/user"))?;
+        stage::build(spec, Some(user_namespace.as_fd())).context("building the root")?;
+    }
+    let mut link = File::from(link);
+    link.write_all(b"g")?;
+    // Either a lone "r", or the words of what failed and the end.
+    let mut answer = [0u8; 1];
+    match link.read(&mut answer)? {
+        1 if &answer == b"r" => {}
+        got => {
+            let mut words = answer[..got].to_vec();
+            link.take(4096).read_to_end(&mut words)?;
+            let words = String::from_utf8_lossy(&words);
+            bail!("{}", if words.is_empty() { "boxd ended before it was ready; its log may say why" } else { words.trim_start_matches('!') });
+        }
+    }
+    // Its init is among the workloads; boxd itself is not charged to them.
+    spec.cgroups.enter_boxd(pid).context("leaving the workloads' control groups")?;
+    link.write_all(b"g")?;
+    Ok(())
+}
+
+fn map_ids(pid: i32, uid_base: Option<u32>) -> io::Result<()> {
+    let file = |name: &str| format!("/proc/{pid}/{name}");
+    let (uid_map, gid_map) = match uid_base {
+        Some(base) => (format!("0 {base} {UID_RANGE}"), format!("0 {base} {UID_RANGE}")),
+        None => {
+            // An ordinary user may map their own group only after giving up changing groups.
+            fs::write(file("setgroups"), "deny")?;
+            (format!("0 {} 1", rustix::process::getuid().as_raw()), format!("0 {} 1", rustix::process::getgid().as_raw()))
+        }
+    };
+    fs::write(file("gid_map"), gid_map)?;
+    fs::write(file("uid_map"), uid_map)
+}
+
+/// The descriptors boxd starts with, in the order it expects them.
+struct Inherited {
+    null: OwnedFd,
+    log: OwnedFd,
+    clients: OwnedFd,
+    control: OwnedFd,
+    config: OwnedFd,
+    alive: OwnedFd,
+}
+
+impl Inherited {
+    fn open(spec: &LaunchSpec, alive: OwnedFd) -> anyhow::Result<Self> {
+        let mut config = File::from(memfd_create("boxd-config", rustix::fs::MemfdFlags::CLOEXEC)?);
+        config.write_all(&serde_json::to_vec(&spec.config)?)?;
+        rustix::fs::seek(&config, rustix::fs::SeekFrom::Start(0))?;
+        // Begun anew with each start, so that it holds what matters and doesn't grow over the years.
+        let log = File::options().create(true).write(true).truncate(true).open(spec.dir.join("boxd.log")).context("opening boxd.log")?;
+        Ok(Self {
+            null: File::options().read(true).write(true).open("/dev/null")?.into(),
+            log: log.into(),
+            clients: listen(&spec.client_socket)?,
+            control: listen(&spec.control_socket)?,
+            config: config.into(),
+            alive,
+        })
+    }
+}
+
+/// A listener made on the host: unlike a TCP one it can't be turned round to reach the host's network.
+fn listen(path: &Path) -> anyhow::Result<OwnedFd> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e).context(format!("removing the old {}", path.display())),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path).with_context(|| format!("binding {}", path.display()))?;
+    Ok(listener.into())
+}
+
+enum Never {}
+
+/// In the new namespaces: builds the root, then becomes boxd.
+fn inside(spec: &LaunchSpec, inherited: Inherited, link: OwnedFd) -> anyhow::Result<Never> {
+    let mut words = File::from(link.try_clone()?);
+    let mut attempt = || -> anyhow::Result<Never> {
+        let mut go = [0u8; 1];
+        words.read_exact(&mut go).context("the launcher is gone")?;
+        if spec.uid_base.is_some() {
+            rustix::thread::set_thread_groups(&[])?;
+        }
+        let root_id = (rustix::process::Uid::ROOT, rustix::process::Gid::ROOT);
+        rustix::thread::set_thread_res_gid(root_id.1, root_id.1, root_id.1)?;
+        rustix::thread::set_thread_res_uid(root_id.0, root_id.0, root_id.0)?;
+        rustix::process::umask(Mode::from_raw_mode(0o022));
+        // SAFETY: one thread, sharing nothing.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.context("making the mount namespace")?;
+        stage::make_private()?;
+        if spec.uid_base.is_none() {
+            stage::build(spec, None).context("building the root")?;
+        }
+        let boxd = root::enter(spec)?;
+        cobox_kernel::raise_loopback().context("raising the loopback interface")?;
+        rustix::system::sethostname(spec.hostname.as_bytes())?;
+
+        let Inherited { null, log, clients, control, config, alive } = &inherited;
+        let mut fds = Vec::new();
+        // 0 … 7; crates/boxd/src/main.rs takes them over by these numbers.
+        for fd in [null, log, log, clients, control, config, &link, alive, &boxd] {
+            fds.push(fd.try_clone()?);
+        }
+        let image = Image::new(vec![CString::new("boxd")?], Vec::new());
+        // SAFETY: nothing but the exec below happens in this process any more.
+        unsafe { keep_only(fds)? };
+        // SAFETY: the ninth descriptor of keep_only.
+        let boxd = unsafe { adopt(8) }?;
+        Err(exec_fd(boxd.as_fd(), &image)).context("starting boxd")
+    };
+    let result = attempt();
+    if let Err(e) = &result {
+        // On 6 after keep_only, on its own number before.
+        let text = format!("!{e:#}");
+        // SAFETY: 6 is the link if keep_only has run; if not it fails or is ours as well.
+        if words.write_all(text.as_bytes()).is_err()
+            && let Ok(link) = unsafe { adopt(6) }
+        {
+            let _ = File::from(link).write_all(text.as_bytes());
+        }
+    }
+    std::mem::forget((words, inherited, link));
+    result
+}

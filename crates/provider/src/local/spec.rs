@@ -1,0 +1,68 @@
+//! What the provider tells the launcher about one sandbox to start, and what it leaves behind for later.
+
+use std::{fs, io, path::PathBuf};
+
+use cobox_protocol::control::BoxdConfig;
+use serde::{Deserialize, Serialize};
+
+use super::cgroup::Membership;
+
+/// Read by the launcher from its standard input.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LaunchSpec {
+    /// The sandbox's directory: `data/` (or `disk.img`), `alive`, `run.json`, `boxd.log`.
+    pub dir: PathBuf,
+    pub client_socket: PathBuf,
+    pub control_socket: PathBuf,
+    pub boxd: PathBuf,
+    /// The lower layer of its root.
+    pub base: PathBuf,
+    /// Directories and files of the host shown read-only at the same place.
+    pub view: Vec<PathBuf>,
+    /// First host uid of its range; none where an ordinary user runs the broker and has only their own.
+    pub uid_base: Option<u32>,
+    /// The image that holds its files, where the disk limit is hard.
+    pub disk_image: Option<PathBuf>,
+    pub hostname: String,
+    pub cgroups: Membership,
+    pub config: BoxdConfig,
+}
+
+/// How many ids a sandbox has where it has a range. The last is boxd's.
+pub const UID_RANGE: u32 = 65_536;
+
+/// How to find a running sandbox again: a pid alone may be somebody else's by now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunRecord {
+    pub pid: i32,
+    /// In clock ticks since boot, field 22 of /proc/pid/stat.
+    pub start_time: u64,
+    pub boot_id: String,
+}
+
+impl RunRecord {
+    pub fn of(pid: i32) -> io::Result<Self> {
+        Ok(Self { pid, start_time: start_time(pid)?, boot_id: boot_id()? })
+    }
+
+    /// Whether the process it names is still that one.
+    pub fn is_alive(&self) -> bool {
+        boot_id().is_ok_and(|b| b == self.boot_id) && start_time(self.pid).is_ok_and(|t| t == self.start_time)
+    }
+}
+
+fn boot_id() -> io::Result<String> {
+    Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
+fn start_time(pid: i32) -> io::Result<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let bad = || io::Error::new(io::ErrorKind::InvalidData, "an odd /proc/pid/stat");
+    // The name in parentheses may hold anything, so count from the last one.
+    let fields = stat.rsplit_once(')').ok_or_else(bad)?.1;
+    let mut fields = fields.split_ascii_whitespace();
+    if fields.next() == Some("Z") {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    fields.nth(18).and_then(|f| f.parse().ok()).ok_or_else(bad)
+}

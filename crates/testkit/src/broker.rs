@@ -1,0 +1,192 @@
+//! A broker in a process of its own, as a user would start it, that can be killed at any moment and started again.
+
+use std::{
+    fs,
+    os::unix::{
+        fs::{PermissionsExt, chown},
+        process::CommandExt,
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use cobox_client::Client;
+use cobox_protocol::{
+    Secret,
+    key::{CreateKey, PrincipalKind},
+};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::eventually;
+
+#[derive(Clone, Debug, Default)]
+pub struct BrokerOptions {
+    /// `config.toml` of its data directory.
+    pub config: String,
+    /// Run it as this user instead of the one that runs the tests.
+    pub uid: Option<u32>,
+}
+
+pub struct TestBroker {
+    child: Option<Child>,
+    home: TempDir,
+    programs: PathBuf,
+    options: BrokerOptions,
+    url: String,
+    key: Secret,
+}
+
+impl TestBroker {
+    pub async fn start() -> Self {
+        Self::start_with(BrokerOptions::default()).await
+    }
+
+    pub async fn start_with(options: BrokerOptions) -> Self {
+        let home = tempfile::Builder::new().prefix("cobox-test-").tempdir().expect("a temporary directory");
+        let data = home.path().join("data");
+        fs::create_dir(&data).expect("a data directory");
+        fs::write(data.join("config.toml"), &options.config).expect("a configuration");
+        let mut programs = built_programs();
+        if let Some(uid) = options.uid {
+            // Another user may not reach the directory the programs were built in.
+            let copies = home.path().join("bin");
+            fs::create_dir(&copies).expect("a directory for the programs");
+            for name in ["cobox", "boxd"] {
+                fs::copy(programs.join(name), copies.join(name)).expect("the programs are built");
+            }
+            programs = copies;
+            for path in [home.path(), &data, &data.join("config.toml")] {
+                chown(path, Some(uid), Some(uid)).expect("tests that change users run as root");
+            }
+            fs::set_permissions(&programs, fs::Permissions::from_mode(0o755)).expect("its own directory");
+        }
+        let mut broker = Self { child: None, home, programs, options, url: String::new(), key: Secret::new("") };
+        broker.launch().await;
+        broker
+    }
+
+    /// Starts it again over what it left.
+    pub async fn launch(&mut self) {
+        assert!(self.child.is_none(), "it still runs");
+        // A killed one leaves its address behind.
+        let _ = fs::remove_file(self.data_dir().join("broker.json"));
+        let log = fs::File::options().create(true).append(true).open(self.home.path().join("broker.log")).expect("a log");
+        let mut command = self.cobox();
+        command.args(["up", "--listen", "127.0.0.1:0", "--data-dir"]).arg(self.data_dir());
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
+        if let Some(uid) = self.options.uid {
+            command.uid(uid).gid(uid);
+        }
+        let mut child = command.spawn().expect("cobox runs");
+        let file = self.data_dir().join("broker.json");
+        let ready: serde_json::Value = eventually("the broker to be ready", || {
+            if let Ok(Some(status)) = child.try_wait() {
+                panic!("the broker ended with {status}: {}", self.log());
+            }
+            let ready = fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+            async { ready }
+        })
+        .await;
+        self.child = Some(child);
+        self.url = ready["url"].as_str().expect("a url").to_owned();
+        self.key = Secret::new(fs::read_to_string(ready["api_key_file"].as_str().expect("a key file")).expect("a key").trim());
+    }
+
+    pub fn data_dir(&self) -> PathBuf {
+        self.home.path().join("data")
+    }
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+    pub fn key(&self) -> &Secret {
+        &self.key
+    }
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("it runs").id()
+    }
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.home.path().join("broker.log")).unwrap_or_default()
+    }
+
+    /// The operator the broker made at its first start.
+    pub fn client(&self) -> Client {
+        Client::new(&self.url, self.key.clone()).expect("a client")
+    }
+
+    /// A client for somebody new.
+    pub async fn client_of(&self, name: &str, kind: PrincipalKind, workspace: Option<&str>) -> Client {
+        Client::new(&self.url, self.key_of(name, kind, workspace).await).expect("a client")
+    }
+
+    pub async fn key_of(&self, name: &str, kind: PrincipalKind, workspace: Option<&str>) -> Secret {
+        let request = CreateKey { name: name.to_owned(), kind, workspace: workspace.map(str::to_owned), expires_at: None };
+        self.client().create_key(&request).await.expect("a key").api_key
+    }
+
+    /// The command-line program, pointed at this broker.
+    pub fn cobox(&self) -> Command {
+        let mut command = Command::new(self.programs.join("cobox"));
+        command.env_clear().env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", self.home.path());
+        if !self.url.is_empty() {
+            command.env("COBOX_URL", &self.url).env("COBOX_API_KEY", self.key.expose());
+        }
+        command
+    }
+
+    /// Ends it as a crash would.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().expect("it can be killed");
+            child.wait().expect("it is reaped");
+        }
+    }
+
+    /// Ends it as Ctrl-C does and waits.
+    pub fn interrupt(&mut self) -> std::process::ExitStatus {
+        let mut child = self.child.take().expect("it runs");
+        let pid = Pid::from_raw(child.id() as i32).expect("a pid");
+        kill_process(pid, Signal::INT).expect("it can be interrupted");
+        child.wait().expect("it is reaped")
+    }
+
+    /// The first process of each running sandbox, by sandbox.
+    pub fn sandbox_pids(&self) -> Vec<(String, i32)> {
+        let entries = fs::read_dir(self.data_dir().join("sandboxes")).into_iter().flatten().flatten();
+        entries
+            .filter_map(|e| {
+                let record: serde_json::Value = serde_json::from_slice(&fs::read(e.path().join("run.json")).ok()?).ok()?;
+                Some((e.file_name().into_string().ok()?, record["pid"].as_i64()? as i32))
+            })
+            .collect()
+    }
+}
+
+impl Drop for TestBroker {
+    fn drop(&mut self) {
+        self.kill();
+        for (_, pid) in self.sandbox_pids() {
+            // Recorded by our own broker moments ago; gone already is as good.
+            if let Some(pid) = Pid::from_raw(pid) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+        if std::thread::panicking() {
+            let log = self.log();
+            let tail: Vec<_> = log.lines().rev().take(40).collect();
+            #[allow(clippy::print_stderr, reason = "what a failed test shows")]
+            {
+                eprintln!("the broker's last words:");
+                tail.iter().rev().for_each(|line| eprintln!("  {line}"));
+            }
+        }
+    }
+}
+
+/// Where this build put `cobox` and `boxd`: two up from the test program.
+fn built_programs() -> PathBuf {
+    let test = std::env::current_exe().expect("a running program");
+    let dir = test.parent().and_then(Path::parent).expect("target/…/deps").to_owned();
+    assert!(dir.join("cobox").exists() && dir.join("boxd").exists(), "build the programs first: cargo build -p cobox-cli -p cobox-boxd");
+    dir
+}

@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""A minimal agent: joins a thread's sandbox, writes a file, runs a command, and reads what the human left there.
+
+Standard library only. It finds the broker by COBOX_URL and COBOX_API_KEY (or COBOX_API_KEY_FILE), or by the
+broker.json that `cobox up` leaves in its data directory:
+
+    python3 examples/agent.py --thread demo
+    python3 examples/agent.py --thread demo --data-dir ~/.local/share/cobox
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+START_DEADLINE_SECONDS = 120  # how long a sandbox may take to start
+REQUEST_TIMEOUT_SECONDS = 60
+MAX_SHOWN_BYTES = 64 * 1024  # of a file the human left: enough to read, not enough to flood a terminal
+
+# The broker is often on this machine, where no proxy leads.
+http = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class Refused(Exception):
+    """The server said no; the text has its code, its words and the request's id."""
+
+    def __init__(self, status, code, message, request_id):
+        super().__init__(f"{message} ({code}, status {status}, request {request_id})")
+        self.status, self.code = status, code
+
+
+def call(method, url, credential, body=None, content_type="application/json"):
+    """One HTTP call; waits and repeats while the sandbox is starting (423) or too much is asked at once (429)."""
+    deadline = time.monotonic() + START_DEADLINE_SECONDS
+    while True:
+        request = urllib.request.Request(url, data=body, method=method)
+        request.add_header("Authorization", f"Bearer {credential}")
+        if body is not None:
+            request.add_header("Content-Type", content_type)
+        try:
+            with http.open(request, timeout=REQUEST_TIMEOUT_SECONDS) as response:
+                return response.read()
+        except urllib.error.HTTPError as error:
+            wait = float(error.headers.get("Retry-After") or 1)
+            if error.code in (423, 429) and time.monotonic() + wait < deadline:
+                time.sleep(wait)
+                continue
+            raise refused(error) from None
+
+
+def refused(error):
+    try:
+        told = json.loads(error.read(MAX_SHOWN_BYTES))["error"]
+        return Refused(error.code, told["code"], told["message"], told["request_id"])
+    except (ValueError, KeyError, TypeError):
+        return Refused(error.code, "UNKNOWN", error.reason, error.headers.get("X-Request-Id"))
+
+
+class Sandbox:
+    """The thread's sandbox, reached with the session's short-lived token."""
+
+    def __init__(self, broker_url, api_key, thread):
+        request = {
+            "thread_id": thread,
+            "mode": "ensure",
+            "requested_capabilities": ["fs_read", "fs_write", "exec", "shell_observe"],
+        }
+        url = f"{broker_url.rstrip('/')}/v1/sandbox/sessions"
+        session = json.loads(call("POST", url, api_key, json.dumps(request).encode()))
+        self.session_id = session["session_id"]
+        self.id = session["sandbox"]["id"]
+        self.base = session["sandbox"]["http_base_url"]
+        self.token = session["token"]
+
+    def write(self, path, data):
+        call("PUT", self._file(path), self.token, data, "application/octet-stream")
+
+    def read(self, path):
+        return call("GET", self._file(path), self.token)
+
+    def run(self, *argv):
+        answer = call("POST", f"{self.base}/exec", self.token, json.dumps({"argv": argv}).encode())
+        return json.loads(answer)
+
+    def _file(self, path):
+        return f"{self.base}/files{urllib.parse.quote(path)}"
+
+
+def find_broker(data_dir):
+    """The broker's URL and the API key, from --data-dir or from the environment."""
+    url, key, key_file = (os.environ.get(name) for name in ("COBOX_URL", "COBOX_API_KEY", "COBOX_API_KEY_FILE"))
+    if data_dir:
+        broker = json.loads((pathlib.Path(data_dir).expanduser() / "broker.json").read_text())
+        url, key, key_file = broker["url"], None, broker["api_key_file"]
+    if not key and key_file:
+        key = pathlib.Path(key_file).expanduser().read_text().strip()
+    if not url or not key:
+        sys.exit("agent: set COBOX_URL and COBOX_API_KEY (or COBOX_API_KEY_FILE), or name a broker's --data-dir;\n"
+                 "       `cobox up` starts a broker and prints both")
+    return url, key
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--thread", default=os.environ.get("COBOX_THREAD", "demo"))
+    parser.add_argument("--data-dir", help="the data directory of a running `cobox up`")
+    options = parser.parse_args()
+
+    url, key = find_broker(options.data_dir)
+    sandbox = Sandbox(url, key, options.thread)
+    print(f"agent: in sandbox {sandbox.id} of thread {options.thread}")
+
+    sandbox.write("/workspace/from-agent.txt", f"hello from the agent, in {sandbox.session_id}\n".encode())
+    print("agent: wrote /workspace/from-agent.txt")
+
+    result = sandbox.run("sh", "-c", "echo \"$(wc -c < from-agent.txt) bytes in $(pwd)\"")
+    print(f"agent: ran a command there, exit {result['exit_code']}: {result['stdout'].strip()}")
+    if result["exit_code"] != 0:
+        sys.exit(f"agent: the command failed: {result['stderr'].strip()}")
+
+    try:
+        note = sandbox.read("/workspace/from-human.txt")[:MAX_SHOWN_BYTES].decode(errors="replace")
+        print(f"agent: the human left /workspace/from-human.txt:\n{note}", end="" if note.endswith("\n") else "\n")
+    except Refused as error:
+        if error.code != "FILE_NOT_FOUND":
+            raise
+        listing = sandbox.run("ls", "-la", "/workspace")["stdout"]
+        print(f"agent: the human left no from-human.txt; the shared folder holds:\n{listing}", end="")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Refused as error:
+        sys.exit(f"agent: {error}")
+    except (urllib.error.URLError, OSError) as error:
+        sys.exit(f"agent: can't reach the broker: {error}\n       is it running? start it with `cobox up`")

@@ -1,0 +1,97 @@
+//! The command line as people use it: the real binary against a real broker.
+
+use std::{fs, process::Output};
+
+use cobox_testkit::TestBroker;
+
+fn run(broker: &TestBroker, args: &[&str]) -> Output {
+    broker.cobox().args(args).output().expect("cobox runs")
+}
+
+fn said(output: &Output) -> String {
+    assert!(output.status.success(), "{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[tokio::test]
+async fn exec_passes_output_and_exit_code_through() {
+    let broker = TestBroker::start().await;
+    let output = run(&broker, &["exec", "-t", "t", "--", "sh", "-c", "echo out; echo err >&2; exit 3"]);
+    assert_eq!(output.status.code(), Some(3));
+    assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (b"out\n".as_slice(), b"err\n".as_slice()));
+}
+
+#[tokio::test]
+async fn files_and_folders_are_copied_both_ways() {
+    let broker = TestBroker::start().await;
+    let here = tempfile::tempdir().unwrap();
+    let tree = here.path().join("tree");
+    fs::create_dir_all(tree.join("sub")).unwrap();
+    fs::write(tree.join("sub/a.txt"), "a").unwrap();
+    fs::write(tree.join("b.bin"), [0u8, 255, 1]).unwrap();
+    said(&run(&broker, &["cp", tree.to_str().unwrap(), "t:/workspace/"]));
+    assert_eq!(said(&run(&broker, &["exec", "-t", "t", "--", "find", "tree", "-type", "f"])).lines().count(), 2);
+    let back = here.path().join("back");
+    said(&run(&broker, &["cp", "t:/workspace/tree", back.to_str().unwrap()]));
+    assert_eq!(fs::read(back.join("sub/a.txt")).unwrap(), b"a");
+    assert_eq!(fs::read(back.join("b.bin")).unwrap(), [0, 255, 1]);
+    let one = here.path().join("one");
+    said(&run(&broker, &["cp", "t:/workspace/tree/b.bin", one.to_str().unwrap()]));
+    assert_eq!(fs::read(one).unwrap(), [0, 255, 1]);
+}
+
+#[tokio::test]
+async fn sync_once_leaves_out_what_is_ignored() {
+    let broker = TestBroker::start().await;
+    let here = tempfile::tempdir().unwrap();
+    for (name, text) in [("keep.txt", "k"), ("skip.log", "s"), (".gitignore", "*.log\n"), (".coboxignore", "private\n"), ("private", "p")] {
+        fs::write(here.path().join(name), text).unwrap();
+    }
+    said(&run(&broker, &["sync", "--once", here.path().to_str().unwrap(), "t:/workspace"]));
+    assert_eq!(said(&run(&broker, &["exec", "-t", "t", "--", "ls"])), "keep.txt\n");
+}
+
+#[tokio::test]
+async fn sessions_sandboxes_and_keys_speak_json() {
+    let broker = TestBroker::start().await;
+    let json = |args: &[&str]| -> serde_json::Value { serde_json::from_str(&said(&run(&broker, args))).expect("JSON") };
+    let session = json(&["--json", "session", "ensure", "t"]);
+    assert_eq!(session["thread_id"], "t");
+    assert!(session["token"].as_str().unwrap().contains('.'));
+    assert_eq!(json(&["--json", "session", "get", "t"])["session_id"], session["session_id"]);
+    assert!(json(&["--json", "session", "refresh", "t"])["expires_at"].is_string());
+    assert_eq!(json(&["--json", "sandbox", "list"])["items"][0]["id"], session["sandbox"]["id"]);
+    assert!(json(&["--json", "keys", "create", "bot", "--kind", "agent"]).to_string().contains("cbx_"));
+    assert!(!said(&run(&broker, &["keys", "list"])).contains("_secret"));
+    said(&run(&broker, &["session", "release", "t"]));
+    assert!(!run(&broker, &["session", "get", "t"]).status.success());
+    let doctor = json(&["--json", "doctor"]);
+    assert!(doctor.to_string().contains("namespaces"), "{doctor}");
+}
+
+#[tokio::test]
+async fn an_error_says_what_to_do_next() {
+    let broker = TestBroker::start().await;
+    let output = run(&broker, &["session", "get", "nobody"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(error.contains("nobody") && error.contains("req_"), "{error}");
+    let dead = broker.cobox().env("COBOX_URL", "http://127.0.0.1:1").args(["exec", "--", "true"]).output().unwrap();
+    assert_eq!(dead.status.code(), Some(125));
+    assert!(String::from_utf8_lossy(&dead.stderr).contains("cobox up"));
+}
+
+#[tokio::test]
+async fn the_example_agent_finds_what_the_human_left() {
+    let broker = TestBroker::start().await;
+    said(&run(&broker, &["exec", "-t", "demo", "--", "sh", "-c", "echo 'from ada' > from-human.txt"]));
+    let agent = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/agent.py");
+    let output = std::process::Command::new("python3")
+        .arg(agent)
+        .args(["--thread", "demo"])
+        .env("COBOX_URL", broker.url())
+        .env("COBOX_API_KEY", broker.key().expose())
+        .output()
+        .unwrap();
+    assert!(said(&output).contains("from ada"), "{output:?}");
+}

@@ -1,0 +1,158 @@
+//! Crashes at random moments: the broker and boxd are killed in the middle of everything, and nothing is lost or left.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use cobox_client::Client;
+use cobox_protocol::{ErrorCode, exec::ExecRequest, session::Mode};
+use cobox_testkit::{Leftovers, TestBroker, ensure, eventually, negotiate, sh};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A small generator with a known seed, so that a failing run can be run again.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % below
+    }
+}
+
+/// What the user was told is so. A crash may not take it back.
+#[derive(Default)]
+struct Told {
+    /// Thread to session, for every `ensure` that was answered and not released since.
+    sessions: BTreeMap<String, String>,
+    /// Thread to a file's content, for every write that was answered.
+    files: BTreeMap<String, String>,
+}
+
+async fn work(client: Client, thread: String, round: u32, kind: u64) -> (String, Option<Change>) {
+    let change = match kind {
+        0 | 1 => client.negotiate(&negotiate(&thread, Mode::Ensure)).await.ok().map(|s| Change::Ensured(s.session_id.to_string())),
+        2 => {
+            async {
+                let session = client.open(&negotiate(&thread, Mode::Ensure)).await.ok()?;
+                let id = session.info().session_id.to_string();
+                let text = format!("round {round}");
+                let command = Some(format!("echo {text} > told; sync told"));
+                let ran = session.dataplane().exec(&ExecRequest { command, ..Default::default() }).await;
+                Some(if ran.is_ok_and(|r| r.exit_code == 0) { Change::Wrote(id, text) } else { Change::Ensured(id) })
+            }
+            .await
+        }
+        _ => {
+            async {
+                let info = client.negotiate(&negotiate(&thread, Mode::Get)).await.ok()?;
+                match client.release(&info.session_id).await {
+                    Ok(()) => Some(Change::Released),
+                    // It may have been carried out without our hearing of it.
+                    Err(_) => Some(Change::MaybeReleased),
+                }
+            }
+            .await
+        }
+    };
+    (thread, change)
+}
+
+enum Change {
+    Ensured(String),
+    Wrote(String, String),
+    Released,
+    MaybeReleased,
+}
+
+async fn crashes(rounds: u32, seed: u64) {
+    let mut broker = TestBroker::start().await;
+    let clean = Leftovers::of(&broker.data_dir());
+    let mut dice = Dice(seed);
+    let mut told = Told::default();
+    for round in 0..rounds {
+        let client = broker.client();
+        let tasks: Vec<_> = (0..3)
+            .map(|i| {
+                let kind = dice.roll(4);
+                tokio::spawn(work(client.clone(), format!("thread-{i}"), round, kind))
+            })
+            .collect();
+        // Anywhere within what an ensure takes: the moment of the crash is what varies.
+        tokio::time::sleep(Duration::from_micros(dice.roll(60_000))).await;
+        let kills_boxd = dice.roll(3) == 0;
+        if kills_boxd {
+            for (_, pid) in broker.sandbox_pids() {
+                // It may have ended by itself in the meantime.
+                let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
+            }
+        } else {
+            broker.kill();
+        }
+        for task in tasks {
+            let (thread, change) = task.await.unwrap();
+            match change {
+                Some(Change::Ensured(id)) => {
+                    told.sessions.insert(thread, id);
+                }
+                Some(Change::Wrote(id, text)) => {
+                    told.sessions.insert(thread.clone(), id);
+                    told.files.insert(thread, text);
+                }
+                Some(Change::Released | Change::MaybeReleased) => {
+                    told.sessions.remove(&thread);
+                    told.files.remove(&thread);
+                }
+                None => {}
+            }
+        }
+        if !kills_boxd {
+            broker.launch().await;
+        }
+        check(&broker, &told, round, seed).await;
+    }
+    for i in 0..3 {
+        let client = broker.client();
+        if let Ok(info) = client.negotiate(&negotiate(&format!("thread-{i}"), Mode::Get)).await {
+            client.release(&info.session_id).await.unwrap();
+        }
+    }
+    eventually("nothing to be left", || {
+        let is_clean = Leftovers::of(&broker.data_dir()) == clean;
+        async move { is_clean.then_some(()) }
+    })
+    .await;
+}
+
+/// Everything that was acknowledged is still so, and no sandbox runs that nobody knows.
+async fn check(broker: &TestBroker, told: &Told, round: u32, seed: u64) {
+    let client = broker.client();
+    for (thread, id) in &told.sessions {
+        let info = client.negotiate(&negotiate(thread, Mode::Get)).await.unwrap_or_else(|e| panic!("round {round}, seed {seed}: {thread} lost its session: {e}"));
+        assert_eq!(info.session_id.as_str(), id, "round {round}, seed {seed}: {thread} has another session");
+    }
+    for (thread, text) in &told.files {
+        let session = ensure(&client, thread).await;
+        let answer = sh(session.dataplane(), "cat told").await;
+        assert_eq!(answer.stdout.trim(), text, "round {round}, seed {seed}: {thread} lost a file: {}", answer.stderr);
+    }
+    let known: Vec<String> = client.list_sandboxes(None, None).await.unwrap().items.into_iter().map(|s| s.id.to_string()).collect();
+    for (id, _) in broker.sandbox_pids() {
+        assert!(known.contains(&id), "round {round}, seed {seed}: {id} runs and nobody knows it");
+    }
+    let e = client.negotiate(&negotiate("never-made", Mode::Get)).await.unwrap_err();
+    assert!(e.is(ErrorCode::SessionNotFound), "{e}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn twenty_crashes_lose_nothing_and_leave_nothing() {
+    crashes(20, 0x5eed_0001).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "minutes; run by make soak"]
+async fn soak_a_hundred_crashes_lose_nothing_and_leave_nothing() {
+    for seed in [0x5eed_0002, 0x5eed_0003, 0x5eed_0004, 0x5eed_0005] {
+        crashes(25, seed).await;
+    }
+    crate::load::record("100 crashes of the broker and of boxd at random moments of ensure, exec and release: nothing lost, nothing left");
+}

@@ -1,0 +1,83 @@
+//! More memory, processes or disk than a sandbox may have: refused, and boxd goes on answering.
+
+use cobox_protocol::{ErrorCode, exec::ExecRequest};
+use cobox_testkit::{eventually, sh};
+
+use super::{BrokerAs, Cell, in_every_cell};
+
+const MIB: u64 = 1 << 20;
+
+in_every_cell! {
+    memory_of_one_process => async |b, i| {
+        let cell = Cell::new(b, i, &format!("memory_bytes = {}\n", 128 * MIB)).await;
+        let said = cell.run("python3 -c \"x = bytearray(600 << 20); print('REACHED')\"; echo TRIED $?").await;
+        assert!(said.contains("TRIED") && !said.contains("REACHED"), "{said}");
+        assert_eq!(sh(cell.session.dataplane(), "echo still here").await.stdout, "still here\n");
+    };
+    memory_of_many_processes => async |b, i| {
+        let cell = Cell::new(b, i, &format!("memory_bytes = {}\n", 128 * MIB)).await;
+        let script = "for n in 1 2 3 4 5 6 7 8; do python3 -c \"import time; x = bytearray(60 << 20); open('/tmp/got', 'a').write('x'); time.sleep(3)\" & done; wait; wc -c < /tmp/got; echo TRIED";
+        let said = cell.run(script).await;
+        assert!(said.contains("TRIED"), "{said}");
+        let got: u64 = said.lines().find_map(|l| l.trim().parse().ok()).unwrap_or(0);
+        match b {
+            BrokerAs::Root => assert!(got < 8, "eight times 60 MiB in 128 MiB: {said}"),
+            // No control group to use: each process is limited, their sum is not. `cobox doctor` says so.
+            BrokerAs::OrdinaryUser => assert!(got <= 8),
+        }
+        assert_eq!(sh(cell.session.dataplane(), "echo still here").await.stdout, "still here\n");
+    };
+    processes => async |b, i| {
+        let cell = Cell::new(b, i, "processes = 40\n").await;
+        let request = ExecRequest {
+            command: Some("python3 -c \"
+import os, time
+n = 0
+try:
+    while n < 200:
+        if os.fork() == 0: time.sleep(1000)
+        n += 1
+except OSError: pass
+print('REACHED' if n >= 60 else 'TRIED', n)\"".into()),
+            timeout_seconds: Some(30.0),
+            ..Default::default()
+        };
+        let answer = cell.session.dataplane().exec(&request).await.unwrap();
+        assert!(answer.stdout.contains("TRIED"), "{answer:?}");
+    };
+    a_fork_bomb => async |b, i| {
+        let cell = Cell::new(b, i, "processes = 60\n").await;
+        let bomb = ExecRequest { command: Some("f() { f | f & }; f; sleep 2".into()), timeout_seconds: Some(3.0), ..Default::default() };
+        cell.session.dataplane().exec(&bomb).await.unwrap();
+        // boxd itself is not among the sandbox's processes: it answers, and files can be had.
+        cell.session.dataplane().write_file(b"/workspace/x", None, cobox_client::Upload::from_bytes("x")).await.unwrap();
+        cell.broker.client().release(&cell.session.info().session_id).await.unwrap();
+    };
+    disk => async |b, i| {
+        let cell = Cell::new(b, i, &format!("disk_bytes = {}\n", 64 * MIB)).await;
+        let d = cell.session.dataplane();
+        // Two gibibytes, in pieces, as fast as it can.
+        let script = "i=0; while [ $i -lt 256 ]; do head -c 8388608 /dev/zero > fill$i 2>/dev/null || break; i=$((i+1)); done; [ $i -ge 256 ] && echo REACHED; echo TRIED";
+        let said = cell.run(script).await;
+        assert!(said.contains("TRIED"), "{said}");
+        if b == BrokerAs::Root {
+            assert!(!said.contains("REACHED"), "{said}");
+        }
+        // Hard at once, soft after the next measurement; then the files API says so too.
+        eventually("writes to be refused", || async {
+            let big = vec![0u8; 16 << 20];
+            d.write_file(b"/workspace/more", None, cobox_client::Upload::from_bytes(big)).await.err().filter(|e| e.is(ErrorCode::DiskFull))
+        })
+        .await;
+        let growing = sh(d, "head -c 33554432 /dev/zero > more2 && echo REACHED; echo TRIED").await;
+        assert!(!growing.stdout.contains("REACHED"), "{growing:?}");
+        // Deleting mends it.
+        assert_eq!(sh(d, "rm -f fill* more*; echo ok").await.stdout, "ok\n");
+        eventually("writes to work again", || async { d.write_file(b"/workspace/after", None, cobox_client::Upload::from_bytes("x")).await.ok() }).await;
+        eventually("programs to write again", || async { sh(d, "head -c 1000 /dev/zero > after2 && echo ok").await.stdout.contains("ok").then_some(()) }).await;
+    };
+    open_files_and_core_dumps => async |b, i| {
+        let cell = Cell::new(b, i, "open_files = 128\n").await;
+        cell.attempt("[ $(ulimit -n) -le 128 ] && [ $(ulimit -Hn) -le 128 ] && [ $(ulimit -Hc) = 0 ] || echo REACHED; ulimit -n 4096 2>/dev/null && echo REACHED; echo TRIED").await;
+    };
+}

@@ -1,0 +1,84 @@
+//! Ways out of a sandbox, each tried for real from inside, in four cells: the broker started as root and as an ordinary
+//! user, the sandbox's programs running as its ordinary user and as its root.
+//!
+//! An attempt is a script that says `REACHED` if it got what it wanted and `TRIED` at its end, so that one which merely
+//! broke is not taken for one that was stopped.
+
+mod attempts;
+mod limits;
+
+use cobox_client::Session;
+use cobox_protocol::exec::ExecRequest;
+use cobox_testkit::{BrokerOptions, TestBroker, ensure};
+
+/// An account nobody has: the broker as an ordinary user.
+const ORDINARY_UID: u32 = 61_234;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BrokerAs {
+    Root,
+    OrdinaryUser,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InsideAs {
+    User,
+    Root,
+}
+
+/// A broker and one sandbox of it, in one of the four cells.
+pub struct Cell {
+    pub broker: TestBroker,
+    pub session: Session,
+}
+
+impl Cell {
+    pub async fn new(broker_as: BrokerAs, inside_as: InsideAs, options: &str) -> Self {
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "the isolation suite changes users and needs root; without it, leave it out: cargo nextest run -E 'not test(isolation)'"
+        );
+        let user = if inside_as == InsideAs::Root { "root" } else { "user" };
+        let uid = (broker_as == BrokerAs::OrdinaryUser).then_some(ORDINARY_UID);
+        let config = format!("reaper_interval_ms = 100\n[local]\nuser = \"{user}\"\n{options}");
+        let broker = TestBroker::start_with(BrokerOptions { config, uid }).await;
+        let session = ensure(&broker.client(), "attacker").await;
+        Self { broker, session }
+    }
+
+    /// Runs a script inside and returns what it said, both streams together.
+    pub async fn run(&self, script: &str) -> String {
+        let request = ExecRequest { command: Some(script.to_owned()), timeout_seconds: Some(60.0), ..ExecRequest::default() };
+        let answer = self.session.dataplane().exec(&request).await.expect("the script runs");
+        format!("{}{}", answer.stdout, answer.stderr)
+    }
+
+    pub async fn attempt(&self, script: &str) {
+        let said = self.run(script).await;
+        assert!(!said.contains("REACHED"), "it got out:\n{said}");
+        assert!(said.contains("TRIED"), "the attempt itself broke, so it shows nothing:\n{said}");
+    }
+}
+
+/// Each attempt as a test in each of the four cells.
+macro_rules! in_every_cell {
+    ($($name:ident => $body:expr;)*) => {
+        in_every_cell!(@cell as_root_from_user, Root, User, $($name => $body;)*);
+        in_every_cell!(@cell as_root_from_root_inside, Root, Root, $($name => $body;)*);
+        in_every_cell!(@cell as_ordinary_user_from_user, OrdinaryUser, User, $($name => $body;)*);
+        in_every_cell!(@cell as_ordinary_user_from_root_inside, OrdinaryUser, Root, $($name => $body;)*);
+    };
+    (@cell $cell:ident, $broker:ident, $inside:ident, $($name:ident => $body:expr;)*) => {
+        mod $cell {
+            use super::*;
+            $(
+                #[tokio::test]
+                async fn $name() {
+                    let body = $body;
+                    body($crate::isolation::BrokerAs::$broker, $crate::isolation::InsideAs::$inside).await;
+                }
+            )*
+        }
+    };
+}
+pub(crate) use in_every_cell;

@@ -1,0 +1,104 @@
+//! Sandboxes outlive brokers, and their files outlive them both.
+
+use cobox_protocol::{ErrorCode, session::{Mode, State}};
+use cobox_testkit::{BrokerOptions, TestBroker, ensure, eventually, negotiate, sh};
+use rustix::process::{Pid, Signal, kill_process};
+
+fn kill(pid: i32) {
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+}
+
+#[tokio::test]
+async fn a_sandbox_runs_on_while_its_broker_is_dead_and_is_found_again() {
+    let mut broker = TestBroker::start().await;
+    let before = ensure(&broker.client(), "t").await.info().clone();
+    let session = ensure(&broker.client(), "t").await;
+    sh(session.dataplane(), "echo kept > f; (while :; do date +%s%N > alive; sleep 0.05; done) >/dev/null 2>&1 &").await;
+    let pids = broker.sandbox_pids();
+    broker.kill();
+    drop(session);
+    broker.launch().await;
+    assert_eq!(broker.sandbox_pids(), pids, "the same processes");
+    let after = ensure(&broker.client(), "t").await;
+    assert_eq!(after.info().session_id, before.session_id);
+    assert_eq!(after.info().sandbox.id, before.sandbox.id);
+    let was = sh(after.dataplane(), "cat f alive").await.stdout;
+    assert!(was.starts_with("kept\n"), "{was}");
+    let first = sh(after.dataplane(), "cat alive").await.stdout;
+    eventually("the background job to go on", || async { (sh(after.dataplane(), "cat alive").await.stdout != first).then_some(()) }).await;
+}
+
+#[tokio::test]
+async fn ctrl_c_suspends_and_the_next_ensure_brings_the_files_back() {
+    let mut broker = TestBroker::start().await;
+    let session = ensure(&broker.client(), "t").await;
+    let before = session.info().clone();
+    sh(session.dataplane(), "echo kept > /workspace/f; echo also > /tmp/g; sleep 1000 >/dev/null 2>&1 &").await;
+    drop(session);
+    assert!(broker.interrupt().success());
+    assert!(broker.sandbox_pids().is_empty(), "nothing runs");
+    let log = broker.log();
+    assert!(log.contains("suspended 1 sandbox"), "{log}");
+    broker.launch().await;
+    assert_eq!(broker.client().get_sandbox(before.sandbox.id.as_str()).await.unwrap().state, State::Suspended);
+    let after = ensure(&broker.client(), "t").await;
+    assert_eq!((after.info().session_id.clone(), after.info().sandbox.id.clone()), (before.session_id, before.sandbox.id));
+    assert_eq!(sh(after.dataplane(), "cat f /tmp/g; pgrep -c sleep").await.stdout, "kept\nalso\n0\n");
+}
+
+#[tokio::test]
+async fn a_killed_boxd_is_a_suspension_and_traffic_resumes_it() {
+    let broker = TestBroker::start().await;
+    let session = ensure(&broker.client(), "t").await;
+    sh(session.dataplane(), "echo kept > f").await;
+    let (_, pid) = broker.sandbox_pids().remove(0);
+    kill(pid);
+    // The old token still counts: same session, same sandbox, same key.
+    let answer = eventually("the sandbox to come back", || async {
+        session.dataplane().exec(&cobox_protocol::exec::ExecRequest { command: Some("cat f".into()), ..Default::default() }).await.ok()
+    })
+    .await;
+    assert_eq!(answer.stdout, "kept\n");
+    assert_ne!(broker.sandbox_pids()[0].1, pid);
+}
+
+#[tokio::test]
+async fn an_unused_sandbox_goes_idle_then_suspended_and_comes_back_with_use() {
+    let config = "idle_timeout_seconds = 1\nlease_seconds = 2\nreaper_interval_ms = 100\n".to_owned();
+    let broker = TestBroker::start_with(BrokerOptions { config, uid: None }).await;
+    let client = broker.client();
+    let info = client.negotiate(&negotiate("t", Mode::Ensure)).await.unwrap();
+    let id = info.sandbox.id.as_str();
+    let mut seen = Vec::new();
+    while seen.last() != Some(&State::Suspended) {
+        let state = eventually("another state", || async { Some(client.get_sandbox(id).await.unwrap().state).filter(|s| seen.last() != Some(s)) }).await;
+        seen.push(state);
+    }
+    assert!(seen.contains(&State::Idle), "{seen:?}");
+    assert!(broker.sandbox_pids().is_empty());
+    let again = ensure(&client, "t").await;
+    assert_eq!(again.info().sandbox.id, info.sandbox.id);
+    assert_eq!(sh(again.dataplane(), "echo back").await.stdout, "back\n");
+}
+
+#[tokio::test]
+async fn the_hard_end_ends_a_session_that_is_in_use() {
+    let config = "hard_ttl_seconds = 2\nidle_timeout_seconds = 1\nlease_seconds = 2\nreaper_interval_ms = 100\ntoken_ttl_seconds = 60\n".to_owned();
+    let broker = TestBroker::start_with(BrokerOptions { config, uid: None }).await;
+    let client = broker.client();
+    let info = client.negotiate(&negotiate("t", Mode::Ensure)).await.unwrap();
+    eventually("the end of the session", || async {
+        client.get_session(&info.session_id).await.is_err_and(|e| e.is(ErrorCode::SessionExpired)).then_some(())
+    })
+    .await;
+    eventually("the end of its processes", || async { broker.sandbox_pids().is_empty().then_some(()) }).await;
+}
+
+#[tokio::test]
+async fn two_brokers_never_share_a_data_directory() {
+    let broker = TestBroker::start().await;
+    let output = broker.cobox().args(["up", "--listen", "127.0.0.1:0", "--data-dir"]).arg(broker.data_dir()).output().unwrap();
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("another broker") || said.contains("in use"), "{said}");
+}

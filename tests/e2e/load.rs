@@ -1,0 +1,85 @@
+//! Many sandboxes at once: fifty here, five hundred in the soak.
+
+use std::time::Instant;
+
+use cobox_protocol::session::Mode;
+use cobox_testkit::{Leftovers, TestBroker, eventually, negotiate, sh};
+use futures_util::{StreamExt, stream};
+
+/// How many are started at the same moment: more only queue for two processors.
+const AT_ONCE: usize = 8;
+
+async fn many(count: usize) {
+    let broker = TestBroker::start().await;
+    let clean = Leftovers::of(&broker.data_dir());
+    let client = broker.client();
+    let begun = Instant::now();
+    let sessions: Vec<_> = stream::iter(0..count)
+        .map(|i| {
+            let client = client.clone();
+            async move {
+                let session = client.open(&negotiate(&format!("thread-{i}"), Mode::Ensure)).await.unwrap();
+                assert_eq!(sh(session.dataplane(), &format!("echo {i} | tee me")).await.stdout, format!("{i}\n"));
+                session
+            }
+        })
+        .buffer_unordered(AT_ONCE)
+        .collect()
+        .await;
+    let started = begun.elapsed();
+    let pids = broker.sandbox_pids();
+    assert_eq!(pids.len(), count);
+    let memory: Vec<u64> = pids.iter().map(|(_, pid)| unique_memory_kib(*pid)).collect();
+    let released = Instant::now();
+    stream::iter(sessions).for_each_concurrent(AT_ONCE, |s| { let client = client.clone(); async move { client.release(&s.info().session_id).await.unwrap() } }).await;
+    let summary = format!(
+        "{count} sandboxes: started with one exec each in {:.1} s ({:.1} ms each), {} KiB of memory each when idle (median, boxd and its init), released in {:.1} s",
+        started.as_secs_f64(),
+        started.as_secs_f64() * 1000.0 / count as f64,
+        median(memory),
+        released.elapsed().as_secs_f64()
+    );
+    eventually("everything to be gone", || async { (Leftovers::of(&broker.data_dir()) == clean).then_some(()) }).await;
+    record(&summary);
+}
+
+/// Memory of boxd and its init that nobody shares.
+fn unique_memory_kib(pid: i32) -> u64 {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let pids = std::iter::once(pid.to_string()).chain(children.split_ascii_whitespace().map(str::to_owned));
+    pids.map(|pid| {
+        let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+        let field = |name: &str| rollup.lines().find_map(|l| l.strip_prefix(name)?.trim().strip_suffix(" kB")?.parse::<u64>().ok()).unwrap_or(0);
+        field("Private_Dirty:") + field("Private_Clean:")
+    })
+    .sum()
+}
+
+fn median(mut values: Vec<u64>) -> u64 {
+    values.sort_unstable();
+    values[values.len() / 2]
+}
+
+/// Shown by `make test` on demand and kept by `make soak`.
+pub fn record(line: &str) {
+    #[allow(clippy::print_stdout, reason = "a measurement is for the reader of the run")]
+    {
+        println!("{line}");
+    }
+    if let Some(file) = std::env::var_os("COBOX_SOAK_RESULTS") {
+        use std::io::Write;
+        let mut file = std::fs::File::options().create(true).append(true).open(file).expect("the results file");
+        writeln!(file, "- {line}").expect("the results are kept");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fifty_sandboxes_at_once_start_answer_and_leave_nothing() {
+    many(50).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "minutes; run by make soak"]
+async fn soak_five_hundred_sandboxes_at_once() {
+    many(500).await;
+}

@@ -1,0 +1,10 @@
+//! The whole stack with real processes: broker, gateway, launcher, boxd, command line.
+
+mod access;
+mod command_line;
+mod faults;
+mod isolation;
+mod lifecycle;
+mod load;
+mod sharing;
+mod tokens;
