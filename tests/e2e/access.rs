@@ -71,7 +71,12 @@ async fn a_sandbox_without_a_session_is_used_by_name_and_key() {
     let broker = TestBroker::start().await;
     let client = broker.client();
     let made = client.create_sandbox(&CreateSandbox { name: Some("bench".into()), access: None }).await.unwrap();
-    assert!(client.create_sandbox(&CreateSandbox { name: Some("bench".into()), access: None }).await.is_err_and(|e| e.is(ErrorCode::SandboxConflict)));
+    assert!(
+        client
+            .create_sandbox(&CreateSandbox { name: Some("bench".into()), access: None })
+            .await
+            .is_err_and(|e| e.is(ErrorCode::SandboxConflict))
+    );
     assert_eq!(client.get_sandbox("bench").await.unwrap().id, made.id);
     assert_eq!(sh(&client.sandbox(&made.id), "echo hi").await.stdout, "hi\n");
     client.delete_sandbox("bench").await.unwrap();

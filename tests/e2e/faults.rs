@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use cobox_client::Client;
 use cobox_protocol::{ErrorCode, exec::ExecRequest, session::Mode};
-use cobox_testkit::{Leftovers, TestBroker, ensure, eventually, negotiate, sh};
+use cobox_testkit::{Leftovers, TestBroker, ensure, negotiate, sh};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A small generator with a known seed, so that a failing run can be run again.
@@ -116,18 +116,17 @@ async fn crashes(rounds: u32, seed: u64) {
             client.release(&info.session_id).await.unwrap();
         }
     }
-    eventually("nothing to be left", || {
-        let is_clean = Leftovers::of(&broker.data_dir()) == clean;
-        async move { is_clean.then_some(()) }
-    })
-    .await;
+    Leftovers::wait_until_none_since(&clean, &broker.data_dir()).await;
 }
 
 /// Everything that was acknowledged is still so, and no sandbox runs that nobody knows.
 async fn check(broker: &TestBroker, told: &Told, round: u32, seed: u64) {
     let client = broker.client();
     for (thread, id) in &told.sessions {
-        let info = client.negotiate(&negotiate(thread, Mode::Get)).await.unwrap_or_else(|e| panic!("round {round}, seed {seed}: {thread} lost its session: {e}"));
+        let info = client
+            .negotiate(&negotiate(thread, Mode::Get))
+            .await
+            .unwrap_or_else(|e| panic!("round {round}, seed {seed}: {thread} lost its session: {e}"));
         assert_eq!(info.session_id.as_str(), id, "round {round}, seed {seed}: {thread} has another session");
     }
     for (thread, text) in &told.files {

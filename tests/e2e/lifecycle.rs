@@ -1,6 +1,9 @@
 //! Sandboxes outlive brokers, and their files outlive them both.
 
-use cobox_protocol::{ErrorCode, session::{Mode, State}};
+use cobox_protocol::{
+    ErrorCode,
+    session::{Mode, State},
+};
 use cobox_testkit::{BrokerOptions, TestBroker, ensure, eventually, negotiate, sh};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -71,7 +74,9 @@ async fn an_unused_sandbox_goes_idle_then_suspended_and_comes_back_with_use() {
     let id = info.sandbox.id.as_str();
     let mut seen = Vec::new();
     while seen.last() != Some(&State::Suspended) {
-        let state = eventually("another state", || async { Some(client.get_sandbox(id).await.unwrap().state).filter(|s| seen.last() != Some(s)) }).await;
+        let state =
+            eventually("another state", || async { Some(client.get_sandbox(id).await.unwrap().state).filter(|s| seen.last() != Some(s)) })
+                .await;
         seen.push(state);
     }
     assert!(seen.contains(&State::Idle), "{seen:?}");
@@ -83,7 +88,8 @@ async fn an_unused_sandbox_goes_idle_then_suspended_and_comes_back_with_use() {
 
 #[tokio::test]
 async fn the_hard_end_ends_a_session_that_is_in_use() {
-    let config = "hard_ttl_seconds = 2\nidle_timeout_seconds = 1\nlease_seconds = 2\nreaper_interval_ms = 100\ntoken_ttl_seconds = 60\n".to_owned();
+    let config =
+        "hard_ttl_seconds = 2\nidle_timeout_seconds = 1\nlease_seconds = 2\nreaper_interval_ms = 100\ntoken_ttl_seconds = 60\n".to_owned();
     let broker = TestBroker::start_with(BrokerOptions { config, uid: None }).await;
     let client = broker.client();
     let info = client.negotiate(&negotiate("t", Mode::Ensure)).await.unwrap();

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use cobox_protocol::session::Mode;
-use cobox_testkit::{Leftovers, TestBroker, eventually, negotiate, sh};
+use cobox_testkit::{Leftovers, TestBroker, negotiate, sh};
 use futures_util::{StreamExt, stream};
 
 /// How many are started at the same moment: more only queue for two processors.
@@ -31,7 +31,12 @@ async fn many(count: usize) {
     assert_eq!(pids.len(), count);
     let memory: Vec<u64> = pids.iter().map(|(_, pid)| unique_memory_kib(*pid)).collect();
     let released = Instant::now();
-    stream::iter(sessions).for_each_concurrent(AT_ONCE, |s| { let client = client.clone(); async move { client.release(&s.info().session_id).await.unwrap() } }).await;
+    stream::iter(sessions)
+        .for_each_concurrent(AT_ONCE, |s| {
+            let client = client.clone();
+            async move { client.release(&s.info().session_id).await.unwrap() }
+        })
+        .await;
     let summary = format!(
         "{count} sandboxes: started with one exec each in {:.1} s ({:.1} ms each), {} KiB of memory each when idle (median, boxd and its init), released in {:.1} s",
         started.as_secs_f64(),
@@ -39,7 +44,7 @@ async fn many(count: usize) {
         median(memory),
         released.elapsed().as_secs_f64()
     );
-    eventually("everything to be gone", || async { (Leftovers::of(&broker.data_dir()) == clean).then_some(()) }).await;
+    Leftovers::wait_until_none_since(&clean, &broker.data_dir()).await;
     record(&summary);
 }
 
@@ -49,7 +54,8 @@ fn unique_memory_kib(pid: i32) -> u64 {
     let pids = std::iter::once(pid.to_string()).chain(children.split_ascii_whitespace().map(str::to_owned));
     pids.map(|pid| {
         let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
-        let field = |name: &str| rollup.lines().find_map(|l| l.strip_prefix(name)?.trim().strip_suffix(" kB")?.parse::<u64>().ok()).unwrap_or(0);
+        let field =
+            |name: &str| rollup.lines().find_map(|l| l.strip_prefix(name)?.trim().strip_suffix(" kB")?.parse::<u64>().ok()).unwrap_or(0);
         field("Private_Dirty:") + field("Private_Clean:")
     })
     .sum()

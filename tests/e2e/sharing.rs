@@ -1,13 +1,7 @@
 //! A human and an agent in one sandbox: each sees what the other does.
 
 use cobox_client::{ArchiveFormat, ShellEvent, Upload};
-use cobox_protocol::{
-    ErrorCode,
-    exec::ExecRequest,
-    frame::ShellStart,
-    key::PrincipalKind,
-    session::Mode,
-};
+use cobox_protocol::{ErrorCode, exec::ExecRequest, frame::ShellStart, key::PrincipalKind, session::Mode};
 use cobox_testkit::{TestBroker, ensure, negotiate, sh};
 use futures_util::StreamExt;
 
@@ -62,14 +56,23 @@ async fn a_command_answers_with_exact_output_exit_code_and_limits() {
     assert_eq!(r.exit_code, 127);
 
     let env = [("GREETING".to_owned(), "a b".to_owned())].into();
-    let r = d.exec(&ExecRequest { command: Some("echo $GREETING $PWD".into()), cwd: Some("/tmp".into()), env: Some(env), ..Default::default() }).await.unwrap();
+    let r = d
+        .exec(&ExecRequest { command: Some("echo $GREETING $PWD".into()), cwd: Some("/tmp".into()), env: Some(env), ..Default::default() })
+        .await
+        .unwrap();
     assert_eq!(r.stdout, "a b /tmp\n");
 
-    let r = d.exec(&ExecRequest { command: Some("sleep 1000 & sleep 1000".into()), timeout_seconds: Some(0.3), ..Default::default() }).await.unwrap();
+    let r = d
+        .exec(&ExecRequest { command: Some("sleep 1000 & sleep 1000".into()), timeout_seconds: Some(0.3), ..Default::default() })
+        .await
+        .unwrap();
     assert!(r.timed_out);
     assert_eq!(sh(d, "pgrep -c sleep").await.stdout, "0\n", "nothing of it lives on");
 
-    let r = d.exec(&ExecRequest { command: Some("head -c 100000 /dev/zero".into()), max_output_bytes: Some(10), ..Default::default() }).await.unwrap();
+    let r = d
+        .exec(&ExecRequest { command: Some("head -c 100000 /dev/zero".into()), max_output_bytes: Some(10), ..Default::default() })
+        .await
+        .unwrap();
     assert!(r.truncated && r.stdout.len() == 10 && r.exit_code == 0);
 
     let e = d.exec(&ExecRequest { command: Some("true".into()), cwd: Some("/nowhere".into()), ..Default::default() }).await.unwrap_err();
@@ -134,7 +137,14 @@ async fn get_finds_only_what_is_there_and_ensure_is_the_same_for_all() {
     let client = broker.client();
     let e = client.negotiate(&negotiate("nobody-made-this", Mode::Get)).await.unwrap_err();
     assert!(e.is(ErrorCode::SessionNotFound), "{e}");
-    let racing: Vec<_> = (0..16).map(|_| tokio::spawn({ let c = client.clone(); async move { c.negotiate(&negotiate("raced", Mode::Ensure)).await.unwrap() } })).collect();
+    let racing: Vec<_> = (0..16)
+        .map(|_| {
+            tokio::spawn({
+                let c = client.clone();
+                async move { c.negotiate(&negotiate("raced", Mode::Ensure)).await.unwrap() }
+            })
+        })
+        .collect();
     let mut ids = std::collections::BTreeSet::new();
     for r in racing {
         let r = r.await.unwrap();

@@ -75,7 +75,16 @@ async fn every_kind_of_wrong_token_is_refused_with_its_own_code() {
         ("signed by us as it should be", with(&|_| {}), 200, "none"),
         ("none at all", String::new(), 401, "UNAUTHENTICATED"),
         ("garbage", "garbage".into(), 401, "UNAUTHENTICATED"),
-        ("expired", with(&|c| { c.iat = now - 1000; c.nbf = now - 1000; c.exp = now - 100 }), 401, "TOKEN_EXPIRED"),
+        (
+            "expired",
+            with(&|c| {
+                c.iat = now - 1000;
+                c.nbf = now - 1000;
+                c.exp = now - 100
+            }),
+            401,
+            "TOKEN_EXPIRED",
+        ),
         ("not valid yet", with(&|c| c.nbf = now + 1000), 401, "UNAUTHENTICATED"),
         ("of another sandbox", other.token.expose().to_owned(), 401, "UNAUTHENTICATED"),
         ("another sandbox named in it", with(&|c| c.aud = SandboxId::new()), 401, "UNAUTHENTICATED"),

@@ -17,7 +17,7 @@ use boxd::{
 use cobox_protocol::control::{BoxdConfig, Workload};
 use rustix::{
     fs::{Mode, OFlags},
-    mount::{UnmountFlags, unmount},
+    mount::{MountFlags, UnmountFlags, mount, unmount},
     process::{DumpableBehavior, Gid, Uid, set_dumpable_behavior},
     thread::{CapabilitySet, set_keep_capabilities, set_no_new_privs, set_thread_res_gid, set_thread_res_uid},
 };
@@ -113,8 +113,11 @@ fn run() -> anyhow::Result<()> {
 fn prepare(config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
     tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_ansi(false).with_writer(io::stderr).init();
     let link = start_init(config)?;
-    // Client's paths are resolved in this mount namespace: what isn't here can't be read through the files API.
+    // Clients' paths are resolved in this mount namespace: what isn't here can't be reached through the files API, and
+    // the place where it was takes no files either.
     unmount("/proc", UnmountFlags::DETACH).context("taking /proc away")?;
+    let nothing = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("none", "/proc", "tmpfs", nothing, Some(c"size=4k,mode=0555")).context("covering /proc")?;
     set_no_new_privs(true)?;
     if config.workload.uid_count > 1 {
         // An id that no workload has, with the one power to judge file accesses as theirs.

@@ -46,7 +46,7 @@ const DAY_SECONDS: u64 = 24 * 60 * 60;
 impl Default for Config {
     fn default() -> Self {
         Self {
-            listen: SocketAddr::from(([127, 0, 0, 1], 7070)),
+            listen: SocketAddr::from(([127, 0, 0, 1], 8421)),
             public_url: None,
             data_dir: PathBuf::from(".cobox"),
             workspace: "default".to_owned(),

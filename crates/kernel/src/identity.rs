@@ -40,9 +40,5 @@ pub fn set_fs_ids(uid: u32, gid: u32) -> io::Result<()> {
         libc::setfsuid(uid);
         (libc::setfsgid(u32::MAX), libc::setfsuid(u32::MAX))
     };
-    if gid_now as u32 == gid && uid_now as u32 == uid {
-        Ok(())
-    } else {
-        Err(io::Error::from_raw_os_error(libc::EPERM))
-    }
+    if gid_now as u32 == gid && uid_now as u32 == uid { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) }
 }

@@ -17,8 +17,8 @@ pub use identity::{drop_all_capabilities, drop_bounding_set, keep_capabilities, 
 pub use loop_device::attach_loop;
 pub use mount::{MountFlags, idmap, set_mount_flags};
 pub use network::raise_loopback;
-pub use watch::watch;
 pub use signals::{child_events, reset_signals};
+pub use watch::watch;
 
 use std::io;
 

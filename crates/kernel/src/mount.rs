@@ -18,11 +18,9 @@ pub struct MountFlags {
 /// Sets flags on a mount and, where `recursive`, on all below it. Set-user-id programs are always forbidden.
 pub fn set_mount_flags(mount: impl AsFd, flags: MountFlags, recursive: bool) -> io::Result<()> {
     let mut set = libc::MOUNT_ATTR_NOSUID;
-    for (on, bit) in [
-        (flags.read_only, libc::MOUNT_ATTR_RDONLY),
-        (flags.no_dev, libc::MOUNT_ATTR_NODEV),
-        (flags.no_exec, libc::MOUNT_ATTR_NOEXEC),
-    ] {
+    for (on, bit) in
+        [(flags.read_only, libc::MOUNT_ATTR_RDONLY), (flags.no_dev, libc::MOUNT_ATTR_NODEV), (flags.no_exec, libc::MOUNT_ATTR_NOEXEC)]
+    {
         if on {
             set |= bit;
         }

@@ -50,7 +50,9 @@ impl fmt::Display for Capability {
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("`{0}` is not a capability; known are fs_read, fs_write, exec, shell, shell_observe, snapshot, ports (and the older fs:ro, fs:rw, shell:ro, process)")]
+#[error(
+    "`{0}` is not a capability; known are fs_read, fs_write, exec, shell, shell_observe, snapshot, ports (and the older fs:ro, fs:rw, shell:ro, process)"
+)]
 pub struct UnknownCapability(pub String);
 
 /// A set of capabilities. `shell` always brings `shell_observe` with it.
@@ -76,11 +78,7 @@ impl CapabilitySet {
     }
 
     const fn closed(self) -> Self {
-        if self.0 & Capability::Shell.bit() != 0 {
-            Self(self.0 | Capability::ShellObserve.bit())
-        } else {
-            self
-        }
+        if self.0 & Capability::Shell.bit() != 0 { Self(self.0 | Capability::ShellObserve.bit()) } else { self }
     }
 
     /// Reads a list of words, each in either spelling.
@@ -111,10 +109,7 @@ impl CapabilitySet {
 
     /// The canonical words; what is implied is left out.
     pub fn words(self) -> Vec<String> {
-        self.iter()
-            .filter(|c| *c != Capability::ShellObserve || !self.contains(Capability::Shell))
-            .map(|c| c.word().to_owned())
-            .collect()
+        self.iter().filter(|c| *c != Capability::ShellObserve || !self.contains(Capability::Shell)).map(|c| c.word().to_owned()).collect()
     }
 
     /// The older words, as `scopes` and the JWT's `scope` carry them. `fs_write` alone has no older word and keeps its own.

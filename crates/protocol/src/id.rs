@@ -18,18 +18,13 @@ pub struct InvalidId {
 }
 
 fn new_ulid() -> String {
-    let millis = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |d| d.as_millis());
+    let millis = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis());
     let mut random = [0u8; 16];
     // Without randomness ids would collide and could be guessed: there is nothing sensible to go on with.
     getrandom::fill(&mut random[6..]).expect("the kernel's random source answers");
     random[..6].copy_from_slice(&millis.to_be_bytes()[10..]);
     let value = u128::from_be_bytes(random);
-    (0..ULID_CHARS)
-        .rev()
-        .map(|i| ALPHABET[(value >> (5 * i)) as usize & 31] as char)
-        .collect()
+    (0..ULID_CHARS).rev().map(|i| ALPHABET[(value >> (5 * i)) as usize & 31] as char).collect()
 }
 
 fn is_ulid(s: &str) -> bool {
@@ -117,7 +112,8 @@ mod tests {
         let id = SandboxId::new();
         let json = serde_json::to_string(&id).unwrap();
         assert_eq!(serde_json::from_str::<SandboxId>(&json).unwrap(), id);
-        for bad in ["", "sb_", "sb_abc", "ssn_00000000000000000000000000", "sb_0000000000000000000000000/", "sb_z0000000000000000000000000"] {
+        for bad in ["", "sb_", "sb_abc", "ssn_00000000000000000000000000", "sb_0000000000000000000000000/", "sb_z0000000000000000000000000"]
+        {
             assert!(bad.parse::<SandboxId>().is_err(), "{bad}");
         }
     }

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{SandboxId, SessionId, Timestamp, session::{Access, State}};
+use crate::{
+    SandboxId, SessionId, Timestamp,
+    session::{Access, State},
+};
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -33,9 +33,8 @@ async fn call(provider: &dyn Provider, id: &SandboxId, method: Method, path: &st
     let answer = async {
         let stream = provider.dial(id, Door::Control).await?;
         let failed = |what: &str, e: &dyn std::fmt::Display| ProviderError::Unavailable(format!("boxd of {id}: {what}: {e}"));
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(|e| failed("no HTTP on the control channel", &e))?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| failed("no HTTP on the control channel", &e))?;
         let connection = tokio::spawn(connection);
         let request = Request::builder()
             .method(method)
@@ -46,11 +45,8 @@ async fn call(provider: &dyn Provider, id: &SandboxId, method: Method, path: &st
             .map_err(|e| failed("building the request", &e))?;
         let response = sender.send_request(request).await.map_err(|e| failed("no answer", &e))?;
         let status = response.status();
-        let bytes = Limited::new(response.into_body(), MAX_ANSWER_BYTES)
-            .collect()
-            .await
-            .map_err(|e| failed("reading the answer", &e))?
-            .to_bytes();
+        let bytes =
+            Limited::new(response.into_body(), MAX_ANSWER_BYTES).collect().await.map_err(|e| failed("reading the answer", &e))?.to_bytes();
         connection.abort();
         if !status.is_success() {
             return Err(failed("it refused", &status));

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-/// A look at everything that carries a sandbox's mark. Two looks are equal when nothing was left in between.
+/// A look at everything that carries a sandbox's mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leftovers {
     pub processes: BTreeSet<String>,
@@ -15,6 +15,29 @@ pub struct Leftovers {
 }
 
 impl Leftovers {
+    /// Waits until nothing is there that wasn't in an earlier look; shows what is, if that doesn't come.
+    pub async fn wait_until_none_since(earlier: &Self, data_dir: &Path) {
+        let deadline = tokio::time::Instant::now() + crate::PATIENCE;
+        loop {
+            let now = Self::of(data_dir);
+            if now.is_within(earlier) {
+                return;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "something was left behind\nbefore: {earlier:#?}\nafter: {now:#?}");
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    }
+
+    fn is_within(&self, earlier: &Self) -> bool {
+        self.processes.is_subset(&earlier.processes)
+            && self.mounts <= earlier.mounts
+            && self.cgroups.is_subset(&earlier.cgroups)
+            && self.directories.is_subset(&earlier.directories)
+            && self.sockets.is_subset(&earlier.sockets)
+            && self.loop_devices.is_subset(&earlier.loop_devices)
+            && self.network_namespaces <= earlier.network_namespaces
+    }
+
     /// Of the broker with this data directory.
     pub fn of(data_dir: &Path) -> Self {
         let sandboxes: BTreeSet<String> = names(&data_dir.join("sandboxes")).into_iter().chain(names(&data_dir.join("trash"))).collect();
@@ -45,7 +68,8 @@ fn boxd_processes() -> BTreeSet<String> {
         .filter(|pid| {
             let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
             // In a pid namespace below the machine's: it has more than one number.
-            status.lines().any(|l| l.strip_prefix("NSpid:").is_some_and(|n| n.split_ascii_whitespace().count() > 1)) || status.starts_with("Name:\tboxd")
+            status.lines().any(|l| l.strip_prefix("NSpid:").is_some_and(|n| n.split_ascii_whitespace().count() > 1))
+                || status.starts_with("Name:\tboxd")
         })
         .collect()
 }

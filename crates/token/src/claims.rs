@@ -1,34 +1,13 @@
 //! What a token says.
 
-use cobox_protocol::{CapabilitySet, SandboxId};
+use cobox_protocol::{CapabilitySet, SandboxId, key::PrincipalKind};
 use serde::{Deserialize, Serialize};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ActorKind {
-    Human,
-    Agent,
-    Operator,
-}
-
-impl ActorKind {
-    pub const fn word(self) -> &'static str {
-        match self {
-            ActorKind::Human => "human",
-            ActorKind::Agent => "agent",
-            ActorKind::Operator => "operator",
-        }
-    }
-    pub fn from_word(w: &str) -> Option<Self> {
-        [Self::Human, Self::Agent, Self::Operator].into_iter().find(|k| k.word() == w)
-    }
-}
 
 /// Who acts: an agent for a human, or a human for themself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Actor {
     #[serde(rename = "type")]
-    pub kind: ActorKind,
+    pub kind: PrincipalKind,
     pub id: String,
 }
 

@@ -47,9 +47,7 @@ impl MasterKey {
         };
         let info = format!("{HKDF_LABEL}\0{alg_word}\0{sandbox}\0{generation}");
         let mut seed = [0u8; 32];
-        Hkdf::<Sha256>::new(None, &self.0)
-            .expand(info.as_bytes(), &mut seed)
-            .expect("32 bytes are within what HKDF-SHA256 gives");
+        Hkdf::<Sha256>::new(None, &self.0).expand(info.as_bytes(), &mut seed).expect("32 bytes are within what HKDF-SHA256 gives");
         let key = match alg {
             Alg::EdDsa => KeyKind::EdDsa(Box::new(EdSigningKey::from_bytes(&seed))),
             Alg::Hs256 => KeyKind::Hs256(seed),

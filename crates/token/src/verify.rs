@@ -119,8 +119,9 @@ impl Keyset {
         let signature = decode(signature)?;
         // The key decides the algorithm; the header may only agree.
         let is_genuine = match key {
-            VerifyKey::EdDsa(k) if header.alg == alg_word(Alg::EdDsa) => Signature::from_slice(&signature)
-                .is_ok_and(|s| k.verify_strict(signed.as_bytes(), &s).is_ok()),
+            VerifyKey::EdDsa(k) if header.alg == alg_word(Alg::EdDsa) => {
+                Signature::from_slice(&signature).is_ok_and(|s| k.verify_strict(signed.as_bytes(), &s).is_ok())
+            }
             VerifyKey::Hs256(k) if header.alg == alg_word(Alg::Hs256) => HmacSha256::new_from_slice(k).is_ok_and(|mut mac| {
                 mac.update(signed.as_bytes());
                 mac.verify_slice(&signature).is_ok()

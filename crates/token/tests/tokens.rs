@@ -4,8 +4,9 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use cobox_protocol::{
     CapabilitySet, SandboxId, Timestamp, TokenId,
     control::{Alg, Revocation},
+    key::PrincipalKind,
 };
-use cobox_token::{Actor, ActorKind, Claims, Keyset, MasterKey, RevocationView, SigningKey, TokenError};
+use cobox_token::{Actor, Claims, Keyset, MasterKey, RevocationView, SigningKey, TokenError};
 use proptest::prelude::*;
 
 const NOW: i64 = 1_800_000_000;
@@ -22,7 +23,7 @@ fn claims(aud: &SandboxId) -> Claims {
         nbf: NOW,
         exp: NOW + 900,
         jti: TokenId::new().to_string(),
-        act: Actor { kind: ActorKind::Human, id: "ada".into() },
+        act: Actor { kind: PrincipalKind::Human, id: "ada".into() },
         generation: 1,
         grant: "g".into(),
     }
@@ -98,8 +99,16 @@ fn forgeries_are_refused() {
 
     for (name, token, expected) in [
         ("alg none", with_header(&no_signature, serde_json::json!({"alg": "none", "typ": "JWT", "kid": kid})), TokenError::BadSignature),
-        ("alg none, signature kept", with_header(&good, serde_json::json!({"alg": "none", "typ": "JWT", "kid": kid})), TokenError::BadSignature),
-        ("alg HS256 on an EdDSA key", with_header(&good, serde_json::json!({"alg": "HS256", "typ": "JWT", "kid": kid})), TokenError::BadSignature),
+        (
+            "alg none, signature kept",
+            with_header(&good, serde_json::json!({"alg": "none", "typ": "JWT", "kid": kid})),
+            TokenError::BadSignature,
+        ),
+        (
+            "alg HS256 on an EdDSA key",
+            with_header(&good, serde_json::json!({"alg": "HS256", "typ": "JWT", "kid": kid})),
+            TokenError::BadSignature,
+        ),
         ("no kid", with_header(&good, serde_json::json!({"alg": "EdDSA", "typ": "JWT"})), TokenError::Malformed),
         ("unknown kid", with_header(&good, serde_json::json!({"alg": "EdDSA", "typ": "JWT", "kid": "x"})), TokenError::UnknownKey),
         ("crit", with_header(&good, serde_json::json!({"alg": "EdDSA", "typ": "JWT", "kid": kid, "crit": ["x"]})), TokenError::Malformed),

@@ -12,8 +12,8 @@ use cobox_protocol::control::BoxdConfig;
 use rustix::{
     fs::{CWD, Mode, OFlags, openat},
     mount::{
-        FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create, fsmount, fsopen,
-        move_mount, open_tree, unmount,
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create, fsconfig_set_string,
+        fsmount, fsopen, move_mount, open_tree, unmount,
     },
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
     thread::{UnshareFlags, unshare_unsafe},
@@ -107,6 +107,8 @@ fn enter(link: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<()> {
 /// through which they are still writable.
 fn replace_proc() -> anyhow::Result<OwnedFd> {
     let fs = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    // Init is not for the workloads to look at, not even as a list of descriptors; a process they can't trace isn't shown.
+    fsconfig_set_string(&fs, "hidepid", "invisible")?;
     fsconfig_create(&fs)?;
     // Made before the old one goes: the kernel lets a user namespace have a new /proc only where one is already visible.
     let proc = fsmount(

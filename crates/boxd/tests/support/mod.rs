@@ -17,7 +17,7 @@ use cobox_protocol::{
     CapabilitySet, SandboxId, Secret, Timestamp, TokenId,
     control::{Alg, BoxdConfig, BoxdStatus, ControlState, Revocation, Workload, WorkloadLimits},
 };
-use cobox_token::{Actor, ActorKind, Claims, MasterKey, SigningKey};
+use cobox_token::{Actor, Claims, MasterKey, SigningKey};
 use http::{HeaderMap, HeaderName, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
@@ -116,7 +116,7 @@ impl TestBoxd {
             nbf: now,
             exp: now + 900,
             jti: TokenId::new().to_string(),
-            act: Actor { kind: ActorKind::Human, id: "ada".into() },
+            act: Actor { kind: cobox_protocol::key::PrincipalKind::Human, id: "ada".into() },
             generation: 1,
             grant: "grant-1".into(),
         }

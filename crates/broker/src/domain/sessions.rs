@@ -76,7 +76,9 @@ impl Sessions {
 
     async fn find(&self, caller: &Caller, thread: &str) -> Result<Bound, ApiError> {
         let found = self.deployment.store.session_of(&caller.principal.workspace, THREAD_SCOPE, thread).await.map_err(internal)?;
-        found.ok_or_else(|| ApiError::new(ErrorCode::SessionNotFound, "the thread has no session; use mode `ensure` to make one"))
+        found.ok_or_else(|| {
+            ApiError::new(ErrorCode::SessionNotFound, format!("thread `{thread}` has no session; use mode `ensure` to make one"))
+        })
     }
 
     async fn ensure(&self, asking: &Asking<'_>, wish: &NegotiateRequest, idempotency_key: Option<&str>) -> Result<Bound, ApiError> {

@@ -6,9 +6,8 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use cobox_protocol::{
     ApiError, CapabilitySet, ErrorCode, Secret, Timestamp, TokenId,
     control::{Alg, VerifyKeySpec},
-    key::PrincipalKind,
 };
-use cobox_token::{Actor, ActorKind, Claims, Keyset, LEEWAY_SECONDS, MasterKey, RevocationView, TokenError};
+use cobox_token::{Actor, Claims, Keyset, LEEWAY_SECONDS, MasterKey, RevocationView, TokenError};
 
 use super::model::{Bound, Caller, Sandbox, Session};
 use crate::{
@@ -87,7 +86,7 @@ impl Tokens {
             nbf: now.unix(),
             exp: expires_at.unix(),
             jti: jti.to_string(),
-            act: Actor { kind: actor_kind(principal.kind), id: principal.name.clone() },
+            act: Actor { kind: principal.kind, id: principal.name.clone() },
             generation: wish.sandbox.generation,
             grant: wish.caller.key.to_string(),
         };
@@ -145,12 +144,4 @@ fn claimed_expiry(token: &Secret) -> Option<i64> {
     let payload = token.expose().split('.').nth(1)?;
     let Expiry { exp } = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()?;
     (exp > 0).then_some(exp)
-}
-
-const fn actor_kind(kind: PrincipalKind) -> ActorKind {
-    match kind {
-        PrincipalKind::Human => ActorKind::Human,
-        PrincipalKind::Agent => ActorKind::Agent,
-        PrincipalKind::Operator => ActorKind::Operator,
-    }
 }

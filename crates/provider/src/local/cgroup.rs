@@ -47,7 +47,9 @@ impl Cgroups {
         };
         for line in mounts.lines() {
             let mut fields = line.split(' ');
-            let (Some(_), Some(at), Some(kind), Some(options)) = (fields.next(), fields.next(), fields.next(), fields.next()) else { continue };
+            let (Some(_), Some(at), Some(kind), Some(options)) = (fields.next(), fields.next(), fields.next(), fields.next()) else {
+                continue;
+            };
             let hierarchy = match kind {
                 "cgroup2" => v2(Path::new(at), &own, tag),
                 "cgroup" => v1(Path::new(at), options, &own, tag),

@@ -68,7 +68,12 @@ fn user_namespaces() -> Check {
     }
     if !rustix::process::geteuid().is_root() {
         if number("/proc/sys/kernel/unprivileged_userns_clone") == Some(0) {
-            return check(name, Status::Missing, "only root may make user namespaces".to_owned(), Some("sysctl kernel.unprivileged_userns_clone=1"));
+            return check(
+                name,
+                Status::Missing,
+                "only root may make user namespaces".to_owned(),
+                Some("sysctl kernel.unprivileged_userns_clone=1"),
+            );
         }
         if number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == Some(1) {
             return check(

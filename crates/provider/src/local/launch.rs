@@ -109,7 +109,10 @@ fn outside(spec: &LaunchSpec, pid: i32, link: OwnedFd) -> anyhow::Result<()> {
             let mut words = answer[..got].to_vec();
             link.take(4096).read_to_end(&mut words)?;
             let words = String::from_utf8_lossy(&words);
-            bail!("{}", if words.is_empty() { "boxd ended before it was ready; its log may say why" } else { words.trim_start_matches('!') });
+            bail!(
+                "{}",
+                if words.is_empty() { "boxd ended before it was ready; its log may say why" } else { words.trim_start_matches('!') }
+            );
         }
     }
     // Its init is among the workloads; boxd itself is not charged to them.

@@ -70,7 +70,8 @@ impl LocalProvider {
     pub fn new(config: LocalConfig) -> anyhow::Result<Self> {
         config.options.validate().map_err(anyhow::Error::msg)?;
         let is_root = rustix::process::geteuid().is_root();
-        fs::metadata(&config.boxd).with_context(|| format!("boxd is not at {}: build it, or say where with COBOX_BOXD", config.boxd.display()))?;
+        fs::metadata(&config.boxd)
+            .with_context(|| format!("boxd is not at {}: build it, or say where with COBOX_BOXD", config.boxd.display()))?;
         DirBuilder::new().recursive(true).mode(0o700).create(&config.data_dir)?;
         let data_dir = fs::canonicalize(&config.data_dir)?;
         let tag = base::hex(&Sha256::digest(data_dir.as_os_str().as_encoded_bytes())[..6]);
@@ -322,7 +323,9 @@ impl Provider for LocalProvider {
     async fn dial(&self, id: &SandboxId, door: Door) -> Result<BoxedStream, ProviderError> {
         match UnixStream::connect(self.socket(id, door)).await {
             Ok(stream) => Ok(Box::new(stream)),
-            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => Err(ProviderError::NotRunning(id.clone())),
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+                Err(ProviderError::NotRunning(id.clone()))
+            }
             Err(e) => Err(ProviderError::Unavailable(format!("connecting to sandbox {id}: {e}"))),
         }
     }

@@ -67,7 +67,13 @@ fn target(root: &OwnedFd, path: &Path, is_dir: bool) -> rustix::io::Result<Owned
                 if wants_dir {
                     mkdirat(&at, *part, Mode::from_raw_mode(0o755))?;
                 } else {
-                    openat2(&at, *part, OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC, Mode::from_raw_mode(0o644), resolve)?;
+                    openat2(
+                        &at,
+                        *part,
+                        OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC,
+                        Mode::from_raw_mode(0o644),
+                        resolve,
+                    )?;
                 }
                 openat2(&at, *part, flags, Mode::empty(), resolve)?
             }
@@ -130,7 +136,13 @@ fn populate_dev(root: &OwnedFd) -> anyhow::Result<()> {
 }
 
 fn target_across(root: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
-    openat2(root, name, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS)
+    openat2(
+        root,
+        name,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+        ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS,
+    )
 }
 
 /// A path to an open directory, for calls that take only paths.
@@ -138,4 +150,3 @@ fn fd_path(fd: &OwnedFd) -> std::path::PathBuf {
     use std::os::fd::AsRawFd;
     Path::new("/proc/self/fd").join(fd.as_fd().as_raw_fd().to_string())
 }
-

@@ -19,8 +19,8 @@ use rustix::{
     fs::CWD,
     io::Errno,
     mount::{
-        FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags as OldMountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create,
-        fsconfig_set_string, fsmount, fsopen, mount, mount_change, move_mount, open_tree,
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags as OldMountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
+        fsconfig_create, fsconfig_set_string, fsmount, fsopen, mount, mount_change, move_mount, open_tree,
     },
 };
 
@@ -72,7 +72,8 @@ pub fn build(spec: &LaunchSpec, user_namespace: Option<BorrowedFd<'_>>) -> anyho
         views.push((path, tree));
     }
 
-    mount("tmpfs", STAGE, "tmpfs", OldMountFlags::NOSUID | OldMountFlags::NODEV, Some(c"mode=0755,size=1m")).context("mounting the stage")?;
+    mount("tmpfs", STAGE, "tmpfs", OldMountFlags::NOSUID | OldMountFlags::NODEV, Some(c"mode=0755,size=1m"))
+        .context("mounting the stage")?;
     place(&lower_tree, &lower(), true)?;
     place(&data_tree, &data(), true)?;
     if let (Some(_), Some(owner)) = (&spec.disk_image, spec.uid_base) {
