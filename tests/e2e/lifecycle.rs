@@ -108,3 +108,21 @@ async fn two_brokers_never_share_a_data_directory() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("another broker") || said.contains("in use"), "{said}");
 }
+
+#[tokio::test]
+async fn a_lost_database_never_costs_the_files() {
+    let mut broker = TestBroker::start().await;
+    let session = ensure(&broker.client(), "t").await;
+    sh(session.dataplane(), "echo kept > f").await;
+    let dir = broker.data_dir().join("sandboxes").join(session.info().sandbox.id.as_str());
+    drop(session);
+    broker.kill();
+    for name in ["broker.db", "broker.db-wal", "broker.db-shm"] {
+        // The last two come and go.
+        let _ = std::fs::remove_file(broker.data_dir().join(name));
+    }
+    let output = broker.cobox().args(["up", "--listen", "127.0.0.1:0", "--data-dir"]).arg(broker.data_dir()).output().unwrap();
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("put the database back"), "{output:?}");
+    assert!(dir.exists());
+}

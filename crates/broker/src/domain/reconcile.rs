@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use cobox_protocol::{ApiError, SandboxId, session::State};
+use cobox_protocol::{ApiError, ErrorCode, SandboxId, session::State};
 use futures_util::{StreamExt, stream};
 
 use super::{
@@ -18,6 +18,15 @@ pub async fn reconcile(lifecycle: &Arc<Lifecycle>) -> Result<(), ApiError> {
     let unreachable = |e: cobox_provider::ProviderError| ApiError::new(e.code(), format!("the provider can't say what it has: {e}"));
     let found: HashMap<SandboxId, bool> = d.provider.list().await.map_err(unreachable)?.into_iter().map(|f| (f.id, f.is_running)).collect();
     let known = d.store.sandboxes_of_node(&d.node).await.map_err(internal)?;
+    // A record is written before a sandbox is made: sandboxes without any record mean that the records are gone, and
+    // removing what nobody knows would then remove everybody's files.
+    if !found.is_empty() && !d.store.has_sandboxes().await.map_err(internal)? {
+        let message = format!(
+            "the database knows no sandbox, but {} are there with their files; put the database back, or remove the `sandboxes` directory if they can go",
+            found.len()
+        );
+        return Err(ApiError::new(ErrorCode::Internal, message));
+    }
 
     let strangers: Vec<&SandboxId> = found.keys().filter(|id| !known.iter().any(|s| s.id == **id)).collect();
     stream::iter(strangers)
