@@ -6,5 +6,6 @@ mod faults;
 mod isolation;
 mod lifecycle;
 mod load;
+mod roots;
 mod sharing;
 mod tokens;

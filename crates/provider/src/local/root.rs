@@ -10,11 +10,12 @@ use std::{
 };
 
 use anyhow::Context;
+use cobox_protocol::control::Workload;
 use rustix::{
-    fs::{CWD, Mode, OFlags, ResolveFlags, mkdirat, open, openat2},
+    fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, chownat, mkdirat, open, openat2},
     io::Errno,
     mount::{MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, mount_remount, move_mount, open_tree, unmount},
-    process::{fchdir, pivot_root},
+    process::{Gid, Uid, fchdir, pivot_root},
 };
 
 use super::{spec::LaunchSpec, stage};
@@ -42,6 +43,9 @@ pub fn enter(spec: &LaunchSpec) -> anyhow::Result<OwnedFd> {
     for (index, path) in spec.view.iter().enumerate() {
         show(&root_fd, path, &stage::view(index)).with_context(|| format!("showing {}", path.display()))?;
     }
+    for dir in [&spec.config.workload.work_dir, &spec.config.workload.home] {
+        give(&root_fd, Path::new(dir), &spec.config.workload).with_context(|| format!("making {dir}"))?;
+    }
     mount_proc(&root_fd).context("mounting /proc")?;
     populate_dev(&root_fd).context("making /dev")?;
 
@@ -51,6 +55,23 @@ pub fn enter(spec: &LaunchSpec) -> anyhow::Result<OwnedFd> {
     unmount(".", UnmountFlags::DETACH).context("leaving the host's files")?;
     rustix::process::chdir("/")?;
     Ok(boxd)
+}
+
+/// Makes a directory of the workload's, where the root filesystem has none.
+fn give(root: &OwnedFd, path: &Path, workload: &Workload) -> anyhow::Result<()> {
+    let resolve = ResolveFlags::IN_ROOT;
+    match openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve) {
+        Err(Errno::NOENT) => {}
+        // There, or something the sandbox put there in an earlier life.
+        _ => return Ok(()),
+    }
+    let made = match target(root, path, true) {
+        Err(Errno::LOOP | Errno::NOTDIR) => return Ok(()),
+        other => other?,
+    };
+    // With a single id the workload's is 0 in this namespace.
+    let (uid, gid) = if workload.uid_count > 1 { (workload.uid, workload.gid) } else { (0, 0) };
+    Ok(chownat(&made, "", Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)), AtFlags::EMPTY_PATH)?)
 }
 
 /// A place in the root to mount on, made if it is missing. The sandbox's programs may have put anything there in an

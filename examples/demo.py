@@ -1,0 +1,368 @@
+#!/usr/bin/env python3
+"""A human and an agent work in one sandbox, and this shows what each of them sees, side by side.
+
+`make demo` runs it. It starts a broker in a temporary directory, plays a short story (the human with the `cobox`
+command and a terminal, the agent with examples/agent.py and HTTP), checks every step, and leaves nothing behind.
+Standard library only; the program to use is named by COBOX_BIN.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import pty
+import re
+import select
+import shlex
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import textwrap
+import time
+
+import agent
+
+THREAD = "demo"
+START_SECONDS = 60  # until the broker answers; milliseconds where its root is prepared already
+END_SECONDS = 60  # until the broker has suspended what is left
+STEP_SECONDS = 60  # for one command of the story
+MIN_COLUMNS, MAX_COLUMNS = 80, 120  # of the whole page: two columns need 80, and past 120 the eye gets lost
+BROKER_WORDS = 15  # lines of the broker's log shown when something goes wrong
+
+GREET = """\
+# greet.sh NAME: says hello to somebody
+echo "hello, $2"
+"""
+GREET_TEST = """\
+got=$(sh greet.sh world)
+if [ "$got" = "hello, world" ]; then
+  echo "ok: $got"
+else
+  echo "FAIL: wanted 'hello, world', got '$got'"
+  exit 1
+fi
+"""
+
+
+class Unexpected(Exception):
+    """A step of the story did not go as it should."""
+
+
+# ---- the story ------------------------------------------------------------------------------------------------------
+
+
+def story(human, robot):
+    human.says("I leave a program and a note.")
+    human.keeps("greet.sh", GREET)
+    human.runs("cp", "greet.sh", ":")
+    human.runs("exec", "-c", "echo 'please test greet.sh' > from-human.txt")
+
+    robot.says("Same thread, so I land in the same sandbox.")
+    expect("please test greet.sh", robot.runs_agent_py(), "the agent did not find the human's note")
+    expect("$2", robot.reads("greet.sh"), "the agent did not find the human's program")
+    robot.says("I write a test and run it.")
+    robot.writes("test.sh", GREET_TEST)
+    robot.runs("sh test.sh | tee report.txt")
+
+    human.says("What did it find?")
+    expect("FAIL: wanted 'hello, world'", human.runs("exec", "--", "cat", "report.txt"), "the human did not find the agent's report")
+    place = human.runs("exec", "-c", "pwd; ls")
+
+    robot.says("My folder, my files: are they the human's?")
+    same(place, robot.runs("pwd; ls"), "the two see different folders")
+    robot.says("The bug is $2. I mend it.")
+    robot.writes("greet.sh", GREET.replace("$2", "$1"))
+    expect("ok: hello, world", robot.runs("sh test.sh | tee report.txt"), "the agent's mended program fails its test")
+
+    human.says("I sit down in a shell and look around.")
+    seen = human.opens_shell("pwd", "ls", "cat from-agent.txt", "sh greet.sh human", "echo 'well done' > thanks.txt", "exit")
+    for wanted in ("/workspace", "test.sh", "hello from the agent", "hello, human"):
+        expect(wanted, seen, "the human's shell does not show the agent's work")
+
+    robot.says("Anything new?")
+    expect("well done", robot.reads("thanks.txt"), "the agent did not find what the human wrote in the shell")
+
+    human.says("I take the report home, and give the sandbox back.")
+    human.runs("cp", ":report.txt", "report.txt")
+    same("ok: hello, world\n", human.finds("report.txt"), "the report that came home is not the agent's")
+    expect("released", human.runs("session", "release", THREAD), "the session was not released")
+
+
+def expect(wanted, text, otherwise):
+    if wanted not in text:
+        raise Unexpected(f"{otherwise}: {wanted!r} is not in {text!r}")
+
+
+def same(wanted, text, otherwise):
+    if text != wanted:
+        raise Unexpected(f"{otherwise}: {wanted!r} and {text!r}")
+
+
+# ---- the two who play it --------------------------------------------------------------------------------------------
+
+
+class Human:
+    """Somebody at a terminal: types `cobox …` in a folder of their own."""
+
+    def __init__(self, cobox, env, desk, page):
+        self.cobox, self.env, self.desk, self.page = cobox, env, desk, page
+
+    def says(self, text):
+        self.page.write(0, f"# {text}", "says")
+
+    def keeps(self, name, text):
+        (self.desk / name).write_text(text)
+
+    def finds(self, name):
+        self.page.write(0, f"$ cat {name}", "types")
+        text = (self.desk / name).read_text()
+        self.page.write(0, text)
+        return text
+
+    def runs(self, *arguments):
+        self.page.write(0, "$ cobox " + shlex.join(arguments), "types")
+        done = subprocess.run([self.cobox, *arguments], env=self.env, cwd=self.desk, stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, timeout=STEP_SECONDS)
+        self.page.write(0, done.stdout + done.stderr)
+        if done.returncode != 0:
+            raise Unexpected(f"`cobox {shlex.join(arguments)}` ended with {done.returncode}")
+        return done.stdout
+
+    def opens_shell(self, *lines):
+        """Types the lines into `cobox shell`, each when the shell asks for the next; returns all that was on the screen."""
+        self.page.write(0, "$ cobox shell", "types")
+        screen, keyboard = pty.openpty()
+        fcntl.ioctl(keyboard, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        shell = subprocess.Popen([self.cobox, "shell"], env=self.env | {"TERM": "dumb"}, cwd=self.desk, stdin=keyboard, stdout=keyboard,
+                                 stderr=keyboard, start_new_session=True)
+        os.close(keyboard)
+        seen = []
+        try:
+            for line in lines:
+                seen.append(read_screen(screen, until_prompt=True))
+                os.write(screen, line.encode() + b"\r")
+            seen.append(read_screen(screen, until_prompt=False))
+            code = shell.wait(STEP_SECONDS)
+        finally:
+            shell.kill()
+            shell.wait()
+            os.close(screen)
+        text = "".join(seen)
+        self.page.write(0, text, "shell")
+        if code != 0:
+            raise Unexpected(f"`cobox shell` ended with {code}")
+        return text
+
+
+def read_screen(screen, until_prompt):
+    """What a terminal shows, up to the shell's prompt or to the end; without carriage returns and escape sequences."""
+    deadline, text = time.monotonic() + STEP_SECONDS, ""
+    data = b""
+    while not (until_prompt and re.search(r"(^|\n)[^\n]*[$#] $", text)):
+        if not select.select([screen], [], [], max(0, deadline - time.monotonic()))[0]:
+            raise Unexpected(f"the shell stopped answering after {text!r}")
+        try:
+            chunk = os.read(screen, 65536)
+        except OSError:  # how Linux says that the other side of a pty is closed
+            chunk = b""
+        if not chunk:
+            if until_prompt:
+                raise Unexpected(f"the shell ended too early, after {text!r}")
+            break
+        data += chunk
+        text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07|\r", "", data.decode(errors="replace"))
+    return text
+
+
+class Robot:
+    """The agent: first examples/agent.py as it is, then a few steps of its own through the same plain HTTP."""
+
+    def __init__(self, url, key, env, page):
+        self.url, self.key, self.env, self.page = url, key, env, page
+        self.sandbox = None
+
+    def says(self, text):
+        self.page.write(1, f"# {text}", "says")
+
+    def runs_agent_py(self):
+        self.page.write(1, f"$ python3 agent.py --thread {THREAD}", "types")
+        script = [sys.executable, agent.__file__, "--thread", THREAD]
+        done = subprocess.run(script, env=self.env, capture_output=True, text=True, timeout=STEP_SECONDS)
+        self.page.write(1, done.stdout + done.stderr)
+        if done.returncode != 0:
+            raise Unexpected(f"agent.py ended with {done.returncode}")
+        self.sandbox = agent.Sandbox(self.url, self.key, THREAD)
+        expect(self.sandbox.id, done.stdout, "asked again, the agent got another sandbox")
+        return done.stdout
+
+    def writes(self, name, text):
+        self.page.write(1, f"> PUT /v1/files/workspace/{name}", "types")
+        self.sandbox.write(f"/workspace/{name}", text.encode())
+
+    def reads(self, name):
+        self.page.write(1, f"> GET /v1/files/workspace/{name}", "types")
+        text = self.sandbox.read(f"/workspace/{name}").decode()
+        self.page.write(1, text)
+        return text
+
+    def runs(self, command):
+        self.page.write(1, f"> POST /v1/exec {command}", "types")
+        result = self.sandbox.run("sh", "-c", command)
+        self.page.write(1, result["stdout"] + result["stderr"])
+        if result["exit_code"] != 0:
+            raise Unexpected(f"`{command}` ended with {result['exit_code']} in the sandbox")
+        return result["stdout"]
+
+
+# ---- what it looks like ---------------------------------------------------------------------------------------------
+
+
+class Page:
+    """Two columns, written line by line in the order things happen."""
+
+    COLOURS = {"title": "1", "says": "2", "types": "1", "good": "32", "bad": "31"}
+
+    def __init__(self, out):
+        self.out = out
+        columns = shutil.get_terminal_size((MIN_COLUMNS, 24)).columns
+        self.columns = max(MIN_COLUMNS, min(MAX_COLUMNS, columns))
+        is_unicode = "utf" in (getattr(out, "encoding", None) or "").lower()
+        self.wall, self.line = (" │ ", "─") if is_unicode else (" | ", "-")
+        self.width = (self.columns - len(self.wall)) // 2
+        self.has_colour = out.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        self.side = None
+
+    def write(self, side, text, kind=""):
+        """Some lines into the left (0) or the right (1) column."""
+        if self.side not in (None, side):
+            self.row("", "")
+        self.side = side
+        for line in text.splitlines():
+            # In a shell the prompt tells what was typed.
+            shown = "types" if kind == "shell" and re.match(r"[^\s$#]*[$#] ", line) else kind
+            for part in self.fold(line):
+                painted = self.paint(part, shown)
+                self.row(*((painted + " " * (self.width - len(part)), "") if side == 0 else (" " * self.width, painted)))
+
+    def fold(self, line):
+        printable = "".join(c if c.isprintable() else "?" for c in line.expandtabs())
+        return textwrap.wrap(printable, self.width, subsequent_indent="  ", break_on_hyphens=False, replace_whitespace=False) or [""]
+
+    def row(self, left, right):
+        self.tell((left or " " * self.width) + self.wall.rstrip() + (" " + right if right else ""))
+
+    def titles(self, left, right):
+        self.row(self.paint(left.ljust(self.width), "title"), self.paint(right, "title"))
+        self.tell(self.line * self.columns)
+
+    def tell(self, text="", kind=""):
+        print(self.paint(text, kind), file=self.out, flush=True)
+
+    def paint(self, text, kind):
+        return f"\x1b[{self.COLOURS[kind]}m{text}\x1b[0m" if self.has_colour and text and kind in self.COLOURS else text
+
+
+# ---- the broker -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def broker(cobox, place, env):
+    """`cobox up` in a directory of its own; ended as Ctrl-C ends it, whatever happens meanwhile."""
+    data_dir, log = place / "data", place / "broker.log"
+    with log.open("w") as out:
+        # In a session of its own: Ctrl-C is for us, and we end the broker after its clients.
+        process = subprocess.Popen([cobox, "up", "--data-dir", data_dir, "--listen", "127.0.0.1:0"], env=env, stdin=subprocess.DEVNULL,
+                                   stdout=out, stderr=out, start_new_session=True)
+    try:
+        note, deadline = data_dir / "broker.json", time.monotonic() + START_SECONDS
+        while not note.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise Unexpected(f"the broker did not start:\n{tail(log)}")
+            time.sleep(0.01)
+        yield json.loads(note.read_text())
+        if process.poll() is not None:
+            raise Unexpected(f"the broker ended by itself:\n{tail(log)}")
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            print(f"demo: the broker did not end within {END_SECONDS} s and was killed:\n{tail(log)}", file=sys.stderr)
+
+
+def tail(log):
+    return "\n".join(log.read_text(errors="replace").splitlines()[-BROKER_WORDS:])
+
+
+def make_key(cobox, env, name, kind):
+    made = subprocess.run([cobox, "--json", "keys", "create", name, "--kind", kind], env=env, capture_output=True, text=True,
+                          timeout=STEP_SECONDS)
+    if made.returncode != 0:
+        raise Unexpected(f"no key could be made for the {kind}: {made.stderr.strip()}")
+    return json.loads(made.stdout)["api_key"]
+
+
+def find_cobox():
+    named = os.environ.get("COBOX_BIN") or shutil.which("cobox")
+    if not named or not os.access(named, os.X_OK):
+        sys.exit("demo: there is no cobox program; `make demo` builds one, or name yours with COBOX_BIN")
+    return os.path.abspath(named)
+
+
+def play(place, page):
+    cobox = find_cobox()
+    # Nothing of the user's is read or written: no config, no key, no thread of theirs.
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("COBOX_", "XDG_")) or k == "COBOX_BOXD"}
+    env |= {"HOME": str(place), "XDG_CONFIG_HOME": str(place / "config"), "XDG_DATA_HOME": str(place / "share")}
+    with broker(cobox, place, env) as note:
+        keys = {kind: make_key(cobox, env, name, kind) for name, kind in (("mira", "human"), ("scout", "agent"))}
+        theirs = {kind: env | {"COBOX_URL": note["url"], "COBOX_API_KEY": key, "COBOX_THREAD": THREAD} for kind, key in keys.items()}
+        desk = place / "desk"
+        desk.mkdir()
+        human = Human(cobox, theirs["human"], desk, page)
+        robot = Robot(note["url"], keys["agent"], theirs["agent"], page)
+
+        page.tell(f"One sandbox, shared: a human and an agent in thread \"{THREAD}\", each with a key of their own.")
+        page.tell("Time runs downwards; every line is what really came back.")
+        page.tell()
+        page.titles("HUMAN, with cobox in a terminal", "AGENT, with plain HTTP")
+        began = time.monotonic()
+        story(human, robot)
+        page.tell(page.line * page.columns)
+        return time.monotonic() - began
+
+
+def main():
+    def stop(number, _frame):
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    page = Page(sys.stdout)
+    place = pathlib.Path(tempfile.mkdtemp(prefix="cobox-demo-"))
+    try:
+        seconds = play(place, page)
+    except (Unexpected, agent.Refused, OSError, subprocess.TimeoutExpired) as problem:
+        page.tell()
+        page.tell(f"demo: this is not as it should be: {problem}", "bad")
+        return 1
+    except KeyboardInterrupt:
+        page.tell()
+        page.tell("demo: stopped")
+        return 130
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left must not be half removed
+        shutil.rmtree(place)
+    page.tell(f"Each saw all the other did, {seconds:.1f} s in all. The sandbox, the broker and their files are gone again.", "good")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
