@@ -25,7 +25,8 @@ import termios
 import textwrap
 import time
 
-import agent
+sys.dont_write_bytecode = True  # nothing is left beside the examples
+import agent  # noqa: E402
 
 THREAD = "demo"
 START_SECONDS = 60  # until the broker answers; milliseconds where its root is prepared already
@@ -34,10 +35,7 @@ STEP_SECONDS = 60  # for one command of the story
 MIN_COLUMNS, MAX_COLUMNS = 80, 120  # of the whole page: two columns need 80, and past 120 the eye gets lost
 BROKER_WORDS = 15  # lines of the broker's log shown when something goes wrong
 
-GREET = """\
-# greet.sh NAME: says hello to somebody
-echo "hello, $2"
-"""
+GREET = 'echo "hello, $2"\n'  # the second word, where there is only one
 GREET_TEST = """\
 got=$(sh greet.sh world)
 if [ "$got" = "hello, world" ]; then
@@ -62,7 +60,7 @@ def story(human, robot):
     human.runs("cp", "greet.sh", ":")
     human.runs("exec", "-c", "echo 'please test greet.sh' > from-human.txt")
 
-    robot.says("Same thread, so I land in the same sandbox.")
+    robot.says("Same thread, so the same sandbox.")
     expect("please test greet.sh", robot.runs_agent_py(), "the agent did not find the human's note")
     expect("$2", robot.reads("greet.sh"), "the agent did not find the human's program")
     robot.says("I write a test and run it.")
@@ -73,7 +71,7 @@ def story(human, robot):
     expect("FAIL: wanted 'hello, world'", human.runs("exec", "--", "cat", "report.txt"), "the human did not find the agent's report")
     place = human.runs("exec", "-c", "pwd; ls")
 
-    robot.says("My folder, my files: are they the human's?")
+    robot.says("Do I stand in the same place?")
     same(place, robot.runs("pwd; ls"), "the two see different folders")
     robot.says("The bug is $2. I mend it.")
     robot.writes("greet.sh", GREET.replace("$2", "$1"))
@@ -125,7 +123,7 @@ class Human:
         return text
 
     def runs(self, *arguments):
-        self.page.write(0, "$ cobox " + shlex.join(arguments), "types")
+        self.page.write(0, "$ cobox " + " ".join(map(typed, arguments)), "types")
         done = subprocess.run([self.cobox, *arguments], env=self.env, cwd=self.desk, stdin=subprocess.DEVNULL, capture_output=True,
                               text=True, timeout=STEP_SECONDS)
         self.page.write(0, done.stdout + done.stderr)
@@ -157,6 +155,11 @@ class Human:
         if code != 0:
             raise Unexpected(f"`cobox shell` ended with {code}")
         return text
+
+
+def typed(argument):
+    """An argument as a person would type it: shlex is right about quotes within quotes, but hard to read."""
+    return f'"{argument}"' if "'" in argument and not set(argument) & set('"$`\\') else shlex.quote(argument)
 
 
 def read_screen(screen, until_prompt):
@@ -201,17 +204,17 @@ class Robot:
         return done.stdout
 
     def writes(self, name, text):
-        self.page.write(1, f"> PUT /v1/files/workspace/{name}", "types")
+        self.page.write(1, f"> PUT /workspace/{name}", "types")
         self.sandbox.write(f"/workspace/{name}", text.encode())
 
     def reads(self, name):
-        self.page.write(1, f"> GET /v1/files/workspace/{name}", "types")
+        self.page.write(1, f"> GET /workspace/{name}", "types")
         text = self.sandbox.read(f"/workspace/{name}").decode()
         self.page.write(1, text)
         return text
 
     def runs(self, command):
-        self.page.write(1, f"> POST /v1/exec {command}", "types")
+        self.page.write(1, f"> EXEC {command}", "types")
         result = self.sandbox.run("sh", "-c", command)
         self.page.write(1, result["stdout"] + result["stderr"])
         if result["exit_code"] != 0:
@@ -288,6 +291,7 @@ def broker(cobox, place, env):
         if process.poll() is not None:
             raise Unexpected(f"the broker ended by itself:\n{tail(log)}")
     finally:
+        heed_no_signals()
         process.send_signal(signal.SIGINT)
         try:
             process.wait(END_SECONDS)
@@ -322,21 +326,28 @@ def play(place, page):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("COBOX_", "XDG_")) or k == "COBOX_BOXD"}
     env |= {"HOME": str(place), "XDG_CONFIG_HOME": str(place / "config"), "XDG_DATA_HOME": str(place / "share")}
     with broker(cobox, place, env) as note:
-        keys = {kind: make_key(cobox, env, name, kind) for name, kind in (("mira", "human"), ("scout", "agent"))}
+        operator = env | {"COBOX_URL": note["url"], "COBOX_API_KEY_FILE": note["api_key_file"]}
+        keys = {kind: make_key(cobox, operator, name, kind) for name, kind in (("mira", "human"), ("scout", "agent"))}
         theirs = {kind: env | {"COBOX_URL": note["url"], "COBOX_API_KEY": key, "COBOX_THREAD": THREAD} for kind, key in keys.items()}
         desk = place / "desk"
         desk.mkdir()
         human = Human(cobox, theirs["human"], desk, page)
         robot = Robot(note["url"], keys["agent"], theirs["agent"], page)
 
-        page.tell(f"One sandbox, shared: a human and an agent in thread \"{THREAD}\", each with a key of their own.")
-        page.tell("Time runs downwards; every line is what really came back.")
+        page.tell("One sandbox, shared: a human and an agent, each with a key of their own, ask for")
+        page.tell(f"the sandbox of thread \"{THREAD}\". Time runs downwards; all of this really happens.")
         page.tell()
         page.titles("HUMAN, with cobox in a terminal", "AGENT, with plain HTTP")
         began = time.monotonic()
         story(human, robot)
         page.tell(page.line * page.columns)
         return time.monotonic() - began
+
+
+def heed_no_signals():
+    """From here on we clean up, and what is cleaned up by half is left behind."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def main():
@@ -349,6 +360,9 @@ def main():
     place = pathlib.Path(tempfile.mkdtemp(prefix="cobox-demo-"))
     try:
         seconds = play(place, page)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on, and Python would complain at its end
+        return 128 + signal.SIGPIPE
     except (Unexpected, agent.Refused, OSError, subprocess.TimeoutExpired) as problem:
         page.tell()
         page.tell(f"demo: this is not as it should be: {problem}", "bad")
@@ -358,9 +372,10 @@ def main():
         page.tell("demo: stopped")
         return 130
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left must not be half removed
-        shutil.rmtree(place)
-    page.tell(f"Each saw all the other did, {seconds:.1f} s in all. The sandbox, the broker and their files are gone again.", "good")
+        heed_no_signals()
+        shutil.rmtree(place, onerror=lambda _call, path, why: print(f"demo: {path} is left behind: {why[1]}", file=sys.stderr))
+    page.tell(f"Each saw what the other did; it took {seconds:.1f} s.", "good")
+    page.tell("The sandbox, the broker and their files are gone again. To keep one: make run")
     return 0
 
 

@@ -33,8 +33,8 @@ pub struct Workload {
 pub struct WorkloadLimits {
     /// RLIMIT_NPROC.
     pub processes: u64,
-    /// RLIMIT_DATA, set only where there is no memory cgroup.
-    pub data_bytes: Option<u64>,
+    /// Set only where there is no memory cgroup: RLIMIT_DATA of each process, and what all of them together are watched for.
+    pub memory_bytes: Option<u64>,
     /// RLIMIT_NOFILE.
     pub open_files: u64,
 }

@@ -14,7 +14,7 @@ use std::{
 use cobox_kernel::{Image, adopt, child_events, drop_all_capabilities, exec_path, exit_now, fork, keep_only, reset_signals};
 use cobox_protocol::control::{BoxdConfig, Workload, WorkloadLimits};
 use rustix::{
-    event::{PollFd, PollFlags, poll},
+    event::{PollFd, PollFlags, Timespec, poll},
     process::{
         Pid, Resource, Rlimit, Signal, WaitOptions, getrlimit, ioctl_tiocsctty, kill_process, kill_process_group, prlimit, setrlimit,
         setsid, wait,
@@ -27,12 +27,14 @@ use super::link::{ImageSpec, Order, Report, Step, receive, send};
 /// How often a tree is looked at for new members before what is left is given up on; each look ends all it finds, so
 /// more than a few are needed only against a program that forks as fast as it can.
 const KILL_ROUNDS: u32 = 100;
+/// Between two looks at the memory of all programs together, where no cgroup holds it.
+const WATCH_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 /// Workloads go before boxd when memory runs out.
 const OOM_SCORE_ADJ: &[u8] = b"500";
 
 /// Takes orders until boxd is gone; then this process ends, and the kernel ends all others of the namespace with it.
 pub fn run(link: OwnedFd, config: &BoxdConfig) -> ! {
-    let outcome = serve(link, &config.workload);
+    let outcome = serve(link, config);
     exit_now(i32::from(outcome.is_err()))
 }
 
@@ -46,13 +48,13 @@ pub fn limit_resources(limits: &WorkloadLimits) -> io::Result<()> {
     set(Resource::Core, 0)?;
     set(Resource::Nofile, limits.open_files)?;
     set(Resource::Nproc, limits.processes)?;
-    if let Some(bytes) = limits.data_bytes {
+    if let Some(bytes) = limits.memory_bytes {
         set(Resource::Data, bytes)?;
     }
     Ok(())
 }
 
-fn serve(link: OwnedFd, workload: &Workload) -> io::Result<()> {
+fn serve(link: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
     // The listeners and the lock that boxd inherited are none of the workloads' business.
     // SAFETY: nothing of boxd runs in this process any more; only the link is used from here on.
     unsafe { keep_only(vec![link]) }?;
@@ -62,11 +64,13 @@ fn serve(link: OwnedFd, workload: &Workload) -> io::Result<()> {
     let null = File::options().read(true).write(true).open("/dev/null")?;
     let null2 = null.try_clone()?;
     let children = child_events()?;
-    let mut leaders = BTreeSet::new();
+    let (mut leaders, mut has_processes) = (BTreeSet::new(), false);
     send(&link, &Report::Ready, &[])?;
     loop {
         let mut waiting = [PollFd::new(&link, PollFlags::IN), PollFd::new(&children, PollFlags::IN)];
-        match poll(&mut waiting, None) {
+        // Nothing to watch while nothing runs, and nothing to watch for where a cgroup does it.
+        let watched = config.limits.memory_bytes.filter(|_| has_processes);
+        match poll(&mut waiting, watched.map(|_| &WATCH_EVERY)) {
             Err(rustix::io::Errno::INTR) => continue,
             other => other?,
         };
@@ -82,7 +86,11 @@ fn serve(link: OwnedFd, workload: &Workload) -> io::Result<()> {
                 drop((null, null2));
                 return Ok(());
             };
-            obey(&link, order, fds, workload, &mut leaders)?;
+            obey(&link, order, fds, &config.workload, &mut leaders)?;
+            has_processes = true;
+        }
+        if let Some(limit) = watched {
+            has_processes = watch_memory(limit);
         }
     }
 }
@@ -277,6 +285,31 @@ fn kill_tree(root: i32) {
             }
         }
     }
+}
+
+/// Ends the largest programs until the rest fits. Says whether any program runs.
+fn watch_memory(limit: u64) -> bool {
+    let page = rustix::param::page_size() as u64;
+    let mut sizes: Vec<(u64, i32)> = processes()
+        .into_iter()
+        .filter_map(|p| {
+            let statm = fs::read_to_string(format!("/proc/{}/statm", p.pid)).ok()?;
+            Some((statm.split_ascii_whitespace().nth(1)?.parse::<u64>().ok()? * page, p.pid))
+        })
+        .collect();
+    sizes.sort_unstable();
+    let has_processes = !sizes.is_empty();
+    let mut total: u64 = sizes.iter().map(|(bytes, _)| bytes).sum();
+    while total > limit
+        && let Some((bytes, pid)) = sizes.pop()
+    {
+        if let Some(pid) = Pid::from_raw(pid) {
+            // Gone in the meantime: its memory is, too.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        total -= bytes;
+    }
+    has_processes
 }
 
 /// With no allowance left every growing write fails with EFBIG, while deleting still works.

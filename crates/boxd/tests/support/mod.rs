@@ -81,7 +81,7 @@ impl TestBoxd {
                 work_dir: "/workspace".into(),
                 uid_count: 1,
             },
-            limits: WorkloadLimits { processes: 100, data_bytes: None, open_files: 1024 },
+            limits: WorkloadLimits { processes: 100, memory_bytes: None, open_files: 1024 },
         };
         let programs = Arc::new(programs::HostPrograms { work_dir: root.join("workspace") });
         let files = FileWorkers::start(std::fs::File::open(root).unwrap().into(), || Ok(())).unwrap();

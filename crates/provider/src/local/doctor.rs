@@ -25,7 +25,11 @@ pub fn doctor() -> Vec<Check> {
     let cgroups = Cgroups::find("doctor");
     let mut checks = vec![user_namespaces(), identity(is_root), proc_visible(), overlay()];
     for (controller, what, instead) in [
-        ("memory", "memory", "each process is limited by itself (RLIMIT_DATA), all of them together are not"),
+        (
+            "memory",
+            "memory",
+            "each process is limited by itself (RLIMIT_DATA), and past the limit of all together the largest are ended at the next look (5 times a second)",
+        ),
         ("pids", "processes", "counted per user by RLIMIT_NPROC"),
         ("cpu", "processor time", "a sandbox can use every processor"),
     ] {

@@ -193,7 +193,7 @@ impl LocalProvider {
             },
             limits: WorkloadLimits {
                 processes: options.processes,
-                data_bytes: (!self.cgroups.holds("memory")).then_some(options.memory_bytes),
+                memory_bytes: (!self.cgroups.holds("memory")).then_some(options.memory_bytes),
                 open_files: options.open_files,
             },
         };

@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::Context;
+use cobox_kernel::{MountFlags as Forbid, set_mount_flags};
 use cobox_protocol::control::Workload;
 use rustix::{
     fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, chownat, mkdirat, open, openat2},
@@ -136,6 +137,7 @@ fn populate_dev(root: &OwnedFd) -> anyhow::Result<()> {
         File::create(base.join(name))?;
         let node = open_tree(CWD, Path::new("/dev").join(name), OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)
             .with_context(|| format!("taking /dev/{name}"))?;
+        set_mount_flags(&node, Forbid { no_exec: true, ..Default::default() }, false)?;
         move_mount(&node, "", CWD, base.join(name), MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
     }
     for dir in ["pts", "shm"] {

@@ -1,0 +1,100 @@
+"""`podman run` of the smallest image there can be: the host's own /bin/true and the libraries it loads."""
+
+import io
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tarfile
+
+IMAGE = "localhost/true:1"
+RUN_SECONDS = 120
+# What podman and its runtime make outside of the directories they are told to use.
+ELSEWHERE = [pathlib.Path(p) for p in ("/var/lib/containers/cache/blob-info-cache-v1.boltdb", "/run/runc", "/run/crun")]
+
+# Locks and events stay in the temporary directory. The limits are ones that a root without CAP_SYS_RESOURCE can set.
+CONF = """\
+[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
+[engine]
+lock_type = "file"
+events_logger = "none"
+"""
+
+
+class Podman:
+    """Storage, state and settings of its own below one directory. Use it with `with`; `why_not` says what is in the way."""
+
+    def __init__(self, place):
+        self.place = pathlib.Path(place)
+        self.why_not, self.version, self.command = None, None, None
+        program = shutil.which("podman")
+        if not program:
+            self.why_not = "podman is not installed"
+            return
+        self.version = version(program)
+        self.not_there_before = [path for path in ELSEWHERE if not path.exists()]
+        self.place.mkdir()
+        (self.place / "containers.conf").write_text(CONF)
+        self.env = os.environ | {"CONTAINERS_CONF": str(self.place / "containers.conf"), "TMPDIR": str(self.place)}
+        image = self.place / "true.tar"
+        write_image(image)
+        self.base = [program, "--root", self.place / "root", "--runroot", self.place / "run", "--tmpdir", self.place / "tmp"]
+        # First as it comes; then without systemd and with the runtime that knows every layout of control groups.
+        for options in ([], ["--cgroup-manager=cgroupfs"], ["--cgroup-manager=cgroupfs", "--runtime=runc"]):
+            self.command = [*self.base, *options, "run", "--rm", "--network=none", IMAGE, "/bin/true"]
+            self.options = " ".join([*options, "--network=none"])
+            tried = self._try([*self.base, *options, "import", image, IMAGE]) or self._try(self.command)
+            if tried is None:
+                return
+            self.why_not = tried
+        self.why_not = f"`podman run` does not work here: {self.why_not}"
+
+    def _try(self, command):
+        """What went wrong, if anything did."""
+        try:
+            done = subprocess.run(command, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"no end within {RUN_SECONDS} s"
+        self.why_not = None
+        return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.version is None:
+            return
+        self._try([*self.base, "rmi", "--all", "--force"])
+        # The storage's own mount, which keeps the directory busy.
+        for mount in [line.split()[4] for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines()][::-1]:
+            if mount.startswith(f"{self.place}/"):
+                subprocess.run(["umount", mount], check=False)
+        for path in self.not_there_before:
+            path.unlink(missing_ok=True) if not path.is_dir() else remove_if_empty(path)
+            remove_if_empty(path.parent)
+            remove_if_empty(path.parent.parent)
+
+
+def remove_if_empty(path):
+    try:
+        path.rmdir()
+    except OSError:
+        pass  # somebody uses it, or it was never made
+
+
+def version(program):
+    return subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.split()[-1]
+
+
+def write_image(path):
+    """A tar with /bin/true and what the dynamic loader needs for it."""
+    listed = subprocess.run(["ldd", "/bin/true"], capture_output=True, text=True, check=False).stdout
+    files = ["/bin/true", *re.findall(r"(/\S+) \(0x", listed)]
+    with tarfile.open(path, "w") as tar:
+        for file in files:
+            data = pathlib.Path(file).read_bytes()
+            entry = tarfile.TarInfo(file.lstrip("/"))
+            entry.size, entry.mode = len(data), 0o755
+            tar.addfile(entry, io.BytesIO(data))
