@@ -66,7 +66,6 @@ enum Change {
 
 async fn crashes(rounds: u32, seed: u64) {
     let mut broker = TestBroker::start().await;
-    let clean = Leftovers::of(&broker.data_dir());
     let mut dice = Dice(seed);
     let mut told = Told::default();
     for round in 0..rounds {
@@ -116,7 +115,7 @@ async fn crashes(rounds: u32, seed: u64) {
             client.release(&info.session_id).await.unwrap();
         }
     }
-    Leftovers::wait_until_none_since(&clean, &broker.data_dir()).await;
+    Leftovers::wait_for_none(&broker).await;
 }
 
 /// Everything that was acknowledged is still so, and no sandbox runs that nobody knows.

@@ -11,7 +11,6 @@ const AT_ONCE: usize = 8;
 
 async fn many(count: usize) {
     let broker = TestBroker::start().await;
-    let clean = Leftovers::of(&broker.data_dir());
     let client = broker.client();
     let begun = Instant::now();
     let sessions: Vec<_> = stream::iter(0..count)
@@ -44,7 +43,7 @@ async fn many(count: usize) {
         median(memory),
         released.elapsed().as_secs_f64()
     );
-    Leftovers::wait_until_none_since(&clean, &broker.data_dir()).await;
+    Leftovers::wait_for_none(&broker).await;
     record(&summary);
 }
 

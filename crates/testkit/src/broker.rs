@@ -105,6 +105,9 @@ impl TestBroker {
     pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("it runs").id()
     }
+    pub fn running_pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
     pub fn log(&self) -> String {
         fs::read_to_string(self.home.path().join("broker.log")).unwrap_or_default()
     }
@@ -164,6 +167,10 @@ impl TestBroker {
 
 impl Drop for TestBroker {
     fn drop(&mut self) {
+        if self.child.is_some() && !std::thread::panicking() {
+            // In order, as a user would: it takes its sandboxes' groups and sockets with it.
+            self.interrupt();
+        }
         self.kill();
         for (_, pid) in self.sandbox_pids() {
             // Recorded by our own broker moments ago; gone already is as good.
@@ -171,6 +178,7 @@ impl Drop for TestBroker {
                 let _ = kill_process(pid, Signal::KILL);
             }
         }
+        crate::leftovers::sweep(&self.data_dir());
         if std::thread::panicking() {
             let log = self.log();
             let tail: Vec<_> = log.lines().rev().take(40).collect();

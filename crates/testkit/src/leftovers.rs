@@ -1,109 +1,132 @@
-//! What a sandbox could leave on the machine: processes, mounts, control groups, directories, loop devices, sockets.
+//! What a broker and its sandboxes could leave on the machine: processes, mounts, control groups, directories, sockets, loop devices.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    path::{Path, PathBuf},
+};
 
-/// A look at everything that carries a sandbox's mark.
-#[derive(Clone, Debug, PartialEq, Eq)]
+use sha2::{Digest, Sha256};
+
+use crate::TestBroker;
+
+/// A look at everything that carries one broker's mark; others on the machine don't count.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leftovers {
+    /// Of sandboxes: those that have a file of the broker's open or are in its groups, and the broker's unreaped children.
     pub processes: BTreeSet<String>,
-    pub mounts: usize,
-    pub cgroups: BTreeSet<String>,
+    pub network_namespaces: BTreeSet<String>,
+    pub mounts: BTreeSet<String>,
+    pub cgroups: BTreeSet<PathBuf>,
     pub directories: BTreeSet<String>,
     pub sockets: BTreeSet<String>,
     pub loop_devices: BTreeSet<String>,
-    pub network_namespaces: usize,
 }
 
 impl Leftovers {
-    /// Waits until nothing is there that wasn't in an earlier look; shows what is, if that doesn't come.
-    pub async fn wait_until_none_since(earlier: &Self, data_dir: &Path) {
+    pub fn of(broker: &TestBroker) -> Self {
+        let data_dir = fs::canonicalize(broker.data_dir()).expect("the data directory");
+        let text = data_dir.to_string_lossy().into_owned();
+        let (tag, cgroups) = (tag(&data_dir), cgroups(&data_dir));
+        let processes = processes(&text, &cgroups, broker.running_pid());
+        Self {
+            network_namespaces: processes
+                .iter()
+                .filter_map(|pid| fs::read_link(format!("/proc/{pid}/ns/net")).ok())
+                .map(|l| l.to_string_lossy().into_owned())
+                .collect(),
+            processes,
+            mounts: lines_with("/proc/self/mounts", &text),
+            cgroups,
+            directories: names(&data_dir.join("sandboxes")).into_iter().chain(names(&data_dir.join("trash"))).collect(),
+            sockets: lines_with("/proc/net/unix", &format!("/{tag}/")),
+            loop_devices: names(Path::new("/sys/block"))
+                .into_iter()
+                .filter(|n| fs::read_to_string(format!("/sys/block/{n}/loop/backing_file")).is_ok_and(|file| file.starts_with(&text)))
+                .collect(),
+        }
+    }
+
+    /// Waits until nothing is left; shows what is, if that doesn't come.
+    pub async fn wait_for_none(broker: &TestBroker) {
         let deadline = tokio::time::Instant::now() + crate::PATIENCE;
         loop {
-            let now = Self::of(data_dir);
-            if now.is_within(earlier) {
+            let now = Self::of(broker);
+            if now == Self::default() {
                 return;
             }
-            assert!(tokio::time::Instant::now() < deadline, "something was left behind\nbefore: {earlier:#?}\nafter: {now:#?}");
+            assert!(tokio::time::Instant::now() < deadline, "something was left behind: {now:#?}");
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     }
+}
 
-    fn is_within(&self, earlier: &Self) -> bool {
-        self.processes.is_subset(&earlier.processes)
-            && self.mounts <= earlier.mounts
-            && self.cgroups.is_subset(&earlier.cgroups)
-            && self.directories.is_subset(&earlier.directories)
-            && self.sockets.is_subset(&earlier.sockets)
-            && self.loop_devices.is_subset(&earlier.loop_devices)
-            && self.network_namespaces <= earlier.network_namespaces
-    }
-
-    /// Of the broker with this data directory.
-    pub fn of(data_dir: &Path) -> Self {
-        let sandboxes: BTreeSet<String> = names(&data_dir.join("sandboxes")).into_iter().chain(names(&data_dir.join("trash"))).collect();
-        let image_dir = data_dir.to_string_lossy().into_owned();
-        Self {
-            processes: boxd_processes(),
-            mounts: fs::read_to_string("/proc/self/mounts").map_or(0, |m| m.lines().count()),
-            cgroups: cgroups(),
-            directories: sandboxes,
-            sockets: sockets(),
-            loop_devices: loop_devices(&image_dir),
-            network_namespaces: network_namespaces(),
-        }
-    }
+/// What the local provider names its groups and sockets by.
+fn tag(data_dir: &Path) -> String {
+    Sha256::digest(data_dir.as_os_str().as_encoded_bytes())[..6].iter().map(|b| format!("{b:02x}")).collect()
 }
 
 fn names(dir: &Path) -> BTreeSet<String> {
     fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|e| e.file_name().into_string().ok()).collect()
 }
 
-fn pids() -> impl Iterator<Item = String> {
-    names(Path::new("/proc")).into_iter().filter(|n| n.bytes().all(|b| b.is_ascii_digit()))
+fn lines_with(file: &str, text: &str) -> BTreeSet<String> {
+    fs::read_to_string(file).unwrap_or_default().lines().filter(|l| l.contains(text)).map(str::to_owned).collect()
 }
 
-/// Every process of any sandbox on the machine, dead and unreaped ones included.
-fn boxd_processes() -> BTreeSet<String> {
-    pids()
-        .filter(|pid| {
-            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-            // In a pid namespace below the machine's: it has more than one number.
-            status.lines().any(|l| l.strip_prefix("NSpid:").is_some_and(|n| n.split_ascii_whitespace().count() > 1))
-                || status.starts_with("Name:\tboxd")
-        })
-        .collect()
-}
-
-fn cgroups() -> BTreeSet<String> {
+/// Every group of this broker's sandboxes, the innermost last.
+pub fn cgroups(data_dir: &Path) -> BTreeSet<PathBuf> {
+    let tag = tag(data_dir);
     let mut found = BTreeSet::new();
-    let mut pending = vec![Path::new("/sys/fs/cgroup").to_owned()];
+    let mut pending = vec![PathBuf::from("/sys/fs/cgroup")];
     while let Some(dir) = pending.pop() {
-        for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
-            if entry.file_type().is_ok_and(|t| t.is_dir()) {
-                if entry.file_name().to_string_lossy().starts_with("sb_") {
-                    found.insert(entry.path().to_string_lossy().into_owned());
-                }
-                pending.push(entry.path());
+        for entry in fs::read_dir(&dir).into_iter().flatten().flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())) {
+            if entry.path().iter().any(|part| part == tag.as_str()) {
+                found.insert(entry.path());
             }
+            pending.push(entry.path());
         }
     }
     found
 }
 
-fn sockets() -> BTreeSet<String> {
-    let listed = fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    listed.lines().filter_map(|l| l.rsplit(' ').next()).filter(|p| p.contains("/sb_")).map(str::to_owned).collect()
+fn processes(data_dir: &str, cgroups: &BTreeSet<PathBuf>, broker: Option<u32>) -> BTreeSet<String> {
+    let mut found: BTreeSet<String> = cgroups
+        .iter()
+        .filter_map(|g| fs::read_to_string(g.join("cgroup.procs")).ok())
+        .flat_map(|pids| pids.lines().map(str::to_owned).collect::<Vec<_>>())
+        .collect();
+    for pid in names(Path::new("/proc")).into_iter().filter(|n| n.bytes().all(|b| b.is_ascii_digit())) {
+        if Some(pid.as_str()) == broker.map(|b| b.to_string()).as_deref() {
+            continue;
+        }
+        let holds_a_file = fs::read_dir(format!("/proc/{pid}/fd"))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to.starts_with(data_dir)));
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+        let mut fields = rest.split_ascii_whitespace();
+        let is_unreaped = fields.next() == Some("Z") && broker.is_some() && fields.next() == broker.map(|b| b.to_string()).as_deref();
+        if holds_a_file || is_unreaped {
+            found.insert(pid);
+        }
+    }
+    found
 }
 
-fn loop_devices(under: &str) -> BTreeSet<String> {
-    names(Path::new("/sys/block"))
-        .into_iter()
-        .filter_map(|n| fs::read_to_string(format!("/sys/block/{n}/loop/backing_file")).ok())
-        .filter(|file| file.starts_with(under))
-        .collect()
-}
-
-fn network_namespaces() -> usize {
-    let all: BTreeSet<_> = pids().filter_map(|pid| fs::read_link(format!("/proc/{pid}/ns/net")).ok()).collect();
-    all.len()
+/// Takes a dead broker's groups and sockets away, so that a test which kills it leaves the machine as it was.
+pub fn sweep(data_dir: &Path) {
+    let Ok(data_dir) = fs::canonicalize(data_dir) else { return };
+    for group in cgroups(&data_dir).iter().rev() {
+        for _ in 0..200 {
+            match fs::remove_dir(group) {
+                // Its last process is still on its way out.
+                Err(e) if e.kind() == io::ErrorKind::ResourceBusy => std::thread::sleep(std::time::Duration::from_millis(5)),
+                _ => break,
+            }
+        }
+    }
+    let _ = fs::remove_dir_all(Path::new("/run/cobox").join(tag(&data_dir)));
 }

@@ -167,6 +167,7 @@ pub trait Store: Send + Sync {
     async fn sandboxes_of_node(&self, node: &str) -> Stored<Vec<Sandbox>>;
     /// Running ones of a workspace, which must learn of its revocations.
     async fn running_in(&self, workspace: &str) -> Stored<Vec<SandboxId>>;
+    /// Whether there is any record of a sandbox, ended ones included: whether this store has been in use.
     async fn has_sandboxes(&self) -> Stored<bool>;
     /// Replaces `old` by `new` if state and intent are still `old`'s; says whether they were. The last use only moves forward.
     async fn replace_sandbox(&self, old: &Sandbox, new: &Sandbox, audit: Option<&AuditRecord>) -> Stored<bool>;

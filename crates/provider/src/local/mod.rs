@@ -259,6 +259,14 @@ impl LocalProvider {
     }
 }
 
+impl Drop for LocalProvider {
+    fn drop(&mut self) {
+        self.cgroups.forget();
+        // Sockets of sandboxes that go on running keep it, as they should.
+        let _ = fs::remove_dir(&self.sockets);
+    }
+}
+
 fn unavailable(id: &SandboxId, e: anyhow::Error) -> ProviderError {
     ProviderError::Unavailable(format!("sandbox {id}: {e:#}"))
 }

@@ -118,7 +118,7 @@ pub async fn running_in(db: &mut SqliteConnection, workspace: &str) -> Stored<Ve
 }
 
 pub async fn any(db: &mut SqliteConnection) -> Stored<bool> {
-    let row = sqlx::query("SELECT EXISTS (SELECT 1 FROM sandboxes WHERE ended_at IS NULL) AS found").fetch_one(db).await?;
+    let row = sqlx::query("SELECT EXISTS (SELECT 1 FROM sandboxes) AS found").fetch_one(db).await?;
     Ok(row.try_get("found")?)
 }
 
