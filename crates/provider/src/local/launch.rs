@@ -5,11 +5,10 @@
 #![allow(unsafe_code, reason = "namespaces are made here")]
 
 use std::{
-    ffi::CString,
     fs::{self, File},
     io::{self, Read, Write},
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixListener,
     },
     path::Path,
@@ -20,8 +19,9 @@ use cobox_kernel::{Cloned, Image, adopt, clone_process, exec_fd, exit_now, keep_
 use rustix::{
     fs::{Mode, memfd_create},
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
-    process::setsid,
-    thread::{UnshareFlags, unshare_unsafe},
+    process::{Gid, Uid, setsid, umask},
+    system::sethostname,
+    thread::{UnshareFlags, set_thread_groups, set_thread_res_gid, set_thread_res_uid, unshare_unsafe},
 };
 
 use super::{
@@ -75,11 +75,7 @@ fn launch() -> anyhow::Result<()> {
     match unsafe { clone_process(NAMESPACES) }.context("making the namespaces; `cobox doctor` tells what this machine allows")? {
         Cloned::Child => {
             drop(ours);
-            let e = match inside(&spec, inherited, theirs) {
-                Ok(never) => match never {},
-                Err(e) => e,
-            };
-            exit_now(i32::from(!e.to_string().is_empty()))
+            inside(&spec, inherited, theirs)
         }
         Cloned::Parent { pid, .. } => {
             drop((theirs, inherited));
@@ -173,55 +169,52 @@ fn listen(path: &Path) -> anyhow::Result<OwnedFd> {
     Ok(listener.into())
 }
 
-enum Never {}
-
-/// In the new namespaces: builds the root, then becomes boxd.
-fn inside(spec: &LaunchSpec, inherited: Inherited, link: OwnedFd) -> anyhow::Result<Never> {
-    let mut words = File::from(link.try_clone()?);
-    let mut attempt = || -> anyhow::Result<Never> {
-        let mut go = [0u8; 1];
-        words.read_exact(&mut go).context("the launcher is gone")?;
-        if spec.uid_base.is_some() {
-            rustix::thread::set_thread_groups(&[])?;
+/// In the new namespaces: builds the root, then becomes boxd. What goes wrong is told over the link.
+fn inside(spec: &LaunchSpec, inherited: Inherited, link: OwnedFd) -> ! {
+    let mut link = File::from(link);
+    let error = match enter(spec, &mut link) {
+        Ok(boxd) => become_boxd(inherited, link, boxd),
+        Err(e) => {
+            // The launcher is the only one to tell; if it is gone nobody asks.
+            let _ = write!(link, "!{e:#}");
+            1
         }
-        let root_id = (rustix::process::Uid::ROOT, rustix::process::Gid::ROOT);
-        rustix::thread::set_thread_res_gid(root_id.1, root_id.1, root_id.1)?;
-        rustix::thread::set_thread_res_uid(root_id.0, root_id.0, root_id.0)?;
-        rustix::process::umask(Mode::from_raw_mode(0o022));
-        // SAFETY: one thread, sharing nothing.
-        unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.context("making the mount namespace")?;
-        stage::make_private()?;
-        if spec.uid_base.is_none() {
-            stage::build(spec, None).context("building the root")?;
-        }
-        let boxd = root::enter(spec)?;
-        cobox_kernel::raise_loopback().context("raising the loopback interface")?;
-        rustix::system::sethostname(spec.hostname.as_bytes())?;
-
-        let Inherited { null, log, clients, control, config, alive } = &inherited;
-        let mut fds = Vec::new();
-        // 0 … 7; crates/boxd/src/main.rs takes them over by these numbers.
-        for fd in [null, log, log, clients, control, config, &link, alive, &boxd] {
-            fds.push(fd.try_clone()?);
-        }
-        let image = Image::new(vec![CString::new("boxd")?], Vec::new());
-        // SAFETY: nothing but the exec below happens in this process any more.
-        unsafe { keep_only(fds)? };
-        // SAFETY: the ninth descriptor of keep_only.
-        let boxd = unsafe { adopt(8) }?;
-        Err(exec_fd(boxd.as_fd(), &image)).context("starting boxd")
     };
-    let result = attempt();
-    if let Err(e) = &result {
-        // On 6 after keep_only, on its own number before.
-        let text = format!("!{e:#}");
-        // SAFETY: 6 is the link if keep_only has run; if not it fails or is ours as well.
-        if words.write_all(text.as_bytes()).is_err()
-            && let Ok(link) = unsafe { adopt(6) }
-        {
-            let _ = File::from(link).write_all(text.as_bytes());
-        }
+    exit_now(error)
+}
+
+fn enter(spec: &LaunchSpec, link: &mut File) -> anyhow::Result<OwnedFd> {
+    let mut go = [0u8; 1];
+    link.read_exact(&mut go).context("the launcher is gone")?;
+    if spec.uid_base.is_some() {
+        set_thread_groups(&[])?;
     }
-    std::mem::forget((words, inherited, link));
-    result
+    set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
+    set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
+    umask(Mode::from_raw_mode(0o022));
+    // SAFETY: one thread, sharing nothing.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.context("making the mount namespace")?;
+    stage::make_private()?;
+    if spec.uid_base.is_none() {
+        stage::build(spec, None).context("building the root")?;
+    }
+    let boxd = root::enter(spec)?;
+    cobox_kernel::raise_loopback().context("raising the loopback interface")?;
+    sethostname(spec.hostname.as_bytes())?;
+    Ok(boxd)
+}
+
+/// Returns an exit code, and only when it failed.
+fn become_boxd(inherited: Inherited, link: File, boxd: OwnedFd) -> i32 {
+    let Inherited { null, log, clients, control, config, alive } = inherited;
+    let Ok(log_too) = log.try_clone() else { return 1 };
+    // 0 … 7; crates/boxd/src/main.rs takes them over by these numbers. The last is the program itself.
+    let fds = vec![null, log, log_too, clients, control, config, link.into(), alive, boxd];
+    let image = Image::new(vec![c"boxd".to_owned()], Vec::new());
+    // SAFETY: everything this process still uses is in the list, and is taken over again right here.
+    let taken = unsafe { keep_only(fds).and_then(|()| Ok((adopt(8)?, rustix::io::fcntl_dupfd_cloexec(BorrowedFd::borrow_raw(6), 9)?))) };
+    let Ok((boxd, link)) = taken else { return 1 };
+    let error = exec_fd(boxd.as_fd(), &image);
+    let _ = write!(File::from(link), "!starting boxd: {error}");
+    1
 }
