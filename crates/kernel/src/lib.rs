@@ -1,6 +1,7 @@
 //! The system calls of namespaces, mounts and process starts that rustix doesn't cover, each behind a small function.
 //!
-//! All the `unsafe` of Cobox is here, so that one sitting is enough to review it.
+//! The `unsafe` of Cobox that makes something is here, so that one sitting is enough to review it; elsewhere are only the
+//! promises these functions ask for: "one thread", "nobody else owns this number".
 
 mod clone;
 mod exec;

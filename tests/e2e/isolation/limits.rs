@@ -74,6 +74,62 @@ print('REACHED' if n >= 60 else 'TRIED', n)\"".into()),
     };
     open_files_and_core_dumps => async |b, i| {
         let cell = Cell::new(b, i, "open_files = 128\n").await;
-        cell.attempt("[ $(ulimit -n) -le 128 ] && [ $(ulimit -Hn) -le 128 ] && [ $(ulimit -Hc) = 0 ] || echo REACHED; ulimit -n 4096 2>/dev/null && echo REACHED; echo TRIED").await;
+        cell.attempt("[ $(ulimit -n) -le 128 ] && [ $(ulimit -Hn) -le 128 ] && [ $(ulimit -Hc) -le 1 ] || echo REACHED; ulimit -n 4096 2>/dev/null && echo REACHED; echo TRIED").await;
+    };
+    memory_without_a_process_that_has_it => async |b, i| {
+        let cell = Cell::new(b, i, &format!("memory_bytes = {}\n", 128 * MIB)).await;
+        // Never mapped, so neither resident nor data of anybody's.
+        let said = cell.run("python3 -c \"
+import os, time
+fd = os.memfd_create('x')
+for n in range(600): os.write(fd, bytes(1 << 20))
+time.sleep(1); print('REACHED')\"; echo TRIED").await;
+        assert!(said.contains("TRIED") && !said.contains("REACHED"), "{said}");
+        // Shared pages are counted once: a parent and its idle forks are no attack.
+        let said = cell.run("python3 -c \"
+import os, time
+x = bytearray(60 << 20)
+for n in range(6):
+    if os.fork() == 0: time.sleep(1); os._exit(0)
+time.sleep(1); print('fine')\"").await;
+        assert!(said.contains("fine"), "{said}");
+    };
+    what_the_whole_machine_shares => async |b, i| {
+        let cell = Cell::new(b, i, "").await;
+        cell.attempt(r#"python3 - <<'EOF'
+import ctypes, os, socket, errno
+libc = ctypes.CDLL(None, use_errno=True)
+ctx = ctypes.c_ulong()
+if libc.syscall(206, 65536, ctypes.byref(ctx)) == 0: print('REACHED aio')
+for proto in range(1, 23):
+    try: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, proto); print('REACHED netlink', proto)
+    except OSError: pass
+n = 0
+try:
+    while n < 1000: os.open('/dev/ptmx', os.O_RDWR | os.O_NOCTTY); n += 1
+except OSError: pass
+if n > 300: print('REACHED terminals', n)
+n = 0
+while n < 1000 and libc.inotify_init() >= 0: n += 1
+if n > 64: print('REACHED inotify', n)
+lim = (ctypes.c_ulong * 2)(1, 1)
+if libc.prlimit(1, 7, lim, None) == 0: print('REACHED limits of init')
+lim = (ctypes.c_ulong * 2)(2**64 - 1, 2**64 - 1)
+if libc.setrlimit(1, lim) == 0 or libc.prlimit(0, 1, lim, None) == 0: print('REACHED file size limit')
+print('TRIED')
+EOF"#).await;
+        // The host's root has its own still.
+        let ours = std::process::Command::new("python3").args(["-c", "import ctypes; assert ctypes.CDLL(None).inotify_init() >= 0"]).status().unwrap();
+        assert!(ours.success());
+    };
+    a_tree_too_deep_to_walk => async |b, i| {
+        let cell = Cell::new(b, i, "disk = \"soft\"\n").await;
+        cell.run("python3 -c \"
+import os
+for n in range(3000): os.mkdir('d'); os.chdir('d')\"; mkdir -p closed/inner; chmod 0 closed").await;
+        let client = cell.broker.client();
+        client.release(&cell.session.info().session_id).await.unwrap();
+        eventually("its files to be gone", || async { std::fs::read_dir(cell.broker.data_dir().join("trash")).unwrap().next().is_none().then_some(()) }).await;
+        assert!(client.list_sandboxes(None, None).await.is_ok(), "the broker lives");
     };
 }

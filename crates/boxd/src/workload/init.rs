@@ -22,15 +22,20 @@ use rustix::{
     thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid},
 };
 
-use super::link::{ImageSpec, Order, Report, Step, receive, send};
+use super::{
+    link::{ImageSpec, Order, Report, Step, receive, send},
+    seccomp,
+};
 
 /// How often a tree is looked at for new members before what is left is given up on; each look ends all it finds, so
 /// more than a few are needed only against a program that forks as fast as it can.
 const KILL_ROUNDS: u32 = 100;
 /// Between two looks at the memory of all programs together, where no cgroup holds it.
 const WATCH_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
-/// Workloads go before boxd when memory runs out.
-const OOM_SCORE_ADJ: &[u8] = b"500";
+/// Counted per user, not per process: more would be taken from others.
+const MAX_PENDING_SIGNALS: u64 = 4096;
+/// Bytes of POSIX message queues, also per user: the kernel's own default.
+const MAX_QUEUE_BYTES: u64 = 819_200;
 
 /// Takes orders until boxd is gone; then this process ends, and the kernel ends all others of the namespace with it.
 pub fn run(link: OwnedFd, config: &BoxdConfig) -> ! {
@@ -45,7 +50,10 @@ pub fn limit_resources(limits: &WorkloadLimits) -> io::Result<()> {
         let value = Some(wanted.min(ceiling));
         setrlimit(resource, Rlimit { current: value, maximum: value })
     };
-    set(Resource::Core, 0)?;
+    // Not 0, which a kernel that pipes core dumps to a helper on the host ignores: 1 is what it takes for "none".
+    set(Resource::Core, 1)?;
+    set(Resource::Sigpending, MAX_PENDING_SIGNALS)?;
+    set(Resource::Msgqueue, MAX_QUEUE_BYTES)?;
     set(Resource::Nofile, limits.open_files)?;
     set(Resource::Nproc, limits.processes)?;
     if let Some(bytes) = limits.memory_bytes {
@@ -136,7 +144,7 @@ fn obey(link: &OwnedFd, order: Order, fds: Vec<OwnedFd>, workload: &Workload, le
             Ok(())
         }
         Order::KillTree { seq, pid } => {
-            kill_tree(pid);
+            kill_tree(pid, leaders.contains(&pid));
             reap(link, leaders)?;
             send(link, &Report::TreeKilled { seq }, &[])
         }
@@ -185,11 +193,6 @@ fn become_program(spec: ImageSpec, stdio: [OwnedFd; 3], outcome: OwnedFd, is_ter
 }
 
 fn take_off(is_terminal: bool, workload: &Workload) -> io::Result<()> {
-    // Before the uid changes, because the file is the old owner's until exec.
-    if let Ok(score) = File::options().write(true).open("/proc/self/oom_score_adj") {
-        // A kernel without it has no preference to set.
-        let _ = rustix::io::write(&score, OOM_SCORE_ADJ);
-    }
     setsid()?;
     if is_terminal {
         ioctl_tiocsctty(io::stdin().as_fd())?;
@@ -203,7 +206,7 @@ fn take_off(is_terminal: bool, workload: &Workload) -> io::Result<()> {
     drop_all_capabilities()?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     reset_signals();
-    Ok(())
+    seccomp::confine_program().map_err(io::Error::other)
 }
 
 /// Runs argv[0], found along PATH when it names no directory. Returns why it couldn't.
@@ -254,9 +257,10 @@ fn processes() -> Vec<Member> {
         .collect()
 }
 
-/// Ends a program, its session and its descendants, looking again until none is left.
-fn kill_tree(root: i32) {
-    let mut doomed = BTreeSet::from([root]);
+/// Ends a program, its session and its descendants, looking again until none is left. Of a program that has ended already
+/// only its session is left to end: its number may be another's.
+fn kill_tree(root: i32, is_running: bool) {
+    let mut doomed: BTreeSet<i32> = is_running.then_some(root).into_iter().collect();
     for _ in 0..KILL_ROUNDS {
         let all = processes();
         loop {
@@ -289,16 +293,20 @@ fn kill_tree(root: i32) {
 
 /// Ends the largest programs until the rest fits. Says whether any program runs.
 fn watch_memory(limit: u64) -> bool {
+    let all = processes();
+    let mut seen = BTreeSet::new();
+    let in_files: u64 = all.iter().map(|p| memory_files(p.pid, &mut seen)).sum();
+    // What is shared counts for each here, so this is never too little; only past the limit is a closer look worth its price.
     let page = rustix::param::page_size() as u64;
-    let mut sizes: Vec<(u64, i32)> = processes()
-        .into_iter()
-        .filter_map(|p| {
-            let statm = fs::read_to_string(format!("/proc/{}/statm", p.pid)).ok()?;
-            Some((statm.split_ascii_whitespace().nth(1)?.parse::<u64>().ok()? * page, p.pid))
-        })
-        .collect();
+    let resident = |pid: i32| {
+        Some(fs::read_to_string(format!("/proc/{pid}/statm")).ok()?.split_ascii_whitespace().nth(1)?.parse::<u64>().ok()? * page)
+    };
+    if all.iter().filter_map(|p| resident(p.pid)).sum::<u64>() + in_files <= limit {
+        return !all.is_empty();
+    }
+    let mut seen = BTreeSet::new();
+    let mut sizes: Vec<(u64, i32)> = all.iter().map(|p| (own_share(p.pid) + memory_files(p.pid, &mut seen), p.pid)).collect();
     sizes.sort_unstable();
-    let has_processes = !sizes.is_empty();
     let mut total: u64 = sizes.iter().map(|(bytes, _)| bytes).sum();
     while total > limit
         && let Some((bytes, pid)) = sizes.pop()
@@ -309,10 +317,30 @@ fn watch_memory(limit: u64) -> bool {
         }
         total -= bytes;
     }
-    has_processes
+    !all.is_empty()
 }
 
-/// With no allowance left every growing write fails with EFBIG, while deleting still works.
+/// Memory of a process, what it shares counted by its share.
+fn own_share(pid: i32) -> u64 {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+    let kib = rollup.lines().find_map(|l| l.strip_prefix("Pss:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+/// Memory in files without a name that a process holds open, each file once.
+fn memory_files(pid: i32, seen: &mut BTreeSet<u64>) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    entries
+        .filter(|e| fs::read_link(e.path()).is_ok_and(|to| to.as_os_str().as_encoded_bytes().starts_with(b"/memfd:")))
+        .filter_map(|e| fs::metadata(e.path()).ok())
+        .filter(|m| seen.insert(m.ino()))
+        .map(|m| m.blocks() * 512)
+        .sum()
+}
+
+/// With no allowance left a write to a file fails with EFBIG, while deleting still works. It stops the honest and the
+/// careless at once; who fills disks by other means is suspended by the broker.
 fn stop_writers(stop: bool) {
     let current = if stop { Some(0) } else { None };
     let limit = Rlimit { current, maximum: None };

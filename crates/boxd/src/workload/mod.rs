@@ -195,7 +195,7 @@ impl Process {
         tokio::spawn(async move { shared.send(&order, &[]).await.ok() });
     }
 
-    /// Ends the program and everything it started, at once.
+    /// Ends the program, its session and its descendants, at once. One that left both (a daemon) lives on until the sandbox ends.
     pub async fn kill_tree(&self) {
         let seq = self.shared.seq.fetch_add(1, Ordering::Relaxed);
         let (tx, rx) = oneshot::channel();

@@ -16,6 +16,7 @@ use rustix::{
         fsmount, fsopen, move_mount, open_tree, unmount,
     },
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
+    process::{DumpableBehavior, set_dumpable_behavior},
     thread::{UnshareFlags, unshare_unsafe},
 };
 
@@ -30,6 +31,9 @@ const READ_ONLY: [&str; 5] = ["sys", "sysrq-trigger", "irq", "bus", "fs"];
 /// Of /proc: what tells about the host and helps no program.
 const MASKED: [&str; 6] = ["kcore", "keys", "key-users", "timer_list", "kallsyms", "vmallocinfo"];
 
+/// Of what a user has a number of on the whole machine, what one sandbox may use: enough for an editor and a build watcher.
+const USER_SETTINGS: [(&str, &[u8]); 2] = [("max_inotify_instances", b"64"), ("max_inotify_watches", b"65536")];
+
 /// Starts init and returns boxd's end of the link to it. Must run before any thread is started.
 pub fn start(config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
     let (ours, theirs) =
@@ -40,7 +44,7 @@ pub fn start(config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
             drop(ours);
             if let Err(e) = enter(&theirs, config) {
                 // Boxd reports it; if even that fails the closed link tells.
-                let what: String = format!("{e:#}").chars().take(300).collect();
+                let what: String = format!("{e:#}").chars().filter(char::is_ascii).filter(|c| !c.is_control()).take(200).collect();
                 let _ = send(&theirs, &Report::Failed { what }, &[]);
                 exit_now(1);
             }
@@ -91,7 +95,15 @@ fn enter(link: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<()> {
     let limit = openat(&settings, "user/max_user_namespaces", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
         .context("opening the limit of nested user namespaces")?;
     rustix::io::write(&limit, b"0").context("forbidding nested user namespaces")?;
+    for (name, value) in USER_SETTINGS {
+        // Counted per user on the whole machine; a kernel without such a count has nothing to limit.
+        if let Ok(file) = openat(&settings, format!("user/{name}"), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
+            rustix::io::write(&file, value).with_context(|| format!("setting {name}"))?;
+        }
+    }
     drop((limit, settings));
+    // Making the user namespace let the kernel forget this.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
 
     if config.workload.uid_count > 1 {
         rustix::thread::set_thread_groups(&[]).context("leaving all groups")?;

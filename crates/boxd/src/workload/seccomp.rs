@@ -1,6 +1,6 @@
-//! The system calls a workload may make: all that are known, less those that have been ways out or into the kernel.
-//!
-//! Written as an allowlist of numbers so that what is new, and what another ABI numbers differently, is refused too.
+//! The system calls a workload may make: every one known when this was written, less those named here, which have been
+//! ways out, into the kernel, or to what the whole machine shares. What is new, and what another ABI numbers differently,
+//! is refused by its number.
 
 use std::collections::BTreeMap;
 
@@ -38,6 +38,8 @@ const DENIED: &[i64] = &[
     libc::SYS_io_uring_register,
     libc::SYS_fanotify_init,
     libc::SYS_fanotify_mark,
+    // Its requests are counted for the whole machine.
+    libc::SYS_io_setup,
     // Keyrings are not namespaced.
     libc::SYS_add_key,
     libc::SYS_request_key,
@@ -103,6 +105,12 @@ pub fn confine() -> Result<(), String> {
     install(&deny_filter(arch).map_err(|e| e.to_string())?)
 }
 
+/// What holds for programs but not for init, which changes their limits.
+pub fn confine_program() -> Result<(), String> {
+    let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(|e| format!("no filter for this architecture: {e}"))?;
+    install(&limits_filter(arch).map_err(|e| e.to_string())?)
+}
+
 fn install(filter: &BpfProgram) -> Result<(), String> {
     apply_filter(filter).map_err(|e| e.to_string())
 }
@@ -128,8 +136,13 @@ fn deny_filter(arch: TargetArch) -> Result<BpfProgram, seccompiler::BackendError
         .iter()
         .map(|f| SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, *f as u64))
         .collect::<Result<Vec<_>, _>>()?;
+    // Of netlink only routes, for programs that list interfaces: others queue messages in memory nobody is charged for.
+    let other_netlink = vec![
+        SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, libc::AF_NETLINK as u64)?,
+        SeccompCondition::new(2, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, libc::NETLINK_ROUTE as u64)?,
+    ];
     for call in [libc::SYS_socket, libc::SYS_socketpair] {
-        rules.insert(call, vec![SeccompRule::new(other_families.clone())?]);
+        rules.insert(call, vec![SeccompRule::new(other_families.clone())?, SeccompRule::new(other_netlink.clone())?]);
     }
     // Typing into another's terminal, and through the console's selection.
     let ioctls = [libc::TIOCSTI, 0x541C /* TIOCLINUX */]
@@ -140,14 +153,26 @@ fn deny_filter(arch: TargetArch) -> Result<BpfProgram, seccompiler::BackendError
     SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32), arch)?.try_into()
 }
 
+/// The limit on file sizes is how writers are stopped (see init.rs), and init's own limits are not for its children.
+fn limits_filter(arch: TargetArch) -> Result<BpfProgram, seccompiler::BackendError> {
+    let sets = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)?;
+    let file_size = |arg| SeccompCondition::new(arg, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, libc::RLIMIT_FSIZE as u64);
+    let of_init = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 1)?;
+    let rules = BTreeMap::from([
+        (libc::SYS_prlimit64, vec![SeccompRule::new(vec![file_size(1)?, sets.clone()])?, SeccompRule::new(vec![of_init, sets])?]),
+        (libc::SYS_setrlimit, vec![SeccompRule::new(vec![file_size(0)?])?]),
+    ]);
+    SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32), arch)?.try_into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn both_filters_compile_to_what_the_kernel_takes() {
+    fn every_filter_compiles_to_what_the_kernel_takes() {
         let arch = std::env::consts::ARCH.try_into().unwrap();
-        for filter in [allow_filter(arch).unwrap(), deny_filter(arch).unwrap()] {
+        for filter in [allow_filter(arch).unwrap(), deny_filter(arch).unwrap(), limits_filter(arch).unwrap()] {
             assert!(filter.len() < 4096, "{} instructions", filter.len());
         }
     }

@@ -11,6 +11,8 @@ use super::config::LocalOptions;
 
 /// Ours among other people's groups.
 const PARENT: &str = "cobox";
+/// boxd's own, so that no request can make it grow at the host's cost: well above its buffers for exec and archives.
+const BOXD_MEMORY_BYTES: u64 = 512 << 20;
 /// The length of a processor accounting period, in microseconds: the kernel's own default.
 const CPU_PERIOD_US: u64 = 100_000;
 
@@ -64,6 +66,11 @@ impl Cgroups {
         self.hierarchies.iter().any(|h| h.controllers.iter().any(|c| c == controller))
     }
 
+    /// Whether memory is counted by version 1, which leaves out the buffers of datagram sockets.
+    pub fn is_memory_v1(&self) -> bool {
+        self.hierarchies.iter().any(|h| !h.is_v2 && h.controllers.iter().any(|c| c == "memory"))
+    }
+
     /// Makes the groups of a sandbox with their limits. Making them again is no error.
     pub fn create(&self, name: &str, options: &LocalOptions) -> io::Result<Membership> {
         let mut made = Membership::default();
@@ -75,8 +82,12 @@ impl Cgroups {
             }
             fs::create_dir_all(&workloads)?;
             fs::create_dir_all(&boxd)?;
+            let boxds = LocalOptions { memory_bytes: BOXD_MEMORY_BYTES, ..options.clone() };
             for controller in &h.controllers {
                 limit(&workloads, controller, h.is_v2, options)?;
+                if controller == "memory" {
+                    limit(&boxd, controller, h.is_v2, &boxds)?;
+                }
             }
             made.workloads.push(workloads);
             made.boxd.push(boxd);
@@ -138,6 +149,8 @@ fn limit(group: &Path, controller: &str, is_v2: bool, options: &LocalOptions) ->
         }
         ("memory", false) => {
             write(&group.join("memory.limit_in_bytes"), &options.memory_bytes.to_string())?;
+            // Buffers of TCP connections are counted apart.
+            optional(write(&group.join("memory.kmem.tcp.limit_in_bytes"), &(options.memory_bytes / 4).to_string()))?;
             optional(write(&group.join("memory.memsw.limit_in_bytes"), &options.memory_bytes.to_string()))
         }
         ("pids", _) => write(&group.join("pids.max"), &options.processes.to_string()),

@@ -69,6 +69,9 @@ impl LocalOptions {
             if !path.is_absolute() {
                 return Err(format!("local.view: {} is not an absolute path", path.display()));
             }
+            if let Some(taken) = ["/usr", "/proc", "/sys", "/dev", "/tmp"].into_iter().find(|taken| path.starts_with(taken)) {
+                return Err(format!("local.view: {} is below {taken}, which a sandbox has already", path.display()));
+            }
         }
         if let RootSource::Rootfs(path) = &self.root
             && !path.is_absolute()

@@ -3,7 +3,6 @@
 use std::{
     fs::{self, File},
     io,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -74,21 +73,4 @@ pub fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
         at = end;
     }
     fs::rename(temporary, to)
-}
-
-/// Bytes a tree takes on disk. What vanishes while it is looked at counts nothing; no link is followed.
-pub fn measure(dir: &Path) -> u64 {
-    let mut total = 0;
-    let mut pending = vec![dir.to_owned()];
-    while let Some(dir) = pending.pop() {
-        let Ok(entries) = fs::read_dir(&dir) else { continue };
-        for entry in entries.flatten() {
-            let Ok(m) = entry.metadata() else { continue };
-            total += m.blocks() * 512;
-            if m.is_dir() {
-                pending.push(entry.path());
-            }
-        }
-    }
-    total
 }

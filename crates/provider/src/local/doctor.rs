@@ -33,7 +33,14 @@ pub fn doctor() -> Vec<Check> {
         ("pids", "processes", "counted per user by RLIMIT_NPROC"),
         ("cpu", "processor time", "a sandbox can use every processor"),
     ] {
-        checks.push(if cgroups.holds(controller) {
+        checks.push(if controller == "memory" && cgroups.is_memory_v1() {
+            check(
+                "limit on memory",
+                Status::Weaker,
+                "by a version 1 control group, which doesn't count the buffers of datagram sockets".to_owned(),
+                Some("boot with control groups version 2 only (cgroup_no_v1=all)"),
+            )
+        } else if cgroups.holds(controller) {
             check(&format!("limit on {what}"), Status::Holds, format!("by the {controller} control group"), None)
         } else {
             check(

@@ -26,12 +26,14 @@ use rustix::{
 
 use super::{
     root,
-    spec::{LaunchSpec, RunRecord, UID_RANGE},
+    spec::{LaunchSpec, RunRecord, UID_RANGE, write_whole},
     stage,
 };
 
 /// The spec is a few kilobytes; a revocation list may make it longer.
 const MAX_SPEC_BYTES: u64 = 16 * 1024 * 1024;
+/// Workloads go before boxd and the host's own when memory runs out.
+const WORKLOAD_OOM_SCORE: i32 = 500;
 const NAMESPACES: libc::c_int =
     libc::CLONE_NEWUSER | libc::CLONE_NEWPID | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS | libc::CLONE_NEWCGROUP;
 
@@ -71,6 +73,11 @@ fn launch() -> anyhow::Result<()> {
         unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.context("leaving the host's mounts")?;
         stage::make_private().context("making the mounts private")?;
     }
+    // Whoever makes a user namespace owns it, and is charged for what is used in it (signals, queues, watches). Root must
+    // not be: the owner is the sandbox's own first uid.
+    if let Some(owner) = spec.uid_base {
+        set_thread_res_uid(Uid::ROOT, Uid::from_raw(owner), Uid::ROOT)?;
+    }
     // SAFETY: the launcher has one thread.
     match unsafe { clone_process(NAMESPACES) }.context("making the namespaces; `cobox doctor` tells what this machine allows")? {
         Cloned::Child => {
@@ -79,6 +86,9 @@ fn launch() -> anyhow::Result<()> {
         }
         Cloned::Parent { pid, .. } => {
             drop((theirs, inherited));
+            if spec.uid_base.is_some() {
+                set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
+            }
             outside(&spec, pid, ours)
         }
     }
@@ -88,13 +98,15 @@ fn launch() -> anyhow::Result<()> {
 fn outside(spec: &LaunchSpec, pid: i32, link: OwnedFd) -> anyhow::Result<()> {
     // From here on the record tells who to end, should this process die: the child does nothing until told to.
     let record = serde_json::to_vec(&RunRecord::of(pid)?)?;
-    fs::write(spec.dir.join("run.json"), record).context("writing run.json")?;
+    write_whole(&spec.dir.join("run.json"), &record).context("writing run.json")?;
     map_ids(pid, spec.uid_base).context("mapping ids")?;
     spec.cgroups.enter_workloads(pid).context("entering the control groups")?;
     if spec.uid_base.is_some() {
         let user_namespace = File::open(format!("/proc/{pid}/ns/user"))?;
         stage::build(spec, Some(user_namespace.as_fd())).context("building the root")?;
     }
+    // The floor below which a workload can't lower itself, where the broker may set one; init and all after it inherit it.
+    prefer_for_oom(pid, WORKLOAD_OOM_SCORE);
     let mut link = File::from(link);
     link.write_all(b"g")?;
     // Either a lone "r", or the words of what failed and the end.
@@ -111,10 +123,17 @@ fn outside(spec: &LaunchSpec, pid: i32, link: OwnedFd) -> anyhow::Result<()> {
             );
         }
     }
-    // Its init is among the workloads; boxd itself is not charged to them.
+    // Its init is among the workloads; boxd itself is not charged to them, nor ended before them.
+    prefer_for_oom(pid, 0);
     spec.cgroups.enter_boxd(pid).context("leaving the workloads' control groups")?;
     link.write_all(b"g")?;
     Ok(())
+}
+
+/// How readily the kernel ends it when memory runs out.
+fn prefer_for_oom(pid: i32, score: i32) {
+    // Where it can't be set, all are equal: no reason not to start.
+    let _ = fs::write(format!("/proc/{pid}/oom_score_adj"), score.to_string());
 }
 
 fn map_ids(pid: i32, uid_base: Option<u32>) -> io::Result<()> {

@@ -10,19 +10,20 @@ mod root;
 mod running;
 mod spec;
 mod stage;
+mod tree;
 
 pub use config::{DiskLimit, LocalConfig, LocalOptions, RootSource, WorkloadUser};
 pub use doctor::{Check, Status, doctor};
 pub use launch::launch_main;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     fs::{self, DirBuilder},
     io,
     os::unix::fs::{DirBuilderExt, MetadataExt, chown},
     path::{Path, PathBuf},
     process::Stdio,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -63,6 +64,14 @@ pub struct LocalProvider {
     is_root: bool,
     /// Which sandbox has which range of uids.
     uid_slots: Mutex<BTreeMap<u32, SandboxId>>,
+    measured: Arc<Mutex<HashMap<SandboxId, Measured>>>,
+}
+
+/// What a sandbox's files took when last looked at.
+#[derive(Default)]
+struct Measured {
+    used: u64,
+    is_under_way: bool,
 }
 
 impl LocalProvider {
@@ -96,6 +105,7 @@ impl LocalProvider {
             sockets: runtime_dir(&tag)?,
             is_root,
             uid_slots: Mutex::default(),
+            measured: Arc::default(),
             config,
         };
         provider.empty_trash();
@@ -131,7 +141,7 @@ impl LocalProvider {
             Some((slot, _)) => *slot,
             None => {
                 let free = (0..UID_SLOTS).find(|s| !slots.contains_key(s)).ok_or_else(|| io::Error::other("no uid range is free"))?;
-                fs::write(self.dir(id).join("uid_slot"), free.to_string())?;
+                spec::write_whole(&self.dir(id).join("uid_slot"), free.to_string().as_bytes())?;
                 slots.insert(free, id.clone());
                 free
             }
@@ -222,6 +232,7 @@ impl LocalProvider {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(lock)
+            .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("running {}", self.config.launcher.display()))?;
         let mut stdin = child.stdin.take().context("the launcher's input")?;
@@ -250,12 +261,19 @@ impl LocalProvider {
         running::retry_busy(|| self.cgroups.remove(id.as_str())).await.context("removing the control groups")
     }
 
+    /// In a thread of its own: how much an earlier life left is not for the start to wait on.
     fn empty_trash(&self) {
-        for entry in fs::read_dir(&self.trash).into_iter().flatten().flatten() {
-            if let Err(e) = running::remove_tree(&entry.path()) {
-                tracing::warn!(path = %entry.path().display(), "a removed sandbox's files are still there: {e}");
+        let left: Vec<PathBuf> = fs::read_dir(&self.trash).into_iter().flatten().flatten().map(|e| e.path()).collect();
+        std::thread::spawn(move || {
+            for path in left {
+                match tree::remove(&path) {
+                    Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                        tracing::warn!(path = %path.display(), "a removed sandbox's files are still there: {e}");
+                    }
+                    _ => {}
+                }
             }
-        }
+        });
     }
 }
 
@@ -303,7 +321,8 @@ impl Provider for LocalProvider {
             Err(e) => return Err(unavailable(id, e.into())),
             Ok(()) => self.uid_slots.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, owner| owner != id),
         }
-        let removed = tokio::task::spawn_blocking(move || running::remove_tree(&trash)).await;
+        self.measured.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        let removed = tokio::task::spawn_blocking(move || tree::remove(&trash)).await;
         match removed {
             Ok(Err(e)) if e.kind() != io::ErrorKind::NotFound => Err(unavailable(id, e.into())),
             _ => Ok(()),
@@ -343,8 +362,20 @@ impl Provider for LocalProvider {
         if !upper.exists() {
             return None;
         }
-        let used = tokio::task::spawn_blocking(move || disk::measure(&upper)).await.ok()?;
-        Some(DiskUse { used, limit: self.config.options.disk_bytes })
+        let limit = self.config.options.disk_bytes;
+        let last = self.measured.clone();
+        let mut known = last.lock().unwrap_or_else(PoisonError::into_inner);
+        let measured = known.entry(id.clone()).or_default();
+        if !measured.is_under_way {
+            measured.is_under_way = true;
+            let (id, last) = (id.clone(), last.clone());
+            // Nobody waits for it: a sandbox with a million files must not hold up the care for others.
+            tokio::task::spawn_blocking(move || {
+                let used = tree::measure(&upper, limit.saturating_mul(2));
+                last.lock().unwrap_or_else(PoisonError::into_inner).insert(id, Measured { used, is_under_way: false });
+            });
+        }
+        Some(DiskUse { used: measured.used, limit })
     }
 }
 

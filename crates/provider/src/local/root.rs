@@ -60,7 +60,7 @@ pub fn enter(spec: &LaunchSpec) -> anyhow::Result<OwnedFd> {
 
 /// Makes a directory of the workload's, where the root filesystem has none.
 fn give(root: &OwnedFd, path: &Path, workload: &Workload) -> anyhow::Result<()> {
-    let resolve = ResolveFlags::IN_ROOT;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     match openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve) {
         Err(Errno::NOENT) => {}
         // There, or something the sandbox put there in an earlier life.
@@ -143,7 +143,14 @@ fn populate_dev(root: &OwnedFd) -> anyhow::Result<()> {
     for dir in ["pts", "shm"] {
         fs::create_dir(base.join(dir))?;
     }
-    mount("devpts", base.join("pts"), "devpts", MountFlags::NOSUID | MountFlags::NOEXEC, Some(c"newinstance,ptmxmode=0666,mode=0620"))?;
+    // Terminals are counted for the whole machine: one sandbox must not have them all.
+    mount(
+        "devpts",
+        base.join("pts"),
+        "devpts",
+        MountFlags::NOSUID | MountFlags::NOEXEC,
+        Some(c"newinstance,ptmxmode=0666,mode=0620,max=256"),
+    )?;
     mount("tmpfs", base.join("shm"), "tmpfs", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC, Some(SHM_OPTIONS))?;
     for (name, to) in [
         ("ptmx", "pts/ptmx"),

@@ -3,7 +3,6 @@
 use std::{
     fs::{self, File},
     io,
-    os::unix::fs::PermissionsExt,
     path::Path,
     time::Duration,
 };
@@ -114,26 +113,4 @@ pub async fn retry_busy(mut attempt: impl FnMut() -> io::Result<()>) -> io::Resu
             other => return other,
         }
     }
-}
-
-/// Removes a tree whose owner may have taken the right to enter directories away from themself.
-pub fn remove_tree(path: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-            open_up(path)?;
-            fs::remove_dir_all(path)
-        }
-        other => other,
-    }
-}
-
-fn open_up(dir: &Path) -> io::Result<()> {
-    fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            open_up(&entry.path())?;
-        }
-    }
-    Ok(())
 }

@@ -1,6 +1,10 @@
 //! What the provider tells the launcher about one sandbox to start, and what it leaves behind for later.
 
-use std::{fs, io, path::PathBuf};
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
 
 use cobox_protocol::control::BoxdConfig;
 use serde::{Deserialize, Serialize};
@@ -49,6 +53,15 @@ impl RunRecord {
     pub fn is_alive(&self) -> bool {
         boot_id().is_ok_and(|b| b == self.boot_id) && start_time(self.pid).is_ok_and(|t| t == self.start_time)
     }
+}
+
+/// Writes a small file so that it is there whole or not at all, also after a power cut.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let temporary = path.with_extension("new");
+    let mut file = File::create(&temporary)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(temporary, path)
 }
 
 fn boot_id() -> io::Result<String> {

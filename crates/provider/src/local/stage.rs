@@ -16,7 +16,7 @@ use std::{
 use anyhow::Context;
 use cobox_kernel::{MountFlags, attach_loop, idmap, set_mount_flags};
 use rustix::{
-    fs::CWD,
+    fs::{CWD, FlockOperation, flock},
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags as OldMountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
@@ -114,6 +114,9 @@ fn place(tree: &OwnedFd, at: &Path, is_dir: bool) -> anyhow::Result<()> {
 
 fn mount_image(image: &Path) -> anyhow::Result<OwnedFd> {
     let file = File::options().read(true).write(true).open(image)?;
+    // Held by the loop device with the file: an image is never mounted twice, not even while the kernel is still busy
+    // taking down an earlier mount.
+    flock(&file, FlockOperation::NonBlockingLockExclusive).context("the disk image is still in use")?;
     let (_device, path) = attach_loop(&file)?;
     let fs = fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(&fs, "source", path)?;

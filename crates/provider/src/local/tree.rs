@@ -1,0 +1,170 @@
+//! Measuring and removing trees that a sandbox's programs made: any depth, any modes, any number of entries, and links to
+//! anywhere. Directories are reached from their parent's descriptor, so no link is ever followed.
+
+use std::{ffi::CString, io, os::fd::OwnedFd, path::Path};
+
+use rustix::{
+    fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, chmodat, openat, renameat, statat, unlinkat},
+    io::Errno,
+};
+
+/// Entries looked at before the directory is read anew: bounds memory, whatever a directory holds.
+const BATCH: usize = 1024;
+/// Deeper than any real project. What is below can't be measured with few descriptors, and so counts as too much.
+const MAX_DEPTH: usize = 100;
+/// What an entry takes at least: an inode costs the host something even when the file is empty.
+const ENTRY_BYTES: u64 = 4096;
+
+fn open_dir(at: impl std::os::fd::AsFd, name: impl rustix::path::Arg) -> Result<OwnedFd, Errno> {
+    openat(at, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// The first entries of a directory.
+fn batch(dir: &OwnedFd) -> Result<Vec<CString>, Errno> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(dir)? {
+        let entry = entry?;
+        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            names.push(entry.file_name().to_owned());
+        }
+        if names.len() == BATCH {
+            break;
+        }
+    }
+    Ok(names)
+}
+
+/// Removes a tree. Nothing may be writing to it any more.
+///
+/// Every directory's subdirectories are moved up to the top before it is removed: neither the stack nor the number of
+/// open descriptors grows with depth.
+pub fn remove(path: &Path) -> io::Result<()> {
+    let top = match open_dir(CWD, path) {
+        Err(Errno::NOTDIR | Errno::LOOP) => return Ok(unlinkat(CWD, path, AtFlags::empty())?),
+        other => other?,
+    };
+    let mut moved = 0u64;
+    loop {
+        let names = batch(&top)?;
+        if names.is_empty() {
+            break;
+        }
+        for name in names {
+            match unlinkat(&top, &name, AtFlags::empty()) {
+                Err(Errno::ISDIR | Errno::PERM) => hollow(&top, &name, &mut moved)?,
+                other => other?,
+            }
+        }
+    }
+    drop(top);
+    Ok(unlinkat(CWD, path, AtFlags::REMOVEDIR)?)
+}
+
+/// Removes one directory of the top after moving its subdirectories up.
+fn hollow(top: &OwnedFd, name: &CString, moved: &mut u64) -> Result<(), Errno> {
+    // Its owner may have taken the right to enter it away from themself. It is a directory: unlink has just said so.
+    chmodat(top, name, Mode::RWXU, AtFlags::empty())?;
+    let dir = open_dir(top, name)?;
+    loop {
+        let names = batch(&dir)?;
+        if names.is_empty() {
+            break;
+        }
+        for child in names {
+            match unlinkat(&dir, &child, AtFlags::empty()) {
+                Err(Errno::ISDIR | Errno::PERM) => {
+                    // To be moved, a directory must be writable itself.
+                    chmodat(&dir, &child, Mode::RWXU, AtFlags::empty())?;
+                    loop {
+                        *moved += 1;
+                        match rustix::fs::renameat_with(&dir, &child, top, format!(".{moved}"), rustix::fs::RenameFlags::NOREPLACE) {
+                            Err(Errno::EXIST) => {}
+                            // A filesystem without that flag: a name of ours is hardly taken.
+                            Err(Errno::INVAL) => break renameat(&dir, &child, top, format!(".cobox-removed-{moved}"))?,
+                            other => break other?,
+                        }
+                    }
+                }
+                other => other?,
+            }
+        }
+    }
+    unlinkat(top, name, AtFlags::REMOVEDIR)
+}
+
+/// Bytes a tree takes on disk, at least [`ENTRY_BYTES`] an entry; stops counting past `enough`. What can't be looked into,
+/// or is deeper than [`MAX_DEPTH`], counts as more than enough. What vanishes meanwhile counts nothing.
+pub fn measure(path: &Path, enough: u64) -> u64 {
+    let Ok(top) = open_dir(CWD, path) else { return 0 };
+    let mut total = 0u64;
+    let mut open: Vec<Dir> = match Dir::new(top) {
+        Ok(dir) => vec![dir],
+        Err(_) => return 0,
+    };
+    while let Some(dir) = open.last_mut() {
+        if total > enough {
+            break;
+        }
+        let Some(Ok(entry)) = dir.read() else {
+            open.pop();
+            continue;
+        };
+        if matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let Ok(fd) = dir.fd() else { return u64::MAX };
+        let Ok(stat) = statat(fd, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) else { continue };
+        total = total.saturating_add((stat.st_blocks as u64 * 512).max(ENTRY_BYTES));
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            match open_dir(fd, entry.file_name()).and_then(Dir::new) {
+                Ok(_) if open.len() >= MAX_DEPTH => return u64::MAX,
+                Ok(child) => open.push(child),
+                // Gone, or something else by now.
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
+                Err(_) => return u64::MAX,
+            }
+        }
+    }
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt};
+
+    use super::*;
+
+    #[test]
+    fn a_tree_of_any_depth_and_with_any_modes_is_removed_and_nothing_beside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (tree, beside) = (dir.path().join("tree"), dir.path().join("beside"));
+        fs::create_dir_all(tree.join("a/b")).unwrap();
+        fs::create_dir(&beside).unwrap();
+        fs::write(beside.join("kept"), "").unwrap();
+        fs::write(tree.join("a/b/f"), "").unwrap();
+        std::os::unix::fs::symlink(&beside, tree.join("a/link")).unwrap();
+        fs::set_permissions(tree.join("a/b"), fs::Permissions::from_mode(0)).unwrap();
+        let mut at = open_dir(CWD, &tree).unwrap();
+        for _ in 0..5_000 {
+            rustix::fs::mkdirat(&at, "d", Mode::RWXU).unwrap();
+            at = open_dir(&at, "d").unwrap();
+        }
+        drop(at);
+        assert_eq!(measure(&tree, u64::MAX - 1), u64::MAX, "too deep to measure");
+        remove(&tree).unwrap();
+        assert!(!tree.exists() && beside.join("kept").exists());
+    }
+
+    #[test]
+    fn every_entry_counts_and_links_are_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        for i in 0..100 {
+            fs::write(dir.path().join(format!("empty{i}")), "").unwrap();
+        }
+        fs::write(dir.path().join("big"), vec![1; 1 << 20]).unwrap();
+        std::os::unix::fs::symlink("/", dir.path().join("root")).unwrap();
+        let used = measure(dir.path(), u64::MAX - 1);
+        assert!((1 << 20) + 100 * ENTRY_BYTES <= used && used < 4 << 20, "{used}");
+        assert!(measure(dir.path(), 1000) < used, "it stops when it knows enough");
+    }
+}
