@@ -1,5 +1,6 @@
 """`podman run` of the smallest image there can be: the host's own /bin/true and the libraries it loads."""
 
+import contextlib
 import io
 import os
 import pathlib
@@ -10,8 +11,9 @@ import tarfile
 
 IMAGE = "localhost/true:1"
 RUN_SECONDS = 120
-# What podman and its runtime make outside of the directories they are told to use.
-ELSEWHERE = [pathlib.Path(p) for p in ("/var/lib/containers/cache/blob-info-cache-v1.boltdb", "/run/runc", "/run/crun")]
+# What podman and its runtime make outside of the directories they are told to use: for root, and for others.
+ELSEWHERE = ["/var/lib/containers/cache/blob-info-cache-v1.boltdb", "/run/runc", "/run/crun"]
+ELSEWHERE_ROOTLESS = [f"/tmp/podman-run-{os.getuid()}", f"/tmp/containers-user-{os.getuid()}"]
 
 # Locks and events stay in the temporary directory. The limits are ones that a root without CAP_SYS_RESOURCE can set.
 CONF = """\
@@ -33,11 +35,15 @@ class Podman:
         if not program:
             self.why_not = "podman is not installed"
             return
+        elsewhere = ELSEWHERE if os.getuid() == 0 else ELSEWHERE_ROOTLESS
+        self.not_there_before = [path for path in map(pathlib.Path, elsewhere) if not path.exists()]
         self.version = version(program)
-        self.not_there_before = [path for path in ELSEWHERE if not path.exists()]
         self.place.mkdir()
+        (self.place / "runtime").mkdir(mode=0o700)
         (self.place / "containers.conf").write_text(CONF)
-        self.env = os.environ | {"CONTAINERS_CONF": str(self.place / "containers.conf"), "TMPDIR": str(self.place)}
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("XDG_")}
+        self.env |= {"CONTAINERS_CONF": str(self.place / "containers.conf"), "XDG_RUNTIME_DIR": str(self.place / "runtime"),
+                     "TMPDIR": str(self.place), "HOME": str(self.place)}
         image = self.place / "true.tar"
         write_image(image)
         self.base = [program, "--root", self.place / "root", "--runroot", self.place / "run", "--tmpdir", self.place / "tmp"]
@@ -48,8 +54,7 @@ class Podman:
             tried = self._try([*self.base, *options, "import", image, IMAGE]) or self._try(self.command)
             if tried is None:
                 return
-            self.why_not = tried
-        self.why_not = f"`podman run` does not work here: {self.why_not}"
+        self.why_not = f"`podman run` does not work here: {tried}"
 
     def _try(self, command):
         """What went wrong, if anything did."""
@@ -57,7 +62,6 @@ class Podman:
             done = subprocess.run(command, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_SECONDS)
         except subprocess.TimeoutExpired:
             return f"no end within {RUN_SECONDS} s"
-        self.why_not = None
         return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
 
     def __enter__(self):
@@ -72,16 +76,14 @@ class Podman:
             if mount.startswith(f"{self.place}/"):
                 subprocess.run(["umount", mount], check=False)
         for path in self.not_there_before:
-            path.unlink(missing_ok=True) if not path.is_dir() else remove_if_empty(path)
-            remove_if_empty(path.parent)
-            remove_if_empty(path.parent.parent)
-
-
-def remove_if_empty(path):
-    try:
-        path.rmdir()
-    except OSError:
-        pass  # somebody uses it, or it was never made
+            if path.is_file():
+                path.unlink()
+            elif os.getuid() != 0:
+                shutil.rmtree(path, ignore_errors=True)
+            for folder in (path, path.parent, path.parent.parent):
+                # One that is not empty is in use, or was there before; one that is not there was never made.
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
 
 
 def version(program):

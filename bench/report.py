@@ -44,7 +44,7 @@ def table(series, yardstick):
 
 
 # Of the plot, in pixels.
-LABELS, BARS, ROW, BAR, HEAD, FOOT, MARGIN = 330, 470, 34, 18, 64, 58, 20
+LABELS, BARS, ROW, BAR, HEAD, FOOT, MARGIN = 270, 530, 34, 18, 64, 58, 20
 
 
 def plot(series, title, subtitle):
@@ -52,7 +52,7 @@ def plot(series, title, subtitle):
     low = 10 ** math.floor(math.log10(min(s.median for s in series)))
     high = 10 ** math.ceil(math.log10(max(s.p95 for s in series) * 1.3))
     span = math.log10(high / low)
-    left, width, height = MARGIN + LABELS, MARGIN * 2 + LABELS + BARS, HEAD + ROW * len(series) + FOOT
+    left, width, height = MARGIN + LABELS, MARGIN * 3 + LABELS + BARS, HEAD + ROW * len(series) + FOOT
     bottom = HEAD + ROW * len(series)
 
     def x(ms):
@@ -66,16 +66,16 @@ def plot(series, title, subtitle):
     decade = low
     while decade <= high * 1.001:
         out.append(f'<line x1="{x(decade):.1f}" x2="{x(decade):.1f}" y1="{HEAD}" y2="{bottom}" stroke="#d1d9e0"/>')
-        out.append(f'<text x="{x(decade):.1f}" y="{bottom + 18}" text-anchor="middle" fill="#59636e">{decade:g}</text>')
+        out.append(f'<text x="{x(decade):.1f}" y="{bottom + 18}" text-anchor="middle" fill="#59636e">{decade:g} ms</text>')
         decade *= 10
     out.append(f'<text x="{left + BARS / 2:.1f}" y="{bottom + 40}" text-anchor="middle" fill="#59636e">'
-               "milliseconds, logarithmic: bar to the median, line to the 95th percentile</text>")
+               "logarithmic; a bar ends at the median, its line at the 95th percentile</text>")
     for index, s in enumerate(series):
         middle = HEAD + ROW * index + ROW / 2
         colour = "#0969da" if s.is_ours else "#9198a1"
         out.append(f'<text x="{left - 10}" y="{middle + 4.5}" text-anchor="end">{escape(s.label)}</text>')
         out.append(f'<rect x="{left}" y="{middle - BAR / 2}" width="{x(s.median) - left:.1f}" height="{BAR}" rx="2" fill="{colour}"/>')
         out.append(f'<line x1="{x(s.median):.1f}" x2="{x(s.p95):.1f}" y1="{middle}" y2="{middle}" stroke="{colour}" stroke-width="2"/>')
-        out.append(f'<text x="{x(s.p95) + 6:.1f}" y="{middle + 4.5}">{number(s.median)}</text>')
+        out.append(f'<text x="{x(s.p95) + 6:.1f}" y="{middle + 4.5}">{number(s.median)} ms</text>')
     out.append("</svg>")
     return "\n".join(out) + "\n"

@@ -6,11 +6,13 @@ order that changes every round: machines are noisy, and what disturbs one distur
 results/start.svg, and ends with 1 where a promise is missed. Standard library only.
 """
 
+import contextlib
 import datetime
 import os
 import pathlib
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -66,13 +68,13 @@ class Bench:
         self.threads = 0
         self.series, self.work = {}, []
         for broker, name in brokers:
-            self.add(f"new-{name}", f"cobox, new sandbox: ensure + first exec{of(name)}", self.new(broker, name), is_ours=True)
-            self.add(f"ensure-{name}", f"… of which ensure{of(name)}", None, is_ours=True)
+            self.add(f"new-{name}", f"cobox, new sandbox{of(name)}", self.new(broker, name), is_ours=True)
+            self.add(f"ensure-{name}", f"… of which until it is there{of(name)}", None, is_ours=True)
         broker, name = brokers[0]
         self.resting = broker.ensure("resumed again and again")
         self.warm = broker.ensure("warm")
-        self.add("resume", "cobox, suspended sandbox: ensure + first exec", self.resume(broker), is_ours=True)
-        self.add("warm", "cobox, running sandbox: exec", self.exec_warm, is_ours=True)
+        self.add("resume", "cobox, suspended sandbox", self.resume(broker), is_ours=True)
+        self.add("warm", "cobox, running sandbox", self.exec_warm, is_ours=True)
         self.add("bwrap", "bwrap, all namespaces, /bin/true", lambda: self.programs.run(BWRAP))
         if not podman.why_not:
             self.add("podman", "podman run, /bin/true", self.run_podman)
@@ -137,6 +139,14 @@ def of(name):
     return f" ({name})" if name else ""
 
 
+def has_hard_limit(broker):
+    session = broker.ensure("what kind")
+    try:
+        return (session.dir / "disk.img").exists()
+    finally:
+        session.release()
+
+
 def memory(broker):
     """Memory that no other process shares, of boxd and its init, for each of some sandboxes that ran one command and idle."""
     sessions = [broker.ensure(f"idle-{n}") for n in range(MEMORY_SANDBOXES)]
@@ -150,7 +160,7 @@ def memory(broker):
             each.append((private_kib(boxd), sum(private_kib(child) for child in children)))
         return each
     except PermissionError:
-        return None  # boxd lets nobody but root look at it
+        return None  # boxd is not for everybody to look at
     finally:
         for session in sessions:
             session.release()
@@ -177,29 +187,31 @@ def verdicts(series, podman):
 
 def document(series, podman, used, found, cobox):
     words = {True: "kept", False: "**missed**", None: "not measured"}
-    lines = ["# Time to the first answer of a new sandbox", "", "Written by `make bench`.", "", table(series.values(), series["bwrap"]), "",
-             "| promise | measured | |", "|---|---|---|"]
+    lines = ["# Time until a new sandbox has answered its first command", "", "Written by `make bench`.", "",
+             table(series.values(), series["bwrap"]), "", "| promise | measured | |", "|---|---|---|"]
     lines += [f"| {promise} | {measured} | {words[is_kept]} |" for promise, measured, is_kept in found]
     lines += ["", "![](start.svg)", "", "## What is measured",
               "- cobox: `POST /v1/sandbox/sessions` with mode `ensure` for a thread that has no sandbox, until the answer to `POST …/exec` of "
               "`true` is read, both over one kept-alive connection, through the gateway. Every change it answers for is on disk by then. "
               "Release is not counted.",
-              "- suspended: the same for a thread whose sandbox had been ended and kept its files."]
+              "- suspended: the same for a thread whose sandbox had been ended and kept its files. Running: the `exec` alone."]
     if "new-soft disk limit" in series:
         lines.append("- hard disk limit: the default for root, a filesystem of its own for each sandbox. Soft: `[local] disk = \"soft\"`.")
     lines.append(f"- bwrap: `{' '.join(BWRAP)}`, until it has ended.")
     if podman.why_not:
         lines.append(f"- podman: {podman.why_not}.")
     else:
-        lines.append(f"- podman: `podman run --rm` with `{podman.options}`, of an image that holds /bin/true and its libraries, until it has ended.")
+        lines.append(f"- podman: `podman run --rm` with `{podman.options}`, of an image that holds /bin/true and its libraries, until it "
+                     "has ended.")
     lines.append("- fork + exec: /bin/true without any isolation, the floor of what a machine can do.")
     lines += [f"- {ROUNDS} rounds after {WARM_UP_ROUNDS} to warm up, each with all of these once (podman in every {PODMAN_EVERY}th), in an "
               "order that changes.", "", "## Memory"]
     if used:
         boxd, init = (statistics.median(column) / 1024 for column in zip(*used))
-        lines.append(f"An idle sandbox takes {boxd + init:.1f} MiB that it shares with nobody (median of {len(used)}): boxd {boxd:.1f}, its init {init:.1f}.")
+        lines.append(f"An idle sandbox takes {boxd + init:.1f} MiB that it shares with nobody (median of {len(used)}): boxd {boxd:.1f}, "
+                     f"its init {init:.1f}.")
     else:
-        lines.append("Not measured: only root may look at boxd's.")
+        lines.append("Not measured: this user may not look at boxd's.")
     who = "root" if os.geteuid() == 0 else "an ordinary user"
     versions = f"{cobox}, bwrap {version('bwrap')}" + (f", podman {podman.version}" if podman.version else "")
     lines += ["", "## Where", f"{machine()}. As {who}. {versions}. {datetime.date.today():%Y-%m-%d}."]
@@ -218,19 +230,23 @@ def main():
     if not shutil.which("bwrap"):
         sys.exit("bench: bwrap is not installed; `scripts/setup bench` does that")
     cobox = os.path.abspath(cobox)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     place = pathlib.Path(tempfile.mkdtemp(prefix="cobox-bench-"))
     try:
-        with Broker(cobox, place / "default") as default, Broker(cobox, place / "soft", '[local]\ndisk = "soft"\n') as soft, \
-                Podman(place / "podman") as podman:
-            look = default.ensure("what kind")
-            has_hard_limit = (look.dir / "disk.img").exists()
-            look.release()
-            brokers = [(default, "hard disk limit"), (soft, "soft disk limit")] if has_hard_limit else [(default, "")]
+        with contextlib.ExitStack() as started:
+            default = started.enter_context(Broker(cobox, place / "default"))
+            brokers = [(default, "")]
+            if has_hard_limit(default):
+                soft = started.enter_context(Broker(cobox, place / "soft", '[local]\ndisk = "soft"\n'))
+                brokers = [(default, "hard disk limit"), (soft, "soft disk limit")]
+            podman = started.enter_context(Podman(place / "podman"))
             bench = Bench(brokers, podman)
             bench.run()
             progress("memory")
             used = memory(default)
             progress("")
+    except RuntimeError as problem:
+        sys.exit(f"bench: {problem}")
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
@@ -242,7 +258,7 @@ def main():
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "start.md").write_text(text)
     drawn = sorted((s for s in series.values() if not s.key.startswith("ensure-")), key=lambda s: s.median)
-    (RESULTS / "start.svg").write_text(plot(drawn, "Time to the first answer", machine()))
+    (RESULTS / "start.svg").write_text(plot(drawn, "Time until the first command is answered", machine()))
     print(text, end="")
     if any(is_kept is False for _, _, is_kept in found):
         sys.exit("bench: a promise is missed")

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """A minimal agent: joins a thread's sandbox, writes a file, runs a command, and reads what the human left there.
 
-Standard library only. It finds the broker by COBOX_URL and COBOX_API_KEY (or COBOX_API_KEY_FILE), or by the
-broker.json that `cobox up` leaves in its data directory:
+Standard library only. It finds the broker by --data-dir, else by COBOX_URL and COBOX_API_KEY (or COBOX_API_KEY_FILE),
+else by the broker.json that `cobox up` leaves in ~/.local/share/cobox, with the agent's own key beside it:
 
     python3 examples/agent.py --thread demo
-    python3 examples/agent.py --thread demo --data-dir ~/.local/share/cobox
+    python3 examples/agent.py --thread demo --data-dir /tmp/try
 """
 
 import argparse
+import http.client
 import json
 import os
 import pathlib
@@ -23,7 +24,7 @@ REQUEST_TIMEOUT_SECONDS = 60
 MAX_SHOWN_BYTES = 64 * 1024  # of a file the human left: enough to read, not enough to flood a terminal
 
 # The broker is often on this machine, where no proxy leads.
-http = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Refused(Exception):
@@ -43,7 +44,7 @@ def call(method, url, credential, body=None, content_type="application/json"):
         if body is not None:
             request.add_header("Content-Type", content_type)
         try:
-            with http.open(request, timeout=REQUEST_TIMEOUT_SECONDS) as response:
+            with opener.open(request, timeout=REQUEST_TIMEOUT_SECONDS) as response:
                 return response.read()
         except urllib.error.HTTPError as error:
             wait = float(error.headers.get("Retry-After") or 1)
@@ -71,11 +72,15 @@ class Sandbox:
             "requested_capabilities": ["fs_read", "fs_write", "exec", "shell_observe"],
         }
         url = f"{broker_url.rstrip('/')}/v1/sandbox/sessions"
-        session = json.loads(call("POST", url, api_key, json.dumps(request).encode()))
-        self.session_id = session["session_id"]
-        self.id = session["sandbox"]["id"]
-        self.base = session["sandbox"]["http_base_url"]
-        self.token = session["token"]
+        answer = call("POST", url, api_key, json.dumps(request).encode())
+        try:
+            session = json.loads(answer)
+            self.session_id = session["session_id"]
+            self.id = session["sandbox"]["id"]
+            self.base = session["sandbox"]["http_base_url"]
+            self.token = session["token"]
+        except (ValueError, KeyError, TypeError):
+            sys.exit(f"agent: what answers at {broker_url} is not a Cobox broker; check COBOX_URL")
 
     def write(self, path, data):
         call("PUT", self._file(path), self.token, data, "application/octet-stream")
@@ -92,22 +97,50 @@ class Sandbox:
 
 
 def find_broker(data_dir):
-    """The broker's URL and the API key, from --data-dir or from the environment."""
+    """The broker's URL and the API key: from --data-dir, else the environment, else where `cobox up` keeps its data."""
     url, key, key_file = (os.environ.get(name) for name in ("COBOX_URL", "COBOX_API_KEY", "COBOX_API_KEY_FILE"))
-    if data_dir:
-        broker = json.loads((pathlib.Path(data_dir).expanduser() / "broker.json").read_text())
-        url, key, key_file = broker["url"], None, broker["api_key_file"]
+    if data_dir or not (url or key or key_file):
+        url, key, key_file = read_note(pathlib.Path(data_dir).expanduser() if data_dir else default_data_dir())
     if not key and key_file:
-        key = pathlib.Path(key_file).expanduser().read_text().strip()
+        try:
+            key = pathlib.Path(key_file).expanduser().read_text()
+        except (OSError, ValueError) as error:
+            sys.exit(f"agent: can't read the API key: {error}")
+    key = (key or "").strip()
     if not url or not key:
-        sys.exit("agent: set COBOX_URL and COBOX_API_KEY (or COBOX_API_KEY_FILE), or name a broker's --data-dir;\n"
-                 "       `cobox up` starts a broker and prints both")
+        sys.exit("agent: set both COBOX_URL and COBOX_API_KEY (or COBOX_API_KEY_FILE), or neither after `cobox up`")
+    if not is_http(url):
+        sys.exit(f"agent: {url!r} is not a broker URL; one looks like http://127.0.0.1:8421")
     return url, key
+
+
+def default_data_dir():
+    named = pathlib.Path(os.environ.get("XDG_DATA_HOME") or "")
+    return (named if named.is_absolute() else pathlib.Path("~/.local/share").expanduser()) / "cobox"
+
+
+def read_note(folder):
+    """What a running `cobox up` says of itself; an agent's own key before the person's."""
+    try:
+        note = json.loads((folder / "broker.json").read_text())
+        return note["url"], None, note.get("agent_key_file") or note["api_key_file"]
+    except (FileNotFoundError, NotADirectoryError):
+        sys.exit(f"agent: no broker is up in {folder}; start one with `cobox up`, or set COBOX_URL and COBOX_API_KEY")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        sys.exit(f"agent: can't read {folder / 'broker.json'}: {error}")
+
+
+def is_http(url):
+    try:
+        parts = urllib.parse.urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and url.isprintable()
+    except ValueError:
+        return False
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--thread", default=os.environ.get("COBOX_THREAD", "demo"))
+    parser.add_argument("--thread", default=os.environ.get("COBOX_THREAD") or "demo")
     parser.add_argument("--data-dir", help="the data directory of a running `cobox up`")
     options = parser.parse_args()
 
@@ -138,5 +171,5 @@ if __name__ == "__main__":
         main()
     except Refused as error:
         sys.exit(f"agent: {error}")
-    except (urllib.error.URLError, OSError) as error:
-        sys.exit(f"agent: can't reach the broker: {error}\n       is it running? start it with `cobox up`")
+    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+        sys.exit(f"agent: can't reach the broker: {error}; is it running? `cobox up` starts one")

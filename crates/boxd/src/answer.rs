@@ -11,12 +11,10 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use cobox_protocol::{ApiError, Capability, ErrorCode, RequestId};
+use cobox_protocol::{ApiError, Capability, ErrorCode, RequestId, langsmith};
 use cobox_token::Claims;
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use serde_json::json;
-
-use crate::langsmith;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -102,15 +100,16 @@ fn render(error: &ApiError, route: &str, request_id: &RequestId) -> Response {
     if error.code == ErrorCode::Internal {
         tracing::error!(%request_id, message = error.message, "request failed");
     }
-    let body = match langsmith::dialect(route) {
-        Some(operation) => {
-            json!({ "detail": { "error": langsmith::error_type(error.code, operation), "message": error.message, "error_id": request_id } })
-        }
+    let body = match langsmith::operation(route) {
+        Some(operation) => langsmith::error_body(error, operation, request_id),
         None => json!(error.envelope(request_id)),
     };
     let mut response = (status_of(error), Json(body)).into_response();
     if let Some(seconds) = error.retry_after {
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if response.status() == StatusCode::UNAUTHORIZED {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     response
 }

@@ -12,11 +12,12 @@ use std::{
 use axum::extract::FromRequestParts;
 use cobox_protocol::{
     ApiError, Capability, ErrorCode, SandboxId, Timestamp,
-    control::{BoxdStatus, ControlState},
+    control::{BoxdStatus, ControlState, Ending},
+    key::API_KEY_PREFIX,
 };
 use cobox_token::{Claims, Keyset, RevocationView, TokenError, key_id};
 use http::{HeaderMap, header, request::Parts};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -30,6 +31,7 @@ pub struct View {
     pub version: u64,
     pub lease_expires_at: Timestamp,
     pub disk_full: bool,
+    pub ending: Option<Ending>,
     keys: Keyset,
     key_ids: HashSet<String>,
     revoked: RevocationView,
@@ -41,15 +43,20 @@ impl View {
             version: state.version,
             lease_expires_at: state.lease_expires_at,
             disk_full: state.disk_full,
+            ending: state.ending,
             keys: Keyset::new(&state.issuer, sandbox, &state.keys)?,
             key_ids: state.keys.iter().map(|k| k.kid.clone()).collect(),
             revoked: RevocationView::new(&state.revoked),
         })
     }
 
-    /// Revoked by name, or signed with a key that has been rotated away.
-    fn is_revoked(&self, claims: &Claims) -> bool {
-        self.revoked.covers(claims) || !self.key_ids.contains(&key_id(&claims.aud, claims.generation))
+    /// Why a good token no longer counts: the sandbox ends, or it was revoked by name or with the key that signed it.
+    fn refusal(&self, claims: &Claims) -> Option<ApiError> {
+        if let Some(ending) = self.ending {
+            return Some(ending.error());
+        }
+        let is_revoked = self.revoked.covers(claims) || !self.key_ids.contains(&key_id(&claims.aud, claims.generation));
+        is_revoked.then(revoked)
     }
 }
 
@@ -62,6 +69,7 @@ pub struct Authority {
     /// One per running request or shell, so bounded by the limits on those.
     streams: Mutex<HashMap<u64, Stream>>,
     next_stream: AtomicU64,
+    stream_closed: Notify,
 }
 
 struct Stream {
@@ -80,6 +88,7 @@ impl Authority {
             last_spoken: AtomicI64::new(i64::MIN),
             streams: Mutex::new(HashMap::new()),
             next_stream: AtomicU64::new(0),
+            stream_closed: Notify::new(),
         })
     }
 
@@ -94,7 +103,7 @@ impl Authority {
             is_newer
         });
         if is_taken {
-            for stream in self.streams().values().filter(|s| view.is_revoked(&s.claims)) {
+            for stream in self.streams().values().filter(|s| view.refusal(&s.claims).is_some()) {
                 stream.end();
             }
         }
@@ -131,6 +140,18 @@ impl Authority {
         }
     }
 
+    /// Resolves when no request and no shell is under way.
+    pub async fn quiet(&self) {
+        loop {
+            // Before the look, so that a stream that closes in between is not missed.
+            let closed = self.stream_closed.notified();
+            if self.streams().is_empty() {
+                return;
+            }
+            closed.await;
+        }
+    }
+
     /// The token of the `Authorization` header, checked, with the capability the request needs.
     pub fn authorize(&self, headers: &HeaderMap, needed: Capability) -> Result<Claims, ApiError> {
         let claims = self.verify(bearer(headers)?)?;
@@ -148,13 +169,16 @@ impl Authority {
     }
 
     fn verify(&self, token: &str) -> Result<Claims, ApiError> {
-        let view = self.view();
-        let refused = |e: TokenError| ApiError::new(e.code(), e.to_string());
-        let claims = view.keys.verify(token, Timestamp::now()).map_err(refused)?;
-        if view.is_revoked(&claims) {
-            return Err(refused(TokenError::Revoked));
+        if token.starts_with(API_KEY_PREFIX) {
+            let message = "this is an API key; a sandbox takes tokens only: negotiate with the broker for one";
+            return Err(ApiError::new(ErrorCode::Unauthenticated, message));
         }
-        Ok(claims)
+        let view = self.view();
+        let claims = view.keys.verify(token, Timestamp::now()).map_err(|e| ApiError::new(e.code(), e.to_string()))?;
+        match view.refusal(&claims) {
+            Some(refusal) => Err(refusal),
+            None => Ok(claims),
+        }
     }
 
     /// Something that lasts, and ends when its token is revoked.
@@ -163,7 +187,7 @@ impl Authority {
         let ended = CancellationToken::new();
         self.streams().insert(id, Stream { claims: claims.clone(), ended: ended.clone(), connection: None });
         // A push between the check of the token and the line above has already looked through the streams and missed this one.
-        if self.view().is_revoked(&claims) {
+        if self.view().refusal(&claims).is_some() {
             ended.cancel();
         }
         OpenStream { authority: self.clone(), id, ended }
@@ -192,16 +216,18 @@ pub struct OpenStream {
 }
 
 impl OpenStream {
-    /// Resolves when the token was revoked.
-    pub async fn revoked(&self) {
+    /// Resolves with the reason when the token was revoked or the sandbox is about to end.
+    pub async fn revoked(&self) -> ApiError {
         self.ended.cancelled().await;
+        let claims = self.authority.streams().get(&self.id).map(|s| s.claims.clone());
+        claims.and_then(|c| self.authority.view().refusal(&c)).unwrap_or_else(revoked)
     }
 
     /// Runs a request's work unless its token is revoked meanwhile.
     pub async fn until_revoked<T>(&self, work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
         tokio::select! {
             biased;
-            () = self.revoked() => Err(ApiError::new(ErrorCode::TokenRevoked, TokenError::Revoked.to_string())),
+            why = self.revoked() => Err(why),
             done = work => done,
         }
     }
@@ -221,7 +247,7 @@ impl OpenStream {
         if let Some(stream) = self.authority.streams().get_mut(&self.id) {
             stream.claims = claims.clone();
         }
-        if self.authority.view().is_revoked(&claims) {
+        if self.authority.view().refusal(&claims).is_some() {
             self.ended.cancel();
         }
     }
@@ -230,7 +256,12 @@ impl OpenStream {
 impl Drop for OpenStream {
     fn drop(&mut self) {
         self.authority.streams().remove(&self.id);
+        self.authority.stream_closed.notify_waiters();
     }
+}
+
+fn revoked() -> ApiError {
+    ApiError::new(ErrorCode::TokenRevoked, TokenError::Revoked.to_string())
 }
 
 fn bearer(headers: &HeaderMap) -> Result<&str, ApiError> {

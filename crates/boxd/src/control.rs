@@ -14,18 +14,25 @@ use crate::{answer::Failure, auth::Authority, body, server::Server};
 
 /// Some 100 000 revocations; a broker that has more must let tokens of that age expire first.
 const MAX_STATE_BYTES: usize = 8 * 1024 * 1024;
+/// What open streams get to hear why they end, before an answer tells the broker to go on with it.
+const FAREWELL_WITHIN: Duration = Duration::from_millis(250);
 /// How long after the lease a broker may still come back: a restart with many sandboxes to greet.
 const LEASE_GRACE: Duration = Duration::from_secs(60);
 /// The lease is in wall-clock time and sleeping is not, so the clock is looked at again at least this often.
 const CLOCK_CHECK: Duration = Duration::from_secs(30);
 
-/// `PUT /control/state`. One older than what is known changes nothing; the answer says which version holds.
+/// `PUT /control/state`. One older than what is known changes nothing; the answer says which version holds. One that
+/// announces the end is answered when everybody has been told, or has had the time for it.
 pub async fn put_state(State(server): State<Arc<Server>>, content: Body) -> Result<Json<BoxdStatus>, Failure> {
     // Before the push is taken: one that shortens the lease must not end boxd while its broker is there to decide.
     server.authority.spoken_to();
     let bytes = body::collect(content, MAX_STATE_BYTES).await?;
     let state: ControlState = serde_json::from_slice(&bytes).map_err(|e| ApiError::invalid(format!("the state can't be read: {e}")))?;
     server.authority.replace(&state).map_err(ApiError::invalid)?;
+    if state.ending.is_some() {
+        // Past this they are cut off: the broker doesn't wait any longer either.
+        let _ = tokio::time::timeout(FAREWELL_WITHIN, server.authority.quiet()).await;
+    }
     Ok(Json(server.authority.status()))
 }
 

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use axum::{Extension, Json, body::Body, extract::State, response::Response};
-use cobox_protocol::{ApiError, ErrorCode, exec::ExecRequest};
+use cobox_protocol::{ApiError, exec::ExecRequest};
 use futures_util::stream;
 use http::{HeaderMap, Method, StatusCode, Uri, header};
 use serde::Deserialize;
@@ -22,32 +22,8 @@ use crate::{
     server::Server,
 };
 
-pub const EXECUTE: &str = "/execute";
-pub const UPLOAD: &str = "/upload";
-pub const DOWNLOAD: &str = "/download";
 /// What the SDK names when its user names nothing; not every root file system has it.
 const SDK_DEFAULT_SHELL: &str = "/bin/bash";
-
-/// The operation a route of this dialect does, as its errors name it; `None` for our own routes.
-pub fn dialect(route: &str) -> Option<&'static str> {
-    match route {
-        EXECUTE => Some("CommandError"),
-        UPLOAD => Some("WriteError"),
-        DOWNLOAD => Some("ReadError"),
-        _ => None,
-    }
-}
-
-pub fn error_type(code: ErrorCode, operation: &'static str) -> &'static str {
-    match code {
-        ErrorCode::Unauthenticated | ErrorCode::TokenExpired | ErrorCode::TokenRevoked => "Unauthorized",
-        ErrorCode::Forbidden | ErrorCode::CapabilityDenied => "PermissionDenied",
-        ErrorCode::FileNotFound => "FileNotFound",
-        ErrorCode::RateLimited => "RateLimited",
-        ErrorCode::MethodNotAllowed => "MethodNotAllowed",
-        _ => operation,
-    }
-}
 
 #[derive(Deserialize)]
 struct ExecuteRequest {

@@ -30,6 +30,8 @@ mod descriptor {
     pub const CONFIG: i32 = 5;
     pub const LAUNCHER: i32 = 6;
     pub const ALIVE: i32 = 7;
+    /// 8 was this program. Then come the control groups to move to.
+    pub const FIRST_GROUP: i32 = 9;
 }
 
 /// The configuration is a few kilobytes and a revocation list.
@@ -113,6 +115,7 @@ fn run() -> anyhow::Result<()> {
 fn prepare(config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
     tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_ansi(false).with_writer(io::stderr).init();
     let link = start_init(config)?;
+    leave_the_workloads_groups(config.groups).context("moving to boxd's control groups")?;
     // Clients' paths are resolved in this mount namespace: what isn't here can't be reached through the files API, and
     // the place where it was takes no files either.
     unmount("/proc", UnmountFlags::DETACH).context("taking /proc away")?;
@@ -132,6 +135,16 @@ fn prepare(config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
     // Changing ids makes the kernel forget this.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     Ok(link)
+}
+
+/// Init is among the workloads and stays; boxd is charged apart. Before there is a second thread, which would stay behind.
+fn leave_the_workloads_groups(count: u32) -> io::Result<()> {
+    for number in (descriptor::FIRST_GROUP..).take(count as usize) {
+        // SAFETY: the launcher put it there; nothing has taken it over yet.
+        let group = unsafe { cobox_kernel::adopt(number) }?;
+        rustix::io::write(&group, b"0")?;
+    }
+    Ok(())
 }
 
 /// Whom file accesses are judged as, in boxd's user namespace: with a single id the workload's is 0 there.

@@ -7,7 +7,10 @@ use axum::{
     Json, Router, middleware,
     routing::{get, post, put},
 };
-use cobox_protocol::control::BoxdConfig;
+use cobox_protocol::{
+    control::BoxdConfig,
+    langsmith::{DOWNLOAD, EXECUTE, UPLOAD},
+};
 use tokio::net::UnixListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -92,9 +95,9 @@ fn client_router(server: Arc<Server>) -> Router {
         .route("/v1/archive", get(files::archive::get).put(files::archive::put))
         .route("/v1/shell/ws", get(shell::open))
         .route("/v1/ws", get(shell::open))
-        .route(langsmith::EXECUTE, post(langsmith::execute))
-        .route(langsmith::UPLOAD, post(langsmith::upload))
-        .route(langsmith::DOWNLOAD, get(langsmith::download).head(langsmith::download))
+        .route(EXECUTE, post(langsmith::execute))
+        .route(UPLOAD, post(langsmith::upload))
+        .route(DOWNLOAD, get(langsmith::download).head(langsmith::download))
         .fallback(answer::no_such_route)
         .method_not_allowed_fallback(answer::no_such_method)
         .layer(middleware::from_fn(answer::wrap))

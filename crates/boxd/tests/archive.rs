@@ -107,6 +107,19 @@ async fn a_single_file_is_an_archive_of_one() {
 }
 
 #[tokio::test]
+async fn a_directory_that_can_not_be_read_is_refused_before_the_first_byte() {
+    use std::os::unix::fs::PermissionsExt;
+    let boxd = TestBoxd::start_as_a_user();
+    let closed = boxd.host("/workspace/closed");
+    std::fs::create_dir(&closed).unwrap();
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o000)).unwrap();
+    boxd.get("/v1/archive?path=/workspace/closed").send().await.refused(403, "FORBIDDEN");
+    std::fs::write(boxd.host("/workspace/file"), "x").unwrap();
+    std::fs::set_permissions(boxd.host("/workspace/file"), std::fs::Permissions::from_mode(0o000)).unwrap();
+    boxd.get("/v1/archive?path=/workspace/file").send().await.refused(403, "FORBIDDEN");
+}
+
+#[tokio::test]
 async fn what_comes_out_goes_in_again() {
     let boxd = TestBoxd::start();
     let name = "n".repeat(150);

@@ -4,7 +4,10 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use cobox_protocol::{control::Revocation, exec::ExecResponse};
+use cobox_protocol::{
+    control::{ControlState, Ending, Revocation},
+    exec::ExecResponse,
+};
 use http::Method;
 use serde_json::{Value, json};
 use support::{SOON, TestBoxd};
@@ -117,6 +120,33 @@ async fn a_revoked_token_loses_its_command() {
     assert_eq!(answer.status(), 401);
     let pid = std::fs::read_to_string(&file).unwrap();
     wait_for(|| !is_running(&pid)).await;
+}
+
+#[tokio::test]
+async fn a_command_under_way_learns_that_its_sandbox_ends() {
+    let boxd = TestBoxd::start();
+    let waiting = boxd.post("/v1/exec", json!({ "command": "touch begun; sleep 1000" }).to_string()).send();
+    let control = async {
+        wait_for(|| boxd.host("/workspace/begun").exists()).await;
+        let state = ControlState { version: 2, ending: Some(Ending::Ended), ..boxd.state.clone() };
+        boxd.control(Method::PUT, "/control/state").body(serde_json::to_vec(&state).unwrap()).send().await.ok(200);
+    };
+    let (answer, ()) = tokio::join!(waiting, control);
+    answer.refused(410, "SESSION_EXPIRED");
+    boxd.post("/v1/exec", json!({ "command": "ls" }).to_string()).send().await.refused(410, "SESSION_EXPIRED");
+}
+
+#[tokio::test]
+async fn a_request_that_can_not_be_met_is_refused_in_words() {
+    let boxd = TestBoxd::start();
+    let body = json!({ "command": "ls" }).to_string();
+    let stream = boxd.post("/v1/exec", body.clone()).header("accept", "text/event-stream").send().await;
+    assert!(stream.refused(400, "INVALID_REQUEST").contains("text/event-stream is not offered by this version"));
+    boxd.post("/v1/exec", body).header("accept", "application/json, text/event-stream").send().await.ok(200);
+    for (body, words) in [("[]", "the body: must be a JSON object"), (r#"{"argv": "ls"}"#, "argv: must be a list, not a string")] {
+        let message = boxd.post("/v1/exec", body).send().await.refused(400, "INVALID_REQUEST");
+        assert_eq!(message, words);
+    }
 }
 
 #[tokio::test]

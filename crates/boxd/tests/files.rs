@@ -151,6 +151,9 @@ async fn a_directory_is_not_a_file_and_the_answer_says_where_to_go() {
     for path in ["/v1/files", "/v1/files/", "/v1/files/workspace", "/v1/files/workspace/"] {
         let message = boxd.get(path).send().await.refused(400, "INVALID_REQUEST");
         assert!(message.contains("is a directory") && message.contains("/v1/archive"), "{message}");
+        let got: serde_json::Value = boxd.get(path).send().await.json();
+        assert_eq!(got["error"]["details"]["kind"], "directory");
+        assert_eq!(boxd.call(Method::HEAD, path).send().await.ok(400).header("x-file-kind"), "directory");
         boxd.put(path, "x").send().await.refused(400, "INVALID_REQUEST");
     }
     boxd.put("/v1/files/workspace/a", "x").send().await.ok(201);
@@ -239,6 +242,7 @@ async fn fifos_and_sockets_are_refused_at_once_and_stay_what_they_are() {
     for (path, word) in [("/v1/files/workspace/fifo", "fifo"), ("/v1/files/workspace/socket", "socket")] {
         let got = tokio::time::timeout(SOON, boxd.get(path).send()).await.expect("a fifo blocks nobody");
         assert!(got.refused(400, "INVALID_REQUEST").contains(word));
+        assert_eq!((got.json::<serde_json::Value>()["error"]["details"]["kind"].as_str(), got.header("x-file-kind")), (Some(word), word));
         let put = tokio::time::timeout(SOON, boxd.put(path, "x").send()).await.unwrap();
         assert!(put.refused(400, "INVALID_REQUEST").contains(word));
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cobox_protocol::{
     Secret, Timestamp,
-    control::Revocation,
+    control::{Ending, Revocation},
     frame::{ClientFrame, ServerFrame, ShellStart, close, frame_bytes},
 };
 use futures_util::{SinkExt, StreamExt};
@@ -191,11 +191,58 @@ async fn without_a_good_token_there_is_no_shell() {
 }
 
 #[tokio::test]
+async fn a_frame_that_can_not_be_read_is_told_what_is_wrong_and_never_repeated() {
+    let boxd = TestBoxd::start();
+    for (frame, words) in [
+        (r#"{"type":"dance"}"#, "`dance` is not a type of frame; known are auth, start"),
+        (r#"{"type":"resize","cols":"secret"}"#, "`resize`: must be a whole number"),
+        (r#"{"token":"secret"}"#, "must be an object with a `type`"),
+        ("secret", "is not JSON"),
+        (r#"{"type":"auth","token":"cbx_secret"}"#, "a sandbox takes tokens only"),
+    ] {
+        let mut client = Client::dial(&boxd, None).await.unwrap();
+        client.socket.send(Message::text(frame)).await.unwrap();
+        match client.next().await {
+            ServerFrame::Error { error } => {
+                assert!(error.message.contains(words) && !error.message.contains("secret"), "{}", error.message);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_sandbox_that_ends_says_why_before_the_broker_goes_on() {
+    for (ending, told, code) in
+        [(Ending::Ended, "SESSION_EXPIRED", close::ENDED), (Ending::Suspended, "PROVIDER_UNAVAILABLE", close::GOING_AWAY)]
+    {
+        let mut boxd = TestBoxd::start();
+        let mut client = Client::started(&boxd, running("cat")).await;
+        boxd.state.ending = Some(ending);
+        assert_eq!(boxd.push().await.open_streams, 0, "answered when everybody has been told");
+        // The frames are on their way already: boxd may be killed now.
+        boxd.served.take().unwrap().abort();
+        assert_eq!(client.end().await, (Some(told.to_owned()), code));
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_takes_no_goodbye_does_not_hold_up_the_end() {
+    let mut boxd = TestBoxd::start();
+    let mut client = Client::started(&boxd, running("echo ready; yes")).await;
+    client.read_until("ready").await;
+    boxd.state.ending = Some(Ending::Ended);
+    let since = Instant::now();
+    boxd.push().await;
+    assert!(since.elapsed() < Duration::from_secs(1));
+}
+
+#[tokio::test]
 async fn a_connection_that_says_nothing_is_closed_after_five_seconds() {
     let boxd = TestBoxd::start();
     let mut client = Client::dial(&boxd, None).await.unwrap();
     let since = Instant::now();
-    assert_eq!(client.end().await, (None, close::AUTH_TIMEOUT));
+    assert_eq!(client.end().await, (Some("UNAUTHENTICATED".to_owned()), close::AUTH_TIMEOUT));
     assert!(since.elapsed() >= Duration::from_millis(4900));
 }
 
@@ -282,9 +329,8 @@ async fn a_frame_too_large_is_refused() {
     let frame = format!("{{\"type\":\"stdin\",\"data\":\"{}\"}}", "x".repeat(1024 * 1024));
     // The other side may close before it has taken all of it.
     let _ = client.socket.send(Message::text(frame)).await;
-    while let Ok(Some(Ok(message))) = tokio::time::timeout(SOON, client.socket.next()).await {
-        assert!(!matches!(message, Message::Text(text) if text.contains("stdout")), "nothing of it reaches the program");
-    }
+    assert_eq!(client.end().await, (Some("TOO_LARGE".to_owned()), close::TOO_BIG));
+    assert!(client.output.is_empty(), "nothing of it reaches the program");
     tokio::time::timeout(SOON, boxd.idle()).await.unwrap();
 }
 

@@ -29,7 +29,7 @@ pub struct Dataplane {
 
 #[async_trait]
 impl Directory for Dataplane {
-    async fn admit(&self, target: Target, credential: Option<Credential>, _request_id: &RequestId) -> Result<Admission, ApiError> {
+    async fn admit(&self, target: Target, credential: Option<Credential>, request_id: &RequestId) -> Result<Admission, ApiError> {
         let found = self.find(&target).await?;
         match credential {
             None => match found {
@@ -39,7 +39,7 @@ impl Directory for Dataplane {
             },
             Some(Credential::ApiKey(key)) => {
                 let caller = self.keys.authenticate(&key).await?;
-                self.swap(&caller, &target, found).await
+                self.swap(&caller, &target, found, request_id).await
             }
             Some(Credential::Token(token)) => {
                 let (sandbox, session) = found.ok_or_else(|| not_found(&target))?;
@@ -70,20 +70,41 @@ impl Directory for Dataplane {
 
     async fn used(&self, usage: Usage) {
         let Some(caller) = usage.admission.caller else { return };
-        let mut record = AuditRecord::new(self.deployment.now(), &caller.workspace, "dataplane.used")
-            .detail(format!("{} {} {}", usage.method, usage.path, usage.status));
-        record.request_id = Some(usage.request_id);
-        record.principal = Some(caller.principal);
-        record.actor = Some(caller.actor);
-        record.thread = caller.thread;
-        record.session = caller.session;
-        record.sandbox = Some(usage.admission.sandbox);
-        record.jti = Some(caller.jti);
-        self.audit.add(record).await;
+        let record = self.record("dataplane.used", &caller, &usage.admission.sandbox, &usage.request_id);
+        self.audit.add(record.detail(format!("{} {} {}", usage.method, usage.path, usage.status))).await;
+    }
+
+    async fn vanished(&self, admission: &Admission) -> Result<(), ApiError> {
+        let store = &self.deployment.store;
+        let session = admission.caller.as_ref().and_then(|c| c.session.as_ref());
+        if let Some(id) = session {
+            let session = store.session(id).await.map_err(internal)?.map(|b| b.session);
+            return match session.filter(|s| s.ended_at.is_none()) {
+                Some(_) => Ok(()),
+                None => Err(ApiError::new(ErrorCode::SessionExpired, format!("session {id} is over; ensure a new one"))),
+            };
+        }
+        match store.sandbox(&admission.sandbox).await.map_err(internal)?.filter(|s| s.ended_at.is_none()) {
+            Some(_) => Ok(()),
+            None => Err(not_found(&Target::Sandbox(admission.sandbox.clone()))),
+        }
     }
 }
 
 impl Dataplane {
+    fn record(&self, action: &'static str, passer: &Passer, sandbox: &SandboxId, request_id: &RequestId) -> AuditRecord {
+        AuditRecord {
+            request_id: Some(request_id.clone()),
+            principal: Some(passer.principal.clone()),
+            actor: Some(passer.actor.clone()),
+            thread: passer.thread.clone(),
+            session: passer.session.clone(),
+            sandbox: Some(sandbox.clone()),
+            jti: Some(passer.jti.clone()),
+            ..AuditRecord::new(self.deployment.now(), &passer.workspace, action)
+        }
+    }
+
     async fn find(&self, target: &Target) -> Result<Option<(Sandbox, Option<Session>)>, ApiError> {
         let store = &self.deployment.store;
         Ok(match target {
@@ -93,7 +114,13 @@ impl Dataplane {
     }
 
     /// An API key becomes a token of the same principal; the key goes no further.
-    async fn swap(&self, caller: &Caller, target: &Target, found: Option<(Sandbox, Option<Session>)>) -> Result<Admission, ApiError> {
+    async fn swap(
+        &self,
+        caller: &Caller,
+        target: &Target,
+        found: Option<(Sandbox, Option<Session>)>,
+        request_id: &RequestId,
+    ) -> Result<Admission, ApiError> {
         let d = &self.deployment;
         let principal = &caller.principal;
         let (sandbox, session) = found.filter(|(s, _)| access::is_visible(principal, s)).ok_or_else(|| not_found(target))?;
@@ -120,7 +147,7 @@ impl Dataplane {
             return Err(not_found(target));
         }
         let now = d.now();
-        let capabilities = access::grant(principal, None)?;
+        let capabilities = access::grant(caller, None)?;
         let hard_ttl = d.config.hard_ttl();
         let (issued, session) = match session {
             Some(session) => {
@@ -135,11 +162,12 @@ impl Dataplane {
         let passer = Passer {
             workspace: principal.workspace.clone(),
             principal: principal.name.clone(),
-            actor: principal.kind.word().to_owned(),
+            actor: caller.actor.kind.word().to_owned(),
             thread: session.as_ref().map(|s| s.scope_id.clone()),
             session: session.map(|s| s.id),
             jti: issued.jti.to_string(),
         };
+        self.audit.add(self.record("token.issued", &passer, &sandbox.id, request_id).detail(capabilities.words().join(" "))).await;
         Ok(Admission { sandbox: sandbox.id, token: Some(issued.token), caller: Some(passer) })
     }
 

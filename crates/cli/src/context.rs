@@ -3,20 +3,16 @@
 use std::{
     ffi::OsString,
     path::{Path, PathBuf},
+    sync::OnceLock,
 };
 
 use anyhow::{Context as _, anyhow};
-use cobox_client::{Client, Session};
-use cobox_protocol::{
-    Secret,
-    session::{Mode, NegotiateRequest},
-};
+use cobox_client::{Client, check_url};
+use cobox_protocol::{ErrorCode, Secret};
 use serde::{Deserialize, Serialize};
 
 use crate::{failure::Failure, printer::Printer};
 
-/// The thread used when neither a flag nor `COBOX_THREAD` names one.
-pub const DEFAULT_THREAD: &str = "default";
 /// Longest key file read, in bytes: a key is 74 characters, and a wrong file need not be read whole.
 const MAX_KEY_FILE: u64 = 4096;
 
@@ -40,29 +36,29 @@ pub type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 pub struct Context {
     pub printer: Printer,
     flags: Flags,
+    key_source: OnceLock<String>,
 }
 
 impl Context {
     pub fn new(printer: Printer, flags: Flags) -> Self {
-        Self { printer, flags }
+        Self { printer, flags, key_source: OnceLock::new() }
     }
 
     pub fn client(&self) -> Result<Client, Failure> {
-        let Broker { url, api_key } = resolve(&self.flags, &|name| std::env::var_os(name))?;
+        let Broker { url, api_key, key_source } = resolve(&self.flags, &|name| std::env::var_os(name))?;
+        // Resolved twice it is the same.
+        let _ = self.key_source.set(key_source);
         Ok(Client::new(&url, api_key)?)
     }
 
-    /// The thread's session, made if there is none, with its token kept fresh.
-    pub async fn ensure(&self, thread: &str) -> Result<Session, Failure> {
-        let request = NegotiateRequest {
-            thread_id: thread.to_owned(),
-            mode: Mode::Ensure,
-            requested_capabilities: None,
-            scopes: None,
-            access: None,
-            ttl: None,
-        };
-        Ok(self.client()?.open(&request).await?)
+    /// A refused key is named by where it came from: there are four places.
+    pub fn explain(&self, failure: Failure) -> Failure {
+        match self.key_source.get() {
+            Some(source) if failure.api.as_ref().is_some_and(|a| a.code == ErrorCode::Unauthenticated.as_str()) => {
+                failure.advise(format!("check the API key, which came from {source}"))
+            }
+            _ => failure,
+        }
     }
 }
 
@@ -70,6 +66,8 @@ impl Context {
 pub struct Broker {
     pub url: String,
     pub api_key: Secret,
+    /// For people: the file or the variable.
+    pub key_source: String,
 }
 
 pub fn resolve(flags: &Flags, env: Environment) -> Result<Broker, Failure> {
@@ -80,12 +78,15 @@ pub fn resolve(flags: &Flags, env: Environment) -> Result<Broker, Failure> {
         None => None,
     };
     let asked_url = flags.url.clone().or_else(|| text("COBOX_URL"));
-    let key_file = flags.api_key_file.clone();
-    let asked_key = match key_file {
-        Some(path) => Some(read_key(&path)?),
+    if let Some(url) = &asked_url {
+        check_url(url)?;
+    }
+    let from_file = |path: &Path| read_key(path).map(|key| (key, path.display().to_string()));
+    let asked_key = match &flags.api_key_file {
+        Some(path) => Some(from_file(path)?),
         None => match (text("COBOX_API_KEY"), text("COBOX_API_KEY_FILE")) {
-            (Some(key), _) => Some(Secret::new(key)),
-            (None, Some(path)) => Some(read_key(Path::new(&path))?),
+            (Some(key), _) => Some((Secret::new(key), "COBOX_API_KEY".to_owned())),
+            (None, Some(path)) => Some(from_file(Path::new(&path))?),
             (None, None) => None,
         },
     };
@@ -99,17 +100,17 @@ pub fn resolve(flags: &Flags, env: Environment) -> Result<Broker, Failure> {
         (None, Some(config)) => config.url.clone(),
         (None, None) => return Err(missing("broker")),
     };
-    let api_key = match (asked_key, &config) {
+    let (api_key, key_source) = match (asked_key, &config) {
         (Some(key), _) => key,
         // The configured key belongs to the configured broker: another one must not be shown it.
         (None, Some(config)) if config.url.trim_end_matches('/') != url.trim_end_matches('/') => {
             return Err(Failure::new(format!("no API key is given for {url}; the configured one belongs to {}", config.url))
                 .advise("set COBOX_API_KEY, or name its file with --api-key-file"));
         }
-        (None, Some(config)) => read_key(&config.api_key_file)?,
+        (None, Some(config)) => from_file(&config.api_key_file)?,
         (None, None) => return Err(missing("API key")),
     };
-    Ok(Broker { url, api_key })
+    Ok(Broker { url, api_key, key_source })
 }
 
 /// `COBOX_CONFIG`, or `cobox/config.toml` under the user's configuration directory.
@@ -151,7 +152,10 @@ fn read_key(path: &Path) -> Result<Secret, Failure> {
         .and_then(|file| file.take(MAX_KEY_FILE).read_to_string(&mut text))
         .with_context(|| format!("reading the API key from {}", path.display()))?;
     match text.trim() {
-        "" => Err(Failure::new(format!("{} holds no API key", path.display()))),
+        "" => Err(Failure::new(format!("{} holds no API key: it is empty", path.display()))),
+        text if !text.bytes().all(|b| b.is_ascii_graphic()) => {
+            Err(Failure::new(format!("{} holds no API key: a key is one word that starts with cbx_", path.display())))
+        }
         key => Ok(Secret::new(key)),
     }
 }
@@ -223,6 +227,17 @@ mod tests {
         assert!(failure.what.contains("http://stranger:9"), "{failure:?}");
         let home = home.with("COBOX_URL", "http://config:1/");
         assert_eq!(home.resolve(&Flags::default()).unwrap().api_key.expose(), "from-config");
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_url_or_a_key_file_is_said_first_and_by_name() {
+        let home = Home::new().configured().with("COBOX_URL", "nonsense");
+        assert!(home.resolve(&Flags::default()).unwrap_err().what.contains("`nonsense` is not a usable broker URL"));
+        for text in ["", "two words", "caf\u{e9}"] {
+            let home = Home::new().configured();
+            let flags = Flags { url: None, api_key_file: Some(home.file("bad-key", text)) };
+            assert!(home.resolve(&flags).unwrap_err().what.contains("bad-key holds no API key"), "{text}");
+        }
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! What `cobox up` and `cobox serve` share: the local provider, the listening socket, logging, and the signals that end a broker.
 
 use std::{
-    net::SocketAddr,
+    net::{SocketAddr, ToSocketAddrs},
     path::{Path, PathBuf},
 };
 
 use anyhow::Context as _;
-use cobox_provider::local::{LocalConfig, LocalOptions, LocalProvider};
+use cobox_provider::local::{Check, LocalConfig, LocalOptions, LocalProvider, Status};
 use tokio::{
     net::TcpListener,
     signal::unix::{Signal, SignalKind, signal},
@@ -17,16 +17,51 @@ use crate::failure::Failure;
 
 /// Blocking work in a thread of its own: it prepares the sandboxes' root, which can take a second the first time.
 pub async fn local_provider(data_dir: &Path, options: LocalOptions) -> Result<LocalProvider, Failure> {
-    let launcher = std::env::current_exe().context("finding this program")?;
-    let boxd = boxd(&launcher, std::env::var_os("COBOX_BOXD").map(PathBuf::from));
+    let (launcher, boxd) = programs()?;
     let config = LocalConfig { data_dir: data_dir.to_owned(), boxd, launcher, options };
     let made = tokio::task::spawn_blocking(move || LocalProvider::new(config)).await.context("preparing the local provider")?;
     made.map_err(|e| Failure::from(e).advise("`cobox doctor` checks what local sandboxes need"))
 }
 
+/// This program, and the daemon it puts into each sandbox.
+fn programs() -> Result<(PathBuf, PathBuf), Failure> {
+    let launcher = std::env::current_exe().context("finding this program")?;
+    let boxd = boxd(&launcher, std::env::var_os("COBOX_BOXD").map(PathBuf::from));
+    Ok((launcher, boxd))
+}
+
+/// Whether the daemon is where a broker would take it from.
+pub fn check_boxd() -> Result<Check, Failure> {
+    Ok(boxd_at(&programs()?.1))
+}
+
+fn boxd_at(path: &Path) -> Check {
+    let shown = path.display();
+    let (status, detail, mend) = match std::fs::metadata(path) {
+        Err(e) => (Status::Missing, format!("{shown}: {e}"), Some("put boxd beside cobox, or say where it is with COBOX_BOXD".to_owned())),
+        Ok(meta) if !meta.is_file() => (Status::Missing, format!("{shown} is not a file"), None),
+        Ok(_) if rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_err() => {
+            (Status::Missing, format!("{shown} can't be executed"), Some(format!("chmod +x {shown}")))
+        }
+        Ok(_) => (Status::Holds, shown.to_string(), None),
+    };
+    Check { name: "boxd".to_owned(), status, detail, mend }
+}
+
 /// Beside this program, unless `COBOX_BOXD` says where.
 fn boxd(launcher: &Path, named: Option<PathBuf>) -> PathBuf {
     named.filter(|p| !p.as_os_str().is_empty()).unwrap_or_else(|| launcher.with_file_name("boxd"))
+}
+
+/// Where to listen as people write it: `127.0.0.1:8421`, `localhost:8421`, or a port on this machine alone.
+pub fn address(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(port) = text.parse::<u16>() {
+        return Ok(SocketAddr::from(([127, 0, 0, 1], port)));
+    }
+    let found: Vec<SocketAddr> =
+        text.to_socket_addrs().map_err(|_| "it must look like 127.0.0.1:8421, localhost:8421 or 8421".to_owned())?.collect();
+    // A name may stand for both; local clients and URLs are plainest with the older one.
+    found.iter().find(|a| a.is_ipv4()).or(found.first()).copied().ok_or_else(|| "it stands for no address".to_owned())
 }
 
 pub async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
@@ -88,6 +123,26 @@ mod tests {
         assert_eq!(boxd(launcher, None), Path::new("/opt/cobox/boxd"));
         assert_eq!(boxd(launcher, Some("/x/boxd".into())), Path::new("/x/boxd"));
         assert_eq!(boxd(launcher, Some("".into())), Path::new("/opt/cobox/boxd"));
+    }
+
+    #[test]
+    fn an_address_may_be_a_name_or_just_a_port() {
+        for text in ["127.0.0.1:8421", "localhost:8421", "8421"] {
+            assert_eq!(address(text).unwrap(), "127.0.0.1:8421".parse().unwrap(), "{text}");
+        }
+        assert!(address("localhost").is_err() && address("70000").is_err());
+    }
+
+    #[test]
+    fn a_boxd_that_is_missing_or_not_executable_is_told_with_what_mends_it() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("boxd");
+        assert!(boxd_at(&path).mend.unwrap().contains("COBOX_BOXD"));
+        std::fs::write(&path, "").unwrap();
+        assert!(boxd_at(&path).mend.unwrap().contains("chmod"));
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(boxd_at(&path).status, Status::Holds);
     }
 
     #[test]

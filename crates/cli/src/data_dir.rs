@@ -23,6 +23,9 @@ pub struct BrokerNote {
     pub url: String,
     pub pid: u32,
     pub api_key_file: PathBuf,
+    /// An agent's key beside the person's, where one was made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent_key_file: Option<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -63,10 +66,8 @@ impl DataDir {
         self.path.join("api_key")
     }
 
-    pub fn write_api_key(&self, key: &Secret) -> Result<(), Failure> {
-        let path = self.api_key_file();
-        replace(&path, format!("{}\n", key.expose()).as_bytes()).with_context(|| format!("writing {}", path.display()))?;
-        Ok(())
+    pub fn agent_key_file(&self) -> PathBuf {
+        self.path.join("agent_key")
     }
 
     pub fn write_note(&self, note: &BrokerNote) -> Result<(), Failure> {
@@ -96,11 +97,16 @@ fn in_use(path: &Path) -> Failure {
     Failure::new(format!("{} is in use by {who}", path.display())).advise("end that one first, or choose another directory with --data-dir")
 }
 
+pub fn write_key(path: &Path, key: &Secret) -> Result<(), Failure> {
+    replace(path, format!("{}\n", key.expose()).as_bytes()).with_context(|| format!("writing {}", path.display()))?;
+    Ok(())
+}
+
 /// Readable by its owner alone; seen whole or not at all, also after a power cut.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // A temporary file is made with mode 0600.
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(|e| io::Error::from(e.kind()))?;
     file.write_all(bytes)?;
     file.as_file().sync_all()?;
     file.persist(path).map_err(|e| e.error)?;
@@ -118,7 +124,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("data");
         let first = DataDir::take(&path).unwrap();
-        first.write_note(&BrokerNote { url: "http://127.0.0.1:1".into(), pid: 42, api_key_file: first.api_key_file() }).unwrap();
+        let note = BrokerNote { url: "http://127.0.0.1:1".into(), pid: 42, api_key_file: first.api_key_file(), agent_key_file: None };
+        first.write_note(&note).unwrap();
         let failure = DataDir::take(&path).unwrap_err();
         assert!(failure.what.contains("http://127.0.0.1:1 (pid 42)"), "{}", failure.what);
         drop(first);
@@ -126,12 +133,14 @@ mod tests {
     }
 
     #[test]
-    fn the_key_and_the_directory_are_for_their_owner_alone() {
+    fn the_keys_and_the_directory_are_for_their_owner_alone() {
         let dir = tempfile::tempdir().unwrap();
         let data = DataDir::take(&dir.path().join("data")).unwrap();
-        data.write_api_key(&Secret::new("cbx_x")).unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode(data.path()), mode(&data.api_key_file())), (0o700, 0o600));
-        assert_eq!(std::fs::read_to_string(data.api_key_file()).unwrap(), "cbx_x\n");
+        for file in [data.api_key_file(), data.agent_key_file()] {
+            write_key(&file, &Secret::new("cbx_x")).unwrap();
+            assert_eq!((mode(data.path()), mode(&file)), (0o700, 0o600));
+            assert_eq!(std::fs::read_to_string(file).unwrap(), "cbx_x\n");
+        }
     }
 }

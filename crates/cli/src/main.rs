@@ -11,9 +11,11 @@ mod place;
 mod printer;
 mod running;
 mod settings;
+mod span;
 mod terminal;
 mod transfer;
 mod unpack;
+mod way_in;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -42,13 +44,13 @@ Client commands find their broker by --url and --api-key-file, then COBOX_URL an
 )]
 struct Cli {
     /// The broker's URL
-    #[arg(long, global = true, value_name = "URL")]
+    #[arg(long, global = true, value_name = "URL", help_heading = "Global options")]
     url: Option<String>,
     /// A file that holds the API key; a key itself is never an argument, where others could read it
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
     api_key_file: Option<PathBuf>,
     /// Print JSON instead of words
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "Global options")]
     json: bool,
     #[command(subcommand)]
     command: Command,
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
+            let failure = context.explain(failure);
             printer.failure(&failure);
             ExitCode::from(if failure.exit_code == 0 { OWN_ERROR } else { failure.exit_code })
         }
@@ -114,7 +117,46 @@ mod tests {
         assert!(parse(&["exec", "-t", "demo"]).is_err());
         assert!(parse(&["exec", "-c", "ls", "--", "ls"]).is_err());
         assert!(parse(&["exec", "--env", "NOVALUE", "--", "ls"]).is_err());
-        assert!(parse(&["exec", "--timeout", "0", "--", "ls"]).is_err());
+        assert!(parse(&["exec", "--timeout", "-1", "--", "ls"]).is_err());
+        for time in ["0", "1.5", "5m"] {
+            assert!(parse(&["exec", "--timeout", time, "--", "ls"]).is_ok(), "{time}");
+        }
+        let told = parse(&["exec"]).unwrap_err().to_string();
+        assert!(told.contains("cobox exec [OPTIONS] -- COMMAND"), "{told}");
+    }
+
+    #[test]
+    fn a_mistyped_option_is_never_run_as_a_program() {
+        for line in [&["exec", "--tread", "demo", "--", "ls"][..], &["exec", "-x", "ls"], &["exec", "--tread=demo", "ls"]] {
+            assert_eq!(parse(line).unwrap_err().kind(), clap::error::ErrorKind::UnknownArgument, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_thread_and_a_sandbox_are_not_both_named() {
+        for verb in [&["exec", "-c", "ls"][..], &["shell"], &["cp", "a", ":b"]] {
+            let with = |more: &[&str]| parse(&[verb, more].concat());
+            assert!(with(&["-t", "demo"]).is_ok() && with(&["--sandbox", "build"]).is_ok(), "{verb:?}");
+            assert!(with(&["-t", "demo", "--sandbox", "build"]).is_err(), "{verb:?}");
+            let told = with(&["-t", "sb_00000000000000000000000000"]).unwrap_err().to_string();
+            assert!(told.contains("--sandbox"), "{told}");
+        }
+        assert!(parse(&["cp", "a", "b", "-t", "demo", ":c"]).is_ok(), "options may stand anywhere");
+        assert!(parse(&["shell", "demo"]).is_ok());
+        assert!(parse(&["shell", "demo", "-t", "other"]).is_err());
+    }
+
+    #[test]
+    fn the_options_that_choose_a_broker_are_not_shown_where_none_is_asked() {
+        let mut cli = Cli::command();
+        cli.build();
+        let help = |verb: &str| cli.find_subcommand(verb).unwrap().clone().render_long_help().to_string();
+        for verb in ["up", "serve", "doctor"] {
+            assert!(!help(verb).contains("--api-key-file"), "{verb}");
+            assert!(help(verb).contains("--json"), "{verb}");
+        }
+        assert!(help("exec").contains("--api-key-file"));
+        assert!(parse(&["--url", "http://x", "doctor"]).is_ok() && parse(&["doctor", "--url", "http://x"]).is_ok());
     }
 
     #[test]

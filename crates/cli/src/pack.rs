@@ -25,8 +25,8 @@ pub enum Ignoring {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Packed {
-    /// Regular files and links.
     pub files: u64,
+    pub links: u64,
     pub directories: u64,
     /// Of the files' contents.
     pub bytes: u64,
@@ -105,7 +105,7 @@ fn append<W: Write>(
         tar.append_data(&mut directory, path, io::empty())
     } else if kind.is_symlink() {
         let target = read_link(anchor, path)?;
-        packed.files += 1;
+        packed.links += 1;
         tar.append_link(&mut header(EntryType::Symlink, meta), path, target)
     } else if kind.is_file() {
         append_file(tar, anchor, path, packed, progress)
@@ -272,8 +272,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         symlink(outside.path(), dir.path().join("out")).unwrap();
         symlink(outside.path().join("private"), dir.path().join("file")).unwrap();
-        let (_, found) = contents(dir.path(), Ignoring::IgnoreFiles);
+        let (packed, found) = contents(dir.path(), Ignoring::IgnoreFiles);
         assert_eq!(names(&found), ["file", "out"]);
+        assert_eq!((packed.files, packed.links), (0, 2));
         assert!(found.values().all(|(kind, _)| *kind == EntryType::Symlink));
         assert_eq!(found["out"].1, outside.path().display().to_string().as_bytes());
     }

@@ -6,6 +6,14 @@ use std::{
     path::PathBuf,
 };
 
+use cobox_protocol::SandboxId;
+
+use crate::{
+    commands::{self, Where},
+    failure::Failure,
+    way_in::Target,
+};
+
 /// The folder human and agent share; relative remote paths start there.
 pub const WORK_DIR: &str = "/workspace";
 
@@ -17,8 +25,8 @@ pub enum Place {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remote {
-    /// `None` for the default thread.
-    pub thread: Option<String>,
+    /// `None` where only `:/path` was written.
+    pub target: Option<Target>,
     /// Absolute, without a trailing slash (but `/` itself).
     pub path: Vec<u8>,
     /// Written with a trailing slash: the destination is a directory, whether it is there or not.
@@ -37,10 +45,11 @@ pub fn parse(text: &OsStr) -> Result<Place, String> {
     }
 }
 
-fn remote(thread: &[u8], path: &[u8]) -> Result<Remote, String> {
-    let thread = match thread {
-        b"" => None,
-        bytes => Some(std::str::from_utf8(bytes).map_err(|_| "a thread's name must be UTF-8".to_owned())?.to_owned()),
+fn remote(whose: &[u8], path: &[u8]) -> Result<Remote, String> {
+    let target = match std::str::from_utf8(whose).map_err(|_| "a thread's name must be UTF-8".to_owned())? {
+        "" => None,
+        id if id.parse::<SandboxId>().is_ok() => Some(Target::Sandbox(id.to_owned())),
+        name => Some(Target::Thread(commands::thread(name)?)),
     };
     let mut absolute = if path.starts_with(b"/") { Vec::new() } else { [WORK_DIR.as_bytes(), b"/"].concat() };
     absolute.extend_from_slice(path);
@@ -56,10 +65,21 @@ fn remote(thread: &[u8], path: &[u8]) -> Result<Remote, String> {
     if clean.is_empty() {
         clean.push(b'/');
     }
-    Ok(Remote { thread, path: clean, is_directory })
+    Ok(Remote { target, path: clean, is_directory })
 }
 
 impl Remote {
+    /// What is written before the colon, or what the options say; both is one too many.
+    pub fn target(&self, options: &Where) -> Result<Target, Failure> {
+        match &self.target {
+            Some(_) if options.sandbox.is_some() => {
+                Err(Failure::new("the sandbox is named twice").advise("with --sandbox write the path alone, as :/path"))
+            }
+            Some(target) => Ok(target.clone()),
+            None => Ok(options.target()),
+        }
+    }
+
     /// The last part of the path, which a copy into a directory is called.
     pub fn name(&self) -> Option<&OsStr> {
         self.path.rsplit(|b| *b == b'/').next().filter(|n| !n.is_empty()).map(OsStr::from_bytes)
@@ -89,18 +109,33 @@ mod tests {
 
     #[test]
     fn a_colon_before_any_slash_means_a_sandbox() {
-        assert_eq!(at("demo:/a/b"), Remote { thread: Some("demo".into()), path: b"/a/b".to_vec(), is_directory: false });
-        assert_eq!(at(":/a").thread, None);
+        assert_eq!(at("demo:/a/b"), Remote { target: thread("demo"), path: b"/a/b".to_vec(), is_directory: false });
+        assert_eq!(at(":/a").target, None);
         for local in ["./a:b", "/x:y", "plain", "."] {
             assert!(matches!(parse(OsStr::new(local)).unwrap(), Place::Local(_)), "{local}");
         }
         assert!(parse(OsStr::new("")).is_err());
     }
 
+    fn thread(name: &str) -> Option<Target> {
+        Some(Target::Thread(name.to_owned()))
+    }
+
+    #[test]
+    fn a_sandbox_id_names_a_sandbox_and_a_session_id_nothing() {
+        let sandbox = "sb_00000000000000000000000000";
+        assert_eq!(at(&format!("{sandbox}:/a")).target, Some(Target::Sandbox(sandbox.to_owned())));
+        assert!(parse(OsStr::new("ssn_00000000000000000000000000:/a")).unwrap_err().contains("session"));
+        assert_eq!(at("sb_mine:/a").target, thread("sb_mine"));
+        let options = Where { sandbox: Some("build".into()), ..Where::default() };
+        assert_eq!(at(":/a").target(&options).unwrap(), Target::Sandbox("build".to_owned()));
+        assert!(at("demo:/a").target(&options).is_err());
+    }
+
     #[test]
     fn a_relative_remote_path_starts_in_the_shared_folder() {
         assert_eq!(at("demo:a.txt").path, b"/workspace/a.txt");
-        assert_eq!(at("demo:"), Remote { thread: Some("demo".into()), path: b"/workspace".to_vec(), is_directory: true });
+        assert_eq!(at("demo:"), Remote { target: thread("demo"), path: b"/workspace".to_vec(), is_directory: true });
         assert_eq!(at(":/").path, b"/");
     }
 

@@ -2,10 +2,11 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use cobox_protocol::Timestamp;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use serde::Serialize;
 
-use crate::failure::Failure;
+use crate::{failure::Failure, span::rough};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Printer {
@@ -21,6 +22,11 @@ impl Printer {
         Self { json, has_colour: is_tty && wants_colour, has_progress: is_tty && !json }
     }
 
+    /// Somebody reads along: stderr is a terminal, and words are wanted.
+    pub fn is_interactive(self) -> bool {
+        self.has_progress
+    }
+
     pub fn is_json(self) -> bool {
         self.json
     }
@@ -33,6 +39,26 @@ impl Printer {
             self.out(text.as_bytes())
         } else {
             self.line(&words())
+        }
+    }
+
+    /// As [`Printer::result`] for a list. An empty one prints nothing where a program reads, and says so where a person does.
+    pub fn list(self, value: &impl Serialize, header: &[&str], rows: &[Vec<String>], when_empty: &str) -> io::Result<()> {
+        self.result(value, || match rows {
+            [] if io::stdout().is_terminal() => when_empty.to_owned(),
+            rows => table(header, rows),
+        })
+    }
+
+    /// A moment for a table: rough on a terminal, where columns are scarce, and exact where a program may read.
+    pub fn moment(self, at: Timestamp) -> String {
+        if !io::stdout().is_terminal() {
+            return at.to_string();
+        }
+        let now = Timestamp::now();
+        match at.saturating_since(now).as_secs() {
+            0 => format!("{} ago", rough(now.saturating_since(at).as_secs())),
+            ahead => format!("in {}", rough(ahead)),
         }
     }
 
@@ -53,7 +79,12 @@ impl Printer {
             format!("{}\n", failure.json())
         } else {
             let label = if self.has_colour { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
-            let mut text = format!("{label} {}\n", visible(&failure.what));
+            // Only our own words may have lines; a server's could pretend to be more than its message.
+            let what = match &failure.api {
+                Some(_) => visible(&failure.what),
+                None => failure.what.lines().map(visible).collect::<Vec<_>>().join("\n  "),
+            };
+            let mut text = format!("{label} {what}\n");
             if let Some(advice) = &failure.advice {
                 text.push_str(&format!("  {}\n", visible(advice)));
             }
@@ -100,7 +131,8 @@ impl Printer {
             bar.set_style(style.progress_chars("=> "));
         }
         bar.set_message(visible(label));
-        bar
+        // Also where it is dropped half-way: the error then starts on an empty line.
+        bar.with_finish(ProgressFinish::AndClear)
     }
 }
 

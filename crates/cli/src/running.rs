@@ -1,6 +1,9 @@
 //! A broker running in this process, from its start to its orderly end.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use anyhow::Context as _;
 use cobox_broker::{Broker, Config};
@@ -14,12 +17,21 @@ use tokio::{
 
 use crate::{
     daemon::{listen, local_provider, local_url},
-    data_dir::{BrokerNote, DataDir},
+    data_dir::{BrokerNote, DataDir, write_key},
     failure::Failure,
 };
 
 /// The first key's principal where the environment doesn't name the user.
 const FIRST_PRINCIPAL: &str = "operator";
+/// Whose the key beside it is, for a broker of one person and their agents.
+const AGENT: &str = "agent";
+
+/// Which keys a broker makes for itself where they are missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FirstKeys {
+    Operator,
+    OperatorAndAgent,
+}
 
 pub struct Running {
     broker: Arc<Broker>,
@@ -33,7 +45,7 @@ pub struct Running {
 
 impl Running {
     /// Starts everything; when it returns the broker answers and `broker.json` says where.
-    pub async fn start(mut config: Config, options: LocalOptions) -> Result<Self, Failure> {
+    pub async fn start(mut config: Config, options: LocalOptions, first_keys: FirstKeys) -> Result<Self, Failure> {
         let data_dir = DataDir::take(&config.data_dir)?;
         config.data_dir = data_dir.path().to_owned();
         let listener = listen(config.listen).await?;
@@ -51,8 +63,21 @@ impl Running {
                 broker.run(async { drop(told.await) }).await;
             }
         });
-        let is_first_run = ensure_key(&broker, &data_dir, &local).await?;
-        let note = BrokerNote { url: broker.url().to_owned(), pid: std::process::id(), api_key_file: data_dir.api_key_file() };
+        let (api_key_file, agent_key_file) = (data_dir.api_key_file(), data_dir.agent_key_file());
+        let user = std::env::var("USER").ok().filter(|u| !u.is_empty()).unwrap_or_else(|| FIRST_PRINCIPAL.to_owned());
+        let is_first_run = ensure_key(&broker, &api_key_file, &user, PrincipalKind::Operator, &local).await?;
+        let agent_key_file = match first_keys {
+            FirstKeys::Operator => None,
+            FirstKeys::OperatorAndAgent => match ensure_key(&broker, &agent_key_file, AGENT, PrincipalKind::Agent, &local).await {
+                Ok(_) => Some(agent_key_file),
+                // The name may be a human's by now. Agents can be given a key by hand; the broker is worth more than that.
+                Err(failure) => {
+                    tracing::warn!(reason = failure.what, "there is no key for an agent; `cobox keys create` makes one");
+                    None
+                }
+            },
+        };
+        let note = BrokerNote { url: broker.url().to_owned(), pid: std::process::id(), api_key_file, agent_key_file };
         data_dir.write_note(&note)?;
         Ok(Self { broker, serving, shutdown, data_dir, note, is_first_run })
     }
@@ -94,10 +119,9 @@ impl Stopped {
     }
 }
 
-/// Makes an operator's key where there is none, or where the one there is not of this broker's database. Says whether it did.
-async fn ensure_key(broker: &Broker, data_dir: &DataDir, url: &str) -> Result<bool, Failure> {
-    let path = data_dir.api_key_file();
-    match std::fs::read_to_string(&path) {
+/// Makes a key where there is none, or where the one there is not of this broker's database. Says whether it did.
+async fn ensure_key(broker: &Broker, path: &Path, principal: &str, kind: PrincipalKind, url: &str) -> Result<bool, Failure> {
+    match std::fs::read_to_string(path) {
         Ok(key) => match Client::new(url, Secret::new(key.trim()))?.list_sandboxes(Some(1), None).await {
             Err(e) if e.is(ErrorCode::Unauthenticated) => {
                 tracing::warn!(path = %path.display(), "the key there is not valid here; making another")
@@ -108,9 +132,8 @@ async fn ensure_key(broker: &Broker, data_dir: &DataDir, url: &str) -> Result<bo
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
         Err(e) => return Err(anyhow::Error::from(e).context(format!("reading {}", path.display())).into()),
     }
-    let user = std::env::var("USER").ok().filter(|u| !u.is_empty()).unwrap_or_else(|| FIRST_PRINCIPAL.to_owned());
-    let key = broker.bootstrap_key(&user, PrincipalKind::Operator).await.map_err(|e| told("making the first API key", e))?;
-    data_dir.write_api_key(&key)?;
+    let key = broker.bootstrap_key(principal, kind).await.map_err(|e| told(&format!("making a key for {principal}"), e))?;
+    write_key(path, &key)?;
     Ok(true)
 }
 

@@ -5,11 +5,13 @@ use std::path::Path;
 use anyhow::Context as _;
 use cobox_broker::Config;
 use cobox_provider::local::LocalOptions;
+use serde::Deserialize as _;
+use toml::{
+    Deserializer, Spanned,
+    de::{DeTable, ValueDeserializer},
+};
 
 use crate::{context::default_data_dir, failure::Failure};
-
-/// Where a broker listens unless told.
-const DEFAULT_LISTEN: &str = "127.0.0.1:8421";
 
 pub struct Settings {
     pub config: Config,
@@ -28,22 +30,38 @@ impl Settings {
     }
 }
 
-/// The `[local]` table is the provider's, the rest is the broker's.
+/// The `[local]` table is the provider's, the rest is the broker's. Both are read from where they stand, so that an error knows its line.
 fn parse(text: &str) -> Result<Settings, String> {
-    let mut table: toml::Table = toml::from_str(text).map_err(|e| e.to_string())?;
+    let table = DeTable::parse(text).map_err(|e| explain(text, &e))?;
+    let whole = table.span();
+    let mut table = table.into_inner();
     let options = match table.remove("local") {
-        Some(local) => local.try_into::<LocalOptions>().map_err(|e| format!("[local] {}", e.message()))?,
+        Some(local) => LocalOptions::deserialize(ValueDeserializer::from(local)).map_err(|e| explain(text, &e))?,
         None => LocalOptions::default(),
     };
     options.validate()?;
-    table.entry("listen").or_insert_with(|| DEFAULT_LISTEN.into());
-    if !table.contains_key("data_dir") {
-        let dir =
-            default_data_dir(&|name| std::env::var_os(name)).ok_or("data_dir is missing, and there is no home directory to default to")?;
-        table.insert("data_dir".to_owned(), dir.display().to_string().into());
+    let has_data_dir = table.contains_key("data_dir");
+    let rest = Deserializer::from(Spanned::new(whole, table));
+    let mut config = Config::deserialize(rest).map_err(|e| match explain(text, &e) {
+        told if e.message().starts_with("unknown field") => told.replacen("expected one of ", "expected one of `local`, ", 1),
+        told => told,
+    })?;
+    if !has_data_dir {
+        let dir = default_data_dir(&|name| std::env::var_os(name));
+        config.data_dir = dir.ok_or("data_dir is missing, and there is no home directory to default to")?;
     }
-    let rest = toml::to_string(&table).map_err(|e| e.to_string())?;
-    Ok(Settings { config: Config::from_toml(&rest).map_err(|e| e.to_string())?, options })
+    config.validate().map_err(|e| e.to_string())?;
+    Ok(Settings { config, options })
+}
+
+/// The line as it stands in the file, and what is wrong with it.
+fn explain(text: &str, error: &toml::de::Error) -> String {
+    let Some(line_start) = error.span().and_then(|span| text.get(..span.start)) else { return error.message().to_owned() };
+    let number = line_start.matches('\n').count();
+    let line = text.lines().nth(number).unwrap_or_default().trim_end();
+    let is_size = line.split('=').next().is_some_and(|key| key.trim().ends_with("_bytes"));
+    let hint = if is_size && error.message().starts_with("invalid") { ": a size is a number of bytes" } else { "" };
+    format!("line {}: {}{hint}\n{line}", number + 1, error.message())
 }
 
 #[cfg(test)]
@@ -55,7 +73,7 @@ mod tests {
         let text = "data_dir = \"/var/lib/cobox\"\nlease_seconds = 1000\n[local]\nprocesses = 77\n";
         let Settings { config, options } = parse(text).unwrap();
         assert_eq!((config.lease_seconds, options.processes), (1000, 77));
-        assert_eq!(config.listen.to_string(), DEFAULT_LISTEN);
+        assert_eq!(config.listen.to_string(), "127.0.0.1:8421");
     }
 
     #[test]
@@ -66,5 +84,16 @@ mod tests {
             let error = parse(text).map(drop).unwrap_err();
             assert!(error.contains(named), "{error}");
         }
+    }
+
+    #[test]
+    fn an_error_has_the_line_of_the_file_as_it_stands() {
+        let error = |text: &str| parse(text).map(drop).unwrap_err();
+        let unknown = error("# mine\n\ndata_dir = \"/x\"\nlease = 1\n[local]\nprocesses = 77\n");
+        assert!(unknown.starts_with("line 4: unknown field `lease`") && unknown.contains("`local`"), "{unknown}");
+        assert!(unknown.ends_with("\nlease = 1"), "{unknown}");
+        let size = error("data_dir = \"/x\"\n[local]\nmemory_bytes = \"4G\"\n");
+        assert!(size.starts_with("line 3: ") && size.contains("a number of bytes"), "{size}");
+        assert!(error("data_dir = \n").starts_with("line 1: "));
     }
 }

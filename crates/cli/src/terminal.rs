@@ -38,6 +38,51 @@ pub fn size() -> Option<(u16, u16)> {
     Some((size.ws_col, size.ws_row))
 }
 
+/// Programs that take the whole screen ask for it with one of these, and give it back with the same and `l` for `h`.
+const WHOLE_SCREEN: [&[u8]; 3] = [b"\x1b[?1049h", b"\x1b[?1047h", b"\x1b[?47h"];
+/// Bytes of the longest of them, less one: what must be kept of an output to find one that is cut in two.
+const KEPT: usize = 7;
+/// Plain cursor keys and keypad, no bracketed paste, mouse or focus reports, the cursor shown, plain colours, and a fresh line.
+const PLAIN: &[u8] = b"\x1b[?1l\x1b>\x1b[?2004l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?25h\x1b[0m\r\n";
+
+/// What the remote programs did to the screen, to be undone when they no longer can.
+#[derive(Debug, Default)]
+pub struct Screen {
+    /// Leaving a whole screen nobody took would move the cursor to wherever it was once saved.
+    taken_by: Option<&'static [u8]>,
+    kept: Vec<u8>,
+}
+
+impl Screen {
+    pub fn see(&mut self, output: &[u8]) {
+        self.kept.extend_from_slice(output);
+        for at in (0..self.kept.len()).filter(|at| self.kept[*at] == 0x1b) {
+            let rest = &self.kept[at..];
+            for taken in WHOLE_SCREEN {
+                let (last, stem) = (taken.len() - 1, &taken[..taken.len() - 1]);
+                if rest.starts_with(stem) {
+                    match rest.get(last) {
+                        Some(b'h') => self.taken_by = Some(taken),
+                        Some(b'l') => self.taken_by = None,
+                        _ => {}
+                    }
+                }
+            }
+        }
+        self.kept.drain(..self.kept.len().saturating_sub(KEPT));
+    }
+
+    /// What puts the terminal into a state fit for a prompt.
+    pub fn reset(&self) -> Vec<u8> {
+        let mut bytes = self.taken_by.map(<[u8]>::to_vec).unwrap_or_default();
+        if let Some(last) = bytes.last_mut() {
+            *last = b'l';
+        }
+        bytes.extend_from_slice(PLAIN);
+        bytes
+    }
+}
+
 /// Finds the way to leave a shell that no longer answers: Enter, then `~.`, as in ssh.
 #[derive(Debug)]
 pub struct EscapeScan {
@@ -88,6 +133,22 @@ impl EscapeScan {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_screen_is_given_back_only_if_it_was_taken() {
+        let leaves = |parts: &[&str]| {
+            let mut screen = Screen::default();
+            parts.iter().for_each(|part| screen.see(part.as_bytes()));
+            String::from_utf8(screen.reset()).unwrap()
+        };
+        assert!(leaves(&["\x1b[?1049h", "vim"]).starts_with("\x1b[?1049l"));
+        assert!(leaves(&["x\x1b[?10", "49h"]).starts_with("\x1b[?1049l"));
+        assert!(leaves(&["\x1b[?47h"]).starts_with("\x1b[?47l"));
+        for plain in [&["ls\r\n"][..], &["\x1b[?1049h..", "..\x1b[?1049l$ "]] {
+            assert!(!leaves(plain).contains("1049"), "{plain:?}");
+            assert!(leaves(plain).contains("\x1b[?25h") && leaves(plain).ends_with("\r\n"));
+        }
+    }
 
     #[test]
     fn enter_tilde_dot_leaves_and_everything_else_is_sent_as_typed() {

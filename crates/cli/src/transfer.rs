@@ -17,7 +17,8 @@ use tokio_util::io::ReaderStream;
 
 use crate::{
     context::Context,
-    failure::Failure,
+    daemon::EndSignals,
+    failure::{Failure, INTERRUPTED},
     pack::{self, Ignoring, Packed},
     pipe,
     unpack::{Unpacked, unpack},
@@ -30,15 +31,35 @@ const READ_CHUNK: usize = 64 * 1024;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Moved {
     pub files: u64,
+    pub links: u64,
     /// Of the files' contents, before compression.
     pub bytes: u64,
     pub left_out: u64,
 }
 
+impl std::ops::AddAssign for Moved {
+    fn add_assign(&mut self, more: Self) {
+        self.files += more.files;
+        self.links += more.links;
+        self.bytes += more.bytes;
+        self.left_out += more.left_out;
+    }
+}
+
+/// Ends a transfer at Ctrl-C by dropping it, which removes the file that is only half there.
+pub async fn interruptible<T>(transfer: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let mut signals = EndSignals::new()?;
+    tokio::select! {
+        done = transfer => done,
+        () = signals.next() => Err(Failure::new("interrupted").exit_with(INTERRUPTED)),
+    }
+}
+
 impl Moved {
     pub fn words(&self) -> String {
-        let plural = if self.files == 1 { "" } else { "s" };
-        format!("{} file{plural}, {}", self.files, indicatif::HumanBytes(self.bytes))
+        let count = |n: u64, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+        let links = if self.links == 0 { String::new() } else { format!(", {}", count(self.links, "link")) };
+        format!("{}{links}, {}", count(self.files, "file"), indicatif::HumanBytes(self.bytes))
     }
 }
 
@@ -61,7 +82,7 @@ pub async fn send_file(context: &Context, dataplane: &Dataplane, from: &Path, to
     });
     let written = dataplane.write_file(to, Some(meta.permissions().mode() & 0o777), upload).await;
     bar.finish_and_clear();
-    Ok(Moved { files: 1, bytes: written?.size, left_out: 0 })
+    Ok(Moved { files: 1, bytes: written?.size, ..Moved::default() })
 }
 
 /// A local folder's contents into a folder of the sandbox.
@@ -98,7 +119,12 @@ pub async fn send_folder(context: &Context, dataplane: &Dataplane, from: &Path, 
     if packed.notices_left_out > 0 {
         context.printer.note(&format!("and {} more left out", packed.notices_left_out));
     }
-    Ok(Moved { files: packed.files, bytes: packed.bytes, left_out: packed.notices.len() as u64 + packed.notices_left_out })
+    Ok(Moved {
+        files: packed.files,
+        links: packed.links,
+        bytes: packed.bytes,
+        left_out: packed.notices.len() as u64 + packed.notices_left_out,
+    })
 }
 
 /// A file of the sandbox into a local one, which changes all at once or not at all.
@@ -111,8 +137,13 @@ pub async fn receive_file(context: &Context, file: RemoteFile, to: &Path) -> Res
         _ => Path::new("."),
     };
     let bar = context.printer.progress(file.size, &to.display().to_string());
-    let temporary = tempfile::NamedTempFile::new_in(folder).with_context(|| format!("writing in {}", folder.display()))?;
-    let mut out = tokio::fs::File::from_std(temporary.reopen()?);
+    // The temporary name, which these errors would show, is nothing anybody asked for.
+    let unwritable = |e: io::Error| match e.kind() {
+        io::ErrorKind::NotFound => Failure::new(format!("{} does not exist", folder.display())),
+        kind => Failure::new(format!("can't write in {}: {kind}", folder.display())),
+    };
+    let temporary = tempfile::NamedTempFile::new_in(folder).map_err(unwritable)?;
+    let mut out = tokio::fs::File::from_std(temporary.reopen().map_err(unwritable)?);
     let (mode, size) = (file.mode.unwrap_or(0o644) & 0o777, file.size);
     let mut bytes = 0;
     let mut chunks = std::pin::pin!(file.into_stream());
@@ -129,7 +160,7 @@ pub async fn receive_file(context: &Context, file: RemoteFile, to: &Path) -> Res
     }
     temporary.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
     temporary.persist(&to).map_err(|e| e.error).with_context(|| format!("writing {}", to.display()))?;
-    Ok(Moved { files: 1, bytes, left_out: 0 })
+    Ok(Moved { files: 1, bytes, ..Moved::default() })
 }
 
 /// A folder of the sandbox into a local one.
@@ -142,11 +173,11 @@ pub async fn receive_folder(context: &Context, archive: RemoteFile, to: &Path) -
     let (unpacked, ()) = tokio::join!(unpacking, feeding);
     bar.finish_and_clear();
     let unpacked: io::Result<Unpacked> = unpacked.context("unpacking")?;
-    let Unpacked { files, bytes, left_out } = unpacked.with_context(|| format!("unpacking into {}", to.display()))?;
+    let Unpacked { files, links, bytes, left_out } = unpacked.with_context(|| format!("unpacking into {}", to.display()))?;
     if left_out > 0 {
         context.printer.note(&format!("left out {left_out} entries: devices, pipes, or paths outside the folder"));
     }
-    Ok(Moved { files, bytes, left_out })
+    Ok(Moved { files, links, bytes, left_out })
 }
 
 fn counting(

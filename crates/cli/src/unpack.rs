@@ -10,6 +10,8 @@ use tar::{Archive, EntryType};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unpacked {
     pub files: u64,
+    /// Symbolic ones; a hard link is a file.
+    pub links: u64,
     pub bytes: u64,
     /// Entries that were refused or are of a kind not made here.
     pub left_out: u64,
@@ -36,10 +38,10 @@ pub fn unpack(archive: impl Read, into: &Path) -> io::Result<Unpacked> {
             }
             EntryType::Directory => directories.push(entry),
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse | EntryType::Symlink | EntryType::Link => {
-                let size = entry.header().entry_size().unwrap_or(0);
+                let (size, is_link) = (entry.header().entry_size().unwrap_or(0), entry.header().entry_type().is_symlink());
                 // Refuses `..`, and anything whose parent is a link that leads outside.
                 if entry.unpack_in(&into)? {
-                    unpacked.files += 1;
+                    *(if is_link { &mut unpacked.links } else { &mut unpacked.files }) += 1;
                     unpacked.bytes += size;
                 } else {
                     unpacked.left_out += 1;
@@ -112,7 +114,7 @@ mod tests {
         tar.append_data(&mut entry(EntryType::Regular, 0o4755, 1), "ro/tool", &b"x"[..]).unwrap();
         tar.append_data(&mut entry(EntryType::Fifo, 0o644, 0), "pipe", io::empty()).unwrap();
         let unpacked = unpack(&compressed(tar)[..], dir.path()).unwrap();
-        assert_eq!(unpacked, Unpacked { files: 1, bytes: 1, left_out: 1 });
+        assert_eq!(unpacked, Unpacked { files: 1, links: 0, bytes: 1, left_out: 1 });
         let mode = |name: &str| fs::metadata(dir.path().join(name)).unwrap().permissions().mode() & 0o7777;
         assert_eq!((mode("ro/tool"), mode("ro")), (0o755, 0o555));
         fs::set_permissions(dir.path().join("ro"), fs::Permissions::from_mode(0o755)).unwrap();

@@ -48,14 +48,7 @@ pub struct SessionFilter {
 impl Client {
     pub fn new(url: &str, api_key: Secret) -> Result<Self, ClientError> {
         install_tls();
-        let invalid = |cause: String| ClientError::InvalidUrl { url: url.to_owned(), cause };
-        let parsed = reqwest::Url::parse(url).map_err(|e| invalid(e.to_string()))?;
-        if !matches!(parsed.scheme(), "http" | "https") {
-            return Err(invalid(format!("`{}` is neither http nor https", parsed.scheme())));
-        }
-        if !parsed.username().is_empty() || parsed.password().is_some() {
-            return Err(invalid("a URL must not carry credentials".to_owned()));
-        }
+        let parsed = parse_url(url)?;
         let builder = || {
             let builder = reqwest::Client::builder()
                 .connect_timeout(CONNECT_TIMEOUT)
@@ -71,7 +64,7 @@ impl Client {
             Err(_) if parsed.scheme() == "http" => builder().tls_certs_only([]).build(),
             other => other,
         };
-        let http = http.map_err(|e| invalid(innermost(&e).to_string()))?;
+        let http = http.map_err(|e| ClientError::InvalidUrl { url: url.to_owned(), cause: innermost(&e).to_string() })?;
         let base = url.trim_end_matches('/').to_owned();
         Ok(Self { base, key: Credential::ApiKey(api_key), sender: Sender { http, start_deadline: START_DEADLINE } })
     }
@@ -173,6 +166,23 @@ impl Client {
     async fn nothing(&self, call: Call) -> Result<(), ClientError> {
         self.sender.send(&call, &self.key).await.map(drop)
     }
+}
+
+/// Whether a client could be made for this broker URL, without making one.
+pub fn check_url(url: &str) -> Result<(), ClientError> {
+    parse_url(url).map(drop)
+}
+
+fn parse_url(url: &str) -> Result<reqwest::Url, ClientError> {
+    let invalid = |cause: String| ClientError::InvalidUrl { url: url.to_owned(), cause };
+    let parsed = reqwest::Url::parse(url).map_err(|e| invalid(e.to_string()))?;
+    if !matches!(parsed.scheme(), "http" | "https") {
+        return Err(invalid(format!("`{}` is neither http nor https", parsed.scheme())));
+    }
+    if !parsed.username().is_empty() || parsed.password().is_some() {
+        return Err(invalid("a URL must not carry credentials".to_owned()));
+    }
+    Ok(parsed)
 }
 
 fn paged(path: &str, mut query: Vec<String>, limit: Option<u32>, cursor: Option<&str>) -> String {

@@ -1,11 +1,14 @@
 //! Why a call failed, in a form both a program and a person can act on.
 
-use cobox_protocol::{ErrorCode, error::Envelope};
+use cobox_protocol::{ErrorCode, error::Envelope, frame::close};
 
 /// Longest error body read from a server, in bytes: an envelope is well under it, and a stranger's page need not be read whole.
 const MAX_ERROR_BODY: usize = 64 * 1024;
 /// Longest excerpt of an answer that is not an envelope, in characters: enough to recognise a proxy's error page.
 const MAX_EXCERPT: usize = 200;
+
+/// What WebSockets call a connection that ended without a closing frame.
+pub(crate) const BROKEN_OFF: u16 = 1006;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -73,13 +76,28 @@ impl ClientError {
     /// What the person in front of it can do next.
     pub fn advice(&self) -> Option<&'static str> {
         match self {
+            // What a TLS client makes of plain HTTP, and the other way round.
+            ClientError::Transport { url, cause } if url.starts_with("https:") && cause.contains("InvalidContentType") => {
+                Some("there is no TLS at this address; try it with http://")
+            }
+            ClientError::Transport { url, cause } if url.starts_with("http:") && cause.contains("invalid HTTP version") => {
+                Some("this address may want TLS; try it with https://")
+            }
             ClientError::Transport { .. } => {
                 Some("is the broker running? start it with `cobox up`, or name another with --url or COBOX_URL")
             }
+            ClientError::NotCobox { url, excerpt, .. } if url.starts_with("http:") && excerpt.contains("HTTPS") => {
+                Some("this address wants TLS; try it with https://")
+            }
             ClientError::NotCobox { .. } => Some("check the URL: is there a proxy or another service in between?"),
             ClientError::InvalidUrl { .. } => Some("a broker URL looks like http://127.0.0.1:8421"),
-            ClientError::Api(failure) => advice_for(&failure.code),
-            ClientError::ShellClosed { .. } => Some("start another with `cobox shell`"),
+            ClientError::Api(failure) => advice_for(&failure.code).filter(|advice| !is_said_already(&failure.message, advice)),
+            ClientError::ShellClosed { code, .. } => Some(match *code {
+                close::GOING_AWAY => "the broker or the sandbox is going away; try again in a moment",
+                close::ENDED => "the session was ended or released, or the key was revoked; `cobox shell` makes a new session",
+                BROKEN_OFF => "the broker or the sandbox has gone, or the way to it broke; start another with `cobox shell`",
+                _ => "start another with `cobox shell`",
+            }),
             ClientError::InvalidPath { .. } | ClientError::InvalidKey | ClientError::Source(_) => None,
         }
     }
@@ -131,7 +149,8 @@ fn advice_for(code: &str) -> Option<&'static str> {
     let known = ErrorCode::ALL.iter().find(|c| c.as_str() == code)?;
     Some(match known {
         ErrorCode::Unauthenticated => "check the API key: COBOX_API_KEY, --api-key-file, or the config that `cobox up` wrote",
-        ErrorCode::TokenRevoked | ErrorCode::SessionExpired => "the session has ended; `cobox session ensure` makes a new one",
+        ErrorCode::TokenRevoked => "the key or the session was revoked; with a valid key `cobox session ensure` makes a new session",
+        ErrorCode::SessionExpired => "`cobox session ensure` makes a new one",
         ErrorCode::CapabilityDenied => "ask for a key or a session that has this capability",
         ErrorCode::SessionNotFound => "`cobox session ensure` makes one for a thread",
         ErrorCode::SandboxNotFound => "`cobox sandbox list` shows those you can use",
@@ -144,6 +163,11 @@ fn advice_for(code: &str) -> Option<&'static str> {
     })
 }
 
+/// Servers advise too; what both would say is said once.
+fn is_said_already(message: &str, advice: &str) -> bool {
+    advice.starts_with("try again") && ["try again", "ask again", "starts it again"].iter().any(|said| message.contains(said))
+}
+
 fn without_query(url: &str) -> String {
     url.split(['?', '#']).next().unwrap_or(url).to_owned()
 }
@@ -151,4 +175,41 @@ fn without_query(url: &str) -> String {
 fn excerpt(body: &[u8]) -> String {
     let text: String = String::from_utf8_lossy(body).chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_EXCERPT).collect();
     if text.trim().is_empty() { "nothing".to_owned() } else { text.trim().to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn api(code: ErrorCode, message: &str) -> ClientError {
+        ClientError::Api(Box::new(ApiFailure {
+            status: code.status(),
+            code: code.as_str().to_owned(),
+            message: message.to_owned(),
+            retryable: code.retryable(),
+            request_id: String::new(),
+            retry_after: None,
+            details: None,
+        }))
+    }
+
+    #[test]
+    fn advice_is_of_the_case_and_not_a_second_time_what_the_server_said() {
+        assert!(api(ErrorCode::TokenRevoked, "no").advice().unwrap().contains("the key or the session was revoked"));
+        assert_eq!(api(ErrorCode::ProviderUnavailable, "boxd did not answer; try again").advice(), None);
+        assert!(api(ErrorCode::ProviderUnavailable, "no").advice().unwrap().contains("doctor"));
+        for (code, words) in [(close::GOING_AWAY, "going away"), (close::ENDED, "ended or released"), (BROKEN_OFF, "has gone")] {
+            let closed = ClientError::ShellClosed { code, reason: "r".to_owned() };
+            assert!(closed.advice().unwrap().contains(words), "{code}");
+        }
+    }
+
+    #[test]
+    fn the_wrong_scheme_is_guessed_at() {
+        let transport = |url: &str, cause: &str| ClientError::Transport { url: url.to_owned(), cause: cause.to_owned() };
+        let plain = transport("https://x", "received corrupt message of type InvalidContentType");
+        assert!(plain.advice().unwrap().contains("http://"));
+        assert!(transport("http://x", "invalid HTTP version parsed").advice().unwrap().contains("https://"));
+        assert!(transport("http://x", "refused").advice().unwrap().contains("cobox up"));
+    }
 }

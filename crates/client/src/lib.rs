@@ -14,7 +14,7 @@ mod session;
 mod shell;
 
 pub use call::Upload;
-pub use control::{Client, SessionFilter};
+pub use control::{Client, SessionFilter, check_url};
 pub use dataplane::{ArchiveFormat, Dataplane, PathKind, RemoteFile};
 pub use error::{ApiFailure, ClientError};
 pub use session::Session;

@@ -25,6 +25,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::{
     ApiFailure, ClientError, Dataplane,
     call::{Call, Credential},
+    error::{BROKEN_OFF, innermost},
     session::Token,
 };
 
@@ -141,8 +142,8 @@ impl ShellOutput {
         while !self.has_exited {
             let message = match self.stream.next().await {
                 Some(Ok(message)) => message,
-                Some(Err(e)) => return Some(Err(ClientError::transport(&self.url, &e))),
-                None => return Some(Err(self.ended("the connection ended before the shell did"))),
+                Some(Err(e)) => return Some(Err(broken_off(&innermost(&e).to_string()))),
+                None => return Some(Err(broken_off("it ended before the shell did"))),
             };
             let frame = match &message {
                 Message::Text(text) => serde_json::from_str::<ServerFrame>(text),
@@ -192,6 +193,10 @@ impl ShellOutput {
     }
 }
 
+fn broken_off(cause: &str) -> ClientError {
+    ClientError::ShellClosed { code: BROKEN_OFF, reason: cause.to_owned() }
+}
+
 /// Hands each new token to the shell, whose stream would otherwise end with the old one.
 async fn reauthenticate(mut tokens: watch::Receiver<Token>, input: ShellInput) {
     while tokens.changed().await.is_ok() {
@@ -208,11 +213,11 @@ fn closing_words(code: u16, reason: &str) -> String {
         return reason.to_owned();
     }
     match code {
-        close::GOING_AWAY => "the other side is going away",
+        close::GOING_AWAY => "the broker or the sandbox is going away",
         close::UNAUTHENTICATED => "the token was not accepted",
         close::CAPABILITY => "the token doesn't allow a shell",
         close::AUTH_TIMEOUT => "no token came in time",
-        close::ENDED => "the session was revoked or has ended",
+        close::ENDED => "the session was ended or released",
         _ => "no reason was given",
     }
     .to_owned()

@@ -1,10 +1,8 @@
 //! What a caller shows: an API key, which is swapped here, or a token, which passes.
 
-use cobox_protocol::{ApiError, ErrorCode, Secret};
+use cobox_protocol::{ApiError, ErrorCode, Secret, key::API_KEY_PREFIX};
 use http::{HeaderMap, HeaderName, header::AUTHORIZATION};
 
-/// Tokens never start like this, so the two can't be mistaken for each other.
-const API_KEY_PREFIX: &str = "cbx_";
 pub(crate) const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,20 +22,28 @@ impl Credential {
                 Some((scheme, rest)) if scheme.eq_ignore_ascii_case("bearer") => rest.trim(),
                 _ => return Err(unreadable("Authorization", "send `Bearer <key or token>`")),
             };
-            return Ok(Some(if secret.starts_with(API_KEY_PREFIX) {
-                Credential::ApiKey(Secret::new(secret))
-            } else {
-                Credential::Token(Secret::new(secret))
-            }));
+            return if is_token(secret) { Ok(Some(Credential::Token(Secret::new(secret)))) } else { api_key(secret).map(Some) };
         }
         match headers.get(X_API_KEY) {
             Some(value) => {
                 let key = value.to_str().map_err(|_| unreadable("X-Api-Key", "send the key as it was given to you"))?;
-                Ok(Some(Credential::ApiKey(Secret::new(key.trim()))))
+                api_key(key.trim()).map(Some)
             }
             None => Ok(None),
         }
     }
+}
+
+fn api_key(secret: &str) -> Result<Credential, ApiError> {
+    if secret.starts_with(API_KEY_PREFIX) {
+        return Ok(Credential::ApiKey(Secret::new(secret)));
+    }
+    Err(ApiError::new(ErrorCode::Unauthenticated, format!("that is not an API key: they start with {API_KEY_PREFIX}")))
+}
+
+/// Three parts and dots between them, as every JWT; whether it is a good one is for others to say.
+fn is_token(secret: &str) -> bool {
+    !secret.starts_with(API_KEY_PREFIX) && secret.split('.').count() == 3
 }
 
 #[cfg(test)]
@@ -53,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_a_key_in_either_header_and_everything_else_is_a_token() {
+    fn a_key_is_a_key_in_either_header_and_what_has_three_parts_is_a_token() {
         let key = Some(Credential::ApiKey(Secret::new("cbx_1")));
         assert_eq!(read(&[("authorization", "Bearer cbx_1")]).unwrap(), key);
         assert_eq!(read(&[("x-api-key", "cbx_1")]).unwrap(), key);
@@ -62,6 +68,15 @@ mod tests {
             Some(Credential::Token(Secret::new("a.b.c")))
         );
         assert_eq!(read(&[]).unwrap(), None);
+    }
+
+    #[test]
+    fn what_is_neither_is_told_how_keys_start() {
+        for (name, value) in [("authorization", "Bearer sk-1"), ("x-api-key", "sk-1"), ("x-api-key", "a.b.c"), ("authorization", "Bearer ")]
+        {
+            let refused = read(&[(name, value)]).unwrap_err();
+            assert_eq!(refused.message, "that is not an API key: they start with cbx_", "{name}: {value}");
+        }
     }
 
     #[test]

@@ -9,12 +9,12 @@ use axum::{
     response::{IntoResponse, Response},
     routing::any,
 };
-use cobox_protocol::{ApiError, ErrorCode, RequestId};
+use cobox_protocol::{ApiError, ErrorCode, RequestId, langsmith};
 use http::{HeaderValue, Method, Request, StatusCode, Uri, header, uri::PathAndQuery};
 
 use crate::{
-    Credential, Directory, Target, Usage,
-    forward::forward,
+    Admission, Credential, Directory, Target, Usage,
+    forward::{Broken, forward},
     headers::{X_REQUEST_ID, is_websocket},
     slots::Slots,
 };
@@ -40,7 +40,11 @@ pub fn router(directory: Arc<dyn Directory>) -> Router {
 
 async fn pass(State(door): State<Door>, request: Request<Body>) -> Response {
     let request_id = request.extensions().get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
-    let mut response = door.pass(request, &request_id).await.unwrap_or_else(|e| refusal(&e, &request_id));
+    let operation = langsmith::operation(rest_of(request.uri().path()).unwrap_or_default());
+    let mut response = door.pass(request, &request_id).await.unwrap_or_else(|e| refusal(&e, operation, &request_id));
+    if response.status() == StatusCode::UNAUTHORIZED {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
     if let Ok(id) = HeaderValue::from_str(request_id.as_str()) {
         response.headers_mut().insert(X_REQUEST_ID, id);
     }
@@ -65,11 +69,41 @@ impl Door {
         let method = request.method().to_string();
         let path = cut(rest.path(), MAX_RECORDED_PATH);
         *request.uri_mut() = Uri::from(rest);
-        let response = forward(stream, request, &admission, request_id, is_websocket, slot).await?;
+        let response = match forward(stream, request, &admission, request_id, is_websocket, slot).await {
+            Ok(response) => response,
+            Err(broken) => return Err(self.explain(broken, &admission).await),
+        };
         let status = response.status().as_u16();
         self.directory.used(Usage { admission, request_id: request_id.clone(), method, path, status }).await;
         Ok(response)
     }
+}
+
+impl Door {
+    async fn explain(&self, broken: Broken, admission: &Admission) -> ApiError {
+        let sandbox = &admission.sandbox;
+        match broken {
+            Broken::Caller(cause) => {
+                tracing::debug!(%sandbox, %cause, "a caller went away");
+                return ApiError::invalid("the request's body broke off");
+            }
+            Broken::Boxd(cause) => {
+                if let Err(over) = self.directory.vanished(admission).await {
+                    tracing::debug!(%sandbox, %cause, "boxd ended with its session");
+                    return over;
+                }
+                tracing::warn!(%sandbox, %cause, "boxd did not answer");
+            }
+            Broken::Protocol => tracing::warn!(%sandbox, "boxd switched protocols unasked"),
+        }
+        ApiError::new(ErrorCode::ProviderUnavailable, format!("boxd of {sandbox} did not answer; try again"))
+    }
+}
+
+/// The path as boxd would see it.
+fn rest_of(path: &str) -> Option<&str> {
+    let after = path.strip_prefix(SANDBOX_PREFIX).or_else(|| path.strip_prefix(SESSION_PREFIX))?;
+    after.find('/').map(|i| &after[i..])
 }
 
 /// Takes the prefix off the raw path, so that the rest reaches boxd byte for byte as it was sent.
@@ -101,9 +135,13 @@ fn cut(s: &str, max: usize) -> String {
     s[..end].to_owned()
 }
 
-fn refusal(error: &ApiError, request_id: &RequestId) -> Response {
+/// In the dialect of the route that was asked for.
+fn refusal(error: &ApiError, operation: Option<&'static str>, request_id: &RequestId) -> Response {
     let status = StatusCode::from_u16(error.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = (status, axum::Json(error.envelope(request_id))).into_response();
+    let mut response = match operation {
+        Some(operation) => (status, axum::Json(langsmith::error_body(error, operation, request_id))).into_response(),
+        None => (status, axum::Json(error.envelope(request_id))).into_response(),
+    };
     if let Some(seconds) = error.retry_after {
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }

@@ -10,7 +10,7 @@ use axum::{
     body::{Body, Bytes, HttpBody},
     response::Response,
 };
-use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId};
+use cobox_protocol::RequestId;
 use cobox_provider::BoxedStream;
 use http::{Request, StatusCode};
 use hyper::{
@@ -41,13 +41,12 @@ pub(crate) async fn forward(
     request_id: &RequestId,
     is_websocket: bool,
     slot: Slot,
-) -> Result<Response, ApiError> {
-    let sandbox = &admission.sandbox;
+) -> Result<Response, Broken> {
     let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
         .max_buf_size(UPSTREAM_BUFFER_BYTES)
         .handshake::<_, Body>(TokioIo::new(stream))
         .await
-        .map_err(|e| unreachable_boxd(sandbox, &e))?;
+        .map_err(Broken::Boxd)?;
     let connection = EndOnDrop(
         tokio::spawn(async move {
             if let Err(error) = connection.with_upgrades().await {
@@ -64,7 +63,7 @@ pub(crate) async fn forward(
     *upstream.method_mut() = parts.method;
     *upstream.uri_mut() = parts.uri;
     *upstream.headers_mut() = to_sandbox(parts.headers, admission.token.as_ref(), request_id, is_websocket);
-    let mut answer = sender.send_request(upstream).await.map_err(|e| unreachable_boxd(sandbox, &e))?;
+    let mut answer = sender.send_request(upstream).await.map_err(broken)?;
 
     let is_switched = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
     let response = match (is_switched, client_side) {
@@ -77,7 +76,7 @@ pub(crate) async fn forward(
             let (parts, _) = answer.into_parts();
             assemble(parts.status, to_caller(parts.headers, true), Body::empty())
         }
-        (true, None) => return Err(ApiError::new(ErrorCode::ProviderUnavailable, format!("boxd of {sandbox} switched protocols unasked"))),
+        (true, None) => return Err(Broken::Protocol),
         (false, _) => {
             let (parts, body) = answer.into_parts();
             let body = Body::new(Streaming { body, _slot: slot, _connection: connection });
@@ -94,9 +93,19 @@ fn assemble(status: StatusCode, headers: http::HeaderMap, body: Body) -> Respons
     response
 }
 
-fn unreachable_boxd(sandbox: &SandboxId, cause: &dyn std::error::Error) -> ApiError {
-    tracing::warn!(%sandbox, %cause, "boxd did not answer");
-    ApiError::new(ErrorCode::ProviderUnavailable, format!("boxd of {sandbox} did not answer; try again"))
+/// Which end of a request went away before there was an answer.
+#[derive(Debug)]
+pub(crate) enum Broken {
+    /// The caller stopped sending.
+    Caller(hyper::Error),
+    Boxd(hyper::Error),
+    /// boxd switched to another protocol unasked.
+    Protocol,
+}
+
+fn broken(error: hyper::Error) -> Broken {
+    // The request's body is the one part of it that comes from the caller while it is sent.
+    if error.is_user() { Broken::Caller(error) } else { Broken::Boxd(error) }
 }
 
 /// Copies both ways until both ends are done, or one is and the other doesn't follow.
@@ -123,6 +132,8 @@ async fn pump(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin)
     // A reset is an end like any other here: the other side learns of it by its own connection closing.
     let _ = tokio::io::copy(&mut from, &mut to).await;
     let _ = to.shutdown().await;
+    // What still comes is read and dropped: closing over unread bytes would reset the connection, and lose what we said last.
+    let _ = tokio::io::copy(&mut from, &mut tokio::io::sink()).await;
 }
 
 struct EndOnDrop(AbortHandle);

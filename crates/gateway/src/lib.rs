@@ -69,6 +69,9 @@ pub trait Directory: Send + Sync + 'static {
     /// Opens a connection to the sandbox's boxd; for an authenticated caller it starts a suspended sandbox first.
     async fn dial(&self, admission: &Admission) -> Result<BoxedStream, ApiError>;
 
+    /// Asked when boxd went away under a request: an error when that is because the session or the sandbox is over.
+    async fn vanished(&self, admission: &Admission) -> Result<(), ApiError>;
+
     /// Records a use. May wait when records come faster than they can be written; loses none of them.
     async fn used(&self, usage: Usage);
 }

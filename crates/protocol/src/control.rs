@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{SandboxId, Secret, Timestamp};
+use crate::{ApiError, ErrorCode, SandboxId, Secret, Timestamp};
 
 /// Read by boxd from a descriptor at its start.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -13,6 +13,9 @@ pub struct BoxdConfig {
     pub state: ControlState,
     pub workload: Workload,
     pub limits: WorkloadLimits,
+    /// How many control groups boxd is to move itself to, by as many descriptors after the others.
+    #[serde(default)]
+    pub groups: u32,
 }
 
 /// Who the sandbox's programs run as.
@@ -52,6 +55,31 @@ pub struct ControlState {
     /// The disk allowance is used up: writers are stopped until files are deleted.
     #[serde(default)]
     pub disk_full: bool,
+    /// In the last push before the processes are ended: whoever is connected is told why, and nobody else is let in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ending: Option<Ending>,
+}
+
+/// Why a sandbox's processes are about to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// For good.
+    Ended,
+    /// The next use starts it again.
+    Suspended,
+}
+
+impl Ending {
+    /// What somebody is told whose request or stream is under way.
+    pub fn error(self) -> ApiError {
+        match self {
+            Ending::Ended => ApiError::new(ErrorCode::SessionExpired, "the sandbox has ended; ensure a new session"),
+            Ending::Suspended => {
+                ApiError::new(ErrorCode::ProviderUnavailable, "the sandbox is being suspended; the next request starts it again")
+            }
+        }
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -40,6 +40,9 @@ codes! {
     RouteNotFound = "ROUTE_NOT_FOUND", 404, false;
     MethodNotAllowed = "METHOD_NOT_ALLOWED", 405, false;
     SessionConflict = "SESSION_CONFLICT", 409, false;
+    /// [`ErrorCode::SessionNotFound`] to whoever speaks of bindings.
+    BindingNotFound = "BINDING_NOT_FOUND", 404, false;
+    BindingConflict = "BINDING_CONFLICT", 409, false;
     SandboxConflict = "SANDBOX_CONFLICT", 409, false;
     IdempotencyConflict = "IDEMPOTENCY_CONFLICT", 409, false;
     FileExists = "FILE_EXISTS", 409, false;
@@ -52,8 +55,21 @@ codes! {
     RateLimited = "RATE_LIMITED", 429, true;
     Internal = "INTERNAL", 500, true;
     ProviderUnavailable = "PROVIDER_UNAVAILABLE", 503, true;
+    BackendUnavailable = "BACKEND_UNAVAILABLE", 503, true;
     /// The sandbox has used up its disk allowance. Deleting files mends it.
     DiskFull = "DISK_FULL", 507, false;
+}
+
+impl ErrorCode {
+    /// The code's name in the protocol's full shape, where it has another one there.
+    pub const fn in_full_shape(self) -> Self {
+        match self {
+            ErrorCode::SessionNotFound => ErrorCode::BindingNotFound,
+            ErrorCode::SessionConflict => ErrorCode::BindingConflict,
+            ErrorCode::ProviderUnavailable => ErrorCode::BackendUnavailable,
+            other => other,
+        }
+    }
 }
 
 impl Serialize for ErrorCode {

@@ -16,6 +16,9 @@ pub struct FileWritten {
 /// Permission bits of a file, octal text such as `644`: asked for on PUT, told on GET and HEAD.
 pub const FILE_MODE_HEADER: &str = "x-file-mode";
 
+/// What a path is that GET and HEAD refuse, such as `directory`: a HEAD has no body to say so in.
+pub const FILE_KIND_HEADER: &str = "x-file-kind";
+
 /// Answer to a PUT of an archive.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ArchiveUnpacked {

@@ -25,6 +25,7 @@ pub mod close {
     pub const ENDED: u16 = 4410;
     /// A frame we could not read.
     pub const INVALID: u16 = 1007;
+    pub const TOO_BIG: u16 = 1009;
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -52,6 +53,11 @@ pub enum ClientFrame {
         id: Option<serde_json::Value>,
     },
     Close,
+}
+
+impl ClientFrame {
+    /// The words of `type`.
+    pub const TYPES: [&'static str; 7] = ["auth", "start", "stdin", "resize", "signal", "ping", "close"];
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

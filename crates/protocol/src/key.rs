@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{KeyId, Secret, Timestamp};
 
+/// How every API key starts. Tokens never do, so the two can't be mistaken for each other.
+pub const API_KEY_PREFIX: &str = "cbx_";
+
 /// What a principal is, fixed at its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -1,6 +1,6 @@
 //! More memory, processes or disk than a sandbox may have: refused, and boxd goes on answering.
 
-use cobox_protocol::{ErrorCode, exec::ExecRequest};
+use cobox_protocol::{ErrorCode, exec::ExecRequest, session::State};
 use cobox_testkit::{eventually, sh};
 
 use super::{BrokerAs, Cell, in_every_cell};
@@ -131,5 +131,25 @@ for n in range(3000): os.mkdir('d'); os.chdir('d')\"; mkdir -p closed/inner; chm
         client.release(&cell.session.info().session_id).await.unwrap();
         eventually("its files to be gone", || async { std::fs::read_dir(cell.broker.data_dir().join("trash")).unwrap().next().is_none().then_some(()) }).await;
         assert!(client.list_sandboxes(None, None).await.is_ok(), "the broker lives");
+    };
+    a_disk_filled_by_other_means => async |b, i| {
+        let cell = Cell::new(b, i, &format!("disk = \"soft\"\ndisk_bytes = {}\n", 64 * MIB)).await;
+        let id = cell.session.info().sandbox.id.to_string();
+        // Space taken without making a file longer: no limit on file sizes holds it back.
+        cell.run("python3 - >/dev/null 2>&1 <<'EOF' &
+import ctypes, os, time
+libc = ctypes.CDLL(None, use_errno=True)
+n = 0
+while n < 200:
+    fd = os.open(f'f{n}', os.O_CREAT | os.O_RDWR)
+    libc.fallocate(fd, 1, ctypes.c_long(0), ctypes.c_long(32 << 20))
+    os.close(fd); n += 1; time.sleep(0.2)
+EOF
+").await;
+        let client = cell.broker.client();
+        eventually("its suspension", || async { (client.get_sandbox(&id).await.unwrap().state == State::Suspended).then_some(()) }).await;
+        assert!(cell.broker.sandbox_pids().is_empty());
+        // What it has can still be looked at and deleted.
+        assert_eq!(sh(cell.session.dataplane(), "rm -f f*; echo ok").await.stdout, "ok\n");
     };
 }

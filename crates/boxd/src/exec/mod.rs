@@ -14,6 +14,7 @@ use axum::{Json, body::Body, extract::State};
 use cobox_protocol::{
     ApiError, CommandId, ErrorCode,
     exec::{ExecRequest, ExecResponse, text_and_b64},
+    json::read_object,
 };
 use http::{HeaderMap, header};
 use rustix::io::Errno;
@@ -80,7 +81,17 @@ pub async fn run(
     headers: HeaderMap,
     content: Body,
 ) -> Result<Json<ExecResponse>, Failure> {
+    refuse_event_stream(&headers)?;
     Ok(Json(run_as(&server, &caller, &headers, content, |request: ExecRequest| request).await?))
+}
+
+/// A whole answer is no answer to somebody who waits for events.
+fn refuse_event_stream(headers: &HeaderMap) -> Result<(), ApiError> {
+    let accepts = |kind: &str| headers.get_all(header::ACCEPT).iter().any(|v| v.to_str().is_ok_and(|v| v.contains(kind)));
+    if accepts("text/event-stream") && !accepts("application/json") && !accepts("*/*") {
+        return Err(ApiError::invalid("Accept: text/event-stream is not offered by this version; ask for application/json"));
+    }
+    Ok(())
 }
 
 /// The same for another dialect, whose request is its own.
@@ -107,8 +118,7 @@ async fn read_request<R: serde::de::DeserializeOwned>(
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
     let memory = server.execs.memory(announced.unwrap_or(MAX_REQUEST_BYTES).min(MAX_REQUEST_BYTES))?;
     let bytes = body::collect(content, MAX_REQUEST_BYTES).await?;
-    let request =
-        serde_json::from_slice(&bytes).map_err(|e| ApiError::invalid(format!("the request is not the JSON of a command: {e}")))?;
+    let request = read_object(&bytes)?;
     Ok((request, memory))
 }
 

@@ -7,7 +7,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use cobox_protocol::{ApiError, ErrorCode, files::FILE_MODE_HEADER};
+use cobox_protocol::{
+    ApiError, ErrorCode,
+    files::{FILE_KIND_HEADER, FILE_MODE_HEADER},
+};
 use futures_util::{Stream, stream};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use rustix::{
@@ -20,7 +23,7 @@ use super::{
     FileStore,
     etag::Conditions,
     path::SandboxPath,
-    refusal::{not_a_file, refusal},
+    refusal::{kind_word, not_a_file, refusal},
     root::{Root, kind},
 };
 use crate::{auth::OpenStream, listen::ConnectionEnd};
@@ -43,7 +46,11 @@ pub async fn answer(
     };
     let (file, stat) = match store.workers.run(open).await? {
         Ok(Ok(found)) => found,
-        Ok(Err(kind)) => return Err(not_a_file(kind, path)),
+        Ok(Err(kind)) => {
+            let mut response = crate::answer::Failure(not_a_file(kind, path)).into_response();
+            set(response.headers_mut(), http::HeaderName::from_static(FILE_KIND_HEADER), kind_word(kind).to_owned());
+            return Ok(response);
+        }
         Err(errno) => return Err(refusal(errno, path)),
     };
     let (size, etag) = (u64::try_from(stat.st_size).unwrap_or(0), store.writes.etag(&stat));

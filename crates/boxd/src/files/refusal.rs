@@ -31,11 +31,23 @@ pub fn disk_full() -> ApiError {
 
 /// For something that is there and is no regular file.
 pub fn not_a_file(kind: FileType, shown: impl std::fmt::Display) -> ApiError {
-    ApiError::invalid(match kind {
+    let word = kind_word(kind);
+    let message = match kind {
         FileType::Directory => format!("{shown} is a directory; GET /v1/archive?path= gives its contents as a tar"),
-        FileType::Fifo => format!("{shown} is a fifo, not a regular file"),
-        FileType::Socket => format!("{shown} is a socket, not a regular file"),
-        FileType::CharacterDevice | FileType::BlockDevice => format!("{shown} is a device, not a regular file"),
-        _ => format!("{shown} is not a regular file"),
-    })
+        FileType::Unknown => format!("{shown} is not a regular file"),
+        _ => format!("{shown} is a {word}, not a regular file"),
+    };
+    ApiError::invalid(message).with_details(serde_json::json!({ "kind": word }))
+}
+
+pub fn kind_word(kind: FileType) -> &'static str {
+    match kind {
+        FileType::RegularFile => "file",
+        FileType::Directory => "directory",
+        FileType::Symlink => "symlink",
+        FileType::Fifo => "fifo",
+        FileType::Socket => "socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "device",
+        FileType::Unknown => "unknown",
+    }
 }

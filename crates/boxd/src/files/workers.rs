@@ -5,7 +5,7 @@ use std::{
     io,
     os::fd::OwnedFd,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, Once, PoisonError},
     thread,
 };
 
@@ -29,18 +29,21 @@ type Job = Box<dyn FnOnce(&Root) + Send>;
 #[derive(Clone)]
 pub struct FileWorkers {
     root: Arc<Root>,
-    steps: mpsc::Sender<Job>,
-    archives: mpsc::Sender<Job>,
+    steps: Arc<Pool>,
+    archives: Arc<Pool>,
     archive_slots: Arc<Semaphore>,
 }
 
 impl FileWorkers {
-    /// Starts every thread; each calls `setup` first, which takes on the workload's user for that thread. `root` is the sandbox's `/`.
+    /// `setup` takes on the workload's user for the thread that calls it; whether it can is seen here. `root` is the sandbox's `/`.
+    /// The threads start with the first request for files: a sandbox that only runs commands does without them.
     pub fn start(root: OwnedFd, setup: impl Fn() -> io::Result<()> + Send + Sync + 'static) -> io::Result<Self> {
         let root = Arc::new(Root::new(root));
-        let setup: Arc<dyn Fn() -> io::Result<()> + Send + Sync> = Arc::new(setup);
-        let steps = start_threads("files", STEP_WORKERS, STEP_QUEUE, &root, &setup)?;
-        let archives = start_threads("archive", ARCHIVE_WORKERS, ARCHIVE_WORKERS, &root, &setup)?;
+        let setup: Setup = Arc::new(setup);
+        let probe = setup.clone();
+        thread::spawn(move || probe()).join().map_err(|_| io::Error::other("taking on the workload's user panicked"))??;
+        let pool = |name, count, queue| Arc::new(Pool::new(name, count, queue, root.clone(), setup.clone()));
+        let (steps, archives) = (pool("files", STEP_WORKERS, STEP_QUEUE), pool("archive", ARCHIVE_WORKERS, ARCHIVE_WORKERS));
         Ok(Self { root, steps, archives, archive_slots: Arc::new(Semaphore::new(ARCHIVE_WORKERS)) })
     }
 
@@ -59,16 +62,16 @@ impl FileWorkers {
             // Nobody to answer means that the request has gone.
             let _ = answer.send(step(root));
         });
-        self.steps.send(job).await.map_err(|_| gone())?;
+        self.steps.sender().send(job).await.map_err(|_| gone())?;
         Ok(answered)
     }
 
     /// Runs a step nobody waits for, from wherever this is called.
     pub(super) fn run_detached(&self, step: impl FnOnce(&Root) + Send + 'static) {
-        let Err(mpsc::error::TrySendError::Full(job)) = self.steps.try_send(Box::new(step)) else { return };
+        let Err(mpsc::error::TrySendError::Full(job)) = self.steps.sender().try_send(Box::new(step)) else { return };
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => {
-                let steps = self.steps.clone();
+                let steps = self.steps.sender().clone();
                 // Fails only when the workers are gone, and then there is nothing left to tidy.
                 runtime.spawn(async move { drop(steps.send(job).await) });
             }
@@ -100,7 +103,7 @@ impl FileWorkers {
             // Nobody to answer means that the request has gone.
             let _ = answer.send(result);
         });
-        self.archives.send(job).await.map_err(|_| gone())?;
+        self.archives.sender().send(job).await.map_err(|_| gone())?;
         Ok(answered)
     }
 }
@@ -111,24 +114,40 @@ pub fn gone() -> ApiError {
 
 type Setup = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 
-fn start_threads(name: &str, count: usize, queue: usize, root: &Arc<Root>, setup: &Setup) -> io::Result<mpsc::Sender<Job>> {
-    let (sender, receiver) = mpsc::channel::<Job>(queue);
-    let receiver = Arc::new(Mutex::new(receiver));
-    for i in 0..count {
-        let (receiver, root, setup) = (receiver.clone(), root.clone(), setup.clone());
-        let (report, ready) = std::sync::mpsc::sync_channel(1);
-        thread::Builder::new().name(format!("{name}-{i}")).stack_size(STACK_BYTES).spawn(move || {
-            let result = setup();
-            let is_ready = result.is_ok();
-            // The starter waits for this one line; if it is gone there is nobody to work for.
-            let _ = report.send(result);
-            if is_ready {
-                work(&receiver, &root);
-            }
-        })?;
-        ready.recv().map_err(|_| io::Error::other(format!("file worker {name}-{i} died in its setup")))??;
+/// Threads that share one queue, started when the first job comes.
+struct Pool {
+    name: &'static str,
+    count: usize,
+    sender: mpsc::Sender<Job>,
+    receiver: Arc<Mutex<mpsc::Receiver<Job>>>,
+    root: Arc<Root>,
+    setup: Setup,
+    started: Once,
+}
+
+impl Pool {
+    fn new(name: &'static str, count: usize, queue: usize, root: Arc<Root>, setup: Setup) -> Self {
+        let (sender, receiver) = mpsc::channel::<Job>(queue);
+        Self { name, count, sender, receiver: Arc::new(Mutex::new(receiver)), root, setup, started: Once::new() }
     }
-    Ok(sender)
+
+    fn sender(&self) -> &mpsc::Sender<Job> {
+        self.started.call_once(|| (0..self.count).for_each(|i| self.start_thread(i)));
+        &self.sender
+    }
+
+    fn start_thread(&self, number: usize) {
+        let (receiver, root, setup) = (self.receiver.clone(), self.root.clone(), self.setup.clone());
+        let thread = thread::Builder::new().name(format!("{}-{number}", self.name)).stack_size(STACK_BYTES);
+        let started = thread.spawn(move || match setup() {
+            Ok(()) => work(&receiver, &root),
+            // It worked before; without it this thread must not touch a file.
+            Err(error) => tracing::error!(%error, "a file worker could not take on the workload's user"),
+        });
+        if let Err(error) = started {
+            tracing::error!(%error, "a file worker could not be started");
+        }
+    }
 }
 
 fn work(receiver: &Mutex<mpsc::Receiver<Job>>, root: &Root) {

@@ -5,18 +5,23 @@ use std::time::Duration;
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket};
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId,
-    frame::{ClientFrame, ServerFrame, close},
+    frame::{ClientFrame, MAX_FRAME_BYTES, ServerFrame, close},
+    json::in_plain_words,
 };
 use futures_util::{
     SinkExt, StreamExt,
     stream::{SplitSink, SplitStream},
 };
 
+use crate::auth::OpenStream;
+
 pub type Sink = SplitSink<WebSocket, Message>;
 pub type Stream = SplitStream<WebSocket>;
 
 /// What a client gets to take the last frames and answer the close.
 const GOODBYE_WITHIN: Duration = Duration::from_secs(1);
+/// Of an unknown frame's type, repeated to whoever sent it.
+const MAX_SHOWN_CHARS: usize = 64;
 const NORMAL: u16 = 1000;
 const INTERNAL: u16 = 1011;
 const TRY_AGAIN_LATER: u16 = 1013;
@@ -42,7 +47,9 @@ impl From<ApiError> for End {
     fn from(error: ApiError) -> Self {
         let code = match error.code {
             ErrorCode::Unauthenticated | ErrorCode::TokenExpired => close::UNAUTHENTICATED,
-            ErrorCode::TokenRevoked => close::ENDED,
+            ErrorCode::TokenRevoked | ErrorCode::SessionExpired => close::ENDED,
+            ErrorCode::ProviderUnavailable => close::GOING_AWAY,
+            ErrorCode::TooLarge => close::TOO_BIG,
             ErrorCode::CapabilityDenied => close::CAPABILITY,
             ErrorCode::RateLimited => TRY_AGAIN_LATER,
             ErrorCode::Internal => INTERNAL,
@@ -62,14 +69,35 @@ pub enum Received {
 pub fn receive(message: Option<Result<Message, axum::Error>>) -> Result<Received, End> {
     let unreadable = |why: String| End::from(ApiError::invalid(format!("a frame can't be read: {why}")));
     match message {
-        // The parser's words could repeat a token, so only their place is told.
-        Some(Ok(Message::Text(text))) => serde_json::from_str(&text)
-            .map(Received::Frame)
-            .map_err(|e| unreadable(format!("it is not the JSON of a known frame ({:?} error at column {})", e.classify(), e.column()))),
+        Some(Ok(Message::Text(text))) => serde_json::from_str(&text).map(Received::Frame).map_err(|e| unreadable(complaint(&text, &e))),
         Some(Ok(Message::Binary(_))) => Err(unreadable("frames from clients are JSON text".to_owned())),
         Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(Received::Nothing),
         Some(Ok(Message::Close(_))) | None => Err(End::normal()),
+        Some(Err(error)) if is_too_big(&error) => {
+            Err(ApiError::new(ErrorCode::TooLarge, format!("a frame is larger than {MAX_FRAME_BYTES} bytes")).into())
+        }
         Some(Err(error)) => Err(unreadable(error.to_string())),
+    }
+}
+
+/// The library's own error type isn't ours to name; these words of it are held by a test.
+fn is_too_big(error: &axum::Error) -> bool {
+    error.to_string().contains("too long")
+}
+
+/// What is wrong with a frame. Nothing of its contents is repeated, because it may be a token.
+fn complaint(text: &str, error: &serde_json::Error) -> String {
+    let frame: serde_json::Value = match serde_json::from_str(text) {
+        Ok(frame) => frame,
+        Err(e) => return format!("it is not JSON (at column {})", e.column()),
+    };
+    match frame.get("type").and_then(serde_json::Value::as_str) {
+        Some(kind) if ClientFrame::TYPES.contains(&kind) => in_plain_words(&format!("`{kind}`"), &error.to_string()),
+        Some(kind) => {
+            let shown: String = kind.escape_default().take(MAX_SHOWN_CHARS).collect();
+            format!("`{shown}` is not a type of frame; known are {}", ClientFrame::TYPES.join(", "))
+        }
+        None => "it must be an object with a `type`".to_owned(),
     }
 }
 
@@ -87,13 +115,15 @@ pub async fn send(sink: &mut Sink, message: Message) -> Result<(), End> {
 }
 
 /// Says why, closes, and waits a moment for the client to have heard it.
-pub async fn goodbye(sink: &mut Sink, stream: &mut Stream, end: End, request_id: &RequestId) {
+pub async fn goodbye(sink: &mut Sink, stream: &mut Stream, end: End, open: Option<OpenStream>, request_id: &RequestId) {
     let reason = end.error.as_ref().map_or("", |e| e.code.as_str());
     let farewell = async {
         if let Some(error) = &end.error {
             send(sink, error_frame(error, request_id)).await?;
         }
         send(sink, Message::Close(Some(CloseFrame { code: end.code, reason: Utf8Bytes::from_static(reason) }))).await?;
+        // It has been told, which is all that an ending sandbox waits for.
+        drop(open);
         while let Some(Ok(_)) = stream.next().await {}
         Ok::<(), End>(())
     };

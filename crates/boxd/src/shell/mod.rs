@@ -87,18 +87,21 @@ async fn talk(
         None => {
             let hello = tokio::time::timeout(AUTH_WITHIN, authenticate(&server, &mut sink, &mut stream));
             tokio::select! {
-                hello = hello => hello.unwrap_or_else(|_| Err(End::plain(close::AUTH_TIMEOUT))),
+                hello = hello => hello.unwrap_or_else(|_| Err(auth_timeout())),
                 () = server.shutdown.cancelled() => Err(End::plain(close::GOING_AWAY)),
             }
         }
     };
     drop(handshake);
-    let end = match admitted.and_then(|claims| Ok((claims, slot(&server.shells.shells)?))) {
-        Ok((claims, _slot)) => session::run(&server, &mut sink, &mut stream, claims, &record.request_id).await,
-        Err(end) => end,
+    let (end, open) = match admitted.and_then(|claims| Ok((claims, slot(&server.shells.shells)?))) {
+        Ok((claims, _slot)) => {
+            let open = server.authority.open(claims.clone());
+            (session::run(&server, &mut sink, &mut stream, &open, claims, &record.request_id).await, Some(open))
+        }
+        Err(end) => (end, None),
     };
     tracing::info!(request_id = %record.request_id, code = end.code, reason = end.error.as_ref().map(|e| e.code.as_str()), "shell connection ended");
-    goodbye(&mut sink, &mut stream, end, &record.request_id).await;
+    goodbye(&mut sink, &mut stream, end, open, &record.request_id).await;
 }
 
 async fn authenticate(server: &Server, sink: &mut frames::Sink, stream: &mut frames::Stream) -> Result<Arc<Claims>, End> {
@@ -114,6 +117,11 @@ async fn authenticate(server: &Server, sink: &mut frames::Sink, stream: &mut fra
     let claims = server.authority.authorize_token(token.expose(), Capability::Shell)?;
     frames::send(sink, encode(&auth_ok(&claims))).await?;
     Ok(Arc::new(claims))
+}
+
+fn auth_timeout() -> End {
+    let message = format!("no `auth` frame with a token came within {} s", AUTH_WITHIN.as_secs());
+    End { code: close::AUTH_TIMEOUT, error: Some(ApiError::new(ErrorCode::Unauthenticated, message)) }
 }
 
 fn auth_ok(claims: &Claims) -> ServerFrame {

@@ -29,11 +29,17 @@ const CLOCK_CHECK: Duration = Duration::from_secs(30);
 const FLUSH_WITHIN: Duration = Duration::from_secs(5);
 
 /// Runs until the program, the client, the token or boxd ends.
-pub async fn run(server: &Arc<Server>, sink: &mut Sink, stream: &mut Stream, claims: Arc<Claims>, request_id: &RequestId) -> End {
+pub async fn run(
+    server: &Arc<Server>,
+    sink: &mut Sink,
+    stream: &mut Stream,
+    open: &OpenStream,
+    claims: Arc<Claims>,
+    request_id: &RequestId,
+) -> End {
     let (out, mut frames) = mpsc::channel::<Message>(OUT_FRAMES);
-    let token = watch::Sender::new(claims.clone());
-    let open = server.authority.open(claims);
-    let session = Session { server, out, token: &token, open: &open, request_id };
+    let token = watch::Sender::new(claims);
+    let session = Session { server, out, token: &token, open, request_id };
     let mut writer = pin!(async {
         while let Some(frame) = frames.recv().await {
             if sink.send(frame).await.is_err() {
@@ -44,7 +50,7 @@ pub async fn run(server: &Arc<Server>, sink: &mut Sink, stream: &mut Stream, cla
     let end = tokio::select! {
         end = session.talk(stream) => end,
         () = &mut writer => return End::normal(),
-        end = over(server, &token, &open) => return end,
+        end = over(server, &token, open) => return end,
     };
     if end.code == End::normal().code {
         // A client too slow for this gets the close code without the last output.
@@ -64,7 +70,7 @@ async fn over(server: &Server, token: &watch::Sender<Arc<Claims>>, open: &OpenSt
         tokio::select! {
             () = tokio::time::sleep(left.min(CLOCK_CHECK)) => {}
             _ = token.changed() => {}
-            () = open.revoked() => return ApiError::new(ErrorCode::TokenRevoked, TokenError::Revoked.to_string()).into(),
+            why = open.revoked() => return why.into(),
             () = server.shutdown.cancelled() => return End::plain(close::GOING_AWAY),
         }
     }

@@ -50,15 +50,29 @@ impl TestBoxd {
         let directory = TempDir::new().unwrap();
         let root = directory.path().join("root");
         std::fs::create_dir_all(root.join("workspace")).unwrap();
-        Self::over(directory, &root, change)
+        Self::over(directory, &root, change, || Ok(()))
+    }
+
+    /// With file accesses judged as an ordinary user's, also where the tests run as root.
+    pub fn start_as_a_user() -> Self {
+        let directory = TempDir::new().unwrap();
+        let root = directory.path().join("root");
+        std::fs::create_dir_all(root.join("workspace")).unwrap();
+        let is_root = rustix::process::geteuid().is_root();
+        Self::over(directory, &root, |_| {}, move || if is_root { cobox_kernel::set_fs_ids(1000, 1000) } else { Ok(()) })
     }
 
     /// Over the machine's own root, for what a temporary directory can't have. Nothing there is to be changed.
     pub fn start_over_the_host() -> Self {
-        Self::over(TempDir::new().unwrap(), Path::new("/"), |_| {})
+        Self::over(TempDir::new().unwrap(), Path::new("/"), |_| {}, || Ok(()))
     }
 
-    fn over(directory: TempDir, root: &Path, change: impl FnOnce(&mut ControlState)) -> Self {
+    fn over(
+        directory: TempDir,
+        root: &Path,
+        change: impl FnOnce(&mut ControlState),
+        prepare: impl Fn() -> std::io::Result<()> + Send + Sync + 'static,
+    ) -> Self {
         let sandbox_id = SandboxId::new();
         let key = MasterKey::from_bytes([7; 32]).derive(&sandbox_id, 1, Alg::EdDsa);
         let mut state = ControlState {
@@ -68,6 +82,7 @@ impl TestBoxd {
             revoked: vec![],
             lease_expires_at: Timestamp::now().plus(Duration::from_secs(3600)),
             disk_full: false,
+            ending: None,
         };
         change(&mut state);
         let config = BoxdConfig {
@@ -81,10 +96,11 @@ impl TestBoxd {
                 work_dir: "/workspace".into(),
                 uid_count: 1,
             },
+            groups: 0,
             limits: WorkloadLimits { processes: 100, memory_bytes: None, open_files: 1024 },
         };
         let programs = Arc::new(programs::HostPrograms { work_dir: root.join("workspace") });
-        let files = FileWorkers::start(std::fs::File::open(root).unwrap().into(), || Ok(())).unwrap();
+        let files = FileWorkers::start(std::fs::File::open(root).unwrap().into(), prepare).unwrap();
         let clients = UnixListener::bind(directory.path().join("clients")).unwrap();
         let control = UnixListener::bind(directory.path().join("control")).unwrap();
         let shutdown = CancellationToken::new();

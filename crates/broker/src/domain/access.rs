@@ -1,8 +1,10 @@
 //! Who may do what: other workspaces see nothing, owners keep what they made for themselves, operators may help.
 
 use cobox_protocol::{ApiError, CapabilitySet, ErrorCode, key::PrincipalKind, session::Access};
+use cobox_token::Actor;
+use serde::Serialize;
 
-use super::model::{Principal, Sandbox, Session};
+use super::model::{Caller, Principal, Sandbox, Session};
 
 /// Anything with a workspace, an owner and an access rule.
 pub trait Owned {
@@ -68,23 +70,55 @@ fn is_owner(principal: &Principal, thing: &impl Owned) -> bool {
     principal.name == thing.owner() && is_visible(principal, thing)
 }
 
-/// Requested ∩ policy; nothing requested means the policy's default.
-pub fn grant(principal: &Principal, requested: Option<&[String]>) -> Result<CapabilitySet, ApiError> {
-    let policy = match principal.kind {
+/// As whom a caller wants to act.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ActorWish {
+    pub kind: PrincipalKind,
+    pub id: Option<String>,
+}
+
+/// The caller as the actor it names: itself, or something less, which then bounds what it is granted.
+pub fn act(caller: &Caller, wish: Option<&ActorWish>) -> Result<Caller, ApiError> {
+    let (principal, Some(wish)) = (&caller.principal, wish) else { return Ok(caller.clone()) };
+    let refused = |why: String| Err(ApiError::new(ErrorCode::Forbidden, format!("actor: {why}")));
+    if rank(wish.kind) > rank(principal.kind) {
+        return refused(format!("{} is {}, which can't act as {}", principal.name, principal.kind.word(), wish.kind.word()));
+    }
+    let id = wish.id.clone().unwrap_or_else(|| principal.name.clone());
+    if wish.kind == principal.kind && id != principal.name {
+        return refused(format!("{} can't act as another {}", principal.name, wish.kind.word()));
+    }
+    Ok(Caller { actor: Actor { kind: wish.kind, id }, ..caller.clone() })
+}
+
+fn rank(kind: PrincipalKind) -> u8 {
+    match kind {
+        PrincipalKind::Agent => 0,
+        PrincipalKind::Human => 1,
+        PrincipalKind::Operator => 2,
+    }
+}
+
+/// Capabilities as they were asked for, and in which field.
+pub struct Requested<'a> {
+    pub field: &'static str,
+    pub words: &'a [String],
+}
+
+/// Requested ∩ policy for the actor; nothing requested means the policy's default.
+pub fn grant(caller: &Caller, requested: Option<Requested>) -> Result<CapabilitySet, ApiError> {
+    let actor = &caller.actor;
+    let policy = match actor.kind {
         PrincipalKind::Agent => CapabilitySet::AGENT_DEFAULT,
         PrincipalKind::Human | PrincipalKind::Operator => CapabilitySet::HUMAN_DEFAULT,
     };
-    let Some(words) = requested else { return Ok(policy) };
-    let wished = CapabilitySet::parse(words).map_err(|e| ApiError::invalid(format!("requested_capabilities: {e}")))?;
+    let Some(Requested { field, words }) = requested else { return Ok(policy) };
+    let wished = CapabilitySet::parse(words).map_err(|e| ApiError::invalid(format!("{field}: {e}")))?;
     let granted = wished.intersection(policy);
     if granted.is_empty() {
         return Err(ApiError::new(
             ErrorCode::CapabilityDenied,
-            format!(
-                "none of the requested capabilities is allowed for {} {}; allowed are {policy:?}",
-                principal.kind.word(),
-                principal.name
-            ),
+            format!("{field}: none of them is allowed for {} {}; allowed are {policy:?}", actor.kind.word(), actor.id),
         ));
     }
     Ok(granted)
@@ -92,20 +126,42 @@ pub fn grant(principal: &Principal, requested: Option<&[String]>) -> Result<Capa
 
 #[cfg(test)]
 mod tests {
+    use cobox_protocol::KeyId;
+
     use super::*;
 
-    fn principal(kind: PrincipalKind) -> Principal {
-        Principal { workspace: "w".into(), name: "n".into(), kind }
+    fn caller(kind: PrincipalKind) -> Caller {
+        Caller::new(Principal { workspace: "w".into(), name: "n".into(), kind }, KeyId::new())
     }
 
     #[test]
     fn a_grant_is_what_was_asked_for_within_the_policy() {
-        let agent = principal(PrincipalKind::Agent);
+        let agent = caller(PrincipalKind::Agent);
+        let ask = |words: &[&str]| {
+            let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
+            grant(&agent, Some(Requested { field: "scopes", words: &words }))
+        };
         assert_eq!(grant(&agent, None).unwrap(), CapabilitySet::AGENT_DEFAULT);
-        assert_eq!(grant(&agent, Some(&["fs:rw".into(), "shell".into()])).unwrap().words(), ["fs_read", "fs_write", "shell_observe"]);
-        assert_eq!(grant(&agent, Some(&["ports".into()])).unwrap_err().code, ErrorCode::CapabilityDenied);
-        let unknown = grant(&agent, Some(&["root".into()])).unwrap_err();
+        assert_eq!(ask(&["fs:rw", "shell"]).unwrap().words(), ["fs_read", "fs_write", "shell_observe"]);
+        assert_eq!(ask(&["ports"]).unwrap_err().code, ErrorCode::CapabilityDenied);
+        let unknown = ask(&["root"]).unwrap_err();
         assert_eq!(unknown.code, ErrorCode::InvalidRequest);
-        assert!(unknown.message.contains("`root`"));
+        assert!(unknown.message.starts_with("scopes: `root`"), "{unknown}");
+    }
+
+    #[test]
+    fn one_acts_as_oneself_or_as_less() {
+        use PrincipalKind::*;
+        let acting = |own, kind, id: Option<&str>| act(&caller(own), Some(&ActorWish { kind, id: id.map(str::to_owned) }));
+        for (own, kind) in [(Human, Human), (Human, Agent), (Operator, Operator), (Operator, Human), (Operator, Agent), (Agent, Agent)] {
+            assert_eq!(acting(own, kind, None).unwrap().actor, Actor { kind, id: "n".into() });
+        }
+        for (own, kind) in [(Agent, Human), (Agent, Operator), (Human, Operator)] {
+            assert_eq!(acting(own, kind, None).unwrap_err().code, ErrorCode::Forbidden);
+        }
+        let helper = acting(Human, Agent, Some("helper")).unwrap();
+        assert_eq!((helper.principal.name.as_str(), helper.actor.id.as_str()), ("n", "helper"));
+        assert_eq!(grant(&helper, None).unwrap(), CapabilitySet::AGENT_DEFAULT);
+        assert_eq!(acting(Human, Human, Some("another")).unwrap_err().code, ErrorCode::Forbidden);
     }
 }

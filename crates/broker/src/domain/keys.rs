@@ -6,7 +6,7 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use cobox_protocol::{
     ApiError, ErrorCode, KeyId, RequestId, Secret, Timestamp,
     id::is_foreign_id,
-    key::{CreateKey, CreatedKey, KeyInfo},
+    key::{API_KEY_PREFIX, CreateKey, CreatedKey, KeyInfo},
 };
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -21,8 +21,7 @@ use super::{
 };
 use crate::store::{AddedKey, PageWish};
 
-/// `cbx_`, the 26 characters of the key's id, `_`, and 43 characters for 32 random bytes.
-const PREFIX: &str = "cbx_";
+/// A key is the prefix, the 26 characters of its id, `_`, and 43 characters for 32 random bytes.
 const ULID_CHARS: usize = 26;
 const SECRET_BYTES: usize = 32;
 
@@ -44,7 +43,7 @@ impl Keys {
             return Err(refused());
         }
         self.activity.key_used(&id, now);
-        Ok(Caller { principal: stored.principal, key: id })
+        Ok(Caller::new(stored.principal, id))
     }
 
     pub async fn create(&self, caller: &Caller, wish: CreateKey, request_id: &RequestId) -> Result<CreatedKey, ApiError> {
@@ -121,12 +120,12 @@ fn generate() -> (KeyId, Secret) {
     // A key that can be guessed would be worse than no answer.
     getrandom::fill(&mut random).expect("the kernel's random source answers");
     let ulid = &id.as_str()[id.as_str().len() - ULID_CHARS..];
-    let key = Secret::new(format!("{PREFIX}{ulid}_{}", URL_SAFE_NO_PAD.encode(random)));
+    let key = Secret::new(format!("{API_KEY_PREFIX}{ulid}_{}", URL_SAFE_NO_PAD.encode(random)));
     (id, key)
 }
 
 fn key_id(key: &Secret) -> Option<KeyId> {
-    let (ulid, _) = key.expose().strip_prefix(PREFIX)?.split_at_checked(ULID_CHARS)?;
+    let (ulid, _) = key.expose().strip_prefix(API_KEY_PREFIX)?.split_at_checked(ULID_CHARS)?;
     format!("key_{ulid}").parse().ok()
 }
 

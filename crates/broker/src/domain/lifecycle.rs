@@ -12,7 +12,11 @@ use std::{
     time::Duration,
 };
 
-use cobox_protocol::{ApiError, ErrorCode, SandboxId, Timestamp, control::ControlState, session::State};
+use cobox_protocol::{
+    ApiError, ErrorCode, SandboxId, Timestamp,
+    control::{ControlState, Ending},
+    session::State,
+};
 use cobox_provider::{ProviderError, control};
 use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
@@ -30,6 +34,8 @@ use super::{
 pub const CONCURRENT_SANDBOXES: usize = 16;
 /// How long one sandbox that is starting or stopping may hold up telling the others.
 const TELL_WITHIN: Duration = Duration::from_secs(5);
+/// How long an end waits for boxd to say goodbye to its clients: a little more than boxd itself takes.
+const FAREWELL_WITHIN: Duration = Duration::from_millis(300);
 /// Longest reason kept of a provider's failure, in characters.
 const MAX_REASON_CHARS: usize = 500;
 
@@ -223,6 +229,7 @@ impl Lifecycle {
 
     async fn finish_suspend(&self, begun: &Sandbox, reason: &str, _lock: &Lock) -> Outcome {
         let d = &self.deployment;
+        self.announce(begun, Ending::Suspended).await;
         if let Err(error) = d.provider.suspend(&begun.id).await {
             let reason = self.log_failure(begun, "suspending", &error);
             return Err(unavailable(&begun.id, "could not be suspended", &reason));
@@ -260,6 +267,7 @@ impl Lifecycle {
             if sandbox.intent != Some(Intent::Destroy) {
                 return Ok(());
             }
+            self.announce(&sandbox, Ending::Ended).await;
             d.provider.destroy(id).await.map_err(|e| unavailable(id, "could not be destroyed", &e.to_string()))?;
             self.forget(id);
             let now = d.now();
@@ -301,6 +309,24 @@ impl Lifecycle {
         control::push(&*self.deployment.provider, id, &state).await.map_err(|e| unavailable(id, "could not be told", &e.to_string()))?;
         self.remember_told(id, told);
         Ok(())
+    }
+
+    /// Lets boxd tell whoever is connected why it ends. A courtesy: nothing waits for it long, nothing depends on it.
+    async fn announce(&self, sandbox: &Sandbox, ending: Ending) {
+        let provider = &*self.deployment.provider;
+        if !provider.is_running(&sandbox.id).await {
+            return;
+        }
+        let told = async {
+            let (state, _) = self.control_state(sandbox).await?;
+            let state = ControlState { ending: Some(ending), ..state };
+            control::push(provider, &sandbox.id, &state).await.map_err(|e| unavailable(&sandbox.id, "could not be told", &e.to_string()))
+        };
+        match tokio::time::timeout(FAREWELL_WITHIN, told).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::debug!(sandbox = %sandbox.id, %error, "a sandbox ends without having been told"),
+            Err(_) => tracing::debug!(sandbox = %sandbox.id, "a sandbox took too long over saying goodbye"),
+        }
     }
 
     /// Tells every running sandbox of a workspace. One that can't be reached is told again by the reaper.
@@ -348,6 +374,7 @@ impl Lifecycle {
             revoked: revocations.list,
             lease_expires_at: told.lease_end,
             disk_full: told.is_disk_full,
+            ending: None,
         };
         Ok((state, told))
     }

@@ -7,6 +7,7 @@ use cobox_protocol::{
     key::PrincipalKind,
     session::{Access, State},
 };
+use cobox_token::Actor;
 
 /// The only scope there is yet.
 pub const THREAD_SCOPE: &str = "thread";
@@ -44,6 +45,15 @@ pub struct Caller {
     pub principal: Principal,
     /// Tokens are issued under it and end with it.
     pub key: KeyId,
+    /// As whom it acts: itself, unless it asked to be less.
+    pub actor: Actor,
+}
+
+impl Caller {
+    pub fn new(principal: Principal, key: KeyId) -> Self {
+        let actor = Actor { kind: principal.kind, id: principal.name.clone() };
+        Self { principal, key, actor }
+    }
 }
 
 /// What is about to be asked of the provider.

@@ -22,7 +22,7 @@ use crate::store::Horizon;
 /// How often boxd is asked for its open streams; always before a sandbox is called idle or suspended.
 const ASK_EVERY: Duration = Duration::from_secs(60);
 /// How often a soft disk limit is compared with what is used: counting can mean walking the files.
-const MEASURE_DISK_EVERY: Duration = Duration::from_secs(5);
+const MEASURE_DISK_EVERY: Duration = Duration::from_secs(2);
 /// How often a provider that failed is asked again to finish something.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
 /// A lease that moved by less isn't worth a message.
@@ -31,6 +31,8 @@ const TELL_LEASE_STEP: Duration = Duration::from_secs(60);
 const TELL_EVERY: Duration = Duration::from_secs(300);
 /// Writers go on when this much of the disk allowance, in percent, is used: a little below full, so it doesn't flap.
 const DISK_CLEAR_PERCENT: u64 = 95;
+/// What a stopped writer may still have under way between two measurements.
+const FULL_DISK_GROWTH_BYTES: u64 = 64 << 20;
 const PRUNE_EVERY: Duration = Duration::from_secs(3600);
 /// A replay of a request is recognised for this long.
 const IDEMPOTENCY_KEEP: Duration = Duration::from_secs(24 * 3600);
@@ -50,6 +52,8 @@ struct Seen {
     asked: Option<Timestamp>,
     requests: Option<u64>,
     measured: Option<Timestamp>,
+    /// What its files took then.
+    used: Option<u64>,
     tried: Option<Timestamp>,
 }
 
@@ -123,7 +127,7 @@ impl Reaper {
             // Somebody else's change wins; the next tick looks again.
             d.store.replace_sandbox(sandbox, &idle, Some(&audit)).await.map_err(internal)?;
         }
-        self.measure_disk(sandbox, now).await;
+        self.measure_disk(sandbox, now).await?;
         self.tell_if_due(sandbox, now).await
     }
 
@@ -179,17 +183,29 @@ impl Reaper {
         status.open_streams > 0 || unseen
     }
 
-    async fn measure_disk(&self, sandbox: &Sandbox, now: Timestamp) {
+    /// Past its allowance a sandbox's writers are stopped; one that goes on filling the disk all the same is suspended, which
+    /// nothing inside can prevent and which gives back files that are open and no longer named.
+    async fn measure_disk(&self, sandbox: &Sandbox, now: Timestamp) -> Result<(), ApiError> {
         if !self.is_time(&sandbox.id, |s| &mut s.measured, MEASURE_DISK_EVERY, now) {
-            return;
+            return Ok(());
         }
-        let Some(disk) = self.lifecycle.deployment.provider.disk_use(&sandbox.id).await else { return };
+        let Some(disk) = self.lifecycle.deployment.provider.disk_use(&sandbox.id).await else { return Ok(()) };
+        let before = {
+            let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            seen.entry(sandbox.id.clone()).or_default().used.replace(disk.used)
+        };
         let was_full = self.lifecycle.is_disk_full(&sandbox.id);
         let is_full = disk.used >= disk.limit || was_full && disk.used >= disk.limit / 100 * DISK_CLEAR_PERCENT;
         if is_full != was_full {
             tracing::info!(sandbox = %sandbox.id, used = disk.used, limit = disk.limit, is_full, "a disk allowance was crossed");
             self.lifecycle.set_disk_full(&sandbox.id, is_full);
         }
+        if was_full && before.is_some_and(|before| disk.used.saturating_sub(before) > FULL_DISK_GROWTH_BYTES) {
+            tracing::warn!(sandbox = %sandbox.id, used = disk.used, limit = disk.limit, "a full disk still grew");
+            self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(&sandbox.id);
+            self.lifecycle.suspend(&sandbox.id, "it went on filling its disk past its allowance", |_| true).await?;
+        }
+        Ok(())
     }
 
     async fn tell_if_due(&self, sandbox: &Sandbox, now: Timestamp) -> Result<(), ApiError> {

@@ -64,32 +64,20 @@ impl Sandboxes {
     }
 
     pub async fn get(&self, caller: &Caller, id_or_name: &str) -> Result<SandboxInfo, ApiError> {
-        let sandbox = self.find(caller, id_or_name).await?;
+        let sandbox = find(&self.deployment, caller, id_or_name).await?;
         access::may_use(&caller.principal, &sandbox)?;
         self.info(sandbox).await
     }
 
     /// Ends it and every session that uses it.
     pub async fn delete(&self, caller: &Caller, id_or_name: &str, request_id: &RequestId) -> Result<(), ApiError> {
-        let sandbox = self.find(caller, id_or_name).await?;
+        let sandbox = find(&self.deployment, caller, id_or_name).await?;
         access::may_end(&caller.principal, &sandbox)?;
         let audit = AuditRecord::of_sandbox(self.deployment.now(), &sandbox, "sandbox.deleted", "asked for").by(caller, request_id);
         let lifecycle = self.lifecycle.clone();
         // In a task, so that a caller who hangs up doesn't leave it half done until the reaper comes by.
         let deleting = tokio::spawn(async move { lifecycle.terminate(&sandbox, "it was deleted", audit).await });
         deleting.await.map_err(|_| ApiError::new(ErrorCode::Internal, "deleting was interrupted; try again"))?
-    }
-
-    async fn find(&self, caller: &Caller, id_or_name: &str) -> Result<Sandbox, ApiError> {
-        let store = &self.deployment.store;
-        let found = match id_or_name.parse() {
-            Ok(id) => store.sandbox(&id).await,
-            Err(_) => store.sandbox_named(&caller.principal.workspace, id_or_name).await,
-        };
-        found
-            .map_err(internal)?
-            .filter(|s| s.ended_at.is_none() && access::is_visible(&caller.principal, s))
-            .ok_or_else(|| ApiError::new(ErrorCode::SandboxNotFound, "there is no such sandbox"))
     }
 
     async fn info(&self, sandbox: Sandbox) -> Result<SandboxInfo, ApiError> {
@@ -113,4 +101,16 @@ impl Sandboxes {
             sessions: sessions.into_iter().map(|s| s.id).collect(),
         })
     }
+}
+
+/// A living sandbox of the caller's workspace, by its id or its name.
+pub async fn find(d: &Deployment, caller: &Caller, id_or_name: &str) -> Result<Sandbox, ApiError> {
+    let found = match id_or_name.parse() {
+        Ok(id) => d.store.sandbox(&id).await,
+        Err(_) => d.store.sandbox_named(&caller.principal.workspace, id_or_name).await,
+    };
+    found
+        .map_err(internal)?
+        .filter(|s| s.ended_at.is_none() && access::is_visible(&caller.principal, s))
+        .ok_or_else(|| ApiError::new(ErrorCode::SandboxNotFound, "there is no such sandbox"))
 }

@@ -10,10 +10,11 @@ use cobox_protocol::{
         SessionInfo, State,
     },
 };
+use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::{
-    access,
+    access::{self, ActorWish, Requested},
     audit::AuditRecord,
     deployment::{Deployment, internal},
     lifecycle::Lifecycle,
@@ -32,6 +33,18 @@ pub struct Sessions {
     pub lifecycle: Arc<Lifecycle>,
 }
 
+/// What a caller asks for, in whichever shape it said so.
+#[derive(Debug, Serialize)]
+pub struct Negotiation {
+    #[serde(flatten)]
+    pub request: NegotiateRequest,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub actor: Option<ActorWish>,
+    /// The sandbox it believes the thread to use, by id or name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<String>,
+}
+
 /// How a caller asks, beside what it asks for.
 pub struct Asking<'a> {
     pub caller: &'a Caller,
@@ -44,34 +57,57 @@ impl Sessions {
     pub async fn negotiate(
         &self,
         asking: &Asking<'_>,
-        wish: &NegotiateRequest,
+        wish: &Negotiation,
         idempotency_key: Option<&str>,
     ) -> Result<NegotiateResponse, ApiError> {
-        let principal = &asking.caller.principal;
-        if !is_foreign_id(&wish.thread_id) {
+        let request = &wish.request;
+        if !is_foreign_id(&request.thread_id) {
             return Err(ApiError::invalid("thread_id: must have 1 to 256 characters and no control characters"));
         }
-        let words = match (&wish.requested_capabilities, &wish.scopes) {
+        if request.ttl == Some(0) {
+            return Err(ApiError::invalid("ttl: must be at least 1 second"));
+        }
+        let requested = match (&request.requested_capabilities, &request.scopes) {
             (Some(_), Some(_)) => return Err(ApiError::invalid("scopes: is another name of requested_capabilities; send one of them")),
-            (words, older) => words.as_deref().or(older.as_deref()),
+            (Some(words), None) => Some(Requested { field: "requested_capabilities", words }),
+            (None, Some(words)) => Some(Requested { field: "scopes", words }),
+            (None, None) => None,
         };
-        let capabilities = access::grant(principal, words)?;
+        let caller = access::act(asking.caller, wish.actor.as_ref())?;
+        let asking = &Asking { caller: &caller, ..*asking };
+        let capabilities = access::grant(&caller, requested)?;
         let mut attempt = 1;
         loop {
-            let found = match wish.mode {
-                Mode::Get => self.find(asking.caller, &wish.thread_id).await?,
+            let found = match request.mode {
+                Mode::Get => self.find(&caller, &request.thread_id).await?,
                 Mode::Ensure => self.ensure(asking, wish, idempotency_key).await?,
             };
-            access::may_use(principal, &found.session)?;
+            access::may_use(&caller.principal, &found.session)?;
+            if let Some(hint) = &wish.sandbox {
+                self.must_be(&caller, hint, &found.sandbox).await?;
+            }
             match self.lifecycle.bring_up(&found.sandbox.id, asking.wait).await {
                 Ok(sandbox) => {
                     let bound = Bound { session: found.session, sandbox };
-                    return self.answer(asking, bound, capabilities, wish.ttl).await;
+                    return self.answer(asking, bound, capabilities, request.ttl).await;
                 }
-                Err(e) if e.code == ErrorCode::SessionExpired && wish.mode == Mode::Ensure && attempt < ENSURE_ATTEMPTS => attempt += 1,
+                Err(e) if e.code == ErrorCode::SessionExpired && request.mode == Mode::Ensure && attempt < ENSURE_ATTEMPTS => attempt += 1,
                 Err(e) => return Err(e),
             }
         }
+    }
+
+    /// A hint may say what is so already; it moves no thread to another sandbox.
+    async fn must_be(&self, caller: &Caller, hint: &str, bound: &Sandbox) -> Result<(), ApiError> {
+        if hint == bound.id.as_str() {
+            return Ok(());
+        }
+        let hinted = super::sandboxes::find(&self.deployment, caller, hint).await?;
+        if hinted.id == bound.id {
+            return Ok(());
+        }
+        let message = format!("the thread uses {}, not {}; release its session to use another sandbox", bound.id, hinted.id);
+        Err(ApiError::new(ErrorCode::SessionConflict, message).with_details(serde_json::json!({ "sandbox_id": bound.id })))
     }
 
     async fn find(&self, caller: &Caller, thread: &str) -> Result<Bound, ApiError> {
@@ -81,17 +117,24 @@ impl Sessions {
         })
     }
 
-    async fn ensure(&self, asking: &Asking<'_>, wish: &NegotiateRequest, idempotency_key: Option<&str>) -> Result<Bound, ApiError> {
+    async fn ensure(&self, asking: &Asking<'_>, wish: &Negotiation, idempotency_key: Option<&str>) -> Result<Bound, ApiError> {
         let d = &self.deployment;
         let principal = &asking.caller.principal;
         // Most of the time it is there already, and reading is much cheaper than a transaction that may write.
-        if idempotency_key.is_none()
-            && let Some(bound) = d.store.session_of(&principal.workspace, THREAD_SCOPE, &wish.thread_id).await.map_err(internal)?
-        {
-            return Ok(bound);
+        if idempotency_key.is_none() || wish.sandbox.is_some() {
+            let known = d.store.session_of(&principal.workspace, THREAD_SCOPE, &wish.request.thread_id).await.map_err(internal)?;
+            match known {
+                Some(bound) if idempotency_key.is_none() => return Ok(bound),
+                None if wish.sandbox.is_some() => {
+                    return Err(ApiError::invalid(
+                        "sandbox_id (or sandbox_hint): a new session for a sandbox that exists already is not supported by this version; leave it out",
+                    ));
+                }
+                _ => {}
+            }
         }
         let idempotency = idempotency_key.map(|key| idempotency(&principal.name, key, wish)).transpose()?;
-        let fresh = self.fresh(asking.caller, wish);
+        let fresh = self.fresh(asking.caller, &wish.request);
         let audit = AuditRecord::new(d.now(), &principal.workspace, "session.created").by(asking.caller, asking.request_id).about(&fresh);
         let quota = d.config.max_sandboxes_per_workspace;
         match d.store.ensure(&EnsureWish { fresh, quota, idempotency, audit }).await.map_err(internal)? {
@@ -130,23 +173,26 @@ impl Sessions {
     /// Negotiation's answer for a session by its id. Looking is no activity and wakes nothing.
     pub async fn get(&self, asking: &Asking<'_>, id: &SessionId) -> Result<NegotiateResponse, ApiError> {
         let bound = self.living(asking.caller, id).await?;
-        let issued = self.issue(asking, &bound, access::grant(&asking.caller.principal, None)?, None, false).await?;
+        let issued = self.issue(asking, &bound, access::grant(asking.caller, None)?, None, false).await?;
         Ok(self.response(&bound, issued))
     }
 
     pub async fn refresh(&self, asking: &Asking<'_>, id: &SessionId, wish: &RefreshRequest) -> Result<RefreshResponse, ApiError> {
         let d = &self.deployment;
         let bound = self.living(asking.caller, id).await?;
-        let mut capabilities = access::grant(&asking.caller.principal, None)?;
+        let mut caller = asking.caller.clone();
+        let mut capabilities = access::grant(&caller, None)?;
         if let Some(token) = &wish.current_token {
             let revoked = d.store.revocations(&bound.sandbox, d.now()).await.map_err(internal)?;
             let claims = d.tokens.verify_possession(&bound.sandbox, token, &revoked, d.now())?;
-            if claims.sid.as_deref() != Some(id.as_str()) || claims.sub != asking.caller.principal.name {
+            if claims.sid.as_deref() != Some(id.as_str()) || claims.sub != caller.principal.name {
                 return Err(ApiError::new(ErrorCode::Forbidden, "current_token: is of another session or another principal"));
             }
-            // Refreshing renews what one had; it doesn't widen it.
+            // Refreshing renews what one had, and as whom; it doesn't widen it.
             capabilities = capabilities.intersection(claims.scope);
+            caller.actor = claims.act;
         }
+        let asking = &Asking { caller: &caller, ..*asking };
         let sandbox = self.lifecycle.bring_up(&bound.sandbox.id, asking.wait).await?;
         let issued = self.issue(asking, &Bound { session: bound.session, sandbox }, capabilities, None, true).await?;
         Ok(RefreshResponse { token: issued.token, expires_at: issued.expires_at, refresh_before: issued.refresh_before })
@@ -320,7 +366,7 @@ pub fn new_sandbox(d: &Deployment, caller: &Caller, name: Option<String>, access
     }
 }
 
-fn idempotency(principal: &str, key: &str, wish: &NegotiateRequest) -> Result<Idempotency, ApiError> {
+fn idempotency(principal: &str, key: &str, wish: &Negotiation) -> Result<Idempotency, ApiError> {
     if !is_foreign_id(key) {
         return Err(ApiError::invalid("Idempotency-Key: must have 1 to 256 characters"));
     }

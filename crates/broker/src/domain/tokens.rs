@@ -7,7 +7,7 @@ use cobox_protocol::{
     ApiError, CapabilitySet, ErrorCode, Secret, Timestamp, TokenId,
     control::{Alg, VerifyKeySpec},
 };
-use cobox_token::{Actor, Claims, Keyset, LEEWAY_SECONDS, MasterKey, RevocationView, TokenError};
+use cobox_token::{Claims, Keyset, LEEWAY_SECONDS, MasterKey, RevocationView, TokenError};
 
 use super::model::{Bound, Caller, Sandbox, Session};
 use crate::{
@@ -86,7 +86,7 @@ impl Tokens {
             nbf: now.unix(),
             exp: expires_at.unix(),
             jti: jti.to_string(),
-            act: Actor { kind: principal.kind, id: principal.name.clone() },
+            act: wish.caller.actor.clone(),
             generation: wish.sandbox.generation,
             grant: wish.caller.key.to_string(),
         };

@@ -1,11 +1,10 @@
 //! Request bodies: JSON of a bounded size, and an error that names the field.
 
 use axum::{
-    Json,
     body::to_bytes,
     extract::{FromRequest, Request},
 };
-use cobox_protocol::{ApiError, ErrorCode};
+use cobox_protocol::{ApiError, ErrorCode, json::read_object};
 use serde::de::DeserializeOwned;
 
 use super::error::Failure;
@@ -20,7 +19,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
-        parse(&read(request).await?).map(Self)
+        Ok(Self(read_object(&read(request).await?)?))
     }
 }
 
@@ -32,7 +31,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for MaybeJsonBody<T> {
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
         let bytes = read(request).await?;
-        parse(if bytes.is_empty() { b"{}" } else { &bytes }).map(Self)
+        Ok(Self(read_object(if bytes.is_empty() { b"{}" } else { &bytes })?))
     }
 }
 
@@ -46,14 +45,4 @@ async fn read(request: Request) -> Result<axum::body::Bytes, Failure> {
             ApiError::invalid("the body could not be read to its end")
         })
     })
-}
-
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
-    let rejected = |e: axum::extract::rejection::JsonRejection| Failure::from(ApiError::invalid(cut_prefix(&e.body_text())));
-    Json::<T>::from_bytes(bytes).map(|Json(value)| value).map_err(rejected)
-}
-
-/// The framework's preamble says nothing the code doesn't; the field comes after it.
-fn cut_prefix(text: &str) -> &str {
-    text.strip_prefix("Failed to deserialize the JSON body into the target type: ").unwrap_or(text)
 }

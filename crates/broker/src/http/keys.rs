@@ -33,7 +33,7 @@ async fn create(
 }
 
 async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<PageQuery>) -> Result<Json<Page<KeyInfo>>, Failure> {
-    let wish = query.wish()?;
+    let wish = query.wish::<KeyId>()?;
     let items = api.keys.list(&who.caller, &wish).await?;
     Ok(Json(page(items, &wish, |k| k.id.to_string())))
 }

@@ -4,6 +4,7 @@ mod auth;
 mod body;
 mod error;
 mod keys;
+mod negotiation;
 mod ops;
 mod paging;
 mod sandboxes;

@@ -1,7 +1,9 @@
 //! Pages of a list: newest first, the cursor is the last id seen.
 
+use std::str::FromStr;
+
 use axum::extract::{FromRequestParts, Query};
-use cobox_protocol::{ApiError, session::Page};
+use cobox_protocol::{ApiError, json::in_plain_words, session::Page};
 use http::request::Parts;
 use serde::{Deserialize, de::DeserializeOwned};
 
@@ -14,16 +16,19 @@ const MAX_LIMIT: u32 = 200;
 
 #[derive(Debug, Deserialize)]
 pub struct PageQuery {
-    pub limit: Option<u32>,
+    pub limit: Option<String>,
     pub cursor: Option<String>,
 }
 
 impl PageQuery {
-    /// Asks for one more than is shown, to know whether there is another page.
-    pub fn wish(&self) -> Result<PageWish, ApiError> {
-        let limit = self.limit.unwrap_or(DEFAULT_LIMIT);
-        if !(1..=MAX_LIMIT).contains(&limit) {
-            return Err(ApiError::invalid(format!("limit: must be from 1 to {MAX_LIMIT}")));
+    /// A page of things whose ids are `Id`s. Asks for one more than is shown, to know whether there is another page.
+    pub fn wish<Id: FromStr>(&self) -> Result<PageWish, ApiError> {
+        let limit = self.limit.as_ref().map_or(Ok(DEFAULT_LIMIT), |l| l.parse());
+        let Some(limit) = limit.ok().filter(|l| (1..=MAX_LIMIT).contains(l)) else {
+            return Err(ApiError::invalid(format!("limit: must be a whole number from 1 to {MAX_LIMIT}")));
+        };
+        if self.cursor.as_ref().is_some_and(|c| c.parse::<Id>().is_err()) {
+            return Err(ApiError::invalid("cursor: must be the next_cursor of an earlier page"));
         }
         Ok(PageWish { before: self.cursor.clone(), limit: limit + 1 })
     }
@@ -44,7 +49,11 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Params<
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
-        let rejected = |e: axum::extract::rejection::QueryRejection| Failure::from(ApiError::invalid(e.body_text()));
+        let rejected = |e: axum::extract::rejection::QueryRejection| {
+            let said = e.body_text();
+            let said = said.strip_prefix("Failed to deserialize query string: ").unwrap_or(&said);
+            Failure::from(ApiError::invalid(in_plain_words("the query", said)))
+        };
         Query::from_request_parts(parts, state).await.map(|Query(value)| Self(value)).map_err(rejected)
     }
 }

@@ -6,6 +6,7 @@ use axum::{
     routing::get,
 };
 use cobox_protocol::{
+    SandboxId,
     sandbox::{CreateSandbox, SandboxInfo},
     session::Page,
 };
@@ -32,7 +33,7 @@ async fn create(
 }
 
 async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<PageQuery>) -> Result<Json<Page<SandboxInfo>>, Failure> {
-    let wish = query.wish()?;
+    let wish = query.wish::<SandboxId>()?;
     let items = api.sandboxes.list(&who.caller, &wish).await?;
     Ok(Json(page(items, &wish, |s| s.id.to_string())))
 }

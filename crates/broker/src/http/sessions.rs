@@ -7,7 +7,7 @@ use axum::{
 };
 use cobox_protocol::{
     ApiError, ErrorCode, SessionId,
-    session::{NegotiateRequest, NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo, State as LifeState},
+    session::{NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo, State as LifeState},
 };
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
@@ -17,6 +17,7 @@ use super::{
     auth::Authenticated,
     body::{JsonBody, MaybeJsonBody},
     error::Failure,
+    negotiation::NegotiationBody,
     paging::{PageQuery, Params, page},
 };
 use crate::store::SessionFilter;
@@ -32,11 +33,13 @@ async fn negotiate(
     State(api): State<Api>,
     who: Authenticated,
     headers: HeaderMap,
-    JsonBody(wish): JsonBody<NegotiateRequest>,
+    JsonBody(body): JsonBody<NegotiationBody>,
 ) -> Result<Json<NegotiateResponse>, Failure> {
     let unreadable = |_| ApiError::invalid("Idempotency-Key: must be plain ASCII");
     let key = headers.get("idempotency-key").map(|v| v.to_str().map_err(unreadable)).transpose()?;
-    Ok(Json(api.sessions.negotiate(&who.asking(), &wish, key).await?))
+    let is_full_shape = body.is_full_shape();
+    let answer = api.sessions.negotiate(&who.asking(), &body.read()?, key).await;
+    Ok(Json(answer.map_err(|e| if is_full_shape { ApiError { code: e.code.in_full_shape(), ..e } } else { e })?))
 }
 
 #[derive(Deserialize)]
@@ -44,16 +47,19 @@ struct ListQuery {
     scope_type: Option<String>,
     scope_id: Option<String>,
     state: Option<String>,
-    limit: Option<u32>,
+    limit: Option<String>,
     cursor: Option<String>,
 }
 
 async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<ListQuery>) -> Result<Json<Page<SessionInfo>>, Failure> {
     let state = match &query.state {
-        Some(word) => Some(LifeState::from_word(word).ok_or_else(|| ApiError::invalid("state: is not a state of a session"))?),
+        Some(word) => Some(
+            LifeState::from_word(word)
+                .ok_or_else(|| ApiError::invalid("state: must be provisioning, active, idle, suspended, terminated or failed"))?,
+        ),
         None => None,
     };
-    let wish = PageQuery { limit: query.limit, cursor: query.cursor }.wish()?;
+    let wish = PageQuery { limit: query.limit, cursor: query.cursor }.wish::<SessionId>()?;
     let filter = SessionFilter { scope_type: query.scope_type, scope_id: query.scope_id, state };
     let items = api.sessions.list(&who.caller, &filter, &wish).await?;
     Ok(Json(page(items, &wish, |s| s.session_id.to_string())))

@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::{net::TcpStream, sync::mpsc};
 use tokio_tungstenite::tungstenite::{Message, client::IntoClientRequest};
 
-use crate::harness::{Client, World, sandbox_id};
+use crate::harness::{Client, World, claims, sandbox_id, session_path};
 
 #[tokio::test]
 async fn an_api_key_is_swapped_and_never_reaches_the_sandbox() {
@@ -52,14 +52,21 @@ async fn an_api_key_is_swapped_and_never_reaches_the_sandbox() {
     let store = broker.broker.as_ref().unwrap().store().clone();
     crate::harness::eventually("the audit record", || async {
         let used = store.audit("default", 100).await.unwrap();
-        used.iter().filter(|r| r.action == "dataplane.used" && r.sandbox.as_ref() == Some(&id) && r.jti.is_some()).count() == 2
+        used.iter().filter(|r| r.action == "dataplane.used").count() == 2
     })
     .await;
-}
-
-fn claims(token: &str) -> serde_json::Value {
-    use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-    serde_json::from_slice(&URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap()).unwrap()).unwrap()
+    // Negotiating issued one token, each request with the key another; every use has its issue, and every record says whose.
+    let records = store.audit("default", 100).await.unwrap();
+    let of = |action: &str| records.iter().filter(|r| r.action == action).collect::<Vec<_>>();
+    let (issued, used) = (of("token.issued"), of("dataplane.used"));
+    assert_eq!((issued.len(), used.len()), (3, 2));
+    for record in issued.iter().chain(&used) {
+        assert!(record.request_id.is_some() && record.jti.is_some(), "{record:?}");
+        assert_eq!((record.principal.as_deref(), record.actor.as_deref()), (Some("bot"), Some("agent")));
+        assert_eq!((record.thread.as_deref(), record.sandbox.as_ref()), (Some("t"), Some(&id)));
+        assert_eq!(record.session.as_ref().map(|s| s.as_str()), made["session_id"].as_str());
+    }
+    assert!(used.iter().all(|u| issued.iter().any(|i| i.jti == u.jti && i.request_id == u.request_id)));
 }
 
 #[tokio::test]
@@ -209,4 +216,63 @@ async fn nobody_wakes_a_sandbox_without_a_credential() {
     assert_eq!(asleep.json()["error"]["message"], unknown.json()["error"]["message"]);
     assert_eq!(asleep.error(401), "UNAUTHENTICATED");
     assert_eq!(world.provider.running(), 0);
+}
+
+#[tokio::test]
+async fn a_request_under_way_learns_that_its_session_or_sandbox_is_over() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let alone = ann.post("/v1/sandboxes", json!({})).await.ok(201);
+    let alone_id = alone["id"].as_str().unwrap();
+    for (id, end, status, code) in [
+        (sandbox_id(&made), session_path(&made), 410, "SESSION_EXPIRED"),
+        (alone_id.parse().unwrap(), format!("/v1/sandboxes/{alone_id}"), 404, "SANDBOX_NOT_FOUND"),
+    ] {
+        let boxd = world.provider.boxd(&id);
+        let hanging = tokio::spawn({
+            let (ann, id) = (ann.clone(), id.clone());
+            async move { ann.get(&format!("/dp/{id}/v1/hang")).await }
+        });
+        crate::harness::eventually("the request", || async { !boxd.seen.lock().unwrap().is_empty() }).await;
+        ann.delete(&end).await.ok(204);
+        assert_eq!(hanging.await.unwrap().error(status), code);
+        assert_eq!(boxd.state.lock().unwrap().ending, Some(cobox_protocol::control::Ending::Ended), "it was told before it ended");
+    }
+}
+
+#[tokio::test]
+async fn a_suspended_sandbox_is_told_so_first_and_an_unhelpful_one_ends_all_the_same() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let id = sandbox_id(&ann.ensure("t").await);
+    let boxd = world.provider.boxd(&id);
+    broker.broker.as_ref().unwrap().suspend_all().await.unwrap();
+    assert_eq!(boxd.state.lock().unwrap().ending, Some(cobox_protocol::control::Ending::Suspended));
+    ann.get(&format!("/dp/{id}/v1/x")).await.ok(200);
+    assert_eq!(boxd.state.lock().unwrap().ending, None, "it is back");
+    boxd.hears_nothing.store(true, std::sync::atomic::Ordering::SeqCst);
+    broker.broker.as_ref().unwrap().suspend_all().await.unwrap();
+    assert_eq!(ann.state(&id).await, "suspended");
+}
+
+#[tokio::test]
+async fn the_sdks_routes_are_refused_in_the_sdks_shape() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let id = sandbox_id(&ann.ensure("t").await);
+    let nobody = Client { key: None, ..ann.clone() };
+    for (method, route) in [(Method::POST, "execute"), (Method::POST, "upload?path=/x"), (Method::GET, "download?path=/x")] {
+        let answer = nobody.call(method.clone(), &format!("/dp/{id}/{route}"), None, &[]).await;
+        assert_eq!(answer.headers["www-authenticate"], "Bearer");
+        let detail = answer.ok(401)["detail"].clone();
+        assert_eq!(detail["error"], "Unauthorized");
+        assert!(detail["message"].as_str().unwrap().contains("no credential"));
+        let unknown = ann.call(method, &format!("/dp/{}/{route}", cobox_protocol::SandboxId::new()), None, &[]).await.ok(404);
+        assert_eq!(unknown["detail"]["error"], "SandboxNotFound");
+    }
+    assert_eq!(nobody.get(&format!("/dp/{id}/v1/execute")).await.error(401), "UNAUTHENTICATED");
 }

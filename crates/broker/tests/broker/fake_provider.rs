@@ -7,7 +7,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -47,6 +47,8 @@ pub struct FakeBoxd {
     pub seen: Mutex<Vec<Seen>>,
     pub requests: AtomicU64,
     pub open_streams: AtomicU32,
+    /// While true, a push is never answered.
+    pub hears_nothing: AtomicBool,
     is_running: watch::Sender<bool>,
     servers: Mutex<Vec<AbortHandle>>,
 }
@@ -197,6 +199,7 @@ impl FakeBoxd {
             seen: Mutex::default(),
             requests: AtomicU64::new(0),
             open_streams: AtomicU32::new(0),
+            hears_nothing: AtomicBool::new(false),
             is_running: watch::channel(false).0,
             servers: Mutex::default(),
         })
@@ -231,12 +234,17 @@ impl FakeBoxd {
             .route("/v1/echo", post(|request: Request| async move { Body::new(request.into_body()) }))
             .route("/v1/ws", any(websocket))
             .route("/v1/html", get(page))
+            .route("/v1/hang", get(hang))
+            .with_state(self.clone())
             .fallback(|| async { "seen" })
             .layer(axum::middleware::from_fn_with_state(self.clone(), see))
     }
 }
 
 async fn push(State(boxd): State<Arc<FakeBoxd>>, Json(state): Json<ControlState>) -> Json<BoxdStatus> {
+    if boxd.hears_nothing.load(Ordering::SeqCst) {
+        std::future::pending::<()>().await;
+    }
     {
         let mut known = boxd.state.lock().unwrap();
         assert!(state.version > known.version, "an old state came after a newer one");
@@ -260,6 +268,12 @@ async fn websocket(upgrade: WebSocketUpgrade) -> Response {
             }
         }
     })
+}
+
+/// Never answers; its connection breaks when boxd ends.
+async fn hang(State(boxd): State<Arc<FakeBoxd>>) {
+    let _ = boxd.is_running.subscribe().wait_for(|is| !is).await;
+    std::panic::resume_unwind(Box::new("boxd ended"));
 }
 
 async fn page() -> impl IntoResponse {

@@ -1,6 +1,7 @@
 //! The whole broker over real sockets and a real database; only the sandboxes are stand-ins.
 
 mod access;
+mod asking;
 mod chaos;
 mod door;
 mod fake_provider;

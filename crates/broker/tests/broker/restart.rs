@@ -136,6 +136,7 @@ async fn a_sandbox_no_record_knows_is_removed_and_one_without_files_has_failed()
         keys: Vec::new(),
         revoked: Vec::new(),
         lease_expires_at: Timestamp::now(),
+        ending: None,
         disk_full: false,
     };
     world.provider.start(&stranger, &state).await.unwrap();

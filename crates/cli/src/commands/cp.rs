@@ -1,66 +1,108 @@
 //! `cobox cp`: files and folders into or out of a sandbox, with the manners of `cp -r`.
 
-use std::{ffi::OsString, path::Path};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 use cobox_client::{ArchiveFormat, Dataplane, PathKind};
 
-use super::{Outcome, Thread};
+use super::{Outcome, Where};
 use crate::{
     context::Context,
     failure::Failure,
     pack::Ignoring,
     place::{self, Place, Remote},
-    transfer::{Moved, receive_file, receive_folder, send_file, send_folder},
+    transfer::{Moved, interruptible, receive_file, receive_folder, send_file, send_folder},
+    way_in::Target,
 };
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-One side is in a sandbox: THREAD:/path, or :/path for the default thread. A relative path there starts in /workspace.
+#[command(
+    override_usage = "cobox cp [OPTIONS] SRC... DST",
+    after_help = "\
+One side is in a sandbox: THREAD:/path, or :/path for the default thread or --sandbox. A relative path there starts in /workspace.
 As with cp -r, what is copied onto an existing folder lands in it. Modes are kept, links stay links inside a folder.
 
 Examples:
   cobox cp report.pdf demo:/workspace/
   cobox cp -t demo ./src :src
-  cobox cp demo:/workspace/out ./out")]
+  cobox cp --sandbox build :/workspace/out ./out"
+)]
 pub struct Args {
     #[command(flatten)]
-    thread: Thread,
-    /// From: a local path, or THREAD:/path
-    #[arg(value_name = "SRC")]
-    from: OsString,
-    /// To: a local path, or THREAD:/path
-    #[arg(value_name = "DST")]
-    to: OsString,
+    place: Where,
+    /// From and to: local paths, or THREAD:/path; the last one is a folder when there are more than two
+    #[arg(value_name = "SRC... DST", required = true, num_args = 1..)]
+    paths: Vec<OsString>,
 }
 
 pub async fn run(args: Args, context: &Context) -> Outcome {
-    let parse = |text: &OsString| place::parse(text).map_err(|e| Failure::new(format!("{}: {e}", text.display())));
-    let moved = match (parse(&args.from)?, parse(&args.to)?) {
-        (Place::Local(from), Place::Remote(to)) => {
-            let session = context.ensure(to.thread.as_deref().unwrap_or(&args.thread.thread)).await?;
-            upload(context, session.dataplane(), &from, &to).await?
-        }
-        (Place::Remote(from), Place::Local(to)) => {
-            let session = context.ensure(from.thread.as_deref().unwrap_or(&args.thread.thread)).await?;
-            download(context, session.dataplane(), &from, &to).await?
-        }
-        (Place::Local(_), Place::Local(_)) => {
-            return Err(Failure::new("neither side is in a sandbox").advise("write one as THREAD:/path, or :/path for the default thread"));
-        }
-        (Place::Remote(_), Place::Remote(_)) => {
-            return Err(Failure::new("both sides are in a sandbox")
-                .advise("copy within one with `cobox exec -- cp …`, or through here in two steps"));
-        }
-    };
+    let moved = interruptible(copy(&args, context)).await?;
     context.printer.result(&moved, || format!("copied {}", moved.words()))?;
     Ok(0)
 }
 
-async fn upload(context: &Context, dataplane: &Dataplane, from: &Path, to: &Remote) -> Result<Moved, Failure> {
+async fn copy(args: &Args, context: &Context) -> Result<Moved, Failure> {
+    let parse = |text: &OsString| place::parse(text).map_err(|e| Failure::new(format!("{}: {e}", text.display())));
+    let (to, sources) = match args.paths.split_last() {
+        Some((to, sources)) if !sources.is_empty() => (parse(to)?, sources),
+        _ => return Err(Failure::new("a copy has a source and a destination").advise("as in `cobox cp report.pdf demo:/workspace/`")),
+    };
+    let is_several = sources.len() > 1;
+    let (mut uploads, mut downloads): (Vec<PathBuf>, Vec<(Target, Remote)>) = Default::default();
+    for from in sources {
+        match (parse(from)?, &to) {
+            (Place::Local(from), Place::Remote(_)) => {
+                // Looked at before anything is made for it.
+                let meta = std::fs::metadata(&from).map_err(|e| Failure::new(format!("{}: {e}", from.display())))?;
+                if !meta.is_file() && !meta.is_dir() {
+                    return Err(Failure::new(format!("{} is neither a file nor a folder", from.display())));
+                }
+                uploads.push(from);
+            }
+            (Place::Remote(from), Place::Local(_)) => downloads.push((from.target(&args.place)?, from)),
+            (Place::Local(_), Place::Local(_)) => {
+                return Err(
+                    Failure::new("neither side is in a sandbox").advise("write one as THREAD:/path, or :/path for the default thread")
+                );
+            }
+            (Place::Remote(_), Place::Remote(_)) => {
+                return Err(Failure::new("both sides are in a sandbox")
+                    .advise("copy within one with `cobox exec -- cp …`, or through here in two steps"));
+            }
+        }
+    }
+    let mut moved = Moved::default();
+    match to {
+        Place::Remote(to) => {
+            let way_in = context.enter(&to.target(&args.place)?).await?;
+            for from in &uploads {
+                moved += upload(context, &way_in.dataplane, from, &to, is_several).await?;
+            }
+        }
+        Place::Local(to) => {
+            if is_several && !to.is_dir() {
+                return Err(Failure::new(format!("{} is not a folder; several things can only be copied into one", to.display())));
+            }
+            for (target, from) in &downloads {
+                let way_in = context.enter_existing(target).await?;
+                moved += download(context, &way_in.dataplane, from, &to).await?;
+            }
+        }
+    }
+    Ok(moved)
+}
+
+async fn upload(context: &Context, dataplane: &Dataplane, from: &Path, to: &Remote, is_several: bool) -> Result<Moved, Failure> {
     let meta = std::fs::metadata(from).map_err(|e| Failure::new(format!("{}: {e}", from.display())))?;
     let kind = dataplane.kind(&to.path).await?;
-    let lands_inside = to.is_directory || kind == PathKind::Directory;
-    let target = if lands_inside && (kind == PathKind::Directory || meta.is_file()) {
+    if kind == PathKind::File && (is_several || meta.is_dir()) {
+        let what = if is_several { "several things" } else { "a folder" };
+        return Err(Failure::new(format!("{} is a file; {what} can't be copied onto it", String::from_utf8_lossy(&to.path))));
+    }
+    let lands_inside = kind == PathKind::Directory || is_several || (to.is_directory && meta.is_file());
+    let target = if lands_inside {
         // `.` and `..` have no name of their own but what they stand for has.
         let whole = from.canonicalize()?;
         let name = from.file_name().or_else(|| whole.file_name());
@@ -68,13 +110,11 @@ async fn upload(context: &Context, dataplane: &Dataplane, from: &Path, to: &Remo
     } else {
         to.path.clone()
     };
-    if meta.is_file() {
-        return send_file(context, dataplane, from, &target).await;
+    if meta.is_dir() {
+        send_folder(context, dataplane, from, &target, Ignoring::Nothing).await
+    } else {
+        send_file(context, dataplane, from, &target).await
     }
-    if meta.is_dir() && kind == PathKind::File {
-        return Err(Failure::new(format!("{} is a file; a folder can't be copied onto it", String::from_utf8_lossy(&to.path))));
-    }
-    send_folder(context, dataplane, from, &target, Ignoring::Nothing).await
 }
 
 async fn download(context: &Context, dataplane: &Dataplane, from: &Remote, to: &Path) -> Result<Moved, Failure> {

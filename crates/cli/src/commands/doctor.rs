@@ -3,17 +3,21 @@
 use cobox_provider::local::{Check, Status};
 use serde_json::json;
 
-use super::Outcome;
-use crate::{context::Context, failure::OWN_ERROR};
+use super::{NoBroker, Outcome};
+use crate::{context::Context, daemon::check_boxd, failure::OWN_ERROR};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Run it as the user who runs the broker, on its machine.
 Exit code: 0 when sandboxes can run here, also where something is weaker; 1 when something they need is missing.")]
-pub struct Args {}
+pub struct Args {
+    #[command(flatten)]
+    _no_broker: NoBroker,
+}
 
 pub async fn run(_args: Args, context: &Context) -> Outcome {
-    let checks = tokio::task::spawn_blocking(cobox_provider::local::doctor).await.map_err(anyhow::Error::from)?;
+    let mut checks = tokio::task::spawn_blocking(cobox_provider::local::doctor).await.map_err(anyhow::Error::from)?;
+    checks.push(check_boxd()?);
     let is_missing = checks.iter().any(|c| c.status == Status::Missing);
     let items: Vec<_> =
         checks.iter().map(|c| json!({"name": c.name, "status": word(c.status), "detail": c.detail, "mend": c.mend})).collect();

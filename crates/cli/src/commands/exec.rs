@@ -6,13 +6,13 @@ use std::{
     io::{IsTerminal, Read},
 };
 
-use cobox_client::{Dataplane, Session};
 use cobox_protocol::exec::{ExecRequest, ExecResponse, exact_bytes};
 
-use super::{Outcome, Thread};
+use super::{Outcome, Where};
 use crate::{
     context::Context,
     failure::{EXEC_ERROR, Failure},
+    span::seconds,
 };
 
 /// Most that `--stdin` reads, in bytes: escaped as JSON, at worst six for one, it still fits what a sandbox takes in one request.
@@ -20,6 +20,12 @@ const MAX_STDIN: u64 = 2 * 1024 * 1024;
 
 /// Asked for of each of the two outputs, in bytes; a sandbox may give less, and says so.
 const MAX_OUTPUT: u64 = 16 * 1024 * 1024;
+
+/// The longest a sandbox lets any command run, in seconds: what no limit comes to, and what a longer one is cut to.
+const LONGEST_RUN: f64 = 24.0 * 3600.0;
+
+/// The exit code of a command that took too long, as with timeout(1).
+const TIMED_OUT: u8 = 124;
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -31,31 +37,30 @@ Examples:
   cobox exec --cwd /workspace/app --env CI=1 -- make test
   echo hello | cobox exec --stdin -- cat
 
-Exit code: the command's own; 125 when cobox failed before the command ran."
+The command's output comes when it has ended, up to 16 MiB of each stream; where it was cut, stderr says so.
+Use `cobox shell -c` to watch a command while it runs.
+Exit code: the command's own; 124 when it took longer than --timeout; 125 when cobox failed: the command may not have run."
 )]
 pub struct Args {
     #[command(flatten)]
-    thread: Thread,
-    /// Use this sandbox, by name or id, instead of a thread's
-    #[arg(long, value_name = "NAME")]
-    sandbox: Option<String>,
+    place: Where,
     /// Working directory in the sandbox [default: /workspace]
     #[arg(long, value_name = "DIR")]
     cwd: Option<String>,
     /// Set an environment variable; may be repeated
     #[arg(short, long = "env", value_name = "NAME=VALUE", value_parser = variable)]
     env: Vec<(String, String)>,
-    /// End the command after so many seconds
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    /// End the command after this time: seconds, or such as 90s, 5m or 1h; 0 for no limit, which comes to 24 hours [default: 0]
+    #[arg(long, value_name = "TIME", value_parser = seconds)]
     timeout: Option<f64>,
     /// Give the command what this one gets on its standard input (UTF-8, up to 2 MiB)
     #[arg(long)]
     stdin: bool,
     /// A command for the sandbox's shell to run
-    #[arg(short, value_name = "SHELL COMMAND", conflicts_with = "argv", required_unless_present = "argv")]
+    #[arg(short, value_name = "SHELL COMMAND", conflicts_with = "argv")]
     c: Option<String>,
     /// The command and its arguments, run as they are
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    #[arg(trailing_var_arg = true, value_name = "COMMAND", required_unless_present = "c")]
     argv: Vec<OsString>,
 }
 
@@ -66,22 +71,14 @@ fn variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(s) if s.is_finite() && s > 0.0 => Ok(s),
-        _ => Err("it must be a number of seconds above 0".to_owned()),
-    }
-}
-
 pub async fn run(args: Args, context: &Context) -> Outcome {
     remote(args, context).await.map_err(|f| f.exit_with(EXEC_ERROR))
 }
 
 async fn remote(args: Args, context: &Context) -> Outcome {
     let request = request(&args)?;
-    // The session is held until the command ends: it keeps the token fresh.
-    let (_session, dataplane) = way_in(&args, context).await?;
-    let response = dataplane.exec(&request).await?;
+    let way_in = context.enter(&args.place.target()).await?;
+    let response = way_in.dataplane.exec(&request).await?;
     let code = exit_code(&response);
     if context.printer.is_json() {
         context.printer.result(&response, String::new)?;
@@ -93,27 +90,13 @@ async fn remote(args: Args, context: &Context) -> Outcome {
     context.printer.out(&decode(&response.stdout, response.stdout_b64.as_deref())?)?;
     context.printer.err(&decode(&response.stderr, response.stderr_b64.as_deref())?);
     if response.timed_out {
-        context.printer.note(&format!("cobox: the command was ended after its time limit ({} ms)", response.duration_ms));
+        let limit = args.timeout.filter(|s| *s > 0.0).unwrap_or(LONGEST_RUN).min(LONGEST_RUN);
+        context.printer.note(&format!("cobox: the command was ended: it took longer than its limit of {limit} s"));
     }
     if response.truncated {
         context.printer.note("cobox: output was longer than the limit and was cut; redirect it to a file and use `cobox cp`");
     }
     Ok(code)
-}
-
-async fn way_in(args: &Args, context: &Context) -> Result<(Option<Session>, Dataplane), Failure> {
-    match &args.sandbox {
-        Some(name) => {
-            let client = context.client()?;
-            let sandbox = client.get_sandbox(name).await?;
-            Ok((None, client.sandbox(&sandbox.id)))
-        }
-        None => {
-            let session = context.ensure(&args.thread.thread).await?;
-            let dataplane = session.dataplane().clone();
-            Ok((Some(session), dataplane))
-        }
-    }
 }
 
 fn request(args: &Args) -> Result<ExecRequest, Failure> {
@@ -155,6 +138,9 @@ fn read_stdin() -> Result<String, Failure> {
 }
 
 fn exit_code(response: &ExecResponse) -> u8 {
+    if response.timed_out {
+        return TIMED_OUT;
+    }
     // A process's exit code has eight bits; a wider one is a sandbox's claim, and not success.
     u8::try_from(response.exit_code).unwrap_or(u8::MAX)
 }

@@ -11,7 +11,8 @@ use serde_json::json;
 use super::Outcome;
 use crate::{
     context::Context,
-    printer::{fields, table},
+    printer::{Printer, fields},
+    span::span,
 };
 
 /// Keys asked for at once.
@@ -65,23 +66,6 @@ impl From<Kind> for PrincipalKind {
     }
 }
 
-/// `30d`, `12h`, `90s`: one number and one unit.
-fn span(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("`{text}` is not a time such as 30d, 12h or 90m");
-    let at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
-    let number: u64 = text[..at].parse().map_err(|_| wrong())?;
-    let unit = match &text[at..] {
-        "s" => 1,
-        "m" => 60,
-        "h" => 3600,
-        "d" => 86400,
-        "w" => 7 * 86400,
-        _ => return Err(wrong()),
-    };
-    let seconds = number.checked_mul(unit).filter(|s| *s > 0).ok_or_else(wrong)?;
-    Ok(Duration::from_secs(seconds))
-}
-
 pub async fn run(command: Command, context: &Context) -> Outcome {
     let client = context.client()?;
     match command {
@@ -96,9 +80,9 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                     _ => break,
                 }
             }
-            context.printer.result(&json!({ "items": keys }), || {
-                table(&["KEY", "NAME", "KIND", "WORKSPACE", "CREATED", "EXPIRES", "STATE"], &keys.iter().map(row).collect::<Vec<_>>())
-            })?;
+            let rows: Vec<_> = keys.iter().map(|key| row(context.printer, key)).collect();
+            let header = ["KEY", "NAME", "KIND", "WORKSPACE", "CREATED", "EXPIRES", "STATE"];
+            context.printer.list(&json!({ "items": keys }), &header, &rows, "no keys yet; `cobox keys create` makes one")?;
         }
         Command::Create { name, kind, expires, workspace } => {
             let expires_at = expires.map(|after| Timestamp::now().plus(after));
@@ -123,27 +107,13 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
     Ok(0)
 }
 
-fn row(key: &KeyInfo) -> Vec<String> {
+fn row(printer: Printer, key: &KeyInfo) -> Vec<String> {
     let state = match (key.revoked_at, key.expires_at) {
         (Some(_), _) => "revoked",
         (None, Some(at)) if at <= Timestamp::now() => "expired",
         _ => "valid",
     };
-    let expires = key.expires_at.map_or_else(|| "never".to_owned(), |t| t.to_string());
-    let kind = key.kind.word().to_owned();
-    vec![key.id.to_string(), key.name.clone(), kind, key.workspace.clone(), key.created_at.to_string(), expires, state.to_owned()]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_life_is_a_number_and_a_unit() {
-        assert_eq!(span("30d").unwrap(), Duration::from_secs(30 * 86400));
-        assert_eq!(span("90s").unwrap(), Duration::from_secs(90));
-        for bad in ["", "30", "d", "0d", "1.5h", "-1h", "1y", "99999999999999999999d", "18446744073709551615w"] {
-            assert!(span(bad).is_err(), "{bad}");
-        }
-    }
+    let expires = key.expires_at.map_or_else(|| "never".to_owned(), |t| printer.moment(t));
+    let (kind, created) = (key.kind.word().to_owned(), printer.moment(key.created_at));
+    vec![key.id.to_string(), key.name.clone(), kind, key.workspace.clone(), created, expires, state.to_owned()]
 }

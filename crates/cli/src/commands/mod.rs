@@ -12,8 +12,9 @@ pub mod sync;
 pub mod up;
 
 use clap::Subcommand;
+use cobox_protocol::{SandboxId, SessionId};
 
-use crate::{context::Context, failure::Failure};
+use crate::{context::Context, failure::Failure, way_in::Target};
 
 /// What a command comes to: the process's exit code, or why it failed.
 pub type Outcome = Result<u8, Failure>;
@@ -62,10 +63,46 @@ impl Command {
     }
 }
 
-/// The thread a command works on.
-#[derive(Clone, Debug, clap::Args)]
-pub struct Thread {
-    /// The thread whose sandbox to use; it gets one if it has none
-    #[arg(short, long, env = "COBOX_THREAD", default_value = crate::context::DEFAULT_THREAD, value_name = "THREAD")]
-    pub thread: String,
+/// The sandbox a command works in: a thread's, or one by itself.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Where {
+    /// The thread whose sandbox to use; it gets one if it has none [default: COBOX_THREAD, or `default`]
+    #[arg(short, long, value_name = "THREAD", value_parser = thread)]
+    pub thread: Option<String>,
+    /// Use this sandbox, by name or id, instead of a thread's
+    #[arg(long, value_name = "NAME|ID", conflicts_with = "thread")]
+    pub sandbox: Option<String>,
+}
+
+impl Where {
+    pub fn target(&self) -> Target {
+        match (&self.sandbox, &self.thread) {
+            (Some(sandbox), _) => Target::Sandbox(sandbox.clone()),
+            (None, Some(thread)) => Target::Thread(thread.clone()),
+            (None, None) => Target::default_thread(&|name| std::env::var_os(name)),
+        }
+    }
+}
+
+/// Ids are made by the broker and threads are named by people: one in the other's place is a slip, and would make a new sandbox.
+pub fn thread(text: &str) -> Result<String, String> {
+    if text.is_empty() {
+        return Err("a thread has a name".to_owned());
+    }
+    if text.parse::<SandboxId>().is_ok() {
+        return Err("this is a sandbox's id, not a thread; name it with --sandbox".to_owned());
+    }
+    if text.parse::<SessionId>().is_ok() {
+        return Err("this is a session's id; name its thread, which `cobox session list` shows".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+/// In place of the options that choose a broker, on commands that talk to none: still read, no longer shown.
+#[derive(Debug, clap::Args)]
+pub struct NoBroker {
+    #[arg(id = "url", long = "url", hide = true)]
+    _url: Option<String>,
+    #[arg(id = "api_key_file", long = "api-key-file", hide = true)]
+    _api_key_file: Option<std::path::PathBuf>,
 }

@@ -7,7 +7,7 @@ use super::{Outcome, session::AccessArg};
 use crate::{
     context::Context,
     failure::Failure,
-    printer::{fields, table},
+    printer::{Printer, fields},
 };
 
 /// Sandboxes asked for at once.
@@ -33,11 +33,13 @@ pub enum Command {
     },
     /// One sandbox, by name or id
     Get {
+        /// The sandbox, as `cobox sandbox list` shows it
         #[arg(value_name = "NAME|ID")]
         which: String,
     },
     /// End a sandbox and remove its files
     Delete {
+        /// The sandbox, as `cobox sandbox list` shows it
         #[arg(value_name = "NAME|ID")]
         which: String,
     },
@@ -57,9 +59,9 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                     _ => break,
                 }
             }
-            context.printer.result(&json!({ "items": sandboxes }), || {
-                table(&["SANDBOX", "NAME", "STATE", "THREADS", "OWNER", "LAST ACTIVE"], &sandboxes.iter().map(row).collect::<Vec<_>>())
-            })?;
+            let rows: Vec<_> = sandboxes.iter().map(|s| row(context.printer, s)).collect();
+            let header = ["SANDBOX", "NAME", "STATE", "THREADS", "OWNER", "LAST ACTIVE"];
+            context.printer.list(&json!({ "items": sandboxes }), &header, &rows, "no sandboxes yet; `cobox sandbox create` makes one")?;
         }
         Command::Create { name, access } => {
             let sandbox = client.create_sandbox(&CreateSandbox { name, access: access.map(Into::into) }).await?;
@@ -74,10 +76,10 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
     Ok(0)
 }
 
-fn row(s: &SandboxInfo) -> Vec<String> {
+fn row(printer: Printer, s: &SandboxInfo) -> Vec<String> {
     let name = s.name.clone().unwrap_or_else(|| "-".to_owned());
     let threads = if s.threads.is_empty() { "-".to_owned() } else { s.threads.join(",") };
-    vec![s.id.to_string(), name, s.state.word().to_owned(), threads, s.owner.clone(), s.last_active_at.to_string()]
+    vec![s.id.to_string(), name, s.state.word().to_owned(), threads, s.owner.clone(), printer.moment(s.last_active_at)]
 }
 
 fn show(context: &Context, s: &SandboxInfo) -> Result<(), Failure> {

@@ -2,12 +2,12 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use super::Outcome;
+use super::{NoBroker, Outcome};
 use crate::{
     context::Context,
     daemon::{self, EndSignals},
     failure::Failure,
-    running::Running,
+    running::{FirstKeys, Running},
     settings::Settings,
 };
 
@@ -23,6 +23,8 @@ Example config:
   [local]
   memory_bytes = 4294967296")]
 pub struct Args {
+    #[command(flatten)]
+    _no_broker: NoBroker,
     /// The config file
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
@@ -30,7 +32,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// Overrides the file's listen
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = daemon::address)]
     listen: Option<SocketAddr>,
     /// How log lines look
     #[arg(long, value_enum, default_value = "text")]
@@ -53,7 +55,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     if let Some(listen) = args.listen {
         config.listen = listen;
     }
-    let mut running = Running::start(config, options).await?;
+    let mut running = Running::start(config, options, FirstKeys::Operator).await?;
     let note = running.note.clone();
     tracing::info!(url = %note.url, data_dir = %running.data_dir().display(), "the broker is ready");
     if running.is_first_run {

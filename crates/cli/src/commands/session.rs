@@ -2,7 +2,7 @@
 
 use cobox_client::{Client, SessionFilter};
 use cobox_protocol::{
-    SessionId,
+    ErrorCode, SessionId,
     session::{Access, Mode, NegotiateRequest, NegotiateResponse, RefreshRequest, SessionInfo},
 };
 use serde_json::json;
@@ -11,7 +11,8 @@ use super::Outcome;
 use crate::{
     context::Context,
     failure::Failure,
-    printer::{fields, table},
+    printer::fields,
+    way_in::{asking, no_session},
 };
 
 /// Sessions asked for at once.
@@ -26,6 +27,8 @@ Examples:
 pub enum Command {
     /// The thread's session, made with a sandbox if there is none
     Ensure {
+        /// The thread: any name, such as that of a conversation
+        #[arg(value_parser = super::thread)]
         thread: String,
         /// Ask for these capabilities only, such as fs_read or exec; may be repeated
         #[arg(long = "capability", value_name = "CAPABILITY")]
@@ -42,6 +45,8 @@ pub enum Command {
     },
     /// The thread's session, if there is one
     Get {
+        /// The thread whose session to show
+        #[arg(value_parser = super::thread)]
         thread: String,
         /// Print the token too
         #[arg(long)]
@@ -95,7 +100,11 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             };
             show(context, &client.negotiate(&request).await?, show_token)?;
         }
-        Command::Get { thread, show_token } => show(context, &client.negotiate(&asking(&thread, Mode::Get)).await?, show_token)?,
+        Command::Get { thread, show_token } => match client.negotiate(&asking(&thread, Mode::Get)).await {
+            Ok(session) => show(context, &session, show_token)?,
+            Err(e) if e.is(ErrorCode::SessionNotFound) => return Err(no_session(&thread, e.into())),
+            Err(e) => return Err(e.into()),
+        },
         Command::List => list(context, &client).await?,
         Command::Refresh { which, show_token } => {
             let id = find(&client, &which).await?;
@@ -117,10 +126,6 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
     Ok(0)
 }
 
-fn asking(thread: &str, mode: Mode) -> NegotiateRequest {
-    NegotiateRequest { thread_id: thread.to_owned(), mode, requested_capabilities: None, scopes: None, access: None, ttl: None }
-}
-
 /// A session by its id, or by its thread.
 async fn find(client: &Client, which: &str) -> Result<SessionId, Failure> {
     match which.parse() {
@@ -129,9 +134,11 @@ async fn find(client: &Client, which: &str) -> Result<SessionId, Failure> {
         Err(_) => {
             let filter = SessionFilter { thread_id: Some(which.to_owned()), limit: Some(PAGE), cursor: None };
             let found = client.list_sessions(&filter).await?.items;
-            found.into_iter().find(|s| s.thread_id == which && !s.state.is_ended()).map(|s| s.session_id).ok_or_else(|| {
-                Failure::new(format!("the thread `{which}` has no session")).advise("`cobox session list` shows those you can use")
-            })
+            found
+                .into_iter()
+                .find(|s| s.thread_id == which && !s.state.is_ended())
+                .map(|s| s.session_id)
+                .ok_or_else(|| no_session(which, Failure::new("")))
         }
     }
 }
@@ -168,15 +175,12 @@ async fn list(context: &Context, client: &Client) -> Result<(), Failure> {
             _ => break,
         }
     }
-    context.printer.result(&json!({ "items": sessions }), || {
-        let rows: Vec<Vec<String>> = sessions
-            .iter()
-            .map(|s| {
-                let (session, sandbox) = (s.session_id.to_string(), s.sandbox_id.to_string());
-                vec![s.thread_id.clone(), s.state.word().to_owned(), session, sandbox, s.owner.clone(), s.last_active_at.to_string()]
-            })
-            .collect();
-        table(&["THREAD", "STATE", "SESSION", "SANDBOX", "OWNER", "LAST ACTIVE"], &rows)
-    })?;
+    let row = |s: &SessionInfo| {
+        let (session, sandbox) = (s.session_id.to_string(), s.sandbox_id.to_string());
+        vec![s.thread_id.clone(), s.state.word().to_owned(), session, sandbox, s.owner.clone(), context.printer.moment(s.last_active_at)]
+    };
+    let rows: Vec<_> = sessions.iter().map(row).collect();
+    let header = ["THREAD", "STATE", "SESSION", "SANDBOX", "OWNER", "LAST ACTIVE"];
+    context.printer.list(&json!({ "items": sessions }), &header, &rows, "no sessions yet; `cobox session ensure THREAD` makes one")?;
     Ok(())
 }

@@ -10,11 +10,12 @@ use tokio::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Outcome, Thread};
+use super::{Outcome, Where, thread};
 use crate::{
     context::Context,
     failure::Failure,
-    terminal::{EscapeScan, RawMode, Typed, size},
+    terminal::{EscapeScan, RawMode, Screen, Typed, size},
+    way_in::Target,
 };
 
 /// Bytes read from the keyboard at once: a large paste in a few frames.
@@ -32,15 +33,19 @@ const PASSED_ON: [&str; 3] = ["TERM", "COLORTERM", "LANG"];
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  cobox shell -t demo
+  cobox shell demo
   cobox shell -t demo -c top
   echo 'make test; exit' | cobox shell -t demo
 
 Type Enter ~ . to leave a shell that no longer answers.
+With --sandbox there is no session to renew its token: the shell ends when that does, 15 minutes unless the broker is set otherwise.
 Exit code: the shell's own; 255 when the connection ended first.")]
 pub struct Args {
     #[command(flatten)]
-    thread: Thread,
+    place: Where,
+    /// The thread whose sandbox to use, as with --thread
+    #[arg(value_name = "THREAD", value_parser = thread, conflicts_with_all = ["thread", "sandbox"])]
+    name: Option<String>,
     /// Run this instead of the login shell
     #[arg(short, value_name = "SHELL COMMAND")]
     c: Option<String>,
@@ -57,14 +62,19 @@ enum End {
 }
 
 pub async fn run(args: Args, context: &Context) -> Outcome {
-    let session = context.ensure(&args.thread.thread).await?;
+    let way_in = context.enter(&args.name.map_or_else(|| args.place.target(), Target::Thread)).await?;
     let (cols, rows) = size().unzip();
     let env: BTreeMap<String, String> = PASSED_ON.iter().filter_map(|n| Some(((*n).to_owned(), std::env::var(n).ok()?))).collect();
     let start = ShellStart { command: args.c, cwd: args.cwd, env: (!env.is_empty()).then_some(env), cols, rows };
-    let shell = session.dataplane().shell(start).await?;
+    let shell = way_in.dataplane.shell(start).await?;
 
     let raw = RawMode::enter()?;
-    let end = converse(shell.input, shell.output, context).await;
+    let mut screen = Screen::default();
+    let end = converse(shell.input, shell.output, context, &mut screen).await;
+    if !matches!(end, End::Exited(_)) && std::io::stdout().is_terminal() {
+        // A terminal that is gone can't be reset, and nobody looks at it.
+        let _ = context.printer.stream(&screen.reset());
+    }
     drop(raw);
     match end {
         End::Exited(code) => Ok(u8::try_from(code).unwrap_or(LEFT)),
@@ -76,7 +86,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     }
 }
 
-async fn converse(input: ShellInput, mut output: cobox_client::ShellOutput, context: &Context) -> End {
+async fn converse(input: ShellInput, mut output: cobox_client::ShellOutput, context: &Context, screen: &mut Screen) -> End {
     let signals = (|| {
         Ok::<_, std::io::Error>((
             signal(SignalKind::window_change())?,
@@ -96,18 +106,20 @@ async fn converse(input: ShellInput, mut output: cobox_client::ShellOutput, cont
     loop {
         tokio::select! {
             event = output.next() => match event {
-                Some(Ok(ShellEvent::Output(bytes))) => if let Err(e) = context.printer.stream(&bytes) {
-                    return if e.kind() == std::io::ErrorKind::BrokenPipe { End::Left } else { End::Failed(e.into()) };
-                },
+                Some(Ok(ShellEvent::Output(bytes))) => {
+                    screen.see(&bytes);
+                    if let Err(e) = context.printer.stream(&bytes) {
+                        return if e.kind() == std::io::ErrorKind::BrokenPipe { End::Left } else { End::Failed(e.into()) };
+                    }
+                }
                 Some(Ok(ShellEvent::Ready)) => {}
                 Some(Ok(ShellEvent::Exit { exit_code, .. })) => return End::Exited(exit_code),
                 Some(Err(e)) => return End::Failed(e.into()),
                 None => return End::Left,
             },
-            _ = resized.recv() => if let Some((cols, rows)) = size()
-                && let Err(e) = input.resize(cols, rows).await
-            {
-                return End::Failed(e.into());
+            _ = resized.recv() => if let Some((cols, rows)) = size() {
+                // On a broken connection this fails, as typing does, and the reading half says why.
+                let _ = input.resize(cols, rows).await;
             },
             typed = &mut typing, if !has_typed_all => match typed {
                 Ok(Ok(())) => return End::Left,

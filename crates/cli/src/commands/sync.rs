@@ -4,25 +4,27 @@ use std::{ffi::OsString, path::PathBuf};
 
 use serde_json::json;
 
-use super::{Outcome, Thread};
+use super::{Outcome, Where};
 use crate::{
     context::Context,
     failure::Failure,
     pack::Ignoring,
     place::{self, Place, Remote, WORK_DIR},
-    transfer::send_folder,
+    transfer::{interruptible, send_folder},
+    way_in::Target,
 };
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 What .gitignore and .coboxignore name stays here; links go as links. Files that are only in the sandbox are left alone.
+Hidden files go too, .git among them: name it in .coboxignore to leave it here.
 
 Examples:
   cobox sync --once .
   cobox sync --once ~/project demo:/workspace/project")]
 pub struct Args {
     #[command(flatten)]
-    thread: Thread,
+    place: Where,
     /// Upload once and end
     #[arg(long, required = true)]
     once: bool,
@@ -35,11 +37,16 @@ pub struct Args {
 }
 
 pub async fn run(args: Args, context: &Context) -> Outcome {
-    if !args.from.is_dir() {
-        return Err(Failure::new(format!("{} is not a folder", args.from.display())));
+    match std::fs::metadata(&args.from) {
+        Ok(meta) if meta.is_dir() => {}
+        Ok(_) => return Err(Failure::new(format!("{} is not a folder", args.from.display())).advise("`cobox cp` copies a file")),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Failure::new(format!("{} does not exist", args.from.display())));
+        }
+        Err(e) => return Err(Failure::new(format!("{}: {e}", args.from.display()))),
     }
     let to = match &args.to {
-        None => Remote { thread: None, path: WORK_DIR.into(), is_directory: true },
+        None => Remote { target: None, path: WORK_DIR.into(), is_directory: true },
         Some(text) => match place::parse(text) {
             Ok(Place::Remote(remote)) => remote,
             Ok(Place::Local(path)) => {
@@ -49,11 +56,17 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
             Err(e) => return Err(Failure::new(format!("{}: {e}", text.display()))),
         },
     };
-    let session = context.ensure(to.thread.as_deref().unwrap_or(&args.thread.thread)).await?;
-    let moved = send_folder(context, session.dataplane(), &args.from, &to.path, Ignoring::IgnoreFiles).await?;
+    let target = to.target(&args.place)?;
+    let sending = async {
+        let way_in = context.enter(&target).await?;
+        let moved = send_folder(context, &way_in.dataplane, &args.from, &to.path, Ignoring::IgnoreFiles).await?;
+        Ok((moved, way_in.name))
+    };
+    let (moved, name) = interruptible(sending).await?;
     let path = String::from_utf8_lossy(&to.path).into_owned();
+    let key = if matches!(target, Target::Thread(_)) { "thread" } else { "sandbox" };
     let report =
-        json!({"files": moved.files, "bytes": moved.bytes, "left_out": moved.left_out, "thread": session.info().thread_id, "path": path});
-    context.printer.result(&report, || format!("synced {} to {}:{path}", moved.words(), session.info().thread_id))?;
+        json!({"files": moved.files, "links": moved.links, "bytes": moved.bytes, "left_out": moved.left_out, key: name, "path": path});
+    context.printer.result(&report, || format!("synced {} to {name}:{path}", moved.words()))?;
     Ok(0)
 }

@@ -8,22 +8,19 @@ use std::{
 use anyhow::Context as _;
 use serde_json::json;
 
-use super::Outcome;
+use super::{NoBroker, Outcome};
 use crate::{
     context::{ClientConfig, Context, config_path, default_data_dir, read_config},
     daemon::{self, EndSignals},
     data_dir::{BrokerNote, replace},
-    failure::Failure,
-    running::Running,
+    failure::{Failure, INTERRUPTED},
+    running::{FirstKeys, Running},
     settings::Settings,
 };
 
-/// Exit code when a second signal cuts the orderly end short: the shell's for an interrupt.
-const INTERRUPTED: u8 = 130;
-
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The first run makes an API key and a client config, so that the other commands find this broker.
+The first run makes an API key, one for an agent and a client config, so that the other commands find this broker.
 Ctrl-C suspends the sandboxes: their processes end, their files are kept, the next use starts them again.
 Settings, such as limits on sandboxes, are read from config.toml in the data directory; `cobox serve --help` shows one.
 
@@ -31,11 +28,13 @@ Examples:
   cobox up
   cobox up --data-dir /tmp/try --listen 127.0.0.1:0")]
 pub struct Args {
+    #[command(flatten)]
+    _no_broker: NoBroker,
     /// Where everything is kept [default: ~/.local/share/cobox]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// Address and port to listen on; port 0 takes a free one [default: 127.0.0.1:8421]
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = daemon::address)]
     listen: Option<SocketAddr>,
 }
 
@@ -52,9 +51,12 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
         config.listen = listen;
     }
     let is_local = config.listen.ip().is_loopback();
-    let mut running = Running::start(config, options).await?;
+    let mut running = Running::start(config, options, FirstKeys::OperatorAndAgent).await?;
     let is_configured = write_client_config(context, &running.note)?;
     welcome(context, &running, is_configured)?;
+    if !rustix::process::geteuid().is_root() {
+        context.printer.note(&format!("note: isolation is weaker here than as root: `{} doctor` says how", own_name()));
+    }
     if !is_local {
         context.printer.note("note: this listens beyond this machine, without TLS: keys and tokens can be read on the way");
     }
@@ -76,38 +78,49 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     };
     let suspended = tokio::select! {
         suspended = ending => suspended?,
-        () = signals.next() => return Ok(INTERRUPTED),
+        () = signals.next() => {
+            context.printer.note("ended at once; sandboxes not yet suspended go on running, and the next `cobox up` finds them again");
+            return Ok(INTERRUPTED);
+        }
     };
-    let plural = if suspended.len() == 1 { "sandbox" } else { "sandboxes" };
     let ids: Vec<_> = suspended.iter().map(ToString::to_string).collect();
     context.printer.result(&json!({"suspended": ids, "kept_in": sandboxes}), || match suspended.len() {
         0 => "no sandboxes were running".to_owned(),
-        n => format!("suspended {n} {plural}; their files are kept in {}", sandboxes.display()),
+        1 => format!("suspended 1 sandbox; its files are kept in {}", sandboxes.display()),
+        n => format!("suspended {n} sandboxes; their files are kept in {}", sandboxes.display()),
     })?;
     Ok(0)
 }
 
 fn welcome(context: &Context, running: &Running, is_configured: bool) -> Result<(), Failure> {
     let note = &running.note;
-    let ready = json!({"url": note.url, "pid": note.pid, "api_key_file": note.api_key_file, "data_dir": running.data_dir()});
+    let ready = json!({
+        "url": note.url, "pid": note.pid, "data_dir": running.data_dir(),
+        "api_key_file": note.api_key_file, "agent_key_file": note.agent_key_file,
+    });
     context.printer.result(&ready, || {
-        let (cobox, key_file) = (own_name(), quoted(&note.api_key_file));
-        let environment = format!("COBOX_URL={} COBOX_API_KEY_FILE={key_file}", note.url);
+        let cobox = own_name();
         let mut lines = vec![format!("cobox is up at {}; its data is in {}", note.url, running.data_dir().display())];
         if running.is_first_run {
             lines.push(format!("made an API key in {}", note.api_key_file.display()));
         }
         lines.push("\nNext, in another terminal:".to_owned());
         if !is_configured {
-            lines.push(format!("  export {environment}"));
+            lines.push(format!("  export COBOX_URL={} COBOX_API_KEY_FILE={}", note.url, quoted(&note.api_key_file)));
         }
         lines.push(format!("  {cobox} exec -t demo -- uname -a"));
         lines.push(format!("  {cobox} shell -t demo"));
-        lines.push(format!("  {environment} python3 examples/agent.py --thread demo"));
+        lines.push(format!("  python3 examples/agent.py --thread demo{}", where_agents_look(running.data_dir(), is_configured)));
         lines.push("\nCtrl-C suspends the sandboxes and keeps their files.".to_owned());
         lines.join("\n")
     })?;
     Ok(())
+}
+
+/// What an agent must be told to find this broker: nothing, where it looks in the default place and no environment says otherwise.
+fn where_agents_look(data_dir: &Path, is_configured: bool) -> String {
+    let default = default_data_dir(&|name| std::env::var_os(name)).and_then(|dir| dir.canonicalize().ok());
+    if is_configured && default.as_deref() == Some(data_dir) { String::new() } else { format!(" --data-dir {}", quoted(data_dir)) }
 }
 
 /// Points the client commands here, unless they already point at another broker. Says whether they point here now.
@@ -145,7 +158,12 @@ fn own_name() -> String {
         return "cobox".to_owned();
     }
     let here = std::env::current_dir().ok().and_then(|dir| program.strip_prefix(dir).ok().map(Path::to_owned));
-    quoted(&here.unwrap_or(program))
+    match here {
+        // Without a slash a shell would look for it on the path.
+        Some(name) if name.components().count() == 1 => quoted(&Path::new(".").join(name)),
+        Some(relative) => quoted(&relative),
+        None => quoted(&program),
+    }
 }
 
 /// Fit to be pasted into a shell.

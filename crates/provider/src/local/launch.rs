@@ -26,7 +26,7 @@ use rustix::{
 
 use super::{
     root,
-    spec::{LaunchSpec, RunRecord, UID_RANGE, write_whole},
+    spec::{LaunchSpec, RunRecord, UID_RANGE},
     stage,
 };
 
@@ -73,6 +73,8 @@ fn launch() -> anyhow::Result<()> {
         unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.context("leaving the host's mounts")?;
         stage::make_private().context("making the mounts private")?;
     }
+    // Everything from here on is born in the workloads' groups; boxd leaves them when its init is there.
+    spec.cgroups.enter_workloads().context("entering the control groups")?;
     // Whoever makes a user namespace owns it, and is charged for what is used in it (signals, queues, watches). Root must
     // not be: the owner is the sandbox's own first uid.
     if let Some(owner) = spec.uid_base {
@@ -97,10 +99,8 @@ fn launch() -> anyhow::Result<()> {
 /// On the host: gives the new namespaces their ids and limits, and waits until boxd is ready.
 fn outside(spec: &LaunchSpec, pid: i32, link: OwnedFd) -> anyhow::Result<()> {
     // From here on the record tells who to end, should this process die: the child does nothing until told to.
-    let record = serde_json::to_vec(&RunRecord::of(pid)?)?;
-    write_whole(&spec.dir.join("run.json"), &record).context("writing run.json")?;
+    RunRecord::of(pid)?.write_to(&spec.dir).context("writing run.json")?;
     map_ids(pid, spec.uid_base).context("mapping ids")?;
-    spec.cgroups.enter_workloads(pid).context("entering the control groups")?;
     if spec.uid_base.is_some() {
         let user_namespace = File::open(format!("/proc/{pid}/ns/user"))?;
         stage::build(spec, Some(user_namespace.as_fd())).context("building the root")?;
@@ -123,9 +123,8 @@ fn outside(spec: &LaunchSpec, pid: i32, link: OwnedFd) -> anyhow::Result<()> {
             );
         }
     }
-    // Its init is among the workloads; boxd itself is not charged to them, nor ended before them.
+    // Its init is among the workloads; boxd itself is not to be ended before them.
     prefer_for_oom(pid, 0);
-    spec.cgroups.enter_boxd(pid).context("leaving the workloads' control groups")?;
     link.write_all(b"g")?;
     Ok(())
 }
@@ -158,6 +157,7 @@ struct Inherited {
     control: OwnedFd,
     config: OwnedFd,
     alive: OwnedFd,
+    groups: Vec<File>,
 }
 
 impl Inherited {
@@ -174,6 +174,7 @@ impl Inherited {
             control: listen(&spec.control_socket)?,
             config: config.into(),
             alive,
+            groups: spec.cgroups.boxd_entrances().context("opening boxd's control groups")?,
         })
     }
 }
@@ -225,13 +226,14 @@ fn enter(spec: &LaunchSpec, link: &mut File) -> anyhow::Result<OwnedFd> {
 
 /// Returns an exit code, and only when it failed.
 fn become_boxd(inherited: Inherited, link: File, boxd: OwnedFd) -> i32 {
-    let Inherited { null, log, clients, control, config, alive } = inherited;
+    let Inherited { null, log, clients, control, config, alive, groups } = inherited;
     let Ok(log_too) = log.try_clone() else { return 1 };
-    // 0 … 7; crates/boxd/src/main.rs takes them over by these numbers. The last is the program itself.
-    let fds = vec![null, log, log_too, clients, control, config, link.into(), alive, boxd];
+    // crates/boxd/src/main.rs takes them over by these numbers, the program itself (8) excepted.
+    let mut fds = vec![null, log, log_too, clients, control, config, link.into(), alive, boxd];
+    fds.extend(groups.into_iter().map(OwnedFd::from));
     let image = Image::new(vec![c"boxd".to_owned()], Vec::new());
     // SAFETY: everything this process still uses is in the list, and is taken over again right here.
-    let taken = unsafe { keep_only(fds).and_then(|()| Ok((adopt(8)?, rustix::io::fcntl_dupfd_cloexec(BorrowedFd::borrow_raw(6), 9)?))) };
+    let taken = unsafe { keep_only(fds).and_then(|()| Ok((adopt(8)?, rustix::io::fcntl_dupfd_cloexec(BorrowedFd::borrow_raw(6), 64)?))) };
     let Ok((boxd, link)) = taken else { return 1 };
     let error = exec_fd(boxd.as_fd(), &image);
     let _ = write!(File::from(link), "!starting boxd: {error}");

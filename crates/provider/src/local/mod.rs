@@ -45,6 +45,8 @@ use spec::{LaunchSpec, UID_RANGE};
 const FIRST_UID: u32 = 0x7000_0000;
 /// Sandboxes with a range of their own: from [`FIRST_UID`] to the end of the uids.
 const UID_SLOTS: u32 = (u32::MAX - FIRST_UID) / UID_RANGE;
+/// An empty file with the slot in its name: there or not there, never half written.
+const UID_SLOT: &str = "uid_slot.";
 /// Starting takes milliseconds; a launcher that needs longer hangs.
 const LAUNCH_WITHIN: Duration = Duration::from_secs(30);
 /// The launcher's words about a failure.
@@ -125,8 +127,9 @@ impl LocalProvider {
         let mut slots = self.uid_slots.lock().unwrap_or_else(PoisonError::into_inner);
         for id in self.ids()? {
             // One without a range was never started.
-            if let Ok(text) = fs::read_to_string(self.dir(&id).join("uid_slot")) {
-                slots.insert(text.trim().parse().with_context(|| format!("uid_slot of {id}"))?, id);
+            let names = fs::read_dir(self.dir(&id))?.filter_map(|e| e.ok()?.file_name().into_string().ok());
+            for slot in names.filter_map(|n| n.strip_prefix(UID_SLOT)?.parse().ok()) {
+                slots.insert(slot, id.clone());
             }
         }
         Ok(())
@@ -141,7 +144,7 @@ impl LocalProvider {
             Some((slot, _)) => *slot,
             None => {
                 let free = (0..UID_SLOTS).find(|s| !slots.contains_key(s)).ok_or_else(|| io::Error::other("no uid range is free"))?;
-                spec::write_whole(&self.dir(id).join("uid_slot"), free.to_string().as_bytes())?;
+                fs::File::create(self.dir(id).join(format!("{UID_SLOT}{free}")))?;
                 slots.insert(free, id.clone());
                 free
             }
@@ -192,6 +195,7 @@ impl LocalProvider {
         let user = options.user;
         let config = BoxdConfig {
             sandbox_id: id.clone(),
+            groups: cgroups.boxd.len() as u32,
             state: state.clone(),
             workload: Workload {
                 uid: user.id(),
@@ -371,7 +375,7 @@ impl Provider for LocalProvider {
             let (id, last) = (id.clone(), last.clone());
             // Nobody waits for it: a sandbox with a million files must not hold up the care for others.
             tokio::task::spawn_blocking(move || {
-                let used = tree::measure(&upper, limit.saturating_mul(2));
+                let used = tree::measure(&upper);
                 last.lock().unwrap_or_else(PoisonError::into_inner).insert(id, Measured { used, is_under_way: false });
             });
         }

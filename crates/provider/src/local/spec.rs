@@ -1,8 +1,7 @@
 //! What the provider tells the launcher about one sandbox to start, and what it leaves behind for later.
 
 use std::{
-    fs::{self, File},
-    io::{self, Write},
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -55,13 +54,13 @@ impl RunRecord {
     }
 }
 
-/// Writes a small file so that it is there whole or not at all, also after a power cut.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let temporary = path.with_extension("new");
-    let mut file = File::create(&temporary)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(temporary, path)
+impl RunRecord {
+    /// Whole or not at all, for a broker that looks while it is written. After a power cut it names nothing that runs.
+    pub fn write_to(&self, dir: &Path) -> io::Result<()> {
+        let temporary = dir.join("run.json.new");
+        fs::write(&temporary, serde_json::to_vec(self)?)?;
+        fs::rename(temporary, dir.join("run.json"))
+    }
 }
 
 fn boot_id() -> io::Result<String> {

@@ -18,13 +18,12 @@ use cobox_protocol::{
 };
 use futures_util::StreamExt;
 use http::{HeaderMap, Uri, header};
-use rustix::fs::FileType;
 
 use super::{
     SandboxPath,
     refusal::{disk_full, not_a_file, refusal},
     refuse_when_full,
-    root::{Root, kind},
+    root::Root,
     workers::gone,
 };
 use crate::{
@@ -55,13 +54,11 @@ pub async fn get(
     let slot = server.files.workers.archive_slot()?;
     // What is wrong with the path is told before the answer has begun; what happens later can only cut it short.
     let looked_at = path.clone();
-    let stat = server.files.workers.run(move |root| root.stat(looked_at.bytes())).await?.map_err(|e| refusal(e, &path))?;
-    if !matches!(kind(&stat), FileType::Directory | FileType::RegularFile) {
-        return Err(not_a_file(kind(&stat), &path).into());
-    }
+    let opened = server.files.workers.run(move |root| pack::open(root, &looked_at)).await?.map_err(|e| refusal(e, &path))?;
+    let top = opened.map_err(|kind| not_a_file(kind, &path))?;
     let (out, pieces) = pipe::outgoing();
-    let job = move |root: &Root| {
-        if let Err(error) = pack::pack(root, &path, format, &out).and_then(|()| out.finish()) {
+    let job = move |_: &Root| {
+        if let Err(error) = pack::pack(top, format, &out).and_then(|()| out.finish()) {
             tracing::warn!(%error, "an archive ended early");
         }
     };
@@ -92,8 +89,8 @@ pub async fn put(
     let work = async {
         let (sender, incoming) = pipe::incoming();
         let job = {
-            let (path, writes) = (path.clone(), server.files.writes.clone());
-            move |root: &Root| unpack::unpack(root, &path, format, incoming, &writes)
+            let (path, writes, authority) = (path.clone(), server.files.writes.clone(), server.authority.clone());
+            move |root: &Root| unpack::unpack(root, &path, format, incoming, &writes, &|| authority.view().disk_full)
         };
         let done = server.files.workers.run_long(slot, job).await?;
         let mut chunks = body::chunks(content);

@@ -31,24 +31,35 @@ const SMALL_FILE_BYTES: u64 = 256 * 1024;
 /// Fast enough not to hold back a local transfer.
 const ZSTD_LEVEL: i32 = 3;
 
-pub fn pack(root: &Root, path: &SandboxPath, format: Format, out: &Outgoing) -> io::Result<()> {
+/// What an archive is made of, open for reading.
+pub enum Top {
+    Directory(OwnedFd),
+    File { name: Vec<u8>, file: OwnedFd, stat: Stat },
+}
+
+/// Opens what a path leads to; what can't be packed is told by its type.
+pub fn open(root: &Root, path: &SandboxPath) -> Result<Result<Top, FileType>, Errno> {
+    if kind(&root.stat(path.bytes())?) == FileType::Directory {
+        let directory = root.open(path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY)?;
+        refuse_kernel_files(&directory)?;
+        return Ok(Ok(Top::Directory(directory)));
+    }
+    let (_, name) = split(path.bytes()).ok_or(Errno::ISDIR)?;
+    Ok(root.regular(path.bytes())?.map(|(file, stat)| Top::File { name: name.to_vec(), file, stat }))
+}
+
+pub fn pack(top: Top, format: Format, out: &Outgoing) -> io::Result<()> {
     match format {
-        Format::Tar => pack_into(root, path, out.writer())?.flush(),
-        Format::TarZstd => pack_into(root, path, zstd::Encoder::new(out.writer(), ZSTD_LEVEL)?)?.finish()?.flush(),
+        Format::Tar => pack_into(top, out.writer())?.flush(),
+        Format::TarZstd => pack_into(top, zstd::Encoder::new(out.writer(), ZSTD_LEVEL)?)?.finish()?.flush(),
     }
 }
 
-fn pack_into<W: Write>(root: &Root, path: &SandboxPath, out: W) -> io::Result<W> {
+fn pack_into<W: Write>(top: Top, out: W) -> io::Result<W> {
     let mut tar = Builder::new(out);
-    let top = root.stat(path.bytes())?;
-    if kind(&top) == FileType::Directory {
-        let directory = root.open(path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY)?;
-        refuse_kernel_files(&directory)?;
-        pack_directory(&mut tar, directory)?;
-    } else {
-        let (_, name) = split(path.bytes()).ok_or(Errno::ISDIR)?;
-        let (file, stat) = root.regular(path.bytes())?.map_err(|_| Errno::NOENT)?;
-        pack_file(&mut tar, name, file, &stat)?;
+    match top {
+        Top::Directory(directory) => pack_directory(&mut tar, directory)?,
+        Top::File { name, file, stat } => pack_file(&mut tar, &name, file, &stat)?,
     }
     tar.into_inner()
 }

@@ -22,7 +22,7 @@ use crate::{
         etag::WriteLog,
         path::{SandboxPath, show, split},
         place::make_directory,
-        refusal::refusal,
+        refusal::{disk_full, refusal},
         root::{Root, kind, open_beneath, refuse_kernel_files},
         write::{MAX_FILE_BYTES, Temp, current, temp_name, write_all},
     },
@@ -38,6 +38,8 @@ const MAX_EXTENSION_BYTES: u64 = 256 * 1024;
 const MAX_TRAILING_BYTES: u64 = 1024 * 1024;
 /// 2^24 bytes of history, more than compression level 19 uses: what a decoder may allocate.
 const ZSTD_WINDOW_LOG: u32 = 24;
+/// Names of directories whose rights are taken away at the end, kept in memory until then: a hundred thousand ordinary ones.
+const MAX_LATE_BYTES: usize = 16 * 1024 * 1024;
 const COPY_BYTES: usize = 256 * 1024;
 
 pub struct Unpacked {
@@ -45,22 +47,30 @@ pub struct Unpacked {
     pub bytes: u64,
 }
 
-pub fn unpack(root: &Root, path: &SandboxPath, format: Format, from: Incoming, writes: &WriteLog) -> Result<Unpacked, ApiError> {
+/// `is_full` is asked while it goes on: a few compressed bytes can stand for more than the disk may hold.
+pub fn unpack(
+    root: &Root,
+    path: &SandboxPath,
+    format: Format,
+    from: Incoming,
+    writes: &WriteLog,
+    is_full: &dyn Fn() -> bool,
+) -> Result<Unpacked, ApiError> {
     let base = make_directory(root, path.bytes()).map_err(|e| refusal(e, path))?;
     match format {
-        Format::Tar => unpack_from(base, from, writes),
+        Format::Tar => unpack_from(base, from, writes, is_full),
         Format::TarZstd => {
             let mut decoder = zstd::Decoder::new(from).map_err(|e| unreadable(&e))?;
             decoder.window_log_max(ZSTD_WINDOW_LOG).map_err(|e| unreadable(&e))?;
-            unpack_from(base, decoder, writes)
+            unpack_from(base, decoder, writes, is_full)
         }
     }
 }
 
-fn unpack_from(base: OwnedFd, from: impl Read, writes: &WriteLog) -> Result<Unpacked, ApiError> {
+fn unpack_from(base: OwnedFd, from: impl Read, writes: &WriteLog, is_full: &dyn Fn() -> bool) -> Result<Unpacked, ApiError> {
     let budget = Rc::new(Cell::new(MAX_EXTENSION_BYTES));
     let mut archive = Archive::new(Metered { from, budget: budget.clone() });
-    let mut unpacker = Unpacker::new(base, writes);
+    let mut unpacker = Unpacker::new(base, writes, is_full);
     {
         let mut entries = archive.entries().map_err(|e| unreadable(&e))?;
         loop {
@@ -103,15 +113,26 @@ struct Unpacker<'a> {
     last_parent: Option<(Vec<u8>, Arc<OwnedFd>)>,
     /// Directories that end up with fewer rights than are needed to fill them.
     late_modes: Vec<(Vec<u8>, Mode)>,
+    /// Of the names in `late_modes` together.
+    late_bytes: usize,
     writes: &'a WriteLog,
+    is_full: &'a dyn Fn() -> bool,
     buffer: Vec<u8>,
     done: Unpacked,
 }
 
 impl<'a> Unpacker<'a> {
-    fn new(base: OwnedFd, writes: &'a WriteLog) -> Self {
-        let done = Unpacked { entries: 0, bytes: 0 };
-        Self { base: Arc::new(base), last_parent: None, late_modes: Vec::new(), writes, buffer: vec![0; COPY_BYTES], done }
+    fn new(base: OwnedFd, writes: &'a WriteLog, is_full: &'a dyn Fn() -> bool) -> Self {
+        Self {
+            base: Arc::new(base),
+            last_parent: None,
+            late_modes: Vec::new(),
+            late_bytes: 0,
+            writes,
+            is_full,
+            buffer: vec![0; COPY_BYTES],
+            done: Unpacked { entries: 0, bytes: 0 },
+        }
     }
 
     fn take(&mut self, entry: &mut Entry<'_, impl Read>) -> Result<(), ApiError> {
@@ -122,6 +143,9 @@ impl<'a> Unpacker<'a> {
         self.done.entries += 1;
         if self.done.entries > MAX_ENTRIES {
             return Err(ApiError::invalid(format!("the archive has more than {MAX_ENTRIES} entries")));
+        }
+        if (self.is_full)() {
+            return Err(disk_full());
         }
         let raw = entry.path_bytes().into_owned();
         let name = clean_name(&raw)?;
@@ -163,6 +187,9 @@ impl<'a> Unpacker<'a> {
             if n == 0 {
                 return Err(ApiError::invalid(format!("the archive ends in the middle of {}", show(raw))));
             }
+            if (self.is_full)() {
+                return Err(disk_full());
+            }
             write_all(&temp.file, &self.buffer[..n]).map_err(refused)?;
             left -= n as u64;
         }
@@ -192,6 +219,10 @@ impl<'a> Unpacker<'a> {
         let made = open_beneath(parent, last, OFlags::RDONLY | OFlags::DIRECTORY)?;
         rustix::fs::fchmod(&made, wanted | Mode::RWXU)?;
         if !wanted.contains(Mode::RWXU) {
+            self.late_bytes += name.len() + size_of::<(Vec<u8>, Mode)>();
+            if self.late_bytes > MAX_LATE_BYTES {
+                return Err(Errno::TOOBIG);
+            }
             self.late_modes.push((name.to_vec(), wanted));
         }
         Ok(())

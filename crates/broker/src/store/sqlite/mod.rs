@@ -52,9 +52,15 @@ impl SqliteStore {
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(true)
             .busy_timeout(BUSY_TIMEOUT);
-        let pool = |size| SqlitePoolOptions::new().max_connections(size).acquire_timeout(ACQUIRE_TIMEOUT);
+        let pool = |size| SqlitePoolOptions::new().max_connections(size).acquire_timeout(ACQUIRE_TIMEOUT).test_before_acquire(false);
         let failed = |e: &dyn std::fmt::Display| StoreError::Failed(format!("opening {}: {e}", path.display()));
-        let writer = pool(1).connect_with(options.clone()).await.map_err(|e| failed(&e))?;
+        let writer = pool(1)
+            .after_release(|connection, _| {
+                Box::pin(async move { sqlx::raw_sql("PRAGMA synchronous = FULL").execute(connection).await.map(|_| true) })
+            })
+            .connect_with(options.clone())
+            .await
+            .map_err(|e| failed(&e))?;
         let migrations = MIGRATIONS
             .iter()
             .map(|(version, name, sql)| Migration::new(*version, Cow::Borrowed(*name), MigrationType::Simple, sql.into_sql_str(), false));
@@ -66,6 +72,13 @@ impl SqliteStore {
     /// Takes the write lock at the start, so that what is read inside can't change before it is written.
     async fn begin(&self) -> Stored<Transaction<'static, Sqlite>> {
         Ok(self.writer.begin_with("BEGIN IMMEDIATE").await?)
+    }
+
+    /// As [`SqliteStore::begin`], but its commit reaches the disk only with the next that is synced. For what a restart finds
+    /// out by itself: what was about to be done, and what state it led to. What is answered for always comes after it, synced.
+    async fn begin_unsynced(&self) -> Stored<Transaction<'static, Sqlite>> {
+        // Set back by the pool when the connection is returned, whatever happened to whoever borrowed it.
+        Ok(self.writer.begin_with("PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE").await?)
     }
 
     /// Several reads of one moment.
@@ -105,7 +118,7 @@ impl Store for SqliteStore {
     }
 
     async fn ensure(&self, wish: &EnsureWish) -> Stored<Ensured> {
-        let mut tx = self.begin().await?;
+        let mut tx = self.begin_unsynced().await?;
         let ensured = sessions::ensure(&mut tx, wish).await?;
         tx.commit().await?;
         Ok(ensured)
@@ -154,7 +167,7 @@ impl Store for SqliteStore {
         sandboxes::any(&mut *self.readers.acquire().await?).await
     }
     async fn replace_sandbox(&self, old: &Sandbox, new: &Sandbox, audit: Option<&AuditRecord>) -> Stored<bool> {
-        let mut tx = self.begin().await?;
+        let mut tx = self.begin_unsynced().await?;
         let is_replaced = sandboxes::replace(&mut tx, old, new).await?;
         if let (true, Some(audit)) = (is_replaced, audit) {
             notes::audit(&mut tx, audit).await?;
@@ -187,5 +200,30 @@ impl Store for SqliteStore {
     }
     async fn audit(&self, workspace: &str, limit: u32) -> Stored<Vec<AuditRecord>> {
         notes::newest(&mut *self.readers.acquire().await?, workspace, limit).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sqlx::Row;
+
+    use super::*;
+
+    async fn level(tx: &mut Transaction<'static, Sqlite>) -> i64 {
+        sqlx::raw_sql("PRAGMA synchronous").fetch_one(&mut **tx).await.unwrap().get(0)
+    }
+
+    #[tokio::test]
+    async fn an_unsynced_change_leaves_the_next_ones_synced_even_when_it_is_given_up() {
+        const FULL: i64 = 2;
+        const NORMAL: i64 = 1;
+        let dir = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(&dir.path().join("db")).await.unwrap();
+        for _ in 0..3 {
+            let mut unsynced = store.begin_unsynced().await.unwrap();
+            assert_eq!(level(&mut unsynced).await, NORMAL);
+            drop(unsynced);
+            assert_eq!(level(&mut store.begin().await.unwrap()).await, FULL);
+        }
     }
 }

@@ -1,0 +1,156 @@
+//! What may be asked of the broker and how it refuses: fields, actors, hints, credentials, cursors.
+
+use cobox_protocol::{SandboxId, key::PrincipalKind};
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::harness::{Answer, Client, World, claims, sandbox_id, session_path};
+
+const SESSIONS: &str = "/v1/sandbox/sessions";
+
+fn asking(extra: Value) -> Value {
+    let mut body = json!({ "thread_id": "t", "mode": "ensure" });
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+#[track_caller]
+fn refused(answer: Answer, status: u16, code: &str, words: &str) {
+    let message = answer.json()["error"]["message"].as_str().unwrap_or_default().to_owned();
+    assert_eq!(answer.error(status), code);
+    assert!(message.contains(words), "{message}");
+}
+
+#[tokio::test]
+async fn a_human_may_act_as_an_agent_and_nobody_as_more_than_they_are() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let bot = broker.key("bot", PrincipalKind::Agent).await;
+    for actor in [json!("agent"), json!({ "type": "agent" }), json!({ "type": "agent", "id": "helper" })] {
+        let made = ann.post(SESSIONS, asking(json!({ "actor": actor }))).await.ok(200);
+        assert_eq!(made["credentials"]["granted_capabilities"], json!(["fs_read", "fs_write", "exec", "shell_observe"]));
+        let claims = claims(made["token"].as_str().unwrap());
+        assert_eq!(claims["sub"], "ann");
+        let id = actor.get("id").cloned().unwrap_or(json!("ann"));
+        assert_eq!(claims["act"], json!({ "type": "agent", "id": id }));
+        // Renewing it doesn't make it more than it was.
+        let renewed = ann.post(&format!("{}/refresh", session_path(&made)), json!({ "current_token": made["token"] })).await.ok(200);
+        let renewed = self::claims(renewed["token"].as_str().unwrap());
+        assert_eq!((&renewed["act"], &renewed["scope"]), (&claims["act"], &claims["scope"]));
+    }
+    let issued = broker.broker.as_ref().unwrap().store().audit("default", 100).await.unwrap();
+    let issued: Vec<_> = issued.iter().filter(|r| r.action == "token.issued").collect();
+    assert_eq!(issued.len(), 6);
+    assert!(issued.iter().all(|r| r.principal.as_deref() == Some("ann") && r.actor.as_deref() == Some("agent")));
+
+    ann.post(SESSIONS, asking(json!({ "actor": "human" }))).await.ok(200);
+    bot.post(SESSIONS, asking(json!({ "actor": { "type": "agent", "id": "bot" } }))).await.ok(200);
+    for (who, actor) in [(&bot, json!("human")), (&bot, json!({ "type": "operator" })), (&ann, json!("operator"))] {
+        refused(who.post(SESSIONS, asking(json!({ "actor": actor }))).await, 403, "FORBIDDEN", "can't act as");
+    }
+    refused(ann.post(SESSIONS, asking(json!({ "actor": { "type": "human", "id": "bob" } }))).await, 403, "FORBIDDEN", "another human");
+    refused(ann.post(SESSIONS, asking(json!({ "actor": "robot" }))).await, 400, "INVALID_REQUEST", "actor: `robot`");
+    refused(ann.post(SESSIONS, asking(json!({ "actor": 3 }))).await, 400, "INVALID_REQUEST", "actor: must be");
+}
+
+#[tokio::test]
+async fn what_this_version_can_not_do_is_refused_by_name_and_the_unknown_is_ignored() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    for (field, value) in [
+        ("provider_preference", json!("docker")),
+        ("token_format", json!("opaque")),
+        ("template", json!("python")),
+        ("name", json!("box")),
+        ("keep", json!(true)),
+        ("tags", json!({ "a": "b" })),
+        ("mode", json!("create_only")),
+        ("sandbox_id", json!(SandboxId::new())),
+        ("scope", json!({ "type": "workspace", "id": "w" })),
+    ] {
+        let answer = ann.post(SESSIONS, asking(json!({ field: value }))).await;
+        assert!(answer.json()["error"]["message"].as_str().unwrap().starts_with(field), "{field}");
+        refused(answer, 400, "INVALID_REQUEST", "not supported by this version");
+    }
+    let harmless =
+        json!({ "provider_preference": "auto", "token_format": "jwt", "keep": false, "tags": {}, "name": null, "from_the_future": 1 });
+    ann.post(SESSIONS, asking(harmless)).await.ok(200);
+}
+
+#[tokio::test]
+async fn a_thread_can_be_named_as_a_scope_and_is_answered_in_the_full_shape() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let scope = json!({ "type": "thread", "id": "t" });
+    refused(ann.post(SESSIONS, json!({ "scope": scope, "mode": "attach_only" })).await, 404, "BINDING_NOT_FOUND", "`t`");
+    let made = ann.ensure("t").await;
+    let found = ann.post(SESSIONS, json!({ "scope": scope, "mode": "attach_only" })).await.ok(200);
+    assert_eq!(found["session_id"], made["session_id"]);
+    refused(ann.post(SESSIONS, asking(json!({ "scope": { "type": "thread", "id": "u" } }))).await, 400, "INVALID_REQUEST", "scope");
+    refused(ann.post(SESSIONS, json!({ "mode": "get" })).await, 400, "INVALID_REQUEST", "thread_id: is missing");
+}
+
+#[tokio::test]
+async fn a_hint_must_name_the_sandbox_the_thread_has() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let (made, other) = (ann.ensure("t").await, ann.ensure("other").await);
+    for field in ["sandbox_id", "sandbox_hint"] {
+        let found = ann.post(SESSIONS, asking(json!({ field: sandbox_id(&made) }))).await.ok(200);
+        assert_eq!(found["session_id"], made["session_id"]);
+        let conflict = ann.post(SESSIONS, asking(json!({ field: sandbox_id(&other) }))).await;
+        assert_eq!(conflict.json()["error"]["details"]["sandbox_id"], made["sandbox"]["id"]);
+        assert_eq!(conflict.error(409), "SESSION_CONFLICT");
+        refused(ann.post(SESSIONS, asking(json!({ field: SandboxId::new() }))).await, 404, "SANDBOX_NOT_FOUND", "no such sandbox");
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_names_the_field_in_words_for_people() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    for (extra, words) in [
+        (json!({ "mode": "grab" }), "mode: `grab`"),
+        (json!({ "access": "all" }), "access: `all` is not known; it must be `workspace` or `owner`"),
+        (json!({ "thread_id": 3 }), "thread_id: must be a string, not 3"),
+        (json!({ "ttl": 0 }), "ttl: must be at least 1 second"),
+        (json!({ "ttl": -5 }), "ttl: must be a whole number"),
+        (json!({ "scopes": ["root"] }), "scopes: `root`"),
+        (json!({ "requested_capabilities": ["root"] }), "requested_capabilities: `root`"),
+    ] {
+        refused(ann.post(SESSIONS, asking(extra)).await, 400, "INVALID_REQUEST", words);
+    }
+    refused(ann.post(SESSIONS, json!([])).await, 400, "INVALID_REQUEST", "the body: must be a JSON object");
+    for path in [SESSIONS, "/v1/sandboxes"] {
+        for (query, words) in
+            [("limit=0", "limit: "), ("limit=x", "limit: "), ("cursor=nonsense", "cursor: "), ("limit=1&limit=2", "limit")]
+        {
+            refused(ann.get(&format!("{path}?{query}")).await, 400, "INVALID_REQUEST", words);
+        }
+    }
+    refused(ann.get(&format!("{SESSIONS}?state=asleep")).await, 400, "INVALID_REQUEST", "state: must be");
+}
+
+#[tokio::test]
+async fn a_wrong_credential_is_told_what_is_wanted() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let nobody = Client { key: None, ..ann.clone() };
+    let (control, door) = (SESSIONS.to_owned(), format!("/dp/{}/v1/x", sandbox_id(&made)));
+    for path in [&control, &door] {
+        for header in [("authorization", "Bearer sk-123"), ("x-api-key", "sk-123")] {
+            let answer = nobody.call(Method::GET, path, None, &[header]).await;
+            assert_eq!(answer.headers["www-authenticate"], "Bearer");
+            refused(answer, 401, "UNAUTHENTICATED", "that is not an API key: they start with cbx_");
+        }
+        assert_eq!(nobody.get(path).await.headers["www-authenticate"], "Bearer");
+    }
+    refused(ann.with(&made["token"]).get(&control).await, 401, "UNAUTHENTICATED", "the broker wants an API key");
+}

@@ -1,0 +1,179 @@
+//! The built programs against a server that answers as a broker would: what they ask for, what they leave behind, how they end.
+
+mod stub;
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use stub::Stub;
+
+fn cobox(stub: &Stub) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cobox"));
+    command.env_clear().env("COBOX_URL", &stub.url).env("COBOX_API_KEY", "cbx_key");
+    command
+}
+
+fn run(command: &mut Command) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+/// The example agent in a home of its own.
+fn agent(home: &Path) -> Command {
+    // A version manager's python3 may need the real home to find itself.
+    let python = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().unwrap().stdout;
+    let mut command = Command::new(String::from_utf8(python).unwrap().trim());
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/agent.py")).env_clear().env("HOME", home);
+    command
+}
+
+#[test]
+fn an_exec_that_took_too_long_ends_with_124_and_names_the_limit() {
+    let stub = Stub::start();
+    let (code, _, told) = run(cobox(&stub).args(["exec", "--timeout", "5m", "--", "slow"]));
+    assert_eq!(code, Some(124));
+    assert!(told.contains("limit of 300 s"), "{told}");
+    assert_eq!(stub.asked("/exec")[0].json()["timeout_seconds"], 300.0);
+    run(cobox(&stub).args(["exec", "--", "quick"]));
+    assert_eq!(stub.asked("/exec")[1].json()["timeout_seconds"], 0.0, "no limit unless one is asked for");
+}
+
+#[test]
+fn a_download_makes_no_sandbox() {
+    let stub = Stub::start();
+    let dir = tempfile::tempdir().unwrap();
+    let (code, _, told) = run(cobox(&stub).args(["cp", "nobody:/workspace/a"]).arg(dir.path()));
+    assert_eq!(code, Some(1));
+    assert!(told.contains("thread `nobody` has no session"), "{told}");
+    assert!(stub.asked("/sessions").iter().all(|request| request.json()["mode"] == "get"));
+}
+
+#[test]
+fn nothing_is_made_for_what_can_not_be_uploaded() {
+    let stub = Stub::start();
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let (code, _, told) = run(cobox(&stub).arg("cp").arg(&socket).arg("demo:/workspace/"));
+    assert_eq!(code, Some(1));
+    assert!(told.contains("neither a file nor a folder"), "{told}");
+    let (_, _, told) = run(cobox(&stub).args(["sync", "--once", "nope", "demo:/workspace"]));
+    assert!(told.contains("nope does not exist"), "{told}");
+    assert!(stub.asked("/sessions").is_empty());
+}
+
+#[test]
+fn several_files_are_copied_into_one_folder() {
+    let stub = Stub::start();
+    let dir = tempfile::tempdir().unwrap();
+    let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+    fs::write(&one, "1").unwrap();
+    fs::write(&two, "2").unwrap();
+    let (code, told, error) = run(cobox(&stub).arg("cp").args([&one, &two]).arg("there:/workspace/new"));
+    assert_eq!((code, told.as_str()), (Some(0), "copied 2 files, 2 B\n"), "{error}");
+    let written = |name: &str| stub.asked(&format!("/files/workspace/new/{name}")).last().unwrap().body.clone();
+    assert_eq!((written("one"), written("two")), (b"1".to_vec(), b"2".to_vec()));
+}
+
+#[test]
+fn an_interrupted_download_leaves_nothing_behind() {
+    let stub = Stub::start();
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = cobox(&stub);
+    command.args(["cp", "there:/workspace/endless"]).arg(dir.path().join("file")).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    let left = || fs::read_dir(dir.path()).unwrap().count();
+    while left() == 0 {
+        std::thread::yield_now();
+    }
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let Output { status, stderr, .. } = child.wait_with_output().unwrap();
+    assert_eq!(status.code(), Some(130), "{}", String::from_utf8_lossy(&stderr));
+    assert_eq!(left(), 0);
+}
+
+#[test]
+fn an_error_never_shows_a_temporary_name() {
+    let stub = Stub::start();
+    let (_, _, told) = run(cobox(&stub).args(["cp", "there:/workspace/small", "/nonexistent/folder/file"]));
+    assert_eq!(told, "error: /nonexistent/folder does not exist\n");
+}
+
+#[test]
+fn a_refused_key_is_named_by_its_file() {
+    let stub = Stub::start();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("my-key");
+    fs::write(&file, "cbx_wrong").unwrap();
+    let (_, _, told) = run(cobox(&stub).arg("--api-key-file").arg(&file).args(["session", "get", "there"]));
+    assert!(told.contains("my-key"), "{told}");
+}
+
+#[test]
+fn up_makes_a_key_for_an_agent_and_says_how_an_agent_finds_it() {
+    let home = tempfile::tempdir().unwrap();
+    let elsewhere = home.path().join("elsewhere");
+    let default = home.path().join(".local/share/cobox");
+    for (dir, line) in [(&default, "agent.py --thread demo\n"), (&elsewhere, "agent.py --thread demo --data-dir ")] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cobox"));
+        // No sandbox is made here, so any program will do for the one inside.
+        command.env_clear().env("HOME", home.path()).env("COBOX_BOXD", env!("CARGO_BIN_EXE_cobox"));
+        command.args(["up", "--listen", "0"]).stdout(Stdio::piped()).stderr(Stdio::null());
+        if *dir == elsewhere {
+            command.arg("--data-dir").arg(dir);
+        }
+        let mut child = command.spawn().unwrap();
+        let mut said = String::new();
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        while !said.contains("Ctrl-C") && lines.read_line(&mut said).unwrap() > 0 {}
+        let note: serde_json::Value = serde_json::from_slice(&fs::read(dir.join("broker.json")).unwrap()).unwrap();
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        assert!(child.wait().unwrap().success());
+        assert!(said.contains(line), "{said}");
+        let file = Path::new(note["agent_key_file"].as_str().unwrap());
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(fs::read_to_string(file).unwrap().starts_with("cbx_"));
+    }
+}
+
+#[test]
+fn the_example_agent_finds_the_broker_of_this_user_and_uses_the_agent_s_key() {
+    let stub = Stub::start();
+    let home = tempfile::tempdir().unwrap();
+    let data = home.path().join(".local/share/cobox");
+    fs::create_dir_all(&data).unwrap();
+    fs::write(data.join("agent_key"), "cbx_key\n").unwrap();
+    let note = serde_json::json!({"url": stub.url, "pid": 1, "api_key_file": "/nonexistent", "agent_key_file": data.join("agent_key")});
+    fs::write(data.join("broker.json"), note.to_string()).unwrap();
+    for command in [&mut agent(home.path()), agent(Path::new("/nonexistent")).arg("--data-dir").arg(&data)] {
+        let (code, told, error) = run(command.args(["--thread", "there"]));
+        assert_eq!(code, Some(0), "{error}");
+        assert!(told.contains("in sandbox sb_"), "{told}");
+    }
+}
+
+#[test]
+fn the_example_agent_tells_what_is_wrong_in_one_line() {
+    let home = tempfile::tempdir().unwrap();
+    fs::write(home.path().join("broker.json"), "no json").unwrap();
+    let nowhere = |url: &str| agent(home.path()).env("COBOX_URL", url).env("COBOX_API_KEY", "cbx_key").output().unwrap();
+    for output in [
+        agent(home.path()).output().unwrap(),
+        agent(home.path()).arg("--data-dir").arg(home.path()).output().unwrap(),
+        agent(home.path()).args(["--data-dir", "/nonexistent"]).output().unwrap(),
+        nowhere("nonsense"),
+        nowhere("http://["),
+        nowhere("http://127.0.0.1:99999"),
+        nowhere("http://127.0.0.1:1"),
+    ] {
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), told.lines().count()), (Some(1), 1), "{told}");
+        assert!(told.starts_with("agent: "), "{told}");
+    }
+}

@@ -1,0 +1,128 @@
+//! A server on a real socket that answers as a broker and a sandbox would, and remembers what it was asked.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    sync::{Arc, Mutex},
+};
+
+use serde_json::{Value, json};
+
+/// The sandbox of the one thread there is, `there`.
+const SANDBOX: &str = "sb_00000000000000000000000000";
+const SESSION: &str = "ssn_00000000000000000000000000";
+/// Far enough away for any test.
+const LATER: &str = "2999-01-01T00:00:00Z";
+
+#[derive(Clone, Debug)]
+pub struct Asked {
+    method: String,
+    path: String,
+    /// Names in lower case.
+    headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+}
+
+impl Asked {
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+    fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str())
+    }
+}
+
+pub struct Stub {
+    pub url: String,
+    asked: Arc<Mutex<Vec<Asked>>>,
+}
+
+impl Stub {
+    pub fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let asked: Arc<Mutex<Vec<Asked>>> = Arc::default();
+        let (base, seen) = (url.clone(), asked.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let (base, seen) = (base.clone(), seen.clone());
+                // A client that has gone half-way is part of what is tested.
+                std::thread::spawn(move || serve(stream, &base, &seen).ok());
+            }
+        });
+        Self { url, asked }
+    }
+
+    /// What was asked of paths that end so, in order.
+    pub fn asked(&self, path: &str) -> Vec<Asked> {
+        self.asked.lock().unwrap().iter().filter(|a| a.path.ends_with(path)).cloned().collect()
+    }
+}
+
+fn serve(mut stream: TcpStream, base: &str, seen: &Mutex<Vec<Asked>>) -> std::io::Result<()> {
+    let mut reader = BufReader::new(stream.try_clone()?);
+    let mut head = Vec::new();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line)?;
+        match line.trim_end() {
+            "" => break,
+            line => head.push(line.to_owned()),
+        }
+    }
+    let mut words = head[0].split(' ').map(str::to_owned);
+    let (method, path) = (words.next().unwrap(), words.next().unwrap());
+    let headers = head[1..].iter().filter_map(|l| l.split_once(": ")).map(|(n, v)| (n.to_lowercase(), v.to_owned())).collect();
+    let mut asked = Asked { method, path, headers, body: Vec::new() };
+    let length = asked.header("content-length").map_or(0, |l| l.parse().unwrap());
+    asked.body = vec![0; length];
+    reader.read_exact(&mut asked.body)?;
+    seen.lock().unwrap().push(asked.clone());
+    if asked.path.ends_with("/endless") && asked.header("range").is_none() {
+        // Promises more than it ever sends, and holds the line until the other side hangs up.
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\nsome of it")?;
+        return reader.read_to_end(&mut Vec::new()).map(drop);
+    }
+    let (status, body) = answer(&asked, base);
+    write!(stream, "HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
+}
+
+fn answer(asked: &Asked, base: &str) -> (u16, String) {
+    let refused =
+        |status, code| (status, json!({"error": {"code": code, "message": "no", "retryable": false, "request_id": "req_1"}}).to_string());
+    if !matches!(asked.header("authorization"), Some("Bearer cbx_key" | "Bearer token")) {
+        return refused(401, "UNAUTHENTICATED");
+    }
+    let file = asked.path.strip_prefix("/dp/v1/files/workspace/");
+    match (asked.method.as_str(), asked.path.as_str(), file) {
+        ("POST", "/v1/sandbox/sessions", _) => {
+            let wish = asked.json();
+            match wish["thread_id"].as_str().unwrap() {
+                thread if thread == "there" || wish["mode"] == "ensure" => (200, session(thread, base).to_string()),
+                _ => refused(404, "SESSION_NOT_FOUND"),
+            }
+        }
+        ("POST", "/dp/v1/exec", _) => {
+            let is_slow = asked.json()["argv"][0] == "slow";
+            let told = json!({"stdout": "", "stderr": "", "exit_code": if is_slow { 137 } else { 0 }, "timed_out": is_slow,
+                "truncated": false, "duration_ms": 1, "command_id": "cmd_00000000000000000000000000"});
+            (200, told.to_string())
+        }
+        ("PUT", path, Some(_)) => (200, json!({"path": path, "size": asked.body.len(), "etag": "e"}).to_string()),
+        ("GET", _, Some("small" | "endless" | "from-human.txt")) => (200, "x".to_owned()),
+        _ => refused(404, "FILE_NOT_FOUND"),
+    }
+}
+
+fn session(thread: &str, base: &str) -> Value {
+    let base = format!("{base}/dp/v1");
+    json!({
+        "session_id": SESSION, "thread_id": thread, "token": "token", "expires_at": LATER, "refresh_before": LATER, "scopes": [],
+        "sandbox": {"id": SANDBOX, "provider": "local", "http_base_url": base, "ws_base_url": base},
+        "binding": {"id": SESSION, "scope": {"type": "thread", "id": thread}, "sandbox_id": SANDBOX, "provider": "local",
+            "state": "active", "lease_expires_at": LATER},
+        "dataplane": {"http_base_url": base, "ws_base_url": base},
+        "credentials": {"token_type": "Bearer", "access_token": "token", "expires_at": LATER, "granted_capabilities": ["exec"]},
+        "policy": {"idle_timeout_seconds": 900, "hard_ttl_seconds": 28800},
+    })
+}
