@@ -50,6 +50,32 @@ async fn ctrl_c_suspends_and_the_next_ensure_brings_the_files_back() {
 }
 
 #[tokio::test]
+async fn after_a_reboot_a_sandbox_is_suspended_and_starts_again_over_its_files() {
+    let mut broker = TestBroker::start().await;
+    let session = ensure(&broker.client(), "t").await;
+    let before = session.info().clone();
+    sh(session.dataplane(), "echo kept > /workspace/f; sync").await;
+    drop(session);
+    // All a power cut leaves: the data directory. Processes, sockets and control groups are gone.
+    broker.kill();
+    let pids = broker.sandbox_pids();
+    pids.iter().for_each(|(_, pid)| kill(*pid));
+    for (id, pid) in pids {
+        eventually("its end", || async { (!std::path::Path::new(&format!("/proc/{pid}")).exists()).then_some(()) }).await;
+        let record = broker.data_dir().join("sandboxes").join(id).join("run.json");
+        // The same pid may well be somebody else's after a boot.
+        let other = r#"{"pid": 1, "start_time": 1, "boot_id": "another"}"#;
+        std::fs::write(record, other).unwrap();
+    }
+    broker.sweep();
+    broker.launch().await;
+    assert_eq!(broker.client().get_sandbox(before.sandbox.id.as_str()).await.unwrap().state, State::Suspended);
+    let after = ensure(&broker.client(), "t").await;
+    assert_eq!((after.info().session_id.clone(), after.info().sandbox.id.clone()), (before.session_id, before.sandbox.id));
+    assert_eq!(sh(after.dataplane(), "cat f").await.stdout, "kept\n");
+}
+
+#[tokio::test]
 async fn a_killed_boxd_is_a_suspension_and_traffic_resumes_it() {
     let broker = TestBroker::start().await;
     let session = ensure(&broker.client(), "t").await;

@@ -153,6 +153,12 @@ impl TestBroker {
         child.wait().expect("it is reaped")
     }
 
+    /// Takes away what a boot would: a dead broker's control groups and sockets.
+    pub fn sweep(&self) {
+        assert!(self.child.is_none(), "it still runs");
+        crate::leftovers::sweep(&self.data_dir());
+    }
+
     /// The first process of each running sandbox, by sandbox.
     pub fn sandbox_pids(&self) -> Vec<(String, i32)> {
         let entries = fs::read_dir(self.data_dir().join("sandboxes")).into_iter().flatten().flatten();
