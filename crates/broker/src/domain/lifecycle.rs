@@ -9,7 +9,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use cobox_protocol::{
@@ -379,9 +379,10 @@ impl Lifecycle {
         Ok((state, told))
     }
 
-    /// Milliseconds of the clock, or one more than the last: so it also grows over restarts.
+    /// Milliseconds of the machine's clock, or one more than the last: so it also grows over restarts within a second.
     fn next_version(&self) -> u64 {
-        let clock = u64::try_from(self.deployment.now().unix()).unwrap_or(0).saturating_mul(1000);
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let clock = u64::try_from(since_epoch.as_millis()).unwrap_or(0);
         let step = |last: u64| Some(last.saturating_add(1).max(clock));
         self.version.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).map_or(clock, |last| last.saturating_add(1).max(clock))
     }
