@@ -9,6 +9,7 @@ pub mod exec;
 pub mod files;
 mod langsmith;
 mod listen;
+pub mod log;
 pub mod programs;
 pub mod server;
 pub mod shell;

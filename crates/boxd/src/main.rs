@@ -113,7 +113,7 @@ fn run() -> anyhow::Result<()> {
 
 /// Everything that needs power, then no power: returns the link to the workloads' init.
 fn prepare(config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
-    tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_ansi(false).with_writer(io::stderr).init();
+    boxd::log::start();
     let link = start_init(config)?;
     leave_the_workloads_groups(config.groups).context("moving to boxd's control groups")?;
     // Clients' paths are resolved in this mount namespace: what isn't here can't be reached through the files API, and

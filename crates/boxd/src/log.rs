@@ -1,0 +1,49 @@
+//! boxd's log on the host: what an operator reads when a sandbox misbehaves, and what no client may fill the host's disk with.
+
+use std::{
+    io::{self, Write},
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+/// Warnings of one life of a sandbox; the file begins anew with each start. Enough to see what began it.
+const MAX_LOG_BYTES: usize = 4 * 1024 * 1024;
+
+static WRITTEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Logs warnings and panics to standard error, which the launcher made the log file.
+pub fn start() {
+    tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_ansi(false).with_writer(|| Bounded(io::stderr())).init();
+    // The usual hook writes past the bound.
+    std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
+}
+
+/// Drops what would go past the bound: a lost warning is better than a full disk.
+struct Bounded<W>(W);
+
+impl<W: Write> Write for Bounded<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if WRITTEN.fetch_add(bytes.len(), Ordering::Relaxed) < MAX_LOG_BYTES {
+            self.0.write_all(bytes)?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn past_the_bound_nothing_more_is_written_and_nobody_notices() {
+        let mut log = Bounded(Vec::new());
+        let line = [b'x'; 1000];
+        for _ in 0..MAX_LOG_BYTES / line.len() + 1000 {
+            log.write_all(&line).unwrap();
+        }
+        assert!((MAX_LOG_BYTES..MAX_LOG_BYTES + line.len()).contains(&log.0.len()), "{}", log.0.len());
+    }
+}
