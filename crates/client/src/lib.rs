@@ -17,6 +17,7 @@ mod hold;
 mod line;
 mod path;
 mod reconnect;
+mod running;
 mod session;
 mod shell;
 mod socket;
