@@ -7,6 +7,7 @@ pub mod control;
 mod descriptor;
 pub mod exec;
 pub mod files;
+pub mod fs;
 mod langsmith;
 mod listen;
 pub mod log;

@@ -9,7 +9,7 @@ use axum::{
 };
 use cobox_protocol::{
     control::BoxdConfig,
-    langsmith::{DOWNLOAD, EXECUTE, UPLOAD},
+    langsmith::{DOWNLOAD, EXECUTE, GLOB, GREP, UPLOAD},
 };
 use tokio::net::UnixListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -19,7 +19,7 @@ use crate::{
     auth::Authority,
     control, exec,
     files::{self, FileStore},
-    langsmith,
+    fs, langsmith,
     listen::accept_loop,
     programs::Spawn,
     shell,
@@ -92,12 +92,23 @@ fn client_router(server: Arc<Server>) -> Router {
         .route("/v1/files", file())
         .route("/v1/files/", file())
         .route("/v1/files/{*path}", file())
+        .route("/v1/fs/list", post(fs::list))
+        .route("/v1/fs/stat", post(fs::stat))
+        .route("/v1/fs/mkdir", post(fs::mkdir))
+        .route("/v1/fs/move", post(fs::move_))
+        .route("/v1/fs/copy", post(fs::copy))
+        .route("/v1/fs/remove", post(fs::remove))
+        .route("/v1/fs/edit", post(fs::edit))
+        .route("/v1/fs/glob", post(fs::glob))
+        .route("/v1/fs/grep", post(fs::grep))
         .route("/v1/archive", get(files::archive::get).put(files::archive::put))
         .route("/v1/shell/ws", get(shell::open))
         .route("/v1/ws", get(shell::open))
         .route(EXECUTE, post(langsmith::execute))
         .route(UPLOAD, post(langsmith::upload))
         .route(DOWNLOAD, get(langsmith::download).head(langsmith::download))
+        .route(GLOB, post(langsmith::glob))
+        .route(GREP, post(langsmith::grep))
         .fallback(answer::no_such_route)
         .method_not_allowed_fallback(answer::no_such_method)
         .layer(middleware::from_fn(answer::wrap))

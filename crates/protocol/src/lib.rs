@@ -8,6 +8,7 @@ pub mod error;
 pub mod exec;
 pub mod files;
 pub mod frame;
+pub mod fs;
 pub mod id;
 pub mod json;
 pub mod key;
