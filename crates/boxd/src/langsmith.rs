@@ -109,7 +109,8 @@ pub async fn download(
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
     let path = SandboxPath::from_query(&uri, Some(server.programs.work_dir()))?;
-    Ok(files::answer_read(&server.files, &method, &headers, &path, caller.stream, &connection).await?)
+    let asked = files::Asked { method: &method, uri: &uri, headers: &headers, path: &path };
+    Ok(files::answer_read(&server.files, asked, caller.stream, &connection).await?)
 }
 
 #[derive(Deserialize)]
@@ -158,7 +159,7 @@ pub async fn grep(State(server): State<Arc<Server>>, caller: Caller<FsRead>, con
     Ok(Json(json!({ "matches": matches, "truncated": found.truncated })))
 }
 
-fn malformed(error: multer::Error) -> ApiError {
+pub(crate) fn malformed(error: multer::Error) -> ApiError {
     match error {
         multer::Error::FieldSizeExceeded { limit, .. } => too_large("the file", limit),
         other => ApiError::invalid(format!("the multipart body can't be read: {other}")),

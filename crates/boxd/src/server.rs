@@ -91,6 +91,8 @@ fn client_router(server: Arc<Server>) -> Router {
         .route("/v1/exec", post(exec::run))
         .route("/v1/files", file())
         .route("/v1/files/", file())
+        .route("/v1/files/upload", file().post(files::many::upload))
+        .route("/v1/files/download", get(files::many::download).head(files::get).put(files::put).delete(files::delete))
         .route("/v1/files/{*path}", file())
         .route("/v1/fs/list", post(fs::list))
         .route("/v1/fs/stat", post(fs::stat))

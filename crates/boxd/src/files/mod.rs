@@ -2,7 +2,9 @@
 
 pub mod archive;
 mod author;
+mod digest;
 mod etag;
+pub mod many;
 mod path;
 mod place;
 mod read;
@@ -35,7 +37,7 @@ pub(crate) use self::{
     etag::{Conditions, WriteLog},
     path::{SandboxPath, split},
     place::{Place, locate_name, make_directory},
-    read::answer as answer_read,
+    read::{Asked, answer as answer_read},
     refusal::{not_a_file, refusal},
     root::{Root, kind, open_beneath, refuse_kernel_files},
     workers::gone,
@@ -97,7 +99,8 @@ pub async fn get(
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
     let path = SandboxPath::from_uri(&uri, PREFIX)?;
-    Ok(read::answer(&server.files, &method, &headers, &path, caller.stream, &connection).await?)
+    let asked = Asked { method: &method, uri: &uri, headers: &headers, path: &path };
+    Ok(read::answer(&server.files, asked, caller.stream, &connection).await?)
 }
 
 /// `PUT /v1/files/{path}`: the body is the file.
