@@ -16,6 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     FileWorkers, answer,
+    audit::AuditTrail,
     auth::Authority,
     control, exec,
     files::{self, FileStore},
@@ -33,6 +34,7 @@ const DRAIN_WITHIN: Duration = Duration::from_secs(2);
 /// What every request shares.
 pub struct Server {
     pub authority: Arc<Authority>,
+    pub audit: AuditTrail,
     pub programs: Arc<dyn Spawn>,
     pub files: FileStore,
     pub execs: exec::Limits,
@@ -57,6 +59,7 @@ pub async fn serve(
     let authority = Arc::new(authority.context("the keys boxd was started with")?);
     let server = Arc::new(Server {
         authority: authority.clone(),
+        audit: AuditTrail::default(),
         programs,
         files: FileStore::new(files),
         execs: exec::Limits::default(),
@@ -102,7 +105,7 @@ fn client_router(server: Arc<Server>) -> Router {
         .route(DOWNLOAD, get(langsmith::download).head(langsmith::download))
         .fallback(answer::no_such_route)
         .method_not_allowed_fallback(answer::no_such_method)
-        .layer(middleware::from_fn(answer::wrap))
+        .layer(middleware::from_fn_with_state(server.clone(), answer::wrap_client))
         .with_state(server)
 }
 
@@ -110,6 +113,7 @@ fn control_router(server: Arc<Server>) -> Router {
     Router::new()
         .route("/control/state", put(control::put_state))
         .route("/control/status", get(control::get_status))
+        .route("/control/claims", get(control::get_claims))
         .route("/control/shutdown", post(control::shutdown))
         .fallback(answer::no_such_route)
         .method_not_allowed_fallback(answer::no_such_method)

@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::{net::TcpStream, sync::mpsc};
 use tokio_tungstenite::tungstenite::{Message, client::IntoClientRequest};
 
-use crate::harness::{Client, World, claims, sandbox_id, session_path};
+use crate::harness::{Client, NEWEST, World, claims, sandbox_id, session_path};
 
 #[tokio::test]
 async fn an_api_key_is_swapped_and_never_reaches_the_sandbox() {
@@ -51,12 +51,12 @@ async fn an_api_key_is_swapped_and_never_reaches_the_sandbox() {
     assert_eq!(seen[0].headers["x-kept"], "yes");
     let store = broker.broker.as_ref().unwrap().store().clone();
     crate::harness::eventually("the audit record", || async {
-        let used = store.audit("default", 100).await.unwrap();
-        used.iter().filter(|r| r.action == "dataplane.used").count() == 2
+        let used = store.audit("default", None, &NEWEST).await.unwrap();
+        used.iter().filter(|(_, r)| r.action == "dataplane.used").count() == 2
     })
     .await;
     // Negotiating issued one token, each request with the key another; every use has its issue, and every record says whose.
-    let records = store.audit("default", 100).await.unwrap();
+    let records: Vec<_> = store.audit("default", None, &NEWEST).await.unwrap().into_iter().map(|(_, r)| r).collect();
     let of = |action: &str| records.iter().filter(|r| r.action == action).collect::<Vec<_>>();
     let (issued, used) = (of("token.issued"), of("dataplane.used"));
     assert_eq!((issued.len(), used.len()), (3, 2));
