@@ -63,6 +63,8 @@ pub struct FakeProvider {
     runtime: Handle,
     pub sandboxes: Mutex<HashMap<SandboxId, Arc<FakeBoxd>>>,
     pub starts: AtomicUsize,
+    /// Connections made to boxds' client sockets.
+    pub dialled: AtomicUsize,
     pub destroyed: Mutex<Vec<SandboxId>>,
     /// How many of the next calls fail.
     pub failing_starts: AtomicU32,
@@ -80,6 +82,7 @@ impl FakeProvider {
             runtime: Handle::current(),
             sandboxes: Mutex::default(),
             starts: AtomicUsize::new(0),
+            dialled: AtomicUsize::new(0),
             destroyed: Mutex::default(),
             failing_starts: AtomicU32::new(0),
             failing_suspends: AtomicU32::new(0),
@@ -186,6 +189,9 @@ impl Provider for FakeProvider {
         if !self.is_running(id).await {
             return Err(ProviderError::NotRunning(id.clone()));
         }
+        if matches!(door, Door::Client) {
+            self.dialled.fetch_add(1, Ordering::SeqCst);
+        }
         let stream = UnixStream::connect(self.socket(id, door)).await.map_err(|e| ProviderError::Unavailable(e.to_string()))?;
         Ok(Box::new(stream))
     }
@@ -211,7 +217,7 @@ impl FakeBoxd {
         })
     }
 
-    fn stop(&self) {
+    pub fn stop(&self) {
         for server in self.servers.lock().unwrap().drain(..) {
             server.abort();
         }
