@@ -75,14 +75,16 @@ async fn run_long<T: Send + 'static>(
 pub async fn list(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> Told<ListResponse> {
     let request: ListRequest = read(content, MAX_REQUEST_BYTES).await?;
     let path = path_or(&server, request.path.as_deref(), request.path_b64.as_deref())?;
+    caller.aims_at(&path.to_string());
     let writes = server.files.writes();
     let work = run_long(&server, move |root, stop| list::list(root, &path, &request, &writes, stop));
     Ok(Json(caller.stream.until_revoked(work).await?))
 }
 
-pub async fn stat(State(server): State<Arc<Server>>, _caller: Caller<FsRead>, content: Body) -> Told<FileEntry> {
+pub async fn stat(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> Told<FileEntry> {
     let request: StatRequest = read(content, MAX_REQUEST_BYTES).await?;
     let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;
+    caller.aims_at(&path.to_string());
     let writes = server.files.writes();
     Ok(Json(server.files.workers().run(move |root| describe::stat(root, &path, request.follow, &writes)).await??))
 }
@@ -90,6 +92,7 @@ pub async fn stat(State(server): State<Arc<Server>>, _caller: Caller<FsRead>, co
 pub async fn mkdir(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<Changed> {
     let request: MkdirRequest = read(content, MAX_REQUEST_BYTES).await?;
     let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;
+    caller.aims_at(&path.to_string());
     refuse_when_full(&server.authority)?;
     let author = server.files.author(&caller.claims);
     Ok(Json(server.files.workers().run(move |root| make::mkdir(root, &path, &request, &author)).await??))
@@ -112,6 +115,7 @@ async fn transfer(
     let request: TransferRequest = read(content, MAX_REQUEST_BYTES).await?;
     let from = required("from", request.from.as_deref(), request.from_b64.as_deref())?;
     let to = required("to", request.to.as_deref(), request.to_b64.as_deref())?;
+    caller.aims_at(&format!("{from} -> {to}"));
     refuse_when_full(&server.authority)?;
     let (author, writes, authority) = (server.files.author(&caller.claims), server.files.writes(), server.authority.clone());
     let run = run_long(&server, move |root, stop| {
@@ -126,6 +130,7 @@ async fn transfer(
 pub async fn remove(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<Changed> {
     let request: RemoveRequest = read(content, MAX_REQUEST_BYTES).await?;
     let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;
+    caller.aims_at(&path.to_string());
     let author = server.files.author(&caller.claims);
     let work = run_long(&server, move |root, stop| remove::remove(root, &path, &request, &author, stop));
     Ok(Json(caller.stream.until_revoked(work).await?))
@@ -134,6 +139,7 @@ pub async fn remove(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, 
 pub async fn edit(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<Edited> {
     let request: EditRequest = read(content, MAX_EDIT_REQUEST_BYTES).await?;
     let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;
+    caller.aims_at(&path.to_string());
     refuse_when_full(&server.authority)?;
     let (author, writes) = (server.files.author(&caller.claims), server.files.writes());
     let work = run_long(&server, move |root, _| edit::edit(root, &path, request, &writes, &author));
@@ -142,10 +148,12 @@ pub async fn edit(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, co
 
 pub async fn glob(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> Told<GlobResponse> {
     let request: GlobRequest = read(content, MAX_REQUEST_BYTES).await?;
+    caller.aims_at(request.path.as_deref().unwrap_or_else(|| server.programs.work_dir()));
     Ok(Json(caller.stream.until_revoked(glob::glob(&server, request)).await?))
 }
 
 pub async fn grep(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> Told<GrepResponse> {
     let request: GrepRequest = read(content, MAX_REQUEST_BYTES).await?;
+    caller.aims_at(request.path.as_deref().unwrap_or_else(|| server.programs.work_dir()));
     Ok(Json(caller.stream.until_revoked(grep::grep(&server, request)).await?))
 }
