@@ -13,6 +13,7 @@ pub mod log;
 pub mod programs;
 pub mod server;
 pub mod shell;
+pub mod socket;
 pub mod workload;
 
 pub use files::workers::FileWorkers;

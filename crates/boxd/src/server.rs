@@ -8,7 +8,7 @@ use axum::{
     routing::{get, post, put},
 };
 use cobox_protocol::{
-    control::BoxdConfig,
+    control::{BoxdConfig, DataplaneLimits},
     langsmith::{DOWNLOAD, EXECUTE, UPLOAD},
 };
 use tokio::net::UnixListener;
@@ -22,11 +22,9 @@ use crate::{
     langsmith,
     listen::accept_loop,
     programs::Spawn,
-    shell,
+    shell, socket,
 };
 
-/// Clients of one sandbox are a few people and agents; the rest of the room is for parallel transfers.
-const MAX_CLIENT_CONNECTIONS: usize = 1024;
 /// The broker, and a second one that takes over from it.
 const MAX_CONTROL_CONNECTIONS: usize = 16;
 /// What requests under way and shells get to say goodbye.
@@ -39,6 +37,8 @@ pub struct Server {
     pub files: FileStore,
     pub execs: exec::Limits,
     pub shells: shell::Limits,
+    pub slots: socket::Slots,
+    pub limits: DataplaneLimits,
     pub tasks: TaskTracker,
     pub shutdown: CancellationToken,
 }
@@ -60,7 +60,9 @@ pub async fn serve(
         programs,
         files: FileStore::new(files),
         execs: exec::Limits::default(),
-        shells: shell::Limits::default(),
+        shells: shell::Limits::new(config.dataplane.shells),
+        slots: socket::Slots::new(config.dataplane.streams),
+        limits: config.dataplane.clone(),
         tasks: TaskTracker::new(),
         shutdown: shutdown.clone(),
     });
@@ -68,7 +70,7 @@ pub async fn serve(
     // Clients stop being served first, the broker can still ask meanwhile.
     let control_end = CancellationToken::new();
     tokio::join!(
-        accept_loop(clients, client_router(server.clone()), MAX_CLIENT_CONNECTIONS, tasks.clone(), shutdown.clone()),
+        accept_loop(clients, client_router(server.clone()), config.dataplane.connections as usize, tasks.clone(), shutdown.clone()),
         accept_loop(control, control_router(server.clone()), MAX_CONTROL_CONNECTIONS, tasks.clone(), control_end.clone()),
         control::end_with_the_lease(authority, shutdown.clone()),
         control::hold_writers(server.clone()),
