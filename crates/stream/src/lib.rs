@@ -15,7 +15,7 @@ mod sync;
 mod waiting;
 
 pub use log::{Limits, Log, Room};
-pub use notes::{Kinds, Span};
+pub use notes::{Kinds, Resize, Span};
 pub use reader::{Chunk, Read, Reader, Wait};
 pub use scan::{Found, Mark, Scanner};
 pub use screen::{Keyframe, MAX_SIDE, Screen};

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    notes::Notes,
+    notes::{Notes, Resize},
     reader::Reader,
     scan::Found,
     spool::{Spool, Spooled},
@@ -83,6 +83,19 @@ impl Log {
         state.unlock_and_wake(true);
     }
 
+    /// From here on the terminal has this size.
+    pub fn resize(&self, cols: u16, rows: u16) {
+        let mut state = self.lock();
+        let offset = state.head();
+        state.notes.resize(Resize { offset, cols, rows });
+        state.unlock_and_wake(true);
+    }
+
+    /// The size of the terminal at an offset, as far back as is known; `None` where there never was one.
+    pub fn size_at(&self, offset: u64) -> Option<Resize> {
+        self.lock().notes.size_at(offset)
+    }
+
     /// Resolves when an append is worth trying again.
     pub fn room(&self) -> Room<'_> {
         Room(self)
@@ -122,7 +135,8 @@ impl Log {
     pub fn reader(&self, from: u64) -> Reader {
         let mut state = self.lock();
         let from = from.min(state.head());
-        let id = state.readers.attach(from);
+        let next_size = state.notes.sizes_until(from);
+        let id = state.readers.attach(from, next_size);
         drop(state);
         Reader::new(self.clone(), id)
     }

@@ -44,8 +44,22 @@ pub struct Span {
 /// thousands of times in a quarter of a mebibyte is under attack.
 const MAX_SPANS: usize = 2048;
 
+/// Sizes kept for one log: somebody who drags a window's corner makes dozens.
+const MAX_SIZES: usize = 64;
+
+/// From an offset on a terminal had this size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resize {
+    pub offset: u64,
+    pub cols: u16,
+    pub rows: u16,
+}
+
 #[derive(Default)]
 pub(crate) struct Notes {
+    sizes: VecDeque<Resize>,
+    /// How many sizes there were before those.
+    sizes_gone: u64,
     spans: VecDeque<Span>,
     /// Where a sequence begins that nobody can name yet: viewers who might not get it wait there.
     undecided: Option<u64>,
@@ -64,6 +78,29 @@ impl Notes {
             }
         }
         self.undecided = undecided;
+    }
+
+    pub fn resize(&mut self, resize: Resize) {
+        if self.sizes.len() >= MAX_SIZES {
+            self.sizes.pop_front();
+            self.sizes_gone += 1;
+        }
+        self.sizes.push_back(resize);
+    }
+
+    /// The number of the first size that somebody at an offset has not been told with it.
+    pub fn sizes_until(&self, offset: u64) -> u64 {
+        self.sizes_gone + self.sizes.partition_point(|size| size.offset <= offset) as u64
+    }
+
+    pub fn size_at(&self, offset: u64) -> Option<Resize> {
+        self.sizes.iter().rev().find(|size| size.offset <= offset).or(self.sizes.front()).copied()
+    }
+
+    /// The size with this number or, where it is gone, the first after it; and the number of the next.
+    pub fn next_size(&self, number: u64) -> Option<(Resize, u64)> {
+        let number = number.max(self.sizes_gone);
+        self.sizes.get((number - self.sizes_gone) as usize).map(|size| (*size, number + 1))
     }
 
     /// Nothing more comes: what is still undecided stays hidden.

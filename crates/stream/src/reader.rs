@@ -10,6 +10,7 @@ use bytes::{Bytes, BytesMut};
 use crate::{
     Kinds, Urgency,
     log::{Log, State, UnlockAndWake},
+    notes::Resize,
     sync::MutexGuard,
     waiting::Slot,
 };
@@ -58,13 +59,15 @@ impl Reader {
     /// The same, behind what a buffer holds already (a frame's header). The chunk that is returned has the offset and no bytes.
     pub fn read_into(&mut self, into: &mut BytesMut, max: usize) -> Read {
         let mut state = self.log.lock();
-        let Slot { position, hides, .. } = *state.readers.slot(self.id);
+        let Slot { position, hides, next_size, .. } = *state.readers.slot(self.id);
         let base = state.base();
         if position < base {
             state.readers.slot(self.id).position = base;
             return self.moved(state, Read::Gap { from: position, to: base });
         }
         let end = state.stretch_end(position);
+        // What follows a new size is not given with what came before it.
+        let end = state.notes.next_size(next_size).map_or(end, |(size, _)| end.min(size.offset));
         let end = state.notes.visible_to(end, hides).min(position + max as u64);
         if end <= position {
             let is_over = state.is_finished && position == state.head();
@@ -90,7 +93,16 @@ impl Reader {
         read
     }
 
-    /// Resolves when a read would give something else than [`Read::Pending`]. May be dropped and called again at any time.
+    /// A new size that holds from this reader's position on; to be asked for before each read, which stops short of it.
+    pub fn next_size(&mut self) -> Option<Resize> {
+        let mut state = self.log.lock();
+        let Slot { position, next_size, .. } = *state.readers.slot(self.id);
+        let (size, after) = state.notes.next_size(next_size).filter(|(size, _)| size.offset <= position)?;
+        state.readers.slot(self.id).next_size = after;
+        Some(size)
+    }
+
+    /// Resolves when there is a new size, or when a read would give something else than [`Read::Pending`]. May be dropped and called again at any time.
     pub fn wait(&mut self) -> Wait<'_> {
         Wait(self)
     }
@@ -103,7 +115,9 @@ impl Reader {
     pub fn seek(&mut self, offset: u64) {
         let mut state = self.log.lock();
         let to = offset.min(state.head());
-        state.readers.slot(self.id).position = to;
+        let next_size = state.notes.sizes_until(to);
+        let slot = state.readers.slot(self.id);
+        (slot.position, slot.next_size) = (to, next_size);
         state.unlock_and_wake(false);
     }
 
@@ -158,8 +172,9 @@ impl Future for Wait<'_> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         // The look and the registration are under one lock, which a writer takes too: no wake-up falls between them.
         let mut state = self.0.log.lock();
-        let Slot { position, hides, .. } = *state.readers.slot(self.0.id);
-        if position < state.base() || state.is_finished || state.notes.visible_to(state.head(), hides) > position {
+        let Slot { position, hides, next_size, .. } = *state.readers.slot(self.0.id);
+        let has_size = state.notes.next_size(next_size).is_some_and(|(size, _)| size.offset <= position);
+        if has_size || position < state.base() || state.is_finished || state.notes.visible_to(state.head(), hides) > position {
             return Poll::Ready(());
         }
         state.readers.wait(self.0.id, context.waker());

@@ -16,6 +16,9 @@ pub const MAX_SIDE: u16 = 1000;
 const MIN_SIDE: u16 = 2;
 /// A string longer than this is not given again from its start: it may no longer be kept.
 const MAX_STRING_AGAIN_BYTES: u64 = 4096;
+/// What fits into a frame in base64. Only a screen of many hundred columns with a colour of its own in every cell is larger; its viewer
+/// gets an empty one, and what is drawn from then on.
+const MAX_KEYFRAME_BYTES: usize = 704 * 1024;
 /// Ends a sequence and shows nothing.
 const CANCEL: u8 = 0x18;
 /// Output that breaks the emulator so often is made to; then there is an empty screen.
@@ -52,6 +55,15 @@ impl Screen {
 
     pub fn size(&self) -> (u16, u16) {
         (self.cols, self.rows)
+    }
+
+    /// Whether a program wants pasted text to be marked as such.
+    pub fn wants_marked_pastes(&self) -> bool {
+        self.emulator.as_ref().is_some_and(|parser| parser.screen().bracketed_paste())
+    }
+
+    pub fn is_alternate(&self) -> bool {
+        self.emulator.as_ref().is_some_and(|parser| parser.screen().alternate_screen())
     }
 
     pub fn resize(&mut self, cols: u16, rows: u16) {
@@ -109,7 +121,7 @@ impl Screen {
     /// For a viewer that mustn't get these kinds.
     pub fn keyframe(&self, hides: Kinds) -> Keyframe {
         let drawn = self.emulator.as_ref().and_then(|parser| catch_unwind(AssertUnwindSafe(|| keyframe::draw(parser))).ok());
-        let mut ansi = drawn.unwrap_or_else(|| keyframe::CLEARED.to_vec());
+        let mut ansi = drawn.filter(|ansi| ansi.len() <= MAX_KEYFRAME_BYTES).unwrap_or_else(|| keyframe::CLEARED.to_vec());
         let mut offset = self.pending_from;
         if let Some(inside) = self.inside {
             offset = inside.from;

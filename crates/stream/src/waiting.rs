@@ -50,6 +50,8 @@ pub(crate) struct Slot {
     /// The largest step between two acknowledgements.
     pub largest_step: u64,
     pub is_holding: bool,
+    /// Number of the next size it is to be told.
+    pub next_size: u64,
     pub hides: crate::Kinds,
     pub urgency: Urgency,
     waker: Option<Waker>,
@@ -57,13 +59,14 @@ pub(crate) struct Slot {
 }
 
 impl Readers {
-    pub fn attach(&mut self, position: u64) -> usize {
+    pub fn attach(&mut self, position: u64, next_size: u64) -> usize {
         let slot = Slot {
             position,
             acknowledged: position,
             acknowledges: false,
             largest_step: 0,
             is_holding: true,
+            next_size,
             hides: crate::Kinds::NONE,
             urgency: Urgency::default(),
             waker: None,

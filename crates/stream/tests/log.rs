@@ -252,3 +252,22 @@ fn an_idle_log_takes_little_memory_and_a_view_starts_with_nothing_hidden() {
     reader.set_hidden(Kinds::ALL);
     assert!(matches!(reader.read(10), Read::Chunk(c) if &c.bytes[..] == b"$ "));
 }
+
+#[test]
+fn a_new_size_comes_between_the_bytes_before_it_and_those_after() {
+    let log = Log::new(Limits { ring_bytes: 100, writer_waits: false });
+    log.resize(80, 24);
+    log.append(b"wide");
+    log.resize(40, 12);
+    log.append(b"narrow");
+    let mut reader = log.reader(0);
+    assert_eq!(reader.next_size(), None, "the first is told with the attachment");
+    assert!(matches!(reader.read(100), Read::Chunk(c) if &c.bytes[..] == b"wide"));
+    assert!(is_ready(reader.wait()));
+    assert_eq!(reader.next_size().map(|s| (s.offset, s.cols, s.rows)), Some((4, 40, 12)));
+    assert!(matches!(reader.read(100), Read::Chunk(c) if &c.bytes[..] == b"narrow"));
+    assert_eq!((log.size_at(3).unwrap().cols, log.size_at(4).unwrap().cols), (80, 40));
+    assert!(!is_ready(reader.wait()));
+    log.resize(41, 12);
+    assert!(is_ready(reader.wait()) && reader.next_size().is_some() && reader.next_size().is_none());
+}
