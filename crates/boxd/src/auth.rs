@@ -223,6 +223,16 @@ impl OpenStream {
         claims.and_then(|c| self.authority.view().refusal(&c)).unwrap_or_else(revoked)
     }
 
+    /// Whose it is, by the newest token.
+    pub fn claims(&self) -> Option<Arc<Claims>> {
+        self.authority.streams().get(&self.id).map(|s| s.claims.clone())
+    }
+
+    /// A second capability, beside the one that let the request in.
+    pub fn also_needs(&self, needed: Capability) -> Result<(), ApiError> {
+        self.claims().map_or_else(|| Err(revoked()), |claims| require(&claims, needed))
+    }
+
     /// Runs a request's work unless its token is revoked meanwhile.
     pub async fn until_revoked<T>(&self, work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
         tokio::select! {
@@ -294,7 +304,7 @@ macro_rules! needs {
         }
     )*};
 }
-needs! { FsRead FsWrite Exec }
+needs! { FsRead FsWrite Exec Shell ShellObserve }
 
 /// An admitted request.
 pub struct Caller<N> {

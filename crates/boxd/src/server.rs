@@ -38,7 +38,7 @@ pub struct Server {
     pub programs: Arc<dyn Spawn>,
     pub files: FileStore,
     pub execs: exec::Limits,
-    pub shells: shell::Limits,
+    pub shells: shell::Shells,
     pub slots: socket::Slots,
     pub limits: DataplaneLimits,
     pub tasks: TaskTracker,
@@ -63,7 +63,7 @@ pub async fn serve(
         programs,
         files: FileStore::new(files),
         execs: exec::Limits::default(),
-        shells: shell::Limits::new(config.dataplane.shells),
+        shells: shell::Shells::new(&config.dataplane),
         slots: socket::Slots::new(config.dataplane.streams),
         limits: config.dataplane.clone(),
         tasks: TaskTracker::new(),
@@ -111,6 +111,9 @@ fn client_router(server: Arc<Server>) -> Router {
         .route("/v1/archive", get(files::archive::get).put(files::archive::put))
         .route("/v1/shell/ws", get(shell::open))
         .route("/v1/ws", get(shell::open))
+        .route("/v1/shells", get(shell::routes::list).post(shell::routes::create))
+        .route("/v1/shells/{shell}", get(shell::routes::look).delete(shell::routes::end))
+        .route("/v1/shells/{shell}/run", post(shell::routes::run))
         .route(EXECUTE, post(langsmith::execute))
         .route(UPLOAD, post(langsmith::upload))
         .route(DOWNLOAD, get(langsmith::download).head(langsmith::download))

@@ -10,6 +10,7 @@ mod loop_device;
 mod mount;
 mod network;
 mod signals;
+mod terminal;
 mod watch;
 
 pub use clone::{Cloned, clone_process, exit_now, fork};
@@ -19,6 +20,7 @@ pub use loop_device::attach_loop;
 pub use mount::{MountFlags, idmap, set_mount_flags};
 pub use network::raise_loopback;
 pub use signals::{child_events, reset_signals};
+pub use terminal::interrupt_foreground;
 pub use watch::watch;
 
 use std::io;

@@ -17,6 +17,7 @@ pub mod langsmith;
 pub mod sandbox;
 pub mod secret;
 pub mod session;
+pub mod shell;
 pub mod timestamp;
 
 pub use capability::{Capability, CapabilitySet};
