@@ -299,6 +299,7 @@ needs! { FsRead FsWrite Exec }
 /// An admitted request.
 pub struct Caller<N> {
     pub stream: OpenStream,
+    pub claims: Arc<Claims>,
     need: PhantomData<N>,
 }
 
@@ -314,6 +315,6 @@ impl<N: Need> FromRequestParts<Arc<Server>> for Caller<N> {
         if let Some(record) = record {
             record.came_from(claims.clone());
         }
-        Ok(Self { stream: server.authority.open(claims), need: PhantomData })
+        Ok(Self { stream: server.authority.open(claims.clone()), claims, need: PhantomData })
     }
 }

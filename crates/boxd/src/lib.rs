@@ -10,6 +10,7 @@ pub mod files;
 mod langsmith;
 mod listen;
 pub mod log;
+pub mod processes;
 pub mod programs;
 pub mod server;
 pub mod shell;

@@ -91,8 +91,7 @@ fn serve(link: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
     getrandom::fill(&mut word).map_err(io::Error::other)?;
     let [a, b] = [0, 8].map(|at| u64::from_ne_bytes(std::array::from_fn(|i| word[at + i])));
     seccomp::confine_limits(Word([a, b])).map_err(io::Error::other)?;
-    let mut init =
-        Init { link, null, workload: &config.workload, running: HashMap::new(), pads: Vec::new(), word: Word([a, b]) };
+    let mut init = Init { link, null, workload: &config.workload, running: HashMap::new(), pads: Vec::new(), word: Word([a, b]) };
     let mut has_processes = false;
     send(&init.link, &Report::Ready, &[])?;
     loop {
@@ -187,7 +186,14 @@ impl Init<'_> {
         self.running.iter().find(|(_, running)| running.seq == seq).map(|(pid, _)| *pid)
     }
 
-    fn spawn(&mut self, seq: u64, is_terminal: bool, (has_stdin, has_outcome): (bool, bool), tail: &[u8], fds: Vec<OwnedFd>) -> io::Result<i32> {
+    fn spawn(
+        &mut self,
+        seq: u64,
+        is_terminal: bool,
+        (has_stdin, has_outcome): (bool, bool),
+        tail: &[u8],
+        fds: Vec<OwnedFd>,
+    ) -> io::Result<i32> {
         let missing = || io::Error::from_raw_os_error(libc::EINVAL);
         let mut fds = fds.into_iter();
         let stdin = if has_stdin { Some(fds.next().ok_or_else(missing)?) } else { None };

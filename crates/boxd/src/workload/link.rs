@@ -44,12 +44,27 @@ pub enum Report {
     /// Init takes orders.
     Ready,
     /// Setting up failed.
-    Failed { what: String },
-    Spawned { seq: u64, pid: i32 },
+    Failed {
+        what: String,
+    },
+    Spawned {
+        seq: u64,
+        pid: i32,
+    },
     /// There is no such program: where and why starting it failed.
-    NotStarted { seq: u64, step: u8, errno: i32 },
-    TreeKilled { seq: u64 },
-    Exited { seq: u64, code: i32, signal: Option<i32> },
+    NotStarted {
+        seq: u64,
+        step: u8,
+        errno: i32,
+    },
+    TreeKilled {
+        seq: u64,
+    },
+    Exited {
+        seq: u64,
+        code: i32,
+        signal: Option<i32>,
+    },
 }
 
 pub fn send<T: Serialize>(socket: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]) -> io::Result<()> {

@@ -380,7 +380,8 @@ impl Ends {
             Stdio::Pipes { stdin } => {
                 let (out_read, out_write) = pipe_with(PipeFlags::CLOEXEC)?;
                 let (err_read, err_write) = pipe_with(PipeFlags::CLOEXEC)?;
-                let (in_read, in_write) = if stdin { pipe_with(PipeFlags::CLOEXEC).map(|(r, w)| (Some(r), Some(w)))? } else { (None, None) };
+                let (in_read, in_write) =
+                    if stdin { pipe_with(PipeFlags::CLOEXEC).map(|(r, w)| (Some(r), Some(w)))? } else { (None, None) };
                 for ours in [Some(&out_read), Some(&err_read), in_write.as_ref()].into_iter().flatten() {
                     rustix::io::ioctl_fionbio(ours, true)?;
                 }
