@@ -12,6 +12,7 @@ pub mod fs;
 mod langsmith;
 mod listen;
 pub mod log;
+pub mod processes;
 pub mod programs;
 pub mod server;
 pub mod shell;

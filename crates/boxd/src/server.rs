@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use anyhow::Context;
 use axum::{
     Json, Router, middleware,
-    routing::{get, post, put},
+    routing::{delete, get, post, put},
 };
 use cobox_protocol::{
     control::{BoxdConfig, DataplaneLimits},
@@ -22,6 +22,7 @@ use crate::{
     files::{self, FileStore},
     fs, langsmith,
     listen::accept_loop,
+    processes,
     programs::Spawn,
     shell, socket,
 };
@@ -37,7 +38,8 @@ pub struct Server {
     pub audit: AuditTrail,
     pub programs: Arc<dyn Spawn>,
     pub files: FileStore,
-    pub execs: exec::Limits,
+    pub commands: exec::Commands,
+    pub processes: processes::Table,
     pub shells: shell::Shells,
     pub slots: socket::Slots,
     pub limits: DataplaneLimits,
@@ -62,7 +64,8 @@ pub async fn serve(
         audit: AuditTrail::default(),
         programs,
         files: FileStore::new(files),
-        execs: exec::Limits::default(),
+        commands: exec::Commands::new(&config.dataplane),
+        processes: processes::Table::default(),
         shells: shell::Shells::new(&config.dataplane),
         slots: socket::Slots::new(config.dataplane.streams),
         limits: config.dataplane.clone(),
@@ -94,6 +97,10 @@ fn client_router(server: Arc<Server>) -> Router {
     Router::new()
         .route("/healthz", get(async || Json(serde_json::json!({ "status": "ok" }))))
         .route("/v1/exec", post(exec::run))
+        .route("/v1/exec/ws", get(exec::open))
+        .route("/v1/processes", get(processes::list))
+        .route("/v1/processes/{id}", delete(processes::cancel))
+        .route("/v1/processes/{id}/signal", post(processes::signal))
         .route("/v1/files", file())
         .route("/v1/files/", file())
         .route("/v1/files/upload", file().post(files::many::upload))

@@ -14,6 +14,7 @@ pub mod id;
 pub mod json;
 pub mod key;
 pub mod langsmith;
+pub mod process;
 pub mod sandbox;
 pub mod secret;
 pub mod session;

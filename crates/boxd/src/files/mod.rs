@@ -13,7 +13,7 @@ mod root;
 pub mod workers;
 pub(crate) mod write;
 
-use std::sync::Arc;
+use std::{os::fd::OwnedFd, sync::Arc};
 
 use axum::{
     Extension, Json,
@@ -28,7 +28,7 @@ use cobox_protocol::{
 use cobox_token::Claims;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use rustix::{
-    fs::{AtFlags, FileType},
+    fs::{AtFlags, FileType, Mode, OFlags},
     io::Errno,
 };
 
@@ -84,8 +84,31 @@ impl FileStore {
         Author::new(self.changes.clone(), claims)
     }
 
+    /// A file without a name for boxd's own use, on the file system of that directory and charged to the workload's user.
+    pub async fn unnamed(&self, directory: &str) -> Result<OwnedFd, ApiError> {
+        let path = directory.as_bytes().to_vec();
+        let made = self.workers.run(move |root| unnamed(root, &path)).await?;
+        made.map_err(|e| ApiError::new(cobox_protocol::ErrorCode::Internal, format!("making a file without a name in the sandbox: {e}")))
+    }
+
     pub async fn is_file(&self, path: &'static str) -> Result<bool, ApiError> {
         self.workers.run(move |root| root.stat(path.as_bytes()).is_ok_and(|s| kind(&s) == FileType::RegularFile)).await
+    }
+}
+
+fn unnamed(root: &Root, path: &[u8]) -> Result<OwnedFd, Errno> {
+    let directory = root.directory(path)?;
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    match rustix::fs::openat(&directory, ".", flags | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR) {
+        // A file system that can't do without: the name is gone before anybody has read the directory.
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => {
+            let name = write::temp_name()?;
+            let created = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+            let file = rustix::fs::openat(&directory, name.as_str(), created, Mode::empty())?;
+            rustix::fs::unlinkat(&directory, name.as_str(), AtFlags::empty())?;
+            Ok(file)
+        }
+        other => other,
     }
 }
 
