@@ -2,19 +2,23 @@
 
 #![forbid(unsafe_code)]
 
+pub mod audit;
 pub mod capability;
 pub mod control;
 pub mod error;
 pub mod exec;
 pub mod files;
 pub mod frame;
+pub mod fs;
 pub mod id;
 pub mod json;
 pub mod key;
 pub mod langsmith;
+pub mod process;
 pub mod sandbox;
 pub mod secret;
 pub mod session;
+pub mod shell;
 pub mod timestamp;
 
 pub use capability::{Capability, CapabilitySet};

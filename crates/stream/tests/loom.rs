@@ -1,0 +1,98 @@
+//! Every order in which a writer and a reader can meet: no wake-up is lost, also when a wait was given up before.
+#![cfg(loom)]
+
+use std::{
+    pin::pin,
+    task::{Context, Waker},
+};
+
+use cobox_stream::{Limits, Log, Read, Reader};
+use loom::{future::block_on, thread};
+
+/// Three forced switches between threads in one run: lost wake-ups need one or two, and every further one multiplies the runs.
+const MAX_PREEMPTIONS: usize = 3;
+
+fn model(run: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(MAX_PREEMPTIONS);
+    builder.check(run);
+}
+
+fn log(ring_bytes: usize) -> Log {
+    Log::new(Limits { ring_bytes, writer_waits: true })
+}
+
+/// Reads to the end, waiting in between.
+fn read_all(mut reader: Reader) -> Vec<u8> {
+    let mut all = Vec::new();
+    loop {
+        match reader.read(64) {
+            Read::Chunk(chunk) => all.extend_from_slice(&chunk.bytes),
+            Read::Pending => block_on(reader.wait()),
+            Read::End => return all,
+            Read::Gap { .. } => panic!("nothing was let go"),
+        }
+    }
+}
+
+#[test]
+fn a_reader_gets_everything_and_the_end() {
+    model(|| {
+        let log = log(64);
+        let reader = log.reader(0);
+        let reading = thread::spawn(move || read_all(reader));
+        log.append(b"a");
+        log.append(b"b");
+        log.finish();
+        assert_eq!(reading.join().unwrap(), b"ab");
+    });
+}
+
+#[test]
+fn a_wait_given_up_takes_nobody_elses_wake_up() {
+    model(|| {
+        let log = log(64);
+        let mut given_up = log.reader(0);
+        let reader = log.reader(0);
+        let reading = thread::spawn(move || read_all(reader));
+        let giving_up = thread::spawn(move || {
+            let mut wait = pin!(given_up.wait());
+            let _ = wait.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        });
+        log.append(b"a");
+        log.finish();
+        assert_eq!(reading.join().unwrap(), b"a");
+        giving_up.join().unwrap();
+    });
+}
+
+#[test]
+fn a_writer_that_waits_for_room_goes_on_when_the_reader_has_read() {
+    model(|| {
+        let log = log(2);
+        let reader = log.reader(0);
+        let reading = thread::spawn(move || read_all(reader));
+        let mut rest: &[u8] = b"abcd";
+        while !rest.is_empty() {
+            rest = &rest[log.append(rest)..];
+            if !rest.is_empty() {
+                block_on(log.room());
+            }
+        }
+        log.finish();
+        assert_eq!(reading.join().unwrap(), b"abcd");
+    });
+}
+
+#[test]
+fn a_writer_that_waits_goes_on_when_the_reader_leaves() {
+    model(|| {
+        let log = log(2);
+        let reader = log.reader(0);
+        log.append(b"ab");
+        let leaving = thread::spawn(move || drop(reader));
+        block_on(log.room());
+        assert_eq!(log.append(b"cd"), 2);
+        leaving.join().unwrap();
+    });
+}

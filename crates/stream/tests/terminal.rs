@@ -1,0 +1,292 @@
+//! Screens and filtered views, each against the plain way to get the same: all bytes into one emulator, or one filter over the whole.
+#![cfg(not(loom))]
+
+use cobox_stream::{Found, Keyframe, Kinds, Limits, Log, Read, Scanner, Screen};
+use proptest::prelude::*;
+
+const COLS: u16 = 12;
+const ROWS: u16 = 5;
+
+fn piece() -> impl Strategy<Value = Vec<u8>> {
+    let csi = "\x1b\\[[0-9]{0,2}(;[0-9]{1,2})?[ABCDEFGHJKLMPSTXdm@]";
+    let bytes = |s: &'static str| Just(s.as_bytes().to_vec());
+    prop_oneof![
+        8 => "[ -~]{0,20}".prop_map(String::into_bytes),
+        3 => "[äß€漢字🙂e\u{301}]{1,6}".prop_map(String::into_bytes),
+        4 => bytes("\r\n"),
+        2 => "[\r\n\t\x08]".prop_map(String::into_bytes),
+        6 => csi.prop_map(String::into_bytes),
+        1 => "\x1b\\[[1-5];[1-5]r".prop_map(String::into_bytes),
+        1 => "\x1b\\[\\?(1|9|25|47|1000|1002|1003|1005|1006|1049|2004)[hl]".prop_map(String::into_bytes),
+        1 => "\x1b[78=>Mc]".prop_map(String::into_bytes),
+        1 => "\x1b\\](0|2|52|4|10|133|8);[a-z?;]{0,12}(\x07|\x1b\\\\)".prop_map(String::into_bytes),
+        1 => "\x1bP[0-9]{0,2}[$+]?[qtm][a-z;]{0,8}\x1b\\\\".prop_map(String::into_bytes),
+        1 => "\x1b\\[(6|5|c|>c|\\?6|14t|18t|\\?u)n?".prop_map(String::into_bytes),
+        1 => prop::collection::vec(any::<u8>().prop_filter("no 8-bit controls in this test", |b| !(0x80..0xa0).contains(b) && ![0xc2, 0x1b].contains(b)), 0..3),
+    ]
+}
+
+fn output() -> impl Strategy<Value = Vec<u8>> {
+    prop::collection::vec(piece(), 0..60).prop_map(|pieces| pieces.concat())
+}
+
+fn chunks<'a>(bytes: &'a [u8], sizes: &'a [usize]) -> impl Iterator<Item = &'a [u8]> {
+    let mut rest = bytes;
+    let mut sizes = sizes.iter().cycle();
+    std::iter::from_fn(move || {
+        let size = (*sizes.next()?).clamp(1, rest.len().max(1)).min(rest.len());
+        let (now, later) = rest.split_at(size);
+        rest = later;
+        (!now.is_empty()).then_some(now)
+    })
+}
+
+fn shown(bytes: &[&[u8]]) -> vt100::Parser {
+    let mut parser = vt100::Parser::new(ROWS, COLS, 0);
+    bytes.iter().for_each(|b| parser.process(b));
+    parser
+}
+
+fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn assert_same(a: &vt100::Parser, b: &vt100::Parser) -> Result<(), TestCaseError> {
+    let (a, b) = (a.screen(), b.screen());
+    prop_assert_eq!(a.contents(), b.contents());
+    prop_assert_eq!(a.cursor_position(), b.cursor_position());
+    prop_assert_eq!(text(a.attributes_formatted()), text(b.attributes_formatted()));
+    prop_assert_eq!(text(a.contents_formatted()), text(b.contents_formatted()));
+    prop_assert_eq!(a.input_mode_formatted(), b.input_mode_formatted());
+    prop_assert_eq!(a.alternate_screen(), b.alternate_screen());
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+    #[test]
+    fn a_keyframe_and_what_follows_it_show_what_everything_shows(
+        before in output(), after in output(), sizes in prop::collection::vec(1usize..40, 1..8)
+    ) {
+        let (mut scanner, mut screen) = (Scanner::default(), Screen::new(COLS, ROWS));
+        for chunk in chunks(&before, &sizes) {
+            let found = scanner.scan(chunk);
+            screen.feed(chunk, &found);
+        }
+        let Keyframe { offset, ansi, .. } = screen.keyframe(Kinds::NONE);
+        prop_assert!(offset as usize <= before.len());
+        let rest = &before[offset as usize..];
+        // Reached by moving up or down from a full row: comes out one column to the left.
+        let hangs = |parser: &vt100::Parser| {
+            let (row, col) = parser.screen().cursor_position();
+            col >= COLS && !parser.screen().cell(row, COLS - 1).is_some_and(|c| c.has_contents() || c.is_wide_continuation())
+        };
+        let whole = &before[..offset as usize];
+        for probe in [b"".as_slice(), b"\x1b8", b"\x1b[?47l", b"\x1b[?47l\x1b8"] {
+            prop_assume!(!hangs(&shown(&[whole, probe])));
+        }
+        // Now, and after whatever comes next: regions, saved cursors and the other screen only show then.
+        assert_same(&shown(&[&ansi, rest]), &shown(&[&before]))?;
+        assert_same(&shown(&[&ansi, rest, &after]), &shown(&[&before, &after]))?;
+    }
+
+    #[test]
+    fn a_filtered_view_cut_anywhere_is_the_filtered_whole(
+        bytes in prop::collection::vec(prop_oneof![4 => piece(), 1 => prop::collection::vec(any::<u8>(), 0..6)], 0..40),
+        sizes in prop::collection::vec(1usize..20, 1..8), reads in prop::collection::vec(1usize..20, 1..8), hides in 0u8..16
+    ) {
+        let bytes = bytes.concat();
+        let hides = [Kinds::QUERY, Kinds::CLIPBOARD, Kinds::TITLE, Kinds::MARK]
+            .into_iter().enumerate().filter(|(i, _)| hides >> i & 1 == 1).fold(Kinds::NONE, |all, (_, kind)| all.with(kind));
+        let in_one = filtered(&bytes, &[bytes.len().max(1)], &[usize::MAX], hides);
+        prop_assert_eq!(in_one.len(), bytes.len());
+        let in_pieces = filtered(&bytes, &sizes, &reads, hides);
+        prop_assert_eq!(&in_pieces, &in_one);
+        // Hidden or as it was, nothing else.
+        for (a, b) in in_one.iter().zip(&bytes) {
+            prop_assert!(a == b || *a == 0);
+        }
+    }
+
+    #[test]
+    fn whatever_is_printed_the_screen_goes_on(bytes in prop::collection::vec(any::<u8>(), 0..2000), cols in 1u16..20, rows in 1u16..6) {
+        let (mut scanner, mut screen) = (Scanner::default(), Screen::new(cols, rows));
+        for chunk in bytes.chunks(97) {
+            let found = scanner.scan(chunk);
+            screen.feed(chunk, &found);
+            screen.resize(rows, cols);
+            prop_assert!(screen.keyframe(Kinds::ALL).ansi.len() < 100_000);
+        }
+    }
+}
+
+fn filtered(bytes: &[u8], sizes: &[usize], reads: &[usize], hides: Kinds) -> Vec<u8> {
+    let log = Log::new(Limits { ring_bytes: 1 << 20, writer_waits: false });
+    let mut scanner = Scanner::default();
+    let mut reader = log.reader(0);
+    reader.set_hidden(hides);
+    let mut out = Vec::new();
+    let mut reads = reads.iter().cycle();
+    for chunk in chunks(bytes, sizes) {
+        log.append_found(chunk, &scanner.scan(chunk));
+        if let Some(max) = reads.next()
+            && let Read::Chunk(chunk) = reader.read(*max)
+        {
+            assert_eq!(chunk.offset, out.len() as u64);
+            out.extend_from_slice(&chunk.bytes);
+        }
+    }
+    log.finish();
+    while let Read::Chunk(chunk) = reader.read(64) {
+        out.extend_from_slice(&chunk.bytes);
+    }
+    out
+}
+
+fn kinds_of(sequence: &[u8]) -> Kinds {
+    let found = Scanner::default().scan(&[b"a", sequence, b"z"].concat());
+    let Found { spans, undecided, .. } = found;
+    assert_eq!(undecided, None, "{:?}", String::from_utf8_lossy(sequence));
+    match spans.as_slice() {
+        [] => Kinds::NONE,
+        all => {
+            assert_eq!((all[0].from, all[all.len() - 1].to), (1, 1 + sequence.len() as u64), "{:?}", String::from_utf8_lossy(sequence));
+            all.iter().fold(Kinds::NONE, |kinds, span| kinds.with(span.kinds))
+        }
+    }
+}
+
+#[test]
+fn sequences_are_known_for_what_they_are() {
+    for query in [
+        "\x05",
+        "\x1b[c",
+        "\x1b[0c",
+        "\x1b[>c",
+        "\x1b[=c",
+        "\x1b[5n",
+        "\x1b[6n",
+        "\x1b[?6n",
+        "\x1b[?996n",
+        "\x1b[?2026$p",
+        "\x1b[4$p",
+        "\x1b[>q",
+        "\x1b[>0q",
+        "\x1b[?u",
+        "\x1b]10;?\x07",
+        "\x1b]11;?\x1b\\",
+        "\x1b]12;?\x07",
+        "\x1b]4;1;?\x07",
+        "\x1b]4;1;red;2;?\x07",
+        "\x1bP$qm\x1b\\",
+        "\x1bP+q544e\x1b\\",
+        "\x1b[14t",
+        "\x1b[16t",
+        "\x1b[18t",
+        "\x1b[19t",
+        "\x1b[21t",
+        "\x1bZ",
+        "\x1b[x",
+        "\x1b_Gi=1,a=q;AAAA\x1b\\",
+        "\u{9b}6n",
+        "\u{9d}11;?\u{9c}",
+        "\x1b[\r6n",
+        "\x1b]011;?\x07",
+        "\x1b[?1$p",
+        "\x1b[?4m",
+    ] {
+        assert_eq!(kinds_of(query.as_bytes()), Kinds::QUERY, "{query:?}");
+    }
+    for clipboard in [
+        "\x1b]52;c;aGk=\x07",
+        "\x1b]52;c;?\x1b\\",
+        "\x1b]052;c;x\x07",
+        "\x1b]5\n2;c;x\x07",
+        "\x1bPtmux;\x1b\\",
+        "\u{9d}52;c;x\u{9c}",
+        "\x1bP0;1|17/41\x1b\\",
+        "\x1b]1337;Copy=:x\x07",
+        "\x1b]52;c;x\x18",
+    ] {
+        assert_eq!(kinds_of(clipboard.as_bytes()), Kinds::CLIPBOARD, "{clipboard:?}");
+    }
+    for title in
+        ["\x1b]0;t\x07", "\x1b]1;t\x07", "\x1b]2;tä\x1b\\", "\x1bkname\x1b\\", "\x1b[22;0t", "\x1b[23t", "\x1b]lname\x07", "\x1b[8;50;100t"]
+    {
+        assert_eq!(kinds_of(title.as_bytes()), Kinds::TITLE, "{title:?}");
+    }
+    for plain in [
+        "text ä€",
+        "\x1b[1;31m",
+        "\x1b[2J",
+        "\x1b[?1049h",
+        "\x1b[>4;2m",
+        "\x1b]8;;http://x\x07",
+        "\x1b]133;A\x07",
+        "\x1b]11;#fff\x07",
+        "\x1b]104\x07",
+        "\x1bPq#0~~\x1b\\",
+        "\x1b(B",
+        "\x1b7",
+        "\x1b[4 q",
+        "\x1b[!p",
+        "\x1b[>4n",
+    ] {
+        assert_eq!(kinds_of(plain.as_bytes()), Kinds::NONE, "{plain:?}");
+    }
+    let found = Scanner::default().scan(b"ab\x1b]7717;nonce;A\x07$ ");
+    assert_eq!((found.marks[0].from, found.marks[0].to, &found.marks[0].payload[..]), (2, 17, b"nonce;A".as_slice()));
+}
+
+#[test]
+fn a_clipboard_write_of_any_length_is_hidden_as_it_streams() {
+    let log = Log::new(Limits { ring_bytes: 4096, writer_waits: false });
+    let mut scanner = Scanner::default();
+    let mut reader = log.reader(0);
+    reader.set_hidden(Kinds::CLIPBOARD);
+    let mut seen = 0u64;
+    for chunk in [b"\x1b]52;c;".to_vec()].into_iter().chain((0..1000).map(|_| vec![b'A'; 100])) {
+        log.append_found(&chunk, &scanner.scan(&chunk));
+        match reader.read(1000) {
+            Read::Chunk(got) => {
+                assert!(got.bytes.iter().all(|b| *b == 0));
+                seen += got.bytes.len() as u64;
+            }
+            other => panic!("{other:?}: nothing is held back"),
+        }
+    }
+    assert_eq!(seen, log.head());
+    log.append_found(b"\x07visible", &scanner.scan(b"\x07visible"));
+    assert!(matches!(reader.read(100), Read::Chunk(c) if &c.bytes[..] == b"\0visible"));
+}
+
+#[test]
+fn inside_a_string_longer_than_the_ring_a_keyframe_still_says_where_text_begins() {
+    let (mut scanner, mut screen) = (Scanner::default(), Screen::new(COLS, ROWS));
+    let mut say = |bytes: &[u8]| {
+        let found = scanner.scan(bytes);
+        screen.feed(bytes, &found);
+        (screen.keyframe(Kinds::NONE), screen.keyframe(Kinds::CLIPBOARD))
+    };
+    say(b"hello");
+    say(b"\x1b]52;c;");
+    let (sees, does_not) = say(&vec![b'A'; 100_000]);
+    assert_eq!(sees.offset, 100_012);
+    // The one gets the rest of the string and its end, the other NULs.
+    assert_eq!(shown(&[&sees.ansi, b"AAA\x07", b" world"]).screen().contents(), "hello world");
+    assert_eq!(shown(&[&does_not.ansi, b"\0\0\0\0", b" world"]).screen().contents(), "hello world");
+    let (end, _) = say(b"AAA\x07 world");
+    assert_eq!(shown(&[&end.ansi]).screen().contents(), "hello world");
+}
+
+#[test]
+fn a_keyframe_in_an_editor_brings_back_what_was_below_it() {
+    let (mut scanner, mut screen) = (Scanner::default(), Screen::new(COLS, ROWS));
+    let bytes = b"$ vi\r\n\x1b[?1049h\x1b[?1h\x1b[2;4r\x1b[Htext";
+    screen.feed(bytes, &scanner.scan(bytes));
+    let keyframe = screen.keyframe(Kinds::NONE);
+    let viewer = shown(&[&keyframe.ansi]);
+    assert!(viewer.screen().alternate_screen() && viewer.screen().application_cursor());
+    assert_eq!(viewer.screen().contents(), "text");
+    assert_eq!(shown(&[&keyframe.ansi, b"\x1b[?1049l"]).screen().contents(), "$ vi");
+}
