@@ -2,10 +2,12 @@
 
 mod access;
 mod command_line;
+mod cuts;
 mod faults;
 mod isolation;
 mod lifecycle;
 mod load;
 mod roots;
 mod sharing;
+mod terminals;
 mod tokens;
