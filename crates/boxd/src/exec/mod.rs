@@ -23,7 +23,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
 };
 
-pub(crate) use self::plan::{directory, environment, text};
+pub(crate) use self::plan::{Variable, directory, environment, text};
 use self::{output::Capture, plan::Plan};
 use crate::{
     answer::Failure,

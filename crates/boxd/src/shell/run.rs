@@ -43,11 +43,11 @@ pub async fn run(shell: &Arc<Shell>, request: ShellRun, most_output: u64) -> Res
     let mut watched = Watched { prompt: shell.prompt.subscribe(), before, dialect, output: Output { limit, ..Output::default() } };
     shell.type_in(&keys);
 
-    let is_done = timeout(patience, watched.to_the_end(&mut reader)).await.is_ok();
+    let is_done = timeout(patience, watched.follow(&mut reader)).await.is_ok();
     if !is_done {
         shell.terminal.signal(libc::SIGINT);
         // It may ignore that; then it goes on, and the shell is busy.
-        let _ = timeout(INTERRUPT_GRACE, watched.to_the_end(&mut reader)).await;
+        let _ = timeout(INTERRUPT_GRACE, watched.follow(&mut reader)).await;
     }
     let end = watched.end();
     let Output { bytes, from, seen, .. } = watched.output;
@@ -123,7 +123,7 @@ struct Watched {
 
 impl Watched {
     /// Resolves when the prompt is back and everything before it was read, or the shell has ended. May be dropped and called again.
-    async fn to_the_end(&mut self, reader: &mut Reader) {
+    async fn follow(&mut self, reader: &mut Reader) {
         loop {
             let now = self.prompt.borrow_and_update().clone();
             if now.begun > self.before.begun {

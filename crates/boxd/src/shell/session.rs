@@ -76,6 +76,10 @@ async fn wait_for_start(peer: &mut Peer<'_, ShellStart>) -> Result<(ShellStart, 
 async fn find(peer: &Peer<'_, ShellStart>, start: &ShellStart, is_observer: bool) -> Result<(Arc<Shell>, bool), ApiError> {
     let name = start.shell.clone().unwrap_or_else(|| DEFAULT_SHELL_NAME.to_owned());
     let shells = &peer.server.shells;
+    // Somebody in the middle of one that has ended meanwhile gets the rest of it, not another one of that name.
+    if let Some(shell) = start.epoch.as_deref().and_then(|epoch| shells.find_ended(epoch)) {
+        return Ok((shell, false));
+    }
     if let Ok(shell) = shells.find(&name) {
         return Ok((shell, false));
     }
