@@ -10,7 +10,11 @@ use crate::workload::{Command, Exit, Process, Workloads};
 
 /// What can start a program.
 pub trait Spawn: Send + Sync + 'static {
+    /// Starts a program and waits until it runs, or says why it can't.
     fn spawn(&self, command: Command) -> BoxFuture<'_, io::Result<Started>>;
+    /// Starts a program without waiting for it: one that can't run ends at once, and [`Program::start_failure`] says why.
+    /// Dropped before it is done, it has started nothing.
+    fn launch(&self, command: Command) -> BoxFuture<'_, io::Result<Started>>;
     /// Forbids every program to make files larger, or allows it again.
     fn stop_writers(&self, stop: bool) -> BoxFuture<'_, io::Result<()>>;
     /// The folder a program starts in unless told otherwise.
@@ -41,23 +45,25 @@ pub struct Started {
 pub trait Program: Send + Sync + 'static {
     /// Resolves when the program itself has ended; may be called again.
     fn wait(&self) -> BoxFuture<'_, Exit>;
+    /// The program's number in the sandbox; `None` if it never got one.
+    fn pid(&self) -> BoxFuture<'_, Option<i32>>;
+    /// Why a launched program, which has ended, never ran.
+    fn start_failure(&self) -> Option<io::Error>;
+    /// Signals the program's process group.
     fn signal(&self, signal: i32);
-    /// Ends the program and everything it started, at once.
+    /// Signals the program and everything it started.
+    fn signal_tree(&self, signal: i32);
+    /// Ends the program and everything it started, daemons too, at once; also what it left behind when it ended by itself.
     fn kill_tree(&self) -> BoxFuture<'_, ()>;
 }
 
 impl Spawn for Workloads {
     fn spawn(&self, command: Command) -> BoxFuture<'_, io::Result<Started>> {
-        Box::pin(async move {
-            let mut process = Workloads::spawn(self, command).await?;
-            Ok(Started {
-                stdin: process.stdin.take(),
-                stdout: process.stdout.take(),
-                stderr: process.stderr.take(),
-                pty: process.pty.take(),
-                program: Arc::new(process),
-            })
-        })
+        Box::pin(async move { Ok(Workloads::spawn(self, command).await?.into()) })
+    }
+
+    fn launch(&self, command: Command) -> BoxFuture<'_, io::Result<Started>> {
+        Box::pin(async move { Ok(Workloads::launch(self, command).await?.into()) })
     }
 
     fn stop_writers(&self, stop: bool) -> BoxFuture<'_, io::Result<()>> {
@@ -69,7 +75,28 @@ impl Spawn for Workloads {
     }
 }
 
+impl From<Process> for Started {
+    fn from(mut process: Process) -> Self {
+        Self {
+            stdin: process.stdin.take(),
+            stdout: process.stdout.take(),
+            stderr: process.stderr.take(),
+            pty: process.pty.take(),
+            program: Arc::new(process),
+        }
+    }
+}
+
 impl Program for Process {
+    fn pid(&self) -> BoxFuture<'_, Option<i32>> {
+        Box::pin(Process::pid(self))
+    }
+    fn start_failure(&self) -> Option<io::Error> {
+        Process::start_failure(self)
+    }
+    fn signal_tree(&self, signal: i32) {
+        Process::signal_tree(self, signal);
+    }
     fn wait(&self) -> BoxFuture<'_, Exit> {
         Box::pin(Process::wait(self))
     }

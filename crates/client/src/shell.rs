@@ -167,6 +167,11 @@ impl ShellOutput {
                 Ok(bytes) => Ok(ShellEvent::Output(bytes)),
                 Err(cause) => Err(self.ended(&cause)),
             },
+            // A whole screen: what was there before this connection, or went by too fast for it.
+            ServerFrame::Keyframe { data_b64, .. } => match frame_bytes(None, Some(&data_b64)) {
+                Ok(bytes) => Ok(ShellEvent::Output(bytes)),
+                Err(cause) => Err(self.ended(&cause)),
+            },
             ServerFrame::Exit { exit_code, signal, .. } => {
                 self.has_exited = true;
                 Ok(ShellEvent::Exit { exit_code, signal })

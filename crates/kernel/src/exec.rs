@@ -21,6 +21,10 @@ impl Image {
         let pointers = |list: &[CString]| list.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect();
         Self { argv_pointers: pointers(&argv), env_pointers: pointers(&env), _argv: argv, _env: env }
     }
+
+    pub(crate) fn pointers(&self) -> (*const *const libc::c_char, *const *const libc::c_char) {
+        (self.argv_pointers.as_ptr(), self.env_pointers.as_ptr())
+    }
 }
 
 /// Runs the program behind a descriptor. Returns only when that failed.

@@ -6,9 +6,13 @@
 mod clone;
 mod exec;
 mod identity;
+mod launch;
+mod limit;
 mod loop_device;
+mod mark;
 mod mount;
 mod network;
+mod raw;
 mod signals;
 mod terminal;
 mod watch;
@@ -16,10 +20,13 @@ mod watch;
 pub use clone::{Cloned, clone_process, exit_now, fork};
 pub use exec::{Image, adopt, close_from, exec_fd, exec_path, keep_only};
 pub use identity::{drop_all_capabilities, drop_bounding_set, keep_capabilities, set_fs_ids};
+pub use launch::{Launch, Pad, Step};
+pub use limit::{Word, set_soft_limit};
 pub use loop_device::attach_loop;
+pub use mark::mark_of;
 pub use mount::{MountFlags, idmap, set_mount_flags};
 pub use network::raise_loopback;
-pub use signals::{child_events, reset_signals};
+pub use signals::{block_signals, child_events};
 pub use terminal::interrupt_foreground;
 pub use watch::watch;
 

@@ -20,13 +20,14 @@ pub fn child_events() -> io::Result<OwnedFd> {
     }
 }
 
-/// Gives the next program the signals it expects: none blocked, SIGPIPE deadly (Rust's runtime ignores it).
-pub fn reset_signals() {
-    // SAFETY: an empty set and the default action are valid; failure is impossible for these numbers.
+/// Blocks every signal that can be, here and in what is started from here, until that unblocks them; SIGPIPE gets its default action
+/// back, which Rust's runtime takes away.
+pub fn block_signals() {
+    // SAFETY: a full set and the default action are valid; failure is impossible for these numbers.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut set);
-        libc::sigprocmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut());
+        libc::sigfillset(&raw mut set);
+        libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
         libc::signal(libc::SIGPIPE, libc::SIG_DFL);
     }
 }

@@ -5,8 +5,6 @@ use std::collections::BTreeMap;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::{Deserialize, Serialize};
 
-use crate::CommandId;
-
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ExecRequest {
     /// Run by a shell.
@@ -29,6 +27,14 @@ pub struct ExecRequest {
     pub timeout_seconds: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_output_bytes: Option<u64>,
+    /// Chosen by the client, so that asking again joins the command instead of running it twice. Alone it only joins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command_id: Option<String>,
+    /// Of an event stream, the first bytes wanted: where an earlier one broke off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdout_from: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stderr_from: Option<u64>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -47,7 +53,7 @@ pub struct ExecResponse {
     pub timed_out: bool,
     pub truncated: bool,
     pub duration_ms: u64,
-    pub command_id: CommandId,
+    pub command_id: String,
 }
 
 /// Bytes as the text a JSON answer shows, and in base64 too when the text would lose something.

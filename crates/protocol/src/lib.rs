@@ -2,16 +2,19 @@
 
 #![forbid(unsafe_code)]
 
+pub mod audit;
 pub mod capability;
 pub mod control;
 pub mod error;
 pub mod exec;
 pub mod files;
 pub mod frame;
+pub mod fs;
 pub mod id;
 pub mod json;
 pub mod key;
 pub mod langsmith;
+pub mod process;
 pub mod sandbox;
 pub mod secret;
 pub mod session;

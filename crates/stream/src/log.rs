@@ -101,6 +101,19 @@ impl Log {
         Room(self)
     }
 
+    /// Whether taking this many more bytes moves some to the spool, which may take as long as a disk does.
+    pub fn would_spool(&self, more: usize) -> bool {
+        let state = self.lock();
+        state.spool.as_ref().is_some_and(|spooled| spooled.failed.is_none())
+            && state.limits.ring_bytes - state.ring.len() < more
+            && state.evictable() > 0
+    }
+
+    /// Bytes in memory.
+    pub fn memory(&self) -> usize {
+        self.lock().ring.capacity()
+    }
+
     /// Nothing more comes. Readers get what there is, then the end.
     pub fn finish(&self) {
         let mut state = self.lock();
@@ -310,6 +323,10 @@ impl State {
         into.extend_from_slice(of_a);
         into.extend_from_slice(of_b);
         true
+    }
+
+    pub fn is_spooled(&self, offset: u64) -> bool {
+        offset < self.ring_from && offset >= self.base()
     }
 
     /// How far one read reaches: a spool and a ring are not mixed in it.

@@ -107,6 +107,13 @@ impl Reader {
         Wait(self)
     }
 
+    /// Whether the next read is from the spool, and may take as long as a disk does.
+    pub fn is_behind_the_ring(&self) -> bool {
+        let mut state = self.log.lock();
+        let position = state.readers.slot(self.id).position;
+        state.is_spooled(position)
+    }
+
     pub fn position(&self) -> u64 {
         self.log.lock().readers.slot(self.id).position
     }

@@ -4,6 +4,7 @@ use crate::descriptor::Descriptor;
 
 /// As much as a pipe holds by default.
 const CHUNK_BYTES: usize = 64 * 1024;
+const FIRST_BYTES: usize = 4 * 1024;
 /// Most that a last look takes: the largest pipe an ordinary user can make, so all that a program wrote before it ended.
 const DRAIN_BYTES: usize = 1024 * 1024;
 
@@ -26,11 +27,15 @@ impl Capture {
 
     pub async fn read_to_end(&mut self, from: Option<&Descriptor>) {
         let Some(from) = from else { return };
-        let mut chunk = vec![0; CHUNK_BYTES];
+        // Most commands print little or nothing: the large buffer is for those that fill the small one.
+        let mut chunk = vec![0; FIRST_BYTES];
         while !self.is_at_end {
             match from.read(&mut chunk).await {
                 Ok(n) => self.take(&chunk[..n]),
                 Err(_) => self.is_at_end = true,
+            }
+            if self.bytes.len() >= FIRST_BYTES && chunk.len() < CHUNK_BYTES {
+                chunk = vec![0; CHUNK_BYTES];
             }
         }
     }
@@ -38,6 +43,9 @@ impl Capture {
     /// Takes what is in the pipe now, without waiting for more.
     pub fn drain(&mut self, from: Option<&Descriptor>) {
         let Some(from) = from else { return };
+        if self.is_at_end {
+            return;
+        }
         let mut chunk = vec![0; CHUNK_BYTES];
         let mut drained = 0;
         while !self.is_at_end && drained < DRAIN_BYTES {
@@ -62,7 +70,7 @@ impl Capture {
         self.bytes
     }
 
-    fn take(&mut self, chunk: &[u8]) {
+    pub fn take(&mut self, chunk: &[u8]) {
         self.is_at_end = chunk.is_empty();
         let room = self.limit - self.bytes.len();
         self.truncated |= chunk.len() > room;

@@ -2,18 +2,21 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use cobox_protocol::{ApiError, exec::ExecRequest};
+use cobox_protocol::{
+    ApiError,
+    control::DataplaneLimits,
+    exec::ExecRequest,
+    frame::{DEFAULT_COLS, DEFAULT_ROWS, ExecStart, MAX_TERMINAL_SIDE, StdinStart},
+};
 
 use crate::workload::{Command, Stdio};
 
 /// A command nobody set a time for: a long build ends by itself, a forgotten server doesn't hold a client for ever.
-const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 /// The longest anybody may set, and what 0 means: a day.
-const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+pub const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// Of stdout and of stderr: what fits a model's context many times over.
 const DEFAULT_OUTPUT_BYTES: usize = 1024 * 1024;
-/// What a request may raise it to; more is cut to this, and `truncated` tells. Larger results belong in files.
-const MAX_OUTPUT_BYTES: u64 = 16 * 1024 * 1024;
 const DEFAULT_SHELL: &str = "/bin/sh";
 
 pub struct Plan {
@@ -24,34 +27,112 @@ pub struct Plan {
 }
 
 impl Plan {
-    pub fn new(request: ExecRequest) -> Result<Self, ApiError> {
-        let argv = match (request.command, request.argv) {
-            (Some(command), None) => {
-                let shell = request.shell.unwrap_or_else(|| DEFAULT_SHELL.to_owned());
-                vec![text("shell", shell)?, b"-c".to_vec(), text("command", command)?]
-            }
-            (None, Some(argv)) => {
-                if request.shell.is_some() {
-                    return Err(ApiError::invalid("shell goes with command, not with argv"));
-                }
-                argv.into_iter().map(|word| text("argv", word)).collect::<Result<_, _>>()?
-            }
-            (Some(_), Some(_)) => return Err(ApiError::invalid("command and argv can't both be given")),
-            (None, None) => return Err(ApiError::invalid("command or argv is needed")),
-        };
-        if argv.first().is_none_or(Vec::is_empty) {
-            return Err(ApiError::invalid("the program to run (argv[0], or shell) is empty"));
-        }
+    /// What a request may raise `max_output_bytes` to is the sandbox's to say; more is cut to that, and `truncated` tells.
+    pub fn new(request: ExecRequest, limits: &DataplaneLimits) -> Result<Self, ApiError> {
         let stdin = request.stdin.map(String::into_bytes);
         let stdio = Stdio::Pipes { stdin: stdin.is_some() };
+        let argv = words(request.command, request.argv, request.shell)?;
         let command = Command { argv, env: environment(request.env)?, cwd: directory(request.cwd)?, stdio };
         Ok(Self {
             command,
             stdin,
-            timeout: timeout(request.timeout_seconds)?,
-            max_output: request.max_output_bytes.map_or(DEFAULT_OUTPUT_BYTES, |n| n.min(MAX_OUTPUT_BYTES) as usize),
+            timeout: timeout(request.timeout_seconds, DEFAULT_TIMEOUT)?,
+            max_output: max_output(request.max_output_bytes, limits),
         })
     }
+}
+
+pub fn max_output(asked: Option<u64>, limits: &DataplaneLimits) -> usize {
+    let most = usize::try_from(limits.output_bytes).unwrap_or(usize::MAX);
+    asked.map_or(DEFAULT_OUTPUT_BYTES, |n| usize::try_from(n).unwrap_or(usize::MAX)).min(most)
+}
+
+/// A command whose output is kept.
+pub struct StreamPlan {
+    pub command: Command,
+    /// What it gets to read before anything a client sends.
+    pub stdin: Option<Vec<u8>>,
+    pub stdin_stays_open: bool,
+    pub timeout: Duration,
+    pub kill_on_disconnect: bool,
+}
+
+impl StreamPlan {
+    /// `None` where nothing is to be run, only joined.
+    pub fn new(start: ExecStart, default_timeout: Duration) -> Result<Option<Self>, ApiError> {
+        if start.command.is_none() && start.argv.is_none() && start.command_id.is_some() {
+            return Ok(None);
+        }
+        let (stdin, stdin_stays_open) = match start.stdin {
+            Some(StdinStart::Text(text)) => (Some(text.into_bytes()), false),
+            Some(StdinStart::Open(is_open)) => (None, is_open),
+            // Somebody who asks for a terminal means to type.
+            None => (None, start.pty),
+        };
+        let (cols, rows) = terminal_size(start.cols.unwrap_or(DEFAULT_COLS), start.rows.unwrap_or(DEFAULT_ROWS))?;
+        let stdio = match start.pty {
+            true => Stdio::Pty { cols, rows },
+            false => Stdio::Pipes { stdin: stdin.is_some() || stdin_stays_open },
+        };
+        let mut env = environment(start.env)?;
+        if start.pty && env.iter().all(|(name, _)| name != b"TERM") {
+            env.push((b"TERM".to_vec(), b"xterm-256color".to_vec()));
+        }
+        let argv = words(start.command, start.argv, start.shell)?;
+        Ok(Some(Self {
+            command: Command { argv, env, cwd: directory(start.cwd)?, stdio },
+            stdin,
+            stdin_stays_open,
+            timeout: timeout(start.timeout_seconds, default_timeout)?,
+            kill_on_disconnect: start.kill_on_disconnect,
+        }))
+    }
+}
+
+pub fn terminal_size(cols: u16, rows: u16) -> Result<(u16, u16), ApiError> {
+    let allowed = 1..=MAX_TERMINAL_SIDE;
+    match allowed.contains(&cols) && allowed.contains(&rows) {
+        true => Ok((cols, rows)),
+        false => Err(ApiError::invalid(format!("cols and rows must be 1 to {MAX_TERMINAL_SIDE}"))),
+    }
+}
+
+/// A request's command, as a stream's `start` says it.
+pub fn as_start(request: ExecRequest) -> ExecStart {
+    ExecStart {
+        command: request.command,
+        argv: request.argv,
+        shell: request.shell,
+        cwd: request.cwd,
+        env: request.env,
+        stdin: request.stdin.map(StdinStart::Text),
+        timeout_seconds: request.timeout_seconds,
+        command_id: request.command_id,
+        stdout_from: request.stdout_from,
+        stderr_from: request.stderr_from,
+        ..Default::default()
+    }
+}
+
+fn words(command: Option<String>, argv: Option<Vec<String>>, shell: Option<String>) -> Result<Vec<Vec<u8>>, ApiError> {
+    let argv: Vec<Vec<u8>> = match (command, argv) {
+        (Some(command), None) => {
+            let shell = shell.unwrap_or_else(|| DEFAULT_SHELL.to_owned());
+            vec![text("shell", shell)?, b"-c".to_vec(), text("command", command)?]
+        }
+        (None, Some(argv)) => {
+            if shell.is_some() {
+                return Err(ApiError::invalid("shell goes with command, not with argv"));
+            }
+            argv.into_iter().map(|word| text("argv", word)).collect::<Result<_, _>>()?
+        }
+        (Some(_), Some(_)) => return Err(ApiError::invalid("command and argv can't both be given")),
+        (None, None) => return Err(ApiError::invalid("command or argv is needed")),
+    };
+    if argv.first().is_none_or(Vec::is_empty) {
+        return Err(ApiError::invalid("the program to run (argv[0], or shell) is empty"));
+    }
+    Ok(argv)
 }
 
 /// A name and its value.
@@ -87,9 +168,9 @@ pub fn text(field: &str, value: String) -> Result<Vec<u8>, ApiError> {
     Ok(value.into_bytes())
 }
 
-fn timeout(seconds: Option<f64>) -> Result<Duration, ApiError> {
+fn timeout(seconds: Option<f64>, default: Duration) -> Result<Duration, ApiError> {
     match seconds {
-        None => Ok(DEFAULT_TIMEOUT),
+        None => Ok(default),
         Some(0.0) => Ok(MAX_TIMEOUT),
         Some(s) if s.is_finite() && s > 0.0 => Ok(Duration::from_secs_f64(s.min(MAX_TIMEOUT.as_secs_f64()))),
         Some(_) => Err(ApiError::invalid("timeout_seconds must be a number of seconds, 0 or more")),
@@ -104,13 +185,17 @@ mod tests {
         ExecRequest { command: Some(c.into()), ..Default::default() }
     }
 
+    fn plan(request: ExecRequest) -> Result<Plan, ApiError> {
+        Plan::new(request, &DataplaneLimits::default())
+    }
+
     #[test]
     fn a_command_goes_to_a_shell_and_argv_goes_as_it_is() {
-        let plan = Plan::new(command("echo hi")).unwrap();
+        let plan = plan(command("echo hi")).unwrap();
         assert_eq!(plan.command.argv, [b"/bin/sh".to_vec(), b"-c".to_vec(), b"echo hi".to_vec()]);
         assert_eq!(plan.timeout, DEFAULT_TIMEOUT);
         let argv = ExecRequest { argv: Some(vec!["ls".into(), "-l".into()]), ..Default::default() };
-        assert_eq!(Plan::new(argv).unwrap().command.argv, [b"ls".to_vec(), b"-l".to_vec()]);
+        assert_eq!(plan(argv).unwrap().command.argv, [b"ls".to_vec(), b"-l".to_vec()]);
     }
 
     #[test]
@@ -126,7 +211,7 @@ mod tests {
             (command("a\0b"), "command"),
         ];
         for (request, named) in cases {
-            let error = Plan::new(request).err().unwrap();
+            let error = plan(request).err().unwrap();
             assert!(error.message.contains(named), "{named}: {error}");
         }
     }
@@ -134,8 +219,8 @@ mod tests {
     #[test]
     fn limits_are_cut_to_the_largest_allowed() {
         let request = ExecRequest { timeout_seconds: Some(1e300), max_output_bytes: Some(u64::MAX), ..command("ls") };
-        let plan = Plan::new(request).unwrap();
-        assert_eq!((plan.timeout, plan.max_output as u64), (MAX_TIMEOUT, MAX_OUTPUT_BYTES));
-        assert_eq!(Plan::new(ExecRequest { timeout_seconds: Some(0.0), ..command("ls") }).unwrap().timeout, MAX_TIMEOUT);
+        let plan = plan(request).unwrap();
+        assert_eq!((plan.timeout, plan.max_output as u64), (MAX_TIMEOUT, DataplaneLimits::default().output_bytes));
+        assert_eq!(plan(ExecRequest { timeout_seconds: Some(0.0), ..command("ls") }).unwrap().timeout, MAX_TIMEOUT);
     }
 }

@@ -7,6 +7,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, Once, PoisonError},
     thread,
+    time::Duration,
 };
 
 use cobox_protocol::{ApiError, ErrorCode};
@@ -20,6 +21,10 @@ const STEP_WORKERS: usize = 8;
 const STEP_QUEUE: usize = 64;
 /// For archives, which keep a thread for as long as they last.
 const ARCHIVE_WORKERS: usize = 4;
+/// For searches and for whole trees being copied or removed. A search takes two, which is as many cores as a sandbox mostly has.
+const LONG_WORKERS: usize = 4;
+/// Longest a search waits for others to be done before it is told to come again.
+const LONG_WAIT: Duration = Duration::from_secs(30);
 /// A worker's deepest call is the tar reader with its 32 KiB of buffers on the heap.
 const STACK_BYTES: usize = 512 * 1024;
 
@@ -32,6 +37,8 @@ pub struct FileWorkers {
     steps: Arc<Pool>,
     archives: Arc<Pool>,
     archive_slots: Arc<Semaphore>,
+    long: Arc<Pool>,
+    long_slots: Arc<Semaphore>,
 }
 
 impl FileWorkers {
@@ -44,7 +51,9 @@ impl FileWorkers {
         thread::spawn(move || probe()).join().map_err(|_| io::Error::other("taking on the workload's user panicked"))??;
         let pool = |name, count, queue| Arc::new(Pool::new(name, count, queue, root.clone(), setup.clone()));
         let (steps, archives) = (pool("files", STEP_WORKERS, STEP_QUEUE), pool("archive", ARCHIVE_WORKERS, ARCHIVE_WORKERS));
-        Ok(Self { root, steps, archives, archive_slots: Arc::new(Semaphore::new(ARCHIVE_WORKERS)) })
+        let long = pool("long", LONG_WORKERS, LONG_WORKERS);
+        let slots = |count| Arc::new(Semaphore::new(count));
+        Ok(Self { root, steps, archives, archive_slots: slots(ARCHIVE_WORKERS), long, long_slots: slots(LONG_WORKERS) })
     }
 
     /// Runs one short step on a worker.
@@ -90,22 +99,49 @@ impl FileWorkers {
         })
     }
 
-    /// Runs something long; the slot shows that there is a worker for it.
+    /// Workers for a search or a whole tree, at most [`LONG_WORKERS`]; waits its turn.
+    pub async fn long_slots(&self, count: u32) -> Result<OwnedSemaphorePermit, ApiError> {
+        match tokio::time::timeout(LONG_WAIT, self.long_slots.clone().acquire_many_owned(count)).await {
+            Ok(slots) => slots.map_err(|_| gone()),
+            Err(_) => {
+                Err(ApiError::new(ErrorCode::RateLimited, "too many searches and copies are under way here; try again when one is done"))
+            }
+        }
+    }
+
+    /// Runs a search, or work on a whole tree.
     pub async fn run_long<T: Send + 'static>(
         &self,
         slot: OwnedSemaphorePermit,
         work: impl FnOnce(&Root) -> T + Send + 'static,
     ) -> Result<oneshot::Receiver<T>, ApiError> {
-        let (answer, answered) = oneshot::channel();
-        let job: Job = Box::new(move |root| {
-            let result = work(root);
-            drop(slot);
-            // Nobody to answer means that the request has gone.
-            let _ = answer.send(result);
-        });
-        self.archives.sender().send(job).await.map_err(|_| gone())?;
-        Ok(answered)
+        keep_busy(&self.long, slot, work).await
     }
+
+    /// Runs an archive; the slot shows that there is a worker for it.
+    pub async fn run_archive<T: Send + 'static>(
+        &self,
+        slot: OwnedSemaphorePermit,
+        work: impl FnOnce(&Root) -> T + Send + 'static,
+    ) -> Result<oneshot::Receiver<T>, ApiError> {
+        keep_busy(&self.archives, slot, work).await
+    }
+}
+
+async fn keep_busy<T: Send + 'static>(
+    pool: &Pool,
+    slot: OwnedSemaphorePermit,
+    work: impl FnOnce(&Root) -> T + Send + 'static,
+) -> Result<oneshot::Receiver<T>, ApiError> {
+    let (answer, answered) = oneshot::channel();
+    let job: Job = Box::new(move |root| {
+        let result = work(root);
+        drop(slot);
+        // Nobody to answer means that the request has gone.
+        let _ = answer.send(result);
+    });
+    pool.sender().send(job).await.map_err(|_| gone())?;
+    Ok(answered)
 }
 
 pub fn gone() -> ApiError {

@@ -44,6 +44,9 @@ pub struct Out {
     request_id: RequestId,
 }
 
+/// See [`Out::permit`].
+pub type Permit = mpsc::OwnedPermit<Message>;
+
 impl Out {
     pub async fn send<R: Serialize>(&self, frame: &ServerFrame<R>) -> Result<(), End> {
         self.message(encode(frame)).await
@@ -51,6 +54,23 @@ impl Out {
 
     pub async fn message(&self, message: Message) -> Result<(), End> {
         self.frames.send(message).await.map_err(|_| End::normal())
+    }
+
+    /// A place for one frame, for who has to know that there is one before it makes the frame. May be dropped while it waits.
+    pub async fn permit(&self) -> Result<Permit, End> {
+        self.frames.clone().reserve_owned().await.map_err(|_| End::normal())
+    }
+
+    /// Uses the place, if it is there, for a frame.
+    pub fn send_with(&self, permit: &mut Option<Permit>, message: Message) {
+        if let Some(permit) = permit.take() {
+            permit.send(message);
+        }
+    }
+
+    /// What [`Out::complain`] sends.
+    pub fn complaint(&self, error: &ApiError) -> Message {
+        error_frame(error, &self.request_id)
     }
 
     /// Says what is wrong with a frame; the conversation goes on.
@@ -114,7 +134,16 @@ pub async fn converse<C: Conversation>(
     let out = Out { frames, request_id: record.request_id.clone() };
     let mut writer = pin!(async {
         while let Some(frame) = waiting.recv().await {
-            if sink.send(frame).await.is_err() {
+            if sink.feed(frame).await.is_err() {
+                return;
+            }
+            // Flushed when nothing more waits: one write for many small frames.
+            while let Ok(frame) = waiting.try_recv() {
+                if sink.feed(frame).await.is_err() {
+                    return;
+                }
+            }
+            if sink.flush().await.is_err() {
                 return;
             }
         }

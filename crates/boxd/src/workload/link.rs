@@ -1,7 +1,7 @@
 //! The words between boxd and the workloads' init, over a socket pair of theirs: one packet a message.
 
 use std::{
-    io::{self, Read, Write},
+    io,
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
@@ -11,22 +11,27 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Packets are small: what can be long (arguments, environment) goes in a memory file beside them.
-const MAX_PACKET_BYTES: usize = 512;
-/// A spawn carries five: the image, three of standard I/O, and the pipe that tells how it went.
+/// What a message may be without what is to be run.
+const MAX_HEAD_BYTES: usize = 512;
+/// An image up to this goes in the packet; a longer one in a memory file beside it. Most are below 2 KiB.
+pub const MAX_INLINE_BYTES: usize = 16 * 1024;
+const MAX_PACKET_BYTES: usize = 2 + MAX_HEAD_BYTES + MAX_INLINE_BYTES;
+/// A spawn carries at most five: three of standard I/O, the pipe that tells how it went, and a long image.
 const MAX_FDS: usize = 5;
 /// Arguments and environment together; the kernel's own limit is of this order.
 pub const MAX_IMAGE_BYTES: usize = 4 * 1024 * 1024;
 
-/// From boxd to init.
+/// From boxd to init. A program is known by the number of the order that started it, which also marks all it starts in turn.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// Start a program. Descriptors: image, stdin, stdout, stderr, outcome.
-    Spawn { seq: u64, is_terminal: bool },
-    /// Signal the process group a program leads.
-    Signal { pid: i32, signal: i32 },
-    /// End a program and all it started.
-    KillTree { seq: u64, pid: i32 },
+    /// Start a program. Descriptors: stdin where there is one, stdout, stderr, then `outcome`, then a long image.
+    Spawn { seq: u64, is_terminal: bool, has_stdin: bool, has_outcome: bool },
+    /// Signal the process group a program leads, while the program runs.
+    Signal { seq: u64, signal: i32 },
+    /// Signal a program and all it started, wherever it is.
+    SignalTree { seq: u64, signal: i32 },
+    /// End a program and all it started. The report has this order's own number.
+    KillTree { seq: u64, program: u64 },
     /// Forbid (or allow again) every program to make a file larger.
     StopWriters { stop: bool },
 }
@@ -46,32 +51,30 @@ pub enum Report {
         seq: u64,
         pid: i32,
     },
-    NotSpawned {
+    /// There is no such program: where and why starting it failed.
+    NotStarted {
         seq: u64,
+        step: u8,
         errno: i32,
     },
     TreeKilled {
         seq: u64,
     },
     Exited {
-        pid: i32,
+        seq: u64,
         code: i32,
         signal: Option<i32>,
     },
 }
 
-/// Where starting a program failed, as written to the outcome pipe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Step {
-    Setup = 0,
-    WorkingDirectory = 1,
-    Program = 2,
+pub fn send<T: Serialize>(socket: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send_with(socket, message, &[], fds)
 }
 
-pub fn send<T: Serialize>(socket: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let bytes = serde_json::to_vec(message)?;
-    if bytes.len() > MAX_PACKET_BYTES {
+/// The same with bytes behind the message.
+pub fn send_with<T: Serialize>(socket: impl AsFd, message: &T, tail: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let head = serde_json::to_vec(message)?;
+    if head.len() > MAX_HEAD_BYTES || tail.len() > MAX_INLINE_BYTES {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "a message to init is too long"));
     }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -79,12 +82,21 @@ pub fn send<T: Serialize>(socket: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors"));
     }
-    sendmsg(socket, &[io::IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    let length = (head.len() as u16).to_le_bytes();
+    let parts = [io::IoSlice::new(&length), io::IoSlice::new(&head), io::IoSlice::new(tail)];
+    sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
-/// The next message and its descriptors; `None` when the other side is gone.
-pub fn receive<T: for<'de> Deserialize<'de>>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+/// A message as it came.
+pub struct Received<T> {
+    pub message: T,
+    pub tail: Vec<u8>,
+    pub fds: Vec<OwnedFd>,
+}
+
+/// The next message; `None` when the other side is gone.
+pub fn receive<T: for<'de> Deserialize<'de>>(socket: impl AsFd) -> io::Result<Option<Received<T>>> {
     let mut bytes = [0u8; MAX_PACKET_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -100,7 +112,10 @@ pub fn receive<T: for<'de> Deserialize<'de>>(socket: impl AsFd) -> io::Result<Op
             _ => Vec::new(),
         })
         .collect();
-    Ok(Some((serde_json::from_slice(&bytes[..got.bytes])?, fds)))
+    let malformed = || io::Error::new(io::ErrorKind::InvalidData, "a malformed message");
+    let (length, rest) = bytes[..got.bytes].split_first_chunk::<2>().ok_or_else(malformed)?;
+    let (head, tail) = rest.split_at_checked(u16::from_le_bytes(*length) as usize).ok_or_else(malformed)?;
+    Ok(Some(Received { message: serde_json::from_slice(head)?, tail: tail.to_vec(), fds }))
 }
 
 /// What to run: strings without NUL, so NUL ends each.
@@ -113,8 +128,8 @@ pub struct ImageSpec {
 }
 
 impl ImageSpec {
-    pub fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
-        let mut bytes = Vec::new();
+    pub fn to_bytes(&self) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(1024);
         for count in [self.argv.len(), self.env.len()] {
             bytes.extend_from_slice(&(count as u32).to_le_bytes());
         }
@@ -131,12 +146,10 @@ impl ImageSpec {
         if bytes.len() > MAX_IMAGE_BYTES {
             return Err(io::Error::from_raw_os_error(rustix::io::Errno::TOOBIG.raw_os_error()));
         }
-        out.write_all(&bytes)
+        Ok(bytes)
     }
 
-    pub fn read_from(input: &mut impl Read) -> io::Result<Self> {
-        let mut bytes = Vec::new();
-        input.take(MAX_IMAGE_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    pub fn from_bytes(bytes: &[u8]) -> io::Result<Self> {
         let bad = || io::Error::new(io::ErrorKind::InvalidData, "a malformed image");
         let count = |at: usize| bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes).ok_or_else(bad);
         let (argc, envc) = (count(0)? as usize, count(4)? as usize);
@@ -158,12 +171,11 @@ mod tests {
     #[test]
     fn an_image_comes_back_as_it_was() {
         let image = ImageSpec { cwd: b"/w".to_vec(), argv: vec![b"sh".to_vec(), b"".to_vec(), vec![0xff]], env: vec![b"A=\n".to_vec()] };
-        let mut bytes = Vec::new();
-        image.write_to(&mut bytes).unwrap();
-        assert_eq!(ImageSpec::read_from(&mut bytes.as_slice()).unwrap(), image);
+        let bytes = image.to_bytes().unwrap();
+        assert_eq!(ImageSpec::from_bytes(&bytes).unwrap(), image);
         for cut in 0..bytes.len() {
             // Cut short it may be refused or read as fewer bytes of the last string, but never panics.
-            let _ = ImageSpec::read_from(&mut &bytes[..cut]);
+            let _ = ImageSpec::from_bytes(&bytes[..cut]);
         }
     }
 }

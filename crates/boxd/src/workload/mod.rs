@@ -2,14 +2,15 @@
 
 mod init;
 mod link;
+mod memory;
 mod namespace;
 mod seccomp;
+mod tree;
 
 pub use namespace::start as start_init;
 
 use std::{
     collections::HashMap,
-    fs::File,
     io,
     os::fd::{AsFd, OwnedFd},
     sync::{
@@ -18,10 +19,11 @@ use std::{
     },
 };
 
+use cobox_kernel::Step;
 use cobox_protocol::control::Workload;
-use link::{ImageSpec, Order, Report, Step};
+use link::{ImageSpec, MAX_INLINE_BYTES, Order, Report};
 use rustix::{
-    fs::{CWD, MemfdFlags, Mode, OFlags, memfd_create, open},
+    fs::{MemfdFlags, Mode, OFlags, memfd_create, open},
     pipe::{PipeFlags, pipe_with},
     pty::{OpenptFlags, ioctl_tiocgptpeer, unlockpt},
     termios::{Winsize, tcsetwinsize},
@@ -56,8 +58,6 @@ pub enum Stdio {
 
 /// A started program. Dropping it leaves the program running.
 pub struct Process {
-    /// In the workloads' pid namespace: what the program itself sees.
-    pub pid: i32,
     /// The write end, non-blocking.
     pub stdin: Option<OwnedFd>,
     /// The read ends, non-blocking.
@@ -65,8 +65,24 @@ pub struct Process {
     pub stderr: Option<OwnedFd>,
     /// The terminal's master, non-blocking, instead of the three.
     pub pty: Option<OwnedFd>,
-    exit: watch::Receiver<Option<Exit>>,
+    /// What init knows it by.
+    seq: u64,
+    fate: watch::Receiver<Fate>,
     shared: Arc<Shared>,
+}
+
+/// What init has told of a program so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fate {
+    /// In the workloads' pid namespace: what the program itself sees.
+    pid: Option<i32>,
+    end: Option<End>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Exited(Exit),
+    NotStarted { step: u8, errno: i32 },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,14 +103,10 @@ struct Shared {
     table: Mutex<Table>,
 }
 
-/// The pid and its end to come, or why there is none.
-type Spawned = io::Result<(i32, watch::Receiver<Option<Exit>>)>;
-
 /// What is awaited from init.
 #[derive(Default)]
 struct Table {
-    spawning: HashMap<u64, oneshot::Sender<Spawned>>,
-    running: HashMap<i32, watch::Sender<Option<Exit>>>,
+    running: HashMap<u64, watch::Sender<Fate>>,
     killing: HashMap<u64, oneshot::Sender<()>>,
 }
 
@@ -116,32 +128,44 @@ impl Workloads {
         &self.0.workload.work_dir
     }
 
-    /// Starts a program. The errno is that of the failing step: `NotFound` for no such program; a working directory
-    /// that can't be entered is told by [`is_bad_cwd`].
+    /// Starts a program and waits until it runs. The errno is that of the failing step: `NotFound` for no such program; a working
+    /// directory that can't be entered is told by [`is_bad_cwd`].
     pub async fn spawn(&self, command: Command) -> io::Result<Process> {
-        let spec = self.image(&command)?;
-        let image = memfd_create("image", MemfdFlags::CLOEXEC)?;
-        let mut file = File::from(image);
-        spec.write_to(&mut file)?;
-        rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
         let (outcome_read, outcome_write) = pipe_with(PipeFlags::CLOEXEC)?;
-        let Ends { theirs, stdin, stdout, stderr, pty } = Ends::open(command.stdio)?;
-
-        let seq = self.0.seq.fetch_add(1, Ordering::Relaxed);
-        let (tx, rx) = oneshot::channel();
-        self.0.table().spawning.insert(seq, tx);
-        let [a, b, c] = &theirs;
-        let fds = [file.as_fd(), a.as_fd(), b.as_fd(), c.as_fd(), outcome_write.as_fd()];
-        let is_terminal = matches!(command.stdio, Stdio::Pty { .. });
-        if let Err(e) = self.0.send(&Order::Spawn { seq, is_terminal }, &fds).await {
-            self.0.table().spawning.remove(&seq);
-            return Err(e);
+        let process = self.order(command, Some(outcome_write)).await?;
+        if process.pid().await.is_some() {
+            read_outcome(outcome_read).await?;
+            return Ok(process);
         }
-        // Closed here, so that end-of-file on ours means the program closed it.
-        drop((outcome_write, theirs));
-        let (pid, exit) = rx.await.map_err(|_| init_gone())??;
-        read_outcome(outcome_read).await?;
-        Ok(Process { pid, stdin, stdout, stderr, pty, exit, shared: self.0.clone() })
+        Err(process.start_failure().unwrap_or_else(init_gone))
+    }
+
+    /// Starts a program without waiting for it to run: one that can't be run ends at once, and [`Process::start_failure`] says why.
+    /// If this is dropped before it is done, nothing was started.
+    pub async fn launch(&self, command: Command) -> io::Result<Process> {
+        self.order(command, None).await
+    }
+
+    async fn order(&self, command: Command, outcome: Option<OwnedFd>) -> io::Result<Process> {
+        let image = self.image(&command)?.to_bytes()?;
+        let Ends { theirs, stdin, stdout, stderr, pty } = Ends::open(command.stdio)?;
+        let long_image = if image.len() > MAX_INLINE_BYTES { Some(memory_file(&image)?) } else { None };
+        let fds: Vec<_> = theirs.iter().chain(&outcome).chain(&long_image).map(AsFd::as_fd).collect();
+        let seq = self.0.seq.fetch_add(1, Ordering::Relaxed);
+        let order = Order::Spawn {
+            seq,
+            is_terminal: matches!(command.stdio, Stdio::Pty { .. }),
+            has_stdin: !matches!(command.stdio, Stdio::Pipes { stdin: false }),
+            has_outcome: outcome.is_some(),
+        };
+        let tail = if long_image.is_some() { &[] } else { image.as_slice() };
+        let (tell, fate) = watch::channel(Fate::default());
+        self.0.table().running.insert(seq, tell);
+        let forget = Forget { shared: &self.0, seq: Some(seq) };
+        self.0.link.async_io(Interest::WRITABLE, |socket| link::send_with(socket, &order, tail, &fds)).await?;
+        forget.never();
+        // Their ends are closed here, so that end-of-file on ours means the program closed it.
+        Ok(Process { seq, stdin, stdout, stderr, pty, fate, shared: self.0.clone() })
     }
 
     /// Forbids every program to make files larger, or allows it again.
@@ -178,35 +202,86 @@ impl Workloads {
 }
 
 impl Process {
+    /// The program's number in the sandbox, when it has one; `None` if it never got one.
+    pub async fn pid(&self) -> Option<i32> {
+        let mut fate = self.fate.clone();
+        // Init gone: what it told before still holds.
+        let _ = fate.wait_for(|fate| fate.pid.is_some() || fate.end.is_some()).await;
+        fate.borrow().pid
+    }
+
     /// Resolves when the program itself has ended; may be called again.
     pub async fn wait(&self) -> Exit {
-        let mut exit = self.exit.clone();
-        match exit.wait_for(Option::is_some).await {
-            Ok(exit) => (*exit).unwrap_or(KILLED),
+        let mut fate = self.fate.clone();
+        match fate.wait_for(|fate| fate.end.is_some()).await {
+            Ok(fate) => match fate.end {
+                Some(End::Exited(exit)) => exit,
+                Some(End::NotStarted { .. }) => NOT_STARTED,
+                None => KILLED,
+            },
             // Init is gone, and the program with it.
             Err(_) => KILLED,
         }
     }
 
+    /// Why the program, which has ended, never ran.
+    pub fn start_failure(&self) -> Option<io::Error> {
+        match self.fate.borrow().end {
+            Some(End::NotStarted { step, errno }) => Some(failure(step, errno)),
+            _ => None,
+        }
+    }
+
     /// Sends a signal to the program's process group.
     pub fn signal(&self, signal: i32) {
-        let (shared, order) = (self.shared.clone(), Order::Signal { pid: self.pid, signal });
+        self.order(Order::Signal { seq: self.seq, signal });
+    }
+
+    /// Sends a signal to the program and all it started.
+    pub fn signal_tree(&self, signal: i32) {
+        self.order(Order::SignalTree { seq: self.seq, signal });
+    }
+
+    fn order(&self, order: Order) {
+        let shared = self.shared.clone();
         // Init gone means the program is gone too.
         tokio::spawn(async move { shared.send(&order, &[]).await.ok() });
     }
 
-    /// Ends the program, its session and its descendants, at once. One that left both (a daemon) lives on until the sandbox ends.
+    /// Ends the program and all it started, daemons too, at once; also what it left behind when it ended by itself.
     pub async fn kill_tree(&self) {
         let seq = self.shared.seq.fetch_add(1, Ordering::Relaxed);
         let (tx, rx) = oneshot::channel();
         self.shared.table().killing.insert(seq, tx);
-        if self.shared.send(&Order::KillTree { seq, pid: self.pid }, &[]).await.is_ok() {
+        if self.shared.send(&Order::KillTree { seq, program: self.seq }, &[]).await.is_ok() {
             // A dropped sender means init is gone, and the tree with it.
             let _ = rx.await;
         }
     }
 }
 
+/// Takes an order's place in the table away again unless the order was given.
+struct Forget<'a> {
+    shared: &'a Shared,
+    seq: Option<u64>,
+}
+
+impl Forget<'_> {
+    fn never(mut self) {
+        self.seq = None;
+    }
+}
+
+impl Drop for Forget<'_> {
+    fn drop(&mut self) {
+        if let Some(seq) = self.seq {
+            self.shared.table().running.remove(&seq);
+        }
+    }
+}
+
+/// What a shell answers for a program that can't be run.
+const NOT_STARTED: Exit = Exit { code: 126, signal: None };
 const KILLED: Exit = Exit { code: 128 + libc::SIGKILL, signal: Some(libc::SIGKILL) };
 
 fn init_gone() -> io::Error {
@@ -226,27 +301,16 @@ impl Shared {
 
 /// Hears init out until it is gone, then lets everybody who waits for it know.
 async fn listen(shared: Arc<Shared>) {
-    while let Ok(Some((report, _))) = shared.link.async_io(Interest::READABLE, |socket| link::receive::<Report>(socket)).await {
+    while let Ok(Some(received)) = shared.link.async_io(Interest::READABLE, |socket| link::receive::<Report>(socket)).await {
         let mut table = shared.table();
-        match report {
+        match received.message {
             Report::Spawned { seq, pid } => {
-                let (tx, rx) = watch::channel(None);
-                table.running.insert(pid, tx);
-                if let Some(waiting) = table.spawning.remove(&seq) {
-                    // Whoever asked may have left.
-                    let _ = waiting.send(Ok((pid, rx)));
+                if let Some(tell) = table.running.get(&seq) {
+                    tell.send_modify(|fate| fate.pid = Some(pid));
                 }
             }
-            Report::NotSpawned { seq, errno } => {
-                if let Some(waiting) = table.spawning.remove(&seq) {
-                    let _ = waiting.send(Err(io::Error::from_raw_os_error(errno)));
-                }
-            }
-            Report::Exited { pid, code, signal } => {
-                if let Some(tx) = table.running.remove(&pid) {
-                    tx.send_replace(Some(Exit { code, signal }));
-                }
-            }
+            Report::NotStarted { seq, step, errno } => end(&mut table, seq, End::NotStarted { step, errno }),
+            Report::Exited { seq, code, signal } => end(&mut table, seq, End::Exited(Exit { code, signal })),
             Report::TreeKilled { seq } => {
                 table.killing.remove(&seq).map(|tx| tx.send(()));
             }
@@ -254,6 +318,12 @@ async fn listen(shared: Arc<Shared>) {
         }
     }
     *shared.table() = Table::default();
+}
+
+fn end(table: &mut Table, seq: u64, end: End) {
+    if let Some(tell) = table.running.remove(&seq) {
+        tell.send_modify(|fate| fate.end = Some(end));
+    }
 }
 
 /// Whether a spawn failed because its working directory can't be entered.
@@ -274,13 +344,30 @@ async fn read_outcome(pipe: OwnedFd) -> io::Result<()> {
     if got == 0 {
         return Ok(());
     }
-    let error = io::Error::from_raw_os_error(i32::from_le_bytes([bytes[1], bytes[2], bytes[3], bytes[4]]));
-    Err(if bytes[0] == Step::WorkingDirectory as u8 { io::Error::new(error.kind(), BadCwd(error)) } else { error })
+    Err(failure(bytes[0], i32::from_le_bytes([bytes[1], bytes[2], bytes[3], bytes[4]])))
+}
+
+fn failure(step: u8, errno: i32) -> io::Error {
+    let error = io::Error::from_raw_os_error(errno);
+    match Step::from_number(step) {
+        Some(Step::WorkingDirectory) => io::Error::new(error.kind(), BadCwd(error)),
+        _ => error,
+    }
+}
+
+fn memory_file(bytes: &[u8]) -> io::Result<OwnedFd> {
+    let file = memfd_create("image", MemfdFlags::CLOEXEC)?;
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        rest = &rest[rustix::io::write(&file, rest)?..];
+    }
+    rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
+    Ok(file)
 }
 
 /// Both sides of a program's standard I/O.
 struct Ends {
-    theirs: [OwnedFd; 3],
+    theirs: Vec<OwnedFd>,
     stdin: Option<OwnedFd>,
     stdout: Option<OwnedFd>,
     stderr: Option<OwnedFd>,
@@ -293,17 +380,13 @@ impl Ends {
             Stdio::Pipes { stdin } => {
                 let (out_read, out_write) = pipe_with(PipeFlags::CLOEXEC)?;
                 let (err_read, err_write) = pipe_with(PipeFlags::CLOEXEC)?;
-                let (in_read, in_write) = if stdin {
-                    let (r, w) = pipe_with(PipeFlags::CLOEXEC)?;
-                    (r, Some(w))
-                } else {
-                    (null()?, None)
-                };
+                let (in_read, in_write) =
+                    if stdin { pipe_with(PipeFlags::CLOEXEC).map(|(r, w)| (Some(r), Some(w)))? } else { (None, None) };
                 for ours in [Some(&out_read), Some(&err_read), in_write.as_ref()].into_iter().flatten() {
                     rustix::io::ioctl_fionbio(ours, true)?;
                 }
                 Ok(Self {
-                    theirs: [in_read, out_write, err_write],
+                    theirs: in_read.into_iter().chain([out_write, err_write]).collect(),
                     stdin: in_write,
                     stdout: Some(out_read),
                     stderr: Some(err_read),
@@ -317,12 +400,8 @@ impl Ends {
                 tcsetwinsize(&peer, Winsize { ws_col: cols, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 })?;
                 rustix::io::ioctl_fionbio(&master, true)?;
                 let (a, b) = (rustix::io::fcntl_dupfd_cloexec(&peer, 0)?, rustix::io::fcntl_dupfd_cloexec(&peer, 0)?);
-                Ok(Self { theirs: [peer, a, b], stdin: None, stdout: None, stderr: None, pty: Some(master) })
+                Ok(Self { theirs: vec![peer, a, b], stdin: None, stdout: None, stderr: None, pty: Some(master) })
             }
         }
     }
-}
-
-fn null() -> io::Result<OwnedFd> {
-    Ok(rustix::fs::openat(CWD, "/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
 }

@@ -22,7 +22,7 @@ use rustix::{
 
 use super::{
     init,
-    link::{Report, receive, send},
+    link::{Received, Report, receive, send},
     seccomp,
 };
 
@@ -64,9 +64,9 @@ pub fn start(config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
 
 fn expect(link: &OwnedFd, wanted: impl Fn(&Report) -> bool) -> anyhow::Result<()> {
     match receive::<Report>(link)? {
-        Some((report, _)) if wanted(&report) => Ok(()),
-        Some((Report::Failed { what }, _)) => bail!("the workloads' init failed: {what}"),
-        Some((other, _)) => bail!("the workloads' init said {other:?} out of turn"),
+        Some(r) if wanted(&r.message) => Ok(()),
+        Some(Received { message: Report::Failed { what }, .. }) => bail!("the workloads' init failed: {what}"),
+        Some(r) => bail!("the workloads' init said {:?} out of turn", r.message),
         None => bail!("the workloads' init died while it was being set up"),
     }
 }

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use cobox_kernel::Word;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch, apply_filter,
     sock_filter,
@@ -106,10 +107,10 @@ pub fn confine() -> Result<(), String> {
     install(&deny_filter(arch).map_err(|e| e.to_string())?)
 }
 
-/// What holds for programs but not for init, which changes their limits.
-pub fn confine_program() -> Result<(), String> {
+/// Forbids changing the limits that are ours to set, to this process and all it will ever start; who has the word goes past it.
+pub fn confine_limits(word: Word) -> Result<(), String> {
     let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(|e| format!("no filter for this architecture: {e}"))?;
-    install(&limits_filter(arch).map_err(|e| e.to_string())?)
+    install(&limits_filter(arch, word).map_err(|e| e.to_string())?)
 }
 
 fn install(filter: &BpfProgram) -> Result<(), String> {
@@ -176,15 +177,25 @@ fn deny_filter(arch: TargetArch) -> Result<BpfProgram, seccompiler::BackendError
     SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32), arch)?.try_into()
 }
 
-/// The limit on file sizes is how writers are stopped (see init.rs), and init's own limits are not for its children.
-fn limits_filter(arch: TargetArch) -> Result<BpfProgram, seccompiler::BackendError> {
+/// The limit on file sizes is how writers are stopped, the one on locks is the mark of what a program started (see init.rs), and
+/// init's own limits are not for its children. Installed once, in init: every program inherits it without a system call of its own.
+fn limits_filter(arch: TargetArch, word: Word) -> Result<BpfProgram, seccompiler::BackendError> {
     let sets = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)?;
-    let file_size = |arg| SeccompCondition::new(arg, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, libc::RLIMIT_FSIZE as u64);
+    let is_resource = |arg, resource: u32| SeccompCondition::new(arg, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, resource.into());
     let of_init = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 1)?;
-    let rules = BTreeMap::from([
-        (libc::SYS_prlimit64, vec![SeccompRule::new(vec![file_size(1)?, sets.clone()])?, SeccompRule::new(vec![of_init, sets])?]),
-        (libc::SYS_setrlimit, vec![SeccompRule::new(vec![file_size(0)?])?]),
-    ]);
+    // The call has four arguments; the word is in the registers of a fifth and a sixth.
+    let wrong = |arg: u8, part: u64| SeccompCondition::new(arg, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, part);
+    let mut prlimit = Vec::new();
+    for target in [is_resource(1, libc::RLIMIT_FSIZE)?, is_resource(1, libc::RLIMIT_LOCKS)?, of_init] {
+        for wrong in [wrong(4, word.0[0])?, wrong(5, word.0[1])?] {
+            prlimit.push(SeccompRule::new(vec![target.clone(), sets.clone(), wrong])?);
+        }
+    }
+    let setrlimit = [libc::RLIMIT_FSIZE, libc::RLIMIT_LOCKS]
+        .iter()
+        .map(|resource| SeccompRule::new(vec![is_resource(0, *resource)?]))
+        .collect::<Result<Vec<_>, _>>()?;
+    let rules = BTreeMap::from([(libc::SYS_prlimit64, prlimit), (libc::SYS_setrlimit, setrlimit)]);
     SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32), arch)?.try_into()
 }
 
@@ -195,7 +206,7 @@ mod tests {
     #[test]
     fn every_filter_compiles_to_what_the_kernel_takes() {
         let arch = std::env::consts::ARCH.try_into().unwrap();
-        for filter in [allow_filter(), deny_filter(arch).unwrap(), limits_filter(arch).unwrap()] {
+        for filter in [allow_filter(), deny_filter(arch).unwrap(), limits_filter(arch, Word([1, 2])).unwrap()] {
             assert!(filter.len() < 4096, "{} instructions", filter.len());
         }
     }

@@ -1,0 +1,271 @@
+//! A command whose output is kept: it runs whether anybody is connected or not, and whoever comes back finds every byte once.
+
+use std::{
+    fs::File,
+    os::fd::OwnedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use cobox_protocol::{ApiError, frame::OutputStream};
+use cobox_stream::{Limits, Log};
+use rustix::termios::{Winsize, tcsetwinsize};
+use tokio::{
+    io::Interest,
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    input::Input,
+    internal,
+    outcome::end_within,
+    plan::StreamPlan,
+    spool::{Budget, SpoolFile, SpoolPlace},
+};
+use crate::{
+    descriptor::Descriptor,
+    processes::{Job, Listed},
+    programs::Started,
+    server::Server,
+};
+
+/// Of each of its streams, in memory: what a client that acknowledges as it goes has under way. Taken as it fills, not before.
+const RING_BYTES: usize = 512 * 1024;
+/// First buffer for a program's output, and the one for a program that fills it.
+const SMALL_READ_BYTES: usize = 8 * 1024;
+const LARGE_READ_BYTES: usize = 256 * 1024;
+/// What the pipe of a program that prints a lot is made: fewer changes between it and us.
+const LARGE_PIPE_BYTES: usize = 512 * 1024;
+/// How long output is still read after the program has ended while something it started holds the pipes open.
+const LINGER: Duration = Duration::from_millis(100);
+/// Most that a last look takes: the largest pipe an ordinary user can make, so all that a program wrote before it ended.
+const DRAIN_BYTES: usize = 1024 * 1024;
+
+pub struct Command {
+    pub listed: Listed,
+    pub stdout: Log,
+    /// A terminal has one stream.
+    pub stderr: Option<Log>,
+    pub input: Input,
+    pub has_input: bool,
+    pty: Option<Arc<Descriptor>>,
+    kill_on_disconnect: bool,
+    attached: AtomicUsize,
+}
+
+impl Command {
+    /// What is to be read and written is in the second part, for [`Running::to_the_end`].
+    /// `said` is in the program's place where there is none.
+    pub fn new(
+        listed: Listed,
+        started: Started,
+        plan: StreamPlan,
+        said: Option<String>,
+        server: &Server,
+        budget: &Arc<Budget>,
+    ) -> Result<(Arc<Self>, Running), ApiError> {
+        let open = |fd: Option<OwnedFd>, interest| fd.map(|fd| Descriptor::new(fd, interest)).transpose().map_err(internal);
+        let pty = open(started.pty, Interest::READABLE | Interest::WRITABLE)?.map(Arc::new);
+        let stdin = match &pty {
+            Some(pty) => Some(pty.clone()),
+            None => open(started.stdin, Interest::WRITABLE)?.map(Arc::new),
+        };
+        let stdout = match &pty {
+            Some(pty) => Some(pty.clone()),
+            None => open(started.stdout, Interest::READABLE)?.map(Arc::new),
+        };
+        let stderr = open(started.stderr, Interest::READABLE)?.map(Arc::new);
+        let (out, err) = (Stream::new(server, stdout, budget), Stream::new(server, stderr, budget));
+        let command = Arc::new(Self {
+            listed,
+            stdout: out.log.clone(),
+            stderr: pty.is_none().then(|| err.log.clone()),
+            input: Input::default(),
+            has_input: stdin.is_some(),
+            pty,
+            kill_on_disconnect: plan.kill_on_disconnect,
+            attached: AtomicUsize::new(0),
+        });
+        if let Some(text) = plan.stdin {
+            command.input.push("", None, Bytes::from(text));
+        }
+        if !plan.stdin_stays_open {
+            command.input.close();
+        }
+        if let Some(said) = said {
+            command.stderr.as_ref().unwrap_or(&command.stdout).append(said.as_bytes());
+        }
+        let running = Running { command: command.clone(), stdin, out, err, timeout: plan.timeout };
+        Ok((command, running))
+    }
+
+    pub fn job(&self) -> &Arc<Job> {
+        &self.listed.job
+    }
+
+    pub fn log(&self, stream: OutputStream) -> Option<&Log> {
+        match stream {
+            OutputStream::Stdout => Some(&self.stdout),
+            OutputStream::Stderr => self.stderr.as_ref(),
+        }
+    }
+
+    pub fn resize(&self, cols: u16, rows: u16) -> Result<(), ApiError> {
+        let Some(pty) = &self.pty else { return Err(ApiError::invalid("this command has no terminal; start it with `pty`")) };
+        let size = Winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(pty, size).map_err(|e| internal(format!("setting the terminal's size: {e}")))
+    }
+
+    /// Somebody is connected to it.
+    pub fn attach(self: &Arc<Self>) -> Attached {
+        self.attached.fetch_add(1, Ordering::SeqCst);
+        Attached(self.clone())
+    }
+
+    /// Memory that its output takes.
+    pub fn memory(&self) -> usize {
+        self.stdout.memory() + self.stderr.as_ref().map_or(0, Log::memory)
+    }
+}
+
+/// One connection to a command.
+pub struct Attached(pub Arc<Command>);
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let is_last = self.0.attached.fetch_sub(1, Ordering::SeqCst) == 1;
+        if is_last && self.0.kill_on_disconnect && self.0.job().ended().is_none() {
+            let command = self.0.clone();
+            tokio::spawn(async move { command.job().program.kill_tree().await });
+        }
+    }
+}
+
+/// One stream of a program on its way to its log.
+struct Stream {
+    from: Option<Arc<Descriptor>>,
+    log: Log,
+    place: SpoolPlace,
+}
+
+/// What runs beside everybody who looks.
+pub struct Running {
+    command: Arc<Command>,
+    stdin: Option<Arc<Descriptor>>,
+    out: Stream,
+    err: Stream,
+    timeout: Duration,
+}
+
+impl Running {
+    /// Runs until the program has ended and all it printed is in the logs.
+    pub async fn to_the_end(self, server: &Server) {
+        let Running { command, stdin, out, err, timeout } = self;
+        let exited = CancellationToken::new();
+        let ended = async {
+            let ended = end_within(&*command.job().program, timeout).await;
+            exited.cancel();
+            ended
+        };
+        let feed = async {
+            // Ends with the program: nobody else will read it.
+            tokio::select! {
+                () = command.input.feed(stdin, command.pty.is_some()) => {}
+                () = exited.cancelled() => command.input.close(),
+            }
+        };
+        let (ended, (), (), ()) = tokio::join!(ended, feed, out.pump(server, &exited), err.pump(server, &exited));
+        command.job().end(ended);
+        for log in std::iter::once(&command.stdout).chain(&command.stderr) {
+            log.finish();
+        }
+    }
+}
+
+impl Stream {
+    fn new(server: &Server, from: Option<Arc<Descriptor>>, budget: &Arc<Budget>) -> Self {
+        let limits = Limits { ring_bytes: RING_BYTES, writer_waits: true };
+        let (place, limit) = (SpoolPlace::default(), server.limits.exec_spool_bytes);
+        let log = match limit {
+            0 => Log::new(limits),
+            limit => Log::with_spool(limits, Box::new(SpoolFile { place: place.clone(), limit, budget: budget.clone(), used: 0 }), limit),
+        };
+        Self { from, log, place }
+    }
+
+    /// Moves what the program prints to the log, until it prints no more.
+    async fn pump(self, server: &Server, exited: &CancellationToken) {
+        let Some(from) = &self.from else { return };
+        let mut buf = vec![0; SMALL_READ_BYTES];
+        let mut deadline = None;
+        loop {
+            let read = tokio::select! {
+                biased;
+                read = from.read(&mut buf) => read,
+                () = exited.cancelled(), if deadline.is_none() => {
+                    deadline = Some(Instant::now() + LINGER);
+                    continue;
+                }
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => break,
+            };
+            let Ok(n @ 1..) = read else { return };
+            self.take(server, &buf[..n]).await;
+            if n == buf.len() && buf.len() < LARGE_READ_BYTES {
+                buf = vec![0; LARGE_READ_BYTES];
+                // A terminal has no such size, and a user may have used up what there is: then it goes as it did.
+                let _ = rustix::pipe::fcntl_setpipe_size(&**from, LARGE_PIPE_BYTES);
+            }
+            // A child left in the background that prints without pause is not waited for either.
+            if deadline.is_some_and(|deadline| Instant::now() > deadline) {
+                break;
+            }
+        }
+        let mut drained = 0;
+        while drained < DRAIN_BYTES
+            && let Ok(n @ 1..) = from.try_read(&mut buf)
+        {
+            drained += n;
+            self.take(server, &buf[..n]).await;
+        }
+    }
+
+    async fn take(&self, server: &Server, bytes: &[u8]) {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let taken = if self.log.would_spool(rest.len()) { self.spool(server, rest).await } else { self.log.append(rest) };
+            rest = &rest[taken..];
+            if !rest.is_empty() {
+                self.log.room().await;
+            }
+        }
+    }
+
+    /// Takes bytes in a thread that may wait for the disk.
+    async fn spool(&self, server: &Server, bytes: &[u8]) -> usize {
+        if self.place.get().is_none() {
+            let file = match server.authority.view().disk_full {
+                true => None,
+                false => server
+                    .files
+                    .unnamed(server.programs.work_dir())
+                    .await
+                    .map_err(|error| tracing::warn!(%error, "no file for a command's output"))
+                    .ok(),
+            };
+            // Only this task makes it.
+            let _ = self.place.set(file.map(File::from));
+        }
+        let (log, length, bytes) = (self.log.clone(), bytes.len(), bytes.to_vec());
+        let taken = tokio::task::spawn_blocking(move || log.append(&bytes)).await;
+        if let Some(error) = self.log.spool_failure() {
+            tracing::warn!(%error, "a command's output is kept in memory only from here on");
+        }
+        // Only a panic in there gives nothing; the bytes are then as lost as the spool.
+        taken.unwrap_or(length)
+    }
+}

@@ -1,0 +1,142 @@
+//! `POST /v1/exec` as an event stream: the frames of a command's output as server-sent events, resumed by asking again from where it broke off.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{body::Body, response::Response};
+use bytes::Bytes;
+use cobox_protocol::{
+    ApiError, ErrorCode, Timestamp,
+    frame::{ExecReady, ExecStart, ServerFrame},
+};
+use cobox_token::{Claims, TokenError};
+use futures_util::stream;
+use http::{HeaderMap, HeaderValue, header};
+use tokio::sync::mpsc;
+
+use super::{
+    Commands,
+    plan::MAX_TIMEOUT,
+    session::{frame, ready_frame},
+    viewer::{Event, Form, Viewer, at},
+};
+use crate::{
+    auth::{Caller, Exec},
+    listen::ConnectionEnd,
+    server::Server,
+};
+
+/// Events between a command and a slow client; beyond it the command's output waits where it is kept.
+const WAITING_EVENTS: usize = 2;
+/// Something to send while nothing happens, so that proxies between don't take the silence for an end.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+const LAST_EVENT_ID: &str = "last-event-id";
+
+/// Whether the client asked for events and nothing else: one that takes both gets the whole answer.
+pub fn are_wanted(headers: &HeaderMap) -> bool {
+    let accepts = |kind: &str| headers.get_all(header::ACCEPT).iter().any(|v| v.to_str().is_ok_and(|v| v.contains(kind)));
+    accepts("text/event-stream") && !accepts("application/json") && !accepts("*/*")
+}
+
+pub async fn answer(
+    server: &Arc<Server>,
+    caller: Caller<Exec>,
+    headers: &HeaderMap,
+    connection: &ConnectionEnd,
+    mut start: ExecStart,
+) -> Result<Response, ApiError> {
+    if let Some((stdout, stderr)) = last_event(headers)? {
+        start.stdout_from = start.stdout_from.or(Some(stdout));
+        start.stderr_from = start.stderr_from.or(Some(stderr));
+    }
+    let slot = server.slots.stream()?;
+    let (stdout_from, stderr_from) = (start.stdout_from.unwrap_or(0), start.stderr_from.unwrap_or(0));
+    let claims = caller.claims.clone();
+    let attached = caller.stream.until_revoked(Commands::start(server, start, MAX_TIMEOUT, &claims)).await?;
+    let viewer = Viewer::new(attached, stdout_from, stderr_from, Form::Text);
+    caller.stream.ends_connection(connection);
+    let (events, waiting) = mpsc::channel(WAITING_EVENTS);
+    let shutdown = server.shutdown.clone();
+    server.tasks.spawn(async move {
+        let mut viewer = viewer;
+        let end = tokio::select! {
+            () = tell(&mut viewer, &events) => None,
+            why = caller.stream.revoked() => Some(why),
+            why = expired(&claims) => Some(why),
+            () = shutdown.cancelled() => None,
+        };
+        if let Some(error) = end {
+            let error = error.envelope(&cobox_protocol::RequestId::new()).error;
+            // A client that doesn't read has its connection ended instead.
+            let _ = events.try_send(event(&ServerFrame::Error { error }, viewer.positions()));
+        }
+        drop(slot);
+    });
+    let body =
+        stream::unfold(waiting, async |mut waiting| waiting.recv().await.map(|event| (Ok::<_, std::convert::Infallible>(event), waiting)));
+    let mut response = Response::new(Body::from_stream(body));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    Ok(response)
+}
+
+/// Sends what happens until it is over or nobody takes it any more.
+async fn tell(viewer: &mut Viewer, events: &mpsc::Sender<Bytes>) {
+    let ready = ready_frame(viewer).await;
+    if events.send(event(&ready, viewer.positions())).await.is_err() {
+        return;
+    }
+    let mut permit = None;
+    loop {
+        let stalls_at = viewer.stalls_at();
+        tokio::select! {
+            free = events.reserve(), if permit.is_none() => match free {
+                Ok(free) => permit = Some(free),
+                Err(_) => return,
+            },
+            next = viewer.next(), if permit.is_some() => {
+                let is_over = matches!(next, Event::Exit(_));
+                let text = event(&frame(next), viewer.positions());
+                if let Some(permit) = permit.take() {
+                    permit.send(text);
+                }
+                if is_over {
+                    return;
+                }
+            }
+            () = at(stalls_at) => viewer.let_go(),
+            () = tokio::time::sleep(KEEP_ALIVE), if permit.is_some() => {
+                if let Some(permit) = permit.take() {
+                    permit.send(Bytes::from_static(b":\n\n"));
+                }
+            }
+            () = events.closed() => return,
+        }
+    }
+}
+
+async fn expired(claims: &Claims) -> ApiError {
+    let left = Timestamp::from_unix(claims.exp).saturating_since(Timestamp::now());
+    tokio::time::sleep(left).await;
+    ApiError::new(ErrorCode::TokenExpired, TokenError::Expired.to_string())
+}
+
+/// One event, with where both streams go on after it.
+fn event(frame: &ServerFrame<ExecReady>, (stdout, stderr): (u64, u64)) -> Bytes {
+    let name = match frame {
+        ServerFrame::Ready(_) => "ready",
+        ServerFrame::Stdout { .. } => "stdout",
+        ServerFrame::Stderr { .. } => "stderr",
+        ServerFrame::Gap { .. } => "gap",
+        ServerFrame::Exit { .. } => "exit",
+        _ => "error",
+    };
+    // Strings and numbers always serialise, and JSON has no raw line breaks.
+    let data = serde_json::to_string(frame).unwrap_or_default();
+    Bytes::from(format!("event: {name}\nid: {stdout}-{stderr}\ndata: {data}\n\n"))
+}
+
+fn last_event(headers: &HeaderMap) -> Result<Option<(u64, u64)>, ApiError> {
+    let Some(value) = headers.get(LAST_EVENT_ID) else { return Ok(None) };
+    let offsets = value.to_str().ok().and_then(|v| v.split_once('-')).and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+    offsets.map(Some).ok_or_else(|| ApiError::invalid("Last-Event-ID must be the id of an event of this route, such as 1024-0"))
+}

@@ -1,0 +1,170 @@
+//! What clients type for a command, from the frame to the program: kept in order, taken once, never more than a bit of it waiting.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+
+use crate::descriptor::Descriptor;
+
+/// Waiting for the program to read it; beyond it clients' sockets aren't read.
+const MAX_PENDING_BYTES: usize = 1024 * 1024;
+/// Clients whose count of frames is remembered: one or two, and some that came back under another name.
+const MAX_CLIENTS: usize = 64;
+/// What ends the input of a terminal whose program hasn't chosen something else.
+const END_OF_TRANSMISSION: &[u8] = &[4];
+
+#[derive(Default)]
+pub struct Input {
+    state: Mutex<State>,
+    /// Something came, or nothing more will.
+    came: Notify,
+    /// The program took something.
+    taken: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    pending: VecDeque<Bytes>,
+    pending_bytes: usize,
+    is_closed: bool,
+    /// The last frame taken of each client, the one heard last at the end.
+    seen: VecDeque<(String, u64)>,
+}
+
+impl Input {
+    /// Takes a frame, unless this client's frame of that number was taken already. `false` where nothing more is taken at all.
+    pub fn push(&self, client: &str, seq: Option<u64>, bytes: Bytes) -> bool {
+        let mut state = self.state();
+        if let Some(seq) = seq {
+            let known = state.seen.iter().position(|(name, _)| name == client).and_then(|at| state.seen.remove(at));
+            let last = known.as_ref().map_or(0, |(_, last)| *last);
+            if state.seen.len() == MAX_CLIENTS {
+                state.seen.pop_front();
+            }
+            state.seen.push_back((client.to_owned(), last.max(seq)));
+            if seq <= last {
+                return true;
+            }
+        }
+        if state.is_closed {
+            return false;
+        }
+        state.pending_bytes += bytes.len();
+        state.pending.push_back(bytes);
+        drop(state);
+        self.came.notify_one();
+        true
+    }
+
+    /// Nothing more comes.
+    pub fn close(&self) {
+        self.state().is_closed = true;
+        self.came.notify_one();
+    }
+
+    pub fn has_room(&self) -> bool {
+        self.state().pending_bytes < MAX_PENDING_BYTES
+    }
+
+    /// Resolves when another frame may be taken.
+    pub async fn room(&self) {
+        loop {
+            // Before the look, so that what is taken in between is not missed.
+            let taken = self.taken.notified();
+            if self.has_room() {
+                return;
+            }
+            taken.await;
+        }
+    }
+
+    /// Gives the program what comes, until it wants no more or nothing more comes; then its input is closed.
+    pub async fn feed(&self, to: Option<Arc<Descriptor>>, is_terminal: bool) {
+        if let Some(to) = &to {
+            while let Some(bytes) = self.next().await {
+                let mut rest = &bytes[..];
+                while !rest.is_empty() {
+                    match to.write(rest).await {
+                        Ok(n) => rest = &rest[n..],
+                        // The program doesn't want the rest, which is its right.
+                        Err(_) => return self.refuse(),
+                    }
+                }
+                self.took(bytes.len());
+            }
+            if is_terminal {
+                // A terminal has no end of its own to close: one that is gone doesn't need it either.
+                let _ = to.write(END_OF_TRANSMISSION).await;
+            }
+        }
+        self.refuse();
+    }
+
+    async fn next(&self) -> Option<Bytes> {
+        loop {
+            let came = self.came.notified();
+            {
+                let mut state = self.state();
+                if let Some(bytes) = state.pending.pop_front() {
+                    return Some(bytes);
+                }
+                if state.is_closed {
+                    return None;
+                }
+            }
+            came.await;
+        }
+    }
+
+    fn took(&self, count: usize) {
+        self.state().pending_bytes -= count;
+        self.taken.notify_waiters();
+    }
+
+    fn refuse(&self) {
+        let mut state = self.state();
+        state.is_closed = true;
+        state.pending.clear();
+        state.pending_bytes = 0;
+        drop(state);
+        self.taken.notify_waiters();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Each change is whole before anything can panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_sent_again_is_taken_once_and_each_client_counts_for_itself() {
+        let input = Input::default();
+        for (client, seq) in [("a", 1), ("a", 2), ("a", 1), ("b", 1), ("a", 2), ("b", 2)] {
+            assert!(input.push(client, Some(seq), Bytes::from(format!("{client}{seq} "))));
+        }
+        assert!(input.push("a", None, Bytes::from_static(b"uncounted")));
+        let taken: Vec<u8> = input.state().pending.iter().flatten().copied().collect();
+        assert_eq!(String::from_utf8(taken).unwrap(), "a1 a2 b1 b2 uncounted");
+        input.close();
+        assert!(input.push("a", Some(2), Bytes::new()), "what was taken is acknowledged again");
+        assert!(!input.push("a", Some(3), Bytes::new()));
+    }
+
+    #[test]
+    fn the_client_heard_longest_ago_is_forgotten_first() {
+        let input = Input::default();
+        for i in 0..=MAX_CLIENTS {
+            input.push(&i.to_string(), Some(1), Bytes::new());
+        }
+        assert_eq!(input.state().seen.len(), MAX_CLIENTS);
+        assert_eq!(input.state().seen[0].0, "1");
+    }
+}

@@ -1,0 +1,138 @@
+//! One command from its request to its answer, the shortest way: what it prints goes straight into the answer, and it ends with its client.
+
+use std::{
+    os::fd::OwnedFd,
+    pin::pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use cobox_protocol::{
+    ApiError, CommandId,
+    exec::{ExecRequest, ExecResponse, text_and_b64},
+    process::ProcessKind,
+};
+use cobox_token::Claims;
+use tokio::io::Interest;
+
+use super::{
+    internal,
+    outcome::{end_within, not_started},
+    output::Capture,
+    plan::Plan,
+};
+use crate::{
+    descriptor::Descriptor,
+    processes::{Ended, Job, shown},
+    programs::{Program, Started},
+    server::Server,
+    workload::Exit,
+};
+
+/// How long output is still read after the program has ended while something it started holds the pipes open.
+const LINGER: Duration = Duration::from_millis(100);
+
+pub async fn execute(server: &Server, request: ExecRequest, claims: &Claims) -> Result<ExecResponse, ApiError> {
+    let started_at = Instant::now();
+    let plan = Plan::new(request, &server.limits)?;
+    let _memory = server.commands.memory(2 * plan.max_output)?;
+    let argv = shown(&plan.command.argv);
+    let name = argv.first().cloned().unwrap_or_default();
+    let id = CommandId::new().to_string();
+    let outcome = match server.programs.launch(plan.command).await {
+        Ok(started) => {
+            // From here on somebody may leave at any time, and what was started goes with them.
+            let mut guard = KillOnDrop(Some(started.program.clone()));
+            let program = started.program.clone();
+            let job = Job::new(id.clone(), ProcessKind::Command, argv, claims, program.clone());
+            let _listed = server.processes.list(Arc::new(job));
+            let outcome = watch(started, plan.stdin, plan.timeout, plan.max_output).await?;
+            guard.0 = None;
+            match program.start_failure() {
+                Some(error) => Outcome::instead(not_started(&name, &error)?),
+                None => outcome,
+            }
+        }
+        Err(error) => Outcome::instead(not_started(&name, &error)?),
+    };
+    let duration = started_at.elapsed();
+    Ok(outcome.answer(id, duration))
+}
+
+pub struct Outcome {
+    pub ended: Ended,
+    pub stdout: Capture,
+    pub stderr: Capture,
+}
+
+impl Outcome {
+    fn instead((exit, said): (Exit, String)) -> Self {
+        Self { ended: Ended { exit, timed_out: false }, stdout: Capture::default(), stderr: Capture::of(said.into_bytes()) }
+    }
+
+    pub fn answer(self, command_id: String, duration: Duration) -> ExecResponse {
+        let truncated = self.stdout.truncated || self.stderr.truncated;
+        let (stdout, stdout_b64) = text_and_b64(self.stdout.into_bytes());
+        let (stderr, stderr_b64) = text_and_b64(self.stderr.into_bytes());
+        ExecResponse {
+            stdout,
+            stderr,
+            stdout_b64,
+            stderr_b64,
+            exit_code: self.ended.exit.code,
+            signal: self.ended.exit.signal,
+            timed_out: self.ended.timed_out,
+            truncated,
+            duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
+            command_id,
+        }
+    }
+}
+
+/// Kills the program's whole tree unless told that it has ended: also when the client has gone and this is dropped half-way.
+struct KillOnDrop(Option<Arc<dyn Program>>);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        if let Some(program) = self.0.take() {
+            tokio::spawn(async move { program.kill_tree().await });
+        }
+    }
+}
+
+async fn watch(started: Started, stdin: Option<Vec<u8>>, timeout: Duration, max_output: usize) -> Result<Outcome, ApiError> {
+    let open = |fd: Option<OwnedFd>, interest| fd.map(|fd| Descriptor::new(fd, interest)).transpose().map_err(internal);
+    let input = open(started.stdin, Interest::WRITABLE)?;
+    let (out, err) = (open(started.stdout, Interest::READABLE)?, open(started.stderr, Interest::READABLE)?);
+    let (mut stdout, mut stderr) = (Capture::new(max_output), Capture::new(max_output));
+
+    let ended = {
+        let streams = async { tokio::join!(feed(input, stdin), stdout.read_to_end(out.as_ref()), stderr.read_to_end(err.as_ref())) };
+        let mut streams = pin!(streams);
+        let mut ended = pin!(end_within(&*started.program, timeout));
+        tokio::select! {
+            // Closed pipes are no end: a program may close them and go on.
+            _ = &mut streams => ended.await,
+            end = &mut ended => {
+                // Past this time a background child holds the pipes; what is in them is still taken below.
+                let _ = tokio::time::timeout(LINGER, streams).await;
+                end
+            }
+        }
+    };
+    stdout.drain(out.as_ref());
+    stderr.drain(err.as_ref());
+    Ok(Outcome { ended, stdout, stderr })
+}
+
+async fn feed(input: Option<Descriptor>, bytes: Option<Vec<u8>>) {
+    let (Some(input), Some(bytes)) = (input, bytes) else { return };
+    let mut rest = bytes.as_slice();
+    while !rest.is_empty() {
+        match input.write(rest).await {
+            Ok(n) => rest = &rest[n..],
+            // The program doesn't want the rest, which is its right.
+            Err(_) => return,
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! How a program ends: by itself, for taking too long, or without ever having run.
+
+use std::time::Duration;
+
+use cobox_protocol::{ApiError, ErrorCode};
+use futures_util::future::BoxFuture;
+use rustix::io::Errno;
+
+use crate::{
+    processes::Ended,
+    programs::Program,
+    workload::{Exit, is_bad_cwd},
+};
+
+const KILL: i32 = 9;
+
+/// The program's end, or the one it was brought to for taking too long, with all it started.
+pub async fn end_within(program: &dyn Program, timeout: Duration) -> Ended {
+    match tokio::time::timeout(timeout, program.wait()).await {
+        Ok(exit) => Ended { exit, timed_out: false },
+        Err(_) => {
+            program.kill_tree().await;
+            Ended { exit: Exit { code: 128 + KILL, signal: Some(KILL) }, timed_out: true }
+        }
+    }
+}
+
+/// What a shell would answer for a program that can't be run: its exit code and its words. An error where it is the request's or the
+/// sandbox's fault.
+pub fn not_started(name: &str, error: &std::io::Error) -> Result<(Exit, String), ApiError> {
+    if is_bad_cwd(error) {
+        return Err(ApiError::invalid(format!("cwd: {error}")));
+    }
+    match Errno::from_io_error(error) {
+        Some(Errno::TOOBIG) => Err(ApiError::invalid("argv and env together are larger than the kernel takes")),
+        Some(Errno::AGAIN | Errno::NOMEM) => {
+            Err(ApiError::new(ErrorCode::RateLimited, "the sandbox has no room for another process; end some and try again"))
+        }
+        Some(errno) => match in_words(errno) {
+            Some((code, why)) => Ok((Exit { code, signal: None }, format!("{name}: {why}\n"))),
+            None => Err(super::internal(format!("starting {name}: {error}"))),
+        },
+        None => Err(super::internal(format!("starting {name}: {error}"))),
+    }
+}
+
+/// Stands for a program that never ran.
+pub struct NeverRan(pub Exit);
+
+impl Program for NeverRan {
+    fn wait(&self) -> BoxFuture<'_, Exit> {
+        Box::pin(async { self.0 })
+    }
+    fn pid(&self) -> BoxFuture<'_, Option<i32>> {
+        Box::pin(async { None })
+    }
+    fn start_failure(&self) -> Option<std::io::Error> {
+        None
+    }
+    fn signal(&self, _: i32) {}
+    fn signal_tree(&self, _: i32) {}
+    fn kill_tree(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+}
+
+fn in_words(errno: Errno) -> Option<(i32, &'static str)> {
+    match errno {
+        Errno::NOENT => Some((127, "not found")),
+        Errno::ACCESS | Errno::PERM => Some((126, "permission denied")),
+        Errno::NOEXEC => Some((126, "not something that can be run")),
+        Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG | Errno::ISDIR => Some((126, "not the name of a program")),
+        _ => None,
+    }
+}

@@ -1,0 +1,261 @@
+//! The commands of a sandbox by their ids: started once whoever asks and how often, kept for a while when they have ended, and
+//! remembered as gone for longer.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use cobox_protocol::{ApiError, CommandId, ErrorCode, control::DataplaneLimits, frame::ExecStart, id::is_foreign_id, process::ProcessKind};
+use cobox_token::Claims;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+
+use super::{
+    command::{Attached, Command},
+    internal,
+    outcome::{NeverRan, not_started},
+    plan::StreamPlan,
+    spool::Budget,
+};
+use crate::{
+    processes::{Job, shown},
+    programs::Started,
+    server::Server,
+};
+
+/// Request bodies and captured output of all commands together.
+const MEMORY_BUDGET_KIB: usize = 256 * 1024;
+/// Ended commands that are kept; the oldest go first.
+const MAX_KEPT: usize = 256;
+/// What their output may take of memory: with more of it fewer are kept.
+const MAX_KEPT_MEMORY_BYTES: usize = 32 * 1024 * 1024;
+/// How many full spools all commands together may take of the sandbox's disk.
+const SPOOLS: u64 = 4;
+/// Ids of commands that are no longer kept. One that is forgotten here too could be run a second time.
+const MAX_FORGOTTEN: usize = 4096;
+
+/// What all commands of the sandbox share.
+pub struct Commands {
+    slots: Arc<Semaphore>,
+    limit: u32,
+    memory: Arc<Semaphore>,
+    spools: Arc<Budget>,
+    retention: Duration,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    commands: HashMap<String, Entry>,
+    /// The one that ended first at the front.
+    ended: VecDeque<Arc<Command>>,
+    forgotten: HashSet<String>,
+    forgotten_in_order: VecDeque<String>,
+}
+
+enum Entry {
+    Starting(Begun),
+    Known(Arc<Command>),
+}
+
+/// A command on its way, for everybody who asked for it meanwhile.
+type Begun = watch::Receiver<Option<Result<Arc<Command>, ApiError>>>;
+
+impl Commands {
+    pub fn new(limits: &DataplaneLimits) -> Self {
+        Self {
+            slots: Arc::new(Semaphore::new(limits.execs as usize)),
+            limit: limits.execs,
+            memory: Arc::new(Semaphore::new(MEMORY_BUDGET_KIB)),
+            spools: Budget::new(limits.exec_spool_bytes.saturating_mul(SPOOLS)),
+            retention: Duration::from_secs(limits.exec_retention_seconds),
+            known: Mutex::default(),
+        }
+    }
+
+    /// A place for a running command.
+    pub fn slot(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        self.slots.clone().try_acquire_owned().map_err(|_| {
+            let message = format!("{} commands are already running here; try again when one has ended", self.limit);
+            ApiError::new(ErrorCode::RateLimited, message)
+        })
+    }
+
+    pub fn memory(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+        let kib = u32::try_from(bytes / 1024 + 1).unwrap_or(u32::MAX);
+        self.memory.clone().try_acquire_many_owned(kib).map_err(|_| {
+            let message = "the commands running here use all memory for input and output; try again, or with a smaller max_output_bytes";
+            ApiError::new(ErrorCode::RateLimited, message)
+        })
+    }
+
+    /// Starts a command, or joins the one of that id.
+    pub async fn start(
+        server: &Arc<Server>,
+        start: ExecStart,
+        default_timeout: Duration,
+        claims: &Arc<Claims>,
+    ) -> Result<Attached, ApiError> {
+        let id = match &start.command_id {
+            Some(id) if !is_foreign_id(id) => {
+                return Err(ApiError::invalid("command_id must be 1 to 256 characters, none of them a control character"));
+            }
+            Some(id) => id.clone(),
+            None => CommandId::new().to_string(),
+        };
+        let plan = StreamPlan::new(start, default_timeout)?;
+        // Dropped when this is: by then whoever asked is attached, or has left.
+        let (_here, left) = oneshot::channel();
+        let mut begun = match server.commands.find_or_begin(server, id, plan, claims, left)? {
+            Entry::Known(command) => return Ok(command.attach()),
+            Entry::Starting(begun) => begun,
+        };
+        match begun.wait_for(Option::is_some).await.map(|outcome| outcome.clone()) {
+            Ok(Some(Ok(command))) => Ok(command.attach()),
+            Ok(Some(Err(error))) => Err(error),
+            _ => Err(internal("the command was given up while it started")),
+        }
+    }
+
+    fn find_or_begin(
+        &self,
+        server: &Arc<Server>,
+        id: String,
+        plan: Option<StreamPlan>,
+        claims: &Arc<Claims>,
+        left: oneshot::Receiver<()>,
+    ) -> Result<Entry, ApiError> {
+        let mut known = self.known();
+        match known.commands.get(&id) {
+            Some(Entry::Known(command)) => return Ok(Entry::Known(command.clone())),
+            Some(Entry::Starting(begun)) => return Ok(Entry::Starting(begun.clone())),
+            None => {}
+        }
+        if known.forgotten.contains(&id) {
+            let message = "this command has run, and what it printed is no longer kept; use another command_id to run it again";
+            return Err(ApiError::new(ErrorCode::CommandExpired, message));
+        }
+        if server.processes.find(&id).is_some() {
+            return Err(ApiError::new(ErrorCode::CommandNotFound, "this command's output goes only to whoever started it"));
+        }
+        let Some(plan) = plan else {
+            return Err(ApiError::new(
+                ErrorCode::CommandNotFound,
+                "there is no command of that id here; give a command or argv to start it",
+            ));
+        };
+        let slot = self.slot()?;
+        let (tell, begun) = watch::channel(None);
+        known.commands.insert(id.clone(), Entry::Starting(begun.clone()));
+        // Not in the request's own task: it may go while others wait for the same command.
+        let (server, claims) = (server.clone(), claims.clone());
+        let tasks = server.tasks.clone();
+        tasks.spawn(async move { run(&server, id, plan, &claims, (slot, left), tell).await });
+        Ok(Entry::Starting(begun))
+    }
+
+    fn ended(&self, command: &Arc<Command>) {
+        let mut known = self.known();
+        known.ended.push_back(command.clone());
+        let mut memory: usize = known.ended.iter().map(|c| c.memory()).sum();
+        while known.ended.len() > MAX_KEPT || memory > MAX_KEPT_MEMORY_BYTES && known.ended.len() > 1 {
+            let Some(oldest) = known.ended.pop_front() else { break };
+            memory -= oldest.memory();
+            known.forget(&oldest);
+        }
+    }
+
+    fn forget(&self, command: &Arc<Command>) {
+        let mut known = self.known();
+        known.ended.retain(|other| !Arc::ptr_eq(other, command));
+        known.forget(command);
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        // A panic half-way can at worst leave a command that is kept too long.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    fn forget(&mut self, command: &Arc<Command>) {
+        let id = &command.job().id;
+        if !matches!(self.commands.get(id), Some(Entry::Known(known)) if Arc::ptr_eq(known, command)) {
+            return;
+        }
+        self.commands.remove(id);
+        if self.forgotten_in_order.len() == MAX_FORGOTTEN
+            && let Some(oldest) = self.forgotten_in_order.pop_front()
+        {
+            self.forgotten.remove(&oldest);
+        }
+        self.forgotten.insert(id.clone());
+        self.forgotten_in_order.push_back(id.clone());
+    }
+}
+
+/// The whole life of a command.
+async fn run(
+    server: &Arc<Server>,
+    id: String,
+    plan: StreamPlan,
+    claims: &Claims,
+    (slot, left): (OwnedSemaphorePermit, oneshot::Receiver<()>),
+    tell: watch::Sender<Option<Result<Arc<Command>, ApiError>>>,
+) {
+    let commands = &server.commands;
+    let (command, running) = match begin(server, id.clone(), plan, claims).await {
+        Ok(begun) => begun,
+        Err(error) => {
+            // Nothing ran, so the id may be used again.
+            commands.known().commands.remove(&id);
+            tell.send_replace(Some(Err(error)));
+            return;
+        }
+    };
+    let first = command.attach();
+    commands.known().commands.insert(id, Entry::Known(command.clone()));
+    tell.send_replace(Some(Ok(command.clone())));
+    drop(tell);
+    let to_the_end = async {
+        let hold_first = async {
+            // Until whoever asked is attached, or has left before it came to that.
+            let _ = left.await;
+            drop(first);
+        };
+        tokio::join!(running.to_the_end(server), hold_first);
+        drop(slot);
+        commands.ended(&command);
+        tokio::time::sleep(commands.retention).await;
+        commands.forget(&command);
+    };
+    tokio::select! {
+        () = to_the_end => {}
+        () = server.shutdown.cancelled() => {}
+    }
+}
+
+async fn begin(
+    server: &Arc<Server>,
+    id: String,
+    plan: StreamPlan,
+    claims: &Claims,
+) -> Result<(Arc<Command>, super::command::Running), ApiError> {
+    let argv = shown(&plan.command.argv);
+    let (started, said) = match server.programs.spawn(plan.command.clone()).await {
+        Ok(started) => (started, None),
+        Err(error) => {
+            let (exit, said) = not_started(argv.first().map_or("", String::as_str), &error)?;
+            (Started { program: Arc::new(NeverRan(exit)), stdin: None, stdout: None, stderr: None, pty: None }, Some(said))
+        }
+    };
+    let program = started.program.clone();
+    let job = Job::new(id, ProcessKind::Command, argv, claims, program.clone());
+    let listed = server.processes.list(Arc::new(job));
+    let made = Command::new(listed, started, plan, said, server, &server.commands.spools);
+    if made.is_err() {
+        program.kill_tree().await;
+    }
+    made
+}

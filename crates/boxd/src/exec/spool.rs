@@ -1,0 +1,128 @@
+//! Output that no longer fits into memory, in a file without a name on the sandbox's own disk.
+
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use cobox_stream::Spool;
+
+/// What all spools together may take of the disk.
+pub struct Budget {
+    left: AtomicU64,
+}
+
+impl Budget {
+    pub fn new(bytes: u64) -> Arc<Self> {
+        Arc::new(Self { left: AtomicU64::new(bytes) })
+    }
+
+    fn take(&self, bytes: u64) -> bool {
+        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok()
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.left.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+/// The file, made when it is first needed; empty where it couldn't be.
+pub type SpoolPlace = Arc<OnceLock<Option<File>>>;
+
+/// A ring in a file: an offset's byte is at that offset modulo the limit.
+pub struct SpoolFile {
+    pub place: SpoolPlace,
+    pub limit: u64,
+    pub budget: Arc<Budget>,
+    /// How much of the file has ever been written, which is what it takes of the disk.
+    pub used: u64,
+}
+
+impl SpoolFile {
+    fn file(&self) -> io::Result<&File> {
+        self.place.get().and_then(Option::as_ref).ok_or_else(|| io::Error::other("there is no file for it"))
+    }
+
+    /// The stretches of the file that hold `length` bytes from an offset on: one, or two where it wraps.
+    fn stretches(&self, offset: u64, length: usize) -> [(u64, usize); 2] {
+        let at = offset % self.limit;
+        let before_the_end = usize::try_from(self.limit - at).unwrap_or(usize::MAX).min(length);
+        [(at, before_the_end), (0, length - before_the_end)]
+    }
+}
+
+impl Spool for SpoolFile {
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let mut rest = bytes;
+        for (at, length) in self.stretches(offset, bytes.len()) {
+            let grown = (at + length as u64).saturating_sub(self.used);
+            if grown > 0 {
+                if !self.budget.take(grown) {
+                    return Err(io::ErrorKind::StorageFull.into());
+                }
+                self.used += grown;
+            }
+            self.file()?.write_all_at(&rest[..length], at)?;
+            rest = &rest[length..];
+        }
+        Ok(())
+    }
+
+    fn read_at(&mut self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        for (at, length) in self.stretches(offset, into.len()) {
+            self.file()?.read_exact_at(&mut into[done..done + length], at)?;
+            done += length;
+        }
+        Ok(())
+    }
+
+    /// The place is used again when the ring comes around.
+    fn discard(&mut self, _before: u64) {}
+}
+
+impl Drop for SpoolFile {
+    fn drop(&mut self) {
+        self.budget.give_back(self.used);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spool(limit: u64, budget: &Arc<Budget>) -> SpoolFile {
+        let place = SpoolPlace::default();
+        place.set(Some(tempfile::tempfile().unwrap())).unwrap();
+        SpoolFile { place, limit, budget: budget.clone(), used: 0 }
+    }
+
+    #[test]
+    fn what_was_written_is_read_around_the_end_of_the_file_too() {
+        let budget = Budget::new(10);
+        let mut spool = spool(10, &budget);
+        let text = b"abcdefghijklmnopqrstuvwxyz";
+        for (i, piece) in text.chunks(7).enumerate() {
+            spool.write_at(7 * i as u64, piece).unwrap();
+        }
+        let mut last = [0; 10];
+        spool.read_at(16, &mut last).unwrap();
+        assert_eq!(&last, &text[16..]);
+    }
+
+    #[test]
+    fn a_spool_beyond_the_budget_of_all_is_refused_and_gives_its_share_back_when_it_goes() {
+        let budget = Budget::new(10);
+        let mut one = spool(8, &budget);
+        one.write_at(0, &[1; 8]).unwrap();
+        let mut other = spool(8, &budget);
+        assert!(other.write_at(0, &[1; 8]).is_err());
+        drop(one);
+        other.write_at(0, &[1; 8]).unwrap();
+    }
+}

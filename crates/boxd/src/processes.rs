@@ -1,0 +1,213 @@
+//! What boxd has started: the list, the signals and the way to end one. Commands and shells put themselves in.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use axum::{
+    Json,
+    body::Body,
+    extract::{Path, State},
+};
+use cobox_protocol::{
+    ApiError, ErrorCode, Timestamp,
+    json::read_object,
+    key::PrincipalKind,
+    process::{ProcessInfo, ProcessKind, ProcessList, ProcessState, SignalRequest},
+};
+use cobox_token::Claims;
+use futures_util::FutureExt;
+use http::StatusCode;
+use tokio::sync::watch;
+
+use crate::{
+    answer::Failure,
+    auth::{Caller, Exec},
+    body,
+    programs::Program,
+    server::Server,
+    workload::Exit,
+};
+
+/// Of a command's words, what the list shows: enough to know it by.
+const MAX_SHOWN_WORDS: usize = 32;
+const MAX_SHOWN_WORD_CHARS: usize = 256;
+/// A signal's name and its braces.
+const MAX_SIGNAL_REQUEST_BYTES: usize = 1024;
+/// What a cancelled program gets to put its things in order before it is killed.
+const CANCEL_GRACE: Duration = Duration::from_secs(2);
+const KILL: i32 = 9;
+const TERM: i32 = 15;
+
+/// How a program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    pub exit: Exit,
+    pub timed_out: bool,
+}
+
+/// Something boxd started for somebody.
+pub struct Job {
+    pub id: String,
+    pub kind: ProcessKind,
+    pub program: Arc<dyn Program>,
+    argv: Vec<String>,
+    started_at: Timestamp,
+    principal: String,
+    actor: PrincipalKind,
+    ended: watch::Sender<Option<Ended>>,
+}
+
+impl Job {
+    pub fn new(id: String, kind: ProcessKind, argv: Vec<String>, claims: &Claims, program: Arc<dyn Program>) -> Self {
+        Self {
+            id,
+            kind,
+            program,
+            argv,
+            started_at: Timestamp::now(),
+            principal: claims.sub.clone(),
+            actor: claims.act.kind,
+            ended: watch::Sender::new(None),
+        }
+    }
+
+    pub fn end(&self, ended: Ended) {
+        self.ended.send_replace(Some(ended));
+    }
+
+    pub fn ended(&self) -> Option<Ended> {
+        *self.ended.borrow()
+    }
+
+    /// Resolves when it has ended; may be called again.
+    pub async fn wait(&self) -> Ended {
+        let mut ended = self.ended.subscribe();
+        // The sender is in `self`.
+        match ended.wait_for(Option::is_some).await.map(|ended| *ended) {
+            Ok(Some(ended)) => ended,
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// KILL ends all it started; any other signal goes to its process group, as from a terminal.
+    pub async fn signal(&self, signal: i32) {
+        match signal {
+            KILL => self.program.kill_tree().await,
+            _ => self.program.signal(signal),
+        }
+    }
+
+    /// Asks all of it to end, and ends what is left of it when the time is over.
+    pub async fn cancel(&self) {
+        if self.ended().is_none() {
+            self.program.signal_tree(TERM);
+            // Whether it went by itself or not: what it started goes with it.
+            let _ = tokio::time::timeout(CANCEL_GRACE, self.program.wait()).await;
+        }
+        self.program.kill_tree().await;
+    }
+
+    fn info(&self) -> ProcessInfo {
+        let ended = self.ended();
+        ProcessInfo {
+            id: self.id.clone(),
+            kind: self.kind,
+            pid: self.program.pid().now_or_never().flatten(),
+            argv: self.argv.clone(),
+            started_at: self.started_at,
+            principal: self.principal.clone(),
+            actor: self.actor,
+            state: if ended.is_some() { ProcessState::Ended } else { ProcessState::Running },
+            exit_code: ended.map(|e| e.exit.code),
+            signal: ended.and_then(|e| e.exit.signal),
+            timed_out: ended.is_some_and(|e| e.timed_out),
+        }
+    }
+}
+
+/// A command's words as the list shows them.
+pub fn shown(argv: &[Vec<u8>]) -> Vec<String> {
+    let word = |word: &Vec<u8>| {
+        String::from_utf8_lossy(&word[..word.len().min(4 * MAX_SHOWN_WORD_CHARS)]).chars().take(MAX_SHOWN_WORD_CHARS).collect()
+    };
+    argv.iter().take(MAX_SHOWN_WORDS).map(word).collect()
+}
+
+/// Everything listed. As bounded as commands and shells are.
+#[derive(Clone, Default)]
+pub struct Table(Arc<Mutex<HashMap<String, Arc<Job>>>>);
+
+impl Table {
+    /// Lists a job for as long as the answer lives.
+    pub fn list(&self, job: Arc<Job>) -> Listed {
+        self.jobs().insert(job.id.clone(), job.clone());
+        Listed { table: self.clone(), job }
+    }
+
+    pub fn find(&self, id: &str) -> Option<Arc<Job>> {
+        self.jobs().get(id).cloned()
+    }
+
+    fn jobs(&self) -> MutexGuard<'_, HashMap<String, Arc<Job>>> {
+        // Each change is a single call, so a panic elsewhere can't have left it half done.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A job in the list.
+pub struct Listed {
+    table: Table,
+    pub job: Arc<Job>,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        let mut jobs = self.table.jobs();
+        // A later one of the same id is not this one's to take out.
+        if jobs.get(&self.job.id).is_some_and(|known| Arc::ptr_eq(known, &self.job)) {
+            jobs.remove(&self.job.id);
+        }
+    }
+}
+
+/// `GET /v1/processes`: the oldest first.
+pub async fn list(State(server): State<Arc<Server>>, _caller: Caller<Exec>) -> Json<ProcessList> {
+    let mut items: Vec<ProcessInfo> = server.processes.jobs().values().map(|job| job.info()).collect();
+    items.sort_by(|a, b| (a.started_at, &a.id).cmp(&(b.started_at, &b.id)));
+    Json(ProcessList { items })
+}
+
+/// `POST /v1/processes/{id}/signal`.
+pub async fn signal(
+    State(server): State<Arc<Server>>,
+    _caller: Caller<Exec>,
+    Path(id): Path<String>,
+    content: Body,
+) -> Result<StatusCode, Failure> {
+    let bytes = body::collect(content, MAX_SIGNAL_REQUEST_BYTES).await?;
+    let signal = read_object::<SignalRequest>(&bytes)?.signal.number().map_err(ApiError::invalid)?;
+    find(&server, &id)?.signal(signal).await;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `DELETE /v1/processes/{id}`: answers when it has ended with all it started.
+pub async fn cancel(State(server): State<Arc<Server>>, _caller: Caller<Exec>, Path(id): Path<String>) -> Result<StatusCode, Failure> {
+    let job = find(&server, &id)?;
+    // Whoever asked may leave; what was begun is finished.
+    let cancelled = server.tasks.spawn(async move { job.cancel().await });
+    cancelled.await.map_err(|e| ApiError::new(ErrorCode::Internal, e.to_string()))?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn find(server: &Server, id: &str) -> Result<Arc<Job>, ApiError> {
+    server.processes.find(id).ok_or_else(|| {
+        let shown: String = id.chars().take(64).collect();
+        ApiError::new(
+            ErrorCode::CommandNotFound,
+            format!("there is no command or shell `{}`; see GET /v1/processes", shown.escape_default()),
+        )
+    })
+}

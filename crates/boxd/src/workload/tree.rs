@@ -1,0 +1,110 @@
+//! Finding and ending all that a program started, whatever it did to get away: daemons have left its session and its parents, but not its mark.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    time::{Duration, Instant},
+};
+
+use cobox_kernel::mark_of;
+use rustix::{
+    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+    thread::{NanosleepRelativeResult, Timespec, nanosleep},
+};
+
+/// How long a tree is looked for before what is left is given up on. What was sent SIGKILL goes in microseconds, save what hangs in
+/// the kernel on a broken disk; that must not hold up init for ever.
+const KILL_WITHIN: Duration = Duration::from_secs(2);
+/// Between two looks at whether the killed are gone: about what a small process takes to end.
+const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000 };
+
+/// What to look for.
+pub struct Root {
+    /// The mark everything started by it carries.
+    pub mark: u64,
+    /// The program itself, while it has not been waited for.
+    pub pid: Option<i32>,
+}
+
+pub struct Member {
+    pub pid: i32,
+    parent: i32,
+    session: i32,
+}
+
+/// Every process but init that has not ended.
+pub fn processes() -> Vec<Member> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries
+        .filter_map(|e| e.ok()?.file_name().to_str()?.parse::<i32>().ok())
+        .filter(|pid| *pid != 1)
+        .filter_map(|pid| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            // The name in parentheses may hold anything, so count from the last one.
+            let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+            let is_zombie = matches!(fields.next()?, "Z" | "X");
+            let parent = fields.next()?.parse().ok()?;
+            let session = fields.nth(1)?.parse().ok()?;
+            (!is_zombie).then_some(Member { pid, parent, session })
+        })
+        .collect()
+}
+
+impl Root {
+    /// By the mark; and by descent and session, for kernels without marks.
+    fn members(&self) -> BTreeSet<i32> {
+        let all = processes();
+        let is_ours = |p: &Member| mark_of(p.pid) == Some(self.mark) || self.pid.is_some_and(|root| p.pid == root || p.session == root);
+        let mut found: BTreeSet<i32> = all.iter().filter(|p| is_ours(p)).map(|p| p.pid).collect();
+        loop {
+            let more: Vec<i32> = all.iter().filter(|p| found.contains(&p.parent)).map(|p| p.pid).filter(|p| !found.contains(p)).collect();
+            if more.is_empty() {
+                return found;
+            }
+            found.extend(more);
+        }
+    }
+
+    /// By a handle, and looked at once more when it is open: between the look and the signal a number may become somebody else's.
+    fn send(&self, pid: i32, signal: Signal) {
+        let Some(handle) = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else { return };
+        if mark_of(pid) == Some(self.mark) || self.pid.is_some() {
+            // Gone in the meantime is what was wanted.
+            let _ = pidfd_send_signal(&handle, signal);
+        }
+    }
+}
+
+/// Signals a program and all it started.
+pub fn signal(root: &Root, signal: Signal) {
+    for pid in root.members() {
+        root.send(pid, signal);
+    }
+}
+
+/// Ends a program and all it started, and returns when they have ended.
+pub fn kill(root: &Root) {
+    let begun = Instant::now();
+    let mut stopped = BTreeSet::new();
+    while begun.elapsed() < KILL_WITHIN {
+        let living = root.members();
+        if living.is_empty() {
+            return;
+        }
+        // Stopped first, until a look finds nobody new: a stopped process starts none, so then these are all.
+        let new: Vec<i32> = living.difference(&stopped).copied().collect();
+        for pid in &new {
+            root.send(*pid, Signal::STOP);
+        }
+        if new.is_empty() {
+            for pid in &living {
+                root.send(*pid, Signal::KILL);
+            }
+            // Woken by no signal: init has them all blocked.
+            let (NanosleepRelativeResult::Ok | _) = nanosleep(&LOOK_AGAIN);
+        }
+        stopped = living;
+    }
+    // Whatever is left gets what can still be done.
+    signal(root, Signal::KILL);
+}
