@@ -62,6 +62,8 @@ struct Picture {
     scanner: Scanner,
     screen: Screen,
     text: TextFinder,
+    /// The last one drawn and for whom, as long as nothing has changed: many come to the same screen.
+    keyframe: Option<(Kinds, Keyframe)>,
 }
 
 impl Shell {
@@ -69,7 +71,7 @@ impl Shell {
         let ring_bytes = usize::try_from(ring_bytes).unwrap_or(usize::MAX);
         let log = Log::new(Limits { ring_bytes, writer_waits: false });
         log.resize(cols, rows);
-        let picture = Picture { scanner: Scanner::default(), screen: Screen::new(cols, rows), text: TextFinder::default() };
+        let picture = Picture { scanner: Scanner::default(), screen: Screen::new(cols, rows), text: TextFinder::default(), keyframe: None };
         Self {
             id,
             name,
@@ -120,10 +122,17 @@ impl Shell {
             }
         }
         picture.screen.feed(bytes, &found);
+        picture.keyframe = None;
     }
 
     pub fn keyframe(&self, hides: Kinds) -> Keyframe {
-        self.picture().screen.keyframe(hides)
+        let mut picture = self.picture();
+        if let Some((_, keyframe)) = picture.keyframe.as_ref().filter(|(kinds, _)| *kinds == hides) {
+            return keyframe.clone();
+        }
+        let keyframe = picture.screen.keyframe(hides);
+        picture.keyframe = Some((hides, keyframe.clone()));
+        keyframe
     }
 
     pub fn size(&self) -> (u16, u16) {
@@ -145,6 +154,7 @@ impl Shell {
         }
         self.terminal.resize(size)?;
         picture.screen.resize(size.0, size.1);
+        picture.keyframe = None;
         self.log.resize(size.0, size.1);
         Ok(())
     }
