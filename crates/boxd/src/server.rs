@@ -24,6 +24,7 @@ use crate::{
     listen::accept_loop,
     programs::Spawn,
     shell, socket,
+    watch::{self, Watching},
 };
 
 /// The broker, and a second one that takes over from it.
@@ -37,6 +38,7 @@ pub struct Server {
     pub audit: AuditTrail,
     pub programs: Arc<dyn Spawn>,
     pub files: FileStore,
+    pub watching: Watching,
     pub execs: exec::Limits,
     pub shells: shell::Limits,
     pub slots: socket::Slots,
@@ -62,6 +64,7 @@ pub async fn serve(
         audit: AuditTrail::default(),
         programs,
         files: FileStore::new(files),
+        watching: Watching::new(config.dataplane.watches),
         execs: exec::Limits::default(),
         shells: shell::Limits::new(config.dataplane.shells),
         slots: socket::Slots::new(config.dataplane.streams),
@@ -99,6 +102,7 @@ fn client_router(server: Arc<Server>) -> Router {
         .route("/v1/files/upload", file().post(files::many::upload))
         .route("/v1/files/download", get(files::many::download).head(files::get).put(files::put).delete(files::delete))
         .route("/v1/files/{*path}", file())
+        .route("/v1/watch", get(watch::watch))
         .route("/v1/fs/list", post(fs::list))
         .route("/v1/fs/stat", post(fs::stat))
         .route("/v1/fs/mkdir", post(fs::mkdir))

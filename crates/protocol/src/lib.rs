@@ -18,6 +18,7 @@ pub mod sandbox;
 pub mod secret;
 pub mod session;
 pub mod timestamp;
+pub mod watch;
 
 pub use capability::{Capability, CapabilitySet};
 pub use error::{ApiError, Envelope, ErrorCode};
