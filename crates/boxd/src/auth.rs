@@ -299,21 +299,32 @@ needs! { FsRead FsWrite Exec }
 /// An admitted request.
 pub struct Caller<N> {
     pub stream: OpenStream,
+    pub claims: Arc<Claims>,
+    record: Option<Arc<RequestRecord>>,
     need: PhantomData<N>,
+}
+
+impl<N> Caller<N> {
+    /// The file, command, shell or process the request is about, for the audit.
+    pub fn aims_at(&self, target: &str) {
+        if let Some(record) = &self.record {
+            record.aims_at(target);
+        }
+    }
 }
 
 impl<N: Need> FromRequestParts<Arc<Server>> for Caller<N> {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, server: &Arc<Server>) -> Result<Self, Failure> {
-        let record = parts.extensions.get::<Arc<RequestRecord>>();
-        if let Some(record) = record {
+        let record = parts.extensions.get::<Arc<RequestRecord>>().cloned();
+        if let Some(record) = &record {
             record.needs(N::CAPABILITY);
         }
         let claims = Arc::new(server.authority.authorize(&parts.headers, N::CAPABILITY)?);
-        if let Some(record) = record {
+        if let Some(record) = &record {
             record.came_from(claims.clone());
         }
-        Ok(Self { stream: server.authority.open(claims), need: PhantomData })
+        Ok(Self { stream: server.authority.open(claims.clone()), claims, record, need: PhantomData })
     }
 }

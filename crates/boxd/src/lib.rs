@@ -1,6 +1,7 @@
 //! boxd, the daemon inside a sandbox: it verifies tokens alone, runs commands and terminals, and serves files to whoever may have them.
 
 pub mod answer;
+mod audit;
 pub mod auth;
 mod body;
 pub mod control;
@@ -13,6 +14,7 @@ pub mod log;
 pub mod programs;
 pub mod server;
 pub mod shell;
+pub mod socket;
 pub mod workload;
 
 pub use files::workers::FileWorkers;

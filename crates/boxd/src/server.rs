@@ -8,7 +8,7 @@ use axum::{
     routing::{get, post, put},
 };
 use cobox_protocol::{
-    control::BoxdConfig,
+    control::{BoxdConfig, DataplaneLimits},
     langsmith::{DOWNLOAD, EXECUTE, UPLOAD},
 };
 use tokio::net::UnixListener;
@@ -16,17 +16,16 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     FileWorkers, answer,
+    audit::AuditTrail,
     auth::Authority,
     control, exec,
     files::{self, FileStore},
     langsmith,
     listen::accept_loop,
     programs::Spawn,
-    shell,
+    shell, socket,
 };
 
-/// Clients of one sandbox are a few people and agents; the rest of the room is for parallel transfers.
-const MAX_CLIENT_CONNECTIONS: usize = 1024;
 /// The broker, and a second one that takes over from it.
 const MAX_CONTROL_CONNECTIONS: usize = 16;
 /// What requests under way and shells get to say goodbye.
@@ -35,10 +34,13 @@ const DRAIN_WITHIN: Duration = Duration::from_secs(2);
 /// What every request shares.
 pub struct Server {
     pub authority: Arc<Authority>,
+    pub audit: AuditTrail,
     pub programs: Arc<dyn Spawn>,
     pub files: FileStore,
     pub execs: exec::Limits,
     pub shells: shell::Limits,
+    pub slots: socket::Slots,
+    pub limits: DataplaneLimits,
     pub tasks: TaskTracker,
     pub shutdown: CancellationToken,
 }
@@ -57,10 +59,13 @@ pub async fn serve(
     let authority = Arc::new(authority.context("the keys boxd was started with")?);
     let server = Arc::new(Server {
         authority: authority.clone(),
+        audit: AuditTrail::default(),
         programs,
         files: FileStore::new(files),
         execs: exec::Limits::default(),
-        shells: shell::Limits::default(),
+        shells: shell::Limits::new(config.dataplane.shells),
+        slots: socket::Slots::new(config.dataplane.streams),
+        limits: config.dataplane.clone(),
         tasks: TaskTracker::new(),
         shutdown: shutdown.clone(),
     });
@@ -68,7 +73,7 @@ pub async fn serve(
     // Clients stop being served first, the broker can still ask meanwhile.
     let control_end = CancellationToken::new();
     tokio::join!(
-        accept_loop(clients, client_router(server.clone()), MAX_CLIENT_CONNECTIONS, tasks.clone(), shutdown.clone()),
+        accept_loop(clients, client_router(server.clone()), config.dataplane.connections as usize, tasks.clone(), shutdown.clone()),
         accept_loop(control, control_router(server.clone()), MAX_CONTROL_CONNECTIONS, tasks.clone(), control_end.clone()),
         control::end_with_the_lease(authority, shutdown.clone()),
         control::hold_writers(server.clone()),
@@ -100,7 +105,7 @@ fn client_router(server: Arc<Server>) -> Router {
         .route(DOWNLOAD, get(langsmith::download).head(langsmith::download))
         .fallback(answer::no_such_route)
         .method_not_allowed_fallback(answer::no_such_method)
-        .layer(middleware::from_fn(answer::wrap))
+        .layer(middleware::from_fn_with_state(server.clone(), answer::wrap_client))
         .with_state(server)
 }
 
@@ -108,6 +113,7 @@ fn control_router(server: Arc<Server>) -> Router {
     Router::new()
         .route("/control/state", put(control::put_state))
         .route("/control/status", get(control::get_status))
+        .route("/control/claims", get(control::get_claims))
         .route("/control/shutdown", post(control::shutdown))
         .fallback(answer::no_such_route)
         .method_not_allowed_fallback(answer::no_such_method)

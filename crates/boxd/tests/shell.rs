@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use cobox_protocol::{
     Secret, Timestamp,
     control::{Ending, Revocation},
-    frame::{ClientFrame, ServerFrame, ShellStart, close, frame_bytes},
+    frame::{self, ShellReady, ShellStart, close, frame_bytes},
 };
 use futures_util::{SinkExt, StreamExt};
 use http::StatusCode;
@@ -17,6 +17,9 @@ use tokio_tungstenite::{
     WebSocketStream,
     tungstenite::{self, Message, client::IntoClientRequest},
 };
+
+type ClientFrame = frame::ClientFrame<ShellStart>;
+type ServerFrame = frame::ServerFrame<ShellReady>;
 
 struct Client {
     socket: WebSocketStream<UnixStream>,
@@ -36,7 +39,7 @@ impl Client {
     async fn started(boxd: &TestBoxd, start: ShellStart) -> Self {
         let mut client = Self::dial(boxd, Some(&boxd.token(EVERYTHING))).await.unwrap();
         client.send(ClientFrame::Start(start)).await;
-        assert!(matches!(client.next().await, ServerFrame::Ready { offset: 0, .. }));
+        assert!(matches!(client.next().await, ServerFrame::Ready(ShellReady { offset: 0, .. })));
         client
     }
 
@@ -45,7 +48,7 @@ impl Client {
     }
 
     async fn type_in(&mut self, text: &str) {
-        self.send(ClientFrame::Stdin { data: Some(text.into()), data_b64: None }).await;
+        self.send(ClientFrame::stdin(text.as_bytes(), None)).await;
     }
 
     async fn message(&mut self) -> Message {
@@ -126,7 +129,7 @@ async fn a_shell_takes_what_is_typed_and_tells_its_exit_code() {
     client.send(ClientFrame::Ping { id: Some(7.into()) }).await;
     assert!(matches!(client.answer().await, ServerFrame::Pong { id: Some(id) } if id == 7));
     client.type_in("exit 5\n").await;
-    assert!(matches!(client.answer().await, ServerFrame::Exit { exit_code: 5, signal: None }));
+    assert!(matches!(client.answer().await, ServerFrame::Exit { exit_code: 5, signal: None, .. }));
     assert_eq!(client.end().await, (None, 1000));
     tokio::time::timeout(SOON, boxd.idle()).await.unwrap();
 }
@@ -159,7 +162,7 @@ async fn the_first_frame_may_carry_the_token_and_typing_starts_the_defaults() {
         other => panic!("{other:?}"),
     }
     client.type_in("echo de\"faul\"ts\n").await;
-    assert!(matches!(client.next().await, ServerFrame::Ready { cols: 80, rows: 24, .. }));
+    assert!(matches!(client.next().await, ServerFrame::Ready(ShellReady { cols: 80, rows: 24, .. })));
     client.read_until("defaults").await;
     client.send(ClientFrame::Close).await;
     assert_eq!(client.end().await, (None, 1000));
@@ -256,7 +259,7 @@ async fn a_stream_ends_with_its_token_unless_a_fresh_one_came() {
     let mut renewed = Client::dial(&boxd, Some(&token)).await.unwrap();
     for client in [&mut left, &mut renewed] {
         client.send(ClientFrame::Start(running("cat"))).await;
-        assert!(matches!(client.next().await, ServerFrame::Ready { .. }));
+        assert!(matches!(client.next().await, ServerFrame::Ready(_)));
     }
     let mut other = boxd.claims("shell");
     other.sub = "mallory".into();

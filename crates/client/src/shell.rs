@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cobox_protocol::{
     Secret,
-    frame::{ClientFrame, MAX_FRAME_BYTES, ServerFrame, ShellStart, close, frame_bytes},
+    frame::{ClientFrame, MAX_FRAME_BYTES, ServerFrame, ShellReady, ShellStart, close, frame_bytes},
 };
 use futures_util::{
     SinkExt, StreamExt,
@@ -95,11 +95,7 @@ pub struct ShellInput {
 impl ShellInput {
     pub async fn stdin(&self, bytes: &[u8]) -> Result<(), ClientError> {
         for chunk in bytes.chunks(MAX_STDIN_CHUNK) {
-            let frame = match cobox_protocol::exec::text_and_b64(chunk.to_vec()) {
-                (_, Some(b64)) => ClientFrame::Stdin { data: None, data_b64: Some(b64) },
-                (text, None) => ClientFrame::Stdin { data: Some(text), data_b64: None },
-            };
-            self.send(&frame).await?;
+            self.send(&ClientFrame::stdin(chunk, None)).await?;
         }
         Ok(())
     }
@@ -120,7 +116,7 @@ impl ShellInput {
         self.send(&ClientFrame::Auth { token }).await
     }
 
-    async fn send(&self, frame: &ClientFrame) -> Result<(), ClientError> {
+    async fn send(&self, frame: &ClientFrame<ShellStart>) -> Result<(), ClientError> {
         // Frames hold strings, numbers and maps with string keys: they always serialise.
         let text = serde_json::to_string(frame).expect("frames serialise");
         let mut sink = self.sink.lock().await;
@@ -146,7 +142,7 @@ impl ShellOutput {
                 None => return Some(Err(broken_off("it ended before the shell did"))),
             };
             let frame = match &message {
-                Message::Text(text) => serde_json::from_str::<ServerFrame>(text),
+                Message::Text(text) => serde_json::from_str::<ServerFrame<ShellReady>>(text),
                 Message::Close(frame) => {
                     let (code, reason) = frame.as_ref().map_or((1005, ""), |f| (u16::from(f.code), f.reason.as_str()));
                     return Some(Err(ClientError::ShellClosed { code, reason: closing_words(code, reason) }));
@@ -164,14 +160,14 @@ impl ShellOutput {
         None
     }
 
-    fn event(&mut self, frame: ServerFrame) -> Option<Result<ShellEvent, ClientError>> {
+    fn event(&mut self, frame: ServerFrame<ShellReady>) -> Option<Result<ShellEvent, ClientError>> {
         Some(match frame {
-            ServerFrame::Ready { .. } => Ok(ShellEvent::Ready),
+            ServerFrame::Ready(_) => Ok(ShellEvent::Ready),
             ServerFrame::Stdout { data, data_b64, .. } => match frame_bytes(data.as_deref(), data_b64.as_deref()) {
                 Ok(bytes) => Ok(ShellEvent::Output(bytes)),
                 Err(cause) => Err(self.ended(&cause)),
             },
-            ServerFrame::Exit { exit_code, signal } => {
+            ServerFrame::Exit { exit_code, signal, .. } => {
                 self.has_exited = true;
                 Ok(ShellEvent::Exit { exit_code, signal })
             }
@@ -184,7 +180,7 @@ impl ShellOutput {
                 retry_after: None,
                 details: error.details,
             }))),
-            ServerFrame::AuthOk { .. } | ServerFrame::Pong { .. } => return None,
+            _ => return None,
         })
     }
 

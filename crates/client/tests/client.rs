@@ -23,12 +23,15 @@ use cobox_client::{Client, ClientError, ShellEvent, Upload};
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId, SandboxId, Secret, SessionId, Timestamp,
     exec::ExecRequest,
-    frame::{ClientFrame, ServerFrame, ShellStart},
+    frame::{self, OutputStream, ShellReady, ShellStart},
     session::{Mode, NegotiateRequest},
 };
 use futures_util::StreamExt;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
+
+type ClientFrame = frame::ClientFrame<ShellStart>;
+type ServerFrame = frame::ServerFrame<ShellReady>;
 
 /// Answers for a broker and a sandbox in one, and remembers what it was asked.
 struct Stub {
@@ -156,8 +159,8 @@ async fn shell(State(stub): Stubbed, headers: HeaderMap, upgrade: WebSocketUpgra
             let frame: ClientFrame = serde_json::from_str(&text).unwrap();
             let mut replies = Vec::new();
             match &frame {
-                ClientFrame::Start(_) => replies.push(ServerFrame::stdout(0, b"$ \xff")),
-                ClientFrame::Stdin { .. } => replies.push(ServerFrame::Exit { exit_code: 7, signal: None }),
+                ClientFrame::Start(_) => replies.push(ServerFrame::output(OutputStream::Stdout, 0, b"$ \xff")),
+                ClientFrame::Stdin { .. } => replies.push(ServerFrame::Exit { exit_code: 7, signal: None, timed_out: false }),
                 _ => {}
             }
             stub.frames.send(frame).unwrap();

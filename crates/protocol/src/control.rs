@@ -13,6 +13,8 @@ pub struct BoxdConfig {
     pub state: ControlState,
     pub workload: Workload,
     pub limits: WorkloadLimits,
+    #[serde(default)]
+    pub dataplane: DataplaneLimits,
     /// How many control groups boxd is to move itself to, by as many descriptors after the others.
     #[serde(default)]
     pub groups: u32,
@@ -40,6 +42,76 @@ pub struct WorkloadLimits {
     pub memory_bytes: Option<u64>,
     /// RLIMIT_NOFILE.
     pub open_files: u64,
+}
+
+/// What one sandbox's clients may have of boxd; beyond it they are told to come again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DataplaneLimits {
+    /// Connections at once. Past it new ones wait, so the limits below are what clients should meet first.
+    pub connections: u32,
+    /// WebSockets and event streams at once.
+    pub streams: u32,
+    /// Commands running at once.
+    pub execs: u32,
+    /// Of one command's stdout, and of its stderr, what is kept on disk for a client to come back to.
+    pub exec_spool_bytes: u64,
+    /// How long an ended command's output is kept for that.
+    pub exec_retention_seconds: u64,
+    pub shells: u32,
+    /// Of a shell's output, what is kept in memory; who was away for longer gets the screen instead.
+    pub shell_ring_bytes: u64,
+    /// How long a shell with nobody connected and nothing going on lives.
+    pub shell_idle_seconds: u64,
+    /// Largest body of a JSON request.
+    pub request_bytes: u64,
+    /// Most of a command's output in one answer; more comes over streams and files.
+    pub output_bytes: u64,
+    /// Directories watched at once, of all watchers together.
+    pub watches: u32,
+}
+
+impl Default for DataplaneLimits {
+    fn default() -> Self {
+        Self {
+            connections: 1024,
+            // So that there is always room for ordinary requests beside them.
+            streams: 768,
+            execs: 64,
+            exec_spool_bytes: 256 << 20,
+            exec_retention_seconds: 300,
+            shells: 256,
+            // Two screens of a 4K terminal and more, and a thousand shells still fit in 512 MiB.
+            shell_ring_bytes: 256 << 10,
+            shell_idle_seconds: 4 * 3600,
+            // Standard input is in it.
+            request_bytes: 16 << 20,
+            output_bytes: 16 << 20,
+            // A large repository; the kernel lets a user have some ten thousand, and programs inside want some too.
+            watches: 16_384,
+        }
+    }
+}
+
+impl DataplaneLimits {
+    /// Says what can't be, before a sandbox is tried with it.
+    pub fn validate(&self) -> Result<(), String> {
+        let within = |name: &str, value: u64, range: std::ops::RangeInclusive<u64>| match range.contains(&value) {
+            true => Ok(()),
+            false => Err(format!("dataplane.{name} is {value}, but it must be from {} to {}", range.start(), range.end())),
+        };
+        within("connections", self.connections.into(), 16..=65_536)?;
+        within("streams", self.streams.into(), 1..=u64::from(self.connections) - 8)?;
+        within("execs", self.execs.into(), 1..=4096)?;
+        within("exec_spool_bytes", self.exec_spool_bytes, 0..=1 << 40)?;
+        within("exec_retention_seconds", self.exec_retention_seconds, 0..=7 * 86_400)?;
+        within("shells", self.shells.into(), 1..=4096)?;
+        within("shell_ring_bytes", self.shell_ring_bytes, 4096..=64 << 20)?;
+        within("shell_idle_seconds", self.shell_idle_seconds, 1..=365 * 86_400)?;
+        within("request_bytes", self.request_bytes, 64 << 10..=256 << 20)?;
+        within("output_bytes", self.output_bytes, 4096..=256 << 20)?;
+        within("watches", self.watches.into(), 1..=1 << 20)
+    }
 }
 
 /// The whole of what boxd needs to decide a request; each push replaces the last.

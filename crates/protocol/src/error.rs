@@ -36,6 +36,7 @@ codes! {
     SandboxNotFound = "SANDBOX_NOT_FOUND", 404, false;
     FileNotFound = "FILE_NOT_FOUND", 404, false;
     ShellNotFound = "SHELL_NOT_FOUND", 404, false;
+    CommandNotFound = "COMMAND_NOT_FOUND", 404, false;
     KeyNotFound = "KEY_NOT_FOUND", 404, false;
     RouteNotFound = "ROUTE_NOT_FOUND", 404, false;
     MethodNotAllowed = "METHOD_NOT_ALLOWED", 405, false;
@@ -47,7 +48,10 @@ codes! {
     IdempotencyConflict = "IDEMPOTENCY_CONFLICT", 409, false;
     FileExists = "FILE_EXISTS", 409, false;
     ShellBusy = "SHELL_BUSY", 409, true;
+    ShellExists = "SHELL_EXISTS", 409, false;
     SessionExpired = "SESSION_EXPIRED", 410, false;
+    /// The command has run, and what it printed is no longer kept.
+    CommandExpired = "COMMAND_EXPIRED", 410, false;
     FileChanged = "FILE_CHANGED", 412, false;
     TooLarge = "TOO_LARGE", 413, false;
     RangeNotSatisfiable = "RANGE_NOT_SATISFIABLE", 416, false;

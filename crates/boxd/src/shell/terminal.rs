@@ -2,25 +2,23 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::extract::ws::Message;
 use cobox_protocol::{
     ApiError, ErrorCode,
-    frame::{DEFAULT_COLS, DEFAULT_ROWS, MAX_TERMINAL_SIDE, ServerFrame, ShellStart},
+    frame::{DEFAULT_COLS, DEFAULT_ROWS, MAX_TERMINAL_SIDE, OutputStream, ServerFrame, ShellStart},
 };
 use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::{
     io::Interest,
-    sync::mpsc,
     time::{Instant, timeout_at},
 };
 use tokio_util::task::TaskTracker;
 
-use super::frames::{End, encode};
 use crate::{
     descriptor::Descriptor,
     exec::{directory, environment, text},
     programs::{self, Program},
     server::Server,
+    socket::{End, Out},
     workload::{Command, Exit, Stdio, is_bad_cwd},
 };
 
@@ -89,7 +87,7 @@ impl Terminal {
     }
 
     /// Sends the output, frame by frame, until the program has ended; then gives its exit.
-    pub async fn output(&self, out: &mpsc::Sender<Message>) -> Result<Exit, End> {
+    pub async fn output(&self, out: &Out) -> Result<Exit, End> {
         let Some(program) = &self.program else { return Ok(Exit { code: 0, signal: None }) };
         let mut output = Output::default();
         let mut buf = vec![0; READ_BYTES];
@@ -133,9 +131,9 @@ impl Drop for Terminal {
     }
 }
 
-async fn send(out: &mpsc::Sender<Message>, frame: Option<ServerFrame>) -> Result<(), End> {
+async fn send(out: &Out, frame: Option<Frame>) -> Result<(), End> {
     match frame {
-        Some(frame) => out.send(encode(&frame)).await.map_err(|_| End::normal()),
+        Some(frame) => out.send(&frame).await,
         None => Ok(()),
     }
 }
@@ -166,6 +164,8 @@ fn signal_number(name: &str) -> Result<i32, ApiError> {
     known.map(|(_, number)| *number).ok_or_else(|| ApiError::invalid("signal must be HUP, INT, QUIT, KILL, USR1, USR2, TERM, CONT or TSTP"))
 }
 
+type Frame = ServerFrame<()>;
+
 /// Output on its way into frames: at which byte it is, and the beginning of a character whose rest has not come yet.
 #[derive(Default)]
 struct Output {
@@ -174,7 +174,7 @@ struct Output {
 }
 
 impl Output {
-    fn frame(&mut self, bytes: &[u8]) -> Option<ServerFrame> {
+    fn frame(&mut self, bytes: &[u8]) -> Option<Frame> {
         self.tail.extend_from_slice(bytes);
         let ready = match std::str::from_utf8(&self.tail) {
             Err(e) if e.error_len().is_none() => e.valid_up_to(),
@@ -183,16 +183,16 @@ impl Output {
         self.cut(ready)
     }
 
-    fn rest(&mut self) -> Option<ServerFrame> {
+    fn rest(&mut self) -> Option<Frame> {
         self.cut(self.tail.len())
     }
 
-    fn cut(&mut self, at: usize) -> Option<ServerFrame> {
+    fn cut(&mut self, at: usize) -> Option<Frame> {
         if at == 0 {
             return None;
         }
         let rest = self.tail.split_off(at);
-        let frame = ServerFrame::stdout(self.offset, &self.tail);
+        let frame = Frame::output(OutputStream::Stdout, self.offset, &self.tail);
         self.offset += at as u64;
         self.tail = rest;
         Some(frame)
@@ -203,7 +203,7 @@ impl Output {
 mod tests {
     use super::*;
 
-    fn parts(frame: Option<ServerFrame>) -> Option<(u64, Option<String>)> {
+    fn parts(frame: Option<Frame>) -> Option<(u64, Option<String>)> {
         match frame? {
             ServerFrame::Stdout { offset, data, .. } => Some((offset, data)),
             other => panic!("{other:?}"),

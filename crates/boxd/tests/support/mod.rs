@@ -15,7 +15,7 @@ use boxd::FileWorkers;
 use bytes::Bytes;
 use cobox_protocol::{
     CapabilitySet, SandboxId, Secret, Timestamp, TokenId,
-    control::{Alg, BoxdConfig, BoxdStatus, ControlState, Revocation, Workload, WorkloadLimits},
+    control::{Alg, BoxdConfig, BoxdStatus, ControlState, DataplaneLimits, Revocation, Workload, WorkloadLimits},
 };
 use cobox_token::{Actor, Claims, MasterKey, SigningKey};
 use http::{HeaderMap, HeaderName, Method, Request, StatusCode};
@@ -50,7 +50,14 @@ impl TestBoxd {
         let directory = TempDir::new().unwrap();
         let root = directory.path().join("root");
         std::fs::create_dir_all(root.join("workspace")).unwrap();
-        Self::over(directory, &root, change, || Ok(()))
+        Self::over(directory, &root, |config| change(&mut config.state), || Ok(()))
+    }
+
+    pub fn start_limited(limit: impl FnOnce(&mut DataplaneLimits)) -> Self {
+        let directory = TempDir::new().unwrap();
+        let root = directory.path().join("root");
+        std::fs::create_dir_all(root.join("workspace")).unwrap();
+        Self::over(directory, &root, |config| limit(&mut config.dataplane), || Ok(()))
     }
 
     /// With file accesses judged as an ordinary user's, also where the tests run as root.
@@ -70,12 +77,12 @@ impl TestBoxd {
     fn over(
         directory: TempDir,
         root: &Path,
-        change: impl FnOnce(&mut ControlState),
+        change: impl FnOnce(&mut BoxdConfig),
         prepare: impl Fn() -> std::io::Result<()> + Send + Sync + 'static,
     ) -> Self {
         let sandbox_id = SandboxId::new();
         let key = MasterKey::from_bytes([7; 32]).derive(&sandbox_id, 1, Alg::EdDsa);
-        let mut state = ControlState {
+        let state = ControlState {
             version: 1,
             issuer: "cobox".into(),
             keys: vec![key.verify_spec()],
@@ -84,10 +91,9 @@ impl TestBoxd {
             disk_full: false,
             ending: None,
         };
-        change(&mut state);
-        let config = BoxdConfig {
+        let mut config = BoxdConfig {
             sandbox_id: sandbox_id.clone(),
-            state: state.clone(),
+            state,
             workload: Workload {
                 uid: 1000,
                 gid: 1000,
@@ -98,7 +104,10 @@ impl TestBoxd {
             },
             groups: 0,
             limits: WorkloadLimits { processes: 100, memory_bytes: None, open_files: 1024 },
+            dataplane: DataplaneLimits::default(),
         };
+        change(&mut config);
+        let state = config.state.clone();
         let programs = Arc::new(programs::HostPrograms { work_dir: root.join("workspace") });
         let files = FileWorkers::start(std::fs::File::open(root).unwrap().into(), prepare).unwrap();
         let clients = UnixListener::bind(directory.path().join("clients")).unwrap();

@@ -1,5 +1,6 @@
 //! One verb per file: each holds its arguments and what it does.
 
+pub mod audit;
 pub mod cp;
 pub mod doctor;
 pub mod exec;
@@ -40,6 +41,8 @@ pub enum Command {
     /// List, make or revoke API keys
     #[command(subcommand)]
     Keys(keys::Command),
+    /// Show who did what, for operators
+    Audit(audit::Args),
     /// Check what this machine offers for sandboxes
     Doctor(doctor::Args),
     /// Run a broker for production from a config file
@@ -57,6 +60,7 @@ impl Command {
             Command::Session(command) => session::run(command, context).await,
             Command::Sandbox(command) => sandbox::run(command, context).await,
             Command::Keys(command) => keys::run(command, context).await,
+            Command::Audit(args) => audit::run(args, context).await,
             Command::Doctor(args) => doctor::run(args, context).await,
             Command::Serve(args) => serve::run(args, context).await,
         }

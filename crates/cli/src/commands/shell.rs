@@ -65,7 +65,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     let way_in = context.enter(&args.name.map_or_else(|| args.place.target(), Target::Thread)).await?;
     let (cols, rows) = size().unzip();
     let env: BTreeMap<String, String> = PASSED_ON.iter().filter_map(|n| Some(((*n).to_owned(), std::env::var(n).ok()?))).collect();
-    let start = ShellStart { command: args.c, cwd: args.cwd, env: (!env.is_empty()).then_some(env), cols, rows };
+    let start = ShellStart { command: args.c, cwd: args.cwd, env: (!env.is_empty()).then_some(env), cols, rows, ..Default::default() };
     let shell = way_in.dataplane.shell(start).await?;
 
     let raw = RawMode::enter()?;

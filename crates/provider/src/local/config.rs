@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use cobox_protocol::control::DataplaneLimits;
 use serde::{Deserialize, Serialize};
 
 /// Where everything of the local provider is and what a sandbox may use.
@@ -34,6 +35,8 @@ pub struct LocalOptions {
     /// More of the host to show, read-only, at the same place.
     pub view: Vec<PathBuf>,
     pub disk: DiskLimit,
+    /// The `[local.dataplane]` table.
+    pub dataplane: DataplaneLimits,
 }
 
 impl Default for LocalOptions {
@@ -48,6 +51,7 @@ impl Default for LocalOptions {
             open_files: 4096,
             view: Vec::new(),
             disk: DiskLimit::Auto,
+            dataplane: DataplaneLimits::default(),
         }
     }
 }
@@ -78,7 +82,7 @@ impl LocalOptions {
         {
             return Err(format!("local.root: {} is not an absolute path", path.display()));
         }
-        Ok(())
+        self.dataplane.validate().map_err(|e| format!("local.{e}"))
     }
 }
 

@@ -210,6 +210,7 @@ impl LocalProvider {
                 memory_bytes: (!self.cgroups.holds("memory")).then_some(options.memory_bytes),
                 open_files: options.open_files,
             },
+            dataplane: options.dataplane.clone(),
         };
         Ok(LaunchSpec {
             client_socket: self.socket(id, Door::Client),

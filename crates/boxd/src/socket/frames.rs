@@ -5,13 +5,14 @@ use std::time::Duration;
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket};
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId,
-    frame::{ClientFrame, MAX_FRAME_BYTES, ServerFrame, close},
+    frame::{CLIENT_FRAME_TYPES, ClientFrame, MAX_FRAME_BYTES, ServerFrame, close},
     json::in_plain_words,
 };
 use futures_util::{
     SinkExt, StreamExt,
     stream::{SplitSink, SplitStream},
 };
+use serde::{Serialize, de::DeserializeOwned};
 
 use crate::auth::OpenStream;
 
@@ -59,14 +60,14 @@ impl From<ApiError> for End {
     }
 }
 
-pub enum Received {
-    Frame(ClientFrame),
+pub enum Received<S> {
+    Frame(ClientFrame<S>),
     /// The socket's own keep-alive.
     Nothing,
 }
 
 /// What came from the socket, read.
-pub fn receive(message: Option<Result<Message, axum::Error>>) -> Result<Received, End> {
+pub fn receive<S: DeserializeOwned>(message: Option<Result<Message, axum::Error>>) -> Result<Received<S>, End> {
     let unreadable = |why: String| End::from(ApiError::invalid(format!("a frame can't be read: {why}")));
     match message {
         Some(Ok(Message::Text(text))) => serde_json::from_str(&text).map(Received::Frame).map_err(|e| unreadable(complaint(&text, &e))),
@@ -92,22 +93,22 @@ fn complaint(text: &str, error: &serde_json::Error) -> String {
         Err(e) => return format!("it is not JSON (at column {})", e.column()),
     };
     match frame.get("type").and_then(serde_json::Value::as_str) {
-        Some(kind) if ClientFrame::TYPES.contains(&kind) => in_plain_words(&format!("`{kind}`"), &error.to_string()),
+        Some(kind) if CLIENT_FRAME_TYPES.contains(&kind) => in_plain_words(&format!("`{kind}`"), &error.to_string()),
         Some(kind) => {
             let shown: String = kind.escape_default().take(MAX_SHOWN_CHARS).collect();
-            format!("`{shown}` is not a type of frame; known are {}", ClientFrame::TYPES.join(", "))
+            format!("`{shown}` is not a type of frame; known are {}", CLIENT_FRAME_TYPES.join(", "))
         }
         None => "it must be an object with a `type`".to_owned(),
     }
 }
 
-pub fn encode(frame: &ServerFrame) -> Message {
+pub fn encode<R: Serialize>(frame: &ServerFrame<R>) -> Message {
     // Strings, numbers and maps with string keys always serialise.
     Message::Text(Utf8Bytes::from(serde_json::to_string(frame).unwrap_or_default()))
 }
 
 pub fn error_frame(error: &ApiError, request_id: &RequestId) -> Message {
-    encode(&ServerFrame::Error { error: error.envelope(request_id).error })
+    encode(&ServerFrame::<()>::Error { error: error.envelope(request_id).error })
 }
 
 pub async fn send(sink: &mut Sink, message: Message) -> Result<(), End> {
