@@ -15,6 +15,10 @@ const FRAME_BYTES: usize = 128 * 1024;
 /// A viewer that takes and acknowledges nothing for so long no longer holds up the program: it finds the rest in the spool, or a gap.
 const STALL: Duration = Duration::from_secs(30);
 
+/// How long the program is held up for acknowledgements of what was sent already. A client that sends them as it goes keeps its output
+/// in memory; one that waits for more before it does gets more.
+const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(20);
+
 /// Resolves at that time, if there is one.
 pub async fn at(time: Option<Instant>) {
     match time {
@@ -108,13 +112,28 @@ impl Viewer {
         self.progress();
     }
 
-    /// When the program is no longer to be held up by this viewer, unless it makes progress before.
+    /// When the program is no longer to be held up by this viewer, unless it makes progress before: first for its acknowledgements,
+    /// then at all.
     pub fn stalls_at(&self) -> Option<Instant> {
-        self.is_holding.then(|| self.last_progress + STALL)
+        let awaits_acknowledgements = std::iter::once(&self.stdout).chain(&self.stderr).any(Source::awaits_acknowledgements);
+        match awaits_acknowledgements {
+            true => Some(self.last_progress + ACKNOWLEDGED_WITHIN),
+            false => self.is_holding.then(|| self.last_progress + STALL),
+        }
     }
 
     pub fn let_go(&mut self) {
-        self.hold(false);
+        let mut has_awaited = false;
+        for source in std::iter::once(&mut self.stdout).chain(&mut self.stderr).filter(|source| source.awaits_acknowledgements()) {
+            source.has_acknowledged = false;
+            has_awaited = true;
+            if let Some(reader) = &mut source.reader {
+                reader.stop_expecting_acknowledgements();
+            }
+        }
+        if !has_awaited {
+            self.hold(false);
+        }
     }
 
     fn progress(&mut self) {
@@ -158,6 +177,8 @@ struct Source {
     position: u64,
     is_holding: bool,
     acknowledged: u64,
+    /// Lately: see [`ACKNOWLEDGED_WITHIN`].
+    has_acknowledged: bool,
     is_over: bool,
     /// With a thread that reads from the disk while `reading`.
     reader: Option<Reader>,
@@ -170,7 +191,18 @@ impl Source {
         let reader = log.reader(from);
         let position = reader.position();
         let reader = Some(reader);
-        Self { stream, form, position, is_holding: true, acknowledged: 0, is_over: false, reader, reading: None, read: None }
+        Self {
+            stream,
+            form,
+            position,
+            is_holding: true,
+            acknowledged: 0,
+            has_acknowledged: false,
+            is_over: false,
+            reader,
+            reading: None,
+            read: None,
+        }
     }
 
     /// What can be had without waiting for anything.
@@ -236,7 +268,9 @@ impl Source {
             match done {
                 Ok((mut reader, read, frame)) => {
                     reader.set_holding(self.is_holding);
-                    reader.acknowledge(self.acknowledged);
+                    if self.has_acknowledged {
+                        reader.acknowledge(self.acknowledged);
+                    }
                     self.reader = Some(reader);
                     self.read = Some((read, frame));
                 }
@@ -248,8 +282,13 @@ impl Source {
         }
     }
 
+    fn awaits_acknowledgements(&self) -> bool {
+        self.has_acknowledged && self.acknowledged < self.position && !self.is_over
+    }
+
     fn acknowledge(&mut self, offset: u64) {
         self.acknowledged = self.acknowledged.max(offset);
+        self.has_acknowledged = true;
         if let Some(reader) = &mut self.reader {
             reader.acknowledge(offset);
         }
