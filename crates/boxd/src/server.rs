@@ -25,6 +25,7 @@ use crate::{
     processes,
     programs::Spawn,
     shell, socket,
+    watch::{self, Watching},
 };
 
 /// The broker, and a second one that takes over from it.
@@ -38,6 +39,7 @@ pub struct Server {
     pub audit: AuditTrail,
     pub programs: Arc<dyn Spawn>,
     pub files: FileStore,
+    pub watching: Watching,
     pub commands: exec::Commands,
     pub processes: processes::Table,
     pub shells: shell::Shells,
@@ -64,6 +66,7 @@ pub async fn serve(
         audit: AuditTrail::default(),
         programs,
         files: FileStore::new(files),
+        watching: Watching::new(config.dataplane.watches),
         commands: exec::Commands::new(&config.dataplane),
         processes: processes::Table::default(),
         shells: shell::Shells::new(&config.dataplane),
@@ -106,6 +109,7 @@ fn client_router(server: Arc<Server>) -> Router {
         .route("/v1/files/upload", file().post(files::many::upload))
         .route("/v1/files/download", get(files::many::download).head(files::get).put(files::put).delete(files::delete))
         .route("/v1/files/{*path}", file())
+        .route("/v1/watch", get(watch::watch))
         .route("/v1/fs/list", post(fs::list))
         .route("/v1/fs/stat", post(fs::stat))
         .route("/v1/fs/mkdir", post(fs::mkdir))

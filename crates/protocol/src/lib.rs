@@ -20,6 +20,7 @@ pub mod secret;
 pub mod session;
 pub mod shell;
 pub mod timestamp;
+pub mod watch;
 
 pub use capability::{Capability, CapabilitySet};
 pub use error::{ApiError, Envelope, ErrorCode};

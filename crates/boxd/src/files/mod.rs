@@ -33,9 +33,9 @@ use rustix::{
 };
 
 pub(crate) use self::{
-    author::{Author, ChangeLog},
+    author::{Author, Change, ChangeLog, version},
     etag::{Conditions, WriteLog},
-    path::{SandboxPath, split},
+    path::{SandboxPath, query_values, split},
     place::{Place, locate_name, make_directory},
     read::{Asked, answer as answer_read},
     refusal::{not_a_file, refusal},
@@ -77,6 +77,10 @@ impl FileStore {
 
     pub(crate) fn writes(&self) -> Arc<WriteLog> {
         self.writes.clone()
+    }
+
+    pub(crate) fn changes(&self) -> Arc<ChangeLog> {
+        self.changes.clone()
     }
 
     /// Signs a request's changes.
@@ -205,7 +209,7 @@ pub(crate) fn parse_mode(text: &str) -> Option<u32> {
 
 /// `?sync=false`: the answer doesn't wait for the disk.
 pub(crate) fn is_durable(uri: &Uri) -> Result<bool, ApiError> {
-    match path::query_values(uri, "sync").next().as_deref() {
+    match query_values(uri, "sync").next().as_deref() {
         None | Some(b"true") => Ok(true),
         Some(b"false") => Ok(false),
         Some(_) => Err(ApiError::invalid("sync: must be true or false")),

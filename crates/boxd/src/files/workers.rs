@@ -75,6 +75,18 @@ impl FileWorkers {
         Ok(answered)
     }
 
+    /// A thread of its own with the workload's user, for something that lasts.
+    pub(crate) fn spawn(&self, name: &str, work: impl FnOnce(&Root) + Send + 'static) -> io::Result<()> {
+        let (root, setup) = (self.root.clone(), self.steps.setup.clone());
+        let thread = thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES);
+        thread.spawn(move || match setup() {
+            Ok(()) => work(&root),
+            // It worked before; without it this thread must not touch a file.
+            Err(error) => tracing::error!(%error, "a thread for files could not take on the workload's user"),
+        })?;
+        Ok(())
+    }
+
     /// Runs a step nobody waits for, from wherever this is called.
     pub(super) fn run_detached(&self, step: impl FnOnce(&Root) + Send + 'static) {
         let Err(mpsc::error::TrySendError::Full(job)) = self.steps.sender().try_send(Box::new(step)) else { return };

@@ -28,7 +28,13 @@ use cobox_protocol::{
 use serde::de::DeserializeOwned;
 
 use self::stop::Stop;
-pub(crate) use self::{glob::glob as glob_files, grep::grep as grep_files};
+pub(crate) use self::{
+    describe::file_kind,
+    glob::glob as glob_files,
+    grep::grep as grep_files,
+    list::base_of,
+    names::{each_name, kind_of},
+};
 use crate::{
     answer::Failure,
     auth::{Caller, FsRead, FsWrite},
