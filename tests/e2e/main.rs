@@ -2,6 +2,7 @@
 
 mod access;
 mod command_line;
+mod commands;
 mod faults;
 mod isolation;
 mod lifecycle;

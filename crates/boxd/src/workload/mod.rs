@@ -205,6 +205,10 @@ impl Process {
     /// The program's number in the sandbox, when it has one; `None` if it never got one.
     pub async fn pid(&self) -> Option<i32> {
         let mut fate = self.fate.clone();
+        if fate.borrow().pid.is_none() {
+            // Init gone means that nothing more will be told.
+            let _ = self.shared.send(&Order::TellPid { seq: self.seq }, &[]).await;
+        }
         // Init gone: what it told before still holds.
         let _ = fate.wait_for(|fate| fate.pid.is_some() || fate.end.is_some()).await;
         fate.borrow().pid
@@ -309,8 +313,8 @@ async fn listen(shared: Arc<Shared>) {
                     tell.send_modify(|fate| fate.pid = Some(pid));
                 }
             }
-            Report::NotStarted { seq, step, errno } => end(&mut table, seq, End::NotStarted { step, errno }),
-            Report::Exited { seq, code, signal } => end(&mut table, seq, End::Exited(Exit { code, signal })),
+            Report::NotStarted { seq, step, errno } => end(&mut table, seq, None, End::NotStarted { step, errno }),
+            Report::Exited { seq, pid, code, signal } => end(&mut table, seq, Some(pid), End::Exited(Exit { code, signal })),
             Report::TreeKilled { seq } => {
                 table.killing.remove(&seq).map(|tx| tx.send(()));
             }
@@ -320,9 +324,9 @@ async fn listen(shared: Arc<Shared>) {
     *shared.table() = Table::default();
 }
 
-fn end(table: &mut Table, seq: u64, end: End) {
+fn end(table: &mut Table, seq: u64, pid: Option<i32>, end: End) {
     if let Some(tell) = table.running.remove(&seq) {
-        tell.send_modify(|fate| fate.end = Some(end));
+        tell.send_replace(Fate { pid, end: Some(end) });
     }
 }
 
