@@ -7,6 +7,7 @@ mod faults;
 mod isolation;
 mod lifecycle;
 mod load;
+mod paths;
 mod roots;
 mod sharing;
 mod tokens;

@@ -7,6 +7,7 @@ mod etag;
 pub mod many;
 mod path;
 mod place;
+mod queue;
 mod read;
 mod refusal;
 mod root;
