@@ -3,6 +3,7 @@
 mod access;
 mod command_line;
 mod commands;
+mod cuts;
 mod faults;
 mod isolation;
 mod lifecycle;
@@ -10,4 +11,5 @@ mod load;
 mod paths;
 mod roots;
 mod sharing;
+mod terminals;
 mod tokens;

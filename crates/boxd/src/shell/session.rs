@@ -8,6 +8,7 @@ use cobox_protocol::{
     shell::ShellCreate,
 };
 use cobox_stream::Kinds;
+use http::StatusCode;
 
 use super::{
     desk::Newcomer,
@@ -39,10 +40,12 @@ impl Conversation for Session {
             (None, None) => None,
             (cols, rows) => Some(terminal::size(cols, rows)?),
         };
+        peer.record.aims_at(start.shell.as_deref().unwrap_or(DEFAULT_SHELL_NAME));
         let (shell, is_new) = find(peer, &start, is_observer).await?;
         let claims = peer.claims();
         let who = Controller { principal: claims.sub.clone(), actor: claims.act.kind };
         let seat = shell.join(Newcomer { who, client: start.client.clone(), may_control: !is_observer, size })?;
+        peer.record.tell(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
         let view = begin(peer, &seat, &start, is_new).await?;
         let progress = view.progress.clone();
         let server = peer.server.clone();
