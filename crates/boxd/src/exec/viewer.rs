@@ -10,14 +10,16 @@ use tokio::{task::JoinHandle, time::Instant};
 use super::command::{Attached, Command};
 use crate::processes::Ended;
 
-/// Output in one frame: large enough that a frame's own cost doesn't show, and at most 800 KiB even if all of it must be escaped.
-const FRAME_BYTES: usize = 128 * 1024;
+/// Output in one frame: large enough that a frame's own cost doesn't show.
+const FRAME_BYTES: usize = 256 * 1024;
+/// The same as text, which is at most 800 KiB even if all of it must be escaped.
+const TEXT_FRAME_BYTES: usize = 128 * 1024;
 /// A viewer that takes and acknowledges nothing for so long no longer holds up the program: it finds the rest in the spool, or a gap.
 const STALL: Duration = Duration::from_secs(30);
 
 /// How long the program is held up for acknowledgements of what was sent already. A client that sends them as it goes keeps its output
 /// in memory; one that waits for more before it does gets more.
-const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(20);
+const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(50);
 
 /// Resolves at that time, if there is one.
 pub async fn at(time: Option<Instant>) {
@@ -214,7 +216,7 @@ impl Source {
             Some(read) => read,
             None => {
                 let reader = self.reader.as_mut().filter(|reader| !reader.is_behind_the_ring())?;
-                read_frame(reader, self.stream)
+                read_frame(reader, self.stream, self.form)
             }
         };
         match read {
@@ -240,7 +242,7 @@ impl Source {
     /// A full frame has more behind it, so what is cut from it comes with that.
     fn cut_at_a_character(&mut self, frame: &mut BytesMut) {
         let bytes = &frame[BINARY_HEAD_BYTES..];
-        let Some(reader) = self.reader.as_mut().filter(|_| bytes.len() == FRAME_BYTES) else { return };
+        let Some(reader) = self.reader.as_mut().filter(|_| bytes.len() == TEXT_FRAME_BYTES) else { return };
         // A character has at most four bytes.
         let tail = &bytes[bytes.len() - 4..];
         let cut = (1..4).find(|n| matches!(std::str::from_utf8(&tail[4 - n..]), Err(e) if e.valid_up_to() == 0 && e.error_len().is_none()));
@@ -256,9 +258,9 @@ impl Source {
             return std::future::pending().await;
         }
         if let Some(reader) = self.reader.take_if(|reader| reader.is_behind_the_ring()) {
-            let (mut reader, stream) = (reader, self.stream);
+            let (mut reader, stream, form) = (reader, self.stream, self.form);
             self.reading = Some(tokio::task::spawn_blocking(move || {
-                let (read, frame) = read_frame(&mut reader, stream);
+                let (read, frame) = read_frame(&mut reader, stream, form);
                 (reader, read, frame)
             }));
         }
@@ -295,13 +297,14 @@ impl Source {
     }
 }
 
-fn read_frame(reader: &mut Reader, stream: OutputStream) -> (Read, BytesMut) {
+fn read_frame(reader: &mut Reader, stream: OutputStream, form: Form) -> (Read, BytesMut) {
     let mut frame = BytesMut::new();
     let kind = match stream {
         OutputStream::Stdout => BinaryKind::Stdout,
         OutputStream::Stderr => BinaryKind::Stderr,
     };
     frame.extend_from_slice(&BinaryFrame::head(kind, reader.position()));
-    let read = reader.read_into(&mut frame, FRAME_BYTES);
+    let most = if form == Form::Text { TEXT_FRAME_BYTES } else { FRAME_BYTES };
+    let read = reader.read_into(&mut frame, most);
     (read, frame)
 }
