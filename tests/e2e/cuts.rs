@@ -57,7 +57,7 @@ async fn exec_through(cuts: u64, seed: u64) -> u64 {
 async fn stdin_through(cuts: u64, seed: u64) -> u64 {
     const BYTES: u64 = 8 << 20;
     let broker = TestBroker::start().await;
-    let plan = Cuts { count: cuts, within_bytes: BYTES * 3 / 2 / cuts, within: Duration::from_secs(10) };
+    let plan = Cuts { count: cuts, within_bytes: BYTES * 4 / cuts, within: Duration::from_secs(10) };
     let proxy = CuttingProxy::before(broker.url(), plan, seed).await;
     let (session, cut) = through(&proxy, &broker, "t").await;
     let mut given = vec![0u8; BYTES as usize];
