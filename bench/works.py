@@ -45,7 +45,7 @@ def available(peer, spec):
 
 
 def ours(bench, make, only=("direct", "gateway")):
-    """The two of ours; `make` gets the door's base path and the sandbox's."""
+    """The two of ours; `make` gets the door's base path."""
     doors = bench.doors()
     labels = {"direct": DIRECT, "gateway": GATEWAY}
     for way in only:
@@ -100,16 +100,17 @@ def stream(bench):
 
 
 def echo(bench):
-    def run(base):
-        return {"kind": "echo_shell", "path": f"{base}/shell/ws",
-                "start": {"type": "start", "shell": f"echo-{base.count('/')}", "command": "cat", "binary": True}}
+    def run(way):
+        return lambda base: {"kind": "echo_shell", "path": f"{base}/shell/ws",
+                             "start": {"type": "start", "shell": f"echo-{way}", "command": "cat", "binary": True}}
 
     group = Group("a key until its echo, one client", "ssh", words=[
         "The program is `cat` for everybody, so the kernel's terminal echoes and no shell's line editor is measured.",
         "ssh: `ssh -tt` on a connection of its own. sshx: its server and client on this machine, looked at by a client of its protocol.",
         "raw pty: no server at all, the floor."])
     bench.measure(group, [
-        ("pty", "raw pty", False, {"kind": "echo_pty", "argv": ["cat"]}), *ours(bench, run),
+        ("pty", "raw pty", False, {"kind": "echo_pty", "argv": ["cat"]}),
+        *ours(bench, run("direct"), ["direct"]), *ours(bench, run("gateway"), ["gateway"]),
         ("ssh", "ssh -tt", False, available(bench.ssh, lambda: {"kind": "echo_command", "argv": bench.ssh.terminal("cat")})),
         ("sshx", "sshx", False, available(bench.sshx, lambda: {
             "kind": "echo_sshx", "at": bench.sshx.address, "session": bench.sshx.session, "key": bench.sshx.key})),
