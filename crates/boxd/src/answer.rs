@@ -1,20 +1,29 @@
-//! What every answer has in common: a request id, errors in the caller's dialect, and one log line.
+//! What every answer has in common: a request id, errors in the caller's dialect, and one line in the audit.
 
 use std::{
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Instant,
 };
 
 use axum::{
     Json,
-    extract::{MatchedPath, Request},
+    extract::{MatchedPath, Request, State},
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use cobox_protocol::{ApiError, Capability, ErrorCode, RequestId, langsmith};
+use cobox_protocol::{ApiError, Capability, ErrorCode, RequestId, Timestamp, audit::Claim, langsmith};
 use cobox_token::Claims;
-use http::{HeaderName, HeaderValue, StatusCode, header};
+use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use percent_encoding::percent_decode_str;
 use serde_json::json;
+
+use crate::{
+    audit::{self, AuditTrail},
+    server::Server,
+};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -40,14 +49,34 @@ impl IntoResponse for Failure {
     }
 }
 
-/// What becomes known of a request on its way, for the log line.
+/// What becomes known of a request on its way, for its line in the audit.
 pub struct RequestRecord {
     pub request_id: RequestId,
+    started: Instant,
+    method: Method,
+    /// The pattern, not the path: a path is the client's business, and unbounded.
+    route: String,
     capability: OnceLock<Capability>,
     claims: OnceLock<Arc<Claims>>,
+    target: OnceLock<String>,
+    is_told: AtomicBool,
 }
 
 impl RequestRecord {
+    fn new(request: &Request) -> Self {
+        let given = request.headers().get(&REQUEST_ID).and_then(|v| v.to_str().ok()).and_then(|v| v.parse::<RequestId>().ok());
+        Self {
+            request_id: given.unwrap_or_else(RequestId::new),
+            started: Instant::now(),
+            method: request.method().clone(),
+            route: request.extensions().get::<MatchedPath>().map_or("-".to_owned(), |m| m.as_str().to_owned()),
+            capability: OnceLock::new(),
+            claims: OnceLock::new(),
+            target: OnceLock::new(),
+            is_told: AtomicBool::new(false),
+        }
+    }
+
     // A second value can only come from a stream that was authorised again; the first is what the request began as.
     pub fn needs(&self, capability: Capability) {
         let _ = self.capability.set(capability);
@@ -55,45 +84,85 @@ impl RequestRecord {
     pub fn came_from(&self, claims: Arc<Claims>) {
         let _ = self.claims.set(claims);
     }
+    /// The file, command, shell or process the request is about.
+    pub fn aims_at(&self, target: &str) {
+        let _ = self.target.set(audit::cut(target));
+    }
+
+    /// Leaves the request's one line, the first time this is called.
+    pub fn tell(&self, trail: &AuditTrail, status: u16, error: Option<ErrorCode>) {
+        if self.is_told.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let claims = self.claims.get();
+        trail.add(Claim {
+            seq: 0,
+            at: Timestamp::from_unix(0),
+            request_id: self.request_id.to_string(),
+            jti: claims.map(|c| c.jti.clone()),
+            principal: claims.map(|c| c.sub.clone()),
+            actor: claims.map(|c| c.act.kind),
+            session_id: claims.and_then(|c| c.sid.clone()),
+            capability: self.capability.get().map(|c| c.word().to_owned()),
+            method: self.method.to_string(),
+            route: self.route.clone(),
+            target: self.target.get().cloned(),
+            status,
+            error: error.map(|e| e.as_str().to_owned()),
+            duration_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        });
+    }
 }
 
-/// The outermost layer.
-pub async fn wrap(mut request: Request, next: Next) -> Response {
-    let started = Instant::now();
-    let given = request.headers().get(&REQUEST_ID).and_then(|v| v.to_str().ok()).and_then(|v| v.parse::<RequestId>().ok());
-    let record =
-        Arc::new(RequestRecord { request_id: given.unwrap_or_else(RequestId::new), capability: OnceLock::new(), claims: OnceLock::new() });
-    request.extensions_mut().insert(record.clone());
-    let method = request.method().clone();
-    // The pattern, not the path: a path is the client's business, and unbounded.
-    let route = request.extensions().get::<MatchedPath>().map_or("-".to_owned(), |m| m.as_str().to_owned());
+/// The outermost layer of the clients' routes: every answer leaves a line.
+pub async fn wrap_client(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
+    let target = target_in(request.uri());
+    let (response, record, error) = wrap_any(request, next).await;
+    if let Some(target) = target {
+        record.aims_at(&target);
+    }
+    // A stream tells when it is admitted or refused, which may be by its first frame; a health check is nobody's.
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS && record.capability.get().is_some() {
+        record.tell(&server.audit, response.status().as_u16(), error);
+    }
+    response
+}
 
+/// The outermost layer of the broker's own routes.
+pub async fn wrap(request: Request, next: Next) -> Response {
+    wrap_any(request, next).await.0
+}
+
+async fn wrap_any(mut request: Request, next: Next) -> (Response, Arc<RequestRecord>, Option<ErrorCode>) {
+    let record = Arc::new(RequestRecord::new(&request));
+    request.extensions_mut().insert(record.clone());
     let mut response = next.run(request).await;
+    let mut refused = None;
     if let Some(Unrendered(error)) = response.extensions_mut().remove::<Unrendered>() {
         let headers = std::mem::take(response.headers_mut());
-        response = render(&error, &route, &record.request_id);
+        response = render(&error, &record.route, &record.request_id);
         response.headers_mut().extend(headers.into_iter().filter_map(|(name, value)| {
             let is_of_the_empty_body = name.as_ref().is_some_and(|n| n == header::CONTENT_TYPE || n == header::CONTENT_LENGTH);
             name.filter(|_| !is_of_the_empty_body).map(|n| (n, value))
         }));
+        refused = Some(error.code);
     }
     if let Ok(value) = HeaderValue::from_str(record.request_id.as_str()) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
-    let claims = record.claims.get();
-    tracing::info!(
-        request_id = %record.request_id,
-        jti = claims.map(|c| c.jti.as_str()),
-        sub = claims.map(|c| c.sub.as_str()),
-        act = claims.map(|c| c.act.kind.word()),
-        %method,
-        route,
-        capability = record.capability.get().map(|c| c.word()),
-        status = response.status().as_u16(),
-        ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
-        "request"
-    );
-    response
+    (response, record, refused)
+}
+
+/// What the URL itself says a request is about: the rest of a file's route, or `path` in the query.
+fn target_in(uri: &Uri) -> Option<String> {
+    let decoded = |raw: &str| percent_decode_str(raw).decode_utf8_lossy().into_owned();
+    if let Some(id) = ["/v1/shells/", "/v1/processes/"].into_iter().find_map(|prefix| uri.path().strip_prefix(prefix)) {
+        return Some(decoded(id));
+    }
+    if let Some(path) = uri.path().strip_prefix("/v1/files/").filter(|_| uri.query().is_none_or(|q| !q.starts_with("path="))) {
+        return Some(decoded(&format!("/{path}")));
+    }
+    uri.query()?.split('&').find_map(|pair| pair.strip_prefix("path=")).map(decoded)
 }
 
 fn render(error: &ApiError, route: &str, request_id: &RequestId) -> Response {

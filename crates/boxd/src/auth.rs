@@ -223,6 +223,16 @@ impl OpenStream {
         claims.and_then(|c| self.authority.view().refusal(&c)).unwrap_or_else(revoked)
     }
 
+    /// Whose it is, by the newest token.
+    pub fn claims(&self) -> Option<Arc<Claims>> {
+        self.authority.streams().get(&self.id).map(|s| s.claims.clone())
+    }
+
+    /// A second capability, beside the one that let the request in.
+    pub fn also_needs(&self, needed: Capability) -> Result<(), ApiError> {
+        self.claims().map_or_else(|| Err(revoked()), |claims| require(&claims, needed))
+    }
+
     /// Runs a request's work unless its token is revoked meanwhile.
     pub async fn until_revoked<T>(&self, work: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
         tokio::select! {
@@ -294,27 +304,37 @@ macro_rules! needs {
         }
     )*};
 }
-needs! { FsRead FsWrite Exec }
+needs! { FsRead FsWrite Exec Shell ShellObserve }
 
 /// An admitted request.
 pub struct Caller<N> {
     pub stream: OpenStream,
     pub claims: Arc<Claims>,
+    record: Option<Arc<RequestRecord>>,
     need: PhantomData<N>,
+}
+
+impl<N> Caller<N> {
+    /// The file, command, shell or process the request is about, for the audit.
+    pub fn aims_at(&self, target: &str) {
+        if let Some(record) = &self.record {
+            record.aims_at(target);
+        }
+    }
 }
 
 impl<N: Need> FromRequestParts<Arc<Server>> for Caller<N> {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, server: &Arc<Server>) -> Result<Self, Failure> {
-        let record = parts.extensions.get::<Arc<RequestRecord>>();
-        if let Some(record) = record {
+        let record = parts.extensions.get::<Arc<RequestRecord>>().cloned();
+        if let Some(record) = &record {
             record.needs(N::CAPABILITY);
         }
         let claims = Arc::new(server.authority.authorize(&parts.headers, N::CAPABILITY)?);
-        if let Some(record) = record {
+        if let Some(record) = &record {
             record.came_from(claims.clone());
         }
-        Ok(Self { stream: server.authority.open(claims.clone()), claims, need: PhantomData })
+        Ok(Self { stream: server.authority.open(claims.clone()), claims, record, need: PhantomData })
     }
 }

@@ -2,15 +2,20 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::{Json, body::Body, extract::State};
+use axum::{
+    Json,
+    body::Body,
+    extract::{Query, State},
+};
 use cobox_protocol::{
     ApiError, Timestamp,
+    audit::Claims,
     control::{BoxdStatus, ControlState},
 };
 use http::StatusCode;
 use tokio_util::sync::CancellationToken;
 
-use crate::{answer::Failure, auth::Authority, body, server::Server};
+use crate::{answer::Failure, audit::After, auth::Authority, body, server::Server};
 
 /// Some 100 000 revocations; a broker that has more must let tokens of that age expire first.
 const MAX_STATE_BYTES: usize = 8 * 1024 * 1024;
@@ -40,6 +45,12 @@ pub async fn put_state(State(server): State<Arc<Server>>, content: Body) -> Resu
 pub async fn get_status(State(server): State<Arc<Server>>) -> Json<BoxdStatus> {
     server.authority.spoken_to();
     Json(server.authority.status())
+}
+
+/// `GET /control/claims?life=&after=`: the audit's lines, oldest first.
+pub async fn get_claims(State(server): State<Arc<Server>>, after: Query<After>) -> Json<Claims> {
+    server.authority.spoken_to();
+    Json(server.audit.fetch(after))
 }
 
 /// `POST /control/shutdown`: answers, then everything ends.

@@ -32,6 +32,13 @@ impl Descriptor {
     }
 }
 
+impl Descriptor {
+    /// Writes what can be written without waiting; `WouldBlock` when nothing can.
+    pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::retry_on_intr(|| rustix::io::write(self.0.get_ref(), bytes))?)
+    }
+}
+
 impl AsFd for Descriptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.get_ref().as_fd()

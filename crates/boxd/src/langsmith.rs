@@ -3,7 +3,12 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use axum::{Extension, Json, body::Body, extract::State, response::Response};
-use cobox_protocol::{ApiError, exec::ExecRequest};
+use cobox_protocol::{
+    ApiError,
+    exec::ExecRequest,
+    fs::{FileEntry, FileKind, GlobRequest, GrepMatch, GrepRequest, OneOrMany},
+    json::read_object,
+};
 use futures_util::stream;
 use http::{HeaderMap, Method, StatusCode, Uri, header};
 use serde::Deserialize;
@@ -18,12 +23,16 @@ use crate::{
         self, Conditions, SandboxPath, refuse_when_full,
         write::{MAX_FILE_BYTES, WriteOptions, receive},
     },
+    fs,
     listen::ConnectionEnd,
     server::Server,
 };
 
 /// What the SDK names when its user names nothing; not every root file system has it.
 const SDK_DEFAULT_SHELL: &str = "/bin/bash";
+
+/// Of a search: a pattern and two paths.
+const MAX_SEARCH_BYTES: usize = 64 * 1024;
 
 #[derive(Deserialize)]
 struct ExecuteRequest {
@@ -80,7 +89,8 @@ pub async fn upload(
         let mut field = parts.next_field().await.map_err(malformed)?.filter(|f| f.name() == Some("file"));
         let Some(field) = field.take() else { return Err(ApiError::invalid("the multipart body needs a field `file` first")) };
         let chunks = stream::try_unfold(field, async |mut field| Ok(field.chunk().await.map_err(malformed)?.map(|chunk| (chunk, field))));
-        let options = WriteOptions { conditions: Conditions::default(), mode: None };
+        let author = server.files.author(&caller.claims);
+        let options = WriteOptions { conditions: Conditions::default(), mode: None, is_durable: true, author };
         receive(&server.files, &server.authority, &path, options, Box::pin(chunks)).await
     };
     let written = caller.stream.until_revoked(write).await?;
@@ -99,10 +109,57 @@ pub async fn download(
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
     let path = SandboxPath::from_query(&uri, Some(server.programs.work_dir()))?;
-    Ok(files::answer_read(&server.files, &method, &headers, &path, caller.stream, &connection).await?)
+    let asked = files::Asked { method: &method, uri: &uri, headers: &headers, path: &path };
+    Ok(files::answer_read(&server.files, asked, caller.stream, &connection).await?)
 }
 
-fn malformed(error: multer::Error) -> ApiError {
+#[derive(Deserialize)]
+struct SearchRequest {
+    pattern: String,
+    #[serde(default)]
+    path: Option<String>,
+    #[serde(default)]
+    glob: Option<String>,
+    #[serde(default)]
+    limit: Option<u32>,
+}
+
+impl SearchRequest {
+    /// That SDK's paths may be relative to where its commands run.
+    fn absolute(&self, server: &Server) -> Option<String> {
+        let path = self.path.as_deref()?;
+        Some(if path.starts_with('/') { path.to_owned() } else { format!("{}/{path}", server.programs.work_dir()) })
+    }
+}
+
+/// `POST /glob`.
+pub async fn glob(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> Result<Json<Value>, Failure> {
+    let request: SearchRequest = read_object(&body::collect(content, MAX_SEARCH_BYTES).await?)?;
+    let asked = GlobRequest { path: request.absolute(&server), pattern: request.pattern, limit: request.limit, ..GlobRequest::default() };
+    let found = caller.stream.until_revoked(fs::glob_files(&server, asked)).await?;
+    let told =
+        |e: &FileEntry| json!({ "path": e.path, "is_dir": e.kind == FileKind::Directory, "size_bytes": e.size, "modified_at": e.mtime });
+    Ok(Json(json!({ "matches": found.matches.iter().map(told).collect::<Vec<_>>(), "truncated": found.truncated })))
+}
+
+/// `POST /grep`: the pattern is text.
+pub async fn grep(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> Result<Json<Value>, Failure> {
+    let request: SearchRequest = read_object(&body::collect(content, MAX_SEARCH_BYTES).await?)?;
+    let asked = GrepRequest {
+        path: request.absolute(&server),
+        pattern: request.pattern,
+        literal: true,
+        glob: request.glob.map(OneOrMany::One),
+        max_matches: request.limit,
+        ..GrepRequest::default()
+    };
+    let found = caller.stream.until_revoked(fs::grep_files(&server, asked)).await?;
+    let told = |m: &GrepMatch| json!({ "path": m.path, "line": m.line.line_number, "text": m.line.text });
+    let matches: Vec<Value> = found.matches.iter().flatten().map(told).collect();
+    Ok(Json(json!({ "matches": matches, "truncated": found.truncated })))
+}
+
+pub(crate) fn malformed(error: multer::Error) -> ApiError {
     match error {
         multer::Error::FieldSizeExceeded { limit, .. } => too_large("the file", limit),
         other => ApiError::invalid(format!("the multipart body can't be read: {other}")),

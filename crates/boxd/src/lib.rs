@@ -1,12 +1,14 @@
 //! boxd, the daemon inside a sandbox: it verifies tokens alone, runs commands and terminals, and serves files to whoever may have them.
 
 pub mod answer;
+mod audit;
 pub mod auth;
 mod body;
 pub mod control;
 mod descriptor;
 pub mod exec;
 pub mod files;
+pub mod fs;
 mod langsmith;
 mod listen;
 pub mod log;
@@ -15,6 +17,7 @@ pub mod programs;
 pub mod server;
 pub mod shell;
 pub mod socket;
+pub mod watch;
 pub mod workload;
 
 pub use files::workers::FileWorkers;

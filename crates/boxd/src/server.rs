@@ -9,21 +9,23 @@ use axum::{
 };
 use cobox_protocol::{
     control::{BoxdConfig, DataplaneLimits},
-    langsmith::{DOWNLOAD, EXECUTE, UPLOAD},
+    langsmith::{DOWNLOAD, EXECUTE, GLOB, GREP, UPLOAD},
 };
 use tokio::net::UnixListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     FileWorkers, answer,
+    audit::AuditTrail,
     auth::Authority,
     control, exec,
     files::{self, FileStore},
-    langsmith,
+    fs, langsmith,
     listen::accept_loop,
     processes,
     programs::Spawn,
     shell, socket,
+    watch::{self, Watching},
 };
 
 /// The broker, and a second one that takes over from it.
@@ -34,11 +36,13 @@ const DRAIN_WITHIN: Duration = Duration::from_secs(2);
 /// What every request shares.
 pub struct Server {
     pub authority: Arc<Authority>,
+    pub audit: AuditTrail,
     pub programs: Arc<dyn Spawn>,
     pub files: FileStore,
+    pub watching: Watching,
     pub commands: exec::Commands,
     pub processes: processes::Table,
-    pub shells: shell::Limits,
+    pub shells: shell::Shells,
     pub slots: socket::Slots,
     pub limits: DataplaneLimits,
     pub tasks: TaskTracker,
@@ -59,11 +63,13 @@ pub async fn serve(
     let authority = Arc::new(authority.context("the keys boxd was started with")?);
     let server = Arc::new(Server {
         authority: authority.clone(),
+        audit: AuditTrail::default(),
         programs,
         files: FileStore::new(files),
+        watching: Watching::new(config.dataplane.watches),
         commands: exec::Commands::new(&config.dataplane),
         processes: processes::Table::default(),
-        shells: shell::Limits::new(config.dataplane.shells),
+        shells: shell::Shells::new(&config.dataplane),
         slots: socket::Slots::new(config.dataplane.streams),
         limits: config.dataplane.clone(),
         tasks: TaskTracker::new(),
@@ -100,16 +106,33 @@ fn client_router(server: Arc<Server>) -> Router {
         .route("/v1/processes/{id}/signal", post(processes::signal))
         .route("/v1/files", file())
         .route("/v1/files/", file())
+        .route("/v1/files/upload", file().post(files::many::upload))
+        .route("/v1/files/download", get(files::many::download).head(files::get).put(files::put).delete(files::delete))
         .route("/v1/files/{*path}", file())
+        .route("/v1/watch", get(watch::watch))
+        .route("/v1/fs/list", post(fs::list))
+        .route("/v1/fs/stat", post(fs::stat))
+        .route("/v1/fs/mkdir", post(fs::mkdir))
+        .route("/v1/fs/move", post(fs::move_))
+        .route("/v1/fs/copy", post(fs::copy))
+        .route("/v1/fs/remove", post(fs::remove))
+        .route("/v1/fs/edit", post(fs::edit))
+        .route("/v1/fs/glob", post(fs::glob))
+        .route("/v1/fs/grep", post(fs::grep))
         .route("/v1/archive", get(files::archive::get).put(files::archive::put))
         .route("/v1/shell/ws", get(shell::open))
         .route("/v1/ws", get(shell::open))
+        .route("/v1/shells", get(shell::routes::list).post(shell::routes::create))
+        .route("/v1/shells/{shell}", get(shell::routes::look).delete(shell::routes::end))
+        .route("/v1/shells/{shell}/run", post(shell::routes::run))
         .route(EXECUTE, post(langsmith::execute))
         .route(UPLOAD, post(langsmith::upload))
         .route(DOWNLOAD, get(langsmith::download).head(langsmith::download))
+        .route(GLOB, post(langsmith::glob))
+        .route(GREP, post(langsmith::grep))
         .fallback(answer::no_such_route)
         .method_not_allowed_fallback(answer::no_such_method)
-        .layer(middleware::from_fn(answer::wrap))
+        .layer(middleware::from_fn_with_state(server.clone(), answer::wrap_client))
         .with_state(server)
 }
 
@@ -117,6 +140,7 @@ fn control_router(server: Arc<Server>) -> Router {
     Router::new()
         .route("/control/state", put(control::put_state))
         .route("/control/status", get(control::get_status))
+        .route("/control/claims", get(control::get_claims))
         .route("/control/shutdown", post(control::shutdown))
         .fallback(answer::no_such_route)
         .method_not_allowed_fallback(answer::no_such_method)

@@ -10,7 +10,7 @@ use cobox_protocol::{
     frame::{self, ShellReady, ShellStart, close, frame_bytes},
 };
 use futures_util::{SinkExt, StreamExt};
-use http::StatusCode;
+use http::{Method, StatusCode};
 use support::{EVERYTHING, SOON, TestBoxd};
 use tokio::net::UnixStream;
 use tokio_tungstenite::{
@@ -70,6 +70,7 @@ impl Client {
                     assert_eq!(offset, self.output.len() as u64);
                     self.output.extend(frame_bytes(data.as_deref(), data_b64.as_deref()).unwrap());
                 }
+                ServerFrame::Resized { .. } | ServerFrame::Control { .. } => {}
                 other => panic!("{other:?} while waiting for {text}; so far {}", String::from_utf8_lossy(&self.output)),
             }
         }
@@ -83,6 +84,7 @@ impl Client {
                     assert_eq!(offset, self.output.len() as u64);
                     self.output.extend(frame_bytes(data.as_deref(), data_b64.as_deref()).unwrap());
                 }
+                ServerFrame::Resized { .. } => {}
                 other => return other,
             }
         }
@@ -176,12 +178,12 @@ async fn without_a_good_token_there_is_no_shell() {
         other => panic!("{other:?}"),
     };
     assert_eq!(refused(Client::dial(&boxd, Some(&Secret::new("x.y.z"))).await.err().unwrap()), StatusCode::UNAUTHORIZED);
-    assert_eq!(refused(Client::dial(&boxd, Some(&boxd.token("exec shell_observe"))).await.err().unwrap()), StatusCode::FORBIDDEN);
+    assert_eq!(refused(Client::dial(&boxd, Some(&boxd.token("exec fs_read"))).await.err().unwrap()), StatusCode::FORBIDDEN);
     boxd.get("/v1/shell/ws").send().await.refused(400, "INVALID_REQUEST");
 
     for (frame, code, told) in [
         (ClientFrame::Auth { token: Secret::new("x.y.z") }, close::UNAUTHENTICATED, "UNAUTHENTICATED"),
-        (ClientFrame::Auth { token: boxd.token("exec shell_observe") }, close::CAPABILITY, "CAPABILITY_DENIED"),
+        (ClientFrame::Auth { token: boxd.token("exec fs_read") }, close::CAPABILITY, "CAPABILITY_DENIED"),
         (ClientFrame::Start(ShellStart::default()), close::UNAUTHENTICATED, "UNAUTHENTICATED"),
     ] {
         let mut client = Client::dial(&boxd, None).await.unwrap();
@@ -257,8 +259,8 @@ async fn a_stream_ends_with_its_token_unless_a_fresh_one_came() {
     let token = boxd.key.mint(&short);
     let mut left = Client::dial(&boxd, Some(&token)).await.unwrap();
     let mut renewed = Client::dial(&boxd, Some(&token)).await.unwrap();
-    for client in [&mut left, &mut renewed] {
-        client.send(ClientFrame::Start(running("cat"))).await;
+    for (client, name) in [(&mut left, "left"), (&mut renewed, "renewed")] {
+        client.send(ClientFrame::Start(ShellStart { shell: Some(name.into()), ..running("cat") })).await;
         assert!(matches!(client.next().await, ServerFrame::Ready(_)));
     }
     let mut other = boxd.claims("shell");
@@ -280,13 +282,10 @@ async fn a_revoked_token_loses_its_open_shell_within_a_second() {
     let mut boxd = TestBoxd::start();
     let mut client = Client::started(&boxd, running("echo pid=$$.; cat")).await;
     client.read_until(".").await;
-    let text = String::from_utf8(client.output.clone()).unwrap();
-    let pid = text.split_once("pid=").unwrap().1.split_once('.').unwrap().0.to_owned();
     let pushed = Instant::now();
     boxd.revoke(vec![Revocation::Principal("ada".into())]).await;
     assert_eq!(client.end().await, (Some("TOKEN_REVOKED".to_owned()), close::ENDED));
     assert!(pushed.elapsed() < Duration::from_secs(1));
-    wait_until_gone(&pid).await;
 }
 
 #[tokio::test]
@@ -294,21 +293,23 @@ async fn a_client_that_reads_nothing_is_cut_off_by_revocation_too() {
     let mut boxd = TestBoxd::start();
     let mut client = Client::started(&boxd, running("echo pid=$$.; yes")).await;
     client.read_until(".").await;
-    let text = String::from_utf8(client.output.clone()).unwrap();
-    let pid = text.split_once("pid=").unwrap().1.split_once('.').unwrap().0.to_owned();
     boxd.revoke(vec![Revocation::Grant("grant-1".into())]).await;
-    wait_until_gone(&pid).await;
+    tokio::time::timeout(SOON, boxd.idle()).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_client_that_goes_takes_its_shell_with_it() {
+async fn a_shell_outlives_its_client_and_ends_when_it_is_told_to() {
     let boxd = TestBoxd::start();
     let mut client = Client::started(&boxd, running("trap '' HUP; echo pid=$$.; while :; do sleep 1; done")).await;
     client.read_until(".").await;
     let text = String::from_utf8(client.output.clone()).unwrap();
     let pid = text.split_once("pid=").unwrap().1.split_once('.').unwrap().0.to_owned();
     drop(client);
+    tokio::time::timeout(SOON, boxd.idle()).await.unwrap();
+    assert!(std::path::Path::new(&format!("/proc/{pid}")).exists());
+    boxd.call(Method::DELETE, "/v1/shells/main").send().await.ok(204);
     wait_until_gone(&pid).await;
+    boxd.get("/v1/shells/main").send().await.refused(404, "SHELL_NOT_FOUND");
 }
 
 #[tokio::test]

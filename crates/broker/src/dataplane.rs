@@ -33,7 +33,9 @@ impl Directory for Dataplane {
         let found = self.find(&target).await?;
         match credential {
             None => match found {
-                Some((sandbox, _)) if sandbox.is_running() => Ok(Admission { sandbox: sandbox.id, token: None, caller: None }),
+                Some((sandbox, _)) if sandbox.is_running() => {
+                    Ok(Admission { sandbox: sandbox.id, is_running: true, token: None, caller: None })
+                }
                 // The same answer for what doesn't exist and what would have to be woken: a stranger learns nothing.
                 _ => Err(ApiError::new(ErrorCode::Unauthenticated, "no credential, and nothing runs here; negotiate first")),
             },
@@ -48,13 +50,17 @@ impl Directory for Dataplane {
         }
     }
 
+    fn touch(&self, admission: &Admission) {
+        self.lifecycle.activity.sandbox_used(&admission.sandbox, self.deployment.now());
+    }
+
     async fn dial(&self, admission: &Admission) -> Result<BoxedStream, ApiError> {
         let (d, id) = (&self.deployment, &admission.sandbox);
         if admission.caller.is_none() {
             return d.provider.dial(id, Door::Client).await.map_err(|e| unreachable(id, &e));
         }
         // Before the state is looked at, so that the reaper knows of it before it decides.
-        self.lifecycle.activity.sandbox_used(id, d.now());
+        self.touch(admission);
         self.lifecycle.bring_up(id, WAKE_WAIT).await?;
         match d.provider.dial(id, Door::Client).await {
             Ok(stream) => Ok(stream),
@@ -168,7 +174,7 @@ impl Dataplane {
             jti: issued.jti.to_string(),
         };
         self.audit.add(self.record("token.issued", &passer, &sandbox.id, request_id).detail(capabilities.words().join(" "))).await;
-        Ok(Admission { sandbox: sandbox.id, token: Some(issued.token), caller: Some(passer) })
+        Ok(Admission { is_running: is_up(&sandbox), sandbox: sandbox.id, token: Some(issued.token), caller: Some(passer) })
     }
 
     /// A token passes as it is, once it is known to be one that boxd will accept.
@@ -190,8 +196,12 @@ impl Dataplane {
             thread: claims.thread_id,
             jti: claims.jti,
         };
-        Ok(Admission { sandbox: sandbox.id.clone(), token: Some(token), caller: Some(passer) })
+        Ok(Admission { sandbox: sandbox.id.clone(), is_running: is_up(sandbox), token: Some(token), caller: Some(passer) })
     }
+}
+
+fn is_up(sandbox: &Sandbox) -> bool {
+    sandbox.is_running() && sandbox.intent.is_none()
 }
 
 fn not_found(target: &Target) -> ApiError {

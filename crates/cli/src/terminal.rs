@@ -45,6 +45,9 @@ const KEPT: usize = 7;
 /// Plain cursor keys and keypad, no bracketed paste, mouse or focus reports, the cursor shown, plain colours, and a fresh line.
 const PLAIN: &[u8] = b"\x1b[?1l\x1b>\x1b[?2004l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?25h\x1b[0m\r\n";
 
+/// An empty screen for a keyframe, whatever was going on before it: no half sequence, no whole screen, no margins, plain colours.
+pub const EMPTY: &[u8] = b"\x18\x1b[?1049l\x1b[r\x1b[m\x1b[H\x1b[2J";
+
 /// What the remote programs did to the screen, to be undone when they no longer can.
 #[derive(Debug, Default)]
 pub struct Screen {
@@ -72,6 +75,11 @@ impl Screen {
         self.kept.drain(..self.kept.len().saturating_sub(KEPT));
     }
 
+    /// Whether a program has the whole screen: words of ours would stand in the middle of it.
+    pub fn is_whole(&self) -> bool {
+        self.taken_by.is_some()
+    }
+
     /// What puts the terminal into a state fit for a prompt.
     pub fn reset(&self) -> Vec<u8> {
         let mut bytes = self.taken_by.map(<[u8]>::to_vec).unwrap_or_default();
@@ -83,7 +91,7 @@ impl Screen {
     }
 }
 
-/// Finds the way to leave a shell that no longer answers: Enter, then `~.`, as in ssh.
+/// Finds the keys that are meant for `cobox` itself: Enter, then `~` and a letter, as in ssh.
 #[derive(Debug)]
 pub struct EscapeScan {
     state: Escape,
@@ -100,8 +108,10 @@ enum Escape {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Typed {
     Send(Vec<u8>),
-    /// Send this, then leave.
-    Leave(Vec<u8>),
+    Leave,
+    Take,
+    Release,
+    Help,
 }
 
 impl EscapeScan {
@@ -109,24 +119,46 @@ impl EscapeScan {
         Self { state: Escape::LineStart }
     }
 
-    /// A `~` after Enter is held back until the next byte shows what it was; `~~` is one `~`.
-    pub fn scan(&mut self, bytes: &[u8]) -> Typed {
+    /// In order. A `~` after Enter is held back until the next byte shows what it was; `~~` is one `~`.
+    pub fn scan(&mut self, bytes: &[u8]) -> Vec<Typed> {
+        let mut typed = Vec::new();
         let mut send = Vec::with_capacity(bytes.len() + 1);
         for &byte in bytes {
-            match (&self.state, byte) {
+            let own = match (&self.state, byte) {
                 (Escape::LineStart, b'~') => {
                     self.state = Escape::Tilde;
                     continue;
                 }
-                (Escape::Tilde, b'.') => return Typed::Leave(send),
-                (Escape::Tilde, b'~') => {}
-                (Escape::Tilde, _) => send.push(b'~'),
-                _ => {}
+                (Escape::Tilde, b'.') => Some(Typed::Leave),
+                (Escape::Tilde, b't') => Some(Typed::Take),
+                (Escape::Tilde, b'r') => Some(Typed::Release),
+                (Escape::Tilde, b'?') => Some(Typed::Help),
+                (Escape::Tilde, b'~') => None,
+                (Escape::Tilde, _) => {
+                    send.push(b'~');
+                    None
+                }
+                _ => None,
+            };
+            match own {
+                Some(own) => {
+                    if !send.is_empty() {
+                        typed.push(Typed::Send(std::mem::take(&mut send)));
+                    }
+                    typed.push(own);
+                    // As after Enter: two of them may follow each other.
+                    self.state = Escape::LineStart;
+                }
+                None => {
+                    send.push(byte);
+                    self.state = if matches!(byte, b'\r' | b'\n') { Escape::LineStart } else { Escape::InLine };
+                }
             }
-            send.push(byte);
-            self.state = if matches!(byte, b'\r' | b'\n') { Escape::LineStart } else { Escape::InLine };
         }
-        Typed::Send(send)
+        if !send.is_empty() {
+            typed.push(Typed::Send(send));
+        }
+        typed
     }
 }
 
@@ -151,25 +183,20 @@ mod tests {
     }
 
     #[test]
-    fn enter_tilde_dot_leaves_and_everything_else_is_sent_as_typed() {
+    fn keys_after_enter_and_tilde_are_ours_and_everything_else_is_sent_as_typed() {
         let scan = |parts: &[&str]| {
             let mut scan = EscapeScan::new();
-            let mut sent = Vec::new();
-            for part in parts {
-                match scan.scan(part.as_bytes()) {
-                    Typed::Send(bytes) => sent.extend(bytes),
-                    Typed::Leave(bytes) => {
-                        sent.extend(bytes);
-                        return (String::from_utf8(sent).unwrap(), true);
-                    }
-                }
-            }
-            (String::from_utf8(sent).unwrap(), false)
+            let words = parts.iter().flat_map(|part| scan.scan(part.as_bytes())).map(|typed| match typed {
+                Typed::Send(bytes) => String::from_utf8(bytes).unwrap(),
+                own => format!("<{own:?}>"),
+            });
+            words.collect::<String>()
         };
-        assert_eq!(scan(&["ls\r", "~", "."]), ("ls\r".into(), true));
-        assert_eq!(scan(&["~."]), (String::new(), true));
-        assert_eq!(scan(&["cd ~.\r"]), ("cd ~.\r".into(), false));
-        assert_eq!(scan(&["\r~~x"]), ("\r~x".into(), false));
-        assert_eq!(scan(&["\r~", "/bin"]), ("\r~/bin".into(), false));
+        assert_eq!(scan(&["ls\r", "~", "."]), "ls\r<Leave>");
+        assert_eq!(scan(&["~."]), "<Leave>");
+        assert_eq!(scan(&["cd ~.\r"]), "cd ~.\r");
+        assert_eq!(scan(&["\r~~x"]), "\r~x");
+        assert_eq!(scan(&["\r~", "/bin"]), "\r~/bin");
+        assert_eq!(scan(&["\r~t~r~?x~."]), "\r<Take><Release><Help>x~.");
     }
 }

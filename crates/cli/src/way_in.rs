@@ -2,7 +2,7 @@
 
 use cobox_client::{Dataplane, Session};
 use cobox_protocol::{
-    ErrorCode,
+    CapabilitySet, ErrorCode,
     session::{Mode, NegotiateRequest},
 };
 
@@ -35,13 +35,23 @@ impl Target {
 pub struct WayIn {
     pub dataplane: Dataplane,
     pub name: String,
+    /// What the token allows, where there is one of our own.
+    pub granted: Option<CapabilitySet>,
+    /// Whom the sandbox knows us as, where our token says so.
+    pub principal: Option<String>,
     /// Held for as long as the sandbox is used: it keeps the token fresh.
     _session: Option<Session>,
 }
 
 impl WayIn {
     fn of(session: Session) -> Self {
-        Self { dataplane: session.dataplane().clone(), name: session.info().thread_id.clone(), _session: Some(session) }
+        Self {
+            dataplane: session.dataplane().clone(),
+            name: session.info().thread_id.clone(),
+            granted: Some(session.info().credentials.granted_capabilities),
+            principal: session.principal(),
+            _session: Some(session),
+        }
     }
 }
 
@@ -85,7 +95,7 @@ impl Context {
             },
             Target::Sandbox(name) => {
                 let sandbox = client.get_sandbox(name).await?;
-                Ok(WayIn { dataplane: client.sandbox(&sandbox.id), name: name.clone(), _session: None })
+                Ok(WayIn { dataplane: client.sandbox(&sandbox.id), name: name.clone(), granted: None, principal: None, _session: None })
             }
         }
     }

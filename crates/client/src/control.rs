@@ -4,6 +4,7 @@ use std::{sync::Once, time::Duration};
 
 use cobox_protocol::{
     KeyId, SandboxId, Secret, SessionId,
+    audit::AuditEntry,
     key::{CreateKey, CreatedKey, KeyInfo},
     sandbox::{CreateSandbox, SandboxInfo},
     session::{NegotiateRequest, NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo},
@@ -126,6 +127,17 @@ impl Client {
 
     pub async fn delete_sandbox(&self, id_or_name: &str) -> Result<(), ClientError> {
         self.nothing(self.delete(&format!("/v1/sandboxes/{}", encode_segment(id_or_name.as_bytes())))).await
+    }
+
+    /// The workspace's audit, newest first; for operators.
+    pub async fn list_audit(
+        &self,
+        sandbox: Option<&str>,
+        limit: Option<u32>,
+        cursor: Option<&str>,
+    ) -> Result<Page<AuditEntry>, ClientError> {
+        let filter = sandbox.map(|s| format!("sandbox={}", encode_segment(s.as_bytes()))).into_iter().collect();
+        self.json(self.get(&paged("/v1/audit", filter, limit, cursor))).await
     }
 
     pub async fn list_keys(&self, limit: Option<u32>, cursor: Option<&str>) -> Result<Page<KeyInfo>, ClientError> {

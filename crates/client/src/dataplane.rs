@@ -10,7 +10,7 @@ use futures_util::{Stream, TryStreamExt};
 use http::{HeaderName, HeaderValue, Method, header};
 
 use crate::{
-    ClientError, Upload,
+    ClientError, Reconnect, Upload,
     call::{Call, Credential, Sender, read_json},
     path::{encode_path, encode_segment},
 };
@@ -26,6 +26,7 @@ pub struct Dataplane {
     pub(crate) sender: Sender,
     pub(crate) base: String,
     pub(crate) credential: Credential,
+    pub(crate) reconnect: Reconnect,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +71,17 @@ pub enum PathKind {
 
 impl Dataplane {
     pub(crate) fn new(sender: Sender, base: String, credential: Credential) -> Self {
-        Self { sender, base: base.trim_end_matches('/').to_owned(), credential }
+        Self { sender, base: base.trim_end_matches('/').to_owned(), credential, reconnect: Reconnect::default() }
+    }
+
+    /// How hard its streams try to come back after a lost connection.
+    pub fn with_reconnect(mut self, reconnect: Reconnect) -> Self {
+        self.reconnect = reconnect;
+        self
+    }
+
+    pub(crate) fn url(&self, route: &str) -> String {
+        format!("{}{route}", self.base)
     }
 
     /// Runs a command to its end.

@@ -1,6 +1,10 @@
 //! Why a call failed, in a form both a program and a person can act on.
 
-use cobox_protocol::{ErrorCode, error::Envelope, frame::close};
+use cobox_protocol::{
+    ErrorCode,
+    error::{Envelope, ErrorBody},
+    frame::{OutputStream, close},
+};
 
 /// Longest error body read from a server, in bytes: an envelope is well under it, and a stranger's page need not be read whole.
 const MAX_ERROR_BODY: usize = 64 * 1024;
@@ -30,9 +34,15 @@ pub enum ClientError {
     /// What was to be sent could not be read here.
     #[error("reading what was to be uploaded: {0}")]
     Source(#[from] std::io::Error),
-    /// The other side ended a shell with a reason.
-    #[error("the shell's connection was closed ({code}): {reason}")]
-    ShellClosed { code: u16, reason: String },
+    /// The other side ended a stream with a reason.
+    #[error("the connection was closed ({code}): {reason}")]
+    Closed { code: u16, reason: String },
+    /// A stream's connection broke and none could be made again.
+    #[error("the connection was lost and could not be made again within {} s: {cause}", .after.as_secs())]
+    GaveUp { after: std::time::Duration, cause: String },
+    /// Output is missing in the middle and nobody said so.
+    #[error("bytes {from} to {to} of the {} never came", name_of(*.stream))]
+    Hole { stream: OutputStream, from: u64, to: u64 },
 }
 
 /// An error envelope as it arrived, with the status it came under.
@@ -49,6 +59,25 @@ pub struct ApiFailure {
     pub details: Option<serde_json::Value>,
 }
 
+impl ApiFailure {
+    /// One that came over a connection, which has no status of its own.
+    pub(crate) fn in_a_frame(error: ErrorBody) -> Self {
+        Self {
+            status: http::StatusCode::SWITCHING_PROTOCOLS.as_u16(),
+            code: error.code,
+            message: error.message,
+            retryable: error.retryable,
+            request_id: error.request_id,
+            retry_after: None,
+            details: error.details,
+        }
+    }
+
+    pub fn is(&self, code: ErrorCode) -> bool {
+        self.code == code.as_str()
+    }
+}
+
 impl ClientError {
     pub fn api(&self) -> Option<&ApiFailure> {
         match self {
@@ -58,7 +87,7 @@ impl ClientError {
     }
 
     pub fn is(&self, code: ErrorCode) -> bool {
-        self.api().is_some_and(|f| f.code == code.as_str())
+        self.api().is_some_and(|f| f.is(code))
     }
 
     pub fn request_id(&self) -> Option<&str> {
@@ -68,7 +97,7 @@ impl ClientError {
     pub fn is_retryable(&self) -> bool {
         match self {
             ClientError::Api(failure) => failure.retryable,
-            ClientError::Transport { .. } => true,
+            ClientError::Transport { .. } | ClientError::GaveUp { .. } => true,
             _ => false,
         }
     }
@@ -92,12 +121,13 @@ impl ClientError {
             ClientError::NotCobox { .. } => Some("check the URL: is there a proxy or another service in between?"),
             ClientError::InvalidUrl { .. } => Some("a broker URL looks like http://127.0.0.1:8421"),
             ClientError::Api(failure) => advice_for(&failure.code).filter(|advice| !is_said_already(&failure.message, advice)),
-            ClientError::ShellClosed { code, .. } => Some(match *code {
-                close::GOING_AWAY => "the broker or the sandbox is going away; try again in a moment",
-                close::ENDED => "the session was ended or released, or the key was revoked; `cobox shell` makes a new session",
-                BROKEN_OFF => "the broker or the sandbox has gone, or the way to it broke; start another with `cobox shell`",
-                _ => "start another with `cobox shell`",
-            }),
+            ClientError::Closed { code, .. } => match *code {
+                close::GOING_AWAY | BROKEN_OFF => Some("the broker or the sandbox has gone; try again in a moment"),
+                close::ENDED => Some("the session was ended or released, or the key was revoked; the next command makes a new session"),
+                _ => None,
+            },
+            ClientError::GaveUp { .. } => Some("once the broker can be reached again, `cobox ps` shows what still runs"),
+            ClientError::Hole { .. } => Some("this should not happen; please report it"),
             ClientError::InvalidPath { .. } | ClientError::InvalidKey | ClientError::Source(_) => None,
         }
     }
@@ -155,6 +185,9 @@ fn advice_for(code: &str) -> Option<&'static str> {
         ErrorCode::SessionNotFound => "`cobox session ensure` makes one for a thread",
         ErrorCode::SandboxNotFound => "`cobox sandbox list` shows those you can use",
         ErrorCode::SandboxStarting | ErrorCode::RateLimited | ErrorCode::ShellBusy => "try again in a moment",
+        ErrorCode::ShellNotFound | ErrorCode::CommandNotFound => {
+            "`cobox ps` shows what runs; a sandbox that was started anew has nothing of before"
+        }
         ErrorCode::DiskFull => "delete files in the sandbox and try again",
         ErrorCode::KeyNotFound => "`cobox keys list` shows the keys there are",
         ErrorCode::Internal => "the broker's log has the cause under this request id",
@@ -166,6 +199,33 @@ fn advice_for(code: &str) -> Option<&'static str> {
 /// Servers advise too; what both would say is said once.
 fn is_said_already(message: &str, advice: &str) -> bool {
     advice.starts_with("try again") && ["try again", "ask again", "starts it again"].iter().any(|said| message.contains(said))
+}
+
+fn name_of(stream: OutputStream) -> &'static str {
+    match stream {
+        OutputStream::Stdout => "output",
+        OutputStream::Stderr => "error output",
+    }
+}
+
+/// What a close code means, where the other side gave no words of its own.
+pub(crate) fn closing_words(code: u16, reason: &str) -> String {
+    if !reason.is_empty() {
+        return reason.to_owned();
+    }
+    match code {
+        close::GOING_AWAY => "the broker or the sandbox is going away",
+        close::UNAUTHENTICATED => "the token was not accepted",
+        close::CAPABILITY => "the token doesn't allow this",
+        close::AUTH_TIMEOUT => "no token came in time",
+        close::TAKEN_OVER => "another connection of this client took its place",
+        close::ENDED => "the session was ended or released",
+        close::INVALID => "the other side could not read a frame",
+        close::TOO_BIG => "a frame was too large",
+        BROKEN_OFF => "the stream is over",
+        _ => "no reason was given",
+    }
+    .to_owned()
 }
 
 fn without_query(url: &str) -> String {
@@ -198,8 +258,8 @@ mod tests {
         assert!(api(ErrorCode::TokenRevoked, "no").advice().unwrap().contains("the key or the session was revoked"));
         assert_eq!(api(ErrorCode::ProviderUnavailable, "boxd did not answer; try again").advice(), None);
         assert!(api(ErrorCode::ProviderUnavailable, "no").advice().unwrap().contains("doctor"));
-        for (code, words) in [(close::GOING_AWAY, "going away"), (close::ENDED, "ended or released"), (BROKEN_OFF, "has gone")] {
-            let closed = ClientError::ShellClosed { code, reason: "r".to_owned() };
+        for (code, words) in [(close::GOING_AWAY, "has gone"), (close::ENDED, "ended or released"), (BROKEN_OFF, "has gone")] {
+            let closed = ClientError::Closed { code, reason: "r".to_owned() };
             assert!(closed.advice().unwrap().contains(words), "{code}");
         }
     }

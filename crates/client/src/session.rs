@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use cobox_protocol::{
     Secret, SessionId, Timestamp,
     session::{NegotiateResponse, RefreshRequest, RefreshResponse},
@@ -49,6 +50,18 @@ impl Session {
 
     pub fn dataplane(&self) -> &Dataplane {
         &self.dataplane
+    }
+
+    /// Whom the sandbox knows us as, where the token is one that can be read.
+    pub fn principal(&self) -> Option<String> {
+        #[derive(serde::Deserialize)]
+        struct Claims {
+            sub: String,
+        }
+        let token = self.token();
+        // Our own token, told by the broker: its signature is for the sandbox to check.
+        let claims = URL_SAFE_NO_PAD.decode(token.expose().split('.').nth(1)?).ok()?;
+        serde_json::from_slice::<Claims>(&claims).ok().map(|claims| claims.sub)
     }
 
     /// The token in use now.

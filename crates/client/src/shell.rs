@@ -1,220 +1,222 @@
-//! A shell over a WebSocket: two halves, so that typing never waits for output nor output for typing.
+//! A shared shell, watched and typed into over as many connections as it takes.
 
-use std::sync::Arc;
-
+use bytes::Bytes;
 use cobox_protocol::{
-    Secret,
-    frame::{ClientFrame, MAX_FRAME_BYTES, ServerFrame, ShellReady, ShellStart, close, frame_bytes},
-};
-use futures_util::{
-    SinkExt, StreamExt,
-    stream::{SplitSink, SplitStream},
-};
-use http::{HeaderName, HeaderValue, Method, header};
-use tokio::sync::{Mutex, watch};
-use tokio_tungstenite::{
-    WebSocketStream,
-    tungstenite::{
-        Message,
-        handshake::{client::generate_key, derive_accept_key},
-        protocol::{Role, WebSocketConfig},
+    ShellId,
+    frame::{
+        BinaryKind, ControlAction, Controller, DEFAULT_COLS, DEFAULT_ROWS, OutputStream, ServerFrame, ShellReady, ShellStart, frame_bytes,
     },
 };
-use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
     ApiFailure, ClientError, Dataplane,
-    call::{Call, Credential},
-    error::{BROKEN_OFF, innermost},
-    session::Token,
+    cursor::Cursor,
+    line::{self, Command, Conversation, Input, News, Output, Step},
 };
 
-/// Most bytes of typing in one frame: escaped as JSON (six for one, at worst) it still fits the largest frame.
-const MAX_STDIN_CHUNK: usize = MAX_FRAME_BYTES / 8;
-
-type Socket = WebSocketStream<reqwest::Upgraded>;
-type Sink = Arc<Mutex<SplitSink<Socket, Message>>>;
-
+/// Two halves, so that typing never waits for output nor output for typing.
 pub struct Shell {
     pub input: ShellInput,
     pub output: ShellOutput,
 }
 
-/// What comes out of a shell.
+/// What comes out of a shell, and what happens to the connection meanwhile.
 #[derive(Debug)]
 pub enum ShellEvent {
-    Ready,
-    Output(Vec<u8>),
-    Exit { exit_code: i32, signal: Option<i32> },
+    /// Once, before anything else.
+    Ready(ShellReady),
+    Output(Bytes),
+    /// The screen, in place of bytes that are no longer kept: to be drawn on an empty terminal of this size.
+    Keyframe {
+        cols: u16,
+        rows: u16,
+        bytes: Bytes,
+    },
+    Resized {
+        cols: u16,
+        rows: u16,
+    },
+    Control {
+        controller: Option<Controller>,
+    },
+    Gap {
+        from: u64,
+        to: u64,
+    },
+    Reconnecting {
+        cause: String,
+    },
+    Reconnected,
+    /// Something that was sent was not taken; the shell goes on.
+    Refused(ApiFailure),
+    /// Keys pressed too long ago, while there was no connection, that were not sent.
+    InputDropped {
+        bytes: usize,
+    },
+    Exit {
+        exit_code: i32,
+        signal: Option<i32>,
+    },
 }
 
 impl Dataplane {
-    /// Starts a shell. Its connection stays open across token refreshes.
-    pub async fn shell(&self, start: ShellStart) -> Result<Shell, ClientError> {
-        let key = generate_key();
-        let url = format!("{}/shell/ws", self.base);
-        let fixed = |name: &'static str, value: &'static str| (HeaderName::from_static(name), HeaderValue::from_static(value));
-        let mut call = Call::new(Method::GET, url.clone());
-        call.headers.extend([fixed("connection", "Upgrade"), fixed("upgrade", "websocket"), fixed("sec-websocket-version", "13")]);
-        // A WebSocket key is 24 characters of base64.
-        call = call.header(header::SEC_WEBSOCKET_KEY, HeaderValue::from_str(&key).expect("base64 is a header value"));
-
-        // Subscribed before the handshake: a refresh during it is then still told to the shell.
-        let mut tokens = match &self.credential {
-            Credential::Token(keeper) => Some(keeper.subscribe()),
-            Credential::ApiKey(_) => None,
-        };
-        // The upgrade goes through the same client as every other call: same TLS, same proxy, same errors.
-        let response = self.sender.send(&call, &self.credential).await?;
-        let accepted = response
-            .headers()
-            .get(header::SEC_WEBSOCKET_ACCEPT)
-            .is_some_and(|a| a.as_bytes() == derive_accept_key(key.as_bytes()).as_bytes());
-        if response.status() != http::StatusCode::SWITCHING_PROTOCOLS || !accepted {
-            let excerpt = "the connection did not become a WebSocket".to_owned();
-            return Err(ClientError::NotCobox { url, status: response.status().as_u16(), excerpt });
-        }
-        let upgraded = response.upgrade().await.map_err(|e| ClientError::transport(&url, &e))?;
-        let limits = WebSocketConfig::default().max_message_size(Some(MAX_FRAME_BYTES)).max_frame_size(Some(MAX_FRAME_BYTES));
-        let (sink, stream) = WebSocketStream::from_raw_socket(upgraded, Role::Client, Some(limits)).await.split();
-        let sink = Arc::new(Mutex::new(sink));
-        let input = ShellInput { sink: sink.clone(), url: url.clone() };
-        input.send(&ClientFrame::Start(start)).await?;
-        let reauth = tokens.take().map(|tokens| AbortOnDropHandle::new(tokio::spawn(reauthenticate(tokens, input.clone()))));
-        Ok(Shell { input, output: ShellOutput { stream, url, has_exited: false, _reauth: reauth } })
+    /// Joins a shell, and makes it where there is none of that name yet. It lives on when this connection goes.
+    pub async fn shell(&self, mut start: ShellStart) -> Result<Shell, ClientError> {
+        // Any unique word will do for a client's name.
+        start.client.get_or_insert_with(|| ShellId::new().to_string());
+        start.binary = true;
+        let size = (start.cols.unwrap_or(DEFAULT_COLS), start.rows.unwrap_or(DEFAULT_ROWS));
+        let stdout = Cursor::new(OutputStream::Stdout, start.from);
+        let (input, output) = line::open(self, ShellTalk { start, stdout, size, controller: None, has_started: false }).await?;
+        Ok(Shell { input: ShellInput { input }, output: ShellOutput { output } })
     }
 }
 
 /// The typing half.
 #[derive(Clone)]
 pub struct ShellInput {
-    sink: Sink,
-    url: String,
+    input: Input,
 }
 
 impl ShellInput {
     pub async fn stdin(&self, bytes: &[u8]) -> Result<(), ClientError> {
-        for chunk in bytes.chunks(MAX_STDIN_CHUNK) {
-            self.send(&ClientFrame::stdin(chunk, None)).await?;
-        }
-        Ok(())
+        self.input.stdin(bytes).await
     }
 
     pub async fn resize(&self, cols: u16, rows: u16) -> Result<(), ClientError> {
-        self.send(&ClientFrame::Resize { cols, rows }).await
+        self.input.send(Command::Resize { cols, rows }).await
     }
 
     pub async fn signal(&self, signal: &str) -> Result<(), ClientError> {
-        self.send(&ClientFrame::Signal { signal: signal.to_owned() }).await
+        self.input.send(Command::Signal(signal.to_owned())).await
     }
 
+    /// Everyone hears of the change as [`ShellEvent::Control`].
+    pub async fn control(&self, action: ControlAction) -> Result<(), ClientError> {
+        self.input.send(Command::Control(action)).await
+    }
+
+    /// Leaves the shell, which lives on.
     pub async fn close(&self) -> Result<(), ClientError> {
-        self.send(&ClientFrame::Close).await
-    }
-
-    async fn auth(&self, token: Secret) -> Result<(), ClientError> {
-        self.send(&ClientFrame::Auth { token }).await
-    }
-
-    async fn send(&self, frame: &ClientFrame<ShellStart>) -> Result<(), ClientError> {
-        // Frames hold strings, numbers and maps with string keys: they always serialise.
-        let text = serde_json::to_string(frame).expect("frames serialise");
-        let mut sink = self.sink.lock().await;
-        sink.send(Message::text(text)).await.map_err(|e| ClientError::transport(&self.url, &e))
+        self.input.send(Command::Close).await
     }
 }
 
 /// The watching half.
 pub struct ShellOutput {
-    stream: SplitStream<Socket>,
-    url: String,
-    has_exited: bool,
-    _reauth: Option<AbortOnDropHandle<()>>,
+    output: Output<ShellEvent>,
 }
 
 impl ShellOutput {
-    /// What happens next; `None` after the exit. A connection that ends before the exit is an error.
+    /// What happens next; `None` after the exit, an error, or having left. Coming back for more says that the last bytes have been drawn.
     pub async fn next(&mut self) -> Option<Result<ShellEvent, ClientError>> {
-        while !self.has_exited {
-            let message = match self.stream.next().await {
-                Some(Ok(message)) => message,
-                Some(Err(e)) => return Some(Err(broken_off(&innermost(&e).to_string()))),
-                None => return Some(Err(broken_off("it ended before the shell did"))),
-            };
-            let frame = match &message {
-                Message::Text(text) => serde_json::from_str::<ServerFrame<ShellReady>>(text),
-                Message::Close(frame) => {
-                    let (code, reason) = frame.as_ref().map_or((1005, ""), |f| (u16::from(f.code), f.reason.as_str()));
-                    return Some(Err(ClientError::ShellClosed { code, reason: closing_words(code, reason) }));
-                }
-                // Pings are answered by the library; binary frames were not asked for.
-                _ => continue,
-            };
-            // A frame of a kind this client doesn't know yet is not for it.
-            let Ok(frame) = frame else { continue };
-            match self.event(frame) {
-                Some(result) => return Some(result),
-                None => continue,
-            }
+        self.output.next().await
+    }
+}
+
+struct ShellTalk {
+    start: ShellStart,
+    stdout: Cursor,
+    size: (u16, u16),
+    controller: Option<Controller>,
+    has_started: bool,
+}
+
+impl ShellTalk {
+    fn keyframe(&mut self, offset: u64, (cols, rows): (u16, u16), bytes: Bytes) -> Step<ShellEvent> {
+        self.stdout.jump(offset);
+        Step::Output(ShellEvent::Keyframe { cols, rows, bytes }, OutputStream::Stdout, offset)
+    }
+}
+
+impl Conversation for ShellTalk {
+    type Start = ShellStart;
+    type Ready = ShellReady;
+    type Event = ShellEvent;
+
+    const ROUTE: &'static str = "/shell/ws";
+    const IS_KEYS: bool = true;
+    /// A quarter of what a shell keeps: its controller is never waited for because an acknowledgement is late.
+    const ACK_BYTES: u64 = 64 * 1024;
+
+    fn start(&self) -> ShellStart {
+        let from = self.start.epoch.as_ref().and(self.stdout.next());
+        let start = ShellStart { from, ..self.start.clone() };
+        if !self.has_started {
+            return start;
         }
-        None
+        // By now it names the shell by its id: if that has ended, another of its name must not be started in its place.
+        ShellStart { command: None, cwd: None, env: None, ..start }
     }
 
-    fn event(&mut self, frame: ServerFrame<ShellReady>) -> Option<Result<ShellEvent, ClientError>> {
-        Some(match frame {
-            ServerFrame::Ready(_) => Ok(ShellEvent::Ready),
-            ServerFrame::Stdout { data, data_b64, .. } => match frame_bytes(data.as_deref(), data_b64.as_deref()) {
-                Ok(bytes) => Ok(ShellEvent::Output(bytes)),
-                Err(cause) => Err(self.ended(&cause)),
-            },
-            ServerFrame::Exit { exit_code, signal, .. } => {
-                self.has_exited = true;
-                Ok(ShellEvent::Exit { exit_code, signal })
-            }
-            ServerFrame::Error { error } => Err(ClientError::Api(Box::new(ApiFailure {
-                status: http::StatusCode::SWITCHING_PROTOCOLS.as_u16(),
-                code: error.code,
-                message: error.message,
-                retryable: error.retryable,
-                request_id: error.request_id,
-                retry_after: None,
-                details: error.details,
-            }))),
-            _ => return None,
+    fn resized(&mut self, cols: u16, rows: u16) {
+        (self.start.cols, self.start.rows) = (Some(cols), Some(rows));
+    }
+
+    fn ready(&mut self, ready: ShellReady) -> Result<Step<ShellEvent>, ClientError> {
+        if self.start.epoch.as_ref() != Some(&ready.epoch) {
+            // Offsets of another epoch mean nothing.
+            self.stdout.jump(ready.offset);
+        }
+        self.start.epoch = Some(ready.epoch.clone());
+        self.start.shell = Some(ready.shell_id.to_string());
+        self.size = (ready.cols, ready.rows);
+        let is_first = !std::mem::replace(&mut self.has_started, true);
+        let controller = std::mem::replace(&mut self.controller, ready.controller.clone());
+        Ok(if is_first {
+            Step::Event(ShellEvent::Ready(ready))
+        } else if controller != ready.controller {
+            Step::Event(ShellEvent::Control { controller: ready.controller })
+        } else {
+            Step::Nothing
         })
     }
 
-    fn ended(&self, cause: &str) -> ClientError {
-        ClientError::Transport { url: self.url.clone(), cause: cause.to_owned() }
+    fn output(&mut self, kind: BinaryKind, offset: u64, bytes: Bytes) -> Result<Step<ShellEvent>, ClientError> {
+        match kind {
+            BinaryKind::Stdout => {}
+            BinaryKind::Stderr => return Ok(Step::Nothing),
+            BinaryKind::Keyframe => return Ok(self.keyframe(offset, self.size, bytes)),
+        }
+        let Some(bytes) = self.stdout.take(offset, bytes)? else { return Ok(Step::Nothing) };
+        Ok(Step::Output(ShellEvent::Output(bytes), OutputStream::Stdout, self.stdout.next().unwrap_or_default()))
     }
-}
 
-fn broken_off(cause: &str) -> ClientError {
-    ClientError::ShellClosed { code: BROKEN_OFF, reason: cause.to_owned() }
-}
+    fn frame(&mut self, frame: ServerFrame<ShellReady>) -> Result<Step<ShellEvent>, ClientError> {
+        let unreadable = |cause: String| ClientError::NotCobox { url: Self::ROUTE.to_owned(), status: 101, excerpt: cause };
+        Ok(match frame {
+            ServerFrame::Stdout { offset, data, data_b64 } => {
+                let bytes = frame_bytes(data.as_deref(), data_b64.as_deref()).map_err(unreadable)?;
+                self.output(BinaryKind::Stdout, offset, bytes.into())?
+            }
+            ServerFrame::Keyframe { offset, cols, rows, data_b64 } => {
+                self.size = (cols, rows);
+                let bytes = frame_bytes(None, Some(&data_b64)).map_err(unreadable)?;
+                self.keyframe(offset, (cols, rows), bytes.into())
+            }
+            ServerFrame::Resized { cols, rows, .. } => {
+                // Before a binary keyframe this tells its size.
+                let was = std::mem::replace(&mut self.size, (cols, rows));
+                if was == (cols, rows) { Step::Nothing } else { Step::Event(ShellEvent::Resized { cols, rows }) }
+            }
+            ServerFrame::Gap { from, to, .. } => {
+                self.stdout.skip(from, to).map_or(Step::Nothing, |(from, to)| Step::Event(ShellEvent::Gap { from, to }))
+            }
+            ServerFrame::Control { controller } => {
+                self.controller = controller.clone();
+                Step::Event(ShellEvent::Control { controller })
+            }
+            ServerFrame::Exit { exit_code, signal, .. } => Step::Exit(ShellEvent::Exit { exit_code, signal }),
+            _ => Step::Nothing,
+        })
+    }
 
-/// Hands each new token to the shell, whose stream would otherwise end with the old one.
-async fn reauthenticate(mut tokens: watch::Receiver<Token>, input: ShellInput) {
-    while tokens.changed().await.is_ok() {
-        let secret = tokens.borrow_and_update().secret.clone();
-        if let Err(error) = input.auth(secret).await {
-            tracing::debug!(%error, "the shell's connection is gone; its reader says why");
-            return;
+    fn news(news: News) -> ShellEvent {
+        match news {
+            News::Reconnecting(cause) => ShellEvent::Reconnecting { cause },
+            News::Reconnected => ShellEvent::Reconnected,
+            News::Refused(failure) => ShellEvent::Refused(failure),
+            News::InputDropped(bytes) => ShellEvent::InputDropped { bytes },
         }
     }
-}
-
-fn closing_words(code: u16, reason: &str) -> String {
-    if !reason.is_empty() {
-        return reason.to_owned();
-    }
-    match code {
-        close::GOING_AWAY => "the broker or the sandbox is going away",
-        close::UNAUTHENTICATED => "the token was not accepted",
-        close::CAPABILITY => "the token doesn't allow a shell",
-        close::AUTH_TIMEOUT => "no token came in time",
-        close::ENDED => "the session was ended or released",
-        _ => "no reason was given",
-    }
-    .to_owned()
 }

@@ -21,7 +21,7 @@ use axum::{
 };
 use cobox_client::{Client, ClientError, ShellEvent, Upload};
 use cobox_protocol::{
-    ApiError, ErrorCode, RequestId, SandboxId, Secret, SessionId, Timestamp,
+    ApiError, ErrorCode, RequestId, SandboxId, Secret, SessionId, ShellId, Timestamp,
     exec::ExecRequest,
     frame::{self, OutputStream, ShellReady, ShellStart},
     session::{Mode, NegotiateRequest},
@@ -159,11 +159,18 @@ async fn shell(State(stub): Stubbed, headers: HeaderMap, upgrade: WebSocketUpgra
             let frame: ClientFrame = serde_json::from_str(&text).unwrap();
             let mut replies = Vec::new();
             match &frame {
-                ClientFrame::Start(_) => replies.push(ServerFrame::output(OutputStream::Stdout, 0, b"$ \xff")),
+                ClientFrame::Start(_) => {
+                    let shell_id = ShellId::new();
+                    let ready = ShellReady { shell_id, epoch: "e".into(), offset: 0, cols: 80, rows: 24, controller: None };
+                    replies.push(ServerFrame::Ready(ready));
+                    replies.push(ServerFrame::output(OutputStream::Stdout, 0, b"$ \xff"));
+                }
                 ClientFrame::Stdin { .. } => replies.push(ServerFrame::Exit { exit_code: 7, signal: None, timed_out: false }),
                 _ => {}
             }
-            stub.frames.send(frame).unwrap();
+            if !matches!(frame, ClientFrame::Ack { .. }) {
+                stub.frames.send(frame).unwrap();
+            }
             for reply in replies {
                 socket.send(Message::text(serde_json::to_string(&reply).unwrap())).await.unwrap();
             }
@@ -284,7 +291,8 @@ async fn a_shell_gets_bytes_its_exit_code_and_each_fresh_token() {
     let session = stub.client().open(&ensure()).await.unwrap();
     let mut shell = session.dataplane().shell(ShellStart::default()).await.unwrap();
     assert!(matches!(seen.recv().await.unwrap(), ClientFrame::Start(_)));
-    assert!(matches!(shell.output.next().await, Some(Ok(ShellEvent::Output(bytes))) if bytes == b"$ \xff"));
+    assert!(matches!(shell.output.next().await, Some(Ok(ShellEvent::Ready(_)))));
+    assert!(matches!(shell.output.next().await, Some(Ok(ShellEvent::Output(bytes))) if bytes[..] == *b"$ \xff"));
 
     // Any call that finds the token expired replaces it; the shell hears of it.
     session.dataplane().exec(&argv("first-token-is-stale")).await.unwrap();

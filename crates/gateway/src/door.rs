@@ -9,14 +9,15 @@ use axum::{
     response::{IntoResponse, Response},
     routing::any,
 };
-use cobox_protocol::{ApiError, ErrorCode, RequestId, langsmith};
+use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, langsmith};
 use http::{HeaderValue, Method, Request, StatusCode, Uri, header, uri::PathAndQuery};
 
 use crate::{
-    Admission, Credential, Directory, Target, Usage,
-    forward::{Broken, forward},
+    Admission, Credential, Directory, KeptUpstream, Target, Usage,
+    forward::{Broken, Unanswered, Way, forward, rewrite, upgrade},
     headers::{X_REQUEST_ID, is_websocket},
     slots::Slots,
+    upstream::Upstream,
 };
 
 const SANDBOX_PREFIX: &str = "/dp/";
@@ -64,12 +65,21 @@ impl Door {
         }
         let admission = self.directory.admit(target, credential, request_id).await?;
         let slot = self.slots.take(&admission.sandbox, is_websocket)?;
-        let stream = self.directory.dial(&admission).await?;
 
         let method = request.method().to_string();
         let path = cut(rest.path(), MAX_RECORDED_PATH);
         *request.uri_mut() = Uri::from(rest);
-        let response = match forward(stream, request, &admission, request_id, is_websocket, slot).await {
+        let client_side = is_websocket.then(|| hyper::upgrade::on(&mut request));
+        let kept = request.extensions().get::<KeptUpstream>().cloned();
+        let (parts, body) = request.into_parts();
+        let keep = kept.as_ref().and_then(|k| k.place(&admission));
+        let way = Way { admission: &admission, request_id, slot, keep };
+        let request = rewrite(parts, body, &way, is_websocket);
+        let answered = match client_side {
+            Some(client_side) => upgrade(self.dial(&admission).await?, request, client_side, way.slot).await,
+            None => self.send(request, way, kept).await?,
+        };
+        let response = match answered {
             Ok(response) => response,
             Err(broken) => return Err(self.explain(broken, &admission).await),
         };
@@ -80,6 +90,43 @@ impl Door {
 }
 
 impl Door {
+    async fn dial(&self, admission: &Admission) -> Result<Upstream, ApiError> {
+        let stream = self.directory.dial(admission).await?;
+        match Upstream::new(stream).await {
+            Ok(upstream) => Ok(upstream),
+            Err(error) => Err(self.explain(Broken::Boxd(error), admission).await),
+        }
+    }
+
+    /// Over the connection the caller's last request used where there is one, else over a fresh one.
+    async fn send(&self, request: Request<Body>, way: Way<'_>, kept: Option<KeptUpstream>) -> Result<Result<Response, Broken>, ApiError> {
+        let (admission, request_id) = (way.admission, way.request_id);
+        let idle = match kept.filter(|_| admission.is_running) {
+            Some(kept) => kept.take(admission).await,
+            None => None,
+        };
+        let upstream = match idle {
+            Some(upstream) => {
+                self.directory.touch(admission);
+                upstream
+            }
+            None => self.dial(admission).await?,
+        };
+        match forward(upstream, request, way).await {
+            Ok(response) => Ok(Ok(response)),
+            Err(Unanswered::Broken(broken)) => Ok(Err(broken)),
+            Err(Unanswered::Unsent(unsent)) => {
+                let (request, slot, keep) = *unsent;
+                let way = Way { admission, request_id, slot, keep };
+                match forward(self.dial(admission).await?, request, way).await {
+                    Ok(response) => Ok(Ok(response)),
+                    Err(Unanswered::Broken(broken)) => Ok(Err(broken)),
+                    Err(Unanswered::Unsent(_)) => Err(no_answer(&admission.sandbox)),
+                }
+            }
+        }
+    }
+
     async fn explain(&self, broken: Broken, admission: &Admission) -> ApiError {
         let sandbox = &admission.sandbox;
         match broken {
@@ -96,8 +143,12 @@ impl Door {
             }
             Broken::Protocol => tracing::warn!(%sandbox, "boxd switched protocols unasked"),
         }
-        ApiError::new(ErrorCode::ProviderUnavailable, format!("boxd of {sandbox} did not answer; try again"))
+        no_answer(sandbox)
     }
+}
+
+fn no_answer(sandbox: &SandboxId) -> ApiError {
+    ApiError::new(ErrorCode::ProviderUnavailable, format!("boxd of {sandbox} did not answer; try again"))
 }
 
 /// The path as boxd would see it.

@@ -1,4 +1,4 @@
-//! Carries one request to boxd over a connection of its own, and the answer back, without holding either in memory.
+//! Carries one request to boxd and the answer back, without holding either in memory.
 
 use std::{
     pin::Pin,
@@ -11,79 +11,86 @@ use axum::{
     response::Response,
 };
 use cobox_protocol::RequestId;
-use cobox_provider::BoxedStream;
 use http::{Request, StatusCode};
 use hyper::{
     body::{Frame, SizeHint},
     upgrade::OnUpgrade,
 };
 use hyper_util::rt::TokioIo;
-use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
-    task::AbortHandle,
-};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use crate::{
     Admission,
     headers::{to_caller, to_sandbox},
     slots::Slot,
+    upstream::{KeepFor, Upstream},
 };
 
-/// Bounds the head of an answer and what is read ahead of its body; large enough to stream files at full speed.
-const UPSTREAM_BUFFER_BYTES: usize = 256 * 1024;
 /// How long one direction of an upgraded connection may go on after the other has ended: enough to say goodbye.
 const LINGER: Duration = Duration::from_secs(5);
 
-pub(crate) async fn forward(
-    stream: BoxedStream,
-    mut request: Request<Body>,
-    admission: &Admission,
-    request_id: &RequestId,
-    is_websocket: bool,
-    slot: Slot,
-) -> Result<Response, Broken> {
-    let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
-        .max_buf_size(UPSTREAM_BUFFER_BYTES)
-        .handshake::<_, Body>(TokioIo::new(stream))
-        .await
-        .map_err(Broken::Boxd)?;
-    let connection = EndOnDrop(
-        tokio::spawn(async move {
-            if let Err(error) = connection.with_upgrades().await {
-                tracing::debug!(%error, "a connection to boxd ended");
-            }
-        })
-        .abort_handle(),
-    );
+/// Where a request goes: over which connection, with which token, and what becomes of the connection afterwards.
+pub(crate) struct Way<'a> {
+    pub admission: &'a Admission,
+    pub request_id: &'a RequestId,
+    pub slot: Slot,
+    pub keep: Option<KeepFor>,
+}
 
-    let client_side = is_websocket.then(|| hyper::upgrade::on(&mut request));
-    let (parts, body) = request.into_parts();
-    let body = if is_websocket { Body::empty() } else { body };
-    let mut upstream = Request::new(body);
-    *upstream.method_mut() = parts.method;
-    *upstream.uri_mut() = parts.uri;
-    *upstream.headers_mut() = to_sandbox(parts.headers, admission.token.as_ref(), request_id, is_websocket);
-    let mut answer = sender.send_request(upstream).await.map_err(broken)?;
-
-    let is_switched = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
-    let response = match (is_switched, client_side) {
-        (true, Some(client_side)) => {
-            let boxd_side = hyper::upgrade::on(&mut answer);
-            tokio::spawn(async move {
-                let _held_until_both_ends_are_done = (slot, connection);
-                splice(client_side, boxd_side).await;
+/// An ordinary request. One that boxd never saw, because a kept connection had just ended, comes back to be sent over a fresh one.
+pub(crate) async fn forward(mut upstream: Upstream, request: Request<Body>, way: Way<'_>) -> Result<Response, Unanswered> {
+    let answer = match upstream.sender.try_send_request(request).await {
+        Ok(answer) => answer,
+        Err(mut failed) => {
+            return Err(match failed.take_message() {
+                Some(request) => Unanswered::Unsent(Box::new((request, way.slot, way.keep))),
+                None => Unanswered::Broken(broken(failed.into_error())),
             });
-            let (parts, _) = answer.into_parts();
-            assemble(parts.status, to_caller(parts.headers, true), Body::empty())
-        }
-        (true, None) => return Err(Broken::Protocol),
-        (false, _) => {
-            let (parts, body) = answer.into_parts();
-            let body = Body::new(Streaming { body, _slot: slot, _connection: connection });
-            assemble(parts.status, to_caller(parts.headers, false), body)
         }
     };
-    Ok(response)
+    if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+        return Err(Unanswered::Broken(Broken::Protocol));
+    }
+    let (parts, body) = answer.into_parts();
+    let body = Body::new(Streaming { body, _slot: way.slot, upstream: Some(upstream), keep: way.keep, is_complete: false });
+    Ok(assemble(parts.status, to_caller(parts.headers, false), body))
+}
+
+/// A request to become a WebSocket, over a connection of its own.
+pub(crate) async fn upgrade(
+    mut upstream: Upstream,
+    request: Request<Body>,
+    client_side: OnUpgrade,
+    slot: Slot,
+) -> Result<Response, Broken> {
+    let mut answer = upstream.sender.send_request(request).await.map_err(broken)?;
+    if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+        let (parts, body) = answer.into_parts();
+        let body = Body::new(Streaming { body, _slot: slot, upstream: Some(upstream), keep: None, is_complete: false });
+        return Ok(assemble(parts.status, to_caller(parts.headers, false), body));
+    }
+    let boxd_side = hyper::upgrade::on(&mut answer);
+    tokio::spawn(async move {
+        let _held_until_both_ends_are_done = (slot, upstream);
+        splice(client_side, boxd_side).await;
+    });
+    let (parts, _) = answer.into_parts();
+    Ok(assemble(parts.status, to_caller(parts.headers, true), Body::empty()))
+}
+
+/// The request as boxd gets it.
+pub(crate) fn rewrite(parts: http::request::Parts, body: Body, way: &Way<'_>, is_websocket: bool) -> Request<Body> {
+    let mut upstream = Request::new(if is_websocket { Body::empty() } else { body });
+    *upstream.method_mut() = parts.method;
+    *upstream.uri_mut() = parts.uri;
+    *upstream.headers_mut() = to_sandbox(parts.headers, way.admission.token.as_ref(), way.request_id, is_websocket);
+    upstream
+}
+
+/// Why there is no answer.
+pub(crate) enum Unanswered {
+    Unsent(Box<(Request<Body>, Slot, Option<KeepFor>)>),
+    Broken(Broken),
 }
 
 fn assemble(status: StatusCode, headers: http::HeaderMap, body: Body) -> Response {
@@ -136,19 +143,13 @@ async fn pump(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin)
     let _ = tokio::io::copy(&mut from, &mut tokio::io::sink()).await;
 }
 
-struct EndOnDrop(AbortHandle);
-
-impl Drop for EndOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 /// An answer's body that holds its slot and its connection until the caller has it all or goes away.
 struct Streaming {
     body: hyper::body::Incoming,
     _slot: Slot,
-    _connection: EndOnDrop,
+    upstream: Option<Upstream>,
+    keep: Option<KeepFor>,
+    is_complete: bool,
 }
 
 impl HttpBody for Streaming {
@@ -156,12 +157,25 @@ impl HttpBody for Streaming {
     type Error = hyper::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        self.is_complete |= matches!(polled, Poll::Ready(None));
+        polled
     }
     fn is_end_stream(&self) -> bool {
         self.body.is_end_stream()
     }
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+impl Drop for Streaming {
+    fn drop(&mut self) {
+        // A body that is known to be over may never be asked for its end.
+        if (self.is_complete || self.body.is_end_stream())
+            && let (Some(upstream), Some(keep)) = (self.upstream.take(), self.keep.take())
+        {
+            keep.keep(upstream);
+        }
     }
 }

@@ -9,6 +9,7 @@ mod door;
 mod forward;
 mod headers;
 mod slots;
+mod upstream;
 
 use async_trait::async_trait;
 use cobox_protocol::{ApiError, RequestId, SandboxId, Secret, SessionId};
@@ -16,6 +17,7 @@ use cobox_provider::BoxedStream;
 
 pub use credential::Credential;
 pub use door::router;
+pub use upstream::KeptUpstream;
 
 /// What a request names in its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +45,8 @@ pub struct Caller {
 #[derive(Clone, Debug)]
 pub struct Admission {
     pub sandbox: SandboxId,
+    /// Whether it runs and nothing is about to change that, so that a connection from before is good.
+    pub is_running: bool,
     /// The token boxd will see. `None` for the few requests that need none, or bring it in their first frame.
     pub token: Option<Secret>,
     /// `None` when nobody has been authenticated: such a request wakes nothing and counts as no activity.
@@ -65,6 +69,9 @@ pub struct Usage {
 pub trait Directory: Send + Sync + 'static {
     /// Decides whether a request may pass, and with which token. Without a credential it only says where the sandbox is.
     async fn admit(&self, target: Target, credential: Option<Credential>, request_id: &RequestId) -> Result<Admission, ApiError>;
+
+    /// Counts as activity of the sandbox.
+    fn touch(&self, admission: &Admission);
 
     /// Opens a connection to the sandbox's boxd; for an authenticated caller it starts a suspended sandbox first.
     async fn dial(&self, admission: &Admission) -> Result<BoxedStream, ApiError>;

@@ -14,11 +14,12 @@ mod mount;
 mod network;
 mod raw;
 mod signals;
+mod terminal;
 mod watch;
 
 pub use clone::{Cloned, clone_process, exit_now, fork};
 pub use exec::{Image, adopt, close_from, exec_fd, exec_path, keep_only};
-pub use identity::{drop_all_capabilities, drop_bounding_set, keep_capabilities, set_fs_ids};
+pub use identity::{drop_all_capabilities, drop_bounding_set, keep_capabilities, own_working_directory, set_fs_ids};
 pub use launch::{Launch, Pad, Step};
 pub use limit::{Word, set_soft_limit};
 pub use loop_device::attach_loop;
@@ -26,6 +27,7 @@ pub use mark::mark_of;
 pub use mount::{MountFlags, idmap, set_mount_flags};
 pub use network::raise_loopback;
 pub use signals::{block_signals, child_events};
+pub use terminal::interrupt_foreground;
 pub use watch::watch;
 
 use std::io;

@@ -7,13 +7,15 @@ use crate::{ApiError, ErrorCode, RequestId};
 pub const EXECUTE: &str = "/execute";
 pub const UPLOAD: &str = "/upload";
 pub const DOWNLOAD: &str = "/download";
+pub const GLOB: &str = "/glob";
+pub const GREP: &str = "/grep";
 
 /// The operation a route of this dialect does, as its errors name it; `None` for our own routes.
 pub fn operation(route: &str) -> Option<&'static str> {
     match route {
         EXECUTE => Some("CommandError"),
         UPLOAD => Some("WriteError"),
-        DOWNLOAD => Some("ReadError"),
+        DOWNLOAD | GLOB | GREP => Some("ReadError"),
         _ => None,
     }
 }

@@ -2,12 +2,14 @@
 
 #![forbid(unsafe_code)]
 
+pub mod audit;
 pub mod capability;
 pub mod control;
 pub mod error;
 pub mod exec;
 pub mod files;
 pub mod frame;
+pub mod fs;
 pub mod id;
 pub mod json;
 pub mod key;
@@ -16,7 +18,9 @@ pub mod process;
 pub mod sandbox;
 pub mod secret;
 pub mod session;
+pub mod shell;
 pub mod timestamp;
+pub mod watch;
 
 pub use capability::{Capability, CapabilitySet};
 pub use error::{ApiError, Envelope, ErrorCode};

@@ -5,18 +5,20 @@ use std::time::Duration;
 use bytes::Bytes;
 use cobox_protocol::{
     SandboxId,
+    audit::Claims,
     control::{BoxdStatus, ControlState},
 };
 use http::{Method, Request, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
 
 use crate::{Door, Provider, ProviderError};
 
 /// Longest a healthy boxd takes to answer; it does no more than copy a structure.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// A status is a few hundred bytes; a sandbox that sends more is not heard out.
-const MAX_ANSWER_BYTES: usize = 64 * 1024;
+/// A status is a few hundred bytes, a full batch of claims half a megabyte; a sandbox that sends more is not heard out.
+const MAX_ANSWER_BYTES: usize = 1024 * 1024;
 
 /// Replaces what boxd knows: keys, revocations, lease.
 pub async fn push(provider: &dyn Provider, id: &SandboxId, state: &ControlState) -> Result<BoxdStatus, ProviderError> {
@@ -29,7 +31,20 @@ pub async fn status(provider: &dyn Provider, id: &SandboxId) -> Result<BoxdStatu
     call(provider, id, Method::GET, "/control/status", Vec::new()).await
 }
 
-async fn call(provider: &dyn Provider, id: &SandboxId, method: Method, path: &str, body: Vec<u8>) -> Result<BoxdStatus, ProviderError> {
+/// Fetches the lines of boxd's audit after those of this life up to `after`, which it may forget.
+pub async fn claims(provider: &dyn Provider, id: &SandboxId, life: &str, after: u64) -> Result<Claims, ProviderError> {
+    // A life is what boxd once called it: nothing but letters and digits goes into a path.
+    let life: String = life.chars().filter(char::is_ascii_alphanumeric).collect();
+    call(provider, id, Method::GET, &format!("/control/claims?life={life}&after={after}"), Vec::new()).await
+}
+
+async fn call<T: DeserializeOwned>(
+    provider: &dyn Provider,
+    id: &SandboxId,
+    method: Method,
+    path: &str,
+    body: Vec<u8>,
+) -> Result<T, ProviderError> {
     let answer = async {
         let stream = provider.dial(id, Door::Control).await?;
         let failed = |what: &str, e: &dyn std::fmt::Display| ProviderError::Unavailable(format!("boxd of {id}: {what}: {e}"));

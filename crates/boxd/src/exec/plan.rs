@@ -135,6 +135,15 @@ fn words(command: Option<String>, argv: Option<Vec<String>>, shell: Option<Strin
     Ok(argv)
 }
 
+/// What is run, in words: the command, or which one is joined.
+pub fn subject(command: Option<&str>, argv: Option<&[String]>, command_id: Option<&str>) -> String {
+    match (command, argv) {
+        (Some(command), _) => command.to_owned(),
+        (None, Some(argv)) => argv.join(" "),
+        (None, None) => command_id.unwrap_or_default().to_owned(),
+    }
+}
+
 /// A name and its value.
 pub type Variable = (Vec<u8>, Vec<u8>);
 

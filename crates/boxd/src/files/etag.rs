@@ -78,6 +78,11 @@ impl Conditions {
         Ok(Self { if_match: tags(headers, header::IF_MATCH)?, if_none_match: tags(headers, header::IF_NONE_MATCH)? })
     }
 
+    /// As if `If-Match` had been sent, where there is a tag.
+    pub fn matching(tag: Option<&str>) -> Self {
+        Self { if_match: tag.map(|t| vec![t.trim().trim_start_matches("W/").to_owned()]), if_none_match: None }
+    }
+
     /// For a change: both conditions must hold. `current` is the file's ETag where there is a file.
     pub fn check_change(&self, current: Option<&str>, shown: impl std::fmt::Display) -> Result<(), ApiError> {
         self.check_match(current, &shown)?;

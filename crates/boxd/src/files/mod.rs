@@ -1,9 +1,13 @@
 //! The sandbox's files over HTTP: thin handlers, and the store they share.
 
 pub mod archive;
+mod author;
+mod digest;
 mod etag;
+pub mod many;
 mod path;
 mod place;
+mod queue;
 mod read;
 mod refusal;
 mod root;
@@ -22,19 +26,27 @@ use cobox_protocol::{
     ApiError,
     files::{FILE_MODE_HEADER, FileWritten},
 };
+use cobox_token::Claims;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use rustix::{
     fs::{AtFlags, FileType, Mode, OFlags},
     io::Errno,
 };
 
-pub(crate) use self::{etag::Conditions, path::SandboxPath, read::answer as answer_read};
+pub(crate) use self::{
+    author::{Author, Change, ChangeLog, version},
+    etag::{Conditions, WriteLog},
+    path::{SandboxPath, query_values, split},
+    place::{Place, locate_name, make_directory},
+    read::{Asked, answer as answer_read},
+    refusal::{not_a_file, refusal},
+    root::{Root, kind, open_beneath, refuse_kernel_files},
+    workers::gone,
+    write::{Temp, WriteOptions, current, is_temp_name, put as put_whole, sync_directory, temp_name, write_all},
+};
 use self::{
-    etag::WriteLog,
-    place::locate_name,
-    refusal::{disk_full, refusal},
-    root::{Root, kind},
-    write::{MAX_FILE_BYTES, WriteOptions, receive},
+    refusal::disk_full,
+    write::{MAX_FILE_BYTES, receive},
 };
 use crate::{
     FileWorkers,
@@ -52,11 +64,29 @@ const PREFIX: &str = "/v1/files";
 pub struct FileStore {
     workers: FileWorkers,
     writes: Arc<WriteLog>,
+    changes: Arc<ChangeLog>,
 }
 
 impl FileStore {
     pub fn new(workers: FileWorkers) -> Self {
-        Self { workers, writes: Arc::default() }
+        Self { workers, writes: Arc::default(), changes: Arc::default() }
+    }
+
+    pub(crate) fn workers(&self) -> &FileWorkers {
+        &self.workers
+    }
+
+    pub(crate) fn writes(&self) -> Arc<WriteLog> {
+        self.writes.clone()
+    }
+
+    pub(crate) fn changes(&self) -> Arc<ChangeLog> {
+        self.changes.clone()
+    }
+
+    /// Signs a request's changes.
+    pub(crate) fn author(&self, claims: &Claims) -> Author {
+        Author::new(self.changes.clone(), claims)
     }
 
     /// A file without a name for boxd's own use, on the file system of that directory and charged to the workload's user.
@@ -97,7 +127,8 @@ pub async fn get(
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
     let path = SandboxPath::from_uri(&uri, PREFIX)?;
-    Ok(read::answer(&server.files, &method, &headers, &path, caller.stream, &connection).await?)
+    let asked = Asked { method: &method, uri: &uri, headers: &headers, path: &path };
+    Ok(read::answer(&server.files, asked, caller.stream, &connection).await?)
 }
 
 /// `PUT /v1/files/{path}`: the body is the file.
@@ -111,7 +142,12 @@ pub async fn put(
     let path = SandboxPath::from_uri(&uri, PREFIX)?;
     refuse_when_full(&server.authority)?;
     refuse_announced(&headers, MAX_FILE_BYTES)?;
-    let options = WriteOptions { conditions: Conditions::of(&headers)?, mode: mode(&headers)? };
+    let options = WriteOptions {
+        conditions: Conditions::of(&headers)?,
+        mode: mode(&headers)?,
+        is_durable: is_durable(&uri)?,
+        author: server.files.author(&caller.claims),
+    };
     let write = receive(&server.files, &server.authority, &path, options, body::chunks(content));
     let written = caller.stream.until_revoked(write).await?;
     let status = if written.is_new { StatusCode::CREATED } else { StatusCode::OK };
@@ -124,25 +160,27 @@ pub async fn put(
 /// `DELETE /v1/files/{path}`: a file, a link itself, or an empty directory.
 pub async fn delete(
     State(server): State<Arc<Server>>,
-    _caller: Caller<FsWrite>,
+    caller: Caller<FsWrite>,
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<StatusCode, Failure> {
     let path = SandboxPath::from_uri(&uri, PREFIX)?;
     let conditions = Conditions::of(&headers)?;
     let writes = server.files.writes.clone();
-    let remove = move |root: &Root| remove(root, &path, &conditions, &writes);
+    let author = server.files.author(&caller.claims);
+    let remove = move |root: &Root| remove(root, &path, &conditions, &writes, &author);
     server.files.workers.run(remove).await??;
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn remove(root: &Root, path: &SandboxPath, conditions: &Conditions, writes: &WriteLog) -> Result<(), ApiError> {
+fn remove(root: &Root, path: &SandboxPath, conditions: &Conditions, writes: &WriteLog, author: &Author) -> Result<(), ApiError> {
     let refused = |e| refusal(e, path);
     let writes = writes.lock();
     let place = locate_name(root, path.bytes()).map_err(refused)?;
     conditions.check_change(place.existing.as_ref().map(|s| writes.etag(s)).as_deref(), path)?;
     let existing = place.existing.ok_or(Errno::NOENT).map_err(refused)?;
     let flags = if kind(&existing) == FileType::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+    author.removes(&place.parent, &place.name);
     rustix::fs::unlinkat(&place.parent, place.name.as_slice(), flags).map_err(refused)?;
     drop(writes);
     write::sync_directory(&place.parent).map_err(refused)
@@ -158,8 +196,23 @@ fn refuse_announced(headers: &HeaderMap, limit: u64) -> Result<(), ApiError> {
     if announced.is_some_and(|n| n > limit) { Err(body::too_large("the body", limit)) } else { Ok(()) }
 }
 
-fn mode(headers: &HeaderMap) -> Result<Option<u32>, ApiError> {
+pub(crate) fn mode(headers: &HeaderMap) -> Result<Option<u32>, ApiError> {
     let Some(value) = headers.get(FILE_MODE_HEADER) else { return Ok(None) };
-    let mode = value.to_str().ok().and_then(|v| u32::from_str_radix(v, 8).ok()).filter(|m| *m <= 0o777);
+    let mode = value.to_str().ok().and_then(parse_mode);
     mode.map(Some).ok_or_else(|| ApiError::invalid("X-File-Mode must be permission bits in octal, such as 644"))
+}
+
+/// Permission bits in octal.
+pub(crate) fn parse_mode(text: &str) -> Option<u32> {
+    let is_octal = text.bytes().all(|b| matches!(b, b'0'..=b'7'));
+    u32::from_str_radix(text, 8).ok().filter(|m| is_octal && *m <= 0o777)
+}
+
+/// `?sync=false`: the answer doesn't wait for the disk.
+pub(crate) fn is_durable(uri: &Uri) -> Result<bool, ApiError> {
+    match query_values(uri, "sync").next().as_deref() {
+        None | Some(b"true") => Ok(true),
+        Some(b"false") => Ok(false),
+        Some(_) => Err(ApiError::invalid("sync: must be true or false")),
+    }
 }

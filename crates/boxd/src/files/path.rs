@@ -41,18 +41,31 @@ impl SandboxPath {
 
     /// The `path` of a query string. A relative one starts at `base`, where the route allows that.
     pub fn from_query(uri: &Uri, base: Option<&str>) -> Result<Self, ApiError> {
-        let query = uri.query().unwrap_or_default();
-        let given = query.split('&').find_map(|pair| pair.strip_prefix("path="));
-        let given = given.ok_or_else(|| ApiError::invalid("the query needs a path, such as ?path=/workspace"))?;
-        let spaced: Vec<u8> = given.bytes().map(|b| if b == b'+' { b' ' } else { b }).collect();
-        let mut path: Vec<u8> = percent_decode(&spaced).collect();
+        let given = query_values(uri, "path").next();
+        let path = given.ok_or_else(|| ApiError::invalid("the query needs a path, such as ?path=/workspace"))?;
+        Self::beneath(base.map(str::as_bytes), path)
+    }
+
+    /// A path that may be relative where there is a base.
+    pub fn beneath(base: Option<&[u8]>, mut path: Vec<u8>) -> Result<Self, ApiError> {
         if let Some(base) = base
             && !path.is_empty()
             && path[0] != b'/'
         {
-            path.splice(..0, format!("{base}/").into_bytes());
+            path.splice(..0, [base, b"/"].concat());
         }
         Self::new(path)
+    }
+
+    /// A field of a request, as text or as base64 of its exact bytes.
+    pub fn from_json(field: &str, text: Option<&str>, b64: Option<&str>) -> Result<Option<Self>, ApiError> {
+        let bytes = match (text, b64) {
+            (None, None) => return Ok(None),
+            // Both is what our own answers carry; the bytes are exact.
+            (_, Some(b64)) => STANDARD.decode(b64).map_err(|_| ApiError::invalid(format!("{field}_b64: is not base64")))?,
+            (Some(text), None) => text.as_bytes().to_vec(),
+        };
+        Self::new(bytes).map(Some).map_err(|e| ApiError::invalid(format!("{field}: {}", e.message)))
     }
 
     pub fn bytes(&self) -> &[u8] {
@@ -70,6 +83,15 @@ impl fmt::Display for SandboxPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         show(&self.0).fmt(f)
     }
+}
+
+/// The values of a field of a query string, decoded to bytes.
+pub fn query_values<'a>(uri: &'a Uri, field: &'a str) -> impl Iterator<Item = Vec<u8>> + 'a {
+    let pairs = uri.query().unwrap_or_default().split('&');
+    pairs.filter_map(move |pair| pair.strip_prefix(field)?.strip_prefix('=')).map(|value| {
+        let spaced: Vec<u8> = value.bytes().map(|b| if b == b'+' { b' ' } else { b }).collect();
+        percent_decode(&spaced).collect()
+    })
 }
 
 /// A name for a message: bounded, and without anything a terminal would obey.

@@ -12,51 +12,58 @@ use cobox_protocol::{
     files::{FILE_KIND_HEADER, FILE_MODE_HEADER},
 };
 use futures_util::{Stream, stream};
-use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use rustix::{
     fs::{FileType, Stat},
     io::Errno,
 };
 use time::OffsetDateTime;
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 
 use super::{
     FileStore,
+    author::version,
+    digest,
     etag::Conditions,
     path::SandboxPath,
     refusal::{kind_word, not_a_file, refusal},
     root::{Root, kind},
+    workers::gone,
 };
 use crate::{auth::OpenStream, listen::ConnectionEnd};
 
 /// Read at once: large enough that the hand-over to a worker doesn't show.
-const PIECE_BYTES: u64 = 256 * 1024;
+const PIECE_BYTES: u64 = 512 * 1024;
+/// Files up to this size are read in the step that opens them.
+const SMALL_FILE_BYTES: u64 = 128 * 1024;
+
+/// What a GET or HEAD asks for.
+pub struct Asked<'a> {
+    pub method: &'a Method,
+    pub uri: &'a Uri,
+    pub headers: &'a HeaderMap,
+    pub path: &'a SandboxPath,
+}
 
 /// Answers GET or HEAD for a file.
-pub async fn answer(
-    store: &FileStore,
-    method: &Method,
-    headers: &HeaderMap,
-    path: &SandboxPath,
-    stream: OpenStream,
-    connection: &ConnectionEnd,
-) -> Result<Response, ApiError> {
-    let open = {
-        let (path, is_head) = (path.clone(), method == Method::HEAD);
-        move |root: &Root| open(root, path.bytes(), is_head)
-    };
-    let (file, stat) = match store.workers.run(open).await? {
-        Ok(Ok(found)) => found,
-        Ok(Err(kind)) => {
+pub async fn answer(store: &FileStore, asked: Asked<'_>, stream: OpenStream, connection: &ConnectionEnd) -> Result<Response, ApiError> {
+    let Asked { method, uri, headers, path } = asked;
+    let digests = digest::Wanted::of(uri, headers)?;
+    let conditions = Conditions::of(headers)?;
+    let is_bare = method == Method::HEAD && !digests.is_any();
+    let found = match open(store, path, is_bare).await? {
+        Ok(found) => found,
+        Err(kind) => {
             let mut response = crate::answer::Failure(not_a_file(kind, path)).into_response();
             set(response.headers_mut(), http::HeaderName::from_static(FILE_KIND_HEADER), kind_word(kind).to_owned());
             return Ok(response);
         }
-        Err(errno) => return Err(refusal(errno, path)),
     };
-    let (size, etag) = (u64::try_from(stat.st_size).unwrap_or(0), store.writes.etag(&stat));
-    let is_unchanged = Conditions::of(headers)?.check_read(&etag, path)?;
+    let (size, etag) = (found.size(), store.writes.etag(&found.stat));
+    let is_unchanged = conditions.check_read(&etag, path)?;
     let mut response = StatusCode::OK.into_response();
-    describe(response.headers_mut(), &stat, &etag);
+    describe(response.headers_mut(), &found.stat, &etag);
     if is_unchanged {
         *response.status_mut() = StatusCode::NOT_MODIFIED;
         response.headers_mut().remove(header::CONTENT_TYPE);
@@ -76,25 +83,111 @@ pub async fn answer(
             return Ok(response);
         }
     };
+    if digests.is_any()
+        && let Some(digest) = stream.until_revoked(found.digest(store, digests)).await?
+    {
+        set(response.headers_mut(), digest::REPR_DIGEST, digest);
+    }
     set(response.headers_mut(), header::CONTENT_LENGTH, length.to_string());
-    if let Some(file) = file {
+    if method != Method::HEAD {
         stream.ends_connection(connection);
-        *response.body_mut() = Body::from_stream(pieces(store.clone(), file, from, length, stream));
+        *response.body_mut() = found.body(store, from, length, stream).await?;
     }
     Ok(response)
 }
 
-type Found = (Option<Arc<OwnedFd>>, Stat);
-
-fn open(root: &Root, path: &[u8], is_head: bool) -> Result<Result<Found, FileType>, Errno> {
-    if is_head {
-        let stat = root.stat(path)?;
-        return Ok(if kind(&stat) == FileType::RegularFile { Ok((None, stat)) } else { Err(kind(&stat)) });
-    }
-    Ok(root.regular(path)?.map(|(fd, stat)| (Some(Arc::new(fd)), stat)))
+/// A file that was found, as much of it as was read on the way.
+pub struct Found {
+    pub stat: Stat,
+    pub content: Content,
 }
 
-fn describe(headers: &mut HeaderMap, stat: &Stat, etag: &str) {
+pub enum Content {
+    /// Only looked at.
+    Unread,
+    /// All of it.
+    Whole(Bytes),
+    Open(Arc<OwnedFd>),
+}
+
+/// Opens a file, and reads it too where it is small: one step instead of two.
+pub async fn open(store: &FileStore, path: &SandboxPath, is_bare: bool) -> Result<Result<Found, FileType>, ApiError> {
+    let shown = path.clone();
+    let step = move |root: &Root| open_step(root, shown.bytes(), is_bare);
+    store.workers.run(step).await?.map_err(|errno| refusal(errno, path))
+}
+
+fn open_step(root: &Root, path: &[u8], is_bare: bool) -> Result<Result<Found, FileType>, Errno> {
+    if is_bare {
+        let stat = root.stat(path)?;
+        let is_file = kind(&stat) == FileType::RegularFile;
+        return Ok(if is_file { Ok(Found { stat, content: Content::Unread }) } else { Err(kind(&stat)) });
+    }
+    let (file, stat) = match root.regular(path)? {
+        Ok(found) => found,
+        Err(kind) => return Ok(Err(kind)),
+    };
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    if size <= SMALL_FILE_BYTES {
+        let content = read_whole(&file, size)?;
+        // One that grew or shrank meanwhile is read as it is sent, where that is noticed.
+        if content.len() as u64 == size {
+            return Ok(Ok(Found { stat, content: Content::Whole(content.into()) }));
+        }
+    }
+    Ok(Ok(Found { stat, content: Content::Open(Arc::new(file)) }))
+}
+
+fn read_whole(file: &OwnedFd, size: u64) -> Result<Vec<u8>, Errno> {
+    let mut content = Vec::with_capacity(usize::try_from(size).map_err(|_| Errno::FBIG)?);
+    while (content.len() as u64) < size {
+        let at = content.len() as u64;
+        if rustix::io::retry_on_intr(|| rustix::io::pread(file, rustix::buffer::spare_capacity(&mut content), at))? == 0 {
+            break;
+        }
+    }
+    Ok(content)
+}
+
+impl Found {
+    pub fn size(&self) -> u64 {
+        u64::try_from(self.stat.st_size).unwrap_or(0)
+    }
+
+    /// Nothing where the file was changed while it was read: a hash of neither version helps nobody.
+    async fn digest(&self, store: &FileStore, wanted: digest::Wanted) -> Result<Option<String>, ApiError> {
+        let file = match &self.content {
+            Content::Unread => return Ok(None),
+            Content::Whole(bytes) => return Ok(Some(digest::of_bytes(bytes, wanted))),
+            Content::Open(file) => file.clone(),
+        };
+        let (asked, before) = (CancellationToken::new(), version(&self.stat));
+        let _stopped_when_dropped = asked.clone().drop_guard();
+        let slot = store.workers.long_slots(1).await?;
+        let hash = move |_: &Root| {
+            let digest = digest::of_file(&file, wanted, || !asked.is_cancelled())?;
+            let is_same = version(&rustix::fs::fstat(&*file)?) == before;
+            io::Result::Ok(digest.filter(|_| is_same))
+        };
+        let done = store.workers.run_long(slot, hash).await?.await.map_err(|_| gone())?;
+        done.map_err(|e| ApiError::new(ErrorCode::Internal, format!("hashing the file: {e}")))
+    }
+
+    async fn body(self, store: &FileStore, from: u64, length: u64, open: OpenStream) -> Result<Body, ApiError> {
+        Ok(match self.content {
+            Content::Whole(bytes) => Body::from(part(&bytes, from, length)),
+            Content::Open(file) => Body::from_stream(pieces(store.clone(), file, from, length, open)),
+            Content::Unread => Body::empty(),
+        })
+    }
+}
+
+fn part(bytes: &Bytes, from: u64, length: u64) -> Bytes {
+    // Both were cut to the size of what is in memory.
+    bytes.slice(from as usize..(from + length) as usize)
+}
+
+pub fn describe(headers: &mut HeaderMap, stat: &Stat, etag: &str) {
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     set(headers, header::ETAG, etag.to_owned());
@@ -105,30 +198,62 @@ fn describe(headers: &mut HeaderMap, stat: &Stat, etag: &str) {
     set(headers, http::HeaderName::from_static(FILE_MODE_HEADER), format!("{:03o}", stat.st_mode & 0o777));
 }
 
-fn set(headers: &mut HeaderMap, name: http::HeaderName, value: String) {
+pub fn set(headers: &mut HeaderMap, name: http::HeaderName, value: String) {
     // All of them are digits, letters and punctuation; a header that couldn't be is better left out than fatal.
     if let Ok(value) = HeaderValue::try_from(value) {
         headers.insert(name, value);
     }
 }
 
-/// The file's bytes, each piece read when the last has been taken. A file cut short meanwhile ends in an error, never in a short answer.
-fn pieces(store: FileStore, file: Arc<OwnedFd>, from: u64, length: u64, open: OpenStream) -> impl Stream<Item = io::Result<Bytes>> {
-    stream::try_unfold((store, file, from, length, open), async |(store, file, at, left, open)| {
-        if left == 0 {
-            return Ok(None);
-        }
-        let reading = file.clone();
-        let read = store.workers.run(move |_| read_piece(&reading, at, left.min(PIECE_BYTES))).await.map_err(io::Error::other)??;
-        if read.is_empty() {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read"));
-        }
-        let n = read.len() as u64;
-        Ok(Some((Bytes::from(read), (store, file, at + n, left - n, open))))
+/// The file's bytes: one piece is read while the last is sent. A file cut short meanwhile ends in an error, never in a short answer.
+/// `held` lives as long as the stream.
+pub fn pieces<H>(store: FileStore, file: Arc<OwnedFd>, from: u64, length: u64, held: H) -> impl Stream<Item = io::Result<Bytes>> {
+    let state = Pieces { store, file, at: from, left: length, ahead: None, held };
+    stream::try_unfold(state, async |mut state| match state.next().await? {
+        Some(piece) => Ok(Some((piece, state))),
+        None => Ok(None),
     })
 }
 
-fn read_piece(file: &OwnedFd, at: u64, length: u64) -> io::Result<Vec<u8>> {
+struct Pieces<H> {
+    store: FileStore,
+    file: Arc<OwnedFd>,
+    /// Of the piece that was asked for last.
+    at: u64,
+    left: u64,
+    ahead: Option<oneshot::Receiver<io::Result<Vec<u8>>>>,
+    #[allow(dead_code, reason = "dropped with the stream")]
+    held: H,
+}
+
+impl<H> Pieces<H> {
+    async fn next(&mut self) -> io::Result<Option<Bytes>> {
+        if self.left == 0 {
+            return Ok(None);
+        }
+        let coming = match self.ahead.take() {
+            Some(coming) => coming,
+            None => self.ask().await?,
+        };
+        let read = coming.await.map_err(io::Error::other)??;
+        if read.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read"));
+        }
+        self.at += read.len() as u64;
+        self.left -= read.len() as u64;
+        if self.left > 0 {
+            self.ahead = Some(self.ask().await?);
+        }
+        Ok(Some(Bytes::from(read)))
+    }
+
+    async fn ask(&self) -> io::Result<oneshot::Receiver<io::Result<Vec<u8>>>> {
+        let (file, at, length) = (self.file.clone(), self.at, self.left.min(PIECE_BYTES));
+        self.store.workers.submit(move |_| read_piece(&file, at, length)).await.map_err(io::Error::other)
+    }
+}
+
+pub fn read_piece(file: &OwnedFd, at: u64, length: u64) -> io::Result<Vec<u8>> {
     let mut piece = Vec::with_capacity(usize::try_from(length).map_err(io::Error::other)?);
     rustix::io::retry_on_intr(|| rustix::io::pread(file, rustix::buffer::spare_capacity(&mut piece), at))?;
     Ok(piece)

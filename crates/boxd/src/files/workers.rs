@@ -5,14 +5,15 @@ use std::{
     io,
     os::fd::OwnedFd,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, Once, PoisonError},
+    sync::{Arc, Once},
     thread,
+    time::Duration,
 };
 
 use cobox_protocol::{ApiError, ErrorCode};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use super::root::Root;
+use super::{queue::Queue, root::Root};
 
 /// For steps that take micro- to milliseconds: open, read a piece, write a piece. Enough to keep a disk busy.
 const STEP_WORKERS: usize = 8;
@@ -20,6 +21,10 @@ const STEP_WORKERS: usize = 8;
 const STEP_QUEUE: usize = 64;
 /// For archives, which keep a thread for as long as they last.
 const ARCHIVE_WORKERS: usize = 4;
+/// For searches and for whole trees being copied or removed. A search takes two, which is as many cores as a sandbox mostly has.
+const LONG_WORKERS: usize = 4;
+/// Longest a search waits for others to be done before it is told to come again.
+const LONG_WAIT: Duration = Duration::from_secs(30);
 /// A worker's deepest call is the tar reader with its 32 KiB of buffers on the heap.
 const STACK_BYTES: usize = 512 * 1024;
 
@@ -32,6 +37,8 @@ pub struct FileWorkers {
     steps: Arc<Pool>,
     archives: Arc<Pool>,
     archive_slots: Arc<Semaphore>,
+    long: Arc<Pool>,
+    long_slots: Arc<Semaphore>,
 }
 
 impl FileWorkers {
@@ -44,7 +51,9 @@ impl FileWorkers {
         thread::spawn(move || probe()).join().map_err(|_| io::Error::other("taking on the workload's user panicked"))??;
         let pool = |name, count, queue| Arc::new(Pool::new(name, count, queue, root.clone(), setup.clone()));
         let (steps, archives) = (pool("files", STEP_WORKERS, STEP_QUEUE), pool("archive", ARCHIVE_WORKERS, ARCHIVE_WORKERS));
-        Ok(Self { root, steps, archives, archive_slots: Arc::new(Semaphore::new(ARCHIVE_WORKERS)) })
+        let long = pool("long", LONG_WORKERS, LONG_WORKERS);
+        let slots = |count| Arc::new(Semaphore::new(count));
+        Ok(Self { root, steps, archives, archive_slots: slots(ARCHIVE_WORKERS), long, long_slots: slots(LONG_WORKERS) })
     }
 
     /// Runs one short step on a worker.
@@ -62,18 +71,29 @@ impl FileWorkers {
             // Nobody to answer means that the request has gone.
             let _ = answer.send(step(root));
         });
-        self.steps.sender().send(job).await.map_err(|_| gone())?;
+        self.steps.queue().push(job).await;
         Ok(answered)
+    }
+
+    /// A thread of its own with the workload's user, for something that lasts.
+    pub(crate) fn spawn(&self, name: &str, work: impl FnOnce(&Root) + Send + 'static) -> io::Result<()> {
+        let (root, setup) = (self.root.clone(), self.steps.setup.clone());
+        let thread = thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES);
+        thread.spawn(move || match setup() {
+            Ok(()) => work(&root),
+            // It worked before; without it this thread must not touch a file.
+            Err(error) => tracing::error!(%error, "a thread for files could not take on the workload's user"),
+        })?;
+        Ok(())
     }
 
     /// Runs a step nobody waits for, from wherever this is called.
     pub(super) fn run_detached(&self, step: impl FnOnce(&Root) + Send + 'static) {
-        let Err(mpsc::error::TrySendError::Full(job)) = self.steps.sender().try_send(Box::new(step)) else { return };
+        let Err(job) = self.steps.queue().try_push(Box::new(step)) else { return };
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => {
-                let steps = self.steps.sender().clone();
-                // Fails only when the workers are gone, and then there is nothing left to tidy.
-                runtime.spawn(async move { drop(steps.send(job).await) });
+                let steps = self.steps.clone();
+                runtime.spawn(async move { steps.queue().push(job).await });
             }
             // Outside the runtime this is a worker already.
             Err(_) => job(&self.root),
@@ -90,22 +110,49 @@ impl FileWorkers {
         })
     }
 
-    /// Runs something long; the slot shows that there is a worker for it.
+    /// Workers for a search or a whole tree, at most [`LONG_WORKERS`]; waits its turn.
+    pub async fn long_slots(&self, count: u32) -> Result<OwnedSemaphorePermit, ApiError> {
+        match tokio::time::timeout(LONG_WAIT, self.long_slots.clone().acquire_many_owned(count)).await {
+            Ok(slots) => slots.map_err(|_| gone()),
+            Err(_) => {
+                Err(ApiError::new(ErrorCode::RateLimited, "too many searches and copies are under way here; try again when one is done"))
+            }
+        }
+    }
+
+    /// Runs a search, or work on a whole tree.
     pub async fn run_long<T: Send + 'static>(
         &self,
         slot: OwnedSemaphorePermit,
         work: impl FnOnce(&Root) -> T + Send + 'static,
     ) -> Result<oneshot::Receiver<T>, ApiError> {
-        let (answer, answered) = oneshot::channel();
-        let job: Job = Box::new(move |root| {
-            let result = work(root);
-            drop(slot);
-            // Nobody to answer means that the request has gone.
-            let _ = answer.send(result);
-        });
-        self.archives.sender().send(job).await.map_err(|_| gone())?;
-        Ok(answered)
+        keep_busy(&self.long, slot, work).await
     }
+
+    /// Runs an archive; the slot shows that there is a worker for it.
+    pub async fn run_archive<T: Send + 'static>(
+        &self,
+        slot: OwnedSemaphorePermit,
+        work: impl FnOnce(&Root) -> T + Send + 'static,
+    ) -> Result<oneshot::Receiver<T>, ApiError> {
+        keep_busy(&self.archives, slot, work).await
+    }
+}
+
+async fn keep_busy<T: Send + 'static>(
+    pool: &Pool,
+    slot: OwnedSemaphorePermit,
+    work: impl FnOnce(&Root) -> T + Send + 'static,
+) -> Result<oneshot::Receiver<T>, ApiError> {
+    let (answer, answered) = oneshot::channel();
+    let job: Job = Box::new(move |root| {
+        let result = work(root);
+        drop(slot);
+        // Nobody to answer means that the request has gone.
+        let _ = answer.send(result);
+    });
+    pool.queue().push(job).await;
+    Ok(answered)
 }
 
 pub fn gone() -> ApiError {
@@ -114,33 +161,37 @@ pub fn gone() -> ApiError {
 
 type Setup = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 
-/// Threads that share one queue, started when the first job comes.
+/// Threads that share one queue, started when the first job comes. They end with it.
 struct Pool {
     name: &'static str,
     count: usize,
-    sender: mpsc::Sender<Job>,
-    receiver: Arc<Mutex<mpsc::Receiver<Job>>>,
+    jobs: Arc<Queue<Job>>,
     root: Arc<Root>,
     setup: Setup,
     started: Once,
 }
 
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.jobs.close();
+    }
+}
+
 impl Pool {
     fn new(name: &'static str, count: usize, queue: usize, root: Arc<Root>, setup: Setup) -> Self {
-        let (sender, receiver) = mpsc::channel::<Job>(queue);
-        Self { name, count, sender, receiver: Arc::new(Mutex::new(receiver)), root, setup, started: Once::new() }
+        Self { name, count, jobs: Arc::new(Queue::new(queue)), root, setup, started: Once::new() }
     }
 
-    fn sender(&self) -> &mpsc::Sender<Job> {
+    fn queue(&self) -> &Queue<Job> {
         self.started.call_once(|| (0..self.count).for_each(|i| self.start_thread(i)));
-        &self.sender
+        &self.jobs
     }
 
     fn start_thread(&self, number: usize) {
-        let (receiver, root, setup) = (self.receiver.clone(), self.root.clone(), self.setup.clone());
+        let (jobs, root, setup) = (self.jobs.clone(), self.root.clone(), self.setup.clone());
         let thread = thread::Builder::new().name(format!("{}-{number}", self.name)).stack_size(STACK_BYTES);
         let started = thread.spawn(move || match setup() {
-            Ok(()) => work(&receiver, &root),
+            Ok(()) => work(&jobs, &root),
             // It worked before; without it this thread must not touch a file.
             Err(error) => tracing::error!(%error, "a file worker could not take on the workload's user"),
         });
@@ -150,10 +201,8 @@ impl Pool {
     }
 }
 
-fn work(receiver: &Mutex<mpsc::Receiver<Job>>, root: &Root) {
-    loop {
-        let job = receiver.lock().unwrap_or_else(PoisonError::into_inner).blocking_recv();
-        let Some(job) = job else { return };
+fn work(jobs: &Queue<Job>, root: &Root) {
+    while let Some(job) = jobs.take() {
         // A bug in one request must not take the worker from all others; that request is told by the answer that never comes.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(root))) {
             tracing::error!(message = panic_message(&panic), "a file operation panicked");

@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 
 use super::{
     FileStore,
+    author::Author,
     etag::{Conditions, WriteLog},
     path::SandboxPath,
     place::{Place, locate},
@@ -31,7 +32,7 @@ use crate::{auth::Authority, body::too_large};
 /// Largest file: beyond any sandbox's disk, and small enough that sums of sizes never overflow.
 pub const MAX_FILE_BYTES: u64 = 64 * 1024 * 1024 * 1024;
 /// Written at once: large enough that the hand-over to a worker doesn't show.
-const BATCH_BYTES: usize = 256 * 1024;
+const BATCH_BYTES: u64 = 1024 * 1024;
 /// Of a new file that nobody gave a mode.
 const DEFAULT_MODE: u32 = 0o644;
 const TEMP_PREFIX: &str = ".cobox-";
@@ -40,6 +41,9 @@ const TEMP_SUFFIX: &str = ".tmp";
 pub struct WriteOptions {
     pub conditions: Conditions,
     pub mode: Option<u32>,
+    /// Whether the answer waits for the disk. Without it a write outlives boxd, but perhaps not the machine.
+    pub is_durable: bool,
+    pub author: Author,
 }
 
 pub struct Written {
@@ -56,29 +60,27 @@ pub async fn receive(
     options: WriteOptions,
     mut chunks: impl Stream<Item = Result<Bytes, ApiError>> + Unpin,
 ) -> Result<Written, ApiError> {
+    let writes = store.writes.clone();
+    let mut batch = next_batch(&mut chunks).await?;
+    let mut size = batch.bytes;
+    if batch.is_last {
+        let path = path.clone();
+        return store.workers.run(move |root| put(root, &path, options, &batch.chunks, &writes)).await?;
+    }
     let begin = {
-        let (path, writes, workers) = (path.clone(), store.writes.clone(), store.workers.clone());
-        move |root: &Root| Incoming::begin(root, &path, options, &writes, workers)
+        let (path, writes, workers, chunks) = (path.clone(), writes.clone(), store.workers.clone(), batch.chunks);
+        move |root: &Root| {
+            let incoming = Incoming::begin(root, &path, options, &writes, Some(workers))?;
+            incoming.append(&chunks).map_err(|e| refusal(e, &path))?;
+            Ok(incoming)
+        }
     };
     let incoming = Arc::new(store.workers.run(begin).await??);
-    let mut size = 0u64;
     // One batch is written while the next comes in.
     let mut under_way: Option<oneshot::Receiver<Result<(), Errno>>> = None;
-    let mut is_at_end = false;
-    while !is_at_end {
-        let mut batch = Vec::new();
-        let mut batch_bytes = 0;
-        while batch_bytes < BATCH_BYTES && !is_at_end {
-            match chunks.next().await {
-                Some(chunk) => {
-                    let chunk = chunk?;
-                    batch_bytes += chunk.len();
-                    batch.push(chunk);
-                }
-                None => is_at_end = true,
-            }
-        }
-        size += batch_bytes as u64;
+    while !batch.is_last {
+        batch = next_batch(&mut chunks).await?;
+        size += batch.bytes;
         if size > MAX_FILE_BYTES {
             return Err(too_large("the file", MAX_FILE_BYTES));
         }
@@ -86,16 +88,41 @@ pub async fn receive(
             return Err(disk_full());
         }
         finish(under_way.take(), path).await?;
-        let incoming = incoming.clone();
-        under_way = Some(store.workers.submit(move |_| incoming.append(&batch)).await?);
+        let (incoming, chunks) = (incoming.clone(), std::mem::take(&mut batch.chunks));
+        under_way = Some(store.workers.submit(move |_| incoming.append(&chunks)).await?);
     }
     finish(under_way, path).await?;
-    let commit = {
-        let (path, writes) = (path.clone(), store.writes.clone());
-        move |_: &Root| incoming.commit(&path, &writes)
-    };
-    let (etag, is_new) = store.workers.run(commit).await??;
-    Ok(Written { size, etag, is_new })
+    let path = path.clone();
+    store.workers.run(move |_| incoming.commit(&path, &writes, size)).await?
+}
+
+/// Writes a whole file that is in memory, on the worker this is called on.
+pub fn put(root: &Root, path: &SandboxPath, options: WriteOptions, content: &[Bytes], writes: &WriteLog) -> Result<Written, ApiError> {
+    let incoming = Incoming::begin(root, path, options, writes, None)?;
+    incoming.append(content).map_err(|e| refusal(e, path))?;
+    incoming.commit(path, writes, content.iter().map(|c| c.len() as u64).sum())
+}
+
+#[derive(Default)]
+struct Batch {
+    chunks: Vec<Bytes>,
+    bytes: u64,
+    is_last: bool,
+}
+
+async fn next_batch(chunks: &mut (impl Stream<Item = Result<Bytes, ApiError>> + Unpin)) -> Result<Batch, ApiError> {
+    let mut batch = Batch::default();
+    while batch.bytes < BATCH_BYTES && !batch.is_last {
+        match chunks.next().await {
+            Some(chunk) => {
+                let chunk = chunk?;
+                batch.bytes += chunk.len() as u64;
+                batch.chunks.push(chunk);
+            }
+            None => batch.is_last = true,
+        }
+    }
+    Ok(batch)
 }
 
 async fn finish(step: Option<oneshot::Receiver<Result<(), Errno>>>, path: &SandboxPath) -> Result<(), ApiError> {
@@ -113,9 +140,15 @@ struct Incoming {
 }
 
 impl Incoming {
-    fn begin(root: &Root, path: &SandboxPath, options: WriteOptions, writes: &WriteLog, workers: FileWorkers) -> Result<Self, ApiError> {
+    fn begin(
+        root: &Root,
+        path: &SandboxPath,
+        options: WriteOptions,
+        writes: &WriteLog,
+        workers: Option<FileWorkers>,
+    ) -> Result<Self, ApiError> {
         let refused = |e| refusal(e, path);
-        let Place { parent, name, existing } = locate(root, path.bytes()).map_err(refused)?;
+        let Place { parent, name, existing } = locate(root, path.bytes(), &options.author).map_err(refused)?;
         // Before the body is read, to spare the client sending it; what counts is the check at the end.
         options.conditions.check_change(existing.as_ref().map(|s| writes.etag(s)).as_deref(), path)?;
         if let Some(existing) = &existing {
@@ -126,7 +159,7 @@ impl Incoming {
             rustix::fs::accessat(&parent, name.as_slice(), Access::WRITE_OK, AtFlags::EACCESS).map_err(refused)?;
         }
         let mode = options.mode.or(existing.map(|s| s.st_mode & 0o777)).unwrap_or(DEFAULT_MODE);
-        let temp = Temp::create(parent, Some(workers)).map_err(refused)?;
+        let temp = Temp::create(parent, workers).map_err(refused)?;
         rustix::fs::fchmod(&temp.file, Mode::from_raw_mode(mode)).map_err(refused)?;
         Ok(Self { temp, name, options })
     }
@@ -135,9 +168,11 @@ impl Incoming {
         batch.iter().try_for_each(|chunk| write_all(&self.temp.file, chunk))
     }
 
-    fn commit(&self, path: &SandboxPath, writes: &WriteLog) -> Result<(String, bool), ApiError> {
+    fn commit(&self, path: &SandboxPath, writes: &WriteLog, size: u64) -> Result<Written, ApiError> {
         let refused = |e| refusal(e, path);
-        rustix::fs::fsync(&self.temp.file).map_err(refused)?;
+        if self.options.is_durable {
+            rustix::fs::fsync(&self.temp.file).map_err(refused)?;
+        }
         let (etag, is_new) = {
             let mut writes = writes.lock();
             let current = current(&self.temp.directory, &self.name).map_err(refused)?;
@@ -149,10 +184,13 @@ impl Incoming {
             }
             let stat = rustix::fs::fstat(&self.temp.file).map_err(refused)?;
             writes.record(&stat);
+            self.options.author.placed(&self.temp.directory, &self.name, &stat, current.is_none());
             (writes.etag(&stat), current.is_none())
         };
-        sync_directory(&self.temp.directory).map_err(refused)?;
-        Ok((etag, is_new))
+        if self.options.is_durable {
+            sync_directory(&self.temp.directory).map_err(refused)?;
+        }
+        Ok(Written { size, etag, is_new })
     }
 }
 

@@ -1,7 +1,15 @@
-//! `WS /v1/shell/ws`: a terminal in the sandbox. It lives as long as its connection.
+//! Shells: terminals that live on whoever is connected, where human and agent meet. `WS /v1/shell/ws` and `/v1/shells`.
 
+mod desk;
+mod prompt;
+mod pump;
+mod registry;
+pub mod routes;
+mod run;
 mod session;
+mod shared;
 mod terminal;
+mod view;
 
 use std::sync::Arc;
 
@@ -10,32 +18,14 @@ use axum::{
     extract::{State, WebSocketUpgrade, ws::rejection::WebSocketUpgradeRejection},
     response::Response,
 };
-use cobox_protocol::{ApiError, ErrorCode};
 use http::HeaderMap;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+pub use self::registry::Shells;
 use crate::{
     answer::{Failure, RequestRecord},
     server::Server,
     socket,
 };
-
-pub struct Limits {
-    shells: Arc<Semaphore>,
-    limit: u32,
-}
-
-impl Limits {
-    pub fn new(limit: u32) -> Self {
-        Self { shells: Arc::new(Semaphore::new(limit as usize)), limit }
-    }
-
-    fn slot(&self) -> Result<OwnedSemaphorePermit, ApiError> {
-        self.shells.clone().try_acquire_owned().map_err(|_| {
-            ApiError::new(ErrorCode::RateLimited, format!("{} shells are already open here; close one and try again", self.limit))
-        })
-    }
-}
 
 pub async fn open(
     State(server): State<Arc<Server>>,

@@ -1,57 +1,73 @@
-//! One connection with its terminal: input and output, each going on without waiting for the other.
+//! One connection to a shell: it comes, is shown the output, and what it sends is done or refused.
 
-use bytes::{Buf, BytesMut};
+use std::sync::Arc;
+
 use cobox_protocol::{
-    ApiError, Capability, ErrorCode, ShellId,
-    frame::{ClientFrame, ServerFrame, ShellReady, ShellStart, frame_bytes},
+    ApiError, Capability, ErrorCode,
+    frame::{Allowed, ClientFrame, Controller, DEFAULT_SHELL_NAME, ServerFrame, ShellReady, ShellStart, close, frame_bytes},
+    shell::ShellCreate,
 };
+use cobox_stream::Kinds;
+use http::StatusCode;
 
-use super::terminal::Terminal;
+use super::{
+    desk::Newcomer,
+    shared::{Seat, Shell},
+    terminal::{self, signal_number},
+    view::{Progress, View},
+};
 use crate::socket::{Conversation, End, Peer};
 
-/// Typed or pasted and not yet taken by the program; beyond it the socket isn't read.
-const MAX_PENDING_INPUT_BYTES: usize = 1024 * 1024;
+/// Of a client's own name for itself.
+const MAX_CLIENT_CHARS: usize = 64;
 
 pub struct Session;
 
+/// Input that came in place of a `start`.
+type EarlyInput = Option<(Vec<u8>, Option<u64>)>;
+
 impl Conversation for Session {
     type Start = ShellStart;
-    const NEEDS: Capability = Capability::Shell;
+    const NEEDS: Capability = Capability::ShellObserve;
 
     async fn hold(self, peer: &mut Peer<'_, ShellStart>) -> Result<(), End> {
-        let mut input = BytesMut::new();
-        let start = wait_for_start(peer, &mut input).await?;
-        let _slot = peer.server.shells.slot()?;
-        let mut terminal = Terminal::start(peer.server, start).await?;
-        let ready = ShellReady {
-            shell_id: ShellId::new(),
-            epoch: String::new(),
-            offset: 0,
-            cols: terminal.cols,
-            rows: terminal.rows,
-            controller: None,
+        let (start, early) = wait_for_start(peer).await?;
+        let is_observer = start.observe || !peer.claims().scope.contains(Capability::Shell);
+        if start.client.as_ref().is_some_and(|client| client.is_empty() || client.chars().count() > MAX_CLIENT_CHARS) {
+            return Err(ApiError::invalid(format!("client must have 1 to {MAX_CLIENT_CHARS} characters")).into());
+        }
+        let size = match (start.cols, start.rows) {
+            (None, None) => None,
+            (cols, rows) => Some(terminal::size(cols, rows)?),
         };
-        peer.out.send(&ServerFrame::Ready(ready)).await?;
-        let out = peer.out.clone();
-        let exit = tokio::select! {
-            exit = terminal.output(&out) => exit?,
-            end = take_input(peer, &terminal, input) => return Err(end),
-        };
-        terminal.has_ended();
-        out.send(&ServerFrame::<()>::Exit { exit_code: exit.code, signal: exit.signal, timed_out: false }).await
+        peer.record.aims_at(start.shell.as_deref().unwrap_or(DEFAULT_SHELL_NAME));
+        let (shell, is_new) = find(peer, &start, is_observer).await?;
+        let claims = peer.claims();
+        let who = Controller { principal: claims.sub.clone(), actor: claims.act.kind };
+        let seat = shell.join(Newcomer { who, client: start.client.clone(), may_control: !is_observer, size })?;
+        peer.record.tell(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
+        let view = begin(peer, &seat, &start, is_new).await?;
+        let progress = view.progress.clone();
+        let server = peer.server.clone();
+        let taken_over = seat.taken_over.clone();
+        tokio::select! {
+            shown = view.show(&server) => shown,
+            end = listen(peer, &seat, is_observer, early, &progress) => Err(end),
+            () = taken_over.cancelled() => Err(End::plain(close::TAKEN_OVER)),
+        }
     }
 }
 
 /// The `start` frame, or what a `stdin` in its place means: the defaults.
-async fn wait_for_start(peer: &mut Peer<'_, ShellStart>, input: &mut BytesMut) -> Result<ShellStart, End> {
+async fn wait_for_start(peer: &mut Peer<'_, ShellStart>) -> Result<(ShellStart, EarlyInput), End> {
     let mut size = None;
     loop {
         match peer.next().await? {
-            ClientFrame::Start(start) => return Ok(start),
-            ClientFrame::Stdin { data, data_b64, .. } => {
-                input.extend_from_slice(&frame_bytes(data.as_deref(), data_b64.as_deref()).map_err(ApiError::invalid)?);
+            ClientFrame::Start(start) => return Ok((start, None)),
+            ClientFrame::Stdin { data, data_b64, seq } => {
+                let bytes = frame_bytes(data.as_deref(), data_b64.as_deref()).map_err(ApiError::invalid)?;
                 let (cols, rows) = size.unzip();
-                return Ok(ShellStart { cols, rows, ..Default::default() });
+                return Ok((ShellStart { cols, rows, ..Default::default() }, Some((bytes, seq))));
             }
             // A client that tells its size first and then just types.
             ClientFrame::Resize { cols, rows } => size = Some((cols, rows)),
@@ -60,39 +76,111 @@ async fn wait_for_start(peer: &mut Peer<'_, ShellStart>, input: &mut BytesMut) -
     }
 }
 
-/// Takes frames for as long as there is room for what they carry, and meanwhile feeds the terminal as fast as it reads.
-async fn take_input(peer: &mut Peer<'_, ShellStart>, terminal: &Terminal, mut pending: BytesMut) -> End {
+async fn find(peer: &Peer<'_, ShellStart>, start: &ShellStart, is_observer: bool) -> Result<(Arc<Shell>, bool), ApiError> {
+    let name = start.shell.clone().unwrap_or_else(|| DEFAULT_SHELL_NAME.to_owned());
+    let shells = &peer.server.shells;
+    // Somebody in the middle of one that has ended meanwhile gets the rest of it, not another one of that name.
+    if let Some(shell) = start.epoch.as_deref().and_then(|epoch| shells.find_ended(epoch)) {
+        return Ok((shell, false));
+    }
+    if let Ok(shell) = shells.find(&name) {
+        return Ok((shell, false));
+    }
+    if is_observer || name.parse::<cobox_protocol::ShellId>().is_ok() {
+        return shells.find(&name).map(|shell| (shell, false));
+    }
+    let ShellStart { command, cwd, env, cols, rows, .. } = start.clone();
+    shells.find_or_create(peer.server, ShellCreate { name: Some(name), command, cwd, env, cols, rows }).await
+}
+
+/// Says where the output begins for this viewer: at the start for whoever made the shell, where it broke off for whoever comes back in time,
+/// else with the screen.
+async fn begin(peer: &Peer<'_, ShellStart>, seat: &Seat, start: &ShellStart, is_new: bool) -> Result<View, End> {
+    let shell = &seat.shell;
+    let epoch = shell.id.to_string();
+    let kept = shell.log.range();
+    let resumed = start.from.filter(|from| start.epoch.as_deref() == Some(&epoch) && (kept.start..=kept.end).contains(from));
+    let allows = start.allow.iter().fold(Kinds::NONE, |kinds, allowed| {
+        kinds.with(match allowed {
+            Allowed::Clipboard => Kinds::CLIPBOARD,
+            Allowed::Title => Kinds::TITLE,
+        })
+    });
+    let (from, keyframe) = match (is_new, resumed) {
+        (true, _) => (0, None),
+        (false, Some(from)) => (from, None),
+        (false, None) => {
+            let keyframe = shell.keyframe(View::hidden(shell.is_controlled_by(seat.id), allows));
+            (keyframe.offset, Some(keyframe))
+        }
+    };
+    let reader = shell.log.reader(from);
+    let (cols, rows) = match &keyframe {
+        Some(keyframe) => (keyframe.cols, keyframe.rows),
+        None => shell.log.size_at(from).map_or_else(|| shell.size(), |size| (size.cols, size.rows)),
+    };
+    let mut controllers = shell.controller.subscribe();
+    let controller = controllers.borrow_and_update().clone();
+    let ready = ShellReady { shell_id: shell.id.clone(), epoch, offset: from, cols, rows, controller };
+    peer.out.send(&ServerFrame::Ready(ready)).await?;
+    Ok(View::new(shell.clone(), seat.id, reader, keyframe, controllers, peer.out.clone(), start.binary, allows))
+}
+
+/// Takes frames until the client goes.
+async fn listen(peer: &mut Peer<'_, ShellStart>, seat: &Seat, is_observer: bool, early: EarlyInput, progress: &Progress) -> End {
+    let mut frame = early.map(|(bytes, seq)| ClientFrame::stdin(&bytes, seq));
     loop {
-        tokio::select! {
-            written = terminal.pty.write(&pending), if !pending.is_empty() => match written {
-                Ok(n) => pending.advance(n),
-                // Nobody reads the terminal any more; its end is told by the output.
-                Err(_) => pending.clear(),
-            },
-            frame = peer.next(), if pending.len() < MAX_PENDING_INPUT_BYTES => {
-                let done = match frame {
-                    Ok(frame) => obey(frame, terminal, &mut pending),
-                    Err(end) => return end,
-                };
-                if let Err(error) = done
-                    && let Err(end) = peer.out.complain(&error).await
-                {
-                    return end;
-                }
-            }
+        let next = match frame.take() {
+            Some(frame) => Ok(frame),
+            None => peer.next().await,
+        };
+        let done = match next {
+            Ok(frame) => obey(peer, seat, is_observer, frame, progress).await,
+            Err(end) => return end,
+        };
+        let told = match done {
+            Ok(Some(seq)) => peer.out.send(&ServerFrame::<()>::StdinAck { seq }).await,
+            Ok(None) => Ok(()),
+            Err(error) => peer.out.complain(&error).await,
+        };
+        if let Err(end) = told {
+            return end;
         }
     }
 }
 
-fn obey(frame: ClientFrame<ShellStart>, terminal: &Terminal, pending: &mut BytesMut) -> Result<(), ApiError> {
+/// Does what a frame asks for. Input with a number is acknowledged by it.
+async fn obey(
+    peer: &Peer<'_, ShellStart>,
+    seat: &Seat,
+    is_observer: bool,
+    frame: ClientFrame<ShellStart>,
+    progress: &Progress,
+) -> Result<Option<u64>, ApiError> {
+    let Seat { shell, id, .. } = seat;
+    if let ClientFrame::Ack { offset, .. } = frame {
+        progress.acknowledge(offset);
+        shell.consumed(*id, offset);
+        return Ok(None);
+    }
+    let may_control = !is_observer && peer.claims().scope.contains(Capability::Shell);
+    if !may_control {
+        shell.at_desk(|desk, _| desk.lose(*id));
+        let message = "this connection only looks; connect without `observe` and with a token that has the capability `shell` to do more";
+        return Err(ApiError::new(ErrorCode::CapabilityDenied, message).with_details(serde_json::json!({ "capability": "shell" })));
+    }
     match frame {
-        ClientFrame::Stdin { data, data_b64, .. } => {
-            pending.extend_from_slice(&frame_bytes(data.as_deref(), data_b64.as_deref()).map_err(ApiError::invalid)?);
-            Ok(())
+        ClientFrame::Stdin { data, data_b64, seq } => {
+            let bytes = frame_bytes(data.as_deref(), data_b64.as_deref()).map_err(ApiError::invalid)?;
+            while !shell.viewer_typed(*id, seq, &bytes)? {
+                shell.input_room().await;
+            }
+            Ok(seq)
         }
-        ClientFrame::Resize { cols, rows } => terminal.resize(cols, rows),
-        ClientFrame::Signal { signal } => terminal.signal(&signal),
+        ClientFrame::Resize { cols, rows } => shell.viewer_resized(*id, terminal::size(Some(cols), Some(rows))?).map(|()| None),
+        ClientFrame::Signal { signal } => shell.viewer_signals(*id, signal_number(&signal)?).map(|()| None),
+        ClientFrame::Control { action } => shell.at_desk(|desk, now| desk.control(*id, action, now)).map(|()| None),
         ClientFrame::Start(_) => Err(ApiError::invalid("this connection has its shell already; open another for a second one")),
-        _ => Err(ApiError::new(ErrorCode::InvalidRequest, "that frame means nothing to a shell")),
+        _ => Err(ApiError::invalid("that frame means nothing to a shell")),
     }
 }

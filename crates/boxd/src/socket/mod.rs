@@ -140,7 +140,8 @@ async fn talk<C: Conversation>(
         }
         Err(end) => (end, None),
     };
-    tracing::info!(request_id = %record.request_id, code = end.code, reason = end.error.as_ref().map(|e| e.code.as_str()), "stream ended");
+    // Unless the conversation told what it is about, when it knew.
+    record.tell(&server.audit, end.code, end.error.as_ref().map(|e| e.code));
     goodbye(&mut sink, &mut stream, end, open, &record.request_id).await;
 }
 

@@ -4,6 +4,7 @@
 
 pub mod exec_client;
 mod programs;
+pub mod viewer;
 
 use std::{
     os::unix::ffi::OsStrExt,
@@ -260,6 +261,19 @@ impl Call<'_> {
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(self.boxd.dial(self.door).await)).await.unwrap();
         tokio::spawn(connection);
         sender.send_request(self.request.body(Full::new(self.body)).unwrap()).await.unwrap()
+    }
+
+    /// As [`Call::send`], for a task of its own.
+    pub fn open_owned(self) -> impl Future<Output = Answer> + use<> {
+        let Call { boxd, door, request, body: content } = self;
+        let path = boxd.directory.path().join(door);
+        async move {
+            let io = TokioIo::new(UnixStream::connect(path).await.unwrap());
+            let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
+            tokio::spawn(connection);
+            let (parts, body) = sender.send_request(request.body(Full::new(content)).unwrap()).await.unwrap().into_parts();
+            Answer { status: parts.status, headers: parts.headers, body: body.collect().await.unwrap().to_bytes() }
+        }
     }
 
     pub async fn send(self) -> Answer {

@@ -58,11 +58,11 @@ pub fn may_end(principal: &Principal, thing: &impl Owned) -> Result<(), ApiError
     }
 }
 
-pub fn must_be_operator(principal: &Principal) -> Result<(), ApiError> {
+pub fn must_be_operator(principal: &Principal, to: &str) -> Result<(), ApiError> {
     if principal.is_operator() {
         Ok(())
     } else {
-        Err(ApiError::new(ErrorCode::Forbidden, format!("{} is not an operator; only operators manage keys", principal.name)))
+        Err(ApiError::new(ErrorCode::Forbidden, format!("{} is not an operator; only operators {to}", principal.name)))
     }
 }
 

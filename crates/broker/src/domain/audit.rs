@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cobox_protocol::{RequestId, SandboxId, SessionId, Timestamp};
+use cobox_protocol::{RequestId, SandboxId, SessionId, Timestamp, audit::AuditEntry};
 use tokio::sync::{mpsc, oneshot};
 
 use super::model::{Bound, Caller, Sandbox};
@@ -61,6 +61,21 @@ impl AuditRecord {
         self.session = Some(bound.session.id.clone());
         self.sandbox = Some(bound.sandbox.id.clone());
         self
+    }
+    pub fn entry(self, sequence: u64) -> AuditEntry {
+        AuditEntry {
+            sequence,
+            at: self.at,
+            action: self.action.into_owned(),
+            request_id: self.request_id,
+            principal: self.principal,
+            actor: self.actor,
+            thread_id: self.thread,
+            session_id: self.session,
+            sandbox_id: self.sandbox,
+            jti: self.jti,
+            detail: self.detail,
+        }
     }
     pub fn detail(mut self, detail: impl Into<String>) -> Self {
         self.detail = Some(detail.into());

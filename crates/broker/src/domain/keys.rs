@@ -47,7 +47,7 @@ impl Keys {
     }
 
     pub async fn create(&self, caller: &Caller, wish: CreateKey, request_id: &RequestId) -> Result<CreatedKey, ApiError> {
-        access::must_be_operator(&caller.principal)?;
+        access::must_be_operator(&caller.principal, "manage keys")?;
         let principal =
             Principal { workspace: wish.workspace.unwrap_or_else(|| caller.principal.workspace.clone()), name: wish.name, kind: wish.kind };
         let audit = AuditRecord::new(self.deployment.now(), &principal.workspace, "key.created").by(caller, request_id);
@@ -83,14 +83,14 @@ impl Keys {
 
     /// Newest first, of all workspaces: operators answer for the deployment.
     pub async fn list(&self, caller: &Caller, page: &PageWish) -> Result<Vec<KeyInfo>, ApiError> {
-        access::must_be_operator(&caller.principal)?;
+        access::must_be_operator(&caller.principal, "manage keys")?;
         let keys = self.deployment.store.keys(page).await.map_err(internal)?;
         Ok(keys.into_iter().map(info).collect())
     }
 
     /// Durable when it returns, and every running sandbox of the workspace has been told or will be again.
     pub async fn revoke(&self, caller: &Caller, id: &KeyId, request_id: &RequestId) -> Result<(), ApiError> {
-        access::must_be_operator(&caller.principal)?;
+        access::must_be_operator(&caller.principal, "manage keys")?;
         let d = &self.deployment;
         let audit = AuditRecord::new(d.now(), &caller.principal.workspace, "key.revoked").by(caller, request_id).detail(id.to_string());
         let revoked = d.store.revoke_key(id, &d.ending("revoked", audit)).await.map_err(internal)?;

@@ -24,6 +24,7 @@ use tokio::sync::watch;
 use super::{
     activity::Activity,
     audit::AuditRecord,
+    claims::ClaimKeeper,
     deployment::{Deployment, internal},
     locks::{Lock, Locks},
     model::{Intent, Sandbox},
@@ -44,6 +45,7 @@ type Outcome = Result<Sandbox, ApiError>;
 pub struct Lifecycle {
     pub deployment: Arc<Deployment>,
     pub activity: Arc<Activity>,
+    pub claims: ClaimKeeper,
     locks: Locks,
     starts: Mutex<HashMap<SandboxId, watch::Receiver<Option<Outcome>>>>,
     /// What each running sandbox was last told.
@@ -65,6 +67,7 @@ pub struct Told {
 impl Lifecycle {
     pub fn new(deployment: Arc<Deployment>, activity: Arc<Activity>) -> Self {
         Self {
+            claims: ClaimKeeper::new(deployment.clone()),
             deployment,
             activity,
             locks: Locks::default(),
@@ -327,6 +330,7 @@ impl Lifecycle {
             Ok(Err(error)) => tracing::debug!(sandbox = %sandbox.id, %error, "a sandbox ends without having been told"),
             Err(_) => tracing::debug!(sandbox = %sandbox.id, "a sandbox took too long over saying goodbye"),
         }
+        self.claims.collect_last(sandbox).await;
     }
 
     /// Tells every running sandbox of a workspace. One that can't be reached is told again by the reaper.

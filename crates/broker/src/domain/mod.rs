@@ -3,6 +3,7 @@
 pub mod access;
 pub mod activity;
 pub mod audit;
+pub mod claims;
 pub mod deployment;
 pub mod keys;
 pub mod lifecycle;

@@ -23,6 +23,8 @@ use crate::store::Horizon;
 const ASK_EVERY: Duration = Duration::from_secs(60);
 /// How often a soft disk limit is compared with what is used: counting can mean walking the files.
 const MEASURE_DISK_EVERY: Duration = Duration::from_secs(2);
+/// How often a sandbox in use is asked for the lines of its audit, of which it keeps a few thousand.
+const COLLECT_EVERY: Duration = Duration::from_secs(2);
 /// How often a provider that failed is asked again to finish something.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
 /// A lease that moved by less isn't worth a message.
@@ -55,6 +57,7 @@ struct Seen {
     /// What its files took then.
     used: Option<u64>,
     tried: Option<Timestamp>,
+    collected: Option<Timestamp>,
 }
 
 impl Reaper {
@@ -126,6 +129,11 @@ impl Reaper {
             let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.idle", "no activity");
             // Somebody else's change wins; the next tick looks again.
             d.store.replace_sandbox(sandbox, &idle, Some(&audit)).await.map_err(internal)?;
+        }
+        // Without traffic there is nothing new, but for a stream that goes on or a client that came another way.
+        let every = if silence(sandbox) <= 2 * COLLECT_EVERY { COLLECT_EVERY } else { ASK_EVERY };
+        if self.is_time(&sandbox.id, |s| &mut s.collected, every, now) {
+            lifecycle.claims.collect(sandbox).await;
         }
         self.measure_disk(sandbox, now).await?;
         self.tell_if_due(sandbox, now).await

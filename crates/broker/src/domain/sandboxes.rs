@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use cobox_protocol::{
-    ApiError, ErrorCode, RequestId,
+    ApiError, ErrorCode, RequestId, SandboxId,
+    audit::AuditEntry,
     sandbox::{CreateSandbox, SandboxInfo, is_sandbox_name},
 };
 
@@ -78,6 +79,21 @@ impl Sandboxes {
         // In a task, so that a caller who hangs up doesn't leave it half done until the reaper comes by.
         let deleting = tokio::spawn(async move { lifecycle.terminate(&sandbox, "it was deleted", audit).await });
         deleting.await.map_err(|_| ApiError::new(ErrorCode::Internal, "deleting was interrupted; try again"))?
+    }
+
+    /// The workspace's audit, newest first; for operators.
+    pub async fn audit(&self, caller: &Caller, sandbox: Option<&str>, page: &PageWish) -> Result<Vec<AuditEntry>, ApiError> {
+        access::must_be_operator(&caller.principal, "read the audit")?;
+        let sandbox = match sandbox {
+            None => None,
+            // An ended one has its records too; a name is only known of a living one.
+            Some(id_or_name) => Some(match id_or_name.parse::<SandboxId>() {
+                Ok(id) => id,
+                Err(_) => find(&self.deployment, caller, id_or_name).await?.id,
+            }),
+        };
+        let found = self.deployment.store.audit(&caller.principal.workspace, sandbox.as_ref(), page).await.map_err(internal)?;
+        Ok(found.into_iter().map(|(sequence, record)| record.entry(sequence)).collect())
     }
 
     async fn info(&self, sandbox: Sandbox) -> Result<SandboxInfo, ApiError> {

@@ -1,5 +1,6 @@
 //! The control plane over HTTP: thin, one resource a file, no decisions.
 
+mod audit;
 mod auth;
 mod body;
 mod error;
@@ -31,6 +32,7 @@ pub fn router(api: Api, directory: Arc<dyn Directory>) -> Router {
         .merge(sessions::routes())
         .merge(sandboxes::routes())
         .merge(keys::routes())
+        .merge(audit::routes())
         .merge(ops::routes())
         .method_not_allowed_fallback(error::method_not_allowed)
         .with_state(api)

@@ -177,6 +177,6 @@ pub trait Store: Send + Sync {
     async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList>;
     async fn note(&self, note: &Note) -> Stored<()>;
     async fn prune(&self, horizon: &Horizon) -> Stored<()>;
-    /// The newest records of a workspace, newest first.
-    async fn audit(&self, workspace: &str, limit: u32) -> Stored<Vec<AuditRecord>>;
+    /// Records of a workspace with their numbers, newest first; the page's cursor is such a number.
+    async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>>;
 }

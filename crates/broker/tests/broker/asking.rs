@@ -4,7 +4,7 @@ use cobox_protocol::{SandboxId, key::PrincipalKind};
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Client, World, claims, sandbox_id, session_path};
+use crate::harness::{Answer, Client, NEWEST, World, claims, sandbox_id, session_path};
 
 const SESSIONS: &str = "/v1/sandbox/sessions";
 
@@ -39,8 +39,8 @@ async fn a_human_may_act_as_an_agent_and_nobody_as_more_than_they_are() {
         let renewed = self::claims(renewed["token"].as_str().unwrap());
         assert_eq!((&renewed["act"], &renewed["scope"]), (&claims["act"], &claims["scope"]));
     }
-    let issued = broker.broker.as_ref().unwrap().store().audit("default", 100).await.unwrap();
-    let issued: Vec<_> = issued.iter().filter(|r| r.action == "token.issued").collect();
+    let issued = broker.broker.as_ref().unwrap().store().audit("default", None, &NEWEST).await.unwrap();
+    let issued: Vec<_> = issued.iter().map(|(_, r)| r).filter(|r| r.action == "token.issued").collect();
     assert_eq!(issued.len(), 6);
     assert!(issued.iter().all(|r| r.principal.as_deref() == Some("ann") && r.actor.as_deref() == Some("agent")));
 

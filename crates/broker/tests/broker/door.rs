@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::{net::TcpStream, sync::mpsc};
 use tokio_tungstenite::tungstenite::{Message, client::IntoClientRequest};
 
-use crate::harness::{Client, World, claims, sandbox_id, session_path};
+use crate::harness::{Client, NEWEST, World, claims, sandbox_id, session_path};
 
 #[tokio::test]
 async fn an_api_key_is_swapped_and_never_reaches_the_sandbox() {
@@ -51,12 +51,12 @@ async fn an_api_key_is_swapped_and_never_reaches_the_sandbox() {
     assert_eq!(seen[0].headers["x-kept"], "yes");
     let store = broker.broker.as_ref().unwrap().store().clone();
     crate::harness::eventually("the audit record", || async {
-        let used = store.audit("default", 100).await.unwrap();
-        used.iter().filter(|r| r.action == "dataplane.used").count() == 2
+        let used = store.audit("default", None, &NEWEST).await.unwrap();
+        used.iter().filter(|(_, r)| r.action == "dataplane.used").count() == 2
     })
     .await;
     // Negotiating issued one token, each request with the key another; every use has its issue, and every record says whose.
-    let records = store.audit("default", 100).await.unwrap();
+    let records: Vec<_> = store.audit("default", None, &NEWEST).await.unwrap().into_iter().map(|(_, r)| r).collect();
     let of = |action: &str| records.iter().filter(|r| r.action == action).collect::<Vec<_>>();
     let (issued, used) = (of("token.issued"), of("dataplane.used"));
     assert_eq!((issued.len(), used.len()), (3, 2));
@@ -275,4 +275,33 @@ async fn the_sdks_routes_are_refused_in_the_sdks_shape() {
         assert_eq!(unknown["detail"]["error"], "SandboxNotFound");
     }
     assert_eq!(nobody.get(&format!("/dp/{id}/v1/execute")).await.error(401), "UNAUTHENTICATED");
+}
+
+#[tokio::test]
+async fn a_clients_next_request_uses_the_same_connection_to_the_sandbox_and_nobody_elses_does() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    let id = sandbox_id(&ann.ensure("t").await);
+    let stream = TcpStream::connect(broker.addr).await.unwrap();
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    let mut echo = async |who: &Client, text: &'static str| {
+        let request = Request::post(format!("/dp/{id}/v1/echo"))
+            .header("host", "broker")
+            .header("authorization", format!("Bearer {}", who.key.as_ref().unwrap().expose()))
+            .body(http_body_util::Full::new(Bytes::from(text)))
+            .unwrap();
+        sender.ready().await.unwrap();
+        let answer = sender.send_request(request).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::OK);
+        assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), text);
+        world.provider.dialled.load(std::sync::atomic::Ordering::SeqCst)
+    };
+    let first = echo(&ann, "1").await;
+    assert_eq!((echo(&ann, "2").await, echo(&ann, "3").await), (first, first));
+    assert_eq!((echo(&bob, "4").await, echo(&bob, "5").await), (first + 1, first + 1), "a proxy's connection carries many callers");
+    // One that ended meanwhile is replaced, and the caller doesn't notice.
+    world.provider.boxd(&id).stop();
+    assert!(echo(&bob, "6").await > first + 1);
 }

@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use axum::{
     Json, Router,
     body::Body,
-    extract::{Request, State, WebSocketUpgrade},
+    extract::{RawQuery, Request, State, WebSocketUpgrade},
     response::{IntoResponse, Response},
     routing::{any, get, post, put},
 };
@@ -25,6 +25,7 @@ use cobox_protocol::{
 };
 use cobox_provider::{BoxedStream, DiskUse, Door, Found, Provider, ProviderError};
 use http::{HeaderMap, Method};
+use serde_json::{Value, json};
 use tokio::{
     net::{UnixListener, UnixStream},
     runtime::Handle,
@@ -47,6 +48,9 @@ pub struct FakeBoxd {
     pub seen: Mutex<Vec<Seen>>,
     pub requests: AtomicU64,
     pub open_streams: AtomicU32,
+    /// What it answers when asked for its audit, and the queries it was asked with.
+    pub claims: Mutex<Option<Value>>,
+    pub asked_for_claims: Mutex<Vec<String>>,
     /// While true, a push is never answered.
     pub hears_nothing: AtomicBool,
     is_running: watch::Sender<bool>,
@@ -59,6 +63,8 @@ pub struct FakeProvider {
     runtime: Handle,
     pub sandboxes: Mutex<HashMap<SandboxId, Arc<FakeBoxd>>>,
     pub starts: AtomicUsize,
+    /// Connections made to boxds' client sockets.
+    pub dialled: AtomicUsize,
     pub destroyed: Mutex<Vec<SandboxId>>,
     /// How many of the next calls fail.
     pub failing_starts: AtomicU32,
@@ -76,6 +82,7 @@ impl FakeProvider {
             runtime: Handle::current(),
             sandboxes: Mutex::default(),
             starts: AtomicUsize::new(0),
+            dialled: AtomicUsize::new(0),
             destroyed: Mutex::default(),
             failing_starts: AtomicU32::new(0),
             failing_suspends: AtomicU32::new(0),
@@ -182,6 +189,9 @@ impl Provider for FakeProvider {
         if !self.is_running(id).await {
             return Err(ProviderError::NotRunning(id.clone()));
         }
+        if matches!(door, Door::Client) {
+            self.dialled.fetch_add(1, Ordering::SeqCst);
+        }
         let stream = UnixStream::connect(self.socket(id, door)).await.map_err(|e| ProviderError::Unavailable(e.to_string()))?;
         Ok(Box::new(stream))
     }
@@ -199,13 +209,15 @@ impl FakeBoxd {
             seen: Mutex::default(),
             requests: AtomicU64::new(0),
             open_streams: AtomicU32::new(0),
+            claims: Mutex::default(),
+            asked_for_claims: Mutex::default(),
             hears_nothing: AtomicBool::new(false),
             is_running: watch::channel(false).0,
             servers: Mutex::default(),
         })
     }
 
-    fn stop(&self) {
+    pub fn stop(&self) {
         for server in self.servers.lock().unwrap().drain(..) {
             server.abort();
         }
@@ -225,6 +237,7 @@ impl FakeBoxd {
     fn control_door(self: &Arc<Self>) -> Router {
         Router::new()
             .route("/control/state", put(push))
+            .route("/control/claims", get(claims))
             .route("/control/status", get(|State(boxd): State<Arc<Self>>| async move { Json(boxd.status()) }))
             .with_state(self.clone())
     }
@@ -239,6 +252,11 @@ impl FakeBoxd {
             .fallback(|| async { "seen" })
             .layer(axum::middleware::from_fn_with_state(self.clone(), see))
     }
+}
+
+async fn claims(State(boxd): State<Arc<FakeBoxd>>, RawQuery(query): RawQuery) -> Json<Value> {
+    boxd.asked_for_claims.lock().unwrap().push(query.unwrap_or_default());
+    Json(boxd.claims.lock().unwrap().clone().unwrap_or(json!({ "life": "1", "items": [], "lost": 0, "more": false })))
 }
 
 async fn push(State(boxd): State<Arc<FakeBoxd>>, Json(state): Json<ControlState>) -> Json<BoxdStatus> {

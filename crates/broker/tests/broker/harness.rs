@@ -9,7 +9,7 @@ use std::{
 };
 
 use axum::body::Bytes;
-use cobox_broker::{Broker, Clock, Config};
+use cobox_broker::{Broker, Clock, Config, store::PageWish};
 use cobox_protocol::{SandboxId, Secret, Timestamp, key::PrincipalKind};
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
@@ -18,6 +18,9 @@ use serde_json::{Value, json};
 use tokio::{net::TcpStream, runtime::Runtime};
 
 use crate::fake_provider::FakeProvider;
+
+/// The newest audit records, as many as a test makes.
+pub const NEWEST: PageWish = PageWish { before: None, limit: 100 };
 
 /// A clock that moves when told.
 pub struct ManualClock(AtomicI64);

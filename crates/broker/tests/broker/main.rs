@@ -3,6 +3,7 @@
 mod access;
 mod asking;
 mod chaos;
+mod claims;
 mod door;
 mod fake_provider;
 mod harness;

@@ -6,19 +6,25 @@ use std::{
     io::{IsTerminal, Read},
 };
 
-use cobox_protocol::exec::{ExecRequest, ExecResponse, exact_bytes};
+use cobox_protocol::{
+    exec::ExecRequest,
+    frame::{ExecStart, StdinStart},
+};
 
 use super::{Outcome, Where};
 use crate::{
     context::Context,
     failure::{EXEC_ERROR, Failure},
     span::seconds,
+    streaming::{self, Stop},
+    terminal::size,
 };
 
-/// Most that `--stdin` reads, in bytes: escaped as JSON, at worst six for one, it still fits what a sandbox takes in one request.
+/// Most that is read of standard input for `--json`, in bytes: escaped, at worst six for one, it still fits what a sandbox takes in one
+/// request.
 const MAX_STDIN: u64 = 2 * 1024 * 1024;
 
-/// Asked for of each of the two outputs, in bytes; a sandbox may give less, and says so.
+/// Asked for of each of the two outputs with `--json`, in bytes; a sandbox may give less, and says so.
 const MAX_OUTPUT: u64 = 16 * 1024 * 1024;
 
 /// The longest a sandbox lets any command run, in seconds: what no limit comes to, and what a longer one is cut to.
@@ -35,10 +41,12 @@ Examples:
   cobox exec -t demo -- uname -a
   cobox exec -t demo -c 'ls | wc -l'
   cobox exec --cwd /workspace/app --env CI=1 -- make test
-  echo hello | cobox exec --stdin -- cat
+  tar c src | cobox exec -t demo -- tar x
+  cobox exec --tty -- vim notes.txt
 
-The command's output comes when it has ended, up to 16 MiB of each stream; where it was cut, stderr says so.
-Use `cobox shell -c` to watch a command while it runs.
+Output comes as it is made, and a lost connection is made again by itself with nothing lost or run twice.
+Ctrl-C interrupts the command; a second one ends it and everything it started.
+With --json the answer comes whole when the command has ended, up to 16 MiB of each stream.
 Exit code: the command's own; 124 when it took longer than --timeout; 125 when cobox failed: the command may not have run."
 )]
 pub struct Args {
@@ -53,9 +61,15 @@ pub struct Args {
     /// End the command after this time: seconds, or such as 90s, 5m or 1h; 0 for no limit, which comes to 24 hours [default: 0]
     #[arg(long, value_name = "TIME", value_parser = seconds)]
     timeout: Option<f64>,
-    /// Give the command what this one gets on its standard input (UTF-8, up to 2 MiB)
-    #[arg(long)]
+    /// Read standard input although it may be a terminal's; without this it is read where it is none
+    #[arg(long, conflicts_with = "no_stdin")]
     stdin: bool,
+    /// Read nothing from standard input, as ssh -n does
+    #[arg(short = 'n', long)]
+    no_stdin: bool,
+    /// Give the command a terminal, this one
+    #[arg(long, conflicts_with = "no_stdin")]
+    tty: bool,
     /// A command for the sandbox's shell to run
     #[arg(short, value_name = "SHELL COMMAND", conflicts_with = "argv")]
     c: Option<String>,
@@ -76,40 +90,69 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
 }
 
 async fn remote(args: Args, context: &Context) -> Outcome {
+    if context.printer.is_json() {
+        return whole(args, context).await;
+    }
+    let start = start(&args)?;
+    let way_in = context.enter(&args.place.target()).await?;
+    match streaming::run(&way_in.dataplane, start, context.printer).await {
+        Ok(ended) if ended.timed_out => {
+            let limit = args.timeout.filter(|s| *s > 0.0).unwrap_or(LONGEST_RUN).min(LONGEST_RUN);
+            context.printer.note(&format!("cobox: the command was ended: it took longer than its limit of {limit} s"));
+            Ok(TIMED_OUT)
+        }
+        Ok(ended) => Ok(exit_code(ended.exit_code)),
+        Err(Stop::Here(code)) => Ok(code),
+        Err(Stop::Failed(failure)) => Err(failure),
+    }
+}
+
+/// One answer, for programs.
+async fn whole(args: Args, context: &Context) -> Outcome {
     let request = request(&args)?;
     let way_in = context.enter(&args.place.target()).await?;
     let response = way_in.dataplane.exec(&request).await?;
-    let code = exit_code(&response);
-    if context.printer.is_json() {
-        context.printer.result(&response, String::new)?;
-        return Ok(code);
-    }
-    let decode = |text: &str, b64: Option<&str>| {
-        exact_bytes(text, b64).map_err(|e| Failure::new(format!("the sandbox's answer has output that is not base64: {e}")))
-    };
-    context.printer.out(&decode(&response.stdout, response.stdout_b64.as_deref())?)?;
-    context.printer.err(&decode(&response.stderr, response.stderr_b64.as_deref())?);
-    if response.timed_out {
-        let limit = args.timeout.filter(|s| *s > 0.0).unwrap_or(LONGEST_RUN).min(LONGEST_RUN);
-        context.printer.note(&format!("cobox: the command was ended: it took longer than its limit of {limit} s"));
-    }
-    if response.truncated {
-        context.printer.note("cobox: output was longer than the limit and was cut; redirect it to a file and use `cobox cp`");
-    }
-    Ok(code)
+    context.printer.result(&response, String::new)?;
+    Ok(if response.timed_out { TIMED_OUT } else { exit_code(response.exit_code) })
 }
 
-fn request(args: &Args) -> Result<ExecRequest, Failure> {
+fn start(args: &Args) -> Result<ExecStart, Failure> {
+    let has_stdin = args.tty || args.stdin || (!args.no_stdin && !std::io::stdin().is_terminal());
+    let (cols, rows) = if args.tty { size().unzip() } else { (None, None) };
+    let mut env: BTreeMap<String, String> = args.env.iter().cloned().collect();
+    if let (true, Ok(term)) = (args.tty, std::env::var("TERM")) {
+        env.entry("TERM".to_owned()).or_insert(term);
+    }
+    Ok(ExecStart {
+        command: args.c.clone(),
+        argv: argv(args)?,
+        cwd: args.cwd.clone(),
+        env: (!env.is_empty()).then_some(env),
+        pty: args.tty,
+        cols,
+        rows,
+        stdin: has_stdin.then_some(StdinStart::Open(true)),
+        // 0 asks for no limit of its own: a build may take as long as it takes.
+        timeout_seconds: Some(args.timeout.unwrap_or(0.0)),
+        ..ExecStart::default()
+    })
+}
+
+fn argv(args: &Args) -> Result<Option<Vec<String>>, Failure> {
     let text = |arg: &OsString| {
         arg.to_str().map(str::to_owned).ok_or_else(|| {
             Failure::new(format!("the argument {arg:?} is not UTF-8")).advise("put it in a file in the sandbox and name the file instead")
         })
     };
     let argv = args.argv.iter().map(text).collect::<Result<Vec<_>, _>>()?;
+    Ok((!argv.is_empty()).then_some(argv))
+}
+
+fn request(args: &Args) -> Result<ExecRequest, Failure> {
     let env: BTreeMap<String, String> = args.env.iter().cloned().collect();
     Ok(ExecRequest {
         command: args.c.clone(),
-        argv: (!argv.is_empty()).then_some(argv),
+        argv: argv(args)?,
         cwd: args.cwd.clone(),
         env: (!env.is_empty()).then_some(env),
         stdin: if args.stdin { Some(read_stdin()?) } else { None },
@@ -137,10 +180,7 @@ fn read_stdin() -> Result<String, Failure> {
     })
 }
 
-fn exit_code(response: &ExecResponse) -> u8 {
-    if response.timed_out {
-        return TIMED_OUT;
-    }
+fn exit_code(code: i32) -> u8 {
     // A process's exit code has eight bits; a wider one is a sandbox's claim, and not success.
-    u8::try_from(response.exit_code).unwrap_or(u8::MAX)
+    u8::try_from(code).unwrap_or(u8::MAX)
 }

@@ -1,9 +1,11 @@
 //! One verb per file: each holds its arguments and what it does.
 
+pub mod audit;
 pub mod cp;
 pub mod doctor;
 pub mod exec;
 pub mod keys;
+pub mod ps;
 pub mod sandbox;
 pub mod serve;
 pub mod session;
@@ -25,8 +27,12 @@ pub enum Command {
     Up(up::Args),
     /// Run a command in a thread's sandbox
     Exec(exec::Args),
-    /// Open a shell in a thread's sandbox
+    /// Join a shell in a thread's sandbox, which human and agent share
     Shell(shell::Args),
+    /// What runs in a thread's sandbox, and who started it
+    Ps(ps::Args),
+    /// End a command or a shell, or send it a signal
+    Kill(ps::KillArgs),
     /// Copy files and folders into or out of a sandbox
     Cp(cp::Args),
     /// Upload a folder, without what its ignore files name
@@ -40,6 +46,8 @@ pub enum Command {
     /// List, make or revoke API keys
     #[command(subcommand)]
     Keys(keys::Command),
+    /// Show who did what, for operators
+    Audit(audit::Args),
     /// Check what this machine offers for sandboxes
     Doctor(doctor::Args),
     /// Run a broker for production from a config file
@@ -52,11 +60,14 @@ impl Command {
             Command::Up(args) => up::run(args, context).await,
             Command::Exec(args) => exec::run(args, context).await,
             Command::Shell(args) => shell::run(args, context).await,
+            Command::Ps(args) => ps::run(args, context).await,
+            Command::Kill(args) => ps::kill(args, context).await,
             Command::Cp(args) => cp::run(args, context).await,
             Command::Sync(args) => sync::run(args, context).await,
             Command::Session(command) => session::run(command, context).await,
             Command::Sandbox(command) => sandbox::run(command, context).await,
             Command::Keys(command) => keys::run(command, context).await,
+            Command::Audit(args) => audit::run(args, context).await,
             Command::Doctor(args) => doctor::run(args, context).await,
             Command::Serve(args) => serve::run(args, context).await,
         }

@@ -63,7 +63,7 @@ pub async fn get(
         }
     };
     // The answer is the stream; when the job is over the stream is too.
-    drop(server.files.workers.run_long(slot, job).await?);
+    drop(server.files.workers.run_archive(slot, job).await?);
     caller.stream.ends_connection(&connection);
     let open = caller.stream;
     let body = pieces.inspect(move |_| {
@@ -90,9 +90,10 @@ pub async fn put(
         let (sender, incoming) = pipe::incoming();
         let job = {
             let (path, writes, authority) = (path.clone(), server.files.writes.clone(), server.authority.clone());
-            move |root: &Root| unpack::unpack(root, &path, format, incoming, &writes, &|| authority.view().disk_full)
+            let author = server.files.author(&caller.claims);
+            move |root: &Root| unpack::unpack(root, &path, format, incoming, &writes, &author, &|| authority.view().disk_full)
         };
-        let done = server.files.workers.run_long(slot, job).await?;
+        let done = server.files.workers.run_archive(slot, job).await?;
         let mut chunks = body::chunks(content);
         loop {
             let chunk = chunks.next().await.transpose()?;

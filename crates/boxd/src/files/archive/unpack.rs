@@ -19,6 +19,7 @@ use super::{Format, pipe::Incoming};
 use crate::{
     body::too_large,
     files::{
+        author::Author,
         etag::WriteLog,
         path::{SandboxPath, show, split},
         place::make_directory,
@@ -54,23 +55,23 @@ pub fn unpack(
     format: Format,
     from: Incoming,
     writes: &WriteLog,
+    author: &Author,
     is_full: &dyn Fn() -> bool,
 ) -> Result<Unpacked, ApiError> {
-    let base = make_directory(root, path.bytes()).map_err(|e| refusal(e, path))?;
+    let base = make_directory(root, path.bytes(), author).map_err(|e| refusal(e, path))?;
     match format {
-        Format::Tar => unpack_from(base, from, writes, is_full),
+        Format::Tar => unpack_from(from, Unpacker::new(base, writes, author, is_full)),
         Format::TarZstd => {
             let mut decoder = zstd::Decoder::new(from).map_err(|e| unreadable(&e))?;
             decoder.window_log_max(ZSTD_WINDOW_LOG).map_err(|e| unreadable(&e))?;
-            unpack_from(base, decoder, writes, is_full)
+            unpack_from(decoder, Unpacker::new(base, writes, author, is_full))
         }
     }
 }
 
-fn unpack_from(base: OwnedFd, from: impl Read, writes: &WriteLog, is_full: &dyn Fn() -> bool) -> Result<Unpacked, ApiError> {
+fn unpack_from(from: impl Read, mut unpacker: Unpacker<'_>) -> Result<Unpacked, ApiError> {
     let budget = Rc::new(Cell::new(MAX_EXTENSION_BYTES));
     let mut archive = Archive::new(Metered { from, budget: budget.clone() });
-    let mut unpacker = Unpacker::new(base, writes, is_full);
     {
         let mut entries = archive.entries().map_err(|e| unreadable(&e))?;
         loop {
@@ -116,19 +117,21 @@ struct Unpacker<'a> {
     /// Of the names in `late_modes` together.
     late_bytes: usize,
     writes: &'a WriteLog,
+    author: &'a Author,
     is_full: &'a dyn Fn() -> bool,
     buffer: Vec<u8>,
     done: Unpacked,
 }
 
 impl<'a> Unpacker<'a> {
-    fn new(base: OwnedFd, writes: &'a WriteLog, is_full: &'a dyn Fn() -> bool) -> Self {
+    fn new(base: OwnedFd, writes: &'a WriteLog, author: &'a Author, is_full: &'a dyn Fn() -> bool) -> Self {
         Self {
             base: Arc::new(base),
             last_parent: None,
             late_modes: Vec::new(),
             late_bytes: 0,
             writes,
+            author,
             is_full,
             buffer: vec![0; COPY_BYTES],
             done: Unpacked { entries: 0, bytes: 0 },
@@ -165,7 +168,9 @@ impl<'a> Unpacker<'a> {
             }
             EntryType::Symlink => {
                 let target = entry.link_name_bytes().unwrap_or_default();
-                place_link(&parent, last, &target).map_err(refused)
+                place_link(&parent, last, &target).map_err(refused)?;
+                self.sign(&parent, last);
+                Ok(())
             }
             EntryType::Link => Err(not_taken("a hard link", &raw)),
             EntryType::Fifo => Err(not_taken("a fifo", &raw)),
@@ -199,9 +204,12 @@ impl<'a> Unpacker<'a> {
             let at = Timespec { tv_sec: i64::try_from(mtime).unwrap_or(0), tv_nsec: 0 };
             rustix::fs::futimens(&temp.file, &Timestamps { last_access: at, last_modification: at }).map_err(refused)?;
         }
+        let is_new = current(parent, last).map_err(refused)?.is_none();
         let mut writes = self.writes.lock();
         temp.rename_to(last, false).map_err(refused)?;
-        writes.record(&rustix::fs::fstat(&temp.file).map_err(refused)?);
+        let stat = rustix::fs::fstat(&temp.file).map_err(refused)?;
+        writes.record(&stat);
+        self.author.placed(parent, last, &stat, is_new);
         Ok(())
     }
 
@@ -215,6 +223,7 @@ impl<'a> Unpacker<'a> {
             }
             Err(e) => return Err(e),
         }
+        self.sign(parent, last);
         // Also against our own umask.
         let made = open_beneath(parent, last, OFlags::RDONLY | OFlags::DIRECTORY)?;
         rustix::fs::fchmod(&made, wanted | Mode::RWXU)?;
@@ -226,6 +235,13 @@ impl<'a> Unpacker<'a> {
             self.late_modes.push((name.to_vec(), wanted));
         }
         Ok(())
+    }
+
+    /// Says who made a directory or a link, unless it is gone already.
+    fn sign(&self, parent: &OwnedFd, name: &[u8]) {
+        if let Ok(Some(stat)) = current(parent, name) {
+            self.author.placed(parent, name, &stat, true);
+        }
     }
 
     /// The directory an entry goes into, made where it is missing.
@@ -243,7 +259,10 @@ impl<'a> Unpacker<'a> {
                     match rustix::fs::mkdirat(&parent, part, Mode::from_raw_mode(0o755)) {
                         // Somebody else was faster; opening it tells what it is.
                         Err(Errno::EXIST) => {}
-                        other => other?,
+                        other => {
+                            other?;
+                            self.sign(&parent, part);
+                        }
                     }
                     open_beneath(&parent, part, flags)?
                 }

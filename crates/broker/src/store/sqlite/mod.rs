@@ -198,8 +198,8 @@ impl Store for SqliteStore {
         notes::prune(&mut tx, horizon).await?;
         Ok(tx.commit().await?)
     }
-    async fn audit(&self, workspace: &str, limit: u32) -> Stored<Vec<AuditRecord>> {
-        notes::newest(&mut *self.readers.acquire().await?, workspace, limit).await
+    async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
+        notes::newest(&mut *self.readers.acquire().await?, workspace, sandbox, page).await
     }
 }
 

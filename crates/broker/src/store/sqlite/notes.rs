@@ -6,7 +6,7 @@ use sqlx::{Row, sqlite::SqliteConnection};
 use super::rows;
 use crate::{
     domain::{audit::AuditRecord, model::Sandbox},
-    store::{Ending, Horizon, Note, RevocationList, Stored},
+    store::{Ending, Horizon, Note, PageWish, RevocationList, Stored},
 };
 
 pub async fn revoke(
@@ -96,15 +96,26 @@ pub async fn audit(tx: &mut SqliteConnection, r: &AuditRecord) -> Stored<()> {
     Ok(())
 }
 
-pub async fn newest(db: &mut SqliteConnection, workspace: &str, limit: u32) -> Stored<Vec<AuditRecord>> {
-    sqlx::query("SELECT * FROM audit WHERE workspace_id = ?1 ORDER BY sequence DESC LIMIT ?2")
-        .bind(workspace)
-        .bind(limit)
-        .fetch_all(db)
-        .await?
-        .iter()
-        .map(rows::audit)
-        .collect()
+pub async fn newest(
+    db: &mut SqliteConnection,
+    workspace: &str,
+    sandbox: Option<&SandboxId>,
+    page: &PageWish,
+) -> Stored<Vec<(u64, AuditRecord)>> {
+    let before = page.before.as_ref().and_then(|b| b.parse::<i64>().ok()).unwrap_or(i64::MAX);
+    sqlx::query(
+        "SELECT * FROM audit WHERE workspace_id = ?1 AND sequence < ?2 AND (?3 IS NULL OR sandbox_id = ?3)
+         ORDER BY sequence DESC LIMIT ?4",
+    )
+    .bind(workspace)
+    .bind(before)
+    .bind(sandbox.map(|s| s.as_str()))
+    .bind(page.limit)
+    .fetch_all(db)
+    .await?
+    .iter()
+    .map(|row| Ok((u64::try_from(row.try_get::<i64, _>("sequence")?).unwrap_or_default(), rows::audit(row)?)))
+    .collect()
 }
 
 pub async fn prune(tx: &mut SqliteConnection, horizon: &Horizon) -> Stored<()> {

@@ -1,0 +1,131 @@
+//! One line a request, kept until the broker has fetched it: who did what with which token, and how it ended.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use axum::extract::Query;
+use cobox_protocol::{
+    RequestId, Timestamp,
+    audit::{Claim, Claims, MAX_CLAIM_TEXT_BYTES, MAX_CLAIMS_AT_ONCE},
+};
+use serde::Deserialize;
+
+/// Some minutes of a busy sandbox whose broker is away, and at most 2 MiB. Past it the oldest go, counted.
+const MAX_WAITING: usize = 2048;
+
+pub struct AuditTrail {
+    life: String,
+    lines: Mutex<Lines>,
+}
+
+#[derive(Default)]
+struct Lines {
+    waiting: VecDeque<Claim>,
+    last: u64,
+    lost: u64,
+}
+
+impl Default for AuditTrail {
+    fn default() -> Self {
+        Self { life: RequestId::new().as_str().trim_start_matches("req_").to_owned(), lines: Mutex::default() }
+    }
+}
+
+#[derive(Deserialize)]
+pub struct After {
+    /// Everything up to this one is taken and need not be kept.
+    #[serde(default)]
+    after: u64,
+    /// Whose count that is; of another life it means nothing.
+    #[serde(default)]
+    life: String,
+}
+
+impl AuditTrail {
+    /// Adds a line; its number and time are filled in here.
+    pub fn add(&self, claim: Claim) {
+        let mut lines = self.lines();
+        lines.last += 1;
+        let claim = Claim { seq: lines.last, at: Timestamp::now(), ..claim };
+        lines.waiting.push_back(claim);
+        if lines.waiting.len() > MAX_WAITING {
+            lines.waiting.pop_front();
+            lines.lost += 1;
+        }
+    }
+
+    /// The oldest lines after those already taken, which are forgotten.
+    pub fn fetch(&self, Query(taken): Query<After>) -> Claims {
+        let mut lines = self.lines();
+        if taken.life == self.life {
+            while lines.waiting.front().is_some_and(|c| c.seq <= taken.after) {
+                lines.waiting.pop_front();
+            }
+        }
+        let items: Vec<Claim> = lines.waiting.iter().take(MAX_CLAIMS_AT_ONCE).cloned().collect();
+        Claims { life: self.life.clone(), more: items.len() < lines.waiting.len(), items, lost: lines.lost }
+    }
+
+    fn lines(&self) -> MutexGuard<'_, Lines> {
+        // Each change is done before anything can panic.
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A text cut to what a line carries, control characters replaced: it may be a stranger's.
+pub fn cut(text: &str) -> String {
+    let mut cut = String::new();
+    for c in text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }) {
+        if cut.len() + c.len_utf8() > MAX_CLAIM_TEXT_BYTES {
+            break;
+        }
+        cut.push(c);
+    }
+    cut
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(request_id: &str) -> Claim {
+        Claim {
+            seq: 0,
+            at: Timestamp::now(),
+            request_id: request_id.into(),
+            jti: None,
+            principal: None,
+            actor: None,
+            session_id: None,
+            capability: None,
+            method: "GET".into(),
+            route: "/".into(),
+            target: None,
+            status: 200,
+            error: None,
+            duration_ms: 0,
+        }
+    }
+
+    #[test]
+    fn lines_are_kept_until_they_are_taken_and_what_nobody_takes_is_counted() {
+        let trail = AuditTrail::default();
+        let fetch = |after, life: &str| trail.fetch(Query(After { after, life: life.into() }));
+        (0..3).for_each(|i| trail.add(line(&i.to_string())));
+        let first = fetch(0, "");
+        assert_eq!(first.items.iter().map(|c| c.seq).collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(fetch(2, "of another life").items.len(), 3, "a stranger's count takes nothing");
+        assert_eq!(fetch(2, &first.life).items.iter().map(|c| c.seq).collect::<Vec<_>>(), [3]);
+        (0..MAX_WAITING + 4).for_each(|i| trail.add(line(&i.to_string())));
+        let later = fetch(3, &first.life);
+        assert_eq!((later.items.len(), later.more, later.lost), (MAX_CLAIMS_AT_ONCE, true, 5));
+    }
+
+    #[test]
+    fn a_text_is_cut_at_a_character_and_holds_nothing_a_terminal_obeys() {
+        assert_eq!(cut("a\x1b[2J"), "a\u{fffd}[2J");
+        assert_eq!(cut(&"€".repeat(200)).len(), MAX_CLAIM_TEXT_BYTES / 3 * 3);
+    }
+}

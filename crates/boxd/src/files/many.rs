@@ -1,0 +1,207 @@
+//! Many files in one request: multipart up, multipart down, each file with its own result, in constant memory.
+
+use std::{collections::VecDeque, io, sync::Arc};
+
+use axum::{
+    Extension, Json,
+    body::Body,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use cobox_protocol::{
+    ApiError,
+    fs::{UploadResponse, Uploaded},
+};
+use futures_util::{Stream, StreamExt, stream};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, percent_encode};
+
+use super::{
+    Asked, Conditions, FileStore, SandboxPath, is_durable, mode,
+    path::query_values,
+    read::{self, Content, describe, pieces},
+    refusal::not_a_file,
+    refuse_when_full,
+    write::{MAX_FILE_BYTES, WriteOptions, receive},
+};
+use crate::{
+    answer::{Failure, RequestRecord},
+    auth::{Caller, FsRead, FsWrite, OpenStream},
+    body,
+    langsmith::malformed,
+    listen::ConnectionEnd,
+    server::Server,
+};
+
+/// Files of one upload. Each leaves a line in the answer.
+const MAX_UPLOADS: usize = 10_000;
+/// Files of one download; the length of a request's head bounds it too.
+const MAX_DOWNLOADS: usize = 1000;
+/// Where a part says its path percent-encoded, for names that a multipart header can't carry.
+const FILE_PATH_HEADER: &str = "x-file-path";
+/// The code of an error, in the place of a file that could not be read.
+const FILE_ERROR_HEADER: &str = "x-file-error";
+const IN_A_HEADER: AsciiSet = NON_ALPHANUMERIC.remove(b'/').remove(b'.').remove(b'-').remove(b'_');
+
+/// `POST /v1/files/upload?path=`: each part is a file. Its path is its `X-File-Path`, else its file name, else its name; relative ones
+/// start at `path`. 200 where all were written, 207 where some were not.
+pub async fn upload(
+    State(server): State<Arc<Server>>,
+    caller: Caller<FsWrite>,
+    Extension(record): Extension<Arc<RequestRecord>>,
+    uri: Uri,
+    headers: HeaderMap,
+    content: Body,
+) -> Result<Response, Failure> {
+    let base = match query_values(&uri, "path").next() {
+        Some(base) => SandboxPath::new(base)?,
+        None => SandboxPath::new(server.programs.work_dir().as_bytes().to_vec())?,
+    };
+    let is_durable = is_durable(&uri)?;
+    refuse_when_full(&server.authority)?;
+    let content_type = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let boundary = multer::parse_boundary(content_type).map_err(malformed)?;
+    let limit = multer::SizeLimit::new().per_field(MAX_FILE_BYTES);
+    let mut parts = multer::Multipart::with_constraints(body::chunks(content), boundary, multer::Constraints::new().size_limit(limit));
+    let author = server.files.author(&caller.claims);
+    let mut files: Vec<Uploaded> = Vec::new();
+    let take_all = async {
+        while let Some(field) = parts.next_field().await.map_err(malformed)? {
+            if files.len() == MAX_UPLOADS {
+                return Err(ApiError::invalid(format!("an upload has at most {MAX_UPLOADS} files; send the rest in another")));
+            }
+            let given = part_path(&field);
+            let path = SandboxPath::beneath(Some(base.bytes()), given.clone());
+            let written = match (&path, mode(field.headers())) {
+                (Ok(path), Ok(mode)) => {
+                    let chunks = stream::try_unfold(field, async |mut field| {
+                        Ok(field.chunk().await.map_err(malformed)?.map(|chunk| (chunk, field)))
+                    });
+                    let options = WriteOptions { conditions: Conditions::default(), mode, is_durable, author: author.clone() };
+                    receive(&server.files, &server.authority, path, options, Box::pin(chunks)).await
+                }
+                (Err(e), _) => Err(e.clone()),
+                (_, Err(e)) => Err(e),
+            };
+            let (shown, path_b64) = match &path {
+                Ok(path) => path.in_json(),
+                Err(_) => cobox_protocol::exec::text_and_b64(given),
+            };
+            files.push(match written {
+                Ok(written) => Uploaded { path: shown, path_b64, size: Some(written.size), etag: Some(written.etag), error: None },
+                Err(e) => Uploaded { path: shown, path_b64, size: None, etag: None, error: Some(e.envelope(&record.request_id).error) },
+            });
+        }
+        Ok(())
+    };
+    caller.stream.until_revoked(take_all).await?;
+    if files.is_empty() {
+        return Err(ApiError::invalid("the multipart body has no file in it").into());
+    }
+    let status = if files.iter().all(|f| f.error.is_none()) { StatusCode::OK } else { StatusCode::MULTI_STATUS };
+    Ok((status, Json(UploadResponse { files })).into_response())
+}
+
+fn part_path(field: &multer::Field<'_>) -> Vec<u8> {
+    match field.headers().get(FILE_PATH_HEADER) {
+        Some(path) => percent_decode(path.as_bytes()).collect(),
+        None => field.file_name().or(field.name()).unwrap_or_default().as_bytes().to_vec(),
+    }
+}
+
+/// `GET /v1/files/download?path=&path=`: `multipart/mixed`, a part for each path in its order. Without a path it is the file `/download`.
+pub async fn download(
+    State(server): State<Arc<Server>>,
+    caller: Caller<FsRead>,
+    Extension(connection): Extension<ConnectionEnd>,
+    Extension(record): Extension<Arc<RequestRecord>>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let base = server.programs.work_dir().as_bytes();
+    let paths: Vec<SandboxPath> = query_values(&uri, "path").map(|p| SandboxPath::beneath(Some(base), p)).collect::<Result<_, _>>()?;
+    if paths.is_empty() {
+        let path = SandboxPath::from_uri(&uri, super::PREFIX)?;
+        let asked = Asked { method: &Method::GET, uri: &uri, headers: &headers, path: &path };
+        return Ok(read::answer(&server.files, asked, caller.stream, &connection).await?);
+    }
+    if paths.len() > MAX_DOWNLOADS {
+        return Err(ApiError::invalid(format!("a download has at most {MAX_DOWNLOADS} files; ask for the rest in another")).into());
+    }
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).map_err(|e| ApiError::new(cobox_protocol::ErrorCode::Internal, e.to_string()))?;
+    let boundary = format!("cobox-{:032x}", u128::from_ne_bytes(random));
+    caller.stream.ends_connection(&connection);
+    let content_type =
+        HeaderValue::try_from(format!("multipart/mixed; boundary={boundary}")).map_err(|e| ApiError::invalid(e.to_string()))?;
+    let parts = Parts { store: server.files.clone(), paths: paths.into(), boundary, record, _open: caller.stream, is_over: false };
+    Ok(([(header::CONTENT_TYPE, content_type)], Body::from_stream(parts.stream())).into_response())
+}
+
+struct Parts {
+    store: FileStore,
+    paths: VecDeque<SandboxPath>,
+    boundary: String,
+    record: Arc<RequestRecord>,
+    /// Held for as long as the answer lasts.
+    _open: OpenStream,
+    is_over: bool,
+}
+
+type Pieces = stream::BoxStream<'static, io::Result<Bytes>>;
+
+impl Parts {
+    fn stream(self) -> impl Stream<Item = io::Result<Bytes>> {
+        let each = stream::unfold(self, async |mut parts| parts.next().await.map(|part| (part, parts)));
+        each.flatten()
+    }
+
+    async fn next(&mut self) -> Option<Pieces> {
+        let Some(path) = self.paths.pop_front() else {
+            let end = format!("--{}--\r\n", self.boundary);
+            return (!std::mem::replace(&mut self.is_over, true)).then(|| once(end.into()));
+        };
+        let mut headers = HeaderMap::new();
+        let encoded = percent_encode(path.bytes(), &IN_A_HEADER).to_string();
+        read::set(&mut headers, http::HeaderName::from_static(FILE_PATH_HEADER), encoded);
+        let found = read::open(&self.store, &path, false).await.and_then(|found| found.map_err(|kind| not_a_file(kind, &path)));
+        Some(match found {
+            Ok(found) => {
+                let size = found.size();
+                describe(&mut headers, &found.stat, &self.store.writes.etag(&found.stat));
+                let head = once(self.head(&headers, size));
+                let content = match found.content {
+                    Content::Whole(bytes) => once(bytes),
+                    Content::Open(file) => pieces(self.store.clone(), file, 0, size, ()).boxed(),
+                    Content::Unread => stream::empty().boxed(),
+                };
+                head.chain(content).chain(once(Bytes::from_static(b"\r\n"))).boxed()
+            }
+            Err(error) => {
+                read::set(&mut headers, http::HeaderName::from_static(FILE_ERROR_HEADER), error.code.as_str().to_owned());
+                headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                // The envelope is strings and a flag; a value that can't be told is better left out than fatal.
+                let text = serde_json::to_vec(&error.envelope(&self.record.request_id)).unwrap_or_default();
+                let head = self.head(&headers, text.len() as u64);
+                once([head.as_ref(), &text, b"\r\n"].concat().into())
+            }
+        })
+    }
+
+    fn head(&self, headers: &HeaderMap, length: u64) -> Bytes {
+        let mut head = format!("--{}\r\ncontent-length: {length}\r\n", self.boundary).into_bytes();
+        for (name, value) in headers {
+            head.extend_from_slice(name.as_str().as_bytes());
+            head.extend_from_slice(b": ");
+            head.extend_from_slice(value.as_bytes());
+            head.extend_from_slice(b"\r\n");
+        }
+        head.extend_from_slice(b"\r\n");
+        head.into()
+    }
+}
+
+fn once(bytes: Bytes) -> Pieces {
+    stream::once(async move { Ok(bytes) }).boxed()
+}

@@ -1,0 +1,162 @@
+//! Copying files and trees by descriptors: a link is copied as a link, fifos, sockets and devices are left out, memory doesn't grow.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::{
+    fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps},
+    io::Errno,
+};
+
+use super::stop::Stop;
+use crate::files::{is_temp_name, kind, refuse_kernel_files, write_all};
+
+/// Directories within directories; each level keeps two descriptors.
+const MAX_DEPTH: usize = 100;
+/// Entries of one copy: a large monorepo with its dependencies, a few times over.
+const MAX_ENTRIES: u64 = 1_000_000;
+/// Handed to the kernel at once, so that a copy nobody waits for any more ends soon.
+const STEP_BYTES: usize = 8 * 1024 * 1024;
+/// Where the kernel can't copy by itself.
+const BUFFER_BYTES: usize = 256 * 1024;
+
+#[derive(Default)]
+pub struct Copied {
+    pub entries: u64,
+    pub bytes: u64,
+    pub skipped: u64,
+}
+
+/// Asked while a copy goes on.
+pub struct Watch<'a> {
+    pub stop: &'a Stop,
+    pub is_full: &'a dyn Fn() -> bool,
+}
+
+impl Watch<'_> {
+    fn check(&self) -> Result<(), Errno> {
+        if self.stop.is_stopped() {
+            return Err(Errno::INTR);
+        }
+        if (self.is_full)() { Err(Errno::NOSPC) } else { Ok(()) }
+    }
+}
+
+/// A file's bytes, mode and time.
+pub fn copy_file(from: &OwnedFd, to: &OwnedFd, stat: &Stat, watch: &Watch<'_>) -> Result<u64, Errno> {
+    let mut total = 0u64;
+    let mut buffer = Vec::new();
+    loop {
+        watch.check()?;
+        let n = if buffer.is_empty() {
+            match rustix::fs::copy_file_range(from, None, to, None, STEP_BYTES) {
+                // Between two file systems of different kinds, and where a file system can't.
+                Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                    buffer.resize(BUFFER_BYTES, 0);
+                    continue;
+                }
+                other => other?,
+            }
+        } else {
+            let n = rustix::io::retry_on_intr(|| rustix::io::read(from, buffer.as_mut_slice()))?;
+            write_all(to, &buffer[..n])?;
+            n
+        };
+        if n == 0 {
+            break;
+        }
+        total += n as u64;
+    }
+    rustix::fs::fchmod(to, Mode::from_raw_mode(stat.st_mode & 0o777))?;
+    set_times(to, stat)?;
+    Ok(total)
+}
+
+fn set_times(to: impl AsFd, stat: &Stat) -> Result<(), Errno> {
+    #[allow(clippy::unnecessary_cast, reason = "the fields are narrower on some machines")]
+    let at = Timespec { tv_sec: stat.st_mtime as i64, tv_nsec: stat.st_mtime_nsec as _ };
+    rustix::fs::futimens(to, &Timestamps { last_access: at, last_modification: at })
+}
+
+struct Level {
+    entries: Dir,
+    to: OwnedFd,
+    stat: Stat,
+}
+
+/// What is in one directory, into another that is empty.
+pub fn copy_tree(from: OwnedFd, to: OwnedFd, watch: &Watch<'_>) -> Result<Copied, Errno> {
+    let mut done = Copied { entries: 1, ..Copied::default() };
+    let stat = rustix::fs::fstat(&from)?;
+    let mut levels = vec![Level { entries: Dir::new(from)?, to, stat }];
+    while let Some(level) = levels.last_mut() {
+        watch.check()?;
+        let Some(entry) = level.entries.read() else {
+            // Last, because making something in it changes a directory's time, and its mode may forbid that.
+            rustix::fs::fchmod(&level.to, Mode::from_raw_mode(level.stat.st_mode & 0o777))?;
+            set_times(&level.to, &level.stat)?;
+            levels.pop();
+            continue;
+        };
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if matches!(name, b"." | b"..") || is_temp_name(name) {
+            continue;
+        }
+        done.entries += 1;
+        if done.entries > MAX_ENTRIES {
+            return Err(Errno::TOOBIG);
+        }
+        let is_full_depth = levels.len() >= MAX_DEPTH;
+        let Some(level) = levels.last() else { break };
+        match copy_entry(level, name, &mut done, watch) {
+            Ok(Some(_)) if is_full_depth => return Err(Errno::TOOBIG),
+            Ok(Some(below)) => levels.push(below),
+            Ok(None) => {}
+            // Deleted since it was listed.
+            Err(Errno::NOENT) => done.entries -= 1,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(done)
+}
+
+fn copy_entry(level: &Level, name: &[u8], done: &mut Copied, watch: &Watch<'_>) -> Result<Option<Level>, Errno> {
+    let parent = level.entries.fd()?;
+    let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    let open = |flags| rustix::fs::openat(parent, name, flags | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
+    match kind(&stat) {
+        FileType::Directory => {
+            let from = open(OFlags::DIRECTORY)?;
+            if refuse_kernel_files(&from).is_err() {
+                done.skipped += 1;
+                done.entries -= 1;
+                return Ok(None);
+            }
+            rustix::fs::mkdirat(&level.to, name, Mode::RWXU)?;
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let to = rustix::fs::openat(&level.to, name, flags, Mode::empty())?;
+            Ok(Some(Level { entries: Dir::new(from)?, to, stat }))
+        }
+        FileType::Symlink => {
+            let target = rustix::fs::readlinkat(parent, name, Vec::new())?;
+            rustix::fs::symlinkat(&target, &level.to, name)?;
+            Ok(None)
+        }
+        FileType::RegularFile => {
+            let from = open(OFlags::NONBLOCK | OFlags::NOCTTY)?;
+            let stat = rustix::fs::fstat(&from)?;
+            // It may be something else by now.
+            if kind(&stat) == FileType::RegularFile && refuse_kernel_files(&from).is_ok() {
+                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let to = rustix::fs::openat(&level.to, name, flags, Mode::RUSR | Mode::WUSR)?;
+                done.bytes += copy_file(&from, &to, &stat, watch)?;
+            }
+            Ok(None)
+        }
+        _ => {
+            done.skipped += 1;
+            done.entries -= 1;
+            Ok(None)
+        }
+    }
+}

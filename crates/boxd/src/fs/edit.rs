@@ -1,0 +1,211 @@
+//! Editing a file by exact replacement: all edits or none, each `old` found once unless told otherwise, the file's line endings kept.
+
+use std::{borrow::Cow, fs::File, io::Read};
+
+use bytes::Bytes;
+use cobox_protocol::{
+    ApiError, ErrorCode,
+    fs::{EditRequest, Edited, Replacement},
+};
+
+use crate::{
+    body::too_large,
+    files::{Author, Conditions, Root, SandboxPath, WriteLog, WriteOptions, not_a_file, put_whole, refusal},
+};
+
+/// Held in memory twice while it is edited. Text that people and agents edit is far smaller.
+const MAX_FILE_BYTES: u64 = 32 * 1024 * 1024;
+const MAX_EDITS: usize = 1000;
+/// How often an edit is done anew because the file was written meanwhile, by one who asked for no version.
+const TRIES: usize = 5;
+
+pub fn edit(root: &Root, path: &SandboxPath, request: EditRequest, writes: &WriteLog, author: &Author) -> Result<Edited, ApiError> {
+    let wanted = request.if_match.clone();
+    let edits = replacements(request)?;
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let (file, stat) = root.regular(path.bytes()).map_err(|e| refusal(e, path))?.map_err(|kind| not_a_file(kind, path))?;
+        let etag = writes.etag(&stat);
+        Conditions::matching(wanted.as_deref()).check_change(Some(&etag), path)?;
+        let mut text = Vec::new();
+        let read = File::from(file).take(MAX_FILE_BYTES + 1).read_to_end(&mut text);
+        read.map_err(|e| ApiError::new(ErrorCode::Internal, format!("{path}: {e}")))?;
+        if text.len() as u64 > MAX_FILE_BYTES {
+            return Err(too_large("the file to edit", MAX_FILE_BYTES));
+        }
+        let mut count = 0;
+        for (number, edit) in edits.iter().enumerate() {
+            let (edited, n) = replace(&text, edit).map_err(|e| e.into_api(path, number, edits.len()))?;
+            text = edited;
+            count += n;
+            if text.len() as u64 > MAX_FILE_BYTES {
+                return Err(too_large("the edited file", MAX_FILE_BYTES));
+            }
+        }
+        // Against the very version that was read: what came between is never lost.
+        let conditions = Conditions::matching(Some(&etag));
+        let options = WriteOptions { conditions, mode: None, is_durable: true, author: author.clone() };
+        match put_whole(root, path, options, &[Bytes::from(text)], writes) {
+            Err(e) if e.code == ErrorCode::FileChanged && wanted.is_none() && tries < TRIES => {}
+            other => {
+                let written = other?;
+                let (shown, path_b64) = path.in_json();
+                return Ok(Edited { path: shown, path_b64, size: written.size, etag: written.etag, replacements: count });
+            }
+        }
+    }
+}
+
+fn replacements(request: EditRequest) -> Result<Vec<Replacement>, ApiError> {
+    let edits = match (request.old, request.new, request.edits) {
+        (Some(old), Some(new), None) => vec![Replacement { old, new, replace_all: request.replace_all }],
+        (None, None, Some(edits)) if !edits.is_empty() => edits,
+        _ => return Err(ApiError::invalid("old: send `old` and `new`, or a list `edits` of them")),
+    };
+    if edits.len() > MAX_EDITS {
+        return Err(ApiError::invalid(format!("edits: are more than {MAX_EDITS}")));
+    }
+    if let Some(number) = edits.iter().position(|e| e.old.is_empty()) {
+        return Err(ApiError::invalid(format!("edits[{number}].old: is empty; to write a new file, PUT it")));
+    }
+    Ok(edits)
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum NotReplaced {
+    Absent,
+    Ambiguous { count: usize },
+}
+
+impl NotReplaced {
+    fn into_api(self, path: &SandboxPath, number: usize, of: usize) -> ApiError {
+        let which = if of == 1 { "old".to_owned() } else { format!("edits[{number}].old") };
+        match self {
+            NotReplaced::Absent => {
+                ApiError::invalid(format!("{which}: is not in {path}; read the file again, the text must match exactly"))
+                    .with_details(serde_json::json!({ "reason": "no_match", "edit": number, "count": 0 }))
+            }
+            NotReplaced::Ambiguous { count } => {
+                ApiError::invalid(format!("{which}: is in {path} {count} times; give more of the text around it, or set `replace_all`"))
+                    .with_details(serde_json::json!({ "reason": "not_unique", "edit": number, "count": count }))
+            }
+        }
+    }
+}
+
+/// A file with CRLF is searched as if it had plain line ends, unless `old` itself has them, and what is put in gets the file's own.
+fn replace(text: &[u8], edit: &Replacement) -> Result<(Vec<u8>, u64), NotReplaced> {
+    let (old, new) = (edit.old.as_bytes(), edit.new.as_bytes());
+    let has_crlf = find(text, b"\r\n").is_some();
+    let spans: Vec<(usize, usize)> = if has_crlf && old.contains(&b'\n') && !old.contains(&b'\r') {
+        let plain = Plain::of(text);
+        matches(&plain.text, old).map(|at| (plain.original(at), plain.original(at + old.len()))).collect()
+    } else {
+        matches(text, old).map(|at| (at, at + old.len())).collect()
+    };
+    match spans.len() {
+        0 => return Err(NotReplaced::Absent),
+        1 => {}
+        _ if edit.replace_all => {}
+        count => return Err(NotReplaced::Ambiguous { count }),
+    }
+    let is_mostly_crlf = has_crlf && {
+        let all = text.iter().filter(|b| **b == b'\n').count();
+        matches(text, b"\r\n").count() * 2 > all
+    };
+    let mut out = Vec::with_capacity(text.len());
+    let mut done = 0;
+    for (from, to) in &spans {
+        out.extend_from_slice(&text[done..*from]);
+        let replaced = &text[*from..*to];
+        // The ending of the lines that go; where none does, the file's.
+        let wants_crlf = if replaced.contains(&b'\n') { find(replaced, b"\r\n").is_some() } else { is_mostly_crlf };
+        let is_exact = old.contains(&b'\r');
+        out.extend_from_slice(&if wants_crlf && !is_exact { with_crlf(new) } else { Cow::Borrowed(new) });
+        done = *to;
+    }
+    out.extend_from_slice(&text[done..]);
+    Ok((out, spans.len() as u64))
+}
+
+fn with_crlf(text: &[u8]) -> Cow<'_, [u8]> {
+    if !text.contains(&b'\n') {
+        return Cow::Borrowed(text);
+    }
+    let mut out = Vec::with_capacity(text.len() + text.len() / 16);
+    for (i, b) in text.iter().enumerate() {
+        if *b == b'\n' && (i == 0 || text[i - 1] != b'\r') {
+            out.push(b'\r');
+        }
+        out.push(*b);
+    }
+    Cow::Owned(out)
+}
+
+/// A text without the CR of its CRLFs, and where they were.
+struct Plain {
+    text: Vec<u8>,
+    /// Positions in `text` before which a CR was left out, ascending.
+    left_out: Vec<usize>,
+}
+
+impl Plain {
+    fn of(text: &[u8]) -> Self {
+        let mut plain = Self { text: Vec::with_capacity(text.len()), left_out: Vec::new() };
+        for (i, b) in text.iter().enumerate() {
+            if *b == b'\r' && text.get(i + 1) == Some(&b'\n') {
+                plain.left_out.push(plain.text.len());
+            } else {
+                plain.text.push(*b);
+            }
+        }
+        plain
+    }
+
+    /// Where a position of the plain text is in the original: before the CR, where it is at a line's end.
+    fn original(&self, at: usize) -> usize {
+        at + self.left_out.partition_point(|cr| *cr < at)
+    }
+}
+
+fn find(text: &[u8], what: &[u8]) -> Option<usize> {
+    matches(text, what).next()
+}
+
+/// Where it is, without overlaps.
+fn matches<'a>(text: &'a [u8], what: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
+    memchr::memmem::find_iter(text, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(text: &str, old: &str, new: &str, replace_all: bool) -> Result<(String, u64), NotReplaced> {
+        let edit = Replacement { old: old.into(), new: new.into(), replace_all };
+        replace(text.as_bytes(), &edit).map(|(out, n)| (String::from_utf8(out).unwrap(), n))
+    }
+
+    #[test]
+    fn old_must_be_there_once_unless_all_are_wanted() {
+        assert_eq!(run("a b c", "b", "x", false).unwrap(), ("a x c".into(), 1));
+        assert_eq!(run("a b b", "b", "x", false), Err(NotReplaced::Ambiguous { count: 2 }));
+        assert_eq!(run("a b b", "b", "x", true).unwrap(), ("a x x".into(), 2));
+        assert_eq!(run("a", "b", "x", true), Err(NotReplaced::Absent));
+        assert_eq!(run("aaa", "aa", "b", true).unwrap(), ("ba".into(), 1));
+    }
+
+    #[test]
+    fn line_endings_of_the_file_are_kept() {
+        assert_eq!(run("a\r\nb\r\nc\r\n", "a\nb\n", "x\ny\nz\n", false).unwrap().0, "x\r\ny\r\nz\r\nc\r\n");
+        assert_eq!(run("a\r\nb\r\n", "b", "b\nc", false).unwrap().0, "a\r\nb\r\nc\r\n");
+        assert_eq!(run("a\r\nb\r\n", "a\r\nb", "x\ny", false).unwrap().0, "x\ny\r\n", "exact where `old` is");
+        assert_eq!(run("a\nb\n", "a\nb", "x\r\ny", false).unwrap().0, "x\r\ny\n");
+        assert_eq!(run("a\r\nb\r\n", "\n", " ", true).unwrap().0, "a b ");
+        assert_eq!(run("a\r\nb\nc\n", "b\nc", "x\ny", false).unwrap().0, "a\r\nx\ny\n", "a mixed file: as the lines that go");
+        assert_eq!(run("a\r\nb\nc\n", "a\nb", "x\ny", false).unwrap().0, "x\r\ny\nc\n");
+        assert_eq!(run("a\r\n", "a\n", "b\r\nc\n", false).unwrap().0, "b\r\nc\r\n");
+        assert_eq!(run("a\rb\r\n", "a\rb", "x", false).unwrap().0, "x\r\n");
+    }
+}

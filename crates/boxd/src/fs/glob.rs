@@ -1,0 +1,158 @@
+//! Finding files by a pattern of their path.
+
+use cobox_protocol::{
+    ApiError,
+    fs::{FileEntry, GlobRequest, GlobResponse, SortBy, StoppedBy},
+};
+use globset::{GlobBuilder, GlobMatcher};
+use ignore::gitignore::Gitignore;
+use rustix::fs::{AtFlags, FileType, OFlags};
+
+use super::{
+    describe::entry,
+    ignore_rules::{Rules, as_path},
+    list::base_of,
+    names::Smallest,
+    path_or,
+    stop::Stop,
+    walk::{Found, Visit, Walk},
+};
+use crate::{
+    files::{Root, SandboxPath, WriteLog, gone, open_beneath, refusal, refuse_kernel_files, split},
+    server::Server,
+};
+
+const DEFAULT_LIMIT: u32 = 1000;
+/// Some 3 MiB of answer.
+const MAX_LIMIT: u32 = 10_000;
+/// Longer is no pattern somebody wrote.
+const MAX_PATTERN_BYTES: usize = 4096;
+
+pub async fn glob(server: &Server, request: GlobRequest) -> Result<GlobResponse, ApiError> {
+    let path = path_or(server, request.path.as_deref(), request.path_b64.as_deref())?;
+    let limit = request.limit.unwrap_or(DEFAULT_LIMIT);
+    if !(1..=MAX_LIMIT).contains(&limit) {
+        return Err(ApiError::invalid(format!("limit: must be between 1 and {MAX_LIMIT}")));
+    }
+    let plan = Plan::new(&request, path)?;
+    let stop = Stop::after(request.timeout_seconds)?;
+    let _stopped_when_dropped = stop.when_dropped();
+    let slot = server.files.workers().long_slots(1).await?;
+    let writes = server.files.writes();
+    let search = move |root: &Root| search(root, &plan, &request, limit as usize, stop, &writes);
+    server.files.workers().run_long(slot, search).await?.await.map_err(|_| gone())?
+}
+
+/// A pattern made ready: its literal beginning is where the walk starts.
+struct Plan {
+    path: SandboxPath,
+    matcher: GlobMatcher,
+    ignore: Option<Gitignore>,
+    only_directories: bool,
+}
+
+impl Plan {
+    fn new(request: &GlobRequest, path: SandboxPath) -> Result<Self, ApiError> {
+        let pattern = request.pattern.as_str();
+        if pattern.is_empty() || pattern.len() > MAX_PATTERN_BYTES || pattern.contains('\0') {
+            return Err(ApiError::invalid(format!("pattern: must have between 1 and {MAX_PATTERN_BYTES} bytes, and no NUL")));
+        }
+        let only_directories = pattern.ends_with('/');
+        let parts: Vec<&str> = pattern.split('/').filter(|p| !p.is_empty() && *p != ".").collect();
+        if parts.contains(&"..") {
+            return Err(ApiError::invalid("pattern: has `..` in it; name the directory to begin at in `path`"));
+        }
+        let Some((_, above)) = parts.split_last() else { return Err(ApiError::invalid("pattern: names nothing")) };
+        let is_plain = |p: &&&str| !request.case_insensitive && !p.contains(['*', '?', '[', ']', '{', '}', '\\']);
+        let literal = above.iter().take_while(is_plain).count();
+        let mut start = if pattern.starts_with('/') { b"/".to_vec() } else { base_of(&path) };
+        start.extend_from_slice(parts[..literal].join("/").as_bytes());
+        let matcher = GlobBuilder::new(&parts[literal..].join("/"))
+            .literal_separator(true)
+            .case_insensitive(request.case_insensitive)
+            .build()
+            .map_err(|e| ApiError::invalid(format!("pattern: {e}")))?
+            .compile_matcher();
+        let ignore = request.ignore.as_ref().map(|patterns| Rules::from_patterns(patterns.as_slice())).transpose()?;
+        Ok(Self { path: SandboxPath::new(start)?, matcher, ignore, only_directories })
+    }
+}
+
+fn search(root: &Root, plan: &Plan, request: &GlobRequest, limit: usize, stop: Stop, writes: &WriteLog) -> Result<GlobResponse, ApiError> {
+    let refused = |e| refusal(e, &plan.path);
+    let directory = match root.open(plan.path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY) {
+        // The pattern's own directory isn't there: it matches nothing. Where `path` itself isn't, that is told.
+        Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) if request.pattern.contains('/') && base_exists(root, request) => {
+            return Ok(GlobResponse { matches: Vec::new(), truncated: false, stopped_by: None });
+        }
+        other => other.map_err(refused)?,
+    };
+    refuse_kernel_files(&directory).map_err(refused)?;
+    let again = directory.try_clone().map_err(|_| refused(rustix::io::Errno::MFILE))?;
+    let rules = request.respect_ignore.then(|| Rules::above(root, &plan.path));
+    let hidden = request.hidden.unwrap_or(!request.respect_ignore);
+    let walk = Walk::new(again, rules, hidden, stop.clone());
+    let mut finder = Finder { plan, sort: request.sort, best: Smallest::new(limit), seen: 0 };
+    walk.take_part(&mut finder);
+    let stopped_by =
+        stop.reason().or((finder.seen > limit as u64).then_some(StoppedBy::MaxMatches)).or(walk.is_too_deep().then_some(StoppedBy::Depth));
+    let base = base_of(&plan.path);
+    let found = finder.best.into_sorted();
+    let matches = found.into_iter().filter_map(|(_, path)| describe(&directory, &base, &path, writes)).collect();
+    Ok(GlobResponse { matches, truncated: stopped_by.is_some(), stopped_by })
+}
+
+fn base_exists(root: &Root, request: &GlobRequest) -> bool {
+    SandboxPath::from_json("path", request.path.as_deref(), request.path_b64.as_deref())
+        .is_ok_and(|p| p.is_none_or(|p| root.directory(p.bytes()).is_ok()))
+}
+
+fn describe(top: &std::os::fd::OwnedFd, base: &[u8], path: &[u8], writes: &WriteLog) -> Option<FileEntry> {
+    let (above, name) = split(path)?;
+    let parent = open_beneath(top, above, OFlags::PATH | OFlags::DIRECTORY).ok()?;
+    let stat = rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    Some(entry(&parent, name, [base, path].concat(), &stat, writes))
+}
+
+struct Finder<'a> {
+    plan: &'a Plan,
+    sort: SortBy,
+    best: Smallest<(i128, Vec<u8>)>,
+    seen: u64,
+}
+
+impl Visit for Finder<'_> {
+    fn enter(&mut self, directory: &Found<'_>) -> bool {
+        !self.is_left_out(directory)
+    }
+
+    fn see(&mut self, found: &Found<'_>) {
+        if self.plan.only_directories && found.kind != FileType::Directory {
+            return;
+        }
+        if !self.plan.matcher.is_match(as_path(found.path)) || self.is_left_out(found) {
+            return;
+        }
+        let rank = match self.sort {
+            SortBy::Name => Some(0),
+            SortBy::Mtime | SortBy::Size => rustix::fs::statat(found.directory, found.name, AtFlags::SYMLINK_NOFOLLOW).ok().map(|s| {
+                #[allow(clippy::unnecessary_cast, reason = "the fields are narrower on some machines")]
+                match self.sort {
+                    SortBy::Size => -i128::from(s.st_size as i64),
+                    _ => -(i128::from(s.st_mtime as i64) * 1_000_000_000 + i128::from(s.st_mtime_nsec as i64)),
+                }
+            }),
+        };
+        if let Some(rank) = rank {
+            self.seen += 1;
+            self.best.push((rank, found.path.to_vec()));
+        }
+    }
+}
+
+impl Finder<'_> {
+    fn is_left_out(&self, found: &Found<'_>) -> bool {
+        let is_directory = found.kind == FileType::Directory;
+        self.plan.ignore.as_ref().is_some_and(|i| i.matched(as_path(found.path), is_directory).is_ignore())
+    }
+}

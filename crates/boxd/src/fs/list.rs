@@ -1,0 +1,205 @@
+//! Listing a directory in pages: in order, with a cursor that is a place in that order, and memory for one page only.
+
+use std::{cmp::Ordering, os::fd::OwnedFd};
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use cobox_protocol::{
+    ApiError,
+    fs::{FileEntry, ListRequest, ListResponse, SortBy},
+};
+use rustix::{
+    fs::{AtFlags, FileType, OFlags, Stat},
+    io::Errno,
+};
+
+use super::{
+    describe::entry,
+    names::{Smallest, SortedNames, each_name, kind_of},
+    stop::Stop,
+};
+use crate::files::{Root, SandboxPath, WriteLog, kind, open_beneath, refusal, refuse_kernel_files};
+
+const DEFAULT_LIMIT: u32 = 1000;
+/// Some 3 MiB of answer.
+const MAX_LIMIT: u32 = 10_000;
+/// Directories within directories of a recursive list; each level keeps one descriptor and a few hundred names.
+const MAX_DEPTH: u32 = 128;
+
+pub fn list(root: &Root, path: &SandboxPath, request: &ListRequest, writes: &WriteLog, stop: &Stop) -> Result<ListResponse, ApiError> {
+    let limit = request.limit.unwrap_or(DEFAULT_LIMIT);
+    if !(1..=MAX_LIMIT).contains(&limit) {
+        return Err(ApiError::invalid(format!("limit: must be between 1 and {MAX_LIMIT}")));
+    }
+    if request.recursive && (request.sort != SortBy::Name || request.descending) {
+        return Err(ApiError::invalid("sort: a recursive list is by name, ascending"));
+    }
+    let place = request.cursor.as_deref().map(|c| decode(c, request)).transpose()?;
+    let directory = root.open(path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY).and_then(|fd| refuse_kernel_files(&fd).map(|()| fd));
+    let page = Page { directory: directory.map_err(|e| refusal(e, path))?, base: base_of(path), limit: limit as usize, writes };
+    let listed = if request.recursive {
+        page.below(place.map(|p| p.name), request.max_depth.unwrap_or(MAX_DEPTH).min(MAX_DEPTH), stop)
+    } else {
+        page.flat(place, request)
+    };
+    let (entries, next) = listed.map_err(|e| refusal(e, path))?;
+    let (shown, path_b64) = path.in_json();
+    Ok(ListResponse { path: shown, path_b64, entries, next_cursor: next.map(|p| encode(&p, request)) })
+}
+
+/// What entries' paths begin with.
+pub fn base_of(path: &SandboxPath) -> Vec<u8> {
+    let mut base = path.bytes().to_vec();
+    while base.last() == Some(&b'/') {
+        base.pop();
+    }
+    base.push(b'/');
+    base
+}
+
+/// A place in the order. Of a recursive list the name is the path below the directory.
+#[derive(Clone, PartialEq, Eq)]
+struct Place {
+    /// Of other orders than by name: nanoseconds or bytes, negative when descending.
+    rank: i128,
+    name: Vec<u8>,
+    is_descending: bool,
+}
+
+impl Ord for Place {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let by_name = self.name.cmp(&other.name);
+        self.rank.cmp(&other.rank).then(if self.is_descending { by_name.reverse() } else { by_name })
+    }
+}
+impl PartialOrd for Place {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+fn tag(request: &ListRequest) -> u8 {
+    let sort = match request.sort {
+        SortBy::Name => 0,
+        SortBy::Mtime => 1,
+        SortBy::Size => 2,
+    };
+    sort | u8::from(request.descending) << 2 | u8::from(request.recursive) << 3
+}
+
+fn encode(place: &Place, request: &ListRequest) -> String {
+    let mut bytes = vec![tag(request)];
+    bytes.extend_from_slice(&place.rank.to_be_bytes());
+    bytes.extend_from_slice(&place.name);
+    URL_SAFE_NO_PAD.encode(bytes)
+}
+
+fn decode(cursor: &str, request: &ListRequest) -> Result<Place, ApiError> {
+    let bytes = URL_SAFE_NO_PAD.decode(cursor).ok().filter(|b| b.first() == Some(&tag(request)));
+    let place = bytes.as_deref().and_then(|b| {
+        let (rank, name) = b[1..].split_first_chunk::<16>()?;
+        Some(Place { rank: i128::from_be_bytes(*rank), name: name.to_vec(), is_descending: request.descending })
+    });
+    place.ok_or_else(|| ApiError::invalid("cursor: must be the next_cursor of a list in the same order"))
+}
+
+fn rank(stat: &Stat, request: &ListRequest) -> i128 {
+    #[allow(clippy::unnecessary_cast, reason = "the fields are narrower on some machines")]
+    let rank = match request.sort {
+        SortBy::Name => 0,
+        SortBy::Mtime => i128::from(stat.st_mtime as i64) * 1_000_000_000 + i128::from(stat.st_mtime_nsec as i64),
+        SortBy::Size => i128::from(stat.st_size as i64),
+    };
+    if request.descending { -rank } else { rank }
+}
+
+type Listed = (Vec<FileEntry>, Option<Place>);
+
+struct Page<'a> {
+    directory: OwnedFd,
+    base: Vec<u8>,
+    limit: usize,
+    writes: &'a WriteLog,
+}
+
+impl Page<'_> {
+    fn flat(&self, after: Option<Place>, request: &ListRequest) -> Result<Listed, Errno> {
+        let look = |name: &[u8]| rustix::fs::statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW);
+        // One more than fits tells whether there is another page.
+        let mut smallest = Smallest::new(self.limit + 1);
+        each_name(&self.directory, |name, _| {
+            let rank = if request.sort == SortBy::Name { Some(0) } else { look(name).ok().map(|s| rank(&s, request)) };
+            if let Some(rank) = rank {
+                let place = Place { rank, name: name.to_vec(), is_descending: request.descending };
+                if after.as_ref().is_none_or(|a| place > *a) {
+                    smallest.push(place);
+                }
+            }
+            true
+        })?;
+        let mut places = smallest.into_sorted();
+        let has_more = places.len() > self.limit;
+        places.truncate(self.limit);
+        let mut entries = Vec::with_capacity(places.len());
+        for place in &places {
+            // Gone since it was listed.
+            let Ok(stat) = look(&place.name) else { continue };
+            entries.push(entry(&self.directory, &place.name, [self.base.as_slice(), &place.name].concat(), &stat, self.writes));
+        }
+        Ok((entries, places.pop().filter(|_| has_more)))
+    }
+
+    fn below(&self, after: Option<Vec<u8>>, max_depth: u32, stop: &Stop) -> Result<Listed, Errno> {
+        let mut relative: Vec<u8> = Vec::new();
+        let mut levels: Vec<(SortedNames, usize)> = Vec::new();
+        let mut open = Some(open_beneath(&self.directory, b".", OFlags::RDONLY | OFlags::DIRECTORY)?);
+        // Back to where the last page ended: each directory on the way goes on after the name that was reached.
+        for part in after.iter().flat_map(|a| a.split(|b| *b == b'/')) {
+            let Some(directory) = open.take() else { break };
+            let below = enter(&directory, part);
+            levels.push((SortedNames::new(directory, Some(part.to_vec())), relative.len()));
+            relative.extend_from_slice(part);
+            relative.push(b'/');
+            open = below.ok();
+        }
+        if let Some(directory) = open.filter(|_| (levels.len() as u32) < max_depth) {
+            levels.push((SortedNames::new(directory, None), relative.len()));
+        }
+        let mut entries: Vec<FileEntry> = Vec::new();
+        let mut last = None;
+        loop {
+            let may_descend = (levels.len() as u32) < max_depth;
+            let Some((names, prefix)) = levels.last_mut() else { break };
+            if stop.is_stopped() {
+                return Err(Errno::INTR);
+            }
+            relative.truncate(*prefix);
+            let Some((name, told)) = names.next()? else {
+                levels.pop();
+                continue;
+            };
+            if entries.len() == self.limit {
+                return Ok((entries, last.map(|name| Place { rank: 0, name, is_descending: false })));
+            }
+            let Ok(stat) = rustix::fs::statat(&names.directory, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            relative.extend_from_slice(&name);
+            entries.push(entry(&names.directory, &name, [self.base.as_slice(), &relative].concat(), &stat, self.writes));
+            last = Some(relative.clone());
+            if kind_of(&names.directory, &name, told) == FileType::Directory
+                && kind(&stat) == FileType::Directory
+                && may_descend
+                // One that may not be read is told and not entered.
+                && let Ok(directory) = enter(&names.directory, &name)
+            {
+                relative.push(b'/');
+                levels.push((SortedNames::new(directory, None), relative.len()));
+            }
+        }
+        Ok((entries, None))
+    }
+}
+
+fn enter(directory: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Errno> {
+    let below = open_beneath(directory, name, OFlags::RDONLY | OFlags::DIRECTORY)?;
+    refuse_kernel_files(&below)?;
+    Ok(below)
+}

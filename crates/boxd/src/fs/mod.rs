@@ -1,0 +1,168 @@
+//! `/v1/fs/*`: looking at, searching and rearranging the sandbox's files. Thin handlers here; each verb has its own file.
+
+mod copy;
+mod describe;
+mod edit;
+mod glob;
+mod grep;
+mod ignore_rules;
+mod list;
+mod make;
+mod names;
+mod remove;
+mod stop;
+mod transfer;
+mod walk;
+
+use std::sync::Arc;
+
+use axum::{Json, body::Body, extract::State};
+use cobox_protocol::{
+    ApiError,
+    fs::{
+        Changed, EditRequest, Edited, FileEntry, GlobRequest, GlobResponse, GrepRequest, GrepResponse, ListRequest, ListResponse,
+        MkdirRequest, RemoveRequest, StatRequest, TransferRequest,
+    },
+    json::read_object,
+};
+use serde::de::DeserializeOwned;
+
+use self::stop::Stop;
+pub(crate) use self::{
+    describe::file_kind,
+    glob::glob as glob_files,
+    grep::grep as grep_files,
+    list::base_of,
+    names::{each_name, kind_of},
+};
+use crate::{
+    answer::Failure,
+    auth::{Caller, FsRead, FsWrite},
+    body,
+    files::{Root, SandboxPath, refuse_when_full},
+    server::Server,
+};
+
+/// Of every request here but an edit: a few paths and patterns.
+const MAX_REQUEST_BYTES: usize = 256 * 1024;
+/// An edit carries text: twice what an agent's answer has room for, many times over.
+const MAX_EDIT_REQUEST_BYTES: usize = 16 * 1024 * 1024;
+
+type Told<T> = Result<Json<T>, Failure>;
+
+async fn read<T: DeserializeOwned>(content: Body, limit: usize) -> Result<T, ApiError> {
+    read_object(&body::collect(content, limit).await?)
+}
+
+/// A path of a request, or what it stands for when it was left out.
+fn path_or(server: &Server, text: Option<&str>, b64: Option<&str>) -> Result<SandboxPath, ApiError> {
+    match SandboxPath::from_json("path", text, b64)? {
+        Some(path) => Ok(path),
+        None => SandboxPath::new(server.programs.work_dir().as_bytes().to_vec()),
+    }
+}
+
+fn required(field: &str, text: Option<&str>, b64: Option<&str>) -> Result<SandboxPath, ApiError> {
+    SandboxPath::from_json(field, text, b64)?.ok_or_else(|| ApiError::invalid(format!("{field}: is missing")))
+}
+
+/// Runs something that may take long on a worker, and has it stop when the client or its token has gone.
+async fn run_long<T: Send + 'static>(
+    server: &Server,
+    work: impl FnOnce(&Root, &Stop) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let slot = server.files.workers().long_slots(1).await?;
+    let stop = Stop::new(None);
+    let _stopped_when_dropped = stop.when_dropped();
+    let done = server.files.workers().run_long(slot, move |root| work(root, &stop)).await?;
+    done.await.map_err(|_| crate::files::gone())?
+}
+
+pub async fn list(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> Told<ListResponse> {
+    let request: ListRequest = read(content, MAX_REQUEST_BYTES).await?;
+    let path = path_or(&server, request.path.as_deref(), request.path_b64.as_deref())?;
+    caller.aims_at(&path.to_string());
+    let writes = server.files.writes();
+    if !request.recursive {
+        let listed = move |root: &Root| list::list(root, &path, &request, &writes, &Stop::new(None));
+        return Ok(Json(server.files.workers().run(listed).await??));
+    }
+    let work = run_long(&server, move |root, stop| list::list(root, &path, &request, &writes, stop));
+    Ok(Json(caller.stream.until_revoked(work).await?))
+}
+
+pub async fn stat(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> Told<FileEntry> {
+    let request: StatRequest = read(content, MAX_REQUEST_BYTES).await?;
+    let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;
+    caller.aims_at(&path.to_string());
+    let writes = server.files.writes();
+    Ok(Json(server.files.workers().run(move |root| describe::stat(root, &path, request.follow, &writes)).await??))
+}
+
+pub async fn mkdir(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<Changed> {
+    let request: MkdirRequest = read(content, MAX_REQUEST_BYTES).await?;
+    let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;
+    caller.aims_at(&path.to_string());
+    refuse_when_full(&server.authority)?;
+    let author = server.files.author(&caller.claims);
+    Ok(Json(server.files.workers().run(move |root| make::mkdir(root, &path, &request, &author)).await??))
+}
+
+pub async fn move_(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<Changed> {
+    transfer(server, caller, content, transfer::move_).await
+}
+
+pub async fn copy(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<Changed> {
+    transfer(server, caller, content, transfer::copy).await
+}
+
+async fn transfer(
+    server: Arc<Server>,
+    caller: Caller<FsWrite>,
+    content: Body,
+    work: fn(&transfer::Transfer<'_>) -> Result<Changed, ApiError>,
+) -> Told<Changed> {
+    let request: TransferRequest = read(content, MAX_REQUEST_BYTES).await?;
+    let from = required("from", request.from.as_deref(), request.from_b64.as_deref())?;
+    let to = required("to", request.to.as_deref(), request.to_b64.as_deref())?;
+    caller.aims_at(&format!("{from} -> {to}"));
+    refuse_when_full(&server.authority)?;
+    let (author, writes, authority) = (server.files.author(&caller.claims), server.files.writes(), server.authority.clone());
+    let run = run_long(&server, move |root, stop| {
+        let is_full = || authority.view().disk_full;
+        let (overwrite, recursive) = (request.overwrite, request.recursive);
+        let (from, to, author, writes, is_full) = (&from, &to, &author, &*writes, &is_full);
+        work(&transfer::Transfer { root, from, to, overwrite, recursive, author, writes, stop, is_full })
+    });
+    Ok(Json(caller.stream.until_revoked(run).await?))
+}
+
+pub async fn remove(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<Changed> {
+    let request: RemoveRequest = read(content, MAX_REQUEST_BYTES).await?;
+    let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;
+    caller.aims_at(&path.to_string());
+    let author = server.files.author(&caller.claims);
+    let work = run_long(&server, move |root, stop| remove::remove(root, &path, &request, &author, stop));
+    Ok(Json(caller.stream.until_revoked(work).await?))
+}
+
+pub async fn edit(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<Edited> {
+    let request: EditRequest = read(content, MAX_EDIT_REQUEST_BYTES).await?;
+    let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;
+    caller.aims_at(&path.to_string());
+    refuse_when_full(&server.authority)?;
+    let (author, writes) = (server.files.author(&caller.claims), server.files.writes());
+    Ok(Json(server.files.workers().run(move |root| edit::edit(root, &path, request, &writes, &author)).await??))
+}
+
+pub async fn glob(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> Told<GlobResponse> {
+    let request: GlobRequest = read(content, MAX_REQUEST_BYTES).await?;
+    caller.aims_at(request.path.as_deref().unwrap_or_else(|| server.programs.work_dir()));
+    Ok(Json(caller.stream.until_revoked(glob::glob(&server, request)).await?))
+}
+
+pub async fn grep(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> Told<GrepResponse> {
+    let request: GrepRequest = read(content, MAX_REQUEST_BYTES).await?;
+    caller.aims_at(request.path.as_deref().unwrap_or_else(|| server.programs.work_dir()));
+    Ok(Json(caller.stream.until_revoked(grep::grep(&server, request)).await?))
+}

@@ -1,0 +1,123 @@
+//! The names of a directory in order, read with memory that depends on what is asked for and never on what is there.
+
+use std::{
+    cmp::Ordering,
+    collections::{BinaryHeap, VecDeque},
+    os::fd::{AsFd, OwnedFd},
+};
+
+use rustix::{
+    fs::{AtFlags, Dir, FileType},
+    io::Errno,
+};
+
+use crate::files::{is_temp_name, kind};
+
+/// The first few of many, by their order.
+pub struct Smallest<K: Ord> {
+    heap: BinaryHeap<K>,
+    limit: usize,
+}
+
+impl<K: Ord> Smallest<K> {
+    pub fn new(limit: usize) -> Self {
+        Self { heap: BinaryHeap::new(), limit }
+    }
+
+    /// Whether something that compares like this would be kept.
+    pub fn would_keep(&self, than_largest: impl FnOnce(&K) -> Ordering) -> bool {
+        self.heap.len() < self.limit || self.heap.peek().is_some_and(|largest| than_largest(largest) == Ordering::Less)
+    }
+
+    pub fn push(&mut self, key: K) {
+        if self.heap.len() < self.limit {
+            self.heap.push(key);
+        } else if let Some(mut largest) = self.heap.peek_mut()
+            && key < *largest
+        {
+            *largest = key;
+        }
+    }
+
+    pub fn into_sorted(self) -> Vec<K> {
+        self.heap.into_sorted_vec()
+    }
+}
+
+/// Calls with every name in a directory but `.`, `..` and files still on their way in; stops when told.
+pub fn each_name(directory: impl AsFd, mut each: impl FnMut(&[u8], FileType) -> bool) -> Result<(), Errno> {
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if matches!(name, b"." | b"..") || is_temp_name(name) {
+            continue;
+        }
+        if !each(name, entry.file_type()) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// What a name is, asked of the kernel only where the directory didn't say.
+pub fn kind_of(directory: impl AsFd, name: &[u8], told: FileType) -> FileType {
+    match told {
+        FileType::Unknown => rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map_or(FileType::Unknown, |s| kind(&s)),
+        known => known,
+    }
+}
+
+/// Names held of one directory; beyond it the directory is read again. With the depth below this bounds a walk to some 16 MiB.
+const BATCH_NAMES: usize = 512;
+
+/// One directory of a walk in order.
+pub struct SortedNames {
+    pub directory: OwnedFd,
+    after: Option<Vec<u8>>,
+    batch: VecDeque<(Vec<u8>, FileType)>,
+    is_last: bool,
+}
+
+impl SortedNames {
+    pub fn new(directory: OwnedFd, after: Option<Vec<u8>>) -> Self {
+        Self { directory, after, batch: VecDeque::new(), is_last: false }
+    }
+
+    pub fn next(&mut self) -> Result<Option<(Vec<u8>, FileType)>, Errno> {
+        if self.batch.is_empty() && !self.is_last {
+            let mut smallest = Smallest::new(BATCH_NAMES);
+            let after = self.after.take();
+            each_name(&self.directory, |name, kind| {
+                if after.as_deref().is_none_or(|a| name > a) && smallest.would_keep(|l: &Named| name.cmp(&l.name)) {
+                    smallest.push(Named { name: name.to_vec(), kind });
+                }
+                true
+            })?;
+            self.batch = smallest.into_sorted().into_iter().map(|n| (n.name, n.kind)).collect();
+            self.is_last = self.batch.len() < BATCH_NAMES;
+            self.after = self.batch.back().map(|(name, _)| name.clone());
+        }
+        Ok(self.batch.pop_front())
+    }
+}
+
+struct Named {
+    name: Vec<u8>,
+    kind: FileType,
+}
+impl PartialEq for Named {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+impl Eq for Named {}
+impl PartialOrd for Named {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Named {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.name.cmp(&other.name)
+    }
+}

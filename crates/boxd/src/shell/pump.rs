@@ -1,0 +1,127 @@
+//! A shell's own life: output from the terminal, input to it, and the reasons to end.
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::{shared::Shell, terminal::hang_up};
+use crate::server::Server;
+
+/// From the terminal at once: what it can hold, four times over.
+const READ_BYTES: usize = 16 * 1024;
+/// To the terminal at once: what it takes.
+const WRITE_BYTES: usize = 4096;
+/// How long output is still read after the shell has ended while something it started holds the terminal.
+const LINGER: Duration = Duration::from_millis(100);
+/// Most that a last look takes: what a terminal can hold at its end.
+const DRAIN_READS: usize = 8;
+/// How long the program waits for a controller that has fallen behind, before it goes on without.
+const HOLD_AT_MOST: Duration = Duration::from_secs(2);
+/// How long an ended shell's last output waits for a client that was away.
+const KEEP_ENDED: Duration = Duration::from_secs(60);
+/// How often it is looked whether anybody still needs the shell.
+const LOOK_AROUND: Duration = Duration::from_secs(5);
+
+pub async fn run(server: Arc<Server>, shell: Arc<Shell>) {
+    let mut life = Life {
+        idle: Duration::from_secs(server.limits.shell_idle_seconds),
+        window: server.limits.shell_ring_bytes / 2,
+        held_since: None,
+        is_given_up: false,
+    };
+    let ended = life.live(&server, &shell).await;
+    if !ended {
+        // boxd ends: whoever is connected is told to come again, not that the program ended.
+        hang_up(&server.tasks, shell.terminal.program.clone());
+        return;
+    }
+    shell.log.finish();
+    server.shells.has_ended(&shell);
+    tracing::info!(shell_id = %shell.id, name = shell.name, "shell ended");
+    tokio::select! {
+        () = tokio::time::sleep(KEEP_ENDED) => {}
+        () = server.shutdown.cancelled() => {}
+    }
+    server.shells.forget(&shell);
+}
+
+struct Life {
+    idle: Duration,
+    /// How far the one in control may be behind.
+    window: u64,
+    held_since: Option<Instant>,
+    /// It was waited for long enough; not again before it has caught up.
+    is_given_up: bool,
+}
+
+impl Life {
+    /// Until the program has ended, with everything it printed; `false` where boxd ends first.
+    async fn live(&mut self, server: &Server, shell: &Arc<Shell>) -> bool {
+        let terminal = &shell.terminal;
+        let mut exited = pin!(terminal.program.wait());
+        let mut buf = vec![0; READ_BYTES];
+        let mut out = [0; WRITE_BYTES];
+        let (mut is_open, mut is_hung_up) = (true, false);
+        let mut look = pin!(sleep_until(Instant::now() + LOOK_AROUND.min(self.idle)));
+        let exit = loop {
+            let is_held = self.is_held(shell);
+            let held_until = self.held_since.map_or_else(Instant::now, |since| since + HOLD_AT_MOST);
+            let typed = shell.next_input(&mut out);
+            tokio::select! {
+                read = terminal.pty.read(&mut buf), if is_open && !is_held => match read {
+                    Ok(n) if n > 0 => shell.printed(&buf[..n]),
+                    _ => is_open = false,
+                },
+                written = terminal.pty.write(&out[..typed]), if typed > 0 => shell.input_written(written.ok()),
+                () = shell.input_came.notified() => {}
+                () = shell.drained.notified(), if is_held => {}
+                () = sleep_until(held_until), if is_held => self.is_given_up = true,
+                exit = &mut exited => break exit,
+                () = &mut look => {
+                    shell.at_desk(|desk, now| desk.expire(now));
+                    if shell.viewers() == 0 && shell.last_active().elapsed() >= self.idle {
+                        tracing::info!(shell_id = %shell.id, name = shell.name, "shell unused, hanging up");
+                        shell.hang_up.cancel();
+                    }
+                    look.as_mut().reset(Instant::now() + LOOK_AROUND.min(self.idle));
+                }
+                () = shell.hang_up.cancelled(), if !is_hung_up => {
+                    is_hung_up = true;
+                    hang_up(&server.tasks, terminal.program.clone());
+                }
+                () = server.shutdown.cancelled() => return false,
+            }
+        };
+        let deadline = Instant::now() + LINGER;
+        while is_open {
+            match timeout_at(deadline, terminal.pty.read(&mut buf)).await {
+                Ok(Ok(n)) if n > 0 => shell.printed(&buf[..n]),
+                Ok(_) => is_open = false,
+                Err(_) => break,
+            }
+        }
+        for _ in 0..DRAIN_READS {
+            match terminal.pty.try_read(&mut buf) {
+                Ok(n) if n > 0 => shell.printed(&buf[..n]),
+                _ => break,
+            }
+        }
+        shell.exit.send_replace(Some(exit));
+        true
+    }
+
+    /// Whether the program is to wait for the one in control.
+    fn is_held(&mut self, shell: &Shell) -> bool {
+        let lag = shell.lag();
+        if lag <= self.window {
+            self.is_given_up &= lag > self.window / 2;
+            self.held_since = None;
+            return false;
+        }
+        if self.is_given_up {
+            return false;
+        }
+        self.held_since.get_or_insert_with(Instant::now);
+        true
+    }
+}

@@ -1,0 +1,149 @@
+//! The shells of a sandbox, by name and id.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use cobox_protocol::{ApiError, ErrorCode, ShellId, control::DataplaneLimits, shell::ShellCreate};
+
+use super::{
+    pump,
+    shared::Shell,
+    terminal::{self, Terminal},
+};
+use crate::server::Server;
+
+/// Of a shell's name: it stands in URLs and lists.
+const MAX_NAME_CHARS: usize = 64;
+
+/// Ended shells that are kept for a moment. Each takes its ring and its screen.
+const MAX_ENDED: usize = 16;
+
+pub struct Shells {
+    by_name: Mutex<HashMap<String, Arc<Shell>>>,
+    /// Ended not long ago: for clients that were away then, and come back for the last words and the exit code.
+    ended: Mutex<VecDeque<Arc<Shell>>>,
+    /// Held while one is made, so that two who come at once get the same.
+    making: tokio::sync::Mutex<()>,
+    limit: usize,
+    ring_bytes: u64,
+    /// Those who only watch are served one after the other, so that they never all stand before the one who types.
+    pub lane: tokio::sync::Semaphore,
+}
+
+impl Shells {
+    pub fn new(limits: &DataplaneLimits) -> Self {
+        Self {
+            by_name: Mutex::default(),
+            ended: Mutex::default(),
+            making: tokio::sync::Mutex::new(()),
+            limit: limits.shells as usize,
+            ring_bytes: limits.shell_ring_bytes,
+            lane: tokio::sync::Semaphore::new(1),
+        }
+    }
+
+    /// By name or id.
+    pub fn find(&self, shell: &str) -> Result<Arc<Shell>, ApiError> {
+        let shells = self.shells();
+        let found = shells.get(shell).or_else(|| shells.values().find(|s| s.id.as_str() == shell)).cloned();
+        found.ok_or_else(|| {
+            let shown: String = shell.escape_default().take(MAX_NAME_CHARS).collect();
+            ApiError::new(
+                ErrorCode::ShellNotFound,
+                format!("there is no shell `{shown}` in this sandbox; GET /v1/shells lists those there are"),
+            )
+        })
+    }
+
+    /// One that has ended, by its epoch.
+    pub fn find_ended(&self, epoch: &str) -> Option<Arc<Shell>> {
+        self.ended().iter().find(|shell| shell.id.as_str() == epoch).cloned()
+    }
+
+    pub fn list(&self) -> Vec<Arc<Shell>> {
+        let mut all: Vec<_> = self.shells().values().cloned().collect();
+        all.sort_by(|a, b| a.id.cmp(&b.id));
+        all
+    }
+
+    /// The shell of this name, and whether it had to be made.
+    pub async fn find_or_create(&self, server: &Arc<Server>, create: ShellCreate) -> Result<(Arc<Shell>, bool), ApiError> {
+        let _making = self.making.lock().await;
+        if let Some(name) = &create.name
+            && let Ok(shell) = self.find(name)
+        {
+            return Ok((shell, false));
+        }
+        Ok((self.make(server, create).await?, true))
+    }
+
+    /// A new shell; an existing name is refused.
+    pub async fn create(&self, server: &Arc<Server>, create: ShellCreate) -> Result<Arc<Shell>, ApiError> {
+        let _making = self.making.lock().await;
+        if let Some(name) = &create.name
+            && self.find(name).is_ok()
+        {
+            return Err(ApiError::new(
+                ErrorCode::ShellExists,
+                format!("there is a shell `{name}` already; connect to it, or choose another name"),
+            ));
+        }
+        self.make(server, create).await
+    }
+
+    async fn make(&self, server: &Arc<Server>, create: ShellCreate) -> Result<Arc<Shell>, ApiError> {
+        let id = ShellId::new();
+        let name = match &create.name {
+            Some(name) => valid(name)?.to_owned(),
+            None => id.to_string(),
+        };
+        if self.shells().len() >= self.limit {
+            let message = format!("{} shells are already open here; end one and try again", self.limit);
+            return Err(ApiError::new(ErrorCode::RateLimited, message));
+        }
+        let size = terminal::size(create.cols, create.rows)?;
+        let command = create.command.clone();
+        let terminal = Terminal::start(server, create, size).await?;
+        let shell = Arc::new(Shell::new(name.clone(), id, command, terminal, size, self.ring_bytes));
+        self.shells().insert(name, shell.clone());
+        tracing::info!(shell_id = %shell.id, name = shell.name, "shell started");
+        server.tasks.spawn(pump::run(server.clone(), shell.clone()));
+        Ok(shell)
+    }
+
+    /// It has ended: its name is free.
+    pub fn has_ended(&self, shell: &Arc<Shell>) {
+        let mut ended = self.ended();
+        ended.push_back(shell.clone());
+        while ended.len() > MAX_ENDED {
+            ended.pop_front();
+        }
+        drop(ended);
+        let mut shells = self.shells();
+        if shells.get(&shell.name).is_some_and(|known| Arc::ptr_eq(known, shell)) {
+            shells.remove(&shell.name);
+        }
+    }
+
+    pub fn forget(&self, shell: &Arc<Shell>) {
+        self.ended().retain(|known| !Arc::ptr_eq(known, shell));
+    }
+
+    fn ended(&self) -> MutexGuard<'_, VecDeque<Arc<Shell>>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn shells(&self) -> MutexGuard<'_, HashMap<String, Arc<Shell>>> {
+        // Each change is a single call.
+        self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn valid(name: &str) -> Result<&str, ApiError> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let is_good = !name.is_empty() && name.len() <= MAX_NAME_CHARS && name.chars().all(is_plain) && name.parse::<ShellId>().is_err();
+    let message = "a shell's name is 1 to 64 letters, digits, `.`, `_` or `-`, and no id";
+    if is_good { Ok(name) } else { Err(ApiError::invalid(message)) }
+}

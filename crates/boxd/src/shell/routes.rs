@@ -1,0 +1,75 @@
+//! `/v1/shells`: which there are, a new one, its end, and a command in one.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    body::Body,
+    extract::{Path, State},
+};
+use cobox_protocol::{
+    Capability,
+    shell::{ShellCreate, ShellInfo, ShellList, ShellRun, ShellRunResult},
+};
+use http::StatusCode;
+use serde::de::DeserializeOwned;
+
+use super::run as command;
+use crate::{
+    answer::Failure,
+    auth::{Caller, Exec, Shell, ShellObserve},
+    body,
+    server::Server,
+};
+
+pub async fn list(State(server): State<Arc<Server>>, _caller: Caller<ShellObserve>) -> Json<ShellList> {
+    Json(ShellList { items: server.shells.list().iter().map(|shell| shell.info()).collect() })
+}
+
+pub async fn create(
+    State(server): State<Arc<Server>>,
+    caller: Caller<Shell>,
+    content: Body,
+) -> Result<(StatusCode, Json<ShellInfo>), Failure> {
+    let create: ShellCreate = read(&server, content).await?;
+    let shell = caller.stream.until_revoked(server.shells.create(&server, create)).await?;
+    Ok((StatusCode::CREATED, Json(shell.info())))
+}
+
+pub async fn look(
+    State(server): State<Arc<Server>>,
+    _caller: Caller<ShellObserve>,
+    Path(shell): Path<String>,
+) -> Result<Json<ShellInfo>, Failure> {
+    Ok(Json(server.shells.find(&shell)?.info()))
+}
+
+/// Hangs up, and answers when everything in it has ended.
+pub async fn end(State(server): State<Arc<Server>>, _caller: Caller<Shell>, Path(shell): Path<String>) -> Result<StatusCode, Failure> {
+    let shell = server.shells.find(&shell)?;
+    shell.hang_up.cancel();
+    let mut exit = shell.exit.subscribe();
+    // An error is boxd's own end.
+    let _ = exit.wait_for(Option::is_some).await;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub async fn run(
+    State(server): State<Arc<Server>>,
+    caller: Caller<Exec>,
+    Path(shell): Path<String>,
+    content: Body,
+) -> Result<Json<ShellRunResult>, Failure> {
+    caller.stream.also_needs(Capability::ShellObserve)?;
+    let shell = server.shells.find(&shell)?;
+    let request: ShellRun = read(&server, content).await?;
+    Ok(Json(caller.stream.until_revoked(command::run(&shell, request, server.limits.output_bytes)).await?))
+}
+
+async fn read<T: DeserializeOwned>(server: &Server, content: Body) -> Result<T, Failure> {
+    let limit = usize::try_from(server.limits.request_bytes).unwrap_or(usize::MAX);
+    let bytes = body::collect(content, limit).await?;
+    // Everything has a default in most of these.
+    let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
+    Ok(cobox_protocol::json::read_object(bytes)?)
+}

@@ -1,0 +1,227 @@
+//! A command run in a shell that people watch: typed at its prompt, with its output and exit status for whoever asked.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use cobox_protocol::{
+    ApiError, ErrorCode,
+    exec::text_and_b64,
+    shell::{ShellRun, ShellRunResult},
+};
+use cobox_stream::{Kinds, Read, Reader};
+use tokio::{sync::watch, time::timeout};
+
+use super::{
+    prompt::{Dialect, Prompt, State},
+    shared::Shell,
+};
+
+/// A command nobody set a time for.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
+/// The longest anybody may set: a day.
+const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+/// What an interrupted command gets to come back to the prompt.
+const INTERRUPT_GRACE: Duration = Duration::from_secs(2);
+/// A command is typed: what is longer belongs in a file.
+const MAX_COMMAND_BYTES: usize = 64 * 1024;
+const DEFAULT_OUTPUT_BYTES: u64 = 1024 * 1024;
+const READ_BYTES: usize = 32 * 1024;
+
+pub async fn run(shell: &Arc<Shell>, request: ShellRun, most_output: u64) -> Result<ShellRunResult, ApiError> {
+    let began = Instant::now();
+    let limit = usize::try_from(request.max_output_bytes.unwrap_or(DEFAULT_OUTPUT_BYTES).min(most_output)).unwrap_or(usize::MAX);
+    let patience = patience(request.timeout_seconds)?;
+    let _reserved = shell.reserve()?;
+    let dialect = ready(shell)?;
+    let keys = keys(shell, &request.command)?;
+
+    let before = shell.prompt.borrow().clone();
+    let mut reader = shell.log.reader(shell.log.head());
+    reader.set_hidden(Kinds::ALL);
+    let mut watched = Watched { prompt: shell.prompt.subscribe(), before, dialect, output: Output { limit, ..Output::default() } };
+    shell.type_in(&keys);
+
+    let is_done = timeout(patience, watched.follow(&mut reader)).await.is_ok();
+    if !is_done {
+        shell.terminal.signal(libc::SIGINT);
+        // It may ignore that; then it goes on, and the shell is busy.
+        let _ = timeout(INTERRUPT_GRACE, watched.follow(&mut reader)).await;
+    }
+    let end = watched.end();
+    let Output { bytes, from, seen, .. } = watched.output;
+    let from = from.unwrap_or(seen);
+    let to = end.as_ref().map_or(seen, |end| end.ended_at).max(from);
+    let shown = bytes.len().min((to - from) as usize);
+    let truncated = (shown as u64) < to - from;
+    let (output, output_b64) = text_and_b64(as_text(&bytes[..shown]));
+    let exit_code = end.and_then(|end| end.status);
+    let duration_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    Ok(ShellRunResult { output, output_b64, exit_code, timed_out: !is_done, truncated, from, to, duration_ms })
+}
+
+fn patience(seconds: Option<f64>) -> Result<Duration, ApiError> {
+    match seconds {
+        None => Ok(DEFAULT_TIMEOUT),
+        Some(0.0) => Ok(MAX_TIMEOUT),
+        Some(seconds) => Duration::try_from_secs_f64(seconds)
+            .map(|wanted| wanted.min(MAX_TIMEOUT))
+            .map_err(|_| ApiError::invalid("timeout_seconds must be a number of seconds from 0 on")),
+    }
+}
+
+/// Whether a command can be typed now, and if not, why.
+fn ready(shell: &Shell) -> Result<Dialect, ApiError> {
+    let busy = |why: &str| Err(ApiError::new(ErrorCode::ShellBusy, why));
+    let Some(integration) = &shell.terminal.integration else {
+        return busy(
+            "this shell was started with a command of its own and doesn't tell when it is at a prompt; use another shell, or exec",
+        );
+    };
+    // A copy: whoever prints needs the original while it holds the screen, which is asked for below.
+    let prompt = shell.prompt.borrow().clone();
+    match prompt.state {
+        State::Unknown => busy("the shell has not come to its first prompt yet; try again"),
+        State::Running if shell.is_alternate() => {
+            busy("an editor or another full-screen program runs in this shell; try again when it has ended")
+        }
+        State::Running => busy("a program runs in this shell; try again when it has ended"),
+        State::AtPrompt if prompt.has_half_a_line() => {
+            busy("somebody has typed half a line in this shell; try again when they have finished it")
+        }
+        State::AtPrompt => Ok(integration.dialect),
+    }
+}
+
+/// The keys that make a shell run a command.
+fn keys(shell: &Shell, command: &str) -> Result<Vec<u8>, ApiError> {
+    let command = command.trim_end_matches(['\r', '\n']);
+    if command.trim().is_empty() {
+        return Err(ApiError::invalid("command is empty"));
+    }
+    if command.len() > MAX_COMMAND_BYTES {
+        return Err(ApiError::invalid(format!("command is longer than {MAX_COMMAND_BYTES} bytes; write a file and run that")));
+    }
+    if command.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\t')) {
+        return Err(ApiError::invalid("command holds control characters, which a terminal would take for keys"));
+    }
+    if shell.wants_marked_pastes() {
+        return Ok([b"\x1b[200~".as_slice(), command.as_bytes(), b"\x1b[201~\r"].concat());
+    }
+    if command.contains(['\n', '\t']) {
+        return Err(ApiError::invalid("this shell takes a command of one line without tabs; write a file and run that"));
+    }
+    Ok([command.as_bytes(), b"\r"].concat())
+}
+
+struct Watched {
+    prompt: watch::Receiver<Prompt>,
+    before: Prompt,
+    dialect: Dialect,
+    output: Output,
+}
+
+impl Watched {
+    /// Resolves when the prompt is back and everything before it was read, or the shell has ended. May be dropped and called again.
+    async fn follow(&mut self, reader: &mut Reader) {
+        loop {
+            let now = self.prompt.borrow_and_update().clone();
+            if now.begun > self.before.begun {
+                self.output.begins_at(now.begun_at);
+            }
+            loop {
+                match reader.read(READ_BYTES) {
+                    Read::Chunk(chunk) => self.output.take(chunk.offset, &chunk.bytes, self.dialect),
+                    Read::Gap { to, .. } => self.output.miss(to),
+                    Read::End => return,
+                    Read::Pending => break,
+                }
+            }
+            // The prompt itself, too: the shell is free again when this is answered.
+            if now.ended > self.before.ended && now.state == State::AtPrompt {
+                return;
+            }
+            tokio::select! {
+                () = reader.wait() => {}
+                _ = self.prompt.changed() => {}
+            }
+        }
+    }
+
+    fn end(&self) -> Option<Prompt> {
+        Some(self.prompt.borrow().clone()).filter(|now| now.ended > self.before.ended)
+    }
+}
+
+/// The beginning of a command's output, as much as was asked for.
+#[derive(Default)]
+struct Output {
+    /// Of the first byte that is the command's own.
+    from: Option<u64>,
+    bytes: Vec<u8>,
+    /// Everything before this was seen.
+    seen: u64,
+    limit: usize,
+    is_broken: bool,
+}
+
+impl Output {
+    fn begins_at(&mut self, offset: u64) {
+        if self.from.is_none() {
+            self.from = Some(offset);
+            // What was echoed before it.
+            let before = self.bytes.len().saturating_sub(self.seen.saturating_sub(offset) as usize);
+            self.bytes.drain(..before);
+        }
+    }
+
+    fn take(&mut self, offset: u64, bytes: &[u8], dialect: Dialect) {
+        self.seen = offset + bytes.len() as u64;
+        if self.from.is_none() && dialect == Dialect::Sh {
+            // It doesn't say when it begins: after the echo of the line.
+            let Some(line) = bytes.iter().position(|b| *b == b'\n') else { return };
+            self.from = Some(offset + line as u64 + 1);
+        }
+        let skipped = self.from.map_or(0, |from| from.saturating_sub(offset).min(bytes.len() as u64)) as usize;
+        if self.is_broken {
+            return;
+        }
+        // Before it has begun there is only the echo, of which the end may turn out to be output.
+        let limit = if self.from.is_some() { self.limit } else { self.limit.max(2 * MAX_COMMAND_BYTES) };
+        let room = limit.saturating_sub(self.bytes.len());
+        let taken = &bytes[skipped..];
+        self.is_broken |= taken.len() > room;
+        self.bytes.extend_from_slice(&taken[..taken.len().min(room)]);
+    }
+
+    /// Printed faster than it was read.
+    fn miss(&mut self, to: u64) {
+        self.seen = to;
+        self.is_broken = true;
+    }
+}
+
+/// As a program would have written it to a file: without what the terminal and the shell put around it.
+fn as_text(bytes: &[u8]) -> Vec<u8> {
+    let mut text: Vec<u8> = Vec::with_capacity(bytes.len());
+    for byte in bytes {
+        match byte {
+            0 => {}
+            b'\n' => {
+                if text.last() == Some(&b'\r') {
+                    text.pop();
+                }
+                text.push(b'\n');
+            }
+            other => text.push(*other),
+        }
+    }
+    // The shell's line editor gets ready before it draws the prompt.
+    for ending in [b"\x1b[?2004h".as_slice(), b"\x1b[?2004l\r"] {
+        if text.ends_with(ending) {
+            text.truncate(text.len() - ending.len());
+        }
+    }
+    text
+}

@@ -1,0 +1,396 @@
+//! A shell that lives whoever is connected: its output, its screen, who sits at it, and the way its input goes.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use bytes::{Buf, BytesMut};
+use cobox_protocol::{ApiError, ErrorCode, ShellId, Timestamp, frame::Controller, shell::ShellInfo};
+use cobox_stream::{Keyframe, Kinds, Limits, Log, Scanner, Screen};
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    desk::{Desk, Newcomer},
+    prompt::{Prompt, State, TextFinder},
+    terminal::Terminal,
+};
+use crate::workload::Exit;
+
+/// Typed or pasted and not yet taken by the program; beyond it whoever types waits.
+const MAX_PENDING_INPUT_BYTES: usize = 1024 * 1024;
+/// How often somebody who only watches gets what is new: as often as an eye sees.
+const WATCHER_PERIOD: Duration = Duration::from_millis(32);
+/// All watchers of a shell together, so that they leave most of a processor to the one who types.
+const MAX_WATCHER_FRAMES_PER_SECOND: u32 = 2000;
+/// Into how many moments of that the watchers are divided.
+const WATCHER_PHASES: u64 = 16;
+/// Nobody is waited for.
+const NOBODY: u64 = u64::MAX;
+
+pub struct Shell {
+    pub id: ShellId,
+    pub name: String,
+    pub command: Option<String>,
+    pub created_at: Timestamp,
+    pub log: Log,
+    pub terminal: Terminal,
+    pub exit: watch::Sender<Option<Exit>>,
+    pub controller: watch::Sender<Option<Controller>>,
+    pub prompt: watch::Sender<Prompt>,
+    /// Ends the shell.
+    pub hang_up: CancellationToken,
+    /// One command at a time is run in it for somebody.
+    is_run_in: AtomicBool,
+    picture: Mutex<Picture>,
+    desk: Mutex<Desk>,
+    input: Mutex<BytesMut>,
+    pub input_came: Notify,
+    input_went: Notify,
+    /// How far the one in control has come, for whom the program may be held up a little.
+    consumed: AtomicU64,
+    pub drained: Notify,
+    started: Instant,
+    /// When something was last typed, printed or looked at, in milliseconds after the start.
+    active_at: AtomicU64,
+}
+
+/// What is made of the output beside keeping it.
+struct Picture {
+    scanner: Scanner,
+    screen: Screen,
+    text: TextFinder,
+    /// The last one drawn and for whom, as long as nothing has changed: many come to the same screen.
+    keyframe: Option<(Kinds, Keyframe)>,
+}
+
+impl Shell {
+    pub fn new(name: String, id: ShellId, command: Option<String>, terminal: Terminal, (cols, rows): (u16, u16), ring_bytes: u64) -> Self {
+        let ring_bytes = usize::try_from(ring_bytes).unwrap_or(usize::MAX);
+        let log = Log::new(Limits { ring_bytes, writer_waits: false });
+        log.resize(cols, rows);
+        let picture = Picture { scanner: Scanner::default(), screen: Screen::new(cols, rows), text: TextFinder::default(), keyframe: None };
+        Self {
+            id,
+            name,
+            command,
+            created_at: Timestamp::now(),
+            log,
+            terminal,
+            exit: watch::Sender::new(None),
+            controller: watch::Sender::new(None),
+            prompt: watch::Sender::new(Prompt::default()),
+            hang_up: CancellationToken::new(),
+            is_run_in: AtomicBool::new(false),
+            picture: Mutex::new(picture),
+            desk: Mutex::default(),
+            input: Mutex::default(),
+            input_came: Notify::new(),
+            input_went: Notify::new(),
+            consumed: AtomicU64::new(NOBODY),
+            drained: Notify::new(),
+            started: Instant::now(),
+            active_at: AtomicU64::new(0),
+        }
+    }
+
+    /// The next output: kept and given to whoever waits for it first, then drawn.
+    pub fn printed(&self, bytes: &[u8]) {
+        self.touch();
+        let mut picture = self.picture();
+        let from = self.log.head();
+        let found = picture.scanner.scan(bytes);
+        self.log.append_found(bytes, &found);
+        if let Some(integration) = &self.terminal.integration {
+            let mut text_from = from;
+            let is_at_prompt = self.prompt.borrow().state == State::AtPrompt;
+            if is_at_prompt || !found.marks.is_empty() {
+                self.prompt.send_modify(|prompt| {
+                    for mark in &found.marks {
+                        if picture.text.has_text(slice(bytes, from, text_from, mark.from)) {
+                            prompt.printed();
+                        }
+                        prompt.mark(mark, integration);
+                        text_from = mark.to;
+                    }
+                    if picture.text.has_text(slice(bytes, from, text_from, from + bytes.len() as u64)) {
+                        prompt.printed();
+                    }
+                });
+            }
+        }
+        picture.screen.feed(bytes, &found);
+        picture.keyframe = None;
+    }
+
+    pub fn keyframe(&self, hides: Kinds) -> Keyframe {
+        let mut picture = self.picture();
+        if let Some((_, keyframe)) = picture.keyframe.as_ref().filter(|(kinds, _)| *kinds == hides) {
+            return keyframe.clone();
+        }
+        let keyframe = picture.screen.keyframe(hides);
+        picture.keyframe = Some((hides, keyframe.clone()));
+        keyframe
+    }
+
+    pub fn size(&self) -> (u16, u16) {
+        self.picture().screen.size()
+    }
+
+    pub fn wants_marked_pastes(&self) -> bool {
+        self.picture().screen.wants_marked_pastes()
+    }
+
+    pub fn is_alternate(&self) -> bool {
+        self.picture().screen.is_alternate()
+    }
+
+    fn resize(&self, size: (u16, u16)) -> Result<(), ApiError> {
+        let mut picture = self.picture();
+        if picture.screen.size() == size {
+            return Ok(());
+        }
+        self.terminal.resize(size)?;
+        picture.screen.resize(size.0, size.1);
+        picture.keyframe = None;
+        self.log.resize(size.0, size.1);
+        Ok(())
+    }
+
+    /// Sits a viewer down; it stands up when what is returned is dropped.
+    pub fn join(self: &Arc<Self>, newcomer: Newcomer) -> Result<Seat, ApiError> {
+        self.touch();
+        let (id, taken_over) = self.at_desk(|desk, now| desk.join(newcomer, now))?;
+        Ok(Seat { shell: self.clone(), id, taken_over })
+    }
+
+    /// Changes who sits where, and lets everybody know what came of it.
+    pub fn at_desk<T>(&self, change: impl FnOnce(&mut Desk, Instant) -> T) -> T {
+        let mut desk = self.desk();
+        let before = desk.controlling_viewer();
+        let result = change(&mut desk, Instant::now());
+        let after = desk.controlling_viewer();
+        if after != before {
+            self.consumed.store(NOBODY, Ordering::Relaxed);
+            self.drained.notify_one();
+            if let Some(size) = after.and_then(|id| desk.size_of(id)) {
+                // A terminal that can't be resized any more has ended, and its end is told by the output.
+                let _ = self.resize(size);
+            }
+            // Whose view changes with it looks again.
+            self.controller.send_modify(|_| {});
+        }
+        self.controller.send_if_modified(|known| {
+            let controller = desk.controller();
+            let is_new = *known != controller;
+            *known = controller;
+            is_new
+        });
+        result
+    }
+
+    pub fn is_controlled_by(&self, id: u64) -> bool {
+        self.desk().controlling_viewer() == Some(id)
+    }
+
+    /// A size a viewer has now. It counts at once for the one in control, for others when they get it.
+    pub fn viewer_resized(&self, id: u64, size: (u16, u16)) -> Result<(), ApiError> {
+        let is_controller = self.at_desk(|desk, now| {
+            desk.set_size(id, size);
+            match desk.controlling_viewer() {
+                Some(holder) if holder == id => Ok(true),
+                // Nobody's size counts then.
+                None if desk.controller().is_none() => Ok(false),
+                _ => desk.acts(id, now).map(|()| true),
+            }
+        })?;
+        if is_controller { self.resize(size) } else { Ok(()) }
+    }
+
+    pub fn viewer_signals(&self, id: u64, number: i32) -> Result<(), ApiError> {
+        self.at_desk(|desk, now| desk.acts(id, now))?;
+        self.touch();
+        self.terminal.signal(number);
+        Ok(())
+    }
+
+    /// Takes input of a viewer, or says why not; `Ok(false)` where there is no room for it yet.
+    pub fn viewer_typed(&self, id: u64, seq: Option<u64>, bytes: &[u8]) -> Result<bool, ApiError> {
+        let mut input = self.input();
+        if input.len() >= MAX_PENDING_INPUT_BYTES {
+            return Ok(false);
+        }
+        let is_new = self.at_desk(|desk, now| {
+            desk.acts(id, now)?;
+            desk.has_typed(id, now);
+            Ok::<_, ApiError>(desk.is_new_input(id, seq))
+        })?;
+        if is_new {
+            self.take_input(&mut input, bytes);
+        }
+        Ok(true)
+    }
+
+    /// Resolves when there may be room for input again.
+    pub async fn input_room(&self) {
+        let went = self.input_went.notified();
+        if self.input().len() >= MAX_PENDING_INPUT_BYTES {
+            went.await;
+        }
+    }
+
+    /// Types on nobody's behalf who sits here.
+    pub fn type_in(&self, bytes: &[u8]) {
+        self.take_input(&mut self.input(), bytes);
+    }
+
+    fn take_input(&self, pending: &mut BytesMut, bytes: &[u8]) {
+        self.touch();
+        if self.terminal.integration.is_some() {
+            self.prompt.send_modify(|prompt| prompt.typed(bytes));
+        }
+        // Most keys find an idle terminal and go straight there.
+        let written = if pending.is_empty() { self.terminal.pty.try_write(bytes).unwrap_or(0) } else { 0 };
+        if written < bytes.len() {
+            pending.extend_from_slice(&bytes[written..]);
+            self.input_came.notify_one();
+        }
+    }
+
+    /// The first of what waits to be written.
+    pub fn next_input(&self, into: &mut [u8]) -> usize {
+        let input = self.input();
+        let count = input.len().min(into.len());
+        into[..count].copy_from_slice(&input[..count]);
+        count
+    }
+
+    /// So much of it was; `None` where nobody reads the terminal any more.
+    pub fn input_written(&self, count: Option<usize>) {
+        let mut input = self.input();
+        match count {
+            Some(count) => {
+                let count = count.min(input.len());
+                input.advance(count);
+            }
+            None => input.clear(),
+        }
+        if input.is_empty() {
+            // A large paste leaves nothing behind.
+            *input = BytesMut::new();
+        }
+        drop(input);
+        self.input_went.notify_waiters();
+    }
+
+    /// The one in control has come this far.
+    pub fn consumed(&self, id: u64, offset: u64) {
+        if self.is_controlled_by(id) {
+            self.consumed.store(offset, Ordering::Relaxed);
+            self.drained.notify_one();
+        }
+    }
+
+    /// How far the one in control is behind.
+    pub fn lag(&self) -> u64 {
+        match self.consumed.load(Ordering::Relaxed) {
+            NOBODY => 0,
+            offset => self.log.head().saturating_sub(offset),
+        }
+    }
+
+    /// Reserves the shell for a command of somebody's; see [`RunGuard`].
+    pub fn reserve(self: &Arc<Self>) -> Result<RunGuard, ApiError> {
+        match self.is_run_in.swap(true, Ordering::AcqRel) {
+            true => Err(ApiError::new(ErrorCode::ShellBusy, "another command is being run in this shell; try again when it has ended")),
+            false => Ok(RunGuard(self.clone())),
+        }
+    }
+
+    pub fn info(&self) -> ShellInfo {
+        let (cols, rows) = self.size();
+        let desk = self.desk();
+        let is_marked = self.terminal.integration.is_some();
+        ShellInfo {
+            id: self.id.clone(),
+            name: self.name.clone(),
+            command: self.command.clone(),
+            cols,
+            rows,
+            offset: self.log.head(),
+            controller: desk.controller(),
+            viewers: u32::try_from(desk.viewers()).unwrap_or(u32::MAX),
+            at_prompt: is_marked.then(|| self.prompt.borrow().state == State::AtPrompt),
+            created_at: self.created_at,
+        }
+    }
+
+    pub fn viewers(&self) -> usize {
+        self.desk().viewers()
+    }
+
+    /// The next moment at which a viewer who only watches is served: each has its own within the period, so that they never come all at
+    /// once, and the more there are the longer it is.
+    pub fn next_turn(&self, id: u64) -> tokio::time::Instant {
+        let viewers = u32::try_from(self.viewers()).unwrap_or(u32::MAX);
+        let period = WATCHER_PERIOD.max(Duration::from_secs(1).saturating_mul(viewers) / MAX_WATCHER_FRAMES_PER_SECOND);
+        let phase = period * (id % WATCHER_PHASES) as u32 / WATCHER_PHASES as u32;
+        let since = self.started.elapsed().saturating_sub(phase);
+        let turns = u32::try_from(since.as_millis() / period.as_millis().max(1)).unwrap_or(u32::MAX);
+        tokio::time::Instant::from_std(self.started + phase + period.saturating_mul(turns.saturating_add(1)))
+    }
+
+    fn touch(&self) {
+        let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.active_at.store(now, Ordering::Relaxed);
+    }
+
+    /// When it was last used.
+    pub fn last_active(&self) -> Instant {
+        self.started + Duration::from_millis(self.active_at.load(Ordering::Relaxed))
+    }
+
+    // A panic while one of these is held leaves what it guards whole, or merely less up to date.
+    fn picture(&self) -> MutexGuard<'_, Picture> {
+        self.picture.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn input(&self) -> MutexGuard<'_, BytesMut> {
+        self.input.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The part of a piece that lies between two offsets; marks may begin before it.
+fn slice(bytes: &[u8], start: u64, from: u64, to: u64) -> &[u8] {
+    let (from, to) = (from.max(start) - start, to.max(start) - start);
+    bytes.get(from as usize..to as usize).unwrap_or_default()
+}
+
+/// A viewer's place at a shell.
+pub struct Seat {
+    pub shell: Arc<Shell>,
+    pub id: u64,
+    pub taken_over: CancellationToken,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.shell.touch();
+        self.shell.at_desk(|desk, now| desk.leave(self.id, now));
+    }
+}
+
+/// Held while a command is run in a shell for somebody.
+pub struct RunGuard(Arc<Shell>);
+
+impl Drop for RunGuard {
+    fn drop(&mut self) {
+        self.0.is_run_in.store(false, Ordering::Release);
+    }
+}

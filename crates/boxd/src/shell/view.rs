@@ -1,0 +1,295 @@
+//! A shell's output on its way to one viewer: at once to the one in control, in turn to those who watch.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::extract::ws::Message;
+use base64::{Engine, engine::general_purpose::STANDARD};
+use bytes::BytesMut;
+use cobox_protocol::frame::{BinaryFrame, BinaryKind, Controller, OutputStream, ServerFrame};
+use cobox_stream::{Chunk, Keyframe, Kinds, Read, Reader, Resize, Urgency};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+
+use super::shared::Shell;
+use crate::{
+    server::Server,
+    socket::{End, Out, encode},
+};
+
+/// Output in one frame for the one in control: a few screens, and at most 200 KiB even if all of it must be escaped.
+const FRAME_BYTES: usize = 32 * 1024;
+/// For those who watch, who get fewer frames.
+const WATCHER_FRAME_BYTES: usize = 64 * 1024;
+/// Between two keyframes: a viewer that can't keep up sees the screen a few times a second.
+const KEYFRAME_PERIOD: Duration = Duration::from_millis(250);
+/// Nothing was acknowledged yet.
+const NEVER: u64 = u64::MAX;
+
+/// How far a client says to have come; one that never says so is judged by what its socket takes.
+pub struct Progress(AtomicU64);
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self(AtomicU64::new(NEVER))
+    }
+}
+
+impl Progress {
+    pub fn acknowledge(&self, offset: u64) {
+        self.0.store(offset.min(NEVER - 1), Ordering::Relaxed);
+    }
+    fn or(&self, position: u64) -> u64 {
+        match self.0.load(Ordering::Relaxed) {
+            NEVER => position,
+            // It can't have what it was not given.
+            acknowledged => acknowledged.min(position),
+        }
+    }
+}
+
+pub struct View {
+    pub shell: Arc<Shell>,
+    pub id: u64,
+    pub reader: Reader,
+    pub controllers: watch::Receiver<Option<Controller>>,
+    pub told: Option<Controller>,
+    pub out: Out,
+    pub is_binary: bool,
+    /// What its terminal may have done to it while it is in control.
+    pub allows: Kinds,
+    pub progress: Arc<Progress>,
+    pub keyframe: Option<Keyframe>,
+    line: Line,
+}
+
+/// The beginning of a character whose rest has not come yet, and where it is.
+#[derive(Default)]
+struct Line {
+    offset: u64,
+    tail: Vec<u8>,
+}
+
+impl View {
+    #[allow(clippy::too_many_arguments, reason = "each is one thing a view is made of")]
+    pub fn new(
+        shell: Arc<Shell>,
+        id: u64,
+        reader: Reader,
+        keyframe: Option<Keyframe>,
+        controllers: watch::Receiver<Option<Controller>>,
+        out: Out,
+        is_binary: bool,
+        allows: Kinds,
+    ) -> Self {
+        let told = controllers.borrow().clone();
+        let progress = Arc::default();
+        Self { shell, id, reader, controllers, told, out, is_binary, allows, progress, keyframe, line: Line::default() }
+    }
+
+    /// What a viewer mustn't get.
+    pub fn hidden(is_controller: bool, allows: Kinds) -> Kinds {
+        if is_controller { Kinds::ALL.without(Kinds::QUERY).without(allows) } else { Kinds::ALL }
+    }
+
+    /// Shows everything from the reader's position on, to the end of the shell.
+    pub async fn show(mut self, server: &Server) -> Result<(), End> {
+        if let Some(keyframe) = self.keyframe.take() {
+            self.send_keyframe(&keyframe).await?;
+        }
+        let mut next_keyframe = Instant::now();
+        let mut was_controller = None;
+        loop {
+            let is_controller = self.shell.is_controlled_by(self.id);
+            if was_controller.replace(is_controller) != Some(is_controller) {
+                self.reader.set_hidden(Self::hidden(is_controller, self.allows));
+                self.reader.set_urgency(if is_controller { Urgency::First } else { Urgency::Later });
+                self.shell.consumed(self.id, self.progress.or(self.reader.position()));
+            }
+            if self.controllers.has_changed().unwrap_or(false) {
+                self.tell_controller().await?;
+            }
+            if is_controller {
+                let read = self.read(FRAME_BYTES).await?;
+                if !self.go_on(read, &mut next_keyframe).await? {
+                    return Ok(());
+                }
+                self.shell.consumed(self.id, self.progress.or(self.reader.position()));
+            } else {
+                let lane = server.shells.lane.acquire().await.map_err(|_| End::normal())?;
+                let read = self.read(WATCHER_FRAME_BYTES).await?;
+                // The frame is written to the socket while the next watcher still waits.
+                tokio::task::yield_now().await;
+                drop(lane);
+                if !self.go_on(read, &mut next_keyframe).await? {
+                    return Ok(());
+                }
+                // However much there is, its turn decides when it gets more.
+                let turn = self.shell.next_turn(self.id);
+                tokio::select! {
+                    () = sleep_until(turn) => {}
+                    _ = self.controllers.changed() => self.tell_controller().await?,
+                }
+            }
+        }
+    }
+
+    /// What a read gave beside output; `false` at the end.
+    async fn go_on(&mut self, read: Read, next_keyframe: &mut Instant) -> Result<bool, End> {
+        match read {
+            Read::Chunk(_) => {}
+            Read::Gap { .. } => {
+                self.flush().await?;
+                sleep_until(*next_keyframe).await;
+                *next_keyframe = Instant::now() + KEYFRAME_PERIOD;
+                let hides = Self::hidden(self.shell.is_controlled_by(self.id), self.allows);
+                let keyframe = self.shell.keyframe(hides);
+                self.reader.seek(keyframe.offset);
+                self.send_keyframe(&keyframe).await?;
+            }
+            Read::Pending => {
+                tokio::select! {
+                    () = self.reader.wait() => {}
+                    changed = self.controllers.changed() => {
+                        if changed.is_ok() {
+                            self.tell_controller().await?;
+                        }
+                    }
+                }
+            }
+            Read::End => {
+                self.flush().await?;
+                let exit = self.shell.exit.borrow().unwrap_or(crate::workload::Exit { code: 0, signal: None });
+                self.out.send(&ServerFrame::<()>::Exit { exit_code: exit.code, signal: exit.signal, timed_out: false }).await?;
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads once and sends what came.
+    async fn read(&mut self, max: usize) -> Result<Read, End> {
+        while let Some(Resize { offset, cols, rows }) = self.reader.next_size() {
+            self.flush().await?;
+            self.out.send(&ServerFrame::<()>::Resized { offset, cols, rows }).await?;
+        }
+        if self.is_binary {
+            let mut frame = BytesMut::from(&BinaryFrame::head(BinaryKind::Stdout, 0)[..]);
+            let read = self.reader.read_into(&mut frame, max);
+            if let Read::Chunk(Chunk { offset, .. }) = &read {
+                let head = BinaryFrame::head(BinaryKind::Stdout, *offset);
+                frame[..head.len()].copy_from_slice(&head);
+                self.out.message(Message::Binary(frame.freeze())).await?;
+            }
+            return Ok(read);
+        }
+        let read = self.reader.read(max);
+        if let Read::Chunk(Chunk { offset, bytes }) = &read
+            && let Some(frame) = self.line.frame(*offset, bytes)
+        {
+            self.out.message(encode(&frame)).await?;
+        }
+        Ok(read)
+    }
+
+    async fn flush(&mut self) -> Result<(), End> {
+        match self.line.rest() {
+            Some(frame) => self.out.message(encode(&frame)).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn tell_controller(&mut self) -> Result<(), End> {
+        let controller = self.controllers.borrow_and_update().clone();
+        if controller == self.told {
+            return Ok(());
+        }
+        self.told = controller.clone();
+        self.out.send(&ServerFrame::<()>::Control { controller }).await
+    }
+
+    async fn send_keyframe(&mut self, keyframe: &Keyframe) -> Result<(), End> {
+        let Keyframe { offset, cols, rows, ref ansi } = *keyframe;
+        if self.is_binary {
+            self.out.send(&ServerFrame::<()>::Resized { offset, cols, rows }).await?;
+            let frame = [&BinaryFrame::head(BinaryKind::Keyframe, offset)[..], ansi].concat();
+            return self.out.message(Message::Binary(frame.into())).await;
+        }
+        self.out.send(&ServerFrame::<()>::Keyframe { offset, cols, rows, data_b64: STANDARD.encode(ansi) }).await
+    }
+}
+
+impl Line {
+    fn frame(&mut self, offset: u64, bytes: &[u8]) -> Option<ServerFrame<()>> {
+        if self.tail.is_empty() {
+            self.offset = offset;
+            let ready = whole_characters(bytes);
+            self.tail.extend_from_slice(&bytes[ready..]);
+            self.offset += ready as u64;
+            return (ready > 0).then(|| ServerFrame::output(OutputStream::Stdout, offset, &bytes[..ready]));
+        }
+        self.tail.extend_from_slice(bytes);
+        let ready = whole_characters(&self.tail);
+        self.cut(ready)
+    }
+
+    fn rest(&mut self) -> Option<ServerFrame<()>> {
+        self.cut(self.tail.len())
+    }
+
+    fn cut(&mut self, at: usize) -> Option<ServerFrame<()>> {
+        if at == 0 {
+            return None;
+        }
+        let rest = self.tail.split_off(at);
+        let frame = ServerFrame::output(OutputStream::Stdout, self.offset, &self.tail);
+        self.offset += at as u64;
+        self.tail = rest;
+        Some(frame)
+    }
+}
+
+fn whole_characters(bytes: &[u8]) -> usize {
+    match std::str::from_utf8(bytes) {
+        Err(e) if e.error_len().is_none() => e.valid_up_to(),
+        _ => bytes.len(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(frame: Option<ServerFrame<()>>) -> Option<(u64, Option<String>)> {
+        match frame? {
+            ServerFrame::Stdout { offset, data, .. } => Some((offset, data)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_character_cut_in_two_by_a_read_is_whole_in_its_frame() {
+        let mut line = Line::default();
+        let euro = "€".as_bytes();
+        assert_eq!(parts(line.frame(0, &[b'a', euro[0]])), Some((0, Some("a".into()))));
+        assert_eq!(parts(line.frame(2, &euro[1..2])), None);
+        assert_eq!(parts(line.frame(3, &[euro[2], b'b'])), Some((1, Some("€b".into()))));
+        assert_eq!(parts(line.rest()), None);
+        assert_eq!(parts(line.frame(5, b"c")), Some((5, Some("c".into()))));
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_come_in_base64_at_once() {
+        let mut line = Line::default();
+        assert_eq!(parts(line.frame(0, b"\xff\xfe")), Some((0, None)));
+        assert_eq!(parts(line.frame(2, b"\xe2")), None);
+        assert_eq!(parts(line.rest()), Some((2, None)));
+    }
+}

@@ -1,0 +1,52 @@
+//! What sandboxes say of their requests, beside the broker's own records.
+
+use cobox_protocol::key::PrincipalKind;
+use serde_json::json;
+
+use crate::harness::{NEWEST, World, sandbox_id};
+
+#[tokio::test]
+async fn a_sandboxs_claims_are_kept_once_and_bounded_and_only_operators_read_them() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, op) = (broker.human("ann").await, broker.key("op", PrincipalKind::Operator).await);
+    let id = sandbox_id(&ann.ensure("t").await);
+    let boxd = world.provider.boxd(&id);
+    let claim = |seq: u64, target: &str| {
+        json!({ "seq": seq, "at": "2020-01-01T00:00:00Z", "request_id": "req_1", "jti": "tok_1", "principal": "ann\u{1b}[2J", "actor": "human",
+                "capability": "exec", "method": "POST", "route": "/v1/exec", "target": target, "status": 200, "duration_ms": 3 })
+    };
+    let items = json!([claim(1, "make"), claim(2, &"x".repeat(100_000))]);
+    *boxd.claims.lock().unwrap() = Some(json!({ "life": "abc", "items": items, "lost": 7, "more": false }));
+    let store = broker.broker.as_ref().unwrap().store().clone();
+    let kept = async || {
+        let all = store.audit("default", Some(&id), &NEWEST).await.unwrap();
+        all.into_iter().map(|(_, r)| r).filter(|r| r.action == "sandbox.claim").collect::<Vec<_>>()
+    };
+    broker.tick().await;
+    let records = kept().await;
+    assert_eq!(records.len(), 3);
+    let details: Vec<&str> = records.iter().map(|r| r.detail.as_deref().unwrap()).collect();
+    assert!(details[0].starts_with("7 requests left no claim"), "{details:?}");
+    assert!(details[1].len() < 400, "{details:?}");
+    assert_eq!(details[2], "POST /v1/exec 200 make exec");
+    assert_eq!((records[2].principal.as_deref(), records[2].jti.as_deref()), (Some("ann\u{fffd}[2J"), Some("tok_1")));
+
+    // The same again is nothing new, and what is stored is named so that boxd can forget it.
+    world.clock.advance(120);
+    broker.tick().await;
+    assert_eq!(kept().await.len(), 3);
+    assert_eq!(boxd.asked_for_claims.lock().unwrap().last().unwrap(), "life=abc&after=2");
+    // The last words before the end are fetched, too; those of another life begin anew.
+    *boxd.claims.lock().unwrap() = Some(json!({ "life": "def", "items": [claim(1, "last")], "lost": 0, "more": false }));
+    op.delete(&format!("/v1/sandboxes/{id}")).await.ok(204);
+    assert_eq!(kept().await.len(), 4);
+
+    assert_eq!(ann.get("/v1/audit").await.error(403), "FORBIDDEN");
+    let page = op.get(&format!("/v1/audit?sandbox={id}&limit=2")).await.ok(200);
+    assert_eq!(page["items"].as_array().unwrap().len(), 2);
+    let next = op.get(&format!("/v1/audit?sandbox={id}&cursor={}", page["next_cursor"].as_str().unwrap())).await.ok(200);
+    let newest = page["items"][1]["sequence"].as_u64().unwrap();
+    assert!(next["items"].as_array().unwrap().iter().all(|e| e["sequence"].as_u64().unwrap() < newest));
+    assert_eq!(op.get("/v1/audit?limit=0").await.error(400), "INVALID_REQUEST");
+}

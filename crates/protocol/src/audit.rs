@@ -1,0 +1,77 @@
+//! What a sandbox's daemon says of the requests it got. A claim: the broker's own records stand beside it, joined by `jti`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{RequestId, SandboxId, SessionId, Timestamp, key::PrincipalKind};
+
+/// Longest text in a claim, in bytes; what is longer is cut.
+pub const MAX_CLAIM_TEXT_BYTES: usize = 256;
+/// Claims in one answer, so that it stays well below a megabyte.
+pub const MAX_CLAIMS_AT_ONCE: usize = 256;
+
+/// One request, when it was answered; one stream, when it began.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// Counts up from 1 in one life of the daemon.
+    pub seq: u64,
+    pub at: Timestamp,
+    pub request_id: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jti: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub principal: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub actor: Option<PrincipalKind>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session_id: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capability: Option<String>,
+    pub method: String,
+    pub route: String,
+    /// The file, command, shell or process it was about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+    pub status: u16,
+    /// The code of a refusal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    pub duration_ms: u64,
+}
+
+/// The claims not taken yet, oldest first.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Claims {
+    /// Of this life of the daemon; another one counts anew.
+    pub life: String,
+    pub items: Vec<Claim>,
+    /// How many were dropped so far because nobody came for them.
+    pub lost: u64,
+    /// Whether there are more.
+    pub more: bool,
+}
+
+/// One record of the broker's audit, its own or (`sandbox.claim`) a sandbox's word.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AuditEntry {
+    /// Counts up; the order in which they were written.
+    pub sequence: u64,
+    pub at: Timestamp,
+    /// `session.created`, `token.issued`, `dataplane.used`, `sandbox.claim`, …
+    pub action: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<RequestId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub principal: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub actor: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thread_id: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session_id: Option<SessionId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox_id: Option<SandboxId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jti: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
+}
