@@ -5,7 +5,7 @@ CARGO_FLAGS := $(if $(filter release,$(PROFILE)),--release,)
 BIN = target/$(shell rustc --print host-tuple)/$(if $(filter release,$(PROFILE)),release,debug)
 
 .DEFAULT_GOAL := help
-.PHONY: help build run demo test lint bench bench-dataplane soak setup
+.PHONY: help build run demo test lint openapi fuzz bench bench-dataplane soak setup
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -34,6 +34,9 @@ lint: ## Formatting, clippy, licences and sources
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	scripts/deny
+
+openapi: ## Write openapi/ anew from the code
+	COBOX_WRITE_OPENAPI=1 cargo test -p cobox-boxd --test openapi
 
 bench: build ## Time to the first exec, against bubblewrap and podman; writes bench/results/
 	scripts/setup bench
