@@ -5,10 +5,10 @@ CARGO_FLAGS := $(if $(filter release,$(PROFILE)),--release,)
 BIN = target/$(shell rustc --print host-tuple)/$(if $(filter release,$(PROFILE)),release,debug)
 
 .DEFAULT_GOAL := help
-.PHONY: help build run demo test lint bench soak setup
+.PHONY: help build run demo test lint openapi fuzz bench bench-dataplane soak setup
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
 build: ## Build cobox and boxd
 	cargo build $(CARGO_FLAGS) -p cobox-cli -p cobox-boxd
@@ -35,9 +35,17 @@ lint: ## Formatting, clippy, licences and sources
 	cargo clippy --workspace --all-targets -- -D warnings
 	scripts/deny
 
+openapi: ## Write openapi/ anew from the code
+	COBOX_WRITE_OPENAPI=1 cargo test -p cobox-boxd --test openapi
+
 bench: build ## Time to the first exec, against bubblewrap and podman; writes bench/results/
 	scripts/setup bench
 	COBOX_BIN=$(BIN)/cobox python3 bench/start.py
+
+bench-dataplane: build ## Exec, shells, files and search, against ssh, sshx, nginx, ripgrep and sandbox-agent
+	cargo build $(CARGO_FLAGS) -p cobox-bench
+	scripts/setup bench
+	COBOX_BIN=$(BIN)/cobox COBOX_BENCH_BIN=$(BIN)/cobox-bench python3 bench/dataplane.py
 
 soak: ## The long fault and load tests; records bench/results/soak.md
 	cargo build -p cobox-cli -p cobox-boxd

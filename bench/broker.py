@@ -62,6 +62,11 @@ class Broker:
                 self.process.kill()
                 self.process.wait()
 
+    def reconnect(self):
+        """For after a while: a connection that nothing goes over is closed by the broker."""
+        self.connection.close()
+        self.connection.connect()
+
     def call(self, method, path, credential, body=None):
         """One request on the one connection that is kept open; what it answers, as JSON."""
         headers = {"Authorization": f"Bearer {credential}", "Content-Type": "application/json"}

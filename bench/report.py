@@ -19,8 +19,15 @@ class Series:
 
     @property
     def p95(self):
-        # The time that 95 of 100 stay below, by nearest rank.
-        return sorted(self.times)[max(0, math.ceil(len(self.times) * 0.95) - 1)]
+        return self.below(0.95)
+
+    @property
+    def p99(self):
+        return self.below(0.99)
+
+    def below(self, share):
+        """The time that this share of them stays below, by nearest rank."""
+        return sorted(self.times)[max(0, math.ceil(len(self.times) * share) - 1)]
 
 
 def machine():
@@ -31,7 +38,7 @@ def machine():
 
 
 def number(ms):
-    return f"{ms:.2f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
+    return f"{ms:.3f}" if ms < 0.1 else f"{ms:.2f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
 
 
 def table(series, yardstick):

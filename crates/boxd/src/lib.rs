@@ -17,6 +17,7 @@ pub mod programs;
 pub mod server;
 pub mod shell;
 pub mod socket;
+pub mod watch;
 pub mod workload;
 
 pub use files::workers::FileWorkers;

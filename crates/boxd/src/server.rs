@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use anyhow::Context;
 use axum::{
     Json, Router, middleware,
-    routing::{delete, get, post, put},
+    routing::{MethodRouter, delete, get, post, put},
 };
 use cobox_protocol::{
     control::{BoxdConfig, DataplaneLimits},
@@ -25,6 +25,7 @@ use crate::{
     processes,
     programs::Spawn,
     shell, socket,
+    watch::{self, Watching},
 };
 
 /// The broker, and a second one that takes over from it.
@@ -38,6 +39,7 @@ pub struct Server {
     pub audit: AuditTrail,
     pub programs: Arc<dyn Spawn>,
     pub files: FileStore,
+    pub watching: Watching,
     pub commands: exec::Commands,
     pub processes: processes::Table,
     pub shells: shell::Shells,
@@ -64,6 +66,7 @@ pub async fn serve(
         audit: AuditTrail::default(),
         programs,
         files: FileStore::new(files),
+        watching: Watching::new(config.dataplane.watches),
         commands: exec::Commands::new(&config.dataplane),
         processes: processes::Table::default(),
         shells: shell::Shells::new(&config.dataplane),
@@ -93,8 +96,36 @@ pub async fn serve(
 }
 
 fn client_router(server: Arc<Server>) -> Router {
+    client_routes()
+        .router
+        .fallback(answer::no_such_route)
+        .method_not_allowed_fallback(answer::no_such_method)
+        .layer(middleware::from_fn_with_state(server.clone(), answer::wrap_client))
+        .with_state(server)
+}
+
+/// A router that remembers its paths, which the router itself doesn't tell.
+#[derive(Default)]
+struct Routes {
+    router: Router<Arc<Server>>,
+    paths: Vec<&'static str>,
+}
+
+impl Routes {
+    fn route(mut self, path: &'static str, methods: MethodRouter<Arc<Server>>) -> Self {
+        self.paths.push(path);
+        Self { router: self.router.route(path, methods), ..self }
+    }
+}
+
+/// The path of every route for clients: what is documented is compared with it.
+pub fn client_paths() -> Vec<&'static str> {
+    client_routes().paths
+}
+
+fn client_routes() -> Routes {
     let file = || get(files::get).head(files::get).put(files::put).delete(files::delete);
-    Router::new()
+    Routes::default()
         .route("/healthz", get(async || Json(serde_json::json!({ "status": "ok" }))))
         .route("/v1/exec", post(exec::run))
         .route("/v1/exec/ws", get(exec::open))
@@ -106,6 +137,7 @@ fn client_router(server: Arc<Server>) -> Router {
         .route("/v1/files/upload", file().post(files::many::upload))
         .route("/v1/files/download", get(files::many::download).head(files::get).put(files::put).delete(files::delete))
         .route("/v1/files/{*path}", file())
+        .route("/v1/watch", get(watch::watch))
         .route("/v1/fs/list", post(fs::list))
         .route("/v1/fs/stat", post(fs::stat))
         .route("/v1/fs/mkdir", post(fs::mkdir))
@@ -126,10 +158,6 @@ fn client_router(server: Arc<Server>) -> Router {
         .route(DOWNLOAD, get(langsmith::download).head(langsmith::download))
         .route(GLOB, post(langsmith::glob))
         .route(GREP, post(langsmith::grep))
-        .fallback(answer::no_such_route)
-        .method_not_allowed_fallback(answer::no_such_method)
-        .layer(middleware::from_fn_with_state(server.clone(), answer::wrap_client))
-        .with_state(server)
 }
 
 fn control_router(server: Arc<Server>) -> Router {

@@ -42,3 +42,9 @@ pub fn set_fs_ids(uid: u32, gid: u32) -> io::Result<()> {
     };
     if gid_now as u32 == gid && uid_now as u32 == uid { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) }
 }
+
+/// Gives this thread a working directory of its own, so that changing it changes nobody else's.
+pub fn own_working_directory() -> io::Result<()> {
+    // SAFETY: CLONE_FS concerns only the working directory, the root and the umask, which are copied for this thread.
+    check(unsafe { libc::unshare(libc::CLONE_FS) }.into()).map(|_| ())
+}

@@ -16,10 +16,13 @@ pub mod key;
 pub mod langsmith;
 pub mod process;
 pub mod sandbox;
+#[cfg(feature = "schema")]
+mod schema;
 pub mod secret;
 pub mod session;
 pub mod shell;
 pub mod timestamp;
+pub mod watch;
 
 pub use capability::{Capability, CapabilitySet};
 pub use error::{ApiError, Envelope, ErrorCode};

@@ -10,8 +10,11 @@ use crate::{
     scan::{Class, Found, Inside},
 };
 
-/// Largest terminal, in either direction: a screen of that size takes 32 MiB.
+/// Largest terminal, in either direction.
 pub const MAX_SIDE: u16 = 1000;
+/// Largest that is drawn: a 4K display in the smallest readable letters. It takes 4 MiB, and as much again for the alternate screen; viewers
+/// of a larger one get an empty keyframe.
+const MAX_CELLS: u32 = 128 * 1024;
 /// Smallest emulated: a wide character must fit into a row.
 const MIN_SIDE: u16 = 2;
 /// A string longer than this is not given again from its start: it may no longer be kept.
@@ -49,7 +52,7 @@ pub struct Screen {
 impl Screen {
     pub fn new(cols: u16, rows: u16) -> Self {
         let (cols, rows) = (cols.clamp(1, MAX_SIDE), rows.clamp(1, MAX_SIDE));
-        let emulator = Some(emulator(cols, rows));
+        let emulator = emulator(cols, rows);
         Self { cols, rows, emulator, panics: 0, at: 0, pending: Vec::new(), pending_from: 0, inside: None }
     }
 
@@ -69,6 +72,11 @@ impl Screen {
     pub fn resize(&mut self, cols: u16, rows: u16) {
         (self.cols, self.rows) = (cols.clamp(1, MAX_SIDE), rows.clamp(1, MAX_SIDE));
         let (cols, rows) = (self.cols.max(MIN_SIDE), self.rows.max(MIN_SIDE));
+        if u32::from(cols) * u32::from(rows) > MAX_CELLS {
+            self.emulator = None;
+        } else if self.emulator.is_none() && self.panics < MAX_PANICS {
+            self.emulator = emulator(cols, rows);
+        }
         self.guarded(|emulator| emulator.screen_mut().set_size(rows, cols));
     }
 
@@ -114,7 +122,7 @@ impl Screen {
         let Some(parser) = &mut self.emulator else { return };
         if catch_unwind(AssertUnwindSafe(|| work(parser))).is_err() {
             self.panics += 1;
-            self.emulator = (self.panics < MAX_PANICS).then(|| emulator(self.cols, self.rows));
+            self.emulator = if self.panics < MAX_PANICS { emulator(self.cols, self.rows) } else { None };
         }
     }
 
@@ -137,8 +145,9 @@ impl Screen {
     }
 }
 
-fn emulator(cols: u16, rows: u16) -> vt100::Parser<Extras> {
-    vt100::Parser::new_with_callbacks(rows.max(MIN_SIDE), cols.max(MIN_SIDE), 0, Extras::default())
+fn emulator(cols: u16, rows: u16) -> Option<vt100::Parser<Extras>> {
+    let (cols, rows) = (cols.max(MIN_SIDE), rows.max(MIN_SIDE));
+    (u32::from(cols) * u32::from(rows) <= MAX_CELLS).then(|| vt100::Parser::new_with_callbacks(rows, cols, 0, Extras::default()))
 }
 
 /// What begins a string of the kind that no terminal does anything with.

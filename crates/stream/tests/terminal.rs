@@ -290,3 +290,14 @@ fn a_keyframe_in_an_editor_brings_back_what_was_below_it() {
     assert_eq!(viewer.screen().contents(), "text");
     assert_eq!(shown(&[&keyframe.ansi, b"\x1b[?1049l"]).screen().contents(), "$ vi");
 }
+
+#[test]
+fn a_screen_too_large_to_draw_is_empty_and_comes_back_when_it_shrinks() {
+    let (mut scanner, mut screen) = (Scanner::default(), Screen::new(1000, 1000));
+    screen.feed(b"unseen", &scanner.scan(b"unseen"));
+    assert!(!screen.keyframe(Kinds::NONE).ansi.windows(6).any(|w| w == b"unseen"));
+    screen.resize(COLS, ROWS);
+    screen.feed(b"seen", &scanner.scan(b"seen"));
+    let Keyframe { offset, cols, ansi, .. } = screen.keyframe(Kinds::NONE);
+    assert_eq!((offset, cols, shown(&[&ansi]).screen().contents().as_str()), (10, COLS, "seen"));
+}

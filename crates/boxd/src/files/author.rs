@@ -31,8 +31,23 @@ pub struct ChangeLog {
 
 #[derive(Default)]
 struct Changes {
-    by_name: HashMap<Arc<NameKey>, (Version, Arc<Who>)>,
+    by_name: HashMap<Arc<NameKey>, Change>,
     oldest_first: VecDeque<Arc<NameKey>>,
+}
+
+/// How a change left a name, and who made it.
+#[derive(Clone)]
+pub struct Change {
+    version: Version,
+    pub is_new: bool,
+    pub who: Arc<Who>,
+}
+
+impl Change {
+    /// When it was put there; nothing for what was taken away.
+    pub fn placed_at(&self) -> Option<(i64, i64)> {
+        self.version.map(|(_, seconds, nanoseconds)| (seconds, nanoseconds))
+    }
 }
 
 /// A directory's device and inode, and a name in it.
@@ -53,9 +68,12 @@ impl ChangeLog {
         }
     }
 
-    /// Who left a name in this state, if it was done through boxd.
-    pub fn author(&self, key: &NameKey, version: Version) -> Option<Arc<Who>> {
-        self.changes().by_name.get(key).filter(|(seen, _)| *seen == version).map(|(_, who)| who.clone())
+    /// The change that left a name in this state, if it was done through boxd.
+    /// A directory's own version changes with what is put into it, so only its inode counts.
+    pub fn change(&self, key: &NameKey, version: Version, is_directory: bool) -> Option<Change> {
+        let inode = |v: Version| v.map(|(inode, ..)| inode);
+        let is_same = |seen: Version| if is_directory { inode(seen) == inode(version) } else { seen == version };
+        self.changes().by_name.get(key).filter(|change| is_same(change.version)).cloned()
     }
 
     fn changes(&self) -> std::sync::MutexGuard<'_, Changes> {
@@ -63,7 +81,7 @@ impl ChangeLog {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn record(&self, directory: impl AsFd, name: &[u8], version: Version, who: &Arc<Who>) {
+    fn record(&self, directory: impl AsFd, name: &[u8], change: Change) {
         if !self.is_watched.load(Ordering::Acquire) {
             return;
         }
@@ -72,7 +90,7 @@ impl ChangeLog {
         let key = Arc::new((stat.st_dev as u64, stat.st_ino as u64, name.to_vec()));
         let mut changes = self.changes();
         let changes = &mut *changes;
-        if changes.by_name.insert(key.clone(), (version, who.clone())).is_none() {
+        if changes.by_name.insert(key.clone(), change).is_none() {
             changes.oldest_first.push_back(key);
             if changes.oldest_first.len() > REMEMBERED_CHANGES
                 && let Some(oldest) = changes.oldest_first.pop_front()
@@ -95,13 +113,13 @@ impl Author {
         Self { log, who: Arc::new(Who { principal: claims.sub.clone(), actor: claims.act.kind.word() }) }
     }
 
-    /// A name now stands for something new.
-    pub fn placed(&self, directory: impl AsFd, name: &[u8], stat: &Stat) {
-        self.log.record(directory, name, version(stat), &self.who);
+    /// A name now stands for something else, or is there for the first time.
+    pub fn placed(&self, directory: impl AsFd, name: &[u8], stat: &Stat, is_new: bool) {
+        self.log.record(directory, name, Change { version: version(stat), is_new, who: self.who.clone() });
     }
 
     /// A name is about to be taken away.
     pub fn removes(&self, directory: impl AsFd, name: &[u8]) {
-        self.log.record(directory, name, None, &self.who);
+        self.log.record(directory, name, Change { version: None, is_new: false, who: self.who.clone() });
     }
 }

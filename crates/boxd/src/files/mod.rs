@@ -7,6 +7,7 @@ mod etag;
 pub mod many;
 mod path;
 mod place;
+mod queue;
 mod read;
 mod refusal;
 mod root;
@@ -33,9 +34,9 @@ use rustix::{
 };
 
 pub(crate) use self::{
-    author::{Author, ChangeLog},
+    author::{Author, Change, ChangeLog, version},
     etag::{Conditions, WriteLog},
-    path::{SandboxPath, split},
+    path::{SandboxPath, query_values, split},
     place::{Place, locate_name, make_directory},
     read::{Asked, answer as answer_read},
     refusal::{not_a_file, refusal},
@@ -77,6 +78,10 @@ impl FileStore {
 
     pub(crate) fn writes(&self) -> Arc<WriteLog> {
         self.writes.clone()
+    }
+
+    pub(crate) fn changes(&self) -> Arc<ChangeLog> {
+        self.changes.clone()
     }
 
     /// Signs a request's changes.
@@ -205,7 +210,7 @@ pub(crate) fn parse_mode(text: &str) -> Option<u32> {
 
 /// `?sync=false`: the answer doesn't wait for the disk.
 pub(crate) fn is_durable(uri: &Uri) -> Result<bool, ApiError> {
-    match path::query_values(uri, "sync").next().as_deref() {
+    match query_values(uri, "sync").next().as_deref() {
         None | Some(b"true") => Ok(true),
         Some(b"false") => Ok(false),
         Some(_) => Err(ApiError::invalid("sync: must be true or false")),

@@ -148,7 +148,7 @@ impl Incoming {
         workers: Option<FileWorkers>,
     ) -> Result<Self, ApiError> {
         let refused = |e| refusal(e, path);
-        let Place { parent, name, existing } = locate(root, path.bytes()).map_err(refused)?;
+        let Place { parent, name, existing } = locate(root, path.bytes(), &options.author).map_err(refused)?;
         // Before the body is read, to spare the client sending it; what counts is the check at the end.
         options.conditions.check_change(existing.as_ref().map(|s| writes.etag(s)).as_deref(), path)?;
         if let Some(existing) = &existing {
@@ -184,7 +184,7 @@ impl Incoming {
             }
             let stat = rustix::fs::fstat(&self.temp.file).map_err(refused)?;
             writes.record(&stat);
-            self.options.author.placed(&self.temp.directory, &self.name, &stat);
+            self.options.author.placed(&self.temp.directory, &self.name, &stat, current.is_none());
             (writes.etag(&stat), current.is_none())
         };
         if self.options.is_durable {

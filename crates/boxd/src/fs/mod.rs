@@ -28,7 +28,13 @@ use cobox_protocol::{
 use serde::de::DeserializeOwned;
 
 use self::stop::Stop;
-pub(crate) use self::{glob::glob as glob_files, grep::grep as grep_files};
+pub(crate) use self::{
+    describe::file_kind,
+    glob::glob as glob_files,
+    grep::grep as grep_files,
+    list::base_of,
+    names::{each_name, kind_of},
+};
 use crate::{
     answer::Failure,
     auth::{Caller, FsRead, FsWrite},
@@ -77,6 +83,10 @@ pub async fn list(State(server): State<Arc<Server>>, caller: Caller<FsRead>, con
     let path = path_or(&server, request.path.as_deref(), request.path_b64.as_deref())?;
     caller.aims_at(&path.to_string());
     let writes = server.files.writes();
+    if !request.recursive {
+        let listed = move |root: &Root| list::list(root, &path, &request, &writes, &Stop::new(None));
+        return Ok(Json(server.files.workers().run(listed).await??));
+    }
     let work = run_long(&server, move |root, stop| list::list(root, &path, &request, &writes, stop));
     Ok(Json(caller.stream.until_revoked(work).await?))
 }
@@ -142,8 +152,7 @@ pub async fn edit(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, co
     caller.aims_at(&path.to_string());
     refuse_when_full(&server.authority)?;
     let (author, writes) = (server.files.author(&caller.claims), server.files.writes());
-    let work = run_long(&server, move |root, _| edit::edit(root, &path, request, &writes, &author));
-    Ok(Json(caller.stream.until_revoked(work).await?))
+    Ok(Json(server.files.workers().run(move |root| edit::edit(root, &path, request, &writes, &author)).await??))
 }
 
 pub async fn glob(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> Told<GlobResponse> {

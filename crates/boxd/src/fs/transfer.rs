@@ -46,7 +46,7 @@ pub fn move_(t: &Transfer<'_>) -> Result<Changed, ApiError> {
         let moved = rustix::fs::renameat_with(&source.parent, source.name.as_slice(), &parent, name, t.flags());
         if let (Ok(()), Ok(Some(stat))) = (&moved, current(&parent, name)) {
             writes.record(&stat);
-            t.author.placed(&parent, name, &stat);
+            t.author.placed(&parent, name, &stat, !t.overwrite);
         }
         moved
     };
@@ -107,7 +107,7 @@ impl Transfer<'_> {
         let bytes = self.to.bytes();
         let end = bytes.iter().rposition(|b| *b != b'/').map_or(0, |i| i + 1);
         let (above, name) = split(&bytes[..end]).ok_or_else(|| taken(self.to))?;
-        Ok((make_directory(self.root, above).map_err(|e| refusal(e, self.to))?, name))
+        Ok((make_directory(self.root, above, self.author).map_err(|e| refusal(e, self.to))?, name))
     }
 
     /// Why a name could not be taken.
@@ -132,7 +132,7 @@ impl Transfer<'_> {
             temp.rename_to(name, !self.overwrite).map_err(|e| self.not_placed(e))?;
             let stat = rustix::fs::fstat(&temp.file).map_err(refused)?;
             writes.record(&stat);
-            self.author.placed(&temp.directory, name, &stat);
+            self.author.placed(&temp.directory, name, &stat, !self.overwrite);
         }
         sync_directory(&temp.directory).map_err(refused)?;
         Ok(Copied { entries: 1, bytes, skipped: 0 })
@@ -160,7 +160,7 @@ impl Transfer<'_> {
         match filled {
             Ok(done) => {
                 if let Ok(Some(stat)) = current(parent, name) {
-                    self.author.placed(parent, name, &stat);
+                    self.author.placed(parent, name, &stat, true);
                 }
                 sync_directory(parent).map_err(refused)?;
                 Ok(done)

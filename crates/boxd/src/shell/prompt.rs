@@ -2,6 +2,8 @@
 
 use cobox_stream::Mark;
 
+use crate::exec::Variable;
+
 /// What a login shell is started with so that it marks its prompts.
 pub struct Integration {
     pub nonce: String,
@@ -28,7 +30,7 @@ impl Integration {
     }
 
     /// The words to start the shell by, and the variables it needs for that.
-    pub fn command(&self, shell: &str) -> (Vec<Vec<u8>>, Vec<(Vec<u8>, Vec<u8>)>) {
+    pub fn command(&self, shell: &str) -> (Vec<Vec<u8>>, Vec<Variable>) {
         let n = &self.nonce;
         match self.dialect {
             Dialect::Bash => {

@@ -17,6 +17,8 @@ const LINGER: Duration = Duration::from_millis(100);
 const DRAIN_READS: usize = 8;
 /// How long the program waits for a controller that has fallen behind, before it goes on without.
 const HOLD_AT_MOST: Duration = Duration::from_secs(2);
+/// How long an ended shell's last output waits for a client that was away.
+const KEEP_ENDED: Duration = Duration::from_secs(60);
 /// How often it is looked whether anybody still needs the shell.
 const LOOK_AROUND: Duration = Duration::from_secs(5);
 
@@ -34,8 +36,13 @@ pub async fn run(server: Arc<Server>, shell: Arc<Shell>) {
         return;
     }
     shell.log.finish();
-    server.shells.forget(&shell);
+    server.shells.has_ended(&shell);
     tracing::info!(shell_id = %shell.id, name = shell.name, "shell ended");
+    tokio::select! {
+        () = tokio::time::sleep(KEEP_ENDED) => {}
+        () = server.shutdown.cancelled() => {}
+    }
+    server.shells.forget(&shell);
 }
 
 struct Life {

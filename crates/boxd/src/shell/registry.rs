@@ -1,7 +1,7 @@
 //! The shells of a sandbox, by name and id.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -17,8 +17,13 @@ use crate::server::Server;
 /// Of a shell's name: it stands in URLs and lists.
 const MAX_NAME_CHARS: usize = 64;
 
+/// Ended shells that are kept for a moment. Each takes its ring and its screen.
+const MAX_ENDED: usize = 16;
+
 pub struct Shells {
     by_name: Mutex<HashMap<String, Arc<Shell>>>,
+    /// Ended not long ago: for clients that were away then, and come back for the last words and the exit code.
+    ended: Mutex<VecDeque<Arc<Shell>>>,
     /// Held while one is made, so that two who come at once get the same.
     making: tokio::sync::Mutex<()>,
     limit: usize,
@@ -31,6 +36,7 @@ impl Shells {
     pub fn new(limits: &DataplaneLimits) -> Self {
         Self {
             by_name: Mutex::default(),
+            ended: Mutex::default(),
             making: tokio::sync::Mutex::new(()),
             limit: limits.shells as usize,
             ring_bytes: limits.shell_ring_bytes,
@@ -49,6 +55,11 @@ impl Shells {
                 format!("there is no shell `{shown}` in this sandbox; GET /v1/shells lists those there are"),
             )
         })
+    }
+
+    /// One that has ended, by its epoch.
+    pub fn find_ended(&self, epoch: &str) -> Option<Arc<Shell>> {
+        self.ended().iter().find(|shell| shell.id.as_str() == epoch).cloned()
     }
 
     pub fn list(&self) -> Vec<Arc<Shell>> {
@@ -102,12 +113,26 @@ impl Shells {
         Ok(shell)
     }
 
-    /// It has ended; whoever still reads it may.
-    pub fn forget(&self, shell: &Arc<Shell>) {
+    /// It has ended: its name is free.
+    pub fn has_ended(&self, shell: &Arc<Shell>) {
+        let mut ended = self.ended();
+        ended.push_back(shell.clone());
+        while ended.len() > MAX_ENDED {
+            ended.pop_front();
+        }
+        drop(ended);
         let mut shells = self.shells();
         if shells.get(&shell.name).is_some_and(|known| Arc::ptr_eq(known, shell)) {
             shells.remove(&shell.name);
         }
+    }
+
+    pub fn forget(&self, shell: &Arc<Shell>) {
+        self.ended().retain(|known| !Arc::ptr_eq(known, shell));
+    }
+
+    fn ended(&self) -> MutexGuard<'_, VecDeque<Arc<Shell>>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn shells(&self) -> MutexGuard<'_, HashMap<String, Arc<Shell>>> {

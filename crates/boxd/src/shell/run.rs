@@ -43,11 +43,11 @@ pub async fn run(shell: &Arc<Shell>, request: ShellRun, most_output: u64) -> Res
     let mut watched = Watched { prompt: shell.prompt.subscribe(), before, dialect, output: Output { limit, ..Output::default() } };
     shell.type_in(&keys);
 
-    let is_done = timeout(patience, watched.to_the_end(&mut reader)).await.is_ok();
+    let is_done = timeout(patience, watched.follow(&mut reader)).await.is_ok();
     if !is_done {
         shell.terminal.signal(libc::SIGINT);
         // It may ignore that; then it goes on, and the shell is busy.
-        let _ = timeout(INTERRUPT_GRACE, watched.to_the_end(&mut reader)).await;
+        let _ = timeout(INTERRUPT_GRACE, watched.follow(&mut reader)).await;
     }
     let end = watched.end();
     let Output { bytes, from, seen, .. } = watched.output;
@@ -79,7 +79,8 @@ fn ready(shell: &Shell) -> Result<Dialect, ApiError> {
             "this shell was started with a command of its own and doesn't tell when it is at a prompt; use another shell, or exec",
         );
     };
-    let prompt = shell.prompt.borrow();
+    // A copy: whoever prints needs the original while it holds the screen, which is asked for below.
+    let prompt = shell.prompt.borrow().clone();
     match prompt.state {
         State::Unknown => busy("the shell has not come to its first prompt yet; try again"),
         State::Running if shell.is_alternate() => {
@@ -123,7 +124,7 @@ struct Watched {
 
 impl Watched {
     /// Resolves when the prompt is back and everything before it was read, or the shell has ended. May be dropped and called again.
-    async fn to_the_end(&mut self, reader: &mut Reader) {
+    async fn follow(&mut self, reader: &mut Reader) {
         loop {
             let now = self.prompt.borrow_and_update().clone();
             if now.begun > self.before.begun {

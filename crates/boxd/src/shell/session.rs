@@ -8,6 +8,7 @@ use cobox_protocol::{
     shell::ShellCreate,
 };
 use cobox_stream::Kinds;
+use http::StatusCode;
 
 use super::{
     desk::Newcomer,
@@ -39,10 +40,12 @@ impl Conversation for Session {
             (None, None) => None,
             (cols, rows) => Some(terminal::size(cols, rows)?),
         };
+        peer.record.aims_at(start.shell.as_deref().unwrap_or(DEFAULT_SHELL_NAME));
         let (shell, is_new) = find(peer, &start, is_observer).await?;
         let claims = peer.claims();
         let who = Controller { principal: claims.sub.clone(), actor: claims.act.kind };
         let seat = shell.join(Newcomer { who, client: start.client.clone(), may_control: !is_observer, size })?;
+        peer.record.tell(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
         let view = begin(peer, &seat, &start, is_new).await?;
         let progress = view.progress.clone();
         let server = peer.server.clone();
@@ -76,6 +79,10 @@ async fn wait_for_start(peer: &mut Peer<'_, ShellStart>) -> Result<(ShellStart, 
 async fn find(peer: &Peer<'_, ShellStart>, start: &ShellStart, is_observer: bool) -> Result<(Arc<Shell>, bool), ApiError> {
     let name = start.shell.clone().unwrap_or_else(|| DEFAULT_SHELL_NAME.to_owned());
     let shells = &peer.server.shells;
+    // Somebody in the middle of one that has ended meanwhile gets the rest of it, not another one of that name.
+    if let Some(shell) = start.epoch.as_deref().and_then(|epoch| shells.find_ended(epoch)) {
+        return Ok((shell, false));
+    }
     if let Ok(shell) = shells.find(&name) {
         return Ok((shell, false));
     }

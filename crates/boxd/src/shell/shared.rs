@@ -25,6 +25,8 @@ use crate::workload::Exit;
 const MAX_PENDING_INPUT_BYTES: usize = 1024 * 1024;
 /// How often somebody who only watches gets what is new: as often as an eye sees.
 const WATCHER_PERIOD: Duration = Duration::from_millis(32);
+/// All watchers of a shell together, so that they leave most of a processor to the one who types.
+const MAX_WATCHER_FRAMES_PER_SECOND: u32 = 2000;
 /// Into how many moments of that the watchers are divided.
 const WATCHER_PHASES: u64 = 16;
 /// Nobody is waited for.
@@ -62,6 +64,8 @@ struct Picture {
     scanner: Scanner,
     screen: Screen,
     text: TextFinder,
+    /// The last one drawn and for whom, as long as nothing has changed: many come to the same screen.
+    keyframe: Option<(Kinds, Keyframe)>,
 }
 
 impl Shell {
@@ -69,7 +73,7 @@ impl Shell {
         let ring_bytes = usize::try_from(ring_bytes).unwrap_or(usize::MAX);
         let log = Log::new(Limits { ring_bytes, writer_waits: false });
         log.resize(cols, rows);
-        let picture = Picture { scanner: Scanner::default(), screen: Screen::new(cols, rows), text: TextFinder::default() };
+        let picture = Picture { scanner: Scanner::default(), screen: Screen::new(cols, rows), text: TextFinder::default(), keyframe: None };
         Self {
             id,
             name,
@@ -120,10 +124,17 @@ impl Shell {
             }
         }
         picture.screen.feed(bytes, &found);
+        picture.keyframe = None;
     }
 
     pub fn keyframe(&self, hides: Kinds) -> Keyframe {
-        self.picture().screen.keyframe(hides)
+        let mut picture = self.picture();
+        if let Some((_, keyframe)) = picture.keyframe.as_ref().filter(|(kinds, _)| *kinds == hides) {
+            return keyframe.clone();
+        }
+        let keyframe = picture.screen.keyframe(hides);
+        picture.keyframe = Some((hides, keyframe.clone()));
+        keyframe
     }
 
     pub fn size(&self) -> (u16, u16) {
@@ -145,6 +156,7 @@ impl Shell {
         }
         self.terminal.resize(size)?;
         picture.screen.resize(size.0, size.1);
+        picture.keyframe = None;
         self.log.resize(size.0, size.1);
         Ok(())
     }
@@ -321,12 +333,15 @@ impl Shell {
         self.desk().viewers()
     }
 
-    /// The next moment at which a viewer who only watches is served: each has its own within the period, so that they never come all at once.
+    /// The next moment at which a viewer who only watches is served: each has its own within the period, so that they never come all at
+    /// once, and the more there are the longer it is.
     pub fn next_turn(&self, id: u64) -> tokio::time::Instant {
-        let phase = WATCHER_PERIOD * u32::try_from(id % WATCHER_PHASES).unwrap_or(0) / WATCHER_PHASES as u32;
+        let viewers = u32::try_from(self.viewers()).unwrap_or(u32::MAX);
+        let period = WATCHER_PERIOD.max(Duration::from_secs(1).saturating_mul(viewers) / MAX_WATCHER_FRAMES_PER_SECOND);
+        let phase = period * (id % WATCHER_PHASES) as u32 / WATCHER_PHASES as u32;
         let since = self.started.elapsed().saturating_sub(phase);
-        let turns = u32::try_from(since.as_millis() / WATCHER_PERIOD.as_millis()).unwrap_or(u32::MAX);
-        tokio::time::Instant::from_std(self.started + phase + WATCHER_PERIOD * turns.saturating_add(1))
+        let turns = u32::try_from(since.as_millis() / period.as_millis().max(1)).unwrap_or(u32::MAX);
+        tokio::time::Instant::from_std(self.started + phase + period.saturating_mul(turns.saturating_add(1)))
     }
 
     fn touch(&self) {

@@ -128,14 +128,10 @@ impl View {
                 // The frame is written to the socket while the next watcher still waits.
                 tokio::task::yield_now().await;
                 drop(lane);
-                let is_pending = read == Read::Pending;
                 if !self.go_on(read, &mut next_keyframe).await? {
                     return Ok(());
                 }
-                if !is_pending {
-                    continue;
-                }
-                // Woken by something new: its turn decides when it gets it.
+                // However much there is, its turn decides when it gets more.
                 let turn = self.shell.next_turn(self.id);
                 tokio::select! {
                     () = sleep_until(turn) => {}

@@ -58,7 +58,7 @@ pub fn unpack(
     author: &Author,
     is_full: &dyn Fn() -> bool,
 ) -> Result<Unpacked, ApiError> {
-    let base = make_directory(root, path.bytes()).map_err(|e| refusal(e, path))?;
+    let base = make_directory(root, path.bytes(), author).map_err(|e| refusal(e, path))?;
     match format {
         Format::Tar => unpack_from(from, Unpacker::new(base, writes, author, is_full)),
         Format::TarZstd => {
@@ -204,11 +204,12 @@ impl<'a> Unpacker<'a> {
             let at = Timespec { tv_sec: i64::try_from(mtime).unwrap_or(0), tv_nsec: 0 };
             rustix::fs::futimens(&temp.file, &Timestamps { last_access: at, last_modification: at }).map_err(refused)?;
         }
+        let is_new = current(parent, last).map_err(refused)?.is_none();
         let mut writes = self.writes.lock();
         temp.rename_to(last, false).map_err(refused)?;
         let stat = rustix::fs::fstat(&temp.file).map_err(refused)?;
         writes.record(&stat);
-        self.author.placed(parent, last, &stat);
+        self.author.placed(parent, last, &stat, is_new);
         Ok(())
     }
 
@@ -239,7 +240,7 @@ impl<'a> Unpacker<'a> {
     /// Says who made a directory or a link, unless it is gone already.
     fn sign(&self, parent: &OwnedFd, name: &[u8]) {
         if let Ok(Some(stat)) = current(parent, name) {
-            self.author.placed(parent, name, &stat);
+            self.author.placed(parent, name, &stat, true);
         }
     }
 

@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""What a sandbox's dataplane costs, next to the tools people would use instead, on the same machine in the same run.
+
+`make bench-dataplane` runs it; COBOX_BIN names the program to measure and COBOX_BENCH_BIN the load generator. Each of ours is
+measured twice: straight at boxd's socket, and through the gateway as a user gets it. Everybody is measured in turns, in
+rounds whose order changes. Writes results/dataplane.md and results/dataplane.svg, and ends with 1 where a promise is missed.
+BENCH_QUICK=1 does little of everything and BENCH_ONLY=exec,files only some; those write below target/ and promise nothing.
+Standard library only.
+"""
+
+import contextlib
+import datetime
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+sys.dont_write_bytecode = True
+import works  # noqa: E402
+from broker import Broker  # noqa: E402
+from panels import panels  # noqa: E402
+from peers import ROOT, Nginx, OpenSsh, SandboxAgent, Sshx, first_line  # noqa: E402
+from report import machine  # noqa: E402
+from storage import Storage  # noqa: E402
+
+RESULTS = pathlib.Path(__file__).resolve().parent / "results"
+TRIED_OUT = ROOT / "target" / "bench"
+# Where the broker's sandboxes listen; the first that exists, as the provider chooses it.
+RUNTIME_DIRS = ["/run/cobox", f"/tmp/cobox-{os.geteuid()}"]
+
+
+class Bench:
+    """What every work needs: the two doors to a sandbox, the peers, and the load generator."""
+
+    def __init__(self, broker, load, is_quick):
+        self.broker, self.load, self.is_quick = broker, load, is_quick
+        self.sandbox = broker.ensure("bench")
+        self.sandbox.run_true()
+
+    def doors(self, thread="bench"):
+        """Both ways in, with a fresh token: `{at, token, base}` each."""
+        self.broker.reconnect()
+        session = self.broker.ensure(thread)
+        socket = next((s for d in RUNTIME_DIRS for s in pathlib.Path(d).glob(f"*/{session.sandbox}.c")), None)
+        if not socket:
+            raise RuntimeError(f"the socket of {session.sandbox} is in none of {', '.join(RUNTIME_DIRS)}")
+        connection = self.broker.connection
+        return {"direct": {"at": f"unix:{socket}", "token": session.token, "base": "/v1"},
+                "gateway": {"at": f"tcp:{connection.host}:{connection.port}", "token": session.token, "base": session.base}}
+
+    def measure(self, group, contenders, **plan):
+        """Runs a plan and puts the times where they belong; a contender is `(key, label, is_ours, spec or why not)`."""
+        from report import Series
+        specs = []
+        for key, label, is_ours, spec in contenders:
+            group.series[key] = Series(key, label, is_ours)
+            if isinstance(spec, str):
+                group.why_not[key] = spec
+            else:
+                specs.append({"name": key, **spec})
+        progress(group.title)
+        done = subprocess.run([self.load, "measure"], input=json.dumps({**plan, "contenders": specs}), capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"the load generator failed at {group.title}: {done.stderr.strip()}")
+        measured = json.loads(done.stdout)
+        for key, times in measured["times"].items():
+            group.series[key].times = times
+        group.why_not |= {key: " ".join(why.split()).replace("|", "/") for key, why in measured["failed"].items()}
+        return group
+
+
+def document(groups, memory, found, versions, storage, is_whole):
+    words = {True: "kept", False: "**missed**", None: "not measured"}
+    lines = ["# The dataplane, next to others", "", "Written by `make bench-dataplane`."
+             + ("" if is_whole else " **Tried out in part or in haste: these numbers are no record.**"), "",
+             "| promise | measured | |", "|---|---|---|"]
+    lines += [f"| {promise} | {measured} | {words[is_kept]} |" for promise, measured, is_kept in found]
+    lines += ["", "![](dataplane.svg)"]
+    for group in groups:
+        lines += ["", f"## {group.title}", "", group.table(), *([""] if group.words else []), *(f"- {w}" for w in group.words)]
+    if memory:
+        lines += ["", "## Memory", "", *memory]
+    who = "root" if os.geteuid() == 0 else "an ordinary user"
+    lines += ["", "## How",
+              "- direct: straight to boxd's UNIX socket. gateway: over TCP on loopback through the broker, as a user gets it. Both with a "
+              "token from negotiate, which is checked at every request.",
+              "- Everybody is measured in turns, in rounds whose order changes; ratios are of medians. p99 by nearest rank: with few "
+              "measurements it is the slowest.",
+              "- The load generator (`bench/load`) is one blocking client with hand-written HTTP and WebSocket framing.",
+              f"- Files of nginx and sandbox-agent are {storage}.",
+              "", "## Where", f"{machine()}. As {who}. {', '.join(versions)}. {datetime.date.today():%Y-%m-%d}."]
+    return "\n".join(lines) + "\n"
+
+
+def progress(text):
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def executable(variable, default):
+    path = os.environ.get(variable) or shutil.which(default)
+    if not path or not os.access(path, os.X_OK):
+        sys.exit(f"bench: there is no {default} program; `make bench-dataplane` builds one, or name yours with {variable}")
+    return os.path.abspath(path)
+
+
+def main():
+    cobox, load = executable("COBOX_BIN", "cobox"), executable("COBOX_BENCH_BIN", "cobox-bench")
+    is_quick = bool(os.environ.get("BENCH_QUICK"))
+    only = [w for w in os.environ.get("BENCH_ONLY", "").split(",") if w]
+    if unknown := [w for w in only if w not in works.ALL]:
+        sys.exit(f"bench: BENCH_ONLY names {', '.join(unknown)}; there are {', '.join(works.ALL)}")
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    place = pathlib.Path(tempfile.mkdtemp(prefix="cobox-bench-"))
+    groups, memory, found = [], [], []
+    try:
+        with contextlib.ExitStack() as started:
+            broker = started.enter_context(Broker(cobox, place / "broker"))
+            bench = Bench(broker, load, is_quick)
+            storage = started.enter_context(Storage(place / "files", broker))
+            bench.ssh = started.enter_context(OpenSsh(place / "ssh"))
+            bench.agent = started.enter_context(SandboxAgent(place / "sandbox-agent"))
+            bench.sshx = started.enter_context(Sshx(place / "sshx"))
+            bench.nginx = started.enter_context(Nginx(place / "nginx", storage.place / "nginx"))
+            bench.durable = started.enter_context(Nginx(place / "durable", storage.place / "durable", is_durable=True))
+            bench.storage = storage.place
+            for name, work in works.ALL.items():
+                if not only or name in only:
+                    made = work(bench)
+                    groups += made.groups
+                    memory += made.memory
+                    found += made.verdicts()
+            progress("")
+            versions = [first_line([cobox, "--version"])] + [
+                f"{name} {peer.version}" if peer.version else f"{name}: not available ({peer.why_not})" for name, peer in
+                [("OpenSSH", bench.ssh), ("nginx", bench.nginx), ("sandbox-agent", bench.agent), ("sshx", bench.sshx)]]
+            versions.append(works.ripgrep_version())
+    except RuntimeError as problem:
+        sys.exit(f"bench: {problem}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    is_whole = not (is_quick or only)
+    text = document(groups, memory, found, versions, storage.words, is_whole)
+    results = RESULTS if is_whole else TRIED_OUT
+    results.mkdir(parents=True, exist_ok=True)
+    (results / "dataplane.md").write_text(text)
+    drawn = [g for g in groups if g.measured()]
+    (results / "dataplane.svg").write_text(panels(drawn, "The dataplane, next to others", machine()))
+    print(text, end="")
+    if is_whole and any(is_kept is False for _, _, is_kept in found):
+        sys.exit("bench: a promise is missed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+//! The load generator of the dataplane benchmark: reads a plan from standard input, measures everybody in it in turns, and
+//! writes all times it took. Its clients are blocking and hand-written, so that what is measured is the server.
+
+#![forbid(unsafe_code)]
+
+mod contender;
+mod echo;
+mod exec;
+mod files;
+mod hold;
+mod http;
+mod observers;
+mod rounds;
+mod sshx;
+mod stream;
+mod wire;
+mod ws;
+
+use std::io::{self, Read, Write};
+
+use anyhow::{Context, bail};
+
+fn main() -> anyhow::Result<()> {
+    let verb = std::env::args().nth(1).unwrap_or_default();
+    match verb.as_str() {
+        "measure" => {
+            let mut text = String::new();
+            io::stdin().read_to_string(&mut text)?;
+            let plan: rounds::Plan = serde_json::from_str(&text).context("reading the plan")?;
+            let measured = rounds::run(&plan);
+            writeln!(io::stdout(), "{}", serde_json::to_string(&measured)?)?;
+            Ok(())
+        }
+        "hold" => {
+            let mut line = String::new();
+            io::stdin().read_line(&mut line)?;
+            hold::hold(&serde_json::from_str(&line).context("reading what to hold")?)
+        }
+        _ => bail!("usage: cobox-bench measure|hold, with a plan on standard input"),
+    }
+}

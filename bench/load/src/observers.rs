@@ -1,0 +1,103 @@
+//! The audience of a shell: connections whose bytes are taken and forgotten, and some whose bytes are never taken.
+
+use std::{
+    io::{Read, Write},
+    os::fd::AsFd,
+    thread::JoinHandle,
+};
+
+use rustix::{
+    event::epoll::{self, CreateFlags, EventData, EventFlags},
+    io::Errno,
+    pipe::{PipeFlags, pipe_with},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    contender::Door,
+    wire::Wire,
+    ws::{Message, Socket},
+};
+
+/// Events taken at once.
+const EVENTS: usize = 64;
+/// Read at once from an observer's connection.
+const PIECE_BYTES: usize = 256 * 1024;
+/// The number of the descriptor that ends the reader, which no observer has.
+const END: u64 = u64::MAX;
+
+#[derive(Default)]
+pub struct Observers {
+    _stalled: Vec<Wire>,
+    reader: Option<(std::fs::File, JoinHandle<()>)>,
+}
+
+impl Observers {
+    /// Joins the shell of `start` so many times; the last `stalled` of them never read again.
+    pub fn attach(door: &Door, start: &Value, count: usize, stalled: usize) -> anyhow::Result<Self> {
+        let look = json!({ "type": "start", "shell": start["shell"], "observe": true, "binary": true });
+        let mut wires = Vec::with_capacity(count);
+        for _ in 0..count {
+            let mut socket = Socket::open(door)?;
+            socket.send_json(&look)?;
+            loop {
+                match socket.next()? {
+                    Some(Message::Text(text)) if text.windows(7).any(|w| w == b"\"ready\"") => break,
+                    Some(Message::Text(text)) if text.windows(7).any(|w| w == b"\"error\"") => {
+                        anyhow::bail!("an observer was refused: {}", String::from_utf8_lossy(text))
+                    }
+                    Some(_) => {}
+                    None => anyhow::bail!("an observer was closed"),
+                }
+            }
+            wires.push(socket.into_wire());
+        }
+        let _stalled = wires.split_off(count - stalled);
+        let reader = if wires.is_empty() { None } else { Some(read_all(wires)?) };
+        Ok(Self { _stalled, reader })
+    }
+}
+
+impl Drop for Observers {
+    fn drop(&mut self) {
+        if let Some((mut end, reader)) = self.reader.take() {
+            // Gone already is what was wanted.
+            let _ = end.write_all(b"x");
+            let _ = reader.join();
+        }
+    }
+}
+
+/// One thread that reads whatever comes on any of them, until told to end.
+fn read_all(mut wires: Vec<Wire>) -> anyhow::Result<(std::fs::File, JoinHandle<()>)> {
+    let (told, tell) = pipe_with(PipeFlags::CLOEXEC)?;
+    let all = epoll::create(CreateFlags::CLOEXEC)?;
+    epoll::add(&all, &told, EventData::new_u64(END), EventFlags::IN)?;
+    for (number, wire) in wires.iter().enumerate() {
+        epoll::add(&all, wire.as_fd(), EventData::new_u64(number as u64), EventFlags::IN)?;
+    }
+    let reader = std::thread::spawn(move || {
+        let mut piece = vec![0; PIECE_BYTES];
+        let mut events = Vec::with_capacity(EVENTS);
+        loop {
+            events.clear();
+            match epoll::wait(&all, rustix::buffer::spare_capacity(&mut events), None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => return,
+            }
+            for event in &events {
+                let number = event.data.u64();
+                if number == END {
+                    let _told = &told;
+                    return;
+                }
+                let wire = &mut wires[number as usize];
+                // One that has ended would be reported for ever.
+                if !matches!(wire.read(&mut piece), Ok(n) if n > 0) {
+                    let _ = epoll::delete(&all, wire.as_fd());
+                }
+            }
+        }
+    });
+    Ok((std::fs::File::from(tell), reader))
+}

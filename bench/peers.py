@@ -1,0 +1,233 @@
+"""The others that are measured: each started on loopback with settings and files of its own, and ended by its pid.
+
+Use them with `with`. Where one can't be had, `why_not` says so and it is told in the report; nothing is left out in silence.
+"""
+
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import time
+
+START_SECONDS = 30
+END_SECONDS = 10
+LOOK_AGAIN_SECONDS = 0.01
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TOOLS = ROOT / "target" / "tools"
+# What a program finds by name; the same inside a sandbox.
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Peer:
+    """One server process, or the reason why there is none."""
+
+    def __init__(self, place):
+        self.place, self.why_not, self.version, self.processes = pathlib.Path(place), None, None, []
+        self.place.mkdir(parents=True)
+        self.log = self.place / "log"
+        try:
+            self.start()
+        except (RuntimeError, OSError, subprocess.SubprocessError) as problem:
+            self.why_not = " ".join(str(problem).split())
+            self.__exit__()
+
+    def run(self, argv, env=None):
+        """Starts a part of it, in a session of its own: Ctrl-C is for us, and we end it."""
+        with self.log.open("a") as out:
+            process = subprocess.Popen([os.fspath(a) for a in argv], env=env or self.env(), cwd=self.place, stdin=subprocess.DEVNULL,
+                                       stdout=out, stderr=out, start_new_session=True)
+        self.processes.append(process)
+        return process
+
+    def env(self):
+        return {"PATH": PATH, "HOME": str(self.place), "LANG": "C.UTF-8"}
+
+    def wait_for(self, ready, what):
+        deadline = time.monotonic() + START_SECONDS
+        while not ready():
+            if self.processes[-1].poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{what} did not start: {self.log.read_text(errors='replace')[-400:]}")
+            time.sleep(LOOK_AGAIN_SECONDS)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in reversed(self.processes):
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(END_SECONDS)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+class OpenSsh(Peer):
+    """sshd for whoever runs this, with an empty profile, and one connection that is shared by all clients."""
+
+    def start(self):
+        sshd, ssh = program("sshd"), program("ssh")
+        self.version = first_line([ssh, "-V"]).split()[0].rstrip(",")
+        empty = self.place / "home"
+        empty.mkdir()
+        for key in ("host_key", "user_key"):
+            subprocess.run([program("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", self.place / key], check=True)
+        self.made = None
+        if os.geteuid() == 0 and not os.path.isdir("/run/sshd"):
+            os.mkdir("/run/sshd", 0o755)  # where it empties itself of its rights
+            self.made = "/run/sshd"
+        port = free_port()
+        (self.place / "sshd_config").write_text(f"""\
+ListenAddress 127.0.0.1:{port}
+HostKey {self.place}/host_key
+PidFile {self.place}/sshd.pid
+AuthorizedKeysFile {self.place}/user_key.pub
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+StrictModes no
+UsePAM no
+UseDNS no
+PermitUserRC no
+PrintMotd no
+PrintLastLog no
+SetEnv HOME={empty} BASH_ENV=/dev/null
+""")
+        self.run([sshd, "-D", "-e", "-f", self.place / "sshd_config"])
+        self.wait_for(lambda: answers(port), "sshd")
+        control = self.place / "mux"
+        self.base = [ssh, "-F", "none", "-p", str(port), "-i", str(self.place / "user_key"), "-o", "IdentitiesOnly=yes",
+                     "-o", f"UserKnownHostsFile={self.place}/known_hosts", "-o", "StrictHostKeyChecking=accept-new", "-o", "LogLevel=ERROR",
+                     "-o", "BatchMode=yes"]
+        self.shared = ["-S", str(control)]
+        self.run([*self.base, *self.shared, "-M", "-N", "127.0.0.1"])
+        self.wait_for(control.exists, "the shared ssh connection")
+
+    def command(self, *words):
+        return [*self.base, *self.shared, "-T", "127.0.0.1", " ".join(words)]
+
+    def terminal(self, *words):
+        """With a connection of its own: a shared one would give the terminal the modes of our pipe, which has none."""
+        return [*self.base, "-S", "none", "-tt", "127.0.0.1", " ".join(words)]
+
+    def __exit__(self, *_):
+        super().__exit__()
+        if getattr(self, "made", None):
+            os.rmdir(self.made)
+
+
+class Nginx(Peer):
+    """nginx with its own DAV module. It can't make durable what it stores; the second one does with a preloaded rename."""
+
+    def __init__(self, place, storage, is_durable=False):
+        self.storage, self.is_durable = pathlib.Path(storage), is_durable
+        super().__init__(place)
+
+    def start(self):
+        nginx = program("nginx")
+        said = first_line([nginx, "-V"], whole=True)
+        self.version = said.split("nginx/", 1)[1].split()[0]
+        if "http_dav_module" not in said:
+            raise RuntimeError("this nginx is built without its DAV module")
+        port = free_port()
+        # Beside the files, so that storing one is a rename and not a copy.
+        temp, files = self.storage / "temp", self.storage / "files"
+        temp.mkdir(parents=True)
+        files.mkdir()
+        user = "user root;" if os.geteuid() == 0 else ""
+        (self.place / "nginx.conf").write_text(f"""\
+daemon off;
+{user}
+worker_processes auto;
+pid {self.place}/pid;
+error_log stderr warn;
+events {{ worker_connections 512; }}
+http {{
+  access_log off;
+  sendfile on;
+  keepalive_requests 1000000;
+  client_max_body_size 0;
+  client_body_buffer_size 1m;
+  client_body_temp_path {temp};
+  proxy_temp_path {self.place}/proxy; fastcgi_temp_path {self.place}/fastcgi;
+  uwsgi_temp_path {self.place}/uwsgi; scgi_temp_path {self.place}/scgi;
+  server {{
+    listen 127.0.0.1:{port};
+    root {files};
+    location / {{ dav_methods PUT DELETE; create_full_put_path on; }}
+  }}
+}}
+""")
+        env = self.env()
+        if self.is_durable:
+            env["LD_PRELOAD"] = str(durable_rename())
+        self.run([nginx, "-p", self.place, "-c", self.place / "nginx.conf"], env)
+        self.wait_for(lambda: answers(port), "nginx")
+        self.address = f"tcp:127.0.0.1:{port}"
+
+
+def durable_rename():
+    """The library that makes a renamed file and its directory durable, built from the source beside this."""
+    source, library = ROOT / "bench" / "durable_rename.c", TOOLS / "durable_rename.so"
+    library.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run([program("cc"), "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+class SandboxAgent(Peer):
+    def start(self):
+        binary = next(iter(TOOLS.glob("sandbox-agent/node_modules/@sandbox-agent/cli-linux-*/bin/sandbox-agent")), None)
+        if not binary:
+            raise RuntimeError("sandbox-agent is not installed; `scripts/setup bench` does that, by npm")
+        self.version = first_line([binary, "--version"]).split()[-1]
+        port = free_port()
+        self.run([binary, "server", "--no-token", "--no-telemetry", "--host", "127.0.0.1", "--port", str(port)])
+        self.wait_for(lambda: answers(port), "sandbox-agent")
+        self.address = f"tcp:127.0.0.1:{port}"
+
+
+class Sshx(Peer):
+    """Its server, and its client with `cat` as the shell to share."""
+
+    def start(self):
+        server, client = TOOLS / "sshx" / "bin" / "sshx-server", TOOLS / "sshx" / "bin" / "sshx"
+        if not (server.exists() and client.exists()):
+            raise RuntimeError("sshx is not installed; `scripts/setup bench` does that, by cargo")
+        self.version = first_line([client, "--version"]).split()[-1]
+        port = free_port()
+        env = self.env() | {"RUST_LOG": "error"}
+        self.run([server, "--listen", "127.0.0.1", "--port", str(port)], env)
+        self.wait_for(lambda: answers(port), "sshx-server")
+        link = self.place / "link"
+        with link.open("w") as out, self.log.open("a") as err:
+            self.processes.append(subprocess.Popen(
+                [client, "--quiet", "--server", f"http://127.0.0.1:{port}", "--shell", "/bin/cat"], env=env, cwd=self.place,
+                stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True))
+        self.wait_for(lambda: "#" in link.read_text(), "sshx")
+        url, self.key = link.read_text().strip().split("#", 1)
+        self.session, self.address = url.rsplit("/", 1)[1], f"tcp:127.0.0.1:{port}"
+
+
+def program(name):
+    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{PATH}")
+    if not found:
+        raise RuntimeError(f"{name} is not installed; `scripts/setup bench` does that")
+    return found
+
+
+def first_line(argv, whole=False):
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    said = (done.stdout + done.stderr).strip()
+    return said if whole else said.splitlines()[0]
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def answers(port):
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,117 @@
+//! The kernel's watches: one instance for all of boxd, a bounded number of directories, each named by its descriptor.
+
+use std::{
+    collections::HashMap,
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags},
+    io::Errno,
+};
+
+/// Read at once: some two thousand events.
+const BUFFER_BYTES: usize = 64 * 1024;
+/// What is asked of each directory.
+const EVENTS: WatchFlags = WatchFlags::CREATE
+    .union(WatchFlags::DELETE)
+    .union(WatchFlags::MODIFY)
+    .union(WatchFlags::ATTRIB)
+    .union(WatchFlags::MOVED_FROM)
+    .union(WatchFlags::MOVED_TO)
+    .union(WatchFlags::DELETE_SELF)
+    .union(WatchFlags::MOVE_SELF)
+    .union(WatchFlags::ONLYDIR)
+    .union(WatchFlags::DONT_FOLLOW)
+    .union(WatchFlags::EXCL_UNLINK);
+
+pub struct Inotify {
+    fd: OwnedFd,
+    /// How many trees use a watch.
+    users: HashMap<i32, u32>,
+    limit: usize,
+    /// The kernel itself said that there are no more.
+    is_used_up: bool,
+}
+
+pub enum AddError {
+    Limit(String),
+    Refused(Errno),
+}
+
+impl Inotify {
+    pub fn new(limit: u32) -> Result<Self, Errno> {
+        let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        Ok(Self { fd, users: HashMap::new(), limit: limit as usize, is_used_up: false })
+    }
+
+    /// How many more directories can be watched.
+    pub fn room(&self) -> usize {
+        if self.is_used_up { 0 } else { self.limit.saturating_sub(self.users.len()) }
+    }
+
+    pub fn limit_message(&self) -> String {
+        let why = if self.is_used_up { "the kernel lets this sandbox watch no more" } else { "more may not be watched at once" };
+        format!("{} directories are watched and {why}; changes in the others are not told", self.users.len())
+    }
+
+    /// Watches a directory. There is no /proc to name a descriptor by, so this thread goes there and watches `.`.
+    pub fn add(&mut self, directory: &OwnedFd) -> Result<i32, AddError> {
+        if self.room() == 0 {
+            return Err(AddError::Limit(self.limit_message()));
+        }
+        rustix::process::fchdir(directory).map_err(AddError::Refused)?;
+        match inotify::add_watch(&self.fd, ".", EVENTS) {
+            Ok(wd) => {
+                *self.users.entry(wd).or_default() += 1;
+                Ok(wd)
+            }
+            Err(Errno::NOSPC | Errno::NOMEM) => {
+                self.is_used_up = true;
+                Err(AddError::Limit(self.limit_message()))
+            }
+            Err(e) => Err(AddError::Refused(e)),
+        }
+    }
+
+    pub fn release(&mut self, wd: i32) {
+        let Some(users) = self.users.get_mut(&wd) else { return };
+        *users -= 1;
+        if *users == 0 {
+            self.users.remove(&wd);
+            self.is_used_up = false;
+            // Fails where the kernel has given it up already, with its directory.
+            let _ = inotify::remove_watch(&self.fd, wd);
+        }
+    }
+
+    /// One bufferful of what has happened.
+    pub fn read(&self) -> Vec<Event> {
+        let mut buffer = vec![MaybeUninit::uninit(); BUFFER_BYTES];
+        let mut reader = Reader::new(&self.fd, &mut buffer);
+        let mut events = Vec::new();
+        // Ends when there is nothing more; then poll waits for it.
+        while let Ok(event) = reader.next() {
+            let name = event.file_name().map(|n| n.to_bytes().to_vec());
+            events.push(Event { wd: event.wd(), flags: event.events(), cookie: event.cookie(), name });
+            if reader.is_buffer_empty() {
+                break;
+            }
+        }
+        events
+    }
+}
+
+impl AsFd for Inotify {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+pub struct Event {
+    pub wd: i32,
+    pub flags: ReadFlags,
+    pub cookie: u32,
+    pub name: Option<Vec<u8>>,
+}

@@ -1,0 +1,178 @@
+//! `GET /v1/watch`: what happens to the files, to any number of readers, each at its own pace and able to come back to where it was.
+
+mod inotify;
+mod journal;
+mod pending;
+mod tree;
+mod watcher;
+
+use std::{io, sync::Arc, time::Duration};
+
+use axum::{
+    Extension,
+    body::Body,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use bytes::{Bytes, BytesMut};
+use cobox_protocol::{
+    ApiError, ErrorCode, Timestamp,
+    watch::{OverflowReason, WatchOverflow, WatchReady},
+};
+use futures_util::{Stream, stream};
+use http::{HeaderMap, Uri, header};
+use tokio::sync::OwnedSemaphorePermit;
+
+pub use self::watcher::Watching;
+use self::{journal::Next, tree::frame, watcher::Reader};
+use crate::{
+    answer::{Failure, RequestRecord},
+    auth::{Caller, FsRead, OpenStream},
+    files::{SandboxPath, query_values},
+    listen::ConnectionEnd,
+    server::Server,
+};
+
+/// A line that says nothing, so that proxies keep the connection and a dead one is noticed.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+const LAST_EVENT_ID: &str = "last-event-id";
+
+/// `<life>-<number>`: where a reader is in this boxd's events.
+fn cursor(life: &str, number: u64) -> String {
+    format!("{life}-{number}")
+}
+
+/// `GET /v1/watch?path=&recursive=&cursor=`.
+pub async fn watch(
+    State(server): State<Arc<Server>>,
+    caller: Caller<FsRead>,
+    Extension(connection): Extension<ConnectionEnd>,
+    Extension(record): Extension<Arc<RequestRecord>>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let path = match query_values(&uri, "path").next() {
+        Some(path) => SandboxPath::new(path)?,
+        None => SandboxPath::new(server.programs.work_dir().as_bytes().to_vec())?,
+    };
+    caller.aims_at(&path.to_string());
+    let recursive = match query_values(&uri, "recursive").next().as_deref() {
+        None | Some(b"true") => true,
+        Some(b"false") => false,
+        Some(_) => return Err(ApiError::invalid("recursive: must be true or false").into()),
+    };
+    let asked = headers.get(LAST_EVENT_ID).and_then(|v| v.to_str().ok()).map(str::to_owned);
+    let asked = asked.or_else(|| query_values(&uri, "cursor").next().map(|c| String::from_utf8_lossy(&c).into_owned()));
+    let slot = server.slots.stream()?;
+    let reader = caller.stream.until_revoked(server.watching.watch(&server.files, path.clone(), recursive)).await?;
+    caller.stream.ends_connection(&connection);
+    let resumed = asked.as_deref().map(|c| c.strip_prefix(server.watching.life()).and_then(|c| c.strip_prefix('-')?.parse().ok()));
+    let at = match resumed {
+        // From now on.
+        None => reader.journal.last(),
+        Some(Some(number)) => number,
+        // Of another life, or no cursor at all: what it would follow on is not known. Numbers begin at 1, so this is too old for any journal.
+        Some(None) => reader.journal.last().saturating_add(1),
+    };
+    let events = Events {
+        life: server.watching.life().to_owned(),
+        path,
+        recursive,
+        reader,
+        at,
+        is_ready: false,
+        is_over: false,
+        ends_at: Timestamp::from_unix(caller.claims.exp),
+        open: caller.stream,
+        record,
+        _slot: slot,
+    };
+    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
+    Ok((headers, Body::from_stream(events.stream())).into_response())
+}
+
+struct Events {
+    life: String,
+    path: SandboxPath,
+    recursive: bool,
+    reader: Reader,
+    /// The number of the last event that was sent.
+    at: u64,
+    is_ready: bool,
+    is_over: bool,
+    ends_at: Timestamp,
+    open: OpenStream,
+    record: Arc<RequestRecord>,
+    _slot: OwnedSemaphorePermit,
+}
+
+impl Events {
+    fn stream(self) -> impl Stream<Item = io::Result<Bytes>> {
+        stream::unfold(self, async |mut events| events.next().await.map(|frame| (Ok(frame), events)))
+    }
+
+    async fn next(&mut self) -> Option<Bytes> {
+        if self.is_over {
+            return None;
+        }
+        if !self.is_ready {
+            return Some(self.ready());
+        }
+        // Before looking, so that what happens in between is not slept through.
+        let mut changed = self.reader.journal.changed();
+        changed.mark_unchanged();
+        loop {
+            match self.reader.journal.after(self.at) {
+                Next::Events(frames, number) => {
+                    self.at = number;
+                    let mut together = BytesMut::with_capacity(frames.iter().map(Bytes::len).sum());
+                    frames.iter().for_each(|f| together.extend_from_slice(f));
+                    return Some(together.freeze());
+                }
+                Next::Lost(number) => {
+                    self.at = number;
+                    return Some(
+                        self.overflow(OverflowReason::FellBehind, "changes came faster than they were read; look at the files again"),
+                    );
+                }
+                Next::Over => return None,
+                Next::Nothing => {}
+            }
+            let left = self.ends_at.saturating_since(Timestamp::now());
+            tokio::select! {
+                biased;
+                why = self.open.revoked() => return Some(self.end(&why)),
+                // The journal lives as long as this reader does.
+                _ = changed.changed() => {}
+                () = tokio::time::sleep(left), if left < HEARTBEAT => {
+                    return Some(self.end(&ApiError::new(ErrorCode::TokenExpired, "the token has expired; come back with a fresh one and the last event's id")));
+                }
+                () = tokio::time::sleep(HEARTBEAT) => return Some(Bytes::from_static(b":\n\n")),
+            }
+        }
+    }
+
+    fn ready(&mut self) -> Bytes {
+        self.is_ready = true;
+        let mut lost = Bytes::new();
+        if let Next::Lost(number) = self.reader.journal.after(self.at) {
+            self.at = number;
+            lost = self
+                .overflow(OverflowReason::CursorExpired, "what happened since that cursor is not known any more; look at the files again");
+        }
+        let cursor = cursor(&self.life, self.at);
+        let (path, _) = self.path.in_json();
+        let ready = frame("ready", Some(&cursor), &WatchReady { cursor: cursor.clone(), path, recursive: self.recursive });
+        [ready, lost].concat().into()
+    }
+
+    fn overflow(&self, reason: OverflowReason, message: &str) -> Bytes {
+        frame("overflow", Some(&cursor(&self.life, self.at)), &WatchOverflow { reason, message: message.to_owned() })
+    }
+
+    /// Says why the stream ends, as far as the client still reads.
+    fn end(&mut self, why: &ApiError) -> Bytes {
+        self.is_over = true;
+        frame("error", None, &why.envelope(&self.record.request_id))
+    }
+}

@@ -1,0 +1,132 @@
+//! Changes of a short moment, put together: many writes to one file are one change, and what came and went is none.
+
+use std::collections::HashMap;
+
+/// What happened to a path, as far as it is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    Created,
+    Modified,
+    /// A finished file was put in the place, by boxd: made or replaced.
+    Placed,
+    Removed,
+    Renamed {
+        from: Vec<u8>,
+        is_modified: bool,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub struct Entry {
+    order: u64,
+    pub change: Change,
+    pub is_directory: bool,
+    /// Device and inode of the directory it is in.
+    pub parent: (u64, u64),
+    /// The new directory it was found in, where no event of its own told of it.
+    pub found_in: Option<Vec<u8>>,
+}
+
+/// By path below the top.
+#[derive(Default)]
+pub struct Pending {
+    entries: HashMap<Vec<u8>, Entry>,
+    count: u64,
+}
+
+impl Pending {
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub fn add(&mut self, path: Vec<u8>, change: Change, is_directory: bool, parent: (u64, u64), found_in: Option<Vec<u8>>) {
+        use Change::{Created, Modified, Placed, Removed, Renamed};
+        let Some(before) = self.entries.remove(&path) else {
+            self.insert(path, change, is_directory, parent, found_in);
+            return;
+        };
+        let (order, found_in) = (before.order, before.found_in.or(found_in));
+        let change = match (before.change, change) {
+            (Created, Removed) => return,
+            (Renamed { from, .. }, Removed) => {
+                let entry = Entry { order, change: Removed, is_directory, parent, found_in: None };
+                self.entries.insert(from, entry);
+                return;
+            }
+            (Created, Created | Modified | Placed) => Created,
+            (Removed, Created | Modified | Placed) => Modified,
+            (Renamed { from, .. }, Modified | Placed | Created) => Renamed { from, is_modified: true },
+            (Placed, Modified | Created) => Placed,
+            (_, change) => change,
+        };
+        self.entries.insert(path, Entry { order, change, is_directory, parent, found_in });
+    }
+
+    pub fn rename(&mut self, from: Vec<u8>, to: Vec<u8>, is_directory: bool, parent: (u64, u64)) {
+        use Change::{Created, Removed, Renamed};
+        let change = match self.entries.remove(&from).map(|e| e.change) {
+            Some(Created) => Created,
+            Some(Renamed { from, is_modified }) if from != to => Renamed { from, is_modified },
+            // Back where it came from.
+            Some(Renamed { is_modified, .. }) => {
+                return if is_modified {
+                    self.add(to, Change::Modified, is_directory, parent, None)
+                };
+            }
+            None | Some(Removed) => Renamed { from, is_modified: false },
+            Some(_) => Renamed { from, is_modified: true },
+        };
+        self.entries.remove(&to);
+        self.insert(to, change, is_directory, parent, None);
+    }
+
+    fn insert(&mut self, path: Vec<u8>, change: Change, is_directory: bool, parent: (u64, u64), found_in: Option<Vec<u8>>) {
+        self.count += 1;
+        self.entries.insert(path, Entry { order: self.count, change, is_directory, parent, found_in });
+    }
+
+    /// All of them, in the order in which their paths first changed.
+    pub fn take(&mut self) -> Vec<(Vec<u8>, Entry)> {
+        let mut all: Vec<_> = std::mem::take(&mut self.entries).into_iter().collect();
+        all.sort_by_key(|(_, entry)| entry.order);
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Change::*, *};
+
+    fn told(steps: &[(&str, Option<&str>, Change)]) -> Vec<(String, Change)> {
+        let mut pending = Pending::default();
+        for (path, to, change) in steps {
+            match to {
+                Some(to) => pending.rename(path.as_bytes().to_vec(), to.as_bytes().to_vec(), false, (0, 0)),
+                None => pending.add(path.as_bytes().to_vec(), change.clone(), false, (0, 0), None),
+            }
+        }
+        pending.take().into_iter().map(|(path, e)| (String::from_utf8(path).unwrap(), e.change)).collect()
+    }
+
+    #[test]
+    fn changes_of_one_moment_are_put_together() {
+        assert_eq!(told(&[("a", None, Created), ("a", None, Modified), ("a", None, Modified)]), [("a".into(), Created)]);
+        assert_eq!(
+            told(&[("a", None, Modified), ("b", None, Modified), ("a", None, Removed)]),
+            [("a".into(), Removed), ("b".into(), Modified)]
+        );
+        assert_eq!(told(&[("a", None, Created), ("a", None, Removed)]), []);
+        assert_eq!(told(&[("a", None, Removed), ("a", None, Created)]), [("a".into(), Modified)]);
+        let renamed = |from: &str, is_modified| Renamed { from: from.as_bytes().to_vec(), is_modified };
+        assert_eq!(told(&[("a", Some("b"), Created)]), [("b".into(), renamed("a", false))]);
+        assert_eq!(told(&[("a", Some("b"), Created), ("b", Some("c"), Created)]), [("c".into(), renamed("a", false))]);
+        assert_eq!(told(&[("a", None, Created), ("a", Some("b"), Created)]), [("b".into(), Created)]);
+        assert_eq!(told(&[("a", None, Modified), ("a", Some("b"), Created)]), [("b".into(), renamed("a", true))]);
+        assert_eq!(told(&[("a", Some("b"), Created), ("b", None, Removed)]), [("a".into(), Removed)]);
+        assert_eq!(told(&[("a", Some("b"), Created), ("b", Some("a"), Created)]), []);
+    }
+}

@@ -1,0 +1,326 @@
+//! Several at one shell: who may type, whose size counts, who sees what, and what a broken connection costs.
+
+mod support;
+
+use std::time::Duration;
+
+use cobox_protocol::{
+    Secret,
+    frame::{Allowed, ControlAction, ShellStart, close},
+    key::PrincipalKind,
+};
+use support::{
+    SOON, TestBoxd,
+    viewer::{ClientFrame, ServerFrame, Viewer},
+};
+
+fn token(boxd: &TestBoxd, name: &str, kind: PrincipalKind, scope: &str) -> Secret {
+    let mut claims = boxd.claims(scope);
+    claims.sub = name.into();
+    claims.act.kind = kind;
+    claims.act.id = name.into();
+    boxd.key.mint(&claims)
+}
+
+fn human(boxd: &TestBoxd, name: &str) -> Secret {
+    token(boxd, name, PrincipalKind::Human, "shell")
+}
+
+fn agent(boxd: &TestBoxd) -> Secret {
+    token(boxd, "bot", PrincipalKind::Agent, "shell")
+}
+
+fn watcher(boxd: &TestBoxd) -> Secret {
+    token(boxd, "eve", PrincipalKind::Human, "shell_observe")
+}
+
+fn running(command: &str) -> ShellStart {
+    ShellStart { command: Some(command.into()), ..Default::default() }
+}
+
+fn sized(cols: u16, rows: u16) -> ShellStart {
+    ShellStart { cols: Some(cols), rows: Some(rows), ..Default::default() }
+}
+
+#[tokio::test]
+async fn two_terminals_and_a_watcher_see_one_shell_and_control_passes_between_them() {
+    let boxd = TestBoxd::start();
+    let mut ada = Viewer::attach(&boxd, &human(&boxd, "ada"), ShellStart { command: Some("cat".into()), ..sized(100, 30) }).await;
+    let mut bot = Viewer::attach(&boxd, &agent(&boxd), sized(60, 20)).await;
+    let mut eve = Viewer::attach(&boxd, &watcher(&boxd), ShellStart::default()).await;
+    assert_eq!(
+        (ada.ready.shell_id.clone(), bot.ready.cols, eve.ready.rows),
+        (bot.ready.shell_id.clone(), 100, 30),
+        "others don't shrink it"
+    );
+    for ready in [&ada.ready, &bot.ready, &eve.ready] {
+        assert_eq!(ready.controller.as_ref().unwrap().principal, "ada");
+    }
+    ada.type_in("hello\n").await;
+    for viewer in [&mut ada, &mut bot, &mut eve] {
+        viewer.shows("hello\nhello").await;
+    }
+
+    bot.type_in("me too\n").await;
+    let (code, message) = bot.error().await;
+    assert!(code == "FORBIDDEN" && message.contains("ada") && message.contains("control"), "{code}: {message}");
+    bot.send(ClientFrame::Resize { cols: 50, rows: 10 }).await;
+    assert_eq!(bot.error().await.0, "FORBIDDEN");
+    bot.control(ControlAction::Request).await;
+    assert_eq!(bot.error().await.0, "SHELL_BUSY", "a human has just typed");
+
+    let mut bob = Viewer::attach(&boxd, &human(&boxd, "bob"), sized(120, 40)).await;
+    bob.control(ControlAction::Take).await;
+    for viewer in [&mut ada, &mut bot, &mut eve, &mut bob] {
+        assert_eq!(viewer.controller().await.unwrap().principal, "bob");
+        assert_eq!(viewer.resized().await, (120, 40), "the size is the new controller's");
+    }
+    ada.type_in("not mine any more\n").await;
+    assert!(ada.error().await.1.contains("bob"));
+    bob.control(ControlAction::Release).await;
+    assert_eq!(ada.controller().await, None);
+    bot.control(ControlAction::Request).await;
+    assert_eq!(ada.controller().await.unwrap().actor, PrincipalKind::Agent);
+    bot.type_in("by the agent\n").await;
+    eve.shows("by the agent").await;
+    assert!(!eve.screen.screen().contents().contains("me too"));
+}
+
+#[tokio::test]
+async fn who_may_only_look_can_do_nothing_else() {
+    let boxd = TestBoxd::start();
+    let absent = Viewer::refused(&boxd, &watcher(&boxd), ShellStart::default()).await;
+    assert_eq!(absent.0.as_deref(), Some("SHELL_NOT_FOUND"));
+    let observing = ShellStart { observe: true, ..Default::default() };
+    let absent = Viewer::refused(&boxd, &human(&boxd, "ada"), observing.clone()).await;
+    assert_eq!(absent.0.as_deref(), Some("SHELL_NOT_FOUND"));
+
+    let mut ada = Viewer::attach(&boxd, &human(&boxd, "ada"), running("cat")).await;
+    let by_token = Viewer::attach(&boxd, &watcher(&boxd), ShellStart::default()).await;
+    let by_wish = Viewer::attach(&boxd, &human(&boxd, "bob"), observing).await;
+    for mut eve in [by_token, by_wish] {
+        for frame in [
+            ClientFrame::stdin(b"typed by eve\n", Some(1)),
+            ClientFrame::Resize { cols: 10, rows: 10 },
+            ClientFrame::Signal { signal: "INT".into() },
+            ClientFrame::Control { action: ControlAction::Take },
+            ClientFrame::CloseStdin,
+        ] {
+            eve.send(frame).await;
+            assert_eq!(eve.error().await.0, "CAPABILITY_DENIED");
+        }
+        eve.send(ClientFrame::Ack { offset: 0, stream: None }).await;
+        eve.send(ClientFrame::Ping { id: Some(1.into()) }).await;
+        eve.frame(|frame| matches!(frame, ServerFrame::Pong { .. }).then_some(())).await;
+    }
+    ada.type_in("done\n").await;
+    ada.shows("done\ndone").await;
+    assert!(!ada.screen.screen().contents().contains("eve"));
+    assert_eq!(ada.screen.screen().size(), (24, 80));
+}
+
+#[tokio::test]
+async fn a_token_renewed_with_less_loses_control() {
+    let boxd = TestBoxd::start();
+    let mut ada = Viewer::attach(&boxd, &human(&boxd, "ada"), running("cat")).await;
+    let narrower = token(&boxd, "ada", PrincipalKind::Human, "shell_observe");
+    ada.send(ClientFrame::Auth { token: narrower }).await;
+    ada.type_in("x\n").await;
+    assert_eq!(ada.error().await.0, "CAPABILITY_DENIED");
+    assert_eq!(ada.controller().await, None);
+}
+
+#[tokio::test]
+async fn a_key_sent_again_after_a_broken_connection_is_typed_once() {
+    let boxd = TestBoxd::start();
+    let ada = human(&boxd, "ada");
+    let start = || ShellStart { client: Some("tab-7".into()), ..running("stty -echo; echo go; cat") };
+    let mut first = Viewer::attach(&boxd, &ada, start()).await;
+    first.read_until("go").await;
+    for (seq, keys) in [(1, "one\n"), (2, "two\n")] {
+        first.send(ClientFrame::stdin(keys.as_bytes(), Some(seq))).await;
+        first.frame(|frame| matches!(frame, ServerFrame::StdinAck { seq: s } if *s == seq).then_some(())).await;
+    }
+    // A second connection of the same client stands in the first one's place, whose end it has not seen.
+    let mut second = Viewer::attach(&boxd, &ada, start()).await;
+    assert_eq!(first.end().await, Some(close::TAKEN_OVER));
+    assert_eq!(second.ready.controller.as_ref().unwrap().principal, "ada");
+    for (seq, keys) in [(1, "one\n"), (2, "two\n"), (3, "three\n")] {
+        second.send(ClientFrame::stdin(keys.as_bytes(), Some(seq))).await;
+        second.frame(|frame| matches!(frame, ServerFrame::StdinAck { seq: s } if *s == seq).then_some(())).await;
+    }
+    second.shows("three").await;
+    let shown = second.screen.screen().contents();
+    assert_eq!((shown.matches("one").count(), shown.matches("two").count(), shown.matches("three").count()), (1, 1, 1), "{shown}");
+}
+
+#[tokio::test]
+async fn a_connection_cut_at_random_loses_and_repeats_nothing() {
+    let boxd = TestBoxd::start();
+    let ada = human(&boxd, "ada");
+    // Paced by its input, so that each outage fits the ring.
+    let command = "stty -echo raw; echo go; i=0; while [ $i -lt 50 ]; do dd bs=1 count=1 >/dev/null 2>&1; j=0; while [ $j -lt 100 ]; do echo line-$i-$j; j=$((j+1)); done; i=$((i+1)); done";
+    let client = || Some("tab".to_owned());
+    let mut viewer = Viewer::attach(&boxd, &ada, ShellStart { client: client(), ..running(command) }).await;
+    viewer.read_until("go\n").await;
+    viewer.output.clear();
+    let (shell_id, epoch) = (viewer.ready.shell_id.clone(), viewer.ready.epoch.clone());
+    let mut seed = 0x2545_f491_4f6c_dd17_u64;
+    let mut all = Vec::new();
+    for round in 0..50u64 {
+        // What the broken connection may have lost is sent again, and counts once.
+        for seq in [round.max(1), round + 1] {
+            viewer.send(ClientFrame::stdin(b"x", Some(seq))).await;
+        }
+        // Cut after a random number of frames, sometimes before anything came.
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        let last = format!("line-{round}-99\n");
+        for _ in 0..seed % 12 {
+            if !String::from_utf8_lossy(&viewer.output).contains(&last) {
+                viewer.step().await;
+            }
+        }
+        if seed.is_multiple_of(3) {
+            viewer.read_until(&last).await;
+        }
+        all.append(&mut viewer.output);
+        let from = viewer.next;
+        drop(viewer);
+        let start = ShellStart {
+            shell: Some(shell_id.to_string()),
+            epoch: Some(epoch.clone()),
+            from: Some(from),
+            binary: seed.is_multiple_of(2),
+            client: client(),
+            ..Default::default()
+        };
+        viewer = Viewer::attach(&boxd, &ada, start).await;
+        assert_eq!(viewer.ready.offset, from, "resumed, not redrawn");
+    }
+    viewer.send(ClientFrame::stdin(b"x", Some(50))).await;
+    while !viewer.frames.iter().any(|f| matches!(f, ServerFrame::Exit { .. })) {
+        viewer.step().await;
+    }
+    all.append(&mut viewer.output);
+    let expected: String = (0..50).flat_map(|i| (0..100).map(move |j| format!("line-{i}-{j}\n"))).collect();
+    assert_eq!(viewer.keyframes, 0);
+    assert!(String::from_utf8(all).unwrap() == expected, "every byte once");
+}
+
+#[tokio::test]
+async fn after_a_longer_outage_the_screen_is_the_same() {
+    let boxd = TestBoxd::start_limited(|limits| limits.shell_ring_bytes = 8192);
+    let ada = human(&boxd, "ada");
+    let command =
+        "stty -echo; while read word; do seq 1 3000; printf '\\033[31mred\\033[0m \\033[?1049h\\033[2J\\033[3;4Hinside-%s' $word; done";
+    let mut stays = Viewer::attach(&boxd, &ada, ShellStart { client: Some("stays".into()), ..running(command) }).await;
+    let mut leaves = Viewer::attach(&boxd, &ada, ShellStart::default()).await;
+    leaves.send(ClientFrame::Ping { id: None }).await;
+    leaves.frame(|frame| matches!(frame, ServerFrame::Pong { .. }).then_some(())).await;
+    let (epoch, from) = (leaves.ready.epoch.clone(), leaves.next);
+    drop(leaves);
+    stays.type_in("one\n").await;
+    stays.shows("inside-one").await;
+    for (epoch, from) in [(Some(epoch), Some(from)), (None, None), (Some("another".into()), Some(stays.next))] {
+        let mut back = Viewer::attach(&boxd, &ada, ShellStart { epoch, from, ..Default::default() }).await;
+        back.shows("inside-one").await;
+        assert_eq!(back.keyframes, 1);
+        let (a, b) = (stays.screen.screen(), back.screen.screen());
+        assert_eq!((a.contents_formatted(), a.alternate_screen()), (b.contents_formatted(), b.alternate_screen()));
+        // And what was below the program is there when it has gone.
+        let (mut a, mut b) = (a.clone(), b.clone());
+        for screen in [&mut a, &mut b] {
+            let mut parser = vt100::Parser::new(24, 80, 0);
+            parser.screen_mut().clone_from(screen);
+            parser.process(b"\x1b[?1049l");
+            screen.clone_from(parser.screen());
+        }
+        assert_eq!(a.contents(), b.contents());
+        assert!(a.contents().contains("3000"));
+    }
+}
+
+#[tokio::test]
+async fn a_watcher_that_does_not_read_slows_nobody_and_gets_the_screen_when_it_does() {
+    let boxd = TestBoxd::start();
+    let mut ada =
+        Viewer::attach(&boxd, &human(&boxd, "ada"), running("stty -echo; echo go; read x; seq 1 300000; echo all-done; cat")).await;
+    ada.read_until("go").await;
+    let mut stalled = Viewer::attach(&boxd, &watcher(&boxd), ShellStart::default()).await;
+    ada.type_in("\n").await;
+    // 2 MB, far more than the ring and what sockets hold.
+    ada.shows("all-done").await;
+    assert_eq!(ada.keyframes, 0, "whoever reads gets every byte");
+    stalled.shows("all-done").await;
+    assert!(stalled.keyframes > 1);
+    assert_eq!(stalled.screen.screen().contents(), ada.screen.screen().contents());
+}
+
+#[tokio::test]
+async fn a_controller_that_does_not_read_holds_the_program_for_a_moment_only() {
+    let boxd = TestBoxd::start();
+    let path = boxd.host("/workspace/done");
+    let command = format!("stty -echo; echo go; read x; seq 1 300000; touch {}; cat", path.display());
+    let mut ada = Viewer::attach(&boxd, &human(&boxd, "ada"), running(&command)).await;
+    ada.read_until("go").await;
+    ada.type_in("\n").await;
+    let done = async {
+        while !path.exists() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(SOON, done).await.expect("the program goes on without its controller");
+    ada.shows("300000").await;
+    assert!(ada.keyframes > 0);
+}
+
+#[tokio::test]
+async fn only_the_controllers_terminal_is_asked_and_only_by_leave_is_its_clipboard_touched() {
+    let boxd = TestBoxd::start();
+    let command = "stty -echo; echo go; read x; printf 'a\\033[6nb\\033]52;c;aGk=\\007c\\033]0;title\\007d\\033]11;?\\033\\\\e\\n'; cat";
+    let ada = human(&boxd, "ada");
+    let start = || ShellStart { allow: vec![Allowed::Clipboard], ..running(command) };
+    let mut allows = Viewer::attach(&boxd, &ada, start()).await;
+    let mut watches =
+        Viewer::attach(&boxd, &watcher(&boxd), ShellStart { allow: vec![Allowed::Clipboard, Allowed::Title], ..Default::default() }).await;
+    allows.read_until("go").await;
+    allows.type_in("\n").await;
+    allows.read_until("e\r\n").await;
+    watches.read_until("e\r\n").await;
+    let shown = String::from_utf8(allows.output.clone()).unwrap();
+    assert!(shown.contains("\x1b[6n") && shown.contains("\x1b]52;c;aGk=\x07") && shown.contains("\x1b]11;?"), "{shown:?}");
+    assert!(!shown.contains("title"));
+    let shown = String::from_utf8(watches.output.clone()).unwrap();
+    assert!(!shown.contains('\x1b') && !shown.contains("title") && !shown.contains("aGk"), "{shown:?}");
+    assert!(shown.replace('\0', "").ends_with("abcde\r\n"));
+    assert_eq!(watches.next, allows.next, "offsets are the same for everybody");
+}
+
+#[tokio::test]
+async fn a_shell_nobody_uses_is_hung_up_and_the_limits_hold() {
+    let boxd = TestBoxd::start_limited(|limits| {
+        limits.shell_idle_seconds = 1;
+        limits.shells = 2;
+    });
+    let ada = human(&boxd, "ada");
+    let named = |name: &str| ShellStart { shell: Some(name.into()), ..running("cat") };
+    let left = Viewer::attach(&boxd, &ada, named("left")).await;
+    let mut stays = Viewer::attach(&boxd, &ada, named("stays")).await;
+    assert_eq!(Viewer::refused(&boxd, &ada, named("third")).await.0.as_deref(), Some("RATE_LIMITED"));
+    assert_eq!(Viewer::refused(&boxd, &ada, named("no good name")).await.0.as_deref(), Some("INVALID_REQUEST"));
+    drop(left);
+    let gone = async {
+        while boxd.get("/v1/shells/left").send().await.status == 200 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(SOON, gone).await.unwrap();
+    stays.type_in("still here\n").await;
+    stays.shows("still here").await;
+    let list: cobox_protocol::shell::ShellList = boxd.get("/v1/shells").send().await.json();
+    assert_eq!((list.items.len(), list.items[0].name.as_str(), list.items[0].viewers), (1, "stays", 1));
+    boxd.post("/v1/shells", r#"{"name": "stays"}"#).send().await.refused(409, "SHELL_EXISTS");
+    boxd.post("/v1/shells", r#"{"name": "fresh", "cols": 90}"#).send().await.ok(201);
+}

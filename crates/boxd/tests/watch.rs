@@ -1,0 +1,316 @@
+//! Watching files as a client does, over the kernel's real events.
+
+mod support;
+
+use std::{collections::HashSet, os::unix::fs::symlink, time::Duration};
+
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use serde_json::{Value, json};
+use support::{SOON, TestBoxd};
+
+struct Watch {
+    body: Incoming,
+    /// What has come of a frame whose end has not.
+    text: String,
+    frames: std::collections::VecDeque<String>,
+    last_id: String,
+}
+
+#[derive(Debug, Clone)]
+struct Event {
+    name: String,
+    data: Value,
+}
+
+impl Event {
+    fn path(&self) -> &str {
+        self.data["path"].as_str().unwrap_or_default()
+    }
+    fn told(&self) -> (&str, &str) {
+        (&self.name, self.path())
+    }
+}
+
+impl Watch {
+    async fn open(boxd: &TestBoxd, query: &str, last_id: Option<&str>) -> Self {
+        let mut call = boxd.get(&format!("/v1/watch{query}"));
+        if let Some(id) = last_id {
+            call = call.header("last-event-id", id);
+        }
+        let answer = call.open().await;
+        assert_eq!(answer.status(), 200);
+        assert_eq!(answer.headers()["content-type"], "text/event-stream");
+        let mut watch = Self { body: answer.into_body(), text: String::new(), frames: Default::default(), last_id: String::new() };
+        assert_eq!(watch.next().await.name, "ready");
+        watch
+    }
+
+    async fn frame(&mut self) -> Option<Event> {
+        loop {
+            while let Some(frame) = self.frames.pop_front() {
+                if frame.starts_with(':') {
+                    continue;
+                }
+                let field = |name: &str| frame.lines().find_map(|l| l.strip_prefix(name)).map(str::to_owned);
+                if let Some(id) = field("id: ") {
+                    self.last_id = id;
+                }
+                return Some(Event { name: field("event: ").unwrap(), data: serde_json::from_str(&field("data: ").unwrap()).unwrap() });
+            }
+            match tokio::time::timeout(SOON, self.body.frame()).await.expect("an event comes soon") {
+                Some(Ok(frame)) => self.text.push_str(std::str::from_utf8(&frame.into_data().unwrap()).unwrap()),
+                _ => return None,
+            }
+            let text = std::mem::take(&mut self.text);
+            let (whole, rest) = text.rsplit_once("\n\n").unwrap_or(("", &text));
+            self.frames.extend(whole.split("\n\n").filter(|f| !f.is_empty()).map(str::to_owned));
+            self.text = rest.to_owned();
+        }
+    }
+
+    async fn next(&mut self) -> Event {
+        self.frame().await.expect("the stream goes on")
+    }
+
+    /// Everything up to an event of this path, which must come.
+    async fn until(&mut self, path: &str) -> Vec<Event> {
+        let mut all = Vec::new();
+        loop {
+            let event = self.next().await;
+            let is_last = event.path() == path;
+            all.push(event);
+            if is_last {
+                return all;
+            }
+        }
+    }
+}
+
+/// A file made by a program of the sandbox, after which everything before has been told.
+async fn mark(boxd: &TestBoxd, watch: &mut Watch, name: &str) -> Vec<Event> {
+    let path = format!("/workspace/{name}");
+    std::fs::write(boxd.host(&path), "").unwrap();
+    let mut all = watch.until(&path).await;
+    all.pop();
+    all
+}
+
+#[tokio::test]
+async fn what_programs_do_is_told_once_and_in_order() {
+    let boxd = TestBoxd::start();
+    std::fs::write(boxd.host("/workspace/old"), "x").unwrap();
+    std::fs::write(boxd.host("/workspace/moved"), "x").unwrap();
+    let mut watch = Watch::open(&boxd, "?path=/workspace", None).await;
+    for _ in 0..100 {
+        std::fs::write(boxd.host("/workspace/old"), "y").unwrap();
+    }
+    std::fs::write(boxd.host("/workspace/new"), "x").unwrap();
+    std::fs::rename(boxd.host("/workspace/moved"), boxd.host("/workspace/here")).unwrap();
+    symlink("new", boxd.host("/workspace/link")).unwrap();
+    std::fs::write(boxd.host("/workspace/short"), "x").unwrap();
+    std::fs::remove_file(boxd.host("/workspace/short")).unwrap();
+    let all = mark(&boxd, &mut watch, "mark").await;
+    let told: Vec<_> = all.iter().map(Event::told).collect();
+    let writes = told.iter().filter(|t| t.0 == "modified").count();
+    assert!((1..50).contains(&writes), "a hundred writes are told as {writes}");
+    let mut in_order: Vec<_> = told.iter().filter(|t| t.1 != "/workspace/short").collect();
+    in_order.dedup();
+    assert_eq!(
+        in_order,
+        [&("modified", "/workspace/old"), &("created", "/workspace/new"), &("renamed", "/workspace/here"), &("created", "/workspace/link"),]
+    );
+    assert!(all.iter().all(|e| e.data["by"] == "process"));
+    let of = |path: &str| &all.iter().find(|e| e.path() == path).unwrap().data;
+    let here = of("/workspace/here");
+    assert_eq!((here["from"].as_str(), here["to"].as_str()), (Some("/workspace/moved"), Some("/workspace/here")));
+    assert_eq!((of("/workspace/old")["kind"].as_str(), of("/workspace/link")["kind"].as_str()), (Some("file"), Some("symlink")));
+    std::fs::remove_file(boxd.host("/workspace/old")).unwrap();
+    assert_eq!(watch.next().await.told(), ("removed", "/workspace/old"));
+}
+
+#[tokio::test]
+async fn changes_made_through_boxd_say_whose_they_are() {
+    let boxd = TestBoxd::start();
+    let mut watch = Watch::open(&boxd, "?path=/workspace", None).await;
+    let ada = json!({ "principal": "ada", "actor": "human" });
+    let fs = async |verb: &str, body: Value| drop(boxd.post(&format!("/v1/fs/{verb}"), body.to_string()).send().await.ok(200));
+    boxd.put("/v1/files/workspace/a", "one").send().await.ok(201);
+    let first = watch.next().await;
+    assert_eq!((first.told(), &first.data["by"], &first.data["kind"]), (("created", "/workspace/a"), &ada, &json!("file")));
+    boxd.put("/v1/files/workspace/a", "two").send().await.ok(200);
+    let second = watch.next().await;
+    assert_eq!((second.told(), &second.data["by"]), (("modified", "/workspace/a"), &ada));
+    std::fs::write(boxd.host("/workspace/a"), "by hand").unwrap();
+    assert_eq!(watch.next().await.data["by"], "process");
+    fs("edit", json!({ "path": "/workspace/a", "old": "hand", "new": "ada" })).await;
+    assert_eq!(watch.next().await.data["by"], ada);
+    fs("move", json!({ "from": "/workspace/a", "to": "/workspace/b" })).await;
+    let moved = watch.next().await;
+    assert_eq!((moved.told(), &moved.data["from"], &moved.data["by"]), (("renamed", "/workspace/b"), &json!("/workspace/a"), &ada));
+    fs("mkdir", json!({ "path": "/workspace/d/e", "parents": true })).await;
+    for event in watch.until("/workspace/d/e").await {
+        assert_eq!((event.name.as_str(), &event.data["by"]), ("created", &ada), "{event:?}");
+    }
+    boxd.put("/v1/files/workspace/d/e/f", "x").send().await.ok(201);
+    assert_eq!(watch.until("/workspace/d/e/f").await.pop().unwrap().data["by"], ada);
+    fs("copy", json!({ "from": "/workspace/d", "to": "/workspace/copy", "recursive": true })).await;
+    for event in watch.until("/workspace/copy/e/f").await {
+        assert_eq!((event.name.as_str(), &event.data["by"]), ("created", &ada), "{event:?}");
+    }
+    fs("remove", json!({ "path": "/workspace/d", "recursive": true })).await;
+    for event in watch.until("/workspace/d").await {
+        assert_eq!((event.name.as_str(), &event.data["by"]), ("removed", &ada), "{event:?}");
+    }
+    let mut tar = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_size(1);
+    header.set_mode(0o644);
+    tar.append_data(&mut header, "sub/file", b"x".as_slice()).unwrap();
+    let tar = tar.into_inner().unwrap();
+    boxd.put("/v1/archive?path=/workspace/un", tar).header("content-type", "application/x-tar").send().await.ok(200);
+    for event in watch.until("/workspace/un/sub/file").await {
+        assert_eq!(event.data["by"], ada, "{event:?}");
+    }
+    boxd.call(http::Method::DELETE, "/v1/files/workspace/b").send().await.ok(204);
+    let gone = watch.until("/workspace/b").await.pop().unwrap();
+    assert_eq!((gone.name.as_str(), &gone.data["by"]), ("removed", &ada));
+}
+
+#[tokio::test]
+async fn new_directories_are_watched_with_what_was_in_them_first() {
+    let boxd = TestBoxd::start();
+    let mut watch = Watch::open(&boxd, "?path=/workspace", None).await;
+    // Made elsewhere and moved in whole: no event tells of what is inside.
+    std::fs::create_dir_all(boxd.host("/elsewhere/x/y")).unwrap();
+    std::fs::write(boxd.host("/elsewhere/x/y/z"), "").unwrap();
+    std::fs::rename(boxd.host("/elsewhere"), boxd.host("/workspace/in")).unwrap();
+    let told: HashSet<String> = watch.until("/workspace/in/x/y/z").await.iter().map(|e| e.path().to_owned()).collect();
+    assert!(["/workspace/in", "/workspace/in/x", "/workspace/in/x/y"].iter().all(|p| told.contains(*p)), "{told:?}");
+    // And from now on.
+    std::fs::write(boxd.host("/workspace/in/x/y/later"), "").unwrap();
+    assert_eq!(watch.next().await.told(), ("created", "/workspace/in/x/y/later"));
+    std::fs::rename(boxd.host("/workspace/in/x"), boxd.host("/workspace/up")).unwrap();
+    assert_eq!(watch.next().await.told(), ("renamed", "/workspace/up"));
+    std::fs::write(boxd.host("/workspace/up/y/again"), "").unwrap();
+    assert_eq!(watch.next().await.told(), ("created", "/workspace/up/y/again"), "under its new name");
+    std::fs::rename(boxd.host("/workspace/up"), boxd.host("/out")).unwrap();
+    let out = watch.next().await;
+    assert_eq!((out.told(), out.data["kind"].as_str()), (("removed", "/workspace/up"), Some("directory")));
+    std::fs::write(boxd.host("/out/y/unseen"), "").unwrap();
+    assert!(mark(&boxd, &mut watch, "mark").await.is_empty());
+    for depth in 1..20 {
+        let path = format!("/workspace/{}", "d/".repeat(depth));
+        std::fs::create_dir(boxd.host(&path)).unwrap();
+        std::fs::write(boxd.host(format!("{path}f")), "").unwrap();
+    }
+    let deepest = format!("/workspace/{}f", "d/".repeat(19));
+    let files: HashSet<String> =
+        watch.until(&deepest).await.iter().filter(|e| e.path().ends_with("/f")).map(|e| e.path().to_owned()).collect();
+    assert_eq!(files.len(), 19, "none is missed, however fast they are made");
+}
+
+#[tokio::test]
+async fn one_directory_alone_and_names_of_any_bytes() {
+    let boxd = TestBoxd::start();
+    std::fs::create_dir(boxd.host("/workspace/d")).unwrap();
+    let mut watch = Watch::open(&boxd, "?path=/workspace&recursive=false", None).await;
+    std::fs::write(boxd.host("/workspace/d/unseen"), "").unwrap();
+    std::fs::write(boxd.host(b"/workspace/\xff\nevent: forged"), "").unwrap();
+    let odd = watch.next().await;
+    assert_eq!((odd.name.as_str(), odd.data["path_b64"].is_string()), ("created", true));
+    for bad in ["?path=relative", "?recursive=perhaps"] {
+        boxd.get(&format!("/v1/watch{bad}")).send().await.refused(400, "INVALID_REQUEST");
+    }
+    boxd.get("/v1/watch?path=/none").send().await.refused(404, "FILE_NOT_FOUND");
+    std::fs::write(boxd.host("/workspace/f"), "").unwrap();
+    boxd.get("/v1/watch?path=/workspace/f").send().await.refused(400, "INVALID_REQUEST");
+    let writer = boxd.token("fs_write");
+    boxd.get("/v1/watch").token(&writer).send().await.refused(403, "CAPABILITY_DENIED");
+}
+
+#[tokio::test]
+async fn who_comes_back_with_a_cursor_has_missed_nothing() {
+    let boxd = TestBoxd::start();
+    let mut watch = Watch::open(&boxd, "?path=/workspace", None).await;
+    std::fs::write(boxd.host("/workspace/seen"), "").unwrap();
+    watch.until("/workspace/seen").await;
+    let cursor = watch.last_id.clone();
+    drop(watch);
+    tokio::time::timeout(SOON, boxd.idle()).await.unwrap();
+    std::fs::write(boxd.host("/workspace/missed"), "").unwrap();
+    let mut again = Watch::open(&boxd, "?path=/workspace", Some(&cursor)).await;
+    assert_eq!(again.last_id, cursor, "ready repeats where it goes on");
+    assert_eq!(again.next().await.told(), ("created", "/workspace/missed"));
+    let mut by_query = Watch::open(&boxd, &format!("?path=/workspace&cursor={cursor}"), None).await;
+    assert_eq!(by_query.next().await.told(), ("created", "/workspace/missed"));
+    for old in ["another-life-1", "nonsense", &format!("{}0", cursor.rsplit_once('-').unwrap().0)] {
+        let mut lost = Watch::open(&boxd, "?path=/workspace", Some(old)).await;
+        let told = lost.next().await;
+        assert_eq!((told.name.as_str(), told.data["reason"].as_str()), ("overflow", Some("cursor_expired")), "{old}");
+        std::fs::write(boxd.host("/workspace/after"), old).unwrap();
+        lost.until("/workspace/after").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_is_told_whole_or_its_loss_is() {
+    const FILES: usize = 20_000;
+    let boxd = TestBoxd::start();
+    let mut watch = Watch::open(&boxd, "?path=/workspace", None).await;
+    let mut slow = Watch::open(&boxd, "?path=/workspace", None).await;
+    let directory = boxd.host("/workspace");
+    let maker = std::thread::spawn(move || {
+        for i in 0..FILES {
+            std::fs::write(directory.join(format!("f{i}")), "x").unwrap();
+        }
+        std::fs::write(directory.join("last"), "").unwrap();
+    });
+    let mut seen = HashSet::new();
+    let mut is_lost = false;
+    for event in watch.until("/workspace/last").await {
+        is_lost |= event.name == "overflow";
+        seen.insert(event.path().to_owned());
+    }
+    maker.join().unwrap();
+    assert!(is_lost || seen.len() == FILES + 1, "{} of {FILES} without a word", seen.len());
+    // Who read nothing meanwhile gets all that is kept, or is told.
+    let late = slow.until("/workspace/last").await;
+    assert!(late.iter().any(|e| e.name == "overflow") || late.len() > FILES);
+}
+
+#[tokio::test]
+async fn a_limit_of_watches_is_told_and_the_rest_still_works() {
+    let boxd = TestBoxd::start_limited(|limits| limits.watches = 4);
+    for i in 0..10 {
+        std::fs::create_dir(boxd.host(format!("/workspace/d{i}"))).unwrap();
+    }
+    let mut watch = Watch::open(&boxd, "?path=/workspace&cursor=none", None).await;
+    assert_eq!(watch.next().await.data["reason"], "cursor_expired");
+    std::fs::write(boxd.host("/workspace/top"), "").unwrap();
+    assert_eq!(watch.until("/workspace/top").await.pop().unwrap().name, "created");
+    std::fs::create_dir(boxd.host("/workspace/d10")).unwrap();
+    watch.until("/workspace/d10").await;
+    let fresh = TestBoxd::start_limited(|limits| limits.watches = 2);
+    let mut watch = Watch::open(&fresh, "?path=/workspace", None).await;
+    std::fs::create_dir(fresh.host("/workspace/a")).unwrap();
+    watch.until("/workspace/a").await;
+    std::fs::create_dir(fresh.host("/workspace/b")).unwrap();
+    let told = watch.next().await;
+    assert_eq!((told.name.as_str(), told.data["reason"].as_str()), ("overflow", Some("watch_limit")));
+    fresh.get("/v1/watch?path=/").send().await.refused(429, "RATE_LIMITED");
+}
+
+#[tokio::test]
+async fn a_stream_ends_with_its_token_and_with_what_it_watches() {
+    let mut boxd = TestBoxd::start();
+    std::fs::create_dir(boxd.host("/workspace/d")).unwrap();
+    let mut watch = Watch::open(&boxd, "?path=/workspace/d", None).await;
+    std::fs::remove_dir(boxd.host("/workspace/d")).unwrap();
+    assert_eq!(watch.next().await.data["reason"], "gone");
+    assert!(watch.frame().await.is_none());
+    let mut watch = Watch::open(&boxd, "?path=/workspace", None).await;
+    boxd.revoke(vec![cobox_protocol::control::Revocation::Session("ssn_1".into())]).await;
+    let ended = async { while watch.frame().await.is_some() {} };
+    tokio::time::timeout(Duration::from_secs(2), ended).await.expect("a revoked stream ends within moments");
+}
