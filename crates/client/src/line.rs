@@ -19,9 +19,8 @@ use crate::{
 const EVENTS: usize = 8;
 /// Things to send that wait for a slow connection; beyond it whoever sends waits.
 const COMMANDS: usize = 16;
-/// Most bytes of input in one frame: escaped as JSON, at worst six for one, it is well under the largest frame,
-/// and few enough to be worth sending again.
-const MAX_STDIN_CHUNK: usize = 64 * 1024;
+/// Most bytes of input in one frame: few, so that over a network on which no connection lasts each still brings something.
+const MAX_STDIN_CHUNK: usize = 16 * 1024;
 
 /// A route's own part of the conversation: what it starts with, and what its frames mean.
 pub(crate) trait Conversation: Send + 'static {
