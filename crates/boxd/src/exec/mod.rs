@@ -1,7 +1,7 @@
 //! Running commands: to an answer, as an event stream, or over a WebSocket that may be lost and come back.
 
 mod command;
-mod events;
+pub(crate) mod events;
 mod input;
 mod once;
 mod outcome;

@@ -3,14 +3,14 @@
 mod copy;
 mod describe;
 mod edit;
-mod glob;
-mod grep;
+pub(crate) mod glob;
+pub(crate) mod grep;
 mod ignore_rules;
-mod list;
+pub(crate) mod list;
 mod make;
 mod names;
 mod remove;
-mod stop;
+pub(crate) mod stop;
 mod transfer;
 mod walk;
 
