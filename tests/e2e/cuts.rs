@@ -84,7 +84,12 @@ async fn stdin_through(cuts: u64, seed: u64) -> u64 {
 /// Collects a shell's bytes up to and with a text.
 async fn bytes_until(output: &mut ShellOutput, text: &str) -> Vec<u8> {
     let mut bytes: Vec<u8> = Vec::new();
-    while !bytes.windows(text.len()).any(|w| w == text.as_bytes()) {
+    loop {
+        if let Some(at) = bytes.windows(text.len()).position(|w| w == text.as_bytes()) {
+            // How much came with it in one frame is chance.
+            bytes.truncate(at + text.len());
+            return bytes;
+        }
         match timeout(STALLED, output.next()).await.expect("it goes on").expect("it goes on").unwrap() {
             ShellEvent::Output(chunk) => bytes.extend_from_slice(&chunk),
             ShellEvent::Keyframe { .. } | ShellEvent::Gap { .. } => panic!("the outages fit what the shell keeps"),
@@ -92,7 +97,6 @@ async fn bytes_until(output: &mut ShellOutput, text: &str) -> Vec<u8> {
             _ => {}
         }
     }
-    bytes
 }
 
 async fn shell_through(cuts: u64, seed: u64) -> u64 {
