@@ -79,7 +79,9 @@ impl Log {
     pub fn append_found(&self, bytes: &[u8], found: &Found) {
         let mut state = self.lock();
         state.append(bytes);
-        state.notes.add(&found.spans, found.undecided);
+        for span in state.notes.add(&found.spans, found.undecided) {
+            state.cover(span.from, span.to);
+        }
         state.unlock_and_wake(true);
     }
 
@@ -196,6 +198,13 @@ impl UnlockAndWake for MutexGuard<'_, State> {
 impl State {
     pub fn head(&self) -> u64 {
         self.ring_from + self.ring.len() as u64
+    }
+
+    /// Puts NULs over what nobody is to get, as far as it is still in memory; what is read from the log has the same there already.
+    fn cover(&mut self, from: u64, to: u64) {
+        let within = |offset: u64| offset.clamp(self.ring_from, self.head()) - self.ring_from;
+        let (from, to) = (within(from) as usize, within(to) as usize);
+        self.ring.range_mut(from..to).for_each(|byte| *byte = 0);
     }
 
     pub fn base(&self) -> u64 {

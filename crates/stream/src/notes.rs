@@ -40,8 +40,8 @@ pub struct Span {
     pub kinds: Kinds,
 }
 
-/// Spans kept for one log. Beyond them neighbours are joined and what lies between is hidden too: a terminal that is asked something
-/// thousands of times in a quarter of a mebibyte is under attack.
+/// Spans kept for one log. Beyond them the oldest are hidden from everybody for good: nobody is helped by an old question, and a shell
+/// that says something to us before and after each of a thousand commands must not cost a thousand notes.
 const MAX_SPANS: usize = 2048;
 
 /// Sizes kept for one log: somebody who drags a window's corner makes dozens.
@@ -66,18 +66,17 @@ pub(crate) struct Notes {
 }
 
 impl Notes {
-    pub fn add(&mut self, spans: &[Span], undecided: Option<u64>) {
+    /// Gives the spans there is no more room for: they are to be covered where they are kept.
+    #[must_use]
+    pub fn add(&mut self, spans: &[Span], undecided: Option<u64>) -> Vec<Span> {
         for span in spans {
-            let is_full = self.spans.len() >= MAX_SPANS;
             match self.spans.back_mut() {
-                Some(last) if is_full || (last.kinds == span.kinds && last.to >= span.from) => {
-                    last.to = last.to.max(span.to);
-                    last.kinds = last.kinds.with(span.kinds);
-                }
+                Some(last) if last.kinds == span.kinds && last.to >= span.from => last.to = last.to.max(span.to),
                 _ => self.spans.push_back(*span),
             }
         }
         self.undecided = undecided;
+        self.spans.drain(..self.spans.len().saturating_sub(MAX_SPANS)).collect()
     }
 
     pub fn resize(&mut self, resize: Resize) {
@@ -106,7 +105,8 @@ impl Notes {
     /// Nothing more comes: what is still undecided stays hidden.
     pub fn finish(&mut self, head: u64) {
         if let Some(from) = self.undecided.take() {
-            self.add(&[Span { from, to: head, kinds: Kinds::ALL }], None);
+            // One more than there is room for does no harm: it is the last.
+            self.spans.push_back(Span { from, to: head, kinds: Kinds::ALL });
         }
     }
 

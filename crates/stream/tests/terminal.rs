@@ -301,3 +301,13 @@ fn a_screen_too_large_to_draw_is_empty_and_comes_back_when_it_shrinks() {
     let Keyframe { offset, cols, ansi, .. } = screen.keyframe(Kinds::NONE);
     assert_eq!((offset, cols, shown(&[&ansi]).screen().contents().as_str()), (10, COLS, "seen"));
 }
+
+#[test]
+fn however_many_sequences_are_hidden_the_text_between_them_is_not() {
+    let one = b"\x1b]0;title\x07text ";
+    let all: Vec<u8> = one.repeat(5000);
+    let shown = filtered(&all, &[64], &[4096], Kinds::TITLE);
+    assert_eq!(shown.len(), all.len(), "every offset stays what it was");
+    let text: Vec<u8> = shown.into_iter().filter(|b| *b != 0).collect();
+    assert_eq!(text, b"text ".repeat(5000));
+}
