@@ -1,6 +1,6 @@
 //! Connections cut at random moments, in the middle of frames: every byte of a command and of a shell still comes exactly once.
 
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
 use cobox_client::{Client, Dataplane, ExecEvent, Reconnect, ShellEvent, ShellOutput};
 use cobox_protocol::{
@@ -87,17 +87,26 @@ async fn stdin_through(cuts: u64, seed: u64) -> u64 {
 /// Collects a shell's bytes up to and with a text.
 async fn bytes_until(output: &mut ShellOutput, text: &str) -> Vec<u8> {
     let mut bytes: Vec<u8> = Vec::new();
+    // The last of what else happened, to be shown where it doesn't come.
+    let mut beside: VecDeque<String> = VecDeque::new();
     loop {
         if let Some(at) = bytes.windows(text.len()).position(|w| w == text.as_bytes()) {
             // How much came with it in one frame is chance.
             bytes.truncate(at + text.len());
             return bytes;
         }
-        match timeout(STALLED, output.next()).await.expect("it goes on").expect("it goes on").unwrap() {
+        let Ok(event) = timeout(STALLED, output.next()).await else {
+            let tail = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(400)..]).into_owned();
+            panic!("nothing came for {STALLED:?}; the last was {tail:?}, and beside it {beside:#?}");
+        };
+        match event.expect("it goes on").unwrap() {
             ShellEvent::Output(chunk) => bytes.extend_from_slice(&chunk),
             ShellEvent::Keyframe { .. } | ShellEvent::Gap { .. } => panic!("the outages fit what the shell keeps"),
             ShellEvent::Exit { .. } => panic!("it ended: {}", String::from_utf8_lossy(&bytes)),
-            _ => {}
+            other => {
+                beside.push_back(format!("{other:?}"));
+                beside.drain(..beside.len().saturating_sub(8));
+            }
         }
     }
 }
