@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use cobox_client::{Client, Dataplane, ExecEvent, Reconnect, ShellEvent, ShellOutput};
-use cobox_protocol::frame::{ExecStart, ShellStart, StdinStart};
-use cobox_testkit::{Cuts, CuttingProxy, PATIENCE, TestBroker, ensure, sh};
+use cobox_protocol::{
+    frame::{ExecStart, ShellStart, StdinStart},
+    shell::ShellCreate,
+};
+use cobox_testkit::{Cuts, CuttingProxy, TestBroker, ensure, sh};
 use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 
@@ -84,7 +87,12 @@ async fn stdin_through(cuts: u64, seed: u64) -> u64 {
 /// Collects a shell's bytes up to and with a text.
 async fn bytes_until(output: &mut ShellOutput, text: &str) -> Vec<u8> {
     let mut bytes: Vec<u8> = Vec::new();
-    while !bytes.windows(text.len()).any(|w| w == text.as_bytes()) {
+    loop {
+        if let Some(at) = bytes.windows(text.len()).position(|w| w == text.as_bytes()) {
+            // How much came with it in one frame is chance.
+            bytes.truncate(at + text.len());
+            return bytes;
+        }
         match timeout(STALLED, output.next()).await.expect("it goes on").expect("it goes on").unwrap() {
             ShellEvent::Output(chunk) => bytes.extend_from_slice(&chunk),
             ShellEvent::Keyframe { .. } | ShellEvent::Gap { .. } => panic!("the outages fit what the shell keeps"),
@@ -92,7 +100,6 @@ async fn bytes_until(output: &mut ShellOutput, text: &str) -> Vec<u8> {
             _ => {}
         }
     }
-    bytes
 }
 
 async fn shell_through(cuts: u64, seed: u64) -> u64 {
@@ -100,18 +107,12 @@ async fn shell_through(cuts: u64, seed: u64) -> u64 {
     let plan = Cuts { count: cuts, within_bytes: 16 << 10, within: Duration::from_millis(120) };
     let proxy = CuttingProxy::before(broker.url(), plan, seed).await;
     let (session, cut) = through(&proxy, &broker, "t").await;
-    let shell = || ShellStart { shell: Some("cut".into()), ..Default::default() };
+    let made = session.dataplane().create_shell(&ShellCreate { name: Some("cut".into()), ..Default::default() }).await.unwrap();
+    // Both from the first byte on: even who is cut before the first answer knows what to ask for.
+    let shell = || ShellStart { shell: Some("cut".into()), epoch: Some(made.id.to_string()), from: Some(0), ..Default::default() };
     let mut through = cut.shell(shell()).await.unwrap();
-    let ready = loop {
-        match timeout(PATIENCE, through.output.next()).await.expect("it is let in").unwrap().unwrap() {
-            ShellEvent::Ready(ready) => break ready,
-            ShellEvent::Output(_) => panic!("ready comes first"),
-            _ => {}
-        }
-    };
-    // The record of somebody whose connection is never cut, from the same first byte on.
-    let start = ShellStart { observe: true, epoch: Some(ready.epoch), from: Some(ready.offset), ..shell() };
-    let mut beside = session.dataplane().shell(start).await.unwrap();
+    // The record of somebody whose connection is never cut.
+    let mut beside = session.dataplane().shell(ShellStart { observe: true, ..shell() }).await.unwrap();
     let recording = tokio::spawn(async move { bytes_until(&mut beside.output, "all-42-lines\r\n").await });
     let input = through.input.clone();
     let proxied = async {

@@ -58,7 +58,10 @@ async fn two_people_and_an_observer_share_one_shell() {
     .await;
     ada.resize(70, 20);
     bob.press("clear; echo still $(stty size)\r");
-    bob.wait_for("still 28 90").await;
+    // Those who watch are a moment behind, and would wipe away with the screen what they are told next.
+    for person in [&ada, &bob, &eve] {
+        person.wait_for("still 28 90").await;
+    }
 
     // Released, it is for whoever types next.
     bob.press("\r~r");

@@ -86,7 +86,7 @@ async fn all_of_stdin_may_come_with_the_start_and_without_it_there_is_none() {
     let start = ExecStart { stdin: Some(StdinStart::Text("all of it".into())), ..command("cat") };
     let mut client = ExecClient::start(&boxd, start).await;
     assert_eq!((client.exit().await.0, client.stdout.as_slice()), (0, b"all of it".as_slice()));
-    let mut client = ExecClient::start(&boxd, command("cat; echo end; read x < gate")).await;
+    let mut client = ExecClient::start(&boxd, ExecStart { kill_on_disconnect: true, ..command("cat; echo end; sleep 1000") }).await;
     client.read_until("end").await;
     client.send(ClientFrame::stdin(b"x", Some(1))).await;
     assert!(matches!(client.answer().await, Some(ServerFrame::Error { error }) if error.message.contains("stdin: true")));

@@ -64,7 +64,7 @@ impl Sitting {
             Err(e) => return End::Failed(e.into()),
         };
         let (asks, mut asked) = mpsc::channel(ASKS);
-        let mut typing = AbortOnDropHandle::new(tokio::spawn(type_in(shell.input.clone(), self.standing.subscribe(), asks)));
+        let mut typing = AbortOnDropHandle::new(tokio::spawn(type_in(shell.input.clone(), self.standing.clone(), asks)));
         let mut has_typed_all = false;
         loop {
             tokio::select! {

@@ -59,7 +59,7 @@ pub struct Command {
 }
 
 impl Command {
-    /// What is to be read and written is in the second part, for [`Running::to_the_end`].
+    /// What is to be read and written is in the second part, for [`Running::run`].
     /// `said` is in the program's place where there is none.
     pub fn new(
         listed: Listed,
@@ -164,7 +164,7 @@ pub struct Running {
 
 impl Running {
     /// Runs until the program has ended and all it printed is in the logs.
-    pub async fn to_the_end(self, server: &Server) {
+    pub async fn run(self, server: &Server) {
         let Running { command, stdin, out, err, timeout } = self;
         let exited = CancellationToken::new();
         let ended = async {

@@ -12,6 +12,8 @@ use crate::processes::Ended;
 
 /// Output in one frame: large enough that a frame's own cost doesn't show.
 const FRAME_BYTES: usize = 256 * 1024;
+/// The first of a connection, from which they grow to that: over a network on which none lasts, each still brings something.
+const FIRST_FRAME_BYTES: usize = 16 * 1024;
 /// The same as text, which is at most 800 KiB even if all of it must be escaped.
 const TEXT_FRAME_BYTES: usize = 128 * 1024;
 /// A viewer that takes and acknowledges nothing for so long no longer holds up the program: it finds the rest in the spool, or a gap.
@@ -177,6 +179,8 @@ struct Source {
     stream: OutputStream,
     form: Form,
     position: u64,
+    /// On this connection.
+    sent_bytes: usize,
     is_holding: bool,
     acknowledged: u64,
     /// Lately: see [`ACKNOWLEDGED_WITHIN`].
@@ -197,6 +201,7 @@ impl Source {
             stream,
             form,
             position,
+            sent_bytes: 0,
             is_holding: true,
             acknowledged: 0,
             has_acknowledged: false,
@@ -216,7 +221,7 @@ impl Source {
             Some(read) => read,
             None => {
                 let reader = self.reader.as_mut().filter(|reader| !reader.is_behind_the_ring())?;
-                read_frame(reader, self.stream, self.form)
+                read_frame(reader, self.stream, self.form, self.sent_bytes)
             }
         };
         match read {
@@ -224,7 +229,9 @@ impl Source {
                 if self.form == Form::Text {
                     self.cut_at_a_character(&mut frame);
                 }
-                self.position = chunk.offset + (frame.len() - BINARY_HEAD_BYTES) as u64;
+                let bytes = frame.len() - BINARY_HEAD_BYTES;
+                self.position = chunk.offset + bytes as u64;
+                self.sent_bytes = self.sent_bytes.saturating_add(bytes);
                 Some(Event::Output(Output { stream: self.stream, offset: chunk.offset, frame }))
             }
             Read::Gap { from, to } => {
@@ -258,9 +265,9 @@ impl Source {
             return std::future::pending().await;
         }
         if let Some(reader) = self.reader.take_if(|reader| reader.is_behind_the_ring()) {
-            let (mut reader, stream, form) = (reader, self.stream, self.form);
+            let (mut reader, stream, form, sent_bytes) = (reader, self.stream, self.form, self.sent_bytes);
             self.reading = Some(tokio::task::spawn_blocking(move || {
-                let (read, frame) = read_frame(&mut reader, stream, form);
+                let (read, frame) = read_frame(&mut reader, stream, form, sent_bytes);
                 (reader, read, frame)
             }));
         }
@@ -297,14 +304,14 @@ impl Source {
     }
 }
 
-fn read_frame(reader: &mut Reader, stream: OutputStream, form: Form) -> (Read, BytesMut) {
+fn read_frame(reader: &mut Reader, stream: OutputStream, form: Form, sent_bytes: usize) -> (Read, BytesMut) {
     let mut frame = BytesMut::new();
     let kind = match stream {
         OutputStream::Stdout => BinaryKind::Stdout,
         OutputStream::Stderr => BinaryKind::Stderr,
     };
     frame.extend_from_slice(&BinaryFrame::head(kind, reader.position()));
-    let most = if form == Form::Text { TEXT_FRAME_BYTES } else { FRAME_BYTES };
+    let most = if form == Form::Text { TEXT_FRAME_BYTES } else { sent_bytes.clamp(FIRST_FRAME_BYTES, FRAME_BYTES) };
     let read = reader.read_into(&mut frame, most);
     (read, frame)
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use cobox_protocol::{
     ApiError, Capability, ErrorCode,
     frame::{Allowed, ClientFrame, Controller, DEFAULT_SHELL_NAME, ServerFrame, ShellReady, ShellStart, close, frame_bytes},
+    process::SignalName,
     shell::ShellCreate,
 };
 use cobox_stream::Kinds;
@@ -13,7 +14,7 @@ use http::StatusCode;
 use super::{
     desk::Newcomer,
     shared::{Seat, Shell},
-    terminal::{self, signal_number},
+    terminal,
     view::{Progress, View},
 };
 use crate::socket::{Conversation, End, Peer};
@@ -90,7 +91,7 @@ async fn find(peer: &Peer<'_, ShellStart>, start: &ShellStart, is_observer: bool
         return shells.find(&name).map(|shell| (shell, false));
     }
     let ShellStart { command, cwd, env, cols, rows, .. } = start.clone();
-    shells.find_or_create(peer.server, ShellCreate { name: Some(name), command, cwd, env, cols, rows }).await
+    shells.find_or_create(peer.server, ShellCreate { name: Some(name), command, cwd, env, cols, rows }, &peer.claims()).await
 }
 
 /// Says where the output begins for this viewer: at the start for whoever made the shell, where it broke off for whoever comes back in time,
@@ -178,7 +179,10 @@ async fn obey(
             Ok(seq)
         }
         ClientFrame::Resize { cols, rows } => shell.viewer_resized(*id, terminal::size(Some(cols), Some(rows))?).map(|()| None),
-        ClientFrame::Signal { signal } => shell.viewer_signals(*id, signal_number(&signal)?).map(|()| None),
+        ClientFrame::Signal { signal } => {
+            let number = SignalName::Name(signal).number().map_err(ApiError::invalid)?;
+            shell.viewer_signals(*id, number).map(|()| None)
+        }
         ClientFrame::Control { action } => shell.at_desk(|desk, now| desk.control(*id, action, now)).map(|()| None),
         ClientFrame::Start(_) => Err(ApiError::invalid("this connection has its shell already; open another for a second one")),
         _ => Err(ApiError::invalid("that frame means nothing to a shell")),

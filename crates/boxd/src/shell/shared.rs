@@ -19,7 +19,7 @@ use super::{
     prompt::{Prompt, State, TextFinder},
     terminal::Terminal,
 };
-use crate::workload::Exit;
+use crate::{processes::Listed, workload::Exit};
 
 /// Typed or pasted and not yet taken by the program; beyond it whoever types waits.
 const MAX_PENDING_INPUT_BYTES: usize = 1024 * 1024;
@@ -39,6 +39,7 @@ pub struct Shell {
     pub created_at: Timestamp,
     pub log: Log,
     pub terminal: Terminal,
+    pub listed: Listed,
     pub exit: watch::Sender<Option<Exit>>,
     pub controller: watch::Sender<Option<Controller>>,
     pub prompt: watch::Sender<Prompt>,
@@ -69,7 +70,15 @@ struct Picture {
 }
 
 impl Shell {
-    pub fn new(name: String, id: ShellId, command: Option<String>, terminal: Terminal, (cols, rows): (u16, u16), ring_bytes: u64) -> Self {
+    pub fn new(
+        name: String,
+        id: ShellId,
+        command: Option<String>,
+        terminal: Terminal,
+        listed: Listed,
+        (cols, rows): (u16, u16),
+        ring_bytes: u64,
+    ) -> Self {
         let ring_bytes = usize::try_from(ring_bytes).unwrap_or(usize::MAX);
         let log = Log::new(Limits { ring_bytes, writer_waits: false });
         log.resize(cols, rows);
@@ -81,6 +90,7 @@ impl Shell {
             created_at: Timestamp::now(),
             log,
             terminal,
+            listed,
             exit: watch::Sender::new(None),
             controller: watch::Sender::new(None),
             prompt: watch::Sender::new(Prompt::default()),

@@ -66,6 +66,7 @@ struct Init<'a> {
     /// By pid, until they are waited for: its number is nobody else's for as long.
     running: HashMap<i32, Running>,
     /// Memory for programs on their way, used again.
+    #[allow(clippy::vec_box, reason = "one in use must not move, and it is not unpacked between two uses")]
     pads: Vec<Box<Pad>>,
     word: Word,
 }

@@ -132,9 +132,7 @@ impl ExecClient {
         loop {
             match self.answer().await {
                 Some(ServerFrame::Exit { exit_code, signal, timed_out }) => {
-                    while let Some(more) = self.message().await {
-                        panic!("{more:?} after the exit");
-                    }
+                    assert_eq!(self.message().await, None, "nothing comes after the exit");
                     return (exit_code, signal, timed_out);
                 }
                 Some(ServerFrame::StdinAck { .. }) => {}
