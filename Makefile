@@ -5,7 +5,7 @@ CARGO_FLAGS := $(if $(filter release,$(PROFILE)),--release,)
 BIN = target/$(shell rustc --print host-tuple)/$(if $(filter release,$(PROFILE)),release,debug)
 
 .DEFAULT_GOAL := help
-.PHONY: help build run demo test lint bench bench-dataplane soak setup
+.PHONY: help build run demo test lint openapi fuzz bench bench-dataplane soak setup
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -34,6 +34,16 @@ lint: ## Formatting, clippy, licences and sources
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	scripts/deny
+
+openapi: ## Write openapi/ anew from the code
+	COBOX_WRITE_OPENAPI=1 cargo test -p cobox-boxd --test openapi
+
+# Our code has no unsafe where the targets reach, so the address sanitizer would only slow them down.
+FUZZ_SECONDS ?= 60
+fuzz: ## Each fuzz target for a minute; needs a nightly compiler and cargo-fuzz
+	@for target in $$(ls fuzz/corpus); do mkdir -p fuzz/work/$$target; \
+		cargo +nightly fuzz run --features libfuzzer --sanitizer none $$target fuzz/work/$$target fuzz/corpus/$$target -- \
+			-max_total_time=$(FUZZ_SECONDS) -max_len=8192 -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 || exit 1; done
 
 bench: build ## Time to the first exec, against bubblewrap and podman; writes bench/results/
 	scripts/setup bench

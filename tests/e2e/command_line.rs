@@ -1,8 +1,13 @@
 //! The command line as people use it: the real binary against a real broker.
 
-use std::{fs, process::Output};
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    process::{Child, ChildStdout, Output, Stdio},
+};
 
-use cobox_testkit::TestBroker;
+use cobox_testkit::{TestBroker, TestTerminal};
+use rustix::process::{Pid, Signal, kill_process};
 
 fn run(broker: &TestBroker, args: &[&str]) -> Output {
     broker.cobox().args(args).output().expect("cobox runs")
@@ -19,6 +24,76 @@ async fn exec_passes_output_and_exit_code_through() {
     let output = run(&broker, &["exec", "-t", "t", "--", "sh", "-c", "echo out; echo err >&2; exit 3"]);
     assert_eq!(output.status.code(), Some(3));
     assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (b"out\n".as_slice(), b"err\n".as_slice()));
+}
+
+/// Starts an `exec` whose input and output are pipes.
+fn streaming(broker: &TestBroker, script: &str) -> (Child, BufReader<ChildStdout>) {
+    let mut command = broker.cobox();
+    command.args(["exec", "-t", "t", "--", "sh", "-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let output = BufReader::new(child.stdout.take().unwrap());
+    (child, output)
+}
+
+fn line(output: &mut BufReader<ChildStdout>) -> String {
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    line
+}
+
+#[tokio::test]
+async fn exec_passes_input_and_output_on_while_the_command_runs() {
+    let broker = TestBroker::start().await;
+    let (mut child, mut output) = streaming(&broker, "while read line; do echo got $line; done; echo over; exit 4");
+    let mut input = child.stdin.take().unwrap();
+    for word in ["one", "two"] {
+        writeln!(input, "{word}").unwrap();
+        assert_eq!(line(&mut output), format!("got {word}\n"));
+    }
+    drop(input);
+    assert_eq!(line(&mut output), "over\n");
+    assert_eq!(child.wait().unwrap().code(), Some(4));
+}
+
+#[tokio::test]
+async fn ctrl_c_interrupts_the_command_and_a_second_one_ends_it() {
+    let broker = TestBroker::start().await;
+    let (mut child, mut output) = streaming(&broker, "trap 'echo stopping; exit 9' INT; echo ready; while :; do sleep 0.05; done");
+    assert_eq!(line(&mut output), "ready\n");
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    assert_eq!(line(&mut output), "stopping\n");
+    assert_eq!(child.wait().unwrap().code(), Some(9));
+
+    let (mut child, mut output) = streaming(&broker, "trap 'echo no' INT; trap '' TERM; echo ready; while :; do sleep 0.05; done");
+    assert_eq!(line(&mut output), "ready\n");
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    assert_eq!(line(&mut output), "no\n");
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(said(&run(&broker, &["ps", "t"])), "", "nothing runs on");
+    assert!(said(&run(&broker, &["ps", "t", "--all"])).contains("cmd_"));
+}
+
+#[tokio::test]
+async fn a_reader_that_goes_away_ends_the_command() {
+    let broker = TestBroker::start().await;
+    let (mut child, mut output) = streaming(&broker, "while :; do echo yes; done");
+    assert_eq!(line(&mut output), "yes\n");
+    drop(output);
+    assert_eq!(child.wait().unwrap().code(), Some(141));
+    assert_eq!(said(&run(&broker, &["ps", "t"])), "");
+}
+
+#[tokio::test]
+async fn exec_can_lend_its_terminal() {
+    let broker = TestBroker::start().await;
+    let mut command = broker.cobox();
+    command.args(["exec", "-t", "t", "--tty", "--", "sh", "-c", "stty size; read x; echo \"<$x>\"; exit 6"]);
+    let mut terminal = TestTerminal::start("ada", &command, (91, 27));
+    terminal.wait_for("27 91").await;
+    terminal.press("words\r");
+    terminal.wait_for("<words>").await;
+    assert_eq!(terminal.ended().await.code(), Some(6));
 }
 
 #[tokio::test]

@@ -4,20 +4,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 use cobox_client::Client;
 use cobox_protocol::{ErrorCode, exec::ExecRequest, session::Mode};
-use cobox_testkit::{Leftovers, TestBroker, ensure, negotiate, sh};
+use cobox_testkit::{Dice, Leftovers, TestBroker, ensure, negotiate, sh};
 use rustix::process::{Pid, Signal, kill_process};
-
-/// A small generator with a known seed, so that a failing run can be run again.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, below: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % below
-    }
-}
 
 /// What the user was told is so. A crash may not take it back.
 #[derive(Default)]
@@ -67,7 +55,7 @@ enum Change {
 
 async fn crashes(rounds: u32, seed: u64) {
     let mut broker = TestBroker::start().await;
-    let mut dice = Dice(seed);
+    let mut dice = Dice::new(seed);
     let mut told = Told::default();
     for round in 0..rounds {
         let client = broker.client();

@@ -2,10 +2,14 @@
 
 mod access;
 mod command_line;
+mod commands;
+mod cuts;
 mod faults;
 mod isolation;
 mod lifecycle;
 mod load;
+mod paths;
 mod roots;
 mod sharing;
+mod terminals;
 mod tokens;

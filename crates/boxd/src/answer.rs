@@ -156,6 +156,9 @@ async fn wrap_any(mut request: Request, next: Next) -> (Response, Arc<RequestRec
 /// What the URL itself says a request is about: the rest of a file's route, or `path` in the query.
 fn target_in(uri: &Uri) -> Option<String> {
     let decoded = |raw: &str| percent_decode_str(raw).decode_utf8_lossy().into_owned();
+    if let Some(id) = ["/v1/shells/", "/v1/processes/"].into_iter().find_map(|prefix| uri.path().strip_prefix(prefix)) {
+        return Some(decoded(id));
+    }
     if let Some(path) = uri.path().strip_prefix("/v1/files/").filter(|_| uri.query().is_none_or(|q| !q.starts_with("path="))) {
         return Some(decoded(&format!("/{path}")));
     }

@@ -9,6 +9,9 @@ mod descriptor;
 pub mod exec;
 pub mod files;
 pub mod fs;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod langsmith;
 mod listen;
 pub mod log;

@@ -18,7 +18,7 @@ use cobox_protocol::{
     process::{ProcessInfo, ProcessKind, ProcessList, ProcessState, SignalRequest},
 };
 use cobox_token::Claims;
-use futures_util::FutureExt;
+use futures_util::future::join_all;
 use http::StatusCode;
 use tokio::sync::watch;
 
@@ -38,6 +38,8 @@ const MAX_SHOWN_WORD_CHARS: usize = 256;
 const MAX_SIGNAL_REQUEST_BYTES: usize = 1024;
 /// What a cancelled program gets to put its things in order before it is killed.
 const CANCEL_GRACE: Duration = Duration::from_secs(2);
+/// For init to say a program's number; where it is busy, the list goes without.
+const PID_WITHIN: Duration = Duration::from_millis(250);
 const KILL: i32 = 9;
 const TERM: i32 = 15;
 
@@ -110,12 +112,13 @@ impl Job {
         self.program.kill_tree().await;
     }
 
-    fn info(&self) -> ProcessInfo {
+    async fn info(&self) -> ProcessInfo {
+        let pid = tokio::time::timeout(PID_WITHIN, self.program.pid()).await.ok().flatten();
         let ended = self.ended();
         ProcessInfo {
             id: self.id.clone(),
             kind: self.kind,
-            pid: self.program.pid().now_or_never().flatten(),
+            pid,
             argv: self.argv.clone(),
             started_at: self.started_at,
             principal: self.principal.clone(),
@@ -175,7 +178,8 @@ impl Drop for Listed {
 
 /// `GET /v1/processes`: the oldest first.
 pub async fn list(State(server): State<Arc<Server>>, _caller: Caller<Exec>) -> Json<ProcessList> {
-    let mut items: Vec<ProcessInfo> = server.processes.jobs().values().map(|job| job.info()).collect();
+    let jobs: Vec<Arc<Job>> = server.processes.jobs().values().cloned().collect();
+    let mut items = join_all(jobs.iter().map(|job| job.info())).await;
     items.sort_by(|a, b| (a.started_at, &a.id).cmp(&(b.started_at, &b.id)));
     Json(ProcessList { items })
 }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use anyhow::Context;
 use axum::{
     Json, Router, middleware,
-    routing::{delete, get, post, put},
+    routing::{MethodRouter, delete, get, post, put},
 };
 use cobox_protocol::{
     control::{BoxdConfig, DataplaneLimits},
@@ -96,8 +96,36 @@ pub async fn serve(
 }
 
 fn client_router(server: Arc<Server>) -> Router {
+    client_routes()
+        .router
+        .fallback(answer::no_such_route)
+        .method_not_allowed_fallback(answer::no_such_method)
+        .layer(middleware::from_fn_with_state(server.clone(), answer::wrap_client))
+        .with_state(server)
+}
+
+/// A router that remembers its paths, which the router itself doesn't tell.
+#[derive(Default)]
+struct Routes {
+    router: Router<Arc<Server>>,
+    paths: Vec<&'static str>,
+}
+
+impl Routes {
+    fn route(mut self, path: &'static str, methods: MethodRouter<Arc<Server>>) -> Self {
+        self.paths.push(path);
+        Self { router: self.router.route(path, methods), ..self }
+    }
+}
+
+/// The path of every route for clients: what is documented is compared with it.
+pub fn client_paths() -> Vec<&'static str> {
+    client_routes().paths
+}
+
+fn client_routes() -> Routes {
     let file = || get(files::get).head(files::get).put(files::put).delete(files::delete);
-    Router::new()
+    Routes::default()
         .route("/healthz", get(async || Json(serde_json::json!({ "status": "ok" }))))
         .route("/v1/exec", post(exec::run))
         .route("/v1/exec/ws", get(exec::open))
@@ -130,10 +158,6 @@ fn client_router(server: Arc<Server>) -> Router {
         .route(DOWNLOAD, get(langsmith::download).head(langsmith::download))
         .route(GLOB, post(langsmith::glob))
         .route(GREP, post(langsmith::grep))
-        .fallback(answer::no_such_route)
-        .method_not_allowed_fallback(answer::no_such_method)
-        .layer(middleware::from_fn_with_state(server.clone(), answer::wrap_client))
-        .with_state(server)
 }
 
 fn control_router(server: Arc<Server>) -> Router {

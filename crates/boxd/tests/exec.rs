@@ -10,25 +10,11 @@ use cobox_protocol::{
 };
 use http::Method;
 use serde_json::{Value, json};
-use support::{SOON, TestBoxd};
+use support::{TestBoxd, is_running, wait_for};
 use tokio::io::AsyncWriteExt;
 
 async fn exec(boxd: &TestBoxd, request: Value) -> ExecResponse {
     boxd.post("/v1/exec", request.to_string()).send().await.ok(200).json()
-}
-
-async fn wait_for(condition: impl Fn() -> bool) {
-    let met = async {
-        while !condition() {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(SOON, met).await.expect("it happens soon");
-}
-
-/// Whether a process still runs; a zombie has ended.
-fn is_running(pid: &str) -> bool {
-    std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).is_ok_and(|s| !s.contains(") Z "))
 }
 
 #[tokio::test]
@@ -72,6 +58,10 @@ async fn a_command_past_its_time_is_killed_with_all_it_started() {
     let done = exec(&boxd, json!({ "command": "sleep 1000 & echo $!; wait", "timeout_seconds": 0.3 })).await;
     assert_eq!((done.exit_code, done.signal, done.timed_out), (137, Some(9), true));
     wait_for(|| !is_running(&done.stdout)).await;
+    let request = json!({ "command": support::DAEMONS, "timeout_seconds": 1 });
+    let (done, pids) = tokio::join!(exec(&boxd, request), support::daemons(&boxd));
+    assert!(done.timed_out);
+    assert!(!pids.iter().any(|pid| is_running(pid)), "the daemon too");
 }
 
 #[tokio::test]
@@ -139,10 +129,6 @@ async fn a_command_under_way_learns_that_its_sandbox_ends() {
 #[tokio::test]
 async fn a_request_that_can_not_be_met_is_refused_in_words() {
     let boxd = TestBoxd::start();
-    let body = json!({ "command": "ls" }).to_string();
-    let stream = boxd.post("/v1/exec", body.clone()).header("accept", "text/event-stream").send().await;
-    assert!(stream.refused(400, "INVALID_REQUEST").contains("text/event-stream is not offered by this version"));
-    boxd.post("/v1/exec", body).header("accept", "application/json, text/event-stream").send().await.ok(200);
     for (body, words) in [("[]", "the body: must be a JSON object"), (r#"{"argv": "ls"}"#, "argv: must be a list, not a string")] {
         let message = boxd.post("/v1/exec", body).send().await.refused(400, "INVALID_REQUEST");
         assert_eq!(message, words);

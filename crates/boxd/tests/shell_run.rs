@@ -92,7 +92,9 @@ async fn a_busy_shell_says_what_it_is_busy_with() {
     ada.frame(|frame| matches!(frame, ServerFrame::Pong { .. }).then_some(())).await;
     assert_eq!(run(&boxd, "echo free").await.output, "free\n");
 
-    ada.type_in("cat\n").await;
+    // Keys typed before the terminal is the program's are the line editor's to lose.
+    ada.type_in("echo me\"ow\"; cat\n").await;
+    ada.shows("\nmeow").await;
     ada.type_in("into the cat\n").await;
     ada.shows("into the cat\ninto the cat").await;
     assert!(busy(&boxd).await.contains("a program runs"));
@@ -105,15 +107,19 @@ async fn a_busy_shell_says_what_it_is_busy_with() {
     }
     assert!(busy(&boxd).await.contains("full-screen"));
     ada.type_in("q").await;
+    until_at_prompt(&boxd).await;
     ada.type_in("printf '\\033[?1049l'\n").await;
+    while ada.screen.screen().alternate_screen() {
+        ada.step().await;
+    }
     until_at_prompt(&boxd).await;
 
-    let first = tokio::spawn(boxd.post("/v1/shells/main/run", r#"{"command": "read line; echo got $line"}"#).open_owned());
-    ada.shows("read line; echo got").await;
+    let first = tokio::spawn(boxd.post("/v1/shells/main/run", r#"{"command": "echo re\"ady\"; read line; echo got $line"}"#).open_owned());
+    ada.shows("\nready").await;
     let why = busy(&boxd).await;
     assert!(why.contains("another command") || why.contains("a program runs"), "{why}");
     ada.type_in("word\n").await;
-    assert_eq!(first.await.unwrap().json::<ShellRunResult>().output, "word\ngot word\n");
+    assert_eq!(first.await.unwrap().json::<ShellRunResult>().output, "ready\nword\ngot word\n");
 
     let mut other = Viewer::attach(
         &boxd,

@@ -324,3 +324,23 @@ async fn a_shell_nobody_uses_is_hung_up_and_the_limits_hold() {
     boxd.post("/v1/shells", r#"{"name": "stays"}"#).send().await.refused(409, "SHELL_EXISTS");
     boxd.post("/v1/shells", r#"{"name": "fresh", "cols": 90}"#).send().await.ok(201);
 }
+
+#[tokio::test]
+async fn a_shell_is_among_the_processes_and_can_be_ended_there() {
+    let boxd = TestBoxd::start();
+    let mut ada = Viewer::attach(&boxd, &human(&boxd, "ada"), running("cat")).await;
+    let id = ada.ready.shell_id.clone();
+    let list: serde_json::Value = boxd.get("/v1/processes").send().await.ok(200).json();
+    let [shell] = list["items"].as_array().unwrap().as_slice() else { panic!("{list}") };
+    assert_eq!(
+        (shell["id"].as_str(), shell["kind"].as_str(), shell["principal"].as_str()),
+        (Some(id.as_str()), Some("shell"), Some("ada"))
+    );
+    assert_eq!(shell["argv"], serde_json::json!(["/bin/sh", "-c", "cat"]));
+    boxd.call(http::Method::DELETE, &format!("/v1/processes/{id}")).send().await.ok(204);
+    let exit = |frame: &ServerFrame| match frame {
+        ServerFrame::Exit { exit_code, signal, .. } => Some((*exit_code, *signal)),
+        _ => None,
+    };
+    assert_eq!(ada.frame(exit).await, (143, Some(15)));
+}

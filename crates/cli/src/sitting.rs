@@ -64,7 +64,7 @@ impl Sitting {
             Err(e) => return End::Failed(e.into()),
         };
         let (asks, mut asked) = mpsc::channel(ASKS);
-        let mut typing = AbortOnDropHandle::new(tokio::spawn(type_in(shell.input.clone(), self.standing.subscribe(), asks)));
+        let mut typing = AbortOnDropHandle::new(tokio::spawn(type_in(shell.input.clone(), self.standing.clone(), asks)));
         let mut has_typed_all = false;
         loop {
             tokio::select! {
@@ -164,10 +164,12 @@ impl Sitting {
     fn is_controlled_by(&mut self, controller: Option<Controller>, is_first: bool) {
         let asked = std::mem::take(&mut self.asked_for_control);
         let is_me = |c: &Controller| self.me.as_ref().map_or(asked || is_first, |me| *me == c.principal);
+        let is_free = controller.is_none();
         let other = controller.filter(|c| self.is_observer || !is_me(c));
         let words = match &other {
             Some(c) => format!("{} ({}) has control", c.principal, c.actor.word()),
             None if self.is_observer => "nobody has control".to_owned(),
+            None if is_free => "nobody has control; typing takes it".to_owned(),
             None => "you have control".to_owned(),
         };
         if !self.is_observer {

@@ -42,7 +42,7 @@ pub enum Asked {
 }
 
 /// Ends with an error when the connection is over. After the end of a pipe it goes on telling the shell that nothing more comes.
-pub async fn type_in(input: ShellInput, standing: watch::Receiver<Standing>, asked: mpsc::Sender<Asked>) -> Result<(), ClientError> {
+pub async fn type_in(input: ShellInput, standing: watch::Sender<Standing>, asked: mpsc::Sender<Asked>) -> Result<(), ClientError> {
     let is_terminal = std::io::stdin().is_terminal();
     let mut stdin = tokio::io::stdin();
     let mut buffer = vec![0; STDIN_CHUNK];
@@ -59,16 +59,18 @@ pub async fn type_in(input: ShellInput, standing: watch::Receiver<Standing>, ask
             continue;
         }
         for typed in escape.scan(&buffer[..n]) {
-            let standing = standing.borrow().clone();
+            let may = standing.borrow().clone();
             let ask = match typed {
-                Typed::Send(bytes) if standing == Standing::Types => {
+                Typed::Send(bytes) if may == Standing::Types => {
                     input.stdin(&bytes).await?;
                     None
                 }
                 Typed::Send(_) => Some(Asked::TypedInVain),
-                Typed::Take | Typed::Release if standing == Standing::Looks => Some(Asked::TypedInVain),
+                Typed::Take | Typed::Release if may == Standing::Looks => Some(Asked::TypedInVain),
                 Typed::Take => {
                     input.control(ControlAction::Take).await?;
+                    // What is typed next goes the same way behind it; should it be refused, the sandbox says so.
+                    standing.send_replace(Standing::Types);
                     Some(Asked::TookControl)
                 }
                 Typed::Release => {

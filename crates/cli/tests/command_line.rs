@@ -39,9 +39,18 @@ fn an_exec_that_took_too_long_ends_with_124_and_names_the_limit() {
     let (code, _, told) = run(cobox(&stub).args(["exec", "--timeout", "5m", "--", "slow"]));
     assert_eq!(code, Some(124));
     assert!(told.contains("limit of 300 s"), "{told}");
-    assert_eq!(stub.asked("/exec")[0].json()["timeout_seconds"], 300.0);
+    assert_eq!(stub.asked("/exec/ws")[0].json()["timeout_seconds"], 300.0);
     run(cobox(&stub).args(["exec", "--", "quick"]));
-    assert_eq!(stub.asked("/exec")[1].json()["timeout_seconds"], 0.0, "no limit unless one is asked for");
+    assert_eq!(stub.asked("/exec/ws")[1].json()["timeout_seconds"], 0.0, "no limit unless one is asked for");
+}
+
+#[test]
+fn exec_as_json_answers_whole() {
+    let stub = Stub::start();
+    let (code, told, _) = run(cobox(&stub).args(["--json", "exec", "--", "slow"]));
+    assert_eq!(code, Some(124));
+    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+    assert_eq!((&told["timed_out"], &told["exit_code"]), (&true.into(), &137.into()));
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::{
 
 /// For one try to dial, a starting sandbox included: the next try goes on waiting for it.
 const DIAL_WITHIN: Duration = Duration::from_secs(30);
-/// Signals and requests for control that wait for a connection; beyond it whoever sends waits.
+/// Requests for control that wait for a connection; beyond it whoever sends waits.
 const MAX_DEFERRED: usize = 16;
 
 pub(crate) struct Driver<C: Conversation> {
@@ -27,12 +27,14 @@ pub(crate) struct Driver<C: Conversation> {
     pub(crate) conversation: C,
     pub(crate) events: mpsc::Sender<Handed<C::Event>>,
     pub(crate) commands: mpsc::Receiver<(Instant, Command)>,
+    pub(crate) signals: mpsc::Receiver<String>,
     pub(crate) used: watch::Receiver<Used>,
     pub(crate) tokens: Option<watch::Receiver<Token>>,
     pub(crate) typing: Typing,
     pub(crate) is_stdin_closed: bool,
     /// Nobody can send commands any more.
     pub(crate) is_mute: bool,
+    /// Asked for while there was no connection, or while input before them was not sent yet.
     pub(crate) deferred: VecDeque<Command>,
     pub(crate) acked: Used,
     pub(crate) received: Used,
@@ -57,7 +59,7 @@ impl<C: Conversation> Driver<C> {
         dataplane: Dataplane,
         conversation: C,
         events: mpsc::Sender<Handed<C::Event>>,
-        commands: mpsc::Receiver<(Instant, Command)>,
+        (commands, signals): (mpsc::Receiver<(Instant, Command)>, mpsc::Receiver<String>),
         used: watch::Receiver<Used>,
     ) -> Self {
         // Subscribed before the handshake: a refresh during it is then still told.
@@ -72,6 +74,7 @@ impl<C: Conversation> Driver<C> {
             conversation,
             events,
             commands,
+            signals,
             used,
             tokens,
             typing,
@@ -196,9 +199,7 @@ impl<C: Conversation> Driver<C> {
             };
             match command {
                 Some((_, Command::Close)) => return None,
-                Some((_, command @ (Command::Signal(_) | Command::Control(_)))) => self.deferred.push_back(command),
-                // Kept for the next connection; its frame is made then.
-                Some((at, command)) => drop(self.frame_of(command, at)),
+                Some((at, command)) => self.note(command, at),
                 None => self.is_mute = true,
             }
         }

@@ -76,6 +76,11 @@ impl ApiFailure {
     pub fn is(&self, code: ErrorCode) -> bool {
         self.code == code.as_str()
     }
+
+    /// Somebody else has control, or this one may only look.
+    pub(crate) fn is_about_control(&self) -> bool {
+        self.is(ErrorCode::Forbidden) || self.is(ErrorCode::CapabilityDenied)
+    }
 }
 
 impl ClientError {

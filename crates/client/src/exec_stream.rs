@@ -83,7 +83,7 @@ impl ExecInput {
     }
 
     pub async fn signal(&self, signal: &str) -> Result<(), ClientError> {
-        self.input.send(Command::Signal(signal.to_owned())).await
+        self.input.signal(signal).await
     }
 
     /// Ends the connection and leaves the command alone.

@@ -28,6 +28,7 @@ struct Connection {
     has_exited: bool,
     /// The caller asked to leave: the other side is to close.
     is_leaving: bool,
+    has_closed_stdin: bool,
     outbox: VecDeque<Message>,
     /// What the server said was wrong; if it closes then, that is why.
     told: Option<ClientError>,
@@ -46,6 +47,7 @@ enum Now<R> {
     WriteFailed,
     Came(Incoming<R>),
     Asked(Option<(Instant, Command)>),
+    Signal(String),
     Used,
     AckDue,
     Token(Token),
@@ -60,6 +62,7 @@ impl<C: Conversation> Driver<C> {
             is_ready: false,
             has_exited: false,
             is_leaving: false,
+            has_closed_stdin: false,
             outbox: VecDeque::from([message::<C>(&ClientFrame::Start(self.conversation.start()))]),
             told: None,
             ack_at: None,
@@ -74,6 +77,9 @@ impl<C: Conversation> Driver<C> {
                 connection.outbox.push_back(message::<C>(&ClientFrame::Close));
                 socket.farewell(connection.outbox).await;
                 return End::Over;
+            }
+            if connection.is_ready && connection.outbox.is_empty() {
+                self.fill(&mut connection);
             }
             match self.next(&mut socket, &mut connection).await {
                 Now::Handed | Now::Sent => {}
@@ -90,9 +96,9 @@ impl<C: Conversation> Driver<C> {
                 }
                 Now::Asked(Some((at, command))) => {
                     connection.is_leaving |= matches!(command, Command::Close);
-                    let frame = self.frame_of(command, at);
-                    connection.outbox.push_back(frame);
+                    self.note(command, at);
                 }
+                Now::Signal(signal) => connection.outbox.push_back(message::<C>(&ClientFrame::Signal { signal })),
                 Now::Asked(None) => self.is_mute = true,
                 Now::Used => {
                     let used = *self.used.borrow_and_update();
@@ -130,7 +136,9 @@ impl<C: Conversation> Driver<C> {
         }
         let is_reading = self.pending.is_empty();
         let Connection { outbox, heard, .. } = connection;
-        let takes_commands = connection.is_ready && !self.is_mute && !connection.is_leaving && outbox.is_empty() && self.typing.has_room();
+        // One after the other: what is asked for after input must not come before it.
+        let is_idle = connection.is_ready && outbox.is_empty() && self.typing.is_all_sent() && self.deferred.is_empty();
+        let takes_commands = is_idle && !self.is_mute && !connection.is_leaving && self.typing.has_room();
         let silence = self.dataplane.reconnect.silence;
         let silent_at = *heard + if connection.has_pinged { silence } else { silence / 3 };
         tokio::select! {
@@ -154,6 +162,7 @@ impl<C: Conversation> Driver<C> {
             },
             incoming = socket.stream.next(), if is_reading && !connection.has_exited => Now::Came(read(incoming)),
             command = self.commands.recv(), if takes_commands => Now::Asked(command),
+            Some(signal) = self.signals.recv(), if connection.is_ready && outbox.is_empty() => Now::Signal(signal),
             Ok(()) = self.used.changed() => Now::Used,
             () = until(connection.ack_at), if connection.ack_at.is_some() => Now::AckDue,
             token = fresh(&mut self.tokens) => Now::Token(token),
@@ -189,6 +198,9 @@ impl<C: Conversation> Driver<C> {
                 let failure = ApiFailure::in_a_frame(error);
                 // Before `ready` a refusal is the end, and is told as that.
                 if connection.is_ready {
+                    if C::IS_KEYS && failure.is_about_control() {
+                        self.typing.refused();
+                    }
                     self.tell(News::Refused(failure.clone()));
                 }
                 connection.told = Some(ClientError::Api(Box::new(failure)));
@@ -226,36 +238,45 @@ impl<C: Conversation> Driver<C> {
             0 => {}
             dropped => self.tell(News::InputDropped(dropped)),
         }
-        connection.outbox.extend(self.typing.unacked().map(|(seq, bytes)| message::<C>(&ClientFrame::stdin(bytes, Some(seq)))));
-        if self.is_stdin_closed {
+        self.typing.start_over();
+    }
+
+    /// What is to be sent next: input as far as this connection may have it, then what was asked for after it.
+    fn fill(&mut self, connection: &mut Connection) {
+        while let Some((seq, bytes)) = self.typing.next() {
+            connection.outbox.push_back(message::<C>(&ClientFrame::stdin(&bytes, Some(seq))));
+        }
+        if !self.typing.is_all_sent() {
+            return;
+        }
+        if self.is_stdin_closed && !std::mem::replace(&mut connection.has_closed_stdin, true) {
             connection.outbox.push_back(message::<C>(&ClientFrame::CloseStdin));
         }
         for command in std::mem::take(&mut self.deferred) {
-            let frame = self.frame_of(command, Instant::now());
-            connection.outbox.push_back(frame);
+            let frame = match command {
+                Command::Resize { cols, rows } => ClientFrame::Resize { cols, rows },
+                Command::Control(action) => ClientFrame::Control { action },
+                Command::Close => ClientFrame::Close,
+                // Kept elsewhere.
+                Command::Stdin(_) | Command::CloseStdin => continue,
+            };
+            connection.outbox.push_back(message::<C>(&frame));
         }
     }
 
-    /// Remembers what a command changes, and says it as a frame.
-    pub(crate) fn frame_of(&mut self, command: Command, at: Instant) -> Message {
-        let frame: ClientFrame<C::Start> = match command {
-            Command::Stdin(bytes) => {
-                let seq = self.typing.push(bytes.clone(), at);
-                ClientFrame::stdin(&bytes, Some(seq))
-            }
-            Command::CloseStdin => {
-                self.is_stdin_closed = true;
-                ClientFrame::CloseStdin
-            }
+    /// Remembers what is asked for; it is sent when its turn has come.
+    pub(crate) fn note(&mut self, command: Command, at: Instant) {
+        match command {
+            Command::Stdin(bytes) => self.typing.push(bytes, at),
+            Command::CloseStdin => self.is_stdin_closed = true,
             Command::Resize { cols, rows } => {
                 self.conversation.resized(cols, rows);
-                ClientFrame::Resize { cols, rows }
+                // Only the last counts.
+                self.deferred.retain(|c| !matches!(c, Command::Resize { .. }));
+                self.deferred.push_back(Command::Resize { cols, rows });
             }
-            Command::Signal(signal) => ClientFrame::Signal { signal },
-            Command::Control(action) => ClientFrame::Control { action },
-            Command::Close => ClientFrame::Close,
-        };
-        message::<C>(&frame)
+            Command::Control(_) | Command::Close => self.deferred.push_back(command),
+        }
     }
 
     /// Says that everything before these offsets has been used.

@@ -19,9 +19,8 @@ use crate::{
 const EVENTS: usize = 8;
 /// Things to send that wait for a slow connection; beyond it whoever sends waits.
 const COMMANDS: usize = 16;
-/// Most bytes of input in one frame: escaped as JSON, at worst six for one, it is well under the largest frame,
-/// and few enough to be worth sending again.
-const MAX_STDIN_CHUNK: usize = 64 * 1024;
+/// Most bytes of input in one frame: few, so that over a network on which no connection lasts each still brings something.
+const MAX_STDIN_CHUNK: usize = 16 * 1024;
 
 /// A route's own part of the conversation: what it starts with, and what its frames mean.
 pub(crate) trait Conversation: Send + 'static {
@@ -67,7 +66,6 @@ pub(crate) enum Command {
     Stdin(Bytes),
     CloseStdin,
     Resize { cols: u16, rows: u16 },
-    Signal(String),
     Control(ControlAction),
     Close,
 }
@@ -80,18 +78,22 @@ pub(crate) type Handed<E> = Result<(E, Option<(OutputStream, u64)>), ClientError
 /// Dials, says `start`, and hands the rest to a task of its own.
 pub(crate) async fn open<C: Conversation>(dataplane: &Dataplane, conversation: C) -> Result<(Input, Output<C::Event>), ClientError> {
     let (commands, asked) = mpsc::channel(COMMANDS);
+    let (signals, signalled) = mpsc::channel(COMMANDS);
     let (tell, events) = mpsc::channel(EVENTS);
     let used = watch::Sender::new([0, 0]);
-    let driver = Driver::new(dataplane.clone(), conversation, tell, asked, used.subscribe());
+    let driver = Driver::new(dataplane.clone(), conversation, tell, (asked, signalled), used.subscribe());
     let socket = dataplane.dial(C::ROUTE).await?;
     let driving = AbortOnDropHandle::new(tokio::spawn(driver.run(socket)));
-    Ok((Input { commands }, Output { events, used, last: None, is_over: false, _driving: driving }))
+    Ok((Input { commands, signals }, Output { events, used, last: None, is_over: false, _driving: driving }))
 }
 
 /// The sending end; any number of them.
 #[derive(Clone)]
 pub(crate) struct Input {
+    /// In order.
     commands: mpsc::Sender<(Instant, Command)>,
+    /// Past everything else: a signal must not wait behind input that the command doesn't read.
+    signals: mpsc::Sender<String>,
 }
 
 impl Input {
@@ -103,9 +105,16 @@ impl Input {
     }
 
     pub async fn send(&self, command: Command) -> Result<(), ClientError> {
-        let over = |_| ClientError::Closed { code: BROKEN_OFF, reason: closing_words(BROKEN_OFF, "") };
-        self.commands.send((Instant::now(), command)).await.map_err(over)
+        self.commands.send((Instant::now(), command)).await.map_err(|_| over())
     }
+
+    pub async fn signal(&self, signal: &str) -> Result<(), ClientError> {
+        self.signals.send(signal.to_owned()).await.map_err(|_| over())
+    }
+}
+
+fn over() -> ClientError {
+    ClientError::Closed { code: BROKEN_OFF, reason: closing_words(BROKEN_OFF, "") }
 }
 
 /// The receiving end. Dropping it ends the connection, not what runs in the sandbox.

@@ -88,7 +88,7 @@ impl ShellInput {
     }
 
     pub async fn signal(&self, signal: &str) -> Result<(), ClientError> {
-        self.input.send(Command::Signal(signal.to_owned())).await
+        self.input.signal(signal).await
     }
 
     /// Everyone hears of the change as [`ShellEvent::Control`].

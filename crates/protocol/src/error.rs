@@ -122,13 +122,16 @@ impl ApiError {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Envelope {
     pub error: ErrorBody,
 }
 
 /// As read by a client, which must cope with codes newer than itself: hence strings.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ErrorBody {
+    #[cfg_attr(feature = "schema", schemars(with = "ErrorCode"))]
     pub code: String,
     pub message: String,
     pub retryable: bool,

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// The answer to a PUT or an upload.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileWritten {
     pub path: String,
     /// The exact bytes, when the path is not UTF-8 and `path` shows it with replacement characters.
@@ -21,6 +22,7 @@ pub const FILE_KIND_HEADER: &str = "x-file-kind";
 
 /// Answer to a PUT of an archive.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ArchiveUnpacked {
     pub path: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]

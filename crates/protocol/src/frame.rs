@@ -32,6 +32,7 @@ pub mod close {
 
 /// What a client sends; `S` is the route's own `start`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "ClientFrame_{S}"))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ClientFrame<S> {
     Auth {
@@ -84,6 +85,7 @@ impl<S> ClientFrame<S> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum OutputStream {
     Stdout,
@@ -91,6 +93,7 @@ pub enum OutputStream {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ControlAction {
     Take,
@@ -100,6 +103,7 @@ pub enum ControlAction {
 
 /// Joins a shell by its name, and makes it where there is none yet.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ShellStart {
     /// A name or an id; `main` unless told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -136,6 +140,7 @@ pub struct ShellStart {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Allowed {
     Clipboard,
@@ -144,6 +149,7 @@ pub enum Allowed {
 
 /// Runs a command, or joins the one that has this `command_id`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ExecStart {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
@@ -184,6 +190,7 @@ pub struct ExecStart {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum StdinStart {
     Open(bool),
@@ -192,6 +199,7 @@ pub enum StdinStart {
 
 /// What boxd sends; `R` is the route's own `ready`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "ServerFrame_{R}"))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ServerFrame<R> {
     AuthOk {
@@ -269,12 +277,14 @@ impl<R> ServerFrame<R> {
 
 /// Who types in a shell.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Controller {
     pub principal: String,
     pub actor: PrincipalKind,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ShellReady {
     pub shell_id: ShellId,
     /// Changes when a shell of this name is started anew: offsets of another epoch mean nothing.
@@ -287,6 +297,7 @@ pub struct ShellReady {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ExecReady {
     pub command_id: String,
     /// In the sandbox's own numbering.

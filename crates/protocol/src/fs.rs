@@ -9,6 +9,7 @@ use crate::{Timestamp, error::ErrorBody};
 
 /// What a path is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FileKind {
     File,
@@ -22,6 +23,7 @@ pub enum FileKind {
 
 /// One thing in the file system, as `list`, `stat` and `glob` tell it. Links are described themselves, not what they lead to.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileEntry {
     pub name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -46,6 +48,7 @@ pub struct FileEntry {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum SortBy {
     #[default]
@@ -56,6 +59,7 @@ pub enum SortBy {
 
 /// `POST /v1/fs/list`. Pages stay right while the directory changes: a cursor is a place in the order, not a count.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct ListRequest {
     /// The shared folder unless told.
@@ -72,6 +76,7 @@ pub struct ListRequest {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ListResponse {
     pub path: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -84,6 +89,7 @@ pub struct ListResponse {
 
 /// `POST /v1/fs/stat`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct StatRequest {
     pub path: Option<String>,
@@ -94,6 +100,7 @@ pub struct StatRequest {
 
 /// `POST /v1/fs/mkdir`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct MkdirRequest {
     pub path: Option<String>,
@@ -108,6 +115,7 @@ pub struct MkdirRequest {
 
 /// `POST /v1/fs/move` and `/v1/fs/copy`. `to` is the new name itself, never a directory to put it into; its parents are made.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct TransferRequest {
     pub from: Option<String>,
@@ -122,6 +130,7 @@ pub struct TransferRequest {
 
 /// `POST /v1/fs/remove`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct RemoveRequest {
     pub path: Option<String>,
@@ -132,6 +141,7 @@ pub struct RemoveRequest {
 
 /// What mkdir, move, copy and remove did.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Changed {
     pub path: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -150,6 +160,7 @@ pub struct Changed {
 
 /// `POST /v1/fs/edit`: exact replacement, all of it or nothing. `old` must be there exactly once unless `replace_all`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct EditRequest {
     pub path: Option<String>,
@@ -163,6 +174,7 @@ pub struct EditRequest {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Replacement {
     pub old: String,
@@ -172,6 +184,7 @@ pub struct Replacement {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Edited {
     pub path: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -183,6 +196,7 @@ pub struct Edited {
 
 /// One pattern or several.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum OneOrMany {
     One(String),
@@ -200,6 +214,7 @@ impl OneOrMany {
 
 /// `POST /v1/fs/glob`. `*` and `?` stop at `/`, `**` doesn't.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct GlobRequest {
     pub pattern: String,
@@ -218,6 +233,7 @@ pub struct GlobRequest {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GlobResponse {
     pub matches: Vec<FileEntry>,
     pub truncated: bool,
@@ -227,6 +243,7 @@ pub struct GlobResponse {
 
 /// Why a search ended before it had seen everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum StoppedBy {
     MaxMatches,
@@ -237,6 +254,7 @@ pub enum StoppedBy {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum GrepOutput {
     #[default]
@@ -247,6 +265,7 @@ pub enum GrepOutput {
 
 /// `POST /v1/fs/grep`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct GrepRequest {
     pub pattern: String,
@@ -275,6 +294,7 @@ pub struct GrepRequest {
 
 /// Sorted by path. Of `matches`, `files` and `counts` the one that was asked for.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GrepResponse {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matches: Option<Vec<GrepMatch>>,
@@ -294,6 +314,7 @@ pub struct GrepResponse {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GrepMatch {
     pub path: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -308,6 +329,7 @@ pub struct GrepMatch {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GrepLine {
     pub line_number: u64,
     /// Without the line's end.
@@ -322,6 +344,7 @@ pub struct GrepLine {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GrepFile {
     pub path: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -331,6 +354,7 @@ pub struct GrepFile {
 
 /// One file's result of `POST /v1/files/upload`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Uploaded {
     pub path: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -344,6 +368,7 @@ pub struct Uploaded {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct UploadResponse {
     pub files: Vec<Uploaded>,
 }

@@ -9,6 +9,7 @@ pub const API_KEY_PREFIX: &str = "cbx_";
 
 /// What a principal is, fixed at its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum PrincipalKind {
     Human,

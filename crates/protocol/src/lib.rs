@@ -16,6 +16,8 @@ pub mod key;
 pub mod langsmith;
 pub mod process;
 pub mod sandbox;
+#[cfg(feature = "schema")]
+mod schema;
 pub mod secret;
 pub mod session;
 pub mod shell;

@@ -6,6 +6,7 @@ use crate::{Timestamp, key::PrincipalKind};
 
 /// A command or a shell that boxd started.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ProcessInfo {
     /// A command's `command_id`, or a shell's id.
     pub id: String,
@@ -28,6 +29,7 @@ pub struct ProcessInfo {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessKind {
     Command,
@@ -35,6 +37,7 @@ pub enum ProcessKind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessState {
     Running,
@@ -42,17 +45,20 @@ pub enum ProcessState {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ProcessList {
     pub items: Vec<ProcessInfo>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SignalRequest {
     pub signal: SignalName,
 }
 
 /// By name, with or without `SIG`, or by number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum SignalName {
     Number(i32),

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{ShellId, Timestamp, frame::Controller};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ShellInfo {
     pub id: ShellId,
     pub name: String,
@@ -25,11 +26,13 @@ pub struct ShellInfo {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ShellList {
     pub items: Vec<ShellInfo>,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ShellCreate {
     /// Its id unless told.
@@ -48,6 +51,7 @@ pub struct ShellCreate {
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ShellRun {
     pub command: String,
@@ -58,6 +62,7 @@ pub struct ShellRun {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ShellRunResult {
     /// What the terminal showed between the command and the next prompt.
     pub output: String,

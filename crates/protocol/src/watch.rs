@@ -9,6 +9,7 @@ use crate::{Timestamp, fs::FileKind};
 
 /// First, and after a resume: everything after this cursor follows.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WatchReady {
     pub cursor: String,
     pub path: String,
@@ -17,6 +18,7 @@ pub struct WatchReady {
 
 /// One change, after those of a short moment were put together.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WatchEvent {
     pub path: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -37,6 +39,7 @@ pub struct WatchEvent {
 
 /// Who made a change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum ChangedBy {
     /// Through boxd.
@@ -47,12 +50,14 @@ pub enum ChangedBy {
 
 /// Events were lost: look at the files again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WatchOverflow {
     pub reason: OverflowReason,
     pub message: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum OverflowReason {
     /// The cursor is older than what is kept, or of another life of the sandbox.

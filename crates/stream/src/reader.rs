@@ -143,6 +143,13 @@ impl Reader {
         state.unlock_and_wake(false);
     }
 
+    /// This reader's client has been slow to acknowledge: until it does again, the writer waits only for what it has yet to read.
+    pub fn stop_expecting_acknowledgements(&mut self) {
+        let mut state = self.log.lock();
+        state.readers.slot(self.id).acknowledges = false;
+        state.unlock_and_wake(false);
+    }
+
     /// Whether the writer waits for this reader, where it waits at all. One that makes no progress shouldn't be waited for.
     pub fn set_holding(&mut self, is_holding: bool) {
         let mut state = self.log.lock();

@@ -1,12 +1,19 @@
-//! The real thing on port 0, for tests: a broker process, keys for it, and a look at what it leaves on the machine.
+//! The real thing on port 0, for tests: a broker process, keys for it, people at terminals, a network that cuts, and a look at what
+//! is left on the machine.
 
 #![forbid(unsafe_code)]
 
 mod broker;
+mod cuts;
+mod dice;
 mod leftovers;
+mod terminal;
 
 pub use broker::{BrokerOptions, TestBroker};
+pub use cuts::{Cuts, CuttingProxy};
+pub use dice::Dice;
 pub use leftovers::Leftovers;
+pub use terminal::TestTerminal;
 
 use std::{future::Future, time::Duration};
 

@@ -1,6 +1,9 @@
 //! The check of a token: the key id fixes algorithm and key, then signature, issuer, audience, time.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
 
 use base64::{Engine, engine::general_purpose::STANDARD, engine::general_purpose::URL_SAFE_NO_PAD};
 use cobox_protocol::{
@@ -10,6 +13,7 @@ use cobox_protocol::{
 use ed25519_dalek::{Signature, VerifyingKey};
 use hmac::{KeyInit, Mac};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::{Claims, key_id, keys::HmacSha256};
 
@@ -17,6 +21,8 @@ use crate::{Claims, key_id, keys::HmacSha256};
 pub const LEEWAY_SECONDS: i64 = 5;
 /// Longest token looked at: ours are below 1 KiB, and a longer one only costs time.
 const MAX_TOKEN_BYTES: usize = 4096;
+/// Tokens whose signature is known to be good, so that it is checked once and not with every request. A sandbox has a handful in use.
+const MAX_KNOWN: usize = 64;
 const TYP: &str = "JWT";
 
 #[derive(Serialize, Deserialize)]
@@ -83,6 +89,8 @@ pub struct Keyset {
     issuer: String,
     audience: SandboxId,
     keys: HashMap<String, VerifyKey>,
+    /// What genuine tokens say, by their hash.
+    known: Mutex<HashMap<[u8; 32], Claims>>,
 }
 
 impl Keyset {
@@ -101,13 +109,38 @@ impl Keyset {
             };
             keys.insert(spec.kid.clone(), key);
         }
-        Ok(Self { issuer: issuer.to_owned(), audience: audience.clone(), keys })
+        Ok(Self { issuer: issuer.to_owned(), audience: audience.clone(), keys, known: Mutex::default() })
     }
 
     pub fn verify(&self, token: &str, now: Timestamp) -> Result<Claims, TokenError> {
         if token.len() > MAX_TOKEN_BYTES {
             return Err(TokenError::Malformed);
         }
+        let hash: [u8; 32] = Sha256::digest(token.as_bytes()).into();
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&hash).cloned();
+        let claims = match known {
+            Some(claims) => claims,
+            None => {
+                let claims = self.verify_signature(token)?;
+                let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+                if known.len() >= MAX_KNOWN {
+                    known.clear();
+                }
+                known.insert(hash, claims.clone());
+                claims
+            }
+        };
+        if now.unix() >= claims.exp.saturating_add(LEEWAY_SECONDS) {
+            return Err(TokenError::Expired);
+        }
+        if now.unix() < claims.nbf.saturating_sub(LEEWAY_SECONDS) {
+            return Err(TokenError::NotYetValid);
+        }
+        Ok(claims)
+    }
+
+    /// All that doesn't change with time.
+    fn verify_signature(&self, token: &str) -> Result<Claims, TokenError> {
         let (signed, signature) = token.rsplit_once('.').ok_or(TokenError::Malformed)?;
         let (header, payload) = signed.split_once('.').ok_or(TokenError::Malformed)?;
         let decode = |part: &str| URL_SAFE_NO_PAD.decode(part).map_err(|_| TokenError::Malformed);
@@ -140,12 +173,6 @@ impl Keyset {
         }
         if header.kid != key_id(&claims.aud, claims.generation) {
             return Err(TokenError::UnknownKey);
-        }
-        if now.unix() >= claims.exp.saturating_add(LEEWAY_SECONDS) {
-            return Err(TokenError::Expired);
-        }
-        if now.unix() < claims.nbf.saturating_sub(LEEWAY_SECONDS) {
-            return Err(TokenError::NotYetValid);
         }
         Ok(claims)
     }

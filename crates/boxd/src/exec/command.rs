@@ -35,12 +35,12 @@ use crate::{
 };
 
 /// Of each of its streams, in memory: what a client that acknowledges as it goes has under way. Taken as it fills, not before.
-const RING_BYTES: usize = 512 * 1024;
+const RING_BYTES: usize = 1024 * 1024;
 /// First buffer for a program's output, and the one for a program that fills it.
 const SMALL_READ_BYTES: usize = 8 * 1024;
 const LARGE_READ_BYTES: usize = 256 * 1024;
 /// What the pipe of a program that prints a lot is made: fewer changes between it and us.
-const LARGE_PIPE_BYTES: usize = 512 * 1024;
+const LARGE_PIPE_BYTES: usize = 1024 * 1024;
 /// How long output is still read after the program has ended while something it started holds the pipes open.
 const LINGER: Duration = Duration::from_millis(100);
 /// Most that a last look takes: the largest pipe an ordinary user can make, so all that a program wrote before it ended.
@@ -59,7 +59,7 @@ pub struct Command {
 }
 
 impl Command {
-    /// What is to be read and written is in the second part, for [`Running::to_the_end`].
+    /// What is to be read and written is in the second part, for [`Running::run`].
     /// `said` is in the program's place where there is none.
     pub fn new(
         listed: Listed,
@@ -164,7 +164,7 @@ pub struct Running {
 
 impl Running {
     /// Runs until the program has ended and all it printed is in the logs.
-    pub async fn to_the_end(self, server: &Server) {
+    pub async fn run(self, server: &Server) {
         let Running { command, stdin, out, err, timeout } = self;
         let exited = CancellationToken::new();
         let ended = async {

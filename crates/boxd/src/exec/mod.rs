@@ -1,7 +1,7 @@
 //! Running commands: to an answer, as an event stream, or over a WebSocket that may be lost and come back.
 
 mod command;
-mod events;
+pub(crate) mod events;
 mod input;
 mod once;
 mod outcome;
@@ -33,7 +33,7 @@ pub(crate) use self::plan::{Variable, directory, environment, text};
 use self::{
     once::Outcome,
     output::Capture,
-    plan::{DEFAULT_TIMEOUT, as_start, max_output},
+    plan::{DEFAULT_TIMEOUT, as_start, max_output, subject},
     viewer::{Event, Form, Viewer},
 };
 pub use self::{registry::Commands, session::open};
@@ -57,6 +57,7 @@ pub async fn run(
         return Ok(Json(run_as(&server, &caller, &headers, content, |request: ExecRequest| request).await?).into_response());
     }
     let (request, _memory) = caller.stream.until_revoked(read_request::<ExecRequest>(&server, &headers, content)).await?;
+    caller.aims_at(&subject(request.command.as_deref(), request.argv.as_deref(), request.command_id.as_deref()));
     Ok(events::answer(&server, caller, &headers, &connection, as_start(request)).await?)
 }
 
@@ -71,6 +72,7 @@ pub(crate) async fn run_as<R: serde::de::DeserializeOwned>(
     let answer = async {
         let (request, _memory) = read_request::<R>(server, headers, content).await?;
         let request = adapt(request);
+        caller.aims_at(&subject(request.command.as_deref(), request.argv.as_deref(), request.command_id.as_deref()));
         if request.command_id.is_some() {
             return join(server, request, caller).await;
         }

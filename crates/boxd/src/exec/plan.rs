@@ -135,6 +135,15 @@ fn words(command: Option<String>, argv: Option<Vec<String>>, shell: Option<Strin
     Ok(argv)
 }
 
+/// What is run, in words: the command, or which one is joined.
+pub fn subject(command: Option<&str>, argv: Option<&[String]>, command_id: Option<&str>) -> String {
+    match (command, argv) {
+        (Some(command), _) => command.to_owned(),
+        (None, Some(argv)) => argv.join(" "),
+        (None, None) => command_id.unwrap_or_default().to_owned(),
+    }
+}
+
 /// A name and its value.
 pub type Variable = (Vec<u8>, Vec<u8>);
 
@@ -185,17 +194,17 @@ mod tests {
         ExecRequest { command: Some(c.into()), ..Default::default() }
     }
 
-    fn plan(request: ExecRequest) -> Result<Plan, ApiError> {
+    fn planned(request: ExecRequest) -> Result<Plan, ApiError> {
         Plan::new(request, &DataplaneLimits::default())
     }
 
     #[test]
     fn a_command_goes_to_a_shell_and_argv_goes_as_it_is() {
-        let plan = plan(command("echo hi")).unwrap();
+        let plan = planned(command("echo hi")).unwrap();
         assert_eq!(plan.command.argv, [b"/bin/sh".to_vec(), b"-c".to_vec(), b"echo hi".to_vec()]);
         assert_eq!(plan.timeout, DEFAULT_TIMEOUT);
         let argv = ExecRequest { argv: Some(vec!["ls".into(), "-l".into()]), ..Default::default() };
-        assert_eq!(plan(argv).unwrap().command.argv, [b"ls".to_vec(), b"-l".to_vec()]);
+        assert_eq!(planned(argv).unwrap().command.argv, [b"ls".to_vec(), b"-l".to_vec()]);
     }
 
     #[test]
@@ -211,7 +220,7 @@ mod tests {
             (command("a\0b"), "command"),
         ];
         for (request, named) in cases {
-            let error = plan(request).err().unwrap();
+            let error = planned(request).err().unwrap();
             assert!(error.message.contains(named), "{named}: {error}");
         }
     }
@@ -219,8 +228,8 @@ mod tests {
     #[test]
     fn limits_are_cut_to_the_largest_allowed() {
         let request = ExecRequest { timeout_seconds: Some(1e300), max_output_bytes: Some(u64::MAX), ..command("ls") };
-        let plan = plan(request).unwrap();
+        let plan = planned(request).unwrap();
         assert_eq!((plan.timeout, plan.max_output as u64), (MAX_TIMEOUT, DataplaneLimits::default().output_bytes));
-        assert_eq!(plan(ExecRequest { timeout_seconds: Some(0.0), ..command("ls") }).unwrap().timeout, MAX_TIMEOUT);
+        assert_eq!(planned(ExecRequest { timeout_seconds: Some(0.0), ..command("ls") }).unwrap().timeout, MAX_TIMEOUT);
     }
 }

@@ -224,7 +224,7 @@ async fn run(
             let _ = left.await;
             drop(first);
         };
-        tokio::join!(running.to_the_end(server), hold_first);
+        tokio::join!(running.run(server), hold_first);
         drop(slot);
         commands.ended(&command);
         tokio::time::sleep(commands.retention).await;

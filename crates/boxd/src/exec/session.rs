@@ -13,11 +13,11 @@ use cobox_protocol::{
     frame::{ClientFrame, ExecReady, ExecStart, OutputStream, ServerFrame, frame_bytes},
     process::SignalName,
 };
-use http::HeaderMap;
+use http::{HeaderMap, StatusCode};
 
 use super::{
     Commands,
-    plan::{MAX_TIMEOUT, terminal_size},
+    plan::{MAX_TIMEOUT, subject, terminal_size},
     viewer::{Event, Form, Viewer, at},
 };
 use crate::{
@@ -47,6 +47,7 @@ impl Conversation for Session {
     async fn hold(self, peer: &mut Peer<'_, ExecStart>) -> Result<(), End> {
         let mut start = wait_for_start(peer).await?;
         let claims = peer.claims();
+        peer.record.aims_at(&subject(start.command.as_deref(), start.argv.as_deref(), start.command_id.as_deref()));
         let is_binary = start.binary;
         // Input is counted for whoever says who it is, and else for the principal.
         let client = start.client.take().unwrap_or_else(|| claims.sub.clone());
@@ -55,6 +56,7 @@ impl Conversation for Session {
         let form = if is_binary { Form::Bytes } else { Form::Text };
         let mut viewer = Viewer::new(attached, stdout_from, stderr_from, form);
         let ready = ready(&viewer).await;
+        peer.record.tell(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
         peer.out.send(&ServerFrame::Ready(ready)).await?;
         let (out, command) = (peer.out.clone(), viewer.command().clone());
         let mut answers = VecDeque::new();

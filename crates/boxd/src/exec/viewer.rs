@@ -10,10 +10,18 @@ use tokio::{task::JoinHandle, time::Instant};
 use super::command::{Attached, Command};
 use crate::processes::Ended;
 
-/// Output in one frame: large enough that a frame's own cost doesn't show, and at most 800 KiB even if all of it must be escaped.
-const FRAME_BYTES: usize = 128 * 1024;
+/// Output in one frame: large enough that a frame's own cost doesn't show.
+const FRAME_BYTES: usize = 256 * 1024;
+/// The first of a connection, from which they grow to that: over a network on which none lasts, each still brings something.
+const FIRST_FRAME_BYTES: usize = 16 * 1024;
+/// The same as text, which is at most 800 KiB even if all of it must be escaped.
+const TEXT_FRAME_BYTES: usize = 128 * 1024;
 /// A viewer that takes and acknowledges nothing for so long no longer holds up the program: it finds the rest in the spool, or a gap.
 const STALL: Duration = Duration::from_secs(30);
+
+/// How long the program is held up for acknowledgements of what was sent already. A client that sends them as it goes keeps its output
+/// in memory; one that waits for more before it does gets more.
+const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(50);
 
 /// Resolves at that time, if there is one.
 pub async fn at(time: Option<Instant>) {
@@ -108,13 +116,28 @@ impl Viewer {
         self.progress();
     }
 
-    /// When the program is no longer to be held up by this viewer, unless it makes progress before.
+    /// When the program is no longer to be held up by this viewer, unless it makes progress before: first for its acknowledgements,
+    /// then at all.
     pub fn stalls_at(&self) -> Option<Instant> {
-        self.is_holding.then(|| self.last_progress + STALL)
+        let awaits_acknowledgements = std::iter::once(&self.stdout).chain(&self.stderr).any(Source::awaits_acknowledgements);
+        match awaits_acknowledgements {
+            true => Some(self.last_progress + ACKNOWLEDGED_WITHIN),
+            false => self.is_holding.then(|| self.last_progress + STALL),
+        }
     }
 
     pub fn let_go(&mut self) {
-        self.hold(false);
+        let mut has_awaited = false;
+        for source in std::iter::once(&mut self.stdout).chain(&mut self.stderr).filter(|source| source.awaits_acknowledgements()) {
+            source.has_acknowledged = false;
+            has_awaited = true;
+            if let Some(reader) = &mut source.reader {
+                reader.stop_expecting_acknowledgements();
+            }
+        }
+        if !has_awaited {
+            self.hold(false);
+        }
     }
 
     fn progress(&mut self) {
@@ -156,8 +179,12 @@ struct Source {
     stream: OutputStream,
     form: Form,
     position: u64,
+    /// On this connection.
+    sent_bytes: usize,
     is_holding: bool,
     acknowledged: u64,
+    /// Lately: see [`ACKNOWLEDGED_WITHIN`].
+    has_acknowledged: bool,
     is_over: bool,
     /// With a thread that reads from the disk while `reading`.
     reader: Option<Reader>,
@@ -170,7 +197,19 @@ impl Source {
         let reader = log.reader(from);
         let position = reader.position();
         let reader = Some(reader);
-        Self { stream, form, position, is_holding: true, acknowledged: 0, is_over: false, reader, reading: None, read: None }
+        Self {
+            stream,
+            form,
+            position,
+            sent_bytes: 0,
+            is_holding: true,
+            acknowledged: 0,
+            has_acknowledged: false,
+            is_over: false,
+            reader,
+            reading: None,
+            read: None,
+        }
     }
 
     /// What can be had without waiting for anything.
@@ -182,7 +221,7 @@ impl Source {
             Some(read) => read,
             None => {
                 let reader = self.reader.as_mut().filter(|reader| !reader.is_behind_the_ring())?;
-                read_frame(reader, self.stream)
+                read_frame(reader, self.stream, self.form, self.sent_bytes)
             }
         };
         match read {
@@ -190,7 +229,9 @@ impl Source {
                 if self.form == Form::Text {
                     self.cut_at_a_character(&mut frame);
                 }
-                self.position = chunk.offset + (frame.len() - BINARY_HEAD_BYTES) as u64;
+                let bytes = frame.len() - BINARY_HEAD_BYTES;
+                self.position = chunk.offset + bytes as u64;
+                self.sent_bytes = self.sent_bytes.saturating_add(bytes);
                 Some(Event::Output(Output { stream: self.stream, offset: chunk.offset, frame }))
             }
             Read::Gap { from, to } => {
@@ -208,7 +249,7 @@ impl Source {
     /// A full frame has more behind it, so what is cut from it comes with that.
     fn cut_at_a_character(&mut self, frame: &mut BytesMut) {
         let bytes = &frame[BINARY_HEAD_BYTES..];
-        let Some(reader) = self.reader.as_mut().filter(|_| bytes.len() == FRAME_BYTES) else { return };
+        let Some(reader) = self.reader.as_mut().filter(|_| bytes.len() == TEXT_FRAME_BYTES) else { return };
         // A character has at most four bytes.
         let tail = &bytes[bytes.len() - 4..];
         let cut = (1..4).find(|n| matches!(std::str::from_utf8(&tail[4 - n..]), Err(e) if e.valid_up_to() == 0 && e.error_len().is_none()));
@@ -224,9 +265,9 @@ impl Source {
             return std::future::pending().await;
         }
         if let Some(reader) = self.reader.take_if(|reader| reader.is_behind_the_ring()) {
-            let (mut reader, stream) = (reader, self.stream);
+            let (mut reader, stream, form, sent_bytes) = (reader, self.stream, self.form, self.sent_bytes);
             self.reading = Some(tokio::task::spawn_blocking(move || {
-                let (read, frame) = read_frame(&mut reader, stream);
+                let (read, frame) = read_frame(&mut reader, stream, form, sent_bytes);
                 (reader, read, frame)
             }));
         }
@@ -236,7 +277,9 @@ impl Source {
             match done {
                 Ok((mut reader, read, frame)) => {
                     reader.set_holding(self.is_holding);
-                    reader.acknowledge(self.acknowledged);
+                    if self.has_acknowledged {
+                        reader.acknowledge(self.acknowledged);
+                    }
                     self.reader = Some(reader);
                     self.read = Some((read, frame));
                 }
@@ -248,21 +291,27 @@ impl Source {
         }
     }
 
+    fn awaits_acknowledgements(&self) -> bool {
+        self.has_acknowledged && self.acknowledged < self.position && !self.is_over
+    }
+
     fn acknowledge(&mut self, offset: u64) {
         self.acknowledged = self.acknowledged.max(offset);
+        self.has_acknowledged = true;
         if let Some(reader) = &mut self.reader {
             reader.acknowledge(offset);
         }
     }
 }
 
-fn read_frame(reader: &mut Reader, stream: OutputStream) -> (Read, BytesMut) {
+fn read_frame(reader: &mut Reader, stream: OutputStream, form: Form, sent_bytes: usize) -> (Read, BytesMut) {
     let mut frame = BytesMut::new();
     let kind = match stream {
         OutputStream::Stdout => BinaryKind::Stdout,
         OutputStream::Stderr => BinaryKind::Stderr,
     };
     frame.extend_from_slice(&BinaryFrame::head(kind, reader.position()));
-    let read = reader.read_into(&mut frame, FRAME_BYTES);
+    let most = if form == Form::Text { TEXT_FRAME_BYTES } else { sent_bytes.clamp(FIRST_FRAME_BYTES, FRAME_BYTES) };
+    let read = reader.read_into(&mut frame, most);
     (read, frame)
 }

@@ -260,14 +260,14 @@ pub fn read_piece(file: &OwnedFd, at: u64, length: u64) -> io::Result<Vec<u8>> {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Wanted {
+pub(crate) enum Wanted {
     Whole,
     Part { from: u64, length: u64 },
     Nothing,
 }
 
 /// A single range; several, and units we don't know, are answered with the whole as the standard allows.
-fn wanted(headers: &HeaderMap, size: u64, etag: &str) -> Wanted {
+pub(crate) fn wanted(headers: &HeaderMap, size: u64, etag: &str) -> Wanted {
     let text = |name| headers.get(name).and_then(|v: &HeaderValue| v.to_str().ok());
     if text(header::IF_RANGE).is_some_and(|tag| tag != etag) {
         return Wanted::Whole;

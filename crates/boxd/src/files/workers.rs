@@ -5,15 +5,15 @@ use std::{
     io,
     os::fd::OwnedFd,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, Once, PoisonError},
+    sync::{Arc, Once},
     thread,
     time::Duration,
 };
 
 use cobox_protocol::{ApiError, ErrorCode};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use super::root::Root;
+use super::{queue::Queue, root::Root};
 
 /// For steps that take micro- to milliseconds: open, read a piece, write a piece. Enough to keep a disk busy.
 const STEP_WORKERS: usize = 8;
@@ -71,7 +71,7 @@ impl FileWorkers {
             // Nobody to answer means that the request has gone.
             let _ = answer.send(step(root));
         });
-        self.steps.sender().send(job).await.map_err(|_| gone())?;
+        self.steps.queue().push(job).await;
         Ok(answered)
     }
 
@@ -89,12 +89,11 @@ impl FileWorkers {
 
     /// Runs a step nobody waits for, from wherever this is called.
     pub(super) fn run_detached(&self, step: impl FnOnce(&Root) + Send + 'static) {
-        let Err(mpsc::error::TrySendError::Full(job)) = self.steps.sender().try_send(Box::new(step)) else { return };
+        let Err(job) = self.steps.queue().try_push(Box::new(step)) else { return };
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => {
-                let steps = self.steps.sender().clone();
-                // Fails only when the workers are gone, and then there is nothing left to tidy.
-                runtime.spawn(async move { drop(steps.send(job).await) });
+                let steps = self.steps.clone();
+                runtime.spawn(async move { steps.queue().push(job).await });
             }
             // Outside the runtime this is a worker already.
             Err(_) => job(&self.root),
@@ -152,7 +151,7 @@ async fn keep_busy<T: Send + 'static>(
         // Nobody to answer means that the request has gone.
         let _ = answer.send(result);
     });
-    pool.sender().send(job).await.map_err(|_| gone())?;
+    pool.queue().push(job).await;
     Ok(answered)
 }
 
@@ -162,33 +161,37 @@ pub fn gone() -> ApiError {
 
 type Setup = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 
-/// Threads that share one queue, started when the first job comes.
+/// Threads that share one queue, started when the first job comes. They end with it.
 struct Pool {
     name: &'static str,
     count: usize,
-    sender: mpsc::Sender<Job>,
-    receiver: Arc<Mutex<mpsc::Receiver<Job>>>,
+    jobs: Arc<Queue<Job>>,
     root: Arc<Root>,
     setup: Setup,
     started: Once,
 }
 
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.jobs.close();
+    }
+}
+
 impl Pool {
     fn new(name: &'static str, count: usize, queue: usize, root: Arc<Root>, setup: Setup) -> Self {
-        let (sender, receiver) = mpsc::channel::<Job>(queue);
-        Self { name, count, sender, receiver: Arc::new(Mutex::new(receiver)), root, setup, started: Once::new() }
+        Self { name, count, jobs: Arc::new(Queue::new(queue)), root, setup, started: Once::new() }
     }
 
-    fn sender(&self) -> &mpsc::Sender<Job> {
+    fn queue(&self) -> &Queue<Job> {
         self.started.call_once(|| (0..self.count).for_each(|i| self.start_thread(i)));
-        &self.sender
+        &self.jobs
     }
 
     fn start_thread(&self, number: usize) {
-        let (receiver, root, setup) = (self.receiver.clone(), self.root.clone(), self.setup.clone());
+        let (jobs, root, setup) = (self.jobs.clone(), self.root.clone(), self.setup.clone());
         let thread = thread::Builder::new().name(format!("{}-{number}", self.name)).stack_size(STACK_BYTES);
         let started = thread.spawn(move || match setup() {
-            Ok(()) => work(&receiver, &root),
+            Ok(()) => work(&jobs, &root),
             // It worked before; without it this thread must not touch a file.
             Err(error) => tracing::error!(%error, "a file worker could not take on the workload's user"),
         });
@@ -198,10 +201,8 @@ impl Pool {
     }
 }
 
-fn work(receiver: &Mutex<mpsc::Receiver<Job>>, root: &Root) {
-    loop {
-        let job = receiver.lock().unwrap_or_else(PoisonError::into_inner).blocking_recv();
-        let Some(job) = job else { return };
+fn work(jobs: &Queue<Job>, root: &Root) {
+    while let Some(job) = jobs.take() {
         // A bug in one request must not take the worker from all others; that request is told by the answer that never comes.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(root))) {
             tracing::error!(message = panic_message(&panic), "a file operation panicked");

@@ -44,7 +44,7 @@ pub async fn glob(server: &Server, request: GlobRequest) -> Result<GlobResponse,
 }
 
 /// A pattern made ready: its literal beginning is where the walk starts.
-struct Plan {
+pub(crate) struct Plan {
     path: SandboxPath,
     matcher: GlobMatcher,
     ignore: Option<Gitignore>,
@@ -52,7 +52,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(request: &GlobRequest, path: SandboxPath) -> Result<Self, ApiError> {
+    pub(crate) fn new(request: &GlobRequest, path: SandboxPath) -> Result<Self, ApiError> {
         let pattern = request.pattern.as_str();
         if pattern.is_empty() || pattern.len() > MAX_PATTERN_BYTES || pattern.contains('\0') {
             return Err(ApiError::invalid(format!("pattern: must have between 1 and {MAX_PATTERN_BYTES} bytes, and no NUL")));
@@ -78,7 +78,14 @@ impl Plan {
     }
 }
 
-fn search(root: &Root, plan: &Plan, request: &GlobRequest, limit: usize, stop: Stop, writes: &WriteLog) -> Result<GlobResponse, ApiError> {
+pub(crate) fn search(
+    root: &Root,
+    plan: &Plan,
+    request: &GlobRequest,
+    limit: usize,
+    stop: Stop,
+    writes: &WriteLog,
+) -> Result<GlobResponse, ApiError> {
     let refused = |e| refusal(e, &plan.path);
     let directory = match root.open(plan.path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY) {
         // The pattern's own directory isn't there: it matches nothing. Where `path` itself isn't, that is told.

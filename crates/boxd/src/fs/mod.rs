@@ -3,14 +3,14 @@
 mod copy;
 mod describe;
 mod edit;
-mod glob;
-mod grep;
+pub(crate) mod glob;
+pub(crate) mod grep;
 mod ignore_rules;
-mod list;
+pub(crate) mod list;
 mod make;
 mod names;
 mod remove;
-mod stop;
+pub(crate) mod stop;
 mod transfer;
 mod walk;
 
@@ -83,6 +83,10 @@ pub async fn list(State(server): State<Arc<Server>>, caller: Caller<FsRead>, con
     let path = path_or(&server, request.path.as_deref(), request.path_b64.as_deref())?;
     caller.aims_at(&path.to_string());
     let writes = server.files.writes();
+    if !request.recursive {
+        let listed = move |root: &Root| list::list(root, &path, &request, &writes, &Stop::new(None));
+        return Ok(Json(server.files.workers().run(listed).await??));
+    }
     let work = run_long(&server, move |root, stop| list::list(root, &path, &request, &writes, stop));
     Ok(Json(caller.stream.until_revoked(work).await?))
 }
@@ -148,8 +152,7 @@ pub async fn edit(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, co
     caller.aims_at(&path.to_string());
     refuse_when_full(&server.authority)?;
     let (author, writes) = (server.files.author(&caller.claims), server.files.writes());
-    let work = run_long(&server, move |root, _| edit::edit(root, &path, request, &writes, &author));
-    Ok(Json(caller.stream.until_revoked(work).await?))
+    Ok(Json(server.files.workers().run(move |root| edit::edit(root, &path, request, &writes, &author)).await??))
 }
 
 pub async fn glob(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> Told<GlobResponse> {

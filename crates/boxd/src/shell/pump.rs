@@ -5,7 +5,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{shared::Shell, terminal::hang_up};
-use crate::server::Server;
+use crate::{processes::Ended, server::Server};
 
 /// From the terminal at once: what it can hold, four times over.
 const READ_BYTES: usize = 16 * 1024;
@@ -106,6 +106,7 @@ impl Life {
                 _ => break,
             }
         }
+        shell.listed.job.end(Ended { exit, timed_out: false });
         shell.exit.send_replace(Some(exit));
         true
     }

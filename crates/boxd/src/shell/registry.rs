@@ -5,14 +5,18 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use cobox_protocol::{ApiError, ErrorCode, ShellId, control::DataplaneLimits, shell::ShellCreate};
+use cobox_protocol::{ApiError, ErrorCode, ShellId, control::DataplaneLimits, process::ProcessKind, shell::ShellCreate};
+use cobox_token::Claims;
 
 use super::{
     pump,
     shared::Shell,
     terminal::{self, Terminal},
 };
-use crate::server::Server;
+use crate::{
+    processes::{Job, shown},
+    server::Server,
+};
 
 /// Of a shell's name: it stands in URLs and lists.
 const MAX_NAME_CHARS: usize = 64;
@@ -69,18 +73,18 @@ impl Shells {
     }
 
     /// The shell of this name, and whether it had to be made.
-    pub async fn find_or_create(&self, server: &Arc<Server>, create: ShellCreate) -> Result<(Arc<Shell>, bool), ApiError> {
+    pub async fn find_or_create(&self, server: &Arc<Server>, create: ShellCreate, by: &Claims) -> Result<(Arc<Shell>, bool), ApiError> {
         let _making = self.making.lock().await;
         if let Some(name) = &create.name
             && let Ok(shell) = self.find(name)
         {
             return Ok((shell, false));
         }
-        Ok((self.make(server, create).await?, true))
+        Ok((self.make(server, create, by).await?, true))
     }
 
     /// A new shell; an existing name is refused.
-    pub async fn create(&self, server: &Arc<Server>, create: ShellCreate) -> Result<Arc<Shell>, ApiError> {
+    pub async fn create(&self, server: &Arc<Server>, create: ShellCreate, by: &Claims) -> Result<Arc<Shell>, ApiError> {
         let _making = self.making.lock().await;
         if let Some(name) = &create.name
             && self.find(name).is_ok()
@@ -90,10 +94,10 @@ impl Shells {
                 format!("there is a shell `{name}` already; connect to it, or choose another name"),
             ));
         }
-        self.make(server, create).await
+        self.make(server, create, by).await
     }
 
-    async fn make(&self, server: &Arc<Server>, create: ShellCreate) -> Result<Arc<Shell>, ApiError> {
+    async fn make(&self, server: &Arc<Server>, create: ShellCreate, by: &Claims) -> Result<Arc<Shell>, ApiError> {
         let id = ShellId::new();
         let name = match &create.name {
             Some(name) => valid(name)?.to_owned(),
@@ -106,7 +110,10 @@ impl Shells {
         let size = terminal::size(create.cols, create.rows)?;
         let command = create.command.clone();
         let terminal = Terminal::start(server, create, size).await?;
-        let shell = Arc::new(Shell::new(name.clone(), id, command, terminal, size, self.ring_bytes));
+        let words: Vec<Vec<u8>> = terminal.argv.iter().map(|word| word.clone().into_bytes()).collect();
+        let job = Job::new(id.to_string(), ProcessKind::Shell, shown(&words), by, terminal.program.clone());
+        let listed = server.processes.list(Arc::new(job));
+        let shell = Arc::new(Shell::new(name.clone(), id, command, terminal, listed, size, self.ring_bytes));
         self.shells().insert(name, shell.clone());
         tracing::info!(shell_id = %shell.id, name = shell.name, "shell started");
         server.tasks.spawn(pump::run(server.clone(), shell.clone()));

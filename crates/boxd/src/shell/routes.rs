@@ -32,7 +32,7 @@ pub async fn create(
     content: Body,
 ) -> Result<(StatusCode, Json<ShellInfo>), Failure> {
     let create: ShellCreate = read(&server, content).await?;
-    let shell = caller.stream.until_revoked(server.shells.create(&server, create)).await?;
+    let shell = caller.stream.until_revoked(server.shells.create(&server, create, &caller.claims)).await?;
     Ok((StatusCode::CREATED, Json(shell.info())))
 }
 

@@ -79,7 +79,8 @@ fn ready(shell: &Shell) -> Result<Dialect, ApiError> {
             "this shell was started with a command of its own and doesn't tell when it is at a prompt; use another shell, or exec",
         );
     };
-    let prompt = shell.prompt.borrow();
+    // A copy: whoever prints needs the original while it holds the screen, which is asked for below.
+    let prompt = shell.prompt.borrow().clone();
     match prompt.state {
         State::Unknown => busy("the shell has not come to its first prompt yet; try again"),
         State::Running if shell.is_alternate() => {

@@ -5,14 +5,16 @@ use std::sync::Arc;
 use cobox_protocol::{
     ApiError, Capability, ErrorCode,
     frame::{Allowed, ClientFrame, Controller, DEFAULT_SHELL_NAME, ServerFrame, ShellReady, ShellStart, close, frame_bytes},
+    process::SignalName,
     shell::ShellCreate,
 };
 use cobox_stream::Kinds;
+use http::StatusCode;
 
 use super::{
     desk::Newcomer,
     shared::{Seat, Shell},
-    terminal::{self, signal_number},
+    terminal,
     view::{Progress, View},
 };
 use crate::socket::{Conversation, End, Peer};
@@ -39,10 +41,12 @@ impl Conversation for Session {
             (None, None) => None,
             (cols, rows) => Some(terminal::size(cols, rows)?),
         };
+        peer.record.aims_at(start.shell.as_deref().unwrap_or(DEFAULT_SHELL_NAME));
         let (shell, is_new) = find(peer, &start, is_observer).await?;
         let claims = peer.claims();
         let who = Controller { principal: claims.sub.clone(), actor: claims.act.kind };
         let seat = shell.join(Newcomer { who, client: start.client.clone(), may_control: !is_observer, size })?;
+        peer.record.tell(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
         let view = begin(peer, &seat, &start, is_new).await?;
         let progress = view.progress.clone();
         let server = peer.server.clone();
@@ -87,7 +91,7 @@ async fn find(peer: &Peer<'_, ShellStart>, start: &ShellStart, is_observer: bool
         return shells.find(&name).map(|shell| (shell, false));
     }
     let ShellStart { command, cwd, env, cols, rows, .. } = start.clone();
-    shells.find_or_create(peer.server, ShellCreate { name: Some(name), command, cwd, env, cols, rows }).await
+    shells.find_or_create(peer.server, ShellCreate { name: Some(name), command, cwd, env, cols, rows }, &peer.claims()).await
 }
 
 /// Says where the output begins for this viewer: at the start for whoever made the shell, where it broke off for whoever comes back in time,
@@ -175,7 +179,10 @@ async fn obey(
             Ok(seq)
         }
         ClientFrame::Resize { cols, rows } => shell.viewer_resized(*id, terminal::size(Some(cols), Some(rows))?).map(|()| None),
-        ClientFrame::Signal { signal } => shell.viewer_signals(*id, signal_number(&signal)?).map(|()| None),
+        ClientFrame::Signal { signal } => {
+            let number = SignalName::Name(signal).number().map_err(ApiError::invalid)?;
+            shell.viewer_signals(*id, number).map(|()| None)
+        }
         ClientFrame::Control { action } => shell.at_desk(|desk, now| desk.control(*id, action, now)).map(|()| None),
         ClientFrame::Start(_) => Err(ApiError::invalid("this connection has its shell already; open another for a second one")),
         _ => Err(ApiError::invalid("that frame means nothing to a shell")),

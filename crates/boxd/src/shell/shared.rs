@@ -19,12 +19,14 @@ use super::{
     prompt::{Prompt, State, TextFinder},
     terminal::Terminal,
 };
-use crate::workload::Exit;
+use crate::{processes::Listed, workload::Exit};
 
 /// Typed or pasted and not yet taken by the program; beyond it whoever types waits.
 const MAX_PENDING_INPUT_BYTES: usize = 1024 * 1024;
 /// How often somebody who only watches gets what is new: as often as an eye sees.
 const WATCHER_PERIOD: Duration = Duration::from_millis(32);
+/// All watchers of a shell together, so that they leave most of a processor to the one who types.
+const MAX_WATCHER_FRAMES_PER_SECOND: u32 = 2000;
 /// Into how many moments of that the watchers are divided.
 const WATCHER_PHASES: u64 = 16;
 /// Nobody is waited for.
@@ -37,6 +39,7 @@ pub struct Shell {
     pub created_at: Timestamp,
     pub log: Log,
     pub terminal: Terminal,
+    pub listed: Listed,
     pub exit: watch::Sender<Option<Exit>>,
     pub controller: watch::Sender<Option<Controller>>,
     pub prompt: watch::Sender<Prompt>,
@@ -67,7 +70,15 @@ struct Picture {
 }
 
 impl Shell {
-    pub fn new(name: String, id: ShellId, command: Option<String>, terminal: Terminal, (cols, rows): (u16, u16), ring_bytes: u64) -> Self {
+    pub fn new(
+        name: String,
+        id: ShellId,
+        command: Option<String>,
+        terminal: Terminal,
+        listed: Listed,
+        (cols, rows): (u16, u16),
+        ring_bytes: u64,
+    ) -> Self {
         let ring_bytes = usize::try_from(ring_bytes).unwrap_or(usize::MAX);
         let log = Log::new(Limits { ring_bytes, writer_waits: false });
         log.resize(cols, rows);
@@ -79,6 +90,7 @@ impl Shell {
             created_at: Timestamp::now(),
             log,
             terminal,
+            listed,
             exit: watch::Sender::new(None),
             controller: watch::Sender::new(None),
             prompt: watch::Sender::new(Prompt::default()),
@@ -331,12 +343,15 @@ impl Shell {
         self.desk().viewers()
     }
 
-    /// The next moment at which a viewer who only watches is served: each has its own within the period, so that they never come all at once.
+    /// The next moment at which a viewer who only watches is served: each has its own within the period, so that they never come all at
+    /// once, and the more there are the longer it is.
     pub fn next_turn(&self, id: u64) -> tokio::time::Instant {
-        let phase = WATCHER_PERIOD * u32::try_from(id % WATCHER_PHASES).unwrap_or(0) / WATCHER_PHASES as u32;
+        let viewers = u32::try_from(self.viewers()).unwrap_or(u32::MAX);
+        let period = WATCHER_PERIOD.max(Duration::from_secs(1).saturating_mul(viewers) / MAX_WATCHER_FRAMES_PER_SECOND);
+        let phase = period * (id % WATCHER_PHASES) as u32 / WATCHER_PHASES as u32;
         let since = self.started.elapsed().saturating_sub(phase);
-        let turns = u32::try_from(since.as_millis() / WATCHER_PERIOD.as_millis()).unwrap_or(u32::MAX);
-        tokio::time::Instant::from_std(self.started + phase + WATCHER_PERIOD * turns.saturating_add(1))
+        let turns = u32::try_from(since.as_millis() / period.as_millis().max(1)).unwrap_or(u32::MAX);
+        tokio::time::Instant::from_std(self.started + phase + period.saturating_mul(turns.saturating_add(1)))
     }
 
     fn touch(&self) {

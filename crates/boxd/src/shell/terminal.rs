@@ -29,6 +29,8 @@ const FOREGROUND: [i32; 3] = [libc::SIGINT, libc::SIGQUIT, libc::SIGTSTP];
 pub struct Terminal {
     pub pty: Descriptor,
     pub program: Arc<dyn Program>,
+    /// What it runs, for lists.
+    pub argv: Vec<String>,
     /// How the shell tells what it does; `None` where something else was started.
     pub integration: Option<Integration>,
 }
@@ -38,6 +40,8 @@ impl Terminal {
         let bash = server.files.is_file("/bin/bash").await?;
         let shell = if bash { "/bin/bash" } else { "/bin/sh" };
         let mut env = vec![(b"TERM".to_vec(), b"xterm-256color".to_vec()), (b"SHELL".to_vec(), shell.as_bytes().to_vec())];
+        let shown =
+            create.command.clone().map_or_else(|| vec![shell.to_owned()], |command| vec!["/bin/sh".to_owned(), "-c".to_owned(), command]);
         let (argv, integration) = match create.command {
             Some(command) => (vec![b"/bin/sh".to_vec(), b"-c".to_vec(), text("command", command)?], None),
             None => {
@@ -62,7 +66,7 @@ impl Terminal {
             Descriptor::new(fd, Interest::READABLE | Interest::WRITABLE).map_err(|e| internal(format!("the shell's terminal: {e}")))
         });
         match pty {
-            Ok(pty) => Ok(Self { pty, program, integration }),
+            Ok(pty) => Ok(Self { pty, program, argv: shown, integration }),
             Err(error) => {
                 hang_up(&server.tasks, program);
                 Err(error)
@@ -103,23 +107,13 @@ pub fn size(cols: Option<u16>, rows: Option<u16>) -> Result<(u16, u16), ApiError
     }
 }
 
-pub fn signal_number(name: &str) -> Result<i32, ApiError> {
-    const SIGNALS: [(&str, i32); 9] =
-        [("HUP", 1), ("INT", 2), ("QUIT", 3), ("KILL", 9), ("USR1", 10), ("USR2", 12), ("TERM", 15), ("CONT", 18), ("TSTP", 20)];
-    let bare = name.strip_prefix("SIG").unwrap_or(name);
-    let known = SIGNALS.iter().find(|(known, _)| *known == bare);
-    known.map(|(_, number)| *number).ok_or_else(|| ApiError::invalid("signal must be HUP, INT, QUIT, KILL, USR1, USR2, TERM, CONT or TSTP"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_signals_out_of_bounds_are_refused() {
+    fn sizes_out_of_bounds_are_refused() {
         assert!(size(Some(1), Some(1000)).is_ok());
         assert!(size(Some(0), Some(10)).is_err() && size(Some(10), Some(1001)).is_err());
-        assert_eq!(signal_number("SIGINT").unwrap(), 2);
-        assert!(signal_number("STOP").is_err());
     }
 }

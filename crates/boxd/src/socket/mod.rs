@@ -1,6 +1,6 @@
 //! A client's WebSocket, whatever it is for: the upgrade, the token in the header or the first frame, and the close code at the end.
 
-mod frames;
+pub(crate) mod frames;
 mod peer;
 
 use std::{sync::Arc, time::Duration};

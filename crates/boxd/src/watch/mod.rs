@@ -42,6 +42,11 @@ fn cursor(life: &str, number: u64) -> String {
     format!("{life}-{number}")
 }
 
+/// The number in a cursor of this life; nothing for another life's, and for what is no cursor.
+pub(crate) fn number_in(cursor: &str, life: &str) -> Option<u64> {
+    cursor.strip_prefix(life)?.strip_prefix('-')?.parse().ok()
+}
+
 /// `GET /v1/watch?path=&recursive=&cursor=`.
 pub async fn watch(
     State(server): State<Arc<Server>>,
@@ -66,7 +71,7 @@ pub async fn watch(
     let slot = server.slots.stream()?;
     let reader = caller.stream.until_revoked(server.watching.watch(&server.files, path.clone(), recursive)).await?;
     caller.stream.ends_connection(&connection);
-    let resumed = asked.as_deref().map(|c| c.strip_prefix(server.watching.life()).and_then(|c| c.strip_prefix('-')?.parse().ok()));
+    let resumed = asked.as_deref().map(|asked| number_in(asked, server.watching.life()));
     let at = match resumed {
         // From now on.
         None => reader.journal.last(),

@@ -134,11 +134,12 @@ impl Thread {
         self.changes.set_watched(true);
         match cobox_kernel::own_working_directory() {
             Ok(()) => while self.step(root) {},
-            // Without it boxd's own working directory would wander.
-            Err(error) => tracing::error!(%error, "the watching thread could not have its own working directory"),
+            // Without it boxd's own working directory would wander. Who asked is told by the answer that never comes.
+            Err(error) => {
+                tracing::error!(%error, "the watching thread could not have its own working directory");
+                *self.running.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            }
         }
-        *self.running.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        self.changes.set_watched(false);
     }
 
     /// Waits for something and deals with it; false when nobody watches any more.
@@ -173,6 +174,8 @@ impl Thread {
                 true
             }
             Err(_) => {
+                // The next thread starts after this and says the opposite.
+                self.changes.set_watched(false);
                 *running = None;
                 false
             }

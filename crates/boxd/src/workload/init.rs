@@ -66,6 +66,7 @@ struct Init<'a> {
     /// By pid, until they are waited for: its number is nobody else's for as long.
     running: HashMap<i32, Running>,
     /// Memory for programs on their way, used again.
+    #[allow(clippy::vec_box, reason = "one in use must not move, and it is not unpacked between two uses")]
     pads: Vec<Box<Pad>>,
     word: Word,
 }
@@ -125,13 +126,14 @@ impl Init<'_> {
         loop {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) => {
-                    let Some(Running { seq, mut pad }) = self.running.remove(&pid.as_raw_nonzero().get()) else { continue };
+                    let pid = pid.as_raw_nonzero().get();
+                    let Some(Running { seq, mut pad }) = self.running.remove(&pid) else { continue };
                     let report = match pad.failure() {
                         Some((step, errno)) => Report::NotStarted { seq, step: step as u8, errno },
                         None => {
                             let signal = status.terminating_signal();
                             let code = status.exit_status().or(signal.map(|s| 128 + s)).unwrap_or(-1);
-                            Report::Exited { seq, code, signal }
+                            Report::Exited { seq, pid, code, signal }
                         }
                     };
                     pad.free();
@@ -150,12 +152,19 @@ impl Init<'_> {
     fn obey(&mut self, Received { message, tail, fds }: Received<Order>) -> io::Result<()> {
         match message {
             Order::Spawn { seq, is_terminal, has_stdin, has_outcome } => {
-                let report = match self.spawn(seq, is_terminal, (has_stdin, has_outcome), &tail, fds) {
-                    Ok(pid) => Report::Spawned { seq, pid },
-                    Err(e) => Report::NotStarted { seq, step: Step::Setup as u8, errno: e.raw_os_error().unwrap_or(libc::EINVAL) },
-                };
-                send(&self.link, &report, &[])
+                match self.spawn(seq, is_terminal, (has_stdin, has_outcome), &tail, fds) {
+                    Ok(_) => Ok(()),
+                    Err(e) => {
+                        let errno = e.raw_os_error().unwrap_or(libc::EINVAL);
+                        send(&self.link, &Report::NotStarted { seq, step: Step::Setup as u8, errno }, &[])
+                    }
+                }
             }
+            Order::TellPid { seq } => match self.pid_of(seq) {
+                Some(pid) => send(&self.link, &Report::Spawned { seq, pid }, &[]),
+                // Its end was reported already.
+                None => Ok(()),
+            },
             Order::Signal { seq, signal } => {
                 // Only while it has not been waited for; else the number may be somebody else's by now.
                 if let (Some(group), Some(signal)) = (self.pid_of(seq).and_then(Pid::from_raw), Signal::from_named_raw(signal)) {

@@ -26,6 +26,8 @@ pub const MAX_IMAGE_BYTES: usize = 4 * 1024 * 1024;
 pub enum Order {
     /// Start a program. Descriptors: stdin where there is one, stdout, stderr, then `outcome`, then a long image.
     Spawn { seq: u64, is_terminal: bool, has_stdin: bool, has_outcome: bool },
+    /// Report a running program's pid. Not done unasked: for a short command it would be one more thing to wake up for.
+    TellPid { seq: u64 },
     /// Signal the process group a program leads, while the program runs.
     Signal { seq: u64, signal: i32 },
     /// Signal a program and all it started, wherever it is.
@@ -62,6 +64,7 @@ pub enum Report {
     },
     Exited {
         seq: u64,
+        pid: i32,
         code: i32,
         signal: Option<i32>,
     },

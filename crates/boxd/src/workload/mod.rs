@@ -17,6 +17,7 @@ use std::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use cobox_kernel::Step;
@@ -32,6 +33,9 @@ use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::{oneshot, watch},
 };
+
+/// Between two tries at an order that init had no room for.
+const LINK_FULL_PAUSE: Duration = Duration::from_millis(1);
 
 /// What to start.
 #[derive(Clone, Debug)]
@@ -115,7 +119,7 @@ impl Workloads {
     pub fn new(link: OwnedFd, workload: Workload) -> io::Result<(Self, tokio::task::JoinHandle<()>)> {
         rustix::io::ioctl_fionbio(&link, true)?;
         let shared = Arc::new(Shared {
-            link: cobox_kernel::watch(link, Interest::READABLE | Interest::WRITABLE)?,
+            link: cobox_kernel::watch(link, Interest::READABLE)?,
             workload,
             seq: AtomicU64::new(1),
             table: Mutex::default(),
@@ -162,7 +166,7 @@ impl Workloads {
         let (tell, fate) = watch::channel(Fate::default());
         self.0.table().running.insert(seq, tell);
         let forget = Forget { shared: &self.0, seq: Some(seq) };
-        self.0.link.async_io(Interest::WRITABLE, |socket| link::send_with(socket, &order, tail, &fds)).await?;
+        self.0.send(&order, tail, &fds).await?;
         forget.never();
         // Their ends are closed here, so that end-of-file on ours means the program closed it.
         Ok(Process { seq, stdin, stdout, stderr, pty, fate, shared: self.0.clone() })
@@ -170,7 +174,7 @@ impl Workloads {
 
     /// Forbids every program to make files larger, or allows it again.
     pub async fn stop_writers(&self, stop: bool) -> io::Result<()> {
-        self.0.send(&Order::StopWriters { stop }, &[]).await
+        self.0.send(&Order::StopWriters { stop }, &[], &[]).await
     }
 
     fn image(&self, command: &Command) -> io::Result<ImageSpec> {
@@ -205,6 +209,10 @@ impl Process {
     /// The program's number in the sandbox, when it has one; `None` if it never got one.
     pub async fn pid(&self) -> Option<i32> {
         let mut fate = self.fate.clone();
+        if fate.borrow().pid.is_none() {
+            // Init gone means that nothing more will be told.
+            let _ = self.shared.send(&Order::TellPid { seq: self.seq }, &[], &[]).await;
+        }
         // Init gone: what it told before still holds.
         let _ = fate.wait_for(|fate| fate.pid.is_some() || fate.end.is_some()).await;
         fate.borrow().pid
@@ -245,7 +253,7 @@ impl Process {
     fn order(&self, order: Order) {
         let shared = self.shared.clone();
         // Init gone means the program is gone too.
-        tokio::spawn(async move { shared.send(&order, &[]).await.ok() });
+        tokio::spawn(async move { shared.send(&order, &[], &[]).await.ok() });
     }
 
     /// Ends the program and all it started, daemons too, at once; also what it left behind when it ended by itself.
@@ -253,7 +261,7 @@ impl Process {
         let seq = self.shared.seq.fetch_add(1, Ordering::Relaxed);
         let (tx, rx) = oneshot::channel();
         self.shared.table().killing.insert(seq, tx);
-        if self.shared.send(&Order::KillTree { seq, program: self.seq }, &[]).await.is_ok() {
+        if self.shared.send(&Order::KillTree { seq, program: self.seq }, &[], &[]).await.is_ok() {
             // A dropped sender means init is gone, and the tree with it.
             let _ = rx.await;
         }
@@ -294,8 +302,14 @@ impl Shared {
         self.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    async fn send(&self, order: &Order, fds: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<()> {
-        self.link.async_io(Interest::WRITABLE, |socket| link::send(socket, order, fds)).await
+    async fn send(&self, order: &Order, tail: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<()> {
+        // The link is not watched for room, which would wake boxd each time init takes an order; it is full only while init is busy.
+        loop {
+            match link::send_with(self.link.get_ref(), order, tail, fds) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(LINK_FULL_PAUSE).await,
+                other => return other,
+            }
+        }
     }
 }
 
@@ -309,8 +323,8 @@ async fn listen(shared: Arc<Shared>) {
                     tell.send_modify(|fate| fate.pid = Some(pid));
                 }
             }
-            Report::NotStarted { seq, step, errno } => end(&mut table, seq, End::NotStarted { step, errno }),
-            Report::Exited { seq, code, signal } => end(&mut table, seq, End::Exited(Exit { code, signal })),
+            Report::NotStarted { seq, step, errno } => end(&mut table, seq, None, End::NotStarted { step, errno }),
+            Report::Exited { seq, pid, code, signal } => end(&mut table, seq, Some(pid), End::Exited(Exit { code, signal })),
             Report::TreeKilled { seq } => {
                 table.killing.remove(&seq).map(|tx| tx.send(()));
             }
@@ -320,9 +334,9 @@ async fn listen(shared: Arc<Shared>) {
     *shared.table() = Table::default();
 }
 
-fn end(table: &mut Table, seq: u64, end: End) {
+fn end(table: &mut Table, seq: u64, pid: Option<i32>, end: End) {
     if let Some(tell) = table.running.remove(&seq) {
-        tell.send_modify(|fate| fate.end = Some(end));
+        tell.send_replace(Fate { pid, end: Some(end) });
     }
 }
 

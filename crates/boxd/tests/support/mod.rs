@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses its own part of this")]
 
+pub mod exec_client;
 mod programs;
 pub mod viewer;
 
@@ -32,6 +33,36 @@ use tokio_util::sync::CancellationToken;
 pub const EVERYTHING: &str = "fs_read fs_write exec shell";
 /// Longer than anything here takes, shorter than the test runner's patience.
 pub const SOON: Duration = Duration::from_secs(10);
+
+/// A program that ignores being asked to end, a child of it that does too, and a daemon that has left its session and its parents.
+pub const DAEMONS: &str = r#"trap "" TERM
+echo $$ > pid.self
+sleep 1000 &
+echo $! > pid.child
+setsid sh -c 'trap "" TERM; (setsid sh -c "trap \"\" TERM; echo \$\$ > pid.tmp; mv pid.tmp pid.daemon; sleep 1000 & wait" &) ; exit 0' > /dev/null 2>&1 < /dev/null
+wait"#;
+
+/// The numbers of [`DAEMONS`], when all of them run.
+pub async fn daemons(boxd: &TestBoxd) -> Vec<String> {
+    wait_for(|| boxd.host("/workspace/pid.daemon").exists()).await;
+    let pids = ["self", "child", "daemon"].map(|n| std::fs::read_to_string(boxd.host(format!("/workspace/pid.{n}"))).unwrap());
+    assert!(pids.iter().all(|pid| is_running(pid)), "{pids:?}");
+    pids.to_vec()
+}
+
+pub async fn wait_for(condition: impl Fn() -> bool) {
+    let met = async {
+        while !condition() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(SOON, met).await.expect("it happens soon");
+}
+
+/// Whether a process still runs; a zombie has ended.
+pub fn is_running(pid: &str) -> bool {
+    std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).is_ok_and(|s| !s.contains(") Z "))
+}
 
 pub struct TestBoxd {
     directory: TempDir,
@@ -161,6 +192,9 @@ impl TestBoxd {
     }
     pub fn put(&self, path: &str, body: impl Into<Bytes>) -> Call<'_> {
         self.call(Method::PUT, path).body(body)
+    }
+    pub fn delete(&self, path: &str) -> Call<'_> {
+        self.call(Method::DELETE, path)
     }
     pub fn post(&self, path: &str, body: impl Into<Bytes>) -> Call<'_> {
         self.call(Method::POST, path).body(body)

@@ -1,12 +1,16 @@
 //! Programs of the host itself in place of the sandbox's: no isolation, but real processes, pipes and terminals.
 
 use std::{
+    collections::BTreeSet,
     ffi::OsStr,
     io,
     os::{fd::OwnedFd, unix::ffi::OsStrExt},
     path::PathBuf,
     process,
-    sync::Arc,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use boxd::{
@@ -15,7 +19,7 @@ use boxd::{
 };
 use futures_util::future::BoxFuture;
 use rustix::{
-    process::{Pid, Signal, kill_process_group},
+    process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, kill_process_group, setrlimit},
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
     termios::{Winsize, tcsetwinsize},
 };
@@ -27,12 +31,16 @@ pub struct HostPrograms {
 
 struct HostProgram {
     pid: i32,
+    mark: u64,
     exit: watch::Receiver<Option<Exit>>,
 }
 
 impl Spawn for HostPrograms {
     fn spawn(&self, command: Command) -> BoxFuture<'_, io::Result<Started>> {
         Box::pin(async move { self.start(command) })
+    }
+    fn launch(&self, command: Command) -> BoxFuture<'_, io::Result<Started>> {
+        self.spawn(command)
     }
     fn stop_writers(&self, _stop: bool) -> BoxFuture<'_, io::Result<()>> {
         Box::pin(async { Ok(()) })
@@ -72,7 +80,7 @@ impl HostPrograms {
         };
         host.current_dir(command.cwd.as_deref().map_or(self.work_dir.as_path(), |d| OsStr::from_bytes(d).as_ref()));
         host.envs(command.env.iter().map(|(k, v)| (OsStr::from_bytes(k), OsStr::from_bytes(v))));
-        let mut child = host.spawn()?;
+        let (mut child, mark) = spawn_marked(&mut host)?;
         let pid = child.id() as i32;
         let (stdin, stdout, stderr) =
             (child.stdin.take().map(OwnedFd::from), child.stdout.take().map(OwnedFd::from), child.stderr.take().map(OwnedFd::from));
@@ -86,7 +94,7 @@ impl HostPrograms {
             let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap());
             tell.send_replace(Some(Exit { code, signal: status.signal() }));
         });
-        Ok(Started { program: Arc::new(HostProgram { pid, exit }), stdin, stdout, stderr, pty })
+        Ok(Started { program: Arc::new(HostProgram { pid, mark, exit }), stdin, stdout, stderr, pty })
     }
 }
 
@@ -95,12 +103,60 @@ impl Program for HostProgram {
         let mut exit = self.exit.clone();
         Box::pin(async move { exit.wait_for(Option::is_some).await.unwrap().unwrap() })
     }
+    fn pid(&self) -> BoxFuture<'_, Option<i32>> {
+        Box::pin(async { Some(self.pid) })
+    }
+    fn start_failure(&self) -> Option<io::Error> {
+        None
+    }
     fn signal(&self, signal: i32) {
         let _ = kill_process_group(Pid::from_raw(self.pid).unwrap(), Signal::from_named_raw(signal).unwrap());
     }
+    fn signal_tree(&self, signal: i32) {
+        for pid in marked(self.mark) {
+            let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::from_named_raw(signal).unwrap());
+        }
+    }
     fn kill_tree(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
-            let _ = kill_process_group(Pid::from_raw(self.pid).unwrap(), Signal::KILL);
+            let mut stopped = BTreeSet::new();
+            loop {
+                let living = marked(self.mark);
+                if living.is_empty() {
+                    return;
+                }
+                let signal = if living.is_subset(&stopped) { Signal::KILL } else { Signal::STOP };
+                for pid in &living {
+                    let _ = kill_process(Pid::from_raw(*pid).unwrap(), signal);
+                }
+                stopped = living;
+                tokio::task::yield_now().await;
+            }
         })
     }
+}
+
+/// Starts it with a mark that all it starts inherits, as the sandbox's init does: a limit that means nothing to anybody else.
+fn spawn_marked(host: &mut process::Command) -> io::Result<(process::Child, u64)> {
+    static COUNT: AtomicU64 = AtomicU64::new(1);
+    static OURS: Mutex<()> = Mutex::new(());
+    let mark = u64::from(process::id()) << 24 | COUNT.fetch_add(1, Ordering::Relaxed);
+    // The limit is this whole process's while a child is made with it.
+    let _ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = getrlimit(Resource::Locks);
+    setrlimit(Resource::Locks, Rlimit { current: Some(mark), ..before })?;
+    let child = host.spawn();
+    setrlimit(Resource::Locks, before)?;
+    Ok((child?, mark))
+}
+
+/// The processes with that mark that have not ended.
+fn marked(mark: u64) -> BTreeSet<i32> {
+    let has_mark = |pid: &i32| {
+        let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
+        let locks = limits.lines().find_map(|l| l.strip_prefix("Max file locks")?.split_ascii_whitespace().next()?.parse::<u64>().ok());
+        locks == Some(mark) && std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| !s.contains(") Z "))
+    };
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    entries.filter_map(|e| e.file_name().to_str()?.parse().ok()).filter(has_mark).collect()
 }

@@ -1,10 +1,14 @@
 //! Tokens: minted here, for one principal and one sandbox, with a key derived from the deployment's master key.
 
-use std::time::Duration;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use cobox_protocol::{
-    ApiError, CapabilitySet, ErrorCode, Secret, Timestamp, TokenId,
+    ApiError, CapabilitySet, ErrorCode, SandboxId, Secret, Timestamp, TokenId,
     control::{Alg, VerifyKeySpec},
 };
 use cobox_token::{Claims, Keyset, LEEWAY_SECONDS, MasterKey, RevocationView, TokenError};
@@ -22,10 +26,15 @@ pub const LONGEST_TOKEN_LIFE: Duration = Duration::from_secs(MAX_TOKEN_TTL_SECON
 /// How long an expired token still proves possession on refresh.
 const REFRESH_GRACE_SECONDS: i64 = 3600;
 
+/// Keys kept at hand: more sandboxes than a node has in use at once.
+const MAX_KEYSETS: usize = 1024;
+
 pub struct Tokens {
     master: MasterKey,
     alg: Alg,
     default_ttl: Duration,
+    /// Keys in use: deriving one costs as much as checking a token.
+    keysets: Mutex<HashMap<(SandboxId, u32), Arc<Keyset>>>,
 }
 
 /// A token with what its receiver must know about it.
@@ -66,7 +75,7 @@ impl<'a> Wish<'a> {
 
 impl Tokens {
     pub fn new(master: MasterKey, alg: Alg, default_ttl: Duration) -> Self {
-        Self { master, alg, default_ttl }
+        Self { master, alg, default_ttl, keysets: Mutex::default() }
     }
 
     pub fn mint(&self, wish: &Wish) -> Issued {
@@ -123,11 +132,22 @@ impl Tokens {
         self.verify(sandbox, token, revoked, Timestamp::from_unix(now.unix().min(expires_at - 1)))
     }
 
-    fn keyset(&self, sandbox: &Sandbox) -> Result<Keyset, ApiError> {
-        Keyset::new(ISSUER, &sandbox.id, &self.verify_keys(sandbox)).map_err(|e| {
+    fn keyset(&self, sandbox: &Sandbox) -> Result<Arc<Keyset>, ApiError> {
+        let of = (sandbox.id.clone(), sandbox.generation);
+        if let Some(known) = self.keysets.lock().unwrap_or_else(PoisonError::into_inner).get(&of) {
+            return Ok(known.clone());
+        }
+        let keyset = Keyset::new(ISSUER, &sandbox.id, &self.verify_keys(sandbox)).map_err(|e| {
             tracing::error!(error = e, "a derived key can't be used");
             ApiError::new(ErrorCode::Internal, "the broker's keys can't be used; tell the operator")
-        })
+        })?;
+        let keyset = Arc::new(keyset);
+        let mut keysets = self.keysets.lock().unwrap_or_else(PoisonError::into_inner);
+        if keysets.len() >= MAX_KEYSETS {
+            keysets.clear();
+        }
+        keysets.insert(of, keyset.clone());
+        Ok(keyset)
     }
 }
 

@@ -5,6 +5,7 @@ pub mod cp;
 pub mod doctor;
 pub mod exec;
 pub mod keys;
+pub mod ps;
 pub mod sandbox;
 pub mod serve;
 pub mod session;
@@ -26,8 +27,12 @@ pub enum Command {
     Up(up::Args),
     /// Run a command in a thread's sandbox
     Exec(exec::Args),
-    /// Open a shell in a thread's sandbox
+    /// Join a shell in a thread's sandbox, which human and agent share
     Shell(shell::Args),
+    /// What runs in a thread's sandbox, and who started it
+    Ps(ps::Args),
+    /// End a command or a shell, or send it a signal
+    Kill(ps::KillArgs),
     /// Copy files and folders into or out of a sandbox
     Cp(cp::Args),
     /// Upload a folder, without what its ignore files name
@@ -55,6 +60,8 @@ impl Command {
             Command::Up(args) => up::run(args, context).await,
             Command::Exec(args) => exec::run(args, context).await,
             Command::Shell(args) => shell::run(args, context).await,
+            Command::Ps(args) => ps::run(args, context).await,
+            Command::Kill(args) => ps::kill(args, context).await,
             Command::Cp(args) => cp::run(args, context).await,
             Command::Sync(args) => sync::run(args, context).await,
             Command::Session(command) => session::run(command, context).await,

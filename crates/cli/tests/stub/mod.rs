@@ -7,6 +7,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use tokio_tungstenite::tungstenite::{Message, WebSocket, handshake::derive_accept_key, protocol::Role};
 
 /// The sandbox of the one thread there is, `there`.
 const SANDBOX: &str = "sb_00000000000000000000000000";
@@ -77,6 +78,9 @@ fn serve(mut stream: TcpStream, base: &str, seen: &Mutex<Vec<Asked>>) -> std::io
     let length = asked.header("content-length").map_or(0, |l| l.parse().unwrap());
     asked.body = vec![0; length];
     reader.read_exact(&mut asked.body)?;
+    if asked.path.ends_with("/exec/ws") {
+        return exec_stream(stream, asked, seen);
+    }
     seen.lock().unwrap().push(asked.clone());
     if asked.path.ends_with("/endless") && asked.header("range").is_none() {
         // Promises more than it ever sends, and holds the line until the other side hangs up.
@@ -85,6 +89,24 @@ fn serve(mut stream: TcpStream, base: &str, seen: &Mutex<Vec<Asked>>) -> std::io
     }
     let (status, body) = answer(&asked, base);
     write!(stream, "HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
+}
+
+/// Runs a command in name only: it is let in, and has ended.
+fn exec_stream(mut stream: TcpStream, mut asked: Asked, seen: &Mutex<Vec<Asked>>) -> std::io::Result<()> {
+    let accept = derive_accept_key(asked.header("sec-websocket-key").unwrap().as_bytes());
+    write!(stream, "HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {accept}\r\n\r\n")?;
+    let mut socket = WebSocket::from_raw_socket(stream, Role::Server, None);
+    asked.body = socket.read().unwrap().into_data().to_vec();
+    let start = asked.json();
+    seen.lock().unwrap().push(asked);
+    let is_slow = start["argv"][0] == "slow";
+    let ready = json!({"type": "ready", "command_id": start["command_id"], "pid": 1, "stdout_offset": 0, "stderr_offset": 0});
+    let exit = json!({"type": "exit", "exit_code": if is_slow { 137 } else { 0 }, "timed_out": is_slow});
+    for frame in [ready, exit] {
+        socket.send(Message::text(frame.to_string())).unwrap();
+    }
+    while socket.read().is_ok() {}
+    Ok(())
 }
 
 fn answer(asked: &Asked, base: &str) -> (u16, String) {

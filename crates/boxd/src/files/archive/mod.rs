@@ -1,8 +1,8 @@
 //! Whole directories over HTTP as a tar, plain or compressed, streamed both ways.
 
 mod pack;
-mod pipe;
-mod unpack;
+pub(crate) mod pipe;
+pub(crate) mod unpack;
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ use crate::{
 };
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Format {
+pub(crate) enum Format {
     Tar,
     TarZstd,
 }

@@ -90,7 +90,7 @@ enum Begun {
 }
 
 /// A request made ready, and what its threads count together.
-struct Plan {
+pub(crate) struct Plan {
     path: SandboxPath,
     base: Vec<u8>,
     matcher: RegexMatcher,
@@ -112,7 +112,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(request: &GrepRequest, path: SandboxPath, stop: Stop) -> Result<Self, ApiError> {
+    pub(crate) fn new(request: &GrepRequest, path: SandboxPath, stop: Stop) -> Result<Self, ApiError> {
         let within = |field: &str, given: Option<u32>, default: u32, max: u32| match given.unwrap_or(default) {
             n if n <= max => Ok(n),
             _ => Err(ApiError::invalid(format!("{field}: must be at most {max}"))),
@@ -169,7 +169,7 @@ impl Plan {
     }
 
     /// A path that names one file.
-    fn search_one(&self, file: OwnedFd) -> GrepResponse {
+    pub(crate) fn search_one(&self, file: OwnedFd) -> GrepResponse {
         let mut worker = Worker::new(self);
         worker.search(file, Vec::new());
         let mut hits = worker.into_hits();

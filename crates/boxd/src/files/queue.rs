@@ -1,0 +1,125 @@
+//! Jobs on their way to worker threads: bounded, one thread woken for one job, and the one that slept last, whose caches are warm.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread::{self, Thread},
+};
+
+use tokio::sync::Semaphore;
+
+pub struct Queue<J> {
+    state: Mutex<State<J>>,
+    room: Semaphore,
+}
+
+struct State<J> {
+    jobs: VecDeque<J>,
+    idle: Vec<Thread>,
+    is_closed: bool,
+}
+
+impl<J> Queue<J> {
+    pub fn new(limit: usize) -> Self {
+        let state = State { jobs: VecDeque::with_capacity(limit), idle: Vec::new(), is_closed: false };
+        Self { state: Mutex::new(state), room: Semaphore::new(limit) }
+    }
+
+    /// Waits for room.
+    pub async fn push(&self, job: J) {
+        // Never closed, so there is nothing to fail.
+        if let Ok(place) = self.room.acquire().await {
+            place.forget();
+            self.hand_over(job);
+        }
+    }
+
+    /// Gives the job back where there is no room.
+    pub fn try_push(&self, job: J) -> Result<(), J> {
+        match self.room.try_acquire() {
+            Ok(place) => {
+                place.forget();
+                self.hand_over(job);
+                Ok(())
+            }
+            Err(_) => Err(job),
+        }
+    }
+
+    fn hand_over(&self, job: J) {
+        let mut state = self.lock();
+        state.jobs.push_back(job);
+        let thread = state.idle.pop();
+        drop(state);
+        if let Some(thread) = thread {
+            thread.unpark();
+        }
+    }
+
+    /// The next job, for a worker thread; nothing when the queue is closed and empty.
+    pub fn take(&self) -> Option<J> {
+        let me = thread::current();
+        loop {
+            let mut state = self.lock();
+            // Woken without having been called, as may happen.
+            state.idle.retain(|t| t.id() != me.id());
+            if let Some(job) = state.jobs.pop_front() {
+                drop(state);
+                self.room.add_permits(1);
+                return Some(job);
+            }
+            if state.is_closed {
+                return None;
+            }
+            state.idle.push(me.clone());
+            drop(state);
+            thread::park();
+        }
+    }
+
+    /// Lets the workers end.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        state.idle.drain(..).for_each(|t| t.unpark());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<J>> {
+        // Each change is a single call.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn every_job_is_done_once_and_workers_end_when_told() {
+        let queue = Arc::new(Queue::new(2));
+        let workers: Vec<_> = (0..4)
+            .map(|_| {
+                let queue = queue.clone();
+                thread::spawn(move || std::iter::from_fn(|| queue.take()).collect::<Vec<u32>>())
+            })
+            .collect();
+        for job in 0..10_000 {
+            queue.push(job).await;
+        }
+        queue.close();
+        let mut done: Vec<u32> = workers.into_iter().flat_map(|w| w.join().unwrap()).collect();
+        done.sort_unstable();
+        assert!(done.into_iter().eq(0..10_000));
+    }
+
+    #[test]
+    fn a_full_queue_gives_the_job_back() {
+        let queue = Queue::new(1);
+        assert_eq!(queue.try_push(1), Ok(()));
+        assert_eq!(queue.try_push(2), Err(2));
+        assert_eq!(queue.take(), Some(1));
+        assert_eq!(queue.try_push(3), Ok(()));
+    }
+}

@@ -1,0 +1,121 @@
+//! What the fuzz targets reach inside boxd: each of its readers of strangers' bytes, as one call.
+
+use std::{cell::Cell, os::fd::OwnedFd, sync::Arc};
+
+use axum::extract::ws::{Message, Utf8Bytes};
+use bytes::Bytes;
+use cobox_protocol::{
+    ApiError,
+    frame::ClientFrame,
+    fs::{GlobRequest, GrepRequest, GrepResponse, ListRequest, ListResponse},
+};
+use cobox_token::Claims;
+use http::{HeaderMap, Uri};
+use serde::de::DeserializeOwned;
+
+use crate::{
+    exec, files,
+    files::{
+        Conditions, Root, SandboxPath, WriteLog,
+        archive::{Format, pipe, unpack},
+        path, read,
+    },
+    fs::{glob, grep, list, stop::Stop},
+    socket::frames::{Received, receive},
+    watch,
+};
+
+/// A text frame of a client, and what it is told where it can't be read.
+pub fn frame<S: DeserializeOwned>(text: &str) -> Result<Option<ClientFrame<S>>, String> {
+    match receive(Some(Ok(Message::Text(Utf8Bytes::from(text))))) {
+        Ok(Received::Frame(frame)) => Ok(Some(frame)),
+        Ok(Received::Nothing) => Ok(None),
+        Err(end) => Err(end.error.map(|e| e.message).unwrap_or_default()),
+    }
+}
+
+/// A path as boxd has it: its bytes, as a message shows it, and as JSON carries it.
+pub struct ReadPath {
+    pub bytes: Vec<u8>,
+    pub shown: String,
+    pub json: (String, Option<String>),
+}
+
+impl From<SandboxPath> for ReadPath {
+    fn from(path: SandboxPath) -> Self {
+        // What the file operations do with it first.
+        let _ = path::split(path.bytes());
+        Self { bytes: path.bytes().to_vec(), shown: path.to_string(), json: path.in_json() }
+    }
+}
+
+pub fn path_in_uri(uri: &Uri) -> Result<ReadPath, ApiError> {
+    SandboxPath::from_uri(uri, "/v1/files").map(Into::into)
+}
+
+pub fn path_in_query(uri: &Uri) -> Result<ReadPath, ApiError> {
+    files::is_durable(uri)?;
+    SandboxPath::from_query(uri, Some("/workspace")).map(Into::into)
+}
+
+pub fn path_in_json(text: Option<&str>, b64: Option<&str>) -> Result<Option<ReadPath>, ApiError> {
+    SandboxPath::from_json("path", text, b64).map(|path| path.map(Into::into))
+}
+
+/// Which bytes of a file of this size a request gets: where from and how many, or `None` where it gets none.
+pub fn range(headers: &HeaderMap, size: u64, etag: &str) -> Option<(u64, u64)> {
+    match read::wanted(headers, size, etag) {
+        read::Wanted::Whole => Some((0, size)),
+        read::Wanted::Part { from, length } => Some((from, length)),
+        read::Wanted::Nothing => None,
+    }
+}
+
+/// Whether a change and a read of a file with this ETag go ahead.
+pub fn conditions(headers: &HeaderMap, etag: Option<&str>) -> Result<(bool, bool), ApiError> {
+    let conditions = Conditions::of(headers)?;
+    let _ = files::mode(headers);
+    let reads = etag.is_some_and(|etag| conditions.check_read(etag, "f").is_ok());
+    Ok((conditions.check_change(etag, "f").is_ok(), reads))
+}
+
+/// Unpacks an archive into a directory of a root. At most `steps` pieces and entries are taken, so that a bomb stays small.
+pub fn unpack(root: OwnedFd, directory: &str, archive: &[u8], is_zstd: bool, claims: &Claims, steps: u32) -> Result<u64, ApiError> {
+    let path = SandboxPath::new(directory.as_bytes().to_vec())?;
+    let (sender, incoming) = pipe::incoming();
+    // Both fit into the pipe.
+    let _ = sender.try_send(Some(Bytes::copy_from_slice(archive)));
+    let _ = sender.try_send(None);
+    let left = Cell::new(steps);
+    let is_full = || {
+        left.set(left.get().saturating_sub(1));
+        left.get() == 0
+    };
+    let author = files::Author::new(Arc::default(), claims);
+    let format = if is_zstd { Format::TarZstd } else { Format::Tar };
+    unpack::unpack(&Root::new(root), &path, format, incoming, &WriteLog::default(), &author, &is_full).map(|done| done.entries)
+}
+
+pub fn list_page(root: OwnedFd, request: &ListRequest) -> Result<ListResponse, ApiError> {
+    list::list(&Root::new(root), &SandboxPath::new(b"/".to_vec())?, request, &WriteLog::default(), &Stop::new(None))
+}
+
+/// The paths that a pattern finds.
+pub fn find(root: OwnedFd, request: &GlobRequest) -> Result<Vec<String>, ApiError> {
+    let plan = glob::Plan::new(request, SandboxPath::new(b"/".to_vec())?)?;
+    let found = glob::search(&Root::new(root), &plan, request, 100, Stop::new(None), &WriteLog::default())?;
+    Ok(found.matches.into_iter().map(|entry| entry.path).collect())
+}
+
+pub fn search(file: OwnedFd, request: &GrepRequest) -> Result<GrepResponse, ApiError> {
+    Ok(grep::Plan::new(request, SandboxPath::new(b"/f".to_vec())?, Stop::new(None))?.search_one(file))
+}
+
+/// The `Last-Event-ID` of a command's event stream.
+pub fn exec_cursor(headers: &HeaderMap) -> Result<Option<(u64, u64)>, ApiError> {
+    exec::events::last_event(headers)
+}
+
+pub fn watch_cursor(cursor: &str, life: &str) -> Option<u64> {
+    watch::number_in(cursor, life)
+}

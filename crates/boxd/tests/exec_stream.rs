@@ -1,0 +1,307 @@
+//! Commands over WebSockets: their input and output as frames, connections that are lost and come back, and clients that don't read.
+
+mod support;
+
+use std::time::Duration;
+
+use cobox_protocol::frame::{ExecStart, OutputStream, StdinStart};
+use futures_util::SinkExt;
+use serde_json::{Value, json};
+use support::{
+    SOON, TestBoxd,
+    exec_client::{ClientFrame, ExecClient, ServerFrame, command, named},
+};
+
+/// The bytes that `seq 1 n` prints.
+fn numbers(n: u32) -> Vec<u8> {
+    (1..=n).flat_map(|i| format!("{i}\n").into_bytes()).collect()
+}
+
+#[tokio::test]
+async fn output_comes_as_frames_and_the_exit_after_the_last() {
+    let boxd = TestBoxd::start();
+    let mut client = ExecClient::start(&boxd, command("printf out; printf err >&2; printf '\\377'; exit 3")).await;
+    assert!(client.ready.pid > 0 && client.ready.command_id.starts_with("cmd_"));
+    assert_eq!(client.exit().await, (3, None, false));
+    assert_eq!((client.stdout.as_slice(), client.stderr.as_slice()), (b"out\xff".as_slice(), b"err".as_slice()));
+    let binary = ExecStart { binary: true, ..command("seq 1 300000; seq 1 1000 >&2; kill -9 $$") };
+    let mut client = ExecClient::start(&boxd, binary).await;
+    assert_eq!(client.exit().await, (137, Some(9), false));
+    assert!(client.stdout == numbers(300_000) && client.stderr == numbers(1000));
+}
+
+#[tokio::test]
+async fn text_is_cut_between_characters() {
+    let boxd = TestBoxd::start();
+    // Three bytes a character, which no frame's size is a multiple of.
+    let mut client = ExecClient::start(&boxd, command("yes € | tr -d '\\n' | head -c 3000000")).await;
+    loop {
+        match client.message().await.map(|m| serde_json::from_str::<ServerFrame>(m.to_text().unwrap()).unwrap()) {
+            Some(ServerFrame::Stdout { data, data_b64, .. }) if data.as_deref().unwrap_or_default().len() > 100_000 => {
+                assert!(data_b64.is_none())
+            }
+            Some(ServerFrame::Stdout { .. }) => {}
+            Some(ServerFrame::Exit { .. }) => break,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_program_that_is_not_there_answers_as_a_shell_would() {
+    let boxd = TestBoxd::start();
+    let start = ExecStart { argv: Some(vec!["/bin/no-such-program".into()]), ..Default::default() };
+    let mut client = ExecClient::start(&boxd, start).await;
+    assert_eq!(client.exit().await, (127, None, false));
+    assert_eq!(client.stderr, b"/bin/no-such-program: not found\n");
+    let start = ExecStart { cwd: Some("relative".into()), ..command("ls") };
+    assert_eq!(ExecClient::try_start(&boxd, start).await.err().as_deref(), Some("INVALID_REQUEST"));
+}
+
+#[tokio::test]
+async fn what_is_typed_reaches_the_program_once_however_often_it_is_sent() {
+    let boxd = TestBoxd::start();
+    let start = ExecStart { stdin: Some(StdinStart::Open(true)), client: Some("me".into()), ..command("cat") };
+    let mut client = ExecClient::start(&boxd, start.clone()).await;
+    for seq in [1, 2, 1, 2, 3, 2] {
+        client.send(ClientFrame::stdin(format!("{seq} ").as_bytes(), Some(seq))).await;
+        assert!(matches!(client.answer().await, Some(ServerFrame::StdinAck { seq: acked }) if acked == seq));
+    }
+    client.read_until("1 2 3 ").await;
+    let id = client.ready.command_id.clone();
+    drop(client);
+    // On another connection of the same client it is still known what was taken.
+    let mut client = ExecClient::start(&boxd, named(&id, ExecStart { client: Some("me".into()), ..Default::default() })).await;
+    for seq in [3, 4] {
+        client.send(ClientFrame::stdin(format!("{seq} ").as_bytes(), Some(seq))).await;
+    }
+    client.send(ClientFrame::CloseStdin).await;
+    assert_eq!(client.exit().await, (0, None, false));
+    assert_eq!(client.stdout, b"1 2 3 4 ");
+}
+
+#[tokio::test]
+async fn all_of_stdin_may_come_with_the_start_and_without_it_there_is_none() {
+    let boxd = TestBoxd::start();
+    let start = ExecStart { stdin: Some(StdinStart::Text("all of it".into())), ..command("cat") };
+    let mut client = ExecClient::start(&boxd, start).await;
+    assert_eq!((client.exit().await.0, client.stdout.as_slice()), (0, b"all of it".as_slice()));
+    let mut client = ExecClient::start(&boxd, ExecStart { kill_on_disconnect: true, ..command("cat; echo end; sleep 1000") }).await;
+    client.read_until("end").await;
+    client.send(ClientFrame::stdin(b"x", Some(1))).await;
+    assert!(matches!(client.answer().await, Some(ServerFrame::Error { error }) if error.message.contains("stdin: true")));
+}
+
+#[tokio::test]
+async fn a_terminal_has_a_size_that_can_be_changed_and_takes_what_is_typed() {
+    let boxd = TestBoxd::start();
+    let start = ExecStart { pty: true, cols: Some(100), rows: Some(30), ..command("stty size; read x; stty size; echo got $x >&2") };
+    let mut client = ExecClient::start(&boxd, start).await;
+    client.read_until("30 100").await;
+    client.send(ClientFrame::Resize { cols: 120, rows: 40 }).await;
+    client.send(ClientFrame::stdin(b"word\n", None)).await;
+    client.read_until("40 120").await;
+    assert_eq!(client.exit().await.0, 0);
+    assert!(String::from_utf8_lossy(&client.stdout).contains("got word"), "a terminal has one stream");
+    let mut client = ExecClient::start(&boxd, ExecStart { pty: true, ..command("cat; echo over") }).await;
+    client.send(ClientFrame::CloseStdin).await;
+    client.read_until("over").await;
+    assert_eq!(client.exit().await.0, 0);
+}
+
+#[tokio::test]
+async fn a_signal_reaches_the_program() {
+    let boxd = TestBoxd::start();
+    let mut client = ExecClient::start(&boxd, command("trap 'echo caught; exit 5' USR1; echo set; while :; do sleep 0.01; done")).await;
+    client.read_until("set").await;
+    client.send(ClientFrame::Signal { signal: "SIGUSR1".into() }).await;
+    assert_eq!(client.exit().await.0, 5);
+    assert!(client.stdout.ends_with(b"caught\n"));
+}
+
+#[tokio::test]
+async fn racing_starts_of_one_id_run_it_once_and_all_see_all_of_it() {
+    let boxd = TestBoxd::start();
+    let start = || named("mine", command("echo run >> runs; seq 1 20000"));
+    let clients = futures_util::future::join_all((0..16).map(|_| ExecClient::start(&boxd, start()))).await;
+    for mut client in clients {
+        assert_eq!(client.exit().await.0, 0);
+        assert!(client.stdout == numbers(20_000));
+    }
+    // After its end too.
+    let mut again = ExecClient::start(&boxd, start()).await;
+    assert_eq!(again.exit().await.0, 0);
+    assert!(again.stdout == numbers(20_000));
+    let asked: Value = boxd.post("/v1/exec", json!({"command_id": "mine"}).to_string()).send().await.ok(200).json();
+    assert_eq!((asked["exit_code"].as_i64(), asked["command_id"].as_str()), (Some(0), Some("mine")));
+    assert_eq!(std::fs::read_to_string(boxd.host("/workspace/runs")).unwrap(), "run\n");
+}
+
+/// A few bits of chance that are the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % below
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_cut_again_and_again_loses_no_byte_and_doubles_none() {
+    const CUTS: u64 = 30;
+    const BYTES: u64 = 64 << 20;
+    let boxd = TestBoxd::start();
+    let print = format!("head -c {BYTES} /dev/urandom | tee printed; cat printed | head -c 100000 >&2");
+    let mut dice = Dice(7);
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let mut start = ExecStart { binary: true, ..named("cut", command(&print)) };
+    for cut in 0..=CUTS {
+        start.stdout_from = Some(stdout.len() as u64);
+        start.stderr_from = Some(stderr.len() as u64);
+        start.binary = cut % 4 != 3;
+        let mut client = ExecClient::start(&boxd, start.clone()).await;
+        let until = if cut == CUTS { u64::MAX } else { stdout.len() as u64 + dice.roll(2 * BYTES / CUTS) };
+        let acks = dice.roll(3);
+        let exit = loop {
+            if client.stdout_at >= until {
+                break None;
+            }
+            match client.step().await {
+                Some(None) if acks > 0 => {
+                    if dice.roll(4) < acks {
+                        client.ack().await;
+                    }
+                }
+                Some(None) => {}
+                Some(Some(ServerFrame::Exit { exit_code, .. })) => break Some(exit_code),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(client.gaps.is_empty());
+        stdout.append(&mut client.stdout);
+        stderr.append(&mut client.stderr);
+        // Cut without a word, in the middle of whatever is on its way.
+        drop(client);
+        if let Some(code) = exit {
+            assert_eq!(code, 0);
+            if stderr.len() == 100_000 {
+                break;
+            }
+        }
+    }
+    let printed = std::fs::read(boxd.host("/workspace/printed")).unwrap();
+    assert!(stdout == printed, "{} bytes came of {}", stdout.len(), printed.len());
+    assert!(stderr == printed[..100_000]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_nobody_is_there_for_is_kept_up_to_a_limit_and_the_rest_is_an_explicit_gap() {
+    let boxd = TestBoxd::start_limited(|limits| limits.exec_spool_bytes = 1 << 20);
+    let start = named("alone", command("seq 1 2000000; touch done"));
+    let client = ExecClient::start(&boxd, start).await;
+    drop(client);
+    support::wait_for(|| boxd.host("/workspace/done").exists()).await;
+    let mut client = ExecClient::start(&boxd, named("alone", ExecStart::default())).await;
+    assert_eq!(client.exit().await.0, 0);
+    let whole = numbers(2_000_000);
+    let (stream, from, to) = client.gaps[0];
+    assert_eq!((stream, client.gaps.len()), (OutputStream::Stdout, 1));
+    assert!(to as usize + client.stdout.len() - from as usize >= 1 << 20, "the ring and the spool are kept");
+    assert!(whole[..from as usize] == client.stdout[..from as usize]);
+    assert!(client.stdout[from as usize..] == whole[to as usize..]);
+}
+
+#[tokio::test]
+async fn a_command_is_kept_for_its_time_and_then_known_to_have_been() {
+    let boxd = TestBoxd::start_limited(|limits| limits.exec_retention_seconds = 1);
+    let mut client = ExecClient::start(&boxd, named("short", command("echo hi"))).await;
+    assert_eq!(client.exit().await.0, 0);
+    let gone = async {
+        loop {
+            match ExecClient::try_start(&boxd, named("short", command("echo hi"))).await {
+                Ok(mut kept) => assert_eq!((kept.exit().await.0, kept.stdout.as_slice()), (0, b"hi\n".as_slice())),
+                Err(code) => return code,
+            }
+        }
+    };
+    assert_eq!(tokio::time::timeout(SOON, gone).await.unwrap(), "COMMAND_EXPIRED");
+    boxd.post("/v1/exec", json!({"command_id": "short"}).to_string()).send().await.refused(410, "COMMAND_EXPIRED");
+    boxd.post("/v1/exec", json!({"command_id": "never"}).to_string()).send().await.refused(404, "COMMAND_NOT_FOUND");
+    boxd.post("/v1/exec", json!({"command_id": "a\u{7}b"}).to_string()).send().await.refused(400, "INVALID_REQUEST");
+    assert_eq!(ExecClient::try_start(&boxd, named("never", ExecStart::default())).await.err().as_deref(), Some("COMMAND_NOT_FOUND"));
+}
+
+#[tokio::test]
+async fn more_commands_than_allowed_are_refused_and_a_started_one_can_still_be_joined() {
+    let boxd = TestBoxd::start_limited(|limits| limits.execs = 2);
+    let wait = || ExecStart { stdin: Some(StdinStart::Open(true)), ..command("read x") };
+    let _one = ExecClient::start(&boxd, named("one", wait())).await;
+    let mut two = ExecClient::start(&boxd, named("two", wait())).await;
+    assert_eq!(ExecClient::try_start(&boxd, named("three", wait())).await.err().as_deref(), Some("RATE_LIMITED"));
+    boxd.post("/v1/exec", json!({"command": "true"}).to_string()).send().await.refused(429, "RATE_LIMITED");
+    let _joined = ExecClient::start(&boxd, named("one", wait())).await;
+    two.send(ClientFrame::CloseStdin).await;
+    two.exit().await;
+    let mut three = ExecClient::start(&boxd, named("three", command("true"))).await;
+    assert_eq!(three.exit().await.0, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_never_reads_leaves_boxd_answering_and_the_program_waiting() {
+    let boxd = TestBoxd::start();
+    let mut stuck = ExecClient::start(&boxd, ExecStart { binary: true, ..named("stuck", command("exec yes")) }).await;
+    // It prints as fast as it can, and is held up where this client stopped reading. Another one isn't.
+    let mut other = ExecClient::start(&boxd, command("seq 1 100000")).await;
+    assert_eq!(other.exit().await.0, 0);
+    for _ in 0..20 {
+        boxd.post("/v1/exec", json!({"command": "true"}).to_string()).send().await.ok(200);
+    }
+    stuck.step().await;
+    boxd.delete("/v1/processes/stuck").send().await.ok(204);
+    assert_eq!(stuck.exit().await.1, Some(15));
+}
+
+#[tokio::test]
+async fn a_command_ends_with_its_last_connection_where_that_was_asked_for() {
+    let boxd = TestBoxd::start();
+    let start = ExecStart { kill_on_disconnect: true, ..named("held", command(support::DAEMONS)) };
+    let one = ExecClient::start(&boxd, start).await;
+    let two = ExecClient::start(&boxd, named("held", ExecStart::default())).await;
+    let pids = support::daemons(&boxd).await;
+    drop(one);
+    boxd.post("/v1/exec", json!({"command": "true"}).to_string()).send().await.ok(200);
+    assert!(pids.iter().all(|pid| support::is_running(pid)), "one is still connected");
+    drop(two);
+    support::wait_for(|| !pids.iter().any(|pid| support::is_running(pid))).await;
+}
+
+#[tokio::test]
+async fn a_command_past_its_time_says_so() {
+    let boxd = TestBoxd::start();
+    let mut client = ExecClient::start(&boxd, ExecStart { timeout_seconds: Some(0.5), ..command(support::DAEMONS) }).await;
+    let pids = support::daemons(&boxd).await;
+    assert_eq!(client.exit().await, (137, Some(9), true));
+    assert!(!pids.iter().any(|pid| support::is_running(pid)));
+}
+
+#[tokio::test]
+async fn frames_that_mean_nothing_are_refused_and_the_command_goes_on() {
+    let boxd = TestBoxd::start();
+    let mut client = ExecClient::start(&boxd, ExecStart { stdin: Some(StdinStart::Open(true)), ..command("cat") }).await;
+    for frame in [
+        ClientFrame::Start(command("ls")),
+        ClientFrame::Resize { cols: 10, rows: 10 },
+        ClientFrame::Signal { signal: "NONSENSE".into() },
+        ClientFrame::Stdin { data: Some("a".into()), data_b64: Some("YQ==".into()), seq: None },
+    ] {
+        client.send(frame).await;
+        assert!(matches!(client.answer().await, Some(ServerFrame::Error { error }) if error.code == "INVALID_REQUEST"));
+    }
+    client.send(ClientFrame::CloseStdin).await;
+    assert_eq!(client.exit().await.0, 0);
+    let mut socket = ExecClient::dial(&boxd, &boxd.token("exec")).await;
+    socket.send(tokio_tungstenite::tungstenite::Message::text("{\"type\":\"start\",\"command\":7}")).await.unwrap();
+    let told = tokio::time::timeout(Duration::from_secs(10), futures_util::StreamExt::next(&mut socket)).await.unwrap().unwrap().unwrap();
+    assert!(told.to_text().unwrap().contains("INVALID_REQUEST"));
+}

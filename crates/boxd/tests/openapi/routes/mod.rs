@@ -1,0 +1,20 @@
+//! Every route a client can use, one line of the table each, in the order a reader would look for them.
+
+mod files;
+mod langsmith;
+mod programs;
+mod tree;
+
+use super::operation::{Operation, Shape};
+
+pub fn all() -> Vec<Operation> {
+    let health = Operation::new("get", "/healthz", "health", "Whether boxd answers").tag("health").gives_as(
+        200,
+        "It does.",
+        "application/json",
+        Shape::Plain(serde_json::json!({
+            "type": "object", "properties": { "status": { "const": "ok" } }, "required": ["status"]
+        })),
+    );
+    [vec![health], programs::routes(), files::routes(), tree::routes(), langsmith::routes()].into_iter().flatten().collect()
+}

@@ -1,0 +1,59 @@
+//! The file system around files: looking, searching, rearranging, watching.
+
+use cobox_protocol::{
+    Capability::{self, FsRead, FsWrite},
+    Envelope,
+    ErrorCode::*,
+    fs::{
+        Changed, EditRequest, Edited, FileEntry, GlobRequest, GlobResponse, GrepRequest, GrepResponse, ListRequest, ListResponse,
+        MkdirRequest, RemoveRequest, StatRequest, TransferRequest,
+    },
+    watch::{WatchEvent, WatchOverflow, WatchReady},
+};
+use schemars::JsonSchema;
+use serde_json::json;
+
+use crate::operation::{Operation, Parameter, Shape, written};
+
+const WATCH_ABOUT: &str = "Server-sent events. The first is `ready`; each has an id to come back with as `Last-Event-ID` or `cursor`. `overflow` says \
+that events were lost and the files must be looked at again. A line with only `:` every 15 s keeps the connection open.";
+
+pub fn routes() -> Vec<Operation> {
+    vec![
+        verb::<ListRequest, ListResponse>("/v1/fs/list", "list", "List a directory, page by page", FsRead),
+        verb::<StatRequest, FileEntry>("/v1/fs/stat", "stat", "Describe one thing", FsRead),
+        verb::<GlobRequest, GlobResponse>("/v1/fs/glob", "glob", "Find by a pattern of the path", FsRead),
+        verb::<GrepRequest, GrepResponse>("/v1/fs/grep", "grep", "Search the text of files", FsRead),
+        verb::<EditRequest, Edited>("/v1/fs/edit", "edit", "Replace text in a file, all of it or nothing", FsWrite)
+            .fails(&[FileChanged, DiskFull]),
+        verb::<MkdirRequest, Changed>("/v1/fs/mkdir", "mkdir", "Make a directory", FsWrite).fails(&[FileExists, DiskFull]),
+        verb::<TransferRequest, Changed>("/v1/fs/move", "move", "Rename or move", FsWrite).fails(&[FileExists, DiskFull]),
+        verb::<TransferRequest, Changed>("/v1/fs/copy", "copy", "Copy", FsWrite).fails(&[FileExists, DiskFull]),
+        verb::<RemoveRequest, Changed>("/v1/fs/remove", "remove", "Remove", FsWrite),
+        Operation::new("get", "/v1/watch", "watch", "What happens to the files, as events")
+            .tag("tree")
+            .about(WATCH_ABOUT)
+            .needs(&[FsRead])
+            .with([
+                Parameter::query("path", "The directory; the shared folder unless told."),
+                Parameter::query("recursive", "Everything below it too.")
+                    .of(json!({ "type": "string", "enum": ["true", "false"], "default": "true" })),
+                Parameter::query("cursor", "Where to go on from, for those who can't send a header."),
+                Parameter::header("Last-Event-ID", "Where to go on from."),
+            ])
+            .gives_as(200, "The events, for as long as the token lasts.", "text/event-stream", Shape::Plain(json!({ "type": "string" })))
+            .events([("ready", written::<WatchReady>())])
+            .events(["created", "modified", "removed", "renamed"].map(|word| (word, written::<WatchEvent>())))
+            .events([("overflow", written::<WatchOverflow>()), ("error", written::<Envelope>())])
+            .fails(&[FileNotFound, Forbidden]),
+    ]
+}
+
+fn verb<Q: JsonSchema, A: JsonSchema>(path: &'static str, id: &'static str, summary: &'static str, needs: Capability) -> Operation {
+    Operation::new("post", path, id, summary)
+        .tag("tree")
+        .needs(&[needs])
+        .takes::<Q>()
+        .gives::<A>(200, "Done.")
+        .fails(&[FileNotFound, Forbidden])
+}

@@ -1,0 +1,112 @@
+//! `cobox ps` and `cobox kill`: what runs in a sandbox, who started it, and how to end it.
+
+use cobox_protocol::{
+    CommandId,
+    process::{ProcessInfo, ProcessKind, ProcessState, SignalName},
+    shell::ShellInfo,
+};
+use serde_json::json;
+
+use super::{Outcome, Where, thread};
+use crate::{context::Context, failure::Failure, printer::Printer, way_in::Target};
+
+/// Of a command, what a line shows.
+const MAX_COMMAND_CHARS: usize = 60;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  cobox ps demo
+  cobox ps -t demo --all         those that ended lately too
+  cobox --json ps -t demo")]
+pub struct Args {
+    #[command(flatten)]
+    place: Where,
+    /// The thread whose sandbox to look at, as with --thread
+    #[arg(value_name = "THREAD", value_parser = thread, conflicts_with_all = ["thread", "sandbox"])]
+    thread_name: Option<String>,
+    /// Also what has ended and is still remembered
+    #[arg(short, long)]
+    all: bool,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  cobox kill -t demo cmd_01jq…            end a command and everything it started
+  cobox kill -t demo --signal HUP cmd_01jq…
+  cobox kill -t demo main                 end a shell, for everybody")]
+pub struct KillArgs {
+    #[command(flatten)]
+    place: Where,
+    /// Send this signal instead of ending it: a name or a number
+    #[arg(short, long, value_name = "SIGNAL")]
+    signal: Option<String>,
+    /// A command's id, or a shell's id or name, as `cobox ps` shows them
+    #[arg(value_name = "ID", required = true)]
+    ids: Vec<String>,
+}
+
+pub async fn run(args: Args, context: &Context) -> Outcome {
+    let target = args.thread_name.map_or_else(|| args.place.target(), Target::Thread);
+    let way_in = context.enter_existing(&target).await?;
+    let (mut processes, shells) = tokio::try_join!(way_in.dataplane.list_processes(), way_in.dataplane.list_shells())?;
+    processes.retain(|p| args.all || p.state == ProcessState::Running);
+    // A shell is told once, with its name and who types in it.
+    processes.retain(|p| !shells.iter().any(|s| s.id.as_str() == p.id));
+    let rows: Vec<_> =
+        shells.iter().map(|s| shell_row(context.printer, s)).chain(processes.iter().map(|p| row(context.printer, p))).collect();
+    let header = ["ID", "PID", "WHO", "STATE", "STARTED", "COMMAND"];
+    let value = json!({ "shells": shells, "processes": processes });
+    context.printer.list(&value, &header, &rows, "nothing runs here; `cobox shell` or `cobox exec` start something")?;
+    Ok(0)
+}
+
+fn row(printer: Printer, p: &ProcessInfo) -> Vec<String> {
+    let state = match (p.state, p.exit_code) {
+        (ProcessState::Running, _) => "running".to_owned(),
+        (ProcessState::Ended, _) if p.timed_out => "timed out".to_owned(),
+        (ProcessState::Ended, Some(code)) => format!("exit {code}"),
+        (ProcessState::Ended, None) => "ended".to_owned(),
+    };
+    let kind = if p.kind == ProcessKind::Shell { "(shell) " } else { "" };
+    let command: String = format!("{kind}{}", p.argv.join(" ")).chars().take(MAX_COMMAND_CHARS).collect();
+    let pid = p.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
+    vec![p.id.clone(), pid, p.principal.clone(), state, printer.moment(p.started_at), command]
+}
+
+fn shell_row(printer: Printer, s: &ShellInfo) -> Vec<String> {
+    let who = s.controller.as_ref().map_or_else(|| "-".to_owned(), |c| c.principal.clone());
+    let watching = match s.viewers {
+        0 => "nobody there".to_owned(),
+        1 => "1 there".to_owned(),
+        n => format!("{n} there"),
+    };
+    let command = s.command.as_deref().map_or_else(|| "(shell)".to_owned(), |c| format!("(shell) {c}"));
+    let command = command.chars().take(MAX_COMMAND_CHARS).collect();
+    vec![s.name.clone(), "-".to_owned(), who, watching, printer.moment(s.created_at), command]
+}
+
+pub async fn kill(args: KillArgs, context: &Context) -> Outcome {
+    let way_in = context.enter_existing(&args.place.target()).await?;
+    let signal = args.signal.map(SignalName::Name);
+    if let Some(signal) = &signal {
+        signal.number().map_err(Failure::new)?;
+    }
+    for id in &args.ids {
+        // Commands are known by their ids only; everything else is a shell's name or id.
+        let is_shell = id.parse::<CommandId>().is_err();
+        match &signal {
+            Some(_) if is_shell => {
+                return Err(Failure::new(format!("`{id}` is a shell's name, and a shell takes its signals from its keyboard"))
+                    .advise("without --signal it is ended; a command's id starts with cmd_"));
+            }
+            Some(signal) => way_in.dataplane.signal(id, signal.clone()).await?,
+            None if is_shell => way_in.dataplane.end_shell(id).await?,
+            None => way_in.dataplane.cancel(id).await?,
+        }
+    }
+    let done = if signal.is_some() { "signalled" } else { "ended" };
+    context.printer.result(&json!({ done: args.ids }), || format!("{done} {}", args.ids.join(" ")))?;
+    Ok(0)
+}

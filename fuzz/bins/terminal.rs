@@ -1,0 +1,13 @@
+//! The fuzzer over `cobox_fuzz::terminal`.
+#![no_main]
+#![allow(unsafe_code, reason = "the fuzzer's entry point is a C symbol")]
+
+use std::sync::Once;
+
+static QUIET: Once = Once::new();
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    // The fuzzer's own hook ends the process at any panic. The screen catches those of its emulator; the rest end it all the same.
+    QUIET.call_once(|| std::panic::set_hook(Box::new(|_| {})));
+    cobox_fuzz::terminal::run(data);
+});

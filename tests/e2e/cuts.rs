@@ -1,0 +1,229 @@
+//! Connections cut at random moments, in the middle of frames: every byte of a command and of a shell still comes exactly once.
+
+use std::time::Duration;
+
+use cobox_client::{Client, Dataplane, ExecEvent, Reconnect, ShellEvent, ShellOutput};
+use cobox_protocol::{
+    frame::{ExecStart, ShellStart, StdinStart},
+    shell::ShellCreate,
+};
+use cobox_testkit::{Cuts, CuttingProxy, TestBroker, ensure, sh};
+use sha2::{Digest, Sha256};
+use tokio::time::timeout;
+
+const EXEC_BYTES: u64 = 64 << 20;
+/// Longer than any pause between two events while a machine is busy with other tests.
+const STALLED: Duration = Duration::from_secs(60);
+
+/// The sandbox of a thread as it is seen through a network that cuts.
+async fn through(proxy: &CuttingProxy, broker: &TestBroker, thread: &str) -> (cobox_client::Session, Dataplane) {
+    let session = ensure(&broker.client(), thread).await;
+    let client = Client::new(&proxy.url(), broker.key().clone()).unwrap();
+    // Quicker than for people, so that a thousand cuts take minutes.
+    let reconnect = Reconnect { first_wait: Duration::from_millis(10), ..Reconnect::default() };
+    let cut = client.sandbox(&session.info().sandbox.id).with_reconnect(reconnect);
+    (session, cut)
+}
+
+fn hex(digest: impl AsRef<[u8]>) -> String {
+    digest.as_ref().iter().map(|b| format!("{b:02x}")).collect()
+}
+
+async fn exec_through(cuts: u64, seed: u64) -> u64 {
+    let broker = TestBroker::start().await;
+    // On the way the whole output is worth somewhat more than all the cuts.
+    let plan = Cuts { count: cuts, within_bytes: EXEC_BYTES * 3 / 2 / cuts, within: Duration::from_secs(10) };
+    let proxy = CuttingProxy::before(broker.url(), plan, seed).await;
+    let (session, cut) = through(&proxy, &broker, "t").await;
+    let command = format!("head -c {EXEC_BYTES} /dev/urandom | tee out; echo 'all of it' >&2; exit 7");
+    let mut exec = cut.exec_stream(ExecStart { command: Some(command), ..Default::default() }).await.unwrap();
+    let (mut hash, mut bytes, mut stderr) = (Sha256::new(), 0, Vec::new());
+    let code = loop {
+        match timeout(STALLED, exec.output.next()).await.expect("it goes on").expect("it has an exit").unwrap() {
+            ExecEvent::Stdout(chunk) => {
+                hash.update(&chunk);
+                bytes += chunk.len() as u64;
+            }
+            ExecEvent::Stderr(chunk) => stderr.extend_from_slice(&chunk),
+            ExecEvent::Exit { exit_code, .. } => break exit_code,
+            ExecEvent::Gap { .. } => panic!("seed {seed}: something was lost"),
+            _ => {}
+        }
+    };
+    assert_eq!((code, bytes, stderr.as_slice()), (7, EXEC_BYTES, b"all of it\n".as_slice()), "seed {seed}, {} cuts", proxy.cuts());
+    let inside = sh(session.dataplane(), "sha256sum out").await.stdout;
+    assert_eq!(inside.split(' ').next().unwrap(), hex(hash.finalize()), "seed {seed}");
+    proxy.cuts()
+}
+
+/// What is typed into a command arrives once, in order, and whole.
+async fn stdin_through(cuts: u64, seed: u64) -> u64 {
+    const BYTES: u64 = 8 << 20;
+    let broker = TestBroker::start().await;
+    let plan = Cuts { count: cuts, within_bytes: BYTES * 4 / cuts, within: Duration::from_secs(10) };
+    let proxy = CuttingProxy::before(broker.url(), plan, seed).await;
+    let (session, cut) = through(&proxy, &broker, "t").await;
+    let mut given = vec![0u8; BYTES as usize];
+    getrandom::fill(&mut given).unwrap();
+    let start = ExecStart { command: Some("cat > in".into()), stdin: Some(StdinStart::Open(true)), ..Default::default() };
+    let mut exec = cut.exec_stream(start).await.unwrap();
+    let (input, bytes) = (exec.input.clone(), given.clone());
+    let typing = tokio::spawn(async move {
+        input.stdin(&bytes).await?;
+        input.close_stdin().await
+    });
+    loop {
+        if let ExecEvent::Exit { exit_code, .. } = timeout(STALLED, exec.output.next()).await.expect("it goes on").unwrap().unwrap() {
+            assert_eq!(exit_code, 0);
+            break;
+        }
+    }
+    typing.await.unwrap().unwrap();
+    let inside = sh(session.dataplane(), "sha256sum in").await.stdout;
+    assert_eq!(inside.split(' ').next().unwrap(), hex(Sha256::digest(&given)), "seed {seed}");
+    proxy.cuts()
+}
+
+/// Collects a shell's bytes up to and with a text.
+async fn bytes_until(output: &mut ShellOutput, text: &str) -> Vec<u8> {
+    let mut bytes: Vec<u8> = Vec::new();
+    loop {
+        if let Some(at) = bytes.windows(text.len()).position(|w| w == text.as_bytes()) {
+            // How much came with it in one frame is chance.
+            bytes.truncate(at + text.len());
+            return bytes;
+        }
+        match timeout(STALLED, output.next()).await.expect("it goes on").expect("it goes on").unwrap() {
+            ShellEvent::Output(chunk) => bytes.extend_from_slice(&chunk),
+            ShellEvent::Keyframe { .. } | ShellEvent::Gap { .. } => panic!("the outages fit what the shell keeps"),
+            ShellEvent::Exit { .. } => panic!("it ended: {}", String::from_utf8_lossy(&bytes)),
+            _ => {}
+        }
+    }
+}
+
+async fn shell_through(cuts: u64, seed: u64) -> u64 {
+    let broker = TestBroker::start().await;
+    let plan = Cuts { count: cuts, within_bytes: 16 << 10, within: Duration::from_millis(120) };
+    let proxy = CuttingProxy::before(broker.url(), plan, seed).await;
+    let (session, cut) = through(&proxy, &broker, "t").await;
+    let made = session.dataplane().create_shell(&ShellCreate { name: Some("cut".into()), ..Default::default() }).await.unwrap();
+    // Both from the first byte on: even who is cut before the first answer knows what to ask for.
+    let shell = || ShellStart { shell: Some("cut".into()), epoch: Some(made.id.to_string()), from: Some(0), ..Default::default() };
+    let mut through = cut.shell(shell()).await.unwrap();
+    // The record of somebody whose connection is never cut.
+    let mut beside = session.dataplane().shell(ShellStart { observe: true, ..shell() }).await.unwrap();
+    let recording = tokio::spawn(async move { bytes_until(&mut beside.output, "all-42-lines\r\n").await });
+    let input = through.input.clone();
+    let proxied = async {
+        let mut typed = 0;
+        // For as long as there are cuts to come: each line is typed once and must be there once.
+        while proxy.cuts() < cuts || typed < 20 {
+            typed += 1;
+            input.stdin(format!("echo {typed} >> typed; echo line-{typed} $((6*7))\r").as_bytes()).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        input.stdin(b"echo all-$((6*7))-lines\r").await.unwrap();
+        typed
+    };
+    let (typed, seen) = tokio::join!(proxied, bytes_until(&mut through.output, "all-42-lines\r\n"));
+    let recorded = recording.await.unwrap();
+    assert!(seen == recorded, "seed {seed}: {} bytes through the cuts, {} beside them", seen.len(), recorded.len());
+    let lines: String = (1..=typed).map(|n| format!("{n}\n")).collect();
+    assert_eq!(sh(session.dataplane(), "cat typed").await.stdout, lines, "seed {seed}: each line was typed once");
+    proxy.cuts()
+}
+
+/// A terminal fed by a shell's events.
+struct Watching {
+    output: ShellOutput,
+    parser: vt100::Parser,
+    keyframes: u32,
+}
+
+impl Watching {
+    fn new(output: ShellOutput) -> Self {
+        Self { output, parser: vt100::Parser::new(24, 80, 0), keyframes: 0 }
+    }
+
+    async fn until(&mut self, text: &str) {
+        while !self.parser.screen().contents().contains(text) {
+            self.next().await;
+        }
+    }
+
+    async fn next(&mut self) {
+        match timeout(STALLED, self.output.next()).await.expect("it goes on").expect("it goes on").unwrap() {
+            ShellEvent::Output(bytes) => self.parser.process(&bytes),
+            ShellEvent::Keyframe { cols, rows, bytes } => {
+                self.parser = vt100::Parser::new(rows, cols, 0);
+                self.parser.process(&bytes);
+                self.keyframes += 1;
+            }
+            ShellEvent::Resized { cols, rows } => self.parser.screen_mut().set_size(rows, cols),
+            _ => {}
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_an_outage_longer_than_a_shell_remembers_the_screen_is_the_same() {
+    let broker = TestBroker::start().await;
+    let never = Cuts { count: 0, within_bytes: 1, within: Duration::ZERO };
+    let proxy = CuttingProxy::before(broker.url(), never, 1).await;
+    let (session, cut) = through(&proxy, &broker, "t").await;
+    let start = ShellStart { cols: Some(80), rows: Some(24), ..Default::default() };
+    let shell = cut.shell(start).await.unwrap();
+    let input = shell.input.clone();
+    let mut away = Watching::new(shell.output);
+    input.stdin(b"until test -e go; do sleep 0.05; done; seq 100000 199999; echo fin\"\"ished\r").await.unwrap();
+    away.until("seq 100000").await;
+    let mut beside = Watching::new(session.dataplane().shell(ShellStart { observe: true, ..Default::default() }).await.unwrap().output);
+    beside.until("seq 100000").await;
+
+    proxy.set_down(true);
+    while !matches!(timeout(STALLED, away.output.next()).await.unwrap().unwrap().unwrap(), ShellEvent::Reconnecting { .. }) {}
+    sh(session.dataplane(), "touch go").await;
+    beside.until("finished\n").await;
+    let before = away.keyframes;
+    proxy.set_down(false);
+    away.until("finished\n").await;
+    assert!(away.keyframes > before, "more was printed than is kept");
+    // The prompt may still be on its way to one of them.
+    let picture = |w: &Watching| (w.parser.screen().contents_formatted(), w.parser.screen().cursor_position());
+    while picture(&away) != picture(&beside) {
+        tokio::select! {
+            () = away.next() => {}
+            () = beside.next() => {}
+        }
+    }
+    assert!(away.parser.screen().contents().contains("199999"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_s_64_mib_are_whole_over_a_hundred_cuts() {
+    let done = exec_through(100, 0xc075).await;
+    assert!(done >= 60, "only {done} cuts: the output was over too soon");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_typed_into_a_command_is_whole_over_forty_cuts() {
+    let done = stdin_through(40, 0x57d1).await;
+    assert!(done >= 20, "only {done} cuts");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shell_s_bytes_are_the_same_over_a_hundred_cuts_as_without() {
+    assert!(shell_through(100, 0x5e11).await >= 100);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "minutes; run by make soak"]
+async fn soak_a_thousand_cuts_of_a_command_and_of_a_shell_lose_and_double_nothing() {
+    let exec = exec_through(1000, 0xc076).await;
+    let stdin = stdin_through(200, 0x57d2).await;
+    let shell = shell_through(1000, 0x5e12).await;
+    crate::load::record(&format!(
+        "connections cut at random: {exec} times during 64 MiB of a command's output, {stdin} during 8 MiB of its input, {shell} during a shell session: nothing lost, nothing doubled"
+    ));
+}

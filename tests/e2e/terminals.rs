@@ -1,0 +1,125 @@
+//! People at real terminals, each with the real program, at one shell.
+
+use cobox_protocol::key::PrincipalKind;
+use cobox_testkit::{TestBroker, TestTerminal, eventually};
+
+/// Sits somebody down at the thread's shell.
+async fn sit(broker: &TestBroker, name: &'static str, size: (u16, u16), more: &[&str]) -> TestTerminal {
+    let key = broker.key_of(name, PrincipalKind::Human, None).await;
+    let mut command = broker.cobox();
+    command.env("COBOX_API_KEY", key.expose()).args(["shell", "demo"]).args(more);
+    TestTerminal::start(name, &command, size)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_people_and_an_observer_share_one_shell() {
+    let broker = TestBroker::start().await;
+    let mut ada = sit(&broker, "ada", (80, 24), &[]).await;
+    ada.wait_for("$ ").await;
+    let mut bob = sit(&broker, "bob", (100, 30), &[]).await;
+    let mut eve = sit(&broker, "eve", (60, 20), &["--observe"]).await;
+    for other in [&bob, &eve] {
+        other.wait_for("$ ").await;
+    }
+
+    // The one in control types, and the terminal has their size, whoever else looks.
+    ada.press("echo size $(stty size)\r");
+    for person in [&ada, &bob, &eve] {
+        person.wait_for("size 24 80").await;
+    }
+
+    // Keys of the others go nowhere, and they are told why.
+    bob.press("echo bob-was-here-$((6*7))\r");
+    bob.wait_for("ada (human) has control").await;
+    eve.press("echo eve-was-here-$((6*7))\r");
+    eve.wait_for("you only look").await;
+    ada.press("echo ada-$((6*7))\r");
+    for person in [&ada, &bob, &eve] {
+        person.wait_for("ada-42").await;
+        assert!(!person.shows().contains("was-here"), "{}", person.shows());
+    }
+
+    // Enter ~t takes control at once; everybody hears of it and the size follows.
+    bob.press("\r~t");
+    bob.wait_for("you have control").await;
+    ada.wait_for("bob (human) has control").await;
+    eve.wait_for("bob (human) has control").await;
+    bob.press("echo size $(stty size)\r");
+    for person in [&ada, &bob, &eve] {
+        person.wait_for("size 30 100").await;
+    }
+    bob.resize(90, 28);
+    // The size arrives by its own way; asking again is what a person would do.
+    eventually("the new size", || {
+        bob.press("echo now $(stty size)\r");
+        let shown = bob.shows().contains("now 28 90");
+        async move { shown.then_some(()) }
+    })
+    .await;
+    ada.resize(70, 20);
+    bob.press("clear; echo still $(stty size)\r");
+    // Those who watch are a moment behind, and would wipe away with the screen what they are told next.
+    for person in [&ada, &bob, &eve] {
+        person.wait_for("still 28 90").await;
+    }
+
+    // Released, it is for whoever types next.
+    bob.press("\r~r");
+    ada.wait_for("nobody has control").await;
+    ada.press("clear; echo back-to-ada\r");
+    bob.wait_for("back-to-ada").await;
+
+    // Leaving leaves the shell alone; `exit` ends it for everybody, with its code.
+    ada.press("\r~.");
+    assert_eq!(ada.ended().await.code(), Some(255));
+    ada.wait_for("which lives on").await;
+    bob.press("\r~t");
+    bob.press("clear; echo alive-$((6*7))\r");
+    for person in [&bob, &eve] {
+        person.wait_for("alive-42").await;
+    }
+    bob.press("exit 7\r");
+    assert_eq!(bob.ended().await.code(), Some(7));
+    assert_eq!(eve.ended().await.code(), Some(7));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_comes_late_to_a_full_screen_program_sees_what_the_others_see() {
+    let broker = TestBroker::start().await;
+    let mut ada = sit(&broker, "ada", (80, 24), &[]).await;
+    ada.wait_for("$ ").await;
+    ada.press("echo before; printf '\\033[?1049h\\033[2J\\033[1;1H\\033[44mtitle bar\\033[K\\033[m\\033[5;10Hin the middle\\033[24;1H\\033[7m-- INSERT --\\033[m\\033[5;24H'; read line; printf '\\033[?1049l'; echo after-$line\r");
+    ada.wait_for("-- INSERT --").await;
+    let bob = sit(&broker, "bob", (80, 24), &[]).await;
+    let picture = |t: &TestTerminal| t.look(|s| (s.contents_formatted(), s.cursor_position(), s.alternate_screen()));
+    eventually("the same picture", || async { (picture(&ada) == picture(&bob)).then_some(()) }).await;
+    assert!(picture(&bob).2 && bob.shows().contains("in the middle"));
+
+    ada.press("done\r");
+    for person in [&ada, &bob] {
+        person.wait_for("after-done").await;
+        // What was there before the program is there again, for who came late too.
+        person.wait_for("before").await;
+    }
+    assert!(!bob.look(|s| s.alternate_screen()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shell_for_a_script_is_its_own_and_ends_with_it() {
+    let broker = TestBroker::start().await;
+    let mut ada = sit(&broker, "ada", (80, 24), &[]).await;
+    ada.wait_for("$ ").await;
+    let mut script = broker.cobox();
+    script.args(["shell", "-t", "demo", "-c", "test -t 0 && echo in a terminal; exit 3"]);
+    let output = script.output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("in a terminal"), "{output:?}");
+    assert!(!ada.shows().contains("in a terminal"));
+    let listed = broker.cobox().args(["ps", "demo"]).output().unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    assert_eq!(listed.lines().count(), 2, "{listed}");
+    assert!(listed.contains("main") && listed.contains("ada"), "{listed}");
+    let killed = broker.cobox().args(["kill", "-t", "demo", "main"]).output().unwrap();
+    assert!(killed.status.success(), "{killed:?}");
+    assert!(ada.ended().await.code().is_some_and(|code| code != 0));
+}
