@@ -123,7 +123,7 @@ def echo(bench):
 
 def observers(bench):
     # Waits for a line, so that the audience is there when it floods; then it echoes.
-    command = f"sh -c 'read go; yes 0123456789 | head -c {8 * MIB}; exec cat'"
+    command = f"sh -c 'read go; yes 0123456789 | head -c {8 * MIB}; echo flooded; exec cat'"
     count, stalled = (20, 2) if bench.is_quick else (200, 20)
     done = Done()
     for way in ("direct", "gateway"):

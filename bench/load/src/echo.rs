@@ -35,8 +35,9 @@ const ECHO_WITHIN: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
 const PIECE_BYTES: usize = 64 * 1024;
 const STDOUT: u8 = 1;
 const HEAD_BYTES: usize = 9;
-/// What `flood` prints, in bytes: more than the sockets on the way to an observer hold together.
-pub const FLOOD_BYTES: usize = 8 * 1024 * 1024;
+const KEYFRAME: u8 = 3;
+/// What a program that floods prints when it has.
+const FLOODED: &[u8] = b"flooded";
 
 /// Something to type on.
 pub trait Terminal {
@@ -181,12 +182,7 @@ impl ShellTerminal {
         terminal._observers = Observers::attach(door, &start, observers, stalled)?;
         if flood {
             terminal.write(b"go\n")?;
-            let (mut output, mut got) = (Vec::new(), 0);
-            while got < FLOOD_BYTES {
-                output.clear();
-                terminal.read(&mut output)?;
-                got += output.len();
-            }
+            terminal.await_end_of_flood()?;
         }
         Ok(terminal)
     }
@@ -206,6 +202,24 @@ impl ShellTerminal {
                 None => bail!("the connection was closed before the shell was ready"),
             }
         }
+    }
+}
+
+impl ShellTerminal {
+    /// Who can't keep up is shown the screen instead, so the words are looked for there too.
+    fn await_end_of_flood(&mut self) -> anyhow::Result<()> {
+        let mut output = Vec::new();
+        while find(&output, FLOODED).is_none() {
+            output.drain(..output.len().saturating_sub(FLOODED.len()));
+            match self.socket.next()? {
+                Some(Message::Binary(frame)) if frame.len() >= HEAD_BYTES && matches!(frame[0], STDOUT | KEYFRAME) => {
+                    output.extend_from_slice(&frame[HEAD_BYTES..]);
+                }
+                Some(_) => {}
+                None => bail!("the shell's connection was closed while it flooded"),
+            }
+        }
+        Ok(())
     }
 }
 

@@ -18,7 +18,7 @@ use cobox_protocol::control::{BoxdConfig, Workload};
 use rustix::{
     fs::{Mode, OFlags},
     mount::{MountFlags, UnmountFlags, mount, unmount},
-    process::{DumpableBehavior, Gid, Uid, set_dumpable_behavior},
+    process::{DumpableBehavior, Gid, Resource, Rlimit, Uid, getrlimit, set_dumpable_behavior, setrlimit},
     thread::{CapabilitySet, set_keep_capabilities, set_no_new_privs, set_thread_res_gid, set_thread_res_uid},
 };
 use tokio_util::sync::CancellationToken;
@@ -115,6 +115,7 @@ fn run() -> anyhow::Result<()> {
 fn prepare(config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
     boxd::log::start();
     let link = start_init(config)?;
+    take_all_descriptors()?;
     leave_the_workloads_groups(config.groups).context("moving to boxd's control groups")?;
     // Clients' paths are resolved in this mount namespace: what isn't here can't be reached through the files API, and
     // the place where it was takes no files either.
@@ -135,6 +136,13 @@ fn prepare(config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
     // Changing ids makes the kernel forget this.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     Ok(link)
+}
+
+/// The usual limit of 1024 is less than the connections that are let in, and an accept that fails is a client that waits. Init has
+/// set the workloads' own limit.
+fn take_all_descriptors() -> io::Result<()> {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
 }
 
 /// Init is among the workloads and stays; boxd is charged apart. Before there is a second thread, which would stay behind.

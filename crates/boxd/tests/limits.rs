@@ -1,0 +1,303 @@
+//! What clients may have of boxd at once: past each limit they are told which it was, and everybody else goes on as before.
+
+mod support;
+
+use cobox_protocol::{
+    Secret,
+    control::DataplaneLimits,
+    frame::{ExecStart, ShellStart, close},
+    shell::ShellInfo,
+};
+use futures_util::{SinkExt, StreamExt};
+use http::Method;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde_json::json;
+use support::{
+    EVERYTHING, SOON, TestBoxd,
+    exec_client::{ClientFrame, ExecClient, named},
+    viewer::Viewer,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::UnixStream,
+};
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{self, Message, client::IntoClientRequest},
+};
+
+const MIB: u64 = 1024 * 1024;
+/// What a refused stream's socket is closed with.
+const TRY_AGAIN_LATER: u16 = 1013;
+
+type Socket = WebSocketStream<UnixStream>;
+
+/// Both ends of a thousand connections are in this process.
+fn take_all_descriptors() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+}
+
+/// What this process, which boxd is a part of here, has in memory.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+/// A socket, or what was answered in its place.
+async fn socket(boxd: &TestBoxd, path: &str, token: Option<&Secret>) -> Result<Socket, (u16, String)> {
+    let mut request = format!("ws://boxd{path}").into_client_request().unwrap();
+    if let Some(token) = token {
+        request.headers_mut().insert("authorization", format!("Bearer {}", token.expose()).parse().unwrap());
+    }
+    match tokio_tungstenite::client_async(request, boxd.dial("clients").await).await {
+        Ok((socket, _)) => Ok(socket),
+        Err(tungstenite::Error::Http(answer)) => {
+            let body = String::from_utf8_lossy(answer.body().as_deref().unwrap_or_default()).into_owned();
+            Err((answer.status().as_u16(), body))
+        }
+        Err(other) => panic!("{other}"),
+    }
+}
+
+/// Everything a client needs still works, and soon.
+async fn still_answers(boxd: &TestBoxd) {
+    let all = async {
+        boxd.get("/healthz").without("authorization").send().await.ok(200);
+        boxd.put("/v1/files/workspace/still", "here").send().await;
+        assert_eq!(boxd.get("/v1/files/workspace/still").send().await.ok(200).body, "here");
+        let done = boxd.post("/v1/exec", json!({ "command": "echo still" }).to_string()).send().await.ok(200);
+        assert_eq!(done.json::<serde_json::Value>()["stdout"], "still\n");
+        boxd.post("/v1/fs/list", "{}").send().await.ok(200);
+    };
+    tokio::time::timeout(SOON, all).await.expect("boxd answers in time");
+}
+
+/// A request whose answer nobody reads.
+async fn unread(boxd: &TestBoxd, method: &str, path: &str, headers: &str, body: &str) -> UnixStream {
+    let token = boxd.token(EVERYTHING);
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: boxd\r\nauthorization: Bearer {}\r\ncontent-length: {}\r\n{headers}\r\n",
+        token.expose(),
+        body.len()
+    );
+    let mut stream = boxd.dial("clients").await;
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(body.as_bytes()).await.unwrap();
+    stream
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_a_thousand_idle_sockets_those_over_the_limit_are_refused_and_the_others_stay() {
+    take_all_descriptors();
+    let limits = DataplaneLimits::default();
+    let boxd = TestBoxd::start();
+    let before = resident();
+    let token = boxd.token(EVERYTHING);
+    let (mut open, mut refused) = (Vec::new(), 0);
+    for number in 0..1000 {
+        let path = if number % 2 == 0 { "/v1/exec/ws" } else { "/v1/shell/ws" };
+        match socket(&boxd, path, Some(&token)).await {
+            Ok(socket) => open.push(socket),
+            Err((status, body)) => {
+                assert_eq!(status, 429, "{body}");
+                assert!(body.contains("RATE_LIMITED") && body.contains(&limits.streams.to_string()), "{body}");
+                refused += 1;
+            }
+        }
+    }
+    assert_eq!((open.len(), refused), (limits.streams as usize, 1000 - limits.streams as usize));
+    still_answers(&boxd).await;
+    let taken = resident().saturating_sub(before);
+    assert!(taken < 256 * MIB, "{} KiB for each socket, both ends", taken / 1024 / open.len() as u64);
+    for socket in &mut open {
+        socket.send(Message::text(r#"{"type":"ping","id":1}"#)).await.unwrap();
+    }
+    for socket in &mut open {
+        let pong = tokio::time::timeout(SOON, socket.next()).await.unwrap().unwrap().unwrap();
+        assert_eq!(pong.to_text().unwrap(), r#"{"type":"pong","id":1}"#);
+    }
+    // One that goes makes room for another.
+    drop(open.pop());
+    let again = async { while socket(&boxd, "/v1/exec/ws", Some(&token)).await.is_err() {} };
+    tokio::time::timeout(SOON, again).await.unwrap();
+}
+
+#[tokio::test]
+async fn strangers_who_never_say_who_they_are_leave_room_for_those_who_do() {
+    let boxd = TestBoxd::start();
+    let (mut silent, mut refused) = (Vec::new(), 0);
+    for _ in 0..100 {
+        match socket(&boxd, "/v1/shell/ws", None).await {
+            Ok(socket) => silent.push(socket),
+            Err((status, body)) => {
+                assert!(status == 429 && body.contains("64"), "{body}");
+                refused += 1;
+            }
+        }
+    }
+    assert_eq!((silent.len(), refused), (64, 36));
+    assert!(socket(&boxd, "/v1/shell/ws", Some(&boxd.token(EVERYTHING))).await.is_ok());
+    still_answers(&boxd).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_clients_that_never_read_leave_it_answering() {
+    let boxd = TestBoxd::start_limited(|limits| {
+        limits.execs = 100;
+        limits.exec_spool_bytes = MIB;
+    });
+    std::fs::write(boxd.host("/workspace/large"), vec![b'x'; 16 * MIB as usize]).unwrap();
+    let before = resident();
+    let mut clients = Vec::new();
+    for _ in 0..25 {
+        let command = json!({ "command": "head -c 8000000 /dev/zero; exec sleep 1000" }).to_string();
+        clients.push(unread(&boxd, "POST", "/v1/exec", "accept: text/event-stream\r\n", &command).await);
+        clients.push(unread(&boxd, "GET", "/v1/files/workspace/large", "", "").await);
+        clients.push(unread(&boxd, "GET", "/v1/watch", "", "").await);
+        clients.push(unread(&boxd, "GET", "/v1/files/download?path=large&path=large", "", "").await);
+    }
+    // What the watchers don't read.
+    for number in 0..500 {
+        std::fs::write(boxd.host(format!("/workspace/{number}")), "x").unwrap();
+    }
+    for _ in 0..3 {
+        still_answers(&boxd).await;
+    }
+    let taken = resident().saturating_sub(before);
+    assert!(taken < 256 * MIB, "{} MiB", taken / MIB);
+    drop(clients);
+    // With the clients everything of theirs goes, but the commands, which may be come back to.
+    tokio::time::timeout(SOON, boxd.idle()).await.expect("nothing is held for those who left");
+    let list: serde_json::Value = boxd.get("/v1/processes").send().await.json();
+    for process in list["items"].as_array().unwrap() {
+        boxd.call(Method::DELETE, &format!("/v1/processes/{}", process["id"].as_str().unwrap())).send().await;
+    }
+}
+
+#[tokio::test]
+async fn a_head_or_a_body_over_its_limit_is_refused() {
+    let boxd = TestBoxd::start_limited(|limits| limits.request_bytes = 64 * 1024);
+    let large = "x".repeat(100 * 1024);
+    // Little more than is taken: what is left unread when the connection is closed would reset it before the answer is seen.
+    let header = format!("x-large: {}\r\n", "x".repeat(33 * 1024));
+    let mut stream = unread(&boxd, "GET", "/v1/files/a", &header, "").await;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
+    let body = json!({ "command": "true", "stdin": large }).to_string();
+    let said = boxd.post("/v1/exec", body.clone()).send().await.refused(413, "TOO_LARGE");
+    assert!(said.contains("65536"), "{said}");
+    boxd.post("/v1/shells", body).send().await.refused(413, "TOO_LARGE");
+    let list = json!({ "path": "x".repeat(300 * 1024) }).to_string();
+    boxd.post("/v1/fs/list", list).send().await.refused(413, "TOO_LARGE");
+    boxd.post("/v1/processes/x/signal", json!({ "signal": "x".repeat(2000) }).to_string()).send().await.refused(413, "TOO_LARGE");
+    // Announced and never sent: refused at once, not when it stalls.
+    let mut stream = boxd.dial("clients").await;
+    let head = format!(
+        "PUT /v1/files/workspace/huge HTTP/1.1\r\nhost: boxd\r\nauthorization: Bearer {}\r\ncontent-length: 99999999999999\r\n\r\n",
+        boxd.token(EVERYTHING).expose()
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = vec![0; 12];
+    tokio::time::timeout(SOON, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+    assert_eq!(answer, b"HTTP/1.1 413");
+    let mut socket = socket(&boxd, "/v1/exec/ws", Some(&boxd.token(EVERYTHING))).await.unwrap();
+    let frame = json!({ "type": "start", "command": "x".repeat(2 * MIB as usize) }).to_string();
+    // It may close before all of it is sent.
+    let _ = socket.send(Message::text(frame)).await;
+    let closed = async {
+        loop {
+            match socket.next().await {
+                Some(Ok(Message::Close(frame))) => return frame.map(|f| u16::from(f.code)),
+                Some(Ok(_)) => {}
+                _ => return None,
+            }
+        }
+    };
+    assert_eq!(tokio::time::timeout(SOON, closed).await.unwrap(), Some(close::TOO_BIG));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn endless_output_that_nobody_reads_takes_no_more_than_its_room() {
+    const PRINTED: u64 = 64 * MIB;
+    let boxd = TestBoxd::start_limited(|limits| limits.exec_spool_bytes = MIB);
+    let shell: ShellInfo = boxd.post("/v1/shells", r#"{"name": "loud", "command": "yes"}"#).send().await.ok(201).json();
+    let endless = ExecStart { command: Some("yes".into()), command_id: Some("loud".into()), ..Default::default() };
+    drop(ExecClient::start(&boxd, endless).await);
+    let before = resident();
+    // Whoever comes back is told how much is gone by now.
+    let gone = async {
+        loop {
+            let mut client = ExecClient::start(&boxd, named("loud", ExecStart::default())).await;
+            while client.stdout_at == client.ready.stdout_offset {
+                client.step().await;
+            }
+            if client.stdout_at > PRINTED {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(6 * SOON, gone).await.expect("it goes on printing");
+    let printed = async { while boxd.get(&format!("/v1/shells/{}", shell.id)).send().await.json::<ShellInfo>().offset < PRINTED / 4 {} };
+    tokio::time::timeout(6 * SOON, printed).await.expect("the shell goes on printing");
+    still_answers(&boxd).await;
+    let taken = resident().saturating_sub(before);
+    assert!(taken < 48 * MIB, "{} MiB", taken / MIB);
+    boxd.call(Method::DELETE, "/v1/processes/loud").send().await.ok(204);
+    boxd.call(Method::DELETE, "/v1/shells/loud").send().await.ok(204);
+}
+
+#[tokio::test]
+async fn each_limit_is_named_when_it_is_reached() {
+    let boxd = TestBoxd::start_limited(|limits| {
+        (limits.execs, limits.shells, limits.streams) = (2, 3, 4);
+    });
+    let refused = |answer: support::Answer, limit: &str| {
+        let said = answer.refused(429, "RATE_LIMITED");
+        assert!(said.contains(limit), "{said}");
+        assert_eq!(answer.header("retry-after"), "1");
+    };
+    // Commands.
+    let wait = || ExecStart { command: Some("exec sleep 1000".into()), ..Default::default() };
+    let running = [ExecClient::start(&boxd, named("one", wait())).await, ExecClient::start(&boxd, named("two", wait())).await];
+    refused(boxd.post("/v1/exec", r#"{"command": "true"}"#).send().await, "2 commands");
+    assert_eq!(ExecClient::try_start(&boxd, wait()).await.err().as_deref(), Some("RATE_LIMITED"));
+    // Shells.
+    for _ in 0..3 {
+        boxd.post("/v1/shells", r#"{"command": "sleep 1000"}"#).send().await.ok(201);
+    }
+    refused(boxd.post("/v1/shells", "{}").send().await, "3 shells");
+    let start = ShellStart { shell: Some("another".into()), ..Default::default() };
+    let (code, close) = Viewer::refused(&boxd, &boxd.token(EVERYTHING), start).await;
+    assert_eq!((code.as_deref(), close), (Some("RATE_LIMITED"), TRY_AGAIN_LATER));
+    // Streams: two are the commands'.
+    let held = [boxd.get("/v1/watch").open().await, boxd.get("/v1/watch").open().await];
+    assert!(held.iter().all(|answer| answer.status() == 200));
+    refused(boxd.get("/v1/watch").send().await, "4 streams");
+    let events = boxd.post("/v1/exec", r#"{"command": "true"}"#).header("accept", "text/event-stream").send().await;
+    refused(events, "4 streams");
+    let (status, body) = socket(&boxd, "/v1/shell/ws", Some(&boxd.token(EVERYTHING))).await.err().unwrap();
+    assert!(status == 429 && body.contains("4 streams"), "{body}");
+    // One that says who it is only then is told in a frame.
+    let mut late = socket(&boxd, "/v1/shell/ws", None).await.unwrap();
+    let auth = ClientFrame::Auth { token: boxd.token(EVERYTHING) };
+    late.send(Message::text(serde_json::to_string(&auth).unwrap())).await.unwrap();
+    let mut told = Vec::new();
+    while let Some(Ok(message)) = late.next().await {
+        match message {
+            Message::Text(text) => told.push(text.to_string()),
+            Message::Close(frame) => assert_eq!(u16::from(frame.unwrap().code), TRY_AGAIN_LATER),
+            _ => {}
+        }
+    }
+    assert!(told.iter().any(|frame| frame.contains("4 streams")), "{told:?}");
+    // Requests that don't stay are nobody's stream.
+    boxd.get("/healthz").send().await.ok(200);
+    boxd.post("/v1/fs/list", "{}").send().await.ok(200);
+    drop((running, held));
+    for path in ["/v1/processes/one", "/v1/processes/two"] {
+        boxd.call(Method::DELETE, path).send().await.ok(204);
+    }
+}
