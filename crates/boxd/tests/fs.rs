@@ -107,6 +107,20 @@ async fn a_tree_is_listed_below_with_pages_and_links_are_not_entered() {
 }
 
 #[tokio::test]
+async fn a_cursor_made_up_to_open_one_directory_many_times_is_refused() {
+    use base64::Engine;
+    let boxd = TestBoxd::start();
+    boxd.put("/v1/files/workspace/a/b", "x").send().await.ok(201);
+    let deep = "a/".repeat(200);
+    for name in ["./././a", "a//b", "", "a/../a/b", deep.trim_end_matches('/')] {
+        // What a recursive list's own cursors look like.
+        let bytes = [[8u8].as_slice(), &[0; 16], name.as_bytes()].concat();
+        let cursor = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes);
+        fs(&boxd, "list", json!({ "recursive": true, "cursor": cursor })).await.refused(400, "INVALID_REQUEST");
+    }
+}
+
+#[tokio::test]
 async fn directories_are_made_once_and_taken_names_are_told() {
     let boxd = TestBoxd::start();
     let made: Value = fs(&boxd, "mkdir", json!({ "path": "/workspace/d", "mode": "750" })).await.ok(200).json();

@@ -135,7 +135,7 @@ impl Screen {
             offset = inside.from;
             if self.at - inside.from > MAX_STRING_AGAIN_BYTES {
                 // In the middle of it. Who gets it must be told that what follows is no text; who doesn't gets nothing of it.
-                offset = self.at;
+                offset = self.pending_from;
                 if !inside.kinds.meets(hides) {
                     ansi.extend_from_slice(opening(inside.class));
                 }

@@ -97,6 +97,12 @@ fn decode(cursor: &str, request: &ListRequest) -> Result<Place, ApiError> {
     let bytes = URL_SAFE_NO_PAD.decode(cursor).ok().filter(|b| b.first() == Some(&tag(request)));
     let place = bytes.as_deref().and_then(|b| {
         let (rank, name) = b[1..].split_first_chunk::<16>()?;
+        // Each part of a path below is a directory that is opened and kept open.
+        let is_path =
+            |name: &[u8]| name.split(|b| *b == b'/').enumerate().all(|(n, p)| n < MAX_DEPTH as usize && !matches!(p, b"" | b"." | b".."));
+        if request.recursive && !is_path(name) {
+            return None;
+        }
         Some(Place { rank: i128::from_be_bytes(*rank), name: name.to_vec(), is_descending: request.descending })
     });
     place.ok_or_else(|| ApiError::invalid("cursor: must be the next_cursor of a list in the same order"))

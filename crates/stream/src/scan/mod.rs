@@ -140,18 +140,20 @@ impl Scanner {
     /// What is known at the end of a piece about a sequence that isn't over.
     fn close_piece(&self, found: &mut Found) {
         let lead = self.after_lead.then(|| self.at - 1);
+        // What may be the first half of a control is not the string's yet: that control would end it.
+        let known = lead.unwrap_or(self.at);
         found.ground = self.at;
         match self.state {
             State::Ground => {}
             State::String { class, kinds } => {
-                self.span(self.from, self.at, kinds, found);
-                found.strings.push((self.from, self.at));
+                self.span(self.from, known, kinds, found);
+                found.strings.push((self.from, known));
                 found.ground = self.from;
                 found.inside = Some(Inside { from: self.from, class, kinds });
             }
             State::OscMark => {
-                self.span(self.from, self.at, Kinds::MARK, found);
-                found.strings.push((self.from, self.at));
+                self.span(self.from, known, Kinds::MARK, found);
+                found.strings.push((self.from, known));
                 found.ground = self.from;
                 found.inside = Some(Inside { from: self.from, class: Class::Osc, kinds: Kinds::MARK });
             }
