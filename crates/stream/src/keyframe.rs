@@ -73,6 +73,10 @@ pub fn draw(parser: &Parser<Extras>) -> Vec<u8> {
         primary.say(LEAVE_ALTERNATE);
         draw_grid(primary.screen(), &mut out);
         out.extend_from_slice(ENTER_ALTERNATE);
+    } else if let Some(alternate) = left_alternate(screen) {
+        out.extend_from_slice(ENTER_ALTERNATE);
+        out.extend_from_slice(&alternate);
+        out.extend_from_slice(LEAVE_ALTERNATE);
     }
     draw_grid(screen, &mut out);
     out.extend_from_slice(&screen.input_mode_formatted());
@@ -81,6 +85,19 @@ pub fn draw(parser: &Parser<Extras>) -> Vec<u8> {
     }
     parser.callbacks().write(&mut out);
     out
+}
+
+/// What was left on the alternate screen: a program may go back there without clearing it. `None` where there is nothing.
+fn left_alternate(screen: &Screen) -> Option<Vec<u8>> {
+    let drawn = |mut probe: Probe| {
+        probe.say(ENTER_ALTERNATE);
+        let mut out = Vec::new();
+        draw_grid(probe.screen(), &mut out);
+        out
+    };
+    let (rows, cols) = screen.size();
+    let left = drawn(Probe::of(screen));
+    (left != drawn(Probe::of(Parser::new(rows, cols, 0).screen()))).then_some(left)
 }
 
 /// One grid: its cells, the cursor that was saved in it, its region, then the cursor and the attributes of what comes next.
