@@ -1,6 +1,6 @@
 //! The audit trail: what changed is recorded with the change; uses of the dataplane are gathered and written together.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use cobox_protocol::{RequestId, SandboxId, SessionId, Timestamp, audit::AuditEntry};
 use tokio::sync::{mpsc, oneshot};
@@ -10,6 +10,8 @@ use crate::store::{Note, Store};
 
 /// Records waiting to be written. When the disk can't keep up, requests wait: none of them is lost silently.
 const QUEUE_RECORDS: usize = 4096;
+/// Uses come one after the other; each transaction is a sync of the disk, so those of a moment share one.
+const GATHER: Duration = Duration::from_millis(20);
 /// Written in one transaction.
 const BATCH_RECORDS: usize = 256;
 
@@ -118,6 +120,14 @@ impl AuditTrail {
 async fn write(store: Arc<dyn Store>, mut queue: mpsc::Receiver<Entry>) {
     let mut entries = Vec::with_capacity(BATCH_RECORDS);
     while queue.recv_many(&mut entries, BATCH_RECORDS).await > 0 {
+        if entries.iter().all(|e| matches!(e, Entry::Record(_))) {
+            tokio::time::sleep(GATHER).await;
+            while entries.len() < BATCH_RECORDS
+                && let Ok(entry) = queue.try_recv()
+            {
+                entries.push(entry);
+            }
+        }
         let mut audit = Vec::new();
         let mut waiting = Vec::new();
         for entry in entries.drain(..) {

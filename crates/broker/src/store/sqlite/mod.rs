@@ -4,6 +4,7 @@
 
 mod keys;
 mod notes;
+mod recent;
 mod rows;
 mod sandboxes;
 mod sessions;
@@ -18,6 +19,7 @@ use sqlx::{
     sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
 
+use self::recent::{Changes, Recent};
 use super::{
     AddedKey, AddedSandbox, Ending, EnsureWish, Ensured, Horizon, Leftover, Note, PageWish, RevocationList, SessionFilter, Store,
     StoreError, Stored, Viewer,
@@ -39,6 +41,10 @@ const MIGRATIONS: [(i64, &str, &str); 1] = [(1, "first schema", include_str!("..
 pub struct SqliteStore {
     writer: SqlitePool,
     readers: SqlitePool,
+    changes: Changes,
+    known_sandboxes: Recent<SandboxId, Option<Sandbox>>,
+    /// Also by the second, because revocations end by themselves.
+    known_revocations: Recent<(SandboxId, i64), RevocationList>,
 }
 
 impl SqliteStore {
@@ -66,7 +72,8 @@ impl SqliteStore {
             .map(|(version, name, sql)| Migration::new(*version, Cow::Borrowed(*name), MigrationType::Simple, sql.into_sql_str(), false));
         Migrator::with_migrations(migrations.collect()).run(&writer).await.map_err(|e| failed(&e))?;
         let readers = pool(READERS).connect_with(options).await.map_err(|e| failed(&e))?;
-        Ok(Self { writer, readers })
+        let (changes, known_sandboxes, known_revocations) = (Changes::default(), Recent::default(), Recent::default());
+        Ok(Self { writer, readers, changes, known_sandboxes, known_revocations })
     }
 
     /// Takes the write lock at the start, so that what is read inside can't change before it is written.
@@ -79,6 +86,13 @@ impl SqliteStore {
     async fn begin_unsynced(&self) -> Stored<Transaction<'static, Sqlite>> {
         // Set back by the pool when the connection is returned, whatever happened to whoever borrowed it.
         Ok(self.writer.begin_with("PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE").await?)
+    }
+
+    /// Every change ends here.
+    async fn commit(&self, tx: Transaction<'static, Sqlite>) -> Stored<()> {
+        // Also when it fails: it may have reached the file all the same.
+        let _making = self.changes.making();
+        Ok(tx.commit().await?)
     }
 
     /// Several reads of one moment.
@@ -101,7 +115,7 @@ impl Store for SqliteStore {
     async fn add_key(&self, key: &ApiKey, audit: &AuditRecord) -> Stored<AddedKey> {
         let mut tx = self.begin().await?;
         let added = keys::add(&mut tx, key, audit).await?;
-        tx.commit().await?;
+        self.commit(tx).await?;
         Ok(added)
     }
     async fn key(&self, id: &KeyId) -> Stored<Option<ApiKey>> {
@@ -113,14 +127,14 @@ impl Store for SqliteStore {
     async fn revoke_key(&self, id: &KeyId, ending: &Ending) -> Stored<Option<ApiKey>> {
         let mut tx = self.begin().await?;
         let revoked = keys::revoke(&mut tx, id, ending).await?;
-        tx.commit().await?;
+        self.commit(tx).await?;
         Ok(revoked)
     }
 
     async fn ensure(&self, wish: &EnsureWish) -> Stored<Ensured> {
         let mut tx = self.begin_unsynced().await?;
         let ensured = sessions::ensure(&mut tx, wish).await?;
-        tx.commit().await?;
+        self.commit(tx).await?;
         Ok(ensured)
     }
     async fn session_of(&self, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<Bound>> {
@@ -138,18 +152,19 @@ impl Store for SqliteStore {
     async fn end_session(&self, id: &SessionId, ending: &Ending) -> Stored<Option<Leftover>> {
         let mut tx = self.begin().await?;
         let leftover = sessions::end(&mut tx, id, ending).await?;
-        tx.commit().await?;
+        self.commit(tx).await?;
         Ok(leftover)
     }
 
     async fn add_sandbox(&self, sandbox: &Sandbox, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox> {
         let mut tx = self.begin().await?;
         let added = sandboxes::add(&mut tx, sandbox, quota, audit).await?;
-        tx.commit().await?;
+        self.commit(tx).await?;
         Ok(added)
     }
     async fn sandbox(&self, id: &SandboxId) -> Stored<Option<Sandbox>> {
-        sandboxes::get(&mut *self.readers.acquire().await?, id).await
+        let ask = async { sandboxes::get(&mut *self.readers.acquire().await?, id).await };
+        self.known_sandboxes.get(&self.changes, id.clone(), ask).await
     }
     async fn sandbox_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
         sandboxes::named(&mut *self.readers.acquire().await?, workspace, name).await
@@ -172,18 +187,19 @@ impl Store for SqliteStore {
         if let (true, Some(audit)) = (is_replaced, audit) {
             notes::audit(&mut tx, audit).await?;
         }
-        tx.commit().await?;
+        self.commit(tx).await?;
         Ok(is_replaced)
     }
     async fn end_sandbox(&self, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>> {
         let mut tx = self.begin().await?;
         let ended = sandboxes::end(&mut tx, id, state, ending).await?;
-        tx.commit().await?;
+        self.commit(tx).await?;
         Ok(ended)
     }
 
     async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList> {
-        notes::revocations(&mut *self.readers.acquire().await?, sandbox, now).await
+        let ask = async { notes::revocations(&mut *self.readers.acquire().await?, sandbox, now).await };
+        self.known_revocations.get(&self.changes, (sandbox.id.clone(), now.unix()), ask).await
     }
     async fn note(&self, note: &Note) -> Stored<()> {
         if note.sandboxes.is_empty() && note.keys.is_empty() && note.audit.is_empty() {
@@ -191,12 +207,16 @@ impl Store for SqliteStore {
         }
         let mut tx = self.begin().await?;
         notes::note(&mut tx, note).await?;
-        Ok(tx.commit().await?)
+        if note.sandboxes.is_empty() && note.keys.is_empty() {
+            // Nobody remembers audit records, which come with every request.
+            return Ok(tx.commit().await?);
+        }
+        self.commit(tx).await
     }
     async fn prune(&self, horizon: &Horizon) -> Stored<()> {
         let mut tx = self.begin().await?;
         notes::prune(&mut tx, horizon).await?;
-        Ok(tx.commit().await?)
+        self.commit(tx).await
     }
     async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
         notes::newest(&mut *self.readers.acquire().await?, workspace, sandbox, page).await

@@ -1,0 +1,99 @@
+//! What the gateway asks with every request, remembered until anything is written: one process writes this file, and it is us.
+
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use crate::store::Stored;
+
+/// Entries kept; a node has fewer sandboxes in use at once.
+const MAX_ENTRIES: usize = 1024;
+/// Longest an answer counts: whoever gives up waiting for a commit can't say when it was made.
+const MAX_AGE: Duration = Duration::from_secs(1);
+
+/// Counts the changes to the file.
+#[derive(Default)]
+pub struct Changes(AtomicU64);
+
+impl Changes {
+    /// Held over a commit: it counts when that is done, and when whoever waited for it has gone.
+    pub fn making(&self) -> Making<'_> {
+        Making(self)
+    }
+
+    fn count(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+pub struct Making<'a>(&'a Changes);
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        self.0.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Answers by their question, each good for as long as nothing has changed.
+pub struct Recent<K, V>(Mutex<HashMap<K, Known<V>>>);
+
+struct Known<V> {
+    change: u64,
+    at: Instant,
+    answer: V,
+}
+
+impl<K, V> Default for Recent<K, V> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K: Eq + Hash, V: Clone> Recent<K, V> {
+    pub async fn get(&self, changes: &Changes, key: K, ask: impl Future<Output = Stored<V>>) -> Stored<V> {
+        // Before the question: a change that comes while it is asked makes the answer an old one.
+        let (change, at) = (changes.count(), Instant::now());
+        if let Some(known) = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key)
+            && known.change == change
+            && known.at.elapsed() < MAX_AGE
+        {
+            return Ok(known.answer.clone());
+        }
+        let answer = ask.await?;
+        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if entries.len() >= MAX_ENTRIES {
+            entries.clear();
+        }
+        entries.insert(key, Known { change, at, answer: answer.clone() });
+        Ok(answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_answer_is_good_until_the_next_change() {
+        let (changes, recent) = (Changes::default(), Recent::default());
+        let ask = async |answer: u32| recent.get(&changes, "key", async { Ok(answer) }).await.unwrap();
+        assert_eq!((ask(1).await, ask(2).await), (1, 1));
+        drop(changes.making());
+        assert_eq!((ask(3).await, ask(4).await), (3, 3));
+        // One that was made while the question was under way leaves nothing to go by.
+        recent
+            .get(&changes, "other", async {
+                drop(changes.making());
+                Ok(5)
+            })
+            .await
+            .unwrap();
+        assert_eq!(recent.get(&changes, "other", async { Ok(6) }).await.unwrap(), 6);
+    }
+}
