@@ -73,7 +73,7 @@ class Bench:
         return group
 
 
-def document(groups, memory, found, versions, storage, is_whole):
+def document(groups, memory, found, versions, storage, busy, is_whole):
     words = {True: "kept", False: "**missed**", None: "not measured"}
     lines = ["# The dataplane, next to others", "", "Written by `make bench-dataplane`."
              + ("" if is_whole else " **Tried out in part or in haste: these numbers are no record.**"), "",
@@ -92,7 +92,8 @@ def document(groups, memory, found, versions, storage, is_whole):
               "measurements it is the slowest.",
               "- The load generator (`bench/load`) is one blocking client with hand-written HTTP and WebSocket framing.",
               f"- Files of nginx and sandbox-agent are {storage}.",
-              "", "## Where", f"{machine()}. As {who}. {', '.join(versions)}. {datetime.date.today():%Y-%m-%d}."]
+              "", "## Where", f"{machine()}. As {who}. {', '.join(versions)}. "
+              f"Load average before: {busy:.1f}. {datetime.date.today():%Y-%m-%d}."]
     return "\n".join(lines) + "\n"
 
 
@@ -117,6 +118,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     place = pathlib.Path(tempfile.mkdtemp(prefix="cobox-bench-"))
     groups, memory, found = [], [], []
+    busy = os.getloadavg()[0]  # of this machine with others: times of a busy one are no record
     try:
         with contextlib.ExitStack() as started:
             broker = started.enter_context(Broker(cobox, place / "broker"))
@@ -146,7 +148,7 @@ def main():
     finally:
         shutil.rmtree(place, ignore_errors=True)
     is_whole = not (is_quick or only)
-    text = document(groups, memory, found, versions, storage.words, is_whole)
+    text = document(groups, memory, found, versions, storage.words, busy, is_whole)
     results = RESULTS if is_whole else TRIED_OUT
     results.mkdir(parents=True, exist_ok=True)
     (results / "dataplane.md").write_text(text)

@@ -23,7 +23,7 @@ def panels(groups, title, subtitle):
     for group in groups:
         series = sorted(group.measured(), key=lambda s: s.median)
         most = max(s.median for s in series) * 1.05
-        out.append(f'<text x="{MARGIN}" y="{top + 20}" font-weight="600">{escape(group.title)}</text>')
+        out.append(f'<text x="{MARGIN}" y="{top + 20}" font-weight="600">{escape(group.title.replace("`", ""))}</text>')
         top += PANEL_HEAD
         bottom = top + ROW * len(series)
         out.append(f'<line x1="{left}" x2="{left}" y1="{top}" y2="{bottom}" stroke="#d1d9e0"/>')

@@ -293,14 +293,15 @@ def memory(bench):
     for way, door in bench.doors("memory").items():
         for kind in ("put", "get"):
             watched = {"boxd": boxd} if way == "direct" else {"boxd": boxd, "the broker": bench.broker.process.pid}
-            # Twice, because the first of a kind also brings in the code it runs.
-            _, small, large = (peaks(bench, watched.values(), door, kind, n) for n in (16 * MIB, 16 * MIB, size))
-            for who, of_small, of_large in zip(watched, small, large):
-                growth.append(of_large - of_small)
-                rows.append(f"| {who} at most, during {kind.upper()} of {size // MIB} MiB, {way} (of 16 MiB: {number(of_small)}) | "
-                            f"{number(of_large)} |")
-    done.promise(f"a transfer of {size // MIB} MiB takes no more memory than one of 16 (at most {GROWTH_MIB} MiB apart)", max(growth),
-                 lambda mib: mib <= GROWTH_MIB, "{:.1f} MiB")
+            # The second size is large enough to have had every buffer in use; from there on nothing may grow.
+            sizes = (16 * MIB, size // 4, size)
+            measured = [peaks(bench, watched.values(), door, kind, n) for n in sizes]
+            for who, of_each in zip(watched, zip(*measured)):
+                growth.append(of_each[2] - of_each[1])
+                told = ", ".join(f"{n // MIB} MiB: {number(mib)}" for n, mib in zip(sizes[:2], of_each))
+                rows.append(f"| {who} at most, during {kind.upper()} of {size // MIB} MiB, {way} (of {told}) | {number(of_each[2])} |")
+    done.promise(f"a transfer of {size // MIB} MiB takes no more memory than one of {size // 4 // MIB} (at most {GROWTH_MIB} MiB apart)",
+                 max(growth), lambda mib: mib <= GROWTH_MIB, "{:.1f} MiB")
 
     door, before = bench.doors("memory")["direct"], resident(boxd)
     order = {"at": door["at"], "token": door["token"], "path": f"{door['base']}/shell/ws", "count": shells,

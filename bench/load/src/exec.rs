@@ -73,6 +73,7 @@ impl Post {
 
 impl Contender for Post {
     fn once(&mut self) -> anyhow::Result<Duration> {
+        self.connection.refresh()?;
         let began = Instant::now();
         self.connection.send(&self.request)?;
         let length = self.connection.good()?;

@@ -35,6 +35,7 @@ impl Contender for Put {
     fn once(&mut self) -> anyhow::Result<Duration> {
         let path = format!("{}{}{}", self.door.path, self.next % self.names, self.suffix);
         self.next += 1;
+        self.connection.refresh()?;
         let mut head = self.connection.head("PUT", &path, &self.headers, self.bytes as u64);
         let began = Instant::now();
         if self.bytes <= PIECE_BYTES {
@@ -78,6 +79,7 @@ impl Contender for Get {
     fn once(&mut self) -> anyhow::Result<Duration> {
         let path = format!("{}{}{}", self.door.path, self.next % self.names, self.suffix);
         self.next += 1;
+        self.connection.refresh()?;
         let head = self.connection.head("GET", &path, &[], 0);
         let began = Instant::now();
         self.connection.send(&head)?;

@@ -1,6 +1,9 @@
 //! HTTP/1.1 on one kept-alive connection, as thin as it can be: a request is one write, a body is read in large pieces.
 
-use std::io::{Read, Write};
+use std::{
+    io::{Read, Write},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, bail, ensure};
 
@@ -8,11 +11,15 @@ use crate::{contender::Door, wire::Wire};
 
 /// Of a body at once: larger than any socket's buffer.
 const PIECE_BYTES: usize = 1024 * 1024;
+/// A connection nothing went over for longer is opened anew before a measurement: servers close such, boxd after 30 s.
+const IDLE: Duration = Duration::from_secs(10);
 /// Of an answer that is repeated in an error.
 const SHOWN_BYTES: usize = 300;
 
 pub struct Connection {
+    door: Door,
     wire: Wire,
+    used: Instant,
     host_and_token: String,
     /// What was read beyond the last answer's head.
     rest: Vec<u8>,
@@ -34,7 +41,24 @@ impl Connection {
     pub fn open(door: &Door) -> anyhow::Result<Self> {
         let wire = Wire::open(&door.at).with_context(|| format!("connecting to {:?}", door.at))?;
         let token = door.token.as_ref().map(|t| format!("authorization: Bearer {t}\r\n")).unwrap_or_default();
-        Ok(Self { wire, host_and_token: format!("host: bench\r\n{token}"), rest: Vec::new(), piece: vec![0; PIECE_BYTES] })
+        let used = Instant::now();
+        Ok(Self {
+            door: door.clone(),
+            wire,
+            used,
+            host_and_token: format!("host: bench\r\n{token}"),
+            rest: Vec::new(),
+            piece: vec![0; PIECE_BYTES],
+        })
+    }
+
+    /// Before a measurement begins: makes sure that there is a connection.
+    pub fn refresh(&mut self) -> anyhow::Result<()> {
+        if self.used.elapsed() > IDLE {
+            *self = Self::open(&self.door)?;
+        }
+        self.used = Instant::now();
+        Ok(())
     }
 
     /// The bytes of a request's head; a small body may follow it in the same write.
