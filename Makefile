@@ -38,11 +38,11 @@ lint: ## Formatting, clippy, licences and sources
 openapi: ## Write openapi/ anew from the code
 	COBOX_WRITE_OPENAPI=1 cargo test -p cobox-boxd --test openapi
 
-# Our code has no unsafe where the targets reach, so the address sanitizer would only slow them down.
+# Our code has no unsafe where the targets reach, so the address sanitizer would only slow them down; so would optimising them whole.
 FUZZ_SECONDS ?= 60
 fuzz: ## Each fuzz target for a minute; needs a nightly compiler and cargo-fuzz
 	@for target in $$(ls fuzz/corpus); do mkdir -p fuzz/work/$$target; \
-		cargo +nightly fuzz run --features libfuzzer --sanitizer none $$target fuzz/work/$$target fuzz/corpus/$$target -- \
+		CARGO_PROFILE_RELEASE_LTO=off cargo +nightly fuzz run --features libfuzzer --sanitizer none $$target fuzz/work/$$target fuzz/corpus/$$target -- \
 			-max_total_time=$(FUZZ_SECONDS) -max_len=8192 -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 || exit 1; done
 
 bench: build ## Time to the first exec, against bubblewrap and podman; writes bench/results/
