@@ -68,7 +68,7 @@ impl Reader {
         let end = state.stretch_end(position);
         // What follows a new size is not given with what came before it.
         let end = state.notes.next_size(next_size).map_or(end, |(size, _)| end.min(size.offset));
-        let end = state.notes.visible_to(end, hides).min(position + max as u64);
+        let end = state.notes.visible_to(end, hides).min(position.saturating_add(max as u64));
         if end <= position {
             let is_over = state.is_finished && position == state.head();
             return if is_over { Read::End } else { Read::Pending };
