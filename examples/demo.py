@@ -163,7 +163,7 @@ def typed(argument):
 
 
 def read_screen(screen, until_prompt):
-    """What a terminal shows, up to the shell's prompt or to the end; without carriage returns and escape sequences."""
+    """What a terminal shows, up to the shell's prompt or to the end; without carriage returns, escape sequences and NULs, which terminals ignore."""
     deadline, text = time.monotonic() + STEP_SECONDS, ""
     data = b""
     while not (until_prompt and re.search(r"(^|\n)[^\n]*[$#] $", text)):
@@ -178,7 +178,7 @@ def read_screen(screen, until_prompt):
                 raise Unexpected(f"the shell ended too early, after {text!r}")
             break
         data += chunk
-        text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07|\r", "", data.decode(errors="replace"))
+        text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07|[\r\x00]", "", data.decode(errors="replace"))
     return text
 
 
