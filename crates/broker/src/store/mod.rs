@@ -1,6 +1,6 @@
 //! What the broker remembers, as the domain asks for it: each method is one transaction, durable when it returns.
 
-pub mod sqlite;
+pub mod sql;
 
 use async_trait::async_trait;
 use cobox_protocol::{KeyId, SandboxId, SessionId, Timestamp, control::Revocation, key::PrincipalKind, session::State};

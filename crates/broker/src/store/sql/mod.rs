@@ -1,23 +1,27 @@
-//! The store in one SQLite file: what the embedded broker uses.
+//! The store in a database: one set of SQL, written so that SQLite and PostgreSQL read it alike.
 //!
-//! One connection writes, so that writers queue here instead of failing on a lock; a few read beside it (WAL).
+//! To add a query: a function in the file of its table that takes the connection, and a method of [`Store`] below that runs
+//! it in a transaction or on a reader. The rules that keep one text good for both databases:
+//! - placeholders are `$1`, `$2`, …; whole numbers are bound as `i64` and booleans stored as 0 and 1;
+//! - `IS NOT DISTINCT FROM` compares what may be null, `CASE` takes the place of `max(a, b)`, and `sum(…)` needs
+//!   `CAST(… AS BIGINT)`;
+//! - a truth value is bound as `bool`, and read as `CASE WHEN … THEN 1 ELSE 0 END`;
+//! - whoever reads and then writes by what was read takes a lock first (`lock.rs`).
 
 mod keys;
+mod lock;
 mod notes;
+pub mod postgres;
 mod recent;
 mod rows;
 mod sandboxes;
+mod schema;
 mod sessions;
-
-use std::{borrow::Cow, path::Path, time::Duration};
+pub mod sqlite;
 
 use async_trait::async_trait;
 use cobox_protocol::{KeyId, SandboxId, SessionId, Timestamp, session::State};
-use sqlx::{
-    SqlSafeStr, SqlitePool, Transaction,
-    migrate::{Migration, MigrationType, Migrator},
-    sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
-};
+use sqlx::{Any, AnyPool, Transaction, pool::PoolConnection};
 
 use self::recent::{Changes, Recent};
 use super::{
@@ -29,75 +33,50 @@ use crate::domain::{
     model::{ApiKey, Bound, Sandbox, Session},
 };
 
-/// How long another process (a backup, an operator's shell) may hold the file before we give up.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Readers beside the one writer; each is a thread.
-const READERS: u32 = 4;
-/// How long a request waits for its turn before it fails.
-const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(30);
+/// What differs between the databases.
+struct Engine {
+    writers: AnyPool,
+    readers: AnyPool,
+    begin: &'static str,
+    begin_unsynced: &'static str,
+    /// Nobody else changes the database, so what was read stays true until we write.
+    is_only_writer: bool,
+}
 
-const MIGRATIONS: [(i64, &str, &str); 1] = [(1, "first schema", include_str!("../../../migrations/sqlite/0001_first_schema.sql"))];
-
-pub struct SqliteStore {
-    writer: SqlitePool,
-    readers: SqlitePool,
+pub struct SqlStore {
+    engine: Engine,
     changes: Changes,
     known_sandboxes: Recent<SandboxId, Option<Sandbox>>,
     /// Also by the second, because revocations end by themselves.
     known_revocations: Recent<(SandboxId, i64), RevocationList>,
 }
 
-impl SqliteStore {
-    /// Opens the file, makes it where there is none, and brings its schema up to date.
-    pub async fn open(path: &Path) -> Stored<Self> {
-        let options = SqliteConnectOptions::new()
-            .filename(path)
-            .create_if_missing(true)
-            .journal_mode(SqliteJournalMode::Wal)
-            // What was answered must survive a power cut, not only a crash.
-            .synchronous(SqliteSynchronous::Full)
-            .foreign_keys(true)
-            .busy_timeout(BUSY_TIMEOUT);
-        let pool = |size| SqlitePoolOptions::new().max_connections(size).acquire_timeout(ACQUIRE_TIMEOUT).test_before_acquire(false);
-        let failed = |e: &dyn std::fmt::Display| StoreError::Failed(format!("opening {}: {e}", path.display()));
-        let writer = pool(1)
-            .after_release(|connection, _| {
-                Box::pin(async move { sqlx::raw_sql("PRAGMA synchronous = FULL").execute(connection).await.map(|_| true) })
-            })
-            .connect_with(options.clone())
-            .await
-            .map_err(|e| failed(&e))?;
-        let migrations = MIGRATIONS
-            .iter()
-            .map(|(version, name, sql)| Migration::new(*version, Cow::Borrowed(*name), MigrationType::Simple, sql.into_sql_str(), false));
-        Migrator::with_migrations(migrations.collect()).run(&writer).await.map_err(|e| failed(&e))?;
-        let readers = pool(READERS).connect_with(options).await.map_err(|e| failed(&e))?;
+impl SqlStore {
+    fn new(engine: Engine) -> Self {
         let (changes, known_sandboxes, known_revocations) = (Changes::default(), Recent::default(), Recent::default());
-        Ok(Self { writer, readers, changes, known_sandboxes, known_revocations })
+        Self { engine, changes, known_sandboxes, known_revocations }
     }
 
-    /// Takes the write lock at the start, so that what is read inside can't change before it is written.
-    async fn begin(&self) -> Stored<Transaction<'static, Sqlite>> {
-        Ok(self.writer.begin_with("BEGIN IMMEDIATE").await?)
+    async fn begin(&self) -> Stored<Transaction<'static, Any>> {
+        Ok(self.engine.writers.begin_with(self.engine.begin).await?)
     }
 
-    /// As [`SqliteStore::begin`], but its commit reaches the disk only with the next that is synced. For what a restart finds
+    /// As [`SqlStore::begin`], but its commit reaches the disk only with the next that is synced. For what a restart finds
     /// out by itself: what was about to be done, and what state it led to. What is answered for always comes after it, synced.
-    async fn begin_unsynced(&self) -> Stored<Transaction<'static, Sqlite>> {
-        // Set back by the pool when the connection is returned, whatever happened to whoever borrowed it.
-        Ok(self.writer.begin_with("PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE").await?)
+    async fn begin_unsynced(&self) -> Stored<Transaction<'static, Any>> {
+        Ok(self.engine.writers.begin_with(self.engine.begin_unsynced).await?)
     }
 
     /// Every change ends here.
-    async fn commit(&self, tx: Transaction<'static, Sqlite>) -> Stored<()> {
-        // Also when it fails: it may have reached the file all the same.
+    async fn commit(&self, tx: Transaction<'static, Any>) -> Stored<()> {
+        // Also when it fails: it may have reached the database all the same.
         let _making = self.changes.making();
         Ok(tx.commit().await?)
     }
 
-    /// Several reads of one moment.
-    async fn look(&self) -> Stored<Transaction<'static, Sqlite>> {
-        Ok(self.readers.begin().await?)
+    /// For one statement: several may see several moments.
+    async fn reader(&self) -> Stored<PoolConnection<Any>> {
+        Ok(self.engine.readers.acquire().await?)
     }
 }
 
@@ -111,7 +90,7 @@ impl From<sqlx::Error> for StoreError {
 }
 
 #[async_trait]
-impl Store for SqliteStore {
+impl Store for SqlStore {
     async fn add_key(&self, key: &ApiKey, audit: &AuditRecord) -> Stored<AddedKey> {
         let mut tx = self.begin().await?;
         let added = keys::add(&mut tx, key, audit).await?;
@@ -119,10 +98,10 @@ impl Store for SqliteStore {
         Ok(added)
     }
     async fn key(&self, id: &KeyId) -> Stored<Option<ApiKey>> {
-        keys::get(&mut *self.readers.acquire().await?, id).await
+        keys::get(&mut *self.reader().await?, id).await
     }
     async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>> {
-        keys::list(&mut *self.readers.acquire().await?, page).await
+        keys::list(&mut *self.reader().await?, page).await
     }
     async fn revoke_key(&self, id: &KeyId, ending: &Ending) -> Stored<Option<ApiKey>> {
         let mut tx = self.begin().await?;
@@ -138,16 +117,16 @@ impl Store for SqliteStore {
         Ok(ensured)
     }
     async fn session_of(&self, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<Bound>> {
-        sessions::of_scope(&mut *self.look().await?, workspace, scope_type, scope_id).await
+        sessions::of_scope(&mut *self.reader().await?, workspace, scope_type, scope_id).await
     }
     async fn session(&self, id: &SessionId) -> Stored<Option<Bound>> {
-        sessions::get(&mut *self.look().await?, id).await
+        sessions::get(&mut *self.reader().await?, id).await
     }
     async fn sessions(&self, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<Bound>> {
-        sessions::list(&mut *self.look().await?, viewer, filter, page).await
+        sessions::list(&mut *self.reader().await?, viewer, filter, page).await
     }
     async fn sessions_on(&self, sandbox: &SandboxId) -> Stored<Vec<Session>> {
-        sessions::on_sandbox(&mut *self.readers.acquire().await?, sandbox).await
+        sessions::on_sandbox(&mut *self.reader().await?, sandbox).await
     }
     async fn end_session(&self, id: &SessionId, ending: &Ending) -> Stored<Option<Leftover>> {
         let mut tx = self.begin().await?;
@@ -163,23 +142,26 @@ impl Store for SqliteStore {
         Ok(added)
     }
     async fn sandbox(&self, id: &SandboxId) -> Stored<Option<Sandbox>> {
-        let ask = async { sandboxes::get(&mut *self.readers.acquire().await?, id).await };
+        let ask = async { sandboxes::get(&mut *self.reader().await?, id).await };
+        if !self.engine.is_only_writer {
+            return ask.await;
+        }
         self.known_sandboxes.get(&self.changes, id.clone(), ask).await
     }
     async fn sandbox_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
-        sandboxes::named(&mut *self.readers.acquire().await?, workspace, name).await
+        sandboxes::named(&mut *self.reader().await?, workspace, name).await
     }
     async fn sandboxes(&self, viewer: &Viewer, page: &PageWish) -> Stored<Vec<Sandbox>> {
-        sandboxes::list(&mut *self.readers.acquire().await?, viewer, page).await
+        sandboxes::list(&mut *self.reader().await?, viewer, page).await
     }
     async fn sandboxes_of_node(&self, node: &str) -> Stored<Vec<Sandbox>> {
-        sandboxes::of_node(&mut *self.readers.acquire().await?, node).await
+        sandboxes::of_node(&mut *self.reader().await?, node).await
     }
     async fn running_in(&self, workspace: &str) -> Stored<Vec<SandboxId>> {
-        sandboxes::running_in(&mut *self.readers.acquire().await?, workspace).await
+        sandboxes::running_in(&mut *self.reader().await?, workspace).await
     }
     async fn has_sandboxes(&self) -> Stored<bool> {
-        sandboxes::any(&mut *self.readers.acquire().await?).await
+        sandboxes::any(&mut *self.reader().await?).await
     }
     async fn replace_sandbox(&self, old: &Sandbox, new: &Sandbox, audit: Option<&AuditRecord>) -> Stored<bool> {
         let mut tx = self.begin_unsynced().await?;
@@ -198,7 +180,10 @@ impl Store for SqliteStore {
     }
 
     async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList> {
-        let ask = async { notes::revocations(&mut *self.readers.acquire().await?, sandbox, now).await };
+        let ask = async { notes::revocations(&mut *self.reader().await?, sandbox, now).await };
+        if !self.engine.is_only_writer {
+            return ask.await;
+        }
         self.known_revocations.get(&self.changes, (sandbox.id.clone(), now.unix()), ask).await
     }
     async fn note(&self, note: &Note) -> Stored<()> {
@@ -219,31 +204,6 @@ impl Store for SqliteStore {
         self.commit(tx).await
     }
     async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
-        notes::newest(&mut *self.readers.acquire().await?, workspace, sandbox, page).await
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use sqlx::Row;
-
-    use super::*;
-
-    async fn level(tx: &mut Transaction<'static, Sqlite>) -> i64 {
-        sqlx::raw_sql("PRAGMA synchronous").fetch_one(&mut **tx).await.unwrap().get(0)
-    }
-
-    #[tokio::test]
-    async fn an_unsynced_change_leaves_the_next_ones_synced_even_when_it_is_given_up() {
-        const FULL: i64 = 2;
-        const NORMAL: i64 = 1;
-        let dir = tempfile::tempdir().unwrap();
-        let store = SqliteStore::open(&dir.path().join("db")).await.unwrap();
-        for _ in 0..3 {
-            let mut unsynced = store.begin_unsynced().await.unwrap();
-            assert_eq!(level(&mut unsynced).await, NORMAL);
-            drop(unsynced);
-            assert_eq!(level(&mut store.begin().await.unwrap()).await, FULL);
-        }
+        notes::newest(&mut *self.reader().await?, workspace, sandbox, page).await
     }
 }
