@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use cobox_broker::store::{
-    AddedSandbox, EnsureWish, Ensured, Store,
+    AddedSandbox, EnsureWish, Ensured, Horizon, Note, PageWish, Store,
     sql::{SqlStore, postgres, sqlite},
 };
 use cobox_protocol::{control::Revocation, key::PrincipalKind, session::State};
@@ -38,6 +38,7 @@ async fn run(stores: &[SqlStore]) {
     a_name_is_given_once(stores).await;
     every_revocation_changes_the_sequence(stores).await;
     a_quota_is_never_passed(stores).await;
+    every_note_is_kept(stores).await;
 }
 
 /// The store of the nth racer.
@@ -135,4 +136,40 @@ async fn a_quota_is_never_passed(stores: &[SqlStore]) {
     assert_eq!(count(|o| matches!(o, Ensured::Created(_))), 5);
     assert_eq!(count(|o| matches!(o, Ensured::QuotaReached)), RACERS - 5);
     assert!(stores[0].session_of(WORKSPACE, "thread", "nobody's").await.unwrap().is_none());
+}
+
+async fn every_note_is_kept(stores: &[SqlStore]) {
+    let wishes: Vec<_> = (0..8).map(|n| EnsureWish { quota: 10_000, ..wish(&format!("noted {n}")) }).collect();
+    for wish in &wishes {
+        stores[0].ensure(wish).await.unwrap();
+    }
+    let horizon = Horizon { now: at(0), idempotency_before: at(0), ended_before: at(0), audit_before: at(1_000_000) };
+    stores[0].prune(&horizon).await.unwrap();
+    let notes: Vec<_> = (0..500)
+        .map(|n: usize| {
+            // Each of several, in another order: none may wait for another for ever.
+            let mut sandboxes: Vec<_> = wishes.iter().map(|w| (w.fresh.sandbox.id.clone(), at(n as i64 % 7))).collect();
+            sandboxes.rotate_left(n % 8);
+            Note { sandboxes, audit: vec![audit("token.issued").detail(n.to_string())], ..Note::default() }
+        })
+        .collect();
+    let written = join_all(notes.iter().enumerate().map(|(n, note)| of(stores, n).note(note))).await;
+    assert!(written.iter().all(Result::is_ok), "{written:?}");
+    let kept = stores[0].audit(WORKSPACE, None, &PageWish { before: None, limit: 1000 }).await.unwrap();
+    let kept: HashSet<_> = kept.into_iter().map(|(_, record)| record.detail.unwrap()).collect();
+    assert_eq!(kept.len(), 500);
+    for wish in &wishes {
+        assert_eq!(stores[0].sandbox(&wish.fresh.sandbox.id).await.unwrap().unwrap().last_active_at, at(6));
+    }
+}
+
+#[tokio::test]
+async fn a_note_that_is_refused_takes_no_other_with_it() {
+    let database = TestDatabase::new().await;
+    let store = postgres::open(&database.url()).await.unwrap();
+    // PostgreSQL has no text with this character in it.
+    let notes = ["a", "b\0", "c", "d"].map(|detail| Note { audit: vec![audit("token.issued").detail(detail)], ..Note::default() });
+    let written = join_all(notes.iter().map(|note| store.note(note))).await;
+    assert_eq!(written.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false, true, true]);
+    assert_eq!(store.audit(WORKSPACE, None, &PageWish { before: None, limit: 10 }).await.unwrap().len(), 3);
 }

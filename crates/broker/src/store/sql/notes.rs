@@ -1,15 +1,18 @@
 //! Revocations, audit records, last uses, and forgetting what is old.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cobox_protocol::{SandboxId, Timestamp, control::Revocation};
-use sqlx::{AnyConnection, Row};
+use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
-use super::rows;
+use super::{lock, rows};
 use crate::{
     domain::{audit::AuditRecord, model::Sandbox},
     store::{Ending, Horizon, Note, PageWish, RevocationList, Stored},
 };
+
+/// Rows in one statement: a statement costs more than a row, and each length is one that the connection remembers.
+pub const ROWS_AT_ONCE: usize = 32;
 
 /// The caller holds the workspace's lock.
 pub async fn revoke(
@@ -58,45 +61,65 @@ pub async fn revocations(db: &mut AnyConnection, sandbox: &Sandbox, now: Timesta
 }
 
 pub async fn note(tx: &mut AnyConnection, note: &Note) -> Stored<()> {
-    // In one order, or two of these could wait for each other.
-    for (id, at) in note.sandboxes.iter().collect::<BTreeSet<_>>() {
-        sqlx::query(
-            "UPDATE sandboxes SET last_active_at = CASE WHEN last_active_at < $2 THEN $2 ELSE last_active_at END,
-                    state = CASE WHEN state = 'idle' AND intent IS NULL THEN 'active' ELSE state END
-             WHERE id = $1 AND ended_at IS NULL",
-        )
-        .bind(id.as_str())
-        .bind(at.unix())
-        .execute(&mut *tx)
-        .await?;
+    // Those of one moment, which is a second, in one statement.
+    let mut by_time: BTreeMap<Timestamp, BTreeSet<&str>> = BTreeMap::new();
+    for (id, at) in &note.sandboxes {
+        by_time.entry(*at).or_default().insert(id.as_str());
     }
+    lock::sandboxes(tx, note.sandboxes.iter().map(|(id, _)| id.as_str()).collect()).await?;
+    for (at, ids) in by_time {
+        for ids in ids.into_iter().collect::<Vec<_>>().chunks(ROWS_AT_ONCE) {
+            let sql = format!(
+                "UPDATE sandboxes SET last_active_at = CASE WHEN last_active_at < $1 THEN $1 ELSE last_active_at END,
+                        state = CASE WHEN state = 'idle' AND intent IS NULL THEN 'active' ELSE state END
+                 WHERE id IN ({}) AND ended_at IS NULL AND (last_active_at < $1 OR state = 'idle')",
+                placeholders(2, ids.len())
+            );
+            ids.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(at.unix()), |query, id| query.bind(*id)).execute(&mut *tx).await?;
+        }
+    }
+    // In one order, or two of these could wait for each other.
     for (id, at) in note.keys.iter().collect::<BTreeSet<_>>() {
         sqlx::query("UPDATE api_keys SET last_used_at = $2 WHERE id = $1").bind(id.as_str()).bind(at.unix()).execute(&mut *tx).await?;
     }
-    for record in &note.audit {
-        audit(tx, record).await?;
+    for records in note.audit.chunks(ROWS_AT_ONCE) {
+        insert_audit(tx, records).await?;
     }
     Ok(())
 }
 
-pub async fn audit(tx: &mut AnyConnection, r: &AuditRecord) -> Stored<()> {
-    sqlx::query(
-        "INSERT INTO audit (at, workspace_id, action, request_id, principal, actor, thread, session_id, sandbox_id, jti, detail)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
-    )
-    .bind(r.at.unix())
-    .bind(&r.workspace)
-    .bind(r.action.as_ref())
-    .bind(r.request_id.as_ref().map(|i| i.as_str()))
-    .bind(r.principal.as_deref())
-    .bind(r.actor.as_deref())
-    .bind(r.thread.as_deref())
-    .bind(r.session.as_ref().map(|i| i.as_str()))
-    .bind(r.sandbox.as_ref().map(|i| i.as_str()))
-    .bind(r.jti.as_deref())
-    .bind(r.detail.as_deref())
-    .execute(tx)
-    .await?;
+/// `$first, …` for a list of `count` values.
+pub fn placeholders(first: usize, count: usize) -> String {
+    (first..first + count).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ")
+}
+
+pub async fn audit(tx: &mut AnyConnection, record: &AuditRecord) -> Stored<()> {
+    insert_audit(tx, std::slice::from_ref(record)).await
+}
+
+async fn insert_audit(tx: &mut AnyConnection, records: &[AuditRecord]) -> Stored<()> {
+    const COLUMNS: usize = 11;
+    let rows: Vec<String> = (0..records.len()).map(|n| format!("({})", placeholders(n * COLUMNS + 1, COLUMNS))).collect();
+    let sql = format!(
+        "INSERT INTO audit (at, workspace_id, action, request_id, principal, actor, thread, session_id, sandbox_id, jti, detail) VALUES {}",
+        rows.join(", ")
+    );
+    let mut query = sqlx::query(AssertSqlSafe(sql));
+    for r in records {
+        query = query
+            .bind(r.at.unix())
+            .bind(&r.workspace)
+            .bind(r.action.as_ref())
+            .bind(r.request_id.as_ref().map(|i| i.as_str()))
+            .bind(r.principal.as_deref())
+            .bind(r.actor.as_deref())
+            .bind(r.thread.as_deref())
+            .bind(r.session.as_ref().map(|i| i.as_str()))
+            .bind(r.sandbox.as_ref().map(|i| i.as_str()))
+            .bind(r.jti.as_deref())
+            .bind(r.detail.as_deref());
+    }
+    query.execute(tx).await?;
     Ok(())
 }
 

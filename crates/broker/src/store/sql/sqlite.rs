@@ -30,21 +30,15 @@ pub async fn open(path: &Path) -> Stored<SqlStore> {
             .test_before_acquire(false)
             .after_connect(|connection, _| Box::pin(async move { sqlx::raw_sql(SETTINGS).execute(connection).await.map(drop) }))
     };
-    let writers = pool(1)
-        .after_release(|connection, _| {
-            Box::pin(async move { sqlx::raw_sql("PRAGMA synchronous = FULL").execute(connection).await.map(|_| true) })
-        })
-        .connect_with(options.clone())
-        .await
-        .map_err(|e| failed(&e))?;
+    let writers = pool(1).connect_with(options.clone()).await.map_err(|e| failed(&e))?;
     schema::bring_up_to_date(&writers, schema::SQLITE).await.map_err(|e| failed(&e))?;
     let readers = pool(READERS).connect_with(options).await.map_err(|e| failed(&e))?;
     Ok(SqlStore::new(Engine {
         writers,
         readers,
-        // Takes the write lock at the start, so that what is read inside can't change before it is written.
-        begin: "BEGIN IMMEDIATE",
-        // Set back by the pool when the connection is returned, whatever happened to whoever borrowed it.
+        // Takes the write lock at the start, so that what is read inside can't change before it is written. Each says how it is
+        // synced: the one before it on this connection may have said otherwise, and may have been given up half-way.
+        begin: "PRAGMA synchronous = FULL; BEGIN IMMEDIATE",
         begin_unsynced: "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE",
         is_only_writer: true,
     }))
@@ -82,10 +76,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = open(&dir.path().join("db")).await.unwrap();
         for _ in 0..3 {
-            let mut unsynced = store.begin_unsynced().await.unwrap();
+            let mut unsynced = store.base.begin_unsynced().await.unwrap();
             assert_eq!(level(&mut unsynced).await, NORMAL);
             drop(unsynced);
-            assert_eq!(level(&mut store.begin().await.unwrap()).await, FULL);
+            assert_eq!(level(&mut store.base.begin().await.unwrap()).await, FULL);
         }
     }
 
@@ -95,7 +89,7 @@ mod tests {
         let path = dir.path().join("what? 100% #ä");
         let store = open(&path).await.unwrap();
         assert!(path.exists());
-        for pool in [&store.engine.writers, &store.engine.readers] {
+        for pool in [&store.base.engine.writers, &store.base.engine.readers] {
             for (name, value) in [("synchronous", 2), ("foreign_keys", 1), ("busy_timeout", 10_000)] {
                 let sql = sqlx::AssertSqlSafe(format!("PRAGMA {name}"));
                 let found: i64 = sqlx::raw_sql(sql).fetch_one(pool).await.unwrap().get(0);
