@@ -25,7 +25,7 @@ use domain::{
     activity::Activity, audit::AuditTrail, deployment::Deployment, keys::Keys, lifecycle::Lifecycle, model::Principal, reaper::Reaper,
     reconcile::reconcile, sandboxes::Sandboxes, sessions::Sessions, tokens::Tokens,
 };
-use store::{Store, StoreError, sqlite::SqliteStore};
+use store::{Store, StoreError, sql};
 
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -70,7 +70,7 @@ impl Broker {
     ) -> Result<Self, StartError> {
         config.validate()?;
         let data_dir = data_dir::DataDir::open(&config.data_dir)?;
-        let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&data_dir.database()?).await?);
+        let store: Arc<dyn Store> = Arc::new(sql::sqlite::open(&data_dir.database()?).await?);
         let master = data_dir.master_key(store.has_sandboxes().await?)?;
         let public_url = match &config.public_url {
             Some(url) => url.clone(),

@@ -1,4 +1,4 @@
-//! The real thing on port 0, for tests: a broker process, keys for it, people at terminals, a network that cuts, and a look at what
+//! The real thing on port 0, for tests: a broker process, keys for it, a PostgreSQL, people at terminals, a network that cuts, and a look at what
 //! is left on the machine.
 
 #![forbid(unsafe_code)]
@@ -7,12 +7,14 @@ mod broker;
 mod cuts;
 mod dice;
 mod leftovers;
+mod postgres;
 mod terminal;
 
 pub use broker::{BrokerOptions, TestBroker};
 pub use cuts::{Cuts, CuttingProxy};
 pub use dice::Dice;
 pub use leftovers::Leftovers;
+pub use postgres::{DATABASE_PASSWORD, TestDatabase};
 pub use terminal::TestTerminal;
 
 use std::{future::Future, time::Duration};

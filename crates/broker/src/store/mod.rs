@@ -1,6 +1,6 @@
 //! What the broker remembers, as the domain asks for it: each method is one transaction, durable when it returns.
 
-pub mod sqlite;
+pub mod sql;
 
 use async_trait::async_trait;
 use cobox_protocol::{KeyId, SandboxId, SessionId, Timestamp, control::Revocation, key::PrincipalKind, session::State};
@@ -10,7 +10,7 @@ use crate::domain::{
     model::{ApiKey, Bound, Principal, Sandbox, Session},
 };
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("the database failed: {0}")]
     Failed(String),
@@ -175,6 +175,7 @@ pub trait Store: Send + Sync {
     async fn end_sandbox(&self, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>>;
 
     async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList>;
+    /// Those that come at the same time share a commit.
     async fn note(&self, note: &Note) -> Stored<()>;
     async fn prune(&self, horizon: &Horizon) -> Stored<()>;
     /// Records of a workspace with their numbers, newest first; the page's cursor is such a number.

@@ -10,4 +10,5 @@ mod harness;
 mod lease;
 mod restart;
 mod sessions;
+mod store_races;
 mod store_suite;

@@ -9,36 +9,38 @@ use cobox_protocol::{
     session::{Access, State},
 };
 
+use cobox_testkit::TestDatabase;
+
 use cobox_broker::domain::{
     audit::AuditRecord,
     model::{ApiKey, Bound, Intent, Principal, Sandbox, Session},
 };
 use cobox_broker::store::{
     AddedKey, AddedSandbox, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, Note, PageWish, SessionFilter, Store, Viewer,
-    sqlite::SqliteStore,
+    sql::{SqlStore, postgres, sqlite},
 };
 
-const WORKSPACE: &str = "w";
-const NODE: &str = "node_1";
+pub const WORKSPACE: &str = "w";
+pub const NODE: &str = "node_1";
 
-fn at(seconds: i64) -> Timestamp {
+pub fn at(seconds: i64) -> Timestamp {
     Timestamp::from_unix(1_000_000 + seconds)
 }
 
-fn audit(action: &'static str) -> AuditRecord {
+pub fn audit(action: &'static str) -> AuditRecord {
     AuditRecord::new(at(0), WORKSPACE, action)
 }
 
-fn ending(now: i64) -> Ending {
+pub fn ending(now: i64) -> Ending {
     Ending { now: at(now), reason: "because".into(), revoke_until: at(now + 100), audit: audit("ended") }
 }
 
-fn api_key(name: &str, kind: PrincipalKind) -> ApiKey {
+pub fn api_key(name: &str, kind: PrincipalKind) -> ApiKey {
     let principal = Principal { workspace: WORKSPACE.into(), name: name.into(), kind };
     ApiKey { id: KeyId::new(), principal, hash: [7; 32], created_at: at(0), expires_at: None, last_used_at: None, revoked_at: None }
 }
 
-fn sandbox(name: Option<&str>) -> Sandbox {
+pub fn sandbox(name: Option<&str>) -> Sandbox {
     Sandbox {
         id: SandboxId::new(),
         workspace: WORKSPACE.into(),
@@ -79,7 +81,7 @@ fn bound(thread: &str) -> Bound {
     Bound { session, sandbox }
 }
 
-fn wish(thread: &str) -> EnsureWish {
+pub fn wish(thread: &str) -> EnsureWish {
     EnsureWish { fresh: bound(thread), quota: 100, idempotency: None, audit: audit("session.created") }
 }
 
@@ -87,8 +89,18 @@ fn wish(thread: &str) -> EnsureWish {
 async fn sqlite_is_a_store_and_remembers() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("broker.db");
-    run(&SqliteStore::open(&path).await.unwrap()).await;
-    let again = SqliteStore::open(&path).await.unwrap();
+    run(&sqlite::open(&path).await.unwrap()).await;
+    remembers(&sqlite::open(&path).await.unwrap()).await;
+}
+
+#[tokio::test]
+async fn postgres_is_a_store_and_remembers() {
+    let database = TestDatabase::new().await;
+    run(&postgres::open(&database.url()).await.unwrap()).await;
+    remembers(&postgres::open(&database.url()).await.unwrap()).await;
+}
+
+async fn remembers(again: &SqlStore) {
     assert!(again.session_of(WORKSPACE, "thread", "race").await.unwrap().is_some());
 }
 

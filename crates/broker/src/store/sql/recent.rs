@@ -27,7 +27,7 @@ impl Changes {
         Making(self)
     }
 
-    fn count(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
     }
 }

@@ -7,17 +7,17 @@ use cobox_protocol::{
     key::PrincipalKind,
     session::{Access, State},
 };
-use sqlx::{Row, sqlite::SqliteRow};
+use sqlx::{Row, any::AnyRow};
 
 use crate::{
     domain::{
         audit::AuditRecord,
-        model::{ApiKey, Intent, Principal, Sandbox, Session},
+        model::{ApiKey, Bound, Intent, Principal, Sandbox, Session},
     },
     store::{StoreError, Stored},
 };
 
-pub fn sandbox(row: &SqliteRow) -> Stored<Sandbox> {
+pub fn sandbox(row: &AnyRow) -> Stored<Sandbox> {
     Ok(Sandbox {
         id: parsed(row, "id")?,
         workspace: row.try_get("workspace_id")?,
@@ -26,11 +26,11 @@ pub fn sandbox(row: &SqliteRow) -> Stored<Sandbox> {
         access: word(row, "access", access_from_word)?,
         provider: row.try_get("provider")?,
         node: row.try_get("node_id")?,
-        generation: row.try_get("generation")?,
+        generation: u32::try_from(count(row, "generation")?).map_err(|e| corrupt("generation", &e.to_string()))?,
         state: word(row, "state", State::from_word)?,
         intent: row.try_get::<Option<&str>, _>("intent")?.map(|w| Intent::from_word(w).ok_or_else(|| corrupt("intent", w))).transpose()?,
         reason: row.try_get("reason")?,
-        is_kept: row.try_get("kept")?,
+        is_kept: count(row, "kept")? != 0,
         created_at: time(row, "created_at")?,
         last_active_at: time(row, "last_active_at")?,
         running_since: maybe_time(row, "running_since")?,
@@ -40,23 +40,28 @@ pub fn sandbox(row: &SqliteRow) -> Stored<Sandbox> {
     })
 }
 
-pub fn session(row: &SqliteRow) -> Stored<Session> {
+/// Of a query that names the columns as `session_columns!` does.
+pub fn session(row: &AnyRow) -> Stored<Session> {
     Ok(Session {
-        id: parsed(row, "id")?,
-        workspace: row.try_get("workspace_id")?,
+        id: parsed(row, "session_id")?,
+        workspace: row.try_get("session_workspace")?,
         scope_type: row.try_get("scope_type")?,
         scope_id: row.try_get("scope_id")?,
         sandbox: parsed(row, "sandbox_id")?,
-        owner: row.try_get("owner")?,
-        access: word(row, "access", access_from_word)?,
-        created_at: time(row, "created_at")?,
+        owner: row.try_get("session_owner")?,
+        access: word(row, "session_access", access_from_word)?,
+        created_at: time(row, "session_created_at")?,
         active_base: seconds(row, "active_base")?,
-        ended_at: maybe_time(row, "ended_at")?,
+        ended_at: maybe_time(row, "session_ended_at")?,
         end_reason: row.try_get("end_reason")?,
     })
 }
 
-pub fn key(row: &SqliteRow) -> Stored<ApiKey> {
+pub fn bound(row: &AnyRow) -> Stored<Bound> {
+    Ok(Bound { session: session(row)?, sandbox: sandbox(row)? })
+}
+
+pub fn key(row: &AnyRow) -> Stored<ApiKey> {
     let hash: &[u8] = row.try_get("hash")?;
     Ok(ApiKey {
         id: parsed(row, "id")?,
@@ -73,7 +78,7 @@ pub fn key(row: &SqliteRow) -> Stored<ApiKey> {
     })
 }
 
-pub fn audit(row: &SqliteRow) -> Stored<AuditRecord> {
+pub fn audit(row: &AnyRow) -> Stored<AuditRecord> {
     Ok(AuditRecord {
         at: time(row, "at")?,
         workspace: row.try_get("workspace_id")?,
@@ -105,32 +110,37 @@ pub fn stored_seconds(d: Duration) -> i64 {
     i64::try_from(d.as_secs()).unwrap_or(i64::MAX)
 }
 
-pub fn parsed<T: FromStr>(row: &SqliteRow, column: &'static str) -> Stored<T> {
+pub fn parsed<T: FromStr>(row: &AnyRow, column: &'static str) -> Stored<T> {
     let text: &str = row.try_get(column)?;
     text.parse().map_err(|_| corrupt(column, text))
 }
 
-fn maybe_parsed<T: FromStr>(row: &SqliteRow, column: &'static str) -> Stored<Option<T>> {
+fn maybe_parsed<T: FromStr>(row: &AnyRow, column: &'static str) -> Stored<Option<T>> {
     let text: Option<&str> = row.try_get(column)?;
     text.map(|t| t.parse().map_err(|_| corrupt(column, t))).transpose()
 }
 
-fn word<T>(row: &SqliteRow, column: &'static str, read: impl Fn(&str) -> Option<T>) -> Stored<T> {
+fn word<T>(row: &AnyRow, column: &'static str, read: impl Fn(&str) -> Option<T>) -> Stored<T> {
     let text: &str = row.try_get(column)?;
     read(text).ok_or_else(|| corrupt(column, text))
 }
 
-fn time(row: &SqliteRow, column: &'static str) -> Stored<Timestamp> {
+fn time(row: &AnyRow, column: &'static str) -> Stored<Timestamp> {
     Ok(Timestamp::from_unix(row.try_get(column)?))
 }
 
-fn maybe_time(row: &SqliteRow, column: &'static str) -> Stored<Option<Timestamp>> {
+fn maybe_time(row: &AnyRow, column: &'static str) -> Stored<Option<Timestamp>> {
     Ok(row.try_get::<Option<i64>, _>(column)?.map(Timestamp::from_unix))
 }
 
-fn seconds(row: &SqliteRow, column: &'static str) -> Stored<Duration> {
+fn seconds(row: &AnyRow, column: &'static str) -> Stored<Duration> {
+    count(row, column).map(Duration::from_secs)
+}
+
+/// A number that is never negative.
+pub fn count(row: &AnyRow, column: &'static str) -> Stored<u64> {
     let value: i64 = row.try_get(column)?;
-    u64::try_from(value).map(Duration::from_secs).map_err(|_| corrupt(column, &value.to_string()))
+    u64::try_from(value).map_err(|_| corrupt(column, &value.to_string()))
 }
 
 pub fn corrupt(column: &str, value: &str) -> StoreError {

@@ -1,29 +1,29 @@
 //! API keys and the principals they stand for.
 
 use cobox_protocol::{KeyId, key::PrincipalKind};
-use sqlx::{Row, sqlite::SqliteConnection};
+use sqlx::{AnyConnection, Row};
 
-use super::{notes, rows};
+use super::{lock, notes, rows};
 use crate::{
     domain::{audit::AuditRecord, model::ApiKey},
     store::{AddedKey, Ending, PageWish, Stored},
 };
 
-pub async fn add(tx: &mut SqliteConnection, key: &ApiKey, audit: &AuditRecord) -> Stored<AddedKey> {
+pub async fn add(tx: &mut AnyConnection, key: &ApiKey, audit: &AuditRecord) -> Stored<AddedKey> {
     let who = &key.principal;
-    sqlx::query("INSERT INTO workspaces (id, created_at) VALUES (?1, ?2) ON CONFLICT DO NOTHING")
+    sqlx::query("INSERT INTO workspaces (id, created_at) VALUES ($1, $2) ON CONFLICT DO NOTHING")
         .bind(&who.workspace)
         .bind(key.created_at.unix())
         .execute(&mut *tx)
         .await?;
-    sqlx::query("INSERT INTO principals (workspace_id, name, kind, created_at) VALUES (?1, ?2, ?3, ?4) ON CONFLICT DO NOTHING")
+    sqlx::query("INSERT INTO principals (workspace_id, name, kind, created_at) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING")
         .bind(&who.workspace)
         .bind(&who.name)
         .bind(who.kind.word())
         .bind(key.created_at.unix())
         .execute(&mut *tx)
         .await?;
-    let row = sqlx::query("SELECT kind FROM principals WHERE workspace_id = ?1 AND name = ?2")
+    let row = sqlx::query("SELECT kind FROM principals WHERE workspace_id = $1 AND name = $2")
         .bind(&who.workspace)
         .bind(&who.name)
         .fetch_one(&mut *tx)
@@ -33,7 +33,7 @@ pub async fn add(tx: &mut SqliteConnection, key: &ApiKey, audit: &AuditRecord) -
     if kind != who.kind {
         return Ok(AddedKey::KindDiffers(kind));
     }
-    sqlx::query("INSERT INTO api_keys (id, workspace_id, principal, hash, created_at, expires_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6)")
+    sqlx::query("INSERT INTO api_keys (id, workspace_id, principal, hash, created_at, expires_at) VALUES ($1, $2, $3, $4, $5, $6)")
         .bind(key.id.as_str())
         .bind(&who.workspace)
         .bind(&who.name)
@@ -46,9 +46,9 @@ pub async fn add(tx: &mut SqliteConnection, key: &ApiKey, audit: &AuditRecord) -
     Ok(AddedKey::Added)
 }
 
-pub async fn get(db: &mut SqliteConnection, id: &KeyId) -> Stored<Option<ApiKey>> {
+pub async fn get(db: &mut AnyConnection, id: &KeyId) -> Stored<Option<ApiKey>> {
     sqlx::query(
-        "SELECT k.*, p.kind FROM api_keys k JOIN principals p ON p.workspace_id = k.workspace_id AND p.name = k.principal WHERE k.id = ?1",
+        "SELECT k.*, p.kind FROM api_keys k JOIN principals p ON p.workspace_id = k.workspace_id AND p.name = k.principal WHERE k.id = $1",
     )
     .bind(id.as_str())
     .fetch_optional(db)
@@ -57,13 +57,13 @@ pub async fn get(db: &mut SqliteConnection, id: &KeyId) -> Stored<Option<ApiKey>
     .transpose()
 }
 
-pub async fn list(db: &mut SqliteConnection, page: &PageWish) -> Stored<Vec<ApiKey>> {
+pub async fn list(db: &mut AnyConnection, page: &PageWish) -> Stored<Vec<ApiKey>> {
     sqlx::query(
         "SELECT k.*, p.kind FROM api_keys k JOIN principals p ON p.workspace_id = k.workspace_id AND p.name = k.principal
-         WHERE (?1 IS NULL OR k.id < ?1) ORDER BY k.id DESC LIMIT ?2",
+         WHERE ($1 IS NULL OR k.id < $1) ORDER BY k.id DESC LIMIT $2",
     )
     .bind(page.before.as_deref())
-    .bind(page.limit)
+    .bind(i64::from(page.limit))
     .fetch_all(db)
     .await?
     .iter()
@@ -71,8 +71,10 @@ pub async fn list(db: &mut SqliteConnection, page: &PageWish) -> Stored<Vec<ApiK
     .collect()
 }
 
-pub async fn revoke(tx: &mut SqliteConnection, id: &KeyId, ending: &Ending) -> Stored<Option<ApiKey>> {
-    let changed = sqlx::query("UPDATE api_keys SET revoked_at = ?2 WHERE id = ?1 AND revoked_at IS NULL")
+pub async fn revoke(tx: &mut AnyConnection, id: &KeyId, ending: &Ending) -> Stored<Option<ApiKey>> {
+    let Some(key) = get(&mut *tx, id).await? else { return Ok(None) };
+    lock::workspace(&mut *tx, &key.principal.workspace).await?;
+    let changed = sqlx::query("UPDATE api_keys SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL")
         .bind(id.as_str())
         .bind(ending.now.unix())
         .execute(&mut *tx)
@@ -80,10 +82,7 @@ pub async fn revoke(tx: &mut SqliteConnection, id: &KeyId, ending: &Ending) -> S
     if changed.rows_affected() == 0 {
         return Ok(None);
     }
-    let key = get(&mut *tx, id).await?;
-    if let Some(key) = &key {
-        notes::revoke(&mut *tx, &key.principal.workspace, None, "grant", id.as_str(), ending).await?;
-        notes::audit(tx, &ending.audit).await?;
-    }
-    Ok(key)
+    notes::revoke(&mut *tx, &key.principal.workspace, None, "grant", id.as_str(), ending).await?;
+    notes::audit(tx, &ending.audit).await?;
+    Ok(Some(ApiKey { revoked_at: Some(ending.now), ..key }))
 }

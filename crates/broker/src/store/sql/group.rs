@@ -1,0 +1,114 @@
+//! Notes that wait at the same time share a transaction: a commit is a sync of the disk, and one can be for many.
+//!
+//! Nobody waits for company: whoever comes while nothing is being written is written at once, alone; those who come meanwhile
+//! are written together after it. So one caller has one commit's delay, and many have at most two.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Base, notes};
+use crate::store::{Note, StoreError, Stored};
+
+/// Callers that may wait in line; the next ones wait to get into it. More than a broker has connections in use at once.
+const QUEUE: usize = 1024;
+/// Notes written together: a transaction of a few milliseconds.
+const AT_ONCE: usize = 256;
+
+struct Waiting {
+    note: Note,
+    done: oneshot::Sender<Stored<()>>,
+}
+
+pub struct Group(mpsc::Sender<Waiting>);
+
+impl Group {
+    /// Its writer ends with the last sender, when everything is written.
+    pub fn start(base: Arc<Base>) -> Self {
+        let (sender, queue) = mpsc::channel(QUEUE);
+        tokio::spawn(write(base, queue));
+        Self(sender)
+    }
+
+    /// Returns when the note is durable. It is written also when its caller goes away.
+    pub async fn write(&self, note: Note) -> Stored<()> {
+        let ended = || StoreError::Failed("the broker is ending".to_owned());
+        let (done, is_done) = oneshot::channel();
+        self.0.send(Waiting { note, done }).await.map_err(|_| ended())?;
+        is_done.await.map_err(|_| ended())?
+    }
+}
+
+async fn write(base: Arc<Base>, mut queue: mpsc::Receiver<Waiting>) {
+    let mut waiting = Vec::with_capacity(AT_ONCE);
+    while queue.recv_many(&mut waiting, AT_ONCE).await > 0 {
+        let together = write_one(&base, &joined(waiting.iter().map(|w| &w.note))).await;
+        let is_single = waiting.len() == 1;
+        for Waiting { note, done } in waiting.drain(..) {
+            // One that the database refuses must not take the others with it.
+            let outcome = if together.is_ok() || is_single { together.clone() } else { write_one(&base, &note).await };
+            // Whoever waited may have gone away.
+            let _ = done.send(outcome);
+        }
+    }
+}
+
+async fn write_one(base: &Base, note: &Note) -> Stored<()> {
+    let mut tx = base.begin().await?;
+    notes::note(&mut tx, note).await?;
+    if note.sandboxes.is_empty() && note.keys.is_empty() {
+        // Nobody remembers audit records, which come with every request.
+        return Ok(tx.commit().await?);
+    }
+    base.commit(tx).await
+}
+
+/// All of them as one: the last use of each thing, and the records in the order they came.
+fn joined<'a>(notes: impl Iterator<Item = &'a Note>) -> Note {
+    let (mut sandboxes, mut keys, mut audit) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+    for note in notes {
+        for (id, at) in &note.sandboxes {
+            let last = sandboxes.entry(id.clone()).or_insert(*at);
+            *last = (*at).max(*last);
+        }
+        for (id, at) in &note.keys {
+            let last = keys.entry(id.clone()).or_insert(*at);
+            *last = (*at).max(*last);
+        }
+        audit.extend(note.audit.iter().cloned());
+    }
+    Note { sandboxes: sandboxes.into_iter().collect(), keys: keys.into_iter().collect(), audit }
+}
+
+#[cfg(test)]
+mod tests {
+    use cobox_protocol::{KeyId, Timestamp};
+
+    use crate::store::{Note, Store, sql::sqlite};
+
+    #[tokio::test]
+    async fn those_who_wait_at_the_same_time_share_a_commit() {
+        const CALLERS: usize = 100;
+        let dir = tempfile::tempdir().unwrap();
+        let store = std::sync::Arc::new(sqlite::open(&dir.path().join("db")).await.unwrap());
+        // Nobody can write until this is given up.
+        let held = store.base.begin().await.unwrap();
+        let before = store.base.changes.count();
+        let writing: Vec<_> = (0..CALLERS)
+            .map(|_| {
+                let (store, note) = (store.clone(), Note { keys: vec![(KeyId::new(), Timestamp::now())], ..Note::default() });
+                tokio::spawn(async move { store.note(&note).await })
+            })
+            .collect();
+        // The writer has taken some of them along already, and waits for its turn.
+        while store.group.0.capacity() > super::QUEUE - CALLERS / 2 {
+            tokio::task::yield_now().await;
+        }
+        drop(held);
+        for done in writing {
+            done.await.unwrap().unwrap();
+        }
+        let commits = store.base.changes.count() - before;
+        assert!(commits < 5, "{CALLERS} notes took {commits} commits");
+    }
+}

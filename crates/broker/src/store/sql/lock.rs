@@ -1,0 +1,45 @@
+//! What must not happen at the same time. On SQLite a transaction that writes excludes every other from its start, so there
+//! is nothing to do; on PostgreSQL these are locks until the transaction's end.
+//!
+//! Taken in this order, or two transactions could wait for each other: workspace, then sandbox.
+
+use std::collections::BTreeSet;
+
+use cobox_protocol::SandboxId;
+use sqlx::{AnyConnection, AssertSqlSafe};
+
+use super::notes::{ROWS_AT_ONCE, placeholders};
+use crate::store::Stored;
+
+/// For whoever finds or makes something unique in a workspace, counts against its quota, or adds to its revocations: their
+/// sequence must grow in the order in which readers come to see them.
+pub async fn workspace(tx: &mut AnyConnection, workspace: &str) -> Stored<()> {
+    if has_many_writers(tx) {
+        // Not the row's lock: every session refers to that row, which would lock it too.
+        sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('workspace ' || $1, 0))").bind(workspace).execute(tx).await?;
+    }
+    Ok(())
+}
+
+/// For whoever reads a sandbox with its sessions and decides by what it read.
+pub async fn sandbox(tx: &mut AnyConnection, id: &SandboxId) -> Stored<()> {
+    if has_many_writers(tx) {
+        sqlx::query("SELECT id FROM sandboxes WHERE id = $1 FOR NO KEY UPDATE").bind(id.as_str()).execute(tx).await?;
+    }
+    Ok(())
+}
+
+/// For whoever changes many: in one order, or two of these could wait for each other.
+pub async fn sandboxes(tx: &mut AnyConnection, ids: BTreeSet<&str>) -> Stored<()> {
+    if has_many_writers(tx) && ids.len() > 1 {
+        for ids in ids.into_iter().collect::<Vec<_>>().chunks(ROWS_AT_ONCE) {
+            let sql = format!("SELECT id FROM sandboxes WHERE id IN ({}) ORDER BY id FOR NO KEY UPDATE", placeholders(1, ids.len()));
+            ids.iter().fold(sqlx::query(AssertSqlSafe(sql)), |query, id| query.bind(*id)).execute(&mut *tx).await?;
+        }
+    }
+    Ok(())
+}
+
+fn has_many_writers(tx: &AnyConnection) -> bool {
+    tx.backend_name() != "SQLite"
+}

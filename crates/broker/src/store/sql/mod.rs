@@ -1,0 +1,217 @@
+//! The store in a database: one set of SQL, written so that SQLite and PostgreSQL read it alike.
+//!
+//! To add a query: a function in the file of its table that takes the connection, and a method of [`Store`] below that runs
+//! it in a transaction or on a reader. The rules that keep one text good for both databases:
+//! - placeholders are `$1`, `$2`, …; whole numbers are bound as `i64` and booleans stored as 0 and 1;
+//! - `IS NOT DISTINCT FROM` compares what may be null, `CASE` takes the place of `max(a, b)`, and `sum(…)` needs
+//!   `CAST(… AS BIGINT)`;
+//! - a truth value is bound as `bool`, and read as `CASE WHEN … THEN 1 ELSE 0 END`;
+//! - whoever reads and then writes by what was read takes a lock first (`lock.rs`).
+
+mod group;
+mod keys;
+mod lock;
+mod notes;
+pub mod postgres;
+mod recent;
+mod rows;
+mod sandboxes;
+mod schema;
+mod sessions;
+pub mod sqlite;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use cobox_protocol::{KeyId, SandboxId, SessionId, Timestamp, session::State};
+use sqlx::{Any, AnyPool, Transaction, pool::PoolConnection};
+
+use self::{
+    group::Group,
+    recent::{Changes, Recent},
+};
+use super::{
+    AddedKey, AddedSandbox, Ending, EnsureWish, Ensured, Horizon, Leftover, Note, PageWish, RevocationList, SessionFilter, Store,
+    StoreError, Stored, Viewer,
+};
+use crate::domain::{
+    audit::AuditRecord,
+    model::{ApiKey, Bound, Sandbox, Session},
+};
+
+/// What differs between the databases.
+struct Engine {
+    writers: AnyPool,
+    readers: AnyPool,
+    begin: &'static str,
+    begin_unsynced: &'static str,
+    /// Nobody else changes the database, so what was read stays true until we write.
+    is_only_writer: bool,
+}
+
+/// What every change goes through.
+struct Base {
+    engine: Engine,
+    changes: Changes,
+}
+
+impl Base {
+    async fn begin(&self) -> Stored<Transaction<'static, Any>> {
+        Ok(self.engine.writers.begin_with(self.engine.begin).await?)
+    }
+
+    /// As [`Base::begin`], but its commit reaches the disk only with the next that is synced. For what a restart finds
+    /// out by itself: what was about to be done, and what state it led to. What is answered for always comes after it, synced.
+    async fn begin_unsynced(&self) -> Stored<Transaction<'static, Any>> {
+        Ok(self.engine.writers.begin_with(self.engine.begin_unsynced).await?)
+    }
+
+    /// Every change ends here.
+    async fn commit(&self, tx: Transaction<'static, Any>) -> Stored<()> {
+        // Also when it fails: it may have reached the database all the same.
+        let _making = self.changes.making();
+        Ok(tx.commit().await?)
+    }
+
+    /// For one statement: several may see several moments.
+    async fn reader(&self) -> Stored<PoolConnection<Any>> {
+        Ok(self.engine.readers.acquire().await?)
+    }
+}
+
+pub struct SqlStore {
+    base: Arc<Base>,
+    group: Group,
+    known_sandboxes: Recent<SandboxId, Option<Sandbox>>,
+    /// Also by the second, because revocations end by themselves.
+    known_revocations: Recent<(SandboxId, i64), RevocationList>,
+}
+
+impl SqlStore {
+    fn new(engine: Engine) -> Self {
+        let base = Arc::new(Base { engine, changes: Changes::default() });
+        Self { group: Group::start(base.clone()), base, known_sandboxes: Recent::default(), known_revocations: Recent::default() }
+    }
+}
+
+impl From<sqlx::Error> for StoreError {
+    fn from(e: sqlx::Error) -> Self {
+        match e {
+            sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) => StoreError::Corrupt(e.to_string()),
+            other => StoreError::Failed(other.to_string()),
+        }
+    }
+}
+
+#[async_trait]
+impl Store for SqlStore {
+    async fn add_key(&self, key: &ApiKey, audit: &AuditRecord) -> Stored<AddedKey> {
+        let mut tx = self.base.begin().await?;
+        let added = keys::add(&mut tx, key, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(added)
+    }
+    async fn key(&self, id: &KeyId) -> Stored<Option<ApiKey>> {
+        keys::get(&mut *self.base.reader().await?, id).await
+    }
+    async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>> {
+        keys::list(&mut *self.base.reader().await?, page).await
+    }
+    async fn revoke_key(&self, id: &KeyId, ending: &Ending) -> Stored<Option<ApiKey>> {
+        let mut tx = self.base.begin().await?;
+        let revoked = keys::revoke(&mut tx, id, ending).await?;
+        self.base.commit(tx).await?;
+        Ok(revoked)
+    }
+
+    async fn ensure(&self, wish: &EnsureWish) -> Stored<Ensured> {
+        let mut tx = self.base.begin_unsynced().await?;
+        let ensured = sessions::ensure(&mut tx, wish).await?;
+        self.base.commit(tx).await?;
+        Ok(ensured)
+    }
+    async fn session_of(&self, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<Bound>> {
+        sessions::of_scope(&mut *self.base.reader().await?, workspace, scope_type, scope_id).await
+    }
+    async fn session(&self, id: &SessionId) -> Stored<Option<Bound>> {
+        sessions::get(&mut *self.base.reader().await?, id).await
+    }
+    async fn sessions(&self, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<Bound>> {
+        sessions::list(&mut *self.base.reader().await?, viewer, filter, page).await
+    }
+    async fn sessions_on(&self, sandbox: &SandboxId) -> Stored<Vec<Session>> {
+        sessions::on_sandbox(&mut *self.base.reader().await?, sandbox).await
+    }
+    async fn end_session(&self, id: &SessionId, ending: &Ending) -> Stored<Option<Leftover>> {
+        let mut tx = self.base.begin().await?;
+        let leftover = sessions::end(&mut tx, id, ending).await?;
+        self.base.commit(tx).await?;
+        Ok(leftover)
+    }
+
+    async fn add_sandbox(&self, sandbox: &Sandbox, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox> {
+        let mut tx = self.base.begin().await?;
+        let added = sandboxes::add(&mut tx, sandbox, quota, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(added)
+    }
+    async fn sandbox(&self, id: &SandboxId) -> Stored<Option<Sandbox>> {
+        let ask = async { sandboxes::get(&mut *self.base.reader().await?, id).await };
+        if !self.base.engine.is_only_writer {
+            return ask.await;
+        }
+        self.known_sandboxes.get(&self.base.changes, id.clone(), ask).await
+    }
+    async fn sandbox_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
+        sandboxes::named(&mut *self.base.reader().await?, workspace, name).await
+    }
+    async fn sandboxes(&self, viewer: &Viewer, page: &PageWish) -> Stored<Vec<Sandbox>> {
+        sandboxes::list(&mut *self.base.reader().await?, viewer, page).await
+    }
+    async fn sandboxes_of_node(&self, node: &str) -> Stored<Vec<Sandbox>> {
+        sandboxes::of_node(&mut *self.base.reader().await?, node).await
+    }
+    async fn running_in(&self, workspace: &str) -> Stored<Vec<SandboxId>> {
+        sandboxes::running_in(&mut *self.base.reader().await?, workspace).await
+    }
+    async fn has_sandboxes(&self) -> Stored<bool> {
+        sandboxes::any(&mut *self.base.reader().await?).await
+    }
+    async fn replace_sandbox(&self, old: &Sandbox, new: &Sandbox, audit: Option<&AuditRecord>) -> Stored<bool> {
+        let mut tx = self.base.begin_unsynced().await?;
+        let is_replaced = sandboxes::replace(&mut tx, old, new).await?;
+        if let (true, Some(audit)) = (is_replaced, audit) {
+            notes::audit(&mut tx, audit).await?;
+        }
+        self.base.commit(tx).await?;
+        Ok(is_replaced)
+    }
+    async fn end_sandbox(&self, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>> {
+        let mut tx = self.base.begin().await?;
+        let ended = sandboxes::end(&mut tx, id, state, ending).await?;
+        self.base.commit(tx).await?;
+        Ok(ended)
+    }
+
+    async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList> {
+        let ask = async { notes::revocations(&mut *self.base.reader().await?, sandbox, now).await };
+        if !self.base.engine.is_only_writer {
+            return ask.await;
+        }
+        self.known_revocations.get(&self.base.changes, (sandbox.id.clone(), now.unix()), ask).await
+    }
+    async fn note(&self, note: &Note) -> Stored<()> {
+        if note.sandboxes.is_empty() && note.keys.is_empty() && note.audit.is_empty() {
+            return Ok(());
+        }
+        self.group.write(note.clone()).await
+    }
+    async fn prune(&self, horizon: &Horizon) -> Stored<()> {
+        let mut tx = self.base.begin().await?;
+        notes::prune(&mut tx, horizon).await?;
+        self.base.commit(tx).await
+    }
+    async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
+        notes::newest(&mut *self.base.reader().await?, workspace, sandbox, page).await
+    }
+}

@@ -1,0 +1,164 @@
+//! Revocations, audit records, last uses, and forgetting what is old.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cobox_protocol::{SandboxId, Timestamp, control::Revocation};
+use sqlx::{AnyConnection, AssertSqlSafe, Row};
+
+use super::{lock, rows};
+use crate::{
+    domain::{audit::AuditRecord, model::Sandbox},
+    store::{Ending, Horizon, Note, PageWish, RevocationList, Stored},
+};
+
+/// Rows in one statement: a statement costs more than a row, and each length is one that the connection remembers.
+pub const ROWS_AT_ONCE: usize = 32;
+
+/// The caller holds the workspace's lock.
+pub async fn revoke(
+    tx: &mut AnyConnection,
+    workspace: &str,
+    sandbox: Option<&SandboxId>,
+    kind: &'static str,
+    value: &str,
+    ending: &Ending,
+) -> Stored<()> {
+    sqlx::query("INSERT INTO revocations (workspace_id, sandbox_id, kind, value, created_at, until) VALUES ($1, $2, $3, $4, $5, $6)")
+        .bind(workspace)
+        .bind(sandbox.map(SandboxId::as_str))
+        .bind(kind)
+        .bind(value)
+        .bind(ending.now.unix())
+        .bind(ending.revoke_until.unix())
+        .execute(tx)
+        .await?;
+    Ok(())
+}
+
+pub async fn revocations(db: &mut AnyConnection, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList> {
+    let found = sqlx::query(
+        "SELECT sequence, kind, value FROM revocations
+         WHERE workspace_id = $1 AND (sandbox_id IS NULL OR sandbox_id = $2) AND until > $3 ORDER BY sequence",
+    )
+    .bind(&sandbox.workspace)
+    .bind(sandbox.id.as_str())
+    .bind(now.unix())
+    .fetch_all(db)
+    .await?;
+    let mut view = RevocationList::default();
+    for row in &found {
+        view.sequence = view.sequence.max(rows::count(row, "sequence")?);
+        let value: String = row.try_get("value")?;
+        view.list.push(match row.try_get::<&str, _>("kind")? {
+            "jti" => Revocation::Jti(value),
+            "grant" => Revocation::Grant(value),
+            "session" => Revocation::Session(value),
+            "principal" => Revocation::Principal(value),
+            other => return Err(rows::corrupt("kind", other)),
+        });
+    }
+    Ok(view)
+}
+
+pub async fn note(tx: &mut AnyConnection, note: &Note) -> Stored<()> {
+    // Those of one moment, which is a second, in one statement.
+    let mut by_time: BTreeMap<Timestamp, BTreeSet<&str>> = BTreeMap::new();
+    for (id, at) in &note.sandboxes {
+        by_time.entry(*at).or_default().insert(id.as_str());
+    }
+    lock::sandboxes(tx, note.sandboxes.iter().map(|(id, _)| id.as_str()).collect()).await?;
+    for (at, ids) in by_time {
+        for ids in ids.into_iter().collect::<Vec<_>>().chunks(ROWS_AT_ONCE) {
+            let sql = format!(
+                "UPDATE sandboxes SET last_active_at = CASE WHEN last_active_at < $1 THEN $1 ELSE last_active_at END,
+                        state = CASE WHEN state = 'idle' AND intent IS NULL THEN 'active' ELSE state END
+                 WHERE id IN ({}) AND ended_at IS NULL AND (last_active_at < $1 OR state = 'idle')",
+                placeholders(2, ids.len())
+            );
+            ids.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(at.unix()), |query, id| query.bind(*id)).execute(&mut *tx).await?;
+        }
+    }
+    // In one order, or two of these could wait for each other.
+    for (id, at) in note.keys.iter().collect::<BTreeSet<_>>() {
+        sqlx::query("UPDATE api_keys SET last_used_at = $2 WHERE id = $1").bind(id.as_str()).bind(at.unix()).execute(&mut *tx).await?;
+    }
+    for records in note.audit.chunks(ROWS_AT_ONCE) {
+        insert_audit(tx, records).await?;
+    }
+    Ok(())
+}
+
+/// `$first, …` for a list of `count` values.
+pub fn placeholders(first: usize, count: usize) -> String {
+    (first..first + count).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ")
+}
+
+pub async fn audit(tx: &mut AnyConnection, record: &AuditRecord) -> Stored<()> {
+    insert_audit(tx, std::slice::from_ref(record)).await
+}
+
+async fn insert_audit(tx: &mut AnyConnection, records: &[AuditRecord]) -> Stored<()> {
+    const COLUMNS: usize = 11;
+    let rows: Vec<String> = (0..records.len()).map(|n| format!("({})", placeholders(n * COLUMNS + 1, COLUMNS))).collect();
+    let sql = format!(
+        "INSERT INTO audit (at, workspace_id, action, request_id, principal, actor, thread, session_id, sandbox_id, jti, detail) VALUES {}",
+        rows.join(", ")
+    );
+    let mut query = sqlx::query(AssertSqlSafe(sql));
+    for r in records {
+        query = query
+            .bind(r.at.unix())
+            .bind(&r.workspace)
+            .bind(r.action.as_ref())
+            .bind(r.request_id.as_ref().map(|i| i.as_str()))
+            .bind(r.principal.as_deref())
+            .bind(r.actor.as_deref())
+            .bind(r.thread.as_deref())
+            .bind(r.session.as_ref().map(|i| i.as_str()))
+            .bind(r.sandbox.as_ref().map(|i| i.as_str()))
+            .bind(r.jti.as_deref())
+            .bind(r.detail.as_deref());
+    }
+    query.execute(tx).await?;
+    Ok(())
+}
+
+pub async fn newest(
+    db: &mut AnyConnection,
+    workspace: &str,
+    sandbox: Option<&SandboxId>,
+    page: &PageWish,
+) -> Stored<Vec<(u64, AuditRecord)>> {
+    let before = page.before.as_ref().and_then(|b| b.parse::<i64>().ok()).unwrap_or(i64::MAX);
+    sqlx::query(
+        "SELECT * FROM audit WHERE workspace_id = $1 AND sequence < $2 AND ($3 IS NULL OR sandbox_id = $3)
+         ORDER BY sequence DESC LIMIT $4",
+    )
+    .bind(workspace)
+    .bind(before)
+    .bind(sandbox.map(|s| s.as_str()))
+    .bind(i64::from(page.limit))
+    .fetch_all(db)
+    .await?
+    .iter()
+    .map(|row| Ok((rows::count(row, "sequence")?, rows::audit(row)?)))
+    .collect()
+}
+
+pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon) -> Stored<()> {
+    for (sql, before) in [
+        ("DELETE FROM idempotency WHERE created_at < $1", horizon.idempotency_before),
+        ("DELETE FROM revocations WHERE until < $1", horizon.now),
+        ("DELETE FROM audit WHERE at < $1", horizon.audit_before),
+        ("DELETE FROM idempotency WHERE session_id IN (SELECT id FROM sessions WHERE ended_at < $1)", horizon.ended_before),
+        ("DELETE FROM sessions WHERE ended_at < $1", horizon.ended_before),
+        (
+            "DELETE FROM sandboxes WHERE ended_at < $1 AND intent IS NULL
+              AND NOT EXISTS (SELECT 1 FROM sessions WHERE sandbox_id = sandboxes.id)",
+            horizon.ended_before,
+        ),
+    ] {
+        sqlx::query(sql).bind(before.unix()).execute(&mut *tx).await?;
+    }
+    Ok(())
+}

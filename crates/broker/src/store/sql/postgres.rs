@@ -1,0 +1,50 @@
+//! The store in PostgreSQL: what several brokers share.
+
+use std::time::Duration;
+
+use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
+
+use super::{Engine, SqlStore, schema};
+use crate::store::{StoreError, Stored};
+
+/// Connections of one broker. The server admits a hundred by default, which leaves room for several brokers and operators.
+const CONNECTIONS: u32 = 16;
+/// How long a request waits for its turn before it fails.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
+/// A connection unused for this long is asked whether it still works before it is used.
+const TRUSTED: Duration = Duration::from_secs(5);
+
+/// A broker that hangs must not hold locks that others wait for, nor wait for them without end.
+const SETTINGS: &str = "SET idle_in_transaction_session_timeout = '10s'; SET lock_timeout = '10s'; SET statement_timeout = '30s'";
+
+/// Connects, and brings the schema up to date.
+pub async fn open(url: &str) -> Stored<SqlStore> {
+    sqlx::any::install_default_drivers();
+    // The URL has a password in it: no error says more than what the server or the system said.
+    let failed = |e: &dyn std::fmt::Display| StoreError::Failed(format!("opening the PostgreSQL database: {e}"));
+    let options: AnyConnectOptions = url.parse().map_err(|e: sqlx::Error| failed(&e))?;
+    let pool = AnyPoolOptions::new()
+        .max_connections(CONNECTIONS)
+        .acquire_timeout(ACQUIRE_TIMEOUT)
+        .test_before_acquire(false)
+        .before_acquire(|connection, meta| {
+            Box::pin(async move {
+                if meta.idle_for > TRUSTED {
+                    sqlx::Connection::ping(connection).await?;
+                }
+                Ok(true)
+            })
+        })
+        .after_connect(|connection, _| Box::pin(async move { sqlx::raw_sql(SETTINGS).execute(connection).await.map(drop) }))
+        .connect_with(options)
+        .await
+        .map_err(|e| failed(&e))?;
+    schema::bring_up_to_date(&pool, schema::POSTGRES).await.map_err(|e| failed(&e))?;
+    Ok(SqlStore::new(Engine {
+        writers: pool.clone(),
+        readers: pool,
+        begin: "BEGIN",
+        begin_unsynced: "BEGIN; SET LOCAL synchronous_commit = off",
+        is_only_writer: false,
+    }))
+}

@@ -1,0 +1,187 @@
+//! Sandboxes: rows whose state and intent only change from what the writer last saw.
+
+use cobox_protocol::{SandboxId, session::State};
+use sqlx::AnyConnection;
+
+use super::{lock, notes, rows, sessions};
+use crate::{
+    domain::{audit::AuditRecord, model::Sandbox},
+    store::{AddedSandbox, Ending, PageWish, Stored, Viewer},
+};
+
+pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox> {
+    lock::workspace(tx, &sandbox.workspace).await?;
+    if let Some(name) = &sandbox.name
+        && let Some(taken) = named(tx, &sandbox.workspace, name).await?
+    {
+        return Ok(AddedSandbox::NameTaken(taken.id));
+    }
+    if is_full(tx, &sandbox.workspace, quota).await? {
+        return Ok(AddedSandbox::QuotaReached);
+    }
+    insert(tx, sandbox).await?;
+    notes::audit(tx, audit).await?;
+    Ok(AddedSandbox::Added)
+}
+
+/// Whether a workspace has as many living sandboxes as it may; the caller holds its lock.
+pub async fn is_full(tx: &mut AnyConnection, workspace: &str, quota: u32) -> Stored<bool> {
+    // No more are counted than matter.
+    let row =
+        sqlx::query("SELECT count(*) AS n FROM (SELECT id FROM sandboxes WHERE workspace_id = $1 AND ended_at IS NULL LIMIT $2) AS living")
+            .bind(workspace)
+            .bind(i64::from(quota))
+            .fetch_one(tx)
+            .await?;
+    Ok(rows::count(&row, "n")? >= u64::from(quota))
+}
+
+pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {
+    sqlx::query(
+        "INSERT INTO sandboxes (id, workspace_id, name, owner, access, provider, node_id, generation, state, intent, reason, kept,
+                                created_at, last_active_at, running_since, active_seconds, suspended_at, ended_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)",
+    )
+    .bind(s.id.as_str())
+    .bind(&s.workspace)
+    .bind(s.name.as_deref())
+    .bind(&s.owner)
+    .bind(rows::access_word(s.access))
+    .bind(&s.provider)
+    .bind(&s.node)
+    .bind(i64::from(s.generation))
+    .bind(s.state.word())
+    .bind(s.intent.map(|i| i.word()))
+    .bind(s.reason.as_deref())
+    .bind(i64::from(s.is_kept))
+    .bind(s.created_at.unix())
+    .bind(s.last_active_at.unix())
+    .bind(s.running_since.map(|t| t.unix()))
+    .bind(rows::stored_seconds(s.active))
+    .bind(s.suspended_at.map(|t| t.unix()))
+    .bind(s.ended_at.map(|t| t.unix()))
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+pub async fn get(db: &mut AnyConnection, id: &SandboxId) -> Stored<Option<Sandbox>> {
+    sqlx::query("SELECT * FROM sandboxes WHERE id = $1")
+        .bind(id.as_str())
+        .fetch_optional(db)
+        .await?
+        .map(|row| rows::sandbox(&row))
+        .transpose()
+}
+
+pub async fn named(db: &mut AnyConnection, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
+    sqlx::query("SELECT * FROM sandboxes WHERE workspace_id = $1 AND name = $2 AND ended_at IS NULL")
+        .bind(workspace)
+        .bind(name)
+        .fetch_optional(db)
+        .await?
+        .map(|row| rows::sandbox(&row))
+        .transpose()
+}
+
+pub async fn list(db: &mut AnyConnection, viewer: &Viewer, page: &PageWish) -> Stored<Vec<Sandbox>> {
+    sqlx::query(
+        "SELECT * FROM sandboxes
+         WHERE workspace_id = $1 AND ended_at IS NULL AND ($2 OR access = 'workspace' OR owner = $3) AND ($4 IS NULL OR id < $4)
+         ORDER BY id DESC LIMIT $5",
+    )
+    .bind(&viewer.workspace)
+    .bind(viewer.sees_all)
+    .bind(&viewer.principal)
+    .bind(page.before.as_deref())
+    .bind(i64::from(page.limit))
+    .fetch_all(db)
+    .await?
+    .iter()
+    .map(rows::sandbox)
+    .collect()
+}
+
+pub async fn of_node(db: &mut AnyConnection, node: &str) -> Stored<Vec<Sandbox>> {
+    sqlx::query("SELECT * FROM sandboxes WHERE node_id = $1 AND (ended_at IS NULL OR intent IS NOT NULL) ORDER BY id")
+        .bind(node)
+        .fetch_all(db)
+        .await?
+        .iter()
+        .map(rows::sandbox)
+        .collect()
+}
+
+pub async fn running_in(db: &mut AnyConnection, workspace: &str) -> Stored<Vec<SandboxId>> {
+    sqlx::query("SELECT id FROM sandboxes WHERE workspace_id = $1 AND ended_at IS NULL AND state IN ('active', 'idle')")
+        .bind(workspace)
+        .fetch_all(db)
+        .await?
+        .iter()
+        .map(|row| rows::parsed(row, "id"))
+        .collect()
+}
+
+pub async fn any(db: &mut AnyConnection) -> Stored<bool> {
+    Ok(sqlx::query("SELECT id FROM sandboxes LIMIT 1").fetch_optional(db).await?.is_some())
+}
+
+/// Only the fields that change in a sandbox's life, and only while nobody else changed its state or intent.
+pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> Stored<bool> {
+    let done = sqlx::query(
+        "UPDATE sandboxes SET state = $2, intent = $3, reason = $4, running_since = $6,
+                              last_active_at = CASE WHEN last_active_at < $5 THEN $5 ELSE last_active_at END,
+                              active_seconds = $7, suspended_at = $8, ended_at = $9
+         WHERE id = $1 AND state = $10 AND intent IS NOT DISTINCT FROM $11",
+    )
+    .bind(new.id.as_str())
+    .bind(new.state.word())
+    .bind(new.intent.map(|i| i.word()))
+    .bind(new.reason.as_deref())
+    .bind(new.last_active_at.unix())
+    .bind(new.running_since.map(|t| t.unix()))
+    .bind(rows::stored_seconds(new.active))
+    .bind(new.suspended_at.map(|t| t.unix()))
+    .bind(new.ended_at.map(|t| t.unix()))
+    .bind(old.state.word())
+    .bind(old.intent.map(|i| i.word()))
+    .execute(tx)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+pub async fn end(tx: &mut AnyConnection, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>> {
+    let Some(sandbox) = locked(tx, id).await?.filter(|s| s.ended_at.is_none()) else { return Ok(None) };
+    for session in sessions::on_sandbox(tx, id).await? {
+        sessions::close(tx, &session, ending).await?;
+        // A retry of a request whose sandbox came to nothing must be free to make another.
+        sqlx::query("DELETE FROM idempotency WHERE session_id = $1").bind(session.id.as_str()).execute(&mut *tx).await?;
+    }
+    let ended = mark_ended(tx, &sandbox, state, ending).await?;
+    notes::audit(tx, &ending.audit).await?;
+    Ok(Some(ended))
+}
+
+/// A sandbox that nobody else changes until the transaction ends, with its workspace's lock.
+pub async fn locked(tx: &mut AnyConnection, id: &SandboxId) -> Stored<Option<Sandbox>> {
+    let Some(found) = get(tx, id).await? else { return Ok(None) };
+    lock::workspace(tx, &found.workspace).await?;
+    lock::sandbox(tx, id).await?;
+    get(tx, id).await
+}
+
+/// Whatever was under way loses: its settling finds another state and intent. The caller holds its lock.
+pub async fn mark_ended(tx: &mut AnyConnection, sandbox: &Sandbox, state: State, ending: &Ending) -> Stored<Sandbox> {
+    use crate::domain::model::Intent;
+    let ended = Sandbox {
+        state,
+        intent: Some(Intent::Destroy),
+        reason: Some(ending.reason.clone()),
+        active: sandbox.active_until(ending.now),
+        running_since: None,
+        ended_at: Some(ending.now),
+        ..sandbox.clone()
+    };
+    replace(tx, sandbox, &ended).await?;
+    Ok(ended)
+}

@@ -1,0 +1,28 @@
+//! The steps that bring a database's tables up to date: one list, with the SQL of each step once for every database.
+
+use std::borrow::Cow;
+
+use sqlx::{
+    AnyPool, SqlSafeStr,
+    migrate::{MigrateError, Migration, MigrationType, Migrator},
+};
+
+type Step = (i64, &'static str, &'static str);
+
+/// Add a step at the end, with a file of that name in both directories; never change one that was released.
+macro_rules! steps {
+    ($database:literal) => {
+        [(1, "first schema", include_str!(concat!("../../../migrations/", $database, "/0001_first_schema.sql")))]
+    };
+}
+
+pub const SQLITE: &[Step] = &steps!("sqlite");
+pub const POSTGRES: &[Step] = &steps!("postgres");
+
+/// Several brokers may do this at once: on PostgreSQL they wait for each other, on SQLite there is one.
+pub async fn bring_up_to_date(pool: &AnyPool, steps: &[Step]) -> Result<(), MigrateError> {
+    let migrations = steps
+        .iter()
+        .map(|(version, name, sql)| Migration::new(*version, Cow::Borrowed(*name), MigrationType::Simple, sql.into_sql_str(), false));
+    Migrator::with_migrations(migrations.collect()).run(pool).await
+}

@@ -1,0 +1,185 @@
+//! Sessions: found or made in one transaction, and ended together with what depends on them.
+
+use cobox_protocol::{SandboxId, SessionId, session::State};
+use sqlx::{AnyConnection, Row};
+
+use super::{lock, notes, rows, sandboxes};
+use crate::{
+    domain::model::{Bound, Intent, Session},
+    store::{Ending, EnsureWish, Ensured, Idempotency, Leftover, PageWish, SessionFilter, Stored, Viewer},
+};
+
+/// A session's columns, as `rows::session` reads them.
+macro_rules! session_columns {
+    () => {
+        "s.id AS session_id, s.workspace_id AS session_workspace, s.scope_type, s.scope_id, s.sandbox_id, s.owner AS session_owner,
+         s.access AS session_access, s.created_at AS session_created_at, s.active_base, s.ended_at AS session_ended_at, s.end_reason"
+    };
+}
+
+/// Sessions with their sandboxes in one statement, so that both are of one moment: `rows::bound` reads them.
+macro_rules! bound {
+    ($rest:literal) => {
+        concat!("SELECT b.*, ", session_columns!(), " FROM sessions s JOIN sandboxes b ON b.id = s.sandbox_id ", $rest)
+    };
+}
+
+pub async fn ensure(tx: &mut AnyConnection, wish: &EnsureWish) -> Stored<Ensured> {
+    let fresh = &wish.fresh;
+    let workspace = &fresh.session.workspace;
+    lock::workspace(tx, workspace).await?;
+    if let Some(idempotency) = &wish.idempotency
+        && let Some((hash, id)) = remembered(tx, workspace, idempotency).await?
+    {
+        if hash != idempotency.request_hash {
+            return Ok(Ensured::KeyReused);
+        }
+        if let Some(bound) = get(tx, &id).await? {
+            return Ok(Ensured::Replayed(bound));
+        }
+    }
+    if let Some(bound) = of_scope(tx, workspace, &fresh.session.scope_type, &fresh.session.scope_id).await? {
+        remember(tx, wish, &bound.session.id).await?;
+        return Ok(Ensured::Existing(bound));
+    }
+    if sandboxes::is_full(tx, workspace, wish.quota).await? {
+        return Ok(Ensured::QuotaReached);
+    }
+    sandboxes::insert(tx, &fresh.sandbox).await?;
+    insert(tx, &fresh.session).await?;
+    remember(tx, wish, &fresh.session.id).await?;
+    notes::audit(tx, &wish.audit).await?;
+    Ok(Ensured::Created(fresh.clone()))
+}
+
+async fn remembered(tx: &mut AnyConnection, workspace: &str, i: &Idempotency) -> Stored<Option<(Vec<u8>, SessionId)>> {
+    sqlx::query("SELECT request_hash, session_id FROM idempotency WHERE workspace_id = $1 AND principal = $2 AND key = $3")
+        .bind(workspace)
+        .bind(&i.principal)
+        .bind(&i.key)
+        .fetch_optional(tx)
+        .await?
+        .map(|row| Ok((row.try_get("request_hash")?, rows::parsed(&row, "session_id")?)))
+        .transpose()
+}
+
+async fn remember(tx: &mut AnyConnection, wish: &EnsureWish, session: &SessionId) -> Stored<()> {
+    let Some(i) = &wish.idempotency else { return Ok(()) };
+    sqlx::query(
+        "INSERT INTO idempotency (workspace_id, principal, key, request_hash, session_id, created_at) VALUES ($1, $2, $3, $4, $5, $6)",
+    )
+    .bind(&wish.fresh.session.workspace)
+    .bind(&i.principal)
+    .bind(&i.key)
+    .bind(&i.request_hash[..])
+    .bind(session.as_str())
+    .bind(wish.fresh.session.created_at.unix())
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+async fn insert(tx: &mut AnyConnection, s: &Session) -> Stored<()> {
+    sqlx::query(
+        "INSERT INTO sessions (id, workspace_id, scope_type, scope_id, sandbox_id, owner, access, created_at, active_base)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+    )
+    .bind(s.id.as_str())
+    .bind(&s.workspace)
+    .bind(&s.scope_type)
+    .bind(&s.scope_id)
+    .bind(s.sandbox.as_str())
+    .bind(&s.owner)
+    .bind(rows::access_word(s.access))
+    .bind(s.created_at.unix())
+    .bind(rows::stored_seconds(s.active_base))
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+pub async fn get(db: &mut AnyConnection, id: &SessionId) -> Stored<Option<Bound>> {
+    let row = sqlx::query(bound!("WHERE s.id = $1")).bind(id.as_str()).fetch_optional(db).await?;
+    row.as_ref().map(rows::bound).transpose()
+}
+
+pub async fn of_scope(db: &mut AnyConnection, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<Bound>> {
+    let row = sqlx::query(bound!("WHERE s.workspace_id = $1 AND s.scope_type = $2 AND s.scope_id = $3 AND s.ended_at IS NULL"))
+        .bind(workspace)
+        .bind(scope_type)
+        .bind(scope_id)
+        .fetch_optional(db)
+        .await?;
+    row.as_ref().map(rows::bound).transpose()
+}
+
+pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<Bound>> {
+    let wants_ended = filter.state.is_some_and(State::is_ended);
+    sqlx::query(bound!(
+        "WHERE s.workspace_id = $1 AND ($2 OR s.access = 'workspace' OR s.owner = $3)
+           AND ($4 IS NULL OR s.scope_type = $4) AND ($5 IS NULL OR s.scope_id = $5)
+           AND (s.ended_at IS NOT NULL) = $6 AND ($6 OR $7 IS NULL OR b.state = $7)
+           AND ($8 IS NULL OR s.id < $8)
+         ORDER BY s.id DESC LIMIT $9"
+    ))
+    .bind(&viewer.workspace)
+    .bind(viewer.sees_all)
+    .bind(&viewer.principal)
+    .bind(filter.scope_type.as_deref())
+    .bind(filter.scope_id.as_deref())
+    .bind(wants_ended)
+    .bind(filter.state.map(State::word))
+    .bind(page.before.as_deref())
+    .bind(i64::from(page.limit))
+    .fetch_all(db)
+    .await?
+    .iter()
+    .map(rows::bound)
+    .collect()
+}
+
+pub async fn on_sandbox(db: &mut AnyConnection, sandbox: &SandboxId) -> Stored<Vec<Session>> {
+    sqlx::query(concat!(
+        "SELECT ",
+        session_columns!(),
+        " FROM sessions s WHERE s.sandbox_id = $1 AND s.ended_at IS NULL ORDER BY s.id DESC"
+    ))
+    .bind(sandbox.as_str())
+    .fetch_all(db)
+    .await?
+    .iter()
+    .map(rows::session)
+    .collect()
+}
+
+pub async fn end(tx: &mut AnyConnection, id: &SessionId, ending: &Ending) -> Stored<Option<Leftover>> {
+    let Some(found) = get(tx, id).await? else { return Ok(None) };
+    sandboxes::locked(tx, &found.sandbox.id).await?;
+    // Again, now that nobody else can end it.
+    let Some(Bound { session, sandbox }) = get(tx, id).await?.filter(|b| b.session.ended_at.is_none()) else { return Ok(None) };
+    close(tx, &session, ending).await?;
+    let leftover = if !on_sandbox(tx, &sandbox.id).await?.is_empty() {
+        Leftover::InUse
+    } else if sandbox.outlives_sessions() {
+        if sandbox.is_running() && sandbox.intent.is_none() {
+            sandboxes::replace(tx, &sandbox, &sandbox.with_intent(Intent::Suspend)).await?;
+        }
+        Leftover::Suspend
+    } else {
+        sandboxes::mark_ended(tx, &sandbox, State::Terminated, ending).await?;
+        Leftover::Destroy
+    };
+    notes::audit(tx, &ending.audit).await?;
+    Ok(Some(leftover))
+}
+
+/// Ends the session's row and its tokens; the caller holds the locks of its workspace and sandbox.
+pub async fn close(tx: &mut AnyConnection, session: &Session, ending: &Ending) -> Stored<()> {
+    sqlx::query("UPDATE sessions SET ended_at = $2, end_reason = $3 WHERE id = $1")
+        .bind(session.id.as_str())
+        .bind(ending.now.unix())
+        .bind(&ending.reason)
+        .execute(&mut *tx)
+        .await?;
+    notes::revoke(tx, &session.workspace, Some(&session.sandbox), "session", session.id.as_str(), ending).await
+}

@@ -1,0 +1,102 @@
+//! The store in one SQLite file: what the embedded broker uses.
+//!
+//! One connection writes, so that writers queue here instead of failing on a lock; a few read beside it (WAL).
+
+use std::{fmt::Write, path::Path, time::Duration};
+
+use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
+
+use super::{Engine, SqlStore, schema};
+use crate::store::{StoreError, Stored};
+
+/// Readers beside the one writer; each is a thread.
+const READERS: u32 = 4;
+/// How long a request waits for its turn before it fails.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What was answered must survive a power cut, not only a crash: FULL. Another process (a backup, an operator's shell) may
+/// hold the file for ten seconds before we give up.
+const SETTINGS: &str = "PRAGMA busy_timeout = 10000; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON";
+
+/// Opens the file, makes it where there is none, and brings its schema up to date.
+pub async fn open(path: &Path) -> Stored<SqlStore> {
+    sqlx::any::install_default_drivers();
+    let failed = |e: &dyn std::fmt::Display| StoreError::Failed(format!("opening {}: {e}", path.display()));
+    let options: AnyConnectOptions = url(path)?.parse().map_err(|e: sqlx::Error| failed(&e))?;
+    let pool = |size| {
+        AnyPoolOptions::new()
+            .max_connections(size)
+            .acquire_timeout(ACQUIRE_TIMEOUT)
+            .test_before_acquire(false)
+            .after_connect(|connection, _| Box::pin(async move { sqlx::raw_sql(SETTINGS).execute(connection).await.map(drop) }))
+    };
+    let writers = pool(1).connect_with(options.clone()).await.map_err(|e| failed(&e))?;
+    schema::bring_up_to_date(&writers, schema::SQLITE).await.map_err(|e| failed(&e))?;
+    let readers = pool(READERS).connect_with(options).await.map_err(|e| failed(&e))?;
+    Ok(SqlStore::new(Engine {
+        writers,
+        readers,
+        // Takes the write lock at the start, so that what is read inside can't change before it is written. Each says how it is
+        // synced: the one before it on this connection may have said otherwise, and may have been given up half-way.
+        begin: "PRAGMA synchronous = FULL; BEGIN IMMEDIATE",
+        begin_unsynced: "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE",
+        is_only_writer: true,
+    }))
+}
+
+/// The driver takes a URL only: what could mean something else in one is escaped.
+fn url(path: &Path) -> Stored<String> {
+    let path = path.to_str().ok_or_else(|| StoreError::Failed(format!("{}: the name of the database must be UTF-8", path.display())))?;
+    let mut url = String::from("sqlite://");
+    for byte in path.bytes() {
+        if byte.is_ascii_alphanumeric() || b"/._-".contains(&byte) {
+            url.push(char::from(byte));
+        } else {
+            // Writing to a String can't fail.
+            let _ = write!(url, "%{byte:02X}");
+        }
+    }
+    Ok(url + "?mode=rwc")
+}
+
+#[cfg(test)]
+mod tests {
+    use sqlx::{Any, Row, Transaction};
+
+    use super::*;
+
+    async fn level(tx: &mut Transaction<'static, Any>) -> i64 {
+        sqlx::raw_sql("PRAGMA synchronous").fetch_one(&mut **tx).await.unwrap().get(0)
+    }
+
+    #[tokio::test]
+    async fn an_unsynced_change_leaves_the_next_ones_synced_even_when_it_is_given_up() {
+        const FULL: i64 = 2;
+        const NORMAL: i64 = 1;
+        let dir = tempfile::tempdir().unwrap();
+        let store = open(&dir.path().join("db")).await.unwrap();
+        for _ in 0..3 {
+            let mut unsynced = store.base.begin_unsynced().await.unwrap();
+            assert_eq!(level(&mut unsynced).await, NORMAL);
+            drop(unsynced);
+            assert_eq!(level(&mut store.base.begin().await.unwrap()).await, FULL);
+        }
+    }
+
+    #[tokio::test]
+    async fn every_connection_has_the_settings_and_any_path_is_the_file_it_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("what? 100% #ä");
+        let store = open(&path).await.unwrap();
+        assert!(path.exists());
+        for pool in [&store.base.engine.writers, &store.base.engine.readers] {
+            for (name, value) in [("synchronous", 2), ("foreign_keys", 1), ("busy_timeout", 10_000)] {
+                let sql = sqlx::AssertSqlSafe(format!("PRAGMA {name}"));
+                let found: i64 = sqlx::raw_sql(sql).fetch_one(pool).await.unwrap().get(0);
+                assert_eq!(found, value, "{name}");
+            }
+            let mode: String = sqlx::raw_sql("PRAGMA journal_mode").fetch_one(pool).await.unwrap().get(0);
+            assert_eq!(mode, "wal");
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! A real PostgreSQL for tests: one server a test process, started when first asked for, and a database of its own for each
+//! test. It ends with the process that started it, however that ends.
+
+use std::{
+    ffi::OsStr,
+    fs,
+    os::unix::{fs::chown, process::CommandExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use tokio::sync::OnceCell;
+
+use crate::eventually;
+
+/// Where Debian keeps each version's programs.
+const VERSIONS: &str = "/usr/lib/postgresql";
+const USER: &str = "cobox";
+/// The password in every URL. The server lets everybody in who reaches its socket, so it only serves to be looked for later.
+pub const DATABASE_PASSWORD: &str = "a-database-password-nobody-may-see";
+
+/// An empty database.
+pub struct TestDatabase {
+    name: String,
+}
+
+impl TestDatabase {
+    pub async fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let server = server().await;
+        let name = format!("test_{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        server.psql("postgres", &format!("CREATE DATABASE {name}")).unwrap_or_else(|e| panic!("making a database: {e}"));
+        Self { name }
+    }
+
+    pub fn url(&self) -> String {
+        let socket = running().dir.to_str().expect("a temporary directory is UTF-8").replace('/', "%2F");
+        format!("postgres://{USER}:{DATABASE_PASSWORD}@{socket}/{}", self.name)
+    }
+
+    /// What a statement answers, a line a row, for whoever must look beneath the store.
+    pub fn sql(&self, statement: &str) -> String {
+        running().psql(&self.name, statement).unwrap_or_else(|e| panic!("{statement}: {e}"))
+    }
+}
+
+struct Server {
+    /// Holds the data, the log and the socket.
+    dir: PathBuf,
+    programs: PathBuf,
+    /// A shell that ends the server when its standard input ends: ours to hold, and the kernel's to close.
+    _keeper: Child,
+}
+
+static SERVER: OnceCell<Server> = OnceCell::const_new();
+
+fn running() -> &'static Server {
+    SERVER.get().expect("a database was made, so the server runs")
+}
+
+async fn server() -> &'static Server {
+    SERVER.get_or_init(Server::start).await
+}
+
+impl Server {
+    async fn start() -> Self {
+        let programs = programs();
+        let dir = tempfile::Builder::new().prefix("cobox-pg-").tempdir().expect("a temporary directory").keep();
+        let data = dir.join("data");
+        // It refuses to run as root.
+        let user = rustix::process::geteuid().is_root().then(unprivileged);
+        if let Some((uid, gid)) = user {
+            chown(&dir, Some(uid), Some(gid)).expect("root can give a directory away");
+        }
+        let as_user = |program: &OsStr| {
+            let mut command = Command::new(program);
+            if let Some((uid, gid)) = user {
+                command.uid(uid).gid(gid);
+            }
+            command.current_dir(&dir).stdin(Stdio::null());
+            command
+        };
+        let mut initdb = as_user(programs.join("initdb").as_os_str());
+        initdb.args(["--auth=trust", "--no-sync", "--no-instructions", "--encoding=UTF8", "--locale=C", "--wal-segsize=1"]);
+        let made = initdb.arg(format!("--username={USER}")).arg("-D").arg(&data).output().expect("initdb runs");
+        assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
+
+        let log = fs::File::create(dir.join("log")).expect("a log");
+        let mut keeper = as_user(OsStr::new("/bin/sh"));
+        keeper
+            .args(["-c", r#"dir=$1; shift; "$@" & read -r _; kill -QUIT $!; wait; rm -rf "$dir""#, "sh"])
+            .arg(&dir)
+            .arg(programs.join("postgres"))
+            .arg("-D")
+            .arg(&data)
+            .arg("-k")
+            .arg(&dir)
+            // Nobody reaches it over the network. What a power cut would take is not what these tests are about.
+            .args(["-c", "listen_addresses=", "-c", "fsync=off", "-c", "full_page_writes=off", "-c", "max_connections=200"])
+            .args(["-c", "shared_buffers=32MB", "-c", "autovacuum=off"])
+            .stdin(Stdio::piped())
+            .stdout(log.try_clone().expect("a log"))
+            .stderr(log)
+            .process_group(0);
+        let server = Self { _keeper: keeper.spawn().expect("a shell runs"), dir, programs };
+        eventually("PostgreSQL to answer", || {
+            let answer = server.psql("postgres", "SELECT 1");
+            async { answer.ok() }
+        })
+        .await;
+        server
+    }
+
+    fn psql(&self, database: &str, statement: &str) -> Result<String, String> {
+        let mut command = Command::new(self.programs.join("psql"));
+        command
+            .args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-U", USER, "-d", database, "-c", statement])
+            .arg("-h")
+            .arg(&self.dir);
+        let done = command.stdin(Stdio::null()).output().expect("psql runs");
+        if done.status.success() {
+            Ok(String::from_utf8_lossy(&done.stdout).trim_end().to_owned())
+        } else {
+            Err(String::from_utf8_lossy(&done.stderr).into_owned())
+        }
+    }
+}
+
+/// The newest version's programs; most of them are on nobody's path.
+fn programs() -> PathBuf {
+    let version = |path: &Path| path.file_name().and_then(OsStr::to_str).and_then(|name| name.parse::<u32>().ok());
+    let found = fs::read_dir(VERSIONS).into_iter().flatten().flatten().map(|e| e.path());
+    let newest = found.filter(|p| p.join("bin/initdb").exists()).max_by_key(|p| version(p));
+    if let Some(newest) = newest {
+        return newest.join("bin");
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let on_path = std::env::split_paths(&path).find(|dir| dir.join("initdb").exists());
+    on_path.expect("PostgreSQL's server programs are installed: run scripts/setup")
+}
+
+/// The user the package made, or the one that owns nothing.
+fn unprivileged() -> (u32, u32) {
+    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let ids = |name: &str| {
+        let fields: Vec<&str> = users.lines().find(|l| l.starts_with(&format!("{name}:")))?.split(':').collect();
+        Some((fields.get(2)?.parse().ok()?, fields.get(3)?.parse().ok()?))
+    };
+    ids("postgres").or_else(|| ids("nobody")).expect("there is a user to run PostgreSQL as")
+}
