@@ -67,7 +67,15 @@ impl FileWorkers {
         let (steps, archives) = (pool("files", STEP_WORKERS, STEP_QUEUE), pool("archive", ARCHIVE_WORKERS, ARCHIVE_WORKERS));
         let long = pool("long", LONG_WORKERS, LONG_WORKERS);
         let slots = |count| Arc::new(Semaphore::new(count));
-        Ok(Self { root, steps, archives, archive_slots: slots(ARCHIVE_WORKERS), long, long_slots: slots(LONG_WORKERS), patience: Arc::default() })
+        Ok(Self {
+            root,
+            steps,
+            archives,
+            archive_slots: slots(ARCHIVE_WORKERS),
+            long,
+            long_slots: slots(LONG_WORKERS),
+            patience: Arc::default(),
+        })
     }
 
     /// Takes on the workload's user for the thread that calls this, which then does [`FileWorkers::run_quick`]'s steps itself:

@@ -7,6 +7,7 @@ use cobox_protocol::{
     session::{Dataplane, SandboxAddress},
 };
 use cobox_provider::Provider;
+use tokio::runtime::Handle;
 
 use super::{
     model::Sandbox,
@@ -28,6 +29,8 @@ pub struct Deployment {
     pub tokens: Tokens,
     /// One data directory is one node.
     pub node: String,
+    /// For what goes on without whoever asked for it: the threads that serve connections end before the broker does.
+    pub background: Handle,
 }
 
 impl Deployment {
