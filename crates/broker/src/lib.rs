@@ -22,9 +22,21 @@ use tokio::{net::TcpListener, runtime::Handle};
 
 pub use clock::{Clock, SystemClock};
 pub use config::{Config, ConfigError};
+use data_dir::Database;
 use domain::{
-    activity::Activity, audit::AuditTrail, deployment::Deployment, keys::Keys, lifecycle::Lifecycle, model::Principal, reaper::Reaper,
-    reconcile::reconcile, sandboxes::Sandboxes, sessions::Sessions, tokens::Tokens,
+    activity::Activity,
+    audit::AuditTrail,
+    deployment::Deployment,
+    hearing::hear,
+    keys::Keys,
+    lifecycle::Lifecycle,
+    model::Principal,
+    nodes::{BEAT_EVERY, Nodes},
+    reaper::Reaper,
+    reconcile::reconcile,
+    sandboxes::Sandboxes,
+    sessions::Sessions,
+    tokens::Tokens,
 };
 use store::{Store, StoreError, sql};
 
@@ -75,16 +87,43 @@ impl Broker {
     ) -> Result<Self, StartError> {
         config.validate()?;
         let data_dir = data_dir::DataDir::open(&config.data_dir)?;
-        let store: Arc<dyn Store> = Arc::new(sql::sqlite::open(&data_dir.database()?).await?);
-        let master = data_dir.master_key(store.has_sandboxes().await?)?;
+        let store: Arc<dyn Store> = match &config.database_url {
+            Some(url) => {
+                data_dir.use_database(Database::Postgres)?;
+                Arc::new(sql::postgres::open(url).await?)
+            }
+            None => {
+                data_dir.use_database(Database::Sqlite)?;
+                Arc::new(sql::sqlite::open(&data_dir.database()?).await?)
+            }
+        };
+        let master = data_dir.master_key(store.has_sandboxes(None).await?)?;
+        if store.is_shared() {
+            // With another key its tokens would open nothing on other nodes.
+            let fingerprint = master.fingerprint();
+            if store.agree("master_key", &fingerprint).await? != fingerprint {
+                return Err(data_dir::DataDirError::KeyDiffers(data_dir.master_key_path()).into());
+            }
+        }
         let public_url = match &config.public_url {
             Some(url) => url.clone(),
             None => format!("http://{}", listener.local_addr().map_err(StartError::Listener)?),
         };
         let tokens = Tokens::new(master, config.alg, config.token_ttl());
         let node = data_dir.node_id()?;
-        let deployment =
-            Arc::new(Deployment { config, public_url, store: store.clone(), provider, clock, tokens, node, background: Handle::current() });
+        let nodes = Nodes::new(node.clone(), config.node_url.clone().unwrap_or_else(|| public_url.clone()));
+        nodes.beat(&*store, clock.now()).await?;
+        let deployment = Arc::new(Deployment {
+            config,
+            public_url,
+            store: store.clone(),
+            provider,
+            clock,
+            tokens,
+            node,
+            nodes,
+            background: Handle::current(),
+        });
         let activity = Arc::new(Activity::default());
         let lifecycle = Arc::new(Lifecycle::new(deployment.clone(), activity.clone()));
         reconcile(&lifecycle).await.map_err(StartError::Reconcile)?;
@@ -121,6 +160,8 @@ impl Broker {
                 reaper.tick().await;
             }
         });
+        let beating = tokio::spawn(beat(self.deployment.clone()));
+        let hearing = tokio::spawn(hear(self.lifecycle.clone()));
         let dataplane = dataplane::Dataplane {
             deployment: self.deployment.clone(),
             lifecycle: self.lifecycle.clone(),
@@ -136,7 +177,9 @@ impl Broker {
         let router = http::router(api, Arc::new(dataplane));
         server::serve(&self.listener, &self.lanes, router, self.deployment.config.max_connections, shutdown).await;
         // Between two awaits of a tick nothing is half done that the next start wouldn't finish.
-        reaping.abort();
+        for task in [reaping, beating, hearing] {
+            task.abort();
+        }
         self.audit.flush().await;
     }
 
@@ -161,5 +204,17 @@ impl Broker {
     #[doc(hidden)]
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.deployment.store
+    }
+}
+
+/// Apart from the reaper, whose rounds may take long.
+async fn beat(deployment: Arc<Deployment>) {
+    let mut ticks = tokio::time::interval(BEAT_EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if let Err(error) = deployment.nodes.beat(&*deployment.store, deployment.now()).await {
+            tracing::error!(%error, "the other brokers could not be told that this one lives");
+        }
     }
 }

@@ -99,7 +99,7 @@ impl Sandboxes {
     async fn info(&self, sandbox: Sandbox) -> Result<SandboxInfo, ApiError> {
         let d = &self.deployment;
         let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
-        let dataplane = d.dataplane(&sandbox.id);
+        let dataplane = d.dataplane(&sandbox);
         Ok(SandboxInfo {
             last_active_at: self.lifecycle.last_use(&sandbox),
             lease_expires_at: self.lifecycle.lease_end(&sandbox),

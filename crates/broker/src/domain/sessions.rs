@@ -329,7 +329,7 @@ impl Sessions {
                 state: bound.state(),
                 lease_expires_at: self.lifecycle.lease_end(sandbox),
             },
-            dataplane: d.dataplane(&sandbox.id),
+            dataplane: d.dataplane(sandbox),
             credentials: Credentials {
                 token_type: "Bearer".to_owned(),
                 access_token: issued.token,

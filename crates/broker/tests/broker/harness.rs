@@ -1,6 +1,7 @@
 //! A broker on a free port in a runtime of its own, so that it can be killed like a process; and a client for it.
 
 use std::{
+    os::unix::fs::PermissionsExt,
     sync::{
         Arc,
         atomic::{AtomicI64, Ordering},
@@ -11,6 +12,7 @@ use std::{
 use axum::body::Bytes;
 use cobox_broker::{Broker, Clock, Config, store::PageWish};
 use cobox_protocol::{SandboxId, Secret, Timestamp, key::PrincipalKind};
+use cobox_testkit::TestDatabase;
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
@@ -58,6 +60,21 @@ impl World {
         let config = Config { data_dir: dir.path().join("data"), reaper_interval_ms: 3_600_000, ..Config::default() };
         let clock = Arc::new(ManualClock(AtomicI64::new(Timestamp::now().unix())));
         Self { _dir: dir, provider: FakeProvider::new(), clock, config }
+    }
+
+    /// Several nodes of one deployment: a PostgreSQL, a master key and the time are shared, all else is each one's own.
+    pub fn cluster(database: &TestDatabase, size: usize) -> Vec<Self> {
+        let mut worlds: Vec<Self> = (0..size).map(|_| Self::new()).collect();
+        let clock = worlds[0].clock.clone();
+        for world in &mut worlds {
+            world.clock = clock.clone();
+            world.config.database_url = Some(database.secret_url());
+            std::fs::create_dir(&world.config.data_dir).unwrap();
+            let key = world.config.data_dir.join("master.key");
+            std::fs::write(&key, [42; 32]).unwrap();
+            std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
+        }
+        worlds
     }
 
     pub async fn start(&self) -> TestBroker {
@@ -184,6 +201,10 @@ impl Client {
     pub async fn state(&self, sandbox: &SandboxId) -> String {
         let answer = self.get(&format!("/v1/sandboxes/{sandbox}")).await;
         if answer.status == 404 { "gone".into() } else { answer.ok(200)["state"].as_str().unwrap().to_owned() }
+    }
+    /// The same principal at another broker.
+    pub fn at(&self, broker: &TestBroker) -> Client {
+        Client { addr: broker.addr, key: self.key.clone() }
     }
     /// With a token in place of the key.
     pub fn with(&self, token: &Value) -> Client {
