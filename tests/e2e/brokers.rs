@@ -81,7 +81,10 @@ async fn races(rounds: usize, seed: u64) {
         async move { (left == "0").then_some(()) }
     })
     .await;
-    for broker in &brokers {
+    for (n, broker) in brokers.iter().enumerate() {
+        // A node that removed no sandbox since its start still has the directory for the groups of the next: each gets one to remove.
+        let last = at(broker).negotiate(&negotiate(&format!("last-{n}"), Mode::Ensure)).await.expect("it makes one more");
+        at(broker).release(&last.session_id).await.expect("it is released");
         assert!(!broker.log().contains(DATABASE_PASSWORD), "the password of the database is in a log");
         Leftovers::wait_for_none(broker).await;
     }
