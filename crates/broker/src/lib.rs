@@ -9,6 +9,7 @@ mod dataplane;
 #[doc(hidden)]
 pub mod domain;
 mod http;
+mod lanes;
 mod server;
 #[doc(hidden)]
 pub mod store;
@@ -17,7 +18,7 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use cobox_protocol::{ApiError, SandboxId, Secret, key::PrincipalKind};
 use cobox_provider::Provider;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, runtime::Handle};
 
 pub use clock::{Clock, SystemClock};
 pub use config::{Config, ConfigError};
@@ -40,11 +41,15 @@ pub enum StartError {
     Reconcile(ApiError),
     #[error("the listener has no address: {0}")]
     Listener(std::io::Error),
+    #[error("starting the threads that serve connections: {0}")]
+    Lanes(std::io::Error),
 }
 
 /// A broker whose store and provider agree, ready to serve.
 pub struct Broker {
     listener: TcpListener,
+    /// As long as the broker: a connection to the database that was made on one is waited for there.
+    lanes: lanes::Lanes,
     /// Held as long as the broker lives: one data directory, one broker.
     _data_dir: data_dir::DataDir,
     deployment: Arc<Deployment>,
@@ -98,7 +103,17 @@ impl Broker {
         let node_url = config.node_url.clone().unwrap_or_else(|| public_url.clone());
         let nodes = Nodes::new(node.clone(), node_url, config.node_timeout());
         nodes.beat(&*store, clock.now()).await?;
-        let deployment = Arc::new(Deployment { config, public_url, store: store.clone(), provider, clock, tokens, node, nodes });
+        let deployment = Arc::new(Deployment {
+            config,
+            public_url,
+            store: store.clone(),
+            provider,
+            clock,
+            tokens,
+            node,
+            nodes,
+            background: Handle::current(),
+        });
         let activity = Arc::new(Activity::default());
         let lifecycle = Arc::new(Lifecycle::new(deployment.clone(), activity.clone()));
         reconcile(&lifecycle).await.map_err(StartError::Reconcile)?;
@@ -106,6 +121,7 @@ impl Broker {
         let sessions = Arc::new(Sessions { deployment: deployment.clone(), lifecycle: lifecycle.clone() });
         Ok(Self {
             listener,
+            lanes: lanes::Lanes::start().map_err(StartError::Lanes)?,
             _data_dir: data_dir,
             keys: Arc::new(Keys { deployment: deployment.clone(), lifecycle: lifecycle.clone(), activity }),
             sandboxes: Arc::new(Sandboxes { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
@@ -149,7 +165,7 @@ impl Broker {
             deployment: self.deployment.clone(),
         };
         let router = http::router(api, Arc::new(dataplane));
-        server::serve(&self.listener, router, self.deployment.config.max_connections, shutdown).await;
+        server::serve(&self.listener, &self.lanes, router, self.deployment.config.max_connections, shutdown).await;
         // Between two awaits of a tick nothing is half done that the next start wouldn't finish.
         for task in [reaping, beating, hearing] {
             task.abort();

@@ -7,6 +7,7 @@ use cobox_protocol::{
     session::{Dataplane, SandboxAddress},
 };
 use cobox_provider::Provider;
+use tokio::runtime::Handle;
 
 use super::{
     model::Sandbox,
@@ -30,6 +31,8 @@ pub struct Deployment {
     /// One data directory is one node.
     pub node: String,
     pub nodes: Nodes,
+    /// For what goes on without whoever asked for it: the threads that serve connections end before the broker does.
+    pub background: Handle,
 }
 
 impl Deployment {

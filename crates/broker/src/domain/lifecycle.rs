@@ -108,7 +108,7 @@ impl Lifecycle {
         let (done, outcome) = watch::channel(None);
         starts.insert(id.clone(), outcome.clone());
         let (this, id) = (self.clone(), id.clone());
-        tokio::spawn(async move {
+        self.deployment.background.spawn(async move {
             let lock = this.locks.lock(&id).await;
             let outcome = this.start_locked(&id, &lock).await;
             drop(lock);
@@ -190,7 +190,7 @@ impl Lifecycle {
     /// Suspends the sandbox as soon as its boxd is gone, whatever ended it.
     pub fn watch(self: &Arc<Self>, id: &SandboxId) {
         let (this, id) = (self.clone(), id.clone());
-        tokio::spawn(async move {
+        self.deployment.background.spawn(async move {
             this.deployment.provider.ended(&id).await;
             this.check_running(&id).await;
         });

@@ -77,7 +77,7 @@ impl Sandboxes {
         let audit = AuditRecord::of_sandbox(self.deployment.now(), &sandbox, "sandbox.deleted", "asked for").by(caller, request_id);
         let lifecycle = self.lifecycle.clone();
         // In a task, so that a caller who hangs up doesn't leave it half done until the reaper comes by.
-        let deleting = tokio::spawn(async move { lifecycle.terminate(&sandbox, "it was deleted", audit).await });
+        let deleting = self.deployment.background.spawn(async move { lifecycle.terminate(&sandbox, "it was deleted", audit).await });
         deleting.await.map_err(|_| ApiError::new(ErrorCode::Internal, "deleting was interrupted; try again"))?
     }
 

@@ -215,7 +215,7 @@ impl Sessions {
         let leftover = d.store.end_session(&bound.session.id, &d.ending(reason, audit)).await.map_err(internal)?;
         let Some(leftover) = leftover else { return Ok(()) };
         let (lifecycle, id) = (self.lifecycle.clone(), bound.sandbox.id.clone());
-        let rest = tokio::spawn(async move {
+        let rest = d.background.spawn(async move {
             let outcome = match leftover {
                 Leftover::InUse => lifecycle.tell(&id).await,
                 Leftover::Suspend => lifecycle.suspend(&id, reason, |_| true).await.map(drop),
