@@ -9,6 +9,8 @@ use serde::Deserialize;
 pub const MIN_TOKEN_TTL_SECONDS: u64 = 60;
 /// Longest life of a token, in seconds.
 pub const MAX_TOKEN_TTL_SECONDS: u64 = 3600;
+/// Shortest silence that counts as death, in seconds: a beat a second, and three of them in vain.
+const MIN_NODE_TIMEOUT_SECONDS: u64 = 4;
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -22,6 +24,8 @@ pub struct Config {
     pub node_url: Option<String>,
     /// `postgres://…`: a database that several brokers may share. Without it, a file in the data directory.
     pub database_url: Option<Secret>,
+    /// A broker that was silent for this long counts as dead for the others on its database.
+    pub node_timeout_seconds: u64,
     /// Holds `broker.db`, `master.key` and the sandboxes.
     pub data_dir: PathBuf,
     /// Where keys made at the first start belong.
@@ -55,6 +59,8 @@ impl Default for Config {
             public_url: None,
             node_url: None,
             database_url: None,
+            // Several beats in vain, and clocks that are a little off.
+            node_timeout_seconds: 20,
             data_dir: PathBuf::from(".cobox"),
             workspace: "default".to_owned(),
             token_ttl_seconds: 900,
@@ -105,6 +111,9 @@ impl Config {
                 return invalid(field, "must be at least 1");
             }
         }
+        if self.node_timeout_seconds < MIN_NODE_TIMEOUT_SECONDS {
+            return invalid("node_timeout_seconds", "must be at least 4");
+        }
         if self.lease_seconds < self.idle_timeout_seconds {
             return invalid("lease_seconds", "must not be shorter than idle_timeout_seconds");
         }
@@ -127,6 +136,9 @@ impl Config {
 
     pub fn token_ttl(&self) -> Duration {
         Duration::from_secs(self.token_ttl_seconds)
+    }
+    pub fn node_timeout(&self) -> Duration {
+        Duration::from_secs(self.node_timeout_seconds)
     }
     pub fn idle_timeout(&self) -> Duration {
         Duration::from_secs(self.idle_timeout_seconds)
@@ -156,6 +168,7 @@ mod tests {
             ("public_url = \"ftp://x\"", "public_url"),
             ("tokn_ttl = 3", "tokn_ttl"),
             ("node_url = \"http://x/\"", "node_url"),
+            ("node_timeout_seconds = 1", "node_timeout_seconds"),
             ("database_url = \"mysql://ann:hidden@x/y\"", "database_url"),
             ("alg = \"none\"", "alg"),
         ] {

@@ -24,19 +24,8 @@ pub use clock::{Clock, SystemClock};
 pub use config::{Config, ConfigError};
 use data_dir::Database;
 use domain::{
-    activity::Activity,
-    audit::AuditTrail,
-    deployment::Deployment,
-    hearing::hear,
-    keys::Keys,
-    lifecycle::Lifecycle,
-    model::Principal,
-    nodes::{BEAT_EVERY, Nodes},
-    reaper::Reaper,
-    reconcile::reconcile,
-    sandboxes::Sandboxes,
-    sessions::Sessions,
-    tokens::Tokens,
+    activity::Activity, audit::AuditTrail, deployment::Deployment, hearing::hear, keys::Keys, lifecycle::Lifecycle, model::Principal,
+    nodes::Nodes, reaper::Reaper, reconcile::reconcile, sandboxes::Sandboxes, sessions::Sessions, tokens::Tokens,
 };
 use store::{Store, StoreError, sql};
 
@@ -111,7 +100,8 @@ impl Broker {
         };
         let tokens = Tokens::new(master, config.alg, config.token_ttl());
         let node = data_dir.node_id()?;
-        let nodes = Nodes::new(node.clone(), config.node_url.clone().unwrap_or_else(|| public_url.clone()));
+        let node_url = config.node_url.clone().unwrap_or_else(|| public_url.clone());
+        let nodes = Nodes::new(node.clone(), node_url, config.node_timeout());
         nodes.beat(&*store, clock.now()).await?;
         let deployment = Arc::new(Deployment {
             config,
@@ -209,7 +199,7 @@ impl Broker {
 
 /// Apart from the reaper, whose rounds may take long.
 async fn beat(deployment: Arc<Deployment>) {
-    let mut ticks = tokio::time::interval(BEAT_EVERY);
+    let mut ticks = tokio::time::interval(deployment.nodes.beat_every());
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;

@@ -11,20 +11,25 @@ use cobox_protocol::Timestamp;
 
 use crate::store::{Node, Store, Stored};
 
-/// How often a broker says that it lives.
-pub const BEAT_EVERY: Duration = Duration::from_secs(5);
-/// Silent for this long, a broker counts as dead: three beats in vain, and a clock that is a little off.
-pub const DEAD_AFTER: Duration = Duration::from_secs(20);
+/// Beats within the silence after which a broker counts as dead.
+const BEATS: u32 = 4;
 
 pub struct Nodes {
     own: String,
     url: String,
+    /// Silent for this long, a broker counts as dead.
+    timeout: Duration,
     known: Mutex<HashMap<String, Node>>,
 }
 
 impl Nodes {
-    pub fn new(own: String, url: String) -> Self {
-        Self { own, url, known: Mutex::default() }
+    pub fn new(own: String, url: String, timeout: Duration) -> Self {
+        Self { own, url, timeout, known: Mutex::default() }
+    }
+
+    /// How often a broker says that it lives.
+    pub fn beat_every(&self) -> Duration {
+        self.timeout / BEATS
     }
 
     /// Says that this one lives, and learns who else does.
@@ -37,7 +42,7 @@ impl Nodes {
     }
 
     pub async fn is_alive(&self, store: &dyn Store, node: &str, now: Timestamp) -> Stored<bool> {
-        let is_alive = |node: Option<Node>| node.is_some_and(|n| now.saturating_since(n.seen_at) < DEAD_AFTER);
+        let is_alive = |node: Option<Node>| node.is_some_and(|n| now.saturating_since(n.seen_at) < self.timeout);
         if node == self.own || is_alive(self.get(node)) {
             return Ok(true);
         }
@@ -49,7 +54,7 @@ impl Nodes {
     /// Those that were silent for too long.
     pub fn dead(&self, now: Timestamp) -> Vec<String> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_dead = |n: &&Node| n.id != self.own && now.saturating_since(n.seen_at) >= DEAD_AFTER;
+        let is_dead = |n: &&Node| n.id != self.own && now.saturating_since(n.seen_at) >= self.timeout;
         known.values().filter(is_dead).map(|n| n.id.clone()).collect()
     }
 

@@ -171,7 +171,8 @@ async fn a_broker_with_another_master_key_or_another_kind_of_database_is_refused
     assert!(start(&stranger).await.contains("not the master key of the other brokers"));
 
     let mut alone = World::new();
-    alone.start().await.kill().await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    drop(Broker::start(alone.config.clone(), alone.provider.clone(), listener).await.unwrap());
     alone.config.database_url = worlds[0].config.database_url.clone();
     assert!(start(&alone).await.contains("was used with a database of its own"));
     stranger.config.database_url = None;

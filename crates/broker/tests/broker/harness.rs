@@ -17,7 +17,7 @@ use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use tokio::{net::TcpStream, runtime::Runtime};
+use tokio::{net::TcpStream, runtime::Runtime, sync::OnceCell};
 
 use crate::fake_provider::FakeProvider;
 
@@ -45,6 +45,8 @@ pub struct World {
     pub provider: Arc<FakeProvider>,
     pub clock: Arc<ManualClock>,
     pub config: Config,
+    /// In place of a file, with `COBOX_TEST_STORE=postgres`: every test here must pass on both.
+    database: OnceCell<TestDatabase>,
 }
 
 pub struct TestBroker {
@@ -59,7 +61,7 @@ impl World {
         // Ticks come from the tests.
         let config = Config { data_dir: dir.path().join("data"), reaper_interval_ms: 3_600_000, ..Config::default() };
         let clock = Arc::new(ManualClock(AtomicI64::new(Timestamp::now().unix())));
-        Self { _dir: dir, provider: FakeProvider::new(), clock, config }
+        Self { _dir: dir, provider: FakeProvider::new(), clock, config, database: OnceCell::new() }
     }
 
     /// Several nodes of one deployment: a PostgreSQL, a master key and the time are shared, all else is each one's own.
@@ -77,9 +79,18 @@ impl World {
         worlds
     }
 
+    /// With the database that was chosen for this run.
+    pub async fn whole_config(&self) -> Config {
+        let mut config = self.config.clone();
+        if config.database_url.is_none() && std::env::var("COBOX_TEST_STORE").is_ok_and(|s| s == "postgres") {
+            config.database_url = Some(self.database.get_or_init(TestDatabase::new).await.secret_url());
+        }
+        config
+    }
+
     pub async fn start(&self) -> TestBroker {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let (config, provider, clock) = (self.config.clone(), self.provider.clone(), self.clock.clone());
+        let (config, provider, clock) = (self.whole_config().await, self.provider.clone(), self.clock.clone());
         let (broker, addr) = runtime
             .spawn(async move {
                 let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

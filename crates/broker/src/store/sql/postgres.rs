@@ -16,8 +16,9 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A connection unused for this long is asked whether it still works before it is used.
 const TRUSTED: Duration = Duration::from_secs(5);
 
-/// A broker that hangs must not hold locks that others wait for, nor wait for them without end.
-const SETTINGS: &str = "SET idle_in_transaction_session_timeout = '10s'; SET lock_timeout = '10s'; SET statement_timeout = '30s'";
+/// A broker that hangs must not hold locks that others wait for, nor wait for them without end. That a table is there already is
+/// not worth a line in the log.
+const SETTINGS: &str = "SET client_min_messages = warning; SET idle_in_transaction_session_timeout = '10s'; SET lock_timeout = '10s'; SET statement_timeout = '30s'";
 
 /// Connects, and brings the schema up to date.
 pub async fn open(url: &Secret) -> Stored<SqlStore> {
