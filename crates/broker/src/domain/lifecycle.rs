@@ -60,7 +60,8 @@ pub struct Lifecycle {
 pub struct Told {
     pub at: Timestamp,
     pub lease_end: Timestamp,
-    pub revocations: u64,
+    /// Sequence and last start of the revocations it knows.
+    pub revocations: (u64, i64),
     pub is_disk_full: bool,
 }
 
@@ -368,7 +369,7 @@ impl Lifecycle {
         let told = Told {
             at,
             lease_end: self.lease_end(sandbox),
-            revocations: revocations.sequence,
+            revocations: (revocations.sequence, revocations.last_start),
             is_disk_full: self.is_disk_full(&sandbox.id),
         };
         let state = ControlState {

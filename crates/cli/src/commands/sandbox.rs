@@ -64,7 +64,8 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             context.printer.list(&json!({ "items": sandboxes }), &header, &rows, "no sandboxes yet; `cobox sandbox create` makes one")?;
         }
         Command::Create { name, access } => {
-            let sandbox = client.create_sandbox(&CreateSandbox { name, access: access.map(Into::into) }).await?;
+            let sandbox =
+                client.create_sandbox(&CreateSandbox { name, access: access.map(Into::into), ..CreateSandbox::default() }).await?;
             show(context, &sandbox)?;
         }
         Command::Get { which } => show(context, &client.get_sandbox(&which).await?)?,
