@@ -20,10 +20,11 @@ use cobox_provider::Provider;
 use tokio::net::TcpListener;
 
 pub use clock::{Clock, SystemClock};
-pub use config::{Config, ConfigError};
+pub use config::{Config, ConfigError, Cors};
+use domain::webhook::MIN_SECRET_BYTES;
 use domain::{
     activity::Activity, audit::AuditTrail, deployment::Deployment, keys::Keys, lifecycle::Lifecycle, model::Principal, reaper::Reaper,
-    reconcile::reconcile, sandboxes::Sandboxes, sessions::Sessions, tokens::Tokens,
+    reconcile::reconcile, sandboxes::Sandboxes, sessions::Sessions, tokens::Tokens, webhook::Webhook,
 };
 use store::{Store, StoreError, sql};
 
@@ -37,6 +38,8 @@ pub enum StartError {
     Store(#[from] StoreError),
     #[error("{}", .0.message)]
     Reconcile(ApiError),
+    #[error("webhook_secret_file: {0}")]
+    Webhook(String),
     #[error("the listener has no address: {0}")]
     Listener(std::io::Error),
 }
@@ -53,6 +56,7 @@ pub struct Broker {
     lifecycle: Arc<Lifecycle>,
     reaper: Arc<Reaper>,
     audit: AuditTrail,
+    webhook: Option<Arc<Webhook>>,
 }
 
 impl Broker {
@@ -69,6 +73,7 @@ impl Broker {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, StartError> {
         config.validate()?;
+        let webhook = read_webhook(&config)?;
         let data_dir = data_dir::DataDir::open(&config.data_dir)?;
         let store: Arc<dyn Store> = Arc::new(sql::sqlite::open(&data_dir.database()?).await?);
         let master = data_dir.master_key(store.has_sandboxes().await?)?;
@@ -91,6 +96,7 @@ impl Broker {
             sandboxes: Arc::new(Sandboxes { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
             reaper: Arc::new(Reaper::new(lifecycle.clone(), sessions.clone())),
             audit: AuditTrail::start(store),
+            webhook,
             sessions,
             lifecycle,
             deployment,
@@ -125,6 +131,7 @@ impl Broker {
             sessions: self.sessions.clone(),
             sandboxes: self.sandboxes.clone(),
             deployment: self.deployment.clone(),
+            webhook: self.webhook.clone(),
         };
         let router = http::router(api, Arc::new(dataplane));
         server::serve(&self.listener, router, self.deployment.config.max_connections, shutdown).await;
@@ -155,4 +162,12 @@ impl Broker {
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.deployment.store
     }
+}
+
+fn read_webhook(config: &Config) -> Result<Option<Arc<Webhook>>, StartError> {
+    let Some(path) = &config.webhook_secret_file else { return Ok(None) };
+    let secret = std::fs::read_to_string(path).map(zeroize::Zeroizing::new);
+    let secret = secret.map_err(|e| StartError::Webhook(format!("{} can't be read: {e}", path.display())))?;
+    let too_short = || StartError::Webhook(format!("{} must hold a secret of {MIN_SECRET_BYTES} bytes or more", path.display()));
+    Ok(Some(Arc::new(Webhook::new(&secret).ok_or_else(too_short)?)))
 }

@@ -35,8 +35,13 @@ impl Deployment {
         self.clock.now()
     }
 
+    /// The way to a sandbox through the gateway, without `/v1`.
+    pub fn door(&self, sandbox: &SandboxId) -> String {
+        format!("{}/dp/{sandbox}", self.public_url)
+    }
+
     pub fn dataplane(&self, sandbox: &SandboxId) -> Dataplane {
-        let http_base_url = format!("{}/dp/{sandbox}/v1", self.public_url);
+        let http_base_url = format!("{}/v1", self.door(sandbox));
         // http → ws, https → wss.
         let ws_base_url = http_base_url.replacen("http", "ws", 1);
         Dataplane { http_base_url, ws_base_url }

@@ -15,4 +15,6 @@ pub mod reconcile;
 pub mod renewal;
 pub mod sandboxes;
 pub mod sessions;
+pub mod threads;
 pub mod tokens;
+pub mod webhook;

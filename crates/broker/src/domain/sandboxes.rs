@@ -91,7 +91,7 @@ impl Sandboxes {
         change.name = wish.name;
         let told = AuditRecord::of_sandbox(d.now(), &sandbox, "sandbox.changed", &words(&change)).by(asking.caller, asking.request_id);
         match d.store.change_sandbox(&sandbox.id, &change, &told).await.map_err(internal)? {
-            ChangedSandbox::Changed(sandbox) => self.info_with_tags(sandbox).await,
+            ChangedSandbox::Changed(sandbox) => self.info_with_tags(*sandbox).await,
             ChangedSandbox::NameTaken(id) => Err(name_taken(&change.name.flatten().unwrap_or_default(), &id)),
             ChangedSandbox::TooManyTags(count) => {
                 Err(ApiError::invalid(format!("tags: it would have {count}; at most {MAX_ALL_TAGS} are kept, the broker's among them")))

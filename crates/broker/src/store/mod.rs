@@ -114,7 +114,7 @@ pub struct SandboxChange {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChangedSandbox {
-    Changed(Sandbox),
+    Changed(Box<Sandbox>),
     NameTaken(SandboxId),
     TooManyTags(usize),
     Gone,

@@ -114,7 +114,10 @@ async fn many_threads_share_one_named_sandbox() {
     }
     assert_eq!(world.provider.starts.load(Ordering::SeqCst), 1);
     let seen = ann.get("/v1/sandboxes/dev").await.ok(200);
-    assert_eq!(seen["threads"].as_array().unwrap().iter().filter_map(Value::as_str).collect::<HashSet<_>>(), HashSet::from(["a", "b", "c"]));
+    assert_eq!(
+        seen["threads"].as_array().unwrap().iter().filter_map(Value::as_str).collect::<HashSet<_>>(),
+        HashSet::from(["a", "b", "c"])
+    );
     // Each ends on its own; the last leaves the files.
     for (who, thread) in [(&ann, "a"), (&bob, "b"), (&bob, "c")] {
         let session = who.post(SESSIONS, json!({ "thread_id": thread, "mode": "get" })).await.ok(200);

@@ -386,7 +386,7 @@ async fn changing_a_sandbox(store: &dyn Store) {
     let ChangedSandbox::Changed(changed) = apply(&all).await else { panic!("nothing is in the way") };
     let read = store.sandbox(&one.id).await.unwrap().unwrap();
     assert_eq!((read.name.clone(), read.is_kept, read.access), (None, true, Access::Owner));
-    assert_eq!(read, changed);
+    assert_eq!(read, *changed);
     let too_many = SandboxChange { is_kept: Some(false), set_tags: Tags::from([("d".into(), "4".into())]), ..change.clone() };
     assert_eq!(apply(&too_many).await, ChangedSandbox::TooManyTags(3));
     assert!(store.sandbox(&one.id).await.unwrap().unwrap().is_kept, "all of it or nothing");

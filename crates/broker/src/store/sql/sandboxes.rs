@@ -64,7 +64,7 @@ pub async fn change(tx: &mut AnyConnection, id: &SandboxId, change: &SandboxChan
         }
     }
     notes::audit(tx, audit).await?;
-    Ok(ChangedSandbox::Changed(changed))
+    Ok(ChangedSandbox::Changed(Box::new(changed)))
 }
 
 /// Whether a workspace has as many living sandboxes as it may; the caller holds its lock.
