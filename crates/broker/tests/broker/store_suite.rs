@@ -351,8 +351,8 @@ async fn tags(store: &dyn Store) {
         let found = store.sandboxes(&viewer, &[tag(filter)], &page).await.unwrap();
         found.into_iter().map(|s| s.id).collect::<Vec<_>>()
     };
-    assert_eq!(sandboxes("run:1").await, [one.fresh.sandbox.id.clone()]);
-    assert_eq!(sandboxes("guest:yes").await, [one.fresh.sandbox.id.clone()]);
+    assert_eq!(sandboxes("run:1").await, *std::slice::from_ref(&one.fresh.sandbox.id));
+    assert_eq!(sandboxes("guest:yes").await, *std::slice::from_ref(&one.fresh.sandbox.id));
     assert_eq!(store.sandbox_tags(&[&one.fresh.sandbox.id]).await.unwrap()[one.fresh.sandbox.id.as_str()], one.tags);
     let failed = SessionFilter { state: Some(State::Failed), tags: vec![tag("run:2")], ..SessionFilter::default() };
     let terminated = SessionFilter { state: Some(State::Terminated), ..failed.clone() };

@@ -5,6 +5,7 @@ use std::{net::SocketAddr, path::PathBuf};
 use super::{NoBroker, Outcome};
 use crate::{
     context::Context,
+    cors::CorsArgs,
     daemon::{self, EndSignals},
     failure::Failure,
     running::{FirstKeys, Running},
@@ -34,6 +35,8 @@ pub struct Args {
     /// Overrides the file's listen
     #[arg(long, value_name = "ADDR", value_parser = daemon::address)]
     listen: Option<SocketAddr>,
+    #[command(flatten)]
+    cors: CorsArgs,
     /// How log lines look
     #[arg(long, value_enum, default_value = "text")]
     log_format: LogFormat,
@@ -55,6 +58,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     if let Some(listen) = args.listen {
         config.listen = listen;
     }
+    args.cors.apply(&mut config.cors);
     let mut running = Running::start(config, options, FirstKeys::Operator).await?;
     let note = running.note.clone();
     tracing::info!(url = %note.url, data_dir = %running.data_dir().display(), "the broker is ready");
