@@ -9,6 +9,7 @@ mod door;
 mod fake_provider;
 mod harness;
 mod lease;
+mod life;
 mod negotiating;
 mod renewing;
 mod restart;
