@@ -13,3 +13,4 @@ mod roots;
 mod sharing;
 mod terminals;
 mod tokens;
+mod unruly;

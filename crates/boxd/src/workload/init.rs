@@ -21,6 +21,7 @@ use rustix::{
 use super::{
     link::{ImageSpec, MAX_IMAGE_BYTES, Order, Received, Report, receive, send},
     memory::watch_memory,
+    proc::Proc,
     seccomp, tree,
 };
 
@@ -34,8 +35,8 @@ const SPARE_PADS: usize = 8;
 const MAX_QUEUE_BYTES: u64 = 819_200;
 
 /// Takes orders until boxd is gone; then this process ends, and the kernel ends all others of the namespace with it.
-pub fn run(link: OwnedFd, config: &BoxdConfig) -> ! {
-    let outcome = serve(link, config);
+pub fn run(link: OwnedFd, proc: OwnedFd, config: &BoxdConfig) -> ! {
+    let outcome = serve(link, proc, config);
     exit_now(i32::from(outcome.is_err()))
 }
 
@@ -61,6 +62,7 @@ pub fn limit_resources(limits: &WorkloadLimits) -> io::Result<()> {
 /// What init knows.
 struct Init<'a> {
     link: OwnedFd,
+    proc: Proc,
     null: File,
     workload: &'a Workload,
     /// By pid, until they are waited for: its number is nobody else's for as long.
@@ -77,22 +79,21 @@ struct Running {
     pad: Box<Pad>,
 }
 
-fn serve(link: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
+fn serve(link: OwnedFd, proc: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
     // The listeners and the lock that boxd inherited are none of the workloads' business.
-    // SAFETY: nothing of boxd runs in this process any more; only the link is used from here on.
-    unsafe { keep_only(vec![link]) }?;
-    // SAFETY: keep_only has just put the link there.
-    let link = unsafe { adopt(0) }?;
-    // 1 and 2 must not be what some later open happens to get.
+    // SAFETY: nothing of boxd runs in this process any more; only these two are used from here on.
+    unsafe { keep_only(vec![link, proc]) }?;
+    // SAFETY: keep_only has just put them there.
+    let (link, proc) = unsafe { (adopt(0)?, Proc::new(adopt(1)?)) };
+    // Gets the number 2, which must not be what some later open happens to get.
     let null = File::options().read(true).write(true).open("/dev/null")?;
-    let _null2 = null.try_clone()?;
     block_signals();
     let children = child_events()?;
     let mut word = [0; 16];
     getrandom::fill(&mut word).map_err(io::Error::other)?;
     let [a, b] = [0, 8].map(|at| u64::from_ne_bytes(std::array::from_fn(|i| word[at + i])));
     seccomp::confine_limits(Word([a, b])).map_err(io::Error::other)?;
-    let mut init = Init { link, null, workload: &config.workload, running: HashMap::new(), pads: Vec::new(), word: Word([a, b]) };
+    let mut init = Init { link, proc, null, workload: &config.workload, running: HashMap::new(), pads: Vec::new(), word: Word([a, b]) };
     let mut has_processes = false;
     send(&init.link, &Report::Ready, &[])?;
     loop {
@@ -116,7 +117,7 @@ fn serve(link: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
             has_processes = true;
         }
         if let Some(limit) = watched {
-            has_processes = watch_memory(limit);
+            has_processes = watch_memory(&init.proc, limit);
         }
     }
 }
@@ -175,12 +176,12 @@ impl Init<'_> {
             }
             Order::SignalTree { seq, signal } => {
                 if let Some(signal) = Signal::from_named_raw(signal) {
-                    tree::signal(&tree::Root { mark: seq, pid: self.pid_of(seq) }, signal);
+                    tree::signal(&self.proc, &tree::Root { mark: seq, pid: self.pid_of(seq) }, signal);
                 }
                 Ok(())
             }
             Order::KillTree { seq, program } => {
-                tree::kill(&tree::Root { mark: program, pid: self.pid_of(program) });
+                tree::kill(&self.proc, &tree::Root { mark: program, pid: self.pid_of(program) });
                 self.reap()?;
                 send(&self.link, &Report::TreeKilled { seq }, &[])
             }
@@ -250,7 +251,7 @@ impl Init<'_> {
     fn stop_writers(&self, stop: bool) {
         let limit = if stop { Some(0) } else { None };
         // Init's own limit is what new programs start with. Gone in the meantime: it writes no more either.
-        for pid in std::iter::once(0).chain(tree::processes().iter().map(|p| p.pid)) {
+        for pid in std::iter::once(0).chain(tree::processes(&self.proc).iter().map(|p| p.pid)) {
             let _ = set_soft_limit(self.word, pid, libc::RLIMIT_FSIZE, limit);
         }
     }

@@ -4,6 +4,7 @@ mod init;
 mod link;
 mod memory;
 mod namespace;
+mod proc;
 mod seccomp;
 mod tree;
 
