@@ -1,4 +1,4 @@
-//! Commands that try to outlive their end, in a real sandbox: those not yet begun, and those that can't be looked into.
+//! Commands that try to outlive their end, in a real sandbox: those not yet begun, those that can't be looked into, those that look ended.
 
 use cobox_protocol::exec::{ExecRequest, ExecResponse};
 use cobox_testkit::{TestBroker, ensure, eventually, sh};
@@ -57,4 +57,21 @@ async fn a_program_that_may_be_run_but_not_read_is_ended_like_any_other() {
     let done = cell.exec(ExecRequest { command: Some(command), timeout_seconds: Some(1.0), ..Default::default() }).await;
     assert!(done.timed_out, "{done:?}");
     assert_eq!(cell.sh("rm beat; sleep 0.5; ls").await, "closed\nshell\n");
+}
+
+/// Its first thread ends, and the others go on.
+const HEADLESS: &str = "
+import ctypes, threading, time
+def go():
+    while True:
+        open('beat', 'w').close(); time.sleep(0.02)
+threading.Thread(target=go).start()
+ctypes.CDLL(None).syscall(60, 0)";
+
+#[tokio::test]
+async fn a_program_without_its_first_thread_is_ended_like_any_other() {
+    let cell = Cell::start().await;
+    let done = cell.exec(ExecRequest { timeout_seconds: Some(1.0), ..argv(&["python3", "-c", HEADLESS]) }).await;
+    assert!(done.timed_out, "{done:?}");
+    assert_eq!(cell.sh("rm beat; sleep 0.5; ls").await, "");
 }

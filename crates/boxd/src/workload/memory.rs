@@ -10,13 +10,14 @@ use super::{proc::Proc, tree::processes};
 pub fn watch_memory(proc: &Proc, limit: u64) -> bool {
     let all = processes(proc);
     let mut seen = BTreeSet::new();
-    let in_files: u64 = all.iter().map(|p| proc.memory_files(p.pid, &mut seen)).sum();
+    let in_files: u64 = all.iter().map(|p| proc.memory_files(p.thread, &mut seen)).sum();
     // What is shared counts for each here, so this is never too little; only past the limit is a closer look worth its price.
-    if all.iter().map(|p| resident(proc, p.pid)).sum::<u64>() + in_files <= limit {
+    if all.iter().map(|p| resident(proc, p.thread)).sum::<u64>() + in_files <= limit {
         return !all.is_empty();
     }
     let mut seen = BTreeSet::new();
-    let mut sizes: Vec<(u64, i32)> = all.iter().map(|p| (own_share(proc, p.pid) + proc.memory_files(p.pid, &mut seen), p.pid)).collect();
+    let mut sizes: Vec<(u64, i32)> =
+        all.iter().map(|p| (own_share(proc, p.thread) + proc.memory_files(p.thread, &mut seen), p.pid)).collect();
     sizes.sort_unstable();
     let mut total: u64 = sizes.iter().map(|(bytes, _)| bytes).sum();
     while total > limit
@@ -31,17 +32,17 @@ pub fn watch_memory(proc: &Proc, limit: u64) -> bool {
     !all.is_empty()
 }
 
-/// Memory of a process, what it shares counted in full.
-fn resident(proc: &Proc, pid: i32) -> u64 {
-    let statm = proc.read(&format!("{pid}/statm")).unwrap_or_default();
+/// Memory of a process, by one of its threads; what it shares counted in full.
+fn resident(proc: &Proc, thread: i32) -> u64 {
+    let statm = proc.read(&format!("{thread}/statm")).unwrap_or_default();
     let pages: u64 = statm.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
     pages * rustix::param::page_size() as u64
 }
 
-/// Memory of a process, what it shares counted by its share.
-fn own_share(proc: &Proc, pid: i32) -> u64 {
+/// The same, what it shares counted by its share.
+fn own_share(proc: &Proc, thread: i32) -> u64 {
     // One that runs a program it can't read doesn't let itself be looked into: then all it has is its own.
-    let Some(rollup) = proc.read(&format!("{pid}/smaps_rollup")) else { return resident(proc, pid) };
+    let Some(rollup) = proc.read(&format!("{thread}/smaps_rollup")) else { return resident(proc, thread) };
     let kib = rollup.lines().find_map(|l| l.strip_prefix("Pss:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
     kib.unwrap_or(0) * 1024
 }

@@ -35,10 +35,10 @@ impl Proc {
         Some(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// Memory in files without a name that a process holds open, each file once.
-    pub fn memory_files(&self, pid: i32, seen: &mut BTreeSet<u64>) -> u64 {
+    /// Memory in files without a name that a process holds open, by one of its threads, each file once.
+    pub fn memory_files(&self, thread: i32, seen: &mut BTreeSet<u64>) -> u64 {
         let is_memory = |path: &String| readlinkat(&self.0, path, Vec::new()).is_ok_and(|to| to.to_bytes().starts_with(b"/memfd:"));
-        let open = self.numbers(&format!("{pid}/fd")).into_iter().map(|number| format!("{pid}/fd/{number}"));
+        let open = self.numbers(&format!("{thread}/fd")).into_iter().map(|number| format!("{thread}/fd/{number}"));
         let files = open.filter(is_memory).filter_map(|path| statat(&self.0, path, AtFlags::empty()).ok());
         files.filter(|file| seen.insert(file.st_ino)).map(|file| file.st_blocks as u64 * 512).sum()
     }

@@ -29,6 +29,8 @@ pub struct Root {
 
 pub struct Member {
     pub pid: i32,
+    /// One of its threads that has not ended, which is how its memory is found: its first may have.
+    pub thread: i32,
     parent: i32,
     session: i32,
 }
@@ -44,11 +46,30 @@ impl Member {
         let stat = proc.read(&format!("{pid}/stat"))?;
         // The name in parentheses may hold anything, so count from the last one.
         let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-        let is_zombie = matches!(fields.next()?, "Z" | "X");
+        let has_first_thread = is_alive(fields.next()?);
         let parent = fields.next()?.parse().ok()?;
         let session = fields.nth(1)?.parse().ok()?;
-        (!is_zombie).then_some(Member { pid, parent, session })
+        let threads: u32 = fields.nth(13)?.parse().ok()?;
+        let thread = match has_first_thread {
+            true => pid,
+            // What goes on without its first thread looks like one that has ended, but for its others.
+            false if threads > 1 => other_thread(proc, pid).unwrap_or(pid),
+            false => return None,
+        };
+        Some(Member { pid, thread, parent, session })
     }
+}
+
+fn is_alive(state: &str) -> bool {
+    !matches!(state, "Z" | "X")
+}
+
+/// None is found where they end and begin while they are looked at.
+fn other_thread(proc: &Proc, pid: i32) -> Option<i32> {
+    proc.numbers(&format!("{pid}/task")).into_iter().find(|thread| {
+        let stat = proc.read(&format!("{pid}/task/{thread}/stat")).unwrap_or_default();
+        stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().next()).is_some_and(is_alive)
+    })
 }
 
 impl Root {
