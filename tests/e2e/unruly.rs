@@ -75,3 +75,17 @@ async fn a_program_without_its_first_thread_is_ended_like_any_other() {
     assert!(done.timed_out, "{done:?}");
     assert_eq!(cell.sh("rm beat; sleep 0.5; ls").await, "");
 }
+
+#[tokio::test]
+async fn a_long_name_in_many_places_costs_no_more_than_looking() {
+    let cell = Cell::start().await;
+    let path = |directory: &str| Some([("PATH".to_owned(), directory.repeat(100_000 / directory.len()))].into());
+    let done = cell.exec(ExecRequest { env: path("a:"), ..argv(&[&"x".repeat(100_000)]) }).await;
+    assert_eq!((done.exit_code, done.stderr.contains("not the name of a program")), (126, true), "{done:?}");
+    let done = cell.exec(ExecRequest { env: path("a:"), ..argv(&[&"x".repeat(255)]) }).await;
+    assert_eq!(done.exit_code, 127, "{done:?}");
+    let directory = format!("{}:", "d/".repeat(2000));
+    let done = cell.exec(ExecRequest { env: path(&directory), ..argv(&[&"x".repeat(255)]) }).await;
+    assert_eq!(done.exit_code, 127, "{done:?}");
+    assert_eq!(cell.sh("echo still here").await, "still here\n");
+}

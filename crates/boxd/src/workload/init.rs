@@ -5,13 +5,12 @@
 
 use std::{
     collections::HashMap,
-    ffi::CString,
     fs::File,
     io::{self, Read},
     os::fd::{AsFd, OwnedFd},
 };
 
-use cobox_kernel::{Image, Launch, Pad, Step, Word, adopt, block_signals, child_events, exit_now, keep_only, set_soft_limit};
+use cobox_kernel::{Launch, Pad, Step, Word, adopt, block_signals, child_events, exit_now, keep_only, set_soft_limit};
 use cobox_protocol::control::{BoxdConfig, Workload, WorkloadLimits};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -19,7 +18,7 @@ use rustix::{
 };
 
 use super::{
-    link::{ImageSpec, MAX_IMAGE_BYTES, Order, Received, Report, receive, send},
+    link::{MAX_IMAGE_BYTES, Order, Received, Report, Unpacked, receive, send},
     memory::watch_memory,
     proc::Proc,
     seccomp, tree,
@@ -153,7 +152,7 @@ impl Init<'_> {
     fn obey(&mut self, Received { message, tail, fds }: Received<Order>) -> io::Result<()> {
         match message {
             Order::Spawn { seq, is_terminal, has_stdin, has_outcome } => {
-                match self.spawn(seq, is_terminal, (has_stdin, has_outcome), &tail, fds) {
+                match self.spawn(seq, is_terminal, (has_stdin, has_outcome), tail, fds) {
                     Ok(_) => Ok(()),
                     Err(e) => {
                         let errno = e.raw_os_error().unwrap_or(libc::EINVAL);
@@ -201,7 +200,7 @@ impl Init<'_> {
         seq: u64,
         is_terminal: bool,
         (has_stdin, has_outcome): (bool, bool),
-        tail: &[u8],
+        tail: Vec<u8>,
         fds: Vec<OwnedFd>,
     ) -> io::Result<i32> {
         let missing = || io::Error::from_raw_os_error(libc::EINVAL);
@@ -209,15 +208,18 @@ impl Init<'_> {
         let stdin = if has_stdin { Some(fds.next().ok_or_else(missing)?) } else { None };
         let (stdout, stderr) = (fds.next().ok_or_else(missing)?, fds.next().ok_or_else(missing)?);
         let outcome = if has_outcome { Some(fds.next().ok_or_else(missing)?) } else { None };
-        let spec = match fds.next() {
+        let image = match fds.next() {
             Some(image) => {
                 let mut bytes = Vec::new();
                 File::from(image).take(MAX_IMAGE_BYTES as u64 + 1).read_to_end(&mut bytes)?;
-                ImageSpec::from_bytes(&bytes)?
+                bytes
             }
-            None => ImageSpec::from_bytes(tail)?,
+            None => tail,
         };
-        let launch = self.launch(seq, is_terminal, spec)?;
+        for running in self.running.values_mut() {
+            running.pad.tidy();
+        }
+        let launch = self.launch(seq, is_terminal, Unpacked::from_bytes(image)?);
         let mut pad = match self.pads.pop() {
             Some(pad) => pad,
             None => Pad::new()?,
@@ -230,20 +232,18 @@ impl Init<'_> {
         Ok(pid)
     }
 
-    fn launch(&self, mark: u64, is_terminal: bool, spec: ImageSpec) -> io::Result<Launch> {
-        let paths = candidates(&spec)?;
-        let strings = |list: Vec<Vec<u8>>| list.into_iter().map(CString::new).collect::<Result<Vec<_>, _>>();
-        Ok(Launch {
+    fn launch(&self, mark: u64, is_terminal: bool, Unpacked { cwd, program, image }: Unpacked) -> Launch {
+        Launch {
             is_terminal,
             uid: self.workload.uid,
             gid: self.workload.gid,
             has_groups: self.workload.uid_count > 1,
             mark,
             word: self.word,
-            cwd: CString::new(spec.cwd)?,
-            paths,
-            image: Image::new(strings(spec.argv)?, strings(spec.env)?),
-        })
+            cwd,
+            program,
+            image,
+        }
     }
 
     /// With no allowance left a write to a file fails with EFBIG, while deleting still works. It stops the honest and the
@@ -255,15 +255,4 @@ impl Init<'_> {
             let _ = set_soft_limit(self.word, pid, libc::RLIMIT_FSIZE, limit);
         }
     }
-}
-
-/// Where argv[0] may be: as it is where it names a directory, else along PATH.
-fn candidates(spec: &ImageSpec) -> io::Result<Vec<CString>> {
-    let program = spec.argv.first().ok_or(io::ErrorKind::InvalidInput)?;
-    if program.contains(&b'/') {
-        return Ok(vec![CString::new(program.clone())?]);
-    }
-    let path = spec.env.iter().find_map(|e| e.strip_prefix(b"PATH=".as_slice())).unwrap_or(b"/usr/bin:/bin");
-    let directories = path.split(|b| *b == b':').filter(|d| !d.is_empty());
-    Ok(directories.map(|dir| CString::new([dir, b"/", program].concat())).collect::<Result<_, _>>()?)
 }
