@@ -53,7 +53,10 @@ pub enum Program {
     At(CString),
     /// In one of the directories of a `PATH`. Each place is put together when it is tried: all of them at once would be as large as
     /// the name times the directories.
-    Along { name: Vec<u8>, path: Vec<u8> },
+    Along {
+        name: Vec<u8>,
+        path: Vec<u8>,
+    },
 }
 
 /// Memory that a new process works in. It stays as it is until that process has its program or is gone.
