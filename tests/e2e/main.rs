@@ -1,6 +1,7 @@
 //! The whole stack with real processes: broker, gateway, launcher, boxd, command line.
 
 mod access;
+mod brokers;
 mod command_line;
 mod commands;
 mod cuts;

@@ -21,10 +21,23 @@ use cobox_provider::Provider;
 use tokio::{net::TcpListener, runtime::Handle};
 
 pub use clock::{Clock, SystemClock};
-pub use config::{Config, ConfigError};
+pub use config::{Config, ConfigError, Cors};
+use data_dir::Database;
 use domain::{
-    activity::Activity, audit::AuditTrail, deployment::Deployment, keys::Keys, lifecycle::Lifecycle, model::Principal, reaper::Reaper,
-    reconcile::reconcile, sandboxes::Sandboxes, sessions::Sessions, tokens::Tokens,
+    activity::Activity,
+    audit::AuditTrail,
+    deployment::Deployment,
+    hearing::hear,
+    keys::Keys,
+    lifecycle::Lifecycle,
+    model::Principal,
+    nodes::Nodes,
+    reaper::Reaper,
+    reconcile::reconcile,
+    sandboxes::Sandboxes,
+    sessions::Sessions,
+    tokens::Tokens,
+    webhook::{MIN_SECRET_BYTES, Webhook},
 };
 use store::{Store, StoreError, sql};
 
@@ -38,6 +51,8 @@ pub enum StartError {
     Store(#[from] StoreError),
     #[error("{}", .0.message)]
     Reconcile(ApiError),
+    #[error("webhook_secret_file: {0}")]
+    Webhook(String),
     #[error("the listener has no address: {0}")]
     Listener(std::io::Error),
     #[error("starting the threads that serve connections: {0}")]
@@ -58,6 +73,7 @@ pub struct Broker {
     lifecycle: Arc<Lifecycle>,
     reaper: Arc<Reaper>,
     audit: AuditTrail,
+    webhook: Option<Arc<Webhook>>,
 }
 
 impl Broker {
@@ -74,17 +90,46 @@ impl Broker {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, StartError> {
         config.validate()?;
+        let webhook = read_webhook(&config)?;
         let data_dir = data_dir::DataDir::open(&config.data_dir)?;
-        let store: Arc<dyn Store> = Arc::new(sql::sqlite::open(&data_dir.database()?).await?);
-        let master = data_dir.master_key(store.has_sandboxes().await?)?;
+        let store: Arc<dyn Store> = match &config.database_url {
+            Some(url) => {
+                data_dir.use_database(Database::Postgres)?;
+                Arc::new(sql::postgres::open(url).await?)
+            }
+            None => {
+                data_dir.use_database(Database::Sqlite)?;
+                Arc::new(sql::sqlite::open(&data_dir.database()?).await?)
+            }
+        };
+        let master = data_dir.master_key(store.has_sandboxes(None).await?)?;
+        if store.is_shared() {
+            // With another key its tokens would open nothing on other nodes.
+            let fingerprint = master.fingerprint();
+            if store.agree("master_key", &fingerprint).await? != fingerprint {
+                return Err(data_dir::DataDirError::KeyDiffers(data_dir.master_key_path()).into());
+            }
+        }
         let public_url = match &config.public_url {
             Some(url) => url.clone(),
             None => format!("http://{}", listener.local_addr().map_err(StartError::Listener)?),
         };
         let tokens = Tokens::new(master, config.alg, config.token_ttl());
         let node = data_dir.node_id()?;
-        let deployment =
-            Arc::new(Deployment { config, public_url, store: store.clone(), provider, clock, tokens, node, background: Handle::current() });
+        let node_url = config.node_url.clone().unwrap_or_else(|| public_url.clone());
+        let nodes = Nodes::new(node.clone(), node_url, config.node_timeout());
+        nodes.beat(&*store, clock.now()).await?;
+        let deployment = Arc::new(Deployment {
+            config,
+            public_url,
+            store: store.clone(),
+            provider,
+            clock,
+            tokens,
+            node,
+            nodes,
+            background: Handle::current(),
+        });
         let activity = Arc::new(Activity::default());
         let lifecycle = Arc::new(Lifecycle::new(deployment.clone(), activity.clone()));
         reconcile(&lifecycle).await.map_err(StartError::Reconcile)?;
@@ -98,6 +143,7 @@ impl Broker {
             sandboxes: Arc::new(Sandboxes { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
             reaper: Arc::new(Reaper::new(lifecycle.clone(), sessions.clone())),
             audit: AuditTrail::start(store),
+            webhook,
             sessions,
             lifecycle,
             deployment,
@@ -121,6 +167,8 @@ impl Broker {
                 reaper.tick().await;
             }
         });
+        let beating = tokio::spawn(beat(self.deployment.clone()));
+        let hearing = tokio::spawn(hear(self.lifecycle.clone()));
         let dataplane = dataplane::Dataplane {
             deployment: self.deployment.clone(),
             lifecycle: self.lifecycle.clone(),
@@ -132,11 +180,14 @@ impl Broker {
             sessions: self.sessions.clone(),
             sandboxes: self.sandboxes.clone(),
             deployment: self.deployment.clone(),
+            webhook: self.webhook.clone(),
         };
         let router = http::router(api, Arc::new(dataplane));
         server::serve(&self.listener, &self.lanes, router, self.deployment.config.max_connections, shutdown).await;
         // Between two awaits of a tick nothing is half done that the next start wouldn't finish.
-        reaping.abort();
+        for task in [reaping, beating, hearing] {
+            task.abort();
+        }
         self.audit.flush().await;
     }
 
@@ -162,4 +213,24 @@ impl Broker {
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.deployment.store
     }
+}
+
+/// Apart from the reaper, whose rounds may take long.
+async fn beat(deployment: Arc<Deployment>) {
+    let mut ticks = tokio::time::interval(deployment.nodes.beat_every());
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if let Err(error) = deployment.nodes.beat(&*deployment.store, deployment.now()).await {
+            tracing::error!(%error, "the other brokers could not be told that this one lives");
+        }
+    }
+}
+
+fn read_webhook(config: &Config) -> Result<Option<Arc<Webhook>>, StartError> {
+    let Some(path) = &config.webhook_secret_file else { return Ok(None) };
+    let secret = std::fs::read_to_string(path).map(zeroize::Zeroizing::new);
+    let secret = secret.map_err(|e| StartError::Webhook(format!("{} can't be read: {e}", path.display())))?;
+    let too_short = || StartError::Webhook(format!("{} must hold a secret of {MIN_SECRET_BYTES} bytes or more", path.display()));
+    Ok(Some(Arc::new(Webhook::new(&secret).ok_or_else(too_short)?)))
 }

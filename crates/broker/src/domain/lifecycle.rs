@@ -40,7 +40,7 @@ const FAREWELL_WITHIN: Duration = Duration::from_millis(300);
 /// Longest reason kept of a provider's failure, in characters.
 const MAX_REASON_CHARS: usize = 500;
 
-type Outcome = Result<Sandbox, ApiError>;
+pub type Outcome = Result<Sandbox, ApiError>;
 
 pub struct Lifecycle {
     pub deployment: Arc<Deployment>,
@@ -60,7 +60,8 @@ pub struct Lifecycle {
 pub struct Told {
     pub at: Timestamp,
     pub lease_end: Timestamp,
-    pub revocations: u64,
+    /// Sequence and last start of the revocations it knows.
+    pub revocations: (u64, i64),
     pub is_disk_full: bool,
 }
 
@@ -81,6 +82,9 @@ impl Lifecycle {
     /// Returns when the sandbox runs; starts it where it doesn't. After `wait` the answer is `423` and the start goes on.
     pub async fn bring_up(self: &Arc<Self>, id: &SandboxId, wait: Duration) -> Outcome {
         let sandbox = self.load(id).await?;
+        if !self.is_here(&sandbox) {
+            return self.bring_up_elsewhere(id, wait).await;
+        }
         if sandbox.is_running() && sandbox.intent.is_none() {
             return Ok(sandbox);
         }
@@ -89,8 +93,7 @@ impl Lifecycle {
         match outcome {
             Ok(Ok(outcome)) => outcome.clone().unwrap_or_else(|| Err(interrupted(id))),
             Ok(Err(_)) => Err(interrupted(id)),
-            Err(_) => Err(ApiError::new(ErrorCode::SandboxStarting, format!("sandbox {id} is still starting; ask again"))
-                .with_details(serde_json::json!({ "sandbox_id": id }))),
+            Err(_) => Err(starting(id)),
         }
     }
 
@@ -213,7 +216,8 @@ impl Lifecycle {
 
     async fn suspend_locked(&self, id: &SandboxId, reason: &str, lock: &Lock, is_due: impl Fn(&Sandbox) -> bool) -> Result<bool, ApiError> {
         let mut sandbox = self.load(id).await?;
-        if !sandbox.is_running() {
+        // Of another node: the intent is written, and its broker acts on it.
+        if !sandbox.is_running() || !self.is_here(&sandbox) {
             return Ok(false);
         }
         if sandbox.intent.is_none() {
@@ -232,6 +236,9 @@ impl Lifecycle {
 
     async fn finish_suspend(&self, begun: &Sandbox, reason: &str, _lock: &Lock) -> Outcome {
         let d = &self.deployment;
+        if !d.provider.can_suspend() {
+            return self.end_instead(begun, reason).await;
+        }
         self.announce(begun, Ending::Suspended).await;
         if let Err(error) = d.provider.suspend(&begun.id).await {
             let reason = self.log_failure(begun, "suspending", &error);
@@ -247,6 +254,23 @@ impl Lifecycle {
             return Err(gone(&self.load(&begun.id).await?));
         }
         Ok(suspended)
+    }
+
+    /// Where nothing can be suspended: it ends when its time is over, and until then it goes on.
+    async fn end_instead(&self, begun: &Sandbox, reason: &str) -> Outcome {
+        let d = &self.deployment;
+        let now = d.now();
+        let is_over = self.lease_end(begun) <= now || begun.active_until(now) >= d.config.hard_ttl();
+        if !is_over && d.provider.is_running(&begun.id).await {
+            let running = Sandbox { intent: None, ..begun.clone() };
+            d.store.replace_sandbox(begun, &running, None).await.map_err(internal)?;
+            return Ok(running);
+        }
+        let reason = format!("{reason}, and its provider can't suspend");
+        let audit = AuditRecord::of_sandbox(now, begun, "sandbox.ended", &reason);
+        d.store.end_sandbox(&begun.id, State::Terminated, &d.ending(&reason, audit)).await.map_err(internal)?;
+        self.destroy_locked(&begun.id).await;
+        self.load(&begun.id).await
     }
 
     /// Ends a sandbox and its sessions for good. Durable when it returns; the provider is asked right away.
@@ -267,7 +291,7 @@ impl Lifecycle {
         let d = &self.deployment;
         let outcome = async {
             let sandbox = self.load(id).await?;
-            if sandbox.intent != Some(Intent::Destroy) {
+            if sandbox.intent != Some(Intent::Destroy) || !self.is_here(&sandbox) {
                 return Ok(());
             }
             self.announce(&sandbox, Ending::Ended).await;
@@ -305,7 +329,7 @@ impl Lifecycle {
     pub async fn tell(&self, id: &SandboxId) -> Result<(), ApiError> {
         let _lock = self.locks.lock(id).await;
         let sandbox = self.load(id).await?;
-        if !sandbox.is_running() {
+        if !sandbox.is_running() || !self.is_here(&sandbox) {
             return Ok(());
         }
         let (state, told) = self.control_state(&sandbox).await?;
@@ -333,9 +357,9 @@ impl Lifecycle {
         self.claims.collect_last(sandbox).await;
     }
 
-    /// Tells every running sandbox of a workspace. One that can't be reached is told again by the reaper.
+    /// Tells every running sandbox of a workspace on this node. One that can't be reached is told again by the reaper.
     pub async fn tell_workspace(&self, workspace: &str) {
-        let running = match self.deployment.store.running_in(workspace).await {
+        let running = match self.deployment.store.running_in(workspace, &self.deployment.node).await {
             Ok(running) => running,
             Err(error) => return tracing::error!(%error, "the sandboxes to be told could not be read; the reaper tells them"),
         };
@@ -368,7 +392,7 @@ impl Lifecycle {
         let told = Told {
             at,
             lease_end: self.lease_end(sandbox),
-            revocations: revocations.sequence,
+            revocations: (revocations.sequence, revocations.last_start),
             is_disk_full: self.is_disk_full(&sandbox.id),
         };
         let state = ControlState {
@@ -430,7 +454,7 @@ impl Lifecycle {
         self.full_disks.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
     }
 
-    async fn load(&self, id: &SandboxId) -> Outcome {
+    pub async fn load(&self, id: &SandboxId) -> Outcome {
         let found = self.deployment.store.sandbox(id).await.map_err(internal)?;
         found.ok_or_else(|| ApiError::new(ErrorCode::SandboxNotFound, format!("there is no sandbox {id}")))
     }
@@ -442,13 +466,18 @@ impl Lifecycle {
     }
 }
 
-fn gone(sandbox: &Sandbox) -> ApiError {
+pub fn gone(sandbox: &Sandbox) -> ApiError {
     let why = sandbox.reason.as_deref().unwrap_or("it was ended");
     ApiError::new(ErrorCode::SessionExpired, format!("sandbox {} is gone: {why}; ensure a new session", sandbox.id))
 }
 
-fn unavailable(id: &SandboxId, what: &str, why: &str) -> ApiError {
+pub fn unavailable(id: &SandboxId, what: &str, why: &str) -> ApiError {
     ApiError::new(ErrorCode::ProviderUnavailable, format!("sandbox {id} {what}: {why}"))
+}
+
+pub fn starting(id: &SandboxId) -> ApiError {
+    ApiError::new(ErrorCode::SandboxStarting, format!("sandbox {id} is still starting; ask again"))
+        .with_details(serde_json::json!({ "sandbox_id": id }))
 }
 
 fn interrupted(id: &SandboxId) -> ApiError {

@@ -1,4 +1,5 @@
-//! Looks at every sandbox of this node again and again: leases, hard ends, disks, things left unfinished.
+//! Looks at the sandboxes of this node again and again: leases, hard ends, disks, things left unfinished; and at what dead nodes
+//! left behind.
 
 use std::{
     collections::HashMap,
@@ -15,6 +16,7 @@ use super::{
     deployment::internal,
     lifecycle::{CONCURRENT_SANDBOXES, Lifecycle},
     model::{Bound, Intent, Sandbox},
+    negotiation::IDEMPOTENCY_KEEP,
     sessions::Sessions,
 };
 use crate::store::Horizon;
@@ -36,8 +38,6 @@ const DISK_CLEAR_PERCENT: u64 = 95;
 /// What a stopped writer may still have under way between two measurements.
 const FULL_DISK_GROWTH_BYTES: u64 = 64 << 20;
 const PRUNE_EVERY: Duration = Duration::from_secs(3600);
-/// A replay of a request is recognised for this long.
-const IDEMPOTENCY_KEEP: Duration = Duration::from_secs(24 * 3600);
 /// Ended sessions are explained (`410`) for this long, then unknown (`404`).
 const ENDED_KEEP: Duration = Duration::from_secs(30 * 24 * 3600);
 
@@ -72,7 +72,11 @@ impl Reaper {
         if let Err(error) = d.store.note(&self.lifecycle.activity.due(now)).await {
             tracing::error!(%error, "last uses could not be written");
         }
-        let sandboxes = match d.store.sandboxes_of_node(&d.node).await {
+        if let Err(error) = d.nodes.beat(&*d.store, now).await {
+            tracing::error!(%error, "the other brokers could not be told that this one lives");
+        }
+        let suspended_by = before(now, d.config.keep_suspended());
+        let sandboxes = match d.store.sandboxes_due(&d.node, suspended_by).await {
             Ok(sandboxes) => sandboxes,
             Err(error) => return tracing::error!(%error, "the sandboxes of this node could not be read"),
         };
@@ -86,7 +90,23 @@ impl Reaper {
                 }
             })
             .await;
+        for node in d.nodes.dead(now) {
+            self.look_after_orphans(&node, suspended_by).await;
+        }
         self.prune(now).await;
+    }
+
+    /// What is due of a dead node's sandboxes. Every broker does this; each change is made once.
+    async fn look_after_orphans(&self, node: &str, suspended_by: Timestamp) {
+        let orphans = match self.lifecycle.deployment.store.sandboxes_due(node, suspended_by).await {
+            Ok(orphans) => orphans,
+            Err(error) => return tracing::error!(%error, node, "the sandboxes of a dead node could not be read"),
+        };
+        for sandbox in orphans {
+            if let Err(error) = self.lifecycle.look_after_orphan(&sandbox).await {
+                tracing::warn!(sandbox = %sandbox.id, %error, "a dead node's sandbox could not be looked after; it is tried again");
+            }
+        }
     }
 
     async fn look_at(&self, sandbox: &Sandbox, now: Timestamp) -> Result<(), ApiError> {
@@ -218,7 +238,8 @@ impl Reaper {
 
     async fn tell_if_due(&self, sandbox: &Sandbox, now: Timestamp) -> Result<(), ApiError> {
         let (lifecycle, d) = (&self.lifecycle, &self.lifecycle.deployment);
-        let revocations = d.store.revocations(sandbox, now).await.map_err(internal)?.sequence;
+        let revocations = d.store.revocations(sandbox, now).await.map_err(internal)?;
+        let revocations = (revocations.sequence, revocations.last_start);
         let is_due = lifecycle.told(&sandbox.id).is_none_or(|told| {
             told.revocations != revocations
                 || told.is_disk_full != lifecycle.is_disk_full(&sandbox.id)
@@ -247,12 +268,11 @@ impl Reaper {
             *pruned = Some(now);
         }
         let d = &self.lifecycle.deployment;
-        let before = |keep: Duration| Timestamp::from_unix(now.unix().saturating_sub(i64::try_from(keep.as_secs()).unwrap_or(i64::MAX)));
         let horizon = Horizon {
             now,
-            idempotency_before: before(IDEMPOTENCY_KEEP),
-            ended_before: before(ENDED_KEEP),
-            audit_before: before(Duration::from_secs(d.config.audit_keep_seconds)),
+            idempotency_before: before(now, IDEMPOTENCY_KEEP),
+            ended_before: before(now, ENDED_KEEP),
+            audit_before: before(now, Duration::from_secs(d.config.audit_keep_seconds)),
         };
         if let Err(error) = d.store.prune(&horizon).await {
             tracing::error!(%error, "old rows could not be removed");
@@ -291,4 +311,8 @@ impl Reaper {
             .await;
         Ok(suspended.into_iter().flatten().collect())
     }
+}
+
+fn before(now: Timestamp, span: Duration) -> Timestamp {
+    Timestamp::from_unix(now.unix().saturating_sub(i64::try_from(span.as_secs()).unwrap_or(i64::MAX)))
 }

@@ -2,8 +2,18 @@
 
 pub mod sql;
 
+use std::collections::HashMap;
+
 use async_trait::async_trait;
-use cobox_protocol::{KeyId, SandboxId, SessionId, Timestamp, control::Revocation, key::PrincipalKind, session::State};
+use cobox_protocol::{
+    KeyId, SandboxId, SessionId, Timestamp,
+    control::Revocation,
+    key::PrincipalKind,
+    session::{Access, State},
+    tags::{TagFilter, Tags},
+};
+
+use tokio::sync::broadcast;
 
 use crate::domain::{
     audit::AuditRecord,
@@ -45,6 +55,8 @@ impl From<&Principal> for Viewer {
 pub struct SessionFilter {
     pub scope_type: Option<String>,
     pub scope_id: Option<String>,
+    /// All of them must be there.
+    pub tags: Vec<TagFilter>,
     /// Without it, all that haven't ended.
     pub state: Option<State>,
 }
@@ -54,6 +66,12 @@ pub struct SessionFilter {
 pub struct EnsureWish {
     /// Both are used only when the scope has none.
     pub fresh: Bound,
+    /// The sandbox is there already: only the session is new, and its hard end counts from now on.
+    pub is_attaching: bool,
+    /// A session that is there is a conflict: the request isn't remembered by it.
+    pub must_create: bool,
+    /// Of the session, and of its sandbox where that is new.
+    pub tags: Tags,
     /// Living sandboxes the workspace may have.
     pub quota: u32,
     pub idempotency: Option<Idempotency>,
@@ -65,6 +83,8 @@ pub struct Idempotency {
     pub principal: String,
     pub key: String,
     pub request_hash: [u8; 32],
+    /// What was remembered before this is forgotten.
+    pub since: Timestamp,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +96,30 @@ pub enum Ensured {
     /// The idempotency key came with another request before.
     KeyReused,
     QuotaReached,
+    /// The new sandbox's name is another's by now.
+    NameTaken(SandboxId),
+    /// The sandbox to attach to has ended.
+    SandboxGone,
+}
+
+/// What changes about a sandbox without changing its life; what is left out stays.
+#[derive(Clone, Debug, Default)]
+pub struct SandboxChange {
+    pub name: Option<Option<String>>,
+    pub is_kept: Option<bool>,
+    pub access: Option<Access>,
+    pub set_tags: Tags,
+    pub remove_tags: Vec<String>,
+    /// Tags it may have in the end.
+    pub max_tags: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChangedSandbox {
+    Changed(Box<Sandbox>),
+    NameTaken(SandboxId),
+    TooManyTags(usize),
+    Gone,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,7 +168,21 @@ pub struct Note {
 pub struct RevocationList {
     /// Of the newest one in the list; changes whenever one is added.
     pub sequence: u64,
+    /// When the last one began to count, in Unix seconds. With the sequence it tells one list from another.
+    pub last_start: i64,
     pub list: Vec<Revocation>,
+}
+
+/// A token that was replaced: it counts for a moment longer, so that what is under way with it can go over to the new one.
+#[derive(Clone, Debug)]
+pub struct RetiredToken {
+    pub workspace: String,
+    pub sandbox: SandboxId,
+    pub jti: String,
+    pub from: Timestamp,
+    /// When it would have expired.
+    pub until: Timestamp,
+    pub audit: AuditRecord,
 }
 
 /// What is old enough to be forgotten.
@@ -134,6 +192,27 @@ pub struct Horizon {
     pub idempotency_before: Timestamp,
     pub ended_before: Timestamp,
     pub audit_before: Timestamp,
+}
+
+/// A broker on this database.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    pub id: String,
+    /// How clients reach its sandboxes, without a slash at the end.
+    pub url: String,
+    /// When it last said that it lives.
+    pub seen_at: Timestamp,
+}
+
+/// Something another broker may have changed: a reason to look, never the news itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// A sandbox's state, its intent, or what is revoked in it.
+    Sandbox(SandboxId),
+    /// What is revoked in every sandbox of a workspace.
+    Workspace(String),
+    /// Whatever was said meanwhile was not heard.
+    Anything,
 }
 
 #[async_trait]
@@ -156,28 +235,47 @@ pub trait Store: Send + Sync {
     /// `None` when it has ended already.
     async fn end_session(&self, id: &SessionId, ending: &Ending) -> Stored<Option<Leftover>>;
 
-    async fn add_sandbox(&self, sandbox: &Sandbox, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox>;
+    /// Tags by session id; those without any aren't in it.
+    async fn session_tags(&self, ids: &[&SessionId]) -> Stored<HashMap<String, Tags>>;
+
+    async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox>;
+    async fn change_sandbox(&self, id: &SandboxId, change: &SandboxChange, audit: &AuditRecord) -> Stored<ChangedSandbox>;
     /// A sandbox, ended or not.
     async fn sandbox(&self, id: &SandboxId) -> Stored<Option<Sandbox>>;
     /// A living sandbox.
     async fn sandbox_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>>;
-    /// The living ones.
-    async fn sandboxes(&self, viewer: &Viewer, page: &PageWish) -> Stored<Vec<Sandbox>>;
+    /// The living ones that have all these tags, or are used by a session that has.
+    async fn sandboxes(&self, viewer: &Viewer, tags: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>>;
+    async fn sandbox_tags(&self, ids: &[&SandboxId]) -> Stored<HashMap<String, Tags>>;
     /// All of a node that live or that something is still to be done about.
     async fn sandboxes_of_node(&self, node: &str) -> Stored<Vec<Sandbox>>;
-    /// Running ones of a workspace, which must learn of its revocations.
-    async fn running_in(&self, workspace: &str) -> Stored<Vec<SandboxId>>;
-    /// Whether there is any record of a sandbox, ended ones included: whether this store has been in use.
-    async fn has_sandboxes(&self) -> Stored<bool>;
+    /// Those of a node that must be looked at now and then: they run, something is to be done about them, or they were suspended
+    /// by then.
+    async fn sandboxes_due(&self, node: &str, suspended_by: Timestamp) -> Stored<Vec<Sandbox>>;
+    /// Running ones of a workspace on a node, which must learn of its revocations.
+    async fn running_in(&self, workspace: &str, node: &str) -> Stored<Vec<SandboxId>>;
+    /// Whether there is any record of a sandbox (of a node), ended ones included: whether this store has been in use.
+    async fn has_sandboxes(&self, node: Option<&str>) -> Stored<bool>;
     /// Replaces `old` by `new` if state and intent are still `old`'s; says whether they were. The last use only moves forward.
     async fn replace_sandbox(&self, old: &Sandbox, new: &Sandbox, audit: Option<&AuditRecord>) -> Stored<bool>;
     /// Ends a sandbox (`terminated` or `failed`) with its sessions, leaving the intent to destroy it. `None` when it has ended already.
     async fn end_sandbox(&self, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>>;
 
     async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList>;
+    async fn retire_token(&self, token: &RetiredToken) -> Stored<()>;
     /// Those that come at the same time share a commit.
     async fn note(&self, note: &Note) -> Stored<()>;
+    /// Does nothing while another broker is at it.
     async fn prune(&self, horizon: &Horizon) -> Stored<()>;
     /// Records of a workspace with their numbers, newest first; the page's cursor is such a number.
     async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>>;
+
+    /// Whether other brokers may use this database, now or later.
+    fn is_shared(&self) -> bool;
+    async fn node_seen(&self, node: &Node) -> Stored<()>;
+    async fn nodes(&self) -> Stored<Vec<Node>>;
+    /// Sets a value where there is none yet; answers with the one that counts for every broker.
+    async fn agree(&self, name: &str, value: &str) -> Stored<String>;
+    /// What is changed from now on, by any broker on a shared database, this one included.
+    fn hints(&self) -> broadcast::Receiver<Hint>;
 }

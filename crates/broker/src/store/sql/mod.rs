@@ -9,8 +9,10 @@
 //! - whoever reads and then writes by what was read takes a lock first (`lock.rs`).
 
 mod group;
+mod hint;
 mod keys;
 mod lock;
+mod nodes;
 mod notes;
 pub mod postgres;
 mod recent;
@@ -19,20 +21,27 @@ mod sandboxes;
 mod schema;
 mod sessions;
 pub mod sqlite;
+mod tags;
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use async_trait::async_trait;
-use cobox_protocol::{KeyId, SandboxId, SessionId, Timestamp, session::State};
+use cobox_protocol::{
+    KeyId, SandboxId, SessionId, Timestamp,
+    session::State,
+    tags::{TagFilter, Tags},
+};
 use sqlx::{Any, AnyPool, Transaction, pool::PoolConnection};
+use tokio::sync::broadcast;
+use tokio_util::task::AbortOnDropHandle;
 
 use self::{
     group::Group,
     recent::{Changes, Recent},
 };
 use super::{
-    AddedKey, AddedSandbox, Ending, EnsureWish, Ensured, Horizon, Leftover, Note, PageWish, RevocationList, SessionFilter, Store,
-    StoreError, Stored, Viewer,
+    AddedKey, AddedSandbox, ChangedSandbox, Ending, EnsureWish, Ensured, Hint, Horizon, Leftover, Node, Note, PageWish, RetiredToken,
+    RevocationList, SandboxChange, SessionFilter, Store, StoreError, Stored, Viewer,
 };
 use crate::domain::{
     audit::AuditRecord,
@@ -47,6 +56,10 @@ struct Engine {
     begin_unsynced: &'static str,
     /// Nobody else changes the database, so what was read stays true until we write.
     is_only_writer: bool,
+    /// Where what other brokers changed is told.
+    hints: broadcast::Sender<Hint>,
+    /// The task that tells it.
+    _listener: Option<AbortOnDropHandle<()>>,
 }
 
 /// What every change goes through.
@@ -149,11 +162,24 @@ impl Store for SqlStore {
         Ok(leftover)
     }
 
-    async fn add_sandbox(&self, sandbox: &Sandbox, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox> {
+    async fn session_tags(&self, ids: &[&SessionId]) -> Stored<HashMap<String, Tags>> {
+        let ids: Vec<&str> = ids.iter().map(|id| id.as_str()).collect();
+        tags::of(&mut *self.base.reader().await?, tags::On::Session, &ids).await
+    }
+
+    async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox> {
         let mut tx = self.base.begin().await?;
-        let added = sandboxes::add(&mut tx, sandbox, quota, audit).await?;
+        let added = sandboxes::add(&mut tx, sandbox, tags, quota, audit).await?;
         self.base.commit(tx).await?;
         Ok(added)
+    }
+    async fn change_sandbox(&self, id: &SandboxId, change: &SandboxChange, audit: &AuditRecord) -> Stored<ChangedSandbox> {
+        let mut tx = self.base.begin().await?;
+        let changed = sandboxes::change(&mut tx, id, change, audit).await?;
+        if matches!(changed, ChangedSandbox::Changed(_)) {
+            self.base.commit(tx).await?;
+        }
+        Ok(changed)
     }
     async fn sandbox(&self, id: &SandboxId) -> Stored<Option<Sandbox>> {
         let ask = async { sandboxes::get(&mut *self.base.reader().await?, id).await };
@@ -165,17 +191,24 @@ impl Store for SqlStore {
     async fn sandbox_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
         sandboxes::named(&mut *self.base.reader().await?, workspace, name).await
     }
-    async fn sandboxes(&self, viewer: &Viewer, page: &PageWish) -> Stored<Vec<Sandbox>> {
-        sandboxes::list(&mut *self.base.reader().await?, viewer, page).await
+    async fn sandboxes(&self, viewer: &Viewer, tags: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>> {
+        sandboxes::list(&mut *self.base.reader().await?, viewer, tags, page).await
+    }
+    async fn sandbox_tags(&self, ids: &[&SandboxId]) -> Stored<HashMap<String, Tags>> {
+        let ids: Vec<&str> = ids.iter().map(|id| id.as_str()).collect();
+        tags::of(&mut *self.base.reader().await?, tags::On::Sandbox, &ids).await
     }
     async fn sandboxes_of_node(&self, node: &str) -> Stored<Vec<Sandbox>> {
         sandboxes::of_node(&mut *self.base.reader().await?, node).await
     }
-    async fn running_in(&self, workspace: &str) -> Stored<Vec<SandboxId>> {
-        sandboxes::running_in(&mut *self.base.reader().await?, workspace).await
+    async fn sandboxes_due(&self, node: &str, suspended_by: Timestamp) -> Stored<Vec<Sandbox>> {
+        sandboxes::due(&mut *self.base.reader().await?, node, suspended_by).await
     }
-    async fn has_sandboxes(&self) -> Stored<bool> {
-        sandboxes::any(&mut *self.base.reader().await?).await
+    async fn running_in(&self, workspace: &str, node: &str) -> Stored<Vec<SandboxId>> {
+        sandboxes::running_in(&mut *self.base.reader().await?, workspace, node).await
+    }
+    async fn has_sandboxes(&self, node: Option<&str>) -> Stored<bool> {
+        sandboxes::any(&mut *self.base.reader().await?, node).await
     }
     async fn replace_sandbox(&self, old: &Sandbox, new: &Sandbox, audit: Option<&AuditRecord>) -> Stored<bool> {
         let mut tx = self.base.begin_unsynced().await?;
@@ -200,6 +233,11 @@ impl Store for SqlStore {
         }
         self.known_revocations.get(&self.base.changes, (sandbox.id.clone(), now.unix()), ask).await
     }
+    async fn retire_token(&self, token: &RetiredToken) -> Stored<()> {
+        let mut tx = self.base.begin().await?;
+        notes::retire(&mut tx, token).await?;
+        self.base.commit(tx).await
+    }
     async fn note(&self, note: &Note) -> Stored<()> {
         if note.sandboxes.is_empty() && note.keys.is_empty() && note.audit.is_empty() {
             return Ok(());
@@ -213,5 +251,26 @@ impl Store for SqlStore {
     }
     async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
         notes::newest(&mut *self.base.reader().await?, workspace, sandbox, page).await
+    }
+
+    fn is_shared(&self) -> bool {
+        !self.base.engine.is_only_writer
+    }
+    async fn node_seen(&self, node: &Node) -> Stored<()> {
+        let mut tx = self.base.begin_unsynced().await?;
+        nodes::seen(&mut tx, node).await?;
+        self.base.commit(tx).await
+    }
+    async fn nodes(&self) -> Stored<Vec<Node>> {
+        nodes::all(&mut *self.base.reader().await?).await
+    }
+    async fn agree(&self, name: &str, value: &str) -> Stored<String> {
+        let mut tx = self.base.begin().await?;
+        let agreed = nodes::agree(&mut tx, name, value).await?;
+        self.base.commit(tx).await?;
+        Ok(agreed)
+    }
+    fn hints(&self) -> broadcast::Receiver<Hint> {
+        self.base.engine.hints.subscribe()
     }
 }

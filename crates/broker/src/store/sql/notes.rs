@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use cobox_protocol::{SandboxId, Timestamp, control::Revocation};
 use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
-use super::{lock, rows};
+use super::{hint, lock, nodes, rows};
 use crate::{
     domain::{audit::AuditRecord, model::Sandbox},
-    store::{Ending, Horizon, Note, PageWish, RevocationList, Stored},
+    store::{Ending, Hint, Horizon, Note, PageWish, RetiredToken, RevocationList, Stored},
 };
 
 /// Rows in one statement: a statement costs more than a row, and each length is one that the connection remembers.
@@ -23,22 +23,55 @@ pub async fn revoke(
     value: &str,
     ending: &Ending,
 ) -> Stored<()> {
-    sqlx::query("INSERT INTO revocations (workspace_id, sandbox_id, kind, value, created_at, until) VALUES ($1, $2, $3, $4, $5, $6)")
-        .bind(workspace)
-        .bind(sandbox.map(SandboxId::as_str))
-        .bind(kind)
-        .bind(value)
-        .bind(ending.now.unix())
-        .bind(ending.revoke_until.unix())
-        .execute(tx)
+    let about = (workspace, sandbox);
+    insert_revocation(tx, about, kind, value, ending.now, ending.now, ending.revoke_until).await
+}
+
+/// A token that was retired before, by a retry, keeps its first end.
+pub async fn retire(tx: &mut AnyConnection, token: &RetiredToken) -> Stored<()> {
+    lock::workspace(tx, &token.workspace).await?;
+    let known = sqlx::query("SELECT sequence FROM revocations WHERE workspace_id = $1 AND sandbox_id = $2 AND kind = 'jti' AND value = $3")
+        .bind(&token.workspace)
+        .bind(token.sandbox.as_str())
+        .bind(&token.jti)
+        .fetch_optional(&mut *tx)
         .await?;
-    Ok(())
+    if known.is_some() {
+        return Ok(());
+    }
+    let about = (token.workspace.as_str(), Some(&token.sandbox));
+    insert_revocation(tx, about, "jti", &token.jti, token.audit.at, token.from, token.until).await?;
+    audit(tx, &token.audit).await
+}
+
+async fn insert_revocation(
+    tx: &mut AnyConnection,
+    (workspace, sandbox): (&str, Option<&SandboxId>),
+    kind: &'static str,
+    value: &str,
+    created_at: Timestamp,
+    starts_at: Timestamp,
+    until: Timestamp,
+) -> Stored<()> {
+    sqlx::query(
+        "INSERT INTO revocations (workspace_id, sandbox_id, kind, value, created_at, starts_at, until) VALUES ($1, $2, $3, $4, $5, $6, $7)",
+    )
+    .bind(workspace)
+    .bind(sandbox.map(SandboxId::as_str))
+    .bind(kind)
+    .bind(value)
+    .bind(created_at.unix())
+    .bind(starts_at.unix())
+    .bind(until.unix())
+    .execute(&mut *tx)
+    .await?;
+    hint::send(tx, &sandbox.map_or_else(|| Hint::Workspace(workspace.to_owned()), |id| Hint::Sandbox(id.clone()))).await
 }
 
 pub async fn revocations(db: &mut AnyConnection, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList> {
     let found = sqlx::query(
-        "SELECT sequence, kind, value FROM revocations
-         WHERE workspace_id = $1 AND (sandbox_id IS NULL OR sandbox_id = $2) AND until > $3 ORDER BY sequence",
+        "SELECT sequence, kind, value, starts_at FROM revocations
+         WHERE workspace_id = $1 AND (sandbox_id IS NULL OR sandbox_id = $2) AND starts_at <= $3 AND until > $3 ORDER BY sequence",
     )
     .bind(&sandbox.workspace)
     .bind(sandbox.id.as_str())
@@ -48,6 +81,7 @@ pub async fn revocations(db: &mut AnyConnection, sandbox: &Sandbox, now: Timesta
     let mut view = RevocationList::default();
     for row in &found {
         view.sequence = view.sequence.max(rows::count(row, "sequence")?);
+        view.last_start = view.last_start.max(row.try_get("starts_at")?);
         let value: String = row.try_get("value")?;
         view.list.push(match row.try_get::<&str, _>("kind")? {
             "jti" => Revocation::Jti(value),
@@ -146,6 +180,9 @@ pub async fn newest(
 }
 
 pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon) -> Stored<()> {
+    if !lock::is_alone(tx, "prune").await? {
+        return Ok(());
+    }
     for (sql, before) in [
         ("DELETE FROM idempotency WHERE created_at < $1", horizon.idempotency_before),
         ("DELETE FROM revocations WHERE until < $1", horizon.now),
@@ -160,5 +197,5 @@ pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon) -> Stored<()> {
     ] {
         sqlx::query(sql).bind(before.unix()).execute(&mut *tx).await?;
     }
-    Ok(())
+    nodes::forget(tx, horizon.ended_before).await
 }

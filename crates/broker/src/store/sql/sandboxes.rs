@@ -1,15 +1,22 @@
 //! Sandboxes: rows whose state and intent only change from what the writer last saw.
 
-use cobox_protocol::{SandboxId, session::State};
-use sqlx::AnyConnection;
+use cobox_protocol::{
+    SandboxId, Timestamp,
+    session::State,
+    tags::{TagFilter, Tags},
+};
+use sqlx::{AnyConnection, AssertSqlSafe};
 
-use super::{lock, notes, rows, sessions};
+use super::{
+    hint, lock, notes, rows, sessions,
+    tags::{self, On},
+};
 use crate::{
     domain::{audit::AuditRecord, model::Sandbox},
-    store::{AddedSandbox, Ending, PageWish, Stored, Viewer},
+    store::{AddedSandbox, ChangedSandbox, Ending, Hint, PageWish, SandboxChange, Stored, Viewer},
 };
 
-pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox> {
+pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox> {
     lock::workspace(tx, &sandbox.workspace).await?;
     if let Some(name) = &sandbox.name
         && let Some(taken) = named(tx, &sandbox.workspace, name).await?
@@ -20,8 +27,44 @@ pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, quota: u32, audit: &
         return Ok(AddedSandbox::QuotaReached);
     }
     insert(tx, sandbox).await?;
+    tags::set(tx, On::Sandbox, &sandbox.workspace, sandbox.id.as_str(), tags).await?;
     notes::audit(tx, audit).await?;
     Ok(AddedSandbox::Added)
+}
+
+/// Whoever calls it commits only what was changed.
+pub async fn change(tx: &mut AnyConnection, id: &SandboxId, change: &SandboxChange, audit: &AuditRecord) -> Stored<ChangedSandbox> {
+    let Some(sandbox) = locked(tx, id).await?.filter(|s| s.ended_at.is_none()) else { return Ok(ChangedSandbox::Gone) };
+    if let Some(Some(name)) = &change.name
+        && let Some(other) = named(tx, &sandbox.workspace, name).await?.filter(|other| other.id != *id)
+    {
+        return Ok(ChangedSandbox::NameTaken(other.id));
+    }
+    let changed = Sandbox {
+        name: change.name.clone().unwrap_or(sandbox.name),
+        is_kept: change.is_kept.unwrap_or(sandbox.is_kept),
+        access: change.access.unwrap_or(sandbox.access),
+        ..sandbox
+    };
+    sqlx::query("UPDATE sandboxes SET name = $2, kept = $3, access = $4 WHERE id = $1")
+        .bind(id.as_str())
+        .bind(changed.name.as_deref())
+        .bind(i64::from(changed.is_kept))
+        .bind(rows::access_word(changed.access))
+        .execute(&mut *tx)
+        .await?;
+    for key in &change.remove_tags {
+        tags::remove(tx, On::Sandbox, id.as_str(), key).await?;
+    }
+    if !change.set_tags.is_empty() {
+        tags::set(tx, On::Sandbox, &changed.workspace, id.as_str(), &change.set_tags).await?;
+        let count = tags::of(tx, On::Sandbox, &[id.as_str()]).await?.remove(id.as_str()).map_or(0, |t| t.len());
+        if count > change.max_tags {
+            return Ok(ChangedSandbox::TooManyTags(count));
+        }
+    }
+    notes::audit(tx, audit).await?;
+    Ok(ChangedSandbox::Changed(Box::new(changed)))
 }
 
 /// Whether a workspace has as many living sandboxes as it may; the caller holds its lock.
@@ -84,22 +127,20 @@ pub async fn named(db: &mut AnyConnection, workspace: &str, name: &str) -> Store
         .transpose()
 }
 
-pub async fn list(db: &mut AnyConnection, viewer: &Viewer, page: &PageWish) -> Stored<Vec<Sandbox>> {
-    sqlx::query(
+pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filters: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>> {
+    let sql = format!(
         "SELECT * FROM sandboxes
-         WHERE workspace_id = $1 AND ended_at IS NULL AND ($2 OR access = 'workspace' OR owner = $3) AND ($4 IS NULL OR id < $4)
+         WHERE workspace_id = $1 AND ended_at IS NULL AND ($2 OR access = 'workspace' OR owner = $3) AND ($4 IS NULL OR id < $4){}
          ORDER BY id DESC LIMIT $5",
-    )
-    .bind(&viewer.workspace)
-    .bind(viewer.sees_all)
-    .bind(&viewer.principal)
-    .bind(page.before.as_deref())
-    .bind(i64::from(page.limit))
-    .fetch_all(db)
-    .await?
-    .iter()
-    .map(rows::sandbox)
-    .collect()
+        tags::conditions(On::Sandbox, filters, 6)
+    );
+    let query = sqlx::query(AssertSqlSafe(sql))
+        .bind(&viewer.workspace)
+        .bind(viewer.sees_all)
+        .bind(&viewer.principal)
+        .bind(page.before.as_deref())
+        .bind(i64::from(page.limit));
+    tags::bind(query, filters).fetch_all(db).await?.iter().map(rows::sandbox).collect()
 }
 
 pub async fn of_node(db: &mut AnyConnection, node: &str) -> Stored<Vec<Sandbox>> {
@@ -112,18 +153,39 @@ pub async fn of_node(db: &mut AnyConnection, node: &str) -> Stored<Vec<Sandbox>>
         .collect()
 }
 
-pub async fn running_in(db: &mut AnyConnection, workspace: &str) -> Stored<Vec<SandboxId>> {
-    sqlx::query("SELECT id FROM sandboxes WHERE workspace_id = $1 AND ended_at IS NULL AND state IN ('active', 'idle')")
-        .bind(workspace)
-        .fetch_all(db)
-        .await?
-        .iter()
-        .map(|row| rows::parsed(row, "id"))
-        .collect()
+pub async fn due(db: &mut AnyConnection, node: &str, suspended_by: Timestamp) -> Stored<Vec<Sandbox>> {
+    // In two, each with an index of its own: nearly all sandboxes of a node may be suspended ones that can wait.
+    sqlx::query(
+        "SELECT * FROM sandboxes WHERE node_id = $1 AND (state IN ('active', 'idle') OR intent IS NOT NULL)
+         UNION ALL
+         SELECT * FROM sandboxes WHERE node_id = $1 AND state = 'suspended' AND intent IS NULL AND suspended_at <= $2",
+    )
+    .bind(node)
+    .bind(suspended_by.unix())
+    .fetch_all(db)
+    .await?
+    .iter()
+    .map(rows::sandbox)
+    .collect()
 }
 
-pub async fn any(db: &mut AnyConnection) -> Stored<bool> {
-    Ok(sqlx::query("SELECT id FROM sandboxes LIMIT 1").fetch_optional(db).await?.is_some())
+pub async fn running_in(db: &mut AnyConnection, workspace: &str, node: &str) -> Stored<Vec<SandboxId>> {
+    sqlx::query(
+        "SELECT id FROM sandboxes
+         WHERE node_id = $2 AND (state IN ('active', 'idle') OR intent IS NOT NULL) AND workspace_id = $1 AND state IN ('active', 'idle')",
+    )
+    .bind(workspace)
+    .bind(node)
+    .fetch_all(db)
+    .await?
+    .iter()
+    .map(|row| rows::parsed(row, "id"))
+    .collect()
+}
+
+pub async fn any(db: &mut AnyConnection, node: Option<&str>) -> Stored<bool> {
+    let found = sqlx::query("SELECT id FROM sandboxes WHERE $1 IS NULL OR node_id = $1 LIMIT 1").bind(node).fetch_optional(db).await?;
+    Ok(found.is_some())
 }
 
 /// Only the fields that change in a sandbox's life, and only while nobody else changed its state or intent.
@@ -145,9 +207,13 @@ pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> St
     .bind(new.ended_at.map(|t| t.unix()))
     .bind(old.state.word())
     .bind(old.intent.map(|i| i.word()))
-    .execute(tx)
+    .execute(&mut *tx)
     .await?;
-    Ok(done.rows_affected() == 1)
+    let is_replaced = done.rows_affected() == 1;
+    if is_replaced {
+        hint::send(tx, &Hint::Sandbox(new.id.clone())).await?;
+    }
+    Ok(is_replaced)
 }
 
 pub async fn end(tx: &mut AnyConnection, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>> {

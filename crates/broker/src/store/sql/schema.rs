@@ -12,7 +12,11 @@ type Step = (i64, &'static str, &'static str);
 /// Add a step at the end, with a file of that name in both directories; never change one that was released.
 macro_rules! steps {
     ($database:literal) => {
-        [(1, "first schema", include_str!(concat!("../../../migrations/", $database, "/0001_first_schema.sql")))]
+        [
+            (1, "first schema", include_str!(concat!("../../../migrations/", $database, "/0001_first_schema.sql"))),
+            (2, "many brokers", include_str!(concat!("../../../migrations/", $database, "/0002_many_brokers.sql"))),
+            (3, "tags and retired tokens", include_str!(concat!("../../../migrations/", $database, "/0003_tags_and_retired_tokens.sql"))),
+        ]
     };
 }
 
