@@ -28,6 +28,7 @@ test: setup ## Unit, integration and end-to-end tests
 	cargo build -p cobox-cli -p cobox-boxd
 	@[ "$$(id -u)" = 0 ] || echo "not root: leaving out the tests that change users ($(ROOT_ONLY)); run make test as root for all"
 	cargo nextest run --workspace $$([ "$$(id -u)" = 0 ] || echo "-E 'not ($(ROOT_ONLY))'")
+	COBOX_TEST_STORE=postgres cargo nextest run -p cobox-broker --test broker
 	RUSTFLAGS="--cfg loom" cargo test -p cobox-stream --test loom --release --target-dir target/loom
 
 lint: ## Formatting, clippy, licences and sources

@@ -94,7 +94,7 @@ async fn a_killed_boxd_is_a_suspension_and_traffic_resumes_it() {
 #[tokio::test]
 async fn an_unused_sandbox_goes_idle_then_suspended_and_comes_back_with_use() {
     let config = "idle_timeout_seconds = 1\nlease_seconds = 2\nreaper_interval_ms = 100\n".to_owned();
-    let broker = TestBroker::start_with(BrokerOptions { config, uid: None }).await;
+    let broker = TestBroker::start_with(BrokerOptions { config, ..BrokerOptions::default() }).await;
     let client = broker.client();
     let info = client.negotiate(&negotiate("t", Mode::Ensure)).await.unwrap();
     let id = info.sandbox.id.as_str();
@@ -116,7 +116,7 @@ async fn an_unused_sandbox_goes_idle_then_suspended_and_comes_back_with_use() {
 async fn the_hard_end_ends_a_session_that_is_in_use() {
     let config =
         "hard_ttl_seconds = 2\nidle_timeout_seconds = 1\nlease_seconds = 2\nreaper_interval_ms = 100\ntoken_ttl_seconds = 60\n".to_owned();
-    let broker = TestBroker::start_with(BrokerOptions { config, uid: None }).await;
+    let broker = TestBroker::start_with(BrokerOptions { config, ..BrokerOptions::default() }).await;
     let client = broker.client();
     let info = client.negotiate(&negotiate("t", Mode::Ensure)).await.unwrap();
     eventually("the end of the session", || async {

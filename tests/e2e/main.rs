@@ -1,6 +1,7 @@
 //! The whole stack with real processes: broker, gateway, launcher, boxd, command line.
 
 mod access;
+mod brokers;
 mod command_line;
 mod commands;
 mod cuts;
@@ -13,3 +14,4 @@ mod roots;
 mod sharing;
 mod terminals;
 mod tokens;
+mod unruly;

@@ -15,7 +15,7 @@ fn bare_root(dir: &Path) {
 
 async fn start(root: &Path, uid: Option<u32>) -> (TestBroker, Session) {
     let config = format!("[local]\nroot = {{ rootfs = {root:?} }}\n");
-    let broker = TestBroker::start_with(BrokerOptions { config, uid }).await;
+    let broker = TestBroker::start_with(BrokerOptions { config, uid, ..BrokerOptions::default() }).await;
     let session = ensure(&broker.client(), "t").await;
     (broker, session)
 }

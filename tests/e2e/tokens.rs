@@ -6,7 +6,7 @@ use cobox_protocol::{
     control::Alg,
     session::{Mode, NegotiateResponse},
 };
-use cobox_testkit::{TestBroker, ensure, negotiate};
+use cobox_testkit::{BrokerOptions, TestBroker, ensure, negotiate};
 use cobox_token::{Claims, MasterKey};
 
 struct Forge {
@@ -139,7 +139,7 @@ async fn a_released_session_leaves_its_tokens_worthless() {
 
 #[tokio::test]
 async fn hs256_works_behind_the_same_interface() {
-    let broker = TestBroker::start_with(cobox_testkit::BrokerOptions { config: "alg = \"HS256\"\n".into(), uid: None }).await;
+    let broker = TestBroker::start_with(BrokerOptions { config: "alg = \"HS256\"\n".into(), ..BrokerOptions::default() }).await;
     let info = broker.client().negotiate(&negotiate("t", Mode::Ensure)).await.unwrap();
     let header = URL_SAFE_NO_PAD.decode(info.token.expose().split('.').next().unwrap()).unwrap();
     assert!(String::from_utf8(header).unwrap().contains("HS256"));

@@ -18,7 +18,7 @@ use cobox_protocol::control::{BoxdConfig, Workload};
 use rustix::{
     fs::{Mode, OFlags},
     mount::{MountFlags, UnmountFlags, mount, unmount},
-    process::{DumpableBehavior, Gid, Resource, Rlimit, Uid, getrlimit, set_dumpable_behavior, setrlimit},
+    process::{DumpableBehavior, Gid, Resource, Rlimit, Uid, getrlimit, set_dumpable_behavior, setrlimit, umask},
     thread::{CapabilitySet, set_keep_capabilities, set_no_new_privs, set_thread_res_gid, set_thread_res_uid},
 };
 use tokio_util::sync::CancellationToken;
@@ -36,8 +36,6 @@ mod descriptor {
 
 /// The configuration is a few kilobytes and a revocation list.
 const MAX_CONFIG_BYTES: u64 = 16 * 1024 * 1024;
-/// Two, so that one busy request doesn't hold up another; the bytes are moved by the kernel.
-const WORKER_THREADS: usize = 2;
 
 fn main() -> ExitCode {
     if std::env::args().nth(1).is_some() {
@@ -91,11 +89,12 @@ fn run() -> anyhow::Result<()> {
     }
     drop(launcher);
 
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKER_THREADS).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(async {
         let (workloads, init_ended) = Workloads::new(link, config.workload.clone())?;
         let ids = file_ids(&config.workload);
         let files = FileWorkers::start(root()?, move || cobox_kernel::set_fs_ids(ids.0, ids.1)).context("starting the file workers")?;
+        files.share_this_thread().context("taking on the workload's user")?;
         let shutdown = CancellationToken::new();
         let stop = shutdown.clone();
         tokio::spawn(async move {
@@ -115,6 +114,8 @@ fn run() -> anyhow::Result<()> {
 fn prepare(config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
     boxd::log::start();
     let link = start_init(config)?;
+    // What is made for a client gets the mode it asked for, in one step.
+    umask(Mode::empty());
     take_all_descriptors()?;
     leave_the_workloads_groups(config.groups).context("moving to boxd's control groups")?;
     // Clients' paths are resolved in this mount namespace: what isn't here can't be reached through the files API, and

@@ -2,13 +2,15 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use cobox_protocol::{control::Alg, id::is_foreign_id};
+use cobox_protocol::{Secret, control::Alg, id::is_foreign_id};
 use serde::Deserialize;
 
 /// Shortest life of a token, in seconds: below it clients would do little but refresh.
 pub const MIN_TOKEN_TTL_SECONDS: u64 = 60;
 /// Longest life of a token, in seconds.
 pub const MAX_TOKEN_TTL_SECONDS: u64 = 3600;
+/// Shortest silence that counts as death, in seconds: a beat a second, and three of them in vain.
+const MIN_NODE_TIMEOUT_SECONDS: u64 = 4;
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -17,6 +19,13 @@ pub struct Config {
     pub listen: SocketAddr,
     /// How clients reach the broker, without a slash at the end. By default the address it is bound to.
     pub public_url: Option<String>,
+    /// How clients reach this broker's own sandboxes, where that isn't `public_url`: several brokers behind one address have
+    /// one of these each.
+    pub node_url: Option<String>,
+    /// `postgres://…`: a database that several brokers may share. Without it, a file in the data directory.
+    pub database_url: Option<Secret>,
+    /// A broker that was silent for this long counts as dead for the others on its database.
+    pub node_timeout_seconds: u64,
     /// Holds `broker.db`, `master.key` and the sandboxes.
     pub data_dir: PathBuf,
     /// Where keys made at the first start belong.
@@ -114,6 +123,10 @@ impl Default for Config {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 8421)),
             public_url: None,
+            node_url: None,
+            database_url: None,
+            // Several beats in vain, and clocks that are a little off.
+            node_timeout_seconds: 20,
             data_dir: PathBuf::from(".cobox"),
             workspace: "default".to_owned(),
             token_ttl_seconds: 900,
@@ -166,22 +179,34 @@ impl Config {
                 return invalid(field, "must be at least 1");
             }
         }
+        if self.node_timeout_seconds < MIN_NODE_TIMEOUT_SECONDS {
+            return invalid("node_timeout_seconds", "must be at least 4");
+        }
         if self.lease_seconds < self.idle_timeout_seconds {
             return invalid("lease_seconds", "must not be shorter than idle_timeout_seconds");
         }
         if !is_foreign_id(&self.workspace) {
             return invalid("workspace", "must have 1 to 256 characters and no control characters");
         }
-        if let Some(url) = &self.public_url
-            && (!(url.starts_with("http://") || url.starts_with("https://")) || url.ends_with('/') || url.contains(['?', '#', ' ']))
-        {
-            return invalid("public_url", "must start with http:// or https:// and have no slash at the end, no query and no fragment");
+        for (field, url) in [("public_url", &self.public_url), ("node_url", &self.node_url)] {
+            if let Some(url) = url
+                && (!(url.starts_with("http://") || url.starts_with("https://")) || url.ends_with('/') || url.contains(['?', '#', ' ']))
+            {
+                return invalid(field, "must start with http:// or https:// and have no slash at the end, no query and no fragment");
+            }
+        }
+        // What is wrong with it is said without it: it has a password in it.
+        if self.database_url.as_ref().is_some_and(|u| !["postgres://", "postgresql://"].iter().any(|s| u.expose().starts_with(s))) {
+            return invalid("database_url", "must start with postgres://; without it the broker keeps a file in its data directory");
         }
         self.cors.validate()
     }
 
     pub fn token_ttl(&self) -> Duration {
         Duration::from_secs(self.token_ttl_seconds)
+    }
+    pub fn node_timeout(&self) -> Duration {
+        Duration::from_secs(self.node_timeout_seconds)
     }
     pub fn idle_timeout(&self) -> Duration {
         Duration::from_secs(self.idle_timeout_seconds)
@@ -210,6 +235,9 @@ mod tests {
             ("lease_seconds = 10", "lease_seconds"),
             ("public_url = \"ftp://x\"", "public_url"),
             ("tokn_ttl = 3", "tokn_ttl"),
+            ("node_url = \"http://x/\"", "node_url"),
+            ("node_timeout_seconds = 1", "node_timeout_seconds"),
+            ("database_url = \"mysql://ann:hidden@x/y\"", "database_url"),
             ("alg = \"none\"", "alg"),
             ("[cors]\nallow_origins = [\"https://a.example/\"]", "cors.allow_origins"),
             ("[cors]\nallow_origins = [\"https://A.example\"]", "cors.allow_origins"),
@@ -220,7 +248,7 @@ mod tests {
             ("[cors]\nallow_headers = [\"a b\"]", "cors.allow_headers"),
         ] {
             let error = Config::from_toml(text).unwrap_err().to_string();
-            assert!(error.contains(field), "{text}: {error}");
+            assert!(error.contains(field) && !error.contains("hidden"), "{text}: {error}");
         }
     }
 }

@@ -23,15 +23,37 @@ pub enum DataDirError {
     #[error("{0} is in use by another broker; stop that one, or choose another data directory")]
     InUse(PathBuf),
     #[error(
-        "{0} is missing, but the database beside it has sandboxes: restore it from a backup, or move the database away to start afresh"
+        "{0} is missing, but the database has sandboxes: restore it from a backup, copy it from another broker on the same database, or choose an empty database to start afresh"
     )]
     KeyMissing(PathBuf),
     #[error("{path} can be read by others (mode {mode:o}); run `chmod 600` on it")]
     KeyExposed { path: PathBuf, mode: u32 },
     #[error("{0} belongs to another user; the broker must own it")]
     KeyForeign(PathBuf),
+    #[error("{0} is not the master key of the other brokers on this database; copy theirs here, or choose another database")]
+    KeyDiffers(PathBuf),
+    #[error("{path} was used with {used} and is now to be used with {wanted}; go on with the former, or choose another data directory")]
+    DatabaseDiffers { path: PathBuf, used: &'static str, wanted: &'static str },
     #[error("{0} is not a master key: it must hold exactly 32 bytes")]
     KeyInvalid(PathBuf),
+}
+
+/// Where the broker of a data directory keeps its records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Database {
+    /// A file in it.
+    Sqlite,
+    /// A server, named in the settings.
+    Postgres,
+}
+
+impl Database {
+    const fn name(self) -> &'static str {
+        match self {
+            Database::Sqlite => "a database of its own (SQLite)",
+            Database::Postgres => "a PostgreSQL database",
+        }
+    }
 }
 
 pub struct DataDir {
@@ -54,6 +76,29 @@ impl DataDir {
         }
     }
 
+    /// Holds it to one kind of database: with the other one the broker would find none of what it once wrote.
+    pub fn use_database(&self, wanted: Database) -> Result<(), DataDirError> {
+        let marker = self.path.join("postgres");
+        let is_marked = marker.try_exists().map_err(failed(&marker, "looking for"))?;
+        let has_file = self.path.join("broker.db").try_exists().map_err(failed(&self.path, "looking for broker.db"))?;
+        let used = match (is_marked, has_file) {
+            (true, _) => Database::Postgres,
+            (false, true) => Database::Sqlite,
+            (false, false) => wanted,
+        };
+        if used != wanted {
+            return Err(DataDirError::DatabaseDiffers { path: self.path.clone(), used: used.name(), wanted: wanted.name() });
+        }
+        if wanted == Database::Postgres && !is_marked {
+            self.write_once(&marker, b"This data directory's records are in a PostgreSQL database.\n")?;
+        }
+        Ok(())
+    }
+
+    pub fn master_key_path(&self) -> PathBuf {
+        self.path.join("master.key")
+    }
+
     /// The database's file, made here so that nobody else can read it; what SQLite puts beside it gets the same mode.
     pub fn database(&self) -> Result<PathBuf, DataDirError> {
         let path = self.path.join("broker.db");
@@ -64,7 +109,7 @@ impl DataDir {
 
     /// Reads the master key, or makes it when nothing depends on an older one.
     pub fn master_key(&self, has_sandboxes: bool) -> Result<MasterKey, DataDirError> {
-        let path = self.path.join("master.key");
+        let path = self.master_key_path();
         let mut file = match File::open(&path) {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::NotFound && has_sandboxes => return Err(DataDirError::KeyMissing(path)),
@@ -144,6 +189,20 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         fs::write(&path, b"short").unwrap();
         assert!(matches!(data.master_key(true), Err(DataDirError::KeyInvalid(_))));
+    }
+
+    #[test]
+    fn a_data_directory_keeps_to_one_kind_of_database() {
+        for (first, second) in [(Database::Sqlite, Database::Postgres), (Database::Postgres, Database::Sqlite)] {
+            let dir = tempfile::tempdir().unwrap();
+            let data = DataDir::open(dir.path()).unwrap();
+            data.use_database(first).unwrap();
+            if first == Database::Sqlite {
+                data.database().unwrap();
+            }
+            data.use_database(first).unwrap();
+            assert!(matches!(data.use_database(second), Err(DataDirError::DatabaseDiffers { .. })));
+        }
     }
 
     #[test]

@@ -33,7 +33,7 @@ impl Directory for Dataplane {
         let found = self.find(&target).await?;
         match credential {
             None => match found {
-                Some((sandbox, _)) if sandbox.is_running() => {
+                Some((sandbox, _)) if sandbox.is_running() && self.lifecycle.is_here(&sandbox) => {
                     Ok(Admission { sandbox: sandbox.id, is_running: true, token: None, caller: None })
                 }
                 // The same answer for what doesn't exist and what would have to be woken: a stranger learns nothing.
@@ -111,6 +111,16 @@ impl Dataplane {
         }
     }
 
+    /// Another node's sandboxes are reached there: its URL is in every answer that names the sandbox.
+    fn must_be_here(&self, sandbox: &Sandbox) -> Result<(), ApiError> {
+        if self.lifecycle.is_here(sandbox) {
+            return Ok(());
+        }
+        let url = self.deployment.dataplane(sandbox).http_base_url;
+        let message = format!("sandbox {} is on another node; use {url}", sandbox.id);
+        Err(ApiError::new(ErrorCode::ProviderUnavailable, message).with_details(serde_json::json!({ "http_base_url": url })))
+    }
+
     async fn find(&self, target: &Target) -> Result<Option<(Sandbox, Option<Session>)>, ApiError> {
         let store = &self.deployment.store;
         Ok(match target {
@@ -153,6 +163,7 @@ impl Dataplane {
         if sandbox.ended_at.is_some() {
             return Err(not_found(target));
         }
+        self.must_be_here(&sandbox)?;
         let now = d.now();
         let capabilities = access::grant(caller, None)?;
         let hard_ttl = d.config.hard_ttl();
@@ -189,6 +200,7 @@ impl Dataplane {
         if sandbox.ended_at.is_some() {
             return Err(not_found(&Target::Sandbox(sandbox.id.clone())));
         }
+        self.must_be_here(sandbox)?;
         let passer = Passer {
             workspace: sandbox.workspace.clone(),
             principal: claims.sub,

@@ -9,6 +9,7 @@ mod dataplane;
 #[doc(hidden)]
 pub mod domain;
 mod http;
+mod lanes;
 mod server;
 #[doc(hidden)]
 pub mod store;
@@ -17,14 +18,26 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use cobox_protocol::{ApiError, SandboxId, Secret, key::PrincipalKind};
 use cobox_provider::Provider;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, runtime::Handle};
 
 pub use clock::{Clock, SystemClock};
 pub use config::{Config, ConfigError, Cors};
-use domain::webhook::MIN_SECRET_BYTES;
+use data_dir::Database;
 use domain::{
-    activity::Activity, audit::AuditTrail, deployment::Deployment, keys::Keys, lifecycle::Lifecycle, model::Principal, reaper::Reaper,
-    reconcile::reconcile, sandboxes::Sandboxes, sessions::Sessions, tokens::Tokens, webhook::Webhook,
+    activity::Activity,
+    audit::AuditTrail,
+    deployment::Deployment,
+    hearing::hear,
+    keys::Keys,
+    lifecycle::Lifecycle,
+    model::Principal,
+    nodes::Nodes,
+    reaper::Reaper,
+    reconcile::reconcile,
+    sandboxes::Sandboxes,
+    sessions::Sessions,
+    tokens::Tokens,
+    webhook::{MIN_SECRET_BYTES, Webhook},
 };
 use store::{Store, StoreError, sql};
 
@@ -42,11 +55,15 @@ pub enum StartError {
     Webhook(String),
     #[error("the listener has no address: {0}")]
     Listener(std::io::Error),
+    #[error("starting the threads that serve connections: {0}")]
+    Lanes(std::io::Error),
 }
 
 /// A broker whose store and provider agree, ready to serve.
 pub struct Broker {
     listener: TcpListener,
+    /// As long as the broker: a connection to the database that was made on one is waited for there.
+    lanes: lanes::Lanes,
     /// Held as long as the broker lives: one data directory, one broker.
     _data_dir: data_dir::DataDir,
     deployment: Arc<Deployment>,
@@ -75,15 +92,44 @@ impl Broker {
         config.validate()?;
         let webhook = read_webhook(&config)?;
         let data_dir = data_dir::DataDir::open(&config.data_dir)?;
-        let store: Arc<dyn Store> = Arc::new(sql::sqlite::open(&data_dir.database()?).await?);
-        let master = data_dir.master_key(store.has_sandboxes().await?)?;
+        let store: Arc<dyn Store> = match &config.database_url {
+            Some(url) => {
+                data_dir.use_database(Database::Postgres)?;
+                Arc::new(sql::postgres::open(url).await?)
+            }
+            None => {
+                data_dir.use_database(Database::Sqlite)?;
+                Arc::new(sql::sqlite::open(&data_dir.database()?).await?)
+            }
+        };
+        let master = data_dir.master_key(store.has_sandboxes(None).await?)?;
+        if store.is_shared() {
+            // With another key its tokens would open nothing on other nodes.
+            let fingerprint = master.fingerprint();
+            if store.agree("master_key", &fingerprint).await? != fingerprint {
+                return Err(data_dir::DataDirError::KeyDiffers(data_dir.master_key_path()).into());
+            }
+        }
         let public_url = match &config.public_url {
             Some(url) => url.clone(),
             None => format!("http://{}", listener.local_addr().map_err(StartError::Listener)?),
         };
         let tokens = Tokens::new(master, config.alg, config.token_ttl());
         let node = data_dir.node_id()?;
-        let deployment = Arc::new(Deployment { config, public_url, store: store.clone(), provider, clock, tokens, node });
+        let node_url = config.node_url.clone().unwrap_or_else(|| public_url.clone());
+        let nodes = Nodes::new(node.clone(), node_url, config.node_timeout());
+        nodes.beat(&*store, clock.now()).await?;
+        let deployment = Arc::new(Deployment {
+            config,
+            public_url,
+            store: store.clone(),
+            provider,
+            clock,
+            tokens,
+            node,
+            nodes,
+            background: Handle::current(),
+        });
         let activity = Arc::new(Activity::default());
         let lifecycle = Arc::new(Lifecycle::new(deployment.clone(), activity.clone()));
         reconcile(&lifecycle).await.map_err(StartError::Reconcile)?;
@@ -91,6 +137,7 @@ impl Broker {
         let sessions = Arc::new(Sessions { deployment: deployment.clone(), lifecycle: lifecycle.clone() });
         Ok(Self {
             listener,
+            lanes: lanes::Lanes::start().map_err(StartError::Lanes)?,
             _data_dir: data_dir,
             keys: Arc::new(Keys { deployment: deployment.clone(), lifecycle: lifecycle.clone(), activity }),
             sandboxes: Arc::new(Sandboxes { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
@@ -120,6 +167,8 @@ impl Broker {
                 reaper.tick().await;
             }
         });
+        let beating = tokio::spawn(beat(self.deployment.clone()));
+        let hearing = tokio::spawn(hear(self.lifecycle.clone()));
         let dataplane = dataplane::Dataplane {
             deployment: self.deployment.clone(),
             lifecycle: self.lifecycle.clone(),
@@ -134,9 +183,11 @@ impl Broker {
             webhook: self.webhook.clone(),
         };
         let router = http::router(api, Arc::new(dataplane));
-        server::serve(&self.listener, router, self.deployment.config.max_connections, shutdown).await;
+        server::serve(&self.listener, &self.lanes, router, self.deployment.config.max_connections, shutdown).await;
         // Between two awaits of a tick nothing is half done that the next start wouldn't finish.
-        reaping.abort();
+        for task in [reaping, beating, hearing] {
+            task.abort();
+        }
         self.audit.flush().await;
     }
 
@@ -161,6 +212,18 @@ impl Broker {
     #[doc(hidden)]
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.deployment.store
+    }
+}
+
+/// Apart from the reaper, whose rounds may take long.
+async fn beat(deployment: Arc<Deployment>) {
+    let mut ticks = tokio::time::interval(deployment.nodes.beat_every());
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if let Err(error) = deployment.nodes.beat(&*deployment.store, deployment.now()).await {
+            tracing::error!(%error, "the other brokers could not be told that this one lives");
+        }
     }
 }
 

@@ -13,6 +13,8 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt;
 
+use crate::lanes::Lanes;
+
 /// A client that takes longer to send a request's head is not serious.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(15);
 /// Bounds a request's head and what is read ahead of its body.
@@ -22,7 +24,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// After a failed accept (no descriptors left, mostly): long enough for some to be closed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-pub async fn serve(listener: &TcpListener, router: Router, max_connections: u32, shutdown: impl Future<Output = ()> + Send) {
+pub async fn serve(listener: &TcpListener, lanes: &Lanes, router: Router, max_connections: u32, shutdown: impl Future<Output = ()> + Send) {
     let slots = Arc::new(Semaphore::new(max_connections as usize));
     let stop = CancellationToken::new();
     let connections = TaskTracker::new();
@@ -40,10 +42,15 @@ pub async fn serve(listener: &TcpListener, router: Router, max_connections: u32,
         match accepted {
             Ok((stream, _)) => {
                 let (router, stop) = (router.clone(), stop.clone());
-                connections.spawn(async move {
+                // Back to a plain socket, for the lane's own runtime to wait on.
+                let stream = stream.into_std();
+                lanes.spawn(connections.track_future(async move {
                     let _slot = slot;
-                    serve_connection(stream, router, stop).await;
-                });
+                    match stream.and_then(TcpStream::from_std) {
+                        Ok(stream) => serve_connection(stream, router, stop).await,
+                        Err(error) => tracing::warn!(%error, "a connection was lost on its way to who serves it"),
+                    }
+                }));
             }
             Err(error) => {
                 tracing::warn!(%error, "accepting a connection failed");

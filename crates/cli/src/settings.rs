@@ -59,6 +59,8 @@ fn explain(text: &str, error: &toml::de::Error) -> String {
     let Some(line_start) = error.span().and_then(|span| text.get(..span.start)) else { return error.message().to_owned() };
     let number = line_start.matches('\n').count();
     let line = text.lines().nth(number).unwrap_or_default().trim_end();
+    // There is a password in it.
+    let line = if line.contains("database_url") { "database_url = …" } else { line };
     let is_size = line.split('=').next().is_some_and(|key| key.trim().ends_with("_bytes"));
     let hint = if is_size && error.message().starts_with("invalid") { ": a size is a number of bytes" } else { "" };
     format!("line {}: {}{hint}\n{line}", number + 1, error.message())
@@ -95,5 +97,7 @@ mod tests {
         let size = error("data_dir = \"/x\"\n[local]\nmemory_bytes = \"4G\"\n");
         assert!(size.starts_with("line 3: ") && size.contains("a number of bytes"), "{size}");
         assert!(error("data_dir = \n").starts_with("line 1: "));
+        let hidden = error("database_url = \"postgres://ann:hidden@x/y\n");
+        assert!(hidden.starts_with("line 1: ") && !hidden.contains("hidden"), "{hidden}");
     }
 }

@@ -26,6 +26,8 @@ pub struct BrokerOptions {
     pub config: String,
     /// Run it as this user instead of the one that runs the tests.
     pub uid: Option<u32>,
+    /// A database that it shares with others, as `cobox serve` does; they have their master key alike.
+    pub database: Option<Secret>,
 }
 
 pub struct TestBroker {
@@ -47,6 +49,11 @@ impl TestBroker {
         let data = home.path().join("data");
         fs::create_dir(&data).expect("a data directory");
         fs::write(data.join("config.toml"), &options.config).expect("a configuration");
+        if options.database.is_some() {
+            let key = data.join("master.key");
+            fs::write(&key, [7; 32]).expect("a master key");
+            fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("its own file");
+        }
         let mut programs = built_programs();
         if let Some(uid) = options.uid {
             // Another user may not reach the directory the programs were built in.
@@ -73,7 +80,13 @@ impl TestBroker {
         let _ = fs::remove_file(self.data_dir().join("broker.json"));
         let log = fs::File::options().create(true).append(true).open(self.home.path().join("broker.log")).expect("a log");
         let mut command = self.cobox();
-        command.args(["up", "--listen", "127.0.0.1:0", "--data-dir"]).arg(self.data_dir());
+        match &self.options.database {
+            None => command.arg("up"),
+            Some(url) => {
+                command.env("COBOX_DATABASE_URL", url.expose()).args(["serve", "--config"]).arg(self.data_dir().join("config.toml"))
+            }
+        };
+        command.args(["--listen", "127.0.0.1:0", "--data-dir"]).arg(self.data_dir());
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
         if let Some(uid) = self.options.uid {
             command.uid(uid).gid(uid);

@@ -10,6 +10,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
+use cobox_protocol::Secret;
 use tokio::sync::OnceCell;
 
 use crate::eventually;
@@ -37,6 +38,11 @@ impl TestDatabase {
     pub fn url(&self) -> String {
         let socket = running().dir.to_str().expect("a temporary directory is UTF-8").replace('/', "%2F");
         format!("postgres://{USER}:{DATABASE_PASSWORD}@{socket}/{}", self.name)
+    }
+
+    /// As the broker takes it.
+    pub fn secret_url(&self) -> Secret {
+        Secret::new(self.url())
     }
 
     /// What a statement answers, a line a row, for whoever must look beneath the store.

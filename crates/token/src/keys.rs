@@ -19,6 +19,7 @@ pub(crate) type HmacSha256 = Hmac<Sha256>;
 
 /// Names the use of the derived bytes, so that another use of the master key can never meet these.
 const HKDF_LABEL: &str = "cobox/sandbox-token-key/v1";
+const FINGERPRINT_LABEL: &str = "cobox/master-key-fingerprint/v1";
 
 /// The deployment's one secret. Whoever has it can mint for every sandbox.
 pub struct MasterKey([u8; 32]);
@@ -38,6 +39,15 @@ impl MasterKey {
     /// For the file it is kept in, and nothing else.
     pub fn expose(&self) -> &[u8; Self::LEN] {
         &self.0
+    }
+
+    /// Tells whether two are the same, and nothing else about them.
+    pub fn fingerprint(&self) -> String {
+        let mut bytes = [0u8; 16];
+        Hkdf::<Sha256>::new(None, &self.0)
+            .expand(FINGERPRINT_LABEL.as_bytes(), &mut bytes)
+            .expect("16 bytes are within what HKDF-SHA256 gives");
+        URL_SAFE_NO_PAD.encode(bytes)
     }
 
     pub fn derive(&self, sandbox: &SandboxId, generation: u32, alg: Alg) -> SigningKey {

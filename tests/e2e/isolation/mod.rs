@@ -41,7 +41,7 @@ impl Cell {
         let user = if inside_as == InsideAs::Root { "root" } else { "user" };
         let uid = (broker_as == BrokerAs::OrdinaryUser).then_some(ORDINARY_UID);
         let config = format!("reaper_interval_ms = 100\n[local]\nuser = \"{user}\"\n{options}");
-        let broker = TestBroker::start_with(BrokerOptions { config, uid }).await;
+        let broker = TestBroker::start_with(BrokerOptions { config, uid, ..BrokerOptions::default() }).await;
         let session = ensure(&broker.client(), "attacker").await;
         Self { broker, session }
     }

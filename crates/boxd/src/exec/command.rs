@@ -36,9 +36,9 @@ use crate::{
 
 /// Of each of its streams, in memory: what a client that acknowledges as it goes has under way. Taken as it fills, not before.
 const RING_BYTES: usize = 1024 * 1024;
-/// First buffer for a program's output, and the one for a program that fills it.
+/// First buffer for a program's output, and the one for a program that fills it: as large as a frame, for the same reason.
 const SMALL_READ_BYTES: usize = 8 * 1024;
-const LARGE_READ_BYTES: usize = 256 * 1024;
+const LARGE_READ_BYTES: usize = 64 * 1024;
 /// What the pipe of a program that prints a lot is made: fewer changes between it and us.
 const LARGE_PIPE_BYTES: usize = 1024 * 1024;
 /// How long output is still read after the program has ended while something it started holds the pipes open.

@@ -97,7 +97,7 @@ impl FileStore {
     }
 
     pub async fn is_file(&self, path: &'static str) -> Result<bool, ApiError> {
-        self.workers.run(move |root| root.stat(path.as_bytes()).is_ok_and(|s| kind(&s) == FileType::RegularFile)).await
+        self.workers.run_quick(move |root| root.stat(path.as_bytes()).is_ok_and(|s| kind(&s) == FileType::RegularFile)).await
     }
 }
 

@@ -28,11 +28,11 @@ pub struct Place {
 }
 
 /// The place a program that opens this path for writing would write to.
-pub fn locate(root: &Root, path: &[u8], author: &Author) -> Result<Place, Errno> {
+pub fn locate(root: &Root, path: &[u8], is_durable: bool, author: &Author) -> Result<Place, Errno> {
     let mut path = path.to_vec();
     for _ in 0..=MAX_LINKS {
         let (directory, name) = split(&path).ok_or(Errno::ISDIR)?;
-        let parent = make_directory(root, directory, author)?;
+        let parent = make_directory(root, directory, is_durable, author)?;
         let existing = current(&parent, name)?;
         if existing.as_ref().is_none_or(|s| kind(s) != FileType::Symlink) {
             return Ok(Place { parent, name: name.to_vec(), existing });
@@ -57,7 +57,7 @@ pub fn locate_name(root: &Root, path: &[u8]) -> Result<Place, Errno> {
 }
 
 /// A directory and those above it, made where they are missing.
-pub fn make_directory(root: &Root, path: &[u8], author: &Author) -> Result<OwnedFd, Errno> {
+pub fn make_directory(root: &Root, path: &[u8], is_durable: bool, author: &Author) -> Result<OwnedFd, Errno> {
     match root.directory(path) {
         Err(Errno::NOENT) => {}
         other => return other,
@@ -81,7 +81,9 @@ pub fn make_directory(root: &Root, path: &[u8], author: &Author) -> Result<Owned
                         }
                     }
                 }
-                sync_directory(&directory)?;
+                if is_durable {
+                    sync_directory(&directory)?;
+                }
                 root.directory(&path[..end])?
             }
             other => other?,

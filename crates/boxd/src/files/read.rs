@@ -114,7 +114,7 @@ pub enum Content {
 pub async fn open(store: &FileStore, path: &SandboxPath, is_bare: bool) -> Result<Result<Found, FileType>, ApiError> {
     let shown = path.clone();
     let step = move |root: &Root| open_step(root, shown.bytes(), is_bare);
-    store.workers.run(step).await?.map_err(|errno| refusal(errno, path))
+    store.workers.run_quick(step).await?.map_err(|errno| refusal(errno, path))
 }
 
 fn open_step(root: &Root, path: &[u8], is_bare: bool) -> Result<Result<Found, FileType>, Errno> {

@@ -2,12 +2,16 @@
 
 use std::{
     any::Any,
+    cell::Cell,
     io,
     os::fd::OwnedFd,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Once},
+    sync::{
+        Arc, Once,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use cobox_protocol::{ApiError, ErrorCode};
@@ -25,6 +29,10 @@ const ARCHIVE_WORKERS: usize = 4;
 const LONG_WORKERS: usize = 4;
 /// Longest a search waits for others to be done before it is told to come again.
 const LONG_WAIT: Duration = Duration::from_secs(30);
+/// A quick step that took longer is taken for a disk that makes one wait.
+const QUICK: Duration = Duration::from_millis(2);
+/// For so long afterwards quick steps go to the workers too, and no more than one such wait in this time is everybody's.
+const DISTRUST: Duration = Duration::from_secs(10);
 /// A worker's deepest call is the tar reader with its 32 KiB of buffers on the heap.
 const STACK_BYTES: usize = 512 * 1024;
 
@@ -39,6 +47,12 @@ pub struct FileWorkers {
     archive_slots: Arc<Semaphore>,
     long: Arc<Pool>,
     long_slots: Arc<Semaphore>,
+    patience: Arc<Patience>,
+}
+
+thread_local! {
+    /// Set on a thread that serves requests and has the workload's user.
+    static IS_SHARED: Cell<bool> = const { Cell::new(false) };
 }
 
 impl FileWorkers {
@@ -53,7 +67,38 @@ impl FileWorkers {
         let (steps, archives) = (pool("files", STEP_WORKERS, STEP_QUEUE), pool("archive", ARCHIVE_WORKERS, ARCHIVE_WORKERS));
         let long = pool("long", LONG_WORKERS, LONG_WORKERS);
         let slots = |count| Arc::new(Semaphore::new(count));
-        Ok(Self { root, steps, archives, archive_slots: slots(ARCHIVE_WORKERS), long, long_slots: slots(LONG_WORKERS) })
+        Ok(Self {
+            root,
+            steps,
+            archives,
+            archive_slots: slots(ARCHIVE_WORKERS),
+            long,
+            long_slots: slots(LONG_WORKERS),
+            patience: Arc::default(),
+        })
+    }
+
+    /// Takes on the workload's user for the thread that calls this, which then does [`FileWorkers::run_quick`]'s steps itself:
+    /// to wake a worker and be woken by it takes longer than to open and read a small file.
+    pub fn share_this_thread(&self) -> io::Result<()> {
+        (self.steps.setup)()?;
+        IS_SHARED.set(true);
+        Ok(())
+    }
+
+    /// Runs a step that waits for the disk only when something is wrong with it: where it is asked for, as long as such steps are
+    /// quick, and else on a worker.
+    pub async fn run_quick<T: Send + 'static>(&self, step: impl FnOnce(&Root) -> T + Send + 'static) -> Result<T, ApiError> {
+        if !IS_SHARED.get() || !self.patience.is_left() {
+            return self.run(step).await;
+        }
+        let began = Instant::now();
+        let done = catch_unwind(AssertUnwindSafe(|| step(&self.root)));
+        self.patience.took(began.elapsed());
+        done.map_err(|panic| {
+            tracing::error!(message = panic_message(&panic), "a file operation panicked");
+            gone()
+        })
     }
 
     /// Runs one short step on a worker.
@@ -139,6 +184,35 @@ impl FileWorkers {
     }
 }
 
+/// Whether the thread that serves everybody may do quick steps itself.
+struct Patience {
+    since: Instant,
+    /// Milliseconds after that.
+    again_at: AtomicU64,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { since: Instant::now(), again_at: AtomicU64::new(0) }
+    }
+}
+
+impl Patience {
+    fn is_left(&self) -> bool {
+        self.now() >= self.again_at.load(Ordering::Relaxed)
+    }
+
+    fn took(&self, time: Duration) {
+        if time > QUICK {
+            self.again_at.store(self.now() + DISTRUST.as_millis() as u64, Ordering::Relaxed);
+        }
+    }
+
+    fn now(&self) -> u64 {
+        self.since.elapsed().as_millis() as u64
+    }
+}
+
 async fn keep_busy<T: Send + 'static>(
     pool: &Pool,
     slot: OwnedSemaphorePermit,
@@ -212,4 +286,37 @@ fn work(jobs: &Queue<Job>, root: &Root) {
 
 fn panic_message(panic: &Box<dyn Any + Send>) -> &str {
     panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::ThreadId;
+
+    use super::*;
+
+    async fn where_quick_steps_run(workers: &FileWorkers) -> ThreadId {
+        workers.run_quick(|_| thread::current().id()).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn quick_steps_run_where_they_are_asked_for_until_one_was_slow() {
+        let root = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+        let workers = FileWorkers::start(root, || Ok(())).unwrap();
+        let here = thread::current().id();
+        assert_ne!(where_quick_steps_run(&workers).await, here, "this thread hasn't the workload's user yet");
+        workers.share_this_thread().unwrap();
+        assert_eq!(where_quick_steps_run(&workers).await, here);
+        workers.patience.took(QUICK + Duration::from_micros(1));
+        assert_ne!(where_quick_steps_run(&workers).await, here);
+    }
+
+    #[tokio::test]
+    async fn a_quick_step_that_panics_costs_its_own_request_only() {
+        let root = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+        let workers = FileWorkers::start(root, || Ok(())).unwrap();
+        workers.share_this_thread().unwrap();
+        let broken: Result<(), ApiError> = workers.run_quick(|_| panic!("a bug")).await;
+        broken.unwrap_err();
+        where_quick_steps_run(&workers).await;
+    }
 }

@@ -33,6 +33,8 @@ use crate::{auth::Authority, body::too_large};
 pub const MAX_FILE_BYTES: u64 = 64 * 1024 * 1024 * 1024;
 /// Written at once: large enough that the hand-over to a worker doesn't show.
 const BATCH_BYTES: u64 = 1024 * 1024;
+/// As much as the kernel takes without anybody noticing.
+const QUICK_BYTES: u64 = 128 * 1024;
 /// Of a new file that nobody gave a mode.
 const DEFAULT_MODE: u32 = 0o644;
 const TEMP_PREFIX: &str = ".cobox-";
@@ -65,7 +67,9 @@ pub async fn receive(
     let mut size = batch.bytes;
     if batch.is_last {
         let path = path.clone();
-        return store.workers.run(move |root| put(root, &path, options, &batch.chunks, &writes)).await?;
+        let is_quick = !options.is_durable && size <= QUICK_BYTES;
+        let put = move |root: &Root| put(root, &path, options, &batch.chunks, &writes);
+        return if is_quick { store.workers.run_quick(put).await? } else { store.workers.run(put).await? };
     }
     let begin = {
         let (path, writes, workers, chunks) = (path.clone(), writes.clone(), store.workers.clone(), batch.chunks);
@@ -148,7 +152,7 @@ impl Incoming {
         workers: Option<FileWorkers>,
     ) -> Result<Self, ApiError> {
         let refused = |e| refusal(e, path);
-        let Place { parent, name, existing } = locate(root, path.bytes(), &options.author).map_err(refused)?;
+        let Place { parent, name, existing } = locate(root, path.bytes(), options.is_durable, &options.author).map_err(refused)?;
         // Before the body is read, to spare the client sending it; what counts is the check at the end.
         options.conditions.check_change(existing.as_ref().map(|s| writes.etag(s)).as_deref(), path)?;
         if let Some(existing) = &existing {
@@ -159,8 +163,7 @@ impl Incoming {
             rustix::fs::accessat(&parent, name.as_slice(), Access::WRITE_OK, AtFlags::EACCESS).map_err(refused)?;
         }
         let mode = options.mode.or(existing.map(|s| s.st_mode & 0o777)).unwrap_or(DEFAULT_MODE);
-        let temp = Temp::create(parent, workers).map_err(refused)?;
-        rustix::fs::fchmod(&temp.file, Mode::from_raw_mode(mode)).map_err(refused)?;
+        let temp = Temp::create(parent, Mode::from_raw_mode(mode), workers).map_err(refused)?;
         Ok(Self { temp, name, options })
     }
 
@@ -205,10 +208,14 @@ pub struct Temp {
 }
 
 impl Temp {
-    pub fn create(directory: impl Into<Arc<OwnedFd>>, workers: Option<FileWorkers>) -> Result<Self, Errno> {
+    pub fn create(directory: impl Into<Arc<OwnedFd>>, mode: Mode, workers: Option<FileWorkers>) -> Result<Self, Errno> {
         let (directory, name) = (directory.into(), temp_name()?);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&directory, name.as_str(), flags, Mode::RUSR | Mode::WUSR)?;
+        let file = rustix::fs::openat(&directory, name.as_str(), flags, mode)?;
+        // Where a mask is in the way, or the directory hands down rules of its own.
+        if rustix::fs::fstat(&file)?.st_mode & 0o7777 != mode.as_raw_mode() {
+            rustix::fs::fchmod(&file, mode)?;
+        }
         Ok(Self { file, directory, name, is_placed: AtomicBool::new(false), workers })
     }
 

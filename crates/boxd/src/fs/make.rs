@@ -29,7 +29,7 @@ pub fn mkdir(root: &Root, path: &SandboxPath, request: &MkdirRequest, author: &A
         root.directory(path.bytes()).map_err(refused)?;
         return if request.exist_ok { is_there(false) } else { Err(taken(path)) };
     };
-    let parent = if request.parents { make_directory(root, above, author) } else { root.directory(above) }.map_err(refused)?;
+    let parent = if request.parents { make_directory(root, above, true, author) } else { root.directory(above) }.map_err(refused)?;
     match rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(mode)) {
         Ok(()) => {}
         Err(Errno::EXIST) if request.exist_ok && root.directory(path.bytes()).is_ok() => return is_there(false),

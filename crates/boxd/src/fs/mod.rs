@@ -96,7 +96,7 @@ pub async fn stat(State(server): State<Arc<Server>>, caller: Caller<FsRead>, con
     let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;
     caller.aims_at(&path.to_string());
     let writes = server.files.writes();
-    Ok(Json(server.files.workers().run(move |root| describe::stat(root, &path, request.follow, &writes)).await??))
+    Ok(Json(server.files.workers().run_quick(move |root| describe::stat(root, &path, request.follow, &writes)).await??))
 }
 
 pub async fn mkdir(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<Changed> {

@@ -107,7 +107,7 @@ impl Transfer<'_> {
         let bytes = self.to.bytes();
         let end = bytes.iter().rposition(|b| *b != b'/').map_or(0, |i| i + 1);
         let (above, name) = split(&bytes[..end]).ok_or_else(|| taken(self.to))?;
-        Ok((make_directory(self.root, above, self.author).map_err(|e| refusal(e, self.to))?, name))
+        Ok((make_directory(self.root, above, true, self.author).map_err(|e| refusal(e, self.to))?, name))
     }
 
     /// Why a name could not be taken.
@@ -124,7 +124,7 @@ impl Transfer<'_> {
 
     fn place_file(&self, file: &OwnedFd, stat: &rustix::fs::Stat, parent: OwnedFd, name: &[u8]) -> Result<Copied, ApiError> {
         let refused = |e| refusal(e, self.to);
-        let temp = Temp::create(parent, None).map_err(refused)?;
+        let temp = Temp::create(parent, Mode::RUSR | Mode::WUSR, None).map_err(refused)?;
         let bytes = copy_file(file, &temp.file, stat, &self.watch()).map_err(refused)?;
         rustix::fs::fsync(&temp.file).map_err(refused)?;
         {

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use cobox_protocol::{
-    ApiError, ErrorCode, SandboxId, Timestamp,
+    ApiError, ErrorCode, Timestamp,
     session::{Dataplane, SandboxAddress},
 };
 use cobox_provider::Provider;
+use tokio::runtime::Handle;
 
 use super::{
     model::Sandbox,
+    nodes::Nodes,
     tokens::{LONGEST_TOKEN_LIFE, Tokens},
 };
 use crate::{
@@ -28,6 +30,9 @@ pub struct Deployment {
     pub tokens: Tokens,
     /// One data directory is one node.
     pub node: String,
+    pub nodes: Nodes,
+    /// For what goes on without whoever asked for it: the threads that serve connections end before the broker does.
+    pub background: Handle,
 }
 
 impl Deployment {
@@ -35,20 +40,16 @@ impl Deployment {
         self.clock.now()
     }
 
-    /// The way to a sandbox through the gateway, without `/v1`.
-    pub fn door(&self, sandbox: &SandboxId) -> String {
-        format!("{}/dp/{sandbox}", self.public_url)
-    }
-
-    pub fn dataplane(&self, sandbox: &SandboxId) -> Dataplane {
-        let http_base_url = format!("{}/v1", self.door(sandbox));
+    /// Where the sandbox's own node serves it.
+    pub fn dataplane(&self, sandbox: &Sandbox) -> Dataplane {
+        let http_base_url = format!("{}/dp/{}/v1", self.nodes.url_of(&sandbox.node), sandbox.id);
         // http → ws, https → wss.
         let ws_base_url = http_base_url.replacen("http", "ws", 1);
         Dataplane { http_base_url, ws_base_url }
     }
 
     pub fn address(&self, sandbox: &Sandbox) -> SandboxAddress {
-        let Dataplane { http_base_url, ws_base_url } = self.dataplane(&sandbox.id);
+        let Dataplane { http_base_url, ws_base_url } = self.dataplane(sandbox);
         SandboxAddress { id: sandbox.id.clone(), provider: sandbox.provider.clone(), http_base_url, ws_base_url }
     }
 

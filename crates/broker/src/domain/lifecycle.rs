@@ -40,7 +40,7 @@ const FAREWELL_WITHIN: Duration = Duration::from_millis(300);
 /// Longest reason kept of a provider's failure, in characters.
 const MAX_REASON_CHARS: usize = 500;
 
-type Outcome = Result<Sandbox, ApiError>;
+pub type Outcome = Result<Sandbox, ApiError>;
 
 pub struct Lifecycle {
     pub deployment: Arc<Deployment>,
@@ -82,6 +82,9 @@ impl Lifecycle {
     /// Returns when the sandbox runs; starts it where it doesn't. After `wait` the answer is `423` and the start goes on.
     pub async fn bring_up(self: &Arc<Self>, id: &SandboxId, wait: Duration) -> Outcome {
         let sandbox = self.load(id).await?;
+        if !self.is_here(&sandbox) {
+            return self.bring_up_elsewhere(id, wait).await;
+        }
         if sandbox.is_running() && sandbox.intent.is_none() {
             return Ok(sandbox);
         }
@@ -90,8 +93,7 @@ impl Lifecycle {
         match outcome {
             Ok(Ok(outcome)) => outcome.clone().unwrap_or_else(|| Err(interrupted(id))),
             Ok(Err(_)) => Err(interrupted(id)),
-            Err(_) => Err(ApiError::new(ErrorCode::SandboxStarting, format!("sandbox {id} is still starting; ask again"))
-                .with_details(serde_json::json!({ "sandbox_id": id }))),
+            Err(_) => Err(starting(id)),
         }
     }
 
@@ -107,7 +109,7 @@ impl Lifecycle {
         let (done, outcome) = watch::channel(None);
         starts.insert(id.clone(), outcome.clone());
         let (this, id) = (self.clone(), id.clone());
-        tokio::spawn(async move {
+        self.deployment.background.spawn(async move {
             let lock = this.locks.lock(&id).await;
             let outcome = this.start_locked(&id, &lock).await;
             drop(lock);
@@ -189,7 +191,7 @@ impl Lifecycle {
     /// Suspends the sandbox as soon as its boxd is gone, whatever ended it.
     pub fn watch(self: &Arc<Self>, id: &SandboxId) {
         let (this, id) = (self.clone(), id.clone());
-        tokio::spawn(async move {
+        self.deployment.background.spawn(async move {
             this.deployment.provider.ended(&id).await;
             this.check_running(&id).await;
         });
@@ -214,7 +216,8 @@ impl Lifecycle {
 
     async fn suspend_locked(&self, id: &SandboxId, reason: &str, lock: &Lock, is_due: impl Fn(&Sandbox) -> bool) -> Result<bool, ApiError> {
         let mut sandbox = self.load(id).await?;
-        if !sandbox.is_running() {
+        // Of another node: the intent is written, and its broker acts on it.
+        if !sandbox.is_running() || !self.is_here(&sandbox) {
             return Ok(false);
         }
         if sandbox.intent.is_none() {
@@ -288,7 +291,7 @@ impl Lifecycle {
         let d = &self.deployment;
         let outcome = async {
             let sandbox = self.load(id).await?;
-            if sandbox.intent != Some(Intent::Destroy) {
+            if sandbox.intent != Some(Intent::Destroy) || !self.is_here(&sandbox) {
                 return Ok(());
             }
             self.announce(&sandbox, Ending::Ended).await;
@@ -326,7 +329,7 @@ impl Lifecycle {
     pub async fn tell(&self, id: &SandboxId) -> Result<(), ApiError> {
         let _lock = self.locks.lock(id).await;
         let sandbox = self.load(id).await?;
-        if !sandbox.is_running() {
+        if !sandbox.is_running() || !self.is_here(&sandbox) {
             return Ok(());
         }
         let (state, told) = self.control_state(&sandbox).await?;
@@ -354,9 +357,9 @@ impl Lifecycle {
         self.claims.collect_last(sandbox).await;
     }
 
-    /// Tells every running sandbox of a workspace. One that can't be reached is told again by the reaper.
+    /// Tells every running sandbox of a workspace on this node. One that can't be reached is told again by the reaper.
     pub async fn tell_workspace(&self, workspace: &str) {
-        let running = match self.deployment.store.running_in(workspace).await {
+        let running = match self.deployment.store.running_in(workspace, &self.deployment.node).await {
             Ok(running) => running,
             Err(error) => return tracing::error!(%error, "the sandboxes to be told could not be read; the reaper tells them"),
         };
@@ -451,7 +454,7 @@ impl Lifecycle {
         self.full_disks.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
     }
 
-    async fn load(&self, id: &SandboxId) -> Outcome {
+    pub async fn load(&self, id: &SandboxId) -> Outcome {
         let found = self.deployment.store.sandbox(id).await.map_err(internal)?;
         found.ok_or_else(|| ApiError::new(ErrorCode::SandboxNotFound, format!("there is no sandbox {id}")))
     }
@@ -463,13 +466,18 @@ impl Lifecycle {
     }
 }
 
-fn gone(sandbox: &Sandbox) -> ApiError {
+pub fn gone(sandbox: &Sandbox) -> ApiError {
     let why = sandbox.reason.as_deref().unwrap_or("it was ended");
     ApiError::new(ErrorCode::SessionExpired, format!("sandbox {} is gone: {why}; ensure a new session", sandbox.id))
 }
 
-fn unavailable(id: &SandboxId, what: &str, why: &str) -> ApiError {
+pub fn unavailable(id: &SandboxId, what: &str, why: &str) -> ApiError {
     ApiError::new(ErrorCode::ProviderUnavailable, format!("sandbox {id} {what}: {why}"))
+}
+
+pub fn starting(id: &SandboxId) -> ApiError {
+    ApiError::new(ErrorCode::SandboxStarting, format!("sandbox {id} is still starting; ask again"))
+        .with_details(serde_json::json!({ "sandbox_id": id }))
 }
 
 fn interrupted(id: &SandboxId) -> ApiError {

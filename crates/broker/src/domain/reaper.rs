@@ -1,4 +1,5 @@
-//! Looks at every sandbox of this node again and again: leases, hard ends, disks, things left unfinished.
+//! Looks at the sandboxes of this node again and again: leases, hard ends, disks, things left unfinished; and at what dead nodes
+//! left behind.
 
 use std::{
     collections::HashMap,
@@ -71,7 +72,11 @@ impl Reaper {
         if let Err(error) = d.store.note(&self.lifecycle.activity.due(now)).await {
             tracing::error!(%error, "last uses could not be written");
         }
-        let sandboxes = match d.store.sandboxes_of_node(&d.node).await {
+        if let Err(error) = d.nodes.beat(&*d.store, now).await {
+            tracing::error!(%error, "the other brokers could not be told that this one lives");
+        }
+        let suspended_by = before(now, d.config.keep_suspended());
+        let sandboxes = match d.store.sandboxes_due(&d.node, suspended_by).await {
             Ok(sandboxes) => sandboxes,
             Err(error) => return tracing::error!(%error, "the sandboxes of this node could not be read"),
         };
@@ -85,7 +90,23 @@ impl Reaper {
                 }
             })
             .await;
+        for node in d.nodes.dead(now) {
+            self.look_after_orphans(&node, suspended_by).await;
+        }
         self.prune(now).await;
+    }
+
+    /// What is due of a dead node's sandboxes. Every broker does this; each change is made once.
+    async fn look_after_orphans(&self, node: &str, suspended_by: Timestamp) {
+        let orphans = match self.lifecycle.deployment.store.sandboxes_due(node, suspended_by).await {
+            Ok(orphans) => orphans,
+            Err(error) => return tracing::error!(%error, node, "the sandboxes of a dead node could not be read"),
+        };
+        for sandbox in orphans {
+            if let Err(error) = self.lifecycle.look_after_orphan(&sandbox).await {
+                tracing::warn!(sandbox = %sandbox.id, %error, "a dead node's sandbox could not be looked after; it is tried again");
+            }
+        }
     }
 
     async fn look_at(&self, sandbox: &Sandbox, now: Timestamp) -> Result<(), ApiError> {
@@ -249,12 +270,11 @@ impl Reaper {
             *pruned = Some(now);
         }
         let d = &self.lifecycle.deployment;
-        let before = |keep: Duration| Timestamp::from_unix(now.unix().saturating_sub(i64::try_from(keep.as_secs()).unwrap_or(i64::MAX)));
         let horizon = Horizon {
             now,
-            idempotency_before: before(IDEMPOTENCY_KEEP),
-            ended_before: before(ENDED_KEEP),
-            audit_before: before(Duration::from_secs(d.config.audit_keep_seconds)),
+            idempotency_before: before(now, IDEMPOTENCY_KEEP),
+            ended_before: before(now, ENDED_KEEP),
+            audit_before: before(now, Duration::from_secs(d.config.audit_keep_seconds)),
         };
         if let Err(error) = d.store.prune(&horizon).await {
             tracing::error!(%error, "old rows could not be removed");
@@ -293,4 +313,8 @@ impl Reaper {
             .await;
         Ok(suspended.into_iter().flatten().collect())
     }
+}
+
+fn before(now: Timestamp, span: Duration) -> Timestamp {
+    Timestamp::from_unix(now.unix().saturating_sub(i64::try_from(span.as_secs()).unwrap_or(i64::MAX)))
 }

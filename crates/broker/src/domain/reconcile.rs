@@ -20,9 +20,9 @@ pub async fn reconcile(lifecycle: &Arc<Lifecycle>) -> Result<(), ApiError> {
     let known = d.store.sandboxes_of_node(&d.node).await.map_err(internal)?;
     // A record is written before a sandbox is made: sandboxes without any record mean that the records are gone, and
     // removing what nobody knows would then remove everybody's files.
-    if !found.is_empty() && !d.store.has_sandboxes().await.map_err(internal)? {
+    if !found.is_empty() && !d.store.has_sandboxes(Some(&d.node)).await.map_err(internal)? {
         let message = format!(
-            "the database knows no sandbox, but {} are there with their files; put the database back, or remove the `sandboxes` directory if they can go",
+            "the database knows no sandbox of this node, but {} are there with their files; put the database back, or remove the `sandboxes` directory if they can go",
             found.len()
         );
         return Err(ApiError::new(ErrorCode::Internal, message));

@@ -113,7 +113,7 @@ impl Sandboxes {
         let audit = AuditRecord::of_sandbox(self.deployment.now(), &sandbox, "sandbox.deleted", "asked for").by(caller, request_id);
         let lifecycle = self.lifecycle.clone();
         // In a task, so that a caller who hangs up doesn't leave it half done until the reaper comes by.
-        let deleting = tokio::spawn(async move { lifecycle.terminate(&sandbox, "it was deleted", audit).await });
+        let deleting = self.deployment.background.spawn(async move { lifecycle.terminate(&sandbox, "it was deleted", audit).await });
         deleting.await.map_err(|_| ApiError::new(ErrorCode::Internal, "deleting was interrupted; try again"))?
     }
 
@@ -141,7 +141,7 @@ impl Sandboxes {
     async fn info(&self, sandbox: Sandbox, tags: Tags) -> Result<SandboxInfo, ApiError> {
         let d = &self.deployment;
         let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
-        let dataplane = d.dataplane(&sandbox.id);
+        let dataplane = d.dataplane(&sandbox);
         Ok(SandboxInfo {
             last_active_at: self.lifecycle.last_use(&sandbox),
             lease_expires_at: self.lifecycle.lease_end(&sandbox),

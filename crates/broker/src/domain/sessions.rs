@@ -61,7 +61,7 @@ impl Sessions {
         let leftover = d.store.end_session(&bound.session.id, &d.ending(reason, audit)).await.map_err(internal)?;
         let Some(leftover) = leftover else { return Ok(()) };
         let (lifecycle, id) = (self.lifecycle.clone(), bound.sandbox.id.clone());
-        let rest = tokio::spawn(async move {
+        let rest = d.background.spawn(async move {
             let outcome = match leftover {
                 Leftover::InUse => lifecycle.tell(&id).await,
                 Leftover::Suspend => lifecycle.suspend(&id, reason, |_| true).await.map(drop),
@@ -183,7 +183,7 @@ impl Sessions {
                 state: bound.state(),
                 lease_expires_at: self.lifecycle.lease_end(sandbox),
             },
-            dataplane: d.dataplane(&sandbox.id),
+            dataplane: d.dataplane(sandbox),
             credentials: Credentials {
                 token_type: "Bearer".to_owned(),
                 access_token: issued.token,

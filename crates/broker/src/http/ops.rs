@@ -15,6 +15,6 @@ async fn healthz() -> Json<Value> {
 }
 
 async fn readyz(State(api): State<Api>) -> Result<Json<Value>, Failure> {
-    api.deployment.store.has_sandboxes().await.map_err(internal)?;
+    api.deployment.store.has_sandboxes(None).await.map_err(internal)?;
     Ok(Json(json!({ "status": "ready" })))
 }

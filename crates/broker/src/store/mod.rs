@@ -13,6 +13,8 @@ use cobox_protocol::{
     tags::{TagFilter, Tags},
 };
 
+use tokio::sync::broadcast;
+
 use crate::domain::{
     audit::AuditRecord,
     model::{ApiKey, Bound, Principal, Sandbox, Session},
@@ -192,6 +194,27 @@ pub struct Horizon {
     pub audit_before: Timestamp,
 }
 
+/// A broker on this database.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    pub id: String,
+    /// How clients reach its sandboxes, without a slash at the end.
+    pub url: String,
+    /// When it last said that it lives.
+    pub seen_at: Timestamp,
+}
+
+/// Something another broker may have changed: a reason to look, never the news itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// A sandbox's state, its intent, or what is revoked in it.
+    Sandbox(SandboxId),
+    /// What is revoked in every sandbox of a workspace.
+    Workspace(String),
+    /// Whatever was said meanwhile was not heard.
+    Anything,
+}
+
 #[async_trait]
 pub trait Store: Send + Sync {
     /// Makes workspace and principal where they don't exist yet.
@@ -226,10 +249,13 @@ pub trait Store: Send + Sync {
     async fn sandbox_tags(&self, ids: &[&SandboxId]) -> Stored<HashMap<String, Tags>>;
     /// All of a node that live or that something is still to be done about.
     async fn sandboxes_of_node(&self, node: &str) -> Stored<Vec<Sandbox>>;
-    /// Running ones of a workspace, which must learn of its revocations.
-    async fn running_in(&self, workspace: &str) -> Stored<Vec<SandboxId>>;
-    /// Whether there is any record of a sandbox, ended ones included: whether this store has been in use.
-    async fn has_sandboxes(&self) -> Stored<bool>;
+    /// Those of a node that must be looked at now and then: they run, something is to be done about them, or they were suspended
+    /// by then.
+    async fn sandboxes_due(&self, node: &str, suspended_by: Timestamp) -> Stored<Vec<Sandbox>>;
+    /// Running ones of a workspace on a node, which must learn of its revocations.
+    async fn running_in(&self, workspace: &str, node: &str) -> Stored<Vec<SandboxId>>;
+    /// Whether there is any record of a sandbox (of a node), ended ones included: whether this store has been in use.
+    async fn has_sandboxes(&self, node: Option<&str>) -> Stored<bool>;
     /// Replaces `old` by `new` if state and intent are still `old`'s; says whether they were. The last use only moves forward.
     async fn replace_sandbox(&self, old: &Sandbox, new: &Sandbox, audit: Option<&AuditRecord>) -> Stored<bool>;
     /// Ends a sandbox (`terminated` or `failed`) with its sessions, leaving the intent to destroy it. `None` when it has ended already.
@@ -239,7 +265,17 @@ pub trait Store: Send + Sync {
     async fn retire_token(&self, token: &RetiredToken) -> Stored<()>;
     /// Those that come at the same time share a commit.
     async fn note(&self, note: &Note) -> Stored<()>;
+    /// Does nothing while another broker is at it.
     async fn prune(&self, horizon: &Horizon) -> Stored<()>;
     /// Records of a workspace with their numbers, newest first; the page's cursor is such a number.
     async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>>;
+
+    /// Whether other brokers may use this database, now or later.
+    fn is_shared(&self) -> bool;
+    async fn node_seen(&self, node: &Node) -> Stored<()>;
+    async fn nodes(&self) -> Stored<Vec<Node>>;
+    /// Sets a value where there is none yet; answers with the one that counts for every broker.
+    async fn agree(&self, name: &str, value: &str) -> Stored<String>;
+    /// What is changed from now on, by any broker on a shared database, this one included.
+    fn hints(&self) -> broadcast::Receiver<Hint>;
 }

@@ -1,6 +1,7 @@
 //! A broker on a free port in a runtime of its own, so that it can be killed like a process; and a client for it.
 
 use std::{
+    os::unix::fs::PermissionsExt,
     sync::{
         Arc,
         atomic::{AtomicI64, Ordering},
@@ -11,11 +12,12 @@ use std::{
 use axum::body::Bytes;
 use cobox_broker::{Broker, Clock, Config, store::PageWish};
 use cobox_protocol::{SandboxId, Secret, Timestamp, key::PrincipalKind};
+use cobox_testkit::TestDatabase;
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use tokio::{net::TcpStream, runtime::Runtime};
+use tokio::{net::TcpStream, runtime::Runtime, sync::OnceCell};
 
 use crate::fake_provider::FakeProvider;
 
@@ -43,6 +45,8 @@ pub struct World {
     pub provider: Arc<FakeProvider>,
     pub clock: Arc<ManualClock>,
     pub config: Config,
+    /// In place of a file, with `COBOX_TEST_STORE=postgres`: every test here must pass on both.
+    database: OnceCell<TestDatabase>,
 }
 
 pub struct TestBroker {
@@ -57,12 +61,36 @@ impl World {
         // Ticks come from the tests.
         let config = Config { data_dir: dir.path().join("data"), reaper_interval_ms: 3_600_000, ..Config::default() };
         let clock = Arc::new(ManualClock(AtomicI64::new(Timestamp::now().unix())));
-        Self { _dir: dir, provider: FakeProvider::new(), clock, config }
+        Self { _dir: dir, provider: FakeProvider::new(), clock, config, database: OnceCell::new() }
+    }
+
+    /// Several nodes of one deployment: a PostgreSQL, a master key and the time are shared, all else is each one's own.
+    pub fn cluster(database: &TestDatabase, size: usize) -> Vec<Self> {
+        let mut worlds: Vec<Self> = (0..size).map(|_| Self::new()).collect();
+        let clock = worlds[0].clock.clone();
+        for world in &mut worlds {
+            world.clock = clock.clone();
+            world.config.database_url = Some(database.secret_url());
+            std::fs::create_dir(&world.config.data_dir).unwrap();
+            let key = world.config.data_dir.join("master.key");
+            std::fs::write(&key, [42; 32]).unwrap();
+            std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
+        }
+        worlds
+    }
+
+    /// With the database that was chosen for this run.
+    pub async fn whole_config(&self) -> Config {
+        let mut config = self.config.clone();
+        if config.database_url.is_none() && std::env::var("COBOX_TEST_STORE").is_ok_and(|s| s == "postgres") {
+            config.database_url = Some(self.database.get_or_init(TestDatabase::new).await.secret_url());
+        }
+        config
     }
 
     pub async fn start(&self) -> TestBroker {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let (config, provider, clock) = (self.config.clone(), self.provider.clone(), self.clock.clone());
+        let (config, provider, clock) = (self.whole_config().await, self.provider.clone(), self.clock.clone());
         let (broker, addr) = runtime
             .spawn(async move {
                 let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -184,6 +212,10 @@ impl Client {
     pub async fn state(&self, sandbox: &SandboxId) -> String {
         let answer = self.get(&format!("/v1/sandboxes/{sandbox}")).await;
         if answer.status == 404 { "gone".into() } else { answer.ok(200)["state"].as_str().unwrap().to_owned() }
+    }
+    /// The same principal at another broker.
+    pub fn at(&self, broker: &TestBroker) -> Client {
+        Client { addr: broker.addr, key: self.key.clone() }
     }
     /// With a token in place of the key.
     pub fn with(&self, token: &Value) -> Client {

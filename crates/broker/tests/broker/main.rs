@@ -4,6 +4,7 @@ mod access;
 mod asking;
 mod chaos;
 mod claims;
+mod cluster;
 mod cors;
 mod door;
 mod fake_provider;

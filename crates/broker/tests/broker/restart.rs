@@ -171,7 +171,7 @@ async fn a_second_broker_on_the_same_data_is_refused_and_so_is_a_lost_master_key
     first.human("ann").await.ensure("t").await;
     let start = async || {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        cobox_broker::Broker::start(world.config.clone(), world.provider.clone(), listener).await.err().unwrap().to_string()
+        cobox_broker::Broker::start(world.whole_config().await, world.provider.clone(), listener).await.err().unwrap().to_string()
     };
     assert!(start().await.contains("in use by another broker"));
     first.kill().await;

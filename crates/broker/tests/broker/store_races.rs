@@ -24,7 +24,7 @@ async fn races_on_sqlite_have_one_outcome() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn races_of_three_brokers_on_postgres_have_one_outcome() {
     let database = TestDatabase::new().await;
-    let url = database.url();
+    let url = database.secret_url();
     // All at once: they also race to make the tables.
     let stores = join_all((0..3).map(|_| postgres::open(&url))).await;
     run(&stores.into_iter().map(Result::unwrap).collect::<Vec<_>>()).await;
@@ -167,7 +167,7 @@ async fn every_note_is_kept(stores: &[SqlStore]) {
 #[tokio::test]
 async fn a_note_that_is_refused_takes_no_other_with_it() {
     let database = TestDatabase::new().await;
-    let store = postgres::open(&database.url()).await.unwrap();
+    let store = postgres::open(&database.secret_url()).await.unwrap();
     // PostgreSQL has no text with this character in it.
     let notes = ["a", "b\0", "c", "d"].map(|detail| Note { audit: vec![audit("token.issued").detail(detail)], ..Note::default() });
     let written = join_all(notes.iter().map(|note| store.note(note))).await;

@@ -106,8 +106,8 @@ async fn sqlite_is_a_store_and_remembers() {
 #[tokio::test]
 async fn postgres_is_a_store_and_remembers() {
     let database = TestDatabase::new().await;
-    run(&postgres::open(&database.url()).await.unwrap()).await;
-    remembers(&postgres::open(&database.url()).await.unwrap()).await;
+    run(&postgres::open(&database.secret_url()).await.unwrap()).await;
+    remembers(&postgres::open(&database.secret_url()).await.unwrap()).await;
 }
 
 async fn remembers(again: &SqlStore) {
@@ -237,7 +237,7 @@ async fn replacing_is_conditional(store: &dyn Store) {
     let started = made.started(at(5));
     assert!(store.replace_sandbox(&made, &started, None).await.unwrap());
     assert!(!store.replace_sandbox(&made, &started, None).await.unwrap(), "the second to settle finds it settled");
-    assert!(store.running_in(WORKSPACE).await.unwrap().contains(&made.id));
+    assert!(store.running_in(WORKSPACE, NODE).await.unwrap().contains(&made.id));
     store.note(&Note { sandboxes: vec![(made.id.clone(), at(50))], ..Note::default() }).await.unwrap();
     let idle = Sandbox { state: State::Idle, ..started.clone() };
     assert!(store.replace_sandbox(&started, &idle, None).await.unwrap());
@@ -247,7 +247,7 @@ async fn replacing_is_conditional(store: &dyn Store) {
 }
 
 async fn names_and_quotas(store: &dyn Store) {
-    assert!(store.has_sandboxes().await.unwrap());
+    assert!(store.has_sandboxes(Some(NODE)).await.unwrap());
     let first = sandbox(Some("dev"));
     assert_eq!(store.add_sandbox(&first, &Tags::new(), 100, &audit("sandbox.created")).await.unwrap(), AddedSandbox::Added);
     let second = sandbox(Some("dev"));

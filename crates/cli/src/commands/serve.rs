@@ -2,6 +2,8 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
+use cobox_protocol::Secret;
+
 use super::{NoBroker, Outcome};
 use crate::{
     context::Context,
@@ -16,11 +18,14 @@ use crate::{
 #[command(after_help = "\
 The config file is TOML; what is left out has a default. A first API key, an operator's, is written to DATA_DIR/api_key.
 Sandboxes go on running when the broker ends, and are found again at its next start. COBOX_LOG chooses what is logged.
+Several brokers may share a PostgreSQL database. Each has its own data directory, with a copy of the same master.key; behind one
+public_url each names itself with node_url, because its sandboxes are reached through it alone.
 
 Example config:
   listen = \"0.0.0.0:8421\"
   public_url = \"https://cobox.example.com\"
   data_dir = \"/var/lib/cobox\"
+  database_url = \"postgres://cobox:password@db.example.com/cobox\"
   [local]
   memory_bytes = 4294967296")]
 pub struct Args {
@@ -35,6 +40,10 @@ pub struct Args {
     /// Overrides the file's listen
     #[arg(long, value_name = "ADDR", value_parser = daemon::address)]
     listen: Option<SocketAddr>,
+    /// A PostgreSQL database for several brokers [default: a file in the data directory]; better set COBOX_DATABASE_URL, because
+    /// other users of this machine can see a command's arguments
+    #[arg(long, value_name = "URL", value_parser = secret)]
+    database_url: Option<Secret>,
     #[command(flatten)]
     cors: CorsArgs,
     /// How log lines look
@@ -48,12 +57,20 @@ enum LogFormat {
     Json,
 }
 
+fn secret(text: &str) -> Result<Secret, std::convert::Infallible> {
+    Ok(Secret::new(text))
+}
+
 pub async fn run(args: Args, context: &Context) -> Outcome {
     daemon::log("info", args.log_format == LogFormat::Json);
     let mut signals = EndSignals::new()?;
     let Settings { mut config, options } = Settings::read(&args.config)?;
     if let Some(dir) = args.data_dir {
         config.data_dir = dir;
+    }
+    let named = || std::env::var("COBOX_DATABASE_URL").ok().filter(|url| !url.is_empty()).map(Secret::new);
+    if let Some(url) = args.database_url.or_else(named) {
+        config.database_url = Some(url);
     }
     if let Some(listen) = args.listen {
         config.listen = listen;

@@ -58,7 +58,7 @@ pub fn unpack(
     author: &Author,
     is_full: &dyn Fn() -> bool,
 ) -> Result<Unpacked, ApiError> {
-    let base = make_directory(root, path.bytes(), author).map_err(|e| refusal(e, path))?;
+    let base = make_directory(root, path.bytes(), true, author).map_err(|e| refusal(e, path))?;
     match format {
         Format::Tar => unpack_from(from, Unpacker::new(base, writes, author, is_full)),
         Format::TarZstd => {
@@ -181,7 +181,8 @@ impl<'a> Unpacker<'a> {
 
     fn take_file(&mut self, entry: &mut Entry<'_, impl Read>, parent: &Arc<OwnedFd>, last: &[u8], raw: &[u8]) -> Result<(), ApiError> {
         let refused = |e: Errno| refusal(e, show(raw));
-        let temp = Temp::create(parent.clone(), None).map_err(refused)?;
+        let mode = entry.header().mode().unwrap_or(0o644) & 0o777;
+        let temp = Temp::create(parent.clone(), Mode::from_raw_mode(mode), None).map_err(refused)?;
         let mut left = entry.size();
         if left > MAX_BYTES - self.done.bytes {
             return Err(too_large("the unpacked archive", MAX_BYTES));
@@ -198,8 +199,6 @@ impl<'a> Unpacker<'a> {
             write_all(&temp.file, &self.buffer[..n]).map_err(refused)?;
             left -= n as u64;
         }
-        let mode = entry.header().mode().unwrap_or(0o644) & 0o777;
-        rustix::fs::fchmod(&temp.file, Mode::from_raw_mode(mode)).map_err(refused)?;
         if let Ok(mtime) = entry.header().mtime() {
             let at = Timespec { tv_sec: i64::try_from(mtime).unwrap_or(0), tv_nsec: 0 };
             rustix::fs::futimens(&temp.file, &Timestamps { last_access: at, last_modification: at }).map_err(refused)?;

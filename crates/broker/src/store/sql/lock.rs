@@ -8,7 +8,10 @@ use std::collections::BTreeSet;
 use cobox_protocol::SandboxId;
 use sqlx::{AnyConnection, AssertSqlSafe};
 
-use super::notes::{ROWS_AT_ONCE, placeholders};
+use super::{
+    notes::{ROWS_AT_ONCE, placeholders},
+    rows,
+};
 use crate::store::Stored;
 
 /// For whoever finds or makes something unique in a workspace, counts against its quota, or adds to its revocations: their
@@ -38,6 +41,18 @@ pub async fn sandboxes(tx: &mut AnyConnection, ids: BTreeSet<&str>) -> Stored<()
         }
     }
     Ok(())
+}
+
+/// For what one broker does for all: false when another is at it.
+pub async fn is_alone(tx: &mut AnyConnection, doing: &str) -> Stored<bool> {
+    if !has_many_writers(tx) {
+        return Ok(true);
+    }
+    let row = sqlx::query("SELECT CASE WHEN pg_try_advisory_xact_lock(hashtextextended($1, 0)) THEN 1 ELSE 0 END AS is_alone")
+        .bind(doing)
+        .fetch_one(tx)
+        .await?;
+    Ok(rows::count(&row, "is_alone")? == 1)
 }
 
 fn has_many_writers(tx: &AnyConnection) -> bool {

@@ -9,8 +9,10 @@
 //! - whoever reads and then writes by what was read takes a lock first (`lock.rs`).
 
 mod group;
+mod hint;
 mod keys;
 mod lock;
+mod nodes;
 mod notes;
 pub mod postgres;
 mod recent;
@@ -30,14 +32,16 @@ use cobox_protocol::{
     tags::{TagFilter, Tags},
 };
 use sqlx::{Any, AnyPool, Transaction, pool::PoolConnection};
+use tokio::sync::broadcast;
+use tokio_util::task::AbortOnDropHandle;
 
 use self::{
     group::Group,
     recent::{Changes, Recent},
 };
 use super::{
-    AddedKey, AddedSandbox, ChangedSandbox, Ending, EnsureWish, Ensured, Horizon, Leftover, Note, PageWish, RetiredToken, RevocationList,
-    SandboxChange, SessionFilter, Store, StoreError, Stored, Viewer,
+    AddedKey, AddedSandbox, ChangedSandbox, Ending, EnsureWish, Ensured, Hint, Horizon, Leftover, Node, Note, PageWish, RetiredToken,
+    RevocationList, SandboxChange, SessionFilter, Store, StoreError, Stored, Viewer,
 };
 use crate::domain::{
     audit::AuditRecord,
@@ -52,6 +56,10 @@ struct Engine {
     begin_unsynced: &'static str,
     /// Nobody else changes the database, so what was read stays true until we write.
     is_only_writer: bool,
+    /// Where what other brokers changed is told.
+    hints: broadcast::Sender<Hint>,
+    /// The task that tells it.
+    _listener: Option<AbortOnDropHandle<()>>,
 }
 
 /// What every change goes through.
@@ -193,11 +201,14 @@ impl Store for SqlStore {
     async fn sandboxes_of_node(&self, node: &str) -> Stored<Vec<Sandbox>> {
         sandboxes::of_node(&mut *self.base.reader().await?, node).await
     }
-    async fn running_in(&self, workspace: &str) -> Stored<Vec<SandboxId>> {
-        sandboxes::running_in(&mut *self.base.reader().await?, workspace).await
+    async fn sandboxes_due(&self, node: &str, suspended_by: Timestamp) -> Stored<Vec<Sandbox>> {
+        sandboxes::due(&mut *self.base.reader().await?, node, suspended_by).await
     }
-    async fn has_sandboxes(&self) -> Stored<bool> {
-        sandboxes::any(&mut *self.base.reader().await?).await
+    async fn running_in(&self, workspace: &str, node: &str) -> Stored<Vec<SandboxId>> {
+        sandboxes::running_in(&mut *self.base.reader().await?, workspace, node).await
+    }
+    async fn has_sandboxes(&self, node: Option<&str>) -> Stored<bool> {
+        sandboxes::any(&mut *self.base.reader().await?, node).await
     }
     async fn replace_sandbox(&self, old: &Sandbox, new: &Sandbox, audit: Option<&AuditRecord>) -> Stored<bool> {
         let mut tx = self.base.begin_unsynced().await?;
@@ -240,5 +251,26 @@ impl Store for SqlStore {
     }
     async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
         notes::newest(&mut *self.base.reader().await?, workspace, sandbox, page).await
+    }
+
+    fn is_shared(&self) -> bool {
+        !self.base.engine.is_only_writer
+    }
+    async fn node_seen(&self, node: &Node) -> Stored<()> {
+        let mut tx = self.base.begin_unsynced().await?;
+        nodes::seen(&mut tx, node).await?;
+        self.base.commit(tx).await
+    }
+    async fn nodes(&self) -> Stored<Vec<Node>> {
+        nodes::all(&mut *self.base.reader().await?).await
+    }
+    async fn agree(&self, name: &str, value: &str) -> Stored<String> {
+        let mut tx = self.base.begin().await?;
+        let agreed = nodes::agree(&mut tx, name, value).await?;
+        self.base.commit(tx).await?;
+        Ok(agreed)
+    }
+    fn hints(&self) -> broadcast::Receiver<Hint> {
+        self.base.engine.hints.subscribe()
     }
 }

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use cobox_protocol::{SandboxId, Timestamp, control::Revocation};
 use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
-use super::{lock, rows};
+use super::{hint, lock, nodes, rows};
 use crate::{
     domain::{audit::AuditRecord, model::Sandbox},
-    store::{Ending, Horizon, Note, PageWish, RetiredToken, RevocationList, Stored},
+    store::{Ending, Hint, Horizon, Note, PageWish, RetiredToken, RevocationList, Stored},
 };
 
 /// Rows in one statement: a statement costs more than a row, and each length is one that the connection remembers.
@@ -63,9 +63,9 @@ async fn insert_revocation(
     .bind(created_at.unix())
     .bind(starts_at.unix())
     .bind(until.unix())
-    .execute(tx)
+    .execute(&mut *tx)
     .await?;
-    Ok(())
+    hint::send(tx, &sandbox.map_or_else(|| Hint::Workspace(workspace.to_owned()), |id| Hint::Sandbox(id.clone()))).await
 }
 
 pub async fn revocations(db: &mut AnyConnection, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList> {
@@ -180,6 +180,9 @@ pub async fn newest(
 }
 
 pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon) -> Stored<()> {
+    if !lock::is_alone(tx, "prune").await? {
+        return Ok(());
+    }
     for (sql, before) in [
         ("DELETE FROM idempotency WHERE created_at < $1", horizon.idempotency_before),
         ("DELETE FROM revocations WHERE until < $1", horizon.now),
@@ -194,5 +197,5 @@ pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon) -> Stored<()> {
     ] {
         sqlx::query(sql).bind(before.unix()).execute(&mut *tx).await?;
     }
-    Ok(())
+    nodes::forget(tx, horizon.ended_before).await
 }

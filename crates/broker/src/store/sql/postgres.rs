@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use cobox_protocol::Secret;
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
+use tokio::sync::broadcast;
 
-use super::{Engine, SqlStore, schema};
+use super::{Engine, SqlStore, hint, schema};
 use crate::store::{StoreError, Stored};
 
 /// Connections of one broker. The server admits a hundred by default, which leaves room for several brokers and operators.
@@ -14,15 +16,16 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A connection unused for this long is asked whether it still works before it is used.
 const TRUSTED: Duration = Duration::from_secs(5);
 
-/// A broker that hangs must not hold locks that others wait for, nor wait for them without end.
-const SETTINGS: &str = "SET idle_in_transaction_session_timeout = '10s'; SET lock_timeout = '10s'; SET statement_timeout = '30s'";
+/// A broker that hangs must not hold locks that others wait for, nor wait for them without end. That a table is there already is
+/// not worth a line in the log.
+const SETTINGS: &str = "SET client_min_messages = warning; SET idle_in_transaction_session_timeout = '10s'; SET lock_timeout = '10s'; SET statement_timeout = '30s'";
 
 /// Connects, and brings the schema up to date.
-pub async fn open(url: &str) -> Stored<SqlStore> {
+pub async fn open(url: &Secret) -> Stored<SqlStore> {
     sqlx::any::install_default_drivers();
     // The URL has a password in it: no error says more than what the server or the system said.
     let failed = |e: &dyn std::fmt::Display| StoreError::Failed(format!("opening the PostgreSQL database: {e}"));
-    let options: AnyConnectOptions = url.parse().map_err(|e: sqlx::Error| failed(&e))?;
+    let options: AnyConnectOptions = url.expose().parse().map_err(|e: sqlx::Error| failed(&e))?;
     let pool = AnyPoolOptions::new()
         .max_connections(CONNECTIONS)
         .acquire_timeout(ACQUIRE_TIMEOUT)
@@ -40,11 +43,14 @@ pub async fn open(url: &str) -> Stored<SqlStore> {
         .await
         .map_err(|e| failed(&e))?;
     schema::bring_up_to_date(&pool, schema::POSTGRES).await.map_err(|e| failed(&e))?;
+    let hints = broadcast::channel(hint::BACKLOG).0;
     Ok(SqlStore::new(Engine {
         writers: pool.clone(),
         readers: pool,
         begin: "BEGIN",
         begin_unsynced: "BEGIN; SET LOCAL synchronous_commit = off",
         is_only_writer: false,
+        _listener: Some(hint::listen(url.clone(), hints.clone())),
+        hints,
     }))
 }

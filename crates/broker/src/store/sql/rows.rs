@@ -125,7 +125,7 @@ fn word<T>(row: &AnyRow, column: &'static str, read: impl Fn(&str) -> Option<T>)
     read(text).ok_or_else(|| corrupt(column, text))
 }
 
-fn time(row: &AnyRow, column: &'static str) -> Stored<Timestamp> {
+pub fn time(row: &AnyRow, column: &'static str) -> Stored<Timestamp> {
     Ok(Timestamp::from_unix(row.try_get(column)?))
 }
 

@@ -1,19 +1,19 @@
 //! Sandboxes: rows whose state and intent only change from what the writer last saw.
 
 use cobox_protocol::{
-    SandboxId,
+    SandboxId, Timestamp,
     session::State,
     tags::{TagFilter, Tags},
 };
 use sqlx::{AnyConnection, AssertSqlSafe};
 
 use super::{
-    lock, notes, rows, sessions,
+    hint, lock, notes, rows, sessions,
     tags::{self, On},
 };
 use crate::{
     domain::{audit::AuditRecord, model::Sandbox},
-    store::{AddedSandbox, ChangedSandbox, Ending, PageWish, SandboxChange, Stored, Viewer},
+    store::{AddedSandbox, ChangedSandbox, Ending, Hint, PageWish, SandboxChange, Stored, Viewer},
 };
 
 pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox> {
@@ -153,18 +153,39 @@ pub async fn of_node(db: &mut AnyConnection, node: &str) -> Stored<Vec<Sandbox>>
         .collect()
 }
 
-pub async fn running_in(db: &mut AnyConnection, workspace: &str) -> Stored<Vec<SandboxId>> {
-    sqlx::query("SELECT id FROM sandboxes WHERE workspace_id = $1 AND ended_at IS NULL AND state IN ('active', 'idle')")
-        .bind(workspace)
-        .fetch_all(db)
-        .await?
-        .iter()
-        .map(|row| rows::parsed(row, "id"))
-        .collect()
+pub async fn due(db: &mut AnyConnection, node: &str, suspended_by: Timestamp) -> Stored<Vec<Sandbox>> {
+    // In two, each with an index of its own: nearly all sandboxes of a node may be suspended ones that can wait.
+    sqlx::query(
+        "SELECT * FROM sandboxes WHERE node_id = $1 AND (state IN ('active', 'idle') OR intent IS NOT NULL)
+         UNION ALL
+         SELECT * FROM sandboxes WHERE node_id = $1 AND state = 'suspended' AND intent IS NULL AND suspended_at <= $2",
+    )
+    .bind(node)
+    .bind(suspended_by.unix())
+    .fetch_all(db)
+    .await?
+    .iter()
+    .map(rows::sandbox)
+    .collect()
 }
 
-pub async fn any(db: &mut AnyConnection) -> Stored<bool> {
-    Ok(sqlx::query("SELECT id FROM sandboxes LIMIT 1").fetch_optional(db).await?.is_some())
+pub async fn running_in(db: &mut AnyConnection, workspace: &str, node: &str) -> Stored<Vec<SandboxId>> {
+    sqlx::query(
+        "SELECT id FROM sandboxes
+         WHERE node_id = $2 AND (state IN ('active', 'idle') OR intent IS NOT NULL) AND workspace_id = $1 AND state IN ('active', 'idle')",
+    )
+    .bind(workspace)
+    .bind(node)
+    .fetch_all(db)
+    .await?
+    .iter()
+    .map(|row| rows::parsed(row, "id"))
+    .collect()
+}
+
+pub async fn any(db: &mut AnyConnection, node: Option<&str>) -> Stored<bool> {
+    let found = sqlx::query("SELECT id FROM sandboxes WHERE $1 IS NULL OR node_id = $1 LIMIT 1").bind(node).fetch_optional(db).await?;
+    Ok(found.is_some())
 }
 
 /// Only the fields that change in a sandbox's life, and only while nobody else changed its state or intent.
@@ -186,9 +207,13 @@ pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> St
     .bind(new.ended_at.map(|t| t.unix()))
     .bind(old.state.word())
     .bind(old.intent.map(|i| i.word()))
-    .execute(tx)
+    .execute(&mut *tx)
     .await?;
-    Ok(done.rows_affected() == 1)
+    let is_replaced = done.rows_affected() == 1;
+    if is_replaced {
+        hint::send(tx, &Hint::Sandbox(new.id.clone())).await?;
+    }
+    Ok(is_replaced)
 }
 
 pub async fn end(tx: &mut AnyConnection, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>> {

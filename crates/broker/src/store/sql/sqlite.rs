@@ -5,6 +5,7 @@
 use std::{fmt::Write, path::Path, time::Duration};
 
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
+use tokio::sync::broadcast;
 
 use super::{Engine, SqlStore, schema};
 use crate::store::{StoreError, Stored};
@@ -41,6 +42,8 @@ pub async fn open(path: &Path) -> Stored<SqlStore> {
         begin: "PRAGMA synchronous = FULL; BEGIN IMMEDIATE",
         begin_unsynced: "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE",
         is_only_writer: true,
+        hints: broadcast::channel(1).0,
+        _listener: None,
     }))
 }
 

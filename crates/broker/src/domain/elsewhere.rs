@@ -1,0 +1,116 @@
+//! Sandboxes of other nodes: only their own broker may act on them, so it is asked to by what is written in the store.
+
+use std::{sync::Arc, time::Duration};
+
+use cobox_protocol::{ApiError, ErrorCode, SandboxId, session::State};
+use tokio::{sync::broadcast::error::RecvError, time::Instant};
+
+use super::{
+    audit::AuditRecord,
+    deployment::internal,
+    lifecycle::{Lifecycle, Outcome, gone, starting, unavailable},
+    model::{Intent, Sandbox},
+};
+use crate::store::Hint;
+
+/// How often the store is asked whether the other broker is done, where no hint says so.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+impl Lifecycle {
+    pub fn is_here(&self, sandbox: &Sandbox) -> bool {
+        sandbox.node == self.deployment.node
+    }
+
+    /// As [`Lifecycle::bring_up`], for a sandbox of another node: the intent is written for its broker to find.
+    pub async fn bring_up_elsewhere(self: &Arc<Self>, id: &SandboxId, wait: Duration) -> Outcome {
+        let d = &self.deployment;
+        let deadline = Instant::now() + wait;
+        // Before the first look, so that no change falls between the two.
+        let mut hints = d.store.hints();
+        let mut has_asked = false;
+        loop {
+            let sandbox = self.load(id).await?;
+            if sandbox.ended_at.is_some() {
+                return Err(gone(&sandbox));
+            }
+            if !d.nodes.is_alive(&*d.store, &sandbox.node, d.now()).await.map_err(internal)? {
+                return Err(self.abandoned(&sandbox).await?);
+            }
+            match (sandbox.state, sandbox.intent) {
+                (State::Active | State::Idle, None) => return Ok(sandbox),
+                (State::Suspended, None) if has_asked => {
+                    return Err(unavailable(id, "could not be resumed", sandbox.reason.as_deref().unwrap_or("it was suspended again")));
+                }
+                (State::Suspended, None) => {
+                    // Somebody else's change wins and is looked at next.
+                    has_asked = d.store.replace_sandbox(&sandbox, &sandbox.with_intent(Intent::Resume), None).await.map_err(internal)?;
+                    continue;
+                }
+                // Its broker is at it.
+                _ => {}
+            }
+            let changed = async {
+                loop {
+                    match hints.recv().await {
+                        Ok(Hint::Sandbox(hinted)) if hinted == *id => return,
+                        Ok(Hint::Anything) | Err(RecvError::Lagged(_)) => return,
+                        Ok(_) => {}
+                        Err(RecvError::Closed) => std::future::pending().await,
+                    }
+                }
+            };
+            if Instant::now() >= deadline {
+                return Err(starting(id));
+            }
+            // Either way it is looked at again.
+            let _ = tokio::time::timeout_at(deadline.min(Instant::now() + LOOK_EVERY), changed).await;
+        }
+    }
+
+    /// What to say of a sandbox whose node is dead. One that was still being made is given up, so that another can be made.
+    async fn abandoned(&self, sandbox: &Sandbox) -> Result<ApiError, ApiError> {
+        if self.give_up_unmade(sandbox).await? {
+            return Ok(gone(&self.load(&sandbox.id).await?));
+        }
+        let message =
+            format!("the node of sandbox {} does not answer; try again later, or release the session for a new sandbox", sandbox.id);
+        Ok(ApiError::new(ErrorCode::ProviderUnavailable, message).with_details(serde_json::json!({ "sandbox_id": sandbox.id })))
+    }
+
+    async fn give_up_unmade(&self, sandbox: &Sandbox) -> Result<bool, ApiError> {
+        const REASON: &str = "its node died before it was made";
+        if sandbox.state != State::Provisioning {
+            return Ok(false);
+        }
+        let d = &self.deployment;
+        let audit = AuditRecord::of_sandbox(d.now(), sandbox, "sandbox.failed", REASON);
+        d.store.end_sandbox(&sandbox.id, State::Failed, &d.ending(REASON, audit)).await.map_err(internal)?;
+        Ok(true)
+    }
+
+    /// What time does to a sandbox whose broker is dead: the rules of its lease, as far as the store can follow them.
+    pub async fn look_after_orphan(&self, sandbox: &Sandbox) -> Result<(), ApiError> {
+        let d = &self.deployment;
+        let now = d.now();
+        if sandbox.ended_at.is_some() || self.give_up_unmade(sandbox).await? {
+            return Ok(());
+        }
+        if sandbox.intent == Some(Intent::Resume) {
+            let undone = Sandbox { intent: None, ..sandbox.clone() };
+            d.store.replace_sandbox(sandbox, &undone, None).await.map_err(internal)?;
+        } else if sandbox.is_running() && now >= d.lease_end(sandbox) {
+            // Its boxd, without a broker, has ended itself by then.
+            const REASON: &str = "its node died and its lease ran out";
+            let suspended = Sandbox { suspended_at: Some(now), ..sandbox.suspended(d.lease_end(sandbox), REASON) };
+            let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.suspended", REASON);
+            d.store.replace_sandbox(sandbox, &suspended, Some(&audit)).await.map_err(internal)?;
+        } else if sandbox.state == State::Suspended
+            && now.saturating_since(sandbox.suspended_at.unwrap_or(sandbox.last_active_at)) >= d.config.keep_suspended()
+        {
+            const REASON: &str = "its node died and it was suspended for too long";
+            let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.ended", REASON);
+            d.store.end_sandbox(&sandbox.id, State::Terminated, &d.ending(REASON, audit)).await.map_err(internal)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,65 @@
+//! Acts on what other brokers changed about this node's sandboxes as soon as it is heard; what isn't heard the reaper finds.
+
+use std::sync::Arc;
+
+use cobox_protocol::{ApiError, SandboxId};
+use futures_util::{StreamExt, stream};
+use tokio::sync::broadcast::error::RecvError;
+
+use super::{
+    deployment::internal,
+    lifecycle::{CONCURRENT_SANDBOXES, Lifecycle},
+};
+use crate::store::Hint;
+
+/// Never returns while there is a store.
+pub async fn hear(lifecycle: Arc<Lifecycle>) {
+    let hints = lifecycle.deployment.store.hints();
+    let heard = stream::unfold(hints, |mut hints| async move {
+        loop {
+            match hints.recv().await {
+                Ok(hint) => return Some((hint, hints)),
+                // The reaper looks at everything anyway.
+                Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return None,
+            }
+        }
+    });
+    heard
+        .for_each_concurrent(CONCURRENT_SANDBOXES, |hint| {
+            let lifecycle = &lifecycle;
+            async move {
+                match hint {
+                    Hint::Sandbox(id) => {
+                        if let Err(error) = look_at(lifecycle, &id).await {
+                            tracing::warn!(sandbox = %id, %error, "what another broker wants of a sandbox could not be done; the reaper tries again");
+                        }
+                    }
+                    Hint::Workspace(workspace) => lifecycle.tell_workspace(&workspace).await,
+                    Hint::Anything => {}
+                }
+            }
+        })
+        .await;
+}
+
+async fn look_at(lifecycle: &Arc<Lifecycle>, id: &SandboxId) -> Result<(), ApiError> {
+    let sandbox = lifecycle.load(id).await?;
+    // When somebody is busy with it, the reaper looks again once they are done.
+    if !lifecycle.is_here(&sandbox) || lifecycle.is_busy(id) {
+        return Ok(());
+    }
+    if sandbox.intent.is_some() {
+        lifecycle.finish_intent(&sandbox).await;
+        return Ok(());
+    }
+    let d = &lifecycle.deployment;
+    if sandbox.is_running() {
+        let revocations = d.store.revocations(&sandbox, d.now()).await.map_err(internal)?;
+        let revocations = (revocations.sequence, revocations.last_start);
+        if lifecycle.told(id).is_none_or(|told| told.revocations != revocations) {
+            lifecycle.tell(id).await?;
+        }
+    }
+    Ok(())
+}

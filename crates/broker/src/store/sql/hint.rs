@@ -1,0 +1,85 @@
+//! Hints between brokers on one PostgreSQL (LISTEN/NOTIFY): sent with the change they are about, heard by everybody who
+//! listens at that moment. Nothing depends on one arriving: it only makes somebody look earlier.
+
+use std::time::Duration;
+
+use cobox_protocol::Secret;
+use sqlx::{AnyConnection, postgres::PgListener};
+use tokio::sync::broadcast;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::store::{Hint, Stored};
+
+const CHANNEL: &str = "cobox";
+/// Hints somebody may be behind by; past it they are told that anything may have changed.
+pub const BACKLOG: usize = 1024;
+/// Between two attempts to listen again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Heard when the transaction is committed. On SQLite there is nobody to hear it.
+pub async fn send(tx: &mut AnyConnection, hint: &Hint) -> Stored<()> {
+    if tx.backend_name() != "SQLite" {
+        sqlx::query("SELECT pg_notify($1, $2)").bind(CHANNEL).bind(words(hint)).execute(tx).await?;
+    }
+    Ok(())
+}
+
+/// Listens until the handle is dropped.
+pub fn listen(url: Secret, heard: broadcast::Sender<Hint>) -> AbortOnDropHandle<()> {
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        loop {
+            let Err(error) = hear(&url, &heard).await;
+            tracing::warn!(%error, "other brokers are not heard; what they change is found by looking until they are again");
+            tokio::time::sleep(RETRY).await;
+        }
+    }))
+}
+
+async fn hear(url: &Secret, heard: &broadcast::Sender<Hint>) -> Result<std::convert::Infallible, sqlx::Error> {
+    let mut listener = PgListener::connect(url.expose()).await?;
+    listener.listen(CHANNEL).await?;
+    loop {
+        // What was said while nobody listened is unknown: at the start, and when the connection was lost.
+        let mut hint = Hint::Anything;
+        loop {
+            // An error means that nobody wants to know at the moment.
+            let _ = heard.send(hint);
+            match listener.try_recv().await? {
+                Some(said) => hint = parse(said.payload()),
+                None => break,
+            }
+        }
+    }
+}
+
+fn words(hint: &Hint) -> String {
+    match hint {
+        Hint::Sandbox(id) => format!("sandbox {id}"),
+        Hint::Workspace(name) => format!("workspace {name}"),
+        Hint::Anything => "anything".to_owned(),
+    }
+}
+
+/// A word of a newer broker means that something changed, too.
+fn parse(words: &str) -> Hint {
+    match words.split_once(' ') {
+        Some(("sandbox", id)) => id.parse().map_or(Hint::Anything, Hint::Sandbox),
+        Some(("workspace", name)) => Hint::Workspace(name.to_owned()),
+        _ => Hint::Anything,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cobox_protocol::SandboxId;
+
+    use super::*;
+
+    #[test]
+    fn a_hint_is_heard_as_it_was_meant() {
+        for hint in [Hint::Sandbox(SandboxId::new()), Hint::Workspace("a b".into()), Hint::Anything] {
+            assert_eq!(parse(&words(&hint)), hint);
+        }
+        assert_eq!(parse("sandbox nonsense"), Hint::Anything);
+    }
+}

@@ -1,0 +1,222 @@
+//! Several brokers on one PostgreSQL: each answers for every session, and only a sandbox's own node acts on it.
+
+use std::{collections::HashSet, sync::atomic::Ordering};
+
+use cobox_broker::Broker;
+use cobox_protocol::{control::Revocation, key::PrincipalKind};
+use cobox_testkit::{DATABASE_PASSWORD, TestDatabase};
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+
+use crate::harness::{Client, TestBroker, World, eventually, sandbox_id, session_path};
+
+/// Longer than a broker may be silent and count as alive.
+const SILENCE: i64 = 30;
+
+async fn two() -> (TestDatabase, Vec<World>, TestBroker, TestBroker) {
+    let database = TestDatabase::new().await;
+    let worlds = World::cluster(&database, 2);
+    let (a, b) = (worlds[0].start().await, worlds[1].start().await);
+    (database, worlds, a, b)
+}
+
+async fn ensure_without_waiting(client: &Client, thread: &str) -> crate::harness::Answer {
+    let body = json!({ "thread_id": thread, "mode": "ensure" });
+    client.call(http::Method::POST, "/v1/sandbox/sessions", Some(body), &[("prefer", "wait=0")]).await
+}
+
+#[tokio::test]
+async fn any_broker_serves_any_session_and_names_its_node() {
+    let (_database, worlds, a, b) = two().await;
+    let ann = a.human("ann").await;
+    let made = ann.ensure("t").await;
+    let there = ann.at(&b);
+    let found = there.ensure("t").await;
+    assert_eq!((&found["session_id"], &found["sandbox"]), (&made["session_id"], &made["sandbox"]));
+    assert!(found["dataplane"]["http_base_url"].as_str().unwrap().starts_with(&format!("http://{}/dp/", a.addr)));
+    assert_eq!(there.get(&session_path(&made)).await.ok(200)["sandbox"], made["sandbox"]);
+    // A token of one broker counts at the sandbox of the other.
+    let refreshed = there.post(&format!("{}/refresh", session_path(&made)), json!({ "current_token": made["token"] })).await.ok(200);
+    let door = format!("/dp/{}/v1/hello", sandbox_id(&made));
+    assert_eq!(ann.with(&refreshed["token"]).get(&door).await.status, 200);
+    // At the other broker's door one learns where to go.
+    let lost = there.with(&refreshed["token"]).get(&door).await;
+    let url = lost.json()["error"]["details"]["http_base_url"].clone();
+    assert_eq!(lost.error(503), "PROVIDER_UNAVAILABLE");
+    assert_eq!(url, made["dataplane"]["http_base_url"]);
+    assert_eq!(worlds[1].provider.starts.load(Ordering::SeqCst), 0);
+
+    assert_eq!(there.delete(&session_path(&made)).await.status, 204);
+    assert_eq!(ann.get(&session_path(&made)).await.error(410), "SESSION_EXPIRED");
+    eventually("its own node destroys it", || async { worlds[0].provider.running() == 0 }).await;
+}
+
+#[tokio::test]
+async fn a_suspended_sandbox_is_woken_by_its_own_node() {
+    let (_database, worlds, a, b) = two().await;
+    let ann = a.human("ann").await;
+    let made = ann.ensure("t").await;
+    let there = ann.at(&b);
+    worlds[0].clock.advance(3600);
+    a.tick().await;
+    b.tick().await;
+    assert_eq!(there.state(&sandbox_id(&made)).await, "suspended");
+    assert_eq!(worlds[0].provider.running(), 0);
+    worlds[0].provider.may_start.send_replace(false);
+    assert_eq!(ensure_without_waiting(&there, "t").await.error(423), "SANDBOX_STARTING");
+    eventually("the other node tries", || async { worlds[0].provider.starts.load(Ordering::SeqCst) == 2 }).await;
+    worlds[0].provider.may_start.send_replace(true);
+    assert_eq!(there.ensure("t").await["session_id"], made["session_id"]);
+    assert_eq!((worlds[0].provider.running(), worlds[1].provider.running()), (1, 0));
+
+    // One that can't be woken says why, and can be tried again.
+    worlds[0].provider.kill(&sandbox_id(&made));
+    eventually("the suspension", || async { there.state(&sandbox_id(&made)).await == "suspended" }).await;
+    worlds[0].provider.failing_starts.store(1, Ordering::SeqCst);
+    let refused = there.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "ensure" })).await;
+    assert!(refused.json()["error"]["message"].as_str().unwrap().contains("told to fail"));
+    assert_eq!(refused.error(503), "PROVIDER_UNAVAILABLE");
+    assert_eq!(there.ensure("t").await["session_id"], made["session_id"]);
+}
+
+#[tokio::test]
+async fn a_revocation_at_one_broker_reaches_the_sandboxes_of_another() {
+    let (_database, worlds, a, b) = two().await;
+    let (ann, root) = (a.human("ann").await, b.key("root", PrincipalKind::Operator).await);
+    let made = ann.ensure("t").await;
+    let bot = root.post("/v1/keys", json!({ "name": "bot", "kind": "agent" })).await.ok(201);
+    let bot_id = bot["id"].as_str().unwrap().to_owned();
+    assert_eq!(root.delete(&format!("/v1/keys/{bot_id}")).await.status, 204);
+    let boxd = worlds[0].provider.boxd(&sandbox_id(&made));
+    eventually("boxd is told", || async { boxd.state.lock().unwrap().revoked.contains(&Revocation::Grant(bot_id.clone())) }).await;
+}
+
+#[tokio::test]
+async fn what_a_dead_node_was_making_is_made_by_another() {
+    let (_database, worlds, a, b) = two().await;
+    let ann = a.human("ann").await;
+    let there = ann.at(&b);
+    worlds[0].provider.may_start.send_replace(false);
+    ensure_without_waiting(&ann, "t").await.error(423);
+    let begun = there.get("/v1/sandbox/sessions").await.ok(200)["items"][0].clone();
+    a.kill().await;
+    assert_eq!(ensure_without_waiting(&there, "t").await.error(423), "SANDBOX_STARTING");
+    worlds[0].clock.advance(SILENCE);
+    b.tick().await;
+    let made = there.ensure("t").await;
+    assert_ne!(made["session_id"], begun["session_id"]);
+    assert_eq!(worlds[1].provider.running(), 1);
+    // Should the first node have made it after all, it goes when its broker is back.
+    worlds[0].provider.may_start.send_replace(true);
+    let again = worlds[0].start().await;
+    assert_eq!(worlds[0].provider.running(), 0);
+    assert_eq!(ann.at(&again).ensure("t").await["session_id"], made["session_id"]);
+    assert_eq!(worlds[0].provider.running(), 0);
+}
+
+#[tokio::test]
+async fn a_dead_nodes_sandbox_is_unavailable_until_its_node_is_back() {
+    let (_database, worlds, a, b) = two().await;
+    let ann = a.human("ann").await;
+    let made = ann.ensure("t").await;
+    let there = ann.at(&b);
+    a.kill().await;
+    worlds[0].clock.advance(SILENCE);
+    let refused = there.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "ensure" })).await;
+    assert_eq!(refused.json()["error"]["retryable"], json!(true));
+    assert_eq!(refused.error(503), "PROVIDER_UNAVAILABLE");
+    assert_eq!(there.ensure("another").await["sandbox"]["provider"], "fake");
+    let again = worlds[0].start().await;
+    assert_eq!(there.ensure("t").await["session_id"], made["session_id"]);
+    // It came back at another address.
+    assert!(there.ensure("t").await["dataplane"]["http_base_url"].as_str().unwrap().contains(&again.addr.to_string()));
+}
+
+#[tokio::test]
+async fn a_node_that_stays_dead_loses_its_sandboxes_to_time_or_to_whoever_releases_them() {
+    let (_database, worlds, a, b) = two().await;
+    let ann = a.human("ann").await;
+    let (kept, released) = (ann.ensure("kept").await, ann.ensure("released").await);
+    let there = ann.at(&b);
+    a.kill().await;
+    worlds[0].clock.advance(SILENCE);
+    b.tick().await;
+    assert_eq!(there.delete(&session_path(&released)).await.status, 204);
+    assert_ne!(there.ensure("released").await["session_id"], released["session_id"]);
+
+    worlds[0].clock.advance(3600);
+    b.tick().await;
+    assert_eq!(there.state(&sandbox_id(&kept)).await, "suspended");
+    let body = json!({ "thread_id": "kept", "mode": "ensure" });
+    assert_eq!(there.post("/v1/sandbox/sessions", body).await.error(503), "PROVIDER_UNAVAILABLE");
+    worlds[0].clock.advance(7 * 24 * 3600);
+    b.tick().await;
+    assert_ne!(there.ensure("kept").await["session_id"], kept["session_id"]);
+    let _again = worlds[0].start().await;
+    assert_eq!(worlds[0].provider.running(), 0, "what ended meanwhile is removed");
+}
+
+#[tokio::test]
+async fn a_broker_with_another_master_key_or_another_kind_of_database_is_refused() {
+    let (database, worlds, _a, _b) = two().await;
+    let start = async |world: &World| {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let error = Broker::start(world.config.clone(), world.provider.clone(), listener).await.err().unwrap();
+        let told = format!("{error} {error:?}");
+        assert!(!told.contains(DATABASE_PASSWORD), "{told}");
+        error.to_string()
+    };
+    let mut stranger = World::cluster(&database, 1).pop().unwrap();
+    std::fs::write(stranger.config.data_dir.join("master.key"), [1; 32]).unwrap();
+    assert!(start(&stranger).await.contains("not the master key of the other brokers"));
+
+    let mut alone = World::new();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    drop(Broker::start(alone.config.clone(), alone.provider.clone(), listener).await.unwrap());
+    alone.config.database_url = worlds[0].config.database_url.clone();
+    assert!(start(&alone).await.contains("was used with a database of its own"));
+    stranger.config.database_url = None;
+    assert!(start(&stranger).await.contains("was used with a PostgreSQL database"));
+
+    let mut nowhere = World::new();
+    for url in ["postgres://ann:{}@%2Fnowhere/x", "postgres://ann:{}@[/x", "mysql://ann:{}@x/y"] {
+        nowhere.config.database_url = Some(cobox_protocol::Secret::new(url.replace("{}", DATABASE_PASSWORD)));
+        start(&nowhere).await;
+    }
+    assert!(!format!("{:?}", nowhere.config).contains(DATABASE_PASSWORD));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn racing_clients_of_three_brokers_get_one_session_though_one_broker_dies() {
+    const CLIENTS: usize = 64;
+    const ROUNDS: usize = 6;
+    let database = TestDatabase::new().await;
+    let worlds = World::cluster(&database, 3);
+    let mut brokers: Vec<Option<TestBroker>> = Vec::new();
+    for world in &worlds {
+        brokers.push(Some(world.start().await));
+    }
+    let ann = brokers[0].as_ref().unwrap().human("ann").await;
+    for round in 0..ROUNDS {
+        let thread = format!("race {round}");
+        let clients: Vec<Client> = brokers.iter().flatten().map(|b| ann.at(b)).collect();
+        let racing = join_all((0..CLIENTS).map(|n| {
+            let (client, thread) = (clients[n % clients.len()].clone(), thread.clone());
+            tokio::spawn(async move { client.post("/v1/sandbox/sessions", json!({ "thread_id": thread, "mode": "ensure" })).await.ok(200) })
+        }));
+        let victim = if round == ROUNDS / 2 { brokers[0].take() } else { None };
+        if let Some(victim) = victim {
+            // Its clients lose their connections; what the others were told holds.
+            victim.kill().await;
+        }
+        let answers: Vec<Value> = racing.await.into_iter().filter_map(Result::ok).collect();
+        if brokers.iter().all(Option::is_some) {
+            assert_eq!(answers.len(), CLIENTS);
+        }
+        let agreed: HashSet<_> = answers.iter().map(|a| (a["session_id"].to_string(), a["sandbox"]["id"].to_string())).collect();
+        assert!(agreed.len() <= 1, "{agreed:?}");
+    }
+    let living = "SELECT count(*) FROM sandboxes WHERE ended_at IS NULL";
+    let threads = "SELECT count(DISTINCT scope_id) FROM sessions WHERE ended_at IS NULL";
+    assert_eq!(database.sql(living), database.sql(threads), "a sandbox a thread");
+}
