@@ -250,6 +250,8 @@ impl Reaper {
     }
 
     async fn look_at_suspended(&self, sandbox: &Sandbox, now: Timestamp) -> Result<(), ApiError> {
+        // Its next boxd counts anew.
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).entry(sandbox.id.clone()).or_default().requests = None;
         let since = sandbox.suspended_at.unwrap_or(sandbox.last_active_at);
         if now.saturating_since(since) < self.lifecycle.deployment.config.keep_suspended() {
             return Ok(());

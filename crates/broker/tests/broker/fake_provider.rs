@@ -148,6 +148,8 @@ impl Provider for FakeProvider {
         if *boxd.is_running.borrow() {
             return Ok(());
         }
+        // A new process counts anew.
+        boxd.requests.store(0, Ordering::SeqCst);
         let _context = self.runtime.enter();
         for (door, router) in [(Door::Client, boxd.client_door()), (Door::Control, boxd.control_door())] {
             let path = self.socket(id, door);
