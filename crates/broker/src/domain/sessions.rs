@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     access::{self, ActorWish, Requested},
+    activity::WRITE_EVERY,
     audit::AuditRecord,
     deployment::{Deployment, internal},
     lifecycle::Lifecycle,
@@ -86,7 +87,7 @@ impl Sessions {
             if let Some(hint) = &wish.sandbox {
                 self.must_be(&caller, hint, &found.sandbox).await?;
             }
-            match self.lifecycle.bring_up(&found.sandbox.id, asking.wait).await {
+            match self.lifecycle.bring_up_found(found.sandbox, asking.wait).await {
                 Ok(sandbox) => {
                     let bound = Bound { session: found.session, sandbox };
                     return self.answer(asking, bound, capabilities, request.ttl).await;
@@ -193,7 +194,7 @@ impl Sessions {
             caller.actor = claims.act;
         }
         let asking = &Asking { caller: &caller, ..*asking };
-        let sandbox = self.lifecycle.bring_up(&bound.sandbox.id, asking.wait).await?;
+        let sandbox = self.lifecycle.bring_up_found(bound.sandbox, asking.wait).await?;
         let issued = self.issue(asking, &Bound { session: bound.session, sandbox }, capabilities, None, true).await?;
         Ok(RefreshResponse { token: issued.token, expires_at: issued.expires_at, refresh_before: issued.refresh_before })
     }
@@ -305,7 +306,15 @@ impl Sessions {
             .about(bound)
             .detail(capabilities.words().join(" "));
         audit.jti = Some(issued.jti.to_string());
-        let sandboxes = if is_activity { vec![(bound.sandbox.id.clone(), now)] } else { Vec::new() };
+        let mut sandboxes = Vec::new();
+        if is_activity {
+            let sandbox = &bound.sandbox;
+            self.lifecycle.activity.sandbox_asked_for(&sandbox.id, now);
+            // What the store has is good enough while it is this fresh: a second row to change would double the time of a refresh.
+            if sandbox.state == State::Idle || now.saturating_since(sandbox.last_active_at) >= WRITE_EVERY {
+                sandboxes.push((sandbox.id.clone(), now));
+            }
+        }
         d.store.note(&Note { sandboxes, audit: vec![audit], ..Note::default() }).await.map_err(internal)?;
         Ok(issued)
     }

@@ -37,8 +37,11 @@ pub async fn revoke(
 
 pub async fn revocations(db: &mut AnyConnection, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList> {
     let found = sqlx::query(
-        "SELECT sequence, kind, value FROM revocations
-         WHERE workspace_id = $1 AND (sandbox_id IS NULL OR sandbox_id = $2) AND until > $3 ORDER BY sequence",
+        // In two, or all of the workspace's would be read.
+        "SELECT sequence, kind, value FROM revocations WHERE workspace_id = $1 AND sandbox_id IS NULL AND until > $3
+         UNION ALL
+         SELECT sequence, kind, value FROM revocations WHERE workspace_id = $1 AND sandbox_id = $2 AND until > $3
+         ORDER BY sequence",
     )
     .bind(&sandbox.workspace)
     .bind(sandbox.id.as_str())
