@@ -70,10 +70,10 @@ async fn only_the_owner_and_operators_release() {
 async fn a_sandbox_without_a_session_is_used_by_name_and_key() {
     let broker = TestBroker::start().await;
     let client = broker.client();
-    let made = client.create_sandbox(&CreateSandbox { name: Some("bench".into()), access: None }).await.unwrap();
+    let made = client.create_sandbox(&CreateSandbox { name: Some("bench".into()), ..CreateSandbox::default() }).await.unwrap();
     assert!(
         client
-            .create_sandbox(&CreateSandbox { name: Some("bench".into()), access: None })
+            .create_sandbox(&CreateSandbox { name: Some("bench".into()), ..CreateSandbox::default() })
             .await
             .is_err_and(|e| e.is(ErrorCode::SandboxConflict))
     );

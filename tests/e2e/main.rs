@@ -14,3 +14,4 @@ mod roots;
 mod sharing;
 mod terminals;
 mod tokens;
+mod unruly;

@@ -14,16 +14,17 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use cobox_protocol::{ApiError, Capability, ErrorCode, RequestId, Timestamp, audit::Claim, langsmith};
+use cobox_protocol::{
+    ApiError, Capability, ErrorCode, RequestId, Timestamp,
+    audit::{Claim, claim_text},
+    langsmith,
+};
 use cobox_token::Claims;
 use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use percent_encoding::percent_decode_str;
 use serde_json::json;
 
-use crate::{
-    audit::{self, AuditTrail},
-    server::Server,
-};
+use crate::{audit::AuditTrail, server::Server};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -86,7 +87,7 @@ impl RequestRecord {
     }
     /// The file, command, shell or process the request is about.
     pub fn aims_at(&self, target: &str) {
-        let _ = self.target.set(audit::cut(target));
+        let _ = self.target.set(claim_text(target));
     }
 
     /// Leaves the request's one line, the first time this is called.

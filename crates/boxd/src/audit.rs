@@ -8,7 +8,7 @@ use std::{
 use axum::extract::Query;
 use cobox_protocol::{
     RequestId, Timestamp,
-    audit::{Claim, Claims, MAX_CLAIM_TEXT_BYTES, MAX_CLAIMS_AT_ONCE},
+    audit::{Claim, Claims, MAX_CLAIMS_AT_ONCE},
 };
 use serde::Deserialize;
 
@@ -74,18 +74,6 @@ impl AuditTrail {
     }
 }
 
-/// A text cut to what a line carries, control characters replaced: it may be a stranger's.
-pub fn cut(text: &str) -> String {
-    let mut cut = String::new();
-    for c in text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }) {
-        if cut.len() + c.len_utf8() > MAX_CLAIM_TEXT_BYTES {
-            break;
-        }
-        cut.push(c);
-    }
-    cut
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,11 +109,5 @@ mod tests {
         (0..MAX_WAITING + 4).for_each(|i| trail.add(line(&i.to_string())));
         let later = fetch(3, &first.life);
         assert_eq!((later.items.len(), later.more, later.lost), (MAX_CLAIMS_AT_ONCE, true, 5));
-    }
-
-    #[test]
-    fn a_text_is_cut_at_a_character_and_holds_nothing_a_terminal_obeys() {
-        assert_eq!(cut("a\x1b[2J"), "a\u{fffd}[2J");
-        assert_eq!(cut(&"€".repeat(200)).len(), MAX_CLAIM_TEXT_BYTES / 3 * 3);
     }
 }

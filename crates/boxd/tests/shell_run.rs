@@ -69,6 +69,19 @@ async fn a_command_is_seen_by_everybody_and_its_output_and_status_come_back() {
 }
 
 #[tokio::test]
+async fn a_window_made_larger_while_a_command_runs_changes_nothing_of_its_output() {
+    let boxd = boxd_with_bash();
+    let mut ada = at_a_prompt(&boxd).await;
+    let resize = async {
+        ada.read_until("first").await;
+        ada.send(ClientFrame::Resize { cols: 101, rows: 41 }).await;
+        ada.type_in("go\n").await;
+    };
+    let (result, ()) = tokio::join!(run(&boxd, "echo 'fi''rst'; read line; echo \"$line\"; stty size"), resize);
+    assert_eq!((result.output.replace("go\ngo", "go").as_str(), result.truncated), ("first\ngo\n41 101\n", false));
+}
+
+#[tokio::test]
 async fn more_than_was_asked_for_is_cut_and_more_than_the_ring_is_no_trouble() {
     let boxd = boxd_with_bash();
     let _ada = at_a_prompt(&boxd).await;

@@ -259,6 +259,42 @@ async fn a_watcher_that_does_not_read_slows_nobody_and_gets_the_screen_when_it_d
 }
 
 #[tokio::test]
+async fn a_watcher_that_does_not_read_keeps_nobody_from_watching_another_shell() {
+    let boxd = TestBoxd::start();
+    let named = |name: &str, command: &str| ShellStart { shell: Some(name.into()), ..running(command) };
+    let flood = "stty -echo; echo go; read x; seq 1 600000; echo all-done; cat";
+    let mut ada = Viewer::attach(&boxd, &human(&boxd, "ada"), named("flood", flood)).await;
+    ada.read_until("go").await;
+    let _stalled = Viewer::attach(&boxd, &watcher(&boxd), ShellStart { shell: Some("flood".into()), ..Default::default() }).await;
+    let mut grace = Viewer::attach(&boxd, &human(&boxd, "grace"), named("quiet", "cat")).await;
+    let mut watches = Viewer::attach(&boxd, &watcher(&boxd), ShellStart { shell: Some("quiet".into()), ..Default::default() }).await;
+    ada.type_in("\n").await;
+    ada.shows("all-done").await;
+    grace.type_in("are you there\n").await;
+    tokio::time::timeout(SOON, watches.shows("are you there")).await.expect("its turn comes");
+}
+
+#[tokio::test]
+async fn ended_shells_are_let_go_of_beyond_those_that_are_kept() {
+    let boxd = TestBoxd::start();
+    let ada = human(&boxd, "ada");
+    let terminals = || {
+        let open = std::fs::read_dir("/proc/self/fd").unwrap();
+        open.filter(|fd| std::fs::read_link(fd.as_ref().unwrap().path()).is_ok_and(|to| to.ends_with("ptmx"))).count()
+    };
+    for number in 0..40 {
+        let mut viewer = Viewer::attach(&boxd, &ada, ShellStart { shell: Some(format!("s{number}")), ..running("exit 3") }).await;
+        viewer.frame(|frame| matches!(frame, ServerFrame::Exit { .. }).then_some(())).await;
+    }
+    let few = async {
+        while terminals() > 20 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(SOON, few).await.unwrap_or_else(|_| panic!("{} terminals are still open", terminals()));
+}
+
+#[tokio::test]
 async fn a_controller_that_does_not_read_holds_the_program_for_a_moment_only() {
     let boxd = TestBoxd::start();
     let path = boxd.host("/workspace/done");

@@ -48,6 +48,72 @@ pub struct Config {
     pub reaper_interval_ms: u64,
     /// How long audit records are kept.
     pub audit_keep_seconds: u64,
+    /// Holds the secret that notices to `/webhooks/threads` are signed with; without it none are taken.
+    pub webhook_secret_file: Option<PathBuf>,
+    pub cors: Cors,
+}
+
+/// Pages of which origins may speak to the broker: none, unless named.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Cors {
+    /// As a browser says it: scheme, host and port, nothing after. `*` alone stands for all.
+    pub allow_origins: Vec<String>,
+    /// Left empty: all that the API has.
+    pub allow_methods: Vec<String>,
+    /// Left empty: all that the API reads.
+    pub allow_headers: Vec<String>,
+}
+
+impl Cors {
+    pub const ANY: &str = "*";
+
+    pub fn methods(&self) -> Vec<String> {
+        or_default(&self.allow_methods, &["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+    }
+
+    pub fn headers(&self) -> Vec<String> {
+        let read = ["authorization", "content-type", "x-api-key", "idempotency-key", "prefer", "if-match", "if-none-match", "range"];
+        or_default(&self.allow_headers, &[&read[..], &["last-event-id", "x-file-mode"]].concat())
+    }
+
+    fn validate(&self) -> Result<(), ConfigError> {
+        let invalid = |field, value: &str, problem: &str| Err(ConfigError::Invalid { field, problem: format!("`{value}` {problem}") });
+        for origin in &self.allow_origins {
+            let is_any = origin == Self::ANY;
+            if is_any && self.allow_origins.len() > 1 {
+                return invalid("cors.allow_origins", origin, "stands for all; leave the others out");
+            }
+            if !is_any && !is_origin(origin) {
+                return invalid("cors.allow_origins", origin, "must be like https://app.example.com or http://localhost:5173");
+            }
+        }
+        for method in &self.allow_methods {
+            if method.is_empty() || !method.bytes().all(|b| b.is_ascii_uppercase()) {
+                return invalid("cors.allow_methods", method, "must be a method such as GET");
+            }
+        }
+        for header in &self.allow_headers {
+            if http::HeaderName::try_from(header.as_str()).is_err() {
+                return invalid("cors.allow_headers", header, "must be a header's name");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn or_default(named: &[String], all: &[&str]) -> Vec<String> {
+    if named.is_empty() { all.iter().map(|w| (*w).to_owned()).collect() } else { named.to_vec() }
+}
+
+/// Browsers write them in lower case and without the default port's number; another spelling would never match.
+fn is_origin(text: &str) -> bool {
+    let Some((scheme, host)) = text.split_once("://") else { return false };
+    let is_scheme = scheme.starts_with(|c: char| c.is_ascii_lowercase())
+        && scheme.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"+-.".contains(&b));
+    let is_host = !host.is_empty() && host.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-._:[]".contains(&b));
+    let has_default_port = scheme == "http" && host.ends_with(":80") || scheme == "https" && host.ends_with(":443");
+    is_scheme && is_host && !has_default_port
 }
 
 const DAY_SECONDS: u64 = 24 * 60 * 60;
@@ -74,6 +140,8 @@ impl Default for Config {
             max_connections: 4096,
             reaper_interval_ms: 1000,
             audit_keep_seconds: 90 * DAY_SECONDS,
+            webhook_secret_file: None,
+            cors: Cors::default(),
         }
     }
 }
@@ -131,7 +199,7 @@ impl Config {
         if self.database_url.as_ref().is_some_and(|u| !["postgres://", "postgresql://"].iter().any(|s| u.expose().starts_with(s))) {
             return invalid("database_url", "must start with postgres://; without it the broker keeps a file in its data directory");
         }
-        Ok(())
+        self.cors.validate()
     }
 
     pub fn token_ttl(&self) -> Duration {
@@ -171,6 +239,13 @@ mod tests {
             ("node_timeout_seconds = 1", "node_timeout_seconds"),
             ("database_url = \"mysql://ann:hidden@x/y\"", "database_url"),
             ("alg = \"none\"", "alg"),
+            ("[cors]\nallow_origins = [\"https://a.example/\"]", "cors.allow_origins"),
+            ("[cors]\nallow_origins = [\"https://A.example\"]", "cors.allow_origins"),
+            ("[cors]\nallow_origins = [\"https://a.example:443\"]", "cors.allow_origins"),
+            ("[cors]\nallow_origins = [\"null\"]", "cors.allow_origins"),
+            ("[cors]\nallow_origins = [\"*\", \"https://a.example\"]", "cors.allow_origins"),
+            ("[cors]\nallow_methods = [\"get\"]", "cors.allow_methods"),
+            ("[cors]\nallow_headers = [\"a b\"]", "cors.allow_headers"),
         ] {
             let error = Config::from_toml(text).unwrap_err().to_string();
             assert!(error.contains(field) && !error.contains("hidden"), "{text}: {error}");

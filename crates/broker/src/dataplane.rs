@@ -142,6 +142,7 @@ impl Dataplane {
         let (sandbox, session) = found.filter(|(s, _)| access::is_visible(principal, s)).ok_or_else(|| not_found(target))?;
         let session = match session {
             Some(session) => {
+                access::may_use(principal, &sandbox)?;
                 access::may_use(principal, &session)?;
                 if session.ended_at.is_some() {
                     return Err(ApiError::new(ErrorCode::SessionExpired, format!("session {} is over; ensure a new one", session.id)));
@@ -180,7 +181,7 @@ impl Dataplane {
             workspace: principal.workspace.clone(),
             principal: principal.name.clone(),
             actor: caller.actor.kind.word().to_owned(),
-            thread: session.as_ref().map(|s| s.scope_id.clone()),
+            thread: session.as_ref().and_then(Session::thread).map(str::to_owned),
             session: session.map(|s| s.id),
             jti: issued.jti.to_string(),
         };

@@ -21,11 +21,23 @@ use cobox_provider::Provider;
 use tokio::{net::TcpListener, runtime::Handle};
 
 pub use clock::{Clock, SystemClock};
-pub use config::{Config, ConfigError};
+pub use config::{Config, ConfigError, Cors};
 use data_dir::Database;
 use domain::{
-    activity::Activity, audit::AuditTrail, deployment::Deployment, hearing::hear, keys::Keys, lifecycle::Lifecycle, model::Principal,
-    nodes::Nodes, reaper::Reaper, reconcile::reconcile, sandboxes::Sandboxes, sessions::Sessions, tokens::Tokens,
+    activity::Activity,
+    audit::AuditTrail,
+    deployment::Deployment,
+    hearing::hear,
+    keys::Keys,
+    lifecycle::Lifecycle,
+    model::Principal,
+    nodes::Nodes,
+    reaper::Reaper,
+    reconcile::reconcile,
+    sandboxes::Sandboxes,
+    sessions::Sessions,
+    tokens::Tokens,
+    webhook::{MIN_SECRET_BYTES, Webhook},
 };
 use store::{Store, StoreError, sql};
 
@@ -39,6 +51,8 @@ pub enum StartError {
     Store(#[from] StoreError),
     #[error("{}", .0.message)]
     Reconcile(ApiError),
+    #[error("webhook_secret_file: {0}")]
+    Webhook(String),
     #[error("the listener has no address: {0}")]
     Listener(std::io::Error),
     #[error("starting the threads that serve connections: {0}")]
@@ -59,6 +73,7 @@ pub struct Broker {
     lifecycle: Arc<Lifecycle>,
     reaper: Arc<Reaper>,
     audit: AuditTrail,
+    webhook: Option<Arc<Webhook>>,
 }
 
 impl Broker {
@@ -75,6 +90,7 @@ impl Broker {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, StartError> {
         config.validate()?;
+        let webhook = read_webhook(&config)?;
         let data_dir = data_dir::DataDir::open(&config.data_dir)?;
         let store: Arc<dyn Store> = match &config.database_url {
             Some(url) => {
@@ -127,6 +143,7 @@ impl Broker {
             sandboxes: Arc::new(Sandboxes { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
             reaper: Arc::new(Reaper::new(lifecycle.clone(), sessions.clone())),
             audit: AuditTrail::start(store),
+            webhook,
             sessions,
             lifecycle,
             deployment,
@@ -163,6 +180,7 @@ impl Broker {
             sessions: self.sessions.clone(),
             sandboxes: self.sandboxes.clone(),
             deployment: self.deployment.clone(),
+            webhook: self.webhook.clone(),
         };
         let router = http::router(api, Arc::new(dataplane));
         server::serve(&self.listener, &self.lanes, router, self.deployment.config.max_connections, shutdown).await;
@@ -207,4 +225,12 @@ async fn beat(deployment: Arc<Deployment>) {
             tracing::error!(%error, "the other brokers could not be told that this one lives");
         }
     }
+}
+
+fn read_webhook(config: &Config) -> Result<Option<Arc<Webhook>>, StartError> {
+    let Some(path) = &config.webhook_secret_file else { return Ok(None) };
+    let secret = std::fs::read_to_string(path).map(zeroize::Zeroizing::new);
+    let secret = secret.map_err(|e| StartError::Webhook(format!("{} can't be read: {e}", path.display())))?;
+    let too_short = || StartError::Webhook(format!("{} must hold a secret of {MIN_SECRET_BYTES} bytes or more", path.display()));
+    Ok(Some(Arc::new(Webhook::new(&secret).ok_or_else(too_short)?)))
 }

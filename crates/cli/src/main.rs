@@ -2,6 +2,7 @@
 
 mod commands;
 mod context;
+mod cors;
 mod daemon;
 mod data_dir;
 mod failure;

@@ -10,6 +10,7 @@ use cobox_broker::{Broker, Config};
 use cobox_client::Client;
 use cobox_protocol::{ApiError, ErrorCode, SandboxId, Secret, key::PrincipalKind};
 use cobox_provider::local::LocalOptions;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     sync::oneshot,
     task::{JoinError, JoinHandle},
@@ -46,6 +47,7 @@ pub struct Running {
 impl Running {
     /// Starts everything; when it returns the broker answers and `broker.json` says where.
     pub async fn start(mut config: Config, options: LocalOptions, first_keys: FirstKeys) -> Result<Self, Failure> {
+        take_all_descriptors();
         let data_dir = DataDir::take(&config.data_dir)?;
         config.data_dir = data_dir.path().to_owned();
         let listener = listen(config.listen).await?;
@@ -104,6 +106,14 @@ impl Running {
             tracing::error!(%error, "the broker did not end in order");
         }
         Stopped { broker: self.broker, _data_dir: self.data_dir }
+    }
+}
+
+/// A connection takes two descriptors, and the usual limit of 1024 is for programs that choose them by bits in a set.
+fn take_all_descriptors() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::warn!(%error, "the limit of open files stays as it is");
     }
 }
 

@@ -56,7 +56,7 @@ impl WayIn {
 }
 
 pub fn asking(thread: &str, mode: Mode) -> NegotiateRequest {
-    NegotiateRequest { thread_id: thread.to_owned(), mode, requested_capabilities: None, scopes: None, access: None, ttl: None }
+    NegotiateRequest::new(thread, mode)
 }
 
 /// The broker's own words speak of modes, which nobody types here.

@@ -6,8 +6,8 @@ use cobox_protocol::{
     KeyId, SandboxId, Secret, SessionId,
     audit::AuditEntry,
     key::{CreateKey, CreatedKey, KeyInfo},
-    sandbox::{CreateSandbox, SandboxInfo},
-    session::{NegotiateRequest, NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo},
+    sandbox::{CreateSandbox, PatchSandbox, SandboxInfo},
+    session::{HeartbeatResponse, NegotiateRequest, NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo},
 };
 use http::Method;
 use serde::de::DeserializeOwned;
@@ -42,6 +42,8 @@ pub struct Client {
 #[derive(Clone, Debug, Default)]
 pub struct SessionFilter {
     pub thread_id: Option<String>,
+    /// Each as `key:value`, or `key` for any value; all of them must fit.
+    pub tags: Vec<String>,
     pub limit: Option<u32>,
     pub cursor: Option<String>,
 }
@@ -101,7 +103,13 @@ impl Client {
             query.push("scope_type=thread".to_owned());
             query.push(format!("scope_id={}", encode_segment(thread.as_bytes())));
         }
+        query.extend(filter.tags.iter().map(|t| tag(t)));
         self.json(self.get(&paged("/v1/sandbox/sessions", query, filter.limit, filter.cursor.as_deref()))).await
+    }
+
+    /// Extends the lease of a session's sandbox, and no token.
+    pub async fn heartbeat(&self, id: &SessionId) -> Result<HeartbeatResponse, ClientError> {
+        self.json(self.post(&format!("/v1/sandbox/sessions/{id}/heartbeat"))).await
     }
 
     pub async fn refresh(&self, id: &SessionId, request: &RefreshRequest) -> Result<RefreshResponse, ClientError> {
@@ -117,7 +125,22 @@ impl Client {
     }
 
     pub async fn list_sandboxes(&self, limit: Option<u32>, cursor: Option<&str>) -> Result<Page<SandboxInfo>, ClientError> {
-        self.json(self.get(&paged("/v1/sandboxes", Vec::new(), limit, cursor))).await
+        self.list_tagged_sandboxes(&[], limit, cursor).await
+    }
+
+    /// Those with all these tags, each as `key:value`, or `key` for any value.
+    pub async fn list_tagged_sandboxes(
+        &self,
+        tags: &[String],
+        limit: Option<u32>,
+        cursor: Option<&str>,
+    ) -> Result<Page<SandboxInfo>, ClientError> {
+        self.json(self.get(&paged("/v1/sandboxes", tags.iter().map(|t| tag(t)).collect(), limit, cursor))).await
+    }
+
+    pub async fn patch_sandbox(&self, id_or_name: &str, change: &PatchSandbox) -> Result<SandboxInfo, ClientError> {
+        let path = format!("/v1/sandboxes/{}", encode_segment(id_or_name.as_bytes()));
+        self.json(self.call(Method::PATCH, &path).json(change)).await
     }
 
     /// By id or by name.
@@ -201,6 +224,10 @@ fn paged(path: &str, mut query: Vec<String>, limit: Option<u32>, cursor: Option<
     query.extend(limit.map(|n| format!("limit={n}")));
     query.extend(cursor.map(|c| format!("cursor={}", encode_segment(c.as_bytes()))));
     if query.is_empty() { path.to_owned() } else { format!("{path}?{}", query.join("&")) }
+}
+
+fn tag(filter: &str) -> String {
+    format!("tag={}", encode_segment(filter.as_bytes()))
 }
 
 fn is_loopback(url: &reqwest::Url) -> bool {

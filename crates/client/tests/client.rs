@@ -179,7 +179,7 @@ async fn shell(State(stub): Stubbed, headers: HeaderMap, upgrade: WebSocketUpgra
 }
 
 fn ensure() -> NegotiateRequest {
-    NegotiateRequest { thread_id: "t".into(), mode: Mode::Ensure, requested_capabilities: None, scopes: None, access: None, ttl: None }
+    NegotiateRequest::new("t", Mode::Ensure)
 }
 
 fn argv(word: &str) -> ExecRequest {

@@ -340,8 +340,7 @@ async fn a_refusal_before_the_start_is_the_error_and_one_after_it_is_an_event() 
 #[tokio::test]
 async fn a_refused_token_is_replaced_once() {
     let mut stub = Stub::start().await;
-    let request =
-        NegotiateRequest { thread_id: "t".into(), mode: Mode::Ensure, requested_capabilities: None, scopes: None, access: None, ttl: None };
+    let request = NegotiateRequest::new("t", Mode::Ensure);
     let session = stub.client().open(&request).await.unwrap();
     let exec = session.dataplane().exec_stream(argv()).await.unwrap();
     let mut peer = stub.peer().await;

@@ -1,7 +1,7 @@
 //! Replacing the running program, and which descriptors it keeps.
 
 use std::{
-    ffi::{CStr, CString},
+    ffi::CStr,
     io,
     os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd},
 };
@@ -10,16 +10,29 @@ use crate::check;
 
 /// Arguments and environment laid out as execve wants them, made before a fork so that the child allocates nothing.
 pub struct Image {
-    _argv: Vec<CString>,
-    _env: Vec<CString>,
+    /// What the pointers point into; it is never changed.
+    _strings: Vec<u8>,
     argv_pointers: Vec<*const libc::c_char>,
     env_pointers: Vec<*const libc::c_char>,
 }
 
 impl Image {
-    pub fn new(argv: Vec<CString>, env: Vec<CString>) -> Self {
-        let pointers = |list: &[CString]| list.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect();
-        Self { argv_pointers: pointers(&argv), env_pointers: pointers(&env), _argv: argv, _env: env }
+    pub fn new(argv: &[&CStr], env: &[&CStr]) -> Self {
+        let strings = argv.iter().chain(env).flat_map(|s| s.to_bytes_with_nul()).copied().collect();
+        Self::from_block(strings, 0, argv.len(), env.len()).unwrap_or_else(|| unreachable!("as many strings as were counted"))
+    }
+
+    /// From strings one behind the other, each ended by a NUL: the arguments from `start` on, then the environment. `None` where there
+    /// are fewer. In one piece, so that a million strings cost no more than their bytes and pointers.
+    pub fn from_block(strings: Vec<u8>, start: usize, argc: usize, envc: usize) -> Option<Self> {
+        let mut ended = strings.get(start..)?.split_inclusive(|byte| *byte == 0).take_while(|s| s.ends_with(&[0]));
+        let mut pointers = |count: usize| -> Option<Vec<*const libc::c_char>> {
+            let mut list: Vec<_> = ended.by_ref().take(count).map(|s| s.as_ptr().cast()).collect();
+            list.push(std::ptr::null());
+            (list.len() == count + 1).then_some(list)
+        };
+        let (argv_pointers, env_pointers) = (pointers(argc)?, pointers(envc)?);
+        Some(Self { argv_pointers, env_pointers, _strings: strings })
     }
 
     pub(crate) fn pointers(&self) -> (*const *const libc::c_char, *const *const libc::c_char) {

@@ -14,6 +14,8 @@ use crate::{Image, Word, check, raw::syscall};
 /// For a few calls with small frames, unoptimised ones too.
 const STACK_BYTES: usize = 64 * 1024;
 const NONE: RawFd = -1;
+/// The kernel's own limit of a path, its NUL included.
+const MAX_PATH_BYTES: usize = 4096;
 
 /// Where starting a program failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +44,19 @@ pub struct Launch {
     pub mark: u64,
     pub word: Word,
     pub cwd: CString,
-    /// Tried in this order.
-    pub paths: Vec<CString>,
+    pub program: Program,
     pub image: Image,
+}
+
+/// Where the program is.
+pub enum Program {
+    At(CString),
+    /// In one of the directories of a `PATH`. Each place is put together when it is tried: all of them at once would be as large as
+    /// the name times the directories.
+    Along {
+        name: Vec<u8>,
+        path: Vec<u8>,
+    },
 }
 
 /// Memory that a new process works in. It stays as it is until that process has its program or is gone.
@@ -115,6 +127,14 @@ impl Pad {
     /// The pad's process was waited for: whatever ended it, it is not in this memory any more.
     pub fn free(&mut self) {
         self.is_in_use.store(0, Ordering::Release);
+        self.launch = None;
+    }
+
+    /// Lets go of what was laid out for a process that has its program now.
+    pub fn tidy(&mut self) {
+        if self.is_free() {
+            self.launch = None;
+        }
     }
 }
 
@@ -151,17 +171,37 @@ fn become_program(launch: &Launch, stdio: [RawFd; 3]) -> (Step, i32) {
     let unblock = [libc::SIG_SETMASK as usize, ptr::from_ref(&nothing) as usize, 0, size_of::<u64>(), 0, 0];
     // SAFETY: the set is one word, as its size says.
     unsafe { syscall(libc::SYS_rt_sigprocmask, unblock) };
+    let errno = match &launch.program {
+        Program::At(place) => exec(place.to_bytes_with_nul(), &launch.image),
+        Program::Along { name, path } => exec_along(name, path, &launch.image),
+    };
+    (Step::Program, errno)
+}
+
+/// Returns only when none of them could be run, and why.
+fn exec_along(name: &[u8], path: &[u8], image: &Image) -> i32 {
     let mut worst = libc::ENOENT;
-    for path in &launch.paths {
-        let (argv, env) = launch.image.pointers();
-        if let Err(errno) = call(libc::SYS_execve, [path.as_ptr() as usize, argv as usize, env as usize]) {
-            // "Found but not allowed" says more than "not found in the last directory".
-            if errno != libc::ENOENT && errno != libc::ENOTDIR || launch.paths.len() == 1 {
-                worst = errno;
-            }
+    let mut place = [0; MAX_PATH_BYTES];
+    for directory in path.split(|byte| *byte == b':').filter(|directory| !directory.is_empty()) {
+        if directory.len().saturating_add(name.len()) > MAX_PATH_BYTES - 2 {
+            continue;
+        }
+        for (to, from) in place.iter_mut().zip(directory.iter().chain(b"/").chain(name).chain(&[0])) {
+            *to = *from;
+        }
+        let errno = exec(&place, image);
+        // "Found but not allowed" says more than "not found in the last directory".
+        if errno != libc::ENOENT && errno != libc::ENOTDIR {
+            worst = errno;
         }
     }
-    (Step::Program, worst)
+    worst
+}
+
+/// The place ends with its first NUL. Returns only when that failed, and why.
+fn exec(place: &[u8], image: &Image) -> i32 {
+    let (argv, env) = image.pointers();
+    call(libc::SYS_execve, [place.as_ptr() as usize, argv as usize, env as usize]).err().unwrap_or(0)
 }
 
 fn take_off(launch: &Launch, stdio: [RawFd; 3]) -> Result<(), i32> {

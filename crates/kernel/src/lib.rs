@@ -20,7 +20,7 @@ mod watch;
 pub use clone::{Cloned, clone_process, exit_now, fork};
 pub use exec::{Image, adopt, close_from, exec_fd, exec_path, keep_only};
 pub use identity::{drop_all_capabilities, drop_bounding_set, keep_capabilities, own_working_directory, set_fs_ids};
-pub use launch::{Launch, Pad, Step};
+pub use launch::{Launch, Pad, Program, Step};
 pub use limit::{Word, set_soft_limit};
 pub use loop_device::attach_loop;
 pub use mark::mark_of;

@@ -75,3 +75,26 @@ pub struct AuditEntry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
 }
+
+/// A text cut to what a claim carries, control characters replaced: it may be a stranger's.
+pub fn claim_text(text: &str) -> String {
+    let mut cut = String::new();
+    for c in text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }) {
+        if cut.len() + c.len_utf8() > MAX_CLAIM_TEXT_BYTES {
+            break;
+        }
+        cut.push(c);
+    }
+    cut
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claims_text_is_short_and_moves_no_cursor() {
+        assert_eq!(claim_text("a\x1b[2J"), "a\u{fffd}[2J");
+        assert_eq!(claim_text(&"€".repeat(200)).len(), MAX_CLAIM_TEXT_BYTES / 3 * 3);
+    }
+}

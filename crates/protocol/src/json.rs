@@ -113,7 +113,10 @@ mod tests {
         assert_eq!(said("{"), "the body: is not JSON: EOF while parsing an object at line 1 column 1");
         assert_eq!(said(r#"{"mode": "get"}"#), "thread_id: is missing");
         assert_eq!(said(r#"{"thread_id": 3}"#), "thread_id: must be a string, not 3");
-        assert_eq!(said(r#"{"thread_id": "t", "mode": "grab"}"#), "mode: `grab` is not known; it must be `get` or `ensure`");
+        assert_eq!(
+            said(r#"{"thread_id": "t", "mode": "grab"}"#),
+            "mode: `grab` is not known; it must be one of `get`, `ensure`, `create_only`"
+        );
         assert_eq!(said(r#"{"thread_id": "t", "mode": "get", "scopes": "fs"}"#), "scopes: must be a list, not a string");
         assert_eq!(said(r#"{"thread_id": "t", "ttl": -1}"#), "ttl: must be a whole number, 0 or more and not too large, not -1");
         assert_eq!(said(r#"{"thread_id": "t", "thread_id": "t"}"#), "thread_id: is there twice");

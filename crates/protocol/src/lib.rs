@@ -21,6 +21,8 @@ mod schema;
 pub mod secret;
 pub mod session;
 pub mod shell;
+pub mod tags;
+pub mod thread;
 pub mod timestamp;
 pub mod watch;
 

@@ -1,10 +1,13 @@
 //! Sandboxes themselves, with or without a session.
 
-use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::{
     SandboxId, SessionId, Timestamp,
     session::{Access, State},
+    tags::Tags,
 };
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -15,12 +18,41 @@ pub struct CreateSandbox {
     pub name: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
+    /// It is suspended, not ended, when its last session ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<bool>,
+    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    pub tags: Tags,
+}
+
+/// `PATCH /v1/sandboxes/{id or name}`: what is left out stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PatchSandbox {
+    /// `null` takes the name away.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    pub name: Option<Option<String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access: Option<Access>,
+    /// Added or replaced one by one; `null` takes one away.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tags: BTreeMap<String, Option<String>>,
+}
+
+/// Tells a field that is `null` from one that isn't there.
+fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(d: D) -> Result<Option<Option<T>>, D::Error> {
+    Option::<T>::deserialize(d).map(Some)
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SandboxInfo {
     pub id: SandboxId,
     pub name: Option<String>,
+    /// Whether it outlives its sessions although it has no name.
+    #[serde(default)]
+    pub keep: bool,
     pub provider: String,
     pub state: State,
     /// Why it failed, when it did.
@@ -37,6 +69,8 @@ pub struct SandboxInfo {
     pub sessions: Vec<SessionId>,
     /// The threads of those sessions.
     pub threads: Vec<String>,
+    #[serde(default)]
+    pub tags: Tags,
 }
 
 /// A name people may give a sandbox: what also works as a host name's label, a little wider.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CapabilitySet, SandboxId, Secret, SessionId, Timestamp};
+use crate::{CapabilitySet, SandboxId, Secret, SessionId, Timestamp, tags::Tags};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -11,6 +11,34 @@ pub enum Mode {
     Get,
     /// An existing session or a new one.
     Ensure,
+    /// A new session, or `409` when there is one.
+    CreateOnly,
+}
+
+/// What a session can belong to; `thread` is what a bare `thread_id` means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScopeType {
+    Thread,
+    Workspace,
+    Assistant,
+    Deployment,
+}
+
+impl ScopeType {
+    pub const ALL: [ScopeType; 4] = [ScopeType::Thread, ScopeType::Workspace, ScopeType::Assistant, ScopeType::Deployment];
+
+    pub const fn word(self) -> &'static str {
+        match self {
+            ScopeType::Thread => "thread",
+            ScopeType::Workspace => "workspace",
+            ScopeType::Assistant => "assistant",
+            ScopeType::Deployment => "deployment",
+        }
+    }
+    pub fn from_word(w: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|t| t.word() == w)
+    }
 }
 
 /// Who may attach to a session or a sandbox.
@@ -38,12 +66,43 @@ pub struct NegotiateRequest {
     /// Wished life of the token in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl: Option<u32>,
+    /// A sandbox that exists, by id or name: a new session uses it, an existing one must already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox_hint: Option<String>,
+    /// A new session uses the sandbox of this name, made if need be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// A new sandbox outlives its sessions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<bool>,
+    /// Kept with a new session, and with a new sandbox.
+    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    pub tags: Tags,
+}
+
+impl NegotiateRequest {
+    /// The plain request: a thread, and what to do when it has no session.
+    pub fn new(thread_id: impl Into<String>, mode: Mode) -> Self {
+        Self {
+            thread_id: thread_id.into(),
+            mode,
+            requested_capabilities: None,
+            scopes: None,
+            access: None,
+            ttl: None,
+            sandbox_hint: None,
+            name: None,
+            keep: None,
+            tags: Tags::new(),
+        }
+    }
 }
 
 /// The simple fields and the full ones together, so that either kind of client reads what it knows.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NegotiateResponse {
     pub session_id: SessionId,
+    /// The scope's id, whatever its type.
     pub thread_id: String,
     pub sandbox: SandboxAddress,
     pub token: Secret,
@@ -64,7 +123,7 @@ pub struct SandboxAddress {
     pub ws_base_url: String,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scope {
     #[serde(rename = "type")]
     pub kind: String,
@@ -142,6 +201,12 @@ pub struct RefreshRequest {
     /// Proof of possession: when sent, it must be this session's and this principal's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_token: Option<Secret>,
+    /// By id or name. When sent, the session must use it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox_id: Option<String>,
+    /// Whether `current_token` ends soon after, instead of living out its time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotate: Option<bool>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -151,11 +216,19 @@ pub struct RefreshResponse {
     pub refresh_before: Timestamp,
 }
 
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HeartbeatResponse {
+    pub lease_expires_at: Timestamp,
+    pub state: State,
+}
+
 /// A session as a list shows it: no token, no URLs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SessionInfo {
     pub session_id: SessionId,
+    /// The scope's id, whatever its type.
     pub thread_id: String,
+    pub scope: Scope,
     pub sandbox_id: SandboxId,
     pub provider: String,
     pub state: State,
@@ -164,6 +237,8 @@ pub struct SessionInfo {
     pub created_at: Timestamp,
     pub last_active_at: Timestamp,
     pub lease_expires_at: Timestamp,
+    #[serde(default)]
+    pub tags: Tags,
 }
 
 /// One page of anything.

@@ -60,6 +60,11 @@ pub trait Provider: Send + Sync {
     /// Starts a sandbox, new or over the files it had. Returns when boxd accepts connections.
     async fn start(&self, id: &SandboxId, state: &ControlState) -> Result<(), ProviderError>;
 
+    /// Whether files outlive processes here. Where they don't, what would be suspended ends.
+    fn can_suspend(&self) -> bool {
+        true
+    }
+
     /// Ends its processes, keeps its files.
     async fn suspend(&self, id: &SandboxId) -> Result<(), ProviderError>;
 

@@ -311,3 +311,21 @@ fn however_many_sequences_are_hidden_the_text_between_them_is_not() {
     let text: Vec<u8> = shown.into_iter().filter(|b| *b != 0).collect();
     assert_eq!(text, b"text ".repeat(5000));
 }
+
+#[test]
+fn a_sequence_that_never_ends_is_not_kept_for_ever_and_hides_nothing_after_it() {
+    for begin in ["\x1b", "\x1b(", "\x1b[", "\x1b[1;", "\x1bP", "\x1b]", "\x1b]4;", "\u{9b}"] {
+        let (mut scanner, mut screen) = (Scanner::default(), Screen::new(COLS, ROWS));
+        let mut feed = |bytes: &[u8]| {
+            let found = scanner.scan(bytes);
+            screen.feed(bytes, &found);
+            found
+        };
+        feed(begin.as_bytes());
+        let found = feed(&[b'\n'; 10_000]);
+        assert_eq!(found.undecided, None, "{begin:?}");
+        // What cancels every sequence.
+        feed(b"\x18hello");
+        assert!(String::from_utf8_lossy(&screen.keyframe(Kinds::ALL).ansi).contains("hello"), "{begin:?}");
+    }
+}

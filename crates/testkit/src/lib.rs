@@ -42,7 +42,7 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut look: 
 
 /// The plain request for a thread's sandbox.
 pub fn negotiate(thread: &str, mode: Mode) -> NegotiateRequest {
-    NegotiateRequest { thread_id: thread.to_owned(), mode, requested_capabilities: None, scopes: None, access: None, ttl: None }
+    NegotiateRequest::new(thread, mode)
 }
 
 /// Opens a thread's sandbox, making it if need be.

@@ -9,7 +9,10 @@ use cobox_protocol::{
     frame::{DEFAULT_COLS, DEFAULT_ROWS, ExecStart, MAX_TERMINAL_SIDE, StdinStart},
 };
 
-use crate::workload::{Command, Stdio};
+use crate::{
+    body::too_large,
+    workload::{Command, MAX_IMAGE_BYTES, STRING_BYTES, Stdio},
+};
 
 /// A command nobody set a time for: a long build ends by itself, a forgotten server doesn't hold a client for ever.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
@@ -129,6 +132,7 @@ fn words(command: Option<String>, argv: Option<Vec<String>>, shell: Option<Strin
         (Some(_), Some(_)) => return Err(ApiError::invalid("command and argv can't both be given")),
         (None, None) => return Err(ApiError::invalid("command or argv is needed")),
     };
+    fits("argv", argv.iter().map(Vec::len))?;
     if argv.first().is_none_or(Vec::is_empty) {
         return Err(ApiError::invalid("the program to run (argv[0], or shell) is empty"));
     }
@@ -149,8 +153,9 @@ pub type Variable = (Vec<u8>, Vec<u8>);
 
 /// Variables as the kernel takes them.
 pub fn environment(env: Option<BTreeMap<String, String>>) -> Result<Vec<Variable>, ApiError> {
-    env.unwrap_or_default()
-        .into_iter()
+    let env = env.unwrap_or_default();
+    fits("env", env.iter().map(|(name, value)| name.len() + 1 + value.len()))?;
+    env.into_iter()
         .map(|(name, value)| {
             if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
                 let shown: String = name.escape_default().take(64).collect();
@@ -159,6 +164,14 @@ pub fn environment(env: Option<BTreeMap<String, String>>) -> Result<Vec<Variable
             Ok((name.into_bytes(), value.into_bytes()))
         })
         .collect()
+}
+
+/// Before anything is done with each of so many strings.
+fn fits(field: &str, lengths: impl Iterator<Item = usize>) -> Result<(), ApiError> {
+    match lengths.map(|length| length + STRING_BYTES).sum::<usize>() > MAX_IMAGE_BYTES {
+        true => Err(too_large(&format!("{field}, with {STRING_BYTES} bytes for each string,"), MAX_IMAGE_BYTES as u64)),
+        false => Ok(()),
+    }
 }
 
 /// A working directory: absolute, so that it means the same to everybody.
@@ -222,6 +235,19 @@ mod tests {
         for (request, named) in cases {
             let error = planned(request).err().unwrap();
             assert!(error.message.contains(named), "{named}: {error}");
+        }
+    }
+
+    #[test]
+    fn more_strings_than_a_program_can_have_are_refused_by_name() {
+        let many = MAX_IMAGE_BYTES / STRING_BYTES + 1;
+        let env = (0..many).map(|n| (n.to_string(), String::new())).collect();
+        for (request, field) in [
+            (ExecRequest { env: Some(env), ..command("ls") }, "env"),
+            (ExecRequest { argv: Some(vec![String::new(); many]), ..Default::default() }, "argv"),
+        ] {
+            let error = planned(request).err().unwrap();
+            assert!(error.code == cobox_protocol::ErrorCode::TooLarge && error.message.starts_with(field), "{error}");
         }
     }
 

@@ -306,9 +306,17 @@ mod tests {
         assert_ne!(where_quick_steps_run(&workers).await, here, "this thread hasn't the workload's user yet");
         workers.share_this_thread().unwrap();
         assert_eq!(where_quick_steps_run(&workers).await, here);
-        workers.run_quick(|_| panic!("a bug")).await.map(|()| ()).unwrap_err();
-        assert_eq!(where_quick_steps_run(&workers).await, here);
         workers.patience.took(QUICK + Duration::from_micros(1));
         assert_ne!(where_quick_steps_run(&workers).await, here);
+    }
+
+    #[tokio::test]
+    async fn a_quick_step_that_panics_costs_its_own_request_only() {
+        let root = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+        let workers = FileWorkers::start(root, || Ok(())).unwrap();
+        workers.share_this_thread().unwrap();
+        let broken: Result<(), ApiError> = workers.run_quick(|_| panic!("a bug")).await;
+        broken.unwrap_err();
+        where_quick_steps_run(&workers).await;
     }
 }

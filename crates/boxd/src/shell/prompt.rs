@@ -144,6 +144,10 @@ impl Prompt {
 
     /// Keys on their way to the terminal.
     pub fn typed(&mut self, bytes: &[u8]) {
+        if self.is_written && !self.is_touched {
+            // It stands after text that nobody here has seen typed.
+            self.typed = Typed::Unknowable;
+        }
         self.is_touched = true;
         for byte in bytes {
             self.typed = match (byte, self.typed) {
@@ -153,8 +157,8 @@ impl Prompt {
                     }
                     Typed::Chars(0)
                 }
-                // Ctrl-U.
-                (21, _) => Typed::Chars(0),
+                // Ctrl-U takes away what is before the cursor, which is all of a line only where nothing has moved it.
+                (21, Typed::Chars(_)) => Typed::Chars(0),
                 (8 | 0x7f, Typed::Chars(n)) => Typed::Chars(n.saturating_sub(1)),
                 // The rest of a character.
                 (0x80..=0xbf, typed) => typed,
@@ -227,6 +231,10 @@ mod tests {
         assert!(prompt.state == State::AtPrompt && !prompt.has_half_a_line());
         prompt.printed();
         assert!(prompt.has_half_a_line(), "typed ahead while something ran");
+        prompt.typed(b"\x7f");
+        assert!(prompt.has_half_a_line(), "and only a part of it taken away");
+        prompt.typed(b"\x15");
+        assert!(prompt.has_half_a_line(), "Ctrl-U leaves what is behind the cursor");
     }
 
     #[test]

@@ -38,11 +38,16 @@ pub async fn run(server: Arc<Server>, shell: Arc<Shell>) {
     shell.log.finish();
     server.shells.has_ended(&shell);
     tracing::info!(shell_id = %shell.id, name = shell.name, "shell ended");
+    // Not kept by this wait: where many end, the oldest go before their time, with screen and terminal.
+    let kept = Arc::downgrade(&shell);
+    drop(shell);
     tokio::select! {
         () = tokio::time::sleep(KEEP_ENDED) => {}
         () = server.shutdown.cancelled() => {}
     }
-    server.shells.forget(&shell);
+    if let Some(shell) = kept.upgrade() {
+        server.shells.forget(&shell);
+    }
 }
 
 struct Life {

@@ -131,6 +131,8 @@ impl Watched {
                 self.output.begins_at(now.begun_at);
             }
             loop {
+                // A window that somebody makes larger changes nothing here, but a read stops short of it until it is asked for.
+                while reader.next_size().is_some() {}
                 match reader.read(READ_BYTES) {
                     Read::Chunk(chunk) => self.output.take(chunk.offset, &chunk.bytes, self.dialect),
                     Read::Gap { to, .. } => self.output.miss(to),

@@ -117,17 +117,29 @@ impl View {
                 self.tell_controller().await?;
             }
             if is_controller {
-                let read = self.read(FRAME_BYTES).await?;
+                let (read, frames) = self.read(FRAME_BYTES);
+                for frame in frames {
+                    self.out.message(frame).await?;
+                }
                 if !self.go_on(read, &mut next_keyframe).await? {
                     return Ok(());
                 }
                 self.shell.consumed(self.id, self.progress.or(self.reader.position()));
             } else {
+                // Room for a frame first: who waits for a client that doesn't read must not keep the others from their turn.
+                let mut room = Some(self.out.permit().await?);
                 let lane = server.shells.lane.acquire().await.map_err(|_| End::normal())?;
-                let read = self.read(WATCHER_FRAME_BYTES).await?;
-                // The frame is written to the socket while the next watcher still waits.
-                tokio::task::yield_now().await;
-                drop(lane);
+                let (read, frames) = self.read(WATCHER_FRAME_BYTES);
+                let mut frames = frames.into_iter();
+                if let Some(frame) = frames.next() {
+                    self.out.send_with(&mut room, frame);
+                    // It is written to the socket while the next watcher still waits.
+                    tokio::task::yield_now().await;
+                }
+                drop((lane, room));
+                for frame in frames {
+                    self.out.message(frame).await?;
+                }
                 if !self.go_on(read, &mut next_keyframe).await? {
                     return Ok(());
                 }
@@ -174,11 +186,12 @@ impl View {
         Ok(true)
     }
 
-    /// Reads once and sends what came.
-    async fn read(&mut self, max: usize) -> Result<Read, End> {
+    /// Reads once; the frames that show what came.
+    fn read(&mut self, max: usize) -> (Read, Vec<Message>) {
+        let mut frames = Vec::new();
         while let Some(Resize { offset, cols, rows }) = self.reader.next_size() {
-            self.flush().await?;
-            self.out.send(&ServerFrame::<()>::Resized { offset, cols, rows }).await?;
+            frames.extend(self.line.rest().map(|rest| encode(&rest)));
+            frames.push(encode(&ServerFrame::<()>::Resized { offset, cols, rows }));
         }
         if self.is_binary {
             let mut frame = BytesMut::from(&BinaryFrame::head(BinaryKind::Stdout, 0)[..]);
@@ -186,17 +199,15 @@ impl View {
             if let Read::Chunk(Chunk { offset, .. }) = &read {
                 let head = BinaryFrame::head(BinaryKind::Stdout, *offset);
                 frame[..head.len()].copy_from_slice(&head);
-                self.out.message(Message::Binary(frame.freeze())).await?;
+                frames.push(Message::Binary(frame.freeze()));
             }
-            return Ok(read);
+            return (read, frames);
         }
         let read = self.reader.read(max);
-        if let Read::Chunk(Chunk { offset, bytes }) = &read
-            && let Some(frame) = self.line.frame(*offset, bytes)
-        {
-            self.out.message(encode(&frame)).await?;
+        if let Read::Chunk(Chunk { offset, bytes }) = &read {
+            frames.extend(self.line.frame(*offset, bytes).map(|frame| encode(&frame)));
         }
-        Ok(read)
+        (read, frames)
     }
 
     async fn flush(&mut self) -> Result<(), End> {

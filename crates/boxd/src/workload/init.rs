@@ -5,13 +5,12 @@
 
 use std::{
     collections::HashMap,
-    ffi::CString,
     fs::File,
     io::{self, Read},
     os::fd::{AsFd, OwnedFd},
 };
 
-use cobox_kernel::{Image, Launch, Pad, Step, Word, adopt, block_signals, child_events, exit_now, keep_only, set_soft_limit};
+use cobox_kernel::{Launch, Pad, Step, Word, adopt, block_signals, child_events, exit_now, keep_only, set_soft_limit};
 use cobox_protocol::control::{BoxdConfig, Workload, WorkloadLimits};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -19,8 +18,9 @@ use rustix::{
 };
 
 use super::{
-    link::{ImageSpec, MAX_IMAGE_BYTES, Order, Received, Report, receive, send},
+    link::{MAX_IMAGE_BYTES, Order, Received, Report, Unpacked, receive, send},
     memory::watch_memory,
+    proc::Proc,
     seccomp, tree,
 };
 
@@ -34,8 +34,8 @@ const SPARE_PADS: usize = 8;
 const MAX_QUEUE_BYTES: u64 = 819_200;
 
 /// Takes orders until boxd is gone; then this process ends, and the kernel ends all others of the namespace with it.
-pub fn run(link: OwnedFd, config: &BoxdConfig) -> ! {
-    let outcome = serve(link, config);
+pub fn run(link: OwnedFd, proc: OwnedFd, config: &BoxdConfig) -> ! {
+    let outcome = serve(link, proc, config);
     exit_now(i32::from(outcome.is_err()))
 }
 
@@ -61,6 +61,7 @@ pub fn limit_resources(limits: &WorkloadLimits) -> io::Result<()> {
 /// What init knows.
 struct Init<'a> {
     link: OwnedFd,
+    proc: Proc,
     null: File,
     workload: &'a Workload,
     /// By pid, until they are waited for: its number is nobody else's for as long.
@@ -77,22 +78,21 @@ struct Running {
     pad: Box<Pad>,
 }
 
-fn serve(link: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
+fn serve(link: OwnedFd, proc: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
     // The listeners and the lock that boxd inherited are none of the workloads' business.
-    // SAFETY: nothing of boxd runs in this process any more; only the link is used from here on.
-    unsafe { keep_only(vec![link]) }?;
-    // SAFETY: keep_only has just put the link there.
-    let link = unsafe { adopt(0) }?;
-    // 1 and 2 must not be what some later open happens to get.
+    // SAFETY: nothing of boxd runs in this process any more; only these two are used from here on.
+    unsafe { keep_only(vec![link, proc]) }?;
+    // SAFETY: keep_only has just put them there.
+    let (link, proc) = unsafe { (adopt(0)?, Proc::new(adopt(1)?)) };
+    // Gets the number 2, which must not be what some later open happens to get.
     let null = File::options().read(true).write(true).open("/dev/null")?;
-    let _null2 = null.try_clone()?;
     block_signals();
     let children = child_events()?;
     let mut word = [0; 16];
     getrandom::fill(&mut word).map_err(io::Error::other)?;
     let [a, b] = [0, 8].map(|at| u64::from_ne_bytes(std::array::from_fn(|i| word[at + i])));
     seccomp::confine_limits(Word([a, b])).map_err(io::Error::other)?;
-    let mut init = Init { link, null, workload: &config.workload, running: HashMap::new(), pads: Vec::new(), word: Word([a, b]) };
+    let mut init = Init { link, proc, null, workload: &config.workload, running: HashMap::new(), pads: Vec::new(), word: Word([a, b]) };
     let mut has_processes = false;
     send(&init.link, &Report::Ready, &[])?;
     loop {
@@ -116,7 +116,7 @@ fn serve(link: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
             has_processes = true;
         }
         if let Some(limit) = watched {
-            has_processes = watch_memory(limit);
+            has_processes = watch_memory(&init.proc, limit);
         }
     }
 }
@@ -152,7 +152,7 @@ impl Init<'_> {
     fn obey(&mut self, Received { message, tail, fds }: Received<Order>) -> io::Result<()> {
         match message {
             Order::Spawn { seq, is_terminal, has_stdin, has_outcome } => {
-                match self.spawn(seq, is_terminal, (has_stdin, has_outcome), &tail, fds) {
+                match self.spawn(seq, is_terminal, (has_stdin, has_outcome), tail, fds) {
                     Ok(_) => Ok(()),
                     Err(e) => {
                         let errno = e.raw_os_error().unwrap_or(libc::EINVAL);
@@ -175,12 +175,12 @@ impl Init<'_> {
             }
             Order::SignalTree { seq, signal } => {
                 if let Some(signal) = Signal::from_named_raw(signal) {
-                    tree::signal(&tree::Root { mark: seq, pid: self.pid_of(seq) }, signal);
+                    tree::signal(&self.proc, &tree::Root { mark: seq, pid: self.pid_of(seq) }, signal);
                 }
                 Ok(())
             }
             Order::KillTree { seq, program } => {
-                tree::kill(&tree::Root { mark: program, pid: self.pid_of(program) });
+                tree::kill(&self.proc, &tree::Root { mark: program, pid: self.pid_of(program) });
                 self.reap()?;
                 send(&self.link, &Report::TreeKilled { seq }, &[])
             }
@@ -200,7 +200,7 @@ impl Init<'_> {
         seq: u64,
         is_terminal: bool,
         (has_stdin, has_outcome): (bool, bool),
-        tail: &[u8],
+        tail: Vec<u8>,
         fds: Vec<OwnedFd>,
     ) -> io::Result<i32> {
         let missing = || io::Error::from_raw_os_error(libc::EINVAL);
@@ -208,15 +208,18 @@ impl Init<'_> {
         let stdin = if has_stdin { Some(fds.next().ok_or_else(missing)?) } else { None };
         let (stdout, stderr) = (fds.next().ok_or_else(missing)?, fds.next().ok_or_else(missing)?);
         let outcome = if has_outcome { Some(fds.next().ok_or_else(missing)?) } else { None };
-        let spec = match fds.next() {
+        let image = match fds.next() {
             Some(image) => {
                 let mut bytes = Vec::new();
                 File::from(image).take(MAX_IMAGE_BYTES as u64 + 1).read_to_end(&mut bytes)?;
-                ImageSpec::from_bytes(&bytes)?
+                bytes
             }
-            None => ImageSpec::from_bytes(tail)?,
+            None => tail,
         };
-        let launch = self.launch(seq, is_terminal, spec)?;
+        for running in self.running.values_mut() {
+            running.pad.tidy();
+        }
+        let launch = self.launch(seq, is_terminal, Unpacked::from_bytes(image)?);
         let mut pad = match self.pads.pop() {
             Some(pad) => pad,
             None => Pad::new()?,
@@ -229,20 +232,18 @@ impl Init<'_> {
         Ok(pid)
     }
 
-    fn launch(&self, mark: u64, is_terminal: bool, spec: ImageSpec) -> io::Result<Launch> {
-        let paths = candidates(&spec)?;
-        let strings = |list: Vec<Vec<u8>>| list.into_iter().map(CString::new).collect::<Result<Vec<_>, _>>();
-        Ok(Launch {
+    fn launch(&self, mark: u64, is_terminal: bool, Unpacked { cwd, program, image }: Unpacked) -> Launch {
+        Launch {
             is_terminal,
             uid: self.workload.uid,
             gid: self.workload.gid,
             has_groups: self.workload.uid_count > 1,
             mark,
             word: self.word,
-            cwd: CString::new(spec.cwd)?,
-            paths,
-            image: Image::new(strings(spec.argv)?, strings(spec.env)?),
-        })
+            cwd,
+            program,
+            image,
+        }
     }
 
     /// With no allowance left a write to a file fails with EFBIG, while deleting still works. It stops the honest and the
@@ -250,19 +251,8 @@ impl Init<'_> {
     fn stop_writers(&self, stop: bool) {
         let limit = if stop { Some(0) } else { None };
         // Init's own limit is what new programs start with. Gone in the meantime: it writes no more either.
-        for pid in std::iter::once(0).chain(tree::processes().iter().map(|p| p.pid)) {
+        for pid in std::iter::once(0).chain(tree::processes(&self.proc).iter().map(|p| p.pid)) {
             let _ = set_soft_limit(self.word, pid, libc::RLIMIT_FSIZE, limit);
         }
     }
-}
-
-/// Where argv[0] may be: as it is where it names a directory, else along PATH.
-fn candidates(spec: &ImageSpec) -> io::Result<Vec<CString>> {
-    let program = spec.argv.first().ok_or(io::ErrorKind::InvalidInput)?;
-    if program.contains(&b'/') {
-        return Ok(vec![CString::new(program.clone())?]);
-    }
-    let path = spec.env.iter().find_map(|e| e.strip_prefix(b"PATH=".as_slice())).unwrap_or(b"/usr/bin:/bin");
-    let directories = path.split(|b| *b == b':').filter(|d| !d.is_empty());
-    Ok(directories.map(|dir| CString::new([dir, b"/", program].concat())).collect::<Result<_, _>>()?)
 }

@@ -1,11 +1,13 @@
 //! The words between boxd and the workloads' init, over a socket pair of theirs: one packet a message.
 
 use std::{
+    ffi::CString,
     io,
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
+use cobox_kernel::{Image, Program};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
@@ -18,8 +20,14 @@ pub const MAX_INLINE_BYTES: usize = 16 * 1024;
 const MAX_PACKET_BYTES: usize = 2 + MAX_HEAD_BYTES + MAX_INLINE_BYTES;
 /// A spawn carries at most five: three of standard I/O, the pipe that tells how it went, and a long image.
 const MAX_FDS: usize = 5;
-/// Arguments and environment together; the kernel's own limit is of this order.
+/// Arguments and environment together, with a pointer for each; the kernel's own limit is of this order.
 pub const MAX_IMAGE_BYTES: usize = 4 * 1024 * 1024;
+/// What a string takes beside its bytes: a pointer and a NUL, as the kernel counts it.
+pub const STRING_BYTES: usize = size_of::<usize>() + 1;
+/// The kernel's own limit of a name in a directory.
+const MAX_NAME_BYTES: usize = 255;
+/// Where programs are looked for when the environment doesn't say.
+const DEFAULT_PATH: &[u8] = b"/usr/bin:/bin";
 
 /// From boxd to init. A program is known by the number of the order that started it, which also marks all it starts in turn.
 #[derive(Debug, Serialize, Deserialize)]
@@ -122,7 +130,6 @@ pub fn receive<T: for<'de> Deserialize<'de>>(socket: impl AsFd) -> io::Result<Op
 }
 
 /// What to run: strings without NUL, so NUL ends each.
-#[derive(Debug, PartialEq, Eq)]
 pub struct ImageSpec {
     pub cwd: Vec<u8>,
     pub argv: Vec<Vec<u8>>,
@@ -132,11 +139,15 @@ pub struct ImageSpec {
 
 impl ImageSpec {
     pub fn to_bytes(&self) -> io::Result<Vec<u8>> {
+        let strings = || std::iter::once(&self.cwd).chain(&self.argv).chain(&self.env);
+        if strings().map(|s| s.len() + STRING_BYTES).sum::<usize>() > MAX_IMAGE_BYTES {
+            return Err(io::Error::from_raw_os_error(libc::E2BIG));
+        }
         let mut bytes = Vec::with_capacity(1024);
         for count in [self.argv.len(), self.env.len()] {
             bytes.extend_from_slice(&(count as u32).to_le_bytes());
         }
-        for s in std::iter::once(&self.cwd).chain(&self.argv).chain(&self.env) {
+        for s in strings() {
             if s.contains(&0) {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidInput,
@@ -146,24 +157,36 @@ impl ImageSpec {
             bytes.extend_from_slice(s);
             bytes.push(0);
         }
-        if bytes.len() > MAX_IMAGE_BYTES {
-            return Err(io::Error::from_raw_os_error(rustix::io::Errno::TOOBIG.raw_os_error()));
-        }
         Ok(bytes)
     }
+}
 
-    pub fn from_bytes(bytes: &[u8]) -> io::Result<Self> {
+/// The same as init uses it.
+pub struct Unpacked {
+    pub cwd: CString,
+    pub program: Program,
+    pub image: Image,
+}
+
+impl Unpacked {
+    pub fn from_bytes(bytes: Vec<u8>) -> io::Result<Self> {
         let bad = || io::Error::new(io::ErrorKind::InvalidData, "a malformed image");
         let count = |at: usize| bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes).ok_or_else(bad);
         let (argc, envc) = (count(0)? as usize, count(4)? as usize);
-        let mut strings = bytes[8..].split(|b| *b == 0).map(<[u8]>::to_vec);
-        let cwd = strings.next().ok_or_else(bad)?;
-        let argv: Vec<_> = strings.by_ref().take(argc).collect();
-        let env: Vec<_> = strings.by_ref().take(envc).collect();
-        if argv.len() != argc || env.len() != envc || argc == 0 {
-            return Err(bad());
-        }
-        Ok(Self { cwd, argv, env })
+        let mut strings = bytes[8..].split(|b| *b == 0);
+        let cwd = CString::new(strings.next().ok_or_else(bad)?)?;
+        let program = strings.next().filter(|_| argc > 0).ok_or_else(bad)?;
+        let program = match program.contains(&b'/') {
+            true => Program::At(CString::new(program)?),
+            false if program.len() > MAX_NAME_BYTES => return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG)),
+            false => {
+                let path = strings.skip(argc - 1).take(envc).find_map(|variable| variable.strip_prefix(b"PATH="));
+                Program::Along { name: program.to_vec(), path: path.unwrap_or(DEFAULT_PATH).to_vec() }
+            }
+        };
+        let start = 8 + cwd.count_bytes() + 1;
+        let image = Image::from_block(bytes, start, argc, envc).ok_or_else(bad)?;
+        Ok(Self { cwd, program, image })
     }
 }
 
@@ -171,14 +194,40 @@ impl ImageSpec {
 mod tests {
     use super::*;
 
+    fn spec(argv: &[&[u8]], env: &[&[u8]]) -> ImageSpec {
+        let owned = |list: &[&[u8]]| list.iter().map(|s| s.to_vec()).collect();
+        ImageSpec { cwd: b"/w".to_vec(), argv: owned(argv), env: owned(env) }
+    }
+
     #[test]
     fn an_image_comes_back_as_it_was() {
-        let image = ImageSpec { cwd: b"/w".to_vec(), argv: vec![b"sh".to_vec(), b"".to_vec(), vec![0xff]], env: vec![b"A=\n".to_vec()] };
-        let bytes = image.to_bytes().unwrap();
-        assert_eq!(ImageSpec::from_bytes(&bytes).unwrap(), image);
+        let bytes = spec(&[b"sh", b"", &[0xff]], &[b"A=\n", b"PATH=/a:/b"]).to_bytes().unwrap();
+        let unpacked = Unpacked::from_bytes(bytes.clone()).unwrap();
+        assert_eq!(unpacked.cwd.as_bytes(), b"/w");
+        assert!(matches!(unpacked.program, Program::Along { name, path } if name == b"sh" && path == b"/a:/b"));
         for cut in 0..bytes.len() {
-            // Cut short it may be refused or read as fewer bytes of the last string, but never panics.
-            let _ = ImageSpec::from_bytes(&bytes[..cut]);
+            assert!(Unpacked::from_bytes(bytes[..cut].to_vec()).is_err());
         }
+    }
+
+    #[test]
+    fn a_path_among_the_arguments_is_not_the_environments() {
+        let unpacked = Unpacked::from_bytes(spec(&[b"sh", b"PATH=/arguments"], &[b"A=b"]).to_bytes().unwrap()).unwrap();
+        assert!(matches!(unpacked.program, Program::Along { path, .. } if path == DEFAULT_PATH));
+    }
+
+    #[test]
+    fn strings_count_with_what_points_to_them() {
+        let empty = vec![&b""[..]; MAX_IMAGE_BYTES / STRING_BYTES + 1];
+        let refused = spec(&empty, &[]).to_bytes().unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::E2BIG));
+        assert!(spec(&empty[..empty.len() - 100], &[]).to_bytes().is_ok());
+    }
+
+    #[test]
+    fn a_name_longer_than_any_is_not_looked_for() {
+        let name = [b'x'; MAX_NAME_BYTES + 1];
+        let refused = Unpacked::from_bytes(spec(&[&name], &[]).to_bytes().unwrap()).err().unwrap();
+        assert_eq!(refused.raw_os_error(), Some(libc::ENAMETOOLONG));
     }
 }

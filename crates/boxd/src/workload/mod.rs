@@ -4,9 +4,11 @@ mod init;
 mod link;
 mod memory;
 mod namespace;
+mod proc;
 mod seccomp;
 mod tree;
 
+pub use link::{MAX_IMAGE_BYTES, STRING_BYTES};
 pub use namespace::start as start_init;
 
 use std::{
@@ -41,7 +43,7 @@ const LINK_FULL_PAUSE: Duration = Duration::from_millis(1);
 #[derive(Clone, Debug)]
 pub struct Command {
     pub argv: Vec<Vec<u8>>,
-    /// On top of the sandbox's own environment.
+    /// On top of the sandbox's own environment; each name once.
     pub env: Vec<(Vec<u8>, Vec<u8>)>,
     /// Absolute; the shared folder when not given.
     pub cwd: Option<Vec<u8>>,
@@ -179,28 +181,24 @@ impl Workloads {
 
     fn image(&self, command: &Command) -> io::Result<ImageSpec> {
         let w = &self.0.workload;
-        let mut env: Vec<(Vec<u8>, Vec<u8>)> = [
+        let defaults: [(&str, &str); 6] = [
             ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
             ("HOME", &w.home),
             ("USER", &w.user),
             ("LOGNAME", &w.user),
             ("LANG", "C.UTF-8"),
             ("COBOX_SANDBOX", "1"),
-        ]
-        .into_iter()
-        .map(|(k, v)| (k.as_bytes().to_vec(), v.as_bytes().to_vec()))
-        .collect();
-        for (name, value) in &command.env {
-            if name.is_empty() || name.contains(&b'=') {
-                return Err(io::Error::new(io::ErrorKind::InvalidInput, "a variable's name can't be empty or hold `=`"));
-            }
-            env.retain(|(k, _)| k != name);
-            env.push((name.clone(), value.clone()));
+        ];
+        if command.env.iter().any(|(name, _)| name.is_empty() || name.contains(&b'=')) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a variable's name can't be empty or hold `=`"));
         }
+        let is_set = |name: &str| command.env.iter().any(|(other, _)| other == name.as_bytes());
+        let defaults = defaults.into_iter().filter(|(name, _)| !is_set(name)).map(|(name, value)| (name.as_bytes(), value.as_bytes()));
+        let env = defaults.chain(command.env.iter().map(|(name, value)| (name.as_slice(), value.as_slice())));
         Ok(ImageSpec {
             cwd: command.cwd.clone().unwrap_or_else(|| w.work_dir.clone().into_bytes()),
             argv: command.argv.clone(),
-            env: env.into_iter().map(|(k, v)| [k.as_slice(), b"=", &v].concat()).collect(),
+            env: env.map(|(name, value)| [name, b"=", value].concat()).collect(),
         })
     }
 }

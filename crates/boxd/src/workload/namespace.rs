@@ -42,13 +42,16 @@ pub fn start(config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
     match unsafe { clone_process(libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWCGROUP) }.context("cloning init")? {
         Cloned::Child => {
             drop(ours);
-            if let Err(e) = enter(&theirs, config) {
-                // Boxd reports it; if even that fails the closed link tells.
-                let what: String = format!("{e:#}").chars().filter(char::is_ascii).filter(|c| !c.is_control()).take(200).collect();
-                let _ = send(&theirs, &Report::Failed { what }, &[]);
-                exit_now(1);
-            }
-            init::run(theirs, config)
+            let proc = match enter(&theirs, config) {
+                Ok(proc) => proc,
+                Err(e) => {
+                    // Boxd reports it; if even that fails the closed link tells.
+                    let what: String = format!("{e:#}").chars().filter(char::is_ascii).filter(|c| !c.is_control()).take(200).collect();
+                    let _ = send(&theirs, &Report::Failed { what }, &[]);
+                    exit_now(1);
+                }
+            };
+            init::run(theirs, proc, config)
         }
         Cloned::Parent { pid, .. } => {
             drop(theirs);
@@ -80,11 +83,11 @@ fn write_id_maps(pid: i32, config: &BoxdConfig) -> io::Result<()> {
     fs::write(format!("/proc/{pid}/uid_map"), map(w.uid))
 }
 
-/// In the child: its own /proc, then a user namespace that owns nothing, then no way back.
-fn enter(link: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<()> {
+/// In the child: its own /proc, then a user namespace that owns nothing, then no way back. Returns a mount of /proc for init alone.
+fn enter(link: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
     // A user namespace made now, after the mount and pid namespaces, has power over neither: full capabilities in it
     // would still not unmount anything.
-    let settings = replace_proc().context("mounting the workloads' /proc")?;
+    let (settings, proc) = replace_proc().context("mounting the workloads' /proc")?;
     // SAFETY: this process has one thread and shares no memory or descriptors with another.
     unsafe { unshare_unsafe(UnshareFlags::NEWUSER) }.context("making the workloads' user namespace")?;
     send(link, &Report::Unshared, &[])?;
@@ -112,22 +115,16 @@ fn enter(link: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<()> {
     rustix::thread::set_no_new_privs(true)?;
     cobox_kernel::drop_bounding_set().context("emptying the bounding set")?;
     seccomp::confine().map_err(|e| anyhow::anyhow!("confining system calls: {e}"))?;
-    Ok(())
+    Ok(proc)
 }
 
 /// Puts this pid namespace's /proc in the place of boxd's, machine settings read-only. Returns a handle to the settings
-/// through which they are still writable.
-fn replace_proc() -> anyhow::Result<OwnedFd> {
-    let fs = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
+/// through which they are still writable, and a second mount in which no process is hidden, which is in no directory.
+fn replace_proc() -> anyhow::Result<(OwnedFd, OwnedFd)> {
     // Init is not for the workloads to look at, not even as a list of descriptors; a process they can't trace isn't shown.
-    fsconfig_set_string(&fs, "hidepid", "invisible")?;
-    fsconfig_create(&fs)?;
     // Made before the old one goes: the kernel lets a user namespace have a new /proc only where one is already visible.
-    let proc = fsmount(
-        &fs,
-        FsMountFlags::FSMOUNT_CLOEXEC,
-        MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC,
-    )?;
+    let proc = new_proc("invisible")?;
+    let whole = new_proc("off")?;
     unmount("/proc", UnmountFlags::DETACH)?;
     move_mount(&proc, "", CWD, "/proc", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
     let settings = openat(CWD, "/proc/sys", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
@@ -137,7 +134,15 @@ fn replace_proc() -> anyhow::Result<OwnedFd> {
     for name in MASKED {
         cover("/dev/null", &format!("/proc/{name}"), false)?;
     }
-    Ok(settings)
+    Ok((settings, whole))
+}
+
+fn new_proc(hidepid: &str) -> anyhow::Result<OwnedFd> {
+    let fs = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(&fs, "hidepid", hidepid)?;
+    fsconfig_create(&fs)?;
+    let flags = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    Ok(fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, flags)?)
 }
 
 /// Mounts one path over another; one the kernel doesn't have needs no cover.

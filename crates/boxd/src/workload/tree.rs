@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
     time::{Duration, Instant},
 };
 
@@ -11,6 +10,8 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
     thread::{NanosleepRelativeResult, Timespec, nanosleep},
 };
+
+use super::proc::Proc;
 
 /// How long a tree is looked for before what is left is given up on. What was sent SIGKILL goes in microseconds, save what hangs in
 /// the kernel on a broken disk; that must not hold up init for ever.
@@ -28,32 +29,53 @@ pub struct Root {
 
 pub struct Member {
     pub pid: i32,
+    /// One of its threads that has not ended, which is how its memory is found: its first may have.
+    pub thread: i32,
     parent: i32,
     session: i32,
 }
 
 /// Every process but init that has not ended.
-pub fn processes() -> Vec<Member> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    entries
-        .filter_map(|e| e.ok()?.file_name().to_str()?.parse::<i32>().ok())
-        .filter(|pid| *pid != 1)
-        .filter_map(|pid| {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-            // The name in parentheses may hold anything, so count from the last one.
-            let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-            let is_zombie = matches!(fields.next()?, "Z" | "X");
-            let parent = fields.next()?.parse().ok()?;
-            let session = fields.nth(1)?.parse().ok()?;
-            (!is_zombie).then_some(Member { pid, parent, session })
-        })
-        .collect()
+pub fn processes(proc: &Proc) -> Vec<Member> {
+    proc.pids().into_iter().filter(|pid| *pid != 1).filter_map(|pid| Member::look(proc, pid)).collect()
+}
+
+impl Member {
+    /// `None` for one that has ended.
+    fn look(proc: &Proc, pid: i32) -> Option<Self> {
+        let stat = proc.read(&format!("{pid}/stat"))?;
+        // The name in parentheses may hold anything, so count from the last one.
+        let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+        let has_first_thread = is_alive(fields.next()?);
+        let parent = fields.next()?.parse().ok()?;
+        let session = fields.nth(1)?.parse().ok()?;
+        let threads: u32 = fields.nth(13)?.parse().ok()?;
+        let thread = match has_first_thread {
+            true => pid,
+            // What goes on without its first thread looks like one that has ended, but for its others.
+            false if threads > 1 => other_thread(proc, pid).unwrap_or(pid),
+            false => return None,
+        };
+        Some(Member { pid, thread, parent, session })
+    }
+}
+
+fn is_alive(state: &str) -> bool {
+    !matches!(state, "Z" | "X")
+}
+
+/// None is found where they end and begin while they are looked at.
+fn other_thread(proc: &Proc, pid: i32) -> Option<i32> {
+    proc.numbers(&format!("{pid}/task")).into_iter().find(|thread| {
+        let stat = proc.read(&format!("{pid}/task/{thread}/stat")).unwrap_or_default();
+        stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().next()).is_some_and(is_alive)
+    })
 }
 
 impl Root {
     /// By the mark; and by descent and session, for kernels without marks.
-    fn members(&self) -> BTreeSet<i32> {
-        let all = processes();
+    fn members(&self, proc: &Proc) -> BTreeSet<i32> {
+        let all = processes(proc);
         let is_ours = |p: &Member| mark_of(p.pid) == Some(self.mark) || self.pid.is_some_and(|root| p.pid == root || p.session == root);
         let mut found: BTreeSet<i32> = all.iter().filter(|p| is_ours(p)).map(|p| p.pid).collect();
         loop {
@@ -76,18 +98,18 @@ impl Root {
 }
 
 /// Signals a program and all it started.
-pub fn signal(root: &Root, signal: Signal) {
-    for pid in root.members() {
+pub fn signal(proc: &Proc, root: &Root, signal: Signal) {
+    for pid in root.members(proc) {
         root.send(pid, signal);
     }
 }
 
 /// Ends a program and all it started, and returns when they have ended.
-pub fn kill(root: &Root) {
+pub fn kill(proc: &Proc, root: &Root) {
     let begun = Instant::now();
     let mut stopped = BTreeSet::new();
     while begun.elapsed() < KILL_WITHIN {
-        let living = root.members();
+        let living = root.members(proc);
         if living.is_empty() {
             return;
         }
@@ -106,5 +128,5 @@ pub fn kill(root: &Root) {
         stopped = living;
     }
     // Whatever is left gets what can still be done.
-    signal(root, Signal::KILL);
+    signal(proc, root, Signal::KILL);
 }

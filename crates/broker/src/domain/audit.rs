@@ -59,7 +59,7 @@ impl AuditRecord {
         self
     }
     pub fn about(mut self, bound: &Bound) -> Self {
-        self.thread = Some(bound.session.scope_id.clone());
+        self.thread = bound.session.thread().map(str::to_owned);
         self.session = Some(bound.session.id.clone());
         self.sandbox = Some(bound.sandbox.id.clone());
         self

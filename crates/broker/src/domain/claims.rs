@@ -8,7 +8,7 @@ use std::{
 
 use cobox_protocol::{
     SandboxId, Timestamp,
-    audit::{Claim, Claims, MAX_CLAIM_TEXT_BYTES, MAX_CLAIMS_AT_ONCE},
+    audit::{Claim, Claims, MAX_CLAIMS_AT_ONCE, claim_text},
 };
 use cobox_provider::control;
 
@@ -85,7 +85,7 @@ impl ClaimKeeper {
             let detail = format!("{} requests left no claim: the sandbox had no room to keep them", claims.lost - lost_before);
             records.push(AuditRecord::of_sandbox(now, sandbox, ACTION, &detail));
         }
-        (records, Taken { life: cut(&claims.life), seq: last, lost: claims.lost })
+        (records, Taken { life: claim_text(&claims.life), seq: last, lost: claims.lost })
     }
 
     fn taken(&self) -> std::sync::MutexGuard<'_, HashMap<SandboxId, Taken>> {
@@ -102,22 +102,16 @@ fn record(sandbox: &Sandbox, claim: &Claim, now: Timestamp) -> AuditRecord {
         claim.capability.as_deref(),
         claim.error.as_deref(),
     ];
-    let mut detail: Vec<String> = words.into_iter().flatten().map(cut).collect();
+    let mut detail: Vec<String> = words.into_iter().flatten().map(claim_text).collect();
     detail.insert(2, claim.status.to_string());
     AuditRecord {
         request_id: claim.request_id.parse().ok(),
-        principal: claim.principal.as_deref().map(cut),
+        principal: claim.principal.as_deref().map(claim_text),
         actor: claim.actor.map(|a| a.word().to_owned()),
         session: claim.session_id.as_ref().and_then(|s| s.parse().ok()),
         sandbox: Some(sandbox.id.clone()),
-        jti: claim.jti.as_deref().map(cut),
+        jti: claim.jti.as_deref().map(claim_text),
         detail: Some(detail.join(" ")),
         ..AuditRecord::new(claim.at.min(now), &sandbox.workspace, ACTION)
     }
-}
-
-fn cut(text: &str) -> String {
-    let shown: String = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
-    let end = (0..=MAX_CLAIM_TEXT_BYTES.min(shown.len())).rev().find(|i| shown.is_char_boundary(*i)).unwrap_or(0);
-    shown[..end].to_owned()
 }

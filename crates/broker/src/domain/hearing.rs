@@ -55,7 +55,8 @@ async fn look_at(lifecycle: &Arc<Lifecycle>, id: &SandboxId) -> Result<(), ApiEr
     }
     let d = &lifecycle.deployment;
     if sandbox.is_running() {
-        let revocations = d.store.revocations(&sandbox, d.now()).await.map_err(internal)?.sequence;
+        let revocations = d.store.revocations(&sandbox, d.now()).await.map_err(internal)?;
+        let revocations = (revocations.sequence, revocations.last_start);
         if lifecycle.told(id).is_none_or(|told| told.revocations != revocations) {
             lifecycle.tell(id).await?;
         }

@@ -60,7 +60,8 @@ pub struct Lifecycle {
 pub struct Told {
     pub at: Timestamp,
     pub lease_end: Timestamp,
-    pub revocations: u64,
+    /// Sequence and last start of the revocations it knows.
+    pub revocations: (u64, i64),
     pub is_disk_full: bool,
 }
 
@@ -243,6 +244,9 @@ impl Lifecycle {
 
     async fn finish_suspend(&self, begun: &Sandbox, reason: &str, _lock: &Lock) -> Outcome {
         let d = &self.deployment;
+        if !d.provider.can_suspend() {
+            return self.end_instead(begun, reason).await;
+        }
         self.announce(begun, Ending::Suspended).await;
         if let Err(error) = d.provider.suspend(&begun.id).await {
             let reason = self.log_failure(begun, "suspending", &error);
@@ -258,6 +262,23 @@ impl Lifecycle {
             return Err(gone(&self.load(&begun.id).await?));
         }
         Ok(suspended)
+    }
+
+    /// Where nothing can be suspended: it ends when its time is over, and until then it goes on.
+    async fn end_instead(&self, begun: &Sandbox, reason: &str) -> Outcome {
+        let d = &self.deployment;
+        let now = d.now();
+        let is_over = self.lease_end(begun) <= now || begun.active_until(now) >= d.config.hard_ttl();
+        if !is_over && d.provider.is_running(&begun.id).await {
+            let running = Sandbox { intent: None, ..begun.clone() };
+            d.store.replace_sandbox(begun, &running, None).await.map_err(internal)?;
+            return Ok(running);
+        }
+        let reason = format!("{reason}, and its provider can't suspend");
+        let audit = AuditRecord::of_sandbox(now, begun, "sandbox.ended", &reason);
+        d.store.end_sandbox(&begun.id, State::Terminated, &d.ending(&reason, audit)).await.map_err(internal)?;
+        self.destroy_locked(&begun.id).await;
+        self.load(&begun.id).await
     }
 
     /// Ends a sandbox and its sessions for good. Durable when it returns; the provider is asked right away.
@@ -379,7 +400,7 @@ impl Lifecycle {
         let told = Told {
             at,
             lease_end: self.lease_end(sandbox),
-            revocations: revocations.sequence,
+            revocations: (revocations.sequence, revocations.last_start),
             is_disk_full: self.is_disk_full(&sandbox.id),
         };
         let state = ControlState {

@@ -5,12 +5,9 @@ use std::time::Duration;
 use cobox_protocol::{
     KeyId, SandboxId, SessionId, Timestamp,
     key::PrincipalKind,
-    session::{Access, State},
+    session::{Access, Scope, ScopeType, State},
 };
 use cobox_token::Actor;
-
-/// The only scope there is yet.
-pub const THREAD_SCOPE: &str = "thread";
 
 /// Who calls the broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,6 +153,17 @@ pub struct Session {
     pub end_reason: Option<String>,
 }
 
+impl Session {
+    pub fn scope(&self) -> Scope {
+        Scope { kind: self.scope_type.clone(), id: self.scope_id.clone() }
+    }
+
+    /// The thread it is for, if it is for one.
+    pub fn thread(&self) -> Option<&str> {
+        (self.scope_type == ScopeType::Thread.word()).then_some(self.scope_id.as_str())
+    }
+}
+
 /// A session with the sandbox it uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bound {
@@ -164,9 +172,13 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// The session's state is its sandbox's, until it ends.
+    /// The session's state is its sandbox's, until it ends; one that ended because its sandbox failed has failed.
     pub fn state(&self) -> State {
-        if self.session.ended_at.is_some() { State::Terminated } else { self.sandbox.state }
+        match self.session.ended_at {
+            None => self.sandbox.state,
+            Some(_) if self.sandbox.state == State::Failed && self.sandbox.ended_at == self.session.ended_at => State::Failed,
+            Some(_) => State::Terminated,
+        }
     }
 
     /// How much of its hard end the session has left.

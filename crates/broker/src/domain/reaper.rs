@@ -16,6 +16,7 @@ use super::{
     deployment::internal,
     lifecycle::{CONCURRENT_SANDBOXES, Lifecycle},
     model::{Bound, Intent, Sandbox},
+    negotiation::IDEMPOTENCY_KEEP,
     sessions::Sessions,
 };
 use crate::store::Horizon;
@@ -37,8 +38,6 @@ const DISK_CLEAR_PERCENT: u64 = 95;
 /// What a stopped writer may still have under way between two measurements.
 const FULL_DISK_GROWTH_BYTES: u64 = 64 << 20;
 const PRUNE_EVERY: Duration = Duration::from_secs(3600);
-/// A replay of a request is recognised for this long.
-const IDEMPOTENCY_KEEP: Duration = Duration::from_secs(24 * 3600);
 /// Ended sessions are explained (`410`) for this long, then unknown (`404`).
 const ENDED_KEEP: Duration = Duration::from_secs(30 * 24 * 3600);
 
@@ -239,7 +238,8 @@ impl Reaper {
 
     async fn tell_if_due(&self, sandbox: &Sandbox, now: Timestamp) -> Result<(), ApiError> {
         let (lifecycle, d) = (&self.lifecycle, &self.lifecycle.deployment);
-        let revocations = d.store.revocations(sandbox, now).await.map_err(internal)?.sequence;
+        let revocations = d.store.revocations(sandbox, now).await.map_err(internal)?;
+        let revocations = (revocations.sequence, revocations.last_start);
         let is_due = lifecycle.told(&sandbox.id).is_none_or(|told| {
             told.revocations != revocations
                 || told.is_disk_full != lifecycle.is_disk_full(&sandbox.id)

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId, SandboxId,
     audit::AuditEntry,
-    sandbox::{CreateSandbox, SandboxInfo, is_sandbox_name},
+    sandbox::{CreateSandbox, PatchSandbox, SandboxInfo, is_sandbox_name},
+    tags::{self, MAX_TAGS, TagFilter, Tags},
 };
 
 use super::{
@@ -16,7 +17,10 @@ use super::{
     model::{Caller, Sandbox},
     sessions::{Asking, new_sandbox},
 };
-use crate::store::{AddedSandbox, PageWish, Viewer};
+use crate::store::{AddedSandbox, ChangedSandbox, PageWish, SandboxChange, Viewer};
+
+/// Beside a caller's own, those the broker sets.
+const MAX_ALL_TAGS: usize = MAX_TAGS + 3;
 
 pub struct Sandboxes {
     pub deployment: Arc<Deployment>,
@@ -28,46 +32,78 @@ impl Sandboxes {
     /// asking again would make another.
     pub async fn create(&self, asking: &Asking<'_>, wish: CreateSandbox) -> Result<SandboxInfo, ApiError> {
         let d = &self.deployment;
-        if wish.name.as_deref().is_some_and(|n| !is_sandbox_name(n)) {
-            return Err(ApiError::invalid(
-                "name: must be 1 to 63 letters, digits, `-`, `_` or `.`, and start with neither `.`, `-` nor `sb_`",
-            ));
-        }
+        wish.name.as_deref().map_or(Ok(()), check_name)?;
+        tags::check(&wish.tags)?;
+        let mut tags = wish.tags;
+        tags.entry(tags::CREATED_BY.to_owned()).or_insert_with(|| asking.client.to_owned());
+        tags.insert(tags::PRINCIPAL.to_owned(), asking.caller.principal.name.clone());
         let sandbox = new_sandbox(d, asking.caller, wish.name, wish.access.unwrap_or_default());
+        let sandbox = Sandbox { is_kept: wish.keep.unwrap_or_default(), ..sandbox };
         let audit = AuditRecord::of_sandbox(d.now(), &sandbox, "sandbox.created", sandbox.name.as_deref().unwrap_or("without a name"))
             .by(asking.caller, asking.request_id);
         let quota = d.config.max_sandboxes_per_workspace;
-        match d.store.add_sandbox(&sandbox, quota, &audit).await.map_err(internal)? {
+        match d.store.add_sandbox(&sandbox, &tags, quota, &audit).await.map_err(internal)? {
             AddedSandbox::Added => {}
-            AddedSandbox::NameTaken(id) => {
-                let message = format!("name: {} is taken by {id}", sandbox.name.unwrap_or_default());
-                return Err(ApiError::new(ErrorCode::SandboxConflict, message).with_details(serde_json::json!({ "sandbox_id": id })));
-            }
+            AddedSandbox::NameTaken(id) => return Err(name_taken(&sandbox.name.unwrap_or_default(), &id)),
             AddedSandbox::QuotaReached => {
                 let message = format!("the workspace has {quota} sandboxes, which is its limit; delete some first");
                 return Err(ApiError::new(ErrorCode::RateLimited, message));
             }
         }
         match self.lifecycle.bring_up(&sandbox.id, asking.wait).await {
-            Ok(sandbox) => self.info(sandbox).await,
-            Err(e) if e.code == ErrorCode::SandboxStarting => self.info(sandbox).await,
+            Ok(sandbox) => self.info(sandbox, tags).await,
+            Err(e) if e.code == ErrorCode::SandboxStarting => self.info(sandbox, tags).await,
             Err(e) => Err(e),
         }
     }
 
-    pub async fn list(&self, caller: &Caller, page: &PageWish) -> Result<Vec<SandboxInfo>, ApiError> {
-        let found = self.deployment.store.sandboxes(&Viewer::from(&caller.principal), page).await.map_err(internal)?;
+    pub async fn list(&self, caller: &Caller, filters: &[TagFilter], page: &PageWish) -> Result<Vec<SandboxInfo>, ApiError> {
+        let store = &self.deployment.store;
+        let found = store.sandboxes(&Viewer::from(&caller.principal), filters, page).await.map_err(internal)?;
+        let mut tags = store.sandbox_tags(&found.iter().map(|s| &s.id).collect::<Vec<_>>()).await.map_err(internal)?;
         let mut list = Vec::with_capacity(found.len());
         for sandbox in found {
-            list.push(self.info(sandbox).await?);
+            let tags = tags.remove(sandbox.id.as_str()).unwrap_or_default();
+            list.push(self.info(sandbox, tags).await?);
         }
         Ok(list)
+    }
+
+    /// Changes what it is called and how it is kept; for its owner and operators.
+    pub async fn patch(&self, asking: &Asking<'_>, id_or_name: &str, wish: PatchSandbox) -> Result<SandboxInfo, ApiError> {
+        let d = &self.deployment;
+        let sandbox = find(d, asking.caller, id_or_name).await?;
+        access::may_end(&asking.caller.principal, &sandbox)?;
+        if let Some(Some(name)) = &wish.name {
+            check_name(name)?;
+        }
+        let mut change = SandboxChange { is_kept: wish.keep, access: wish.access, max_tags: MAX_ALL_TAGS, ..SandboxChange::default() };
+        for (key, value) in wish.tags {
+            tags::check_key(&key)?;
+            match value {
+                Some(value) => {
+                    tags::check_value(&key, &value)?;
+                    change.set_tags.insert(key, value);
+                }
+                None => change.remove_tags.push(key),
+            }
+        }
+        change.name = wish.name;
+        let told = AuditRecord::of_sandbox(d.now(), &sandbox, "sandbox.changed", &words(&change)).by(asking.caller, asking.request_id);
+        match d.store.change_sandbox(&sandbox.id, &change, &told).await.map_err(internal)? {
+            ChangedSandbox::Changed(sandbox) => self.info_with_tags(*sandbox).await,
+            ChangedSandbox::NameTaken(id) => Err(name_taken(&change.name.flatten().unwrap_or_default(), &id)),
+            ChangedSandbox::TooManyTags(count) => {
+                Err(ApiError::invalid(format!("tags: it would have {count}; at most {MAX_ALL_TAGS} are kept, the broker's among them")))
+            }
+            ChangedSandbox::Gone => Err(not_found()),
+        }
     }
 
     pub async fn get(&self, caller: &Caller, id_or_name: &str) -> Result<SandboxInfo, ApiError> {
         let sandbox = find(&self.deployment, caller, id_or_name).await?;
         access::may_use(&caller.principal, &sandbox)?;
-        self.info(sandbox).await
+        self.info_with_tags(sandbox).await
     }
 
     /// Ends it and every session that uses it.
@@ -96,7 +132,13 @@ impl Sandboxes {
         Ok(found.into_iter().map(|(sequence, record)| record.entry(sequence)).collect())
     }
 
-    async fn info(&self, sandbox: Sandbox) -> Result<SandboxInfo, ApiError> {
+    async fn info_with_tags(&self, sandbox: Sandbox) -> Result<SandboxInfo, ApiError> {
+        let mut tags = self.deployment.store.sandbox_tags(&[&sandbox.id]).await.map_err(internal)?;
+        let tags = tags.remove(sandbox.id.as_str()).unwrap_or_default();
+        self.info(sandbox, tags).await
+    }
+
+    async fn info(&self, sandbox: Sandbox, tags: Tags) -> Result<SandboxInfo, ApiError> {
         let d = &self.deployment;
         let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
         let dataplane = d.dataplane(&sandbox);
@@ -105,6 +147,8 @@ impl Sandboxes {
             lease_expires_at: self.lifecycle.lease_end(&sandbox),
             id: sandbox.id,
             name: sandbox.name,
+            keep: sandbox.is_kept,
+            tags,
             provider: sandbox.provider,
             state: sandbox.state,
             reason: sandbox.reason,
@@ -113,7 +157,7 @@ impl Sandboxes {
             created_at: sandbox.created_at,
             http_base_url: dataplane.http_base_url,
             ws_base_url: dataplane.ws_base_url,
-            threads: sessions.iter().map(|s| s.scope_id.clone()).collect(),
+            threads: sessions.iter().filter_map(|s| s.thread().map(str::to_owned)).collect(),
             sessions: sessions.into_iter().map(|s| s.id).collect(),
         })
     }
@@ -125,8 +169,34 @@ pub async fn find(d: &Deployment, caller: &Caller, id_or_name: &str) -> Result<S
         Ok(id) => d.store.sandbox(&id).await,
         Err(_) => d.store.sandbox_named(&caller.principal.workspace, id_or_name).await,
     };
-    found
-        .map_err(internal)?
-        .filter(|s| s.ended_at.is_none() && access::is_visible(&caller.principal, s))
-        .ok_or_else(|| ApiError::new(ErrorCode::SandboxNotFound, "there is no such sandbox"))
+    found.map_err(internal)?.filter(|s| s.ended_at.is_none() && access::is_visible(&caller.principal, s)).ok_or_else(not_found)
+}
+
+pub fn not_found() -> ApiError {
+    ApiError::new(ErrorCode::SandboxNotFound, "there is no such sandbox")
+}
+
+pub fn check_name(name: &str) -> Result<(), ApiError> {
+    if is_sandbox_name(name) {
+        return Ok(());
+    }
+    Err(ApiError::invalid("name: must be 1 to 63 letters, digits, `-`, `_` or `.`, and start with neither `.`, `-` nor `sb_`"))
+}
+
+fn name_taken(name: &str, by: &SandboxId) -> ApiError {
+    let message = format!("name: {name} is taken by {by}");
+    ApiError::new(ErrorCode::SandboxConflict, message).with_details(serde_json::json!({ "sandbox_id": by }))
+}
+
+/// A change as the audit tells it: which things, and of tags only the keys.
+fn words(change: &SandboxChange) -> String {
+    let mut words = Vec::new();
+    if let Some(name) = &change.name {
+        words.push(format!("name={}", name.as_deref().unwrap_or("-")));
+    }
+    words.extend(change.is_kept.map(|keep| format!("keep={keep}")));
+    words.extend(change.access.map(|access| format!("access={access:?}").to_lowercase()));
+    words.extend(change.set_tags.keys().map(|key| format!("+{key}")));
+    words.extend(change.remove_tags.iter().map(|key| format!("-{key}")));
+    words.join(" ")
 }

@@ -24,7 +24,7 @@ pub const ISSUER: &str = "cobox";
 /// After this nobody accepts any token issued now: the longest life and the clocks' leeway, twice over.
 pub const LONGEST_TOKEN_LIFE: Duration = Duration::from_secs(MAX_TOKEN_TTL_SECONDS + 2 * LEEWAY_SECONDS as u64);
 /// How long an expired token still proves possession on refresh.
-const REFRESH_GRACE_SECONDS: i64 = 3600;
+pub const REFRESH_GRACE_SECONDS: i64 = 3600;
 
 /// Keys kept at hand: more sandboxes than a node has in use at once.
 const MAX_KEYSETS: usize = 1024;
@@ -89,7 +89,7 @@ impl Tokens {
             sub: principal.name.clone(),
             aud: wish.sandbox.id.clone(),
             sid: wish.session.map(|s| s.id.to_string()),
-            thread_id: wish.session.map(|s| s.scope_id.clone()),
+            thread_id: wish.session.and_then(Session::thread).map(str::to_owned),
             scope: wish.capabilities,
             iat: now.unix(),
             nbf: now.unix(),

@@ -15,16 +15,21 @@ const DEFAULT_WAIT: Duration = Duration::from_secs(10);
 /// Below what proxies usually cut a silent connection at.
 const MAX_WAIT: Duration = Duration::from_secs(55);
 
+/// Longest name of a client that is kept, in characters.
+const MAX_CLIENT_NAME: usize = 64;
+const UNNAMED_CLIENT: &str = "unknown";
+
 /// A request of somebody we know.
 pub struct Authenticated {
     pub caller: Caller,
     pub request_id: RequestId,
     pub wait: Duration,
+    client: String,
 }
 
 impl Authenticated {
     pub fn asking(&self) -> Asking<'_> {
-        Asking { caller: &self.caller, request_id: &self.request_id, wait: self.wait }
+        Asking { caller: &self.caller, request_id: &self.request_id, wait: self.wait, client: &self.client }
     }
 }
 
@@ -40,12 +45,19 @@ impl FromRequestParts<Api> for Authenticated {
             None => return Err(refused("no credential: send `Authorization: Bearer <API key>` or `X-Api-Key: <key>`").into()),
         };
         let request_id = parts.extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
-        Ok(Self { caller, request_id, wait: preferred_wait(&parts.headers) })
+        Ok(Self { caller, request_id, wait: preferred_wait(&parts.headers), client: client_name(&parts.headers) })
     }
 }
 
 fn refused(message: &str) -> ApiError {
     ApiError::new(ErrorCode::Unauthenticated, message)
+}
+
+/// What a program calls itself, without its version.
+fn client_name(headers: &HeaderMap) -> String {
+    let agent = headers.get(http::header::USER_AGENT).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let name: String = agent.chars().take_while(|c| !matches!(c, '/' | ' ' | '(')).take(MAX_CLIENT_NAME).collect();
+    if name.is_empty() { UNNAMED_CLIENT.to_owned() } else { name }
 }
 
 /// A preference that can't be read is no preference.

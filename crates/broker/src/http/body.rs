@@ -35,7 +35,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for MaybeJsonBody<T> {
     }
 }
 
-async fn read(request: Request) -> Result<axum::body::Bytes, Failure> {
+pub async fn read(request: Request) -> Result<axum::body::Bytes, Failure> {
     to_bytes(request.into_body(), MAX_BODY_BYTES).await.map_err(|e| {
         use std::error::Error;
         let is_too_large = e.source().is_some_and(|s| s.is::<http_body_util::LengthLimitError>());

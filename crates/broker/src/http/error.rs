@@ -12,6 +12,8 @@ use cobox_protocol::{ApiError, ErrorCode, RequestId};
 use http::{HeaderName, HeaderValue, StatusCode, header};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// What was said beside an error and stays: which methods there are, and whether a browser may show it to a page.
+const STAYS: [HeaderName; 4] = [header::ALLOW, header::ACCESS_CONTROL_ALLOW_ORIGIN, header::ACCESS_CONTROL_EXPOSE_HEADERS, header::VARY];
 /// Longest path in a log line, in characters.
 const MAX_LOGGED_PATH: usize = 256;
 
@@ -51,11 +53,12 @@ pub async fn identify(mut request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     let code = match response.extensions_mut().remove::<ApiError>() {
         Some(error) => {
-            // The extractors' refusals name the allowed methods in a header that must stay.
-            let allow = response.headers_mut().remove(header::ALLOW);
+            let mut said = std::mem::take(response.headers_mut());
             response = envelope(&error, &id);
-            if let Some(allow) = allow {
-                response.headers_mut().insert(header::ALLOW, allow);
+            for name in STAYS {
+                if let Some(value) = said.remove(&name) {
+                    response.headers_mut().insert(name, value);
+                }
             }
             error.code.as_str()
         }

@@ -3,6 +3,8 @@
 mod audit;
 mod auth;
 mod body;
+mod capabilities;
+mod cors;
 mod error;
 mod keys;
 mod negotiation;
@@ -10,13 +12,15 @@ mod ops;
 mod paging;
 mod sandboxes;
 mod sessions;
+mod threads;
+mod webhooks;
 
 use std::sync::Arc;
 
 use axum::{Router, middleware};
 use cobox_gateway::Directory;
 
-use crate::domain::{deployment::Deployment, keys::Keys, sandboxes::Sandboxes, sessions::Sessions};
+use crate::domain::{deployment::Deployment, keys::Keys, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook};
 
 /// What the routes speak to.
 #[derive(Clone)]
@@ -25,11 +29,17 @@ pub struct Api {
     pub sessions: Arc<Sessions>,
     pub sandboxes: Arc<Sandboxes>,
     pub deployment: Arc<Deployment>,
+    /// Where signed notices are taken.
+    pub webhook: Option<Arc<Webhook>>,
 }
 
 pub fn router(api: Api, directory: Arc<dyn Directory>) -> Router {
-    Router::new()
+    let cors = cors::CorsRules::new(&api.deployment.config.cors);
+    let router = Router::new()
         .merge(sessions::routes())
+        .merge(threads::routes())
+        .merge(webhooks::routes())
+        .merge(capabilities::routes())
         .merge(sandboxes::routes())
         .merge(keys::routes())
         .merge(audit::routes())
@@ -37,6 +47,10 @@ pub fn router(api: Api, directory: Arc<dyn Directory>) -> Router {
         .method_not_allowed_fallback(error::method_not_allowed)
         .with_state(api)
         .merge(cobox_gateway::router(directory))
-        .fallback(error::route_not_found)
-        .layer(middleware::from_fn(error::identify))
+        .fallback(error::route_not_found);
+    let router = match cors {
+        Some(rules) => router.layer(middleware::from_fn_with_state(rules, cors::apply)),
+        None => router,
+    };
+    router.layer(middleware::from_fn(error::identify))
 }

@@ -1,34 +1,40 @@
-//! Reading a negotiate request in the simple shape or the full one. What this version can't do is refused, never ignored;
-//! what no version knows is ignored, so that newer clients can ask older brokers.
+//! Reading a negotiate request: the simple shape, the full one, or the thread routes' own. What can't be done is refused,
+//! never ignored; what no version knows is ignored, so that newer clients can ask older brokers.
 
 use cobox_protocol::{
     ApiError,
     id::is_foreign_id,
     key::PrincipalKind,
-    session::{Access, Mode, NegotiateRequest, Scope},
+    session::{Access, Mode, Scope, ScopeType},
+    tags::Tags,
 };
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::domain::{access::ActorWish, model::THREAD_SCOPE, sessions::Negotiation};
+use crate::domain::{
+    access::ActorWish,
+    negotiation::{Negotiation, TokenFormat},
+};
 
 #[derive(Deserialize)]
 pub struct NegotiationBody {
     thread_id: Option<String>,
     scope: Option<Scope>,
-    mode: String,
+    mode: Option<String>,
     actor: Option<Value>,
+    #[serde(alias = "capabilities")]
     requested_capabilities: Option<Vec<String>>,
     scopes: Option<Vec<String>>,
+    #[serde(alias = "preferred_sandbox_id")]
     sandbox_id: Option<String>,
     sandbox_hint: Option<String>,
     access: Option<Access>,
     ttl: Option<u32>,
-    provider_preference: Option<Value>,
-    token_format: Option<Value>,
-    template: Option<Value>,
-    name: Option<Value>,
-    keep: Option<Value>,
+    provider_preference: Option<String>,
+    token_format: Option<String>,
+    template: Option<String>,
+    name: Option<String>,
+    keep: Option<bool>,
     tags: Option<Value>,
 }
 
@@ -39,69 +45,101 @@ impl NegotiationBody {
     }
 
     pub fn read(self) -> Result<Negotiation, ApiError> {
-        let choices =
-            [("provider_preference", &self.provider_preference, &["auto", "local"][..]), ("token_format", &self.token_format, &["jwt"])];
-        for (field, value, known) in choices {
-            if value.as_ref().is_some_and(|v| !v.as_str().is_some_and(|w| known.contains(&w))) {
-                return Err(unsupported(field, &format!("; use `{}` or leave it out", known[0])));
-            }
+        let mode = self.mode.as_deref().ok_or_else(|| ApiError::invalid("mode: is missing"))?;
+        let (mode, scope) = (read_mode(mode)?, read_scope(self.thread_id.as_deref(), self.scope.as_ref())?);
+        self.about(scope, mode)
+    }
+
+    /// A thread named in the path, whose session is made if need be unless the body says otherwise.
+    pub fn read_for_thread(self, thread: &str) -> Result<Negotiation, ApiError> {
+        let mode = self.mode.as_deref().map_or(Ok(Mode::Ensure), read_mode)?;
+        let scope = Scope { kind: ScopeType::Thread.word().to_owned(), id: thread.to_owned() };
+        let is_other = self.thread_id.as_deref().is_some_and(|t| t != thread) || self.scope.as_ref().is_some_and(|s| *s != scope);
+        if is_other {
+            return Err(ApiError::invalid("thread_id: is another thread than the path's; leave it out"));
         }
-        for (field, value) in [("template", &self.template), ("name", &self.name), ("keep", &self.keep), ("tags", &self.tags)] {
-            if value.as_ref().is_some_and(|v| !asks_for_nothing(v)) {
-                return Err(unsupported(field, "; leave it out"));
-            }
-        }
-        let sandbox = match (self.sandbox_id, self.sandbox_hint) {
+        self.about(scope, mode)
+    }
+
+    fn about(self, scope: Scope, mode: Mode) -> Result<Negotiation, ApiError> {
+        let sandbox = match (given(self.sandbox_id), given(self.sandbox_hint)) {
             (Some(id), Some(hint)) if id != hint => {
                 return Err(ApiError::invalid("sandbox_hint: is another name of sandbox_id; send one of them"));
             }
             (id, hint) => id.or(hint),
         };
-        let request = NegotiateRequest {
-            thread_id: thread(self.thread_id, self.scope)?,
-            mode: mode(&self.mode)?,
+        Ok(Negotiation {
             requested_capabilities: self.requested_capabilities,
             scopes: self.scopes,
+            actor: self.actor.as_ref().map(actor).transpose()?,
+            sandbox,
+            name: given(self.name),
+            keep: self.keep.unwrap_or_default(),
             access: self.access,
             ttl: self.ttl,
-        };
-        Ok(Negotiation { request, actor: self.actor.as_ref().map(actor).transpose()?, sandbox })
+            tags: self.tags.map_or(Ok(Tags::new()), read_tags)?,
+            provider_preference: given(self.provider_preference),
+            template: given(self.template),
+            token_format: self.token_format.as_deref().map_or(Ok(TokenFormat::Jwt), token_format)?,
+            ..Negotiation::new(scope, mode)
+        })
     }
 }
 
-fn unsupported(field: &str, advice: &str) -> ApiError {
-    ApiError::invalid(format!("{field}: is not supported by this version{advice}"))
+/// An empty string is how some clients leave a field out.
+fn given(field: Option<String>) -> Option<String> {
+    field.filter(|s| !s.is_empty())
 }
 
-/// `false`, an empty list and the like are how some clients leave a field out.
-fn asks_for_nothing(value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::String(s) => s.is_empty(),
-        Value::Array(list) => list.is_empty(),
-        Value::Object(map) => map.is_empty(),
-        _ => false,
-    }
-}
-
-fn thread(thread_id: Option<String>, scope: Option<Scope>) -> Result<String, ApiError> {
+fn read_scope(thread_id: Option<&str>, scope: Option<&Scope>) -> Result<Scope, ApiError> {
+    let thread = |id: &str| Scope { kind: ScopeType::Thread.word().to_owned(), id: id.to_owned() };
     match (thread_id, scope) {
-        (_, Some(scope)) if scope.kind != THREAD_SCOPE => Err(unsupported("scope.type", &format!(" unless it is `{THREAD_SCOPE}`"))),
-        (Some(thread), Some(scope)) if thread != scope.id => {
-            Err(ApiError::invalid("scope: names another thread than thread_id; send one of them"))
+        (_, Some(scope)) if ScopeType::from_word(&scope.kind).is_none() => Err(ApiError::invalid(format!(
+            "scope.type: `{}` is not known; it must be one of {}",
+            cut(&scope.kind),
+            ScopeType::ALL.map(|t| format!("`{}`", t.word())).join(", ")
+        ))),
+        (Some(id), Some(scope)) if *scope != thread(id) => {
+            Err(ApiError::invalid("scope: names something else than thread_id; send one of them"))
         }
-        (Some(thread), _) => Ok(thread),
-        (None, Some(scope)) => Ok(scope.id),
+        (_, Some(scope)) => Ok(scope.clone()),
+        (Some(id), None) => Ok(thread(id)),
         (None, None) => Err(ApiError::invalid("thread_id: is missing; send it, or scope as {\"type\": \"thread\", \"id\": …}")),
     }
 }
 
-fn mode(word: &str) -> Result<Mode, ApiError> {
+fn read_mode(word: &str) -> Result<Mode, ApiError> {
     match word {
         "get" | "attach_only" => Ok(Mode::Get),
         "ensure" => Ok(Mode::Ensure),
-        "create_only" => Err(unsupported("mode", ": create_only; use `ensure`")),
-        other => Err(ApiError::invalid(format!("mode: `{}` is not known; it must be `get`, `attach_only` or `ensure`", cut(other)))),
+        "create_only" => Ok(Mode::CreateOnly),
+        other => Err(ApiError::invalid(format!(
+            "mode: `{}` is not known; it must be `get`, `attach_only`, `ensure` or `create_only`",
+            cut(other)
+        ))),
+    }
+}
+
+fn token_format(word: &str) -> Result<TokenFormat, ApiError> {
+    match word {
+        "jwt" => Ok(TokenFormat::Jwt),
+        "opaque" => Ok(TokenFormat::Opaque),
+        other => Err(ApiError::invalid(format!("token_format: `{}` is not known; it must be `jwt` or `opaque`", cut(other)))),
+    }
+}
+
+/// An object of strings; an empty list is how some languages write an empty object.
+fn read_tags(value: Value) -> Result<Tags, ApiError> {
+    match value {
+        Value::Array(list) if list.is_empty() => Ok(Tags::new()),
+        Value::Object(map) => map
+            .into_iter()
+            .map(|(key, value)| match value {
+                Value::String(value) => Ok((key, value)),
+                _ => Err(ApiError::invalid(format!("tags.{}: must be a string", cut(&key)))),
+            })
+            .collect(),
+        _ => Err(ApiError::invalid("tags: must be an object of strings")),
     }
 }
 

@@ -1,9 +1,14 @@
-//! Pages of a list: newest first, the cursor is the last id seen.
+//! Pages of a list: newest first, the cursor is the last id seen; and the tags a list is filtered by.
 
 use std::str::FromStr;
 
 use axum::extract::{FromRequestParts, Query};
-use cobox_protocol::{ApiError, json::in_plain_words, session::Page};
+use cobox_protocol::{
+    ApiError,
+    json::in_plain_words,
+    session::Page,
+    tags::{MAX_TAG_FILTERS, TagFilter},
+};
 use http::request::Parts;
 use serde::{Deserialize, de::DeserializeOwned};
 
@@ -55,5 +60,21 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Params<
             Failure::from(ApiError::invalid(in_plain_words("the query", said)))
         };
         Query::from_request_parts(parts, state).await.map(|Query(value)| Self(value)).map_err(rejected)
+    }
+}
+
+/// `tag=key:value`, as often as it is there: all of them must fit.
+pub struct TagParams(pub Vec<TagFilter>);
+
+impl<S: Send + Sync> FromRequestParts<S> for TagParams {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        let Params(pairs): Params<Vec<(String, String)>> = Params::from_request_parts(parts, state).await?;
+        let tags = pairs.into_iter().filter(|(name, _)| name == "tag").map(|(_, tag)| tag.parse()).collect::<Result<Vec<_>, _>>()?;
+        if tags.len() > MAX_TAG_FILTERS {
+            return Err(ApiError::invalid(format!("tag: at most {MAX_TAG_FILTERS} can be asked for at once")).into());
+        }
+        Ok(Self(tags))
     }
 }

@@ -1,4 +1,4 @@
-//! `/v1/sandbox/sessions`: access to a thread's sandbox.
+//! `/v1/sandbox/sessions`: access to the sandbox of a thread or another scope.
 
 use axum::{
     Json, Router,
@@ -7,7 +7,7 @@ use axum::{
 };
 use cobox_protocol::{
     ApiError, ErrorCode, SessionId,
-    session::{NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo, State as LifeState},
+    session::{HeartbeatResponse, NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo, State as LifeState},
 };
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
@@ -18,7 +18,7 @@ use super::{
     body::{JsonBody, MaybeJsonBody},
     error::Failure,
     negotiation::NegotiationBody,
-    paging::{PageQuery, Params, page},
+    paging::{PageQuery, Params, TagParams, page},
 };
 use crate::store::SessionFilter;
 
@@ -27,6 +27,8 @@ pub fn routes() -> Router<Api> {
         .route("/v1/sandbox/sessions", post(negotiate).get(list))
         .route("/v1/sandbox/sessions/{id}", get(look).delete(release))
         .route("/v1/sandbox/sessions/{id}/refresh", post(refresh))
+        .route("/v1/sandbox/sessions/{id}/refresh-token", post(refresh_token))
+        .route("/v1/sandbox/sessions/{id}/heartbeat", post(heartbeat))
 }
 
 async fn negotiate(
@@ -35,11 +37,20 @@ async fn negotiate(
     headers: HeaderMap,
     JsonBody(body): JsonBody<NegotiationBody>,
 ) -> Result<Json<NegotiateResponse>, Failure> {
-    let unreadable = |_| ApiError::invalid("Idempotency-Key: must be plain ASCII");
-    let key = headers.get("idempotency-key").map(|v| v.to_str().map_err(unreadable)).transpose()?;
+    let key = idempotency_key(&headers)?;
     let is_full_shape = body.is_full_shape();
     let answer = api.sessions.negotiate(&who.asking(), &body.read()?, key).await;
-    Ok(Json(answer.map_err(|e| if is_full_shape { ApiError { code: e.code.in_full_shape(), ..e } } else { e })?))
+    Ok(Json(if is_full_shape { answer.map_err(full)? } else { answer? }))
+}
+
+pub fn idempotency_key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
+    let unreadable = |_| ApiError::invalid("Idempotency-Key: must be plain ASCII");
+    headers.get("idempotency-key").map(|v| v.to_str().map_err(unreadable)).transpose()
+}
+
+/// In the words of the full shape.
+fn full(e: ApiError) -> ApiError {
+    ApiError { code: e.code.in_full_shape(), ..e }
 }
 
 #[derive(Deserialize)]
@@ -51,7 +62,12 @@ struct ListQuery {
     cursor: Option<String>,
 }
 
-async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<ListQuery>) -> Result<Json<Page<SessionInfo>>, Failure> {
+async fn list(
+    State(api): State<Api>,
+    who: Authenticated,
+    Params(query): Params<ListQuery>,
+    TagParams(tags): TagParams,
+) -> Result<Json<Page<SessionInfo>>, Failure> {
     let state = match &query.state {
         Some(word) => Some(
             LifeState::from_word(word)
@@ -60,7 +76,7 @@ async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<
         None => None,
     };
     let wish = PageQuery { limit: query.limit, cursor: query.cursor }.wish::<SessionId>()?;
-    let filter = SessionFilter { scope_type: query.scope_type, scope_id: query.scope_id, state };
+    let filter = SessionFilter { scope_type: query.scope_type, scope_id: query.scope_id, tags, state };
     let items = api.sessions.list(&who.caller, &filter, &wish).await?;
     Ok(Json(page(items, &wish, |s| s.session_id.to_string())))
 }
@@ -76,6 +92,21 @@ async fn refresh(
     MaybeJsonBody(wish): MaybeJsonBody<RefreshRequest>,
 ) -> Result<Json<RefreshResponse>, Failure> {
     Ok(Json(api.sessions.refresh(&who.asking(), &session_id(&id)?, &wish).await?))
+}
+
+async fn refresh_token(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(id): Path<String>,
+    MaybeJsonBody(wish): MaybeJsonBody<RefreshRequest>,
+) -> Result<Json<RefreshResponse>, Failure> {
+    let id = session_id(&id).map_err(full)?;
+    Ok(Json(api.sessions.refresh(&who.asking(), &id, &wish).await.map_err(full)?))
+}
+
+async fn heartbeat(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<Json<HeartbeatResponse>, Failure> {
+    let id = session_id(&id).map_err(full)?;
+    Ok(Json(api.sessions.heartbeat(&who.asking(), &id).await.map_err(full)?))
 }
 
 async fn release(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {

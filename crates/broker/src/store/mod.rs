@@ -2,8 +2,16 @@
 
 pub mod sql;
 
+use std::collections::HashMap;
+
 use async_trait::async_trait;
-use cobox_protocol::{KeyId, SandboxId, SessionId, Timestamp, control::Revocation, key::PrincipalKind, session::State};
+use cobox_protocol::{
+    KeyId, SandboxId, SessionId, Timestamp,
+    control::Revocation,
+    key::PrincipalKind,
+    session::{Access, State},
+    tags::{TagFilter, Tags},
+};
 
 use tokio::sync::broadcast;
 
@@ -47,6 +55,8 @@ impl From<&Principal> for Viewer {
 pub struct SessionFilter {
     pub scope_type: Option<String>,
     pub scope_id: Option<String>,
+    /// All of them must be there.
+    pub tags: Vec<TagFilter>,
     /// Without it, all that haven't ended.
     pub state: Option<State>,
 }
@@ -56,6 +66,12 @@ pub struct SessionFilter {
 pub struct EnsureWish {
     /// Both are used only when the scope has none.
     pub fresh: Bound,
+    /// The sandbox is there already: only the session is new, and its hard end counts from now on.
+    pub is_attaching: bool,
+    /// A session that is there is a conflict: the request isn't remembered by it.
+    pub must_create: bool,
+    /// Of the session, and of its sandbox where that is new.
+    pub tags: Tags,
     /// Living sandboxes the workspace may have.
     pub quota: u32,
     pub idempotency: Option<Idempotency>,
@@ -67,6 +83,8 @@ pub struct Idempotency {
     pub principal: String,
     pub key: String,
     pub request_hash: [u8; 32],
+    /// What was remembered before this is forgotten.
+    pub since: Timestamp,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +96,30 @@ pub enum Ensured {
     /// The idempotency key came with another request before.
     KeyReused,
     QuotaReached,
+    /// The new sandbox's name is another's by now.
+    NameTaken(SandboxId),
+    /// The sandbox to attach to has ended.
+    SandboxGone,
+}
+
+/// What changes about a sandbox without changing its life; what is left out stays.
+#[derive(Clone, Debug, Default)]
+pub struct SandboxChange {
+    pub name: Option<Option<String>>,
+    pub is_kept: Option<bool>,
+    pub access: Option<Access>,
+    pub set_tags: Tags,
+    pub remove_tags: Vec<String>,
+    /// Tags it may have in the end.
+    pub max_tags: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChangedSandbox {
+    Changed(Box<Sandbox>),
+    NameTaken(SandboxId),
+    TooManyTags(usize),
+    Gone,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,7 +168,21 @@ pub struct Note {
 pub struct RevocationList {
     /// Of the newest one in the list; changes whenever one is added.
     pub sequence: u64,
+    /// When the last one began to count, in Unix seconds. With the sequence it tells one list from another.
+    pub last_start: i64,
     pub list: Vec<Revocation>,
+}
+
+/// A token that was replaced: it counts for a moment longer, so that what is under way with it can go over to the new one.
+#[derive(Clone, Debug)]
+pub struct RetiredToken {
+    pub workspace: String,
+    pub sandbox: SandboxId,
+    pub jti: String,
+    pub from: Timestamp,
+    /// When it would have expired.
+    pub until: Timestamp,
+    pub audit: AuditRecord,
 }
 
 /// What is old enough to be forgotten.
@@ -179,13 +235,18 @@ pub trait Store: Send + Sync {
     /// `None` when it has ended already.
     async fn end_session(&self, id: &SessionId, ending: &Ending) -> Stored<Option<Leftover>>;
 
-    async fn add_sandbox(&self, sandbox: &Sandbox, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox>;
+    /// Tags by session id; those without any aren't in it.
+    async fn session_tags(&self, ids: &[&SessionId]) -> Stored<HashMap<String, Tags>>;
+
+    async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox>;
+    async fn change_sandbox(&self, id: &SandboxId, change: &SandboxChange, audit: &AuditRecord) -> Stored<ChangedSandbox>;
     /// A sandbox, ended or not.
     async fn sandbox(&self, id: &SandboxId) -> Stored<Option<Sandbox>>;
     /// A living sandbox.
     async fn sandbox_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>>;
-    /// The living ones.
-    async fn sandboxes(&self, viewer: &Viewer, page: &PageWish) -> Stored<Vec<Sandbox>>;
+    /// The living ones that have all these tags, or are used by a session that has.
+    async fn sandboxes(&self, viewer: &Viewer, tags: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>>;
+    async fn sandbox_tags(&self, ids: &[&SandboxId]) -> Stored<HashMap<String, Tags>>;
     /// All of a node that live or that something is still to be done about.
     async fn sandboxes_of_node(&self, node: &str) -> Stored<Vec<Sandbox>>;
     /// Those of a node that must be looked at now and then: they run, something is to be done about them, or they were suspended
@@ -201,6 +262,7 @@ pub trait Store: Send + Sync {
     async fn end_sandbox(&self, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>>;
 
     async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList>;
+    async fn retire_token(&self, token: &RetiredToken) -> Stored<()>;
     /// Those that come at the same time share a commit.
     async fn note(&self, note: &Note) -> Stored<()>;
     /// Does nothing while another broker is at it.

@@ -55,28 +55,34 @@ async fn a_human_may_act_as_an_agent_and_nobody_as_more_than_they_are() {
 }
 
 #[tokio::test]
-async fn what_this_version_can_not_do_is_refused_by_name_and_the_unknown_is_ignored() {
+async fn what_can_not_be_done_is_refused_by_name_and_the_unknown_is_ignored() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
-    for (field, value) in [
-        ("provider_preference", json!("docker")),
-        ("token_format", json!("opaque")),
-        ("template", json!("python")),
-        ("name", json!("box")),
-        ("keep", json!(true)),
-        ("tags", json!({ "a": "b" })),
-        ("mode", json!("create_only")),
-        ("sandbox_id", json!(SandboxId::new())),
-        ("scope", json!({ "type": "workspace", "id": "w" })),
+    for (field, value, words) in [
+        ("provider_preference", json!("docker"), "`docker`"),
+        ("token_format", json!("opaque"), "`opaque`"),
+        ("token_format", json!("paper"), "`paper`"),
+        ("template", json!("python"), "`python`"),
+        ("name", json!("../box"), "letters"),
+        ("keep", json!("yes"), "boolean"),
+        ("tags", json!(["a"]), "object"),
+        ("tags", json!({ "a": 1 }), "string"),
+        ("tags", json!({ "scope": "x" }), "set by the broker"),
+        ("scope.type", json!({ "type": "planet", "id": "w" }), "`planet`"),
     ] {
-        let answer = ann.post(SESSIONS, asking(json!({ field: value }))).await;
-        assert!(answer.json()["error"]["message"].as_str().unwrap().starts_with(field), "{field}");
-        refused(answer, 400, "INVALID_REQUEST", "not supported by this version");
+        let answer = ann.post(SESSIONS, asking(json!({ (field.split('.').next().unwrap()): value }))).await;
+        let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.starts_with(field), "{field}: {message}");
+        refused(answer, 400, "INVALID_REQUEST", words);
     }
-    let harmless =
-        json!({ "provider_preference": "auto", "token_format": "jwt", "keep": false, "tags": {}, "name": null, "from_the_future": 1 });
+    refused(ann.post(SESSIONS, asking(json!({ "sandbox_id": SandboxId::new() }))).await, 404, "SANDBOX_NOT_FOUND", "no such sandbox");
+    let harmless = json!({
+        "provider_preference": "auto", "token_format": "jwt", "keep": false, "tags": {}, "name": null, "template": "", "from_the_future": 1
+    });
     ann.post(SESSIONS, asking(harmless)).await.ok(200);
+    ann.post(SESSIONS, asking(json!({ "provider_preference": "fake", "tags": [] }))).await.ok(200);
+    assert_eq!(world.provider.starts.load(std::sync::atomic::Ordering::SeqCst), 1);
 }
 
 #[tokio::test]

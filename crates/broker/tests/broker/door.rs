@@ -303,5 +303,8 @@ async fn a_clients_next_request_uses_the_same_connection_to_the_sandbox_and_nobo
     assert_eq!((echo(&bob, "4").await, echo(&bob, "5").await), (first + 1, first + 1), "a proxy's connection carries many callers");
     // One that ended meanwhile is replaced, and the caller doesn't notice.
     world.provider.boxd(&id).stop();
+    while ann.state(&id).await != "suspended" {
+        tokio::task::yield_now().await;
+    }
     assert!(echo(&bob, "6").await > first + 1);
 }

@@ -73,6 +73,7 @@ pub struct FakeProvider {
     /// While false, starts wait.
     pub may_start: watch::Sender<bool>,
     pub disk: Mutex<Option<DiskUse>>,
+    pub can_suspend: AtomicBool,
 }
 
 impl FakeProvider {
@@ -89,6 +90,7 @@ impl FakeProvider {
             failing_destroys: AtomicU32::new(0),
             may_start: watch::channel(true).0,
             disk: Mutex::default(),
+            can_suspend: AtomicBool::new(true),
         })
     }
 
@@ -98,6 +100,10 @@ impl FakeProvider {
 
     pub fn running(&self) -> usize {
         self.sandboxes.lock().unwrap().values().filter(|b| *b.is_running.borrow()).count()
+    }
+
+    pub fn is_up(&self, id: &SandboxId) -> bool {
+        self.sandboxes.lock().unwrap().get(id).is_some_and(|b| *b.is_running.borrow())
     }
 
     /// As when boxd crashes.
@@ -154,7 +160,12 @@ impl Provider for FakeProvider {
         Ok(())
     }
 
+    fn can_suspend(&self) -> bool {
+        self.can_suspend.load(Ordering::SeqCst)
+    }
+
     async fn suspend(&self, id: &SandboxId) -> Result<(), ProviderError> {
+        assert!(self.can_suspend(), "nobody asks for what can't be done");
         fails(&self.failing_suspends)?;
         if let Some(boxd) = self.sandboxes.lock().unwrap().get(id) {
             boxd.stop();

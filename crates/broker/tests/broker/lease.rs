@@ -197,3 +197,50 @@ async fn what_a_provider_could_not_do_is_tried_again() {
     broker.tick().await;
     assert_eq!(ann.state(&id).await, "suspended");
 }
+
+#[tokio::test]
+async fn where_nothing_can_be_suspended_what_is_over_ends_and_the_rest_goes_on() {
+    let world = World::new();
+    world.provider.can_suspend.store(false, Ordering::SeqCst);
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    world.clock.advance(3600);
+    broker.tick().await;
+    assert_eq!(ann.state(&sandbox_id(&made)).await, "gone");
+    let over = ann.get(&session_path(&made)).await;
+    assert!(over.json()["error"]["message"].as_str().unwrap().contains("its lease ran out, and its provider can't suspend"));
+    assert_eq!(over.error(410), "SESSION_EXPIRED");
+
+    let named = ann.post("/v1/sandbox/sessions", json!({ "thread_id": "u", "mode": "ensure", "name": "dev" })).await.ok(200);
+    let id = sandbox_id(&named);
+    ann.delete(&session_path(&named)).await;
+    assert_eq!(ann.state(&id).await, "active", "it is kept in the only way there is, until its own lease ends");
+    world.clock.advance(3600);
+    broker.tick().await;
+    assert_eq!(ann.state(&id).await, "gone");
+
+    let id = sandbox_id(&ann.ensure("v").await);
+    world.provider.kill(&id);
+    eventually("the end", || async { ann.state(&id).await == "gone" }).await;
+    assert_eq!(world.provider.running(), 0);
+}
+
+#[tokio::test]
+async fn a_sandbox_that_failed_says_why_and_is_listed_as_failed() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    world.provider.failing_starts.store(1, Ordering::SeqCst);
+    ann.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "ensure" })).await.error(503);
+    let failed = ann.get("/v1/sandbox/sessions?state=failed").await.ok(200);
+    assert_eq!((&failed["items"][0]["thread_id"], &failed["items"][0]["state"]), (&json!("t"), &json!("failed")));
+    let over = ann.get(&session_path(&failed["items"][0])).await;
+    assert!(over.json()["error"]["message"].as_str().unwrap().contains("told to fail"));
+    assert_eq!(over.error(410), "SESSION_EXPIRED");
+    let made = ann.ensure("u").await;
+    ann.delete(&session_path(&made)).await;
+    let terminated = ann.get("/v1/sandbox/sessions?state=terminated").await.ok(200);
+    assert_eq!(terminated["items"].as_array().unwrap().len(), 1);
+    assert_eq!(terminated["items"][0]["thread_id"], "u");
+}

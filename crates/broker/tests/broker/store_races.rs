@@ -95,7 +95,8 @@ async fn an_end_wins_over_what_was_under_way(stores: &[SqlStore]) {
 async fn a_name_is_given_once(stores: &[SqlStore]) {
     let sandboxes: Vec<_> = (0..RACERS).map(|_| sandbox(Some("wanted"))).collect();
     let audit = audit("sandbox.created");
-    let added = join_all(sandboxes.iter().enumerate().map(|(n, s)| of(stores, n).add_sandbox(s, 10_000, &audit))).await;
+    let none = cobox_protocol::tags::Tags::new();
+    let added = join_all(sandboxes.iter().enumerate().map(|(n, s)| of(stores, n).add_sandbox(s, &none, 10_000, &audit))).await;
     assert_eq!(added.into_iter().filter(|a| *a.as_ref().unwrap() == AddedSandbox::Added).count(), 1);
 }
 

@@ -109,6 +109,14 @@ pub fn thread(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
+/// `key=value`, as `--tag` takes it where something is made.
+pub fn tag(text: &str) -> Result<(String, String), String> {
+    match text.split_once(['=', ':']) {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("it must look like KEY=VALUE".to_owned()),
+    }
+}
+
 /// In place of the options that choose a broker, on commands that talk to none: still read, no longer shown.
 #[derive(Debug, clap::Args)]
 pub struct NoBroker {

@@ -1,6 +1,6 @@
 //! `cobox sandbox`: sandboxes themselves, with or without a session.
 
-use cobox_protocol::sandbox::{CreateSandbox, SandboxInfo};
+use cobox_protocol::sandbox::{CreateSandbox, PatchSandbox, SandboxInfo};
 use serde_json::json;
 
 use super::{Outcome, session::AccessArg};
@@ -21,7 +21,11 @@ Examples:
   cobox sandbox delete build")]
 pub enum Command {
     /// The sandboxes you can use
-    List,
+    List {
+        /// Only those with this tag, or used by a session with it; may be repeated
+        #[arg(long = "tag", value_name = "KEY[=VALUE]")]
+        tags: Vec<String>,
+    },
     /// A new sandbox without a session
     Create {
         /// A name for it: letters, digits, `-`, `_` and `.`
@@ -30,6 +34,39 @@ pub enum Command {
         /// Who else may use it
         #[arg(long, value_enum)]
         access: Option<AccessArg>,
+        /// It is suspended, not ended, when its last session ends
+        #[arg(long)]
+        keep: bool,
+        /// A tag to find it by; may be repeated
+        #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = super::tag)]
+        tags: Vec<(String, String)>,
+    },
+    /// Change a sandbox's name, access or tags, or whether it is kept
+    Set {
+        /// The sandbox, as `cobox sandbox list` shows it
+        #[arg(value_name = "NAME|ID")]
+        which: String,
+        /// Its new name
+        #[arg(long, conflicts_with = "no_name")]
+        name: Option<String>,
+        /// Take its name away
+        #[arg(long)]
+        no_name: bool,
+        /// Keep it when its last session ends
+        #[arg(long, conflicts_with = "no_keep")]
+        keep: bool,
+        /// Let it end with its last session
+        #[arg(long)]
+        no_keep: bool,
+        /// Who else may use it
+        #[arg(long, value_enum)]
+        access: Option<AccessArg>,
+        /// Add or replace a tag; may be repeated
+        #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = super::tag)]
+        tags: Vec<(String, String)>,
+        /// Take a tag away; may be repeated
+        #[arg(long = "untag", value_name = "KEY")]
+        untags: Vec<String>,
     },
     /// One sandbox, by name or id
     Get {
@@ -48,11 +85,11 @@ pub enum Command {
 pub async fn run(command: Command, context: &Context) -> Outcome {
     let client = context.client()?;
     match command {
-        Command::List => {
+        Command::List { tags } => {
             let mut sandboxes: Vec<SandboxInfo> = Vec::new();
             let mut cursor: Option<String> = None;
             loop {
-                let page = client.list_sandboxes(Some(PAGE), cursor.as_deref()).await?;
+                let page = client.list_tagged_sandboxes(&tags, Some(PAGE), cursor.as_deref()).await?;
                 sandboxes.extend(page.items);
                 match page.next_cursor {
                     Some(next) if cursor.as_ref() != Some(&next) => cursor = Some(next),
@@ -63,9 +100,21 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             let header = ["SANDBOX", "NAME", "STATE", "THREADS", "OWNER", "LAST ACTIVE"];
             context.printer.list(&json!({ "items": sandboxes }), &header, &rows, "no sandboxes yet; `cobox sandbox create` makes one")?;
         }
-        Command::Create { name, access } => {
-            let sandbox = client.create_sandbox(&CreateSandbox { name, access: access.map(Into::into) }).await?;
-            show(context, &sandbox)?;
+        Command::Create { name, access, keep, tags } => {
+            let (access, keep) = (access.map(Into::into), keep.then_some(true));
+            show(context, &client.create_sandbox(&CreateSandbox { name, access, keep, tags: tags.into_iter().collect() }).await?)?;
+        }
+        Command::Set { which, name, no_name, keep, no_keep, access, tags, untags } => {
+            let change = PatchSandbox {
+                name: if no_name { Some(None) } else { name.map(Some) },
+                keep: (keep || no_keep).then_some(keep),
+                access: access.map(Into::into),
+                tags: tags.into_iter().map(|(key, value)| (key, Some(value))).chain(untags.into_iter().map(|key| (key, None))).collect(),
+            };
+            if change == PatchSandbox::default() {
+                return Err(Failure::new("there is nothing to change").advise("`cobox sandbox set --help` shows what can be"));
+            }
+            show(context, &client.patch_sandbox(&which, &change).await?)?;
         }
         Command::Get { which } => show(context, &client.get_sandbox(&which).await?)?,
         Command::Delete { which } => {
@@ -96,6 +145,12 @@ fn show(context: &Context, s: &SandboxInfo) -> Result<(), Failure> {
             ("lease expires", s.lease_expires_at.to_string()),
             ("url", s.http_base_url.clone()),
         ];
+        if s.keep {
+            pairs.push(("kept", "yes".to_owned()));
+        }
+        if !s.tags.is_empty() {
+            pairs.push(("tags", s.tags.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")));
+        }
         if let Some(reason) = &s.reason {
             pairs.push(("reason", reason.clone()));
         }

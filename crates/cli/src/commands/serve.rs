@@ -7,6 +7,7 @@ use cobox_protocol::Secret;
 use super::{NoBroker, Outcome};
 use crate::{
     context::Context,
+    cors::CorsArgs,
     daemon::{self, EndSignals},
     failure::Failure,
     running::{FirstKeys, Running},
@@ -43,6 +44,8 @@ pub struct Args {
     /// other users of this machine can see a command's arguments
     #[arg(long, value_name = "URL", value_parser = secret)]
     database_url: Option<Secret>,
+    #[command(flatten)]
+    cors: CorsArgs,
     /// How log lines look
     #[arg(long, value_enum, default_value = "text")]
     log_format: LogFormat,
@@ -72,6 +75,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     if let Some(listen) = args.listen {
         config.listen = listen;
     }
+    args.cors.apply(&mut config.cors);
     let mut running = Running::start(config, options, FirstKeys::Operator).await?;
     let note = running.note.clone();
     tracing::info!(url = %note.url, data_dir = %running.data_dir().display(), "the broker is ready");

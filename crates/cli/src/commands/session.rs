@@ -22,6 +22,7 @@ const PAGE: u32 = 100;
 #[command(after_help = "\
 Examples:
   cobox session ensure demo
+  cobox session ensure demo --sandbox dev
   cobox --json session get demo
   cobox session release demo")]
 pub enum Command {
@@ -39,6 +40,18 @@ pub enum Command {
         /// How long the token should live
         #[arg(long, value_name = "SECONDS")]
         ttl: Option<u32>,
+        /// A sandbox that exists, by name or id, for the thread to use
+        #[arg(long, value_name = "NAME|ID", conflicts_with_all = ["name", "keep"])]
+        sandbox: Option<String>,
+        /// Use the sandbox of this name, made if need be
+        #[arg(long)]
+        name: Option<String>,
+        /// A new sandbox is suspended, not ended, when its last session ends
+        #[arg(long)]
+        keep: bool,
+        /// A tag for a new session, to find it by; may be repeated
+        #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = super::tag)]
+        tags: Vec<(String, String)>,
         /// Print the token too
         #[arg(long)]
         show_token: bool,
@@ -53,7 +66,11 @@ pub enum Command {
         show_token: bool,
     },
     /// The sessions you can use
-    List,
+    List {
+        /// Only those with this tag; may be repeated
+        #[arg(long = "tag", value_name = "KEY[=VALUE]")]
+        tags: Vec<String>,
+    },
     /// A fresh token
     Refresh {
         /// A thread, or a session's id (ssn_…)
@@ -91,11 +108,15 @@ impl From<AccessArg> for Access {
 pub async fn run(command: Command, context: &Context) -> Outcome {
     let client = context.client()?;
     match command {
-        Command::Ensure { thread, capabilities, access, ttl, show_token } => {
+        Command::Ensure { thread, capabilities, access, ttl, sandbox, name, keep, tags, show_token } => {
             let request = NegotiateRequest {
                 requested_capabilities: (!capabilities.is_empty()).then_some(capabilities),
                 access: access.map(Access::from),
                 ttl,
+                sandbox_hint: sandbox,
+                name,
+                keep: keep.then_some(true),
+                tags: tags.into_iter().collect(),
                 ..asking(&thread, Mode::Ensure)
             };
             show(context, &client.negotiate(&request).await?, show_token)?;
@@ -105,7 +126,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             Err(e) if e.is(ErrorCode::SessionNotFound) => return Err(no_session(&thread, e.into())),
             Err(e) => return Err(e.into()),
         },
-        Command::List => list(context, &client).await?,
+        Command::List { tags } => list(context, &client, tags).await?,
         Command::Refresh { which, show_token } => {
             let id = find(&client, &which).await?;
             let refreshed = client.refresh(&id, &RefreshRequest::default()).await?;
@@ -132,7 +153,7 @@ async fn find(client: &Client, which: &str) -> Result<SessionId, Failure> {
         Ok(id) => Ok(id),
         // A list wakes nothing up and mints no token, which releasing has no use for.
         Err(_) => {
-            let filter = SessionFilter { thread_id: Some(which.to_owned()), limit: Some(PAGE), cursor: None };
+            let filter = SessionFilter { thread_id: Some(which.to_owned()), limit: Some(PAGE), ..SessionFilter::default() };
             let found = client.list_sessions(&filter).await?.items;
             found
                 .into_iter()
@@ -164,9 +185,9 @@ fn show(context: &Context, session: &NegotiateResponse, show_token: bool) -> Res
     Ok(())
 }
 
-async fn list(context: &Context, client: &Client) -> Result<(), Failure> {
+async fn list(context: &Context, client: &Client, tags: Vec<String>) -> Result<(), Failure> {
     let mut sessions: Vec<SessionInfo> = Vec::new();
-    let mut filter = SessionFilter { thread_id: None, limit: Some(PAGE), cursor: None };
+    let mut filter = SessionFilter { tags, limit: Some(PAGE), ..SessionFilter::default() };
     loop {
         let page = client.list_sessions(&filter).await?;
         sessions.extend(page.items);

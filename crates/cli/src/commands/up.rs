@@ -11,6 +11,7 @@ use serde_json::json;
 use super::{NoBroker, Outcome};
 use crate::{
     context::{ClientConfig, Context, config_path, default_data_dir, read_config},
+    cors::CorsArgs,
     daemon::{self, EndSignals},
     data_dir::{BrokerNote, replace},
     failure::{Failure, INTERRUPTED},
@@ -36,6 +37,8 @@ pub struct Args {
     /// Address and port to listen on; port 0 takes a free one [default: 127.0.0.1:8421]
     #[arg(long, value_name = "ADDR", value_parser = daemon::address)]
     listen: Option<SocketAddr>,
+    #[command(flatten)]
+    cors: CorsArgs,
 }
 
 pub async fn run(args: Args, context: &Context) -> Outcome {
@@ -50,6 +53,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     if let Some(listen) = args.listen {
         config.listen = listen;
     }
+    args.cors.apply(&mut config.cors);
     let is_local = config.listen.ip().is_loopback();
     let mut running = Running::start(config, options, FirstKeys::OperatorAndAgent).await?;
     let is_configured = write_client_config(context, &running.note)?;

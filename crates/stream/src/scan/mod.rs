@@ -12,6 +12,8 @@ use crate::notes::{Kinds, Span};
 
 /// A sequence's beginning that decides what it is. Colours with many parameters stay below it.
 const MAX_HEADER_BYTES: usize = 256;
+/// The same with all the controls that may stand within it. Nothing of a sequence is shown before it is known what it is.
+const MAX_UNDECIDED_BYTES: u64 = 4 * MAX_HEADER_BYTES as u64;
 /// `ESC k`, a title that few terminals know: its end is often missing in binary output, which must not hide the rest.
 const MAX_OLD_TITLE_BYTES: u64 = 256;
 /// Our own words are short.
@@ -174,6 +176,9 @@ impl Scanner {
             return;
         }
         self.after_lead = byte == C1_LEAD;
+        if self.at - self.from >= MAX_UNDECIDED_BYTES {
+            self.decide();
+        }
         match self.state {
             State::Ground => match byte {
                 ESC => self.begin(self.at, State::Escape { closes: Kinds::NONE }),
@@ -196,6 +201,18 @@ impl Scanner {
             }
             State::String { class, kinds } => self.string(byte, class, kinds, found),
         }
+    }
+
+    /// Controls within a sequence don't end it, so there could be any number of them, and nobody would be shown anything meanwhile.
+    /// One that long is no sequence anybody means: it is taken for one that must not be shown.
+    fn decide(&mut self) {
+        let class = match self.state {
+            State::Escape { .. } | State::EscapeIntermediate | State::Csi => Class::Csi,
+            State::OscNumber | State::OscQuestion => Class::Osc,
+            State::DcsHeader | State::ApcHeader => Class::Other,
+            State::Ground | State::OscMark | State::String { .. } => return,
+        };
+        self.state = State::String { class, kinds: Kinds::ALL };
     }
 
     fn begin(&mut self, from: u64, state: State) {

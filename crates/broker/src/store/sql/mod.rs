@@ -21,11 +21,16 @@ mod sandboxes;
 mod schema;
 mod sessions;
 pub mod sqlite;
+mod tags;
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use async_trait::async_trait;
-use cobox_protocol::{KeyId, SandboxId, SessionId, Timestamp, session::State};
+use cobox_protocol::{
+    KeyId, SandboxId, SessionId, Timestamp,
+    session::State,
+    tags::{TagFilter, Tags},
+};
 use sqlx::{Any, AnyPool, Transaction, pool::PoolConnection};
 use tokio::sync::broadcast;
 use tokio_util::task::AbortOnDropHandle;
@@ -35,8 +40,8 @@ use self::{
     recent::{Changes, Recent},
 };
 use super::{
-    AddedKey, AddedSandbox, Ending, EnsureWish, Ensured, Hint, Horizon, Leftover, Node, Note, PageWish, RevocationList, SessionFilter,
-    Store, StoreError, Stored, Viewer,
+    AddedKey, AddedSandbox, ChangedSandbox, Ending, EnsureWish, Ensured, Hint, Horizon, Leftover, Node, Note, PageWish, RetiredToken,
+    RevocationList, SandboxChange, SessionFilter, Store, StoreError, Stored, Viewer,
 };
 use crate::domain::{
     audit::AuditRecord,
@@ -157,11 +162,24 @@ impl Store for SqlStore {
         Ok(leftover)
     }
 
-    async fn add_sandbox(&self, sandbox: &Sandbox, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox> {
+    async fn session_tags(&self, ids: &[&SessionId]) -> Stored<HashMap<String, Tags>> {
+        let ids: Vec<&str> = ids.iter().map(|id| id.as_str()).collect();
+        tags::of(&mut *self.base.reader().await?, tags::On::Session, &ids).await
+    }
+
+    async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox> {
         let mut tx = self.base.begin().await?;
-        let added = sandboxes::add(&mut tx, sandbox, quota, audit).await?;
+        let added = sandboxes::add(&mut tx, sandbox, tags, quota, audit).await?;
         self.base.commit(tx).await?;
         Ok(added)
+    }
+    async fn change_sandbox(&self, id: &SandboxId, change: &SandboxChange, audit: &AuditRecord) -> Stored<ChangedSandbox> {
+        let mut tx = self.base.begin().await?;
+        let changed = sandboxes::change(&mut tx, id, change, audit).await?;
+        if matches!(changed, ChangedSandbox::Changed(_)) {
+            self.base.commit(tx).await?;
+        }
+        Ok(changed)
     }
     async fn sandbox(&self, id: &SandboxId) -> Stored<Option<Sandbox>> {
         let ask = async { sandboxes::get(&mut *self.base.reader().await?, id).await };
@@ -173,8 +191,12 @@ impl Store for SqlStore {
     async fn sandbox_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
         sandboxes::named(&mut *self.base.reader().await?, workspace, name).await
     }
-    async fn sandboxes(&self, viewer: &Viewer, page: &PageWish) -> Stored<Vec<Sandbox>> {
-        sandboxes::list(&mut *self.base.reader().await?, viewer, page).await
+    async fn sandboxes(&self, viewer: &Viewer, tags: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>> {
+        sandboxes::list(&mut *self.base.reader().await?, viewer, tags, page).await
+    }
+    async fn sandbox_tags(&self, ids: &[&SandboxId]) -> Stored<HashMap<String, Tags>> {
+        let ids: Vec<&str> = ids.iter().map(|id| id.as_str()).collect();
+        tags::of(&mut *self.base.reader().await?, tags::On::Sandbox, &ids).await
     }
     async fn sandboxes_of_node(&self, node: &str) -> Stored<Vec<Sandbox>> {
         sandboxes::of_node(&mut *self.base.reader().await?, node).await
@@ -210,6 +232,11 @@ impl Store for SqlStore {
             return ask.await;
         }
         self.known_revocations.get(&self.base.changes, (sandbox.id.clone(), now.unix()), ask).await
+    }
+    async fn retire_token(&self, token: &RetiredToken) -> Stored<()> {
+        let mut tx = self.base.begin().await?;
+        notes::retire(&mut tx, token).await?;
+        self.base.commit(tx).await
     }
     async fn note(&self, note: &Note) -> Stored<()> {
         if note.sandboxes.is_empty() && note.keys.is_empty() && note.audit.is_empty() {

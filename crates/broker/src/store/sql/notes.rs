@@ -8,7 +8,7 @@ use sqlx::{AnyConnection, AssertSqlSafe, Row};
 use super::{hint, lock, nodes, rows};
 use crate::{
     domain::{audit::AuditRecord, model::Sandbox},
-    store::{Ending, Hint, Horizon, Note, PageWish, RevocationList, Stored},
+    store::{Ending, Hint, Horizon, Note, PageWish, RetiredToken, RevocationList, Stored},
 };
 
 /// Rows in one statement: a statement costs more than a row, and each length is one that the connection remembers.
@@ -23,24 +23,59 @@ pub async fn revoke(
     value: &str,
     ending: &Ending,
 ) -> Stored<()> {
-    sqlx::query("INSERT INTO revocations (workspace_id, sandbox_id, kind, value, created_at, until) VALUES ($1, $2, $3, $4, $5, $6)")
-        .bind(workspace)
-        .bind(sandbox.map(SandboxId::as_str))
-        .bind(kind)
-        .bind(value)
-        .bind(ending.now.unix())
-        .bind(ending.revoke_until.unix())
-        .execute(&mut *tx)
+    let about = (workspace, sandbox);
+    insert_revocation(tx, about, kind, value, ending.now, ending.now, ending.revoke_until).await
+}
+
+/// A token that was retired before, by a retry, keeps its first end.
+pub async fn retire(tx: &mut AnyConnection, token: &RetiredToken) -> Stored<()> {
+    lock::workspace(tx, &token.workspace).await?;
+    let known = sqlx::query("SELECT sequence FROM revocations WHERE workspace_id = $1 AND sandbox_id = $2 AND kind = 'jti' AND value = $3")
+        .bind(&token.workspace)
+        .bind(token.sandbox.as_str())
+        .bind(&token.jti)
+        .fetch_optional(&mut *tx)
         .await?;
+    if known.is_some() {
+        return Ok(());
+    }
+    let about = (token.workspace.as_str(), Some(&token.sandbox));
+    insert_revocation(tx, about, "jti", &token.jti, token.audit.at, token.from, token.until).await?;
+    audit(tx, &token.audit).await
+}
+
+async fn insert_revocation(
+    tx: &mut AnyConnection,
+    (workspace, sandbox): (&str, Option<&SandboxId>),
+    kind: &'static str,
+    value: &str,
+    created_at: Timestamp,
+    starts_at: Timestamp,
+    until: Timestamp,
+) -> Stored<()> {
+    sqlx::query(
+        "INSERT INTO revocations (workspace_id, sandbox_id, kind, value, created_at, starts_at, until) VALUES ($1, $2, $3, $4, $5, $6, $7)",
+    )
+    .bind(workspace)
+    .bind(sandbox.map(SandboxId::as_str))
+    .bind(kind)
+    .bind(value)
+    .bind(created_at.unix())
+    .bind(starts_at.unix())
+    .bind(until.unix())
+    .execute(&mut *tx)
+    .await?;
     hint::send(tx, &sandbox.map_or_else(|| Hint::Workspace(workspace.to_owned()), |id| Hint::Sandbox(id.clone()))).await
 }
 
 pub async fn revocations(db: &mut AnyConnection, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList> {
     let found = sqlx::query(
         // In two, or all of the workspace's would be read.
-        "SELECT sequence, kind, value FROM revocations WHERE workspace_id = $1 AND sandbox_id IS NULL AND until > $3
+        "SELECT sequence, kind, value, starts_at FROM revocations
+         WHERE workspace_id = $1 AND sandbox_id IS NULL AND starts_at <= $3 AND until > $3
          UNION ALL
-         SELECT sequence, kind, value FROM revocations WHERE workspace_id = $1 AND sandbox_id = $2 AND until > $3
+         SELECT sequence, kind, value, starts_at FROM revocations
+         WHERE workspace_id = $1 AND sandbox_id = $2 AND starts_at <= $3 AND until > $3
          ORDER BY sequence",
     )
     .bind(&sandbox.workspace)
@@ -51,6 +86,7 @@ pub async fn revocations(db: &mut AnyConnection, sandbox: &Sandbox, now: Timesta
     let mut view = RevocationList::default();
     for row in &found {
         view.sequence = view.sequence.max(rows::count(row, "sequence")?);
+        view.last_start = view.last_start.max(row.try_get("starts_at")?);
         let value: String = row.try_get("value")?;
         view.list.push(match row.try_get::<&str, _>("kind")? {
             "jti" => Revocation::Jti(value),

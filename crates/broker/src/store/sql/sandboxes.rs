@@ -1,15 +1,22 @@
 //! Sandboxes: rows whose state and intent only change from what the writer last saw.
 
-use cobox_protocol::{SandboxId, Timestamp, session::State};
-use sqlx::AnyConnection;
+use cobox_protocol::{
+    SandboxId, Timestamp,
+    session::State,
+    tags::{TagFilter, Tags},
+};
+use sqlx::{AnyConnection, AssertSqlSafe};
 
-use super::{hint, lock, notes, rows, sessions};
+use super::{
+    hint, lock, notes, rows, sessions,
+    tags::{self, On},
+};
 use crate::{
     domain::{audit::AuditRecord, model::Sandbox},
-    store::{AddedSandbox, Ending, Hint, PageWish, Stored, Viewer},
+    store::{AddedSandbox, ChangedSandbox, Ending, Hint, PageWish, SandboxChange, Stored, Viewer},
 };
 
-pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox> {
+pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox> {
     lock::workspace(tx, &sandbox.workspace).await?;
     if let Some(name) = &sandbox.name
         && let Some(taken) = named(tx, &sandbox.workspace, name).await?
@@ -20,8 +27,44 @@ pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, quota: u32, audit: &
         return Ok(AddedSandbox::QuotaReached);
     }
     insert(tx, sandbox).await?;
+    tags::set(tx, On::Sandbox, &sandbox.workspace, sandbox.id.as_str(), tags).await?;
     notes::audit(tx, audit).await?;
     Ok(AddedSandbox::Added)
+}
+
+/// Whoever calls it commits only what was changed.
+pub async fn change(tx: &mut AnyConnection, id: &SandboxId, change: &SandboxChange, audit: &AuditRecord) -> Stored<ChangedSandbox> {
+    let Some(sandbox) = locked(tx, id).await?.filter(|s| s.ended_at.is_none()) else { return Ok(ChangedSandbox::Gone) };
+    if let Some(Some(name)) = &change.name
+        && let Some(other) = named(tx, &sandbox.workspace, name).await?.filter(|other| other.id != *id)
+    {
+        return Ok(ChangedSandbox::NameTaken(other.id));
+    }
+    let changed = Sandbox {
+        name: change.name.clone().unwrap_or(sandbox.name),
+        is_kept: change.is_kept.unwrap_or(sandbox.is_kept),
+        access: change.access.unwrap_or(sandbox.access),
+        ..sandbox
+    };
+    sqlx::query("UPDATE sandboxes SET name = $2, kept = $3, access = $4 WHERE id = $1")
+        .bind(id.as_str())
+        .bind(changed.name.as_deref())
+        .bind(i64::from(changed.is_kept))
+        .bind(rows::access_word(changed.access))
+        .execute(&mut *tx)
+        .await?;
+    for key in &change.remove_tags {
+        tags::remove(tx, On::Sandbox, id.as_str(), key).await?;
+    }
+    if !change.set_tags.is_empty() {
+        tags::set(tx, On::Sandbox, &changed.workspace, id.as_str(), &change.set_tags).await?;
+        let count = tags::of(tx, On::Sandbox, &[id.as_str()]).await?.remove(id.as_str()).map_or(0, |t| t.len());
+        if count > change.max_tags {
+            return Ok(ChangedSandbox::TooManyTags(count));
+        }
+    }
+    notes::audit(tx, audit).await?;
+    Ok(ChangedSandbox::Changed(Box::new(changed)))
 }
 
 /// Whether a workspace has as many living sandboxes as it may; the caller holds its lock.
@@ -84,22 +127,20 @@ pub async fn named(db: &mut AnyConnection, workspace: &str, name: &str) -> Store
         .transpose()
 }
 
-pub async fn list(db: &mut AnyConnection, viewer: &Viewer, page: &PageWish) -> Stored<Vec<Sandbox>> {
-    sqlx::query(
+pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filters: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>> {
+    let sql = format!(
         "SELECT * FROM sandboxes
-         WHERE workspace_id = $1 AND ended_at IS NULL AND ($2 OR access = 'workspace' OR owner = $3) AND ($4 IS NULL OR id < $4)
+         WHERE workspace_id = $1 AND ended_at IS NULL AND ($2 OR access = 'workspace' OR owner = $3) AND ($4 IS NULL OR id < $4){}
          ORDER BY id DESC LIMIT $5",
-    )
-    .bind(&viewer.workspace)
-    .bind(viewer.sees_all)
-    .bind(&viewer.principal)
-    .bind(page.before.as_deref())
-    .bind(i64::from(page.limit))
-    .fetch_all(db)
-    .await?
-    .iter()
-    .map(rows::sandbox)
-    .collect()
+        tags::conditions(On::Sandbox, filters, 6)
+    );
+    let query = sqlx::query(AssertSqlSafe(sql))
+        .bind(&viewer.workspace)
+        .bind(viewer.sees_all)
+        .bind(&viewer.principal)
+        .bind(page.before.as_deref())
+        .bind(i64::from(page.limit));
+    tags::bind(query, filters).fetch_all(db).await?.iter().map(rows::sandbox).collect()
 }
 
 pub async fn of_node(db: &mut AnyConnection, node: &str) -> Stored<Vec<Sandbox>> {

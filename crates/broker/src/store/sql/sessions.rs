@@ -1,9 +1,12 @@
 //! Sessions: found or made in one transaction, and ended together with what depends on them.
 
 use cobox_protocol::{SandboxId, SessionId, session::State};
-use sqlx::{AnyConnection, Row};
+use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
-use super::{lock, notes, rows, sandboxes};
+use super::{
+    lock, notes, rows, sandboxes,
+    tags::{self, On},
+};
 use crate::{
     domain::model::{Bound, Intent, Session},
     store::{Ending, EnsureWish, Ensured, Idempotency, Leftover, PageWish, SessionFilter, Stored, Viewer},
@@ -39,20 +42,44 @@ pub async fn ensure(tx: &mut AnyConnection, wish: &EnsureWish) -> Stored<Ensured
         }
     }
     if let Some(bound) = of_scope(tx, workspace, &fresh.session.scope_type, &fresh.session.scope_id).await? {
-        remember(tx, wish, &bound.session.id).await?;
+        if !wish.must_create {
+            remember(tx, wish, &bound.session.id).await?;
+        }
         return Ok(Ensured::Existing(bound));
     }
-    if sandboxes::is_full(tx, workspace, wish.quota).await? {
-        return Ok(Ensured::QuotaReached);
-    }
-    sandboxes::insert(tx, &fresh.sandbox).await?;
-    insert(tx, &fresh.session).await?;
-    remember(tx, wish, &fresh.session.id).await?;
+    let made = if wish.is_attaching {
+        let living = sandboxes::locked(tx, &fresh.sandbox.id).await?.filter(|s| s.ended_at.is_none() && s.workspace == *workspace);
+        let Some(sandbox) = living else { return Ok(Ensured::SandboxGone) };
+        let active_base = sandbox.active_until(fresh.session.created_at);
+        Bound { session: Session { active_base, ..fresh.session.clone() }, sandbox }
+    } else {
+        if let Some(name) = &fresh.sandbox.name
+            && let Some(taken) = sandboxes::named(tx, workspace, name).await?
+        {
+            return Ok(Ensured::NameTaken(taken.id));
+        }
+        if sandboxes::is_full(tx, workspace, wish.quota).await? {
+            return Ok(Ensured::QuotaReached);
+        }
+        sandboxes::insert(tx, &fresh.sandbox).await?;
+        tags::set(tx, On::Sandbox, workspace, fresh.sandbox.id.as_str(), &wish.tags).await?;
+        fresh.clone()
+    };
+    insert(tx, &made.session).await?;
+    tags::set(tx, On::Session, workspace, made.session.id.as_str(), &wish.tags).await?;
+    remember(tx, wish, &made.session.id).await?;
     notes::audit(tx, &wish.audit).await?;
-    Ok(Ensured::Created(fresh.clone()))
+    Ok(Ensured::Created(made))
 }
 
 async fn remembered(tx: &mut AnyConnection, workspace: &str, i: &Idempotency) -> Stored<Option<(Vec<u8>, SessionId)>> {
+    sqlx::query("DELETE FROM idempotency WHERE workspace_id = $1 AND principal = $2 AND key = $3 AND created_at < $4")
+        .bind(workspace)
+        .bind(&i.principal)
+        .bind(&i.key)
+        .bind(i.since.unix())
+        .execute(&mut *tx)
+        .await?;
     sqlx::query("SELECT request_hash, session_id FROM idempotency WHERE workspace_id = $1 AND principal = $2 AND key = $3")
         .bind(workspace)
         .bind(&i.principal)
@@ -114,28 +141,29 @@ pub async fn of_scope(db: &mut AnyConnection, workspace: &str, scope_type: &str,
 }
 
 pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<Bound>> {
-    let wants_ended = filter.state.is_some_and(State::is_ended);
-    sqlx::query(bound!(
-        "WHERE s.workspace_id = $1 AND ($2 OR s.access = 'workspace' OR s.owner = $3)
-           AND ($4 IS NULL OR s.scope_type = $4) AND ($5 IS NULL OR s.scope_id = $5)
-           AND (s.ended_at IS NOT NULL) = $6 AND ($6 OR $7 IS NULL OR b.state = $7)
-           AND ($8 IS NULL OR s.id < $8)
-         ORDER BY s.id DESC LIMIT $9"
-    ))
-    .bind(&viewer.workspace)
-    .bind(viewer.sees_all)
-    .bind(&viewer.principal)
-    .bind(filter.scope_type.as_deref())
-    .bind(filter.scope_id.as_deref())
-    .bind(wants_ended)
-    .bind(filter.state.map(State::word))
-    .bind(page.before.as_deref())
-    .bind(i64::from(page.limit))
-    .fetch_all(db)
-    .await?
-    .iter()
-    .map(rows::bound)
-    .collect()
+    // A session failed when its sandbox did; one that ended before was terminated. `Bound::state` says the same.
+    let life = match filter.state {
+        Some(State::Failed) => "s.ended_at IS NOT NULL AND b.state = 'failed' AND b.ended_at = s.ended_at AND $6 IS NOT NULL",
+        Some(State::Terminated) => "s.ended_at IS NOT NULL AND NOT (b.state = 'failed' AND b.ended_at = s.ended_at) AND $6 IS NOT NULL",
+        _ => "s.ended_at IS NULL AND ($6 IS NULL OR b.state = $6)",
+    };
+    let sql = format!(
+        "{} AND ($2 OR s.access = 'workspace' OR s.owner = $3) AND ($4 IS NULL OR s.scope_type = $4) AND ($5 IS NULL OR s.scope_id = $5)
+            AND {life} AND ($7 IS NULL OR s.id < $7){}
+         ORDER BY s.id DESC LIMIT $8",
+        bound!("WHERE s.workspace_id = $1"),
+        tags::conditions(On::Session, &filter.tags, 9)
+    );
+    let query = sqlx::query(AssertSqlSafe(sql))
+        .bind(&viewer.workspace)
+        .bind(viewer.sees_all)
+        .bind(&viewer.principal)
+        .bind(filter.scope_type.as_deref())
+        .bind(filter.scope_id.as_deref())
+        .bind(filter.state.map(State::word))
+        .bind(page.before.as_deref())
+        .bind(i64::from(page.limit));
+    tags::bind(query, &filter.tags).fetch_all(db).await?.iter().map(rows::bound).collect()
 }
 
 pub async fn on_sandbox(db: &mut AnyConnection, sandbox: &SandboxId) -> Stored<Vec<Session>> {
@@ -160,7 +188,8 @@ pub async fn end(tx: &mut AnyConnection, id: &SessionId, ending: &Ending) -> Sto
     close(tx, &session, ending).await?;
     let leftover = if !on_sandbox(tx, &sandbox.id).await?.is_empty() {
         Leftover::InUse
-    } else if sandbox.outlives_sessions() {
+    } else if sandbox.outlives_sessions() || session.owner != sandbox.owner {
+        // Whoever was only let into another's sandbox can't end it by leaving.
         if sandbox.is_running() && sandbox.intent.is_none() {
             sandboxes::replace(tx, &sandbox, &sandbox.with_intent(Intent::Suspend)).await?;
         }

@@ -1,0 +1,291 @@
+//! Negotiating: a scope's session is found or made, its sandbox brought up, and a token issued.
+
+use std::time::Duration;
+
+use cobox_protocol::{
+    ApiError, ErrorCode, SessionId, Timestamp,
+    id::is_foreign_id,
+    session::{Access, Mode, NegotiateResponse, Scope, ScopeType},
+    tags::{self, Tags},
+};
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use super::{
+    access::{self, ActorWish, Requested},
+    audit::AuditRecord,
+    deployment::internal,
+    model::{Bound, Caller, Sandbox, Session},
+    sandboxes,
+    sessions::{Asking, Sessions, expired, new_sandbox},
+};
+use crate::store::{EnsureWish, Ensured, Idempotency};
+
+/// How often a session or a sandbox that ends, or a name that is taken, under a caller's hands is looked for anew.
+const ATTEMPTS: usize = 3;
+/// A replay of a request is recognised for this long.
+pub const IDEMPOTENCY_KEEP: Duration = Duration::from_secs(24 * 3600);
+/// Any provider: there is one.
+const ANY_PROVIDER: &str = "auto";
+
+/// What a caller asks for, in whichever shape it said so. What is for a new session only makes no difference to one that exists.
+#[derive(Clone, Debug, Serialize)]
+pub struct Negotiation {
+    pub scope: Scope,
+    pub mode: Mode,
+    pub requested_capabilities: Option<Vec<String>>,
+    /// The older name of `requested_capabilities`.
+    pub scopes: Option<Vec<String>>,
+    pub actor: Option<ActorWish>,
+    /// A sandbox that exists, by id or name: a new session is bound to it, an existing one must be.
+    pub sandbox: Option<String>,
+    /// The name of the sandbox to use: one that exists is attached to, otherwise one is made.
+    pub name: Option<String>,
+    /// A new sandbox outlives its sessions.
+    pub keep: bool,
+    pub access: Option<Access>,
+    /// Wished life of the token in seconds.
+    pub ttl: Option<u32>,
+    pub tags: Tags,
+    pub provider_preference: Option<String>,
+    pub template: Option<String>,
+    pub token_format: TokenFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenFormat {
+    Jwt,
+    Opaque,
+}
+
+impl Negotiation {
+    pub fn new(scope: Scope, mode: Mode) -> Self {
+        Self {
+            scope,
+            mode,
+            requested_capabilities: None,
+            scopes: None,
+            actor: None,
+            sandbox: None,
+            name: None,
+            keep: false,
+            access: None,
+            ttl: None,
+            tags: Tags::new(),
+            provider_preference: None,
+            template: None,
+            token_format: TokenFormat::Jwt,
+        }
+    }
+
+    pub fn of_thread(thread: &str, mode: Mode) -> Self {
+        Self::new(Scope { kind: ScopeType::Thread.word().to_owned(), id: thread.to_owned() }, mode)
+    }
+
+    fn requested(&self) -> Result<Option<Requested<'_>>, ApiError> {
+        match (&self.requested_capabilities, &self.scopes) {
+            (Some(_), Some(_)) => Err(ApiError::invalid("scopes: is another name of requested_capabilities; send one of them")),
+            (Some(words), None) => Ok(Some(Requested { field: "requested_capabilities", words })),
+            (None, Some(words)) => Ok(Some(Requested { field: "scopes", words })),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// What is wrong whatever is there.
+    fn check(&self, provider: &str) -> Result<(), ApiError> {
+        if !is_foreign_id(&self.scope.id) {
+            let field = if self.scope.kind == ScopeType::Thread.word() { "thread_id" } else { "scope.id" };
+            return Err(ApiError::invalid(format!("{field}: must have 1 to 256 characters and no control characters")));
+        }
+        if self.ttl == Some(0) {
+            return Err(ApiError::invalid("ttl: must be at least 1 second"));
+        }
+        match (&self.name, &self.sandbox) {
+            (Some(_), Some(_)) => return Err(ApiError::invalid("name: send it or sandbox_hint, not both")),
+            (Some(name), None) => sandboxes::check_name(name)?,
+            (None, Some(hint)) if !is_foreign_id(hint) => {
+                return Err(ApiError::invalid("sandbox_hint: must be the id or the name of a sandbox"));
+            }
+            _ => {}
+        }
+        tags::check(&self.tags)?;
+        if let Some(wished) = self.provider_preference.as_deref().filter(|p| ![ANY_PROVIDER, provider].contains(p)) {
+            return Err(ApiError::invalid(format!(
+                "provider_preference: there is no provider `{}` here; use `{ANY_PROVIDER}` or `{provider}`",
+                cut(wished)
+            )));
+        }
+        if let Some(template) = &self.template {
+            return Err(ApiError::invalid(format!("template: there is no template `{}`; leave it out", cut(template))));
+        }
+        // Whoever makes opaque tokens makes them in `Sessions::issue`, and takes this away.
+        if self.token_format == TokenFormat::Opaque {
+            return Err(ApiError::invalid("token_format: `opaque` is not supported by this version; use `jwt` or leave it out"));
+        }
+        Ok(())
+    }
+
+    /// What finds a session or a sandbox again without anybody having to say so.
+    fn all_tags(&self, asking: &Asking<'_>) -> Tags {
+        let mut all = self.tags.clone();
+        all.entry(tags::CREATED_BY.to_owned()).or_insert_with(|| asking.client.to_owned());
+        all.insert(tags::SCOPE.to_owned(), format!("{}:{}", self.scope.kind, self.scope.id));
+        all.insert(tags::PRINCIPAL.to_owned(), asking.caller.principal.name.clone());
+        all
+    }
+}
+
+impl Sessions {
+    pub async fn negotiate(&self, asking: &Asking<'_>, wish: &Negotiation, key: Option<&str>) -> Result<NegotiateResponse, ApiError> {
+        wish.check(self.deployment.provider.name())?;
+        let caller = access::act(asking.caller, wish.actor.as_ref())?;
+        let asking = &Asking { caller: &caller, ..*asking };
+        let capabilities = access::grant(&caller, wish.requested()?)?;
+        let mut attempt = 1;
+        loop {
+            let found = match wish.mode {
+                Mode::Get => self.of_scope(&caller, &wish.scope).await?,
+                Mode::Ensure | Mode::CreateOnly => self.ensure(asking, wish, key).await?,
+            };
+            access::may_use_bound(&caller.principal, &found)?;
+            self.must_be(&caller, wish.sandbox.as_deref(), &found.sandbox).await?;
+            if let Some(name) = wish.name.as_deref().filter(|n| Some(*n) != found.sandbox.name.as_deref()) {
+                return Err(bound_elsewhere(&found.sandbox, name));
+            }
+            match self.lifecycle.bring_up_found(found.sandbox, asking.wait).await {
+                Ok(sandbox) => {
+                    let bound = Bound { session: found.session, sandbox };
+                    return self.answer(asking, bound, capabilities, wish.ttl).await;
+                }
+                // It ended after it was found.
+                Err(e) if e.code == ErrorCode::SessionExpired && wish.mode != Mode::Get && attempt < ATTEMPTS => attempt += 1,
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// A hint may say what is so already; it moves nobody to another sandbox.
+    pub async fn must_be(&self, caller: &Caller, hint: Option<&str>, bound: &Sandbox) -> Result<(), ApiError> {
+        let Some(hint) = hint.filter(|h| *h != bound.id.as_str() && Some(*h) != bound.name.as_deref()) else { return Ok(()) };
+        let hinted = sandboxes::find(&self.deployment, caller, hint).await?;
+        Err(bound_elsewhere(bound, hinted.id.as_str()))
+    }
+
+    /// The living session of a scope.
+    pub async fn of_scope(&self, caller: &Caller, scope: &Scope) -> Result<Bound, ApiError> {
+        let found = self.deployment.store.session_of(&caller.principal.workspace, &scope.kind, &scope.id).await.map_err(internal)?;
+        found.ok_or_else(|| {
+            let message = format!("{} `{}` has no session; use mode `ensure` to make one", scope.kind, scope.id);
+            ApiError::new(ErrorCode::SessionNotFound, message)
+        })
+    }
+
+    async fn ensure(&self, asking: &Asking<'_>, wish: &Negotiation, key: Option<&str>) -> Result<Bound, ApiError> {
+        let (d, principal) = (&self.deployment, &asking.caller.principal);
+        let must_create = wish.mode == Mode::CreateOnly;
+        // Most of the time it is there already, and reading is much cheaper than a transaction that may write.
+        if key.is_none()
+            && let Some(bound) = d.store.session_of(&principal.workspace, &wish.scope.kind, &wish.scope.id).await.map_err(internal)?
+        {
+            return if must_create { Err(self.conflict(asking.caller, &bound)) } else { Ok(bound) };
+        }
+        let quota = d.config.max_sandboxes_per_workspace;
+        for _ in 0..ATTEMPTS {
+            let (fresh, is_attaching) = self.fresh(asking.caller, wish).await?;
+            let audit =
+                AuditRecord::new(d.now(), &principal.workspace, "session.created").by(asking.caller, asking.request_id).about(&fresh);
+            let idempotency = key.map(|key| idempotency(&principal.name, key, wish, d.now())).transpose()?;
+            let tags = wish.all_tags(asking);
+            let wished = EnsureWish { fresh, is_attaching, must_create, tags, quota, idempotency, audit };
+            return match d.store.ensure(&wished).await.map_err(internal)? {
+                Ensured::Existing(bound) if must_create => Err(self.conflict(asking.caller, &bound)),
+                Ensured::Created(bound) | Ensured::Existing(bound) => Ok(bound),
+                Ensured::Replayed(bound) if bound.session.ended_at.is_none() => Ok(bound),
+                Ensured::Replayed(bound) => Err(expired(&bound.session)),
+                Ensured::KeyReused => Err(ApiError::new(
+                    ErrorCode::IdempotencyConflict,
+                    "this Idempotency-Key came with another request before; use a new one",
+                )),
+                Ensured::QuotaReached => Err(ApiError::new(
+                    ErrorCode::RateLimited,
+                    format!("the workspace has {quota} sandboxes, which is its limit; release some first"),
+                )),
+                Ensured::SandboxGone if wish.sandbox.is_some() => Err(sandboxes::not_found()),
+                // Somebody else was quicker with the name, one way or the other.
+                Ensured::SandboxGone | Ensured::NameTaken(_) => continue,
+            };
+        }
+        Err(ApiError::new(ErrorCode::SessionConflict, "the sandbox of that name was made and ended while it was asked for; try again"))
+    }
+
+    fn conflict(&self, caller: &Caller, bound: &Bound) -> ApiError {
+        if let Err(refused) = access::may_use_bound(&caller.principal, bound) {
+            return refused;
+        }
+        let (session, sandbox) = (&bound.session, &bound.sandbox);
+        let message =
+            format!("{} `{}` has session {} already; use mode `ensure` to join it", session.scope_type, session.scope_id, session.id);
+        let details = serde_json::json!({ "session_id": session.id, "binding_id": session.id, "sandbox_id": sandbox.id });
+        ApiError::new(ErrorCode::SessionConflict, message).with_details(details)
+    }
+
+    /// The rows to be written if there is no session, and whether the sandbox's is there already.
+    async fn fresh(&self, caller: &Caller, wish: &Negotiation) -> Result<(Bound, bool), ApiError> {
+        let d = &self.deployment;
+        let named = wish.sandbox.as_deref().or(wish.name.as_deref());
+        let existing = match named {
+            None => None,
+            Some(id_or_name) => match sandboxes::find(d, caller, id_or_name).await {
+                Ok(sandbox) => Some(sandbox),
+                Err(e) if e.code == ErrorCode::SandboxNotFound => None,
+                Err(e) => return Err(e),
+            },
+        };
+        if let Some(sandbox) = &existing {
+            access::may_use(&caller.principal, sandbox)?;
+        }
+        // A hint to nothing goes on to the store, which first looks for the session and the request it may be a replay of.
+        let is_attaching = existing.is_some() || wish.sandbox.is_some();
+        let access = wish.access.unwrap_or(existing.as_ref().map_or(Access::default(), |s| s.access));
+        let sandbox = existing.unwrap_or_else(|| {
+            let sandbox = new_sandbox(d, caller, wish.name.clone(), access);
+            Sandbox { is_kept: wish.keep, ..sandbox }
+        });
+        let session = Session {
+            id: SessionId::new(),
+            workspace: sandbox.workspace.clone(),
+            scope_type: wish.scope.kind.clone(),
+            scope_id: wish.scope.id.clone(),
+            sandbox: sandbox.id.clone(),
+            owner: caller.principal.name.clone(),
+            access,
+            created_at: d.now(),
+            active_base: Duration::ZERO,
+            ended_at: None,
+            end_reason: None,
+        };
+        Ok((Bound { session, sandbox }, is_attaching))
+    }
+}
+
+fn bound_elsewhere(bound: &Sandbox, wished: &str) -> ApiError {
+    let message = format!("it uses {}, not {wished}; release its session to use another sandbox", bound.id);
+    ApiError::new(ErrorCode::SessionConflict, message).with_details(serde_json::json!({ "sandbox_id": bound.id }))
+}
+
+fn idempotency(principal: &str, key: &str, wish: &Negotiation, now: Timestamp) -> Result<Idempotency, ApiError> {
+    if !is_foreign_id(key) {
+        return Err(ApiError::invalid("Idempotency-Key: must have 1 to 256 characters"));
+    }
+    // The request as we understood it: spaces and unknown fields make no difference.
+    let canonical =
+        serde_json::to_vec(wish).map_err(|e| ApiError::new(ErrorCode::Internal, format!("the request can't be hashed: {e}")))?;
+    let since = Timestamp::from_unix(now.unix() - i64::try_from(IDEMPOTENCY_KEEP.as_secs()).unwrap_or(i64::MAX));
+    Ok(Idempotency { principal: principal.to_owned(), key: key.to_owned(), request_hash: Sha256::digest(canonical).into(), since })
+}
+
+/// As much of a caller's word as a message repeats.
+fn cut(word: &str) -> String {
+    word.chars().filter(|c| !c.is_control()).take(64).collect()
+}

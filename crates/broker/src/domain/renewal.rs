@@ -1,0 +1,102 @@
+//! Going on with a session: a fresh token, or a longer lease.
+
+use std::time::Duration;
+
+use cobox_protocol::{
+    ApiError, ErrorCode, SessionId, Timestamp,
+    session::{HeartbeatResponse, RefreshRequest, RefreshResponse, State},
+};
+use cobox_token::Claims;
+
+use super::{
+    access,
+    audit::AuditRecord,
+    deployment::internal,
+    model::Bound,
+    sessions::{Asking, Sessions},
+    tokens::REFRESH_GRACE_SECONDS,
+};
+use crate::store::{Note, RetiredToken};
+
+/// How long a token that was replaced still counts: what is under way with it has this long to go over to the new one.
+const ROTATION_GRACE: Duration = Duration::from_secs(30);
+
+impl Sessions {
+    pub async fn refresh(&self, asking: &Asking<'_>, id: &SessionId, wish: &RefreshRequest) -> Result<RefreshResponse, ApiError> {
+        let bound = self.living(asking.caller, id).await?;
+        self.must_be(asking.caller, wish.sandbox_id.as_deref(), &bound.sandbox).await?;
+        let shown = self.possession(asking, &bound, wish).await?;
+        if wish.rotate == Some(true) && shown.is_none() {
+            return Err(ApiError::invalid("rotate: needs current_token, the token that is to end"));
+        }
+        let mut caller = asking.caller.clone();
+        let mut capabilities = access::grant(&caller, None)?;
+        if let Some(claims) = &shown {
+            // Refreshing renews what one had, and as whom; it doesn't widen it.
+            capabilities = capabilities.intersection(claims.scope);
+            caller.actor = claims.act.clone();
+        }
+        let asking = &Asking { caller: &caller, ..*asking };
+        let sandbox = self.lifecycle.bring_up_found(bound.sandbox, asking.wait).await?;
+        let bound = Bound { sandbox, ..bound };
+        let issued = self.issue(asking, &bound, capabilities, None, true).await?;
+        if let (Some(true), Some(claims)) = (wish.rotate, shown) {
+            self.retire(asking, &bound, claims).await?;
+        }
+        Ok(RefreshResponse { token: issued.token, expires_at: issued.expires_at, refresh_before: issued.refresh_before })
+    }
+
+    /// What the token says that the caller shows, if it shows one: this session's and its own.
+    async fn possession(&self, asking: &Asking<'_>, bound: &Bound, wish: &RefreshRequest) -> Result<Option<Claims>, ApiError> {
+        let Some(token) = &wish.current_token else { return Ok(None) };
+        let d = &self.deployment;
+        let revoked = d.store.revocations(&bound.sandbox, d.now()).await.map_err(internal)?;
+        let claims = d.tokens.verify_possession(&bound.sandbox, token, &revoked, d.now())?;
+        if claims.sid.as_deref() != Some(bound.session.id.as_str()) || claims.sub != asking.caller.principal.name {
+            return Err(ApiError::new(ErrorCode::Forbidden, "current_token: is of another session or another principal"));
+        }
+        Ok(Some(claims))
+    }
+
+    /// The token that was shown ends a moment from now. The gateway refuses it by itself; boxd is told by the reaper.
+    async fn retire(&self, asking: &Asking<'_>, bound: &Bound, claims: Claims) -> Result<(), ApiError> {
+        let d = &self.deployment;
+        let mut audit = AuditRecord::new(d.now(), &bound.session.workspace, "token.retired")
+            .by(asking.caller, asking.request_id)
+            .about(bound)
+            .detail("replaced by a fresh one");
+        audit.jti = Some(claims.jti.clone());
+        let retired = RetiredToken {
+            workspace: bound.session.workspace.clone(),
+            sandbox: bound.sandbox.id.clone(),
+            jti: claims.jti,
+            from: d.now().plus(ROTATION_GRACE),
+            // As long as it would have proved possession.
+            until: Timestamp::from_unix(claims.exp.saturating_add(REFRESH_GRACE_SECONDS)),
+            audit,
+        };
+        d.store.retire_token(&retired).await.map_err(internal)
+    }
+
+    /// Extends the lease, never a token. A suspended sandbox is started again, and not waited for longer than the caller wants.
+    pub async fn heartbeat(&self, asking: &Asking<'_>, id: &SessionId) -> Result<HeartbeatResponse, ApiError> {
+        let d = &self.deployment;
+        let bound = self.living(asking.caller, id).await?;
+        let now = d.now();
+        d.store.note(&Note { sandboxes: vec![(bound.sandbox.id.clone(), now)], ..Note::default() }).await.map_err(internal)?;
+        let state = match self.lifecycle.bring_up(&bound.sandbox.id, asking.wait).await {
+            // The note above ended its idleness.
+            Ok(sandbox) => {
+                if sandbox.state == State::Idle {
+                    State::Active
+                } else {
+                    sandbox.state
+                }
+            }
+            // Its next beat comes anyway, and the lease is extended.
+            Err(e) if e.code == ErrorCode::SandboxStarting => bound.sandbox.state,
+            Err(e) => return Err(e),
+        };
+        Ok(HeartbeatResponse { lease_expires_at: d.now().max(now).plus(d.config.lease()), state })
+    }
+}

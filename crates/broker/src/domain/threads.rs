@@ -1,0 +1,66 @@
+//! Threads: found by their own ids, and ended when whoever keeps them says that they are gone.
+
+use cobox_protocol::{
+    ApiError, ErrorCode, RequestId, SessionId, Timestamp,
+    id::is_foreign_id,
+    session::{Scope, ScopeType},
+    thread::{ThreadEvent, ThreadNotice},
+};
+
+use super::{access, audit::AuditRecord, deployment::internal, model::Caller, sessions::Sessions};
+
+/// Who ends a session by a webhook, as the audit tells it.
+const WEBHOOK: &str = "webhook";
+const DELETED: &str = "its thread was deleted";
+const ARCHIVED: &str = "its thread was archived";
+
+fn scope(thread: &str) -> Scope {
+    Scope { kind: ScopeType::Thread.word().to_owned(), id: thread.to_owned() }
+}
+
+impl Sessions {
+    /// The living session of a thread.
+    pub async fn id_of_thread(&self, caller: &Caller, thread: &str) -> Result<SessionId, ApiError> {
+        must_be_thread(thread)?;
+        Ok(self.of_scope(caller, &scope(thread)).await?.session.id)
+    }
+
+    /// The thread is gone, and with it its session, if it has one. The thread itself isn't ours: there is nothing to miss.
+    pub async fn end_thread(&self, caller: &Caller, thread: &str, request_id: &RequestId) -> Result<(), ApiError> {
+        must_be_thread(thread)?;
+        let bound = match self.of_scope(caller, &scope(thread)).await {
+            Ok(bound) => bound,
+            Err(e) if e.code == ErrorCode::SessionNotFound => return Ok(()),
+            Err(e) => return Err(e),
+        };
+        access::may_end(&caller.principal, &bound.session)?;
+        let audit = AuditRecord::new(self.deployment.now(), &bound.session.workspace, "session.ended");
+        self.end(&bound, DELETED, audit.by(caller, request_id).about(&bound).detail(DELETED)).await
+    }
+
+    /// What a signed notice says; whether there was a session to end. One that was made after the notice was sent is left
+    /// alone, so that a notice which comes late, or again, ends nothing that it didn't mean.
+    pub async fn thread_is_gone(&self, notice: &ThreadNotice, sent_at: Timestamp, request_id: &RequestId) -> Result<bool, ApiError> {
+        must_be_thread(&notice.thread_id)?;
+        let d = &self.deployment;
+        let workspace = &d.config.workspace;
+        let found = d.store.session_of(workspace, ScopeType::Thread.word(), &notice.thread_id).await.map_err(internal)?;
+        let Some(bound) = found.filter(|b| b.session.created_at <= sent_at) else { return Ok(false) };
+        let reason = match notice.event {
+            ThreadEvent::Deleted => DELETED,
+            ThreadEvent::Archived => ARCHIVED,
+        };
+        let mut audit = AuditRecord::new(d.now(), workspace, "session.ended").about(&bound).detail(reason);
+        audit.principal = Some(WEBHOOK.to_owned());
+        audit.request_id = Some(request_id.clone());
+        self.end(&bound, reason, audit).await?;
+        Ok(true)
+    }
+}
+
+fn must_be_thread(thread: &str) -> Result<(), ApiError> {
+    if is_foreign_id(thread) {
+        return Ok(());
+    }
+    Err(ApiError::invalid("thread_id: must have 1 to 256 characters and no control characters"))
+}

@@ -1,0 +1,45 @@
+//! `GET /capabilities?thread_id=`: what a front end can reach for a thread, and with what.
+
+use axum::{Json, Router, extract::State, routing::get};
+use cobox_protocol::{
+    ErrorCode,
+    thread::{Capabilities, Service},
+};
+use serde::Deserialize;
+
+use super::{Api, auth::Authenticated, error::Failure, paging::Params};
+
+/// The only service there is; others come beside it.
+const SANDBOX: &str = "sandbox";
+const PROTOCOL: &str = "rest+ws";
+
+pub fn routes() -> Router<Api> {
+    Router::new().route("/capabilities", get(look))
+}
+
+#[derive(Deserialize)]
+struct Query {
+    thread_id: String,
+}
+
+/// Looking makes nothing and wakes nothing: a thread without a session has no services.
+async fn look(State(api): State<Api>, who: Authenticated, Params(query): Params<Query>) -> Result<Json<Capabilities>, Failure> {
+    let mut capabilities = Capabilities::default();
+    let id = match api.sessions.id_of_thread(&who.caller, &query.thread_id).await {
+        Ok(id) => id,
+        Err(e) if e.code == ErrorCode::SessionNotFound => return Ok(Json(capabilities)),
+        Err(e) => return Err(e.into()),
+    };
+    let found = api.sessions.get(&who.asking(), &id).await?;
+    let service = Service {
+        // A front end adds the version itself.
+        url: found.sandbox.http_base_url.trim_end_matches("/v1").to_owned(),
+        token: found.token,
+        protocol: PROTOCOL.to_owned(),
+        expires_at: found.expires_at,
+        refresh_before: found.refresh_before,
+        session_id: found.session_id,
+    };
+    capabilities.services.insert(SANDBOX.to_owned(), service);
+    Ok(Json(capabilities))
+}

@@ -1,0 +1,66 @@
+//! `/threads/{thread_id}/sandbox`: the sessions of threads, in the shapes of the first clients.
+
+use axum::{
+    Json, Router,
+    extract::{Path, State},
+    routing::{delete, post},
+};
+use cobox_protocol::{
+    session::{HeartbeatResponse, RefreshRequest, RefreshResponse},
+    thread::ThreadSandbox,
+};
+use http::{HeaderMap, StatusCode};
+
+use super::{Api, auth::Authenticated, body::MaybeJsonBody, error::Failure, negotiation::NegotiationBody, sessions::idempotency_key};
+
+pub fn routes() -> Router<Api> {
+    Router::new()
+        .route("/threads/{thread_id}", delete(end))
+        .route("/threads/{thread_id}/sandbox", post(negotiate).get(look).delete(release))
+        .route("/threads/{thread_id}/sandbox/refresh", post(refresh))
+        .route("/threads/{thread_id}/sandbox/heartbeat", post(heartbeat))
+}
+
+async fn negotiate(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(thread): Path<String>,
+    headers: HeaderMap,
+    MaybeJsonBody(body): MaybeJsonBody<NegotiationBody>,
+) -> Result<Json<ThreadSandbox>, Failure> {
+    let wish = body.read_for_thread(&thread)?;
+    Ok(Json(api.sessions.negotiate(&who.asking(), &wish, idempotency_key(&headers)?).await?.into()))
+}
+
+async fn look(State(api): State<Api>, who: Authenticated, Path(thread): Path<String>) -> Result<Json<ThreadSandbox>, Failure> {
+    let id = api.sessions.id_of_thread(&who.caller, &thread).await?;
+    Ok(Json(api.sessions.get(&who.asking(), &id).await?.into()))
+}
+
+/// Here the token shown ends soon after, unless the caller says otherwise.
+async fn refresh(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(thread): Path<String>,
+    MaybeJsonBody(wish): MaybeJsonBody<RefreshRequest>,
+) -> Result<Json<RefreshResponse>, Failure> {
+    let id = api.sessions.id_of_thread(&who.caller, &thread).await?;
+    let rotate = wish.rotate.or(wish.current_token.is_some().then_some(true));
+    Ok(Json(api.sessions.refresh(&who.asking(), &id, &RefreshRequest { rotate, ..wish }).await?))
+}
+
+async fn heartbeat(State(api): State<Api>, who: Authenticated, Path(thread): Path<String>) -> Result<Json<HeartbeatResponse>, Failure> {
+    let id = api.sessions.id_of_thread(&who.caller, &thread).await?;
+    Ok(Json(api.sessions.heartbeat(&who.asking(), &id).await?))
+}
+
+async fn release(State(api): State<Api>, who: Authenticated, Path(thread): Path<String>) -> Result<StatusCode, Failure> {
+    let id = api.sessions.id_of_thread(&who.caller, &thread).await?;
+    api.sessions.release(&who.caller, &id, &who.request_id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn end(State(api): State<Api>, who: Authenticated, Path(thread): Path<String>) -> Result<StatusCode, Failure> {
+    api.sessions.end_thread(&who.caller, &thread, &who.request_id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

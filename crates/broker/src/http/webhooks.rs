@@ -1,0 +1,36 @@
+//! `POST /webhooks/threads`: whoever keeps the threads tells that one is gone, with a signature in place of a key.
+
+use axum::{
+    Json, Router,
+    body::Bytes,
+    extract::{Request, State},
+    routing::post,
+};
+use cobox_protocol::{ApiError, ErrorCode, RequestId, json::read_object, thread::NoticeTaken};
+use http::HeaderMap;
+
+use super::{Api, body, error::Failure};
+
+const TIMESTAMP: &str = "x-cobox-timestamp";
+const SIGNATURE: &str = "x-cobox-signature";
+
+pub fn routes() -> Router<Api> {
+    Router::new().route("/webhooks/threads", post(thread))
+}
+
+async fn thread(State(api): State<Api>, request: Request) -> Result<Json<NoticeTaken>, Failure> {
+    let Some(webhook) = &api.webhook else {
+        return Err(ApiError::new(ErrorCode::RouteNotFound, "no webhook is set up here; see webhook_secret_file").into());
+    };
+    let request_id = request.extensions().get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
+    let headers = request.headers().clone();
+    let bytes: Bytes = body::read(request).await?;
+    let sent_at = webhook.verify(header(&headers, TIMESTAMP)?, header(&headers, SIGNATURE)?, &bytes, api.deployment.now())?;
+    let ended = api.sessions.thread_is_gone(&read_object(&bytes)?, sent_at, &request_id).await?;
+    Ok(Json(NoticeTaken { ended }))
+}
+
+fn header<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<&'a str, ApiError> {
+    let missing = || ApiError::new(ErrorCode::Unauthenticated, format!("{name}: is missing or can't be read"));
+    headers.get(name).and_then(|v| v.to_str().ok()).ok_or_else(missing)
+}

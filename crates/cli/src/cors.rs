@@ -1,0 +1,56 @@
+//! Pages of which origins may speak to a broker: flags, then the environment, then the config file.
+
+use cobox_broker::Cors;
+
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Browsers")]
+pub struct CorsArgs {
+    /// Let pages of this origin speak to the broker, such as http://localhost:5173; may be repeated
+    #[arg(long, value_name = "ORIGIN", env = "COBOX_CORS_ALLOW_ORIGIN", value_delimiter = ',')]
+    cors_allow_origin: Vec<String>,
+    /// With these methods only; may be repeated
+    #[arg(long, value_name = "METHOD", env = "COBOX_CORS_ALLOW_METHOD", value_delimiter = ',')]
+    cors_allow_method: Vec<String>,
+    /// With these headers only; may be repeated
+    #[arg(long, value_name = "HEADER", env = "COBOX_CORS_ALLOW_HEADER", value_delimiter = ',')]
+    cors_allow_header: Vec<String>,
+}
+
+impl CorsArgs {
+    /// What is named here takes the place of what the file says.
+    pub fn apply(self, cors: &mut Cors) {
+        for (named, said) in [
+            (self.cors_allow_origin, &mut cors.allow_origins),
+            (self.cors_allow_method, &mut cors.allow_methods),
+            (self.cors_allow_header, &mut cors.allow_headers),
+        ] {
+            if !named.is_empty() {
+                *said = named;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        cors: CorsArgs,
+    }
+
+    #[test]
+    fn flags_take_the_place_of_the_files_words_and_may_be_repeated() {
+        let origin = "http://localhost:5173";
+        let line = ["cobox", "--cors-allow-origin", origin, "--cors-allow-method", "GET", "--cors-allow-method", "POST"];
+        let mut cors = Cors { allow_origins: vec!["https://old.example".into()], allow_headers: vec!["range".into()], ..Cors::default() };
+        Line::parse_from(line).cors.apply(&mut cors);
+        assert_eq!(cors.allow_origins, [origin]);
+        assert_eq!(cors.allow_methods, ["GET", "POST"]);
+        assert_eq!(cors.allow_headers, ["range"]);
+    }
+}

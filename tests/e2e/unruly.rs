@@ -1,0 +1,91 @@
+//! Commands that try to outlive their end, in a real sandbox: those not yet begun, those that can't be looked into, those that look ended.
+
+use cobox_protocol::exec::{ExecRequest, ExecResponse};
+use cobox_testkit::{TestBroker, ensure, eventually, sh};
+
+struct Cell {
+    _broker: TestBroker,
+    session: cobox_client::Session,
+}
+
+impl Cell {
+    async fn start() -> Self {
+        let broker = TestBroker::start().await;
+        let session = ensure(&broker.client(), "unruly").await;
+        Self { _broker: broker, session }
+    }
+
+    async fn exec(&self, request: ExecRequest) -> ExecResponse {
+        self.session.dataplane().exec(&request).await.unwrap()
+    }
+
+    async fn sh(&self, command: &str) -> String {
+        sh(self.session.dataplane(), command).await.stdout
+    }
+}
+
+fn argv(words: &[&str]) -> ExecRequest {
+    ExecRequest { argv: Some(words.iter().map(|&word| word.to_owned()).collect()), ..Default::default() }
+}
+
+/// So many directories to look into that the program is still being looked for when its time is over.
+fn long_way_to_a_program() -> String {
+    "/n:".repeat(40_000) + "/usr/bin:/bin"
+}
+
+#[tokio::test]
+async fn a_command_whose_time_is_over_before_it_runs_never_runs() {
+    let cell = Cell::start().await;
+    let env = [("PATH".to_owned(), long_way_to_a_program())];
+    let late = ExecRequest { env: Some(env.into()), timeout_seconds: Some(0.005), ..argv(&["sh", "-c", "touch ran; exec sleep 1001"]) };
+    for _ in 0..3 {
+        assert!(cell.exec(late.clone()).await.timed_out);
+    }
+    for _ in 0..50 {
+        cell.exec(ExecRequest { timeout_seconds: Some(0.0001), ..argv(&["sleep", "1001"]) }).await;
+    }
+    let left = cell.sh("ls; cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -o '[s]leep 1001'").await;
+    assert_eq!(left, "");
+}
+
+#[tokio::test]
+async fn a_program_that_may_be_run_but_not_read_is_ended_like_any_other() {
+    let cell = Cell::start().await;
+    cell.sh("cp $(readlink -f $(command -v sleep)) closed; cp $(readlink -f $(command -v bash)) shell; chmod 111 closed shell").await;
+    // It can't be seen in /proc by its like, so it is seen by what it does.
+    let command = "./shell -c 'while :; do echo > beat; ./closed 0.05; done' & wait".to_owned();
+    let done = cell.exec(ExecRequest { command: Some(command), timeout_seconds: Some(1.0), ..Default::default() }).await;
+    assert!(done.timed_out, "{done:?}");
+    assert_eq!(cell.sh("rm beat; sleep 0.5; ls").await, "closed\nshell\n");
+}
+
+/// Its first thread ends, and the others go on.
+const HEADLESS: &str = "
+import ctypes, threading, time
+def go():
+    while True:
+        open('beat', 'w').close(); time.sleep(0.02)
+threading.Thread(target=go).start()
+ctypes.CDLL(None).syscall(60, 0)";
+
+#[tokio::test]
+async fn a_program_without_its_first_thread_is_ended_like_any_other() {
+    let cell = Cell::start().await;
+    let done = cell.exec(ExecRequest { timeout_seconds: Some(1.0), ..argv(&["python3", "-c", HEADLESS]) }).await;
+    assert!(done.timed_out, "{done:?}");
+    assert_eq!(cell.sh("rm beat; sleep 0.5; ls").await, "");
+}
+
+#[tokio::test]
+async fn a_long_name_in_many_places_costs_no_more_than_looking() {
+    let cell = Cell::start().await;
+    let path = |directory: &str| Some([("PATH".to_owned(), directory.repeat(100_000 / directory.len()))].into());
+    let done = cell.exec(ExecRequest { env: path("a:"), ..argv(&[&"x".repeat(100_000)]) }).await;
+    assert_eq!((done.exit_code, done.stderr.contains("not the name of a program")), (126, true), "{done:?}");
+    let done = cell.exec(ExecRequest { env: path("a:"), ..argv(&[&"x".repeat(255)]) }).await;
+    assert_eq!(done.exit_code, 127, "{done:?}");
+    let directory = format!("{}:", "d/".repeat(2000));
+    let done = cell.exec(ExecRequest { env: path(&directory), ..argv(&[&"x".repeat(255)]) }).await;
+    assert_eq!(done.exit_code, 127, "{done:?}");
+    assert_eq!(cell.sh("echo still here").await, "still here\n");
+}
