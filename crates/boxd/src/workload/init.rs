@@ -19,7 +19,7 @@ use rustix::{
 
 use super::{
     link::{MAX_IMAGE_BYTES, Order, Received, Report, Unpacked, receive, send},
-    memory::watch_memory,
+    memory::MemoryWatch,
     proc::Proc,
     seccomp, tree,
 };
@@ -100,12 +100,13 @@ fn serve(link: OwnedFd, proc: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
     let (workload, running, pads) = (&config.workload, HashMap::new(), Vec::new());
     let mut init = Init { link, proc, null, workload, running, pads, word, has_marks };
     let mut has_processes = false;
+    let mut watch = config.limits.memory_bytes.map(MemoryWatch::new);
     send(&init.link, &Report::Ready, &[])?;
     loop {
         let mut waiting = [PollFd::new(&init.link, PollFlags::IN), PollFd::new(&children, PollFlags::IN)];
         // Nothing to watch while nothing runs, and nothing to watch for where a cgroup does it.
-        let watched = config.limits.memory_bytes.filter(|_| has_processes);
-        match poll(&mut waiting, watched.map(|_| &WATCH_EVERY)) {
+        let watch = watch.as_mut().filter(|_| has_processes);
+        match poll(&mut waiting, watch.as_ref().map(|_| &WATCH_EVERY)) {
             Err(rustix::io::Errno::INTR) => continue,
             other => other?,
         };
@@ -121,8 +122,8 @@ fn serve(link: OwnedFd, proc: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
             init.obey(order)?;
             has_processes = true;
         }
-        if let Some(limit) = watched {
-            has_processes = watch_memory(&init.proc, limit);
+        if let Some(watch) = watch {
+            has_processes = watch.look(&init.proc);
         }
     }
 }
