@@ -7,6 +7,7 @@ mod claims;
 mod cluster;
 mod cors;
 mod door;
+mod errors;
 mod fake_provider;
 mod harness;
 mod lease;
