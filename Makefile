@@ -5,7 +5,7 @@ CARGO_FLAGS := $(if $(filter release,$(PROFILE)),--release,)
 BIN = target/$(shell rustc --print host-tuple)/$(if $(filter release,$(PROFILE)),release,debug)
 
 .DEFAULT_GOAL := help
-.PHONY: help build run demo test lint openapi fuzz bench bench-dataplane soak setup
+.PHONY: help build run demo test lint openapi fuzz bench bench-dataplane bench-broker soak setup
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -54,6 +54,9 @@ bench-dataplane: build ## Exec, shells, files and search, against ssh, sshx, ngi
 	cargo build $(CARGO_FLAGS) -p cobox-bench
 	scripts/setup bench
 	COBOX_BIN=$(BIN)/cobox COBOX_BENCH_BIN=$(BIN)/cobox-bench python3 bench/dataplane.py
+
+bench-broker: ## Ensure and refresh on both databases, with a thousand sessions and a million; writes bench/results/broker.md
+	scripts/bench-broker
 
 soak: ## The long fault and load tests; records bench/results/soak.md
 	cargo build -p cobox-cli -p cobox-boxd

@@ -1,7 +1,7 @@
 //! Commands that try to outlive their end, in a real sandbox: those not yet begun, those that can't be looked into, those that look ended.
 
 use cobox_protocol::exec::{ExecRequest, ExecResponse};
-use cobox_testkit::{TestBroker, ensure, eventually, sh};
+use cobox_testkit::{BrokerOptions, TestBroker, ensure, eventually, sh};
 
 struct Cell {
     _broker: TestBroker,
@@ -88,4 +88,53 @@ async fn a_long_name_in_many_places_costs_no_more_than_looking() {
     let done = cell.exec(ExecRequest { env: path(&directory), ..argv(&[&"x".repeat(255)]) }).await;
     assert_eq!(done.exit_code, 127, "{done:?}");
     assert_eq!(cell.sh("echo still here").await, "still here\n");
+}
+
+#[tokio::test]
+async fn what_is_stopped_before_it_runs_is_ended_and_told() {
+    let cell = Cell::start().await;
+    // Whatever starts meanwhile is stopped wherever it is.
+    let stopper = "import os, time
+end = time.time() + 20
+while time.time() < end:
+    try: os.kill(-1, 19)
+    except OSError: pass";
+    let stopping = ExecRequest { timeout_seconds: Some(15.0), ..argv(&["python3", "-c", stopper]) };
+    let start = async |n: u32| {
+        let request = ExecRequest { command_id: Some(n.to_string()), timeout_seconds: Some(1.0), ..argv(&["true"]) };
+        cell.session.dataplane().exec(&request).await
+    };
+    let starts = async { futures_util::future::join_all((0..30).map(start)).await };
+    let (stopped, answers) = tokio::join!(cell.exec(stopping), starts);
+    assert!(stopped.timed_out);
+    // Each was stopped as a program and ran out of its time, or before that and says so.
+    for answer in answers {
+        match answer {
+            Ok(done) => assert!(done.timed_out || done.exit_code == 0, "{done:?}"),
+            Err(error) => assert!(error.to_string().contains("didn't begin"), "{error}"),
+        }
+    }
+    assert_eq!(cell.sh("echo still here").await, "still here\n");
+}
+
+#[tokio::test]
+async fn programs_start_with_every_signal_as_it_is_by_default() {
+    let cell = Cell::start().await;
+    let ignored = cell.sh("grep SigIgn /proc/self/status | cut -f 2; grep SigBlk /proc/self/status | cut -f 2").await;
+    // But for the one of a file grown too large.
+    assert_eq!(ignored, "0000000001000000\n0000000000000000\n");
+}
+
+#[tokio::test]
+async fn a_write_past_what_is_allowed_fails_and_ends_nobody() {
+    let config = "reaper_interval_ms = 100\n[local]\ndisk = \"soft\"\ndisk_bytes = 67108864\n".to_owned();
+    let broker = TestBroker::start_with(BrokerOptions { config, ..Default::default() }).await;
+    let session = ensure(&broker.client(), "full").await;
+    let d = session.dataplane();
+    sh(d, "head -c 80000000 /dev/zero > fill").await;
+    eventually("writes to be refused", || async {
+        let tried = sh(d, "echo hi > f; echo lived").await;
+        (tried.stdout == "lived\n" && tried.stderr.contains("File too large")).then_some(())
+    })
+    .await;
 }

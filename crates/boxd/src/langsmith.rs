@@ -57,9 +57,10 @@ impl From<ExecuteRequest> for ExecRequest {
 pub async fn execute(
     State(server): State<Arc<Server>>,
     caller: Caller<Exec>,
+    Extension(connection): Extension<ConnectionEnd>,
     headers: HeaderMap,
     content: Body,
-) -> Result<Json<Value>, Failure> {
+) -> Result<Response, Failure> {
     let has_bash = server.files.is_file(SDK_DEFAULT_SHELL).await?;
     let adapt = |request: ExecuteRequest| {
         let mut request = ExecRequest::from(request);
@@ -67,8 +68,7 @@ pub async fn execute(
         request.shell = request.shell.filter(|s| s != SDK_DEFAULT_SHELL || has_bash);
         request
     };
-    let done = exec::run_as(&server, &caller, &headers, content, adapt).await?;
-    Ok(Json(json!({ "stdout": done.stdout, "stderr": done.stderr, "exit_code": done.exit_code })))
+    Ok(exec::run_as(&server, &caller, &headers, content, adapt).await?.brief_answer(&connection)?)
 }
 
 /// `POST /upload?path=`: multipart, one field `file`.

@@ -15,6 +15,7 @@ pub mod fuzzing;
 mod langsmith;
 mod listen;
 pub mod log;
+mod long_json;
 pub mod processes;
 pub mod programs;
 pub mod server;

@@ -301,3 +301,89 @@ async fn each_limit_is_named_when_it_is_reached() {
         boxd.call(Method::DELETE, path).send().await.ok(204);
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commands_that_had_to_make_room_for_later_ones_take_no_memory() {
+    let boxd = TestBoxd::start();
+    let before = resident();
+    for number in 0..80 {
+        let command = "head -c 1000000 /dev/zero; head -c 1000000 /dev/zero >&2";
+        let request = json!({ "command": command, "command_id": format!("c{number}"), "max_output_bytes": 10 });
+        boxd.post("/v1/exec", request.to_string()).send().await.ok(200);
+    }
+    // 160 MB were printed; of that 32 MiB are kept.
+    let taken = resident().saturating_sub(before);
+    assert!(taken < 80 * MIB, "{} MiB", taken / MIB);
+    let again = |id: &str| boxd.post("/v1/exec", json!({ "command_id": id }).to_string());
+    again("c79").send().await.ok(200);
+    again("c0").send().await.refused(410, "COMMAND_EXPIRED");
+}
+
+#[tokio::test]
+async fn a_command_that_has_ended_holds_no_terminal() {
+    let terminals = || {
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        open.filter(|to| to.ends_with("ptmx")).count()
+    };
+    let boxd = TestBoxd::start();
+    for _ in 0..3 {
+        let mut client = ExecClient::start(&boxd, ExecStart { command: Some("cat".into()), pty: true, ..Default::default() }).await;
+        assert_eq!(terminals(), 1);
+        client.send(ClientFrame::CloseStdin).await;
+        client.exit().await;
+        assert_eq!(terminals(), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_that_nobody_reads_take_no_more_than_what_was_printed() {
+    let boxd = TestBoxd::start();
+    let before = resident();
+    // As JSON each is six times as long.
+    let command = "head -c 8000000 /dev/zero | tr '\\0' '\\1' | tee /dev/stderr; touch \"done$N\"";
+    let mut clients = Vec::new();
+    for number in 0..6 {
+        let body = json!({ "command": command, "max_output_bytes": 16 * MIB, "env": { "N": number.to_string() } }).to_string();
+        clients.push(unread(&boxd, "POST", "/v1/exec", "connection: close\r\n", &body).await);
+    }
+    for number in 0..6 {
+        support::wait_for(|| boxd.host(format!("/workspace/done{number}")).exists()).await;
+    }
+    // Each answers as far as a socket takes it.
+    for client in &mut clients {
+        let mut begin = [0; 15];
+        tokio::time::timeout(SOON, client.read_exact(&mut begin)).await.unwrap().unwrap();
+        assert_eq!(&begin, b"HTTP/1.1 200 OK");
+    }
+    still_answers(&boxd).await;
+    let taken = resident().saturating_sub(before);
+    assert!(taken < 160 * MIB, "{} MiB", taken / MIB);
+    // Read to its end, it is all there.
+    let mut rest = Vec::new();
+    tokio::time::timeout(3 * SOON, clients[0].read_to_end(&mut rest)).await.unwrap().unwrap();
+    let text = String::from_utf8(rest).unwrap();
+    assert_eq!(text.matches(r"\u0001").count(), 16_000_000);
+}
+
+#[tokio::test]
+async fn input_that_no_program_reads_counts_for_as_long_as_it_waits() {
+    let boxd = TestBoxd::start();
+    let body = |number: u32| json!({ "argv": ["sleep", "1000"], "stdin": "x".repeat(15_000_000), "command_id": number.to_string() });
+    let start = async |number| boxd.post("/v1/exec", body(number).to_string()).header("accept", "text/event-stream").open().await;
+    let mut streams = Vec::new();
+    let refused = loop {
+        let answer = start(streams.len() as u32).await;
+        if answer.status() != 200 {
+            break answer.status();
+        }
+        streams.push(answer);
+        assert!(streams.len() < 20, "300 MB are waiting");
+    };
+    assert_eq!(refused, 429);
+    for number in 0..streams.len() {
+        boxd.delete(&format!("/v1/processes/{number}")).send().await.ok(204);
+    }
+    let again = async { while start(100).await.status() != 200 {} };
+    tokio::time::timeout(SOON, again).await.expect("with the programs their input goes");
+    boxd.delete("/v1/processes/100").send().await.ok(204);
+}

@@ -92,7 +92,7 @@ impl Pad {
     /// it became the program is told by [`Pad::failure`] when it has ended; `outcome` closes without a word when it did.
     ///
     /// # Safety
-    /// The process must have one thread, its descriptors from 3 on must be closed by exec, and its SIGPIPE must have the default action.
+    /// The process must have one thread, its descriptors from 3 on must be closed by exec, and its signals must be as programs are to have them.
     /// The pad must neither be dropped nor used again before [`Pad::is_free`] says so or the new process was waited for.
     pub unsafe fn launch(&mut self, launch: Launch, stdio: [BorrowedFd<'_>; 3], outcome: Option<BorrowedFd<'_>>) -> io::Result<i32> {
         self.launch = Some(launch);

@@ -26,7 +26,7 @@ pub use loop_device::attach_loop;
 pub use mark::mark_of;
 pub use mount::{MountFlags, idmap, set_mount_flags};
 pub use network::raise_loopback;
-pub use signals::{block_signals, child_events};
+pub use signals::{child_events, settle_signals};
 pub use terminal::interrupt_foreground;
 pub use watch::watch;
 

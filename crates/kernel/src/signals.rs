@@ -20,14 +20,18 @@ pub fn child_events() -> io::Result<OwnedFd> {
     }
 }
 
-/// Blocks every signal that can be, here and in what is started from here, until that unblocks them; SIGPIPE gets its default action
-/// back, which Rust's runtime takes away.
-pub fn block_signals() {
-    // SAFETY: a full set and the default action are valid; failure is impossible for these numbers.
+/// Blocks every signal that can be, here and in what is started from here, until that unblocks them. All get their default actions,
+/// whatever whoever started us ignored; but for SIGXFSZ: a write past the limit of a file's size is to fail, as one to a full disk does,
+/// and not to end the program.
+pub fn settle_signals() {
+    // SAFETY: a full set, the default action and none are valid; numbers that can't be set are refused, which changes nothing.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut set);
         libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
-        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        for number in 1..=libc::SIGRTMAX() {
+            libc::signal(number, libc::SIG_DFL);
+        }
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
     }
 }

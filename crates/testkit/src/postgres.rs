@@ -102,8 +102,13 @@ impl Server {
             .arg(&data)
             .arg("-k")
             .arg(&dir)
-            // Nobody reaches it over the network. What a power cut would take is not what these tests are about.
-            .args(["-c", "listen_addresses=", "-c", "fsync=off", "-c", "full_page_writes=off", "-c", "max_connections=200"])
+            // Nobody reaches it over the network. What a power cut would take is not what tests are about, only benchmarks.
+            .args(["-c", "listen_addresses=", "-c", "max_connections=200"])
+            .args(if std::env::var_os("COBOX_TEST_SYNC").is_some() {
+                [].as_slice()
+            } else {
+                &["-c", "fsync=off", "-c", "full_page_writes=off"]
+            })
             .args(["-c", "shared_buffers=32MB", "-c", "autovacuum=off"])
             .stdin(Stdio::piped())
             .stdout(log.try_clone().expect("a log"))

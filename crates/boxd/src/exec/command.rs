@@ -4,13 +4,12 @@ use std::{
     fs::File,
     os::fd::OwnedFd,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
-use bytes::Bytes;
 use cobox_protocol::{ApiError, frame::OutputStream};
 use cobox_stream::{Limits, Log};
 use rustix::termios::{Winsize, tcsetwinsize};
@@ -53,7 +52,8 @@ pub struct Command {
     pub stderr: Option<Log>,
     pub input: Input,
     pub has_input: bool,
-    pty: Option<Arc<Descriptor>>,
+    /// Closed when the command has ended: there are only so many.
+    pty: Mutex<Option<Arc<Descriptor>>>,
     kill_on_disconnect: bool,
     attached: AtomicUsize,
 }
@@ -80,19 +80,20 @@ impl Command {
             None => open(started.stdout, Interest::READABLE)?.map(Arc::new),
         };
         let stderr = open(started.stderr, Interest::READABLE)?.map(Arc::new);
+        let is_terminal = pty.is_some();
         let (out, err) = (Stream::new(server, stdout, budget), Stream::new(server, stderr, budget));
         let command = Arc::new(Self {
             listed,
             stdout: out.log.clone(),
-            stderr: pty.is_none().then(|| err.log.clone()),
+            stderr: (!is_terminal).then(|| err.log.clone()),
             input: Input::default(),
             has_input: stdin.is_some(),
-            pty,
+            pty: Mutex::new(pty),
             kill_on_disconnect: plan.kill_on_disconnect,
             attached: AtomicUsize::new(0),
         });
         if let Some(text) = plan.stdin {
-            command.input.push("", None, Bytes::from(text));
+            command.input.push("", None, text);
         }
         if !plan.stdin_stays_open {
             command.input.close();
@@ -100,7 +101,7 @@ impl Command {
         if let Some(said) = said {
             command.stderr.as_ref().unwrap_or(&command.stdout).append(said.as_bytes());
         }
-        let running = Running { command: command.clone(), stdin, out, err, timeout: plan.timeout };
+        let running = Running { command: command.clone(), stdin, is_terminal, out, err, timeout: plan.timeout };
         Ok((command, running))
     }
 
@@ -116,9 +117,15 @@ impl Command {
     }
 
     pub fn resize(&self, cols: u16, rows: u16) -> Result<(), ApiError> {
-        let Some(pty) = &self.pty else { return Err(ApiError::invalid("this command has no terminal; start it with `pty`")) };
+        let pty = self.pty().clone();
+        let Some(pty) = pty else { return Err(ApiError::invalid("this command has no terminal, or has ended; start it with `pty`")) };
         let size = Winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 };
-        tcsetwinsize(pty, size).map_err(|e| internal(format!("setting the terminal's size: {e}")))
+        tcsetwinsize(&*pty, size).map_err(|e| internal(format!("setting the terminal's size: {e}")))
+    }
+
+    fn pty(&self) -> MutexGuard<'_, Option<Arc<Descriptor>>> {
+        // Each change is a single assignment.
+        self.pty.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Somebody is connected to it.
@@ -157,6 +164,7 @@ struct Stream {
 pub struct Running {
     command: Arc<Command>,
     stdin: Option<Arc<Descriptor>>,
+    is_terminal: bool,
     out: Stream,
     err: Stream,
     timeout: Duration,
@@ -165,7 +173,7 @@ pub struct Running {
 impl Running {
     /// Runs until the program has ended and all it printed is in the logs.
     pub async fn run(self, server: &Server) {
-        let Running { command, stdin, out, err, timeout } = self;
+        let Running { command, stdin, is_terminal, out, err, timeout } = self;
         let exited = CancellationToken::new();
         let ended = async {
             let ended = end_within(&*command.job().program, timeout).await;
@@ -175,11 +183,12 @@ impl Running {
         let feed = async {
             // Ends with the program: nobody else will read it.
             tokio::select! {
-                () = command.input.feed(stdin, command.pty.is_some()) => {}
-                () = exited.cancelled() => command.input.close(),
+                () = command.input.feed(stdin, is_terminal) => {}
+                () = exited.cancelled() => command.input.refuse(),
             }
         };
         let (ended, (), (), ()) = tokio::join!(ended, feed, out.pump(server, &exited), err.pump(server, &exited));
+        *command.pty() = None;
         command.job().end(ended);
         for log in std::iter::once(&command.stdout).chain(&command.stderr) {
             log.finish();

@@ -125,7 +125,8 @@ impl Input {
         self.taken.notify_waiters();
     }
 
-    fn refuse(&self) {
+    /// Nothing more is taken, and what waits goes.
+    pub fn refuse(&self) {
         let mut state = self.state();
         state.is_closed = true;
         state.pending.clear();

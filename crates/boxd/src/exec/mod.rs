@@ -1,8 +1,10 @@
 //! Running commands: to an answer, as an event stream, or over a WebSocket that may be lost and come back.
 
 mod command;
+mod done;
 pub(crate) mod events;
 mod input;
+mod memory;
 mod once;
 mod outcome;
 mod output;
@@ -14,27 +16,23 @@ mod viewer;
 
 use std::{sync::Arc, time::Instant};
 
-use axum::{
-    Extension, Json,
-    body::Body,
-    extract::State,
-    response::{IntoResponse, Response},
-};
-use cobox_protocol::{
-    ApiError, ErrorCode,
-    exec::{ExecRequest, ExecResponse},
-    frame::OutputStream,
-    json::read_object,
-};
+use axum::{Extension, body::Body, extract::State, response::Response};
+use cobox_protocol::{ApiError, ErrorCode, exec::ExecRequest, frame::OutputStream, json::read_object};
 use http::{HeaderMap, header};
-use tokio::sync::OwnedSemaphorePermit;
 
-pub(crate) use self::plan::{Variable, directory, environment, text};
+pub(crate) use self::memory::Memory;
+#[cfg(test)]
+pub(crate) use self::memory::MemoryBudget;
 use self::{
+    done::Done,
     once::Outcome,
     output::Capture,
-    plan::{DEFAULT_TIMEOUT, as_start, max_output, subject},
+    plan::{DEFAULT_TIMEOUT, as_start, subject},
     viewer::{Event, Form, Viewer},
+};
+pub(crate) use self::{
+    done::answer_of_a_shell,
+    plan::{Variable, directory, environment, max_output, text},
 };
 pub use self::{registry::Commands, session::open};
 use crate::{
@@ -54,7 +52,7 @@ pub async fn run(
     content: Body,
 ) -> Result<Response, Failure> {
     if !events::are_wanted(&headers) {
-        return Ok(Json(run_as(&server, &caller, &headers, content, |request: ExecRequest| request).await?).into_response());
+        return Ok(run_as(&server, &caller, &headers, content, |request: ExecRequest| request).await?.answer(&connection)?);
     }
     let (request, _memory) = caller.stream.until_revoked(read_request::<ExecRequest>(&server, &headers, content)).await?;
     caller.aims_at(&subject(request.command.as_deref(), request.argv.as_deref(), request.command_id.as_deref()));
@@ -68,7 +66,7 @@ pub(crate) async fn run_as<R: serde::de::DeserializeOwned>(
     headers: &HeaderMap,
     content: Body,
     adapt: impl FnOnce(R) -> ExecRequest,
-) -> Result<ExecResponse, ApiError> {
+) -> Result<Done, ApiError> {
     let answer = async {
         let (request, _memory) = read_request::<R>(server, headers, content).await?;
         let request = adapt(request);
@@ -86,7 +84,7 @@ async fn read_request<R: serde::de::DeserializeOwned>(
     server: &Server,
     headers: &HeaderMap,
     content: Body,
-) -> Result<(R, OwnedSemaphorePermit), ApiError> {
+) -> Result<(R, Memory), ApiError> {
     let limit = usize::try_from(server.limits.request_bytes).unwrap_or(usize::MAX);
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
     let memory = server.commands.memory(announced.unwrap_or(limit).min(limit))?;
@@ -97,10 +95,10 @@ async fn read_request<R: serde::de::DeserializeOwned>(
 
 /// Runs a command that has a name, or joins the one that runs already, and gives its whole answer. It doesn't end with its client:
 /// asking again gives the same answer for as long as its output is kept.
-async fn join(server: &Arc<Server>, request: ExecRequest, caller: &Caller<Exec>) -> Result<ExecResponse, ApiError> {
+async fn join(server: &Arc<Server>, request: ExecRequest, caller: &Caller<Exec>) -> Result<Done, ApiError> {
     let started_at = Instant::now();
     let limit = max_output(request.max_output_bytes, &server.limits);
-    let _memory = server.commands.memory(2 * limit)?;
+    let memory = server.commands.memory(2 * limit)?;
     let attached = Commands::start(server, as_start(request), DEFAULT_TIMEOUT, &caller.claims).await?;
     let mut viewer = Viewer::new(attached, 0, 0, Form::Bytes);
     let (mut stdout, mut stderr) = (Capture::new(limit), Capture::new(limit));
@@ -116,7 +114,7 @@ async fn join(server: &Arc<Server>, request: ExecRequest, caller: &Caller<Exec>)
         }
     };
     let id = viewer.command().job().id.clone();
-    Ok(Outcome { ended, stdout, stderr }.answer(id, started_at.elapsed()))
+    Ok(Outcome { ended, stdout, stderr }.done(id, started_at.elapsed(), memory))
 }
 
 fn internal(error: impl std::fmt::Display) -> ApiError {

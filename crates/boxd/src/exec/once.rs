@@ -9,14 +9,16 @@ use std::{
 
 use cobox_protocol::{
     ApiError, CommandId,
-    exec::{ExecRequest, ExecResponse, text_and_b64},
+    exec::{ExecRequest, ExecResponse},
     process::ProcessKind,
 };
 use cobox_token::Claims;
 use tokio::io::Interest;
 
 use super::{
+    done::Done,
     internal,
+    memory::Memory,
     outcome::{end_within, not_started},
     output::Capture,
     plan::Plan,
@@ -32,10 +34,10 @@ use crate::{
 /// How long output is still read after the program has ended while something it started holds the pipes open.
 const LINGER: Duration = Duration::from_millis(100);
 
-pub async fn execute(server: &Server, request: ExecRequest, claims: &Claims) -> Result<ExecResponse, ApiError> {
+pub async fn execute(server: &Server, request: ExecRequest, claims: &Claims) -> Result<Done, ApiError> {
     let started_at = Instant::now();
     let plan = Plan::new(request, &server.limits)?;
-    let _memory = server.commands.memory(2 * plan.max_output)?;
+    let memory = server.commands.memory(2 * plan.max_output)?;
     let argv = shown(&plan.command.argv);
     let name = argv.first().cloned().unwrap_or_default();
     let id = CommandId::new().to_string();
@@ -55,8 +57,7 @@ pub async fn execute(server: &Server, request: ExecRequest, claims: &Claims) -> 
         }
         Err(error) => Outcome::instead(not_started(&name, &error)?),
     };
-    let duration = started_at.elapsed();
-    Ok(outcome.answer(id, duration))
+    Ok(outcome.done(id, started_at.elapsed(), memory))
 }
 
 pub struct Outcome {
@@ -70,22 +71,24 @@ impl Outcome {
         Self { ended: Ended { exit, timed_out: false }, stdout: Capture::default(), stderr: Capture::of(said.into_bytes()) }
     }
 
-    pub fn answer(self, command_id: String, duration: Duration) -> ExecResponse {
+    /// `memory` is what was taken for it.
+    pub fn done(self, command_id: String, duration: Duration, memory: Memory) -> Done {
         let truncated = self.stdout.truncated || self.stderr.truncated;
-        let (stdout, stdout_b64) = text_and_b64(self.stdout.into_bytes());
-        let (stderr, stderr_b64) = text_and_b64(self.stderr.into_bytes());
-        ExecResponse {
-            stdout,
-            stderr,
-            stdout_b64,
-            stderr_b64,
+        let (stdout, stderr) = (self.stdout.into_bytes(), self.stderr.into_bytes());
+        let memory = memory.cut(stdout.len() + stderr.len());
+        let told = ExecResponse {
+            stdout: String::new(),
+            stderr: String::new(),
+            stdout_b64: None,
+            stderr_b64: None,
             exit_code: self.ended.exit.code,
             signal: self.ended.exit.signal,
             timed_out: self.ended.timed_out,
             truncated,
             duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
             command_id,
-        }
+        };
+        Done { told, stdout, stderr, memory }
     }
 }
 

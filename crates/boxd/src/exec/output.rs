@@ -67,6 +67,7 @@ impl Capture {
         {
             self.bytes.truncate(cut.valid_up_to());
         }
+        self.bytes.shrink_to_fit();
         self.bytes
     }
 

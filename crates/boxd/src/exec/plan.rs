@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use bytes::Bytes;
 use cobox_protocol::{
     ApiError,
     control::DataplaneLimits,
@@ -54,7 +55,7 @@ pub fn max_output(asked: Option<u64>, limits: &DataplaneLimits) -> usize {
 pub struct StreamPlan {
     pub command: Command,
     /// What it gets to read before anything a client sends.
-    pub stdin: Option<Vec<u8>>,
+    pub stdin: Option<Bytes>,
     pub stdin_stays_open: bool,
     pub timeout: Duration,
     pub kill_on_disconnect: bool,
@@ -67,7 +68,7 @@ impl StreamPlan {
             return Ok(None);
         }
         let (stdin, stdin_stays_open) = match start.stdin {
-            Some(StdinStart::Text(text)) => (Some(text.into_bytes()), false),
+            Some(StdinStart::Text(text)) => (Some(Bytes::from(text)), false),
             Some(StdinStart::Open(is_open)) => (None, is_open),
             // Somebody who asks for a terminal means to type.
             None => (None, start.pty),

@@ -9,11 +9,15 @@ use std::{
 
 use cobox_protocol::{ApiError, CommandId, ErrorCode, control::DataplaneLimits, frame::ExecStart, id::is_foreign_id, process::ProcessKind};
 use cobox_token::Claims;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch},
+    time::Instant,
+};
 
 use super::{
     command::{Attached, Command},
     internal,
+    memory::{Memory, MemoryBudget},
     outcome::{NeverRan, not_started},
     plan::StreamPlan,
     spool::Budget,
@@ -24,8 +28,6 @@ use crate::{
     server::Server,
 };
 
-/// Request bodies and captured output of all commands together.
-const MEMORY_BUDGET_KIB: usize = 256 * 1024;
 /// Ended commands that are kept; the oldest go first.
 const MAX_KEPT: usize = 256;
 /// What their output may take of memory: with more of it fewer are kept.
@@ -39,7 +41,7 @@ const MAX_FORGOTTEN: usize = 4096;
 pub struct Commands {
     slots: Arc<Semaphore>,
     limit: u32,
-    memory: Arc<Semaphore>,
+    memory: MemoryBudget,
     spools: Arc<Budget>,
     retention: Duration,
     known: Mutex<Known>,
@@ -48,8 +50,11 @@ pub struct Commands {
 #[derive(Default)]
 struct Known {
     commands: HashMap<String, Entry>,
-    /// The one that ended first at the front.
-    ended: VecDeque<Arc<Command>>,
+    /// The one that ended first at the front, each with when it is forgotten. Nobody else keeps them, so that one taken out of here
+    /// is gone with all it held.
+    ended: VecDeque<(Instant, Arc<Command>)>,
+    /// Whether somebody waits for the first of them to be forgotten.
+    is_forgetting: bool,
     forgotten: HashSet<String>,
     forgotten_in_order: VecDeque<String>,
 }
@@ -67,7 +72,7 @@ impl Commands {
         Self {
             slots: Arc::new(Semaphore::new(limits.execs as usize)),
             limit: limits.execs,
-            memory: Arc::new(Semaphore::new(MEMORY_BUDGET_KIB)),
+            memory: MemoryBudget::default(),
             spools: Budget::new(limits.exec_spool_bytes.saturating_mul(SPOOLS)),
             retention: Duration::from_secs(limits.exec_retention_seconds),
             known: Mutex::default(),
@@ -82,12 +87,12 @@ impl Commands {
         })
     }
 
-    pub fn memory(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-        let kib = u32::try_from(bytes / 1024 + 1).unwrap_or(u32::MAX);
-        self.memory.clone().try_acquire_many_owned(kib).map_err(|_| {
-            let message = "the commands running here use all memory for input and output; try again, or with a smaller max_output_bytes";
-            ApiError::new(ErrorCode::RateLimited, message)
-        })
+    pub(crate) fn memory(&self, bytes: usize) -> Result<Memory, ApiError> {
+        self.memory.take(bytes)
+    }
+
+    pub(super) fn budget(&self) -> &MemoryBudget {
+        &self.memory
     }
 
     /// Starts a command, or joins the one of that id.
@@ -104,7 +109,11 @@ impl Commands {
             Some(id) => id.clone(),
             None => CommandId::new().to_string(),
         };
-        let plan = StreamPlan::new(start, default_timeout)?;
+        let mut plan = StreamPlan::new(start, default_timeout)?;
+        if let Some(stdin) = plan.as_mut().and_then(|plan| plan.stdin.as_mut()) {
+            // Its own, beside its request's: it may wait for the program for as long as that runs.
+            *stdin = server.commands.memory(stdin.len())?.owned_by(std::mem::take(stdin));
+        }
         // Dropped when this is: by then whoever asked is attached, or has left.
         let (_here, left) = oneshot::channel();
         let mut begun = match server.commands.find_or_begin(server, id, plan, claims, left)? {
@@ -155,21 +164,35 @@ impl Commands {
         Ok(Entry::Starting(begun))
     }
 
-    fn ended(&self, command: &Arc<Command>) {
-        let mut known = self.known();
-        known.ended.push_back(command.clone());
-        let mut memory: usize = known.ended.iter().map(|c| c.memory()).sum();
+    /// Keeps a command that has ended for a while, as long as there is room.
+    fn keep(server: &Arc<Server>, command: Arc<Command>) {
+        let mut known = server.commands.known();
+        known.ended.push_back((Instant::now() + server.commands.retention, command));
+        let mut memory: usize = known.ended.iter().map(|(_, c)| c.memory()).sum();
         while known.ended.len() > MAX_KEPT || memory > MAX_KEPT_MEMORY_BYTES && known.ended.len() > 1 {
-            let Some(oldest) = known.ended.pop_front() else { break };
+            let Some((_, oldest)) = known.ended.pop_front() else { break };
             memory -= oldest.memory();
             known.forget(&oldest);
         }
+        if !std::mem::replace(&mut known.is_forgetting, true) {
+            server.tasks.spawn(forget_in_time(server.clone()));
+        }
     }
 
-    fn forget(&self, command: &Arc<Command>) {
+    /// Forgets those whose time has come, and says when the next one's will.
+    fn forget_expired(&self) -> Option<Instant> {
         let mut known = self.known();
-        known.ended.retain(|other| !Arc::ptr_eq(other, command));
-        known.forget(command);
+        let now = Instant::now();
+        while let Some((at, _)) = known.ended.front() {
+            if *at > now {
+                return Some(*at);
+            }
+            if let Some((_, expired)) = known.ended.pop_front() {
+                known.forget(&expired);
+            }
+        }
+        known.is_forgetting = false;
+        None
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -225,14 +248,22 @@ async fn run(
             drop(first);
         };
         tokio::join!(running.run(server), hold_first);
-        drop(slot);
-        commands.ended(&command);
-        tokio::time::sleep(commands.retention).await;
-        commands.forget(&command);
     };
     tokio::select! {
-        () = to_the_end => {}
+        () = to_the_end => {
+            drop(slot);
+            Commands::keep(server, command);
+        }
         () = server.shutdown.cancelled() => {}
+    }
+}
+
+async fn forget_in_time(server: Arc<Server>) {
+    while let Some(next) = server.commands.forget_expired() {
+        tokio::select! {
+            () = tokio::time::sleep_until(next) => {}
+            () = server.shutdown.cancelled() => return,
+        }
     }
 }
 

@@ -7,7 +7,6 @@ use axum::{
     extract::{State, WebSocketUpgrade, ws::Message, ws::rejection::WebSocketUpgradeRejection},
     response::Response,
 };
-use bytes::Bytes;
 use cobox_protocol::{
     ApiError, Capability,
     frame::{ClientFrame, ExecReady, ExecStart, OutputStream, ServerFrame, frame_bytes},
@@ -74,7 +73,7 @@ impl Conversation for Session {
             }
             tokio::select! {
                 frame = peer.next(), if may_take_frames => {
-                    let answer = obey(frame?, &mut viewer, &client).await;
+                    let answer = obey(frame?, &mut viewer, &client, &peer.server.commands).await;
                     match answer {
                         Ok(None) => {}
                         Ok(Some(answer)) => answers.push_back(encode(&answer)),
@@ -131,14 +130,20 @@ pub async fn ready_frame(viewer: &Viewer) -> ServerFrame<ExecReady> {
     ServerFrame::Ready(ready(viewer).await)
 }
 
-async fn obey(frame: ClientFrame<ExecStart>, viewer: &mut Viewer, client: &str) -> Result<Option<ServerFrame<()>>, ApiError> {
+async fn obey(
+    frame: ClientFrame<ExecStart>,
+    viewer: &mut Viewer,
+    client: &str,
+    commands: &Commands,
+) -> Result<Option<ServerFrame<()>>, ApiError> {
     match frame {
         ClientFrame::Stdin { data, data_b64, seq } => {
             let command = viewer.command();
             if !command.has_input {
                 return Err(ApiError::invalid("this command has no standard input; start it with `stdin: true`"));
             }
-            let bytes = Bytes::from(frame_bytes(data.as_deref(), data_b64.as_deref()).map_err(ApiError::invalid)?);
+            let bytes = frame_bytes(data.as_deref(), data_b64.as_deref()).map_err(ApiError::invalid)?;
+            let bytes = commands.memory(bytes.len())?.owned_by(bytes);
             if !command.input.push(client, seq, bytes) {
                 return Err(ApiError::invalid("the command's standard input is closed"));
             }

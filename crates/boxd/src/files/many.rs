@@ -169,7 +169,7 @@ impl Parts {
         Some(match found {
             Ok(found) => {
                 let size = found.size();
-                describe(&mut headers, &found.stat, &self.store.writes.etag(&found.stat));
+                describe(&mut headers, &found.stat, &found.etag);
                 let head = once(self.head(&headers, size));
                 let content = match found.content {
                     Content::Whole(bytes) => once(bytes),

@@ -25,7 +25,7 @@ use super::{
     FileStore,
     author::version,
     digest,
-    etag::Conditions,
+    etag::{Conditions, WriteLog},
     path::SandboxPath,
     refusal::{kind_word, not_a_file, refusal},
     root::{Root, kind},
@@ -60,7 +60,7 @@ pub async fn answer(store: &FileStore, asked: Asked<'_>, stream: OpenStream, con
             return Ok(response);
         }
     };
-    let (size, etag) = (found.size(), store.writes.etag(&found.stat));
+    let (size, etag) = (found.size(), found.etag.clone());
     let is_unchanged = conditions.check_read(&etag, path)?;
     let mut response = StatusCode::OK.into_response();
     describe(response.headers_mut(), &found.stat, &etag);
@@ -99,6 +99,7 @@ pub async fn answer(store: &FileStore, asked: Asked<'_>, stream: OpenStream, con
 /// A file that was found, as much of it as was read on the way.
 pub struct Found {
     pub stat: Stat,
+    pub etag: String,
     pub content: Content,
 }
 
@@ -112,30 +113,32 @@ pub enum Content {
 
 /// Opens a file, and reads it too where it is small: one step instead of two.
 pub async fn open(store: &FileStore, path: &SandboxPath, is_bare: bool) -> Result<Result<Found, FileType>, ApiError> {
-    let shown = path.clone();
-    let step = move |root: &Root| open_step(root, shown.bytes(), is_bare);
+    let (shown, writes) = (path.clone(), store.writes.clone());
+    let step = move |root: &Root| open_step(root, shown.bytes(), &writes, is_bare);
     store.workers.run_quick(step).await?.map_err(|errno| refusal(errno, path))
 }
 
-fn open_step(root: &Root, path: &[u8], is_bare: bool) -> Result<Result<Found, FileType>, Errno> {
+fn open_step(root: &Root, path: &[u8], writes: &WriteLog, is_bare: bool) -> Result<Result<Found, FileType>, Errno> {
     if is_bare {
         let stat = root.stat(path)?;
-        let is_file = kind(&stat) == FileType::RegularFile;
-        return Ok(if is_file { Ok(Found { stat, content: Content::Unread }) } else { Err(kind(&stat)) });
+        return Ok(match kind(&stat) {
+            FileType::RegularFile => Ok(Found { etag: writes.etag(&stat), stat, content: Content::Unread }),
+            other => Err(other),
+        });
     }
     let (file, stat) = match root.regular(path)? {
         Ok(found) => found,
         Err(kind) => return Ok(Err(kind)),
     };
-    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    let (size, etag) = (u64::try_from(stat.st_size).unwrap_or(0), writes.etag(&stat));
     if size <= SMALL_FILE_BYTES {
         let content = read_whole(&file, size)?;
         // One that grew or shrank meanwhile is read as it is sent, where that is noticed.
         if content.len() as u64 == size {
-            return Ok(Ok(Found { stat, content: Content::Whole(content.into()) }));
+            return Ok(Ok(Found { stat, etag, content: Content::Whole(content.into()) }));
         }
     }
-    Ok(Ok(Found { stat, content: Content::Open(Arc::new(file)) }))
+    Ok(Ok(Found { stat, etag, content: Content::Open(Arc::new(file)) }))
 }
 
 fn read_whole(file: &OwnedFd, size: u64) -> Result<Vec<u8>, Errno> {

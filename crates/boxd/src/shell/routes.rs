@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use axum::{
-    Json,
+    Extension, Json,
     body::Body,
     extract::{Path, State},
+    response::Response,
 };
 use cobox_protocol::{
     Capability,
-    shell::{ShellCreate, ShellInfo, ShellList, ShellRun, ShellRunResult},
+    shell::{ShellCreate, ShellInfo, ShellList, ShellRun},
 };
 use http::StatusCode;
 use serde::de::DeserializeOwned;
@@ -18,7 +19,8 @@ use super::run as command;
 use crate::{
     answer::Failure,
     auth::{Caller, Exec, Shell, ShellObserve},
-    body,
+    body, exec,
+    listen::ConnectionEnd,
     server::Server,
 };
 
@@ -57,13 +59,16 @@ pub async fn end(State(server): State<Arc<Server>>, _caller: Caller<Shell>, Path
 pub async fn run(
     State(server): State<Arc<Server>>,
     caller: Caller<Exec>,
+    Extension(connection): Extension<ConnectionEnd>,
     Path(shell): Path<String>,
     content: Body,
-) -> Result<Json<ShellRunResult>, Failure> {
+) -> Result<Response, Failure> {
     caller.stream.also_needs(Capability::ShellObserve)?;
     let shell = server.shells.find(&shell)?;
     let request: ShellRun = read(&server, content).await?;
-    Ok(Json(caller.stream.until_revoked(command::run(&shell, request, server.limits.output_bytes)).await?))
+    let memory = server.commands.memory(exec::max_output(request.max_output_bytes, &server.limits))?;
+    let done = caller.stream.until_revoked(command::run(&shell, request, server.limits.output_bytes)).await?;
+    Ok(exec::answer_of_a_shell(done, memory, &server.commands, &connection)?)
 }
 
 async fn read<T: DeserializeOwned>(server: &Server, content: Body) -> Result<T, Failure> {

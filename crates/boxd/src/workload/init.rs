@@ -10,7 +10,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
 };
 
-use cobox_kernel::{Launch, Pad, Step, Word, adopt, block_signals, child_events, exit_now, keep_only, set_soft_limit};
+use cobox_kernel::{Launch, Pad, Step, Word, adopt, child_events, exit_now, keep_only, set_soft_limit, settle_signals};
 use cobox_protocol::control::{BoxdConfig, Workload, WorkloadLimits};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -86,7 +86,7 @@ fn serve(link: OwnedFd, proc: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
     let (link, proc) = unsafe { (adopt(0)?, Proc::new(adopt(1)?)) };
     // Gets the number 2, which must not be what some later open happens to get.
     let null = File::options().read(true).write(true).open("/dev/null")?;
-    block_signals();
+    settle_signals();
     let children = child_events()?;
     let mut word = [0; 16];
     getrandom::fill(&mut word).map_err(io::Error::other)?;
@@ -225,7 +225,7 @@ impl Init<'_> {
             None => Pad::new()?,
         };
         let stdio = [stdin.as_ref().map_or(self.null.as_fd(), AsFd::as_fd), stdout.as_fd(), stderr.as_fd()];
-        // SAFETY: init has one thread, all it opens is closed by exec, SIGPIPE is as it was. The pad is kept with the running program
+        // SAFETY: init has one thread, all it opens is closed by exec, its signals are settled. The pad is kept with the running program
         // and used again only when that was waited for.
         let pid = unsafe { pad.launch(launch, stdio, outcome.as_ref().map(AsFd::as_fd)) }?;
         self.running.insert(pid, Running { seq, pad });

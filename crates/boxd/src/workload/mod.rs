@@ -36,6 +36,8 @@ use tokio::{
     sync::{oneshot, watch},
 };
 
+/// For a program to be found and begun: a moment, on a machine with far more to do than it can too.
+const START_WITHIN: Duration = Duration::from_secs(10);
 /// Between two tries at an order that init had no room for.
 const LINK_FULL_PAUSE: Duration = Duration::from_millis(1);
 
@@ -139,11 +141,22 @@ impl Workloads {
     pub async fn spawn(&self, command: Command) -> io::Result<Process> {
         let (outcome_read, outcome_write) = pipe_with(PipeFlags::CLOEXEC)?;
         let process = self.order(command, Some(outcome_write)).await?;
-        if process.pid().await.is_some() {
-            read_outcome(outcome_read).await?;
-            return Ok(process);
+        let started = async {
+            match process.pid().await {
+                Some(_) => read_outcome(outcome_read).await,
+                None => Err(process.start_failure().unwrap_or_else(init_gone)),
+            }
+        };
+        match tokio::time::timeout(START_WITHIN, started).await {
+            Ok(started) => started.map(|()| process),
+            // Others may stop it before it is a program, and then nobody would hear of it again.
+            Err(_) => {
+                process.kill_tree().await;
+                let message =
+                    format!("it didn't begin within {} s, and was ended; is something stopping all programs?", START_WITHIN.as_secs());
+                Err(io::Error::new(io::ErrorKind::TimedOut, message))
+            }
         }
-        Err(process.start_failure().unwrap_or_else(init_gone))
     }
 
     /// Starts a program without waiting for it to run: one that can't be run ends at once, and [`Process::start_failure`] says why.

@@ -11,7 +11,7 @@ use cobox_protocol::{KeyId, SandboxId, Timestamp};
 use crate::store::Note;
 
 /// The store lags behind at most this much; a crash shortens a lease by no more.
-const WRITE_EVERY: Duration = Duration::from_secs(10);
+pub const WRITE_EVERY: Duration = Duration::from_secs(10);
 /// `last_used_at` of a key is for people, who don't care about minutes.
 const WRITE_KEYS_EVERY: Duration = Duration::from_secs(300);
 
@@ -30,11 +30,21 @@ pub struct Activity {
 }
 
 impl Activity {
+    /// By a request that went to its boxd.
     pub fn sandbox_used(&self, id: &SandboxId, now: Timestamp) {
+        self.used(id, now, 1);
+    }
+
+    /// By a request that was for the broker.
+    pub fn sandbox_asked_for(&self, id: &SandboxId, now: Timestamp) {
+        self.used(id, now, 0);
+    }
+
+    fn used(&self, id: &SandboxId, now: Timestamp, forwarded: u64) {
         let mut map = self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner);
         let used = map.entry(id.clone()).or_insert(Used { last: now, written: None, forwarded: 0 });
         used.last = used.last.max(now);
-        used.forwarded += 1;
+        used.forwarded += forwarded;
     }
 
     pub fn key_used(&self, id: &KeyId, now: Timestamp) {

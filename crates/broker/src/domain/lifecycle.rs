@@ -97,6 +97,14 @@ impl Lifecycle {
         }
     }
 
+    /// As [`Lifecycle::bring_up`], for a sandbox that was read a moment ago.
+    pub async fn bring_up_found(self: &Arc<Self>, sandbox: Sandbox, wait: Duration) -> Outcome {
+        if self.is_here(&sandbox) && sandbox.is_running() && sandbox.intent.is_none() {
+            return Ok(sandbox);
+        }
+        self.bring_up(&sandbox.id, wait).await
+    }
+
     /// The start under way, or a new one.
     fn join_start(self: &Arc<Self>, id: &SandboxId) -> watch::Receiver<Option<Outcome>> {
         let mut starts = self.starts.lock().unwrap_or_else(PoisonError::into_inner);

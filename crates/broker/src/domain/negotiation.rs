@@ -153,7 +153,7 @@ impl Sessions {
             if let Some(name) = wish.name.as_deref().filter(|n| Some(*n) != found.sandbox.name.as_deref()) {
                 return Err(bound_elsewhere(&found.sandbox, name));
             }
-            match self.lifecycle.bring_up(&found.sandbox.id, asking.wait).await {
+            match self.lifecycle.bring_up_found(found.sandbox, asking.wait).await {
                 Ok(sandbox) => {
                     let bound = Bound { session: found.session, sandbox };
                     return self.answer(asking, bound, capabilities, wish.ttl).await;

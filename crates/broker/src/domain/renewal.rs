@@ -37,7 +37,7 @@ impl Sessions {
             caller.actor = claims.act.clone();
         }
         let asking = &Asking { caller: &caller, ..*asking };
-        let sandbox = self.lifecycle.bring_up(&bound.sandbox.id, asking.wait).await?;
+        let sandbox = self.lifecycle.bring_up_found(bound.sandbox, asking.wait).await?;
         let bound = Bound { sandbox, ..bound };
         let issued = self.issue(asking, &bound, capabilities, None, true).await?;
         if let (Some(true), Some(claims)) = (wish.rotate, shown) {

@@ -10,6 +10,7 @@ use cobox_protocol::{
 
 use super::{
     access,
+    activity::WRITE_EVERY,
     audit::AuditRecord,
     deployment::{Deployment, internal},
     lifecycle::Lifecycle,
@@ -159,7 +160,15 @@ impl Sessions {
             .about(bound)
             .detail(capabilities.words().join(" "));
         audit.jti = Some(issued.jti.to_string());
-        let sandboxes = if is_activity { vec![(bound.sandbox.id.clone(), now)] } else { Vec::new() };
+        let mut sandboxes = Vec::new();
+        if is_activity {
+            let sandbox = &bound.sandbox;
+            self.lifecycle.activity.sandbox_asked_for(&sandbox.id, now);
+            // What the store has is good enough while it is this fresh: a second row to change would double the time of a refresh.
+            if sandbox.state == State::Idle || now.saturating_since(sandbox.last_active_at) >= WRITE_EVERY {
+                sandboxes.push((sandbox.id.clone(), now));
+            }
+        }
         d.store.note(&Note { sandboxes, audit: vec![audit], ..Note::default() }).await.map_err(internal)?;
         Ok(issued)
     }

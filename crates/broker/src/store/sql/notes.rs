@@ -70,8 +70,13 @@ async fn insert_revocation(
 
 pub async fn revocations(db: &mut AnyConnection, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList> {
     let found = sqlx::query(
+        // In two, or all of the workspace's would be read.
         "SELECT sequence, kind, value, starts_at FROM revocations
-         WHERE workspace_id = $1 AND (sandbox_id IS NULL OR sandbox_id = $2) AND starts_at <= $3 AND until > $3 ORDER BY sequence",
+         WHERE workspace_id = $1 AND sandbox_id IS NULL AND starts_at <= $3 AND until > $3
+         UNION ALL
+         SELECT sequence, kind, value, starts_at FROM revocations
+         WHERE workspace_id = $1 AND sandbox_id = $2 AND starts_at <= $3 AND until > $3
+         ORDER BY sequence",
     )
     .bind(&sandbox.workspace)
     .bind(sandbox.id.as_str())

@@ -1,0 +1,83 @@
+//! A command that ran to its end, on its way to the client: as one short piece, or in pieces with the memory it takes.
+
+use axum::{
+    Json,
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use cobox_protocol::{
+    ApiError,
+    exec::{ExecResponse, text_and_b64},
+    shell::ShellRunResult,
+};
+use serde_json::json;
+
+use super::{Commands, internal, memory::Memory};
+use crate::{
+    listen::ConnectionEnd,
+    long_json::{self, Text},
+};
+
+/// Output up to this is answered in one piece: however it is encoded, a socket takes that without waiting for its client.
+const SHORT_BYTES: usize = 16 * 1024;
+
+pub struct Done {
+    /// All of the answer but the output.
+    pub told: ExecResponse,
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+    /// What the output takes.
+    pub memory: Memory,
+}
+
+impl Done {
+    pub fn answer(mut self, connection: &ConnectionEnd) -> Result<Response, ApiError> {
+        if self.is_short() {
+            (self.told.stdout, self.told.stdout_b64) = text_and_b64(self.stdout);
+            (self.told.stderr, self.told.stderr_b64) = text_and_b64(self.stderr);
+            return Ok(Json(self.told).into_response());
+        }
+        let mut texts = Vec::new();
+        for (text, b64, bytes) in [("stdout", "stdout_b64", self.stdout), ("stderr", "stderr_b64", self.stderr)] {
+            let is_text = std::str::from_utf8(&bytes).is_ok();
+            let bytes = Bytes::from(bytes);
+            texts.push((text, Text::Shown(bytes.clone())));
+            if !is_text {
+                texts.push((b64, Text::Base64(bytes)));
+            }
+        }
+        long_json::answer(&self.told, texts, self.memory, connection).map_err(internal)
+    }
+
+    /// As the LangSmith SDK takes it.
+    pub fn brief_answer(self, connection: &ConnectionEnd) -> Result<Response, ApiError> {
+        if self.is_short() {
+            let (stdout, stderr) = (String::from_utf8_lossy(&self.stdout), String::from_utf8_lossy(&self.stderr));
+            return Ok(Json(json!({ "stdout": stdout, "stderr": stderr, "exit_code": self.told.exit_code })).into_response());
+        }
+        let texts = vec![("stdout", Text::Shown(self.stdout.into())), ("stderr", Text::Shown(self.stderr.into()))];
+        long_json::answer(&json!({ "exit_code": self.told.exit_code }), texts, self.memory, connection).map_err(internal)
+    }
+
+    fn is_short(&self) -> bool {
+        self.stdout.len() + self.stderr.len() <= SHORT_BYTES
+    }
+}
+
+/// The same for a command that was typed in a shell, for which `memory` was taken.
+pub fn answer_of_a_shell(
+    done: ShellRunResult,
+    memory: Memory,
+    commands: &Commands,
+    connection: &ConnectionEnd,
+) -> Result<Response, ApiError> {
+    let length = done.output.len() + done.output_b64.as_ref().map_or(0, String::len);
+    if length <= SHORT_BYTES {
+        return Ok(Json(done).into_response());
+    }
+    let memory = memory.resized(length, commands.budget())?;
+    let mut done = done;
+    let mut texts = vec![("output", Text::Shown(std::mem::take(&mut done.output).into()))];
+    texts.extend(done.output_b64.take().map(|b64| ("output_b64", Text::Shown(b64.into()))));
+    long_json::answer(&done, texts, memory, connection).map_err(internal)
+}

@@ -1,0 +1,216 @@
+//! A JSON answer with long texts in it, encoded as its client takes it: encoded at once it could be six times as large as what was
+//! captured, for as long as a client likes to leave it unread.
+
+use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Duration};
+
+use axum::{body::Body, response::Response};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use bytes::{Buf, Bytes};
+use futures_util::stream;
+use http::{HeaderValue, header};
+use serde::Serialize;
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::{body::STALL, exec::Memory, listen::ConnectionEnd};
+
+/// Of a text, encoded in one go: a multiple of three for base64, and six times this is still little.
+const PIECE_BYTES: usize = 48 * 1024;
+
+/// What is behind a name in the answer.
+pub enum Text {
+    /// As text; what is no UTF-8 as replacement characters.
+    Shown(Bytes),
+    Base64(Bytes),
+}
+
+/// An object of the fields of `value`, which is one itself, and these texts in the place of those of the same names. `memory` is held
+/// until all of it is sent; where nothing of it goes for too long, the connection ends.
+pub fn answer(
+    value: &impl Serialize,
+    texts: Vec<(&'static str, Text)>,
+    memory: Memory,
+    connection: &ConnectionEnd,
+) -> Result<Response, serde_json::Error> {
+    let guard = guard(memory, connection.0.clone(), STALL);
+    let pieces = Pieces(parts(value, texts)?);
+    let body = stream::unfold((pieces, guard), async |(mut pieces, guard)| {
+        let piece = pieces.next()?;
+        let sent = Bytes::from_owner(Sent { piece, guard: guard.clone() });
+        Some((Ok::<_, Infallible>(sent), (pieces, guard)))
+    });
+    let mut response = Response::new(Body::from_stream(body));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Ok(response)
+}
+
+enum Part {
+    Plain(String),
+    Text(Text),
+}
+
+fn parts(value: &impl Serialize, texts: Vec<(&'static str, Text)>) -> Result<VecDeque<Part>, serde_json::Error> {
+    let mut fields = serde_json::to_value(value)?;
+    if let Value::Object(fields) = &mut fields {
+        fields.retain(|name, _| texts.iter().all(|(other, _)| other != name));
+    }
+    let mut before = serde_json::to_string(&fields)?;
+    // The closing brace comes behind the texts.
+    before.pop();
+    let mut parts = VecDeque::new();
+    for (name, text) in texts {
+        let comma = if before.ends_with('{') { "" } else { "," };
+        parts.push_back(Part::Plain(format!("{before}{comma}\"{name}\":\"")));
+        parts.push_back(Part::Text(text));
+        before = "\"".to_owned();
+    }
+    parts.push_back(Part::Plain(before + "}"));
+    Ok(parts)
+}
+
+struct Pieces(VecDeque<Part>);
+
+impl Pieces {
+    fn next(&mut self) -> Option<Vec<u8>> {
+        let mut out = Vec::new();
+        while out.len() < PIECE_BYTES {
+            match self.0.front_mut() {
+                None => break,
+                Some(Part::Plain(text)) => out.extend_from_slice(text.as_bytes()),
+                Some(Part::Text(Text::Shown(bytes))) if !bytes.is_empty() => {
+                    show(bytes, &mut out);
+                    continue;
+                }
+                Some(Part::Text(Text::Base64(bytes))) if !bytes.is_empty() => {
+                    let taken = bytes.split_to(bytes.len().min(PIECE_BYTES));
+                    out.extend_from_slice(STANDARD.encode(taken).as_bytes());
+                    continue;
+                }
+                Some(Part::Text(_)) => {}
+            }
+            self.0.pop_front();
+        }
+        (!out.is_empty()).then_some(out)
+    }
+}
+
+/// Takes some of the text, up to where a character begins.
+fn show(bytes: &mut Bytes, out: &mut Vec<u8>) {
+    let is_all = bytes.len() <= PIECE_BYTES;
+    let window = &bytes[..bytes.len().min(PIECE_BYTES)];
+    let mut taken = 0;
+    for chunk in window.utf8_chunks() {
+        // A string always serialises, with a quote at either end.
+        let quoted = serde_json::to_vec(chunk.valid()).unwrap_or_default();
+        out.extend_from_slice(quoted.get(1..quoted.len().saturating_sub(1)).unwrap_or_default());
+        taken += chunk.valid().len();
+        let has_more_behind = taken + chunk.invalid().len() < window.len() || is_all;
+        if !chunk.invalid().is_empty() {
+            // What seems wrong at the end of a piece may be the beginning of a character: the next piece begins with it.
+            if !has_more_behind && taken > 0 {
+                break;
+            }
+            out.extend_from_slice("\u{fffd}".as_bytes());
+            taken += chunk.invalid().len();
+        }
+    }
+    bytes.advance(taken);
+}
+
+/// Held by an answer and by each piece of it on its way.
+struct Guard {
+    _memory: Memory,
+    went: watch::Sender<()>,
+}
+
+/// A piece that is on its way until it is dropped.
+struct Sent {
+    piece: Vec<u8>,
+    guard: Arc<Guard>,
+}
+
+impl AsRef<[u8]> for Sent {
+    fn as_ref(&self) -> &[u8] {
+        &self.piece
+    }
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        self.guard.went.send_replace(());
+    }
+}
+
+fn guard(memory: Memory, connection: CancellationToken, stall: Duration) -> Arc<Guard> {
+    let (went, mut seen) = watch::channel(());
+    tokio::spawn(async move {
+        loop {
+            match tokio::time::timeout(stall, seen.changed()).await {
+                Ok(Ok(())) => {}
+                // All of it went, or nobody is there any more.
+                Ok(Err(_)) => return,
+                Err(_) => return connection.cancel(),
+            }
+        }
+    });
+    Arc::new(Guard { _memory: memory, went })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::exec::MemoryBudget;
+
+    fn encoded(texts: Vec<(&'static str, Text)>) -> Value {
+        let mut pieces = Pieces(parts(&json!({ "code": 1, "a": "not this" }), texts).unwrap());
+        let mut all = Vec::new();
+        while let Some(piece) = pieces.next() {
+            assert!(piece.len() <= 7 * PIECE_BYTES, "{}", piece.len());
+            all.extend_from_slice(&piece);
+        }
+        serde_json::from_slice(&all).unwrap()
+    }
+
+    #[test]
+    fn texts_come_as_if_they_had_been_encoded_at_once() {
+        let long = "ab€\u{1F980}\u{1}\"\n".repeat(PIECE_BYTES / 4).into_bytes();
+        let mut broken = long.clone();
+        for at in (0..broken.len()).step_by(1009) {
+            broken[at] = 0xff;
+        }
+        let cases = [
+            vec![],
+            b"x".to_vec(),
+            long[..PIECE_BYTES].to_vec(),
+            long.clone(),
+            broken,
+            vec![0xe2; 3 * PIECE_BYTES],
+            long[..100_001].to_vec(),
+        ];
+        for bytes in cases {
+            let bytes = Bytes::from(bytes);
+            let answer = encoded(vec![("a", Text::Shown(bytes.clone())), ("b", Text::Base64(bytes.clone()))]);
+            assert_eq!(answer["code"], 1);
+            assert!(answer["a"].as_str().unwrap() == String::from_utf8_lossy(&bytes), "{} bytes", bytes.len());
+            assert!(STANDARD.decode(answer["b"].as_str().unwrap()).unwrap() == bytes);
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_nobody_takes_ends_its_connection_and_one_that_went_gives_its_memory_back() {
+        let budget = MemoryBudget::default();
+        let all = || budget.take(200 << 20);
+        let stalled = CancellationToken::new();
+        let unread = guard(all().unwrap(), stalled.clone(), Duration::from_millis(1));
+        let piece = Sent { piece: Vec::new(), guard: unread };
+        stalled.cancelled().await;
+        assert!(all().is_err());
+        drop(piece);
+        let fine = CancellationToken::new();
+        drop(guard(all().unwrap(), fine.clone(), Duration::from_secs(600)));
+        assert!(!fine.is_cancelled() && all().is_ok());
+    }
+}

@@ -1,0 +1,330 @@
+//! How fast a session is ensured and refreshed, beside what its database can do at all, and whether a million sessions change that.
+//! Reported (`make bench-broker`), never asserted: machines differ.
+
+use std::{
+    fmt::Write as _,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use axum::body::Bytes;
+use cobox_testkit::TestDatabase;
+use futures_util::future::join_all;
+use http::{Method, Request};
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1::SendRequest;
+use hyper_util::rt::TokioIo;
+use serde_json::json;
+use sqlx::{AnyConnection, Connection, Executor};
+use tokio::net::TcpStream;
+
+use crate::harness::{Client, TestBroker, World, session_path};
+
+const CONNECTIONS: usize = 64;
+/// Requests measured one after the other, and by each of many connections.
+const ALONE: usize = 400;
+const EACH: usize = 60;
+const FEW: usize = 1_000;
+const MANY: usize = 1_000_000;
+
+/// A request, to be sent again and again.
+#[derive(Clone)]
+struct Call {
+    method: Method,
+    path: String,
+    body: String,
+}
+
+/// One connection, kept.
+struct Line {
+    sender: SendRequest<Full<Bytes>>,
+    key: String,
+}
+
+impl Line {
+    async fn open(client: &Client) -> Self {
+        let stream = TcpStream::connect(client.addr).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        Self { sender, key: format!("Bearer {}", client.key.as_ref().unwrap().expose()) }
+    }
+
+    async fn call(&mut self, call: &Call) -> Duration {
+        let request =
+            Request::builder().method(call.method.clone()).uri(&call.path).header("host", "broker").header("authorization", &self.key);
+        let request = request.body(Full::new(Bytes::from(call.body.clone()))).unwrap();
+        let start = Instant::now();
+        let answer = self.sender.send_request(request).await.unwrap();
+        assert!(answer.status().is_success(), "{}", answer.status());
+        answer.into_body().collect().await.unwrap();
+        start.elapsed()
+    }
+}
+
+struct Spread {
+    p50: Duration,
+    p99: Duration,
+}
+
+fn spread(mut times: Vec<Duration>) -> Spread {
+    times.sort();
+    Spread { p50: times[times.len() / 2], p99: times[times.len() * 99 / 100] }
+}
+
+async fn alone(client: &Client, call: &Call) -> Spread {
+    let mut line = Line::open(client).await;
+    let mut times = Vec::with_capacity(ALONE);
+    for n in 0..ALONE + ALONE / 10 {
+        let took = line.call(call).await;
+        // The first ones warm up.
+        if n >= ALONE / 10 {
+            times.push(took);
+        }
+    }
+    spread(times)
+}
+
+/// Requests a second over many connections, each with a call of its own.
+async fn together(client: &Client, calls: &[Call]) -> f64 {
+    let mut lines = join_all(calls.iter().map(|_| Line::open(client))).await;
+    let start = Instant::now();
+    join_all(lines.iter_mut().zip(calls).map(|(line, call)| async move {
+        for _ in 0..EACH {
+            line.call(call).await;
+        }
+    }))
+    .await;
+    (calls.len() * EACH) as f64 / start.elapsed().as_secs_f64()
+}
+
+/// What the database does without a broker: one commit, and rows a second where 64 share one.
+async fn floor(db: &mut AnyConnection) -> (Duration, f64) {
+    const INSERT: &str = "INSERT INTO bare (at, words) VALUES (1, 'as long as the detail of an audit record usually is')";
+    db.execute("CREATE TABLE IF NOT EXISTS bare (at BIGINT, words TEXT)").await.unwrap();
+    let mut times = Vec::new();
+    for _ in 0..ALONE {
+        let start = Instant::now();
+        sqlx::query(INSERT).execute(&mut *db).await.unwrap();
+        times.push(start.elapsed());
+    }
+    let start = Instant::now();
+    for _ in 0..EACH {
+        let mut tx = db.begin().await.unwrap();
+        for _ in 0..CONNECTIONS {
+            sqlx::query(INSERT).execute(&mut *tx).await.unwrap();
+        }
+        tx.commit().await.unwrap();
+    }
+    (spread(times).p50, (CONNECTIONS * EACH) as f64 / start.elapsed().as_secs_f64())
+}
+
+struct Measured {
+    sessions: usize,
+    healthz: Spread,
+    ensure: Spread,
+    refresh: Spread,
+    ensures: f64,
+    refreshes: f64,
+    round: Duration,
+}
+
+async fn measure(sessions: usize, broker: &TestBroker, client: &Client, ensures: &[Call], refreshes: &[Call]) -> Measured {
+    let healthz = Call { method: Method::GET, path: "/healthz".into(), body: String::new() };
+    let mut round = Duration::ZERO;
+    for _ in 0..3 {
+        let start = Instant::now();
+        broker.tick().await;
+        round = round.max(start.elapsed());
+    }
+    Measured {
+        sessions,
+        healthz: alone(client, &healthz).await,
+        ensure: alone(client, &ensures[0]).await,
+        refresh: alone(client, &refreshes[0]).await,
+        ensures: together(client, ensures).await,
+        refreshes: together(client, refreshes).await,
+        round,
+    }
+}
+
+/// Suspended sandboxes of this node with a session each, in a thousand workspaces, and a record of each.
+fn filling(is_sqlite: bool, node: &str, now: i64, from: usize, to: usize) -> Vec<String> {
+    let (numbers, padded) = if is_sqlite {
+        (format!("WITH RECURSIVE n(i) AS (SELECT {from} UNION ALL SELECT i + 1 FROM n WHERE i < {}) ", to - 1), "printf('%026d', i)")
+    } else {
+        (format!("WITH n(i) AS (SELECT generate_series({from}, {})) ", to - 1), "lpad(i::text, 26, '0')")
+    };
+    let insert = |table: &str, columns: &str, values: &str| {
+        let rows = format!("SELECT {} FROM n", values.replace("{id}", padded).replace("{now}", &now.to_string()).replace("{node}", node));
+        if is_sqlite {
+            format!("INSERT INTO {table} ({columns}) {numbers}{rows}")
+        } else {
+            format!("{numbers}INSERT INTO {table} ({columns}) {rows}")
+        }
+    };
+    let mut filling = vec![
+        insert(
+            "sandboxes",
+            "id, workspace_id, owner, access, provider, node_id, generation, state, created_at, last_active_at, suspended_at",
+            "'sb_' || {id}, 'w' || (i % 1000), 'ann', 'workspace', 'fake', '{node}', 1, 'suspended', {now}, {now}, {now}",
+        ),
+        insert(
+            "sessions",
+            "id, workspace_id, scope_type, scope_id, sandbox_id, owner, access, created_at",
+            "'ssn_' || {id}, 'w' || (i % 1000), 'thread', 'thread ' || i, 'sb_' || {id}, 'ann', 'workspace', {now}",
+        ),
+        insert(
+            "audit",
+            "at, workspace_id, action, session_id, sandbox_id",
+            "{now}, 'w' || (i % 1000), 'session.created', 'ssn_' || {id}, 'sb_' || {id}",
+        ),
+    ];
+    if from == 0 {
+        let workspaces = insert("workspaces", "id, created_at", "'w' || i, {now}");
+        filling.insert(0, workspaces.replace("FROM n", "FROM n WHERE i < 1000"));
+    }
+    filling
+}
+
+async fn bench(name: &str, world: World, url: String) {
+    let is_sqlite = url.starts_with("sqlite");
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let is_done = Arc::new(AtomicBool::new(false));
+    let ticking = tokio::spawn({
+        let (clock, is_done) = (world.clock.clone(), is_done.clone());
+        async move {
+            while !is_done.load(Ordering::SeqCst) {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                clock.advance(1);
+            }
+        }
+    });
+    let (mut ensures, mut refreshes) = (Vec::new(), Vec::new());
+    for n in 0..CONNECTIONS {
+        let thread = format!("measured {n}");
+        let made = ann.ensure(&thread).await;
+        let body = json!({ "thread_id": thread, "mode": "ensure" }).to_string();
+        ensures.push(Call { method: Method::POST, path: "/v1/sandbox/sessions".into(), body });
+        refreshes.push(Call { method: Method::POST, path: format!("{}/refresh", session_path(&made)), body: "{}".into() });
+    }
+    sqlx::any::install_default_drivers();
+    let mut db = AnyConnection::connect(&url).await.unwrap();
+    if is_sqlite {
+        db.execute("PRAGMA busy_timeout = 60000; PRAGMA synchronous = FULL").await.unwrap();
+    }
+    let node = std::fs::read_to_string(world.config.data_dir.join("node.id")).unwrap();
+    let now = cobox_protocol::Timestamp::now().unix();
+    let (mut results, mut from) = (Vec::new(), 0);
+    for size in [FEW, MANY] {
+        for sql in filling(is_sqlite, node.trim(), now, from, size) {
+            db.execute(sqlx::AssertSqlSafe(sql)).await.unwrap();
+        }
+        if !is_sqlite {
+            db.execute("VACUUM ANALYZE").await.unwrap();
+        }
+        from = size;
+        results.push(measure(size, &broker, &ann, &ensures, &refreshes).await);
+    }
+    let (commit, group) = floor(&mut db).await;
+    is_done.store(true, Ordering::SeqCst);
+    ticking.await.unwrap();
+    report(name, &results, commit, group);
+}
+
+fn report(name: &str, results: &[Measured], commit: Duration, group: f64) {
+    let ms = |d: Duration| format!("{:.2}", d.as_secs_f64() * 1e3);
+    let mut text = format!(
+        "\n## {name}\nOne commit takes {} ms; a bare loop that commits 64 rows at a time writes {group:.0} rows a second.\n\n",
+        ms(commit)
+    );
+    text += "| sessions | `healthz` p50 | `ensure` p50 | p99 | `refresh` p50 | p99 | 64 connections: `ensure` | `refresh` | a round of the reaper |\n|---|---|---|---|---|---|---|---|---|\n";
+    for r in results {
+        writeln!(
+            text,
+            "| {} | {} ms | {} ms | {} ms | {} ms | {} ms | {:.0}/s | {:.0}/s | {} ms |",
+            r.sessions,
+            ms(r.healthz.p50),
+            ms(r.ensure.p50),
+            ms(r.ensure.p99),
+            ms(r.refresh.p50),
+            ms(r.refresh.p99),
+            r.ensures,
+            r.refreshes,
+            ms(r.round)
+        )
+        .unwrap();
+    }
+    let (few, many) = (&results[0], &results[1]);
+    let times = |d: Duration, by: Duration| d.as_secs_f64() / by.as_secs_f64();
+    let allowed = few.healthz.p50 + 2 * commit;
+    text += "\n| promise | number | measured |\n|---|---|---|\n";
+    for (promise, number, measured, is_kept) in [
+        (
+            "`ensure` p50, one connection",
+            format!("≤ `healthz` + 2 commits = {} ms", ms(allowed)),
+            format!("{} ms", ms(few.ensure.p50)),
+            few.ensure.p50 <= allowed,
+        ),
+        (
+            "`refresh` p50, one connection",
+            format!("≤ {} ms", ms(allowed)),
+            format!("{} ms", ms(few.refresh.p50)),
+            few.refresh.p50 <= allowed,
+        ),
+        (
+            "`ensure`, 64 connections",
+            "≥ 0.5 × the bare loop".to_owned(),
+            format!("{:.2} ×", few.ensures / group),
+            few.ensures >= group * 0.5,
+        ),
+        (
+            "`refresh`, 64 connections",
+            "≥ 0.5 × the bare loop".to_owned(),
+            format!("{:.2} ×", few.refreshes / group),
+            few.refreshes >= group * 0.5,
+        ),
+        (
+            "`ensure` p50 at a million sessions",
+            "≤ 1.5 × at a thousand".to_owned(),
+            format!("{:.2} ×", times(many.ensure.p50, few.ensure.p50)),
+            times(many.ensure.p50, few.ensure.p50) <= 1.5,
+        ),
+        (
+            "`refresh` p50 at a million sessions",
+            "≤ 1.5 × at a thousand".to_owned(),
+            format!("{:.2} ×", times(many.refresh.p50, few.refresh.p50)),
+            times(many.refresh.p50, few.refresh.p50) <= 1.5,
+        ),
+        ("a round of the reaper at a million", "< 1 s".to_owned(), format!("{} ms", ms(many.round)), many.round < Duration::from_secs(1)),
+    ] {
+        writeln!(text, "| {promise} | {number} | {measured}{} |", if is_kept { "" } else { ", **missed**" }).unwrap();
+    }
+    #[allow(clippy::print_stdout, reason = "what a benchmark is for")]
+    {
+        println!("{text}");
+    }
+    if let Some(path) = std::env::var_os("COBOX_BENCH_RESULTS") {
+        use std::io::Write;
+        std::fs::File::options().create(true).append(true).open(path).unwrap().write_all(text.as_bytes()).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "minutes; run by make bench-broker"]
+async fn bench_sessions_on_sqlite() {
+    let world = World::new();
+    let url = format!("sqlite://{}", world.config.data_dir.join("broker.db").display());
+    bench("SQLite", world, url).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "minutes; run by make bench-broker"]
+async fn bench_sessions_on_postgres() {
+    let database = TestDatabase::new().await;
+    bench("PostgreSQL", World::cluster(&database, 1).remove(0), database.url()).await;
+}
