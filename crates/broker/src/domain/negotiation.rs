@@ -168,8 +168,8 @@ impl Sessions {
     /// A hint may say what is so already; it moves nobody to another sandbox.
     pub async fn must_be(&self, caller: &Caller, hint: Option<&str>, bound: &Sandbox) -> Result<(), ApiError> {
         let Some(hint) = hint.filter(|h| *h != bound.id.as_str() && Some(*h) != bound.name.as_deref()) else { return Ok(()) };
-        let hinted = sandboxes::find(&self.deployment, caller, hint).await?;
-        Err(bound_elsewhere(bound, hinted.id.as_str()))
+        sandboxes::find(&self.deployment, caller, hint).await?;
+        Err(bound_elsewhere(bound, hint))
     }
 
     /// The living session of a scope.
@@ -270,7 +270,7 @@ impl Sessions {
 }
 
 fn bound_elsewhere(bound: &Sandbox, wished: &str) -> ApiError {
-    let message = format!("it uses {}, not {wished}; release its session to use another sandbox", bound.id);
+    let message = format!("it uses {}, not {}; release its session to use another sandbox", bound.id, cut(wished));
     ApiError::new(ErrorCode::SessionConflict, message).with_details(serde_json::json!({ "sandbox_id": bound.id }))
 }
 

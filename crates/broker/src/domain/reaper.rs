@@ -187,10 +187,7 @@ impl Reaper {
         }
         lifecycle.suspend(&sandbox.id, REASON, |_| true).await?;
         // Its next time begins when it is used again.
-        if let Some(suspended) = d.store.sandbox(&sandbox.id).await.map_err(internal)?.filter(|s| s.state == State::Suspended) {
-            let renewed = Sandbox { active: Duration::ZERO, ..suspended.clone() };
-            d.store.replace_sandbox(&suspended, &renewed, None).await.map_err(internal)?;
-        }
+        d.store.renew_sandbox(&sandbox.id).await.map_err(internal)?;
         Ok(true)
     }
 

@@ -23,9 +23,9 @@ async fn thread(State(api): State<Api>, request: Request) -> Result<Json<NoticeT
         return Err(ApiError::new(ErrorCode::RouteNotFound, "no webhook is set up here; see webhook_secret_file").into());
     };
     let request_id = request.extensions().get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
-    let headers = request.headers().clone();
+    let (timestamp, signature) = (header(request.headers(), TIMESTAMP)?.to_owned(), header(request.headers(), SIGNATURE)?.to_owned());
     let bytes: Bytes = body::read(request).await?;
-    let sent_at = webhook.verify(header(&headers, TIMESTAMP)?, header(&headers, SIGNATURE)?, &bytes, api.deployment.now())?;
+    let sent_at = webhook.verify(&timestamp, &signature, &bytes, api.deployment.now())?;
     let ended = api.sessions.thread_is_gone(&read_object(&bytes)?, sent_at, &request_id).await?;
     Ok(Json(NoticeTaken { ended }))
 }

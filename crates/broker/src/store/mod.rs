@@ -258,6 +258,8 @@ pub trait Store: Send + Sync {
     async fn has_sandboxes(&self, node: Option<&str>) -> Stored<bool>;
     /// Replaces `old` by `new` if state and intent are still `old`'s; says whether they were. The last use only moves forward.
     async fn replace_sandbox(&self, old: &Sandbox, new: &Sandbox, audit: Option<&AuditRecord>) -> Stored<bool>;
+    /// Counts a suspended sandbox's running time anew, unless a session counts on it.
+    async fn renew_sandbox(&self, id: &SandboxId) -> Stored<()>;
     /// Ends a sandbox (`terminated` or `failed`) with its sessions, leaving the intent to destroy it. `None` when it has ended already.
     async fn end_sandbox(&self, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>>;
 

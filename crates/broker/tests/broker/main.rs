@@ -8,6 +8,7 @@ mod claims;
 mod cluster;
 mod cors;
 mod door;
+mod errors;
 mod fake_provider;
 mod harness;
 mod lease;

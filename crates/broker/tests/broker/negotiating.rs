@@ -36,6 +36,22 @@ async fn create_only_makes_one_and_refuses_to_join_one() {
 }
 
 #[tokio::test]
+async fn of_many_who_create_only_one_does() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let answers = futures_util::future::join_all((0..20).map(|_| ask(&ann, "t", json!({ "mode": "create_only" })))).await;
+    let (made, refused): (Vec<_>, Vec<_>) = answers.into_iter().partition(|a| a.status == 200);
+    let made: Vec<Value> = made.into_iter().map(|a| a.ok(200)).collect();
+    assert_eq!(made.len(), 1);
+    for refused in refused {
+        assert_eq!(refused.json()["error"]["details"]["session_id"], made[0]["session_id"]);
+        assert_eq!(refused.error(409), "SESSION_CONFLICT");
+    }
+    assert_eq!(world.provider.starts.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
 async fn a_retry_of_create_only_is_answered_as_the_first_and_a_conflict_stays_one() {
     let world = World::new();
     let broker = world.start().await;

@@ -298,6 +298,21 @@ async fn attaching(store: &dyn Store) {
     store.end_sandbox(&shared.id, State::Terminated, &ending(51)).await.unwrap();
     assert_eq!(store.ensure(&attach("attached 4", &shared)).await.unwrap(), Ensured::SandboxGone);
 
+    // Running time is counted anew only while no session counts on it.
+    let worn = sandbox(Some("worn"));
+    store.add_sandbox(&worn, &Tags::new(), 100, &audit("sandbox.created")).await.unwrap();
+    let running = worn.started(at(0));
+    store.replace_sandbox(&worn, &running, None).await.unwrap();
+    store.replace_sandbox(&running, &running.suspended(at(90), "rest"), None).await.unwrap();
+    let active = async || store.sandbox(&worn.id).await.unwrap().unwrap().active.as_secs();
+    let user = attach("attached 6", &worn);
+    store.ensure(&user).await.unwrap();
+    store.renew_sandbox(&worn.id).await.unwrap();
+    assert_eq!(active().await, 90);
+    store.end_session(&user.fresh.session.id, &ending(95)).await.unwrap();
+    store.renew_sandbox(&worn.id).await.unwrap();
+    assert_eq!(active().await, 0);
+
     // Another's sandbox isn't ended by a guest who leaves.
     let lent = sandbox(None);
     store.add_sandbox(&lent, &Tags::new(), 100, &audit("sandbox.created")).await.unwrap();

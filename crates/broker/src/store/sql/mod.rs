@@ -219,6 +219,11 @@ impl Store for SqlStore {
         self.base.commit(tx).await?;
         Ok(is_replaced)
     }
+    async fn renew_sandbox(&self, id: &SandboxId) -> Stored<()> {
+        let mut tx = self.base.begin().await?;
+        sandboxes::renew(&mut tx, id).await?;
+        self.base.commit(tx).await
+    }
     async fn end_sandbox(&self, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>> {
         let mut tx = self.base.begin().await?;
         let ended = sandboxes::end(&mut tx, id, state, ending).await?;

@@ -216,6 +216,19 @@ pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> St
     Ok(is_replaced)
 }
 
+/// Under the locks that whoever binds a session takes too: a session's hard end counts from what it read.
+pub async fn renew(tx: &mut AnyConnection, id: &SandboxId) -> Stored<()> {
+    locked(tx, id).await?;
+    sqlx::query(
+        "UPDATE sandboxes SET active_seconds = 0
+         WHERE id = $1 AND state = 'suspended' AND NOT EXISTS (SELECT 1 FROM sessions WHERE sandbox_id = $1 AND ended_at IS NULL)",
+    )
+    .bind(id.as_str())
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
 pub async fn end(tx: &mut AnyConnection, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>> {
     let Some(sandbox) = locked(tx, id).await?.filter(|s| s.ended_at.is_none()) else { return Ok(None) };
     for session in sessions::on_sandbox(tx, id).await? {

@@ -1,0 +1,106 @@
+//! Every error the control plane has, provoked: its status, its code, whether to try again, and the request's id.
+
+use std::{collections::HashSet, sync::atomic::Ordering};
+
+use cobox_protocol::{ErrorCode, key::PrincipalKind};
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::harness::{Answer, Client, World, sandbox_id, session_path};
+
+const SESSIONS: &str = "/v1/sandbox/sessions";
+
+/// Those that only a sandbox's daemon says, and the one that nothing a client does should bring about.
+const NOT_HERE: [ErrorCode; 11] = [
+    ErrorCode::FileNotFound,
+    ErrorCode::ShellNotFound,
+    ErrorCode::CommandNotFound,
+    ErrorCode::FileExists,
+    ErrorCode::ShellBusy,
+    ErrorCode::ShellExists,
+    ErrorCode::CommandExpired,
+    ErrorCode::FileChanged,
+    ErrorCode::RangeNotSatisfiable,
+    ErrorCode::DiskFull,
+    ErrorCode::Internal,
+];
+
+#[derive(Default)]
+struct Seen(HashSet<&'static str>);
+
+impl Seen {
+    #[track_caller]
+    fn check(&mut self, answer: Answer, code: ErrorCode) {
+        let error = answer.json()["error"].clone();
+        assert_eq!(error["retryable"], code.retryable(), "{error}");
+        assert_eq!(error["code"], code.as_str(), "{error}");
+        assert!(error["request_id"].as_str().unwrap().starts_with("req_"));
+        assert!(!error["message"].as_str().unwrap().is_empty());
+        let must_wait = matches!(code, ErrorCode::SandboxStarting | ErrorCode::RateLimited);
+        assert_eq!(answer.headers.contains_key("retry-after"), must_wait, "{error}");
+        assert_eq!(answer.error(code.status()), code.as_str());
+        self.0.insert(code.as_str());
+    }
+}
+
+fn full(extra: Value) -> Value {
+    let mut body = json!({ "scope": { "type": "thread", "id": "none" }, "mode": "attach_only" });
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+#[tokio::test]
+async fn every_error_has_its_status_its_code_and_its_words() {
+    let mut world = World::new();
+    world.config.max_sandboxes_per_workspace = 4;
+    let broker = world.start().await;
+    let (ann, bob, root) = (broker.human("ann").await, broker.human("bob").await, broker.key("root", PrincipalKind::Operator).await);
+    let mut seen = Seen::default();
+    let made = ann.ensure("t").await;
+    let named = ann.post("/v1/sandboxes", json!({ "name": "dev", "access": "owner" })).await.ok(201);
+
+    seen.check(ann.post(SESSIONS, json!({ "thread_id": "t", "mode": "grab" })).await, ErrorCode::InvalidRequest);
+    seen.check(Client { key: None, ..ann.clone() }.get(SESSIONS).await, ErrorCode::Unauthenticated);
+    seen.check(bob.get(&format!("/v1/sandboxes/{}", named["id"].as_str().unwrap())).await, ErrorCode::Forbidden);
+    seen.check(ann.post(SESSIONS, json!({ "thread_id": "t", "mode": "get", "scopes": ["ports"] })).await, ErrorCode::CapabilityDenied);
+    seen.check(ann.post(SESSIONS, json!({ "thread_id": "none", "mode": "get" })).await, ErrorCode::SessionNotFound);
+    seen.check(ann.post(SESSIONS, full(json!({}))).await, ErrorCode::BindingNotFound);
+    seen.check(ann.get("/v1/sandboxes/none").await, ErrorCode::SandboxNotFound);
+    seen.check(root.delete("/v1/keys/none").await, ErrorCode::KeyNotFound);
+    seen.check(ann.get("/none").await, ErrorCode::RouteNotFound);
+    seen.check(ann.call(Method::PUT, SESSIONS, None, &[]).await, ErrorCode::MethodNotAllowed);
+    seen.check(ann.post(SESSIONS, json!({ "thread_id": "t", "mode": "create_only" })).await, ErrorCode::SessionConflict);
+    let taken = full(json!({ "scope": { "type": "thread", "id": "t" }, "mode": "create_only" }));
+    seen.check(ann.post(SESSIONS, taken).await, ErrorCode::BindingConflict);
+    seen.check(ann.post("/v1/sandboxes", json!({ "name": "dev" })).await, ErrorCode::SandboxConflict);
+    let keyed = async |thread: &str| {
+        let body = json!({ "thread_id": thread, "mode": "ensure" });
+        ann.call(Method::POST, SESSIONS, Some(body), &[("idempotency-key", "k")]).await
+    };
+    keyed("t").await.ok(200);
+    seen.check(keyed("u").await, ErrorCode::IdempotencyConflict);
+
+    world.provider.failing_starts.store(2, Ordering::SeqCst);
+    seen.check(ann.post(SESSIONS, json!({ "thread_id": "fails", "mode": "ensure" })).await, ErrorCode::ProviderUnavailable);
+    seen.check(ann.post(SESSIONS, full(json!({ "mode": "ensure" }))).await, ErrorCode::BackendUnavailable);
+    world.provider.may_start.send_replace(false);
+    let slow = json!({ "thread_id": "slow", "mode": "ensure" });
+    seen.check(ann.call(Method::POST, SESSIONS, Some(slow), &[("prefer", "wait=0")]).await, ErrorCode::SandboxStarting);
+    world.provider.may_start.send_replace(true);
+    ann.ensure("slow").await;
+    ann.ensure("fourth").await;
+    seen.check(ann.post(SESSIONS, json!({ "thread_id": "fifth", "mode": "ensure" })).await, ErrorCode::RateLimited);
+    seen.check(ann.post(SESSIONS, json!({ "thread_id": "x".repeat(2 << 20), "mode": "get" })).await, ErrorCode::TooLarge);
+
+    let path = format!("/dp/{}/v1/x", sandbox_id(&made));
+    world.clock.advance(905);
+    seen.check(ann.with(&made["token"]).get(&path).await, ErrorCode::TokenExpired);
+    let fresh = ann.ensure("t").await;
+    ann.delete(&session_path(&made)).await;
+    seen.check(ann.with(&fresh["token"]).get(&path).await, ErrorCode::TokenRevoked);
+    seen.check(ann.get(&session_path(&made)).await, ErrorCode::SessionExpired);
+
+    let here = ErrorCode::ALL.iter().filter(|c| !NOT_HERE.contains(c)).map(|c| c.as_str());
+    let missed: Vec<_> = here.filter(|c| !seen.0.contains(c)).collect();
+    assert!(missed.is_empty(), "nothing provoked {missed:?}");
+}
