@@ -41,7 +41,7 @@ pub struct Launch {
     /// Whether groups can be set: not where there is one id.
     pub has_groups: bool,
     /// What tells the descendants of one program from those of another; see [`crate::mark_of`].
-    pub mark: u64,
+    pub mark: Option<u64>,
     pub word: Word,
     pub cwd: CString,
     pub program: Program,
@@ -205,11 +205,15 @@ fn exec(place: &[u8], image: &Image) -> i32 {
 }
 
 fn take_off(launch: &Launch, stdio: [RawFd; 3]) -> Result<(), i32> {
-    let mark = libc::rlimit { rlim_cur: launch.mark, rlim_max: launch.mark };
-    let args = [0, libc::RLIMIT_LOCKS as usize, ptr::from_ref(&mark) as usize, 0, launch.word.0[0] as usize, launch.word.0[1] as usize];
-    // A kernel that has no such limit has no marks: then a program's descendants and its session are all that can be found.
-    // SAFETY: the structure outlives the call, which only reads it.
-    unsafe { syscall(libc::SYS_prlimit64, args) };
+    if let Some(mark) = launch.mark {
+        let mark = libc::rlimit { rlim_cur: mark, rlim_max: mark };
+        let args = [0, libc::RLIMIT_LOCKS as usize, ptr::from_ref(&mark) as usize, 0, launch.word.0[0] as usize, launch.word.0[1] as usize];
+        // SAFETY: the structure outlives the call, which only reads it.
+        let answer = unsafe { syscall(libc::SYS_prlimit64, args) };
+        if answer < 0 {
+            return Err(-answer as i32);
+        }
+    }
     let [a, b, c] = stdio;
     for (fd, number) in [(a, 0), (b, 1), (c, 2)] {
         call(libc::SYS_dup3, [fd as usize, number, 0])?;

@@ -85,6 +85,20 @@ fd = os.memfd_create('x')
 for n in range(600): os.write(fd, bytes(1 << 20))
 time.sleep(1); print('REACHED')\"; echo TRIED").await;
         assert!(said.contains("TRIED") && !said.contains("REACHED"), "{said}");
+        // Segments that nobody is attached to: there is nobody to end for them.
+        let said = cell.run("python3 -c \"
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype = ctypes.c_void_p
+n = 0
+while n < 600:
+    id = libc.shmget(0, 8 << 20, 0o1600)
+    if id < 0: break
+    at = ctypes.c_void_p(libc.shmat(id, None, 0))
+    ctypes.memset(at, 1, 8 << 20)
+    libc.shmdt(at); n += 8
+print('REACHED' if n > 128 else 'fine', n)\"; echo TRIED; ipcs -m | awk 'NR > 3 && $2 { print $2 }' | xargs -rn1 ipcrm -m").await;
+        assert!(said.contains("TRIED") && !said.contains("REACHED"), "{said}");
         // Shared pages are counted once: a parent and its idle forks are no attack.
         let said = cell.run("python3 -c \"
 import os, time

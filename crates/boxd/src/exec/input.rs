@@ -12,6 +12,8 @@ use crate::descriptor::Descriptor;
 
 /// Waiting for the program to read it; beyond it clients' sockets aren't read.
 const MAX_PENDING_BYTES: usize = 1024 * 1024;
+/// What a frame takes beside its bytes: an empty one is not for nothing.
+const FRAME_COST_BYTES: usize = 128;
 /// Clients whose count of frames is remembered: one or two, and some that came back under another name.
 const MAX_CLIENTS: usize = 64;
 /// What ends the input of a terminal whose program hasn't chosen something else.
@@ -39,21 +41,24 @@ impl Input {
     /// Takes a frame, unless this client's frame of that number was taken already. `false` where nothing more is taken at all.
     pub fn push(&self, client: &str, seq: Option<u64>, bytes: Bytes) -> bool {
         let mut state = self.state();
+        let known = seq.and_then(|_| state.seen.iter().position(|(name, _)| name == client));
+        let last = known.and_then(|at| state.seen.get(at)).map_or(0, |(_, last)| *last);
+        let is_new = seq.is_none_or(|seq| seq > last);
+        if is_new && state.is_closed {
+            return false;
+        }
         if let Some(seq) = seq {
-            let known = state.seen.iter().position(|(name, _)| name == client).and_then(|at| state.seen.remove(at));
-            let last = known.as_ref().map_or(0, |(_, last)| *last);
-            if state.seen.len() == MAX_CLIENTS {
+            if let Some(at) = known {
+                state.seen.remove(at);
+            } else if state.seen.len() == MAX_CLIENTS {
                 state.seen.pop_front();
             }
             state.seen.push_back((client.to_owned(), last.max(seq)));
-            if seq <= last {
-                return true;
-            }
         }
-        if state.is_closed {
-            return false;
+        if !is_new {
+            return true;
         }
-        state.pending_bytes += bytes.len();
+        state.pending_bytes += bytes.len() + FRAME_COST_BYTES;
         state.pending.push_back(bytes);
         drop(state);
         self.came.notify_one();
@@ -94,7 +99,7 @@ impl Input {
                         Err(_) => return self.refuse(),
                     }
                 }
-                self.took(bytes.len());
+                self.took(bytes.len() + FRAME_COST_BYTES);
             }
             if is_terminal {
                 // A terminal has no end of its own to close: one that is gone doesn't need it either.
@@ -156,7 +161,18 @@ mod tests {
         assert_eq!(String::from_utf8(taken).unwrap(), "a1 a2 b1 b2 uncounted");
         input.close();
         assert!(input.push("a", Some(2), Bytes::new()), "what was taken is acknowledged again");
-        assert!(!input.push("a", Some(3), Bytes::new()));
+        for _ in 0..2 {
+            assert!(!input.push("a", Some(3), Bytes::new()), "what was refused was not taken, however often it is sent");
+        }
+    }
+
+    #[test]
+    fn frames_without_a_byte_fill_the_room_too() {
+        let input = Input::default();
+        for _ in 0..MAX_PENDING_BYTES / FRAME_COST_BYTES {
+            assert!(input.has_room() && input.push("a", None, Bytes::new()));
+        }
+        assert!(!input.has_room());
     }
 
     #[test]

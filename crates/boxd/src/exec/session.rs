@@ -27,6 +27,8 @@ use crate::{
 
 /// Short answers (acknowledgements, complaints) waiting for a slow client; beyond it its frames aren't read.
 const MAX_WAITING_ANSWERS: usize = 64;
+/// Of a client's own name for itself, as for shells.
+const MAX_CLIENT_CHARS: usize = 64;
 
 pub async fn open(
     State(server): State<Arc<Server>>,
@@ -49,6 +51,9 @@ impl Conversation for Session {
         peer.record.aims_at(&subject(start.command.as_deref(), start.argv.as_deref(), start.command_id.as_deref()));
         let is_binary = start.binary;
         // Input is counted for whoever says who it is, and else for the principal.
+        if start.client.as_ref().is_some_and(|client| client.is_empty() || client.chars().count() > MAX_CLIENT_CHARS) {
+            return Err(ApiError::invalid(format!("client must have 1 to {MAX_CLIENT_CHARS} characters")).into());
+        }
         let client = start.client.take().unwrap_or_else(|| claims.sub.clone());
         let (stdout_from, stderr_from) = (start.stdout_from.unwrap_or(0), start.stderr_from.unwrap_or(0));
         let attached = Commands::start(peer.server, start, MAX_TIMEOUT, &claims).await?;

@@ -19,7 +19,7 @@ use rustix::{
 
 use super::{
     link::{MAX_IMAGE_BYTES, Order, Received, Report, Unpacked, receive, send},
-    memory::watch_memory,
+    memory::MemoryWatch,
     proc::Proc,
     seccomp, tree,
 };
@@ -70,6 +70,8 @@ struct Init<'a> {
     #[allow(clippy::vec_box, reason = "one in use must not move, and it is not unpacked between two uses")]
     pads: Vec<Box<Pad>>,
     word: Word,
+    /// Whether programs can be marked: not where whoever started us may have only so many file locks, as then have all.
+    has_marks: bool,
 }
 
 /// A program that boxd asked for.
@@ -91,15 +93,20 @@ fn serve(link: OwnedFd, proc: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
     let mut word = [0; 16];
     getrandom::fill(&mut word).map_err(io::Error::other)?;
     let [a, b] = [0, 8].map(|at| u64::from_ne_bytes(std::array::from_fn(|i| word[at + i])));
-    seccomp::confine_limits(Word([a, b])).map_err(io::Error::other)?;
-    let mut init = Init { link, proc, null, workload: &config.workload, running: HashMap::new(), pads: Vec::new(), word: Word([a, b]) };
+    let word = Word([a, b]);
+    seccomp::confine_limits(word).map_err(io::Error::other)?;
+    // Changes nothing where there is no limit yet, and is refused where there is one.
+    let has_marks = set_soft_limit(word, 0, libc::RLIMIT_LOCKS, None).is_ok();
+    let (workload, running, pads) = (&config.workload, HashMap::new(), Vec::new());
+    let mut init = Init { link, proc, null, workload, running, pads, word, has_marks };
     let mut has_processes = false;
+    let mut watch = config.limits.memory_bytes.map(MemoryWatch::new);
     send(&init.link, &Report::Ready, &[])?;
     loop {
         let mut waiting = [PollFd::new(&init.link, PollFlags::IN), PollFd::new(&children, PollFlags::IN)];
         // Nothing to watch while nothing runs, and nothing to watch for where a cgroup does it.
-        let watched = config.limits.memory_bytes.filter(|_| has_processes);
-        match poll(&mut waiting, watched.map(|_| &WATCH_EVERY)) {
+        let watch = watch.as_mut().filter(|_| has_processes);
+        match poll(&mut waiting, watch.as_ref().map(|_| &WATCH_EVERY)) {
             Err(rustix::io::Errno::INTR) => continue,
             other => other?,
         };
@@ -115,8 +122,8 @@ fn serve(link: OwnedFd, proc: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
             init.obey(order)?;
             has_processes = true;
         }
-        if let Some(limit) = watched {
-            has_processes = watch_memory(&init.proc, limit);
+        if let Some(watch) = watch {
+            has_processes = watch.look(&init.proc);
         }
     }
 }
@@ -175,12 +182,12 @@ impl Init<'_> {
             }
             Order::SignalTree { seq, signal } => {
                 if let Some(signal) = Signal::from_named_raw(signal) {
-                    tree::signal(&self.proc, &tree::Root { mark: seq, pid: self.pid_of(seq) }, signal);
+                    tree::signal(&self.proc, &self.root(seq), signal);
                 }
                 Ok(())
             }
             Order::KillTree { seq, program } => {
-                tree::kill(&self.proc, &tree::Root { mark: program, pid: self.pid_of(program) });
+                tree::kill(&self.proc, &self.root(program));
                 self.reap()?;
                 send(&self.link, &Report::TreeKilled { seq }, &[])
             }
@@ -189,6 +196,10 @@ impl Init<'_> {
                 Ok(())
             }
         }
+    }
+
+    fn root(&self, seq: u64) -> tree::Root {
+        tree::Root { mark: self.has_marks.then_some(seq), pid: self.pid_of(seq) }
     }
 
     fn pid_of(&self, seq: u64) -> Option<i32> {
@@ -232,13 +243,13 @@ impl Init<'_> {
         Ok(pid)
     }
 
-    fn launch(&self, mark: u64, is_terminal: bool, Unpacked { cwd, program, image }: Unpacked) -> Launch {
+    fn launch(&self, seq: u64, is_terminal: bool, Unpacked { cwd, program, image }: Unpacked) -> Launch {
         Launch {
             is_terminal,
             uid: self.workload.uid,
             gid: self.workload.gid,
             has_groups: self.workload.uid_count > 1,
-            mark,
+            mark: self.has_marks.then_some(seq),
             word: self.word,
             cwd,
             program,

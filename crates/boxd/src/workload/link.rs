@@ -30,7 +30,7 @@ const MAX_NAME_BYTES: usize = 255;
 const DEFAULT_PATH: &[u8] = b"/usr/bin:/bin";
 
 /// From boxd to init. A program is known by the number of the order that started it, which also marks all it starts in turn.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Order {
     /// Start a program. Descriptors: stdin where there is one, stdout, stderr, then `outcome`, then a long image.
     Spawn { seq: u64, is_terminal: bool, has_stdin: bool, has_outcome: bool },

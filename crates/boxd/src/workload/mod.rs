@@ -12,7 +12,7 @@ pub use link::{MAX_IMAGE_BYTES, STRING_BYTES};
 pub use namespace::start as start_init;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     io,
     os::fd::{AsFd, OwnedFd},
     sync::{
@@ -38,6 +38,8 @@ use tokio::{
 
 /// For a program to be found and begun: a moment, on a machine with far more to do than it can too.
 const START_WITHIN: Duration = Duration::from_secs(10);
+/// Signals that may wait while init is busy: more than anybody sends who means each of them.
+const MAX_WAITING_ORDERS: usize = 256;
 /// Between two tries at an order that init had no room for.
 const LINK_FULL_PAUSE: Duration = Duration::from_millis(1);
 
@@ -109,6 +111,8 @@ struct Shared {
     workload: Workload,
     seq: AtomicU64,
     table: Mutex<Table>,
+    /// Signals that init had no room for yet, in their order. Whoever put the first here gives them all.
+    waiting: Mutex<VecDeque<Order>>,
 }
 
 /// What is awaited from init.
@@ -127,6 +131,7 @@ impl Workloads {
             workload,
             seq: AtomicU64::new(1),
             table: Mutex::default(),
+            waiting: Mutex::default(),
         });
         let init_ended = tokio::spawn(listen(shared.clone()));
         Ok((Self(shared), init_ended))
@@ -262,9 +267,7 @@ impl Process {
     }
 
     fn order(&self, order: Order) {
-        let shared = self.shared.clone();
-        // Init gone means the program is gone too.
-        tokio::spawn(async move { shared.send(&order, &[], &[]).await.ok() });
+        self.shared.post(order);
     }
 
     /// Ends the program and all it started, daemons too, at once; also what it left behind when it ended by itself.
@@ -311,6 +314,35 @@ impl Shared {
     fn table(&self) -> MutexGuard<'_, Table> {
         // A panic while it is held leaves a table that is still whole: every change is one insert or remove.
         self.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<Order>> {
+        // Each change is one push or pop.
+        self.waiting.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Gives an order that nobody waits for, behind those given before it. Init gone means that what it is about is gone too.
+    fn post(self: &Arc<Self>, order: Order) {
+        let mut waiting = self.waiting();
+        if waiting.is_empty() {
+            match link::send_with(self.link.get_ref(), &order, &[], &[]) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                _ => return,
+            }
+            let shared = self.clone();
+            tokio::spawn(async move {
+                loop {
+                    let Some(order) = shared.waiting().front().cloned() else { return };
+                    // As above.
+                    let _ = shared.send(&order, &[], &[]).await;
+                    shared.waiting().pop_front();
+                }
+            });
+        }
+        match waiting.len() < MAX_WAITING_ORDERS {
+            true => waiting.push_back(order),
+            false => tracing::warn!(?order, "init is busy, and so many signals wait for it that this one is not sent"),
+        }
     }
 
     async fn send(&self, order: &Order, tail: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<()> {

@@ -34,6 +34,10 @@ const MASKED: [&str; 6] = ["kcore", "keys", "key-users", "timer_list", "kallsyms
 /// Of what a user has a number of on the whole machine, what one sandbox may use: enough for an editor and a build watcher.
 const USER_SETTINGS: [(&str, &[u8]); 2] = [("max_inotify_instances", b"64"), ("max_inotify_watches", b"65536")];
 
+/// Of the sandbox's memory, the part that may be in shared segments, where no cgroup counts it: they stay when no process has them,
+/// so that nobody could be ended for them.
+const SHARED_PART: u64 = 4;
+
 /// Starts init and returns boxd's end of the link to it. Must run before any thread is started.
 pub fn start(config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
     let (ours, theirs) =
@@ -88,6 +92,12 @@ fn enter(link: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
     // A user namespace made now, after the mount and pid namespaces, has power over neither: full capabilities in it
     // would still not unmount anything.
     let (settings, proc) = replace_proc().context("mounting the workloads' /proc")?;
+    if let Some(bytes) = config.limits.memory_bytes {
+        let pages = bytes / SHARED_PART / rustix::param::page_size() as u64;
+        let limit = openat(&settings, "kernel/shmall", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
+        // Some kernels let nobody but the machine's root set it, though each namespace has its own.
+        let _ = limit.map(|limit| rustix::io::write(&limit, pages.to_string().as_bytes()));
+    }
     // SAFETY: this process has one thread and shares no memory or descriptors with another.
     unsafe { unshare_unsafe(UnshareFlags::NEWUSER) }.context("making the workloads' user namespace")?;
     send(link, &Report::Unshared, &[])?;

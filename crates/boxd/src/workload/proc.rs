@@ -1,7 +1,7 @@
 //! What init sees of the workloads' processes: through a mount of /proc that only init has, because the one they see hides from init
 //! too whom it may not trace: a program that is not yet one, and one that was run without being readable.
 
-use std::{collections::BTreeSet, fs::File, io::Read, os::fd::OwnedFd};
+use std::{fs::File, io::Read, os::fd::OwnedFd};
 
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, readlinkat, statat};
 
@@ -35,12 +35,18 @@ impl Proc {
         Some(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// Memory in files without a name that a process holds open, by one of its threads, each file once.
-    pub fn memory_files(&self, thread: i32, seen: &mut BTreeSet<u64>) -> u64 {
-        let is_memory = |path: &String| readlinkat(&self.0, path, Vec::new()).is_ok_and(|to| to.to_bytes().starts_with(b"/memfd:"));
-        let open = self.numbers(&format!("{thread}/fd")).into_iter().map(|number| format!("{thread}/fd/{number}"));
-        let files = open.filter(is_memory).filter_map(|path| statat(&self.0, path, AtFlags::empty()).ok());
-        files.filter(|file| seen.insert(file.st_ino)).map(|file| file.st_blocks as u64 * 512).sum()
+    /// Tells of each file without a name that a process, named by one of its threads, holds open in memory: its number and its bytes.
+    /// Says how many descriptors it has.
+    pub fn memory_files(&self, thread: i32, mut tell: impl FnMut(u64, u64)) -> usize {
+        let open = self.numbers(&format!("{thread}/fd"));
+        for number in &open {
+            let path = format!("{thread}/fd/{number}");
+            let is_memory = readlinkat(&self.0, &path, Vec::new()).is_ok_and(|to| to.to_bytes().starts_with(b"/memfd:"));
+            if is_memory && let Ok(file) = statat(&self.0, &path, AtFlags::empty()) {
+                tell(file.st_ino, file.st_blocks as u64 * 512);
+            }
+        }
+        open.len()
     }
 
     fn directory(&self, path: &str) -> Option<Dir> {

@@ -21,8 +21,8 @@ const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000 };
 
 /// What to look for.
 pub struct Root {
-    /// The mark everything started by it carries.
-    pub mark: u64,
+    /// The mark everything started by it carries, where there are marks.
+    pub mark: Option<u64>,
     /// The program itself, while it has not been waited for.
     pub pid: Option<i32>,
 }
@@ -33,6 +33,8 @@ pub struct Member {
     pub thread: i32,
     parent: i32,
     session: i32,
+    /// Since boot, in the kernel's ticks: with it a number names one process.
+    started: u64,
 }
 
 /// Every process but init that has not ended.
@@ -50,13 +52,14 @@ impl Member {
         let parent = fields.next()?.parse().ok()?;
         let session = fields.nth(1)?.parse().ok()?;
         let threads: u32 = fields.nth(13)?.parse().ok()?;
+        let started = fields.nth(1)?.parse().ok()?;
         let thread = match has_first_thread {
             true => pid,
             // What goes on without its first thread looks like one that has ended, but for its others.
             false if threads > 1 => other_thread(proc, pid).unwrap_or(pid),
             false => return None,
         };
-        Some(Member { pid, thread, parent, session })
+        Some(Member { pid, thread, parent, session, started })
     }
 }
 
@@ -73,24 +76,26 @@ fn other_thread(proc: &Proc, pid: i32) -> Option<i32> {
 }
 
 impl Root {
-    /// By the mark; and by descent and session, for kernels without marks.
-    fn members(&self, proc: &Proc) -> BTreeSet<i32> {
+    /// By the mark; and by descent and session, where there are no marks. Each with when it was started.
+    fn members(&self, proc: &Proc) -> BTreeSet<(i32, u64)> {
         let all = processes(proc);
-        let is_ours = |p: &Member| mark_of(p.pid) == Some(self.mark) || self.pid.is_some_and(|root| p.pid == root || p.session == root);
+        let is_ours = |p: &Member| {
+            self.mark.is_some() && mark_of(p.pid) == self.mark || self.pid.is_some_and(|root| p.pid == root || p.session == root)
+        };
         let mut found: BTreeSet<i32> = all.iter().filter(|p| is_ours(p)).map(|p| p.pid).collect();
         loop {
             let more: Vec<i32> = all.iter().filter(|p| found.contains(&p.parent)).map(|p| p.pid).filter(|p| !found.contains(p)).collect();
             if more.is_empty() {
-                return found;
+                return all.iter().filter(|p| found.contains(&p.pid)).map(|p| (p.pid, p.started)).collect();
             }
             found.extend(more);
         }
     }
 
     /// By a handle, and looked at once more when it is open: between the look and the signal a number may become somebody else's.
-    fn send(&self, pid: i32, signal: Signal) {
+    fn send(proc: &Proc, (pid, started): (i32, u64), signal: Signal) {
         let Some(handle) = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else { return };
-        if mark_of(pid) == Some(self.mark) || self.pid.is_some() {
+        if Member::look(proc, pid).is_some_and(|now| now.started == started) {
             // Gone in the meantime is what was wanted.
             let _ = pidfd_send_signal(&handle, signal);
         }
@@ -99,8 +104,8 @@ impl Root {
 
 /// Signals a program and all it started.
 pub fn signal(proc: &Proc, root: &Root, signal: Signal) {
-    for pid in root.members(proc) {
-        root.send(pid, signal);
+    for member in root.members(proc) {
+        Root::send(proc, member, signal);
     }
 }
 
@@ -114,13 +119,13 @@ pub fn kill(proc: &Proc, root: &Root) {
             return;
         }
         // Stopped first, until a look finds nobody new: a stopped process starts none, so then these are all.
-        let new: Vec<i32> = living.difference(&stopped).copied().collect();
-        for pid in &new {
-            root.send(*pid, Signal::STOP);
+        let new: Vec<_> = living.difference(&stopped).copied().collect();
+        for member in &new {
+            Root::send(proc, *member, Signal::STOP);
         }
         if new.is_empty() {
-            for pid in &living {
-                root.send(*pid, Signal::KILL);
+            for member in &living {
+                Root::send(proc, *member, Signal::KILL);
             }
             // Woken by no signal: init has them all blocked.
             let (NanosleepRelativeResult::Ok | _) = nanosleep(&LOOK_AGAIN);

@@ -17,6 +17,5 @@ CREATE TABLE agreed (
 CREATE INDEX sandboxes_at_work ON sandboxes (node_id) WHERE state IN ('active', 'idle') OR intent IS NOT NULL;
 CREATE INDEX sandboxes_suspended ON sandboxes (node_id, suspended_at) WHERE state = 'suspended';
 CREATE INDEX sessions_ended ON sessions (ended_at) WHERE ended_at IS NOT NULL;
--- Pages of one workspace's among those of all.
-CREATE INDEX sessions_of_workspace ON sessions (workspace_id, id);
+-- Pages of one workspace's records among those of all.
 CREATE INDEX audit_of_workspace ON audit (workspace_id, sequence);
