@@ -19,8 +19,5 @@ CREATE TABLE sandbox_tags (
 
 CREATE INDEX sandbox_tags_by_value ON sandbox_tags (workspace_id, key, value, sandbox_id);
 
--- Lists are read newest first within a workspace.
-CREATE INDEX sessions_of_workspace ON sessions (workspace_id, id) WHERE ended_at IS NULL;
-
 -- A revocation counts from here on: a token that was replaced lives on for a moment.
 ALTER TABLE revocations ADD COLUMN starts_at INTEGER NOT NULL DEFAULT 0;
