@@ -29,10 +29,10 @@ const ARCHIVE_WORKERS: usize = 4;
 const LONG_WORKERS: usize = 4;
 /// Longest a search waits for others to be done before it is told to come again.
 const LONG_WAIT: Duration = Duration::from_secs(30);
-/// A quick step that took longer is taken for a disk that makes one wait.
-const QUICK: Duration = Duration::from_millis(2);
+/// A quick step that took longer is taken for a disk that makes one wait: a busy machine takes the core away for less.
+const QUICK: Duration = Duration::from_millis(10);
 /// For so long afterwards quick steps go to the workers too, and no more than one such wait in this time is everybody's.
-const DISTRUST: Duration = Duration::from_secs(10);
+const DISTRUST: Duration = Duration::from_secs(2);
 /// A worker's deepest call is the tar reader with its 32 KiB of buffers on the heap.
 const STACK_BYTES: usize = 512 * 1024;
 
