@@ -11,7 +11,7 @@ use super::command::{Attached, Command};
 use crate::processes::Ended;
 
 /// Output in one frame: large enough that a frame's own cost doesn't show, and small enough that it is still in the core's own
-/// cache each time it is copied on its way out, which doubles the speed.
+/// cache each time it is copied on its way out.
 const FRAME_BYTES: usize = 64 * 1024;
 /// The first of a connection, from which they grow to that: over a network on which none lasts, each still brings something.
 const FIRST_FRAME_BYTES: usize = 16 * 1024;
