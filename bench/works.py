@@ -88,8 +88,8 @@ def stream(bench):
     group = Group(f"output of a command, {size // MIB} MiB", "pipe", unit_bytes=size, is_share=True,
                   words=[f"`{' '.join(argv)}`, from its start until its last byte and its exit are known; ours in binary frames, acknowledged "
                          "every 4 MiB.", "ssh: on the shared connection, with its default cipher.",
-                         "The plain pipe has the kernel's 64 KiB; boxd gives a command that prints a lot a pipe of 1 MiB. Th "
-                         "e two aren't alike: a share above 1 doesn't mean faster than a pipe of the same size."])
+                         "The plain pipe has the kernel's 64 KiB; boxd gives a command that prints a lot a pipe of 1 MiB. "
+                         "The two aren't alike: a share above 1 doesn't mean faster than a pipe of the same size."])
     bench.measure(group, [
         ("pipe", "a plain pipe", False, {"kind": "command_stream", "argv": argv, "bytes": size}), *ours(bench, run),
         ("ssh", "ssh, shared connection", False, available(
