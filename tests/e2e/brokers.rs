@@ -100,6 +100,6 @@ async fn clients_of_three_brokers_agree_though_one_is_killed() {
 async fn soak_clients_of_three_brokers_agree_two_hundred_times() {
     races(200, 0x5eed_0102).await;
     crate::load::record(
-        "64 clients racing 200 times over three brokers on one PostgreSQL, one killed in the middle: always one session and one sandbox",
+        "64 clients racing 200 times over three brokers on one PostgreSQL, one killed in the middle: all who are answered have one session and one sandbox; a sandbox that died half made with its broker is given up",
     );
 }

@@ -106,3 +106,47 @@ impl KeepFor {
         *self.kept.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(idle);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Caller;
+
+    fn admission(sandbox: &SandboxId, principal: &str) -> Admission {
+        let (workspace, principal, actor) = ("w".to_owned(), principal.to_owned(), "human".to_owned());
+        let caller = Caller { workspace, principal, actor, session: None, thread: None, jti: "tok".to_owned() };
+        Admission { sandbox: sandbox.clone(), is_running: true, token: None, caller: Some(caller) }
+    }
+
+    async fn keep(kept: &KeptUpstream, admission: &Admission) -> (tokio::io::DuplexStream, AbortHandle) {
+        let (ours, theirs) = tokio::io::duplex(1024);
+        let upstream = Upstream::new(Box::new(ours)).await.unwrap();
+        let connection = upstream.connection.clone();
+        kept.place(admission).unwrap().keep(upstream);
+        (theirs, connection)
+    }
+
+    #[tokio::test]
+    async fn a_kept_connection_is_its_callers_alone_and_used_once() {
+        let (kept, sandbox) = (KeptUpstream::default(), SandboxId::new());
+        let ann = admission(&sandbox, "ann");
+        let _boxd = keep(&kept, &ann).await;
+        assert!(kept.take(&ann).await.is_some());
+        assert!(kept.take(&ann).await.is_none());
+        for other in [admission(&sandbox, "bob"), admission(&SandboxId::new(), "ann")] {
+            let _boxd = keep(&kept, &ann).await;
+            assert!(kept.take(&other).await.is_none());
+        }
+    }
+
+    #[tokio::test]
+    async fn one_that_ended_while_it_was_kept_is_not_used() {
+        let (kept, ann) = (KeptUpstream::default(), admission(&SandboxId::new(), "ann"));
+        let (boxd, connection) = keep(&kept, &ann).await;
+        drop(boxd);
+        while !connection.is_finished() {
+            tokio::task::yield_now().await;
+        }
+        assert!(kept.take(&ann).await.is_none());
+    }
+}

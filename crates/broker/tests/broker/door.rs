@@ -301,7 +301,7 @@ async fn a_clients_next_request_uses_the_same_connection_to_the_sandbox_and_nobo
     let first = echo(&ann, "1").await;
     assert_eq!((echo(&ann, "2").await, echo(&ann, "3").await), (first, first));
     assert_eq!((echo(&bob, "4").await, echo(&bob, "5").await), (first + 1, first + 1), "a proxy's connection carries many callers");
-    // One that ended meanwhile is replaced, and the caller doesn't notice.
+    // Once its end is known, the next request goes over a fresh one.
     world.provider.boxd(&id).stop();
     while ann.state(&id).await != "suspended" {
         tokio::task::yield_now().await;
