@@ -13,6 +13,7 @@ pub mod locks;
 pub mod model;
 pub mod negotiation;
 pub mod nodes;
+pub mod principals;
 pub mod reaper;
 pub mod reconcile;
 pub mod renewal;

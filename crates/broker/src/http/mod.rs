@@ -10,6 +10,7 @@ mod keys;
 mod negotiation;
 mod ops;
 mod paging;
+mod principals;
 mod sandboxes;
 mod sessions;
 mod threads;
@@ -42,6 +43,7 @@ pub fn router(api: Api, directory: Arc<dyn Directory>) -> Router {
         .merge(capabilities::routes())
         .merge(sandboxes::routes())
         .merge(keys::routes())
+        .merge(principals::routes())
         .merge(audit::routes())
         .merge(ops::routes())
         .method_not_allowed_fallback(error::method_not_allowed)

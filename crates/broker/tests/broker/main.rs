@@ -11,6 +11,7 @@ mod door;
 mod errors;
 mod fake_provider;
 mod harness;
+mod keys;
 mod lease;
 mod life;
 mod negotiating;
