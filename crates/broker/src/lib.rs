@@ -39,6 +39,8 @@ use domain::{
     tokens::Tokens,
     webhook::{MIN_SECRET_BYTES, Webhook},
 };
+#[doc(hidden)]
+pub use http::paths;
 use store::{Store, StoreError, sql};
 
 #[derive(Debug, thiserror::Error)]

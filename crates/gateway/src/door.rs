@@ -31,11 +31,14 @@ struct Door {
     slots: Slots,
 }
 
+/// Where the gateway is, as a router writes it.
+pub const PATHS: [&str; 2] = ["/dp/{*rest}", "/v1/sandbox/relay/{*rest}"];
+
 /// The gateway's routes, to be merged into a broker's. A [`RequestId`] among the request's extensions is used as it is.
 pub fn router(directory: Arc<dyn Directory>) -> Router {
-    Router::new()
-        .route("/dp/{*rest}", any(pass))
-        .route("/v1/sandbox/relay/{*rest}", any(pass))
+    PATHS
+        .into_iter()
+        .fold(Router::new(), |router, path| router.route(path, any(pass)))
         .with_state(Door { directory, slots: Slots::default() })
 }
 

@@ -16,7 +16,7 @@ use cobox_protocol::{ApiError, RequestId, SandboxId, Secret, SessionId};
 use cobox_provider::BoxedStream;
 
 pub use credential::Credential;
-pub use door::router;
+pub use door::{PATHS, router};
 pub use upstream::KeptUpstream;
 
 /// What a request names in its path.

@@ -8,8 +8,11 @@ mod cors;
 mod error;
 mod keys;
 mod negotiation;
+#[cfg(test)]
+mod openapi;
 mod ops;
 mod paging;
+mod routes;
 mod sandboxes;
 mod sessions;
 mod threads;
@@ -19,6 +22,7 @@ use std::sync::Arc;
 
 use axum::{Router, middleware};
 use cobox_gateway::Directory;
+use routes::Routes;
 
 use crate::domain::{deployment::Deployment, keys::Keys, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook};
 
@@ -35,15 +39,9 @@ pub struct Api {
 
 pub fn router(api: Api, directory: Arc<dyn Directory>) -> Router {
     let cors = cors::CorsRules::new(&api.deployment.config.cors);
-    let router = Router::new()
-        .merge(sessions::routes())
-        .merge(threads::routes())
-        .merge(webhooks::routes())
-        .merge(capabilities::routes())
-        .merge(sandboxes::routes())
-        .merge(keys::routes())
-        .merge(audit::routes())
-        .merge(ops::routes())
+    let router = control_plane()
+        .into_router()
+        .layer(middleware::map_response(error::in_the_envelope))
         .method_not_allowed_fallback(error::method_not_allowed)
         .with_state(api)
         .merge(cobox_gateway::router(directory))
@@ -53,4 +51,24 @@ pub fn router(api: Api, directory: Arc<dyn Directory>) -> Router {
         None => router,
     };
     router.layer(middleware::from_fn(error::identify))
+}
+
+/// Every route but the gateway's. A new one is told in `openapi/` too.
+fn control_plane() -> Routes {
+    Routes::new()
+        .merge(sessions::routes())
+        .merge(threads::routes())
+        .merge(webhooks::routes())
+        .merge(capabilities::routes())
+        .merge(sandboxes::routes())
+        .merge(keys::routes())
+        .merge(audit::routes())
+        .merge(ops::routes())
+}
+
+/// The path of every route, the gateway's too: what is documented is compared with them.
+pub fn paths() -> Vec<&'static str> {
+    let mut paths = control_plane().paths();
+    paths.extend(cobox_gateway::PATHS);
+    paths
 }

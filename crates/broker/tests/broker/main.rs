@@ -14,6 +14,7 @@ mod harness;
 mod lease;
 mod life;
 mod negotiating;
+mod openapi;
 mod renewing;
 mod restart;
 mod sandboxes;
