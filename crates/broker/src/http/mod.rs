@@ -9,6 +9,7 @@ mod error;
 mod keys;
 mod negotiation;
 mod ops;
+mod origin;
 mod paging;
 mod sandboxes;
 mod sessions;
@@ -18,7 +19,7 @@ mod webhooks;
 use std::sync::Arc;
 
 use axum::{Router, middleware};
-use cobox_gateway::Directory;
+use cobox_gateway::{Domain, Gateway};
 
 use crate::domain::{deployment::Deployment, keys::Keys, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook};
 
@@ -33,9 +34,19 @@ pub struct Api {
     pub webhook: Option<Arc<Webhook>>,
 }
 
-pub fn router(api: Api, directory: Arc<dyn Directory>) -> Router {
-    let cors = cors::CorsRules::new(&api.deployment.config.cors);
-    let router = Router::new()
+/// What is served at the broker's own address, and at the dataplane's where that has another.
+pub struct Routers {
+    pub main: Router,
+    pub dataplane: Router,
+}
+
+pub fn routers(api: Api, gateway: Gateway) -> Routers {
+    let config = &api.deployment.config;
+    let cors = cors::CorsRules::new(&config.cors);
+    // Validated with the rest of the configuration.
+    let domain = config.dataplane_domain.as_deref().and_then(|name| Domain::new(name).ok());
+    let is_here = !config.has_own_origin() || config.dataplane_on_main_origin;
+    let main = Router::new()
         .merge(sessions::routes())
         .merge(threads::routes())
         .merge(webhooks::routes())
@@ -46,11 +57,18 @@ pub fn router(api: Api, directory: Arc<dyn Directory>) -> Router {
         .merge(ops::routes())
         .method_not_allowed_fallback(error::method_not_allowed)
         .with_state(api)
-        .merge(cobox_gateway::router(directory))
+        .merge(if is_here { gateway.paths() } else { origin::moved() })
         .fallback(error::route_not_found);
-    let router = match cors {
-        Some(rules) => router.layer(middleware::from_fn_with_state(rules, cors::apply)),
-        None => router,
+    let around = |router: Router| {
+        let router = match &domain {
+            Some(domain) => origin::by_host(domain.clone(), gateway.clone(), router),
+            None => router,
+        };
+        let router = match &cors {
+            Some(rules) => router.layer(middleware::from_fn_with_state(rules.clone(), cors::apply)),
+            None => router,
+        };
+        router.layer(middleware::from_fn(error::identify))
     };
-    router.layer(middleware::from_fn(error::identify))
+    Routers { main: around(main), dataplane: around(origin::dataplane_alone(&gateway)) }
 }
