@@ -10,6 +10,7 @@ use crate::{
     cors::CorsArgs,
     daemon::{self, EndSignals},
     failure::Failure,
+    origin::OriginArgs,
     running::{FirstKeys, Running},
     settings::Settings,
 };
@@ -26,6 +27,7 @@ Example config:
   public_url = \"https://cobox.example.com\"
   data_dir = \"/var/lib/cobox\"
   database_url = \"postgres://cobox:password@db.example.com/cobox\"
+  dataplane_domain = \"box.example.com\"
   [local]
   memory_bytes = 4294967296")]
 pub struct Args {
@@ -44,6 +46,8 @@ pub struct Args {
     /// other users of this machine can see a command's arguments
     #[arg(long, value_name = "URL", value_parser = secret)]
     database_url: Option<Secret>,
+    #[command(flatten)]
+    origin: OriginArgs,
     #[command(flatten)]
     cors: CorsArgs,
     /// How log lines look
@@ -75,6 +79,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     if let Some(listen) = args.listen {
         config.listen = listen;
     }
+    args.origin.apply(&mut config);
     args.cors.apply(&mut config.cors);
     let mut running = Running::start(config, options, FirstKeys::Operator).await?;
     let note = running.note.clone();
