@@ -165,8 +165,8 @@ impl Dataplane {
         }
         self.must_be_here(&sandbox)?;
         let now = d.now();
-        let capabilities = access::grant(caller, None)?;
-        let hard_ttl = d.config.hard_ttl();
+        let capabilities = access::grant(&d.policy(), caller, None)?;
+        let hard_ttl = d.lifetimes(&sandbox).hard_ttl;
         let (issued, session) = match session {
             Some(session) => {
                 let bound = Bound { session, sandbox: sandbox.clone() };

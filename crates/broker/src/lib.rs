@@ -11,6 +11,7 @@ pub mod domain;
 mod http;
 mod lanes;
 mod origin;
+pub mod policy;
 mod server;
 #[doc(hidden)]
 pub mod store;
@@ -28,7 +29,7 @@ pub use config::{Config, ConfigError, Cors};
 use data_dir::Database;
 use domain::{
     activity::Activity,
-    audit::AuditTrail,
+    audit::{AuditRecord, AuditTrail},
     deployment::Deployment,
     hearing::hear,
     keys::Keys,
@@ -45,6 +46,7 @@ use domain::{
 #[doc(hidden)]
 pub use http::paths;
 use origin::Origin;
+use policy::{PolicyFileError, Reloaded};
 use store::{Store, StoreError, sql};
 
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +59,8 @@ pub enum StartError {
     Store(#[from] StoreError),
     #[error("{}", .0.message)]
     Reconcile(ApiError),
+    #[error(transparent)]
+    Policy(#[from] policy::PolicyFileError),
     #[error("webhook_secret_file: {0}")]
     Webhook(String),
     #[error("the listener has no address: {0}")]
@@ -102,6 +106,7 @@ impl Broker {
         config.validate()?;
         let webhook = read_webhook(&config)?;
         let data_dir = data_dir::DataDir::open(&config.data_dir)?;
+        let policy = Arc::new(policy::PolicySource::open(config.policy_file.as_deref(), &config.data_dir)?);
         let store: Arc<dyn Store> = match &config.database_url {
             Some(url) => {
                 data_dir.use_database(Database::Postgres)?;
@@ -124,7 +129,7 @@ impl Broker {
             Some(url) => url.clone(),
             None => format!("http://{}", listener.local_addr().map_err(StartError::Listener)?),
         };
-        let tokens = Tokens::new(master, config.alg, config.token_ttl());
+        let tokens = Tokens::new(master, config.alg, config.token_ttl(), policy.clone());
         let node = data_dir.node_id()?;
         let gateway_listener = match config.gateway_listen {
             Some(address) => Some(TcpListener::bind(address).await.map_err(|e| StartError::Gateway(address, e))?),
@@ -140,6 +145,7 @@ impl Broker {
             provider,
             clock,
             tokens,
+            policy,
             node,
             nodes,
             background: Handle::current(),
@@ -189,6 +195,7 @@ impl Broker {
         });
         let beating = tokio::spawn(beat(self.deployment.clone()));
         let hearing = tokio::spawn(hear(self.lifecycle.clone()));
+        let watching = tokio::spawn(watch_policy(self.deployment.clone()));
         let dataplane = dataplane::Dataplane {
             deployment: self.deployment.clone(),
             lifecycle: self.lifecycle.clone(),
@@ -218,7 +225,7 @@ impl Broker {
             told.cancel();
         });
         // Between two awaits of a tick nothing is half done that the next start wouldn't finish.
-        for task in [reaping, beating, hearing] {
+        for task in [reaping, beating, hearing, watching] {
             task.abort();
         }
         self.audit.flush().await;
@@ -234,6 +241,11 @@ impl Broker {
         let workspace = self.deployment.config.workspace.clone();
         let principal = Principal { workspace, name: principal.to_owned(), kind };
         Ok(self.keys.bootstrap(principal).await?.api_key)
+    }
+
+    /// Reads the policy again; a broken one is told of and changes nothing.
+    pub async fn reload_policy(&self) -> Result<(), policy::PolicyFileError> {
+        tell_reloaded(&self.deployment, self.deployment.policy.reload()).await
     }
 
     /// Looks after every sandbox once, as [`Broker::run`] does at each interval.
@@ -258,6 +270,41 @@ async fn beat(deployment: Arc<Deployment>) {
             tracing::error!(%error, "the other brokers could not be told that this one lives");
         }
     }
+}
+
+/// How often the policy's file is looked at: a stat, so that an edit counts within moments.
+const WATCH_POLICY_EVERY: Duration = Duration::from_secs(2);
+
+async fn watch_policy(deployment: Arc<Deployment>) {
+    let mut ticks = tokio::time::interval(WATCH_POLICY_EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if let Some(outcome) = deployment.policy.reload_if_changed() {
+            // Told of in there.
+            let _ = tell_reloaded(&deployment, outcome).await;
+        }
+    }
+}
+
+/// Says in log and audit which policy counts from now on, or in the log why the old one goes on.
+async fn tell_reloaded(d: &Deployment, outcome: Result<Reloaded, PolicyFileError>) -> Result<(), PolicyFileError> {
+    let path = d.policy.path().display().to_string();
+    match outcome {
+        Ok(Reloaded::Nothing) => {}
+        Ok(Reloaded::Read { fingerprint }) => {
+            tracing::info!(path, fingerprint, "the policy was read");
+            let record = AuditRecord::new(d.now(), &d.config.workspace, "policy.read").detail(format!("{path} {fingerprint}"));
+            if let Err(error) = d.store.note(&store::Note { audit: vec![record], ..store::Note::default() }).await {
+                tracing::error!(%error, "that the policy was read could not be recorded");
+            }
+        }
+        Err(error) => {
+            tracing::error!(%error, "the policy stays as it was");
+            return Err(error);
+        }
+    }
+    Ok(())
 }
 
 fn read_webhook(config: &Config) -> Result<Option<Arc<Webhook>>, StartError> {

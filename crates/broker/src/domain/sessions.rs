@@ -41,7 +41,7 @@ impl Sessions {
     /// Negotiation's answer for a session by its id. Looking is no activity and wakes nothing.
     pub async fn get(&self, asking: &Asking<'_>, id: &SessionId) -> Result<NegotiateResponse, ApiError> {
         let bound = self.living(asking.caller, id).await?;
-        let issued = self.issue(asking, &bound, access::grant(asking.caller, None)?, None, false).await?;
+        let issued = self.issue(asking, &bound, access::grant(&self.deployment.policy(), asking.caller, None)?, None, false).await?;
         Ok(self.response(&bound, issued))
     }
 
@@ -152,7 +152,7 @@ impl Sessions {
     ) -> Result<Issued, ApiError> {
         let d = &self.deployment;
         let now = d.now();
-        let mut wish = Wish::for_session(asking.caller, bound, capabilities, d.config.hard_ttl(), now);
+        let mut wish = Wish::for_session(asking.caller, bound, capabilities, d.lifetimes(&bound.sandbox).hard_ttl, now);
         wish.ttl = ttl.map(|s| Duration::from_secs(s.into()));
         let issued = d.tokens.mint(&wish);
         let mut audit = AuditRecord::new(now, &bound.session.workspace, "token.issued")
@@ -176,6 +176,7 @@ impl Sessions {
     fn response(&self, bound: &Bound, issued: Issued) -> NegotiateResponse {
         let d = &self.deployment;
         let (session, sandbox) = (&bound.session, &bound.sandbox);
+        let lifetimes = d.lifetimes(sandbox);
         NegotiateResponse {
             session_id: session.id.clone(),
             thread_id: session.scope_id.clone(),
@@ -199,7 +200,7 @@ impl Sessions {
                 expires_at: issued.expires_at,
                 granted_capabilities: issued.capabilities,
             },
-            policy: LeasePolicy { idle_timeout_seconds: d.config.idle_timeout_seconds, hard_ttl_seconds: d.config.hard_ttl_seconds },
+            policy: LeasePolicy { idle_timeout_seconds: lifetimes.idle_timeout.as_secs(), hard_ttl_seconds: lifetimes.hard_ttl.as_secs() },
         }
     }
 }
@@ -212,6 +213,7 @@ pub fn new_sandbox(d: &Deployment, caller: &Caller, name: Option<String>, access
         workspace: caller.principal.workspace.clone(),
         name,
         owner: caller.principal.name.clone(),
+        owner_kind: caller.principal.kind,
         access,
         provider: d.provider.name().to_owned(),
         node: d.node.clone(),

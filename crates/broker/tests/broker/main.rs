@@ -17,6 +17,7 @@ mod limits;
 mod negotiating;
 mod openapi;
 mod origin;
+mod policy;
 mod renewing;
 mod restart;
 mod sandboxes;

@@ -5,6 +5,7 @@ pub mod cp;
 pub mod doctor;
 pub mod exec;
 pub mod keys;
+pub mod policy;
 pub mod ps;
 pub mod sandbox;
 pub mod serve;
@@ -46,6 +47,9 @@ pub enum Command {
     /// List, make or revoke API keys
     #[command(subcommand)]
     Keys(keys::Command),
+    /// Check a policy file, or say why somebody gets what they get
+    #[command(subcommand)]
+    Policy(policy::Command),
     /// Show who did what, for operators
     Audit(audit::Args),
     /// Check what this machine offers for sandboxes
@@ -67,6 +71,7 @@ impl Command {
             Command::Session(command) => session::run(command, context).await,
             Command::Sandbox(command) => sandbox::run(command, context).await,
             Command::Keys(command) => keys::run(command, context).await,
+            Command::Policy(command) => policy::run(command, context),
             Command::Audit(args) => audit::run(args, context).await,
             Command::Doctor(args) => doctor::run(args, context).await,
             Command::Serve(args) => serve::run(args, context).await,
