@@ -34,6 +34,7 @@ use domain::{
     nodes::Nodes,
     reaper::Reaper,
     reconcile::reconcile,
+    revoking::Revoking,
     sandboxes::Sandboxes,
     sessions::Sessions,
     tokens::Tokens,
@@ -70,6 +71,7 @@ pub struct Broker {
     keys: Arc<Keys>,
     sessions: Arc<Sessions>,
     sandboxes: Arc<Sandboxes>,
+    revoking: Arc<Revoking>,
     lifecycle: Arc<Lifecycle>,
     reaper: Arc<Reaper>,
     audit: AuditTrail,
@@ -114,7 +116,7 @@ impl Broker {
             Some(url) => url.clone(),
             None => format!("http://{}", listener.local_addr().map_err(StartError::Listener)?),
         };
-        let tokens = Tokens::new(master, config.alg, config.token_ttl());
+        let tokens = Tokens::new(master, None, config.alg, config.token_ttl());
         let node = data_dir.node_id()?;
         let node_url = config.node_url.clone().unwrap_or_else(|| public_url.clone());
         let nodes = Nodes::new(node.clone(), node_url, config.node_timeout());
@@ -141,6 +143,7 @@ impl Broker {
             _data_dir: data_dir,
             keys: Arc::new(Keys { deployment: deployment.clone(), lifecycle: lifecycle.clone(), activity }),
             sandboxes: Arc::new(Sandboxes { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
+            revoking: Arc::new(Revoking { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
             reaper: Arc::new(Reaper::new(lifecycle.clone(), sessions.clone())),
             audit: AuditTrail::start(store),
             webhook,
@@ -179,6 +182,7 @@ impl Broker {
             keys: self.keys.clone(),
             sessions: self.sessions.clone(),
             sandboxes: self.sandboxes.clone(),
+            revoking: self.revoking.clone(),
             deployment: self.deployment.clone(),
             webhook: self.webhook.clone(),
         };

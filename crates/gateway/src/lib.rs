@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use cobox_protocol::{ApiError, RequestId, SandboxId, Secret, SessionId};
 use cobox_provider::BoxedStream;
 
-pub use credential::Credential;
+pub use credential::{Credential, FileLink};
 pub use door::router;
 pub use upstream::KeptUpstream;
 

@@ -6,13 +6,16 @@ mod body;
 mod capabilities;
 mod cors;
 mod error;
+mod internal;
 mod keys;
 mod negotiation;
 mod ops;
 mod paging;
 mod sandboxes;
 mod sessions;
+mod shares;
 mod threads;
+mod tokens;
 mod webhooks;
 
 use std::sync::Arc;
@@ -20,7 +23,7 @@ use std::sync::Arc;
 use axum::{Router, middleware};
 use cobox_gateway::Directory;
 
-use crate::domain::{deployment::Deployment, keys::Keys, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook};
+use crate::domain::{deployment::Deployment, keys::Keys, revoking::Revoking, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook};
 
 /// What the routes speak to.
 #[derive(Clone)]
@@ -28,6 +31,7 @@ pub struct Api {
     pub keys: Arc<Keys>,
     pub sessions: Arc<Sessions>,
     pub sandboxes: Arc<Sandboxes>,
+    pub revoking: Arc<Revoking>,
     pub deployment: Arc<Deployment>,
     /// Where signed notices are taken.
     pub webhook: Option<Arc<Webhook>>,
@@ -37,6 +41,9 @@ pub fn router(api: Api, directory: Arc<dyn Directory>) -> Router {
     let cors = cors::CorsRules::new(&api.deployment.config.cors);
     let router = Router::new()
         .merge(sessions::routes())
+        .merge(tokens::routes())
+        .merge(shares::routes())
+        .merge(internal::routes())
         .merge(threads::routes())
         .merge(webhooks::routes())
         .merge(capabilities::routes())
