@@ -38,6 +38,7 @@ use domain::{
     nodes::Nodes,
     reaper::Reaper,
     reconcile::reconcile,
+    revoking::Revoking,
     sandboxes::Sandboxes,
     sessions::Sessions,
     tokens::Tokens,
@@ -84,6 +85,7 @@ pub struct Broker {
     keys: Arc<Keys>,
     sessions: Arc<Sessions>,
     sandboxes: Arc<Sandboxes>,
+    revoking: Arc<Revoking>,
     lifecycle: Arc<Lifecycle>,
     reaper: Arc<Reaper>,
     audit: AuditTrail,
@@ -129,7 +131,7 @@ impl Broker {
             Some(url) => url.clone(),
             None => format!("http://{}", listener.local_addr().map_err(StartError::Listener)?),
         };
-        let tokens = Tokens::new(master, config.alg, config.token_ttl(), policy.clone());
+        let tokens = Tokens::new(master, None, config.alg, config.token_ttl(), policy.clone());
         let node = data_dir.node_id()?;
         let gateway_listener = match config.gateway_listen {
             Some(address) => Some(TcpListener::bind(address).await.map_err(|e| StartError::Gateway(address, e))?),
@@ -162,6 +164,7 @@ impl Broker {
             _data_dir: data_dir,
             keys: Arc::new(Keys { deployment: deployment.clone(), lifecycle: lifecycle.clone(), activity }),
             sandboxes: Arc::new(Sandboxes { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
+            revoking: Arc::new(Revoking { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
             reaper: Arc::new(Reaper::new(lifecycle.clone(), sessions.clone())),
             audit: AuditTrail::start(store),
             webhook,
@@ -206,6 +209,7 @@ impl Broker {
             keys: self.keys.clone(),
             sessions: self.sessions.clone(),
             sandboxes: self.sandboxes.clone(),
+            revoking: self.revoking.clone(),
             deployment: self.deployment.clone(),
             webhook: self.webhook.clone(),
         };

@@ -16,7 +16,7 @@ use async_trait::async_trait;
 use cobox_protocol::{ApiError, RequestId, SandboxId, Secret, SessionId};
 use cobox_provider::BoxedStream;
 
-pub use credential::Credential;
+pub use credential::{Credential, FileLink};
 pub use domain::{Domain, InvalidDomain, Place};
 pub use door::{Gateway, SANDBOX_PATHS, SESSION_PATHS};
 pub use slots::Limits;
