@@ -10,6 +10,7 @@ mod dataplane;
 pub mod domain;
 mod http;
 mod lanes;
+mod origin;
 pub mod policy;
 mod server;
 #[doc(hidden)]
@@ -20,8 +21,10 @@ use std::{future::Future, sync::Arc, time::Duration};
 use cobox_protocol::{ApiError, SandboxId, Secret, key::PrincipalKind};
 use cobox_provider::Provider;
 use tokio::{net::TcpListener, runtime::Handle};
+use tokio_util::sync::CancellationToken;
 
 pub use clock::{Clock, SystemClock};
+pub use cobox_gateway::Limits as GatewayLimits;
 pub use config::{Config, ConfigError, Cors};
 use data_dir::Database;
 use domain::{
@@ -35,11 +38,15 @@ use domain::{
     nodes::Nodes,
     reaper::Reaper,
     reconcile::reconcile,
+    revoking::Revoking,
     sandboxes::Sandboxes,
     sessions::Sessions,
     tokens::Tokens,
     webhook::{MIN_SECRET_BYTES, Webhook},
 };
+#[doc(hidden)]
+pub use http::paths;
+use origin::Origin;
 use policy::{PolicyFileError, Reloaded};
 use store::{Store, StoreError, sql};
 
@@ -59,6 +66,8 @@ pub enum StartError {
     Webhook(String),
     #[error("the listener has no address: {0}")]
     Listener(std::io::Error),
+    #[error("gateway_listen: can't listen on {0}: {1}")]
+    Gateway(std::net::SocketAddr, std::io::Error),
     #[error("starting the threads that serve connections: {0}")]
     Lanes(std::io::Error),
 }
@@ -66,6 +75,8 @@ pub enum StartError {
 /// A broker whose store and provider agree, ready to serve.
 pub struct Broker {
     listener: TcpListener,
+    /// Where the dataplane has an address of its own.
+    gateway_listener: Option<TcpListener>,
     /// As long as the broker: a connection to the database that was made on one is waited for there.
     lanes: lanes::Lanes,
     /// Held as long as the broker lives: one data directory, one broker.
@@ -74,6 +85,7 @@ pub struct Broker {
     keys: Arc<Keys>,
     sessions: Arc<Sessions>,
     sandboxes: Arc<Sandboxes>,
+    revoking: Arc<Revoking>,
     lifecycle: Arc<Lifecycle>,
     reaper: Arc<Reaper>,
     audit: AuditTrail,
@@ -119,10 +131,14 @@ impl Broker {
             Some(url) => url.clone(),
             None => format!("http://{}", listener.local_addr().map_err(StartError::Listener)?),
         };
-        let tokens = Tokens::new(master, config.alg, config.token_ttl(), policy.clone());
+        let tokens = Tokens::new(master, None, config.alg, config.token_ttl(), policy.clone());
         let node = data_dir.node_id()?;
-        let node_url = config.node_url.clone().unwrap_or_else(|| public_url.clone());
-        let nodes = Nodes::new(node.clone(), node_url, config.node_timeout());
+        let gateway_listener = match config.gateway_listen {
+            Some(address) => Some(TcpListener::bind(address).await.map_err(|e| StartError::Gateway(address, e))?),
+            None => None,
+        };
+        let gateway = gateway_listener.as_ref().map(TcpListener::local_addr).transpose().map_err(StartError::Listener)?;
+        let nodes = Nodes::new(node.clone(), Origin::of(&config, &public_url, gateway), config.node_timeout());
         nodes.beat(&*store, clock.now()).await?;
         let deployment = Arc::new(Deployment {
             config,
@@ -143,10 +159,12 @@ impl Broker {
         let sessions = Arc::new(Sessions { deployment: deployment.clone(), lifecycle: lifecycle.clone() });
         Ok(Self {
             listener,
+            gateway_listener,
             lanes: lanes::Lanes::start().map_err(StartError::Lanes)?,
             _data_dir: data_dir,
             keys: Arc::new(Keys { deployment: deployment.clone(), lifecycle: lifecycle.clone(), activity }),
             sandboxes: Arc::new(Sandboxes { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
+            revoking: Arc::new(Revoking { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
             reaper: Arc::new(Reaper::new(lifecycle.clone(), sessions.clone())),
             audit: AuditTrail::start(store),
             webhook,
@@ -159,6 +177,11 @@ impl Broker {
     /// How clients reach it, without a slash at the end.
     pub fn url(&self) -> &str {
         &self.deployment.public_url
+    }
+
+    /// Where the dataplane's own listener is bound, if it has one.
+    pub fn gateway_address(&self) -> Option<std::net::SocketAddr> {
+        self.gateway_listener.as_ref().and_then(|l| l.local_addr().ok())
     }
 
     /// Serves until `shutdown` resolves, then lets requests under way finish for a few seconds. Sandboxes go on running.
@@ -186,11 +209,25 @@ impl Broker {
             keys: self.keys.clone(),
             sessions: self.sessions.clone(),
             sandboxes: self.sandboxes.clone(),
+            revoking: self.revoking.clone(),
             deployment: self.deployment.clone(),
             webhook: self.webhook.clone(),
         };
-        let router = http::router(api, Arc::new(dataplane));
-        server::serve(&self.listener, &self.lanes, router, self.deployment.config.max_connections, shutdown).await;
+        let config = &self.deployment.config;
+        let gateway = cobox_gateway::Gateway::new(Arc::new(dataplane), config.gateway_limits);
+        let http::Routers { main, dataplane } = http::routers(api, gateway);
+        let told = CancellationToken::new();
+        let serve = |listener, router| server::serve(listener, &self.lanes, router, config.max_connections, told.cancelled());
+        let serving = async {
+            match &self.gateway_listener {
+                Some(own) => drop(tokio::join!(serve(&self.listener, main), serve(own, dataplane))),
+                None => serve(&self.listener, main).await,
+            }
+        };
+        tokio::join!(serving, async {
+            shutdown.await;
+            told.cancel();
+        });
         // Between two awaits of a tick nothing is half done that the next start wouldn't finish.
         for task in [reaping, beating, hearing, watching] {
             task.abort();

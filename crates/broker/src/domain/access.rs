@@ -4,7 +4,7 @@ use cobox_protocol::{ApiError, CapabilitySet, ErrorCode, key::PrincipalKind, ses
 use cobox_token::Actor;
 use serde::Serialize;
 
-use super::model::{Bound, Caller, Principal, Sandbox, Session};
+use super::model::{Caller, Principal, Sandbox, Session};
 use crate::policy::Policy;
 
 /// Anything with a workspace, an owner and an access rule.
@@ -47,14 +47,10 @@ pub fn may_use(principal: &Principal, thing: &impl Owned) -> Result<(), ApiError
     match thing.access() {
         Access::Workspace => Ok(()),
         Access::Owner if is_owner(principal, thing) || principal.is_operator() => Ok(()),
-        Access::Owner => Err(ApiError::new(ErrorCode::Forbidden, "only the one who made it and operators may use it")),
+        Access::Owner => {
+            Err(ApiError::new(ErrorCode::Forbidden, "only the one who made it, those it was shared with and operators may use it"))
+        }
     }
-}
-
-/// Through a session one comes to its sandbox, which may be somebody's alone.
-pub fn may_use_bound(principal: &Principal, bound: &Bound) -> Result<(), ApiError> {
-    may_use(principal, &bound.session)?;
-    may_use(principal, &bound.sandbox)
 }
 
 pub fn may_end(principal: &Principal, thing: &impl Owned) -> Result<(), ApiError> {

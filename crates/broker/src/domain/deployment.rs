@@ -44,7 +44,7 @@ impl Deployment {
 
     /// Where the sandbox's own node serves it.
     pub fn dataplane(&self, sandbox: &Sandbox) -> Dataplane {
-        let http_base_url = format!("{}/dp/{}/v1", self.nodes.url_of(&sandbox.node), sandbox.id);
+        let http_base_url = format!("{}/v1", self.nodes.url_of(&sandbox.node, &sandbox.id));
         // http → ws, https → wss.
         let ws_base_url = http_base_url.replacen("http", "ws", 1);
         Dataplane { http_base_url, ws_base_url }

@@ -15,9 +15,11 @@ use super::{
     access::{self, ActorWish, Requested},
     audit::AuditRecord,
     deployment::internal,
+    issue::{TokenFormat, TokenWish},
     model::{Bound, Caller, Sandbox, Session},
     sandboxes,
     sessions::{Asking, Sessions, expired, new_sandbox},
+    shares::enter,
 };
 use crate::{
     policy::Policy,
@@ -53,13 +55,6 @@ pub struct Negotiation {
     pub provider_preference: Option<String>,
     pub template: Option<String>,
     pub token_format: TokenFormat,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TokenFormat {
-    Jwt,
-    Opaque,
 }
 
 impl Negotiation {
@@ -119,10 +114,6 @@ impl Negotiation {
                 cut(wished)
             )));
         }
-        // Whoever makes opaque tokens makes them in `Sessions::issue`, and takes this away.
-        if self.token_format == TokenFormat::Opaque {
-            return Err(ApiError::invalid("token_format: `opaque` is not supported by this version; use `jwt` or leave it out"));
-        }
         Ok(())
     }
 
@@ -163,7 +154,8 @@ impl Sessions {
                 Mode::Get => self.of_scope(&caller, &wish.scope).await?,
                 Mode::Ensure | Mode::CreateOnly => self.ensure(asking, wish, key).await?,
             };
-            access::may_use_bound(&caller.principal, &found)?;
+            let entry = enter(&self.deployment, &caller.principal, &found.session, &found.sandbox).await?;
+            let capabilities = entry.bound(capabilities)?;
             self.must_be(&caller, wish.sandbox.as_deref(), &found.sandbox).await?;
             if let Some(name) = wish.name.as_deref().filter(|n| Some(*n) != found.sandbox.name.as_deref()) {
                 return Err(bound_elsewhere(&found.sandbox, name));
@@ -171,7 +163,9 @@ impl Sessions {
             match self.lifecycle.bring_up_found(found.sandbox, asking.wait).await {
                 Ok(sandbox) => {
                     let bound = Bound { session: found.session, sandbox };
-                    return self.answer(asking, bound, capabilities, wish.ttl).await;
+                    let token =
+                        TokenWish { ttl: wish.ttl, format: wish.token_format, lineage: entry.lineage(), ..TokenWish::new(capabilities) };
+                    return self.answer(asking, bound, token).await;
                 }
                 // It ended after it was found.
                 Err(e) if e.code == ErrorCode::SessionExpired && wish.mode != Mode::Get && attempt < ATTEMPTS => attempt += 1,
@@ -203,7 +197,7 @@ impl Sessions {
         if key.is_none()
             && let Some(bound) = d.store.session_of(&principal.workspace, &wish.scope.kind, &wish.scope.id).await.map_err(internal)?
         {
-            return if must_create { Err(self.conflict(asking.caller, &bound)) } else { Ok(bound) };
+            return if must_create { Err(self.conflict(asking.caller, &bound).await) } else { Ok(bound) };
         }
         let quota = d.policy().quota(&asking.caller.subject(), &d.config);
         for _ in 0..ATTEMPTS {
@@ -214,7 +208,7 @@ impl Sessions {
             let tags = wish.all_tags(asking);
             let wished = EnsureWish { fresh, is_attaching, must_create, tags, quota, idempotency, audit };
             return match d.store.ensure(&wished).await.map_err(internal)? {
-                Ensured::Existing(bound) if must_create => Err(self.conflict(asking.caller, &bound)),
+                Ensured::Existing(bound) if must_create => Err(self.conflict(asking.caller, &bound).await),
                 Ensured::Created(bound) | Ensured::Existing(bound) => Ok(bound),
                 Ensured::Replayed(bound) if bound.session.ended_at.is_none() => Ok(bound),
                 Ensured::Replayed(bound) => Err(expired(&bound.session)),
@@ -231,8 +225,8 @@ impl Sessions {
         Err(ApiError::new(ErrorCode::SessionConflict, "the sandbox of that name was made and ended while it was asked for; try again"))
     }
 
-    fn conflict(&self, caller: &Caller, bound: &Bound) -> ApiError {
-        if let Err(refused) = access::may_use_bound(&caller.principal, bound) {
+    async fn conflict(&self, caller: &Caller, bound: &Bound) -> ApiError {
+        if let Err(refused) = enter(&self.deployment, &caller.principal, &bound.session, &bound.sandbox).await {
             return refused;
         }
         let (session, sandbox) = (&bound.session, &bound.sandbox);

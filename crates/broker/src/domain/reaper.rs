@@ -240,6 +240,7 @@ impl Reaper {
         let revocations = (revocations.sequence, revocations.last_start);
         let is_due = lifecycle.told(&sandbox.id).is_none_or(|told| {
             told.revocations != revocations
+                || told.keys != (sandbox.keys_from(now), sandbox.generation)
                 || told.is_disk_full != lifecycle.is_disk_full(&sandbox.id)
                 || lifecycle.lease_end(sandbox).saturating_since(told.lease_end) >= TELL_LEASE_STEP
                 || now.saturating_since(told.at) >= TELL_EVERY

@@ -1,7 +1,7 @@
 //! `/v1/principals`: who there is in a workspace, for operators.
 
 use axum::{
-    Json, Router,
+    Json,
     extract::{Path, State},
     routing::{get, post},
 };
@@ -10,14 +10,14 @@ use http::StatusCode;
 use serde::Deserialize;
 
 use super::{
-    Api,
+    Api, Routes,
     auth::Authenticated,
     error::Failure,
     paging::{PageQuery, Params, page},
 };
 
-pub fn routes() -> Router<Api> {
-    Router::new()
+pub fn routes() -> Routes {
+    Routes::new()
         .route("/v1/principals", get(list))
         .route("/v1/principals/{name}/disable", post(disable))
         .route("/v1/principals/{name}/enable", post(enable))

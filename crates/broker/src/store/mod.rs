@@ -7,18 +7,19 @@ use std::collections::HashMap;
 use async_trait::async_trait;
 use cobox_protocol::{
     KeyId, SandboxId, SessionId, Timestamp,
-    control::Revocation,
+    control::{IssuedTo, Revocation},
     key::PrincipalKind,
     session::{Access, State},
     tags::{TagFilter, Tags},
 };
 
+use cobox_token::Claims;
 use tokio::sync::broadcast;
 
 use crate::{
     domain::{
         audit::AuditRecord,
-        model::{ApiKey, Bound, Principal, PrincipalRecord, Sandbox, Session},
+        model::{ApiKey, Bound, Principal, PrincipalRecord, Sandbox, Session, Share},
     },
     policy::Quota,
 };
@@ -195,7 +196,59 @@ pub struct Note {
     /// Brings `idle` back to `active` too.
     pub sandboxes: Vec<(SandboxId, Timestamp)>,
     pub keys: Vec<(KeyId, Timestamp)>,
+    pub tokens: Vec<OpaqueToken>,
     pub audit: Vec<AuditRecord>,
+}
+
+/// What an opaque token stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpaqueToken {
+    /// SHA-256 of the token as it was given out.
+    pub hash: [u8; 32],
+    pub claims: Claims,
+    /// From then on it proves nothing any more.
+    pub keep_until: Timestamp,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shared {
+    Added(Share),
+    /// There was one for the principal, which this one takes the place of.
+    Changed(Share),
+    TooMany,
+    SessionGone,
+}
+
+/// Whose tokens are to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RevokedTokens {
+    Jti(String),
+    /// Those issued up to now.
+    Earlier {
+        of: IssuedTo,
+        value: String,
+        issued_by: i64,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub struct RevokeWish {
+    pub workspace: String,
+    /// Where they count; in every sandbox of the workspace without it.
+    pub sandbox: Option<SandboxId>,
+    pub tokens: RevokedTokens,
+    pub until: Timestamp,
+    pub audit: AuditRecord,
+}
+
+/// A sandbox's next key.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotation {
+    pub now: Timestamp,
+    /// Until when tokens of the key before it count; without it they no longer do.
+    pub old_until: Option<Timestamp>,
+    /// How many generations may count at once; the oldest go first.
+    pub max_generations: u32,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -309,6 +362,21 @@ pub trait Store: Send + Sync {
 
     async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList>;
     async fn retire_token(&self, token: &RetiredToken) -> Stored<()>;
+    /// Answers with its number among all revocations.
+    async fn revoke(&self, wish: &RevokeWish) -> Stored<u64>;
+    /// `None` when the sandbox has ended.
+    async fn rotate_key(&self, id: &SandboxId, rotation: &Rotation, audit: &AuditRecord) -> Stored<Option<Sandbox>>;
+    async fn opaque_token(&self, hash: &[u8; 32]) -> Stored<Option<Claims>>;
+
+    async fn principal(&self, workspace: &str, name: &str) -> Stored<Option<Principal>>;
+    /// One that takes more away than it gives ends the tokens that came by the one before.
+    async fn share(&self, share: &Share, max: u32, ending: &Ending) -> Stored<Shared>;
+    async fn share_of(&self, session: &SessionId, principal: &str) -> Stored<Option<Share>>;
+    /// By principal.
+    async fn shares(&self, session: &SessionId) -> Stored<Vec<Share>>;
+    /// Ends a share and the tokens that came by it. `None` when there is none.
+    async fn unshare(&self, session: &SessionId, principal: &str, ending: &Ending) -> Stored<Option<Share>>;
+
     /// Those that come at the same time share a commit.
     async fn note(&self, note: &Note) -> Stored<()>;
     /// Does nothing while another broker is at it.

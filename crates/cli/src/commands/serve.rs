@@ -10,6 +10,7 @@ use crate::{
     cors::CorsArgs,
     daemon::{self, EndSignals},
     failure::Failure,
+    origin::OriginArgs,
     running::{FirstKeys, Running},
     settings::Settings,
 };
@@ -27,6 +28,7 @@ Example config:
   public_url = \"https://cobox.example.com\"
   data_dir = \"/var/lib/cobox\"
   database_url = \"postgres://cobox:password@db.example.com/cobox\"
+  dataplane_domain = \"box.example.com\"
   [local]
   memory_bytes = 4294967296")]
 pub struct Args {
@@ -48,6 +50,8 @@ pub struct Args {
     /// What whom is allowed [default: policy.toml in the data directory]
     #[arg(long, value_name = "FILE", env = "COBOX_POLICY")]
     policy: Option<PathBuf>,
+    #[command(flatten)]
+    origin: OriginArgs,
     #[command(flatten)]
     cors: CorsArgs,
     /// How log lines look
@@ -80,6 +84,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     if let Some(listen) = args.listen {
         config.listen = listen;
     }
+    args.origin.apply(&mut config);
     config.policy_file = args.policy.or(config.policy_file);
     args.cors.apply(&mut config.cors);
     let mut running = Running::start(config, options, FirstKeys::Operator).await?;

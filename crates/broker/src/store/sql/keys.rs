@@ -78,6 +78,18 @@ pub async fn add(tx: &mut AnyConnection, key: &ApiKey, audit: &AuditRecord) -> S
     Ok(AddedKey::Added)
 }
 
+pub async fn principal(db: &mut AnyConnection, workspace: &str, name: &str) -> Stored<Option<Principal>> {
+    let row = sqlx::query("SELECT kind FROM principals WHERE workspace_id = $1 AND name = $2")
+        .bind(workspace)
+        .bind(name)
+        .fetch_optional(db)
+        .await?;
+    let Some(row) = row else { return Ok(None) };
+    let word: String = row.try_get("kind")?;
+    let kind = PrincipalKind::from_word(&word).ok_or_else(|| rows::corrupt("kind", &word))?;
+    Ok(Some(Principal { workspace: workspace.to_owned(), name: name.to_owned(), kind }))
+}
+
 /// No more are counted than matter.
 async fn valid(tx: &mut AnyConnection, who: &Principal, now: Timestamp) -> Stored<u64> {
     let row = sqlx::query(

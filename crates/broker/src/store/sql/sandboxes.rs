@@ -12,9 +12,12 @@ use super::{
     tags::{self, On},
 };
 use crate::{
-    domain::{audit::AuditRecord, model::Sandbox},
+    domain::{
+        audit::AuditRecord,
+        model::{OldKeys, Sandbox},
+    },
     policy::Quota,
-    store::{AddedSandbox, ChangedSandbox, Counted, Ending, Hint, PageWish, SandboxChange, Stored, Viewer},
+    store::{AddedSandbox, ChangedSandbox, Counted, Ending, Hint, PageWish, Rotation, SandboxChange, Stored, Viewer},
 };
 
 pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox> {
@@ -229,6 +232,26 @@ pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> St
         hint::send(tx, &Hint::Sandbox(new.id.clone())).await?;
     }
     Ok(is_replaced)
+}
+
+/// The next generation of its token key.
+pub async fn rotate(tx: &mut AnyConnection, id: &SandboxId, rotation: &Rotation, audit: &AuditRecord) -> Stored<Option<Sandbox>> {
+    let Some(sandbox) = locked(tx, id).await?.filter(|s| s.ended_at.is_none()) else { return Ok(None) };
+    let generation = sandbox.generation + 1;
+    let old_keys = rotation.old_until.map(|until| {
+        let oldest = (generation + 1).saturating_sub(rotation.max_generations).max(1);
+        OldKeys { from: sandbox.keys_from(rotation.now).max(oldest), until }
+    });
+    sqlx::query("UPDATE sandboxes SET generation = $2, old_keys_from = $3, old_keys_until = $4 WHERE id = $1")
+        .bind(id.as_str())
+        .bind(i64::from(generation))
+        .bind(old_keys.map(|old| i64::from(old.from)))
+        .bind(old_keys.map(|old| old.until.unix()))
+        .execute(&mut *tx)
+        .await?;
+    notes::audit(tx, audit).await?;
+    hint::send(tx, &Hint::Sandbox(id.clone())).await?;
+    Ok(Some(Sandbox { generation, old_keys, ..sandbox }))
 }
 
 /// Under the locks that whoever binds a session takes too: a session's hard end counts from what it read.
