@@ -10,6 +10,7 @@ mod isolation;
 mod lifecycle;
 mod load;
 mod paths;
+mod policy;
 mod roots;
 mod sharing;
 mod terminals;

@@ -10,11 +10,14 @@ mod dataplane;
 pub mod domain;
 mod http;
 mod lanes;
+mod oidc;
 mod origin;
+mod outbound;
 pub mod policy;
 mod server;
 #[doc(hidden)]
 pub mod store;
+mod thread_authority;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -46,9 +49,13 @@ use domain::{
 };
 #[doc(hidden)]
 pub use http::paths;
+use oidc::Oidc;
+pub use oidc::OidcConfig;
 use origin::Origin;
 use policy::{PolicyFileError, Reloaded};
 use store::{Store, StoreError, sql};
+use thread_authority::ThreadAuthority;
+pub use thread_authority::ThreadAuthorityConfig;
 
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -62,6 +69,10 @@ pub enum StartError {
     Reconcile(ApiError),
     #[error(transparent)]
     Policy(#[from] policy::PolicyFileError),
+    #[error("oidc: {0}")]
+    Oidc(String),
+    #[error("thread_authority: {0}")]
+    ThreadAuthority(String),
     #[error("webhook_secret_file: {0}")]
     Webhook(String),
     #[error("the listener has no address: {0}")]
@@ -108,6 +119,9 @@ impl Broker {
         config.validate()?;
         let webhook = read_webhook(&config)?;
         let data_dir = data_dir::DataDir::open(&config.data_dir)?;
+        let oidc = config.oidc.clone().map(Oidc::new).transpose().map_err(StartError::Oidc)?;
+        let thread_authority =
+            config.thread_authority.as_ref().map(ThreadAuthority::new).transpose().map_err(StartError::ThreadAuthority)?;
         let policy = Arc::new(policy::PolicySource::open(config.policy_file.as_deref(), &config.data_dir)?);
         let store: Arc<dyn Store> = match &config.database_url {
             Some(url) => {
@@ -148,6 +162,8 @@ impl Broker {
             clock,
             tokens,
             policy,
+            oidc,
+            thread_authority,
             node,
             nodes,
             background: Handle::current(),

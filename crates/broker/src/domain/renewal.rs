@@ -25,6 +25,8 @@ const ROTATION_GRACE: Duration = Duration::from_secs(30);
 impl Sessions {
     pub async fn refresh(&self, asking: &Asking<'_>, id: &SessionId, wish: &RefreshRequest) -> Result<RefreshResponse, ApiError> {
         let (bound, entry) = self.living(asking.caller, id).await?;
+        // Before anything is woken for it.
+        self.deployment.may_see(asking.caller, bound.session.thread()).await?;
         self.must_be(asking.caller, wish.sandbox_id.as_deref(), &bound.sandbox).await?;
         let shown = self.possession(asking, &bound, wish).await?;
         if wish.rotate == Some(true) && shown.is_none() {
