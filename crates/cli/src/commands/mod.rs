@@ -5,10 +5,12 @@ pub mod cp;
 pub mod doctor;
 pub mod exec;
 pub mod keys;
+pub mod master_key;
 pub mod ps;
 pub mod sandbox;
 pub mod serve;
 pub mod session;
+pub mod share;
 pub mod shell;
 pub mod sync;
 pub mod up;
@@ -40,12 +42,18 @@ pub enum Command {
     /// Get, make, refresh or release a thread's session
     #[command(subcommand)]
     Session(session::Command),
+    /// Let others into a thread's session, see who is, and take it back
+    #[command(subcommand)]
+    Share(share::Command),
     /// List, make, show or delete sandboxes
     #[command(subcommand)]
     Sandbox(sandbox::Command),
     /// List, make or revoke API keys
     #[command(subcommand)]
     Keys(keys::Command),
+    /// Replace a broker's master key, while it is stopped
+    #[command(subcommand)]
+    MasterKey(master_key::Command),
     /// Show who did what, for operators
     Audit(audit::Args),
     /// Check what this machine offers for sandboxes
@@ -65,6 +73,8 @@ impl Command {
             Command::Cp(args) => cp::run(args, context).await,
             Command::Sync(args) => sync::run(args, context).await,
             Command::Session(command) => session::run(command, context).await,
+            Command::Share(command) => share::run(command, context).await,
+            Command::MasterKey(command) => master_key::run(command, context).await,
             Command::Sandbox(command) => sandbox::run(command, context).await,
             Command::Keys(command) => keys::run(command, context).await,
             Command::Audit(args) => audit::run(args, context).await,
