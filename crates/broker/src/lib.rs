@@ -23,7 +23,6 @@ use tokio::{net::TcpListener, runtime::Handle};
 
 pub use clock::{Clock, SystemClock};
 pub use config::{Config, ConfigError, Cors};
-pub use master_key::{MasterKeyRotation, RotatedMasterKey, rotate_master_key};
 use data_dir::Database;
 use domain::{
     activity::Activity,
@@ -42,6 +41,7 @@ use domain::{
     tokens::{LONGEST_TOKEN_LIFE, Tokens},
     webhook::{MIN_SECRET_BYTES, Webhook},
 };
+pub use master_key::{MasterKeyRotation, RotatedMasterKey, rotate_master_key};
 use store::{Store, StoreError, sql};
 
 #[derive(Debug, thiserror::Error)]

@@ -83,3 +83,41 @@ pub async fn read(data_dir: &DataDir, store: &dyn Store) -> Result<MasterKey, St
     }
 }
 
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_replacement_that_broke_off_is_finished_and_a_strangers_key_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config { data_dir: dir.path().to_owned(), ..Config::default() };
+        let data_dir = DataDir::open(dir.path()).unwrap();
+        let store = open_store(&config, &data_dir).await.unwrap();
+        let old = read(&data_dir, &*store).await.unwrap();
+        // Nothing has happened yet when only the file is there.
+        let fresh = MasterKey::generate();
+        data_dir.write_next_key(&fresh).unwrap();
+        assert_eq!(read(&data_dir, &*store).await.unwrap().expose(), old.expose());
+        let rotation = MasterRotation { now: Timestamp::now(), old_until: None, agreed: AGREED, fingerprint: fresh.fingerprint() };
+        store.rotate_master(&rotation).await.unwrap();
+        assert_eq!(read(&data_dir, &*store).await.unwrap().expose(), fresh.expose());
+        assert_eq!(data_dir.master_key(true).unwrap().expose(), fresh.expose());
+        assert_eq!(data_dir.previous_key(LONGEST_TOKEN_LIFE).unwrap().unwrap().expose(), old.expose());
+        assert!(data_dir.next_key().unwrap().is_none());
+        std::fs::write(data_dir.master_key_path(), [1; 32]).unwrap();
+        assert!(matches!(read(&data_dir, &*store).await, Err(StartError::DataDir(DataDirError::KeyDiffers(_)))));
+    }
+
+    #[test]
+    fn the_key_before_goes_when_no_token_of_its_time_can_be_good() {
+        let dir = tempfile::tempdir().unwrap();
+        let data_dir = DataDir::open(dir.path()).unwrap();
+        data_dir.write_next_key(&MasterKey::generate()).unwrap();
+        data_dir.take_next_key(Some(&MasterKey::generate())).unwrap();
+        assert!(data_dir.previous_key(LONGEST_TOKEN_LIFE).unwrap().is_some());
+        let long_ago = std::time::SystemTime::now() - 2 * LONGEST_TOKEN_LIFE;
+        std::fs::File::options().write(true).open(data_dir.previous_key_path()).unwrap().set_modified(long_ago).unwrap();
+        assert!(data_dir.previous_key(LONGEST_TOKEN_LIFE).unwrap().is_none());
+        assert!(!data_dir.previous_key_path().exists());
+    }
+}

@@ -15,6 +15,7 @@ mod harness;
 mod lease;
 mod life;
 mod links;
+mod master_key;
 mod negotiating;
 mod opaque;
 mod renewing;

@@ -75,7 +75,13 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             let shares = client.list_shares(&id).await?.items;
             let row = |s: &ShareInfo| {
                 let expires = s.expires_at.map_or_else(|| "with the session".to_owned(), |t| context.printer.moment(t));
-                vec![s.principal.clone(), s.capabilities.words().join(" "), s.shared_by.clone(), context.printer.moment(s.created_at), expires]
+                vec![
+                    s.principal.clone(),
+                    s.capabilities.words().join(" "),
+                    s.shared_by.clone(),
+                    context.printer.moment(s.created_at),
+                    expires,
+                ]
             };
             let rows: Vec<_> = shares.iter().map(row).collect();
             let header = ["PRINCIPAL", "CAPABILITIES", "BY", "SINCE", "EXPIRES"];
@@ -84,9 +90,9 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
         Command::Revoke { which, principal } => {
             let id = session::find(&client, &which).await?;
             client.unshare(&id, &principal).await?;
-            context
-                .printer
-                .result(&json!({"session_id": id, "principal": principal, "revoked": true}), || format!("{principal} is no longer let in"))?;
+            context.printer.result(&json!({"session_id": id, "principal": principal, "revoked": true}), || {
+                format!("{principal} is no longer let in")
+            })?;
         }
     }
     Ok(0)

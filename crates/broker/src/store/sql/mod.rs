@@ -43,8 +43,8 @@ use self::{
     recent::{Changes, Recent},
 };
 use super::{
-    AddedKey, AddedSandbox, ChangedSandbox, Ending, EnsureWish, Ensured, Hint, Horizon, Leftover, MasterRotation, Node, Note, PageWish, RetiredToken,
-    RevocationList, RevokeWish, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, Viewer,
+    AddedKey, AddedSandbox, ChangedSandbox, Ending, EnsureWish, Ensured, Hint, Horizon, Leftover, MasterRotation, Node, Note, PageWish,
+    RetiredToken, RevocationList, RevokeWish, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, Viewer,
 };
 use crate::domain::{
     audit::AuditRecord,
