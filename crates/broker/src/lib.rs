@@ -10,6 +10,7 @@ mod dataplane;
 pub mod domain;
 mod http;
 mod lanes;
+mod master_key;
 mod origin;
 pub mod policy;
 mod server;
@@ -41,11 +42,12 @@ use domain::{
     revoking::Revoking,
     sandboxes::Sandboxes,
     sessions::Sessions,
-    tokens::Tokens,
+    tokens::{LONGEST_TOKEN_LIFE, Tokens},
     webhook::{MIN_SECRET_BYTES, Webhook},
 };
 #[doc(hidden)]
 pub use http::paths;
+pub use master_key::{MasterKeyRotation, RotatedMasterKey, rotate_master_key};
 use origin::Origin;
 use policy::{PolicyFileError, Reloaded};
 use store::{Store, StoreError, sql};
@@ -109,29 +111,14 @@ impl Broker {
         let webhook = read_webhook(&config)?;
         let data_dir = data_dir::DataDir::open(&config.data_dir)?;
         let policy = Arc::new(policy::PolicySource::open(config.policy_file.as_deref(), &config.data_dir)?);
-        let store: Arc<dyn Store> = match &config.database_url {
-            Some(url) => {
-                data_dir.use_database(Database::Postgres)?;
-                Arc::new(sql::postgres::open(url).await?)
-            }
-            None => {
-                data_dir.use_database(Database::Sqlite)?;
-                Arc::new(sql::sqlite::open(&data_dir.database()?).await?)
-            }
-        };
-        let master = data_dir.master_key(store.has_sandboxes(None).await?)?;
-        if store.is_shared() {
-            // With another key its tokens would open nothing on other nodes.
-            let fingerprint = master.fingerprint();
-            if store.agree("master_key", &fingerprint).await? != fingerprint {
-                return Err(data_dir::DataDirError::KeyDiffers(data_dir.master_key_path()).into());
-            }
-        }
+        let store = open_store(&config, &data_dir).await?;
+        let master = master_key::read(&data_dir, &*store).await?;
+        let previous = data_dir.previous_key(LONGEST_TOKEN_LIFE)?;
         let public_url = match &config.public_url {
             Some(url) => url.clone(),
             None => format!("http://{}", listener.local_addr().map_err(StartError::Listener)?),
         };
-        let tokens = Tokens::new(master, None, config.alg, config.token_ttl(), policy.clone());
+        let tokens = Tokens::new(master, previous, config.alg, config.token_ttl(), policy.clone());
         let node = data_dir.node_id()?;
         let gateway_listener = match config.gateway_listen {
             Some(address) => Some(TcpListener::bind(address).await.map_err(|e| StartError::Gateway(address, e))?),
@@ -262,6 +249,19 @@ impl Broker {
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.deployment.store
     }
+}
+
+async fn open_store(config: &Config, data_dir: &data_dir::DataDir) -> Result<Arc<dyn Store>, StartError> {
+    Ok(match &config.database_url {
+        Some(url) => {
+            data_dir.use_database(Database::Postgres)?;
+            Arc::new(sql::postgres::open(url).await?)
+        }
+        None => {
+            data_dir.use_database(Database::Sqlite)?;
+            Arc::new(sql::sqlite::open(&data_dir.database()?).await?)
+        }
+    })
 }
 
 /// Apart from the reaper, whose rounds may take long.

@@ -257,6 +257,17 @@ pub struct Horizon {
     pub audit_before: Timestamp,
 }
 
+/// The master key was replaced: every living sandbox's next token key comes from the new one.
+#[derive(Clone, Debug)]
+pub struct MasterRotation {
+    pub now: Timestamp,
+    /// Until when tokens of the key before it count; without it they no longer do.
+    pub old_until: Option<Timestamp>,
+    /// What brokers agree on by this name is from now on the fingerprint.
+    pub agreed: &'static str,
+    pub fingerprint: String,
+}
+
 /// A broker on this database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
@@ -356,6 +367,8 @@ pub trait Store: Send + Sync {
     async fn nodes(&self) -> Stored<Vec<Node>>;
     /// Sets a value where there is none yet; answers with the one that counts for every broker.
     async fn agree(&self, name: &str, value: &str) -> Stored<String>;
+    /// Answers with how many sandboxes it concerns. No broker may run.
+    async fn rotate_master(&self, rotation: &MasterRotation) -> Stored<u64>;
     /// What is changed from now on, by any broker on a shared database, this one included.
     fn hints(&self) -> broadcast::Receiver<Hint>;
 }

@@ -16,6 +16,7 @@ mod lease;
 mod life;
 mod limits;
 mod links;
+mod master_key;
 mod negotiating;
 mod opaque;
 mod openapi;

@@ -43,8 +43,8 @@ use self::{
     recent::{Changes, Recent},
 };
 use super::{
-    AddedKey, AddedSandbox, ChangedSandbox, Ending, EnsureWish, Ensured, Hint, Horizon, Leftover, Node, Note, PageWish, RetiredToken,
-    RevocationList, RevokeWish, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, Viewer,
+    AddedKey, AddedSandbox, ChangedSandbox, Ending, EnsureWish, Ensured, Hint, Horizon, Leftover, MasterRotation, Node, Note, PageWish,
+    RetiredToken, RevocationList, RevokeWish, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, Viewer,
 };
 use crate::{
     domain::{
@@ -318,6 +318,12 @@ impl Store for SqlStore {
         let agreed = nodes::agree(&mut tx, name, value).await?;
         self.base.commit(tx).await?;
         Ok(agreed)
+    }
+    async fn rotate_master(&self, rotation: &MasterRotation) -> Stored<u64> {
+        let mut tx = self.base.begin().await?;
+        let sandboxes = tokens::rotate_master(&mut tx, rotation).await?;
+        self.base.commit(tx).await?;
+        Ok(sandboxes)
     }
     fn hints(&self) -> broadcast::Receiver<Hint> {
         self.base.engine.hints.subscribe()

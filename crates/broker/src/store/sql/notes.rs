@@ -216,6 +216,7 @@ pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon) -> Stored<()> {
         ("DELETE FROM idempotency WHERE created_at < $1", horizon.idempotency_before),
         ("DELETE FROM revocations WHERE until < $1", horizon.now),
         ("DELETE FROM opaque_tokens WHERE keep_until < $1", horizon.now),
+        ("DELETE FROM shares WHERE expires_at < $1", horizon.now),
         ("DELETE FROM audit WHERE at < $1", horizon.audit_before),
         ("DELETE FROM idempotency WHERE session_id IN (SELECT id FROM sessions WHERE ended_at < $1)", horizon.ended_before),
         ("DELETE FROM sessions WHERE ended_at < $1", horizon.ended_before),
