@@ -14,6 +14,7 @@ use crate::domain::{
     keys::Keys,
     lifecycle::Lifecycle,
     model::{Bound, Caller, Sandbox, Session},
+    presence::Presence,
     tokens::Wish,
 };
 
@@ -25,6 +26,7 @@ pub struct Dataplane {
     pub lifecycle: Arc<Lifecycle>,
     pub keys: Arc<Keys>,
     pub audit: AuditTrail,
+    pub presence: Presence,
 }
 
 #[async_trait]
@@ -76,6 +78,7 @@ impl Directory for Dataplane {
 
     async fn used(&self, usage: Usage) {
         let Some(caller) = usage.admission.caller else { return };
+        self.presence.seen(&self.deployment, &usage.admission.sandbox, &caller);
         let record = self.record("dataplane.used", &caller, &usage.admission.sandbox, &usage.request_id);
         self.audit.add(record.detail(format!("{} {} {}", usage.method, usage.path, usage.status))).await;
     }

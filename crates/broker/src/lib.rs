@@ -27,11 +27,13 @@ use domain::{
     activity::Activity,
     audit::AuditTrail,
     deployment::Deployment,
+    events::Events,
     hearing::hear,
     keys::Keys,
     lifecycle::Lifecycle,
     model::Principal,
     nodes::Nodes,
+    presence::Presence,
     reaper::Reaper,
     reconcile::reconcile,
     sandboxes::Sandboxes,
@@ -174,6 +176,7 @@ impl Broker {
             lifecycle: self.lifecycle.clone(),
             keys: self.keys.clone(),
             audit: self.audit.clone(),
+            presence: Presence::default(),
         };
         let api = http::Api {
             keys: self.keys.clone(),
@@ -181,6 +184,7 @@ impl Broker {
             sandboxes: self.sandboxes.clone(),
             deployment: self.deployment.clone(),
             webhook: self.webhook.clone(),
+            events: Arc::new(Events::new(self.deployment.clone(), self.keys.clone())),
         };
         let router = http::router(api, Arc::new(dataplane));
         server::serve(&self.listener, &self.lanes, router, self.deployment.config.max_connections, shutdown).await;

@@ -6,6 +6,7 @@ mod body;
 mod capabilities;
 mod cors;
 mod error;
+mod events;
 mod keys;
 mod negotiation;
 mod ops;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 use axum::{Router, middleware};
 use cobox_gateway::Directory;
 
-use crate::domain::{deployment::Deployment, keys::Keys, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook};
+use crate::domain::{deployment::Deployment, events::Events, keys::Keys, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook};
 
 /// What the routes speak to.
 #[derive(Clone)]
@@ -31,12 +32,14 @@ pub struct Api {
     pub deployment: Arc<Deployment>,
     /// Where signed notices are taken.
     pub webhook: Option<Arc<Webhook>>,
+    pub events: Arc<Events>,
 }
 
 pub fn router(api: Api, directory: Arc<dyn Directory>) -> Router {
     let cors = cors::CorsRules::new(&api.deployment.config.cors);
     let router = Router::new()
         .merge(sessions::routes())
+        .merge(events::routes())
         .merge(threads::routes())
         .merge(webhooks::routes())
         .merge(capabilities::routes())

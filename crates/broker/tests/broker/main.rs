@@ -9,6 +9,7 @@ mod cluster;
 mod cors;
 mod door;
 mod errors;
+mod events;
 mod fake_provider;
 mod harness;
 mod lease;

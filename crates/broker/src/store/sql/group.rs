@@ -65,7 +65,9 @@ async fn write_one(base: &Base, note: &Note) -> Stored<()> {
         // Nobody remembers audit records, which come with every request.
         return Ok(tx.commit().await?);
     }
-    base.commit(tx).await
+    base.commit(tx).await?;
+    note.sandboxes.iter().for_each(|(id, _)| base.tell_news(id));
+    Ok(())
 }
 
 /// All of them as one: the last use of each thing, and the records in the order they came.

@@ -8,6 +8,7 @@
 //! - a truth value is bound as `bool`, and read as `CASE WHEN … THEN 1 ELSE 0 END`;
 //! - whoever reads and then writes by what was read takes a lock first (`lock.rs`).
 
+mod events;
 mod group;
 mod hint;
 mod keys;
@@ -40,11 +41,12 @@ use self::{
     recent::{Changes, Recent},
 };
 use super::{
-    AddedKey, AddedSandbox, ChangedSandbox, Ending, EnsureWish, Ensured, Hint, Horizon, Leftover, Node, Note, PageWish, RetiredToken,
-    RevocationList, SandboxChange, SessionFilter, Store, StoreError, Stored, Viewer,
+    AddedKey, AddedSandbox, ChangedSandbox, Ending, EnsureWish, Ensured, EventBounds, EventMarks, EventPage, Hint, Horizon, Leftover, Node,
+    Note, PageWish, RetiredToken, RevocationList, SandboxChange, SessionFilter, Store, StoreError, Stored, TakenHappenings, Viewer,
 };
 use crate::domain::{
     audit::AuditRecord,
+    events::Event,
     model::{ApiKey, Bound, Sandbox, Session},
 };
 
@@ -84,6 +86,20 @@ impl Base {
         // Also when it fails: it may have reached the database all the same.
         let _making = self.changes.making();
         Ok(tx.commit().await?)
+    }
+
+    /// As [`Base::commit`], for what leaves an event of a sandbox. On PostgreSQL the database tells everybody itself.
+    async fn commit_news(&self, tx: Transaction<'static, Any>, sandbox: &SandboxId) -> Stored<()> {
+        self.commit(tx).await?;
+        self.tell_news(sandbox);
+        Ok(())
+    }
+
+    fn tell_news(&self, sandbox: &SandboxId) {
+        if self.engine.is_only_writer {
+            // An error means that nobody wants to know at the moment.
+            let _ = self.engine.hints.send(Hint::News(sandbox.clone()));
+        }
     }
 
     /// For one statement: several may see several moments.
@@ -140,7 +156,7 @@ impl Store for SqlStore {
     async fn ensure(&self, wish: &EnsureWish) -> Stored<Ensured> {
         let mut tx = self.base.begin_unsynced().await?;
         let ensured = sessions::ensure(&mut tx, wish).await?;
-        self.base.commit(tx).await?;
+        self.base.commit_news(tx, &wish.fresh.sandbox.id).await?;
         Ok(ensured)
     }
     async fn session_of(&self, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<Bound>> {
@@ -157,9 +173,12 @@ impl Store for SqlStore {
     }
     async fn end_session(&self, id: &SessionId, ending: &Ending) -> Stored<Option<Leftover>> {
         let mut tx = self.base.begin().await?;
-        let leftover = sessions::end(&mut tx, id, ending).await?;
+        let ended = sessions::end(&mut tx, id, ending).await?;
         self.base.commit(tx).await?;
-        Ok(leftover)
+        Ok(ended.map(|(leftover, sandbox)| {
+            self.base.tell_news(&sandbox);
+            leftover
+        }))
     }
 
     async fn session_tags(&self, ids: &[&SessionId]) -> Stored<HashMap<String, Tags>> {
@@ -177,7 +196,7 @@ impl Store for SqlStore {
         let mut tx = self.base.begin().await?;
         let changed = sandboxes::change(&mut tx, id, change, audit).await?;
         if matches!(changed, ChangedSandbox::Changed(_)) {
-            self.base.commit(tx).await?;
+            self.base.commit_news(tx, id).await?;
         }
         Ok(changed)
     }
@@ -216,7 +235,7 @@ impl Store for SqlStore {
         if let (true, Some(audit)) = (is_replaced, audit) {
             notes::audit(&mut tx, audit).await?;
         }
-        self.base.commit(tx).await?;
+        self.base.commit_news(tx, &new.id).await?;
         Ok(is_replaced)
     }
     async fn renew_sandbox(&self, id: &SandboxId) -> Stored<()> {
@@ -227,7 +246,7 @@ impl Store for SqlStore {
     async fn end_sandbox(&self, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>> {
         let mut tx = self.base.begin().await?;
         let ended = sandboxes::end(&mut tx, id, state, ending).await?;
-        self.base.commit(tx).await?;
+        self.base.commit_news(tx, id).await?;
         Ok(ended)
     }
 
@@ -256,6 +275,42 @@ impl Store for SqlStore {
     }
     async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
         notes::newest(&mut *self.base.reader().await?, workspace, sandbox, page).await
+    }
+
+    async fn append_events(&self, events: &[Event]) -> Stored<()> {
+        let Some(first) = events.first() else { return Ok(()) };
+        let mut tx = self.base.begin_unsynced().await?;
+        lock::workspace(&mut tx, &first.workspace).await?;
+        events::append(&mut tx, events).await?;
+        self.base.commit_news(tx, &first.sandbox).await
+    }
+    async fn take_happenings(&self, taken: &TakenHappenings) -> Stored<()> {
+        let mut tx = self.base.begin_unsynced().await?;
+        events::take(&mut tx, taken).await?;
+        self.base.commit_news(tx, &taken.sandbox).await
+    }
+    async fn events(&self, sandbox: &SandboxId, session: &SessionId, after: u64, limit: u32) -> Stored<EventPage> {
+        events::after(&mut *self.base.reader().await?, sandbox, session, after, limit).await
+    }
+    async fn event_bounds(&self, sandbox: &SandboxId, session: &SessionId) -> Stored<EventBounds> {
+        events::bounds(&mut *self.base.reader().await?, sandbox, session).await
+    }
+    async fn event_marks(&self, sandbox: &SandboxId) -> Stored<EventMarks> {
+        events::marks(&mut *self.base.reader().await?, sandbox).await
+    }
+    async fn prune_events(&self, before: Timestamp, keep: u32) -> Stored<()> {
+        let mut tx = self.base.begin_unsynced().await?;
+        if lock::is_alone(&mut tx, "prune events").await? {
+            events::prune(&mut tx, before, keep).await?;
+        }
+        self.base.commit(tx).await
+    }
+    async fn trim_events(&self, workspace: &str, keep: u32) -> Stored<()> {
+        let mut tx = self.base.begin_unsynced().await?;
+        if lock::is_alone(&mut tx, "prune events").await? {
+            events::trim(&mut tx, workspace, keep).await?;
+        }
+        self.base.commit(tx).await
     }
 
     fn is_shared(&self) -> bool {

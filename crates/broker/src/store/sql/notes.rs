@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cobox_protocol::{SandboxId, Timestamp, control::Revocation};
+use cobox_protocol::{SandboxId, Timestamp, control::Revocation, session::State};
 use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
-use super::{hint, lock, nodes, rows};
+use super::{hint, lock, nodes, rows, sandboxes};
 use crate::{
     domain::{audit::AuditRecord, model::Sandbox},
     store::{Ending, Hint, Horizon, Note, PageWish, RetiredToken, RevocationList, Stored},
@@ -105,17 +105,31 @@ pub async fn note(tx: &mut AnyConnection, note: &Note) -> Stored<()> {
     for (id, at) in &note.sandboxes {
         by_time.entry(*at).or_default().insert(id.as_str());
     }
+    let mut idle = idle_among(tx, &note.sandboxes).await?;
+    let workspaces: BTreeSet<String> = idle.values().map(|s| s.workspace.clone()).collect();
+    for workspace in &workspaces {
+        lock::workspace(tx, workspace).await?;
+    }
     lock::sandboxes(tx, note.sandboxes.iter().map(|(id, _)| id.as_str()).collect()).await?;
+    if !idle.is_empty() {
+        // Again, now that nobody else changes them.
+        idle = idle_among(tx, &note.sandboxes).await?;
+        idle.retain(|_, s| workspaces.contains(&s.workspace));
+    }
     for (at, ids) in by_time {
         for ids in ids.into_iter().collect::<Vec<_>>().chunks(ROWS_AT_ONCE) {
             let sql = format!(
-                "UPDATE sandboxes SET last_active_at = CASE WHEN last_active_at < $1 THEN $1 ELSE last_active_at END,
-                        state = CASE WHEN state = 'idle' AND intent IS NULL THEN 'active' ELSE state END
-                 WHERE id IN ({}) AND ended_at IS NULL AND (last_active_at < $1 OR state = 'idle')",
+                "UPDATE sandboxes SET last_active_at = $1 WHERE id IN ({}) AND ended_at IS NULL AND last_active_at < $1",
                 placeholders(2, ids.len())
             );
             ids.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(at.unix()), |query, id| query.bind(*id)).execute(&mut *tx).await?;
         }
+    }
+    for (id, at) in &note.sandboxes {
+        let Some(sandbox) = idle.get(id.as_str()) else { continue };
+        let used = Sandbox { state: State::Active, last_active_at: sandbox.last_active_at.max(*at), ..sandbox.clone() };
+        // Unless somebody else changed it meanwhile.
+        sandboxes::replace(tx, sandbox, &used).await?;
     }
     // In one order, or two of these could wait for each other.
     for (id, at) in note.keys.iter().collect::<BTreeSet<_>>() {
@@ -125,6 +139,21 @@ pub async fn note(tx: &mut AnyConnection, note: &Note) -> Stored<()> {
         insert_audit(tx, records).await?;
     }
     Ok(())
+}
+
+/// Those that were idle and are so no more; one that becomes idle this moment is found by the reaper.
+async fn idle_among(db: &mut AnyConnection, used: &[(SandboxId, Timestamp)]) -> Stored<BTreeMap<String, Sandbox>> {
+    let mut idle = BTreeMap::new();
+    for used in used.chunks(ROWS_AT_ONCE) {
+        let ids = placeholders(1, used.len());
+        let sql = format!("SELECT * FROM sandboxes WHERE id IN ({ids}) AND state = 'idle' AND intent IS NULL AND ended_at IS NULL");
+        let query = used.iter().fold(sqlx::query(AssertSqlSafe(sql)), |query, (id, _)| query.bind(id.as_str()));
+        for row in &query.fetch_all(&mut *db).await? {
+            let sandbox = rows::sandbox(row)?;
+            idle.insert(sandbox.id.to_string(), sandbox);
+        }
+    }
+    Ok(idle)
 }
 
 /// `$first, …` for a list of `count` values.

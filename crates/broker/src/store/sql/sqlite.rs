@@ -7,7 +7,7 @@ use std::{fmt::Write, path::Path, time::Duration};
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use tokio::sync::broadcast;
 
-use super::{Engine, SqlStore, schema};
+use super::{Engine, SqlStore, hint, schema};
 use crate::store::{StoreError, Stored};
 
 /// Readers beside the one writer; each is a thread.
@@ -42,7 +42,7 @@ pub async fn open(path: &Path) -> Stored<SqlStore> {
         begin: "PRAGMA synchronous = FULL; BEGIN IMMEDIATE",
         begin_unsynced: "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE",
         is_only_writer: true,
-        hints: broadcast::channel(1).0,
+        hints: broadcast::channel(hint::BACKLOG).0,
         _listener: None,
     }))
 }
