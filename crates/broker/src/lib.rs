@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod chain;
 mod clock;
 mod config;
 mod data_dir;
@@ -118,6 +119,7 @@ impl Broker {
         };
         let tokens = Tokens::new(master, config.alg, config.token_ttl());
         let node = data_dir.node_id()?;
+        store.write_as(&node);
         let node_url = config.node_url.clone().unwrap_or_else(|| public_url.clone());
         let nodes = Nodes::new(node.clone(), node_url, config.node_timeout());
         nodes.beat(&*store, clock.now()).await?;

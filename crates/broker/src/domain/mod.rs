@@ -16,6 +16,7 @@ pub mod model;
 pub mod negotiation;
 pub mod nodes;
 pub mod presence;
+pub mod proof;
 pub mod reaper;
 pub mod reconcile;
 pub mod renewal;

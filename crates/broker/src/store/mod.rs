@@ -15,10 +15,13 @@ use cobox_protocol::{
 
 use tokio::sync::broadcast;
 
-use crate::domain::{
-    audit::AuditRecord,
-    events::Event,
-    model::{ApiKey, Bound, Principal, Sandbox, Session},
+use crate::{
+    chain::Hash,
+    domain::{
+        audit::AuditRecord,
+        events::Event,
+        model::{ApiKey, Bound, Principal, Sandbox, Session},
+    },
 };
 
 #[derive(Clone, Debug, thiserror::Error)]
@@ -195,6 +198,26 @@ pub struct Horizon {
     pub audit_before: Timestamp,
 }
 
+/// The end of a chain of audit records, and what the first that is kept is linked to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainHead {
+    pub writer: String,
+    pub number: u64,
+    pub hash: Hash,
+    pub kept_after: u64,
+    pub kept_after_hash: Hash,
+}
+
+/// An audit record in its writer's chain.
+#[derive(Clone, Debug)]
+pub struct ChainLink {
+    pub number: u64,
+    /// As it stands there, whatever that is.
+    pub hash: Vec<u8>,
+    pub sequence: u64,
+    pub record: AuditRecord,
+}
+
 /// A broker on this database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
@@ -314,6 +337,14 @@ pub trait Store: Send + Sync {
     async fn prune(&self, horizon: &Horizon) -> Stored<()>;
     /// Records of a workspace with their numbers, newest first; the page's cursor is such a number.
     async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>>;
+    /// As [`Store::audit`], of what was done with one token.
+    async fn audit_of_token(&self, workspace: &str, jti: &str, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>>;
+    /// In whose chain this store's audit records are linked; said before anything is written.
+    fn write_as(&self, writer: &str);
+    /// Every chain of audit records, and where it ends. Of this store's own, where it knows it to end.
+    async fn audit_heads(&self) -> Stored<Vec<ChainHead>>;
+    /// A chain's links after a number, oldest first.
+    async fn audit_links(&self, writer: &str, after: u64, limit: u32) -> Stored<Vec<ChainLink>>;
 
     /// All of one sandbox; with the changes of a session or sandbox events are appended by themselves.
     async fn append_events(&self, events: &[Event]) -> Stored<()>;

@@ -8,6 +8,7 @@
 //! - a truth value is bound as `bool`, and read as `CASE WHEN … THEN 1 ELSE 0 END`;
 //! - whoever reads and then writes by what was read takes a lock first (`lock.rs`).
 
+mod chain;
 mod events;
 mod group;
 mod hint;
@@ -24,7 +25,10 @@ mod sessions;
 pub mod sqlite;
 mod tags;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::AtomicU64},
+};
 
 use async_trait::async_trait;
 use cobox_protocol::{
@@ -37,12 +41,14 @@ use tokio::sync::broadcast;
 use tokio_util::task::AbortOnDropHandle;
 
 use self::{
+    chain::Chain,
     group::Group,
     recent::{Changes, Recent},
 };
 use super::{
-    AddedKey, AddedSandbox, ChangedSandbox, Ending, EnsureWish, Ensured, EventBounds, EventMarks, EventPage, Hint, Horizon, Leftover, Node,
-    Note, PageWish, RetiredToken, RevocationList, SandboxChange, SessionFilter, Store, StoreError, Stored, TakenHappenings, Viewer,
+    AddedKey, AddedSandbox, ChainHead, ChainLink, ChangedSandbox, Ending, EnsureWish, Ensured, EventBounds, EventMarks, EventPage, Hint,
+    Horizon, Leftover, Node, Note, PageWish, RetiredToken, RevocationList, SandboxChange, SessionFilter, Store, StoreError, Stored,
+    TakenHappenings, Viewer,
 };
 use crate::domain::{
     audit::AuditRecord,
@@ -60,6 +66,8 @@ struct Engine {
     is_only_writer: bool,
     /// Where what other brokers changed is told.
     hints: broadcast::Sender<Hint>,
+    /// How many connections were made to it.
+    connections: Arc<AtomicU64>,
     /// The task that tells it.
     _listener: Option<AbortOnDropHandle<()>>,
 }
@@ -68,6 +76,7 @@ struct Engine {
 struct Base {
     engine: Engine,
     changes: Changes,
+    chain: Chain,
 }
 
 impl Base {
@@ -81,15 +90,32 @@ impl Base {
         Ok(self.engine.writers.begin_with(self.engine.begin_unsynced).await?)
     }
 
-    /// Every change ends here.
-    async fn commit(&self, tx: Transaction<'static, Any>) -> Stored<()> {
+    /// Every change ends here. Its audit records become links of the chain.
+    async fn commit(self: &Arc<Self>, mut tx: Transaction<'static, Any>) -> Stored<()> {
+        let pending = chain::pending(&mut tx).await?;
+        if pending.is_empty() {
+            return self.finish(tx).await;
+        }
+        let base = self.clone();
+        // In a task: when a caller goes away in the middle of it, the chain would not know how it ends.
+        let linking = tokio::spawn(async move {
+            let mut links = base.chain.lock(&mut tx).await?;
+            chain::link_all(&mut tx, &pending, &mut links).await?;
+            base.finish(tx).await?;
+            links.are_committed();
+            Ok(())
+        });
+        linking.await.map_err(|_| StoreError::Failed("the broker is ending".to_owned()))?
+    }
+
+    async fn finish(&self, tx: Transaction<'static, Any>) -> Stored<()> {
         // Also when it fails: it may have reached the database all the same.
         let _making = self.changes.making();
         Ok(tx.commit().await?)
     }
 
     /// As [`Base::commit`], for what leaves an event of a sandbox. On PostgreSQL the database tells everybody itself.
-    async fn commit_news(&self, tx: Transaction<'static, Any>, sandbox: &SandboxId) -> Stored<()> {
+    async fn commit_news(self: &Arc<Self>, tx: Transaction<'static, Any>, sandbox: &SandboxId) -> Stored<()> {
         self.commit(tx).await?;
         self.tell_news(sandbox);
         Ok(())
@@ -118,7 +144,8 @@ pub struct SqlStore {
 
 impl SqlStore {
     fn new(engine: Engine) -> Self {
-        let base = Arc::new(Base { engine, changes: Changes::default() });
+        let chain = Chain::new(engine.connections.clone());
+        let base = Arc::new(Base { engine, changes: Changes::default(), chain });
         Self { group: Group::start(base.clone()), base, known_sandboxes: Recent::default(), known_revocations: Recent::default() }
     }
 }
@@ -274,7 +301,27 @@ impl Store for SqlStore {
         self.base.commit(tx).await
     }
     async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
-        notes::newest(&mut *self.base.reader().await?, workspace, sandbox, page).await
+        notes::newest(&mut *self.base.reader().await?, workspace, sandbox, None, page).await
+    }
+    async fn audit_of_token(&self, workspace: &str, jti: &str, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
+        notes::newest(&mut *self.base.reader().await?, workspace, None, Some(jti), page).await
+    }
+    fn write_as(&self, writer: &str) {
+        self.base.chain.write_as(writer);
+    }
+    async fn audit_heads(&self) -> Stored<Vec<ChainHead>> {
+        let own = self.base.chain.head().await;
+        let mut heads = chain::heads(&mut *self.base.reader().await?).await?;
+        if let (Some((number, hash)), Some(head)) = (own, heads.iter_mut().find(|h| h.writer == self.base.chain.writer()))
+            && number > head.number
+        {
+            // The database has less than was written to it.
+            (head.number, head.hash) = (number, hash);
+        }
+        Ok(heads)
+    }
+    async fn audit_links(&self, writer: &str, after: u64, limit: u32) -> Stored<Vec<ChainLink>> {
+        chain::links(&mut *self.base.reader().await?, writer, after, limit).await
     }
 
     async fn append_events(&self, events: &[Event]) -> Stored<()> {

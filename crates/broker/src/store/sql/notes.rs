@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use cobox_protocol::{SandboxId, Timestamp, control::Revocation, session::State};
 use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
-use super::{hint, lock, nodes, rows, sandboxes};
+use super::{chain, hint, lock, nodes, rows, sandboxes};
 use crate::{
+    chain::Hash,
     domain::{audit::AuditRecord, model::Sandbox},
     store::{Ending, Hint, Horizon, Note, PageWish, RetiredToken, RevocationList, Stored},
 };
@@ -99,6 +100,7 @@ pub async fn revocations(db: &mut AnyConnection, sandbox: &Sandbox, now: Timesta
     Ok(view)
 }
 
+/// All but the audit records.
 pub async fn note(tx: &mut AnyConnection, note: &Note) -> Stored<()> {
     // Those of one moment, which is a second, in one statement.
     let mut by_time: BTreeMap<Timestamp, BTreeSet<&str>> = BTreeMap::new();
@@ -135,9 +137,6 @@ pub async fn note(tx: &mut AnyConnection, note: &Note) -> Stored<()> {
     for (id, at) in note.keys.iter().collect::<BTreeSet<_>>() {
         sqlx::query("UPDATE api_keys SET last_used_at = $2 WHERE id = $1").bind(id.as_str()).bind(at.unix()).execute(&mut *tx).await?;
     }
-    for records in note.audit.chunks(ROWS_AT_ONCE) {
-        insert_audit(tx, records).await?;
-    }
     Ok(())
 }
 
@@ -161,19 +160,23 @@ pub fn placeholders(first: usize, count: usize) -> String {
     (first..first + count).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ")
 }
 
+/// Becomes a link of the chain when the transaction is committed.
 pub async fn audit(tx: &mut AnyConnection, record: &AuditRecord) -> Stored<()> {
-    insert_audit(tx, std::slice::from_ref(record)).await
+    insert_audit(tx, std::slice::from_ref(record), chain::PENDING, &[]).await
 }
 
-async fn insert_audit(tx: &mut AnyConnection, records: &[AuditRecord]) -> Stored<()> {
-    const COLUMNS: usize = 11;
+/// `linked` has the number and hash of each record, or of none.
+pub async fn insert_audit(tx: &mut AnyConnection, records: &[AuditRecord], writer: &str, linked: &[(u64, Hash)]) -> Stored<()> {
+    const COLUMNS: usize = 14;
     let rows: Vec<String> = (0..records.len()).map(|n| format!("({})", placeholders(n * COLUMNS + 1, COLUMNS))).collect();
     let sql = format!(
-        "INSERT INTO audit (at, workspace_id, action, request_id, principal, actor, thread, session_id, sandbox_id, jti, detail) VALUES {}",
+        "INSERT INTO audit (at, workspace_id, action, request_id, principal, actor, thread, session_id, sandbox_id, jti, detail,
+                            writer, number, hash) VALUES {}",
         rows.join(", ")
     );
     let mut query = sqlx::query(AssertSqlSafe(sql));
-    for r in records {
+    for (n, r) in records.iter().enumerate() {
+        let link = linked.get(n);
         query = query
             .bind(r.at.unix())
             .bind(&r.workspace)
@@ -185,7 +188,10 @@ async fn insert_audit(tx: &mut AnyConnection, records: &[AuditRecord]) -> Stored
             .bind(r.session.as_ref().map(|i| i.as_str()))
             .bind(r.sandbox.as_ref().map(|i| i.as_str()))
             .bind(r.jti.as_deref())
-            .bind(r.detail.as_deref());
+            .bind(r.detail.as_deref())
+            .bind(writer)
+            .bind(link.map(|(number, _)| i64::try_from(*number).unwrap_or(i64::MAX)))
+            .bind(link.map(|(_, hash)| &hash[..]));
     }
     query.execute(tx).await?;
     Ok(())
@@ -195,16 +201,21 @@ pub async fn newest(
     db: &mut AnyConnection,
     workspace: &str,
     sandbox: Option<&SandboxId>,
+    jti: Option<&str>,
     page: &PageWish,
 ) -> Stored<Vec<(u64, AuditRecord)>> {
     let before = page.before.as_ref().and_then(|b| b.parse::<i64>().ok()).unwrap_or(i64::MAX);
-    sqlx::query(
-        "SELECT * FROM audit WHERE workspace_id = $1 AND sequence < $2 AND ($3 IS NULL OR sandbox_id = $3)
-         ORDER BY sequence DESC LIMIT $4",
-    )
+    // Of a token in words of its own, or its index would not be used.
+    sqlx::query(match jti {
+        None => {
+            "SELECT * FROM audit WHERE workspace_id = $1 AND sequence < $2 AND ($3 IS NULL OR sandbox_id = $3)
+             ORDER BY sequence DESC LIMIT $4"
+        }
+        Some(_) => "SELECT * FROM audit WHERE workspace_id = $1 AND sequence < $2 AND jti = $3 ORDER BY sequence DESC LIMIT $4",
+    })
     .bind(workspace)
     .bind(before)
-    .bind(sandbox.map(|s| s.as_str()))
+    .bind(jti.or(sandbox.map(|s| s.as_str())))
     .bind(i64::from(page.limit))
     .fetch_all(db)
     .await?
@@ -220,7 +231,6 @@ pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon) -> Stored<()> {
     for (sql, before) in [
         ("DELETE FROM idempotency WHERE created_at < $1", horizon.idempotency_before),
         ("DELETE FROM revocations WHERE until < $1", horizon.now),
-        ("DELETE FROM audit WHERE at < $1", horizon.audit_before),
         ("DELETE FROM idempotency WHERE session_id IN (SELECT id FROM sessions WHERE ended_at < $1)", horizon.ended_before),
         ("DELETE FROM sessions WHERE ended_at < $1", horizon.ended_before),
         (
@@ -231,5 +241,6 @@ pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon) -> Stored<()> {
     ] {
         sqlx::query(sql).bind(before.unix()).execute(&mut *tx).await?;
     }
+    chain::prune(tx, horizon.audit_before).await?;
     nodes::forget(tx, horizon.ended_before).await
 }

@@ -2,7 +2,7 @@
 //!
 //! One connection writes, so that writers queue here instead of failing on a lock; a few read beside it (WAL).
 
-use std::{fmt::Write, path::Path, time::Duration};
+use std::{fmt::Write, path::Path, sync::Arc, time::Duration};
 
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use tokio::sync::broadcast;
@@ -43,6 +43,8 @@ pub async fn open(path: &Path) -> Stored<SqlStore> {
         begin_unsynced: "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE",
         is_only_writer: true,
         hints: broadcast::channel(hint::BACKLOG).0,
+        // What was lost with the power was lost with the broker too.
+        connections: Arc::default(),
         _listener: None,
     }))
 }
