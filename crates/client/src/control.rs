@@ -4,7 +4,7 @@ use std::{sync::Once, time::Duration};
 
 use cobox_protocol::{
     KeyId, SandboxId, Secret, SessionId,
-    audit::AuditEntry,
+    audit::{AuditEntry, AuditHeads, AuditLink},
     key::{CreateKey, CreatedKey, KeyInfo},
     sandbox::{CreateSandbox, PatchSandbox, SandboxInfo},
     session::{HeartbeatResponse, NegotiateRequest, NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo},
@@ -50,6 +50,15 @@ pub struct SessionFilter {
     pub tags: Vec<String>,
     pub limit: Option<u32>,
     pub cursor: Option<String>,
+}
+
+/// Which audit records a list shows.
+#[derive(Clone, Debug, Default)]
+pub struct AuditFilter {
+    /// By name or id.
+    pub sandbox: Option<String>,
+    /// A token's id.
+    pub token: Option<String>,
 }
 
 impl Client {
@@ -193,12 +202,24 @@ impl Client {
     /// The workspace's audit, newest first; for operators.
     pub async fn list_audit(
         &self,
-        sandbox: Option<&str>,
+        filter: &AuditFilter,
         limit: Option<u32>,
         cursor: Option<&str>,
     ) -> Result<Page<AuditEntry>, ClientError> {
-        let filter = sandbox.map(|s| format!("sandbox={}", encode_segment(s.as_bytes()))).into_iter().collect();
-        self.json(self.get(&paged("/v1/audit", filter, limit, cursor))).await
+        let named = [("sandbox", &filter.sandbox), ("token", &filter.token)];
+        let query = named.iter().filter_map(|(name, v)| Some(format!("{name}={}", encode_segment(v.as_ref()?.as_bytes())))).collect();
+        self.json(self.get(&paged("/v1/audit", query, limit, cursor))).await
+    }
+
+    /// Where each broker's chain of audit records ends; for operators.
+    pub async fn audit_heads(&self) -> Result<AuditHeads, ClientError> {
+        self.json(self.get("/v1/audit/heads")).await
+    }
+
+    /// A chain's links after a number, oldest first; none at its end.
+    pub async fn audit_links(&self, writer: &str, after: u64, limit: u32) -> Result<Vec<AuditLink>, ClientError> {
+        let path = format!("/v1/audit/links?writer={}&after={after}&limit={limit}", encode_segment(writer.as_bytes()));
+        Ok(self.json::<Page<AuditLink>>(self.get(&path)).await?.items)
     }
 
     pub async fn list_keys(&self, limit: Option<u32>, cursor: Option<&str>) -> Result<Page<KeyInfo>, ClientError> {

@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::{
-    Capability, CapabilitySet, CommandId, ErrorCode, KeyId, RequestId, SandboxId, Secret, SessionId, ShareId, ShellId, Timestamp, TokenId,
+    Capability, CapabilitySet, CommandId, ErrorCode, EventId, KeyId, RequestId, SandboxId, Secret, SessionId, ShareId, ShellId, Timestamp,
+    TokenId,
 };
 
 /// What a thread id, a principal's name and the like are made of.
@@ -43,6 +44,7 @@ ids! {
     KeyId = "key";
     ShellId = "sh";
     ShareId = "shr";
+    EventId = "evt";
     CommandId = "cmd";
 }
 

@@ -10,6 +10,7 @@ mod cors;
 mod delegating;
 mod door;
 mod errors;
+mod events;
 mod fake_provider;
 mod harness;
 mod lease;
