@@ -3,6 +3,7 @@
 mod access;
 mod asking;
 mod bench;
+mod chain;
 mod chaos;
 mod claims;
 mod cluster;
