@@ -10,6 +10,7 @@ mod isolation;
 mod lifecycle;
 mod load;
 mod paths;
+mod revoking;
 mod roots;
 mod sharing;
 mod terminals;

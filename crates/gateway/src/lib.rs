@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod credential;
+mod domain;
 mod door;
 mod forward;
 mod headers;
@@ -15,8 +16,10 @@ use async_trait::async_trait;
 use cobox_protocol::{ApiError, RequestId, SandboxId, Secret, SessionId};
 use cobox_provider::BoxedStream;
 
-pub use credential::Credential;
-pub use door::{PATHS, router};
+pub use credential::{Credential, FileLink};
+pub use domain::{Domain, InvalidDomain, Place};
+pub use door::{Gateway, SANDBOX_PATHS, SESSION_PATHS};
+pub use slots::Limits;
 pub use upstream::KeptUpstream;
 
 /// What a request names in its path.

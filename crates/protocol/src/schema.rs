@@ -4,8 +4,10 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use crate::tags::{MAX_TAG_KEY, MAX_TAG_VALUE, MAX_TAGS};
-use crate::{Capability, CapabilitySet, CommandId, ErrorCode, KeyId, RequestId, SandboxId, Secret, SessionId, ShellId, Timestamp, TokenId};
+use crate::{
+    Capability, CapabilitySet, CommandId, ErrorCode, KeyId, RequestId, SandboxId, Secret, SessionId, ShareId, ShellId, Timestamp, TokenId,
+    tags::{MAX_TAG_KEY, MAX_TAG_VALUE, MAX_TAGS},
+};
 
 /// What a thread id, a principal's name and the like are made of.
 pub const NO_CONTROL_CHARACTERS: &str = r"^[^\x00-\x1f\x7f-\x9f]+$";
@@ -54,6 +56,7 @@ ids! {
     RequestId = "req";
     KeyId = "key";
     ShellId = "sh";
+    ShareId = "shr";
     CommandId = "cmd";
 }
 

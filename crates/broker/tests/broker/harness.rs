@@ -179,7 +179,9 @@ impl Client {
         if let (Some(key), false) = (&self.key, request.headers().contains_key("authorization")) {
             request.headers_mut().insert("authorization", format!("Bearer {}", key.expose()).parse().unwrap());
         }
-        request.headers_mut().insert("host", "broker".parse().unwrap());
+        if !request.headers().contains_key("host") {
+            request.headers_mut().insert("host", "broker".parse().unwrap());
+        }
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let stream = TcpStream::connect(self.addr).await.unwrap();
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
