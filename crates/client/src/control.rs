@@ -3,9 +3,9 @@
 use std::{sync::Once, time::Duration};
 
 use cobox_protocol::{
-    KeyId, SandboxId, Secret, SessionId,
+    KeyId, SandboxId, Secret, SessionId, Timestamp,
     audit::{AuditEntry, AuditHeads, AuditLink},
-    key::{CreateKey, CreatedKey, KeyInfo},
+    key::{CreateKey, CreatedKey, ExpireKey, KeyInfo, PrincipalInfo},
     sandbox::{CreateSandbox, PatchSandbox, SandboxInfo},
     session::{HeartbeatResponse, NegotiateRequest, NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo},
     token::{
@@ -234,6 +234,28 @@ impl Client {
         self.nothing(self.delete(&format!("/v1/keys/{id}"))).await
     }
 
+    /// A key ends then.
+    pub async fn expire_key(&self, id: &KeyId, expires_at: Timestamp) -> Result<KeyInfo, ClientError> {
+        self.json(self.call(Method::PATCH, &format!("/v1/keys/{id}")).json(&ExpireKey { expires_at })).await
+    }
+
+    /// Who there is in a workspace, the caller's own unless told; for operators.
+    pub async fn list_principals(&self, workspace: Option<&str>, cursor: Option<&str>) -> Result<Page<PrincipalInfo>, ClientError> {
+        self.json(self.get(&paged("/v1/principals", within(workspace), None, cursor))).await
+    }
+
+    /// Ends every key, identity and token of a principal.
+    pub async fn disable_principal(&self, workspace: Option<&str>, name: &str) -> Result<(), ClientError> {
+        let path = format!("/v1/principals/{}/disable", encode_segment(name.as_bytes()));
+        self.nothing(self.post(&paged(&path, within(workspace), None, None))).await
+    }
+
+    /// Lets a principal in again, with new keys.
+    pub async fn enable_principal(&self, workspace: Option<&str>, name: &str) -> Result<(), ClientError> {
+        let path = format!("/v1/principals/{}/enable", encode_segment(name.as_bytes()));
+        self.nothing(self.post(&paged(&path, within(workspace), None, None))).await
+    }
+
     /// A sandbox without a session: the gateway swaps the API key for a token on each call.
     pub fn sandbox(&self, id: &SandboxId) -> Dataplane {
         Dataplane::new(self.sender.clone(), format!("{}/dp/{id}/v1", self.base), self.key.clone())
@@ -283,6 +305,10 @@ fn paged(path: &str, mut query: Vec<String>, limit: Option<u32>, cursor: Option<
     query.extend(limit.map(|n| format!("limit={n}")));
     query.extend(cursor.map(|c| format!("cursor={}", encode_segment(c.as_bytes()))));
     if query.is_empty() { path.to_owned() } else { format!("{path}?{}", query.join("&")) }
+}
+
+fn within(workspace: Option<&str>) -> Vec<String> {
+    workspace.map(|w| format!("workspace={}", encode_segment(w.as_bytes()))).into_iter().collect()
 }
 
 fn tag(filter: &str) -> String {

@@ -20,6 +20,7 @@ pub mod negotiation;
 pub mod nodes;
 pub mod presence;
 pub mod presented;
+pub mod principals;
 pub mod proof;
 pub mod reaper;
 pub mod reconcile;

@@ -15,6 +15,7 @@ mod openapi;
 mod ops;
 mod origin;
 mod paging;
+mod principals;
 mod routes;
 mod sandboxes;
 mod sessions;
@@ -92,6 +93,7 @@ fn control_plane() -> Routes {
         .merge(capabilities::routes())
         .merge(sandboxes::routes())
         .merge(keys::routes())
+        .merge(principals::routes())
         .merge(audit::routes())
         .merge(ops::routes())
 }

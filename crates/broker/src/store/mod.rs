@@ -21,7 +21,7 @@ use crate::{
     domain::{
         audit::AuditRecord,
         events::Event,
-        model::{ApiKey, Bound, Principal, Sandbox, Session, Share},
+        model::{ApiKey, Bound, Principal, PrincipalRecord, Sandbox, Session, Share},
     },
     policy::Quota,
 };
@@ -142,11 +142,35 @@ pub enum Counted {
     Owner,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum AddedKey {
     Added,
     /// The principal exists and is something else.
     KindDiffers(PrincipalKind),
+    /// The principal was shut out.
+    Disabled,
+    TooManyKeys,
+    TooManyPrincipals,
+    /// The identity has one already.
+    Known(Box<ApiKey>),
+}
+
+#[derive(Clone, Debug)]
+pub enum RevokedKey {
+    Revoked(Box<ApiKey>),
+    /// There is no such key, or it is revoked already.
+    NotThere,
+    /// Nobody could manage the deployment any more.
+    LastOperator,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DisabledPrincipal {
+    /// Now or before.
+    Disabled,
+    NotThere,
+    /// Nobody could manage the deployment any more.
+    LastOperator,
 }
 
 /// How something ends: its sessions' tokens stop counting in the same transaction.
@@ -359,8 +383,18 @@ pub trait Store: Send + Sync {
     async fn add_key(&self, key: &ApiKey, audit: &AuditRecord) -> Stored<AddedKey>;
     async fn key(&self, id: &KeyId) -> Stored<Option<ApiKey>>;
     async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>>;
-    /// Ends the key and the tokens issued under it. `None` when there is no such key or it is revoked already.
-    async fn revoke_key(&self, id: &KeyId, ending: &Ending) -> Stored<Option<ApiKey>>;
+    /// `None` when there is no such key or it has ended.
+    async fn expire_key(&self, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<Option<ApiKey>>;
+    /// Ends the key and the tokens issued under it.
+    async fn revoke_key(&self, id: &KeyId, ending: &Ending) -> Stored<RevokedKey>;
+    /// What an identity comes in by, revoked or not; its hash is of issuer and subject.
+    async fn identity(&self, principal: &Principal, hash: &[u8; 32]) -> Stored<Option<ApiKey>>;
+    /// By name; the page's cursor is the last name seen.
+    async fn principals(&self, workspace: &str, now: Timestamp, page: &PageWish) -> Stored<Vec<PrincipalRecord>>;
+    /// Ends its keys, its identities and all its tokens.
+    async fn disable_principal(&self, workspace: &str, name: &str, ending: &Ending) -> Stored<DisabledPrincipal>;
+    /// What ended stays ended; new keys can be made and identities sign in again. False when there is no such principal.
+    async fn enable_principal(&self, workspace: &str, name: &str, audit: &AuditRecord) -> Stored<bool>;
 
     async fn ensure(&self, wish: &EnsureWish) -> Stored<Ensured>;
     /// The living session of a scope.

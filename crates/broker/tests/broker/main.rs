@@ -14,6 +14,7 @@ mod errors;
 mod events;
 mod fake_provider;
 mod harness;
+mod keys;
 mod lease;
 mod life;
 mod limits;

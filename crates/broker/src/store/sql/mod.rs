@@ -17,6 +17,7 @@ mod lock;
 mod nodes;
 mod notes;
 pub mod postgres;
+mod principals;
 mod recent;
 mod rows;
 mod sandboxes;
@@ -49,15 +50,15 @@ use self::{
     recent::{Changes, Recent},
 };
 use super::{
-    AddedKey, AddedSandbox, ChainHead, ChainLink, ChangedSandbox, Ending, EnsureWish, Ensured, EventBounds, EventMarks, EventPage, Hint,
-    Horizon, Leftover, MasterRotation, Node, Note, PageWish, RetiredToken, RevocationList, RevokeWish, Rotation, SandboxChange,
-    SessionFilter, Shared, Store, StoreError, Stored, TakenHappenings, Viewer,
+    AddedKey, AddedSandbox, ChainHead, ChainLink, ChangedSandbox, DisabledPrincipal, Ending, EnsureWish, Ensured, EventBounds, EventMarks,
+    EventPage, Hint, Horizon, Leftover, MasterRotation, Node, Note, PageWish, RetiredToken, RevocationList, RevokeWish, RevokedKey,
+    Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, TakenHappenings, Viewer,
 };
 use crate::{
     domain::{
         audit::AuditRecord,
         events::Event,
-        model::{ApiKey, Bound, Principal, Sandbox, Session, Share},
+        model::{ApiKey, Bound, Principal, PrincipalRecord, Sandbox, Session, Share},
     },
     policy::Quota,
 };
@@ -170,7 +171,9 @@ impl Store for SqlStore {
     async fn add_key(&self, key: &ApiKey, audit: &AuditRecord) -> Stored<AddedKey> {
         let mut tx = self.base.begin().await?;
         let added = keys::add(&mut tx, key, audit).await?;
-        self.base.commit(tx).await?;
+        if matches!(added, AddedKey::Added) {
+            self.base.commit(tx).await?;
+        }
         Ok(added)
     }
     async fn key(&self, id: &KeyId) -> Stored<Option<ApiKey>> {
@@ -179,11 +182,35 @@ impl Store for SqlStore {
     async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>> {
         keys::list(&mut *self.base.reader().await?, page).await
     }
-    async fn revoke_key(&self, id: &KeyId, ending: &Ending) -> Stored<Option<ApiKey>> {
+    async fn expire_key(&self, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<Option<ApiKey>> {
+        let mut tx = self.base.begin().await?;
+        let changed = keys::expire(&mut tx, id, at, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(changed)
+    }
+    async fn revoke_key(&self, id: &KeyId, ending: &Ending) -> Stored<RevokedKey> {
         let mut tx = self.base.begin().await?;
         let revoked = keys::revoke(&mut tx, id, ending).await?;
         self.base.commit(tx).await?;
         Ok(revoked)
+    }
+    async fn identity(&self, principal: &Principal, hash: &[u8; 32]) -> Stored<Option<ApiKey>> {
+        keys::of_identity(&mut *self.base.reader().await?, principal, hash).await
+    }
+    async fn principals(&self, workspace: &str, now: Timestamp, page: &PageWish) -> Stored<Vec<PrincipalRecord>> {
+        principals::list(&mut *self.base.reader().await?, workspace, now.unix(), page).await
+    }
+    async fn disable_principal(&self, workspace: &str, name: &str, ending: &Ending) -> Stored<DisabledPrincipal> {
+        let mut tx = self.base.begin().await?;
+        let disabled = principals::disable(&mut tx, workspace, name, ending).await?;
+        self.base.commit(tx).await?;
+        Ok(disabled)
+    }
+    async fn enable_principal(&self, workspace: &str, name: &str, audit: &AuditRecord) -> Stored<bool> {
+        let mut tx = self.base.begin().await?;
+        let is_there = principals::enable(&mut tx, workspace, name, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(is_there)
     }
 
     async fn ensure(&self, wish: &EnsureWish) -> Stored<Ensured> {

@@ -258,6 +258,8 @@ pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon) -> Stored<()> {
         ("DELETE FROM revocations WHERE until < $1", horizon.now),
         ("DELETE FROM opaque_tokens WHERE keep_until < $1", horizon.now),
         ("DELETE FROM shares WHERE expires_at < $1", horizon.now),
+        // A revoked identity stays: it is what keeps somebody out.
+        ("DELETE FROM api_keys WHERE (revoked_at < $1 OR expires_at < $1) AND (issuer IS NULL OR is_past = 1)", horizon.ended_before),
         ("DELETE FROM idempotency WHERE session_id IN (SELECT id FROM sessions WHERE ended_at < $1)", horizon.ended_before),
         ("DELETE FROM sessions WHERE ended_at < $1", horizon.ended_before),
         (
