@@ -42,6 +42,8 @@ use domain::{
     tokens::Tokens,
     webhook::{MIN_SECRET_BYTES, Webhook},
 };
+#[doc(hidden)]
+pub use http::paths;
 use origin::Origin;
 use store::{Store, StoreError, sql};
 

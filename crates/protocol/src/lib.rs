@@ -15,9 +15,10 @@ pub mod json;
 pub mod key;
 pub mod langsmith;
 pub mod process;
+pub mod route;
 pub mod sandbox;
 #[cfg(feature = "schema")]
-mod schema;
+pub mod schema;
 pub mod secret;
 pub mod session;
 pub mod shell;

@@ -40,9 +40,13 @@ impl Deployment {
         self.clock.now()
     }
 
-    /// Where the sandbox's own node serves it.
+    /// Where clients reach the sandbox: by itself where its provider says so, else where its own node's gateway is. Another node's
+    /// provider isn't asked: that node's gateway is right for all of its sandboxes.
     pub fn dataplane(&self, sandbox: &Sandbox) -> Dataplane {
-        let http_base_url = format!("{}/v1", self.nodes.url_of(&sandbox.node, &sandbox.id));
+        let is_here = sandbox.node == self.node && sandbox.is_running();
+        let direct = is_here.then(|| self.provider.direct_url(&sandbox.id)).flatten();
+        let base = direct.unwrap_or_else(|| self.nodes.url_of(&sandbox.node, &sandbox.id));
+        let http_base_url = format!("{base}/v1");
         // http → ws, https → wss.
         let ws_base_url = http_base_url.replacen("http", "ws", 1);
         Dataplane { http_base_url, ws_base_url }

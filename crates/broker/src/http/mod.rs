@@ -8,9 +8,12 @@ mod cors;
 mod error;
 mod keys;
 mod negotiation;
+#[cfg(test)]
+mod openapi;
 mod ops;
 mod origin;
 mod paging;
+mod routes;
 mod sandboxes;
 mod sessions;
 mod threads;
@@ -20,6 +23,7 @@ use std::sync::Arc;
 
 use axum::{Router, middleware};
 use cobox_gateway::{Domain, Gateway};
+use routes::Routes;
 
 use crate::domain::{deployment::Deployment, keys::Keys, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook};
 
@@ -46,15 +50,9 @@ pub fn routers(api: Api, gateway: Gateway) -> Routers {
     // Validated with the rest of the configuration.
     let domain = config.dataplane_domain.as_deref().and_then(|name| Domain::new(name).ok());
     let is_here = !config.has_own_origin() || config.dataplane_on_main_origin;
-    let main = Router::new()
-        .merge(sessions::routes())
-        .merge(threads::routes())
-        .merge(webhooks::routes())
-        .merge(capabilities::routes())
-        .merge(sandboxes::routes())
-        .merge(keys::routes())
-        .merge(audit::routes())
-        .merge(ops::routes())
+    let main = control_plane()
+        .into_router()
+        .layer(middleware::map_response(error::in_the_envelope))
         .method_not_allowed_fallback(error::method_not_allowed)
         .with_state(api)
         .merge(if is_here { gateway.paths() } else { origin::moved() })
@@ -71,4 +69,24 @@ pub fn routers(api: Api, gateway: Gateway) -> Routers {
         router.layer(middleware::from_fn(error::identify))
     };
     Routers { main: around(main), dataplane: around(origin::dataplane_alone(&gateway)) }
+}
+
+/// Every route but the gateway's. A new one is told in `openapi/` too.
+fn control_plane() -> Routes {
+    Routes::new()
+        .merge(sessions::routes())
+        .merge(threads::routes())
+        .merge(webhooks::routes())
+        .merge(capabilities::routes())
+        .merge(sandboxes::routes())
+        .merge(keys::routes())
+        .merge(audit::routes())
+        .merge(ops::routes())
+}
+
+/// The path of every route, the gateway's too: what is documented is compared with them.
+pub fn paths() -> Vec<&'static str> {
+    let mut paths = control_plane().paths();
+    paths.extend(cobox_gateway::PATHS);
+    paths
 }

@@ -1,6 +1,7 @@
 //! The whole broker over real sockets and a real database; only the sandboxes are stand-ins.
 
 mod access;
+mod adapted;
 mod asking;
 mod bench;
 mod chaos;
@@ -15,12 +16,14 @@ mod lease;
 mod life;
 mod limits;
 mod negotiating;
+mod openapi;
 mod origin;
 mod renewing;
 mod restart;
 mod sandboxes;
 mod seeds;
 mod sessions;
+mod sockets;
 mod store_races;
 mod store_suite;
 mod threads;
