@@ -128,7 +128,7 @@ impl Dataplane {
         if self.lifecycle.is_here(sandbox) {
             return Ok(());
         }
-        let url = self.deployment.dataplane(sandbox).http_base_url;
+        let url = self.deployment.gateway(sandbox).http_base_url;
         let message = format!("sandbox {} is on another node; use {url}", sandbox.id);
         Err(ApiError::new(ErrorCode::ProviderUnavailable, message).with_details(serde_json::json!({ "http_base_url": url })))
     }

@@ -40,16 +40,19 @@ impl Deployment {
         self.clock.now()
     }
 
-    /// Where clients reach the sandbox: by itself where its provider says so, else where its own node's gateway is. Another node's
-    /// provider isn't asked: that node's gateway is right for all of its sandboxes.
+    /// Where clients with a token reach the sandbox: by itself where its provider says so, else through its node's gateway. Another
+    /// node's provider isn't asked: that node's gateway is right for all of its sandboxes.
     pub fn dataplane(&self, sandbox: &Sandbox) -> Dataplane {
         let is_here = sandbox.node == self.node && sandbox.is_running();
-        let direct = is_here.then(|| self.provider.direct_url(&sandbox.id)).flatten();
-        let base = direct.unwrap_or_else(|| self.nodes.url_of(&sandbox.node, &sandbox.id));
-        let http_base_url = format!("{base}/v1");
-        // http → ws, https → wss.
-        let ws_base_url = http_base_url.replacen("http", "ws", 1);
-        Dataplane { http_base_url, ws_base_url }
+        match is_here.then(|| self.provider.direct_url(&sandbox.id)).flatten() {
+            Some(direct) => at(&direct),
+            None => self.gateway(sandbox),
+        }
+    }
+
+    /// Where clients with nothing but an API key reach it: a key never goes to a sandbox.
+    pub fn gateway(&self, sandbox: &Sandbox) -> Dataplane {
+        at(&self.nodes.url_of(&sandbox.node, &sandbox.id))
     }
 
     pub fn address(&self, sandbox: &Sandbox) -> SandboxAddress {
@@ -66,6 +69,13 @@ impl Deployment {
         let now = self.now();
         Ending { now, reason: reason.into(), revoke_until: now.plus(LONGEST_TOKEN_LIFE), audit }
     }
+}
+
+fn at(base: &str) -> Dataplane {
+    let http_base_url = format!("{base}/v1");
+    // http → ws, https → wss.
+    let ws_base_url = http_base_url.replacen("http", "ws", 1);
+    Dataplane { http_base_url, ws_base_url }
 }
 
 /// The caller learns that it isn't their fault; the log learns what it was.

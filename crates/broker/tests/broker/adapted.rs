@@ -279,14 +279,14 @@ async fn urls_lead_to_the_sandbox_itself_where_its_provider_says_how_and_to_the_
     assert_eq!(made["dataplane"]["ws_base_url"], direct.replacen("http", "ws", 1));
     assert_eq!(ann.get("/threads/t/sandbox").await.ok(200)["endpoints"]["http"], direct);
     assert_eq!(ann.get("/capabilities?thread_id=t").await.ok(200)["services"]["sandbox"]["url"], direct.trim_end_matches("/v1"));
-    assert_eq!(ann.get(&format!("/v1/sandboxes/{id}")).await.ok(200)["http_base_url"], direct);
-    // Who can't get there may come this way all the same.
+    // Who has no token, or can't get there, comes this way: a key never goes to a sandbox.
+    let through = format!("http://{}/dp/{id}/v1", broker.addr);
+    assert_eq!(ann.get(&format!("/v1/sandboxes/{id}")).await.ok(200)["http_base_url"], through);
     ann.get(&format!("/dp/{id}/v1/x")).await.ok(200);
     // Asleep it has no address of its own; the gateway's is right, and wakes it.
     world.clock.advance(3600);
     broker.tick().await;
-    let through = format!("http://{}/dp/{id}/v1", broker.addr);
-    assert_eq!(ann.get(&format!("/v1/sandboxes/{id}")).await.ok(200)["http_base_url"], through);
+    assert_eq!(ann.get(&crate::harness::session_path(&made)).await.ok(200)["sandbox"]["http_base_url"], through);
     assert_eq!(ann.ensure("t").await["sandbox"]["http_base_url"], direct, "and ensure has woken it by then");
     *world.provider.direct.lock().unwrap() = None;
     assert_eq!(ann.ensure("t").await["sandbox"]["http_base_url"], through);
