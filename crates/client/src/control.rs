@@ -256,7 +256,12 @@ impl Client {
         self.nothing(self.post(&paged(&path, within(workspace), None, None))).await
     }
 
-    /// A sandbox without a session: the gateway swaps the API key for a token on each call.
+    /// A sandbox without a session, where the broker says it is: the gateway swaps the API key for a token on each call.
+    pub fn sandbox_at(&self, info: &SandboxInfo) -> Dataplane {
+        Dataplane::new(self.sender.clone(), info.http_base_url.clone(), self.key.clone())
+    }
+
+    /// The same by its id alone, for a broker that serves its sandboxes under its own address.
     pub fn sandbox(&self, id: &SandboxId) -> Dataplane {
         Dataplane::new(self.sender.clone(), format!("{}/dp/{id}/v1", self.base), self.key.clone())
     }

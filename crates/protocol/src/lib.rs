@@ -16,6 +16,7 @@ pub mod json;
 pub mod key;
 pub mod langsmith;
 pub mod process;
+pub mod route;
 pub mod sandbox;
 #[cfg(feature = "schema")]
 pub mod schema;

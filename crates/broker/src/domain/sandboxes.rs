@@ -154,7 +154,8 @@ impl Sandboxes {
     async fn info(&self, sandbox: Sandbox, tags: Tags) -> Result<SandboxInfo, ApiError> {
         let d = &self.deployment;
         let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
-        let dataplane = d.dataplane(&sandbox);
+        // Nobody gets a token with this.
+        let dataplane = d.gateway(&sandbox);
         Ok(SandboxInfo {
             last_active_at: self.lifecycle.last_use(&sandbox),
             lease_expires_at: self.lifecycle.lease_end(&sandbox),

@@ -101,6 +101,6 @@ fn control_plane() -> Routes {
 /// The path of every route, the gateway's too: what is documented is compared with them.
 pub fn paths() -> Vec<&'static str> {
     let mut paths = control_plane().paths();
-    paths.extend([cobox_gateway::SANDBOX_PATHS, cobox_gateway::SESSION_PATHS]);
+    paths.extend(cobox_gateway::PATHS);
     paths
 }

@@ -179,7 +179,9 @@ impl Client {
         if let (Some(key), false) = (&self.key, request.headers().contains_key("authorization")) {
             request.headers_mut().insert("authorization", format!("Bearer {}", key.expose()).parse().unwrap());
         }
-        if !request.headers().contains_key("host") {
+        // What is documented is what stands under the broker's own host.
+        let is_own = !request.headers().contains_key("host");
+        if is_own {
             request.headers_mut().insert("host", "broker".parse().unwrap());
         }
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
@@ -187,7 +189,9 @@ impl Client {
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection);
         let (parts, body) = sender.send_request(request).await.unwrap().into_parts();
-        must_be_documented(&method, &path, parts.status);
+        if is_own {
+            must_be_documented(&method, &path, parts.status);
+        }
         Answer { status: parts.status, headers: parts.headers, bytes: body.collect().await.unwrap().to_bytes() }
     }
 

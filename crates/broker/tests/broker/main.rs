@@ -1,6 +1,7 @@
 //! The whole broker over real sockets and a real database; only the sandboxes are stand-ins.
 
 mod access;
+mod adapted;
 mod asking;
 mod bench;
 mod chain;
@@ -32,6 +33,7 @@ mod sandboxes;
 mod seeds;
 mod sessions;
 mod sharing;
+mod sockets;
 mod store_races;
 mod store_suite;
 mod threads;
