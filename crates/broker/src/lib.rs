@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod chain;
 mod clock;
 mod config;
 mod data_dir;
@@ -10,6 +11,7 @@ mod dataplane;
 pub mod domain;
 mod http;
 mod lanes;
+mod master_key;
 mod oidc;
 mod origin;
 mod outbound;
@@ -34,21 +36,24 @@ use domain::{
     activity::Activity,
     audit::{AuditRecord, AuditTrail},
     deployment::Deployment,
+    events::Events,
     hearing::hear,
     keys::Keys,
     lifecycle::Lifecycle,
     model::Principal,
     nodes::Nodes,
+    presence::Presence,
     reaper::Reaper,
     reconcile::reconcile,
     revoking::Revoking,
     sandboxes::Sandboxes,
     sessions::Sessions,
-    tokens::Tokens,
+    tokens::{LONGEST_TOKEN_LIFE, Tokens},
     webhook::{MIN_SECRET_BYTES, Webhook},
 };
 #[doc(hidden)]
 pub use http::paths;
+pub use master_key::{MasterKeyRotation, RotatedMasterKey, rotate_master_key};
 use oidc::Oidc;
 pub use oidc::OidcConfig;
 use origin::Origin;
@@ -123,30 +128,16 @@ impl Broker {
         let thread_authority =
             config.thread_authority.as_ref().map(ThreadAuthority::new).transpose().map_err(StartError::ThreadAuthority)?;
         let policy = Arc::new(policy::PolicySource::open(config.policy_file.as_deref(), &config.data_dir)?);
-        let store: Arc<dyn Store> = match &config.database_url {
-            Some(url) => {
-                data_dir.use_database(Database::Postgres)?;
-                Arc::new(sql::postgres::open(url).await?)
-            }
-            None => {
-                data_dir.use_database(Database::Sqlite)?;
-                Arc::new(sql::sqlite::open(&data_dir.database()?).await?)
-            }
-        };
-        let master = data_dir.master_key(store.has_sandboxes(None).await?)?;
-        if store.is_shared() {
-            // With another key its tokens would open nothing on other nodes.
-            let fingerprint = master.fingerprint();
-            if store.agree("master_key", &fingerprint).await? != fingerprint {
-                return Err(data_dir::DataDirError::KeyDiffers(data_dir.master_key_path()).into());
-            }
-        }
+        let store = open_store(&config, &data_dir).await?;
+        let master = master_key::read(&data_dir, &*store).await?;
+        let previous = data_dir.previous_key(LONGEST_TOKEN_LIFE)?;
         let public_url = match &config.public_url {
             Some(url) => url.clone(),
             None => format!("http://{}", listener.local_addr().map_err(StartError::Listener)?),
         };
-        let tokens = Tokens::new(master, None, config.alg, config.token_ttl(), policy.clone());
+        let tokens = Tokens::new(master, previous, config.alg, config.token_ttl(), policy.clone());
         let node = data_dir.node_id()?;
+        store.write_as(&node);
         let gateway_listener = match config.gateway_listen {
             Some(address) => Some(TcpListener::bind(address).await.map_err(|e| StartError::Gateway(address, e))?),
             None => None,
@@ -220,6 +211,7 @@ impl Broker {
             lifecycle: self.lifecycle.clone(),
             keys: self.keys.clone(),
             audit: self.audit.clone(),
+            presence: Presence::default(),
         };
         let api = http::Api {
             keys: self.keys.clone(),
@@ -228,6 +220,7 @@ impl Broker {
             revoking: self.revoking.clone(),
             deployment: self.deployment.clone(),
             webhook: self.webhook.clone(),
+            events: Arc::new(Events::new(self.deployment.clone(), self.keys.clone())),
         };
         let config = &self.deployment.config;
         let gateway = cobox_gateway::Gateway::new(Arc::new(dataplane), config.gateway_limits);
@@ -278,6 +271,19 @@ impl Broker {
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.deployment.store
     }
+}
+
+async fn open_store(config: &Config, data_dir: &data_dir::DataDir) -> Result<Arc<dyn Store>, StartError> {
+    Ok(match &config.database_url {
+        Some(url) => {
+            data_dir.use_database(Database::Postgres)?;
+            Arc::new(sql::postgres::open(url).await?)
+        }
+        None => {
+            data_dir.use_database(Database::Sqlite)?;
+            Arc::new(sql::sqlite::open(&data_dir.database()?).await?)
+        }
+    })
 }
 
 /// Apart from the reaper, whose rounds may take long.

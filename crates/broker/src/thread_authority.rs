@@ -81,8 +81,9 @@ impl ThreadAuthorityConfig {
         if self.service_key_file.is_some() != self.user_header.is_some() {
             return invalid("thread_authority.service_key_file", "goes together with user_header, which says who asks");
         }
-        if self.remember_seconds > MAX_REMEMBER_SECONDS {
-            return invalid("thread_authority.remember_seconds", "must be at most 30");
+        // One who watches events is asked about twice a second.
+        if !(1..=MAX_REMEMBER_SECONDS).contains(&self.remember_seconds) {
+            return invalid("thread_authority.remember_seconds", "must be from 1 to 30");
         }
         Ok(())
     }
@@ -210,9 +211,6 @@ impl ThreadAuthority {
     }
 
     fn remember(&self, question: [u8; 32], now: Timestamp) {
-        if self.remember.is_zero() {
-            return;
-        }
         let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
         if remembered.len() >= MAX_REMEMBERED {
             remembered.retain(|_, until| *until > now);

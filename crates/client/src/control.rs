@@ -4,10 +4,14 @@ use std::{sync::Once, time::Duration};
 
 use cobox_protocol::{
     KeyId, SandboxId, Secret, SessionId, Timestamp,
-    audit::AuditEntry,
+    audit::{AuditEntry, AuditHeads, AuditLink},
     key::{CreateKey, CreatedKey, ExpireKey, KeyInfo, PrincipalInfo},
     sandbox::{CreateSandbox, PatchSandbox, SandboxInfo},
     session::{HeartbeatResponse, NegotiateRequest, NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo},
+    token::{
+        DelegateRequest, DelegateResponse, FileLinkRequest, FileLinkResponse, RevokeRequest, RevokeResponse, RotateKeyRequest,
+        RotateKeyResponse, ShareInfo, ShareRequest,
+    },
 };
 use http::Method;
 use serde::de::DeserializeOwned;
@@ -46,6 +50,15 @@ pub struct SessionFilter {
     pub tags: Vec<String>,
     pub limit: Option<u32>,
     pub cursor: Option<String>,
+}
+
+/// Which audit records a list shows.
+#[derive(Clone, Debug, Default)]
+pub struct AuditFilter {
+    /// By name or id.
+    pub sandbox: Option<String>,
+    /// A token's id.
+    pub token: Option<String>,
 }
 
 impl Client {
@@ -120,6 +133,40 @@ impl Client {
         self.nothing(self.delete(&format!("/v1/sandbox/sessions/{id}"))).await
     }
 
+    /// A narrower token: from one's own grant, or from `parent_token`, with which it then ends.
+    pub async fn delegate(&self, id: &SessionId, request: &DelegateRequest) -> Result<DelegateResponse, ClientError> {
+        self.json(self.post(&format!("/v1/sandbox/sessions/{id}/delegate")).json(request)).await
+    }
+
+    /// Lets another principal into a session, with at most these capabilities.
+    pub async fn share(&self, id: &SessionId, request: &ShareRequest) -> Result<ShareInfo, ClientError> {
+        self.json(self.post(&format!("/v1/sandbox/sessions/{id}/share")).json(request)).await
+    }
+
+    pub async fn list_shares(&self, id: &SessionId) -> Result<Page<ShareInfo>, ClientError> {
+        self.json(self.get(&format!("/v1/sandbox/sessions/{id}/share"))).await
+    }
+
+    /// Ends a share with every token that came by it.
+    pub async fn unshare(&self, id: &SessionId, principal: &str) -> Result<(), ClientError> {
+        self.nothing(self.delete(&format!("/v1/sandbox/sessions/{id}/share/{}", encode_segment(principal.as_bytes())))).await
+    }
+
+    /// A URL for one file, good for whoever has it.
+    pub async fn file_link(&self, id: &SessionId, request: &FileLinkRequest) -> Result<FileLinkResponse, ClientError> {
+        self.json(self.post(&format!("/v1/sandbox/sessions/{id}/file-links")).json(request)).await
+    }
+
+    /// Ends tokens by what they have in common; for operators.
+    pub async fn revoke_tokens(&self, request: &RevokeRequest) -> Result<RevokeResponse, ClientError> {
+        self.json(self.post("/internal/tokens/revoke").json(request)).await
+    }
+
+    /// The next key of a sandbox's tokens; for operators.
+    pub async fn rotate_key(&self, id: &SandboxId, request: &RotateKeyRequest) -> Result<RotateKeyResponse, ClientError> {
+        self.json(self.post(&format!("/internal/sandboxes/{id}/rotate-key")).json(request)).await
+    }
+
     pub async fn create_sandbox(&self, request: &CreateSandbox) -> Result<SandboxInfo, ClientError> {
         self.json(self.post("/v1/sandboxes").json(request)).await
     }
@@ -155,12 +202,24 @@ impl Client {
     /// The workspace's audit, newest first; for operators.
     pub async fn list_audit(
         &self,
-        sandbox: Option<&str>,
+        filter: &AuditFilter,
         limit: Option<u32>,
         cursor: Option<&str>,
     ) -> Result<Page<AuditEntry>, ClientError> {
-        let filter = sandbox.map(|s| format!("sandbox={}", encode_segment(s.as_bytes()))).into_iter().collect();
-        self.json(self.get(&paged("/v1/audit", filter, limit, cursor))).await
+        let named = [("sandbox", &filter.sandbox), ("token", &filter.token)];
+        let query = named.iter().filter_map(|(name, v)| Some(format!("{name}={}", encode_segment(v.as_ref()?.as_bytes())))).collect();
+        self.json(self.get(&paged("/v1/audit", query, limit, cursor))).await
+    }
+
+    /// Where each broker's chain of audit records ends; for operators.
+    pub async fn audit_heads(&self) -> Result<AuditHeads, ClientError> {
+        self.json(self.get("/v1/audit/heads")).await
+    }
+
+    /// A chain's links after a number, oldest first; none at its end.
+    pub async fn audit_links(&self, writer: &str, after: u64, limit: u32) -> Result<Vec<AuditLink>, ClientError> {
+        let path = format!("/v1/audit/links?writer={}&after={after}&limit={limit}", encode_segment(writer.as_bytes()));
+        Ok(self.json::<Page<AuditLink>>(self.get(&path)).await?.items)
     }
 
     pub async fn list_keys(&self, limit: Option<u32>, cursor: Option<&str>) -> Result<Page<KeyInfo>, ClientError> {
@@ -197,7 +256,12 @@ impl Client {
         self.nothing(self.post(&paged(&path, within(workspace), None, None))).await
     }
 
-    /// A sandbox without a session: the gateway swaps the API key for a token on each call.
+    /// A sandbox without a session, where the broker says it is: the gateway swaps the API key for a token on each call.
+    pub fn sandbox_at(&self, info: &SandboxInfo) -> Dataplane {
+        Dataplane::new(self.sender.clone(), info.http_base_url.clone(), self.key.clone())
+    }
+
+    /// The same by its id alone, for a broker that serves its sandboxes under its own address.
     pub fn sandbox(&self, id: &SandboxId) -> Dataplane {
         Dataplane::new(self.sender.clone(), format!("{}/dp/{id}/v1", self.base), self.key.clone())
     }

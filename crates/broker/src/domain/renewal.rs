@@ -24,6 +24,11 @@ const ROTATION_GRACE: Duration = Duration::from_secs(30);
 
 impl Sessions {
     pub async fn refresh(&self, asking: &Asking<'_>, id: &SessionId, wish: &RefreshRequest) -> Result<RefreshResponse, ApiError> {
+        let format = match (&wish.token_format, &wish.current_token) {
+            (Some(word), _) => TokenFormat::from_word(word)?,
+            (None, Some(token)) => TokenFormat::of(token),
+            (None, None) => TokenFormat::Jwt,
+        };
         let (bound, entry) = self.living(asking.caller, id).await?;
         // Before anything is woken for it.
         self.deployment.may_see(asking.caller, bound.session.thread()).await?;
@@ -46,11 +51,6 @@ impl Sessions {
         let asking = &Asking { caller: &caller, ..*asking };
         let sandbox = self.lifecycle.bring_up_found(bound.sandbox, asking.wait).await?;
         let bound = Bound { sandbox, ..bound };
-        let format = match (&wish.token_format, &wish.current_token) {
-            (Some(word), _) => TokenFormat::from_word(word)?,
-            (None, Some(token)) => TokenFormat::of(token),
-            (None, None) => TokenFormat::Jwt,
-        };
         let token = TokenWish { format, is_activity: true, lineage: entry.lineage(), ..TokenWish::new(capabilities) };
         let issued = self.issue(asking, &bound, token).await?;
         if let (Some(true), Some(claims)) = (wish.rotate, shown) {

@@ -1,8 +1,10 @@
 //! The whole broker over real sockets and a real database; only the sandboxes are stand-ins.
 
 mod access;
+mod adapted;
 mod asking;
 mod bench;
+mod chain;
 mod chaos;
 mod claims;
 mod cluster;
@@ -10,6 +12,7 @@ mod cors;
 mod delegating;
 mod door;
 mod errors;
+mod events;
 mod fake_provider;
 mod harness;
 mod keys;
@@ -17,6 +20,7 @@ mod lease;
 mod life;
 mod limits;
 mod links;
+mod master_key;
 mod negotiating;
 mod oidc;
 mod opaque;
@@ -30,6 +34,7 @@ mod sandboxes;
 mod seeds;
 mod sessions;
 mod sharing;
+mod sockets;
 mod store_races;
 mod store_suite;
 mod thread_authority;

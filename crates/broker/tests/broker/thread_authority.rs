@@ -104,6 +104,7 @@ async fn a_sandbox_is_bound_to_a_thread_only_for_who_may_see_it() {
     assert_eq!(bob.post(&format!("{path}/delegate"), delegate).await.error(403), "FORBIDDEN");
     assert_eq!(bob.get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.error(403), "FORBIDDEN");
     assert_eq!(bob.get("/threads/t/sandbox").await.error(403), "FORBIDDEN");
+    assert_eq!(bob.get(&format!("{path}/events")).await.error(403), "FORBIDDEN");
     assert_eq!(bob.get("/capabilities?thread_id=t").await.error(403), "FORBIDDEN");
     let with = [("x-thread-authorization", "Bearer ann")];
     ann.call(Method::POST, &format!("{path}/refresh"), None, &with).await.ok(200);

@@ -3,7 +3,7 @@
 use cobox_openapi::{Operation, Parameter};
 use cobox_protocol::{
     ErrorCode::*,
-    audit::AuditEntry,
+    audit::{AuditEntry, AuditHeads, AuditLink},
     key::{CreateKey, CreatedKey, ExpireKey, KeyInfo, PrincipalInfo},
     session::Page,
 };
@@ -48,9 +48,20 @@ pub fn routes() -> Vec<Operation> {
             .fails(&[PrincipalNotFound]),
         keyed("get", "/v1/audit", "listAudit", "Who did what in your workspace")
             .with([Parameter::query("sandbox", "Only about this one: its id, also after its end, or its name.")])
+            .with([Parameter::query("token", "Only about the token with this `jti`; not with `sandbox`.")])
             .with(page_of())
             .gives::<Page<AuditEntry>>(200, "A page, newest first.")
             .fails(&[SandboxNotFound]),
+        keyed("get", "/v1/audit/heads", "auditHeads", "The last record of each chain, to be kept elsewhere")
+            .gives::<AuditHeads>(200, "One for each broker that ever wrote."),
+        keyed("get", "/v1/audit/links", "auditLinks", "A chain's records, oldest first")
+            .with([
+                Parameter::query("writer", "Whose chain.").required(),
+                Parameter::query("after", "Only those with a higher number.").of(serde_json::json!({ "type": "integer", "minimum": 0 })),
+                Parameter::query("limit", "Records of a page.")
+                    .of(serde_json::json!({ "type": "integer", "minimum": 0, "maximum": 1000, "default": 1000 })),
+            ])
+            .gives::<Page<AuditLink>>(200, "A page; its `next_cursor` is the next `after`."),
     ];
     routes.into_iter().map(|route| route.tag("operators").fails(&[Forbidden])).collect()
 }

@@ -154,7 +154,7 @@ pub fn parsed<T: FromStr>(row: &AnyRow, column: &'static str) -> Stored<T> {
     text.parse().map_err(|_| corrupt(column, text))
 }
 
-fn maybe_parsed<T: FromStr>(row: &AnyRow, column: &'static str) -> Stored<Option<T>> {
+pub fn maybe_parsed<T: FromStr>(row: &AnyRow, column: &'static str) -> Stored<Option<T>> {
     let text: Option<&str> = row.try_get(column)?;
     text.map(|t| t.parse().map_err(|_| corrupt(column, t))).transpose()
 }

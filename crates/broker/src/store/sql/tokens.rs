@@ -9,7 +9,7 @@ use super::{
     notes::{self, Revoked},
     rows,
 };
-use crate::store::{OpaqueToken, RevokeWish, RevokedTokens, StoreError, Stored};
+use crate::store::{MasterRotation, OpaqueToken, RevokeWish, RevokedTokens, StoreError, Stored};
 
 pub async fn insert(tx: &mut AnyConnection, token: &OpaqueToken) -> Stored<()> {
     let claims = serde_json::to_string(&token.claims).map_err(|e| StoreError::Failed(format!("claims can't be written: {e}")))?;
@@ -40,6 +40,29 @@ pub async fn revoke(tx: &mut AnyConnection, wish: &RevokeWish) -> Stored<u64> {
     let sequence = notes::insert_revocation(tx, about, revoked, now, now, wish.until).await?;
     notes::audit(tx, &wish.audit).await?;
     Ok(sequence)
+}
+
+pub async fn rotate_master(tx: &mut AnyConnection, rotation: &MasterRotation) -> Stored<u64> {
+    // Of the generations that still count, those of the master key before the last one can't be derived any more.
+    let done = sqlx::query(
+        "UPDATE sandboxes SET
+            old_keys_from = CASE WHEN $2 IS NULL THEN NULL
+                                 WHEN old_keys_from IS NULL OR old_keys_until <= $1 THEN generation
+                                 WHEN old_keys_from > master_from THEN old_keys_from
+                                 ELSE master_from END,
+            old_keys_until = $2, master_from = generation + 1, generation = generation + 1
+         WHERE ended_at IS NULL",
+    )
+    .bind(rotation.now.unix())
+    .bind(rotation.old_until.map(|t| t.unix()))
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query("INSERT INTO agreed (name, value) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value")
+        .bind(rotation.agreed)
+        .bind(&rotation.fingerprint)
+        .execute(tx)
+        .await?;
+    Ok(done.rows_affected())
 }
 
 const fn word(of: IssuedTo) -> &'static str {
