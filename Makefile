@@ -37,7 +37,9 @@ lint: ## Formatting, clippy, licences and sources
 	scripts/deny
 
 openapi: ## Write openapi/ anew from the code
+	touch openapi/broker.json # the broker has it inside
 	COBOX_WRITE_OPENAPI=1 cargo test -p cobox-boxd --test openapi
+	COBOX_WRITE_OPENAPI=1 cargo test -p cobox-broker --lib openapi
 
 # Our code has no unsafe where the targets reach, so the address sanitizer would only slow them down; so would optimising them whole.
 FUZZ_SECONDS ?= 60

@@ -163,7 +163,7 @@ impl Dataplane {
         }
         self.must_be_here(&sandbox)?;
         let now = d.now();
-        let capabilities = entry.bound(access::grant(caller, None)?)?;
+        let capabilities = entry.bound(access::grant(&d.policy(), caller, None)?)?;
         let issued = d.tokens.mint(&Wish {
             caller,
             sandbox: &sandbox,

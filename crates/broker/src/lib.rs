@@ -11,6 +11,8 @@ pub mod domain;
 mod http;
 mod lanes;
 mod master_key;
+mod origin;
+pub mod policy;
 mod server;
 #[doc(hidden)]
 pub mod store;
@@ -20,13 +22,15 @@ use std::{future::Future, sync::Arc, time::Duration};
 use cobox_protocol::{ApiError, SandboxId, Secret, key::PrincipalKind};
 use cobox_provider::Provider;
 use tokio::{net::TcpListener, runtime::Handle};
+use tokio_util::sync::CancellationToken;
 
 pub use clock::{Clock, SystemClock};
+pub use cobox_gateway::Limits as GatewayLimits;
 pub use config::{Config, ConfigError, Cors};
 use data_dir::Database;
 use domain::{
     activity::Activity,
-    audit::AuditTrail,
+    audit::{AuditRecord, AuditTrail},
     deployment::Deployment,
     hearing::hear,
     keys::Keys,
@@ -41,7 +45,11 @@ use domain::{
     tokens::{LONGEST_TOKEN_LIFE, Tokens},
     webhook::{MIN_SECRET_BYTES, Webhook},
 };
+#[doc(hidden)]
+pub use http::paths;
 pub use master_key::{MasterKeyRotation, RotatedMasterKey, rotate_master_key};
+use origin::Origin;
+use policy::{PolicyFileError, Reloaded};
 use store::{Store, StoreError, sql};
 
 #[derive(Debug, thiserror::Error)]
@@ -54,10 +62,14 @@ pub enum StartError {
     Store(#[from] StoreError),
     #[error("{}", .0.message)]
     Reconcile(ApiError),
+    #[error(transparent)]
+    Policy(#[from] policy::PolicyFileError),
     #[error("webhook_secret_file: {0}")]
     Webhook(String),
     #[error("the listener has no address: {0}")]
     Listener(std::io::Error),
+    #[error("gateway_listen: can't listen on {0}: {1}")]
+    Gateway(std::net::SocketAddr, std::io::Error),
     #[error("starting the threads that serve connections: {0}")]
     Lanes(std::io::Error),
 }
@@ -65,6 +77,8 @@ pub enum StartError {
 /// A broker whose store and provider agree, ready to serve.
 pub struct Broker {
     listener: TcpListener,
+    /// Where the dataplane has an address of its own.
+    gateway_listener: Option<TcpListener>,
     /// As long as the broker: a connection to the database that was made on one is waited for there.
     lanes: lanes::Lanes,
     /// Held as long as the broker lives: one data directory, one broker.
@@ -96,6 +110,7 @@ impl Broker {
         config.validate()?;
         let webhook = read_webhook(&config)?;
         let data_dir = data_dir::DataDir::open(&config.data_dir)?;
+        let policy = Arc::new(policy::PolicySource::open(config.policy_file.as_deref(), &config.data_dir)?);
         let store = open_store(&config, &data_dir).await?;
         let master = master_key::read(&data_dir, &*store).await?;
         let previous = data_dir.previous_key(LONGEST_TOKEN_LIFE)?;
@@ -103,10 +118,14 @@ impl Broker {
             Some(url) => url.clone(),
             None => format!("http://{}", listener.local_addr().map_err(StartError::Listener)?),
         };
-        let tokens = Tokens::new(master, previous, config.alg, config.token_ttl());
+        let tokens = Tokens::new(master, previous, config.alg, config.token_ttl(), policy.clone());
         let node = data_dir.node_id()?;
-        let node_url = config.node_url.clone().unwrap_or_else(|| public_url.clone());
-        let nodes = Nodes::new(node.clone(), node_url, config.node_timeout());
+        let gateway_listener = match config.gateway_listen {
+            Some(address) => Some(TcpListener::bind(address).await.map_err(|e| StartError::Gateway(address, e))?),
+            None => None,
+        };
+        let gateway = gateway_listener.as_ref().map(TcpListener::local_addr).transpose().map_err(StartError::Listener)?;
+        let nodes = Nodes::new(node.clone(), Origin::of(&config, &public_url, gateway), config.node_timeout());
         nodes.beat(&*store, clock.now()).await?;
         let deployment = Arc::new(Deployment {
             config,
@@ -115,6 +134,7 @@ impl Broker {
             provider,
             clock,
             tokens,
+            policy,
             node,
             nodes,
             background: Handle::current(),
@@ -126,6 +146,7 @@ impl Broker {
         let sessions = Arc::new(Sessions { deployment: deployment.clone(), lifecycle: lifecycle.clone() });
         Ok(Self {
             listener,
+            gateway_listener,
             lanes: lanes::Lanes::start().map_err(StartError::Lanes)?,
             _data_dir: data_dir,
             keys: Arc::new(Keys { deployment: deployment.clone(), lifecycle: lifecycle.clone(), activity }),
@@ -145,6 +166,11 @@ impl Broker {
         &self.deployment.public_url
     }
 
+    /// Where the dataplane's own listener is bound, if it has one.
+    pub fn gateway_address(&self) -> Option<std::net::SocketAddr> {
+        self.gateway_listener.as_ref().and_then(|l| l.local_addr().ok())
+    }
+
     /// Serves until `shutdown` resolves, then lets requests under way finish for a few seconds. Sandboxes go on running.
     pub async fn run(&self, shutdown: impl Future<Output = ()> + Send) {
         let interval = Duration::from_millis(self.deployment.config.reaper_interval_ms);
@@ -159,6 +185,7 @@ impl Broker {
         });
         let beating = tokio::spawn(beat(self.deployment.clone()));
         let hearing = tokio::spawn(hear(self.lifecycle.clone()));
+        let watching = tokio::spawn(watch_policy(self.deployment.clone()));
         let dataplane = dataplane::Dataplane {
             deployment: self.deployment.clone(),
             lifecycle: self.lifecycle.clone(),
@@ -173,10 +200,23 @@ impl Broker {
             deployment: self.deployment.clone(),
             webhook: self.webhook.clone(),
         };
-        let router = http::router(api, Arc::new(dataplane));
-        server::serve(&self.listener, &self.lanes, router, self.deployment.config.max_connections, shutdown).await;
+        let config = &self.deployment.config;
+        let gateway = cobox_gateway::Gateway::new(Arc::new(dataplane), config.gateway_limits);
+        let http::Routers { main, dataplane } = http::routers(api, gateway);
+        let told = CancellationToken::new();
+        let serve = |listener, router| server::serve(listener, &self.lanes, router, config.max_connections, told.cancelled());
+        let serving = async {
+            match &self.gateway_listener {
+                Some(own) => drop(tokio::join!(serve(&self.listener, main), serve(own, dataplane))),
+                None => serve(&self.listener, main).await,
+            }
+        };
+        tokio::join!(serving, async {
+            shutdown.await;
+            told.cancel();
+        });
         // Between two awaits of a tick nothing is half done that the next start wouldn't finish.
-        for task in [reaping, beating, hearing] {
+        for task in [reaping, beating, hearing, watching] {
             task.abort();
         }
         self.audit.flush().await;
@@ -192,6 +232,11 @@ impl Broker {
         let workspace = self.deployment.config.workspace.clone();
         let principal = Principal { workspace, name: principal.to_owned(), kind };
         Ok(self.keys.bootstrap(principal).await?.api_key)
+    }
+
+    /// Reads the policy again; a broken one is told of and changes nothing.
+    pub async fn reload_policy(&self) -> Result<(), policy::PolicyFileError> {
+        tell_reloaded(&self.deployment, self.deployment.policy.reload()).await
     }
 
     /// Looks after every sandbox once, as [`Broker::run`] does at each interval.
@@ -229,6 +274,41 @@ async fn beat(deployment: Arc<Deployment>) {
             tracing::error!(%error, "the other brokers could not be told that this one lives");
         }
     }
+}
+
+/// How often the policy's file is looked at: a stat, so that an edit counts within moments.
+const WATCH_POLICY_EVERY: Duration = Duration::from_secs(2);
+
+async fn watch_policy(deployment: Arc<Deployment>) {
+    let mut ticks = tokio::time::interval(WATCH_POLICY_EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if let Some(outcome) = deployment.policy.reload_if_changed() {
+            // Told of in there.
+            let _ = tell_reloaded(&deployment, outcome).await;
+        }
+    }
+}
+
+/// Says in log and audit which policy counts from now on, or in the log why the old one goes on.
+async fn tell_reloaded(d: &Deployment, outcome: Result<Reloaded, PolicyFileError>) -> Result<(), PolicyFileError> {
+    let path = d.policy.path().display().to_string();
+    match outcome {
+        Ok(Reloaded::Nothing) => {}
+        Ok(Reloaded::Read { fingerprint }) => {
+            tracing::info!(path, fingerprint, "the policy was read");
+            let record = AuditRecord::new(d.now(), &d.config.workspace, "policy.read").detail(format!("{path} {fingerprint}"));
+            if let Err(error) = d.store.note(&store::Note { audit: vec![record], ..store::Note::default() }).await {
+                tracing::error!(%error, "that the policy was read could not be recorded");
+            }
+        }
+        Err(error) => {
+            tracing::error!(%error, "the policy stays as it was");
+            return Err(error);
+        }
+    }
+    Ok(())
 }
 
 fn read_webhook(config: &Config) -> Result<Option<Arc<Webhook>>, StartError> {

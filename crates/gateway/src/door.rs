@@ -1,4 +1,4 @@
-//! The routes: reads target and credential, asks the directory, and hands over to the forwarding.
+//! The door: reads target and credential, asks the directory, and hands over to the forwarding.
 
 use std::sync::Arc;
 
@@ -16,45 +16,77 @@ use crate::{
     Admission, Credential, Directory, FileLink, KeptUpstream, Target, Usage,
     forward::{Broken, Unanswered, Way, forward, rewrite, upgrade},
     headers::{X_REQUEST_ID, is_websocket},
-    slots::Slots,
+    slots::{Limits, Slots, Visitor},
     upstream::Upstream,
 };
 
 const SANDBOX_PREFIX: &str = "/dp/";
 const SESSION_PREFIX: &str = "/v1/sandbox/relay/";
+/// As a router reads them.
+pub const SANDBOX_PATHS: &str = "/dp/{*rest}";
+pub const SESSION_PATHS: &str = "/v1/sandbox/relay/{*rest}";
 /// Longest path kept in a use record, in bytes.
 const MAX_RECORDED_PATH: usize = 256;
 
+/// The door itself. A [`RequestId`] among a request's extensions is used as it is.
 #[derive(Clone)]
-struct Door {
+pub struct Gateway {
     directory: Arc<dyn Directory>,
     slots: Slots,
 }
 
-/// The gateway's routes, to be merged into a broker's. A [`RequestId`] among the request's extensions is used as it is.
-pub fn router(directory: Arc<dyn Directory>) -> Router {
-    Router::new()
-        .route("/dp/{*rest}", any(pass))
-        .route("/v1/sandbox/relay/{*rest}", any(pass))
-        .with_state(Door { directory, slots: Slots::default() })
+impl Gateway {
+    pub fn new(directory: Arc<dyn Directory>, limits: Limits) -> Self {
+        Self { directory, slots: Slots::new(limits) }
+    }
+
+    /// The routes by path, to be merged into a broker's.
+    pub fn paths(&self) -> Router {
+        Router::new().route(SANDBOX_PATHS, any(by_path)).route(SESSION_PATHS, any(by_path)).with_state(self.clone())
+    }
+
+    /// A request on a host name of the sandbox's own: all of its path is the sandbox's.
+    pub async fn on_own_host(&self, sandbox: SandboxId, request: Request<Body>) -> Response {
+        let rest = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+        let operation = langsmith::operation(rest.path());
+        self.answer(Ok((Target::Sandbox(sandbox), rest)), operation, request).await
+    }
+
+    async fn answer(
+        &self,
+        aim: Result<(Target, PathAndQuery), ApiError>,
+        operation: Option<&'static str>,
+        request: Request<Body>,
+    ) -> Response {
+        let request_id = request.extensions().get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
+        let answered = match aim {
+            Ok((target, rest)) => self.pass(target, rest, request, &request_id).await,
+            Err(e) => Err(e),
+        };
+        let mut response = answered.unwrap_or_else(|e| refusal(&e, operation, &request_id));
+        if response.status() == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if let Ok(id) = HeaderValue::from_str(request_id.as_str()) {
+            response.headers_mut().insert(X_REQUEST_ID, id);
+        }
+        response
+    }
 }
 
-async fn pass(State(door): State<Door>, request: Request<Body>) -> Response {
-    let request_id = request.extensions().get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
+async fn by_path(State(gateway): State<Gateway>, request: Request<Body>) -> Response {
     let operation = langsmith::operation(rest_of(request.uri().path()).unwrap_or_default());
-    let mut response = door.pass(request, &request_id).await.unwrap_or_else(|e| refusal(&e, operation, &request_id));
-    if response.status() == StatusCode::UNAUTHORIZED {
-        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    }
-    if let Ok(id) = HeaderValue::from_str(request_id.as_str()) {
-        response.headers_mut().insert(X_REQUEST_ID, id);
-    }
-    response
+    gateway.answer(split(request.uri()), operation, request).await
 }
 
-impl Door {
-    async fn pass(&self, mut request: Request<Body>, request_id: &RequestId) -> Result<Response, ApiError> {
-        let (target, mut rest) = split(request.uri())?;
+impl Gateway {
+    async fn pass(
+        &self,
+        target: Target,
+        mut rest: PathAndQuery,
+        mut request: Request<Body>,
+        request_id: &RequestId,
+    ) -> Result<Response, ApiError> {
         let mut credential = Credential::from_headers(request.headers())?;
         if credential.is_none()
             && let Some(link) = FileLink::from_request(request.method(), &rest)
@@ -71,7 +103,8 @@ impl Door {
             ));
         }
         let admission = self.directory.admit(target, credential, request_id).await?;
-        let slot = self.slots.take(&admission.sandbox, is_websocket)?;
+        let visitor = admission.caller.as_ref().map_or(Visitor::Stranger, |c| Visitor::Known(c.session.as_ref()));
+        let slot = self.slots.take(&admission.sandbox, visitor, is_websocket)?;
 
         let method = request.method().to_string();
         let path = cut(rest.path(), MAX_RECORDED_PATH);
@@ -96,7 +129,7 @@ impl Door {
     }
 }
 
-impl Door {
+impl Gateway {
     async fn dial(&self, admission: &Admission) -> Result<Upstream, ApiError> {
         let stream = self.directory.dial(admission).await?;
         match Upstream::new(stream).await {

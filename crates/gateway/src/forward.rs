@@ -22,7 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use crate::{
     Admission,
     headers::{to_caller, to_sandbox},
-    slots::Slot,
+    slots::{Flight, Slot},
     upstream::{KeepFor, Upstream},
 };
 
@@ -52,7 +52,7 @@ pub(crate) async fn forward(mut upstream: Upstream, request: Request<Body>, way:
         return Err(Unanswered::Broken(Broken::Protocol));
     }
     let (parts, body) = answer.into_parts();
-    let body = Body::new(Streaming { body, _slot: way.slot, upstream: Some(upstream), keep: way.keep, is_complete: false });
+    let body = Body::new(Streaming::new(body, way.slot, upstream, way.keep));
     Ok(assemble(parts.status, to_caller(parts.headers, false), body))
 }
 
@@ -66,7 +66,7 @@ pub(crate) async fn upgrade(
     let mut answer = upstream.sender.send_request(request).await.map_err(broken)?;
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
         let (parts, body) = answer.into_parts();
-        let body = Body::new(Streaming { body, _slot: slot, upstream: Some(upstream), keep: None, is_complete: false });
+        let body = Body::new(Streaming::new(body, slot, upstream, None));
         return Ok(assemble(parts.status, to_caller(parts.headers, false), body));
     }
     let boxd_side = hyper::upgrade::on(&mut answer);
@@ -80,7 +80,12 @@ pub(crate) async fn upgrade(
 
 /// The request as boxd gets it.
 pub(crate) fn rewrite(parts: http::request::Parts, body: Body, way: &Way<'_>, is_websocket: bool) -> Request<Body> {
-    let mut upstream = Request::new(if is_websocket { Body::empty() } else { body });
+    let body = match is_websocket {
+        true => Body::empty(),
+        false if body.is_end_stream() => body,
+        false => Body::new(Sending { body, flight: way.slot.flight() }),
+    };
+    let mut upstream = Request::new(body);
     *upstream.method_mut() = parts.method;
     *upstream.uri_mut() = parts.uri;
     *upstream.headers_mut() = to_sandbox(parts.headers, way.admission.token.as_ref(), way.request_id, is_websocket);
@@ -146,10 +151,17 @@ async fn pump(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin)
 /// An answer's body that holds its slot and its connection until the caller has it all or goes away.
 struct Streaming {
     body: hyper::body::Incoming,
+    flight: Flight,
     _slot: Slot,
     upstream: Option<Upstream>,
     keep: Option<KeepFor>,
     is_complete: bool,
+}
+
+impl Streaming {
+    fn new(body: hyper::body::Incoming, slot: Slot, upstream: Upstream, keep: Option<KeepFor>) -> Self {
+        Self { body, flight: slot.flight(), _slot: slot, upstream: Some(upstream), keep, is_complete: false }
+    }
 }
 
 impl HttpBody for Streaming {
@@ -159,7 +171,7 @@ impl HttpBody for Streaming {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         self.is_complete |= matches!(polled, Poll::Ready(None));
-        polled
+        carried(polled, &self.flight)
     }
     fn is_end_stream(&self) -> bool {
         self.body.is_end_stream()
@@ -167,6 +179,31 @@ impl HttpBody for Streaming {
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
     }
+}
+
+/// A request's body on its way to boxd.
+struct Sending {
+    body: Body,
+    flight: Flight,
+}
+
+impl HttpBody for Sending {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        carried(Pin::new(&mut self.body).poll_frame(cx), &self.flight)
+    }
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+fn carried<E>(polled: Poll<Option<Result<Frame<Bytes>, E>>>, flight: &Flight) -> Poll<Option<Result<Frame<Bytes>, E>>> {
+    polled.map(|frame| frame.map(|frame| frame.map(|frame| frame.map_data(|bytes| flight.carry(bytes)))))
 }
 
 impl Drop for Streaming {

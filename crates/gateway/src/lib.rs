@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod credential;
+mod domain;
 mod door;
 mod forward;
 mod headers;
@@ -16,7 +17,9 @@ use cobox_protocol::{ApiError, RequestId, SandboxId, Secret, SessionId};
 use cobox_provider::BoxedStream;
 
 pub use credential::{Credential, FileLink};
-pub use door::router;
+pub use domain::{Domain, InvalidDomain, Place};
+pub use door::{Gateway, SANDBOX_PATHS, SESSION_PATHS};
+pub use slots::Limits;
 pub use upstream::KeptUpstream;
 
 /// What a request names in its path.

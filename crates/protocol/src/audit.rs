@@ -52,6 +52,7 @@ pub struct Claims {
 
 /// One record of the broker's audit, its own or (`sandbox.claim`) a sandbox's word.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AuditEntry {
     /// Counts up; the order in which they were written.
     pub sequence: u64,

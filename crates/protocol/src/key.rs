@@ -34,12 +34,15 @@ impl PrincipalKind {
 
 /// `POST /v1/keys`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CreateKey {
     /// The principal's name in its workspace.
+    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::foreign_id"))]
     pub name: String,
     pub kind: PrincipalKind,
     /// The caller's own workspace unless told.
+    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::maybe_foreign_id"))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -48,6 +51,7 @@ pub struct CreateKey {
 
 /// What is told of a key: everything but the key.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct KeyInfo {
     pub id: KeyId,
     pub name: String,
@@ -64,6 +68,7 @@ pub struct KeyInfo {
 
 /// The one answer that carries the key itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CreatedKey {
     #[serde(flatten)]
     pub info: KeyInfo,

@@ -17,7 +17,7 @@ pub mod langsmith;
 pub mod process;
 pub mod sandbox;
 #[cfg(feature = "schema")]
-mod schema;
+pub mod schema;
 pub mod secret;
 pub mod session;
 pub mod shell;

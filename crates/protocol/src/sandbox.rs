@@ -11,9 +11,11 @@ use crate::{
 };
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CreateSandbox {
     /// Unique in the workspace: 1 to 63 letters, digits, `-`, `_` or `.`.
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}$")))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -27,9 +29,11 @@ pub struct CreateSandbox {
 
 /// `PATCH /v1/sandboxes/{id or name}`: what is left out stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PatchSandbox {
     /// `null` takes the name away.
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}$")))]
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub name: Option<Option<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -47,6 +51,7 @@ fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(d: D) -> Result<Optio
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SandboxInfo {
     pub id: SandboxId,
     pub name: Option<String>,

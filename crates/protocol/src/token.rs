@@ -6,6 +6,7 @@ use crate::{CapabilitySet, SandboxId, Secret, SessionId, ShareId, Timestamp, key
 
 /// `POST …/delegate`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DelegateRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capabilities: Option<Vec<String>>,
@@ -24,6 +25,7 @@ pub struct DelegateRequest {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DelegateResponse {
     pub token: Secret,
     pub expires_at: Timestamp,
@@ -37,6 +39,7 @@ pub struct DelegateResponse {
 
 /// `POST …/share`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ShareRequest {
     pub principal: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -49,6 +52,7 @@ pub struct ShareRequest {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ShareInfo {
     pub id: ShareId,
     pub session_id: SessionId,
@@ -65,6 +69,7 @@ pub struct ShareInfo {
 
 /// `POST /internal/tokens/revoke`: exactly one of the first five.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RevokeRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -84,6 +89,7 @@ pub struct RevokeRequest {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RevokeResponse {
     /// Grows with every revocation of a workspace; none where a sandbox's key was rotated instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -93,6 +99,7 @@ pub struct RevokeResponse {
 
 /// `POST /internal/sandboxes/{id}/rotate-key`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RotateKeyRequest {
     #[serde(default)]
@@ -100,6 +107,7 @@ pub struct RotateKeyRequest {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RotationMode {
     /// Tokens of the old key are good until they expire.
@@ -110,6 +118,7 @@ pub enum RotationMode {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RotateKeyResponse {
     pub sandbox_id: SandboxId,
     pub generation: u32,
@@ -120,6 +129,7 @@ pub struct RotateKeyResponse {
 
 /// RFC 7662, with what else our tokens say. Of an inactive token nothing is said but that.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Introspection {
     pub active: bool,
     #[serde(flatten)]
@@ -127,6 +137,7 @@ pub struct Introspection {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct IntrospectedToken {
     pub token_type: String,
     /// `jwt` or `opaque`.
@@ -161,6 +172,7 @@ pub struct IntrospectedToken {
 
 /// `POST …/file-links`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileLinkRequest {
     /// Absolute in the sandbox.
     pub path: String,
@@ -173,6 +185,7 @@ pub struct FileLinkRequest {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileLinkResponse {
     /// Whoever has it may do this one thing: treat it as a secret.
     pub url: Secret,

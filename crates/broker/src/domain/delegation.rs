@@ -75,7 +75,7 @@ impl Sessions {
                 (sandbox, session, entry)
             }
         };
-        let capabilities = entry.bound(access::grant(&caller, Some(wish.capabilities))?)?;
+        let capabilities = entry.bound(access::grant(&self.deployment.policy(), &caller, Some(wish.capabilities))?)?;
         let token =
             TokenWish { ttl: wish.ttl, format: wish.format.unwrap_or_default(), lineage: entry.lineage(), ..TokenWish::new(capabilities) };
         let issued = self.issue_in(asking, &sandbox, session.as_ref(), token).await?;
@@ -113,7 +113,7 @@ impl Sessions {
         let key = parent.grant.parse().unwrap_or_else(|_| cobox_protocol::KeyId::new());
         let own = Caller { actor: parent.act.clone(), ..Caller::new(principal, key) };
         let own = access::act(&own, wish.actor.as_ref())?;
-        let granted = access::grant(&own, Some(wish.capabilities))?.intersection(parent.scope);
+        let granted = access::grant(&d.policy(), &own, Some(wish.capabilities))?.intersection(parent.scope);
         if granted.is_empty() {
             let message = format!("none of it is allowed by parent_token; it allows {:?}", parent.scope);
             return Err(ApiError::new(ErrorCode::CapabilityDenied, message));

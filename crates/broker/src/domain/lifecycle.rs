@@ -270,7 +270,7 @@ impl Lifecycle {
     async fn end_instead(&self, begun: &Sandbox, reason: &str) -> Outcome {
         let d = &self.deployment;
         let now = d.now();
-        let is_over = self.lease_end(begun) <= now || begun.active_until(now) >= d.config.hard_ttl();
+        let is_over = self.lease_end(begun) <= now || begun.active_until(now) >= d.lifetimes(begun).hard_ttl;
         if !is_over && d.provider.is_running(&begun.id).await {
             let running = Sandbox { intent: None, ..begun.clone() };
             d.store.replace_sandbox(begun, &running, None).await.map_err(internal)?;
@@ -439,7 +439,7 @@ impl Lifecycle {
 
     /// From the last use known here, which the store may not have yet.
     pub fn lease_end(&self, sandbox: &Sandbox) -> Timestamp {
-        self.last_use(sandbox).plus(self.deployment.config.lease())
+        self.last_use(sandbox).plus(self.deployment.lifetimes(sandbox).lease)
     }
 
     pub fn last_use(&self, sandbox: &Sandbox) -> Timestamp {

@@ -60,7 +60,7 @@ impl Sessions {
         }
         let (bound, entry) = self.living(asking.caller, id).await?;
         let needed = method.needs();
-        let granted = entry.bound(access::grant(asking.caller, None)?)?;
+        let granted = entry.bound(access::grant(&self.deployment.policy(), asking.caller, None)?)?;
         if !granted.contains(needed) {
             let message = format!("method: {} needs the capability `{needed}`, which you don't have here", method.word());
             return Err(ApiError::new(ErrorCode::CapabilityDenied, message));

@@ -9,6 +9,8 @@ use cobox_protocol::{
 };
 use cobox_token::Actor;
 
+use crate::policy::Subject;
+
 /// Who calls the broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Principal {
@@ -51,6 +53,12 @@ impl Caller {
         let actor = Actor { kind: principal.kind, id: principal.name.clone() };
         Self { principal, key, actor }
     }
+
+    /// As the policy knows it.
+    pub fn subject(&self) -> Subject<'_> {
+        let Principal { workspace, name, kind } = &self.principal;
+        Subject { workspace, principal: name, kind: *kind, acting: self.actor.kind }
+    }
 }
 
 /// What is about to be asked of the provider.
@@ -82,6 +90,8 @@ pub struct Sandbox {
     pub workspace: String,
     pub name: Option<String>,
     pub owner: String,
+    /// What the owner is: how long it lives depends on it.
+    pub owner_kind: PrincipalKind,
     pub access: Access,
     pub provider: String,
     pub node: String,

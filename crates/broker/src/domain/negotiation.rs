@@ -21,7 +21,10 @@ use super::{
     sessions::{Asking, Sessions, expired, new_sandbox},
     shares::enter,
 };
-use crate::store::{EnsureWish, Ensured, Idempotency};
+use crate::{
+    policy::Policy,
+    store::{EnsureWish, Ensured, Idempotency},
+};
 
 /// How often a session or a sandbox that ends, or a name that is taken, under a caller's hands is looked for anew.
 const ATTEMPTS: usize = 3;
@@ -111,7 +114,17 @@ impl Negotiation {
                 cut(wished)
             )));
         }
+        Ok(())
+    }
+
+    /// What the policy says about what is named.
+    fn check_allowed(&self, policy: &Policy, caller: &Caller) -> Result<(), ApiError> {
+        if let Some(provider) = self.provider_preference.as_deref().filter(|p| *p != ANY_PROVIDER) {
+            policy.check_provider(&caller.subject(), provider)?;
+        }
         if let Some(template) = &self.template {
+            // First whether it may be used, so that who may not doesn't learn whether it is there.
+            policy.check_template(&caller.subject(), template)?;
             return Err(ApiError::invalid(format!("template: there is no template `{}`; leave it out", cut(template))));
         }
         Ok(())
@@ -132,7 +145,9 @@ impl Sessions {
         wish.check(self.deployment.provider.name())?;
         let caller = access::act(asking.caller, wish.actor.as_ref())?;
         let asking = &Asking { caller: &caller, ..*asking };
-        let capabilities = access::grant(&caller, wish.requested()?)?;
+        let policy = self.deployment.policy();
+        wish.check_allowed(&policy, &caller)?;
+        let capabilities = access::grant(&policy, &caller, wish.requested()?)?;
         let mut attempt = 1;
         loop {
             let found = match wish.mode {
@@ -184,7 +199,7 @@ impl Sessions {
         {
             return if must_create { Err(self.conflict(asking.caller, &bound).await) } else { Ok(bound) };
         }
-        let quota = d.config.max_sandboxes_per_workspace;
+        let quota = d.policy().quota(&asking.caller.subject(), &d.config);
         for _ in 0..ATTEMPTS {
             let (fresh, is_attaching) = self.fresh(asking.caller, wish).await?;
             let audit =
@@ -201,10 +216,7 @@ impl Sessions {
                     ErrorCode::IdempotencyConflict,
                     "this Idempotency-Key came with another request before; use a new one",
                 )),
-                Ensured::QuotaReached => Err(ApiError::new(
-                    ErrorCode::RateLimited,
-                    format!("the workspace has {quota} sandboxes, which is its limit; release some first"),
-                )),
+                Ensured::QuotaReached(by) => Err(sandboxes::quota_reached(&quota, by)),
                 Ensured::SandboxGone if wish.sandbox.is_some() => Err(sandboxes::not_found()),
                 // Somebody else was quicker with the name, one way or the other.
                 Ensured::SandboxGone | Ensured::NameTaken(_) => continue,
@@ -240,8 +252,12 @@ impl Sessions {
             access::may_use(&caller.principal, sandbox)?;
         }
         // A hint to nothing goes on to the store, which first looks for the session and the request it may be a replay of.
+        let policy = d.policy();
         let is_attaching = existing.is_some() || wish.sandbox.is_some();
-        let access = wish.access.unwrap_or(existing.as_ref().map_or(Access::default(), |s| s.access));
+        let access = wish.access.unwrap_or(existing.as_ref().map_or(policy.default_access(&caller.subject()), |s| s.access));
+        if !is_attaching {
+            policy.check_provider(&caller.subject(), d.provider.name())?;
+        }
         let sandbox = existing.unwrap_or_else(|| {
             let sandbox = new_sandbox(d, caller, wish.name.clone(), access);
             Sandbox { is_kept: wish.keep, ..sandbox }

@@ -70,7 +70,7 @@ impl Deployment {
     /// How long a token may still be issued for: until the session's hard end, or the sandbox's where it has none.
     pub fn left(&self, sandbox: &Sandbox, session: Option<&super::model::Session>, now: Timestamp) -> std::time::Duration {
         let base = session.map_or(std::time::Duration::ZERO, |s| s.active_base);
-        self.config.hard_ttl().saturating_sub(sandbox.active_until(now).saturating_sub(base))
+        self.lifetimes(sandbox).hard_ttl.saturating_sub(sandbox.active_until(now).saturating_sub(base))
     }
 }
 

@@ -36,12 +36,15 @@ impl Sessions {
             return Err(ApiError::invalid("rotate: needs current_token, the token that is to end"));
         }
         let mut caller = asking.caller.clone();
-        let mut capabilities = access::grant(&caller, None)?;
-        if let Some(claims) = &shown {
+        let policy = self.deployment.policy();
+        let capabilities = match &shown {
             // Refreshing renews what one had, and as whom; it doesn't widen it.
-            capabilities = capabilities.intersection(claims.scope);
-            caller.actor = claims.act.clone();
-        }
+            Some(claims) => {
+                caller.actor = claims.act.clone();
+                access::renew(&policy, &caller, claims.scope)?
+            }
+            None => access::grant(&policy, &caller, None)?,
+        };
         let capabilities = entry.bound(capabilities)?;
         let asking = &Asking { caller: &caller, ..*asking };
         let sandbox = self.lifecycle.bring_up_found(bound.sandbox, asking.wait).await?;
@@ -107,6 +110,6 @@ impl Sessions {
             Err(e) if e.code == ErrorCode::SandboxStarting => bound.sandbox.state,
             Err(e) => return Err(e),
         };
-        Ok(HeartbeatResponse { lease_expires_at: d.now().max(now).plus(d.config.lease()), state })
+        Ok(HeartbeatResponse { lease_expires_at: d.now().max(now).plus(d.lifetimes(&bound.sandbox).lease), state })
     }
 }

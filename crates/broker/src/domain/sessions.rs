@@ -42,7 +42,7 @@ impl Sessions {
     /// Negotiation's answer for a session by its id. Looking is no activity and wakes nothing.
     pub async fn get(&self, asking: &Asking<'_>, id: &SessionId) -> Result<NegotiateResponse, ApiError> {
         let (bound, entry) = self.living(asking.caller, id).await?;
-        let capabilities = entry.bound(access::grant(asking.caller, None)?)?;
+        let capabilities = entry.bound(access::grant(&self.deployment.policy(), asking.caller, None)?)?;
         let issued = self.issue(asking, &bound, TokenWish { lineage: entry.lineage(), ..TokenWish::new(capabilities) }).await?;
         Ok(self.response(&bound, issued))
     }
@@ -140,6 +140,7 @@ impl Sessions {
     fn response(&self, bound: &Bound, issued: Issued) -> NegotiateResponse {
         let d = &self.deployment;
         let (session, sandbox) = (&bound.session, &bound.sandbox);
+        let lifetimes = d.lifetimes(sandbox);
         NegotiateResponse {
             session_id: session.id.clone(),
             thread_id: session.scope_id.clone(),
@@ -163,7 +164,7 @@ impl Sessions {
                 expires_at: issued.expires_at,
                 granted_capabilities: issued.capabilities,
             },
-            policy: LeasePolicy { idle_timeout_seconds: d.config.idle_timeout_seconds, hard_ttl_seconds: d.config.hard_ttl_seconds },
+            policy: LeasePolicy { idle_timeout_seconds: lifetimes.idle_timeout.as_secs(), hard_ttl_seconds: lifetimes.hard_ttl.as_secs() },
         }
     }
 }
@@ -176,6 +177,7 @@ pub fn new_sandbox(d: &Deployment, caller: &Caller, name: Option<String>, access
         workspace: caller.principal.workspace.clone(),
         name,
         owner: caller.principal.name.clone(),
+        owner_kind: caller.principal.kind,
         access,
         provider: d.provider.name().to_owned(),
         node: d.node.clone(),

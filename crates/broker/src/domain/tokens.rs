@@ -16,6 +16,7 @@ use cobox_token::{Claims, Keyset, LEEWAY_SECONDS, LinkedFile, MasterKey, Revocat
 use super::model::{Caller, Sandbox, Session, Share};
 use crate::{
     config::{MAX_TOKEN_TTL_SECONDS, MIN_TOKEN_TTL_SECONDS},
+    policy::PolicySource,
     store::RevocationList,
 };
 
@@ -39,6 +40,8 @@ pub struct Tokens {
     previous: Option<MasterKey>,
     alg: Alg,
     default_ttl: Duration,
+    /// Says how long a token may live at most.
+    policy: Arc<PolicySource>,
     /// Keys in use, by sandbox, first and last generation: deriving one costs as much as checking a token.
     keysets: Mutex<HashMap<(SandboxId, u32, u32), Arc<Keyset>>>,
 }
@@ -94,13 +97,14 @@ pub struct Wish<'a> {
 }
 
 impl Tokens {
-    pub fn new(master: MasterKey, previous: Option<MasterKey>, alg: Alg, default_ttl: Duration) -> Self {
-        Self { master, previous, alg, default_ttl, keysets: Mutex::default() }
+    pub fn new(master: MasterKey, previous: Option<MasterKey>, alg: Alg, default_ttl: Duration, policy: Arc<PolicySource>) -> Self {
+        Self { master, previous, alg, default_ttl, policy, keysets: Mutex::default() }
     }
 
     pub fn mint(&self, wish: &Wish) -> Issued {
         let wished = wish.ttl.unwrap_or(self.default_ttl);
-        let ttl = wished.clamp(Duration::from_secs(MIN_TOKEN_TTL_SECONDS), self.default_ttl).min(wish.left);
+        let longest = self.policy.current().token_ttl(&wish.caller.subject(), self.default_ttl);
+        let ttl = wished.max(Duration::from_secs(MIN_TOKEN_TTL_SECONDS)).min(longest).min(wish.left);
         let (now, jti) = (wish.now, TokenId::new());
         let expires_at = wish.lineage.ends_by().map_or(now.plus(ttl), |end| end.min(now.plus(ttl)));
         let (principal, parent) = (&wish.caller.principal, wish.lineage.parent);

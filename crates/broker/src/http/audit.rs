@@ -1,18 +1,18 @@
 //! `/v1/audit`: who did what in a workspace, for its operators.
 
-use axum::{Json, Router, extract::State, routing::get};
+use axum::{Json, extract::State, routing::get};
 use cobox_protocol::{audit::AuditEntry, session::Page};
 use serde::Deserialize;
 
 use super::{
-    Api,
+    Api, Routes,
     auth::Authenticated,
     error::Failure,
     paging::{PageQuery, Params, page},
 };
 
-pub fn routes() -> Router<Api> {
-    Router::new().route("/v1/audit", get(list))
+pub fn routes() -> Routes {
+    Routes::new().route("/v1/audit", get(list))
 }
 
 #[derive(Deserialize)]

@@ -50,6 +50,23 @@ pub async fn method_not_allowed() -> Failure {
     Failure(ApiError::new(ErrorCode::MethodNotAllowed, "this path doesn't know that method"))
 }
 
+/// What the framework refuses by itself, such as a path that is not UTF-8, has the envelope too.
+pub async fn in_the_envelope(response: Response) -> Response {
+    let status = response.status();
+    let is_refusal = status.is_client_error() || status.is_server_error();
+    if !is_refusal || response.extensions().get::<ApiError>().is_some() {
+        return response;
+    }
+    let error = match status {
+        StatusCode::PAYLOAD_TOO_LARGE => ApiError::new(ErrorCode::TooLarge, "the request is too large"),
+        status if status.is_client_error() => {
+            ApiError::invalid("the path or the query: can't be read; both must be UTF-8, percent-encoded")
+        }
+        _ => ApiError::new(ErrorCode::Internal, "the broker could not answer this; try again"),
+    };
+    Failure(error).into_response()
+}
+
 /// Gives every request an id, every error its envelope, and the log a line without query and credentials.
 pub async fn identify(mut request: Request, next: Next) -> Response {
     let id = RequestId::new();

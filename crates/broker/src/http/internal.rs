@@ -1,7 +1,7 @@
 //! `/internal/…`: looking into tokens, taking them back, rotating a sandbox's key, ending it. For operators.
 
 use axum::{
-    Json, Router,
+    Json,
     extract::{Path, Request, State},
     response::IntoResponse,
     routing::{delete, get, post},
@@ -13,14 +13,14 @@ use cobox_protocol::{
 use http::{HeaderName, StatusCode, header};
 
 use super::{
-    Api,
+    Api, Routes,
     auth::Authenticated,
     body::{self, JsonBody, MaybeJsonBody},
     error::Failure,
 };
 
-pub fn routes() -> Router<Api> {
-    Router::new()
+pub fn routes() -> Routes {
+    Routes::new()
         .route("/internal/tokens/introspect", post(introspect))
         .route("/internal/tokens/revoke", post(revoke))
         .route("/internal/tokens/{token}", get(look))

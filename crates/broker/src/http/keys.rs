@@ -1,7 +1,7 @@
 //! `/v1/keys`: API keys, for operators.
 
 use axum::{
-    Json, Router,
+    Json,
     extract::{Path, State},
     routing::{delete, get},
 };
@@ -13,15 +13,15 @@ use cobox_protocol::{
 use http::StatusCode;
 
 use super::{
-    Api,
+    Api, Routes,
     auth::Authenticated,
     body::JsonBody,
     error::Failure,
     paging::{PageQuery, Params, page},
 };
 
-pub fn routes() -> Router<Api> {
-    Router::new().route("/v1/keys", get(list).post(create)).route("/v1/keys/{id}", delete(revoke))
+pub fn routes() -> Routes {
+    Routes::new().route("/v1/keys", get(list).post(create)).route("/v1/keys/{id}", delete(revoke))
 }
 
 async fn create(

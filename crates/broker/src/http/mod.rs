@@ -9,8 +9,12 @@ mod error;
 mod internal;
 mod keys;
 mod negotiation;
+#[cfg(test)]
+mod openapi;
 mod ops;
+mod origin;
 mod paging;
+mod routes;
 mod sandboxes;
 mod sessions;
 mod shares;
@@ -21,7 +25,8 @@ mod webhooks;
 use std::sync::Arc;
 
 use axum::{Router, middleware};
-use cobox_gateway::Directory;
+use cobox_gateway::{Domain, Gateway};
+use routes::Routes;
 
 use crate::domain::{deployment::Deployment, keys::Keys, revoking::Revoking, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook};
 
@@ -37,9 +42,42 @@ pub struct Api {
     pub webhook: Option<Arc<Webhook>>,
 }
 
-pub fn router(api: Api, directory: Arc<dyn Directory>) -> Router {
-    let cors = cors::CorsRules::new(&api.deployment.config.cors);
-    let router = Router::new()
+/// What is served at the broker's own address, and at the dataplane's where that has another.
+pub struct Routers {
+    pub main: Router,
+    pub dataplane: Router,
+}
+
+pub fn routers(api: Api, gateway: Gateway) -> Routers {
+    let config = &api.deployment.config;
+    let cors = cors::CorsRules::new(&config.cors);
+    // Validated with the rest of the configuration.
+    let domain = config.dataplane_domain.as_deref().and_then(|name| Domain::new(name).ok());
+    let is_here = !config.has_own_origin() || config.dataplane_on_main_origin;
+    let main = control_plane()
+        .into_router()
+        .layer(middleware::map_response(error::in_the_envelope))
+        .method_not_allowed_fallback(error::method_not_allowed)
+        .with_state(api)
+        .merge(if is_here { gateway.paths() } else { origin::moved() })
+        .fallback(error::route_not_found);
+    let around = |router: Router| {
+        let router = match &domain {
+            Some(domain) => origin::by_host(domain.clone(), gateway.clone(), router),
+            None => router,
+        };
+        let router = match &cors {
+            Some(rules) => router.layer(middleware::from_fn_with_state(rules.clone(), cors::apply)),
+            None => router,
+        };
+        router.layer(middleware::from_fn(error::identify))
+    };
+    Routers { main: around(main), dataplane: around(origin::dataplane_alone(&gateway)) }
+}
+
+/// Every route but the gateway's. A new one is told in `openapi/` too.
+fn control_plane() -> Routes {
+    Routes::new()
         .merge(sessions::routes())
         .merge(tokens::routes())
         .merge(shares::routes())
@@ -51,13 +89,11 @@ pub fn router(api: Api, directory: Arc<dyn Directory>) -> Router {
         .merge(keys::routes())
         .merge(audit::routes())
         .merge(ops::routes())
-        .method_not_allowed_fallback(error::method_not_allowed)
-        .with_state(api)
-        .merge(cobox_gateway::router(directory))
-        .fallback(error::route_not_found);
-    let router = match cors {
-        Some(rules) => router.layer(middleware::from_fn_with_state(rules, cors::apply)),
-        None => router,
-    };
-    router.layer(middleware::from_fn(error::identify))
+}
+
+/// The path of every route, the gateway's too: what is documented is compared with them.
+pub fn paths() -> Vec<&'static str> {
+    let mut paths = control_plane().paths();
+    paths.extend([cobox_gateway::SANDBOX_PATHS, cobox_gateway::SESSION_PATHS]);
+    paths
 }

@@ -1,6 +1,8 @@
 //! Reading a negotiate request: the simple shape, the full one, or the thread routes' own. What can't be done is refused,
 //! never ignored; what no version knows is ignored, so that newer clients can ask older brokers.
 
+#[cfg(test)]
+use cobox_protocol::schema;
 use cobox_protocol::{
     ApiError,
     id::is_foreign_id,
@@ -14,24 +16,44 @@ use serde_json::Value;
 use crate::domain::{access::ActorWish, issue::TokenFormat, negotiation::Negotiation};
 
 #[derive(Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NegotiationBody {
+    /// The caller's own id of the thread; short for `scope` with the type `thread`.
+    #[cfg_attr(test, schemars(schema_with = "schema::maybe_foreign_id"))]
     thread_id: Option<String>,
     scope: Option<Scope>,
+    /// What to do when there is no session, or when there is one.
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::mode"))]
     mode: Option<String>,
+    /// As whom to act: itself, or less.
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::actor"))]
     actor: Option<Value>,
+    /// Also read as `capabilities`.
     #[serde(alias = "capabilities")]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::capabilities"))]
     requested_capabilities: Option<Vec<String>>,
+    /// The older name of `requested_capabilities`.
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::capabilities"))]
     scopes: Option<Vec<String>>,
+    /// As `sandbox_hint`; also read as `preferred_sandbox_id`.
     #[serde(alias = "preferred_sandbox_id")]
     sandbox_id: Option<String>,
+    /// A sandbox that exists, by id or name: a new session uses it, an existing one must already.
     sandbox_hint: Option<String>,
     access: Option<Access>,
+    /// Wished life of the token in seconds.
+    #[cfg_attr(test, schemars(range(min = 1)))]
     ttl: Option<u32>,
     provider_preference: Option<String>,
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::token_format"))]
     token_format: Option<String>,
     template: Option<String>,
+    /// A new session uses the sandbox of this name, made if need be.
     name: Option<String>,
+    /// A new sandbox outlives its sessions.
     keep: Option<bool>,
+    /// Kept with a new session, and with a new sandbox.
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::tags"))]
     tags: Option<Value>,
 }
 

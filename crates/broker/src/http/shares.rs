@@ -1,7 +1,7 @@
 //! `/v1/sandbox/sessions/{id}/share`: whom else a session is open to.
 
 use axum::{
-    Json, Router,
+    Json,
     extract::{Path, State},
     routing::{delete, post},
 };
@@ -11,11 +11,11 @@ use cobox_protocol::{
 };
 use http::StatusCode;
 
-use super::{Api, auth::Authenticated, body::JsonBody, error::Failure, sessions::session_id, tokens::requested};
+use super::{Api, Routes, auth::Authenticated, body::JsonBody, error::Failure, sessions::session_id, tokens::requested};
 use crate::domain::shares::ShareWish;
 
-pub fn routes() -> Router<Api> {
-    Router::new()
+pub fn routes() -> Routes {
+    Routes::new()
         .route("/v1/sandbox/sessions/{id}/share", post(share).get(list))
         .route("/v1/sandbox/sessions/{id}/share/{principal}", delete(unshare))
 }

@@ -1,7 +1,7 @@
 //! `…/delegate` and `…/file-links`: tokens made from what a caller has, and links for browsers.
 
 use axum::{
-    Json, Router,
+    Json,
     extract::{FromRequestParts, Path, State},
     routing::post,
 };
@@ -14,7 +14,7 @@ use http::request::Parts;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Api, auth::Authenticated, body::JsonBody, error::Failure, negotiation::actor, sessions::session_id};
+use super::{Api, Routes, auth::Authenticated, body::JsonBody, error::Failure, negotiation::actor, sessions::session_id};
 use crate::domain::{
     access::Requested,
     delegation::{Delegation, Delegator, Of},
@@ -22,8 +22,8 @@ use crate::domain::{
     links::LinkMethod,
 };
 
-pub fn routes() -> Router<Api> {
-    Router::new()
+pub fn routes() -> Routes {
+    Routes::new()
         .route("/v1/sandbox/sessions/{id}/delegate", post(of_session))
         .route("/sandbox/{id}/delegate", post(of_sandbox))
         .route("/v1/sandbox/sessions/{id}/file-links", post(file_link))
@@ -57,7 +57,8 @@ impl Presenter {
 }
 
 #[derive(Deserialize)]
-struct DelegationBody {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct DelegationBody {
     #[serde(alias = "requested_capabilities")]
     capabilities: Option<Vec<String>>,
     scopes: Option<Vec<String>>,

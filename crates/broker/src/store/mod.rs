@@ -16,9 +16,12 @@ use cobox_protocol::{
 use cobox_token::Claims;
 use tokio::sync::broadcast;
 
-use crate::domain::{
-    audit::AuditRecord,
-    model::{ApiKey, Bound, Principal, Sandbox, Session, Share},
+use crate::{
+    domain::{
+        audit::AuditRecord,
+        model::{ApiKey, Bound, Principal, Sandbox, Session, Share},
+    },
+    policy::Quota,
 };
 
 #[derive(Clone, Debug, thiserror::Error)]
@@ -73,8 +76,8 @@ pub struct EnsureWish {
     pub must_create: bool,
     /// Of the session, and of its sandbox where that is new.
     pub tags: Tags,
-    /// Living sandboxes the workspace may have.
-    pub quota: u32,
+    /// Living sandboxes there may be.
+    pub quota: Quota,
     pub idempotency: Option<Idempotency>,
     pub audit: AuditRecord,
 }
@@ -96,7 +99,7 @@ pub enum Ensured {
     Replayed(Bound),
     /// The idempotency key came with another request before.
     KeyReused,
-    QuotaReached,
+    QuotaReached(Counted),
     /// The new sandbox's name is another's by now.
     NameTaken(SandboxId),
     /// The sandbox to attach to has ended.
@@ -127,7 +130,14 @@ pub enum ChangedSandbox {
 pub enum AddedSandbox {
     Added,
     NameTaken(SandboxId),
-    QuotaReached,
+    QuotaReached(Counted),
+}
+
+/// Whose sandboxes are as many as may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counted {
+    Workspace,
+    Owner,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -302,7 +312,7 @@ pub trait Store: Send + Sync {
     /// Tags by session id; those without any aren't in it.
     async fn session_tags(&self, ids: &[&SessionId]) -> Stored<HashMap<String, Tags>>;
 
-    async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox>;
+    async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox>;
     async fn change_sandbox(&self, id: &SandboxId, change: &SandboxChange, audit: &AuditRecord) -> Stored<ChangedSandbox>;
     /// A sandbox, ended or not.
     async fn sandbox(&self, id: &SandboxId) -> Stored<Option<Sandbox>>;

@@ -14,7 +14,7 @@ use std::{
 use async_trait::async_trait;
 use axum::{
     Json, Router,
-    body::Body,
+    body::{Body, Bytes},
     extract::{RawQuery, Request, State, WebSocketUpgrade},
     response::{IntoResponse, Response},
     routing::{any, get, post, put},
@@ -24,6 +24,7 @@ use cobox_protocol::{
     control::{BoxdStatus, ControlState},
 };
 use cobox_provider::{BoxedStream, DiskUse, Door, Found, Provider, ProviderError};
+use futures_util::StreamExt;
 use http::{HeaderMap, Method};
 use serde_json::{Value, json};
 use tokio::{
@@ -48,6 +49,8 @@ pub struct FakeBoxd {
     pub seen: Mutex<Vec<Seen>>,
     pub requests: AtomicU64,
     pub open_streams: AtomicU32,
+    /// Bytes of long answers that were asked for.
+    pub produced: AtomicU64,
     /// What it answers when asked for its audit, and the queries it was asked with.
     pub claims: Mutex<Option<Value>>,
     pub asked_for_claims: Mutex<Vec<String>>,
@@ -222,6 +225,7 @@ impl FakeBoxd {
             seen: Mutex::default(),
             requests: AtomicU64::new(0),
             open_streams: AtomicU32::new(0),
+            produced: AtomicU64::new(0),
             claims: Mutex::default(),
             asked_for_claims: Mutex::default(),
             hears_nothing: AtomicBool::new(false),
@@ -261,6 +265,7 @@ impl FakeBoxd {
             .route("/v1/ws", any(websocket))
             .route("/v1/html", get(page))
             .route("/v1/hang", get(hang))
+            .route("/v1/long", get(long))
             .with_state(self.clone())
             .fallback(|| async { "seen" })
             .layer(axum::middleware::from_fn_with_state(self.clone(), see))
@@ -305,6 +310,16 @@ async fn websocket(upgrade: WebSocketUpgrade) -> Response {
 async fn hang(State(boxd): State<Arc<FakeBoxd>>) {
     let _ = boxd.is_running.subscribe().wait_for(|is| !is).await;
     std::panic::resume_unwind(Box::new("boxd ended"));
+}
+
+/// As many bytes as the query says, made as they are taken.
+async fn long(State(boxd): State<Arc<FakeBoxd>>, RawQuery(query): RawQuery) -> Body {
+    const PIECE: u64 = 64 * 1024;
+    let pieces = query.unwrap_or_default().parse::<u64>().unwrap() / PIECE;
+    Body::from_stream(futures_util::stream::iter(0..pieces).map(move |_| {
+        boxd.produced.fetch_add(PIECE, Ordering::SeqCst);
+        Ok::<_, std::io::Error>(Bytes::from(vec![0; PIECE as usize]))
+    }))
 }
 
 async fn page() -> impl IntoResponse {

@@ -16,9 +16,10 @@ use cobox_broker::domain::{
     audit::AuditRecord,
     model::{ApiKey, Bound, Intent, Principal, Sandbox, Session, Share},
 };
+use cobox_broker::policy::Quota;
 use cobox_broker::store::{
-    AddedKey, AddedSandbox, ChangedSandbox, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, Note, OpaqueToken, PageWish,
-    RetiredToken, RevokeWish, RevokedTokens, Rotation, SandboxChange, SessionFilter, Shared, Store, Viewer,
+    AddedKey, AddedSandbox, ChangedSandbox, Counted, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, Note, OpaqueToken,
+    PageWish, RetiredToken, RevokeWish, RevokedTokens, Rotation, SandboxChange, SessionFilter, Shared, Store, Viewer,
     sql::{SqlStore, postgres, sqlite},
 };
 
@@ -48,6 +49,7 @@ pub fn sandbox(name: Option<&str>) -> Sandbox {
         workspace: WORKSPACE.into(),
         name: name.map(str::to_owned),
         owner: "ann".into(),
+        owner_kind: PrincipalKind::Human,
         access: Access::Workspace,
         provider: "local".into(),
         node: NODE.into(),
@@ -65,6 +67,10 @@ pub fn sandbox(name: Option<&str>) -> Sandbox {
         suspended_at: None,
         ended_at: None,
     }
+}
+
+pub fn quota(of_workspace: u32) -> Quota {
+    Quota { of_workspace, of_owner: None }
 }
 
 fn bound(thread: &str) -> Bound {
@@ -91,7 +97,7 @@ pub fn wish(thread: &str) -> EnsureWish {
         is_attaching: false,
         must_create: false,
         tags: Tags::new(),
-        quota: 100,
+        quota: quota(100),
         idempotency: None,
         audit: audit("session.created"),
     }
@@ -183,8 +189,8 @@ async fn sessions_of_one_scope_are_one(store: &dyn Store) {
     let filter = SessionFilter { scope_id: Some("private".into()), ..SessionFilter::default() };
     assert_eq!(store.sessions(&viewer("bob"), &filter, &page).await.unwrap().len(), 0);
     assert_eq!(store.sessions(&viewer("ann"), &filter, &page).await.unwrap().len(), 1);
-    let full = EnsureWish { quota: 1, ..wish("too many") };
-    assert_eq!(store.ensure(&full).await.unwrap(), Ensured::QuotaReached);
+    let full = EnsureWish { quota: quota(1), ..wish("too many") };
+    assert_eq!(store.ensure(&full).await.unwrap(), Ensured::QuotaReached(Counted::Workspace));
 }
 
 async fn idempotency(store: &dyn Store) {
@@ -239,7 +245,7 @@ async fn ending_a_sandbox(store: &dyn Store) {
 
 async fn replacing_is_conditional(store: &dyn Store) {
     let made = sandbox(None);
-    store.add_sandbox(&made, &Tags::new(), 100, &audit("sandbox.created")).await.unwrap();
+    store.add_sandbox(&made, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap();
     let started = made.started(at(5));
     assert!(store.replace_sandbox(&made, &started, None).await.unwrap());
     assert!(!store.replace_sandbox(&made, &started, None).await.unwrap(), "the second to settle finds it settled");
@@ -255,13 +261,24 @@ async fn replacing_is_conditional(store: &dyn Store) {
 async fn names_and_quotas(store: &dyn Store) {
     assert!(store.has_sandboxes(Some(NODE)).await.unwrap());
     let first = sandbox(Some("dev"));
-    assert_eq!(store.add_sandbox(&first, &Tags::new(), 100, &audit("sandbox.created")).await.unwrap(), AddedSandbox::Added);
+    assert_eq!(store.add_sandbox(&first, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap(), AddedSandbox::Added);
     let second = sandbox(Some("dev"));
     assert_eq!(
-        store.add_sandbox(&second, &Tags::new(), 100, &audit("sandbox.created")).await.unwrap(),
+        store.add_sandbox(&second, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap(),
         AddedSandbox::NameTaken(first.id.clone())
     );
-    assert_eq!(store.add_sandbox(&sandbox(None), &Tags::new(), 1, &audit("sandbox.created")).await.unwrap(), AddedSandbox::QuotaReached);
+    assert_eq!(
+        store.add_sandbox(&sandbox(None), &Tags::new(), &quota(1), &audit("sandbox.created")).await.unwrap(),
+        AddedSandbox::QuotaReached(Counted::Workspace)
+    );
+    let living = store.sandboxes_of_node(NODE).await.unwrap().into_iter().filter(|s| s.ended_at.is_none() && s.owner == "ann").count();
+    let owned = |more: u32| Quota { of_workspace: 100, of_owner: Some(u32::try_from(living).unwrap() + more) };
+    let refused = store.add_sandbox(&sandbox(None), &Tags::new(), &owned(0), &audit("sandbox.created")).await.unwrap();
+    assert_eq!(refused, AddedSandbox::QuotaReached(Counted::Owner));
+    let others = Sandbox { owner: "bob".into(), owner_kind: PrincipalKind::Agent, ..sandbox(None) };
+    assert_eq!(store.add_sandbox(&others, &Tags::new(), &owned(0), &audit("sandbox.created")).await.unwrap(), AddedSandbox::Added);
+    assert_eq!(store.sandbox(&others.id).await.unwrap().unwrap().owner_kind, PrincipalKind::Agent);
+    store.end_sandbox(&others.id, State::Terminated, &ending(1)).await.unwrap();
     assert_eq!(store.sandbox_named(WORKSPACE, "dev").await.unwrap().unwrap().id, first.id);
     let viewer = Viewer { workspace: WORKSPACE.into(), principal: "bob".into(), sees_all: false };
     let all = store.sandboxes(&viewer, &[], &PageWish { before: None, limit: 100 }).await.unwrap();
@@ -269,7 +286,7 @@ async fn names_and_quotas(store: &dyn Store) {
     assert_eq!(rest.len(), all.len() - 1, "a cursor goes on where the page ended");
     store.end_sandbox(&first.id, State::Terminated, &ending(1)).await.unwrap();
     assert_eq!(
-        store.add_sandbox(&second, &Tags::new(), 100, &audit("sandbox.created")).await.unwrap(),
+        store.add_sandbox(&second, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap(),
         AddedSandbox::Added,
         "a name is free again"
     );
@@ -285,14 +302,14 @@ fn attach(thread: &str, to: &Sandbox) -> EnsureWish {
 
 async fn attaching(store: &dyn Store) {
     let shared = sandbox(Some("shared"));
-    store.add_sandbox(&shared, &Tags::new(), 100, &audit("sandbox.created")).await.unwrap();
+    store.add_sandbox(&shared, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap();
     store.replace_sandbox(&shared, &shared.started(at(0)), None).await.unwrap();
     let mut late = attach("attached 1", &shared);
     late.fresh.session.created_at = at(40);
     let Ensured::Created(first) = store.ensure(&late).await.unwrap() else { panic!("it is new") };
     assert_eq!((first.session.active_base, first.sandbox.state), (Duration::from_secs(40), State::Active), "its hard end begins now");
     // Beyond the quota, which counts sandboxes.
-    let Ensured::Created(second) = store.ensure(&EnsureWish { quota: 1, ..attach("attached 2", &shared) }).await.unwrap() else {
+    let Ensured::Created(second) = store.ensure(&EnsureWish { quota: quota(1), ..attach("attached 2", &shared) }).await.unwrap() else {
         panic!("it is new")
     };
     assert_eq!(store.sessions_on(&shared.id).await.unwrap().len(), 2);
@@ -306,7 +323,7 @@ async fn attaching(store: &dyn Store) {
 
     // Running time is counted anew only while no session counts on it.
     let worn = sandbox(Some("worn"));
-    store.add_sandbox(&worn, &Tags::new(), 100, &audit("sandbox.created")).await.unwrap();
+    store.add_sandbox(&worn, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap();
     let running = worn.started(at(0));
     store.replace_sandbox(&worn, &running, None).await.unwrap();
     store.replace_sandbox(&running, &running.suspended(at(90), "rest"), None).await.unwrap();
@@ -321,7 +338,7 @@ async fn attaching(store: &dyn Store) {
 
     // Another's sandbox isn't ended by a guest who leaves.
     let lent = sandbox(None);
-    store.add_sandbox(&lent, &Tags::new(), 100, &audit("sandbox.created")).await.unwrap();
+    store.add_sandbox(&lent, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap();
     let mut guest = attach("attached 5", &lent);
     guest.fresh.session.owner = "bob".into();
     store.ensure(&guest).await.unwrap();
@@ -389,7 +406,7 @@ async fn tags(store: &dyn Store) {
 async fn changing_a_sandbox(store: &dyn Store) {
     let (one, other) = (sandbox(Some("one")), sandbox(Some("other")));
     for made in [&one, &other] {
-        store.add_sandbox(made, &Tags::from([("a".into(), "1".into())]), 100, &audit("sandbox.created")).await.unwrap();
+        store.add_sandbox(made, &Tags::from([("a".into(), "1".into())]), &quota(100), &audit("sandbox.created")).await.unwrap();
     }
     let change = SandboxChange { max_tags: 2, ..SandboxChange::default() };
     let name = |name: &str| SandboxChange { name: Some(Some(name.into())), ..change.clone() };
@@ -545,7 +562,7 @@ async fn what_was_issued_up_to_a_moment(store: &dyn Store) {
 
 async fn rotating_a_key(store: &dyn Store) {
     let sandbox = sandbox(None);
-    store.add_sandbox(&sandbox, &Tags::new(), 1000, &audit("sandbox.created")).await.unwrap();
+    store.add_sandbox(&sandbox, &Tags::new(), &quota(1000), &audit("sandbox.created")).await.unwrap();
     let rotate = async |now: i64, until: Option<i64>| {
         let rotation = Rotation { now: at(now), old_until: until.map(at), max_generations: 3 };
         store.rotate_key(&sandbox.id, &rotation, &audit("rotated")).await.unwrap().unwrap()

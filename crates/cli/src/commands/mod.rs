@@ -6,6 +6,7 @@ pub mod doctor;
 pub mod exec;
 pub mod keys;
 pub mod master_key;
+pub mod policy;
 pub mod ps;
 pub mod sandbox;
 pub mod serve;
@@ -51,6 +52,9 @@ pub enum Command {
     /// List, make or revoke API keys
     #[command(subcommand)]
     Keys(keys::Command),
+    /// Check a policy file, or say why somebody gets what they get
+    #[command(subcommand)]
+    Policy(policy::Command),
     /// Replace a broker's master key, while it is stopped
     #[command(subcommand)]
     MasterKey(master_key::Command),
@@ -77,6 +81,7 @@ impl Command {
             Command::MasterKey(command) => master_key::run(command, context).await,
             Command::Sandbox(command) => sandbox::run(command, context).await,
             Command::Keys(command) => keys::run(command, context).await,
+            Command::Policy(command) => policy::run(command, context),
             Command::Audit(args) => audit::run(args, context).await,
             Command::Doctor(args) => doctor::run(args, context).await,
             Command::Serve(args) => serve::run(args, context).await,

@@ -46,9 +46,12 @@ use super::{
     AddedKey, AddedSandbox, ChangedSandbox, Ending, EnsureWish, Ensured, Hint, Horizon, Leftover, MasterRotation, Node, Note, PageWish,
     RetiredToken, RevocationList, RevokeWish, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, Viewer,
 };
-use crate::domain::{
-    audit::AuditRecord,
-    model::{ApiKey, Bound, Principal, Sandbox, Session, Share},
+use crate::{
+    domain::{
+        audit::AuditRecord,
+        model::{ApiKey, Bound, Principal, Sandbox, Session, Share},
+    },
+    policy::Quota,
 };
 
 /// What differs between the databases.
@@ -170,7 +173,7 @@ impl Store for SqlStore {
         tags::of(&mut *self.base.reader().await?, tags::On::Session, &ids).await
     }
 
-    async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox> {
+    async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox> {
         let mut tx = self.base.begin().await?;
         let added = sandboxes::add(&mut tx, sandbox, tags, quota, audit).await?;
         self.base.commit(tx).await?;

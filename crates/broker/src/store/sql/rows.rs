@@ -23,6 +23,7 @@ pub fn sandbox(row: &AnyRow) -> Stored<Sandbox> {
         workspace: row.try_get("workspace_id")?,
         name: row.try_get("name")?,
         owner: row.try_get("owner")?,
+        owner_kind: word(row, "owner_kind", PrincipalKind::from_word)?,
         access: word(row, "access", access_from_word)?,
         provider: row.try_get("provider")?,
         node: row.try_get("node_id")?,

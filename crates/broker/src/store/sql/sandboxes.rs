@@ -16,18 +16,19 @@ use crate::{
         audit::AuditRecord,
         model::{OldKeys, Sandbox},
     },
-    store::{AddedSandbox, ChangedSandbox, Ending, Hint, PageWish, Rotation, SandboxChange, Stored, Viewer},
+    policy::Quota,
+    store::{AddedSandbox, ChangedSandbox, Counted, Ending, Hint, PageWish, Rotation, SandboxChange, Stored, Viewer},
 };
 
-pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox> {
+pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox> {
     lock::workspace(tx, &sandbox.workspace).await?;
     if let Some(name) = &sandbox.name
         && let Some(taken) = named(tx, &sandbox.workspace, name).await?
     {
         return Ok(AddedSandbox::NameTaken(taken.id));
     }
-    if is_full(tx, &sandbox.workspace, quota).await? {
-        return Ok(AddedSandbox::QuotaReached);
+    if let Some(by) = is_full(tx, sandbox, quota).await? {
+        return Ok(AddedSandbox::QuotaReached(by));
     }
     insert(tx, sandbox).await?;
     tags::set(tx, On::Sandbox, &sandbox.workspace, sandbox.id.as_str(), tags).await?;
@@ -70,23 +71,36 @@ pub async fn change(tx: &mut AnyConnection, id: &SandboxId, change: &SandboxChan
     Ok(ChangedSandbox::Changed(Box::new(changed)))
 }
 
-/// Whether a workspace has as many living sandboxes as it may; the caller holds its lock.
-pub async fn is_full(tx: &mut AnyConnection, workspace: &str, quota: u32) -> Stored<bool> {
+/// Whether there are as many living sandboxes as may be, so that this one would be too many; the caller holds the workspace's lock.
+pub async fn is_full(tx: &mut AnyConnection, fresh: &Sandbox, quota: &Quota) -> Stored<Option<Counted>> {
     // No more are counted than matter.
     let row =
         sqlx::query("SELECT count(*) AS n FROM (SELECT id FROM sandboxes WHERE workspace_id = $1 AND ended_at IS NULL LIMIT $2) AS living")
-            .bind(workspace)
-            .bind(i64::from(quota))
-            .fetch_one(tx)
+            .bind(&fresh.workspace)
+            .bind(i64::from(quota.of_workspace))
+            .fetch_one(&mut *tx)
             .await?;
-    Ok(rows::count(&row, "n")? >= u64::from(quota))
+    if rows::count(&row, "n")? >= u64::from(quota.of_workspace) {
+        return Ok(Some(Counted::Workspace));
+    }
+    let Some(most) = quota.of_owner else { return Ok(None) };
+    let row = sqlx::query(
+        "SELECT count(*) AS n FROM
+         (SELECT id FROM sandboxes WHERE workspace_id = $1 AND owner = $2 AND ended_at IS NULL LIMIT $3) AS living",
+    )
+    .bind(&fresh.workspace)
+    .bind(&fresh.owner)
+    .bind(i64::from(most))
+    .fetch_one(tx)
+    .await?;
+    Ok((rows::count(&row, "n")? >= u64::from(most)).then_some(Counted::Owner))
 }
 
 pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {
     sqlx::query(
         "INSERT INTO sandboxes (id, workspace_id, name, owner, access, provider, node_id, generation, state, intent, reason, kept,
-                                created_at, last_active_at, running_since, active_seconds, suspended_at, ended_at)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)",
+                                created_at, last_active_at, running_since, active_seconds, suspended_at, ended_at, owner_kind)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)",
     )
     .bind(s.id.as_str())
     .bind(&s.workspace)
@@ -106,6 +120,7 @@ pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {
     .bind(rows::stored_seconds(s.active))
     .bind(s.suspended_at.map(|t| t.unix()))
     .bind(s.ended_at.map(|t| t.unix()))
+    .bind(s.owner_kind.word())
     .execute(tx)
     .await?;
     Ok(())

@@ -58,8 +58,8 @@ pub async fn ensure(tx: &mut AnyConnection, wish: &EnsureWish) -> Stored<Ensured
         {
             return Ok(Ensured::NameTaken(taken.id));
         }
-        if sandboxes::is_full(tx, workspace, wish.quota).await? {
-            return Ok(Ensured::QuotaReached);
+        if let Some(by) = sandboxes::is_full(tx, &fresh.sandbox, &wish.quota).await? {
+            return Ok(Ensured::QuotaReached(by));
         }
         sandboxes::insert(tx, &fresh.sandbox).await?;
         tags::set(tx, On::Sandbox, workspace, fresh.sandbox.id.as_str(), &wish.tags).await?;

@@ -1,0 +1,38 @@
+//! Schemas of fields that are read by hand, because they may come in more than one shape.
+
+use cobox_protocol::{key::PrincipalKind, tags::MAX_TAGS};
+use schemars::{Schema, SchemaGenerator, json_schema};
+
+pub fn mode(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["string", "null"], "enum": ["get", "attach_only", "ensure", "create_only", null] })
+}
+
+pub fn token_format(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["string", "null"], "enum": ["jwt", "opaque", null] })
+}
+
+/// A word, or `{type, id}`.
+pub fn actor(generator: &mut SchemaGenerator) -> Schema {
+    let kind = generator.subschema_for::<PrincipalKind>();
+    let id = cobox_protocol::schema::maybe_foreign_id(generator);
+    json_schema!({ "anyOf": [
+        kind,
+        { "type": "object", "required": ["type"], "properties": { "type": kind, "id": id } },
+        { "type": "null" },
+    ] })
+}
+
+/// Either spelling.
+pub fn capabilities(_: &mut SchemaGenerator) -> Schema {
+    let words = ["fs_read", "fs_write", "exec", "shell", "shell_observe", "snapshot", "ports", "fs:ro", "fs:rw", "shell:ro", "process"];
+    json_schema!({ "type": ["array", "null"], "items": { "type": "string", "enum": words } })
+}
+
+/// An object of strings; an empty list is how some languages write an empty object.
+pub fn tags(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "anyOf": [
+        { "type": "object", "maxProperties": MAX_TAGS, "additionalProperties": { "type": "string", "maxLength": 256 } },
+        { "type": "array", "maxItems": 0 },
+        { "type": "null" },
+    ] })
+}
