@@ -10,6 +10,7 @@ mod handing_on;
 mod isolation;
 mod lifecycle;
 mod load;
+mod own_host;
 mod paths;
 mod revoking;
 mod roots;
