@@ -6,6 +6,7 @@ mod command_line;
 mod commands;
 mod cuts;
 mod faults;
+mod handing_on;
 mod isolation;
 mod lifecycle;
 mod load;
