@@ -1,12 +1,15 @@
 //! The whole stack with real processes: broker, gateway, launcher, boxd, command line.
 
 mod access;
+mod audit;
 mod brokers;
 mod command_line;
 mod commands;
 mod cuts;
+mod events;
 mod faults;
 mod isolation;
+mod leaks;
 mod lifecycle;
 mod load;
 mod paths;

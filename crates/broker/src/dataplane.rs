@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use cobox_gateway::{Admission, Caller as Passer, Credential, Directory, Target, Usage};
-use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, Secret, SessionId};
+use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, Secret, SessionId, secret::redact};
 use cobox_provider::{BoxedStream, Door, ProviderError};
 
 use crate::domain::{
@@ -80,7 +80,7 @@ impl Directory for Dataplane {
         let Some(caller) = usage.admission.caller else { return };
         self.presence.seen(&self.deployment, &usage.admission.sandbox, &caller);
         let record = self.record("dataplane.used", &caller, &usage.admission.sandbox, &usage.request_id);
-        self.audit.add(record.detail(format!("{} {} {}", usage.method, usage.path, usage.status))).await;
+        self.audit.add(record.detail(format!("{} {} {}", usage.method, redact(&usage.path), usage.status))).await;
     }
 
     async fn vanished(&self, admission: &Admission) -> Result<(), ApiError> {

@@ -8,7 +8,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use cobox_protocol::{ApiError, ErrorCode, RequestId};
+use cobox_protocol::{ApiError, ErrorCode, RequestId, secret::redact};
 use http::{HeaderName, HeaderValue, StatusCode, header};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -48,7 +48,7 @@ pub async fn identify(mut request: Request, next: Next) -> Response {
     let id = RequestId::new();
     let began = Instant::now();
     let method = request.method().clone();
-    let path: String = request.uri().path().chars().take(MAX_LOGGED_PATH).collect();
+    let path: String = redact(request.uri().path()).chars().take(MAX_LOGGED_PATH).collect();
     request.extensions_mut().insert(id.clone());
     let mut response = next.run(request).await;
     let code = match response.extensions_mut().remove::<ApiError>() {
@@ -74,7 +74,9 @@ pub async fn identify(mut request: Request, next: Next) -> Response {
 
 fn envelope(error: &ApiError, id: &RequestId) -> Response {
     let status = StatusCode::from_u16(error.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = (status, Json(error.envelope(id))).into_response();
+    let mut said = error.envelope(id);
+    said.error.message = redact(&said.error.message).into_owned();
+    let mut response = (status, Json(said)).into_response();
     if let Some(seconds) = error.retry_after {
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
