@@ -13,7 +13,7 @@ use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, langsmith};
 use http::{HeaderValue, Method, Request, StatusCode, Uri, header, uri::PathAndQuery};
 
 use crate::{
-    Admission, Credential, Directory, FileLink, KeptUpstream, Target, Usage,
+    Admission, Credential, Directory, FileLink, KeptUpstream, PassedFor, Target, Usage,
     forward::{Broken, Unanswered, Way, forward, rewrite, upgrade},
     headers::{X_REQUEST_ID, is_websocket},
     slots::{Limits, Slots, Visitor},
@@ -119,10 +119,13 @@ impl Gateway {
             Some(client_side) => upgrade(self.dial(&admission).await?, request, client_side, way.slot).await,
             None => self.send(request, way, kept).await?,
         };
-        let response = match answered {
+        let mut response = match answered {
             Ok(response) => response,
             Err(broken) => return Err(self.explain(broken, &admission).await),
         };
+        if let Some(caller) = &admission.caller {
+            response.extensions_mut().insert(PassedFor(caller.principal.clone()));
+        }
         let status = response.status().as_u16();
         self.directory.used(Usage { admission, request_id: request_id.clone(), method, path, status }).await;
         Ok(response)

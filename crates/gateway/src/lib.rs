@@ -44,6 +44,10 @@ pub struct Caller {
     pub jti: String,
 }
 
+/// Whose request an answer is for, among its extensions: for the log.
+#[derive(Clone, Debug)]
+pub struct PassedFor(pub String);
+
 /// A request that may pass.
 #[derive(Clone, Debug)]
 pub struct Admission {

@@ -21,6 +21,7 @@ use crate::{
         audit::AuditRecord,
         model::{ApiKey, Bound, Principal, Sandbox, Session, Share},
     },
+    metrics::Histogram,
     policy::Quota,
 };
 
@@ -257,6 +258,17 @@ pub struct Horizon {
     pub audit_before: Timestamp,
 }
 
+/// How much there is, of all workspaces.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Those that have not ended, by state.
+    pub sandboxes: Vec<(State, u64)>,
+    /// Those that have not ended.
+    pub sessions: u64,
+    /// Those that still count.
+    pub revocations: u64,
+}
+
 /// The master key was replaced: every living sandbox's next token key comes from the new one.
 #[derive(Clone, Debug)]
 pub struct MasterRotation {
@@ -360,6 +372,10 @@ pub trait Store: Send + Sync {
     async fn prune(&self, horizon: &Horizon) -> Stored<()>;
     /// Records of a workspace with their numbers, newest first; the page's cursor is such a number.
     async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>>;
+
+    async fn counts(&self, now: Timestamp) -> Stored<Counts>;
+    /// How long commits took so far.
+    fn commit_times(&self) -> Option<&Histogram>;
 
     /// Whether other brokers may use this database, now or later.
     fn is_shared(&self) -> bool;

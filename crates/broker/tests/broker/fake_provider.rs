@@ -77,6 +77,7 @@ pub struct FakeProvider {
     pub may_start: watch::Sender<bool>,
     pub disk: Mutex<Option<DiskUse>>,
     pub can_suspend: AtomicBool,
+    pub is_ready: AtomicBool,
 }
 
 impl FakeProvider {
@@ -94,6 +95,7 @@ impl FakeProvider {
             may_start: watch::channel(true).0,
             disk: Mutex::default(),
             can_suspend: AtomicBool::new(true),
+            is_ready: AtomicBool::new(true),
         })
     }
 
@@ -137,6 +139,11 @@ fn fails(counter: &AtomicU32) -> Result<(), ProviderError> {
 impl Provider for FakeProvider {
     fn name(&self) -> &'static str {
         "fake"
+    }
+
+    async fn ready(&self) -> Result<(), ProviderError> {
+        let unready = || ProviderError::Unavailable("secret words of the host".to_owned());
+        self.is_ready.load(Ordering::SeqCst).then_some(()).ok_or_else(unready)
     }
 
     async fn start(&self, id: &SandboxId, state: &ControlState) -> Result<(), ProviderError> {

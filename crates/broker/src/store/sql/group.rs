@@ -3,7 +3,7 @@
 //! Nobody waits for company: whoever comes while nothing is being written is written at once, alone; those who come meanwhile
 //! are written together after it. So one caller has one commit's delay, and many have at most two.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -57,13 +57,17 @@ async fn write_one(base: &Base, note: &Note) -> Stored<()> {
     let is_audit_only = note.sandboxes.is_empty() && note.keys.is_empty() && note.tokens.is_empty();
     if is_audit_only && note.audit.len() <= notes::ROWS_AT_ONCE && !base.engine.is_only_writer {
         // One statement is a transaction of its own, without two more trips to the server.
-        return notes::note(&mut *base.engine.writers.acquire().await?, note).await;
+        let mut writer = base.engine.writers.acquire().await?;
+        let began = Instant::now();
+        let noted = notes::note(&mut writer, note).await;
+        base.commit_times.add(began.elapsed());
+        return noted;
     }
     let mut tx = base.begin().await?;
     notes::note(&mut tx, note).await?;
     if is_audit_only {
         // Nobody remembers audit records, which come with every request.
-        return Ok(tx.commit().await?);
+        return base.finish(tx).await;
     }
     base.commit(tx).await
 }

@@ -8,6 +8,7 @@
 //! - a truth value is bound as `bool`, and read as `CASE WHEN … THEN 1 ELSE 0 END`;
 //! - whoever reads and then writes by what was read takes a lock first (`lock.rs`).
 
+mod counts;
 mod group;
 mod hint;
 mod keys;
@@ -25,7 +26,7 @@ pub mod sqlite;
 mod tags;
 mod tokens;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use async_trait::async_trait;
 use cobox_protocol::{
@@ -43,14 +44,15 @@ use self::{
     recent::{Changes, Recent},
 };
 use super::{
-    AddedKey, AddedSandbox, ChangedSandbox, Ending, EnsureWish, Ensured, Hint, Horizon, Leftover, MasterRotation, Node, Note, PageWish,
-    RetiredToken, RevocationList, RevokeWish, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, Viewer,
+    AddedKey, AddedSandbox, ChangedSandbox, Counts, Ending, EnsureWish, Ensured, Hint, Horizon, Leftover, MasterRotation, Node, Note,
+    PageWish, RetiredToken, RevocationList, RevokeWish, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, Viewer,
 };
 use crate::{
     domain::{
         audit::AuditRecord,
         model::{ApiKey, Bound, Principal, Sandbox, Session, Share},
     },
+    metrics::Histogram,
     policy::Quota,
 };
 
@@ -72,6 +74,7 @@ struct Engine {
 struct Base {
     engine: Engine,
     changes: Changes,
+    commit_times: Histogram,
 }
 
 impl Base {
@@ -89,7 +92,14 @@ impl Base {
     async fn commit(&self, tx: Transaction<'static, Any>) -> Stored<()> {
         // Also when it fails: it may have reached the database all the same.
         let _making = self.changes.making();
-        Ok(tx.commit().await?)
+        self.finish(tx).await
+    }
+
+    async fn finish(&self, tx: Transaction<'static, Any>) -> Stored<()> {
+        let began = Instant::now();
+        let committed = tx.commit().await;
+        self.commit_times.add(began.elapsed());
+        Ok(committed?)
     }
 
     /// For one statement: several may see several moments.
@@ -108,7 +118,7 @@ pub struct SqlStore {
 
 impl SqlStore {
     fn new(engine: Engine) -> Self {
-        let base = Arc::new(Base { engine, changes: Changes::default() });
+        let base = Arc::new(Base { engine, changes: Changes::default(), commit_times: Histogram::default() });
         Self { group: Group::start(base.clone()), base, known_sandboxes: Recent::default(), known_revocations: Recent::default() }
     }
 }
@@ -300,6 +310,13 @@ impl Store for SqlStore {
     }
     async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
         notes::newest(&mut *self.base.reader().await?, workspace, sandbox, page).await
+    }
+
+    async fn counts(&self, now: Timestamp) -> Stored<Counts> {
+        counts::all(&mut *self.base.reader().await?, now).await
+    }
+    fn commit_times(&self) -> Option<&Histogram> {
+        Some(&self.base.commit_times)
     }
 
     fn is_shared(&self) -> bool {
