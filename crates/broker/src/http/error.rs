@@ -1,15 +1,22 @@
 //! Errors on the wire: the envelope, the request's id on everything, and one log line a request.
 
-use std::{borrow::Cow, time::Instant};
+use std::{
+    borrow::Cow,
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
 
 use axum::{
     Json,
-    extract::Request,
+    extract::{MatchedPath, Request, State},
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use cobox_gateway::PassedFor;
 use cobox_protocol::{ApiError, ErrorCode, RequestId, secret::redact};
 use http::{HeaderName, HeaderValue, StatusCode, header};
+
+use crate::metrics::Metrics;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// What was said beside an error and stays: which methods there are, and whether a browser may show it to a page.
@@ -64,13 +71,47 @@ pub async fn in_the_envelope(response: Response) -> Response {
     Failure(error).into_response()
 }
 
-/// Gives every request an id, every error its envelope, and the log a line without query and credentials.
-pub async fn identify(mut request: Request, next: Next) -> Response {
+/// What becomes known of a request on its way, for the log: who asks, and for which route.
+#[derive(Clone, Default)]
+pub struct Seen(Arc<SeenParts>);
+
+#[derive(Default)]
+struct SeenParts {
+    principal: OnceLock<String>,
+    route: OnceLock<String>,
+}
+
+impl Seen {
+    pub fn asker(&self, principal: &str) {
+        // Whoever was authenticated first stays.
+        let _ = self.0.principal.set(principal.to_owned());
+    }
+
+    /// Only the router's own words, never a path.
+    pub fn route(&self, template: &str) {
+        let _ = self.0.route.set(template.to_owned());
+    }
+}
+
+/// For a router behind another, which doesn't see where this one leads.
+pub async fn note_route(request: Request, next: Next) -> Response {
+    if let (Some(seen), Some(route)) = (request.extensions().get::<Seen>(), request.extensions().get::<MatchedPath>()) {
+        seen.route(route.as_str());
+    }
+    next.run(request).await
+}
+
+/// Gives every request an id, every error its envelope, and the log and the metrics their line: with the route's template in place of
+/// the path, where there is one, and without the query: both may hold what nobody else should read.
+pub async fn identify(State(metrics): State<Arc<Metrics>>, mut request: Request, next: Next) -> Response {
     let id = RequestId::new();
     let began = Instant::now();
     let method = request.method().clone();
-    let path: String = without_secrets(request.uri().path()).chars().take(MAX_LOGGED_PATH).collect();
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let path = route.is_none().then(|| without_secrets(request.uri().path()).chars().take(MAX_LOGGED_PATH).collect::<String>());
+    let seen = Seen::default();
     request.extensions_mut().insert(id.clone());
+    request.extensions_mut().insert(seen.clone());
     let mut response = next.run(request).await;
     let code = match response.extensions_mut().remove::<ApiError>() {
         Some(error) => {
@@ -88,8 +129,20 @@ pub async fn identify(mut request: Request, next: Next) -> Response {
     if let Ok(value) = HeaderValue::from_str(id.as_str()) {
         response.headers_mut().insert(X_REQUEST_ID, value);
     }
-    let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-    tracing::info!(request_id = %id, %method, path, status = response.status().as_u16(), code, took_ms, "request");
+    let (took, status) = (began.elapsed(), response.status());
+    let route = seen.0.route.get().map(String::as_str).or(route.as_ref().map(MatchedPath::as_str));
+    metrics.request(route, &method, status, took);
+    let passed = response.extensions().get::<PassedFor>().map(|PassedFor(principal)| principal.as_str());
+    let principal = seen.0.principal.get().map(String::as_str).or(passed).unwrap_or_default();
+    let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+    let status = status.as_u16();
+    match (route, path) {
+        (None, Some(path)) => tracing::info!(request_id = %id, %method, path, status, code, took_ms, principal, "request"),
+        (route, _) => {
+            let route = route.unwrap_or_default();
+            tracing::info!(request_id = %id, %method, route, status, code, took_ms, principal, "request");
+        }
+    }
     response
 }
 
