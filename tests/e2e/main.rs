@@ -11,6 +11,7 @@ mod lifecycle;
 mod load;
 mod own_host;
 mod paths;
+mod revoking;
 mod roots;
 mod sharing;
 mod terminals;

@@ -62,6 +62,8 @@ pub struct Config {
     pub reaper_interval_ms: u64,
     /// How long audit records are kept.
     pub audit_keep_seconds: u64,
+    /// What whom is allowed. Without it, `policy.toml` in the data directory where that is there.
+    pub policy_file: Option<PathBuf>,
     /// Holds the secret that notices to `/webhooks/threads` are signed with; without it none are taken.
     pub webhook_secret_file: Option<PathBuf>,
     pub cors: Cors,
@@ -159,6 +161,7 @@ impl Default for Config {
             max_connections: 4096,
             reaper_interval_ms: 1000,
             audit_keep_seconds: 90 * DAY_SECONDS,
+            policy_file: None,
             webhook_secret_file: None,
             cors: Cors::default(),
         }

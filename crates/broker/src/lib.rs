@@ -10,7 +10,9 @@ mod dataplane;
 pub mod domain;
 mod http;
 mod lanes;
+mod master_key;
 mod origin;
+pub mod policy;
 mod server;
 #[doc(hidden)]
 pub mod store;
@@ -28,7 +30,7 @@ pub use config::{Config, ConfigError, Cors};
 use data_dir::Database;
 use domain::{
     activity::Activity,
-    audit::AuditTrail,
+    audit::{AuditRecord, AuditTrail},
     deployment::Deployment,
     hearing::hear,
     keys::Keys,
@@ -37,14 +39,17 @@ use domain::{
     nodes::Nodes,
     reaper::Reaper,
     reconcile::reconcile,
+    revoking::Revoking,
     sandboxes::Sandboxes,
     sessions::Sessions,
-    tokens::Tokens,
+    tokens::{LONGEST_TOKEN_LIFE, Tokens},
     webhook::{MIN_SECRET_BYTES, Webhook},
 };
 #[doc(hidden)]
 pub use http::paths;
+pub use master_key::{MasterKeyRotation, RotatedMasterKey, rotate_master_key};
 use origin::Origin;
+use policy::{PolicyFileError, Reloaded};
 use store::{Store, StoreError, sql};
 
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +62,8 @@ pub enum StartError {
     Store(#[from] StoreError),
     #[error("{}", .0.message)]
     Reconcile(ApiError),
+    #[error(transparent)]
+    Policy(#[from] policy::PolicyFileError),
     #[error("webhook_secret_file: {0}")]
     Webhook(String),
     #[error("the listener has no address: {0}")]
@@ -80,6 +87,7 @@ pub struct Broker {
     keys: Arc<Keys>,
     sessions: Arc<Sessions>,
     sandboxes: Arc<Sandboxes>,
+    revoking: Arc<Revoking>,
     lifecycle: Arc<Lifecycle>,
     reaper: Arc<Reaper>,
     audit: AuditTrail,
@@ -102,29 +110,15 @@ impl Broker {
         config.validate()?;
         let webhook = read_webhook(&config)?;
         let data_dir = data_dir::DataDir::open(&config.data_dir)?;
-        let store: Arc<dyn Store> = match &config.database_url {
-            Some(url) => {
-                data_dir.use_database(Database::Postgres)?;
-                Arc::new(sql::postgres::open(url).await?)
-            }
-            None => {
-                data_dir.use_database(Database::Sqlite)?;
-                Arc::new(sql::sqlite::open(&data_dir.database()?).await?)
-            }
-        };
-        let master = data_dir.master_key(store.has_sandboxes(None).await?)?;
-        if store.is_shared() {
-            // With another key its tokens would open nothing on other nodes.
-            let fingerprint = master.fingerprint();
-            if store.agree("master_key", &fingerprint).await? != fingerprint {
-                return Err(data_dir::DataDirError::KeyDiffers(data_dir.master_key_path()).into());
-            }
-        }
+        let policy = Arc::new(policy::PolicySource::open(config.policy_file.as_deref(), &config.data_dir)?);
+        let store = open_store(&config, &data_dir).await?;
+        let master = master_key::read(&data_dir, &*store).await?;
+        let previous = data_dir.previous_key(LONGEST_TOKEN_LIFE)?;
         let public_url = match &config.public_url {
             Some(url) => url.clone(),
             None => format!("http://{}", listener.local_addr().map_err(StartError::Listener)?),
         };
-        let tokens = Tokens::new(master, config.alg, config.token_ttl());
+        let tokens = Tokens::new(master, previous, config.alg, config.token_ttl(), policy.clone());
         let node = data_dir.node_id()?;
         let gateway_listener = match config.gateway_listen {
             Some(address) => Some(TcpListener::bind(address).await.map_err(|e| StartError::Gateway(address, e))?),
@@ -140,6 +134,7 @@ impl Broker {
             provider,
             clock,
             tokens,
+            policy,
             node,
             nodes,
             background: Handle::current(),
@@ -156,6 +151,7 @@ impl Broker {
             _data_dir: data_dir,
             keys: Arc::new(Keys { deployment: deployment.clone(), lifecycle: lifecycle.clone(), activity }),
             sandboxes: Arc::new(Sandboxes { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
+            revoking: Arc::new(Revoking { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
             reaper: Arc::new(Reaper::new(lifecycle.clone(), sessions.clone())),
             audit: AuditTrail::start(store),
             webhook,
@@ -189,6 +185,7 @@ impl Broker {
         });
         let beating = tokio::spawn(beat(self.deployment.clone()));
         let hearing = tokio::spawn(hear(self.lifecycle.clone()));
+        let watching = tokio::spawn(watch_policy(self.deployment.clone()));
         let dataplane = dataplane::Dataplane {
             deployment: self.deployment.clone(),
             lifecycle: self.lifecycle.clone(),
@@ -199,6 +196,7 @@ impl Broker {
             keys: self.keys.clone(),
             sessions: self.sessions.clone(),
             sandboxes: self.sandboxes.clone(),
+            revoking: self.revoking.clone(),
             deployment: self.deployment.clone(),
             webhook: self.webhook.clone(),
         };
@@ -218,7 +216,7 @@ impl Broker {
             told.cancel();
         });
         // Between two awaits of a tick nothing is half done that the next start wouldn't finish.
-        for task in [reaping, beating, hearing] {
+        for task in [reaping, beating, hearing, watching] {
             task.abort();
         }
         self.audit.flush().await;
@@ -236,6 +234,11 @@ impl Broker {
         Ok(self.keys.bootstrap(principal).await?.api_key)
     }
 
+    /// Reads the policy again; a broken one is told of and changes nothing.
+    pub async fn reload_policy(&self) -> Result<(), policy::PolicyFileError> {
+        tell_reloaded(&self.deployment, self.deployment.policy.reload()).await
+    }
+
     /// Looks after every sandbox once, as [`Broker::run`] does at each interval.
     pub async fn tick(&self) {
         self.reaper.tick().await;
@@ -248,6 +251,19 @@ impl Broker {
     }
 }
 
+async fn open_store(config: &Config, data_dir: &data_dir::DataDir) -> Result<Arc<dyn Store>, StartError> {
+    Ok(match &config.database_url {
+        Some(url) => {
+            data_dir.use_database(Database::Postgres)?;
+            Arc::new(sql::postgres::open(url).await?)
+        }
+        None => {
+            data_dir.use_database(Database::Sqlite)?;
+            Arc::new(sql::sqlite::open(&data_dir.database()?).await?)
+        }
+    })
+}
+
 /// Apart from the reaper, whose rounds may take long.
 async fn beat(deployment: Arc<Deployment>) {
     let mut ticks = tokio::time::interval(deployment.nodes.beat_every());
@@ -258,6 +274,41 @@ async fn beat(deployment: Arc<Deployment>) {
             tracing::error!(%error, "the other brokers could not be told that this one lives");
         }
     }
+}
+
+/// How often the policy's file is looked at: a stat, so that an edit counts within moments.
+const WATCH_POLICY_EVERY: Duration = Duration::from_secs(2);
+
+async fn watch_policy(deployment: Arc<Deployment>) {
+    let mut ticks = tokio::time::interval(WATCH_POLICY_EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if let Some(outcome) = deployment.policy.reload_if_changed() {
+            // Told of in there.
+            let _ = tell_reloaded(&deployment, outcome).await;
+        }
+    }
+}
+
+/// Says in log and audit which policy counts from now on, or in the log why the old one goes on.
+async fn tell_reloaded(d: &Deployment, outcome: Result<Reloaded, PolicyFileError>) -> Result<(), PolicyFileError> {
+    let path = d.policy.path().display().to_string();
+    match outcome {
+        Ok(Reloaded::Nothing) => {}
+        Ok(Reloaded::Read { fingerprint }) => {
+            tracing::info!(path, fingerprint, "the policy was read");
+            let record = AuditRecord::new(d.now(), &d.config.workspace, "policy.read").detail(format!("{path} {fingerprint}"));
+            if let Err(error) = d.store.note(&store::Note { audit: vec![record], ..store::Note::default() }).await {
+                tracing::error!(%error, "that the policy was read could not be recorded");
+            }
+        }
+        Err(error) => {
+            tracing::error!(%error, "the policy stays as it was");
+            return Err(error);
+        }
+    }
+    Ok(())
 }
 
 fn read_webhook(config: &Config) -> Result<Option<Arc<Webhook>>, StartError> {

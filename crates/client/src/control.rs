@@ -8,6 +8,10 @@ use cobox_protocol::{
     key::{CreateKey, CreatedKey, KeyInfo},
     sandbox::{CreateSandbox, PatchSandbox, SandboxInfo},
     session::{HeartbeatResponse, NegotiateRequest, NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo},
+    token::{
+        DelegateRequest, DelegateResponse, FileLinkRequest, FileLinkResponse, RevokeRequest, RevokeResponse, RotateKeyRequest,
+        RotateKeyResponse, ShareInfo, ShareRequest,
+    },
 };
 use http::Method;
 use serde::de::DeserializeOwned;
@@ -118,6 +122,40 @@ impl Client {
 
     pub async fn release(&self, id: &SessionId) -> Result<(), ClientError> {
         self.nothing(self.delete(&format!("/v1/sandbox/sessions/{id}"))).await
+    }
+
+    /// A narrower token: from one's own grant, or from `parent_token`, with which it then ends.
+    pub async fn delegate(&self, id: &SessionId, request: &DelegateRequest) -> Result<DelegateResponse, ClientError> {
+        self.json(self.post(&format!("/v1/sandbox/sessions/{id}/delegate")).json(request)).await
+    }
+
+    /// Lets another principal into a session, with at most these capabilities.
+    pub async fn share(&self, id: &SessionId, request: &ShareRequest) -> Result<ShareInfo, ClientError> {
+        self.json(self.post(&format!("/v1/sandbox/sessions/{id}/share")).json(request)).await
+    }
+
+    pub async fn list_shares(&self, id: &SessionId) -> Result<Page<ShareInfo>, ClientError> {
+        self.json(self.get(&format!("/v1/sandbox/sessions/{id}/share"))).await
+    }
+
+    /// Ends a share with every token that came by it.
+    pub async fn unshare(&self, id: &SessionId, principal: &str) -> Result<(), ClientError> {
+        self.nothing(self.delete(&format!("/v1/sandbox/sessions/{id}/share/{}", encode_segment(principal.as_bytes())))).await
+    }
+
+    /// A URL for one file, good for whoever has it.
+    pub async fn file_link(&self, id: &SessionId, request: &FileLinkRequest) -> Result<FileLinkResponse, ClientError> {
+        self.json(self.post(&format!("/v1/sandbox/sessions/{id}/file-links")).json(request)).await
+    }
+
+    /// Ends tokens by what they have in common; for operators.
+    pub async fn revoke_tokens(&self, request: &RevokeRequest) -> Result<RevokeResponse, ClientError> {
+        self.json(self.post("/internal/tokens/revoke").json(request)).await
+    }
+
+    /// The next key of a sandbox's tokens; for operators.
+    pub async fn rotate_key(&self, id: &SandboxId, request: &RotateKeyRequest) -> Result<RotateKeyResponse, ClientError> {
+        self.json(self.post(&format!("/internal/sandboxes/{id}/rotate-key")).json(request)).await
     }
 
     pub async fn create_sandbox(&self, request: &CreateSandbox) -> Result<SandboxInfo, ClientError> {

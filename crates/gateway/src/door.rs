@@ -14,7 +14,7 @@ use cobox_provider::{Adapter, BoxedStream};
 use http::{HeaderValue, Method, Request, StatusCode, Uri, header, uri::PathAndQuery};
 
 use crate::{
-    Admission, Credential, Directory, KeptUpstream, Reach, Target, Usage,
+    Admission, Credential, Directory, FileLink, KeptUpstream, Reach, Target, Usage,
     adapted::Stand,
     forward::{Broken, Unanswered, Way, forward, holding, rewrite, upgrade},
     headers::{X_REQUEST_ID, is_websocket},
@@ -87,11 +87,18 @@ impl Gateway {
     async fn pass(
         &self,
         target: Target,
-        rest: PathAndQuery,
+        mut rest: PathAndQuery,
         mut request: Request<Body>,
         request_id: &RequestId,
     ) -> Result<Response, ApiError> {
-        let credential = Credential::from_headers(request.headers())?;
+        let mut credential = Credential::from_headers(request.headers())?;
+        if credential.is_none()
+            && let Some(link) = FileLink::from_request(request.method(), &rest)
+        {
+            credential = Some(Credential::Link(link));
+            // A link never reaches a sandbox.
+            rest = PathAndQuery::try_from(rest.path()).map_err(|e| ApiError::invalid(format!("the path can't be read: {e}")))?;
+        }
         let is_websocket = is_websocket(request.method(), request.headers());
         if credential.is_none() && !is_websocket && !is_health_check(request.method(), &rest) {
             return Err(ApiError::new(

@@ -21,7 +21,7 @@ use async_trait::async_trait;
 use cobox_protocol::{ApiError, CapabilitySet, RequestId, SandboxId, Secret, SessionId};
 use cobox_provider::{Adapter, BoxedStream};
 
-pub use credential::Credential;
+pub use credential::{Credential, FileLink};
 pub use domain::{Domain, InvalidDomain, Place};
 pub use door::{Gateway, PATHS};
 pub use slots::Limits;

@@ -6,6 +6,8 @@ use crate::{KeyId, Secret, Timestamp};
 
 /// How every API key starts. Tokens never do, so the two can't be mistaken for each other.
 pub const API_KEY_PREFIX: &str = "cbx_";
+/// How every opaque token starts.
+pub const OPAQUE_TOKEN_PREFIX: &str = "cbo_";
 
 /// What a principal is, fixed at its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

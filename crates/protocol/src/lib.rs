@@ -25,10 +25,11 @@ pub mod shell;
 pub mod tags;
 pub mod thread;
 pub mod timestamp;
+pub mod token;
 pub mod watch;
 
 pub use capability::{Capability, CapabilitySet};
 pub use error::{ApiError, Envelope, ErrorCode};
-pub use id::{CommandId, KeyId, RequestId, SandboxId, SessionId, ShellId, TokenId};
+pub use id::{CommandId, KeyId, RequestId, SandboxId, SessionId, ShareId, ShellId, TokenId};
 pub use secret::Secret;
 pub use timestamp::Timestamp;

@@ -4,7 +4,9 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use crate::{Capability, CapabilitySet, CommandId, ErrorCode, KeyId, RequestId, SandboxId, Secret, SessionId, ShellId, Timestamp, TokenId};
+use crate::{
+    Capability, CapabilitySet, CommandId, ErrorCode, KeyId, RequestId, SandboxId, Secret, SessionId, ShareId, ShellId, Timestamp, TokenId,
+};
 
 /// What a thread id, a principal's name and the like are made of.
 pub const NO_CONTROL_CHARACTERS: &str = r"^[^\x00-\x1f\x7f-\x9f]+$";
@@ -40,6 +42,7 @@ ids! {
     RequestId = "req";
     KeyId = "key";
     ShellId = "sh";
+    ShareId = "shr";
     CommandId = "cmd";
 }
 

@@ -217,6 +217,9 @@ pub struct RefreshRequest {
     /// Whether `current_token` ends soon after, instead of living out its time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rotate: Option<bool>,
+    /// `jwt` or `opaque`; that of `current_token` unless told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_format: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -17,6 +17,7 @@ use super::{
 use crate::{
     clock::Clock,
     config::Config,
+    policy::{Lifetimes, Policy, PolicySource, Subject},
     store::{Ending, Store, StoreError},
 };
 
@@ -28,6 +29,7 @@ pub struct Deployment {
     pub provider: Arc<dyn Provider>,
     pub clock: Arc<dyn Clock>,
     pub tokens: Tokens,
+    pub policy: Arc<PolicySource>,
     /// One data directory is one node.
     pub node: String,
     pub nodes: Nodes,
@@ -60,8 +62,20 @@ impl Deployment {
         SandboxAddress { id: sandbox.id.clone(), provider: sandbox.provider.clone(), http_base_url, ws_base_url }
     }
 
+    /// What is allowed now; one look at it for one decision.
+    pub fn policy(&self) -> Arc<Policy> {
+        self.policy.current()
+    }
+
+    /// How long a sandbox lives, which follows its owner.
+    pub fn lifetimes(&self, sandbox: &Sandbox) -> Lifetimes {
+        let kind = sandbox.owner_kind;
+        let owner = Subject { workspace: &sandbox.workspace, principal: &sandbox.owner, kind, acting: kind };
+        self.policy().lifetimes(&owner, &self.config)
+    }
+
     pub fn lease_end(&self, sandbox: &Sandbox) -> Timestamp {
-        sandbox.last_active_at.plus(self.config.lease())
+        sandbox.last_active_at.plus(self.lifetimes(sandbox).lease)
     }
 
     /// An ending now; what it revokes can't be of use to anybody later.

@@ -6,6 +6,7 @@ mod body;
 mod capabilities;
 mod cors;
 mod error;
+mod internal;
 mod keys;
 mod negotiation;
 #[cfg(test)]
@@ -16,7 +17,9 @@ mod paging;
 mod routes;
 mod sandboxes;
 mod sessions;
+mod shares;
 mod threads;
+mod tokens;
 mod webhooks;
 
 use std::sync::Arc;
@@ -25,7 +28,7 @@ use axum::{Router, middleware};
 use cobox_gateway::{Domain, Gateway};
 use routes::Routes;
 
-use crate::domain::{deployment::Deployment, keys::Keys, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook};
+use crate::domain::{deployment::Deployment, keys::Keys, revoking::Revoking, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook};
 
 /// What the routes speak to.
 #[derive(Clone)]
@@ -33,6 +36,7 @@ pub struct Api {
     pub keys: Arc<Keys>,
     pub sessions: Arc<Sessions>,
     pub sandboxes: Arc<Sandboxes>,
+    pub revoking: Arc<Revoking>,
     pub deployment: Arc<Deployment>,
     /// Where signed notices are taken.
     pub webhook: Option<Arc<Webhook>>,
@@ -75,6 +79,9 @@ pub fn routers(api: Api, gateway: Gateway) -> Routers {
 fn control_plane() -> Routes {
     Routes::new()
         .merge(sessions::routes())
+        .merge(tokens::routes())
+        .merge(shares::routes())
+        .merge(internal::routes())
         .merge(threads::routes())
         .merge(webhooks::routes())
         .merge(capabilities::routes())

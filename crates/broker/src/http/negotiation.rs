@@ -13,10 +13,7 @@ use cobox_protocol::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::domain::{
-    access::ActorWish,
-    negotiation::{Negotiation, TokenFormat},
-};
+use crate::domain::{access::ActorWish, issue::TokenFormat, negotiation::Negotiation};
 
 #[derive(Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -102,7 +99,7 @@ impl NegotiationBody {
             tags: self.tags.map_or(Ok(Tags::new()), read_tags)?,
             provider_preference: given(self.provider_preference),
             template: given(self.template),
-            token_format: self.token_format.as_deref().map_or(Ok(TokenFormat::Jwt), token_format)?,
+            token_format: self.token_format.as_deref().map_or(Ok(TokenFormat::Jwt), TokenFormat::from_word)?,
             ..Negotiation::new(scope, mode)
         })
     }
@@ -142,14 +139,6 @@ fn read_mode(word: &str) -> Result<Mode, ApiError> {
     }
 }
 
-fn token_format(word: &str) -> Result<TokenFormat, ApiError> {
-    match word {
-        "jwt" => Ok(TokenFormat::Jwt),
-        "opaque" => Ok(TokenFormat::Opaque),
-        other => Err(ApiError::invalid(format!("token_format: `{}` is not known; it must be `jwt` or `opaque`", cut(other)))),
-    }
-}
-
 /// An object of strings; an empty list is how some languages write an empty object.
 fn read_tags(value: Value) -> Result<Tags, ApiError> {
     match value {
@@ -166,7 +155,7 @@ fn read_tags(value: Value) -> Result<Tags, ApiError> {
 }
 
 /// A word, or `{type, id}`.
-fn actor(value: &Value) -> Result<ActorWish, ApiError> {
+pub fn actor(value: &Value) -> Result<ActorWish, ApiError> {
     let (word, id) = match value {
         Value::String(word) => (Some(word.as_str()), None),
         Value::Object(map) => (map.get("type").and_then(Value::as_str), map.get("id").filter(|id| !id.is_null())),

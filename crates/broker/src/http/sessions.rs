@@ -115,6 +115,6 @@ async fn release(State(api): State<Api>, who: Authenticated, Path(id): Path<Stri
 }
 
 /// What can't be an id of ours names nothing.
-fn session_id(id: &str) -> Result<SessionId, ApiError> {
+pub fn session_id(id: &str) -> Result<SessionId, ApiError> {
     id.parse().map_err(|e| ApiError::new(ErrorCode::SessionNotFound, format!("no such session: {e}")))
 }

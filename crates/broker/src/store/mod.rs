@@ -7,17 +7,21 @@ use std::collections::HashMap;
 use async_trait::async_trait;
 use cobox_protocol::{
     KeyId, SandboxId, SessionId, Timestamp,
-    control::Revocation,
+    control::{IssuedTo, Revocation},
     key::PrincipalKind,
     session::{Access, State},
     tags::{TagFilter, Tags},
 };
 
+use cobox_token::Claims;
 use tokio::sync::broadcast;
 
-use crate::domain::{
-    audit::AuditRecord,
-    model::{ApiKey, Bound, Principal, Sandbox, Session},
+use crate::{
+    domain::{
+        audit::AuditRecord,
+        model::{ApiKey, Bound, Principal, Sandbox, Session, Share},
+    },
+    policy::Quota,
 };
 
 #[derive(Clone, Debug, thiserror::Error)]
@@ -72,8 +76,8 @@ pub struct EnsureWish {
     pub must_create: bool,
     /// Of the session, and of its sandbox where that is new.
     pub tags: Tags,
-    /// Living sandboxes the workspace may have.
-    pub quota: u32,
+    /// Living sandboxes there may be.
+    pub quota: Quota,
     pub idempotency: Option<Idempotency>,
     pub audit: AuditRecord,
 }
@@ -95,7 +99,7 @@ pub enum Ensured {
     Replayed(Bound),
     /// The idempotency key came with another request before.
     KeyReused,
-    QuotaReached,
+    QuotaReached(Counted),
     /// The new sandbox's name is another's by now.
     NameTaken(SandboxId),
     /// The sandbox to attach to has ended.
@@ -126,7 +130,14 @@ pub enum ChangedSandbox {
 pub enum AddedSandbox {
     Added,
     NameTaken(SandboxId),
-    QuotaReached,
+    QuotaReached(Counted),
+}
+
+/// Whose sandboxes are as many as may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counted {
+    Workspace,
+    Owner,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -161,7 +172,59 @@ pub struct Note {
     /// Brings `idle` back to `active` too.
     pub sandboxes: Vec<(SandboxId, Timestamp)>,
     pub keys: Vec<(KeyId, Timestamp)>,
+    pub tokens: Vec<OpaqueToken>,
     pub audit: Vec<AuditRecord>,
+}
+
+/// What an opaque token stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpaqueToken {
+    /// SHA-256 of the token as it was given out.
+    pub hash: [u8; 32],
+    pub claims: Claims,
+    /// From then on it proves nothing any more.
+    pub keep_until: Timestamp,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shared {
+    Added(Share),
+    /// There was one for the principal, which this one takes the place of.
+    Changed(Share),
+    TooMany,
+    SessionGone,
+}
+
+/// Whose tokens are to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RevokedTokens {
+    Jti(String),
+    /// Those issued up to now.
+    Earlier {
+        of: IssuedTo,
+        value: String,
+        issued_by: i64,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub struct RevokeWish {
+    pub workspace: String,
+    /// Where they count; in every sandbox of the workspace without it.
+    pub sandbox: Option<SandboxId>,
+    pub tokens: RevokedTokens,
+    pub until: Timestamp,
+    pub audit: AuditRecord,
+}
+
+/// A sandbox's next key.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotation {
+    pub now: Timestamp,
+    /// Until when tokens of the key before it count; without it they no longer do.
+    pub old_until: Option<Timestamp>,
+    /// How many generations may count at once; the oldest go first.
+    pub max_generations: u32,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -192,6 +255,17 @@ pub struct Horizon {
     pub idempotency_before: Timestamp,
     pub ended_before: Timestamp,
     pub audit_before: Timestamp,
+}
+
+/// The master key was replaced: every living sandbox's next token key comes from the new one.
+#[derive(Clone, Debug)]
+pub struct MasterRotation {
+    pub now: Timestamp,
+    /// Until when tokens of the key before it count; without it they no longer do.
+    pub old_until: Option<Timestamp>,
+    /// What brokers agree on by this name is from now on the fingerprint.
+    pub agreed: &'static str,
+    pub fingerprint: String,
 }
 
 /// A broker on this database.
@@ -238,7 +312,7 @@ pub trait Store: Send + Sync {
     /// Tags by session id; those without any aren't in it.
     async fn session_tags(&self, ids: &[&SessionId]) -> Stored<HashMap<String, Tags>>;
 
-    async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox>;
+    async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox>;
     async fn change_sandbox(&self, id: &SandboxId, change: &SandboxChange, audit: &AuditRecord) -> Stored<ChangedSandbox>;
     /// A sandbox, ended or not.
     async fn sandbox(&self, id: &SandboxId) -> Stored<Option<Sandbox>>;
@@ -265,6 +339,21 @@ pub trait Store: Send + Sync {
 
     async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList>;
     async fn retire_token(&self, token: &RetiredToken) -> Stored<()>;
+    /// Answers with its number among all revocations.
+    async fn revoke(&self, wish: &RevokeWish) -> Stored<u64>;
+    /// `None` when the sandbox has ended.
+    async fn rotate_key(&self, id: &SandboxId, rotation: &Rotation, audit: &AuditRecord) -> Stored<Option<Sandbox>>;
+    async fn opaque_token(&self, hash: &[u8; 32]) -> Stored<Option<Claims>>;
+
+    async fn principal(&self, workspace: &str, name: &str) -> Stored<Option<Principal>>;
+    /// One that takes more away than it gives ends the tokens that came by the one before.
+    async fn share(&self, share: &Share, max: u32, ending: &Ending) -> Stored<Shared>;
+    async fn share_of(&self, session: &SessionId, principal: &str) -> Stored<Option<Share>>;
+    /// By principal.
+    async fn shares(&self, session: &SessionId) -> Stored<Vec<Share>>;
+    /// Ends a share and the tokens that came by it. `None` when there is none.
+    async fn unshare(&self, session: &SessionId, principal: &str, ending: &Ending) -> Stored<Option<Share>>;
+
     /// Those that come at the same time share a commit.
     async fn note(&self, note: &Note) -> Stored<()>;
     /// Does nothing while another broker is at it.
@@ -278,6 +367,8 @@ pub trait Store: Send + Sync {
     async fn nodes(&self) -> Stored<Vec<Node>>;
     /// Sets a value where there is none yet; answers with the one that counts for every broker.
     async fn agree(&self, name: &str, value: &str) -> Stored<String>;
+    /// Answers with how many sandboxes it concerns. No broker may run.
+    async fn rotate_master(&self, rotation: &MasterRotation) -> Stored<u64>;
     /// What is changed from now on, by any broker on a shared database, this one included.
     fn hints(&self) -> broadcast::Receiver<Hint>;
 }

@@ -4,11 +4,14 @@
 //! file don't say the same, and when a test of the broker gets an answer that isn't in it.
 
 mod gateway;
+mod internal;
 mod keys;
 mod ops;
 mod sandboxes;
 mod sessions;
+mod shares;
 mod threads;
+mod tokens;
 pub mod words;
 
 use std::path::PathBuf;
@@ -27,10 +30,20 @@ const OF_ANY_KEY: [ErrorCode; 4] = [ErrorCode::InvalidRequest, ErrorCode::Unauth
 const OF_STARTING: [ErrorCode; 2] = [ErrorCode::SandboxStarting, ErrorCode::ProviderUnavailable];
 
 fn operations() -> Vec<Operation> {
-    [sessions::routes(), threads::routes(), sandboxes::routes(), keys::routes(), ops::routes(), gateway::routes()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        sessions::routes(),
+        tokens::routes(),
+        shares::routes(),
+        threads::routes(),
+        sandboxes::routes(),
+        internal::routes(),
+        keys::routes(),
+        ops::routes(),
+        gateway::routes(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 fn document() -> Value {
@@ -42,7 +55,7 @@ fn document() -> Value {
             ("sessions", "Access to the sandbox of a thread or another scope."),
             ("threads", "The same in the shapes of the first clients."),
             ("sandboxes", "Sandboxes themselves, with or without a session."),
-            ("operators", "Keys and the audit."),
+            ("operators", "Keys, the audit, and taking back what was given."),
             ("gateway", "The way to every sandbox."),
             ("operations", "Health and documentation."),
         ],
@@ -59,6 +72,10 @@ fn document() -> Value {
 /// A route behind an API key.
 fn keyed(method: &'static str, path: &'static str, id: &'static str, summary: &'static str) -> Operation {
     Operation::new(method, path, id, summary).behind(&["key", "keyHeader"]).fails(&OF_ANY_KEY)
+}
+
+fn session_id() -> Parameter {
+    Parameter::path("id", "The session's id.").of(json!({ "$ref": "#/components/schemas/SessionId" }))
 }
 
 fn page_of() -> [Parameter; 2] {

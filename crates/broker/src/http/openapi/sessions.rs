@@ -7,11 +7,10 @@ use cobox_protocol::{
 };
 use serde_json::json;
 
-use super::{OF_STARTING, idempotency_key, keyed, page_of, prefer, tags};
+use super::{OF_STARTING, idempotency_key, keyed, page_of, prefer, session_id, tags};
 use crate::http::negotiation::NegotiationBody;
 
 pub fn routes() -> Vec<Operation> {
-    let id = || Parameter::path("id", "The session's id.").of(json!({ "$ref": "#/components/schemas/SessionId" }));
     let needed = json!({
         "required": ["mode"], "properties": { "mode": { "type": "string" } },
         "anyOf": [
@@ -21,7 +20,7 @@ pub fn routes() -> Vec<Operation> {
     });
     let refresh = |path, name, summary| {
         keyed("post", path, name, summary)
-            .with([id(), prefer()])
+            .with([session_id(), prefer()])
             .takes::<RefreshRequest>()
             .body_optional()
             .gives::<RefreshResponse>(200, "A fresh token.")
@@ -49,12 +48,12 @@ pub fn routes() -> Vec<Operation> {
             .gives::<Page<SessionInfo>>(200, "A page, newest first."),
         keyed("get", "/v1/sandbox/sessions/{id}", "getSession", "Look at a session")
             .about("Negotiation's answer with a fresh token. Looking is no activity and wakes nothing.")
-            .with([id()])
+            .with([session_id()])
             .gives::<NegotiateResponse>(200, "The session.")
             .fails(&[Forbidden, CapabilityDenied, SessionNotFound, SessionExpired]),
         keyed("delete", "/v1/sandbox/sessions/{id}", "releaseSession", "End a session")
             .about("For its owner and operators. Its sandbox ends too, unless it is named, kept or used by another session.")
-            .with([id()])
+            .with([session_id()])
             .gives_nothing(204, "It has ended.")
             .fails(&[Forbidden, SessionNotFound]),
         refresh("/v1/sandbox/sessions/{id}/refresh", "refresh", "Get a fresh token")
@@ -67,7 +66,7 @@ pub fn routes() -> Vec<Operation> {
             BackendUnavailable,
         ]),
         keyed("post", "/v1/sandbox/sessions/{id}/heartbeat", "heartbeat", "Extend the lease, and no token")
-            .with([id(), prefer()])
+            .with([session_id(), prefer()])
             .gives::<HeartbeatResponse>(200, "The lease goes on.")
             .fails(&[Forbidden, BindingNotFound, SandboxNotFound, SessionExpired, BackendUnavailable]),
     ];

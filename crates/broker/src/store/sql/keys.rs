@@ -5,7 +5,10 @@ use sqlx::{AnyConnection, Row};
 
 use super::{lock, notes, rows};
 use crate::{
-    domain::{audit::AuditRecord, model::ApiKey},
+    domain::{
+        audit::AuditRecord,
+        model::{ApiKey, Principal},
+    },
     store::{AddedKey, Ending, PageWish, Stored},
 };
 
@@ -44,6 +47,18 @@ pub async fn add(tx: &mut AnyConnection, key: &ApiKey, audit: &AuditRecord) -> S
         .await?;
     notes::audit(tx, audit).await?;
     Ok(AddedKey::Added)
+}
+
+pub async fn principal(db: &mut AnyConnection, workspace: &str, name: &str) -> Stored<Option<Principal>> {
+    let row = sqlx::query("SELECT kind FROM principals WHERE workspace_id = $1 AND name = $2")
+        .bind(workspace)
+        .bind(name)
+        .fetch_optional(db)
+        .await?;
+    let Some(row) = row else { return Ok(None) };
+    let word: String = row.try_get("kind")?;
+    let kind = PrincipalKind::from_word(&word).ok_or_else(|| rows::corrupt("kind", &word))?;
+    Ok(Some(Principal { workspace: workspace.to_owned(), name: name.to_owned(), kind }))
 }
 
 pub async fn get(db: &mut AnyConnection, id: &KeyId) -> Stored<Option<ApiKey>> {

@@ -20,8 +20,10 @@ mod rows;
 mod sandboxes;
 mod schema;
 mod sessions;
+mod shares;
 pub mod sqlite;
 mod tags;
+mod tokens;
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -31,6 +33,7 @@ use cobox_protocol::{
     session::State,
     tags::{TagFilter, Tags},
 };
+use cobox_token::Claims;
 use sqlx::{Any, AnyPool, Transaction, pool::PoolConnection};
 use tokio::sync::broadcast;
 use tokio_util::task::AbortOnDropHandle;
@@ -40,12 +43,15 @@ use self::{
     recent::{Changes, Recent},
 };
 use super::{
-    AddedKey, AddedSandbox, ChangedSandbox, Ending, EnsureWish, Ensured, Hint, Horizon, Leftover, Node, Note, PageWish, RetiredToken,
-    RevocationList, SandboxChange, SessionFilter, Store, StoreError, Stored, Viewer,
+    AddedKey, AddedSandbox, ChangedSandbox, Ending, EnsureWish, Ensured, Hint, Horizon, Leftover, MasterRotation, Node, Note, PageWish,
+    RetiredToken, RevocationList, RevokeWish, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, Viewer,
 };
-use crate::domain::{
-    audit::AuditRecord,
-    model::{ApiKey, Bound, Sandbox, Session},
+use crate::{
+    domain::{
+        audit::AuditRecord,
+        model::{ApiKey, Bound, Principal, Sandbox, Session, Share},
+    },
+    policy::Quota,
 };
 
 /// What differs between the databases.
@@ -167,7 +173,7 @@ impl Store for SqlStore {
         tags::of(&mut *self.base.reader().await?, tags::On::Session, &ids).await
     }
 
-    async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox> {
+    async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox> {
         let mut tx = self.base.begin().await?;
         let added = sandboxes::add(&mut tx, sandbox, tags, quota, audit).await?;
         self.base.commit(tx).await?;
@@ -243,8 +249,46 @@ impl Store for SqlStore {
         notes::retire(&mut tx, token).await?;
         self.base.commit(tx).await
     }
+    async fn revoke(&self, wish: &RevokeWish) -> Stored<u64> {
+        let mut tx = self.base.begin().await?;
+        let sequence = tokens::revoke(&mut tx, wish).await?;
+        self.base.commit(tx).await?;
+        Ok(sequence)
+    }
+    async fn rotate_key(&self, id: &SandboxId, rotation: &Rotation, audit: &AuditRecord) -> Stored<Option<Sandbox>> {
+        let mut tx = self.base.begin().await?;
+        let rotated = sandboxes::rotate(&mut tx, id, rotation, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(rotated)
+    }
+    async fn opaque_token(&self, hash: &[u8; 32]) -> Stored<Option<Claims>> {
+        tokens::opaque(&mut *self.base.reader().await?, hash).await
+    }
+
+    async fn principal(&self, workspace: &str, name: &str) -> Stored<Option<Principal>> {
+        keys::principal(&mut *self.base.reader().await?, workspace, name).await
+    }
+    async fn share(&self, share: &Share, max: u32, ending: &Ending) -> Stored<Shared> {
+        let mut tx = self.base.begin().await?;
+        let shared = shares::add(&mut tx, share, max, ending).await?;
+        self.base.commit(tx).await?;
+        Ok(shared)
+    }
+    async fn share_of(&self, session: &SessionId, principal: &str) -> Stored<Option<Share>> {
+        shares::of(&mut *self.base.reader().await?, session, principal).await
+    }
+    async fn shares(&self, session: &SessionId) -> Stored<Vec<Share>> {
+        shares::list(&mut *self.base.reader().await?, session).await
+    }
+    async fn unshare(&self, session: &SessionId, principal: &str, ending: &Ending) -> Stored<Option<Share>> {
+        let mut tx = self.base.begin().await?;
+        let ended = shares::remove(&mut tx, session, principal, ending).await?;
+        self.base.commit(tx).await?;
+        Ok(ended)
+    }
+
     async fn note(&self, note: &Note) -> Stored<()> {
-        if note.sandboxes.is_empty() && note.keys.is_empty() && note.audit.is_empty() {
+        if note.sandboxes.is_empty() && note.keys.is_empty() && note.tokens.is_empty() && note.audit.is_empty() {
             return Ok(());
         }
         self.group.write(note.clone()).await
@@ -274,6 +318,12 @@ impl Store for SqlStore {
         let agreed = nodes::agree(&mut tx, name, value).await?;
         self.base.commit(tx).await?;
         Ok(agreed)
+    }
+    async fn rotate_master(&self, rotation: &MasterRotation) -> Stored<u64> {
+        let mut tx = self.base.begin().await?;
+        let sandboxes = tokens::rotate_master(&mut tx, rotation).await?;
+        self.base.commit(tx).await?;
+        Ok(sandboxes)
     }
     fn hints(&self) -> broadcast::Receiver<Hint> {
         self.base.engine.hints.subscribe()
