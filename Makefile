@@ -29,6 +29,7 @@ test: setup ## Unit, integration and end-to-end tests
 	@[ "$$(id -u)" = 0 ] || echo "not root: leaving out the tests that change users ($(ROOT_ONLY)); run make test as root for all"
 	cargo nextest run --workspace $$([ "$$(id -u)" = 0 ] || echo "-E 'not ($(ROOT_ONLY))'")
 	COBOX_TEST_STORE=postgres cargo nextest run -p cobox-broker --test broker
+	scripts/check-api
 	RUSTFLAGS="--cfg loom" cargo test -p cobox-stream --test loom --release --target-dir target/loom
 
 lint: ## Formatting, clippy, licences and sources
@@ -68,4 +69,5 @@ bench-gateway: build ## The gateway against boxd's own socket and nginx in front
 
 soak: ## The long fault and load tests; records bench/results/soak.md
 	cargo build -p cobox-cli -p cobox-boxd
+	COBOX_API_EXAMPLES=200 COBOX_API_SEED=$$RANDOM scripts/check-api
 	scripts/soak

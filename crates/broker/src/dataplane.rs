@@ -17,6 +17,7 @@ use crate::domain::{
     lifecycle::Lifecycle,
     links,
     model::{Caller, Sandbox, Session},
+    presence::Presence,
     shares::{enter, way_in},
     tokens::Wish,
 };
@@ -29,6 +30,7 @@ pub struct Dataplane {
     pub lifecycle: Arc<Lifecycle>,
     pub keys: Arc<Keys>,
     pub audit: AuditTrail,
+    pub presence: Presence,
 }
 
 #[async_trait]
@@ -90,6 +92,7 @@ impl Directory for Dataplane {
 
     async fn used(&self, usage: Usage) {
         let Some(caller) = &usage.admission.caller else { return };
+        self.presence.seen(&self.deployment, &usage.admission.sandbox, caller);
         let record = self.record("dataplane.used", caller, &usage.admission.sandbox, &usage.request_id);
         let Usage { method, path, status, .. } = &usage;
         let detail = match usage.route {

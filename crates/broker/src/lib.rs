@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod chain;
 mod clock;
 mod config;
 mod data_dir;
@@ -32,11 +33,13 @@ use domain::{
     activity::Activity,
     audit::{AuditRecord, AuditTrail},
     deployment::Deployment,
+    events::Events,
     hearing::hear,
     keys::Keys,
     lifecycle::Lifecycle,
     model::Principal,
     nodes::Nodes,
+    presence::Presence,
     reaper::Reaper,
     reconcile::reconcile,
     revoking::Revoking,
@@ -120,6 +123,7 @@ impl Broker {
         };
         let tokens = Tokens::new(master, previous, config.alg, config.token_ttl(), policy.clone());
         let node = data_dir.node_id()?;
+        store.write_as(&node);
         let gateway_listener = match config.gateway_listen {
             Some(address) => Some(TcpListener::bind(address).await.map_err(|e| StartError::Gateway(address, e))?),
             None => None,
@@ -191,6 +195,7 @@ impl Broker {
             lifecycle: self.lifecycle.clone(),
             keys: self.keys.clone(),
             audit: self.audit.clone(),
+            presence: Presence::default(),
         };
         let api = http::Api {
             keys: self.keys.clone(),
@@ -199,6 +204,7 @@ impl Broker {
             revoking: self.revoking.clone(),
             deployment: self.deployment.clone(),
             webhook: self.webhook.clone(),
+            events: Arc::new(Events::new(self.deployment.clone(), self.keys.clone())),
         };
         let config = &self.deployment.config;
         let gateway = cobox_gateway::Gateway::new(Arc::new(dataplane), config.gateway_limits);

@@ -235,7 +235,7 @@ impl Operation {
             responses.insert(status.to_string(), response);
         }
         if let Some(about) = self.anything {
-            responses.insert("default".to_owned(), json!({ "description": about, "headers": told_always(), "content": { "*/*": {} } }));
+            responses.insert("default".to_owned(), json!({ "description": about, "headers": told_always() }));
         }
         let mut codes: BTreeMap<u16, Vec<&str>> = BTreeMap::new();
         for code in &self.errors {

@@ -15,7 +15,7 @@ use crate::{
 #[serde(deny_unknown_fields)]
 pub struct CreateSandbox {
     /// Unique in the workspace: 1 to 63 letters, digits, `-`, `_` or `.`.
-    #[cfg_attr(feature = "schema", schemars(regex(pattern = "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}$")))]
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::SANDBOX_NAME)))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -24,6 +24,7 @@ pub struct CreateSandbox {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<bool>,
     #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::tags"))]
     pub tags: Tags,
 }
 
@@ -33,7 +34,7 @@ pub struct CreateSandbox {
 #[serde(deny_unknown_fields)]
 pub struct PatchSandbox {
     /// `null` takes the name away.
-    #[cfg_attr(feature = "schema", schemars(regex(pattern = "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}$")))]
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::SANDBOX_NAME)))]
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub name: Option<Option<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

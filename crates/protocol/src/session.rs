@@ -17,6 +17,7 @@ pub enum Mode {
 
 /// What a session can belong to; `thread` is what a bare `thread_id` means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ScopeType {
     Thread,
@@ -130,7 +131,9 @@ pub struct SandboxAddress {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Scope {
     #[serde(rename = "type")]
+    #[cfg_attr(feature = "schema", schemars(with = "ScopeType"))]
     pub kind: String,
+    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::foreign_id"))]
     pub id: String,
 }
 

@@ -143,6 +143,9 @@ impl Negotiation {
 impl Sessions {
     pub async fn negotiate(&self, asking: &Asking<'_>, wish: &Negotiation, key: Option<&str>) -> Result<NegotiateResponse, ApiError> {
         wish.check(self.deployment.provider.name())?;
+        if key.is_some_and(|key| !is_foreign_id(key)) {
+            return Err(ApiError::invalid("Idempotency-Key: must have 1 to 256 characters"));
+        }
         let caller = access::act(asking.caller, wish.actor.as_ref())?;
         let asking = &Asking { caller: &caller, ..*asking };
         let policy = self.deployment.policy();
@@ -285,9 +288,6 @@ fn bound_elsewhere(bound: &Sandbox, wished: &str) -> ApiError {
 }
 
 fn idempotency(principal: &str, key: &str, wish: &Negotiation, now: Timestamp) -> Result<Idempotency, ApiError> {
-    if !is_foreign_id(key) {
-        return Err(ApiError::invalid("Idempotency-Key: must have 1 to 256 characters"));
-    }
     // The request as we understood it: spaces and unknown fields make no difference.
     let canonical =
         serde_json::to_vec(wish).map_err(|e| ApiError::new(ErrorCode::Internal, format!("the request can't be hashed: {e}")))?;

@@ -6,6 +6,7 @@ mod body;
 mod capabilities;
 mod cors;
 mod error;
+mod events;
 mod internal;
 mod keys;
 mod negotiation;
@@ -14,6 +15,7 @@ mod openapi;
 mod ops;
 mod origin;
 mod paging;
+mod principals;
 mod routes;
 mod sandboxes;
 mod sessions;
@@ -28,7 +30,9 @@ use axum::{Router, middleware};
 use cobox_gateway::{Domain, Gateway};
 use routes::Routes;
 
-use crate::domain::{deployment::Deployment, keys::Keys, revoking::Revoking, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook};
+use crate::domain::{
+    deployment::Deployment, events::Events, keys::Keys, revoking::Revoking, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook,
+};
 
 /// What the routes speak to.
 #[derive(Clone)]
@@ -40,6 +44,7 @@ pub struct Api {
     pub deployment: Arc<Deployment>,
     /// Where signed notices are taken.
     pub webhook: Option<Arc<Webhook>>,
+    pub events: Arc<Events>,
 }
 
 /// What is served at the broker's own address, and at the dataplane's where that has another.
@@ -82,11 +87,13 @@ fn control_plane() -> Routes {
         .merge(tokens::routes())
         .merge(shares::routes())
         .merge(internal::routes())
+        .merge(events::routes())
         .merge(threads::routes())
         .merge(webhooks::routes())
         .merge(capabilities::routes())
         .merge(sandboxes::routes())
         .merge(keys::routes())
+        .merge(principals::routes())
         .merge(audit::routes())
         .merge(ops::routes())
 }

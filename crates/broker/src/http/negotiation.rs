@@ -19,40 +19,51 @@ use crate::domain::{access::ActorWish, issue::TokenFormat, negotiation::Negotiat
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NegotiationBody {
     /// The caller's own id of the thread; short for `scope` with the type `thread`.
+    #[serde(default)]
     #[cfg_attr(test, schemars(schema_with = "schema::maybe_foreign_id"))]
     thread_id: Option<String>,
     scope: Option<Scope>,
     /// What to do when there is no session, or when there is one.
+    #[serde(default)]
     #[cfg_attr(test, schemars(schema_with = "super::openapi::words::mode"))]
     mode: Option<String>,
     /// As whom to act: itself, or less.
+    #[serde(default)]
     #[cfg_attr(test, schemars(schema_with = "super::openapi::words::actor"))]
     actor: Option<Value>,
     /// Also read as `capabilities`.
-    #[serde(alias = "capabilities")]
+    #[serde(default, alias = "capabilities")]
     #[cfg_attr(test, schemars(schema_with = "super::openapi::words::capabilities"))]
     requested_capabilities: Option<Vec<String>>,
     /// The older name of `requested_capabilities`.
+    #[serde(default)]
     #[cfg_attr(test, schemars(schema_with = "super::openapi::words::capabilities"))]
     scopes: Option<Vec<String>>,
     /// As `sandbox_hint`; also read as `preferred_sandbox_id`.
-    #[serde(alias = "preferred_sandbox_id")]
+    #[serde(default, alias = "preferred_sandbox_id")]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::sandbox"))]
     sandbox_id: Option<String>,
     /// A sandbox that exists, by id or name: a new session uses it, an existing one must already.
+    #[serde(default)]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::sandbox"))]
     sandbox_hint: Option<String>,
     access: Option<Access>,
     /// Wished life of the token in seconds.
     #[cfg_attr(test, schemars(range(min = 1)))]
     ttl: Option<u32>,
     provider_preference: Option<String>,
+    #[serde(default)]
     #[cfg_attr(test, schemars(schema_with = "super::openapi::words::token_format"))]
     token_format: Option<String>,
     template: Option<String>,
     /// A new session uses the sandbox of this name, made if need be.
+    #[serde(default)]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::sandbox"))]
     name: Option<String>,
     /// A new sandbox outlives its sessions.
     keep: Option<bool>,
     /// Kept with a new session, and with a new sandbox.
+    #[serde(default)]
     #[cfg_attr(test, schemars(schema_with = "super::openapi::words::tags"))]
     tags: Option<Value>,
 }

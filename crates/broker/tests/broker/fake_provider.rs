@@ -9,13 +9,14 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use async_trait::async_trait;
 use axum::{
     Json, Router,
     body::{Body, Bytes},
-    extract::{RawQuery, Request, State, WebSocketUpgrade, ws::Message},
+    extract::{Query, RawQuery, Request, State, WebSocketUpgrade, ws::Message},
     response::{IntoResponse, Response},
     routing::{any, get, post, put},
 };
@@ -55,6 +56,8 @@ pub struct FakeBoxd {
     /// What it answers when asked for its audit, and the queries it was asked with.
     pub claims: Mutex<Option<Value>>,
     pub asked_for_claims: Mutex<Vec<String>>,
+    /// What it tells of what is done in it, by number.
+    pub happenings: watch::Sender<Vec<Value>>,
     /// While true, a push is never answered.
     pub hears_nothing: AtomicBool,
     is_running: watch::Sender<bool>,
@@ -247,6 +250,7 @@ impl FakeBoxd {
             produced: AtomicU64::new(0),
             claims: Mutex::default(),
             asked_for_claims: Mutex::default(),
+            happenings: watch::channel(Vec::new()).0,
             hears_nothing: AtomicBool::new(false),
             is_running: watch::channel(false).0,
             servers: Mutex::default(),
@@ -274,6 +278,7 @@ impl FakeBoxd {
         Router::new()
             .route("/control/state", put(push))
             .route("/control/claims", get(claims))
+            .route("/control/happenings", get(happenings))
             .route("/control/status", get(|State(boxd): State<Arc<Self>>| async move { Json(boxd.status()) }))
             .with_state(self.clone())
     }
@@ -294,6 +299,18 @@ impl FakeBoxd {
 async fn claims(State(boxd): State<Arc<FakeBoxd>>, RawQuery(query): RawQuery) -> Json<Value> {
     boxd.asked_for_claims.lock().unwrap().push(query.unwrap_or_default());
     Json(boxd.claims.lock().unwrap().clone().unwrap_or(json!({ "life": "1", "items": [], "lost": 0, "more": false })))
+}
+
+async fn happenings(State(boxd): State<Arc<FakeBoxd>>, Query(wish): Query<HashMap<String, String>>) -> Json<Value> {
+    let number = |name: &str| wish.get(name).and_then(|v| v.parse::<u64>().ok()).unwrap_or(0);
+    let after = if wish.get("life").is_some_and(|l| l == "1") { number("after") } else { 0 };
+    let fresh = |all: &Vec<Value>| all.iter().filter(|h| h["seq"].as_u64() > Some(after)).cloned().collect::<Vec<_>>();
+    let mut told = boxd.happenings.subscribe();
+    let waiting = told.wait_for(|all| !fresh(all).is_empty());
+    // Whether something came or not, the answer is what there is.
+    let _ = tokio::time::timeout(Duration::from_secs(number("wait")), waiting).await;
+    let items = fresh(&boxd.happenings.borrow());
+    Json(json!({ "life": "1", "items": items }))
 }
 
 async fn push(State(boxd): State<Arc<FakeBoxd>>, Json(state): Json<ControlState>) -> Json<BoxdStatus> {

@@ -1,6 +1,6 @@
 //! Schemas of fields that are read by hand, because they may come in more than one shape.
 
-use cobox_protocol::{key::PrincipalKind, tags::MAX_TAGS};
+use cobox_protocol::{key::PrincipalKind, schema};
 use schemars::{Schema, SchemaGenerator, json_schema};
 
 pub fn mode(_: &mut SchemaGenerator) -> Schema {
@@ -14,7 +14,7 @@ pub fn token_format(_: &mut SchemaGenerator) -> Schema {
 /// A word, or `{type, id}`.
 pub fn actor(generator: &mut SchemaGenerator) -> Schema {
     let kind = generator.subschema_for::<PrincipalKind>();
-    let id = cobox_protocol::schema::maybe_foreign_id(generator);
+    let id = schema::maybe_foreign_id(generator);
     json_schema!({ "anyOf": [
         kind,
         { "type": "object", "required": ["type"], "properties": { "type": kind, "id": id } },
@@ -29,10 +29,16 @@ pub fn capabilities(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// An object of strings; an empty list is how some languages write an empty object.
-pub fn tags(_: &mut SchemaGenerator) -> Schema {
+pub fn tags(generator: &mut SchemaGenerator) -> Schema {
+    let tags = schema::tags(generator);
     json_schema!({ "anyOf": [
-        { "type": "object", "maxProperties": MAX_TAGS, "additionalProperties": { "type": "string", "maxLength": 256 } },
+        tags,
         { "type": "array", "maxItems": 0 },
         { "type": "null" },
     ] })
+}
+
+/// A sandbox's name or id; an empty string is how some clients leave a field out.
+pub fn sandbox(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "anyOf": [{ "type": "string", "pattern": schema::SANDBOX_NAME }, { "type": "string", "maxLength": 0 }, { "type": "null" }] })
 }
