@@ -15,6 +15,7 @@ mod lifecycle;
 mod load;
 mod own_host;
 mod paths;
+mod policy;
 mod revoking;
 mod roots;
 mod sharing;
