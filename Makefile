@@ -5,7 +5,7 @@ CARGO_FLAGS := $(if $(filter release,$(PROFILE)),--release,)
 BIN = target/$(shell rustc --print host-tuple)/$(if $(filter release,$(PROFILE)),release,debug)
 
 .DEFAULT_GOAL := help
-.PHONY: help build run demo test lint openapi fuzz bench bench-dataplane bench-broker soak setup
+.PHONY: help build run demo test lint openapi fuzz bench bench-dataplane bench-broker bench-gateway soak setup
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -29,6 +29,7 @@ test: setup ## Unit, integration and end-to-end tests
 	@[ "$$(id -u)" = 0 ] || echo "not root: leaving out the tests that change users ($(ROOT_ONLY)); run make test as root for all"
 	cargo nextest run --workspace $$([ "$$(id -u)" = 0 ] || echo "-E 'not ($(ROOT_ONLY))'")
 	COBOX_TEST_STORE=postgres cargo nextest run -p cobox-broker --test broker
+	scripts/check-api
 	RUSTFLAGS="--cfg loom" cargo test -p cobox-stream --test loom --release --target-dir target/loom
 
 lint: ## Formatting, clippy, licences and sources
@@ -37,7 +38,9 @@ lint: ## Formatting, clippy, licences and sources
 	scripts/deny
 
 openapi: ## Write openapi/ anew from the code
+	touch openapi/broker.json # the broker has it inside
 	COBOX_WRITE_OPENAPI=1 cargo test -p cobox-boxd --test openapi
+	COBOX_WRITE_OPENAPI=1 cargo test -p cobox-broker --lib openapi
 
 # Our code has no unsafe where the targets reach, so the address sanitizer would only slow them down; so would optimising them whole.
 FUZZ_SECONDS ?= 60
@@ -55,9 +58,16 @@ bench-dataplane: build ## Exec, shells, files and search, against ssh, sshx, ngi
 	scripts/setup bench
 	COBOX_BIN=$(BIN)/cobox COBOX_BENCH_BIN=$(BIN)/cobox-bench python3 bench/dataplane.py
 
-bench-broker: ## Ensure and refresh on both databases, with a thousand sessions and a million; writes bench/results/broker.md
+bench-broker: ## Ensure and refresh on both databases, with a thousand sessions and a million, then the gateway; writes bench/results/
 	scripts/bench-broker
+	$(MAKE) bench-gateway
+
+bench-gateway: build ## The gateway against boxd's own socket and nginx in front of it; writes bench/results/gateway.md
+	cargo build $(CARGO_FLAGS) -p cobox-bench
+	scripts/setup bench
+	COBOX_BIN=$(BIN)/cobox COBOX_BENCH_BIN=$(BIN)/cobox-bench python3 bench/gateway.py
 
 soak: ## The long fault and load tests; records bench/results/soak.md
 	cargo build -p cobox-cli -p cobox-boxd
+	COBOX_API_EXAMPLES=200 COBOX_API_SEED=$$RANDOM scripts/check-api
 	scripts/soak

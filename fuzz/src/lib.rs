@@ -42,6 +42,9 @@ fn claims() -> Claims {
         act: Actor { kind: PrincipalKind::Human, id: "ada".into() },
         generation: 1,
         grant: "grant-1".into(),
+        parent: None,
+        via: Vec::new(),
+        file: None,
     }
 }
 

@@ -88,6 +88,20 @@ async fn a_stubborn_command_is_gone_with_its_daemons_when_it_is_cancelled() {
 }
 
 #[tokio::test]
+async fn a_shell_that_was_ended_is_gone_with_its_daemons_when_the_answer_comes() {
+    let cell = Cell::start().await;
+    let (http, shells) = (reqwest::Client::new(), format!("{}/shells", cell.info.sandbox.http_base_url));
+    let body = serde_json::json!({"name": "main", "command": STUBBORN});
+    let made = http.post(&shells).bearer_auth(cell.info.token.expose()).json(&body).send().await.unwrap();
+    assert_eq!(made.status(), 201);
+    cell.is_up().await;
+    assert!(cell.is_stubborn_there().await);
+    let ended = http.delete(format!("{shells}/main")).bearer_auth(cell.info.token.expose()).send().await.unwrap();
+    assert_eq!(ended.status(), 204);
+    assert!(!cell.is_stubborn_there().await);
+}
+
+#[tokio::test]
 async fn a_stubborn_command_is_gone_with_its_daemons_when_its_client_is() {
     let cell = Cell::start().await;
     let socket = cell.exec_socket(ExecStart { kill_on_disconnect: true, ..stubborn() }).await;

@@ -13,7 +13,7 @@ use axum::extract::FromRequestParts;
 use cobox_protocol::{
     ApiError, Capability, ErrorCode, SandboxId, Timestamp,
     control::{BoxdStatus, ControlState, Ending},
-    key::API_KEY_PREFIX,
+    key::{API_KEY_PREFIX, OPAQUE_TOKEN_PREFIX},
 };
 use cobox_token::{Claims, Keyset, RevocationView, TokenError, key_id};
 use http::{HeaderMap, header, request::Parts};
@@ -171,6 +171,10 @@ impl Authority {
     fn verify(&self, token: &str) -> Result<Claims, ApiError> {
         if token.starts_with(API_KEY_PREFIX) {
             let message = "this is an API key; a sandbox takes tokens only: negotiate with the broker for one";
+            return Err(ApiError::new(ErrorCode::Unauthenticated, message));
+        }
+        if token.starts_with(OPAQUE_TOKEN_PREFIX) {
+            let message = "an opaque token is read by the gateway alone: send it there in the Authorization header, not in a frame";
             return Err(ApiError::new(ErrorCode::Unauthenticated, message));
         }
         let view = self.view();

@@ -110,6 +110,25 @@ async fn a_terminal_has_a_size_that_can_be_changed_and_takes_what_is_typed() {
 }
 
 #[tokio::test]
+async fn every_ping_is_answered_however_much_output_is_in_the_way() {
+    const PINGS: u64 = 200;
+    let boxd = TestBoxd::start();
+    let start = ExecStart { stdin: Some(StdinStart::Open(true)), ..command("seq 1 300000; cat") };
+    let mut client = ExecClient::start(&boxd, start).await;
+    client.read_until("1000\n").await;
+    // Nothing more is read meanwhile, so that answers and output wait for the same few places.
+    for id in 0..PINGS {
+        client.send(ClientFrame::Ping { id: Some(id.into()) }).await;
+    }
+    for id in 0..PINGS {
+        assert!(matches!(client.answer().await, Some(ServerFrame::Pong { id: Some(answered) }) if answered == id), "ping {id}");
+    }
+    client.send(ClientFrame::CloseStdin).await;
+    assert_eq!(client.exit().await.0, 0);
+    assert!(client.stdout == numbers(300_000));
+}
+
+#[tokio::test]
 async fn a_signal_reaches_the_program() {
     let boxd = TestBoxd::start();
     let mut client = ExecClient::start(&boxd, command("trap 'echo caught; exit 5' USR1; echo set; while :; do sleep 0.01; done")).await;

@@ -2,8 +2,11 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use cobox_gateway::Limits;
 use cobox_protocol::{Secret, control::Alg, id::is_foreign_id};
 use serde::Deserialize;
+
+use crate::origin;
 
 /// Shortest life of a token, in seconds: below it clients would do little but refresh.
 pub const MIN_TOKEN_TTL_SECONDS: u64 = 60;
@@ -22,6 +25,17 @@ pub struct Config {
     /// How clients reach this broker's own sandboxes, where that isn't `public_url`: several brokers behind one address have
     /// one of these each.
     pub node_url: Option<String>,
+    /// Gives each sandbox a host name of its own, `{sandbox_id}.<this>`; nothing of the broker is served there.
+    pub dataplane_domain: Option<String>,
+    /// A second address, on which there is the dataplane and nothing else.
+    pub gateway_listen: Option<SocketAddr>,
+    /// How clients reach the dataplane where it has an address of its own, without a slash at the end. With `dataplane_domain` its
+    /// scheme and its port count.
+    pub gateway_url: Option<String>,
+    /// Serve `/dp/…` under the broker's own address too, although the dataplane has another.
+    pub dataplane_on_main_origin: bool,
+    /// What may be under way through the gateway at once.
+    pub gateway_limits: Limits,
     /// `postgres://…`: a database that several brokers may share. Without it, a file in the data directory.
     pub database_url: Option<Secret>,
     /// A broker that was silent for this long counts as dead for the others on its database.
@@ -42,12 +56,14 @@ pub struct Config {
     pub alg: Alg,
     /// Living sandboxes (suspended ones too) a workspace may have.
     pub max_sandboxes_per_workspace: u32,
-    /// Open connections of clients.
+    /// Open connections of clients, on each address it listens on.
     pub max_connections: u32,
     /// How often leases are looked at, in milliseconds.
     pub reaper_interval_ms: u64,
     /// How long audit records are kept.
     pub audit_keep_seconds: u64,
+    /// What whom is allowed. Without it, `policy.toml` in the data directory where that is there.
+    pub policy_file: Option<PathBuf>,
     /// How long events are kept, for whoever comes back to a stream of them.
     pub events_keep_seconds: u64,
     /// Events kept of one workspace: the newest.
@@ -128,6 +144,11 @@ impl Default for Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 8421)),
             public_url: None,
             node_url: None,
+            dataplane_domain: None,
+            gateway_listen: None,
+            gateway_url: None,
+            dataplane_on_main_origin: false,
+            gateway_limits: Limits::default(),
             database_url: None,
             // Several beats in vain, and clocks that are a little off.
             node_timeout_seconds: 20,
@@ -144,6 +165,7 @@ impl Default for Config {
             max_connections: 4096,
             reaper_interval_ms: 1000,
             audit_keep_seconds: 90 * DAY_SECONDS,
+            policy_file: None,
             events_keep_seconds: 7 * DAY_SECONDS,
             // Some 30 MiB.
             events_keep_per_workspace: 100_000,
@@ -197,7 +219,7 @@ impl Config {
         if !is_foreign_id(&self.workspace) {
             return invalid("workspace", "must have 1 to 256 characters and no control characters");
         }
-        for (field, url) in [("public_url", &self.public_url), ("node_url", &self.node_url)] {
+        for (field, url) in [("public_url", &self.public_url), ("node_url", &self.node_url), ("gateway_url", &self.gateway_url)] {
             if let Some(url) = url
                 && (!(url.starts_with("http://") || url.starts_with("https://")) || url.ends_with('/') || url.contains(['?', '#', ' ']))
             {
@@ -208,7 +230,13 @@ impl Config {
         if self.database_url.as_ref().is_some_and(|u| !["postgres://", "postgresql://"].iter().any(|s| u.expose().starts_with(s))) {
             return invalid("database_url", "must start with postgres://; without it the broker keeps a file in its data directory");
         }
+        origin::validate(self)?;
         self.cors.validate()
+    }
+
+    /// Whether sandboxes are reached elsewhere than under the broker's own address.
+    pub fn has_own_origin(&self) -> bool {
+        self.dataplane_domain.is_some() || self.gateway_listen.is_some()
     }
 
     pub fn token_ttl(&self) -> Duration {

@@ -5,6 +5,7 @@ use std::{
     io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use cobox_protocol::RequestId;
@@ -23,15 +24,21 @@ pub enum DataDirError {
     #[error("{0} is in use by another broker; stop that one, or choose another data directory")]
     InUse(PathBuf),
     #[error(
-        "{0} is missing, but the database has sandboxes: restore it from a backup, copy it from another broker on the same database, or choose an empty database to start afresh"
+        "{0} is missing, but the database has sandboxes: restore it from a backup, copy it from another broker on the same database, or, if it is lost for good, make another with `cobox master-key rotate --immediate --lost`, which ends every token"
     )]
     KeyMissing(PathBuf),
     #[error("{path} can be read by others (mode {mode:o}); run `chmod 600` on it")]
     KeyExposed { path: PathBuf, mode: u32 },
     #[error("{0} belongs to another user; the broker must own it")]
     KeyForeign(PathBuf),
-    #[error("{0} is not the master key of the other brokers on this database; copy theirs here, or choose another database")]
+    #[error(
+        "{0} is not the master key of this database and the other brokers on it; copy theirs here or put the right one back, or choose another database"
+    )]
     KeyDiffers(PathBuf),
+    #[error(
+        "the broker at {url} was heard of {seconds} s ago; stop every broker on this database first, and wait until they count as dead"
+    )]
+    BrokerAlive { url: String, seconds: u64 },
     #[error("{path} was used with {used} and is now to be used with {wanted}; go on with the former, or choose another data directory")]
     DatabaseDiffers { path: PathBuf, used: &'static str, wanted: &'static str },
     #[error("{0} is not a master key: it must hold exactly 32 bytes")]
@@ -99,6 +106,15 @@ impl DataDir {
         self.path.join("master.key")
     }
 
+    pub fn previous_key_path(&self) -> PathBuf {
+        self.path.join("master.previous.key")
+    }
+
+    /// One that is about to take the master key's place.
+    fn next_key_path(&self) -> PathBuf {
+        self.path.join("master.next.key")
+    }
+
     /// The database's file, made here so that nobody else can read it; what SQLite puts beside it gets the same mode.
     pub fn database(&self) -> Result<PathBuf, DataDirError> {
         let path = self.path.join("broker.db");
@@ -110,14 +126,55 @@ impl DataDir {
     /// Reads the master key, or makes it when nothing depends on an older one.
     pub fn master_key(&self, has_sandboxes: bool) -> Result<MasterKey, DataDirError> {
         let path = self.master_key_path();
-        let mut file = match File::open(&path) {
-            Ok(file) => file,
-            Err(e) if e.kind() == io::ErrorKind::NotFound && has_sandboxes => return Err(DataDirError::KeyMissing(path)),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+        match self.key_in(&path)? {
+            Some(key) => Ok(key),
+            None if has_sandboxes => Err(DataDirError::KeyMissing(path)),
+            None => {
                 let key = MasterKey::generate();
                 self.write_once(&path, key.expose())?;
-                return Ok(key);
+                Ok(key)
             }
+        }
+    }
+
+    /// The master key before this one, for as long as a token of its time can be good.
+    pub fn previous_key(&self, longest_token_life: Duration) -> Result<Option<MasterKey>, DataDirError> {
+        let path = self.previous_key_path();
+        let age = fs::metadata(&path).and_then(|m| m.modified()).ok().and_then(|at| at.elapsed().ok());
+        if age.is_some_and(|age| age > longest_token_life) {
+            fs::remove_file(&path).map_err(failed(&path, "removing"))?;
+            return Ok(None);
+        }
+        self.key_in(&path)
+    }
+
+    pub fn next_key(&self) -> Result<Option<MasterKey>, DataDirError> {
+        self.key_in(&self.next_key_path())
+    }
+
+    pub fn write_next_key(&self, key: &MasterKey) -> Result<(), DataDirError> {
+        self.write_once(&self.next_key_path(), key.expose())
+    }
+
+    /// The next key takes the master key's place, and that one its predecessor's where it is still of use.
+    pub fn take_next_key(&self, previous: Option<&MasterKey>) -> Result<(), DataDirError> {
+        let path = self.previous_key_path();
+        match previous {
+            Some(key) => self.write_once(&path, key.expose())?,
+            None => match fs::remove_file(&path) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(&path, "removing")(e)),
+                _ => {}
+            },
+        }
+        fs::rename(self.next_key_path(), self.master_key_path()).map_err(failed(&self.next_key_path(), "naming"))?;
+        File::open(&self.path).and_then(|dir| dir.sync_all()).map_err(failed(&self.path, "syncing"))
+    }
+
+    fn key_in(&self, path: &Path) -> Result<Option<MasterKey>, DataDirError> {
+        let path = path.to_owned();
+        let mut file = match File::open(&path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(failed(&path, "opening")(e)),
         };
         let meta = file.metadata().map_err(failed(&path, "looking at"))?;
@@ -131,7 +188,7 @@ impl DataDir {
         let is_exact = meta.len() == bytes.len() as u64 && file.read_exact(&mut bytes).is_ok();
         let key = is_exact.then(|| MasterKey::from_bytes(bytes));
         bytes.zeroize();
-        key.ok_or(DataDirError::KeyInvalid(path))
+        key.ok_or(DataDirError::KeyInvalid(path)).map(Some)
     }
 
     /// This node's name: as long as the data directory lives, so does it.

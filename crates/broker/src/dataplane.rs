@@ -3,18 +3,22 @@
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use cobox_gateway::{Admission, Caller as Passer, Credential, Directory, Target, Usage};
+use cobox_gateway::{Admission, Caller as Passer, Credential, Directory, FileLink, Reach, Target, Usage};
 use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, Secret, SessionId, secret::redact};
-use cobox_provider::{BoxedStream, Door, ProviderError};
+use cobox_provider::{Door, ProviderError};
+use cobox_token::Claims;
 
 use crate::domain::{
     access,
     audit::{AuditRecord, AuditTrail},
     deployment::{Deployment, internal},
+    issue::TokenFormat,
     keys::Keys,
     lifecycle::Lifecycle,
-    model::{Bound, Caller, Sandbox, Session},
+    links,
+    model::{Caller, Sandbox, Session},
     presence::Presence,
+    shares::{enter, way_in},
     tokens::Wish,
 };
 
@@ -49,6 +53,10 @@ impl Directory for Dataplane {
                 let (sandbox, session) = found.ok_or_else(|| not_found(&target))?;
                 self.check(token, &sandbox, session.as_ref()).await
             }
+            Some(Credential::Link(link)) => {
+                let (sandbox, session) = found.ok_or_else(|| not_found(&target))?;
+                self.check_link(&link, &sandbox, session.as_ref()).await
+            }
         }
     }
 
@@ -56,31 +64,44 @@ impl Directory for Dataplane {
         self.lifecycle.activity.sandbox_used(&admission.sandbox, self.deployment.now());
     }
 
-    async fn dial(&self, admission: &Admission) -> Result<BoxedStream, ApiError> {
-        let (d, id) = (&self.deployment, &admission.sandbox);
-        if admission.caller.is_none() {
-            return d.provider.dial(id, Door::Client).await.map_err(|e| unreachable(id, &e));
+    fn provider(&self, _: &Admission) -> &str {
+        self.deployment.provider.name()
+    }
+
+    async fn reach(&self, admission: &Admission) -> Result<Reach, ApiError> {
+        let (provider, id) = (&self.deployment.provider, &admission.sandbox);
+        if admission.caller.is_some() {
+            // Before the state is looked at, so that the reaper knows of it before it decides.
+            self.touch(admission);
+            self.lifecycle.bring_up(id, WAKE_WAIT).await?;
         }
-        // Before the state is looked at, so that the reaper knows of it before it decides.
-        self.touch(admission);
-        self.lifecycle.bring_up(id, WAKE_WAIT).await?;
-        match d.provider.dial(id, Door::Client).await {
-            Ok(stream) => Ok(stream),
-            Err(ProviderError::NotRunning(_)) => {
+        if let Some(adapter) = provider.adapter() {
+            return Ok(Reach::Adapter(adapter));
+        }
+        let stream = match provider.dial(id, Door::Client).await {
+            Err(ProviderError::NotRunning(_)) if admission.caller.is_some() => {
                 // It died a moment ago: that is a suspension, and traffic ends a suspension.
                 self.lifecycle.check_running(id).await;
                 self.lifecycle.bring_up(id, WAKE_WAIT).await?;
-                d.provider.dial(id, Door::Client).await.map_err(|e| unreachable(id, &e))
+                provider.dial(id, Door::Client).await
             }
-            Err(e) => Err(unreachable(id, &e)),
-        }
+            dialled => dialled,
+        };
+        stream.map(Reach::Boxd).map_err(|e| unreachable(id, &e))
     }
 
     async fn used(&self, usage: Usage) {
-        let Some(caller) = usage.admission.caller else { return };
-        self.presence.seen(&self.deployment, &usage.admission.sandbox, &caller);
-        let record = self.record("dataplane.used", &caller, &usage.admission.sandbox, &usage.request_id);
-        self.audit.add(record.detail(format!("{} {} {}", usage.method, redact(&usage.path), usage.status))).await;
+        let Some(caller) = &usage.admission.caller else { return };
+        self.presence.seen(&self.deployment, &usage.admission.sandbox, caller);
+        let record = self.record("dataplane.used", caller, &usage.admission.sandbox, &usage.request_id);
+        let Usage { method, status, .. } = &usage;
+        let path = &*redact(&usage.path);
+        let detail = match usage.route {
+            // What the template leaves open, for people to read.
+            Some(route) if route != path => format!("{method} {route} {status} {path}"),
+            _ => format!("{method} {path} {status}"),
+        };
+        self.audit.add(record.detail(detail)).await;
     }
 
     async fn vanished(&self, admission: &Admission) -> Result<(), ApiError> {
@@ -119,7 +140,7 @@ impl Dataplane {
         if self.lifecycle.is_here(sandbox) {
             return Ok(());
         }
-        let url = self.deployment.dataplane(sandbox).http_base_url;
+        let url = self.deployment.gateway(sandbox).http_base_url;
         let message = format!("sandbox {} is on another node; use {url}", sandbox.id);
         Err(ApiError::new(ErrorCode::ProviderUnavailable, message).with_details(serde_json::json!({ "http_base_url": url })))
     }
@@ -143,43 +164,32 @@ impl Dataplane {
         let d = &self.deployment;
         let principal = &caller.principal;
         let (sandbox, session) = found.filter(|(s, _)| access::is_visible(principal, s)).ok_or_else(|| not_found(target))?;
-        let session = match session {
+        let (session, entry) = match session {
             Some(session) => {
-                access::may_use(principal, &sandbox)?;
-                access::may_use(principal, &session)?;
+                let entry = enter(d, principal, &session, &sandbox).await?;
                 if session.ended_at.is_some() {
                     return Err(ApiError::new(ErrorCode::SessionExpired, format!("session {} is over; ensure a new one", session.id)));
                 }
-                Some(session)
+                (Some(session), entry)
             }
-            None => {
-                access::may_use(principal, &sandbox)?;
-                let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
-                // A sandbox in sessions is used through one of them, or not at all.
-                let is_refused = sessions.first().map(|s| access::may_use(principal, s));
-                match sessions.into_iter().find(|s| access::may_use(principal, s).is_ok()) {
-                    Some(session) => Some(session),
-                    None => is_refused.transpose()?.and(None),
-                }
-            }
+            None => way_in(d, principal, &sandbox).await?,
         };
         if sandbox.ended_at.is_some() {
             return Err(not_found(target));
         }
         self.must_be_here(&sandbox)?;
         let now = d.now();
-        let capabilities = access::grant(caller, None)?;
-        let hard_ttl = d.config.hard_ttl();
-        let (issued, session) = match session {
-            Some(session) => {
-                let bound = Bound { session, sandbox: sandbox.clone() };
-                (d.tokens.mint(&Wish::for_session(caller, &bound, capabilities, hard_ttl, now)), Some(bound.session))
-            }
-            None => {
-                let left = hard_ttl.saturating_sub(sandbox.active_until(now));
-                (d.tokens.mint(&Wish { caller, sandbox: &sandbox, session: None, capabilities, ttl: None, left, now }), None)
-            }
-        };
+        let capabilities = entry.bound(access::grant(&d.policy(), caller, None)?)?;
+        let issued = d.tokens.mint(&Wish {
+            caller,
+            sandbox: &sandbox,
+            session: session.as_ref(),
+            capabilities,
+            ttl: None,
+            left: d.left(&sandbox, session.as_ref(), now),
+            now,
+            lineage: entry.lineage(),
+        });
         let passer = Passer {
             workspace: principal.workspace.clone(),
             principal: principal.name.clone(),
@@ -187,16 +197,40 @@ impl Dataplane {
             thread: session.as_ref().and_then(Session::thread).map(str::to_owned),
             session: session.map(|s| s.id),
             jti: issued.jti.to_string(),
+            capabilities,
         };
         self.audit.add(self.record("token.issued", &passer, &sandbox.id, request_id).detail(capabilities.words().join(" "))).await;
         Ok(Admission { is_running: is_up(&sandbox), sandbox: sandbox.id, token: Some(issued.token), caller: Some(passer) })
     }
 
-    /// A token passes as it is, once it is known to be one that boxd will accept.
+    /// A token passes as it is, once it is known to be one that boxd will accept. What boxd can't read it gets as what it can.
     async fn check(&self, token: Secret, sandbox: &Sandbox, session: Option<&Session>) -> Result<Admission, ApiError> {
+        let claims = self.deployment.claims_of(sandbox, &token).await?;
+        let token = match TokenFormat::of(&token) {
+            TokenFormat::Jwt => token,
+            TokenFormat::Opaque => self.deployment.tokens.sign(sandbox, &claims),
+        };
+        self.let_in(token, claims, sandbox, session)
+    }
+
+    /// A link passes with a token for the one thing it is for.
+    async fn check_link(&self, link: &FileLink, sandbox: &Sandbox, session: Option<&Session>) -> Result<Admission, ApiError> {
         let d = &self.deployment;
-        let revoked = d.store.revocations(sandbox, d.now()).await.map_err(internal)?;
-        let claims = d.tokens.verify(sandbox, &token, &revoked, d.now())?;
+        let now = d.now();
+        let revoked = d.store.revocations(sandbox, now).await.map_err(internal)?;
+        let claims = d.tokens.verify_link(sandbox, &link.link, &revoked, now)?;
+        let is_for_this = claims.file.as_ref().is_some_and(|file| {
+            let is_method = file.method == link.method.as_str() || file.method == "GET" && link.method == http::Method::HEAD;
+            is_method && links::decode(&file.path).is_some_and(|path| links::decode(&link.path).is_some_and(|asked| asked == path))
+        });
+        if !is_for_this {
+            return Err(ApiError::new(ErrorCode::Forbidden, "the link is for another file or another method"));
+        }
+        let claims = Claims { file: None, ..claims };
+        self.let_in(d.tokens.sign(sandbox, &claims), claims, sandbox, session)
+    }
+
+    fn let_in(&self, token: Secret, claims: Claims, sandbox: &Sandbox, session: Option<&Session>) -> Result<Admission, ApiError> {
         if session.is_some_and(|s| claims.sid.as_deref() != Some(s.id.as_str())) {
             return Err(ApiError::new(ErrorCode::Unauthenticated, "the token is for another session"));
         }
@@ -211,6 +245,7 @@ impl Dataplane {
             session: claims.sid.and_then(|s| s.parse::<SessionId>().ok()),
             thread: claims.thread_id,
             jti: claims.jti,
+            capabilities: claims.scope,
         };
         Ok(Admission { sandbox: sandbox.id.clone(), is_running: is_up(sandbox), token: Some(token), caller: Some(passer) })
     }

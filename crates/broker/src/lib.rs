@@ -11,6 +11,9 @@ mod dataplane;
 pub mod domain;
 mod http;
 mod lanes;
+mod master_key;
+mod origin;
+pub mod policy;
 mod server;
 #[doc(hidden)]
 pub mod store;
@@ -20,13 +23,15 @@ use std::{future::Future, sync::Arc, time::Duration};
 use cobox_protocol::{ApiError, SandboxId, Secret, key::PrincipalKind};
 use cobox_provider::Provider;
 use tokio::{net::TcpListener, runtime::Handle};
+use tokio_util::sync::CancellationToken;
 
 pub use clock::{Clock, SystemClock};
+pub use cobox_gateway::Limits as GatewayLimits;
 pub use config::{Config, ConfigError, Cors};
 use data_dir::Database;
 use domain::{
     activity::Activity,
-    audit::AuditTrail,
+    audit::{AuditRecord, AuditTrail},
     deployment::Deployment,
     events::Events,
     hearing::hear,
@@ -37,11 +42,17 @@ use domain::{
     presence::Presence,
     reaper::Reaper,
     reconcile::reconcile,
+    revoking::Revoking,
     sandboxes::Sandboxes,
     sessions::Sessions,
-    tokens::Tokens,
+    tokens::{LONGEST_TOKEN_LIFE, Tokens},
     webhook::{MIN_SECRET_BYTES, Webhook},
 };
+#[doc(hidden)]
+pub use http::paths;
+pub use master_key::{MasterKeyRotation, RotatedMasterKey, rotate_master_key};
+use origin::Origin;
+use policy::{PolicyFileError, Reloaded};
 use store::{Store, StoreError, sql};
 
 #[derive(Debug, thiserror::Error)]
@@ -54,10 +65,14 @@ pub enum StartError {
     Store(#[from] StoreError),
     #[error("{}", .0.message)]
     Reconcile(ApiError),
+    #[error(transparent)]
+    Policy(#[from] policy::PolicyFileError),
     #[error("webhook_secret_file: {0}")]
     Webhook(String),
     #[error("the listener has no address: {0}")]
     Listener(std::io::Error),
+    #[error("gateway_listen: can't listen on {0}: {1}")]
+    Gateway(std::net::SocketAddr, std::io::Error),
     #[error("starting the threads that serve connections: {0}")]
     Lanes(std::io::Error),
 }
@@ -65,6 +80,8 @@ pub enum StartError {
 /// A broker whose store and provider agree, ready to serve.
 pub struct Broker {
     listener: TcpListener,
+    /// Where the dataplane has an address of its own.
+    gateway_listener: Option<TcpListener>,
     /// As long as the broker: a connection to the database that was made on one is waited for there.
     lanes: lanes::Lanes,
     /// Held as long as the broker lives: one data directory, one broker.
@@ -73,6 +90,7 @@ pub struct Broker {
     keys: Arc<Keys>,
     sessions: Arc<Sessions>,
     sandboxes: Arc<Sandboxes>,
+    revoking: Arc<Revoking>,
     lifecycle: Arc<Lifecycle>,
     reaper: Arc<Reaper>,
     audit: AuditTrail,
@@ -95,33 +113,23 @@ impl Broker {
         config.validate()?;
         let webhook = read_webhook(&config)?;
         let data_dir = data_dir::DataDir::open(&config.data_dir)?;
-        let store: Arc<dyn Store> = match &config.database_url {
-            Some(url) => {
-                data_dir.use_database(Database::Postgres)?;
-                Arc::new(sql::postgres::open(url).await?)
-            }
-            None => {
-                data_dir.use_database(Database::Sqlite)?;
-                Arc::new(sql::sqlite::open(&data_dir.database()?).await?)
-            }
-        };
-        let master = data_dir.master_key(store.has_sandboxes(None).await?)?;
-        if store.is_shared() {
-            // With another key its tokens would open nothing on other nodes.
-            let fingerprint = master.fingerprint();
-            if store.agree("master_key", &fingerprint).await? != fingerprint {
-                return Err(data_dir::DataDirError::KeyDiffers(data_dir.master_key_path()).into());
-            }
-        }
+        let policy = Arc::new(policy::PolicySource::open(config.policy_file.as_deref(), &config.data_dir)?);
+        let store = open_store(&config, &data_dir).await?;
+        let master = master_key::read(&data_dir, &*store).await?;
+        let previous = data_dir.previous_key(LONGEST_TOKEN_LIFE)?;
         let public_url = match &config.public_url {
             Some(url) => url.clone(),
             None => format!("http://{}", listener.local_addr().map_err(StartError::Listener)?),
         };
-        let tokens = Tokens::new(master, config.alg, config.token_ttl());
+        let tokens = Tokens::new(master, previous, config.alg, config.token_ttl(), policy.clone());
         let node = data_dir.node_id()?;
         store.write_as(&node);
-        let node_url = config.node_url.clone().unwrap_or_else(|| public_url.clone());
-        let nodes = Nodes::new(node.clone(), node_url, config.node_timeout());
+        let gateway_listener = match config.gateway_listen {
+            Some(address) => Some(TcpListener::bind(address).await.map_err(|e| StartError::Gateway(address, e))?),
+            None => None,
+        };
+        let gateway = gateway_listener.as_ref().map(TcpListener::local_addr).transpose().map_err(StartError::Listener)?;
+        let nodes = Nodes::new(node.clone(), Origin::of(&config, &public_url, gateway), config.node_timeout());
         nodes.beat(&*store, clock.now()).await?;
         let deployment = Arc::new(Deployment {
             config,
@@ -130,6 +138,7 @@ impl Broker {
             provider,
             clock,
             tokens,
+            policy,
             node,
             nodes,
             background: Handle::current(),
@@ -141,10 +150,12 @@ impl Broker {
         let sessions = Arc::new(Sessions { deployment: deployment.clone(), lifecycle: lifecycle.clone() });
         Ok(Self {
             listener,
+            gateway_listener,
             lanes: lanes::Lanes::start().map_err(StartError::Lanes)?,
             _data_dir: data_dir,
             keys: Arc::new(Keys { deployment: deployment.clone(), lifecycle: lifecycle.clone(), activity }),
             sandboxes: Arc::new(Sandboxes { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
+            revoking: Arc::new(Revoking { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
             reaper: Arc::new(Reaper::new(lifecycle.clone(), sessions.clone())),
             audit: AuditTrail::start(store),
             webhook,
@@ -157,6 +168,11 @@ impl Broker {
     /// How clients reach it, without a slash at the end.
     pub fn url(&self) -> &str {
         &self.deployment.public_url
+    }
+
+    /// Where the dataplane's own listener is bound, if it has one.
+    pub fn gateway_address(&self) -> Option<std::net::SocketAddr> {
+        self.gateway_listener.as_ref().and_then(|l| l.local_addr().ok())
     }
 
     /// Serves until `shutdown` resolves, then lets requests under way finish for a few seconds. Sandboxes go on running.
@@ -173,6 +189,7 @@ impl Broker {
         });
         let beating = tokio::spawn(beat(self.deployment.clone()));
         let hearing = tokio::spawn(hear(self.lifecycle.clone()));
+        let watching = tokio::spawn(watch_policy(self.deployment.clone()));
         let dataplane = dataplane::Dataplane {
             deployment: self.deployment.clone(),
             lifecycle: self.lifecycle.clone(),
@@ -184,14 +201,28 @@ impl Broker {
             keys: self.keys.clone(),
             sessions: self.sessions.clone(),
             sandboxes: self.sandboxes.clone(),
+            revoking: self.revoking.clone(),
             deployment: self.deployment.clone(),
             webhook: self.webhook.clone(),
             events: Arc::new(Events::new(self.deployment.clone(), self.keys.clone())),
         };
-        let router = http::router(api, Arc::new(dataplane));
-        server::serve(&self.listener, &self.lanes, router, self.deployment.config.max_connections, shutdown).await;
+        let config = &self.deployment.config;
+        let gateway = cobox_gateway::Gateway::new(Arc::new(dataplane), config.gateway_limits);
+        let http::Routers { main, dataplane } = http::routers(api, gateway);
+        let told = CancellationToken::new();
+        let serve = |listener, router| server::serve(listener, &self.lanes, router, config.max_connections, told.cancelled());
+        let serving = async {
+            match &self.gateway_listener {
+                Some(own) => drop(tokio::join!(serve(&self.listener, main), serve(own, dataplane))),
+                None => serve(&self.listener, main).await,
+            }
+        };
+        tokio::join!(serving, async {
+            shutdown.await;
+            told.cancel();
+        });
         // Between two awaits of a tick nothing is half done that the next start wouldn't finish.
-        for task in [reaping, beating, hearing] {
+        for task in [reaping, beating, hearing, watching] {
             task.abort();
         }
         self.audit.flush().await;
@@ -209,6 +240,11 @@ impl Broker {
         Ok(self.keys.bootstrap(principal).await?.api_key)
     }
 
+    /// Reads the policy again; a broken one is told of and changes nothing.
+    pub async fn reload_policy(&self) -> Result<(), policy::PolicyFileError> {
+        tell_reloaded(&self.deployment, self.deployment.policy.reload()).await
+    }
+
     /// Looks after every sandbox once, as [`Broker::run`] does at each interval.
     pub async fn tick(&self) {
         self.reaper.tick().await;
@@ -221,6 +257,19 @@ impl Broker {
     }
 }
 
+async fn open_store(config: &Config, data_dir: &data_dir::DataDir) -> Result<Arc<dyn Store>, StartError> {
+    Ok(match &config.database_url {
+        Some(url) => {
+            data_dir.use_database(Database::Postgres)?;
+            Arc::new(sql::postgres::open(url).await?)
+        }
+        None => {
+            data_dir.use_database(Database::Sqlite)?;
+            Arc::new(sql::sqlite::open(&data_dir.database()?).await?)
+        }
+    })
+}
+
 /// Apart from the reaper, whose rounds may take long.
 async fn beat(deployment: Arc<Deployment>) {
     let mut ticks = tokio::time::interval(deployment.nodes.beat_every());
@@ -231,6 +280,41 @@ async fn beat(deployment: Arc<Deployment>) {
             tracing::error!(%error, "the other brokers could not be told that this one lives");
         }
     }
+}
+
+/// How often the policy's file is looked at: a stat, so that an edit counts within moments.
+const WATCH_POLICY_EVERY: Duration = Duration::from_secs(2);
+
+async fn watch_policy(deployment: Arc<Deployment>) {
+    let mut ticks = tokio::time::interval(WATCH_POLICY_EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if let Some(outcome) = deployment.policy.reload_if_changed() {
+            // Told of in there.
+            let _ = tell_reloaded(&deployment, outcome).await;
+        }
+    }
+}
+
+/// Says in log and audit which policy counts from now on, or in the log why the old one goes on.
+async fn tell_reloaded(d: &Deployment, outcome: Result<Reloaded, PolicyFileError>) -> Result<(), PolicyFileError> {
+    let path = d.policy.path().display().to_string();
+    match outcome {
+        Ok(Reloaded::Nothing) => {}
+        Ok(Reloaded::Read { fingerprint }) => {
+            tracing::info!(path, fingerprint, "the policy was read");
+            let record = AuditRecord::new(d.now(), &d.config.workspace, "policy.read").detail(format!("{path} {fingerprint}"));
+            if let Err(error) = d.store.note(&store::Note { audit: vec![record], ..store::Note::default() }).await {
+                tracing::error!(%error, "that the policy was read could not be recorded");
+            }
+        }
+        Err(error) => {
+            tracing::error!(%error, "the policy stays as it was");
+            return Err(error);
+        }
+    }
+    Ok(())
 }
 
 fn read_webhook(config: &Config) -> Result<Option<Arc<Webhook>>, StartError> {

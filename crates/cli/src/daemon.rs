@@ -94,6 +94,11 @@ pub fn log(default: &str, json: bool) {
     let _ = if json { builder.json().try_init() } else { builder.with_ansi(false).try_init() };
 }
 
+/// SIGHUP, by which a service is told to read its files again.
+pub fn hangups() -> Result<Signal, Failure> {
+    Ok(signal(SignalKind::hangup())?)
+}
+
 /// Ctrl-C and SIGTERM.
 pub struct EndSignals {
     interrupt: Signal,

@@ -7,6 +7,7 @@ mod daemon;
 mod data_dir;
 mod failure;
 mod notice;
+mod origin;
 mod pack;
 mod pipe;
 mod place;

@@ -97,6 +97,12 @@ impl Running {
         (&mut self.serving).await
     }
 
+    /// Reads again what may change while the broker runs.
+    pub async fn reload(&self) {
+        // What is wrong with it is in the log.
+        let _ = self.broker.reload_policy().await;
+    }
+
     /// Stops answering; what is under way may finish. Sandboxes go on running.
     pub async fn stop(self) -> Stopped {
         self.data_dir.remove_note();

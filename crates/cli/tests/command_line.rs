@@ -186,3 +186,30 @@ fn the_example_agent_tells_what_is_wrong_in_one_line() {
         assert!(told.starts_with("agent: "), "{told}");
     }
 }
+
+#[test]
+fn a_policy_is_checked_and_explained_without_a_broker() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("policy.toml");
+    let policy = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cobox"));
+        run(command.env_clear().arg("policy").args(args))
+    };
+    let path = file.to_str().unwrap();
+    fs::write(&file, "[agent]\ncapabilites = []\n").unwrap();
+    let (code, told, _) = policy(&["check", path]);
+    assert_eq!((code, told), (Some(1), format!("{path}:2: `capabilites` is not known; did you mean `capabilities`?\n")));
+    assert_eq!(policy(&["explain", "--policy", path, "--principal", "bot", "--kind", "agent"]).0, Some(1));
+    fs::write(&file, "[agent]\ncapabilities = [\"fs_read\"]\n").unwrap();
+    assert_eq!(policy(&["check", path]), (Some(0), format!("{path} is good\n"), String::new()));
+    let (code, told, error) =
+        policy(&["explain", "--policy", path, "--principal", "bot", "--kind", "agent", "--capabilities", "exec,fs:ro"]);
+    assert_eq!(code, Some(0), "{error}");
+    assert!(told.contains("exec") && told.contains("dropped") && told.contains("not allowed by [agent], line 2"), "{told}");
+    let (_, told, _) = policy(&["explain", "--policy", path, "--principal", "bot", "--kind", "agent", "--json"]);
+    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(told["capabilities"][0]["outcome"], "granted");
+    let (code, _, told) = policy(&["explain", "--policy", path, "--principal", "bot", "--kind", "agent", "--capabilities", "root"]);
+    assert_eq!(code, Some(1));
+    assert!(told.contains("`root` is not a capability"), "{told}");
+}

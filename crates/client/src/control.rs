@@ -3,11 +3,15 @@
 use std::{sync::Once, time::Duration};
 
 use cobox_protocol::{
-    KeyId, SandboxId, Secret, SessionId,
+    KeyId, SandboxId, Secret, SessionId, Timestamp,
     audit::{AuditEntry, AuditHeads, AuditLink},
-    key::{CreateKey, CreatedKey, KeyInfo},
+    key::{CreateKey, CreatedKey, ExpireKey, KeyInfo, PrincipalInfo},
     sandbox::{CreateSandbox, PatchSandbox, SandboxInfo},
     session::{HeartbeatResponse, NegotiateRequest, NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo},
+    token::{
+        DelegateRequest, DelegateResponse, FileLinkRequest, FileLinkResponse, RevokeRequest, RevokeResponse, RotateKeyRequest,
+        RotateKeyResponse, ShareInfo, ShareRequest,
+    },
 };
 use http::Method;
 use serde::de::DeserializeOwned;
@@ -129,6 +133,40 @@ impl Client {
         self.nothing(self.delete(&format!("/v1/sandbox/sessions/{id}"))).await
     }
 
+    /// A narrower token: from one's own grant, or from `parent_token`, with which it then ends.
+    pub async fn delegate(&self, id: &SessionId, request: &DelegateRequest) -> Result<DelegateResponse, ClientError> {
+        self.json(self.post(&format!("/v1/sandbox/sessions/{id}/delegate")).json(request)).await
+    }
+
+    /// Lets another principal into a session, with at most these capabilities.
+    pub async fn share(&self, id: &SessionId, request: &ShareRequest) -> Result<ShareInfo, ClientError> {
+        self.json(self.post(&format!("/v1/sandbox/sessions/{id}/share")).json(request)).await
+    }
+
+    pub async fn list_shares(&self, id: &SessionId) -> Result<Page<ShareInfo>, ClientError> {
+        self.json(self.get(&format!("/v1/sandbox/sessions/{id}/share"))).await
+    }
+
+    /// Ends a share with every token that came by it.
+    pub async fn unshare(&self, id: &SessionId, principal: &str) -> Result<(), ClientError> {
+        self.nothing(self.delete(&format!("/v1/sandbox/sessions/{id}/share/{}", encode_segment(principal.as_bytes())))).await
+    }
+
+    /// A URL for one file, good for whoever has it.
+    pub async fn file_link(&self, id: &SessionId, request: &FileLinkRequest) -> Result<FileLinkResponse, ClientError> {
+        self.json(self.post(&format!("/v1/sandbox/sessions/{id}/file-links")).json(request)).await
+    }
+
+    /// Ends tokens by what they have in common; for operators.
+    pub async fn revoke_tokens(&self, request: &RevokeRequest) -> Result<RevokeResponse, ClientError> {
+        self.json(self.post("/internal/tokens/revoke").json(request)).await
+    }
+
+    /// The next key of a sandbox's tokens; for operators.
+    pub async fn rotate_key(&self, id: &SandboxId, request: &RotateKeyRequest) -> Result<RotateKeyResponse, ClientError> {
+        self.json(self.post(&format!("/internal/sandboxes/{id}/rotate-key")).json(request)).await
+    }
+
     pub async fn create_sandbox(&self, request: &CreateSandbox) -> Result<SandboxInfo, ClientError> {
         self.json(self.post("/v1/sandboxes").json(request)).await
     }
@@ -196,7 +234,34 @@ impl Client {
         self.nothing(self.delete(&format!("/v1/keys/{id}"))).await
     }
 
-    /// A sandbox without a session: the gateway swaps the API key for a token on each call.
+    /// A key ends then.
+    pub async fn expire_key(&self, id: &KeyId, expires_at: Timestamp) -> Result<KeyInfo, ClientError> {
+        self.json(self.call(Method::PATCH, &format!("/v1/keys/{id}")).json(&ExpireKey { expires_at })).await
+    }
+
+    /// Who there is in a workspace, the caller's own unless told; for operators.
+    pub async fn list_principals(&self, workspace: Option<&str>, cursor: Option<&str>) -> Result<Page<PrincipalInfo>, ClientError> {
+        self.json(self.get(&paged("/v1/principals", within(workspace), None, cursor))).await
+    }
+
+    /// Ends every key, identity and token of a principal.
+    pub async fn disable_principal(&self, workspace: Option<&str>, name: &str) -> Result<(), ClientError> {
+        let path = format!("/v1/principals/{}/disable", encode_segment(name.as_bytes()));
+        self.nothing(self.post(&paged(&path, within(workspace), None, None))).await
+    }
+
+    /// Lets a principal in again, with new keys.
+    pub async fn enable_principal(&self, workspace: Option<&str>, name: &str) -> Result<(), ClientError> {
+        let path = format!("/v1/principals/{}/enable", encode_segment(name.as_bytes()));
+        self.nothing(self.post(&paged(&path, within(workspace), None, None))).await
+    }
+
+    /// A sandbox without a session, where the broker says it is: the gateway swaps the API key for a token on each call.
+    pub fn sandbox_at(&self, info: &SandboxInfo) -> Dataplane {
+        Dataplane::new(self.sender.clone(), info.http_base_url.clone(), self.key.clone())
+    }
+
+    /// The same by its id alone, for a broker that serves its sandboxes under its own address.
     pub fn sandbox(&self, id: &SandboxId) -> Dataplane {
         Dataplane::new(self.sender.clone(), format!("{}/dp/{id}/v1", self.base), self.key.clone())
     }
@@ -245,6 +310,10 @@ fn paged(path: &str, mut query: Vec<String>, limit: Option<u32>, cursor: Option<
     query.extend(limit.map(|n| format!("limit={n}")));
     query.extend(cursor.map(|c| format!("cursor={}", encode_segment(c.as_bytes()))));
     if query.is_empty() { path.to_owned() } else { format!("{path}?{}", query.join("&")) }
+}
+
+fn within(workspace: Option<&str>) -> Vec<String> {
+    workspace.map(|w| format!("workspace={}", encode_segment(w.as_bytes()))).into_iter().collect()
 }
 
 fn tag(filter: &str) -> String {

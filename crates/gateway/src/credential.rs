@@ -1,17 +1,49 @@
 //! What a caller shows: an API key, which is swapped here, or a token, which passes.
 
-use cobox_protocol::{ApiError, ErrorCode, Secret, key::API_KEY_PREFIX};
-use http::{HeaderMap, HeaderName, header::AUTHORIZATION};
+use cobox_protocol::{
+    ApiError, ErrorCode, Secret,
+    key::{API_KEY_PREFIX, OPAQUE_TOKEN_PREFIX},
+};
+use http::{HeaderMap, HeaderName, Method, header::AUTHORIZATION, uri::PathAndQuery};
+
+/// Where boxd has files.
+const FILES: &str = "/v1/files";
 
 pub(crate) const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Credential {
     ApiKey(Secret),
+    /// A JWT, or an opaque one that the directory knows.
     Token(Secret),
+    /// In the URL: good for one file.
+    Link(FileLink),
+}
+
+/// A file link, and what it is used for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileLink {
+    pub link: Secret,
+    pub method: Method,
+    /// After `/v1/files`, as it was sent.
+    pub path: String,
+}
+
+impl FileLink {
+    /// The link in a request for a file, where it has one. The rest of such a request's query never counts.
+    pub(crate) fn from_request(method: &Method, rest: &PathAndQuery) -> Option<Self> {
+        let path = rest.path().strip_prefix(FILES)?;
+        let link = rest.query()?.split('&').find_map(|pair| pair.strip_prefix("link="))?;
+        Some(Self { link: Secret::new(link), method: method.clone(), path: path.to_owned() })
+    }
 }
 
 impl Credential {
+    /// As it stands in `Authorization: Bearer`, and in an `auth` frame.
+    pub fn read(secret: &str) -> Result<Self, ApiError> {
+        if is_token(secret) { Ok(Credential::Token(Secret::new(secret))) } else { api_key(secret) }
+    }
+
     /// Reads `Authorization: Bearer` or `X-Api-Key`; the first decides when both are there.
     pub fn from_headers(headers: &HeaderMap) -> Result<Option<Self>, ApiError> {
         let unreadable =
@@ -22,7 +54,7 @@ impl Credential {
                 Some((scheme, rest)) if scheme.eq_ignore_ascii_case("bearer") => rest.trim(),
                 _ => return Err(unreadable("Authorization", "send `Bearer <key or token>`")),
             };
-            return if is_token(secret) { Ok(Some(Credential::Token(Secret::new(secret)))) } else { api_key(secret).map(Some) };
+            return Self::read(secret).map(Some);
         }
         match headers.get(X_API_KEY) {
             Some(value) => {
@@ -41,9 +73,9 @@ fn api_key(secret: &str) -> Result<Credential, ApiError> {
     Err(ApiError::new(ErrorCode::Unauthenticated, format!("that is not an API key: they start with {API_KEY_PREFIX}")))
 }
 
-/// Three parts and dots between them, as every JWT; whether it is a good one is for others to say.
+/// Three parts and dots between them, as every JWT, or an opaque one; whether it is a good one is for others to say.
 fn is_token(secret: &str) -> bool {
-    !secret.starts_with(API_KEY_PREFIX) && secret.split('.').count() == 3
+    secret.starts_with(OPAQUE_TOKEN_PREFIX) || !secret.starts_with(API_KEY_PREFIX) && secret.split('.').count() == 3
 }
 
 #[cfg(test)]

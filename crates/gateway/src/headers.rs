@@ -79,6 +79,8 @@ pub(crate) fn to_caller(mut headers: HeaderMap, is_websocket: bool) -> HeaderMap
     remove_where(&mut headers, |name| STAYS_INSIDE.contains(&name) || name.starts_with("proxy-") || name.starts_with("access-control-"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static("sandbox"));
+    // A file's URL may be a link, which must not go on to whatever the file names.
+    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
     if runs_in_a_browser(&headers) && !is_attachment(&headers) {
         headers.insert(CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
     }
@@ -89,6 +91,8 @@ pub(crate) fn to_caller(mut headers: HeaderMap, is_websocket: bool) -> HeaderMap
 }
 
 fn websocket_headers(headers: &mut HeaderMap) {
+    // An extension would change frames, which are read on their way.
+    headers.remove(header::SEC_WEBSOCKET_EXTENSIONS);
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
 }

@@ -52,6 +52,7 @@ pub struct Claims {
 
 /// One record of the broker's audit, its own or (`sandbox.claim`) a sandbox's word.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AuditEntry {
     /// Counts up; the order in which they were written.
     pub sequence: u64,
@@ -79,6 +80,7 @@ pub struct AuditEntry {
 /// One link of a writer's chain: `hash` is SHA-256 over the writer, the number, the hash before it and `digest`, which is SHA-256 over
 /// the record. So a chain can be checked by who may read only some of its records.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AuditLink {
     /// The broker that wrote it.
     pub writer: String,
@@ -96,6 +98,7 @@ pub struct AuditLink {
 
 /// Where a chain ends, to be kept somewhere else: with it nobody can cut it short or write it anew unseen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AuditHead {
     pub writer: String,
     pub number: u64,
@@ -106,6 +109,7 @@ pub struct AuditHead {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AuditHeads {
     pub items: Vec<AuditHead>,
 }

@@ -62,6 +62,7 @@ pub struct CapabilitySet(u8);
 
 impl CapabilitySet {
     pub const EMPTY: Self = Self(0);
+    pub const ALL: Self = Self::of(&Capability::ALL);
     /// What a human gets who asks for nothing in particular.
     pub const HUMAN_DEFAULT: Self = Self::of(&[Capability::FsRead, Capability::FsWrite, Capability::Exec, Capability::Shell]);
     /// What an agent gets that asks for nothing in particular.

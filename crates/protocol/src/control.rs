@@ -178,6 +178,25 @@ pub enum Revocation {
     Grant(String),
     Session(String),
     Principal(String),
+    /// Only what was issued up to a moment: what is issued later counts.
+    Earlier(Earlier),
+}
+
+/// What was issued under a grant, through a session or to a principal, up to a moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Earlier {
+    pub of: IssuedTo,
+    pub value: String,
+    /// The latest `iat` that no longer counts, in Unix seconds.
+    pub issued_by: i64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IssuedTo {
+    Grant,
+    Session,
+    Principal,
 }
 
 /// What boxd answers when the broker asks how it is.

@@ -38,6 +38,8 @@ codes! {
     ShellNotFound = "SHELL_NOT_FOUND", 404, false;
     CommandNotFound = "COMMAND_NOT_FOUND", 404, false;
     KeyNotFound = "KEY_NOT_FOUND", 404, false;
+    PrincipalNotFound = "PRINCIPAL_NOT_FOUND", 404, false;
+    ShareNotFound = "SHARE_NOT_FOUND", 404, false;
     RouteNotFound = "ROUTE_NOT_FOUND", 404, false;
     MethodNotAllowed = "METHOD_NOT_ALLOWED", 405, false;
     SessionConflict = "SESSION_CONFLICT", 409, false;

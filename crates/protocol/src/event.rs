@@ -19,6 +19,7 @@ pub const MAX_EVENT_TEXT_BYTES: usize = 1024;
 pub const MAX_HAPPENINGS_AT_ONCE: usize = 256;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SandboxEvent {
     pub id: EventId,
     pub at: Timestamp,
@@ -35,6 +36,7 @@ pub struct SandboxEvent {
 
 /// Whose word an event is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
     Broker,
@@ -43,6 +45,7 @@ pub enum Source {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum What {
     /// The session was made: always its first event.
@@ -86,6 +89,7 @@ pub enum What {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileChange {
     pub path: String,
     /// The name itself, where it isn't UTF-8.
@@ -101,6 +105,7 @@ pub struct FileChange {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ExecEnd {
     /// As it was asked for. Never its environment or its input.
     pub command: String,

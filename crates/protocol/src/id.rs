@@ -102,6 +102,8 @@ ids! {
     RequestId = "req";
     /// An API key's public half.
     KeyId = "key";
+    /// A share: what lets another principal into a session.
+    ShareId = "shr";
     /// A shell.
     ShellId = "sh";
     /// A command run by exec.

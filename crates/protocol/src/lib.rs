@@ -16,19 +16,21 @@ pub mod json;
 pub mod key;
 pub mod langsmith;
 pub mod process;
+pub mod route;
 pub mod sandbox;
 #[cfg(feature = "schema")]
-mod schema;
+pub mod schema;
 pub mod secret;
 pub mod session;
 pub mod shell;
 pub mod tags;
 pub mod thread;
 pub mod timestamp;
+pub mod token;
 pub mod watch;
 
 pub use capability::{Capability, CapabilitySet};
 pub use error::{ApiError, Envelope, ErrorCode};
-pub use id::{CommandId, EventId, KeyId, RequestId, SandboxId, SessionId, ShellId, TokenId};
+pub use id::{CommandId, EventId, KeyId, RequestId, SandboxId, SessionId, ShareId, ShellId, TokenId};
 pub use secret::Secret;
 pub use timestamp::Timestamp;

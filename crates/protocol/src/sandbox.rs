@@ -11,9 +11,11 @@ use crate::{
 };
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CreateSandbox {
     /// Unique in the workspace: 1 to 63 letters, digits, `-`, `_` or `.`.
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::SANDBOX_NAME)))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -22,14 +24,17 @@ pub struct CreateSandbox {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<bool>,
     #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::tags"))]
     pub tags: Tags,
 }
 
 /// `PATCH /v1/sandboxes/{id or name}`: what is left out stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PatchSandbox {
     /// `null` takes the name away.
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::SANDBOX_NAME)))]
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub name: Option<Option<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -47,6 +52,7 @@ fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(d: D) -> Result<Optio
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SandboxInfo {
     pub id: SandboxId,
     pub name: Option<String>,

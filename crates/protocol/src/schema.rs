@@ -4,7 +4,38 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use crate::{Capability, CapabilitySet, CommandId, ErrorCode, KeyId, RequestId, SandboxId, Secret, SessionId, ShellId, Timestamp, TokenId};
+use crate::{
+    Capability, CapabilitySet, CommandId, ErrorCode, EventId, KeyId, RequestId, SandboxId, Secret, SessionId, ShareId, ShellId, Timestamp,
+    TokenId,
+    tags::{MAX_TAG_KEY, MAX_TAG_VALUE, MAX_TAGS},
+};
+
+/// What a thread id, a principal's name and the like are made of.
+pub const NO_CONTROL_CHARACTERS: &str = r"^[^\x00-\x1f\x7f-\x9f]+$";
+
+/// See [`crate::id::is_foreign_id`].
+pub fn foreign_id(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "minLength": 1, "maxLength": crate::id::MAX_FOREIGN_ID_CHARS, "pattern": NO_CONTROL_CHARACTERS })
+}
+
+pub fn maybe_foreign_id(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = foreign_id(generator);
+    schema.insert("type".to_owned(), serde_json::json!(["string", "null"]));
+    schema
+}
+
+/// A sandbox's name; see [`crate::sandbox::is_sandbox_name`].
+pub const SANDBOX_NAME: &str = "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}$";
+
+/// See [`crate::tags::check`].
+pub fn tags(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "maxProperties": MAX_TAGS,
+        "propertyNames": { "pattern": format!("^[A-Za-z0-9_./-]{{1,{MAX_TAG_KEY}}}$") },
+        "additionalProperties": { "type": "string", "maxLength": MAX_TAG_VALUE, "pattern": r"^[^\x00-\x1f\x7f-\x9f]*$" },
+    })
+}
 
 macro_rules! ids {
     ($($name:ident = $prefix:literal;)*) => {$(
@@ -26,6 +57,8 @@ ids! {
     RequestId = "req";
     KeyId = "key";
     ShellId = "sh";
+    ShareId = "shr";
+    EventId = "evt";
     CommandId = "cmd";
 }
 

@@ -4,7 +4,7 @@ use std::{borrow::Cow, fmt};
 
 use serde::{Deserialize, Serialize};
 
-use crate::key::API_KEY_PREFIX;
+use crate::key::{API_KEY_PREFIX, OPAQUE_TOKEN_PREFIX};
 
 /// How a JSON object in base64 begins, and so every token.
 const TOKEN_PREFIX: &str = "eyJ";
@@ -37,7 +37,7 @@ pub fn redact(text: &str) -> Cow<'_, str> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '~' | '+' | '=');
     let mut rest = text;
     let mut redacted = String::new();
-    while let Some(at) = [API_KEY_PREFIX, TOKEN_PREFIX].iter().filter_map(|prefix| rest.find(prefix)).min() {
+    while let Some(at) = [API_KEY_PREFIX, OPAQUE_TOKEN_PREFIX, TOKEN_PREFIX].iter().filter_map(|prefix| rest.find(prefix)).min() {
         let length = rest[at..].find(|c| !is_part(c)).unwrap_or(rest.len() - at);
         redacted.push_str(&rest[..at]);
         redacted.push_str(if length >= MIN_CREDENTIAL_CHARS { REDACTED } else { &rest[at..at + length] });

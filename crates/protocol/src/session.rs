@@ -17,6 +17,7 @@ pub enum Mode {
 
 /// What a session can belong to; `thread` is what a bare `thread_id` means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ScopeType {
     Thread,
@@ -43,6 +44,7 @@ impl ScopeType {
 
 /// Who may attach to a session or a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Access {
     /// Every principal of the workspace.
@@ -100,6 +102,7 @@ impl NegotiateRequest {
 
 /// The simple fields and the full ones together, so that either kind of client reads what it knows.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct NegotiateResponse {
     pub session_id: SessionId,
     /// The scope's id, whatever its type.
@@ -116,6 +119,7 @@ pub struct NegotiateResponse {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SandboxAddress {
     pub id: SandboxId,
     pub provider: String,
@@ -124,13 +128,17 @@ pub struct SandboxAddress {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Scope {
     #[serde(rename = "type")]
+    #[cfg_attr(feature = "schema", schemars(with = "ScopeType"))]
     pub kind: String,
+    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::foreign_id"))]
     pub id: String,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Binding {
     pub id: SessionId,
     pub scope: Scope,
@@ -141,12 +149,14 @@ pub struct Binding {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Dataplane {
     pub http_base_url: String,
     pub ws_base_url: String,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Credentials {
     pub token_type: String,
     pub access_token: Secret,
@@ -155,6 +165,7 @@ pub struct Credentials {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LeasePolicy {
     pub idle_timeout_seconds: u64,
     pub hard_ttl_seconds: u64,
@@ -162,6 +173,7 @@ pub struct LeasePolicy {
 
 /// Where a session or a sandbox is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     Provisioning,
@@ -197,6 +209,7 @@ impl State {
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RefreshRequest {
     /// Proof of possession: when sent, it must be this session's and this principal's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -207,9 +220,13 @@ pub struct RefreshRequest {
     /// Whether `current_token` ends soon after, instead of living out its time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rotate: Option<bool>,
+    /// `jwt` or `opaque`; that of `current_token` unless told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_format: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RefreshResponse {
     pub token: Secret,
     pub expires_at: Timestamp,
@@ -217,6 +234,7 @@ pub struct RefreshResponse {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HeartbeatResponse {
     pub lease_expires_at: Timestamp,
     pub state: State,
@@ -224,6 +242,7 @@ pub struct HeartbeatResponse {
 
 /// A session as a list shows it: no token, no URLs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SessionInfo {
     pub session_id: SessionId,
     /// The scope's id, whatever its type.
@@ -243,6 +262,7 @@ pub struct SessionInfo {
 
 /// One page of anything.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Page<T> {
     pub items: Vec<T>,
     pub next_cursor: Option<String>,

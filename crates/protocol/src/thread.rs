@@ -11,6 +11,7 @@ use crate::{
 
 /// What `POST` and `GET /threads/{thread_id}/sandbox` answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ThreadSandbox {
     pub sandbox_id: SandboxId,
     pub endpoints: Endpoints,
@@ -26,6 +27,7 @@ pub struct ThreadSandbox {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Endpoints {
     pub http: String,
     /// A terminal, at once.
@@ -51,11 +53,13 @@ impl From<NegotiateResponse> for ThreadSandbox {
 
 /// `GET /capabilities?thread_id=`: what a front end can reach for a thread, and with what.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Capabilities {
     pub services: BTreeMap<String, Service>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Service {
     /// Without `/v1` and without a slash at the end.
     pub url: String,
@@ -68,12 +72,14 @@ pub struct Service {
 
 /// What the signed notice to `POST /webhooks/threads` says.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ThreadNotice {
     pub event: ThreadEvent,
     pub thread_id: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum ThreadEvent {
     #[serde(rename = "thread.deleted")]
     Deleted,
@@ -83,6 +89,7 @@ pub enum ThreadEvent {
 
 /// Whether there was a session to end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct NoticeTaken {
     pub ended: bool,
 }

@@ -36,6 +36,24 @@ pub struct Claims {
     pub generation: u32,
     /// What it was issued under: revoking the grant ends every token of it.
     pub grant: String,
+    /// The token it was delegated from: it ends with that one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+    /// What else it ends with: its parent's own parents, and the share it came by.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub via: Vec<String>,
+    /// Set in a file link, which is good for this alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<LinkedFile>,
+}
+
+/// The one file a link is for, and what may be done with it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkedFile {
+    /// `GET` or `PUT`.
+    pub method: String,
+    /// As it stands in the link, after `/v1/files`.
+    pub path: String,
 }
 
 mod scope_words {

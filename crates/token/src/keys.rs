@@ -13,7 +13,10 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use zeroize::Zeroize;
 
-use crate::{Claims, verify::Header};
+use crate::{
+    Claims,
+    verify::{Header, LINK_TYP, TYP},
+};
 
 pub(crate) type HmacSha256 = Hmac<Sha256>;
 
@@ -116,7 +119,16 @@ impl SigningKey {
     }
 
     pub fn mint(&self, claims: &Claims) -> Secret {
-        let header = Header::new(self.alg(), &self.kid);
+        self.sign(claims, TYP)
+    }
+
+    /// A file link: what a verifier of tokens refuses by its type.
+    pub fn mint_link(&self, claims: &Claims) -> Secret {
+        self.sign(claims, LINK_TYP)
+    }
+
+    fn sign(&self, claims: &Claims, typ: &str) -> Secret {
+        let header = Header::new(self.alg(), &self.kid, typ);
         let part = |json: serde_json::Result<Vec<u8>>| URL_SAFE_NO_PAD.encode(json.expect("strings and numbers always serialise"));
         let signed = format!("{}.{}", part(serde_json::to_vec(&header)), part(serde_json::to_vec(claims)));
         let signature = match &self.key {

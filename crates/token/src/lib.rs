@@ -10,7 +10,7 @@ mod keys;
 mod revocation;
 mod verify;
 
-pub use claims::{Actor, Claims};
+pub use claims::{Actor, Claims, LinkedFile};
 pub use keys::{MasterKey, SigningKey, key_id};
 pub use revocation::RevocationView;
 pub use verify::{Keyset, LEEWAY_SECONDS, TokenError};

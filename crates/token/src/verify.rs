@@ -21,9 +21,13 @@ use crate::{Claims, key_id, keys::HmacSha256};
 pub const LEEWAY_SECONDS: i64 = 5;
 /// Longest token looked at: ours are below 1 KiB, and a longer one only costs time.
 const MAX_TOKEN_BYTES: usize = 4096;
+/// Longest file link looked at: it holds a path, which may have 4096 bytes and be three times that with its escapes.
+const MAX_LINK_BYTES: usize = 32 * 1024;
 /// Tokens whose signature is known to be good, so that it is checked once and not with every request. A sandbox has a handful in use.
 const MAX_KNOWN: usize = 64;
-const TYP: &str = "JWT";
+pub(crate) const TYP: &str = "JWT";
+/// The type of file links: never mistaken for tokens, because neither is accepted in the other's place.
+pub(crate) const LINK_TYP: &str = "cobox-file-link+jwt";
 
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Header {
@@ -36,8 +40,8 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    pub(crate) fn new(alg: Alg, kid: &str) -> Self {
-        Self { alg: alg_word(alg).to_owned(), typ: TYP.to_owned(), kid: kid.to_owned(), crit: None }
+    pub(crate) fn new(alg: Alg, kid: &str, typ: &str) -> Self {
+        Self { alg: alg_word(alg).to_owned(), typ: typ.to_owned(), kid: kid.to_owned(), crit: None }
     }
 }
 
@@ -121,7 +125,7 @@ impl Keyset {
         let claims = match known {
             Some(claims) => claims,
             None => {
-                let claims = self.verify_signature(token)?;
+                let claims = self.verify_signature(token, TYP)?;
                 let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
                 if known.len() >= MAX_KNOWN {
                     known.clear();
@@ -130,22 +134,24 @@ impl Keyset {
                 claims
             }
         };
-        if now.unix() >= claims.exp.saturating_add(LEEWAY_SECONDS) {
-            return Err(TokenError::Expired);
+        in_time(claims, now)
+    }
+
+    /// What a file link says. Not remembered: it is used once or twice.
+    pub fn verify_link(&self, link: &str, now: Timestamp) -> Result<Claims, TokenError> {
+        if link.len() > MAX_LINK_BYTES {
+            return Err(TokenError::Malformed);
         }
-        if now.unix() < claims.nbf.saturating_sub(LEEWAY_SECONDS) {
-            return Err(TokenError::NotYetValid);
-        }
-        Ok(claims)
+        in_time(self.verify_signature(link, LINK_TYP)?, now)
     }
 
     /// All that doesn't change with time.
-    fn verify_signature(&self, token: &str) -> Result<Claims, TokenError> {
+    fn verify_signature(&self, token: &str, typ: &str) -> Result<Claims, TokenError> {
         let (signed, signature) = token.rsplit_once('.').ok_or(TokenError::Malformed)?;
         let (header, payload) = signed.split_once('.').ok_or(TokenError::Malformed)?;
         let decode = |part: &str| URL_SAFE_NO_PAD.decode(part).map_err(|_| TokenError::Malformed);
         let header: Header = serde_json::from_slice(&decode(header)?).map_err(|_| TokenError::Malformed)?;
-        if header.typ != TYP || header.crit.is_some() {
+        if header.typ != typ || header.crit.is_some() {
             return Err(TokenError::Malformed);
         }
         let key = self.keys.get(&header.kid).ok_or(TokenError::UnknownKey)?;
@@ -176,4 +182,14 @@ impl Keyset {
         }
         Ok(claims)
     }
+}
+
+fn in_time(claims: Claims, now: Timestamp) -> Result<Claims, TokenError> {
+    if now.unix() >= claims.exp.saturating_add(LEEWAY_SECONDS) {
+        return Err(TokenError::Expired);
+    }
+    if now.unix() < claims.nbf.saturating_sub(LEEWAY_SECONDS) {
+        return Err(TokenError::NotYetValid);
+    }
+    Ok(claims)
 }

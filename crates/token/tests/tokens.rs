@@ -26,6 +26,9 @@ fn claims(aud: &SandboxId) -> Claims {
         act: Actor { kind: PrincipalKind::Human, id: "ada".into() },
         generation: 1,
         grant: "g".into(),
+        parent: None,
+        via: Vec::new(),
+        file: None,
     }
 }
 

@@ -12,7 +12,7 @@ use super::{path::query_values, read::read_piece};
 pub const REPR_DIGEST: HeaderName = HeaderName::from_static("repr-digest");
 const WANT_REPR_DIGEST: HeaderName = HeaderName::from_static("want-repr-digest");
 /// Hashed at once: large enough that the reading doesn't show.
-const PIECE_BYTES: u64 = 1024 * 1024;
+const PIECE_BYTES: usize = 1024 * 1024;
 
 /// Which hashes a request asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,9 +62,9 @@ pub fn of_bytes(bytes: &[u8], wanted: Wanted) -> String {
 /// The same for a file, in constant memory. `go_on` is asked between pieces; nothing comes back where it said no.
 pub fn of_file(file: &OwnedFd, wanted: Wanted, go_on: impl Fn() -> bool) -> io::Result<Option<String>> {
     let mut hashes = Hashes::new(wanted);
-    let mut at = 0;
+    let (mut at, mut piece) = (0, Vec::with_capacity(PIECE_BYTES));
     loop {
-        let piece = read_piece(file, at, PIECE_BYTES)?;
+        piece = read_piece(file, at, piece)?;
         if piece.is_empty() {
             return Ok(Some(hashes.finish()));
         }

@@ -251,13 +251,16 @@ impl<H> Pieces<H> {
     }
 
     async fn ask(&self) -> io::Result<oneshot::Receiver<io::Result<Vec<u8>>>> {
-        let (file, at, length) = (self.file.clone(), self.at, self.left.min(PIECE_BYTES));
-        self.store.workers.submit(move |_| read_piece(&file, at, length)).await.map_err(io::Error::other)
+        let (file, at) = (self.file.clone(), self.at);
+        // Allocated here, where it is freed: else each worker's arena would come to keep a piece's memory of its own.
+        let piece = Vec::with_capacity(self.left.min(PIECE_BYTES) as usize);
+        self.store.workers.submit(move |_| read_piece(&file, at, piece)).await.map_err(io::Error::other)
     }
 }
 
-pub fn read_piece(file: &OwnedFd, at: u64, length: u64) -> io::Result<Vec<u8>> {
-    let mut piece = Vec::with_capacity(usize::try_from(length).map_err(io::Error::other)?);
+/// Fills the piece's capacity, or less where the file ends.
+pub fn read_piece(file: &OwnedFd, at: u64, mut piece: Vec<u8>) -> io::Result<Vec<u8>> {
+    piece.clear();
     rustix::io::retry_on_intr(|| rustix::io::pread(file, rustix::buffer::spare_capacity(&mut piece), at))?;
     Ok(piece)
 }

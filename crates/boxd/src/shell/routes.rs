@@ -54,6 +54,8 @@ pub async fn end(State(server): State<Arc<Server>>, _caller: Caller<Shell>, Path
     let mut exit = shell.exit.subscribe();
     // An error is boxd's own end.
     let _ = exit.wait_for(Option::is_some).await;
+    // What it started is ended by another task too, which may still be at it.
+    shell.terminal.program.kill_tree().await;
     Ok(StatusCode::NO_CONTENT)
 }
 

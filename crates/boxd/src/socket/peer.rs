@@ -31,6 +31,8 @@ pub struct Peer<'a, S> {
     pub record: &'a RequestRecord,
     pub out: Out,
     stream: &'a mut Stream,
+    /// An answer that still has to find a place on the way out.
+    answer: Option<Message>,
     token: &'a watch::Sender<Arc<Claims>>,
     open: &'a OpenStream,
     needs: cobox_protocol::Capability,
@@ -80,12 +82,19 @@ impl Out {
 }
 
 impl<S: DeserializeOwned> Peer<'_, S> {
-    /// The next frame that is the conversation's own: pings are answered and fresh tokens taken on the way. May be dropped while it waits.
+    /// The next frame that is the conversation's own: pings are answered and fresh tokens taken on the way. May be dropped while it waits:
+    /// an answer without a place yet is sent by the next call.
     pub async fn next(&mut self) -> Result<ClientFrame<S>, End> {
         loop {
+            if self.answer.is_some() {
+                let mut permit = Some(self.out.permit().await?);
+                if let Some(answer) = self.answer.take() {
+                    self.out.send_with(&mut permit, answer);
+                }
+            }
             match receive(self.stream.next().await)? {
-                Received::Frame(ClientFrame::Auth { token }) => self.renew(token.expose()).await?,
-                Received::Frame(ClientFrame::Ping { id }) => self.out.send(&ServerFrame::<()>::Pong { id }).await?,
+                Received::Frame(ClientFrame::Auth { token }) => self.answer = Some(self.renew(token.expose())),
+                Received::Frame(ClientFrame::Ping { id }) => self.answer = Some(encode(&ServerFrame::<()>::Pong { id })),
                 Received::Frame(ClientFrame::Close) => return Err(End::normal()),
                 Received::Frame(frame) => return Ok(frame),
                 Received::Nothing => {}
@@ -99,7 +108,7 @@ impl<S: DeserializeOwned> Peer<'_, S> {
     }
 
     /// A fresh token of the same principal and session takes over; any other changes nothing, and the old one's end stays the end.
-    async fn renew(&self, token: &str) -> Result<(), End> {
+    fn renew(&self, token: &str) -> Message {
         let known = self.claims();
         let renewed = self.server.authority.authorize_token(token, self.needs).and_then(|fresh| {
             let is_same = fresh.sub == known.sub && fresh.sid == known.sid;
@@ -112,9 +121,9 @@ impl<S: DeserializeOwned> Peer<'_, S> {
                 let fresh = Arc::new(fresh);
                 self.open.renew(fresh.clone());
                 self.token.send_replace(fresh.clone());
-                self.out.send(&auth_ok(&fresh)).await
+                encode(&auth_ok(&fresh))
             }
-            Err(error) => self.out.complain(&error).await,
+            Err(error) => self.out.complaint(&error),
         }
     }
 }
@@ -149,7 +158,7 @@ pub async fn converse<C: Conversation>(
         }
     });
     let talk = async {
-        let mut peer = Peer { server, record, out, stream, token: &token, open, needs: C::NEEDS, start: PhantomData };
+        let mut peer = Peer { server, record, out, stream, answer: None, token: &token, open, needs: C::NEEDS, start: PhantomData };
         // By the end of this block the last way out is dropped, and the writer sees the end of its frames.
         conversation.hold(&mut peer).await.err().unwrap_or_else(End::normal)
     };

@@ -2,7 +2,6 @@
 //!
 //! `make openapi` writes it.
 
-mod operation;
 mod routes;
 #[path = "../support/mod.rs"]
 mod support;
@@ -12,98 +11,53 @@ use std::{
     path::PathBuf,
 };
 
+use cobox_openapi::{Document, Operation, assert_checked_in, assert_sound};
+use cobox_protocol::{Capability, route::ROUTES};
 use http::Method;
 use serde_json::{Value, json};
 
-use self::{
-    operation::{Operation, Schemas},
-    support::TestBoxd,
-};
+use self::support::TestBoxd;
 
-/// Set, the test writes the document instead of comparing it.
-const WRITE: &str = "COBOX_WRITE_OPENAPI";
 const ABOUT: &str = "What a human's and an agent's client say to boxd, the daemon inside a sandbox. Every error has the same envelope, but on the \
 `langsmith` routes, which have that SDK's. Every answer has `X-Request-Id`. Names that are not UTF-8 are percent-encoded in URLs and come beside \
 the text as `…_b64` in JSON.";
 
 fn document() -> Value {
-    let mut schemas = Schemas::default();
-    let mut paths: BTreeMap<&str, BTreeMap<&str, Value>> = BTreeMap::new();
-    for operation in routes::all() {
-        let twice = paths.entry(operation.path).or_default().insert(operation.method, operation.render(&mut schemas));
-        assert!(twice.is_none(), "{} {} is in the table twice", operation.method, operation.path);
-    }
-    let (schemas, refusals) = schemas.into_components();
-    json!({
-        "openapi": "3.1.0",
-        "info": { "title": "boxd", "version": "1", "description": ABOUT, "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" } },
-        "servers": [{
+    let document = Document {
+        title: "boxd",
+        about: ABOUT,
+        server: json!({
             "url": "{dataplane}",
             "description": "As the broker told it, without its `/v1`.",
             "variables": { "dataplane": { "default": "http://127.0.0.1:7717/dp/sb_00000000000000000000000000" } },
-        }],
-        "tags": [
-            { "name": "health" },
-            { "name": "exec", "description": "Commands and what runs." },
-            { "name": "shells", "description": "Terminals that human and agent share." },
-            { "name": "files", "description": "Files, one or many." },
-            { "name": "tree", "description": "The file system around them." },
-            { "name": "langsmith", "description": "The LangSmith sandbox SDK's own routes." },
+        }),
+        tags: &[
+            ("health", "Whether it answers."),
+            ("exec", "Commands and what runs."),
+            ("shells", "Terminals that human and agent share."),
+            ("files", "Files, one or many."),
+            ("tree", "The file system around them."),
+            ("langsmith", "The LangSmith sandbox SDK's own routes."),
         ],
-        "security": [{ "token": [] }],
-        "paths": paths,
-        "components": {
-            "schemas": schemas,
-            "responses": refusals,
-            "securitySchemes": {
-                "token": {
-                    "type": "http", "scheme": "bearer", "bearerFormat": "JWT",
-                    "description": "A sandbox's token from the broker; the words of a requirement are the capabilities it must have.",
-                },
+        security: json!([{ "token": [] }]),
+        security_schemes: json!({
+            "token": {
+                "type": "http", "scheme": "bearer", "bearerFormat": "JWT",
+                "description": "A sandbox's token from the broker; the words of a requirement are the capabilities it must have.",
             },
-        },
-    })
-}
-
-fn file() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../openapi/boxd.json")
+        }),
+    };
+    document.render(&routes::all())
 }
 
 #[test]
 fn the_document_that_is_checked_in_is_what_the_code_says() {
-    let made = serde_json::to_string_pretty(&document()).unwrap() + "\n";
-    if std::env::var_os(WRITE).is_some() {
-        std::fs::write(file(), &made).unwrap();
-    }
-    let kept = std::fs::read_to_string(file()).unwrap_or_default();
-    let differs = made.lines().zip(kept.lines()).position(|(made, kept)| made != kept);
-    assert!(made == kept, "openapi/boxd.json is not what the code says (line {differs:?}); run `make openapi` and look at the difference");
+    assert_checked_in(&document(), &PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../openapi/boxd.json"));
 }
 
 #[test]
 fn every_reference_leads_somewhere_and_every_name_is_used_once() {
-    fn references<'a>(value: &'a Value, found: &mut BTreeSet<&'a str>) {
-        match value {
-            Value::Object(fields) => fields.iter().for_each(|(name, value)| match value {
-                Value::String(target) if name == "$ref" => drop(found.insert(target)),
-                other => references(other, found),
-            }),
-            Value::Array(items) => items.iter().for_each(|item| references(item, found)),
-            _ => {}
-        }
-    }
-    let document = document();
-    let mut found = BTreeSet::new();
-    references(&document, &mut found);
-    for target in found {
-        assert!(document.pointer(target.trim_start_matches('#')).is_some(), "{target}");
-    }
-    let mut ids = BTreeSet::new();
-    for (path, operations) in document["paths"].as_object().unwrap() {
-        for (method, operation) in operations.as_object().unwrap() {
-            assert!(ids.insert(operation["operationId"].as_str().unwrap()), "{method} {path} has another's operationId");
-        }
-    }
+    assert_sound(&document());
 }
 
 /// The methods of each path, as the router has them: a path is asked for with a method nobody has, and answers with those it takes.
@@ -154,6 +108,19 @@ async fn the_routes_of_the_router_and_of_the_document_are_the_same() {
     let imagined: Vec<_> = documented.difference(&real).collect();
     assert!(undocumented.is_empty(), "add to tests/openapi/routes: {undocumented:?}");
     assert!(imagined.is_empty(), "no such route: {imagined:?}");
+}
+
+#[test]
+fn the_routes_everybody_knows_are_these_with_what_they_need() {
+    let known: BTreeSet<_> =
+        ROUTES.iter().map(|r| (r.template.to_owned(), r.method.to_ascii_lowercase(), r.needs.to_vec())).map(plain).collect();
+    let documented: BTreeSet<_> =
+        routes::all().iter().map(|o| (o.path.to_owned(), o.method.to_owned(), o.needed().to_vec())).map(plain).collect();
+    assert_eq!(known, documented, "crates/protocol/src/route.rs and tests/openapi/routes say the same");
+}
+
+fn plain((path, method, needs): (String, String, Vec<Capability>)) -> (String, String, Vec<&'static str>) {
+    (path, method, needs.into_iter().map(Capability::word).collect())
 }
 
 #[tokio::test]

@@ -176,6 +176,9 @@ impl TestBoxd {
             act: Actor { kind: cobox_protocol::key::PrincipalKind::Human, id: "ada".into() },
             generation: 1,
             grant: "grant-1".into(),
+            parent: None,
+            via: Vec::new(),
+            file: None,
         }
     }
 

@@ -4,7 +4,8 @@ use cobox_protocol::{ApiError, CapabilitySet, ErrorCode, key::PrincipalKind, ses
 use cobox_token::Actor;
 use serde::Serialize;
 
-use super::model::{Bound, Caller, Principal, Sandbox, Session};
+use super::model::{Caller, Principal, Sandbox, Session};
+use crate::policy::Policy;
 
 /// Anything with a workspace, an owner and an access rule.
 pub trait Owned {
@@ -46,14 +47,10 @@ pub fn may_use(principal: &Principal, thing: &impl Owned) -> Result<(), ApiError
     match thing.access() {
         Access::Workspace => Ok(()),
         Access::Owner if is_owner(principal, thing) || principal.is_operator() => Ok(()),
-        Access::Owner => Err(ApiError::new(ErrorCode::Forbidden, "only the one who made it and operators may use it")),
+        Access::Owner => {
+            Err(ApiError::new(ErrorCode::Forbidden, "only the one who made it, those it was shared with and operators may use it"))
+        }
     }
-}
-
-/// Through a session one comes to its sandbox, which may be somebody's alone.
-pub fn may_use_bound(principal: &Principal, bound: &Bound) -> Result<(), ApiError> {
-    may_use(principal, &bound.session)?;
-    may_use(principal, &bound.sandbox)
 }
 
 pub fn may_end(principal: &Principal, thing: &impl Owned) -> Result<(), ApiError> {
@@ -112,22 +109,32 @@ pub struct Requested<'a> {
 }
 
 /// Requested ∩ policy for the actor; nothing requested means the policy's default.
-pub fn grant(caller: &Caller, requested: Option<Requested>) -> Result<CapabilitySet, ApiError> {
-    let actor = &caller.actor;
-    let policy = match actor.kind {
-        PrincipalKind::Agent => CapabilitySet::AGENT_DEFAULT,
-        PrincipalKind::Human | PrincipalKind::Operator => CapabilitySet::HUMAN_DEFAULT,
+pub fn grant(policy: &Policy, caller: &Caller, requested: Option<Requested>) -> Result<CapabilitySet, ApiError> {
+    let (field, granted) = match requested {
+        None => ("nothing was asked for, and by default", policy.default_grant(&caller.subject())),
+        Some(Requested { field, words }) => {
+            let wished = CapabilitySet::parse(words).map_err(|e| ApiError::invalid(format!("{field}: {e}")))?;
+            (field, wished.intersection(policy.allowed(&caller.subject())))
+        }
     };
-    let Some(Requested { field, words }) = requested else { return Ok(policy) };
-    let wished = CapabilitySet::parse(words).map_err(|e| ApiError::invalid(format!("{field}: {e}")))?;
-    let granted = wished.intersection(policy);
-    if granted.is_empty() {
-        return Err(ApiError::new(
-            ErrorCode::CapabilityDenied,
-            format!("{field}: none of them is allowed for {} {}; allowed are {policy:?}", actor.kind.word(), actor.id),
-        ));
+    must_be_some(policy, caller, field, granted)
+}
+
+/// What a token had, as far as the policy still allows it.
+pub fn renew(policy: &Policy, caller: &Caller, had: CapabilitySet) -> Result<CapabilitySet, ApiError> {
+    must_be_some(policy, caller, "of what the token allowed", had.intersection(policy.allowed(&caller.subject())))
+}
+
+fn must_be_some(policy: &Policy, caller: &Caller, field: &str, granted: CapabilitySet) -> Result<CapabilitySet, ApiError> {
+    if !granted.is_empty() {
+        return Ok(granted);
     }
-    Ok(granted)
+    let (actor, allowed) = (&caller.actor, policy.allowed(&caller.subject()));
+    let message = match allowed.is_empty() {
+        true => format!("{field}: the policy allows {} {} nothing", actor.kind.word(), actor.id),
+        false => format!("{field}: none is allowed for {} {}; allowed are {allowed:?}", actor.kind.word(), actor.id),
+    };
+    Err(ApiError::new(ErrorCode::CapabilityDenied, message))
 }
 
 #[cfg(test)]
@@ -145,9 +152,9 @@ mod tests {
         let agent = caller(PrincipalKind::Agent);
         let ask = |words: &[&str]| {
             let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
-            grant(&agent, Some(Requested { field: "scopes", words: &words }))
+            grant(&Policy::default(), &agent, Some(Requested { field: "scopes", words: &words }))
         };
-        assert_eq!(grant(&agent, None).unwrap(), CapabilitySet::AGENT_DEFAULT);
+        assert_eq!(grant(&Policy::default(), &agent, None).unwrap(), CapabilitySet::AGENT_DEFAULT);
         assert_eq!(ask(&["fs:rw", "shell"]).unwrap().words(), ["fs_read", "fs_write", "shell_observe"]);
         assert_eq!(ask(&["ports"]).unwrap_err().code, ErrorCode::CapabilityDenied);
         let unknown = ask(&["root"]).unwrap_err();
@@ -167,7 +174,7 @@ mod tests {
         }
         let helper = acting(Human, Agent, Some("helper")).unwrap();
         assert_eq!((helper.principal.name.as_str(), helper.actor.id.as_str()), ("n", "helper"));
-        assert_eq!(grant(&helper, None).unwrap(), CapabilitySet::AGENT_DEFAULT);
+        assert_eq!(grant(&Policy::default(), &helper, None).unwrap(), CapabilitySet::AGENT_DEFAULT);
         assert_eq!(acting(Human, Human, Some("another")).unwrap_err().code, ErrorCode::Forbidden);
     }
 }

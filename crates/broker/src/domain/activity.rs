@@ -64,7 +64,7 @@ impl Activity {
 
     /// What is due to be written.
     pub fn due(&self, now: Timestamp) -> Note {
-        Note { sandboxes: due(&self.sandboxes, now, WRITE_EVERY), keys: due(&self.keys, now, WRITE_KEYS_EVERY), audit: Vec::new() }
+        Note { sandboxes: due(&self.sandboxes, now, WRITE_EVERY), keys: due(&self.keys, now, WRITE_KEYS_EVERY), ..Note::default() }
     }
 
     /// Forgets what no longer runs and keys that weren't used lately: the store has it all.

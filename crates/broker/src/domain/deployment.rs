@@ -17,6 +17,7 @@ use super::{
 use crate::{
     clock::Clock,
     config::Config,
+    policy::{Lifetimes, Policy, PolicySource, Subject},
     store::{Ending, Store, StoreError},
 };
 
@@ -28,6 +29,7 @@ pub struct Deployment {
     pub provider: Arc<dyn Provider>,
     pub clock: Arc<dyn Clock>,
     pub tokens: Tokens,
+    pub policy: Arc<PolicySource>,
     /// One data directory is one node.
     pub node: String,
     pub nodes: Nodes,
@@ -40,12 +42,19 @@ impl Deployment {
         self.clock.now()
     }
 
-    /// Where the sandbox's own node serves it.
+    /// Where clients with a token reach the sandbox: by itself where its provider says so, else through its node's gateway. Another
+    /// node's provider isn't asked: that node's gateway is right for all of its sandboxes.
     pub fn dataplane(&self, sandbox: &Sandbox) -> Dataplane {
-        let http_base_url = format!("{}/dp/{}/v1", self.nodes.url_of(&sandbox.node), sandbox.id);
-        // http → ws, https → wss.
-        let ws_base_url = http_base_url.replacen("http", "ws", 1);
-        Dataplane { http_base_url, ws_base_url }
+        let is_here = sandbox.node == self.node && sandbox.is_running();
+        match is_here.then(|| self.provider.direct_url(&sandbox.id)).flatten() {
+            Some(direct) => at(&direct),
+            None => self.gateway(sandbox),
+        }
+    }
+
+    /// Where clients with nothing but an API key reach it: a key never goes to a sandbox.
+    pub fn gateway(&self, sandbox: &Sandbox) -> Dataplane {
+        at(&self.nodes.url_of(&sandbox.node, &sandbox.id))
     }
 
     pub fn address(&self, sandbox: &Sandbox) -> SandboxAddress {
@@ -53,8 +62,20 @@ impl Deployment {
         SandboxAddress { id: sandbox.id.clone(), provider: sandbox.provider.clone(), http_base_url, ws_base_url }
     }
 
+    /// What is allowed now; one look at it for one decision.
+    pub fn policy(&self) -> Arc<Policy> {
+        self.policy.current()
+    }
+
+    /// How long a sandbox lives, which follows its owner.
+    pub fn lifetimes(&self, sandbox: &Sandbox) -> Lifetimes {
+        let kind = sandbox.owner_kind;
+        let owner = Subject { workspace: &sandbox.workspace, principal: &sandbox.owner, kind, acting: kind };
+        self.policy().lifetimes(&owner, &self.config)
+    }
+
     pub fn lease_end(&self, sandbox: &Sandbox) -> Timestamp {
-        sandbox.last_active_at.plus(self.config.lease())
+        sandbox.last_active_at.plus(self.lifetimes(sandbox).lease)
     }
 
     /// An ending now; what it revokes can't be of use to anybody later.
@@ -62,6 +83,13 @@ impl Deployment {
         let now = self.now();
         Ending { now, reason: reason.into(), revoke_until: now.plus(LONGEST_TOKEN_LIFE), audit }
     }
+}
+
+fn at(base: &str) -> Dataplane {
+    let http_base_url = format!("{base}/v1");
+    // http → ws, https → wss.
+    let ws_base_url = http_base_url.replacen("http", "ws", 1);
+    Dataplane { http_base_url, ws_base_url }
 }
 
 /// The caller learns that it isn't their fault; the log learns what it was.

@@ -19,6 +19,7 @@ use super::{
     keys::Keys,
     model::{Bound, Sandbox, Session},
     sessions::expired,
+    shares::enter,
 };
 use crate::store::{EventBounds, Hint};
 
@@ -130,19 +131,20 @@ impl Events {
                 let caller = self.keys.authenticate(key).await?;
                 let not_found = || ApiError::new(ErrorCode::SessionNotFound, format!("there is no session {id}"));
                 let bound = found.filter(|b| access::is_visible(&caller.principal, &b.session)).ok_or_else(not_found)?;
-                access::may_use_bound(&caller.principal, &bound)?;
-                Ok((bound, access::grant(&caller, None)?))
+                let entry = enter(d, &caller.principal, &bound.session, &bound.sandbox).await?;
+                let capabilities = entry.bound(access::grant(&d.policy(), &caller, None)?)?;
+                Ok((bound, capabilities))
             }
             Credential::Token(token) => {
                 let refused = || ApiError::new(ErrorCode::Unauthenticated, "the token is for another session");
                 let bound = found.ok_or_else(refused)?;
-                let revoked = d.store.revocations(&bound.sandbox, d.now()).await.map_err(internal)?;
-                let claims = d.tokens.verify(&bound.sandbox, token, &revoked, d.now())?;
+                let claims = d.claims_of(&bound.sandbox, token).await?;
                 if claims.sid.as_deref() != Some(id.as_str()) {
                     return Err(refused());
                 }
                 Ok((bound, claims.scope))
             }
+            Credential::Link(_) => Err(ApiError::new(ErrorCode::Unauthenticated, "a file link opens one file and nothing else")),
         }
     }
 

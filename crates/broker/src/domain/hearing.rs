@@ -57,7 +57,8 @@ async fn look_at(lifecycle: &Arc<Lifecycle>, id: &SandboxId) -> Result<(), ApiEr
     if sandbox.is_running() {
         let revocations = d.store.revocations(&sandbox, d.now()).await.map_err(internal)?;
         let revocations = (revocations.sequence, revocations.last_start);
-        if lifecycle.told(id).is_none_or(|told| told.revocations != revocations) {
+        let keys = (sandbox.keys_from(d.now()), sandbox.generation);
+        if lifecycle.told(id).is_none_or(|told| told.revocations != revocations || told.keys != keys) {
             lifecycle.tell(id).await?;
         }
     }

@@ -65,6 +65,8 @@ pub struct Told {
     /// Sequence and last start of the revocations it knows.
     pub revocations: (u64, i64),
     pub is_disk_full: bool,
+    /// The oldest and the newest generation of its key that it takes.
+    pub keys: (u32, u32),
 }
 
 impl Lifecycle {
@@ -274,7 +276,7 @@ impl Lifecycle {
     async fn end_instead(&self, begun: &Sandbox, reason: &str) -> Outcome {
         let d = &self.deployment;
         let now = d.now();
-        let is_over = self.lease_end(begun) <= now || begun.active_until(now) >= d.config.hard_ttl();
+        let is_over = self.lease_end(begun) <= now || begun.active_until(now) >= d.lifetimes(begun).hard_ttl;
         if !is_over && d.provider.is_running(&begun.id).await {
             let running = Sandbox { intent: None, ..begun.clone() };
             d.store.replace_sandbox(begun, &running, None).await.map_err(internal)?;
@@ -352,6 +354,17 @@ impl Lifecycle {
         Ok(())
     }
 
+    /// As [`Lifecycle::tell`], waited for so long and no longer; it goes on, and the reaper tells it again if need be.
+    pub async fn tell_soon(self: &Arc<Self>, id: &SandboxId, wait: Duration) {
+        let (this, id) = (self.clone(), id.clone());
+        let telling = self.deployment.background.spawn(async move {
+            if let Err(error) = this.tell(&id).await {
+                tracing::warn!(sandbox = %id, %error, "a sandbox was not told; it is tried again");
+            }
+        });
+        let _ = tokio::time::timeout(wait, telling).await;
+    }
+
     /// Lets boxd tell whoever is connected why it ends. A courtesy: nothing waits for it long, nothing depends on it.
     async fn announce(&self, sandbox: &Sandbox, ending: Ending) {
         let provider = &*self.deployment.provider;
@@ -408,11 +421,12 @@ impl Lifecycle {
             lease_end: self.lease_end(sandbox),
             revocations: (revocations.sequence, revocations.last_start),
             is_disk_full: self.is_disk_full(&sandbox.id),
+            keys: (sandbox.keys_from(at), sandbox.generation),
         };
         let state = ControlState {
             version: self.next_version(),
             issuer: ISSUER.to_owned(),
-            keys: d.tokens.verify_keys(sandbox),
+            keys: d.tokens.verify_keys(sandbox, at),
             revoked: revocations.list,
             lease_expires_at: told.lease_end,
             disk_full: told.is_disk_full,
@@ -431,7 +445,7 @@ impl Lifecycle {
 
     /// From the last use known here, which the store may not have yet.
     pub fn lease_end(&self, sandbox: &Sandbox) -> Timestamp {
-        self.last_use(sandbox).plus(self.deployment.config.lease())
+        self.last_use(sandbox).plus(self.deployment.lifetimes(sandbox).lease)
     }
 
     pub fn last_use(&self, sandbox: &Sandbox) -> Timestamp {

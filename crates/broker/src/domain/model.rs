@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use cobox_protocol::{
-    KeyId, SandboxId, SessionId, Timestamp,
+    CapabilitySet, KeyId, SandboxId, SessionId, ShareId, Timestamp,
     key::PrincipalKind,
     session::{Access, Scope, ScopeType, State},
 };
 use cobox_token::Actor;
+
+use crate::policy::Subject;
 
 /// Who calls the broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +36,26 @@ pub struct ApiKey {
     pub expires_at: Option<Timestamp>,
     pub last_used_at: Option<Timestamp>,
     pub revoked_at: Option<Timestamp>,
+    /// It stands for somebody whom an issuer vouches for, and has no secret of ours.
+    pub identity: Option<Identity>,
+}
+
+/// Somebody as an OIDC issuer knows them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub issuer: String,
+    pub subject: String,
+}
+
+/// What is known of a principal.
+#[derive(Clone, Debug)]
+pub struct PrincipalRecord {
+    pub principal: Principal,
+    pub created_at: Timestamp,
+    pub valid_keys: u64,
+    pub last_used_at: Option<Timestamp>,
+    pub disabled_at: Option<Timestamp>,
+    pub disabled_by: Option<String>,
 }
 
 /// A principal that has shown a good key.
@@ -44,12 +66,20 @@ pub struct Caller {
     pub key: KeyId,
     /// As whom it acts: itself, unless it asked to be less.
     pub actor: Actor,
+    /// When what it showed stops being good: no token issued under it lives longer.
+    pub until: Option<Timestamp>,
 }
 
 impl Caller {
     pub fn new(principal: Principal, key: KeyId) -> Self {
         let actor = Actor { kind: principal.kind, id: principal.name.clone() };
-        Self { principal, key, actor }
+        Self { principal, key, actor, until: None }
+    }
+
+    /// As the policy knows it.
+    pub fn subject(&self) -> Subject<'_> {
+        let Principal { workspace, name, kind } = &self.principal;
+        Subject { workspace, principal: name, kind: *kind, acting: self.actor.kind }
     }
 }
 
@@ -82,10 +112,17 @@ pub struct Sandbox {
     pub workspace: String,
     pub name: Option<String>,
     pub owner: String,
+    /// What the owner is: how long it lives depends on it.
+    pub owner_kind: PrincipalKind,
     pub access: Access,
     pub provider: String,
     pub node: String,
+    /// Of its token key.
     pub generation: u32,
+    /// Older ones whose tokens still count, after a graceful rotation.
+    pub old_keys: Option<OldKeys>,
+    /// Generations below were derived from the master key before this one.
+    pub master_from: u32,
     pub state: State,
     pub intent: Option<Intent>,
     /// Why it stands still or failed.
@@ -100,7 +137,19 @@ pub struct Sandbox {
     pub ended_at: Option<Timestamp>,
 }
 
+/// Generations that are being let go: from this one on, until then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OldKeys {
+    pub from: u32,
+    pub until: Timestamp,
+}
+
 impl Sandbox {
+    /// The oldest generation whose tokens count.
+    pub fn keys_from(&self, now: Timestamp) -> u32 {
+        self.old_keys.filter(|old| now < old.until).map_or(self.generation, |old| old.from.min(self.generation))
+    }
+
     pub fn is_running(&self) -> bool {
         matches!(self.state, State::Active | State::Idle)
     }
@@ -161,6 +210,36 @@ impl Session {
     /// The thread it is for, if it is for one.
     pub fn thread(&self) -> Option<&str> {
         (self.scope_type == ScopeType::Thread.word()).then_some(self.scope_id.as_str())
+    }
+}
+
+/// What lets another principal into a session, and with which capabilities at most.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Tokens that came by it end with it.
+    pub id: ShareId,
+    pub workspace: String,
+    pub session: SessionId,
+    pub principal: String,
+    pub capabilities: CapabilitySet,
+    pub shared_by: String,
+    pub created_at: Timestamp,
+    pub expires_at: Option<Timestamp>,
+}
+
+impl Share {
+    pub fn is_over(&self, now: Timestamp) -> bool {
+        self.expires_at.is_some_and(|at| at <= now)
+    }
+
+    /// Whether whoever came by the other one has all of it by this one too.
+    pub fn includes(&self, other: &Share) -> bool {
+        let lasts = match (self.expires_at, other.expires_at) {
+            (None, _) => true,
+            (Some(mine), Some(others)) => mine >= others,
+            (Some(_), None) => false,
+        };
+        lasts && other.capabilities.is_subset(self.capabilities)
     }
 }
 

@@ -15,11 +15,16 @@ use super::{
     access::{self, ActorWish, Requested},
     audit::AuditRecord,
     deployment::internal,
+    issue::{TokenFormat, TokenWish},
     model::{Bound, Caller, Sandbox, Session},
     sandboxes,
     sessions::{Asking, Sessions, expired, new_sandbox},
+    shares::enter,
 };
-use crate::store::{EnsureWish, Ensured, Idempotency};
+use crate::{
+    policy::Policy,
+    store::{EnsureWish, Ensured, Idempotency},
+};
 
 /// How often a session or a sandbox that ends, or a name that is taken, under a caller's hands is looked for anew.
 const ATTEMPTS: usize = 3;
@@ -50,13 +55,6 @@ pub struct Negotiation {
     pub provider_preference: Option<String>,
     pub template: Option<String>,
     pub token_format: TokenFormat,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TokenFormat {
-    Jwt,
-    Opaque,
 }
 
 impl Negotiation {
@@ -116,12 +114,18 @@ impl Negotiation {
                 cut(wished)
             )));
         }
-        if let Some(template) = &self.template {
-            return Err(ApiError::invalid(format!("template: there is no template `{}`; leave it out", cut(template))));
+        Ok(())
+    }
+
+    /// What the policy says about what is named.
+    fn check_allowed(&self, policy: &Policy, caller: &Caller) -> Result<(), ApiError> {
+        if let Some(provider) = self.provider_preference.as_deref().filter(|p| *p != ANY_PROVIDER) {
+            policy.check_provider(&caller.subject(), provider)?;
         }
-        // Whoever makes opaque tokens makes them in `Sessions::issue`, and takes this away.
-        if self.token_format == TokenFormat::Opaque {
-            return Err(ApiError::invalid("token_format: `opaque` is not supported by this version; use `jwt` or leave it out"));
+        if let Some(template) = &self.template {
+            // First whether it may be used, so that who may not doesn't learn whether it is there.
+            policy.check_template(&caller.subject(), template)?;
+            return Err(ApiError::invalid(format!("template: there is no template `{}`; leave it out", cut(template))));
         }
         Ok(())
     }
@@ -139,16 +143,22 @@ impl Negotiation {
 impl Sessions {
     pub async fn negotiate(&self, asking: &Asking<'_>, wish: &Negotiation, key: Option<&str>) -> Result<NegotiateResponse, ApiError> {
         wish.check(self.deployment.provider.name())?;
+        if key.is_some_and(|key| !is_foreign_id(key)) {
+            return Err(ApiError::invalid("Idempotency-Key: must have 1 to 256 characters"));
+        }
         let caller = access::act(asking.caller, wish.actor.as_ref())?;
         let asking = &Asking { caller: &caller, ..*asking };
-        let capabilities = access::grant(&caller, wish.requested()?)?;
+        let policy = self.deployment.policy();
+        wish.check_allowed(&policy, &caller)?;
+        let capabilities = access::grant(&policy, &caller, wish.requested()?)?;
         let mut attempt = 1;
         loop {
             let found = match wish.mode {
                 Mode::Get => self.of_scope(&caller, &wish.scope).await?,
                 Mode::Ensure | Mode::CreateOnly => self.ensure(asking, wish, key).await?,
             };
-            access::may_use_bound(&caller.principal, &found)?;
+            let entry = enter(&self.deployment, &caller.principal, &found.session, &found.sandbox).await?;
+            let capabilities = entry.bound(capabilities)?;
             self.must_be(&caller, wish.sandbox.as_deref(), &found.sandbox).await?;
             if let Some(name) = wish.name.as_deref().filter(|n| Some(*n) != found.sandbox.name.as_deref()) {
                 return Err(bound_elsewhere(&found.sandbox, name));
@@ -156,7 +166,9 @@ impl Sessions {
             match self.lifecycle.bring_up_found(found.sandbox, asking.wait).await {
                 Ok(sandbox) => {
                     let bound = Bound { session: found.session, sandbox };
-                    return self.answer(asking, bound, capabilities, wish.ttl).await;
+                    let token =
+                        TokenWish { ttl: wish.ttl, format: wish.token_format, lineage: entry.lineage(), ..TokenWish::new(capabilities) };
+                    return self.answer(asking, bound, token).await;
                 }
                 // It ended after it was found.
                 Err(e) if e.code == ErrorCode::SessionExpired && wish.mode != Mode::Get && attempt < ATTEMPTS => attempt += 1,
@@ -188,9 +200,9 @@ impl Sessions {
         if key.is_none()
             && let Some(bound) = d.store.session_of(&principal.workspace, &wish.scope.kind, &wish.scope.id).await.map_err(internal)?
         {
-            return if must_create { Err(self.conflict(asking.caller, &bound)) } else { Ok(bound) };
+            return if must_create { Err(self.conflict(asking.caller, &bound).await) } else { Ok(bound) };
         }
-        let quota = d.config.max_sandboxes_per_workspace;
+        let quota = d.policy().quota(&asking.caller.subject(), &d.config);
         for _ in 0..ATTEMPTS {
             let (fresh, is_attaching) = self.fresh(asking.caller, wish).await?;
             let audit =
@@ -199,7 +211,7 @@ impl Sessions {
             let tags = wish.all_tags(asking);
             let wished = EnsureWish { fresh, is_attaching, must_create, tags, quota, idempotency, audit };
             return match d.store.ensure(&wished).await.map_err(internal)? {
-                Ensured::Existing(bound) if must_create => Err(self.conflict(asking.caller, &bound)),
+                Ensured::Existing(bound) if must_create => Err(self.conflict(asking.caller, &bound).await),
                 Ensured::Created(bound) | Ensured::Existing(bound) => Ok(bound),
                 Ensured::Replayed(bound) if bound.session.ended_at.is_none() => Ok(bound),
                 Ensured::Replayed(bound) => Err(expired(&bound.session)),
@@ -207,10 +219,7 @@ impl Sessions {
                     ErrorCode::IdempotencyConflict,
                     "this Idempotency-Key came with another request before; use a new one",
                 )),
-                Ensured::QuotaReached => Err(ApiError::new(
-                    ErrorCode::RateLimited,
-                    format!("the workspace has {quota} sandboxes, which is its limit; release some first"),
-                )),
+                Ensured::QuotaReached(by) => Err(sandboxes::quota_reached(&quota, by)),
                 Ensured::SandboxGone if wish.sandbox.is_some() => Err(sandboxes::not_found()),
                 // Somebody else was quicker with the name, one way or the other.
                 Ensured::SandboxGone | Ensured::NameTaken(_) => continue,
@@ -219,8 +228,8 @@ impl Sessions {
         Err(ApiError::new(ErrorCode::SessionConflict, "the sandbox of that name was made and ended while it was asked for; try again"))
     }
 
-    fn conflict(&self, caller: &Caller, bound: &Bound) -> ApiError {
-        if let Err(refused) = access::may_use_bound(&caller.principal, bound) {
+    async fn conflict(&self, caller: &Caller, bound: &Bound) -> ApiError {
+        if let Err(refused) = enter(&self.deployment, &caller.principal, &bound.session, &bound.sandbox).await {
             return refused;
         }
         let (session, sandbox) = (&bound.session, &bound.sandbox);
@@ -246,8 +255,12 @@ impl Sessions {
             access::may_use(&caller.principal, sandbox)?;
         }
         // A hint to nothing goes on to the store, which first looks for the session and the request it may be a replay of.
+        let policy = d.policy();
         let is_attaching = existing.is_some() || wish.sandbox.is_some();
-        let access = wish.access.unwrap_or(existing.as_ref().map_or(Access::default(), |s| s.access));
+        let access = wish.access.unwrap_or(existing.as_ref().map_or(policy.default_access(&caller.subject()), |s| s.access));
+        if !is_attaching {
+            policy.check_provider(&caller.subject(), d.provider.name())?;
+        }
         let sandbox = existing.unwrap_or_else(|| {
             let sandbox = new_sandbox(d, caller, wish.name.clone(), access);
             Sandbox { is_kept: wish.keep, ..sandbox }
@@ -275,9 +288,6 @@ fn bound_elsewhere(bound: &Sandbox, wished: &str) -> ApiError {
 }
 
 fn idempotency(principal: &str, key: &str, wish: &Negotiation, now: Timestamp) -> Result<Idempotency, ApiError> {
-    if !is_foreign_id(key) {
-        return Err(ApiError::invalid("Idempotency-Key: must have 1 to 256 characters"));
-    }
     // The request as we understood it: spaces and unknown fields make no difference.
     let canonical =
         serde_json::to_vec(wish).map_err(|e| ApiError::new(ErrorCode::Internal, format!("the request can't be hashed: {e}")))?;

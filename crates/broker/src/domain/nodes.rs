@@ -7,24 +7,27 @@ use std::{
     time::Duration,
 };
 
-use cobox_protocol::Timestamp;
+use cobox_protocol::{SandboxId, Timestamp};
 
-use crate::store::{Node, Store, Stored};
+use crate::{
+    origin::Origin,
+    store::{Node, Store, Stored},
+};
 
 /// Beats within the silence after which a broker counts as dead.
 const BEATS: u32 = 4;
 
 pub struct Nodes {
     own: String,
-    url: String,
+    origin: Origin,
     /// Silent for this long, a broker counts as dead.
     timeout: Duration,
     known: Mutex<HashMap<String, Node>>,
 }
 
 impl Nodes {
-    pub fn new(own: String, url: String, timeout: Duration) -> Self {
-        Self { own, url, timeout, known: Mutex::default() }
+    pub fn new(own: String, origin: Origin, timeout: Duration) -> Self {
+        Self { own, origin, timeout, known: Mutex::default() }
     }
 
     /// How often a broker says that it lives.
@@ -37,7 +40,7 @@ impl Nodes {
         if !store.is_shared() {
             return Ok(());
         }
-        store.node_seen(&Node { id: self.own.clone(), url: self.url.clone(), seen_at: now }).await?;
+        store.node_seen(&Node { id: self.own.clone(), url: self.origin.as_str().to_owned(), seen_at: now }).await?;
         self.learn(store).await
     }
 
@@ -58,9 +61,12 @@ impl Nodes {
         known.values().filter(is_dead).map(|n| n.id.clone()).collect()
     }
 
-    /// How clients reach the sandboxes of a node, without a slash at the end; of one that nobody knows, as our own.
-    pub fn url_of(&self, node: &str) -> String {
-        if node == self.own { self.url.clone() } else { self.get(node).map_or_else(|| self.url.clone(), |n| n.url) }
+    /// How clients reach a sandbox of a node, without a slash at the end; of a node that nobody knows, as one of our own.
+    pub fn url_of(&self, node: &str, sandbox: &SandboxId) -> String {
+        match self.get(node).filter(|_| node != self.own) {
+            Some(other) => Origin::read(other.url).url(sandbox),
+            None => self.origin.url(sandbox),
+        }
     }
 
     fn get(&self, node: &str) -> Option<Node> {

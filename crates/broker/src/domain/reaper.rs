@@ -19,7 +19,7 @@ use super::{
     negotiation::IDEMPOTENCY_KEEP,
     sessions::Sessions,
 };
-use crate::store::Horizon;
+use crate::{policy::Lifetimes, store::Horizon};
 
 /// How often boxd is asked for its open streams; always before a sandbox is called idle or suspended.
 const ASK_EVERY: Duration = Duration::from_secs(60);
@@ -128,11 +128,12 @@ impl Reaper {
         if lifecycle.is_busy(&sandbox.id) {
             return Ok(());
         }
-        if sandbox.active_until(now) >= d.config.hard_ttl() && self.end_overdue(sandbox, now).await? {
+        let Lifetimes { idle_timeout, lease, hard_ttl } = d.lifetimes(sandbox);
+        if sandbox.active_until(now) >= hard_ttl && self.end_overdue(sandbox, now).await? {
             return Ok(());
         }
         let silence = |s: &Sandbox| now.saturating_since(lifecycle.last_use(s));
-        let is_silent = silence(sandbox) >= d.config.idle_timeout();
+        let is_silent = silence(sandbox) >= idle_timeout;
         if self.is_time(&sandbox.id, |s| &mut s.asked, if is_silent { Duration::ZERO } else { ASK_EVERY }, now)
             && self.is_in_use(sandbox).await
         {
@@ -140,11 +141,11 @@ impl Reaper {
             // Not a request that passed the gateway, so boxd's count must not be compared with it.
             lifecycle.activity.take_forwarded(&sandbox.id);
         }
-        if silence(sandbox) >= d.config.lease() {
-            lifecycle.suspend(&sandbox.id, "its lease ran out", |s| silence(s) >= d.config.lease()).await?;
+        if silence(sandbox) >= lease {
+            lifecycle.suspend(&sandbox.id, "its lease ran out", |s| silence(s) >= lease).await?;
             return Ok(());
         }
-        if sandbox.state == State::Active && silence(sandbox) >= d.config.idle_timeout() {
+        if sandbox.state == State::Active && silence(sandbox) >= idle_timeout {
             let idle = Sandbox { state: State::Idle, ..sandbox.clone() };
             let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.idle", "no activity");
             // Somebody else's change wins; the next tick looks again.
@@ -173,7 +174,7 @@ impl Reaper {
         let mut left = sessions.len();
         for session in sessions {
             let bound = Bound { session, sandbox: sandbox.clone() };
-            if bound.left(d.config.hard_ttl(), now).is_zero() {
+            if bound.left(d.lifetimes(sandbox).hard_ttl, now).is_zero() {
                 self.sessions
                     .end(&bound, REASON, AuditRecord::new(now, &sandbox.workspace, "session.ended").about(&bound).detail(REASON))
                     .await?;
@@ -244,6 +245,7 @@ impl Reaper {
         let revocations = (revocations.sequence, revocations.last_start);
         let is_due = lifecycle.told(&sandbox.id).is_none_or(|told| {
             told.revocations != revocations
+                || told.keys != (sandbox.keys_from(now), sandbox.generation)
                 || told.is_disk_full != lifecycle.is_disk_full(&sandbox.id)
                 || lifecycle.lease_end(sandbox).saturating_since(told.lease_end) >= TELL_LEASE_STEP
                 || now.saturating_since(told.at) >= TELL_EVERY

@@ -12,6 +12,7 @@ use super::{
     access,
     audit::AuditRecord,
     deployment::internal,
+    issue::{TokenFormat, TokenWish},
     model::Bound,
     sessions::{Asking, Sessions},
     tokens::REFRESH_GRACE_SECONDS,
@@ -23,23 +24,33 @@ const ROTATION_GRACE: Duration = Duration::from_secs(30);
 
 impl Sessions {
     pub async fn refresh(&self, asking: &Asking<'_>, id: &SessionId, wish: &RefreshRequest) -> Result<RefreshResponse, ApiError> {
-        let bound = self.living(asking.caller, id).await?;
+        let format = match (&wish.token_format, &wish.current_token) {
+            (Some(word), _) => TokenFormat::from_word(word)?,
+            (None, Some(token)) => TokenFormat::of(token),
+            (None, None) => TokenFormat::Jwt,
+        };
+        let (bound, entry) = self.living(asking.caller, id).await?;
         self.must_be(asking.caller, wish.sandbox_id.as_deref(), &bound.sandbox).await?;
         let shown = self.possession(asking, &bound, wish).await?;
         if wish.rotate == Some(true) && shown.is_none() {
             return Err(ApiError::invalid("rotate: needs current_token, the token that is to end"));
         }
         let mut caller = asking.caller.clone();
-        let mut capabilities = access::grant(&caller, None)?;
-        if let Some(claims) = &shown {
+        let policy = self.deployment.policy();
+        let capabilities = match &shown {
             // Refreshing renews what one had, and as whom; it doesn't widen it.
-            capabilities = capabilities.intersection(claims.scope);
-            caller.actor = claims.act.clone();
-        }
+            Some(claims) => {
+                caller.actor = claims.act.clone();
+                access::renew(&policy, &caller, claims.scope)?
+            }
+            None => access::grant(&policy, &caller, None)?,
+        };
+        let capabilities = entry.bound(capabilities)?;
         let asking = &Asking { caller: &caller, ..*asking };
         let sandbox = self.lifecycle.bring_up_found(bound.sandbox, asking.wait).await?;
         let bound = Bound { sandbox, ..bound };
-        let issued = self.issue(asking, &bound, capabilities, None, true).await?;
+        let token = TokenWish { format, is_activity: true, lineage: entry.lineage(), ..TokenWish::new(capabilities) };
+        let issued = self.issue(asking, &bound, token).await?;
         if let (Some(true), Some(claims)) = (wish.rotate, shown) {
             self.retire(asking, &bound, claims).await?;
         }
@@ -49,11 +60,13 @@ impl Sessions {
     /// What the token says that the caller shows, if it shows one: this session's and its own.
     async fn possession(&self, asking: &Asking<'_>, bound: &Bound, wish: &RefreshRequest) -> Result<Option<Claims>, ApiError> {
         let Some(token) = &wish.current_token else { return Ok(None) };
-        let d = &self.deployment;
-        let revoked = d.store.revocations(&bound.sandbox, d.now()).await.map_err(internal)?;
-        let claims = d.tokens.verify_possession(&bound.sandbox, token, &revoked, d.now())?;
+        let claims = self.deployment.possession_of(&bound.sandbox, token).await?;
         if claims.sid.as_deref() != Some(bound.session.id.as_str()) || claims.sub != asking.caller.principal.name {
             return Err(ApiError::new(ErrorCode::Forbidden, "current_token: is of another session or another principal"));
+        }
+        if claims.parent.is_some() {
+            let message = "current_token: was delegated from another token and ends with that one; delegate anew instead";
+            return Err(ApiError::new(ErrorCode::Forbidden, message));
         }
         Ok(Some(claims))
     }
@@ -81,7 +94,7 @@ impl Sessions {
     /// Extends the lease, never a token. A suspended sandbox is started again, and not waited for longer than the caller wants.
     pub async fn heartbeat(&self, asking: &Asking<'_>, id: &SessionId) -> Result<HeartbeatResponse, ApiError> {
         let d = &self.deployment;
-        let bound = self.living(asking.caller, id).await?;
+        let (bound, _) = self.living(asking.caller, id).await?;
         let now = d.now();
         d.store.note(&Note { sandboxes: vec![(bound.sandbox.id.clone(), now)], ..Note::default() }).await.map_err(internal)?;
         let state = match self.lifecycle.bring_up(&bound.sandbox.id, asking.wait).await {
@@ -97,6 +110,6 @@ impl Sessions {
             Err(e) if e.code == ErrorCode::SandboxStarting => bound.sandbox.state,
             Err(e) => return Err(e),
         };
-        Ok(HeartbeatResponse { lease_expires_at: d.now().max(now).plus(d.config.lease()), state })
+        Ok(HeartbeatResponse { lease_expires_at: d.now().max(now).plus(d.lifetimes(&bound.sandbox).lease), state })
     }
 }

@@ -17,7 +17,10 @@ use super::{
     model::{Caller, Sandbox},
     sessions::{Asking, new_sandbox},
 };
-use crate::store::{AddedSandbox, ChangedSandbox, PageWish, SandboxChange, Viewer};
+use crate::{
+    policy::Quota,
+    store::{AddedSandbox, ChangedSandbox, Counted, PageWish, SandboxChange, Viewer},
+};
 
 /// Beside a caller's own, those the broker sets.
 const MAX_ALL_TAGS: usize = MAX_TAGS + 3;
@@ -37,18 +40,18 @@ impl Sandboxes {
         let mut tags = wish.tags;
         tags.entry(tags::CREATED_BY.to_owned()).or_insert_with(|| asking.client.to_owned());
         tags.insert(tags::PRINCIPAL.to_owned(), asking.caller.principal.name.clone());
-        let sandbox = new_sandbox(d, asking.caller, wish.name, wish.access.unwrap_or_default());
+        let (policy, subject) = (d.policy(), asking.caller.subject());
+        policy.check_provider(&subject, d.provider.name())?;
+        let access = wish.access.unwrap_or_else(|| policy.default_access(&subject));
+        let sandbox = new_sandbox(d, asking.caller, wish.name, access);
         let sandbox = Sandbox { is_kept: wish.keep.unwrap_or_default(), ..sandbox };
         let audit = AuditRecord::of_sandbox(d.now(), &sandbox, "sandbox.created", sandbox.name.as_deref().unwrap_or("without a name"))
             .by(asking.caller, asking.request_id);
-        let quota = d.config.max_sandboxes_per_workspace;
-        match d.store.add_sandbox(&sandbox, &tags, quota, &audit).await.map_err(internal)? {
+        let quota = policy.quota(&subject, &d.config);
+        match d.store.add_sandbox(&sandbox, &tags, &quota, &audit).await.map_err(internal)? {
             AddedSandbox::Added => {}
             AddedSandbox::NameTaken(id) => return Err(name_taken(&sandbox.name.unwrap_or_default(), &id)),
-            AddedSandbox::QuotaReached => {
-                let message = format!("the workspace has {quota} sandboxes, which is its limit; delete some first");
-                return Err(ApiError::new(ErrorCode::RateLimited, message));
-            }
+            AddedSandbox::QuotaReached(by) => return Err(quota_reached(&quota, by)),
         }
         match self.lifecycle.bring_up(&sandbox.id, asking.wait).await {
             Ok(sandbox) => self.info(sandbox, tags).await,
@@ -151,7 +154,8 @@ impl Sandboxes {
     async fn info(&self, sandbox: Sandbox, tags: Tags) -> Result<SandboxInfo, ApiError> {
         let d = &self.deployment;
         let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
-        let dataplane = d.dataplane(&sandbox);
+        // Nobody gets a token with this.
+        let dataplane = d.gateway(&sandbox);
         Ok(SandboxInfo {
             last_active_at: self.lifecycle.last_use(&sandbox),
             lease_expires_at: self.lifecycle.lease_end(&sandbox),
@@ -180,6 +184,16 @@ pub async fn find(d: &Deployment, caller: &Caller, id_or_name: &str) -> Result<S
         Err(_) => d.store.sandbox_named(&caller.principal.workspace, id_or_name).await,
     };
     found.map_err(internal)?.filter(|s| s.ended_at.is_none() && access::is_visible(&caller.principal, s)).ok_or_else(not_found)
+}
+
+pub fn quota_reached(quota: &Quota, by: Counted) -> ApiError {
+    let message = match by {
+        Counted::Workspace => format!("the workspace has {} sandboxes, which is its limit; release some first", quota.of_workspace),
+        Counted::Owner => {
+            format!("you have {} sandboxes, which is your limit; release some first", quota.of_owner.unwrap_or_default())
+        }
+    };
+    ApiError::new(ErrorCode::RateLimited, message)
 }
 
 pub fn not_found() -> ApiError {

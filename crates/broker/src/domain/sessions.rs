@@ -3,21 +3,22 @@
 use std::{sync::Arc, time::Duration};
 
 use cobox_protocol::{
-    ApiError, CapabilitySet, ErrorCode, RequestId, SandboxId, SessionId,
+    ApiError, ErrorCode, RequestId, SandboxId, SessionId,
     session::{Access, Binding, Credentials, LeasePolicy, NegotiateResponse, SessionInfo, State},
     tags::Tags,
 };
 
 use super::{
     access,
-    activity::WRITE_EVERY,
     audit::AuditRecord,
     deployment::{Deployment, internal},
+    issue::TokenWish,
     lifecycle::Lifecycle,
     model::{Bound, Caller, Intent, Sandbox, Session},
-    tokens::{Issued, Wish},
+    shares::{Entry, enter},
+    tokens::Issued,
 };
-use crate::store::{Leftover, Note, PageWish, SessionFilter, Viewer};
+use crate::store::{Leftover, PageWish, SessionFilter, Viewer};
 
 /// How long a release waits for the provider; past it the rest is done behind the answer.
 const RELEASE_WAIT: Duration = Duration::from_secs(10);
@@ -40,8 +41,9 @@ pub struct Asking<'a> {
 impl Sessions {
     /// Negotiation's answer for a session by its id. Looking is no activity and wakes nothing.
     pub async fn get(&self, asking: &Asking<'_>, id: &SessionId) -> Result<NegotiateResponse, ApiError> {
-        let bound = self.living(asking.caller, id).await?;
-        let issued = self.issue(asking, &bound, access::grant(asking.caller, None)?, None, false).await?;
+        let (bound, entry) = self.living(asking.caller, id).await?;
+        let capabilities = entry.bound(access::grant(&self.deployment.policy(), asking.caller, None)?)?;
+        let issued = self.issue(asking, &bound, TokenWish { lineage: entry.lineage(), ..TokenWish::new(capabilities) }).await?;
         Ok(self.response(&bound, issued))
     }
 
@@ -112,70 +114,33 @@ impl Sessions {
         }
     }
 
-    /// The session if this caller may use it and it isn't over.
-    pub async fn living(&self, caller: &Caller, id: &SessionId) -> Result<Bound, ApiError> {
+    /// The session if this caller may use it and it isn't over, and by what it may.
+    pub async fn living(&self, caller: &Caller, id: &SessionId) -> Result<(Bound, Entry), ApiError> {
         let bound = self.visible(caller, id).await?;
-        access::may_use_bound(&caller.principal, &bound)?;
+        let entry = enter(&self.deployment, &caller.principal, &bound.session, &bound.sandbox).await?;
         if bound.session.ended_at.is_some() {
             return Err(expired(&bound.session));
         }
-        Ok(bound)
+        Ok((bound, entry))
     }
 
-    async fn visible(&self, caller: &Caller, id: &SessionId) -> Result<Bound, ApiError> {
+    pub async fn visible(&self, caller: &Caller, id: &SessionId) -> Result<Bound, ApiError> {
         let found = self.deployment.store.session(id).await.map_err(internal)?;
         found.filter(|b| access::is_visible(&caller.principal, &b.session)).ok_or_else(|| not_found(id))
     }
 
-    pub async fn answer(
-        &self,
-        asking: &Asking<'_>,
-        bound: Bound,
-        capabilities: CapabilitySet,
-        ttl: Option<u32>,
-    ) -> Result<NegotiateResponse, ApiError> {
+    pub async fn answer(&self, asking: &Asking<'_>, bound: Bound, wish: TokenWish<'_>) -> Result<NegotiateResponse, ApiError> {
         let mut bound = bound;
-        let issued = self.issue(asking, &bound, capabilities, ttl, true).await?;
+        let issued = self.issue(asking, &bound, TokenWish { is_activity: true, ..wish }).await?;
         bound.sandbox.last_active_at = self.deployment.now();
         bound.sandbox.state = State::Active;
         Ok(self.response(&bound, issued))
     }
 
-    /// Mints a token; that it was issued, and the activity, are durable before anybody gets it.
-    pub async fn issue(
-        &self,
-        asking: &Asking<'_>,
-        bound: &Bound,
-        capabilities: CapabilitySet,
-        ttl: Option<u32>,
-        is_activity: bool,
-    ) -> Result<Issued, ApiError> {
-        let d = &self.deployment;
-        let now = d.now();
-        let mut wish = Wish::for_session(asking.caller, bound, capabilities, d.config.hard_ttl(), now);
-        wish.ttl = ttl.map(|s| Duration::from_secs(s.into()));
-        let issued = d.tokens.mint(&wish);
-        let mut audit = AuditRecord::new(now, &bound.session.workspace, "token.issued")
-            .by(asking.caller, asking.request_id)
-            .about(bound)
-            .detail(capabilities.words().join(" "));
-        audit.jti = Some(issued.jti.to_string());
-        let mut sandboxes = Vec::new();
-        if is_activity {
-            let sandbox = &bound.sandbox;
-            self.lifecycle.activity.sandbox_asked_for(&sandbox.id, now);
-            // What the store has is good enough while it is this fresh: a second row to change would double the time of a refresh.
-            if sandbox.state == State::Idle || now.saturating_since(sandbox.last_active_at) >= WRITE_EVERY {
-                sandboxes.push((sandbox.id.clone(), now));
-            }
-        }
-        d.store.note(&Note { sandboxes, audit: vec![audit], ..Note::default() }).await.map_err(internal)?;
-        Ok(issued)
-    }
-
     fn response(&self, bound: &Bound, issued: Issued) -> NegotiateResponse {
         let d = &self.deployment;
         let (session, sandbox) = (&bound.session, &bound.sandbox);
+        let lifetimes = d.lifetimes(sandbox);
         NegotiateResponse {
             session_id: session.id.clone(),
             thread_id: session.scope_id.clone(),
@@ -199,7 +164,7 @@ impl Sessions {
                 expires_at: issued.expires_at,
                 granted_capabilities: issued.capabilities,
             },
-            policy: LeasePolicy { idle_timeout_seconds: d.config.idle_timeout_seconds, hard_ttl_seconds: d.config.hard_ttl_seconds },
+            policy: LeasePolicy { idle_timeout_seconds: lifetimes.idle_timeout.as_secs(), hard_ttl_seconds: lifetimes.hard_ttl.as_secs() },
         }
     }
 }
@@ -212,10 +177,13 @@ pub fn new_sandbox(d: &Deployment, caller: &Caller, name: Option<String>, access
         workspace: caller.principal.workspace.clone(),
         name,
         owner: caller.principal.name.clone(),
+        owner_kind: caller.principal.kind,
         access,
         provider: d.provider.name().to_owned(),
         node: d.node.clone(),
         generation: 1,
+        old_keys: None,
+        master_from: 1,
         state: State::Provisioning,
         intent: Some(Intent::Create),
         reason: None,

@@ -11,11 +11,12 @@ use cobox_protocol::{
     ApiError, CapabilitySet, ErrorCode, SandboxId, Secret, Timestamp, TokenId,
     control::{Alg, VerifyKeySpec},
 };
-use cobox_token::{Claims, Keyset, LEEWAY_SECONDS, MasterKey, RevocationView, TokenError};
+use cobox_token::{Claims, Keyset, LEEWAY_SECONDS, LinkedFile, MasterKey, RevocationView, SigningKey, TokenError, key_id};
 
-use super::model::{Bound, Caller, Sandbox, Session};
+use super::model::{Caller, Sandbox, Session, Share};
 use crate::{
     config::{MAX_TOKEN_TTL_SECONDS, MIN_TOKEN_TTL_SECONDS},
+    policy::PolicySource,
     store::RevocationList,
 };
 
@@ -25,16 +26,24 @@ pub const ISSUER: &str = "cobox";
 pub const LONGEST_TOKEN_LIFE: Duration = Duration::from_secs(MAX_TOKEN_TTL_SECONDS + 2 * LEEWAY_SECONDS as u64);
 /// How long an expired token still proves possession on refresh.
 pub const REFRESH_GRACE_SECONDS: i64 = 3600;
+/// After this a token issued now doesn't even prove possession.
+pub const LONGEST_POSSESSION: Duration = Duration::from_secs(LONGEST_TOKEN_LIFE.as_secs() + REFRESH_GRACE_SECONDS as u64);
+/// How often a token may be delegated on: each time makes it longer.
+const MAX_LINE: usize = 8;
 
 /// Keys kept at hand: more sandboxes than a node has in use at once.
 const MAX_KEYSETS: usize = 1024;
 
 pub struct Tokens {
     master: MasterKey,
+    /// The one before it, for tokens from before it was replaced.
+    previous: Option<MasterKey>,
     alg: Alg,
     default_ttl: Duration,
-    /// Keys in use: deriving one costs as much as checking a token.
-    keysets: Mutex<HashMap<(SandboxId, u32), Arc<Keyset>>>,
+    /// Says how long a token may live at most.
+    policy: Arc<PolicySource>,
+    /// Keys in use, by sandbox, first and last generation: deriving one costs as much as checking a token.
+    keysets: Mutex<HashMap<(SandboxId, u32, u32), Arc<Keyset>>>,
 }
 
 /// A token with what its receiver must know about it.
@@ -45,6 +54,33 @@ pub struct Issued {
     pub expires_at: Timestamp,
     pub refresh_before: Timestamp,
     pub capabilities: CapabilitySet,
+    /// What it says.
+    pub claims: Claims,
+}
+
+/// What a token comes from, and ends with.
+#[derive(Clone, Copy, Default)]
+pub struct Lineage<'a> {
+    /// The token it is delegated from: its principal and its grant are the new one's too.
+    pub parent: Option<&'a Claims>,
+    pub share: Option<&'a Share>,
+}
+
+impl Lineage<'_> {
+    fn ends_by(&self) -> Option<Timestamp> {
+        let parent = self.parent.map(|p| Timestamp::from_unix(p.exp));
+        parent.into_iter().chain(self.share.and_then(|s| s.expires_at)).min()
+    }
+
+    /// All but the parent itself.
+    fn via(&self) -> Vec<String> {
+        let of_parent = self.parent.into_iter().flat_map(|p| p.parent.iter().chain(&p.via).cloned());
+        of_parent.chain(self.share.map(|s| s.id.to_string())).collect()
+    }
+
+    pub fn is_too_long(&self) -> bool {
+        self.via().len() > MAX_LINE
+    }
 }
 
 /// What a token is to allow.
@@ -57,36 +93,25 @@ pub struct Wish<'a> {
     /// What is left until the session's hard end.
     pub left: Duration,
     pub now: Timestamp,
-}
-
-impl<'a> Wish<'a> {
-    pub fn for_session(caller: &'a Caller, bound: &'a Bound, capabilities: CapabilitySet, hard_ttl: Duration, now: Timestamp) -> Self {
-        Self {
-            caller,
-            sandbox: &bound.sandbox,
-            session: Some(&bound.session),
-            capabilities,
-            ttl: None,
-            left: bound.left(hard_ttl, now),
-            now,
-        }
-    }
+    pub lineage: Lineage<'a>,
 }
 
 impl Tokens {
-    pub fn new(master: MasterKey, alg: Alg, default_ttl: Duration) -> Self {
-        Self { master, alg, default_ttl, keysets: Mutex::default() }
+    pub fn new(master: MasterKey, previous: Option<MasterKey>, alg: Alg, default_ttl: Duration, policy: Arc<PolicySource>) -> Self {
+        Self { master, previous, alg, default_ttl, policy, keysets: Mutex::default() }
     }
 
     pub fn mint(&self, wish: &Wish) -> Issued {
         let wished = wish.ttl.unwrap_or(self.default_ttl);
-        let ttl = wished.clamp(Duration::from_secs(MIN_TOKEN_TTL_SECONDS), self.default_ttl).min(wish.left);
+        let longest = self.policy.current().token_ttl(&wish.caller.subject(), self.default_ttl);
         let (now, jti) = (wish.now, TokenId::new());
-        let expires_at = now.plus(ttl);
-        let principal = &wish.caller.principal;
+        let good_for = wish.caller.until.map_or(Duration::MAX, |until| until.saturating_since(now));
+        let ttl = wished.max(Duration::from_secs(MIN_TOKEN_TTL_SECONDS)).min(longest).min(wish.left).min(good_for);
+        let expires_at = wish.lineage.ends_by().map_or(now.plus(ttl), |end| end.min(now.plus(ttl)));
+        let (principal, parent) = (&wish.caller.principal, wish.lineage.parent);
         let claims = Claims {
             iss: ISSUER.to_owned(),
-            sub: principal.name.clone(),
+            sub: parent.map_or(&principal.name, |p| &p.sub).clone(),
             aud: wish.sandbox.id.clone(),
             sid: wish.session.map(|s| s.id.to_string()),
             thread_id: wish.session.and_then(Session::thread).map(str::to_owned),
@@ -97,24 +122,82 @@ impl Tokens {
             jti: jti.to_string(),
             act: wish.caller.actor.clone(),
             generation: wish.sandbox.generation,
-            grant: wish.caller.key.to_string(),
+            grant: parent.map_or_else(|| wish.caller.key.to_string(), |p| p.grant.clone()),
+            parent: parent.map(|p| p.jti.clone()),
+            via: wish.lineage.via(),
+            file: None,
         };
-        let token = self.master.derive(&wish.sandbox.id, wish.sandbox.generation, self.alg).mint(&claims);
-        Issued { token, jti, expires_at, refresh_before: now.plus(ttl * 2 / 3), capabilities: wish.capabilities }
+        let refresh_before = now.plus(expires_at.saturating_since(now) * 2 / 3);
+        Issued { token: self.sign(wish.sandbox, &claims), jti, expires_at, refresh_before, capabilities: wish.capabilities, claims }
+    }
+
+    /// The token that says this. The same for the same claims, so that boxd checks its signature once.
+    pub fn sign(&self, sandbox: &Sandbox, claims: &Claims) -> Secret {
+        self.key(sandbox, claims.generation).mint(claims)
+    }
+
+    /// A file link for what a token made for it says: one file, with the capability of that token.
+    pub fn link(&self, sandbox: &Sandbox, claims: &Claims, file: LinkedFile) -> Secret {
+        self.key(sandbox, claims.generation).mint_link(&Claims { file: Some(file), ..claims.clone() })
+    }
+
+    fn key(&self, sandbox: &Sandbox, generation: u32) -> SigningKey {
+        let master = self.previous.as_ref().filter(|_| generation < sandbox.master_from).unwrap_or(&self.master);
+        master.derive(&sandbox.id, generation, self.alg)
     }
 
     /// What the sandbox needs to verify on its own.
-    pub fn verify_keys(&self, sandbox: &Sandbox) -> Vec<VerifyKeySpec> {
-        vec![self.master.derive(&sandbox.id, sandbox.generation, self.alg).verify_spec()]
+    pub fn verify_keys(&self, sandbox: &Sandbox, now: Timestamp) -> Vec<VerifyKeySpec> {
+        let oldest = sandbox.keys_from(now);
+        // Without the old master key nobody can say what its tokens were signed with.
+        let oldest = if self.previous.is_some() { oldest } else { oldest.max(sandbox.master_from) };
+        (oldest..=sandbox.generation).map(|generation| self.key(sandbox, generation).verify_spec()).collect()
     }
 
     /// The same check boxd makes, so that a token it would refuse never reaches it.
     pub fn verify(&self, sandbox: &Sandbox, token: &Secret, revoked: &RevocationList, now: Timestamp) -> Result<Claims, ApiError> {
-        let claims = self.keyset(sandbox)?.verify(token.expose(), now).map_err(refused)?;
-        if RevocationView::new(&revoked.list).covers(&claims) {
+        self.verify_at(sandbox, token, revoked, now, now)
+    }
+
+    fn verify_at(
+        &self,
+        sandbox: &Sandbox,
+        token: &Secret,
+        revoked: &RevocationList,
+        now: Timestamp,
+        at: Timestamp,
+    ) -> Result<Claims, ApiError> {
+        let claims = self.keyset(sandbox, now)?.verify(token.expose(), at).map_err(|e| match e {
+            // Whoever has one should know that it was a good one.
+            TokenError::UnknownKey if is_of_old_key(sandbox, token) => refused(TokenError::Revoked),
+            e => refused(e),
+        })?;
+        must_count(&claims, revoked)?;
+        Ok(claims)
+    }
+
+    /// What a file link says, once it is known to be good.
+    pub fn verify_link(&self, sandbox: &Sandbox, link: &Secret, revoked: &RevocationList, now: Timestamp) -> Result<Claims, ApiError> {
+        let claims = self.keyset(sandbox, now)?.verify_link(link.expose(), now).map_err(|e| match e {
+            TokenError::UnknownKey if is_of_old_key(sandbox, link) => refused(TokenError::Revoked),
+            e => refused(e),
+        })?;
+        must_count(&claims, revoked)?;
+        Ok(claims)
+    }
+
+    /// As [`Tokens::verify`], for what an opaque token stands for: the store vouches for it in place of a signature.
+    pub fn verify_stored(&self, sandbox: &Sandbox, claims: &Claims, revoked: &RevocationList, now: Timestamp) -> Result<(), ApiError> {
+        if claims.aud != sandbox.id {
+            return Err(refused(TokenError::WrongAudience));
+        }
+        if claims.generation < sandbox.keys_from(now) {
             return Err(refused(TokenError::Revoked));
         }
-        Ok(claims)
+        if now.unix() >= claims.exp.saturating_add(LEEWAY_SECONDS) {
+            return Err(refused(TokenError::Expired));
+        }
+        must_count(claims, revoked)
     }
 
     /// Like [`Tokens::verify`], but a token that expired within the last hour still counts.
@@ -125,19 +208,16 @@ impl Tokens {
         revoked: &RevocationList,
         now: Timestamp,
     ) -> Result<Claims, ApiError> {
-        let expires_at = claimed_expiry(token).ok_or_else(|| refused(TokenError::Malformed))?;
-        if now.unix() >= expires_at.saturating_add(REFRESH_GRACE_SECONDS) {
-            return Err(refused(TokenError::Expired));
-        }
-        self.verify(sandbox, token, revoked, Timestamp::from_unix(now.unix().min(expires_at - 1)))
+        let expires_at = claimed(token).map(|c| c.exp).filter(|exp| *exp > 0).ok_or_else(|| refused(TokenError::Malformed))?;
+        self.verify_at(sandbox, token, revoked, now, moment_of_possession(expires_at, now)?)
     }
 
-    fn keyset(&self, sandbox: &Sandbox) -> Result<Arc<Keyset>, ApiError> {
-        let of = (sandbox.id.clone(), sandbox.generation);
+    fn keyset(&self, sandbox: &Sandbox, now: Timestamp) -> Result<Arc<Keyset>, ApiError> {
+        let of = (sandbox.id.clone(), sandbox.keys_from(now), sandbox.generation);
         if let Some(known) = self.keysets.lock().unwrap_or_else(PoisonError::into_inner).get(&of) {
             return Ok(known.clone());
         }
-        let keyset = Keyset::new(ISSUER, &sandbox.id, &self.verify_keys(sandbox)).map_err(|e| {
+        let keyset = Keyset::new(ISSUER, &sandbox.id, &self.verify_keys(sandbox, now)).map_err(|e| {
             tracing::error!(error = e, "a derived key can't be used");
             ApiError::new(ErrorCode::Internal, "the broker's keys can't be used; tell the operator")
         })?;
@@ -151,17 +231,43 @@ impl Tokens {
     }
 }
 
-fn refused(e: TokenError) -> ApiError {
+pub fn refused(e: TokenError) -> ApiError {
     ApiError::new(e.code(), e.to_string())
 }
 
-/// What the token says of its end, not yet verified: good enough to choose the moment to verify it at.
-fn claimed_expiry(token: &Secret) -> Option<i64> {
-    #[derive(serde::Deserialize)]
-    struct Expiry {
-        exp: i64,
+fn must_count(claims: &Claims, revoked: &RevocationList) -> Result<(), ApiError> {
+    if RevocationView::new(&revoked.list).covers(claims) { Err(refused(TokenError::Revoked)) } else { Ok(()) }
+}
+
+/// When to look at a token that may have expired up to an hour ago.
+pub fn moment_of_possession(expires_at: i64, now: Timestamp) -> Result<Timestamp, ApiError> {
+    if now.unix() >= expires_at.saturating_add(REFRESH_GRACE_SECONDS) {
+        return Err(refused(TokenError::Expired));
     }
+    Ok(Timestamp::from_unix(now.unix().min(expires_at - 1)))
+}
+
+/// What a token says of itself, not yet verified: good enough to choose how to verify it.
+#[derive(serde::Deserialize)]
+pub struct Claimed {
+    pub exp: i64,
+    pub aud: SandboxId,
+    #[serde(rename = "gen")]
+    generation: u32,
+}
+
+pub fn claimed(token: &Secret) -> Option<Claimed> {
     let payload = token.expose().split('.').nth(1)?;
-    let Expiry { exp } = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()?;
-    (exp > 0).then_some(exp)
+    serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()
+}
+
+/// Whether it says that it was signed with a key of this sandbox that was since replaced.
+fn is_of_old_key(sandbox: &Sandbox, token: &Secret) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Header {
+        kid: String,
+    }
+    let header = token.expose().split('.').next().and_then(|h| URL_SAFE_NO_PAD.decode(h).ok());
+    let Some(Header { kid }) = header.and_then(|h| serde_json::from_slice(&h).ok()) else { return false };
+    claimed(token).is_some_and(|c| c.aud == sandbox.id && c.generation < sandbox.generation && kid == key_id(&c.aud, c.generation))
 }

@@ -1,6 +1,6 @@
 //! `/v1/audit`: who did what in a workspace, and the chains that show that nothing of it was changed; for operators.
 
-use axum::{Json, Router, extract::State, routing::get};
+use axum::{Json, extract::State, routing::get};
 use cobox_protocol::{
     ApiError,
     audit::{AuditEntry, AuditHeads, AuditLink},
@@ -9,7 +9,7 @@ use cobox_protocol::{
 use serde::Deserialize;
 
 use super::{
-    Api,
+    Api, Routes,
     auth::Authenticated,
     error::Failure,
     paging::{PageQuery, Params, page},
@@ -18,8 +18,8 @@ use super::{
 /// Most links in an answer: one that reads millions asks less often, and an answer stays below two megabytes.
 const MAX_LINKS: u32 = 1000;
 
-pub fn routes() -> Router<Api> {
-    Router::new().route("/v1/audit", get(list)).route("/v1/audit/heads", get(heads)).route("/v1/audit/links", get(links))
+pub fn routes() -> Routes {
+    Routes::new().route("/v1/audit", get(list)).route("/v1/audit/heads", get(heads)).route("/v1/audit/links", get(links))
 }
 
 #[derive(Deserialize)]

@@ -39,7 +39,7 @@ impl FromRequestParts<Api> for Authenticated {
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Failure> {
         let caller = match Credential::from_headers(&parts.headers)? {
             Some(Credential::ApiKey(key)) => api.keys.authenticate(&key).await?,
-            Some(Credential::Token(_)) => {
+            Some(Credential::Token(_) | Credential::Link(_)) => {
                 return Err(refused("a token is for the sandbox it was issued for; the broker wants an API key").into());
             }
             None => return Err(refused("no credential: send `Authorization: Bearer <API key>` or `X-Api-Key: <key>`").into()),

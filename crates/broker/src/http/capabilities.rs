@@ -1,20 +1,20 @@
 //! `GET /capabilities?thread_id=`: what a front end can reach for a thread, and with what.
 
-use axum::{Json, Router, extract::State, routing::get};
+use axum::{Json, extract::State, routing::get};
 use cobox_protocol::{
     ErrorCode,
     thread::{Capabilities, Service},
 };
 use serde::Deserialize;
 
-use super::{Api, auth::Authenticated, error::Failure, paging::Params};
+use super::{Api, Routes, auth::Authenticated, error::Failure, paging::Params};
 
 /// The only service there is; others come beside it.
 const SANDBOX: &str = "sandbox";
 const PROTOCOL: &str = "rest+ws";
 
-pub fn routes() -> Router<Api> {
-    Router::new().route("/capabilities", get(look))
+pub fn routes() -> Routes {
+    Routes::new().route("/capabilities", get(look))
 }
 
 #[derive(Deserialize)]

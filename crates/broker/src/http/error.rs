@@ -8,7 +8,11 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use cobox_protocol::{ApiError, ErrorCode, RequestId, secret::redact};
+use cobox_protocol::{
+    ApiError, ErrorCode, RequestId,
+    key::{API_KEY_PREFIX, OPAQUE_TOKEN_PREFIX},
+    secret::redact,
+};
 use http::{HeaderName, HeaderValue, StatusCode, header};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -16,6 +20,10 @@ const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const STAYS: [HeaderName; 4] = [header::ALLOW, header::ACCESS_CONTROL_ALLOW_ORIGIN, header::ACCESS_CONTROL_EXPOSE_HEADERS, header::VARY];
 /// Longest path in a log line, in characters.
 const MAX_LOGGED_PATH: usize = 256;
+/// What stands in a log in place of a secret.
+const HIDDEN: &str = "[hidden]";
+/// No token is shorter: a header and a signature alone are longer.
+const SHORTEST_JWT: usize = 80;
 
 /// An error on its way out; it gets its request's id in [`identify`].
 #[derive(Debug)]
@@ -43,12 +51,29 @@ pub async fn method_not_allowed() -> Failure {
     Failure(ApiError::new(ErrorCode::MethodNotAllowed, "this path doesn't know that method"))
 }
 
+/// What the framework refuses by itself, such as a path that is not UTF-8, has the envelope too.
+pub async fn in_the_envelope(response: Response) -> Response {
+    let status = response.status();
+    let is_refusal = status.is_client_error() || status.is_server_error();
+    if !is_refusal || response.extensions().get::<ApiError>().is_some() {
+        return response;
+    }
+    let error = match status {
+        StatusCode::PAYLOAD_TOO_LARGE => ApiError::new(ErrorCode::TooLarge, "the request is too large"),
+        status if status.is_client_error() => {
+            ApiError::invalid("the path or the query: can't be read; both must be UTF-8, percent-encoded")
+        }
+        _ => ApiError::new(ErrorCode::Internal, "the broker could not answer this; try again"),
+    };
+    Failure(error).into_response()
+}
+
 /// Gives every request an id, every error its envelope, and the log a line without query and credentials.
 pub async fn identify(mut request: Request, next: Next) -> Response {
     let id = RequestId::new();
     let began = Instant::now();
     let method = request.method().clone();
-    let path: String = redact(request.uri().path()).chars().take(MAX_LOGGED_PATH).collect();
+    let path: String = without_secrets(request.uri().path()).chars().take(MAX_LOGGED_PATH).collect();
     request.extensions_mut().insert(id.clone());
     let mut response = next.run(request).await;
     let code = match response.extensions_mut().remove::<ApiError>() {
@@ -70,6 +95,22 @@ pub async fn identify(mut request: Request, next: Next) -> Response {
     let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     tracing::info!(request_id = %id, %method, path, status = response.status().as_u16(), code, took_ms, "request");
     response
+}
+
+/// A path as the log may have it: `GET /internal/tokens/{token}` is one of many ways to put a secret into it.
+fn without_secrets(path: &str) -> String {
+    let is_secret = |segment: &str| {
+        let starts = |prefix| segment.contains(prefix);
+        let is_jwt = segment.split('.').count() == 3 && segment.len() >= SHORTEST_JWT;
+        starts(API_KEY_PREFIX) || starts(OPAQUE_TOKEN_PREFIX) || is_jwt
+    };
+    let mut before = "";
+    let shown = path.split('/').map(|segment| {
+        let follows_tokens = before == "tokens" && !["", "revoke", "introspect"].contains(&segment);
+        before = segment;
+        if follows_tokens || is_secret(segment) { HIDDEN } else { segment }
+    });
+    shown.collect::<Vec<_>>().join("/")
 }
 
 fn envelope(error: &ApiError, id: &RequestId) -> Response {

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use axum::{
-    Router,
     body::{Body, Bytes},
     extract::{Path, State},
     response::{IntoResponse, Response},
@@ -19,7 +18,7 @@ use http::{Extensions, HeaderMap, HeaderValue, header};
 use serde::Deserialize;
 use tokio::sync::mpsc;
 
-use super::{Api, error::Failure, paging::Params, sessions::session_id};
+use super::{Api, Routes, error::Failure, paging::Params, sessions::session_id};
 use crate::domain::events::{From, Told, Watch};
 
 const LAST_EVENT_ID: &str = "last-event-id";
@@ -33,8 +32,8 @@ const TAKE_WITHIN: Duration = Duration::from_secs(30);
 const PREAMBLE: &[u8] = b"retry: 1000\n\n";
 const BEAT: &[u8] = b":\n\n";
 
-pub fn routes() -> Router<Api> {
-    Router::new().route("/v1/sandbox/sessions/{id}/events", get(events))
+pub fn routes() -> Routes {
+    Routes::new().route("/v1/sandbox/sessions/{id}/events", get(events))
 }
 
 #[derive(Deserialize)]

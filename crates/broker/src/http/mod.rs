@@ -7,21 +7,32 @@ mod capabilities;
 mod cors;
 mod error;
 mod events;
+mod internal;
 mod keys;
 mod negotiation;
+#[cfg(test)]
+mod openapi;
 mod ops;
+mod origin;
 mod paging;
+mod principals;
+mod routes;
 mod sandboxes;
 mod sessions;
+mod shares;
 mod threads;
+mod tokens;
 mod webhooks;
 
 use std::sync::Arc;
 
 use axum::{Router, middleware};
-use cobox_gateway::Directory;
+use cobox_gateway::{Domain, Gateway};
+use routes::Routes;
 
-use crate::domain::{deployment::Deployment, events::Events, keys::Keys, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook};
+use crate::domain::{
+    deployment::Deployment, events::Events, keys::Keys, revoking::Revoking, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook,
+};
 
 /// What the routes speak to.
 #[derive(Clone)]
@@ -29,31 +40,67 @@ pub struct Api {
     pub keys: Arc<Keys>,
     pub sessions: Arc<Sessions>,
     pub sandboxes: Arc<Sandboxes>,
+    pub revoking: Arc<Revoking>,
     pub deployment: Arc<Deployment>,
     /// Where signed notices are taken.
     pub webhook: Option<Arc<Webhook>>,
     pub events: Arc<Events>,
 }
 
-pub fn router(api: Api, directory: Arc<dyn Directory>) -> Router {
-    let cors = cors::CorsRules::new(&api.deployment.config.cors);
-    let router = Router::new()
+/// What is served at the broker's own address, and at the dataplane's where that has another.
+pub struct Routers {
+    pub main: Router,
+    pub dataplane: Router,
+}
+
+pub fn routers(api: Api, gateway: Gateway) -> Routers {
+    let config = &api.deployment.config;
+    let cors = cors::CorsRules::new(&config.cors);
+    // Validated with the rest of the configuration.
+    let domain = config.dataplane_domain.as_deref().and_then(|name| Domain::new(name).ok());
+    let is_here = !config.has_own_origin() || config.dataplane_on_main_origin;
+    let main = control_plane()
+        .into_router()
+        .layer(middleware::map_response(error::in_the_envelope))
+        .method_not_allowed_fallback(error::method_not_allowed)
+        .with_state(api)
+        .merge(if is_here { gateway.paths() } else { origin::moved() })
+        .fallback(error::route_not_found);
+    let around = |router: Router| {
+        let router = match &domain {
+            Some(domain) => origin::by_host(domain.clone(), gateway.clone(), router),
+            None => router,
+        };
+        let router = match &cors {
+            Some(rules) => router.layer(middleware::from_fn_with_state(rules.clone(), cors::apply)),
+            None => router,
+        };
+        router.layer(middleware::from_fn(error::identify))
+    };
+    Routers { main: around(main), dataplane: around(origin::dataplane_alone(&gateway)) }
+}
+
+/// Every route but the gateway's. A new one is told in `openapi/` too.
+fn control_plane() -> Routes {
+    Routes::new()
         .merge(sessions::routes())
+        .merge(tokens::routes())
+        .merge(shares::routes())
+        .merge(internal::routes())
         .merge(events::routes())
         .merge(threads::routes())
         .merge(webhooks::routes())
         .merge(capabilities::routes())
         .merge(sandboxes::routes())
         .merge(keys::routes())
+        .merge(principals::routes())
         .merge(audit::routes())
         .merge(ops::routes())
-        .method_not_allowed_fallback(error::method_not_allowed)
-        .with_state(api)
-        .merge(cobox_gateway::router(directory))
-        .fallback(error::route_not_found);
-    let router = match cors {
-        Some(rules) => router.layer(middleware::from_fn_with_state(rules, cors::apply)),
-        None => router,
-    };
-    router.layer(middleware::from_fn(error::identify))
+}
+
+/// The path of every route, the gateway's too: what is documented is compared with them.
+pub fn paths() -> Vec<&'static str> {
+    let mut paths = control_plane().paths();
+    paths.extend(cobox_gateway::PATHS);
+    paths
 }

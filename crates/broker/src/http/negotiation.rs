@@ -1,6 +1,8 @@
 //! Reading a negotiate request: the simple shape, the full one, or the thread routes' own. What can't be done is refused,
 //! never ignored; what no version knows is ignored, so that newer clients can ask older brokers.
 
+#[cfg(test)]
+use cobox_protocol::schema;
 use cobox_protocol::{
     ApiError,
     id::is_foreign_id,
@@ -11,30 +13,58 @@ use cobox_protocol::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::domain::{
-    access::ActorWish,
-    negotiation::{Negotiation, TokenFormat},
-};
+use crate::domain::{access::ActorWish, issue::TokenFormat, negotiation::Negotiation};
 
 #[derive(Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NegotiationBody {
+    /// The caller's own id of the thread; short for `scope` with the type `thread`.
+    #[serde(default)]
+    #[cfg_attr(test, schemars(schema_with = "schema::maybe_foreign_id"))]
     thread_id: Option<String>,
     scope: Option<Scope>,
+    /// What to do when there is no session, or when there is one.
+    #[serde(default)]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::mode"))]
     mode: Option<String>,
+    /// As whom to act: itself, or less.
+    #[serde(default)]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::actor"))]
     actor: Option<Value>,
-    #[serde(alias = "capabilities")]
+    /// Also read as `capabilities`.
+    #[serde(default, alias = "capabilities")]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::capabilities"))]
     requested_capabilities: Option<Vec<String>>,
+    /// The older name of `requested_capabilities`.
+    #[serde(default)]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::capabilities"))]
     scopes: Option<Vec<String>>,
-    #[serde(alias = "preferred_sandbox_id")]
+    /// As `sandbox_hint`; also read as `preferred_sandbox_id`.
+    #[serde(default, alias = "preferred_sandbox_id")]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::sandbox"))]
     sandbox_id: Option<String>,
+    /// A sandbox that exists, by id or name: a new session uses it, an existing one must already.
+    #[serde(default)]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::sandbox"))]
     sandbox_hint: Option<String>,
     access: Option<Access>,
+    /// Wished life of the token in seconds.
+    #[cfg_attr(test, schemars(range(min = 1)))]
     ttl: Option<u32>,
     provider_preference: Option<String>,
+    #[serde(default)]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::token_format"))]
     token_format: Option<String>,
     template: Option<String>,
+    /// A new session uses the sandbox of this name, made if need be.
+    #[serde(default)]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::sandbox"))]
     name: Option<String>,
+    /// A new sandbox outlives its sessions.
     keep: Option<bool>,
+    /// Kept with a new session, and with a new sandbox.
+    #[serde(default)]
+    #[cfg_attr(test, schemars(schema_with = "super::openapi::words::tags"))]
     tags: Option<Value>,
 }
 
@@ -80,7 +110,7 @@ impl NegotiationBody {
             tags: self.tags.map_or(Ok(Tags::new()), read_tags)?,
             provider_preference: given(self.provider_preference),
             template: given(self.template),
-            token_format: self.token_format.as_deref().map_or(Ok(TokenFormat::Jwt), token_format)?,
+            token_format: self.token_format.as_deref().map_or(Ok(TokenFormat::Jwt), TokenFormat::from_word)?,
             ..Negotiation::new(scope, mode)
         })
     }
@@ -120,14 +150,6 @@ fn read_mode(word: &str) -> Result<Mode, ApiError> {
     }
 }
 
-fn token_format(word: &str) -> Result<TokenFormat, ApiError> {
-    match word {
-        "jwt" => Ok(TokenFormat::Jwt),
-        "opaque" => Ok(TokenFormat::Opaque),
-        other => Err(ApiError::invalid(format!("token_format: `{}` is not known; it must be `jwt` or `opaque`", cut(other)))),
-    }
-}
-
 /// An object of strings; an empty list is how some languages write an empty object.
 fn read_tags(value: Value) -> Result<Tags, ApiError> {
     match value {
@@ -144,7 +166,7 @@ fn read_tags(value: Value) -> Result<Tags, ApiError> {
 }
 
 /// A word, or `{type, id}`.
-fn actor(value: &Value) -> Result<ActorWish, ApiError> {
+pub fn actor(value: &Value) -> Result<ActorWish, ApiError> {
     let (word, id) = match value {
         Value::String(word) => (Some(word.as_str()), None),
         Value::Object(map) => (map.get("type").and_then(Value::as_str), map.get("id").filter(|id| !id.is_null())),

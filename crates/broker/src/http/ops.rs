@@ -1,13 +1,21 @@
-//! `/healthz` and `/readyz`: whether the process lives, and whether it can do its work.
+//! For whoever runs it: whether the process lives, whether it can do its work, and what can be asked of it.
 
-use axum::{Json, Router, extract::State, routing::get};
+use axum::{Json, extract::State, response::IntoResponse, routing::get};
+use http::header;
 use serde_json::{Value, json};
 
-use super::{Api, error::Failure};
+use super::{Api, Routes, error::Failure};
 use crate::domain::deployment::internal;
 
-pub fn routes() -> Router<Api> {
-    Router::new().route("/healthz", get(healthz)).route("/readyz", get(readyz))
+pub fn routes() -> Routes {
+    Routes::new().route("/healthz", get(healthz)).route("/readyz", get(readyz)).route("/openapi.json", get(openapi))
+}
+
+/// Made by `make openapi`, and held to the router by tests.
+const OPENAPI: &str = include_str!("../../../../openapi/broker.json");
+
+async fn openapi() -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], OPENAPI)
 }
 
 async fn healthz() -> Json<Value> {

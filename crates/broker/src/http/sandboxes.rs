@@ -1,7 +1,7 @@
 //! `/v1/sandboxes`: sandboxes themselves.
 
 use axum::{
-    Json, Router,
+    Json,
     extract::{Path, State},
     routing::get,
 };
@@ -13,15 +13,15 @@ use cobox_protocol::{
 use http::StatusCode;
 
 use super::{
-    Api,
+    Api, Routes,
     auth::Authenticated,
     body::{JsonBody, MaybeJsonBody},
     error::Failure,
     paging::{PageQuery, Params, TagParams, page},
 };
 
-pub fn routes() -> Router<Api> {
-    Router::new().route("/v1/sandboxes", get(list).post(create)).route("/v1/sandboxes/{id_or_name}", get(look).patch(change).delete(remove))
+pub fn routes() -> Routes {
+    Routes::new().route("/v1/sandboxes", get(list).post(create)).route("/v1/sandboxes/{id_or_name}", get(look).patch(change).delete(remove))
 }
 
 async fn create(

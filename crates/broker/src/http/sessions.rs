@@ -1,7 +1,7 @@
 //! `/v1/sandbox/sessions`: access to the sandbox of a thread or another scope.
 
 use axum::{
-    Json, Router,
+    Json,
     extract::{Path, State},
     routing::{get, post},
 };
@@ -13,7 +13,7 @@ use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
 use super::{
-    Api,
+    Api, Routes,
     auth::Authenticated,
     body::{JsonBody, MaybeJsonBody},
     error::Failure,
@@ -22,8 +22,8 @@ use super::{
 };
 use crate::store::SessionFilter;
 
-pub fn routes() -> Router<Api> {
-    Router::new()
+pub fn routes() -> Routes {
+    Routes::new()
         .route("/v1/sandbox/sessions", post(negotiate).get(list))
         .route("/v1/sandbox/sessions/{id}", get(look).delete(release))
         .route("/v1/sandbox/sessions/{id}/refresh", post(refresh))

@@ -1,7 +1,7 @@
 //! `/threads/{thread_id}/sandbox`: the sessions of threads, in the shapes of the first clients.
 
 use axum::{
-    Json, Router,
+    Json,
     extract::{Path, State},
     routing::{delete, post},
 };
@@ -11,10 +11,12 @@ use cobox_protocol::{
 };
 use http::{HeaderMap, StatusCode};
 
-use super::{Api, auth::Authenticated, body::MaybeJsonBody, error::Failure, negotiation::NegotiationBody, sessions::idempotency_key};
+use super::{
+    Api, Routes, auth::Authenticated, body::MaybeJsonBody, error::Failure, negotiation::NegotiationBody, sessions::idempotency_key,
+};
 
-pub fn routes() -> Router<Api> {
-    Router::new()
+pub fn routes() -> Routes {
+    Routes::new()
         .route("/threads/{thread_id}", delete(end))
         .route("/threads/{thread_id}/sandbox", post(negotiate).get(look).delete(release))
         .route("/threads/{thread_id}/sandbox/refresh", post(refresh))

@@ -1,7 +1,7 @@
 //! `POST /webhooks/threads`: whoever keeps the threads tells that one is gone, with a signature in place of a key.
 
 use axum::{
-    Json, Router,
+    Json,
     body::Bytes,
     extract::{Request, State},
     routing::post,
@@ -9,13 +9,13 @@ use axum::{
 use cobox_protocol::{ApiError, ErrorCode, RequestId, json::read_object, thread::NoticeTaken};
 use http::HeaderMap;
 
-use super::{Api, body, error::Failure};
+use super::{Api, Routes, body, error::Failure};
 
 const TIMESTAMP: &str = "x-cobox-timestamp";
 const SIGNATURE: &str = "x-cobox-signature";
 
-pub fn routes() -> Router<Api> {
-    Router::new().route("/webhooks/threads", post(thread))
+pub fn routes() -> Routes {
+    Routes::new().route("/webhooks/threads", post(thread))
 }
 
 async fn thread(State(api): State<Api>, request: Request) -> Result<Json<NoticeTaken>, Failure> {

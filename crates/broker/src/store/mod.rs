@@ -7,12 +7,13 @@ use std::collections::HashMap;
 use async_trait::async_trait;
 use cobox_protocol::{
     KeyId, SandboxId, SessionId, Timestamp,
-    control::Revocation,
+    control::{IssuedTo, Revocation},
     key::PrincipalKind,
     session::{Access, State},
     tags::{TagFilter, Tags},
 };
 
+use cobox_token::Claims;
 use tokio::sync::broadcast;
 
 use crate::{
@@ -20,8 +21,9 @@ use crate::{
     domain::{
         audit::AuditRecord,
         events::Event,
-        model::{ApiKey, Bound, Principal, Sandbox, Session},
+        model::{ApiKey, Bound, Principal, PrincipalRecord, Sandbox, Session, Share},
     },
+    policy::Quota,
 };
 
 #[derive(Clone, Debug, thiserror::Error)]
@@ -76,8 +78,8 @@ pub struct EnsureWish {
     pub must_create: bool,
     /// Of the session, and of its sandbox where that is new.
     pub tags: Tags,
-    /// Living sandboxes the workspace may have.
-    pub quota: u32,
+    /// Living sandboxes there may be.
+    pub quota: Quota,
     pub idempotency: Option<Idempotency>,
     pub audit: AuditRecord,
 }
@@ -99,7 +101,7 @@ pub enum Ensured {
     Replayed(Bound),
     /// The idempotency key came with another request before.
     KeyReused,
-    QuotaReached,
+    QuotaReached(Counted),
     /// The new sandbox's name is another's by now.
     NameTaken(SandboxId),
     /// The sandbox to attach to has ended.
@@ -130,14 +132,45 @@ pub enum ChangedSandbox {
 pub enum AddedSandbox {
     Added,
     NameTaken(SandboxId),
-    QuotaReached,
+    QuotaReached(Counted),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Whose sandboxes are as many as may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counted {
+    Workspace,
+    Owner,
+}
+
+#[derive(Clone, Debug)]
 pub enum AddedKey {
     Added,
     /// The principal exists and is something else.
     KindDiffers(PrincipalKind),
+    /// The principal was shut out.
+    Disabled,
+    TooManyKeys,
+    TooManyPrincipals,
+    /// The identity has one already.
+    Known(Box<ApiKey>),
+}
+
+#[derive(Clone, Debug)]
+pub enum RevokedKey {
+    Revoked(Box<ApiKey>),
+    /// There is no such key, or it is revoked already.
+    NotThere,
+    /// Nobody could manage the deployment any more.
+    LastOperator,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DisabledPrincipal {
+    /// Now or before.
+    Disabled,
+    NotThere,
+    /// Nobody could manage the deployment any more.
+    LastOperator,
 }
 
 /// How something ends: its sessions' tokens stop counting in the same transaction.
@@ -165,7 +198,59 @@ pub struct Note {
     /// Brings `idle` back to `active` too.
     pub sandboxes: Vec<(SandboxId, Timestamp)>,
     pub keys: Vec<(KeyId, Timestamp)>,
+    pub tokens: Vec<OpaqueToken>,
     pub audit: Vec<AuditRecord>,
+}
+
+/// What an opaque token stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpaqueToken {
+    /// SHA-256 of the token as it was given out.
+    pub hash: [u8; 32],
+    pub claims: Claims,
+    /// From then on it proves nothing any more.
+    pub keep_until: Timestamp,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shared {
+    Added(Share),
+    /// There was one for the principal, which this one takes the place of.
+    Changed(Share),
+    TooMany,
+    SessionGone,
+}
+
+/// Whose tokens are to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RevokedTokens {
+    Jti(String),
+    /// Those issued up to now.
+    Earlier {
+        of: IssuedTo,
+        value: String,
+        issued_by: i64,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub struct RevokeWish {
+    pub workspace: String,
+    /// Where they count; in every sandbox of the workspace without it.
+    pub sandbox: Option<SandboxId>,
+    pub tokens: RevokedTokens,
+    pub until: Timestamp,
+    pub audit: AuditRecord,
+}
+
+/// A sandbox's next key.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotation {
+    pub now: Timestamp,
+    /// Until when tokens of the key before it count; without it they no longer do.
+    pub old_until: Option<Timestamp>,
+    /// How many generations may count at once; the oldest go first.
+    pub max_generations: u32,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -196,6 +281,17 @@ pub struct Horizon {
     pub idempotency_before: Timestamp,
     pub ended_before: Timestamp,
     pub audit_before: Timestamp,
+}
+
+/// The master key was replaced: every living sandbox's next token key comes from the new one.
+#[derive(Clone, Debug)]
+pub struct MasterRotation {
+    pub now: Timestamp,
+    /// Until when tokens of the key before it count; without it they no longer do.
+    pub old_until: Option<Timestamp>,
+    /// What brokers agree on by this name is from now on the fingerprint.
+    pub agreed: &'static str,
+    pub fingerprint: String,
 }
 
 /// The end of a chain of audit records, and what the first that is kept is linked to.
@@ -287,8 +383,18 @@ pub trait Store: Send + Sync {
     async fn add_key(&self, key: &ApiKey, audit: &AuditRecord) -> Stored<AddedKey>;
     async fn key(&self, id: &KeyId) -> Stored<Option<ApiKey>>;
     async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>>;
-    /// Ends the key and the tokens issued under it. `None` when there is no such key or it is revoked already.
-    async fn revoke_key(&self, id: &KeyId, ending: &Ending) -> Stored<Option<ApiKey>>;
+    /// `None` when there is no such key or it has ended.
+    async fn expire_key(&self, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<Option<ApiKey>>;
+    /// Ends the key and the tokens issued under it.
+    async fn revoke_key(&self, id: &KeyId, ending: &Ending) -> Stored<RevokedKey>;
+    /// What an identity comes in by, revoked or not; its hash is of issuer and subject.
+    async fn identity(&self, principal: &Principal, hash: &[u8; 32]) -> Stored<Option<ApiKey>>;
+    /// By name; the page's cursor is the last name seen.
+    async fn principals(&self, workspace: &str, now: Timestamp, page: &PageWish) -> Stored<Vec<PrincipalRecord>>;
+    /// Ends its keys, its identities and all its tokens.
+    async fn disable_principal(&self, workspace: &str, name: &str, ending: &Ending) -> Stored<DisabledPrincipal>;
+    /// What ended stays ended; new keys can be made and identities sign in again. False when there is no such principal.
+    async fn enable_principal(&self, workspace: &str, name: &str, audit: &AuditRecord) -> Stored<bool>;
 
     async fn ensure(&self, wish: &EnsureWish) -> Stored<Ensured>;
     /// The living session of a scope.
@@ -304,7 +410,7 @@ pub trait Store: Send + Sync {
     /// Tags by session id; those without any aren't in it.
     async fn session_tags(&self, ids: &[&SessionId]) -> Stored<HashMap<String, Tags>>;
 
-    async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox>;
+    async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox>;
     async fn change_sandbox(&self, id: &SandboxId, change: &SandboxChange, audit: &AuditRecord) -> Stored<ChangedSandbox>;
     /// A sandbox, ended or not.
     async fn sandbox(&self, id: &SandboxId) -> Stored<Option<Sandbox>>;
@@ -331,6 +437,21 @@ pub trait Store: Send + Sync {
 
     async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList>;
     async fn retire_token(&self, token: &RetiredToken) -> Stored<()>;
+    /// Answers with its number among all revocations.
+    async fn revoke(&self, wish: &RevokeWish) -> Stored<u64>;
+    /// `None` when the sandbox has ended.
+    async fn rotate_key(&self, id: &SandboxId, rotation: &Rotation, audit: &AuditRecord) -> Stored<Option<Sandbox>>;
+    async fn opaque_token(&self, hash: &[u8; 32]) -> Stored<Option<Claims>>;
+
+    async fn principal(&self, workspace: &str, name: &str) -> Stored<Option<Principal>>;
+    /// One that takes more away than it gives ends the tokens that came by the one before.
+    async fn share(&self, share: &Share, max: u32, ending: &Ending) -> Stored<Shared>;
+    async fn share_of(&self, session: &SessionId, principal: &str) -> Stored<Option<Share>>;
+    /// By principal.
+    async fn shares(&self, session: &SessionId) -> Stored<Vec<Share>>;
+    /// Ends a share and the tokens that came by it. `None` when there is none.
+    async fn unshare(&self, session: &SessionId, principal: &str, ending: &Ending) -> Stored<Option<Share>>;
+
     /// Those that come at the same time share a commit.
     async fn note(&self, note: &Note) -> Stored<()>;
     /// Does nothing while another broker is at it.
@@ -365,6 +486,8 @@ pub trait Store: Send + Sync {
     async fn nodes(&self) -> Stored<Vec<Node>>;
     /// Sets a value where there is none yet; answers with the one that counts for every broker.
     async fn agree(&self, name: &str, value: &str) -> Stored<String>;
+    /// Answers with how many sandboxes it concerns. No broker may run.
+    async fn rotate_master(&self, rotation: &MasterRotation) -> Stored<u64>;
     /// What is changed from now on, by any broker on a shared database, this one included.
     fn hints(&self) -> broadcast::Receiver<Hint>;
 }

@@ -61,7 +61,7 @@ async fn what_can_not_be_done_is_refused_by_name_and_the_unknown_is_ignored() {
     let ann = broker.human("ann").await;
     for (field, value, words) in [
         ("provider_preference", json!("docker"), "`docker`"),
-        ("token_format", json!("opaque"), "`opaque`"),
+        ("token_format", json!("saml"), "`saml`"),
         ("token_format", json!("paper"), "`paper`"),
         ("template", json!("python"), "`python`"),
         ("name", json!("../box"), "letters"),

@@ -67,6 +67,9 @@ async fn every_error_has_its_status_its_code_and_its_words() {
     seen.check(ann.post(SESSIONS, full(json!({}))).await, ErrorCode::BindingNotFound);
     seen.check(ann.get("/v1/sandboxes/none").await, ErrorCode::SandboxNotFound);
     seen.check(root.delete("/v1/keys/none").await, ErrorCode::KeyNotFound);
+    let share = format!("{}/share", session_path(&made));
+    seen.check(ann.post(&share, json!({ "principal": "none", "capabilities": ["exec"] })).await, ErrorCode::PrincipalNotFound);
+    seen.check(ann.delete(&format!("{share}/bob")).await, ErrorCode::ShareNotFound);
     seen.check(ann.get("/none").await, ErrorCode::RouteNotFound);
     seen.check(ann.call(Method::PUT, SESSIONS, None, &[]).await, ErrorCode::MethodNotAllowed);
     seen.check(ann.post(SESSIONS, json!({ "thread_id": "t", "mode": "create_only" })).await, ErrorCode::SessionConflict);

@@ -15,8 +15,8 @@ use std::{
 use async_trait::async_trait;
 use axum::{
     Json, Router,
-    body::Body,
-    extract::{Query, RawQuery, Request, State, WebSocketUpgrade},
+    body::{Body, Bytes},
+    extract::{Query, RawQuery, Request, State, WebSocketUpgrade, ws::Message},
     response::{IntoResponse, Response},
     routing::{any, get, post, put},
 };
@@ -24,7 +24,8 @@ use cobox_protocol::{
     SandboxId,
     control::{BoxdStatus, ControlState},
 };
-use cobox_provider::{BoxedStream, DiskUse, Door, Found, Provider, ProviderError};
+use cobox_provider::{Adapter, BoxedStream, DiskUse, Door, Found, Provider, ProviderError};
+use futures_util::StreamExt;
 use http::{HeaderMap, Method};
 use serde_json::{Value, json};
 use tokio::{
@@ -45,10 +46,13 @@ pub struct Seen {
 /// One stand-in for boxd.
 pub struct FakeBoxd {
     id: SandboxId,
+    said: Arc<Mutex<Vec<Message>>>,
     pub state: Mutex<ControlState>,
     pub seen: Mutex<Vec<Seen>>,
     pub requests: AtomicU64,
     pub open_streams: AtomicU32,
+    /// Bytes of long answers that were asked for.
+    pub produced: AtomicU64,
     /// What it answers when asked for its audit, and the queries it was asked with.
     pub claims: Mutex<Option<Value>>,
     pub asked_for_claims: Mutex<Vec<String>>,
@@ -77,6 +81,12 @@ pub struct FakeProvider {
     pub may_start: watch::Sender<bool>,
     pub disk: Mutex<Option<DiskUse>>,
     pub can_suspend: AtomicBool,
+    /// In place of boxds.
+    pub adapter: Mutex<Option<Arc<dyn Adapter>>>,
+    /// Under which clients reach boxds by themselves.
+    pub direct: Mutex<Option<String>>,
+    /// What came over WebSockets.
+    pub said: Arc<Mutex<Vec<Message>>>,
 }
 
 impl FakeProvider {
@@ -94,6 +104,9 @@ impl FakeProvider {
             may_start: watch::channel(true).0,
             disk: Mutex::default(),
             can_suspend: AtomicBool::new(true),
+            adapter: Mutex::default(),
+            direct: Mutex::default(),
+            said: Arc::default(),
         })
     }
 
@@ -145,7 +158,7 @@ impl Provider for FakeProvider {
         fails(&self.failing_starts)?;
         let boxd = {
             let mut sandboxes = self.sandboxes.lock().unwrap();
-            sandboxes.entry(id.clone()).or_insert_with(|| FakeBoxd::new(id, state)).clone()
+            sandboxes.entry(id.clone()).or_insert_with(|| FakeBoxd::new(id, state, self.said.clone())).clone()
         };
         *boxd.state.lock().unwrap() = state.clone();
         if *boxd.is_running.borrow() {
@@ -212,19 +225,29 @@ impl Provider for FakeProvider {
         Ok(Box::new(stream))
     }
 
+    fn adapter(&self) -> Option<Arc<dyn Adapter>> {
+        self.adapter.lock().unwrap().clone()
+    }
+
+    fn direct_url(&self, id: &SandboxId) -> Option<String> {
+        self.direct.lock().unwrap().as_ref().map(|base| format!("{base}/{id}"))
+    }
+
     async fn disk_use(&self, _: &SandboxId) -> Option<DiskUse> {
         *self.disk.lock().unwrap()
     }
 }
 
 impl FakeBoxd {
-    fn new(id: &SandboxId, state: &ControlState) -> Arc<Self> {
+    fn new(id: &SandboxId, state: &ControlState, said: Arc<Mutex<Vec<Message>>>) -> Arc<Self> {
         Arc::new(Self {
             id: id.clone(),
+            said,
             state: Mutex::new(state.clone()),
             seen: Mutex::default(),
             requests: AtomicU64::new(0),
             open_streams: AtomicU32::new(0),
+            produced: AtomicU64::new(0),
             claims: Mutex::default(),
             asked_for_claims: Mutex::default(),
             happenings: watch::channel(Vec::new()).0,
@@ -266,6 +289,7 @@ impl FakeBoxd {
             .route("/v1/ws", any(websocket))
             .route("/v1/html", get(page))
             .route("/v1/hang", get(hang))
+            .route("/v1/long", get(long))
             .with_state(self.clone())
             .fallback(|| async { "seen" })
             .layer(axum::middleware::from_fn_with_state(self.clone(), see))
@@ -308,9 +332,13 @@ async fn see(State(boxd): State<Arc<FakeBoxd>>, request: Request, next: axum::mi
     next.run(request).await
 }
 
-async fn websocket(upgrade: WebSocketUpgrade) -> Response {
-    upgrade.on_upgrade(|mut socket| async move {
+async fn websocket(State(boxd): State<Arc<FakeBoxd>>, upgrade: WebSocketUpgrade) -> Response {
+    upgrade.on_upgrade(move |mut socket| async move {
         while let Some(Ok(message)) = socket.recv().await {
+            if matches!(message, Message::Ping(_) | Message::Pong(_)) {
+                continue;
+            }
+            boxd.said.lock().unwrap().push(message.clone());
             if socket.send(message).await.is_err() {
                 break;
             }
@@ -322,6 +350,16 @@ async fn websocket(upgrade: WebSocketUpgrade) -> Response {
 async fn hang(State(boxd): State<Arc<FakeBoxd>>) {
     let _ = boxd.is_running.subscribe().wait_for(|is| !is).await;
     std::panic::resume_unwind(Box::new("boxd ended"));
+}
+
+/// As many bytes as the query says, made as they are taken.
+async fn long(State(boxd): State<Arc<FakeBoxd>>, RawQuery(query): RawQuery) -> Body {
+    const PIECE: u64 = 64 * 1024;
+    let pieces = query.unwrap_or_default().parse::<u64>().unwrap() / PIECE;
+    Body::from_stream(futures_util::stream::iter(0..pieces).map(move |_| {
+        boxd.produced.fetch_add(PIECE, Ordering::SeqCst);
+        Ok::<_, std::io::Error>(Bytes::from(vec![0; PIECE as usize]))
+    }))
 }
 
 async fn page() -> impl IntoResponse {

@@ -19,7 +19,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::{net::TcpStream, runtime::Runtime, sync::OnceCell};
 
-use crate::fake_provider::FakeProvider;
+use crate::{fake_provider::FakeProvider, openapi::must_be_documented};
 
 /// The newest audit records, as many as a test makes.
 pub const NEWEST: PageWish = PageWish { before: None, limit: 100 };
@@ -179,11 +179,19 @@ impl Client {
         if let (Some(key), false) = (&self.key, request.headers().contains_key("authorization")) {
             request.headers_mut().insert("authorization", format!("Bearer {}", key.expose()).parse().unwrap());
         }
-        request.headers_mut().insert("host", "broker".parse().unwrap());
+        // What is documented is what stands under the broker's own host.
+        let is_own = !request.headers().contains_key("host");
+        if is_own {
+            request.headers_mut().insert("host", "broker".parse().unwrap());
+        }
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let stream = TcpStream::connect(self.addr).await.unwrap();
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection);
         let (parts, body) = sender.send_request(request).await.unwrap().into_parts();
+        if is_own {
+            must_be_documented(&method, &path, parts.status);
+        }
         Answer { status: parts.status, headers: parts.headers, bytes: body.collect().await.unwrap().to_bytes() }
     }
 

@@ -3,14 +3,14 @@
 use std::collections::HashSet;
 
 use cobox_broker::store::{
-    AddedSandbox, EnsureWish, Ensured, Horizon, Note, PageWish, Store,
+    AddedSandbox, EnsureWish, Ensured, Horizon, Note, PageWish, RevokedKey, Store,
     sql::{SqlStore, postgres, sqlite},
 };
 use cobox_protocol::{control::Revocation, key::PrincipalKind, session::State};
 use cobox_testkit::TestDatabase;
 use futures_util::future::join_all;
 
-use crate::store_suite::{WORKSPACE, api_key, at, audit, ending, sandbox, wish};
+use crate::store_suite::{WORKSPACE, api_key, at, audit, ending, quota, sandbox, wish};
 
 const RACERS: usize = 64;
 const ROUNDS: usize = 20;
@@ -96,7 +96,8 @@ async fn a_name_is_given_once(stores: &[SqlStore]) {
     let sandboxes: Vec<_> = (0..RACERS).map(|_| sandbox(Some("wanted"))).collect();
     let audit = audit("sandbox.created");
     let none = cobox_protocol::tags::Tags::new();
-    let added = join_all(sandboxes.iter().enumerate().map(|(n, s)| of(stores, n).add_sandbox(s, &none, 10_000, &audit))).await;
+    let many = quota(10_000);
+    let added = join_all(sandboxes.iter().enumerate().map(|(n, s)| of(stores, n).add_sandbox(s, &none, &many, &audit))).await;
     assert_eq!(added.into_iter().filter(|a| *a.as_ref().unwrap() == AddedSandbox::Added).count(), 1);
 }
 
@@ -121,7 +122,7 @@ async fn every_revocation_changes_the_sequence(stores: &[SqlStore]) {
     let ending = ending(2);
     let revoking = async {
         let revoked = join_all(keys.iter().enumerate().map(|(n, key)| of(stores, n).revoke_key(&key.id, &ending))).await;
-        assert!(revoked.into_iter().all(|r| r.unwrap().is_some()));
+        assert!(revoked.into_iter().all(|r| matches!(r.unwrap(), RevokedKey::Revoked(_))));
         is_done.store(true, std::sync::atomic::Ordering::SeqCst);
     };
     tokio::join!(looking, revoking);
@@ -130,17 +131,17 @@ async fn every_revocation_changes_the_sequence(stores: &[SqlStore]) {
 
 async fn a_quota_is_never_passed(stores: &[SqlStore]) {
     let living = stores[0].sandboxes_of_node(crate::store_suite::NODE).await.unwrap().into_iter().filter(|s| s.ended_at.is_none()).count();
-    let quota = u32::try_from(living).unwrap() + 5;
-    let wishes: Vec<_> = (0..RACERS).map(|n| EnsureWish { quota, ..wish(&format!("quota {n}")) }).collect();
+    let most = u32::try_from(living).unwrap() + 5;
+    let wishes: Vec<_> = (0..RACERS).map(|n| EnsureWish { quota: quota(most), ..wish(&format!("quota {n}")) }).collect();
     let outcomes = join_all(wishes.iter().enumerate().map(|(n, w)| of(stores, n).ensure(w))).await;
     let count = |is: fn(&Ensured) -> bool| outcomes.iter().filter(|o| is(o.as_ref().unwrap())).count();
     assert_eq!(count(|o| matches!(o, Ensured::Created(_))), 5);
-    assert_eq!(count(|o| matches!(o, Ensured::QuotaReached)), RACERS - 5);
+    assert_eq!(count(|o| matches!(o, Ensured::QuotaReached(_))), RACERS - 5);
     assert!(stores[0].session_of(WORKSPACE, "thread", "nobody's").await.unwrap().is_none());
 }
 
 async fn every_note_is_kept(stores: &[SqlStore]) {
-    let wishes: Vec<_> = (0..8).map(|n| EnsureWish { quota: 10_000, ..wish(&format!("noted {n}")) }).collect();
+    let wishes: Vec<_> = (0..8).map(|n| EnsureWish { quota: quota(10_000), ..wish(&format!("noted {n}")) }).collect();
     for wish in &wishes {
         stores[0].ensure(wish).await.unwrap();
     }

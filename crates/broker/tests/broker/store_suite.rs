@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use cobox_protocol::{
-    KeyId, SandboxId, SessionId, Timestamp,
-    control::Revocation,
+    KeyId, SandboxId, SessionId, ShareId, Timestamp,
+    control::{Earlier, IssuedTo, Revocation},
     key::PrincipalKind,
     session::{Access, State},
     tags::{TagFilter, Tags},
@@ -14,11 +14,13 @@ use cobox_testkit::TestDatabase;
 
 use cobox_broker::domain::{
     audit::AuditRecord,
-    model::{ApiKey, Bound, Intent, Principal, Sandbox, Session},
+    model::{ApiKey, Bound, Identity, Intent, Principal, Sandbox, Session, Share},
 };
+use cobox_broker::policy::Quota;
 use cobox_broker::store::{
-    AddedKey, AddedSandbox, ChangedSandbox, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, Note, PageWish, RetiredToken,
-    SandboxChange, SessionFilter, Store, Viewer,
+    AddedKey, AddedSandbox, ChangedSandbox, Counted, DisabledPrincipal, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, Note,
+    OpaqueToken, PageWish, RetiredToken, RevokeWish, RevokedKey, RevokedTokens, Rotation, SandboxChange, SessionFilter, Shared, Store,
+    Viewer,
     sql::{SqlStore, postgres, sqlite},
 };
 
@@ -39,7 +41,16 @@ pub fn ending(now: i64) -> Ending {
 
 pub fn api_key(name: &str, kind: PrincipalKind) -> ApiKey {
     let principal = Principal { workspace: WORKSPACE.into(), name: name.into(), kind };
-    ApiKey { id: KeyId::new(), principal, hash: [7; 32], created_at: at(0), expires_at: None, last_used_at: None, revoked_at: None }
+    ApiKey {
+        id: KeyId::new(),
+        principal,
+        hash: [7; 32],
+        created_at: at(0),
+        expires_at: None,
+        last_used_at: None,
+        revoked_at: None,
+        identity: None,
+    }
 }
 
 pub fn sandbox(name: Option<&str>) -> Sandbox {
@@ -48,10 +59,13 @@ pub fn sandbox(name: Option<&str>) -> Sandbox {
         workspace: WORKSPACE.into(),
         name: name.map(str::to_owned),
         owner: "ann".into(),
+        owner_kind: PrincipalKind::Human,
         access: Access::Workspace,
         provider: "local".into(),
         node: NODE.into(),
         generation: 1,
+        old_keys: None,
+        master_from: 1,
         state: State::Provisioning,
         intent: Some(Intent::Create),
         reason: None,
@@ -63,6 +77,10 @@ pub fn sandbox(name: Option<&str>) -> Sandbox {
         suspended_at: None,
         ended_at: None,
     }
+}
+
+pub fn quota(of_workspace: u32) -> Quota {
+    Quota { of_workspace, of_owner: None }
 }
 
 fn bound(thread: &str) -> Bound {
@@ -89,7 +107,7 @@ pub fn wish(thread: &str) -> EnsureWish {
         is_attaching: false,
         must_create: false,
         tags: Tags::new(),
-        quota: 100,
+        quota: quota(100),
         idempotency: None,
         audit: audit("session.created"),
     }
@@ -128,20 +146,25 @@ pub async fn run(store: &dyn Store) {
     changing_a_sandbox(store).await;
     revocations(store).await;
     a_retired_token_counts_for_a_moment(store).await;
+    shares(store).await;
+    opaque_tokens(store).await;
+    what_was_issued_up_to_a_moment(store).await;
+    rotating_a_key(store).await;
     notes_and_pruning(store).await;
 }
 
 async fn keys(store: &dyn Store) {
     let key = api_key("ann", PrincipalKind::Human);
-    assert_eq!(store.add_key(&key, &audit("key.created")).await.unwrap(), AddedKey::Added);
+    assert!(matches!(store.add_key(&key, &audit("key.created")).await.unwrap(), AddedKey::Added));
     let other = api_key("ann", PrincipalKind::Agent);
-    assert_eq!(store.add_key(&other, &audit("key.created")).await.unwrap(), AddedKey::KindDiffers(PrincipalKind::Human));
+    assert!(matches!(store.add_key(&other, &audit("key.created")).await.unwrap(), AddedKey::KindDiffers(PrincipalKind::Human)));
     let read = store.key(&key.id).await.unwrap().unwrap();
     assert_eq!((read.principal, read.hash), (key.principal.clone(), key.hash));
     assert!(store.key(&other.id).await.unwrap().is_none());
     assert_eq!(store.keys(&PageWish { before: None, limit: 10 }).await.unwrap().len(), 1);
-    assert!(store.revoke_key(&key.id, &ending(5)).await.unwrap().is_some());
-    assert!(store.revoke_key(&key.id, &ending(6)).await.unwrap().is_none(), "a key is revoked once");
+    assert!(matches!(store.revoke_key(&key.id, &ending(5)).await.unwrap(), RevokedKey::Revoked(_)));
+    assert!(matches!(store.revoke_key(&key.id, &ending(6)).await.unwrap(), RevokedKey::NotThere), "a key is revoked once");
+    identities(store).await;
     assert_eq!(store.key(&key.id).await.unwrap().unwrap().revoked_at, Some(at(5)));
 }
 
@@ -177,8 +200,8 @@ async fn sessions_of_one_scope_are_one(store: &dyn Store) {
     let filter = SessionFilter { scope_id: Some("private".into()), ..SessionFilter::default() };
     assert_eq!(store.sessions(&viewer("bob"), &filter, &page).await.unwrap().len(), 0);
     assert_eq!(store.sessions(&viewer("ann"), &filter, &page).await.unwrap().len(), 1);
-    let full = EnsureWish { quota: 1, ..wish("too many") };
-    assert_eq!(store.ensure(&full).await.unwrap(), Ensured::QuotaReached);
+    let full = EnsureWish { quota: quota(1), ..wish("too many") };
+    assert_eq!(store.ensure(&full).await.unwrap(), Ensured::QuotaReached(Counted::Workspace));
 }
 
 async fn idempotency(store: &dyn Store) {
@@ -233,7 +256,7 @@ async fn ending_a_sandbox(store: &dyn Store) {
 
 async fn replacing_is_conditional(store: &dyn Store) {
     let made = sandbox(None);
-    store.add_sandbox(&made, &Tags::new(), 100, &audit("sandbox.created")).await.unwrap();
+    store.add_sandbox(&made, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap();
     let started = made.started(at(5));
     assert!(store.replace_sandbox(&made, &started, None).await.unwrap());
     assert!(!store.replace_sandbox(&made, &started, None).await.unwrap(), "the second to settle finds it settled");
@@ -246,16 +269,55 @@ async fn replacing_is_conditional(store: &dyn Store) {
     assert_eq!(store.sandbox(&made.id).await.unwrap().unwrap().state, State::Active, "use ends idleness");
 }
 
+async fn identities(store: &dyn Store) {
+    let identity = Identity { issuer: "https://id.example".into(), subject: "u1".into() };
+    let of = |n: u8| ApiKey { hash: [n; 32], identity: Some(identity.clone()), ..api_key("sso", PrincipalKind::Agent) };
+    let first = of(9);
+    assert!(matches!(store.add_key(&first, &audit("key.created")).await.unwrap(), AddedKey::Added));
+    let AddedKey::Known(known) = store.add_key(&of(9), &audit("key.created")).await.unwrap() else { panic!("it has one") };
+    assert_eq!(known.id, first.id);
+    assert_eq!(known.identity, Some(identity.clone()));
+    let found = async |n: u8| store.identity(&first.principal, &[n; 32]).await.unwrap();
+    assert_eq!(found(9).await.unwrap().id, first.id);
+    assert!(found(8).await.is_none());
+    assert_eq!(store.disable_principal(WORKSPACE, "nobody", &ending(5)).await.unwrap(), DisabledPrincipal::NotThere);
+    assert_eq!(store.disable_principal(WORKSPACE, "sso", &ending(5)).await.unwrap(), DisabledPrincipal::Disabled);
+    assert!(found(9).await.unwrap().revoked_at.is_some(), "it stays, to keep them out");
+    assert!(matches!(store.add_key(&of(8), &audit("key.created")).await.unwrap(), AddedKey::Disabled));
+    let view = store.revocations(&sandbox(None), at(6)).await.unwrap().list;
+    assert!(view.contains(&Revocation::Principal("sso".into())) && view.contains(&Revocation::Grant(first.id.to_string())));
+    let listed = store.principals(WORKSPACE, at(6), &PageWish { before: None, limit: 10 }).await.unwrap();
+    let sso = listed.iter().find(|p| p.principal.name == "sso").unwrap();
+    assert_eq!((sso.valid_keys, sso.disabled_at), (0, Some(at(5))));
+    assert!(store.enable_principal(WORKSPACE, "sso", &audit("principal.enabled")).await.unwrap());
+    assert!(!store.enable_principal(WORKSPACE, "nobody", &audit("principal.enabled")).await.unwrap());
+    assert!(found(9).await.is_none(), "the next sign-in makes another");
+    let view = store.revocations(&sandbox(None), at(6)).await.unwrap().list;
+    assert!(!view.contains(&Revocation::Principal("sso".into())) && view.contains(&Revocation::Grant(first.id.to_string())));
+    assert!(matches!(store.add_key(&of(9), &audit("key.created")).await.unwrap(), AddedKey::Added));
+}
+
 async fn names_and_quotas(store: &dyn Store) {
     assert!(store.has_sandboxes(Some(NODE)).await.unwrap());
     let first = sandbox(Some("dev"));
-    assert_eq!(store.add_sandbox(&first, &Tags::new(), 100, &audit("sandbox.created")).await.unwrap(), AddedSandbox::Added);
+    assert_eq!(store.add_sandbox(&first, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap(), AddedSandbox::Added);
     let second = sandbox(Some("dev"));
     assert_eq!(
-        store.add_sandbox(&second, &Tags::new(), 100, &audit("sandbox.created")).await.unwrap(),
+        store.add_sandbox(&second, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap(),
         AddedSandbox::NameTaken(first.id.clone())
     );
-    assert_eq!(store.add_sandbox(&sandbox(None), &Tags::new(), 1, &audit("sandbox.created")).await.unwrap(), AddedSandbox::QuotaReached);
+    assert_eq!(
+        store.add_sandbox(&sandbox(None), &Tags::new(), &quota(1), &audit("sandbox.created")).await.unwrap(),
+        AddedSandbox::QuotaReached(Counted::Workspace)
+    );
+    let living = store.sandboxes_of_node(NODE).await.unwrap().into_iter().filter(|s| s.ended_at.is_none() && s.owner == "ann").count();
+    let owned = |more: u32| Quota { of_workspace: 100, of_owner: Some(u32::try_from(living).unwrap() + more) };
+    let refused = store.add_sandbox(&sandbox(None), &Tags::new(), &owned(0), &audit("sandbox.created")).await.unwrap();
+    assert_eq!(refused, AddedSandbox::QuotaReached(Counted::Owner));
+    let others = Sandbox { owner: "bob".into(), owner_kind: PrincipalKind::Agent, ..sandbox(None) };
+    assert_eq!(store.add_sandbox(&others, &Tags::new(), &owned(0), &audit("sandbox.created")).await.unwrap(), AddedSandbox::Added);
+    assert_eq!(store.sandbox(&others.id).await.unwrap().unwrap().owner_kind, PrincipalKind::Agent);
+    store.end_sandbox(&others.id, State::Terminated, &ending(1)).await.unwrap();
     assert_eq!(store.sandbox_named(WORKSPACE, "dev").await.unwrap().unwrap().id, first.id);
     let viewer = Viewer { workspace: WORKSPACE.into(), principal: "bob".into(), sees_all: false };
     let all = store.sandboxes(&viewer, &[], &PageWish { before: None, limit: 100 }).await.unwrap();
@@ -263,7 +325,7 @@ async fn names_and_quotas(store: &dyn Store) {
     assert_eq!(rest.len(), all.len() - 1, "a cursor goes on where the page ended");
     store.end_sandbox(&first.id, State::Terminated, &ending(1)).await.unwrap();
     assert_eq!(
-        store.add_sandbox(&second, &Tags::new(), 100, &audit("sandbox.created")).await.unwrap(),
+        store.add_sandbox(&second, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap(),
         AddedSandbox::Added,
         "a name is free again"
     );
@@ -279,14 +341,14 @@ fn attach(thread: &str, to: &Sandbox) -> EnsureWish {
 
 async fn attaching(store: &dyn Store) {
     let shared = sandbox(Some("shared"));
-    store.add_sandbox(&shared, &Tags::new(), 100, &audit("sandbox.created")).await.unwrap();
+    store.add_sandbox(&shared, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap();
     store.replace_sandbox(&shared, &shared.started(at(0)), None).await.unwrap();
     let mut late = attach("attached 1", &shared);
     late.fresh.session.created_at = at(40);
     let Ensured::Created(first) = store.ensure(&late).await.unwrap() else { panic!("it is new") };
     assert_eq!((first.session.active_base, first.sandbox.state), (Duration::from_secs(40), State::Active), "its hard end begins now");
     // Beyond the quota, which counts sandboxes.
-    let Ensured::Created(second) = store.ensure(&EnsureWish { quota: 1, ..attach("attached 2", &shared) }).await.unwrap() else {
+    let Ensured::Created(second) = store.ensure(&EnsureWish { quota: quota(1), ..attach("attached 2", &shared) }).await.unwrap() else {
         panic!("it is new")
     };
     assert_eq!(store.sessions_on(&shared.id).await.unwrap().len(), 2);
@@ -300,7 +362,7 @@ async fn attaching(store: &dyn Store) {
 
     // Running time is counted anew only while no session counts on it.
     let worn = sandbox(Some("worn"));
-    store.add_sandbox(&worn, &Tags::new(), 100, &audit("sandbox.created")).await.unwrap();
+    store.add_sandbox(&worn, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap();
     let running = worn.started(at(0));
     store.replace_sandbox(&worn, &running, None).await.unwrap();
     store.replace_sandbox(&running, &running.suspended(at(90), "rest"), None).await.unwrap();
@@ -315,7 +377,7 @@ async fn attaching(store: &dyn Store) {
 
     // Another's sandbox isn't ended by a guest who leaves.
     let lent = sandbox(None);
-    store.add_sandbox(&lent, &Tags::new(), 100, &audit("sandbox.created")).await.unwrap();
+    store.add_sandbox(&lent, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap();
     let mut guest = attach("attached 5", &lent);
     guest.fresh.session.owner = "bob".into();
     store.ensure(&guest).await.unwrap();
@@ -383,7 +445,7 @@ async fn tags(store: &dyn Store) {
 async fn changing_a_sandbox(store: &dyn Store) {
     let (one, other) = (sandbox(Some("one")), sandbox(Some("other")));
     for made in [&one, &other] {
-        store.add_sandbox(made, &Tags::from([("a".into(), "1".into())]), 100, &audit("sandbox.created")).await.unwrap();
+        store.add_sandbox(made, &Tags::from([("a".into(), "1".into())]), &quota(100), &audit("sandbox.created")).await.unwrap();
     }
     let change = SandboxChange { max_tags: 2, ..SandboxChange::default() };
     let name = |name: &str| SandboxChange { name: Some(Some(name.into())), ..change.clone() };
@@ -454,6 +516,110 @@ async fn revocations(store: &dyn Store) {
 async fn records(store: &dyn Store, limit: u32) -> Vec<AuditRecord> {
     let newest = store.audit(WORKSPACE, None, &PageWish { before: None, limit }).await.unwrap();
     newest.into_iter().map(|(_, record)| record).collect()
+}
+
+fn share(session: &SessionId, principal: &str, words: &str, expires_at: Option<i64>) -> Share {
+    Share {
+        id: ShareId::new(),
+        workspace: WORKSPACE.into(),
+        session: session.clone(),
+        principal: principal.into(),
+        capabilities: words.parse().unwrap(),
+        shared_by: "ann".into(),
+        created_at: at(0),
+        expires_at: expires_at.map(at),
+    }
+}
+
+async fn shares(store: &dyn Store) {
+    let Ensured::Created(made) = store.ensure(&wish("shared")).await.unwrap() else { panic!("it is new") };
+    let (session, sandbox) = (&made.session.id, &made.sandbox);
+    let first = share(session, "bob", "fs_read exec", None);
+    assert_eq!(store.share(&first, 2, &ending(0)).await.unwrap(), Shared::Added(first.clone()));
+    assert_eq!(store.share_of(session, "bob").await.unwrap(), Some(first.clone()));
+    assert_eq!(store.share_of(session, "carl").await.unwrap(), None);
+    let wider = share(session, "bob", "fs_read exec shell", None);
+    let kept = Share { id: first.id.clone(), ..wider.clone() };
+    assert_eq!(store.share(&wider, 2, &ending(0)).await.unwrap(), Shared::Changed(kept), "nothing was taken away");
+    assert_eq!(store.revocations(sandbox, at(0)).await.unwrap().list, []);
+    for (number, less) in [share(session, "bob", "fs_read", None), share(session, "bob", "fs_read", Some(50))].into_iter().enumerate() {
+        assert_eq!(store.share(&less, 2, &ending(0)).await.unwrap(), Shared::Changed(less.clone()));
+        assert_eq!(store.revocations(sandbox, at(0)).await.unwrap().list.len(), number + 1);
+    }
+    store.share(&share(session, "carl", "exec", None), 2, &ending(0)).await.unwrap();
+    assert_eq!(store.share(&share(session, "dora", "exec", None), 2, &ending(0)).await.unwrap(), Shared::TooMany);
+    let names = |list: Vec<Share>| list.into_iter().map(|s| s.principal).collect::<Vec<_>>();
+    assert_eq!(names(store.shares(session).await.unwrap()), ["bob", "carl"]);
+    let gone = store.unshare(session, "carl", &ending(0)).await.unwrap().unwrap();
+    assert!(store.revocations(sandbox, at(0)).await.unwrap().list.contains(&Revocation::Jti(gone.id.to_string())));
+    assert_eq!(store.unshare(session, "carl", &ending(0)).await.unwrap(), None);
+    store.end_session(session, &ending(1)).await.unwrap();
+    assert_eq!(store.share(&share(session, "dora", "exec", None), 9, &ending(2)).await.unwrap(), Shared::SessionGone);
+    assert!(store.principal(WORKSPACE, "ann").await.unwrap().is_some());
+    assert!(store.principal(WORKSPACE, "nobody").await.unwrap().is_none());
+    assert!(store.principal("elsewhere", "ann").await.unwrap().is_none());
+}
+
+async fn opaque_tokens(store: &dyn Store) {
+    let claims: cobox_token::Claims = serde_json::from_value(serde_json::json!({
+        "iss": "cobox", "sub": "ann", "aud": SandboxId::new(), "scope": "fs:ro", "iat": 1, "nbf": 1, "exp": 2, "jti": "tok_1",
+        "act": { "type": "human", "id": "ann" }, "gen": 1, "grant": "key_1", "parent": "tok_0", "via": ["shr_1"],
+    }))
+    .unwrap();
+    let token = OpaqueToken { hash: [9; 32], claims: claims.clone(), keep_until: at(10) };
+    store.note(&Note { tokens: vec![token], ..Note::default() }).await.unwrap();
+    assert_eq!(store.opaque_token(&[9; 32]).await.unwrap(), Some(claims));
+    assert_eq!(store.opaque_token(&[8; 32]).await.unwrap(), None);
+    let horizon = |now: i64| Horizon { now: at(now), idempotency_before: at(-9), ended_before: at(-9), audit_before: at(-9) };
+    store.prune(&horizon(10)).await.unwrap();
+    assert!(store.opaque_token(&[9; 32]).await.unwrap().is_some());
+    store.prune(&horizon(11)).await.unwrap();
+    assert_eq!(store.opaque_token(&[9; 32]).await.unwrap(), None);
+}
+
+async fn what_was_issued_up_to_a_moment(store: &dyn Store) {
+    let workspace = "moments";
+    let sandbox = Sandbox { workspace: workspace.into(), ..sandbox(None) };
+    let earlier = |issued_by| Earlier { of: IssuedTo::Principal, value: "ann".into(), issued_by };
+    let mut last = 0;
+    for issued_by in [5, 7] {
+        let wish = RevokeWish {
+            workspace: workspace.into(),
+            sandbox: None,
+            tokens: RevokedTokens::Earlier { of: IssuedTo::Principal, value: "ann".into(), issued_by },
+            until: at(100),
+            audit: audit("tokens.revoked"),
+        };
+        let sequence = store.revoke(&wish).await.unwrap();
+        assert!(sequence > last);
+        last = sequence;
+    }
+    let seen = store.revocations(&sandbox, at(50)).await.unwrap();
+    assert_eq!((seen.sequence, seen.list), (last, vec![Revocation::Earlier(earlier(5)), Revocation::Earlier(earlier(7))]));
+    assert_eq!(store.revocations(&sandbox, at(100)).await.unwrap().list, []);
+}
+
+async fn rotating_a_key(store: &dyn Store) {
+    let sandbox = sandbox(None);
+    store.add_sandbox(&sandbox, &Tags::new(), &quota(1000), &audit("sandbox.created")).await.unwrap();
+    let rotate = async |now: i64, until: Option<i64>| {
+        let rotation = Rotation { now: at(now), old_until: until.map(at), max_generations: 3 };
+        store.rotate_key(&sandbox.id, &rotation, &audit("rotated")).await.unwrap().unwrap()
+    };
+    let keys = |s: &Sandbox, now: i64| (s.keys_from(at(now)), s.generation);
+    let rotated = rotate(0, Some(10)).await;
+    assert_eq!((keys(&rotated, 0), keys(&rotated, 9), keys(&rotated, 10)), ((1, 2), (1, 2), (2, 2)));
+    assert_eq!(store.sandbox(&sandbox.id).await.unwrap().unwrap(), rotated);
+    assert_eq!(keys(&rotate(5, Some(15)).await, 5), (1, 3));
+    assert_eq!(keys(&rotate(6, Some(16)).await, 6), (2, 4), "no more than three at once");
+    assert_eq!(keys(&rotate(20, Some(30)).await, 20), (4, 5), "those before it are over");
+    assert_eq!(keys(&rotate(21, None).await, 21), (6, 6));
+    // What else happens to a sandbox leaves its keys alone.
+    assert!(store.replace_sandbox(&sandbox, &sandbox.started(at(22)), None).await.unwrap());
+    assert_eq!(keys(&store.sandbox(&sandbox.id).await.unwrap().unwrap(), 22), (6, 6));
+    store.end_sandbox(&sandbox.id, State::Terminated, &ending(23)).await.unwrap();
+    let rotation = Rotation { now: at(24), old_until: None, max_generations: 3 };
+    assert_eq!(store.rotate_key(&sandbox.id, &rotation, &audit("rotated")).await.unwrap(), None);
 }
 
 async fn notes_and_pruning(store: &dyn Store) {

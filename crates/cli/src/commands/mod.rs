@@ -5,10 +5,14 @@ pub mod cp;
 pub mod doctor;
 pub mod exec;
 pub mod keys;
+pub mod master_key;
+pub mod policy;
+pub mod principals;
 pub mod ps;
 pub mod sandbox;
 pub mod serve;
 pub mod session;
+pub mod share;
 pub mod shell;
 pub mod sync;
 pub mod up;
@@ -40,12 +44,24 @@ pub enum Command {
     /// Get, make, refresh or release a thread's session
     #[command(subcommand)]
     Session(session::Command),
+    /// Let others into a thread's session, see who is, and take it back
+    #[command(subcommand)]
+    Share(share::Command),
     /// List, make, show or delete sandboxes
     #[command(subcommand)]
     Sandbox(sandbox::Command),
-    /// List, make or revoke API keys
+    /// List, make, expire or revoke API keys
     #[command(subcommand)]
     Keys(keys::Command),
+    /// List principals, shut one out or let one in again
+    #[command(subcommand)]
+    Principals(principals::Command),
+    /// Check a policy file, or say why somebody gets what they get
+    #[command(subcommand)]
+    Policy(policy::Command),
+    /// Replace a broker's master key, while it is stopped
+    #[command(subcommand)]
+    MasterKey(master_key::Command),
     /// Show who did what, for operators
     Audit(audit::Args),
     /// Check what this machine offers for sandboxes
@@ -65,8 +81,12 @@ impl Command {
             Command::Cp(args) => cp::run(args, context).await,
             Command::Sync(args) => sync::run(args, context).await,
             Command::Session(command) => session::run(command, context).await,
+            Command::Share(command) => share::run(command, context).await,
+            Command::MasterKey(command) => master_key::run(command, context).await,
             Command::Sandbox(command) => sandbox::run(command, context).await,
             Command::Keys(command) => keys::run(command, context).await,
+            Command::Principals(command) => principals::run(command, context).await,
+            Command::Policy(command) => policy::run(command, context),
             Command::Audit(args) => audit::run(args, context).await,
             Command::Doctor(args) => doctor::run(args, context).await,
             Command::Serve(args) => serve::run(args, context).await,

@@ -10,6 +10,7 @@ use crate::{
     cors::CorsArgs,
     daemon::{self, EndSignals},
     failure::Failure,
+    origin::OriginArgs,
     running::{FirstKeys, Running},
     settings::Settings,
 };
@@ -18,6 +19,7 @@ use crate::{
 #[command(after_help = "\
 The config file is TOML; what is left out has a default. A first API key, an operator's, is written to DATA_DIR/api_key.
 Sandboxes go on running when the broker ends, and are found again at its next start. COBOX_LOG chooses what is logged.
+The policy is read again when its file changes and at SIGHUP; a broken one is told of in the log, and the old one goes on counting.
 Several brokers may share a PostgreSQL database. Each has its own data directory, with a copy of the same master.key; behind one
 public_url each names itself with node_url, because its sandboxes are reached through it alone.
 
@@ -26,6 +28,7 @@ Example config:
   public_url = \"https://cobox.example.com\"
   data_dir = \"/var/lib/cobox\"
   database_url = \"postgres://cobox:password@db.example.com/cobox\"
+  dataplane_domain = \"box.example.com\"
   [local]
   memory_bytes = 4294967296")]
 pub struct Args {
@@ -44,6 +47,11 @@ pub struct Args {
     /// other users of this machine can see a command's arguments
     #[arg(long, value_name = "URL", value_parser = secret)]
     database_url: Option<Secret>,
+    /// What whom is allowed [default: policy.toml in the data directory]
+    #[arg(long, value_name = "FILE", env = "COBOX_POLICY")]
+    policy: Option<PathBuf>,
+    #[command(flatten)]
+    origin: OriginArgs,
     #[command(flatten)]
     cors: CorsArgs,
     /// How log lines look
@@ -64,6 +72,7 @@ fn secret(text: &str) -> Result<Secret, std::convert::Infallible> {
 pub async fn run(args: Args, context: &Context) -> Outcome {
     daemon::log("info", args.log_format == LogFormat::Json);
     let mut signals = EndSignals::new()?;
+    let mut hangups = daemon::hangups()?;
     let Settings { mut config, options } = Settings::read(&args.config)?;
     if let Some(dir) = args.data_dir {
         config.data_dir = dir;
@@ -75,6 +84,8 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     if let Some(listen) = args.listen {
         config.listen = listen;
     }
+    args.origin.apply(&mut config);
+    config.policy_file = args.policy.or(config.policy_file);
     args.cors.apply(&mut config.cors);
     let mut running = Running::start(config, options, FirstKeys::Operator).await?;
     let note = running.note.clone();
@@ -85,13 +96,16 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     if context.printer.is_json() {
         context.printer.result(&note, String::new)?;
     }
-    tokio::select! {
-        () = signals.next() => {}
-        stopped = running.stopped() => {
-            return Err(Failure::new(match stopped {
-                Ok(()) => "the broker stopped by itself".to_owned(),
-                Err(e) => format!("the broker stopped by itself: {e}"),
-            }));
+    loop {
+        tokio::select! {
+            () = signals.next() => break,
+            _ = hangups.recv() => running.reload().await,
+            stopped = running.stopped() => {
+                return Err(Failure::new(match stopped {
+                    Ok(()) => "the broker stopped by itself".to_owned(),
+                    Err(e) => format!("the broker stopped by itself: {e}"),
+                }));
+            }
         }
     }
     tracing::info!("ending; sandboxes go on running");

@@ -177,7 +177,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
 }
 
 /// A session by its id, or by its thread.
-async fn find(client: &Client, which: &str) -> Result<SessionId, Failure> {
+pub async fn find(client: &Client, which: &str) -> Result<SessionId, Failure> {
     match which.parse() {
         Ok(id) => Ok(id),
         // A list wakes nothing up and mints no token, which releasing has no use for.

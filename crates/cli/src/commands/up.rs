@@ -37,6 +37,9 @@ pub struct Args {
     /// Address and port to listen on; port 0 takes a free one [default: 127.0.0.1:8421]
     #[arg(long, value_name = "ADDR", value_parser = daemon::address)]
     listen: Option<SocketAddr>,
+    /// What whom is allowed [default: policy.toml in the data directory]
+    #[arg(long, value_name = "FILE", env = "COBOX_POLICY")]
+    policy: Option<PathBuf>,
     #[command(flatten)]
     cors: CorsArgs,
 }
@@ -53,6 +56,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     if let Some(listen) = args.listen {
         config.listen = listen;
     }
+    config.policy_file = args.policy.or(config.policy_file);
     args.cors.apply(&mut config.cors);
     let is_local = config.listen.ip().is_loopback();
     let mut running = Running::start(config, options, FirstKeys::OperatorAndAgent).await?;

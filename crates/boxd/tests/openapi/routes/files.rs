@@ -8,7 +8,7 @@ use cobox_protocol::{
 };
 use serde_json::json;
 
-use crate::operation::{Operation, Parameter, Shape, bytes};
+use cobox_openapi::{Operation, Parameter, Shape, bytes};
 
 const ANY: &str = "application/octet-stream";
 const PATH_ABOUT: &str = "Absolute in the sandbox, with its slashes: `/v1/files/workspace/a.txt` is `/workspace/a.txt`. Percent-encoded; any bytes \

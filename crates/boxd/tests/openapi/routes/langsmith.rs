@@ -8,7 +8,7 @@ use cobox_protocol::{
 use serde_json::{Value, json};
 
 use super::files::read;
-use crate::operation::{Operation, Parameter, Shape};
+use cobox_openapi::{Operation, Parameter, Shape};
 
 pub fn routes() -> Vec<Operation> {
     let path = || Parameter::query("path", "Relative ones start at the shared folder.").required();

@@ -5,7 +5,7 @@ mod langsmith;
 mod programs;
 mod tree;
 
-use super::operation::{Operation, Shape};
+use cobox_openapi::{Operation, Shape};
 
 pub fn all() -> Vec<Operation> {
     let health = Operation::new("get", "/healthz", "health", "Whether boxd answers").tag("health").gives_as(

@@ -10,7 +10,7 @@ use cobox_protocol::{
 };
 use serde_json::json;
 
-use crate::operation::{Operation, Parameter, Shape, read, written};
+use cobox_openapi::{Operation, Parameter, Shape, read, written};
 
 const EXEC_ABOUT: &str = "`command` is run by a shell, `argv` as it is. With `Accept: text/event-stream` (and nothing else) the output comes as \
 events while the command runs; each event's id is where stdout and stderr go on, and is sent back as `Last-Event-ID` together with the same \

@@ -13,7 +13,7 @@ use cobox_protocol::{
 use schemars::JsonSchema;
 use serde_json::json;
 
-use crate::operation::{Operation, Parameter, Shape, written};
+use cobox_openapi::{Operation, Parameter, Shape, written};
 
 const WATCH_ABOUT: &str = "Server-sent events. The first is `ready`; each has an id to come back with as `Last-Event-ID` or `cursor`. `overflow` says \
 that events were lost and the files must be looked at again. A line with only `:` every 15 s keeps the connection open.";

@@ -54,7 +54,7 @@ async fn write(base: Arc<Base>, mut queue: mpsc::Receiver<Waiting>) {
 }
 
 async fn write_one(base: &Base, note: &Note) -> Stored<()> {
-    let is_audit_only = note.sandboxes.is_empty() && note.keys.is_empty();
+    let is_audit_only = note.sandboxes.is_empty() && note.keys.is_empty() && note.tokens.is_empty();
     if is_audit_only && note.audit.len() <= notes::ROWS_AT_ONCE && !base.engine.is_only_writer {
         // One statement is a transaction of its own, without two more trips to the server.
         let mut db = base.engine.writers.acquire().await?;
@@ -80,7 +80,7 @@ async fn write_one(base: &Base, note: &Note) -> Stored<()> {
 
 /// All of them as one: the last use of each thing, and the records in the order they came.
 fn joined<'a>(notes: impl Iterator<Item = &'a Note>) -> Note {
-    let (mut sandboxes, mut keys, mut audit) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+    let (mut sandboxes, mut keys, mut tokens, mut audit) = (BTreeMap::new(), BTreeMap::new(), Vec::new(), Vec::new());
     for note in notes {
         for (id, at) in &note.sandboxes {
             let last = sandboxes.entry(id.clone()).or_insert(*at);
@@ -90,9 +90,10 @@ fn joined<'a>(notes: impl Iterator<Item = &'a Note>) -> Note {
             let last = keys.entry(id.clone()).or_insert(*at);
             *last = (*at).max(*last);
         }
+        tokens.extend(note.tokens.iter().cloned());
         audit.extend(note.audit.iter().cloned());
     }
-    Note { sandboxes: sandboxes.into_iter().collect(), keys: keys.into_iter().collect(), audit }
+    Note { sandboxes: sandboxes.into_iter().collect(), keys: keys.into_iter().collect(), tokens, audit }
 }
 
 #[cfg(test)]

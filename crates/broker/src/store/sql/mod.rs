@@ -17,13 +17,16 @@ mod lock;
 mod nodes;
 mod notes;
 pub mod postgres;
+mod principals;
 mod recent;
 mod rows;
 mod sandboxes;
 mod schema;
 mod sessions;
+mod shares;
 pub mod sqlite;
 mod tags;
+mod tokens;
 
 use std::{
     collections::HashMap,
@@ -36,6 +39,7 @@ use cobox_protocol::{
     session::State,
     tags::{TagFilter, Tags},
 };
+use cobox_token::Claims;
 use sqlx::{Any, AnyPool, Transaction, pool::PoolConnection};
 use tokio::sync::broadcast;
 use tokio_util::task::AbortOnDropHandle;
@@ -46,14 +50,17 @@ use self::{
     recent::{Changes, Recent},
 };
 use super::{
-    AddedKey, AddedSandbox, ChainHead, ChainLink, ChangedSandbox, Ending, EnsureWish, Ensured, EventBounds, EventMarks, EventPage, Hint,
-    Horizon, Leftover, Node, Note, PageWish, RetiredToken, RevocationList, SandboxChange, SessionFilter, Store, StoreError, Stored,
-    TakenHappenings, Viewer,
+    AddedKey, AddedSandbox, ChainHead, ChainLink, ChangedSandbox, DisabledPrincipal, Ending, EnsureWish, Ensured, EventBounds, EventMarks,
+    EventPage, Hint, Horizon, Leftover, MasterRotation, Node, Note, PageWish, RetiredToken, RevocationList, RevokeWish, RevokedKey,
+    Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, TakenHappenings, Viewer,
 };
-use crate::domain::{
-    audit::AuditRecord,
-    events::Event,
-    model::{ApiKey, Bound, Sandbox, Session},
+use crate::{
+    domain::{
+        audit::AuditRecord,
+        events::Event,
+        model::{ApiKey, Bound, Principal, PrincipalRecord, Sandbox, Session, Share},
+    },
+    policy::Quota,
 };
 
 /// What differs between the databases.
@@ -164,7 +171,9 @@ impl Store for SqlStore {
     async fn add_key(&self, key: &ApiKey, audit: &AuditRecord) -> Stored<AddedKey> {
         let mut tx = self.base.begin().await?;
         let added = keys::add(&mut tx, key, audit).await?;
-        self.base.commit(tx).await?;
+        if matches!(added, AddedKey::Added) {
+            self.base.commit(tx).await?;
+        }
         Ok(added)
     }
     async fn key(&self, id: &KeyId) -> Stored<Option<ApiKey>> {
@@ -173,11 +182,35 @@ impl Store for SqlStore {
     async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>> {
         keys::list(&mut *self.base.reader().await?, page).await
     }
-    async fn revoke_key(&self, id: &KeyId, ending: &Ending) -> Stored<Option<ApiKey>> {
+    async fn expire_key(&self, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<Option<ApiKey>> {
+        let mut tx = self.base.begin().await?;
+        let changed = keys::expire(&mut tx, id, at, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(changed)
+    }
+    async fn revoke_key(&self, id: &KeyId, ending: &Ending) -> Stored<RevokedKey> {
         let mut tx = self.base.begin().await?;
         let revoked = keys::revoke(&mut tx, id, ending).await?;
         self.base.commit(tx).await?;
         Ok(revoked)
+    }
+    async fn identity(&self, principal: &Principal, hash: &[u8; 32]) -> Stored<Option<ApiKey>> {
+        keys::of_identity(&mut *self.base.reader().await?, principal, hash).await
+    }
+    async fn principals(&self, workspace: &str, now: Timestamp, page: &PageWish) -> Stored<Vec<PrincipalRecord>> {
+        principals::list(&mut *self.base.reader().await?, workspace, now.unix(), page).await
+    }
+    async fn disable_principal(&self, workspace: &str, name: &str, ending: &Ending) -> Stored<DisabledPrincipal> {
+        let mut tx = self.base.begin().await?;
+        let disabled = principals::disable(&mut tx, workspace, name, ending).await?;
+        self.base.commit(tx).await?;
+        Ok(disabled)
+    }
+    async fn enable_principal(&self, workspace: &str, name: &str, audit: &AuditRecord) -> Stored<bool> {
+        let mut tx = self.base.begin().await?;
+        let is_there = principals::enable(&mut tx, workspace, name, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(is_there)
     }
 
     async fn ensure(&self, wish: &EnsureWish) -> Stored<Ensured> {
@@ -213,7 +246,7 @@ impl Store for SqlStore {
         tags::of(&mut *self.base.reader().await?, tags::On::Session, &ids).await
     }
 
-    async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox> {
+    async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox> {
         let mut tx = self.base.begin().await?;
         let added = sandboxes::add(&mut tx, sandbox, tags, quota, audit).await?;
         self.base.commit(tx).await?;
@@ -289,8 +322,46 @@ impl Store for SqlStore {
         notes::retire(&mut tx, token).await?;
         self.base.commit(tx).await
     }
+    async fn revoke(&self, wish: &RevokeWish) -> Stored<u64> {
+        let mut tx = self.base.begin().await?;
+        let sequence = tokens::revoke(&mut tx, wish).await?;
+        self.base.commit(tx).await?;
+        Ok(sequence)
+    }
+    async fn rotate_key(&self, id: &SandboxId, rotation: &Rotation, audit: &AuditRecord) -> Stored<Option<Sandbox>> {
+        let mut tx = self.base.begin().await?;
+        let rotated = sandboxes::rotate(&mut tx, id, rotation, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(rotated)
+    }
+    async fn opaque_token(&self, hash: &[u8; 32]) -> Stored<Option<Claims>> {
+        tokens::opaque(&mut *self.base.reader().await?, hash).await
+    }
+
+    async fn principal(&self, workspace: &str, name: &str) -> Stored<Option<Principal>> {
+        keys::principal(&mut *self.base.reader().await?, workspace, name).await
+    }
+    async fn share(&self, share: &Share, max: u32, ending: &Ending) -> Stored<Shared> {
+        let mut tx = self.base.begin().await?;
+        let shared = shares::add(&mut tx, share, max, ending).await?;
+        self.base.commit(tx).await?;
+        Ok(shared)
+    }
+    async fn share_of(&self, session: &SessionId, principal: &str) -> Stored<Option<Share>> {
+        shares::of(&mut *self.base.reader().await?, session, principal).await
+    }
+    async fn shares(&self, session: &SessionId) -> Stored<Vec<Share>> {
+        shares::list(&mut *self.base.reader().await?, session).await
+    }
+    async fn unshare(&self, session: &SessionId, principal: &str, ending: &Ending) -> Stored<Option<Share>> {
+        let mut tx = self.base.begin().await?;
+        let ended = shares::remove(&mut tx, session, principal, ending).await?;
+        self.base.commit(tx).await?;
+        Ok(ended)
+    }
+
     async fn note(&self, note: &Note) -> Stored<()> {
-        if note.sandboxes.is_empty() && note.keys.is_empty() && note.audit.is_empty() {
+        if note.sandboxes.is_empty() && note.keys.is_empty() && note.tokens.is_empty() && note.audit.is_empty() {
             return Ok(());
         }
         self.group.write(note.clone()).await
@@ -376,6 +447,12 @@ impl Store for SqlStore {
         let agreed = nodes::agree(&mut tx, name, value).await?;
         self.base.commit(tx).await?;
         Ok(agreed)
+    }
+    async fn rotate_master(&self, rotation: &MasterRotation) -> Stored<u64> {
+        let mut tx = self.base.begin().await?;
+        let sandboxes = tokens::rotate_master(&mut tx, rotation).await?;
+        self.base.commit(tx).await?;
+        Ok(sandboxes)
     }
     fn hints(&self) -> broadcast::Receiver<Hint> {
         self.base.engine.hints.subscribe()

@@ -2,10 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cobox_protocol::{SandboxId, Timestamp, control::Revocation, session::State};
+use cobox_protocol::{
+    SandboxId, Timestamp,
+    control::{Earlier, Revocation},
+    session::State,
+};
 use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
-use super::{chain, hint, lock, nodes, rows, sandboxes};
+use super::{chain, hint, lock, nodes, rows, sandboxes, tokens};
 use crate::{
     chain::Hash,
     domain::{audit::AuditRecord, model::Sandbox},
@@ -25,7 +29,14 @@ pub async fn revoke(
     ending: &Ending,
 ) -> Stored<()> {
     let about = (workspace, sandbox);
-    insert_revocation(tx, about, kind, value, ending.now, ending.now, ending.revoke_until).await
+    insert_revocation(tx, about, Revoked { kind, value, issued_by: None }, ending.now, ending.now, ending.revoke_until).await.map(drop)
+}
+
+/// What a revocation is about.
+pub struct Revoked<'a> {
+    pub kind: &'static str,
+    pub value: &'a str,
+    pub issued_by: Option<i64>,
 }
 
 /// A token that was retired before, by a retry, keeps its first end.
@@ -41,41 +52,45 @@ pub async fn retire(tx: &mut AnyConnection, token: &RetiredToken) -> Stored<()> 
         return Ok(());
     }
     let about = (token.workspace.as_str(), Some(&token.sandbox));
-    insert_revocation(tx, about, "jti", &token.jti, token.audit.at, token.from, token.until).await?;
+    let revoked = Revoked { kind: "jti", value: &token.jti, issued_by: None };
+    insert_revocation(tx, about, revoked, token.audit.at, token.from, token.until).await?;
     audit(tx, &token.audit).await
 }
 
-async fn insert_revocation(
+/// The caller holds the workspace's lock. Answers with its sequence.
+pub async fn insert_revocation(
     tx: &mut AnyConnection,
     (workspace, sandbox): (&str, Option<&SandboxId>),
-    kind: &'static str,
-    value: &str,
+    revoked: Revoked<'_>,
     created_at: Timestamp,
     starts_at: Timestamp,
     until: Timestamp,
-) -> Stored<()> {
-    sqlx::query(
-        "INSERT INTO revocations (workspace_id, sandbox_id, kind, value, created_at, starts_at, until) VALUES ($1, $2, $3, $4, $5, $6, $7)",
+) -> Stored<u64> {
+    let row = sqlx::query(
+        "INSERT INTO revocations (workspace_id, sandbox_id, kind, value, created_at, starts_at, until, issued_by)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8) RETURNING sequence",
     )
     .bind(workspace)
     .bind(sandbox.map(SandboxId::as_str))
-    .bind(kind)
-    .bind(value)
+    .bind(revoked.kind)
+    .bind(revoked.value)
     .bind(created_at.unix())
     .bind(starts_at.unix())
     .bind(until.unix())
-    .execute(&mut *tx)
+    .bind(revoked.issued_by)
+    .fetch_one(&mut *tx)
     .await?;
-    hint::send(tx, &sandbox.map_or_else(|| Hint::Workspace(workspace.to_owned()), |id| Hint::Sandbox(id.clone()))).await
+    hint::send(tx, &sandbox.map_or_else(|| Hint::Workspace(workspace.to_owned()), |id| Hint::Sandbox(id.clone()))).await?;
+    rows::count(&row, "sequence")
 }
 
 pub async fn revocations(db: &mut AnyConnection, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList> {
     let found = sqlx::query(
         // In two, or all of the workspace's would be read.
-        "SELECT sequence, kind, value, starts_at FROM revocations
+        "SELECT sequence, kind, value, starts_at, issued_by FROM revocations
          WHERE workspace_id = $1 AND sandbox_id IS NULL AND starts_at <= $3 AND until > $3
          UNION ALL
-         SELECT sequence, kind, value, starts_at FROM revocations
+         SELECT sequence, kind, value, starts_at, issued_by FROM revocations
          WHERE workspace_id = $1 AND sandbox_id = $2 AND starts_at <= $3 AND until > $3
          ORDER BY sequence",
     )
@@ -89,7 +104,14 @@ pub async fn revocations(db: &mut AnyConnection, sandbox: &Sandbox, now: Timesta
         view.sequence = view.sequence.max(rows::count(row, "sequence")?);
         view.last_start = view.last_start.max(row.try_get("starts_at")?);
         let value: String = row.try_get("value")?;
-        view.list.push(match row.try_get::<&str, _>("kind")? {
+        let issued_by: Option<i64> = row.try_get("issued_by")?;
+        let kind: &str = row.try_get("kind")?;
+        if let Some(issued_by) = issued_by {
+            let of = tokens::issued_to(kind).ok_or_else(|| rows::corrupt("kind", kind))?;
+            view.list.push(Revocation::Earlier(Earlier { of, value, issued_by }));
+            continue;
+        }
+        view.list.push(match kind {
             "jti" => Revocation::Jti(value),
             "grant" => Revocation::Grant(value),
             "session" => Revocation::Session(value),
@@ -136,6 +158,9 @@ pub async fn note(tx: &mut AnyConnection, note: &Note) -> Stored<()> {
     // In one order, or two of these could wait for each other.
     for (id, at) in note.keys.iter().collect::<BTreeSet<_>>() {
         sqlx::query("UPDATE api_keys SET last_used_at = $2 WHERE id = $1").bind(id.as_str()).bind(at.unix()).execute(&mut *tx).await?;
+    }
+    for token in &note.tokens {
+        tokens::insert(tx, token).await?;
     }
     Ok(())
 }
@@ -231,6 +256,10 @@ pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon) -> Stored<()> {
     for (sql, before) in [
         ("DELETE FROM idempotency WHERE created_at < $1", horizon.idempotency_before),
         ("DELETE FROM revocations WHERE until < $1", horizon.now),
+        ("DELETE FROM opaque_tokens WHERE keep_until < $1", horizon.now),
+        ("DELETE FROM shares WHERE expires_at < $1", horizon.now),
+        // A revoked identity stays: it is what keeps somebody out.
+        ("DELETE FROM api_keys WHERE (revoked_at < $1 OR expires_at < $1) AND (issuer IS NULL OR is_past = 1)", horizon.ended_before),
         ("DELETE FROM idempotency WHERE session_id IN (SELECT id FROM sessions WHERE ended_at < $1)", horizon.ended_before),
         ("DELETE FROM sessions WHERE ended_at < $1", horizon.ended_before),
         (

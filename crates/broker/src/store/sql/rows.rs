@@ -12,7 +12,7 @@ use sqlx::{Row, any::AnyRow};
 use crate::{
     domain::{
         audit::AuditRecord,
-        model::{ApiKey, Bound, Intent, Principal, Sandbox, Session},
+        model::{ApiKey, Bound, Identity, Intent, OldKeys, Principal, PrincipalRecord, Sandbox, Session, Share},
     },
     store::{StoreError, Stored},
 };
@@ -23,10 +23,16 @@ pub fn sandbox(row: &AnyRow) -> Stored<Sandbox> {
         workspace: row.try_get("workspace_id")?,
         name: row.try_get("name")?,
         owner: row.try_get("owner")?,
+        owner_kind: word(row, "owner_kind", PrincipalKind::from_word)?,
         access: word(row, "access", access_from_word)?,
         provider: row.try_get("provider")?,
         node: row.try_get("node_id")?,
-        generation: u32::try_from(count(row, "generation")?).map_err(|e| corrupt("generation", &e.to_string()))?,
+        generation: generation(row, "generation")?.ok_or_else(|| corrupt("generation", "nothing"))?,
+        old_keys: match (generation(row, "old_keys_from")?, maybe_time(row, "old_keys_until")?) {
+            (Some(from), Some(until)) => Some(OldKeys { from, until }),
+            _ => None,
+        },
+        master_from: generation(row, "master_from")?.unwrap_or(1),
         state: word(row, "state", State::from_word)?,
         intent: row.try_get::<Option<&str>, _>("intent")?.map(|w| Intent::from_word(w).ok_or_else(|| corrupt("intent", w))).transpose()?,
         reason: row.try_get("reason")?,
@@ -75,6 +81,25 @@ pub fn key(row: &AnyRow) -> Stored<ApiKey> {
         expires_at: maybe_time(row, "expires_at")?,
         last_used_at: maybe_time(row, "last_used_at")?,
         revoked_at: maybe_time(row, "revoked_at")?,
+        identity: row
+            .try_get::<Option<String>, _>("issuer")?
+            .map(|issuer| Ok::<_, StoreError>(Identity { issuer, subject: row.try_get("subject")? }))
+            .transpose()?,
+    })
+}
+
+pub fn principal(row: &AnyRow) -> Stored<PrincipalRecord> {
+    Ok(PrincipalRecord {
+        principal: Principal {
+            workspace: row.try_get("workspace_id")?,
+            name: row.try_get("name")?,
+            kind: word(row, "kind", PrincipalKind::from_word)?,
+        },
+        created_at: time(row, "created_at")?,
+        valid_keys: count(row, "valid_keys")?,
+        last_used_at: maybe_time(row, "last_used_at")?,
+        disabled_at: maybe_time(row, "disabled_at")?,
+        disabled_by: row.try_get("disabled_by")?,
     })
 }
 
@@ -91,6 +116,20 @@ pub fn audit(row: &AnyRow) -> Stored<AuditRecord> {
         sandbox: maybe_parsed(row, "sandbox_id")?,
         jti: row.try_get("jti")?,
         detail: row.try_get("detail")?,
+    })
+}
+
+pub fn share(row: &AnyRow) -> Stored<Share> {
+    let capabilities: &str = row.try_get("capabilities")?;
+    Ok(Share {
+        id: parsed(row, "id")?,
+        workspace: row.try_get("workspace_id")?,
+        session: parsed(row, "session_id")?,
+        principal: row.try_get("principal")?,
+        capabilities: capabilities.parse().map_err(|_| corrupt("capabilities", capabilities))?,
+        shared_by: row.try_get("shared_by")?,
+        created_at: time(row, "created_at")?,
+        expires_at: maybe_time(row, "expires_at")?,
     })
 }
 
@@ -131,6 +170,11 @@ pub fn time(row: &AnyRow, column: &'static str) -> Stored<Timestamp> {
 
 fn maybe_time(row: &AnyRow, column: &'static str) -> Stored<Option<Timestamp>> {
     Ok(row.try_get::<Option<i64>, _>(column)?.map(Timestamp::from_unix))
+}
+
+fn generation(row: &AnyRow, column: &'static str) -> Stored<Option<u32>> {
+    let value: Option<i64> = row.try_get(column)?;
+    value.map(|v| u32::try_from(v).map_err(|e| corrupt(column, &e.to_string()))).transpose()
 }
 
 fn seconds(row: &AnyRow, column: &'static str) -> Stored<Duration> {

@@ -13,19 +13,24 @@ use super::{
     tags::{self, On},
 };
 use crate::{
-    domain::{audit::AuditRecord, events::Event, model::Sandbox},
-    store::{AddedSandbox, ChangedSandbox, Ending, Hint, PageWish, SandboxChange, Stored, Viewer},
+    domain::{
+        audit::AuditRecord,
+        events::Event,
+        model::{OldKeys, Sandbox},
+    },
+    policy::Quota,
+    store::{AddedSandbox, ChangedSandbox, Counted, Ending, Hint, PageWish, Rotation, SandboxChange, Stored, Viewer},
 };
 
-pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: u32, audit: &AuditRecord) -> Stored<AddedSandbox> {
+pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox> {
     lock::workspace(tx, &sandbox.workspace).await?;
     if let Some(name) = &sandbox.name
         && let Some(taken) = named(tx, &sandbox.workspace, name).await?
     {
         return Ok(AddedSandbox::NameTaken(taken.id));
     }
-    if is_full(tx, &sandbox.workspace, quota).await? {
-        return Ok(AddedSandbox::QuotaReached);
+    if let Some(by) = is_full(tx, sandbox, quota).await? {
+        return Ok(AddedSandbox::QuotaReached(by));
     }
     insert(tx, sandbox).await?;
     tags::set(tx, On::Sandbox, &sandbox.workspace, sandbox.id.as_str(), tags).await?;
@@ -70,23 +75,36 @@ pub async fn change(tx: &mut AnyConnection, id: &SandboxId, change: &SandboxChan
     Ok(ChangedSandbox::Changed(Box::new(changed)))
 }
 
-/// Whether a workspace has as many living sandboxes as it may; the caller holds its lock.
-pub async fn is_full(tx: &mut AnyConnection, workspace: &str, quota: u32) -> Stored<bool> {
+/// Whether there are as many living sandboxes as may be, so that this one would be too many; the caller holds the workspace's lock.
+pub async fn is_full(tx: &mut AnyConnection, fresh: &Sandbox, quota: &Quota) -> Stored<Option<Counted>> {
     // No more are counted than matter.
     let row =
         sqlx::query("SELECT count(*) AS n FROM (SELECT id FROM sandboxes WHERE workspace_id = $1 AND ended_at IS NULL LIMIT $2) AS living")
-            .bind(workspace)
-            .bind(i64::from(quota))
-            .fetch_one(tx)
+            .bind(&fresh.workspace)
+            .bind(i64::from(quota.of_workspace))
+            .fetch_one(&mut *tx)
             .await?;
-    Ok(rows::count(&row, "n")? >= u64::from(quota))
+    if rows::count(&row, "n")? >= u64::from(quota.of_workspace) {
+        return Ok(Some(Counted::Workspace));
+    }
+    let Some(most) = quota.of_owner else { return Ok(None) };
+    let row = sqlx::query(
+        "SELECT count(*) AS n FROM
+         (SELECT id FROM sandboxes WHERE workspace_id = $1 AND owner = $2 AND ended_at IS NULL LIMIT $3) AS living",
+    )
+    .bind(&fresh.workspace)
+    .bind(&fresh.owner)
+    .bind(i64::from(most))
+    .fetch_one(tx)
+    .await?;
+    Ok((rows::count(&row, "n")? >= u64::from(most)).then_some(Counted::Owner))
 }
 
 pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {
     sqlx::query(
         "INSERT INTO sandboxes (id, workspace_id, name, owner, access, provider, node_id, generation, state, intent, reason, kept,
-                                created_at, last_active_at, running_since, active_seconds, suspended_at, ended_at)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)",
+                                created_at, last_active_at, running_since, active_seconds, suspended_at, ended_at, owner_kind)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)",
     )
     .bind(s.id.as_str())
     .bind(&s.workspace)
@@ -106,6 +124,7 @@ pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {
     .bind(rows::stored_seconds(s.active))
     .bind(s.suspended_at.map(|t| t.unix()))
     .bind(s.ended_at.map(|t| t.unix()))
+    .bind(s.owner_kind.word())
     .execute(tx)
     .await?;
     Ok(())
@@ -222,6 +241,26 @@ pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> St
         hint::send(tx, &Hint::Sandbox(new.id.clone())).await?;
     }
     Ok(is_replaced)
+}
+
+/// The next generation of its token key.
+pub async fn rotate(tx: &mut AnyConnection, id: &SandboxId, rotation: &Rotation, audit: &AuditRecord) -> Stored<Option<Sandbox>> {
+    let Some(sandbox) = locked(tx, id).await?.filter(|s| s.ended_at.is_none()) else { return Ok(None) };
+    let generation = sandbox.generation + 1;
+    let old_keys = rotation.old_until.map(|until| {
+        let oldest = (generation + 1).saturating_sub(rotation.max_generations).max(1);
+        OldKeys { from: sandbox.keys_from(rotation.now).max(oldest), until }
+    });
+    sqlx::query("UPDATE sandboxes SET generation = $2, old_keys_from = $3, old_keys_until = $4 WHERE id = $1")
+        .bind(id.as_str())
+        .bind(i64::from(generation))
+        .bind(old_keys.map(|old| i64::from(old.from)))
+        .bind(old_keys.map(|old| old.until.unix()))
+        .execute(&mut *tx)
+        .await?;
+    notes::audit(tx, audit).await?;
+    hint::send(tx, &Hint::Sandbox(id.clone())).await?;
+    Ok(Some(Sandbox { generation, old_keys, ..sandbox }))
 }
 
 /// Under the locks that whoever binds a session takes too: a session's hard end counts from what it read.

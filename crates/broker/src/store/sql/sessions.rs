@@ -58,8 +58,8 @@ pub async fn ensure(tx: &mut AnyConnection, wish: &EnsureWish) -> Stored<Ensured
         {
             return Ok(Ensured::NameTaken(taken.id));
         }
-        if sandboxes::is_full(tx, workspace, wish.quota).await? {
-            return Ok(Ensured::QuotaReached);
+        if let Some(by) = sandboxes::is_full(tx, &fresh.sandbox, &wish.quota).await? {
+            return Ok(Ensured::QuotaReached(by));
         }
         sandboxes::insert(tx, &fresh.sandbox).await?;
         tags::set(tx, On::Sandbox, workspace, fresh.sandbox.id.as_str(), &wish.tags).await?;
@@ -149,7 +149,8 @@ pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filter: &SessionFilte
         _ => "s.ended_at IS NULL AND ($6 IS NULL OR b.state = $6)",
     };
     let sql = format!(
-        "{} AND ($2 OR s.access = 'workspace' OR s.owner = $3) AND ($4 IS NULL OR s.scope_type = $4) AND ($5 IS NULL OR s.scope_id = $5)
+        "{} AND ($2 OR s.access = 'workspace' OR s.owner = $3
+                 OR EXISTS (SELECT 1 FROM shares h WHERE h.session_id = s.id AND h.principal = $3)) AND ($4 IS NULL OR s.scope_type = $4) AND ($5 IS NULL OR s.scope_id = $5)
             AND {life} AND ($7 IS NULL OR s.id < $7){}
          ORDER BY s.id DESC LIMIT $8",
         bound!("WHERE s.workspace_id = $1"),

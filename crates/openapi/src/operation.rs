@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 
 use cobox_protocol::{Capability, Envelope, ErrorCode};
-use schemars::{
-    JsonSchema, Schema, SchemaGenerator,
-    generate::{Contract, SchemaSettings},
-};
+use schemars::JsonSchema;
 use serde_json::{Map, Value, json};
 
+use crate::{Schemas, Shape, read, written};
 use ErrorCode::*;
 
 /// What every route behind a token may answer.
@@ -23,74 +21,6 @@ const OF_ANY_TOKEN: [ErrorCode; 9] = [
     Internal,
     ProviderUnavailable,
 ];
-
-/// Where the schemas of types are made and kept: what is read and what is written differ in which fields are always there.
-pub struct Schemas {
-    read: SchemaGenerator,
-    written: SchemaGenerator,
-    /// Refusals that many routes have in common, by their codes.
-    refusals: BTreeMap<String, Value>,
-}
-
-impl Default for Schemas {
-    fn default() -> Self {
-        let settings = |contract: Contract| {
-            SchemaSettings::draft2020_12().with(|s| {
-                s.definitions_path = "/components/schemas".into();
-                s.meta_schema = None;
-                s.contract = contract.clone();
-            })
-        };
-        Self {
-            read: settings(Contract::Deserialize).into_generator(),
-            written: settings(Contract::Serialize).into_generator(),
-            refusals: BTreeMap::new(),
-        }
-    }
-}
-
-impl Schemas {
-    /// All types and refusals met so far, by their names. A type that is both read and written must look the same.
-    pub fn into_components(mut self) -> (BTreeMap<String, Value>, BTreeMap<String, Value>) {
-        let mut all: BTreeMap<String, Value> = self.written.take_definitions(true).into_iter().collect();
-        for (name, schema) in self.read.take_definitions(true) {
-            if let Some(other) = all.insert(name.clone(), schema.clone()) {
-                assert_eq!(other, schema, "{name} is read and written, and not alike; give the two directions types of their own");
-            }
-        }
-        (all, self.refusals)
-    }
-}
-
-/// A schema, once there is a generator to make it with.
-#[derive(Clone)]
-pub enum Shape {
-    Read(fn(&mut SchemaGenerator) -> Schema),
-    Written(fn(&mut SchemaGenerator) -> Schema),
-    Plain(Value),
-}
-
-pub fn read<T: JsonSchema>() -> Shape {
-    Shape::Read(|g| g.subschema_for::<T>())
-}
-
-pub fn written<T: JsonSchema>() -> Shape {
-    Shape::Written(|g| g.subschema_for::<T>())
-}
-
-pub fn bytes() -> Shape {
-    Shape::Plain(json!({ "type": "string", "format": "binary" }))
-}
-
-impl Shape {
-    fn render(&self, schemas: &mut Schemas) -> Value {
-        match self {
-            Shape::Read(make) => make(&mut schemas.read).to_value(),
-            Shape::Written(make) => make(&mut schemas.written).to_value(),
-            Shape::Plain(value) => value.clone(),
-        }
-    }
-}
 
 pub struct Parameter {
     place: &'static str,
@@ -138,10 +68,14 @@ pub struct Operation {
     summary: &'static str,
     about: &'static str,
     needs: Vec<Capability>,
+    /// The schemes of which one must be satisfied, with the scopes it needs; none for whoever comes.
+    security: Vec<(&'static str, Vec<&'static str>)>,
     parameters: Vec<Parameter>,
     request: Vec<(&'static str, Shape)>,
     is_body_optional: bool,
     answers: BTreeMap<u16, Answer>,
+    /// What stands for every status that isn't named.
+    anything: Option<&'static str>,
     errors: Vec<ErrorCode>,
     error_shape: Shape,
     /// Before the name of a refusal that is not in our own envelope.
@@ -161,10 +95,12 @@ impl Operation {
             summary,
             about: "",
             needs: Vec::new(),
+            security: Vec::new(),
             parameters: Vec::new(),
             request: Vec::new(),
             is_body_optional: false,
             answers: BTreeMap::new(),
+            anything: None,
             errors: Vec::new(),
             error_shape: written::<Envelope>(),
             dialect: if method == "head" { "head." } else { "" },
@@ -184,7 +120,13 @@ impl Operation {
     /// Behind a token that has these, with all that a token can be refused for.
     pub fn needs(mut self, capabilities: &[Capability]) -> Self {
         self.needs = capabilities.to_vec();
+        self.security = vec![("token", capabilities.iter().map(|c| c.word()).collect())];
         self.fails(&OF_ANY_TOKEN)
+    }
+    /// Behind one of these schemes, whatever it allows.
+    pub fn behind(mut self, schemes: &[&'static str]) -> Self {
+        self.security = schemes.iter().map(|scheme| (*scheme, Vec::new())).collect();
+        self
     }
     pub fn with(mut self, parameters: impl IntoIterator<Item = Parameter>) -> Self {
         self.parameters.extend(parameters);
@@ -211,6 +153,11 @@ impl Operation {
     }
     pub fn gives_nothing(mut self, status: u16, about: &'static str) -> Self {
         self.answers.insert(status, Answer { about, content: Vec::new(), headers: Vec::new() });
+        self
+    }
+    /// Any status and any body: somebody else answers.
+    pub fn gives_anything(mut self, about: &'static str) -> Self {
+        self.anything = Some(about);
         self
     }
     pub fn telling(mut self, status: u16, headers: &[(&'static str, &'static str)]) -> Self {
@@ -256,8 +203,8 @@ impl Operation {
         if !self.about.is_empty() {
             out.insert("description".into(), json!(self.about));
         }
-        let words: Vec<&str> = self.needs.iter().map(|c| c.word()).collect();
-        out.insert("security".into(), if words.is_empty() { json!([]) } else { json!([{ "token": words }]) });
+        let security = self.security.iter().map(|(scheme, scopes)| json!({ *scheme: scopes }));
+        out.insert("security".into(), security.collect());
         if !self.parameters.is_empty() {
             out.insert("parameters".into(), self.parameters.iter().map(Parameter::render).collect());
         }
@@ -278,7 +225,7 @@ impl Operation {
     fn responses(&self, schemas: &mut Schemas) -> Value {
         let mut responses: BTreeMap<String, Value> = BTreeMap::new();
         for (status, answer) in &self.answers {
-            let mut response = json!({ "description": answer.about });
+            let mut response = json!({ "description": answer.about, "headers": told_always() });
             if !answer.content.is_empty() {
                 response["content"] = content(&answer.content, schemas);
             }
@@ -286,6 +233,9 @@ impl Operation {
                 response["headers"][*name] = json!({ "description": about, "schema": { "type": "string" } });
             }
             responses.insert(status.to_string(), response);
+        }
+        if let Some(about) = self.anything {
+            responses.insert("default".to_owned(), json!({ "description": about, "headers": told_always() }));
         }
         let mut codes: BTreeMap<u16, Vec<&str>> = BTreeMap::new();
         for code in &self.errors {
@@ -306,16 +256,23 @@ impl Operation {
     }
 
     fn refusal(&self, status: u16, codes: &[&str], schemas: &mut Schemas) -> Value {
-        let mut refusal = json!({ "description": codes.join(", ") });
+        let mut refusal = json!({ "description": codes.join(", "), "headers": told_always() });
         // A HEAD is answered by status and headers alone.
         if self.method != "head" {
             refusal["content"] = content(&[("application/json", self.error_shape.clone())], schemas);
         }
-        if status == 429 {
-            refusal["headers"]["Retry-After"] = json!({ "description": "Seconds to wait.", "schema": { "type": "integer" } });
+        if matches!(status, 423 | 429) {
+            refusal["headers"]["Retry-After"] = json!({ "$ref": "#/components/headers/Retry-After" });
+        }
+        if status == 401 {
+            refusal["headers"]["WWW-Authenticate"] = json!({ "description": "`Bearer`.", "schema": { "type": "string" } });
         }
         refusal
     }
+}
+
+fn told_always() -> Value {
+    json!({ "X-Request-Id": { "$ref": "#/components/headers/X-Request-Id" } })
 }
 
 fn content(content: &[(&'static str, Shape)], schemas: &mut Schemas) -> Value {

@@ -1,0 +1,189 @@
+//! Delegating: a narrower token, from a caller's own grant or from a token that somebody holds.
+
+use cobox_protocol::{ApiError, ErrorCode, RequestId, Secret, SessionId, token::DelegateResponse};
+use cobox_token::{Claims, TokenError};
+
+use super::{
+    access::{self, ActorWish, Requested},
+    deployment::internal,
+    issue::{TokenFormat, TokenWish},
+    model::{Caller, Principal, Sandbox, Session},
+    sandboxes,
+    sessions::{Asking, Sessions, expired},
+    shares::{Entry, way_in},
+    tokens::{Lineage, refused},
+};
+
+/// Who asks for a token to be delegated.
+pub enum Delegator<'a> {
+    Caller(Asking<'a>),
+    /// Somebody who shows a token and no key: the token is then the parent.
+    Holder {
+        token: Secret,
+        request_id: &'a RequestId,
+    },
+}
+
+/// Of what.
+pub enum Of<'a> {
+    Session(SessionId),
+    /// By id, or by name for somebody whose workspace is known.
+    Sandbox(&'a str),
+}
+
+pub struct Delegation<'a> {
+    pub capabilities: Requested<'a>,
+    pub ttl: Option<u32>,
+    pub parent: Option<Secret>,
+    pub actor: Option<ActorWish>,
+    pub format: Option<TokenFormat>,
+}
+
+impl Sessions {
+    pub async fn delegate(&self, by: Delegator<'_>, of: Of<'_>, wish: Delegation<'_>) -> Result<DelegateResponse, ApiError> {
+        if wish.ttl == Some(0) {
+            return Err(ApiError::invalid("ttl: must be at least 1 second"));
+        }
+        match (by, wish.parent.clone()) {
+            (Delegator::Caller(asking), None) => self.delegate_own(&asking, of, wish).await,
+            (Delegator::Caller(asking), Some(parent)) => {
+                let place = self.place(&asking.caller.principal, of).await?;
+                let claims = self.deployment.claims_of(&place.0, &parent).await?;
+                let recorded = Recorded { caller: Some(asking.caller), request_id: asking.request_id };
+                self.delegate_from(recorded, place, claims, &parent, wish).await
+            }
+            (Delegator::Holder { token, request_id }, parent) => {
+                let parent = parent.unwrap_or(token);
+                let (place, claims) = self.place_of_holder(of, &parent).await?;
+                self.delegate_from(Recorded { caller: None, request_id }, place, claims, &parent, wish).await
+            }
+        }
+    }
+
+    /// Narrower than the caller's own grant, with a life of its own.
+    async fn delegate_own(&self, asking: &Asking<'_>, of: Of<'_>, wish: Delegation<'_>) -> Result<DelegateResponse, ApiError> {
+        let caller = access::act(asking.caller, wish.actor.as_ref())?;
+        let asking = &Asking { caller: &caller, ..*asking };
+        let (sandbox, session, entry) = match of {
+            Of::Session(id) => {
+                let (bound, entry) = self.living(&caller, &id).await?;
+                (bound.sandbox, Some(bound.session), entry)
+            }
+            Of::Sandbox(id_or_name) => {
+                let sandbox = sandboxes::find(&self.deployment, &caller, id_or_name).await?;
+                let (session, entry): (Option<Session>, Entry) = way_in(&self.deployment, &caller.principal, &sandbox).await?;
+                (sandbox, session, entry)
+            }
+        };
+        let capabilities = entry.bound(access::grant(&self.deployment.policy(), &caller, Some(wish.capabilities))?)?;
+        let token =
+            TokenWish { ttl: wish.ttl, format: wish.format.unwrap_or_default(), lineage: entry.lineage(), ..TokenWish::new(capabilities) };
+        let issued = self.issue_in(asking, &sandbox, session.as_ref(), token).await?;
+        Ok(DelegateResponse {
+            token: issued.token,
+            expires_at: issued.expires_at,
+            refresh_before: Some(issued.refresh_before),
+            granted_capabilities: issued.capabilities,
+            scopes: issued.capabilities.older_words(),
+            jti: issued.jti.to_string(),
+        })
+    }
+
+    /// Narrower than the token shown, not longer, and dead with it. Whoever holds that token could do as much with it.
+    async fn delegate_from(
+        &self,
+        by: Recorded<'_>,
+        (sandbox, session): (Sandbox, Option<Session>),
+        parent: Claims,
+        shown: &Secret,
+        wish: Delegation<'_>,
+    ) -> Result<DelegateResponse, ApiError> {
+        let d = &self.deployment;
+        if parent.exp <= d.now().unix() {
+            return Err(refused(TokenError::Expired));
+        }
+        let session = match (session, parent.sid.as_deref()) {
+            (Some(session), Some(sid)) if session.id.as_str() == sid => Some(session),
+            (None, None) => None,
+            (None, Some(sid)) => Some(self.session_of_parent(&sandbox, sid).await?),
+            _ => return Err(ApiError::new(ErrorCode::Forbidden, "parent_token: is of another session")),
+        };
+        // The new token is the parent's principal's, whoever shows it.
+        let principal = Principal { workspace: sandbox.workspace.clone(), name: parent.sub.clone(), kind: parent.act.kind };
+        let key = parent.grant.parse().unwrap_or_else(|_| cobox_protocol::KeyId::new());
+        let own = Caller { actor: parent.act.clone(), ..Caller::new(principal, key) };
+        let own = access::act(&own, wish.actor.as_ref())?;
+        let granted = access::grant(&d.policy(), &own, Some(wish.capabilities))?.intersection(parent.scope);
+        if granted.is_empty() {
+            let message = format!("none of it is allowed by parent_token; it allows {:?}", parent.scope);
+            return Err(ApiError::new(ErrorCode::CapabilityDenied, message));
+        }
+        let lineage = Lineage { parent: Some(&parent), share: None };
+        if lineage.is_too_long() {
+            return Err(ApiError::invalid("parent_token: was delegated too often; delegate from an earlier one"));
+        }
+        let token =
+            TokenWish { ttl: wish.ttl, format: wish.format.unwrap_or_else(|| TokenFormat::of(shown)), lineage, ..TokenWish::new(granted) };
+        let recorded = by.caller.map_or_else(|| own.clone(), |caller| Caller { actor: own.actor.clone(), ..caller.clone() });
+        let asking = Asking { caller: &recorded, request_id: by.request_id, wait: std::time::Duration::ZERO, client: "" };
+        let issued = self.issue_in(&asking, &sandbox, session.as_ref(), token).await?;
+        Ok(DelegateResponse {
+            token: issued.token,
+            expires_at: issued.expires_at,
+            refresh_before: None,
+            granted_capabilities: issued.capabilities,
+            scopes: issued.capabilities.older_words(),
+            jti: issued.jti.to_string(),
+        })
+    }
+
+    async fn session_of_parent(&self, sandbox: &Sandbox, sid: &str) -> Result<Session, ApiError> {
+        let gone = || ApiError::new(ErrorCode::Forbidden, "parent_token: its session is not of this sandbox");
+        let id: SessionId = sid.parse().map_err(|_| gone())?;
+        let found = self.deployment.store.session(&id).await.map_err(internal)?.ok_or_else(gone)?;
+        match found.session {
+            session if session.sandbox != sandbox.id => Err(gone()),
+            session if session.ended_at.is_some() => Err(expired(&session)),
+            session => Ok(session),
+        }
+    }
+
+    /// What a caller names, if it exists for its workspace. Who may use it is the parent token's to show.
+    async fn place(&self, principal: &Principal, of: Of<'_>) -> Result<(Sandbox, Option<Session>), ApiError> {
+        let caller = Caller::new(principal.clone(), cobox_protocol::KeyId::new());
+        match of {
+            Of::Session(id) => {
+                let bound = self.visible(&caller, &id).await?;
+                if bound.session.ended_at.is_some() {
+                    return Err(expired(&bound.session));
+                }
+                Ok((bound.sandbox, Some(bound.session)))
+            }
+            Of::Sandbox(id_or_name) => Ok((sandboxes::find(&self.deployment, &caller, id_or_name).await?, None)),
+        }
+    }
+
+    /// The same answer for what doesn't exist and what the token isn't for: a stranger learns nothing.
+    async fn place_of_holder(&self, of: Of<'_>, parent: &Secret) -> Result<((Sandbox, Option<Session>), Claims), ApiError> {
+        let store = &self.deployment.store;
+        let found = match of {
+            Of::Session(id) => store.session(&id).await.map_err(internal)?.map(|b| (b.sandbox, Some(b.session))),
+            Of::Sandbox(id) => match id.parse() {
+                Ok(id) => store.sandbox(&id).await.map_err(internal)?.map(|s| (s, None)),
+                Err(_) => None,
+            },
+        };
+        let place = found.ok_or_else(|| refused(TokenError::WrongAudience))?;
+        let claims = self.deployment.claims_of(&place.0, parent).await?;
+        if place.0.ended_at.is_some() {
+            return Err(refused(TokenError::WrongAudience));
+        }
+        Ok((place, claims))
+    }
+}
+
+/// Who is written down as having asked; without a key, the principal of the token.
+struct Recorded<'a> {
+    caller: Option<&'a Caller>,
+    request_id: &'a RequestId,
+}

@@ -1,0 +1,153 @@
+//! Issuing: a token is minted, and that it was issued is durable before anybody gets it.
+
+use std::time::Duration;
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use cobox_protocol::{ApiError, CapabilitySet, Secret, Timestamp, key::OPAQUE_TOKEN_PREFIX, session::State};
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use super::{
+    activity::WRITE_EVERY,
+    audit::AuditRecord,
+    deployment::internal,
+    model::{Bound, Sandbox, Session},
+    sessions::{Asking, Sessions},
+    tokens::{Issued, Lineage, REFRESH_GRACE_SECONDS, Wish},
+};
+use crate::store::{Note, OpaqueToken};
+
+/// Random bytes of an opaque token: nobody guesses it, so a plain hash is enough to keep.
+const OPAQUE_BYTES: usize = 32;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenFormat {
+    /// Verified by whoever has the sandbox's key.
+    #[default]
+    Jwt,
+    /// Known to the broker alone, so good through the gateway alone.
+    Opaque,
+}
+
+impl TokenFormat {
+    pub fn of(token: &Secret) -> Self {
+        if token.expose().starts_with(OPAQUE_TOKEN_PREFIX) { TokenFormat::Opaque } else { TokenFormat::Jwt }
+    }
+    pub fn from_word(word: &str) -> Result<Self, ApiError> {
+        [TokenFormat::Jwt, TokenFormat::Opaque].into_iter().find(|f| f.word() == word).ok_or_else(|| {
+            let word: String = word.chars().filter(|c| !c.is_control()).take(64).collect();
+            ApiError::invalid(format!("token_format: `{word}` is not known; it must be `jwt` or `opaque`"))
+        })
+    }
+    pub const fn word(self) -> &'static str {
+        match self {
+            TokenFormat::Jwt => "jwt",
+            TokenFormat::Opaque => "opaque",
+        }
+    }
+}
+
+/// What a token is to be.
+#[derive(Clone, Copy)]
+pub struct TokenWish<'a> {
+    pub capabilities: CapabilitySet,
+    /// Wished life in seconds.
+    pub ttl: Option<u32>,
+    pub format: TokenFormat,
+    /// Whether it counts as use of the sandbox.
+    pub is_activity: bool,
+    pub lineage: Lineage<'a>,
+}
+
+impl TokenWish<'_> {
+    pub fn new(capabilities: CapabilitySet) -> Self {
+        Self { capabilities, ttl: None, format: TokenFormat::Jwt, is_activity: false, lineage: Lineage::default() }
+    }
+}
+
+impl Sessions {
+    /// Mints a token; that it was issued, and the activity, are durable before anybody gets it.
+    pub async fn issue(&self, asking: &Asking<'_>, bound: &Bound, wish: TokenWish<'_>) -> Result<Issued, ApiError> {
+        self.issue_in(asking, &bound.sandbox, Some(&bound.session), wish).await
+    }
+
+    /// As [`Sessions::issue`], also for a sandbox that is used without a session.
+    pub async fn issue_in(
+        &self,
+        asking: &Asking<'_>,
+        sandbox: &Sandbox,
+        session: Option<&Session>,
+        wish: TokenWish<'_>,
+    ) -> Result<Issued, ApiError> {
+        let d = &self.deployment;
+        let now = d.now();
+        let issued = d.tokens.mint(&Wish {
+            caller: asking.caller,
+            sandbox,
+            session,
+            capabilities: wish.capabilities,
+            ttl: wish.ttl.map(|s| Duration::from_secs(s.into())),
+            left: d.left(sandbox, session, now),
+            now,
+            lineage: wish.lineage,
+        });
+        let mut sandboxes = Vec::new();
+        if wish.is_activity {
+            self.lifecycle.activity.sandbox_asked_for(&sandbox.id, now);
+            // What the store has is good enough while it is this fresh: a second row to change would double the time of a refresh.
+            if sandbox.state == State::Idle || now.saturating_since(sandbox.last_active_at) >= WRITE_EVERY {
+                sandboxes.push((sandbox.id.clone(), now));
+            }
+        }
+        let (issued, tokens) = match wish.format {
+            TokenFormat::Jwt => (issued, Vec::new()),
+            TokenFormat::Opaque => {
+                let (issued, kept) = opaque(issued);
+                (issued, vec![kept])
+            }
+        };
+        let audit = vec![record(asking, sandbox, session, &issued, wish.lineage, now)];
+        d.store.note(&Note { sandboxes, tokens, audit, ..Note::default() }).await.map_err(internal)?;
+        Ok(issued)
+    }
+}
+
+fn record(
+    asking: &Asking<'_>,
+    sandbox: &Sandbox,
+    session: Option<&Session>,
+    issued: &Issued,
+    lineage: Lineage<'_>,
+    now: Timestamp,
+) -> AuditRecord {
+    let mut detail = issued.capabilities.words().join(" ");
+    if let Some(parent) = lineage.parent {
+        detail += &format!(" from {}", parent.jti);
+    }
+    if let Some(share) = lineage.share {
+        detail += &format!(" by {}", share.id);
+    }
+    AuditRecord {
+        thread: session.and_then(Session::thread).map(str::to_owned),
+        session: session.map(|s| s.id.clone()),
+        sandbox: Some(sandbox.id.clone()),
+        jti: Some(issued.jti.to_string()),
+        ..AuditRecord::new(now, &sandbox.workspace, "token.issued").by(asking.caller, asking.request_id).detail(detail)
+    }
+}
+
+/// The same in the form that only the broker can read, and what it must keep for that.
+fn opaque(issued: Issued) -> (Issued, OpaqueToken) {
+    let mut random = [0u8; OPAQUE_BYTES];
+    // A token that can be guessed would be worse than no answer.
+    getrandom::fill(&mut random).expect("the kernel's random source answers");
+    let token = Secret::new(format!("{OPAQUE_TOKEN_PREFIX}{}", URL_SAFE_NO_PAD.encode(random)));
+    let keep_until = Timestamp::from_unix(issued.claims.exp.saturating_add(REFRESH_GRACE_SECONDS));
+    let kept = OpaqueToken { hash: hash(&token), claims: issued.claims.clone(), keep_until };
+    (Issued { token, ..issued }, kept)
+}
+
+pub fn hash(token: &Secret) -> [u8; 32] {
+    Sha256::digest(token.expose().as_bytes()).into()
+}

@@ -1,0 +1,128 @@
+//! File links: one file in a URL, to be fetched or put by a browser that has no other credential.
+
+use cobox_protocol::{ApiError, Capability, CapabilitySet, ErrorCode, Secret, SessionId, token::FileLinkResponse};
+use cobox_token::LinkedFile;
+
+use super::{
+    access,
+    issue::TokenWish,
+    sessions::{Asking, Sessions},
+};
+
+/// Longest life of a link, in seconds: URLs end up in histories and logs.
+const MAX_LINK_SECONDS: u32 = 900;
+/// Longest path, in bytes: the kernel's own limit.
+const MAX_PATH_BYTES: usize = 4096;
+/// Where boxd has files, and the query's name for the link.
+const FILES: &str = "/files";
+const LINK: &str = "link";
+
+/// What may be done with a file by its link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkMethod {
+    Get,
+    Put,
+}
+
+impl LinkMethod {
+    pub const fn word(self) -> &'static str {
+        match self {
+            LinkMethod::Get => "GET",
+            LinkMethod::Put => "PUT",
+        }
+    }
+    pub fn from_word(word: &str) -> Option<Self> {
+        [LinkMethod::Get, LinkMethod::Put].into_iter().find(|m| m.word().eq_ignore_ascii_case(word))
+    }
+    const fn needs(self) -> Capability {
+        match self {
+            LinkMethod::Get => Capability::FsRead,
+            LinkMethod::Put => Capability::FsWrite,
+        }
+    }
+}
+
+impl Sessions {
+    pub async fn file_link(
+        &self,
+        asking: &Asking<'_>,
+        id: &SessionId,
+        path: &str,
+        method: LinkMethod,
+        ttl: Option<u32>,
+    ) -> Result<FileLinkResponse, ApiError> {
+        if !path.starts_with('/') || path.len() > MAX_PATH_BYTES || path.contains('\0') || path.split('/').any(|s| matches!(s, "." | ".."))
+        {
+            return Err(ApiError::invalid("path: must be absolute, at most 4096 bytes, and have no `.` or `..` in it"));
+        }
+        if ttl == Some(0) {
+            return Err(ApiError::invalid("ttl: must be at least 1 second"));
+        }
+        let (bound, entry) = self.living(asking.caller, id).await?;
+        let needed = method.needs();
+        let granted = entry.bound(access::grant(&self.deployment.policy(), asking.caller, None)?)?;
+        if !granted.contains(needed) {
+            let message = format!("method: {} needs the capability `{needed}`, which you don't have here", method.word());
+            return Err(ApiError::new(ErrorCode::CapabilityDenied, message));
+        }
+        let ttl = ttl.unwrap_or(MAX_LINK_SECONDS).min(MAX_LINK_SECONDS);
+        let wish = TokenWish { ttl: Some(ttl), lineage: entry.lineage(), ..TokenWish::new(CapabilitySet::of(&[needed])) };
+        let issued = self.issue(asking, &bound, wish).await?;
+        let encoded = encode(path);
+        let file = LinkedFile { method: method.word().to_owned(), path: encoded.clone() };
+        let link = self.deployment.tokens.link(&bound.sandbox, &issued.claims, file);
+        let base = self.deployment.dataplane(&bound.sandbox).http_base_url;
+        Ok(FileLinkResponse {
+            url: Secret::new(format!("{base}{FILES}{encoded}?{LINK}={}", link.expose())),
+            expires_at: issued.expires_at,
+            path: path.to_owned(),
+            method: method.word().to_owned(),
+            jti: issued.jti.to_string(),
+        })
+    }
+}
+
+/// As it stands in a URL's path: what is not plain is escaped.
+fn encode(path: &str) -> String {
+    let mut out = String::with_capacity(path.len());
+    for byte in path.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out += &format!("%{byte:02X}");
+        }
+    }
+    out
+}
+
+/// The bytes a URL's path stands for; `None` where it is malformed.
+pub fn decode(path: &str) -> Option<Vec<u8>> {
+    let mut bytes = path.bytes();
+    let mut out = Vec::with_capacity(path.len());
+    while let Some(byte) = bytes.next() {
+        out.push(match byte {
+            b'%' => {
+                let mut digit = || char::from(bytes.next()?).to_digit(16);
+                u8::try_from(digit()? * 16 + digit()?).ok()?
+            }
+            plain => plain,
+        });
+    }
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_survives_its_way_through_a_url() {
+        for path in ["/workspace/a b.txt", "/ü/%41?x#y", "/+&=;"] {
+            assert!(encode(path).bytes().all(|b| b.is_ascii_graphic() && !b"?#".contains(&b)));
+            assert_eq!(decode(&encode(path)).unwrap(), path.as_bytes());
+        }
+        for bad in ["%", "%4", "%zz", "%+1"] {
+            assert_eq!(decode(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! How often somebody may ask: a bucket that fills with time and pays for each request, for every principal, and one for every address
+//! that requests without a good credential come from.
+
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    net::{IpAddr, Ipv6Addr},
+    sync::{Mutex, PoisonError},
+};
+
+use cobox_protocol::{ApiError, ErrorCode, Timestamp};
+
+use super::model::Principal;
+use crate::config::RateLimits;
+
+/// Buckets kept of each kind; each takes some hundred bytes. Those that are full again are forgotten first.
+const MAX_BUCKETS: usize = 16_384;
+/// Credentials remembered as good for one address that also sends bad ones.
+const MAX_GOOD: usize = 256;
+/// A request's price: buckets count in thousandths, so that less than one a second can be said.
+const PRICE: u64 = 1000;
+
+/// What is asked for. Keeping and ending what one has is paid for apart, so that who asks too much elsewhere neither loses its
+/// sandboxes nor has to keep them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// Refresh, heartbeat, and everything that ends something.
+    Upkeep,
+    Request,
+}
+
+#[derive(Clone, Copy)]
+struct Limit {
+    /// Thousandths of a request a second.
+    rate: u64,
+    burst: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Bucket {
+    left: u64,
+    at: i64,
+}
+
+struct Buckets<Key> {
+    limit: Option<Limit>,
+    of: Mutex<HashMap<Key, Bucket>>,
+}
+
+impl Limit {
+    fn full(&self, at: i64) -> Bucket {
+        Bucket { left: self.burst, at }
+    }
+
+    fn filled(&self, bucket: &Bucket, now: i64) -> Bucket {
+        let seconds = u64::try_from(now.saturating_sub(bucket.at)).unwrap_or(0);
+        Bucket { left: bucket.left.saturating_add(self.rate.saturating_mul(seconds)).min(self.burst), at: now.max(bucket.at) }
+    }
+
+    /// Whole seconds until there is enough for one request.
+    fn wait(&self, bucket: &Bucket) -> u32 {
+        u32::try_from(PRICE.saturating_sub(bucket.left).div_ceil(self.rate.max(1))).unwrap_or(u32::MAX).max(1)
+    }
+}
+
+impl<Key: Eq + Hash + Clone> Buckets<Key> {
+    fn new(limit: Option<Limit>) -> Self {
+        Self { limit, of: Mutex::default() }
+    }
+
+    /// Pays for one request, or says how many seconds to wait.
+    fn take(&self, key: &Key, price: u64, now: i64) -> Result<(), u32> {
+        let Some(limit) = self.limit else { return Ok(()) };
+        let mut of = self.of.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = of.get(key).map_or_else(|| limit.full(now), |bucket| limit.filled(bucket, now));
+        if bucket.left < PRICE {
+            return Err(limit.wait(&bucket));
+        }
+        bucket.left -= price.min(bucket.left);
+        if of.len() >= MAX_BUCKETS && !of.contains_key(key) {
+            of.retain(|_, other| limit.filled(other, now).left < limit.burst);
+            // All of them in use: one is let go, whose owner then has a full one again. Memory is worth more.
+            if of.len() >= MAX_BUCKETS
+                && let Some(some) = of.keys().next().cloned()
+            {
+                of.remove(&some);
+            }
+        }
+        of.insert(key.clone(), bucket);
+        Ok(())
+    }
+}
+
+/// Where a request came from; of IPv6 the network, which is what one customer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Source(IpAddr);
+
+impl From<IpAddr> for Source {
+    fn from(address: IpAddr) -> Self {
+        Self(match address.to_canonical() {
+            IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)),
+            v4 => v4,
+        })
+    }
+}
+
+pub struct Rates {
+    requests: Buckets<(String, String)>,
+    upkeep: Buckets<(String, String)>,
+    failures: Buckets<Source>,
+    /// Of addresses that failed: what was accepted from there nevertheless, by a hash of it.
+    good: Mutex<HashMap<Source, Vec<u64>>>,
+}
+
+impl Rates {
+    pub fn new(limits: &RateLimits) -> Self {
+        let per_second = |rate: u32, burst: u32| {
+            (rate > 0).then_some(Limit { rate: u64::from(rate) * PRICE, burst: u64::from(burst.max(rate)) * PRICE })
+        };
+        let failures = (limits.failures_per_minute > 0).then_some(Limit {
+            rate: (u64::from(limits.failures_per_minute) * PRICE / 60).max(1),
+            burst: u64::from(limits.failure_burst.max(1)) * PRICE,
+        });
+        Self {
+            requests: Buckets::new(per_second(limits.requests_per_second, limits.request_burst)),
+            upkeep: Buckets::new(per_second(limits.upkeep_per_second, limits.upkeep_burst)),
+            failures: Buckets::new(failures),
+            good: Mutex::default(),
+        }
+    }
+
+    /// A request of somebody we know.
+    pub fn ask(&self, principal: &Principal, class: Class, now: Timestamp) -> Result<(), ApiError> {
+        let buckets = match class {
+            Class::Upkeep => &self.upkeep,
+            Class::Request => &self.requests,
+        };
+        if buckets.limit.is_none() {
+            return Ok(());
+        }
+        let whose = (principal.workspace.clone(), principal.name.clone());
+        buckets.take(&whose, PRICE, now.unix()).map_err(|wait| limited(format!("{} asks too often", principal.name), wait))
+    }
+
+    /// Before anybody looks at the credential: whether too many bad ones came from there. One that was good there before passes.
+    pub fn may_try(&self, from: Source, credential: Option<u64>, now: Timestamp) -> Result<(), ApiError> {
+        // Free of charge: only failing costs.
+        let Err(wait) = self.failures.take(&from, 0, now.unix()) else { return Ok(()) };
+        let good = self.good.lock().unwrap_or_else(PoisonError::into_inner);
+        match credential.is_some_and(|credential| good.get(&from).is_some_and(|good| good.contains(&credential))) {
+            true => Ok(()),
+            false => Err(limited("too many requests from this address had no good credential".to_owned(), wait)),
+        }
+    }
+
+    /// Whether any address failed lately; while none did there is nothing to remember.
+    pub fn is_quiet(&self) -> bool {
+        self.good.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    pub fn failed(&self, from: Source, now: Timestamp) {
+        if self.failures.limit.is_none() {
+            return;
+        }
+        // An empty bucket can't pay, and says so at the next try.
+        let _ = self.failures.take(&from, PRICE, now.unix());
+        let mut good = self.good.lock().unwrap_or_else(PoisonError::into_inner);
+        if good.len() >= MAX_BUCKETS {
+            good.clear();
+        }
+        good.entry(from).or_default();
+    }
+
+    pub fn succeeded(&self, from: Source, credential: u64) {
+        let mut good = self.good.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(good) = good.get_mut(&from) else { return };
+        if !good.contains(&credential) {
+            if good.len() >= MAX_GOOD {
+                good.remove(0);
+            }
+            good.push(credential);
+        }
+    }
+
+    /// Forgets addresses that have behaved for long enough; called now and then.
+    pub fn tidy(&self, now: Timestamp) {
+        let Some(limit) = self.failures.limit else { return };
+        let mut of = self.failures.of.lock().unwrap_or_else(PoisonError::into_inner);
+        of.retain(|_, bucket| limit.filled(bucket, now.unix()).left < limit.burst);
+        self.good.lock().unwrap_or_else(PoisonError::into_inner).retain(|source, _| of.contains_key(source));
+    }
+}
+
+fn limited(what: String, wait: u32) -> ApiError {
+    let mut error = ApiError::new(ErrorCode::RateLimited, format!("{what}; try again in {wait} s"));
+    error.retry_after = Some(wait);
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tables_stay_bounded_whoever_comes() {
+        let rates = Rates::new(&RateLimits { failures_per_minute: 60, failure_burst: 2, ..RateLimits::default() });
+        let now = Timestamp::from_unix(1_000);
+        for n in 0..2 * MAX_BUCKETS as u128 {
+            rates.failed(Source::from(IpAddr::V6(Ipv6Addr::from_bits(n << 64))), now);
+        }
+        assert!(rates.failures.of.lock().unwrap().len() <= MAX_BUCKETS);
+        assert!(rates.good.lock().unwrap().len() <= MAX_BUCKETS);
+        rates.tidy(Timestamp::from_unix(2_000));
+        assert!(rates.is_quiet() && rates.failures.of.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn one_network_of_ipv6_is_one_source_and_an_ipv4_address_is_itself() {
+        let source = |text: &str| Source::from(text.parse::<IpAddr>().unwrap());
+        assert_eq!(source("2001:db8::1"), source("2001:db8::ffff:1"));
+        assert_ne!(source("2001:db8::1"), source("2001:db8:0:1::1"));
+        assert_eq!(source("::ffff:10.0.0.1"), source("10.0.0.1"));
+    }
+
+    #[test]
+    fn a_clock_that_goes_back_gives_nothing_away() {
+        let limit = Limit { rate: 1000, burst: 5000 };
+        let bucket = Bucket { left: 0, at: 100 };
+        assert_eq!(limit.filled(&bucket, 50).left, 0);
+        assert_eq!(limit.filled(&bucket, 103).left, 3000);
+        assert_eq!(limit.wait(&Bucket { left: 0, at: 0 }), 1);
+        assert_eq!(Limit { rate: 100, burst: 1000 }.wait(&bucket), 10);
+    }
+}

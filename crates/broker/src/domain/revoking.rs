@@ -1,0 +1,160 @@
+//! Taking back: tokens by what they have in common, a sandbox's key, or the sandbox itself. For operators, who answer for the
+//! whole deployment.
+
+use std::{sync::Arc, time::Duration};
+
+use cobox_protocol::{
+    ApiError, ErrorCode, RequestId, SandboxId, SessionId,
+    control::IssuedTo,
+    id::is_foreign_id,
+    token::{RevokeRequest, RevokeResponse, RotateKeyResponse, RotationMode},
+};
+use cobox_token::LEEWAY_SECONDS;
+
+use super::{
+    access,
+    audit::AuditRecord,
+    deployment::{Deployment, internal},
+    lifecycle::Lifecycle,
+    model::{Caller, Sandbox},
+    shares::TELL_WAIT,
+    tokens::{LONGEST_POSSESSION, LONGEST_TOKEN_LIFE},
+};
+use crate::store::{RevokeWish, RevokedTokens, Rotation};
+
+/// Keys of one sandbox that count at once: a rotation every few minutes, for as long as a token can live.
+const MAX_GENERATIONS: u32 = 16;
+
+pub struct Revoking {
+    pub deployment: Arc<Deployment>,
+    pub lifecycle: Arc<Lifecycle>,
+}
+
+impl Revoking {
+    /// Durable when it returns, and the sandboxes concerned have been told or will be again. Whoever may get a new token still may.
+    pub async fn revoke(&self, caller: &Caller, wish: &RevokeRequest, request_id: &RequestId) -> Result<RevokeResponse, ApiError> {
+        access::must_be_operator(&caller.principal, "revoke tokens")?;
+        let d = &self.deployment;
+        let now = d.now();
+        let workspace = wish.workspace.clone().unwrap_or_else(|| caller.principal.workspace.clone());
+        // Another broker's clock may be ahead: what it issued a moment ago may say that it was issued a moment from now.
+        let issued_by = now.unix() + if d.store.is_shared() { LEEWAY_SECONDS } else { 0 };
+        let earlier = |of, value: &str| RevokedTokens::Earlier { of, value: value.to_owned(), issued_by };
+        let (workspace, sandbox, tokens) = match named(wish)? {
+            Named::Sandbox(id) => {
+                self.rotate(caller, id, RotationMode::Immediate, request_id).await?;
+                return Ok(RevokeResponse { sequence: None, revoked_at: now });
+            }
+            Named::Session(id) => {
+                let not_found = || ApiError::new(ErrorCode::SessionNotFound, "session: there is none of this id");
+                let id: SessionId = id.parse().map_err(|_| not_found())?;
+                let bound = d.store.session(&id).await.map_err(internal)?.ok_or_else(not_found)?;
+                (bound.session.workspace, Some(bound.sandbox.id), earlier(IssuedTo::Session, id.as_str()))
+            }
+            Named::Jti(jti) => (workspace, None, RevokedTokens::Jti(jti.to_owned())),
+            Named::Grant(grant) => (workspace, None, earlier(IssuedTo::Grant, grant)),
+            Named::Principal(name) => {
+                if d.store.principal(&workspace, name).await.map_err(internal)?.is_none() {
+                    return Err(ApiError::new(ErrorCode::PrincipalNotFound, "principal: the workspace has none of this name"));
+                }
+                (workspace, None, earlier(IssuedTo::Principal, name))
+            }
+        };
+        let mut audit = AuditRecord::new(now, &workspace, "tokens.revoked").by(caller, request_id).detail(words(&tokens));
+        audit.sandbox = sandbox.clone();
+        if let RevokedTokens::Jti(jti) = &tokens {
+            audit.jti = Some(jti.clone());
+        }
+        let until = now.plus(LONGEST_POSSESSION + Duration::from_secs(LEEWAY_SECONDS.unsigned_abs()));
+        let wish = RevokeWish { workspace, sandbox, tokens, until, audit };
+        let sequence = d.store.revoke(&wish).await.map_err(internal)?;
+        match wish.sandbox {
+            Some(id) => self.lifecycle.tell_soon(&id, TELL_WAIT).await,
+            None => {
+                let (lifecycle, workspace) = (self.lifecycle.clone(), wish.workspace);
+                let telling = d.background.spawn(async move { lifecycle.tell_workspace(&workspace).await });
+                // Past it they are told behind the answer; the gateway knows already.
+                let _ = tokio::time::timeout(TELL_WAIT, telling).await;
+            }
+        }
+        Ok(RevokeResponse { sequence: Some(sequence), revoked_at: now })
+    }
+
+    /// The sandbox's next key. Tokens of the one before it are good until they expire, or end now with what is open by them.
+    pub async fn rotate(
+        &self,
+        caller: &Caller,
+        id: &str,
+        mode: RotationMode,
+        request_id: &RequestId,
+    ) -> Result<RotateKeyResponse, ApiError> {
+        access::must_be_operator(&caller.principal, "rotate keys")?;
+        let d = &self.deployment;
+        let sandbox = self.living(id).await?;
+        let (now, word) = match mode {
+            RotationMode::Graceful => (d.now(), "graceful"),
+            RotationMode::Immediate => (d.now(), "immediate"),
+        };
+        let old_until = (mode == RotationMode::Graceful).then(|| now.plus(LONGEST_TOKEN_LIFE));
+        let audit = AuditRecord::of_sandbox(now, &sandbox, "sandbox.key_rotated", word).by(caller, request_id);
+        let rotation = Rotation { now, old_until, max_generations: MAX_GENERATIONS };
+        let rotated = d.store.rotate_key(&sandbox.id, &rotation, &audit).await.map_err(internal)?.ok_or_else(not_found)?;
+        self.lifecycle.tell_soon(&rotated.id, TELL_WAIT).await;
+        let old_keys_until = rotated.old_keys.map(|old| old.until);
+        Ok(RotateKeyResponse { sandbox_id: rotated.id, generation: rotated.generation, old_keys_until })
+    }
+
+    /// Ends a sandbox of any workspace, with every session that uses it.
+    pub async fn end_sandbox(&self, caller: &Caller, id: &str, request_id: &RequestId) -> Result<(), ApiError> {
+        access::must_be_operator(&caller.principal, "end sandboxes of others")?;
+        let sandbox = self.living(id).await?;
+        let audit = AuditRecord::of_sandbox(self.deployment.now(), &sandbox, "sandbox.deleted", "by an operator").by(caller, request_id);
+        let lifecycle = self.lifecycle.clone();
+        let deleting = self.deployment.background.spawn(async move { lifecycle.terminate(&sandbox, "an operator ended it", audit).await });
+        deleting.await.map_err(|_| ApiError::new(ErrorCode::Internal, "deleting was interrupted; try again"))?
+    }
+
+    async fn living(&self, id: &str) -> Result<Sandbox, ApiError> {
+        let id: SandboxId = id.parse().map_err(|_| not_found())?;
+        let found = self.deployment.store.sandbox(&id).await.map_err(internal)?;
+        found.filter(|s| s.ended_at.is_none()).ok_or_else(not_found)
+    }
+}
+
+fn not_found() -> ApiError {
+    ApiError::new(ErrorCode::SandboxNotFound, "there is no sandbox of this id")
+}
+
+enum Named<'a> {
+    Jti(&'a str),
+    Grant(&'a str),
+    Session(&'a str),
+    Principal(&'a str),
+    Sandbox(&'a str),
+}
+
+/// The one thing a request names.
+fn named(wish: &RevokeRequest) -> Result<Named<'_>, ApiError> {
+    let RevokeRequest { jti, grant, session, principal, sandbox, workspace } = wish;
+    let given = [jti, grant, session, principal, sandbox].map(|f| f.as_deref());
+    if given.iter().flatten().count() != 1 {
+        return Err(ApiError::invalid("jti: send exactly one of jti, grant, session, principal and sandbox"));
+    }
+    if given.iter().flatten().copied().chain(workspace.as_deref()).any(|v| !is_foreign_id(v)) {
+        return Err(ApiError::invalid("jti, grant, session, principal, sandbox: must have 1 to 256 characters and no control characters"));
+    }
+    match given {
+        [Some(jti), ..] => Ok(Named::Jti(jti)),
+        [_, Some(grant), ..] => Ok(Named::Grant(grant)),
+        [_, _, Some(session), ..] => Ok(Named::Session(session)),
+        [_, _, _, Some(principal), _] => Ok(Named::Principal(principal)),
+        [.., sandbox] => Ok(Named::Sandbox(sandbox.unwrap_or_default())),
+    }
+}
+
+fn words(tokens: &RevokedTokens) -> String {
+    match tokens {
+        RevokedTokens::Jti(jti) => format!("jti {jti}"),
+        RevokedTokens::Earlier { of, value, .. } => format!("{of:?} {value}").to_lowercase(),
+    }
+}

@@ -1,0 +1,71 @@
+//! `/internal/…`: looking into tokens, taking them back, rotating a sandbox's key, ending it. For operators.
+
+use axum::{
+    Json,
+    extract::{Path, Request, State},
+    response::IntoResponse,
+    routing::{delete, get, post},
+};
+use cobox_protocol::{
+    ApiError, Secret,
+    token::{Introspection, RevokeRequest, RevokeResponse, RotateKeyRequest, RotateKeyResponse},
+};
+use http::{HeaderName, StatusCode, header};
+
+use super::{
+    Api, Routes,
+    auth::Authenticated,
+    body::{self, JsonBody, MaybeJsonBody},
+    error::Failure,
+};
+
+pub fn routes() -> Routes {
+    Routes::new()
+        .route("/internal/tokens/introspect", post(introspect))
+        .route("/internal/tokens/revoke", post(revoke))
+        .route("/internal/tokens/{token}", get(look))
+        .route("/internal/sandboxes/{id}", delete(end_sandbox))
+        .route("/internal/sandboxes/{id}/rotate-key", post(rotate_key))
+}
+
+/// RFC 7662: the token is in a form.
+async fn introspect(State(api): State<Api>, who: Authenticated, request: Request) -> Result<impl IntoResponse, Failure> {
+    let bytes = body::read(request).await?;
+    let missing = || ApiError::invalid("token: is missing; send it as application/x-www-form-urlencoded");
+    let token =
+        form_urlencoded::parse(&bytes).find(|(name, _)| name == "token").map(|(_, token)| Secret::new(token)).ok_or_else(missing)?;
+    answer(&api, &who, &token).await
+}
+
+async fn look(State(api): State<Api>, who: Authenticated, Path(token): Path<String>) -> Result<impl IntoResponse, Failure> {
+    answer(&api, &who, &Secret::new(token)).await
+}
+
+type Uncached = ([(HeaderName, &'static str); 1], Json<Introspection>);
+
+async fn answer(api: &Api, who: &Authenticated, token: &Secret) -> Result<Uncached, Failure> {
+    let told = api.deployment.introspect(&who.caller, token).await?;
+    Ok(([(header::CACHE_CONTROL, "no-store")], Json(told)))
+}
+
+async fn revoke(
+    State(api): State<Api>,
+    who: Authenticated,
+    JsonBody(wish): JsonBody<RevokeRequest>,
+) -> Result<Json<RevokeResponse>, Failure> {
+    Ok(Json(api.revoking.revoke(&who.caller, &wish, &who.request_id).await?))
+}
+
+async fn rotate_key(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(id): Path<String>,
+    MaybeJsonBody(wish): MaybeJsonBody<RotateKeyRequest>,
+) -> Result<Json<RotateKeyResponse>, Failure> {
+    Ok(Json(api.revoking.rotate(&who.caller, &id, wish.mode, &who.request_id).await?))
+}
+
+async fn end_sandbox(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
+    api.revoking.end_sandbox(&who.caller, &id, &who.request_id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,111 @@
+//! `openapi/broker.json`: every route of the broker, made from the types that go over the wire and the tables in this folder.
+//!
+//! To add a route, add its [`Operation`] to the table of its resource and run `make openapi`. Tests fail while router, table and
+//! file don't say the same, and when a test of the broker gets an answer that isn't in it.
+
+mod gateway;
+mod internal;
+mod keys;
+mod ops;
+mod sandboxes;
+mod sessions;
+mod shares;
+mod threads;
+mod tokens;
+pub mod words;
+
+use std::path::PathBuf;
+
+use cobox_openapi::{Document, Operation, Parameter, assert_checked_in, assert_sound};
+use cobox_protocol::ErrorCode;
+use serde_json::{Value, json};
+
+const ABOUT: &str = "The control plane: which sandbox belongs to which thread, who may use it, for how long. Every error has the same \
+envelope and every answer `X-Request-Id`; only what isn't HTTP at all is refused without them. What the gateway passes on is in boxd's \
+own document.";
+
+/// What every route behind an API key may answer.
+const OF_ANY_KEY: [ErrorCode; 4] = [ErrorCode::InvalidRequest, ErrorCode::Unauthenticated, ErrorCode::RateLimited, ErrorCode::Internal];
+/// What may come of a sandbox that is to run.
+const OF_STARTING: [ErrorCode; 2] = [ErrorCode::SandboxStarting, ErrorCode::ProviderUnavailable];
+
+fn operations() -> Vec<Operation> {
+    [
+        sessions::routes(),
+        tokens::routes(),
+        shares::routes(),
+        threads::routes(),
+        sandboxes::routes(),
+        internal::routes(),
+        keys::routes(),
+        ops::routes(),
+        gateway::routes(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn document() -> Value {
+    let document = Document {
+        title: "Cobox broker",
+        about: ABOUT,
+        server: json!({ "url": "/" }),
+        tags: &[
+            ("sessions", "Access to the sandbox of a thread or another scope."),
+            ("threads", "The same in the shapes of the first clients."),
+            ("sandboxes", "Sandboxes themselves, with or without a session."),
+            ("operators", "Keys, the audit, and taking back what was given."),
+            ("gateway", "The way to every sandbox."),
+            ("operations", "Health and documentation."),
+        ],
+        security: json!([{ "key": [] }, { "keyHeader": [] }]),
+        security_schemes: json!({
+            "key": { "type": "http", "scheme": "bearer", "description": "An API key." },
+            "keyHeader": { "type": "apiKey", "in": "header", "name": "X-Api-Key", "description": "The same in its own header." },
+            "token": { "type": "http", "scheme": "bearer", "bearerFormat": "JWT", "description": "A sandbox's token, at the gateway." },
+        }),
+    };
+    document.render(&operations())
+}
+
+/// A route behind an API key.
+fn keyed(method: &'static str, path: &'static str, id: &'static str, summary: &'static str) -> Operation {
+    Operation::new(method, path, id, summary).behind(&["key", "keyHeader"]).fails(&OF_ANY_KEY)
+}
+
+fn session_id() -> Parameter {
+    Parameter::path("id", "The session's id.").of(json!({ "$ref": "#/components/schemas/SessionId" }))
+}
+
+fn page_of() -> [Parameter; 2] {
+    [
+        Parameter::query("limit", "Items of a page.").of(json!({ "type": "integer", "minimum": 1, "maximum": 200, "default": 50 })),
+        Parameter::query("cursor", "The `next_cursor` of the page before."),
+    ]
+}
+
+fn tags() -> Parameter {
+    Parameter::query("tag", "`key:value`, or `key` for any value. May be repeated: all of them must fit.").of(json!({
+        "type": "array", "maxItems": 8, "items": { "type": "string", "pattern": "^[A-Za-z0-9_./-]{1,64}([:=]|$)" },
+    }))
+}
+
+fn prefer() -> Parameter {
+    Parameter::header("Prefer", "`wait=N`: how many seconds to wait for a start; 10 unless told, 55 at most.")
+}
+
+fn idempotency_key() -> Parameter {
+    Parameter::header("Idempotency-Key", "For 24 hours the same request with the same key gets the same session.")
+        .of(json!({ "type": "string", "minLength": 1, "maxLength": 256, "pattern": "^[!-~]([ -~]*[!-~])?$" }))
+}
+
+#[test]
+fn the_document_that_is_checked_in_is_what_the_code_says() {
+    assert_checked_in(&document(), &PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../openapi/broker.json"));
+}
+
+#[test]
+fn every_reference_leads_somewhere_and_every_name_is_used_once() {
+    assert_sound(&document());
+}

@@ -1,0 +1,23 @@
+//! `/healthz`, `/readyz`, `/openapi.json`: for whoever runs it.
+
+use cobox_openapi::{Operation, Shape};
+use cobox_protocol::ErrorCode::*;
+use serde_json::json;
+
+pub fn routes() -> Vec<Operation> {
+    let open = |path, id, summary| Operation::new("get", path, id, summary).tag("operations");
+    let status =
+        |word: &str| Shape::Plain(json!({ "type": "object", "required": ["status"], "properties": { "status": { "const": word } } }));
+    vec![
+        open("/healthz", "health", "Whether the process answers").gives_as(200, "It does.", "application/json", status("ok")),
+        open("/readyz", "ready", "Whether it can do its work")
+            .gives_as(200, "It can.", "application/json", status("ready"))
+            .fails(&[Internal]),
+        open("/openapi.json", "openapi", "This document").gives_as(
+            200,
+            "It.",
+            "application/json",
+            Shape::Plain(json!({ "type": "object", "required": ["openapi", "paths"] })),
+        ),
+    ]
+}

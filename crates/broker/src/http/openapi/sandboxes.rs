@@ -1,0 +1,41 @@
+//! `/v1/sandboxes`.
+
+use cobox_openapi::{Operation, Parameter};
+use cobox_protocol::{
+    ErrorCode::*,
+    sandbox::{CreateSandbox, PatchSandbox, SandboxInfo},
+    session::Page,
+};
+
+use super::{keyed, page_of, prefer, tags};
+
+pub fn routes() -> Vec<Operation> {
+    let which = || Parameter::path("id_or_name", "Its id, or its name in your workspace.");
+    let routes = vec![
+        keyed("post", "/v1/sandboxes", "createSandbox", "Make a sandbox without a session")
+            .with([prefer()])
+            .takes::<CreateSandbox>()
+            .body_optional()
+            .gives::<SandboxInfo>(201, "It was made; `provisioning` while it still starts.")
+            .fails(&[Forbidden, SandboxConflict, SessionExpired, ProviderUnavailable]),
+        keyed("get", "/v1/sandboxes", "listSandboxes", "List the sandboxes you may use")
+            .with([tags()])
+            .with(page_of())
+            .gives::<Page<SandboxInfo>>(200, "A page, newest first."),
+        keyed("get", "/v1/sandboxes/{id_or_name}", "getSandbox", "Look at a sandbox")
+            .with([which()])
+            .gives::<SandboxInfo>(200, "The sandbox.")
+            .fails(&[Forbidden, SandboxNotFound]),
+        keyed("patch", "/v1/sandboxes/{id_or_name}", "changeSandbox", "Change its name, its tags, and how it is kept")
+            .about("All of it or nothing; for its owner and operators.")
+            .with([which()])
+            .takes::<PatchSandbox>()
+            .gives::<SandboxInfo>(200, "The sandbox as it is now.")
+            .fails(&[Forbidden, SandboxNotFound, SandboxConflict]),
+        keyed("delete", "/v1/sandboxes/{id_or_name}", "deleteSandbox", "End it, and every session that uses it")
+            .with([which()])
+            .gives_nothing(204, "It has ended.")
+            .fails(&[Forbidden, SandboxNotFound, ProviderUnavailable]),
+    ];
+    routes.into_iter().map(|route| route.tag("sandboxes")).collect()
+}

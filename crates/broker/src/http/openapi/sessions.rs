@@ -1,0 +1,87 @@
+//! `/v1/sandbox/sessions`.
+
+use cobox_openapi::{Operation, Parameter, Shape, read, written};
+use cobox_protocol::{
+    Envelope,
+    ErrorCode::*,
+    event::{ERROR_NAME, EVENT_NAME, SandboxEvent},
+    session::{HeartbeatResponse, NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo},
+};
+use serde_json::json;
+
+use super::{OF_STARTING, idempotency_key, keyed, page_of, prefer, session_id, tags};
+use crate::http::negotiation::NegotiationBody;
+
+pub fn routes() -> Vec<Operation> {
+    let needed = json!({
+        "required": ["mode"], "properties": { "mode": { "type": "string" } },
+        "anyOf": [
+            { "required": ["thread_id"], "properties": { "thread_id": { "type": "string" } } },
+            { "required": ["scope"], "properties": { "scope": { "type": "object" } } },
+        ],
+    });
+    let refresh = |path, name, summary| {
+        keyed("post", path, name, summary)
+            .with([session_id(), prefer()])
+            .takes::<RefreshRequest>()
+            .body_optional()
+            .gives::<RefreshResponse>(200, "A fresh token.")
+            .fails(&[TokenExpired, TokenRevoked, Forbidden, SandboxNotFound, SessionExpired])
+    };
+    let routes = vec![
+        keyed("post", "/v1/sandbox/sessions", "negotiate", "Get, ensure or create a session")
+            .about("Whoever names a `scope` is answered in the full shape's error codes (`BINDING_…`, `BACKEND_…`).")
+            .with([idempotency_key(), prefer()])
+            .takes_as("application/json", read::<NegotiationBody>().and(needed))
+            .gives::<NegotiateResponse>(200, "The session, with a fresh token.")
+            .fails(&[Forbidden, CapabilityDenied, SessionNotFound, BindingNotFound, SandboxNotFound])
+            .fails(&[SessionConflict, BindingConflict, SandboxConflict, IdempotencyConflict, SessionExpired, TooLarge])
+            .fails(&OF_STARTING)
+            .fails(&[BackendUnavailable]),
+        keyed("get", "/v1/sandbox/sessions", "listSessions", "List the sessions you may use")
+            .with([
+                Parameter::query("scope_type", "Only of scopes of this type."),
+                Parameter::query("scope_id", "Only of scopes with this id."),
+                Parameter::query("state", "Only those in this state; without it all that have not ended.")
+                    .of(json!({ "$ref": "#/components/schemas/State" })),
+                tags(),
+            ])
+            .with(page_of())
+            .gives::<Page<SessionInfo>>(200, "A page, newest first."),
+        keyed("get", "/v1/sandbox/sessions/{id}", "getSession", "Look at a session")
+            .about("Negotiation's answer with a fresh token. Looking is no activity and wakes nothing.")
+            .with([session_id()])
+            .gives::<NegotiateResponse>(200, "The session.")
+            .fails(&[Forbidden, CapabilityDenied, SessionNotFound, SessionExpired]),
+        keyed("delete", "/v1/sandbox/sessions/{id}", "releaseSession", "End a session")
+            .about("For its owner and operators. Its sandbox ends too, unless it is named, kept or used by another session.")
+            .with([session_id()])
+            .gives_nothing(204, "It has ended.")
+            .fails(&[Forbidden, SessionNotFound]),
+        refresh("/v1/sandbox/sessions/{id}/refresh", "refresh", "Get a fresh token")
+            .fails(&[SessionNotFound, SessionConflict])
+            .fails(&OF_STARTING),
+        refresh("/v1/sandbox/sessions/{id}/refresh-token", "refreshToken", "The same, with the full shape's error codes").fails(&[
+            BindingNotFound,
+            BindingConflict,
+            SandboxStarting,
+            BackendUnavailable,
+        ]),
+        keyed("post", "/v1/sandbox/sessions/{id}/heartbeat", "heartbeat", "Extend the lease, and no token")
+            .with([session_id(), prefer()])
+            .gives::<HeartbeatResponse>(200, "The lease goes on.")
+            .fails(&[Forbidden, BindingNotFound, SandboxNotFound, SessionExpired, BackendUnavailable]),
+        keyed("get", "/v1/sandbox/sessions/{id}/events", "events", "What happens to a session, as events")
+            .about("Server-sent events, from the session's beginning unless told. What you may not see in the sandbox you don't see here. A line with only `:` now and then keeps the connection open.")
+            .behind(&["key", "keyHeader", "token"])
+            .with([
+                session_id(),
+                Parameter::header("Last-Event-ID", "Go on after this event; `now` for new ones only."),
+                Parameter::query("after", "The same for clients that can't send the header, which counts for more."),
+            ])
+            .gives_as(200, "The events, until the session or the credential ends.", "text/event-stream", Shape::Plain(json!({ "type": "string" })))
+            .events([(EVENT_NAME, written::<SandboxEvent>()), (ERROR_NAME, written::<Envelope>())])
+            .fails(&[TokenExpired, TokenRevoked, Forbidden, CapabilityDenied, SessionNotFound, SessionExpired]),
+    ];
+    routes.into_iter().map(|route| route.tag("sessions")).collect()
+}

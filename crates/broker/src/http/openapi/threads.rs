@@ -1,0 +1,68 @@
+//! `/threads/…`, the notice that one is gone, and what a front end asks for.
+
+use cobox_openapi::{Operation, Parameter};
+use cobox_protocol::{
+    ErrorCode::*,
+    session::{HeartbeatResponse, RefreshRequest, RefreshResponse},
+    thread::{Capabilities, NoticeTaken, ThreadNotice, ThreadSandbox},
+};
+use serde_json::{Value, json};
+
+use super::{OF_STARTING, idempotency_key, keyed, prefer};
+use crate::http::negotiation::NegotiationBody;
+
+pub fn routes() -> Vec<Operation> {
+    let thread = || Parameter::path("thread_id", "The caller's own id of the thread.").of(thread_id());
+    let routes = vec![
+        keyed("post", "/threads/{thread_id}/sandbox", "ensureThreadSandbox", "Ensure the thread's session")
+            .with([thread(), idempotency_key(), prefer()])
+            .takes::<NegotiationBody>()
+            .body_optional()
+            .gives::<ThreadSandbox>(200, "The session, with a fresh token.")
+            .fails(&[Forbidden, CapabilityDenied, SessionNotFound, SandboxNotFound, SessionConflict, SandboxConflict])
+            .fails(&[IdempotencyConflict, SessionExpired])
+            .fails(&OF_STARTING),
+        keyed("get", "/threads/{thread_id}/sandbox", "getThreadSandbox", "Look at the thread's session")
+            .with([thread()])
+            .gives::<ThreadSandbox>(200, "The session, with a fresh token.")
+            .fails(&[Forbidden, CapabilityDenied, SessionNotFound, SessionExpired]),
+        keyed("delete", "/threads/{thread_id}/sandbox", "releaseThreadSandbox", "End the thread's session")
+            .with([thread()])
+            .gives_nothing(204, "It has ended.")
+            .fails(&[Forbidden, SessionNotFound]),
+        keyed("post", "/threads/{thread_id}/sandbox/refresh", "refreshThreadSandbox", "Get a fresh token")
+            .about("A `current_token` that is shown ends 30 seconds later, unless `rotate` is false.")
+            .with([thread(), prefer()])
+            .takes::<RefreshRequest>()
+            .body_optional()
+            .gives::<RefreshResponse>(200, "A fresh token.")
+            .fails(&[TokenExpired, TokenRevoked, Forbidden, SessionNotFound, SandboxNotFound, SessionConflict, SessionExpired])
+            .fails(&OF_STARTING),
+        keyed("post", "/threads/{thread_id}/sandbox/heartbeat", "heartbeatThreadSandbox", "Extend the lease, and no token")
+            .with([thread(), prefer()])
+            .gives::<HeartbeatResponse>(200, "The lease goes on.")
+            .fails(&[Forbidden, SessionNotFound, SandboxNotFound, SessionExpired, ProviderUnavailable]),
+        keyed("delete", "/threads/{thread_id}", "endThread", "The thread is gone: its session ends")
+            .with([thread()])
+            .gives_nothing(204, "It has no session, or no longer.")
+            .fails(&[Forbidden]),
+        Operation::new("post", "/webhooks/threads", "threadIsGone", "A signed notice that a thread is gone")
+            .about("The signature is `v1=` and the HMAC-SHA256, in hexadecimal, of the timestamp, a dot and the body. 404 where none is set up.")
+            .with([
+                Parameter::header("X-Cobox-Timestamp", "When it was sent, in seconds since 1970.").of(json!({ "type": "string", "pattern": "^[0-9]{1,18}$" })).required(),
+                Parameter::header("X-Cobox-Signature", "One or more, with commas between them; one good one is enough.").required(),
+            ])
+            .takes::<ThreadNotice>()
+            .gives::<NoticeTaken>(200, "It was heard.")
+            .fails(&[InvalidRequest, Unauthenticated, RouteNotFound, RateLimited, Internal]),
+        keyed("get", "/capabilities", "capabilities", "What a front end can reach for a thread")
+            .with([Parameter::query("thread_id", "The caller's own id of the thread.").of(thread_id()).required()])
+            .gives::<Capabilities>(200, "The services; none for a thread without a session.")
+            .fails(&[Forbidden, CapabilityDenied, SessionExpired]),
+    ];
+    routes.into_iter().map(|route| route.tag("threads")).collect()
+}
+
+fn thread_id() -> Value {
+    json!({ "type": "string", "minLength": 1, "maxLength": 256, "pattern": cobox_protocol::schema::NO_CONTROL_CHARACTERS })
+}

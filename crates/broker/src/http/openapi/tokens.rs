@@ -1,0 +1,34 @@
+//! `…/delegate` and `…/file-links`.
+
+use cobox_openapi::{Operation, Parameter};
+use cobox_protocol::{
+    ErrorCode::*,
+    token::{DelegateResponse, FileLinkRequest, FileLinkResponse},
+};
+
+use super::{keyed, session_id};
+use crate::http::tokens::DelegationBody;
+
+pub fn routes() -> Vec<Operation> {
+    let delegate = |path, name, id| {
+        keyed("post", path, name, "Get a narrower token to hand on")
+            .about("With `parent_token`, or with a token as the credential, it ends with that one; else it ends with the session.")
+            .behind(&["key", "keyHeader", "token"])
+            .with([id])
+            .takes::<DelegationBody>()
+            .gives::<DelegateResponse>(200, "The token.")
+            .fails(&[TokenExpired, TokenRevoked, Forbidden, CapabilityDenied, SessionNotFound, SandboxNotFound, SessionExpired])
+    };
+    let sandbox = Parameter::path("id", "The sandbox's id or name.");
+    let routes = vec![
+        delegate("/v1/sandbox/sessions/{id}/delegate", "delegate", session_id()),
+        delegate("/sandbox/{id}/delegate", "delegateSandbox", sandbox),
+        keyed("post", "/v1/sandbox/sessions/{id}/file-links", "createFileLink", "Get a URL for one file")
+            .about("For a browser: whoever has the URL may do this one thing, for at most 15 minutes.")
+            .with([session_id()])
+            .takes::<FileLinkRequest>()
+            .gives::<FileLinkResponse>(200, "The link.")
+            .fails(&[Forbidden, CapabilityDenied, SessionNotFound, SessionExpired]),
+    ];
+    routes.into_iter().map(|route| route.tag("sessions")).collect()
+}

@@ -1,0 +1,44 @@
+//! `/v1/sandbox/sessions/{id}/share`: whom else a session is open to.
+
+use axum::{
+    Json,
+    extract::{Path, State},
+    routing::{delete, post},
+};
+use cobox_protocol::{
+    session::Page,
+    token::{ShareInfo, ShareRequest},
+};
+use http::StatusCode;
+
+use super::{Api, Routes, auth::Authenticated, body::JsonBody, error::Failure, sessions::session_id, tokens::requested};
+use crate::domain::shares::ShareWish;
+
+pub fn routes() -> Routes {
+    Routes::new()
+        .route("/v1/sandbox/sessions/{id}/share", post(share).get(list))
+        .route("/v1/sandbox/sessions/{id}/share/{principal}", delete(unshare))
+}
+
+async fn share(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(id): Path<String>,
+    JsonBody(body): JsonBody<ShareRequest>,
+) -> Result<(StatusCode, Json<ShareInfo>), Failure> {
+    let capabilities = requested(body.capabilities.as_ref(), body.scopes.as_ref())?;
+    let wish = ShareWish { principal: &body.principal, capabilities, expires_at: body.expires_at };
+    let (share, is_new) = api.sessions.share(&who.asking(), &session_id(&id)?, wish).await?;
+    Ok((if is_new { StatusCode::CREATED } else { StatusCode::OK }, Json(share)))
+}
+
+/// All of them: there are few.
+async fn list(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<Json<Page<ShareInfo>>, Failure> {
+    let items = api.sessions.shares(&who.caller, &session_id(&id)?).await?;
+    Ok(Json(Page { items, next_cursor: None }))
+}
+
+async fn unshare(State(api): State<Api>, who: Authenticated, Path((id, principal)): Path<(String, String)>) -> Result<StatusCode, Failure> {
+    api.sessions.unshare(&who.asking(), &session_id(&id)?, &principal).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

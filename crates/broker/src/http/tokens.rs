@@ -1,0 +1,120 @@
+//! `…/delegate` and `…/file-links`: tokens made from what a caller has, and links for browsers.
+
+use axum::{
+    Json,
+    extract::{FromRequestParts, Path, State},
+    routing::post,
+};
+use cobox_gateway::Credential;
+use cobox_protocol::{
+    ApiError, RequestId, Secret,
+    token::{DelegateResponse, FileLinkRequest, FileLinkResponse},
+};
+use http::request::Parts;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Api, Routes, auth::Authenticated, body::JsonBody, error::Failure, negotiation::actor, sessions::session_id};
+use crate::domain::{
+    access::Requested,
+    delegation::{Delegation, Delegator, Of},
+    issue::TokenFormat,
+    links::LinkMethod,
+};
+
+pub fn routes() -> Routes {
+    Routes::new()
+        .route("/v1/sandbox/sessions/{id}/delegate", post(of_session))
+        .route("/sandbox/{id}/delegate", post(of_sandbox))
+        .route("/v1/sandbox/sessions/{id}/file-links", post(file_link))
+}
+
+/// Somebody with a key, or with a token alone.
+enum Presenter {
+    Caller(Box<Authenticated>),
+    Holder { token: Secret, request_id: RequestId },
+}
+
+impl FromRequestParts<Api> for Presenter {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Failure> {
+        if let Some(Credential::Token(token)) = Credential::from_headers(&parts.headers)? {
+            let request_id = parts.extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
+            return Ok(Presenter::Holder { token, request_id });
+        }
+        Authenticated::from_request_parts(parts, api).await.map(|who| Presenter::Caller(Box::new(who)))
+    }
+}
+
+impl Presenter {
+    fn delegator(&self) -> Delegator<'_> {
+        match self {
+            Presenter::Caller(who) => Delegator::Caller(who.asking()),
+            Presenter::Holder { token, request_id } => Delegator::Holder { token: token.clone(), request_id },
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct DelegationBody {
+    #[serde(alias = "requested_capabilities")]
+    capabilities: Option<Vec<String>>,
+    scopes: Option<Vec<String>>,
+    ttl: Option<u32>,
+    parent_token: Option<Secret>,
+    actor: Option<Value>,
+    token_format: Option<String>,
+}
+
+impl DelegationBody {
+    fn read(&self) -> Result<Delegation<'_>, ApiError> {
+        Ok(Delegation {
+            capabilities: requested(self.capabilities.as_ref(), self.scopes.as_ref())?,
+            ttl: self.ttl,
+            parent: self.parent_token.clone(),
+            actor: self.actor.as_ref().map(actor).transpose()?,
+            format: self.token_format.as_deref().map(TokenFormat::from_word).transpose()?,
+        })
+    }
+}
+
+/// By either name, and by one of them.
+pub fn requested<'a>(capabilities: Option<&'a Vec<String>>, scopes: Option<&'a Vec<String>>) -> Result<Requested<'a>, ApiError> {
+    match (capabilities, scopes) {
+        (Some(_), Some(_)) => Err(ApiError::invalid("scopes: is another name of capabilities; send one of them")),
+        (Some(words), None) => Ok(Requested { field: "capabilities", words }),
+        (None, Some(words)) => Ok(Requested { field: "scopes", words }),
+        (None, None) => Err(ApiError::invalid("capabilities: is missing; name what is to be allowed")),
+    }
+}
+
+async fn of_session(
+    State(api): State<Api>,
+    who: Presenter,
+    Path(id): Path<String>,
+    JsonBody(body): JsonBody<DelegationBody>,
+) -> Result<Json<DelegateResponse>, Failure> {
+    Ok(Json(api.sessions.delegate(who.delegator(), Of::Session(session_id(&id)?), body.read()?).await?))
+}
+
+async fn of_sandbox(
+    State(api): State<Api>,
+    who: Presenter,
+    Path(id): Path<String>,
+    JsonBody(body): JsonBody<DelegationBody>,
+) -> Result<Json<DelegateResponse>, Failure> {
+    Ok(Json(api.sessions.delegate(who.delegator(), Of::Sandbox(&id), body.read()?).await?))
+}
+
+async fn file_link(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(id): Path<String>,
+    JsonBody(wish): JsonBody<FileLinkRequest>,
+) -> Result<Json<FileLinkResponse>, Failure> {
+    let unknown = || ApiError::invalid("method: must be GET or PUT");
+    let method = wish.method.as_deref().map_or(Some(LinkMethod::Get), LinkMethod::from_word).ok_or_else(unknown)?;
+    Ok(Json(api.sessions.file_link(&who.asking(), &session_id(&id)?, &wish.path, method, wish.ttl).await?))
+}

@@ -1,0 +1,123 @@
+//! Replacing the master key while no broker runs: every sandbox's next token key comes from the new one.
+//!
+//! The new key is durable beside the old one before the database names it, and takes the old one's place after that; whoever
+//! finds the two halfway finishes it.
+
+use std::path::PathBuf;
+
+use cobox_protocol::Timestamp;
+use cobox_token::MasterKey;
+
+use crate::{
+    StartError,
+    config::Config,
+    data_dir::{DataDir, DataDirError},
+    domain::tokens::LONGEST_TOKEN_LIFE,
+    open_store,
+    store::{MasterRotation, Store},
+};
+
+/// What all brokers on a database have agreed on.
+pub const AGREED: &str = "master_key";
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MasterKeyRotation {
+    /// Tokens end now, instead of when they expire.
+    pub is_immediate: bool,
+    /// There is no old key any more, nor will there be.
+    pub is_lost: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct RotatedMasterKey {
+    pub master_key: PathBuf,
+    /// Kept for the tokens that are still good.
+    pub previous_key: Option<PathBuf>,
+    pub sandboxes: u64,
+    pub old_tokens_until: Option<Timestamp>,
+}
+
+/// Fails while a broker uses the data directory, or another one the database.
+pub async fn rotate_master_key(config: &Config, wish: MasterKeyRotation) -> Result<RotatedMasterKey, StartError> {
+    config.validate()?;
+    let data_dir = DataDir::open(&config.data_dir)?;
+    let store = open_store(config, &data_dir).await?;
+    let now = Timestamp::now();
+    let node = data_dir.node_id()?;
+    let is_recent = |seen_at: Timestamp| now.saturating_since(seen_at) < config.node_timeout();
+    let alive = store.nodes().await?.into_iter().find(|other| other.id != node && is_recent(other.seen_at));
+    if let Some(other) = alive {
+        return Err(DataDirError::BrokerAlive { url: other.url, seconds: now.saturating_since(other.seen_at).as_secs() }.into());
+    }
+    let old = if wish.is_lost { None } else { Some(read(&data_dir, &*store).await?) };
+    let fresh = MasterKey::generate();
+    data_dir.write_next_key(&fresh)?;
+    let old_until = if wish.is_immediate { None } else { Some(now.plus(LONGEST_TOKEN_LIFE)) };
+    let rotation = MasterRotation { now, old_until, agreed: AGREED, fingerprint: fresh.fingerprint() };
+    let sandboxes = store.rotate_master(&rotation).await?;
+    let previous = old.as_ref().filter(|_| !wish.is_immediate);
+    data_dir.take_next_key(previous)?;
+    Ok(RotatedMasterKey {
+        master_key: data_dir.master_key_path(),
+        previous_key: previous.map(|_| data_dir.previous_key_path()),
+        sandboxes,
+        old_tokens_until: old_until,
+    })
+}
+
+/// The key this database is used with, which is the file's, or the one that was about to take its place.
+pub async fn read(data_dir: &DataDir, store: &dyn Store) -> Result<MasterKey, StartError> {
+    let key = data_dir.master_key(store.has_sandboxes(None).await?)?;
+    let fingerprint = key.fingerprint();
+    let agreed = store.agree(AGREED, &fingerprint).await?;
+    if agreed == fingerprint {
+        return Ok(key);
+    }
+    match data_dir.next_key()?.filter(|next| next.fingerprint() == agreed) {
+        Some(next) => {
+            data_dir.take_next_key(Some(&key))?;
+            Ok(next)
+        }
+        // With another key its tokens would open nothing on other nodes, nor would theirs here.
+        None => Err(DataDirError::KeyDiffers(data_dir.master_key_path()).into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_replacement_that_broke_off_is_finished_and_a_strangers_key_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config { data_dir: dir.path().to_owned(), ..Config::default() };
+        let data_dir = DataDir::open(dir.path()).unwrap();
+        let store = open_store(&config, &data_dir).await.unwrap();
+        let old = read(&data_dir, &*store).await.unwrap();
+        // Nothing has happened yet when only the file is there.
+        let fresh = MasterKey::generate();
+        data_dir.write_next_key(&fresh).unwrap();
+        assert_eq!(read(&data_dir, &*store).await.unwrap().expose(), old.expose());
+        let rotation = MasterRotation { now: Timestamp::now(), old_until: None, agreed: AGREED, fingerprint: fresh.fingerprint() };
+        store.rotate_master(&rotation).await.unwrap();
+        assert_eq!(read(&data_dir, &*store).await.unwrap().expose(), fresh.expose());
+        assert_eq!(data_dir.master_key(true).unwrap().expose(), fresh.expose());
+        assert_eq!(data_dir.previous_key(LONGEST_TOKEN_LIFE).unwrap().unwrap().expose(), old.expose());
+        assert!(data_dir.next_key().unwrap().is_none());
+        std::fs::write(data_dir.master_key_path(), [1; 32]).unwrap();
+        assert!(matches!(read(&data_dir, &*store).await, Err(StartError::DataDir(DataDirError::KeyDiffers(_)))));
+    }
+
+    #[test]
+    fn the_key_before_goes_when_no_token_of_its_time_can_be_good() {
+        let dir = tempfile::tempdir().unwrap();
+        let data_dir = DataDir::open(dir.path()).unwrap();
+        data_dir.write_next_key(&MasterKey::generate()).unwrap();
+        data_dir.take_next_key(Some(&MasterKey::generate())).unwrap();
+        assert!(data_dir.previous_key(LONGEST_TOKEN_LIFE).unwrap().is_some());
+        let long_ago = std::time::SystemTime::now() - 2 * LONGEST_TOKEN_LIFE;
+        std::fs::File::options().write(true).open(data_dir.previous_key_path()).unwrap().set_modified(long_ago).unwrap();
+        assert!(data_dir.previous_key(LONGEST_TOKEN_LIFE).unwrap().is_none());
+        assert!(!data_dir.previous_key_path().exists());
+    }
+}

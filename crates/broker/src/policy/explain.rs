@@ -1,0 +1,170 @@
+//! Why somebody gets what they get: for each capability and each limit, which line of the policy decided.
+
+use cobox_protocol::{Capability, CapabilitySet};
+use serde::Serialize;
+
+use super::{Policy, Said, Source, Subject, Terms, allows, built_in};
+
+/// What came of one capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    Granted,
+    /// Asked for, and not allowed.
+    Dropped,
+    /// Allowed, and not among what was asked for.
+    NotAsked,
+    /// Nobody asked, and it isn't allowed either.
+    NotAllowed,
+}
+
+impl Outcome {
+    pub const fn word(self) -> &'static str {
+        match self {
+            Outcome::Granted => "granted",
+            Outcome::Dropped => "dropped",
+            Outcome::NotAsked => "not asked for",
+            Outcome::NotAllowed => "not allowed",
+        }
+    }
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    pub capability: &'static str,
+    pub outcome: Outcome,
+    /// What decided, in words, with its line.
+    pub because: String,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Explanation {
+    pub capabilities: Vec<Finding>,
+    /// Each limit with its value and what set it.
+    pub limits: Vec<(&'static str, String, String)>,
+}
+
+impl Policy {
+    /// As a grant is decided, with the reasons.
+    pub fn explain(&self, who: &Subject, requested: Option<CapabilitySet>) -> Explanation {
+        let capabilities = CapabilitySet::ALL.iter().map(|c| self.finding(who, requested, c)).collect();
+        Explanation { capabilities, limits: self.limits(who) }
+    }
+
+    fn finding(&self, who: &Subject, requested: Option<CapabilitySet>, c: Capability) -> Finding {
+        let is_wanted = requested.is_none_or(|r| r.contains(c));
+        let denied = self.about(who).find(|(source, terms)| allows(*source, terms).is_some_and(|set| !set.contains(c)));
+        let undefaulted = || {
+            self.about(who).find_map(|(source, terms)| match (source, &terms.default_capabilities) {
+                (Source::Ceiling(kind), _) if kind != who.acting => None,
+                (_, Some(said)) => (!said.value.contains(c)).then(|| at(source, Some(said.line))),
+                (Source::Ceiling(kind), None) => (!built_in(kind).contains(c)).then(|| at(source, None)),
+                (Source::Rule(_), None) => None,
+            })
+        };
+        let (outcome, because) = match (denied, requested) {
+            (Some((source, terms)), _) => {
+                let outcome = if is_wanted && requested.is_some() { Outcome::Dropped } else { Outcome::NotAllowed };
+                (outcome, format!("not allowed by {}", at(source, terms.capabilities.as_ref().map(|s| s.line))))
+            }
+            (None, Some(_)) if is_wanted => (Outcome::Granted, format!("allowed by {}", self.allower(who))),
+            (None, Some(_)) => (Outcome::NotAsked, "allowed, and not asked for".to_owned()),
+            (None, None) => match undefaulted() {
+                None => (Outcome::Granted, format!("allowed by {}, and given by default", self.allower(who))),
+                Some(source) => (Outcome::NotAsked, format!("allowed when asked for; not a default of {source}")),
+            },
+        };
+        Finding { capability: c.word(), outcome, because }
+    }
+
+    /// The narrowest that allows: the last rule that speaks of capabilities, else the ceiling.
+    fn allower(&self, who: &Subject) -> String {
+        let speaking = self.about(who).filter(|(source, terms)| allows(*source, terms).is_some()).last();
+        speaking.map_or_else(String::new, |(source, terms)| at(source, terms.capabilities.as_ref().map(|s| s.line)))
+    }
+
+    fn limits(&self, who: &Subject) -> Vec<(&'static str, String, String)> {
+        type Of = fn(&Terms) -> &Option<Said<u64>>;
+        type ListOf = fn(&Terms) -> &Option<Said<Vec<String>>>;
+        let numbers: [(&'static str, Of); 6] = [
+            ("token_ttl_seconds", |t| &t.token_ttl_seconds),
+            ("idle_timeout_seconds", |t| &t.idle_timeout_seconds),
+            ("lease_seconds", |t| &t.lease_seconds),
+            ("hard_ttl_seconds", |t| &t.hard_ttl_seconds),
+            ("max_sandboxes", |t| &t.max_sandboxes),
+            ("max_sandboxes_per_workspace", |t| &t.max_sandboxes_per_workspace),
+        ];
+        let mut limits = Vec::new();
+        for (name, of) in numbers {
+            let said = self.about(who).filter_map(|(source, terms)| of(terms).as_ref().map(|s| (s.value, at(source, Some(s.line)))));
+            limits.push(match said.min_by_key(|(value, _)| *value) {
+                Some((value, source)) => (name, value.to_string(), source),
+                None => (name, "-".to_owned(), "the broker's configuration".to_owned()),
+            });
+        }
+        let lists: [(&'static str, ListOf); 2] = [("providers", |t| &t.providers), ("templates", |t| &t.templates)];
+        for (name, of) in lists {
+            let said: Vec<_> = self.about(who).filter_map(|(source, terms)| of(terms).as_ref().map(|s| (source, s))).collect();
+            let Some((_, first)) = said.first() else {
+                limits.push((name, "any".to_owned(), "nothing limits them".to_owned()));
+                continue;
+            };
+            let left: Vec<&str> =
+                first.value.iter().filter(|w| said.iter().all(|(_, s)| s.value.contains(w))).map(String::as_str).collect();
+            let sources: Vec<String> = said.iter().map(|(source, s)| at(*source, Some(s.line))).collect();
+            limits.push((name, if left.is_empty() { "none".to_owned() } else { left.join(" ") }, sources.join("; ")));
+        }
+        let access = self.about(who).find_map(|(source, terms)| {
+            let said = terms.default_access.as_ref().filter(|s| s.value == cobox_protocol::session::Access::Owner)?;
+            Some(("default_access", "owner".to_owned(), at(source, Some(said.line))))
+        });
+        limits.push(access.unwrap_or_else(|| ("default_access", "workspace".to_owned(), "nothing narrows it".to_owned())));
+        limits
+    }
+}
+
+fn at(source: Source, line: Option<usize>) -> String {
+    match (source, line) {
+        (Source::Ceiling(kind), Some(line)) => format!("[{}], line {line}", kind.word()),
+        (Source::Ceiling(kind), None) => format!("what is built in for {}s", kind.word()),
+        (Source::Rule(rule), line) => {
+            let name = rule.name.as_ref().map_or_else(String::new, |n| format!(" “{n}”"));
+            format!("the rule{name} of line {}", line.unwrap_or(rule.line))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cobox_protocol::key::PrincipalKind;
+
+    use super::*;
+
+    #[test]
+    fn each_capability_has_the_line_that_decided() {
+        let policy = Policy::from_toml(
+            "[human]\ncapabilities = [\"fs:rw\", \"exec\", \"shell\", \"ports\"]\n\n[[rule]]\nname = \"no exec\"\nworkspace = \"acme\"\ncapabilities = [\"fs:rw\", \"shell\", \"ports\"]\nmax_sandboxes = 2\n",
+        )
+        .unwrap();
+        let who = Subject { workspace: "acme", principal: "ann", kind: PrincipalKind::Human, acting: PrincipalKind::Human };
+        let asked = CapabilitySet::parse(["exec", "fs:ro", "snapshot"]).unwrap();
+        let said = policy.explain(&who, Some(asked));
+        let of = |said: &Explanation, word: &str| {
+            let f = said.capabilities.iter().find(|f| f.capability == word).unwrap();
+            (f.outcome, f.because.clone())
+        };
+        assert_eq!(of(&said, "exec"), (Outcome::Dropped, "not allowed by the rule “no exec” of line 7".to_owned()));
+        assert_eq!(of(&said, "snapshot"), (Outcome::Dropped, "not allowed by [human], line 2".to_owned()));
+        assert_eq!(of(&said, "fs_read").0, Outcome::Granted);
+        assert_eq!(of(&said, "ports"), (Outcome::NotAsked, "allowed, and not asked for".to_owned()));
+        let said = policy.explain(&who, None);
+        assert_eq!(
+            of(&said, "ports"),
+            (Outcome::NotAsked, "allowed when asked for; not a default of what is built in for humans".to_owned())
+        );
+        assert_eq!(of(&said, "shell").0, Outcome::Granted);
+        assert!(said.limits.contains(&("max_sandboxes", "2".to_owned(), "the rule “no exec” of line 8".to_owned())));
+        let granted = said.capabilities.iter().filter(|f| f.outcome == Outcome::Granted).map(|f| f.capability);
+        assert_eq!(CapabilitySet::parse(granted).unwrap(), policy.default_grant(&who), "what is told is what is done");
+    }
+}

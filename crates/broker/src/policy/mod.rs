@@ -1,0 +1,386 @@
+//! What an operator allows: a ceiling for each kind of actor, and rules that only take away from it.
+//!
+//! Every rule that fits a caller counts. Allowed is what all of them allow, and of numbers the smallest; so a rule that is
+//! added never gives anybody more.
+
+mod explain;
+mod read;
+mod source;
+
+use std::time::Duration;
+
+use cobox_protocol::{ApiError, CapabilitySet, ErrorCode, key::PrincipalKind, session::Access};
+
+pub use explain::{Explanation, Finding, Outcome};
+pub use read::{PolicyError, Problem};
+pub use source::{PolicyFileError, PolicySource, Reloaded};
+
+use crate::config::Config;
+
+/// Whom a policy is asked about.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject<'a> {
+    pub workspace: &'a str,
+    pub principal: &'a str,
+    /// What the principal is.
+    pub kind: PrincipalKind,
+    /// What it acts as, which is the same or less: it is held to the rules of both.
+    pub acting: PrincipalKind,
+}
+
+/// A value, and the line it stands on.
+#[derive(Clone, Debug)]
+struct Said<T> {
+    line: usize,
+    value: T,
+}
+
+/// What a ceiling or a rule says; what it leaves out it doesn't limit.
+#[derive(Clone, Debug, Default)]
+struct Terms {
+    capabilities: Option<Said<CapabilitySet>>,
+    default_capabilities: Option<Said<CapabilitySet>>,
+    token_ttl_seconds: Option<Said<u64>>,
+    idle_timeout_seconds: Option<Said<u64>>,
+    lease_seconds: Option<Said<u64>>,
+    hard_ttl_seconds: Option<Said<u64>>,
+    max_sandboxes: Option<Said<u64>>,
+    max_sandboxes_per_workspace: Option<Said<u64>>,
+    providers: Option<Said<Vec<String>>>,
+    templates: Option<Said<Vec<String>>>,
+    default_access: Option<Said<Access>>,
+}
+
+/// Whom a rule is about: all of what is named must fit, and what isn't named always does.
+#[derive(Clone, Debug, Default)]
+struct Selector {
+    workspace: Vec<String>,
+    kind: Vec<PrincipalKind>,
+    principal: Vec<String>,
+}
+
+impl Selector {
+    /// Somebody is what they are and what they act as: a rule about either is about them.
+    fn fits(&self, who: &Subject) -> bool {
+        self.names(who) && (self.kind.is_empty() || self.kind.contains(&who.kind) || self.kind.contains(&who.acting))
+    }
+
+    /// Spared is who is all of it: acting as what is spared must give nobody more.
+    fn spares(&self, who: &Subject) -> bool {
+        self.names(who) && (self.kind.is_empty() || self.kind.contains(&who.kind) && self.kind.contains(&who.acting))
+    }
+
+    fn names(&self, who: &Subject) -> bool {
+        let has = |list: &[String], name: &str| list.is_empty() || list.iter().any(|n| n == name);
+        has(&self.workspace, who.workspace) && has(&self.principal, who.principal)
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Rule {
+    line: usize,
+    /// What the operator calls it.
+    name: Option<String>,
+    about: Selector,
+    unless: Option<Selector>,
+    terms: Terms,
+}
+
+impl Rule {
+    fn fits(&self, who: &Subject) -> bool {
+        self.about.fits(who) && !self.unless.as_ref().is_some_and(|u| u.spares(who))
+    }
+}
+
+/// Without a file: what the broker's settings say, and the capabilities of the protocol.
+#[derive(Clone, Debug, Default)]
+pub struct Policy {
+    human: Terms,
+    agent: Terms,
+    operator: Terms,
+    rules: Vec<Rule>,
+}
+
+/// How long a sandbox of somebody lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lifetimes {
+    pub idle_timeout: Duration,
+    pub lease: Duration,
+    pub hard_ttl: Duration,
+}
+
+/// How many sandboxes there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quota {
+    pub of_workspace: u32,
+    /// Of those that one principal made.
+    pub of_owner: Option<u32>,
+}
+
+/// Where something is said: by the ceiling of a kind, or by a rule.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    Ceiling(PrincipalKind),
+    Rule(&'a Rule),
+}
+
+impl Policy {
+    pub fn from_toml(text: &str) -> Result<Self, PolicyError> {
+        read::read(text)
+    }
+
+    fn ceiling(&self, kind: PrincipalKind) -> &Terms {
+        match kind {
+            PrincipalKind::Human => &self.human,
+            PrincipalKind::Agent => &self.agent,
+            PrincipalKind::Operator => &self.operator,
+        }
+    }
+
+    /// All that speaks about somebody, ceilings first.
+    fn about<'a>(&'a self, who: &'a Subject) -> impl Iterator<Item = (Source<'a>, &'a Terms)> {
+        let own = (who.kind != who.acting).then_some(who.kind);
+        let ceilings = std::iter::once(who.acting).chain(own).map(|k| (Source::Ceiling(k), self.ceiling(k)));
+        ceilings.chain(self.rules.iter().filter(|r| r.fits(who)).map(|r| (Source::Rule(r), &r.terms)))
+    }
+
+    /// The most that somebody may be granted.
+    pub fn allowed(&self, who: &Subject) -> CapabilitySet {
+        self.about(who).filter_map(|(source, terms)| allows(source, terms)).fold(CapabilitySet::ALL, CapabilitySet::intersection)
+    }
+
+    /// What somebody is granted who asks for nothing in particular.
+    pub fn default_grant(&self, who: &Subject) -> CapabilitySet {
+        let defaults = self.about(who).filter_map(|(source, terms)| match source {
+            // Of the two ceilings of one who acts as less, the default is that of the lesser.
+            Source::Ceiling(kind) if kind == who.acting => Some(terms.default_capabilities.as_ref().map_or(built_in(kind), |s| s.value)),
+            Source::Ceiling(_) => None,
+            Source::Rule(_) => terms.default_capabilities.as_ref().map(|s| s.value),
+        });
+        defaults.fold(self.allowed(who), CapabilitySet::intersection)
+    }
+
+    /// Longest life of a token.
+    pub fn token_ttl(&self, who: &Subject, config: Duration) -> Duration {
+        self.shortest(who, config, |t| &t.token_ttl_seconds)
+    }
+
+    pub fn lifetimes(&self, who: &Subject, config: &Config) -> Lifetimes {
+        let lease = self.shortest(who, config.lease(), |t| &t.lease_seconds);
+        let idle_timeout = self.shortest(who, config.idle_timeout(), |t| &t.idle_timeout_seconds).min(lease);
+        Lifetimes { idle_timeout, lease, hard_ttl: self.shortest(who, config.hard_ttl(), |t| &t.hard_ttl_seconds) }
+    }
+
+    pub fn quota(&self, who: &Subject, config: &Config) -> Quota {
+        let clamp = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+        let of_workspace = self.smallest(who, Some(config.max_sandboxes_per_workspace.into()), |t| &t.max_sandboxes_per_workspace);
+        Quota {
+            of_workspace: of_workspace.map_or(config.max_sandboxes_per_workspace, clamp),
+            of_owner: self.smallest(who, None, |t| &t.max_sandboxes).map(clamp),
+        }
+    }
+
+    /// Who may use what somebody makes without saying who may.
+    pub fn default_access(&self, who: &Subject) -> Access {
+        let is_owners = self.about(who).any(|(_, t)| t.default_access.as_ref().is_some_and(|s| s.value == Access::Owner));
+        if is_owners { Access::Owner } else { Access::Workspace }
+    }
+
+    pub fn check_provider(&self, who: &Subject, provider: &str) -> Result<(), ApiError> {
+        self.check_listed(who, "provider_preference", "provider", provider, |t| &t.providers)
+    }
+
+    pub fn check_template(&self, who: &Subject, template: &str) -> Result<(), ApiError> {
+        self.check_listed(who, "template", "template", template, |t| &t.templates)
+    }
+
+    fn check_listed(
+        &self,
+        who: &Subject,
+        field: &str,
+        what: &str,
+        wished: &str,
+        of: impl Fn(&Terms) -> &Option<Said<Vec<String>>>,
+    ) -> Result<(), ApiError> {
+        let is_refused = self.about(who).filter_map(|(_, t)| of(t).as_ref()).any(|s| !s.value.iter().any(|w| w == wished));
+        if !is_refused {
+            return Ok(());
+        }
+        let wished: String = wished.chars().filter(|c| !c.is_control()).take(64).collect();
+        let message = format!("{field}: the policy doesn't let {} {} use {what} `{wished}`", who.acting.word(), who.principal);
+        Err(ApiError::new(ErrorCode::Forbidden, message))
+    }
+
+    fn shortest(&self, who: &Subject, config: Duration, of: impl Fn(&Terms) -> &Option<Said<u64>>) -> Duration {
+        self.smallest(who, Some(config.as_secs()), of).map_or(config, Duration::from_secs)
+    }
+
+    /// A ceiling that says nothing leaves the broker's setting; one that says something stands in its place.
+    fn smallest(&self, who: &Subject, setting: Option<u64>, of: impl Fn(&Terms) -> &Option<Said<u64>>) -> Option<u64> {
+        let said = self.about(who).filter_map(|(source, terms)| match (source, of(terms)) {
+            (_, Some(said)) => Some(said.value),
+            (Source::Ceiling(_), None) => setting,
+            (Source::Rule(_), None) => None,
+        });
+        said.min()
+    }
+}
+
+/// What a ceiling or a rule allows; a rule that doesn't speak of capabilities allows whatever others do.
+fn allows(source: Source, terms: &Terms) -> Option<CapabilitySet> {
+    match (source, &terms.capabilities) {
+        (_, Some(said)) => Some(said.value),
+        (Source::Ceiling(kind), None) => Some(built_in(kind)),
+        (Source::Rule(_), None) => None,
+    }
+}
+
+/// What an actor may have, and has by default, where nothing is said about it.
+const fn built_in(kind: PrincipalKind) -> CapabilitySet {
+    match kind {
+        PrincipalKind::Agent => CapabilitySet::AGENT_DEFAULT,
+        PrincipalKind::Human | PrincipalKind::Operator => CapabilitySet::HUMAN_DEFAULT,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cobox_protocol::Capability;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ann(kind: PrincipalKind) -> Subject<'static> {
+        Subject { workspace: "acme", principal: "ann", kind, acting: kind }
+    }
+
+    fn words(set: CapabilitySet) -> String {
+        set.words().join(" ")
+    }
+
+    #[test]
+    fn without_a_file_everything_is_as_the_protocol_says() {
+        let policy = Policy::default();
+        for kind in [PrincipalKind::Human, PrincipalKind::Agent, PrincipalKind::Operator] {
+            assert_eq!(policy.allowed(&ann(kind)), built_in(kind));
+            assert_eq!(policy.default_grant(&ann(kind)), built_in(kind));
+        }
+        let config = Config::default();
+        let lifetimes = policy.lifetimes(&ann(PrincipalKind::Human), &config);
+        assert_eq!((lifetimes.idle_timeout, lifetimes.lease), (config.idle_timeout(), config.lease()));
+        assert_eq!(policy.quota(&ann(PrincipalKind::Agent), &config), Quota { of_workspace: 1000, of_owner: None });
+        assert_eq!(policy.default_access(&ann(PrincipalKind::Human)), Access::Workspace);
+    }
+
+    #[test]
+    fn a_ceiling_raises_and_rules_take_away() {
+        let policy = Policy::from_toml(
+            r#"
+            [human]
+            capabilities = ["fs:rw", "exec", "shell", "ports"]
+            token_ttl_seconds = 3600
+            [[rule]]
+            workspace = "acme"
+            token_ttl_seconds = 1200
+            max_sandboxes = 3
+            [[rule]]
+            kind = "agent"
+            unless = { workspace = "acme", principal = "ci" }
+            capabilities = ["fs_read"]
+            default_access = "owner"
+            "#,
+        )
+        .unwrap();
+        let human = ann(PrincipalKind::Human);
+        assert_eq!(words(policy.allowed(&human)), "fs_read fs_write exec shell ports");
+        assert_eq!(words(policy.default_grant(&human)), "fs_read fs_write exec shell", "what is more must be asked for");
+        assert_eq!(policy.token_ttl(&human, Duration::from_secs(900)).as_secs(), 1200);
+        assert_eq!(policy.token_ttl(&ann(PrincipalKind::Operator), Duration::from_secs(900)).as_secs(), 900);
+        assert_eq!(policy.quota(&human, &Config::default()).of_owner, Some(3));
+        let agent = ann(PrincipalKind::Agent);
+        assert_eq!(words(policy.allowed(&agent)), "fs_read");
+        assert_eq!(policy.default_access(&agent), Access::Owner);
+        assert_eq!(words(policy.allowed(&Subject { principal: "ci", ..agent })), "fs_read fs_write exec shell_observe");
+        let acting = Subject { acting: PrincipalKind::Agent, ..human };
+        assert_eq!(words(policy.allowed(&acting)), "fs_read", "a human who acts as an agent is held to both");
+    }
+
+    #[test]
+    fn providers_and_templates_are_those_that_every_rule_lists() {
+        let policy = Policy::from_toml(
+            "[[rule]]\nproviders = [\"local\", \"docker\"]\ntemplates = []\n[[rule]]\nkind = \"agent\"\nproviders = [\"docker\"]\n",
+        )
+        .unwrap();
+        let (human, agent) = (ann(PrincipalKind::Human), ann(PrincipalKind::Agent));
+        assert!(policy.check_provider(&human, "local").is_ok() && policy.check_provider(&agent, "docker").is_ok());
+        assert_eq!(policy.check_provider(&agent, "local").unwrap_err().code, ErrorCode::Forbidden);
+        assert_eq!(policy.check_template(&human, "python").unwrap_err().code, ErrorCode::Forbidden);
+    }
+
+    fn any_set() -> impl Strategy<Value = CapabilitySet> {
+        proptest::collection::vec(0..Capability::ALL.len(), 1..5)
+            .prop_map(|picks| CapabilitySet::of(&picks.into_iter().map(|i| Capability::ALL[i]).collect::<Vec<_>>()))
+    }
+
+    fn listed(key: &str, set: CapabilitySet) -> String {
+        format!("{key} = [{}]\n", set.words().iter().map(|w| format!("{w:?}")).collect::<Vec<_>>().join(", "))
+    }
+
+    const KINDS: [PrincipalKind; 3] = [PrincipalKind::Agent, PrincipalKind::Human, PrincipalKind::Operator];
+
+    prop_compose! {
+        fn any_rule()(
+            workspace in proptest::option::of(0..2usize), kind in proptest::option::of(0..3usize), principal in proptest::option::of(0..2usize),
+            spared in proptest::option::of(0..2usize), caps in proptest::option::of(any_set()), default in proptest::option::of(any_set()),
+            ttl in 60..3600u64, lease in 1..99_999u64,
+        ) -> String {
+            let mut text = "[[rule]]\n".to_owned();
+            let mut put = |key: &str, word: Option<&str>| if let Some(word) = word { text += &format!("{key} = {word:?}\n") };
+            put("workspace", workspace.map(|i| ["acme", "other"][i]));
+            put("kind", kind.map(|i| KINDS[i].word()));
+            put("principal", principal.map(|i| ["ann", "bob"][i]));
+            if let Some(i) = spared {
+                text += &format!("unless = {{ kind = {:?} }}\n", KINDS[i].word());
+            }
+            if let Some(set) = caps {
+                text += &listed("capabilities", set);
+            }
+            if let Some(set) = default {
+                text += &listed("default_capabilities", caps.map_or(set, |c| set.intersection(c)));
+            }
+            text + &format!("token_ttl_seconds = {ttl}\nlease_seconds = {lease}\n")
+        }
+    }
+
+    prop_compose! {
+        fn any_policy()(human in proptest::option::of(any_set()), agent in proptest::option::of(any_set()),
+                        rules in proptest::collection::vec(any_rule(), 0..4)) -> String {
+            let ceiling = |kind: &str, set: Option<CapabilitySet>| set.map_or(String::new(), |s| format!("[{kind}]\n{}", listed("capabilities", s)));
+            ceiling("human", human) + &ceiling("agent", agent) + &rules.concat()
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_rule_that_is_added_gives_nobody_more(policy in any_policy(), rule in any_rule(), kind in 0..3usize, acting in 0..3usize) {
+            let who = Subject { workspace: "acme", principal: "ann", kind: KINDS[kind.max(acting)], acting: KINDS[acting.min(kind)] };
+            let (before, after) = (Policy::from_toml(&policy).unwrap(), Policy::from_toml(&format!("{policy}{rule}")).unwrap());
+            prop_assert!(after.allowed(&who).is_subset(before.allowed(&who)));
+            prop_assert!(after.default_grant(&who).is_subset(before.default_grant(&who)));
+            prop_assert!(after.default_grant(&who).is_subset(after.allowed(&who)));
+            let (config, ttl) = (Config::default(), Duration::from_secs(900));
+            prop_assert!(after.token_ttl(&who, ttl) <= before.token_ttl(&who, ttl));
+            prop_assert!(after.lifetimes(&who, &config).lease <= before.lifetimes(&who, &config).lease);
+            prop_assert!(after.lifetimes(&who, &config).idle_timeout <= before.lifetimes(&who, &config).idle_timeout);
+        }
+
+        #[test]
+        fn acting_as_less_gives_nobody_more_than_both_may_have(policy in any_policy(), kind in 0..3usize, acting in 0..3usize) {
+            let policy = Policy::from_toml(&policy).unwrap();
+            let (own, less) = (KINDS[kind.max(acting)], KINDS[acting.min(kind)]);
+            let who = Subject { workspace: "acme", principal: "ann", kind: own, acting: less };
+            let as_itself = policy.allowed(&Subject { acting: own, ..who });
+            prop_assert!(policy.allowed(&who).is_subset(as_itself), "{:?} {:?}", policy.allowed(&who), as_itself);
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! How much there is, for whoever watches the broker.
+
+use cobox_protocol::{Timestamp, session::State};
+use sqlx::{AnyConnection, Row};
+
+use super::rows;
+use crate::store::{Counts, StoreError, Stored};
+
+/// Each of them by an index that holds only what has not ended.
+pub async fn all(connection: &mut AnyConnection, now: Timestamp) -> Stored<Counts> {
+    let states = sqlx::query("SELECT state, count(*) AS many FROM sandboxes WHERE ended_at IS NULL GROUP BY state ORDER BY state")
+        .fetch_all(&mut *connection)
+        .await?;
+    let mut sandboxes = Vec::with_capacity(states.len());
+    for row in states {
+        let word: String = row.try_get("state")?;
+        let state = State::from_word(&word).ok_or_else(|| StoreError::Corrupt(format!("a sandbox's state `{word}`")))?;
+        sandboxes.push((state, rows::count(&row, "many")?));
+    }
+    let sessions = sqlx::query("SELECT count(*) AS many FROM sessions WHERE ended_at IS NULL").fetch_one(&mut *connection).await?;
+    let revocations =
+        sqlx::query("SELECT count(*) AS many FROM revocations WHERE until >= $1").bind(now.unix()).fetch_one(&mut *connection).await?;
+    Ok(Counts { sandboxes, sessions: rows::count(&sessions, "many")?, revocations: rows::count(&revocations, "many")? })
+}

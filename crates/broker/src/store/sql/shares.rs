@@ -1,0 +1,83 @@
+//! Shares: whom else a session was opened to. Tokens that came by one end in the transaction that ends it.
+
+use cobox_protocol::SessionId;
+use sqlx::AnyConnection;
+
+use super::{notes, rows, sandboxes, sessions};
+use crate::{
+    domain::model::{Bound, Share},
+    store::{Ending, Shared, Stored},
+};
+
+pub async fn add(tx: &mut AnyConnection, share: &Share, max: u32, ending: &Ending) -> Stored<Shared> {
+    let Some(bound) = locked(tx, &share.session).await? else { return Ok(Shared::SessionGone) };
+    let before = of(tx, &share.session, &share.principal).await?;
+    if before.is_none() && list(tx, &share.session).await?.len() >= max as usize {
+        return Ok(Shared::TooMany);
+    }
+    let mut share = share.clone();
+    if let Some(before) = &before {
+        if share.includes(before) && !before.is_over(ending.now) {
+            // Whoever came by it loses nothing, so their tokens go on.
+            share.id = before.id.clone();
+        } else {
+            end_tokens(tx, &bound, before, ending).await?;
+        }
+    }
+    sqlx::query("DELETE FROM shares WHERE session_id = $1 AND principal = $2")
+        .bind(share.session.as_str())
+        .bind(&share.principal)
+        .execute(&mut *tx)
+        .await?;
+    sqlx::query(
+        "INSERT INTO shares (id, workspace_id, session_id, principal, capabilities, shared_by, created_at, expires_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+    )
+    .bind(share.id.as_str())
+    .bind(&share.workspace)
+    .bind(share.session.as_str())
+    .bind(&share.principal)
+    .bind(share.capabilities.words().join(" "))
+    .bind(&share.shared_by)
+    .bind(share.created_at.unix())
+    .bind(share.expires_at.map(|t| t.unix()))
+    .execute(&mut *tx)
+    .await?;
+    notes::audit(tx, &ending.audit).await?;
+    Ok(if before.is_some() { Shared::Changed(share) } else { Shared::Added(share) })
+}
+
+pub async fn of(db: &mut AnyConnection, session: &SessionId, principal: &str) -> Stored<Option<Share>> {
+    let row = sqlx::query("SELECT * FROM shares WHERE session_id = $1 AND principal = $2")
+        .bind(session.as_str())
+        .bind(principal)
+        .fetch_optional(db)
+        .await?;
+    row.as_ref().map(rows::share).transpose()
+}
+
+pub async fn list(db: &mut AnyConnection, session: &SessionId) -> Stored<Vec<Share>> {
+    let found = sqlx::query("SELECT * FROM shares WHERE session_id = $1 ORDER BY principal").bind(session.as_str()).fetch_all(db).await?;
+    found.iter().map(rows::share).collect()
+}
+
+pub async fn remove(tx: &mut AnyConnection, session: &SessionId, principal: &str, ending: &Ending) -> Stored<Option<Share>> {
+    let Some(bound) = locked(tx, session).await? else { return Ok(None) };
+    let Some(share) = of(tx, session, principal).await? else { return Ok(None) };
+    sqlx::query("DELETE FROM shares WHERE id = $1").bind(share.id.as_str()).execute(&mut *tx).await?;
+    end_tokens(tx, &bound, &share, ending).await?;
+    notes::audit(tx, &ending.audit).await?;
+    Ok(Some(share))
+}
+
+/// A living session whose shares nobody else changes until the transaction ends.
+async fn locked(tx: &mut AnyConnection, id: &SessionId) -> Stored<Option<Bound>> {
+    let Some(found) = sessions::get(tx, id).await? else { return Ok(None) };
+    sandboxes::locked(tx, &found.sandbox.id).await?;
+    Ok(sessions::get(tx, id).await?.filter(|b| b.session.ended_at.is_none()))
+}
+
+/// A token names the share it came by among what it ends with.
+async fn end_tokens(tx: &mut AnyConnection, bound: &Bound, share: &Share, ending: &Ending) -> Stored<()> {
+    notes::revoke(tx, &share.workspace, Some(&bound.sandbox.id), "jti", share.id.as_str(), ending).await
+}

@@ -1,0 +1,78 @@
+//! Tokens as far as they are rows: opaque ones by their hashes, and revocations asked for by operators.
+
+use cobox_protocol::control::IssuedTo;
+use cobox_token::Claims;
+use sqlx::{AnyConnection, Row};
+
+use super::{
+    lock,
+    notes::{self, Revoked},
+    rows,
+};
+use crate::store::{MasterRotation, OpaqueToken, RevokeWish, RevokedTokens, StoreError, Stored};
+
+pub async fn insert(tx: &mut AnyConnection, token: &OpaqueToken) -> Stored<()> {
+    let claims = serde_json::to_string(&token.claims).map_err(|e| StoreError::Failed(format!("claims can't be written: {e}")))?;
+    sqlx::query("INSERT INTO opaque_tokens (hash, claims, keep_until) VALUES ($1, $2, $3)")
+        .bind(&token.hash[..])
+        .bind(claims)
+        .bind(token.keep_until.unix())
+        .execute(tx)
+        .await?;
+    Ok(())
+}
+
+pub async fn opaque(db: &mut AnyConnection, hash: &[u8; 32]) -> Stored<Option<Claims>> {
+    let row = sqlx::query("SELECT claims FROM opaque_tokens WHERE hash = $1").bind(&hash[..]).fetch_optional(db).await?;
+    let Some(row) = row else { return Ok(None) };
+    let claims: &str = row.try_get("claims")?;
+    serde_json::from_str(claims).map(Some).map_err(|e| rows::corrupt("claims", &e.to_string()))
+}
+
+pub async fn revoke(tx: &mut AnyConnection, wish: &RevokeWish) -> Stored<u64> {
+    lock::workspace(tx, &wish.workspace).await?;
+    let revoked = match &wish.tokens {
+        RevokedTokens::Jti(jti) => Revoked { kind: "jti", value: jti, issued_by: None },
+        RevokedTokens::Earlier { of, value, issued_by } => Revoked { kind: word(*of), value, issued_by: Some(*issued_by) },
+    };
+    let now = wish.audit.at;
+    let about = (wish.workspace.as_str(), wish.sandbox.as_ref());
+    let sequence = notes::insert_revocation(tx, about, revoked, now, now, wish.until).await?;
+    notes::audit(tx, &wish.audit).await?;
+    Ok(sequence)
+}
+
+pub async fn rotate_master(tx: &mut AnyConnection, rotation: &MasterRotation) -> Stored<u64> {
+    // Of the generations that still count, those of the master key before the last one can't be derived any more.
+    let done = sqlx::query(
+        "UPDATE sandboxes SET
+            old_keys_from = CASE WHEN $2 IS NULL THEN NULL
+                                 WHEN old_keys_from IS NULL OR old_keys_until <= $1 THEN generation
+                                 WHEN old_keys_from > master_from THEN old_keys_from
+                                 ELSE master_from END,
+            old_keys_until = $2, master_from = generation + 1, generation = generation + 1
+         WHERE ended_at IS NULL",
+    )
+    .bind(rotation.now.unix())
+    .bind(rotation.old_until.map(|t| t.unix()))
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query("INSERT INTO agreed (name, value) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value")
+        .bind(rotation.agreed)
+        .bind(&rotation.fingerprint)
+        .execute(tx)
+        .await?;
+    Ok(done.rows_affected())
+}
+
+const fn word(of: IssuedTo) -> &'static str {
+    match of {
+        IssuedTo::Grant => "grant",
+        IssuedTo::Session => "session",
+        IssuedTo::Principal => "principal",
+    }
+}
+
+pub fn issued_to(kind: &str) -> Option<IssuedTo> {
+    [IssuedTo::Grant, IssuedTo::Session, IssuedTo::Principal].into_iter().find(|of| word(*of) == kind)
+}

@@ -1,0 +1,132 @@
+//! TLS from certificate files: read at the start, and anew when they change, so that a renewed certificate needs no restart.
+
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use rustls::{
+    ServerConfig,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+};
+use sha2::{Digest, Sha256};
+use tokio_rustls::TlsAcceptor;
+use zeroize::Zeroizing;
+
+use crate::config::TlsFiles;
+
+/// Largest certificate or key file, in bytes: a chain of ten large certificates is a tenth of it.
+const MAX_FILE_BYTES: u64 = 256 * 1024;
+/// How often the files are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error("{}: can't be read: {cause}", path.display())]
+    Unreadable { path: PathBuf, cause: std::io::Error },
+    #[error("{}: is larger than {MAX_FILE_BYTES} bytes, which no certificate or key is", path.display())]
+    TooLarge { path: PathBuf },
+    #[error("{}: holds no PEM certificate; it must start with the server's own, the issuers' after it", path.display())]
+    NoCertificate { path: PathBuf },
+    #[error("{}: holds no PEM private key (PKCS#8, PKCS#1 or SEC1, not encrypted)", path.display())]
+    NoKey { path: PathBuf },
+    #[error("{} and {} don't belong together: the key is not that of the first certificate", cert.display(), key.display())]
+    Mismatch { cert: PathBuf, key: PathBuf },
+    #[error("{}: can't be used: {cause}", path.display())]
+    Unusable { path: PathBuf, cause: rustls::Error },
+}
+
+/// The certificate that is shown to whoever connects now.
+pub struct Tls {
+    files: TlsFiles,
+    current: RwLock<Current>,
+}
+
+struct Current {
+    acceptor: TlsAcceptor,
+    /// Of both files, as they were read.
+    digest: [u8; 32],
+}
+
+impl Tls {
+    pub fn load(files: &TlsFiles) -> Result<Arc<Self>, TlsError> {
+        Ok(Arc::new(Self { files: files.clone(), current: RwLock::new(read(files)?) }))
+    }
+
+    pub fn acceptor(&self) -> TlsAcceptor {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).acceptor.clone()
+    }
+
+    /// Reads the files anew and says whether they had changed; what is wrong with them leaves the certificate as it is.
+    pub fn reload(&self) -> Result<bool, TlsError> {
+        let new = read(&self.files)?;
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let is_new = new.digest != current.digest;
+        if is_new {
+            *current = new;
+        }
+        Ok(is_new)
+    }
+
+    /// Reloads whenever the files change. Both are rarely replaced at the same instant: until they fit, the old ones are used.
+    pub async fn watch(self: Arc<Self>) {
+        let mut ticks = tokio::time::interval(LOOK_EVERY);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut is_told = false;
+        loop {
+            ticks.tick().await;
+            let tls = self.clone();
+            let Ok(looked) = tokio::task::spawn_blocking(move || tls.reload()).await else { continue };
+            is_told = self.tell(looked, is_told);
+        }
+    }
+
+    /// A problem is told once, not every time it is looked at.
+    fn tell(&self, looked: Result<bool, TlsError>, is_told: bool) -> bool {
+        match looked {
+            Ok(is_new) => {
+                if is_new {
+                    tracing::info!(cert = %self.files.cert.display(), "a new certificate is in use");
+                }
+                false
+            }
+            Err(error) => {
+                if !is_told {
+                    tracing::error!(%error, "the certificate stays as it was");
+                }
+                true
+            }
+        }
+    }
+}
+
+fn read(files: &TlsFiles) -> Result<Current, TlsError> {
+    let (cert_pem, key_pem) = (read_file(&files.cert)?, read_file(&files.key)?);
+    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&cert_pem).filter_map(Result::ok).collect();
+    if chain.is_empty() {
+        return Err(TlsError::NoCertificate { path: files.cert.clone() });
+    }
+    let key = PrivateKeyDer::from_pem_slice(&key_pem).map_err(|_| TlsError::NoKey { path: files.key.clone() })?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let unusable = |cause| TlsError::Unusable { path: files.cert.clone(), cause };
+    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().map_err(unusable)?;
+    let mut config = builder.with_no_client_auth().with_single_cert(chain, key).map_err(|cause| match cause {
+        rustls::Error::InconsistentKeys(_) => TlsError::Mismatch { cert: files.cert.clone(), key: files.key.clone() },
+        cause => TlsError::Unusable { path: files.cert.clone(), cause },
+    })?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let digest = Sha256::new().chain_update(&*cert_pem).chain_update([0]).chain_update(&*key_pem).finalize().into();
+    Ok(Current { acceptor: TlsAcceptor::from(Arc::new(config)), digest })
+}
+
+fn read_file(path: &Path) -> Result<Zeroizing<Vec<u8>>, TlsError> {
+    let unreadable = |cause| TlsError::Unreadable { path: path.to_owned(), cause };
+    let mut bytes = Zeroizing::new(Vec::new());
+    std::fs::File::open(path).map_err(unreadable)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return Err(TlsError::TooLarge { path: path.to_owned() });
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,111 @@
+//! File links: one file in a URL, for whoever has the URL and nothing else.
+
+use cobox_protocol::{Timestamp, key::PrincipalKind};
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::harness::{Client, World, claims, sandbox_id, session_path};
+
+/// The path and query of a link, as a browser would ask for them.
+fn path(link: &Value) -> String {
+    let url = link["url"].as_str().unwrap();
+    url[url.find("/dp/").unwrap()..].to_owned()
+}
+
+#[tokio::test]
+async fn a_link_opens_one_file_for_one_method_and_is_not_seen_by_the_sandbox() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let (id, links) = (sandbox_id(&made), format!("{}/file-links", session_path(&made)));
+    let browser = Client { key: None, ..ann.clone() };
+    let got = ann.post(&links, json!({ "path": "/workspace/a b?.txt" })).await.ok(200);
+    assert_eq!((&got["method"], &got["path"]), (&json!("GET"), &json!("/workspace/a b?.txt")));
+    assert!(got["url"].as_str().unwrap().starts_with(&format!("http://{}/dp/{id}/v1/files/workspace/a%20b%3F.txt?link=", broker.addr)));
+    for method in [Method::GET, Method::HEAD] {
+        let answer = browser.call(method, &path(&got), None, &[]).await;
+        assert_eq!((answer.status.as_u16(), &answer.headers["x-content-type-options"]), (200, &"nosniff".parse().unwrap()));
+        assert_eq!(
+            (&answer.headers["content-security-policy"], &answer.headers["referrer-policy"]),
+            (&"sandbox".parse().unwrap(), &"no-referrer".parse().unwrap())
+        );
+    }
+    let seen = world.provider.boxd(&id).seen.lock().unwrap().last().unwrap().clone();
+    assert_eq!(seen.uri, "/v1/files/workspace/a%20b%3F.txt");
+    let sent = claims(seen.headers["authorization"].to_str().unwrap().strip_prefix("Bearer ").unwrap());
+    assert_eq!((&sent["scope"], &sent["jti"], sent.get("file")), (&json!("fs:ro"), &got["jti"], None));
+
+    let link = path(&got).split_once("?link=").unwrap().1.to_owned();
+    for (method, other) in [
+        (Method::PUT, path(&got)),
+        (Method::DELETE, path(&got)),
+        (Method::GET, format!("/dp/{id}/v1/files/workspace/other?link={link}")),
+        (Method::GET, format!("/dp/{id}/v1/files/workspace/a%20b%3F.txt/..?link={link}")),
+    ] {
+        assert_eq!(browser.call(method, &other, None, &[]).await.error(403), "FORBIDDEN", "{other}");
+    }
+    for nowhere in [format!("/dp/{id}/v1/exec?link={link}"), format!("/dp/{id}/v1/archive?path=/workspace&link={link}")] {
+        assert_eq!(browser.get(&nowhere).await.error(401), "UNAUTHENTICATED");
+    }
+    // It is no token, and a token is no link.
+    assert_eq!(ann.with(&json!(link)).get(&format!("/dp/{id}/v1/x")).await.error(401), "UNAUTHENTICATED");
+    let forged = format!("/dp/{id}/v1/files/workspace/a?link={}", made["token"].as_str().unwrap());
+    assert_eq!(browser.get(&forged).await.error(401), "UNAUTHENTICATED");
+
+    let put = ann.post(&links, json!({ "path": "/workspace/up", "method": "put", "ttl": 60 })).await.ok(200);
+    assert_eq!(browser.call(Method::PUT, &path(&put), None, &[]).await.status, 200);
+    assert_eq!(browser.get(&path(&put)).await.error(403), "FORBIDDEN");
+}
+
+#[tokio::test]
+async fn a_link_is_short_and_ends_with_its_session_its_principals_key_or_by_its_id() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
+    let browser = Client { key: None, ..ann.clone() };
+    let made = ann.ensure("t").await;
+    let links = format!("{}/file-links", session_path(&made));
+    let link = async |ttl: Option<u32>| ann.post(&links, json!({ "path": "/workspace/a", "ttl": ttl })).await.ok(200);
+    let time = |v: &Value| serde_json::from_value::<Timestamp>(v.clone()).unwrap().unix();
+    let now = time(&made["expires_at"]) - 900;
+    assert_eq!(time(&link(Some(86_400)).await["expires_at"]) - now, 900);
+    let short = link(Some(60)).await;
+    assert_eq!(time(&short["expires_at"]) - now, 60);
+    world.clock.advance(65);
+    assert_eq!(browser.get(&path(&short)).await.error(401), "TOKEN_EXPIRED");
+    let revoked = link(None).await;
+    root.post("/internal/tokens/revoke", json!({ "jti": revoked["jti"] })).await.ok(200);
+    assert_eq!(browser.get(&path(&revoked)).await.error(401), "TOKEN_REVOKED");
+    let of_key = link(None).await;
+    browser.get(&path(&of_key)).await.ok(200);
+    let grant = claims(made["token"].as_str().unwrap())["grant"].as_str().unwrap().to_owned();
+    root.delete(&format!("/v1/keys/{grant}")).await;
+    assert_eq!(browser.get(&path(&of_key)).await.error(401), "TOKEN_REVOKED");
+    let bob = broker.human("bob").await;
+    let of_session = bob.post(&links, json!({ "path": "/workspace/a" })).await.ok(200);
+    root.delete(&session_path(&made)).await;
+    assert_eq!(browser.get(&path(&of_session)).await.error(401), "TOKEN_REVOKED");
+    assert_eq!(bob.post(&links, json!({ "path": "/workspace/a" })).await.error(410), "SESSION_EXPIRED");
+}
+
+#[tokio::test]
+async fn a_link_gives_no_more_than_its_maker_has() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    let made = ann.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "ensure", "access": "owner" })).await.ok(200);
+    let links = format!("{}/file-links", session_path(&made));
+    assert_eq!(bob.post(&links, json!({ "path": "/a" })).await.error(403), "FORBIDDEN");
+    ann.post(&format!("{}/share", session_path(&made)), json!({ "principal": "bob", "capabilities": ["fs_read"] })).await.ok(201);
+    let got = bob.post(&links, json!({ "path": "/a" })).await.ok(200);
+    assert_eq!(bob.post(&links, json!({ "path": "/a", "method": "PUT" })).await.error(403), "CAPABILITY_DENIED");
+    let browser = Client { key: None, ..ann.clone() };
+    browser.get(&path(&got)).await.ok(200);
+    ann.delete(&format!("{}/share/bob", session_path(&made))).await;
+    assert_eq!(browser.get(&path(&got)).await.error(401), "TOKEN_REVOKED");
+    for bad in ["", "a", "/a/../b", "/./a", "/a\u{0}"] {
+        assert_eq!(ann.post(&links, json!({ "path": bad })).await.error(400), "INVALID_REQUEST", "{bad:?}");
+    }
+    assert_eq!(ann.post(&links, json!({ "path": "/a", "method": "DELETE" })).await.error(400), "INVALID_REQUEST");
+}

@@ -1,0 +1,154 @@
+//! The master key: what happens when it is missing, exposed or another one, and how it is replaced.
+
+use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+
+use cobox_broker::{Broker, MasterKeyRotation, rotate_master_key};
+use cobox_testkit::TestDatabase;
+use serde_json::json;
+
+use crate::harness::{World, claims, sandbox_id, session_path};
+
+const GRACEFUL: MasterKeyRotation = MasterKeyRotation { is_immediate: false, is_lost: false };
+const IMMEDIATE: MasterKeyRotation = MasterKeyRotation { is_immediate: true, is_lost: false };
+const LOST: MasterKeyRotation = MasterKeyRotation { is_immediate: true, is_lost: true };
+
+async fn refusal(world: &World) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let started = Broker::start_with_clock(world.whole_config().await, world.provider.clone(), listener, world.clock.clone()).await;
+    started.err().expect("it doesn't start").to_string()
+}
+
+fn key_file(world: &World) -> std::path::PathBuf {
+    world.config.data_dir.join("master.key")
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[tokio::test]
+async fn a_broker_without_the_right_key_says_what_to_do() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    broker.kill().await;
+    let (file, away) = (key_file(&world), world.config.data_dir.join("away"));
+    fs::rename(&file, &away).unwrap();
+    let said = refusal(&world).await;
+    assert!(said.contains("master.key is missing") && said.contains("backup") && said.contains("--lost"), "{said}");
+    fs::rename(&away, &file).unwrap();
+    set_mode(&file, 0o644);
+    let said = refusal(&world).await;
+    assert!(said.contains("chmod 600"), "{said}");
+    set_mode(&file, 0o600);
+    let right = fs::read(&file).unwrap();
+    fs::write(&file, [9; 32]).unwrap();
+    let said = refusal(&world).await;
+    assert!(said.contains("is not the master key"), "{said}");
+    fs::write(&file, b"short").unwrap();
+    assert!(refusal(&world).await.contains("exactly 32 bytes"));
+    fs::write(&file, right).unwrap();
+    let again = world.start().await;
+    ann.at(&again).with(&made["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.ok(200);
+}
+
+#[tokio::test]
+async fn a_graceful_replacement_lets_tokens_live_out_their_time() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let opaque = ann.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "get", "token_format": "opaque" })).await.ok(200);
+    let (id, path) = (sandbox_id(&made), format!("/dp/{}/v1/x", sandbox_id(&made)));
+    let config = world.whole_config().await;
+    let said = rotate_master_key(&config, GRACEFUL).await.unwrap_err().to_string();
+    assert!(said.contains("in use by another broker"), "{said}");
+    broker.kill().await;
+    let before = fs::read(key_file(&world)).unwrap();
+    let rotated = rotate_master_key(&config, GRACEFUL).await.unwrap();
+    assert_eq!(rotated.sandboxes, 1);
+    assert_eq!(fs::read(rotated.previous_key.unwrap()).unwrap(), before);
+    assert_ne!(fs::read(key_file(&world)).unwrap(), before);
+    assert_eq!(fs::metadata(key_file(&world)).unwrap().permissions().mode() & 0o777, 0o600);
+
+    let again = world.start().await;
+    let ann = ann.at(&again);
+    let key_ids = || world.provider.boxd(&id).state.lock().unwrap().keys.iter().map(|k| k.kid.clone()).collect::<Vec<_>>();
+    assert_eq!(key_ids(), [format!("{id}.1"), format!("{id}.2")]);
+    let fresh = ann.ensure("t").await;
+    assert_eq!(claims(fresh["token"].as_str().unwrap())["gen"], 2);
+    for token in [&made["token"], &opaque["token"], &fresh["token"]] {
+        ann.with(token).get(&path).await.ok(200);
+    }
+    // boxd verifies each of them by what it was told.
+    let state = world.provider.boxd(&id).state.lock().unwrap().clone();
+    let keys = cobox_token::Keyset::new(&state.issuer, &id, &state.keys).unwrap();
+    for token in [&made["token"], &fresh["token"]] {
+        keys.verify(token.as_str().unwrap(), cobox_broker::Clock::now(&*world.clock)).unwrap();
+    }
+    ann.post(&format!("{}/refresh", session_path(&made)), json!({ "current_token": made["token"] })).await.ok(200);
+    world.clock.advance(3700);
+    ann.post(&format!("{}/heartbeat", session_path(&made)), json!({})).await.ok(200);
+    again.tick().await;
+    assert_eq!(key_ids(), [format!("{id}.2")]);
+    assert_eq!(ann.ensure("new").await["sandbox"]["provider"], "fake", "new sandboxes come from the new key alone");
+}
+
+#[tokio::test]
+async fn an_immediate_replacement_ends_every_token_and_no_key_also_when_the_old_one_is_lost() {
+    for (wish, is_lost) in [(IMMEDIATE, false), (LOST, true)] {
+        let world = World::new();
+        let broker = world.start().await;
+        let ann = broker.human("ann").await;
+        let made = ann.ensure("t").await;
+        let path = format!("/dp/{}/v1/x", sandbox_id(&made));
+        broker.kill().await;
+        let config = world.whole_config().await;
+        if is_lost {
+            fs::remove_file(key_file(&world)).unwrap();
+            let said = rotate_master_key(&config, IMMEDIATE).await.unwrap_err().to_string();
+            assert!(said.contains("is missing"), "{said}");
+        }
+        let rotated = rotate_master_key(&config, wish).await.unwrap();
+        assert_eq!((rotated.previous_key, rotated.old_tokens_until), (None, None));
+        assert!(!world.config.data_dir.join("master.previous.key").exists());
+        let again = world.start().await;
+        let ann = ann.at(&again);
+        assert_eq!(ann.with(&made["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
+        let fresh = ann.ensure("t").await;
+        assert_eq!(fresh["session_id"], made["session_id"]);
+        ann.with(&fresh["token"]).get(&path).await.ok(200);
+    }
+}
+
+#[tokio::test]
+async fn brokers_on_one_database_are_stopped_first_and_get_the_new_key_by_hand() {
+    let database = TestDatabase::new().await;
+    let worlds = World::cluster(&database, 2);
+    let b = worlds[1].start().await;
+    let said = rotate_master_key(&worlds[0].config, GRACEFUL).await.unwrap_err().to_string();
+    assert!(said.contains("stop every broker") && said.contains(&b.addr.to_string()), "{said}");
+    b.kill().await;
+
+    let database = TestDatabase::new().await;
+    let worlds = World::cluster(&database, 2);
+    // Long enough ago for both to count as dead when they are.
+    worlds[0].clock.advance(-60);
+    let (a, b) = (worlds[0].start().await, worlds[1].start().await);
+    let ann = a.human("ann").await;
+    let made = ann.ensure("t").await;
+    a.kill().await;
+    b.kill().await;
+    rotate_master_key(&worlds[0].config, GRACEFUL).await.unwrap();
+    let said = refusal(&worlds[1]).await;
+    assert!(said.contains("copy theirs here"), "{said}");
+    for name in ["master.key", "master.previous.key"] {
+        fs::copy(worlds[0].config.data_dir.join(name), worlds[1].config.data_dir.join(name)).unwrap();
+    }
+    let (a, b) = (worlds[0].start().await, worlds[1].start().await);
+    let refreshed = ann.at(&b).post(&format!("{}/refresh", session_path(&made)), json!({ "current_token": made["token"] })).await.ok(200);
+    for token in [&made["token"], &refreshed["token"]] {
+        ann.at(&a).with(token).get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.ok(200);
+    }
+}

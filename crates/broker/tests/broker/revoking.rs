@@ -1,0 +1,192 @@
+//! Taking back: tokens by what they have in common, a sandbox's key gracefully or at once, and a sandbox by an operator.
+
+use cobox_protocol::{Timestamp, control::Revocation, key::PrincipalKind};
+use cobox_testkit::TestDatabase;
+use serde_json::{Value, json};
+
+use crate::harness::{Client, NEWEST, World, claims, eventually, sandbox_id, session_path};
+
+const REVOKE: &str = "/internal/tokens/revoke";
+
+fn claim(answer: &Value, name: &str) -> String {
+    claims(answer["token"].as_str().unwrap())[name].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn tokens_are_revoked_by_what_they_have_in_common_and_their_owners_get_new_ones() {
+    for by in ["jti", "grant", "session", "principal", "sandbox"] {
+        let world = World::new();
+        let broker = world.start().await;
+        let (ann, bob, root) = (broker.human("ann").await, broker.human("bob").await, broker.key("root", PrincipalKind::Operator).await);
+        let (made, other) = (ann.ensure("t").await, bob.ensure("other").await);
+        let (id, path) = (sandbox_id(&made), format!("/dp/{}/v1/x", sandbox_id(&made)));
+        let bobs = bob.ensure("t").await;
+        let value = match by {
+            "jti" => claim(&made, "jti"),
+            "grant" => claim(&made, "grant"),
+            "session" => made["session_id"].as_str().unwrap().to_owned(),
+            "principal" => "ann".to_owned(),
+            _ => id.to_string(),
+        };
+        let body = json!({ by: value });
+        assert_eq!(ann.post(REVOKE, body.clone()).await.error(403), "FORBIDDEN");
+        let revoked = root.post(REVOKE, body).await.ok(200);
+        assert_eq!(revoked.get("sequence").is_some(), by != "sandbox");
+        assert_eq!(ann.with(&made["token"]).get(&path).await.error(401), "TOKEN_REVOKED", "by {by}");
+        let refresh = format!("{}/refresh", session_path(&made));
+        assert_eq!(ann.post(&refresh, json!({ "current_token": made["token"] })).await.error(401), "TOKEN_REVOKED", "by {by}");
+        // What boxd was told says the same.
+        let state = world.provider.boxd(&id).state.lock().unwrap().clone();
+        let keys = cobox_token::Keyset::new(&state.issuer, &id, &state.keys).unwrap();
+        let now = Timestamp::from_unix(claims(made["token"].as_str().unwrap())["iat"].as_i64().unwrap());
+        let told = keys.verify(made["token"].as_str().unwrap(), now);
+        let is_refused = told.map_or(true, |claims| cobox_token::RevocationView::new(&state.revoked).covers(&claims));
+        assert!(is_refused, "by {by}");
+
+        let is_bob_hit = by == "session" || by == "sandbox";
+        assert_eq!(bob.with(&bobs["token"]).get(&path).await.status, if is_bob_hit { 401 } else { 200 }, "by {by}");
+        bob.with(&other["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&other))).await.ok(200);
+        // Past what two clocks may differ by.
+        world.clock.advance(6);
+        let fresh = ann.ensure("t").await;
+        assert_eq!(fresh["session_id"], made["session_id"]);
+        ann.with(&fresh["token"]).get(&path).await.ok(200);
+        // The old one proves nothing for as long as it could have.
+        world.clock.advance(900 + 3500);
+        assert_eq!(ann.post(&refresh, json!({ "current_token": made["token"] })).await.error(401), "TOKEN_REVOKED", "by {by}");
+    }
+}
+
+#[tokio::test]
+async fn a_revocation_names_one_thing_that_exists() {
+    let world = World::new();
+    let broker = world.start().await;
+    let root = broker.key("root", PrincipalKind::Operator).await;
+    for body in [json!({}), json!({ "jti": "a", "grant": "b" }), json!({ "jti": "" }), json!({ "token": "x" }), json!({ "jti": "a\u{0}" })]
+    {
+        assert_eq!(root.post(REVOKE, body).await.error(400), "INVALID_REQUEST");
+    }
+    assert_eq!(root.post(REVOKE, json!({ "session": "x" })).await.error(404), "SESSION_NOT_FOUND");
+    assert_eq!(root.post(REVOKE, json!({ "sandbox": "x" })).await.error(404), "SANDBOX_NOT_FOUND");
+    assert_eq!(root.post(REVOKE, json!({ "principal": "nobody" })).await.error(404), "PRINCIPAL_NOT_FOUND");
+    let one = root.post(REVOKE, json!({ "jti": "a" })).await.ok(200)["sequence"].as_u64().unwrap();
+    let two = root.post(REVOKE, json!({ "jti": "b" })).await.ok(200)["sequence"].as_u64().unwrap();
+    assert!(two > one);
+    let audit = broker.broker.as_ref().unwrap().store().audit("default", None, &NEWEST).await.unwrap();
+    assert_eq!(audit.iter().filter(|(_, r)| r.action == "tokens.revoked" && r.principal.as_deref() == Some("root")).count(), 2);
+}
+
+#[tokio::test]
+async fn a_revocation_outlives_the_broker() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
+    let made = ann.ensure("t").await;
+    let boxd = world.provider.boxd(&sandbox_id(&made));
+    root.post(REVOKE, json!({ "principal": "ann" })).await.ok(200);
+    let told = boxd.state.lock().unwrap().revoked.clone();
+    broker.kill().await;
+    boxd.state.lock().unwrap().revoked.clear();
+    let again = world.start().await;
+    assert_eq!(boxd.state.lock().unwrap().revoked, told, "it is told anew before anybody gets through");
+    let path = format!("/dp/{}/v1/x", sandbox_id(&made));
+    assert_eq!(ann.at(&again).with(&made["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
+}
+
+#[tokio::test]
+async fn a_graceful_rotation_lets_old_tokens_live_out_their_time_and_an_immediate_one_does_not() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
+    let made = ann.ensure("t").await;
+    let (id, path) = (sandbox_id(&made), format!("/dp/{}/v1/x", sandbox_id(&made)));
+    let rotate = format!("/internal/sandboxes/{id}/rotate-key");
+    let key_ids = || world.provider.boxd(&id).state.lock().unwrap().keys.iter().map(|k| k.kid.clone()).collect::<Vec<_>>();
+    let kids = |generations: &[u32]| generations.iter().map(|g| format!("{id}.{g}")).collect::<Vec<_>>();
+    assert_eq!(ann.post(&rotate, json!({})).await.error(403), "FORBIDDEN");
+    assert_eq!(root.post("/internal/sandboxes/x/rotate-key", json!({})).await.error(404), "SANDBOX_NOT_FOUND");
+    assert_eq!(root.post(&rotate, json!({ "mode": "soon" })).await.error(400), "INVALID_REQUEST");
+
+    let rotated = root.post(&rotate, json!({ "mode": "graceful" })).await.ok(200);
+    assert_eq!((&rotated["generation"], rotated["old_keys_until"].is_string()), (&json!(2), true));
+    assert_eq!(key_ids(), kids(&[1, 2]));
+    ann.with(&made["token"]).get(&path).await.ok(200);
+    let second = ann.ensure("t").await;
+    assert_eq!(claims(second["token"].as_str().unwrap())["gen"], 2);
+    let renewed = ann.post(&format!("{}/refresh", session_path(&made)), json!({ "current_token": made["token"] })).await.ok(200);
+    assert_eq!(claims(renewed["token"].as_str().unwrap())["gen"], 2);
+    root.post(&rotate, json!({ "mode": "graceful" })).await.ok(200);
+    assert_eq!(key_ids(), kids(&[1, 2, 3]));
+    for token in [&made["token"], &second["token"]] {
+        ann.with(token).get(&path).await.ok(200);
+    }
+    // When no token of theirs can be good, the old keys go.
+    world.clock.advance(3700);
+    ann.post(&format!("{}/heartbeat", session_path(&made)), json!({})).await.ok(200);
+    broker.tick().await;
+    assert_eq!(key_ids(), kids(&[3]));
+
+    let third = ann.ensure("t").await;
+    root.post(&rotate, json!({ "mode": "graceful" })).await.ok(200);
+    let rotated = root.call(http::Method::POST, &rotate, None, &[]).await.ok(200);
+    assert_eq!((&rotated["generation"], rotated.get("old_keys_until")), (&json!(5), None));
+    assert_eq!(key_ids(), kids(&[5]));
+    assert_eq!(ann.with(&third["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
+    let fresh = ann.ensure("t").await;
+    ann.with(&fresh["token"]).get(&path).await.ok(200);
+    // A sandbox that sleeps is told when it wakes.
+    world.clock.advance(3600);
+    broker.tick().await;
+    assert_eq!(ann.state(&id).await, "suspended");
+    root.post(&rotate, json!({})).await.ok(200);
+    let woken = ann.ensure("t").await;
+    assert_eq!((key_ids(), &claims(woken["token"].as_str().unwrap())["gen"]), (kids(&[6]), &json!(6)));
+}
+
+#[tokio::test]
+async fn an_operator_ends_anybodys_sandbox() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, root, eve) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await, broker.stranger().await);
+    let made = eve.ensure("t").await;
+    let route = format!("/internal/sandboxes/{}", sandbox_id(&made));
+    assert_eq!(ann.delete(&route).await.error(403), "FORBIDDEN");
+    assert_eq!(root.delete(&route).await.status, 204);
+    assert_eq!(eve.get(&session_path(&made)).await.error(410), "SESSION_EXPIRED");
+    assert_eq!(world.provider.running(), 0);
+    assert_eq!(root.delete(&route).await.error(404), "SANDBOX_NOT_FOUND");
+}
+
+#[tokio::test]
+async fn what_one_broker_takes_back_reaches_the_sandboxes_of_another() {
+    let database = TestDatabase::new().await;
+    let worlds = World::cluster(&database, 2);
+    let (a, b) = (worlds[0].start().await, worlds[1].start().await);
+    let (ann, root): (Client, Client) = (a.human("ann").await, b.key("root", PrincipalKind::Operator).await);
+    let bob = a.human("bob").await;
+    let made = ann.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "ensure", "access": "owner" })).await.ok(200);
+    let (id, path) = (sandbox_id(&made), format!("/dp/{}/v1/x", sandbox_id(&made)));
+    let boxd = worlds[0].provider.boxd(&id);
+    let knows = |wanted: Revocation| {
+        let boxd = boxd.clone();
+        async move { boxd.state.lock().unwrap().revoked.contains(&wanted) }
+    };
+
+    let there = ann.at(&b);
+    let share = format!("{}/share", session_path(&made));
+    let shared = there.post(&share, json!({ "principal": "bob", "capabilities": ["fs_read"] })).await.ok(201);
+    let bobs = bob.ensure("t").await;
+    assert_eq!(there.delete(&format!("{share}/bob")).await.status, 204);
+    eventually("boxd learns of the share's end", || knows(Revocation::Jti(shared["id"].as_str().unwrap().to_owned()))).await;
+    assert_eq!(bob.with(&bobs["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
+
+    root.post(REVOKE, json!({ "jti": claim(&made, "jti") })).await.ok(200);
+    eventually("boxd learns of the token's end", || knows(Revocation::Jti(claim(&made, "jti")))).await;
+    assert_eq!(ann.with(&made["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
+
+    let fresh = ann.ensure("t").await;
+    root.post(&format!("/internal/sandboxes/{id}/rotate-key"), json!({})).await.ok(200);
+    let wanted = format!("{id}.2");
+    eventually("boxd gets the new key", || async { boxd.state.lock().unwrap().keys.iter().all(|k| k.kid == wanted) }).await;
+    assert_eq!(ann.with(&fresh["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
+}

@@ -1,0 +1,80 @@
+//! `cobox master-key`: replaces the key that all tokens are signed by, while no broker runs.
+
+use std::path::PathBuf;
+
+use cobox_broker::{MasterKeyRotation, rotate_master_key};
+use cobox_protocol::Secret;
+use serde_json::json;
+
+use super::{NoBroker, Outcome};
+use crate::{
+    context::{Context, default_data_dir},
+    failure::Failure,
+    printer::fields,
+    settings::Settings,
+};
+
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    /// Make a new master key, and a new token key for every sandbox
+    #[command(after_help = "\
+Stop every broker on the database first. Sandboxes may go on running; they get their new keys when their broker starts again.
+Several brokers: run this at one of them, copy its master.key (and master.previous.key, if there is one) to the data directory
+of each of the others, with mode 0600, then start them all.
+
+Examples:
+  cobox master-key rotate --config /etc/cobox.toml
+  cobox master-key rotate --config /etc/cobox.toml --immediate     after a leak: every token ends
+  cobox master-key rotate --immediate --lost                       the file is gone, and so are its backups")]
+    Rotate {
+        #[command(flatten)]
+        _no_broker: NoBroker,
+        /// The config file of `cobox serve` [default: config.toml in the data directory]
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Overrides the file's data_dir [default: ~/.local/share/cobox]
+        #[arg(long, value_name = "DIR")]
+        data_dir: Option<PathBuf>,
+        /// Tokens issued so far end now, instead of when they expire
+        #[arg(long)]
+        immediate: bool,
+        /// The old key is gone for good
+        #[arg(long, requires = "immediate")]
+        lost: bool,
+    },
+}
+
+pub async fn run(command: Command, context: &Context) -> Outcome {
+    let Command::Rotate { _no_broker, config: file, data_dir, immediate, lost } = command;
+    let named = data_dir.or_else(|| if file.is_none() { default_data_dir(&|name| std::env::var_os(name)) } else { None });
+    let Settings { mut config, .. } = match (&file, &named) {
+        (Some(file), _) => Settings::read(file)?,
+        (None, Some(dir)) => Settings::read_if_there(&dir.join("config.toml"))?,
+        (None, None) => return Err(Failure::new("there is no home directory to find data in").advise("name one with --data-dir")),
+    };
+    if let Some(dir) = named {
+        config.data_dir = dir;
+    }
+    if let Some(url) = std::env::var("COBOX_DATABASE_URL").ok().filter(|url| !url.is_empty()) {
+        config.database_url = Some(Secret::new(url));
+    }
+    let rotated = rotate_master_key(&config, MasterKeyRotation { is_immediate: immediate, is_lost: lost })
+        .await
+        .map_err(|e| Failure::new(e.to_string()))?;
+    let told = json!({
+        "master_key": rotated.master_key, "previous_key": rotated.previous_key, "sandboxes": rotated.sandboxes,
+        "old_tokens_until": rotated.old_tokens_until,
+    });
+    context.printer.result(&told, || {
+        fields(&[
+            ("master key", rotated.master_key.display().to_string()),
+            ("previous key", rotated.previous_key.as_ref().map_or_else(|| "removed".to_owned(), |p| p.display().to_string())),
+            ("sandboxes", rotated.sandboxes.to_string()),
+            ("old tokens", rotated.old_tokens_until.map_or_else(|| "ended".to_owned(), |t| format!("good until {t} at most"))),
+        ])
+    })?;
+    if config.database_url.is_some() {
+        context.printer.note("Copy these files to every other broker on this database, then start them all.");
+    }
+    Ok(0)
+}

@@ -1,0 +1,119 @@
+//! `cobox policy`: checks a policy file, and says why somebody gets what they get. Needs no broker.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use cobox_broker::policy::{Policy, PolicyError, Subject};
+use cobox_protocol::{CapabilitySet, key::PrincipalKind};
+use serde_json::json;
+
+use super::{NoBroker, Outcome, keys::Kind};
+use crate::{
+    context::{Context, default_data_dir},
+    failure::Failure,
+    printer::table,
+};
+
+#[derive(Debug, clap::Subcommand)]
+#[command(after_help = "\
+Examples:
+  cobox policy check policy.toml
+  cobox policy explain --workspace default --principal ci --kind agent
+  cobox policy explain --policy new.toml --principal ann --kind human --capabilities exec,ports")]
+pub enum Command {
+    /// Say what is wrong with a policy file, line by line; ends with 1 if anything is
+    Check {
+        #[command(flatten)]
+        _no_broker: NoBroker,
+        /// The policy file
+        file: PathBuf,
+    },
+    /// Say for each capability and limit what somebody gets, and which line decides it
+    Explain(Explain),
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Explain {
+    #[command(flatten)]
+    _no_broker: NoBroker,
+    /// The policy file [default: policy.toml in the default data directory, or what is built in where there is none]
+    #[arg(long, value_name = "FILE", env = "COBOX_POLICY")]
+    policy: Option<PathBuf>,
+    /// The principal's workspace
+    #[arg(long, default_value = "default")]
+    workspace: String,
+    /// What the principal is called
+    #[arg(long, value_name = "NAME")]
+    principal: String,
+    /// What the principal is
+    #[arg(long, value_enum)]
+    kind: Kind,
+    /// What it acts as, where that is less than it is
+    #[arg(long, value_enum, value_name = "KIND")]
+    acting_as: Option<Kind>,
+    /// What it asks for [default: nothing in particular]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    capabilities: Vec<String>,
+}
+
+pub fn run(command: Command, context: &Context) -> Outcome {
+    match command {
+        Command::Check { file, .. } => check(&file, context),
+        Command::Explain(args) => explain(args, context),
+    }
+}
+
+fn check(file: &Path, context: &Context) -> Outcome {
+    match read(file)? {
+        Ok(_) => {
+            context.printer.result(&json!({ "file": file, "problems": [] }), || format!("{} is good", file.display()))?;
+            Ok(0)
+        }
+        Err(error) => {
+            let problems: Vec<_> = error.problems.iter().map(|p| json!({ "line": p.line, "message": p.message })).collect();
+            let lines: Vec<String> = error.problems.iter().map(|p| format!("{}:{}: {}", file.display(), p.line, p.message)).collect();
+            context.printer.result(&json!({ "file": file, "problems": problems }), || lines.join("\n"))?;
+            Ok(1)
+        }
+    }
+}
+
+fn explain(args: Explain, context: &Context) -> Outcome {
+    let file = args.policy.or_else(|| {
+        let found = default_data_dir(&|name| std::env::var_os(name))?.join("policy.toml");
+        found.exists().then_some(found)
+    });
+    let policy = match &file {
+        Some(file) => read(file)?.map_err(|e| Failure::new(format!("{} is wrong:\n{e}", file.display())))?,
+        None => Policy::default(),
+    };
+    let kind = PrincipalKind::from(args.kind);
+    let acting = args.acting_as.map_or(kind, PrincipalKind::from);
+    let who = Subject { workspace: &args.workspace, principal: &args.principal, kind, acting };
+    let requested = match args.capabilities.as_slice() {
+        [] => None,
+        words => Some(CapabilitySet::parse(words).map_err(|e| Failure::new(format!("--capabilities: {e}")))?),
+    };
+    let said = policy.explain(&who, requested);
+    context.printer.result(&json!({ "policy": file, "capabilities": said.capabilities, "limits": said.limits }), || {
+        let capabilities: Vec<Vec<String>> =
+            said.capabilities.iter().map(|f| vec![f.capability.to_owned(), f.outcome.word().to_owned(), f.because.clone()]).collect();
+        let limits: Vec<Vec<String>> =
+            said.limits.iter().map(|(name, value, by)| vec![(*name).to_owned(), value.clone(), by.clone()]).collect();
+        let source = file.as_ref().map_or_else(|| "no policy file".to_owned(), |f| f.display().to_string());
+        format!(
+            "{source}, for {} {} of workspace {}\n\n{}\n\n{}",
+            acting.word(),
+            args.principal,
+            args.workspace,
+            table(&["CAPABILITY", "", "BECAUSE"], &capabilities),
+            table(&["LIMIT", "", "SET BY"], &limits)
+        )
+    })?;
+    Ok(0)
+}
+
+fn read(file: &Path) -> Result<Result<Policy, PolicyError>, Failure> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
+    Ok(Policy::from_toml(&text))
+}

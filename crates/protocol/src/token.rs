@@ -1,0 +1,196 @@
+//! Tokens that are made from others, taken back, looked into, or put into a URL; and the shares that let others have their own.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{CapabilitySet, SandboxId, Secret, SessionId, ShareId, Timestamp, key::PrincipalKind};
+
+/// `POST …/delegate`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct DelegateRequest {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capabilities: Option<Vec<String>>,
+    /// The older name of `capabilities`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scopes: Option<Vec<String>>,
+    /// Wished life in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl: Option<u32>,
+    /// The new token then ends with this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent_token: Option<Secret>,
+    /// `jwt` or `opaque`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_format: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct DelegateResponse {
+    pub token: Secret,
+    pub expires_at: Timestamp,
+    /// Where it can be refreshed, when to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refresh_before: Option<Timestamp>,
+    pub granted_capabilities: CapabilitySet,
+    pub scopes: Vec<String>,
+    pub jti: String,
+}
+
+/// `POST …/share`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct ShareRequest {
+    pub principal: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capabilities: Option<Vec<String>>,
+    /// The older name of `capabilities`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scopes: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<Timestamp>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct ShareInfo {
+    pub id: ShareId,
+    pub session_id: SessionId,
+    pub principal: String,
+    pub capabilities: CapabilitySet,
+    pub scopes: Vec<String>,
+    pub shared_by: String,
+    pub created_at: Timestamp,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<Timestamp>,
+    /// Whether the capabilities are the most the principal gets. Not so where session and sandbox are open to the whole workspace.
+    pub is_limit: bool,
+}
+
+/// `POST /internal/tokens/revoke`: exactly one of the first five.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct RevokeRequest {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jti: Option<String>,
+    /// An API key's id: every token issued under it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grant: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub principal: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<String>,
+    /// Of `jti`, `grant` and `principal`; the caller's own unless told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workspace: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct RevokeResponse {
+    /// Grows with every revocation of a workspace; none where a sandbox's key was rotated instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<u64>,
+    pub revoked_at: Timestamp,
+}
+
+/// `POST /internal/sandboxes/{id}/rotate-key`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct RotateKeyRequest {
+    #[serde(default)]
+    pub mode: RotationMode,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum RotationMode {
+    /// Tokens of the old key are good until they expire.
+    Graceful,
+    /// They are refused from now on, and open streams end.
+    #[default]
+    Immediate,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct RotateKeyResponse {
+    pub sandbox_id: SandboxId,
+    pub generation: u32,
+    /// Until when tokens of older generations count, if they do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub old_keys_until: Option<Timestamp>,
+}
+
+/// RFC 7662, with what else our tokens say. Of an inactive token nothing is said but that.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Introspection {
+    pub active: bool,
+    #[serde(flatten)]
+    pub token: Option<IntrospectedToken>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct IntrospectedToken {
+    pub token_type: String,
+    /// `jwt` or `opaque`.
+    pub token_format: String,
+    /// The older spelling, space-separated, as in the token.
+    pub scope: String,
+    pub granted_capabilities: CapabilitySet,
+    pub iss: String,
+    pub sub: String,
+    /// The principal, by the RFC's name for it.
+    pub username: String,
+    pub aud: SandboxId,
+    pub iat: i64,
+    pub nbf: i64,
+    pub exp: i64,
+    pub jti: String,
+    pub actor_type: PrincipalKind,
+    pub actor_id: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sid: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thread_id: Option<String>,
+    pub sandbox_id: SandboxId,
+    pub workspace: String,
+    /// The generation of the key it is signed with.
+    #[serde(rename = "gen")]
+    pub generation: u32,
+    pub grant: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+}
+
+/// `POST …/file-links`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct FileLinkRequest {
+    /// Absolute in the sandbox.
+    pub path: String,
+    /// `GET` (default) or `PUT`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub method: Option<String>,
+    /// Wished life in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl: Option<u32>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct FileLinkResponse {
+    /// Whoever has it may do this one thing: treat it as a secret.
+    pub url: Secret,
+    pub expires_at: Timestamp,
+    pub path: String,
+    pub method: String,
+    pub jti: String,
+}
