@@ -5,7 +5,7 @@ CARGO_FLAGS := $(if $(filter release,$(PROFILE)),--release,)
 BIN = target/$(shell rustc --print host-tuple)/$(if $(filter release,$(PROFILE)),release,debug)
 
 .DEFAULT_GOAL := help
-.PHONY: help build run demo test lint openapi fuzz bench bench-dataplane bench-broker soak setup
+.PHONY: help build run demo test lint openapi fuzz bench bench-dataplane bench-broker bench-gateway soak setup
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -58,8 +58,14 @@ bench-dataplane: build ## Exec, shells, files and search, against ssh, sshx, ngi
 	scripts/setup bench
 	COBOX_BIN=$(BIN)/cobox COBOX_BENCH_BIN=$(BIN)/cobox-bench python3 bench/dataplane.py
 
-bench-broker: ## Ensure and refresh on both databases, with a thousand sessions and a million; writes bench/results/broker.md
+bench-broker: ## Ensure and refresh on both databases, with a thousand sessions and a million, then the gateway; writes bench/results/
 	scripts/bench-broker
+	$(MAKE) bench-gateway
+
+bench-gateway: build ## The gateway against boxd's own socket and nginx in front of it; writes bench/results/gateway.md
+	cargo build $(CARGO_FLAGS) -p cobox-bench
+	scripts/setup bench
+	COBOX_BIN=$(BIN)/cobox COBOX_BENCH_BIN=$(BIN)/cobox-bench python3 bench/gateway.py
 
 soak: ## The long fault and load tests; records bench/results/soak.md
 	cargo build -p cobox-cli -p cobox-boxd

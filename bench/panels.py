@@ -45,8 +45,9 @@ def panels(groups, title, subtitle):
 class Group:
     """One work and everybody who was measured at it; `yardstick` is the key of the one that counts as 1."""
 
-    def __init__(self, title, yardstick, unit_bytes=None, is_share=False, words=()):
+    def __init__(self, title, yardstick, unit_bytes=None, unit_requests=None, is_share=False, words=()):
         self.title, self.yardstick, self.unit_bytes, self.is_share, self.words = title, yardstick, unit_bytes, is_share, list(words)
+        self.unit_requests = unit_requests
         self.series, self.why_not = {}, {}
 
     def measured(self):
@@ -58,23 +59,29 @@ class Group:
         return of(ours) / of(other) if ours and other and ours.times and other.times else None
 
     def value(self, s):
+        if self.unit_requests:
+            return f"{self.unit_requests / s.median * 1e3:,.0f} a second"
         return f"{rate(self.unit_bytes, s.median)} MiB/s" if self.unit_bytes else f"{number(s.median)} ms"
 
     def table(self):
         name = self.series[self.yardstick].label if self.yardstick in self.series else "–"
         of = f"share of {name}" if self.is_share else f"× {name}"
-        if self.unit_bytes:
+        if self.unit_requests:
+            rows = [f"| what | n | median, ms | p99, ms | requests a second | {of} |", "|---|--:|--:|--:|--:|--:|"]
+        elif self.unit_bytes:
             rows = [f"| what | n | median, s | median, MiB/s | p99, s | {of} |", "|---|--:|--:|--:|--:|--:|"]
         else:
             rows = [f"| what | n | median, ms | p99, ms | {of} |", "|---|--:|--:|--:|--:|"]
         for key, s in self.series.items():
             if not s.times:
-                rows.append(f"| {s.label} | – | not available: {self.why_not.get(key, 'not measured')} |" + " |" * (3 if self.unit_bytes else 2))
+                rows.append(f"| {s.label} | – | not available: {self.why_not.get(key, 'not measured')} |" + " |" * (3 if self.unit_bytes or self.unit_requests else 2))
                 continue
             ratio = self.ratio(key)
             told = "–" if ratio is None else f"{1 / ratio if self.is_share else ratio:.2f}"
             times = (f"{s.median / 1e3:.2f} | {rate(self.unit_bytes, s.median)} | {s.p99 / 1e3:.2f}" if self.unit_bytes
                      else f"{number(s.median)} | {number(s.p99)}")
+            if self.unit_requests:
+                times += f" | {self.unit_requests / s.median * 1e3:,.0f}"
             rows.append(f"| {s.label} | {len(s.times)} | {times} | {told} |")
         return "\n".join(rows)
 

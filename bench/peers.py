@@ -167,6 +167,54 @@ http {{
         self.address = f"tcp:127.0.0.1:{port}"
 
 
+class NginxProxy(Peer):
+    """nginx in front of one UNIX socket, as a proxy that streams: no body goes to its disk, and its connections are kept."""
+
+    def __init__(self, place, upstream):
+        self.upstream = upstream
+        super().__init__(place)
+
+    def start(self):
+        nginx = program("nginx")
+        self.version = first_line([nginx, "-V"], whole=True).split("nginx/", 1)[1].split()[0]
+        port = free_port()
+        user = "user root;" if os.geteuid() == 0 else ""
+        (self.place / "nginx.conf").write_text(f"""\
+daemon off;
+{user}
+worker_processes auto;
+pid {self.place}/pid;
+error_log stderr warn;
+events {{ worker_connections 1024; }}
+http {{
+  access_log off;
+  keepalive_requests 1000000;
+  client_max_body_size 0;
+  client_body_temp_path {self.place}/body; proxy_temp_path {self.place}/proxy; fastcgi_temp_path {self.place}/fastcgi;
+  uwsgi_temp_path {self.place}/uwsgi; scgi_temp_path {self.place}/scgi;
+  upstream boxd {{ server unix:{self.upstream}; keepalive 128; }}
+  server {{
+    listen 127.0.0.1:{port};
+    proxy_pass_request_headers on;
+    proxy_http_version 1.1;
+    proxy_request_buffering off;
+    proxy_max_temp_file_size 0;
+    proxy_buffers 16 64k;
+    proxy_buffer_size 64k;
+    proxy_busy_buffers_size 128k;
+    location / {{ proxy_pass http://boxd; proxy_set_header Connection ""; proxy_set_header Host boxd; }}
+    location ~ /ws$ {{
+      proxy_pass http://boxd; proxy_set_header Host boxd;
+      proxy_set_header Connection upgrade; proxy_set_header Upgrade $http_upgrade;
+    }}
+  }}
+}}
+""")
+        self.run([nginx, "-p", self.place, "-c", self.place / "nginx.conf"])
+        self.wait_for(lambda: answers(port), "nginx")
+        self.address = f"tcp:127.0.0.1:{port}"
+
+
 def durable_rename():
     """The library that makes a renamed file and its directory durable, built from the source beside this."""
     source, library = ROOT / "bench" / "durable_rename.c", TOOLS / "durable_rename.so"

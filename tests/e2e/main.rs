@@ -9,6 +9,7 @@ mod faults;
 mod isolation;
 mod lifecycle;
 mod load;
+mod own_host;
 mod paths;
 mod revoking;
 mod roots;

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{
     echo::{CommandTerminal, Echo, RawTerminal, ShellTerminal},
     exec::{Post, Spawn, SpawnAndRead},
-    files::{Get, Put},
+    files::{Crowd, Get, Put},
     sshx::SshxTerminal,
     stream::{CommandStream, ExecStream},
     wire::Address,
@@ -104,6 +104,13 @@ pub enum Spec {
         #[serde(default)]
         suffix: String,
     },
+    /// One small file, asked for at once on each of many connections.
+    Crowd {
+        #[serde(flatten)]
+        door: Door,
+        bytes: u64,
+        connections: usize,
+    },
 }
 
 impl Spec {
@@ -123,6 +130,7 @@ impl Spec {
             Spec::EchoSshx { at, session, key } => Box::new(Echo::new(SshxTerminal::open(&at, &session, &key)?)?),
             Spec::Put { door, bytes, names, headers, suffix } => Box::new(Put::new(door, bytes, names, headers, suffix)?),
             Spec::Get { door, bytes, names, suffix } => Box::new(Get::new(door, bytes, names, suffix)?),
+            Spec::Crowd { door, bytes, connections } => Box::new(Crowd::new(door, bytes, connections)?),
         })
     }
 }

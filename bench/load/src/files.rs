@@ -1,4 +1,4 @@
-//! Putting and getting files over HTTP, one after another on one kept-alive connection.
+//! Putting and getting files over HTTP, one after another on one kept-alive connection, or one at once on each of many.
 
 use std::time::{Duration, Instant};
 
@@ -88,5 +88,38 @@ impl Contender for Get {
         let taken = began.elapsed();
         ensure!(got == self.bytes && length != Length::Chunked, "{got} bytes came, as {length:?}");
         Ok(taken)
+    }
+}
+
+/// Many connections that each ask for one file at once. What is measured is the time until the last of them has it.
+pub struct Crowd {
+    connections: Vec<Connection>,
+    door: Door,
+    bytes: u64,
+}
+
+impl Crowd {
+    pub fn new(door: Door, bytes: u64, connections: usize) -> anyhow::Result<Self> {
+        let connections = (0..connections).map(|_| Connection::open(&door)).collect::<anyhow::Result<_>>()?;
+        Ok(Self { connections, door, bytes })
+    }
+}
+
+impl Contender for Crowd {
+    fn once(&mut self) -> anyhow::Result<Duration> {
+        for connection in &mut self.connections {
+            connection.refresh()?;
+        }
+        let Some(head) = self.connections.first().map(|c| c.head("GET", &self.door.path, &[], 0)) else { return Ok(Duration::ZERO) };
+        let began = Instant::now();
+        for connection in &mut self.connections {
+            connection.send(&head)?;
+        }
+        for connection in &mut self.connections {
+            let length = connection.good()?;
+            let got = connection.skip(length)?;
+            ensure!(got == self.bytes, "{got} bytes came, as {length:?}");
+        }
+        Ok(began.elapsed())
     }
 }

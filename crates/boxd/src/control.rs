@@ -11,11 +11,12 @@ use cobox_protocol::{
     ApiError, Timestamp,
     audit::Claims,
     control::{BoxdStatus, ControlState},
+    event::Happenings,
 };
 use http::StatusCode;
 use tokio_util::sync::CancellationToken;
 
-use crate::{answer::Failure, audit::After, auth::Authority, body, server::Server};
+use crate::{answer::Failure, audit::After, auth::Authority, body, happenings::Wish, server::Server};
 
 /// Some 100 000 revocations; a broker that has more must let tokens of that age expire first.
 const MAX_STATE_BYTES: usize = 8 * 1024 * 1024;
@@ -51,6 +52,16 @@ pub async fn get_status(State(server): State<Arc<Server>>) -> Json<BoxdStatus> {
 pub async fn get_claims(State(server): State<Arc<Server>>, after: Query<After>) -> Json<Claims> {
     server.authority.spoken_to();
     Json(server.audit.fetch(after))
+}
+
+/// `GET /control/happenings?life=&after=&wait=`: what was done, oldest first, as soon as there is some.
+pub async fn get_happenings(State(server): State<Arc<Server>>, Query(wish): Query<Wish>) -> Json<Happenings> {
+    server.authority.spoken_to();
+    Json(tokio::select! {
+        happenings = server.happenings.fetch(&wish) => happenings,
+        // Nobody waits for what won't come any more.
+        () = server.shutdown.cancelled() => server.happenings.take(&wish),
+    })
 }
 
 /// `POST /control/shutdown`: answers, then everything ends.

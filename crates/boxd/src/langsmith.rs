@@ -94,6 +94,7 @@ pub async fn upload(
         receive(&server.files, &server.authority, &path, options, Box::pin(chunks)).await
     };
     let written = caller.stream.until_revoked(write).await?;
+    server.happenings.written(&caller.claims, &path, written.size);
     let (shown, _) = path.in_json();
     let status = if written.is_new { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(json!({ "path": shown, "size": written.size, "etag": written.etag }))))

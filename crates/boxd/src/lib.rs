@@ -12,6 +12,7 @@ pub mod fs;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod happenings;
 mod langsmith;
 mod listen;
 pub mod log;

@@ -20,7 +20,9 @@ use crate::{
     auth::Authority,
     control, exec,
     files::{self, FileStore},
-    fs, langsmith,
+    fs,
+    happenings::HappeningLog,
+    langsmith,
     listen::accept_loop,
     processes,
     programs::Spawn,
@@ -37,6 +39,7 @@ const DRAIN_WITHIN: Duration = Duration::from_secs(2);
 pub struct Server {
     pub authority: Arc<Authority>,
     pub audit: AuditTrail,
+    pub happenings: HappeningLog,
     pub programs: Arc<dyn Spawn>,
     pub files: FileStore,
     pub watching: Watching,
@@ -64,6 +67,7 @@ pub async fn serve(
     let server = Arc::new(Server {
         authority: authority.clone(),
         audit: AuditTrail::default(),
+        happenings: HappeningLog::default(),
         programs,
         files: FileStore::new(files),
         watching: Watching::new(config.dataplane.watches),
@@ -165,6 +169,7 @@ fn control_router(server: Arc<Server>) -> Router {
         .route("/control/state", put(control::put_state))
         .route("/control/status", get(control::get_status))
         .route("/control/claims", get(control::get_claims))
+        .route("/control/happenings", get(control::get_happenings))
         .route("/control/shutdown", post(control::shutdown))
         .fallback(answer::no_such_route)
         .method_not_allowed_fallback(answer::no_such_method)

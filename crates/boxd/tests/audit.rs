@@ -1,8 +1,11 @@
-//! Every request leaves one line, fetched by the broker.
+//! Every request leaves one line, fetched by the broker; what people watch for is handed to it as it happens.
 
 mod support;
 
-use cobox_protocol::audit::Claims;
+use cobox_protocol::{
+    audit::Claims,
+    event::{Deed, Happening, Happenings, MAX_EVENT_TEXT_BYTES},
+};
 use http::Method;
 use serde_json::json;
 use support::TestBoxd;
@@ -32,4 +35,58 @@ async fn every_request_leaves_one_line_with_who_what_and_how_it_ended() {
     let path = format!("/control/claims?life={}&after=2", fetched.life);
     let rest: Claims = boxd.control(Method::GET, &path).send().await.ok(200).json();
     assert_eq!(rest.items.iter().map(|c| c.seq).collect::<Vec<_>>(), [3]);
+}
+
+async fn happenings(boxd: &TestBoxd, life: &str, after: u64, wait: u64) -> Happenings {
+    boxd.control(Method::GET, &format!("/control/happenings?life={life}&after={after}&wait={wait}")).send().await.ok(200).json()
+}
+
+fn told(happening: &Happening) -> (&str, &str) {
+    match &happening.what {
+        Deed::FileWritten(file) => ("written", &file.path),
+        Deed::FileRemoved(file) => ("removed", &file.path),
+        Deed::Exec(end) => ("exec", &end.command),
+    }
+}
+
+#[tokio::test]
+async fn files_that_were_written_and_commands_that_ended_are_told_once_with_who_did_it() {
+    let boxd = TestBoxd::start();
+    boxd.call(Method::PUT, "/v1/files/workspace/a.txt").body("hello").send().await.ok(201);
+    boxd.post("/v1/exec", json!({ "command": "exit 3", "env": { "SECRET": "hidden" }, "stdin": "hidden" }).to_string())
+        .send()
+        .await
+        .ok(200);
+    boxd.post("/v1/exec", json!({ "argv": ["true", "x".repeat(5000)], "command_id": "one" }).to_string()).send().await.ok(200);
+    boxd.post("/v1/exec", json!({ "command_id": "one" }).to_string()).send().await.ok(200);
+    boxd.post("/v1/fs/edit", json!({ "path": "/workspace/a.txt", "old": "hello", "new": "bye" }).to_string()).send().await.ok(200);
+    boxd.post("/v1/fs/move", json!({ "from": "/workspace/a.txt", "to": "/workspace/b.txt" }).to_string()).send().await.ok(200);
+    boxd.call(Method::DELETE, "/v1/files/workspace/b.txt").send().await.ok(204);
+    // What only looks, and what failed, is nothing that happened.
+    boxd.call(Method::GET, "/v1/files/workspace/b.txt").send().await.refused(404, "FILE_NOT_FOUND");
+    boxd.call(Method::DELETE, "/v1/files/workspace/b.txt").send().await.refused(404, "FILE_NOT_FOUND");
+
+    let first = happenings(&boxd, "", 0, 0).await;
+    let all: Vec<_> = first.items.iter().map(told).collect();
+    let long = &all[2].1;
+    assert_eq!(long.len(), MAX_EVENT_TEXT_BYTES);
+    let (a, b) = ("/workspace/a.txt", "/workspace/b.txt");
+    assert_eq!(all, [("written", a), ("exec", "exit 3"), ("exec", long), ("written", a), ("removed", a), ("written", b), ("removed", b)]);
+    let Deed::Exec(end) = &first.items[1].what else { panic!() };
+    assert_eq!((end.exit_code, end.timed_out), (Some(3), false));
+    let ran = &first.items[1];
+    assert_eq!((ran.principal.as_deref(), ran.session_id.as_deref(), ran.seq), (Some("ada"), Some("ssn_1"), 2));
+    assert!(!serde_json::to_string(&first).unwrap().contains("hidden"));
+    // Kept until they are taken, and a stranger's count takes nothing.
+    assert_eq!(happenings(&boxd, "other", 7, 0).await.items.len(), 7);
+    assert_eq!(happenings(&boxd, &first.life, 6, 0).await.items.len(), 1);
+}
+
+#[tokio::test]
+async fn a_broker_that_waits_is_answered_when_something_happens() {
+    let boxd = TestBoxd::start();
+    let (waited, ()) = tokio::join!(happenings(&boxd, "", 0, 30), async {
+        boxd.call(Method::PUT, "/v1/files/workspace/a.txt").body("hello").send().await.ok(201);
+    });
+    assert_eq!(waited.items.iter().map(told).collect::<Vec<_>>(), [("written", "/workspace/a.txt")]);
 }

@@ -64,6 +64,10 @@ pub struct Config {
     pub audit_keep_seconds: u64,
     /// What whom is allowed. Without it, `policy.toml` in the data directory where that is there.
     pub policy_file: Option<PathBuf>,
+    /// How long events are kept, for whoever comes back to a stream of them.
+    pub events_keep_seconds: u64,
+    /// Events kept of one workspace: the newest.
+    pub events_keep_per_workspace: u32,
     /// Holds the secret that notices to `/webhooks/threads` are signed with; without it none are taken.
     pub webhook_secret_file: Option<PathBuf>,
     pub cors: Cors,
@@ -207,6 +211,9 @@ impl Default for Config {
             reaper_interval_ms: 1000,
             audit_keep_seconds: 90 * DAY_SECONDS,
             policy_file: None,
+            events_keep_seconds: 7 * DAY_SECONDS,
+            // Some 30 MiB.
+            events_keep_per_workspace: 100_000,
             webhook_secret_file: None,
             cors: Cors::default(),
             rate_limits: RateLimits::default(),
@@ -242,6 +249,8 @@ impl Config {
             ("hard_ttl_seconds", self.hard_ttl_seconds),
             ("reaper_interval_ms", self.reaper_interval_ms),
             ("audit_keep_seconds", self.audit_keep_seconds),
+            ("events_keep_seconds", self.events_keep_seconds),
+            ("events_keep_per_workspace", u64::from(self.events_keep_per_workspace)),
             ("max_sandboxes_per_workspace", u64::from(self.max_sandboxes_per_workspace)),
             ("max_connections", u64::from(self.max_connections)),
         ] {

@@ -3,9 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use cobox_gateway::{Admission, Caller as Passer, Credential, Directory, FileLink, Target, Usage};
+use cobox_gateway::{Admission, Caller as Passer, Credential, Directory, FileLink, Reach, Target, Usage};
 use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, Secret, SessionId};
-use cobox_provider::{BoxedStream, Door, ProviderError};
+use cobox_provider::{Door, ProviderError};
 use cobox_token::Claims;
 
 use crate::domain::{
@@ -17,6 +17,7 @@ use crate::domain::{
     lifecycle::Lifecycle,
     links,
     model::{Caller, Sandbox, Session},
+    presence::Presence,
     shares::{enter, way_in},
     tokens::Wish,
 };
@@ -29,6 +30,7 @@ pub struct Dataplane {
     pub lifecycle: Arc<Lifecycle>,
     pub keys: Arc<Keys>,
     pub audit: AuditTrail,
+    pub presence: Presence,
 }
 
 #[async_trait]
@@ -62,30 +64,43 @@ impl Directory for Dataplane {
         self.lifecycle.activity.sandbox_used(&admission.sandbox, self.deployment.now());
     }
 
-    async fn dial(&self, admission: &Admission) -> Result<BoxedStream, ApiError> {
-        let (d, id) = (&self.deployment, &admission.sandbox);
-        if admission.caller.is_none() {
-            return d.provider.dial(id, Door::Client).await.map_err(|e| unreachable(id, &e));
+    fn provider(&self, _: &Admission) -> &str {
+        self.deployment.provider.name()
+    }
+
+    async fn reach(&self, admission: &Admission) -> Result<Reach, ApiError> {
+        let (provider, id) = (&self.deployment.provider, &admission.sandbox);
+        if admission.caller.is_some() {
+            // Before the state is looked at, so that the reaper knows of it before it decides.
+            self.touch(admission);
+            self.lifecycle.bring_up(id, WAKE_WAIT).await?;
         }
-        // Before the state is looked at, so that the reaper knows of it before it decides.
-        self.touch(admission);
-        self.lifecycle.bring_up(id, WAKE_WAIT).await?;
-        match d.provider.dial(id, Door::Client).await {
-            Ok(stream) => Ok(stream),
-            Err(ProviderError::NotRunning(_)) => {
+        if let Some(adapter) = provider.adapter() {
+            return Ok(Reach::Adapter(adapter));
+        }
+        let stream = match provider.dial(id, Door::Client).await {
+            Err(ProviderError::NotRunning(_)) if admission.caller.is_some() => {
                 // It died a moment ago: that is a suspension, and traffic ends a suspension.
                 self.lifecycle.check_running(id).await;
                 self.lifecycle.bring_up(id, WAKE_WAIT).await?;
-                d.provider.dial(id, Door::Client).await.map_err(|e| unreachable(id, &e))
+                provider.dial(id, Door::Client).await
             }
-            Err(e) => Err(unreachable(id, &e)),
-        }
+            dialled => dialled,
+        };
+        stream.map(Reach::Boxd).map_err(|e| unreachable(id, &e))
     }
 
     async fn used(&self, usage: Usage) {
-        let Some(caller) = usage.admission.caller else { return };
-        let record = self.record("dataplane.used", &caller, &usage.admission.sandbox, &usage.request_id);
-        self.audit.add(record.detail(format!("{} {} {}", usage.method, usage.path, usage.status))).await;
+        let Some(caller) = &usage.admission.caller else { return };
+        self.presence.seen(&self.deployment, &usage.admission.sandbox, caller);
+        let record = self.record("dataplane.used", caller, &usage.admission.sandbox, &usage.request_id);
+        let Usage { method, path, status, .. } = &usage;
+        let detail = match usage.route {
+            // What the template leaves open, for people to read.
+            Some(route) if route != path => format!("{method} {route} {status} {path}"),
+            _ => format!("{method} {path} {status}"),
+        };
+        self.audit.add(record.detail(detail)).await;
     }
 
     async fn vanished(&self, admission: &Admission) -> Result<(), ApiError> {
@@ -124,7 +139,7 @@ impl Dataplane {
         if self.lifecycle.is_here(sandbox) {
             return Ok(());
         }
-        let url = self.deployment.dataplane(sandbox).http_base_url;
+        let url = self.deployment.gateway(sandbox).http_base_url;
         let message = format!("sandbox {} is on another node; use {url}", sandbox.id);
         Err(ApiError::new(ErrorCode::ProviderUnavailable, message).with_details(serde_json::json!({ "http_base_url": url })))
     }
@@ -181,6 +196,7 @@ impl Dataplane {
             thread: session.as_ref().and_then(Session::thread).map(str::to_owned),
             session: session.map(|s| s.id),
             jti: issued.jti.to_string(),
+            capabilities,
         };
         self.audit.add(self.record("token.issued", &passer, &sandbox.id, request_id).detail(capabilities.words().join(" "))).await;
         Ok(Admission { is_running: is_up(&sandbox), sandbox: sandbox.id, token: Some(issued.token), caller: Some(passer) })
@@ -228,6 +244,7 @@ impl Dataplane {
             session: claims.sid.and_then(|s| s.parse::<SessionId>().ok()),
             thread: claims.thread_id,
             jti: claims.jti,
+            capabilities: claims.scope,
         };
         Ok(Admission { sandbox: sandbox.id.clone(), is_running: is_up(sandbox), token: Some(token), caller: Some(passer) })
     }

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod chain;
 mod clock;
 mod config;
 mod counted;
@@ -35,12 +36,14 @@ use domain::{
     activity::Activity,
     audit::{AuditRecord, AuditTrail},
     deployment::Deployment,
+    events::Events,
     health::Health,
     hearing::hear,
     keys::Keys,
     lifecycle::Lifecycle,
     model::Principal,
     nodes::Nodes,
+    presence::Presence,
     rates::Rates,
     reaper::Reaper,
     reconcile::reconcile,
@@ -139,6 +142,7 @@ impl Broker {
         };
         let tokens = Tokens::new(master, previous, config.alg, config.token_ttl(), policy.clone());
         let node = data_dir.node_id()?;
+        store.write_as(&node);
         let gateway_listener = match config.gateway_listen {
             Some(address) => Some(TcpListener::bind(address).await.map_err(|e| StartError::Gateway(address, e))?),
             None => None,
@@ -234,6 +238,7 @@ impl Broker {
             lifecycle: self.lifecycle.clone(),
             keys: self.keys.clone(),
             audit: self.audit.clone(),
+            presence: Presence::default(),
         };
         let api = http::Api {
             keys: self.keys.clone(),
@@ -242,6 +247,7 @@ impl Broker {
             revoking: self.revoking.clone(),
             deployment: self.deployment.clone(),
             webhook: self.webhook.clone(),
+            events: Arc::new(Events::new(self.deployment.clone(), self.keys.clone())),
             rates: rates.clone(),
             health: Arc::new(Health::new(self.deployment.clone())),
             metrics: self.metrics.clone(),

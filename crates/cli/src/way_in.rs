@@ -95,7 +95,7 @@ impl Context {
             },
             Target::Sandbox(name) => {
                 let sandbox = client.get_sandbox(name).await?;
-                Ok(WayIn { dataplane: client.sandbox(&sandbox.id), name: name.clone(), granted: None, principal: None, _session: None })
+                Ok(WayIn { dataplane: client.sandbox_at(&sandbox), name: name.clone(), granted: None, principal: None, _session: None })
             }
         }
     }

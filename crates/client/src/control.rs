@@ -3,9 +3,9 @@
 use std::{sync::Once, time::Duration};
 
 use cobox_protocol::{
-    KeyId, SandboxId, Secret, SessionId,
-    audit::AuditEntry,
-    key::{CreateKey, CreatedKey, KeyInfo},
+    KeyId, SandboxId, Secret, SessionId, Timestamp,
+    audit::{AuditEntry, AuditHeads, AuditLink},
+    key::{CreateKey, CreatedKey, ExpireKey, KeyInfo, PrincipalInfo},
     sandbox::{CreateSandbox, PatchSandbox, SandboxInfo},
     session::{HeartbeatResponse, NegotiateRequest, NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo},
     token::{
@@ -50,6 +50,15 @@ pub struct SessionFilter {
     pub tags: Vec<String>,
     pub limit: Option<u32>,
     pub cursor: Option<String>,
+}
+
+/// Which audit records a list shows.
+#[derive(Clone, Debug, Default)]
+pub struct AuditFilter {
+    /// By name or id.
+    pub sandbox: Option<String>,
+    /// A token's id.
+    pub token: Option<String>,
 }
 
 impl Client {
@@ -208,12 +217,24 @@ impl Client {
     /// The workspace's audit, newest first; for operators.
     pub async fn list_audit(
         &self,
-        sandbox: Option<&str>,
+        filter: &AuditFilter,
         limit: Option<u32>,
         cursor: Option<&str>,
     ) -> Result<Page<AuditEntry>, ClientError> {
-        let filter = sandbox.map(|s| format!("sandbox={}", encode_segment(s.as_bytes()))).into_iter().collect();
-        self.json(self.get(&paged("/v1/audit", filter, limit, cursor))).await
+        let named = [("sandbox", &filter.sandbox), ("token", &filter.token)];
+        let query = named.iter().filter_map(|(name, v)| Some(format!("{name}={}", encode_segment(v.as_ref()?.as_bytes())))).collect();
+        self.json(self.get(&paged("/v1/audit", query, limit, cursor))).await
+    }
+
+    /// Where each broker's chain of audit records ends; for operators.
+    pub async fn audit_heads(&self) -> Result<AuditHeads, ClientError> {
+        self.json(self.get("/v1/audit/heads")).await
+    }
+
+    /// A chain's links after a number, oldest first; none at its end.
+    pub async fn audit_links(&self, writer: &str, after: u64, limit: u32) -> Result<Vec<AuditLink>, ClientError> {
+        let path = format!("/v1/audit/links?writer={}&after={after}&limit={limit}", encode_segment(writer.as_bytes()));
+        Ok(self.json::<Page<AuditLink>>(self.get(&path)).await?.items)
     }
 
     pub async fn list_keys(&self, limit: Option<u32>, cursor: Option<&str>) -> Result<Page<KeyInfo>, ClientError> {
@@ -228,7 +249,34 @@ impl Client {
         self.nothing(self.delete(&format!("/v1/keys/{id}"))).await
     }
 
-    /// A sandbox without a session: the gateway swaps the API key for a token on each call.
+    /// A key ends then.
+    pub async fn expire_key(&self, id: &KeyId, expires_at: Timestamp) -> Result<KeyInfo, ClientError> {
+        self.json(self.call(Method::PATCH, &format!("/v1/keys/{id}")).json(&ExpireKey { expires_at })).await
+    }
+
+    /// Who there is in a workspace, the caller's own unless told; for operators.
+    pub async fn list_principals(&self, workspace: Option<&str>, cursor: Option<&str>) -> Result<Page<PrincipalInfo>, ClientError> {
+        self.json(self.get(&paged("/v1/principals", within(workspace), None, cursor))).await
+    }
+
+    /// Ends every key, identity and token of a principal.
+    pub async fn disable_principal(&self, workspace: Option<&str>, name: &str) -> Result<(), ClientError> {
+        let path = format!("/v1/principals/{}/disable", encode_segment(name.as_bytes()));
+        self.nothing(self.post(&paged(&path, within(workspace), None, None))).await
+    }
+
+    /// Lets a principal in again, with new keys.
+    pub async fn enable_principal(&self, workspace: Option<&str>, name: &str) -> Result<(), ClientError> {
+        let path = format!("/v1/principals/{}/enable", encode_segment(name.as_bytes()));
+        self.nothing(self.post(&paged(&path, within(workspace), None, None))).await
+    }
+
+    /// A sandbox without a session, where the broker says it is: the gateway swaps the API key for a token on each call.
+    pub fn sandbox_at(&self, info: &SandboxInfo) -> Dataplane {
+        Dataplane::new(self.sender.clone(), info.http_base_url.clone(), self.key.clone())
+    }
+
+    /// The same by its id alone, for a broker that serves its sandboxes under its own address.
     pub fn sandbox(&self, id: &SandboxId) -> Dataplane {
         Dataplane::new(self.sender.clone(), format!("{}/dp/{id}/v1", self.base), self.key.clone())
     }
@@ -277,6 +325,10 @@ fn paged(path: &str, mut query: Vec<String>, limit: Option<u32>, cursor: Option<
     query.extend(limit.map(|n| format!("limit={n}")));
     query.extend(cursor.map(|c| format!("cursor={}", encode_segment(c.as_bytes()))));
     if query.is_empty() { path.to_owned() } else { format!("{path}?{}", query.join("&")) }
+}
+
+fn within(workspace: Option<&str>) -> Vec<String> {
+    workspace.map(|w| format!("workspace={}", encode_segment(w.as_bytes()))).into_iter().collect()
 }
 
 fn tag(filter: &str) -> String {

@@ -39,6 +39,11 @@ impl FileLink {
 }
 
 impl Credential {
+    /// As it stands in `Authorization: Bearer`, and in an `auth` frame.
+    pub fn read(secret: &str) -> Result<Self, ApiError> {
+        if is_token(secret) { Ok(Credential::Token(Secret::new(secret))) } else { api_key(secret) }
+    }
+
     /// Reads `Authorization: Bearer` or `X-Api-Key`; the first decides when both are there.
     pub fn from_headers(headers: &HeaderMap) -> Result<Option<Self>, ApiError> {
         let unreadable =
@@ -49,7 +54,7 @@ impl Credential {
                 Some((scheme, rest)) if scheme.eq_ignore_ascii_case("bearer") => rest.trim(),
                 _ => return Err(unreadable("Authorization", "send `Bearer <key or token>`")),
             };
-            return if is_token(secret) { Ok(Some(Credential::Token(Secret::new(secret)))) } else { api_key(secret).map(Some) };
+            return Self::read(secret).map(Some);
         }
         match headers.get(X_API_KEY) {
             Some(value) => {

@@ -9,30 +9,34 @@ use axum::{
     response::{IntoResponse, Response},
     routing::any,
 };
-use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, langsmith};
+use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, langsmith, route};
+use cobox_provider::{Adapter, BoxedStream};
 use http::{HeaderValue, Method, Request, StatusCode, Uri, header, uri::PathAndQuery};
 
 use crate::{
-    Admission, Credential, Directory, FileLink, KeptUpstream, PassedFor, Target, Usage,
-    forward::{Broken, Unanswered, Way, forward, rewrite, upgrade},
+    Admission, Credential, Directory, FileLink, KeptUpstream, PassedFor, Reach, Target, Usage,
+    adapted::Stand,
+    forward::{Broken, Unanswered, Way, forward, holding, rewrite, upgrade},
     headers::{X_REQUEST_ID, is_websocket},
-    slots::{Limits, Slots, Visitor},
+    slots::{Limits, Slot, Slots, Visitor},
+    socket::Socket,
     upstream::Upstream,
 };
 
 const SANDBOX_PREFIX: &str = "/dp/";
 const SESSION_PREFIX: &str = "/v1/sandbox/relay/";
-/// As a router reads them.
-pub const SANDBOX_PATHS: &str = "/dp/{*rest}";
-pub const SESSION_PATHS: &str = "/v1/sandbox/relay/{*rest}";
+/// Where the gateway is, as a router writes it.
+pub const PATHS: [&str; 2] = ["/dp/{*rest}", "/v1/sandbox/relay/{*rest}"];
 /// Longest path kept in a use record, in bytes.
 const MAX_RECORDED_PATH: usize = 256;
+/// In a use record, where an answer's status stands: nobody was there to take one.
+const CLIENT_WENT_AWAY: u16 = 499;
 
 /// The door itself. A [`RequestId`] among a request's extensions is used as it is.
 #[derive(Clone)]
 pub struct Gateway {
-    directory: Arc<dyn Directory>,
-    slots: Slots,
+    pub(crate) directory: Arc<dyn Directory>,
+    pub(crate) slots: Slots,
 }
 
 impl Gateway {
@@ -42,7 +46,7 @@ impl Gateway {
 
     /// The routes by path, to be merged into a broker's.
     pub fn paths(&self) -> Router {
-        Router::new().route(SANDBOX_PATHS, any(by_path)).route(SESSION_PATHS, any(by_path)).with_state(self.clone())
+        PATHS.into_iter().fold(Router::new(), |router, path| router.route(path, any(by_path))).with_state(self.clone())
     }
 
     /// A request on a host name of the sandbox's own: all of its path is the sandbox's.
@@ -102,48 +106,63 @@ impl Gateway {
                 "no credential: send `Authorization: Bearer <token or API key>` or `X-Api-Key: <key>`",
             ));
         }
-        let admission = self.directory.admit(target, credential, request_id).await?;
+        let admission = Arc::new(self.directory.admit(target.clone(), credential, request_id).await?);
         let visitor = admission.caller.as_ref().map_or(Visitor::Stranger, |c| Visitor::Known(c.session.as_ref()));
         let slot = self.slots.take(&admission.sandbox, visitor, is_websocket)?;
 
-        let method = request.method().to_string();
         let path = cut(rest.path(), MAX_RECORDED_PATH);
+        let recording = Recording::new(self, &admission, request_id, request.method(), &path);
         *request.uri_mut() = Uri::from(rest);
-        let client_side = is_websocket.then(|| hyper::upgrade::on(&mut request));
-        let kept = request.extensions().get::<KeptUpstream>().cloned();
-        let (parts, body) = request.into_parts();
-        let keep = kept.as_ref().and_then(|k| k.place(&admission));
-        let way = Way { admission: &admission, request_id, slot, keep };
-        let request = rewrite(parts, body, &way, is_websocket);
-        let answered = match client_side {
-            Some(client_side) => upgrade(self.dial(&admission).await?, request, client_side, way.slot).await,
-            None => self.send(request, way, kept).await?,
+        let mut answered = if is_websocket {
+            self.upgrade(request, target, path, &admission, request_id, slot).await
+        } else {
+            self.forward(request, &admission, request_id, slot).await
         };
-        let mut response = match answered {
-            Ok(response) => response,
-            Err(broken) => return Err(self.explain(broken, &admission).await),
-        };
-        if let Some(caller) = &admission.caller {
+        if let (Ok(response), Some(caller)) = (&mut answered, &admission.caller) {
             response.extensions_mut().insert(PassedFor(caller.principal.clone()));
         }
-        let status = response.status().as_u16();
-        self.directory.used(Usage { admission, request_id: request_id.clone(), method, path, status }).await;
-        Ok(response)
+        recording.done(answered.as_ref().map_or_else(|e| e.code.status(), |r| r.status().as_u16())).await;
+        answered
     }
-}
 
-impl Gateway {
-    async fn dial(&self, admission: &Admission) -> Result<Upstream, ApiError> {
-        let stream = self.directory.dial(admission).await?;
-        match Upstream::new(stream).await {
-            Ok(upstream) => Ok(upstream),
-            Err(error) => Err(self.explain(Broken::Boxd(error), admission).await),
+    async fn upgrade(
+        &self,
+        mut request: Request<Body>,
+        target: Target,
+        path: String,
+        admission: &Arc<Admission>,
+        request_id: &RequestId,
+        slot: Slot,
+    ) -> Result<Response, ApiError> {
+        let client_side = hyper::upgrade::on(&mut request);
+        let (parts, body) = request.into_parts();
+        let request = rewrite(parts, body, admission, request_id, &slot, true);
+        match self.directory.reach(admission).await? {
+            Reach::Adapter(adapter) => self.adapt(adapter.as_ref(), request, admission, slot).await,
+            Reach::Boxd(stream) => {
+                let upstream = self.connect(stream, admission).await?;
+                let (gateway, sandbox, request_id) = (self.clone(), admission.sandbox.clone(), request_id.clone());
+                let socket = Socket { gateway, target, sandbox, path, request_id, caller: admission.caller.clone(), slot };
+                match upgrade(upstream, request, client_side, socket).await {
+                    Ok(response) => Ok(response),
+                    Err(broken) => Err(self.explain(broken, admission).await),
+                }
+            }
         }
     }
 
-    /// Over the connection the caller's last request used where there is one, else over a fresh one.
-    async fn send(&self, request: Request<Body>, way: Way<'_>, kept: Option<KeptUpstream>) -> Result<Result<Response, Broken>, ApiError> {
-        let (admission, request_id) = (way.admission, way.request_id);
+    async fn forward(
+        &self,
+        request: Request<Body>,
+        admission: &Admission,
+        request_id: &RequestId,
+        slot: Slot,
+    ) -> Result<Response, ApiError> {
+        let kept = request.extensions().get::<KeptUpstream>().cloned();
+        let (parts, body) = request.into_parts();
+        let request = rewrite(parts, body, admission, request_id, &slot, false);
+        let keep = kept.as_ref().and_then(|k| k.place(admission));
+        // Over the connection the caller's last request used where there is one, else over a fresh one.
         let idle = match kept.filter(|_| admission.is_running) {
             Some(kept) => kept.take(admission).await,
             None => None,
@@ -153,20 +172,47 @@ impl Gateway {
                 self.directory.touch(admission);
                 upstream
             }
-            None => self.dial(admission).await?,
+            None => match self.directory.reach(admission).await? {
+                Reach::Adapter(adapter) => return self.adapt(adapter.as_ref(), request, admission, slot).await,
+                Reach::Boxd(stream) => self.connect(stream, admission).await?,
+            },
         };
-        match forward(upstream, request, way).await {
-            Ok(response) => Ok(Ok(response)),
-            Err(Unanswered::Broken(broken)) => Ok(Err(broken)),
-            Err(Unanswered::Unsent(unsent)) => {
-                let (request, slot, keep) = *unsent;
-                let way = Way { admission, request_id, slot, keep };
-                match forward(self.dial(admission).await?, request, way).await {
-                    Ok(response) => Ok(Ok(response)),
-                    Err(Unanswered::Broken(broken)) => Ok(Err(broken)),
-                    Err(Unanswered::Unsent(_)) => Err(no_answer(&admission.sandbox)),
+        let unanswered = match forward(upstream, request, Way { slot, keep }).await {
+            Ok(response) => return Ok(response),
+            Err(unanswered) => unanswered,
+        };
+        let broken = match unanswered {
+            Unanswered::Broken(broken) => broken,
+            Unanswered::Unsent(unsent) => {
+                let (request, way) = *unsent;
+                let Reach::Boxd(stream) = self.directory.reach(admission).await? else { return Err(no_answer(&admission.sandbox)) };
+                match forward(self.connect(stream, admission).await?, request, way).await {
+                    Ok(response) => return Ok(response),
+                    Err(Unanswered::Broken(broken)) => broken,
+                    Err(Unanswered::Unsent(_)) => return Err(no_answer(&admission.sandbox)),
                 }
             }
+        };
+        Err(self.explain(broken, admission).await)
+    }
+
+    async fn adapt(&self, adapter: &dyn Adapter, request: Request<Body>, admission: &Admission, slot: Slot) -> Result<Response, ApiError> {
+        let provider = self.directory.provider(admission);
+        let response = Stand { adapter, provider, admission }.answer(request).await?;
+        Ok(response.map(|body| holding(body, slot)))
+    }
+
+    /// A use, where somebody was authenticated.
+    pub(crate) async fn used(&self, admission: Arc<Admission>, request_id: &RequestId, method: &str, path: &str, status: u16) {
+        let route = route::find(method, path).map(|r| r.template);
+        let (method, path) = (method.to_owned(), path.to_owned());
+        self.directory.used(Usage { admission, request_id: request_id.clone(), method, route, path, status }).await;
+    }
+
+    async fn connect(&self, stream: BoxedStream, admission: &Admission) -> Result<Upstream, ApiError> {
+        match Upstream::new(stream).await {
+            Ok(upstream) => Ok(upstream),
+            Err(error) => Err(self.explain(Broken::Boxd(error), admission).await),
         }
     }
 
@@ -187,6 +233,43 @@ impl Gateway {
             Broken::Protocol => tracing::warn!(%sandbox, "boxd switched protocols unasked"),
         }
         no_answer(sandbox)
+    }
+}
+
+/// A use under way. Who goes away before there is an answer has used the sandbox all the same.
+struct Recording {
+    directory: Arc<dyn Directory>,
+    usage: Option<Usage>,
+}
+
+impl Recording {
+    fn new(gateway: &Gateway, admission: &Arc<Admission>, request_id: &RequestId, method: &Method, path: &str) -> Self {
+        // A stranger's use is recorded once it has said who it is.
+        let usage = admission.caller.is_some().then(|| Usage {
+            admission: admission.clone(),
+            request_id: request_id.clone(),
+            method: method.to_string(),
+            route: route::find(method.as_str(), path).map(|r| r.template),
+            path: path.to_owned(),
+            status: CLIENT_WENT_AWAY,
+        });
+        Self { directory: gateway.directory.clone(), usage }
+    }
+
+    async fn done(mut self, status: u16) {
+        if let Some(usage) = self.usage.take() {
+            self.directory.used(Usage { status, ..usage }).await;
+        }
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        // Without a runtime the process is ending.
+        if let (Some(usage), Ok(runtime)) = (self.usage.take(), tokio::runtime::Handle::try_current()) {
+            let directory = self.directory.clone();
+            runtime.spawn(async move { directory.used(usage).await });
+        }
     }
 }
 

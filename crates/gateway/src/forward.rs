@@ -3,7 +3,6 @@
 use std::{
     pin::Pin,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use axum::{
@@ -17,33 +16,28 @@ use hyper::{
     upgrade::OnUpgrade,
 };
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use crate::{
     Admission,
     headers::{to_caller, to_sandbox},
     slots::{Flight, Slot},
+    socket::Socket,
     upstream::{KeepFor, Upstream},
 };
 
-/// How long one direction of an upgraded connection may go on after the other has ended: enough to say goodbye.
-const LINGER: Duration = Duration::from_secs(5);
-
-/// Where a request goes: over which connection, with which token, and what becomes of the connection afterwards.
-pub(crate) struct Way<'a> {
-    pub admission: &'a Admission,
-    pub request_id: &'a RequestId,
+/// What a request holds on its way, and what becomes of its connection afterwards.
+pub(crate) struct Way {
     pub slot: Slot,
     pub keep: Option<KeepFor>,
 }
 
 /// An ordinary request. One that boxd never saw, because a kept connection had just ended, comes back to be sent over a fresh one.
-pub(crate) async fn forward(mut upstream: Upstream, request: Request<Body>, way: Way<'_>) -> Result<Response, Unanswered> {
+pub(crate) async fn forward(mut upstream: Upstream, request: Request<Body>, way: Way) -> Result<Response, Unanswered> {
     let answer = match upstream.sender.try_send_request(request).await {
         Ok(answer) => answer,
         Err(mut failed) => {
             return Err(match failed.take_message() {
-                Some(request) => Unanswered::Unsent(Box::new((request, way.slot, way.keep))),
+                Some(request) => Unanswered::Unsent(Box::new((request, way))),
                 None => Unanswered::Broken(broken(failed.into_error())),
             });
         }
@@ -61,40 +55,50 @@ pub(crate) async fn upgrade(
     mut upstream: Upstream,
     request: Request<Body>,
     client_side: OnUpgrade,
-    slot: Slot,
+    socket: Socket,
 ) -> Result<Response, Broken> {
     let mut answer = upstream.sender.send_request(request).await.map_err(broken)?;
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
         let (parts, body) = answer.into_parts();
-        let body = Body::new(Streaming::new(body, slot, upstream, None));
+        let body = Body::new(Streaming::new(body, socket.slot, upstream, None));
         return Ok(assemble(parts.status, to_caller(parts.headers, false), body));
     }
     let boxd_side = hyper::upgrade::on(&mut answer);
     tokio::spawn(async move {
-        let _held_until_both_ends_are_done = (slot, upstream);
-        splice(client_side, boxd_side).await;
+        let _held_until_both_ends_are_done = upstream;
+        match tokio::try_join!(client_side, boxd_side) {
+            Ok((client, boxd)) => socket.carry(TokioIo::new(client), TokioIo::new(boxd)).await,
+            Err(error) => tracing::debug!(%error, "an upgrade did not complete"),
+        }
     });
     let (parts, _) = answer.into_parts();
     Ok(assemble(parts.status, to_caller(parts.headers, true), Body::empty()))
 }
 
 /// The request as boxd gets it.
-pub(crate) fn rewrite(parts: http::request::Parts, body: Body, way: &Way<'_>, is_websocket: bool) -> Request<Body> {
+pub(crate) fn rewrite(
+    parts: http::request::Parts,
+    body: Body,
+    admission: &Admission,
+    request_id: &RequestId,
+    slot: &Slot,
+    is_websocket: bool,
+) -> Request<Body> {
     let body = match is_websocket {
         true => Body::empty(),
         false if body.is_end_stream() => body,
-        false => Body::new(Sending { body, flight: way.slot.flight() }),
+        false => Body::new(Carried { body, flight: slot.flight(), _slot: None }),
     };
     let mut upstream = Request::new(body);
     *upstream.method_mut() = parts.method;
     *upstream.uri_mut() = parts.uri;
-    *upstream.headers_mut() = to_sandbox(parts.headers, way.admission.token.as_ref(), way.request_id, is_websocket);
+    *upstream.headers_mut() = to_sandbox(parts.headers, admission.token.as_ref(), request_id, is_websocket);
     upstream
 }
 
 /// Why there is no answer.
 pub(crate) enum Unanswered {
-    Unsent(Box<(Request<Body>, Slot, Option<KeepFor>)>),
+    Unsent(Box<(Request<Body>, Way)>),
     Broken(Broken),
 }
 
@@ -118,34 +122,6 @@ pub(crate) enum Broken {
 fn broken(error: hyper::Error) -> Broken {
     // The request's body is the one part of it that comes from the caller while it is sent.
     if error.is_user() { Broken::Caller(error) } else { Broken::Boxd(error) }
-}
-
-/// Copies both ways until both ends are done, or one is and the other doesn't follow.
-async fn splice(client_side: OnUpgrade, boxd_side: OnUpgrade) {
-    let (client, boxd) = match tokio::try_join!(client_side, boxd_side) {
-        Ok((client, boxd)) => (TokioIo::new(client), TokioIo::new(boxd)),
-        Err(error) => {
-            tracing::debug!(%error, "an upgrade did not complete");
-            return;
-        }
-    };
-    let (client_reads, client_writes) = tokio::io::split(client);
-    let (boxd_reads, boxd_writes) = tokio::io::split(boxd);
-    let mut up = std::pin::pin!(pump(client_reads, boxd_writes));
-    let mut down = std::pin::pin!(pump(boxd_reads, client_writes));
-    // An end that doesn't follow within the linger time is dropped with its connection: nobody is left to tell.
-    tokio::select! {
-        () = &mut up => drop(tokio::time::timeout(LINGER, down).await),
-        () = &mut down => drop(tokio::time::timeout(LINGER, up).await),
-    }
-}
-
-async fn pump(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) {
-    // A reset is an end like any other here: the other side learns of it by its own connection closing.
-    let _ = tokio::io::copy(&mut from, &mut to).await;
-    let _ = to.shutdown().await;
-    // What still comes is read and dropped: closing over unread bytes would reset the connection, and lose what we said last.
-    let _ = tokio::io::copy(&mut from, &mut tokio::io::sink()).await;
 }
 
 /// An answer's body that holds its slot and its connection until the caller has it all or goes away.
@@ -181,13 +157,19 @@ impl HttpBody for Streaming {
     }
 }
 
-/// A request's body on its way to boxd.
-struct Sending {
-    body: Body,
-    flight: Flight,
+/// An answer that isn't boxd's, and holds its slot all the same.
+pub(crate) fn holding(body: Body, slot: Slot) -> Body {
+    Body::new(Carried { body, flight: slot.flight(), _slot: Some(slot) })
 }
 
-impl HttpBody for Sending {
+/// A request's body on its way to boxd, or an answer's of an adapter.
+struct Carried {
+    body: Body,
+    flight: Flight,
+    _slot: Option<Slot>,
+}
+
+impl HttpBody for Carried {
     type Data = Bytes;
     type Error = axum::Error;
 

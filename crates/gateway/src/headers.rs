@@ -91,6 +91,8 @@ pub(crate) fn to_caller(mut headers: HeaderMap, is_websocket: bool) -> HeaderMap
 }
 
 fn websocket_headers(headers: &mut HeaderMap) {
+    // An extension would change frames, which are read on their way.
+    headers.remove(header::SEC_WEBSOCKET_EXTENSIONS);
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
 }

@@ -4,21 +4,26 @@
 
 #![forbid(unsafe_code)]
 
+mod adapted;
 mod credential;
 mod domain;
 mod door;
 mod forward;
+mod frame;
 mod headers;
 mod slots;
+mod socket;
 mod upstream;
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
-use cobox_protocol::{ApiError, RequestId, SandboxId, Secret, SessionId};
-use cobox_provider::BoxedStream;
+use cobox_protocol::{ApiError, CapabilitySet, RequestId, SandboxId, Secret, SessionId};
+use cobox_provider::{Adapter, BoxedStream};
 
 pub use credential::{Credential, FileLink};
 pub use domain::{Domain, InvalidDomain, Place};
-pub use door::{Gateway, SANDBOX_PATHS, SESSION_PATHS};
+pub use door::{Gateway, PATHS};
 pub use slots::Limits;
 pub use upstream::KeptUpstream;
 
@@ -42,6 +47,8 @@ pub struct Caller {
     pub thread: Option<String>,
     /// The forwarded token's id: boxd's own records carry it too.
     pub jti: String,
+    /// What the token allows: boxd checks that itself, an adapter has it checked here.
+    pub capabilities: CapabilitySet,
 }
 
 /// Whose request an answer is for, among its extensions: for the log.
@@ -63,12 +70,24 @@ pub struct Admission {
 /// One request that passed, after its answer's head is known.
 #[derive(Clone, Debug)]
 pub struct Usage {
-    pub admission: Admission,
+    pub admission: Arc<Admission>,
     pub request_id: RequestId,
+    /// `AUTH` for a fresh token on a connection that was already there.
     pub method: String,
+    /// The template of the dataplane's route, where it is one.
+    pub route: Option<&'static str>,
     /// Without the query, cut to a bounded length: it is for people to read.
     pub path: String,
+    /// 499 where the caller went away before there was an answer.
     pub status: u16,
+}
+
+/// How a sandbox is reached.
+pub enum Reach {
+    /// Its boxd, which checks for itself.
+    Boxd(BoxedStream),
+    /// Its provider's own API; the gateway checks in boxd's place.
+    Adapter(Arc<dyn Adapter>),
 }
 
 /// The broker's side of the gateway.
@@ -80,12 +99,15 @@ pub trait Directory: Send + Sync + 'static {
     /// Counts as activity of the sandbox.
     fn touch(&self, admission: &Admission);
 
-    /// Opens a connection to the sandbox's boxd; for an authenticated caller it starts a suspended sandbox first.
-    async fn dial(&self, admission: &Admission) -> Result<BoxedStream, ApiError>;
+    /// Opens a connection to the sandbox's boxd, or says who stands in for it; for an authenticated caller it starts a suspended sandbox first.
+    async fn reach(&self, admission: &Admission) -> Result<Reach, ApiError>;
+
+    /// The name of the provider that has the sandbox.
+    fn provider(&self, admission: &Admission) -> &str;
 
     /// Asked when boxd went away under a request: an error when that is because the session or the sandbox is over.
     async fn vanished(&self, admission: &Admission) -> Result<(), ApiError>;
 
-    /// Records a use. May wait when records come faster than they can be written; loses none of them.
+    /// Records a use; of nobody, nothing. May wait when records come faster than they can be written; loses none of them.
     async fn used(&self, usage: Usage);
 }

@@ -109,12 +109,15 @@ impl KeepFor {
 
 #[cfg(test)]
 mod tests {
+    use cobox_protocol::CapabilitySet;
+
     use super::*;
     use crate::Caller;
 
     fn admission(sandbox: &SandboxId, principal: &str) -> Admission {
         let (workspace, principal, actor) = ("w".to_owned(), principal.to_owned(), "human".to_owned());
-        let caller = Caller { workspace, principal, actor, session: None, thread: None, jti: "tok".to_owned() };
+        let caller =
+            Caller { workspace, principal, actor, session: None, thread: None, jti: "tok".to_owned(), capabilities: CapabilitySet::EMPTY };
         Admission { sandbox: sandbox.clone(), is_running: true, token: None, caller: Some(caller) }
     }
 

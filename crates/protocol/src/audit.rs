@@ -77,6 +77,43 @@ pub struct AuditEntry {
     pub detail: Option<String>,
 }
 
+/// One link of a writer's chain: `hash` is SHA-256 over the writer, the number, the hash before it and `digest`, which is SHA-256 over
+/// the record. So a chain can be checked by who may read only some of its records.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct AuditLink {
+    /// The broker that wrote it.
+    pub writer: String,
+    /// Counts up from 1 in one writer's chain, without a hole.
+    pub number: u64,
+    /// In hexadecimal, as all hashes are.
+    pub hash: String,
+    pub digest: String,
+    /// Left out, with the record, where it is another workspace's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workspace: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub record: Option<AuditEntry>,
+}
+
+/// Where a chain ends, to be kept somewhere else: with it nobody can cut it short or write it anew unseen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct AuditHead {
+    pub writer: String,
+    pub number: u64,
+    pub hash: String,
+    /// Records up to this one are no longer kept; what follows is linked to its hash.
+    pub kept_after: u64,
+    pub kept_after_hash: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct AuditHeads {
+    pub items: Vec<AuditHead>,
+}
+
 /// A text cut to what a claim carries, control characters replaced: it may be a stranger's.
 pub fn claim_text(text: &str) -> String {
     let mut cut = String::new();

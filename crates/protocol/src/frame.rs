@@ -18,6 +18,8 @@ pub const DEFAULT_SHELL_NAME: &str = "main";
 
 /// WebSocket close codes of the protocol.
 pub mod close {
+    use crate::ErrorCode;
+
     pub const GOING_AWAY: u16 = 1001;
     pub const UNAUTHENTICATED: u16 = 4401;
     pub const CAPABILITY: u16 = 4403;
@@ -28,6 +30,22 @@ pub mod close {
     /// A frame we could not read.
     pub const INVALID: u16 = 1007;
     pub const TOO_BIG: u16 = 1009;
+    const INTERNAL: u16 = 1011;
+    const TRY_AGAIN_LATER: u16 = 1013;
+
+    /// How a connection is closed for an error.
+    pub const fn of(code: ErrorCode) -> u16 {
+        match code {
+            ErrorCode::Unauthenticated | ErrorCode::TokenExpired => UNAUTHENTICATED,
+            ErrorCode::TokenRevoked | ErrorCode::SessionExpired => ENDED,
+            ErrorCode::ProviderUnavailable => GOING_AWAY,
+            ErrorCode::TooLarge => TOO_BIG,
+            ErrorCode::CapabilityDenied => CAPABILITY,
+            ErrorCode::RateLimited => TRY_AGAIN_LATER,
+            ErrorCode::Internal => INTERNAL,
+            _ => INVALID,
+        }
+    }
 }
 
 /// What a client sends; `S` is the route's own `start`.

@@ -4,6 +4,8 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::Timestamp;
+
 /// Crockford's alphabet, lower case: no `i`, `l`, `o`, `u`.
 const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 const ULID_CHARS: usize = 26;
@@ -23,7 +25,10 @@ fn new_ulid() -> String {
     // Without randomness ids would collide and could be guessed: there is nothing sensible to go on with.
     getrandom::fill(&mut random[6..]).expect("the kernel's random source answers");
     random[..6].copy_from_slice(&millis.to_be_bytes()[10..]);
-    let value = u128::from_be_bytes(random);
+    ulid_text(u128::from_be_bytes(random))
+}
+
+fn ulid_text(value: u128) -> String {
     (0..ULID_CHARS).rev().map(|i| ALPHABET[(value >> (5 * i)) as usize & 31] as char).collect()
 }
 
@@ -103,6 +108,23 @@ ids! {
     ShellId = "sh";
     /// A command run by exec.
     CommandId = "cmd";
+    /// Something that happened to a session.
+    EventId = "evt";
+}
+
+impl EventId {
+    /// The id of the event with this number: its second, and the number where others have random bits.
+    pub fn numbered(at: Timestamp, number: u64) -> Self {
+        // 48 bits are milliseconds until the year 10889.
+        let millis = u128::from(u64::try_from(at.unix()).unwrap_or(0).saturating_mul(1000)) & ((1 << 48) - 1);
+        Self(format!("evt_{}", ulid_text(millis << 80 | u128::from(number))))
+    }
+
+    pub fn number(&self) -> u64 {
+        let digit = |b: u8| ALPHABET.iter().position(|a| *a == b).unwrap_or(0) as u128;
+        // Whatever is above the number is shifted out.
+        self.0.bytes().skip("evt_".len()).fold(0u128, |value, b| value << 5 | digit(b)) as u64
+    }
 }
 
 #[cfg(test)]
@@ -118,6 +140,15 @@ mod tests {
         {
             assert!(bad.parse::<SandboxId>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn an_events_id_carries_its_number() {
+        for number in [0, 1, 31, 32, u64::MAX] {
+            let id = EventId::numbered(Timestamp::from_unix(1_800_000_000), number);
+            assert_eq!(id.as_str().parse::<EventId>().unwrap().number(), number, "{id}");
+        }
+        assert!(EventId::numbered(Timestamp::from_unix(5), 1) < EventId::numbered(Timestamp::from_unix(5), 2));
     }
 
     #[test]

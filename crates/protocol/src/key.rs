@@ -49,11 +49,46 @@ pub struct CreateKey {
     pub expires_at: Option<Timestamp>,
 }
 
+/// `PATCH /v1/keys/{id}`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ExpireKey {
+    pub expires_at: Timestamp,
+}
+
+/// A principal of a workspace.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct PrincipalInfo {
+    pub name: String,
+    pub kind: PrincipalKind,
+    pub workspace: String,
+    pub created_at: Timestamp,
+    /// Keys, and identities of an OIDC issuer, that it can come in with.
+    pub valid_keys: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_used_at: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disabled_at: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disabled_by: Option<String>,
+}
+
 /// What is told of a key: everything but the key.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct KeyInfo {
     pub id: KeyId,
+    /// How the key starts, to know it again by; left out for an identity, which has no key of ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefix: Option<String>,
+    /// Who vouches for an identity.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub issuer: Option<String>,
+    /// What the issuer calls it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<String>,
     pub name: String,
     pub kind: PrincipalKind,
     pub workspace: String,

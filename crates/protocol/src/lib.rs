@@ -6,6 +6,7 @@ pub mod audit;
 pub mod capability;
 pub mod control;
 pub mod error;
+pub mod event;
 pub mod exec;
 pub mod files;
 pub mod frame;
@@ -15,6 +16,7 @@ pub mod json;
 pub mod key;
 pub mod langsmith;
 pub mod process;
+pub mod route;
 pub mod sandbox;
 #[cfg(feature = "schema")]
 pub mod schema;
@@ -29,6 +31,6 @@ pub mod watch;
 
 pub use capability::{Capability, CapabilitySet};
 pub use error::{ApiError, Envelope, ErrorCode};
-pub use id::{CommandId, KeyId, RequestId, SandboxId, SessionId, ShareId, ShellId, TokenId};
+pub use id::{CommandId, EventId, KeyId, RequestId, SandboxId, SessionId, ShareId, ShellId, TokenId};
 pub use secret::Secret;
 pub use timestamp::Timestamp;

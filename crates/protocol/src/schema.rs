@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::{
-    Capability, CapabilitySet, CommandId, ErrorCode, KeyId, RequestId, SandboxId, Secret, SessionId, ShareId, ShellId, Timestamp, TokenId,
+    Capability, CapabilitySet, CommandId, ErrorCode, EventId, KeyId, RequestId, SandboxId, Secret, SessionId, ShareId, ShellId, Timestamp,
+    TokenId,
     tags::{MAX_TAG_KEY, MAX_TAG_VALUE, MAX_TAGS},
 };
 
@@ -57,6 +58,7 @@ ids! {
     KeyId = "key";
     ShellId = "sh";
     ShareId = "shr";
+    EventId = "evt";
     CommandId = "cmd";
 }
 

@@ -2,12 +2,17 @@
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
+pub mod adapter;
 pub mod control;
 pub mod local;
+
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use cobox_protocol::{ErrorCode, SandboxId, control::ControlState};
 use tokio::io::{AsyncRead, AsyncWrite};
+
+pub use adapter::{Adapted, Adapter, AdapterError, Content};
 
 /// A connection to boxd: a UNIX socket here, TCP or TLS elsewhere.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -86,6 +91,17 @@ pub trait Provider: Send + Sync {
 
     /// Opens a connection to its boxd.
     async fn dial(&self, id: &SandboxId, door: Door) -> Result<BoxedStream, ProviderError>;
+
+    /// Stands in for boxd where the provider's sandboxes can't run it: then nobody dials them.
+    fn adapter(&self) -> Option<Arc<dyn Adapter>> {
+        None
+    }
+
+    /// Where clients reach its boxd without the gateway, without a slash at the end: for providers whose sandboxes have an address of
+    /// their own. `None` while there is none, and the gateway is used.
+    fn direct_url(&self, _id: &SandboxId) -> Option<String> {
+        None
+    }
 
     /// Bytes its files take, where a soft limit must be watched; `None` where the host enforces the limit itself.
     async fn disk_use(&self, id: &SandboxId) -> Option<DiskUse>;

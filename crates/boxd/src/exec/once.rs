@@ -25,6 +25,7 @@ use super::{
 };
 use crate::{
     descriptor::Descriptor,
+    happenings::in_words,
     processes::{Ended, Job, shown},
     programs::{Program, Started},
     server::Server,
@@ -36,6 +37,7 @@ const LINGER: Duration = Duration::from_millis(100);
 
 pub async fn execute(server: &Server, request: ExecRequest, claims: &Claims) -> Result<Done, ApiError> {
     let started_at = Instant::now();
+    let command = in_words(request.command.as_deref(), request.argv.as_deref());
     let plan = Plan::new(request, &server.limits)?;
     let memory = server.commands.memory(2 * plan.max_output)?;
     let argv = shown(&plan.command.argv);
@@ -57,7 +59,9 @@ pub async fn execute(server: &Server, request: ExecRequest, claims: &Claims) -> 
         }
         Err(error) => Outcome::instead(not_started(&name, &error)?),
     };
-    Ok(outcome.done(id, started_at.elapsed(), memory))
+    let took = started_at.elapsed();
+    server.happenings.ran(claims, command, outcome.ended, took);
+    Ok(outcome.done(id, took, memory))
 }
 
 pub struct Outcome {

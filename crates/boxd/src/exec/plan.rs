@@ -12,6 +12,7 @@ use cobox_protocol::{
 
 use crate::{
     body::too_large,
+    happenings::in_words,
     workload::{Command, MAX_IMAGE_BYTES, STRING_BYTES, Stdio},
 };
 
@@ -59,6 +60,8 @@ pub struct StreamPlan {
     pub stdin_stays_open: bool,
     pub timeout: Duration,
     pub kill_on_disconnect: bool,
+    /// What is told of it.
+    pub told: String,
 }
 
 impl StreamPlan {
@@ -67,6 +70,7 @@ impl StreamPlan {
         if start.command.is_none() && start.argv.is_none() && start.command_id.is_some() {
             return Ok(None);
         }
+        let told = in_words(start.command.as_deref(), start.argv.as_deref());
         let (stdin, stdin_stays_open) = match start.stdin {
             Some(StdinStart::Text(text)) => (Some(Bytes::from(text)), false),
             Some(StdinStart::Open(is_open)) => (None, is_open),
@@ -89,6 +93,7 @@ impl StreamPlan {
             stdin_stays_open,
             timeout: timeout(start.timeout_seconds, default_timeout)?,
             kill_on_disconnect: start.kill_on_disconnect,
+            told,
         }))
     }
 }

@@ -222,12 +222,13 @@ impl Known {
 async fn run(
     server: &Arc<Server>,
     id: String,
-    plan: StreamPlan,
+    mut plan: StreamPlan,
     claims: &Claims,
     (slot, left): (OwnedSemaphorePermit, oneshot::Receiver<()>),
     tell: watch::Sender<Option<Result<Arc<Command>, ApiError>>>,
 ) {
     let commands = &server.commands;
+    let (began, told) = (Instant::now(), std::mem::take(&mut plan.told));
     let (command, running) = match begin(server, id.clone(), plan, claims).await {
         Ok(begun) => begun,
         Err(error) => {
@@ -252,6 +253,9 @@ async fn run(
     tokio::select! {
         () = to_the_end => {
             drop(slot);
+            if let Some(ended) = command.job().ended() {
+                server.happenings.ran(claims, told, ended, began.elapsed());
+            }
             Commands::keep(server, command);
         }
         () = server.shutdown.cancelled() => {}

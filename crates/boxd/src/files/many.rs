@@ -88,6 +88,9 @@ pub async fn upload(
                 Ok(path) => path.in_json(),
                 Err(_) => cobox_protocol::exec::text_and_b64(given),
             };
+            if let (Ok(path), Ok(written)) = (&path, &written) {
+                server.happenings.written(&caller.claims, path, written.size);
+            }
             files.push(match written {
                 Ok(written) => Uploaded { path: shown, path_b64, size: Some(written.size), etag: Some(written.etag), error: None },
                 Err(e) => Uploaded { path: shown, path_b64, size: None, etag: None, error: Some(e.envelope(&record.request_id).error) },

@@ -150,6 +150,7 @@ pub async fn put(
     };
     let write = receive(&server.files, &server.authority, &path, options, body::chunks(content));
     let written = caller.stream.until_revoked(write).await?;
+    server.happenings.written(&caller.claims, &path, written.size);
     let status = if written.is_new { StatusCode::CREATED } else { StatusCode::OK };
     let etag = HeaderValue::try_from(&written.etag).map_err(|e| ApiError::invalid(e.to_string()))?;
     let (shown, path_b64) = path.in_json();
@@ -168,8 +169,12 @@ pub async fn delete(
     let conditions = Conditions::of(&headers)?;
     let writes = server.files.writes.clone();
     let author = server.files.author(&caller.claims);
-    let remove = move |root: &Root| remove(root, &path, &conditions, &writes, &author);
-    server.files.workers.run(remove).await??;
+    let work = {
+        let path = path.clone();
+        move |root: &Root| remove(root, &path, &conditions, &writes, &author)
+    };
+    server.files.workers.run(work).await??;
+    server.happenings.removed(&caller.claims, &path, None);
     Ok(StatusCode::NO_CONTENT)
 }
 

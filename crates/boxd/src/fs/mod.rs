@@ -109,11 +109,11 @@ pub async fn mkdir(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, c
 }
 
 pub async fn move_(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<Changed> {
-    transfer(server, caller, content, transfer::move_).await
+    transfer(server, caller, content, transfer::move_, true).await
 }
 
 pub async fn copy(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<Changed> {
-    transfer(server, caller, content, transfer::copy).await
+    transfer(server, caller, content, transfer::copy, false).await
 }
 
 async fn transfer(
@@ -121,6 +121,7 @@ async fn transfer(
     caller: Caller<FsWrite>,
     content: Body,
     work: fn(&transfer::Transfer<'_>) -> Result<Changed, ApiError>,
+    takes_away: bool,
 ) -> Told<Changed> {
     let request: TransferRequest = read(content, MAX_REQUEST_BYTES).await?;
     let from = required("from", request.from.as_deref(), request.from_b64.as_deref())?;
@@ -128,13 +129,21 @@ async fn transfer(
     caller.aims_at(&format!("{from} -> {to}"));
     refuse_when_full(&server.authority)?;
     let (author, writes, authority) = (server.files.author(&caller.claims), server.files.writes(), server.authority.clone());
+    let (source, target) = (from.clone(), to.clone());
     let run = run_long(&server, move |root, stop| {
         let is_full = || authority.view().disk_full;
         let (overwrite, recursive) = (request.overwrite, request.recursive);
         let (from, to, author, writes, is_full) = (&from, &to, &author, &*writes, &is_full);
         work(&transfer::Transfer { root, from, to, overwrite, recursive, author, writes, stop, is_full })
     });
-    Ok(Json(caller.stream.until_revoked(run).await?))
+    let done = caller.stream.until_revoked(run).await?;
+    if done.changed {
+        if takes_away {
+            server.happenings.removed(&caller.claims, &source, Some(done.entries));
+        }
+        server.happenings.written_beneath(&caller.claims, &target, done.entries);
+    }
+    Ok(Json(done))
 }
 
 pub async fn remove(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<Changed> {
@@ -142,8 +151,13 @@ pub async fn remove(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, 
     let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;
     caller.aims_at(&path.to_string());
     let author = server.files.author(&caller.claims);
+    let removed = path.clone();
     let work = run_long(&server, move |root, stop| remove::remove(root, &path, &request, &author, stop));
-    Ok(Json(caller.stream.until_revoked(work).await?))
+    let done = caller.stream.until_revoked(work).await?;
+    if done.changed {
+        server.happenings.removed(&caller.claims, &removed, Some(done.entries));
+    }
+    Ok(Json(done))
 }
 
 pub async fn edit(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<Edited> {
@@ -152,7 +166,13 @@ pub async fn edit(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, co
     caller.aims_at(&path.to_string());
     refuse_when_full(&server.authority)?;
     let (author, writes) = (server.files.author(&caller.claims), server.files.writes());
-    Ok(Json(server.files.workers().run(move |root| edit::edit(root, &path, request, &writes, &author)).await??))
+    let work = {
+        let path = path.clone();
+        move |root: &Root| edit::edit(root, &path, request, &writes, &author)
+    };
+    let edited = server.files.workers().run(work).await??;
+    server.happenings.written(&caller.claims, &path, edited.size);
+    Ok(Json(edited))
 }
 
 pub async fn glob(State(server): State<Arc<Server>>, caller: Caller<FsRead>, content: Body) -> Told<GlobResponse> {

@@ -20,6 +20,7 @@ use crate::{
     answer::Failure,
     auth::{Caller, Exec, Shell, ShellObserve},
     body, exec,
+    happenings::in_words,
     listen::ConnectionEnd,
     server::Server,
 };
@@ -69,7 +70,9 @@ pub async fn run(
     let shell = server.shells.find(&shell)?;
     let request: ShellRun = read(&server, content).await?;
     let memory = server.commands.memory(exec::max_output(request.max_output_bytes, &server.limits))?;
+    let typed = in_words(Some(&request.command), None);
     let done = caller.stream.until_revoked(command::run(&shell, request, server.limits.output_bytes)).await?;
+    server.happenings.ran_in_shell(&caller.claims, typed, done.exit_code, done.timed_out, done.duration_ms);
     Ok(exec::answer_of_a_shell(done, memory, &server.commands, &connection)?)
 }
 

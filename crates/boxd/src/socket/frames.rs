@@ -24,8 +24,6 @@ const GOODBYE_WITHIN: Duration = Duration::from_secs(1);
 /// Of an unknown frame's type, repeated to whoever sent it.
 const MAX_SHOWN_CHARS: usize = 64;
 const NORMAL: u16 = 1000;
-const INTERNAL: u16 = 1011;
-const TRY_AGAIN_LATER: u16 = 1013;
 
 /// How a connection ends: the close code, and an error frame before it where there is something to say.
 #[derive(Debug)]
@@ -46,17 +44,7 @@ impl End {
 
 impl From<ApiError> for End {
     fn from(error: ApiError) -> Self {
-        let code = match error.code {
-            ErrorCode::Unauthenticated | ErrorCode::TokenExpired => close::UNAUTHENTICATED,
-            ErrorCode::TokenRevoked | ErrorCode::SessionExpired => close::ENDED,
-            ErrorCode::ProviderUnavailable => close::GOING_AWAY,
-            ErrorCode::TooLarge => close::TOO_BIG,
-            ErrorCode::CapabilityDenied => close::CAPABILITY,
-            ErrorCode::RateLimited => TRY_AGAIN_LATER,
-            ErrorCode::Internal => INTERNAL,
-            _ => close::INVALID,
-        };
-        Self { code, error: Some(error) }
+        Self { code: close::of(error.code), error: Some(error) }
     }
 }
 

@@ -12,6 +12,7 @@ use std::{
 };
 
 use cobox_openapi::{Document, Operation, assert_checked_in, assert_sound};
+use cobox_protocol::{Capability, route::ROUTES};
 use http::Method;
 use serde_json::{Value, json};
 
@@ -107,6 +108,19 @@ async fn the_routes_of_the_router_and_of_the_document_are_the_same() {
     let imagined: Vec<_> = documented.difference(&real).collect();
     assert!(undocumented.is_empty(), "add to tests/openapi/routes: {undocumented:?}");
     assert!(imagined.is_empty(), "no such route: {imagined:?}");
+}
+
+#[test]
+fn the_routes_everybody_knows_are_these_with_what_they_need() {
+    let known: BTreeSet<_> =
+        ROUTES.iter().map(|r| (r.template.to_owned(), r.method.to_ascii_lowercase(), r.needs.to_vec())).map(plain).collect();
+    let documented: BTreeSet<_> =
+        routes::all().iter().map(|o| (o.path.to_owned(), o.method.to_owned(), o.needed().to_vec())).map(plain).collect();
+    assert_eq!(known, documented, "crates/protocol/src/route.rs and tests/openapi/routes say the same");
+}
+
+fn plain((path, method, needs): (String, String, Vec<Capability>)) -> (String, String, Vec<&'static str>) {
+    (path, method, needs.into_iter().map(Capability::word).collect())
 }
 
 #[tokio::test]

@@ -42,12 +42,19 @@ impl Deployment {
         self.clock.now()
     }
 
-    /// Where the sandbox's own node serves it.
+    /// Where clients with a token reach the sandbox: by itself where its provider says so, else through its node's gateway. Another
+    /// node's provider isn't asked: that node's gateway is right for all of its sandboxes.
     pub fn dataplane(&self, sandbox: &Sandbox) -> Dataplane {
-        let http_base_url = format!("{}/v1", self.nodes.url_of(&sandbox.node, &sandbox.id));
-        // http → ws, https → wss.
-        let ws_base_url = http_base_url.replacen("http", "ws", 1);
-        Dataplane { http_base_url, ws_base_url }
+        let is_here = sandbox.node == self.node && sandbox.is_running();
+        match is_here.then(|| self.provider.direct_url(&sandbox.id)).flatten() {
+            Some(direct) => at(&direct),
+            None => self.gateway(sandbox),
+        }
+    }
+
+    /// Where clients with nothing but an API key reach it: a key never goes to a sandbox.
+    pub fn gateway(&self, sandbox: &Sandbox) -> Dataplane {
+        at(&self.nodes.url_of(&sandbox.node, &sandbox.id))
     }
 
     pub fn address(&self, sandbox: &Sandbox) -> SandboxAddress {
@@ -76,6 +83,13 @@ impl Deployment {
         let now = self.now();
         Ending { now, reason: reason.into(), revoke_until: now.plus(LONGEST_TOKEN_LIFE), audit }
     }
+}
+
+fn at(base: &str) -> Dataplane {
+    let http_base_url = format!("{base}/v1");
+    // http → ws, https → wss.
+    let ws_base_url = http_base_url.replacen("http", "ws", 1);
+    Dataplane { http_base_url, ws_base_url }
 }
 
 /// The caller learns that it isn't their fault; the log learns what it was.

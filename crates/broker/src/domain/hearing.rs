@@ -36,7 +36,7 @@ pub async fn hear(lifecycle: Arc<Lifecycle>) {
                         }
                     }
                     Hint::Workspace(workspace) => lifecycle.tell_workspace(&workspace).await,
-                    Hint::Anything => {}
+                    Hint::News(_) | Hint::Anything => {}
                 }
             }
         })

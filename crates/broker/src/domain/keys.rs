@@ -6,7 +6,7 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use cobox_protocol::{
     ApiError, ErrorCode, KeyId, RequestId, Secret, Timestamp,
     id::is_foreign_id,
-    key::{API_KEY_PREFIX, CreateKey, CreatedKey, KeyInfo},
+    key::{API_KEY_PREFIX, CreateKey, CreatedKey, ExpireKey, KeyInfo},
 };
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -19,7 +19,12 @@ use super::{
     lifecycle::Lifecycle,
     model::{ApiKey, Caller, Principal},
 };
-use crate::store::{AddedKey, PageWish};
+use crate::store::{AddedKey, PageWish, RevokedKey};
+
+/// Valid keys one principal may have: enough to give every machine its own, too few to lose count of.
+pub const MAX_KEYS_PER_PRINCIPAL: u64 = 100;
+/// Principals of a workspace; an issuer may send many.
+pub const MAX_PRINCIPALS_PER_WORKSPACE: u64 = 10_000;
 
 /// A key is the prefix, the 26 characters of its id, `_`, and 43 characters for 32 random bytes.
 const ULID_CHARS: usize = 26;
@@ -39,11 +44,11 @@ impl Keys {
         let stored = self.deployment.store.key(&id).await.map_err(internal)?.ok_or_else(refused)?;
         let is_genuine: bool = hash(key).ct_eq(&stored.hash).into();
         let now = self.deployment.now();
-        if !is_genuine || stored.revoked_at.is_some() || stored.expires_at.is_some_and(|t| t <= now) {
+        if !is_genuine || stored.identity.is_some() || stored.revoked_at.is_some() || stored.expires_at.is_some_and(|t| t <= now) {
             return Err(refused());
         }
         self.activity.key_used(&id, now);
-        Ok(Caller::new(stored.principal, id))
+        Ok(Caller { until: stored.expires_at, ..Caller::new(stored.principal, id) })
     }
 
     pub async fn create(&self, caller: &Caller, wish: CreateKey, request_id: &RequestId) -> Result<CreatedKey, ApiError> {
@@ -71,13 +76,20 @@ impl Keys {
             return Err(ApiError::invalid("expires_at: is in the past"));
         }
         let (id, api_key) = generate();
-        let key = ApiKey { id, principal, hash: hash(&api_key), created_at: now, expires_at, last_used_at: None, revoked_at: None };
+        let key = ApiKey {
+            id,
+            principal,
+            hash: hash(&api_key),
+            created_at: now,
+            expires_at,
+            last_used_at: None,
+            revoked_at: None,
+            identity: None,
+        };
         let audit = audit.detail(format!("{} for {} {}", key.id, key.principal.kind.word(), key.principal.name));
         match self.deployment.store.add_key(&key, &audit).await.map_err(internal)? {
             AddedKey::Added => Ok(CreatedKey { info: info(key), api_key }),
-            AddedKey::KindDiffers(kind) => {
-                Err(ApiError::invalid(format!("kind: {} is {} already; choose another name", key.principal.name, kind.word())))
-            }
+            other => Err(not_added(&key.principal, &other)),
         }
     }
 
@@ -88,21 +100,72 @@ impl Keys {
         Ok(keys.into_iter().map(info).collect())
     }
 
+    /// When a key ends, from now on.
+    pub async fn expire(&self, caller: &Caller, id: &KeyId, wish: &ExpireKey, request_id: &RequestId) -> Result<KeyInfo, ApiError> {
+        access::must_be_operator(&caller.principal, "manage keys")?;
+        let d = &self.deployment;
+        if wish.expires_at <= d.now() {
+            return Err(ApiError::invalid("expires_at: is in the past; to end a key now, revoke it"));
+        }
+        let audit = AuditRecord::new(d.now(), &caller.principal.workspace, "key.expires").by(caller, request_id);
+        let audit = audit.detail(format!("{id} at {}", wish.expires_at));
+        d.store.expire_key(id, wish.expires_at, &audit).await.map_err(internal)?.map(info).ok_or_else(|| not_there(id))
+    }
+
+    pub async fn get(&self, caller: &Caller, id: &KeyId) -> Result<KeyInfo, ApiError> {
+        access::must_be_operator(&caller.principal, "manage keys")?;
+        let found = self.deployment.store.key(id).await.map_err(internal)?;
+        found.map(info).ok_or_else(|| ApiError::new(ErrorCode::KeyNotFound, format!("there is no key {id}")))
+    }
+
     /// Durable when it returns, and every running sandbox of the workspace has been told or will be again.
     pub async fn revoke(&self, caller: &Caller, id: &KeyId, request_id: &RequestId) -> Result<(), ApiError> {
         access::must_be_operator(&caller.principal, "manage keys")?;
         let d = &self.deployment;
         let audit = AuditRecord::new(d.now(), &caller.principal.workspace, "key.revoked").by(caller, request_id).detail(id.to_string());
-        let revoked = d.store.revoke_key(id, &d.ending("revoked", audit)).await.map_err(internal)?;
-        let key =
-            revoked.ok_or_else(|| ApiError::new(ErrorCode::KeyNotFound, format!("there is no key {id}, or it is revoked already")))?;
-        self.lifecycle.tell_workspace(&key.principal.workspace).await;
-        Ok(())
+        match d.store.revoke_key(id, &d.ending("revoked", audit)).await.map_err(internal)? {
+            RevokedKey::Revoked(key) => {
+                self.lifecycle.tell_workspace(&key.principal.workspace).await;
+                Ok(())
+            }
+            RevokedKey::NotThere => Err(not_there(id)),
+            RevokedKey::LastOperator => {
+                let message = format!("{id} is the last valid key of an operator; make another one first");
+                Err(ApiError::new(ErrorCode::Forbidden, message))
+            }
+        }
+    }
+}
+
+fn not_there(id: &KeyId) -> ApiError {
+    ApiError::new(ErrorCode::KeyNotFound, format!("there is no key {id}, or it has ended already"))
+}
+
+/// Why a principal got no key.
+pub fn not_added(who: &Principal, outcome: &AddedKey) -> ApiError {
+    let name = &who.name;
+    match outcome {
+        AddedKey::KindDiffers(kind) => ApiError::invalid(format!("kind: {name} is {} already; choose another name", kind.word())),
+        AddedKey::Disabled => ApiError::new(ErrorCode::Forbidden, format!("{name} is disabled; enable the principal first")),
+        AddedKey::TooManyKeys => {
+            let message = format!("{name} has {MAX_KEYS_PER_PRINCIPAL} valid keys, which is the limit; revoke some first");
+            ApiError::new(ErrorCode::RateLimited, message)
+        }
+        AddedKey::TooManyPrincipals => {
+            let message = format!("workspace {} has {MAX_PRINCIPALS_PER_WORKSPACE} principals, which is the limit", who.workspace);
+            ApiError::new(ErrorCode::RateLimited, message)
+        }
+        AddedKey::Added | AddedKey::Known(_) => ApiError::new(ErrorCode::Internal, "a key was made and not given out; try again"),
     }
 }
 
 fn info(key: ApiKey) -> KeyInfo {
+    let prefix = key.identity.is_none().then(|| format!("{API_KEY_PREFIX}{}", ulid(&key.id)));
+    let (issuer, subject) = key.identity.map(|i| (i.issuer, i.subject)).unzip();
     KeyInfo {
+        prefix,
+        issuer,
+        subject,
         id: key.id,
         name: key.principal.name,
         kind: key.principal.kind,
@@ -119,9 +182,13 @@ fn generate() -> (KeyId, Secret) {
     let mut random = [0u8; SECRET_BYTES];
     // A key that can be guessed would be worse than no answer.
     getrandom::fill(&mut random).expect("the kernel's random source answers");
-    let ulid = &id.as_str()[id.as_str().len() - ULID_CHARS..];
-    let key = Secret::new(format!("{API_KEY_PREFIX}{ulid}_{}", URL_SAFE_NO_PAD.encode(random)));
+    let key = Secret::new(format!("{API_KEY_PREFIX}{}_{}", ulid(&id), URL_SAFE_NO_PAD.encode(random)));
     (id, key)
+}
+
+/// The part of a key that is no secret.
+fn ulid(id: &KeyId) -> &str {
+    &id.as_str()[id.as_str().len() - ULID_CHARS..]
 }
 
 fn key_id(key: &Secret) -> Option<KeyId> {

@@ -26,6 +26,7 @@ use super::{
     audit::AuditRecord,
     claims::ClaimKeeper,
     deployment::{Deployment, internal},
+    happenings::HappeningKeeper,
     locks::{Lock, Locks},
     model::{Intent, Sandbox},
     tokens::ISSUER,
@@ -46,6 +47,7 @@ pub struct Lifecycle {
     pub deployment: Arc<Deployment>,
     pub activity: Arc<Activity>,
     pub claims: ClaimKeeper,
+    happenings: HappeningKeeper,
     locks: Locks,
     starts: Mutex<HashMap<SandboxId, watch::Receiver<Option<Outcome>>>>,
     /// What each running sandbox was last told.
@@ -71,6 +73,7 @@ impl Lifecycle {
     pub fn new(deployment: Arc<Deployment>, activity: Arc<Activity>) -> Self {
         Self {
             claims: ClaimKeeper::new(deployment.clone()),
+            happenings: HappeningKeeper { deployment: deployment.clone() },
             deployment,
             activity,
             locks: Locks::default(),
@@ -202,7 +205,10 @@ impl Lifecycle {
     pub fn watch(self: &Arc<Self>, id: &SandboxId) {
         let (this, id) = (self.clone(), id.clone());
         self.deployment.background.spawn(async move {
-            this.deployment.provider.ended(&id).await;
+            tokio::select! {
+                () = this.deployment.provider.ended(&id) => {}
+                () = this.happenings.follow(&id) => {}
+            }
             this.check_running(&id).await;
         });
     }
@@ -375,7 +381,7 @@ impl Lifecycle {
             Ok(Err(error)) => tracing::debug!(sandbox = %sandbox.id, %error, "a sandbox ends without having been told"),
             Err(_) => tracing::debug!(sandbox = %sandbox.id, "a sandbox took too long over saying goodbye"),
         }
-        self.claims.collect_last(sandbox).await;
+        tokio::join!(self.claims.collect_last(sandbox), self.happenings.collect_last(sandbox));
     }
 
     /// Tells every running sandbox of a workspace on this node. One that can't be reached is told again by the reaper.

@@ -36,6 +36,26 @@ pub struct ApiKey {
     pub expires_at: Option<Timestamp>,
     pub last_used_at: Option<Timestamp>,
     pub revoked_at: Option<Timestamp>,
+    /// It stands for somebody whom an issuer vouches for, and has no secret of ours.
+    pub identity: Option<Identity>,
+}
+
+/// Somebody as an OIDC issuer knows them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub issuer: String,
+    pub subject: String,
+}
+
+/// What is known of a principal.
+#[derive(Clone, Debug)]
+pub struct PrincipalRecord {
+    pub principal: Principal,
+    pub created_at: Timestamp,
+    pub valid_keys: u64,
+    pub last_used_at: Option<Timestamp>,
+    pub disabled_at: Option<Timestamp>,
+    pub disabled_by: Option<String>,
 }
 
 /// A principal that has shown a good key.
@@ -46,12 +66,14 @@ pub struct Caller {
     pub key: KeyId,
     /// As whom it acts: itself, unless it asked to be less.
     pub actor: Actor,
+    /// When what it showed stops being good: no token issued under it lives longer.
+    pub until: Option<Timestamp>,
 }
 
 impl Caller {
     pub fn new(principal: Principal, key: KeyId) -> Self {
         let actor = Actor { kind: principal.kind, id: principal.name.clone() };
-        Self { principal, key, actor }
+        Self { principal, key, actor, until: None }
     }
 
     /// As the policy knows it.

@@ -151,6 +151,11 @@ impl Reaper {
             // Somebody else's change wins; the next tick looks again.
             d.store.replace_sandbox(sandbox, &idle, Some(&audit)).await.map_err(internal)?;
         }
+        if sandbox.state == State::Idle && silence(sandbox) < d.config.idle_timeout() {
+            // It became idle in the very moment in which its use was written down.
+            let active = Sandbox { state: State::Active, last_active_at: lifecycle.last_use(sandbox), ..sandbox.clone() };
+            d.store.replace_sandbox(sandbox, &active, None).await.map_err(internal)?;
+        }
         // Without traffic there is nothing new, but for a stream that goes on or a client that came another way.
         let every = if silence(sandbox) <= 2 * COLLECT_EVERY { COLLECT_EVERY } else { ASK_EVERY };
         if self.is_time(&sandbox.id, |s| &mut s.collected, every, now) {
@@ -277,6 +282,10 @@ impl Reaper {
         };
         if let Err(error) = d.store.prune(&horizon).await {
             tracing::error!(%error, "old rows could not be removed");
+        }
+        let events_before = before(now, Duration::from_secs(d.config.events_keep_seconds));
+        if let Err(error) = d.store.prune_events(events_before, d.config.events_keep_per_workspace).await {
+            tracing::error!(%error, "old events could not be removed");
         }
     }
 

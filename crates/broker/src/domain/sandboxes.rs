@@ -121,8 +121,18 @@ impl Sandboxes {
     }
 
     /// The workspace's audit, newest first; for operators.
-    pub async fn audit(&self, caller: &Caller, sandbox: Option<&str>, page: &PageWish) -> Result<Vec<AuditEntry>, ApiError> {
+    pub async fn audit(
+        &self,
+        caller: &Caller,
+        sandbox: Option<&str>,
+        token: Option<&str>,
+        page: &PageWish,
+    ) -> Result<Vec<AuditEntry>, ApiError> {
         access::must_be_operator(&caller.principal, "read the audit")?;
+        if let Some(jti) = token {
+            let found = self.deployment.store.audit_of_token(&caller.principal.workspace, jti, page).await.map_err(internal)?;
+            return Ok(found.into_iter().map(|(sequence, record)| record.entry(sequence)).collect());
+        }
         let sandbox = match sandbox {
             None => None,
             // An ended one has its records too; a name is only known of a living one.
@@ -144,7 +154,8 @@ impl Sandboxes {
     async fn info(&self, sandbox: Sandbox, tags: Tags) -> Result<SandboxInfo, ApiError> {
         let d = &self.deployment;
         let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
-        let dataplane = d.dataplane(&sandbox);
+        // Nobody gets a token with this.
+        let dataplane = d.gateway(&sandbox);
         Ok(SandboxInfo {
             last_active_at: self.lifecycle.last_use(&sandbox),
             lease_expires_at: self.lifecycle.lease_end(&sandbox),

@@ -114,8 +114,9 @@ impl Tokens {
         self.issued.fetch_add(1, Ordering::Relaxed);
         let wished = wish.ttl.unwrap_or(self.default_ttl);
         let longest = self.policy.current().token_ttl(&wish.caller.subject(), self.default_ttl);
-        let ttl = wished.max(Duration::from_secs(MIN_TOKEN_TTL_SECONDS)).min(longest).min(wish.left);
         let (now, jti) = (wish.now, TokenId::new());
+        let good_for = wish.caller.until.map_or(Duration::MAX, |until| until.saturating_since(now));
+        let ttl = wished.max(Duration::from_secs(MIN_TOKEN_TTL_SECONDS)).min(longest).min(wish.left).min(good_for);
         let expires_at = wish.lineage.ends_by().map_or(now.plus(ttl), |end| end.min(now.plus(ttl)));
         let (principal, parent) = (&wish.caller.principal, wish.lineage.parent);
         let claims = Claims {

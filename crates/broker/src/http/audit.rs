@@ -1,7 +1,11 @@
-//! `/v1/audit`: who did what in a workspace, for its operators.
+//! `/v1/audit`: who did what in a workspace, and the chains that show that nothing of it was changed; for operators.
 
 use axum::{Json, extract::State, routing::get};
-use cobox_protocol::{audit::AuditEntry, session::Page};
+use cobox_protocol::{
+    ApiError,
+    audit::{AuditEntry, AuditHeads, AuditLink},
+    session::Page,
+};
 use serde::Deserialize;
 
 use super::{
@@ -11,8 +15,11 @@ use super::{
     paging::{PageQuery, Params, page},
 };
 
+/// Most links in an answer: one that reads millions asks less often, and an answer stays below two megabytes.
+const MAX_LINKS: u32 = 1000;
+
 pub fn routes() -> Routes {
-    Routes::new().route("/v1/audit", get(list))
+    Routes::new().route("/v1/audit", get(list)).route("/v1/audit/heads", get(heads)).route("/v1/audit/links", get(links))
 }
 
 #[derive(Deserialize)]
@@ -21,10 +28,40 @@ struct AuditQuery {
     page: PageQuery,
     /// A sandbox's id; ended ones can be asked about too.
     sandbox: Option<String>,
+    /// A token's id.
+    token: Option<String>,
 }
 
 async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<AuditQuery>) -> Result<Json<Page<AuditEntry>>, Failure> {
     let wish = query.page.wish::<u64>()?;
-    let items = api.sandboxes.audit(&who.caller, query.sandbox.as_deref(), &wish).await?;
+    if query.sandbox.is_some() && query.token.is_some() {
+        return Err(ApiError::invalid("token: send it or sandbox, not both").into());
+    }
+    let items = api.sandboxes.audit(&who.caller, query.sandbox.as_deref(), query.token.as_deref(), &wish).await?;
     Ok(Json(page(items, &wish, |e| e.sequence.to_string())))
+}
+
+async fn heads(State(api): State<Api>, who: Authenticated) -> Result<Json<AuditHeads>, Failure> {
+    Ok(Json(AuditHeads { items: api.sandboxes.audit_heads(&who.caller, &who.request_id).await? }))
+}
+
+#[derive(Deserialize)]
+struct LinksQuery {
+    writer: String,
+    after: Option<String>,
+    limit: Option<String>,
+}
+
+/// Oldest first, unlike other lists: a chain is gone through from its beginning.
+async fn links(State(api): State<Api>, who: Authenticated, Params(query): Params<LinksQuery>) -> Result<Json<Page<AuditLink>>, Failure> {
+    let number = |field: &str, value: Option<String>, default: u64, most: u64| match value.map_or(Ok(default), |v| v.parse()) {
+        Ok(n) if n <= most => Ok(n),
+        _ => Err(ApiError::invalid(format!("{field}: must be a whole number up to {most}"))),
+    };
+    let after = number("after", query.after, 0, i64::MAX as u64)?;
+    let limit = number("limit", query.limit, u64::from(MAX_LINKS), u64::from(MAX_LINKS))?.max(1);
+    let limit = u32::try_from(limit).unwrap_or(MAX_LINKS);
+    let items = api.sandboxes.audit_links(&who.caller, &query.writer, after, limit).await?;
+    let next_cursor = items.last().filter(|_| items.len() == limit as usize).map(|l| l.number.to_string());
+    Ok(Json(Page { items, next_cursor }))
 }

@@ -3,11 +3,11 @@
 use axum::{
     Json,
     extract::{Path, State},
-    routing::{delete, get},
+    routing::get,
 };
 use cobox_protocol::{
     ApiError, ErrorCode, KeyId,
-    key::{CreateKey, CreatedKey, KeyInfo},
+    key::{CreateKey, CreatedKey, ExpireKey, KeyInfo},
     session::Page,
 };
 use http::StatusCode;
@@ -21,7 +21,7 @@ use super::{
 };
 
 pub fn routes() -> Routes {
-    Routes::new().route("/v1/keys", get(list).post(create)).route("/v1/keys/{id}", delete(revoke))
+    Routes::new().route("/v1/keys", get(list).post(create)).route("/v1/keys/{id}", get(look).patch(expire).delete(revoke))
 }
 
 async fn create(
@@ -39,7 +39,23 @@ async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<
 }
 
 async fn revoke(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<StatusCode, Failure> {
-    let id: KeyId = id.parse().map_err(|e| ApiError::new(ErrorCode::KeyNotFound, format!("no such key: {e}")))?;
-    api.keys.revoke(&who.caller, &id, &who.request_id).await?;
+    api.keys.revoke(&who.caller, &key_id(&id)?, &who.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+async fn look(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<Json<KeyInfo>, Failure> {
+    Ok(Json(api.keys.get(&who.caller, &key_id(&id)?).await?))
+}
+
+async fn expire(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(id): Path<String>,
+    JsonBody(wish): JsonBody<ExpireKey>,
+) -> Result<Json<KeyInfo>, Failure> {
+    Ok(Json(api.keys.expire(&who.caller, &key_id(&id)?, &wish, &who.request_id).await?))
+}
+
+fn key_id(id: &str) -> Result<KeyId, ApiError> {
+    id.parse().map_err(|e| ApiError::new(ErrorCode::KeyNotFound, format!("no such key: {e}")))
 }

@@ -6,6 +6,7 @@ mod body;
 mod capabilities;
 mod cors;
 mod error;
+mod events;
 mod internal;
 mod keys;
 mod limits;
@@ -15,6 +16,7 @@ mod openapi;
 mod ops;
 mod origin;
 mod paging;
+mod principals;
 mod routes;
 mod sandboxes;
 mod sessions;
@@ -33,8 +35,8 @@ pub use limits::Peer;
 
 use crate::{
     domain::{
-        deployment::Deployment, health::Health, keys::Keys, rates::Rates, revoking::Revoking, sandboxes::Sandboxes, sessions::Sessions,
-        webhook::Webhook,
+        deployment::Deployment, events::Events, health::Health, keys::Keys, rates::Rates, revoking::Revoking, sandboxes::Sandboxes,
+        sessions::Sessions, webhook::Webhook,
     },
     metrics::Metrics,
 };
@@ -49,6 +51,7 @@ pub struct Api {
     pub deployment: Arc<Deployment>,
     /// Where signed notices are taken.
     pub webhook: Option<Arc<Webhook>>,
+    pub events: Arc<Events>,
     pub rates: Arc<Rates>,
     pub health: Arc<Health>,
     pub metrics: Arc<Metrics>,
@@ -96,11 +99,13 @@ fn control_plane() -> Routes {
         .merge(tokens::routes())
         .merge(shares::routes())
         .merge(internal::routes())
+        .merge(events::routes())
         .merge(threads::routes())
         .merge(webhooks::routes())
         .merge(capabilities::routes())
         .merge(sandboxes::routes())
         .merge(keys::routes())
+        .merge(principals::routes())
         .merge(audit::routes())
         .merge(ops::routes())
 }
@@ -108,6 +113,6 @@ fn control_plane() -> Routes {
 /// The path of every route, the gateway's too: what is documented is compared with them.
 pub fn paths() -> Vec<&'static str> {
     let mut paths = control_plane().paths();
-    paths.extend([cobox_gateway::SANDBOX_PATHS, cobox_gateway::SESSION_PATHS]);
+    paths.extend(cobox_gateway::PATHS);
     paths
 }

@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::any,
 };
-use cobox_gateway::{Domain, Gateway, Place, SANDBOX_PATHS, SESSION_PATHS};
+use cobox_gateway::{Domain, Gateway, PATHS, Place};
 use cobox_protocol::{ApiError, ErrorCode};
 use tower::ServiceExt;
 
@@ -23,7 +23,7 @@ pub fn dataplane_alone(gateway: &Gateway) -> Router {
 
 /// What stands under the broker's own address where the dataplane has another: a word about where it went.
 pub fn moved() -> Router {
-    Router::new().route(SANDBOX_PATHS, any(elsewhere)).route(SESSION_PATHS, any(elsewhere))
+    PATHS.into_iter().fold(Router::new(), |router, path| router.route(path, any(elsewhere)))
 }
 
 async fn elsewhere() -> Failure {

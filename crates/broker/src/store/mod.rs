@@ -17,9 +17,11 @@ use cobox_token::Claims;
 use tokio::sync::broadcast;
 
 use crate::{
+    chain::Hash,
     domain::{
         audit::AuditRecord,
-        model::{ApiKey, Bound, Principal, Sandbox, Session, Share},
+        events::Event,
+        model::{ApiKey, Bound, Principal, PrincipalRecord, Sandbox, Session, Share},
     },
     metrics::Histogram,
     policy::Quota,
@@ -141,11 +143,35 @@ pub enum Counted {
     Owner,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum AddedKey {
     Added,
     /// The principal exists and is something else.
     KindDiffers(PrincipalKind),
+    /// The principal was shut out.
+    Disabled,
+    TooManyKeys,
+    TooManyPrincipals,
+    /// The identity has one already.
+    Known(Box<ApiKey>),
+}
+
+#[derive(Clone, Debug)]
+pub enum RevokedKey {
+    Revoked(Box<ApiKey>),
+    /// There is no such key, or it is revoked already.
+    NotThere,
+    /// Nobody could manage the deployment any more.
+    LastOperator,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DisabledPrincipal {
+    /// Now or before.
+    Disabled,
+    NotThere,
+    /// Nobody could manage the deployment any more.
+    LastOperator,
 }
 
 /// How something ends: its sessions' tokens stop counting in the same transaction.
@@ -280,6 +306,26 @@ pub struct MasterRotation {
     pub fingerprint: String,
 }
 
+/// The end of a chain of audit records, and what the first that is kept is linked to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainHead {
+    pub writer: String,
+    pub number: u64,
+    pub hash: Hash,
+    pub kept_after: u64,
+    pub kept_after_hash: Hash,
+}
+
+/// An audit record in its writer's chain.
+#[derive(Clone, Debug)]
+pub struct ChainLink {
+    pub number: u64,
+    /// As it stands there, whatever that is.
+    pub hash: Vec<u8>,
+    pub sequence: u64,
+    pub record: AuditRecord,
+}
+
 /// A broker on this database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
@@ -297,8 +343,50 @@ pub enum Hint {
     Sandbox(SandboxId),
     /// What is revoked in every sandbox of a workspace.
     Workspace(String),
+    /// A sandbox's events. Heard on SQLite too, where this is the only one.
+    News(SandboxId),
     /// Whatever was said meanwhile was not heard.
     Anything,
+}
+
+/// What a sandbox said of itself, to be stored once.
+#[derive(Clone, Debug)]
+pub struct TakenHappenings {
+    pub workspace: String,
+    pub sandbox: SandboxId,
+    /// Of its daemon; another life counts anew.
+    pub life: String,
+    /// By the daemon's own numbers.
+    pub events: Vec<(u64, Event)>,
+}
+
+/// Up to where a sandbox's own words were taken, and its events removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EventMarks {
+    pub life: String,
+    pub taken: u64,
+    pub pruned: u64,
+}
+
+/// Numbers of events that are kept; zero where there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventBounds {
+    /// Of the session itself.
+    pub own_first: u64,
+    /// The last the broker wrote of the session itself: of an ended one, its end.
+    pub own_last: u64,
+    /// Of the sandbox, removed ones included.
+    pub newest: u64,
+    /// The sandbox's up to this one were removed.
+    pub pruned: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct EventPage {
+    /// With their numbers, oldest first.
+    pub events: Vec<(u64, Event)>,
+    /// The sandbox's events up to this one were removed; zero where there is no event to say it by.
+    pub pruned: u64,
 }
 
 #[async_trait]
@@ -307,8 +395,18 @@ pub trait Store: Send + Sync {
     async fn add_key(&self, key: &ApiKey, audit: &AuditRecord) -> Stored<AddedKey>;
     async fn key(&self, id: &KeyId) -> Stored<Option<ApiKey>>;
     async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>>;
-    /// Ends the key and the tokens issued under it. `None` when there is no such key or it is revoked already.
-    async fn revoke_key(&self, id: &KeyId, ending: &Ending) -> Stored<Option<ApiKey>>;
+    /// `None` when there is no such key or it has ended.
+    async fn expire_key(&self, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<Option<ApiKey>>;
+    /// Ends the key and the tokens issued under it.
+    async fn revoke_key(&self, id: &KeyId, ending: &Ending) -> Stored<RevokedKey>;
+    /// What an identity comes in by, revoked or not; its hash is of issuer and subject.
+    async fn identity(&self, principal: &Principal, hash: &[u8; 32]) -> Stored<Option<ApiKey>>;
+    /// By name; the page's cursor is the last name seen.
+    async fn principals(&self, workspace: &str, now: Timestamp, page: &PageWish) -> Stored<Vec<PrincipalRecord>>;
+    /// Ends its keys, its identities and all its tokens.
+    async fn disable_principal(&self, workspace: &str, name: &str, ending: &Ending) -> Stored<DisabledPrincipal>;
+    /// What ended stays ended; new keys can be made and identities sign in again. False when there is no such principal.
+    async fn enable_principal(&self, workspace: &str, name: &str, audit: &AuditRecord) -> Stored<bool>;
 
     async fn ensure(&self, wish: &EnsureWish) -> Stored<Ensured>;
     /// The living session of a scope.
@@ -372,6 +470,27 @@ pub trait Store: Send + Sync {
     async fn prune(&self, horizon: &Horizon) -> Stored<()>;
     /// Records of a workspace with their numbers, newest first; the page's cursor is such a number.
     async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>>;
+    /// As [`Store::audit`], of what was done with one token.
+    async fn audit_of_token(&self, workspace: &str, jti: &str, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>>;
+    /// In whose chain this store's audit records are linked; said before anything is written.
+    fn write_as(&self, writer: &str);
+    /// Every chain of audit records, and where it ends. Of this store's own, where it knows it to end.
+    async fn audit_heads(&self) -> Stored<Vec<ChainHead>>;
+    /// A chain's links after a number, oldest first.
+    async fn audit_links(&self, writer: &str, after: u64, limit: u32) -> Stored<Vec<ChainLink>>;
+
+    /// All of one sandbox; with the changes of a session or sandbox events are appended by themselves.
+    async fn append_events(&self, events: &[Event]) -> Stored<()>;
+    /// Appends what is new of what a sandbox said.
+    async fn take_happenings(&self, taken: &TakenHappenings) -> Stored<()>;
+    /// Of a session and its sandbox, from after a number on, oldest first.
+    async fn events(&self, sandbox: &SandboxId, session: &SessionId, after: u64, limit: u32) -> Stored<EventPage>;
+    async fn event_bounds(&self, sandbox: &SandboxId, session: &SessionId) -> Stored<EventBounds>;
+    async fn event_marks(&self, sandbox: &SandboxId) -> Stored<EventMarks>;
+    /// Removes what is older, and of each workspace all but as many of the newest. Does nothing while another broker is at it.
+    async fn prune_events(&self, before: Timestamp, keep: u32) -> Stored<()>;
+    /// Keeps as many of a workspace's newest.
+    async fn trim_events(&self, workspace: &str, keep: u32) -> Stored<()>;
 
     async fn counts(&self, now: Timestamp) -> Stored<Counts>;
     /// How long commits took so far.

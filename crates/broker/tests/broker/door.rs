@@ -187,6 +187,11 @@ async fn a_websocket_passes_with_a_header_or_without_one() {
         let stream = TcpStream::connect(broker.addr).await.unwrap();
         let (mut socket, response) = tokio_tungstenite::client_async(request, stream).await.unwrap();
         assert!(response.headers()["x-request-id"].to_str().unwrap().starts_with("req_"));
+        if credential.is_none() {
+            let frame = Message::text(json!({ "type": "auth", "token": made["token"] }).to_string());
+            socket.send(frame).await.unwrap();
+            assert!(socket.next().await.unwrap().unwrap().to_text().unwrap().contains(made["token"].as_str().unwrap()));
+        }
         for message in [Message::text("hello"), Message::binary(vec![0u8; 100_000])] {
             socket.send(message.clone()).await.unwrap();
             assert_eq!(socket.next().await.unwrap().unwrap(), message);

@@ -9,13 +9,14 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use async_trait::async_trait;
 use axum::{
     Json, Router,
     body::{Body, Bytes},
-    extract::{RawQuery, Request, State, WebSocketUpgrade},
+    extract::{Query, RawQuery, Request, State, WebSocketUpgrade, ws::Message},
     response::{IntoResponse, Response},
     routing::{any, get, post, put},
 };
@@ -23,7 +24,7 @@ use cobox_protocol::{
     SandboxId,
     control::{BoxdStatus, ControlState},
 };
-use cobox_provider::{BoxedStream, DiskUse, Door, Found, Provider, ProviderError};
+use cobox_provider::{Adapter, BoxedStream, DiskUse, Door, Found, Provider, ProviderError};
 use futures_util::StreamExt;
 use http::{HeaderMap, Method};
 use serde_json::{Value, json};
@@ -45,6 +46,7 @@ pub struct Seen {
 /// One stand-in for boxd.
 pub struct FakeBoxd {
     id: SandboxId,
+    said: Arc<Mutex<Vec<Message>>>,
     pub state: Mutex<ControlState>,
     pub seen: Mutex<Vec<Seen>>,
     pub requests: AtomicU64,
@@ -54,6 +56,8 @@ pub struct FakeBoxd {
     /// What it answers when asked for its audit, and the queries it was asked with.
     pub claims: Mutex<Option<Value>>,
     pub asked_for_claims: Mutex<Vec<String>>,
+    /// What it tells of what is done in it, by number.
+    pub happenings: watch::Sender<Vec<Value>>,
     /// While true, a push is never answered.
     pub hears_nothing: AtomicBool,
     is_running: watch::Sender<bool>,
@@ -78,6 +82,12 @@ pub struct FakeProvider {
     pub disk: Mutex<Option<DiskUse>>,
     pub can_suspend: AtomicBool,
     pub is_ready: AtomicBool,
+    /// In place of boxds.
+    pub adapter: Mutex<Option<Arc<dyn Adapter>>>,
+    /// Under which clients reach boxds by themselves.
+    pub direct: Mutex<Option<String>>,
+    /// What came over WebSockets.
+    pub said: Arc<Mutex<Vec<Message>>>,
 }
 
 impl FakeProvider {
@@ -96,6 +106,9 @@ impl FakeProvider {
             disk: Mutex::default(),
             can_suspend: AtomicBool::new(true),
             is_ready: AtomicBool::new(true),
+            adapter: Mutex::default(),
+            direct: Mutex::default(),
+            said: Arc::default(),
         })
     }
 
@@ -152,7 +165,7 @@ impl Provider for FakeProvider {
         fails(&self.failing_starts)?;
         let boxd = {
             let mut sandboxes = self.sandboxes.lock().unwrap();
-            sandboxes.entry(id.clone()).or_insert_with(|| FakeBoxd::new(id, state)).clone()
+            sandboxes.entry(id.clone()).or_insert_with(|| FakeBoxd::new(id, state, self.said.clone())).clone()
         };
         *boxd.state.lock().unwrap() = state.clone();
         if *boxd.is_running.borrow() {
@@ -219,15 +232,24 @@ impl Provider for FakeProvider {
         Ok(Box::new(stream))
     }
 
+    fn adapter(&self) -> Option<Arc<dyn Adapter>> {
+        self.adapter.lock().unwrap().clone()
+    }
+
+    fn direct_url(&self, id: &SandboxId) -> Option<String> {
+        self.direct.lock().unwrap().as_ref().map(|base| format!("{base}/{id}"))
+    }
+
     async fn disk_use(&self, _: &SandboxId) -> Option<DiskUse> {
         *self.disk.lock().unwrap()
     }
 }
 
 impl FakeBoxd {
-    fn new(id: &SandboxId, state: &ControlState) -> Arc<Self> {
+    fn new(id: &SandboxId, state: &ControlState, said: Arc<Mutex<Vec<Message>>>) -> Arc<Self> {
         Arc::new(Self {
             id: id.clone(),
+            said,
             state: Mutex::new(state.clone()),
             seen: Mutex::default(),
             requests: AtomicU64::new(0),
@@ -235,6 +257,7 @@ impl FakeBoxd {
             produced: AtomicU64::new(0),
             claims: Mutex::default(),
             asked_for_claims: Mutex::default(),
+            happenings: watch::channel(Vec::new()).0,
             hears_nothing: AtomicBool::new(false),
             is_running: watch::channel(false).0,
             servers: Mutex::default(),
@@ -262,6 +285,7 @@ impl FakeBoxd {
         Router::new()
             .route("/control/state", put(push))
             .route("/control/claims", get(claims))
+            .route("/control/happenings", get(happenings))
             .route("/control/status", get(|State(boxd): State<Arc<Self>>| async move { Json(boxd.status()) }))
             .with_state(self.clone())
     }
@@ -284,6 +308,18 @@ async fn claims(State(boxd): State<Arc<FakeBoxd>>, RawQuery(query): RawQuery) ->
     Json(boxd.claims.lock().unwrap().clone().unwrap_or(json!({ "life": "1", "items": [], "lost": 0, "more": false })))
 }
 
+async fn happenings(State(boxd): State<Arc<FakeBoxd>>, Query(wish): Query<HashMap<String, String>>) -> Json<Value> {
+    let number = |name: &str| wish.get(name).and_then(|v| v.parse::<u64>().ok()).unwrap_or(0);
+    let after = if wish.get("life").is_some_and(|l| l == "1") { number("after") } else { 0 };
+    let fresh = |all: &Vec<Value>| all.iter().filter(|h| h["seq"].as_u64() > Some(after)).cloned().collect::<Vec<_>>();
+    let mut told = boxd.happenings.subscribe();
+    let waiting = told.wait_for(|all| !fresh(all).is_empty());
+    // Whether something came or not, the answer is what there is.
+    let _ = tokio::time::timeout(Duration::from_secs(number("wait")), waiting).await;
+    let items = fresh(&boxd.happenings.borrow());
+    Json(json!({ "life": "1", "items": items }))
+}
+
 async fn push(State(boxd): State<Arc<FakeBoxd>>, Json(state): Json<ControlState>) -> Json<BoxdStatus> {
     if boxd.hears_nothing.load(Ordering::SeqCst) {
         std::future::pending::<()>().await;
@@ -303,9 +339,13 @@ async fn see(State(boxd): State<Arc<FakeBoxd>>, request: Request, next: axum::mi
     next.run(request).await
 }
 
-async fn websocket(upgrade: WebSocketUpgrade) -> Response {
-    upgrade.on_upgrade(|mut socket| async move {
+async fn websocket(State(boxd): State<Arc<FakeBoxd>>, upgrade: WebSocketUpgrade) -> Response {
+    upgrade.on_upgrade(move |mut socket| async move {
         while let Some(Ok(message)) = socket.recv().await {
+            if matches!(message, Message::Ping(_) | Message::Pong(_)) {
+                continue;
+            }
+            boxd.said.lock().unwrap().push(message.clone());
             if socket.send(message).await.is_err() {
                 break;
             }

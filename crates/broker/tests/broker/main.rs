@@ -1,8 +1,10 @@
 //! The whole broker over real sockets and a real database; only the sandboxes are stand-ins.
 
 mod access;
+mod adapted;
 mod asking;
 mod bench;
+mod chain;
 mod chaos;
 mod claims;
 mod cluster;
@@ -10,8 +12,10 @@ mod cors;
 mod delegating;
 mod door;
 mod errors;
+mod events;
 mod fake_provider;
 mod harness;
+mod keys;
 mod lease;
 mod life;
 mod limits;
@@ -31,6 +35,7 @@ mod sandboxes;
 mod seeds;
 mod sessions;
 mod sharing;
+mod sockets;
 mod store_races;
 mod store_suite;
 mod threads;

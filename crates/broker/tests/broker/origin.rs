@@ -155,7 +155,7 @@ async fn a_second_listener_has_the_dataplane_and_nothing_else() {
         there.get(&format!("/v1/sandbox/relay/{}/v1/x", made["session_id"].as_str().unwrap())).await.ok(200);
         assert_eq!(urls(&made)[0], format!("http://{own}/dp/{id}/v1"));
         for path in ["/v1/sandbox/sessions", "/v1/sandboxes", "/healthz", "/threads/t/sandbox", "/v1/keys"] {
-            assert_eq!(there.get(path).await.error(404), "ROUTE_NOT_FOUND", "{path}");
+            assert_eq!(on(&there, "anything", Method::GET, path, &[]).await.error(404), "ROUTE_NOT_FOUND", "{path}");
         }
         let here = ann.get(&format!("/dp/{id}/v1/x")).await;
         if is_on_both { drop(here.ok(200)) } else { assert_eq!(here.error(404), "ROUTE_NOT_FOUND") }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use cobox_broker::store::{
-    AddedSandbox, EnsureWish, Ensured, Horizon, Note, PageWish, Store,
+    AddedSandbox, EnsureWish, Ensured, Horizon, Note, PageWish, RevokedKey, Store,
     sql::{SqlStore, postgres, sqlite},
 };
 use cobox_protocol::{control::Revocation, key::PrincipalKind, session::State};
@@ -122,7 +122,7 @@ async fn every_revocation_changes_the_sequence(stores: &[SqlStore]) {
     let ending = ending(2);
     let revoking = async {
         let revoked = join_all(keys.iter().enumerate().map(|(n, key)| of(stores, n).revoke_key(&key.id, &ending))).await;
-        assert!(revoked.into_iter().all(|r| r.unwrap().is_some()));
+        assert!(revoked.into_iter().all(|r| matches!(r.unwrap(), RevokedKey::Revoked(_))));
         is_done.store(true, std::sync::atomic::Ordering::SeqCst);
     };
     tokio::join!(looking, revoking);

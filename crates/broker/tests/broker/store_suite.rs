@@ -14,12 +14,13 @@ use cobox_testkit::TestDatabase;
 
 use cobox_broker::domain::{
     audit::AuditRecord,
-    model::{ApiKey, Bound, Intent, Principal, Sandbox, Session, Share},
+    model::{ApiKey, Bound, Identity, Intent, Principal, Sandbox, Session, Share},
 };
 use cobox_broker::policy::Quota;
 use cobox_broker::store::{
-    AddedKey, AddedSandbox, ChangedSandbox, Counted, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, Note, OpaqueToken,
-    PageWish, RetiredToken, RevokeWish, RevokedTokens, Rotation, SandboxChange, SessionFilter, Shared, Store, Viewer,
+    AddedKey, AddedSandbox, ChangedSandbox, Counted, DisabledPrincipal, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, Note,
+    OpaqueToken, PageWish, RetiredToken, RevokeWish, RevokedKey, RevokedTokens, Rotation, SandboxChange, SessionFilter, Shared, Store,
+    Viewer,
     sql::{SqlStore, postgres, sqlite},
 };
 
@@ -40,7 +41,16 @@ pub fn ending(now: i64) -> Ending {
 
 pub fn api_key(name: &str, kind: PrincipalKind) -> ApiKey {
     let principal = Principal { workspace: WORKSPACE.into(), name: name.into(), kind };
-    ApiKey { id: KeyId::new(), principal, hash: [7; 32], created_at: at(0), expires_at: None, last_used_at: None, revoked_at: None }
+    ApiKey {
+        id: KeyId::new(),
+        principal,
+        hash: [7; 32],
+        created_at: at(0),
+        expires_at: None,
+        last_used_at: None,
+        revoked_at: None,
+        identity: None,
+    }
 }
 
 pub fn sandbox(name: Option<&str>) -> Sandbox {
@@ -145,15 +155,16 @@ pub async fn run(store: &dyn Store) {
 
 async fn keys(store: &dyn Store) {
     let key = api_key("ann", PrincipalKind::Human);
-    assert_eq!(store.add_key(&key, &audit("key.created")).await.unwrap(), AddedKey::Added);
+    assert!(matches!(store.add_key(&key, &audit("key.created")).await.unwrap(), AddedKey::Added));
     let other = api_key("ann", PrincipalKind::Agent);
-    assert_eq!(store.add_key(&other, &audit("key.created")).await.unwrap(), AddedKey::KindDiffers(PrincipalKind::Human));
+    assert!(matches!(store.add_key(&other, &audit("key.created")).await.unwrap(), AddedKey::KindDiffers(PrincipalKind::Human)));
     let read = store.key(&key.id).await.unwrap().unwrap();
     assert_eq!((read.principal, read.hash), (key.principal.clone(), key.hash));
     assert!(store.key(&other.id).await.unwrap().is_none());
     assert_eq!(store.keys(&PageWish { before: None, limit: 10 }).await.unwrap().len(), 1);
-    assert!(store.revoke_key(&key.id, &ending(5)).await.unwrap().is_some());
-    assert!(store.revoke_key(&key.id, &ending(6)).await.unwrap().is_none(), "a key is revoked once");
+    assert!(matches!(store.revoke_key(&key.id, &ending(5)).await.unwrap(), RevokedKey::Revoked(_)));
+    assert!(matches!(store.revoke_key(&key.id, &ending(6)).await.unwrap(), RevokedKey::NotThere), "a key is revoked once");
+    identities(store).await;
     assert_eq!(store.key(&key.id).await.unwrap().unwrap().revoked_at, Some(at(5)));
 }
 
@@ -256,6 +267,34 @@ async fn replacing_is_conditional(store: &dyn Store) {
     assert_eq!(store.sandbox(&made.id).await.unwrap().unwrap().last_active_at, at(50), "the last use never moves back");
     store.note(&Note { sandboxes: vec![(made.id.clone(), at(60))], ..Note::default() }).await.unwrap();
     assert_eq!(store.sandbox(&made.id).await.unwrap().unwrap().state, State::Active, "use ends idleness");
+}
+
+async fn identities(store: &dyn Store) {
+    let identity = Identity { issuer: "https://id.example".into(), subject: "u1".into() };
+    let of = |n: u8| ApiKey { hash: [n; 32], identity: Some(identity.clone()), ..api_key("sso", PrincipalKind::Agent) };
+    let first = of(9);
+    assert!(matches!(store.add_key(&first, &audit("key.created")).await.unwrap(), AddedKey::Added));
+    let AddedKey::Known(known) = store.add_key(&of(9), &audit("key.created")).await.unwrap() else { panic!("it has one") };
+    assert_eq!(known.id, first.id);
+    assert_eq!(known.identity, Some(identity.clone()));
+    let found = async |n: u8| store.identity(&first.principal, &[n; 32]).await.unwrap();
+    assert_eq!(found(9).await.unwrap().id, first.id);
+    assert!(found(8).await.is_none());
+    assert_eq!(store.disable_principal(WORKSPACE, "nobody", &ending(5)).await.unwrap(), DisabledPrincipal::NotThere);
+    assert_eq!(store.disable_principal(WORKSPACE, "sso", &ending(5)).await.unwrap(), DisabledPrincipal::Disabled);
+    assert!(found(9).await.unwrap().revoked_at.is_some(), "it stays, to keep them out");
+    assert!(matches!(store.add_key(&of(8), &audit("key.created")).await.unwrap(), AddedKey::Disabled));
+    let view = store.revocations(&sandbox(None), at(6)).await.unwrap().list;
+    assert!(view.contains(&Revocation::Principal("sso".into())) && view.contains(&Revocation::Grant(first.id.to_string())));
+    let listed = store.principals(WORKSPACE, at(6), &PageWish { before: None, limit: 10 }).await.unwrap();
+    let sso = listed.iter().find(|p| p.principal.name == "sso").unwrap();
+    assert_eq!((sso.valid_keys, sso.disabled_at), (0, Some(at(5))));
+    assert!(store.enable_principal(WORKSPACE, "sso", &audit("principal.enabled")).await.unwrap());
+    assert!(!store.enable_principal(WORKSPACE, "nobody", &audit("principal.enabled")).await.unwrap());
+    assert!(found(9).await.is_none(), "the next sign-in makes another");
+    let view = store.revocations(&sandbox(None), at(6)).await.unwrap().list;
+    assert!(!view.contains(&Revocation::Principal("sso".into())) && view.contains(&Revocation::Grant(first.id.to_string())));
+    assert!(matches!(store.add_key(&of(9), &audit("key.created")).await.unwrap(), AddedKey::Added));
 }
 
 async fn names_and_quotas(store: &dyn Store) {

@@ -1,38 +1,78 @@
-//! `cobox audit`: who did what, newest first. For operators.
+//! `cobox audit`: who did what, and whether the record of it is whole. For operators.
 
-use cobox_protocol::audit::AuditEntry;
+use cobox_broker::chain::{Fault, KeptHead, Verifier};
+use cobox_client::{AuditFilter, Client};
+use cobox_protocol::audit::{AuditEntry, AuditHead};
 use serde_json::json;
 
 use super::Outcome;
-use crate::context::Context;
+use crate::{context::Context, failure::Failure, printer::visible};
 
 /// Records asked for at once.
 const PAGE: u32 = 100;
+/// Links asked for at once: there may be millions.
+const LINKS: u32 = 1000;
+/// Something is wrong with the audit, as a script sees it.
+const BROKEN: u8 = 1;
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "\
 Examples:
   cobox audit
   cobox audit --sandbox demo --limit 20
+  cobox audit --token tok_01j8xq6x0ye8rf2zt9n5b3c7dm
   cobox audit --json | jq '.items[] | select(.action == \"token.issued\")'
+  cobox audit head > somewhere-else/head; cobox audit verify --head \"$(cat somewhere-else/head)\"
 
-A `sandbox.claim` is what a sandbox says of itself; all others are the broker's own word.")]
+A `sandbox.claim` is what a sandbox says of itself; all others are the broker's own word."
+)]
 pub struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Only what is about this sandbox, by name or id; an ended one by its id
     #[arg(long, value_name = "NAME|ID")]
     sandbox: Option<String>,
+    /// Only what was done with this token, by its id (jti): that it was issued, and each use
+    #[arg(long, value_name = "JTI")]
+    token: Option<String>,
     /// How many records, at most
     #[arg(long, default_value_t = 50, value_name = "COUNT")]
     limit: u32,
 }
 
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    /// Where each broker's chain of records ends, to be kept where nobody who can change the database can change it too
+    Head,
+    /// Whether every record is there as it was written; exits with 1 where one isn't, and says which
+    Verify {
+        /// A head that was kept, as `cobox audit head` prints it; may be repeated, or hold several lines
+        #[arg(long = "head", value_name = "WRITER:NUMBER:HASH")]
+        heads: Vec<String>,
+    },
+    /// Every record with its hashes, a JSON object a line, oldest first; of other workspaces the hashes alone
+    Export,
+}
+
 pub async fn run(args: Args, context: &Context) -> Outcome {
     let client = context.client()?;
+    match args.command {
+        None => list(args, context, &client).await,
+        Some(Command::Head) => head(context, &client).await,
+        Some(Command::Verify { heads }) => verify(context, &client, &heads).await,
+        Some(Command::Export) => export(context, &client).await,
+    }
+}
+
+async fn list(args: Args, context: &Context, client: &Client) -> Outcome {
+    let filter = AuditFilter { sandbox: args.sandbox, token: args.token };
     let mut entries: Vec<AuditEntry> = Vec::new();
     let mut cursor: Option<String> = None;
     while (entries.len() as u64) < u64::from(args.limit) {
         let left = args.limit - u32::try_from(entries.len()).unwrap_or(args.limit);
-        let page = client.list_audit(args.sandbox.as_deref(), Some(left.min(PAGE)), cursor.as_deref()).await?;
+        let page = client.list_audit(&filter, Some(left.min(PAGE)), cursor.as_deref()).await?;
         entries.extend(page.items);
         match page.next_cursor {
             Some(next) if cursor.as_ref() != Some(&next) => cursor = Some(next),
@@ -50,5 +90,89 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
         })
         .collect();
     context.printer.list(&json!({ "items": entries }), &["WHEN", "ACTION", "WHO", "DETAIL"], &rows, "no records yet")?;
+    Ok(0)
+}
+
+async fn head(context: &Context, client: &Client) -> Outcome {
+    let heads = client.audit_heads().await?;
+    let lines: Vec<String> = heads.items.iter().map(|h| visible(&format!("{}:{}:{}", h.writer, h.number, h.hash))).collect();
+    context.printer.result(&heads, || lines.join("\n"))?;
+    Ok(0)
+}
+
+async fn verify(context: &Context, client: &Client, kept: &[String]) -> Outcome {
+    let kept: Vec<KeptHead> = kept
+        .iter()
+        .flat_map(|text| text.lines())
+        .filter(|line| !line.trim().is_empty())
+        .map(|line| line.parse().map_err(|e| Failure::new(format!("--head: {e}"))))
+        .collect::<Result<_, _>>()?;
+    let heads = client.audit_heads().await?.items;
+    let mut chains = Vec::new();
+    let mut words = Vec::new();
+    let mut faults: Vec<Fault> = Vec::new();
+    for head in &heads {
+        let verifier = walk(client, head, &kept).await?;
+        for number in &verifier.too_old {
+            words
+                .push(format!("note: head {number} of {} is older than what is kept, which begins after {}", head.writer, head.kept_after));
+        }
+        if verifier.faults.is_empty() {
+            words.push(format!("ok: {} records of {}, {} to {}", verifier.checked, head.writer, head.kept_after + 1, head.number));
+        }
+        let told: Vec<String> = verifier.faults.iter().map(Fault::to_string).collect();
+        words.extend(told.iter().map(|f| format!("broken: {f}")));
+        chains
+            .push(json!({ "writer": head.writer, "checked": verifier.checked, "number": head.number, "hash": head.hash, "faults": told }));
+        faults.extend(verifier.faults);
+    }
+    for missing in kept.iter().filter(|k| heads.iter().all(|h| h.writer != k.writer)) {
+        let fault = Fault::NoChain { writer: missing.writer.clone() };
+        words.push(format!("broken: {fault}"));
+        chains.push(json!({ "writer": missing.writer, "checked": 0, "faults": [fault.to_string()] }));
+        faults.push(fault);
+    }
+    let is_ok = faults.is_empty();
+    let words: Vec<String> = words.iter().map(|w| visible(w)).collect();
+    context.printer.result(&json!({ "ok": is_ok, "chains": chains }), || words.join("\n"))?;
+    Ok(if is_ok { 0 } else { BROKEN })
+}
+
+/// Every link of a chain up to where it ended a moment ago; what is written meanwhile is left for the next time.
+async fn walk(client: &Client, head: &AuditHead, kept: &[KeptHead]) -> Result<Verifier, Failure> {
+    let mut verifier = Verifier::new(head, kept);
+    loop {
+        let links = client.audit_links(&head.writer, verifier.last(), LINKS).await?;
+        let Some(newest) = links.last().map(|l| l.number) else { break };
+        links.iter().filter(|l| l.number <= head.number).for_each(|link| verifier.take(link));
+        if newest >= head.number {
+            break;
+        }
+    }
+    verifier.finish(head);
+    Ok(verifier)
+}
+
+async fn export(context: &Context, client: &Client) -> Outcome {
+    for head in client.audit_heads().await?.items {
+        let mut after = head.kept_after;
+        loop {
+            let links = client.audit_links(&head.writer, after, LINKS).await?;
+            let Some(newest) = links.last().map(|l| l.number).filter(|n| *n > after) else { break };
+            after = newest;
+            let mut lines = String::new();
+            for link in links.iter().filter(|l| l.number <= head.number) {
+                lines += &serde_json::to_string(link).map_err(anyhow::Error::from)?;
+                lines.push('\n');
+            }
+            match context.printer.stream(lines.as_bytes()) {
+                Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(0),
+                other => other?,
+            }
+            if newest >= head.number {
+                break;
+            }
+        }
+    }
     Ok(0)
 }

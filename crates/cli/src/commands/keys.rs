@@ -23,6 +23,7 @@ const PAGE: u32 = 100;
 Examples:
   cobox keys create ci-agent --kind agent --expires 30d
   cobox keys list
+  cobox keys expire key_01j… --in 1d
   cobox keys revoke key_01j…")]
 pub enum Command {
     /// The keys there are
@@ -40,6 +41,15 @@ pub enum Command {
         /// The workspace it belongs to [default: yours]
         #[arg(long)]
         workspace: Option<String>,
+    },
+    /// Let a key end later, so that its successor can take its place first
+    Expire {
+        /// The key's id (key_…)
+        #[arg(value_name = "KEY")]
+        id: KeyId,
+        /// In how long: a number and s, m, h, d or w
+        #[arg(long = "in", value_name = "TIME", value_parser = span)]
+        after: Duration,
     },
     /// End a key and every token made with it
     Revoke {
@@ -81,7 +91,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 }
             }
             let rows: Vec<_> = keys.iter().map(|key| row(context.printer, key)).collect();
-            let header = ["KEY", "NAME", "KIND", "WORKSPACE", "CREATED", "EXPIRES", "STATE"];
+            let header = ["KEY", "NAME", "KIND", "WORKSPACE", "CREATED", "LAST USED", "EXPIRES", "STATE"];
             context.printer.list(&json!({ "items": keys }), &header, &rows, "no keys yet; `cobox keys create` makes one")?;
         }
         Command::Create { name, kind, expires, workspace } => {
@@ -99,6 +109,11 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             })?;
             context.printer.note("This is the only time the key is shown: store it now.");
         }
+        Command::Expire { id, after } => {
+            let key = client.expire_key(&id, Timestamp::now().plus(after)).await?;
+            let at = key.expires_at.map_or_else(String::new, |t| context.printer.moment(t));
+            context.printer.result(&key, || format!("{id} ends {at}"))?;
+        }
         Command::Revoke { id } => {
             client.revoke_key(&id).await?;
             context.printer.result(&json!({"id": id, "revoked": true}), || format!("revoked {id}"))?;
@@ -114,6 +129,7 @@ fn row(printer: Printer, key: &KeyInfo) -> Vec<String> {
         _ => "valid",
     };
     let expires = key.expires_at.map_or_else(|| "never".to_owned(), |t| printer.moment(t));
+    let used = key.last_used_at.map_or_else(|| "never".to_owned(), |t| printer.moment(t));
     let (kind, created) = (key.kind.word().to_owned(), printer.moment(key.created_at));
-    vec![key.id.to_string(), key.name.clone(), kind, key.workspace.clone(), created, expires, state.to_owned()]
+    vec![key.id.to_string(), key.name.clone(), kind, key.workspace.clone(), created, used, expires, state.to_owned()]
 }

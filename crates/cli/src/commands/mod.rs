@@ -7,6 +7,7 @@ pub mod exec;
 pub mod keys;
 pub mod master_key;
 pub mod policy;
+pub mod principals;
 pub mod ps;
 pub mod sandbox;
 pub mod serve;
@@ -49,9 +50,12 @@ pub enum Command {
     /// List, make, show or delete sandboxes
     #[command(subcommand)]
     Sandbox(sandbox::Command),
-    /// List, make or revoke API keys
+    /// List, make, expire or revoke API keys
     #[command(subcommand)]
     Keys(keys::Command),
+    /// List principals, shut one out or let one in again
+    #[command(subcommand)]
+    Principals(principals::Command),
     /// Check a policy file, or say why somebody gets what they get
     #[command(subcommand)]
     Policy(policy::Command),
@@ -81,6 +85,7 @@ impl Command {
             Command::MasterKey(command) => master_key::run(command, context).await,
             Command::Sandbox(command) => sandbox::run(command, context).await,
             Command::Keys(command) => keys::run(command, context).await,
+            Command::Principals(command) => principals::run(command, context).await,
             Command::Policy(command) => policy::run(command, context),
             Command::Audit(args) => audit::run(args, context).await,
             Command::Doctor(args) => doctor::run(args, context).await,

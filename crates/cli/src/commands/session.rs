@@ -1,8 +1,9 @@
 //! `cobox session`: the broker's record of which sandbox a thread uses.
 
-use cobox_client::{Client, SessionFilter};
+use cobox_client::{Client, EventStream, EventsFrom, SessionFilter};
 use cobox_protocol::{
     ErrorCode, SessionId,
+    event::{FileChange, SandboxEvent, What},
     session::{Access, Mode, NegotiateRequest, NegotiateResponse, RefreshRequest, SessionInfo},
 };
 use serde_json::json;
@@ -11,7 +12,7 @@ use super::Outcome;
 use crate::{
     context::Context,
     failure::Failure,
-    printer::fields,
+    printer::{fields, visible},
     way_in::{asking, no_session},
 };
 
@@ -80,6 +81,25 @@ pub enum Command {
         #[arg(long)]
         show_token: bool,
     },
+    /// What happens to a session: its life, who uses it, files written and commands run
+    #[command(after_help = "\
+Goes on until the session ends, over lost connections too. Files are shown to who may read them, commands to who may run some or
+watch shells; both are the sandbox's own word.
+
+Examples:
+  cobox session events demo
+  cobox session events demo --new --json | jq -r 'select(.type == \"exec\") | .command'")]
+    Events {
+        /// A thread, or a session's id (ssn_…)
+        #[arg(value_name = "THREAD|SESSION")]
+        which: String,
+        /// Only what happens from now on, not what has happened so far
+        #[arg(long, conflicts_with = "after")]
+        new: bool,
+        /// Only what happened after the event of this id (evt_…)
+        #[arg(long, value_name = "EVENT")]
+        after: Option<String>,
+    },
     /// End a session, its tokens and its sandbox (unless that is named or used elsewhere)
     Release {
         /// A thread, or a session's id (ssn_…)
@@ -138,6 +158,15 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 fields(&pairs)
             })?;
         }
+        Command::Events { which, new, after } => {
+            let id = find(&client, &which).await?;
+            let from = match after {
+                Some(id) => EventsFrom::After(id),
+                None if new => EventsFrom::Now,
+                None => EventsFrom::Start,
+            };
+            follow(context, client.events(&id, from)).await?;
+        }
         Command::Release { which } => {
             let id = find(&client, &which).await?;
             client.release(&id).await?;
@@ -162,6 +191,49 @@ pub async fn find(client: &Client, which: &str) -> Result<SessionId, Failure> {
                 .ok_or_else(|| no_session(which, Failure::new("")))
         }
     }
+}
+
+/// One line an event; with `--json` one object a line, to be read as it comes.
+async fn follow(context: &Context, mut events: EventStream) -> Result<(), Failure> {
+    while let Some(event) = events.next().await? {
+        let line = if context.printer.is_json() { serde_json::to_string(&event).map_err(anyhow::Error::from)? } else { in_words(&event) };
+        match context.printer.stream(format!("{line}\n").as_bytes()) {
+            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
+fn in_words(event: &SandboxEvent) -> String {
+    let reason = |reason: &str| if reason.is_empty() { String::new() } else { format!(": {reason}") };
+    let file = |f: &FileChange| {
+        let size = f.size.map(|n| format!(" ({n} bytes)")).or(f.entries.map(|n| format!(" ({n} entries)"))).unwrap_or_default();
+        format!(" {}{}{size}", f.path, if f.truncated { "…" } else { "" })
+    };
+    let what = match &event.what {
+        What::Created { state } => format!(" ({})", state.word()),
+        What::Suspended { reason: why } | What::Terminated { reason: why } | What::Failed { reason: why } => reason(why),
+        What::Changed { change } => reason(change),
+        What::FileWritten(f) | What::FileRemoved(f) => file(f),
+        What::Exec(end) => {
+            let how = match (end.exit_code, end.timed_out) {
+                (_, true) => "timed out".to_owned(),
+                (Some(code), false) => format!("exit {code}"),
+                (None, false) => "no exit code".to_owned(),
+            };
+            format!(" {}{} ({how}, {} ms)", end.command, if end.truncated { "…" } else { "" }, end.duration_ms)
+        }
+        What::Gap { lost: Some(lost) } => format!(" ({lost} events were not kept)"),
+        What::Gap { lost: None } => " (events are missing here)".to_owned(),
+        What::Active | What::Idle | What::Resumed | What::Connected | What::Unknown => String::new(),
+    };
+    let who = match (&event.principal, &event.actor) {
+        (Some(principal), Some(actor)) => format!(" {principal} ({actor})"),
+        (Some(principal), None) => format!(" {principal}"),
+        _ => String::new(),
+    };
+    visible(&format!("{}{who} {}{what}", event.at, event.what.word()))
 }
 
 fn show(context: &Context, session: &NegotiateResponse, show_token: bool) -> Result<(), Failure> {

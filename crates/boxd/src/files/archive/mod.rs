@@ -109,6 +109,7 @@ pub async fn put(
         done.await.map_err(|_| gone())?
     };
     let unpacked = caller.stream.until_revoked(work).await?;
+    server.happenings.written_beneath(&caller.claims, &path, unpacked.entries);
     let (shown, path_b64) = path.in_json();
     Ok(Json(ArchiveUnpacked { path: shown, path_b64, entries: unpacked.entries, bytes: unpacked.bytes }))
 }

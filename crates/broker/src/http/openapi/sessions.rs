@@ -1,8 +1,10 @@
 //! `/v1/sandbox/sessions`.
 
-use cobox_openapi::{Operation, Parameter, read};
+use cobox_openapi::{Operation, Parameter, Shape, read, written};
 use cobox_protocol::{
+    Envelope,
     ErrorCode::*,
+    event::{ERROR_NAME, EVENT_NAME, SandboxEvent},
     session::{HeartbeatResponse, NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo},
 };
 use serde_json::json;
@@ -69,6 +71,17 @@ pub fn routes() -> Vec<Operation> {
             .with([session_id(), prefer()])
             .gives::<HeartbeatResponse>(200, "The lease goes on.")
             .fails(&[Forbidden, BindingNotFound, SandboxNotFound, SessionExpired, BackendUnavailable]),
+        keyed("get", "/v1/sandbox/sessions/{id}/events", "events", "What happens to a session, as events")
+            .about("Server-sent events, from the session's beginning unless told. What you may not see in the sandbox you don't see here. A line with only `:` now and then keeps the connection open.")
+            .behind(&["key", "keyHeader", "token"])
+            .with([
+                session_id(),
+                Parameter::header("Last-Event-ID", "Go on after this event; `now` for new ones only."),
+                Parameter::query("after", "The same for clients that can't send the header, which counts for more."),
+            ])
+            .gives_as(200, "The events, until the session or the credential ends.", "text/event-stream", Shape::Plain(json!({ "type": "string" })))
+            .events([(EVENT_NAME, written::<SandboxEvent>()), (ERROR_NAME, written::<Envelope>())])
+            .fails(&[TokenExpired, TokenRevoked, Forbidden, CapabilityDenied, SessionNotFound, SessionExpired]),
     ];
     routes.into_iter().map(|route| route.tag("sessions")).collect()
 }

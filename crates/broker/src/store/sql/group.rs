@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Base, notes};
+use super::{Base, chain, notes};
 use crate::store::{Note, StoreError, Stored};
 
 /// Callers that may wait in line; the next ones wait to get into it. More than a broker has connections in use at once.
@@ -57,19 +57,27 @@ async fn write_one(base: &Base, note: &Note) -> Stored<()> {
     let is_audit_only = note.sandboxes.is_empty() && note.keys.is_empty() && note.tokens.is_empty();
     if is_audit_only && note.audit.len() <= notes::ROWS_AT_ONCE && !base.engine.is_only_writer {
         // One statement is a transaction of its own, without two more trips to the server.
-        let mut writer = base.engine.writers.acquire().await?;
+        let mut db = base.engine.writers.acquire().await?;
+        let mut links = base.chain.lock(&mut db).await?;
         let began = Instant::now();
-        let noted = notes::note(&mut writer, note).await;
+        chain::insert(&mut db, &note.audit, &mut links).await?;
         base.commit_times.add(began.elapsed());
-        return noted;
+        links.are_committed();
+        return Ok(());
     }
     let mut tx = base.begin().await?;
     notes::note(&mut tx, note).await?;
+    let mut links = base.chain.lock(&mut tx).await?;
+    chain::insert(&mut tx, &note.audit, &mut links).await?;
     if is_audit_only {
         // Nobody remembers audit records, which come with every request.
-        return base.finish(tx).await;
+        base.synced(tx).await?;
+    } else {
+        base.finish(tx).await?;
     }
-    base.commit(tx).await
+    links.are_committed();
+    note.sandboxes.iter().for_each(|(id, _)| base.tell_news(id));
+    Ok(())
 }
 
 /// All of them as one: the last use of each thing, and the records in the order they came.

@@ -56,6 +56,7 @@ fn words(hint: &Hint) -> String {
     match hint {
         Hint::Sandbox(id) => format!("sandbox {id}"),
         Hint::Workspace(name) => format!("workspace {name}"),
+        Hint::News(id) => format!("news {id}"),
         Hint::Anything => "anything".to_owned(),
     }
 }
@@ -65,6 +66,7 @@ fn parse(words: &str) -> Hint {
     match words.split_once(' ') {
         Some(("sandbox", id)) => id.parse().map_or(Hint::Anything, Hint::Sandbox),
         Some(("workspace", name)) => Hint::Workspace(name.to_owned()),
+        Some(("news", id)) => id.parse().map_or(Hint::Anything, Hint::News),
         _ => Hint::Anything,
     }
 }
@@ -77,7 +79,7 @@ mod tests {
 
     #[test]
     fn a_hint_is_heard_as_it_was_meant() {
-        for hint in [Hint::Sandbox(SandboxId::new()), Hint::Workspace("a b".into()), Hint::Anything] {
+        for hint in [Hint::Sandbox(SandboxId::new()), Hint::Workspace("a b".into()), Hint::News(SandboxId::new()), Hint::Anything] {
             assert_eq!(parse(&words(&hint)), hint);
         }
         assert_eq!(parse("sandbox nonsense"), Hint::Anything);

@@ -1,32 +1,45 @@
 //! API keys and the principals they stand for.
 
-use cobox_protocol::{KeyId, key::PrincipalKind};
+use cobox_protocol::{KeyId, Timestamp, key::PrincipalKind};
 use sqlx::{AnyConnection, Row};
 
-use super::{lock, notes, rows};
+use super::{lock, notes, principals, rows};
 use crate::{
     domain::{
         audit::AuditRecord,
+        keys::{MAX_KEYS_PER_PRINCIPAL, MAX_PRINCIPALS_PER_WORKSPACE},
         model::{ApiKey, Principal},
     },
-    store::{AddedKey, Ending, PageWish, Stored},
+    store::{AddedKey, Ending, PageWish, RevokedKey, Stored},
 };
 
+/// A key with what its principal is, as `rows::key` reads it.
+macro_rules! keys {
+    ($rest:literal) => {
+        concat!("SELECT k.*, p.kind FROM api_keys k JOIN principals p ON p.workspace_id = k.workspace_id AND p.name = k.principal ", $rest)
+    };
+}
+
+/// Whoever calls it commits only what was added.
 pub async fn add(tx: &mut AnyConnection, key: &ApiKey, audit: &AuditRecord) -> Stored<AddedKey> {
     let who = &key.principal;
+    lock::workspace(tx, &who.workspace).await?;
     sqlx::query("INSERT INTO workspaces (id, created_at) VALUES ($1, $2) ON CONFLICT DO NOTHING")
         .bind(&who.workspace)
         .bind(key.created_at.unix())
         .execute(&mut *tx)
         .await?;
-    sqlx::query("INSERT INTO principals (workspace_id, name, kind, created_at) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING")
+    let made = sqlx::query("INSERT INTO principals (workspace_id, name, kind, created_at) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING")
         .bind(&who.workspace)
         .bind(&who.name)
         .bind(who.kind.word())
         .bind(key.created_at.unix())
         .execute(&mut *tx)
         .await?;
-    let row = sqlx::query("SELECT kind FROM principals WHERE workspace_id = $1 AND name = $2")
+    if made.rows_affected() > 0 && principals::count(tx, &who.workspace).await? > MAX_PRINCIPALS_PER_WORKSPACE {
+        return Ok(AddedKey::TooManyPrincipals);
+    }
+    let row = sqlx::query("SELECT kind, disabled_at FROM principals WHERE workspace_id = $1 AND name = $2")
         .bind(&who.workspace)
         .bind(&who.name)
         .fetch_one(&mut *tx)
@@ -36,15 +49,31 @@ pub async fn add(tx: &mut AnyConnection, key: &ApiKey, audit: &AuditRecord) -> S
     if kind != who.kind {
         return Ok(AddedKey::KindDiffers(kind));
     }
-    sqlx::query("INSERT INTO api_keys (id, workspace_id, principal, hash, created_at, expires_at) VALUES ($1, $2, $3, $4, $5, $6)")
-        .bind(key.id.as_str())
-        .bind(&who.workspace)
-        .bind(&who.name)
-        .bind(&key.hash[..])
-        .bind(key.created_at.unix())
-        .bind(key.expires_at.map(|t| t.unix()))
-        .execute(&mut *tx)
-        .await?;
+    if row.try_get::<Option<i64>, _>("disabled_at")?.is_some() {
+        return Ok(AddedKey::Disabled);
+    }
+    if key.identity.is_some() {
+        // Another request of the same sign-in may have been quicker.
+        if let Some(known) = of_identity(tx, who, &key.hash).await? {
+            return Ok(AddedKey::Known(Box::new(known)));
+        }
+    } else if valid(tx, who, key.created_at).await? >= MAX_KEYS_PER_PRINCIPAL {
+        return Ok(AddedKey::TooManyKeys);
+    }
+    sqlx::query(
+        "INSERT INTO api_keys (id, workspace_id, principal, hash, created_at, expires_at, issuer, subject)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+    )
+    .bind(key.id.as_str())
+    .bind(&who.workspace)
+    .bind(&who.name)
+    .bind(&key.hash[..])
+    .bind(key.created_at.unix())
+    .bind(key.expires_at.map(|t| t.unix()))
+    .bind(key.identity.as_ref().map(|i| i.issuer.as_str()))
+    .bind(key.identity.as_ref().map(|i| i.subject.as_str()))
+    .execute(&mut *tx)
+    .await?;
     notes::audit(tx, audit).await?;
     Ok(AddedKey::Added)
 }
@@ -61,43 +90,107 @@ pub async fn principal(db: &mut AnyConnection, workspace: &str, name: &str) -> S
     Ok(Some(Principal { workspace: workspace.to_owned(), name: name.to_owned(), kind }))
 }
 
-pub async fn get(db: &mut AnyConnection, id: &KeyId) -> Stored<Option<ApiKey>> {
-    sqlx::query(
-        "SELECT k.*, p.kind FROM api_keys k JOIN principals p ON p.workspace_id = k.workspace_id AND p.name = k.principal WHERE k.id = $1",
+/// No more are counted than matter.
+async fn valid(tx: &mut AnyConnection, who: &Principal, now: Timestamp) -> Stored<u64> {
+    let row = sqlx::query(
+        "SELECT count(*) AS n FROM (SELECT id FROM api_keys WHERE workspace_id = $1 AND principal = $2 AND issuer IS NULL
+         AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > $3) LIMIT $4) AS valid",
     )
-    .bind(id.as_str())
-    .fetch_optional(db)
-    .await?
-    .map(|row| rows::key(&row))
-    .transpose()
+    .bind(&who.workspace)
+    .bind(&who.name)
+    .bind(now.unix())
+    .bind(i64::try_from(MAX_KEYS_PER_PRINCIPAL).unwrap_or(i64::MAX))
+    .fetch_one(tx)
+    .await?;
+    rows::count(&row, "n")
+}
+
+pub async fn get(db: &mut AnyConnection, id: &KeyId) -> Stored<Option<ApiKey>> {
+    sqlx::query(keys!("WHERE k.id = $1")).bind(id.as_str()).fetch_optional(db).await?.map(|row| rows::key(&row)).transpose()
+}
+
+/// What an identity came in by last, revoked or not.
+pub async fn of_identity(db: &mut AnyConnection, who: &Principal, hash: &[u8; 32]) -> Stored<Option<ApiKey>> {
+    sqlx::query(keys!("WHERE k.workspace_id = $1 AND k.principal = $2 AND k.hash = $3 AND k.issuer IS NOT NULL AND k.is_past = 0"))
+        .bind(&who.workspace)
+        .bind(&who.name)
+        .bind(&hash[..])
+        .fetch_optional(db)
+        .await?
+        .map(|row| rows::key(&row))
+        .transpose()
 }
 
 pub async fn list(db: &mut AnyConnection, page: &PageWish) -> Stored<Vec<ApiKey>> {
-    sqlx::query(
-        "SELECT k.*, p.kind FROM api_keys k JOIN principals p ON p.workspace_id = k.workspace_id AND p.name = k.principal
-         WHERE ($1 IS NULL OR k.id < $1) ORDER BY k.id DESC LIMIT $2",
-    )
-    .bind(page.before.as_deref())
-    .bind(i64::from(page.limit))
-    .fetch_all(db)
-    .await?
-    .iter()
-    .map(rows::key)
-    .collect()
+    sqlx::query(keys!("WHERE ($1 IS NULL OR k.id < $1) ORDER BY k.id DESC LIMIT $2"))
+        .bind(page.before.as_deref())
+        .bind(i64::from(page.limit))
+        .fetch_all(db)
+        .await?
+        .iter()
+        .map(rows::key)
+        .collect()
 }
 
-pub async fn revoke(tx: &mut AnyConnection, id: &KeyId, ending: &Ending) -> Stored<Option<ApiKey>> {
-    let Some(key) = get(&mut *tx, id).await? else { return Ok(None) };
-    lock::workspace(&mut *tx, &key.principal.workspace).await?;
+/// Only of a key that still counts.
+pub async fn expire(tx: &mut AnyConnection, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<Option<ApiKey>> {
+    let changed = sqlx::query(
+        "UPDATE api_keys SET expires_at = $2 WHERE id = $1 AND issuer IS NULL AND revoked_at IS NULL
+         AND (expires_at IS NULL OR expires_at > $3)",
+    )
+    .bind(id.as_str())
+    .bind(at.unix())
+    .bind(audit.at.unix())
+    .execute(&mut *tx)
+    .await?;
+    if changed.rows_affected() == 0 {
+        return Ok(None);
+    }
+    notes::audit(&mut *tx, audit).await?;
+    get(tx, id).await
+}
+
+pub async fn revoke(tx: &mut AnyConnection, id: &KeyId, ending: &Ending) -> Stored<RevokedKey> {
+    let Some(key) = get(&mut *tx, id).await? else { return Ok(RevokedKey::NotThere) };
+    let who = &key.principal;
+    if who.is_operator() {
+        lock::operators(&mut *tx).await?;
+    }
+    lock::workspace(&mut *tx, &who.workspace).await?;
+    if who.is_operator() && key.revoked_at.is_none() && !has_other_operator(&mut *tx, ending.now, Some(id), None).await? {
+        return Ok(RevokedKey::LastOperator);
+    }
     let changed = sqlx::query("UPDATE api_keys SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL")
         .bind(id.as_str())
         .bind(ending.now.unix())
         .execute(&mut *tx)
         .await?;
     if changed.rows_affected() == 0 {
-        return Ok(None);
+        return Ok(RevokedKey::NotThere);
     }
-    notes::revoke(&mut *tx, &key.principal.workspace, None, "grant", id.as_str(), ending).await?;
+    notes::revoke(&mut *tx, &who.workspace, None, "grant", id.as_str(), ending).await?;
     notes::audit(tx, &ending.audit).await?;
-    Ok(Some(ApiKey { revoked_at: Some(ending.now), ..key }))
+    Ok(RevokedKey::Revoked(Box::new(ApiKey { revoked_at: Some(ending.now), ..key })))
+}
+
+/// Whether an operator could still come in with a key, without this one and without any of this principal.
+pub async fn has_other_operator(
+    tx: &mut AnyConnection,
+    now: Timestamp,
+    but_key: Option<&KeyId>,
+    but: Option<(&str, &str)>,
+) -> Stored<bool> {
+    let row = sqlx::query(
+        "SELECT count(*) AS n FROM (
+             SELECT k.id FROM api_keys k JOIN principals p ON p.workspace_id = k.workspace_id AND p.name = k.principal
+             WHERE p.kind = 'operator' AND k.issuer IS NULL AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > $1)
+               AND ($2 IS NULL OR k.id <> $2) AND ($3 IS NULL OR k.workspace_id <> $3 OR k.principal <> $4) LIMIT 1) AS others",
+    )
+    .bind(now.unix())
+    .bind(but_key.map(KeyId::as_str))
+    .bind(but.map(|(workspace, _)| workspace))
+    .bind(but.map(|(_, name)| name))
+    .fetch_one(tx)
+    .await?;
+    Ok(rows::count(&row, "n")? > 0)
 }

@@ -1,7 +1,7 @@
 //! What must not happen at the same time. On SQLite a transaction that writes excludes every other from its start, so there
 //! is nothing to do; on PostgreSQL these are locks until the transaction's end.
 //!
-//! Taken in this order, or two transactions could wait for each other: workspace, then sandbox.
+//! Taken in this order, or two transactions could wait for each other: operators, workspace, then sandbox.
 
 use std::collections::BTreeSet;
 
@@ -20,6 +20,14 @@ pub async fn workspace(tx: &mut AnyConnection, workspace: &str) -> Stored<()> {
     if has_many_writers(tx) {
         // Not the row's lock: every session refers to that row, which would lock it too.
         sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('workspace ' || $1, 0))").bind(workspace).execute(tx).await?;
+    }
+    Ok(())
+}
+
+/// For whoever ends what an operator comes in with: one of them must be left. Before any workspace's.
+pub async fn operators(tx: &mut AnyConnection) -> Stored<()> {
+    if has_many_writers(tx) {
+        sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('operators', 0))").execute(tx).await?;
     }
     Ok(())
 }

@@ -8,7 +8,9 @@
 //! - a truth value is bound as `bool`, and read as `CASE WHEN … THEN 1 ELSE 0 END`;
 //! - whoever reads and then writes by what was read takes a lock first (`lock.rs`).
 
+mod chain;
 mod counts;
+mod events;
 mod group;
 mod hint;
 mod keys;
@@ -16,6 +18,7 @@ mod lock;
 mod nodes;
 mod notes;
 pub mod postgres;
+mod principals;
 mod recent;
 mod rows;
 mod sandboxes;
@@ -26,7 +29,11 @@ pub mod sqlite;
 mod tags;
 mod tokens;
 
-use std::{collections::HashMap, sync::Arc, time::Instant};
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::AtomicU64},
+    time::Instant,
+};
 
 use async_trait::async_trait;
 use cobox_protocol::{
@@ -40,17 +47,20 @@ use tokio::sync::broadcast;
 use tokio_util::task::AbortOnDropHandle;
 
 use self::{
+    chain::Chain,
     group::Group,
     recent::{Changes, Recent},
 };
 use super::{
-    AddedKey, AddedSandbox, ChangedSandbox, Counts, Ending, EnsureWish, Ensured, Hint, Horizon, Leftover, MasterRotation, Node, Note,
-    PageWish, RetiredToken, RevocationList, RevokeWish, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, Viewer,
+    AddedKey, AddedSandbox, ChainHead, ChainLink, ChangedSandbox, Counts, DisabledPrincipal, Ending, EnsureWish, Ensured, EventBounds,
+    EventMarks, EventPage, Hint, Horizon, Leftover, MasterRotation, Node, Note, PageWish, RetiredToken, RevocationList, RevokeWish,
+    RevokedKey, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, TakenHappenings, Viewer,
 };
 use crate::{
     domain::{
         audit::AuditRecord,
-        model::{ApiKey, Bound, Principal, Sandbox, Session, Share},
+        events::Event,
+        model::{ApiKey, Bound, Principal, PrincipalRecord, Sandbox, Session, Share},
     },
     metrics::Histogram,
     policy::Quota,
@@ -66,6 +76,8 @@ struct Engine {
     is_only_writer: bool,
     /// Where what other brokers changed is told.
     hints: broadcast::Sender<Hint>,
+    /// How many connections were made to it.
+    connections: Arc<AtomicU64>,
     /// The task that tells it.
     _listener: Option<AbortOnDropHandle<()>>,
 }
@@ -75,6 +87,7 @@ struct Base {
     engine: Engine,
     changes: Changes,
     commit_times: Histogram,
+    chain: Chain,
 }
 
 impl Base {
@@ -88,18 +101,50 @@ impl Base {
         Ok(self.engine.writers.begin_with(self.engine.begin_unsynced).await?)
     }
 
-    /// Every change ends here.
-    async fn commit(&self, tx: Transaction<'static, Any>) -> Stored<()> {
-        // Also when it fails: it may have reached the database all the same.
-        let _making = self.changes.making();
-        self.finish(tx).await
+    /// Every change ends here. Its audit records become links of the chain.
+    async fn commit(self: &Arc<Self>, mut tx: Transaction<'static, Any>) -> Stored<()> {
+        let pending = chain::pending(&mut tx).await?;
+        if pending.is_empty() {
+            return self.finish(tx).await;
+        }
+        let base = self.clone();
+        // In a task: when a caller goes away in the middle of it, the chain would not know how it ends.
+        let linking = tokio::spawn(async move {
+            let mut links = base.chain.lock(&mut tx).await?;
+            chain::link_all(&mut tx, &pending, &mut links).await?;
+            base.finish(tx).await?;
+            links.are_committed();
+            Ok(())
+        });
+        linking.await.map_err(|_| StoreError::Failed("the broker is ending".to_owned()))?
     }
 
     async fn finish(&self, tx: Transaction<'static, Any>) -> Stored<()> {
+        // Also when it fails: it may have reached the database all the same.
+        let _making = self.changes.making();
+        self.synced(tx).await
+    }
+
+    /// For what nobody remembers.
+    async fn synced(&self, tx: Transaction<'static, Any>) -> Stored<()> {
         let began = Instant::now();
         let committed = tx.commit().await;
         self.commit_times.add(began.elapsed());
         Ok(committed?)
+    }
+
+    /// As [`Base::commit`], for what leaves an event of a sandbox. On PostgreSQL the database tells everybody itself.
+    async fn commit_news(self: &Arc<Self>, tx: Transaction<'static, Any>, sandbox: &SandboxId) -> Stored<()> {
+        self.commit(tx).await?;
+        self.tell_news(sandbox);
+        Ok(())
+    }
+
+    fn tell_news(&self, sandbox: &SandboxId) {
+        if self.engine.is_only_writer {
+            // An error means that nobody wants to know at the moment.
+            let _ = self.engine.hints.send(Hint::News(sandbox.clone()));
+        }
     }
 
     /// For one statement: several may see several moments.
@@ -118,7 +163,8 @@ pub struct SqlStore {
 
 impl SqlStore {
     fn new(engine: Engine) -> Self {
-        let base = Arc::new(Base { engine, changes: Changes::default(), commit_times: Histogram::default() });
+        let chain = Chain::new(engine.connections.clone());
+        let base = Arc::new(Base { engine, changes: Changes::default(), commit_times: Histogram::default(), chain });
         Self { group: Group::start(base.clone()), base, known_sandboxes: Recent::default(), known_revocations: Recent::default() }
     }
 }
@@ -137,7 +183,9 @@ impl Store for SqlStore {
     async fn add_key(&self, key: &ApiKey, audit: &AuditRecord) -> Stored<AddedKey> {
         let mut tx = self.base.begin().await?;
         let added = keys::add(&mut tx, key, audit).await?;
-        self.base.commit(tx).await?;
+        if matches!(added, AddedKey::Added) {
+            self.base.commit(tx).await?;
+        }
         Ok(added)
     }
     async fn key(&self, id: &KeyId) -> Stored<Option<ApiKey>> {
@@ -146,17 +194,41 @@ impl Store for SqlStore {
     async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>> {
         keys::list(&mut *self.base.reader().await?, page).await
     }
-    async fn revoke_key(&self, id: &KeyId, ending: &Ending) -> Stored<Option<ApiKey>> {
+    async fn expire_key(&self, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<Option<ApiKey>> {
+        let mut tx = self.base.begin().await?;
+        let changed = keys::expire(&mut tx, id, at, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(changed)
+    }
+    async fn revoke_key(&self, id: &KeyId, ending: &Ending) -> Stored<RevokedKey> {
         let mut tx = self.base.begin().await?;
         let revoked = keys::revoke(&mut tx, id, ending).await?;
         self.base.commit(tx).await?;
         Ok(revoked)
     }
+    async fn identity(&self, principal: &Principal, hash: &[u8; 32]) -> Stored<Option<ApiKey>> {
+        keys::of_identity(&mut *self.base.reader().await?, principal, hash).await
+    }
+    async fn principals(&self, workspace: &str, now: Timestamp, page: &PageWish) -> Stored<Vec<PrincipalRecord>> {
+        principals::list(&mut *self.base.reader().await?, workspace, now.unix(), page).await
+    }
+    async fn disable_principal(&self, workspace: &str, name: &str, ending: &Ending) -> Stored<DisabledPrincipal> {
+        let mut tx = self.base.begin().await?;
+        let disabled = principals::disable(&mut tx, workspace, name, ending).await?;
+        self.base.commit(tx).await?;
+        Ok(disabled)
+    }
+    async fn enable_principal(&self, workspace: &str, name: &str, audit: &AuditRecord) -> Stored<bool> {
+        let mut tx = self.base.begin().await?;
+        let is_there = principals::enable(&mut tx, workspace, name, audit).await?;
+        self.base.commit(tx).await?;
+        Ok(is_there)
+    }
 
     async fn ensure(&self, wish: &EnsureWish) -> Stored<Ensured> {
         let mut tx = self.base.begin_unsynced().await?;
         let ensured = sessions::ensure(&mut tx, wish).await?;
-        self.base.commit(tx).await?;
+        self.base.commit_news(tx, &wish.fresh.sandbox.id).await?;
         Ok(ensured)
     }
     async fn session_of(&self, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<Bound>> {
@@ -173,9 +245,12 @@ impl Store for SqlStore {
     }
     async fn end_session(&self, id: &SessionId, ending: &Ending) -> Stored<Option<Leftover>> {
         let mut tx = self.base.begin().await?;
-        let leftover = sessions::end(&mut tx, id, ending).await?;
+        let ended = sessions::end(&mut tx, id, ending).await?;
         self.base.commit(tx).await?;
-        Ok(leftover)
+        Ok(ended.map(|(leftover, sandbox)| {
+            self.base.tell_news(&sandbox);
+            leftover
+        }))
     }
 
     async fn session_tags(&self, ids: &[&SessionId]) -> Stored<HashMap<String, Tags>> {
@@ -193,7 +268,7 @@ impl Store for SqlStore {
         let mut tx = self.base.begin().await?;
         let changed = sandboxes::change(&mut tx, id, change, audit).await?;
         if matches!(changed, ChangedSandbox::Changed(_)) {
-            self.base.commit(tx).await?;
+            self.base.commit_news(tx, id).await?;
         }
         Ok(changed)
     }
@@ -232,7 +307,7 @@ impl Store for SqlStore {
         if let (true, Some(audit)) = (is_replaced, audit) {
             notes::audit(&mut tx, audit).await?;
         }
-        self.base.commit(tx).await?;
+        self.base.commit_news(tx, &new.id).await?;
         Ok(is_replaced)
     }
     async fn renew_sandbox(&self, id: &SandboxId) -> Stored<()> {
@@ -243,7 +318,7 @@ impl Store for SqlStore {
     async fn end_sandbox(&self, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>> {
         let mut tx = self.base.begin().await?;
         let ended = sandboxes::end(&mut tx, id, state, ending).await?;
-        self.base.commit(tx).await?;
+        self.base.commit_news(tx, id).await?;
         Ok(ended)
     }
 
@@ -309,7 +384,63 @@ impl Store for SqlStore {
         self.base.commit(tx).await
     }
     async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
-        notes::newest(&mut *self.base.reader().await?, workspace, sandbox, page).await
+        notes::newest(&mut *self.base.reader().await?, workspace, sandbox, None, page).await
+    }
+    async fn audit_of_token(&self, workspace: &str, jti: &str, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
+        notes::newest(&mut *self.base.reader().await?, workspace, None, Some(jti), page).await
+    }
+    fn write_as(&self, writer: &str) {
+        self.base.chain.write_as(writer);
+    }
+    async fn audit_heads(&self) -> Stored<Vec<ChainHead>> {
+        let own = self.base.chain.head().await;
+        let mut heads = chain::heads(&mut *self.base.reader().await?).await?;
+        if let (Some((number, hash)), Some(head)) = (own, heads.iter_mut().find(|h| h.writer == self.base.chain.writer()))
+            && number > head.number
+        {
+            // The database has less than was written to it.
+            (head.number, head.hash) = (number, hash);
+        }
+        Ok(heads)
+    }
+    async fn audit_links(&self, writer: &str, after: u64, limit: u32) -> Stored<Vec<ChainLink>> {
+        chain::links(&mut *self.base.reader().await?, writer, after, limit).await
+    }
+
+    async fn append_events(&self, events: &[Event]) -> Stored<()> {
+        let Some(first) = events.first() else { return Ok(()) };
+        let mut tx = self.base.begin_unsynced().await?;
+        lock::workspace(&mut tx, &first.workspace).await?;
+        events::append(&mut tx, events).await?;
+        self.base.commit_news(tx, &first.sandbox).await
+    }
+    async fn take_happenings(&self, taken: &TakenHappenings) -> Stored<()> {
+        let mut tx = self.base.begin_unsynced().await?;
+        events::take(&mut tx, taken).await?;
+        self.base.commit_news(tx, &taken.sandbox).await
+    }
+    async fn events(&self, sandbox: &SandboxId, session: &SessionId, after: u64, limit: u32) -> Stored<EventPage> {
+        events::after(&mut *self.base.reader().await?, sandbox, session, after, limit).await
+    }
+    async fn event_bounds(&self, sandbox: &SandboxId, session: &SessionId) -> Stored<EventBounds> {
+        events::bounds(&mut *self.base.reader().await?, sandbox, session).await
+    }
+    async fn event_marks(&self, sandbox: &SandboxId) -> Stored<EventMarks> {
+        events::marks(&mut *self.base.reader().await?, sandbox).await
+    }
+    async fn prune_events(&self, before: Timestamp, keep: u32) -> Stored<()> {
+        let mut tx = self.base.begin_unsynced().await?;
+        if lock::is_alone(&mut tx, "prune events").await? {
+            events::prune(&mut tx, before, keep).await?;
+        }
+        self.base.commit(tx).await
+    }
+    async fn trim_events(&self, workspace: &str, keep: u32) -> Stored<()> {
+        let mut tx = self.base.begin_unsynced().await?;
+        if lock::is_alone(&mut tx, "prune events").await? {
+            events::trim(&mut tx, workspace, keep).await?;
+        }
+        self.base.commit(tx).await
     }
 
     async fn counts(&self, now: Timestamp) -> Stored<Counts> {

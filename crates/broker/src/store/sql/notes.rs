@@ -5,11 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use cobox_protocol::{
     SandboxId, Timestamp,
     control::{Earlier, Revocation},
+    session::State,
 };
 use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
-use super::{hint, lock, nodes, rows, tokens};
+use super::{chain, hint, lock, nodes, rows, sandboxes, tokens};
 use crate::{
+    chain::Hash,
     domain::{audit::AuditRecord, model::Sandbox},
     store::{Ending, Hint, Horizon, Note, PageWish, RetiredToken, RevocationList, Stored},
 };
@@ -120,23 +122,38 @@ pub async fn revocations(db: &mut AnyConnection, sandbox: &Sandbox, now: Timesta
     Ok(view)
 }
 
+/// All but the audit records.
 pub async fn note(tx: &mut AnyConnection, note: &Note) -> Stored<()> {
     // Those of one moment, which is a second, in one statement.
     let mut by_time: BTreeMap<Timestamp, BTreeSet<&str>> = BTreeMap::new();
     for (id, at) in &note.sandboxes {
         by_time.entry(*at).or_default().insert(id.as_str());
     }
+    let mut idle = idle_among(tx, &note.sandboxes).await?;
+    let workspaces: BTreeSet<String> = idle.values().map(|s| s.workspace.clone()).collect();
+    for workspace in &workspaces {
+        lock::workspace(tx, workspace).await?;
+    }
     lock::sandboxes(tx, note.sandboxes.iter().map(|(id, _)| id.as_str()).collect()).await?;
+    if !idle.is_empty() {
+        // Again, now that nobody else changes them.
+        idle = idle_among(tx, &note.sandboxes).await?;
+        idle.retain(|_, s| workspaces.contains(&s.workspace));
+    }
     for (at, ids) in by_time {
         for ids in ids.into_iter().collect::<Vec<_>>().chunks(ROWS_AT_ONCE) {
             let sql = format!(
-                "UPDATE sandboxes SET last_active_at = CASE WHEN last_active_at < $1 THEN $1 ELSE last_active_at END,
-                        state = CASE WHEN state = 'idle' AND intent IS NULL THEN 'active' ELSE state END
-                 WHERE id IN ({}) AND ended_at IS NULL AND (last_active_at < $1 OR state = 'idle')",
+                "UPDATE sandboxes SET last_active_at = $1 WHERE id IN ({}) AND ended_at IS NULL AND last_active_at < $1",
                 placeholders(2, ids.len())
             );
             ids.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(at.unix()), |query, id| query.bind(*id)).execute(&mut *tx).await?;
         }
+    }
+    for (id, at) in &note.sandboxes {
+        let Some(sandbox) = idle.get(id.as_str()) else { continue };
+        let used = Sandbox { state: State::Active, last_active_at: sandbox.last_active_at.max(*at), ..sandbox.clone() };
+        // Unless somebody else changed it meanwhile.
+        sandboxes::replace(tx, sandbox, &used).await?;
     }
     // In one order, or two of these could wait for each other.
     for (id, at) in note.keys.iter().collect::<BTreeSet<_>>() {
@@ -145,10 +162,22 @@ pub async fn note(tx: &mut AnyConnection, note: &Note) -> Stored<()> {
     for token in &note.tokens {
         tokens::insert(tx, token).await?;
     }
-    for records in note.audit.chunks(ROWS_AT_ONCE) {
-        insert_audit(tx, records).await?;
-    }
     Ok(())
+}
+
+/// Those that were idle and are so no more; one that becomes idle this moment is found by the reaper.
+async fn idle_among(db: &mut AnyConnection, used: &[(SandboxId, Timestamp)]) -> Stored<BTreeMap<String, Sandbox>> {
+    let mut idle = BTreeMap::new();
+    for used in used.chunks(ROWS_AT_ONCE) {
+        let ids = placeholders(1, used.len());
+        let sql = format!("SELECT * FROM sandboxes WHERE id IN ({ids}) AND state = 'idle' AND intent IS NULL AND ended_at IS NULL");
+        let query = used.iter().fold(sqlx::query(AssertSqlSafe(sql)), |query, (id, _)| query.bind(id.as_str()));
+        for row in &query.fetch_all(&mut *db).await? {
+            let sandbox = rows::sandbox(row)?;
+            idle.insert(sandbox.id.to_string(), sandbox);
+        }
+    }
+    Ok(idle)
 }
 
 /// `$first, …` for a list of `count` values.
@@ -156,19 +185,23 @@ pub fn placeholders(first: usize, count: usize) -> String {
     (first..first + count).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ")
 }
 
+/// Becomes a link of the chain when the transaction is committed.
 pub async fn audit(tx: &mut AnyConnection, record: &AuditRecord) -> Stored<()> {
-    insert_audit(tx, std::slice::from_ref(record)).await
+    insert_audit(tx, std::slice::from_ref(record), chain::PENDING, &[]).await
 }
 
-async fn insert_audit(tx: &mut AnyConnection, records: &[AuditRecord]) -> Stored<()> {
-    const COLUMNS: usize = 11;
+/// `linked` has the number and hash of each record, or of none.
+pub async fn insert_audit(tx: &mut AnyConnection, records: &[AuditRecord], writer: &str, linked: &[(u64, Hash)]) -> Stored<()> {
+    const COLUMNS: usize = 14;
     let rows: Vec<String> = (0..records.len()).map(|n| format!("({})", placeholders(n * COLUMNS + 1, COLUMNS))).collect();
     let sql = format!(
-        "INSERT INTO audit (at, workspace_id, action, request_id, principal, actor, thread, session_id, sandbox_id, jti, detail) VALUES {}",
+        "INSERT INTO audit (at, workspace_id, action, request_id, principal, actor, thread, session_id, sandbox_id, jti, detail,
+                            writer, number, hash) VALUES {}",
         rows.join(", ")
     );
     let mut query = sqlx::query(AssertSqlSafe(sql));
-    for r in records {
+    for (n, r) in records.iter().enumerate() {
+        let link = linked.get(n);
         query = query
             .bind(r.at.unix())
             .bind(&r.workspace)
@@ -180,7 +213,10 @@ async fn insert_audit(tx: &mut AnyConnection, records: &[AuditRecord]) -> Stored
             .bind(r.session.as_ref().map(|i| i.as_str()))
             .bind(r.sandbox.as_ref().map(|i| i.as_str()))
             .bind(r.jti.as_deref())
-            .bind(r.detail.as_deref());
+            .bind(r.detail.as_deref())
+            .bind(writer)
+            .bind(link.map(|(number, _)| i64::try_from(*number).unwrap_or(i64::MAX)))
+            .bind(link.map(|(_, hash)| &hash[..]));
     }
     query.execute(tx).await?;
     Ok(())
@@ -190,16 +226,21 @@ pub async fn newest(
     db: &mut AnyConnection,
     workspace: &str,
     sandbox: Option<&SandboxId>,
+    jti: Option<&str>,
     page: &PageWish,
 ) -> Stored<Vec<(u64, AuditRecord)>> {
     let before = page.before.as_ref().and_then(|b| b.parse::<i64>().ok()).unwrap_or(i64::MAX);
-    sqlx::query(
-        "SELECT * FROM audit WHERE workspace_id = $1 AND sequence < $2 AND ($3 IS NULL OR sandbox_id = $3)
-         ORDER BY sequence DESC LIMIT $4",
-    )
+    // Of a token in words of its own, or its index would not be used.
+    sqlx::query(match jti {
+        None => {
+            "SELECT * FROM audit WHERE workspace_id = $1 AND sequence < $2 AND ($3 IS NULL OR sandbox_id = $3)
+             ORDER BY sequence DESC LIMIT $4"
+        }
+        Some(_) => "SELECT * FROM audit WHERE workspace_id = $1 AND sequence < $2 AND jti = $3 ORDER BY sequence DESC LIMIT $4",
+    })
     .bind(workspace)
     .bind(before)
-    .bind(sandbox.map(|s| s.as_str()))
+    .bind(jti.or(sandbox.map(|s| s.as_str())))
     .bind(i64::from(page.limit))
     .fetch_all(db)
     .await?
@@ -217,7 +258,8 @@ pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon) -> Stored<()> {
         ("DELETE FROM revocations WHERE until < $1", horizon.now),
         ("DELETE FROM opaque_tokens WHERE keep_until < $1", horizon.now),
         ("DELETE FROM shares WHERE expires_at < $1", horizon.now),
-        ("DELETE FROM audit WHERE at < $1", horizon.audit_before),
+        // A revoked identity stays: it is what keeps somebody out.
+        ("DELETE FROM api_keys WHERE (revoked_at < $1 OR expires_at < $1) AND (issuer IS NULL OR is_past = 1)", horizon.ended_before),
         ("DELETE FROM idempotency WHERE session_id IN (SELECT id FROM sessions WHERE ended_at < $1)", horizon.ended_before),
         ("DELETE FROM sessions WHERE ended_at < $1", horizon.ended_before),
         (
@@ -228,5 +270,6 @@ pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon) -> Stored<()> {
     ] {
         sqlx::query(sql).bind(before.unix()).execute(&mut *tx).await?;
     }
+    chain::prune(tx, horizon.audit_before).await?;
     nodes::forget(tx, horizon.ended_before).await
 }

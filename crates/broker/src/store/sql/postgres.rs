@@ -1,6 +1,12 @@
 //! The store in PostgreSQL: what several brokers share.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use cobox_protocol::Secret;
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
@@ -26,6 +32,8 @@ pub async fn open(url: &Secret) -> Stored<SqlStore> {
     // The URL has a password in it: no error says more than what the server or the system said.
     let failed = |e: &dyn std::fmt::Display| StoreError::Failed(format!("opening the PostgreSQL database: {e}"));
     let options: AnyConnectOptions = url.expose().parse().map_err(|e: sqlx::Error| failed(&e))?;
+    let connections = Arc::<AtomicU64>::default();
+    let count = connections.clone();
     let pool = AnyPoolOptions::new()
         .max_connections(CONNECTIONS)
         .acquire_timeout(ACQUIRE_TIMEOUT)
@@ -38,7 +46,10 @@ pub async fn open(url: &Secret) -> Stored<SqlStore> {
                 Ok(true)
             })
         })
-        .after_connect(|connection, _| Box::pin(async move { sqlx::raw_sql(SETTINGS).execute(connection).await.map(drop) }))
+        .after_connect(move |connection, _| {
+            count.fetch_add(1, Ordering::SeqCst);
+            Box::pin(async move { sqlx::raw_sql(SETTINGS).execute(connection).await.map(drop) })
+        })
         .connect_with(options)
         .await
         .map_err(|e| failed(&e))?;
@@ -50,6 +61,7 @@ pub async fn open(url: &Secret) -> Stored<SqlStore> {
         begin: "BEGIN",
         begin_unsynced: "BEGIN; SET LOCAL synchronous_commit = off",
         is_only_writer: false,
+        connections,
         _listener: Some(hint::listen(url.clone(), hints.clone())),
         hints,
     }))

@@ -12,7 +12,7 @@ use sqlx::{Row, any::AnyRow};
 use crate::{
     domain::{
         audit::AuditRecord,
-        model::{ApiKey, Bound, Intent, OldKeys, Principal, Sandbox, Session, Share},
+        model::{ApiKey, Bound, Identity, Intent, OldKeys, Principal, PrincipalRecord, Sandbox, Session, Share},
     },
     store::{StoreError, Stored},
 };
@@ -81,6 +81,25 @@ pub fn key(row: &AnyRow) -> Stored<ApiKey> {
         expires_at: maybe_time(row, "expires_at")?,
         last_used_at: maybe_time(row, "last_used_at")?,
         revoked_at: maybe_time(row, "revoked_at")?,
+        identity: row
+            .try_get::<Option<String>, _>("issuer")?
+            .map(|issuer| Ok::<_, StoreError>(Identity { issuer, subject: row.try_get("subject")? }))
+            .transpose()?,
+    })
+}
+
+pub fn principal(row: &AnyRow) -> Stored<PrincipalRecord> {
+    Ok(PrincipalRecord {
+        principal: Principal {
+            workspace: row.try_get("workspace_id")?,
+            name: row.try_get("name")?,
+            kind: word(row, "kind", PrincipalKind::from_word)?,
+        },
+        created_at: time(row, "created_at")?,
+        valid_keys: count(row, "valid_keys")?,
+        last_used_at: maybe_time(row, "last_used_at")?,
+        disabled_at: maybe_time(row, "disabled_at")?,
+        disabled_by: row.try_get("disabled_by")?,
     })
 }
 
@@ -135,7 +154,7 @@ pub fn parsed<T: FromStr>(row: &AnyRow, column: &'static str) -> Stored<T> {
     text.parse().map_err(|_| corrupt(column, text))
 }
 
-fn maybe_parsed<T: FromStr>(row: &AnyRow, column: &'static str) -> Stored<Option<T>> {
+pub fn maybe_parsed<T: FromStr>(row: &AnyRow, column: &'static str) -> Stored<Option<T>> {
     let text: Option<&str> = row.try_get(column)?;
     text.map(|t| t.parse().map_err(|_| corrupt(column, t))).transpose()
 }

@@ -2,18 +2,20 @@
 
 use cobox_protocol::{
     SandboxId, Timestamp,
+    event::What,
     session::State,
     tags::{TagFilter, Tags},
 };
 use sqlx::{AnyConnection, AssertSqlSafe};
 
 use super::{
-    hint, lock, notes, rows, sessions,
+    events, hint, lock, notes, rows, sessions,
     tags::{self, On},
 };
 use crate::{
     domain::{
         audit::AuditRecord,
+        events::Event,
         model::{OldKeys, Sandbox},
     },
     policy::Quota,
@@ -67,6 +69,8 @@ pub async fn change(tx: &mut AnyConnection, id: &SandboxId, change: &SandboxChan
             return Ok(ChangedSandbox::TooManyTags(count));
         }
     }
+    let what = What::Changed { change: audit.detail.clone().unwrap_or_default() };
+    events::append(tx, &[Event::of_sandbox(audit.at, &changed, what).by(audit)]).await?;
     notes::audit(tx, audit).await?;
     Ok(ChangedSandbox::Changed(Box::new(changed)))
 }
@@ -208,6 +212,10 @@ pub async fn any(db: &mut AnyConnection, node: Option<&str>) -> Stored<bool> {
 
 /// Only the fields that change in a sandbox's life, and only while nobody else changed its state or intent.
 pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> Stored<bool> {
+    let event = events::of_change(old, new);
+    if event.is_some() {
+        lock::workspace(tx, &new.workspace).await?;
+    }
     let done = sqlx::query(
         "UPDATE sandboxes SET state = $2, intent = $3, reason = $4, running_since = $6,
                               last_active_at = CASE WHEN last_active_at < $5 THEN $5 ELSE last_active_at END,
@@ -229,6 +237,7 @@ pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> St
     .await?;
     let is_replaced = done.rows_affected() == 1;
     if is_replaced {
+        events::append(tx, event.as_slice()).await?;
         hint::send(tx, &Hint::Sandbox(new.id.clone())).await?;
     }
     Ok(is_replaced)
@@ -270,7 +279,7 @@ pub async fn renew(tx: &mut AnyConnection, id: &SandboxId) -> Stored<()> {
 pub async fn end(tx: &mut AnyConnection, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>> {
     let Some(sandbox) = locked(tx, id).await?.filter(|s| s.ended_at.is_none()) else { return Ok(None) };
     for session in sessions::on_sandbox(tx, id).await? {
-        sessions::close(tx, &session, ending).await?;
+        sessions::close(tx, &session, state, ending).await?;
         // A retry of a request whose sandbox came to nothing must be free to make another.
         sqlx::query("DELETE FROM idempotency WHERE session_id = $1").bind(session.id.as_str()).execute(&mut *tx).await?;
     }

@@ -17,6 +17,7 @@ macro_rules! steps {
             (2, "many brokers", include_str!(concat!("../../../migrations/", $database, "/0002_many_brokers.sql"))),
             (3, "tags and retired tokens", include_str!(concat!("../../../migrations/", $database, "/0003_tags_and_retired_tokens.sql"))),
             (4, "tokens", include_str!(concat!("../../../migrations/", $database, "/0004_tokens.sql"))),
+            (5, "events and audit chain", include_str!(concat!("../../../migrations/", $database, "/0005_events_and_audit_chain.sql"))),
             (6, "policy and principals", include_str!(concat!("../../../migrations/", $database, "/0006_policy_and_principals.sql"))),
         ]
     };

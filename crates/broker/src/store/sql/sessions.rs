@@ -4,7 +4,7 @@ use cobox_protocol::{SandboxId, SessionId, session::State};
 use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
 use super::{
-    lock, notes, rows, sandboxes,
+    events, lock, notes, rows, sandboxes,
     tags::{self, On},
 };
 use crate::{
@@ -68,6 +68,7 @@ pub async fn ensure(tx: &mut AnyConnection, wish: &EnsureWish) -> Stored<Ensured
     insert(tx, &made.session).await?;
     tags::set(tx, On::Session, workspace, made.session.id.as_str(), &wish.tags).await?;
     remember(tx, wish, &made.session.id).await?;
+    events::created(tx, &made.session, made.sandbox.state, &wish.audit).await?;
     notes::audit(tx, &wish.audit).await?;
     Ok(Ensured::Created(made))
 }
@@ -181,12 +182,13 @@ pub async fn on_sandbox(db: &mut AnyConnection, sandbox: &SandboxId) -> Stored<V
     .collect()
 }
 
-pub async fn end(tx: &mut AnyConnection, id: &SessionId, ending: &Ending) -> Stored<Option<Leftover>> {
+/// What is left to do, and about which sandbox.
+pub async fn end(tx: &mut AnyConnection, id: &SessionId, ending: &Ending) -> Stored<Option<(Leftover, SandboxId)>> {
     let Some(found) = get(tx, id).await? else { return Ok(None) };
     sandboxes::locked(tx, &found.sandbox.id).await?;
     // Again, now that nobody else can end it.
     let Some(Bound { session, sandbox }) = get(tx, id).await?.filter(|b| b.session.ended_at.is_none()) else { return Ok(None) };
-    close(tx, &session, ending).await?;
+    close(tx, &session, State::Terminated, ending).await?;
     let leftover = if !on_sandbox(tx, &sandbox.id).await?.is_empty() {
         Leftover::InUse
     } else if sandbox.outlives_sessions() || session.owner != sandbox.owner {
@@ -200,16 +202,17 @@ pub async fn end(tx: &mut AnyConnection, id: &SessionId, ending: &Ending) -> Sto
         Leftover::Destroy
     };
     notes::audit(tx, &ending.audit).await?;
-    Ok(Some(leftover))
+    Ok(Some((leftover, sandbox.id)))
 }
 
 /// Ends the session's row and its tokens; the caller holds the locks of its workspace and sandbox.
-pub async fn close(tx: &mut AnyConnection, session: &Session, ending: &Ending) -> Stored<()> {
+pub async fn close(tx: &mut AnyConnection, session: &Session, state: State, ending: &Ending) -> Stored<()> {
     sqlx::query("UPDATE sessions SET ended_at = $2, end_reason = $3 WHERE id = $1")
         .bind(session.id.as_str())
         .bind(ending.now.unix())
         .bind(&ending.reason)
         .execute(&mut *tx)
         .await?;
+    events::ended(tx, session, state, &ending.reason, &ending.audit).await?;
     notes::revoke(tx, &session.workspace, Some(&session.sandbox), "session", session.id.as_str(), ending).await
 }

@@ -2,12 +2,12 @@
 //!
 //! One connection writes, so that writers queue here instead of failing on a lock; a few read beside it (WAL).
 
-use std::{fmt::Write, path::Path, time::Duration};
+use std::{fmt::Write, path::Path, sync::Arc, time::Duration};
 
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use tokio::sync::broadcast;
 
-use super::{Engine, SqlStore, schema};
+use super::{Engine, SqlStore, hint, schema};
 use crate::store::{StoreError, Stored};
 
 /// Readers beside the one writer; each is a thread.
@@ -42,7 +42,9 @@ pub async fn open(path: &Path) -> Stored<SqlStore> {
         begin: "PRAGMA synchronous = FULL; BEGIN IMMEDIATE",
         begin_unsynced: "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE",
         is_only_writer: true,
-        hints: broadcast::channel(1).0,
+        hints: broadcast::channel(hint::BACKLOG).0,
+        // What was lost with the power was lost with the broker too.
+        connections: Arc::default(),
         _listener: None,
     }))
 }

@@ -1,0 +1,159 @@
+//! What was done through boxd that people watch for: files written, commands ended. Kept in memory until the broker, which waits
+//! for it here, has taken it.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use cobox_protocol::{
+    RequestId, Timestamp,
+    event::{Deed, ExecEnd, FileChange, Happening, Happenings, MAX_EVENT_TEXT_BYTES, MAX_HAPPENINGS_AT_ONCE},
+};
+use cobox_token::Claims;
+use serde::Deserialize;
+use tokio::{sync::Notify, time::timeout};
+
+use crate::{files::SandboxPath, processes::Ended};
+
+/// Some seconds of a busy sandbox whose broker is away, and at most 2 MiB. Past it the oldest go: the numbers tell how many.
+const MAX_WAITING: usize = 1024;
+/// Those of a moment are handed over together, so that a busy sandbox wakes its broker a few times a second and not with every request.
+const GATHER: Duration = Duration::from_millis(50);
+/// Longest the broker may have boxd wait for something to tell, in seconds: below what it waits for an answer.
+const MAX_WAIT_SECONDS: u64 = 30;
+
+pub struct HappeningLog {
+    life: String,
+    lines: Mutex<Lines>,
+    arrived: Notify,
+}
+
+#[derive(Default)]
+struct Lines {
+    waiting: VecDeque<Happening>,
+    last: u64,
+}
+
+impl Default for HappeningLog {
+    fn default() -> Self {
+        let life = RequestId::new().as_str().trim_start_matches("req_").to_owned();
+        Self { life, lines: Mutex::default(), arrived: Notify::new() }
+    }
+}
+
+#[derive(Clone, Deserialize)]
+pub struct Wish {
+    /// Everything up to this one is taken and need not be kept.
+    #[serde(default)]
+    after: u64,
+    /// Whose count that is; of another life it means nothing.
+    #[serde(default)]
+    life: String,
+    /// How many seconds to wait where there is nothing.
+    #[serde(default)]
+    wait: u64,
+}
+
+impl HappeningLog {
+    pub fn written(&self, claims: &Claims, path: &SandboxPath, size: u64) {
+        self.add(claims, Deed::FileWritten(FileChange { size: Some(size), ..named(path) }));
+    }
+
+    /// Several at once, beneath a directory.
+    pub fn written_beneath(&self, claims: &Claims, path: &SandboxPath, entries: u64) {
+        self.add(claims, Deed::FileWritten(FileChange { entries: Some(entries), ..named(path) }));
+    }
+
+    pub fn removed(&self, claims: &Claims, path: &SandboxPath, entries: Option<u64>) {
+        self.add(claims, Deed::FileRemoved(FileChange { entries, ..named(path) }));
+    }
+
+    pub fn ran(&self, claims: &Claims, command: String, ended: Ended, took: Duration) {
+        self.ran_in_shell(claims, command, Some(ended.exit.code), ended.timed_out, milliseconds(took));
+    }
+
+    pub fn ran_in_shell(&self, claims: &Claims, command: String, exit_code: Option<i32>, timed_out: bool, duration_ms: u64) {
+        self.add(claims, Deed::Exec(ExecEnd { command, exit_code, timed_out, duration_ms, truncated: false }));
+    }
+
+    fn add(&self, claims: &Claims, what: Deed) {
+        let happening = Happening {
+            seq: 0,
+            at: Timestamp::now(),
+            principal: Some(claims.sub.clone()),
+            actor: Some(claims.act.kind),
+            session_id: claims.sid.clone(),
+            what: what.bounded(),
+        };
+        {
+            let mut lines = self.lines();
+            lines.last += 1;
+            let seq = lines.last;
+            lines.waiting.push_back(Happening { seq, ..happening });
+            if lines.waiting.len() > MAX_WAITING {
+                lines.waiting.pop_front();
+            }
+        }
+        // Costs nothing but where the broker waits, which after this it doesn't until the moment is gathered.
+        self.arrived.notify_waiters();
+    }
+
+    /// The oldest after those already taken, which are forgotten; waits for some where there are none.
+    pub async fn fetch(&self, wish: &Wish) -> Happenings {
+        // Before looking, so that nothing falls between.
+        let mut arrived = std::pin::pin!(self.arrived.notified());
+        arrived.as_mut().enable();
+        let there = self.take(wish);
+        if !there.items.is_empty() || wish.wait == 0 {
+            return there;
+        }
+        if timeout(Duration::from_secs(wish.wait.min(MAX_WAIT_SECONDS)), arrived).await.is_ok() {
+            tokio::time::sleep(GATHER).await;
+        }
+        self.take(wish)
+    }
+
+    /// What is there now.
+    pub fn take(&self, wish: &Wish) -> Happenings {
+        let mut lines = self.lines();
+        if wish.life == self.life {
+            while lines.waiting.front().is_some_and(|h| h.seq <= wish.after) {
+                lines.waiting.pop_front();
+            }
+        }
+        Happenings { life: self.life.clone(), items: lines.waiting.iter().take(MAX_HAPPENINGS_AT_ONCE).cloned().collect() }
+    }
+
+    fn lines(&self) -> MutexGuard<'_, Lines> {
+        // Each change is done before anything can panic.
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A command as it was asked for, as much of it as can be told.
+pub fn in_words(command: Option<&str>, argv: Option<&[String]>) -> String {
+    // A little more than that: what is longer is then seen to be.
+    let most = MAX_EVENT_TEXT_BYTES + char::MAX.len_utf8();
+    let mut words = String::new();
+    for word in command.into_iter().chain(argv.unwrap_or_default().iter().map(String::as_str)) {
+        if words.len() > most {
+            break;
+        }
+        if !words.is_empty() {
+            words.push(' ');
+        }
+        words.push_str(&word[..word.floor_char_boundary(most)]);
+    }
+    words
+}
+
+fn named(path: &SandboxPath) -> FileChange {
+    let (path, path_b64) = path.in_json();
+    FileChange { path, path_b64, ..FileChange::default() }
+}
+
+fn milliseconds(took: Duration) -> u64 {
+    u64::try_from(took.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,239 @@
+//! The audit's hash chains: how a record is linked to the one before it, and how somebody who doesn't trust the database finds out
+//! whether all of them are there as they were written.
+
+use cobox_protocol::{
+    Timestamp,
+    audit::{AuditEntry, AuditHead, AuditLink},
+};
+use sha2::{Digest, Sha256};
+
+pub type Hash = [u8; 32];
+
+/// What stands before the first record of a chain.
+pub const NOTHING: Hash = [0; 32];
+/// Told apart from everything else that is hashed anywhere.
+const RECORD: &[u8] = b"cobox audit record 1\n";
+const LINK: &[u8] = b"cobox audit link 1\n";
+
+/// A record as it is hashed: every field, in this order, each with its length, and told apart from one that is missing.
+pub struct Content<'a> {
+    pub at: Timestamp,
+    pub workspace: &'a str,
+    pub action: &'a str,
+    pub request_id: Option<&'a str>,
+    pub principal: Option<&'a str>,
+    pub actor: Option<&'a str>,
+    pub thread: Option<&'a str>,
+    pub session: Option<&'a str>,
+    pub sandbox: Option<&'a str>,
+    pub jti: Option<&'a str>,
+    pub detail: Option<&'a str>,
+}
+
+impl<'a> Content<'a> {
+    pub fn of_entry(workspace: &'a str, entry: &'a AuditEntry) -> Self {
+        Self {
+            at: entry.at,
+            workspace,
+            action: &entry.action,
+            request_id: entry.request_id.as_ref().map(|i| i.as_str()),
+            principal: entry.principal.as_deref(),
+            actor: entry.actor.as_deref(),
+            thread: entry.thread_id.as_deref(),
+            session: entry.session_id.as_ref().map(|i| i.as_str()),
+            sandbox: entry.sandbox_id.as_ref().map(|i| i.as_str()),
+            jti: entry.jti.as_deref(),
+            detail: entry.detail.as_deref(),
+        }
+    }
+
+    pub fn digest(&self) -> Hash {
+        let mut hasher = Sha256::new_with_prefix(RECORD);
+        hasher.update(self.at.unix().to_be_bytes());
+        let optional = [self.request_id, self.principal, self.actor, self.thread, self.session, self.sandbox, self.jti, self.detail];
+        for field in [Some(self.workspace), Some(self.action)].into_iter().chain(optional) {
+            hasher.update([u8::from(field.is_some())]);
+            let text = field.unwrap_or_default();
+            hasher.update((text.len() as u64).to_be_bytes());
+            hasher.update(text);
+        }
+        hasher.finalize().into()
+    }
+}
+
+/// The hash of a link.
+pub fn link(writer: &str, number: u64, before: &Hash, digest: &Hash) -> Hash {
+    let mut hasher = Sha256::new_with_prefix(LINK);
+    hasher.update((writer.len() as u64).to_be_bytes());
+    hasher.update(writer);
+    hasher.update(number.to_be_bytes());
+    hasher.update(before);
+    hasher.update(digest);
+    hasher.finalize().into()
+}
+
+pub fn hex(hash: &[u8]) -> String {
+    hash.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+pub fn from_hex(text: &str) -> Option<Hash> {
+    if text.len() != 64 || !text.is_ascii() {
+        return None;
+    }
+    let bytes = (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).ok()).collect::<Option<Vec<_>>>()?;
+    bytes.try_into().ok()
+}
+
+/// What is wrong with a chain, and where.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    #[error("record {number} of {writer} is not what was written: it was altered, moved, or linked by somebody else")]
+    Altered { writer: String, number: u64 },
+    #[error("records {from} to {to} of {writer} are missing")]
+    Missing { writer: String, from: u64, to: u64 },
+    #[error("record {number} of {writer} comes where {expected} should")]
+    OutOfOrder { writer: String, number: u64, expected: u64 },
+    #[error("record {number} of {writer} has another hash than the head that was kept: the chain was written anew")]
+    Rewritten { writer: String, number: u64 },
+    #[error("the head that was kept is record {number} of {writer}, but the chain ends at {end}: records were cut off")]
+    CutOff { writer: String, number: u64, end: u64 },
+    #[error("there is no chain of {writer}, of which a head was kept")]
+    NoChain { writer: String },
+}
+
+/// A head that somebody kept: `writer:number:hash`, as `cobox audit head` prints it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptHead {
+    pub writer: String,
+    pub number: u64,
+    pub hash: Hash,
+}
+
+impl std::str::FromStr for KeptHead {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || "must be WRITER:NUMBER:HASH, as `cobox audit head` prints it".to_owned();
+        let mut parts = text.trim().rsplitn(3, ':');
+        let (hash, number, writer) = (parts.next().ok_or_else(wrong)?, parts.next().ok_or_else(wrong)?, parts.next().ok_or_else(wrong)?);
+        Ok(Self { writer: writer.to_owned(), number: number.parse().map_err(|_| wrong())?, hash: from_hex(hash).ok_or_else(wrong)? })
+    }
+}
+
+/// Goes through one chain, oldest first.
+pub struct Verifier {
+    writer: String,
+    last: u64,
+    /// What the next link may be linked to: the last one's hash as it stands there, and as it should be.
+    before: [Hash; 2],
+    kept: Vec<KeptHead>,
+    pub checked: u64,
+    pub faults: Vec<Fault>,
+    /// Kept heads older than the records that are kept, which nothing can be said about.
+    pub too_old: Vec<u64>,
+}
+
+impl Verifier {
+    /// `kept` may hold other chains' heads too.
+    pub fn new(head: &AuditHead, kept: &[KeptHead]) -> Self {
+        let start = from_hex(&head.kept_after_hash).unwrap_or(NOTHING);
+        let kept: Vec<KeptHead> = kept.iter().filter(|k| k.writer == head.writer).cloned().collect();
+        let mut verifier = Self {
+            writer: head.writer.clone(),
+            last: head.kept_after,
+            before: [start; 2],
+            too_old: kept.iter().filter(|k| k.number < head.kept_after).map(|k| k.number).collect(),
+            kept,
+            checked: 0,
+            faults: Vec::new(),
+        };
+        verifier.compare(head.kept_after, &start);
+        verifier
+    }
+
+    /// The number after which links are wanted.
+    pub fn last(&self) -> u64 {
+        self.last
+    }
+
+    pub fn take(&mut self, given: &AuditLink) {
+        let (writer, number, expected) = (self.writer.clone(), given.number, self.last + 1);
+        if number < expected {
+            self.faults.push(Fault::OutOfOrder { writer, number, expected });
+            return;
+        }
+        let is_after_hole = number > expected;
+        if is_after_hole {
+            self.faults.push(Fault::Missing { writer: writer.clone(), from: expected, to: number - 1 });
+        }
+        let stored = from_hex(&given.hash);
+        let claimed = from_hex(&given.digest);
+        let digest = match (&given.workspace, &given.record) {
+            (Some(workspace), Some(record)) => Some(Content::of_entry(workspace, record).digest()),
+            // Somebody else's: its digest must do.
+            _ => claimed,
+        };
+        let should = self.before.map(|before| digest.map(|digest| link(&self.writer, number, &before, &digest)));
+        // After a hole nothing is known of what it was linked to; the next one shows whether this is what was written.
+        let is_right = given.writer == self.writer && digest == claimed && (is_after_hole || should.contains(&stored));
+        if !is_right || stored.is_none() {
+            self.faults.push(Fault::Altered { writer, number });
+        }
+        let stored = stored.unwrap_or(NOTHING);
+        self.before = [stored, should[0].unwrap_or(stored)];
+        self.last = number;
+        self.checked += 1;
+        self.compare(number, &stored);
+    }
+
+    /// When there are no more links; `head` is where the chain was said to end.
+    pub fn finish(&mut self, head: &AuditHead) {
+        let writer = &self.writer;
+        if head.number > self.last {
+            self.faults.push(Fault::Missing { writer: writer.clone(), from: self.last + 1, to: head.number });
+        }
+        let cut = self.kept.iter().filter(|k| k.number > self.last);
+        self.faults.extend(cut.map(|k| Fault::CutOff { writer: writer.clone(), number: k.number, end: self.last }));
+    }
+
+    fn compare(&mut self, number: u64, hash: &Hash) {
+        if self.kept.iter().any(|k| k.number == number && k.hash != *hash) {
+            self.faults.push(Fault::Rewritten { writer: self.writer.clone(), number });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_can_not_run_into_each_other() {
+        let content = |principal, actor| Content {
+            at: Timestamp::from_unix(1),
+            workspace: "w",
+            action: "a",
+            request_id: None,
+            principal,
+            actor,
+            thread: None,
+            session: None,
+            sandbox: None,
+            jti: None,
+            detail: None,
+        };
+        let digests = [(Some("ab"), Some("c")), (Some("a"), Some("bc")), (Some("abc"), None), (None, Some("abc")), (Some("abc"), Some(""))];
+        let digests: std::collections::HashSet<Hash> = digests.into_iter().map(|(p, a)| content(p, a).digest()).collect();
+        assert_eq!(digests.len(), 5);
+    }
+
+    #[test]
+    fn a_kept_head_is_read_as_it_is_printed() {
+        let hash = [7; 32];
+        let kept: KeptHead = format!("node:a:12:{}", hex(&hash)).parse().unwrap();
+        assert_eq!(kept, KeptHead { writer: "node:a".into(), number: 12, hash });
+        for bad in ["", "a:1", "a:x:00", &format!("a:-1:{}", hex(&hash)), &format!("a:1:{}", "g".repeat(64))] {
+            assert!(bad.parse::<KeptHead>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! What happens to a session and its sandbox: the record of it, and who may watch for how long.
+
+use std::{sync::Arc, time::Duration};
+
+use cobox_gateway::Credential;
+use cobox_protocol::{
+    ApiError, CapabilitySet, ErrorCode, EventId, SandboxId, SessionId, Timestamp,
+    event::{SandboxEvent, Source, What},
+};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, broadcast, broadcast::error::RecvError},
+    time::Instant,
+};
+
+use super::{
+    access,
+    audit::AuditRecord,
+    deployment::{Deployment, internal},
+    keys::Keys,
+    model::{Bound, Sandbox, Session},
+    sessions::expired,
+    shares::enter,
+};
+use crate::store::{EventBounds, Hint};
+
+/// Read at once: a stream holds no more than this in memory, some hundred KiB at the very most.
+const PAGE_EVENTS: u32 = 64;
+/// How often it is asked whether a watcher still may, and whether anything was missed. Hints make both quicker.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Something to send while nothing happens, so that proxies between don't take the silence for an end.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+/// Streams of one broker at once: each looks into the database twice a second.
+const MAX_STREAMS: usize = 1024;
+
+/// One thing that happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    pub at: Timestamp,
+    pub workspace: String,
+    pub sandbox: SandboxId,
+    /// Without it, of the sandbox, and so of every session on it.
+    pub session: Option<SessionId>,
+    pub principal: Option<String>,
+    pub actor: Option<String>,
+    pub source: Source,
+    pub what: What,
+}
+
+impl Event {
+    pub fn of_sandbox(at: Timestamp, sandbox: &Sandbox, what: What) -> Self {
+        let (workspace, sandbox) = (sandbox.workspace.clone(), sandbox.id.clone());
+        Self { at, workspace, sandbox, session: None, principal: None, actor: None, source: Source::Broker, what }
+    }
+
+    pub fn of_session(at: Timestamp, session: &Session, what: What) -> Self {
+        let (workspace, sandbox) = (session.workspace.clone(), session.sandbox.clone());
+        Self { at, workspace, sandbox, session: Some(session.id.clone()), principal: None, actor: None, source: Source::Broker, what }
+    }
+
+    /// By whoever the audit says it was.
+    pub fn by(mut self, audit: &AuditRecord) -> Self {
+        self.principal = audit.principal.clone();
+        self.actor = audit.actor.clone();
+        self
+    }
+}
+
+/// From where on somebody watches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum From {
+    /// Everything of the session that is kept.
+    Start,
+    /// What happens from now on.
+    Now,
+    After(EventId),
+}
+
+pub struct Events {
+    deployment: Arc<Deployment>,
+    keys: Arc<Keys>,
+    streams: Arc<Semaphore>,
+}
+
+impl Events {
+    pub fn new(deployment: Arc<Deployment>, keys: Arc<Keys>) -> Self {
+        Self { deployment, keys, streams: Arc::new(Semaphore::new(MAX_STREAMS)) }
+    }
+
+    /// A session's events for whoever shows a key that may use the session, or a token of it. One that is over is told to its end.
+    pub async fn open(self: &Arc<Self>, credential: Option<Credential>, id: &SessionId, from: From) -> Result<Watch, ApiError> {
+        let d = &self.deployment;
+        let credential = credential
+            .ok_or_else(|| ApiError::new(ErrorCode::Unauthenticated, "no credential: send an API key, or a token of the session"))?;
+        // Before anything is read, so that no change falls between.
+        let hints = d.store.hints();
+        let (bound, capabilities) = self.admit(&credential, id).await?;
+        let busy = || ApiError::new(ErrorCode::RateLimited, "too many people watch events here; try again later");
+        let slot = self.streams.clone().try_acquire_owned().map_err(|_| busy())?;
+        let (after, has_gap) = self.begin(&bound, &from).await?;
+        let mut watch = Watch {
+            events: self.clone(),
+            credential,
+            capabilities,
+            end: None,
+            bound,
+            after,
+            gap: has_gap,
+            hints,
+            next_look: Instant::now() + LOOK_EVERY,
+            next_beat: Instant::now() + HEARTBEAT,
+            ready: None,
+            _slot: slot,
+        };
+        if watch.bound.session.ended_at.is_some() {
+            watch.find_end().await?;
+            // Whoever has seen the last event has nothing to come back for.
+            watch.ready = watch.read().await?;
+            if watch.ready.is_none() {
+                return Err(expired(&watch.bound.session));
+            }
+        }
+        Ok(watch)
+    }
+
+    /// The session and what its watcher may see of it.
+    async fn admit(&self, credential: &Credential, id: &SessionId) -> Result<(Bound, CapabilitySet), ApiError> {
+        let d = &self.deployment;
+        let found = d.store.session(id).await.map_err(internal)?;
+        match credential {
+            Credential::ApiKey(key) => {
+                let caller = self.keys.authenticate(key).await?;
+                let not_found = || ApiError::new(ErrorCode::SessionNotFound, format!("there is no session {id}"));
+                let bound = found.filter(|b| access::is_visible(&caller.principal, &b.session)).ok_or_else(not_found)?;
+                let entry = enter(d, &caller.principal, &bound.session, &bound.sandbox).await?;
+                let capabilities = entry.bound(access::grant(&d.policy(), &caller, None)?)?;
+                Ok((bound, capabilities))
+            }
+            Credential::Token(token) => {
+                let refused = || ApiError::new(ErrorCode::Unauthenticated, "the token is for another session");
+                let bound = found.ok_or_else(refused)?;
+                let claims = d.claims_of(&bound.sandbox, token).await?;
+                if claims.sid.as_deref() != Some(id.as_str()) {
+                    return Err(refused());
+                }
+                Ok((bound, claims.scope))
+            }
+            Credential::Link(_) => Err(ApiError::new(ErrorCode::Unauthenticated, "a file link opens one file and nothing else")),
+        }
+    }
+
+    /// The number after which to read, and whether events before it are missing.
+    async fn begin(&self, bound: &Bound, from: &From) -> Result<(u64, bool), ApiError> {
+        let store = &self.deployment.store;
+        let (sandbox, session) = (&bound.sandbox.id, &bound.session.id);
+        let EventBounds { own_first, newest, pruned, .. } = store.event_bounds(sandbox, session).await.map_err(internal)?;
+        match from {
+            From::Now => Ok((newest, false)),
+            From::Start if own_first == 0 => Ok((newest, true)),
+            From::Start => {
+                let page = store.events(sandbox, session, own_first - 1, 1).await.map_err(internal)?;
+                let is_whole = page.events.first().is_some_and(|(_, e)| matches!(e.what, What::Created { .. }));
+                // What is left of the sandbox's own from before the first of the session's belongs to it, too.
+                if is_whole { Ok((own_first - 1, false)) } else { Ok((pruned, true)) }
+            }
+            From::After(id) => match id.number() {
+                // One from after all that happened was never ours.
+                number if number > newest => Ok((newest, true)),
+                number => Ok((number.max(pruned), number < pruned)),
+            },
+        }
+    }
+}
+
+/// What a watcher gets next.
+#[derive(Debug)]
+pub enum Told {
+    Events(Vec<SandboxEvent>),
+    /// Nothing happens.
+    Silence,
+    /// Nothing more will come: the session is over, or its watcher is told why not.
+    End(Option<ApiError>),
+}
+
+pub struct Watch {
+    events: Arc<Events>,
+    credential: Credential,
+    capabilities: CapabilitySet,
+    bound: Bound,
+    /// The number of the session's last event, where it has ended.
+    end: Option<u64>,
+    after: u64,
+    /// Events up to there are missing, and this wasn't said yet.
+    gap: bool,
+    hints: broadcast::Receiver<Hint>,
+    next_look: Instant,
+    next_beat: Instant,
+    ready: Option<Vec<SandboxEvent>>,
+    _slot: OwnedSemaphorePermit,
+}
+
+impl Watch {
+    /// May be dropped while it waits, and called again.
+    pub async fn next(&mut self) -> Told {
+        match self.wait().await {
+            Ok(told) => told,
+            Err(error) => Told::End(Some(error)),
+        }
+    }
+
+    async fn wait(&mut self) -> Result<Told, ApiError> {
+        loop {
+            if let Some(events) = self.ready.take() {
+                return Ok(Told::Events(events));
+            }
+            if self.end.is_none() && Instant::now() >= self.next_look {
+                self.next_look = Instant::now() + LOOK_EVERY;
+                self.look().await?;
+            }
+            if let Some(events) = self.read().await? {
+                self.next_beat = Instant::now() + HEARTBEAT;
+                return Ok(Told::Events(events));
+            }
+            if self.end.is_some() {
+                return Ok(Told::End(None));
+            }
+            tokio::select! {
+                is_about_admission = heard(&mut self.hints, &self.bound) => if is_about_admission {
+                    self.next_look = Instant::now();
+                },
+                () = tokio::time::sleep_until(self.next_look.min(self.next_beat)) => {}
+            }
+            if Instant::now() >= self.next_beat {
+                self.next_beat = Instant::now() + HEARTBEAT;
+                return Ok(Told::Silence);
+            }
+        }
+    }
+
+    /// Whether the session goes on and its watcher still may. An end is told before it is said that the token is worth nothing now.
+    async fn look(&mut self) -> Result<(), ApiError> {
+        let store = &self.events.deployment.store;
+        let found = store.session(&self.bound.session.id).await.map_err(internal)?;
+        if found.is_none_or(|b| b.session.ended_at.is_some()) {
+            return self.find_end().await;
+        }
+        (self.bound, self.capabilities) = self.events.admit(&self.credential, &self.bound.session.id).await?;
+        Ok(())
+    }
+
+    async fn find_end(&mut self) -> Result<(), ApiError> {
+        let store = &self.events.deployment.store;
+        let bounds = store.event_bounds(&self.bound.sandbox.id, &self.bound.session.id).await.map_err(internal)?;
+        self.end = Some(bounds.own_last);
+        Ok(())
+    }
+
+    /// What there is that this watcher may see.
+    async fn read(&mut self) -> Result<Option<Vec<SandboxEvent>>, ApiError> {
+        let d = &self.events.deployment;
+        loop {
+            let page = d.store.events(&self.bound.sandbox.id, &self.bound.session.id, self.after, PAGE_EVENTS).await.map_err(internal)?;
+            let has_gap = std::mem::take(&mut self.gap) || page.pruned > self.after;
+            let mut told = Vec::new();
+            if has_gap {
+                // With a number before what follows, so that who comes back isn't told of it again.
+                let number = page.pruned.max(self.after);
+                told.push(self.shown(number, Event::of_session(d.now(), &self.bound.session, What::Gap { lost: None })));
+            }
+            let mut is_all = page.events.len() < PAGE_EVENTS as usize;
+            for (number, event) in page.events {
+                // A sandbox may go on without the session.
+                if self.end.is_some_and(|end| number > end) {
+                    is_all = true;
+                    break;
+                }
+                self.after = number;
+                if event.what.is_last() {
+                    self.end = Some(number);
+                }
+                if event.what.is_shown_to(self.capabilities) {
+                    told.push(self.shown(number, event));
+                }
+            }
+            if !told.is_empty() {
+                return Ok(Some(told));
+            }
+            if is_all {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn shown(&self, number: u64, event: Event) -> SandboxEvent {
+        SandboxEvent {
+            id: EventId::numbered(event.at, number),
+            at: event.at,
+            session_id: self.bound.session.id.clone(),
+            sandbox_id: event.sandbox,
+            principal: event.principal,
+            actor: event.actor,
+            source: event.source,
+            what: event.what,
+        }
+    }
+}
+
+/// Resolves when something may have happened; says whether it may be about who is let in, too.
+async fn heard(hints: &mut broadcast::Receiver<Hint>, bound: &Bound) -> bool {
+    loop {
+        match hints.recv().await {
+            Ok(Hint::News(id)) if id == bound.sandbox.id => return false,
+            Ok(Hint::Sandbox(id)) if id == bound.sandbox.id => return true,
+            Ok(Hint::Workspace(workspace)) if workspace == bound.session.workspace => return true,
+            Ok(Hint::Anything) | Err(RecvError::Lagged(_)) => return true,
+            Ok(_) => {}
+            Err(RecvError::Closed) => std::future::pending().await,
+        }
+    }
+}

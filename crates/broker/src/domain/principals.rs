@@ -1,0 +1,76 @@
+//! Principals: who there is, shutting somebody out with all they hold, and letting them in again.
+
+use cobox_protocol::{ApiError, ErrorCode, RequestId, key::PrincipalInfo};
+
+use super::{
+    access,
+    audit::AuditRecord,
+    deployment::internal,
+    keys::Keys,
+    model::{Caller, PrincipalRecord},
+};
+use crate::store::{DisabledPrincipal, PageWish};
+
+const MANAGE: &str = "manage principals";
+
+impl Keys {
+    /// Those of one workspace, by name.
+    pub async fn principals(&self, caller: &Caller, workspace: Option<&str>, page: &PageWish) -> Result<Vec<PrincipalInfo>, ApiError> {
+        access::must_be_operator(&caller.principal, MANAGE)?;
+        let d = &self.deployment;
+        let workspace = workspace.unwrap_or(&caller.principal.workspace);
+        let found = d.store.principals(workspace, d.now(), page).await.map_err(internal)?;
+        Ok(found.into_iter().map(info).collect())
+    }
+
+    /// Ends every key, identity and token of a principal. Durable when it returns, and every running sandbox of the workspace
+    /// has been told or will be again. What it made stays, for others and until its lease ends.
+    pub async fn disable(&self, caller: &Caller, workspace: Option<&str>, name: &str, request_id: &RequestId) -> Result<(), ApiError> {
+        access::must_be_operator(&caller.principal, MANAGE)?;
+        let d = &self.deployment;
+        let workspace = workspace.unwrap_or(&caller.principal.workspace);
+        let audit = AuditRecord::new(d.now(), workspace, "principal.disabled").by(caller, request_id).detail(name);
+        match d.store.disable_principal(workspace, name, &d.ending("disabled", audit)).await.map_err(internal)? {
+            DisabledPrincipal::Disabled => {
+                self.lifecycle.tell_workspace(workspace).await;
+                Ok(())
+            }
+            DisabledPrincipal::NotThere => Err(not_found(workspace, name)),
+            DisabledPrincipal::LastOperator => {
+                let message = format!("{name} has the last valid key of an operator; make one for another operator first");
+                Err(ApiError::new(ErrorCode::Forbidden, message))
+            }
+        }
+    }
+
+    pub async fn enable(&self, caller: &Caller, workspace: Option<&str>, name: &str, request_id: &RequestId) -> Result<(), ApiError> {
+        access::must_be_operator(&caller.principal, MANAGE)?;
+        let d = &self.deployment;
+        let workspace = workspace.unwrap_or(&caller.principal.workspace);
+        let audit = AuditRecord::new(d.now(), workspace, "principal.enabled").by(caller, request_id).detail(name);
+        if !d.store.enable_principal(workspace, name, &audit).await.map_err(internal)? {
+            return Err(not_found(workspace, name));
+        }
+        // What it may hold from now on must not meet an old revocation.
+        self.lifecycle.tell_workspace(workspace).await;
+        Ok(())
+    }
+}
+
+fn info(record: PrincipalRecord) -> PrincipalInfo {
+    PrincipalInfo {
+        name: record.principal.name,
+        kind: record.principal.kind,
+        workspace: record.principal.workspace,
+        created_at: record.created_at,
+        valid_keys: record.valid_keys,
+        last_used_at: record.last_used_at,
+        disabled_at: record.disabled_at,
+        disabled_by: record.disabled_by,
+    }
+}
+
+fn not_found(workspace: &str, name: &str) -> ApiError {
+    let cut = |word: &str| word.chars().filter(|c| !c.is_control()).take(64).collect::<String>();
+    ApiError::new(ErrorCode::PrincipalNotFound, format!("workspace {} has no principal {}", cut(workspace), cut(name)))
+}

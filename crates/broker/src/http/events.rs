@@ -1,0 +1,136 @@
+//! `/v1/sandbox/sessions/{id}/events`: what happens to a session, as server-sent events.
+
+use std::time::Duration;
+
+use axum::{
+    body::{Body, Bytes},
+    extract::{Path, State},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use cobox_gateway::Credential;
+use cobox_protocol::{
+    ApiError, ErrorCode, RequestId,
+    event::{ERROR_NAME, EVENT_NAME, SandboxEvent},
+};
+use futures_util::stream;
+use http::{Extensions, HeaderMap, HeaderValue, header};
+use serde::Deserialize;
+use tokio::sync::mpsc;
+
+use super::{Api, Routes, error::Failure, paging::Params, sessions::session_id};
+use crate::domain::events::{From, Told, Watch};
+
+const LAST_EVENT_ID: &str = "last-event-id";
+/// A word in place of an event's id.
+const NOW: &str = "now";
+/// Batches between the database and a slow client. What doesn't fit waits in the database.
+const WAITING: usize = 2;
+/// A client that takes nothing for this long loses its stream; it can come back to where it was.
+const TAKE_WITHIN: Duration = Duration::from_secs(30);
+/// How soon a browser comes back when the connection breaks.
+const PREAMBLE: &[u8] = b"retry: 1000\n\n";
+const BEAT: &[u8] = b":\n\n";
+
+pub fn routes() -> Routes {
+    Routes::new().route("/v1/sandbox/sessions/{id}/events", get(events))
+}
+
+#[derive(Deserialize)]
+struct EventsQuery {
+    /// For clients that can't send `Last-Event-ID`, which counts for more.
+    after: Option<String>,
+}
+
+async fn events(
+    State(api): State<Api>,
+    Path(id): Path<String>,
+    Params(query): Params<EventsQuery>,
+    headers: HeaderMap,
+    extensions: Extensions,
+) -> Result<Response, Failure> {
+    let from = begin(&headers, query.after.as_deref())?;
+    let watch = api.events.open(Credential::from_headers(&headers)?, &session_id(&id)?, from).await?;
+    let request_id = extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
+    let (sender, receiver) = mpsc::channel(WAITING);
+    // Not on the connection's own thread: it must go on, and end, while the client takes nothing.
+    api.deployment.background.spawn(tell(watch, sender, request_id));
+    let body = stream::unfold((Some(Bytes::from_static(PREAMBLE)), receiver), async |(first, mut receiver)| {
+        let bytes = match first {
+            Some(first) => first,
+            None => receiver.recv().await?,
+        };
+        Some((Ok::<_, std::convert::Infallible>(bytes), (None, receiver)))
+    });
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
+        // Some proxies gather what they are sent.
+        (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+    ];
+    Ok((headers, Body::from_stream(body)).into_response())
+}
+
+fn begin(headers: &HeaderMap, after: Option<&str>) -> Result<From, ApiError> {
+    let (name, value) = match headers.get(LAST_EVENT_ID) {
+        Some(value) => ("Last-Event-ID", value.to_str().unwrap_or("?")),
+        None => ("after", after.unwrap_or_default()),
+    };
+    match value {
+        "" => Ok(From::Start),
+        NOW => Ok(From::Now),
+        id => Ok(From::After(id.parse().map_err(|_| ApiError::invalid(format!("{name}: must be the id of an event, or `{NOW}`")))?)),
+    }
+}
+
+/// Sends what happens until it is over or nobody takes it any more.
+async fn tell(mut watch: Watch, sender: mpsc::Sender<Bytes>, request_id: RequestId) {
+    // There is always room for the reason of an end.
+    let Ok(last) = sender.clone().reserve_owned().await else { return };
+    let end = loop {
+        let told = tokio::select! {
+            told = watch.next() => told,
+            () = sender.closed() => return,
+        };
+        let bytes = match told {
+            Told::Events(events) => events.iter().map(text).collect::<String>().into(),
+            Told::Silence => Bytes::from_static(BEAT),
+            Told::End(end) => break end,
+        };
+        match sender.send_timeout(bytes, TAKE_WITHIN).await {
+            Ok(()) => {}
+            Err(mpsc::error::SendTimeoutError::Closed(_)) => return,
+            Err(mpsc::error::SendTimeoutError::Timeout(_)) => {
+                break Some(ApiError::new(ErrorCode::RateLimited, "nothing was taken for too long; come back with Last-Event-ID"));
+            }
+        }
+    };
+    if let Some(error) = end {
+        let envelope = serde_json::json!(error.envelope(&request_id));
+        last.send(format!("event: {ERROR_NAME}\ndata: {envelope}\n\n").into());
+    }
+}
+
+fn text(event: &SandboxEvent) -> String {
+    // JSON has no line ends in it, whatever a sandbox puts into a name. Our own types always serialise.
+    let data = serde_json::to_string(event).unwrap_or_default();
+    format!("id: {}\nevent: {EVENT_NAME}\ndata: {data}\n\n", event.id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_begins_at_the_start_now_or_where_it_was() {
+        let none = HeaderMap::new();
+        let id = "evt_00000000000000000000000001";
+        let mut with_id = HeaderMap::new();
+        with_id.insert(LAST_EVENT_ID, HeaderValue::from_static("evt_00000000000000000000000001"));
+        assert_eq!(begin(&none, None).unwrap(), From::Start);
+        assert_eq!(begin(&none, Some("now")).unwrap(), From::Now);
+        assert_eq!(begin(&none, Some(id)).unwrap(), From::After(id.parse().unwrap()));
+        assert_eq!(begin(&with_id, Some("now")).unwrap(), From::After(id.parse().unwrap()));
+        assert!(begin(&none, Some("7")).unwrap_err().message.starts_with("after:"));
+    }
+}

@@ -1,0 +1,251 @@
+//! The audit's chain of this broker: each record is linked to the one before it, in the order of their commits.
+//!
+//! One lock is held from the moment a record gets its number until its commit is through, so that nobody is linked to what is not
+//! there in the end. It is the last lock a transaction takes. Where it isn't known whether a commit came through, the database is asked
+//! at the next. A second process that wrote in the same name would fail on the number, which is unique.
+
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicU64, Ordering},
+};
+
+use cobox_protocol::{RequestId, Timestamp};
+use sqlx::{AnyConnection, Row, any::AnyRow};
+use tokio::sync::{Mutex, MutexGuard};
+
+use super::{notes, rows};
+use crate::{
+    chain::{Content, Hash, NOTHING, link},
+    domain::audit::AuditRecord,
+    store::{ChainHead, ChainLink, Stored},
+};
+
+/// Who a record that is about to be linked belongs to, until then.
+pub const PENDING: &str = "";
+
+pub struct Chain {
+    writer: OnceLock<String>,
+    /// The last link, where it is known.
+    head: Mutex<Option<Head>>,
+    /// Counts the connections made to the database. One made anew may be to a server that was restarted and has lost what was
+    /// committed without a sync, so the last link is read again.
+    connections: Arc<AtomicU64>,
+}
+
+#[derive(Clone, Copy)]
+struct Head {
+    number: u64,
+    hash: Hash,
+    connections: u64,
+}
+
+impl Chain {
+    pub fn new(connections: Arc<AtomicU64>) -> Self {
+        Self { writer: OnceLock::new(), head: Mutex::new(None), connections }
+    }
+
+    /// Before anything is written; the first to say it decides.
+    pub fn write_as(&self, writer: &str) {
+        let _ = self.writer.set(writer.to_owned());
+    }
+
+    /// A store that nobody gave a name has one of its own, so that no two write the same chain.
+    pub fn writer(&self) -> &str {
+        self.writer.get_or_init(|| format!("unnamed-{}", RequestId::new().as_str().trim_start_matches("req_")))
+    }
+
+    /// The end of the chain, for whoever is about to write and commit by this connection.
+    pub async fn lock(&self, db: &mut AnyConnection) -> Stored<Links<'_>> {
+        let mut guard = self.head.lock().await;
+        let connections = self.connections.load(Ordering::SeqCst);
+        let known = guard.take().filter(|head| head.connections == connections);
+        let head = match known {
+            Some(head) => head,
+            None => {
+                let (number, hash) = begin(db, self.writer()).await?;
+                Head { number, hash, connections }
+            }
+        };
+        Ok(Links { writer: self.writer(), guard, head })
+    }
+
+    /// The last link as this process knows it.
+    pub async fn head(&self) -> Option<(u64, Hash)> {
+        self.head.lock().await.map(|h| (h.number, h.hash))
+    }
+}
+
+/// Dropped before [`Links::are_committed`], nobody knows how the chain ends until the database is asked.
+pub struct Links<'a> {
+    pub writer: &'a str,
+    guard: MutexGuard<'a, Option<Head>>,
+    head: Head,
+}
+
+impl Links<'_> {
+    pub fn add(&mut self, record: &AuditRecord) -> (u64, Hash) {
+        let number = self.head.number + 1;
+        let hash = link(self.writer, number, &self.head.hash, &content(record).digest());
+        self.head = Head { number, hash, ..self.head };
+        (number, hash)
+    }
+
+    pub fn are_committed(mut self) {
+        *self.guard = Some(self.head);
+    }
+}
+
+pub fn content(r: &AuditRecord) -> Content<'_> {
+    Content {
+        at: r.at,
+        workspace: &r.workspace,
+        action: &r.action,
+        request_id: r.request_id.as_ref().map(|i| i.as_str()),
+        principal: r.principal.as_deref(),
+        actor: r.actor.as_deref(),
+        thread: r.thread.as_deref(),
+        session: r.session.as_ref().map(|i| i.as_str()),
+        sandbox: r.sandbox.as_ref().map(|i| i.as_str()),
+        jti: r.jti.as_deref(),
+        detail: r.detail.as_deref(),
+    }
+}
+
+/// The end of a writer's chain as the database has it; a new one gets its beginning.
+async fn begin(db: &mut AnyConnection, writer: &str) -> Stored<(u64, Hash)> {
+    sqlx::query("INSERT INTO audit_anchors (writer, number, hash) VALUES ($1, 0, $2) ON CONFLICT (writer) DO NOTHING")
+        .bind(writer)
+        .bind(&NOTHING[..])
+        .execute(&mut *db)
+        .await?;
+    last(db, writer).await
+}
+
+async fn last(db: &mut AnyConnection, writer: &str) -> Stored<(u64, Hash)> {
+    let newest = sqlx::query("SELECT number, hash FROM audit WHERE writer = $1 AND number IS NOT NULL ORDER BY number DESC LIMIT 1")
+        .bind(writer)
+        .fetch_optional(&mut *db)
+        .await?;
+    match newest {
+        Some(row) => Ok((rows::count(&row, "number")?, hash(&row)?)),
+        None => anchor(db, writer).await,
+    }
+}
+
+/// What the first record that is kept is linked to.
+async fn anchor(db: &mut AnyConnection, writer: &str) -> Stored<(u64, Hash)> {
+    let row = sqlx::query("SELECT number, hash FROM audit_anchors WHERE writer = $1").bind(writer).fetch_optional(db).await?;
+    row.map_or(Ok((0, NOTHING)), |row| Ok((rows::count(&row, "number")?, hash(&row)?)))
+}
+
+fn hash(row: &AnyRow) -> Stored<Hash> {
+    row.try_get::<&[u8], _>("hash")?.try_into().map_err(|_| rows::corrupt("hash", "not 32 bytes"))
+}
+
+/// The records that this transaction has added and that are no links yet, oldest first.
+pub async fn pending(tx: &mut AnyConnection) -> Stored<Vec<(i64, AuditRecord)>> {
+    let found =
+        sqlx::query("SELECT * FROM audit WHERE writer = $1 AND number IS NULL ORDER BY sequence").bind(PENDING).fetch_all(tx).await?;
+    found.iter().map(|row| Ok((row.try_get("sequence")?, rows::audit(row)?))).collect()
+}
+
+pub async fn link_all(tx: &mut AnyConnection, pending: &[(i64, AuditRecord)], links: &mut Links<'_>) -> Stored<()> {
+    for (sequence, record) in pending {
+        let (number, hash) = links.add(record);
+        sqlx::query("UPDATE audit SET writer = $2, number = $3, hash = $4 WHERE sequence = $1")
+            .bind(sequence)
+            .bind(links.writer)
+            .bind(i64::try_from(number).unwrap_or(i64::MAX))
+            .bind(&hash[..])
+            .execute(&mut *tx)
+            .await?;
+    }
+    Ok(())
+}
+
+/// Every chain there is: those that have a beginning, and those that have records.
+pub async fn heads(db: &mut AnyConnection) -> Stored<Vec<ChainHead>> {
+    let mut heads = Vec::new();
+    let mut after = PENDING.to_owned();
+    loop {
+        // One after the other by the index: all records would be many.
+        let row = sqlx::query(
+            "SELECT min(writer) AS writer FROM
+             (SELECT min(writer) AS writer FROM audit WHERE writer > $1 UNION ALL SELECT min(writer) AS writer FROM audit_anchors WHERE writer > $1) AS w",
+        )
+        .bind(&after)
+        .fetch_one(&mut *db)
+        .await?;
+        let Some(writer) = row.try_get::<Option<String>, _>("writer")? else { return Ok(heads) };
+        let (number, hash) = last(db, &writer).await?;
+        let (kept_after, kept_after_hash) = anchor(db, &writer).await?;
+        heads.push(ChainHead { writer: writer.clone(), number, hash, kept_after, kept_after_hash });
+        after = writer;
+    }
+}
+
+/// A writer's links after a number, oldest first.
+pub async fn links(db: &mut AnyConnection, writer: &str, after: u64, limit: u32) -> Stored<Vec<ChainLink>> {
+    let found = sqlx::query("SELECT * FROM audit WHERE writer = $1 AND number > $2 ORDER BY number LIMIT $3")
+        .bind(writer)
+        .bind(i64::try_from(after).unwrap_or(i64::MAX))
+        .bind(i64::from(limit))
+        .fetch_all(db)
+        .await?;
+    let read = |row: &AnyRow| {
+        // Whatever is there is told: to say what is wrong with it is the reader's part.
+        let hash: Option<Vec<u8>> = row.try_get("hash")?;
+        Ok(ChainLink {
+            number: rows::count(row, "number")?,
+            hash: hash.unwrap_or_default(),
+            sequence: rows::count(row, "sequence")?,
+            record: rows::audit(row)?,
+        })
+    };
+    found.iter().map(read).collect()
+}
+
+/// Removes what is older, but only from the beginning of each chain, whose new beginning is kept. A record's time may be a stranger's
+/// word; an old one among newer ones stays until those are old.
+pub async fn prune(tx: &mut AnyConnection, before: Timestamp) -> Stored<()> {
+    sqlx::query("DELETE FROM audit WHERE writer IS NULL AND at < $1").bind(before.unix()).execute(&mut *tx).await?;
+    for head in heads(tx).await? {
+        let first_kept = sqlx::query("SELECT number FROM audit WHERE writer = $1 AND at >= $2 ORDER BY number LIMIT 1")
+            .bind(&head.writer)
+            .bind(before.unix())
+            .fetch_optional(&mut *tx)
+            .await?;
+        let cut = first_kept.map_or(Ok(head.number), |row| rows::count(&row, "number").map(|n| n.saturating_sub(1)))?;
+        if cut <= head.kept_after {
+            continue;
+        }
+        let row = sqlx::query("SELECT hash FROM audit WHERE writer = $1 AND number = $2")
+            .bind(&head.writer)
+            .bind(i64::try_from(cut).unwrap_or(i64::MAX))
+            .fetch_optional(&mut *tx)
+            .await?;
+        // One that is missing is found by whoever verifies; nothing is removed behind it.
+        let Some(row) = row else { continue };
+        sqlx::query("UPDATE audit_anchors SET number = $2, hash = $3 WHERE writer = $1")
+            .bind(&head.writer)
+            .bind(i64::try_from(cut).unwrap_or(i64::MAX))
+            .bind(&hash(&row)?[..])
+            .execute(&mut *tx)
+            .await?;
+        sqlx::query("DELETE FROM audit WHERE writer = $1 AND number <= $2")
+            .bind(&head.writer)
+            .bind(i64::try_from(cut).unwrap_or(i64::MAX))
+            .execute(&mut *tx)
+            .await?;
+    }
+    Ok(())
+}
+
+/// Records and their links in one statement.
+pub async fn insert(tx: &mut AnyConnection, records: &[AuditRecord], links: &mut Links<'_>) -> Stored<()> {
+    for records in records.chunks(notes::ROWS_AT_ONCE) {
+        let linked: Vec<(u64, Hash)> = records.iter().map(|record| links.add(record)).collect();
+        notes::insert_audit(tx, records, links.writer, &linked).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! Events: appended with the change they tell of, read by number, and removed when there are too many or they are too old.
+//!
+//! Whoever appends holds the workspace's lock until the commit, so that nobody sees a number before all smaller ones.
+
+use cobox_protocol::{
+    SandboxId, SessionId, Timestamp,
+    event::{Source, What},
+    session::State,
+};
+use sqlx::{AnyConnection, AssertSqlSafe, Row, any::AnyRow};
+
+use super::{
+    hint, lock,
+    notes::{ROWS_AT_ONCE, placeholders},
+    rows,
+};
+use crate::{
+    domain::{
+        audit::AuditRecord,
+        events::Event,
+        model::{Sandbox, Session},
+    },
+    store::{EventBounds, EventMarks, EventPage, Hint, StoreError, Stored, TakenHappenings},
+};
+
+/// The caller holds the workspace's lock. All are of one sandbox.
+pub async fn append(tx: &mut AnyConnection, events: &[Event]) -> Stored<()> {
+    const COLUMNS: usize = 8;
+    for events in events.chunks(ROWS_AT_ONCE) {
+        let rows: Vec<String> = (0..events.len()).map(|n| format!("({})", placeholders(n * COLUMNS + 1, COLUMNS))).collect();
+        let sql = format!(
+            "INSERT INTO events (at, workspace_id, sandbox_id, session_id, principal, actor, claimed, what) VALUES {}",
+            rows.join(", ")
+        );
+        let mut query = sqlx::query(AssertSqlSafe(sql));
+        for e in events {
+            let what = serde_json::to_string(&e.what).map_err(|e| StoreError::Failed(format!("an event can't be written: {e}")))?;
+            query = query
+                .bind(e.at.unix())
+                .bind(&e.workspace)
+                .bind(e.sandbox.as_str())
+                .bind(e.session.as_ref().map(|s| s.as_str()))
+                .bind(e.principal.as_deref())
+                .bind(e.actor.as_deref())
+                .bind(i64::from(e.source == Source::Sandbox))
+                .bind(what);
+        }
+        query.execute(&mut *tx).await?;
+    }
+    match events.first() {
+        Some(first) => hint::send(tx, &Hint::News(first.sandbox.clone())).await,
+        None => Ok(()),
+    }
+}
+
+/// A change of a sandbox's state, if it is one that sessions go on after. The workspace's lock comes before the sandbox's.
+pub fn of_change(old: &Sandbox, new: &Sandbox) -> Option<Event> {
+    let reason = || new.reason.clone().unwrap_or_default();
+    let (what, at) = match new.state {
+        state if state == old.state => return None,
+        State::Active if old.state == State::Suspended => (What::Resumed, new.running_since),
+        // Out of idleness the running time goes on.
+        State::Active if old.state == State::Idle => (What::Active, None),
+        State::Active => (What::Active, new.running_since),
+        State::Idle => (What::Idle, None),
+        State::Suspended => (What::Suspended { reason: reason() }, new.suspended_at),
+        // Told to each session as its end.
+        State::Provisioning | State::Terminated | State::Failed => return None,
+    };
+    Some(Event::of_sandbox(at.unwrap_or(new.last_active_at), new, what))
+}
+
+/// The caller holds the workspace's lock.
+pub async fn created(tx: &mut AnyConnection, session: &Session, state: State, audit: &AuditRecord) -> Stored<()> {
+    append(tx, &[Event::of_session(audit.at, session, What::Created { state }).by(audit)]).await
+}
+
+/// The last of a session. The caller holds the workspace's lock.
+pub async fn ended(tx: &mut AnyConnection, session: &Session, state: State, reason: &str, audit: &AuditRecord) -> Stored<()> {
+    let reason = reason.to_owned();
+    let what = if state == State::Failed { What::Failed { reason } } else { What::Terminated { reason } };
+    append(tx, &[Event::of_session(audit.at, session, what).by(audit)]).await
+}
+
+/// What a sandbox said of itself, each thing once: what was taken before is left out. Says whether anything was new.
+pub async fn take(tx: &mut AnyConnection, taken: &TakenHappenings) -> Stored<bool> {
+    lock::workspace(tx, &taken.workspace).await?;
+    let known = marks(tx, &taken.sandbox).await?;
+    let after = if known.life == taken.life { known.taken } else { 0 };
+    let fresh: Vec<Event> = taken.events.iter().filter(|(seq, _)| *seq > after).map(|(_, event)| event.clone()).collect();
+    append(tx, &fresh).await?;
+    sqlx::query(
+        "INSERT INTO event_marks (sandbox_id, life, taken) VALUES ($1, $2, $3)
+         ON CONFLICT (sandbox_id) DO UPDATE SET life = excluded.life, taken = excluded.taken",
+    )
+    .bind(taken.sandbox.as_str())
+    .bind(&taken.life)
+    .bind(stored(taken.events.iter().map(|(seq, _)| *seq).max().unwrap_or(0).max(after)))
+    .execute(tx)
+    .await?;
+    Ok(!fresh.is_empty())
+}
+
+pub async fn marks(db: &mut AnyConnection, sandbox: &SandboxId) -> Stored<EventMarks> {
+    let row =
+        sqlx::query("SELECT life, taken, pruned FROM event_marks WHERE sandbox_id = $1").bind(sandbox.as_str()).fetch_optional(db).await?;
+    let Some(row) = row else { return Ok(EventMarks::default()) };
+    Ok(EventMarks { life: row.try_get("life")?, taken: rows::count(&row, "taken")?, pruned: rows::count(&row, "pruned")? })
+}
+
+/// Of a session and its sandbox, oldest first, with how far the sandbox's were removed by then.
+pub async fn after(db: &mut AnyConnection, sandbox: &SandboxId, session: &SessionId, after: u64, limit: u32) -> Stored<EventPage> {
+    let found = sqlx::query(
+        "SELECT e.*, coalesce((SELECT pruned FROM event_marks WHERE sandbox_id = $1), 0) AS pruned FROM events e
+         WHERE e.sandbox_id = $1 AND e.sequence > $2 AND (e.session_id IS NULL OR e.session_id = $3) ORDER BY e.sequence LIMIT $4",
+    )
+    .bind(sandbox.as_str())
+    .bind(stored(after))
+    .bind(session.as_str())
+    .bind(i64::from(limit))
+    .fetch_all(db)
+    .await?;
+    let pruned = found.first().map_or(Ok(0), |row| rows::count(row, "pruned"))?;
+    let events = found.iter().map(|row| Ok((rows::count(row, "sequence")?, event(row)?))).collect::<Stored<_>>()?;
+    Ok(EventPage { pruned, events })
+}
+
+pub async fn bounds(db: &mut AnyConnection, sandbox: &SandboxId, session: &SessionId) -> Stored<EventBounds> {
+    let row = sqlx::query(
+        "SELECT coalesce((SELECT min(sequence) FROM events WHERE sandbox_id = $1 AND session_id = $2), 0) AS own_first,
+                coalesce((SELECT max(sequence) FROM events WHERE sandbox_id = $1 AND session_id = $2 AND claimed = 0), 0) AS own_last,
+                coalesce((SELECT max(sequence) FROM events WHERE sandbox_id = $1), 0) AS newest,
+                coalesce((SELECT pruned FROM event_marks WHERE sandbox_id = $1), 0) AS pruned",
+    )
+    .bind(sandbox.as_str())
+    .bind(session.as_str())
+    .fetch_one(db)
+    .await?;
+    let pruned = rows::count(&row, "pruned")?;
+    Ok(EventBounds {
+        own_first: rows::count(&row, "own_first")?,
+        own_last: rows::count(&row, "own_last")?,
+        newest: rows::count(&row, "newest")?.max(pruned),
+        pruned,
+    })
+}
+
+fn event(row: &AnyRow) -> Stored<Event> {
+    let what: &str = row.try_get("what")?;
+    Ok(Event {
+        at: rows::time(row, "at")?,
+        workspace: row.try_get("workspace_id")?,
+        sandbox: rows::parsed(row, "sandbox_id")?,
+        session: rows::maybe_parsed(row, "session_id")?,
+        principal: row.try_get("principal")?,
+        actor: row.try_get("actor")?,
+        source: if rows::count(row, "claimed")? == 0 { Source::Broker } else { Source::Sandbox },
+        what: serde_json::from_str(what).map_err(|_| rows::corrupt("what", what))?,
+    })
+}
+
+/// Removes what is older than that, and of every workspace all but the newest.
+pub async fn prune(tx: &mut AnyConnection, before: Timestamp, keep: u32) -> Stored<()> {
+    remove(tx, "at < $1", before.unix(), None).await?;
+    let found = sqlx::query("SELECT id FROM workspaces ORDER BY id").fetch_all(&mut *tx).await?;
+    for row in &found {
+        trim(tx, row.try_get("id")?, keep).await?;
+    }
+    Ok(())
+}
+
+pub async fn trim(tx: &mut AnyConnection, workspace: &str, keep: u32) -> Stored<()> {
+    let row = sqlx::query("SELECT sequence FROM events WHERE workspace_id = $1 ORDER BY sequence DESC LIMIT 1 OFFSET $2")
+        .bind(workspace)
+        .bind(i64::from(keep))
+        .fetch_optional(&mut *tx)
+        .await?;
+    let Some(row) = row else { return Ok(()) };
+    remove(tx, "sequence <= $1 AND workspace_id = $2", row.try_get("sequence")?, Some(workspace)).await
+}
+
+/// Whoever reads on from before what was removed is told so.
+async fn remove(tx: &mut AnyConnection, which: &'static str, number: i64, workspace: Option<&str>) -> Stored<()> {
+    let mark = format!(
+        "INSERT INTO event_marks (sandbox_id, pruned)
+         SELECT sandbox_id, max(sequence) FROM events WHERE {which} AND sandbox_id IN (SELECT id FROM sandboxes) GROUP BY sandbox_id
+         ON CONFLICT (sandbox_id) DO UPDATE
+         SET pruned = CASE WHEN event_marks.pruned < excluded.pruned THEN excluded.pruned ELSE event_marks.pruned END"
+    );
+    for sql in [mark, format!("DELETE FROM events WHERE {which}")] {
+        let query = sqlx::query(AssertSqlSafe(sql)).bind(number);
+        match workspace {
+            Some(workspace) => query.bind(workspace),
+            None => query,
+        }
+        .execute(&mut *tx)
+        .await?;
+    }
+    Ok(())
+}
+
+/// Numbers are far below what the column holds; a stranger's may not be.
+fn stored(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

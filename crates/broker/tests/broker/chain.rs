@@ -1,0 +1,299 @@
+//! The audit's chains: whatever is done to a record behind the broker's back is found, and nothing the broker does breaks one.
+
+use std::sync::Arc;
+
+use cobox_broker::{
+    chain::{Fault, KeptHead, Verifier, from_hex},
+    domain::audit::AuditRecord,
+    store::{
+        Horizon, Note, Store,
+        sql::{postgres, sqlite},
+    },
+};
+use cobox_protocol::{
+    audit::{AuditHead, AuditLink},
+    key::PrincipalKind,
+};
+use cobox_testkit::TestDatabase;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use sqlx::{AnyConnection, AssertSqlSafe, Connection};
+
+use crate::{
+    harness::{Client, World},
+    store_suite::{api_key, at, audit, ending},
+};
+
+const RECORDS: u64 = 12;
+
+/// Some records by the ways there are: in groups, alone, and with other changes.
+async fn fill(store: &dyn Store) {
+    store.write_as("node_a");
+    for n in 0..RECORDS / 3 {
+        let key = api_key(&format!("p{n}"), PrincipalKind::Human);
+        store.add_key(&key, &audit("key.created")).await.unwrap();
+        let mut record = AuditRecord { detail: Some(format!("number {n}")), ..audit("token.issued") };
+        record.jti = Some(format!("tok_{n}"));
+        let note = Note { audit: vec![record, audit("dataplane.used")], ..Note::default() };
+        store.note(&note).await.unwrap();
+    }
+}
+
+/// As an operator of that workspace goes through them.
+async fn verify(store: &dyn Store, kept: &[KeptHead]) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    for head in store.audit_heads().await.unwrap() {
+        let hex = cobox_broker::chain::hex;
+        let head = AuditHead {
+            writer: head.writer,
+            number: head.number,
+            hash: hex(&head.hash),
+            kept_after: head.kept_after,
+            kept_after_hash: hex(&head.kept_after_hash),
+        };
+        let mut verifier = Verifier::new(&head, kept);
+        for link in store.audit_links(&head.writer, 0, 1000).await.unwrap() {
+            let (workspace, entry) = (link.record.workspace.clone(), link.record.entry(link.sequence));
+            let digest = hex(&cobox_broker::chain::Content::of_entry(&workspace, &entry).digest());
+            let writer = head.writer.clone();
+            verifier.take(&AuditLink {
+                writer,
+                number: link.number,
+                hash: hex(&link.hash),
+                digest,
+                workspace: Some(workspace),
+                record: Some(entry),
+            });
+        }
+        verifier.finish(&head);
+        faults.extend(verifier.faults);
+    }
+    faults
+}
+
+async fn kept(store: &dyn Store) -> Vec<KeptHead> {
+    let heads = store.audit_heads().await.unwrap();
+    heads.into_iter().map(|h| KeptHead { writer: h.writer, number: h.number, hash: h.hash }).collect()
+}
+
+/// What somebody with the database in their hands may do, and the numbers one of which verification must name.
+#[derive(Clone, Debug)]
+enum Tampering {
+    Alter(u64, &'static str),
+    AlterHash(u64),
+    Remove(u64),
+    Swap(u64, u64),
+    CutOff(u64),
+}
+
+impl Tampering {
+    fn statements(&self) -> Vec<String> {
+        match self {
+            Tampering::Alter(n, column) if *column == "at" => vec![format!("UPDATE audit SET at = at + 1 WHERE number = {n}")],
+            Tampering::Alter(n, column) => vec![format!("UPDATE audit SET {column} = coalesce({column}, '') || 'x' WHERE number = {n}")],
+            Tampering::AlterHash(n) => {
+                let other = if n % 2 == 0 {
+                    "(SELECT hash FROM audit WHERE number = 1 LIMIT 1)"
+                } else {
+                    "(SELECT hash FROM audit_anchors LIMIT 1)"
+                };
+                vec![format!("UPDATE audit SET hash = {other} WHERE number = {n}")]
+            }
+            Tampering::Remove(n) => vec![format!("DELETE FROM audit WHERE number = {n}")],
+            Tampering::Swap(a, b) => vec![
+                format!("UPDATE audit SET number = -1 WHERE number = {a}"),
+                format!("UPDATE audit SET number = {a} WHERE number = {b}"),
+                format!("UPDATE audit SET number = {b} WHERE number = -1"),
+            ],
+            Tampering::CutOff(n) => vec![format!("DELETE FROM audit WHERE number > {n}")],
+        }
+    }
+
+    fn is_named_by(&self, fault: &Fault) -> bool {
+        match (self, fault) {
+            (Tampering::Alter(n, _) | Tampering::AlterHash(n), Fault::Altered { number, .. }) => number == n,
+            (Tampering::Remove(n), Fault::Missing { from, to, .. }) => from == n && to == n,
+            (Tampering::Swap(a, b), Fault::Altered { number, .. }) => number == a || number == b,
+            (Tampering::CutOff(n), Fault::CutOff { end, .. }) => end == n,
+            _ => false,
+        }
+    }
+}
+
+fn tampering() -> impl Strategy<Value = Tampering> {
+    let number = || 1..=RECORDS;
+    prop_oneof![
+        (number(), prop::sample::select(vec!["at", "workspace_id", "action", "principal", "actor", "thread", "jti", "detail"]))
+            .prop_map(|(n, column)| Tampering::Alter(n, column)),
+        (2..=RECORDS).prop_map(Tampering::AlterHash),
+        (1..RECORDS).prop_map(Tampering::Remove),
+        (number(), number()).prop_filter("two of them", |(a, b)| a != b).prop_map(|(a, b)| Tampering::Swap(a, b)),
+        (0..RECORDS).prop_map(Tampering::CutOff),
+    ]
+}
+
+async fn tamper(url: &str, tampering: &Tampering) {
+    let mut db = AnyConnection::connect(url).await.unwrap();
+    for statement in tampering.statements() {
+        sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut db).await.unwrap();
+    }
+    db.close().await.unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_is_done_to_a_record_is_found_and_named(tampering in tampering()) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let faults = runtime.block_on(async {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("db");
+            let store = sqlite::open(&path).await.unwrap();
+            fill(&store).await;
+            let kept = kept(&store).await;
+            assert_eq!(verify(&store, &kept).await, []);
+            drop(store);
+            tamper(&format!("sqlite://{}", path.display()), &tampering).await;
+            // Opened anew: the broker that wrote it might have died since.
+            verify(&sqlite::open(&path).await.unwrap(), &kept).await
+        });
+        prop_assert!(faults.iter().any(|f| tampering.is_named_by(f)), "{tampering:?}: {faults:?}");
+    }
+}
+
+#[tokio::test]
+async fn on_postgres_it_is_found_too_and_a_living_broker_notices_a_cut_by_itself() {
+    for tampering in
+        [Tampering::Alter(3, "detail"), Tampering::AlterHash(6), Tampering::Remove(5), Tampering::Swap(2, 9), Tampering::CutOff(10)]
+    {
+        let database = TestDatabase::new().await;
+        let store = postgres::open(&database.secret_url()).await.unwrap();
+        fill(&store).await;
+        let kept = kept(&store).await;
+        assert_eq!(verify(&store, &kept).await, []);
+        tampering.statements().iter().for_each(|s| drop(database.sql(s)));
+        let faults = verify(&store, &kept).await;
+        assert!(faults.iter().any(|f| tampering.is_named_by(f)), "{tampering:?}: {faults:?}");
+        if matches!(tampering, Tampering::CutOff(_)) {
+            assert!(verify(&store, &[]).await.iter().any(|f| matches!(f, Fault::Missing { from: 11, to: 12, .. })));
+        }
+    }
+}
+
+#[tokio::test]
+async fn old_records_go_from_the_beginning_and_the_rest_stays_provable() {
+    let dir = tempfile::tempdir().unwrap();
+    let sqlite: Arc<dyn Store> = Arc::new(sqlite::open(&dir.path().join("db")).await.unwrap());
+    let database = TestDatabase::new().await;
+    let postgres: Arc<dyn Store> = Arc::new(postgres::open(&database.secret_url()).await.unwrap());
+    for store in [sqlite, postgres] {
+        store.write_as("node_a");
+        let all_kept = kept(&*store).await;
+        // One claims to be older than it can be: it stays between its neighbours.
+        for (n, time) in [10, 20, 1, 30, 40].into_iter().enumerate() {
+            let record = AuditRecord { at: at(time), detail: Some(n.to_string()), ..audit("x") };
+            store.note(&Note { audit: vec![record], ..Note::default() }).await.unwrap();
+        }
+        let prune = async |before| {
+            let horizon = Horizon { now: at(0), idempotency_before: at(0), ended_before: at(0), audit_before: at(before) };
+            store.prune(&horizon).await.unwrap();
+            store.audit_links("node_a", 0, 100).await.unwrap().iter().map(|l| l.number).collect::<Vec<_>>()
+        };
+        let early = kept(&*store).await;
+        assert_eq!(prune(5).await, [1, 2, 3, 4, 5]);
+        assert_eq!(prune(15).await, [2, 3, 4, 5]);
+        assert_eq!(verify(&*store, &early).await, []);
+        assert_eq!(prune(25).await, [4, 5]);
+        assert_eq!(verify(&*store, &all_kept).await, []);
+        assert_eq!(prune(100).await, [0u64; 0]);
+        store.note(&Note { audit: vec![AuditRecord { at: at(200), ..audit("y") }], ..Note::default() }).await.unwrap();
+        assert_eq!(prune(100).await, [6]);
+        assert_eq!(verify(&*store, &early).await, []);
+        // Of a revoked key's record, too.
+        let key = api_key("p", PrincipalKind::Human);
+        store.add_key(&key, &AuditRecord { at: at(300), ..audit("key.created") }).await.unwrap();
+        store.revoke_key(&key.id, &ending(300)).await.unwrap();
+        assert_eq!(verify(&*store, &early).await, []);
+        assert_eq!(kept(&*store).await[0].number, 8);
+    }
+}
+
+/// Every chain as an operator sees it over HTTP, with its faults.
+async fn chains(operator: &Client) -> Vec<(AuditHead, Vec<AuditLink>, Vec<Fault>)> {
+    let heads: Vec<AuditHead> = serde_json::from_value(operator.get("/v1/audit/heads").await.ok(200)["items"].clone()).unwrap();
+    let mut chains = Vec::new();
+    for head in heads {
+        let (mut verifier, mut all) = (Verifier::new(&head, &[]), Vec::new());
+        loop {
+            let path = format!("/v1/audit/links?writer={}&after={}&limit=7", head.writer, verifier.last());
+            let page: Vec<AuditLink> = serde_json::from_value(operator.get(&path).await.ok(200)["items"].clone()).unwrap();
+            if page.is_empty() || verifier.last() >= head.number {
+                break;
+            }
+            page.iter().filter(|l| l.number <= head.number).for_each(|l| verifier.take(l));
+            all.extend(page);
+        }
+        verifier.finish(&head);
+        chains.push((head, all, verifier.faults));
+    }
+    chains
+}
+
+#[tokio::test]
+async fn three_brokers_write_three_chains_and_each_operator_sees_its_own_workspace() {
+    let database = TestDatabase::new().await;
+    let worlds = World::cluster(&database, 3);
+    let mut brokers = Vec::new();
+    for world in &worlds {
+        brokers.push(world.start().await);
+    }
+    let (ann, op) = (brokers[0].human("ann").await, brokers[0].key("op", PrincipalKind::Operator).await);
+    let eve = brokers[0].stranger().await;
+    let work = (0..24).map(|n| {
+        let (ann, eve) = (ann.at(&brokers[n % 3]), eve.at(&brokers[n % 3]));
+        async move {
+            ann.ensure(&format!("t{}", n / 3)).await;
+            eve.ensure(&format!("e{}", n / 3)).await;
+        }
+    });
+    futures_util::future::join_all(work).await;
+    let told = chains(&op).await;
+    assert_eq!(told.len(), 3);
+    for (head, links, faults) in &told {
+        assert_eq!(*faults, []);
+        assert!(head.number >= 8, "{head:?}");
+        let sealed = links.iter().filter(|l| l.record.is_none()).count();
+        assert!(sealed > 0 && sealed < links.len(), "another workspace's records are hashes only");
+        assert!(links.iter().all(|l| from_hex(&l.hash).is_some() && l.workspace.as_deref().is_none_or(|w| w == "default")));
+    }
+    assert_eq!(ann.get("/v1/audit/heads").await.error(403), "FORBIDDEN");
+    assert_eq!(ann.get("/v1/audit/links?writer=x").await.error(403), "FORBIDDEN");
+    assert_eq!(op.get("/v1/audit/links").await.error(400), "INVALID_REQUEST");
+    // A broker that comes back goes on where it was.
+    let restarted = brokers.remove(1);
+    restarted.kill().await;
+    let again = worlds[1].start().await;
+    ann.at(&again).ensure("t0").await;
+    let told = chains(&op).await;
+    assert!(told.len() == 3 && told.iter().all(|(_, _, faults)| faults.is_empty()), "{:?}", told.iter().map(|t| &t.2).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn what_was_done_with_a_token_is_found_by_its_id() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, op) = (broker.human("ann").await, broker.key("op", PrincipalKind::Operator).await);
+    let session = ann.ensure("t").await;
+    ann.ensure("t").await;
+    let jti = crate::harness::claims(session["token"].as_str().unwrap())["jti"].clone();
+    ann.with(&session["token"]).get(&format!("/dp/{}/v1/x", session["sandbox"]["id"].as_str().unwrap())).await;
+    let actions = async || {
+        let found = op.get(&format!("/v1/audit?token={}", jti.as_str().unwrap())).await.ok(200);
+        found["items"].as_array().unwrap().iter().map(|e| e["action"].clone()).collect::<Vec<Value>>()
+    };
+    // The use is written behind its answer.
+    crate::harness::eventually("the use is in the audit", || async { actions().await.len() == 2 }).await;
+    assert_eq!(actions().await, [json!("dataplane.used"), json!("token.issued")]);
+    assert_eq!(op.get("/v1/audit?token=a&sandbox=b").await.error(400), "INVALID_REQUEST");
+}

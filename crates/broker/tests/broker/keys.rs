@@ -1,0 +1,138 @@
+//! Keys and principals: how they end, what ends with them, and that somebody can always manage the deployment.
+
+use cobox_broker::domain::keys::MAX_KEYS_PER_PRINCIPAL;
+use cobox_protocol::{Timestamp, control::Revocation, key::PrincipalKind};
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::harness::{Client, TestBroker, World, claims, sandbox_id};
+
+async fn operator(broker: &TestBroker) -> Client {
+    broker.key("root", PrincipalKind::Operator).await
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap()
+}
+
+#[tokio::test]
+async fn a_key_is_listed_by_how_it_starts_and_when_it_was_used() {
+    let world = World::new();
+    let broker = world.start().await;
+    let root = operator(&broker).await;
+    let made = root.post("/v1/keys", json!({ "name": "bot", "kind": "agent" })).await.ok(201);
+    let (id, key) = (text(&made["id"]), text(&made["api_key"]));
+    assert!(key.starts_with(text(&made["prefix"])) && text(&made["prefix"]).len() < key.len() - 40, "{made}");
+    root.with(&made["api_key"]).get("/v1/sandboxes").await.ok(200);
+    broker.tick().await;
+    let listed = root.get("/v1/keys").await.ok(200)["items"].as_array().unwrap().iter().find(|k| k["id"] == id).unwrap().clone();
+    assert_eq!((&listed["prefix"], listed["last_used_at"].is_string()), (&made["prefix"], true));
+    assert_eq!(root.get(&format!("/v1/keys/{id}")).await.ok(200), listed);
+    assert_eq!(root.with(&made["api_key"]).get(&format!("/v1/keys/{id}")).await.error(403), "FORBIDDEN");
+    let audit = root.get("/v1/audit").await.ok(200);
+    let record = audit["items"].as_array().unwrap().iter().find(|e| e["action"] == "key.created" && e["principal"] == "root").unwrap();
+    assert_eq!(record["detail"], format!("{id} for agent bot"));
+    assert!(!audit.to_string().contains(key));
+}
+
+#[tokio::test]
+async fn a_key_ends_when_it_was_told_to_and_no_token_outlives_it() {
+    let world = World::new();
+    let broker = world.start().await;
+    let root = operator(&broker).await;
+    let made = root.post("/v1/keys", json!({ "name": "bot", "kind": "agent" })).await.ok(201);
+    let path = format!("/v1/keys/{}", text(&made["id"]));
+    let patch = async |at: Timestamp| root.call(Method::PATCH, &path, Some(json!({ "expires_at": at })), &[]).await;
+    let now = cobox_broker::Clock::now(&*world.clock);
+    assert_eq!(patch(now).await.error(400), "INVALID_REQUEST");
+    let end = now.plus(std::time::Duration::from_secs(100));
+    assert_eq!(patch(end).await.ok(200)["expires_at"], json!(end));
+    let bot = root.with(&made["api_key"]);
+    let session = bot.ensure("t").await;
+    assert_eq!(claims(text(&session["token"]))["exp"], end.unix());
+    world.clock.advance(100);
+    assert_eq!(bot.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED");
+    assert_eq!(patch(end.plus(std::time::Duration::from_secs(900))).await.error(404), "KEY_NOT_FOUND", "what has ended stays ended");
+    assert_eq!(root.with(&made["api_key"]).get("/v1/keys").await.error(401), "UNAUTHENTICATED");
+}
+
+#[tokio::test]
+async fn the_last_way_in_for_an_operator_is_never_ended() {
+    let world = World::new();
+    let broker = world.start().await;
+    let root = operator(&broker).await;
+    let first = text(&root.get("/v1/keys").await.ok(200)["items"][0]["id"]).to_owned();
+    assert_eq!(root.delete(&format!("/v1/keys/{first}")).await.error(403), "FORBIDDEN");
+    assert_eq!(root.post("/v1/principals/root/disable", json!({})).await.error(403), "FORBIDDEN");
+    let soon = cobox_broker::Clock::now(&*world.clock).plus(std::time::Duration::from_secs(60));
+    let wish = json!({ "name": "deputy", "kind": "operator", "workspace": "elsewhere", "expires_at": soon });
+    let second = root.post("/v1/keys", wish).await.ok(201);
+    let deputy = root.with(&second["api_key"]);
+    assert_eq!(root.delete(&format!("/v1/keys/{first}")).await.status, 204, "there is another, wherever it is");
+    assert_eq!(root.get("/v1/keys").await.error(401), "UNAUTHENTICATED");
+    let third = deputy.post("/v1/keys", json!({ "name": "root", "kind": "operator", "workspace": "default" })).await.ok(201);
+    world.clock.advance(61);
+    let root = root.with(&third["api_key"]);
+    assert_eq!(root.delete(&format!("/v1/keys/{}", text(&third["id"]))).await.error(403), "FORBIDDEN", "an expired key is no other way in");
+}
+
+#[tokio::test]
+async fn one_command_shuts_somebody_out_with_all_they_hold() {
+    let world = World::new();
+    let broker = world.start().await;
+    let root = operator(&broker).await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    let other = root.post("/v1/keys", json!({ "name": "ann", "kind": "human" })).await.ok(201);
+    let hers = ann.ensure("t").await;
+    let also = root.with(&other["api_key"]).ensure("t").await;
+    let his = bob.ensure("t").await;
+    let way = format!("/dp/{}/v1/x", sandbox_id(&hers));
+    assert_eq!(bob.post("/v1/principals/ann/disable", json!({})).await.error(403), "FORBIDDEN");
+    assert_eq!(root.post("/v1/principals/ann/disable?workspace=elsewhere", json!({})).await.error(404), "PRINCIPAL_NOT_FOUND");
+    assert_eq!(root.post("/v1/principals/ann/disable", json!({})).await.status, 204);
+    assert_eq!(root.post("/v1/principals/ann/disable", json!({})).await.status, 204, "twice is once");
+    for key in [&ann, &root.with(&other["api_key"])] {
+        assert_eq!(key.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED");
+        assert_eq!(key.get(&way).await.error(401), "UNAUTHENTICATED");
+    }
+    for token in [&hers["token"], &also["token"]] {
+        assert_eq!(bob.with(token).get(&way).await.error(401), "TOKEN_REVOKED");
+    }
+    bob.with(&his["token"]).get(&way).await.ok(200);
+    let told = world.provider.boxd(&sandbox_id(&hers)).state.lock().unwrap().revoked.clone();
+    assert!(told.contains(&Revocation::Principal("ann".into())), "boxd knows before the answer: {told:?}");
+
+    let listed = root.get("/v1/principals").await.ok(200);
+    let of = |name: &str| listed["items"].as_array().unwrap().iter().find(|p| p["name"] == name).unwrap().clone();
+    assert_eq!((&of("ann")["valid_keys"], &of("ann")["disabled_by"]), (&json!(0), &json!("root")));
+    assert_eq!(of("bob")["valid_keys"], 1);
+    let page = root.get("/v1/principals?limit=1").await.ok(200);
+    assert_eq!((&page["items"][0]["name"], &page["next_cursor"]), (&json!("ann"), &json!("ann")));
+    assert_eq!(root.get("/v1/principals?limit=1&cursor=ann").await.ok(200)["items"][0]["name"], "bob");
+    assert_eq!(root.post("/v1/keys", json!({ "name": "ann", "kind": "human" })).await.error(403), "FORBIDDEN");
+
+    assert_eq!(root.post("/v1/principals/ann/enable", json!({})).await.status, 204);
+    assert_eq!(ann.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED", "an ended key stays ended");
+    assert_eq!(bob.with(&hers["token"]).get(&way).await.error(401), "TOKEN_REVOKED", "and so does its token");
+    let fresh = root.post("/v1/keys", json!({ "name": "ann", "kind": "human" })).await.ok(201);
+    let again = root.with(&fresh["api_key"]).ensure("t").await;
+    bob.with(&again["token"]).get(&way).await.ok(200);
+    let actions: Vec<String> =
+        root.get("/v1/audit").await.ok(200)["items"].as_array().unwrap().iter().map(|e| text(&e["action"]).to_owned()).collect();
+    assert!(["principal.disabled", "principal.enabled"].iter().all(|a| actions.iter().any(|e| e == a)), "{actions:?}");
+}
+
+#[tokio::test]
+async fn nobody_has_more_valid_keys_than_can_be_kept_count_of() {
+    let world = World::new();
+    let broker = world.start().await;
+    let root = operator(&broker).await;
+    let make = async || root.post("/v1/keys", json!({ "name": "bot", "kind": "agent" })).await;
+    let first = make().await.ok(201);
+    for _ in 1..MAX_KEYS_PER_PRINCIPAL {
+        make().await.ok(201);
+    }
+    assert_eq!(make().await.error(429), "RATE_LIMITED");
+    assert_eq!(root.delete(&format!("/v1/keys/{}", text(&first["id"]))).await.status, 204);
+    make().await.ok(201);
+}

@@ -1,0 +1,75 @@
+//! `cobox principals`: who there is in a workspace, and shutting somebody out with all they hold.
+
+use cobox_protocol::key::PrincipalInfo;
+use serde_json::json;
+
+use super::Outcome;
+use crate::{context::Context, printer::Printer};
+
+#[derive(Debug, clap::Subcommand)]
+#[command(after_help = "\
+Examples:
+  cobox principals list
+  cobox principals disable ann     every key, sign-in and token of ann ends now
+  cobox principals enable ann      ann may have new keys and sign in again; the old keys stay ended")]
+pub enum Command {
+    /// The principals of a workspace
+    List {
+        /// Which workspace [default: yours]
+        #[arg(long)]
+        workspace: Option<String>,
+    },
+    /// End every key, sign-in and token of somebody, and let nobody in by that name
+    Disable(One),
+    /// Let somebody in again, with new keys
+    Enable(One),
+}
+
+#[derive(Debug, clap::Args)]
+pub struct One {
+    /// What the principal is called
+    name: String,
+    /// The workspace it belongs to [default: yours]
+    #[arg(long)]
+    workspace: Option<String>,
+}
+
+pub async fn run(command: Command, context: &Context) -> Outcome {
+    let client = context.client()?;
+    match command {
+        Command::List { workspace } => {
+            let mut all: Vec<PrincipalInfo> = Vec::new();
+            let mut cursor: Option<String> = None;
+            loop {
+                let page = client.list_principals(workspace.as_deref(), cursor.as_deref()).await?;
+                all.extend(page.items);
+                match page.next_cursor {
+                    Some(next) if cursor.as_ref() != Some(&next) => cursor = Some(next),
+                    _ => break,
+                }
+            }
+            let rows: Vec<_> = all.iter().map(|p| row(context.printer, p)).collect();
+            let header = ["NAME", "KIND", "WORKSPACE", "KEYS", "LAST USED", "STATE"];
+            context.printer.list(&json!({ "items": all }), &header, &rows, "no principals here; `cobox keys create` makes one")?;
+        }
+        Command::Disable(One { name, workspace }) => {
+            client.disable_principal(workspace.as_deref(), &name).await?;
+            context
+                .printer
+                .result(&json!({ "name": name, "disabled": true }), || format!("{name} is shut out: every key, sign-in and token ended"))?;
+        }
+        Command::Enable(One { name, workspace }) => {
+            client.enable_principal(workspace.as_deref(), &name).await?;
+            context
+                .printer
+                .result(&json!({ "name": name, "disabled": false }), || format!("{name} may come in again; the old keys stay ended"))?;
+        }
+    }
+    Ok(0)
+}
+
+fn row(printer: Printer, p: &PrincipalInfo) -> Vec<String> {
+    let used = p.last_used_at.map_or_else(|| "never".to_owned(), |t| printer.moment(t));
+    let state = if p.disabled_at.is_some() { "disabled" } else { "enabled" };
+    vec![p.name.clone(), p.kind.word().to_owned(), p.workspace.clone(), p.valid_keys.to_string(), used, state.to_owned()]
+}

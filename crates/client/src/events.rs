@@ -1,0 +1,171 @@
+//! A session's events, over as many connections as it takes: each once, in order.
+
+use cobox_protocol::{
+    SessionId,
+    error::Envelope,
+    event::{ERROR_NAME, EVENT_NAME, SandboxEvent},
+};
+use http::{HeaderName, HeaderValue, Method, header};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::{
+    ApiFailure, Client, ClientError, Reconnect,
+    call::{Call, Credential},
+    reconnect::{Backoff, Loss},
+};
+
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+/// Longest event read, in bytes: one is a few KiB, and whoever sends more doesn't speak this protocol.
+const MAX_EVENT_BYTES: usize = 256 * 1024;
+
+/// From where on a session's events are told.
+#[derive(Clone, Debug, Default)]
+pub enum EventsFrom {
+    /// All that are kept.
+    #[default]
+    Start,
+    Now,
+    /// After the one of this id.
+    After(String),
+}
+
+pub struct EventStream {
+    client: Client,
+    url: String,
+    from: EventsFrom,
+    policy: Reconnect,
+    response: Option<reqwest::Response>,
+    received: Vec<u8>,
+    is_over: bool,
+}
+
+impl Client {
+    /// What happens to a session, until it ends. The first connection is made when the first event is asked for.
+    pub fn events(&self, id: &SessionId, from: EventsFrom) -> EventStream {
+        EventStream {
+            url: format!("{}/v1/sandbox/sessions/{id}/events", self.url()),
+            client: self.clone(),
+            from,
+            policy: Reconnect::default(),
+            response: None,
+            received: Vec::new(),
+            is_over: false,
+        }
+    }
+}
+
+impl EventStream {
+    /// The next event; `None` after the session's last. A lost connection is made again, from where it broke off.
+    pub async fn next(&mut self) -> Result<Option<SandboxEvent>, ClientError> {
+        let (mut backoff, mut lost_at) = (Backoff::new(self.policy), None);
+        loop {
+            if self.is_over {
+                return Ok(None);
+            }
+            let loss = match self.receive().await {
+                Ok(event) => {
+                    self.from = EventsFrom::After(event.id.to_string());
+                    self.is_over = event.what.is_last();
+                    return Ok(Some(event));
+                }
+                Err(loss) => loss,
+            };
+            self.response = None;
+            self.received.clear();
+            let cause = match loss {
+                Loss::Passing(cause) => cause,
+                Loss::Token(error) | Loss::Final(error) => return Err(error),
+            };
+            let since = *lost_at.get_or_insert_with(Instant::now);
+            if since.elapsed() >= self.policy.give_up_after {
+                return Err(ClientError::GaveUp { after: self.policy.give_up_after, cause });
+            }
+            sleep(backoff.wait()).await;
+        }
+    }
+
+    async fn receive(&mut self) -> Result<SandboxEvent, Loss> {
+        if self.response.is_none() {
+            let response = self.connect().await.map_err(Loss::refused)?;
+            self.response = Some(response);
+        }
+        loop {
+            while let Some(block) = self.take_block() {
+                if let Some(event) = read_block(&self.url, &block)? {
+                    return Ok(event);
+                }
+            }
+            let Some(response) = &mut self.response else { return Err(Loss::broken("no connection".to_owned())) };
+            let chunk = timeout(self.policy.silence, response.chunk()).await;
+            let chunk = chunk.map_err(|_| Loss::broken("nothing was heard for too long".to_owned()))?;
+            match chunk.map_err(|e| Loss::broken(ClientError::transport(&self.url, &e).to_string()))? {
+                Some(chunk) if self.received.len() + chunk.len() <= MAX_EVENT_BYTES => self.received.extend_from_slice(&chunk),
+                Some(_) => return Err(Loss::Final(self.not_cobox("an event without an end"))),
+                None => return Err(Loss::broken("the broker ended the stream".to_owned())),
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<reqwest::Response, ClientError> {
+        let accept = (header::ACCEPT, HeaderValue::from_static("text/event-stream"));
+        let mut call = Call::new(Method::GET, self.url.clone()).header(accept.0, accept.1);
+        match &self.from {
+            EventsFrom::Start => {}
+            EventsFrom::Now => call.url += "?after=now",
+            EventsFrom::After(id) => {
+                let id = HeaderValue::from_str(id).map_err(|_| self.not_cobox("an event's id that can't be sent back"))?;
+                call = call.header(LAST_EVENT_ID, id);
+            }
+        }
+        let Credential::ApiKey(key) = &self.client.key else { return Err(ClientError::InvalidKey) };
+        self.client.sender.send_once(&call, key).await
+    }
+
+    /// All up to the next empty line.
+    fn take_block(&mut self) -> Option<Vec<u8>> {
+        let end = self.received.windows(2).position(|w| w == b"\n\n")?;
+        let block = self.received.drain(..end + 2).collect();
+        Some(block)
+    }
+
+    fn not_cobox(&self, excerpt: &str) -> ClientError {
+        ClientError::NotCobox { url: self.url.clone(), status: 200, excerpt: excerpt.to_owned() }
+    }
+}
+
+/// An event, or nothing where it is a comment or a word we don't know.
+fn read_block(url: &str, block: &[u8]) -> Result<Option<SandboxEvent>, Loss> {
+    let unreadable =
+        || Loss::Final(ClientError::NotCobox { url: url.to_owned(), status: 200, excerpt: "an event that can't be read".to_owned() });
+    let text = std::str::from_utf8(block).map_err(|_| unreadable())?;
+    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim_start);
+    let Some(data) = field("data:") else { return Ok(None) };
+    match field("event:") {
+        Some(EVENT_NAME) => serde_json::from_str(data).map(Some).map_err(|_| unreadable()),
+        Some(ERROR_NAME) => {
+            let Envelope { error } = serde_json::from_str(data).map_err(|_| unreadable())?;
+            Err(Loss::refused(ClientError::Api(Box::new(ApiFailure::in_a_frame(error)))))
+        }
+        _ => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_and_unknown_words_are_passed_over_and_an_error_is_one() {
+        let read = |text: &str| read_block("http://x", text.as_bytes());
+        assert!(matches!(read(":\n\n"), Ok(None)));
+        assert!(matches!(read("retry: 1000\n\n"), Ok(None)));
+        assert!(matches!(read("event: later\ndata: {}\n\n"), Ok(None)));
+        assert!(matches!(read("event: sandbox\ndata: {}\n\n"), Err(Loss::Final(ClientError::NotCobox { .. }))));
+        let refused = |code: &str, retryable: bool| {
+            let error = serde_json::json!({ "code": code, "message": "m", "retryable": retryable, "request_id": "r" });
+            read(&format!("event: error\ndata: {}\n\n", serde_json::json!({ "error": error })))
+        };
+        assert!(matches!(refused("TOKEN_REVOKED", false), Err(Loss::Final(ClientError::Api(_)))));
+        assert!(matches!(refused("RATE_LIMITED", true), Err(Loss::Passing(_))));
+    }
+}

@@ -1,0 +1,156 @@
+//! The frames of a WebSocket as bytes (RFC 6455, part 5): as much of them as it takes to find one among others, and to write one.
+
+use std::io;
+
+use tokio::io::{AsyncBufReadExt, AsyncReadExt};
+
+const FINAL: u8 = 0x80;
+const RESERVED: u8 = 0x70;
+const OPCODE: u8 = 0x0f;
+const CONTROL: u8 = 0x08;
+const TEXT: u8 = 0x1;
+const CLOSE: u8 = 0x8;
+const MASKED: u8 = 0x80;
+/// A head: two bytes, eight of length, four of mask.
+const MAX_HEAD_BYTES: usize = 14;
+/// Most that a control frame may carry.
+const MAX_CONTROL_BYTES: u64 = 125;
+
+/// What stands before a frame's payload, as it came.
+#[derive(Clone, Copy)]
+pub(crate) struct Head {
+    bytes: [u8; MAX_HEAD_BYTES],
+    len: usize,
+    payload: u64,
+}
+
+/// The next frame's head; `None` where the connection ends before one. May not be dropped half-way.
+pub(crate) async fn read_head(from: &mut (impl AsyncBufReadExt + Unpin)) -> io::Result<Option<Head>> {
+    if from.fill_buf().await?.is_empty() {
+        return Ok(None);
+    }
+    let mut bytes = [0; MAX_HEAD_BYTES];
+    from.read_exact(&mut bytes[..2]).await?;
+    let extra = match bytes[1] & !MASKED {
+        126 => 2,
+        127 => 8,
+        _ => 0,
+    };
+    let len = 2 + extra + if bytes[1] & MASKED != 0 { 4 } else { 0 };
+    from.read_exact(&mut bytes[2..len]).await?;
+    let payload = match extra {
+        0 => u64::from(bytes[1] & !MASKED),
+        _ => bytes[2..2 + extra].iter().fold(0, |n, b| n << 8 | u64::from(*b)),
+    };
+    let head = Head { bytes, len, payload };
+    if head.is_control() && payload > MAX_CONTROL_BYTES {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    Ok(Some(head))
+}
+
+impl Head {
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+    pub fn payload_bytes(&self) -> u64 {
+        self.payload
+    }
+    pub fn is_control(&self) -> bool {
+        self.bytes[0] & CONTROL != 0
+    }
+    pub fn is_close(&self) -> bool {
+        self.bytes[0] & OPCODE == CLOSE
+    }
+    /// Text in one piece, and of no extension's making.
+    pub fn is_whole_text(&self) -> bool {
+        self.bytes[0] & (FINAL | RESERVED | OPCODE) == FINAL | TEXT
+    }
+
+    /// All of it: for frames whose length has been looked at.
+    pub async fn read_payload(&self, from: &mut (impl AsyncReadExt + Unpin)) -> io::Result<Vec<u8>> {
+        let mut payload = vec![0; usize::try_from(self.payload).map_err(|_| io::ErrorKind::InvalidData)?];
+        from.read_exact(&mut payload).await?;
+        Ok(payload)
+    }
+
+    /// The frame as it came.
+    pub fn and(&self, payload: &[u8]) -> Vec<u8> {
+        [self.bytes(), payload].concat()
+    }
+
+    pub fn unmasked(&self, payload: &[u8]) -> Vec<u8> {
+        if self.bytes[1] & MASKED == 0 {
+            return payload.to_vec();
+        }
+        let mask = &self.bytes[self.len - 4..self.len];
+        payload.iter().zip(mask.iter().cycle()).map(|(byte, key)| byte ^ key).collect()
+    }
+}
+
+/// A text frame as a client sends it. Masked, as it must be, by zeroes: no proxy stands between us and boxd that could be fooled.
+pub(crate) fn text_for_server(text: &str) -> Vec<u8> {
+    write(FINAL | TEXT, MASKED, &[0; 4], text.as_bytes())
+}
+
+pub(crate) fn text_for_client(text: &str) -> Vec<u8> {
+    write(FINAL | TEXT, 0, &[], text.as_bytes())
+}
+
+pub(crate) fn close_for_client(code: u16, reason: &'static str) -> Vec<u8> {
+    write(FINAL | CLOSE, 0, &[], &[&code.to_be_bytes()[..], reason.as_bytes()].concat())
+}
+
+fn write(first: u8, masked: u8, mask: &[u8], payload: &[u8]) -> Vec<u8> {
+    let mut frame = vec![first];
+    match payload.len() {
+        n @ 0..=125 => frame.push(masked | n as u8),
+        n @ 126..=0xffff => {
+            frame.push(masked | 126);
+            frame.extend_from_slice(&(n as u16).to_be_bytes());
+        }
+        n => {
+            frame.push(masked | 127);
+            frame.extend_from_slice(&(n as u64).to_be_bytes());
+        }
+    }
+    frame.extend_from_slice(mask);
+    frame.extend_from_slice(payload);
+    frame
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_written_is_read_at_every_length() {
+        for length in [0, 1, 125, 126, 0xffff, 0x10000] {
+            let text = "x".repeat(length);
+            let written = [text_for_server(&text), text_for_client(&text)].concat();
+            let mut from = &written[..];
+            for is_masked in [true, false] {
+                let head = read_head(&mut from).await.unwrap().unwrap();
+                assert!(head.is_whole_text() && !head.is_control());
+                assert_eq!(head.bytes()[1] & MASKED != 0, is_masked);
+                let payload = head.read_payload(&mut from).await.unwrap();
+                assert_eq!(head.unmasked(&payload), text.as_bytes());
+            }
+            assert!(read_head(&mut from).await.unwrap().is_none());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_mask_is_taken_off_and_a_broken_head_is_an_error() {
+        // RFC 6455, part 5.7: a masked "Hello".
+        let bytes = [0x81, 0x85, 0x37, 0xfa, 0x21, 0x3d, 0x7f, 0x9f, 0x4d, 0x51, 0x58];
+        let mut from = &bytes[..];
+        let head = read_head(&mut from).await.unwrap().unwrap();
+        let payload = head.read_payload(&mut from).await.unwrap();
+        assert_eq!((head.unmasked(&payload), head.and(&payload)), (b"Hello".to_vec(), bytes.to_vec()));
+        assert!(read_head(&mut &bytes[..3]).await.is_err());
+        assert!(read_head(&mut &[0x89, 126, 1, 0][..]).await.is_err(), "a control frame is short");
+        let part = read_head(&mut &[0x01, 0][..]).await.unwrap().unwrap();
+        assert!(!part.is_whole_text());
+    }
+}

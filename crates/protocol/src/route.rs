@@ -1,0 +1,110 @@
+//! The dataplane's routes and what each needs: boxd is held to this table by its tests, and the gateway asks it where no boxd can.
+
+use crate::{
+    Capability::{self, Exec, FsRead, FsWrite, Shell, ShellObserve},
+    langsmith::{DOWNLOAD, EXECUTE, GLOB, GREP, UPLOAD},
+};
+
+/// One method of one path. `{path}` at the end stands for any number of segments, another name in braces for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    pub method: &'static str,
+    pub template: &'static str,
+    /// All of them; empty where no token is asked for.
+    pub needs: &'static [Capability],
+}
+
+pub const FILE: &str = "/v1/files/{path}";
+
+/// Those with fixed words before those that would take them for a name.
+pub const ROUTES: &[Route] = &[
+    route("GET", "/healthz", &[]),
+    route("POST", "/v1/exec", &[Exec]),
+    route("GET", "/v1/exec/ws", &[Exec]),
+    route("GET", "/v1/processes", &[Exec]),
+    route("DELETE", "/v1/processes/{id}", &[Exec]),
+    route("POST", "/v1/processes/{id}/signal", &[Exec]),
+    route("POST", "/v1/files/upload", &[FsWrite]),
+    route("GET", "/v1/files/download", &[FsRead]),
+    route("GET", FILE, &[FsRead]),
+    route("HEAD", FILE, &[FsRead]),
+    route("PUT", FILE, &[FsWrite]),
+    route("DELETE", FILE, &[FsWrite]),
+    route("GET", "/v1/watch", &[FsRead]),
+    route("POST", "/v1/fs/list", &[FsRead]),
+    route("POST", "/v1/fs/stat", &[FsRead]),
+    route("POST", "/v1/fs/glob", &[FsRead]),
+    route("POST", "/v1/fs/grep", &[FsRead]),
+    route("POST", "/v1/fs/mkdir", &[FsWrite]),
+    route("POST", "/v1/fs/move", &[FsWrite]),
+    route("POST", "/v1/fs/copy", &[FsWrite]),
+    route("POST", "/v1/fs/remove", &[FsWrite]),
+    route("POST", "/v1/fs/edit", &[FsWrite]),
+    route("GET", "/v1/archive", &[FsRead]),
+    route("PUT", "/v1/archive", &[FsWrite]),
+    route("GET", "/v1/shell/ws", &[ShellObserve]),
+    route("GET", "/v1/ws", &[ShellObserve]),
+    route("GET", "/v1/shells", &[ShellObserve]),
+    route("POST", "/v1/shells", &[Shell]),
+    route("GET", "/v1/shells/{shell}", &[ShellObserve]),
+    route("DELETE", "/v1/shells/{shell}", &[Shell]),
+    route("POST", "/v1/shells/{shell}/run", &[Exec, ShellObserve]),
+    route("POST", EXECUTE, &[Exec]),
+    route("POST", UPLOAD, &[FsWrite]),
+    route("GET", DOWNLOAD, &[FsRead]),
+    route("HEAD", DOWNLOAD, &[FsRead]),
+    route("POST", GLOB, &[FsRead]),
+    route("POST", GREP, &[FsRead]),
+];
+
+const fn route(method: &'static str, template: &'static str, needs: &'static [Capability]) -> Route {
+    Route { method, template, needs }
+}
+
+/// The route a request asks for, by its path as it was sent.
+pub fn find(method: &str, path: &str) -> Option<&'static Route> {
+    ROUTES.iter().find(|r| r.method == method && r.matches(path))
+}
+
+impl Route {
+    fn matches(&self, path: &str) -> bool {
+        if let Some(before) = self.template.strip_suffix("/{path}") {
+            return path.strip_prefix(before).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        }
+        let (mut template, mut path) = (self.template.split('/'), path.split('/'));
+        loop {
+            match (template.next(), path.next()) {
+                (None, None) => return true,
+                (Some(name), Some(segment)) if name.starts_with('{') && !segment.is_empty() => {}
+                (Some(word), Some(segment)) if word == segment => {}
+                _ => return false,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_finds_its_route() {
+        for (method, path, template) in [
+            ("POST", "/v1/exec", Some("/v1/exec")),
+            ("GET", "/v1/exec", None),
+            ("GET", "/v1/files/workspace/a%2Fb", Some(FILE)),
+            ("GET", "/v1/files", Some(FILE)),
+            ("GET", "/v1/files/", Some(FILE)),
+            ("GET", "/v1/filesystem", None),
+            ("GET", "/v1/files/upload", Some(FILE)),
+            ("POST", "/v1/files/upload", Some("/v1/files/upload")),
+            ("HEAD", "/v1/files/download", Some(FILE)),
+            ("GET", "/v1/files/download", Some("/v1/files/download")),
+            ("POST", "/v1/shells/main/run", Some("/v1/shells/{shell}/run")),
+            ("POST", "/v1/shells//run", None),
+            ("POST", "/v1/exec/", None),
+        ] {
+            assert_eq!(find(method, path).map(|r| r.template), template, "{method} {path}");
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! A sandbox under a host name of its own, as a browser uses it: without headers on its WebSockets.
+
+use cobox_protocol::session::Mode;
+use cobox_testkit::{BrokerOptions, TestBroker, eventually, negotiate};
+use futures_util::{SinkExt, StreamExt};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{Message, client::IntoClientRequest},
+};
+
+type Socket = WebSocketStream<TcpStream>;
+
+async fn say(socket: &mut Socket, frame: Value) {
+    socket.send(Message::text(frame.to_string())).await.unwrap();
+}
+
+/// The next frame of a kind; others are skipped.
+async fn hear(socket: &mut Socket, kind: &str) -> Value {
+    loop {
+        let message = socket.next().await.expect("the connection is open").unwrap();
+        let Message::Text(text) = message else { panic!("{message} before `{kind}`") };
+        let frame: Value = serde_json::from_str(&text).unwrap();
+        if frame["type"] == kind {
+            return frame;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_browser_opens_a_shell_by_its_sandboxs_host_name_and_leaves_a_record() {
+    let broker = TestBroker::start_with(BrokerOptions { config: "dataplane_domain = \"box.test\"".into(), ..Default::default() }).await;
+    let client = broker.client();
+    let info = client.negotiate(&negotiate("t", Mode::Ensure)).await.unwrap();
+    let address = broker.url().strip_prefix("http://").unwrap();
+    let port = address.rsplit(':').next().unwrap();
+    assert_eq!(info.sandbox.ws_base_url, format!("ws://{}.box.test:{port}/v1", info.sandbox.id));
+    let request = format!("{}/shell/ws", info.sandbox.ws_base_url).into_client_request().unwrap();
+    // The name is in no DNS here.
+    let (mut socket, _) = tokio_tungstenite::client_async(request, TcpStream::connect(address).await.unwrap()).await.unwrap();
+    say(&mut socket, json!({ "type": "auth", "token": info.token.expose() })).await;
+    assert_eq!(hear(&mut socket, "auth_ok").await["session_id"], json!(info.session_id));
+    say(&mut socket, json!({ "type": "start", "command": "cat" })).await;
+    hear(&mut socket, "ready").await;
+    // A fresh token, and a key: what the sandbox gets is a token each time.
+    let fresh = client.refresh(&info.session_id, &Default::default()).await.unwrap();
+    for shown in [fresh.token.expose(), broker.key().expose()] {
+        say(&mut socket, json!({ "type": "auth", "token": shown })).await;
+        hear(&mut socket, "auth_ok").await;
+    }
+    say(&mut socket, json!({ "type": "stdin", "data": "hello\n" })).await;
+    hear(&mut socket, "stdout").await;
+    let request = format!("{}/shell/ws", info.sandbox.ws_base_url).into_client_request().unwrap();
+    let (mut stranger, _) = tokio_tungstenite::client_async(request, TcpStream::connect(address).await.unwrap()).await.unwrap();
+    say(&mut stranger, json!({ "type": "start" })).await;
+    assert_eq!(hear(&mut stranger, "error").await["error"]["code"], "UNAUTHENTICATED");
+    eventually("the records of use", || async {
+        let items = client.list_audit(Some(info.sandbox.id.as_str()), Some(100), None).await.unwrap().items;
+        let mut used: Vec<_> = items.into_iter().filter(|e| e.action == "dataplane.used").filter_map(|e| e.detail).collect();
+        used.sort();
+        (used == ["AUTH /v1/shell/ws 101", "AUTH /v1/shell/ws 101", "GET /v1/shell/ws 101"]).then_some(())
+    })
+    .await;
+}
