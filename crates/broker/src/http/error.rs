@@ -1,6 +1,7 @@
 //! Errors on the wire: the envelope, the request's id on everything, and one log line a request.
 
 use std::{
+    borrow::Cow,
     sync::{Arc, OnceLock},
     time::Instant,
 };
@@ -12,10 +13,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use cobox_gateway::PassedFor;
-use cobox_protocol::{
-    ApiError, ErrorCode, RequestId,
-    key::{API_KEY_PREFIX, OPAQUE_TOKEN_PREFIX},
-};
+use cobox_protocol::{ApiError, ErrorCode, RequestId, secret::redact};
 use http::{HeaderName, HeaderValue, StatusCode, header};
 
 use crate::metrics::Metrics;
@@ -25,10 +23,10 @@ const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const STAYS: [HeaderName; 4] = [header::ALLOW, header::ACCESS_CONTROL_ALLOW_ORIGIN, header::ACCESS_CONTROL_EXPOSE_HEADERS, header::VARY];
 /// Longest path in a log line, in characters.
 const MAX_LOGGED_PATH: usize = 256;
-/// What stands in a log in place of a secret.
-const HIDDEN: &str = "[hidden]";
-/// No token is shorter: a header and a signature alone are longer.
-const SHORTEST_JWT: usize = 80;
+/// Below it stands a token.
+const TOKENS_PATH: &str = "/internal/tokens/";
+/// What stands in a log in its place.
+const HIDDEN: &str = "[redacted]";
 
 /// An error on its way out; it gets its request's id in [`identify`].
 #[derive(Debug)]
@@ -148,25 +146,19 @@ pub async fn identify(State(metrics): State<Arc<Metrics>>, mut request: Request,
     response
 }
 
-/// A path as the log may have it: `GET /internal/tokens/{token}` is one of many ways to put a secret into it.
-fn without_secrets(path: &str) -> String {
-    let is_secret = |segment: &str| {
-        let starts = |prefix| segment.contains(prefix);
-        let is_jwt = segment.split('.').count() == 3 && segment.len() >= SHORTEST_JWT;
-        starts(API_KEY_PREFIX) || starts(OPAQUE_TOKEN_PREFIX) || is_jwt
-    };
-    let mut before = "";
-    let shown = path.split('/').map(|segment| {
-        let follows_tokens = before == "tokens" && !["", "revoke", "introspect"].contains(&segment);
-        before = segment;
-        if follows_tokens || is_secret(segment) { HIDDEN } else { segment }
-    });
-    shown.collect::<Vec<_>>().join("/")
+/// A path as the log may have it: a secret may stand anywhere, and in `GET /internal/tokens/{token}` it does.
+fn without_secrets(path: &str) -> Cow<'_, str> {
+    match path.strip_prefix(TOKENS_PATH) {
+        Some(after) if !["revoke", "introspect"].contains(&after) => Cow::Owned(format!("{TOKENS_PATH}{HIDDEN}")),
+        _ => redact(path),
+    }
 }
 
 fn envelope(error: &ApiError, id: &RequestId) -> Response {
     let status = StatusCode::from_u16(error.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = (status, Json(error.envelope(id))).into_response();
+    let mut said = error.envelope(id);
+    said.error.message = redact(&said.error.message).into_owned();
+    let mut response = (status, Json(said)).into_response();
     if let Some(seconds) = error.retry_after {
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
