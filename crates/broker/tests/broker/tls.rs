@@ -123,7 +123,7 @@ async fn curl_and_our_own_client_speak_to_it_and_urls_say_https() {
         "-H",
     ];
     let bearer = format!("Authorization: Bearer {}", session.token.expose());
-    let path = format!("{}/shell/ws", session.sandbox.http_base_url);
+    let path = format!("{}/ws", session.sandbox.http_base_url);
     let switched = curl(&authority, &[&upgrade[..], &[&*bearer, &*path]].concat()).await;
     assert!(String::from_utf8_lossy(&switched.stdout).starts_with("HTTP/1.1 101"), "{}", String::from_utf8_lossy(&switched.stdout));
 
