@@ -1,12 +1,16 @@
 //! The whole stack with real processes: broker, gateway, launcher, boxd, command line.
 
 mod access;
+mod audit;
 mod brokers;
 mod command_line;
 mod commands;
 mod cuts;
+mod events;
 mod faults;
+mod handing_on;
 mod isolation;
+mod leaks;
 mod lifecycle;
 mod load;
 mod own_host;

@@ -18,6 +18,7 @@ use cobox_protocol::{
     ApiError, Capability, ErrorCode, RequestId, Timestamp,
     audit::{Claim, claim_text},
     langsmith,
+    secret::redact,
 };
 use cobox_token::Claims;
 use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
@@ -87,7 +88,7 @@ impl RequestRecord {
     }
     /// The file, command, shell or process the request is about.
     pub fn aims_at(&self, target: &str) {
-        let _ = self.target.set(claim_text(target));
+        let _ = self.target.set(claim_text(&redact(target)));
     }
 
     /// Leaves the request's one line, the first time this is called.
@@ -170,11 +171,13 @@ fn render(error: &ApiError, route: &str, request_id: &RequestId) -> Response {
     if error.code == ErrorCode::Internal {
         tracing::error!(%request_id, message = error.message, "request failed");
     }
+    // A credential in a path or a name is somebody's mistake, and not to be shown around.
+    let error = ApiError { message: redact(&error.message).into_owned(), ..error.clone() };
     let body = match langsmith::operation(route) {
-        Some(operation) => langsmith::error_body(error, operation, request_id),
+        Some(operation) => langsmith::error_body(&error, operation, request_id),
         None => json!(error.envelope(request_id)),
     };
-    let mut response = (status_of(error), Json(body)).into_response();
+    let mut response = (status_of(&error), Json(body)).into_response();
     if let Some(seconds) = error.retry_after {
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }

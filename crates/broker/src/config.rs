@@ -77,6 +77,51 @@ pub struct Config {
     pub oidc: Option<OidcConfig>,
     /// A LangGraph deployment that says who may see which thread.
     pub thread_authority: Option<ThreadAuthorityConfig>,
+    pub rate_limits: RateLimits,
+    /// What the broker shows to speak TLS itself.
+    pub tls: Option<TlsFiles>,
+    /// Listens beyond this machine without TLS: a proxy in front has it, or nobody else is on the network.
+    pub insecure_listen: bool,
+}
+
+/// PEM files; read anew when they change.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsFiles {
+    /// The server's own certificate first, its issuers after it.
+    pub cert: PathBuf,
+    pub key: PathBuf,
+}
+
+/// How often somebody may ask the control plane. What is 0 is not limited.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RateLimits {
+    /// Of one principal, whatever its keys.
+    pub requests_per_second: u32,
+    /// At once, after a pause.
+    pub request_burst: u32,
+    /// Of one principal: refresh, heartbeat and all that ends something.
+    pub upkeep_per_second: u32,
+    pub upkeep_burst: u32,
+    /// Requests without a good credential from one address (of IPv6: one /64 network).
+    pub failures_per_minute: u32,
+    pub failure_burst: u32,
+}
+
+impl Default for RateLimits {
+    fn default() -> Self {
+        Self {
+            // Far above what a team does with one key, far below what one broker answers.
+            requests_per_second: 1000,
+            request_burst: 10_000,
+            upkeep_per_second: 1000,
+            upkeep_burst: 10_000,
+            // A person types a key wrong a few times; a loop with an old key is told to slow down.
+            failures_per_minute: 300,
+            failure_burst: 300,
+        }
+    }
 }
 
 /// Pages of which origins may speak to the broker: none, unless named.
@@ -177,6 +222,9 @@ impl Default for Config {
             events_keep_per_workspace: 100_000,
             webhook_secret_file: None,
             cors: Cors::default(),
+            rate_limits: RateLimits::default(),
+            tls: None,
+            insecure_listen: false,
             oidc: None,
             thread_authority: None,
         }
@@ -249,6 +297,10 @@ impl Config {
         self.dataplane_domain.is_some() || self.gateway_listen.is_some()
     }
 
+    /// Of URLs that lead to its own listeners.
+    pub fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
+    }
     pub fn token_ttl(&self) -> Duration {
         Duration::from_secs(self.token_ttl_seconds)
     }

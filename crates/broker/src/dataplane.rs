@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use cobox_gateway::{Admission, Caller as Passer, Credential, Directory, FileLink, Reach, Target, Usage};
-use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, Secret, SessionId};
+use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, Secret, SessionId, secret::redact};
 use cobox_provider::{Door, ProviderError};
 use cobox_token::Claims;
 
@@ -98,10 +98,11 @@ impl Directory for Dataplane {
         self.presence.seen(&self.deployment, &usage.admission.sandbox, caller);
         let record = self.record("dataplane.used", caller, &usage.admission.sandbox, &usage.request_id);
         let Usage { method, path, status, .. } = &usage;
+        let shown = redact(path);
         let detail = match usage.route {
             // What the template leaves open, for people to read.
-            Some(route) if route != path => format!("{method} {route} {status} {path}"),
-            _ => format!("{method} {path} {status}"),
+            Some(route) if route != path => format!("{method} {route} {status} {shown}"),
+            _ => format!("{method} {shown} {status}"),
         };
         self.audit.add(record.detail(detail)).await;
     }

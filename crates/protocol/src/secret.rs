@@ -1,8 +1,16 @@
 //! A string that must not be printed: tokens and keys on their way from one place to another.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use serde::{Deserialize, Serialize};
+
+use crate::key::{API_KEY_PREFIX, OPAQUE_TOKEN_PREFIX};
+
+/// How a JSON object in base64 begins, and so every token.
+const TOKEN_PREFIX: &str = "eyJ";
+/// Shorter words that begin so are no credentials.
+const MIN_CREDENTIAL_CHARS: usize = 24;
+const REDACTED: &str = "[redacted]";
 
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -21,5 +29,39 @@ impl Secret {
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("[secret]")
+    }
+}
+
+/// A text without the keys and tokens that somebody put where they don't belong: a path, a field that is repeated in a refusal.
+pub fn redact(text: &str) -> Cow<'_, str> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '~' | '+' | '=');
+    let mut rest = text;
+    let mut redacted = String::new();
+    while let Some(at) = [API_KEY_PREFIX, OPAQUE_TOKEN_PREFIX, TOKEN_PREFIX].iter().filter_map(|prefix| rest.find(prefix)).min() {
+        let length = rest[at..].find(|c| !is_part(c)).unwrap_or(rest.len() - at);
+        redacted.push_str(&rest[..at]);
+        redacted.push_str(if length >= MIN_CREDENTIAL_CHARS { REDACTED } else { &rest[at..at + length] });
+        rest = &rest[at + length..];
+    }
+    if redacted.is_empty() && rest.len() == text.len() {
+        return Cow::Borrowed(text);
+    }
+    redacted.push_str(rest);
+    Cow::Owned(redacted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_tokens_are_taken_out_of_a_text_and_nothing_else() {
+        let key = format!("{API_KEY_PREFIX}01j8xq6x0ye8rf2zt9n5b3c7dm_{}", "A-_9".repeat(10));
+        let token = "eyJhbGciOiJFZERTQSJ9.eyJpc3MiOiJjb2JveCJ9.c2lnbmF0dXJl";
+        assert_eq!(redact(&format!("/dp/{token}/v1/{key}?x")), "/dp/[redacted]/v1/[redacted]?x");
+        assert_eq!(redact(&format!("/{OPAQUE_TOKEN_PREFIX}{}/", "a".repeat(43))), "/[redacted]/");
+        assert_eq!(redact(&format!("`{key}` is not an id")), "`[redacted]` is not an id");
+        assert!(matches!(redact("/v1/files/workspace/a b.txt"), Cow::Borrowed(_)));
+        assert_eq!(redact("cbx_ and eyJ are short, ü"), "cbx_ and eyJ are short, ü");
     }
 }

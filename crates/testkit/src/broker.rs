@@ -28,6 +28,8 @@ pub struct BrokerOptions {
     pub uid: Option<u32>,
     /// A database that it shares with others, as `cobox serve` does; they have their master key alike.
     pub database: Option<Secret>,
+    /// Log everything there is.
+    pub is_verbose: bool,
 }
 
 pub struct TestBroker {
@@ -86,6 +88,12 @@ impl TestBroker {
                 command.env("COBOX_DATABASE_URL", url.expose()).args(["serve", "--config"]).arg(self.data_dir().join("config.toml"))
             }
         };
+        if self.options.is_verbose {
+            command.env("COBOX_LOG", "trace");
+        }
+        if self.options.is_verbose && self.options.database.is_some() {
+            command.args(["--log-format", "json"]);
+        }
         command.args(["--listen", "127.0.0.1:0", "--data-dir"]).arg(self.data_dir());
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
         if let Some(uid) = self.options.uid {

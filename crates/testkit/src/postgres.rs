@@ -45,6 +45,11 @@ impl TestDatabase {
         Secret::new(self.url())
     }
 
+    /// Where the server keeps its files and its log.
+    pub fn server_dir(&self) -> PathBuf {
+        running().dir.clone()
+    }
+
     /// What a statement answers, a line a row, for whoever must look beneath the store.
     pub fn sql(&self, statement: &str) -> String {
         running().psql(&self.name, statement).unwrap_or_else(|e| panic!("{statement}: {e}"))

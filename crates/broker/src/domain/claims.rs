@@ -9,6 +9,7 @@ use std::{
 use cobox_protocol::{
     SandboxId, Timestamp,
     audit::{Claim, Claims, MAX_CLAIMS_AT_ONCE, claim_text},
+    secret::redact,
 };
 use cobox_provider::control;
 
@@ -95,13 +96,9 @@ impl ClaimKeeper {
 
 /// A stranger's words: bounded, without anything a terminal obeys, and the time no later than now.
 fn record(sandbox: &Sandbox, claim: &Claim, now: Timestamp) -> AuditRecord {
-    let words = [
-        Some(claim.method.as_str()),
-        Some(claim.route.as_str()),
-        claim.target.as_deref(),
-        claim.capability.as_deref(),
-        claim.error.as_deref(),
-    ];
+    let target = claim.target.as_deref().map(redact);
+    let words =
+        [Some(claim.method.as_str()), Some(claim.route.as_str()), target.as_deref(), claim.capability.as_deref(), claim.error.as_deref()];
     let mut detail: Vec<String> = words.into_iter().flatten().map(claim_text).collect();
     detail.insert(2, claim.status.to_string());
     AuditRecord {

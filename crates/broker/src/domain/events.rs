@@ -265,7 +265,7 @@ impl Watch {
     async fn find_end(&mut self) -> Result<(), ApiError> {
         let store = &self.events.deployment.store;
         let bounds = store.event_bounds(&self.bound.sandbox.id, &self.bound.session.id).await.map_err(internal)?;
-        self.end = Some(bounds.own_last);
+        self.end = Some(bounds.own_end);
         Ok(())
     }
 

@@ -23,6 +23,7 @@ use crate::{
         events::Event,
         model::{ApiKey, Bound, Principal, PrincipalRecord, Sandbox, Session, Share},
     },
+    metrics::Histogram,
     policy::Quota,
 };
 
@@ -283,6 +284,17 @@ pub struct Horizon {
     pub audit_before: Timestamp,
 }
 
+/// How much there is, of all workspaces.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Those that have not ended, by state.
+    pub sandboxes: Vec<(State, u64)>,
+    /// Those that have not ended.
+    pub sessions: u64,
+    /// Those that still count.
+    pub revocations: u64,
+}
+
 /// The master key was replaced: every living sandbox's next token key comes from the new one.
 #[derive(Clone, Debug)]
 pub struct MasterRotation {
@@ -361,8 +373,8 @@ pub struct EventMarks {
 pub struct EventBounds {
     /// Of the session itself.
     pub own_first: u64,
-    /// The last the broker wrote of the session itself: of an ended one, its end.
-    pub own_last: u64,
+    /// Of the session's end.
+    pub own_end: u64,
     /// Of the sandbox, removed ones included.
     pub newest: u64,
     /// The sandbox's up to this one were removed.
@@ -479,6 +491,10 @@ pub trait Store: Send + Sync {
     async fn prune_events(&self, before: Timestamp, keep: u32) -> Stored<()>;
     /// Keeps as many of a workspace's newest.
     async fn trim_events(&self, workspace: &str, keep: u32) -> Stored<()>;
+
+    async fn counts(&self, now: Timestamp) -> Stored<Counts>;
+    /// How long commits took so far.
+    fn commit_times(&self) -> Option<&Histogram>;
 
     /// Whether other brokers may use this database, now or later.
     fn is_shared(&self) -> bool;

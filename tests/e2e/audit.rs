@@ -1,0 +1,59 @@
+//! The audit's chain with a real broker that is killed in the middle of everything.
+
+use std::{process::Output, time::Duration};
+
+use cobox_protocol::session::Mode;
+use cobox_testkit::{Dice, TestBroker, negotiate};
+
+fn cobox(broker: &TestBroker, args: &[&str]) -> Output {
+    broker.cobox().args(args).output().expect("cobox runs")
+}
+
+fn words(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+#[tokio::test]
+async fn a_broker_killed_in_the_middle_leaves_a_whole_chain_and_a_cut_one_is_found() {
+    let mut broker = TestBroker::start().await;
+    let mut dice = Dice::new(4);
+    for round in 0..4 {
+        let client = broker.client();
+        let load: Vec<_> = (0..16)
+            .map(|n| {
+                let client = client.clone();
+                // Until the broker is gone.
+                tokio::spawn(async move { while client.negotiate(&negotiate(&format!("t{}", n % 2), Mode::Ensure)).await.is_ok() {} })
+            })
+            .collect();
+        // Anywhere: the moment of the crash is what varies.
+        tokio::time::sleep(Duration::from_millis(200 + dice.roll(400))).await;
+        broker.kill();
+        load.iter().for_each(|task| task.abort());
+        broker.launch().await;
+        let verified = cobox(&broker, &["audit", "verify"]);
+        assert!(verified.status.success(), "round {round}: {}", words(&verified));
+    }
+    let head = cobox(&broker, &["audit", "head"]);
+    let head = String::from_utf8(head.stdout).unwrap();
+    let exported = cobox(&broker, &["audit", "export"]);
+    let lines: Vec<serde_json::Value> =
+        String::from_utf8(exported.stdout).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let numbers: Vec<u64> = lines.iter().map(|l| l["number"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, (1..=numbers.len() as u64).collect::<Vec<_>>());
+    assert!(lines.iter().any(|l| l["record"]["action"] == "token.issued" && l["record"]["jti"].is_string()));
+    let verified = cobox(&broker, &["audit", "verify", "--head", &head]);
+    assert!(verified.status.success(), "{}", words(&verified));
+
+    // Another head of that number, and one that isn't there any more.
+    let (start, hash) = head.trim().rsplit_once(':').unwrap();
+    let other = format!("{start}:{}", hash.chars().rev().collect::<String>());
+    let broken = cobox(&broker, &["audit", "verify", "--head", &other]);
+    assert!(broken.status.code() == Some(1) && words(&broken).contains("written anew"), "{}", words(&broken));
+    let (writer, number) = start.rsplit_once(':').unwrap();
+    let later = format!("{writer}:{}:{hash}", number.parse::<u64>().unwrap() + 1_000_000);
+    let broken = cobox(&broker, &["audit", "verify", "--head", &later]);
+    assert!(broken.status.code() == Some(1) && words(&broken).contains("cut off"), "{}", words(&broken));
+    let nonsense = cobox(&broker, &["audit", "verify", "--head", "nonsense"]);
+    assert!(!nonsense.status.success() && words(&nonsense).contains("WRITER:NUMBER:HASH"), "{}", words(&nonsense));
+}

@@ -1,0 +1,92 @@
+//! What is done in a real sandbox reaches whoever watches its session, over lost connections too.
+
+use std::{io::BufRead, process::Stdio, time::Duration};
+
+use cobox_client::{Client, EventStream, EventsFrom};
+use cobox_protocol::{
+    event::{SandboxEvent, Source, What},
+    key::PrincipalKind,
+    session::Mode,
+};
+use cobox_testkit::{Cuts, CuttingProxy, PATIENCE, TestBroker, ensure, negotiate, sh};
+
+async fn next(events: &mut EventStream) -> SandboxEvent {
+    tokio::time::timeout(PATIENCE, events.next()).await.expect("something happens").expect("no error").expect("it goes on")
+}
+
+async fn next_where(events: &mut EventStream, is_it: impl Fn(&What) -> bool) -> SandboxEvent {
+    loop {
+        let event = next(events).await;
+        if is_it(&event.what) {
+            return event;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_person_sees_what_the_agent_does() {
+    let broker = TestBroker::start().await;
+    let ann = broker.client_of("ann", PrincipalKind::Human, None).await;
+    let bot = broker.client_of("bot", PrincipalKind::Agent, None).await;
+    let session = ensure(&ann, "t").await;
+    let mut events = ann.events(&session.info().session_id, EventsFrom::Start);
+    assert!(matches!(next(&mut events).await.what, What::Created { .. }));
+    assert_eq!(next(&mut events).await.what, What::Active);
+
+    let agent = bot.open(&negotiate("t", Mode::Ensure)).await.unwrap();
+    sh(agent.dataplane(), "echo made > made.txt; exit 7").await;
+    let connected = next(&mut events).await;
+    assert_eq!((connected.what, connected.principal.as_deref()), (What::Connected, Some("bot")));
+    let ran = next(&mut events).await;
+    assert_eq!((ran.source, ran.principal.as_deref(), ran.actor.as_deref()), (Source::Sandbox, Some("bot"), Some("agent")));
+    let What::Exec(end) = ran.what else { panic!("{ran:?}") };
+    assert_eq!((end.command.as_str(), end.exit_code), ("echo made > made.txt; exit 7", Some(7)));
+    agent.dataplane().write_file(b"/workspace/main.py", None, cobox_client::Upload::from_bytes("print(1)")).await.unwrap();
+    let written = next(&mut events).await;
+    let What::FileWritten(file) = written.what else { panic!("{written:?}") };
+    assert_eq!((file.path.as_str(), file.size), ("/workspace/main.py", Some(8)));
+
+    // The command line tells the same, and ends when the session does.
+    let mut follow = broker.cobox().args(["--json", "session", "events", "t"]).stdout(Stdio::piped()).spawn().unwrap();
+    let lines = std::io::BufReader::new(follow.stdout.take().unwrap()).lines();
+    let types = tokio::task::spawn_blocking(move || {
+        lines
+            .map(|l| serde_json::from_str::<serde_json::Value>(&l.unwrap()).unwrap()["type"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    });
+    ann.release(&session.info().session_id).await.unwrap();
+    let types = tokio::time::timeout(PATIENCE, types).await.unwrap().unwrap();
+    assert_eq!(types.first().map(String::as_str), Some("created"));
+    assert_eq!(types.last().map(String::as_str), Some("terminated"));
+    assert!(follow.wait().unwrap().success());
+    assert!(matches!(next_where(&mut events, What::is_last).await.what, What::Terminated { .. }));
+    assert!(events.next().await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn every_event_comes_once_through_a_network_that_cuts() {
+    const COMMANDS: usize = 40;
+    let broker = TestBroker::start().await;
+    let proxy = CuttingProxy::before(broker.url(), Cuts { count: 20, within_bytes: 4096, within: Duration::from_millis(400) }, 7).await;
+    let session = ensure(&broker.client(), "t").await;
+    let watcher = Client::new(&proxy.url(), broker.key().clone()).unwrap();
+    let mut events = watcher.events(&session.info().session_id, EventsFrom::Start);
+    let dataplane = session.dataplane().clone();
+    let working = tokio::spawn(async move {
+        for n in 0..COMMANDS {
+            sh(&dataplane, &format!("echo {n}")).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    let mut commands = Vec::new();
+    while commands.len() < COMMANDS {
+        if let What::Exec(end) = next_where(&mut events, |w| matches!(w, What::Exec(_) | What::Gap { .. })).await.what {
+            commands.push(end.command);
+        } else {
+            panic!("something was lost");
+        }
+    }
+    working.await.unwrap();
+    assert_eq!(commands, (0..COMMANDS).map(|n| format!("echo {n}")).collect::<Vec<_>>());
+    assert!(proxy.cuts() > 0, "nothing was cut");
+}
