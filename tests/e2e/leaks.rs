@@ -267,7 +267,7 @@ async fn a_full_run_leaves_nothing(options: BrokerOptions, database: Option<&Tes
     let mut tokens = vec![mine.token.clone(), bot.negotiate(&negotiate("t", Mode::Ensure)).await.unwrap().token];
     tokens.push(gone.negotiate(&negotiate("t", Mode::Ensure)).await.unwrap().token);
     tokens.push(ann.get_session(&mine.session_id).await.unwrap().token);
-    let rotate = RefreshRequest { current_token: Some(mine.token.clone()), sandbox_id: None, rotate: Some(true) };
+    let rotate = RefreshRequest { current_token: Some(mine.token.clone()), rotate: Some(true), ..RefreshRequest::default() };
     tokens.push(ann.refresh(&mine.session_id, &rotate).await.unwrap().token);
     ann.heartbeat(&mine.session_id).await.unwrap();
     for (method, path) in [(http::Method::POST, "/threads/t/sandbox"), (http::Method::GET, "/capabilities?thread_id=t")] {
@@ -276,6 +276,22 @@ async fn a_full_run_leaves_nothing(options: BrokerOptions, database: Option<&Tes
         let token = told.get("token").or(told.pointer("/services/sandbox/token")).and_then(Value::as_str);
         tokens.push(Secret::new(token.expect("a token")));
     }
+    // Tokens made from others, opaque ones, and links.
+    let own = format!("/v1/sandbox/sessions/{}", mine.session_id);
+    let ask = async |path: &str, body: Value| -> Value {
+        let asked = prober.http.post(format!("{url}{path}")).bearer_auth(ann_key.api_key.expose()).body(body.to_string());
+        asked.send().await.unwrap().error_for_status().unwrap().json().await.unwrap()
+    };
+    let word = |answer: &Value| Secret::new(answer["token"].as_str().expect("a token"));
+    tokens.push(word(&ask(&format!("{own}/delegate"), json!({ "capabilities": ["fs_read"] })).await));
+    tokens.push(word(&ask(&format!("{own}/delegate"), json!({ "capabilities": ["exec"], "parent_token": tokens[1] })).await));
+    ask(&format!("{own}/share"), json!({ "principal": "bot", "capabilities": ["fs_read"] })).await;
+    let opaque = json!({ "thread_id": "t", "mode": "get", "token_format": "opaque" });
+    let opaque = word(&ask("/v1/sandbox/sessions", opaque).await);
+    all.add("an opaque token", &opaque.expose().as_bytes()[opaque.expose().len() - 32..]);
+    let link = ask(&format!("{own}/file-links"), json!({ "path": "/workspace/a.txt", "method": "GET" })).await;
+    let link = link["url"].as_str().expect("a link").to_owned();
+    all.add("a file link", &link.as_bytes()[link.len() - 40..]);
     tokens.iter().enumerate().for_each(|(n, token)| all.add_token(&format!("token {n}"), token));
 
     // Work through the gateway, by key and by token.
@@ -290,13 +306,22 @@ async fn a_full_run_leaves_nothing(options: BrokerOptions, database: Option<&Tes
             request.header("x-api-key", bot_key.api_key.expose()).body(json!({ "command": "true" }).to_string()).send().await.unwrap();
         ran.error_for_status().unwrap().bytes().await.unwrap();
     }
+    assert_eq!(prober.send(prober.http.get(&link)).await, 200);
+    let by_opaque = prober.http.post(format!("{}/exec", mine.sandbox.http_base_url)).bearer_auth(opaque.expose());
+    assert_eq!(prober.send(by_opaque.body(json!({ "command": "true" }).to_string())).await, 200);
+    for token in [&opaque, &tokens[1]] {
+        let introspect = prober.http.post(format!("{url}/internal/tokens/introspect")).bearer_auth(broker.key().expose());
+        prober.send(introspect.header("content-type", "application/x-www-form-urlencoded").body(format!("token={}", token.expose()))).await;
+        let get = prober.http.get(format!("{url}/internal/tokens/{}", token.expose())).bearer_auth(broker.key().expose());
+        assert_eq!(prober.send(get).await, 200);
+    }
     // What else is in the head of a request that is let through.
     let with_everything = prober.http.get(format!("{}/files/workspace/a.txt", mine.sandbox.http_base_url)).bearer_auth(tokens[1].expose());
     let with_everything = with_everything.header("cookie", format!("k={}", ann_key.api_key.expose()));
     assert_eq!(prober.send(with_everything).await, 200);
     sockets(&mine, &tokens[1]).await;
     misuse_inside(&mut prober, &mine.sandbox.http_base_url, tokens[1].expose(), ann_key.api_key.expose()).await;
-    for secret in [ann_key.api_key.expose(), tokens[1].expose(), gone_key.api_key.expose()] {
+    for secret in [ann_key.api_key.expose(), tokens[1].expose(), gone_key.api_key.expose(), opaque.expose()] {
         misuse(&mut prober, &url, &mine, secret, broker.key().expose()).await;
     }
     operator.revoke_key(&gone_key.info.id).await.unwrap();

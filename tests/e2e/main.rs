@@ -16,6 +16,7 @@ mod load;
 mod operations;
 mod own_host;
 mod paths;
+mod policy;
 mod revoking;
 mod roots;
 mod sharing;

@@ -1,5 +1,6 @@
 //! A sandbox under a host name of its own, as a browser uses it: without headers on its WebSockets.
 
+use cobox_client::AuditFilter;
 use cobox_protocol::session::Mode;
 use cobox_testkit::{BrokerOptions, TestBroker, eventually, negotiate};
 use futures_util::{SinkExt, StreamExt};
@@ -55,8 +56,9 @@ async fn a_browser_opens_a_shell_by_its_sandboxs_host_name_and_leaves_a_record()
     let (mut stranger, _) = tokio_tungstenite::client_async(request, TcpStream::connect(address).await.unwrap()).await.unwrap();
     say(&mut stranger, json!({ "type": "start" })).await;
     assert_eq!(hear(&mut stranger, "error").await["error"]["code"], "UNAUTHENTICATED");
+    let of_it = AuditFilter { sandbox: Some(info.sandbox.id.to_string()), ..Default::default() };
     eventually("the records of use", || async {
-        let items = client.list_audit(Some(info.sandbox.id.as_str()), Some(100), None).await.unwrap().items;
+        let items = client.list_audit(&of_it, Some(100), None).await.unwrap().items;
         let mut used: Vec<_> = items.into_iter().filter(|e| e.action == "dataplane.used").filter_map(|e| e.detail).collect();
         used.sort();
         (used == ["AUTH /v1/shell/ws 101", "AUTH /v1/shell/ws 101", "GET /v1/shell/ws 101"]).then_some(())

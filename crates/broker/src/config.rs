@@ -6,6 +6,8 @@ use cobox_gateway::Limits;
 use cobox_protocol::{Secret, control::Alg, id::is_foreign_id};
 use serde::Deserialize;
 
+use crate::{oidc::OidcConfig, thread_authority::ThreadAuthorityConfig};
+
 use crate::origin;
 
 /// Shortest life of a token, in seconds: below it clients would do little but refresh.
@@ -71,6 +73,10 @@ pub struct Config {
     /// Holds the secret that notices to `/webhooks/threads` are signed with; without it none are taken.
     pub webhook_secret_file: Option<PathBuf>,
     pub cors: Cors,
+    /// An issuer whose tokens are a second way in.
+    pub oidc: Option<OidcConfig>,
+    /// A LangGraph deployment that says who may see which thread.
+    pub thread_authority: Option<ThreadAuthorityConfig>,
     pub rate_limits: RateLimits,
     /// What the broker shows to speak TLS itself.
     pub tls: Option<TlsFiles>,
@@ -139,7 +145,7 @@ impl Cors {
 
     pub fn headers(&self) -> Vec<String> {
         let read = ["authorization", "content-type", "x-api-key", "idempotency-key", "prefer", "if-match", "if-none-match", "range"];
-        or_default(&self.allow_headers, &[&read[..], &["last-event-id", "x-file-mode"]].concat())
+        or_default(&self.allow_headers, &[&read[..], &["last-event-id", "x-file-mode", "x-thread-authorization"]].concat())
     }
 
     fn validate(&self) -> Result<(), ConfigError> {
@@ -219,6 +225,8 @@ impl Default for Config {
             rate_limits: RateLimits::default(),
             tls: None,
             insecure_listen: false,
+            oidc: None,
+            thread_authority: None,
         }
     }
 }
@@ -279,6 +287,8 @@ impl Config {
             return invalid("database_url", "must start with postgres://; without it the broker keeps a file in its data directory");
         }
         origin::validate(self)?;
+        self.oidc.as_ref().map_or(Ok(()), OidcConfig::validate)?;
+        self.thread_authority.as_ref().map_or(Ok(()), ThreadAuthorityConfig::validate)?;
         self.cors.validate()
     }
 
@@ -333,6 +343,21 @@ mod tests {
             ("[cors]\nallow_origins = [\"https://a.example:443\"]", "cors.allow_origins"),
             ("[cors]\nallow_origins = [\"null\"]", "cors.allow_origins"),
             ("[cors]\nallow_origins = [\"*\", \"https://a.example\"]", "cors.allow_origins"),
+            ("[oidc]\nissuer = \"http://id.example\"\naudience = \"a\"", "oidc.issuer"),
+            ("[oidc]\nissuer = \"https://id.example\"\naudience = []", "oidc.audience"),
+            ("[oidc]\nissuer = \"https://id.example\"\naudience = \"a\"\nalgorithms = [\"HS256\"]", "HS256"),
+            ("[oidc]\nissuer = \"https://id.example\"\naudience = \"a\"\nalgorithms = [\"none\"]", "none"),
+            ("[oidc]\nissuer = \"https://id.example\"\naudience = \"a\"\nkind = \"operator\"", "oidc.kind"),
+            ("[oidc]\nissuer = \"https://id.example\"\naudience = \"a\"\nkind_claim = \"roles\"", "oidc.kind_claim"),
+            ("[oidc]\nissuer = \"https://id.example\"\naudience = \"a\"\nleeway_seconds = 900", "oidc.leeway_seconds"),
+            ("[thread_authority]\nurl = \"http://lg.example\"", "thread_authority.url"),
+            ("[thread_authority]\nurl = \"https://lg.example\"\ncredential_header = \"x-api-key\"", "thread_authority.credential_header"),
+            (
+                "[thread_authority]\nurl = \"https://lg.example\"\ncredential_header = \"authorization\"",
+                "thread_authority.credential_header",
+            ),
+            ("[thread_authority]\nurl = \"https://lg.example\"\nuser_header = \"x-user\"", "thread_authority.service_key_file"),
+            ("[thread_authority]\nurl = \"https://lg.example\"\nremember_seconds = 60", "thread_authority.remember_seconds"),
             ("[cors]\nallow_methods = [\"get\"]", "cors.allow_methods"),
             ("[cors]\nallow_headers = [\"a b\"]", "cors.allow_headers"),
         ] {

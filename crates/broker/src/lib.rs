@@ -14,11 +14,14 @@ mod http;
 mod lanes;
 mod master_key;
 mod metrics;
+mod oidc;
 mod origin;
+mod outbound;
 pub mod policy;
 mod server;
 #[doc(hidden)]
 pub mod store;
+mod thread_authority;
 mod tls;
 
 use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
@@ -57,9 +60,13 @@ use domain::{
 pub use http::paths;
 pub use master_key::{MasterKeyRotation, RotatedMasterKey, rotate_master_key};
 use metrics::Metrics;
+use oidc::Oidc;
+pub use oidc::OidcConfig;
 use origin::Origin;
 use policy::{PolicyFileError, Reloaded};
 use store::{Store, StoreError, sql};
+use thread_authority::ThreadAuthority;
+pub use thread_authority::ThreadAuthorityConfig;
 use tls::Tls;
 pub use tls::TlsError;
 
@@ -82,6 +89,10 @@ pub enum StartError {
          --tls-key (tls.cert and tls.key in the config), or, where a proxy in front does TLS, say --insecure-listen (insecure_listen = true)"
     )]
     Exposed(SocketAddr),
+    #[error("oidc: {0}")]
+    Oidc(String),
+    #[error("thread_authority: {0}")]
+    ThreadAuthority(String),
     #[error("webhook_secret_file: {0}")]
     Webhook(String),
     #[error("the listener has no address: {0}")]
@@ -132,6 +143,9 @@ impl Broker {
         let tls = config.tls.as_ref().map(Tls::load).transpose()?;
         let webhook = read_webhook(&config)?;
         let data_dir = data_dir::DataDir::open(&config.data_dir)?;
+        let oidc = config.oidc.clone().map(Oidc::new).transpose().map_err(StartError::Oidc)?;
+        let thread_authority =
+            config.thread_authority.as_ref().map(ThreadAuthority::new).transpose().map_err(StartError::ThreadAuthority)?;
         let policy = Arc::new(policy::PolicySource::open(config.policy_file.as_deref(), &config.data_dir)?);
         let store = open_store(&config, &data_dir).await?;
         let master = master_key::read(&data_dir, &*store).await?;
@@ -164,6 +178,8 @@ impl Broker {
             clock,
             tokens,
             policy,
+            oidc,
+            thread_authority,
             node,
             nodes,
             background: Handle::current(),

@@ -113,16 +113,17 @@ impl Gateway {
         let path = cut(rest.path(), MAX_RECORDED_PATH);
         let recording = Recording::new(self, &admission, request_id, request.method(), &path);
         *request.uri_mut() = Uri::from(rest);
-        let mut answered = if is_websocket {
+        let answered = if is_websocket {
             self.upgrade(request, target, path, &admission, request_id, slot).await
         } else {
             self.forward(request, &admission, request_id, slot).await
         };
-        if let (Ok(response), Some(caller)) = (&mut answered, &admission.caller) {
+        recording.done(answered.as_ref().map_or_else(|e| e.code.status(), |r| r.status().as_u16())).await;
+        let mut response = answered?;
+        if let Some(caller) = &admission.caller {
             response.extensions_mut().insert(PassedFor(caller.principal.clone()));
         }
-        recording.done(answered.as_ref().map_or_else(|e| e.code.status(), |r| r.status().as_u16())).await;
-        answered
+        Ok(response)
     }
 
     async fn upgrade(

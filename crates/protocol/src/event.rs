@@ -72,6 +72,14 @@ pub enum What {
     Changed {
         change: String,
     },
+    /// The session was opened to another principal, or what they may do was changed.
+    Shared {
+        with: String,
+        capabilities: CapabilitySet,
+    },
+    Unshared {
+        with: String,
+    },
     /// Somebody uses the sandbox who hadn't for a while.
     Connected,
     FileWritten(FileChange),
@@ -147,6 +155,8 @@ impl What {
             What::Terminated { .. } => "terminated",
             What::Failed { .. } => "failed",
             What::Changed { .. } => "changed",
+            What::Shared { .. } => "shared",
+            What::Unshared { .. } => "unshared",
             What::Connected => "connected",
             What::FileWritten(_) => "file_written",
             What::FileRemoved(_) => "file_removed",

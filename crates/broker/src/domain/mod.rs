@@ -31,6 +31,7 @@ pub mod revoking;
 pub mod sandboxes;
 pub mod sessions;
 pub mod shares;
+pub mod sign_in;
 pub mod threads;
 pub mod tokens;
 pub mod webhook;

@@ -373,8 +373,8 @@ pub struct EventMarks {
 pub struct EventBounds {
     /// Of the session itself.
     pub own_first: u64,
-    /// The last the broker wrote of the session itself: of an ended one, its end.
-    pub own_last: u64,
+    /// Of the session's end.
+    pub own_end: u64,
     /// Of the sandbox, removed ones included.
     pub newest: u64,
     /// The sandbox's up to this one were removed.

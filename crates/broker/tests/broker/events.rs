@@ -267,3 +267,20 @@ async fn a_sandbox_that_fails_to_start_ends_its_session_with_the_reason() {
     assert!(failed["reason"].as_str().unwrap().contains("told to fail"), "{failed}");
     assert!(events.next().await.is_none());
 }
+
+#[tokio::test]
+async fn whom_a_session_is_opened_to_is_told() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, _bob) = (broker.human("ann").await, broker.human("bob").await);
+    let session = ann.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "ensure", "access": "owner" })).await.ok(200);
+    let mut events = ann.watch(&session, "?after=now", &[]).await;
+    let share = format!("{}/share", session_path(&session));
+    ann.post(&share, json!({ "principal": "bob", "capabilities": ["fs_read"] })).await;
+    let shared = events.event().await;
+    assert_eq!((&shared["type"], &shared["with"], &shared["principal"]), (&json!("shared"), &json!("bob"), &json!("ann")));
+    assert_eq!(shared["capabilities"], json!(["fs_read"]));
+    ann.delete(&format!("{share}/bob")).await.ok(204);
+    let unshared = events.event().await;
+    assert_eq!((&unshared["type"], &unshared["with"]), (&json!("unshared"), &json!("bob")));
+}

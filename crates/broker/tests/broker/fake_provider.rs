@@ -81,13 +81,13 @@ pub struct FakeProvider {
     pub may_start: watch::Sender<bool>,
     pub disk: Mutex<Option<DiskUse>>,
     pub can_suspend: AtomicBool,
-    pub is_ready: AtomicBool,
     /// In place of boxds.
     pub adapter: Mutex<Option<Arc<dyn Adapter>>>,
     /// Under which clients reach boxds by themselves.
     pub direct: Mutex<Option<String>>,
     /// What came over WebSockets.
     pub said: Arc<Mutex<Vec<Message>>>,
+    pub is_ready: AtomicBool,
 }
 
 impl FakeProvider {
@@ -105,10 +105,10 @@ impl FakeProvider {
             may_start: watch::channel(true).0,
             disk: Mutex::default(),
             can_suspend: AtomicBool::new(true),
-            is_ready: AtomicBool::new(true),
             adapter: Mutex::default(),
             direct: Mutex::default(),
             said: Arc::default(),
+            is_ready: AtomicBool::new(true),
         })
     }
 

@@ -215,6 +215,8 @@ fn in_words(event: &SandboxEvent) -> String {
         What::Created { state } => format!(" ({})", state.word()),
         What::Suspended { reason: why } | What::Terminated { reason: why } | What::Failed { reason: why } => reason(why),
         What::Changed { change } => reason(change),
+        What::Shared { with, capabilities } => format!(" with {with} ({})", capabilities.words().join(" ")),
+        What::Unshared { with } => format!(" with {with}"),
         What::FileWritten(f) | What::FileRemoved(f) => file(f),
         What::Exec(end) => {
             let how = match (end.exit_code, end.timed_out) {

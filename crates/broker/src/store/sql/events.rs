@@ -128,7 +128,8 @@ pub async fn after(db: &mut AnyConnection, sandbox: &SandboxId, session: &Sessio
 pub async fn bounds(db: &mut AnyConnection, sandbox: &SandboxId, session: &SessionId) -> Stored<EventBounds> {
     let row = sqlx::query(
         "SELECT coalesce((SELECT min(sequence) FROM events WHERE sandbox_id = $1 AND session_id = $2), 0) AS own_first,
-                coalesce((SELECT max(sequence) FROM events WHERE sandbox_id = $1 AND session_id = $2 AND claimed = 0), 0) AS own_last,
+                coalesce((SELECT max(sequence) FROM events WHERE sandbox_id = $1 AND session_id = $2 AND claimed = 0
+                          AND (what LIKE '{\"type\":\"terminated\"%' OR what LIKE '{\"type\":\"failed\"%')), 0) AS own_end,
                 coalesce((SELECT max(sequence) FROM events WHERE sandbox_id = $1), 0) AS newest,
                 coalesce((SELECT pruned FROM event_marks WHERE sandbox_id = $1), 0) AS pruned",
     )
@@ -139,7 +140,7 @@ pub async fn bounds(db: &mut AnyConnection, sandbox: &SandboxId, session: &Sessi
     let pruned = rows::count(&row, "pruned")?;
     Ok(EventBounds {
         own_first: rows::count(&row, "own_first")?,
-        own_last: rows::count(&row, "own_last")?,
+        own_end: rows::count(&row, "own_end")?,
         newest: rows::count(&row, "newest")?.max(pruned),
         pruned,
     })

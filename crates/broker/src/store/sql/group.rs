@@ -60,8 +60,9 @@ async fn write_one(base: &Base, note: &Note) -> Stored<()> {
         let mut db = base.engine.writers.acquire().await?;
         let mut links = base.chain.lock(&mut db).await?;
         let began = Instant::now();
-        chain::insert(&mut db, &note.audit, &mut links).await?;
+        let inserted = chain::insert(&mut db, &note.audit, &mut links).await;
         base.commit_times.add(began.elapsed());
+        inserted?;
         links.are_committed();
         return Ok(());
     }
@@ -71,7 +72,7 @@ async fn write_one(base: &Base, note: &Note) -> Stored<()> {
     chain::insert(&mut tx, &note.audit, &mut links).await?;
     if is_audit_only {
         // Nobody remembers audit records, which come with every request.
-        base.synced(tx).await?;
+        base.commit_timed(tx).await?;
     } else {
         base.finish(tx).await?;
     }

@@ -86,8 +86,8 @@ struct Engine {
 struct Base {
     engine: Engine,
     changes: Changes,
-    commit_times: Histogram,
     chain: Chain,
+    commit_times: Histogram,
 }
 
 impl Base {
@@ -122,11 +122,10 @@ impl Base {
     async fn finish(&self, tx: Transaction<'static, Any>) -> Stored<()> {
         // Also when it fails: it may have reached the database all the same.
         let _making = self.changes.making();
-        self.synced(tx).await
+        self.commit_timed(tx).await
     }
 
-    /// For what nobody remembers.
-    async fn synced(&self, tx: Transaction<'static, Any>) -> Stored<()> {
+    async fn commit_timed(&self, tx: Transaction<'static, Any>) -> Stored<()> {
         let began = Instant::now();
         let committed = tx.commit().await;
         self.commit_times.add(began.elapsed());
@@ -164,7 +163,7 @@ pub struct SqlStore {
 impl SqlStore {
     fn new(engine: Engine) -> Self {
         let chain = Chain::new(engine.connections.clone());
-        let base = Arc::new(Base { engine, changes: Changes::default(), commit_times: Histogram::default(), chain });
+        let base = Arc::new(Base { engine, changes: Changes::default(), chain, commit_times: Histogram::default() });
         Self { group: Group::start(base.clone()), base, known_sandboxes: Recent::default(), known_revocations: Recent::default() }
     }
 }

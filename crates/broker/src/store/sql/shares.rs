@@ -1,11 +1,14 @@
 //! Shares: whom else a session was opened to. Tokens that came by one end in the transaction that ends it.
 
-use cobox_protocol::SessionId;
+use cobox_protocol::{SessionId, event::What};
 use sqlx::AnyConnection;
 
-use super::{notes, rows, sandboxes, sessions};
+use super::{events, notes, rows, sandboxes, sessions};
 use crate::{
-    domain::model::{Bound, Share},
+    domain::{
+        events::Event,
+        model::{Bound, Share},
+    },
     store::{Ending, Shared, Stored},
 };
 
@@ -43,6 +46,8 @@ pub async fn add(tx: &mut AnyConnection, share: &Share, max: u32, ending: &Endin
     .bind(share.expires_at.map(|t| t.unix()))
     .execute(&mut *tx)
     .await?;
+    let what = What::Shared { with: share.principal.clone(), capabilities: share.capabilities };
+    events::append(tx, &[Event::of_session(ending.now, &bound.session, what).by(&ending.audit)]).await?;
     notes::audit(tx, &ending.audit).await?;
     Ok(if before.is_some() { Shared::Changed(share) } else { Shared::Added(share) })
 }
@@ -66,6 +71,8 @@ pub async fn remove(tx: &mut AnyConnection, session: &SessionId, principal: &str
     let Some(share) = of(tx, session, principal).await? else { return Ok(None) };
     sqlx::query("DELETE FROM shares WHERE id = $1").bind(share.id.as_str()).execute(&mut *tx).await?;
     end_tokens(tx, &bound, &share, ending).await?;
+    let what = What::Unshared { with: share.principal.clone() };
+    events::append(tx, &[Event::of_session(ending.now, &bound.session, what).by(&ending.audit)]).await?;
     notes::audit(tx, &ending.audit).await?;
     Ok(Some(share))
 }
