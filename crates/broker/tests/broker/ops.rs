@@ -29,7 +29,8 @@ async fn a_broker_is_ready_while_its_parts_are_and_says_which_is_not() {
 
 #[tokio::test]
 async fn the_metrics_tell_of_routes_and_states_and_of_nobody() {
-    let broker = World::new().start().await;
+    let world = World::new();
+    let broker = world.start().await;
     let ann = broker.human("ann").await;
     let made = ann.ensure("a-thread-of-anns").await;
     ann.post(&format!("{}/refresh", session_path(&made)), json!({})).await.ok(200);
@@ -64,7 +65,8 @@ async fn the_metrics_tell_of_routes_and_states_and_of_nobody() {
 
 #[tokio::test]
 async fn through_a_proxy_only_operators_read_the_metrics() {
-    let broker = World::new().start().await;
+    let world = World::new();
+    let broker = world.start().await;
     let (ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
     let nobody = Client { key: None, ..ann.clone() };
     for header in ["x-forwarded-for", "forwarded", "via"] {
