@@ -56,9 +56,9 @@ async fn a_browser_opens_a_shell_by_its_sandboxs_host_name_and_leaves_a_record()
     let (mut stranger, _) = tokio_tungstenite::client_async(request, TcpStream::connect(address).await.unwrap()).await.unwrap();
     say(&mut stranger, json!({ "type": "start" })).await;
     assert_eq!(hear(&mut stranger, "error").await["error"]["code"], "UNAUTHENTICATED");
-    let filter = AuditFilter { sandbox: Some(info.sandbox.id.to_string()), token: None };
+    let of_it = AuditFilter { sandbox: Some(info.sandbox.id.to_string()), ..Default::default() };
     eventually("the records of use", || async {
-        let items = client.list_audit(&filter, Some(100), None).await.unwrap().items;
+        let items = client.list_audit(&of_it, Some(100), None).await.unwrap().items;
         let mut used: Vec<_> = items.into_iter().filter(|e| e.action == "dataplane.used").filter_map(|e| e.detail).collect();
         used.sort();
         (used == ["AUTH /v1/shell/ws 101", "AUTH /v1/shell/ws 101", "GET /v1/shell/ws 101"]).then_some(())

@@ -169,7 +169,8 @@ async fn a_graceful_rotation_cuts_nobody_and_a_taken_back_share_only_who_came_by
     assert_eq!(put.bearer_auth(bobs.token.expose()).body("x").send().await.unwrap().status(), 403, "it was not shared");
     let there = Cell { info: bobs.clone(), key: bob_key, ada: cell.ada.clone(), operator: cell.operator.clone(), broker: cell.broker };
     let bobs_open = there.open(bobs.token.expose()).await;
-    let mut hers = there.socket("/exec/ws", mine.token.expose(), json!({ "type": "start", "command": "read x; echo got $x" })).await;
+    let mut hers =
+        there.socket("/exec/ws", mine.token.expose(), json!({ "type": "start", "command": "read x; echo got $x", "stdin": true })).await;
     let asked = Instant::now();
     there.ada.unshare(&mine.session_id, "bob").await.unwrap();
     ended(bobs_open, asked).await;

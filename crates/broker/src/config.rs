@@ -6,6 +6,8 @@ use cobox_gateway::Limits;
 use cobox_protocol::{Secret, control::Alg, id::is_foreign_id};
 use serde::Deserialize;
 
+use crate::{oidc::OidcConfig, thread_authority::ThreadAuthorityConfig};
+
 use crate::origin;
 
 /// Shortest life of a token, in seconds: below it clients would do little but refresh.
@@ -71,6 +73,55 @@ pub struct Config {
     /// Holds the secret that notices to `/webhooks/threads` are signed with; without it none are taken.
     pub webhook_secret_file: Option<PathBuf>,
     pub cors: Cors,
+    /// An issuer whose tokens are a second way in.
+    pub oidc: Option<OidcConfig>,
+    /// A LangGraph deployment that says who may see which thread.
+    pub thread_authority: Option<ThreadAuthorityConfig>,
+    pub rate_limits: RateLimits,
+    /// What the broker shows to speak TLS itself.
+    pub tls: Option<TlsFiles>,
+    /// Listens beyond this machine without TLS: a proxy in front has it, or nobody else is on the network.
+    pub insecure_listen: bool,
+}
+
+/// PEM files; read anew when they change.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsFiles {
+    /// The server's own certificate first, its issuers after it.
+    pub cert: PathBuf,
+    pub key: PathBuf,
+}
+
+/// How often somebody may ask the control plane. What is 0 is not limited.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RateLimits {
+    /// Of one principal, whatever its keys.
+    pub requests_per_second: u32,
+    /// At once, after a pause.
+    pub request_burst: u32,
+    /// Of one principal: refresh, heartbeat and all that ends something.
+    pub upkeep_per_second: u32,
+    pub upkeep_burst: u32,
+    /// Requests without a good credential from one address (of IPv6: one /64 network).
+    pub failures_per_minute: u32,
+    pub failure_burst: u32,
+}
+
+impl Default for RateLimits {
+    fn default() -> Self {
+        Self {
+            // Far above what a team does with one key, far below what one broker answers.
+            requests_per_second: 1000,
+            request_burst: 10_000,
+            upkeep_per_second: 1000,
+            upkeep_burst: 10_000,
+            // A person types a key wrong a few times; a loop with an old key is told to slow down.
+            failures_per_minute: 300,
+            failure_burst: 300,
+        }
+    }
 }
 
 /// Pages of which origins may speak to the broker: none, unless named.
@@ -94,7 +145,7 @@ impl Cors {
 
     pub fn headers(&self) -> Vec<String> {
         let read = ["authorization", "content-type", "x-api-key", "idempotency-key", "prefer", "if-match", "if-none-match", "range"];
-        or_default(&self.allow_headers, &[&read[..], &["last-event-id", "x-file-mode"]].concat())
+        or_default(&self.allow_headers, &[&read[..], &["last-event-id", "x-file-mode", "x-thread-authorization"]].concat())
     }
 
     fn validate(&self) -> Result<(), ConfigError> {
@@ -171,6 +222,11 @@ impl Default for Config {
             events_keep_per_workspace: 100_000,
             webhook_secret_file: None,
             cors: Cors::default(),
+            rate_limits: RateLimits::default(),
+            tls: None,
+            insecure_listen: false,
+            oidc: None,
+            thread_authority: None,
         }
     }
 }
@@ -231,6 +287,8 @@ impl Config {
             return invalid("database_url", "must start with postgres://; without it the broker keeps a file in its data directory");
         }
         origin::validate(self)?;
+        self.oidc.as_ref().map_or(Ok(()), OidcConfig::validate)?;
+        self.thread_authority.as_ref().map_or(Ok(()), ThreadAuthorityConfig::validate)?;
         self.cors.validate()
     }
 
@@ -239,6 +297,10 @@ impl Config {
         self.dataplane_domain.is_some() || self.gateway_listen.is_some()
     }
 
+    /// Of URLs that lead to its own listeners.
+    pub fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
+    }
     pub fn token_ttl(&self) -> Duration {
         Duration::from_secs(self.token_ttl_seconds)
     }
@@ -281,6 +343,21 @@ mod tests {
             ("[cors]\nallow_origins = [\"https://a.example:443\"]", "cors.allow_origins"),
             ("[cors]\nallow_origins = [\"null\"]", "cors.allow_origins"),
             ("[cors]\nallow_origins = [\"*\", \"https://a.example\"]", "cors.allow_origins"),
+            ("[oidc]\nissuer = \"http://id.example\"\naudience = \"a\"", "oidc.issuer"),
+            ("[oidc]\nissuer = \"https://id.example\"\naudience = []", "oidc.audience"),
+            ("[oidc]\nissuer = \"https://id.example\"\naudience = \"a\"\nalgorithms = [\"HS256\"]", "HS256"),
+            ("[oidc]\nissuer = \"https://id.example\"\naudience = \"a\"\nalgorithms = [\"none\"]", "none"),
+            ("[oidc]\nissuer = \"https://id.example\"\naudience = \"a\"\nkind = \"operator\"", "oidc.kind"),
+            ("[oidc]\nissuer = \"https://id.example\"\naudience = \"a\"\nkind_claim = \"roles\"", "oidc.kind_claim"),
+            ("[oidc]\nissuer = \"https://id.example\"\naudience = \"a\"\nleeway_seconds = 900", "oidc.leeway_seconds"),
+            ("[thread_authority]\nurl = \"http://lg.example\"", "thread_authority.url"),
+            ("[thread_authority]\nurl = \"https://lg.example\"\ncredential_header = \"x-api-key\"", "thread_authority.credential_header"),
+            (
+                "[thread_authority]\nurl = \"https://lg.example\"\ncredential_header = \"authorization\"",
+                "thread_authority.credential_header",
+            ),
+            ("[thread_authority]\nurl = \"https://lg.example\"\nuser_header = \"x-user\"", "thread_authority.service_key_file"),
+            ("[thread_authority]\nurl = \"https://lg.example\"\nremember_seconds = 60", "thread_authority.remember_seconds"),
             ("[cors]\nallow_methods = [\"get\"]", "cors.allow_methods"),
             ("[cors]\nallow_headers = [\"a b\"]", "cors.allow_headers"),
         ] {

@@ -32,7 +32,7 @@ pub enum DataDirError {
     #[error("{0} belongs to another user; the broker must own it")]
     KeyForeign(PathBuf),
     #[error(
-        "{0} is not the master key of this database and the other brokers on it; copy theirs here or put the right one back, or choose another database"
+        "{0} is not the master key of the other brokers on this database, or not the one it was used with; copy theirs here, put the right one back, or choose another database"
     )]
     KeyDiffers(PathBuf),
     #[error(

@@ -50,6 +50,9 @@ impl Directory for Dataplane {
                 self.swap(&caller, &target, found, request_id).await
             }
             Some(Credential::Token(token)) => {
+                if let Some(caller) = self.keys.sign_in(&token).await? {
+                    return self.swap(&caller, &target, found, request_id).await;
+                }
                 let (sandbox, session) = found.ok_or_else(|| not_found(&target))?;
                 self.check(token, &sandbox, session.as_ref()).await
             }
@@ -94,12 +97,12 @@ impl Directory for Dataplane {
         let Some(caller) = &usage.admission.caller else { return };
         self.presence.seen(&self.deployment, &usage.admission.sandbox, caller);
         let record = self.record("dataplane.used", caller, &usage.admission.sandbox, &usage.request_id);
-        let Usage { method, status, .. } = &usage;
-        let path = &*redact(&usage.path);
+        let Usage { method, path, status, .. } = &usage;
+        let shown = redact(path);
         let detail = match usage.route {
             // What the template leaves open, for people to read.
-            Some(route) if route != path => format!("{method} {route} {status} {path}"),
-            _ => format!("{method} {path} {status}"),
+            Some(route) if route != path => format!("{method} {route} {status} {shown}"),
+            _ => format!("{method} {shown} {status}"),
         };
         self.audit.add(record.detail(detail)).await;
     }
@@ -153,7 +156,7 @@ impl Dataplane {
         })
     }
 
-    /// An API key becomes a token of the same principal; the key goes no further.
+    /// An API key, or an OIDC token, becomes a token of the same principal; it goes no further itself.
     async fn swap(
         &self,
         caller: &Caller,
@@ -178,6 +181,7 @@ impl Dataplane {
             return Err(not_found(target));
         }
         self.must_be_here(&sandbox)?;
+        d.may_see(caller, session.as_ref().and_then(Session::thread)).await?;
         let now = d.now();
         let capabilities = entry.bound(access::grant(&d.policy(), caller, None)?)?;
         let issued = d.tokens.mint(&Wish {

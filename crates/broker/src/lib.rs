@@ -5,6 +5,7 @@
 pub mod chain;
 mod clock;
 mod config;
+mod counted;
 mod data_dir;
 mod dataplane;
 #[doc(hidden)]
@@ -12,34 +13,41 @@ pub mod domain;
 mod http;
 mod lanes;
 mod master_key;
+mod metrics;
+mod oidc;
 mod origin;
+mod outbound;
 pub mod policy;
 mod server;
 #[doc(hidden)]
 pub mod store;
+mod thread_authority;
+mod tls;
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
-use cobox_protocol::{ApiError, SandboxId, Secret, key::PrincipalKind};
+use cobox_protocol::{ApiError, ErrorCode, SandboxId, Secret, key::PrincipalKind};
 use cobox_provider::Provider;
 use tokio::{net::TcpListener, runtime::Handle};
 use tokio_util::sync::CancellationToken;
 
 pub use clock::{Clock, SystemClock};
 pub use cobox_gateway::Limits as GatewayLimits;
-pub use config::{Config, ConfigError, Cors};
+pub use config::{Config, ConfigError, Cors, RateLimits, TlsFiles};
 use data_dir::Database;
 use domain::{
     activity::Activity,
     audit::{AuditRecord, AuditTrail},
     deployment::Deployment,
     events::Events,
+    health::Health,
     hearing::hear,
     keys::Keys,
     lifecycle::Lifecycle,
     model::Principal,
     nodes::Nodes,
     presence::Presence,
+    rates::Rates,
     reaper::Reaper,
     reconcile::reconcile,
     revoking::Revoking,
@@ -51,9 +59,16 @@ use domain::{
 #[doc(hidden)]
 pub use http::paths;
 pub use master_key::{MasterKeyRotation, RotatedMasterKey, rotate_master_key};
+use metrics::Metrics;
+use oidc::Oidc;
+pub use oidc::OidcConfig;
 use origin::Origin;
 use policy::{PolicyFileError, Reloaded};
 use store::{Store, StoreError, sql};
+use thread_authority::ThreadAuthority;
+pub use thread_authority::ThreadAuthorityConfig;
+use tls::Tls;
+pub use tls::TlsError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -67,6 +82,17 @@ pub enum StartError {
     Reconcile(ApiError),
     #[error(transparent)]
     Policy(#[from] policy::PolicyFileError),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    #[error(
+        "{0} can be reached from other machines, where keys and tokens would be read on their way: name a certificate with --tls-cert and \
+         --tls-key (tls.cert and tls.key in the config), or, where a proxy in front does TLS, say --insecure-listen (insecure_listen = true)"
+    )]
+    Exposed(SocketAddr),
+    #[error("oidc: {0}")]
+    Oidc(String),
+    #[error("thread_authority: {0}")]
+    ThreadAuthority(String),
     #[error("webhook_secret_file: {0}")]
     Webhook(String),
     #[error("the listener has no address: {0}")]
@@ -95,6 +121,8 @@ pub struct Broker {
     reaper: Arc<Reaper>,
     audit: AuditTrail,
     webhook: Option<Arc<Webhook>>,
+    metrics: Arc<Metrics>,
+    tls: Option<Arc<Tls>>,
 }
 
 impl Broker {
@@ -111,15 +139,20 @@ impl Broker {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, StartError> {
         config.validate()?;
+        let address = listener.local_addr().map_err(StartError::Listener)?;
+        let tls = config.tls.as_ref().map(Tls::load).transpose()?;
         let webhook = read_webhook(&config)?;
         let data_dir = data_dir::DataDir::open(&config.data_dir)?;
+        let oidc = config.oidc.clone().map(Oidc::new).transpose().map_err(StartError::Oidc)?;
+        let thread_authority =
+            config.thread_authority.as_ref().map(ThreadAuthority::new).transpose().map_err(StartError::ThreadAuthority)?;
         let policy = Arc::new(policy::PolicySource::open(config.policy_file.as_deref(), &config.data_dir)?);
         let store = open_store(&config, &data_dir).await?;
         let master = master_key::read(&data_dir, &*store).await?;
         let previous = data_dir.previous_key(LONGEST_TOKEN_LIFE)?;
         let public_url = match &config.public_url {
             Some(url) => url.clone(),
-            None => format!("http://{}", listener.local_addr().map_err(StartError::Listener)?),
+            None => format!("{}://{address}", config.scheme()),
         };
         let tokens = Tokens::new(master, previous, config.alg, config.token_ttl(), policy.clone());
         let node = data_dir.node_id()?;
@@ -129,6 +162,12 @@ impl Broker {
             None => None,
         };
         let gateway = gateway_listener.as_ref().map(TcpListener::local_addr).transpose().map_err(StartError::Listener)?;
+        if let Some(exposed) = [Some(address), gateway].into_iter().flatten().find(|a| !a.ip().to_canonical().is_loopback())
+            && tls.is_none()
+            && !config.insecure_listen
+        {
+            return Err(StartError::Exposed(exposed));
+        }
         let nodes = Nodes::new(node.clone(), Origin::of(&config, &public_url, gateway), config.node_timeout());
         nodes.beat(&*store, clock.now()).await?;
         let deployment = Arc::new(Deployment {
@@ -139,6 +178,8 @@ impl Broker {
             clock,
             tokens,
             policy,
+            oidc,
+            thread_authority,
             node,
             nodes,
             background: Handle::current(),
@@ -159,6 +200,8 @@ impl Broker {
             reaper: Arc::new(Reaper::new(lifecycle.clone(), sessions.clone())),
             audit: AuditTrail::start(store),
             webhook,
+            metrics: Arc::default(),
+            tls,
             sessions,
             lifecycle,
             deployment,
@@ -175,6 +218,20 @@ impl Broker {
         self.gateway_listener.as_ref().and_then(|l| l.local_addr().ok())
     }
 
+    /// Whether a key is one of this deployment's that counts.
+    pub async fn knows_key(&self, key: &Secret) -> Result<bool, ApiError> {
+        match self.keys.authenticate(key).await {
+            Ok(_) => Ok(true),
+            Err(e) if e.code == ErrorCode::Unauthenticated => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Reads the certificate files anew at once; says whether they had changed.
+    pub fn reload_tls(&self) -> Result<bool, TlsError> {
+        self.tls.as_ref().map_or(Ok(false), |tls| tls.reload())
+    }
+
     /// Serves until `shutdown` resolves, then lets requests under way finish for a few seconds. Sandboxes go on running.
     pub async fn run(&self, shutdown: impl Future<Output = ()> + Send) {
         let interval = Duration::from_millis(self.deployment.config.reaper_interval_ms);
@@ -187,6 +244,8 @@ impl Broker {
                 reaper.tick().await;
             }
         });
+        let rates = Arc::new(Rates::new(&self.deployment.config.rate_limits));
+        let tidying = tokio::spawn(tidy(self.deployment.clone(), rates.clone()));
         let beating = tokio::spawn(beat(self.deployment.clone()));
         let hearing = tokio::spawn(hear(self.lifecycle.clone()));
         let watching = tokio::spawn(watch_policy(self.deployment.clone()));
@@ -205,12 +264,19 @@ impl Broker {
             deployment: self.deployment.clone(),
             webhook: self.webhook.clone(),
             events: Arc::new(Events::new(self.deployment.clone(), self.keys.clone())),
+            rates: rates.clone(),
+            health: Arc::new(Health::new(self.deployment.clone())),
+            metrics: self.metrics.clone(),
         };
         let config = &self.deployment.config;
         let gateway = cobox_gateway::Gateway::new(Arc::new(dataplane), config.gateway_limits);
         let http::Routers { main, dataplane } = http::routers(api, gateway);
         let told = CancellationToken::new();
-        let serve = |listener, router| server::serve(listener, &self.lanes, router, config.max_connections, told.cancelled());
+        let serve = |listener, router| {
+            let serving = server::Serving { router, tls: self.tls.clone(), metrics: self.metrics.clone() };
+            server::serve(listener, &self.lanes, serving, config.max_connections, told.cancelled())
+        };
+        let renewing = self.tls.clone().map(|tls| tokio::spawn(tls.watch()));
         let serving = async {
             match &self.gateway_listener {
                 Some(own) => drop(tokio::join!(serve(&self.listener, main), serve(own, dataplane))),
@@ -222,7 +288,7 @@ impl Broker {
             told.cancel();
         });
         // Between two awaits of a tick nothing is half done that the next start wouldn't finish.
-        for task in [reaping, beating, hearing, watching] {
+        for task in [reaping, beating, hearing, watching, tidying].into_iter().chain(renewing) {
             task.abort();
         }
         self.audit.flush().await;
@@ -268,6 +334,17 @@ async fn open_store(config: &Config, data_dir: &data_dir::DataDir) -> Result<Arc
             Arc::new(sql::sqlite::open(&data_dir.database()?).await?)
         }
     })
+}
+
+/// Old failures of addresses are forgotten this often.
+const TIDY_EVERY: Duration = Duration::from_secs(10);
+
+async fn tidy(deployment: Arc<Deployment>, rates: Arc<Rates>) {
+    let mut ticks = tokio::time::interval(TIDY_EVERY);
+    loop {
+        ticks.tick().await;
+        rates.tidy(deployment.now());
+    }
 }
 
 /// Apart from the reaper, whose rounds may take long.

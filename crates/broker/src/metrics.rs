@@ -14,7 +14,8 @@ use std::{
 use http::{Method, StatusCode};
 
 /// Upper ends of a histogram's buckets, in microseconds: from a remembered read to what a client has long given up on.
-const BUCKETS_US: [u64; 14] = [100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000, 5_000_000, 30_000_000];
+const BUCKETS_US: [u64; 14] =
+    [100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000, 5_000_000, 30_000_000];
 
 /// How long something takes.
 #[derive(Default)]

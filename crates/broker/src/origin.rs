@@ -19,7 +19,7 @@ impl Origin {
     pub fn of(config: &Config, public_url: &str, gateway: Option<SocketAddr>) -> Self {
         let base = match (&config.gateway_url, gateway) {
             (Some(url), _) => url.clone(),
-            (None, Some(address)) => format!("http://{}", reachable(address)),
+            (None, Some(address)) => format!("{}://{}", config.scheme(), reachable(address)),
             (None, None) => config.node_url.clone().unwrap_or_else(|| public_url.to_owned()),
         };
         match &config.dataplane_domain {

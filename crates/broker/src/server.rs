@@ -1,22 +1,29 @@
 //! Accepts connections, a bounded number of them, and lets them finish when told to stop.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use axum::{Router, body::Body, extract::Request};
 use cobox_gateway::KeptUpstream;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::Semaphore,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt;
 
-use crate::lanes::Lanes;
+use crate::{counted::Counted, http::Peer, lanes::Lanes, metrics::Metrics, tls::Tls};
 
 /// A client that takes longer to send a request's head is not serious.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(15);
+/// A client that takes longer to agree on keys is not serious either; meanwhile it holds one of the connections.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bounds a request's head and what is read ahead of its body.
 const MAX_BUFFER_BYTES: usize = 256 * 1024;
 /// How long requests under way may go on after the broker was told to stop.
@@ -24,7 +31,22 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// After a failed accept (no descriptors left, mostly): long enough for some to be closed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-pub async fn serve(listener: &TcpListener, lanes: &Lanes, router: Router, max_connections: u32, shutdown: impl Future<Output = ()> + Send) {
+/// What every connection needs.
+#[derive(Clone)]
+pub struct Serving {
+    pub router: Router,
+    /// Without it connections are plain HTTP.
+    pub tls: Option<Arc<Tls>>,
+    pub metrics: Arc<Metrics>,
+}
+
+pub async fn serve(
+    listener: &TcpListener,
+    lanes: &Lanes,
+    serving: Serving,
+    max_connections: u32,
+    shutdown: impl Future<Output = ()> + Send,
+) {
     let slots = Arc::new(Semaphore::new(max_connections as usize));
     let stop = CancellationToken::new();
     let connections = TaskTracker::new();
@@ -40,14 +62,14 @@ pub async fn serve(listener: &TcpListener, lanes: &Lanes, router: Router, max_co
             accepted = accepting => accepted,
         };
         match accepted {
-            Ok((stream, _)) => {
-                let (router, stop) = (router.clone(), stop.clone());
+            Ok((stream, peer)) => {
+                let (serving, stop) = (serving.clone(), stop.clone());
                 // Back to a plain socket, for the lane's own runtime to wait on.
                 let stream = stream.into_std();
                 lanes.spawn(connections.track_future(async move {
                     let _slot = slot;
                     match stream.and_then(TcpStream::from_std) {
-                        Ok(stream) => serve_connection(stream, router, stop).await,
+                        Ok(stream) => begin(stream, Peer(peer.ip()), serving, stop).await,
                         Err(error) => tracing::warn!(%error, "a connection was lost on its way to who serves it"),
                     }
                 }));
@@ -65,15 +87,41 @@ pub async fn serve(listener: &TcpListener, lanes: &Lanes, router: Router, max_co
     }
 }
 
-async fn serve_connection(stream: TcpStream, router: Router, stop: CancellationToken) {
+async fn begin(stream: TcpStream, peer: Peer, serving: Serving, stop: CancellationToken) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "a connection stays without TCP_NODELAY");
     }
+    let Serving { router, tls, metrics } = serving;
+    let stream = Counted::new(stream, metrics.clone());
+    let Some(tls) = tls else { return serve_connection(stream, peer, router, stop).await };
+    let shaking = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.acceptor().accept(stream));
+    let shaken = tokio::select! {
+        shaken = shaking => shaken,
+        () = stop.cancelled() => return,
+    };
+    match shaken {
+        Ok(Ok(stream)) => serve_connection(stream, peer, router, stop).await,
+        Ok(Err(error)) => {
+            metrics.handshakes_failed.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!(%error, "a connection did not become a TLS one");
+        }
+        Err(_) => {
+            metrics.handshakes_failed.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!("a connection took too long to become a TLS one");
+        }
+    }
+}
+
+async fn serve_connection<S>(stream: S, peer: Peer, router: Router, stop: CancellationToken)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
     // What the gateway keeps for this client lives as long as its connection.
     let kept = KeptUpstream::default();
     let service = service_fn(move |request: Request<Incoming>| {
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(kept.clone());
+        request.extensions_mut().insert(peer);
         router.clone().oneshot(request)
     });
     let connection = http1::Builder::new()

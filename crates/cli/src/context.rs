@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
-use cobox_client::{Client, check_url};
+use cobox_client::{Client, ClientError, check_url};
 use cobox_protocol::{ErrorCode, Secret};
 use serde::{Deserialize, Serialize};
 
@@ -16,11 +16,16 @@ use crate::{failure::Failure, printer::Printer};
 /// Longest key file read, in bytes: a key is 74 characters, and a wrong file need not be read whole.
 const MAX_KEY_FILE: u64 = 4096;
 
+/// Most that is read of a file of certificates, in bytes: a whole system's authorities are a quarter of it.
+const MAX_CA_FILE: u64 = 1024 * 1024;
+
 /// What `cobox up` leaves for the client commands of the same user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientConfig {
     pub url: String,
     pub api_key_file: PathBuf,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca_file: Option<PathBuf>,
 }
 
 /// The flags that choose a broker.
@@ -28,6 +33,7 @@ pub struct ClientConfig {
 pub struct Flags {
     pub url: Option<String>,
     pub api_key_file: Option<PathBuf>,
+    pub ca_file: Option<PathBuf>,
 }
 
 /// Reads the environment; a closure so that precedence can be tested without touching the process's own.
@@ -45,10 +51,16 @@ impl Context {
     }
 
     pub fn client(&self) -> Result<Client, Failure> {
-        let Broker { url, api_key, key_source } = resolve(&self.flags, &|name| std::env::var_os(name))?;
+        let Broker { url, api_key, key_source, ca_file } = resolve(&self.flags, &|name| std::env::var_os(name))?;
         // Resolved twice it is the same.
         let _ = self.key_source.set(key_source);
-        Ok(Client::new(&url, api_key)?)
+        match ca_file {
+            None => Ok(Client::new(&url, api_key)?),
+            Some(path) => Client::trusting(&url, api_key, &read_ca(&path)?).map_err(|e| match e {
+                ClientError::InvalidAuthority { .. } => Failure::new(format!("{}: {e}", path.display())),
+                other => other.into(),
+            }),
+        }
     }
 
     /// A refused key is named by where it came from: there are four places.
@@ -68,6 +80,8 @@ pub struct Broker {
     pub api_key: Secret,
     /// For people: the file or the variable.
     pub key_source: String,
+    /// Authorities to trust beside the system's.
+    pub ca_file: Option<PathBuf>,
 }
 
 pub fn resolve(flags: &Flags, env: Environment) -> Result<Broker, Failure> {
@@ -110,7 +124,11 @@ pub fn resolve(flags: &Flags, env: Environment) -> Result<Broker, Failure> {
         (None, Some(config)) => from_file(&config.api_key_file)?,
         (None, None) => return Err(missing("API key")),
     };
-    Ok(Broker { url, api_key, key_source })
+    let ca_file = flags.ca_file.clone().or_else(|| text("COBOX_CA_FILE").map(PathBuf::from));
+    // Trust, too, is for the configured broker alone.
+    let configured =
+        config.filter(|config| config.url.trim_end_matches('/') == url.trim_end_matches('/')).and_then(|config| config.ca_file);
+    Ok(Broker { url, api_key, key_source, ca_file: ca_file.or(configured) })
 }
 
 /// `COBOX_CONFIG`, or `cobox/config.toml` under the user's configuration directory.
@@ -143,6 +161,15 @@ pub fn read_config(path: &Path) -> Result<Option<ClientConfig>, Failure> {
             .advise("it has two lines: url = \"http://…\" and api_key_file = \"/…\"; or delete it and run `cobox up`")
     })?;
     Ok(Some(config))
+}
+
+fn read_ca(path: &Path) -> Result<Vec<u8>, Failure> {
+    use std::io::Read;
+    let mut pem = Vec::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(MAX_CA_FILE).read_to_end(&mut pem))
+        .with_context(|| format!("reading the authorities' certificates from {}", path.display()))?;
+    Ok(pem)
 }
 
 fn read_key(path: &Path) -> Result<Secret, Failure> {
@@ -207,7 +234,7 @@ mod tests {
         let broker = home.resolve(&Flags::default()).unwrap();
         assert_eq!((broker.url.as_str(), broker.api_key.expose()), ("http://env:2", "from-env"));
 
-        let flags = Flags { url: Some("http://flag:3".into()), api_key_file: Some(home.file("other", "from-flag")) };
+        let flags = Flags { url: Some("http://flag:3".into()), api_key_file: Some(home.file("other", "from-flag")), ca_file: None };
         let broker = home.resolve(&flags).unwrap();
         assert_eq!((broker.url.as_str(), broker.api_key.expose()), ("http://flag:3", "from-flag"));
     }
@@ -235,7 +262,7 @@ mod tests {
         assert!(home.resolve(&Flags::default()).unwrap_err().what.contains("`nonsense` is not a usable broker URL"));
         for text in ["", "two words", "caf\u{e9}"] {
             let home = Home::new().configured();
-            let flags = Flags { url: None, api_key_file: Some(home.file("bad-key", text)) };
+            let flags = Flags { url: None, api_key_file: Some(home.file("bad-key", text)), ca_file: None };
             assert!(home.resolve(&flags).unwrap_err().what.contains("bad-key holds no API key"), "{text}");
         }
     }

@@ -77,13 +77,13 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
 }
 
 /// How people and programs on this machine reach a broker bound to `address`.
-pub fn local_url(address: SocketAddr) -> String {
+pub fn local_url(scheme: &str, address: SocketAddr) -> String {
     let ip = match address.ip() {
         ip if !ip.is_unspecified() => ip,
         std::net::IpAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
         std::net::IpAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
     };
-    format!("http://{}", SocketAddr::new(ip, address.port()))
+    format!("{scheme}://{}", SocketAddr::new(ip, address.port()))
 }
 
 /// Logs go to stderr; `COBOX_LOG` chooses what, as in `COBOX_LOG=cobox_broker=debug`.
@@ -91,7 +91,7 @@ pub fn log(default: &str, json: bool) {
     let filter = EnvFilter::try_from_env("COBOX_LOG").unwrap_or_else(|_| EnvFilter::new(default));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // A second call would fail; there is one per process.
-    let _ = if json { builder.json().try_init() } else { builder.with_ansi(false).try_init() };
+    let _ = if json { builder.json().flatten_event(true).try_init() } else { builder.with_ansi(false).try_init() };
 }
 
 /// SIGHUP, by which a service is told to read its files again.
@@ -152,8 +152,8 @@ mod tests {
 
     #[test]
     fn a_broker_on_every_address_is_reached_by_the_loopback() {
-        assert_eq!(local_url("0.0.0.0:80".parse().unwrap()), "http://127.0.0.1:80");
-        assert_eq!(local_url("[::]:80".parse().unwrap()), "http://[::1]:80");
-        assert_eq!(local_url("10.0.0.1:80".parse().unwrap()), "http://10.0.0.1:80");
+        assert_eq!(local_url("http", "0.0.0.0:80".parse().unwrap()), "http://127.0.0.1:80");
+        assert_eq!(local_url("http", "[::]:80".parse().unwrap()), "http://[::1]:80");
+        assert_eq!(local_url("http", "10.0.0.1:80".parse().unwrap()), "http://10.0.0.1:80");
     }
 }

@@ -5,6 +5,7 @@ mod context;
 mod cors;
 mod daemon;
 mod data_dir;
+mod exposure;
 mod failure;
 mod notice;
 mod origin;
@@ -46,7 +47,7 @@ Start here:
   cobox shell -t demo                or sit down in it
 
 Client commands find their broker by --url and --api-key-file, then COBOX_URL and COBOX_API_KEY
-(or COBOX_API_KEY_FILE), then the config that `cobox up` wrote."
+(or COBOX_API_KEY_FILE), then the config that `cobox up` wrote. COBOX_CA_FILE is as --ca-file."
 )]
 struct Cli {
     /// The broker's URL
@@ -55,6 +56,9 @@ struct Cli {
     /// A file that holds the API key; a key itself is never an argument, where others could read it
     #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
     api_key_file: Option<PathBuf>,
+    /// A file with the certificates of authorities to trust beside the system's: for brokers with one of their own
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
+    ca_file: Option<PathBuf>,
     /// Print JSON instead of words
     #[arg(long, global = true, help_heading = "Global options")]
     json: bool,
@@ -72,7 +76,7 @@ fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     let printer = Printer::new(cli.json);
-    let context = Context::new(printer, Flags { url: cli.url, api_key_file: cli.api_key_file });
+    let context = Context::new(printer, Flags { url: cli.url, api_key_file: cli.api_key_file, ca_file: cli.ca_file });
     let outcome = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {
             let outcome = runtime.block_on(cli.command.run(&context));

@@ -7,8 +7,7 @@ use std::{
 
 use anyhow::Context as _;
 use cobox_broker::{Broker, Config};
-use cobox_client::Client;
-use cobox_protocol::{ApiError, ErrorCode, SandboxId, Secret, key::PrincipalKind};
+use cobox_protocol::{ApiError, SandboxId, Secret, key::PrincipalKind};
 use cobox_provider::local::LocalOptions;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
@@ -51,9 +50,9 @@ impl Running {
         let data_dir = DataDir::take(&config.data_dir)?;
         config.data_dir = data_dir.path().to_owned();
         let listener = listen(config.listen).await?;
-        let local = local_url(listener.local_addr()?);
+        let local = local_url(config.scheme(), listener.local_addr()?);
         // Bound to every address it would otherwise hand out URLs that lead nowhere.
-        config.public_url.get_or_insert_with(|| local.clone());
+        config.public_url.get_or_insert(local);
         let provider = local_provider(data_dir.path(), options).await?;
         let broker = Broker::start(config, Arc::new(provider), listener).await.context("starting the broker")?;
         let broker = Arc::new(broker);
@@ -67,10 +66,10 @@ impl Running {
         });
         let (api_key_file, agent_key_file) = (data_dir.api_key_file(), data_dir.agent_key_file());
         let user = std::env::var("USER").ok().filter(|u| !u.is_empty()).unwrap_or_else(|| FIRST_PRINCIPAL.to_owned());
-        let is_first_run = ensure_key(&broker, &api_key_file, &user, PrincipalKind::Operator, &local).await?;
+        let is_first_run = ensure_key(&broker, &api_key_file, &user, PrincipalKind::Operator).await?;
         let agent_key_file = match first_keys {
             FirstKeys::Operator => None,
-            FirstKeys::OperatorAndAgent => match ensure_key(&broker, &agent_key_file, AGENT, PrincipalKind::Agent, &local).await {
+            FirstKeys::OperatorAndAgent => match ensure_key(&broker, &agent_key_file, AGENT, PrincipalKind::Agent).await {
                 Ok(_) => Some(agent_key_file),
                 // The name may be a human's by now. Agents can be given a key by hand; the broker is worth more than that.
                 Err(failure) => {
@@ -101,6 +100,11 @@ impl Running {
     pub async fn reload(&self) {
         // What is wrong with it is in the log.
         let _ = self.broker.reload_policy().await;
+        match self.broker.reload_tls() {
+            Ok(true) => tracing::info!("a new certificate is in use"),
+            Ok(false) => {}
+            Err(error) => tracing::error!(%error, "the certificate stays as it was"),
+        }
     }
 
     /// Stops answering; what is under way may finish. Sandboxes go on running.
@@ -136,15 +140,15 @@ impl Stopped {
 }
 
 /// Makes a key where there is none, or where the one there is not of this broker's database. Says whether it did.
-async fn ensure_key(broker: &Broker, path: &Path, principal: &str, kind: PrincipalKind, url: &str) -> Result<bool, Failure> {
+async fn ensure_key(broker: &Broker, path: &Path, principal: &str, kind: PrincipalKind) -> Result<bool, Failure> {
     match std::fs::read_to_string(path) {
-        Ok(key) => match Client::new(url, Secret::new(key.trim()))?.list_sandboxes(Some(1), None).await {
-            Err(e) if e.is(ErrorCode::Unauthenticated) => {
-                tracing::warn!(path = %path.display(), "the key there is not valid here; making another")
+        Ok(key) => {
+            let is_known = broker.knows_key(&Secret::new(key.trim())).await.map_err(|e| told("looking at the key in use", e))?;
+            if is_known {
+                return Ok(false);
             }
-            Err(e) => return Err(e.into()),
-            Ok(_) => return Ok(false),
-        },
+            tracing::warn!(path = %path.display(), "the key there is not valid here; making another")
+        }
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
         Err(e) => return Err(anyhow::Error::from(e).context(format!("reading {}", path.display())).into()),
     }

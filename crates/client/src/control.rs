@@ -63,6 +63,20 @@ pub struct AuditFilter {
 
 impl Client {
     pub fn new(url: &str, api_key: Secret) -> Result<Self, ClientError> {
+        Self::with_roots(url, api_key, &[])
+    }
+
+    /// As [`Client::new`], and trusts the authorities whose certificates these are (PEM) beside the system's.
+    pub fn trusting(url: &str, api_key: Secret, authorities: &[u8]) -> Result<Self, ClientError> {
+        let invalid = |cause: String| ClientError::InvalidAuthority { cause };
+        let roots = reqwest::Certificate::from_pem_bundle(authorities).map_err(|e| invalid(innermost(&e).to_string()))?;
+        if roots.is_empty() {
+            return Err(invalid("there is no PEM certificate in it".to_owned()));
+        }
+        Self::with_roots(url, api_key, &roots)
+    }
+
+    fn with_roots(url: &str, api_key: Secret, roots: &[reqwest::Certificate]) -> Result<Self, ClientError> {
         install_tls();
         let parsed = parse_url(url)?;
         let builder = || {
@@ -75,9 +89,10 @@ impl Client {
             // No proxy can reach this machine's own broker, and none should see its key.
             if is_loopback(&parsed) { builder.no_proxy() } else { builder }
         };
-        // A machine without any certificate authorities, such as a bare container, can still speak plain HTTP.
-        let http = match builder().build() {
-            Err(_) if parsed.scheme() == "http" => builder().tls_certs_only([]).build(),
+        let builder_with_roots = || if roots.is_empty() { builder() } else { builder().tls_certs_merge(roots.iter().cloned()) };
+        // A machine without any certificate authorities, such as a bare container, can still speak plain HTTP, and to who is named.
+        let http = match builder_with_roots().build() {
+            Err(_) if parsed.scheme() == "http" || !roots.is_empty() => builder().tls_certs_only(roots.iter().cloned()).build(),
             other => other,
         };
         let http = http.map_err(|e| ClientError::InvalidUrl { url: url.to_owned(), cause: innermost(&e).to_string() })?;

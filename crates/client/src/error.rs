@@ -25,6 +25,8 @@ pub enum ClientError {
     /// Something answered, but not a Cobox server.
     #[error("{url} answered {status} with something that is not a Cobox answer: {excerpt}")]
     NotCobox { url: String, status: u16, excerpt: String },
+    #[error("not the certificates of authorities: {cause}")]
+    InvalidAuthority { cause: String },
     #[error("`{url}` is not a usable broker URL: {cause}")]
     InvalidUrl { url: String, cause: String },
     #[error("`{path}` is not a usable path in a sandbox: {cause}")]
@@ -117,6 +119,9 @@ impl ClientError {
             ClientError::Transport { url, cause } if url.starts_with("http:") && cause.contains("invalid HTTP version") => {
                 Some("this address may want TLS; try it with https://")
             }
+            ClientError::Transport { cause, .. } if cause.contains("certificate") => Some(
+                "name the certificate of the authority that signed the broker's with --ca-file or COBOX_CA_FILE, or check the host's name",
+            ),
             ClientError::Transport { .. } => {
                 Some("is the broker running? start it with `cobox up`, or name another with --url or COBOX_URL")
             }
@@ -133,7 +138,9 @@ impl ClientError {
             },
             ClientError::GaveUp { .. } => Some("once the broker can be reached again, `cobox ps` shows what still runs"),
             ClientError::Hole { .. } => Some("this should not happen; please report it"),
-            ClientError::InvalidPath { .. } | ClientError::InvalidKey | ClientError::Source(_) => None,
+            ClientError::InvalidAuthority { .. } | ClientError::InvalidPath { .. } | ClientError::InvalidKey | ClientError::Source(_) => {
+                None
+            }
         }
     }
 

@@ -14,7 +14,7 @@ use cobox_provider::{Adapter, BoxedStream};
 use http::{HeaderValue, Method, Request, StatusCode, Uri, header, uri::PathAndQuery};
 
 use crate::{
-    Admission, Credential, Directory, FileLink, KeptUpstream, Reach, Target, Usage,
+    Admission, Credential, Directory, FileLink, KeptUpstream, PassedFor, Reach, Target, Usage,
     adapted::Stand,
     forward::{Broken, Unanswered, Way, forward, holding, rewrite, upgrade},
     headers::{X_REQUEST_ID, is_websocket},
@@ -119,7 +119,11 @@ impl Gateway {
             self.forward(request, &admission, request_id, slot).await
         };
         recording.done(answered.as_ref().map_or_else(|e| e.code.status(), |r| r.status().as_u16())).await;
-        answered
+        let mut response = answered?;
+        if let Some(caller) = &admission.caller {
+            response.extensions_mut().insert(PassedFor(caller.principal.clone()));
+        }
+        Ok(response)
     }
 
     async fn upgrade(

@@ -25,6 +25,9 @@ const HOP_BY_HOP: [&str; 10] = [
 /// Credentials of this side, and what a caller might use to pretend to be somebody else on the other.
 const STAYS_OUTSIDE: [&str; 5] = ["authorization", "x-api-key", "cookie", "forwarded", "x-real-ip"];
 
+/// However it begins: `x-thread-authorization` is a credential for somebody else.
+const CREDENTIAL_ENDING: &str = "-authorization";
+
 /// What a sandbox must not say to a browser in our name.
 const STAYS_INSIDE: [&str; 12] = [
     "set-cookie",
@@ -52,7 +55,11 @@ pub(crate) fn is_websocket(method: &Method, headers: &HeaderMap) -> bool {
 pub(crate) fn to_sandbox(mut headers: HeaderMap, token: Option<&Secret>, request_id: &RequestId, is_websocket: bool) -> HeaderMap {
     strip_hop_by_hop(&mut headers);
     remove_where(&mut headers, |name| {
-        STAYS_OUTSIDE.contains(&name) || name.starts_with("proxy-") || name.starts_with("x-forwarded-") || name == "x-request-id"
+        STAYS_OUTSIDE.contains(&name)
+            || name.ends_with(CREDENTIAL_ENDING)
+            || name.starts_with("proxy-")
+            || name.starts_with("x-forwarded-")
+            || name == "x-request-id"
     });
     // Said again by hyper from the body itself, so that the two sides can't disagree about where a request ends.
     headers.remove(CONTENT_LENGTH);

@@ -51,6 +51,10 @@ pub struct Caller {
     pub capabilities: CapabilitySet,
 }
 
+/// Whose request an answer is for, among its extensions: for the log.
+#[derive(Clone, Debug)]
+pub struct PassedFor(pub String);
+
 /// A request that may pass.
 #[derive(Clone, Debug)]
 pub struct Admission {

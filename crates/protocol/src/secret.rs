@@ -59,6 +59,7 @@ mod tests {
         let key = format!("{API_KEY_PREFIX}01j8xq6x0ye8rf2zt9n5b3c7dm_{}", "A-_9".repeat(10));
         let token = "eyJhbGciOiJFZERTQSJ9.eyJpc3MiOiJjb2JveCJ9.c2lnbmF0dXJl";
         assert_eq!(redact(&format!("/dp/{token}/v1/{key}?x")), "/dp/[redacted]/v1/[redacted]?x");
+        assert_eq!(redact(&format!("/{OPAQUE_TOKEN_PREFIX}{}/", "a".repeat(43))), "/[redacted]/");
         assert_eq!(redact(&format!("`{key}` is not an id")), "`[redacted]` is not an id");
         assert!(matches!(redact("/v1/files/workspace/a b.txt"), Cow::Borrowed(_)));
         assert_eq!(redact("cbx_ and eyJ are short, ü"), "cbx_ and eyJ are short, ü");

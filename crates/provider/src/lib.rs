@@ -62,6 +62,11 @@ impl ProviderError {
 pub trait Provider: Send + Sync {
     fn name(&self) -> &'static str;
 
+    /// Whether it could start one now, as far as that can be said without doing it.
+    async fn ready(&self) -> Result<(), ProviderError> {
+        Ok(())
+    }
+
     /// Starts a sandbox, new or over the files it had. Returns when boxd accepts connections.
     async fn start(&self, id: &SandboxId, state: &ControlState) -> Result<(), ProviderError>;
 

@@ -10,15 +10,17 @@ use cobox_provider::Provider;
 use tokio::runtime::Handle;
 
 use super::{
-    model::Sandbox,
+    model::{Caller, Sandbox},
     nodes::Nodes,
     tokens::{LONGEST_TOKEN_LIFE, Tokens},
 };
 use crate::{
     clock::Clock,
     config::Config,
+    oidc::Oidc,
     policy::{Lifetimes, Policy, PolicySource, Subject},
     store::{Ending, Store, StoreError},
+    thread_authority::ThreadAuthority,
 };
 
 pub struct Deployment {
@@ -30,6 +32,8 @@ pub struct Deployment {
     pub clock: Arc<dyn Clock>,
     pub tokens: Tokens,
     pub policy: Arc<PolicySource>,
+    pub oidc: Option<Oidc>,
+    pub thread_authority: Option<ThreadAuthority>,
     /// One data directory is one node.
     pub node: String,
     pub nodes: Nodes,
@@ -65,6 +69,14 @@ impl Deployment {
     /// What is allowed now; one look at it for one decision.
     pub fn policy(&self) -> Arc<Policy> {
         self.policy.current()
+    }
+
+    /// Whether a caller may see a thread, where somebody else keeps them. What belongs to no thread is for us alone to decide.
+    pub async fn may_see(&self, caller: &Caller, thread: Option<&str>) -> Result<(), ApiError> {
+        match (&self.thread_authority, thread) {
+            (Some(authority), Some(thread)) => authority.check(caller, thread, self.now()).await,
+            _ => Ok(()),
+        }
     }
 
     /// How long a sandbox lives, which follows its owner.

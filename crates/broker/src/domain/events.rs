@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use cobox_gateway::Credential;
 use cobox_protocol::{
-    ApiError, CapabilitySet, ErrorCode, EventId, SandboxId, SessionId, Timestamp,
+    ApiError, CapabilitySet, ErrorCode, EventId, SandboxId, Secret, SessionId, Timestamp,
     event::{SandboxEvent, Source, What},
 };
 use tokio::{
@@ -17,7 +17,7 @@ use super::{
     audit::AuditRecord,
     deployment::{Deployment, internal},
     keys::Keys,
-    model::{Bound, Sandbox, Session},
+    model::{Bound, Caller, Sandbox, Session},
     sessions::expired,
     shares::enter,
 };
@@ -81,25 +81,30 @@ pub struct Events {
     streams: Arc<Semaphore>,
 }
 
+/// What a watcher comes with, looked at again while it watches.
+pub struct Shown {
+    pub credential: Option<Credential>,
+    /// For whoever keeps the threads.
+    pub for_threads: Option<Secret>,
+}
+
 impl Events {
     pub fn new(deployment: Arc<Deployment>, keys: Arc<Keys>) -> Self {
         Self { deployment, keys, streams: Arc::new(Semaphore::new(MAX_STREAMS)) }
     }
 
     /// A session's events for whoever shows a key that may use the session, or a token of it. One that is over is told to its end.
-    pub async fn open(self: &Arc<Self>, credential: Option<Credential>, id: &SessionId, from: From) -> Result<Watch, ApiError> {
+    pub async fn open(self: &Arc<Self>, shown: Shown, id: &SessionId, from: From) -> Result<Watch, ApiError> {
         let d = &self.deployment;
-        let credential = credential
-            .ok_or_else(|| ApiError::new(ErrorCode::Unauthenticated, "no credential: send an API key, or a token of the session"))?;
         // Before anything is read, so that no change falls between.
         let hints = d.store.hints();
-        let (bound, capabilities) = self.admit(&credential, id).await?;
+        let (bound, capabilities) = self.admit(&shown, id).await?;
         let busy = || ApiError::new(ErrorCode::RateLimited, "too many people watch events here; try again later");
         let slot = self.streams.clone().try_acquire_owned().map_err(|_| busy())?;
         let (after, has_gap) = self.begin(&bound, &from).await?;
         let mut watch = Watch {
             events: self.clone(),
-            credential,
+            shown,
             capabilities,
             end: None,
             bound,
@@ -123,19 +128,26 @@ impl Events {
     }
 
     /// The session and what its watcher may see of it.
-    async fn admit(&self, credential: &Credential, id: &SessionId) -> Result<(Bound, CapabilitySet), ApiError> {
+    async fn admit(&self, shown: &Shown, id: &SessionId) -> Result<(Bound, CapabilitySet), ApiError> {
         let d = &self.deployment;
         let found = d.store.session(id).await.map_err(internal)?;
-        match credential {
-            Credential::ApiKey(key) => {
-                let caller = self.keys.authenticate(key).await?;
+        let credential = shown.credential.as_ref().ok_or_else(no_credential)?;
+        let caller = match credential {
+            Credential::ApiKey(key) => Some(self.keys.authenticate(key).await?),
+            Credential::Token(token) => self.keys.sign_in(token).await?,
+            Credential::Link(_) => None,
+        };
+        match (credential, caller) {
+            (_, Some(caller)) => {
+                let caller = Caller { thread_credential: shown.for_threads.clone(), ..caller };
                 let not_found = || ApiError::new(ErrorCode::SessionNotFound, format!("there is no session {id}"));
                 let bound = found.filter(|b| access::is_visible(&caller.principal, &b.session)).ok_or_else(not_found)?;
                 let entry = enter(d, &caller.principal, &bound.session, &bound.sandbox).await?;
+                d.may_see(&caller, bound.session.thread()).await?;
                 let capabilities = entry.bound(access::grant(&d.policy(), &caller, None)?)?;
                 Ok((bound, capabilities))
             }
-            Credential::Token(token) => {
+            (Credential::Token(token), None) => {
                 let refused = || ApiError::new(ErrorCode::Unauthenticated, "the token is for another session");
                 let bound = found.ok_or_else(refused)?;
                 let claims = d.claims_of(&bound.sandbox, token).await?;
@@ -144,7 +156,9 @@ impl Events {
                 }
                 Ok((bound, claims.scope))
             }
-            Credential::Link(_) => Err(ApiError::new(ErrorCode::Unauthenticated, "a file link opens one file and nothing else")),
+            (Credential::ApiKey(_) | Credential::Link(_), None) => {
+                Err(ApiError::new(ErrorCode::Unauthenticated, "a file link opens one file and nothing else"))
+            }
         }
     }
 
@@ -171,6 +185,10 @@ impl Events {
     }
 }
 
+pub fn no_credential() -> ApiError {
+    ApiError::new(ErrorCode::Unauthenticated, "no credential: send an API key, or a token of the session")
+}
+
 /// What a watcher gets next.
 #[derive(Debug)]
 pub enum Told {
@@ -183,7 +201,7 @@ pub enum Told {
 
 pub struct Watch {
     events: Arc<Events>,
-    credential: Credential,
+    shown: Shown,
     capabilities: CapabilitySet,
     bound: Bound,
     /// The number of the session's last event, where it has ended.
@@ -243,7 +261,7 @@ impl Watch {
         if found.is_none_or(|b| b.session.ended_at.is_some()) {
             return self.find_end().await;
         }
-        (self.bound, self.capabilities) = self.events.admit(&self.credential, &self.bound.session.id).await?;
+        (self.bound, self.capabilities) = self.events.admit(&self.shown, &self.bound.session.id).await?;
         Ok(())
     }
 

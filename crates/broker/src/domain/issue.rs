@@ -81,6 +81,10 @@ impl Sessions {
         wish: TokenWish<'_>,
     ) -> Result<Issued, ApiError> {
         let d = &self.deployment;
+        // Who shows a token was let in when that was issued.
+        if wish.lineage.parent.is_none() {
+            d.may_see(asking.caller, session.and_then(Session::thread)).await?;
+        }
         let now = d.now();
         let issued = d.tokens.mint(&Wish {
             caller: asking.caller,

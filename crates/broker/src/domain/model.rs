@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cobox_protocol::{
-    CapabilitySet, KeyId, SandboxId, SessionId, ShareId, Timestamp,
+    CapabilitySet, KeyId, SandboxId, Secret, SessionId, ShareId, Timestamp,
     key::PrincipalKind,
     session::{Access, Scope, ScopeType, State},
 };
@@ -68,12 +68,14 @@ pub struct Caller {
     pub actor: Actor,
     /// When what it showed stops being good: no token issued under it lives longer.
     pub until: Option<Timestamp>,
+    /// Its credential for whoever keeps the threads, where it sent one.
+    pub thread_credential: Option<Secret>,
 }
 
 impl Caller {
     pub fn new(principal: Principal, key: KeyId) -> Self {
         let actor = Actor { kind: principal.kind, id: principal.name.clone() };
-        Self { principal, key, actor, until: None }
+        Self { principal, key, actor, until: None, thread_credential: None }
     }
 
     /// As the policy knows it.

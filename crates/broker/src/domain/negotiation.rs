@@ -30,6 +30,8 @@ use crate::{
 const ATTEMPTS: usize = 3;
 /// A replay of a request is recognised for this long.
 pub const IDEMPOTENCY_KEEP: Duration = Duration::from_secs(24 * 3600);
+/// Threads of one sandbox that are asked about before a caller is refused it.
+const MAX_THREADS_ASKED: usize = 16;
 /// Any provider: there is one.
 const ANY_PROVIDER: &str = "auto";
 
@@ -117,6 +119,10 @@ impl Negotiation {
         Ok(())
     }
 
+    fn thread(&self) -> Option<&str> {
+        (self.scope.kind == ScopeType::Thread.word()).then_some(self.scope.id.as_str())
+    }
+
     /// What the policy says about what is named.
     fn check_allowed(&self, policy: &Policy, caller: &Caller) -> Result<(), ApiError> {
         if let Some(provider) = self.provider_preference.as_deref().filter(|p| *p != ANY_PROVIDER) {
@@ -151,6 +157,8 @@ impl Sessions {
         let policy = self.deployment.policy();
         wish.check_allowed(&policy, &caller)?;
         let capabilities = access::grant(&policy, &caller, wish.requested()?)?;
+        // Before anything is found or made for it.
+        self.deployment.may_see(&caller, wish.thread()).await?;
         let mut attempt = 1;
         loop {
             let found = match wish.mode {
@@ -239,6 +247,23 @@ impl Sessions {
         ApiError::new(ErrorCode::SessionConflict, message).with_details(details)
     }
 
+    /// A sandbox that threads use is joined by who made it, and by who may see one of them.
+    async fn may_see_through(&self, caller: &Caller, sandbox: &Sandbox) -> Result<(), ApiError> {
+        let d = &self.deployment;
+        if d.thread_authority.is_none() || sandbox.owner == caller.principal.name {
+            return Ok(());
+        }
+        let mut refused = None;
+        let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
+        for thread in sessions.iter().filter_map(Session::thread).take(MAX_THREADS_ASKED) {
+            match d.may_see(caller, Some(thread)).await {
+                Ok(()) => return Ok(()),
+                Err(e) => refused = refused.or(Some(e)),
+            }
+        }
+        refused.map_or(Ok(()), Err)
+    }
+
     /// The rows to be written if there is no session, and whether the sandbox's is there already.
     async fn fresh(&self, caller: &Caller, wish: &Negotiation) -> Result<(Bound, bool), ApiError> {
         let d = &self.deployment;
@@ -253,6 +278,7 @@ impl Sessions {
         };
         if let Some(sandbox) = &existing {
             access::may_use(&caller.principal, sandbox)?;
+            self.may_see_through(caller, sandbox).await?;
         }
         // A hint to nothing goes on to the store, which first looks for the session and the request it may be a replay of.
         let policy = d.policy();

@@ -23,11 +23,13 @@ pub struct Nodes {
     /// Silent for this long, a broker counts as dead.
     timeout: Duration,
     known: Mutex<HashMap<String, Node>>,
+    /// When this one last said that it lives.
+    said_at: Mutex<Option<Timestamp>>,
 }
 
 impl Nodes {
     pub fn new(own: String, origin: Origin, timeout: Duration) -> Self {
-        Self { own, origin, timeout, known: Mutex::default() }
+        Self { own, origin, timeout, known: Mutex::default(), said_at: Mutex::default() }
     }
 
     /// How often a broker says that it lives.
@@ -41,7 +43,14 @@ impl Nodes {
             return Ok(());
         }
         store.node_seen(&Node { id: self.own.clone(), url: self.origin.as_str().to_owned(), seen_at: now }).await?;
+        *self.said_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
         self.learn(store).await
+    }
+
+    /// Whether the others, where there can be any, take this one for alive.
+    pub fn is_known(&self, store: &dyn Store, now: Timestamp) -> bool {
+        let said_at = *self.said_at.lock().unwrap_or_else(PoisonError::into_inner);
+        !store.is_shared() || said_at.is_some_and(|at| now.saturating_since(at) < self.timeout)
     }
 
     pub async fn is_alive(&self, store: &dyn Store, node: &str, now: Timestamp) -> Stored<bool> {

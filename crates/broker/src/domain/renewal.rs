@@ -30,6 +30,8 @@ impl Sessions {
             (None, None) => TokenFormat::Jwt,
         };
         let (bound, entry) = self.living(asking.caller, id).await?;
+        // Before anything is woken for it.
+        self.deployment.may_see(asking.caller, bound.session.thread()).await?;
         self.must_be(asking.caller, wish.sandbox_id.as_deref(), &bound.sandbox).await?;
         let shown = self.possession(asking, &bound, wish).await?;
         if wish.rotate == Some(true) && shown.is_none() {

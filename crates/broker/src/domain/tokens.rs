@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -44,6 +47,7 @@ pub struct Tokens {
     policy: Arc<PolicySource>,
     /// Keys in use, by sandbox, first and last generation: deriving one costs as much as checking a token.
     keysets: Mutex<HashMap<(SandboxId, u32, u32), Arc<Keyset>>>,
+    issued: AtomicU64,
 }
 
 /// A token with what its receiver must know about it.
@@ -98,10 +102,16 @@ pub struct Wish<'a> {
 
 impl Tokens {
     pub fn new(master: MasterKey, previous: Option<MasterKey>, alg: Alg, default_ttl: Duration, policy: Arc<PolicySource>) -> Self {
-        Self { master, previous, alg, default_ttl, policy, keysets: Mutex::default() }
+        Self { master, previous, alg, default_ttl, policy, keysets: Mutex::default(), issued: AtomicU64::default() }
+    }
+
+    /// How many were minted since the start.
+    pub fn issued(&self) -> u64 {
+        self.issued.load(Ordering::Relaxed)
     }
 
     pub fn mint(&self, wish: &Wish) -> Issued {
+        self.issued.fetch_add(1, Ordering::Relaxed);
         let wished = wish.ttl.unwrap_or(self.default_ttl);
         let longest = self.policy.current().token_ttl(&wish.caller.subject(), self.default_ttl);
         let (now, jti) = (wish.now, TokenId::new());

@@ -1,13 +1,17 @@
-//! Who calls: an API key in `Authorization: Bearer` or `X-Api-Key`, and how long they are ready to wait.
+//! Who calls: an API key in `Authorization: Bearer` or `X-Api-Key`, or an OIDC token; and how long they are ready to wait.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
-use axum::extract::FromRequestParts;
+use axum::extract::{FromRequestParts, MatchedPath};
 use cobox_gateway::Credential;
 use cobox_protocol::{ApiError, ErrorCode, RequestId};
 use http::{HeaderMap, request::Parts};
 
-use super::{Api, error::Failure};
+use super::{
+    Api,
+    error::{Failure, Seen},
+    limits,
+};
 use crate::domain::{model::Caller, sessions::Asking};
 
 /// Without `Prefer: wait=N`.
@@ -39,14 +43,27 @@ impl FromRequestParts<Api> for Authenticated {
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Failure> {
         let caller = match Credential::from_headers(&parts.headers)? {
             Some(Credential::ApiKey(key)) => api.keys.authenticate(&key).await?,
-            Some(Credential::Token(_) | Credential::Link(_)) => {
-                return Err(refused("a token is for the sandbox it was issued for; the broker wants an API key").into());
-            }
+            Some(Credential::Token(token)) => api.keys.sign_in(&token).await?.ok_or_else(no_token)?,
+            Some(Credential::Link(_)) => return Err(no_token().into()),
             None => return Err(refused("no credential: send `Authorization: Bearer <API key>` or `X-Api-Key: <key>`").into()),
         };
+        if let Some(seen) = parts.extensions.get::<Seen>() {
+            seen.asker(&caller.principal.name);
+        }
+        let route = parts.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);
+        if let Err(refused) = api.rates.ask(&caller.principal, limits::class(&parts.method, route), api.deployment.now()) {
+            api.metrics.rate_limited.fetch_add(1, Ordering::Relaxed);
+            return Err(refused.into());
+        }
+        let authority = api.deployment.thread_authority.as_ref();
+        let caller = Caller { thread_credential: authority.and_then(|a| a.credential(&parts.headers)), ..caller };
         let request_id = parts.extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
         Ok(Self { caller, request_id, wait: preferred_wait(&parts.headers), client: client_name(&parts.headers) })
     }
+}
+
+fn no_token() -> ApiError {
+    refused("a token is for the sandbox it was issued for; the broker wants an API key")
 }
 
 fn refused(message: &str) -> ApiError {

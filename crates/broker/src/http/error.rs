@@ -1,29 +1,32 @@
 //! Errors on the wire: the envelope, the request's id on everything, and one log line a request.
 
-use std::time::Instant;
+use std::{
+    borrow::Cow,
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
 
 use axum::{
     Json,
-    extract::Request,
+    extract::{MatchedPath, Request, State},
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use cobox_protocol::{
-    ApiError, ErrorCode, RequestId,
-    key::{API_KEY_PREFIX, OPAQUE_TOKEN_PREFIX},
-    secret::redact,
-};
+use cobox_gateway::PassedFor;
+use cobox_protocol::{ApiError, ErrorCode, RequestId, secret::redact};
 use http::{HeaderName, HeaderValue, StatusCode, header};
+
+use crate::metrics::Metrics;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// What was said beside an error and stays: which methods there are, and whether a browser may show it to a page.
 const STAYS: [HeaderName; 4] = [header::ALLOW, header::ACCESS_CONTROL_ALLOW_ORIGIN, header::ACCESS_CONTROL_EXPOSE_HEADERS, header::VARY];
 /// Longest path in a log line, in characters.
 const MAX_LOGGED_PATH: usize = 256;
-/// What stands in a log in place of a secret.
-const HIDDEN: &str = "[hidden]";
-/// No token is shorter: a header and a signature alone are longer.
-const SHORTEST_JWT: usize = 80;
+/// Below it stands a token.
+const TOKENS_PATH: &str = "/internal/tokens/";
+/// What stands in a log in its place.
+const HIDDEN: &str = "[redacted]";
 
 /// An error on its way out; it gets its request's id in [`identify`].
 #[derive(Debug)]
@@ -68,13 +71,47 @@ pub async fn in_the_envelope(response: Response) -> Response {
     Failure(error).into_response()
 }
 
-/// Gives every request an id, every error its envelope, and the log a line without query and credentials.
-pub async fn identify(mut request: Request, next: Next) -> Response {
+/// What becomes known of a request on its way, for the log: who asks, and for which route.
+#[derive(Clone, Default)]
+pub struct Seen(Arc<SeenParts>);
+
+#[derive(Default)]
+struct SeenParts {
+    principal: OnceLock<String>,
+    route: OnceLock<String>,
+}
+
+impl Seen {
+    pub fn asker(&self, principal: &str) {
+        // Whoever was authenticated first stays.
+        let _ = self.0.principal.set(principal.to_owned());
+    }
+
+    /// Only the router's own words, never a path.
+    pub fn route(&self, template: &str) {
+        let _ = self.0.route.set(template.to_owned());
+    }
+}
+
+/// For a router behind another, which doesn't see where this one leads.
+pub async fn note_route(request: Request, next: Next) -> Response {
+    if let (Some(seen), Some(route)) = (request.extensions().get::<Seen>(), request.extensions().get::<MatchedPath>()) {
+        seen.route(route.as_str());
+    }
+    next.run(request).await
+}
+
+/// Gives every request an id, every error its envelope, and the log and the metrics their line: with the route's template in place of
+/// the path, where there is one, and without the query: both may hold what nobody else should read.
+pub async fn identify(State(metrics): State<Arc<Metrics>>, mut request: Request, next: Next) -> Response {
     let id = RequestId::new();
     let began = Instant::now();
     let method = request.method().clone();
-    let path: String = without_secrets(request.uri().path()).chars().take(MAX_LOGGED_PATH).collect();
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let path = route.is_none().then(|| without_secrets(request.uri().path()).chars().take(MAX_LOGGED_PATH).collect::<String>());
+    let seen = Seen::default();
     request.extensions_mut().insert(id.clone());
+    request.extensions_mut().insert(seen.clone());
     let mut response = next.run(request).await;
     let code = match response.extensions_mut().remove::<ApiError>() {
         Some(error) => {
@@ -92,25 +129,29 @@ pub async fn identify(mut request: Request, next: Next) -> Response {
     if let Ok(value) = HeaderValue::from_str(id.as_str()) {
         response.headers_mut().insert(X_REQUEST_ID, value);
     }
-    let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-    tracing::info!(request_id = %id, %method, path, status = response.status().as_u16(), code, took_ms, "request");
+    let (took, status) = (began.elapsed(), response.status());
+    let route = seen.0.route.get().map(String::as_str).or(route.as_ref().map(MatchedPath::as_str));
+    metrics.request(route, &method, status, took);
+    let passed = response.extensions().get::<PassedFor>().map(|PassedFor(principal)| principal.as_str());
+    let principal = seen.0.principal.get().map(String::as_str).or(passed).unwrap_or_default();
+    let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+    let status = status.as_u16();
+    match (route, path) {
+        (None, Some(path)) => tracing::info!(request_id = %id, %method, path, status, code, took_ms, principal, "request"),
+        (route, _) => {
+            let route = route.unwrap_or_default();
+            tracing::info!(request_id = %id, %method, route, status, code, took_ms, principal, "request");
+        }
+    }
     response
 }
 
-/// A path as the log may have it: `GET /internal/tokens/{token}` is one of many ways to put a secret into it.
-fn without_secrets(path: &str) -> String {
-    let is_secret = |segment: &str| {
-        let starts = |prefix| segment.contains(prefix);
-        let is_jwt = segment.split('.').count() == 3 && segment.len() >= SHORTEST_JWT;
-        starts(API_KEY_PREFIX) || starts(OPAQUE_TOKEN_PREFIX) || is_jwt
-    };
-    let mut before = "";
-    let shown = path.split('/').map(|segment| {
-        let follows_tokens = before == "tokens" && !["", "revoke", "introspect"].contains(&segment);
-        before = segment;
-        if follows_tokens || is_secret(segment) { HIDDEN } else { segment }
-    });
-    shown.collect::<Vec<_>>().join("/")
+/// A path as the log may have it: a secret may stand anywhere, and in `GET /internal/tokens/{token}` it does.
+fn without_secrets(path: &str) -> Cow<'_, str> {
+    match path.strip_prefix(TOKENS_PATH) {
+        Some(after) if !["revoke", "introspect"].contains(&after) => Cow::Owned(format!("{TOKENS_PATH}{HIDDEN}")),
+        _ => redact(path),
+    }
 }
 
 fn envelope(error: &ApiError, id: &RequestId) -> Response {

@@ -9,6 +9,7 @@ mod error;
 mod events;
 mod internal;
 mod keys;
+mod limits;
 mod negotiation;
 #[cfg(test)]
 mod openapi;
@@ -30,8 +31,14 @@ use axum::{Router, middleware};
 use cobox_gateway::{Domain, Gateway};
 use routes::Routes;
 
-use crate::domain::{
-    deployment::Deployment, events::Events, keys::Keys, revoking::Revoking, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook,
+pub use limits::Peer;
+
+use crate::{
+    domain::{
+        deployment::Deployment, events::Events, health::Health, keys::Keys, rates::Rates, revoking::Revoking, sandboxes::Sandboxes,
+        sessions::Sessions, webhook::Webhook,
+    },
+    metrics::Metrics,
 };
 
 /// What the routes speak to.
@@ -45,6 +52,9 @@ pub struct Api {
     /// Where signed notices are taken.
     pub webhook: Option<Arc<Webhook>>,
     pub events: Arc<Events>,
+    pub rates: Arc<Rates>,
+    pub health: Arc<Health>,
+    pub metrics: Arc<Metrics>,
 }
 
 /// What is served at the broker's own address, and at the dataplane's where that has another.
@@ -59,6 +69,7 @@ pub fn routers(api: Api, gateway: Gateway) -> Routers {
     // Validated with the rest of the configuration.
     let domain = config.dataplane_domain.as_deref().and_then(|name| Domain::new(name).ok());
     let is_here = !config.has_own_origin() || config.dataplane_on_main_origin;
+    let (metrics, door) = (api.metrics.clone(), Arc::new(api.clone()));
     let main = control_plane()
         .into_router()
         .layer(middleware::map_response(error::in_the_envelope))
@@ -71,11 +82,12 @@ pub fn routers(api: Api, gateway: Gateway) -> Routers {
             Some(domain) => origin::by_host(domain.clone(), gateway.clone(), router),
             None => router,
         };
+        let router = router.layer(middleware::from_fn_with_state(door.clone(), limits::by_address));
         let router = match &cors {
             Some(rules) => router.layer(middleware::from_fn_with_state(rules.clone(), cors::apply)),
             None => router,
         };
-        router.layer(middleware::from_fn(error::identify))
+        router.layer(middleware::from_fn_with_state(metrics.clone(), error::identify))
     };
     Routers { main: around(main), dataplane: around(origin::dataplane_alone(&gateway)) }
 }

@@ -3,6 +3,7 @@
 use axum::{
     Router,
     extract::{Request, State},
+    middleware,
     response::{IntoResponse, Response},
     routing::any,
 };
@@ -10,7 +11,10 @@ use cobox_gateway::{Domain, Gateway, PATHS, Place};
 use cobox_protocol::{ApiError, ErrorCode};
 use tower::ServiceExt;
 
-use super::error::{Failure, route_not_found};
+use super::error::{Failure, Seen, note_route, route_not_found};
+
+/// How the log and the metrics call what goes to a sandbox by its host name.
+const OWN_HOST: &str = "{sandbox}.domain";
 
 /// The gateway's routes by path, and nothing else.
 pub fn dataplane_alone(gateway: &Gateway) -> Router {
@@ -29,7 +33,8 @@ async fn elsewhere() -> Failure {
 
 /// By host name where sandboxes have some: theirs, the domain's own, and all others as before.
 pub fn by_host(domain: Domain, gateway: Gateway, others: Router) -> Router {
-    let paths = dataplane_alone(&gateway);
+    let (paths, others) = (dataplane_alone(&gateway), others.layer(middleware::from_fn(note_route)));
+    let paths = paths.layer(middleware::from_fn(note_route));
     Router::new().fallback(choose).with_state(Hosts { domain, gateway, paths, others })
 }
 
@@ -45,7 +50,12 @@ async fn choose(State(hosts): State<Hosts>, request: Request) -> Response {
     match hosts.domain.place(request.uri(), request.headers()) {
         Place::Elsewhere => served(hosts.others, request).await,
         Place::Domain => served(hosts.paths, request).await,
-        Place::Sandbox(id) => hosts.gateway.on_own_host(id, request).await,
+        Place::Sandbox(id) => {
+            if let Some(seen) = request.extensions().get::<Seen>() {
+                seen.route(OWN_HOST);
+            }
+            hosts.gateway.on_own_host(id, request).await
+        }
         Place::Nothing => Failure::from(ApiError::new(ErrorCode::RouteNotFound, "there is no sandbox of this host name")).into_response(),
         Place::Unclear => Failure::from(ApiError::invalid("the request names no host that can be read, or two of them")).into_response(),
     }

@@ -39,7 +39,11 @@ impl FromRequestParts<Api> for Presenter {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Failure> {
-        if let Some(Credential::Token(token)) = Credential::from_headers(&parts.headers)? {
+        // A token of an OIDC issuer is as good as a key.
+        let is_ours = |token: &Secret| !api.deployment.oidc.as_ref().is_some_and(|o| o.is_of_issuer(token));
+        if let Some(Credential::Token(token)) = Credential::from_headers(&parts.headers)?
+            && is_ours(&token)
+        {
             let request_id = parts.extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
             return Ok(Presenter::Holder { token, request_id });
         }

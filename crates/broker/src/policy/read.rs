@@ -394,6 +394,44 @@ mod tests {
         refused("[[rule]]\ntemplates = []\n\n[human]\nx = 1\n[human]\ny = 2\n", 6, "");
     }
 
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_a_policy_or_has_its_problems_within_it(words in proptest::collection::vec(0..WORDS.len(), 0..40), rest in ".{0,40}") {
+            let text: String = words.iter().map(|i| WORDS[*i]).collect::<String>() + &rest;
+            if let Err(error) = read(&text) {
+                let lines = text.matches('\n').count() + 1;
+                proptest::prop_assert!(error.problems.iter().all(|p| (1..=lines).contains(&p.line)), "{error}");
+            }
+        }
+    }
+
+    const WORDS: [&str; 24] = [
+        "[[rule]]\n",
+        "[human]\n",
+        "[agent]\n",
+        "capabilities",
+        "default_capabilities",
+        " = ",
+        "[\"exec\"]\n",
+        "[\"é\", 3]\n",
+        "kind",
+        "workspace",
+        "unless",
+        "\"agent\"\n",
+        "\"acme\"\n",
+        "{ principal = \"p\" }\n",
+        "{}\n",
+        "max_sandboxes",
+        "token_ttl_seconds",
+        "99999999999999999999\n",
+        "-1\n",
+        "0x3f\n",
+        "\n",
+        "#\n",
+        "\"\"\"",
+        ".",
+    ];
+
     #[test]
     fn all_problems_are_told_at_once_and_not_too_many() {
         let error = read("[human]\nlease = 1\n[agent]\nlease = 1\n").unwrap_err();

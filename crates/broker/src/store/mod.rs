@@ -23,6 +23,7 @@ use crate::{
         events::Event,
         model::{ApiKey, Bound, Principal, PrincipalRecord, Sandbox, Session, Share},
     },
+    metrics::Histogram,
     policy::Quota,
 };
 
@@ -283,6 +284,17 @@ pub struct Horizon {
     pub audit_before: Timestamp,
 }
 
+/// How much there is, of all workspaces.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Those that have not ended, by state.
+    pub sandboxes: Vec<(State, u64)>,
+    /// Those that have not ended.
+    pub sessions: u64,
+    /// Those that still count.
+    pub revocations: u64,
+}
+
 /// The master key was replaced: every living sandbox's next token key comes from the new one.
 #[derive(Clone, Debug)]
 pub struct MasterRotation {
@@ -479,6 +491,10 @@ pub trait Store: Send + Sync {
     async fn prune_events(&self, before: Timestamp, keep: u32) -> Stored<()>;
     /// Keeps as many of a workspace's newest.
     async fn trim_events(&self, workspace: &str, keep: u32) -> Stored<()>;
+
+    async fn counts(&self, now: Timestamp) -> Stored<Counts>;
+    /// How long commits took so far.
+    fn commit_times(&self) -> Option<&Histogram>;
 
     /// Whether other brokers may use this database, now or later.
     fn is_shared(&self) -> bool;

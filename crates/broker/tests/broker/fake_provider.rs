@@ -87,6 +87,7 @@ pub struct FakeProvider {
     pub direct: Mutex<Option<String>>,
     /// What came over WebSockets.
     pub said: Arc<Mutex<Vec<Message>>>,
+    pub is_ready: AtomicBool,
 }
 
 impl FakeProvider {
@@ -107,6 +108,7 @@ impl FakeProvider {
             adapter: Mutex::default(),
             direct: Mutex::default(),
             said: Arc::default(),
+            is_ready: AtomicBool::new(true),
         })
     }
 
@@ -150,6 +152,11 @@ fn fails(counter: &AtomicU32) -> Result<(), ProviderError> {
 impl Provider for FakeProvider {
     fn name(&self) -> &'static str {
         "fake"
+    }
+
+    async fn ready(&self) -> Result<(), ProviderError> {
+        let unready = || ProviderError::Unavailable("secret words of the host".to_owned());
+        self.is_ready.load(Ordering::SeqCst).then_some(()).ok_or_else(unready)
     }
 
     async fn start(&self, id: &SandboxId, state: &ControlState) -> Result<(), ProviderError> {

@@ -121,6 +121,23 @@ async fn a_key_in_a_frame_is_swapped_and_never_reaches_the_sandbox() {
 }
 
 #[tokio::test]
+async fn an_opaque_token_in_a_frame_reaches_the_sandbox_as_one_it_can_read() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let wish = json!({ "thread_id": "t", "mode": "ensure", "token_format": "opaque" });
+    let made = ann.post("/v1/sandbox/sessions", wish).await.ok(200);
+    assert_ne!(made["token"].as_str().unwrap().split('.').count(), 3, "{made}");
+    let mut socket = open(&broker, &sandbox_id(&made), None).await;
+    for _ in 0..2 {
+        socket.send(auth(&made["token"])).await.unwrap();
+        let seen = echoed(&mut socket).await;
+        assert_eq!(claims(seen["token"].as_str().unwrap())["sid"], made["session_id"]);
+    }
+    uses(&broker, 2).await;
+}
+
+#[tokio::test]
 async fn who_shows_no_good_token_first_is_closed_and_the_sandbox_hears_nothing() {
     let world = World::new();
     let broker = world.start().await;

@@ -9,6 +9,7 @@ use crate::{
     context::Context,
     cors::CorsArgs,
     daemon::{self, EndSignals},
+    exposure::ExposureArgs,
     failure::Failure,
     origin::OriginArgs,
     running::{FirstKeys, Running},
@@ -23,11 +24,17 @@ The policy is read again when its file changes and at SIGHUP; a broken one is to
 Several brokers may share a PostgreSQL database. Each has its own data directory, with a copy of the same master.key; behind one
 public_url each names itself with node_url, because its sandboxes are reached through it alone.
 
+It listens on other machines' networks with a certificate (--tls-cert, --tls-key) or when told that a proxy in front has one
+(--insecure-listen), not otherwise.
+
 Example config:
   listen = \"0.0.0.0:8421\"
   public_url = \"https://cobox.example.com\"
   data_dir = \"/var/lib/cobox\"
   database_url = \"postgres://cobox:password@db.example.com/cobox\"
+  [tls]
+  cert = \"/etc/cobox/tls.crt\"
+  key = \"/etc/cobox/tls.key\"
   dataplane_domain = \"box.example.com\"
   [local]
   memory_bytes = 4294967296")]
@@ -52,6 +59,8 @@ pub struct Args {
     policy: Option<PathBuf>,
     #[command(flatten)]
     origin: OriginArgs,
+    #[command(flatten)]
+    exposure: ExposureArgs,
     #[command(flatten)]
     cors: CorsArgs,
     /// How log lines look
@@ -86,6 +95,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     }
     args.origin.apply(&mut config);
     config.policy_file = args.policy.or(config.policy_file);
+    args.exposure.apply(&mut config)?;
     args.cors.apply(&mut config.cors);
     let mut running = Running::start(config, options, FirstKeys::Operator).await?;
     let note = running.note.clone();

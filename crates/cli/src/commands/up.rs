@@ -14,6 +14,7 @@ use crate::{
     cors::CorsArgs,
     daemon::{self, EndSignals},
     data_dir::{BrokerNote, replace},
+    exposure::ExposureArgs,
     failure::{Failure, INTERRUPTED},
     running::{FirstKeys, Running},
     settings::Settings,
@@ -41,6 +42,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE", env = "COBOX_POLICY")]
     policy: Option<PathBuf>,
     #[command(flatten)]
+    exposure: ExposureArgs,
+    #[command(flatten)]
     cors: CorsArgs,
 }
 
@@ -57,15 +60,16 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
         config.listen = listen;
     }
     config.policy_file = args.policy.or(config.policy_file);
+    args.exposure.apply(&mut config)?;
     args.cors.apply(&mut config.cors);
-    let is_local = config.listen.ip().is_loopback();
+    let is_private = config.listen.ip().is_loopback() || config.tls.is_some();
     let mut running = Running::start(config, options, FirstKeys::OperatorAndAgent).await?;
     let is_configured = write_client_config(context, &running.note)?;
     welcome(context, &running, is_configured)?;
     if !rustix::process::geteuid().is_root() {
         context.printer.note(&format!("note: isolation is weaker here than as root: `{} doctor` says how", own_name()));
     }
-    if !is_local {
+    if !is_private {
         context.printer.note("note: this listens beyond this machine, without TLS: keys and tokens can be read on the way");
     }
 
@@ -134,7 +138,7 @@ fn where_agents_look(data_dir: &Path, is_configured: bool) -> String {
 /// Points the client commands here, unless they already point at another broker. Says whether they point here now.
 fn write_client_config(context: &Context, note: &BrokerNote) -> Result<bool, Failure> {
     let Some(path) = config_path(&|name| std::env::var_os(name)) else { return Ok(false) };
-    let wanted = ClientConfig { url: note.url.clone(), api_key_file: note.api_key_file.clone() };
+    let wanted = ClientConfig { url: note.url.clone(), api_key_file: note.api_key_file.clone(), ca_file: None };
     match read_config(&path) {
         Ok(Some(existing)) if existing == wanted => return Ok(true),
         // Written by an earlier run over the same data directory, which then listened elsewhere.

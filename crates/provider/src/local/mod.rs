@@ -300,6 +300,13 @@ impl Provider for LocalProvider {
         "local"
     }
 
+    async fn ready(&self) -> Result<(), ProviderError> {
+        for needed in [&self.config.boxd, &self.sandboxes] {
+            fs::metadata(needed).map_err(|e| ProviderError::Unavailable(format!("{}: {e}", needed.display())))?;
+        }
+        Ok(())
+    }
+
     async fn start(&self, id: &SandboxId, state: &ControlState) -> Result<(), ProviderError> {
         if self.is_running(id).await && crate::control::push(self, id, state).await.is_ok() {
             return Ok(());

@@ -24,8 +24,16 @@ const ABOUT: &str = "The control plane: which sandbox belongs to which thread, w
 envelope and every answer `X-Request-Id`; only what isn't HTTP at all is refused without them. What the gateway passes on is in boxd's \
 own document.";
 
-/// What every route behind an API key may answer.
-const OF_ANY_KEY: [ErrorCode; 4] = [ErrorCode::InvalidRequest, ErrorCode::Unauthenticated, ErrorCode::RateLimited, ErrorCode::Internal];
+/// What every route behind an API key may answer; the last two to who signs in with a token of an issuer and is something else
+/// here, or when the issuer can't be reached.
+const OF_ANY_KEY: [ErrorCode; 6] = [
+    ErrorCode::InvalidRequest,
+    ErrorCode::Unauthenticated,
+    ErrorCode::RateLimited,
+    ErrorCode::Internal,
+    ErrorCode::Forbidden,
+    ErrorCode::ProviderUnavailable,
+];
 /// What may come of a sandbox that is to run.
 const OF_STARTING: [ErrorCode; 2] = [ErrorCode::SandboxStarting, ErrorCode::ProviderUnavailable];
 
@@ -61,7 +69,7 @@ fn document() -> Value {
         ],
         security: json!([{ "key": [] }, { "keyHeader": [] }]),
         security_schemes: json!({
-            "key": { "type": "http", "scheme": "bearer", "description": "An API key." },
+            "key": { "type": "http", "scheme": "bearer", "description": "An API key, or a token of the configured OIDC issuer." },
             "keyHeader": { "type": "apiKey", "in": "header", "name": "X-Api-Key", "description": "The same in its own header." },
             "token": { "type": "http", "scheme": "bearer", "bearerFormat": "JWT", "description": "A sandbox's token, at the gateway." },
         }),
@@ -93,6 +101,10 @@ fn tags() -> Parameter {
 
 fn prefer() -> Parameter {
     Parameter::header("Prefer", "`wait=N`: how many seconds to wait for a start; 10 unless told, 55 at most.")
+}
+
+fn thread_authorization() -> Parameter {
+    Parameter::header("X-Thread-Authorization", "Your credential for whoever says who may see the thread, where one is configured.")
 }
 
 fn idempotency_key() -> Parameter {

@@ -1,4 +1,4 @@
-//! `/healthz`, `/readyz`, `/openapi.json`: for whoever runs it.
+//! `/healthz`, `/readyz`, `/metrics`, `/openapi.json`: for whoever runs it.
 
 use cobox_openapi::{Operation, Shape};
 use cobox_protocol::ErrorCode::*;
@@ -11,8 +11,13 @@ pub fn routes() -> Vec<Operation> {
     vec![
         open("/healthz", "health", "Whether the process answers").gives_as(200, "It does.", "application/json", status("ok")),
         open("/readyz", "ready", "Whether it can do its work")
+            .about("`details.checks` of a refusal says which of `store`, `provider` and `node` failed; the log says why.")
             .gives_as(200, "It can.", "application/json", status("ready"))
-            .fails(&[Internal]),
+            .fails(&[BackendUnavailable]),
+        open("/metrics", "metrics", "What it counts, in Prometheus' text")
+            .about("Without a credential from the broker's own machine, not through a proxy; with an operator's key from anywhere.")
+            .gives_as(200, "The metrics.", "text/plain", Shape::Plain(json!({ "type": "string" })))
+            .fails(&[Unauthenticated, Forbidden, RateLimited, Internal]),
         open("/openapi.json", "openapi", "This document").gives_as(
             200,
             "It.",

@@ -9,7 +9,7 @@ use cobox_protocol::{
 };
 use serde_json::json;
 
-use super::{OF_STARTING, idempotency_key, keyed, page_of, prefer, session_id, tags};
+use super::{OF_STARTING, idempotency_key, keyed, page_of, prefer, session_id, tags, thread_authorization};
 use crate::http::negotiation::NegotiationBody;
 
 pub fn routes() -> Vec<Operation> {
@@ -31,7 +31,7 @@ pub fn routes() -> Vec<Operation> {
     let routes = vec![
         keyed("post", "/v1/sandbox/sessions", "negotiate", "Get, ensure or create a session")
             .about("Whoever names a `scope` is answered in the full shape's error codes (`BINDING_…`, `BACKEND_…`).")
-            .with([idempotency_key(), prefer()])
+            .with([idempotency_key(), prefer(), thread_authorization()])
             .takes_as("application/json", read::<NegotiationBody>().and(needed))
             .gives::<NegotiateResponse>(200, "The session, with a fresh token.")
             .fails(&[Forbidden, CapabilityDenied, SessionNotFound, BindingNotFound, SandboxNotFound])

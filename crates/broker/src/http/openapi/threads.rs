@@ -8,14 +8,14 @@ use cobox_protocol::{
 };
 use serde_json::{Value, json};
 
-use super::{OF_STARTING, idempotency_key, keyed, prefer};
+use super::{OF_STARTING, idempotency_key, keyed, prefer, thread_authorization};
 use crate::http::negotiation::NegotiationBody;
 
 pub fn routes() -> Vec<Operation> {
     let thread = || Parameter::path("thread_id", "The caller's own id of the thread.").of(thread_id());
     let routes = vec![
         keyed("post", "/threads/{thread_id}/sandbox", "ensureThreadSandbox", "Ensure the thread's session")
-            .with([thread(), idempotency_key(), prefer()])
+            .with([thread(), idempotency_key(), prefer(), thread_authorization()])
             .takes::<NegotiationBody>()
             .body_optional()
             .gives::<ThreadSandbox>(200, "The session, with a fresh token.")

@@ -3,7 +3,7 @@
 //! Nobody waits for company: whoever comes while nothing is being written is written at once, alone; those who come meanwhile
 //! are written together after it. So one caller has one commit's delay, and many have at most two.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -59,7 +59,10 @@ async fn write_one(base: &Base, note: &Note) -> Stored<()> {
         // One statement is a transaction of its own, without two more trips to the server.
         let mut db = base.engine.writers.acquire().await?;
         let mut links = base.chain.lock(&mut db).await?;
-        chain::insert(&mut db, &note.audit, &mut links).await?;
+        let began = Instant::now();
+        let inserted = chain::insert(&mut db, &note.audit, &mut links).await;
+        base.commit_times.add(began.elapsed());
+        inserted?;
         links.are_committed();
         return Ok(());
     }
@@ -69,7 +72,7 @@ async fn write_one(base: &Base, note: &Note) -> Stored<()> {
     chain::insert(&mut tx, &note.audit, &mut links).await?;
     if is_audit_only {
         // Nobody remembers audit records, which come with every request.
-        tx.commit().await?;
+        base.commit_timed(tx).await?;
     } else {
         base.finish(tx).await?;
     }

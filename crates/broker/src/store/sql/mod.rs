@@ -9,6 +9,7 @@
 //! - whoever reads and then writes by what was read takes a lock first (`lock.rs`).
 
 mod chain;
+mod counts;
 mod events;
 mod group;
 mod hint;
@@ -31,6 +32,7 @@ mod tokens;
 use std::{
     collections::HashMap,
     sync::{Arc, atomic::AtomicU64},
+    time::Instant,
 };
 
 use async_trait::async_trait;
@@ -50,9 +52,9 @@ use self::{
     recent::{Changes, Recent},
 };
 use super::{
-    AddedKey, AddedSandbox, ChainHead, ChainLink, ChangedSandbox, DisabledPrincipal, Ending, EnsureWish, Ensured, EventBounds, EventMarks,
-    EventPage, Hint, Horizon, Leftover, MasterRotation, Node, Note, PageWish, RetiredToken, RevocationList, RevokeWish, RevokedKey,
-    Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, TakenHappenings, Viewer,
+    AddedKey, AddedSandbox, ChainHead, ChainLink, ChangedSandbox, Counts, DisabledPrincipal, Ending, EnsureWish, Ensured, EventBounds,
+    EventMarks, EventPage, Hint, Horizon, Leftover, MasterRotation, Node, Note, PageWish, RetiredToken, RevocationList, RevokeWish,
+    RevokedKey, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, TakenHappenings, Viewer,
 };
 use crate::{
     domain::{
@@ -60,6 +62,7 @@ use crate::{
         events::Event,
         model::{ApiKey, Bound, Principal, PrincipalRecord, Sandbox, Session, Share},
     },
+    metrics::Histogram,
     policy::Quota,
 };
 
@@ -84,6 +87,7 @@ struct Base {
     engine: Engine,
     changes: Changes,
     chain: Chain,
+    commit_times: Histogram,
 }
 
 impl Base {
@@ -118,7 +122,14 @@ impl Base {
     async fn finish(&self, tx: Transaction<'static, Any>) -> Stored<()> {
         // Also when it fails: it may have reached the database all the same.
         let _making = self.changes.making();
-        Ok(tx.commit().await?)
+        self.commit_timed(tx).await
+    }
+
+    async fn commit_timed(&self, tx: Transaction<'static, Any>) -> Stored<()> {
+        let began = Instant::now();
+        let committed = tx.commit().await;
+        self.commit_times.add(began.elapsed());
+        Ok(committed?)
     }
 
     /// As [`Base::commit`], for what leaves an event of a sandbox. On PostgreSQL the database tells everybody itself.
@@ -152,7 +163,7 @@ pub struct SqlStore {
 impl SqlStore {
     fn new(engine: Engine) -> Self {
         let chain = Chain::new(engine.connections.clone());
-        let base = Arc::new(Base { engine, changes: Changes::default(), chain });
+        let base = Arc::new(Base { engine, changes: Changes::default(), chain, commit_times: Histogram::default() });
         Self { group: Group::start(base.clone()), base, known_sandboxes: Recent::default(), known_revocations: Recent::default() }
     }
 }
@@ -429,6 +440,13 @@ impl Store for SqlStore {
             events::trim(&mut tx, workspace, keep).await?;
         }
         self.base.commit(tx).await
+    }
+
+    async fn counts(&self, now: Timestamp) -> Stored<Counts> {
+        counts::all(&mut *self.base.reader().await?, now).await
+    }
+    fn commit_times(&self) -> Option<&Histogram> {
+        Some(&self.base.commit_times)
     }
 
     fn is_shared(&self) -> bool {

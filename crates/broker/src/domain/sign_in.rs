@@ -1,0 +1,97 @@
+//! Signing in with a token of an OIDC issuer: its bearer becomes a principal like one with a key, under a grant that can be revoked.
+
+use cobox_protocol::{ApiError, ErrorCode, KeyId, Secret};
+use sha2::{Digest, Sha256};
+
+use super::{
+    audit::AuditRecord,
+    deployment::internal,
+    keys::{Keys, not_added},
+    model::{ApiKey, Caller, Identity},
+};
+use crate::{
+    oidc::{Refused, Vouched},
+    store::AddedKey,
+};
+
+impl Keys {
+    /// Who bears a token, if it says it is of the configured issuer. One answer for every reason to refuse it, so that nothing
+    /// can be learnt from it.
+    pub async fn sign_in(&self, token: &Secret) -> Result<Option<Caller>, ApiError> {
+        let d = &self.deployment;
+        let Some(oidc) = d.oidc.as_ref().filter(|o| o.is_of_issuer(token)) else { return Ok(None) };
+        let now = d.now();
+        let vouched = match oidc.verify(token, now).await {
+            Ok(vouched) => vouched,
+            Err(Refused::NoKeys) => {
+                let message = "the OIDC issuer's keys can't be had, so its tokens can't be checked; try again";
+                return Err(ApiError::new(ErrorCode::ProviderUnavailable, message));
+            }
+            Err(reason) => {
+                tracing::debug!(%reason, "an OIDC token was refused");
+                return Err(refused());
+            }
+        };
+        let stored = match d.store.identity(&vouched.principal, &hash(&vouched.identity)).await.map_err(internal)? {
+            Some(stored) => stored,
+            None => self.first_time(&vouched).await?,
+        };
+        if stored.revoked_at.is_some() {
+            return Err(refused());
+        }
+        if stored.principal.kind != vouched.principal.kind {
+            return Err(kind_differs(&stored, &vouched));
+        }
+        self.activity.key_used(&stored.id, now);
+        Ok(Some(Caller { until: Some(vouched.until), ..Caller::new(stored.principal, stored.id) }))
+    }
+
+    async fn first_time(&self, vouched: &Vouched) -> Result<ApiKey, ApiError> {
+        let d = &self.deployment;
+        let (principal, identity) = (&vouched.principal, &vouched.identity);
+        let key = ApiKey {
+            id: KeyId::new(),
+            principal: principal.clone(),
+            hash: hash(identity),
+            created_at: d.now(),
+            expires_at: None,
+            last_used_at: None,
+            revoked_at: None,
+            identity: Some(identity.clone()),
+        };
+        let mut audit = AuditRecord::new(d.now(), &principal.workspace, "key.created");
+        audit.principal = Some(principal.name.clone());
+        audit.actor = Some(principal.kind.word().to_owned());
+        let audit =
+            audit.detail(format!("{} for {} {}, vouched for by {}", key.id, principal.kind.word(), principal.name, identity.issuer));
+        match d.store.add_key(&key, &audit).await.map_err(internal)? {
+            AddedKey::Added => Ok(key),
+            AddedKey::Known(known) => Ok(*known),
+            AddedKey::Disabled => Err(refused()),
+            AddedKey::KindDiffers(kind) => {
+                let stored = ApiKey { principal: super::model::Principal { kind, ..principal.clone() }, ..key };
+                Err(kind_differs(&stored, vouched))
+            }
+            other => Err(not_added(principal, &other)),
+        }
+    }
+}
+
+/// Also tells an identity from every key: nobody has a key that hashes to the same.
+fn hash(identity: &Identity) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for part in [&identity.issuer, &identity.subject] {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part.as_bytes());
+    }
+    hash.finalize().into()
+}
+
+fn refused() -> ApiError {
+    ApiError::new(ErrorCode::Unauthenticated, "the OIDC token is not accepted here")
+}
+
+fn kind_differs(stored: &ApiKey, vouched: &Vouched) -> ApiError {
+    let (name, is, said) = (&stored.principal.name, stored.principal.kind.word(), vouched.principal.kind.word());
+    ApiError::new(ErrorCode::Forbidden, format!("{name} is {is} here, and the token says {said}; what a principal is doesn't change"))
+}

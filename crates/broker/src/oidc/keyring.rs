@@ -1,0 +1,150 @@
+//! An issuer's keys at hand: fetched when needed, again when a token names one that isn't known, and never often.
+
+use std::{
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use cobox_protocol::Timestamp;
+use http::{HeaderMap, StatusCode};
+use reqwest::Url;
+use serde::Deserialize;
+use tokio::{runtime::Handle, sync::Mutex};
+
+use super::jwk::{self, Jwk};
+use crate::outbound::{Outbound, is_loopback, read_url};
+
+/// Largest document of an issuer, in bytes: real ones have a few KiB.
+const MAX_DOCUMENT_BYTES: usize = 256 * 1024;
+/// Between two fetches, whatever tokens come: strangers can name keys that don't exist.
+pub const FETCH_EVERY: Duration = Duration::from_secs(10);
+/// Keys older than this are fetched anew, so that one the issuer has withdrawn stops counting.
+pub const FRESH: Duration = Duration::from_secs(600);
+/// While the issuer can't be reached, the keys it had go on counting for so long.
+pub const KEEP: Duration = Duration::from_secs(3600);
+const DISCOVERY_PATH: &str = "/.well-known/openid-configuration";
+
+/// Where the keys are.
+pub enum Place {
+    Jwks(Url),
+    /// The issuer's own document says.
+    Discover {
+        issuer: String,
+        document: Url,
+    },
+}
+
+impl Place {
+    pub fn discover(issuer: &str) -> Result<Self, &'static str> {
+        let document = read_url(&format!("{}{DISCOVERY_PATH}", issuer.trim_end_matches('/')))?;
+        Ok(Place::Discover { issuer: issuer.to_owned(), document })
+    }
+
+    pub fn is_local(&self) -> bool {
+        match self {
+            Place::Jwks(url) | Place::Discover { document: url, .. } => is_loopback(url),
+        }
+    }
+}
+
+pub struct Keyring {
+    place: Place,
+    outbound: Outbound,
+    state: RwLock<State>,
+    /// Held while fetching: who needs a key that isn't known waits for the one fetch, and nobody else does.
+    fetching: Mutex<()>,
+    /// Where a fetch goes on when whoever it was begun for has hung up: else strangers could keep it from ever ending.
+    background: Handle,
+}
+
+#[derive(Clone, Default)]
+struct State {
+    keys: Arc<Vec<Jwk>>,
+    fetched_at: Option<Timestamp>,
+    tried_at: Option<Timestamp>,
+}
+
+#[derive(Deserialize)]
+struct Discovered {
+    issuer: String,
+    jwks_uri: String,
+}
+
+impl Keyring {
+    pub fn new(place: Place) -> Result<Self, String> {
+        Ok(Self {
+            outbound: Outbound::new(place.is_local())?,
+            place,
+            state: RwLock::default(),
+            fetching: Mutex::default(),
+            background: Handle::current(),
+        })
+    }
+
+    /// The keys, with the wanted one among them if the issuer has it. `None` when there are none to be had.
+    pub async fn keys(self: &Arc<Self>, has_wanted: impl Fn(&[Jwk]) -> bool, now: Timestamp) -> Option<Arc<Vec<Jwk>>> {
+        let is_younger = |state: &State, than: Duration| state.fetched_at.is_some_and(|at| now.saturating_since(at) < than);
+        let known = self.state();
+        if !(is_younger(&known, FRESH) && has_wanted(&known.keys)) {
+            let turn = match is_younger(&known, KEEP) && has_wanted(&known.keys) {
+                // What is known still does, and one who asks is enough.
+                true => self.fetching.try_lock().ok(),
+                false => Some(self.fetching.lock().await),
+            };
+            let known = self.state();
+            let may_fetch = known.tried_at.is_none_or(|at| now.saturating_since(at) >= FETCH_EVERY);
+            if turn.is_some() && may_fetch && !(is_younger(&known, FRESH) && has_wanted(&known.keys)) {
+                let this = self.clone();
+                // It fails only when the broker is ending.
+                let _ = self.background.spawn(async move { this.fetch_now(now).await }).await;
+            }
+        }
+        let known = self.state();
+        is_younger(&known, KEEP).then_some(known.keys)
+    }
+
+    fn state(&self) -> State {
+        self.state.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    async fn fetch_now(&self, now: Timestamp) {
+        self.state.write().unwrap_or_else(PoisonError::into_inner).tried_at = Some(now);
+        match self.fetch().await {
+            Ok(keys) => {
+                tracing::debug!(count = keys.len(), "an issuer's keys were fetched");
+                let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+                (state.keys, state.fetched_at) = (Arc::new(keys), Some(now));
+            }
+            Err(error) => tracing::warn!(error, "an issuer's keys could not be fetched"),
+        }
+    }
+
+    async fn fetch(&self) -> Result<Vec<Jwk>, String> {
+        let url = match &self.place {
+            Place::Jwks(url) => url.clone(),
+            Place::Discover { issuer, document } => {
+                let found: Discovered =
+                    serde_json::from_slice(&self.get(document).await?).map_err(|_| format!("{document} is no discovery document"))?;
+                // Else one issuer could send us to the keys of another.
+                if found.issuer != *issuer {
+                    return Err(format!("{document} is of another issuer"));
+                }
+                let url = read_url(&found.jwks_uri).map_err(|why| format!("jwks_uri in {document} {why}"))?;
+                // A stranger's document must not make us ask around on this machine.
+                if is_loopback(&url) && !is_loopback(document) {
+                    return Err(format!("jwks_uri in {document} is an address of this machine"));
+                }
+                url
+            }
+        };
+        jwk::read(&self.get(&url).await?).map_err(|why| format!("{url}: {why}"))
+    }
+
+    async fn get(&self, url: &Url) -> Result<Vec<u8>, String> {
+        match self.outbound.get(url, HeaderMap::new(), MAX_DOCUMENT_BYTES).await {
+            Ok((StatusCode::OK, body)) => Ok(body),
+            Ok((status, _)) => Err(format!("{url} answered {}", status.as_u16())),
+            Err(why) => Err(format!("{url}: {why}")),
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! What the broker asks of others over HTTP: bounded in time and size, never led elsewhere by a redirect, in clear only on this machine.
+
+use std::{sync::Once, time::Duration};
+
+use http::{HeaderMap, StatusCode};
+use reqwest::{Client, Url, redirect};
+
+/// Longest wait for a whole answer: somebody waits for ours meanwhile.
+const TIMEOUT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Connections kept for the next question, per host.
+const IDLE_CONNECTIONS: usize = 8;
+
+/// Why there is no answer; says nothing of headers or bodies, which may hold credentials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unanswered {
+    #[error("it can't be reached")]
+    Unreachable,
+    #[error("it took too long")]
+    TooSlow,
+    #[error("its answer broke off")]
+    Broken,
+    #[error("its answer is larger than allowed")]
+    TooLarge,
+}
+
+/// Whoever is asked is known by configuration, and so is whether that is on this machine.
+pub struct Outbound {
+    client: Client,
+}
+
+impl Outbound {
+    pub fn new(is_local: bool) -> Result<Self, String> {
+        install_tls();
+        let builder = Client::builder()
+            .redirect(redirect::Policy::none())
+            .timeout(TIMEOUT)
+            .connect_timeout(CONNECT_TIMEOUT)
+            .pool_max_idle_per_host(IDLE_CONNECTIONS)
+            .user_agent(concat!("cobox/", env!("CARGO_PKG_VERSION")));
+        // What is in clear goes to this machine and to no proxy.
+        let builder = if is_local { builder.no_proxy() } else { builder };
+        Ok(Self { client: builder.build().map_err(|e| e.to_string())? })
+    }
+
+    /// As much of the answer as is wanted; the rest is left unread.
+    pub async fn get_start(&self, url: &Url, headers: HeaderMap, bytes: usize) -> Result<(StatusCode, Vec<u8>), Unanswered> {
+        let mut response = self.client.get(url.clone()).headers(headers).send().await.map_err(|e| unanswered(&e))?;
+        let mut body = Vec::new();
+        while let Some(piece) = response.chunk().await.map_err(|e| unanswered(&e))? {
+            body.extend_from_slice(&piece[..piece.len().min(bytes - body.len())]);
+            if body.len() >= bytes {
+                break;
+            }
+        }
+        Ok((response.status(), body))
+    }
+
+    pub async fn get(&self, url: &Url, headers: HeaderMap, max_bytes: usize) -> Result<(StatusCode, Vec<u8>), Unanswered> {
+        let mut response = self.client.get(url.clone()).headers(headers).send().await.map_err(|e| unanswered(&e))?;
+        let status = response.status();
+        let mut body = Vec::new();
+        while let Some(piece) = response.chunk().await.map_err(|e| unanswered(&e))? {
+            if body.len() + piece.len() > max_bytes {
+                return Err(Unanswered::TooLarge);
+            }
+            body.extend_from_slice(&piece);
+        }
+        Ok((status, body))
+    }
+}
+
+fn unanswered(error: &reqwest::Error) -> Unanswered {
+    match error {
+        e if e.is_timeout() => Unanswered::TooSlow,
+        e if e.is_connect() => Unanswered::Unreachable,
+        _ => Unanswered::Broken,
+    }
+}
+
+/// A URL that may be asked: `https`, or `http` on this machine; without credentials, query and fragment.
+pub fn read_url(text: &str) -> Result<Url, &'static str> {
+    let url = Url::parse(text).map_err(|_| "must be a URL such as https://id.example.com")?;
+    match url.scheme() {
+        "https" => {}
+        "http" if is_loopback(&url) => {}
+        _ => return Err("must start with https://, or with http:// for an address of this machine"),
+    }
+    if !url.username().is_empty() || url.password().is_some() || url.fragment().is_some() || url.query().is_some() {
+        return Err("must have no credentials, no query and no fragment");
+    }
+    Ok(url)
+}
+
+pub fn is_loopback(url: &Url) -> bool {
+    match url.host_str() {
+        Some("localhost") => true,
+        Some(host) => host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback()),
+        None => false,
+    }
+}
+
+/// The TLS library wants its cryptography named once per process.
+fn install_tls() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // It fails only when the program has already chosen one, which is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_safe_to_ask_is_a_url() {
+        for good in
+            ["https://id.example.com", "https://id.example.com/realms/x", "http://127.0.0.1:9000", "http://localhost:1", "http://[::1]:8/x"]
+        {
+            assert!(read_url(good).is_ok(), "{good}");
+        }
+        for bad in [
+            "http://id.example.com",
+            "ftp://x",
+            "id.example.com",
+            "https://u:p@x",
+            "https://x/?a=1",
+            "https://x/#f",
+            "http://127.0.0.1.evil.example",
+            "file:///etc/passwd",
+        ] {
+            assert!(read_url(bad).is_err(), "{bad}");
+        }
+    }
+}

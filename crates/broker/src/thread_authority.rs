@@ -1,0 +1,272 @@
+//! Where threads belong to a LangGraph deployment: it is asked whether a caller may see one before a sandbox is bound to it.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use cobox_protocol::{ApiError, ErrorCode, Secret, Timestamp, id::is_foreign_id};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use reqwest::Url;
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use std::path::PathBuf;
+
+use crate::{
+    config::ConfigError,
+    domain::model::Caller,
+    outbound::{Outbound, is_loopback, read_url},
+};
+
+/// A yes counts for so long at most, for the same caller with the same credential; a no is never remembered.
+const MAX_REMEMBER_SECONDS: u32 = 30;
+/// Answers remembered at once: more callers than a broker has in so short a time.
+const MAX_REMEMBERED: usize = 10_000;
+/// As much of a thread as is read to know that it is one, in bytes; what it holds is nobody's business here.
+const MAX_READ_BYTES: usize = 64 * 1024;
+/// Longest credential that is passed on, in bytes.
+const MAX_CREDENTIAL_BYTES: usize = 16 * 1024;
+
+/// `[thread_authority]` in the broker's settings.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ThreadAuthorityConfig {
+    /// Of the deployment; `/threads/{thread_id}` is asked beneath it.
+    pub url: String,
+    /// The header in which a caller sends its credential for the deployment.
+    #[serde(default = "default_credential_header")]
+    pub credential_header: String,
+    /// As which header that is passed on.
+    #[serde(default = "default_forward_as")]
+    pub forward_as: String,
+    /// In place of the callers' own: a file with one key, sent as `X-Api-Key`.
+    pub service_key_file: Option<PathBuf>,
+    /// With it: the header in which the deployment is told who asks.
+    pub user_header: Option<String>,
+    #[serde(default = "default_remember")]
+    pub remember_seconds: u32,
+}
+
+fn default_credential_header() -> String {
+    "x-thread-authorization".to_owned()
+}
+fn default_forward_as() -> String {
+    "authorization".to_owned()
+}
+fn default_remember() -> u32 {
+    MAX_REMEMBER_SECONDS
+}
+
+impl ThreadAuthorityConfig {
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let invalid = |field, problem: &str| Err(ConfigError::Invalid { field, problem: problem.to_owned() });
+        if let Err(problem) = read_url(&self.url) {
+            return invalid("thread_authority.url", problem);
+        }
+        let headers = [
+            ("thread_authority.credential_header", Some(&self.credential_header)),
+            ("thread_authority.forward_as", Some(&self.forward_as)),
+            ("thread_authority.user_header", self.user_header.as_ref()),
+        ];
+        for (field, name) in headers {
+            if name.is_some_and(|n| HeaderName::try_from(n).is_err()) {
+                return invalid(field, "must be a header's name");
+            }
+        }
+        // The broker's own credentials are never for others, and this one is not for sandboxes.
+        if !self.credential_header.to_ascii_lowercase().ends_with("-authorization") {
+            return invalid("thread_authority.credential_header", "must end in -authorization: the gateway passes no such header on");
+        }
+        if self.service_key_file.is_some() != self.user_header.is_some() {
+            return invalid("thread_authority.service_key_file", "goes together with user_header, which says who asks");
+        }
+        // One who watches events is asked about twice a second.
+        if !(1..=MAX_REMEMBER_SECONDS).contains(&self.remember_seconds) {
+            return invalid("thread_authority.remember_seconds", "must be from 1 to 30");
+        }
+        Ok(())
+    }
+}
+
+/// What is shown to the deployment.
+enum Showing {
+    /// The caller's own credential.
+    Callers { from: HeaderName, to: HeaderName },
+    /// One key for all, and the caller's name.
+    Service { key: Secret, user: HeaderName },
+}
+
+pub struct ThreadAuthority {
+    url: Url,
+    showing: Showing,
+    remember: Duration,
+    outbound: Outbound,
+    /// Until when a yes counts, by what was asked with what.
+    remembered: Mutex<HashMap<[u8; 32], Timestamp>>,
+}
+
+impl ThreadAuthority {
+    pub fn new(config: &ThreadAuthorityConfig) -> Result<Self, String> {
+        let url = read_url(&config.url)?;
+        let header = |name: &str| HeaderName::try_from(name).map_err(|e| e.to_string());
+        let showing = match (&config.service_key_file, &config.user_header) {
+            (Some(file), Some(user)) => {
+                let text = std::fs::read_to_string(file).map_err(|e| format!("{} can't be read: {e}", file.display()))?;
+                let key = Secret::new(text.trim());
+                if key.expose().is_empty() || HeaderValue::from_str(key.expose()).is_err() {
+                    return Err(format!("{} must hold a key", file.display()));
+                }
+                Showing::Service { key, user: header(user)? }
+            }
+            _ => Showing::Callers { from: header(&config.credential_header)?, to: header(&config.forward_as)? },
+        };
+        let remember = Duration::from_secs(config.remember_seconds.into());
+        Ok(Self { outbound: Outbound::new(is_loopback(&url))?, url, showing, remember, remembered: Mutex::default() })
+    }
+
+    /// The caller's credential for the deployment among a request's headers.
+    pub fn credential(&self, headers: &HeaderMap) -> Option<Secret> {
+        let Showing::Callers { from, .. } = &self.showing else { return None };
+        headers.get(from)?.to_str().ok().filter(|v| !v.is_empty() && v.len() <= MAX_CREDENTIAL_BYTES).map(Secret::new)
+    }
+
+    /// Whether a caller may see a thread. No answer is a no that may be tried again.
+    pub async fn check(&self, caller: &Caller, thread: &str, now: Timestamp) -> Result<(), ApiError> {
+        let question = self.question(caller, thread);
+        if self.is_remembered(&question, now) {
+            return Ok(());
+        }
+        let url = self.thread_url(thread).ok_or_else(|| no_such_thread(thread))?;
+        let answered = self.outbound.get_start(&url, self.headers(caller)?, MAX_READ_BYTES).await;
+        match answered {
+            Ok((StatusCode::OK, body)) if is_thread(&body, thread) => {
+                self.remember(question, now);
+                Ok(())
+            }
+            Ok((StatusCode::OK, _)) => {
+                tracing::error!(url = %self.url, "the thread authority answers with something else than threads; is its URL right?");
+                Err(unavailable())
+            }
+            Ok((StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _)) => {
+                Err(ApiError::new(ErrorCode::Forbidden, format!("the thread authority doesn't let you see thread `{thread}`")))
+            }
+            // A thread id that can't be one there is one that isn't.
+            Ok((StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY, _)) => Err(no_such_thread(thread)),
+            Ok((status, _)) => {
+                tracing::warn!(status = status.as_u16(), "the thread authority gave no answer to go by");
+                Err(unavailable())
+            }
+            Err(why) => {
+                tracing::warn!(%why, "the thread authority did not answer");
+                Err(unavailable())
+            }
+        }
+    }
+
+    fn headers(&self, caller: &Caller) -> Result<HeaderMap, ApiError> {
+        let mut headers = HeaderMap::new();
+        let refused = |why: String| ApiError::new(ErrorCode::Forbidden, why);
+        match &self.showing {
+            Showing::Callers { from, to } => {
+                let missing =
+                    || refused(format!("threads are seen with the thread authority's leave: send your credential for it as `{from}`"));
+                let credential = caller.thread_credential.as_ref().ok_or_else(missing)?;
+                headers.insert(to, sensitive(credential.expose()).ok_or_else(missing)?);
+            }
+            Showing::Service { key, user } => {
+                let unsayable = || refused("your name can't be said in a header, so the thread authority can't be asked".to_owned());
+                headers.insert(HeaderName::from_static("x-api-key"), sensitive(key.expose()).ok_or_else(unsayable)?);
+                let name = HeaderValue::from_str(&caller.principal.name).map_err(|_| unsayable())?;
+                headers.insert(user, name);
+            }
+        }
+        Ok(headers)
+    }
+
+    /// Beneath the configured URL and nowhere else.
+    fn thread_url(&self, thread: &str) -> Option<Url> {
+        // These would be steps in the path, which a URL takes by itself.
+        if !is_foreign_id(thread) || matches!(thread, "." | "..") {
+            return None;
+        }
+        let mut url = self.url.clone();
+        url.path_segments_mut().ok()?.pop_if_empty().push("threads").push(thread);
+        Some(url)
+    }
+
+    /// Everything the answer may depend on.
+    fn question(&self, caller: &Caller, thread: &str) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        let credential = caller.thread_credential.as_ref().map_or("", |c| c.expose());
+        for part in [&caller.principal.workspace, &caller.principal.name, caller.key.as_str(), credential, thread] {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part.as_bytes());
+        }
+        hash.finalize().into()
+    }
+
+    fn is_remembered(&self, question: &[u8; 32], now: Timestamp) -> bool {
+        self.remembered.lock().unwrap_or_else(PoisonError::into_inner).get(question).is_some_and(|until| *until > now)
+    }
+
+    fn remember(&self, question: [u8; 32], now: Timestamp) {
+        let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
+        if remembered.len() >= MAX_REMEMBERED {
+            remembered.retain(|_, until| *until > now);
+        }
+        if remembered.len() >= MAX_REMEMBERED {
+            remembered.clear();
+        }
+        remembered.insert(question, now.plus(self.remember));
+    }
+}
+
+fn sensitive(text: &str) -> Option<HeaderValue> {
+    let mut value = HeaderValue::from_str(text).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+/// Whether an answer speaks of this thread: a page that greets everybody with 200 must not count as leave.
+fn is_thread(body: &[u8], thread: &str) -> bool {
+    let text = String::from_utf8_lossy(body);
+    let Ok(id) = serde_json::to_string(thread) else { return false };
+    let after = |key: usize| text[key + "\"thread_id\"".len()..].trim_start().strip_prefix(':').map(str::trim_start);
+    text.trim_start().starts_with('{')
+        && text.match_indices("\"thread_id\"").any(|(at, _)| after(at).is_some_and(|rest| rest.starts_with(&id)))
+}
+
+fn no_such_thread(thread: &str) -> ApiError {
+    ApiError::new(ErrorCode::SessionNotFound, format!("the thread authority knows no thread `{thread}`"))
+}
+
+fn unavailable() -> ApiError {
+    ApiError::new(ErrorCode::ProviderUnavailable, "the thread authority could not be asked; try again")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_is_asked_for_beneath_the_url_and_nowhere_else() {
+        let of = |url: &str, thread: &str| {
+            let config: ThreadAuthorityConfig = toml::from_str(&format!("url = {url:?}")).unwrap();
+            ThreadAuthority::new(&config).unwrap().thread_url(thread).map(|u| u.to_string())
+        };
+        assert_eq!(of("http://127.0.0.1:1", "t-1").unwrap(), "http://127.0.0.1:1/threads/t-1");
+        assert_eq!(of("http://127.0.0.1:1/base/", "a/../b?c#d%2f").unwrap(), "http://127.0.0.1:1/base/threads/a%2F..%2Fb%3Fc%23d%252f");
+        for step in [".", ".."] {
+            assert_eq!(of("http://127.0.0.1:1", step), None);
+        }
+    }
+
+    #[test]
+    fn only_an_answer_about_the_thread_is_leave() {
+        assert!(is_thread(br#"{"created_at":"x", "thread_id" : "t1", "values":{"a"#, "t1"));
+        assert!(!is_thread(br#"{"thread_id":"t12"}"#, "t1"));
+        assert!(!is_thread(br#"<html>"thread_id":"t1"</html>"#, "t1"));
+        assert!(!is_thread(b"{}", "t1"));
+    }
+}

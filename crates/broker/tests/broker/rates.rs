@@ -1,0 +1,94 @@
+//! How often one may ask: principals apart from each other, keeping apart from asking, and addresses that show bad credentials.
+
+use cobox_broker::RateLimits;
+use cobox_protocol::Secret;
+use http::Method;
+use serde_json::json;
+
+use crate::harness::{Client, World, session_path};
+
+/// No more than a few requests, and then one a second.
+fn tight() -> World {
+    let mut world = World::new();
+    world.config.rate_limits = RateLimits {
+        requests_per_second: 1,
+        request_burst: 3,
+        upkeep_per_second: 1,
+        upkeep_burst: 2,
+        failures_per_minute: 6,
+        failure_burst: 3,
+    };
+    world
+}
+
+#[tokio::test]
+async fn who_asks_too_often_is_told_when_to_come_again_and_others_are_not() {
+    let world = tight();
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    for _ in 0..3 {
+        ann.get("/v1/sandboxes").await.ok(200);
+    }
+    let refused = ann.get("/v1/sandboxes").await;
+    assert_eq!(refused.headers["retry-after"], "1");
+    assert!(refused.json()["error"]["message"].as_str().unwrap().contains("ann asks too often"));
+    assert_eq!(refused.error(429), "RATE_LIMITED");
+    bob.get("/v1/sandboxes").await.ok(200);
+    world.clock.advance(1);
+    ann.get("/v1/sandboxes").await.ok(200);
+    assert_eq!(ann.get("/v1/sandboxes").await.error(429), "RATE_LIMITED");
+    world.clock.advance(3600);
+    for _ in 0..3 {
+        ann.get("/v1/sandboxes").await.ok(200);
+    }
+    assert_eq!(ann.get("/v1/sandboxes").await.error(429), "RATE_LIMITED", "a long pause gives no more than the burst");
+}
+
+#[tokio::test]
+async fn who_asks_too_often_can_still_keep_and_end_what_it_has() {
+    let world = tight();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let session = session_path(&ann.ensure("t").await);
+    while ann.get("/v1/sandboxes").await.status != 429 {}
+    ann.post(&format!("{session}/heartbeat"), json!({})).await.ok(200);
+    ann.delete(&session).await.ok(204);
+    assert_eq!(ann.post(&format!("{session}/heartbeat"), json!({})).await.error(429), "RATE_LIMITED", "that has a limit too");
+}
+
+#[tokio::test]
+async fn an_address_that_guesses_keys_is_held_up_but_not_those_who_were_let_in_from_there() {
+    let world = tight();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let guessing = Client { key: Some(Secret::new(format!("cbx_{}_{}", "0".repeat(26), "x".repeat(43)))), ..ann.clone() };
+    assert_eq!(guessing.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED");
+    ann.get("/v1/sandboxes").await.ok(200);
+    for _ in 0..2 {
+        assert_eq!(guessing.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED");
+    }
+    let refused = guessing.get("/v1/sandboxes").await;
+    assert_eq!(refused.headers["retry-after"], "10");
+    assert_eq!(refused.error(429), "RATE_LIMITED");
+    let nobody = Client { key: None, ..ann.clone() };
+    assert_eq!(nobody.get("/dp/sb_00000000000000000000000000/v1/files/a").await.error(429), "RATE_LIMITED", "the gateway is behind it too");
+    ann.get("/v1/sandboxes").await.ok(200);
+    world.clock.advance(10);
+    assert_eq!(guessing.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED");
+    assert_eq!(guessing.get("/v1/sandboxes").await.error(429), "RATE_LIMITED");
+}
+
+#[tokio::test]
+async fn what_is_zero_is_not_limited() {
+    let mut world = tight();
+    let off = RateLimits { requests_per_second: 0, upkeep_per_second: 0, failures_per_minute: 0, ..world.config.rate_limits.clone() };
+    world.config.rate_limits = off;
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let nobody = Client { key: None, ..ann.clone() };
+    for _ in 0..20 {
+        ann.get("/v1/sandboxes").await.ok(200);
+        assert_eq!(ann.call(Method::DELETE, "/threads/none", None, &[]).await.status, 204);
+        assert_eq!(nobody.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED");
+    }
+}

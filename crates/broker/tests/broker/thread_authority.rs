@@ -1,0 +1,275 @@
+//! A LangGraph deployment as the authority over threads. A small server stands for it, answering `GET /threads/{id}` as
+//! `langgraph-api` was seen to; with `COBOX_TEST_LANGGRAPH` the real one is asked.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU16, AtomicUsize, Ordering},
+    },
+};
+
+use axum::{
+    Json, Router,
+    extract::{Path, State},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use http::{HeaderMap, Method, StatusCode};
+use serde_json::json;
+
+use crate::harness::{Answer, Client, World, sandbox_id, session_path};
+
+const SESSIONS: &str = "/v1/sandbox/sessions";
+
+/// Who may see which thread, by what they show.
+#[derive(Default)]
+struct Deployment {
+    seen_by: Mutex<HashMap<String, String>>,
+    asked: AtomicUsize,
+    /// In place of every answer, where it isn't 0.
+    failing: AtomicU16,
+    headers: Mutex<HeaderMap>,
+}
+
+async fn thread(State(d): State<Arc<Deployment>>, Path(thread): Path<String>, headers: HeaderMap) -> Response {
+    d.asked.fetch_add(1, Ordering::SeqCst);
+    *d.headers.lock().unwrap() = headers.clone();
+    if let Ok(status) = StatusCode::from_u16(d.failing.load(Ordering::SeqCst)) {
+        return (status, Json(json!({ "thread_id": thread }))).into_response();
+    }
+    let user = ["authorization", "x-user"].iter().find_map(|h| headers.get(*h)).and_then(|v| v.to_str().ok());
+    let Some(user) = user else { return (StatusCode::UNAUTHORIZED, Json(json!({ "detail": "no" }))).into_response() };
+    // Theirs says 404 of a thread that is another user's.
+    match d.seen_by.lock().unwrap().get(&thread) {
+        Some(owner) if owner == user => Json(json!({ "thread_id": thread, "status": "idle", "values": {} })).into_response(),
+        Some(_) if user == "Bearer outsider" => StatusCode::FORBIDDEN.into_response(),
+        _ => (StatusCode::NOT_FOUND, Json(json!({ "detail": "Thread not found" }))).into_response(),
+    }
+}
+
+async fn start() -> (Arc<Deployment>, String) {
+    let deployment = Arc::new(Deployment::default());
+    let router = Router::new().route("/threads/{thread}", get(thread)).fallback(|| async { "welcome" }).with_state(deployment.clone());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    (deployment, url)
+}
+
+fn ruled(url: &str, more: &str) -> World {
+    let mut world = World::new();
+    world.config.thread_authority = Some(toml::from_str(&format!("url = {url:?}\n{more}")).unwrap());
+    world
+}
+
+async fn ask(who: &Client, thread: &str, mode: &str, credential: Option<&str>) -> Answer {
+    let headers: Vec<(&str, &str)> = credential.map(|c| ("x-thread-authorization", c)).into_iter().collect();
+    who.call(Method::POST, SESSIONS, Some(json!({ "thread_id": thread, "mode": mode })), &headers).await
+}
+
+#[tokio::test]
+async fn a_sandbox_is_bound_to_a_thread_only_for_who_may_see_it() {
+    let (deployment, url) = start().await;
+    deployment.seen_by.lock().unwrap().insert("t".into(), "Bearer ann".into());
+    let world = ruled(&url, "");
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+
+    assert_eq!(ask(&bob, "t", "ensure", Some("Bearer bob")).await.error(404), "SESSION_NOT_FOUND", "as theirs answers for another's");
+    assert_eq!(ask(&bob, "t", "ensure", Some("Bearer outsider")).await.error(403), "FORBIDDEN");
+    let silent = ask(&bob, "t", "ensure", None).await;
+    assert!(silent.json()["error"]["message"].as_str().unwrap().contains("x-thread-authorization"));
+    assert_eq!(silent.error(403), "FORBIDDEN");
+    assert_eq!(ask(&ann, "other", "ensure", Some("Bearer ann")).await.error(404), "SESSION_NOT_FOUND");
+    for step in ["..", "."] {
+        assert_eq!(ask(&ann, step, "ensure", Some("Bearer ann")).await.error(404), "SESSION_NOT_FOUND");
+    }
+    assert_eq!(world.provider.starts.load(Ordering::SeqCst), 0, "nothing was made for a no");
+
+    let made = ask(&ann, "t", "ensure", Some("Bearer ann")).await.ok(200);
+    let asked = deployment.headers.lock().unwrap().clone();
+    assert_eq!(asked["authorization"], "Bearer ann");
+    assert!(!format!("{asked:?}").contains("cbx_"), "the broker's key is not passed on");
+    for mode in ["get", "ensure", "create_only"] {
+        assert_eq!(ask(&bob, "t", mode, Some("Bearer bob")).await.error(404), "SESSION_NOT_FOUND", "nor is one that exists joined: {mode}");
+    }
+    // Every other way to a token of that thread.
+    let path = session_path(&made);
+    assert_eq!(bob.get(&path).await.error(403), "FORBIDDEN");
+    assert_eq!(bob.post(&format!("{path}/refresh"), json!({})).await.error(403), "FORBIDDEN");
+    let hint = json!({ "scope": { "type": "assistant", "id": "b" }, "mode": "ensure", "sandbox_hint": sandbox_id(&made) });
+    assert_eq!(bob.post(SESSIONS, hint).await.error(403), "FORBIDDEN", "nor through the sandbox itself");
+    let delegate = json!({ "capabilities": ["exec"] });
+    assert_eq!(bob.post(&format!("{path}/delegate"), delegate).await.error(403), "FORBIDDEN");
+    assert_eq!(bob.get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.error(403), "FORBIDDEN");
+    assert_eq!(bob.get("/threads/t/sandbox").await.error(403), "FORBIDDEN");
+    assert_eq!(bob.get(&format!("{path}/events")).await.error(403), "FORBIDDEN");
+    assert_eq!(bob.get("/capabilities?thread_id=t").await.error(403), "FORBIDDEN");
+    let with = [("x-thread-authorization", "Bearer ann")];
+    ann.call(Method::POST, &format!("{path}/refresh"), None, &with).await.ok(200);
+    ann.with(&made["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.ok(200);
+    // What is no thread is not theirs to decide about.
+    let body = json!({ "scope": { "type": "assistant", "id": "a" }, "mode": "ensure" });
+    bob.post(SESSIONS, body).await.ok(200);
+    assert_eq!(ann.delete(&path).await.status, 204, "its owner may always let go of it");
+}
+
+#[tokio::test]
+async fn no_answer_is_no_leave() {
+    let (deployment, url) = start().await;
+    deployment.seen_by.lock().unwrap().insert("t".into(), "Bearer ann".into());
+    let world = ruled(&url, "");
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    for status in [500, 502, 429, 302, 204] {
+        deployment.failing.store(status, Ordering::SeqCst);
+        let answer = ask(&ann, "t", "ensure", Some("Bearer ann")).await;
+        assert_eq!(answer.json()["error"]["retryable"], true);
+        assert_eq!(answer.error(503), "PROVIDER_UNAVAILABLE", "{status}");
+    }
+    deployment.failing.store(422, Ordering::SeqCst);
+    assert_eq!(ask(&ann, "t", "ensure", Some("Bearer ann")).await.error(404), "SESSION_NOT_FOUND", "what can't be a thread there");
+    assert_eq!(world.provider.starts.load(Ordering::SeqCst), 0);
+    for nobody in ["http://127.0.0.1:1".to_owned(), format!("{url}/wrong/base")] {
+        let world = ruled(&nobody, "");
+        let broker = world.start().await;
+        let ann = broker.human("ann").await;
+        assert_eq!(ask(&ann, "t", "ensure", Some("Bearer ann")).await.error(503), "PROVIDER_UNAVAILABLE", "{nobody}");
+    }
+}
+
+#[tokio::test]
+async fn a_yes_is_remembered_for_moments_and_a_no_never() {
+    let (deployment, url) = start().await;
+    let world = ruled(&url, "remember_seconds = 20\n");
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    let asked = || deployment.asked.load(Ordering::SeqCst);
+    assert_eq!(ask(&ann, "t", "ensure", Some("Bearer ann")).await.status, 404);
+    deployment.seen_by.lock().unwrap().insert("t".into(), "Bearer ann".into());
+    ask(&ann, "t", "ensure", Some("Bearer ann")).await.ok(200);
+    assert_eq!(asked(), 2, "a no was not remembered");
+    for _ in 0..5 {
+        ask(&ann, "t", "ensure", Some("Bearer ann")).await.ok(200);
+    }
+    assert_eq!(asked(), 2);
+    ask(&bob, "t", "get", Some("Bearer ann")).await.ok(200);
+    assert_eq!(asked(), 3, "each caller is asked about");
+    assert_eq!(ask(&ann, "t", "get", Some("Bearer mallory")).await.status, 404, "and each credential");
+    deployment.seen_by.lock().unwrap().clear();
+    world.clock.advance(20);
+    assert_eq!(ask(&ann, "t", "ensure", Some("Bearer ann")).await.status, 404, "leave that was withdrawn");
+}
+
+#[tokio::test]
+async fn the_broker_may_ask_with_a_key_of_its_own() {
+    let (deployment, url) = start().await;
+    deployment.seen_by.lock().unwrap().insert("t".into(), "ann".into());
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("key");
+    std::fs::write(&file, "lsv2_service\n").unwrap();
+    let world = ruled(&url, &format!("service_key_file = {file:?}\nuser_header = \"x-user\"\n"));
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    let made = ask(&ann, "t", "ensure", Some("Bearer ignored")).await.ok(200);
+    let asked = deployment.headers.lock().unwrap().clone();
+    assert_eq!((&asked["x-api-key"], &asked["x-user"]), (&"lsv2_service".parse().unwrap(), &"ann".parse().unwrap()));
+    assert!(!asked.contains_key("authorization"));
+    ann.get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.ok(200);
+    assert_eq!(bob.get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.error(404), "SESSION_NOT_FOUND");
+}
+
+/// A `langgraph dev` whose users say who they are with `Bearer <name>` and see their own threads; ends with the test.
+struct LangGraph {
+    program: std::process::Child,
+    url: String,
+    _dir: tempfile::TempDir,
+}
+
+const AUTH: &str = r#"
+from langgraph_sdk import Auth
+auth = Auth()
+
+@auth.authenticate
+async def authenticate(authorization: str | None) -> str:
+    if not authorization or not authorization.startswith("Bearer "):
+        raise Auth.exceptions.HTTPException(status_code=401, detail="who are you?")
+    return authorization.removeprefix("Bearer ")
+
+@auth.on.threads
+async def own_threads(ctx, value):
+    if isinstance(value, dict):
+        value.setdefault("metadata", {})["owner"] = ctx.user.identity
+    return {"owner": ctx.user.identity}
+"#;
+const GRAPH: &str = r#"
+from typing import TypedDict
+from langgraph.graph import START, StateGraph
+class State(TypedDict):
+    x: str
+builder = StateGraph(State)
+builder.add_node("n", lambda s: s)
+builder.add_edge(START, "n")
+graph = builder.compile()
+"#;
+
+impl LangGraph {
+    async fn start(program: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = json!({
+            "dependencies": ["."], "graphs": { "g": "./graph.py:graph" },
+            "auth": { "path": "./auth.py:auth", "disable_studio_auth": true },
+        });
+        for (name, text) in [("auth.py", AUTH), ("graph.py", GRAPH), ("langgraph.json", &settings.to_string())] {
+            std::fs::write(dir.path().join(name), text).unwrap();
+        }
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let program = std::process::Command::new(program)
+            .args(["dev", "--host", "127.0.0.1", "--port", &port.to_string(), "--no-browser", "--no-reload"])
+            .current_dir(dir.path())
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let deployment = Self { program, url: format!("http://127.0.0.1:{port}"), _dir: dir };
+        let addr = format!("127.0.0.1:{port}");
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(120);
+        while tokio::net::TcpStream::connect(&addr).await.is_err() {
+            assert!(std::time::Instant::now() < deadline, "langgraph did not start");
+            tokio::task::yield_now().await;
+        }
+        deployment
+    }
+
+    async fn make_thread(&self, user: &str) -> String {
+        let addr = self.url.strip_prefix("http://").unwrap().parse().unwrap();
+        let client = Client { addr, key: None };
+        let made =
+            client.call(Method::POST, "/threads", Some(json!({})), &[("authorization", user), ("content-type", "application/json")]).await;
+        made.ok(200)["thread_id"].as_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for LangGraph {
+    fn drop(&mut self) {
+        let _ = self.program.kill();
+        let _ = self.program.wait();
+    }
+}
+
+/// With the `langgraph` program that `COBOX_TEST_LANGGRAPH` names, of `langgraph-cli[inmem]`.
+#[tokio::test]
+async fn a_real_deployment_is_asked() {
+    let Ok(program) = std::env::var("COBOX_TEST_LANGGRAPH") else { return };
+    let deployment = LangGraph::start(&program).await;
+    let thread = &deployment.make_thread("Bearer ann").await;
+    let world = ruled(&deployment.url, "");
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    ask(&ann, thread, "ensure", Some("Bearer ann")).await.ok(200);
+    assert_eq!(ask(&bob, thread, "ensure", Some("Bearer bob")).await.error(404), "SESSION_NOT_FOUND");
+    assert_eq!(ask(&bob, thread, "ensure", Some("nonsense")).await.error(403), "FORBIDDEN");
+    assert_eq!(ask(&ann, "not-a-uuid", "ensure", Some("Bearer ann")).await.error(404), "SESSION_NOT_FOUND");
+    assert_eq!(ask(&ann, "00000000-0000-4000-8000-000000000000", "ensure", Some("Bearer ann")).await.error(404), "SESSION_NOT_FOUND");
+}

@@ -1,0 +1,56 @@
+//! How a broker is reached from other machines: with a certificate, or openly where somebody else takes care of that.
+
+use std::path::PathBuf;
+
+use cobox_broker::{Config, TlsFiles};
+
+use crate::failure::Failure;
+
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "TLS")]
+pub struct ExposureArgs {
+    /// Serve HTTPS with this certificate: PEM, the server's own first, its issuers after it. Read again when it changes and at SIGHUP
+    #[arg(long, value_name = "FILE", env = "COBOX_TLS_CERT")]
+    tls_cert: Option<PathBuf>,
+    /// Its private key: PEM, not encrypted
+    #[arg(long, value_name = "FILE", env = "COBOX_TLS_KEY")]
+    tls_key: Option<PathBuf>,
+    /// Listen beyond this machine without TLS: for a proxy in front that has it
+    #[arg(long)]
+    insecure_listen: bool,
+}
+
+impl ExposureArgs {
+    /// What is named here takes the place of what the file says.
+    pub fn apply(self, config: &mut Config) -> Result<(), Failure> {
+        config.insecure_listen |= self.insecure_listen;
+        config.tls = match (self.tls_cert, self.tls_key, config.tls.take()) {
+            (None, None, said) => said,
+            (Some(cert), Some(key), _) => Some(TlsFiles { cert, key }),
+            (Some(cert), None, Some(said)) => Some(TlsFiles { cert, ..said }),
+            (None, Some(key), Some(said)) => Some(TlsFiles { key, ..said }),
+            (Some(_), None, None) => return Err(Failure::new("a certificate needs its private key").advise("name it with --tls-key")),
+            (None, Some(_), None) => return Err(Failure::new("a private key needs its certificate").advise("name it with --tls-cert")),
+        };
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_goes_with_a_key_and_flags_take_the_place_of_the_file() {
+        let args = |cert: Option<&str>, key: Option<&str>| ExposureArgs {
+            tls_cert: cert.map(PathBuf::from),
+            tls_key: key.map(PathBuf::from),
+            insecure_listen: false,
+        };
+        let mut config = Config::default();
+        assert!(args(Some("c"), None).apply(&mut config).is_err());
+        args(Some("c"), Some("k")).apply(&mut config).unwrap();
+        args(Some("c2"), None).apply(&mut config).unwrap();
+        assert_eq!(config.tls, Some(TlsFiles { cert: "c2".into(), key: "k".into() }));
+    }
+}

@@ -1,0 +1,40 @@
+//! A policy under a broker as it is run in production: read again when it is told to, and never broken by what it reads.
+
+use cobox_protocol::session::Mode;
+use cobox_testkit::{BrokerOptions, TestBroker, TestDatabase, eventually, negotiate};
+use rustix::process::{Pid, Signal, kill_process};
+
+#[tokio::test]
+async fn a_hangup_makes_a_broker_read_its_policy_again() {
+    let database = TestDatabase::new().await;
+    let options = BrokerOptions { database: Some(database.secret_url()), ..BrokerOptions::default() };
+    let broker = TestBroker::start_with(options).await;
+    let file = broker.data_dir().join("policy.toml");
+    let hang_up = || kill_process(Pid::from_raw(broker.pid() as i32).unwrap(), Signal::HUP).unwrap();
+    let logged = async |words: &str, times: usize| {
+        eventually(words, || {
+            let is_there = broker.log().matches(words).count() >= times;
+            async move { is_there.then_some(()) }
+        })
+        .await;
+    };
+    let granted = async || {
+        let made = broker.client().negotiate(&negotiate("t", Mode::Ensure)).await.unwrap();
+        made.credentials.granted_capabilities.words().join(" ")
+    };
+    assert_eq!(granted().await, "fs_read fs_write exec shell");
+    // Under another name first: it must never be seen half-written.
+    let write = |text: &str| {
+        std::fs::write(file.with_extension("new"), text).unwrap();
+        std::fs::rename(file.with_extension("new"), &file).unwrap();
+    };
+    write("[operator]\ncapabilities = [\"fs_read\"]\n");
+    logged("the policy was read", 1).await;
+    assert_eq!(granted().await, "fs_read");
+    hang_up();
+    logged("the policy was read", 2).await;
+    write("[operator]\ncapabilites = []\n");
+    hang_up();
+    logged("did you mean `capabilities`?", 1).await;
+    assert_eq!(granted().await, "fs_read", "the old one goes on counting");
+}
