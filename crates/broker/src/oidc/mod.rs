@@ -70,7 +70,7 @@ impl Oidc {
     /// Whether a token says it is of this issuer: then it is for us to check, and nobody else's.
     pub fn is_of_issuer(&self, token: &Secret) -> bool {
         let payload = token.expose().split('.').nth(1).filter(|p| p.len() <= MAX_TOKEN_BYTES);
-        let claims = payload.and_then(|p| decode::<Map<String, Value>>(p));
+        let claims = payload.and_then(decode::<Map<String, Value>>);
         claims.is_some_and(|c| c.get("iss").and_then(Value::as_str) == Some(&self.config.issuer))
     }
 
