@@ -13,6 +13,7 @@ mod isolation;
 mod leaks;
 mod lifecycle;
 mod load;
+mod operations;
 mod own_host;
 mod paths;
 mod policy;

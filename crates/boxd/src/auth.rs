@@ -174,7 +174,7 @@ impl Authority {
             return Err(ApiError::new(ErrorCode::Unauthenticated, message));
         }
         if token.starts_with(OPAQUE_TOKEN_PREFIX) {
-            let message = "an opaque token is read by the gateway alone: send it there in the Authorization header, not in a frame";
+            let message = "an opaque token is read by the gateway alone; use the sandbox through it";
             return Err(ApiError::new(ErrorCode::Unauthenticated, message));
         }
         let view = self.view();

@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::any,
 };
-use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, langsmith, route};
+use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, langsmith, route, secret::redact};
 use cobox_provider::{Adapter, BoxedStream};
 use http::{HeaderValue, Method, Request, StatusCode, Uri, header, uri::PathAndQuery};
 
@@ -316,6 +316,8 @@ fn cut(s: &str, max: usize) -> String {
 /// In the dialect of the route that was asked for.
 fn refusal(error: &ApiError, operation: Option<&'static str>, request_id: &RequestId) -> Response {
     let status = StatusCode::from_u16(error.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    // Somebody may have put a credential where an id belongs.
+    let error = &ApiError { message: redact(&error.message).into_owned(), ..error.clone() };
     let mut response = match operation {
         Some(operation) => (status, axum::Json(langsmith::error_body(error, operation, request_id))).into_response(),
         None => (status, axum::Json(error.envelope(request_id))).into_response(),

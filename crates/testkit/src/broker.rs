@@ -26,6 +26,8 @@ pub struct BrokerOptions {
     pub config: String,
     /// Run it as this user instead of the one that runs the tests.
     pub uid: Option<u32>,
+    /// As `cobox serve` runs it, with log lines of JSON.
+    pub is_serving: bool,
     /// A database that it shares with others, as `cobox serve` does; they have their master key alike.
     pub database: Option<Secret>,
     /// Log everything there is.
@@ -83,11 +85,15 @@ impl TestBroker {
         let log = fs::File::options().create(true).append(true).open(self.home.path().join("broker.log")).expect("a log");
         let mut command = self.cobox();
         match &self.options.database {
-            None => command.arg("up"),
-            Some(url) => {
-                command.env("COBOX_DATABASE_URL", url.expose()).args(["serve", "--config"]).arg(self.data_dir().join("config.toml"))
+            None if !self.options.is_serving => command.arg("up"),
+            url => {
+                command.env("COBOX_DATABASE_URL", url.as_ref().map_or("", Secret::expose));
+                command.args(["serve", "--config"]).arg(self.data_dir().join("config.toml"))
             }
         };
+        if self.options.is_serving {
+            command.args(["--log-format", "json"]);
+        }
         if self.options.is_verbose {
             command.env("COBOX_LOG", "trace");
         }

@@ -1,8 +1,9 @@
-//! The real thing on port 0, for tests: a broker process, keys for it, a PostgreSQL, people at terminals, a network that cuts, and a look at what
+//! The real thing on port 0, for tests: a broker process, keys for it, a PostgreSQL, people at terminals, certificates, a network that cuts, and a look at what
 //! is left on the machine.
 
 #![forbid(unsafe_code)]
 
+mod authority;
 mod broker;
 mod cuts;
 mod dice;
@@ -10,6 +11,7 @@ mod leftovers;
 mod postgres;
 mod terminal;
 
+pub use authority::{TestAuthority, TestCertificate};
 pub use broker::{BrokerOptions, TestBroker};
 pub use cuts::{Cuts, CuttingProxy};
 pub use dice::Dice;

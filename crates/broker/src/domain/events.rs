@@ -131,8 +131,7 @@ impl Events {
     async fn admit(&self, shown: &Shown, id: &SessionId) -> Result<(Bound, CapabilitySet), ApiError> {
         let d = &self.deployment;
         let found = d.store.session(id).await.map_err(internal)?;
-        let none = || ApiError::new(ErrorCode::Unauthenticated, "no credential: send an API key, or a token of the session");
-        let credential = shown.credential.as_ref().ok_or_else(none)?;
+        let credential = shown.credential.as_ref().ok_or_else(no_credential)?;
         let caller = match credential {
             Credential::ApiKey(key) => Some(self.keys.authenticate(key).await?),
             Credential::Token(token) => self.keys.sign_in(token).await?,
@@ -184,6 +183,10 @@ impl Events {
             },
         }
     }
+}
+
+pub fn no_credential() -> ApiError {
+    ApiError::new(ErrorCode::Unauthenticated, "no credential: send an API key, or a token of the session")
 }
 
 /// What a watcher gets next.

@@ -19,7 +19,7 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 
 use super::{Api, Routes, error::Failure, paging::Params, sessions::session_id};
-use crate::domain::events::{From, Shown, Told, Watch};
+use crate::domain::events::{From, Shown, Told, Watch, no_credential};
 
 const LAST_EVENT_ID: &str = "last-event-id";
 /// A word in place of an event's id.
@@ -52,6 +52,10 @@ async fn events(
     let from = begin(&headers, query.after.as_deref())?;
     let authority = api.deployment.thread_authority.as_ref();
     let shown = Shown { credential: Credential::from_headers(&headers)?, for_threads: authority.and_then(|a| a.credential(&headers)) };
+    if shown.credential.is_none() {
+        // Before anything is said of the id.
+        return Err(no_credential().into());
+    }
     let watch = api.events.open(shown, &session_id(&id)?, from).await?;
     let request_id = extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
     let (sender, receiver) = mpsc::channel(WAITING);

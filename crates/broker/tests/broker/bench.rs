@@ -11,6 +11,7 @@ use std::{
 };
 
 use axum::body::Bytes;
+use cobox_broker::RateLimits;
 use cobox_testkit::TestDatabase;
 use futures_util::future::join_all;
 use http::{Method, Request};
@@ -204,7 +205,9 @@ fn filling(is_sqlite: bool, node: &str, now: i64, from: usize, to: usize) -> Vec
     filling
 }
 
-async fn bench(name: &str, world: World, url: String) {
+async fn bench(name: &str, mut world: World, url: String) {
+    // One principal asks as fast as it can.
+    world.config.rate_limits = RateLimits { requests_per_second: 0, upkeep_per_second: 0, ..RateLimits::default() };
     let is_sqlite = url.starts_with("sqlite");
     let broker = world.start().await;
     let ann = broker.human("ann").await;

@@ -1,7 +1,7 @@
 //! TLS on the broker's own listener: real certificates by openssl, real clients: curl, openssl and our own.
 
 use std::{
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Output},
     sync::Arc,
     time::Duration,
@@ -13,6 +13,7 @@ use cobox_protocol::{
     key::PrincipalKind,
     session::{Mode, NegotiateRequest},
 };
+use cobox_testkit::{TestAuthority, TestCertificate};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -20,61 +21,21 @@ use tokio::{
 
 use crate::harness::{TestBroker, World, eventually};
 
-/// An authority and what it signed, in a directory.
-struct Authority {
-    dir: tempfile::TempDir,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let authority = Self { dir: tempfile::tempdir().unwrap() };
-        let (key, cert) = (authority.path("ca.key"), authority.path("ca.crt"));
-        let new =
-            ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=test"];
-        openssl(new.iter().copied().chain(["-keyout", text(&key), "-out", text(&cert)]));
-        authority
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    /// A certificate for this machine under `name`, and its key.
-    fn sign(&self, name: &str) -> TlsFiles {
-        let files = TlsFiles { cert: self.path(&format!("{name}.crt")), key: self.path(&format!("{name}.key")) };
-        let (request, about) = (self.path(&format!("{name}.csr")), self.path(&format!("{name}.ext")));
-        std::fs::write(&about, "subjectAltName=IP:127.0.0.1,DNS:localhost\n").unwrap();
-        let new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj"];
-        let subject = format!("/CN={name}");
-        openssl(new.iter().copied().chain([&*subject, "-keyout", text(&files.key), "-out", text(&request)]));
-        let sign = ["x509", "-req", "-days", "1", "-CAcreateserial", "-in"];
-        let (ca, ca_key) = (self.path("ca.crt"), self.path("ca.key"));
-        let rest = [text(&request), "-CA", text(&ca), "-CAkey", text(&ca_key), "-extfile", text(&about), "-out", text(&files.cert)];
-        openssl(sign.iter().copied().chain(rest));
-        files
-    }
-
-    fn pem(&self) -> Vec<u8> {
-        std::fs::read(self.path("ca.crt")).unwrap()
-    }
+fn files(signed: &TestCertificate) -> TlsFiles {
+    TlsFiles { cert: signed.cert.clone(), key: signed.key.clone() }
 }
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-fn openssl<'a>(args: impl IntoIterator<Item = &'a str>) {
-    let output = Command::new("openssl").args(args).output().expect("openssl is installed");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
-
 async fn run(mut command: Command) -> Output {
     tokio::task::spawn_blocking(move || command.output().expect("the program is installed")).await.unwrap()
 }
 
-async fn curl(authority: &Authority, args: &[&str]) -> Output {
+async fn curl(authority: &TestAuthority, args: &[&str]) -> Output {
     let mut command = Command::new("curl");
-    command.args(["-sS", "--noproxy", "*", "--max-time", "20", "--cacert", text(&authority.path("ca.crt"))]).args(args);
+    command.args(["-sS", "--noproxy", "*", "--max-time", "20", "--cacert", text(&authority.certificate())]).args(args);
     run(command).await
 }
 
@@ -87,9 +48,9 @@ async fn subject(broker: &TestBroker) -> String {
 
 #[tokio::test]
 async fn curl_and_our_own_client_speak_to_it_and_urls_say_https() {
-    let authority = Authority::new();
+    let authority = TestAuthority::new();
     let mut world = World::new();
-    world.config.tls = Some(authority.sign("broker"));
+    world.config.tls = Some(files(&authority.sign("broker")));
     let broker = world.start().await;
     let url = format!("https://{}", broker.addr);
 
@@ -133,19 +94,19 @@ async fn curl_and_our_own_client_speak_to_it_and_urls_say_https() {
 
 #[tokio::test]
 async fn a_renewed_certificate_is_shown_without_a_restart_and_a_broken_one_is_not() {
-    let authority = Authority::new();
-    let (files, other) = (authority.sign("first"), authority.sign("second"));
+    let authority = TestAuthority::new();
+    let (first, other) = (authority.sign("first"), authority.sign("second"));
     let mut world = World::new();
-    world.config.tls = Some(files.clone());
+    world.config.tls = Some(files(&first));
     let broker = world.start().await;
     let running = broker.broker.clone().unwrap();
     assert!(subject(&broker).await.ends_with("CN = first"));
 
-    std::fs::copy(&other.cert, &files.cert).unwrap();
+    std::fs::copy(&other.cert, &first.cert).unwrap();
     let mismatch = running.reload_tls().unwrap_err().to_string();
     assert!(mismatch.contains("don't belong together"), "{mismatch}");
     assert!(subject(&broker).await.ends_with("CN = first"), "half a renewal changes nothing");
-    std::fs::copy(&other.key, &files.key).unwrap();
+    std::fs::copy(&other.key, &first.key).unwrap();
     assert!(running.reload_tls().unwrap());
     assert!(!running.reload_tls().unwrap(), "nothing has changed since");
     eventually("the new one is shown", async || subject(&broker).await.ends_with("CN = second")).await;
@@ -153,9 +114,9 @@ async fn a_renewed_certificate_is_shown_without_a_restart_and_a_broken_one_is_no
 
 #[tokio::test]
 async fn one_who_never_shakes_hands_holds_up_nobody() {
-    let authority = Authority::new();
+    let authority = TestAuthority::new();
     let mut world = World::new();
-    world.config.tls = Some(authority.sign("broker"));
+    world.config.tls = Some(files(&authority.sign("broker")));
     let broker = world.start().await;
     let silent = TcpStream::connect(broker.addr).await.unwrap();
     let mut rude = TcpStream::connect(broker.addr).await.unwrap();
@@ -183,9 +144,9 @@ async fn beyond_this_machine_it_listens_with_tls_or_when_told_to() {
     world.config.gateway_listen = Some("0.0.0.0:0".parse().unwrap());
     assert!(matches!(start_error(&world, "127.0.0.1:0").await, StartError::Exposed(_)), "the dataplane's own listener too");
     for allowed in ["insecure", "tls"] {
-        let (mut world, authority) = (World::new(), Authority::new());
+        let (mut world, authority) = (World::new(), TestAuthority::new());
         world.config.insecure_listen = allowed == "insecure";
-        world.config.tls = (allowed == "tls").then(|| authority.sign("broker"));
+        world.config.tls = (allowed == "tls").then(|| files(&authority.sign("broker")));
         let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
         let config = world.whole_config().await;
         Broker::start_with_clock(config, world.provider.clone(), listener, Arc::new(SystemClock)).await.map(drop).unwrap();
@@ -194,7 +155,7 @@ async fn beyond_this_machine_it_listens_with_tls_or_when_told_to() {
 
 #[tokio::test]
 async fn files_that_can_not_be_used_are_named_with_what_is_wrong() {
-    let authority = Authority::new();
+    let authority = TestAuthority::new();
     let (good, other) = (authority.sign("good"), authority.sign("other"));
     let junk = authority.path("junk");
     std::fs::write(&junk, "no PEM").unwrap();

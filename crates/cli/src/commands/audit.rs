@@ -112,7 +112,16 @@ async fn verify(context: &Context, client: &Client, kept: &[String]) -> Outcome 
     let mut words = Vec::new();
     let mut faults: Vec<Fault> = Vec::new();
     for head in &heads {
-        let verifier = walk(client, head, &kept).await?;
+        let mut head = head.clone();
+        let mut verifier = walk(client, &head, &kept).await?;
+        if !verifier.faults.is_empty() {
+            // Unless its oldest records were removed, as they are in time, while it was gone through.
+            let again = client.audit_heads().await?.items.into_iter().find(|h| h.writer == head.writer);
+            if let Some(again) = again.filter(|h| h.kept_after > head.kept_after) {
+                verifier = walk(client, &again, &kept).await?;
+                head = again;
+            }
+        }
         for number in &verifier.too_old {
             words
                 .push(format!("note: head {number} of {} is older than what is kept, which begins after {}", head.writer, head.kept_after));

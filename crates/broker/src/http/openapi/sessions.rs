@@ -79,7 +79,7 @@ pub fn routes() -> Vec<Operation> {
                 Parameter::header("Last-Event-ID", "Go on after this event; `now` for new ones only."),
                 Parameter::query("after", "The same for clients that can't send the header, which counts for more."),
             ])
-            .gives_as(200, "The events, until the session or the credential ends.", "text/event-stream", Shape::Plain(json!({ "type": "string" })))
+            .gives_as(200, "The events, until the session or the credential ends.", "text/event-stream", Shape::Plain(json!({})))
             .events([(EVENT_NAME, written::<SandboxEvent>()), (ERROR_NAME, written::<Envelope>())])
             .fails(&[TokenExpired, TokenRevoked, Forbidden, CapabilityDenied, SessionNotFound, SessionExpired]),
     ];
