@@ -1,5 +1,5 @@
 //! A LangGraph deployment as the authority over threads. A small server stands for it, answering `GET /threads/{id}` as
-//! `langgraph-api` was seen to; with `COBOX_TEST_LANGGRAPH` the real one is asked.
+//! `langgraph-api` was seen to; `make soak` asks the real one.
 
 use std::{
     collections::HashMap,
@@ -258,10 +258,10 @@ impl Drop for LangGraph {
     }
 }
 
-/// With the `langgraph` program that `COBOX_TEST_LANGGRAPH` names, of `langgraph-cli[inmem]`.
 #[tokio::test]
-async fn a_real_deployment_is_asked() {
-    let Ok(program) = std::env::var("COBOX_TEST_LANGGRAPH") else { return };
+#[ignore = "takes a LangGraph deployment, which `make soak` installs"]
+async fn soak_a_real_deployment_is_asked() {
+    let program = std::env::var("COBOX_TEST_LANGGRAPH").expect("names the program of langgraph-cli[inmem]");
     let deployment = LangGraph::start(&program).await;
     let thread = &deployment.make_thread("Bearer ann").await;
     let world = ruled(&deployment.url, "");
