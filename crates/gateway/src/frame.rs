@@ -8,6 +8,7 @@ const FINAL: u8 = 0x80;
 const RESERVED: u8 = 0x70;
 const OPCODE: u8 = 0x0f;
 const CONTROL: u8 = 0x08;
+const CONTINUATION: u8 = 0x0;
 const TEXT: u8 = 0x1;
 const CLOSE: u8 = 0x8;
 const MASKED: u8 = 0x80;
@@ -62,9 +63,20 @@ impl Head {
     pub fn is_close(&self) -> bool {
         self.bytes[0] & OPCODE == CLOSE
     }
-    /// Text in one piece, and of no extension's making.
+    /// A text's first piece, often the only one, and of no extension's making.
+    pub fn is_text(&self) -> bool {
+        self.bytes[0] & (RESERVED | OPCODE) == TEXT
+    }
+    /// Another piece of what began before.
+    pub fn is_continuation(&self) -> bool {
+        self.bytes[0] & (RESERVED | OPCODE) == CONTINUATION
+    }
+    pub fn is_last_piece(&self) -> bool {
+        self.bytes[0] & FINAL != 0
+    }
+    /// Text in one piece.
     pub fn is_whole_text(&self) -> bool {
-        self.bytes[0] & (FINAL | RESERVED | OPCODE) == FINAL | TEXT
+        self.is_text() && self.is_last_piece()
     }
 
     /// All of it: for frames whose length has been looked at.
@@ -89,8 +101,13 @@ impl Head {
 }
 
 /// A text frame as a client sends it. Masked, as it must be, by zeroes: no proxy stands between us and boxd that could be fooled.
-pub(crate) fn text_for_server(text: &str) -> Vec<u8> {
-    write(FINAL | TEXT, MASKED, &[0; 4], text.as_bytes())
+pub(crate) fn text_for_server(text: &[u8]) -> Vec<u8> {
+    write(FINAL | TEXT, MASKED, &[0; 4], text)
+}
+
+/// The first piece of one, to which others follow.
+pub(crate) fn begun_text_for_server(text: &[u8]) -> Vec<u8> {
+    write(TEXT, MASKED, &[0; 4], text)
 }
 
 pub(crate) fn text_for_client(text: &str) -> Vec<u8> {
@@ -127,7 +144,7 @@ mod tests {
     async fn what_is_written_is_read_at_every_length() {
         for length in [0, 1, 125, 126, 0xffff, 0x10000] {
             let text = "x".repeat(length);
-            let written = [text_for_server(&text), text_for_client(&text)].concat();
+            let written = [text_for_server(text.as_bytes()), text_for_client(&text)].concat();
             let mut from = &written[..];
             for is_masked in [true, false] {
                 let head = read_head(&mut from).await.unwrap().unwrap();
@@ -151,6 +168,12 @@ mod tests {
         assert!(read_head(&mut &bytes[..3]).await.is_err());
         assert!(read_head(&mut &[0x89, 126, 1, 0][..]).await.is_err(), "a control frame is short");
         let part = read_head(&mut &[0x01, 0][..]).await.unwrap().unwrap();
-        assert!(!part.is_whole_text());
+        assert!(part.is_text() && !part.is_whole_text() && !part.is_continuation());
+        let begun = begun_text_for_server(b"a");
+        let part = read_head(&mut &begun[..]).await.unwrap().unwrap();
+        assert!(part.is_text() && !part.is_last_piece());
+        let rest = read_head(&mut &[0x80, 0][..]).await.unwrap().unwrap();
+        assert!(rest.is_continuation() && rest.is_last_piece() && !rest.is_text());
+        assert!(!read_head(&mut &[0xc0, 0][..]).await.unwrap().unwrap().is_continuation(), "of an extension that nobody agreed on");
     }
 }

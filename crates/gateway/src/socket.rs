@@ -1,21 +1,22 @@
 //! A client's WebSocket on its way to boxd. Its `auth` frames are read here and their tokens checked as a header's would be: each use is
 //! recorded, a key is swapped, and what isn't good for this sandbox goes no further.
 //!
-//! Frames in several pieces pass as they are; no client of ours sends a token in pieces.
+//! They are read as boxd reads them: however the word is written, and in however many pieces. What is too long to be read here boxd takes
+//! for no `auth` frame either.
 
 use std::{io, sync::Arc, time::Duration};
 
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId, SandboxId, Secret,
-    frame::{ServerFrame, close},
+    frame::{ClientFrame, MAX_AUTH_FRAME_BYTES, ServerFrame, close},
 };
-use serde::Deserialize;
+use serde::de::IgnoredAny;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
 
 use crate::{
     Admission, Caller, Credential, Target,
     door::Gateway,
-    frame::{self, Head},
+    frame,
     slots::{Slot, Visitor},
 };
 
@@ -25,8 +26,6 @@ const AUTH_WITHIN: Duration = Duration::from_secs(5);
 const GOODBYE_WITHIN: Duration = Duration::from_secs(1);
 /// How long one direction may go on after the other has ended: enough to say goodbye.
 const LINGER: Duration = Duration::from_secs(5);
-/// Longest frame that is looked at: several times the longest token.
-const MAX_AUTH_FRAME_BYTES: u64 = 16 * 1024;
 /// In use records, where a method stands: a token shown on a connection that is already there.
 const AUTH_METHOD: &str = "AUTH";
 
@@ -59,13 +58,6 @@ impl From<io::Error> for Refusal {
     fn from(_: io::Error) -> Self {
         Refusal::Gone
     }
-}
-
-#[derive(Deserialize)]
-struct AuthFrame {
-    #[serde(rename = "type")]
-    kind: String,
-    token: Secret,
 }
 
 impl Socket {
@@ -129,15 +121,12 @@ impl Socket {
                 to.write_all(&head.and(&rest)).await?;
                 continue;
             }
-            if !head.is_whole_text() || head.payload_bytes() > MAX_AUTH_FRAME_BYTES {
+            if !head.is_whole_text() || head.payload_bytes() > MAX_AUTH_FRAME_BYTES as u64 {
                 return Err(first());
             }
             let payload = head.read_payload(from).await?;
-            let frame: AuthFrame = serde_json::from_slice(&head.unmasked(&payload)).map_err(|_| first())?;
-            if frame.kind != "auth" {
-                return Err(first());
-            }
-            let admission = self.admit(&frame.token).await?;
+            let token = read_token(&head.unmasked(&payload)).ok_or_else(first)?;
+            let admission = self.admit(&token).await?;
             let session = admission.caller.as_ref().and_then(|c| c.session.as_ref());
             // Among its own now, and no longer among the strangers.
             self.slot = self.gateway.slots.take(&self.sandbox, Visitor::Known(session), true)?;
@@ -152,17 +141,36 @@ impl Socket {
 
     /// From frame to frame, as they come.
     async fn pass_frames(&mut self, from: &mut BufReader<impl AsyncRead + Unpin>, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+        // A text of which more pieces are to come, kept until it is known whether it is a token's. Only its text, however many they are.
+        let mut begun: Option<Vec<u8>> = None;
         while let Some(head) = frame::read_head(from).await? {
-            if head.is_whole_text() && head.payload_bytes() <= MAX_AUTH_FRAME_BYTES {
+            let is_text = match &begun {
+                None => head.is_text(),
+                Some(_) if head.is_control() => false,
+                Some(_) if head.is_continuation() => true,
+                Some(_) => return Err(io::ErrorKind::InvalidData.into()),
+            };
+            let before = begun.take_if(|_| is_text);
+            let length = head.payload_bytes().saturating_add(before.as_ref().map_or(0, Vec::len) as u64);
+            if is_text && length <= MAX_AUTH_FRAME_BYTES as u64 {
                 let payload = head.read_payload(from).await?;
-                match shown_token(&head, &payload) {
-                    Some(token) => {
-                        let frame = self.renew(&token).await.unwrap_or_else(|| head.and(&payload));
-                        to.write_all(&frame).await?;
-                    }
-                    None => to.write_all(&head.and(&payload)).await?,
+                let is_whole = before.is_none();
+                let mut text = before.unwrap_or_default();
+                text.append(&mut head.unmasked(&payload));
+                if head.is_last_piece() {
+                    let fresh = match shown_token(&text) {
+                        Some(token) => self.renew(&token).await,
+                        None => None,
+                    };
+                    let frame = fresh.unwrap_or_else(|| if is_whole { head.and(&payload) } else { frame::text_for_server(&text) });
+                    to.write_all(&frame).await?;
+                } else {
+                    begun = Some(text);
                 }
             } else {
+                if let Some(before) = before {
+                    to.write_all(&frame::begun_text_for_server(&before)).await?;
+                }
                 to.write_all(head.bytes()).await?;
                 let copied = tokio::io::copy_buf(&mut AsyncReadExt::take(&mut *from, head.payload_bytes()), to).await?;
                 if copied < head.payload_bytes() {
@@ -214,20 +222,27 @@ impl Socket {
     }
 }
 
-fn shown_token(head: &Head, payload: &[u8]) -> Option<Secret> {
+fn shown_token(text: &[u8]) -> Option<Secret> {
     const WORD: &[u8] = b"\"auth\"";
-    let text = head.unmasked(payload);
-    // Most frames are keystrokes; only what has the word in it is read.
-    if !text.windows(WORD.len()).any(|w| w == WORD) {
-        return None;
+    // The one other way to write a letter in JSON.
+    const ESCAPE: &[u8] = b"\\u";
+    let has = |part: &[u8]| text.windows(part.len()).any(|w| w == part);
+    // Most frames are keystrokes; only what may have the word in it is read.
+    if has(WORD) || has(ESCAPE) { read_token(text) } else { None }
+}
+
+/// With boxd's own type, so that both see a token in the same texts.
+fn read_token(text: &[u8]) -> Option<Secret> {
+    match serde_json::from_slice(text) {
+        Ok(ClientFrame::<IgnoredAny>::Auth { token }) => Some(token),
+        _ => None,
     }
-    serde_json::from_slice::<AuthFrame>(&text).ok().filter(|f| f.kind == "auth").map(|f| f.token)
 }
 
 fn auth_frame(token: Option<&Secret>) -> Vec<u8> {
     // A string always serialises.
     let token = serde_json::to_string(token.map_or("", Secret::expose)).unwrap_or_default();
-    frame::text_for_server(&format!("{{\"type\":\"auth\",\"token\":{token}}}"))
+    frame::text_for_server(format!("{{\"type\":\"auth\",\"token\":{token}}}").as_bytes())
 }
 
 /// Says why, closes, and waits for the client to have heard it.
@@ -255,4 +270,27 @@ async fn pump(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin)
 async fn finish(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) {
     let _ = to.shutdown().await;
     let _ = tokio::io::copy(&mut from, &mut tokio::io::sink()).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_seen_in_whatever_boxd_takes_for_an_auth_frame() {
+        for text in [
+            r#"{"type":"auth","token":"t"}"#,
+            r#"{"token":"t","x":[1],"type":"auth"}"#,
+            r#"{"type":"\u0061uth","token":"t"}"#,
+            r#"{"\u0074ype":"aut\u0068","token":"\u0074"}"#,
+            r#" ["auth","t"]"#,
+        ] {
+            assert!(matches!(serde_json::from_str(text), Ok(ClientFrame::<IgnoredAny>::Auth { .. })), "{text}");
+            assert_eq!(shown_token(text.as_bytes()), Some(Secret::new("t")), "{text}");
+        }
+        for text in [r#"{"type":"stdin","data":"\u001b \"auth\""}"#, r#"{"type":"auth"}"#, r#"{"type":"auths","token":"t"}"#, "auth", "\\u"]
+        {
+            assert_eq!(shown_token(text.as_bytes()), None, "{text}");
+        }
+    }
 }

@@ -9,6 +9,8 @@ use crate::{CapabilitySet, Secret, ShellId, error::ErrorBody, key::PrincipalKind
 
 /// Largest frame either side sends.
 pub const MAX_FRAME_BYTES: usize = 1024 * 1024;
+/// Longest `auth` frame, in one piece or several: many times the longest token. The gateway looks at no longer ones, so boxd takes none.
+pub const MAX_AUTH_FRAME_BYTES: usize = 16 * 1024;
 /// Largest terminal: beyond it a screen costs more memory than any real one needs.
 pub const MAX_TERMINAL_SIDE: u16 = 1000;
 pub const DEFAULT_COLS: u16 = 80;

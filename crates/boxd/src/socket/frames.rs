@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket};
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId,
-    frame::{CLIENT_FRAME_TYPES, ClientFrame, MAX_FRAME_BYTES, ServerFrame, close},
+    frame::{CLIENT_FRAME_TYPES, ClientFrame, MAX_AUTH_FRAME_BYTES, MAX_FRAME_BYTES, ServerFrame, close},
     json::in_plain_words,
 };
 use futures_util::{
@@ -58,7 +58,13 @@ pub enum Received<S> {
 pub fn receive<S: DeserializeOwned>(message: Option<Result<Message, axum::Error>>) -> Result<Received<S>, End> {
     let unreadable = |why: String| End::from(ApiError::invalid(format!("a frame can't be read: {why}")));
     match message {
-        Some(Ok(Message::Text(text))) => serde_json::from_str(&text).map(Received::Frame).map_err(|e| unreadable(complaint(&text, &e))),
+        Some(Ok(Message::Text(text))) => match serde_json::from_str(&text).map_err(|e| unreadable(complaint(&text, &e)))? {
+            // One that the gateway has not seen: its token was neither checked nor recorded there.
+            ClientFrame::Auth { .. } if text.len() > MAX_AUTH_FRAME_BYTES => {
+                Err(ApiError::new(ErrorCode::TooLarge, format!("an `auth` frame is larger than {MAX_AUTH_FRAME_BYTES} bytes")).into())
+            }
+            frame => Ok(Received::Frame(frame)),
+        },
         Some(Ok(Message::Binary(_))) => Err(unreadable("frames from clients are JSON text".to_owned())),
         Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(Received::Nothing),
         Some(Ok(Message::Close(_))) | None => Err(End::normal()),
@@ -118,4 +124,25 @@ pub async fn goodbye(sink: &mut Sink, stream: &mut Stream, end: End, open: Optio
     };
     // A client that doesn't listen any more has nothing to be told.
     let _ = tokio::time::timeout(GOODBYE_WITHIN, farewell).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::de::IgnoredAny;
+
+    use super::*;
+
+    #[test]
+    fn an_auth_frame_longer_than_the_gateway_reads_is_refused_and_other_frames_may_be_longer() {
+        let received = |text: String| receive::<IgnoredAny>(Some(Ok(Message::text(text))));
+        let auth = |length: usize| {
+            let text = r#"{"type":"auth","token":"t"}"#;
+            format!("{}{text}", " ".repeat(length - text.len()))
+        };
+        assert!(matches!(received(auth(MAX_AUTH_FRAME_BYTES)), Ok(Received::Frame(ClientFrame::Auth { .. }))));
+        let end = received(auth(MAX_AUTH_FRAME_BYTES + 1)).err().unwrap();
+        assert_eq!((end.code, end.error.unwrap().code), (close::TOO_BIG, ErrorCode::TooLarge));
+        let long = format!(r#"{{"type":"stdin","data":"{}"}}"#, "x".repeat(MAX_AUTH_FRAME_BYTES));
+        assert!(matches!(received(long), Ok(Received::Frame(ClientFrame::Stdin { .. }))));
+    }
 }

@@ -200,6 +200,38 @@ async fn a_fresh_token_on_the_way_is_checked_too() {
 }
 
 #[tokio::test]
+async fn a_key_is_swapped_however_its_frame_is_written_and_in_however_many_pieces() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let key = ann.key.as_ref().unwrap().expose().to_owned();
+    let mut socket = open(&broker, &sandbox_id(&made), Some(&made["token"])).await;
+    let piece = |text: &str, opcode, is_last| Message::Frame(Frame::message(text.to_owned(), OpCode::Data(opcode), is_last));
+    let (one, two) = ("{\"type\":\"au", format!("th\",\"token\":\"{key}\"}}"));
+    let shown = [
+        vec![Message::text(format!("{{\"type\":\"\\u0061uth\",\"token\":\"{key}\"}}"))],
+        vec![piece(one, Data::Text, false), piece(&two, Data::Continue, true)],
+        vec![
+            piece(one, Data::Text, false),
+            piece("", Data::Continue, false),
+            piece(&two, Data::Continue, false),
+            piece("", Data::Continue, true),
+        ],
+    ];
+    for pieces in shown {
+        for piece in pieces {
+            socket.send(piece).await.unwrap();
+        }
+        assert_eq!(claims(echoed(&mut socket).await["token"].as_str().unwrap())["sub"], "ann");
+    }
+    let details: Vec<_> = uses(&broker, 4).await.into_iter().map(|u| u.detail.unwrap()).collect();
+    assert_eq!(details[1..], ["AUTH /v1/ws 101"; 3]);
+    let said = world.provider.said.lock().unwrap();
+    assert!(!format!("{said:?}").contains(&key), "the key reached the sandbox");
+}
+
+#[tokio::test]
 async fn frames_of_every_size_and_kind_pass_as_they_are() {
     let world = World::new();
     let broker = world.start().await;
@@ -219,6 +251,14 @@ async fn frames_of_every_size_and_kind_pass_as_they_are() {
     socket.send(piece("two", Data::Continue, true)).await.unwrap();
     assert_eq!(socket.next().await.unwrap().unwrap(), Message::Pong(Bytes::from_static(b"?")));
     assert_eq!(socket.next().await.unwrap().unwrap(), Message::text("one two"));
+    // In pieces that get too long for a token on the way.
+    let halves = ["ü".repeat(5_000), "x".repeat(15_000)];
+    for (text, opcode, is_last) in
+        [(&halves[0], Data::Text, false), (&halves[1], Data::Continue, false), (&halves[0], Data::Continue, true)]
+    {
+        socket.send(Message::Frame(Frame::message(text.clone(), OpCode::Data(opcode), is_last))).await.unwrap();
+    }
+    assert_eq!(socket.next().await.unwrap().unwrap(), Message::text([&*halves[0], &halves[1], &halves[0]].concat()));
     // One that breaks off in the middle of a frame is an end.
     let mut raw = open(&broker, &sandbox_id(&made), Some(&made["token"])).await.into_inner();
     raw.write_all(&[0x81, 0xfe, 0xff]).await.unwrap();
