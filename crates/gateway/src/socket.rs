@@ -11,7 +11,10 @@ use cobox_protocol::{
     frame::{ClientFrame, MAX_AUTH_FRAME_BYTES, ServerFrame, close},
 };
 use serde::de::IgnoredAny;
-use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, BufWriter},
+    time::Instant,
+};
 
 use crate::{
     Admission, Caller, Credential, Target,
@@ -26,6 +29,10 @@ const AUTH_WITHIN: Duration = Duration::from_secs(5);
 const GOODBYE_WITHIN: Duration = Duration::from_secs(1);
 /// How long one direction may go on after the other has ended: enough to say goodbye.
 const LINGER: Duration = Duration::from_secs(5);
+/// Fresh tokens that one connection may show at once, and how long until one more: a client shows one some minutes after the last, and
+/// each costs a record or two.
+const FRESH_TOKENS: u32 = 16;
+const FRESH_TOKEN_EVERY: Duration = Duration::from_secs(10);
 /// In use records, where a method stands: a token shown on a connection that is already there.
 const AUTH_METHOD: &str = "AUTH";
 
@@ -143,6 +150,7 @@ impl Socket {
     async fn pass_frames(&mut self, from: &mut BufReader<impl AsyncRead + Unpin>, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
         // A text of which more pieces are to come, kept until it is known whether it is a token's. Only its text, however many they are.
         let mut begun: Option<Vec<u8>> = None;
+        let mut turns = Turns { free_at: Instant::now() };
         while let Some(head) = frame::read_head(from).await? {
             let is_text = match &begun {
                 None => head.is_text(),
@@ -159,6 +167,11 @@ impl Socket {
                 text.append(&mut head.unmasked(&payload));
                 if head.is_last_piece() {
                     let fresh = match shown_token(&text) {
+                        Some(_) if !turns.take(Instant::now()) => {
+                            let code = ErrorCode::RateLimited;
+                            to.write_all(&frame::close_for_server(close::of(code), code.as_str())).await?;
+                            return to.flush().await;
+                        }
                         Some(token) => self.renew(&token).await,
                         None => None,
                     };
@@ -219,6 +232,22 @@ impl Socket {
 
     async fn used(&self, admission: Admission, method: &str) {
         self.gateway.used(Arc::new(admission), &self.request_id, method, &self.path, 101).await;
+    }
+}
+
+/// How many fresh tokens a connection may still show, as the time at which all may be shown again.
+struct Turns {
+    free_at: Instant,
+}
+
+impl Turns {
+    fn take(&mut self, now: Instant) -> bool {
+        let free_at = self.free_at.max(now) + FRESH_TOKEN_EVERY;
+        let is_free = free_at <= now + FRESH_TOKEN_EVERY * FRESH_TOKENS;
+        if is_free {
+            self.free_at = free_at;
+        }
+        is_free
     }
 }
 
@@ -292,5 +321,16 @@ mod tests {
         {
             assert_eq!(shown_token(text.as_bytes()), None, "{text}");
         }
+    }
+
+    #[test]
+    fn fresh_tokens_are_taken_so_many_at_once_and_then_one_after_each_pause() {
+        let now = Instant::now();
+        let mut turns = Turns { free_at: now };
+        assert_eq!((0..100).filter(|_| turns.take(now)).count(), FRESH_TOKENS as usize);
+        let later = now + FRESH_TOKEN_EVERY;
+        assert_eq!((turns.take(later), turns.take(later)), (true, false));
+        let much_later = now + FRESH_TOKEN_EVERY * 1000;
+        assert_eq!((0..100).filter(|_| turns.take(much_later)).count(), FRESH_TOKENS as usize);
     }
 }

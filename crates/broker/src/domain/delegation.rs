@@ -8,6 +8,7 @@ use super::{
     deployment::internal,
     issue::{TokenFormat, TokenWish},
     model::{Caller, Principal, Sandbox, Session},
+    rates::Pay,
     sandboxes,
     sessions::{Asking, Sessions, expired},
     shares::{Entry, way_in},
@@ -21,6 +22,8 @@ pub enum Delegator<'a> {
     Holder {
         token: Secret,
         request_id: &'a RequestId,
+        /// For the token's principal: who that is, only the token says.
+        pay: Pay<'a>,
     },
 }
 
@@ -52,9 +55,10 @@ impl Sessions {
                 let recorded = Recorded { caller: Some(asking.caller), request_id: asking.request_id };
                 self.delegate_from(recorded, place, claims, &parent, wish).await
             }
-            (Delegator::Holder { token, request_id }, parent) => {
+            (Delegator::Holder { token, request_id, pay }, parent) => {
                 let parent = parent.unwrap_or(token);
                 let (place, claims) = self.place_of_holder(of, &parent).await?;
+                pay(&principal_of(&claims, &place.0))?;
                 self.delegate_from(Recorded { caller: None, request_id }, place, claims, &parent, wish).await
             }
         }
@@ -109,7 +113,7 @@ impl Sessions {
             _ => return Err(ApiError::new(ErrorCode::Forbidden, "parent_token: is of another session")),
         };
         // The new token is the parent's principal's, whoever shows it.
-        let principal = Principal { workspace: sandbox.workspace.clone(), name: parent.sub.clone(), kind: parent.act.kind };
+        let principal = principal_of(&parent, &sandbox);
         let key = parent.grant.parse().unwrap_or_else(|_| cobox_protocol::KeyId::new());
         let own = Caller { actor: parent.act.clone(), ..Caller::new(principal, key) };
         let own = access::act(&own, wish.actor.as_ref())?;
@@ -180,6 +184,10 @@ impl Sessions {
         }
         Ok((place, claims))
     }
+}
+
+fn principal_of(claims: &Claims, sandbox: &Sandbox) -> Principal {
+    Principal { workspace: sandbox.workspace.clone(), name: claims.sub.clone(), kind: claims.act.kind }
 }
 
 /// Who is written down as having asked; without a key, the principal of the token.

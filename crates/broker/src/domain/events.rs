@@ -8,7 +8,7 @@ use cobox_protocol::{
     event::{SandboxEvent, Source, What},
 };
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, broadcast, broadcast::error::RecvError},
+    sync::{broadcast, broadcast::error::RecvError},
     time::Instant,
 };
 
@@ -17,7 +17,9 @@ use super::{
     audit::AuditRecord,
     deployment::{Deployment, internal},
     keys::Keys,
-    model::{Bound, Caller, Sandbox, Session},
+    model::{Bound, Caller, Principal, Sandbox, Session},
+    places::{Place, Places},
+    rates::Pay,
     sessions::expired,
     shares::enter,
 };
@@ -29,8 +31,6 @@ const PAGE_EVENTS: u32 = 64;
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Something to send while nothing happens, so that proxies between don't take the silence for an end.
 const HEARTBEAT: Duration = Duration::from_secs(15);
-/// Streams of one broker at once: each looks into the database twice a second.
-const MAX_STREAMS: usize = 1024;
 
 /// One thing that happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,7 +78,7 @@ pub enum From {
 pub struct Events {
     deployment: Arc<Deployment>,
     keys: Arc<Keys>,
-    streams: Arc<Semaphore>,
+    places: Places,
 }
 
 /// What a watcher comes with, looked at again while it watches.
@@ -88,19 +88,26 @@ pub struct Shown {
     pub for_threads: Option<Secret>,
 }
 
+/// A session, and what its watcher may see of it.
+struct Admitted {
+    bound: Bound,
+    capabilities: CapabilitySet,
+    principal: Principal,
+}
+
 impl Events {
     pub fn new(deployment: Arc<Deployment>, keys: Arc<Keys>) -> Self {
-        Self { deployment, keys, streams: Arc::new(Semaphore::new(MAX_STREAMS)) }
+        Self { deployment, keys, places: Places::default() }
     }
 
     /// A session's events for whoever shows a key that may use the session, or a token of it. One that is over is told to its end.
-    pub async fn open(self: &Arc<Self>, shown: Shown, id: &SessionId, from: From) -> Result<Watch, ApiError> {
+    pub async fn open(self: &Arc<Self>, shown: Shown, id: &SessionId, from: From, pay: Pay<'_>) -> Result<Watch, ApiError> {
         let d = &self.deployment;
         // Before anything is read, so that no change falls between.
         let hints = d.store.hints();
-        let (bound, capabilities) = self.admit(&shown, id).await?;
-        let busy = || ApiError::new(ErrorCode::RateLimited, "too many people watch events here; try again later");
-        let slot = self.streams.clone().try_acquire_owned().map_err(|_| busy())?;
+        let Admitted { bound, capabilities, principal } = self.admit(&shown, id).await?;
+        pay(&principal)?;
+        let place = self.places.take(&principal, id)?;
         let (after, has_gap) = self.begin(&bound, &from).await?;
         let mut watch = Watch {
             events: self.clone(),
@@ -114,7 +121,7 @@ impl Events {
             next_look: Instant::now() + LOOK_EVERY,
             next_beat: Instant::now() + HEARTBEAT,
             ready: None,
-            _slot: slot,
+            _place: place,
         };
         if watch.bound.session.ended_at.is_some() {
             watch.find_end().await?;
@@ -127,8 +134,8 @@ impl Events {
         Ok(watch)
     }
 
-    /// The session and what its watcher may see of it.
-    async fn admit(&self, shown: &Shown, id: &SessionId) -> Result<(Bound, CapabilitySet), ApiError> {
+    /// Whether it may be watched with what is shown.
+    async fn admit(&self, shown: &Shown, id: &SessionId) -> Result<Admitted, ApiError> {
         let d = &self.deployment;
         let found = d.store.session(id).await.map_err(internal)?;
         let credential = shown.credential.as_ref().ok_or_else(no_credential)?;
@@ -145,7 +152,7 @@ impl Events {
                 let entry = enter(d, &caller.principal, &bound.session, &bound.sandbox).await?;
                 d.may_see(&caller, bound.session.thread()).await?;
                 let capabilities = entry.bound(access::grant(&d.policy(), &caller, None)?)?;
-                Ok((bound, capabilities))
+                Ok(Admitted { bound, capabilities, principal: caller.principal })
             }
             (Credential::Token(token), None) => {
                 let refused = || ApiError::new(ErrorCode::Unauthenticated, "the token is for another session");
@@ -154,7 +161,8 @@ impl Events {
                 if claims.sid.as_deref() != Some(id.as_str()) {
                     return Err(refused());
                 }
-                Ok((bound, claims.scope))
+                let principal = Principal { workspace: bound.sandbox.workspace.clone(), name: claims.sub, kind: claims.act.kind };
+                Ok(Admitted { bound, capabilities: claims.scope, principal })
             }
             (Credential::ApiKey(_) | Credential::Link(_), None) => {
                 Err(ApiError::new(ErrorCode::Unauthenticated, "a file link opens one file and nothing else"))
@@ -213,7 +221,7 @@ pub struct Watch {
     next_look: Instant,
     next_beat: Instant,
     ready: Option<Vec<SandboxEvent>>,
-    _slot: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Watch {
@@ -261,7 +269,8 @@ impl Watch {
         if found.is_none_or(|b| b.session.ended_at.is_some()) {
             return self.find_end().await;
         }
-        (self.bound, self.capabilities) = self.events.admit(&self.shown, &self.bound.session.id).await?;
+        let admitted = self.events.admit(&self.shown, &self.bound.session.id).await?;
+        (self.bound, self.capabilities) = (admitted.bound, admitted.capabilities);
         Ok(())
     }
 

@@ -19,6 +19,7 @@ pub mod locks;
 pub mod model;
 pub mod negotiation;
 pub mod nodes;
+pub mod places;
 pub mod presence;
 pub mod presented;
 pub mod principals;

@@ -104,6 +104,9 @@ impl From<IpAddr> for Source {
     }
 }
 
+/// Counts a request of somebody against what they may ask, for credentials that are known only on the way.
+pub type Pay<'a> = &'a (dyn Fn(&Principal) -> Result<(), ApiError> + Sync);
+
 pub struct Rates {
     requests: Buckets<(String, String)>,
     upkeep: Buckets<(String, String)>,

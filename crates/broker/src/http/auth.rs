@@ -1,6 +1,6 @@
 //! Who calls: an API key in `Authorization: Bearer` or `X-Api-Key`, or an OIDC token; and how long they are ready to wait.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::time::Duration;
 
 use axum::extract::{FromRequestParts, MatchedPath};
 use cobox_gateway::Credential;
@@ -51,10 +51,7 @@ impl FromRequestParts<Api> for Authenticated {
             seen.asker(&caller.principal.name);
         }
         let route = parts.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);
-        if let Err(refused) = api.rates.ask(&caller.principal, limits::class(&parts.method, route), api.deployment.now()) {
-            api.metrics.rate_limited.fetch_add(1, Ordering::Relaxed);
-            return Err(refused.into());
-        }
+        api.pay(&caller.principal, limits::class(&parts.method, route))?;
         let authority = api.deployment.thread_authority.as_ref();
         let caller = Caller { thread_credential: authority.and_then(|a| a.credential(&parts.headers)), ..caller };
         let request_id = parts.extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);

@@ -19,7 +19,10 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 
 use super::{Api, Routes, error::Failure, paging::Params, sessions::session_id};
-use crate::domain::events::{From, Shown, Told, Watch, no_credential};
+use crate::domain::{
+    events::{From, Shown, Told, Watch, no_credential},
+    rates::Class,
+};
 
 const LAST_EVENT_ID: &str = "last-event-id";
 /// A word in place of an event's id.
@@ -56,7 +59,7 @@ async fn events(
         // Before anything is said of the id.
         return Err(no_credential().into());
     }
-    let watch = api.events.open(shown, &session_id(&id)?, from).await?;
+    let watch = api.events.open(shown, &session_id(&id)?, from, &|who| api.pay(who, Class::Request)).await?;
     let request_id = extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
     let (sender, receiver) = mpsc::channel(WAITING);
     // Not on the connection's own thread: it must go on, and end, while the client takes nothing.

@@ -11,10 +11,14 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use cobox_protocol::ApiError;
 use http::{HeaderMap, Method, StatusCode, header};
 
 use super::{Api, error::Failure};
-use crate::domain::rates::{Class, Source};
+use crate::domain::{
+    model::Principal,
+    rates::{Class, Source},
+};
 
 /// The other end of the connection, put among a request's extensions by whoever accepted it.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +37,7 @@ pub async fn by_address(State(api): State<Arc<Api>>, request: Request, next: Nex
         return Failure::from(refused).into_response();
     }
     let response = next.run(request).await;
-    let is_refused = match response.extensions().get::<cobox_protocol::ApiError>() {
+    let is_refused = match response.extensions().get::<ApiError>() {
         Some(error) => error.code.status() == StatusCode::UNAUTHORIZED.as_u16(),
         None => response.status() == StatusCode::UNAUTHORIZED,
     };
@@ -50,6 +54,15 @@ fn credential(headers: &HeaderMap) -> Option<u64> {
     static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     let shown = headers.get(header::AUTHORIZATION).or_else(|| headers.get("x-api-key"))?;
     Some(HASHER.hash_one(shown.as_bytes()))
+}
+
+impl Api {
+    /// Counts a request of somebody we know, or says when to come again.
+    pub fn pay(&self, principal: &Principal, class: Class) -> Result<(), ApiError> {
+        self.rates.ask(principal, class, self.deployment.now()).inspect_err(|_| {
+            self.metrics.rate_limited.fetch_add(1, Relaxed);
+        })
+    }
 }
 
 /// See [`Class`].

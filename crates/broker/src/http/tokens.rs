@@ -20,6 +20,8 @@ use crate::domain::{
     delegation::{Delegation, Delegator, Of},
     issue::TokenFormat,
     links::LinkMethod,
+    model::Principal,
+    rates::{Class, Pay},
 };
 
 pub fn routes() -> Routes {
@@ -52,10 +54,11 @@ impl FromRequestParts<Api> for Presenter {
 }
 
 impl Presenter {
-    fn delegator(&self) -> Delegator<'_> {
+    fn delegator<'a>(&'a self, pay: Pay<'a>) -> Delegator<'a> {
         match self {
+            // Who has a key has paid by now.
             Presenter::Caller(who) => Delegator::Caller(who.asking()),
-            Presenter::Holder { token, request_id } => Delegator::Holder { token: token.clone(), request_id },
+            Presenter::Holder { token, request_id } => Delegator::Holder { token: token.clone(), request_id, pay },
         }
     }
 }
@@ -100,7 +103,8 @@ async fn of_session(
     Path(id): Path<String>,
     JsonBody(body): JsonBody<DelegationBody>,
 ) -> Result<Json<DelegateResponse>, Failure> {
-    Ok(Json(api.sessions.delegate(who.delegator(), Of::Session(session_id(&id)?), body.read()?).await?))
+    let pay = |holder: &Principal| api.pay(holder, Class::Request);
+    Ok(Json(api.sessions.delegate(who.delegator(&pay), Of::Session(session_id(&id)?), body.read()?).await?))
 }
 
 async fn of_sandbox(
@@ -109,7 +113,8 @@ async fn of_sandbox(
     Path(id): Path<String>,
     JsonBody(body): JsonBody<DelegationBody>,
 ) -> Result<Json<DelegateResponse>, Failure> {
-    Ok(Json(api.sessions.delegate(who.delegator(), Of::Sandbox(&id), body.read()?).await?))
+    let pay = |holder: &Principal| api.pay(holder, Class::Request);
+    Ok(Json(api.sessions.delegate(who.delegator(&pay), Of::Sandbox(&id), body.read()?).await?))
 }
 
 async fn file_link(

@@ -7,7 +7,7 @@ use cobox_testkit::TestDatabase;
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::harness::{EventReader, World, sandbox_id, session_path};
+use crate::harness::{EventReader, World, eventually, sandbox_id, session_path};
 
 fn exec(seq: u64, session: &Value, command: &str) -> Value {
     let what = json!({ "type": "exec", "command": command, "exit_code": 0, "duration_ms": 1 });
@@ -188,6 +188,25 @@ async fn a_stream_ends_with_the_key_or_the_token_it_was_opened_with() {
     let by_token = bob.with(&expiring["token"]).watch(&session, "", &[]).await;
     world.clock.advance(1000);
     assert_eq!(refused(by_token).await, "TOKEN_EXPIRED");
+}
+
+#[tokio::test]
+async fn one_session_takes_no_more_than_its_share_of_the_streams() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    let (session, other) = (ann.ensure("t").await, ann.ensure("u").await);
+    let holder = ann.with(&session["token"]);
+    let mut streams = Vec::new();
+    for _ in 0..64 {
+        streams.push(holder.watch(&session, "?after=now", &[]).await);
+    }
+    for by in [&holder, &bob] {
+        assert_eq!(by.begin_watch(&session, "", &[]).await.status(), 429);
+    }
+    drop(ann.watch(&other, "", &[]).await);
+    streams.pop();
+    eventually("a place", || async { holder.begin_watch(&session, "", &[]).await.status() == 200 }).await;
 }
 
 #[tokio::test]

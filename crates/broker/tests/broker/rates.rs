@@ -5,7 +5,7 @@ use cobox_protocol::Secret;
 use http::Method;
 use serde_json::json;
 
-use crate::harness::{Client, World, session_path};
+use crate::harness::{Client, World, sandbox_id, session_path};
 
 /// No more than a few requests, and then one a second.
 fn tight() -> World {
@@ -54,6 +54,33 @@ async fn who_asks_too_often_can_still_keep_and_end_what_it_has() {
     ann.post(&format!("{session}/heartbeat"), json!({})).await.ok(200);
     ann.delete(&session).await.ok(204);
     assert_eq!(ann.post(&format!("{session}/heartbeat"), json!({})).await.error(429), "RATE_LIMITED", "that has a limit too");
+}
+
+#[tokio::test]
+async fn a_token_is_no_way_around_its_principals_limit() {
+    let world = tight();
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    let made = ann.ensure("t").await;
+    let (holder, bobs) = (ann.with(&made["token"]), bob.with(&bob.ensure("t").await["token"]));
+    let delegate = format!("{}/delegate", session_path(&made));
+    let wish = json!({ "capabilities": ["fs_read"], "token_format": "opaque" });
+    // One request is spent.
+    holder.post(&delegate, wish.clone()).await.ok(200);
+    drop(holder.watch(&made, "", &[]).await);
+    let of_sandbox = format!("/sandbox/{}/delegate", sandbox_id(&made));
+    for path in [&delegate, &of_sandbox] {
+        let refused = holder.post(path, wish.clone()).await;
+        assert_eq!(refused.headers["retry-after"], "1");
+        assert_eq!(refused.error(429), "RATE_LIMITED");
+    }
+    for by in [&holder, &ann] {
+        assert_eq!(by.begin_watch(&made, "", &[]).await.status(), 429);
+    }
+    assert_eq!(ann.get("/v1/sandboxes").await.error(429), "RATE_LIMITED", "it is the same limit");
+    bobs.post(&delegate, wish.clone()).await.ok(200);
+    world.clock.advance(1);
+    holder.post(&of_sandbox, wish).await.ok(200);
 }
 
 #[tokio::test]

@@ -232,6 +232,28 @@ async fn a_key_is_swapped_however_its_frame_is_written_and_in_however_many_piece
 }
 
 #[tokio::test]
+async fn a_connection_that_shows_fresh_tokens_without_end_is_closed() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let key = json!(ann.key.as_ref().unwrap().expose());
+    let mut socket = open(&broker, &sandbox_id(&made), Some(&made["token"])).await;
+    let mut taken = 0;
+    let close = loop {
+        socket.send(auth(&key)).await.unwrap();
+        match socket.next().await.unwrap().unwrap() {
+            Message::Close(close) => break close.unwrap(),
+            _ => taken += 1,
+        }
+        assert!(taken < 1000, "it goes on and on");
+    };
+    assert_eq!((u16::from(close.code), close.reason.as_str()), (1013, "RATE_LIMITED"));
+    assert!(taken >= 16, "{taken}");
+    uses(&broker, 1 + taken).await;
+}
+
+#[tokio::test]
 async fn frames_of_every_size_and_kind_pass_as_they_are() {
     let world = World::new();
     let broker = world.start().await;
