@@ -9,6 +9,9 @@ use http::{HeaderMap, HeaderName, Method, header::AUTHORIZATION, uri::PathAndQue
 /// Where boxd has files.
 const FILES: &str = "/v1/files";
 
+/// A link in a query, up to where it begins.
+const LINK: &str = "link=";
+
 pub(crate) const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,8 +36,17 @@ impl FileLink {
     /// The link in a request for a file, where it has one. The rest of such a request's query never counts.
     pub(crate) fn from_request(method: &Method, rest: &PathAndQuery) -> Option<Self> {
         let path = rest.path().strip_prefix(FILES)?;
-        let link = rest.query()?.split('&').find_map(|pair| pair.strip_prefix("link="))?;
+        let link = rest.query()?.split('&').find_map(|pair| pair.strip_prefix(LINK))?;
         Some(Self { link: Secret::new(link), method: method.clone(), path: path.to_owned() })
+    }
+
+    /// What a sandbox may see of a request that has a link: the rest of its query where something else is its credential.
+    pub(crate) fn removed(rest: &PathAndQuery, is_credential: bool) -> String {
+        let others: Vec<&str> = match rest.query() {
+            Some(query) if !is_credential => query.split('&').filter(|pair| !pair.starts_with(LINK)).collect(),
+            _ => Vec::new(),
+        };
+        if others.is_empty() { rest.path().to_owned() } else { format!("{}?{}", rest.path(), others.join("&")) }
     }
 }
 
@@ -109,6 +121,14 @@ mod tests {
             let refused = read(&[(name, value)]).unwrap_err();
             assert_eq!(refused.message, "that is not an API key: they start with cbx_", "{name}: {value}");
         }
+    }
+
+    #[test]
+    fn a_link_is_removed_and_what_else_was_asked_for_stays_where_another_credential_counts() {
+        let removed = |rest: &str, is_credential| FileLink::removed(&rest.parse().unwrap(), is_credential);
+        assert_eq!(removed("/v1/files/a%20b?x=%2F&link=s&y&link=t", false), "/v1/files/a%20b?x=%2F&y");
+        assert_eq!(removed("/v1/files/a?link=s", false), "/v1/files/a");
+        assert_eq!(removed("/v1/files/a?x=1&link=s", true), "/v1/files/a");
     }
 
     #[test]

@@ -92,12 +92,11 @@ impl Gateway {
         request_id: &RequestId,
     ) -> Result<Response, ApiError> {
         let mut credential = Credential::from_headers(request.headers())?;
-        if credential.is_none()
-            && let Some(link) = FileLink::from_request(request.method(), &rest)
-        {
-            credential = Some(Credential::Link(link));
-            // A link never reaches a sandbox.
-            rest = PathAndQuery::try_from(rest.path()).map_err(|e| ApiError::invalid(format!("the path can't be read: {e}")))?;
+        if let Some(link) = FileLink::from_request(request.method(), &rest) {
+            // A link never reaches a sandbox, whatever else is shown with it.
+            let removed = FileLink::removed(&rest, credential.is_none());
+            rest = PathAndQuery::try_from(removed).map_err(|e| ApiError::invalid(format!("the path can't be read: {e}")))?;
+            credential.get_or_insert(Credential::Link(link));
         }
         let is_websocket = is_websocket(request.method(), request.headers());
         if credential.is_none() && !is_websocket && !is_health_check(request.method(), &rest) {

@@ -71,7 +71,8 @@ impl Sessions {
         let encoded = encode(path);
         let file = LinkedFile { method: method.word().to_owned(), path: encoded.clone() };
         let link = self.deployment.tokens.link(&bound.sandbox, &issued.claims, file);
-        let base = self.deployment.dataplane(&bound.sandbox).http_base_url;
+        // Always the gateway's: a link is no token, and no sandbox may see it.
+        let base = self.deployment.gateway(&bound.sandbox).http_base_url;
         Ok(FileLinkResponse {
             url: Secret::new(format!("{base}{FILES}{encoded}?{LINK}={}", link.expose())),
             expires_at: issued.expires_at,

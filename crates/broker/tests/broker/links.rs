@@ -90,6 +90,24 @@ async fn a_link_is_short_and_ends_with_its_session_its_principals_key_or_by_its_
 }
 
 #[tokio::test]
+async fn a_link_is_not_seen_by_the_sandbox_whatever_is_shown_with_it_and_wherever_the_sandbox_is() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    *world.provider.direct.lock().unwrap() = Some("https://node7.example.com:4000".to_owned());
+    let made = ann.ensure("t").await;
+    assert!(made["sandbox"]["http_base_url"].as_str().unwrap().starts_with("https://node7.example.com:4000/"));
+    let got = ann.post(&format!("{}/file-links", session_path(&made)), json!({ "path": "/workspace/a" })).await.ok(200);
+    let id = sandbox_id(&made);
+    assert!(got["url"].as_str().unwrap().starts_with(&format!("http://{}/dp/{id}/v1/files/workspace/a?link=", broker.addr)));
+    for who in [ann.with(&made["token"]), ann.clone()] {
+        who.get(&format!("{}&x=%2F", path(&got))).await.ok(200);
+        let seen = world.provider.boxd(&id).seen.lock().unwrap().last().unwrap().clone();
+        assert_eq!(seen.uri, "/v1/files/workspace/a?x=%2F");
+    }
+}
+
+#[tokio::test]
 async fn a_link_gives_no_more_than_its_maker_has() {
     let world = World::new();
     let broker = world.start().await;
