@@ -9,7 +9,10 @@ use axum::{
     response::{IntoResponse, Response},
     routing::any,
 };
-use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, langsmith, route, secret::redact};
+use cobox_protocol::{
+    ApiError, ErrorCode, RequestId, SandboxId, langsmith, route,
+    secret::{has_api_key, redact},
+};
 use cobox_provider::{Adapter, BoxedStream};
 use http::{HeaderValue, Method, Request, StatusCode, Uri, header, uri::PathAndQuery};
 
@@ -91,6 +94,11 @@ impl Gateway {
         mut request: Request<Body>,
         request_id: &RequestId,
     ) -> Result<Response, ApiError> {
+        if has_api_key(rest.as_str()) {
+            // It would reach the sandbox, and has been in logs and histories on the way here.
+            let message = "the URL has an API key in it: send the key in a header, and replace this one, because URLs are written down";
+            return Err(ApiError::invalid(message));
+        }
         let mut credential = Credential::from_headers(request.headers())?;
         if let Some(link) = FileLink::from_request(request.method(), &rest) {
             // A link never reaches a sandbox, whatever else is shown with it.

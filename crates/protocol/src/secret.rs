@@ -10,6 +10,8 @@ use crate::key::{API_KEY_PREFIX, OPAQUE_TOKEN_PREFIX};
 const TOKEN_PREFIX: &str = "eyJ";
 /// Shorter words that begin so are no credentials.
 const MIN_CREDENTIAL_CHARS: usize = 24;
+/// Of the part of an API key that is no secret: a ULID.
+const KEY_ID_CHARS: usize = 26;
 const REDACTED: &str = "[redacted]";
 
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,9 +52,38 @@ pub fn redact(text: &str) -> Cow<'_, str> {
     Cow::Owned(redacted)
 }
 
+/// Whether an API key stands somewhere in a text. Looks for more of its shape than [`redact`], because what has one is refused.
+pub fn has_api_key(text: &str) -> bool {
+    text.match_indices(API_KEY_PREFIX).any(|(at, prefix)| {
+        let Some((id, rest)) = text[at + prefix.len()..].split_at_checked(KEY_ID_CHARS) else { return false };
+        let is_secret = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+        let secret = rest.strip_prefix('_').map_or(0, |secret| secret.find(|c| !is_secret(c)).unwrap_or(secret.len()));
+        id.bytes().all(|b| b.is_ascii_alphanumeric()) && secret >= MIN_CREDENTIAL_CHARS
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_api_key_is_found_anywhere_in_a_url_and_nothing_else_is_taken_for_one() {
+        let key = format!("{API_KEY_PREFIX}01j8xq6x0ye8rf2zt9n5b3c7dm_{}", "A-_9".repeat(10));
+        for text in [key.clone(), format!("/v1/files/a?key={key}&x"), format!("/v1/files/%2F{key}/b"), format!("/{API_KEY_PREFIX}/ü{key}")]
+        {
+            assert!(has_api_key(&text), "{text}");
+        }
+        for text in [
+            "/v1/files/workspace/cbx_notes_of_a_meeting_that_took_very_long_indeed.txt",
+            &key[..30],
+            &key[..40],
+            "/cbx_",
+            "cbx_0123456789012345678901234ü_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+            "eyJhbGciOiJFZERTQSJ9.eyJpc3MiOiJjb2JveCJ9.c2lnbmF0dXJlcbx_a",
+        ] {
+            assert!(!has_api_key(text), "{text}");
+        }
+    }
 
     #[test]
     fn keys_and_tokens_are_taken_out_of_a_text_and_nothing_else() {

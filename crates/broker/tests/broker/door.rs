@@ -313,3 +313,24 @@ async fn a_clients_next_request_uses_the_same_connection_to_the_sandbox_and_nobo
     }
     assert!(echo(&bob, "6").await > first + 1);
 }
+
+#[tokio::test]
+async fn a_key_in_a_url_is_refused_and_never_reaches_the_sandbox() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let id = sandbox_id(&made);
+    let key = ann.key.as_ref().unwrap().expose();
+    let relay = format!("/v1/sandbox/relay/{}", made["session_id"].as_str().unwrap());
+    for base in [format!("/dp/{id}"), relay] {
+        for rest in [format!("/v1/files/workspace/{key}"), format!("/v1/fs/list?path=/&api_key={key}"), format!("/?{key}")] {
+            let refused = ann.get(&format!("{base}{rest}")).await;
+            let told = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+            assert!(told.contains("replace") && !told.contains(key), "{told}");
+            assert_eq!(refused.error(400), "INVALID_REQUEST");
+        }
+    }
+    ann.get(&format!("/dp/{id}/v1/files/cbx_notes?x=cbx_")).await.ok(200);
+    assert_eq!(world.provider.boxd(&id).seen.lock().unwrap().len(), 1);
+}
