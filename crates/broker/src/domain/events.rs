@@ -117,6 +117,7 @@ impl Events {
             bound,
             after,
             gap: has_gap,
+            gap_told: 0,
             hints,
             next_look: Instant::now() + LOOK_EVERY,
             next_beat: Instant::now() + HEARTBEAT,
@@ -217,6 +218,8 @@ pub struct Watch {
     after: u64,
     /// Events up to there are missing, and this wasn't said yet.
     gap: bool,
+    /// Up to where it was said that events are missing. They are removed by their age too, so some from before may still be there.
+    gap_told: u64,
     hints: broadcast::Receiver<Hint>,
     next_look: Instant,
     next_beat: Instant,
@@ -286,7 +289,8 @@ impl Watch {
         let d = &self.events.deployment;
         loop {
             let page = d.store.events(&self.bound.sandbox.id, &self.bound.session.id, self.after, PAGE_EVENTS).await.map_err(internal)?;
-            let has_gap = std::mem::take(&mut self.gap) || page.pruned > self.after;
+            let has_gap = std::mem::take(&mut self.gap) || page.pruned > self.after.max(self.gap_told);
+            self.gap_told = self.gap_told.max(page.pruned);
             let mut told = Vec::new();
             if has_gap {
                 // With a number before what follows, so that who comes back isn't told of it again.

@@ -249,6 +249,35 @@ async fn who_comes_back_too_late_is_told_that_something_is_missing() {
 }
 
 #[tokio::test]
+async fn what_is_missing_from_after_a_sessions_end_is_told_once() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let join = async |thread: &str| {
+        let body = json!({ "thread_id": thread, "mode": "ensure", "name": "shared" });
+        ann.post("/v1/sandbox/sessions", body).await.ok(200)
+    };
+    let lasting = join("lasting").await;
+    let began = cobox_broker::Clock::now(&*world.clock);
+    world.clock.advance(100);
+    let short = join("short").await;
+    let id = sandbox_id(&short);
+    assert_eq!(id, sandbox_id(&lasting));
+    ann.delete(&session_path(&short)).await.ok(204);
+    // Said after that end, and of long before it: removed by its age, while the session's own are kept.
+    let mut events = ann.watch(&lasting, "?after=now", &[]).await;
+    world.provider.boxd(&id).happenings.send_replace(vec![written(1, &lasting, "/a")]);
+    assert_eq!(events.event().await["type"], "file_written");
+    ann.call(Method::PATCH, &format!("/v1/sandboxes/{id}"), Some(json!({ "tags": { "a": "b" } })), &[]).await.ok(200);
+    assert_eq!(events.event().await["type"], "changed");
+    let store = broker.broker.as_ref().unwrap().store().clone();
+    store.prune_events(began.plus(Duration::from_secs(50)), 100).await.unwrap();
+    let mut told = ann.watch(&short, "", &[]).await;
+    assert_eq!(told.until("terminated").await, ["gap", "created", "terminated"]);
+    assert!(told.next().await.is_none(), "nothing comes after the end");
+}
+
+#[tokio::test]
 async fn what_one_broker_writes_is_heard_at_another() {
     let database = TestDatabase::new().await;
     let worlds = World::cluster(&database, 2);
