@@ -93,6 +93,9 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
+/// A person types a key wrong a few times; a loop with an old key is told to slow down.
+const FAILURES_PER_MINUTE: u32 = 300;
+
 /// How often somebody may ask the control plane. What is 0 is not limited.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -105,7 +108,8 @@ pub struct RateLimits {
     pub upkeep_per_second: u32,
     pub upkeep_burst: u32,
     /// Requests without a good credential from one address (of IPv6: one /64 network).
-    pub failures_per_minute: u32,
+    /// Unless told, none where a proxy in front may be: all clients have its address then.
+    pub failures_per_minute: Option<u32>,
     pub failure_burst: u32,
 }
 
@@ -117,8 +121,7 @@ impl Default for RateLimits {
             request_burst: 10_000,
             upkeep_per_second: 1000,
             upkeep_burst: 10_000,
-            // A person types a key wrong a few times; a loop with an old key is told to slow down.
-            failures_per_minute: 300,
+            failures_per_minute: None,
             failure_burst: 300,
         }
     }
@@ -301,6 +304,11 @@ impl Config {
     pub fn scheme(&self) -> &'static str {
         if self.tls.is_some() { "https" } else { "http" }
     }
+    /// How many requests without a good credential one address may send. Behind a proxy it is everybody's, so there the proxy counts.
+    pub fn failures_per_minute(&self) -> u32 {
+        let unless_told = if self.insecure_listen { 0 } else { FAILURES_PER_MINUTE };
+        self.rate_limits.failures_per_minute.unwrap_or(unless_told)
+    }
     pub fn token_ttl(&self) -> Duration {
         Duration::from_secs(self.token_ttl_seconds)
     }
@@ -324,6 +332,14 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failures_of_an_address_are_not_counted_behind_a_proxy_unless_told() {
+        let counted = |text: &str| Config::from_toml(text).unwrap().failures_per_minute();
+        assert_eq!((counted(""), counted("insecure_listen = true")), (300, 0));
+        assert_eq!(counted("insecure_listen = true\n[rate_limits]\nfailures_per_minute = 300"), 300);
+        assert_eq!(counted("[rate_limits]\nfailures_per_minute = 0"), 0);
+    }
 
     #[test]
     fn an_empty_file_is_the_default_and_a_wrong_value_names_its_field() {

@@ -244,7 +244,7 @@ impl Broker {
                 reaper.tick().await;
             }
         });
-        let rates = Arc::new(Rates::new(&self.deployment.config.rate_limits));
+        let rates = Arc::new(Rates::new(&self.deployment.config.rate_limits, self.deployment.config.failures_per_minute()));
         let tidying = tokio::spawn(tidy(self.deployment.clone(), rates.clone()));
         let beating = tokio::spawn(beat(self.deployment.clone()));
         let hearing = tokio::spawn(hear(self.lifecycle.clone()));

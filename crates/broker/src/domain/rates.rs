@@ -116,12 +116,13 @@ pub struct Rates {
 }
 
 impl Rates {
-    pub fn new(limits: &RateLimits) -> Self {
+    /// Failures are told apart from the rest: how many are allowed depends on where the broker stands.
+    pub fn new(limits: &RateLimits, failures_per_minute: u32) -> Self {
         let per_second = |rate: u32, burst: u32| {
             (rate > 0).then_some(Limit { rate: u64::from(rate) * PRICE, burst: u64::from(burst.max(rate)) * PRICE })
         };
-        let failures = (limits.failures_per_minute > 0).then_some(Limit {
-            rate: (u64::from(limits.failures_per_minute) * PRICE / 60).max(1),
+        let failures = (failures_per_minute > 0).then_some(Limit {
+            rate: (u64::from(failures_per_minute) * PRICE / 60).max(1),
             burst: u64::from(limits.failure_burst.max(1)) * PRICE,
         });
         Self {
@@ -206,7 +207,7 @@ mod tests {
 
     #[test]
     fn the_tables_stay_bounded_whoever_comes() {
-        let rates = Rates::new(&RateLimits { failures_per_minute: 60, failure_burst: 2, ..RateLimits::default() });
+        let rates = Rates::new(&RateLimits { failure_burst: 2, ..RateLimits::default() }, 60);
         let now = Timestamp::from_unix(1_000);
         for n in 0..2 * MAX_BUCKETS as u128 {
             rates.failed(Source::from(IpAddr::V6(Ipv6Addr::from_bits(n << 64))), now);

@@ -47,11 +47,8 @@ impl FromRequestParts<Api> for Authenticated {
             Some(Credential::Link(_)) => return Err(no_token().into()),
             None => return Err(refused("no credential: send `Authorization: Bearer <API key>` or `X-Api-Key: <key>`").into()),
         };
-        if let Some(seen) = parts.extensions.get::<Seen>() {
-            seen.asker(&caller.principal.name);
-        }
         let route = parts.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);
-        api.pay(&caller.principal, limits::class(&parts.method, route))?;
+        api.pay(parts.extensions.get::<Seen>(), &caller.principal, limits::class(&parts.method, route))?;
         let authority = api.deployment.thread_authority.as_ref();
         let caller = Caller { thread_credential: authority.and_then(|a| a.credential(&parts.headers)), ..caller };
         let request_id = parts.extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);

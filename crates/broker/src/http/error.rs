@@ -87,6 +87,10 @@ impl Seen {
         let _ = self.0.principal.set(principal.to_owned());
     }
 
+    pub fn has_asker(&self) -> bool {
+        self.0.principal.get().is_some()
+    }
+
     /// Only the router's own words, never a path.
     pub fn route(&self, template: &str) {
         let _ = self.0.route.set(template.to_owned());

@@ -18,9 +18,15 @@ use http::{Extensions, HeaderMap, HeaderValue, header};
 use serde::Deserialize;
 use tokio::sync::mpsc;
 
-use super::{Api, Routes, error::Failure, paging::Params, sessions::session_id};
+use super::{
+    Api, Routes,
+    error::{Failure, Seen},
+    paging::Params,
+    sessions::session_id,
+};
 use crate::domain::{
     events::{From, Shown, Told, Watch, no_credential},
+    model::Principal,
     rates::Class,
 };
 
@@ -59,7 +65,8 @@ async fn events(
         // Before anything is said of the id.
         return Err(no_credential().into());
     }
-    let watch = api.events.open(shown, &session_id(&id)?, from, &|who| api.pay(who, Class::Request)).await?;
+    let pay = |who: &Principal| api.pay(extensions.get::<Seen>(), who, Class::Request);
+    let watch = api.events.open(shown, &session_id(&id)?, from, &pay).await?;
     let request_id = extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
     let (sender, receiver) = mpsc::channel(WAITING);
     // Not on the connection's own thread: it must go on, and end, while the client takes nothing.

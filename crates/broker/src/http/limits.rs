@@ -11,14 +11,21 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use cobox_gateway::PassedFor;
 use cobox_protocol::ApiError;
 use http::{HeaderMap, Method, StatusCode, header};
 
-use super::{Api, error::Failure};
+use super::{
+    Api,
+    error::{Failure, Seen},
+};
 use crate::domain::{
     model::Principal,
     rates::{Class, Source},
 };
+
+/// See [`is_for_anybody`].
+const FOR_ANYBODY: [&str; 5] = ["/healthz", "/readyz", "/metrics", "/openapi.json", "/webhooks/threads"];
 
 /// The other end of the connection, put among a request's extensions by whoever accepted it.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +34,10 @@ pub struct Peer(pub IpAddr);
 /// Around everything that looks at credentials, the gateway too.
 pub async fn by_address(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
     let Some(Peer(address)) = request.extensions().get::<Peer>().copied() else { return next.run(request).await };
+    if is_for_anybody(&request) {
+        return next.run(request).await;
+    }
+    let seen = request.extensions().get::<Seen>().cloned();
     let (rates, source) = (api.rates.clone(), Source::from(address));
     // While nobody fails, nobody is looked at.
     let credential = if rates.is_quiet() { None } else { Some(credential(request.headers())) };
@@ -41,12 +52,20 @@ pub async fn by_address(State(api): State<Arc<Api>>, request: Request, next: Nex
         Some(error) => error.code.status() == StatusCode::UNAUTHORIZED.as_u16(),
         None => response.status() == StatusCode::UNAUTHORIZED,
     };
+    // Somebody who was let in, whatever the sandbox then made of it.
+    let is_known = response.extensions().get::<PassedFor>().is_some() || seen.is_some_and(|seen| seen.has_asker());
     match credential {
-        _ if is_refused => rates.failed(source, api.deployment.now()),
-        Some(Some(credential)) => rates.succeeded(source, credential),
+        _ if is_refused && !is_known => rates.failed(source, api.deployment.now()),
+        Some(Some(credential)) if is_known => rates.succeeded(source, credential),
         _ => {}
     }
     response
+}
+
+/// What wants no credential of its caller, and gets none: nobody can guess one there, and whoever looks after the broker, or keeps its
+/// threads, may come from the same address as somebody who guesses elsewhere.
+fn is_for_anybody(request: &Request) -> bool {
+    FOR_ANYBODY.contains(&request.uri().path()) && credential(request.headers()).is_none()
 }
 
 /// Which credential was shown, as a number that means nothing outside this process.
@@ -57,8 +76,11 @@ fn credential(headers: &HeaderMap) -> Option<u64> {
 }
 
 impl Api {
-    /// Counts a request of somebody we know, or says when to come again.
-    pub fn pay(&self, principal: &Principal, class: Class) -> Result<(), ApiError> {
+    /// Notes who asks, and counts the request, or says when to come again.
+    pub fn pay(&self, seen: Option<&Seen>, principal: &Principal, class: Class) -> Result<(), ApiError> {
+        if let Some(seen) = seen {
+            seen.asker(&principal.name);
+        }
         self.rates.ask(principal, class, self.deployment.now()).inspect_err(|_| {
             self.metrics.rate_limited.fetch_add(1, Relaxed);
         })

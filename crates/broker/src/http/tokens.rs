@@ -14,7 +14,14 @@ use http::request::Parts;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Api, Routes, auth::Authenticated, body::JsonBody, error::Failure, negotiation::actor, sessions::session_id};
+use super::{
+    Api, Routes,
+    auth::Authenticated,
+    body::JsonBody,
+    error::{Failure, Seen},
+    negotiation::actor,
+    sessions::session_id,
+};
 use crate::domain::{
     access::Requested,
     delegation::{Delegation, Delegator, Of},
@@ -34,7 +41,7 @@ pub fn routes() -> Routes {
 /// Somebody with a key, or with a token alone.
 enum Presenter {
     Caller(Box<Authenticated>),
-    Holder { token: Secret, request_id: RequestId },
+    Holder { token: Secret, request_id: RequestId, seen: Option<Seen> },
 }
 
 impl FromRequestParts<Api> for Presenter {
@@ -47,18 +54,26 @@ impl FromRequestParts<Api> for Presenter {
             && is_ours(&token)
         {
             let request_id = parts.extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
-            return Ok(Presenter::Holder { token, request_id });
+            let seen = parts.extensions.get::<Seen>().cloned();
+            return Ok(Presenter::Holder { token, request_id, seen });
         }
         Authenticated::from_request_parts(parts, api).await.map(|who| Presenter::Caller(Box::new(who)))
     }
 }
 
 impl Presenter {
+    fn seen(&self) -> Option<&Seen> {
+        match self {
+            Presenter::Caller(_) => None,
+            Presenter::Holder { seen, .. } => seen.as_ref(),
+        }
+    }
+
     fn delegator<'a>(&'a self, pay: Pay<'a>) -> Delegator<'a> {
         match self {
             // Who has a key has paid by now.
             Presenter::Caller(who) => Delegator::Caller(who.asking()),
-            Presenter::Holder { token, request_id } => Delegator::Holder { token: token.clone(), request_id, pay },
+            Presenter::Holder { token, request_id, .. } => Delegator::Holder { token: token.clone(), request_id, pay },
         }
     }
 }
@@ -103,7 +118,7 @@ async fn of_session(
     Path(id): Path<String>,
     JsonBody(body): JsonBody<DelegationBody>,
 ) -> Result<Json<DelegateResponse>, Failure> {
-    let pay = |holder: &Principal| api.pay(holder, Class::Request);
+    let pay = |holder: &Principal| api.pay(who.seen(), holder, Class::Request);
     Ok(Json(api.sessions.delegate(who.delegator(&pay), Of::Session(session_id(&id)?), body.read()?).await?))
 }
 
@@ -113,7 +128,7 @@ async fn of_sandbox(
     Path(id): Path<String>,
     JsonBody(body): JsonBody<DelegationBody>,
 ) -> Result<Json<DelegateResponse>, Failure> {
-    let pay = |holder: &Principal| api.pay(holder, Class::Request);
+    let pay = |holder: &Principal| api.pay(who.seen(), holder, Class::Request);
     Ok(Json(api.sessions.delegate(who.delegator(&pay), Of::Sandbox(&id), body.read()?).await?))
 }
 

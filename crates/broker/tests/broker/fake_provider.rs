@@ -26,7 +26,7 @@ use cobox_protocol::{
 };
 use cobox_provider::{Adapter, BoxedStream, DiskUse, Door, Found, Provider, ProviderError};
 use futures_util::StreamExt;
-use http::{HeaderMap, Method};
+use http::{HeaderMap, Method, StatusCode};
 use serde_json::{Value, json};
 use tokio::{
     net::{UnixListener, UnixStream},
@@ -297,6 +297,7 @@ impl FakeBoxd {
             .route("/v1/html", get(page))
             .route("/v1/hang", get(hang))
             .route("/v1/long", get(long))
+            .route("/v1/refused", get(|| async { StatusCode::UNAUTHORIZED }))
             .with_state(self.clone())
             .fallback(|| async { "seen" })
             .layer(axum::middleware::from_fn_with_state(self.clone(), see))

@@ -15,7 +15,7 @@ fn tight() -> World {
         request_burst: 3,
         upkeep_per_second: 1,
         upkeep_burst: 2,
-        failures_per_minute: 6,
+        failures_per_minute: Some(6),
         failure_burst: 3,
     };
     world
@@ -106,9 +106,56 @@ async fn an_address_that_guesses_keys_is_held_up_but_not_those_who_were_let_in_f
 }
 
 #[tokio::test]
+async fn an_address_that_is_held_up_can_still_look_after_the_broker_and_tell_of_threads() {
+    let world = tight();
+    let broker = world.start().await;
+    let nobody = Client { key: None, ..broker.human("ann").await };
+    let guessing = nobody.with(&json!("cbx_nonsense"));
+    while guessing.get("/v1/sandboxes").await.status != 429 {}
+    for open in ["/healthz", "/readyz", "/metrics", "/openapi.json"] {
+        assert_eq!(nobody.get(open).await.status, 200, "{open}");
+    }
+    assert_eq!(nobody.post("/webhooks/threads", json!({})).await.error(404), "ROUTE_NOT_FOUND", "none is set up");
+    assert_eq!(guessing.get("/healthz").await.error(429), "RATE_LIMITED", "who shows a credential may be guessing");
+}
+
+#[tokio::test]
+async fn what_was_not_looked_at_is_no_good_credential_and_pushes_none_out() {
+    let world = tight();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let guessing = ann.with(&json!("cbx_nonsense"));
+    assert_eq!(guessing.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED");
+    ann.get("/v1/sandboxes").await.ok(200);
+    for n in 0..300 {
+        assert_eq!(ann.with(&json!(format!("cbx_{n}"))).get("/healthz").await.status, 200);
+    }
+    while guessing.get("/v1/sandboxes").await.status != 429 {}
+    assert_eq!(ann.with(&json!("cbx_299")).get("/v1/sandboxes").await.error(429), "RATE_LIMITED");
+    ann.get("/v1/sandboxes").await.ok(200);
+}
+
+#[tokio::test]
+async fn what_a_sandbox_refuses_is_no_failure_of_the_address_and_a_tokens_holder_is_known_there() {
+    let world = tight();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let (holder, guessing) = (ann.with(&made["token"]), ann.with(&json!("cbx_nonsense")));
+    for _ in 0..10 {
+        assert_eq!(holder.get(&format!("/dp/{}/v1/refused", sandbox_id(&made))).await.status, 401);
+    }
+    assert_eq!(guessing.get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED", "that is the first");
+    let delegate = format!("{}/delegate", session_path(&made));
+    holder.post(&delegate, json!({ "capabilities": ["fs_read"] })).await.ok(200);
+    while guessing.get("/v1/sandboxes").await.status != 429 {}
+    holder.post(&delegate, json!({ "capabilities": ["fs_read"] })).await.ok(200);
+}
+
+#[tokio::test]
 async fn what_is_zero_is_not_limited() {
     let mut world = tight();
-    let off = RateLimits { requests_per_second: 0, upkeep_per_second: 0, failures_per_minute: 0, ..world.config.rate_limits.clone() };
+    let off = RateLimits { requests_per_second: 0, upkeep_per_second: 0, failures_per_minute: Some(0), ..world.config.rate_limits.clone() };
     world.config.rate_limits = off;
     let broker = world.start().await;
     let ann = broker.human("ann").await;
