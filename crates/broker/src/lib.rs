@@ -359,8 +359,8 @@ async fn beat(deployment: Arc<Deployment>) {
     }
 }
 
-/// How often the policy's file is looked at: a stat, so that an edit counts within moments.
-const WATCH_POLICY_EVERY: Duration = Duration::from_secs(2);
+/// How often the policy's file is looked at: a stat, so that an edit counts within moments. It must rest from one look to the next.
+const WATCH_POLICY_EVERY: Duration = Duration::from_secs(1);
 
 async fn watch_policy(deployment: Arc<Deployment>) {
     let mut ticks = tokio::time::interval(WATCH_POLICY_EVERY);
