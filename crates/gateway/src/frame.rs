@@ -118,7 +118,6 @@ pub(crate) fn close_for_client(code: u16, reason: &'static str) -> Vec<u8> {
     write(FINAL | CLOSE, 0, &[], &[&code.to_be_bytes()[..], reason.as_bytes()].concat())
 }
 
-/// boxd answers with the same code, which so comes to the client between two frames and never in one.
 pub(crate) fn close_for_server(code: u16, reason: &'static str) -> Vec<u8> {
     write(FINAL | CLOSE, MASKED, &[0; 4], &[&code.to_be_bytes()[..], reason.as_bytes()].concat())
 }

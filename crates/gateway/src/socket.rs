@@ -4,7 +4,11 @@
 //! They are read as boxd reads them: however the word is written, and in however many pieces. What is too long to be read here boxd takes
 //! for no `auth` frame either.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    io,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId, SandboxId, Secret,
@@ -95,12 +99,17 @@ impl Socket {
                 }
             }
         }
+        let last_words = OnceLock::new();
         let mut up = std::pin::pin!(async {
             // A reset is an end like any other here: the other side learns of it by its own connection closing.
-            let _ = self.pass_frames(&mut client_reads, &mut boxd_writes).await;
+            if let Err(Refusal::Told(code, error)) = self.pass_frames(&mut client_reads, &mut boxd_writes).await {
+                // Said when boxd has ended: before, it could be in the middle of a frame of boxd's.
+                last_words.get_or_init(|| farewell(code, &error, &self.request_id));
+                let _ = boxd_writes.write_all(&frame::close_for_server(code, error.code.as_str())).await;
+            }
             finish(client_reads, boxd_writes).await;
         });
-        let mut down = std::pin::pin!(pump(boxd_reads, client_writes));
+        let mut down = std::pin::pin!(pump(boxd_reads, client_writes, &last_words));
         // An end that doesn't follow within the linger time is dropped with its connection: nobody is left to tell.
         tokio::select! {
             () = &mut up => drop(tokio::time::timeout(LINGER, down).await),
@@ -147,7 +156,11 @@ impl Socket {
     }
 
     /// From frame to frame, as they come.
-    async fn pass_frames(&mut self, from: &mut BufReader<impl AsyncRead + Unpin>, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+    async fn pass_frames(
+        &mut self,
+        from: &mut BufReader<impl AsyncRead + Unpin>,
+        to: &mut (impl AsyncWrite + Unpin),
+    ) -> Result<(), Refusal> {
         // A text of which more pieces are to come, kept until it is known whether it is a token's. Only its text, however many they are.
         let mut begun: Option<Vec<u8>> = None;
         let mut turns = Turns { free_at: Instant::now() };
@@ -156,7 +169,7 @@ impl Socket {
                 None => head.is_text(),
                 Some(_) if head.is_control() => false,
                 Some(_) if head.is_continuation() => true,
-                Some(_) => return Err(io::ErrorKind::InvalidData.into()),
+                Some(_) => return Err(Refusal::Gone),
             };
             let before = begun.take_if(|_| is_text);
             let length = head.payload_bytes().saturating_add(before.as_ref().map_or(0, Vec::len) as u64);
@@ -167,11 +180,7 @@ impl Socket {
                 text.append(&mut head.unmasked(&payload));
                 if head.is_last_piece() {
                     let fresh = match shown_token(&text) {
-                        Some(_) if !turns.take(Instant::now()) => {
-                            let code = ErrorCode::RateLimited;
-                            to.write_all(&frame::close_for_server(close::of(code), code.as_str())).await?;
-                            return to.flush().await;
-                        }
+                        Some(_) if !turns.take(Instant::now()) => return Err(too_often()),
                         Some(token) => self.renew(&token).await,
                         None => None,
                     };
@@ -282,16 +291,30 @@ async fn goodbye(
     error: &ApiError,
     request_id: &RequestId,
 ) -> io::Result<()> {
-    let told = ServerFrame::<()>::Error { error: error.envelope(request_id).error };
-    to.write_all(&frame::text_for_client(&serde_json::to_string(&told)?)).await?;
-    to.write_all(&frame::close_for_client(code, error.code.as_str())).await?;
+    to.write_all(&farewell(code, error, request_id)).await?;
     finish(from, to).await;
     Ok(())
 }
 
-async fn pump(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) {
+/// Why, and the close.
+fn farewell(code: u16, error: &ApiError, request_id: &RequestId) -> Vec<u8> {
+    let told = ServerFrame::<()>::Error { error: error.envelope(request_id).error };
+    // Strings, numbers and maps with string keys always serialise.
+    let told = serde_json::to_string(&told).unwrap_or_default();
+    [frame::text_for_client(&told), frame::close_for_client(code, error.code.as_str())].concat()
+}
+
+fn too_often() -> Refusal {
+    let message = format!("more than {FRESH_TOKENS} `auth` frames at once; show a fresh token shortly before the last one expires");
+    ApiError::new(ErrorCode::RateLimited, message).into()
+}
+
+async fn pump(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, last_words: &OnceLock<Vec<u8>>) {
     // A reset is an end like any other here, as above.
     let _ = tokio::io::copy(&mut from, &mut to).await;
+    if let Some(words) = last_words.get() {
+        let _ = to.write_all(words).await;
+    }
     finish(from, to).await;
 }
 

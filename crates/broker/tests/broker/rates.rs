@@ -116,7 +116,7 @@ async fn an_address_that_is_held_up_can_still_look_after_the_broker_and_tell_of_
         assert_eq!(nobody.get(open).await.status, 200, "{open}");
     }
     assert_eq!(nobody.post("/webhooks/threads", json!({})).await.error(404), "ROUTE_NOT_FOUND", "none is set up");
-    assert_eq!(guessing.get("/healthz").await.error(429), "RATE_LIMITED", "who shows a credential may be guessing");
+    assert_eq!(guessing.get("/metrics").await.error(429), "RATE_LIMITED", "who shows a credential may be guessing");
 }
 
 #[tokio::test]

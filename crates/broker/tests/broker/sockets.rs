@@ -240,14 +240,16 @@ async fn a_connection_that_shows_fresh_tokens_without_end_is_closed() {
     let key = json!(ann.key.as_ref().unwrap().expose());
     let mut socket = open(&broker, &sandbox_id(&made), Some(&made["token"])).await;
     let mut taken = 0;
-    let close = loop {
+    let error = loop {
         socket.send(auth(&key)).await.unwrap();
-        match socket.next().await.unwrap().unwrap() {
-            Message::Close(close) => break close.unwrap(),
+        match echoed(&mut socket).await {
+            error if error["type"] == "error" => break error,
             _ => taken += 1,
         }
         assert!(taken < 1000, "it goes on and on");
     };
+    assert_eq!(error["error"]["code"], "RATE_LIMITED");
+    let Some(Ok(Message::Close(Some(close)))) = socket.next().await else { panic!("no close after {error}") };
     assert_eq!((u16::from(close.code), close.reason.as_str()), (1013, "RATE_LIMITED"));
     assert!(taken >= 16, "{taken}");
     uses(&broker, 1 + taken).await;
