@@ -2,7 +2,10 @@
 
 pub mod sql;
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    sync::{Arc, OnceLock},
+};
 
 use async_trait::async_trait;
 use cobox_protocol::{
@@ -13,7 +16,7 @@ use cobox_protocol::{
     tags::{TagFilter, Tags},
 };
 
-use cobox_token::Claims;
+use cobox_token::{Claims, RevocationView};
 use tokio::sync::broadcast;
 
 use crate::{
@@ -254,13 +257,21 @@ pub struct Rotation {
     pub max_generations: u32,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Default)]
 pub struct RevocationList {
     /// Of the newest one in the list; changes whenever one is added.
     pub sequence: u64,
     /// When the last one began to count, in Unix seconds. With the sequence it tells one list from another.
     pub last_start: i64,
     pub list: Vec<Revocation>,
+    /// Made when it is first asked, and once for all who ask the same list.
+    view: OnceLock<RevocationView>,
+}
+
+impl RevocationList {
+    pub fn covers(&self, claims: &Claims) -> bool {
+        self.view.get_or_init(|| RevocationView::new(&self.list)).covers(claims)
+    }
 }
 
 /// A token that was replaced: it counts for a moment longer, so that what is under way with it can go over to the new one.
@@ -447,8 +458,10 @@ pub trait Store: Send + Sync {
     /// Ends a sandbox (`terminated` or `failed`) with its sessions, leaving the intent to destroy it. `None` when it has ended already.
     async fn end_sandbox(&self, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>>;
 
-    async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList>;
-    async fn retire_token(&self, token: &RetiredToken) -> Stored<()>;
+    /// A sandbox for which too many would be kept gets its next key instead, which ends all its tokens.
+    async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<Arc<RevocationList>>;
+    /// False when the sandbox has too many revocations for that.
+    async fn retire_token(&self, token: &RetiredToken) -> Stored<bool>;
     /// Answers with its number among all revocations.
     async fn revoke(&self, wish: &RevokeWish) -> Stored<u64>;
     /// `None` when the sandbox has ended.

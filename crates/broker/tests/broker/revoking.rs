@@ -1,5 +1,10 @@
 //! Taking back: tokens by what they have in common, a sandbox's key gracefully or at once, and a sandbox by an operator.
 
+use cobox_broker::{
+    Clock,
+    domain::{audit::AuditRecord, tokens::MAX_REVOCATIONS},
+    store::RetiredToken,
+};
 use cobox_protocol::{Timestamp, control::Revocation, key::PrincipalKind};
 use cobox_testkit::TestDatabase;
 use serde_json::{Value, json};
@@ -141,6 +146,47 @@ async fn a_graceful_rotation_lets_old_tokens_live_out_their_time_and_an_immediat
     root.post(&rotate, json!({})).await.ok(200);
     let woken = ann.ensure("t").await;
     assert_eq!((key_ids(), &claims(woken["token"].as_str().unwrap())["gen"]), (kids(&[6]), &json!(6)));
+}
+
+#[tokio::test]
+async fn a_sandbox_with_too_many_revocations_takes_no_rotation_and_the_next_taking_back_ends_all_its_tokens() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    let made = ann.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "ensure", "access": "owner" })).await.ok(200);
+    let (id, path) = (sandbox_id(&made), format!("/dp/{}/v1/x", sandbox_id(&made)));
+    let (share, refresh) = (format!("{}/share", session_path(&made)), format!("{}/refresh", session_path(&made)));
+    ann.post(&share, json!({ "principal": "bob", "capabilities": ["fs_read"] })).await.ok(201);
+    let bobs = bob.ensure("t").await;
+    let (now, store) = (world.clock.now(), broker.broker.as_ref().unwrap().store());
+    for n in 0..MAX_REVOCATIONS {
+        let retired = RetiredToken {
+            workspace: "default".into(),
+            sandbox: id.clone(),
+            jti: format!("tok_{n}"),
+            from: now,
+            until: now.plus(std::time::Duration::from_secs(600)),
+            audit: AuditRecord::new(now, "default", "token.retired"),
+        };
+        assert!(store.retire_token(&retired).await.unwrap());
+    }
+    let rotate = |token: &Value, rotate: bool| json!({ "current_token": token, "rotate": rotate });
+    let refused = ann.post(&refresh, rotate(&made["token"], true)).await;
+    assert_eq!(refused.headers["retry-after"], "60");
+    assert_eq!(refused.error(429), "RATE_LIMITED");
+    ann.post(&refresh, rotate(&made["token"], false)).await.ok(200);
+    ann.with(&made["token"]).get(&path).await.ok(200);
+
+    assert_eq!(ann.delete(&format!("{share}/bob")).await.status, 204, "what is taken back is never refused");
+    for token in [&bobs["token"], &made["token"]] {
+        assert_eq!(ann.with(token).get(&path).await.error(401), "TOKEN_REVOKED");
+    }
+    let told = world.provider.boxd(&id).state.lock().unwrap().clone();
+    assert_eq!(told.keys.iter().map(|k| k.kid.as_str()).collect::<Vec<_>>(), [format!("{id}.2")]);
+    assert_eq!(told.revoked.len(), 1, "what the old key's end says needs no other words");
+    let fresh = ann.ensure("t").await;
+    ann.with(&fresh["token"]).get(&path).await.ok(200);
+    ann.post(&refresh, rotate(&fresh["token"], true)).await.ok(200);
 }
 
 #[tokio::test]
