@@ -129,7 +129,8 @@ impl Tokens {
             sid: wish.session.map(|s| s.id.to_string()),
             thread_id: wish.session.and_then(Session::thread).map(str::to_owned),
             scope: wish.capabilities,
-            iat: now.unix(),
+            // What is revoked by its time of issue ends what comes from it, even what is made while that is being written down.
+            iat: parent.map_or(now.unix(), |p| p.iat),
             nbf: now.unix(),
             exp: expires_at.unix(),
             jti: jti.to_string(),
