@@ -462,6 +462,8 @@ pub trait Store: Send + Sync {
     async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<Arc<RevocationList>>;
     /// False when the sandbox has too many revocations for that.
     async fn retire_token(&self, token: &RetiredToken) -> Stored<bool>;
+    /// Where a token was issued or a share was made, as long as that is known.
+    async fn workspace_of_token(&self, jti: &str) -> Stored<Option<String>>;
     /// Answers with its number among all revocations.
     async fn revoke(&self, wish: &RevokeWish) -> Stored<u64>;
     /// `None` when the sandbox has ended.

@@ -74,11 +74,55 @@ async fn a_revocation_names_one_thing_that_exists() {
     assert_eq!(root.post(REVOKE, json!({ "session": "x" })).await.error(404), "SESSION_NOT_FOUND");
     assert_eq!(root.post(REVOKE, json!({ "sandbox": "x" })).await.error(404), "SANDBOX_NOT_FOUND");
     assert_eq!(root.post(REVOKE, json!({ "principal": "nobody" })).await.error(404), "PRINCIPAL_NOT_FOUND");
-    let one = root.post(REVOKE, json!({ "jti": "a" })).await.ok(200)["sequence"].as_u64().unwrap();
-    let two = root.post(REVOKE, json!({ "jti": "b" })).await.ok(200)["sequence"].as_u64().unwrap();
+    assert_eq!(root.post(REVOKE, json!({ "grant": "key_00000000000000000000000000" })).await.error(404), "KEY_NOT_FOUND");
+    let one = root.post(REVOKE, json!({ "jti": "tok_00000000000000000000000000" })).await.ok(200)["sequence"].as_u64().unwrap();
+    let two = root.post(REVOKE, json!({ "jti": "shr_00000000000000000000000000" })).await.ok(200)["sequence"].as_u64().unwrap();
     assert!(two > one);
     let audit = broker.broker.as_ref().unwrap().store().audit("default", None, &NEWEST).await.unwrap();
     assert_eq!(audit.iter().filter(|(_, r)| r.action == "tokens.revoked" && r.principal.as_deref() == Some("root")).count(), 2);
+}
+
+#[tokio::test]
+async fn a_secret_in_the_place_of_an_id_is_refused_and_written_nowhere() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
+    let opaque = json!({ "thread_id": "t", "mode": "ensure", "token_format": "opaque" });
+    let made = ann.post("/v1/sandbox/sessions", opaque).await.ok(200);
+    let (token, key) = (made["token"].as_str().unwrap(), ann.key.as_ref().unwrap().expose());
+    for body in [json!({ "jti": token }), json!({ "jti": key }), json!({ "grant": key }), json!({ "grant": token }), json!({ "jti": "a" })] {
+        let refused = root.post(REVOKE, body).await;
+        let said = String::from_utf8_lossy(&refused.bytes).into_owned();
+        assert!(!said.contains(token) && !said.contains(key), "{said}");
+        assert_eq!(refused.error(400), "INVALID_REQUEST");
+    }
+    assert_eq!(world.provider.boxd(&sandbox_id(&made)).state.lock().unwrap().revoked, []);
+    let audit = broker.broker.as_ref().unwrap().store().audit("default", None, &NEWEST).await.unwrap();
+    assert!(audit.iter().all(|(_, r)| r.action != "tokens.revoked"));
+}
+
+#[tokio::test]
+async fn what_is_revoked_ends_in_the_workspace_it_is_of_whoever_asks() {
+    for by in ["jti", "grant", "share"] {
+        let world = World::new();
+        let broker = world.start().await;
+        let (eve, root) = (broker.stranger().await, broker.key("root", PrincipalKind::Operator).await);
+        let mut made = eve.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "ensure", "access": "owner" })).await.ok(200);
+        let body = match by {
+            "share" => {
+                let wish = json!({ "name": "dora", "kind": "human", "workspace": "elsewhere" });
+                let dora = root.with(&root.post("/v1/keys", wish).await.ok(201)["api_key"]);
+                let shared = json!({ "principal": "dora", "capabilities": ["fs_read"] });
+                let shared = eve.post(&format!("{}/share", session_path(&made)), shared).await.ok(201);
+                made = dora.ensure("t").await;
+                json!({ "jti": shared["id"] })
+            }
+            by => json!({ by: claim(&made, by) }),
+        };
+        root.post(REVOKE, body).await.ok(200);
+        let path = format!("/dp/{}/v1/x", sandbox_id(&made));
+        assert_eq!(eve.with(&made["token"]).get(&path).await.error(401), "TOKEN_REVOKED", "by {by}");
+    }
 }
 
 #[tokio::test]

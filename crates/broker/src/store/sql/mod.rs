@@ -334,6 +334,9 @@ impl Store for SqlStore {
         self.base.commit(tx).await?;
         Ok(is_retired)
     }
+    async fn workspace_of_token(&self, jti: &str) -> Stored<Option<String>> {
+        tokens::workspace_of(&mut *self.base.reader().await?, jti).await
+    }
     async fn revoke(&self, wish: &RevokeWish) -> Stored<u64> {
         let mut tx = self.base.begin().await?;
         let sequence = tokens::revoke(&mut tx, wish).await?;
