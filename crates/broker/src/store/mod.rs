@@ -182,7 +182,7 @@ pub enum DisabledPrincipal {
 pub struct Ending {
     pub now: Timestamp,
     pub reason: String,
-    /// When the last token that could be concerned has expired.
+    /// When the last token that could be concerned doesn't even prove possession.
     pub revoke_until: Timestamp,
     pub audit: AuditRecord,
 }

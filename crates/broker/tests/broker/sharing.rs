@@ -94,6 +94,11 @@ async fn revoking_a_share_ends_what_came_by_it_at_once_and_nothing_else() {
     let again = bob.ensure("t").await;
     bob.with(&again["token"]).get(&path).await.ok(200);
     assert_eq!(bob.with(&bobs["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
+    // The old one proves nothing for as long as it could have.
+    world.clock.advance(900 + 3500);
+    let refresh = format!("{}/refresh", session_path(&made));
+    assert_eq!(bob.post(&refresh, json!({ "current_token": bobs["token"] })).await.error(401), "TOKEN_REVOKED");
+    bob.post(&refresh, json!({ "current_token": again["token"] })).await.ok(200);
 }
 
 #[tokio::test]
