@@ -434,6 +434,7 @@ pub trait Store: Send + Sync {
     async fn session_tags(&self, ids: &[&SessionId]) -> Stored<HashMap<String, Tags>>;
 
     async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox>;
+    /// One that becomes its owner's alone gets its next key: every token of it ends.
     async fn change_sandbox(&self, id: &SandboxId, change: &SandboxChange, audit: &AuditRecord) -> Stored<ChangedSandbox>;
     /// A sandbox, ended or not.
     async fn sandbox(&self, id: &SandboxId) -> Stored<Option<Sandbox>>;

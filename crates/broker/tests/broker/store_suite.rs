@@ -463,7 +463,12 @@ async fn changing_a_sandbox(store: &dyn Store) {
     let ChangedSandbox::Changed(changed) = apply(&all).await else { panic!("nothing is in the way") };
     let read = store.sandbox(&one.id).await.unwrap().unwrap();
     assert_eq!((read.name.clone(), read.is_kept, read.access), (None, true, Access::Owner));
+    assert_eq!((read.generation, one.generation), (2, 1), "what others hold ends when it is its owner's alone");
     assert_eq!(read, *changed);
+    let ChangedSandbox::Changed(again) = apply(&SandboxChange { access: Some(Access::Owner), ..change.clone() }).await else {
+        panic!("nothing is in the way")
+    };
+    assert_eq!(again.generation, 2, "and nothing ends when it was already");
     let too_many = SandboxChange { is_kept: Some(false), set_tags: Tags::from([("d".into(), "4".into())]), ..change.clone() };
     assert_eq!(apply(&too_many).await, ChangedSandbox::TooManyTags(3));
     assert!(store.sandbox(&one.id).await.unwrap().unwrap().is_kept, "all of it or nothing");

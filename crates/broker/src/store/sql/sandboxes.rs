@@ -3,7 +3,7 @@
 use cobox_protocol::{
     SandboxId, Timestamp,
     event::What,
-    session::State,
+    session::{Access, State},
     tags::{TagFilter, Tags},
 };
 use sqlx::{AnyConnection, AssertSqlSafe};
@@ -46,19 +46,32 @@ pub async fn change(tx: &mut AnyConnection, id: &SandboxId, change: &SandboxChan
     {
         return Ok(ChangedSandbox::NameTaken(other.id));
     }
+    let access = change.access.unwrap_or(sandbox.access);
+    // Whoever may no longer use it holds tokens, and its next key ends them.
+    let is_closed = sandbox.access == Access::Workspace && access == Access::Owner;
     let changed = Sandbox {
+        generation: if is_closed { sandbox.generation + 1 } else { sandbox.generation },
+        old_keys: sandbox.old_keys.filter(|_| !is_closed),
         name: change.name.clone().unwrap_or(sandbox.name),
         is_kept: change.is_kept.unwrap_or(sandbox.is_kept),
-        access: change.access.unwrap_or(sandbox.access),
+        access,
         ..sandbox
     };
-    sqlx::query("UPDATE sandboxes SET name = $2, kept = $3, access = $4 WHERE id = $1")
-        .bind(id.as_str())
-        .bind(changed.name.as_deref())
-        .bind(i64::from(changed.is_kept))
-        .bind(rows::access_word(changed.access))
-        .execute(&mut *tx)
-        .await?;
+    sqlx::query(
+        "UPDATE sandboxes SET name = $2, kept = $3, access = $4, generation = $5, old_keys_from = $6, old_keys_until = $7 WHERE id = $1",
+    )
+    .bind(id.as_str())
+    .bind(changed.name.as_deref())
+    .bind(i64::from(changed.is_kept))
+    .bind(rows::access_word(changed.access))
+    .bind(i64::from(changed.generation))
+    .bind(changed.old_keys.map(|old| i64::from(old.from)))
+    .bind(changed.old_keys.map(|old| old.until.unix()))
+    .execute(&mut *tx)
+    .await?;
+    if is_closed {
+        hint::send(tx, &Hint::Sandbox(id.clone())).await?;
+    }
     for key in &change.remove_tags {
         tags::remove(tx, On::Sandbox, id.as_str(), key).await?;
     }
