@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use cobox_protocol::{
-    ApiError, ErrorCode, KeyId, RequestId, SandboxId, SessionId, ShareId, TokenId,
+    ApiError, ErrorCode, KeyId, RequestId, SandboxId, SessionId, ShareId, Timestamp, TokenId,
     control::IssuedTo,
     id::is_foreign_id,
     token::{RevokeRequest, RevokeResponse, RotateKeyResponse, RotationMode},
@@ -20,10 +20,7 @@ use super::{
     shares::TELL_WAIT,
     tokens::{LONGEST_POSSESSION, LONGEST_TOKEN_LIFE},
 };
-use crate::store::{RevokeWish, RevokedTokens, Rotation};
-
-/// Keys of one sandbox that count at once: a rotation every few minutes, for as long as a token can live.
-const MAX_GENERATIONS: u32 = 16;
+use crate::store::{RevokeWish, RevokedTokens, Rotated, Rotation};
 
 pub struct Revoking {
     pub deployment: Arc<Deployment>,
@@ -105,8 +102,11 @@ impl Revoking {
         };
         let old_until = (mode == RotationMode::Graceful).then(|| now.plus(LONGEST_TOKEN_LIFE));
         let audit = AuditRecord::of_sandbox(now, &sandbox, "sandbox.key_rotated", word).by(caller, request_id);
-        let rotation = Rotation { now, old_until, max_generations: MAX_GENERATIONS };
-        let rotated = d.store.rotate_key(&sandbox.id, &rotation, &audit).await.map_err(internal)?.ok_or_else(not_found)?;
+        let rotated = match d.store.rotate_key(&sandbox.id, &Rotation { now, old_until }, &audit).await.map_err(internal)? {
+            Rotated::Rotated(sandbox) => sandbox,
+            Rotated::TooSoon(until) => return Err(too_soon(until, now)),
+            Rotated::Gone => return Err(not_found()),
+        };
         self.lifecycle.tell_soon(&rotated.id, TELL_WAIT).await;
         let old_keys_until = rotated.old_keys.map(|old| old.until);
         Ok(RotateKeyResponse { sandbox_id: rotated.id, generation: rotated.generation, old_keys_until })
@@ -131,6 +131,12 @@ impl Revoking {
 
 fn not_found() -> ApiError {
     ApiError::new(ErrorCode::SandboxNotFound, "there is no sandbox of this id")
+}
+
+fn too_soon(until: Timestamp, now: Timestamp) -> ApiError {
+    let message = format!("mode: tokens of an older key are good until {until}; rotate gracefully after that, or immediately now");
+    let retry_after = u32::try_from(until.saturating_since(now).as_secs()).ok();
+    ApiError { retry_after, ..ApiError::new(ErrorCode::SandboxConflict, message) }
 }
 
 enum Named<'a> {

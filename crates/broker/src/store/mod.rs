@@ -253,8 +253,15 @@ pub struct Rotation {
     pub now: Timestamp,
     /// Until when tokens of the key before it count; without it they no longer do.
     pub old_until: Option<Timestamp>,
-    /// How many generations may count at once; the oldest go first.
-    pub max_generations: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rotated {
+    Rotated(Box<Sandbox>),
+    /// Until then an older key still counts, and would for longer.
+    TooSoon(Timestamp),
+    /// The sandbox has ended.
+    Gone,
 }
 
 #[derive(Default)]
@@ -467,8 +474,7 @@ pub trait Store: Send + Sync {
     async fn workspace_of_token(&self, jti: &str) -> Stored<Option<String>>;
     /// Answers with its number among all revocations.
     async fn revoke(&self, wish: &RevokeWish) -> Stored<u64>;
-    /// `None` when the sandbox has ended.
-    async fn rotate_key(&self, id: &SandboxId, rotation: &Rotation, audit: &AuditRecord) -> Stored<Option<Sandbox>>;
+    async fn rotate_key(&self, id: &SandboxId, rotation: &Rotation, audit: &AuditRecord) -> Stored<Rotated>;
     async fn opaque_token(&self, hash: &[u8; 32]) -> Stored<Option<Claims>>;
 
     async fn principal(&self, workspace: &str, name: &str) -> Stored<Option<Principal>>;

@@ -164,8 +164,11 @@ async fn a_graceful_rotation_lets_old_tokens_live_out_their_time_and_an_immediat
     assert_eq!(claims(second["token"].as_str().unwrap())["gen"], 2);
     let renewed = ann.post(&format!("{}/refresh", session_path(&made)), json!({ "current_token": made["token"] })).await.ok(200);
     assert_eq!(claims(renewed["token"].as_str().unwrap())["gen"], 2);
-    root.post(&rotate, json!({ "mode": "graceful" })).await.ok(200);
-    assert_eq!(key_ids(), kids(&[1, 2, 3]));
+    // Another one would let the first key count for longer.
+    let refused = root.post(&rotate, json!({ "mode": "graceful" })).await;
+    assert_eq!(refused.headers["retry-after"], "3610");
+    assert_eq!(refused.error(409), "SANDBOX_CONFLICT");
+    assert_eq!(key_ids(), kids(&[1, 2]));
     for token in [&made["token"], &second["token"]] {
         ann.with(token).get(&path).await.ok(200);
     }
@@ -173,13 +176,13 @@ async fn a_graceful_rotation_lets_old_tokens_live_out_their_time_and_an_immediat
     world.clock.advance(3700);
     ann.post(&format!("{}/heartbeat", session_path(&made)), json!({})).await.ok(200);
     broker.tick().await;
-    assert_eq!(key_ids(), kids(&[3]));
+    assert_eq!(key_ids(), kids(&[2]));
 
     let third = ann.ensure("t").await;
     root.post(&rotate, json!({ "mode": "graceful" })).await.ok(200);
     let rotated = root.call(http::Method::POST, &rotate, None, &[]).await.ok(200);
-    assert_eq!((&rotated["generation"], rotated.get("old_keys_until")), (&json!(5), None));
-    assert_eq!(key_ids(), kids(&[5]));
+    assert_eq!((&rotated["generation"], rotated.get("old_keys_until")), (&json!(4), None));
+    assert_eq!(key_ids(), kids(&[4]));
     assert_eq!(ann.with(&third["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
     let fresh = ann.ensure("t").await;
     ann.with(&fresh["token"]).get(&path).await.ok(200);
@@ -189,7 +192,7 @@ async fn a_graceful_rotation_lets_old_tokens_live_out_their_time_and_an_immediat
     assert_eq!(ann.state(&id).await, "suspended");
     root.post(&rotate, json!({})).await.ok(200);
     let woken = ann.ensure("t").await;
-    assert_eq!((key_ids(), &claims(woken["token"].as_str().unwrap())["gen"]), (kids(&[6]), &json!(6)));
+    assert_eq!((key_ids(), &claims(woken["token"].as_str().unwrap())["gen"]), (kids(&[5]), &json!(5)));
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ use cobox_broker::domain::{
 use cobox_broker::policy::Quota;
 use cobox_broker::store::{
     AddedKey, AddedSandbox, ChangedSandbox, Counted, DisabledPrincipal, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, Note,
-    OpaqueToken, PageWish, RetiredToken, RevokeWish, RevokedKey, RevokedTokens, Rotation, SandboxChange, SessionFilter, Shared, Store,
+    OpaqueToken, PageWish, RetiredToken, RevokeWish, RevokedKey, RevokedTokens, Rotated, Rotation, SandboxChange, SessionFilter, Shared, Store,
     Viewer,
     sql::{SqlStore, postgres, sqlite},
 };
@@ -608,23 +608,22 @@ async fn rotating_a_key(store: &dyn Store) {
     let sandbox = sandbox(None);
     store.add_sandbox(&sandbox, &Tags::new(), &quota(1000), &audit("sandbox.created")).await.unwrap();
     let rotate = async |now: i64, until: Option<i64>| {
-        let rotation = Rotation { now: at(now), old_until: until.map(at), max_generations: 3 };
-        store.rotate_key(&sandbox.id, &rotation, &audit("rotated")).await.unwrap().unwrap()
+        store.rotate_key(&sandbox.id, &Rotation { now: at(now), old_until: until.map(at) }, &audit("rotated")).await.unwrap()
     };
+    let done = |rotated: Rotated| if let Rotated::Rotated(sandbox) = rotated { *sandbox } else { panic!("{rotated:?}") };
     let keys = |s: &Sandbox, now: i64| (s.keys_from(at(now)), s.generation);
-    let rotated = rotate(0, Some(10)).await;
+    let rotated = done(rotate(0, Some(10)).await);
     assert_eq!((keys(&rotated, 0), keys(&rotated, 9), keys(&rotated, 10)), ((1, 2), (1, 2), (2, 2)));
     assert_eq!(store.sandbox(&sandbox.id).await.unwrap().unwrap(), rotated);
-    assert_eq!(keys(&rotate(5, Some(15)).await, 5), (1, 3));
-    assert_eq!(keys(&rotate(6, Some(16)).await, 6), (2, 4), "no more than three at once");
-    assert_eq!(keys(&rotate(20, Some(30)).await, 20), (4, 5), "those before it are over");
-    assert_eq!(keys(&rotate(21, None).await, 21), (6, 6));
+    assert_eq!(rotate(9, Some(19)).await, Rotated::TooSoon(at(10)), "nothing puts an old key's end off");
+    assert_eq!(store.sandbox(&sandbox.id).await.unwrap().unwrap(), rotated);
+    assert_eq!(keys(&done(rotate(10, Some(30)).await), 20), (2, 3), "the one before it is over");
+    assert_eq!(keys(&done(rotate(21, None).await), 21), (4, 4), "who can't wait ends them all");
     // What else happens to a sandbox leaves its keys alone.
     assert!(store.replace_sandbox(&sandbox, &sandbox.started(at(22)), None).await.unwrap());
-    assert_eq!(keys(&store.sandbox(&sandbox.id).await.unwrap().unwrap(), 22), (6, 6));
+    assert_eq!(keys(&store.sandbox(&sandbox.id).await.unwrap().unwrap(), 22), (4, 4));
     store.end_sandbox(&sandbox.id, State::Terminated, &ending(23)).await.unwrap();
-    let rotation = Rotation { now: at(24), old_until: None, max_generations: 3 };
-    assert_eq!(store.rotate_key(&sandbox.id, &rotation, &audit("rotated")).await.unwrap(), None);
+    assert_eq!(rotate(24, None).await, Rotated::Gone);
 }
 
 async fn notes_and_pruning(store: &dyn Store) {

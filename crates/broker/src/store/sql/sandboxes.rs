@@ -19,7 +19,7 @@ use crate::{
         model::{OldKeys, Sandbox},
     },
     policy::Quota,
-    store::{AddedSandbox, ChangedSandbox, Counted, Ending, Hint, PageWish, Rotation, SandboxChange, Stored, Viewer},
+    store::{AddedSandbox, ChangedSandbox, Counted, Ending, Hint, PageWish, Rotated, Rotation, SandboxChange, Stored, Viewer},
 };
 
 pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox> {
@@ -256,14 +256,14 @@ pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> St
     Ok(is_replaced)
 }
 
-/// The next generation of its token key.
-pub async fn rotate(tx: &mut AnyConnection, id: &SandboxId, rotation: &Rotation, audit: &AuditRecord) -> Stored<Option<Sandbox>> {
-    let Some(sandbox) = locked(tx, id).await?.filter(|s| s.ended_at.is_none()) else { return Ok(None) };
+/// The next generation of its token key. One old key at a time: all of them have the same end, so another one's would put it off.
+pub async fn rotate(tx: &mut AnyConnection, id: &SandboxId, rotation: &Rotation, audit: &AuditRecord) -> Stored<Rotated> {
+    let Some(sandbox) = locked(tx, id).await?.filter(|s| s.ended_at.is_none()) else { return Ok(Rotated::Gone) };
+    if let (Some(_), Some(old)) = (rotation.old_until, sandbox.old_keys.filter(|old| rotation.now < old.until)) {
+        return Ok(Rotated::TooSoon(old.until));
+    }
+    let old_keys = rotation.old_until.map(|until| OldKeys { from: sandbox.generation, until });
     let generation = sandbox.generation + 1;
-    let old_keys = rotation.old_until.map(|until| {
-        let oldest = (generation + 1).saturating_sub(rotation.max_generations).max(1);
-        OldKeys { from: sandbox.keys_from(rotation.now).max(oldest), until }
-    });
     sqlx::query("UPDATE sandboxes SET generation = $2, old_keys_from = $3, old_keys_until = $4 WHERE id = $1")
         .bind(id.as_str())
         .bind(i64::from(generation))
@@ -273,7 +273,7 @@ pub async fn rotate(tx: &mut AnyConnection, id: &SandboxId, rotation: &Rotation,
         .await?;
     notes::audit(tx, audit).await?;
     hint::send(tx, &Hint::Sandbox(id.clone())).await?;
-    Ok(Some(Sandbox { generation, old_keys, ..sandbox }))
+    Ok(Rotated::Rotated(Box::new(Sandbox { generation, old_keys, ..sandbox })))
 }
 
 /// Under the locks that whoever binds a session takes too: a session's hard end counts from what it read.
