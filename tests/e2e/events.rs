@@ -49,11 +49,15 @@ async fn a_person_sees_what_the_agent_does() {
     // The command line tells the same, and ends when the session does.
     let mut follow = broker.cobox().args(["--json", "session", "events", "t"]).stdout(Stdio::piped()).spawn().unwrap();
     let lines = std::io::BufReader::new(follow.stdout.take().unwrap()).lines();
+    let (has_begun, begins) = tokio::sync::oneshot::channel();
     let types = tokio::task::spawn_blocking(move || {
-        lines
-            .map(|l| serde_json::from_str::<serde_json::Value>(&l.unwrap()).unwrap()["type"].as_str().unwrap().to_owned())
-            .collect::<Vec<_>>()
+        let mut types = lines.map(|l| serde_json::from_str::<serde_json::Value>(&l.unwrap()).unwrap()["type"].as_str().unwrap().to_owned());
+        let first = types.next();
+        has_begun.send(()).unwrap();
+        first.into_iter().chain(types).collect::<Vec<_>>()
     });
+    // Afterwards there is no session of the thread that it could find.
+    tokio::time::timeout(PATIENCE, begins).await.unwrap().unwrap();
     ann.release(&session.info().session_id).await.unwrap();
     let types = tokio::time::timeout(PATIENCE, types).await.unwrap().unwrap();
     assert_eq!(types.first().map(String::as_str), Some("created"));

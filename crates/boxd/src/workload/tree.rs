@@ -13,9 +13,11 @@ use rustix::{
 
 use super::proc::Proc;
 
-/// How long a tree is looked for before what is left is given up on. What was sent SIGKILL goes in microseconds, save what hangs in
+/// How long nothing may change before what is left is given up on. What was sent SIGKILL goes in microseconds, save what hangs in
 /// the kernel on a broken disk; that must not hold up init for ever.
-const KILL_WITHIN: Duration = Duration::from_secs(2);
+const STUCK_AFTER: Duration = Duration::from_secs(2);
+/// How long it may take in all: hundreds of processes that start each other leave init little of a busy core.
+const KILL_WITHIN: Duration = Duration::from_secs(30);
 /// Between two looks at whether the killed are gone: about what a small process takes to end.
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000 };
 
@@ -112,11 +114,15 @@ pub fn signal(proc: &Proc, root: &Root, signal: Signal) {
 /// Ends a program and all it started, and returns when they have ended.
 pub fn kill(proc: &Proc, root: &Root) {
     let begun = Instant::now();
+    let mut changed = begun;
     let mut stopped = BTreeSet::new();
-    while begun.elapsed() < KILL_WITHIN {
+    while begun.elapsed() < KILL_WITHIN && changed.elapsed() < STUCK_AFTER {
         let living = root.members(proc);
         if living.is_empty() {
             return;
+        }
+        if living != stopped {
+            changed = Instant::now();
         }
         // Stopped first, until a look finds nobody new: a stopped process starts none, so then these are all.
         let new: Vec<_> = living.difference(&stopped).copied().collect();

@@ -14,6 +14,10 @@ const QUEUE_RECORDS: usize = 4096;
 const GATHER: Duration = Duration::from_millis(20);
 /// Written in one transaction.
 const BATCH_RECORDS: usize = 256;
+/// How often records that the database didn't take are tried again, and how long after the first time; the pause doubles, so that a
+/// database may be away for half a minute.
+const ATTEMPTS: u32 = 7;
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
 /// Append-only; the protocol's fields, and one line of detail.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,13 +140,26 @@ async fn write(store: Arc<dyn Store>, mut queue: mpsc::Receiver<Entry>) {
                 Entry::Flush(done) => waiting.push(done),
             }
         }
-        let count = audit.len();
-        if let Err(error) = store.note(&Note { audit, ..Note::default() }).await {
-            tracing::error!(%error, count, "audit records could not be written and are lost; check the disk under the data directory");
-        }
+        keep(&*store, Note { audit, ..Note::default() }).await;
         for done in waiting {
             // Whoever asked may have stopped waiting.
             let _ = done.send(());
         }
+    }
+}
+
+/// Whoever has more to record meanwhile waits, where the queue is full.
+async fn keep(store: &dyn Store, note: Note) {
+    let mut pause = FIRST_PAUSE;
+    for attempt in 1.. {
+        let Err(error) = store.note(&note).await else { return };
+        let count = note.audit.len();
+        if attempt == ATTEMPTS {
+            tracing::error!(%error, count, "audit records could not be written and are lost; check the database and its disk");
+            return;
+        }
+        tracing::warn!(%error, count, "audit records could not be written yet; they are tried again");
+        tokio::time::sleep(pause).await;
+        pause *= 2;
     }
 }

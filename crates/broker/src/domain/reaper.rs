@@ -151,7 +151,7 @@ impl Reaper {
             // Somebody else's change wins; the next tick looks again.
             d.store.replace_sandbox(sandbox, &idle, Some(&audit)).await.map_err(internal)?;
         }
-        if sandbox.state == State::Idle && silence(sandbox) < d.config.idle_timeout() {
+        if sandbox.state == State::Idle && silence(sandbox) < idle_timeout {
             // It became idle in the very moment in which its use was written down.
             let active = Sandbox { state: State::Active, last_active_at: lifecycle.last_use(sandbox), ..sandbox.clone() };
             d.store.replace_sandbox(sandbox, &active, None).await.map_err(internal)?;

@@ -34,6 +34,8 @@ use crate::{
 pub enum StoreError {
     #[error("the database failed: {0}")]
     Failed(String),
+    #[error("the database can't be reached: {0}")]
+    Unreachable(String),
     #[error("the database holds something unreadable: {0}")]
     Corrupt(String),
 }

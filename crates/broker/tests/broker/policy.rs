@@ -84,7 +84,11 @@ async fn lives_are_cut_by_the_policy_and_the_answer_says_so() {
 
     world.clock.advance(61);
     broker.tick().await;
-    assert_eq!(bot.state(&sandbox_id(&its)).await, "idle");
+    for _ in 0..3 {
+        assert_eq!(bot.state(&sandbox_id(&its)).await, "idle", "and it stays so");
+        world.clock.advance(1);
+        broker.tick().await;
+    }
     assert_eq!(ann.state(&sandbox_id(&made)).await, "active");
     world.clock.advance(40);
     broker.tick().await;

@@ -131,8 +131,10 @@ async fn verify(context: &Context, client: &Client, kept: &[String]) -> Outcome 
         }
         let told: Vec<String> = verifier.faults.iter().map(Fault::to_string).collect();
         words.extend(told.iter().map(|f| format!("broken: {f}")));
-        chains
-            .push(json!({ "writer": head.writer, "checked": verifier.checked, "number": head.number, "hash": head.hash, "faults": told }));
+        chains.push(json!({
+            "writer": head.writer, "checked": verifier.checked, "number": head.number, "hash": head.hash, "faults": told,
+            "kept_after": head.kept_after, "heads_too_old": verifier.too_old,
+        }));
         faults.extend(verifier.faults);
     }
     for missing in kept.iter().filter(|k| heads.iter().all(|h| h.writer != k.writer)) {

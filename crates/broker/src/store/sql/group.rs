@@ -43,10 +43,10 @@ async fn write(base: Arc<Base>, mut queue: mpsc::Receiver<Waiting>) {
     let mut waiting = Vec::with_capacity(AT_ONCE);
     while queue.recv_many(&mut waiting, AT_ONCE).await > 0 {
         let together = write_one(&base, &joined(waiting.iter().map(|w| &w.note))).await;
-        let is_single = waiting.len() == 1;
+        // One that the database refuses must not take the others with it; when there is no database, each would wait as long again.
+        let is_each_tried = waiting.len() > 1 && matches!(together, Err(StoreError::Failed(_) | StoreError::Corrupt(_)));
         for Waiting { note, done } in waiting.drain(..) {
-            // One that the database refuses must not take the others with it.
-            let outcome = if together.is_ok() || is_single { together.clone() } else { write_one(&base, &note).await };
+            let outcome = if is_each_tried { write_one(&base, &note).await } else { together.clone() };
             // Whoever waited may have gone away.
             let _ = done.send(outcome);
         }
