@@ -321,9 +321,9 @@ pub struct MasterRotation {
     pub now: Timestamp,
     /// Until when tokens of the key before it count; without it they no longer do.
     pub old_until: Option<Timestamp>,
-    /// What brokers agree on by this name is from now on the fingerprint.
-    pub agreed: &'static str,
-    pub fingerprint: String,
+    /// What brokers agree on from now on, by its names.
+    pub agreed: [(&'static str, String); 2],
+    pub audit: AuditRecord,
 }
 
 /// The end of a chain of audit records, and what the first that is kept is linked to.

@@ -6,7 +6,7 @@ use cobox_broker::{Broker, MasterKeyRotation, rotate_master_key};
 use cobox_testkit::TestDatabase;
 use serde_json::json;
 
-use crate::harness::{World, claims, sandbox_id, session_path};
+use crate::harness::{NEWEST, World, claims, sandbox_id, session_path};
 
 const GRACEFUL: MasterKeyRotation = MasterKeyRotation { is_immediate: false, is_lost: false };
 const IMMEDIATE: MasterKeyRotation = MasterKeyRotation { is_immediate: true, is_lost: false };
@@ -113,7 +113,14 @@ async fn an_immediate_replacement_ends_every_token_and_no_key_also_when_the_old_
         let rotated = rotate_master_key(&config, wish).await.unwrap();
         assert_eq!((rotated.previous_key, rotated.old_tokens_until), (None, None));
         assert!(!world.config.data_dir.join("master.previous.key").exists());
+        if is_lost {
+            // As if it had broken off before the new key got its name.
+            fs::rename(key_file(&world), world.config.data_dir.join("master.next.key")).unwrap();
+        }
         let again = world.start().await;
+        let audit = again.broker.as_ref().unwrap().store().audit("default", None, &NEWEST).await.unwrap();
+        let record = &audit.iter().find(|(_, r)| r.action == "master_key.rotated").unwrap().1;
+        assert!(record.detail.as_ref().unwrap().starts_with("immediate"));
         let ann = ann.at(&again);
         assert_eq!(ann.with(&made["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
         let fresh = ann.ensure("t").await;

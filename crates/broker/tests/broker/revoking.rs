@@ -90,7 +90,8 @@ async fn a_secret_in_the_place_of_an_id_is_refused_and_written_nowhere() {
     let opaque = json!({ "thread_id": "t", "mode": "ensure", "token_format": "opaque" });
     let made = ann.post("/v1/sandbox/sessions", opaque).await.ok(200);
     let (token, key) = (made["token"].as_str().unwrap(), ann.key.as_ref().unwrap().expose());
-    for body in [json!({ "jti": token }), json!({ "jti": key }), json!({ "grant": key }), json!({ "grant": token }), json!({ "jti": "a" })] {
+    for body in [json!({ "jti": token }), json!({ "jti": key }), json!({ "grant": key }), json!({ "grant": token }), json!({ "jti": "a" })]
+    {
         let refused = root.post(REVOKE, body).await;
         let said = String::from_utf8_lossy(&refused.bytes).into_owned();
         assert!(!said.contains(token) && !said.contains(key), "{said}");

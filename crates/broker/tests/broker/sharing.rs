@@ -182,7 +182,8 @@ async fn what_everybody_may_use_is_limited_by_no_share_until_its_sandbox_is_its_
     let (bobs, carls) = (bob.ensure("t").await, carl.ensure("t").await);
     assert_eq!(bobs["scopes"], carls["scopes"]);
     let (id, path) = (sandbox_id(&made), format!("/dp/{}/v1/x", sandbox_id(&made)));
-    let patch = async |access: &str| ann.call(http::Method::PATCH, "/v1/sandboxes/dev", Some(json!({ "access": access })), &[]).await.ok(200);
+    let patch =
+        async |access: &str| ann.call(http::Method::PATCH, "/v1/sandboxes/dev", Some(json!({ "access": access })), &[]).await.ok(200);
     let key_ids = || world.provider.boxd(&id).state.lock().unwrap().keys.iter().map(|k| k.kid.clone()).collect::<Vec<_>>();
     patch("workspace").await;
     assert_eq!(key_ids(), [format!("{id}.1")]);

@@ -19,8 +19,8 @@ use cobox_broker::domain::{
 use cobox_broker::policy::Quota;
 use cobox_broker::store::{
     AddedKey, AddedSandbox, ChangedSandbox, Counted, DisabledPrincipal, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, Note,
-    OpaqueToken, PageWish, RetiredToken, RevokeWish, RevokedKey, RevokedTokens, Rotated, Rotation, SandboxChange, SessionFilter, Shared, Store,
-    Viewer,
+    OpaqueToken, PageWish, RetiredToken, RevokeWish, RevokedKey, RevokedTokens, Rotated, Rotation, SandboxChange, SessionFilter, Shared,
+    Store, Viewer,
     sql::{SqlStore, postgres, sqlite},
 };
 

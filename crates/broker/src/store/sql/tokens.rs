@@ -69,11 +69,14 @@ pub async fn rotate_master(tx: &mut AnyConnection, rotation: &MasterRotation) ->
     .bind(rotation.old_until.map(|t| t.unix()))
     .execute(&mut *tx)
     .await?;
-    sqlx::query("INSERT INTO agreed (name, value) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value")
-        .bind(rotation.agreed)
-        .bind(&rotation.fingerprint)
-        .execute(tx)
-        .await?;
+    for (name, value) in &rotation.agreed {
+        sqlx::query("INSERT INTO agreed (name, value) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value")
+            .bind(*name)
+            .bind(value)
+            .execute(&mut *tx)
+            .await?;
+    }
+    notes::audit(tx, &rotation.audit).await?;
     Ok(done.rows_affected())
 }
 
