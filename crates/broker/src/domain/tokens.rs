@@ -108,6 +108,11 @@ impl Tokens {
         Self { master, previous, alg, default_ttl, policy, keysets: Mutex::default(), issued: AtomicU64::default() }
     }
 
+    /// Of the master key.
+    pub fn fingerprint(&self) -> String {
+        self.master.fingerprint()
+    }
+
     /// How many were minted since the start.
     pub fn issued(&self) -> u64 {
         self.issued.load(Ordering::Relaxed)
