@@ -148,13 +148,10 @@ impl Broker {
             config.thread_authority.as_ref().map(ThreadAuthority::new).transpose().map_err(StartError::ThreadAuthority)?;
         let policy = Arc::new(policy::PolicySource::open(config.policy_file.as_deref(), &config.data_dir)?);
         let store = open_store(&config, &data_dir).await?;
-        let master = master_key::read(&data_dir, &*store).await?;
-        let previous = data_dir.previous_key(LONGEST_TOKEN_LIFE)?;
         let public_url = match &config.public_url {
             Some(url) => url.clone(),
             None => format!("{}://{address}", config.scheme()),
         };
-        let tokens = Tokens::new(master, previous, config.alg, config.token_ttl(), policy.clone());
         let node = data_dir.node_id()?;
         store.write_as(&node);
         let gateway_listener = match config.gateway_listen {
@@ -169,7 +166,11 @@ impl Broker {
             return Err(StartError::Exposed(exposed));
         }
         let nodes = Nodes::new(node.clone(), Origin::of(&config, &public_url, gateway), config.node_timeout());
+        // Before the key is read: who replaces it sees that this one is there.
         nodes.beat(&*store, clock.now()).await?;
+        let master = master_key::read(&data_dir, &*store).await?;
+        let previous = data_dir.previous_key(LONGEST_TOKEN_LIFE)?;
+        let tokens = Tokens::new(master, previous, config.alg, config.token_ttl(), policy.clone());
         let deployment = Arc::new(Deployment {
             config,
             public_url,
@@ -232,7 +233,8 @@ impl Broker {
         self.tls.as_ref().map_or(Ok(false), |tls| tls.reload())
     }
 
-    /// Serves until `shutdown` resolves, then lets requests under way finish for a few seconds. Sandboxes go on running.
+    /// Serves until `shutdown` resolves or the master key is no longer the database's, then lets requests under way finish for a few
+    /// seconds. Sandboxes go on running.
     pub async fn run(&self, shutdown: impl Future<Output = ()> + Send) {
         let interval = Duration::from_millis(self.deployment.config.reaper_interval_ms);
         let reaper = self.reaper.clone();
@@ -246,7 +248,8 @@ impl Broker {
         });
         let rates = Arc::new(Rates::new(&self.deployment.config.rate_limits, self.deployment.config.failures_per_minute()));
         let tidying = tokio::spawn(tidy(self.deployment.clone(), rates.clone()));
-        let beating = tokio::spawn(beat(self.deployment.clone()));
+        let told = CancellationToken::new();
+        let beating = tokio::spawn(beat(self.deployment.clone(), told.clone()));
         let hearing = tokio::spawn(hear(self.lifecycle.clone()));
         let watching = tokio::spawn(watch_policy(self.deployment.clone()));
         let dataplane = dataplane::Dataplane {
@@ -271,7 +274,6 @@ impl Broker {
         let config = &self.deployment.config;
         let gateway = cobox_gateway::Gateway::new(Arc::new(dataplane), config.gateway_limits);
         let http::Routers { main, dataplane } = http::routers(api, gateway);
-        let told = CancellationToken::new();
         let serve = |listener, router| {
             let serving = server::Serving { router, tls: self.tls.clone(), metrics: self.metrics.clone() };
             server::serve(listener, &self.lanes, serving, config.max_connections, told.cancelled())
@@ -284,8 +286,10 @@ impl Broker {
             }
         };
         tokio::join!(serving, async {
-            shutdown.await;
-            told.cancel();
+            tokio::select! {
+                () = shutdown => told.cancel(),
+                () = told.cancelled() => {}
+            }
         });
         // Between two awaits of a tick nothing is half done that the next start wouldn't finish.
         for task in [reaping, beating, hearing, watching, tidying].into_iter().chain(renewing) {
@@ -348,13 +352,25 @@ async fn tidy(deployment: Arc<Deployment>, rates: Arc<Rates>) {
 }
 
 /// Apart from the reaper, whose rounds may take long.
-async fn beat(deployment: Arc<Deployment>) {
+async fn beat(deployment: Arc<Deployment>, stop: CancellationToken) {
+    let fingerprint = deployment.tokens.fingerprint();
     let mut ticks = tokio::time::interval(deployment.nodes.beat_every());
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         if let Err(error) = deployment.nodes.beat(&*deployment.store, deployment.now()).await {
             tracing::error!(%error, "the other brokers could not be told that this one lives");
+        }
+        if !deployment.store.is_shared() {
+            continue;
+        }
+        match deployment.store.agree(master_key::AGREED, &fingerprint).await {
+            Ok(agreed) if agreed != fingerprint => {
+                tracing::error!("the master key was replaced while this broker ran, so it stops; copy the new one here and start it again");
+                return stop.cancel();
+            }
+            Ok(_) => {}
+            Err(error) => tracing::error!(%error, "whether the master key is still the database's could not be read"),
         }
     }
 }

@@ -12,13 +12,19 @@ use crate::{
     StartError,
     config::Config,
     data_dir::{DataDir, DataDirError},
-    domain::tokens::LONGEST_TOKEN_LIFE,
+    domain::{audit::AuditRecord, tokens::LONGEST_TOKEN_LIFE},
     open_store,
     store::{MasterRotation, Store},
 };
 
 /// What all brokers on a database have agreed on.
 pub const AGREED: &str = "master_key";
+/// What becomes of the key before it.
+const PREVIOUS: &str = "previous_master_key";
+/// Its tokens live out their time.
+const KEPT: &str = "kept";
+/// Nothing may come of it any more.
+const CONDEMNED: &str = "condemned";
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MasterKeyRotation {
@@ -44,6 +50,7 @@ pub async fn rotate_master_key(config: &Config, wish: MasterKeyRotation) -> Resu
     let store = open_store(config, &data_dir).await?;
     let now = Timestamp::now();
     let node = data_dir.node_id()?;
+    store.write_as(&node);
     let is_recent = |seen_at: Timestamp| now.saturating_since(seen_at) < config.node_timeout();
     let alive = store.nodes().await?.into_iter().find(|other| other.id != node && is_recent(other.seen_at));
     if let Some(other) = alive {
@@ -53,7 +60,7 @@ pub async fn rotate_master_key(config: &Config, wish: MasterKeyRotation) -> Resu
     let fresh = MasterKey::generate();
     data_dir.write_next_key(&fresh)?;
     let old_until = if wish.is_immediate { None } else { Some(now.plus(LONGEST_TOKEN_LIFE)) };
-    let rotation = MasterRotation { now, old_until, agreed: AGREED, fingerprint: fresh.fingerprint() };
+    let rotation = rotation(&fresh, now, old_until, &config.workspace);
     let sandboxes = store.rotate_master(&rotation).await?;
     let previous = old.as_ref().filter(|_| !wish.is_immediate);
     data_dir.take_next_key(previous)?;
@@ -65,9 +72,18 @@ pub async fn rotate_master_key(config: &Config, wish: MasterKeyRotation) -> Resu
     })
 }
 
+fn rotation(fresh: &MasterKey, now: Timestamp, old_until: Option<Timestamp>, workspace: &str) -> MasterRotation {
+    let (previous, word) = if old_until.is_some() { (KEPT, "graceful") } else { (CONDEMNED, "immediate") };
+    let audit = AuditRecord::new(now, workspace, "master_key.rotated").detail(format!("{word}, at the broker itself"));
+    MasterRotation { now, old_until, agreed: [(AGREED, fresh.fingerprint()), (PREVIOUS, previous.to_owned())], audit }
+}
+
 /// The key this database is used with, which is the file's, or the one that was about to take its place.
 pub async fn read(data_dir: &DataDir, store: &dyn Store) -> Result<MasterKey, StartError> {
-    let key = data_dir.master_key(store.has_sandboxes(None).await?)?;
+    let key = match data_dir.master_key(store.has_sandboxes(None).await?) {
+        Err(missing @ DataDirError::KeyMissing(_)) => return take_agreed(data_dir, store).await?.ok_or_else(|| missing.into()),
+        key => key?,
+    };
     let fingerprint = key.fingerprint();
     let agreed = store.agree(AGREED, &fingerprint).await?;
     if agreed == fingerprint {
@@ -75,12 +91,23 @@ pub async fn read(data_dir: &DataDir, store: &dyn Store) -> Result<MasterKey, St
     }
     match data_dir.next_key()?.filter(|next| next.fingerprint() == agreed) {
         Some(next) => {
-            data_dir.take_next_key(Some(&key))?;
+            let is_condemned = store.agree(PREVIOUS, KEPT).await? == CONDEMNED;
+            data_dir.take_next_key(Some(&key).filter(|_| !is_condemned))?;
             Ok(next)
         }
         // With another key its tokens would open nothing on other nodes, nor would theirs here.
         None => Err(DataDirError::KeyDiffers(data_dir.master_key_path()).into()),
     }
+}
+
+/// The key that was about to take a lost one's place, if the database names it already.
+async fn take_agreed(data_dir: &DataDir, store: &dyn Store) -> Result<Option<MasterKey>, StartError> {
+    let Some(next) = data_dir.next_key()? else { return Ok(None) };
+    if store.agree(AGREED, &next.fingerprint()).await? != next.fingerprint() {
+        return Ok(None);
+    }
+    data_dir.take_next_key(None)?;
+    Ok(Some(next))
 }
 
 #[cfg(test)]
@@ -98,14 +125,28 @@ mod tests {
         let fresh = MasterKey::generate();
         data_dir.write_next_key(&fresh).unwrap();
         assert_eq!(read(&data_dir, &*store).await.unwrap().expose(), old.expose());
-        let rotation = MasterRotation { now: Timestamp::now(), old_until: None, agreed: AGREED, fingerprint: fresh.fingerprint() };
-        store.rotate_master(&rotation).await.unwrap();
+        let now = Timestamp::now();
+        store.rotate_master(&rotation(&fresh, now, Some(now.plus(LONGEST_TOKEN_LIFE)), "default")).await.unwrap();
         assert_eq!(read(&data_dir, &*store).await.unwrap().expose(), fresh.expose());
         assert_eq!(data_dir.master_key(true).unwrap().expose(), fresh.expose());
         assert_eq!(data_dir.previous_key(LONGEST_TOKEN_LIFE).unwrap().unwrap().expose(), old.expose());
         assert!(data_dir.next_key().unwrap().is_none());
         std::fs::write(data_dir.master_key_path(), [1; 32]).unwrap();
         assert!(matches!(read(&data_dir, &*store).await, Err(StartError::DataDir(DataDirError::KeyDiffers(_)))));
+    }
+
+    #[tokio::test]
+    async fn an_immediate_replacement_that_broke_off_keeps_no_condemned_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config { data_dir: dir.path().to_owned(), ..Config::default() };
+        let data_dir = DataDir::open(dir.path()).unwrap();
+        let store = open_store(&config, &data_dir).await.unwrap();
+        read(&data_dir, &*store).await.unwrap();
+        let fresh = MasterKey::generate();
+        data_dir.write_next_key(&fresh).unwrap();
+        store.rotate_master(&rotation(&fresh, Timestamp::now(), None, "default")).await.unwrap();
+        assert_eq!(read(&data_dir, &*store).await.unwrap().expose(), fresh.expose());
+        assert!(data_dir.previous_key(LONGEST_TOKEN_LIFE).unwrap().is_none());
     }
 
     #[test]

@@ -72,6 +72,7 @@ pub struct ShareInfo {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RevokeRequest {
+    /// A token's id, or a share's: every token that came by it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub jti: Option<String>,
     /// An API key's id: every token issued under it.
@@ -83,7 +84,7 @@ pub struct RevokeRequest {
     pub principal: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<String>,
-    /// Of `jti`, `grant` and `principal`; the caller's own unless told.
+    /// Of `principal`, and of a `jti` that is no longer known; the caller's own unless told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace: Option<String>,
 }

@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use super::{
     model::{Caller, Sandbox},
     nodes::Nodes,
-    tokens::{LONGEST_TOKEN_LIFE, Tokens},
+    tokens::{LONGEST_POSSESSION, Tokens},
 };
 use crate::{
     clock::Clock,
@@ -93,7 +93,7 @@ impl Deployment {
     /// An ending now; what it revokes can't be of use to anybody later.
     pub fn ending(&self, reason: impl Into<String>, audit: super::audit::AuditRecord) -> Ending {
         let now = self.now();
-        Ending { now, reason: reason.into(), revoke_until: now.plus(LONGEST_TOKEN_LIFE), audit }
+        Ending { now, reason: reason.into(), revoke_until: now.plus(LONGEST_POSSESSION), audit }
     }
 }
 

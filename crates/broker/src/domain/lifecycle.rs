@@ -427,7 +427,7 @@ impl Lifecycle {
             version: self.next_version(),
             issuer: ISSUER.to_owned(),
             keys: d.tokens.verify_keys(sandbox, at),
-            revoked: revocations.list,
+            revoked: revocations.list.clone(),
             lease_expires_at: told.lease_end,
             disk_full: told.is_disk_full,
             ending: None,

@@ -21,6 +21,8 @@ use crate::store::{Note, RetiredToken};
 
 /// How long a token that was replaced still counts: what is under way with it has this long to go over to the new one.
 const ROTATION_GRACE: Duration = Duration::from_secs(30);
+/// When to try again where too many were replaced: some of those have expired by then.
+const RETIRE_AGAIN_SECONDS: u32 = 60;
 
 impl Sessions {
     pub async fn refresh(&self, asking: &Asking<'_>, id: &SessionId, wish: &RefreshRequest) -> Result<RefreshResponse, ApiError> {
@@ -90,7 +92,11 @@ impl Sessions {
             until: Timestamp::from_unix(claims.exp.saturating_add(REFRESH_GRACE_SECONDS)),
             audit,
         };
-        d.store.retire_token(&retired).await.map_err(internal)
+        if d.store.retire_token(&retired).await.map_err(internal)? {
+            return Ok(());
+        }
+        let message = "rotate: too many tokens of this sandbox were replaced within the hour; refresh with `\"rotate\": false`, or later";
+        Err(ApiError { retry_after: Some(RETIRE_AGAIN_SECONDS), ..ApiError::new(ErrorCode::RateLimited, message) })
     }
 
     /// Extends the lease, never a token. A suspended sandbox is started again, and not waited for longer than the caller wants.

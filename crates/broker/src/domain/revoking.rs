@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use cobox_protocol::{
-    ApiError, ErrorCode, RequestId, SandboxId, SessionId,
+    ApiError, ErrorCode, KeyId, RequestId, SandboxId, SessionId, ShareId, Timestamp, TokenId,
     control::IssuedTo,
     id::is_foreign_id,
     token::{RevokeRequest, RevokeResponse, RotateKeyResponse, RotationMode},
@@ -20,10 +20,7 @@ use super::{
     shares::TELL_WAIT,
     tokens::{LONGEST_POSSESSION, LONGEST_TOKEN_LIFE},
 };
-use crate::store::{RevokeWish, RevokedTokens, Rotation};
-
-/// Keys of one sandbox that count at once: a rotation every few minutes, for as long as a token can live.
-const MAX_GENERATIONS: u32 = 16;
+use crate::store::{RevokeWish, RevokedTokens, Rotated, Rotation};
 
 pub struct Revoking {
     pub deployment: Arc<Deployment>,
@@ -51,8 +48,16 @@ impl Revoking {
                 let bound = d.store.session(&id).await.map_err(internal)?.ok_or_else(not_found)?;
                 (bound.session.workspace, Some(bound.sandbox.id), earlier(IssuedTo::Session, id.as_str()))
             }
-            Named::Jti(jti) => (workspace, None, RevokedTokens::Jti(jti.to_owned())),
-            Named::Grant(grant) => (workspace, None, earlier(IssuedTo::Grant, grant)),
+            Named::Jti(jti) => {
+                // One whose record is gone is revoked all the same, where the caller says or is.
+                let found = d.store.workspace_of_token(&jti).await.map_err(internal)?;
+                (found.unwrap_or(workspace), None, RevokedTokens::Jti(jti))
+            }
+            Named::Grant(id) => {
+                let not_found = || ApiError::new(ErrorCode::KeyNotFound, format!("there is no key {id}"));
+                let key = d.store.key(&id).await.map_err(internal)?.ok_or_else(not_found)?;
+                (key.principal.workspace, None, earlier(IssuedTo::Grant, id.as_str()))
+            }
             Named::Principal(name) => {
                 if d.store.principal(&workspace, name).await.map_err(internal)?.is_none() {
                     return Err(ApiError::new(ErrorCode::PrincipalNotFound, "principal: the workspace has none of this name"));
@@ -97,8 +102,11 @@ impl Revoking {
         };
         let old_until = (mode == RotationMode::Graceful).then(|| now.plus(LONGEST_TOKEN_LIFE));
         let audit = AuditRecord::of_sandbox(now, &sandbox, "sandbox.key_rotated", word).by(caller, request_id);
-        let rotation = Rotation { now, old_until, max_generations: MAX_GENERATIONS };
-        let rotated = d.store.rotate_key(&sandbox.id, &rotation, &audit).await.map_err(internal)?.ok_or_else(not_found)?;
+        let rotated = match d.store.rotate_key(&sandbox.id, &Rotation { now, old_until }, &audit).await.map_err(internal)? {
+            Rotated::Rotated(sandbox) => sandbox,
+            Rotated::TooSoon(until) => return Err(too_soon(until, now)),
+            Rotated::Gone => return Err(not_found()),
+        };
         self.lifecycle.tell_soon(&rotated.id, TELL_WAIT).await;
         let old_keys_until = rotated.old_keys.map(|old| old.until);
         Ok(RotateKeyResponse { sandbox_id: rotated.id, generation: rotated.generation, old_keys_until })
@@ -125,15 +133,22 @@ fn not_found() -> ApiError {
     ApiError::new(ErrorCode::SandboxNotFound, "there is no sandbox of this id")
 }
 
+fn too_soon(until: Timestamp, now: Timestamp) -> ApiError {
+    let message = format!("mode: tokens of an older key are good until {until}; rotate gracefully after that, or immediately now");
+    let retry_after = u32::try_from(until.saturating_since(now).as_secs()).ok();
+    ApiError { retry_after, ..ApiError::new(ErrorCode::SandboxConflict, message) }
+}
+
 enum Named<'a> {
-    Jti(&'a str),
-    Grant(&'a str),
+    /// A token's or a share's.
+    Jti(String),
+    Grant(KeyId),
     Session(&'a str),
     Principal(&'a str),
     Sandbox(&'a str),
 }
 
-/// The one thing a request names.
+/// The one thing a request names. What it says is never repeated unless it is an id: it may be a secret in the wrong place.
 fn named(wish: &RevokeRequest) -> Result<Named<'_>, ApiError> {
     let RevokeRequest { jti, grant, session, principal, sandbox, workspace } = wish;
     let given = [jti, grant, session, principal, sandbox].map(|f| f.as_deref());
@@ -144,8 +159,12 @@ fn named(wish: &RevokeRequest) -> Result<Named<'_>, ApiError> {
         return Err(ApiError::invalid("jti, grant, session, principal, sandbox: must have 1 to 256 characters and no control characters"));
     }
     match given {
-        [Some(jti), ..] => Ok(Named::Jti(jti)),
-        [_, Some(grant), ..] => Ok(Named::Grant(grant)),
+        [Some(jti), ..] if jti.parse::<TokenId>().is_ok() || jti.parse::<ShareId>().is_ok() => Ok(Named::Jti(jti.to_owned())),
+        [Some(_), ..] => Err(ApiError::invalid("jti: must be a token's or a share's id, `tok_…` or `shr_…`; never send the token itself")),
+        [_, Some(grant), ..] => grant
+            .parse()
+            .map(Named::Grant)
+            .map_err(|_| ApiError::invalid("grant: must be an API key's id, `key_…`; never send the key itself")),
         [_, _, Some(session), ..] => Ok(Named::Session(session)),
         [_, _, _, Some(principal), _] => Ok(Named::Principal(principal)),
         [.., sandbox] => Ok(Named::Sandbox(sandbox.unwrap_or_default())),

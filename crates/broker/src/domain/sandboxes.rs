@@ -16,6 +16,7 @@ use super::{
     lifecycle::Lifecycle,
     model::{Caller, Sandbox},
     sessions::{Asking, new_sandbox},
+    shares::TELL_WAIT,
 };
 use crate::{
     policy::Quota,
@@ -94,7 +95,13 @@ impl Sandboxes {
         change.name = wish.name;
         let told = AuditRecord::of_sandbox(d.now(), &sandbox, "sandbox.changed", &words(&change)).by(asking.caller, asking.request_id);
         match d.store.change_sandbox(&sandbox.id, &change, &told).await.map_err(internal)? {
-            ChangedSandbox::Changed(sandbox) => self.info_with_tags(*sandbox).await,
+            ChangedSandbox::Changed(changed) => {
+                if changed.generation != sandbox.generation {
+                    // Its tokens have ended; what is open by them does when it knows.
+                    self.lifecycle.tell_soon(&changed.id, TELL_WAIT).await;
+                }
+                self.info_with_tags(*changed).await
+            }
             ChangedSandbox::NameTaken(id) => Err(name_taken(&change.name.flatten().unwrap_or_default(), &id)),
             ChangedSandbox::TooManyTags(count) => {
                 Err(ApiError::invalid(format!("tags: it would have {count}; at most {MAX_ALL_TAGS} are kept, the broker's among them")))

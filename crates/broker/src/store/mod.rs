@@ -2,7 +2,10 @@
 
 pub mod sql;
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    sync::{Arc, OnceLock},
+};
 
 use async_trait::async_trait;
 use cobox_protocol::{
@@ -13,7 +16,7 @@ use cobox_protocol::{
     tags::{TagFilter, Tags},
 };
 
-use cobox_token::Claims;
+use cobox_token::{Claims, RevocationView};
 use tokio::sync::broadcast;
 
 use crate::{
@@ -181,7 +184,7 @@ pub enum DisabledPrincipal {
 pub struct Ending {
     pub now: Timestamp,
     pub reason: String,
-    /// When the last token that could be concerned has expired.
+    /// When the last token that could be concerned doesn't even prove possession.
     pub revoke_until: Timestamp,
     pub audit: AuditRecord,
 }
@@ -252,17 +255,32 @@ pub struct Rotation {
     pub now: Timestamp,
     /// Until when tokens of the key before it count; without it they no longer do.
     pub old_until: Option<Timestamp>,
-    /// How many generations may count at once; the oldest go first.
-    pub max_generations: u32,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rotated {
+    Rotated(Box<Sandbox>),
+    /// Until then an older key still counts, and would for longer.
+    TooSoon(Timestamp),
+    /// The sandbox has ended.
+    Gone,
+}
+
+#[derive(Default)]
 pub struct RevocationList {
     /// Of the newest one in the list; changes whenever one is added.
     pub sequence: u64,
     /// When the last one began to count, in Unix seconds. With the sequence it tells one list from another.
     pub last_start: i64,
     pub list: Vec<Revocation>,
+    /// Made when it is first asked, and once for all who ask the same list.
+    view: OnceLock<RevocationView>,
+}
+
+impl RevocationList {
+    pub fn covers(&self, claims: &Claims) -> bool {
+        self.view.get_or_init(|| RevocationView::new(&self.list)).covers(claims)
+    }
 }
 
 /// A token that was replaced: it counts for a moment longer, so that what is under way with it can go over to the new one.
@@ -303,9 +321,9 @@ pub struct MasterRotation {
     pub now: Timestamp,
     /// Until when tokens of the key before it count; without it they no longer do.
     pub old_until: Option<Timestamp>,
-    /// What brokers agree on by this name is from now on the fingerprint.
-    pub agreed: &'static str,
-    pub fingerprint: String,
+    /// What brokers agree on from now on, by its names.
+    pub agreed: [(&'static str, String); 2],
+    pub audit: AuditRecord,
 }
 
 /// The end of a chain of audit records, and what the first that is kept is linked to.
@@ -425,6 +443,7 @@ pub trait Store: Send + Sync {
     async fn session_tags(&self, ids: &[&SessionId]) -> Stored<HashMap<String, Tags>>;
 
     async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox>;
+    /// One that becomes its owner's alone gets its next key: every token of it ends.
     async fn change_sandbox(&self, id: &SandboxId, change: &SandboxChange, audit: &AuditRecord) -> Stored<ChangedSandbox>;
     /// A sandbox, ended or not.
     async fn sandbox(&self, id: &SandboxId) -> Stored<Option<Sandbox>>;
@@ -449,12 +468,15 @@ pub trait Store: Send + Sync {
     /// Ends a sandbox (`terminated` or `failed`) with its sessions, leaving the intent to destroy it. `None` when it has ended already.
     async fn end_sandbox(&self, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>>;
 
-    async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList>;
-    async fn retire_token(&self, token: &RetiredToken) -> Stored<()>;
+    /// A sandbox for which too many would be kept gets its next key instead, which ends all its tokens.
+    async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<Arc<RevocationList>>;
+    /// False when the sandbox has too many revocations for that.
+    async fn retire_token(&self, token: &RetiredToken) -> Stored<bool>;
+    /// Where a token was issued or a share was made, as long as that is known.
+    async fn workspace_of_token(&self, jti: &str) -> Stored<Option<String>>;
     /// Answers with its number among all revocations.
     async fn revoke(&self, wish: &RevokeWish) -> Stored<u64>;
-    /// `None` when the sandbox has ended.
-    async fn rotate_key(&self, id: &SandboxId, rotation: &Rotation, audit: &AuditRecord) -> Stored<Option<Sandbox>>;
+    async fn rotate_key(&self, id: &SandboxId, rotation: &Rotation, audit: &AuditRecord) -> Stored<Rotated>;
     async fn opaque_token(&self, hash: &[u8; 32]) -> Stored<Option<Claims>>;
 
     async fn principal(&self, workspace: &str, name: &str) -> Stored<Option<Principal>>;

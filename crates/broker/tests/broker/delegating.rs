@@ -1,6 +1,9 @@
 //! Narrower tokens: from a caller's own grant, or from a token that somebody holds.
 
-use cobox_protocol::{control::Revocation, key::PrincipalKind};
+use cobox_protocol::{
+    control::{Earlier, IssuedTo, Revocation},
+    key::PrincipalKind,
+};
 use serde_json::{Value, json};
 
 use crate::harness::{Client, NEWEST, World, claims, sandbox_id, session_path};
@@ -129,6 +132,28 @@ async fn what_was_delegated_ends_with_every_token_it_comes_from() {
     for (answer, is_dead) in [(&made, true), (&child, true), (&grandchild, true), (&last, true), (&other, false)] {
         assert_eq!(view.covers(&serde_json::from_value(says(answer)).unwrap()), is_dead);
     }
+}
+
+/// As it would be made while a revocation of all that was issued so far is being written down.
+#[tokio::test]
+async fn what_is_delegated_counts_as_issued_when_its_first_parent_was() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let delegate = format!("{}/delegate", session_path(&made));
+    let issued_by = says(&made)["iat"].as_i64().unwrap();
+    let mut parent = made.clone();
+    for _ in 0..2 {
+        world.clock.advance(10);
+        parent = ann.with(&parent["token"]).post(&delegate, json!({ "capabilities": ["fs_read"] })).await.ok(200);
+        let token = says(&parent);
+        assert_eq!((&token["iat"], token["nbf"].as_i64()), (&json!(issued_by), Some(cobox_broker::Clock::now(&*world.clock).unix())));
+        let of_ann = Earlier { of: IssuedTo::Principal, value: "ann".into(), issued_by };
+        let view = cobox_token::RevocationView::new(&[Revocation::Earlier(of_ann)]);
+        assert!(view.covers(&serde_json::from_value(token).unwrap()));
+    }
+    ann.with(&parent["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.ok(200);
 }
 
 #[tokio::test]

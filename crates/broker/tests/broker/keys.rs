@@ -57,6 +57,33 @@ async fn a_key_ends_when_it_was_told_to_and_no_token_outlives_it() {
 }
 
 #[tokio::test]
+async fn an_end_brought_forward_counts_for_tokens_from_before_and_one_put_off_does_not() {
+    let world = World::new();
+    let broker = world.start().await;
+    let root = operator(&broker).await;
+    let made = root.post("/v1/keys", json!({ "name": "bot", "kind": "agent" })).await.ok(201);
+    let bot = root.with(&made["api_key"]);
+    let session = bot.ensure("t").await;
+    let way = format!("/dp/{}/v1/x", sandbox_id(&session));
+    let now = cobox_broker::Clock::now(&*world.clock);
+    let expire = async |seconds: u64| {
+        let wish = json!({ "expires_at": now.plus(std::time::Duration::from_secs(seconds)) });
+        root.call(Method::PATCH, &format!("/v1/keys/{}", text(&made["id"])), Some(wish), &[]).await.ok(200);
+    };
+    let told = || world.provider.boxd(&sandbox_id(&session)).state.lock().unwrap().revoked.clone();
+    expire(100).await;
+    expire(200).await;
+    world.clock.advance(199);
+    broker.tick().await;
+    bot.with(&session["token"]).get(&way).await.ok(200);
+    assert_eq!(told(), []);
+    world.clock.advance(1);
+    broker.tick().await;
+    assert_eq!(bot.with(&session["token"]).get(&way).await.error(401), "TOKEN_REVOKED");
+    assert_eq!(told(), [Revocation::Grant(text(&made["id"]).to_owned())]);
+}
+
+#[tokio::test]
 async fn the_last_way_in_for_an_operator_is_never_ended() {
     let world = World::new();
     let broker = world.start().await;

@@ -2,11 +2,11 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
-use cobox_broker::{Broker, MasterKeyRotation, rotate_master_key};
+use cobox_broker::{Broker, MasterKeyRotation, domain::audit::AuditRecord, rotate_master_key, store::MasterRotation};
 use cobox_testkit::TestDatabase;
 use serde_json::json;
 
-use crate::harness::{World, claims, sandbox_id, session_path};
+use crate::harness::{NEWEST, World, claims, sandbox_id, session_path};
 
 const GRACEFUL: MasterKeyRotation = MasterKeyRotation { is_immediate: false, is_lost: false };
 const IMMEDIATE: MasterKeyRotation = MasterKeyRotation { is_immediate: true, is_lost: false };
@@ -113,13 +113,38 @@ async fn an_immediate_replacement_ends_every_token_and_no_key_also_when_the_old_
         let rotated = rotate_master_key(&config, wish).await.unwrap();
         assert_eq!((rotated.previous_key, rotated.old_tokens_until), (None, None));
         assert!(!world.config.data_dir.join("master.previous.key").exists());
+        if is_lost {
+            // As if it had broken off before the new key got its name.
+            fs::rename(key_file(&world), world.config.data_dir.join("master.next.key")).unwrap();
+        }
         let again = world.start().await;
+        let audit = again.broker.as_ref().unwrap().store().audit("default", None, &NEWEST).await.unwrap();
+        let record = &audit.iter().find(|(_, r)| r.action == "master_key.rotated").unwrap().1;
+        assert!(record.detail.as_ref().unwrap().starts_with("immediate"));
         let ann = ann.at(&again);
         assert_eq!(ann.with(&made["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
         let fresh = ann.ensure("t").await;
         assert_eq!(fresh["session_id"], made["session_id"]);
         ann.with(&fresh["token"]).get(&path).await.ok(200);
     }
+}
+
+#[tokio::test]
+async fn a_broker_whose_key_was_replaced_behind_its_back_stops() {
+    let database = TestDatabase::new().await;
+    let mut world = World::cluster(&database, 1).remove(0);
+    // It beats four times in that.
+    world.config.node_timeout_seconds = 4;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let broker = Broker::start_with_clock(world.config.clone(), world.provider.clone(), listener, world.clock.clone()).await.unwrap();
+    let replacing = async {
+        let now = cobox_broker::Clock::now(&*world.clock);
+        let agreed = [("master_key", "another".to_owned()), ("previous_master_key", "condemned".to_owned())];
+        let audit = AuditRecord::new(now, "default", "master_key.rotated");
+        broker.store().rotate_master(&MasterRotation { now, old_until: None, agreed, audit }).await.unwrap();
+    };
+    let both = async { tokio::join!(broker.run(std::future::pending()), replacing) };
+    tokio::time::timeout(std::time::Duration::from_secs(30), both).await.expect("it stops by itself");
 }
 
 #[tokio::test]

@@ -1,5 +1,10 @@
 //! Taking back: tokens by what they have in common, a sandbox's key gracefully or at once, and a sandbox by an operator.
 
+use cobox_broker::{
+    Clock,
+    domain::{audit::AuditRecord, tokens::MAX_REVOCATIONS},
+    store::RetiredToken,
+};
 use cobox_protocol::{Timestamp, control::Revocation, key::PrincipalKind};
 use cobox_testkit::TestDatabase;
 use serde_json::{Value, json};
@@ -69,11 +74,56 @@ async fn a_revocation_names_one_thing_that_exists() {
     assert_eq!(root.post(REVOKE, json!({ "session": "x" })).await.error(404), "SESSION_NOT_FOUND");
     assert_eq!(root.post(REVOKE, json!({ "sandbox": "x" })).await.error(404), "SANDBOX_NOT_FOUND");
     assert_eq!(root.post(REVOKE, json!({ "principal": "nobody" })).await.error(404), "PRINCIPAL_NOT_FOUND");
-    let one = root.post(REVOKE, json!({ "jti": "a" })).await.ok(200)["sequence"].as_u64().unwrap();
-    let two = root.post(REVOKE, json!({ "jti": "b" })).await.ok(200)["sequence"].as_u64().unwrap();
+    assert_eq!(root.post(REVOKE, json!({ "grant": "key_00000000000000000000000000" })).await.error(404), "KEY_NOT_FOUND");
+    let one = root.post(REVOKE, json!({ "jti": "tok_00000000000000000000000000" })).await.ok(200)["sequence"].as_u64().unwrap();
+    let two = root.post(REVOKE, json!({ "jti": "shr_00000000000000000000000000" })).await.ok(200)["sequence"].as_u64().unwrap();
     assert!(two > one);
     let audit = broker.broker.as_ref().unwrap().store().audit("default", None, &NEWEST).await.unwrap();
     assert_eq!(audit.iter().filter(|(_, r)| r.action == "tokens.revoked" && r.principal.as_deref() == Some("root")).count(), 2);
+}
+
+#[tokio::test]
+async fn a_secret_in_the_place_of_an_id_is_refused_and_written_nowhere() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
+    let opaque = json!({ "thread_id": "t", "mode": "ensure", "token_format": "opaque" });
+    let made = ann.post("/v1/sandbox/sessions", opaque).await.ok(200);
+    let (token, key) = (made["token"].as_str().unwrap(), ann.key.as_ref().unwrap().expose());
+    for body in [json!({ "jti": token }), json!({ "jti": key }), json!({ "grant": key }), json!({ "grant": token }), json!({ "jti": "a" })]
+    {
+        let refused = root.post(REVOKE, body).await;
+        let said = String::from_utf8_lossy(&refused.bytes).into_owned();
+        assert!(!said.contains(token) && !said.contains(key), "{said}");
+        assert_eq!(refused.error(400), "INVALID_REQUEST");
+    }
+    assert_eq!(world.provider.boxd(&sandbox_id(&made)).state.lock().unwrap().revoked, []);
+    let audit = broker.broker.as_ref().unwrap().store().audit("default", None, &NEWEST).await.unwrap();
+    assert!(audit.iter().all(|(_, r)| r.action != "tokens.revoked"));
+}
+
+#[tokio::test]
+async fn what_is_revoked_ends_in_the_workspace_it_is_of_whoever_asks() {
+    for by in ["jti", "grant", "share"] {
+        let world = World::new();
+        let broker = world.start().await;
+        let (eve, root) = (broker.stranger().await, broker.key("root", PrincipalKind::Operator).await);
+        let mut made = eve.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "ensure", "access": "owner" })).await.ok(200);
+        let body = match by {
+            "share" => {
+                let wish = json!({ "name": "dora", "kind": "human", "workspace": "elsewhere" });
+                let dora = root.with(&root.post("/v1/keys", wish).await.ok(201)["api_key"]);
+                let shared = json!({ "principal": "dora", "capabilities": ["fs_read"] });
+                let shared = eve.post(&format!("{}/share", session_path(&made)), shared).await.ok(201);
+                made = dora.ensure("t").await;
+                json!({ "jti": shared["id"] })
+            }
+            by => json!({ by: claim(&made, by) }),
+        };
+        root.post(REVOKE, body).await.ok(200);
+        let path = format!("/dp/{}/v1/x", sandbox_id(&made));
+        assert_eq!(eve.with(&made["token"]).get(&path).await.error(401), "TOKEN_REVOKED", "by {by}");
+    }
 }
 
 #[tokio::test]
@@ -115,8 +165,11 @@ async fn a_graceful_rotation_lets_old_tokens_live_out_their_time_and_an_immediat
     assert_eq!(claims(second["token"].as_str().unwrap())["gen"], 2);
     let renewed = ann.post(&format!("{}/refresh", session_path(&made)), json!({ "current_token": made["token"] })).await.ok(200);
     assert_eq!(claims(renewed["token"].as_str().unwrap())["gen"], 2);
-    root.post(&rotate, json!({ "mode": "graceful" })).await.ok(200);
-    assert_eq!(key_ids(), kids(&[1, 2, 3]));
+    // Another one would let the first key count for longer.
+    let refused = root.post(&rotate, json!({ "mode": "graceful" })).await;
+    assert_eq!(refused.headers["retry-after"], "3610");
+    assert_eq!(refused.error(409), "SANDBOX_CONFLICT");
+    assert_eq!(key_ids(), kids(&[1, 2]));
     for token in [&made["token"], &second["token"]] {
         ann.with(token).get(&path).await.ok(200);
     }
@@ -124,13 +177,13 @@ async fn a_graceful_rotation_lets_old_tokens_live_out_their_time_and_an_immediat
     world.clock.advance(3700);
     ann.post(&format!("{}/heartbeat", session_path(&made)), json!({})).await.ok(200);
     broker.tick().await;
-    assert_eq!(key_ids(), kids(&[3]));
+    assert_eq!(key_ids(), kids(&[2]));
 
     let third = ann.ensure("t").await;
     root.post(&rotate, json!({ "mode": "graceful" })).await.ok(200);
     let rotated = root.call(http::Method::POST, &rotate, None, &[]).await.ok(200);
-    assert_eq!((&rotated["generation"], rotated.get("old_keys_until")), (&json!(5), None));
-    assert_eq!(key_ids(), kids(&[5]));
+    assert_eq!((&rotated["generation"], rotated.get("old_keys_until")), (&json!(4), None));
+    assert_eq!(key_ids(), kids(&[4]));
     assert_eq!(ann.with(&third["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
     let fresh = ann.ensure("t").await;
     ann.with(&fresh["token"]).get(&path).await.ok(200);
@@ -140,7 +193,48 @@ async fn a_graceful_rotation_lets_old_tokens_live_out_their_time_and_an_immediat
     assert_eq!(ann.state(&id).await, "suspended");
     root.post(&rotate, json!({})).await.ok(200);
     let woken = ann.ensure("t").await;
-    assert_eq!((key_ids(), &claims(woken["token"].as_str().unwrap())["gen"]), (kids(&[6]), &json!(6)));
+    assert_eq!((key_ids(), &claims(woken["token"].as_str().unwrap())["gen"]), (kids(&[5]), &json!(5)));
+}
+
+#[tokio::test]
+async fn a_sandbox_with_too_many_revocations_takes_no_rotation_and_the_next_taking_back_ends_all_its_tokens() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    let made = ann.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "ensure", "access": "owner" })).await.ok(200);
+    let (id, path) = (sandbox_id(&made), format!("/dp/{}/v1/x", sandbox_id(&made)));
+    let (share, refresh) = (format!("{}/share", session_path(&made)), format!("{}/refresh", session_path(&made)));
+    ann.post(&share, json!({ "principal": "bob", "capabilities": ["fs_read"] })).await.ok(201);
+    let bobs = bob.ensure("t").await;
+    let (now, store) = (world.clock.now(), broker.broker.as_ref().unwrap().store());
+    for n in 0..MAX_REVOCATIONS {
+        let retired = RetiredToken {
+            workspace: "default".into(),
+            sandbox: id.clone(),
+            jti: format!("tok_{n}"),
+            from: now,
+            until: now.plus(std::time::Duration::from_secs(600)),
+            audit: AuditRecord::new(now, "default", "token.retired"),
+        };
+        assert!(store.retire_token(&retired).await.unwrap());
+    }
+    let rotate = |token: &Value, rotate: bool| json!({ "current_token": token, "rotate": rotate });
+    let refused = ann.post(&refresh, rotate(&made["token"], true)).await;
+    assert_eq!(refused.headers["retry-after"], "60");
+    assert_eq!(refused.error(429), "RATE_LIMITED");
+    ann.post(&refresh, rotate(&made["token"], false)).await.ok(200);
+    ann.with(&made["token"]).get(&path).await.ok(200);
+
+    assert_eq!(ann.delete(&format!("{share}/bob")).await.status, 204, "what is taken back is never refused");
+    for token in [&bobs["token"], &made["token"]] {
+        assert_eq!(ann.with(token).get(&path).await.error(401), "TOKEN_REVOKED");
+    }
+    let told = world.provider.boxd(&id).state.lock().unwrap().clone();
+    assert_eq!(told.keys.iter().map(|k| k.kid.as_str()).collect::<Vec<_>>(), [format!("{id}.2")]);
+    assert_eq!(told.revoked.len(), 1, "what the old key's end says needs no other words");
+    let fresh = ann.ensure("t").await;
+    ann.with(&fresh["token"]).get(&path).await.ok(200);
+    ann.post(&refresh, rotate(&fresh["token"], true)).await.ok(200);
 }
 
 #[tokio::test]

@@ -94,6 +94,11 @@ async fn revoking_a_share_ends_what_came_by_it_at_once_and_nothing_else() {
     let again = bob.ensure("t").await;
     bob.with(&again["token"]).get(&path).await.ok(200);
     assert_eq!(bob.with(&bobs["token"]).get(&path).await.error(401), "TOKEN_REVOKED");
+    // The old one proves nothing for as long as it could have.
+    world.clock.advance(900 + 3500);
+    let refresh = format!("{}/refresh", session_path(&made));
+    assert_eq!(bob.post(&refresh, json!({ "current_token": bobs["token"] })).await.error(401), "TOKEN_REVOKED");
+    bob.post(&refresh, json!({ "current_token": again["token"] })).await.ok(200);
 }
 
 #[tokio::test]
@@ -174,8 +179,23 @@ async fn what_everybody_may_use_is_limited_by_no_share_until_its_sandbox_is_its_
     let share = format!("{}/share", session_path(&made));
     let shared = ann.post(&share, json!({ "principal": "bob", "capabilities": ["fs_read"] })).await.ok(201);
     assert_eq!(shared["is_limit"], false);
-    assert_eq!(bob.ensure("t").await["scopes"], carl.ensure("t").await["scopes"]);
-    ann.call(http::Method::PATCH, "/v1/sandboxes/dev", Some(json!({ "access": "owner" })), &[]).await.ok(200);
+    let (bobs, carls) = (bob.ensure("t").await, carl.ensure("t").await);
+    assert_eq!(bobs["scopes"], carls["scopes"]);
+    let (id, path) = (sandbox_id(&made), format!("/dp/{}/v1/x", sandbox_id(&made)));
+    let patch =
+        async |access: &str| ann.call(http::Method::PATCH, "/v1/sandboxes/dev", Some(json!({ "access": access })), &[]).await.ok(200);
+    let key_ids = || world.provider.boxd(&id).state.lock().unwrap().keys.iter().map(|k| k.kid.clone()).collect::<Vec<_>>();
+    patch("workspace").await;
+    assert_eq!(key_ids(), [format!("{id}.1")]);
+    patch("owner").await;
+    // What everybody had while they might ends with that, and boxd has been told.
+    assert_eq!(key_ids(), [format!("{id}.2")]);
+    for token in [&made["token"], &bobs["token"], &carls["token"]] {
+        assert_eq!(ann.with(token).get(&path).await.error(401), "TOKEN_REVOKED");
+    }
+    let fresh = ann.ensure("t").await;
+    patch("owner").await;
+    ann.with(&fresh["token"]).get(&path).await.ok(200);
     assert_eq!(bob.ensure("t").await["scopes"], json!(["fs:ro"]));
     assert_eq!(carl.post(SESSIONS, json!({ "thread_id": "t", "mode": "ensure" })).await.error(403), "FORBIDDEN");
     assert_eq!(ann.get(&share).await.ok(200)["items"][0]["is_limit"], true);

@@ -114,7 +114,7 @@ async fn every_revocation_changes_the_sequence(stores: &[SqlStore]) {
         while !is_done.load(std::sync::atomic::Ordering::SeqCst) {
             let view = of(stores, 1).revocations(&looker, at(3)).await.unwrap();
             assert!(view.list == seen.1 || view.sequence > seen.0, "there is more at the same sequence {}", seen.0);
-            seen = (view.sequence, view.list);
+            seen = (view.sequence, view.list.clone());
             // What is remembered is answered at once, and the others need their turn.
             tokio::task::yield_now().await;
         }

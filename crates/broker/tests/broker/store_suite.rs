@@ -19,8 +19,8 @@ use cobox_broker::domain::{
 use cobox_broker::policy::Quota;
 use cobox_broker::store::{
     AddedKey, AddedSandbox, ChangedSandbox, Counted, DisabledPrincipal, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, Note,
-    OpaqueToken, PageWish, RetiredToken, RevokeWish, RevokedKey, RevokedTokens, Rotation, SandboxChange, SessionFilter, Shared, Store,
-    Viewer,
+    OpaqueToken, PageWish, RetiredToken, RevokeWish, RevokedKey, RevokedTokens, Rotated, Rotation, SandboxChange, SessionFilter, Shared,
+    Store, Viewer,
     sql::{SqlStore, postgres, sqlite},
 };
 
@@ -284,7 +284,7 @@ async fn identities(store: &dyn Store) {
     assert_eq!(store.disable_principal(WORKSPACE, "sso", &ending(5)).await.unwrap(), DisabledPrincipal::Disabled);
     assert!(found(9).await.unwrap().revoked_at.is_some(), "it stays, to keep them out");
     assert!(matches!(store.add_key(&of(8), &audit("key.created")).await.unwrap(), AddedKey::Disabled));
-    let view = store.revocations(&sandbox(None), at(6)).await.unwrap().list;
+    let view = store.revocations(&sandbox(None), at(6)).await.unwrap().list.clone();
     assert!(view.contains(&Revocation::Principal("sso".into())) && view.contains(&Revocation::Grant(first.id.to_string())));
     let listed = store.principals(WORKSPACE, at(6), &PageWish { before: None, limit: 10 }).await.unwrap();
     let sso = listed.iter().find(|p| p.principal.name == "sso").unwrap();
@@ -292,7 +292,7 @@ async fn identities(store: &dyn Store) {
     assert!(store.enable_principal(WORKSPACE, "sso", &audit("principal.enabled")).await.unwrap());
     assert!(!store.enable_principal(WORKSPACE, "nobody", &audit("principal.enabled")).await.unwrap());
     assert!(found(9).await.is_none(), "the next sign-in makes another");
-    let view = store.revocations(&sandbox(None), at(6)).await.unwrap().list;
+    let view = store.revocations(&sandbox(None), at(6)).await.unwrap().list.clone();
     assert!(!view.contains(&Revocation::Principal("sso".into())) && view.contains(&Revocation::Grant(first.id.to_string())));
     assert!(matches!(store.add_key(&of(9), &audit("key.created")).await.unwrap(), AddedKey::Added));
 }
@@ -463,7 +463,12 @@ async fn changing_a_sandbox(store: &dyn Store) {
     let ChangedSandbox::Changed(changed) = apply(&all).await else { panic!("nothing is in the way") };
     let read = store.sandbox(&one.id).await.unwrap().unwrap();
     assert_eq!((read.name.clone(), read.is_kept, read.access), (None, true, Access::Owner));
+    assert_eq!((read.generation, one.generation), (2, 1), "what others hold ends when it is its owner's alone");
     assert_eq!(read, *changed);
+    let ChangedSandbox::Changed(again) = apply(&SandboxChange { access: Some(Access::Owner), ..change.clone() }).await else {
+        panic!("nothing is in the way")
+    };
+    assert_eq!(again.generation, 2, "and nothing ends when it was already");
     let too_many = SandboxChange { is_kept: Some(false), set_tags: Tags::from([("d".into(), "4".into())]), ..change.clone() };
     assert_eq!(apply(&too_many).await, ChangedSandbox::TooManyTags(3));
     assert!(store.sandbox(&one.id).await.unwrap().unwrap().is_kept, "all of it or nothing");
@@ -485,7 +490,7 @@ async fn a_retired_token_counts_for_a_moment(store: &dyn Store) {
         until: at(500),
         audit: audit("token.retired"),
     };
-    store.retire_token(&retired("later", 130)).await.unwrap();
+    assert!(store.retire_token(&retired("later", 130)).await.unwrap());
     store.retire_token(&retired("later", 140)).await.unwrap();
     store.retire_token(&retired("sooner", 120)).await.unwrap();
     let view = async |t: i64| {
@@ -595,7 +600,7 @@ async fn what_was_issued_up_to_a_moment(store: &dyn Store) {
         last = sequence;
     }
     let seen = store.revocations(&sandbox, at(50)).await.unwrap();
-    assert_eq!((seen.sequence, seen.list), (last, vec![Revocation::Earlier(earlier(5)), Revocation::Earlier(earlier(7))]));
+    assert_eq!((seen.sequence, seen.list.clone()), (last, vec![Revocation::Earlier(earlier(5)), Revocation::Earlier(earlier(7))]));
     assert_eq!(store.revocations(&sandbox, at(100)).await.unwrap().list, []);
 }
 
@@ -603,23 +608,22 @@ async fn rotating_a_key(store: &dyn Store) {
     let sandbox = sandbox(None);
     store.add_sandbox(&sandbox, &Tags::new(), &quota(1000), &audit("sandbox.created")).await.unwrap();
     let rotate = async |now: i64, until: Option<i64>| {
-        let rotation = Rotation { now: at(now), old_until: until.map(at), max_generations: 3 };
-        store.rotate_key(&sandbox.id, &rotation, &audit("rotated")).await.unwrap().unwrap()
+        store.rotate_key(&sandbox.id, &Rotation { now: at(now), old_until: until.map(at) }, &audit("rotated")).await.unwrap()
     };
+    let done = |rotated: Rotated| if let Rotated::Rotated(sandbox) = rotated { *sandbox } else { panic!("{rotated:?}") };
     let keys = |s: &Sandbox, now: i64| (s.keys_from(at(now)), s.generation);
-    let rotated = rotate(0, Some(10)).await;
+    let rotated = done(rotate(0, Some(10)).await);
     assert_eq!((keys(&rotated, 0), keys(&rotated, 9), keys(&rotated, 10)), ((1, 2), (1, 2), (2, 2)));
     assert_eq!(store.sandbox(&sandbox.id).await.unwrap().unwrap(), rotated);
-    assert_eq!(keys(&rotate(5, Some(15)).await, 5), (1, 3));
-    assert_eq!(keys(&rotate(6, Some(16)).await, 6), (2, 4), "no more than three at once");
-    assert_eq!(keys(&rotate(20, Some(30)).await, 20), (4, 5), "those before it are over");
-    assert_eq!(keys(&rotate(21, None).await, 21), (6, 6));
+    assert_eq!(rotate(9, Some(19)).await, Rotated::TooSoon(at(10)), "nothing puts an old key's end off");
+    assert_eq!(store.sandbox(&sandbox.id).await.unwrap().unwrap(), rotated);
+    assert_eq!(keys(&done(rotate(10, Some(30)).await), 20), (2, 3), "the one before it is over");
+    assert_eq!(keys(&done(rotate(21, None).await), 21), (4, 4), "who can't wait ends them all");
     // What else happens to a sandbox leaves its keys alone.
     assert!(store.replace_sandbox(&sandbox, &sandbox.started(at(22)), None).await.unwrap());
-    assert_eq!(keys(&store.sandbox(&sandbox.id).await.unwrap().unwrap(), 22), (6, 6));
+    assert_eq!(keys(&store.sandbox(&sandbox.id).await.unwrap().unwrap(), 22), (4, 4));
     store.end_sandbox(&sandbox.id, State::Terminated, &ending(23)).await.unwrap();
-    let rotation = Rotation { now: at(24), old_until: None, max_generations: 3 };
-    assert_eq!(store.rotate_key(&sandbox.id, &rotation, &audit("rotated")).await.unwrap(), None);
+    assert_eq!(rotate(24, None).await, Rotated::Gone);
 }
 
 async fn notes_and_pruning(store: &dyn Store) {

@@ -34,7 +34,7 @@ pub fn routes() -> Vec<Operation> {
             .takes::<RotateKeyRequest>()
             .body_optional()
             .gives::<RotateKeyResponse>(200, "Tokens are signed with it from now on.")
-            .fails(&[SandboxNotFound]),
+            .fails(&[SandboxNotFound, SandboxConflict]),
         keyed("delete", "/internal/sandboxes/{id}", "endSandbox", "End a sandbox, whoever it belongs to")
             .with([sandbox()])
             .gives_nothing(204, "It has ended.")

@@ -3,12 +3,17 @@
 use cobox_protocol::{KeyId, Timestamp, key::PrincipalKind};
 use sqlx::{AnyConnection, Row};
 
-use super::{lock, notes, principals, rows};
+use super::{
+    lock,
+    notes::{self, Revoked},
+    principals, rows,
+};
 use crate::{
     domain::{
         audit::AuditRecord,
         keys::{MAX_KEYS_PER_PRINCIPAL, MAX_PRINCIPALS_PER_WORKSPACE},
         model::{ApiKey, Principal},
+        tokens::LONGEST_POSSESSION,
     },
     store::{AddedKey, Ending, PageWish, RevokedKey, Stored},
 };
@@ -132,19 +137,37 @@ pub async fn list(db: &mut AnyConnection, page: &PageWish) -> Stored<Vec<ApiKey>
         .collect()
 }
 
-/// Only of a key that still counts.
+/// Only of a key that still counts. Tokens issued under it while it was to last longer end with it.
 pub async fn expire(tx: &mut AnyConnection, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<Option<ApiKey>> {
+    let Some(key) = get(&mut *tx, id).await? else { return Ok(None) };
+    let (workspace, now) = (&key.principal.workspace, audit.at);
+    lock::workspace(&mut *tx, workspace).await?;
     let changed = sqlx::query(
         "UPDATE api_keys SET expires_at = $2 WHERE id = $1 AND issuer IS NULL AND revoked_at IS NULL
          AND (expires_at IS NULL OR expires_at > $3)",
     )
     .bind(id.as_str())
     .bind(at.unix())
-    .bind(audit.at.unix())
+    .bind(now.unix())
     .execute(&mut *tx)
     .await?;
     if changed.rows_affected() == 0 {
         return Ok(None);
+    }
+    // The end it was to have before; nobody has been told of it.
+    sqlx::query(
+        "DELETE FROM revocations
+         WHERE workspace_id = $1 AND sandbox_id IS NULL AND kind = 'grant' AND value = $2 AND issued_by IS NULL AND starts_at > $3",
+    )
+    .bind(workspace)
+    .bind(id.as_str())
+    .bind(now.unix())
+    .execute(&mut *tx)
+    .await?;
+    // Later than that there is none left of those it has now, and those to come know its end.
+    if at < now.plus(LONGEST_POSSESSION) {
+        let grant = Revoked { kind: "grant", value: id.as_str(), issued_by: None };
+        notes::insert_revocation(&mut *tx, (workspace.as_str(), None), grant, now, at, at.plus(LONGEST_POSSESSION)).await?;
     }
     notes::audit(&mut *tx, audit).await?;
     get(tx, id).await

@@ -54,7 +54,7 @@ use self::{
 use super::{
     AddedKey, AddedSandbox, ChainHead, ChainLink, ChangedSandbox, Counts, DisabledPrincipal, Ending, EnsureWish, Ensured, EventBounds,
     EventMarks, EventPage, Hint, Horizon, Leftover, MasterRotation, Node, Note, PageWish, RetiredToken, RevocationList, RevokeWish,
-    RevokedKey, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, TakenHappenings, Viewer,
+    RevokedKey, Rotated, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, TakenHappenings, Viewer,
 };
 use crate::{
     domain::{
@@ -156,8 +156,7 @@ pub struct SqlStore {
     base: Arc<Base>,
     group: Group,
     known_sandboxes: Recent<SandboxId, Option<Sandbox>>,
-    /// Also by the second, because revocations end by themselves.
-    known_revocations: Recent<(SandboxId, i64), RevocationList>,
+    known_revocations: Recent<SandboxId, Arc<RevocationList>>,
 }
 
 impl SqlStore {
@@ -279,7 +278,7 @@ impl Store for SqlStore {
         if !self.base.engine.is_only_writer {
             return ask.await;
         }
-        self.known_sandboxes.get(&self.base.changes, id.clone(), ask).await
+        self.known_sandboxes.get(&self.base.changes, id.clone(), 0, ask).await
     }
     async fn sandbox_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
         sandboxes::named(&mut *self.base.reader().await?, workspace, name).await
@@ -324,17 +323,22 @@ impl Store for SqlStore {
         Ok(ended)
     }
 
-    async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<RevocationList> {
-        let ask = async { notes::revocations(&mut *self.base.reader().await?, sandbox, now).await };
+    async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<Arc<RevocationList>> {
+        let ask = async { Ok(Arc::new(notes::revocations(&mut *self.base.reader().await?, sandbox, now).await?)) };
         if !self.base.engine.is_only_writer {
             return ask.await;
         }
-        self.known_revocations.get(&self.base.changes, (sandbox.id.clone(), now.unix()), ask).await
+        // Of the second, because revocations begin and end by themselves.
+        self.known_revocations.get(&self.base.changes, sandbox.id.clone(), now.unix(), ask).await
     }
-    async fn retire_token(&self, token: &RetiredToken) -> Stored<()> {
+    async fn retire_token(&self, token: &RetiredToken) -> Stored<bool> {
         let mut tx = self.base.begin().await?;
-        notes::retire(&mut tx, token).await?;
-        self.base.commit(tx).await
+        let is_retired = notes::retire(&mut tx, token).await?;
+        self.base.commit(tx).await?;
+        Ok(is_retired)
+    }
+    async fn workspace_of_token(&self, jti: &str) -> Stored<Option<String>> {
+        tokens::workspace_of(&mut *self.base.reader().await?, jti).await
     }
     async fn revoke(&self, wish: &RevokeWish) -> Stored<u64> {
         let mut tx = self.base.begin().await?;
@@ -342,7 +346,7 @@ impl Store for SqlStore {
         self.base.commit(tx).await?;
         Ok(sequence)
     }
-    async fn rotate_key(&self, id: &SandboxId, rotation: &Rotation, audit: &AuditRecord) -> Stored<Option<Sandbox>> {
+    async fn rotate_key(&self, id: &SandboxId, rotation: &Rotation, audit: &AuditRecord) -> Stored<Rotated> {
         let mut tx = self.base.begin().await?;
         let rotated = sandboxes::rotate(&mut tx, id, rotation, audit).await?;
         self.base.commit(tx).await?;

@@ -12,7 +12,7 @@ use sqlx::{AnyConnection, AssertSqlSafe, Row};
 use super::{chain, hint, lock, nodes, rows, sandboxes, tokens};
 use crate::{
     chain::Hash,
-    domain::{audit::AuditRecord, model::Sandbox},
+    domain::{audit::AuditRecord, model::Sandbox, tokens::MAX_REVOCATIONS},
     store::{Ending, Hint, Horizon, Note, PageWish, RetiredToken, RevocationList, Stored},
 };
 
@@ -39,8 +39,9 @@ pub struct Revoked<'a> {
     pub issued_by: Option<i64>,
 }
 
-/// A token that was retired before, by a retry, keeps its first end.
-pub async fn retire(tx: &mut AnyConnection, token: &RetiredToken) -> Stored<()> {
+/// A token that was retired before, by a retry, keeps its first end. False where there is no room for another: who replaces tokens
+/// without end must not end those of others.
+pub async fn retire(tx: &mut AnyConnection, token: &RetiredToken) -> Stored<bool> {
     lock::workspace(tx, &token.workspace).await?;
     let known = sqlx::query("SELECT sequence FROM revocations WHERE workspace_id = $1 AND sandbox_id = $2 AND kind = 'jti' AND value = $3")
         .bind(&token.workspace)
@@ -49,12 +50,51 @@ pub async fn retire(tx: &mut AnyConnection, token: &RetiredToken) -> Stored<()> 
         .fetch_optional(&mut *tx)
         .await?;
     if known.is_some() {
-        return Ok(());
+        return Ok(true);
+    }
+    if is_full(tx, &token.workspace, &token.sandbox, token.audit.at).await? {
+        return Ok(false);
     }
     let about = (token.workspace.as_str(), Some(&token.sandbox));
     let revoked = Revoked { kind: "jti", value: &token.jti, issued_by: None };
     insert_revocation(tx, about, revoked, token.audit.at, token.from, token.until).await?;
-    audit(tx, &token.audit).await
+    audit(tx, &token.audit).await?;
+    Ok(true)
+}
+
+/// Whether a sandbox has as many revocations of its own as may be.
+async fn is_full(tx: &mut AnyConnection, workspace: &str, sandbox: &SandboxId, now: Timestamp) -> Stored<bool> {
+    // No more are counted than matter.
+    let row = sqlx::query(
+        "SELECT count(*) AS n FROM
+         (SELECT sequence FROM revocations WHERE workspace_id = $1 AND sandbox_id = $2 AND until > $3 LIMIT $4) AS counted",
+    )
+    .bind(workspace)
+    .bind(sandbox.as_str())
+    .bind(now.unix())
+    .bind(i64::from(MAX_REVOCATIONS))
+    .fetch_one(tx)
+    .await?;
+    Ok(rows::count(&row, "n")? >= u64::from(MAX_REVOCATIONS))
+}
+
+/// The sandbox's next key ends every token of it, so that nothing is left for its revocations to say.
+async fn start_over(tx: &mut AnyConnection, workspace: &str, sandbox: &SandboxId, now: Timestamp) -> Stored<()> {
+    sqlx::query(
+        "UPDATE sandboxes SET generation = generation + 1, old_keys_from = NULL, old_keys_until = NULL WHERE id = $1 AND workspace_id = $2",
+    )
+    .bind(sandbox.as_str())
+    .bind(workspace)
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query("DELETE FROM revocations WHERE workspace_id = $1 AND sandbox_id = $2")
+        .bind(workspace)
+        .bind(sandbox.as_str())
+        .execute(&mut *tx)
+        .await?;
+    let detail = "immediate: too many of its tokens were revoked one by one";
+    let record = AuditRecord { sandbox: Some(sandbox.clone()), ..AuditRecord::new(now, workspace, "sandbox.key_rotated").detail(detail) };
+    audit(tx, &record).await
 }
 
 /// The caller holds the workspace's lock. Answers with its sequence.
@@ -66,6 +106,11 @@ pub async fn insert_revocation(
     starts_at: Timestamp,
     until: Timestamp,
 ) -> Stored<u64> {
+    if let Some(sandbox) = sandbox
+        && is_full(tx, workspace, sandbox, created_at).await?
+    {
+        start_over(tx, workspace, sandbox, created_at).await?;
+    }
     let row = sqlx::query(
         "INSERT INTO revocations (workspace_id, sandbox_id, kind, value, created_at, starts_at, until, issued_by)
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8) RETURNING sequence",

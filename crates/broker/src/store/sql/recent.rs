@@ -40,11 +40,13 @@ impl Drop for Making<'_> {
     }
 }
 
-/// Answers by their question, each good for as long as nothing has changed.
+/// Answers by their question, each good for as long as nothing has changed, and for the moment it was asked of. One a question:
+/// the next moment's takes its place.
 pub struct Recent<K, V>(Mutex<HashMap<K, Known<V>>>);
 
 struct Known<V> {
     change: u64,
+    moment: i64,
     at: Instant,
     answer: V,
 }
@@ -56,11 +58,12 @@ impl<K, V> Default for Recent<K, V> {
 }
 
 impl<K: Eq + Hash, V: Clone> Recent<K, V> {
-    pub async fn get(&self, changes: &Changes, key: K, ask: impl Future<Output = Stored<V>>) -> Stored<V> {
+    pub async fn get(&self, changes: &Changes, key: K, moment: i64, ask: impl Future<Output = Stored<V>>) -> Stored<V> {
         // Before the question: a change that comes while it is asked makes the answer an old one.
         let (change, at) = (changes.count(), Instant::now());
         if let Some(known) = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key)
             && known.change == change
+            && known.moment == moment
             && known.at.elapsed() < MAX_AGE
         {
             return Ok(known.answer.clone());
@@ -70,7 +73,7 @@ impl<K: Eq + Hash, V: Clone> Recent<K, V> {
         if entries.len() >= MAX_ENTRIES {
             entries.clear();
         }
-        entries.insert(key, Known { change, at, answer: answer.clone() });
+        entries.insert(key, Known { change, moment, at, answer: answer.clone() });
         Ok(answer)
     }
 }
@@ -82,18 +85,29 @@ mod tests {
     #[tokio::test]
     async fn an_answer_is_good_until_the_next_change() {
         let (changes, recent) = (Changes::default(), Recent::default());
-        let ask = async |answer: u32| recent.get(&changes, "key", async { Ok(answer) }).await.unwrap();
+        let ask = async |answer: u32| recent.get(&changes, "key", 0, async { Ok(answer) }).await.unwrap();
         assert_eq!((ask(1).await, ask(2).await), (1, 1));
         drop(changes.making());
         assert_eq!((ask(3).await, ask(4).await), (3, 3));
         // One that was made while the question was under way leaves nothing to go by.
         recent
-            .get(&changes, "other", async {
+            .get(&changes, "other", 0, async {
                 drop(changes.making());
                 Ok(5)
             })
             .await
             .unwrap();
-        assert_eq!(recent.get(&changes, "other", async { Ok(6) }).await.unwrap(), 6);
+        assert_eq!(recent.get(&changes, "other", 0, async { Ok(6) }).await.unwrap(), 6);
+    }
+
+    #[tokio::test]
+    async fn of_each_question_only_the_last_moments_answer_is_kept() {
+        let (changes, recent) = (Changes::default(), Recent::default());
+        for moment in 0..100 {
+            for _ in 0..2 {
+                assert_eq!(recent.get(&changes, "key", moment, async { Ok(moment) }).await.unwrap(), moment);
+            }
+        }
+        assert_eq!(recent.0.lock().unwrap().len(), 1);
     }
 }

@@ -3,7 +3,7 @@
 use cobox_protocol::{
     SandboxId, Timestamp,
     event::What,
-    session::State,
+    session::{Access, State},
     tags::{TagFilter, Tags},
 };
 use sqlx::{AnyConnection, AssertSqlSafe};
@@ -19,7 +19,7 @@ use crate::{
         model::{OldKeys, Sandbox},
     },
     policy::Quota,
-    store::{AddedSandbox, ChangedSandbox, Counted, Ending, Hint, PageWish, Rotation, SandboxChange, Stored, Viewer},
+    store::{AddedSandbox, ChangedSandbox, Counted, Ending, Hint, PageWish, Rotated, Rotation, SandboxChange, Stored, Viewer},
 };
 
 pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox> {
@@ -46,19 +46,32 @@ pub async fn change(tx: &mut AnyConnection, id: &SandboxId, change: &SandboxChan
     {
         return Ok(ChangedSandbox::NameTaken(other.id));
     }
+    let access = change.access.unwrap_or(sandbox.access);
+    // Whoever may no longer use it holds tokens, and its next key ends them.
+    let is_closed = sandbox.access == Access::Workspace && access == Access::Owner;
     let changed = Sandbox {
+        generation: if is_closed { sandbox.generation + 1 } else { sandbox.generation },
+        old_keys: sandbox.old_keys.filter(|_| !is_closed),
         name: change.name.clone().unwrap_or(sandbox.name),
         is_kept: change.is_kept.unwrap_or(sandbox.is_kept),
-        access: change.access.unwrap_or(sandbox.access),
+        access,
         ..sandbox
     };
-    sqlx::query("UPDATE sandboxes SET name = $2, kept = $3, access = $4 WHERE id = $1")
-        .bind(id.as_str())
-        .bind(changed.name.as_deref())
-        .bind(i64::from(changed.is_kept))
-        .bind(rows::access_word(changed.access))
-        .execute(&mut *tx)
-        .await?;
+    sqlx::query(
+        "UPDATE sandboxes SET name = $2, kept = $3, access = $4, generation = $5, old_keys_from = $6, old_keys_until = $7 WHERE id = $1",
+    )
+    .bind(id.as_str())
+    .bind(changed.name.as_deref())
+    .bind(i64::from(changed.is_kept))
+    .bind(rows::access_word(changed.access))
+    .bind(i64::from(changed.generation))
+    .bind(changed.old_keys.map(|old| i64::from(old.from)))
+    .bind(changed.old_keys.map(|old| old.until.unix()))
+    .execute(&mut *tx)
+    .await?;
+    if is_closed {
+        hint::send(tx, &Hint::Sandbox(id.clone())).await?;
+    }
     for key in &change.remove_tags {
         tags::remove(tx, On::Sandbox, id.as_str(), key).await?;
     }
@@ -243,14 +256,14 @@ pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> St
     Ok(is_replaced)
 }
 
-/// The next generation of its token key.
-pub async fn rotate(tx: &mut AnyConnection, id: &SandboxId, rotation: &Rotation, audit: &AuditRecord) -> Stored<Option<Sandbox>> {
-    let Some(sandbox) = locked(tx, id).await?.filter(|s| s.ended_at.is_none()) else { return Ok(None) };
+/// The next generation of its token key. One old key at a time: all of them have the same end, so another one's would put it off.
+pub async fn rotate(tx: &mut AnyConnection, id: &SandboxId, rotation: &Rotation, audit: &AuditRecord) -> Stored<Rotated> {
+    let Some(sandbox) = locked(tx, id).await?.filter(|s| s.ended_at.is_none()) else { return Ok(Rotated::Gone) };
+    if let (Some(_), Some(old)) = (rotation.old_until, sandbox.old_keys.filter(|old| rotation.now < old.until)) {
+        return Ok(Rotated::TooSoon(old.until));
+    }
+    let old_keys = rotation.old_until.map(|until| OldKeys { from: sandbox.generation, until });
     let generation = sandbox.generation + 1;
-    let old_keys = rotation.old_until.map(|until| {
-        let oldest = (generation + 1).saturating_sub(rotation.max_generations).max(1);
-        OldKeys { from: sandbox.keys_from(rotation.now).max(oldest), until }
-    });
     sqlx::query("UPDATE sandboxes SET generation = $2, old_keys_from = $3, old_keys_until = $4 WHERE id = $1")
         .bind(id.as_str())
         .bind(i64::from(generation))
@@ -260,7 +273,7 @@ pub async fn rotate(tx: &mut AnyConnection, id: &SandboxId, rotation: &Rotation,
         .await?;
     notes::audit(tx, audit).await?;
     hint::send(tx, &Hint::Sandbox(id.clone())).await?;
-    Ok(Some(Sandbox { generation, old_keys, ..sandbox }))
+    Ok(Rotated::Rotated(Box::new(Sandbox { generation, old_keys, ..sandbox })))
 }
 
 /// Under the locks that whoever binds a session takes too: a session's hard end counts from what it read.

@@ -29,6 +29,18 @@ pub async fn opaque(db: &mut AnyConnection, hash: &[u8; 32]) -> Stored<Option<Cl
     serde_json::from_str(claims).map(Some).map_err(|e| rows::corrupt("claims", &e.to_string()))
 }
 
+/// Only what the broker itself wrote down: a sandbox may claim any id.
+pub async fn workspace_of(db: &mut AnyConnection, jti: &str) -> Stored<Option<String>> {
+    let row = sqlx::query(
+        "SELECT workspace_id FROM audit WHERE jti = $1 AND action = 'token.issued'
+         UNION ALL SELECT workspace_id FROM shares WHERE id = $1 LIMIT 1",
+    )
+    .bind(jti)
+    .fetch_optional(db)
+    .await?;
+    Ok(row.map(|row| row.try_get("workspace_id")).transpose()?)
+}
+
 pub async fn revoke(tx: &mut AnyConnection, wish: &RevokeWish) -> Stored<u64> {
     lock::workspace(tx, &wish.workspace).await?;
     let revoked = match &wish.tokens {
@@ -57,11 +69,14 @@ pub async fn rotate_master(tx: &mut AnyConnection, rotation: &MasterRotation) ->
     .bind(rotation.old_until.map(|t| t.unix()))
     .execute(&mut *tx)
     .await?;
-    sqlx::query("INSERT INTO agreed (name, value) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value")
-        .bind(rotation.agreed)
-        .bind(&rotation.fingerprint)
-        .execute(tx)
-        .await?;
+    for (name, value) in &rotation.agreed {
+        sqlx::query("INSERT INTO agreed (name, value) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value")
+            .bind(*name)
+            .bind(value)
+            .execute(&mut *tx)
+            .await?;
+    }
+    notes::audit(tx, &rotation.audit).await?;
     Ok(done.rows_affected())
 }
 
