@@ -24,11 +24,13 @@ setup: ## Install what the tests need, or say how
 
 # Brokers are started as root and as an ordinary user there, which takes root.
 ROOT_ONLY = test(isolation) | test(ordinary_user)
+# Those that use both databases anyway need no second run. The whole workspace is named so that nothing is compiled anew for one of its crates.
+ON_POSTGRES = binary_id(cobox-broker::broker) & not test(/^(store_suite|store_races|cluster)::/)
 test: setup ## Unit, integration and end-to-end tests
 	cargo build -p cobox-cli -p cobox-boxd
 	@[ "$$(id -u)" = 0 ] || echo "not root: leaving out the tests that change users ($(ROOT_ONLY)); run make test as root for all"
 	cargo nextest run --workspace $$([ "$$(id -u)" = 0 ] || echo "-E 'not ($(ROOT_ONLY))'")
-	COBOX_TEST_STORE=postgres cargo nextest run -p cobox-broker --test broker
+	COBOX_TEST_STORE=postgres cargo nextest run --workspace -E '$(ON_POSTGRES)'
 	scripts/check-api
 	RUSTFLAGS="--cfg loom" cargo test -p cobox-stream --test loom --release --target-dir target/loom
 
