@@ -6,6 +6,7 @@
 mod gateway;
 mod internal;
 mod keys;
+mod kinds;
 mod ops;
 mod sandboxes;
 mod sessions;
@@ -44,6 +45,7 @@ fn operations() -> Vec<Operation> {
         shares::routes(),
         threads::routes(),
         sandboxes::routes(),
+        kinds::routes(),
         internal::routes(),
         keys::routes(),
         ops::routes(),
@@ -63,6 +65,7 @@ fn document() -> Value {
             ("sessions", "Access to the sandbox of a thread or another scope."),
             ("threads", "The same in the shapes of the first clients."),
             ("sandboxes", "Sandboxes themselves, with or without a session."),
+            ("kinds", "What sandboxes are made of: templates, snapshots, volumes."),
             ("operators", "Keys, the audit, and taking back what was given."),
             ("gateway", "The way to every sandbox."),
             ("operations", "Health and documentation."),

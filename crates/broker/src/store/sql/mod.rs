@@ -14,9 +14,11 @@ mod events;
 mod group;
 mod hint;
 mod keys;
+mod kinds;
 mod lock;
 mod nodes;
 mod notes;
+mod pools;
 pub mod postgres;
 mod principals;
 mod recent;
@@ -25,9 +27,12 @@ mod sandboxes;
 mod schema;
 mod sessions;
 mod shares;
+mod snapshots;
 pub mod sqlite;
 mod tags;
+mod templates;
 mod tokens;
+mod volumes;
 
 use std::{
     collections::HashMap,
