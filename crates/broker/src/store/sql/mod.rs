@@ -19,6 +19,7 @@ mod nodes;
 mod notes;
 pub mod postgres;
 mod principals;
+mod quick;
 mod recent;
 mod rows;
 mod sandboxes;
@@ -31,7 +32,11 @@ mod tokens;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, atomic::AtomicU64},
+    hash::Hash,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::Instant,
 };
 
@@ -42,13 +47,14 @@ use cobox_protocol::{
     tags::{TagFilter, Tags},
 };
 use cobox_token::Claims;
-use sqlx::{Any, AnyPool, Transaction, pool::PoolConnection};
+use sqlx::{Any, AnyConnection, AnyPool, Transaction, pool::PoolConnection};
 use tokio::sync::broadcast;
 use tokio_util::task::AbortOnDropHandle;
 
 use self::{
     chain::Chain,
     group::Group,
+    quick::Quick,
     recent::{Changes, Recent},
 };
 use super::{
@@ -70,8 +76,12 @@ use crate::{
 struct Engine {
     writers: AnyPool,
     readers: AnyPool,
+    /// For single statements.
+    quick: Quick,
     begin: &'static str,
     begin_unsynced: &'static str,
+    /// Undoes the latter for what comes after it, where that is needed.
+    sync: Option<&'static str>,
     /// Nobody else changes the database, so what was read stays true until we write.
     is_only_writer: bool,
     /// Where what other brokers changed is told.
@@ -85,6 +95,8 @@ struct Engine {
 /// What every change goes through.
 struct Base {
     engine: Engine,
+    /// The writing connection was last told not to wait for the disk. Only whoever has that connection changes it.
+    is_unsynced: AtomicBool,
     changes: Changes,
     chain: Chain,
     commit_times: Histogram,
@@ -97,8 +109,24 @@ impl Base {
 
     /// As [`Base::begin`], but its commit reaches the disk only with the next that is synced. For what a restart finds
     /// out by itself: what was about to be done, and what state it led to. What is answered for always comes after it, synced.
-    async fn begin_unsynced(&self) -> Stored<Transaction<'static, Any>> {
-        Ok(self.engine.writers.begin_with(self.engine.begin_unsynced).await?)
+    async fn begin_unsynced(self: &Arc<Self>) -> Stored<Transaction<'static, Any>> {
+        let base = self.clone();
+        // In a task: when a caller goes away in the middle of it, nobody would know how the next change is synced.
+        let beginning = tokio::spawn(async move {
+            let begun = base.engine.writers.begin_with(base.engine.begin_unsynced).await;
+            base.is_unsynced.store(true, Ordering::SeqCst);
+            begun
+        });
+        Ok(beginning.await.map_err(|_| StoreError::Failed("the broker is ending".to_owned()))??)
+    }
+
+    /// A connection for one statement that is a change by itself, and synced.
+    async fn sync_by(&self, writer: &mut AnyConnection) -> Stored<()> {
+        if let Some(sync) = self.engine.sync.filter(|_| self.is_unsynced.load(Ordering::SeqCst)) {
+            sqlx::raw_sql(sync).execute(writer).await?;
+            self.is_unsynced.store(false, Ordering::SeqCst);
+        }
+        Ok(())
     }
 
     /// Every change ends here. Its audit records become links of the chain.
@@ -155,6 +183,9 @@ impl Base {
 pub struct SqlStore {
     base: Arc<Base>,
     group: Group,
+    known_keys: Recent<KeyId, Option<ApiKey>>,
+    known_scopes: Recent<[String; 3], Option<Bound>>,
+    known_sessions: Recent<SessionId, Option<Bound>>,
     known_sandboxes: Recent<SandboxId, Option<Sandbox>>,
     known_revocations: Recent<SandboxId, Arc<RevocationList>>,
 }
@@ -162,8 +193,17 @@ pub struct SqlStore {
 impl SqlStore {
     fn new(engine: Engine) -> Self {
         let chain = Chain::new(engine.connections.clone());
-        let base = Arc::new(Base { engine, changes: Changes::default(), chain, commit_times: Histogram::default() });
-        Self { group: Group::start(base.clone()), base, known_sandboxes: Recent::default(), known_revocations: Recent::default() }
+        let (changes, commit_times) = (Changes::default(), Histogram::default());
+        let base = Arc::new(Base { engine, is_unsynced: AtomicBool::default(), changes, chain, commit_times });
+        Self {
+            group: Group::new(base.clone()),
+            base,
+            known_keys: Recent::default(),
+            known_scopes: Recent::default(),
+            known_sessions: Recent::default(),
+            known_sandboxes: Recent::default(),
+            known_revocations: Recent::default(),
+        }
     }
 }
 
@@ -179,6 +219,31 @@ impl From<sqlx::Error> for StoreError {
     }
 }
 
+impl SqlStore {
+    /// What is asked with every request: remembered where nobody else writes.
+    async fn known<K, V>(&self, recent: &Recent<K, V>, key: K, moment: i64, ask: impl Future<Output = Stored<V>>) -> Stored<V>
+    where
+        K: Eq + Hash,
+        V: Clone,
+    {
+        if !self.base.engine.is_only_writer {
+            return ask.await;
+        }
+        recent.get(&self.base.changes, key, moment, ask).await
+    }
+}
+
+/// The answer to one statement by a quick connection.
+macro_rules! asked {
+    ($store:ident, $db:ident => $ask:expr) => {{
+        let mut taken = $store.base.engine.quick.take().await?;
+        let $db = &mut *taken;
+        let answer = $ask.await;
+        taken.give_back(&answer);
+        answer
+    }};
+}
+
 #[async_trait]
 impl Store for SqlStore {
     async fn add_key(&self, key: &ApiKey, audit: &AuditRecord) -> Stored<AddedKey> {
@@ -190,7 +255,8 @@ impl Store for SqlStore {
         Ok(added)
     }
     async fn key(&self, id: &KeyId) -> Stored<Option<ApiKey>> {
-        keys::get(&mut *self.base.reader().await?, id).await
+        let ask = async { asked!(self, db => keys::get(db, id)) };
+        self.known(&self.known_keys, id.clone(), 0, ask).await
     }
     async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>> {
         keys::list(&mut *self.base.reader().await?, page).await
@@ -233,10 +299,12 @@ impl Store for SqlStore {
         Ok(ensured)
     }
     async fn session_of(&self, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<Bound>> {
-        sessions::of_scope(&mut *self.base.reader().await?, workspace, scope_type, scope_id).await
+        let ask = async { asked!(self, db => sessions::of_scope(db, workspace, scope_type, scope_id)) };
+        self.known(&self.known_scopes, [workspace, scope_type, scope_id].map(str::to_owned), 0, ask).await
     }
     async fn session(&self, id: &SessionId) -> Stored<Option<Bound>> {
-        sessions::get(&mut *self.base.reader().await?, id).await
+        let ask = async { asked!(self, db => sessions::get(db, id)) };
+        self.known(&self.known_sessions, id.clone(), 0, ask).await
     }
     async fn sessions(&self, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<Bound>> {
         sessions::list(&mut *self.base.reader().await?, viewer, filter, page).await
@@ -274,11 +342,8 @@ impl Store for SqlStore {
         Ok(changed)
     }
     async fn sandbox(&self, id: &SandboxId) -> Stored<Option<Sandbox>> {
-        let ask = async { sandboxes::get(&mut *self.base.reader().await?, id).await };
-        if !self.base.engine.is_only_writer {
-            return ask.await;
-        }
-        self.known_sandboxes.get(&self.base.changes, id.clone(), 0, ask).await
+        let ask = async { asked!(self, db => sandboxes::get(db, id)) };
+        self.known(&self.known_sandboxes, id.clone(), 0, ask).await
     }
     async fn sandbox_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
         sandboxes::named(&mut *self.base.reader().await?, workspace, name).await
@@ -324,12 +389,9 @@ impl Store for SqlStore {
     }
 
     async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<Arc<RevocationList>> {
-        let ask = async { Ok(Arc::new(notes::revocations(&mut *self.base.reader().await?, sandbox, now).await?)) };
-        if !self.base.engine.is_only_writer {
-            return ask.await;
-        }
+        let ask = async { asked!(self, db => notes::revocations(db, sandbox, now)).map(Arc::new) };
         // Of the second, because revocations begin and end by themselves.
-        self.known_revocations.get(&self.base.changes, sandbox.id.clone(), now.unix(), ask).await
+        self.known(&self.known_revocations, sandbox.id.clone(), now.unix(), ask).await
     }
     async fn retire_token(&self, token: &RetiredToken) -> Stored<bool> {
         let mut tx = self.base.begin().await?;

@@ -12,15 +12,19 @@ use cobox_protocol::Secret;
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use tokio::sync::broadcast;
 
-use super::{Engine, SqlStore, hint, schema};
+use super::{
+    Engine, SqlStore, hint,
+    quick::{Quick, TRUSTED},
+    schema,
+};
 use crate::store::{StoreError, Stored};
 
-/// Connections of one broker. The server admits a hundred by default, which leaves room for several brokers and operators.
-const CONNECTIONS: u32 = 16;
+/// Connections of one broker, for transactions and for single statements. The server admits a hundred by default, which leaves room for
+/// several brokers and operators.
+const CONNECTIONS: u32 = 8;
+const QUICK_CONNECTIONS: usize = 8;
 /// How long a request waits for its turn before it fails.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
-/// A connection unused for this long is asked whether it still works before it is used.
-const TRUSTED: Duration = Duration::from_secs(5);
 
 /// A broker that hangs must not hold locks that others wait for, nor wait for them without end. That a table is there already is
 /// not worth a line in the log.
@@ -50,7 +54,7 @@ pub async fn open(url: &Secret) -> Stored<SqlStore> {
             count.fetch_add(1, Ordering::SeqCst);
             Box::pin(async move { sqlx::raw_sql(SETTINGS).execute(connection).await.map(drop) })
         })
-        .connect_with(options)
+        .connect_with(options.clone())
         .await
         .map_err(|e| failed(&e))?;
     schema::bring_up_to_date(&pool, schema::POSTGRES).await.map_err(|e| failed(&e))?;
@@ -58,8 +62,10 @@ pub async fn open(url: &Secret) -> Stored<SqlStore> {
     Ok(SqlStore::new(Engine {
         writers: pool.clone(),
         readers: pool,
+        quick: Quick::new(options, SETTINGS, QUICK_CONNECTIONS, connections.clone()),
         begin: "BEGIN",
         begin_unsynced: "BEGIN; SET LOCAL synchronous_commit = off",
+        sync: None,
         is_only_writer: false,
         connections,
         _listener: Some(hint::listen(url.clone(), hints.clone())),
