@@ -5,9 +5,16 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
 
-use super::{Base, chain, notes};
+use super::{
+    Base, chain,
+    lent::{Lent, gave_up},
+    notes,
+};
 use crate::store::{Note, StoreError, Stored};
 
 /// Callers that may wait in line; the next ones wait to get into it. More than a broker has connections in use at once.
@@ -53,29 +60,39 @@ async fn write(base: Arc<Base>, mut queue: mpsc::Receiver<Waiting>) {
     }
 }
 
+/// Everybody else's notes wait for this one: it doesn't wait for the database without end.
 async fn write_one(base: &Base, note: &Note) -> Stored<()> {
+    let patience = base.engine.patience.turn + base.engine.patience.commit;
+    timeout(patience, write_now(base, note)).await.map_err(|_| gave_up("writing", patience))?
+}
+
+async fn write_now(base: &Base, note: &Note) -> Stored<()> {
     let is_audit_only = note.sandboxes.is_empty() && note.keys.is_empty() && note.tokens.is_empty();
     if is_audit_only && note.audit.len() <= notes::ROWS_AT_ONCE && !base.engine.is_only_writer {
         // One statement is a transaction of its own, without two more trips to the server.
-        let mut db = base.engine.writers.acquire().await?;
+        let mut db = Lent::from(&base.engine.writers).await?;
         let mut links = base.chain.lock(&mut db).await?;
         let began = Instant::now();
-        let inserted = chain::insert(&mut db, &note.audit, &mut links).await;
+        let inserted = base.chain.in_time(chain::insert(&mut db, &note.audit, &mut links)).await;
         base.commit_times.add(began.elapsed());
-        inserted?;
+        if let Err(error) = inserted {
+            if matches!(error, StoreError::Unreachable(_)) {
+                db.cut();
+            }
+            return Err(error);
+        }
         links.are_committed();
         return Ok(());
     }
     let mut tx = base.begin().await?;
     notes::note(&mut tx, note).await?;
     let mut links = base.chain.lock(&mut tx).await?;
-    chain::insert(&mut tx, &note.audit, &mut links).await?;
-    if is_audit_only {
+    let committing = async {
+        chain::insert(&mut tx, &note.audit, &mut links).await?;
         // Nobody remembers audit records, which come with every request.
-        base.commit_timed(tx).await?;
-    } else {
-        base.finish(tx).await?;
-    }
+        if is_audit_only { base.commit_timed(tx).await } else { base.finish(tx).await }
+    };
+    base.chain.in_time(committing).await?;
     links.are_committed();
     note.sandboxes.iter().for_each(|(id, _)| base.tell_news(id));
     Ok(())

@@ -14,6 +14,7 @@ mod events;
 mod group;
 mod hint;
 mod keys;
+pub mod lent;
 mod lock;
 mod nodes;
 mod notes;
@@ -42,13 +43,14 @@ use cobox_protocol::{
     tags::{TagFilter, Tags},
 };
 use cobox_token::Claims;
-use sqlx::{Any, AnyPool, Transaction, pool::PoolConnection};
+use sqlx::AnyPool;
 use tokio::sync::broadcast;
 use tokio_util::task::AbortOnDropHandle;
 
 use self::{
     chain::Chain,
     group::Group,
+    lent::{Lent, Patience, Tx},
     recent::{Changes, Recent},
 };
 use super::{
@@ -78,6 +80,7 @@ struct Engine {
     hints: broadcast::Sender<Hint>,
     /// How many connections were made to it.
     connections: Arc<AtomicU64>,
+    patience: Patience,
     /// The task that tells it.
     _listener: Option<AbortOnDropHandle<()>>,
 }
@@ -91,18 +94,18 @@ struct Base {
 }
 
 impl Base {
-    async fn begin(&self) -> Stored<Transaction<'static, Any>> {
-        Ok(self.engine.writers.begin_with(self.engine.begin).await?)
+    async fn begin(&self) -> Stored<Tx> {
+        Tx::begin(&self.engine.writers, self.engine.begin, self.engine.patience).await
     }
 
     /// As [`Base::begin`], but its commit reaches the disk only with the next that is synced. For what a restart finds
     /// out by itself: what was about to be done, and what state it led to. What is answered for always comes after it, synced.
-    async fn begin_unsynced(&self) -> Stored<Transaction<'static, Any>> {
-        Ok(self.engine.writers.begin_with(self.engine.begin_unsynced).await?)
+    async fn begin_unsynced(&self) -> Stored<Tx> {
+        Tx::begin(&self.engine.writers, self.engine.begin_unsynced, self.engine.patience).await
     }
 
     /// Every change ends here. Its audit records become links of the chain.
-    async fn commit(self: &Arc<Self>, mut tx: Transaction<'static, Any>) -> Stored<()> {
+    async fn commit(self: &Arc<Self>, mut tx: Tx) -> Stored<()> {
         let pending = chain::pending(&mut tx).await?;
         if pending.is_empty() {
             return self.finish(tx).await;
@@ -111,29 +114,32 @@ impl Base {
         // In a task: when a caller goes away in the middle of it, the chain would not know how it ends.
         let linking = tokio::spawn(async move {
             let mut links = base.chain.lock(&mut tx).await?;
-            chain::link_all(&mut tx, &pending, &mut links).await?;
-            base.finish(tx).await?;
+            let committing = async {
+                chain::link_all(&mut tx, &pending, &mut links).await?;
+                base.finish(tx).await
+            };
+            base.chain.in_time(committing).await?;
             links.are_committed();
             Ok(())
         });
         linking.await.map_err(|_| StoreError::Failed("the broker is ending".to_owned()))?
     }
 
-    async fn finish(&self, tx: Transaction<'static, Any>) -> Stored<()> {
+    async fn finish(&self, tx: Tx) -> Stored<()> {
         // Also when it fails: it may have reached the database all the same.
         let _making = self.changes.making();
         self.commit_timed(tx).await
     }
 
-    async fn commit_timed(&self, tx: Transaction<'static, Any>) -> Stored<()> {
+    async fn commit_timed(&self, tx: Tx) -> Stored<()> {
         let began = Instant::now();
         let committed = tx.commit().await;
         self.commit_times.add(began.elapsed());
-        Ok(committed?)
+        committed
     }
 
     /// As [`Base::commit`], for what leaves an event of a sandbox. On PostgreSQL the database tells everybody itself.
-    async fn commit_news(self: &Arc<Self>, tx: Transaction<'static, Any>, sandbox: &SandboxId) -> Stored<()> {
+    async fn commit_news(self: &Arc<Self>, tx: Tx, sandbox: &SandboxId) -> Stored<()> {
         self.commit(tx).await?;
         self.tell_news(sandbox);
         Ok(())
@@ -147,8 +153,8 @@ impl Base {
     }
 
     /// For one statement: several may see several moments.
-    async fn reader(&self) -> Stored<PoolConnection<Any>> {
-        Ok(self.engine.readers.acquire().await?)
+    async fn reader(&self) -> Stored<Lent> {
+        Lent::from(&self.engine.readers).await
     }
 }
 
@@ -161,7 +167,7 @@ pub struct SqlStore {
 
 impl SqlStore {
     fn new(engine: Engine) -> Self {
-        let chain = Chain::new(engine.connections.clone());
+        let chain = Chain::new(engine.connections.clone(), engine.patience);
         let base = Arc::new(Base { engine, changes: Changes::default(), chain, commit_times: Histogram::default() });
         Self { group: Group::start(base.clone()), base, known_sandboxes: Recent::default(), known_revocations: Recent::default() }
     }

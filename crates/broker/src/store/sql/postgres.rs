@@ -12,7 +12,7 @@ use cobox_protocol::Secret;
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use tokio::sync::broadcast;
 
-use super::{Engine, SqlStore, hint, schema};
+use super::{Engine, SqlStore, hint, lent::Patience, schema};
 use crate::store::{StoreError, Stored};
 
 /// Connections of one broker. The server admits a hundred by default, which leaves room for several brokers and operators.
@@ -21,6 +21,8 @@ const CONNECTIONS: u32 = 16;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A connection unused for this long is asked whether it still works before it is used.
 const TRUSTED: Duration = Duration::from_secs(5);
+/// For the answer; one that is gone must leave time to try the others.
+const PING_WITHIN: Duration = Duration::from_secs(2);
 
 /// A broker that hangs must not hold locks that others wait for, nor wait for them without end. That a table is there already is
 /// not worth a line in the log.
@@ -28,6 +30,11 @@ const SETTINGS: &str = "SET client_min_messages = warning; SET idle_in_transacti
 
 /// Connects, and brings the schema up to date.
 pub async fn open(url: &Secret) -> Stored<SqlStore> {
+    open_with(url, Patience::default()).await
+}
+
+/// As [`open`], for whoever can't wait as long for a database that is gone.
+pub async fn open_with(url: &Secret, patience: Patience) -> Stored<SqlStore> {
     sqlx::any::install_default_drivers();
     // The URL has a password in it: no error says more than what the server or the system said.
     let failed = |e: &dyn std::fmt::Display| StoreError::Failed(format!("opening the PostgreSQL database: {e}"));
@@ -41,7 +48,8 @@ pub async fn open(url: &Secret) -> Stored<SqlStore> {
         .before_acquire(|connection, meta| {
             Box::pin(async move {
                 if meta.idle_for > TRUSTED {
-                    sqlx::Connection::ping(connection).await?;
+                    let answered = tokio::time::timeout(PING_WITHIN, sqlx::Connection::ping(connection)).await;
+                    answered.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
                 }
                 Ok(true)
             })
@@ -62,6 +70,7 @@ pub async fn open(url: &Secret) -> Stored<SqlStore> {
         begin_unsynced: "BEGIN; SET LOCAL synchronous_commit = off",
         is_only_writer: false,
         connections,
+        patience,
         _listener: Some(hint::listen(url.clone(), hints.clone())),
         hints,
     }))
