@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use cobox_broker::{
-    domain::audit::AuditRecord,
+    domain::audit::{AuditRecord, AuditTrail},
     store::{
         Note, Store, StoreError,
         sql::{SqlStore, lent::Patience, postgres},
@@ -106,4 +106,25 @@ async fn a_commit_that_arrives_late_breaks_nothing() {
     note(&store, "last").await.unwrap();
     assert_eq!(verify(&*store, &before).await, []);
     assert_eq!(details(&store).await, ["before 0", "before 1", "before 2", "after", "last"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_used_while_the_database_was_away_is_recorded_when_it_is_back() {
+    let (_database, proxy, store) = silenced().await;
+    let trail = AuditTrail::start(store.clone());
+    let used = |n: usize| AuditRecord { detail: Some(format!("use {n}")), ..audit("dataplane.used") };
+    trail.add(used(0)).await;
+    trail.flush().await;
+    proxy.set_away(true);
+    // More than are written at once.
+    for n in 1..600 {
+        trail.add(used(n)).await;
+    }
+    // It was tried, and tried again.
+    timeout(PATIENCE, proxy.turned_away(3)).await.unwrap();
+    proxy.set_away(false);
+    timeout(PATIENCE, trail.flush()).await.unwrap();
+    let uses: Vec<String> = details(&store).await.into_iter().filter(|d| d.starts_with("use ")).collect();
+    assert_eq!(uses, (0..600).map(|n| format!("use {n}")).collect::<Vec<_>>());
+    assert_eq!(verify(&*store, &[]).await, []);
 }
