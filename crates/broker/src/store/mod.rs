@@ -65,6 +65,8 @@ pub trait Store: Send + Sync {
     async fn sessions(&self, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<Bound>>;
     /// The living sessions of a sandbox, newest first.
     async fn sessions_on(&self, sandbox: &SandboxId) -> Stored<Vec<Session>>;
+    /// The threads whose sessions on a sandbox have ended, each once, the last first.
+    async fn past_threads(&self, sandbox: &SandboxId, limit: u32) -> Stored<Vec<String>>;
     /// `None` when it has ended already.
     async fn end_session(&self, id: &SessionId, ending: &Ending) -> Stored<Option<Leftover>>;
 

@@ -250,6 +250,9 @@ impl Store for SqlStore {
     async fn sessions_on(&self, sandbox: &SandboxId) -> Stored<Vec<Session>> {
         sessions::on_sandbox(&mut *self.base.reader().await?, sandbox).await
     }
+    async fn past_threads(&self, sandbox: &SandboxId, limit: u32) -> Stored<Vec<String>> {
+        sessions::past_threads(&mut *self.base.reader().await?, sandbox, limit).await
+    }
     async fn end_session(&self, id: &SessionId, ending: &Ending) -> Stored<Option<Leftover>> {
         let mut tx = self.base.begin().await?;
         let ended = sessions::end(&mut tx, id, ending).await?;
