@@ -55,8 +55,8 @@ use self::{
 };
 use super::{
     AddedKey, AddedSandbox, ChainHead, ChainLink, ChangedSandbox, Counts, DisabledPrincipal, Ending, EnsureWish, Ensured, EventBounds,
-    EventMarks, EventPage, Hint, Horizon, Leftover, MasterRotation, Node, Note, PageWish, RetiredToken, RevocationList, RevokeWish,
-    RevokedKey, Rotated, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, TakenHappenings, Viewer,
+    EventMarks, EventPage, ExpiringKey, Hint, Horizon, Leftover, MasterRotation, Node, Note, PageWish, RetiredToken, RevocationList,
+    RevokeWish, RevokedKey, Rotated, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, TakenHappenings, Viewer,
 };
 use crate::{
     domain::{
@@ -201,7 +201,7 @@ impl Store for SqlStore {
     async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>> {
         keys::list(&mut *self.base.reader().await?, page).await
     }
-    async fn expire_key(&self, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<Option<ApiKey>> {
+    async fn expire_key(&self, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<ExpiringKey> {
         let mut tx = self.base.begin().await?;
         let changed = keys::expire(&mut tx, id, at, audit).await?;
         self.base.commit(tx).await?;
