@@ -149,6 +149,15 @@ pub enum RevokedKey {
     LastOperator,
 }
 
+#[derive(Clone, Debug)]
+pub enum ExpiringKey {
+    Changed(Box<ApiKey>),
+    /// There is no such key, or it has ended already.
+    NotThere,
+    /// Nobody could manage the deployment after that.
+    LastOperator,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DisabledPrincipal {
     /// Now or before.

@@ -11,9 +11,16 @@ use std::{
 };
 
 use sqlx::AnyConnection;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
+    time::timeout,
+};
 
-use super::{Base, chain, notes};
+use super::{
+    Base, chain,
+    lent::{Lent, gave_up},
+    notes,
+};
 use crate::store::{Note, StoreError, Stored};
 
 /// Callers that may wait in line; the next ones wait to get into it. More than a broker has connections in use at once.
@@ -114,15 +121,25 @@ async fn serve(base: Arc<Base>, mut serving: Serving) {
     }
 }
 
+/// Everybody else's notes wait for this one: it doesn't wait for the database without end.
 async fn write_one(base: &Base, note: &Note) -> Stored<()> {
+    let patience = base.engine.patience.turn + base.engine.patience.commit;
+    timeout(patience, write_now(base, note)).await.map_err(|_| gave_up("writing", patience))?
+}
+
+async fn write_now(base: &Base, note: &Note) -> Stored<()> {
     let is_audit_only = note.sandboxes.is_empty() && note.keys.is_empty() && note.tokens.is_empty();
     if is_audit_only && note.audit.len() <= notes::ROWS_AT_ONCE {
         // One statement is a transaction of its own, without two more trips to the database. Nobody remembers audit records, which come
         // with every request.
         if base.engine.is_only_writer {
-            let mut db = base.engine.writers.acquire().await?;
+            let mut db = Lent::from(&base.engine.writers).await?;
             base.sync_by(&mut db).await?;
-            return append(base, &mut db, note).await;
+            let appended = append(base, &mut db, note).await;
+            if matches!(appended, Err(StoreError::Unreachable(_))) {
+                db.cut();
+            }
+            return appended;
         }
         let mut db = base.engine.quick.take().await?;
         let appended = append(base, &mut db, note).await;
@@ -132,13 +149,12 @@ async fn write_one(base: &Base, note: &Note) -> Stored<()> {
     let mut tx = base.begin().await?;
     notes::note(&mut tx, note).await?;
     let mut links = base.chain.lock(&mut tx).await?;
-    chain::insert(&mut tx, &note.audit, &mut links).await?;
-    if is_audit_only {
+    let committing = async {
+        chain::insert(&mut tx, &note.audit, &mut links).await?;
         // Nobody remembers audit records, which come with every request.
-        base.commit_timed(tx).await?;
-    } else {
-        base.finish(tx).await?;
-    }
+        if is_audit_only { base.commit_timed(tx).await } else { base.finish(tx).await }
+    };
+    base.chain.in_time(committing).await?;
     links.are_committed();
     note.sandboxes.iter().for_each(|(id, _)| base.tell_news(id));
     Ok(())
@@ -148,7 +164,7 @@ async fn write_one(base: &Base, note: &Note) -> Stored<()> {
 async fn append(base: &Base, db: &mut AnyConnection, note: &Note) -> Stored<()> {
     let mut links = base.chain.lock(db).await?;
     let began = Instant::now();
-    let inserted = chain::insert(db, &note.audit, &mut links).await;
+    let inserted = base.chain.in_time(chain::insert(db, &note.audit, &mut links)).await;
     base.commit_times.add(began.elapsed());
     inserted?;
     links.are_committed();

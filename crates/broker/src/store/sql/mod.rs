@@ -14,6 +14,7 @@ mod events;
 mod group;
 mod hint;
 mod keys;
+pub mod lent;
 mod lock;
 mod nodes;
 mod notes;
@@ -47,20 +48,21 @@ use cobox_protocol::{
     tags::{TagFilter, Tags},
 };
 use cobox_token::Claims;
-use sqlx::{Any, AnyConnection, AnyPool, Transaction, pool::PoolConnection};
-use tokio::sync::broadcast;
+use sqlx::{AnyConnection, AnyPool};
+use tokio::{sync::broadcast, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use self::{
     chain::Chain,
     group::Group,
+    lent::{Lent, Patience, Tx, gave_up},
     quick::Quick,
     recent::{Changes, Recent},
 };
 use super::{
     AddedKey, AddedSandbox, ChainHead, ChainLink, ChangedSandbox, Counts, DisabledPrincipal, Ending, EnsureWish, Ensured, EventBounds,
-    EventMarks, EventPage, Hint, Horizon, Leftover, MasterRotation, Node, Note, PageWish, RetiredToken, RevocationList, RevokeWish,
-    RevokedKey, Rotated, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, TakenHappenings, Viewer,
+    EventMarks, EventPage, ExpiringKey, Hint, Horizon, Leftover, MasterRotation, Node, Note, PageWish, RetiredToken, RevocationList,
+    RevokeWish, RevokedKey, Rotated, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, TakenHappenings, Viewer,
 };
 use crate::{
     domain::{
@@ -88,6 +90,7 @@ struct Engine {
     hints: broadcast::Sender<Hint>,
     /// How many connections were made to it.
     connections: Arc<AtomicU64>,
+    patience: Patience,
     /// The task that tells it.
     _listener: Option<AbortOnDropHandle<()>>,
 }
@@ -103,21 +106,21 @@ struct Base {
 }
 
 impl Base {
-    async fn begin(&self) -> Stored<Transaction<'static, Any>> {
-        Ok(self.engine.writers.begin_with(self.engine.begin).await?)
+    async fn begin(&self) -> Stored<Tx> {
+        Tx::begin(&self.engine.writers, self.engine.begin, self.engine.patience).await
     }
 
     /// As [`Base::begin`], but its commit reaches the disk only with the next that is synced. For what a restart finds
     /// out by itself: what was about to be done, and what state it led to. What is answered for always comes after it, synced.
-    async fn begin_unsynced(self: &Arc<Self>) -> Stored<Transaction<'static, Any>> {
+    async fn begin_unsynced(self: &Arc<Self>) -> Stored<Tx> {
         let base = self.clone();
         // In a task: when a caller goes away in the middle of it, nobody would know how the next change is synced.
         let beginning = tokio::spawn(async move {
-            let begun = base.engine.writers.begin_with(base.engine.begin_unsynced).await;
+            let begun = Tx::begin(&base.engine.writers, base.engine.begin_unsynced, base.engine.patience).await;
             base.is_unsynced.store(true, Ordering::SeqCst);
             begun
         });
-        Ok(beginning.await.map_err(|_| StoreError::Failed("the broker is ending".to_owned()))??)
+        beginning.await.map_err(|_| StoreError::Failed("the broker is ending".to_owned()))?
     }
 
     /// A connection for one statement that is a change by itself, and synced.
@@ -130,7 +133,7 @@ impl Base {
     }
 
     /// Every change ends here. Its audit records become links of the chain.
-    async fn commit(self: &Arc<Self>, mut tx: Transaction<'static, Any>) -> Stored<()> {
+    async fn commit(self: &Arc<Self>, mut tx: Tx) -> Stored<()> {
         let pending = chain::pending(&mut tx).await?;
         if pending.is_empty() {
             return self.finish(tx).await;
@@ -139,29 +142,32 @@ impl Base {
         // In a task: when a caller goes away in the middle of it, the chain would not know how it ends.
         let linking = tokio::spawn(async move {
             let mut links = base.chain.lock(&mut tx).await?;
-            chain::link_all(&mut tx, &pending, &mut links).await?;
-            base.finish(tx).await?;
+            let committing = async {
+                chain::link_all(&mut tx, &pending, &mut links).await?;
+                base.finish(tx).await
+            };
+            base.chain.in_time(committing).await?;
             links.are_committed();
             Ok(())
         });
         linking.await.map_err(|_| StoreError::Failed("the broker is ending".to_owned()))?
     }
 
-    async fn finish(&self, tx: Transaction<'static, Any>) -> Stored<()> {
+    async fn finish(&self, tx: Tx) -> Stored<()> {
         // Also when it fails: it may have reached the database all the same.
         let _making = self.changes.making();
         self.commit_timed(tx).await
     }
 
-    async fn commit_timed(&self, tx: Transaction<'static, Any>) -> Stored<()> {
+    async fn commit_timed(&self, tx: Tx) -> Stored<()> {
         let began = Instant::now();
         let committed = tx.commit().await;
         self.commit_times.add(began.elapsed());
-        Ok(committed?)
+        committed
     }
 
     /// As [`Base::commit`], for what leaves an event of a sandbox. On PostgreSQL the database tells everybody itself.
-    async fn commit_news(self: &Arc<Self>, tx: Transaction<'static, Any>, sandbox: &SandboxId) -> Stored<()> {
+    async fn commit_news(self: &Arc<Self>, tx: Tx, sandbox: &SandboxId) -> Stored<()> {
         self.commit(tx).await?;
         self.tell_news(sandbox);
         Ok(())
@@ -175,8 +181,8 @@ impl Base {
     }
 
     /// For one statement: several may see several moments.
-    async fn reader(&self) -> Stored<PoolConnection<Any>> {
-        Ok(self.engine.readers.acquire().await?)
+    async fn reader(&self) -> Stored<Lent> {
+        Lent::from(&self.engine.readers).await
     }
 }
 
@@ -192,7 +198,7 @@ pub struct SqlStore {
 
 impl SqlStore {
     fn new(engine: Engine) -> Self {
-        let chain = Chain::new(engine.connections.clone());
+        let chain = Chain::new(engine.connections.clone(), engine.patience);
         let (changes, commit_times) = (Changes::default(), Histogram::default());
         let base = Arc::new(Base { engine, is_unsynced: AtomicBool::default(), changes, chain, commit_times });
         Self {
@@ -238,7 +244,9 @@ macro_rules! asked {
     ($store:ident, $db:ident => $ask:expr) => {{
         let mut taken = $store.base.engine.quick.take().await?;
         let $db = &mut *taken;
-        let answer = $ask.await;
+        // As long as a commit: a connection whose packets vanish never fails by itself.
+        let within = $store.base.engine.patience.commit;
+        let answer = timeout(within, $ask).await.unwrap_or_else(|_| Err(gave_up("an answer", within)));
         taken.give_back(&answer);
         answer
     }};
@@ -261,7 +269,7 @@ impl Store for SqlStore {
     async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>> {
         keys::list(&mut *self.base.reader().await?, page).await
     }
-    async fn expire_key(&self, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<Option<ApiKey>> {
+    async fn expire_key(&self, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<ExpiringKey> {
         let mut tx = self.base.begin().await?;
         let changed = keys::expire(&mut tx, id, at, audit).await?;
         self.base.commit(tx).await?;
@@ -311,6 +319,9 @@ impl Store for SqlStore {
     }
     async fn sessions_on(&self, sandbox: &SandboxId) -> Stored<Vec<Session>> {
         sessions::on_sandbox(&mut *self.base.reader().await?, sandbox).await
+    }
+    async fn past_threads(&self, sandbox: &SandboxId, limit: u32) -> Stored<Vec<String>> {
+        sessions::past_threads(&mut *self.base.reader().await?, sandbox, limit).await
     }
     async fn end_session(&self, id: &SessionId, ending: &Ending) -> Stored<Option<Leftover>> {
         let mut tx = self.base.begin().await?;

@@ -14,7 +14,8 @@ use tokio::sync::broadcast;
 
 use super::{
     Engine, SqlStore, hint,
-    quick::{Quick, TRUSTED},
+    lent::Patience,
+    quick::{PING_WITHIN, Quick, TRUSTED},
     schema,
 };
 use crate::store::{StoreError, Stored};
@@ -32,6 +33,11 @@ const SETTINGS: &str = "SET client_min_messages = warning; SET idle_in_transacti
 
 /// Connects, and brings the schema up to date.
 pub async fn open(url: &Secret) -> Stored<SqlStore> {
+    open_with(url, Patience::default()).await
+}
+
+/// As [`open`], for whoever can't wait as long for a database that is gone.
+pub async fn open_with(url: &Secret, patience: Patience) -> Stored<SqlStore> {
     sqlx::any::install_default_drivers();
     // The URL has a password in it: no error says more than what the server or the system said.
     let failed = |e: &dyn std::fmt::Display| StoreError::Failed(format!("opening the PostgreSQL database: {e}"));
@@ -45,7 +51,8 @@ pub async fn open(url: &Secret) -> Stored<SqlStore> {
         .before_acquire(|connection, meta| {
             Box::pin(async move {
                 if meta.idle_for > TRUSTED {
-                    sqlx::Connection::ping(connection).await?;
+                    let answered = tokio::time::timeout(PING_WITHIN, sqlx::Connection::ping(connection)).await;
+                    answered.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
                 }
                 Ok(true)
             })
@@ -68,6 +75,7 @@ pub async fn open(url: &Secret) -> Stored<SqlStore> {
         sync: None,
         is_only_writer: false,
         connections,
+        patience,
         _listener: Some(hint::listen(url.clone(), hints.clone())),
         hints,
     }))

@@ -26,6 +26,8 @@ use crate::store::{StoreError, Stored};
 const TAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A connection unused for this long is asked whether it still works before it is used.
 pub const TRUSTED: Duration = Duration::from_secs(5);
+/// For the answer; one that is gone must leave time to try another.
+pub const PING_WITHIN: Duration = Duration::from_secs(2);
 
 pub struct Quick {
     options: AnyConnectOptions,
@@ -65,14 +67,20 @@ impl Quick {
     async fn find(&self) -> Stored<Taken<'_>> {
         let turn = self.turns.acquire().await.map_err(|_| StoreError::Unreachable("the broker is ending".to_owned()))?;
         while let Some(mut idle) = self.pick() {
-            if idle.since.elapsed() < TRUSTED || idle.connection.ping().await.is_ok() {
+            if idle.since.elapsed() < TRUSTED || matches!(timeout(PING_WITHIN, idle.connection.ping()).await, Ok(Ok(()))) {
                 return Ok(Taken { quick: self, connection: idle.connection, made_on: idle.made_on, _turn: turn });
             }
+            self.forget();
         }
         let mut connection = AnyConnection::connect_with(&self.options).await?;
         self.made.fetch_add(1, Ordering::SeqCst);
         sqlx::raw_sql(self.settings).execute(&mut connection).await?;
         Ok(Taken { quick: self, connection, made_on: thread::current().id(), _turn: turn })
+    }
+
+    /// Where one leads to a server that is gone, so do the others.
+    fn forget(&self) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// One of this thread's, or anybody's where no more may be made.
@@ -90,13 +98,11 @@ impl Quick {
 
 impl Taken<'_> {
     pub fn give_back<T>(self, answer: &Stored<T>) {
-        let mut idle = self.quick.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(answer, Err(StoreError::Unreachable(_))) {
-            // The others lead to the same server.
-            idle.clear();
-            return;
+            return self.quick.forget();
         }
-        idle.push(Idle { connection: self.connection, made_on: self.made_on, since: Instant::now() });
+        let idle = Idle { connection: self.connection, made_on: self.made_on, since: Instant::now() };
+        self.quick.idle.lock().unwrap_or_else(PoisonError::into_inner).push(idle);
     }
 }
 

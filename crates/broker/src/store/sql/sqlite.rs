@@ -7,7 +7,7 @@ use std::{fmt::Write, path::Path, sync::Arc, time::Duration};
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use tokio::sync::broadcast;
 
-use super::{Engine, SqlStore, hint, quick::Quick, schema};
+use super::{Engine, SqlStore, hint, lent::Patience, quick::Quick, schema};
 use crate::store::{StoreError, Stored};
 
 /// Readers beside the one writer, for lists and for single statements; each is a thread.
@@ -48,6 +48,7 @@ pub async fn open(path: &Path) -> Stored<SqlStore> {
         hints: broadcast::channel(hint::BACKLOG).0,
         // What was lost with the power was lost with the broker too.
         connections: Arc::default(),
+        patience: Patience::default(),
         _listener: None,
     }))
 }
@@ -69,11 +70,11 @@ fn url(path: &Path) -> Stored<String> {
 
 #[cfg(test)]
 mod tests {
-    use sqlx::{Any, Row, Transaction};
+    use sqlx::Row;
 
-    use super::*;
+    use super::{super::lent::Tx, *};
 
-    async fn level(tx: &mut Transaction<'static, Any>) -> i64 {
+    async fn level(tx: &mut Tx) -> i64 {
         sqlx::raw_sql("PRAGMA synchronous").fetch_one(&mut **tx).await.unwrap().get(0)
     }
 
