@@ -1,0 +1,197 @@
+"""A real broker with local sandboxes and a real `langgraph dev` server running the example, for the tests beside this file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).resolve().parents[4]
+EXAMPLE = ROOT / "examples" / "langgraph"
+# Seconds for a program to come up, on a busy machine with a debug build.
+START_SECONDS = 60.0
+
+
+def _env(**extra: str) -> dict[str, str]:
+    """This process's, without what would lead to another broker or to the network."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("COBOX_", "LANGSMITH_", "LANGCHAIN_", "LANGGRAPH_"))}
+    return kept | {"LANGSMITH_TRACING": "false", "LANGGRAPH_CLI_NO_ANALYTICS": "1", "NO_PROXY": "127.0.0.1"} | extra
+
+
+@dataclass
+class Program:
+    """A process of ours, which ends with the tests."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def wait_until(self, is_up: Any, what: str) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not is_up():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"{what} did not come up:\n{self.log.read_text()[-4000:]}")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+def _start(argv: list[str], log: Path, env: dict[str, str], cwd: Path) -> Program:
+    with log.open("wb") as out:
+        return Program(subprocess.Popen(argv, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=env, cwd=cwd), log)
+
+
+@dataclass
+class Broker:
+    url: str
+    operator_key: str
+    cobox: str
+    folder: Path
+    log: Path
+
+    def key(self, name: str, kind: str) -> str:
+        answer = httpx.post(f"{self.url}/v1/keys", headers=bearer(self.operator_key), json={"name": name, "kind": kind}, trust_env=False)
+        answer.raise_for_status()
+        return str(answer.json()["api_key"])
+
+    def run(self, *argv: str, url: str | None = None, key: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+        """The `cobox` command, as a person with this key."""
+        env = _env(COBOX_URL=url or self.url, COBOX_API_KEY=key, XDG_DATA_HOME=str(self.folder / "nobody"))
+        return subprocess.run([self.cobox, *argv], env=env, capture_output=True, text=True, timeout=60, **kwargs)
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    cobox = os.environ.get("COBOX_BIN") or shutil.which("cobox")
+    if not cobox:
+        pytest.fail("COBOX_BIN must name a built `cobox`, with `boxd` beside it")
+    folder = tmp_path_factory.mktemp("broker")
+    data = folder / "data"
+    # `up`, not `serve`: it takes its sandboxes down with it.
+    argv = [cobox, "up", "--data-dir", str(data), "--listen", "127.0.0.1:0"]
+    program = _start(argv, folder / "log", _env(COBOX_BOXD=os.environ.get("COBOX_BOXD") or str(Path(cobox).parent / "boxd")), folder)
+    try:
+        note = data / "broker.json"
+        program.wait_until(note.exists, "the broker")
+        told = json.loads(note.read_text())
+        yield Broker(told["url"], Path(told["api_key_file"]).read_text().strip(), cobox, folder, program.log)
+    finally:
+        program.stop()
+
+
+def bearer(credential: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {credential}"}
+
+
+@dataclass
+class Deployment:
+    """The example, served."""
+
+    url: str
+    log: Path
+    people: dict[str, str] = field(repr=False, default_factory=dict)
+
+    def as_(self, name: str) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers=bearer(self.people[name]), timeout=60, trust_env=False)
+
+    def thread(self, name: str) -> str:
+        with self.as_(name) as client:
+            answer = client.post("/threads", json={})
+            answer.raise_for_status()
+            return str(answer.json()["thread_id"])
+
+    def run(self, name: str, thread: str | None, told: str, configurable: dict[str, Any] | None = None, **more: Any) -> list[tuple[str, Any]]:
+        """A run, streamed to its end: the events by name."""
+        body = {
+            "assistant_id": "agent",
+            "input": {"messages": [{"role": "user", "content": told}]},
+            "stream_mode": ["custom", "values"],
+            "config": {"configurable": configurable or {}},
+        } | more
+        path = f"/threads/{thread}/runs/stream" if thread else "/runs/stream"
+        events: list[tuple[str, Any]] = []
+        with self.as_(name) as client, client.stream("POST", path, json=body) as answer:
+            if answer.status_code != 200:
+                raise AssertionError(f"{answer.status_code}: {answer.read().decode()}")
+            kind = ""
+            for line in answer.iter_lines():
+                if line.startswith("event: "):
+                    kind = line[7:]
+                elif line.startswith("data: "):
+                    events.append((kind, json.loads(line[6:])))
+        return events
+
+
+def last_words(events: list[tuple[str, Any]]) -> str:
+    """What the agent said in the end; a run that failed has none."""
+    errors = [data for kind, data in events if kind == "error"]
+    assert not errors, errors
+    values = [data for kind, data in events if kind == "values"]
+    content = values[-1]["messages"][-1]["content"]
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+PEOPLE = {"ann": "ann-secret", "bob": "bob-secret"}
+
+
+def serve(folder: Path, **settings: str) -> tuple[Program, Deployment]:
+    """The example's files in a folder of their own: the server keeps its state where it runs."""
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns(".langgraph_api", "__pycache__", ".env"))
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    settings = {name: value.replace("{url}", url) for name, value in settings.items()}
+    argv = [str(Path(sys.executable).parent / "langgraph"), "dev", "--host", "127.0.0.1", "--port", str(port)]
+    program = _start([*argv, "--no-browser", "--no-reload"], folder / "log", _env(**settings), folder)
+
+    def is_up() -> bool:
+        try:
+            return httpx.get(f"{url}/ok", trust_env=False, timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    try:
+        program.wait_until(is_up, "langgraph dev")
+    except BaseException:
+        program.stop()
+        raise
+    return program, Deployment(url, program.log, PEOPLE)
+
+
+@pytest.fixture(scope="session")
+def deployment_key(broker: Broker) -> str:
+    return broker.key("my-deployment", "human")
+
+
+@pytest.fixture(scope="session")
+def deployment(broker: Broker, deployment_key: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """With the dataplane relayed: its people need to reach nothing else."""
+    folder = tmp_path_factory.mktemp("deployment") / "example"
+    program, deployment = serve(folder, COBOX_URL=broker.url, COBOX_API_KEY=deployment_key, COBOX_LANGGRAPH_RELAY="{url}")
+    try:
+        yield deployment
+    finally:
+        program.stop()
