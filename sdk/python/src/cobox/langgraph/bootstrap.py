@@ -9,6 +9,9 @@ from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from ..errors import CoboxError
+from ..secret import Secret
+
 # As long as an id may be that we are given, in characters.
 MAX_ID = 256
 # Longer than any token the broker signs, in characters.
@@ -24,8 +27,10 @@ _AS_HTTP = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 _VISIBLE_ASCII = re.compile(r"[\x21-\x7e]+")
 
 
-class SandboxRefused(Exception):
+class SandboxRefused(CoboxError):
     """The run names a sandbox that it may not have, or none that could be used. Nothing was sent there."""
+
+    code = "SANDBOX_REFUSED"
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Bootstrap:
     """A sandbox as a run names it, in the shape of a negotiation's answer or as `{sandbox_id, credential, dataplane_url}`."""
 
     sandbox_id: str
-    token: str | None = field(default=None, repr=False)
+    token: Secret | None = field(default=None, repr=False)
     http_base_url: str | None = None
     ws_base_url: str | None = None
     session_id: str | None = None
@@ -68,7 +73,7 @@ class Bootstrap:
             raise SandboxRefused("configurable.sandbox: an API key is for the broker alone; send a token, and replace that key")
         return cls(
             sandbox_id=sandbox_id,
-            token=token,
+            token=None if token is None else Secret(token),
             http_base_url=http,
             ws_base_url=_one("ws_base_url", MAX_URL, sandbox.get("ws_base_url"), dataplane.get("ws_base_url")),
             session_id=_one("session_id", MAX_ID, value.get("session_id"), binding.get("id")),

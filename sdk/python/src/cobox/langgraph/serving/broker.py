@@ -69,7 +69,7 @@ class Broker:
         credential = caller.headers.get("authorization")
         if self.settings.identity == SHARED:
             await self._must_be_fit()
-            shown = f"Bearer {self.settings.api_key}"
+            shown = self._own_credential()
         elif credential is None:
             raise refusals.unauthenticated("send `Authorization: Bearer …`: the broker is shown the same")
         else:
@@ -132,12 +132,18 @@ class Broker:
             raise refusals.no_such_sandbox()
         return str(told["id"])
 
+    def _own_credential(self) -> str:
+        key = self.settings.api_key
+        if key is None:
+            raise refusals.unavailable("the deployment has no key for the broker")
+        return f"Bearer {key.expose()}"
+
     async def _must_be_fit(self) -> None:
         """An operator's key opens everybody's sandboxes: no user may borrow one."""
         async with self._fitness:
             if self._is_fit:
                 return
-            headers = [("authorization", f"Bearer {self.settings.api_key}")]
+            headers = [("authorization", self._own_credential())]
             reply = await self._send("GET", self.url("/v1/keys", "limit=1"), headers, None)
             if reply.status == 401:
                 raise refusals.unavailable("the broker doesn't accept the deployment's key; its operator must set a valid COBOX_API_KEY")

@@ -8,13 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ...errors import CoboxError
+from ...secret import Secret
+
 # Who a caller is to the broker.
 SHARED = "shared"
 CALLER = "caller"
 
 
-class SettingsError(Exception):
+class SettingsError(CoboxError):
     """A setting is missing or can't be meant; the message says which and how it should look."""
+
+    code = "SETTINGS_ERROR"
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class Settings:
     # The broker's own address, without a trailing slash.
     broker_url: str
     # With `shared`: the deployment's key, of kind human, never an operator's.
-    api_key: str | None = field(default=None, repr=False)
+    api_key: Secret | None = field(default=None, repr=False)
     # `shared`: every user is the deployment's principal, told apart here by thread and tag. `caller`: the credential a user shows to
     # this deployment is shown to the broker too, which knows its issuer.
     identity: str = SHARED
@@ -59,14 +64,15 @@ class Settings:
         )
 
 
-def _key(env: Mapping[str, str]) -> str | None:
+def _key(env: Mapping[str, str]) -> Secret | None:
     key, file = env.get("COBOX_API_KEY"), env.get("COBOX_API_KEY_FILE")
     if not key and file:
         try:
             key = Path(file).expanduser().read_text(encoding="ascii")
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"COBOX_API_KEY_FILE can't be read: {type(error).__name__}") from None
-    return (key or "").strip() or None
+    key = (key or "").strip()
+    return Secret(key) if key else None
 
 
 def _is_on(env: Mapping[str, str], name: str) -> bool:
