@@ -24,7 +24,7 @@ EXAMPLE = ROOT / "examples" / "langgraph"
 START_SECONDS = 60.0
 
 
-def _env(**extra: str) -> dict[str, str]:
+def clean_env(**extra: str) -> dict[str, str]:
     """This process's, without what would lead to another broker or to the network."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("COBOX_", "LANGSMITH_", "LANGCHAIN_", "LANGGRAPH_"))}
     return kept | {"LANGSMITH_TRACING": "false", "LANGGRAPH_CLI_NO_ANALYTICS": "1", "NO_PROXY": "127.0.0.1"} | extra
@@ -74,7 +74,7 @@ class Broker:
 
     def run(self, *argv: str, url: str | None = None, key: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
         """The `cobox` command, as a person with this key."""
-        env = _env(COBOX_URL=url or self.url, COBOX_API_KEY=key, XDG_DATA_HOME=str(self.folder / "nobody"))
+        env = clean_env(COBOX_URL=url or self.url, COBOX_API_KEY=key, XDG_DATA_HOME=str(self.folder / "nobody"))
         return subprocess.run([self.cobox, *argv], env=env, capture_output=True, text=True, timeout=60, **kwargs)
 
 
@@ -87,7 +87,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     data = folder / "data"
     # `up`, not `serve`: it takes its sandboxes down with it.
     argv = [cobox, "up", "--data-dir", str(data), "--listen", "127.0.0.1:0"]
-    program = _start(argv, folder / "log", _env(COBOX_BOXD=os.environ.get("COBOX_BOXD") or str(Path(cobox).parent / "boxd")), folder)
+    program = _start(argv, folder / "log", clean_env(COBOX_BOXD=os.environ.get("COBOX_BOXD") or str(Path(cobox).parent / "boxd")), folder)
     try:
         note = data / "broker.json"
         program.wait_until(note.exists, "the broker")
@@ -107,6 +107,7 @@ class Deployment:
 
     url: str
     log: Path
+    pid: int
     people: dict[str, str] = field(repr=False, default_factory=dict)
 
     def as_(self, name: str) -> httpx.Client:
@@ -118,8 +119,10 @@ class Deployment:
             answer.raise_for_status()
             return str(answer.json()["thread_id"])
 
-    def run(self, name: str, thread: str | None, told: str, configurable: dict[str, Any] | None = None, **more: Any) -> list[tuple[str, Any]]:
-        """A run, streamed to its end: the events by name."""
+    def stream(
+        self, name: str, thread: str | None, told: str, configurable: dict[str, Any] | None = None, **more: Any
+    ) -> Iterator[tuple[str, Any]]:
+        """A run: its events by name, as they come."""
         body = {
             "assistant_id": "agent",
             "input": {"messages": [{"role": "user", "content": told}]},
@@ -127,7 +130,6 @@ class Deployment:
             "config": {"configurable": configurable or {}},
         } | more
         path = f"/threads/{thread}/runs/stream" if thread else "/runs/stream"
-        events: list[tuple[str, Any]] = []
         with self.as_(name) as client, client.stream("POST", path, json=body) as answer:
             if answer.status_code != 200:
                 raise AssertionError(f"{answer.status_code}: {answer.read().decode()}")
@@ -136,8 +138,15 @@ class Deployment:
                 if line.startswith("event: "):
                     kind = line[7:]
                 elif line.startswith("data: "):
-                    events.append((kind, json.loads(line[6:])))
-        return events
+                    yield kind, json.loads(line[6:])
+
+    def run(self, *args: Any, **more: Any) -> list[tuple[str, Any]]:
+        return list(self.stream(*args, **more))
+
+
+def sandbox_events(events: list[tuple[str, Any]]) -> list[dict[str, Any]]:
+    """What a run's stream told of its sandbox."""
+    return [data["event"] for kind, data in events if kind == "custom" and data["type"] == "sandbox"]
 
 
 def last_words(events: list[tuple[str, Any]]) -> str:
@@ -165,7 +174,7 @@ def serve(folder: Path, **settings: str) -> tuple[Program, Deployment]:
     url = f"http://127.0.0.1:{port}"
     settings = {name: value.replace("{url}", url) for name, value in settings.items()}
     argv = [str(Path(sys.executable).parent / "langgraph"), "dev", "--host", "127.0.0.1", "--port", str(port)]
-    program = _start([*argv, "--no-browser", "--no-reload"], folder / "log", _env(**settings), folder)
+    program = _start([*argv, "--no-browser", "--no-reload"], folder / "log", clean_env(**settings), folder)
 
     def is_up() -> bool:
         try:
@@ -178,7 +187,7 @@ def serve(folder: Path, **settings: str) -> tuple[Program, Deployment]:
     except BaseException:
         program.stop()
         raise
-    return program, Deployment(url, program.log, PEOPLE)
+    return program, Deployment(url, program.log, program.process.pid, PEOPLE)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from cobox import Secret
 from cobox.langgraph.bootstrap import Bootstrap, Prefixes, SandboxRefused
 from cobox.langgraph.run import USER_TAG, Run, tag_of
 
@@ -34,7 +35,7 @@ def test_a_negotiations_answer_is_read_in_its_simple_and_in_its_full_shape() -> 
 @pytest.mark.parametrize("name", ["credential", "sandbox_credential"])
 def test_the_older_shape_is_read_with_its_url_without_a_version(name: str) -> None:
     told = Bootstrap.read({"sandbox_id": "sb_1", name: "t", "dataplane_url": "https://dp.example.com/sb_1"})
-    assert told is not None and (told.token, told.http_base_url) == ("t", "https://dp.example.com/sb_1/v1")
+    assert told is not None and (told.token, told.http_base_url) == (Secret("t"), "https://dp.example.com/sb_1/v1")
 
 
 def test_a_token_is_not_in_what_is_printed() -> None:
