@@ -169,7 +169,7 @@ class BlockingIO:
         local = network.is_local(dial.url)
         headers = {"Authorization": f"Bearer {dial.secret.expose()}"} if dial.secret is not None else {}
         try:
-            return connect(
+            opened = connect(
                 dial.url,
                 additional_headers=headers,
                 user_agent_header=network.USER_AGENT,
@@ -182,6 +182,8 @@ class BlockingIO:
                 proxy=None if local else True,
                 logger=network.socket_log,
             )
+            # Entered by hand: newer versions want that, older ones give themselves, and HangUp closes it.
+            return opened.__enter__()
         except InvalidStatus as error:
             raise network.refused_upgrade(dial.url, error.response) from None
         except (OSError, EOFError, TimeoutError, InvalidHandshake, InvalidURI, ConnectionClosed) as error:

@@ -126,10 +126,13 @@ def _perform(door: Door, call: Call, is_opened: bool) -> Flow[Any]:
 
 def redacted(error: errors.CoboxError, secret: Secret) -> errors.CoboxError:
     """Whoever answers may repeat what was shown to it; no message does."""
-    if secret.expose() in error.message:
-        error.message = error.message.replace(secret.expose(), "***")
-        error.args = (error.message,)
-    if secret.expose() in repr(error.details):
+    text = secret.expose()
+    for name in ("message", "code", "request_id"):
+        told = getattr(error, name)
+        if told is not None and text in told:
+            setattr(error, name, told.replace(text, "***"))
+    error.args = (error.message,)
+    if text in repr(error.details):
         error.details = {}
     return error
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
 import logging
 import os
@@ -187,10 +188,9 @@ class Line(Generic[E]):
         if self._socket is None:
             yield from self._connect()
         try:
-            try:
+            # Where nothing can be said any more, what was said to us before is still to be heard, and the end after it.
+            with contextlib.suppress(Closed):
                 yield from self._keep_up()
-            except Closed:
-                pass  # Nothing can be said any more; what was said to us before is still to be heard, and the end after it.
             message = yield Hear(self._socket, self._patience())
             self._heard_at, self._pinged = time.monotonic(), False
             yield from self._take(message)
