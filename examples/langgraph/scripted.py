@@ -1,9 +1,9 @@
 """A chat model without a model: it does what it is told word by word, so that the example runs offline and always the same way.
 
-    read PATH           reads the file and repeats it
-    run COMMAND         runs the command and repeats what it printed
-    write PATH TEXT     writes the file
-    anything else       writes a small program with a mistake in it, runs its tests, mends it, runs them again
+read PATH           reads the file and repeats it
+run COMMAND         runs the command and repeats what it printed
+write PATH TEXT     writes the file
+anything else       writes a small program with a mistake in it, runs its tests, mends it, runs them again
 """
 
 from typing import Any

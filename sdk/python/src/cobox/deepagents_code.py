@@ -1,4 +1,4 @@
-"""Cobox as a sandbox provider of `deepagents-code`: `dcode --sandbox cobox`, by the entry point group `deepagents_code.sandbox_providers`."""
+"""Cobox as a sandbox provider of `deepagents-code` (`dcode --sandbox cobox`), found by its entry point group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from .client import Cobox
 from .deepagents import CoboxBackend
 from .errors import CoboxError, NotFound
 from .session import Session
-
 
 
 class CoboxProvider(SandboxProvider):

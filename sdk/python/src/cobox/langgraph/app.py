@@ -9,6 +9,8 @@ A deployment that has an app already adds `routes()` to it. Everything is forwar
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.applications import Starlette
@@ -20,17 +22,27 @@ from .serving.control import Control
 from .serving.dataplane import Dataplane
 from .serving.settings import Settings, SettingsError
 
-__all__ = ["Settings", "SettingsError", "app", "create_app", "dataplane_visitor", "routes"]
+__all__ = ["Settings", "SettingsError", "create_app", "dataplane_visitor", "routes"]
 
 
 def routes(settings: Settings | None = None) -> list[BaseRoute]:
     """For an app that has others too. They must be the app's own, not those of another that it mounts: LangGraph is found by it."""
-    broker = Broker(settings or Settings.from_environment())
-    return [*Control(broker).routes(), *Dataplane(broker).routes()]
+    return _of(Broker(settings or Settings.from_environment()))
 
 
 def create_app(settings: Settings | None = None) -> Starlette:
-    return Starlette(routes=routes(settings))
+    broker = Broker(settings or Settings.from_environment())
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await broker.close()
+
+    return Starlette(routes=_of(broker), lifespan=lifespan)
+
+
+def _of(broker: Broker) -> list[BaseRoute]:
+    return [*Control(broker).routes(), *Dataplane(broker).routes()]
 
 
 def __getattr__(name: str) -> Any:

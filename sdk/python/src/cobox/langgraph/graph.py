@@ -178,7 +178,7 @@ class RunBackend(CoboxBackend):
             tell("exec", command=command, exit_code=result.exit_code)
             return result
 
-    async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:  # noqa: ASYNC109 -- deepagents' word
+    async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         with self._telling.doing() as tell:
             result = await super().aexecute(command, timeout=timeout)
             tell("exec", command=command, exit_code=result.exit_code)

@@ -161,6 +161,9 @@ class Broker:
         request = httpx.Request(method, url, headers=headers, content=content, extensions={"timeout": timeout.as_dict()})
         return await self._transport.handle_async_request(request)
 
+    async def close(self) -> None:
+        await self._transport.aclose()
+
     async def _send(self, method: str, url: httpx.URL, headers: Pairs, content: bytes | None) -> Reply:
         try:
             answer = await self.open(method, url, headers, content, ANSWER_SECONDS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 import httpx
-from conftest import Broker, Deployment, bearer, clean_env, last_words, sandbox_events
 from terminal import Terminal
+from world import Broker, Deployment, bearer, clean_env, last_words, sandbox_events
 
 
 def test_the_agents_file_appears_in_the_persons_shell(deployment: Deployment, broker: Broker) -> None:

@@ -1,4 +1,4 @@
-"""A real broker with local sandboxes and a real `langgraph dev` server running the example, for the tests beside this file."""
+"""A real broker with local sandboxes and a real `langgraph dev` server running the example, as programs to start and speak to."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "langgraph"
 # Seconds for a program to come up, on a busy machine with a debug build.
 START_SECONDS = 60.0
@@ -78,16 +78,16 @@ class Broker:
         return subprocess.run([self.cobox, *argv], env=env, capture_output=True, text=True, timeout=60, **kwargs)
 
 
-@pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+@contextmanager
+def running_broker(folder: Path) -> Iterator[Broker]:
     cobox = os.environ.get("COBOX_BIN") or shutil.which("cobox")
     if not cobox:
-        pytest.fail("COBOX_BIN must name a built `cobox`, with `boxd` beside it")
-    folder = tmp_path_factory.mktemp("broker")
+        raise AssertionError("COBOX_BIN must name a built `cobox`, with `boxd` beside it")
     data = folder / "data"
     # `up`, not `serve`: it takes its sandboxes down with it.
     argv = [cobox, "up", "--data-dir", str(data), "--listen", "127.0.0.1:0"]
-    program = _start(argv, folder / "log", clean_env(COBOX_BOXD=os.environ.get("COBOX_BOXD") or str(Path(cobox).parent / "boxd")), folder)
+    boxd = os.environ.get("COBOX_BOXD") or str(Path(cobox).parent / "boxd")
+    program = _start(argv, folder / "log", clean_env(COBOX_BOXD=boxd, HOME=str(folder)), folder)
     try:
         note = data / "broker.json"
         program.wait_until(note.exists, "the broker")
@@ -167,7 +167,8 @@ def free_port() -> int:
 PEOPLE = {"ann": "ann-secret", "bob": "bob-secret"}
 
 
-def serve(folder: Path, **settings: str) -> tuple[Program, Deployment]:
+@contextmanager
+def running_deployment(folder: Path, **settings: str) -> Iterator[Deployment]:
     """The example's files in a folder of their own: the server keeps its state where it runs."""
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns(".langgraph_api", "__pycache__", ".env"))
     port = free_port()
@@ -184,23 +185,6 @@ def serve(folder: Path, **settings: str) -> tuple[Program, Deployment]:
 
     try:
         program.wait_until(is_up, "langgraph dev")
-    except BaseException:
-        program.stop()
-        raise
-    return program, Deployment(url, program.log, program.process.pid, PEOPLE)
-
-
-@pytest.fixture(scope="session")
-def deployment_key(broker: Broker) -> str:
-    return broker.key("my-deployment", "human")
-
-
-@pytest.fixture(scope="session")
-def deployment(broker: Broker, deployment_key: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """With the dataplane relayed: its people need to reach nothing else."""
-    folder = tmp_path_factory.mktemp("deployment") / "example"
-    program, deployment = serve(folder, COBOX_URL=broker.url, COBOX_API_KEY=deployment_key, COBOX_LANGGRAPH_RELAY="{url}")
-    try:
-        yield deployment
+        yield Deployment(url, program.log, program.process.pid, PEOPLE)
     finally:
         program.stop()

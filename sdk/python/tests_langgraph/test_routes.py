@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import Broker, Deployment, bearer, clean_env
 from terminal import Terminal
+from world import Broker, Deployment, bearer, clean_env
 
 from cobox import Cobox
 from cobox.errors import NotFound

@@ -26,7 +26,8 @@ def test_a_negotiations_answer_is_read_in_its_simple_and_in_its_full_shape() -> 
             "credentials": {"access_token": "secret-token", "expires_at": "2026-02-27T20:20:00Z"},
         }
     )
-    assert simple is not None and full is not None
+    assert simple is not None
+    assert full is not None
     assert (simple.sandbox_id, simple.session_id, simple.token) == (full.sandbox_id, full.session_id, full.token)
     assert simple.http_base_url == full.http_base_url == "https://dp.example.com/v1"
     assert simple.expires_at == datetime(2026, 2, 27, 20, 20, tzinfo=timezone.utc)
@@ -35,7 +36,8 @@ def test_a_negotiations_answer_is_read_in_its_simple_and_in_its_full_shape() -> 
 @pytest.mark.parametrize("name", ["credential", "sandbox_credential"])
 def test_the_older_shape_is_read_with_its_url_without_a_version(name: str) -> None:
     told = Bootstrap.read({"sandbox_id": "sb_1", name: "t", "dataplane_url": "https://dp.example.com/sb_1"})
-    assert told is not None and (told.token, told.http_base_url) == (Secret("t"), "https://dp.example.com/sb_1/v1")
+    assert told is not None
+    assert (told.token, told.http_base_url) == (Secret("t"), "https://dp.example.com/sb_1/v1")
 
 
 def test_a_token_is_not_in_what_is_printed() -> None:
@@ -64,7 +66,8 @@ def test_what_can_be_read_in_two_ways_or_none_is_refused(told: object) -> None:
 
 def test_another_threads_sandbox_and_an_expired_token_are_refused() -> None:
     told = Bootstrap.read(NEGOTIATED)
-    assert told is not None and told.expires_at is not None
+    assert told is not None
+    assert told.expires_at is not None
     told.must_be_for("thr_1")
     told.must_be_fresh(told.expires_at - timedelta(seconds=1))
     with pytest.raises(SandboxRefused):
@@ -137,6 +140,7 @@ def test_only_the_servers_own_words_say_who_runs() -> None:
 def test_every_name_is_a_tag_and_no_two_are_the_same() -> None:
     assert tag_of("ann") == "ann"
     long = tag_of("a" * 300)
-    assert long.startswith("sha256:") and long != tag_of("a" * 301)
+    assert long.startswith("sha256:")
+    assert long != tag_of("a" * 301)
     assert tag_of(long) != long
     assert tag_of("a\nb") != tag_of("a b")

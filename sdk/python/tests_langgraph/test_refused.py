@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import Broker, Deployment, bearer, last_words, sandbox_events
+from world import Broker, Deployment, bearer, last_words, sandbox_events
 
 
 def negotiate(client: httpx.Client, thread: str, **more: Any) -> httpx.Response:
@@ -27,7 +27,11 @@ def anns(deployment: Deployment) -> dict[str, Any]:
 
 
 def routes_of(session: dict[str, Any]) -> list[tuple[str, str, dict[str, Any] | None]]:
-    one, thread, sandbox = f"/v1/sandbox/sessions/{session['session_id']}", f"/threads/{session['thread_id']}/sandbox", session["sandbox"]["id"]
+    one, thread, sandbox = (
+        f"/v1/sandbox/sessions/{session['session_id']}",
+        f"/threads/{session['thread_id']}/sandbox",
+        session["sandbox"]["id"],
+    )
     return [
         ("GET", one, None),
         ("POST", f"{one}/refresh", {}),
