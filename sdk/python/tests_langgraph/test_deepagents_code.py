@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,20 +16,22 @@ from cobox.errors import NotFound
 
 
 @pytest.fixture
-def provider(broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CoboxProvider:
+def provider(broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[CoboxProvider]:
     monkeypatch.setenv("COBOX_URL", broker.url)
     monkeypatch.setenv("COBOX_API_KEY", broker.key("coder", "agent"))
     found = SandboxRegistry.load(tmp_path / "config.toml").create_provider("cobox")
     assert isinstance(found, CoboxProvider)
-    return found
+    yield found
+    if found._cobox is not None:
+        found._cobox.close()
 
 
 def test_a_sandbox_is_made_and_ended(provider: CoboxProvider) -> None:
     backend = provider.get_or_create()
     assert backend.execute("echo $((6 * 7))").output.strip() == "42"
     provider.delete(sandbox_id=backend.id)
-    with pytest.raises(NotFound):
-        Cobox().get_sandbox(backend.id)
+    with Cobox() as cobox, pytest.raises(NotFound):
+        cobox.get_sandbox(backend.id)
     with pytest.raises(SandboxNotFoundError):
         provider.get_or_create(sandbox_id=backend.id)
 
@@ -41,7 +44,7 @@ def test_a_sandbox_is_found_again_by_its_id(provider: CoboxProvider) -> None:
 
 
 def test_who_joins_a_thread_leaves_it_to_the_others(provider: CoboxProvider, broker: Broker) -> None:
-    with Cobox(broker.url, broker.key("dan", "human")).session("dans-thread") as dan:
+    with Cobox(broker.url, broker.key("dan", "human")) as cobox, cobox.session("dans-thread") as dan:
         backend = provider.get_or_create(thread="dans-thread")
         assert backend.id == dan.sandbox_id
         provider.delete(sandbox_id=backend.id)

@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
-from deepagents.backends.protocol import (
-    DeleteResult,
-    EditResult,
-    ExecuteResponse,
-    FileUploadResponse,
-    SandboxBackendProtocol,
-    WriteResult,
-)
+from deepagents.backends import CompositeBackend
+from deepagents.backends.protocol import EditResult, ExecuteResponse, FileUploadResponse, SandboxBackendProtocol, WriteResult
 
 from ..client import AsyncCobox
-from ..deepagents import CoboxBackend
+from ..deepagents import ARTIFACTS_ROOT, CoboxBackend
 from ..session import AsyncSession
 from .bootstrap import SandboxRefused
 from .finding import asandbox_for
 from .stream import emit, follow, stream_writer
 
 GraphFactory = Callable[[Any], AbstractAsyncContextManager[Any]]
-Tell = Callable[..., None]
-
-# Whether an operation is under way in this task or thread: deepagents' own are made of each other.
-_IS_DOING: contextvars.ContextVar[bool] = contextvars.ContextVar("cobox_is_doing", default=False)
+Result = TypeVar("Result")
 
 
 def graph_factory(
-    build: Callable[[SandboxBackendProtocol], Any],
+    build: Callable[[CompositeBackend], Any],
     *,
     follow: bool = False,
     cobox: AsyncCobox | None = None,
@@ -55,7 +46,7 @@ def graph_factory(
     async def make_graph(config: Any) -> AsyncIterator[Any]:
         if not _is_run(config):
             # The server wants the graph's shape: a schema, a drawing, a thread's history.
-            yield build(NoSandbox())
+            yield build(_composed(NoSandbox()))
             return
         session = await asandbox_for(
             config,
@@ -68,9 +59,17 @@ def graph_factory(
             headers=headers,
         )
         async with session, _Telling(session, follow) as telling:
-            yield build(RunBackend(session, telling))
+            backend = RunBackend(session, telling)
+            try:
+                yield build(_composed(backend))
+            finally:
+                await backend.aclose()
 
     return make_graph
+
+
+def _composed(backend: SandboxBackendProtocol) -> CompositeBackend:
+    return CompositeBackend(default=backend, routes={}, artifacts_root=ARTIFACTS_ROOT)
 
 
 def _is_run(config: Mapping[str, Any] | None) -> bool:
@@ -112,25 +111,8 @@ class _Telling:
         if writer is not None and self._task is None:
             self._task = self._loop.create_task(follow(self._session, writer))
 
-    @contextmanager
-    def doing(self) -> Iterator[Tell]:
-        """Around something the agent does: what it is made of is told of once."""
-        if _IS_DOING.get():
-            yield _tell_nobody
-            return
-        self.begin()
-        token = _IS_DOING.set(True)
-        try:
-            yield self.tell
-        finally:
-            _IS_DOING.reset(token)
-
     def tell(self, kind: str, **said: Any) -> None:
         emit(kind, **said, sandbox_id=self._session.sandbox_id, session_id=self._session.id, actor="agent")
-
-
-def _tell_nobody(kind: str, **said: Any) -> None:
-    pass
 
 
 class RunBackend(CoboxBackend):
@@ -141,57 +123,54 @@ class RunBackend(CoboxBackend):
         self._telling = telling
 
     def write(self, file_path: str, content: str) -> WriteResult:
-        with self._telling.doing() as tell:
-            return _written(tell, super().write(file_path, content))
+        self._telling.begin()
+        return self._written(super().write(file_path, content))
 
     async def awrite(self, file_path: str, content: str) -> WriteResult:
-        with self._telling.doing() as tell:
-            return _written(tell, await super().awrite(file_path, content))
+        self._telling.begin()
+        return self._written(await super().awrite(file_path, content))
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        with self._telling.doing() as tell:
-            return _written(tell, super().edit(file_path, old_string, new_string, replace_all))
+        self._telling.begin()
+        return self._written(super().edit(file_path, old_string, new_string, replace_all))
 
     async def aedit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        with self._telling.doing() as tell:
-            return _written(tell, await super().aedit(file_path, old_string, new_string, replace_all))
+        self._telling.begin()
+        return self._written(await super().aedit(file_path, old_string, new_string, replace_all))
 
-    def delete(self, file_path: str) -> DeleteResult:
-        with self._telling.doing() as tell:
-            return _written(tell, super().delete(file_path), "file_removed")
+    def delete(self, file_path: str) -> Any:
+        self._telling.begin()
+        return self._written(super().delete(file_path), "file_removed")
 
-    async def adelete(self, file_path: str) -> DeleteResult:
-        with self._telling.doing() as tell:
-            return _written(tell, await super().adelete(file_path), "file_removed")
+    async def adelete(self, file_path: str) -> Any:
+        self._telling.begin()
+        return self._written(await super().adelete(file_path), "file_removed")
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        with self._telling.doing() as tell:
-            return [_written(tell, result) for result in super().upload_files(files)]
+        self._telling.begin()
+        return [self._written(result) for result in super().upload_files(files)]
 
     async def aupload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        with self._telling.doing() as tell:
-            return [_written(tell, result) for result in await super().aupload_files(files)]
+        self._telling.begin()
+        return [self._written(result) for result in await super().aupload_files(files)]
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        with self._telling.doing() as tell:
-            result = super().execute(command, timeout=timeout)
-            tell("exec", command=command, exit_code=result.exit_code)
-            return result
+        self._telling.begin()
+        return self._executed(command, super().execute(command, timeout=timeout))
 
     async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        with self._telling.doing() as tell:
-            result = await super().aexecute(command, timeout=timeout)
-            tell("exec", command=command, exit_code=result.exit_code)
-            return result
+        self._telling.begin()
+        return self._executed(command, await super().aexecute(command, timeout=timeout))
 
+    def _written(self, result: Result, kind: str = "file_written") -> Result:
+        """Of whatever says by `error` and `path` how it went."""
+        if getattr(result, "error", None) is None:
+            self._telling.tell(kind, path=getattr(result, "path", None))
+        return result
 
-Result = TypeVar("Result", WriteResult, EditResult, DeleteResult, FileUploadResponse)
-
-
-def _written(tell: Tell, result: Result, kind: str = "file_written") -> Result:
-    if result.error is None:
-        tell(kind, path=result.path)
-    return result
+    def _executed(self, command: str, result: ExecuteResponse) -> ExecuteResponse:
+        self._telling.tell("exec", command=command, exit_code=result.exit_code)
+        return result
 
 
 class NoSandbox(SandboxBackendProtocol):
