@@ -77,7 +77,7 @@ impl Reaper {
             tracing::error!(%error, "the other brokers could not be told that this one lives");
         }
         let suspended_by = before(now, d.config.keep_suspended());
-        let sandboxes = match d.store.sandboxes_due(&d.node, suspended_by).await {
+        let sandboxes = match d.store.sandboxes_due(&d.node, suspended_by, now).await {
             Ok(sandboxes) => sandboxes,
             Err(error) => return tracing::error!(%error, "the sandboxes of this node could not be read"),
         };
@@ -93,14 +93,14 @@ impl Reaper {
             .await;
         self.collect_claims(&sandboxes, now).await;
         for node in d.nodes.dead(now) {
-            self.look_after_orphans(&node, suspended_by).await;
+            self.look_after_orphans(&node, suspended_by, now).await;
         }
         self.prune(now).await;
     }
 
     /// What is due of a dead node's sandboxes. Every broker does this; each change is made once.
-    async fn look_after_orphans(&self, node: &str, suspended_by: Timestamp) {
-        let orphans = match self.lifecycle.deployment.store.sandboxes_due(node, suspended_by).await {
+    async fn look_after_orphans(&self, node: &str, suspended_by: Timestamp, now: Timestamp) {
+        let orphans = match self.lifecycle.deployment.store.sandboxes_due(node, suspended_by, now).await {
             Ok(orphans) => orphans,
             Err(error) => return tracing::error!(%error, node, "the sandboxes of a dead node could not be read"),
         };
@@ -271,7 +271,7 @@ impl Reaper {
         // Its next boxd counts anew.
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).entry(sandbox.id.clone()).or_default().requests = None;
         let since = sandbox.suspended_at.unwrap_or(sandbox.last_active_at);
-        if now.saturating_since(since) < self.lifecycle.deployment.config.keep_suspended() {
+        if now.saturating_since(since) < self.lifecycle.deployment.keep_suspended(sandbox) {
             return Ok(());
         }
         const REASON: &str = "it was suspended for too long";

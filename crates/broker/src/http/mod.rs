@@ -9,6 +9,7 @@ mod error;
 mod events;
 mod internal;
 mod keys;
+mod langsmith;
 mod limits;
 mod negotiation;
 #[cfg(test)]
@@ -104,6 +105,7 @@ fn control_plane() -> Routes {
         .merge(webhooks::routes())
         .merge(capabilities::routes())
         .merge(sandboxes::routes())
+        .merge(langsmith::routes())
         .merge(keys::routes())
         .merge(principals::routes())
         .merge(audit::routes())

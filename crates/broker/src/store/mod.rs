@@ -86,8 +86,8 @@ pub trait Store: Send + Sync {
     /// All of a node that live or that something is still to be done about.
     async fn sandboxes_of_node(&self, node: &str) -> Stored<Vec<Sandbox>>;
     /// Those of a node that must be looked at now and then: they run, something is to be done about them, or they were suspended
-    /// by then.
-    async fn sandboxes_due(&self, node: &str, suspended_by: Timestamp) -> Stored<Vec<Sandbox>>;
+    /// by then, or for longer than they are to be kept by now.
+    async fn sandboxes_due(&self, node: &str, suspended_by: Timestamp, now: Timestamp) -> Stored<Vec<Sandbox>>;
     /// Running ones of a workspace on a node, which must learn of its revocations.
     async fn running_in(&self, workspace: &str, node: &str) -> Stored<Vec<SandboxId>>;
     /// Whether there is any record of a sandbox (of a node), ended ones included: whether this store has been in use.

@@ -1,6 +1,6 @@
 //! What the store is asked for, and what it answers: the words of [`super::Store`].
 
-use std::sync::OnceLock;
+use std::{sync::OnceLock, time::Duration};
 
 use cobox_protocol::{
     KeyId, SandboxId, Timestamp,
@@ -98,6 +98,9 @@ pub enum Ensured {
 pub struct SandboxChange {
     pub name: Option<Option<String>>,
     pub is_kept: Option<bool>,
+    /// `None` within: as long as others.
+    pub own_lease: Option<Option<Duration>>,
+    pub own_keep: Option<Option<Duration>>,
     pub access: Option<Access>,
     pub set_tags: Tags,
     pub remove_tags: Vec<String>,

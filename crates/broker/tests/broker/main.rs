@@ -4,6 +4,7 @@ mod access;
 mod adapted;
 mod asking;
 mod bench;
+mod boxes;
 mod chain;
 mod chaos;
 mod claims;

@@ -369,8 +369,8 @@ impl Store for SqlStore {
     async fn sandboxes_of_node(&self, node: &str) -> Stored<Vec<Sandbox>> {
         sandboxes::of_node(&mut *self.base.reader().await?, node).await
     }
-    async fn sandboxes_due(&self, node: &str, suspended_by: Timestamp) -> Stored<Vec<Sandbox>> {
-        sandboxes::due(&mut *self.base.reader().await?, node, suspended_by).await
+    async fn sandboxes_due(&self, node: &str, suspended_by: Timestamp, now: Timestamp) -> Stored<Vec<Sandbox>> {
+        sandboxes::due(&mut *self.base.reader().await?, node, suspended_by, now).await
     }
     async fn running_in(&self, workspace: &str, node: &str) -> Stored<Vec<SandboxId>> {
         sandboxes::running_in(&mut *self.base.reader().await?, workspace, node).await
