@@ -42,7 +42,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use clock::{Clock, SystemClock};
 pub use cobox_gateway::Limits as GatewayLimits;
-pub use config::{Config, ConfigError, Cors, RateLimits, TlsFiles};
+pub use config::{Config, ConfigError, Cors, MetricsAccess, RateLimits, TlsFiles};
 use data_dir::Database;
 use domain::{
     activity::Activity,
@@ -109,6 +109,8 @@ pub enum StartError {
     ThreadAuthority(String),
     #[error("webhook_secret_file: {0}")]
     Webhook(String),
+    #[error("metrics.token_file: {0}")]
+    Metrics(String),
     #[error("the listener has no address: {0}")]
     Listener(std::io::Error),
     #[error("gateway_listen: can't listen on {0}: {1}")]
@@ -145,6 +147,7 @@ pub struct Broker {
     reaper: Arc<Reaper>,
     audit: AuditTrail,
     webhook: Option<Arc<Webhook>>,
+    scraper: Option<Arc<Secret>>,
     metrics: Arc<Metrics>,
     tls: Option<Arc<Tls>>,
 }
@@ -166,6 +169,7 @@ impl Broker {
         let address = listener.local_addr().map_err(StartError::Listener)?;
         let tls = config.tls.as_ref().map(Tls::load).transpose()?;
         let webhook = read_webhook(&config)?;
+        let scraper = read_scraper(&config)?;
         let data_dir = data_dir::DataDir::open(&config.data_dir)?;
         let oidc = config.oidc.clone().map(Oidc::new).transpose().map_err(StartError::Oidc)?;
         let thread_authority =
@@ -225,6 +229,7 @@ impl Broker {
             reaper: Arc::new(Reaper::new(lifecycle.clone(), sessions.clone())),
             audit: AuditTrail::start(store),
             webhook,
+            scraper,
             metrics: Arc::default(),
             tls,
             sessions,
@@ -295,6 +300,7 @@ impl Broker {
             rates: rates.clone(),
             health: Arc::new(Health::new(self.deployment.clone())),
             metrics: self.metrics.clone(),
+            scraper: self.scraper.clone(),
         };
         let config = &self.deployment.config;
         let gateway = cobox_gateway::Gateway::new(Arc::new(dataplane), config.gateway_limits);
@@ -448,4 +454,19 @@ fn read_webhook(config: &Config) -> Result<Option<Arc<Webhook>>, StartError> {
     let secret = secret.map_err(|e| StartError::Webhook(format!("{} can't be read: {e}", path.display())))?;
     let too_short = || StartError::Webhook(format!("{} must hold a secret of {MIN_SECRET_BYTES} bytes or more", path.display()));
     Ok(Some(Arc::new(Webhook::new(&secret).ok_or_else(too_short)?)))
+}
+
+/// Shortest token of a scraper, in characters: nobody guesses it.
+const MIN_SCRAPER_CHARS: usize = 16;
+
+fn read_scraper(config: &Config) -> Result<Option<Arc<Secret>>, StartError> {
+    let Some(path) = &config.metrics.token_file else { return Ok(None) };
+    let token = std::fs::read_to_string(path).map(zeroize::Zeroizing::new);
+    let token = token.map_err(|e| StartError::Metrics(format!("{} can't be read: {e}", path.display())))?;
+    let token = token.trim();
+    if token.len() < MIN_SCRAPER_CHARS || !token.bytes().all(|b| b.is_ascii_graphic()) {
+        let problem = format!("{} must hold a word of {MIN_SCRAPER_CHARS} characters or more", path.display());
+        return Err(StartError::Metrics(problem));
+    }
+    Ok(Some(Arc::new(Secret::new(token))))
 }
