@@ -157,8 +157,8 @@ pub trait Store: Send + Sync {
     async fn nodes(&self) -> Stored<Vec<Node>>;
     /// Sets a value where there is none yet; answers with the one that counts for every broker.
     async fn agree(&self, name: &str, value: &str) -> Stored<String>;
-    /// Answers with how many sandboxes it concerns. No broker may run.
-    async fn rotate_master(&self, rotation: &MasterRotation) -> Stored<u64>;
+    /// No broker may run.
+    async fn rotate_master(&self, rotation: &MasterRotation) -> Stored<MasterRotated>;
     /// What is changed from now on, by any broker on a shared database, this one included.
     fn hints(&self) -> broadcast::Receiver<Hint>;
 }

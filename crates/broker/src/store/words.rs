@@ -248,6 +248,14 @@ pub struct Rotation {
     pub old_until: Option<Timestamp>,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MasterRotated {
+    /// How many sandboxes it concerns.
+    Rotated(u64),
+    /// Until then an older key of some sandbox still counts, and would for longer.
+    TooSoon(Timestamp),
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rotated {
     Rotated(Box<Sandbox>),

@@ -30,6 +30,7 @@ async fn silenced() -> (TestDatabase, StallingProxy, Arc<SqlStore>) {
     // More than once: the connection then knows the statement, and sends all of it at once.
     for n in 0..3 {
         note(&store, &format!("before {n}")).await.unwrap();
+        eventually("the connections to rest", || async { store.is_at_rest().then_some(()) }).await;
     }
     (database, proxy, store)
 }

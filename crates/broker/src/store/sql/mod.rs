@@ -61,8 +61,9 @@ use self::{
 };
 use super::{
     AddedKey, AddedSandbox, ChainHead, ChainLink, ChangedSandbox, Counts, DisabledPrincipal, Ending, EnsureWish, Ensured, EventBounds,
-    EventMarks, EventPage, ExpiringKey, Hint, Horizon, Leftover, MasterRotation, Node, Note, PageWish, RetiredToken, RevocationList,
-    RevokeWish, RevokedKey, Rotated, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, TakenHappenings, Viewer,
+    EventMarks, EventPage, ExpiringKey, Hint, Horizon, Leftover, MasterRotated, MasterRotation, Node, Note, PageWish, RetiredToken,
+    RevocationList, RevokeWish, RevokedKey, Rotated, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored,
+    TakenHappenings, Viewer,
 };
 use crate::{
     domain::{
@@ -210,6 +211,12 @@ impl SqlStore {
             known_sandboxes: Recent::default(),
             known_revocations: Recent::default(),
         }
+    }
+
+    /// Whether every connection is back in its place, for whoever is about to do something to them.
+    #[doc(hidden)]
+    pub fn is_at_rest(&self) -> bool {
+        [&self.base.engine.writers, &self.base.engine.readers].iter().all(|pool| pool.num_idle() == pool.size() as usize)
     }
 }
 
@@ -546,11 +553,11 @@ impl Store for SqlStore {
         self.base.commit(tx).await?;
         Ok(agreed)
     }
-    async fn rotate_master(&self, rotation: &MasterRotation) -> Stored<u64> {
+    async fn rotate_master(&self, rotation: &MasterRotation) -> Stored<MasterRotated> {
         let mut tx = self.base.begin().await?;
-        let sandboxes = tokens::rotate_master(&mut tx, rotation).await?;
+        let rotated = tokens::rotate_master(&mut tx, rotation).await?;
         self.base.commit(tx).await?;
-        Ok(sandboxes)
+        Ok(rotated)
     }
     fn hints(&self) -> broadcast::Receiver<Hint> {
         self.base.engine.hints.subscribe()
