@@ -32,6 +32,7 @@ test: setup ## Unit, integration and end-to-end tests
 	cargo nextest run --workspace $$([ "$$(id -u)" = 0 ] || echo "-E 'not ($(ROOT_ONLY))'")
 	COBOX_TEST_STORE=postgres cargo nextest run --workspace -E '$(ON_POSTGRES)'
 	scripts/check-api
+	scripts/check-langgraph
 	scripts/check-langsmith
 	RUSTFLAGS="--cfg loom" cargo test -p cobox-stream --test loom --release --target-dir target/loom
 

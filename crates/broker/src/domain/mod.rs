@@ -2,6 +2,7 @@
 
 pub mod access;
 pub mod activity;
+pub mod allowance;
 pub mod audit;
 pub mod boxes;
 pub mod claims;

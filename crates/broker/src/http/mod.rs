@@ -56,6 +56,8 @@ pub struct Api {
     pub rates: Arc<Rates>,
     pub health: Arc<Health>,
     pub metrics: Arc<Metrics>,
+    /// What whoever reads the metrics shows in place of an operator's key.
+    pub scraper: Option<Arc<cobox_protocol::Secret>>,
 }
 
 /// What is served at the broker's own address, and at the dataplane's where that has another.

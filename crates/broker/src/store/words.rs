@@ -152,6 +152,15 @@ pub enum RevokedKey {
     LastOperator,
 }
 
+#[derive(Clone, Debug)]
+pub enum ExpiringKey {
+    Changed(Box<ApiKey>),
+    /// There is no such key, or it has ended already.
+    NotThere,
+    /// Nobody could manage the deployment after that.
+    LastOperator,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DisabledPrincipal {
     /// Now or before.
@@ -237,6 +246,14 @@ pub struct Rotation {
     pub now: Timestamp,
     /// Until when tokens of the key before it count; without it they no longer do.
     pub old_until: Option<Timestamp>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MasterRotated {
+    /// How many sandboxes it concerns.
+    Rotated(u64),
+    /// Until then an older key of some sandbox still counts, and would for longer.
+    TooSoon(Timestamp),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -38,6 +38,7 @@ mod seeds;
 mod sessions;
 mod sharing;
 mod sockets;
+mod stalls;
 mod store_races;
 mod store_suite;
 mod thread_authority;
