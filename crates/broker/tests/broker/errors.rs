@@ -10,9 +10,10 @@ use crate::harness::{Answer, Client, World, sandbox_id, session_path};
 
 const SESSIONS: &str = "/v1/sandbox/sessions";
 
-/// Those that only a sandbox's daemon says, and the one that nothing a client does should bring about.
-const NOT_HERE: [ErrorCode; 12] = [
-    // Of the routes that have errors in other shapes.
+/// Those that only a sandbox's daemon says, those that are said in the LangSmith API's shape alone, and the one that nothing a client does
+/// should bring about.
+const NOT_HERE: [ErrorCode; 13] = [
+    ErrorCode::Unsupported,
     ErrorCode::PoolNotFound,
     ErrorCode::FileNotFound,
     ErrorCode::ShellNotFound,

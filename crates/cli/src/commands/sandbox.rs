@@ -134,6 +134,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 keep: (keep || no_keep).then_some(keep),
                 access: access.map(Into::into),
                 tags: tags.into_iter().map(|(key, value)| (key, Some(value))).chain(untags.into_iter().map(|key| (key, None))).collect(),
+                ..Default::default()
             };
             if change == PatchSandbox::default() {
                 return Err(Failure::new("there is nothing to change").advise("`cobox sandbox set --help` shows what can be"));

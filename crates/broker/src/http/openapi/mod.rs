@@ -7,6 +7,7 @@ mod gateway;
 mod internal;
 mod keys;
 mod kinds;
+mod langsmith;
 mod ops;
 mod sandboxes;
 mod sessions;
@@ -46,6 +47,7 @@ fn operations() -> Vec<Operation> {
         threads::routes(),
         sandboxes::routes(),
         kinds::routes(),
+        langsmith::routes(),
         internal::routes(),
         keys::routes(),
         ops::routes(),
@@ -66,6 +68,7 @@ fn document() -> Value {
             ("threads", "The same in the shapes of the first clients."),
             ("sandboxes", "Sandboxes themselves, with or without a session."),
             ("kinds", "What sandboxes are made of: templates, snapshots, volumes."),
+            ("langsmith", "The LangSmith sandbox API, in its shapes and errors."),
             ("operators", "Keys, the audit, and taking back what was given."),
             ("gateway", "The way to every sandbox."),
             ("operations", "Health and documentation."),
