@@ -10,9 +10,10 @@ use axum::{
 use cobox_protocol::{
     ApiError, ErrorCode, SandboxId,
     langsmith::{
-        boxes::{BoxInfo, BoxList, BoxStatus, BoxStatusWord, CreateBox, DownloadUrl, DownloadUrlRequest, PatchBox},
+        boxes::{BoxInfo, BoxList, BoxStatus, BoxStatusWord, BoxVolume, CreateBox, DownloadUrl, DownloadUrlRequest, PatchBox},
         exec::RunConfig,
     },
+    making::{Cpus, Env, MountWish, Resources},
     sandbox::{CreateSandbox, PatchSandbox, SandboxInfo},
     session::State as LifeState,
     tags,
@@ -217,7 +218,7 @@ fn read_wish(wish: CreateBox) -> Result<CreateSandbox, ApiError> {
             return Err(not_here(field, why));
         }
     }
-    made_of(&wish)?;
+    let made_of = made_of(&wish)?;
     let labels = wish.labels.unwrap_or_default();
     tags::check(&labels).map_err(|e| ApiError::invalid(format!("labels: {}", e.message)))?;
     Ok(CreateSandbox {
@@ -227,29 +228,36 @@ fn read_wish(wish: CreateBox) -> Result<CreateSandbox, ApiError> {
         tags: labels,
         lease_seconds: minutes("idle_ttl_seconds", wish.idle_ttl_seconds)?,
         keep_suspended_seconds: minutes("delete_after_stop_seconds", wish.delete_after_stop_seconds)?,
-        ..Default::default()
+        ..made_of
     })
 }
 
-/// What it is made of: nothing can be chosen yet.
-fn made_of(wish: &CreateBox) -> Result<(), ApiError> {
-    for (field, is_asked) in [
-        ("snapshot_id", wish.snapshot_id.is_some()),
-        ("snapshot", wish.snapshot.is_some()),
-        ("snapshot_name", wish.snapshot_name.is_some()),
-        ("template_name", wish.template_name.is_some()),
-        ("vcpus", wish.vcpus.is_some()),
-        ("cpu_millicores", wish.cpu_millicores.is_some()),
-        ("mem_bytes", wish.mem_bytes.is_some()),
-        ("fs_capacity_bytes", wish.fs_capacity_bytes.is_some()),
-        ("env_vars", wish.env_vars.as_ref().is_some_and(|env| !env.is_empty())),
-        ("volumes", wish.volumes.as_ref().is_some_and(|volumes| !volumes.is_empty())),
-    ] {
-        if is_asked {
-            return Err(not_here(field, "every sandbox is made alike"));
-        }
+/// What it is made of; the rest is as it comes.
+fn made_of(wish: &CreateBox) -> Result<CreateSandbox, ApiError> {
+    let said = |text: &Option<String>| text.clone().filter(|t| !t.is_empty());
+    let snapshots: Vec<String> = [&wish.snapshot_id, &wish.snapshot, &wish.snapshot_name].into_iter().filter_map(said).collect();
+    if snapshots.len() > 1 {
+        return Err(ApiError::invalid("snapshot_id: send it, snapshot or snapshot_name, one of them"));
     }
-    wish.run_config.as_ref().map_or(Ok(()), must_be_plain)
+    let cpus = match (wish.vcpus, wish.cpu_millicores) {
+        (Some(_), Some(_)) => return Err(ApiError::invalid("vcpus: send it or cpu_millicores, not both")),
+        (Some(count), None) => Some(Cpus::from_count(count).ok_or_else(|| ApiError::invalid("vcpus: must be from 0.001 to 1024"))?),
+        (None, millis) => millis.map(Cpus),
+    };
+    if let Some(config) = &wish.run_config {
+        must_be_plain(&RunConfig { env_vars: None, ..config.clone() })?;
+    }
+    let of_config = wish.run_config.as_ref().and_then(|c| c.env_vars.clone()).unwrap_or_default();
+    let volume =
+        |v: &BoxVolume| MountWish { volume: v.volume.clone(), path: v.mount_path.clone(), read_only: v.read_only.unwrap_or_default() };
+    Ok(CreateSandbox {
+        template: said(&wish.template_name),
+        snapshot: snapshots.into_iter().next(),
+        resources: Resources { cpus, memory_bytes: wish.mem_bytes, disk_bytes: wish.fs_capacity_bytes, processes: None },
+        env: Env(wish.env_vars.clone().unwrap_or_default().into_iter().chain(of_config).collect()),
+        mounts: wish.volumes.iter().flatten().map(volume).collect(),
+        ..CreateSandbox::default()
+    })
 }
 
 fn must_be_plain(config: &RunConfig) -> Result<(), ApiError> {
@@ -290,11 +298,11 @@ fn shown(sandbox: SandboxInfo) -> BoxInfo {
         created_by: sandbox.owner,
         idle_ttl_seconds: sandbox.lease_seconds,
         delete_after_stop_seconds: sandbox.keep_suspended_seconds,
-        template_name: None,
-        snapshot_id: None,
-        vcpus: None,
-        mem_bytes: None,
-        fs_capacity_bytes: None,
+        template_name: sandbox.template,
+        snapshot_id: sandbox.snapshot_id.map(|id| id.to_string()),
+        vcpus: sandbox.resources.cpus.map(Cpus::count),
+        mem_bytes: sandbox.resources.memory_bytes,
+        fs_capacity_bytes: sandbox.resources.disk_bytes,
         labels: sandbox.tags,
         persistent: true,
     }
