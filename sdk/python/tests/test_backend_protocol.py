@@ -52,7 +52,10 @@ def test_files_are_listed_found_and_searched(files: Both) -> None:
     assert [i["path"] for i in files.glob_info("**/*.py", "/workspace")] == ["/workspace/src/a.py", "/workspace/src/deep/b.py"]
     assert files.glob_info("*.py", "/workspace") == []
     found = files.grep_raw(r"^import \w\w$", path="/workspace", glob="*.py")
-    assert [(m["path"], m["line"], m["text"]) for m in found] == [("/workspace/src/a.py", 1, "import os"), ("/workspace/src/deep/b.py", 1, "import re")]
+    assert [(m["path"], m["line"], m["text"]) for m in found] == [
+        ("/workspace/src/a.py", 1, "import os"),
+        ("/workspace/src/deep/b.py", 1, "import re"),
+    ]
     assert files.grep_raw("(").startswith("Invalid regex pattern")
     assert files.grep_raw("nowhere to be found") == []
 
