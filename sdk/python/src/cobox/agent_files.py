@@ -39,7 +39,7 @@ SNIFF_BYTES = 8192
 
 
 class Refusal(Exception):
-    """An agent's mistake, or its bad luck: `code` is deepagents' word for it (`file_not_found`, `permission_denied`, …) where it has one."""
+    """An agent's mistake, or its bad luck: `code` is deepagents' word for it, such as `file_not_found`, where it has one."""
 
     def __init__(self, code: str, message: str | None = None) -> None:
         super().__init__(message or code)
