@@ -119,7 +119,11 @@ class CoboxFiles:
         try:
             page = yield from self._files.page(file_path, offset, limit, True)
         except Refusal as refused:
-            told = f"Error: File '{file_path}' not found" if refused.code == "file_not_found" else f"Error: File '{file_path}': {refused.message}"
+            told = (
+                f"Error: File '{file_path}' not found"
+                if refused.code == "file_not_found"
+                else f"Error: File '{file_path}': {refused.message}"
+            )
             return told
         if page is None:
             return EMPTY
