@@ -76,7 +76,7 @@ impl Conversation for Session {
     async fn hold(self, peer: &mut Peer<'_, ClientFrame>) -> Result<(), End> {
         let shells = Shells::of(peer.server).await?;
         let (start, terms) = match peer.next().await? {
-            ClientFrame::Execute(asked) => plan(asked, peer.server, shells)?,
+            ClientFrame::Execute(asked) => plan(*asked, peer.server, shells)?,
             ClientFrame::Reconnect(asked) => (joining(asked), Terms::timeout(MAX_TIMEOUT)),
             _ => return Err(ApiError::invalid("there is no command yet; send `execute` or `reconnect`").into()),
         };

@@ -57,7 +57,7 @@ pub struct Api {
     pub health: Arc<Health>,
     pub metrics: Arc<Metrics>,
     /// What whoever reads the metrics shows in place of an operator's key.
-    pub scraper: Option<Arc<Secret>>,
+    pub scraper: Option<Arc<cobox_protocol::Secret>>,
 }
 
 /// What is served at the broker's own address, and at the dataplane's where that has another.

@@ -10,7 +10,6 @@ use crate::{
     cors::CorsArgs,
     daemon::{self, EndSignals},
     exposure::ExposureArgs,
-    failure::Failure,
     origin::OriginArgs,
     running::{FirstKeys, Running},
     settings::Settings,

@@ -84,7 +84,7 @@ pub enum ClientFrame {
     Auth {
         token: Secret,
     },
-    Execute(Execute),
+    Execute(Box<Execute>),
     Reconnect(Resume),
     Input {
         data: String,
