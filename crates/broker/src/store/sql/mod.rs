@@ -185,6 +185,12 @@ impl Base {
     async fn reader(&self) -> Stored<Lent> {
         Lent::from(&self.engine.readers).await
     }
+
+    /// A connection whose packets vanish never fails by itself: as long as a commit, and no longer.
+    async fn in_time<T>(&self, asked: impl Future<Output = Stored<T>>) -> Stored<T> {
+        let within = self.engine.patience.commit;
+        timeout(within, asked).await.unwrap_or_else(|_| Err(gave_up("an answer", within)))
+    }
 }
 
 pub struct SqlStore {
@@ -251,9 +257,7 @@ macro_rules! asked {
     ($store:ident, $db:ident => $ask:expr) => {{
         let mut taken = $store.base.engine.quick.take().await?;
         let $db = &mut *taken;
-        // As long as a commit: a connection whose packets vanish never fails by itself.
-        let within = $store.base.engine.patience.commit;
-        let answer = timeout(within, $ask).await.unwrap_or_else(|_| Err(gave_up("an answer", within)));
+        let answer = $store.base.in_time($ask).await;
         taken.give_back(&answer);
         answer
     }};
@@ -274,7 +278,7 @@ impl Store for SqlStore {
         self.known(&self.known_keys, id.clone(), 0, ask).await
     }
     async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>> {
-        keys::list(&mut *self.base.reader().await?, page).await
+        self.base.in_time(keys::list(&mut *self.base.reader().await?, page)).await
     }
     async fn expire_key(&self, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<ExpiringKey> {
         let mut tx = self.base.begin().await?;
@@ -289,10 +293,10 @@ impl Store for SqlStore {
         Ok(revoked)
     }
     async fn identity(&self, principal: &Principal, hash: &[u8; 32]) -> Stored<Option<ApiKey>> {
-        keys::of_identity(&mut *self.base.reader().await?, principal, hash).await
+        self.base.in_time(keys::of_identity(&mut *self.base.reader().await?, principal, hash)).await
     }
     async fn principals(&self, workspace: &str, now: Timestamp, page: &PageWish) -> Stored<Vec<PrincipalRecord>> {
-        principals::list(&mut *self.base.reader().await?, workspace, now.unix(), page).await
+        self.base.in_time(principals::list(&mut *self.base.reader().await?, workspace, now.unix(), page)).await
     }
     async fn disable_principal(&self, workspace: &str, name: &str, ending: &Ending) -> Stored<DisabledPrincipal> {
         let mut tx = self.base.begin().await?;
@@ -322,13 +326,13 @@ impl Store for SqlStore {
         self.known(&self.known_sessions, id.clone(), 0, ask).await
     }
     async fn sessions(&self, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<Bound>> {
-        sessions::list(&mut *self.base.reader().await?, viewer, filter, page).await
+        self.base.in_time(sessions::list(&mut *self.base.reader().await?, viewer, filter, page)).await
     }
     async fn sessions_on(&self, sandbox: &SandboxId) -> Stored<Vec<Session>> {
-        sessions::on_sandbox(&mut *self.base.reader().await?, sandbox).await
+        self.base.in_time(sessions::on_sandbox(&mut *self.base.reader().await?, sandbox)).await
     }
     async fn past_threads(&self, sandbox: &SandboxId, limit: u32) -> Stored<Vec<String>> {
-        sessions::past_threads(&mut *self.base.reader().await?, sandbox, limit).await
+        self.base.in_time(sessions::past_threads(&mut *self.base.reader().await?, sandbox, limit)).await
     }
     async fn end_session(&self, id: &SessionId, ending: &Ending) -> Stored<Option<Leftover>> {
         let mut tx = self.base.begin().await?;
@@ -342,7 +346,7 @@ impl Store for SqlStore {
 
     async fn session_tags(&self, ids: &[&SessionId]) -> Stored<HashMap<String, Tags>> {
         let ids: Vec<&str> = ids.iter().map(|id| id.as_str()).collect();
-        tags::of(&mut *self.base.reader().await?, tags::On::Session, &ids).await
+        self.base.in_time(tags::of(&mut *self.base.reader().await?, tags::On::Session, &ids)).await
     }
 
     async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox> {
@@ -364,26 +368,26 @@ impl Store for SqlStore {
         self.known(&self.known_sandboxes, id.clone(), 0, ask).await
     }
     async fn sandbox_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
-        sandboxes::named(&mut *self.base.reader().await?, workspace, name).await
+        self.base.in_time(sandboxes::named(&mut *self.base.reader().await?, workspace, name)).await
     }
     async fn sandboxes(&self, viewer: &Viewer, tags: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>> {
-        sandboxes::list(&mut *self.base.reader().await?, viewer, tags, page).await
+        self.base.in_time(sandboxes::list(&mut *self.base.reader().await?, viewer, tags, page)).await
     }
     async fn sandbox_tags(&self, ids: &[&SandboxId]) -> Stored<HashMap<String, Tags>> {
         let ids: Vec<&str> = ids.iter().map(|id| id.as_str()).collect();
-        tags::of(&mut *self.base.reader().await?, tags::On::Sandbox, &ids).await
+        self.base.in_time(tags::of(&mut *self.base.reader().await?, tags::On::Sandbox, &ids)).await
     }
     async fn sandboxes_of_node(&self, node: &str) -> Stored<Vec<Sandbox>> {
-        sandboxes::of_node(&mut *self.base.reader().await?, node).await
+        self.base.in_time(sandboxes::of_node(&mut *self.base.reader().await?, node)).await
     }
     async fn sandboxes_due(&self, node: &str, suspended_by: Timestamp, now: Timestamp) -> Stored<Vec<Sandbox>> {
-        sandboxes::due(&mut *self.base.reader().await?, node, suspended_by, now).await
+        self.base.in_time(sandboxes::due(&mut *self.base.reader().await?, node, suspended_by, now)).await
     }
     async fn running_in(&self, workspace: &str, node: &str) -> Stored<Vec<SandboxId>> {
-        sandboxes::running_in(&mut *self.base.reader().await?, workspace, node).await
+        self.base.in_time(sandboxes::running_in(&mut *self.base.reader().await?, workspace, node)).await
     }
     async fn has_sandboxes(&self, node: Option<&str>) -> Stored<bool> {
-        sandboxes::any(&mut *self.base.reader().await?, node).await
+        self.base.in_time(sandboxes::any(&mut *self.base.reader().await?, node)).await
     }
     async fn replace_sandbox(&self, old: &Sandbox, new: &Sandbox, audit: Option<&AuditRecord>) -> Stored<bool> {
         let mut tx = self.base.begin_unsynced().await?;
@@ -418,7 +422,7 @@ impl Store for SqlStore {
         Ok(is_retired)
     }
     async fn workspace_of_token(&self, jti: &str) -> Stored<Option<String>> {
-        tokens::workspace_of(&mut *self.base.reader().await?, jti).await
+        self.base.in_time(tokens::workspace_of(&mut *self.base.reader().await?, jti)).await
     }
     async fn revoke(&self, wish: &RevokeWish) -> Stored<u64> {
         let mut tx = self.base.begin().await?;
@@ -433,11 +437,11 @@ impl Store for SqlStore {
         Ok(rotated)
     }
     async fn opaque_token(&self, hash: &[u8; 32]) -> Stored<Option<Claims>> {
-        tokens::opaque(&mut *self.base.reader().await?, hash).await
+        self.base.in_time(tokens::opaque(&mut *self.base.reader().await?, hash)).await
     }
 
     async fn principal(&self, workspace: &str, name: &str) -> Stored<Option<Principal>> {
-        keys::principal(&mut *self.base.reader().await?, workspace, name).await
+        self.base.in_time(keys::principal(&mut *self.base.reader().await?, workspace, name)).await
     }
     async fn share(&self, share: &Share, max: u32, ending: &Ending) -> Stored<Shared> {
         let mut tx = self.base.begin().await?;
@@ -446,10 +450,10 @@ impl Store for SqlStore {
         Ok(shared)
     }
     async fn share_of(&self, session: &SessionId, principal: &str) -> Stored<Option<Share>> {
-        shares::of(&mut *self.base.reader().await?, session, principal).await
+        self.base.in_time(shares::of(&mut *self.base.reader().await?, session, principal)).await
     }
     async fn shares(&self, session: &SessionId) -> Stored<Vec<Share>> {
-        shares::list(&mut *self.base.reader().await?, session).await
+        self.base.in_time(shares::list(&mut *self.base.reader().await?, session)).await
     }
     async fn unshare(&self, session: &SessionId, principal: &str, ending: &Ending) -> Stored<Option<Share>> {
         let mut tx = self.base.begin().await?;
@@ -470,17 +474,17 @@ impl Store for SqlStore {
         self.base.commit(tx).await
     }
     async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
-        notes::newest(&mut *self.base.reader().await?, workspace, sandbox, None, page).await
+        self.base.in_time(notes::newest(&mut *self.base.reader().await?, workspace, sandbox, None, page)).await
     }
     async fn audit_of_token(&self, workspace: &str, jti: &str, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
-        notes::newest(&mut *self.base.reader().await?, workspace, None, Some(jti), page).await
+        self.base.in_time(notes::newest(&mut *self.base.reader().await?, workspace, None, Some(jti), page)).await
     }
     fn write_as(&self, writer: &str) {
         self.base.chain.write_as(writer);
     }
     async fn audit_heads(&self) -> Stored<Vec<ChainHead>> {
         let own = self.base.chain.head().await;
-        let mut heads = chain::heads(&mut *self.base.reader().await?).await?;
+        let mut heads = self.base.in_time(chain::heads(&mut *self.base.reader().await?)).await?;
         if let (Some((number, hash)), Some(head)) = (own, heads.iter_mut().find(|h| h.writer == self.base.chain.writer()))
             && number > head.number
         {
@@ -490,7 +494,7 @@ impl Store for SqlStore {
         Ok(heads)
     }
     async fn audit_links(&self, writer: &str, after: u64, limit: u32) -> Stored<Vec<ChainLink>> {
-        chain::links(&mut *self.base.reader().await?, writer, after, limit).await
+        self.base.in_time(chain::links(&mut *self.base.reader().await?, writer, after, limit)).await
     }
 
     async fn append_events(&self, events: &[Event]) -> Stored<()> {
@@ -506,13 +510,13 @@ impl Store for SqlStore {
         self.base.commit_news(tx, &taken.sandbox).await
     }
     async fn events(&self, sandbox: &SandboxId, session: &SessionId, after: u64, limit: u32) -> Stored<EventPage> {
-        events::after(&mut *self.base.reader().await?, sandbox, session, after, limit).await
+        self.base.in_time(events::after(&mut *self.base.reader().await?, sandbox, session, after, limit)).await
     }
     async fn event_bounds(&self, sandbox: &SandboxId, session: &SessionId) -> Stored<EventBounds> {
-        events::bounds(&mut *self.base.reader().await?, sandbox, session).await
+        self.base.in_time(events::bounds(&mut *self.base.reader().await?, sandbox, session)).await
     }
     async fn event_marks(&self, sandbox: &SandboxId) -> Stored<EventMarks> {
-        events::marks(&mut *self.base.reader().await?, sandbox).await
+        self.base.in_time(events::marks(&mut *self.base.reader().await?, sandbox)).await
     }
     async fn prune_events(&self, before: Timestamp, keep: u32) -> Stored<()> {
         let mut tx = self.base.begin_unsynced().await?;
@@ -530,7 +534,7 @@ impl Store for SqlStore {
     }
 
     async fn counts(&self, now: Timestamp) -> Stored<Counts> {
-        counts::all(&mut *self.base.reader().await?, now).await
+        self.base.in_time(counts::all(&mut *self.base.reader().await?, now)).await
     }
     fn commit_times(&self) -> Option<&Histogram> {
         Some(&self.base.commit_times)
@@ -545,7 +549,7 @@ impl Store for SqlStore {
         self.base.commit(tx).await
     }
     async fn nodes(&self) -> Stored<Vec<Node>> {
-        nodes::all(&mut *self.base.reader().await?).await
+        self.base.in_time(nodes::all(&mut *self.base.reader().await?)).await
     }
     async fn agree(&self, name: &str, value: &str) -> Stored<String> {
         let mut tx = self.base.begin().await?;

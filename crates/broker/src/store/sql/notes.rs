@@ -117,7 +117,7 @@ pub async fn insert_revocation(
         // What is said again, and for longer, needs to be said once.
         sqlx::query(
             "DELETE FROM revocations WHERE workspace_id = $1 AND sandbox_id IS NULL AND kind = $2 AND value = $3
-             AND (issued_by IS NULL AND $4 IS NULL OR issued_by <= $4) AND starts_at <= $5 AND until <= $6",
+             AND issued_by IS NOT DISTINCT FROM $4 AND starts_at <= $5 AND until <= $6",
         )
         .bind(workspace)
         .bind(revoked.kind)
