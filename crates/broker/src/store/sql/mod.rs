@@ -470,7 +470,7 @@ impl Store for SqlStore {
     }
     async fn prune(&self, horizon: &Horizon) -> Stored<()> {
         let mut tx = self.base.begin().await?;
-        notes::prune(&mut tx, horizon).await?;
+        notes::prune(&mut tx, horizon, self.base.chain.sealing()).await?;
         self.base.commit(tx).await
     }
     async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
@@ -482,9 +482,12 @@ impl Store for SqlStore {
     fn write_as(&self, writer: &str) {
         self.base.chain.write_as(writer);
     }
+    fn seal_with(&self, key: [u8; 32]) {
+        self.base.chain.seal_with(key);
+    }
     async fn audit_heads(&self) -> Stored<Vec<ChainHead>> {
         let own = self.base.chain.head().await;
-        let mut heads = self.base.in_time(chain::heads(&mut *self.base.reader().await?)).await?;
+        let mut heads = self.base.in_time(chain::heads(&mut *self.base.reader().await?, self.base.chain.sealing())).await?;
         if let (Some((number, hash)), Some(head)) = (own, heads.iter_mut().find(|h| h.writer == self.base.chain.writer()))
             && number > head.number
         {
