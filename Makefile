@@ -32,6 +32,8 @@ test: setup ## Unit, integration and end-to-end tests
 	cargo nextest run --workspace $$([ "$$(id -u)" = 0 ] || echo "-E 'not ($(ROOT_ONLY))'")
 	COBOX_TEST_STORE=postgres cargo nextest run --workspace -E '$(ON_POSTGRES)'
 	scripts/check-api
+	scripts/check-langgraph
+	scripts/check-langsmith
 	RUSTFLAGS="--cfg loom" cargo test -p cobox-stream --test loom --release --target-dir target/loom
 
 lint: ## Formatting, clippy, licences and sources
@@ -72,4 +74,5 @@ bench-gateway: build ## The gateway against boxd's own socket and nginx in front
 soak: ## The long fault and load tests; records bench/results/soak.md
 	cargo build -p cobox-cli -p cobox-boxd
 	COBOX_API_EXAMPLES=200 COBOX_API_SEED=$$RANDOM scripts/check-api
+	COBOX_SDK_CUTS=200 COBOX_SDK_SEED=$$RANDOM scripts/check-langsmith test_cuts.py
 	scripts/soak

@@ -20,7 +20,7 @@ pub fn run(data: &[u8]) {
     let _ = serde_json::from_str::<ServerFrame<ShellReady>>(text);
 }
 
-fn client<S: serde::Serialize + serde::de::DeserializeOwned>(text: &str) {
+fn client<S: serde::Serialize + serde::de::DeserializeOwned + Send>(text: &str) {
     match fuzzing::frame::<S>(text) {
         Ok(None) => {}
         Ok(Some(frame)) => {

@@ -177,7 +177,9 @@ fn render(error: &ApiError, route: &str, request_id: &RequestId) -> Response {
         Some(operation) => langsmith::error_body(&error, operation, request_id),
         None => json!(error.envelope(request_id)),
     };
-    let mut response = (status_of(&error), Json(body)).into_response();
+    let status = if langsmith::operation(route).is_some() { langsmith::status(error.code) } else { error.code.status() };
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = (status, Json(body)).into_response();
     if let Some(seconds) = error.retry_after {
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }

@@ -26,9 +26,12 @@ use crate::{
 };
 
 /// A text frame of a client, and what it is told where it can't be read.
-pub fn frame<S: DeserializeOwned>(text: &str) -> Result<Option<ClientFrame<S>>, String> {
-    match receive(Some(Ok(Message::Text(Utf8Bytes::from(text))))) {
+pub fn frame<S: DeserializeOwned + Send>(text: &str) -> Result<Option<ClientFrame<S>>, String> {
+    match receive::<ClientFrame<S>>(Some(Ok(Message::Text(Utf8Bytes::from(text))))) {
         Ok(Received::Frame(frame)) => Ok(Some(frame)),
+        Ok(Received::Auth(token)) => Ok(Some(ClientFrame::Auth { token })),
+        Ok(Received::Ping(id)) => Ok(Some(ClientFrame::Ping { id })),
+        Ok(Received::Close) => Ok(Some(ClientFrame::Close)),
         Ok(Received::Nothing) => Ok(None),
         Err(end) => Err(end.error.map(|e| e.message).unwrap_or_default()),
     }

@@ -19,6 +19,8 @@ pub trait Spawn: Send + Sync + 'static {
     fn stop_writers(&self, stop: bool) -> BoxFuture<'_, io::Result<()>>;
     /// The folder a program starts in unless told otherwise.
     fn work_dir(&self) -> &str;
+    /// Whom a program runs as.
+    fn user(&self) -> &str;
 }
 
 /// Starts a program for somebody who may leave meanwhile; then it is ended again, and not left running for nobody.
@@ -72,6 +74,10 @@ impl Spawn for Workloads {
 
     fn work_dir(&self) -> &str {
         Workloads::work_dir(self)
+    }
+
+    fn user(&self) -> &str {
+        Workloads::user(self)
     }
 }
 

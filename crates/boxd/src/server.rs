@@ -9,7 +9,7 @@ use axum::{
 };
 use cobox_protocol::{
     control::{BoxdConfig, DataplaneLimits},
-    langsmith::{DOWNLOAD, EXECUTE, GLOB, GREP, UPLOAD},
+    langsmith::{DOWNLOAD, EXECUTE, EXECUTE_RESUME, EXECUTE_START, EXECUTE_WS, GLOB, GREP, TUNNEL, UPLOAD},
 };
 use tokio::net::UnixListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -157,11 +157,15 @@ fn client_routes() -> Routes {
         .route("/v1/shells", get(shell::routes::list).post(shell::routes::create))
         .route("/v1/shells/{shell}", get(shell::routes::look).delete(shell::routes::end))
         .route("/v1/shells/{shell}/run", post(shell::routes::run))
-        .route(EXECUTE, post(langsmith::execute))
+        .route(EXECUTE, post(langsmith::command::execute))
+        .route(EXECUTE_WS, get(langsmith::socket::open))
+        .route(EXECUTE_START, post(langsmith::events::start))
+        .route(EXECUTE_RESUME, post(langsmith::events::resume))
         .route(UPLOAD, post(langsmith::upload))
         .route(DOWNLOAD, get(langsmith::download).head(langsmith::download))
         .route(GLOB, post(langsmith::glob))
         .route(GREP, post(langsmith::grep))
+        .route(TUNNEL, get(langsmith::tunnel))
 }
 
 fn control_router(server: Arc<Server>) -> Router {

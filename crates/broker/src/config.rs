@@ -78,10 +78,21 @@ pub struct Config {
     /// A LangGraph deployment that says who may see which thread.
     pub thread_authority: Option<ThreadAuthorityConfig>,
     pub rate_limits: RateLimits,
+    pub metrics: MetricsAccess,
     /// What the broker shows to speak TLS itself.
     pub tls: Option<TlsFiles>,
     /// Listens beyond this machine without TLS: a proxy in front has it, or nobody else is on the network.
     pub insecure_listen: bool,
+}
+
+/// Who reads `GET /metrics` beside operators. An address says nothing about that: a proxy on this machine has this machine's.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetricsAccess {
+    /// Whoever reaches the broker.
+    pub public: bool,
+    /// Who sends what this file holds as `Authorization: Bearer …`: a scraper needs no operator's key.
+    pub token_file: Option<PathBuf>,
 }
 
 /// PEM files; read anew when they change.
@@ -226,6 +237,7 @@ impl Default for Config {
             webhook_secret_file: None,
             cors: Cors::default(),
             rate_limits: RateLimits::default(),
+            metrics: MetricsAccess::default(),
             tls: None,
             insecure_listen: false,
             oidc: None,

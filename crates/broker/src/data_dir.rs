@@ -156,15 +156,17 @@ impl DataDir {
         self.write_once(&self.next_key_path(), key.expose())
     }
 
+    /// One that nothing came of.
+    pub fn remove_next_key(&self) -> Result<(), DataDirError> {
+        remove(&self.next_key_path())
+    }
+
     /// The next key takes the master key's place, and that one its predecessor's where it is still of use.
     pub fn take_next_key(&self, previous: Option<&MasterKey>) -> Result<(), DataDirError> {
         let path = self.previous_key_path();
         match previous {
             Some(key) => self.write_once(&path, key.expose())?,
-            None => match fs::remove_file(&path) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(&path, "removing")(e)),
-                _ => {}
-            },
+            None => remove(&path)?,
         }
         fs::rename(self.next_key_path(), self.master_key_path()).map_err(failed(&self.next_key_path(), "naming"))?;
         File::open(&self.path).and_then(|dir| dir.sync_all()).map_err(failed(&self.path, "syncing"))
@@ -209,15 +211,19 @@ impl DataDir {
     fn write_once(&self, path: &Path, bytes: &[u8]) -> Result<(), DataDirError> {
         let partial = path.with_extension("partial");
         // Left by a crash, and worth nothing.
-        match fs::remove_file(&partial) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(&partial, "removing")(e)),
-            _ => {}
-        }
+        remove(&partial)?;
         let mut file =
             OpenOptions::new().create_new(true).write(true).mode(SECRET_MODE).open(&partial).map_err(failed(&partial, "making"))?;
         file.write_all(bytes).and_then(|()| file.sync_all()).map_err(failed(&partial, "writing"))?;
         fs::rename(&partial, path).map_err(failed(path, "naming"))?;
         File::open(&self.path).and_then(|dir| dir.sync_all()).map_err(failed(&self.path, "syncing"))
+    }
+}
+
+fn remove(path: &Path) -> Result<(), DataDirError> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(path, "removing")(e)),
+        _ => Ok(()),
     }
 }
 

@@ -18,7 +18,7 @@ use crate::domain::{
     links,
     model::{Caller, Sandbox, Session},
     presence::Presence,
-    shares::{enter, way_in},
+    shares::{enter, may_see, way_in},
     tokens::Wish,
 };
 
@@ -181,7 +181,7 @@ impl Dataplane {
             return Err(not_found(target));
         }
         self.must_be_here(&sandbox)?;
-        d.may_see(caller, session.as_ref().and_then(Session::thread)).await?;
+        may_see(d, caller, &sandbox, session.as_ref()).await?;
         let now = d.now();
         let capabilities = entry.bound(access::grant(&d.policy(), caller, None)?)?;
         let issued = d.tokens.mint(&Wish {

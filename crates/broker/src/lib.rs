@@ -24,16 +24,25 @@ pub mod store;
 mod thread_authority;
 mod tls;
 
-use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
-use cobox_protocol::{ApiError, ErrorCode, SandboxId, Secret, key::PrincipalKind};
+use cobox_protocol::{ApiError, ErrorCode, SandboxId, Secret, Timestamp, key::PrincipalKind};
 use cobox_provider::Provider;
 use tokio::{net::TcpListener, runtime::Handle};
 use tokio_util::sync::CancellationToken;
 
 pub use clock::{Clock, SystemClock};
 pub use cobox_gateway::Limits as GatewayLimits;
-pub use config::{Config, ConfigError, Cors, RateLimits, TlsFiles};
+pub use config::{Config, ConfigError, Cors, MetricsAccess, RateLimits, TlsFiles};
 use data_dir::Database;
 use domain::{
     activity::Activity,
@@ -89,18 +98,35 @@ pub enum StartError {
          --tls-key (tls.cert and tls.key in the config), or, where a proxy in front does TLS, say --insecure-listen (insecure_listen = true)"
     )]
     Exposed(SocketAddr),
+    #[error(
+        "tokens of older keys are good until {0}, and another graceful replacement would put that off: replace the master key after that, or \
+         at once with --immediate, which ends every token"
+    )]
+    TooSoon(Timestamp),
     #[error("oidc: {0}")]
     Oidc(String),
     #[error("thread_authority: {0}")]
     ThreadAuthority(String),
     #[error("webhook_secret_file: {0}")]
     Webhook(String),
+    #[error("metrics.token_file: {0}")]
+    Metrics(String),
     #[error("the listener has no address: {0}")]
     Listener(std::io::Error),
     #[error("gateway_listen: can't listen on {0}: {1}")]
     Gateway(std::net::SocketAddr, std::io::Error),
     #[error("starting the threads that serve connections: {0}")]
     Lanes(std::io::Error),
+}
+
+/// Why a broker stopped that wasn't told to.
+#[derive(Debug, thiserror::Error)]
+pub enum StopError {
+    #[error(
+        "the master key of this database was replaced while the broker ran: copy the new one to {0} (and the previous one beside it, if there \
+         is one) from where it was replaced, and start the broker again"
+    )]
+    KeyReplaced(PathBuf),
 }
 
 /// A broker whose store and provider agree, ready to serve.
@@ -111,7 +137,7 @@ pub struct Broker {
     /// As long as the broker: a connection to the database that was made on one is waited for there.
     lanes: lanes::Lanes,
     /// Held as long as the broker lives: one data directory, one broker.
-    _data_dir: data_dir::DataDir,
+    data_dir: Arc<data_dir::DataDir>,
     deployment: Arc<Deployment>,
     keys: Arc<Keys>,
     sessions: Arc<Sessions>,
@@ -121,6 +147,7 @@ pub struct Broker {
     reaper: Arc<Reaper>,
     audit: AuditTrail,
     webhook: Option<Arc<Webhook>>,
+    scraper: Option<Arc<Secret>>,
     metrics: Arc<Metrics>,
     tls: Option<Arc<Tls>>,
 }
@@ -142,6 +169,7 @@ impl Broker {
         let address = listener.local_addr().map_err(StartError::Listener)?;
         let tls = config.tls.as_ref().map(Tls::load).transpose()?;
         let webhook = read_webhook(&config)?;
+        let scraper = read_scraper(&config)?;
         let data_dir = data_dir::DataDir::open(&config.data_dir)?;
         let oidc = config.oidc.clone().map(Oidc::new).transpose().map_err(StartError::Oidc)?;
         let thread_authority =
@@ -194,13 +222,14 @@ impl Broker {
             listener,
             gateway_listener,
             lanes: lanes::Lanes::start().map_err(StartError::Lanes)?,
-            _data_dir: data_dir,
+            data_dir: Arc::new(data_dir),
             keys: Arc::new(Keys { deployment: deployment.clone(), lifecycle: lifecycle.clone(), activity }),
             sandboxes: Arc::new(Sandboxes { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
             revoking: Arc::new(Revoking { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
             reaper: Arc::new(Reaper::new(lifecycle.clone(), sessions.clone())),
             audit: AuditTrail::start(store),
             webhook,
+            scraper,
             metrics: Arc::default(),
             tls,
             sessions,
@@ -233,9 +262,9 @@ impl Broker {
         self.tls.as_ref().map_or(Ok(false), |tls| tls.reload())
     }
 
-    /// Serves until `shutdown` resolves or the master key is no longer the database's, then lets requests under way finish for a few
-    /// seconds. Sandboxes go on running.
-    pub async fn run(&self, shutdown: impl Future<Output = ()> + Send) {
+    /// Serves until `shutdown` resolves or the master key is no longer the database's, which is an error; then lets requests under way
+    /// finish for a few seconds. Sandboxes go on running.
+    pub async fn run(&self, shutdown: impl Future<Output = ()> + Send) -> Result<(), StopError> {
         let interval = Duration::from_millis(self.deployment.config.reaper_interval_ms);
         let reaper = self.reaper.clone();
         let reaping = tokio::spawn(async move {
@@ -247,9 +276,10 @@ impl Broker {
             }
         });
         let rates = Arc::new(Rates::new(&self.deployment.config.rate_limits, self.deployment.config.failures_per_minute()));
-        let tidying = tokio::spawn(tidy(self.deployment.clone(), rates.clone()));
+        let tidying = tokio::spawn(tidy(self.deployment.clone(), rates.clone(), self.data_dir.clone()));
         let told = CancellationToken::new();
-        let beating = tokio::spawn(beat(self.deployment.clone(), told.clone()));
+        let is_key_replaced = Arc::<AtomicBool>::default();
+        let beating = tokio::spawn(beat(self.deployment.clone(), told.clone(), is_key_replaced.clone()));
         let hearing = tokio::spawn(hear(self.lifecycle.clone()));
         let watching = tokio::spawn(watch_policy(self.deployment.clone()));
         let dataplane = dataplane::Dataplane {
@@ -270,6 +300,7 @@ impl Broker {
             rates: rates.clone(),
             health: Arc::new(Health::new(self.deployment.clone())),
             metrics: self.metrics.clone(),
+            scraper: self.scraper.clone(),
         };
         let config = &self.deployment.config;
         let gateway = cobox_gateway::Gateway::new(Arc::new(dataplane), config.gateway_limits);
@@ -296,6 +327,7 @@ impl Broker {
             task.abort();
         }
         self.audit.flush().await;
+        if is_key_replaced.load(Ordering::SeqCst) { Err(StopError::KeyReplaced(self.data_dir.master_key_path())) } else { Ok(()) }
     }
 
     /// Suspends every sandbox that runs on this node, and says which.
@@ -340,19 +372,24 @@ async fn open_store(config: &Config, data_dir: &data_dir::DataDir) -> Result<Arc
     })
 }
 
-/// Old failures of addresses are forgotten this often.
+/// Old failures of addresses are forgotten this often, and a master key of which nothing can be good any more.
 const TIDY_EVERY: Duration = Duration::from_secs(10);
 
-async fn tidy(deployment: Arc<Deployment>, rates: Arc<Rates>) {
+async fn tidy(deployment: Arc<Deployment>, rates: Arc<Rates>, data_dir: Arc<data_dir::DataDir>) {
     let mut ticks = tokio::time::interval(TIDY_EVERY);
     loop {
         ticks.tick().await;
         rates.tidy(deployment.now());
+        match data_dir.previous_key(LONGEST_TOKEN_LIFE) {
+            Ok(None) if deployment.tokens.forget_previous() => tracing::info!("the master key before this one has gone"),
+            Ok(_) => {}
+            Err(error) => tracing::error!(%error, "the master key before this one could not be removed"),
+        }
     }
 }
 
 /// Apart from the reaper, whose rounds may take long.
-async fn beat(deployment: Arc<Deployment>, stop: CancellationToken) {
+async fn beat(deployment: Arc<Deployment>, stop: CancellationToken, is_key_replaced: Arc<AtomicBool>) {
     let fingerprint = deployment.tokens.fingerprint();
     let mut ticks = tokio::time::interval(deployment.nodes.beat_every());
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -367,6 +404,7 @@ async fn beat(deployment: Arc<Deployment>, stop: CancellationToken) {
         match deployment.store.agree(master_key::AGREED, &fingerprint).await {
             Ok(agreed) if agreed != fingerprint => {
                 tracing::error!("the master key was replaced while this broker ran, so it stops; copy the new one here and start it again");
+                is_key_replaced.store(true, Ordering::SeqCst);
                 return stop.cancel();
             }
             Ok(_) => {}
@@ -416,4 +454,19 @@ fn read_webhook(config: &Config) -> Result<Option<Arc<Webhook>>, StartError> {
     let secret = secret.map_err(|e| StartError::Webhook(format!("{} can't be read: {e}", path.display())))?;
     let too_short = || StartError::Webhook(format!("{} must hold a secret of {MIN_SECRET_BYTES} bytes or more", path.display()));
     Ok(Some(Arc::new(Webhook::new(&secret).ok_or_else(too_short)?)))
+}
+
+/// Shortest token of a scraper, in characters: nobody guesses it.
+const MIN_SCRAPER_CHARS: usize = 16;
+
+fn read_scraper(config: &Config) -> Result<Option<Arc<Secret>>, StartError> {
+    let Some(path) = &config.metrics.token_file else { return Ok(None) };
+    let token = std::fs::read_to_string(path).map(zeroize::Zeroizing::new);
+    let token = token.map_err(|e| StartError::Metrics(format!("{} can't be read: {e}", path.display())))?;
+    let token = token.trim();
+    if token.len() < MIN_SCRAPER_CHARS || !token.bytes().all(|b| b.is_ascii_graphic()) {
+        let problem = format!("{} must hold a word of {MIN_SCRAPER_CHARS} characters or more", path.display());
+        return Err(StartError::Metrics(problem));
+    }
+    Ok(Some(Arc::new(Secret::new(token))))
 }

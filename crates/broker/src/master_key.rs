@@ -14,7 +14,7 @@ use crate::{
     data_dir::{DataDir, DataDirError},
     domain::{audit::AuditRecord, tokens::LONGEST_TOKEN_LIFE},
     open_store,
-    store::{MasterRotation, Store},
+    store::{MasterRotated, MasterRotation, Store},
 };
 
 /// What all brokers on a database have agreed on.
@@ -61,7 +61,13 @@ pub async fn rotate_master_key(config: &Config, wish: MasterKeyRotation) -> Resu
     data_dir.write_next_key(&fresh)?;
     let old_until = if wish.is_immediate { None } else { Some(now.plus(LONGEST_TOKEN_LIFE)) };
     let rotation = rotation(&fresh, now, old_until, &config.workspace);
-    let sandboxes = store.rotate_master(&rotation).await?;
+    let sandboxes = match store.rotate_master(&rotation).await? {
+        MasterRotated::Rotated(sandboxes) => sandboxes,
+        MasterRotated::TooSoon(until) => {
+            data_dir.remove_next_key()?;
+            return Err(StartError::TooSoon(until));
+        }
+    };
     let previous = old.as_ref().filter(|_| !wish.is_immediate);
     data_dir.take_next_key(previous)?;
     Ok(RotatedMasterKey {

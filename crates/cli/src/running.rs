@@ -6,14 +6,11 @@ use std::{
 };
 
 use anyhow::Context as _;
-use cobox_broker::{Broker, Config};
+use cobox_broker::{Broker, Config, StopError};
 use cobox_protocol::{ApiError, SandboxId, Secret, key::PrincipalKind};
 use cobox_provider::local::LocalOptions;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::{
-    sync::oneshot,
-    task::{JoinError, JoinHandle},
-};
+use tokio::{sync::oneshot, task::JoinHandle};
 
 use crate::{
     daemon::{listen, local_provider, local_url},
@@ -35,7 +32,7 @@ pub enum FirstKeys {
 
 pub struct Running {
     broker: Arc<Broker>,
-    serving: JoinHandle<()>,
+    serving: JoinHandle<Result<(), StopError>>,
     shutdown: oneshot::Sender<()>,
     data_dir: DataDir,
     pub note: BrokerNote,
@@ -61,7 +58,7 @@ impl Running {
             let broker = broker.clone();
             async move {
                 // Dropping the other end means the same as using it.
-                broker.run(async { drop(told.await) }).await;
+                broker.run(async { drop(told.await) }).await
             }
         });
         let (api_key_file, agent_key_file) = (data_dir.api_key_file(), data_dir.agent_key_file());
@@ -91,9 +88,16 @@ impl Running {
         self.data_dir.path()
     }
 
-    /// Resolves when the broker stops serving without having been told to.
-    pub async fn stopped(&mut self) -> Result<(), JoinError> {
-        (&mut self.serving).await
+    /// Resolves when the broker stops serving without having been told to, with the reason.
+    pub async fn stopped(&mut self) -> Failure {
+        let why = match (&mut self.serving).await {
+            Ok(Ok(())) => "the broker stopped by itself".to_owned(),
+            Ok(Err(why)) => why.to_string(),
+            Err(e) => format!("the broker stopped by itself: {e}"),
+        };
+        // Whoever reads it would look for a broker that isn't there.
+        self.data_dir.remove_note();
+        Failure::new(why)
     }
 
     /// Reads again what may change while the broker runs.
@@ -112,8 +116,10 @@ impl Running {
         self.data_dir.remove_note();
         // A broker that has stopped by itself can't be told and need not be.
         let _ = self.shutdown.send(());
-        if let Err(error) = self.serving.await {
-            tracing::error!(%error, "the broker did not end in order");
+        match self.serving.await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(%error, "the broker stopped by itself"),
+            Err(error) => tracing::error!(%error, "the broker did not end in order"),
         }
         Stopped { broker: self.broker, _data_dir: self.data_dir }
     }

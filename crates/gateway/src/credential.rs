@@ -71,7 +71,8 @@ impl Credential {
         match headers.get(X_API_KEY) {
             Some(value) => {
                 let key = value.to_str().map_err(|_| unreadable("X-Api-Key", "send the key as it was given to you"))?;
-                api_key(key.trim()).map(Some)
+                // A token too: there are clients that know no other header.
+                Self::read(key.trim()).map(Some)
             }
             None => Ok(None),
         }
@@ -111,13 +112,13 @@ mod tests {
             read(&[("authorization", "bearer a.b.c"), ("x-api-key", "cbx_1")]).unwrap(),
             Some(Credential::Token(Secret::new("a.b.c")))
         );
+        assert_eq!(read(&[("x-api-key", "a.b.c")]).unwrap(), Some(Credential::Token(Secret::new("a.b.c"))));
         assert_eq!(read(&[]).unwrap(), None);
     }
 
     #[test]
     fn what_is_neither_is_told_how_keys_start() {
-        for (name, value) in [("authorization", "Bearer sk-1"), ("x-api-key", "sk-1"), ("x-api-key", "a.b.c"), ("authorization", "Bearer ")]
-        {
+        for (name, value) in [("authorization", "Bearer sk-1"), ("x-api-key", "sk-1"), ("authorization", "Bearer ")] {
             let refused = read(&[(name, value)]).unwrap_err();
             assert_eq!(refused.message, "that is not an API key: they start with cbx_", "{name}: {value}");
         }

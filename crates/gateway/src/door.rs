@@ -322,7 +322,8 @@ fn cut(s: &str, max: usize) -> String {
 
 /// In the dialect of the route that was asked for.
 fn refusal(error: &ApiError, operation: Option<&'static str>, request_id: &RequestId) -> Response {
-    let status = StatusCode::from_u16(error.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let status = if operation.is_some() { langsmith::status(error.code) } else { error.code.status() };
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     // Somebody may have put a credential where an id belongs.
     let error = &ApiError { message: redact(&error.message).into_owned(), ..error.clone() };
     let mut response = match operation {

@@ -78,6 +78,10 @@ pub struct Operation {
     anything: Option<&'static str>,
     errors: Vec<ErrorCode>,
     error_shape: Shape,
+    /// Where a dialect has others than the codes themselves.
+    status_of: fn(ErrorCode) -> u16,
+    /// What an error of a status looks like where it is none of the usual.
+    odd_errors: BTreeMap<u16, Shape>,
     /// Before the name of a refusal that is not in our own envelope.
     dialect: &'static str,
     events: Vec<(&'static str, Shape)>,
@@ -103,6 +107,8 @@ impl Operation {
             anything: None,
             errors: Vec::new(),
             error_shape: written::<Envelope>(),
+            status_of: ErrorCode::status,
+            odd_errors: BTreeMap::new(),
             dialect: if method == "head" { "head." } else { "" },
             events: Vec::new(),
             frames: None,
@@ -177,6 +183,15 @@ impl Operation {
         }
         self
     }
+    /// In place of the codes' own statuses.
+    pub fn statuses(mut self, status_of: fn(ErrorCode) -> u16) -> Self {
+        self.status_of = status_of;
+        self
+    }
+    pub fn error_looks_like(mut self, status: u16, shape: Shape) -> Self {
+        self.odd_errors.insert(status, shape);
+        self
+    }
     /// The events of a `text/event-stream` answer, by the word of their `event:` line.
     pub fn events(mut self, events: impl IntoIterator<Item = (&'static str, Shape)>) -> Self {
         self.events.extend(events);
@@ -239,7 +254,7 @@ impl Operation {
         }
         let mut codes: BTreeMap<u16, Vec<&str>> = BTreeMap::new();
         for code in &self.errors {
-            let of_status = codes.entry(code.status()).or_default();
+            let of_status = codes.entry((self.status_of)(*code)).or_default();
             if !of_status.contains(&code.as_str()) {
                 of_status.push(code.as_str());
             }
@@ -259,9 +274,11 @@ impl Operation {
         let mut refusal = json!({ "description": codes.join(", "), "headers": told_always() });
         // A HEAD is answered by status and headers alone.
         if self.method != "head" {
-            refusal["content"] = content(&[("application/json", self.error_shape.clone())], schemas);
+            let shape = self.odd_errors.get(&status).unwrap_or(&self.error_shape);
+            refusal["content"] = content(&[("application/json", shape.clone())], schemas);
         }
-        if matches!(status, 423 | 429) {
+        let is_to_come_again = codes.iter().all(|c| [SandboxStarting.as_str(), RateLimited.as_str()].contains(c));
+        if is_to_come_again {
             refusal["headers"]["Retry-After"] = json!({ "$ref": "#/components/headers/Retry-After" });
         }
         if status == 401 {

@@ -60,6 +60,8 @@ codes! {
     SandboxStarting = "SANDBOX_STARTING", 423, true;
     RateLimited = "RATE_LIMITED", 429, true;
     Internal = "INTERNAL", 500, true;
+    /// Neither now nor later by this broker: something the API knows and this deployment can't do.
+    Unsupported = "UNSUPPORTED", 501, false;
     ProviderUnavailable = "PROVIDER_UNAVAILABLE", 503, true;
     BackendUnavailable = "BACKEND_UNAVAILABLE", 503, true;
     /// The sandbox has used up its disk allowance. Deleting files mends it.

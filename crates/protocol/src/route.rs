@@ -2,7 +2,7 @@
 
 use crate::{
     Capability::{self, Exec, FsRead, FsWrite, Shell, ShellObserve},
-    langsmith::{DOWNLOAD, EXECUTE, GLOB, GREP, UPLOAD},
+    langsmith::{DOWNLOAD, EXECUTE, EXECUTE_RESUME, EXECUTE_START, EXECUTE_WS, GLOB, GREP, TUNNEL, UPLOAD},
 };
 
 /// One method of one path. `{path}` at the end stands for any number of segments, another name in braces for one.
@@ -50,11 +50,15 @@ pub const ROUTES: &[Route] = &[
     route("DELETE", "/v1/shells/{shell}", &[Shell]),
     route("POST", "/v1/shells/{shell}/run", &[Exec, ShellObserve]),
     route("POST", EXECUTE, &[Exec]),
+    route("GET", EXECUTE_WS, &[Exec]),
+    route("POST", EXECUTE_START, &[Exec]),
+    route("POST", EXECUTE_RESUME, &[Exec]),
     route("POST", UPLOAD, &[FsWrite]),
     route("GET", DOWNLOAD, &[FsRead]),
     route("HEAD", DOWNLOAD, &[FsRead]),
     route("POST", GLOB, &[FsRead]),
     route("POST", GREP, &[FsRead]),
+    route("GET", TUNNEL, &[]),
 ];
 
 const fn route(method: &'static str, template: &'static str, needs: &'static [Capability]) -> Route {

@@ -26,7 +26,18 @@ pub struct CreateSandbox {
     #[serde(default, skip_serializing_if = "Tags::is_empty")]
     #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::tags"))]
     pub tags: Tags,
+    /// Unused for so long it is suspended; the deployment's own limit counts where it is shorter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MAX_OWN_SECONDS)))]
+    pub lease_seconds: Option<u64>,
+    /// Suspended for so long it ends; the deployment's own limit counts where it is shorter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MAX_OWN_SECONDS)))]
+    pub keep_suspended_seconds: Option<u64>,
 }
+
+/// Longest time a sandbox may wish for: ten years, in seconds.
+pub const MAX_OWN_SECONDS: u64 = 3650 * 86_400;
 
 /// `PATCH /v1/sandboxes/{id or name}`: what is left out stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +55,14 @@ pub struct PatchSandbox {
     /// Added or replaced one by one; `null` takes one away.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tags: BTreeMap<String, Option<String>>,
+    /// `null`: as long as others.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MAX_OWN_SECONDS)))]
+    pub lease_seconds: Option<Option<u64>>,
+    /// `null`: as long as others.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MAX_OWN_SECONDS)))]
+    pub keep_suspended_seconds: Option<Option<u64>>,
 }
 
 /// Tells a field that is `null` from one that isn't there.
@@ -77,6 +96,14 @@ pub struct SandboxInfo {
     pub threads: Vec<String>,
     #[serde(default)]
     pub tags: Tags,
+    /// What it wished for, which counts where it is shorter than the deployment's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_seconds: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_suspended_seconds: Option<u64>,
+    /// Since when it is suspended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspended_at: Option<Timestamp>,
 }
 
 /// A name people may give a sandbox: what also works as a host name's label, a little wider.

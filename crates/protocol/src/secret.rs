@@ -13,6 +13,8 @@ const MIN_CREDENTIAL_CHARS: usize = 24;
 /// Of the part of an API key that is no secret: a ULID.
 const KEY_ID_CHARS: usize = 26;
 const REDACTED: &str = "[redacted]";
+/// Times that a text is looked at for a percent-encoding beneath the last: more than any chain of clients puts on by mistake.
+const MAX_ENCODINGS: usize = 4;
 
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -36,6 +38,16 @@ impl fmt::Debug for Secret {
 
 /// A text without the keys and tokens that somebody put where they don't belong: a path, a field that is repeated in a refusal.
 pub fn redact(text: &str) -> Cow<'_, str> {
+    if let Some(plain) = decoded(text)
+        && let Cow::Owned(redacted) = redact_plain(&plain)
+        && redacted != plain
+    {
+        return Cow::Owned(redacted);
+    }
+    redact_plain(text)
+}
+
+fn redact_plain(text: &str) -> Cow<'_, str> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '~' | '+' | '=');
     let mut rest = text;
     let mut redacted = String::new();
@@ -52,8 +64,43 @@ pub fn redact(text: &str) -> Cow<'_, str> {
     Cow::Owned(redacted)
 }
 
-/// Whether an API key stands somewhere in a text. Looks for more of its shape than [`redact`], because what has one is refused.
+/// A text without its percent-encoding, however often it was put on; `None` where there is none.
+fn decoded(text: &str) -> Option<String> {
+    let mut plain: Option<String> = None;
+    for _ in 0..MAX_ENCODINGS {
+        let bytes = plain.as_deref().unwrap_or(text).as_bytes();
+        if !bytes.contains(&b'%') {
+            break;
+        }
+        let digit = |at: usize| bytes.get(at).and_then(|b| char::from(*b).to_digit(16)).and_then(|d| u8::try_from(d).ok());
+        let (mut once, mut at) = (Vec::with_capacity(bytes.len()), 0);
+        while at < bytes.len() {
+            match (bytes[at], digit(at + 1), digit(at + 2)) {
+                (b'%', Some(high), Some(low)) => {
+                    once.push(high << 4 | low);
+                    at += 3;
+                }
+                (byte, ..) => {
+                    once.push(byte);
+                    at += 1;
+                }
+            }
+        }
+        if once == bytes {
+            break;
+        }
+        plain = Some(String::from_utf8_lossy(&once).into_owned());
+    }
+    plain
+}
+
+/// Whether an API key stands somewhere in a text, percent-encoded or not. Looks for more of its shape than [`redact`], because what
+/// has one is refused.
 pub fn has_api_key(text: &str) -> bool {
+    has_plain_api_key(text) || decoded(text).is_some_and(|plain| has_plain_api_key(&plain))
+}
+
+fn has_plain_api_key(text: &str) -> bool {
     text.match_indices(API_KEY_PREFIX).any(|(at, prefix)| {
         let Some((id, rest)) = text[at + prefix.len()..].split_at_checked(KEY_ID_CHARS) else { return false };
         let is_secret = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
@@ -69,6 +116,14 @@ mod tests {
     #[test]
     fn an_api_key_is_found_anywhere_in_a_url_and_nothing_else_is_taken_for_one() {
         let key = format!("{API_KEY_PREFIX}01j8xq6x0ye8rf2zt9n5b3c7dm_{}", "A-_9".repeat(10));
+        let encoded: String = key.bytes().map(|b| format!("%{b:02x}")).collect();
+        for text in [
+            format!("/v1/files/a?key={encoded}"),
+            format!("/v1/files/{}", key.replace('_', "%5F")),
+            format!("/v1/files/100%/%zz%{}", key.replace("cbx", "%2563bx")),
+        ] {
+            assert!(has_api_key(&text), "{text}");
+        }
         for text in [key.clone(), format!("/v1/files/a?key={key}&x"), format!("/v1/files/%2F{key}/b"), format!("/{API_KEY_PREFIX}/ü{key}")]
         {
             assert!(has_api_key(&text), "{text}");
@@ -92,6 +147,9 @@ mod tests {
         assert_eq!(redact(&format!("/dp/{token}/v1/{key}?x")), "/dp/[redacted]/v1/[redacted]?x");
         assert_eq!(redact(&format!("/{OPAQUE_TOKEN_PREFIX}{}/", "a".repeat(43))), "/[redacted]/");
         assert_eq!(redact(&format!("`{key}` is not an id")), "`[redacted]` is not an id");
+        assert_eq!(redact(&format!("/a%20b/{}", key.replace('_', "%5f"))), "/a b/[redacted]");
+        assert_eq!(redact(&format!("/x?t={}", token.replace("eyJ", "%65yJ"))), "/x?t=[redacted]");
+        assert!(matches!(redact("/v1/files/workspace/a%20b%.txt"), Cow::Borrowed(_)));
         assert!(matches!(redact("/v1/files/workspace/a b.txt"), Cow::Borrowed(_)));
         assert_eq!(redact("cbx_ and eyJ are short, ü"), "cbx_ and eyJ are short, ü");
     }

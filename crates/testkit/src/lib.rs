@@ -1,5 +1,5 @@
-//! The real thing on port 0, for tests: a broker process, keys for it, a PostgreSQL, people at terminals, certificates, a network that cuts, and a look at what
-//! is left on the machine.
+//! The real thing on port 0, for tests: a broker process, keys for it, a PostgreSQL, people at terminals, certificates, networks that cut and forget, and a
+//! look at what is left on the machine.
 
 #![forbid(unsafe_code)]
 
@@ -9,6 +9,7 @@ mod cuts;
 mod dice;
 mod leftovers;
 mod postgres;
+mod stalls;
 mod terminal;
 
 pub use authority::{TestAuthority, TestCertificate};
@@ -17,6 +18,7 @@ pub use cuts::{Cuts, CuttingProxy};
 pub use dice::Dice;
 pub use leftovers::Leftovers;
 pub use postgres::{DATABASE_PASSWORD, TestDatabase};
+pub use stalls::{Silence, StallingProxy};
 pub use terminal::TestTerminal;
 
 use std::{future::Future, time::Duration};

@@ -4,6 +4,7 @@
 use std::{
     ffi::OsStr,
     fs,
+    net::SocketAddr,
     os::unix::{fs::chown, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -38,6 +39,15 @@ impl TestDatabase {
     pub fn url(&self) -> String {
         let socket = running().dir.to_str().expect("a temporary directory is UTF-8").replace('/', "%2F");
         format!("postgres://{USER}:{DATABASE_PASSWORD}@{socket}/{}", self.name)
+    }
+
+    /// By way of somebody who passes everything on to [`TestDatabase::socket`].
+    pub fn secret_url_at(&self, address: SocketAddr) -> Secret {
+        Secret::new(format!("postgres://{USER}:{DATABASE_PASSWORD}@{address}/{}", self.name))
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        running().dir.join(".s.PGSQL.5432")
     }
 
     /// As the broker takes it.

@@ -3,6 +3,7 @@
 use std::{
     fs::File,
     os::fd::OwnedFd,
+    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -15,6 +16,7 @@ use cobox_stream::{Limits, Log};
 use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::{
     io::Interest,
+    sync::Notify,
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
@@ -55,7 +57,11 @@ pub struct Command {
     /// Closed when the command has ended: there are only so many.
     pty: Mutex<Option<Arc<Descriptor>>>,
     kill_on_disconnect: bool,
+    /// See [`Terms`](super::Terms).
+    pub kept_for: Option<Duration>,
     attached: AtomicUsize,
+    /// Somebody came, or the last one left.
+    attendance: Notify,
 }
 
 impl Command {
@@ -90,7 +96,9 @@ impl Command {
             has_input: stdin.is_some(),
             pty: Mutex::new(pty),
             kill_on_disconnect: plan.kill_on_disconnect,
+            kept_for: plan.kept_for,
             attached: AtomicUsize::new(0),
+            attendance: Notify::new(),
         });
         if let Some(text) = plan.stdin {
             command.input.push("", None, text);
@@ -101,7 +109,8 @@ impl Command {
         if let Some(said) = said {
             command.stderr.as_ref().unwrap_or(&command.stdout).append(said.as_bytes());
         }
-        let running = Running { command: command.clone(), stdin, is_terminal, out, err, timeout: plan.timeout };
+        let running =
+            Running { command: command.clone(), stdin, is_terminal, out, err, timeout: plan.timeout, unattended: plan.unattended };
         Ok((command, running))
     }
 
@@ -131,7 +140,21 @@ impl Command {
     /// Somebody is connected to it.
     pub fn attach(self: &Arc<Self>) -> Attached {
         self.attached.fetch_add(1, Ordering::SeqCst);
+        self.attendance.notify_waiters();
         Attached(self.clone())
+    }
+
+    /// Resolves when nobody was connected for so long.
+    async fn unattended_for(&self, limit: Duration) {
+        loop {
+            // Before the look, so that who comes or goes in between is not missed.
+            let changed = self.attendance.notified();
+            if self.attached.load(Ordering::SeqCst) > 0 {
+                changed.await;
+            } else if tokio::time::timeout(limit, changed).await.is_err() {
+                return;
+            }
+        }
     }
 
     /// Memory that its output takes.
@@ -146,6 +169,9 @@ pub struct Attached(pub Arc<Command>);
 impl Drop for Attached {
     fn drop(&mut self) {
         let is_last = self.0.attached.fetch_sub(1, Ordering::SeqCst) == 1;
+        if is_last {
+            self.0.attendance.notify_waiters();
+        }
         if is_last && self.0.kill_on_disconnect && self.0.job().ended().is_none() {
             let command = self.0.clone();
             tokio::spawn(async move { command.job().program.kill_tree().await });
@@ -168,15 +194,27 @@ pub struct Running {
     out: Stream,
     err: Stream,
     timeout: Duration,
+    unattended: Option<Duration>,
 }
 
 impl Running {
     /// Runs until the program has ended and all it printed is in the logs.
     pub async fn run(self, server: &Server) {
-        let Running { command, stdin, is_terminal, out, err, timeout } = self;
+        let Running { command, stdin, is_terminal, out, err, timeout, unattended } = self;
         let exited = CancellationToken::new();
         let ended = async {
-            let ended = end_within(&*command.job().program, timeout).await;
+            let program = &*command.job().program;
+            let mut ended = pin!(end_within(program, timeout));
+            let ended = match unattended {
+                None => ended.await,
+                Some(limit) => tokio::select! {
+                    ended = &mut ended => ended,
+                    () = command.unattended_for(limit) => {
+                        program.kill_tree().await;
+                        ended.await
+                    }
+                },
+            };
             exited.cancel();
             ended
         };

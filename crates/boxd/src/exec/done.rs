@@ -21,6 +21,10 @@ use crate::{
 /// Output up to this is answered in one piece: however it is encoded, a socket takes that without waiting for its client.
 const SHORT_BYTES: usize = 16 * 1024;
 
+/// What stands at the end of stderr for a client whose answer has no other place for it.
+const TIMED_OUT: &str = "\n[the command took longer than its timeout and was ended]\n";
+const TRUNCATED: &str = "\n[there was more output than fits an answer; stream it or write it to a file]\n";
+
 pub struct Done {
     /// All of the answer but the output.
     pub told: ExecResponse,
@@ -50,7 +54,13 @@ impl Done {
     }
 
     /// As the LangSmith SDK takes it.
-    pub fn brief_answer(self, connection: &ConnectionEnd) -> Result<Response, ApiError> {
+    pub fn brief_answer(mut self, connection: &ConnectionEnd) -> Result<Response, ApiError> {
+        // It has no fields for these, and must not be left to find out.
+        for (is_so, said) in [(self.told.timed_out, TIMED_OUT), (self.told.truncated, TRUNCATED)] {
+            if is_so {
+                self.stderr.extend_from_slice(said.as_bytes());
+            }
+        }
         if self.is_short() {
             let (stdout, stderr) = (String::from_utf8_lossy(&self.stdout), String::from_utf8_lossy(&self.stderr));
             return Ok(Json(json!({ "stdout": stdout, "stderr": stderr, "exit_code": self.told.exit_code })).into_response());

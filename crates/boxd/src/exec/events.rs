@@ -15,8 +15,8 @@ use tokio::sync::mpsc;
 
 use super::{
     Commands,
-    plan::MAX_TIMEOUT,
-    session::{frame, ready_frame},
+    plan::{MAX_TIMEOUT, Terms},
+    session::{frame, ready},
     viewer::{Event, Form, Viewer, at},
 };
 use crate::{
@@ -37,6 +37,31 @@ pub fn are_wanted(headers: &HeaderMap) -> bool {
     accepts("text/event-stream") && !accepts("application/json") && !accepts("*/*")
 }
 
+/// How a command's life is told as events.
+pub trait Script: Send + 'static {
+    const FORM: Form;
+
+    fn ready(&mut self, ready: ExecReady, positions: (u64, u64)) -> Bytes;
+    /// `positions` is where both streams go on after it.
+    fn event(&mut self, event: Event, positions: (u64, u64)) -> Bytes;
+    /// The stream ends before the command does.
+    fn cut_off(&mut self, why: CutOff, positions: (u64, u64)) -> Option<Bytes>;
+}
+
+pub enum CutOff {
+    /// Its token has ended, or was taken back.
+    Refused(ApiError),
+    /// boxd is about to end.
+    Shutdown,
+}
+
+/// A stream of events to begin.
+pub struct Events<S> {
+    pub start: ExecStart,
+    pub terms: Terms,
+    pub script: S,
+}
+
 pub async fn answer(
     server: &Arc<Server>,
     caller: Caller<Exec>,
@@ -48,41 +73,48 @@ pub async fn answer(
         start.stdout_from = start.stdout_from.or(Some(stdout));
         start.stderr_from = start.stderr_from.or(Some(stderr));
     }
-    let slot = server.slots.stream()?;
-    let (stdout_from, stderr_from) = (start.stdout_from.unwrap_or(0), start.stderr_from.unwrap_or(0));
-    let claims = caller.claims.clone();
-    let attached = caller.stream.until_revoked(Commands::start(server, start, MAX_TIMEOUT, &claims)).await?;
-    let viewer = Viewer::new(attached, stdout_from, stderr_from, Form::Text);
-    caller.stream.ends_connection(connection);
-    let (events, waiting) = mpsc::channel(WAITING_EVENTS);
-    let shutdown = server.shutdown.clone();
-    server.tasks.spawn(async move {
-        let mut viewer = viewer;
-        let end = tokio::select! {
-            () = tell(&mut viewer, &events) => None,
-            why = caller.stream.revoked() => Some(why),
-            why = expired(&claims) => Some(why),
-            () = shutdown.cancelled() => None,
-        };
-        if let Some(error) = end {
-            let error = error.envelope(&cobox_protocol::RequestId::new()).error;
-            // A client that doesn't read has its connection ended instead.
-            let _ = events.try_send(event(&ServerFrame::Error { error }, viewer.positions()));
-        }
-        drop(slot);
-    });
-    let body =
-        stream::unfold(waiting, async |mut waiting| waiting.recv().await.map(|event| (Ok::<_, std::convert::Infallible>(event), waiting)));
-    let mut response = Response::new(Body::from_stream(body));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    Ok(response)
+    Events { start, terms: Terms::timeout(MAX_TIMEOUT), script: Frames }.answer(server, caller, connection).await
+}
+
+impl<S: Script> Events<S> {
+    pub async fn answer(self, server: &Arc<Server>, caller: Caller<Exec>, connection: &ConnectionEnd) -> Result<Response, ApiError> {
+        let Events { start, terms, mut script } = self;
+        let slot = server.slots.stream()?;
+        let (stdout_from, stderr_from) = (start.stdout_from.unwrap_or(0), start.stderr_from.unwrap_or(0));
+        let claims = caller.claims.clone();
+        let attached = caller.stream.until_revoked(Commands::start(server, start, terms, &claims)).await?;
+        let viewer = Viewer::new(attached, stdout_from, stderr_from, S::FORM);
+        caller.stream.ends_connection(connection);
+        let (events, waiting) = mpsc::channel(WAITING_EVENTS);
+        let shutdown = server.shutdown.clone();
+        server.tasks.spawn(async move {
+            let mut viewer = viewer;
+            let cut_off = tokio::select! {
+                () = tell(&mut viewer, &mut script, &events) => None,
+                why = caller.stream.revoked() => Some(CutOff::Refused(why)),
+                why = expired(&claims) => Some(CutOff::Refused(why)),
+                () = shutdown.cancelled() => Some(CutOff::Shutdown),
+            };
+            if let Some(event) = cut_off.and_then(|why| script.cut_off(why, viewer.positions())) {
+                // A client that doesn't read has its connection ended instead.
+                let _ = events.try_send(event);
+            }
+            drop(slot);
+        });
+        let body = stream::unfold(waiting, async |mut waiting| {
+            waiting.recv().await.map(|event| (Ok::<_, std::convert::Infallible>(event), waiting))
+        });
+        let mut response = Response::new(Body::from_stream(body));
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        Ok(response)
+    }
 }
 
 /// Sends what happens until it is over or nobody takes it any more.
-async fn tell(viewer: &mut Viewer, events: &mpsc::Sender<Bytes>) {
-    let ready = ready_frame(viewer).await;
-    if events.send(event(&ready, viewer.positions())).await.is_err() {
+async fn tell(viewer: &mut Viewer, script: &mut impl Script, events: &mpsc::Sender<Bytes>) {
+    let ready = ready(viewer).await;
+    if events.send(script.ready(ready, viewer.positions())).await.is_err() {
         return;
     }
     let mut permit = None;
@@ -95,7 +127,7 @@ async fn tell(viewer: &mut Viewer, events: &mpsc::Sender<Bytes>) {
             },
             next = viewer.next(), if permit.is_some() => {
                 let is_over = matches!(next, Event::Exit(_));
-                let text = event(&frame(next), viewer.positions());
+                let text = script.event(next, viewer.positions());
                 if let Some(permit) = permit.take() {
                     permit.send(text);
                 }
@@ -110,6 +142,29 @@ async fn tell(viewer: &mut Viewer, events: &mpsc::Sender<Bytes>) {
                 }
             }
             () = events.closed() => return,
+        }
+    }
+}
+
+/// Our own events: the frames of the WebSocket.
+struct Frames;
+
+impl Script for Frames {
+    const FORM: Form = Form::Text;
+
+    fn ready(&mut self, ready: ExecReady, positions: (u64, u64)) -> Bytes {
+        event(&ServerFrame::Ready(ready), positions)
+    }
+    fn event(&mut self, next: Event, positions: (u64, u64)) -> Bytes {
+        event(&frame(next), positions)
+    }
+    fn cut_off(&mut self, why: CutOff, positions: (u64, u64)) -> Option<Bytes> {
+        match why {
+            CutOff::Refused(error) => {
+                let error = error.envelope(&cobox_protocol::RequestId::new()).error;
+                Some(event(&ServerFrame::Error { error }, positions))
+            }
+            CutOff::Shutdown => None,
         }
     }
 }

@@ -23,16 +23,18 @@ use http::{HeaderMap, header};
 pub(crate) use self::memory::Memory;
 #[cfg(test)]
 pub(crate) use self::memory::MemoryBudget;
+pub(crate) use self::session::ready;
 use self::{
     done::Done,
     once::Outcome,
     output::Capture,
-    plan::{DEFAULT_TIMEOUT, as_start, subject},
-    viewer::{Event, Form, Viewer},
+    plan::{DEFAULT_TIMEOUT, as_start},
 };
 pub(crate) use self::{
     done::answer_of_a_shell,
-    plan::{Variable, directory, environment, max_output, text},
+    events::{CutOff, Events, Script},
+    plan::{MAX_TIMEOUT, Terms, Variable, directory, environment, max_output, subject, terminal_size, text},
+    viewer::{Event, Form, Viewer, at},
 };
 pub use self::{registry::Commands, session::open};
 use crate::{
@@ -52,7 +54,7 @@ pub async fn run(
     content: Body,
 ) -> Result<Response, Failure> {
     if !events::are_wanted(&headers) {
-        return Ok(run_as(&server, &caller, &headers, content, |request: ExecRequest| request).await?.answer(&connection)?);
+        return Ok(run_as(&server, &caller, &headers, content, |request: ExecRequest| Ok(request)).await?.answer(&connection)?);
     }
     let (request, _memory) = caller.stream.until_revoked(read_request::<ExecRequest>(&server, &headers, content)).await?;
     caller.aims_at(&subject(request.command.as_deref(), request.argv.as_deref(), request.command_id.as_deref()));
@@ -65,11 +67,11 @@ pub(crate) async fn run_as<R: serde::de::DeserializeOwned>(
     caller: &Caller<Exec>,
     headers: &HeaderMap,
     content: Body,
-    adapt: impl FnOnce(R) -> ExecRequest,
+    adapt: impl FnOnce(R) -> Result<ExecRequest, ApiError>,
 ) -> Result<Done, ApiError> {
     let answer = async {
         let (request, _memory) = read_request::<R>(server, headers, content).await?;
-        let request = adapt(request);
+        let request = adapt(request)?;
         caller.aims_at(&subject(request.command.as_deref(), request.argv.as_deref(), request.command_id.as_deref()));
         if request.command_id.is_some() {
             return join(server, request, caller).await;
@@ -80,7 +82,7 @@ pub(crate) async fn run_as<R: serde::de::DeserializeOwned>(
     caller.stream.until_revoked(answer).await
 }
 
-async fn read_request<R: serde::de::DeserializeOwned>(
+pub(crate) async fn read_request<R: serde::de::DeserializeOwned>(
     server: &Server,
     headers: &HeaderMap,
     content: Body,
@@ -99,7 +101,7 @@ async fn join(server: &Arc<Server>, request: ExecRequest, caller: &Caller<Exec>)
     let started_at = Instant::now();
     let limit = max_output(request.max_output_bytes, &server.limits);
     let memory = server.commands.memory(2 * limit)?;
-    let attached = Commands::start(server, as_start(request), DEFAULT_TIMEOUT, &caller.claims).await?;
+    let attached = Commands::start(server, as_start(request), Terms::timeout(DEFAULT_TIMEOUT), &caller.claims).await?;
     let mut viewer = Viewer::new(attached, 0, 0, Form::Bytes);
     let (mut stdout, mut stderr) = (Capture::new(limit), Capture::new(limit));
     let ended = loop {

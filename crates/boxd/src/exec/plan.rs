@@ -52,6 +52,23 @@ pub fn max_output(asked: Option<u64>, limits: &DataplaneLimits) -> usize {
     asked.map_or(DEFAULT_OUTPUT_BYTES, |n| usize::try_from(n).unwrap_or(usize::MAX)).min(most)
 }
 
+/// How long a command whose output is kept may take, and is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// Where its `start` says nothing.
+    pub default_timeout: Duration,
+    /// It is ended when nobody is connected to it for so long.
+    pub unattended: Option<Duration>,
+    /// Its output goes so long after its end, or sooner by the sandbox's own limit.
+    pub kept_for: Option<Duration>,
+}
+
+impl Terms {
+    pub const fn timeout(default_timeout: Duration) -> Self {
+        Self { default_timeout, unattended: None, kept_for: None }
+    }
+}
+
 /// A command whose output is kept.
 pub struct StreamPlan {
     pub command: Command,
@@ -59,6 +76,8 @@ pub struct StreamPlan {
     pub stdin: Option<Bytes>,
     pub stdin_stays_open: bool,
     pub timeout: Duration,
+    pub unattended: Option<Duration>,
+    pub kept_for: Option<Duration>,
     pub kill_on_disconnect: bool,
     /// What is told of it.
     pub told: String,
@@ -66,7 +85,7 @@ pub struct StreamPlan {
 
 impl StreamPlan {
     /// `None` where nothing is to be run, only joined.
-    pub fn new(start: ExecStart, default_timeout: Duration) -> Result<Option<Self>, ApiError> {
+    pub fn new(start: ExecStart, terms: Terms) -> Result<Option<Self>, ApiError> {
         if start.command.is_none() && start.argv.is_none() && start.command_id.is_some() {
             return Ok(None);
         }
@@ -91,7 +110,9 @@ impl StreamPlan {
             command: Command { argv, env, cwd: directory(start.cwd)?, stdio },
             stdin,
             stdin_stays_open,
-            timeout: timeout(start.timeout_seconds, default_timeout)?,
+            timeout: timeout(start.timeout_seconds, terms.default_timeout)?,
+            unattended: terms.unattended,
+            kept_for: terms.kept_for,
             kill_on_disconnect: start.kill_on_disconnect,
             told,
         }))

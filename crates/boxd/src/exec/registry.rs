@@ -10,7 +10,7 @@ use std::{
 use cobox_protocol::{ApiError, CommandId, ErrorCode, control::DataplaneLimits, frame::ExecStart, id::is_foreign_id, process::ProcessKind};
 use cobox_token::Claims;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch},
     time::Instant,
 };
 
@@ -19,7 +19,7 @@ use super::{
     internal,
     memory::{Memory, MemoryBudget},
     outcome::{NeverRan, not_started},
-    plan::StreamPlan,
+    plan::{StreamPlan, Terms},
     spool::Budget,
 };
 use crate::{
@@ -45,12 +45,14 @@ pub struct Commands {
     spools: Arc<Budget>,
     retention: Duration,
     known: Mutex<Known>,
+    /// One is to be forgotten before the one that was waited for.
+    sooner: Notify,
 }
 
 #[derive(Default)]
 struct Known {
     commands: HashMap<String, Entry>,
-    /// The one that ended first at the front, each with when it is forgotten. Nobody else keeps them, so that one taken out of here
+    /// The one that is forgotten first at the front, each with when that is. Nobody else keeps them, so that one taken out of here
     /// is gone with all it held.
     ended: VecDeque<(Instant, Arc<Command>)>,
     /// Whether somebody waits for the first of them to be forgotten.
@@ -76,6 +78,7 @@ impl Commands {
             spools: Budget::new(limits.exec_spool_bytes.saturating_mul(SPOOLS)),
             retention: Duration::from_secs(limits.exec_retention_seconds),
             known: Mutex::default(),
+            sooner: Notify::new(),
         }
     }
 
@@ -96,12 +99,7 @@ impl Commands {
     }
 
     /// Starts a command, or joins the one of that id.
-    pub async fn start(
-        server: &Arc<Server>,
-        start: ExecStart,
-        default_timeout: Duration,
-        claims: &Arc<Claims>,
-    ) -> Result<Attached, ApiError> {
+    pub async fn start(server: &Arc<Server>, start: ExecStart, terms: Terms, claims: &Arc<Claims>) -> Result<Attached, ApiError> {
         let id = match &start.command_id {
             Some(id) if !is_foreign_id(id) => {
                 return Err(ApiError::invalid("command_id must be 1 to 256 characters, none of them a control character"));
@@ -109,7 +107,7 @@ impl Commands {
             Some(id) => id.clone(),
             None => CommandId::new().to_string(),
         };
-        let mut plan = StreamPlan::new(start, default_timeout)?;
+        let mut plan = StreamPlan::new(start, terms)?;
         if let Some(stdin) = plan.as_mut().and_then(|plan| plan.stdin.as_mut()) {
             // Its own, beside its request's: it may wait for the program for as long as that runs.
             *stdin = server.commands.memory(stdin.len())?.owned_by(std::mem::take(stdin));
@@ -166,8 +164,14 @@ impl Commands {
 
     /// Keeps a command that has ended for a while, as long as there is room.
     fn keep(server: &Arc<Server>, command: Arc<Command>) {
-        let mut known = server.commands.known();
-        known.ended.push_back((Instant::now() + server.commands.retention, command));
+        let commands = &server.commands;
+        let mut known = commands.known();
+        let until = Instant::now() + command.kept_for.map_or(commands.retention, |asked| asked.min(commands.retention));
+        let place = known.ended.partition_point(|(at, _)| *at <= until);
+        known.ended.insert(place, (until, command));
+        if place == 0 {
+            commands.sooner.notify_one();
+        }
         let mut memory: usize = known.ended.iter().map(|(_, c)| c.memory()).sum();
         while known.ended.len() > MAX_KEPT || memory > MAX_KEPT_MEMORY_BYTES && known.ended.len() > 1 {
             let Some((_, oldest)) = known.ended.pop_front() else { break };
@@ -266,6 +270,7 @@ async fn forget_in_time(server: Arc<Server>) {
     while let Some(next) = server.commands.forget_expired() {
         tokio::select! {
             () = tokio::time::sleep_until(next) => {}
+            () = server.commands.sooner.notified() => {}
             () = server.shutdown.cancelled() => return,
         }
     }

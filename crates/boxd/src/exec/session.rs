@@ -16,7 +16,7 @@ use http::{HeaderMap, StatusCode};
 
 use super::{
     Commands,
-    plan::{MAX_TIMEOUT, subject, terminal_size},
+    plan::{MAX_TIMEOUT, Terms, subject, terminal_size},
     viewer::{Event, Form, Viewer, at},
 };
 use crate::{
@@ -42,10 +42,10 @@ pub async fn open(
 pub struct Session;
 
 impl Conversation for Session {
-    type Start = ExecStart;
+    type Frame = ClientFrame<ExecStart>;
     const NEEDS: Capability = Capability::Exec;
 
-    async fn hold(self, peer: &mut Peer<'_, ExecStart>) -> Result<(), End> {
+    async fn hold(self, peer: &mut Peer<'_, ClientFrame<ExecStart>>) -> Result<(), End> {
         let mut start = wait_for_start(peer).await?;
         let claims = peer.claims();
         peer.record.aims_at(&subject(start.command.as_deref(), start.argv.as_deref(), start.command_id.as_deref()));
@@ -56,7 +56,7 @@ impl Conversation for Session {
         }
         let client = start.client.take().unwrap_or_else(|| claims.sub.clone());
         let (stdout_from, stderr_from) = (start.stdout_from.unwrap_or(0), start.stderr_from.unwrap_or(0));
-        let attached = Commands::start(peer.server, start, MAX_TIMEOUT, &claims).await?;
+        let attached = Commands::start(peer.server, start, Terms::timeout(MAX_TIMEOUT), &claims).await?;
         let form = if is_binary { Form::Bytes } else { Form::Text };
         let mut viewer = Viewer::new(attached, stdout_from, stderr_from, form);
         let ready = ready(&viewer).await;
@@ -98,7 +98,7 @@ impl Conversation for Session {
     }
 }
 
-async fn wait_for_start(peer: &mut Peer<'_, ExecStart>) -> Result<ExecStart, End> {
+async fn wait_for_start(peer: &mut Peer<'_, ClientFrame<ExecStart>>) -> Result<ExecStart, End> {
     loop {
         match peer.next().await? {
             ClientFrame::Start(start) => return Ok(start),
@@ -107,7 +107,7 @@ async fn wait_for_start(peer: &mut Peer<'_, ExecStart>) -> Result<ExecStart, End
     }
 }
 
-async fn ready(viewer: &Viewer) -> ExecReady {
+pub async fn ready(viewer: &Viewer) -> ExecReady {
     let job = viewer.command().job();
     let (stdout_offset, stderr_offset) = viewer.positions();
     // One that never ran has no number; its exit says the rest.
@@ -128,11 +128,6 @@ pub fn frame(event: Event) -> ServerFrame<ExecReady> {
         Event::Gap { stream, from, to } => ServerFrame::Gap { from, to, stream: Some(stream) },
         Event::Exit(ended) => ServerFrame::Exit { exit_code: ended.exit.code, signal: ended.exit.signal, timed_out: ended.timed_out },
     }
-}
-
-/// The `ready` of an event stream.
-pub async fn ready_frame(viewer: &Viewer) -> ServerFrame<ExecReady> {
-    ServerFrame::Ready(ready(viewer).await)
 }
 
 async fn obey(

@@ -28,10 +28,10 @@ pub struct Session;
 type EarlyInput = Option<(Vec<u8>, Option<u64>)>;
 
 impl Conversation for Session {
-    type Start = ShellStart;
+    type Frame = ClientFrame<ShellStart>;
     const NEEDS: Capability = Capability::ShellObserve;
 
-    async fn hold(self, peer: &mut Peer<'_, ShellStart>) -> Result<(), End> {
+    async fn hold(self, peer: &mut Peer<'_, ClientFrame<ShellStart>>) -> Result<(), End> {
         let (start, early) = wait_for_start(peer).await?;
         let is_observer = start.observe || !peer.claims().scope.contains(Capability::Shell);
         if start.client.as_ref().is_some_and(|client| client.is_empty() || client.chars().count() > MAX_CLIENT_CHARS) {
@@ -60,7 +60,7 @@ impl Conversation for Session {
 }
 
 /// The `start` frame, or what a `stdin` in its place means: the defaults.
-async fn wait_for_start(peer: &mut Peer<'_, ShellStart>) -> Result<(ShellStart, EarlyInput), End> {
+async fn wait_for_start(peer: &mut Peer<'_, ClientFrame<ShellStart>>) -> Result<(ShellStart, EarlyInput), End> {
     let mut size = None;
     loop {
         match peer.next().await? {
@@ -77,7 +77,7 @@ async fn wait_for_start(peer: &mut Peer<'_, ShellStart>) -> Result<(ShellStart, 
     }
 }
 
-async fn find(peer: &Peer<'_, ShellStart>, start: &ShellStart, is_observer: bool) -> Result<(Arc<Shell>, bool), ApiError> {
+async fn find(peer: &Peer<'_, ClientFrame<ShellStart>>, start: &ShellStart, is_observer: bool) -> Result<(Arc<Shell>, bool), ApiError> {
     let name = start.shell.clone().unwrap_or_else(|| DEFAULT_SHELL_NAME.to_owned());
     let shells = &peer.server.shells;
     // Somebody in the middle of one that has ended meanwhile gets the rest of it, not another one of that name.
@@ -96,7 +96,7 @@ async fn find(peer: &Peer<'_, ShellStart>, start: &ShellStart, is_observer: bool
 
 /// Says where the output begins for this viewer: at the start for whoever made the shell, where it broke off for whoever comes back in time,
 /// else with the screen.
-async fn begin(peer: &Peer<'_, ShellStart>, seat: &Seat, start: &ShellStart, is_new: bool) -> Result<View, End> {
+async fn begin(peer: &Peer<'_, ClientFrame<ShellStart>>, seat: &Seat, start: &ShellStart, is_new: bool) -> Result<View, End> {
     let shell = &seat.shell;
     let epoch = shell.id.to_string();
     let kept = shell.log.range();
@@ -128,7 +128,13 @@ async fn begin(peer: &Peer<'_, ShellStart>, seat: &Seat, start: &ShellStart, is_
 }
 
 /// Takes frames until the client goes.
-async fn listen(peer: &mut Peer<'_, ShellStart>, seat: &Seat, is_observer: bool, early: EarlyInput, progress: &Progress) -> End {
+async fn listen(
+    peer: &mut Peer<'_, ClientFrame<ShellStart>>,
+    seat: &Seat,
+    is_observer: bool,
+    early: EarlyInput,
+    progress: &Progress,
+) -> End {
     let mut frame = early.map(|(bytes, seq)| ClientFrame::stdin(&bytes, seq));
     loop {
         let next = match frame.take() {
@@ -152,7 +158,7 @@ async fn listen(peer: &mut Peer<'_, ShellStart>, seat: &Seat, is_observer: bool,
 
 /// Does what a frame asks for. Input with a number is acknowledged by it.
 async fn obey(
-    peer: &Peer<'_, ShellStart>,
+    peer: &Peer<'_, ClientFrame<ShellStart>>,
     seat: &Seat,
     is_observer: bool,
     frame: ClientFrame<ShellStart>,

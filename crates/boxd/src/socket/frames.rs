@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket};
 use cobox_protocol::{
-    ApiError, ErrorCode, RequestId,
+    ApiError, ErrorCode, RequestId, Secret,
     frame::{CLIENT_FRAME_TYPES, ClientFrame, MAX_AUTH_FRAME_BYTES, MAX_FRAME_BYTES, ServerFrame, close},
     json::in_plain_words,
 };
@@ -48,23 +48,60 @@ impl From<ApiError> for End {
     }
 }
 
-pub enum Received<S> {
-    Frame(ClientFrame<S>),
+/// How a socket's clients speak: the frames they send, and how they are told what went wrong.
+pub trait Dialect: DeserializeOwned + Send {
+    /// The words of a frame's `type`.
+    const TYPES: &'static [&'static str];
+
+    /// What is every socket's to answer, apart from what the conversation is about.
+    fn sorted(self) -> Received<Self>;
+
+    fn error(error: &ApiError, request_id: &RequestId) -> Message {
+        encode(&ServerFrame::<()>::Error { error: error.envelope(request_id).error })
+    }
+
+    /// What is said last, and the close code.
+    fn farewell(end: &End, request_id: &RequestId) -> (Option<Message>, u16) {
+        (end.error.as_ref().map(|error| Self::error(error, request_id)), end.code)
+    }
+}
+
+impl<S: DeserializeOwned + Send> Dialect for ClientFrame<S> {
+    const TYPES: &'static [&'static str] = &CLIENT_FRAME_TYPES;
+
+    fn sorted(self) -> Received<Self> {
+        match self {
+            ClientFrame::Auth { token } => Received::Auth(token),
+            ClientFrame::Ping { id } => Received::Ping(id),
+            ClientFrame::Close => Received::Close,
+            frame => Received::Frame(frame),
+        }
+    }
+}
+
+pub enum Received<D> {
+    Auth(Secret),
+    Ping(Option<serde_json::Value>),
+    Close,
+    Frame(D),
     /// The socket's own keep-alive.
     Nothing,
 }
 
 /// What came from the socket, read.
-pub fn receive<S: DeserializeOwned>(message: Option<Result<Message, axum::Error>>) -> Result<Received<S>, End> {
+pub fn receive<D: Dialect>(message: Option<Result<Message, axum::Error>>) -> Result<Received<D>, End> {
     let unreadable = |why: String| End::from(ApiError::invalid(format!("a frame can't be read: {why}")));
     match message {
-        Some(Ok(Message::Text(text))) => match serde_json::from_str(&text).map_err(|e| unreadable(complaint(&text, &e)))? {
-            // One that the gateway has not seen: its token was neither checked nor recorded there.
-            ClientFrame::Auth { .. } if text.len() > MAX_AUTH_FRAME_BYTES => {
-                Err(ApiError::new(ErrorCode::TooLarge, format!("an `auth` frame is larger than {MAX_AUTH_FRAME_BYTES} bytes")).into())
+        Some(Ok(Message::Text(text))) => {
+            let frame: D = serde_json::from_str(&text).map_err(|e| unreadable(complaint::<D>(&text, &e)))?;
+            match frame.sorted() {
+                // One that the gateway has not seen: its token was neither checked nor recorded there.
+                Received::Auth(_) if text.len() > MAX_AUTH_FRAME_BYTES => {
+                    Err(ApiError::new(ErrorCode::TooLarge, format!("an `auth` frame is larger than {MAX_AUTH_FRAME_BYTES} bytes")).into())
+                }
+                received => Ok(received),
             }
-            frame => Ok(Received::Frame(frame)),
-        },
+        }
         Some(Ok(Message::Binary(_))) => Err(unreadable("frames from clients are JSON text".to_owned())),
         Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(Received::Nothing),
         Some(Ok(Message::Close(_))) | None => Err(End::normal()),
@@ -81,16 +118,16 @@ fn is_too_big(error: &axum::Error) -> bool {
 }
 
 /// What is wrong with a frame. Nothing of its contents is repeated, because it may be a token.
-fn complaint(text: &str, error: &serde_json::Error) -> String {
+fn complaint<D: Dialect>(text: &str, error: &serde_json::Error) -> String {
     let frame: serde_json::Value = match serde_json::from_str(text) {
         Ok(frame) => frame,
         Err(e) => return format!("it is not JSON (at column {})", e.column()),
     };
     match frame.get("type").and_then(serde_json::Value::as_str) {
-        Some(kind) if CLIENT_FRAME_TYPES.contains(&kind) => in_plain_words(&format!("`{kind}`"), &error.to_string()),
+        Some(kind) if D::TYPES.contains(&kind) => in_plain_words(&format!("`{kind}`"), &error.to_string()),
         Some(kind) => {
             let shown: String = kind.escape_default().take(MAX_SHOWN_CHARS).collect();
-            format!("`{shown}` is not a type of frame; known are {}", CLIENT_FRAME_TYPES.join(", "))
+            format!("`{shown}` is not a type of frame; known are {}", D::TYPES.join(", "))
         }
         None => "it must be an object with a `type`".to_owned(),
     }
@@ -101,22 +138,19 @@ pub fn encode<R: Serialize>(frame: &ServerFrame<R>) -> Message {
     Message::Text(Utf8Bytes::from(serde_json::to_string(frame).unwrap_or_default()))
 }
 
-pub fn error_frame(error: &ApiError, request_id: &RequestId) -> Message {
-    encode(&ServerFrame::<()>::Error { error: error.envelope(request_id).error })
-}
-
 pub async fn send(sink: &mut Sink, message: Message) -> Result<(), End> {
     sink.send(message).await.map_err(|_| End::normal())
 }
 
 /// Says why, closes, and waits a moment for the client to have heard it.
-pub async fn goodbye(sink: &mut Sink, stream: &mut Stream, end: End, open: Option<OpenStream>, request_id: &RequestId) {
+pub async fn goodbye<D: Dialect>(sink: &mut Sink, stream: &mut Stream, end: End, open: Option<OpenStream>, request_id: &RequestId) {
     let reason = end.error.as_ref().map_or("", |e| e.code.as_str());
     let farewell = async {
-        if let Some(error) = &end.error {
-            send(sink, error_frame(error, request_id)).await?;
+        let (said, code) = D::farewell(&end, request_id);
+        if let Some(said) = said {
+            send(sink, said).await?;
         }
-        send(sink, Message::Close(Some(CloseFrame { code: end.code, reason: Utf8Bytes::from_static(reason) }))).await?;
+        send(sink, Message::Close(Some(CloseFrame { code, reason: Utf8Bytes::from_static(reason) }))).await?;
         // It has been told, which is all that an ending sandbox waits for.
         drop(open);
         while let Some(Ok(_)) = stream.next().await {}
@@ -134,12 +168,12 @@ mod tests {
 
     #[test]
     fn an_auth_frame_longer_than_the_gateway_reads_is_refused_and_other_frames_may_be_longer() {
-        let received = |text: String| receive::<IgnoredAny>(Some(Ok(Message::text(text))));
+        let received = |text: String| receive::<ClientFrame<IgnoredAny>>(Some(Ok(Message::text(text))));
         let auth = |length: usize| {
             let text = r#"{"type":"auth","token":"t"}"#;
             format!("{}{text}", " ".repeat(length - text.len()))
         };
-        assert!(matches!(received(auth(MAX_AUTH_FRAME_BYTES)), Ok(Received::Frame(ClientFrame::Auth { .. }))));
+        assert!(matches!(received(auth(MAX_AUTH_FRAME_BYTES)), Ok(Received::Auth(_))));
         let end = received(auth(MAX_AUTH_FRAME_BYTES + 1)).err().unwrap();
         assert_eq!((end.code, end.error.unwrap().code), (close::TOO_BIG, ErrorCode::TooLarge));
         let long = format!(r#"{{"type":"stdin","data":"{}"}}"#, "x".repeat(MAX_AUTH_FRAME_BYTES));

@@ -19,15 +19,15 @@ use cobox_protocol::{
 use cobox_token::Claims;
 use futures_util::StreamExt;
 use http::{HeaderMap, header};
-use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::de::IgnoredAny;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub use self::{
-    frames::{End, encode},
+    frames::{Dialect, End, Received, encode},
     peer::{Out, Peer},
 };
 use self::{
-    frames::{Received, Sink, Stream, goodbye, receive, send},
+    frames::{Sink, Stream, goodbye, receive, send},
     peer::converse,
 };
 use crate::{
@@ -71,13 +71,13 @@ impl Slots {
 
 /// What a route does with an admitted connection.
 pub trait Conversation: Send + 'static {
-    /// The route's own `start` frame.
-    type Start: DeserializeOwned + Send;
+    /// What its clients send.
+    type Frame: Dialect;
     /// What a token must have to be let in at all.
     const NEEDS: Capability;
 
     /// Runs until the conversation is over; dropped where the token, the client or boxd ends first.
-    fn hold(self, peer: &mut Peer<'_, Self::Start>) -> impl Future<Output = Result<(), End>> + Send;
+    fn hold(self, peer: &mut Peer<'_, Self::Frame>) -> impl Future<Output = Result<(), End>> + Send;
 }
 
 /// Upgrades the request and holds the conversation.
@@ -142,17 +142,17 @@ async fn talk<C: Conversation>(
     };
     // Unless the conversation told what it is about, when it knew.
     record.tell(&server.audit, end.code, end.error.as_ref().map(|e| e.code));
-    goodbye(&mut sink, &mut stream, end, open, &record.request_id).await;
+    goodbye::<C::Frame>(&mut sink, &mut stream, end, open, &record.request_id).await;
 }
 
 async fn authenticate(server: &Server, sink: &mut Sink, stream: &mut Stream, needs: Capability) -> Result<Arc<Claims>, End> {
     let token = loop {
-        match receive::<IgnoredAny>(stream.next().await)? {
-            Received::Frame(ClientFrame::Auth { token }) => break token,
-            Received::Frame(_) => {
+        match receive::<ClientFrame<IgnoredAny>>(stream.next().await)? {
+            Received::Auth(token) => break token,
+            Received::Nothing => {}
+            _ => {
                 return Err(ApiError::new(ErrorCode::Unauthenticated, "the first frame must be `auth` with a token").into());
             }
-            Received::Nothing => {}
         }
     };
     let claims = server.authority.authorize_token(token.expose(), needs)?;

@@ -5,16 +5,16 @@ use std::{marker::PhantomData, pin::pin, sync::Arc, time::Duration};
 use axum::extract::ws::Message;
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId, Timestamp,
-    frame::{ClientFrame, ServerFrame, close},
+    frame::{ServerFrame, close},
 };
 use cobox_token::{Claims, TokenError};
 use futures_util::{SinkExt, StreamExt};
-use serde::{Serialize, de::DeserializeOwned};
+use serde::Serialize;
 use tokio::sync::{mpsc, watch};
 
 use super::{
     Conversation, auth_ok,
-    frames::{End, Received, Sink, Stream, encode, error_frame, receive},
+    frames::{Dialect, End, Received, Sink, Stream, encode, receive},
 };
 use crate::{answer::RequestRecord, auth::OpenStream, server::Server};
 
@@ -26,7 +26,7 @@ const CLOCK_CHECK: Duration = Duration::from_secs(30);
 const FLUSH_WITHIN: Duration = Duration::from_secs(5);
 
 /// Whom a conversation is held with.
-pub struct Peer<'a, S> {
+pub struct Peer<'a, D> {
     pub server: &'a Arc<Server>,
     pub record: &'a RequestRecord,
     pub out: Out,
@@ -36,7 +36,7 @@ pub struct Peer<'a, S> {
     token: &'a watch::Sender<Arc<Claims>>,
     open: &'a OpenStream,
     needs: cobox_protocol::Capability,
-    start: PhantomData<fn() -> S>,
+    dialect: PhantomData<fn() -> D>,
 }
 
 /// The way out, for whichever part of a conversation has something to say.
@@ -44,6 +44,7 @@ pub struct Peer<'a, S> {
 pub struct Out {
     frames: mpsc::Sender<Message>,
     request_id: RequestId,
+    error: fn(&ApiError, &RequestId) -> Message,
 }
 
 /// See [`Out::permit`].
@@ -72,19 +73,19 @@ impl Out {
 
     /// What [`Out::complain`] sends.
     pub fn complaint(&self, error: &ApiError) -> Message {
-        error_frame(error, &self.request_id)
+        (self.error)(error, &self.request_id)
     }
 
     /// Says what is wrong with a frame; the conversation goes on.
     pub async fn complain(&self, error: &ApiError) -> Result<(), End> {
-        self.message(error_frame(error, &self.request_id)).await
+        self.message(self.complaint(error)).await
     }
 }
 
-impl<S: DeserializeOwned> Peer<'_, S> {
+impl<D: Dialect> Peer<'_, D> {
     /// The next frame that is the conversation's own: pings are answered and fresh tokens taken on the way. May be dropped while it waits:
     /// an answer without a place yet is sent by the next call.
-    pub async fn next(&mut self) -> Result<ClientFrame<S>, End> {
+    pub async fn next(&mut self) -> Result<D, End> {
         loop {
             if self.answer.is_some() {
                 let mut permit = Some(self.out.permit().await?);
@@ -93,9 +94,9 @@ impl<S: DeserializeOwned> Peer<'_, S> {
                 }
             }
             match receive(self.stream.next().await)? {
-                Received::Frame(ClientFrame::Auth { token }) => self.answer = Some(self.renew(token.expose())),
-                Received::Frame(ClientFrame::Ping { id }) => self.answer = Some(encode(&ServerFrame::<()>::Pong { id })),
-                Received::Frame(ClientFrame::Close) => return Err(End::normal()),
+                Received::Auth(token) => self.answer = Some(self.renew(token.expose())),
+                Received::Ping(id) => self.answer = Some(encode(&ServerFrame::<()>::Pong { id })),
+                Received::Close => return Err(End::normal()),
                 Received::Frame(frame) => return Ok(frame),
                 Received::Nothing => {}
             }
@@ -140,7 +141,7 @@ pub async fn converse<C: Conversation>(
 ) -> End {
     let (frames, mut waiting) = mpsc::channel::<Message>(OUT_FRAMES);
     let token = watch::Sender::new(claims);
-    let out = Out { frames, request_id: record.request_id.clone() };
+    let out = Out { frames, request_id: record.request_id.clone(), error: C::Frame::error };
     let mut writer = pin!(async {
         while let Some(frame) = waiting.recv().await {
             if sink.feed(frame).await.is_err() {
@@ -158,7 +159,7 @@ pub async fn converse<C: Conversation>(
         }
     });
     let talk = async {
-        let mut peer = Peer { server, record, out, stream, answer: None, token: &token, open, needs: C::NEEDS, start: PhantomData };
+        let mut peer = Peer { server, record, out, stream, answer: None, token: &token, open, needs: C::NEEDS, dialect: PhantomData };
         // By the end of this block the last way out is dropped, and the writer sees the end of its frames.
         conversation.hold(&mut peer).await.err().unwrap_or_else(End::normal)
     };

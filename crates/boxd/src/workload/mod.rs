@@ -141,6 +141,11 @@ impl Workloads {
         &self.0.workload.work_dir
     }
 
+    /// Whom programs run as.
+    pub fn user(&self) -> &str {
+        &self.0.workload.user
+    }
+
     /// Starts a program and waits until it runs. The errno is that of the failing step: `NotFound` for no such program; a working
     /// directory that can't be entered is told by [`is_bad_cwd`].
     pub async fn spawn(&self, command: Command) -> io::Result<Process> {

@@ -4,6 +4,7 @@
 
 pub mod exec_client;
 mod programs;
+pub mod sdk_client;
 pub mod viewer;
 
 use std::{

@@ -48,6 +48,9 @@ impl Spawn for HostPrograms {
     fn work_dir(&self) -> &str {
         "/workspace"
     }
+    fn user(&self) -> &str {
+        "user"
+    }
 }
 
 impl HostPrograms {

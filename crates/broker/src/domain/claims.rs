@@ -12,20 +12,24 @@ use cobox_protocol::{
     secret::redact,
 };
 use cobox_provider::control;
+use tokio::time::{Instant, timeout_at};
 
-use super::{audit::AuditRecord, deployment::Deployment, model::Sandbox};
+use super::{allowance::Allowances, audit::AuditRecord, deployment::Deployment, model::Sandbox};
 use crate::store::Note;
 
 /// What a record of such a claim is called.
 pub const ACTION: &str = "sandbox.claim";
-/// Batches in one go; the rest comes with the next. A sandbox that claims without end fills no more than this.
+/// Batches in one go; the rest comes with the next.
 const MAX_BATCHES: usize = 8;
+/// How long one sandbox may take to hand over its claims; what it didn't comes with the next.
+const COLLECT_WITHIN: Duration = Duration::from_secs(2);
 /// Before a sandbox ends its last claims are asked for, and not waited for any longer.
 const LAST_WORDS_WITHIN: Duration = Duration::from_millis(500);
 
 pub struct ClaimKeeper {
     deployment: Arc<Deployment>,
     taken: Mutex<HashMap<SandboxId, Taken>>,
+    allowances: Allowances,
 }
 
 /// Up to where one sandbox's claims are stored.
@@ -38,26 +42,34 @@ struct Taken {
 
 impl ClaimKeeper {
     pub fn new(deployment: Arc<Deployment>) -> Self {
-        Self { deployment, taken: Mutex::default() }
+        Self { deployment, taken: Mutex::default(), allowances: Allowances::default() }
     }
 
     /// Fetches and stores what is there. Each claim is stored before its sandbox may forget it, so a crash in between stores
-    /// some twice and loses none.
+    /// some twice and loses none. One that claims more than it may is asked again when it may.
     pub async fn collect(&self, sandbox: &Sandbox) {
+        let d = &self.deployment;
+        let deadline = Instant::now() + COLLECT_WITHIN;
         for _ in 0..MAX_BATCHES {
+            if !self.allowances.wait(&sandbox.id, d.now()).is_zero() {
+                return;
+            }
             let known = self.taken().get(&sandbox.id).cloned().unwrap_or_default();
-            let claims = match control::claims(&*self.deployment.provider, &sandbox.id, &known.life, known.seq).await {
-                Ok(claims) => claims,
-                Err(error) => return tracing::debug!(sandbox = %sandbox.id, %error, "boxd did not hand over its audit"),
+            let asked = control::claims(&*d.provider, &sandbox.id, &known.life, known.seq);
+            let claims = match timeout_at(deadline, asked).await {
+                Ok(Ok(claims)) => claims,
+                Ok(Err(error)) => return tracing::debug!(sandbox = %sandbox.id, %error, "boxd did not hand over its audit"),
+                Err(_) => return tracing::debug!(sandbox = %sandbox.id, "boxd took too long to hand over its audit"),
             };
             let (audit, next) = self.records(sandbox, &known, &claims);
-            let is_empty = audit.is_empty();
-            if let Err(error) = self.deployment.store.note(&Note { audit, ..Note::default() }).await {
+            let count = audit.len();
+            if let Err(error) = d.store.note(&Note { audit, ..Note::default() }).await {
                 return tracing::error!(sandbox = %sandbox.id, %error, "a sandbox's claims could not be written; they are fetched again");
             }
             self.taken().insert(sandbox.id.clone(), next);
+            self.allowances.spend(&sandbox.id, count, d.now());
             // A first fetch of an unknown life has only looked; the next one lets boxd forget.
-            if is_empty || !claims.more {
+            if count == 0 || !claims.more {
                 return;
             }
         }

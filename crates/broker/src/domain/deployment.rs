@@ -1,6 +1,6 @@
 //! What every part of the domain stands on: settings, store, provider, clock, keys, and this node's name.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use cobox_protocol::{
     ApiError, ErrorCode, Timestamp,
@@ -79,11 +79,19 @@ impl Deployment {
         }
     }
 
-    /// How long a sandbox lives, which follows its owner.
+    /// How long a sandbox lives, which follows its owner; of its own wish no longer.
     pub fn lifetimes(&self, sandbox: &Sandbox) -> Lifetimes {
         let kind = sandbox.owner_kind;
         let owner = Subject { workspace: &sandbox.workspace, principal: &sandbox.owner, kind, acting: kind };
-        self.policy().lifetimes(&owner, &self.config)
+        let given = self.policy().lifetimes(&owner, &self.config);
+        let lease = sandbox.own_lease.map_or(given.lease, |own| own.min(given.lease));
+        Lifetimes { lease, idle_timeout: given.idle_timeout.min(lease), ..given }
+    }
+
+    /// How long it is kept while it is suspended.
+    pub fn keep_suspended(&self, sandbox: &Sandbox) -> Duration {
+        let given = self.config.keep_suspended();
+        sandbox.own_keep.map_or(given, |own| own.min(given))
     }
 
     pub fn lease_end(&self, sandbox: &Sandbox) -> Timestamp {

@@ -105,7 +105,7 @@ impl Lifecycle {
             let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.suspended", REASON);
             d.store.replace_sandbox(sandbox, &suspended, Some(&audit)).await.map_err(internal)?;
         } else if sandbox.state == State::Suspended
-            && now.saturating_since(sandbox.suspended_at.unwrap_or(sandbox.last_active_at)) >= d.config.keep_suspended()
+            && now.saturating_since(sandbox.suspended_at.unwrap_or(sandbox.last_active_at)) >= d.keep_suspended(sandbox)
         {
             const REASON: &str = "its node died and it was suspended for too long";
             let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.ended", REASON);

@@ -12,7 +12,7 @@ use cobox_protocol::{
 };
 use cobox_provider::control;
 
-use super::{deployment::Deployment, events::Event, model::Sandbox};
+use super::{allowance::Allowances, deployment::Deployment, events::Event, model::Sandbox};
 use crate::store::{EventMarks, StoreError, TakenHappenings};
 
 /// How long boxd is asked to wait for something to happen.
@@ -22,23 +22,26 @@ const RETRY: Duration = Duration::from_secs(1);
 const RETRY_AT_MOST: Duration = Duration::from_secs(30);
 /// A boxd that answers at once with nothing isn't asked more often than this.
 const PACE: Duration = Duration::from_secs(1);
-/// What a sandbox may tell in one go, and how much a second from then on. Past it it isn't listened to, and what it can't keep is
-/// counted as lost.
-const BURST: f64 = 1000.0;
-const PER_SECOND: f64 = 50.0;
 /// A workspace's events are cut to what it may keep after as many of one sandbox's.
 const TRIM_EVERY: usize = 1000;
 /// Before a sandbox ends its last words are asked for, and not waited for any longer.
 const LAST_WORDS_WITHIN: Duration = Duration::from_millis(500);
 
 pub struct HappeningKeeper {
-    pub deployment: Arc<Deployment>,
+    deployment: Arc<Deployment>,
+    allowances: Allowances,
 }
 
 impl HappeningKeeper {
+    pub fn new(deployment: Arc<Deployment>) -> Self {
+        Self { deployment, allowances: Allowances::default() }
+    }
+
     /// For as long as the sandbox runs: never returns.
     pub async fn follow(&self, id: &SandboxId) {
-        let (mut retry, mut allowance, mut written) = (RETRY, Allowance::default(), 0);
+        let (mut retry, mut written) = (RETRY, 0);
+        // What it told before it was ended counts, too.
+        tokio::time::sleep(self.allowances.wait(id, self.deployment.now())).await;
         loop {
             let asked = Instant::now();
             match self.take(id, WAIT).await {
@@ -49,7 +52,7 @@ impl HappeningKeeper {
                         written = 0;
                         self.trim(id).await;
                     }
-                    let mut pause = allowance.spend(count);
+                    let mut pause = self.allowances.spend(id, count, self.deployment.now());
                     if count == 0 {
                         pause = PACE.saturating_sub(asked.elapsed());
                     }
@@ -67,9 +70,9 @@ impl HappeningKeeper {
 
     /// What is left to tell of a sandbox about to end.
     pub async fn collect_last(&self, sandbox: &Sandbox) {
-        let last = tokio::time::timeout(LAST_WORDS_WITHIN, self.take(&sandbox.id, Duration::ZERO)).await;
-        if !matches!(last, Ok(Ok(_))) {
-            tracing::debug!(sandbox = %sandbox.id, "a sandbox ended before all of its events were taken");
+        match tokio::time::timeout(LAST_WORDS_WITHIN, self.take(&sandbox.id, Duration::ZERO)).await {
+            Ok(Ok(count)) => drop(self.allowances.spend(&sandbox.id, count, self.deployment.now())),
+            _ => tracing::debug!(sandbox = %sandbox.id, "a sandbox ended before all of its events were taken"),
         }
     }
 
@@ -137,40 +140,5 @@ impl HappeningKeeper {
         if let Err(error) = trimmed.await {
             tracing::warn!(%error, "a workspace's oldest events could not be removed");
         }
-    }
-}
-
-/// How much a sandbox may still tell.
-struct Allowance {
-    left: f64,
-    since: Instant,
-}
-
-impl Default for Allowance {
-    fn default() -> Self {
-        Self { left: BURST, since: Instant::now() }
-    }
-}
-
-impl Allowance {
-    /// How long it isn't listened to after as many.
-    fn spend(&mut self, count: usize) -> Duration {
-        let earned = self.since.elapsed().as_secs_f64() * PER_SECOND;
-        self.since = Instant::now();
-        // A batch is a few hundred: nothing is lost by the conversion.
-        self.left = (self.left + earned).min(BURST) - count as f64;
-        Duration::try_from_secs_f64(-self.left / PER_SECOND).unwrap_or(Duration::ZERO)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_sandbox_that_tells_without_end_is_listened_to_less() {
-        let mut allowance = Allowance::default();
-        assert_eq!(allowance.spend(500), Duration::ZERO);
-        assert!(allowance.spend(1000) > Duration::from_secs(9));
     }
 }

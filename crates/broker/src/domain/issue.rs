@@ -13,6 +13,7 @@ use super::{
     deployment::internal,
     model::{Bound, Sandbox, Session},
     sessions::{Asking, Sessions},
+    shares::may_see,
     tokens::{Issued, Lineage, REFRESH_GRACE_SECONDS, Wish},
 };
 use crate::store::{Note, OpaqueToken};
@@ -83,7 +84,7 @@ impl Sessions {
         let d = &self.deployment;
         // Who shows a token was let in when that was issued.
         if wish.lineage.parent.is_none() {
-            d.may_see(asking.caller, session.and_then(Session::thread)).await?;
+            may_see(d, asking.caller, sandbox, session).await?;
         }
         let now = d.now();
         let issued = d.tokens.mint(&Wish {

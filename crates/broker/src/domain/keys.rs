@@ -19,7 +19,7 @@ use super::{
     lifecycle::Lifecycle,
     model::{ApiKey, Caller, Principal},
 };
-use crate::store::{AddedKey, PageWish, RevokedKey};
+use crate::store::{AddedKey, ExpiringKey, PageWish, RevokedKey};
 
 /// Valid keys one principal may have: enough to give every machine its own, too few to lose count of.
 pub const MAX_KEYS_PER_PRINCIPAL: u64 = 100;
@@ -109,7 +109,11 @@ impl Keys {
         }
         let audit = AuditRecord::new(d.now(), &caller.principal.workspace, "key.expires").by(caller, request_id);
         let audit = audit.detail(format!("{id} at {}", wish.expires_at));
-        d.store.expire_key(id, wish.expires_at, &audit).await.map_err(internal)?.map(info).ok_or_else(|| not_there(id))
+        match d.store.expire_key(id, wish.expires_at, &audit).await.map_err(internal)? {
+            ExpiringKey::Changed(key) => Ok(info(*key)),
+            ExpiringKey::NotThere => Err(not_there(id)),
+            ExpiringKey::LastOperator => Err(last_operator(&id.to_string(), "")),
+        }
     }
 
     pub async fn get(&self, caller: &Caller, id: &KeyId) -> Result<KeyInfo, ApiError> {
@@ -129,12 +133,15 @@ impl Keys {
                 Ok(())
             }
             RevokedKey::NotThere => Err(not_there(id)),
-            RevokedKey::LastOperator => {
-                let message = format!("{id} is the last valid key of an operator; make another one first");
-                Err(ApiError::new(ErrorCode::Forbidden, message))
-            }
+            RevokedKey::LastOperator => Err(last_operator(&id.to_string(), "")),
         }
     }
+}
+
+/// Without it nobody could manage the deployment: at once, or when the other keys expire.
+pub fn last_operator(whose: &str, for_whom: &str) -> ApiError {
+    let message = format!("{whose}: no other operator's key would be left that lasts; make one without an end{for_whom} first");
+    ApiError::new(ErrorCode::Forbidden, message)
 }
 
 fn not_there(id: &KeyId) -> ApiError {

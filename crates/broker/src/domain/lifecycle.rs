@@ -73,7 +73,7 @@ impl Lifecycle {
     pub fn new(deployment: Arc<Deployment>, activity: Arc<Activity>) -> Self {
         Self {
             claims: ClaimKeeper::new(deployment.clone()),
-            happenings: HappeningKeeper { deployment: deployment.clone() },
+            happenings: HappeningKeeper::new(deployment.clone()),
             deployment,
             activity,
             locks: Locks::default(),

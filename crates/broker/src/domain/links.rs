@@ -6,7 +6,10 @@ use cobox_token::LinkedFile;
 use super::{
     access,
     issue::TokenWish,
+    model::{Sandbox, Session},
+    sandboxes::find,
     sessions::{Asking, Sessions},
+    shares::{Entry, way_in},
 };
 
 /// Longest life of a link, in seconds: URLs end up in histories and logs.
@@ -42,23 +45,59 @@ impl LinkMethod {
     }
 }
 
-impl Sessions {
-    pub async fn file_link(
-        &self,
-        asking: &Asking<'_>,
-        id: &SessionId,
-        path: &str,
-        method: LinkMethod,
-        ttl: Option<u32>,
-    ) -> Result<FileLinkResponse, ApiError> {
+/// One file, and what its link is to be good for.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkWish<'a> {
+    pub path: &'a str,
+    pub method: LinkMethod,
+    /// In seconds.
+    pub ttl: Option<u32>,
+}
+
+impl LinkWish<'_> {
+    fn check(&self) -> Result<(), ApiError> {
+        let path = self.path;
         if !path.starts_with('/') || path.len() > MAX_PATH_BYTES || path.contains('\0') || path.split('/').any(|s| matches!(s, "." | ".."))
         {
             return Err(ApiError::invalid("path: must be absolute, at most 4096 bytes, and have no `.` or `..` in it"));
         }
-        if ttl == Some(0) {
+        if self.ttl == Some(0) {
             return Err(ApiError::invalid("ttl: must be at least 1 second"));
         }
+        Ok(())
+    }
+}
+
+/// A link, beside what tells of it.
+pub struct MadeLink {
+    pub link: Secret,
+    pub told: FileLinkResponse,
+}
+
+impl Sessions {
+    pub async fn file_link(&self, asking: &Asking<'_>, id: &SessionId, wish: LinkWish<'_>) -> Result<FileLinkResponse, ApiError> {
+        wish.check()?;
         let (bound, entry) = self.living(asking.caller, id).await?;
+        Ok(self.link(asking, &bound.sandbox, Some(&bound.session), entry, wish).await?.told)
+    }
+
+    /// The same for a sandbox, whether it has a session or not.
+    pub async fn sandbox_file_link(&self, asking: &Asking<'_>, id_or_name: &str, wish: LinkWish<'_>) -> Result<MadeLink, ApiError> {
+        wish.check()?;
+        let d = &self.deployment;
+        let sandbox = find(d, asking.caller, id_or_name).await?;
+        let (session, entry) = way_in(d, &asking.caller.principal, &sandbox).await?;
+        self.link(asking, &sandbox, session.as_ref(), entry, wish).await
+    }
+
+    async fn link(
+        &self,
+        asking: &Asking<'_>,
+        sandbox: &Sandbox,
+        session: Option<&Session>,
+        entry: Entry,
+        LinkWish { path, method, ttl }: LinkWish<'_>,
+    ) -> Result<MadeLink, ApiError> {
         let needed = method.needs();
         let granted = entry.bound(access::grant(&self.deployment.policy(), asking.caller, None)?)?;
         if !granted.contains(needed) {
@@ -67,19 +106,20 @@ impl Sessions {
         }
         let ttl = ttl.unwrap_or(MAX_LINK_SECONDS).min(MAX_LINK_SECONDS);
         let wish = TokenWish { ttl: Some(ttl), lineage: entry.lineage(), ..TokenWish::new(CapabilitySet::of(&[needed])) };
-        let issued = self.issue(asking, &bound, wish).await?;
+        let issued = self.issue_in(asking, sandbox, session, wish).await?;
         let encoded = encode(path);
         let file = LinkedFile { method: method.word().to_owned(), path: encoded.clone() };
-        let link = self.deployment.tokens.link(&bound.sandbox, &issued.claims, file);
+        let link = self.deployment.tokens.link(sandbox, &issued.claims, file);
         // Always the gateway's: a link is no token, and no sandbox may see it.
-        let base = self.deployment.gateway(&bound.sandbox).http_base_url;
-        Ok(FileLinkResponse {
+        let base = self.deployment.gateway(sandbox).http_base_url;
+        let told = FileLinkResponse {
             url: Secret::new(format!("{base}{FILES}{encoded}?{LINK}={}", link.expose())),
             expires_at: issued.expires_at,
             path: path.to_owned(),
             method: method.word().to_owned(),
             jti: issued.jti.to_string(),
-        })
+        };
+        Ok(MadeLink { link, told })
     }
 }
 

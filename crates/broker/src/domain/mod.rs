@@ -2,7 +2,9 @@
 
 pub mod access;
 pub mod activity;
+pub mod allowance;
 pub mod audit;
+pub mod boxes;
 pub mod claims;
 pub mod delegation;
 pub mod deployment;

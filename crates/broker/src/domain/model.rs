@@ -130,6 +130,9 @@ pub struct Sandbox {
     /// Why it stands still or failed.
     pub reason: Option<String>,
     pub is_kept: bool,
+    /// How long it waits for a use before it is suspended, and is then kept, where that is less than for others.
+    pub own_lease: Option<Duration>,
+    pub own_keep: Option<Duration>,
     pub created_at: Timestamp,
     pub last_active_at: Timestamp,
     pub running_since: Option<Timestamp>,

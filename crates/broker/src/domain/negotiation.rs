@@ -19,7 +19,7 @@ use super::{
     model::{Bound, Caller, Sandbox, Session},
     sandboxes,
     sessions::{Asking, Sessions, expired, new_sandbox},
-    shares::enter,
+    shares::{enter, may_see_through},
 };
 use crate::{
     policy::Policy,
@@ -30,8 +30,6 @@ use crate::{
 const ATTEMPTS: usize = 3;
 /// A replay of a request is recognised for this long.
 pub const IDEMPOTENCY_KEEP: Duration = Duration::from_secs(24 * 3600);
-/// Threads of one sandbox that are asked about before a caller is refused it.
-const MAX_THREADS_ASKED: usize = 16;
 /// Any provider: there is one.
 const ANY_PROVIDER: &str = "auto";
 
@@ -247,23 +245,6 @@ impl Sessions {
         ApiError::new(ErrorCode::SessionConflict, message).with_details(details)
     }
 
-    /// A sandbox that threads use is joined by who made it, and by who may see one of them.
-    async fn may_see_through(&self, caller: &Caller, sandbox: &Sandbox) -> Result<(), ApiError> {
-        let d = &self.deployment;
-        if d.thread_authority.is_none() || sandbox.owner == caller.principal.name {
-            return Ok(());
-        }
-        let mut refused = None;
-        let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
-        for thread in sessions.iter().filter_map(Session::thread).take(MAX_THREADS_ASKED) {
-            match d.may_see(caller, Some(thread)).await {
-                Ok(()) => return Ok(()),
-                Err(e) => refused = refused.or(Some(e)),
-            }
-        }
-        refused.map_or(Ok(()), Err)
-    }
-
     /// The rows to be written if there is no session, and whether the sandbox's is there already.
     async fn fresh(&self, caller: &Caller, wish: &Negotiation) -> Result<(Bound, bool), ApiError> {
         let d = &self.deployment;
@@ -278,7 +259,7 @@ impl Sessions {
         };
         if let Some(sandbox) = &existing {
             access::may_use(&caller.principal, sandbox)?;
-            self.may_see_through(caller, sandbox).await?;
+            may_see_through(d, caller, sandbox).await?;
         }
         // A hint to nothing goes on to the store, which first looks for the session and the request it may be a replay of.
         let policy = d.policy();

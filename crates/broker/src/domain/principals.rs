@@ -6,7 +6,7 @@ use super::{
     access,
     audit::AuditRecord,
     deployment::internal,
-    keys::Keys,
+    keys::{Keys, last_operator},
     model::{Caller, PrincipalRecord},
 };
 use crate::store::{DisabledPrincipal, PageWish};
@@ -36,10 +36,7 @@ impl Keys {
                 Ok(())
             }
             DisabledPrincipal::NotThere => Err(not_found(workspace, name)),
-            DisabledPrincipal::LastOperator => {
-                let message = format!("{name} has the last valid key of an operator; make one for another operator first");
-                Err(ApiError::new(ErrorCode::Forbidden, message))
-            }
+            DisabledPrincipal::LastOperator => Err(last_operator(name, " for another operator")),
         }
     }
 

@@ -10,6 +10,7 @@ use std::{
 use cobox_protocol::{ApiError, SandboxId, Timestamp, session::State};
 use cobox_provider::control;
 use futures_util::{StreamExt, stream};
+use tokio::task::JoinSet;
 
 use super::{
     audit::AuditRecord,
@@ -76,7 +77,7 @@ impl Reaper {
             tracing::error!(%error, "the other brokers could not be told that this one lives");
         }
         let suspended_by = before(now, d.config.keep_suspended());
-        let sandboxes = match d.store.sandboxes_due(&d.node, suspended_by).await {
+        let sandboxes = match d.store.sandboxes_due(&d.node, suspended_by, now).await {
             Ok(sandboxes) => sandboxes,
             Err(error) => return tracing::error!(%error, "the sandboxes of this node could not be read"),
         };
@@ -90,15 +91,16 @@ impl Reaper {
                 }
             })
             .await;
+        self.collect_claims(&sandboxes, now).await;
         for node in d.nodes.dead(now) {
-            self.look_after_orphans(&node, suspended_by).await;
+            self.look_after_orphans(&node, suspended_by, now).await;
         }
         self.prune(now).await;
     }
 
     /// What is due of a dead node's sandboxes. Every broker does this; each change is made once.
-    async fn look_after_orphans(&self, node: &str, suspended_by: Timestamp) {
-        let orphans = match self.lifecycle.deployment.store.sandboxes_due(node, suspended_by).await {
+    async fn look_after_orphans(&self, node: &str, suspended_by: Timestamp, now: Timestamp) {
+        let orphans = match self.lifecycle.deployment.store.sandboxes_due(node, suspended_by, now).await {
             Ok(orphans) => orphans,
             Err(error) => return tracing::error!(%error, node, "the sandboxes of a dead node could not be read"),
         };
@@ -156,13 +158,25 @@ impl Reaper {
             let active = Sandbox { state: State::Active, last_active_at: lifecycle.last_use(sandbox), ..sandbox.clone() };
             d.store.replace_sandbox(sandbox, &active, None).await.map_err(internal)?;
         }
-        // Without traffic there is nothing new, but for a stream that goes on or a client that came another way.
-        let every = if silence(sandbox) <= 2 * COLLECT_EVERY { COLLECT_EVERY } else { ASK_EVERY };
-        if self.is_time(&sandbox.id, |s| &mut s.collected, every, now) {
-            lifecycle.claims.collect(sandbox).await;
-        }
         self.measure_disk(sandbox, now).await?;
         self.tell_if_due(sandbox, now).await
+    }
+
+    /// Of all that run, each in a task: one that takes its time over its own takes nobody else's.
+    async fn collect_claims(&self, sandboxes: &[Sandbox], now: Timestamp) {
+        let (lifecycle, background) = (&self.lifecycle, &self.lifecycle.deployment.background);
+        let mut collecting = JoinSet::new();
+        for sandbox in sandboxes.iter().filter(|s| s.is_running() && s.intent.is_none()) {
+            // Without traffic there is nothing new, but for a stream that goes on or a client that came another way.
+            let silence = now.saturating_since(lifecycle.last_use(sandbox));
+            let every = if silence <= 2 * COLLECT_EVERY { COLLECT_EVERY } else { ASK_EVERY };
+            if lifecycle.is_busy(&sandbox.id) || !self.is_time(&sandbox.id, |s| &mut s.collected, every, now) {
+                continue;
+            }
+            let (lifecycle, sandbox) = (lifecycle.clone(), sandbox.clone());
+            collecting.spawn_on(async move { lifecycle.claims.collect(&sandbox).await }, background);
+        }
+        while collecting.join_next().await.is_some() {}
     }
 
     /// Ends sessions past their hard end, and the sandbox without one past its own. Says whether the sandbox is done for.
@@ -257,7 +271,7 @@ impl Reaper {
         // Its next boxd counts anew.
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).entry(sandbox.id.clone()).or_default().requests = None;
         let since = sandbox.suspended_at.unwrap_or(sandbox.last_active_at);
-        if now.saturating_since(since) < self.lifecycle.deployment.config.keep_suspended() {
+        if now.saturating_since(since) < self.lifecycle.deployment.keep_suspended(sandbox) {
             return Ok(());
         }
         const REASON: &str = "it was suspended for too long";

@@ -1,11 +1,11 @@
 //! Sandboxes themselves, with or without a session.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId, SandboxId,
     audit::AuditEntry,
-    sandbox::{CreateSandbox, PatchSandbox, SandboxInfo, is_sandbox_name},
+    sandbox::{CreateSandbox, MAX_OWN_SECONDS, PatchSandbox, SandboxInfo, is_sandbox_name},
     tags::{self, MAX_TAGS, TagFilter, Tags},
 };
 
@@ -45,7 +45,9 @@ impl Sandboxes {
         policy.check_provider(&subject, d.provider.name())?;
         let access = wish.access.unwrap_or_else(|| policy.default_access(&subject));
         let sandbox = new_sandbox(d, asking.caller, wish.name, access);
-        let sandbox = Sandbox { is_kept: wish.keep.unwrap_or_default(), ..sandbox };
+        let own_lease = wish.lease_seconds.map(|seconds| own_span("lease_seconds", seconds)).transpose()?;
+        let own_keep = wish.keep_suspended_seconds.map(|seconds| own_span("keep_suspended_seconds", seconds)).transpose()?;
+        let sandbox = Sandbox { is_kept: wish.keep.unwrap_or_default(), own_lease, own_keep, ..sandbox };
         let audit = AuditRecord::of_sandbox(d.now(), &sandbox, "sandbox.created", sandbox.name.as_deref().unwrap_or("without a name"))
             .by(asking.caller, asking.request_id);
         let quota = policy.quota(&subject, &d.config);
@@ -57,8 +59,22 @@ impl Sandboxes {
         match self.lifecycle.bring_up(&sandbox.id, asking.wait).await {
             Ok(sandbox) => self.info(sandbox, tags).await,
             Err(e) if e.code == ErrorCode::SandboxStarting => self.info(sandbox, tags).await,
-            Err(e) => Err(e),
+            Err(e) => {
+                self.give_up(&sandbox.id).await?;
+                Err(e)
+            }
         }
+    }
+
+    /// One that could not be made must not come about later: whoever asked was told so, and asks for another.
+    async fn give_up(&self, id: &SandboxId) -> Result<(), ApiError> {
+        const REASON: &str = "it could not be made in time";
+        let sandbox = self.lifecycle.load(id).await?;
+        if sandbox.ended_at.is_some() {
+            return Ok(());
+        }
+        let audit = AuditRecord::of_sandbox(self.deployment.now(), &sandbox, "sandbox.ended", REASON);
+        self.lifecycle.terminate(&sandbox, REASON, audit).await
     }
 
     pub async fn list(&self, caller: &Caller, filters: &[TagFilter], page: &PageWish) -> Result<Vec<SandboxInfo>, ApiError> {
@@ -93,6 +109,9 @@ impl Sandboxes {
             }
         }
         change.name = wish.name;
+        let span = |field, wish: Option<Option<u64>>| wish.map(|wish| wish.map(|seconds| own_span(field, seconds)).transpose()).transpose();
+        change.own_lease = span("lease_seconds", wish.lease_seconds)?;
+        change.own_keep = span("keep_suspended_seconds", wish.keep_suspended_seconds)?;
         let told = AuditRecord::of_sandbox(d.now(), &sandbox, "sandbox.changed", &words(&change)).by(asking.caller, asking.request_id);
         match d.store.change_sandbox(&sandbox.id, &change, &told).await.map_err(internal)? {
             ChangedSandbox::Changed(changed) => {
@@ -152,7 +171,7 @@ impl Sandboxes {
         Ok(found.into_iter().map(|(sequence, record)| record.entry(sequence)).collect())
     }
 
-    async fn info_with_tags(&self, sandbox: Sandbox) -> Result<SandboxInfo, ApiError> {
+    pub(super) async fn info_with_tags(&self, sandbox: Sandbox) -> Result<SandboxInfo, ApiError> {
         let mut tags = self.deployment.store.sandbox_tags(&[&sandbox.id]).await.map_err(internal)?;
         let tags = tags.remove(sandbox.id.as_str()).unwrap_or_default();
         self.info(sandbox, tags).await
@@ -169,6 +188,9 @@ impl Sandboxes {
             id: sandbox.id,
             name: sandbox.name,
             keep: sandbox.is_kept,
+            lease_seconds: sandbox.own_lease.map(|own| own.as_secs()),
+            keep_suspended_seconds: sandbox.own_keep.map(|own| own.as_secs()),
+            suspended_at: sandbox.suspended_at,
             tags,
             provider: sandbox.provider,
             state: sandbox.state,
@@ -191,6 +213,13 @@ pub async fn find(d: &Deployment, caller: &Caller, id_or_name: &str) -> Result<S
         Err(_) => d.store.sandbox_named(&caller.principal.workspace, id_or_name).await,
     };
     found.map_err(internal)?.filter(|s| s.ended_at.is_none() && access::is_visible(&caller.principal, s)).ok_or_else(not_found)
+}
+
+fn own_span(field: &str, seconds: u64) -> Result<Duration, ApiError> {
+    match (1..=MAX_OWN_SECONDS).contains(&seconds) {
+        true => Ok(Duration::from_secs(seconds)),
+        false => Err(ApiError::invalid(format!("{field}: must be from 1 to {MAX_OWN_SECONDS} seconds"))),
+    }
 }
 
 pub fn quota_reached(quota: &Quota, by: Counted) -> ApiError {
@@ -227,6 +256,9 @@ fn words(change: &SandboxChange) -> String {
     }
     words.extend(change.is_kept.map(|keep| format!("keep={keep}")));
     words.extend(change.access.map(|access| format!("access={access:?}").to_lowercase()));
+    let spans = [("lease_seconds", change.own_lease), ("keep_suspended_seconds", change.own_keep)];
+    let told = |own: Option<Duration>| own.map_or("-".to_owned(), |own| own.as_secs().to_string());
+    words.extend(spans.into_iter().filter_map(|(name, own)| own.map(|own| format!("{name}={}", told(own)))));
     words.extend(change.set_tags.keys().map(|key| format!("+{key}")));
     words.extend(change.remove_tags.iter().map(|key| format!("-{key}")));
     words.join(" ")

@@ -188,6 +188,8 @@ pub fn new_sandbox(d: &Deployment, caller: &Caller, name: Option<String>, access
         intent: Some(Intent::Create),
         reason: None,
         is_kept: false,
+        own_lease: None,
+        own_keep: None,
         created_at: now,
         last_active_at: now,
         running_since: None,

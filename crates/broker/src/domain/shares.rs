@@ -18,6 +18,8 @@ use crate::store::Shared;
 
 /// Shares of one session: more people than look at one sandbox, and a list still fits in one answer.
 const MAX_SHARES: u32 = 100;
+/// Threads of one sandbox that are asked about before a caller is refused it.
+const MAX_THREADS_ASKED: u32 = 16;
 /// How long an answer waits for the sandbox to be told; the gateway refuses the tokens already, and the reaper tells it again.
 pub const TELL_WAIT: Duration = Duration::from_secs(5);
 
@@ -76,6 +78,36 @@ pub async fn way_in(d: &Deployment, principal: &Principal, sandbox: &Sandbox) ->
         Some(refused) => Err(refused),
         None => access::may_use(principal, sandbox).map(|()| (None, Entry::default())),
     }
+}
+
+/// Whether somebody else who keeps the threads lets a caller use a sandbox: through its session, or without one.
+pub async fn may_see(d: &Deployment, caller: &Caller, sandbox: &Sandbox, session: Option<&Session>) -> Result<(), ApiError> {
+    match session {
+        Some(session) => d.may_see(caller, session.thread()).await,
+        None => may_see_through(d, caller, sandbox).await,
+    }
+}
+
+/// A sandbox that threads use is joined by who made it, and by who may see one of them; where none uses it any more, one of those
+/// that did.
+pub async fn may_see_through(d: &Deployment, caller: &Caller, sandbox: &Sandbox) -> Result<(), ApiError> {
+    if d.thread_authority.is_none() || sandbox.owner == caller.principal.name {
+        return Ok(());
+    }
+    let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
+    let mut threads: Vec<String> =
+        sessions.iter().filter_map(Session::thread).take(MAX_THREADS_ASKED as usize).map(str::to_owned).collect();
+    if threads.is_empty() {
+        threads = d.store.past_threads(&sandbox.id, MAX_THREADS_ASKED).await.map_err(internal)?;
+    }
+    let mut refused = None;
+    for thread in threads {
+        match d.may_see(caller, Some(&thread)).await {
+            Ok(()) => return Ok(()),
+            Err(e) => refused = refused.or(Some(e)),
+        }
+    }
+    refused.map_or(Ok(()), Err)
 }
 
 /// A share as it is asked for.

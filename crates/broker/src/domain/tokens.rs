@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -31,7 +31,7 @@ pub const LONGEST_TOKEN_LIFE: Duration = Duration::from_secs(MAX_TOKEN_TTL_SECON
 pub const REFRESH_GRACE_SECONDS: i64 = 3600;
 /// After this a token issued now doesn't even prove possession.
 pub const LONGEST_POSSESSION: Duration = Duration::from_secs(LONGEST_TOKEN_LIFE.as_secs() + REFRESH_GRACE_SECONDS as u64);
-/// Revocations of one sandbox alone that count at once: hundreds of clients that rotate their tokens, and what its boxd is told with
+/// Revocations of one sandbox alone that count at once, and of a workspace as a whole: hundreds of clients that rotate their tokens, and what its boxd is told with
 /// each change stays small.
 pub const MAX_REVOCATIONS: u32 = 2048;
 /// How often a token may be delegated on: each time makes it longer.
@@ -43,7 +43,7 @@ const MAX_KEYSETS: usize = 1024;
 pub struct Tokens {
     master: MasterKey,
     /// The one before it, for tokens from before it was replaced.
-    previous: Option<MasterKey>,
+    previous: RwLock<Option<MasterKey>>,
     alg: Alg,
     default_ttl: Duration,
     /// Says how long a token may live at most.
@@ -105,12 +105,21 @@ pub struct Wish<'a> {
 
 impl Tokens {
     pub fn new(master: MasterKey, previous: Option<MasterKey>, alg: Alg, default_ttl: Duration, policy: Arc<PolicySource>) -> Self {
-        Self { master, previous, alg, default_ttl, policy, keysets: Mutex::default(), issued: AtomicU64::default() }
+        Self { master, previous: RwLock::new(previous), alg, default_ttl, policy, keysets: Mutex::default(), issued: AtomicU64::default() }
     }
 
     /// Of the master key.
     pub fn fingerprint(&self) -> String {
         self.master.fingerprint()
+    }
+
+    fn has_previous(&self) -> bool {
+        self.previous.read().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// No token of the key before this one can be good any more. Says whether there was one.
+    pub fn forget_previous(&self) -> bool {
+        self.has_previous() && self.previous.write().unwrap_or_else(PoisonError::into_inner).take().is_some()
     }
 
     /// How many were minted since the start.
@@ -161,7 +170,8 @@ impl Tokens {
     }
 
     fn key(&self, sandbox: &Sandbox, generation: u32) -> SigningKey {
-        let master = self.previous.as_ref().filter(|_| generation < sandbox.master_from).unwrap_or(&self.master);
+        let previous = self.previous.read().unwrap_or_else(PoisonError::into_inner);
+        let master = previous.as_ref().filter(|_| generation < sandbox.master_from).unwrap_or(&self.master);
         master.derive(&sandbox.id, generation, self.alg)
     }
 
@@ -169,7 +179,7 @@ impl Tokens {
     pub fn verify_keys(&self, sandbox: &Sandbox, now: Timestamp) -> Vec<VerifyKeySpec> {
         let oldest = sandbox.keys_from(now);
         // Without the old master key nobody can say what its tokens were signed with.
-        let oldest = if self.previous.is_some() { oldest } else { oldest.max(sandbox.master_from) };
+        let oldest = if self.has_previous() { oldest } else { oldest.max(sandbox.master_from) };
         (oldest..=sandbox.generation).map(|generation| self.key(sandbox, generation).verify_spec()).collect()
     }
 

@@ -9,6 +9,7 @@ mod error;
 mod events;
 mod internal;
 mod keys;
+mod langsmith;
 mod limits;
 mod negotiation;
 #[cfg(test)]
@@ -55,6 +56,8 @@ pub struct Api {
     pub rates: Arc<Rates>,
     pub health: Arc<Health>,
     pub metrics: Arc<Metrics>,
+    /// What whoever reads the metrics shows in place of an operator's key.
+    pub scraper: Option<Arc<cobox_protocol::Secret>>,
 }
 
 /// What is served at the broker's own address, and at the dataplane's where that has another.
@@ -104,6 +107,7 @@ fn control_plane() -> Routes {
         .merge(webhooks::routes())
         .merge(capabilities::routes())
         .merge(sandboxes::routes())
+        .merge(langsmith::routes())
         .merge(keys::routes())
         .merge(principals::routes())
         .merge(audit::routes())

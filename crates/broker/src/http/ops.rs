@@ -6,17 +6,16 @@ use axum::{
     response::IntoResponse,
     routing::get,
 };
-use cobox_protocol::{ApiError, ErrorCode};
+use cobox_protocol::{ApiError, ErrorCode, Secret};
 use http::{HeaderMap, header};
 use serde_json::{Map, Value, json};
+use subtle::ConstantTimeEq;
 
-use super::{Api, Routes, auth::Authenticated, error::Failure, limits::Peer};
+use super::{Api, Routes, auth::Authenticated, error::Failure};
 use crate::metrics::Gauges;
 
 /// Made by `make openapi`, and held to the router by tests.
 const OPENAPI: &str = include_str!("../../../../openapi/broker.json");
-/// What proxies add: a request that has one did not start on this machine, whatever its address says.
-const FORWARDED: [&str; 4] = ["forwarded", "x-forwarded-for", "x-real-ip", "via"];
 
 pub fn routes() -> Routes {
     Routes::new()
@@ -46,13 +45,12 @@ async fn openapi() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], OPENAPI)
 }
 
-/// For programs on this machine, and for operators from elsewhere.
+/// For operators, for who has the scraper's token, and for anybody where that is wanted.
 async fn metrics(State(api): State<Api>, request: Request) -> Result<impl IntoResponse, Failure> {
-    let is_local = request.extensions().get::<Peer>().is_some_and(|Peer(address)| address.to_canonical().is_loopback());
-    if !is_local || is_forwarded(request.headers()) {
+    if !api.deployment.config.metrics.public && !is_scraper(api.scraper.as_deref(), request.headers()) {
         let (mut parts, _) = request.into_parts();
         let who = <Authenticated as axum::extract::FromRequestParts<Api>>::from_request_parts(&mut parts, &api).await?;
-        crate::domain::access::must_be_operator(&who.caller.principal, "read the metrics from another machine")?;
+        crate::domain::access::must_be_operator(&who.caller.principal, "read the metrics")?;
     }
     let store = &api.deployment.store;
     let counts = store.counts(api.deployment.now()).await;
@@ -63,6 +61,7 @@ async fn metrics(State(api): State<Api>, request: Request) -> Result<impl IntoRe
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], api.metrics.text(&gauges)))
 }
 
-fn is_forwarded(headers: &HeaderMap) -> bool {
-    FORWARDED.iter().any(|name| headers.contains_key(*name))
+fn is_scraper(token: Option<&Secret>, headers: &HeaderMap) -> bool {
+    let shown = headers.get(header::AUTHORIZATION).and_then(|v| v.as_bytes().strip_prefix(b"Bearer "));
+    matches!((token, shown), (Some(token), Some(shown)) if bool::from(token.expose().as_bytes().ct_eq(shown)))
 }

@@ -26,7 +26,7 @@ use crate::domain::{
     access::Requested,
     delegation::{Delegation, Delegator, Of},
     issue::TokenFormat,
-    links::LinkMethod,
+    links::{LinkMethod, LinkWish},
     model::Principal,
     rates::{Class, Pay},
 };
@@ -140,5 +140,5 @@ async fn file_link(
 ) -> Result<Json<FileLinkResponse>, Failure> {
     let unknown = || ApiError::invalid("method: must be GET or PUT");
     let method = wish.method.as_deref().map_or(Some(LinkMethod::Get), LinkMethod::from_word).ok_or_else(unknown)?;
-    Ok(Json(api.sessions.file_link(&who.asking(), &session_id(&id)?, &wish.path, method, wish.ttl).await?))
+    Ok(Json(api.sessions.file_link(&who.asking(), &session_id(&id)?, LinkWish { path: &wish.path, method, ttl: wish.ttl }).await?))
 }

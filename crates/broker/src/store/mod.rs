@@ -45,7 +45,7 @@ pub trait Store: Send + Sync {
     async fn key(&self, id: &KeyId) -> Stored<Option<ApiKey>>;
     async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>>;
     /// `None` when there is no such key or it has ended.
-    async fn expire_key(&self, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<Option<ApiKey>>;
+    async fn expire_key(&self, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<ExpiringKey>;
     /// Ends the key and the tokens issued under it.
     async fn revoke_key(&self, id: &KeyId, ending: &Ending) -> Stored<RevokedKey>;
     /// What an identity comes in by, revoked or not; its hash is of issuer and subject.
@@ -65,6 +65,8 @@ pub trait Store: Send + Sync {
     async fn sessions(&self, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<Bound>>;
     /// The living sessions of a sandbox, newest first.
     async fn sessions_on(&self, sandbox: &SandboxId) -> Stored<Vec<Session>>;
+    /// The threads whose sessions on a sandbox have ended, each once, the last first.
+    async fn past_threads(&self, sandbox: &SandboxId, limit: u32) -> Stored<Vec<String>>;
     /// `None` when it has ended already.
     async fn end_session(&self, id: &SessionId, ending: &Ending) -> Stored<Option<Leftover>>;
 
@@ -84,8 +86,8 @@ pub trait Store: Send + Sync {
     /// All of a node that live or that something is still to be done about.
     async fn sandboxes_of_node(&self, node: &str) -> Stored<Vec<Sandbox>>;
     /// Those of a node that must be looked at now and then: they run, something is to be done about them, or they were suspended
-    /// by then.
-    async fn sandboxes_due(&self, node: &str, suspended_by: Timestamp) -> Stored<Vec<Sandbox>>;
+    /// by then, or for longer than they are to be kept by now.
+    async fn sandboxes_due(&self, node: &str, suspended_by: Timestamp, now: Timestamp) -> Stored<Vec<Sandbox>>;
     /// Running ones of a workspace on a node, which must learn of its revocations.
     async fn running_in(&self, workspace: &str, node: &str) -> Stored<Vec<SandboxId>>;
     /// Whether there is any record of a sandbox (of a node), ended ones included: whether this store has been in use.
@@ -155,8 +157,8 @@ pub trait Store: Send + Sync {
     async fn nodes(&self) -> Stored<Vec<Node>>;
     /// Sets a value where there is none yet; answers with the one that counts for every broker.
     async fn agree(&self, name: &str, value: &str) -> Stored<String>;
-    /// Answers with how many sandboxes it concerns. No broker may run.
-    async fn rotate_master(&self, rotation: &MasterRotation) -> Stored<u64>;
+    /// No broker may run.
+    async fn rotate_master(&self, rotation: &MasterRotation) -> Stored<MasterRotated>;
     /// What is changed from now on, by any broker on a shared database, this one included.
     fn hints(&self) -> broadcast::Receiver<Hint>;
 }

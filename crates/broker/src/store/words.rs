@@ -1,6 +1,6 @@
 //! What the store is asked for, and what it answers: the words of [`super::Store`].
 
-use std::sync::OnceLock;
+use std::{sync::OnceLock, time::Duration};
 
 use cobox_protocol::{
     KeyId, SandboxId, Timestamp,
@@ -98,6 +98,9 @@ pub enum Ensured {
 pub struct SandboxChange {
     pub name: Option<Option<String>>,
     pub is_kept: Option<bool>,
+    /// `None` within: as long as others.
+    pub own_lease: Option<Option<Duration>>,
+    pub own_keep: Option<Option<Duration>>,
     pub access: Option<Access>,
     pub set_tags: Tags,
     pub remove_tags: Vec<String>,
@@ -146,6 +149,15 @@ pub enum RevokedKey {
     /// There is no such key, or it is revoked already.
     NotThere,
     /// Nobody could manage the deployment any more.
+    LastOperator,
+}
+
+#[derive(Clone, Debug)]
+pub enum ExpiringKey {
+    Changed(Box<ApiKey>),
+    /// There is no such key, or it has ended already.
+    NotThere,
+    /// Nobody could manage the deployment after that.
     LastOperator,
 }
 
@@ -234,6 +246,14 @@ pub struct Rotation {
     pub now: Timestamp,
     /// Until when tokens of the key before it count; without it they no longer do.
     pub old_until: Option<Timestamp>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MasterRotated {
+    /// How many sandboxes it concerns.
+    Rotated(u64),
+    /// Until then an older key of some sandbox still counts, and would for longer.
+    TooSoon(Timestamp),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

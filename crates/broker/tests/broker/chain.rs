@@ -40,7 +40,7 @@ async fn fill(store: &dyn Store) {
 }
 
 /// As an operator of that workspace goes through them.
-async fn verify(store: &dyn Store, kept: &[KeptHead]) -> Vec<Fault> {
+pub async fn verify(store: &dyn Store, kept: &[KeptHead]) -> Vec<Fault> {
     let mut faults = Vec::new();
     for head in store.audit_heads().await.unwrap() {
         let hex = cobox_broker::chain::hex;
@@ -71,7 +71,7 @@ async fn verify(store: &dyn Store, kept: &[KeptHead]) -> Vec<Fault> {
     faults
 }
 
-async fn kept(store: &dyn Store) -> Vec<KeptHead> {
+pub async fn kept(store: &dyn Store) -> Vec<KeptHead> {
     let heads = store.audit_heads().await.unwrap();
     heads.into_iter().map(|h| KeptHead { writer: h.writer, number: h.number, hash: h.hash }).collect()
 }

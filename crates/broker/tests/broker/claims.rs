@@ -1,9 +1,13 @@
 //! What sandboxes say of their requests, beside the broker's own records.
 
+use std::sync::atomic::Ordering;
+
+use cobox_broker::store::PageWish;
 use cobox_protocol::key::PrincipalKind;
+use futures_util::future::join_all;
 use serde_json::json;
 
-use crate::harness::{NEWEST, World, sandbox_id};
+use crate::harness::{NEWEST, World, eventually, sandbox_id};
 
 #[tokio::test]
 async fn a_sandboxs_claims_are_kept_once_and_bounded_and_only_operators_read_them() {
@@ -49,4 +53,58 @@ async fn a_sandboxs_claims_are_kept_once_and_bounded_and_only_operators_read_the
     let newest = page["items"][1]["sequence"].as_u64().unwrap();
     assert!(next["items"].as_array().unwrap().iter().all(|e| e["sequence"].as_u64().unwrap() < newest));
     assert_eq!(op.get("/v1/audit?limit=0").await.error(400), "INVALID_REQUEST");
+}
+
+#[tokio::test]
+async fn a_sandbox_that_claims_without_end_fills_no_more_than_it_may() {
+    let world = World::new();
+    let broker = world.start().await;
+    let id = sandbox_id(&broker.human("ann").await.ensure("t").await);
+    world.provider.boxd(&id).claims_without_end.store(true, Ordering::SeqCst);
+    let store = broker.broker.as_ref().unwrap().store().clone();
+    let count = async || {
+        let all = store.audit("default", Some(&id), &PageWish { before: None, limit: 10_000 }).await.unwrap();
+        all.into_iter().filter(|(_, r)| r.action == "sandbox.claim").count()
+    };
+    // A thousand at once, fifty a second, and what a batch goes beyond that.
+    broker.tick().await;
+    let first = count().await;
+    assert!((1000..=1000 + 256).contains(&first), "{first}");
+    world.clock.advance(4);
+    broker.tick().await;
+    let second = count().await;
+    assert!(second > first && second <= 1000 + 4 * 50 + 256, "{second}");
+    // To be ended and woken again gives it nothing.
+    world.provider.boxd(&id).stop();
+    let op = broker.key("op", PrincipalKind::Operator).await;
+    eventually("it is suspended", async || op.state(&id).await == "suspended").await;
+    broker.human("ann").await.ensure("t").await;
+    world.provider.boxd(&id).claims_without_end.store(true, Ordering::SeqCst);
+    world.clock.advance(2);
+    broker.tick().await;
+    let third = count().await;
+    assert!(third <= 1000 + 6 * 50 + 256, "{third}");
+}
+
+#[tokio::test]
+async fn sandboxes_that_never_hand_over_their_claims_hold_up_nobody_elses() {
+    const SLOW: usize = 24;
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let mut slow = Vec::new();
+    for n in 0..SLOW {
+        let boxd = world.provider.boxd(&sandbox_id(&ann.ensure(&format!("slow {n}")).await));
+        boxd.never_claims.store(true, Ordering::SeqCst);
+        slow.push(boxd);
+    }
+    let mut waiting: Vec<_> = slow.iter().map(|boxd| boxd.waiting_for_claims.subscribe()).collect();
+    // All of them are asked at the same time, and none is waited for without end.
+    let all_asked = join_all(waiting.iter_mut().map(|w| w.wait_for(|n| *n == 1)));
+    let together = async {
+        drop(all_asked.await);
+        assert!(slow.iter().all(|boxd| *boxd.waiting_for_claims.borrow() == 1));
+    };
+    tokio::join!(broker.tick(), together);
+    eventually("nobody waits for them", async || slow.iter().all(|boxd| *boxd.waiting_for_claims.borrow() == 0)).await;
 }

@@ -10,8 +10,10 @@ use crate::harness::{Answer, Client, World, sandbox_id, session_path};
 
 const SESSIONS: &str = "/v1/sandbox/sessions";
 
-/// Those that only a sandbox's daemon says, and the one that nothing a client does should bring about.
-const NOT_HERE: [ErrorCode; 11] = [
+/// Those that only a sandbox's daemon says, one that is said in the LangSmith API's shape alone, and the one that nothing a client does
+/// should bring about.
+const NOT_HERE: [ErrorCode; 12] = [
+    ErrorCode::Unsupported,
     ErrorCode::FileNotFound,
     ErrorCode::ShellNotFound,
     ErrorCode::CommandNotFound,

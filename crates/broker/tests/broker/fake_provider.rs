@@ -56,6 +56,10 @@ pub struct FakeBoxd {
     /// What it answers when asked for its audit, and the queries it was asked with.
     pub claims: Mutex<Option<Value>>,
     pub asked_for_claims: Mutex<Vec<String>>,
+    /// Whether it claims more each time it is asked, or never gets it said; how many it leaves waiting now.
+    pub claims_without_end: AtomicBool,
+    pub never_claims: AtomicBool,
+    pub waiting_for_claims: watch::Sender<u32>,
     /// What it tells of what is done in it, by number.
     pub happenings: watch::Sender<Vec<Value>>,
     /// While true, a push is never answered.
@@ -257,6 +261,9 @@ impl FakeBoxd {
             produced: AtomicU64::new(0),
             claims: Mutex::default(),
             asked_for_claims: Mutex::default(),
+            claims_without_end: AtomicBool::new(false),
+            never_claims: AtomicBool::new(false),
+            waiting_for_claims: watch::channel(0).0,
             happenings: watch::channel(Vec::new()).0,
             hears_nothing: AtomicBool::new(false),
             is_running: watch::channel(false).0,
@@ -305,8 +312,35 @@ impl FakeBoxd {
 }
 
 async fn claims(State(boxd): State<Arc<FakeBoxd>>, RawQuery(query): RawQuery) -> Json<Value> {
-    boxd.asked_for_claims.lock().unwrap().push(query.unwrap_or_default());
+    let query = query.unwrap_or_default();
+    boxd.asked_for_claims.lock().unwrap().push(query.clone());
+    if boxd.never_claims.load(Ordering::SeqCst) {
+        let _waiting = Waiting::new(&boxd.waiting_for_claims);
+        std::future::pending::<()>().await;
+    }
+    if boxd.claims_without_end.load(Ordering::SeqCst) {
+        let after: u64 = query.rsplit_once("after=").and_then(|(_, after)| after.parse().ok()).unwrap_or(0);
+        let claim = |seq: u64| json!({ "seq": seq, "at": "2020-01-01T00:00:00Z", "request_id": "", "method": "GET", "route": "/", "status": 200, "duration_ms": 0 });
+        let items: Vec<Value> = (after + 1..=after + 256).map(claim).collect();
+        return Json(json!({ "life": "1", "items": items, "lost": 0, "more": true }));
+    }
     Json(boxd.claims.lock().unwrap().clone().unwrap_or(json!({ "life": "1", "items": [], "lost": 0, "more": false })))
+}
+
+/// Counted for as long as somebody waits.
+struct Waiting<'a>(&'a watch::Sender<u32>);
+
+impl<'a> Waiting<'a> {
+    fn new(count: &'a watch::Sender<u32>) -> Self {
+        count.send_modify(|n| *n += 1);
+        Self(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|n| *n -= 1);
+    }
 }
 
 async fn happenings(State(boxd): State<Arc<FakeBoxd>>, Query(wish): Query<HashMap<String, String>>) -> Json<Value> {

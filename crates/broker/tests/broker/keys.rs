@@ -1,11 +1,23 @@
 //! Keys and principals: how they end, what ends with them, and that somebody can always manage the deployment.
 
-use cobox_broker::domain::keys::MAX_KEYS_PER_PRINCIPAL;
+use std::sync::Arc;
+
+use cobox_broker::{
+    domain::{audit::AuditRecord, keys::MAX_KEYS_PER_PRINCIPAL, model::ApiKey},
+    store::{
+        DisabledPrincipal, ExpiringKey, RevokedKey, Store,
+        sql::{postgres, sqlite},
+    },
+};
 use cobox_protocol::{Timestamp, control::Revocation, key::PrincipalKind};
+use cobox_testkit::TestDatabase;
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::harness::{Client, TestBroker, World, claims, sandbox_id};
+use crate::{
+    harness::{Client, TestBroker, World, claims, sandbox_id},
+    store_suite::{WORKSPACE, api_key, at, audit, ending},
+};
 
 async fn operator(broker: &TestBroker) -> Client {
     broker.key("root", PrincipalKind::Operator).await
@@ -94,13 +106,45 @@ async fn the_last_way_in_for_an_operator_is_never_ended() {
     let soon = cobox_broker::Clock::now(&*world.clock).plus(std::time::Duration::from_secs(60));
     let wish = json!({ "name": "deputy", "kind": "operator", "workspace": "elsewhere", "expires_at": soon });
     let second = root.post("/v1/keys", wish).await.ok(201);
-    let deputy = root.with(&second["api_key"]);
+    // With this one alone, nobody would be left in a minute.
+    let end =
+        async |who: &Client, id: &str| who.call(Method::PATCH, &format!("/v1/keys/{id}"), Some(json!({ "expires_at": soon })), &[]).await;
+    assert_eq!(root.delete(&format!("/v1/keys/{first}")).await.error(403), "FORBIDDEN");
+    assert_eq!(root.post("/v1/principals/root/disable", json!({})).await.error(403), "FORBIDDEN");
+    assert_eq!(end(&root, &first).await.error(403), "FORBIDDEN");
+    let lasting = json!({ "name": "boss", "kind": "operator", "workspace": "elsewhere" });
+    let third = root.post("/v1/keys", lasting).await.ok(201);
+    let (boss, third) = (root.with(&third["api_key"]), text(&third["id"]).to_owned());
     assert_eq!(root.delete(&format!("/v1/keys/{first}")).await.status, 204, "there is another, wherever it is");
     assert_eq!(root.get("/v1/keys").await.error(401), "UNAUTHENTICATED");
-    let third = deputy.post("/v1/keys", json!({ "name": "root", "kind": "operator", "workspace": "default" })).await.ok(201);
+    assert_eq!(boss.delete(&format!("/v1/keys/{}", text(&second["id"]))).await.status, 204, "one that has an end is not the last");
+    for again in [end(&boss, &third).await, boss.delete(&format!("/v1/keys/{third}")).await] {
+        assert_eq!(again.error(403), "FORBIDDEN");
+    }
     world.clock.advance(61);
-    let root = root.with(&third["api_key"]);
-    assert_eq!(root.delete(&format!("/v1/keys/{}", text(&third["id"]))).await.error(403), "FORBIDDEN", "an expired key is no other way in");
+    assert_eq!(boss.delete(&format!("/v1/keys/{third}")).await.error(403), "FORBIDDEN", "an expired key is no other way in");
+}
+
+#[tokio::test]
+async fn where_every_operators_key_has_an_end_the_last_valid_one_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let sqlite: Arc<dyn Store> = Arc::new(sqlite::open(&dir.path().join("db")).await.unwrap());
+    let database = TestDatabase::new().await;
+    let postgres: Arc<dyn Store> = Arc::new(postgres::open(&database.secret_url()).await.unwrap());
+    for store in [sqlite, postgres] {
+        let (soon, late) = (api_key("soon", PrincipalKind::Operator), api_key("late", PrincipalKind::Operator));
+        let (soon, late) = (ApiKey { expires_at: Some(at(100)), ..soon }, ApiKey { expires_at: Some(at(200)), ..late });
+        for key in [&soon, &late] {
+            store.add_key(key, &audit("key.created")).await.unwrap();
+        }
+        assert!(matches!(store.revoke_key(&soon.id, &ending(150)).await.unwrap(), RevokedKey::Revoked(_)));
+        assert!(matches!(
+            store.expire_key(&late.id, at(300), &AuditRecord { at: at(150), ..audit("key.expires") }).await.unwrap(),
+            ExpiringKey::Changed(_)
+        ));
+        assert!(matches!(store.revoke_key(&late.id, &ending(150)).await.unwrap(), RevokedKey::LastOperator));
+        assert_eq!(store.disable_principal(WORKSPACE, "late", &ending(150)).await.unwrap(), DisabledPrincipal::LastOperator);
+    }
 }
 
 #[tokio::test]

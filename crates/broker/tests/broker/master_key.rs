@@ -6,7 +6,7 @@ use cobox_broker::{Broker, MasterKeyRotation, domain::audit::AuditRecord, rotate
 use cobox_testkit::TestDatabase;
 use serde_json::json;
 
-use crate::harness::{NEWEST, World, claims, sandbox_id, session_path};
+use crate::harness::{NEWEST, World, claims, eventually, sandbox_id, session_path};
 
 const GRACEFUL: MasterKeyRotation = MasterKeyRotation { is_immediate: false, is_lost: false };
 const IMMEDIATE: MasterKeyRotation = MasterKeyRotation { is_immediate: true, is_lost: false };
@@ -144,7 +144,47 @@ async fn a_broker_whose_key_was_replaced_behind_its_back_stops() {
         broker.store().rotate_master(&MasterRotation { now, old_until: None, agreed, audit }).await.unwrap();
     };
     let both = async { tokio::join!(broker.run(std::future::pending()), replacing) };
-    tokio::time::timeout(std::time::Duration::from_secs(30), both).await.expect("it stops by itself");
+    let (stopped, ()) = tokio::time::timeout(std::time::Duration::from_secs(30), both).await.expect("it stops by itself");
+    let why = stopped.unwrap_err().to_string();
+    assert!(why.contains("was replaced") && why.contains("master.key") && why.contains("start the broker again"), "{why}");
+}
+
+#[tokio::test]
+async fn the_key_before_goes_while_the_broker_runs_when_nothing_of_its_time_is_good() {
+    let world = World::new();
+    world.start().await.kill().await;
+    let previous = rotate_master_key(&world.whole_config().await, GRACEFUL).await.unwrap().previous_key.unwrap();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    assert!(previous.exists());
+    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(2 * 3600);
+    fs::File::options().write(true).open(&previous).unwrap().set_modified(long_ago).unwrap();
+    eventually("the key before goes", async || !previous.exists()).await;
+    ann.ensure("t").await;
+}
+
+#[tokio::test]
+async fn a_graceful_replacement_puts_off_the_end_of_no_older_key() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, root) = (broker.human("ann").await, broker.key("root", cobox_protocol::key::PrincipalKind::Operator).await);
+    let id = sandbox_id(&ann.ensure("t").await);
+    root.post(&format!("/internal/sandboxes/{id}/rotate-key"), json!({ "mode": "graceful" })).await.ok(200);
+    let until = broker.broker.as_ref().unwrap().store().sandbox(&id).await.unwrap().unwrap().old_keys.unwrap().until;
+    broker.kill().await;
+    let (config, before) = (world.whole_config().await, fs::read(key_file(&world)).unwrap());
+    let said = rotate_master_key(&config, GRACEFUL).await.unwrap_err().to_string();
+    assert!(said.contains(&until.to_string()) && said.contains("--immediate"), "{said}");
+    assert_eq!(fs::read(key_file(&world)).unwrap(), before);
+    assert!(!world.config.data_dir.join("master.next.key").exists());
+    let again = world.start().await;
+    let store = again.broker.as_ref().unwrap().store().clone();
+    assert_eq!(store.sandbox(&id).await.unwrap().unwrap().old_keys.unwrap().until, until);
+    again.kill().await;
+    rotate_master_key(&config, IMMEDIATE).await.unwrap();
+    let again = world.start().await;
+    let store = again.broker.as_ref().unwrap().store().clone();
+    assert_eq!(store.sandbox(&id).await.unwrap().unwrap().old_keys, None);
 }
 
 #[tokio::test]

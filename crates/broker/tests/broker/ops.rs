@@ -29,7 +29,8 @@ async fn a_broker_is_ready_while_its_parts_are_and_says_which_is_not() {
 
 #[tokio::test]
 async fn the_metrics_tell_of_routes_and_states_and_of_nobody() {
-    let world = World::new();
+    let mut world = World::new();
+    world.config.metrics.public = true;
     let broker = world.start().await;
     let ann = broker.human("ann").await;
     let made = ann.ensure("a-thread-of-anns").await;
@@ -64,15 +65,29 @@ async fn the_metrics_tell_of_routes_and_states_and_of_nobody() {
 }
 
 #[tokio::test]
-async fn through_a_proxy_only_operators_read_the_metrics() {
-    let world = World::new();
+async fn the_metrics_are_for_operators_and_who_has_the_scrapers_token_wherever_they_come_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("token");
+    std::fs::write(&file, "a-long-word-for-prometheus\n").unwrap();
+    let mut world = World::new();
+    world.config.metrics.token_file = Some(file.clone());
     let broker = world.start().await;
     let (ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
     let nobody = Client { key: None, ..ann.clone() };
-    for header in ["x-forwarded-for", "forwarded", "via"] {
-        let through = async |client: &Client| client.call(Method::GET, "/metrics", None, &[(header, "203.0.113.1")]).await;
-        assert_eq!(through(&nobody).await.error(401), "UNAUTHENTICATED");
-        assert_eq!(through(&ann).await.error(403), "FORBIDDEN");
-        assert_eq!(through(&root).await.status, 200);
+    let with = |token: &str| nobody.with(&json!(token));
+    // A proxy on this machine need not say that it is one.
+    for headers in [&[][..], &[("x-forwarded-for", "203.0.113.1")], &[("forwarded", "for=203.0.113.1")], &[("via", "nginx")]] {
+        let read = async |client: &Client| client.call(Method::GET, "/metrics", None, headers).await;
+        assert_eq!(read(&nobody).await.error(401), "UNAUTHENTICATED");
+        assert_eq!(read(&with("a-long-word-for-prometheu")).await.error(401), "UNAUTHENTICATED");
+        assert_eq!(read(&ann).await.error(403), "FORBIDDEN");
+        assert_eq!(read(&root).await.status, 200);
+        assert_eq!(read(&with("a-long-word-for-prometheus")).await.status, 200);
     }
+    assert_eq!(with("a-long-word-for-prometheus").get("/v1/keys").await.error(401), "UNAUTHENTICATED");
+    broker.kill().await;
+    std::fs::write(&file, "short").unwrap();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let started = cobox_broker::Broker::start(world.whole_config().await, world.provider.clone(), listener).await;
+    assert!(started.err().unwrap().to_string().contains("metrics.token_file"));
 }

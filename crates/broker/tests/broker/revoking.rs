@@ -3,7 +3,7 @@
 use cobox_broker::{
     Clock,
     domain::{audit::AuditRecord, tokens::MAX_REVOCATIONS},
-    store::RetiredToken,
+    store::{RetiredToken, RevokeWish, RevokedTokens},
 };
 use cobox_protocol::{Timestamp, control::Revocation, key::PrincipalKind};
 use cobox_testkit::TestDatabase;
@@ -235,6 +235,46 @@ async fn a_sandbox_with_too_many_revocations_takes_no_rotation_and_the_next_taki
     let fresh = ann.ensure("t").await;
     ann.with(&fresh["token"]).get(&path).await.ok(200);
     ann.post(&refresh, rotate(&fresh["token"], true)).await.ok(200);
+}
+
+#[tokio::test]
+async fn a_workspace_in_which_too_much_was_revoked_starts_over() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, root, eve) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await, broker.stranger().await);
+    let (made, elsewhere) = (ann.ensure("t").await, eve.ensure("t").await);
+    let (id, path) = (sandbox_id(&made), format!("/dp/{}/v1/x", sandbox_id(&made)));
+    let (now, store) = (world.clock.now(), broker.broker.as_ref().unwrap().store());
+    let until = now.plus(std::time::Duration::from_secs(600));
+    let revoke = async |jti: String| {
+        let audit = AuditRecord::new(now, "default", "tokens.revoked");
+        let wish = RevokeWish { workspace: "default".into(), sandbox: None, tokens: RevokedTokens::Jti(jti), until, audit };
+        store.revoke(&wish).await.unwrap();
+    };
+    let sandbox = store.sandbox(&id).await.unwrap().unwrap();
+    let listed = async || store.revocations(&sandbox, now).await.unwrap().list.len();
+    for _ in 0..3 {
+        revoke("tok_again".into()).await;
+    }
+    assert_eq!(listed().await, 1, "what is said again is said once");
+    for n in 1..MAX_REVOCATIONS {
+        revoke(format!("tok_{n}")).await;
+    }
+    assert_eq!(listed().await, MAX_REVOCATIONS as usize);
+    ann.with(&made["token"]).get(&path).await.ok(200);
+
+    let bob = broker.human("bob").await.ensure("t").await;
+    root.post(REVOKE, json!({ "principal": "bob" })).await.ok(200);
+    for token in [&made["token"], &bob["token"]] {
+        assert_eq!(ann.with(token).get(&path).await.error(401), "TOKEN_REVOKED");
+    }
+    let told = world.provider.boxd(&id).state.lock().unwrap().clone();
+    assert_eq!(told.keys.iter().map(|k| k.kid.as_str()).collect::<Vec<_>>(), [format!("{id}.2")]);
+    assert_eq!(told.revoked.len(), 1, "what the old keys' end says needs no other words");
+    ann.with(&ann.ensure("t").await["token"]).get(&path).await.ok(200);
+    eve.with(&elsewhere["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&elsewhere))).await.ok(200);
+    let recorded = store.audit("default", None, &NEWEST).await.unwrap();
+    assert!(recorded.iter().any(|(_, r)| r.action == "workspace.keys_rotated"));
 }
 
 #[tokio::test]

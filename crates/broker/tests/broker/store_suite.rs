@@ -70,6 +70,8 @@ pub fn sandbox(name: Option<&str>) -> Sandbox {
         intent: Some(Intent::Create),
         reason: None,
         is_kept: false,
+        own_lease: None,
+        own_keep: None,
         created_at: at(0),
         last_active_at: at(0),
         running_since: None,

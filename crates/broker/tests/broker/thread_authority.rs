@@ -15,6 +15,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use cobox_protocol::key::PrincipalKind;
 use http::{HeaderMap, Method, StatusCode};
 use serde_json::json;
 
@@ -113,6 +114,59 @@ async fn a_sandbox_is_bound_to_a_thread_only_for_who_may_see_it() {
     let body = json!({ "scope": { "type": "assistant", "id": "a" }, "mode": "ensure" });
     bob.post(SESSIONS, body).await.ok(200);
     assert_eq!(ann.delete(&path).await.status, 204, "its owner may always let go of it");
+}
+
+#[tokio::test]
+async fn what_a_thread_left_in_a_sandbox_is_for_its_maker_and_who_may_see_the_thread() {
+    let (deployment, url) = start().await;
+    deployment.seen_by.lock().unwrap().insert("t".into(), "Bearer ann".into());
+    deployment.seen_by.lock().unwrap().insert("b".into(), "Bearer bob".into());
+    let world = ruled(&url, "");
+    let broker = world.start().await;
+    let (ann, bob, op) = (broker.human("ann").await, broker.human("bob").await, broker.key("op", PrincipalKind::Operator).await);
+    let with = |who: &'static str| [("x-thread-authorization", who)];
+    let wish = json!({ "thread_id": "t", "mode": "ensure", "name": "desk" });
+    let made = ann.call(Method::POST, SESSIONS, Some(wish), &with("Bearer ann")).await.ok(200);
+    let id = sandbox_id(&made);
+    let files = format!("/dp/{id}/v1/x");
+    let delegated = (format!("/sandbox/{id}/delegate"), json!({ "capabilities": ["exec"] }));
+    let delegate = async |who: &Client, with: &[(&str, &str)]| who.call(Method::POST, &delegated.0, Some(delegated.1.clone()), with).await;
+    let attach = async |who: &Client, scope: serde_json::Value, credential: &'static str| {
+        let wish = json!({ "scope": scope, "mode": "ensure", "sandbox_hint": "desk" });
+        who.call(Method::POST, SESSIONS, Some(wish), &with(credential)).await
+    };
+    let (own, assistant) = (json!({ "type": "thread", "id": "b" }), json!({ "type": "assistant", "id": "b" }));
+    let refused_bob = async || {
+        assert_eq!(bob.get(&files).await.error(403), "FORBIDDEN");
+        assert_eq!(delegate(&bob, &with("Bearer bob")).await.error(404), "SESSION_NOT_FOUND");
+        assert_eq!(attach(&bob, own.clone(), "Bearer bob").await.error(404), "BINDING_NOT_FOUND");
+        assert_eq!(attach(&bob, assistant.clone(), "Bearer bob").await.error(404), "BINDING_NOT_FOUND");
+        assert_eq!(op.get(&files).await.error(403), "FORBIDDEN", "nor does an operator see a thread without the authority's leave");
+    };
+    refused_bob().await;
+    assert_eq!(ann.delete(&session_path(&made)).await.status, 204);
+    refused_bob().await;
+    // Nor when the session was forgotten, which the sandbox outlives.
+    for _ in 0..32 {
+        world.clock.advance(24 * 3600);
+        ann.get(&files).await.ok(200);
+        broker.tick().await;
+    }
+    refused_bob().await;
+    deployment.failing.store(500, Ordering::SeqCst);
+    assert_eq!(delegate(&bob, &with("Bearer bob")).await.error(503), "PROVIDER_UNAVAILABLE");
+    deployment.failing.store(0, Ordering::SeqCst);
+
+    // Who sees the thread comes in, and who made the sandbox: the thread may be gone by now.
+    delegate(&bob, &with("Bearer ann")).await.ok(200);
+    deployment.seen_by.lock().unwrap().remove("t");
+    ann.get(&files).await.ok(200);
+    delegate(&ann, &[]).await.ok(200);
+    deployment.seen_by.lock().unwrap().insert("a".into(), "Bearer ann".into());
+    attach(&ann, json!({ "type": "thread", "id": "a" }), "Bearer ann").await.ok(200);
+    // What no thread ever used is for us alone to decide about.
+    let plain = ann.post("/v1/sandboxes", json!({ "name": "plain" })).await.ok(201);
+    bob.get(&format!("/dp/{}/v1/x", plain["id"].as_str().unwrap())).await.ok(200);
 }
 
 #[tokio::test]

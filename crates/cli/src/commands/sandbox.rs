@@ -102,7 +102,12 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
         }
         Command::Create { name, access, keep, tags } => {
             let (access, keep) = (access.map(Into::into), keep.then_some(true));
-            show(context, &client.create_sandbox(&CreateSandbox { name, access, keep, tags: tags.into_iter().collect() }).await?)?;
+            show(
+                context,
+                &client
+                    .create_sandbox(&CreateSandbox { name, access, keep, tags: tags.into_iter().collect(), ..Default::default() })
+                    .await?,
+            )?;
         }
         Command::Set { which, name, no_name, keep, no_keep, access, tags, untags } => {
             let change = PatchSandbox {
@@ -110,6 +115,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 keep: (keep || no_keep).then_some(keep),
                 access: access.map(Into::into),
                 tags: tags.into_iter().map(|(key, value)| (key, Some(value))).chain(untags.into_iter().map(|key| (key, None))).collect(),
+                ..Default::default()
             };
             if change == PatchSandbox::default() {
                 return Err(Failure::new("there is nothing to change").advise("`cobox sandbox set --help` shows what can be"));

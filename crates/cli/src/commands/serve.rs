@@ -10,7 +10,6 @@ use crate::{
     cors::CorsArgs,
     daemon::{self, EndSignals},
     exposure::ExposureArgs,
-    failure::Failure,
     origin::OriginArgs,
     running::{FirstKeys, Running},
     settings::Settings,
@@ -110,12 +109,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
         tokio::select! {
             () = signals.next() => break,
             _ = hangups.recv() => running.reload().await,
-            stopped = running.stopped() => {
-                return Err(Failure::new(match stopped {
-                    Ok(()) => "the broker stopped by itself".to_owned(),
-                    Err(e) => format!("the broker stopped by itself: {e}"),
-                }));
-            }
+            why = running.stopped() => return Err(why),
         }
     }
     tracing::info!("ending; sandboxes go on running");

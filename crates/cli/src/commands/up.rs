@@ -75,12 +75,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
 
     tokio::select! {
         () = signals.next() => {}
-        stopped = running.stopped() => {
-            return Err(Failure::new(match stopped {
-                Ok(()) => "the broker stopped by itself".to_owned(),
-                Err(e) => format!("the broker stopped by itself: {e}"),
-            }));
-        }
+        why = running.stopped() => return Err(why),
     }
     context.printer.note("\nending; Ctrl-C again to end at once and leave the sandboxes running");
     let sandboxes = running.sandboxes_dir();

@@ -78,7 +78,8 @@ class BrokerApi:
             # So that a second try after a lost answer finds what the first one made.
             idempotency_key = os.urandom(16).hex()
         answer = yield from perform(self._door, negotiation(body, wait=wait, idempotency_key=idempotency_key, headers=headers))
-        return Grant.of(decode(Negotiated, answer.body, self.url), self._door, headers)
+        is_narrowed = capabilities is not None or actor is not None
+        return Grant.of(decode(Negotiated, answer.body, self.url), self._door, headers, is_narrowed)
 
     @method
     def session_page(

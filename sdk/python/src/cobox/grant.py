@@ -110,6 +110,7 @@ class Grant:
         capabilities: frozenset[str] | None = None,
         idle_timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
+        is_narrowed: bool = False,
     ) -> None:
         self.base = http_base_url.rstrip("/")
         self.ws_base = (ws_base_url or self.base.replace("http", "ws", 1)).rstrip("/")
@@ -119,11 +120,13 @@ class Grant:
         self.capabilities = capabilities
         self.heartbeat_every = min(max((idle_timeout or 900.0) / 3, MIN_HEARTBEAT), MAX_HEARTBEAT)
         self.headers = tuple((headers or {}).items())
+        # Asked for as less than the key may: what follows must not be more.
+        self.is_narrowed = is_narrowed
         self._token = token
         self._replacing = threading.Lock()
 
     @classmethod
-    def of(cls, told: Negotiated, broker: BrokerDoor, headers: Mapping[str, str] | None = None) -> Grant:
+    def of(cls, told: Negotiated, broker: BrokerDoor, headers: Mapping[str, str] | None = None, is_narrowed: bool = False) -> Grant:
         return cls(
             http_base_url=told.sandbox.http_base_url,
             ws_base_url=told.sandbox.ws_base_url,
@@ -135,6 +138,7 @@ class Grant:
             capabilities=frozenset(told.credentials.granted_capabilities),
             idle_timeout=told.policy.idle_timeout_seconds,
             headers=headers,
+            is_narrowed=is_narrowed,
         )
 
     @property
@@ -163,7 +167,9 @@ class Grant:
         try:
             if self._token.secret != old:
                 return self._token.secret
-            call = Call("POST", f"/v1/sandbox/sessions/{self.session_id}/refresh", json={}, headers=self.headers)
+            # With the old one shown the new one has its actor and its capabilities, not the key's.
+            body = {"current_token": old.expose()} if self.is_narrowed else {}
+            call = Call("POST", f"/v1/sandbox/sessions/{self.session_id}/refresh", json=body, headers=self.headers)
             answer = yield from perform(self.broker, call)
             told = decode(Refreshed, answer.body, self.broker.base)
             self._token = Token.told(told.token, told.expires_at, told.refresh_before)

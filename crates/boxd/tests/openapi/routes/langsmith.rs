@@ -3,26 +3,38 @@
 use cobox_protocol::{
     Capability::{Exec, FsRead, FsWrite},
     ErrorCode::*,
-    langsmith::{DOWNLOAD, EXECUTE, GLOB, GREP, UPLOAD},
+    langsmith::{
+        DOWNLOAD, EXECUTE, EXECUTE_RESUME, EXECUTE_START, EXECUTE_WS, GLOB, GREP, TUNNEL, UPLOAD,
+        exec::{ClientFrame, Execute, Resume, ServerFrame},
+    },
 };
 use serde_json::{Value, json};
 
 use super::files::read;
-use cobox_openapi::{Operation, Parameter, Shape};
+use cobox_openapi::{Operation, Parameter, Shape, read as read_shape, written};
 
 pub fn routes() -> Vec<Operation> {
     let path = || Parameter::query("path", "Relative ones start at the shared folder.").required();
     let routes = vec![
         Operation::new("post", EXECUTE, "langsmithExecute", "Run a command to its end")
             .needs(&[Exec])
-            .takes_as("application/json", Shape::Plain(execute()))
+            .takes::<Execute>()
             .gives_as(
                 200,
                 "It has ended.",
                 "application/json",
                 object(json!({ "stdout": TEXT, "stderr": TEXT, "exit_code": { "type": "integer" } })),
             )
-            .fails(&[TooLarge]),
+            .fails(&[CommandNotFound, CommandExpired]),
+        Operation::new("get", EXECUTE_WS, "langsmithExecuteStream", "Run a command, or join one, over a WebSocket")
+            .about(
+                "The first frame is `execute` or `reconnect`, the first answer `started`. Output is addressed by byte offset, is never cut in \
+                the middle of a character, and `data` has exactly as many bytes as were printed.",
+            )
+            .needs(&[Exec])
+            .speaks(read_shape::<ClientFrame>(), written::<ServerFrame>()),
+        stream(EXECUTE_START, "langsmithExecuteEvents", "Run a command, or join it, as server-sent events").takes::<Execute>(),
+        stream(EXECUTE_RESUME, "langsmithResumeEvents", "Join a command where an earlier stream broke off").takes::<Resume>(),
         Operation::new("post", UPLOAD, "langsmithUpload", "Write a file")
             .needs(&[FsWrite])
             .with([path()])
@@ -44,17 +56,39 @@ pub fn routes() -> Vec<Operation> {
             "application/json",
             matches(json!({ "path": TEXT, "line": { "type": "integer" }, "text": TEXT })),
         ),
+        Operation::new("get", TUNNEL, "langsmithTunnel", "Answers that ports of a sandbox can't be reached from outside").fails(&[Unsupported]),
     ];
     routes.into_iter().map(|route| route.tag("langsmith").errors_look_like("langsmith.", refused())).collect()
 }
 
-/// A string's schema, as a value that `json!` can take.
-const TEXT: Text = Text;
-struct Text;
-impl serde::Serialize for Text {
+/// Schemas as values that `json!` can take.
+const TEXT: Kind = Kind("string", None);
+const BASE64: Kind = Kind("string", Some("base64"));
+const NUMBER: Kind = Kind("integer", None);
+struct Kind(&'static str, Option<&'static str>);
+impl serde::Serialize for Kind {
     fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        json!({ "type": "string" }).serialize(s)
+        match self.1 {
+            None => json!({ "type": self.0 }).serialize(s),
+            Some(encoding) => json!({ "type": self.0, "contentEncoding": encoding }).serialize(s),
+        }
     }
+}
+
+fn stream(path: &'static str, id: &'static str, summary: &'static str) -> Operation {
+    Operation::new("post", path, id, summary)
+        .needs(&[Exec])
+        .gives_as(200, "What happens, as it happens.", "text/event-stream", Shape::Plain(json!({ "type": "string" })))
+        .events([
+            ("started", object(json!({ "command_id": TEXT, "pid": NUMBER }))),
+            ("stdout", object(json!({ "offset": NUMBER, "data": BASE64 }))),
+            ("stderr", object(json!({ "offset": NUMBER, "data": BASE64 }))),
+            ("stream_end", object(json!({ "stream": TEXT, "offset": NUMBER }))),
+            ("exit", object(json!({ "exit_code": NUMBER }))),
+            ("ack_required", object(json!({ "stdout_offset": NUMBER, "stderr_offset": NUMBER }))),
+            ("error", object(json!({ "error_type": TEXT, "error": TEXT }))),
+        ])
+        .fails(&[CommandNotFound, CommandExpired])
 }
 
 fn search(path: &'static str, id: &'static str, summary: &'static str) -> Operation {
@@ -73,20 +107,6 @@ fn search(path: &'static str, id: &'static str, summary: &'static str) -> Operat
         Forbidden,
         TooLarge,
     ])
-}
-
-fn execute() -> Value {
-    json!({
-        "type": "object",
-        "properties": {
-            "command": TEXT,
-            "timeout": { "type": ["number", "null"] },
-            "shell": { "type": ["string", "null"] },
-            "env": { "type": ["object", "null"], "additionalProperties": TEXT },
-            "cwd": { "type": ["string", "null"] },
-        },
-        "required": ["command"],
-    })
 }
 
 fn uploaded() -> Shape {

@@ -25,11 +25,12 @@ pub fn routes() -> Vec<Operation> {
             .fails(&[KeyNotFound]),
         keyed("patch", "/v1/keys/{id}", "expireKey", "Say when a key ends")
             .with([key_id()])
+            .about("An operator's last key that doesn't expire stays as it is.")
             .takes::<ExpireKey>()
             .gives::<KeyInfo>(200, "The key with its new end.")
             .fails(&[KeyNotFound]),
         keyed("delete", "/v1/keys/{id}", "revokeKey", "End a key and the tokens issued under it")
-            .about("An operator's last valid key stays.")
+            .about("An operator's last key that doesn't expire stays, and the last one there is.")
             .with([key_id()])
             .gives_nothing(204, "It has ended.")
             .fails(&[KeyNotFound]),

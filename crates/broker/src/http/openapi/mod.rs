@@ -6,6 +6,7 @@
 mod gateway;
 mod internal;
 mod keys;
+mod langsmith;
 mod ops;
 mod sandboxes;
 mod sessions;
@@ -44,6 +45,7 @@ fn operations() -> Vec<Operation> {
         shares::routes(),
         threads::routes(),
         sandboxes::routes(),
+        langsmith::routes(),
         internal::routes(),
         keys::routes(),
         ops::routes(),
@@ -63,6 +65,7 @@ fn document() -> Value {
             ("sessions", "Access to the sandbox of a thread or another scope."),
             ("threads", "The same in the shapes of the first clients."),
             ("sandboxes", "Sandboxes themselves, with or without a session."),
+            ("langsmith", "The LangSmith sandbox API, in its shapes and errors."),
             ("operators", "Keys, the audit, and taking back what was given."),
             ("gateway", "The way to every sandbox."),
             ("operations", "Health and documentation."),

@@ -15,7 +15,7 @@ pub fn routes() -> Vec<Operation> {
             .gives_as(200, "It can.", "application/json", status("ready"))
             .fails(&[BackendUnavailable]),
         open("/metrics", "metrics", "What it counts, in Prometheus' text")
-            .about("Without a credential from the broker's own machine, not through a proxy; with an operator's key from anywhere.")
+            .about("With an operator's key, or the token in `metrics.token_file`; without one where `metrics.public` is set.")
             .gives_as(200, "The metrics.", "text/plain", Shape::Plain(json!({ "type": "string" })))
             .fails(&[Unauthenticated, Forbidden, RateLimited, Internal]),
         open("/openapi.json", "openapi", "This document").gives_as(

@@ -1,8 +1,9 @@
 //! The audit's chain of this broker: each record is linked to the one before it, in the order of their commits.
 //!
 //! One lock is held from the moment a record gets its number until its commit is through, so that nobody is linked to what is not
-//! there in the end. It is the last lock a transaction takes. Where it isn't known whether a commit came through, the database is asked
-//! at the next. A second process that wrote in the same name would fail on the number, which is unique.
+//! there in the end. It is the last lock a transaction takes, and nobody holds it longer than a database may take: what didn't answer
+//! by then is given up. Where it isn't known whether a commit came through, the database is asked at the next. A second process that
+//! wrote in the same name would fail on the number, which is unique; so does a commit that was given up and arrives late.
 
 use std::sync::{
     Arc, OnceLock,
@@ -11,9 +12,15 @@ use std::sync::{
 
 use cobox_protocol::{RequestId, Timestamp};
 use sqlx::{AnyConnection, Row, any::AnyRow};
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::{
+    sync::{Mutex, MutexGuard},
+    time::timeout,
+};
 
-use super::{notes, rows};
+use super::{
+    lent::{Patience, gave_up},
+    notes, rows,
+};
 use crate::{
     chain::{Content, Hash, NOTHING, link},
     domain::audit::AuditRecord,
@@ -30,6 +37,7 @@ pub struct Chain {
     /// Counts the connections made to the database. One made anew may be to a server that was restarted and has lost what was
     /// committed without a sync, so the last link is read again.
     connections: Arc<AtomicU64>,
+    patience: Patience,
 }
 
 #[derive(Clone, Copy)]
@@ -40,8 +48,8 @@ struct Head {
 }
 
 impl Chain {
-    pub fn new(connections: Arc<AtomicU64>) -> Self {
-        Self { writer: OnceLock::new(), head: Mutex::new(None), connections }
+    pub fn new(connections: Arc<AtomicU64>, patience: Patience) -> Self {
+        Self { writer: OnceLock::new(), head: Mutex::new(None), connections, patience }
     }
 
     /// Before anything is written; the first to say it decides.
@@ -56,17 +64,24 @@ impl Chain {
 
     /// The end of the chain, for whoever is about to write and commit by this connection.
     pub async fn lock(&self, db: &mut AnyConnection) -> Stored<Links<'_>> {
-        let mut guard = self.head.lock().await;
+        let Patience { turn, .. } = self.patience;
+        let mut guard = timeout(turn, self.head.lock()).await.map_err(|_| gave_up("another commit", turn))?;
         let connections = self.connections.load(Ordering::SeqCst);
         let known = guard.take().filter(|head| head.connections == connections);
         let head = match known {
             Some(head) => head,
             None => {
-                let (number, hash) = begin(db, self.writer()).await?;
+                let (number, hash) = self.in_time(begin(db, self.writer())).await?;
                 Head { number, hash, connections }
             }
         };
         Ok(Links { writer: self.writer(), guard, head })
+    }
+
+    /// What whoever holds the lock asks the database for. Past its time it is unknown what the database did of it.
+    pub async fn in_time<T>(&self, asked: impl Future<Output = Stored<T>>) -> Stored<T> {
+        let Patience { commit, .. } = self.patience;
+        timeout(commit, asked).await.map_err(|_| gave_up("a commit", commit))?
     }
 
     /// The last link as this process knows it.

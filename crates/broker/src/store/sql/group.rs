@@ -1,13 +1,26 @@
 //! Notes that wait at the same time share a transaction: a commit is a sync of the disk, and one can be for many.
 //!
 //! Nobody waits for company: whoever comes while nothing is being written is written at once, alone; those who come meanwhile
-//! are written together after it. So one caller has one commit's delay, and many have at most two.
+//! are written together after it. So one caller has one commit's delay, and many have at most two. Whoever comes first starts the
+//! writing, on its own thread: one caller wakes nobody.
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
 
-use tokio::sync::{mpsc, oneshot};
+use sqlx::AnyConnection;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
+    time::timeout,
+};
 
-use super::{Base, chain, notes};
+use super::{
+    Base, chain,
+    lent::{Lent, gave_up},
+    notes,
+};
 use crate::store::{Note, StoreError, Stored};
 
 /// Callers that may wait in line; the next ones wait to get into it. More than a broker has connections in use at once.
@@ -18,34 +31,89 @@ const AT_ONCE: usize = 256;
 struct Waiting {
     note: Note,
     done: oneshot::Sender<Stored<()>>,
+    _room: OwnedSemaphorePermit,
 }
 
-pub struct Group(mpsc::Sender<Waiting>);
+pub struct Group {
+    base: Arc<Base>,
+    line: Line,
+    room: Arc<Semaphore>,
+}
+
+#[derive(Clone, Default)]
+struct Line(Arc<Mutex<LineParts>>);
+
+#[derive(Default)]
+struct LineParts {
+    waiting: VecDeque<Waiting>,
+    /// Somebody writes them, until the line is empty.
+    is_served: bool,
+}
+
+impl Line {
+    fn parts(&self) -> MutexGuard<'_, LineParts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next to be written together; none, and nobody serves the line any more.
+    fn next(&self) -> Vec<Waiting> {
+        let mut parts = self.parts();
+        let count = parts.waiting.len().min(AT_ONCE);
+        parts.is_served = count > 0;
+        parts.waiting.drain(..count).collect()
+    }
+}
 
 impl Group {
-    /// Its writer ends with the last sender, when everything is written.
-    pub fn start(base: Arc<Base>) -> Self {
-        let (sender, queue) = mpsc::channel(QUEUE);
-        tokio::spawn(write(base, queue));
-        Self(sender)
+    pub fn new(base: Arc<Base>) -> Self {
+        Self { base, line: Line::default(), room: Arc::new(Semaphore::new(QUEUE)) }
     }
 
     /// Returns when the note is durable. It is written also when its caller goes away.
     pub async fn write(&self, note: Note) -> Stored<()> {
         let ended = || StoreError::Failed("the broker is ending".to_owned());
+        let room = self.room.clone().acquire_owned().await.map_err(|_| ended())?;
         let (done, is_done) = oneshot::channel();
-        self.0.send(Waiting { note, done }).await.map_err(|_| ended())?;
+        let is_served = {
+            let mut parts = self.line.parts();
+            parts.waiting.push_back(Waiting { note, done, _room: room });
+            std::mem::replace(&mut parts.is_served, true)
+        };
+        if !is_served {
+            tokio::spawn(serve(self.base.clone(), Serving { line: self.line.clone(), is_done: false }));
+        }
         is_done.await.map_err(|_| ended())?
     }
 }
 
-async fn write(base: Arc<Base>, mut queue: mpsc::Receiver<Waiting>) {
-    let mut waiting = Vec::with_capacity(AT_ONCE);
-    while queue.recv_many(&mut waiting, AT_ONCE).await > 0 {
+/// Whoever serves the line. Ended half-way, with the thread it ran on, it leaves nobody waiting.
+struct Serving {
+    line: Line,
+    is_done: bool,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        if !self.is_done {
+            let mut parts = self.line.parts();
+            parts.is_served = false;
+            parts.waiting.clear();
+        }
+    }
+}
+
+async fn serve(base: Arc<Base>, mut serving: Serving) {
+    loop {
+        let waiting = serving.line.next();
+        if waiting.is_empty() {
+            // From here on it is somebody else's.
+            serving.is_done = true;
+            return;
+        }
         let together = write_one(&base, &joined(waiting.iter().map(|w| &w.note))).await;
         // One that the database refuses must not take the others with it; when there is no database, each would wait as long again.
         let is_each_tried = waiting.len() > 1 && matches!(together, Err(StoreError::Failed(_) | StoreError::Corrupt(_)));
-        for Waiting { note, done } in waiting.drain(..) {
+        for Waiting { note, done, .. } in waiting {
             let outcome = if is_each_tried { write_one(&base, &note).await } else { together.clone() };
             // Whoever waited may have gone away.
             let _ = done.send(outcome);
@@ -53,31 +121,53 @@ async fn write(base: Arc<Base>, mut queue: mpsc::Receiver<Waiting>) {
     }
 }
 
+/// Everybody else's notes wait for this one: it doesn't wait for the database without end.
 async fn write_one(base: &Base, note: &Note) -> Stored<()> {
+    let patience = base.engine.patience.turn + base.engine.patience.commit;
+    timeout(patience, write_now(base, note)).await.map_err(|_| gave_up("writing", patience))?
+}
+
+async fn write_now(base: &Base, note: &Note) -> Stored<()> {
     let is_audit_only = note.sandboxes.is_empty() && note.keys.is_empty() && note.tokens.is_empty();
-    if is_audit_only && note.audit.len() <= notes::ROWS_AT_ONCE && !base.engine.is_only_writer {
-        // One statement is a transaction of its own, without two more trips to the server.
-        let mut db = base.engine.writers.acquire().await?;
-        let mut links = base.chain.lock(&mut db).await?;
-        let began = Instant::now();
-        let inserted = chain::insert(&mut db, &note.audit, &mut links).await;
-        base.commit_times.add(began.elapsed());
-        inserted?;
-        links.are_committed();
-        return Ok(());
+    if is_audit_only && note.audit.len() <= notes::ROWS_AT_ONCE {
+        // One statement is a transaction of its own, without two more trips to the database. Nobody remembers audit records, which come
+        // with every request.
+        if base.engine.is_only_writer {
+            let mut db = Lent::from(&base.engine.writers).await?;
+            base.sync_by(&mut db).await?;
+            let appended = append(base, &mut db, note).await;
+            if matches!(appended, Err(StoreError::Unreachable(_))) {
+                db.cut();
+            }
+            return appended;
+        }
+        let mut db = base.engine.quick.take().await?;
+        let appended = append(base, &mut db, note).await;
+        db.give_back(&appended);
+        return appended;
     }
     let mut tx = base.begin().await?;
     notes::note(&mut tx, note).await?;
     let mut links = base.chain.lock(&mut tx).await?;
-    chain::insert(&mut tx, &note.audit, &mut links).await?;
-    if is_audit_only {
+    let committing = async {
+        chain::insert(&mut tx, &note.audit, &mut links).await?;
         // Nobody remembers audit records, which come with every request.
-        base.commit_timed(tx).await?;
-    } else {
-        base.finish(tx).await?;
-    }
+        if is_audit_only { base.commit_timed(tx).await } else { base.finish(tx).await }
+    };
+    base.chain.in_time(committing).await?;
     links.are_committed();
     note.sandboxes.iter().for_each(|(id, _)| base.tell_news(id));
+    Ok(())
+}
+
+/// One statement.
+async fn append(base: &Base, db: &mut AnyConnection, note: &Note) -> Stored<()> {
+    let mut links = base.chain.lock(db).await?;
+    let began = Instant::now();
+    let inserted = base.chain.in_time(chain::insert(db, &note.audit, &mut links)).await;
+    base.commit_times.add(began.elapsed());
+    inserted?;
+    links.are_committed();
     Ok(())
 }
 
@@ -120,7 +210,7 @@ mod tests {
             })
             .collect();
         // The writer has taken some of them along already, and waits for its turn.
-        while store.group.0.capacity() > super::QUEUE - CALLERS / 2 {
+        while store.group.line.parts().waiting.len() < CALLERS / 2 {
             tokio::task::yield_now().await;
         }
         drop(held);

@@ -15,7 +15,7 @@ use crate::{
         model::{ApiKey, Principal},
         tokens::LONGEST_POSSESSION,
     },
-    store::{AddedKey, Ending, PageWish, RevokedKey, Stored},
+    store::{AddedKey, Ending, ExpiringKey, PageWish, RevokedKey, Stored},
 };
 
 /// A key with what its principal is, as `rows::key` reads it.
@@ -138,10 +138,16 @@ pub async fn list(db: &mut AnyConnection, page: &PageWish) -> Stored<Vec<ApiKey>
 }
 
 /// Only of a key that still counts. Tokens issued under it while it was to last longer end with it.
-pub async fn expire(tx: &mut AnyConnection, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<Option<ApiKey>> {
-    let Some(key) = get(&mut *tx, id).await? else { return Ok(None) };
+pub async fn expire(tx: &mut AnyConnection, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<ExpiringKey> {
+    let Some(key) = get(&mut *tx, id).await? else { return Ok(ExpiringKey::NotThere) };
     let (workspace, now) = (&key.principal.workspace, audit.at);
+    if key.principal.is_operator() {
+        lock::operators(&mut *tx).await?;
+    }
     lock::workspace(&mut *tx, workspace).await?;
+    if key.principal.is_operator() && is_lasting(&key) && !has_other_operator(&mut *tx, Way::Lasting, Some(id), None).await? {
+        return Ok(ExpiringKey::LastOperator);
+    }
     let changed = sqlx::query(
         "UPDATE api_keys SET expires_at = $2 WHERE id = $1 AND issuer IS NULL AND revoked_at IS NULL
          AND (expires_at IS NULL OR expires_at > $3)",
@@ -152,7 +158,7 @@ pub async fn expire(tx: &mut AnyConnection, id: &KeyId, at: Timestamp, audit: &A
     .execute(&mut *tx)
     .await?;
     if changed.rows_affected() == 0 {
-        return Ok(None);
+        return Ok(ExpiringKey::NotThere);
     }
     // The end it was to have before; nobody has been told of it.
     sqlx::query(
@@ -170,7 +176,12 @@ pub async fn expire(tx: &mut AnyConnection, id: &KeyId, at: Timestamp, audit: &A
         notes::insert_revocation(&mut *tx, (workspace.as_str(), None), grant, now, at, at.plus(LONGEST_POSSESSION)).await?;
     }
     notes::audit(&mut *tx, audit).await?;
-    get(tx, id).await
+    Ok(get(tx, id).await?.map_or(ExpiringKey::NotThere, |key| ExpiringKey::Changed(Box::new(key))))
+}
+
+/// Whether a key is good until somebody ends it.
+fn is_lasting(key: &ApiKey) -> bool {
+    key.identity.is_none() && key.revoked_at.is_none() && key.expires_at.is_none()
 }
 
 pub async fn revoke(tx: &mut AnyConnection, id: &KeyId, ending: &Ending) -> Stored<RevokedKey> {
@@ -180,8 +191,11 @@ pub async fn revoke(tx: &mut AnyConnection, id: &KeyId, ending: &Ending) -> Stor
         lock::operators(&mut *tx).await?;
     }
     lock::workspace(&mut *tx, &who.workspace).await?;
-    if who.is_operator() && key.revoked_at.is_none() && !has_other_operator(&mut *tx, ending.now, Some(id), None).await? {
-        return Ok(RevokedKey::LastOperator);
+    if who.is_operator() && key.revoked_at.is_none() {
+        let left = if is_lasting(&key) { Way::Lasting } else { Way::Valid(ending.now) };
+        if !has_other_operator(&mut *tx, left, Some(id), None).await? {
+            return Ok(RevokedKey::LastOperator);
+        }
     }
     let changed = sqlx::query("UPDATE api_keys SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL")
         .bind(id.as_str())
@@ -196,23 +210,44 @@ pub async fn revoke(tx: &mut AnyConnection, id: &KeyId, ending: &Ending) -> Stor
     Ok(RevokedKey::Revoked(Box::new(ApiKey { revoked_at: Some(ending.now), ..key })))
 }
 
-/// Whether an operator could still come in with a key, without this one and without any of this principal.
-pub async fn has_other_operator(
-    tx: &mut AnyConnection,
-    now: Timestamp,
-    but_key: Option<&KeyId>,
-    but: Option<(&str, &str)>,
-) -> Stored<bool> {
+/// What an operator can come in by.
+#[derive(Clone, Copy)]
+pub enum Way {
+    /// A key that is good now.
+    Valid(Timestamp),
+    /// One that doesn't expire. Whoever takes the last of these away would shut everybody out when the others end.
+    Lasting,
+}
+
+/// Whether an operator could still come in, without this key and without any of this principal.
+pub async fn has_other_operator(tx: &mut AnyConnection, by: Way, but_key: Option<&KeyId>, but: Option<(&str, &str)>) -> Stored<bool> {
     let row = sqlx::query(
         "SELECT count(*) AS n FROM (
              SELECT k.id FROM api_keys k JOIN principals p ON p.workspace_id = k.workspace_id AND p.name = k.principal
              WHERE p.kind = 'operator' AND k.issuer IS NULL AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > $1)
                AND ($2 IS NULL OR k.id <> $2) AND ($3 IS NULL OR k.workspace_id <> $3 OR k.principal <> $4) LIMIT 1) AS others",
     )
-    .bind(now.unix())
+    .bind(match by {
+        Way::Valid(now) => now.unix(),
+        // No end is later.
+        Way::Lasting => i64::MAX,
+    })
     .bind(but_key.map(KeyId::as_str))
     .bind(but.map(|(workspace, _)| workspace))
     .bind(but.map(|(_, name)| name))
+    .fetch_one(tx)
+    .await?;
+    Ok(rows::count(&row, "n")? > 0)
+}
+
+/// Whether a principal has a key that doesn't expire.
+pub async fn has_lasting(tx: &mut AnyConnection, workspace: &str, name: &str) -> Stored<bool> {
+    let row = sqlx::query(
+        "SELECT count(*) AS n FROM (SELECT id FROM api_keys WHERE workspace_id = $1 AND principal = $2 AND issuer IS NULL
+         AND revoked_at IS NULL AND expires_at IS NULL LIMIT 1) AS lasting",
+    )
+    .bind(workspace)
+    .bind(name)
     .fetch_one(tx)
     .await?;
     Ok(rows::count(&row, "n")? > 0)

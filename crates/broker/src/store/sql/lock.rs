@@ -51,6 +51,15 @@ pub async fn sandboxes(tx: &mut AnyConnection, ids: BTreeSet<&str>) -> Stored<()
     Ok(())
 }
 
+/// For whoever changes all that live in a workspace, in that same order.
+pub async fn sandboxes_of(tx: &mut AnyConnection, workspace: &str) -> Stored<()> {
+    if has_many_writers(tx) {
+        let sql = "SELECT id FROM sandboxes WHERE workspace_id = $1 AND ended_at IS NULL ORDER BY id FOR NO KEY UPDATE";
+        sqlx::query(sql).bind(workspace).execute(tx).await?;
+    }
+    Ok(())
+}
+
 /// For what one broker does for all: false when another is at it.
 pub async fn is_alone(tx: &mut AnyConnection, doing: &str) -> Stored<bool> {
     if !has_many_writers(tx) {

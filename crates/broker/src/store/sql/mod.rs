@@ -14,11 +14,13 @@ mod events;
 mod group;
 mod hint;
 mod keys;
+pub mod lent;
 mod lock;
 mod nodes;
 mod notes;
 pub mod postgres;
 mod principals;
+mod quick;
 mod recent;
 mod rows;
 mod sandboxes;
@@ -31,7 +33,11 @@ mod tokens;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, atomic::AtomicU64},
+    hash::Hash,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::Instant,
 };
 
@@ -42,19 +48,22 @@ use cobox_protocol::{
     tags::{TagFilter, Tags},
 };
 use cobox_token::Claims;
-use sqlx::{Any, AnyPool, Transaction, pool::PoolConnection};
-use tokio::sync::broadcast;
+use sqlx::{AnyConnection, AnyPool};
+use tokio::{sync::broadcast, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use self::{
     chain::Chain,
     group::Group,
+    lent::{Lent, Patience, Tx, gave_up},
+    quick::Quick,
     recent::{Changes, Recent},
 };
 use super::{
     AddedKey, AddedSandbox, ChainHead, ChainLink, ChangedSandbox, Counts, DisabledPrincipal, Ending, EnsureWish, Ensured, EventBounds,
-    EventMarks, EventPage, Hint, Horizon, Leftover, MasterRotation, Node, Note, PageWish, RetiredToken, RevocationList, RevokeWish,
-    RevokedKey, Rotated, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored, TakenHappenings, Viewer,
+    EventMarks, EventPage, ExpiringKey, Hint, Horizon, Leftover, MasterRotated, MasterRotation, Node, Note, PageWish, RetiredToken,
+    RevocationList, RevokeWish, RevokedKey, Rotated, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError, Stored,
+    TakenHappenings, Viewer,
 };
 use crate::{
     domain::{
@@ -70,14 +79,19 @@ use crate::{
 struct Engine {
     writers: AnyPool,
     readers: AnyPool,
+    /// For single statements.
+    quick: Quick,
     begin: &'static str,
     begin_unsynced: &'static str,
+    /// Undoes the latter for what comes after it, where that is needed.
+    sync: Option<&'static str>,
     /// Nobody else changes the database, so what was read stays true until we write.
     is_only_writer: bool,
     /// Where what other brokers changed is told.
     hints: broadcast::Sender<Hint>,
     /// How many connections were made to it.
     connections: Arc<AtomicU64>,
+    patience: Patience,
     /// The task that tells it.
     _listener: Option<AbortOnDropHandle<()>>,
 }
@@ -85,24 +99,42 @@ struct Engine {
 /// What every change goes through.
 struct Base {
     engine: Engine,
+    /// The writing connection was last told not to wait for the disk. Only whoever has that connection changes it.
+    is_unsynced: AtomicBool,
     changes: Changes,
     chain: Chain,
     commit_times: Histogram,
 }
 
 impl Base {
-    async fn begin(&self) -> Stored<Transaction<'static, Any>> {
-        Ok(self.engine.writers.begin_with(self.engine.begin).await?)
+    async fn begin(&self) -> Stored<Tx> {
+        Tx::begin(&self.engine.writers, self.engine.begin, self.engine.patience).await
     }
 
     /// As [`Base::begin`], but its commit reaches the disk only with the next that is synced. For what a restart finds
     /// out by itself: what was about to be done, and what state it led to. What is answered for always comes after it, synced.
-    async fn begin_unsynced(&self) -> Stored<Transaction<'static, Any>> {
-        Ok(self.engine.writers.begin_with(self.engine.begin_unsynced).await?)
+    async fn begin_unsynced(self: &Arc<Self>) -> Stored<Tx> {
+        let base = self.clone();
+        // In a task: when a caller goes away in the middle of it, nobody would know how the next change is synced.
+        let beginning = tokio::spawn(async move {
+            let begun = Tx::begin(&base.engine.writers, base.engine.begin_unsynced, base.engine.patience).await;
+            base.is_unsynced.store(true, Ordering::SeqCst);
+            begun
+        });
+        beginning.await.map_err(|_| StoreError::Failed("the broker is ending".to_owned()))?
+    }
+
+    /// A connection for one statement that is a change by itself, and synced.
+    async fn sync_by(&self, writer: &mut AnyConnection) -> Stored<()> {
+        if let Some(sync) = self.engine.sync.filter(|_| self.is_unsynced.load(Ordering::SeqCst)) {
+            sqlx::raw_sql(sync).execute(writer).await?;
+            self.is_unsynced.store(false, Ordering::SeqCst);
+        }
+        Ok(())
     }
 
     /// Every change ends here. Its audit records become links of the chain.
-    async fn commit(self: &Arc<Self>, mut tx: Transaction<'static, Any>) -> Stored<()> {
+    async fn commit(self: &Arc<Self>, mut tx: Tx) -> Stored<()> {
         let pending = chain::pending(&mut tx).await?;
         if pending.is_empty() {
             return self.finish(tx).await;
@@ -111,29 +143,32 @@ impl Base {
         // In a task: when a caller goes away in the middle of it, the chain would not know how it ends.
         let linking = tokio::spawn(async move {
             let mut links = base.chain.lock(&mut tx).await?;
-            chain::link_all(&mut tx, &pending, &mut links).await?;
-            base.finish(tx).await?;
+            let committing = async {
+                chain::link_all(&mut tx, &pending, &mut links).await?;
+                base.finish(tx).await
+            };
+            base.chain.in_time(committing).await?;
             links.are_committed();
             Ok(())
         });
         linking.await.map_err(|_| StoreError::Failed("the broker is ending".to_owned()))?
     }
 
-    async fn finish(&self, tx: Transaction<'static, Any>) -> Stored<()> {
+    async fn finish(&self, tx: Tx) -> Stored<()> {
         // Also when it fails: it may have reached the database all the same.
         let _making = self.changes.making();
         self.commit_timed(tx).await
     }
 
-    async fn commit_timed(&self, tx: Transaction<'static, Any>) -> Stored<()> {
+    async fn commit_timed(&self, tx: Tx) -> Stored<()> {
         let began = Instant::now();
         let committed = tx.commit().await;
         self.commit_times.add(began.elapsed());
-        Ok(committed?)
+        committed
     }
 
     /// As [`Base::commit`], for what leaves an event of a sandbox. On PostgreSQL the database tells everybody itself.
-    async fn commit_news(self: &Arc<Self>, tx: Transaction<'static, Any>, sandbox: &SandboxId) -> Stored<()> {
+    async fn commit_news(self: &Arc<Self>, tx: Tx, sandbox: &SandboxId) -> Stored<()> {
         self.commit(tx).await?;
         self.tell_news(sandbox);
         Ok(())
@@ -147,23 +182,41 @@ impl Base {
     }
 
     /// For one statement: several may see several moments.
-    async fn reader(&self) -> Stored<PoolConnection<Any>> {
-        Ok(self.engine.readers.acquire().await?)
+    async fn reader(&self) -> Stored<Lent> {
+        Lent::from(&self.engine.readers).await
     }
 }
 
 pub struct SqlStore {
     base: Arc<Base>,
     group: Group,
+    known_keys: Recent<KeyId, Option<ApiKey>>,
+    known_scopes: Recent<[String; 3], Option<Bound>>,
+    known_sessions: Recent<SessionId, Option<Bound>>,
     known_sandboxes: Recent<SandboxId, Option<Sandbox>>,
     known_revocations: Recent<SandboxId, Arc<RevocationList>>,
 }
 
 impl SqlStore {
     fn new(engine: Engine) -> Self {
-        let chain = Chain::new(engine.connections.clone());
-        let base = Arc::new(Base { engine, changes: Changes::default(), chain, commit_times: Histogram::default() });
-        Self { group: Group::start(base.clone()), base, known_sandboxes: Recent::default(), known_revocations: Recent::default() }
+        let chain = Chain::new(engine.connections.clone(), engine.patience);
+        let (changes, commit_times) = (Changes::default(), Histogram::default());
+        let base = Arc::new(Base { engine, is_unsynced: AtomicBool::default(), changes, chain, commit_times });
+        Self {
+            group: Group::new(base.clone()),
+            base,
+            known_keys: Recent::default(),
+            known_scopes: Recent::default(),
+            known_sessions: Recent::default(),
+            known_sandboxes: Recent::default(),
+            known_revocations: Recent::default(),
+        }
+    }
+
+    /// Whether every connection is back in its place, for whoever is about to do something to them.
+    #[doc(hidden)]
+    pub fn is_at_rest(&self) -> bool {
+        [&self.base.engine.writers, &self.base.engine.readers].iter().all(|pool| pool.num_idle() == pool.size() as usize)
     }
 }
 
@@ -179,6 +232,33 @@ impl From<sqlx::Error> for StoreError {
     }
 }
 
+impl SqlStore {
+    /// What is asked with every request: remembered where nobody else writes.
+    async fn known<K, V>(&self, recent: &Recent<K, V>, key: K, moment: i64, ask: impl Future<Output = Stored<V>>) -> Stored<V>
+    where
+        K: Eq + Hash,
+        V: Clone,
+    {
+        if !self.base.engine.is_only_writer {
+            return ask.await;
+        }
+        recent.get(&self.base.changes, key, moment, ask).await
+    }
+}
+
+/// The answer to one statement by a quick connection.
+macro_rules! asked {
+    ($store:ident, $db:ident => $ask:expr) => {{
+        let mut taken = $store.base.engine.quick.take().await?;
+        let $db = &mut *taken;
+        // As long as a commit: a connection whose packets vanish never fails by itself.
+        let within = $store.base.engine.patience.commit;
+        let answer = timeout(within, $ask).await.unwrap_or_else(|_| Err(gave_up("an answer", within)));
+        taken.give_back(&answer);
+        answer
+    }};
+}
+
 #[async_trait]
 impl Store for SqlStore {
     async fn add_key(&self, key: &ApiKey, audit: &AuditRecord) -> Stored<AddedKey> {
@@ -190,12 +270,13 @@ impl Store for SqlStore {
         Ok(added)
     }
     async fn key(&self, id: &KeyId) -> Stored<Option<ApiKey>> {
-        keys::get(&mut *self.base.reader().await?, id).await
+        let ask = async { asked!(self, db => keys::get(db, id)) };
+        self.known(&self.known_keys, id.clone(), 0, ask).await
     }
     async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>> {
         keys::list(&mut *self.base.reader().await?, page).await
     }
-    async fn expire_key(&self, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<Option<ApiKey>> {
+    async fn expire_key(&self, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<ExpiringKey> {
         let mut tx = self.base.begin().await?;
         let changed = keys::expire(&mut tx, id, at, audit).await?;
         self.base.commit(tx).await?;
@@ -233,16 +314,21 @@ impl Store for SqlStore {
         Ok(ensured)
     }
     async fn session_of(&self, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<Bound>> {
-        sessions::of_scope(&mut *self.base.reader().await?, workspace, scope_type, scope_id).await
+        let ask = async { asked!(self, db => sessions::of_scope(db, workspace, scope_type, scope_id)) };
+        self.known(&self.known_scopes, [workspace, scope_type, scope_id].map(str::to_owned), 0, ask).await
     }
     async fn session(&self, id: &SessionId) -> Stored<Option<Bound>> {
-        sessions::get(&mut *self.base.reader().await?, id).await
+        let ask = async { asked!(self, db => sessions::get(db, id)) };
+        self.known(&self.known_sessions, id.clone(), 0, ask).await
     }
     async fn sessions(&self, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<Bound>> {
         sessions::list(&mut *self.base.reader().await?, viewer, filter, page).await
     }
     async fn sessions_on(&self, sandbox: &SandboxId) -> Stored<Vec<Session>> {
         sessions::on_sandbox(&mut *self.base.reader().await?, sandbox).await
+    }
+    async fn past_threads(&self, sandbox: &SandboxId, limit: u32) -> Stored<Vec<String>> {
+        sessions::past_threads(&mut *self.base.reader().await?, sandbox, limit).await
     }
     async fn end_session(&self, id: &SessionId, ending: &Ending) -> Stored<Option<Leftover>> {
         let mut tx = self.base.begin().await?;
@@ -274,11 +360,8 @@ impl Store for SqlStore {
         Ok(changed)
     }
     async fn sandbox(&self, id: &SandboxId) -> Stored<Option<Sandbox>> {
-        let ask = async { sandboxes::get(&mut *self.base.reader().await?, id).await };
-        if !self.base.engine.is_only_writer {
-            return ask.await;
-        }
-        self.known_sandboxes.get(&self.base.changes, id.clone(), 0, ask).await
+        let ask = async { asked!(self, db => sandboxes::get(db, id)) };
+        self.known(&self.known_sandboxes, id.clone(), 0, ask).await
     }
     async fn sandbox_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
         sandboxes::named(&mut *self.base.reader().await?, workspace, name).await
@@ -293,8 +376,8 @@ impl Store for SqlStore {
     async fn sandboxes_of_node(&self, node: &str) -> Stored<Vec<Sandbox>> {
         sandboxes::of_node(&mut *self.base.reader().await?, node).await
     }
-    async fn sandboxes_due(&self, node: &str, suspended_by: Timestamp) -> Stored<Vec<Sandbox>> {
-        sandboxes::due(&mut *self.base.reader().await?, node, suspended_by).await
+    async fn sandboxes_due(&self, node: &str, suspended_by: Timestamp, now: Timestamp) -> Stored<Vec<Sandbox>> {
+        sandboxes::due(&mut *self.base.reader().await?, node, suspended_by, now).await
     }
     async fn running_in(&self, workspace: &str, node: &str) -> Stored<Vec<SandboxId>> {
         sandboxes::running_in(&mut *self.base.reader().await?, workspace, node).await
@@ -324,12 +407,9 @@ impl Store for SqlStore {
     }
 
     async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<Arc<RevocationList>> {
-        let ask = async { Ok(Arc::new(notes::revocations(&mut *self.base.reader().await?, sandbox, now).await?)) };
-        if !self.base.engine.is_only_writer {
-            return ask.await;
-        }
+        let ask = async { asked!(self, db => notes::revocations(db, sandbox, now)).map(Arc::new) };
         // Of the second, because revocations begin and end by themselves.
-        self.known_revocations.get(&self.base.changes, sandbox.id.clone(), now.unix(), ask).await
+        self.known(&self.known_revocations, sandbox.id.clone(), now.unix(), ask).await
     }
     async fn retire_token(&self, token: &RetiredToken) -> Stored<bool> {
         let mut tx = self.base.begin().await?;
@@ -473,11 +553,11 @@ impl Store for SqlStore {
         self.base.commit(tx).await?;
         Ok(agreed)
     }
-    async fn rotate_master(&self, rotation: &MasterRotation) -> Stored<u64> {
+    async fn rotate_master(&self, rotation: &MasterRotation) -> Stored<MasterRotated> {
         let mut tx = self.base.begin().await?;
-        let sandboxes = tokens::rotate_master(&mut tx, rotation).await?;
+        let rotated = tokens::rotate_master(&mut tx, rotation).await?;
         self.base.commit(tx).await?;
-        Ok(sandboxes)
+        Ok(rotated)
     }
     fn hints(&self) -> broadcast::Receiver<Hint> {
         self.base.engine.hints.subscribe()

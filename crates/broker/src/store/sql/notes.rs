@@ -52,7 +52,7 @@ pub async fn retire(tx: &mut AnyConnection, token: &RetiredToken) -> Stored<bool
     if known.is_some() {
         return Ok(true);
     }
-    if is_full(tx, &token.workspace, &token.sandbox, token.audit.at).await? {
+    if is_full(tx, &token.workspace, Some(&token.sandbox), token.audit.at).await? {
         return Ok(false);
     }
     let about = (token.workspace.as_str(), Some(&token.sandbox));
@@ -62,39 +62,46 @@ pub async fn retire(tx: &mut AnyConnection, token: &RetiredToken) -> Stored<bool
     Ok(true)
 }
 
-/// Whether a sandbox has as many revocations of its own as may be.
-async fn is_full(tx: &mut AnyConnection, workspace: &str, sandbox: &SandboxId, now: Timestamp) -> Stored<bool> {
+/// Whether a sandbox, or a workspace as a whole, has as many revocations of its own as may be.
+async fn is_full(tx: &mut AnyConnection, workspace: &str, sandbox: Option<&SandboxId>, now: Timestamp) -> Stored<bool> {
     // No more are counted than matter.
-    let row = sqlx::query(
-        "SELECT count(*) AS n FROM
-         (SELECT sequence FROM revocations WHERE workspace_id = $1 AND sandbox_id = $2 AND until > $3 LIMIT $4) AS counted",
-    )
+    let row = sqlx::query(match sandbox {
+        Some(_) => {
+            "SELECT count(*) AS n FROM
+             (SELECT sequence FROM revocations WHERE workspace_id = $1 AND until > $2 AND sandbox_id = $4 LIMIT $3) AS counted"
+        }
+        None => {
+            "SELECT count(*) AS n FROM
+             (SELECT sequence FROM revocations WHERE workspace_id = $1 AND until > $2 AND sandbox_id IS NULL AND $4 IS NULL LIMIT $3) AS counted"
+        }
+    })
     .bind(workspace)
-    .bind(sandbox.as_str())
     .bind(now.unix())
     .bind(i64::from(MAX_REVOCATIONS))
+    .bind(sandbox.map(SandboxId::as_str))
     .fetch_one(tx)
     .await?;
     Ok(rows::count(&row, "n")? >= u64::from(MAX_REVOCATIONS))
 }
 
-/// The sandbox's next key ends every token of it, so that nothing is left for its revocations to say.
-async fn start_over(tx: &mut AnyConnection, workspace: &str, sandbox: &SandboxId, now: Timestamp) -> Stored<()> {
-    sqlx::query(
-        "UPDATE sandboxes SET generation = generation + 1, old_keys_from = NULL, old_keys_until = NULL WHERE id = $1 AND workspace_id = $2",
-    )
-    .bind(sandbox.as_str())
-    .bind(workspace)
-    .execute(&mut *tx)
-    .await?;
-    sqlx::query("DELETE FROM revocations WHERE workspace_id = $1 AND sandbox_id = $2")
-        .bind(workspace)
-        .bind(sandbox.as_str())
-        .execute(&mut *tx)
-        .await?;
-    let detail = "immediate: too many of its tokens were revoked one by one";
-    let record = AuditRecord { sandbox: Some(sandbox.clone()), ..AuditRecord::new(now, workspace, "sandbox.key_rotated").detail(detail) };
-    audit(tx, &record).await
+/// The next key of the sandbox, or of each in the workspace, ends every token of it, so that nothing is left for the revocations to say.
+async fn start_over(tx: &mut AnyConnection, workspace: &str, sandbox: Option<&SandboxId>, now: Timestamp) -> Stored<()> {
+    if sandbox.is_none() {
+        lock::sandboxes_of(tx, workspace).await?;
+    }
+    let all_or_one = [
+        "UPDATE sandboxes SET generation = generation + 1, old_keys_from = NULL, old_keys_until = NULL
+         WHERE workspace_id = $1 AND ended_at IS NULL AND ($2 IS NULL OR id = $2)",
+        "DELETE FROM revocations WHERE workspace_id = $1 AND ($2 IS NULL OR sandbox_id = $2)",
+    ];
+    for sql in all_or_one {
+        sqlx::query(sql).bind(workspace).bind(sandbox.map(SandboxId::as_str)).execute(&mut *tx).await?;
+    }
+    let (action, detail) = match sandbox {
+        Some(_) => ("sandbox.key_rotated", "immediate: too many of its tokens were revoked one by one"),
+        None => ("workspace.keys_rotated", "immediate: too much was revoked in the workspace; all of its tokens ended"),
+    };
+    audit(tx, &AuditRecord { sandbox: sandbox.cloned(), ..AuditRecord::new(now, workspace, action).detail(detail) }).await
 }
 
 /// The caller holds the workspace's lock. Answers with its sequence.
@@ -106,9 +113,22 @@ pub async fn insert_revocation(
     starts_at: Timestamp,
     until: Timestamp,
 ) -> Stored<u64> {
-    if let Some(sandbox) = sandbox
-        && is_full(tx, workspace, sandbox, created_at).await?
-    {
+    if sandbox.is_none() {
+        // What is said again, and for longer, needs to be said once.
+        sqlx::query(
+            "DELETE FROM revocations WHERE workspace_id = $1 AND sandbox_id IS NULL AND kind = $2 AND value = $3
+             AND (issued_by IS NULL AND $4 IS NULL OR issued_by <= $4) AND starts_at <= $5 AND until <= $6",
+        )
+        .bind(workspace)
+        .bind(revoked.kind)
+        .bind(revoked.value)
+        .bind(revoked.issued_by)
+        .bind(starts_at.unix())
+        .bind(until.unix())
+        .execute(&mut *tx)
+        .await?;
+    }
+    if is_full(tx, workspace, sandbox, created_at).await? {
         start_over(tx, workspace, sandbox, created_at).await?;
     }
     let row = sqlx::query(
@@ -306,7 +326,15 @@ pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon) -> Stored<()> {
         // A revoked identity stays: it is what keeps somebody out.
         ("DELETE FROM api_keys WHERE (revoked_at < $1 OR expires_at < $1) AND (issuer IS NULL OR is_past = 1)", horizon.ended_before),
         ("DELETE FROM idempotency WHERE session_id IN (SELECT id FROM sessions WHERE ended_at < $1)", horizon.ended_before),
-        ("DELETE FROM sessions WHERE ended_at < $1", horizon.ended_before),
+        (
+            // The last of each thread on a sandbox that lives says who may use what the thread left in it.
+            "DELETE FROM sessions WHERE ended_at < $1 AND (
+                 scope_type <> 'thread'
+                 OR EXISTS (SELECT 1 FROM sandboxes WHERE sandboxes.id = sessions.sandbox_id AND sandboxes.ended_at IS NOT NULL)
+                 OR EXISTS (SELECT 1 FROM sessions AS later WHERE later.sandbox_id = sessions.sandbox_id
+                            AND later.scope_type = 'thread' AND later.scope_id = sessions.scope_id AND later.id > sessions.id))",
+            horizon.ended_before,
+        ),
         (
             "DELETE FROM sandboxes WHERE ended_at < $1 AND intent IS NULL
               AND NOT EXISTS (SELECT 1 FROM sessions WHERE sandbox_id = sandboxes.id)",

@@ -12,15 +12,20 @@ use cobox_protocol::Secret;
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use tokio::sync::broadcast;
 
-use super::{Engine, SqlStore, hint, schema};
+use super::{
+    Engine, SqlStore, hint,
+    lent::Patience,
+    quick::{PING_WITHIN, Quick, TRUSTED},
+    schema,
+};
 use crate::store::{StoreError, Stored};
 
-/// Connections of one broker. The server admits a hundred by default, which leaves room for several brokers and operators.
-const CONNECTIONS: u32 = 16;
+/// Connections of one broker, for transactions and for single statements. The server admits a hundred by default, which leaves room for
+/// several brokers and operators.
+const CONNECTIONS: u32 = 8;
+const QUICK_CONNECTIONS: usize = 8;
 /// How long a request waits for its turn before it fails.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
-/// A connection unused for this long is asked whether it still works before it is used.
-const TRUSTED: Duration = Duration::from_secs(5);
 
 /// A broker that hangs must not hold locks that others wait for, nor wait for them without end. That a table is there already is
 /// not worth a line in the log.
@@ -28,6 +33,11 @@ const SETTINGS: &str = "SET client_min_messages = warning; SET idle_in_transacti
 
 /// Connects, and brings the schema up to date.
 pub async fn open(url: &Secret) -> Stored<SqlStore> {
+    open_with(url, Patience::default()).await
+}
+
+/// As [`open`], for whoever can't wait as long for a database that is gone.
+pub async fn open_with(url: &Secret, patience: Patience) -> Stored<SqlStore> {
     sqlx::any::install_default_drivers();
     // The URL has a password in it: no error says more than what the server or the system said.
     let failed = |e: &dyn std::fmt::Display| StoreError::Failed(format!("opening the PostgreSQL database: {e}"));
@@ -41,7 +51,8 @@ pub async fn open(url: &Secret) -> Stored<SqlStore> {
         .before_acquire(|connection, meta| {
             Box::pin(async move {
                 if meta.idle_for > TRUSTED {
-                    sqlx::Connection::ping(connection).await?;
+                    let answered = tokio::time::timeout(PING_WITHIN, sqlx::Connection::ping(connection)).await;
+                    answered.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
                 }
                 Ok(true)
             })
@@ -50,7 +61,7 @@ pub async fn open(url: &Secret) -> Stored<SqlStore> {
             count.fetch_add(1, Ordering::SeqCst);
             Box::pin(async move { sqlx::raw_sql(SETTINGS).execute(connection).await.map(drop) })
         })
-        .connect_with(options)
+        .connect_with(options.clone())
         .await
         .map_err(|e| failed(&e))?;
     schema::bring_up_to_date(&pool, schema::POSTGRES).await.map_err(|e| failed(&e))?;
@@ -58,10 +69,13 @@ pub async fn open(url: &Secret) -> Stored<SqlStore> {
     Ok(SqlStore::new(Engine {
         writers: pool.clone(),
         readers: pool,
+        quick: Quick::new(options, SETTINGS, QUICK_CONNECTIONS, connections.clone()),
         begin: "BEGIN",
         begin_unsynced: "BEGIN; SET LOCAL synchronous_commit = off",
+        sync: None,
         is_only_writer: false,
         connections,
+        patience,
         _listener: Some(hint::listen(url.clone(), hints.clone())),
         hints,
     }))

@@ -3,7 +3,11 @@
 use cobox_protocol::key::PrincipalKind;
 use sqlx::{AnyConnection, Row};
 
-use super::{hint, keys, lock, notes, rows};
+use super::{
+    hint,
+    keys::{self, Way},
+    lock, notes, rows,
+};
 use crate::{
     domain::{audit::AuditRecord, keys::MAX_PRINCIPALS_PER_WORKSPACE, model::PrincipalRecord},
     store::{DisabledPrincipal, Ending, Hint, PageWish, Stored},
@@ -48,10 +52,11 @@ pub async fn disable(tx: &mut AnyConnection, workspace: &str, name: &str, ending
         .fetch_optional(&mut *tx)
         .await?;
     let Some(row) = found else { return Ok(DisabledPrincipal::NotThere) };
-    if row.try_get::<&str, _>("kind")? == PrincipalKind::Operator.word()
-        && !keys::has_other_operator(&mut *tx, ending.now, None, Some((workspace, name))).await?
-    {
-        return Ok(DisabledPrincipal::LastOperator);
+    if row.try_get::<&str, _>("kind")? == PrincipalKind::Operator.word() {
+        let left = if keys::has_lasting(&mut *tx, workspace, name).await? { Way::Lasting } else { Way::Valid(ending.now) };
+        if !keys::has_other_operator(&mut *tx, left, None, Some((workspace, name))).await? {
+            return Ok(DisabledPrincipal::LastOperator);
+        }
     }
     if row.try_get::<Option<i64>, _>("disabled_at")?.is_some() {
         return Ok(DisabledPrincipal::Disabled);

@@ -37,6 +37,8 @@ pub fn sandbox(row: &AnyRow) -> Stored<Sandbox> {
         intent: row.try_get::<Option<&str>, _>("intent")?.map(|w| Intent::from_word(w).ok_or_else(|| corrupt("intent", w))).transpose()?,
         reason: row.try_get("reason")?,
         is_kept: count(row, "kept")? != 0,
+        own_lease: maybe_seconds(row, "lease_seconds")?,
+        own_keep: maybe_seconds(row, "keep_suspended_seconds")?,
         created_at: time(row, "created_at")?,
         last_active_at: time(row, "last_active_at")?,
         running_since: maybe_time(row, "running_since")?,
@@ -179,6 +181,11 @@ fn generation(row: &AnyRow, column: &'static str) -> Stored<Option<u32>> {
 
 fn seconds(row: &AnyRow, column: &'static str) -> Stored<Duration> {
     count(row, column).map(Duration::from_secs)
+}
+
+fn maybe_seconds(row: &AnyRow, column: &'static str) -> Stored<Option<Duration>> {
+    let value: Option<i64> = row.try_get(column)?;
+    value.map(|v| u64::try_from(v).map(Duration::from_secs).map_err(|_| corrupt(column, "a negative number"))).transpose()
 }
 
 /// A number that is never negative.

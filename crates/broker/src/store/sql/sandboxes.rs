@@ -54,11 +54,14 @@ pub async fn change(tx: &mut AnyConnection, id: &SandboxId, change: &SandboxChan
         old_keys: sandbox.old_keys.filter(|_| !is_closed),
         name: change.name.clone().unwrap_or(sandbox.name),
         is_kept: change.is_kept.unwrap_or(sandbox.is_kept),
+        own_lease: change.own_lease.unwrap_or(sandbox.own_lease),
+        own_keep: change.own_keep.unwrap_or(sandbox.own_keep),
         access,
         ..sandbox
     };
     sqlx::query(
-        "UPDATE sandboxes SET name = $2, kept = $3, access = $4, generation = $5, old_keys_from = $6, old_keys_until = $7 WHERE id = $1",
+        "UPDATE sandboxes SET name = $2, kept = $3, access = $4, generation = $5, old_keys_from = $6, old_keys_until = $7,
+                              lease_seconds = $8, keep_suspended_seconds = $9 WHERE id = $1",
     )
     .bind(id.as_str())
     .bind(changed.name.as_deref())
@@ -67,6 +70,8 @@ pub async fn change(tx: &mut AnyConnection, id: &SandboxId, change: &SandboxChan
     .bind(i64::from(changed.generation))
     .bind(changed.old_keys.map(|old| i64::from(old.from)))
     .bind(changed.old_keys.map(|old| old.until.unix()))
+    .bind(changed.own_lease.map(rows::stored_seconds))
+    .bind(changed.own_keep.map(rows::stored_seconds))
     .execute(&mut *tx)
     .await?;
     if is_closed {
@@ -116,8 +121,9 @@ pub async fn is_full(tx: &mut AnyConnection, fresh: &Sandbox, quota: &Quota) -> 
 pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {
     sqlx::query(
         "INSERT INTO sandboxes (id, workspace_id, name, owner, access, provider, node_id, generation, state, intent, reason, kept,
-                                created_at, last_active_at, running_since, active_seconds, suspended_at, ended_at, owner_kind)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)",
+                                created_at, last_active_at, running_since, active_seconds, suspended_at, ended_at, owner_kind,
+                                lease_seconds, keep_suspended_seconds)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21)",
     )
     .bind(s.id.as_str())
     .bind(&s.workspace)
@@ -138,6 +144,8 @@ pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {
     .bind(s.suspended_at.map(|t| t.unix()))
     .bind(s.ended_at.map(|t| t.unix()))
     .bind(s.owner_kind.word())
+    .bind(s.own_lease.map(rows::stored_seconds))
+    .bind(s.own_keep.map(rows::stored_seconds))
     .execute(tx)
     .await?;
     Ok(())
@@ -188,15 +196,19 @@ pub async fn of_node(db: &mut AnyConnection, node: &str) -> Stored<Vec<Sandbox>>
         .collect()
 }
 
-pub async fn due(db: &mut AnyConnection, node: &str, suspended_by: Timestamp) -> Stored<Vec<Sandbox>> {
-    // In two, each with an index of its own: nearly all sandboxes of a node may be suspended ones that can wait.
+pub async fn due(db: &mut AnyConnection, node: &str, suspended_by: Timestamp, now: Timestamp) -> Stored<Vec<Sandbox>> {
+    // In three, each with an index of its own: nearly all sandboxes of a node may be suspended ones that can wait.
     sqlx::query(
         "SELECT * FROM sandboxes WHERE node_id = $1 AND (state IN ('active', 'idle') OR intent IS NOT NULL)
          UNION ALL
-         SELECT * FROM sandboxes WHERE node_id = $1 AND state = 'suspended' AND intent IS NULL AND suspended_at <= $2",
+         SELECT * FROM sandboxes WHERE node_id = $1 AND state = 'suspended' AND intent IS NULL AND suspended_at <= $2
+         UNION ALL
+         SELECT * FROM sandboxes WHERE node_id = $1 AND state = 'suspended' AND keep_suspended_seconds IS NOT NULL AND intent IS NULL
+                                   AND suspended_at > $2 AND suspended_at <= $3 - keep_suspended_seconds",
     )
     .bind(node)
     .bind(suspended_by.unix())
+    .bind(now.unix())
     .fetch_all(db)
     .await?
     .iter()

@@ -182,6 +182,18 @@ pub async fn on_sandbox(db: &mut AnyConnection, sandbox: &SandboxId) -> Stored<V
     .collect()
 }
 
+pub async fn past_threads(db: &mut AnyConnection, sandbox: &SandboxId, limit: u32) -> Stored<Vec<String>> {
+    let found = sqlx::query(
+        "SELECT scope_id FROM sessions WHERE sandbox_id = $1 AND scope_type = 'thread' AND ended_at IS NOT NULL
+         GROUP BY scope_id ORDER BY max(id) DESC LIMIT $2",
+    )
+    .bind(sandbox.as_str())
+    .bind(i64::from(limit))
+    .fetch_all(db)
+    .await?;
+    found.iter().map(|row| Ok(row.try_get("scope_id")?)).collect()
+}
+
 /// What is left to do, and about which sandbox.
 pub async fn end(tx: &mut AnyConnection, id: &SessionId, ending: &Ending) -> Stored<Option<(Leftover, SandboxId)>> {
     let Some(found) = get(tx, id).await? else { return Ok(None) };

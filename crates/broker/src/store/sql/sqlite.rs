@@ -7,11 +7,12 @@ use std::{fmt::Write, path::Path, sync::Arc, time::Duration};
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use tokio::sync::broadcast;
 
-use super::{Engine, SqlStore, hint, schema};
+use super::{Engine, SqlStore, hint, lent::Patience, quick::Quick, schema};
 use crate::store::{StoreError, Stored};
 
-/// Readers beside the one writer; each is a thread.
+/// Readers beside the one writer, for lists and for single statements; each is a thread.
 const READERS: u32 = 4;
+const QUICK_READERS: usize = 4;
 /// How long a request waits for its turn before it fails.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -33,18 +34,21 @@ pub async fn open(path: &Path) -> Stored<SqlStore> {
     };
     let writers = pool(1).connect_with(options.clone()).await.map_err(|e| failed(&e))?;
     schema::bring_up_to_date(&writers, schema::SQLITE).await.map_err(|e| failed(&e))?;
-    let readers = pool(READERS).connect_with(options).await.map_err(|e| failed(&e))?;
+    let readers = pool(READERS).connect_with(options.clone()).await.map_err(|e| failed(&e))?;
     Ok(SqlStore::new(Engine {
         writers,
         readers,
+        quick: Quick::new(options, SETTINGS, QUICK_READERS, Arc::default()),
         // Takes the write lock at the start, so that what is read inside can't change before it is written. Each says how it is
         // synced: the one before it on this connection may have said otherwise, and may have been given up half-way.
         begin: "PRAGMA synchronous = FULL; BEGIN IMMEDIATE",
         begin_unsynced: "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE",
+        sync: Some("PRAGMA synchronous = FULL"),
         is_only_writer: true,
         hints: broadcast::channel(hint::BACKLOG).0,
         // What was lost with the power was lost with the broker too.
         connections: Arc::default(),
+        patience: Patience::default(),
         _listener: None,
     }))
 }
@@ -66,11 +70,11 @@ fn url(path: &Path) -> Stored<String> {
 
 #[cfg(test)]
 mod tests {
-    use sqlx::{Any, Row, Transaction};
+    use sqlx::Row;
 
-    use super::*;
+    use super::{super::lent::Tx, *};
 
-    async fn level(tx: &mut Transaction<'static, Any>) -> i64 {
+    async fn level(tx: &mut Tx) -> i64 {
         sqlx::raw_sql("PRAGMA synchronous").fetch_one(&mut **tx).await.unwrap().get(0)
     }
 

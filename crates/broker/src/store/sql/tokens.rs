@@ -1,6 +1,6 @@
 //! Tokens as far as they are rows: opaque ones by their hashes, and revocations asked for by operators.
 
-use cobox_protocol::control::IssuedTo;
+use cobox_protocol::{Timestamp, control::IssuedTo};
 use cobox_token::Claims;
 use sqlx::{AnyConnection, Row};
 
@@ -9,7 +9,7 @@ use super::{
     notes::{self, Revoked},
     rows,
 };
-use crate::store::{MasterRotation, OpaqueToken, RevokeWish, RevokedTokens, StoreError, Stored};
+use crate::store::{MasterRotated, MasterRotation, OpaqueToken, RevokeWish, RevokedTokens, StoreError, Stored};
 
 pub async fn insert(tx: &mut AnyConnection, token: &OpaqueToken) -> Stored<()> {
     let claims = serde_json::to_string(&token.claims).map_err(|e| StoreError::Failed(format!("claims can't be written: {e}")))?;
@@ -54,18 +54,22 @@ pub async fn revoke(tx: &mut AnyConnection, wish: &RevokeWish) -> Stored<u64> {
     Ok(sequence)
 }
 
-pub async fn rotate_master(tx: &mut AnyConnection, rotation: &MasterRotation) -> Stored<u64> {
-    // Of the generations that still count, those of the master key before the last one can't be derived any more.
+pub async fn rotate_master(tx: &mut AnyConnection, rotation: &MasterRotation) -> Stored<MasterRotated> {
+    if rotation.old_until.is_some() {
+        let row = sqlx::query("SELECT max(old_keys_until) AS until FROM sandboxes WHERE ended_at IS NULL AND old_keys_until > $1")
+            .bind(rotation.now.unix())
+            .fetch_one(&mut *tx)
+            .await?;
+        if let Some(until) = row.try_get::<Option<i64>, _>("until")? {
+            return Ok(MasterRotated::TooSoon(Timestamp::from_unix(until)));
+        }
+    }
     let done = sqlx::query(
         "UPDATE sandboxes SET
-            old_keys_from = CASE WHEN $2 IS NULL THEN NULL
-                                 WHEN old_keys_from IS NULL OR old_keys_until <= $1 THEN generation
-                                 WHEN old_keys_from > master_from THEN old_keys_from
-                                 ELSE master_from END,
-            old_keys_until = $2, master_from = generation + 1, generation = generation + 1
+            old_keys_from = CASE WHEN $1 IS NULL THEN NULL ELSE generation END,
+            old_keys_until = $1, master_from = generation + 1, generation = generation + 1
          WHERE ended_at IS NULL",
     )
-    .bind(rotation.now.unix())
     .bind(rotation.old_until.map(|t| t.unix()))
     .execute(&mut *tx)
     .await?;
@@ -77,7 +81,7 @@ pub async fn rotate_master(tx: &mut AnyConnection, rotation: &MasterRotation) ->
             .await?;
     }
     notes::audit(tx, &rotation.audit).await?;
-    Ok(done.rows_affected())
+    Ok(MasterRotated::Rotated(done.rows_affected()))
 }
 
 const fn word(of: IssuedTo) -> &'static str {

@@ -1,11 +1,15 @@
 //! The LangSmith sandbox SDK's routes at the root: its shapes and its errors over the same operations.
 
-use std::{collections::BTreeMap, sync::Arc};
+pub mod command;
+pub mod events;
+pub mod socket;
+mod text;
+
+use std::sync::Arc;
 
 use axum::{Extension, Json, body::Body, extract::State, response::Response};
 use cobox_protocol::{
-    ApiError,
-    exec::ExecRequest,
+    ApiError, ErrorCode,
     fs::{FileEntry, FileKind, GlobRequest, GrepMatch, GrepRequest, OneOrMany},
     json::read_object,
 };
@@ -16,9 +20,8 @@ use serde_json::{Value, json};
 
 use crate::{
     answer::Failure,
-    auth::{Caller, Exec, FsRead, FsWrite},
+    auth::{Caller, FsRead, FsWrite},
     body::{self, too_large},
-    exec,
     files::{
         self, Conditions, SandboxPath, refuse_when_full,
         write::{MAX_FILE_BYTES, WriteOptions, receive},
@@ -28,48 +31,12 @@ use crate::{
     server::Server,
 };
 
-/// What the SDK names when its user names nothing; not every root file system has it.
-const SDK_DEFAULT_SHELL: &str = "/bin/bash";
+/// How it is told that a command took too long.
+const COMMAND_TIMEOUT: &str = "CommandTimeout";
+const TOOK_TOO_LONG: &str = "the command took longer than its timeout and was ended";
 
 /// Of a search: a pattern and two paths.
 const MAX_SEARCH_BYTES: usize = 64 * 1024;
-
-#[derive(Deserialize)]
-struct ExecuteRequest {
-    command: String,
-    #[serde(default, alias = "timeout_secs", alias = "timeout_seconds")]
-    timeout: Option<f64>,
-    #[serde(default)]
-    shell: Option<String>,
-    #[serde(default)]
-    env: Option<BTreeMap<String, String>>,
-    #[serde(default)]
-    cwd: Option<String>,
-}
-
-impl From<ExecuteRequest> for ExecRequest {
-    fn from(r: ExecuteRequest) -> Self {
-        ExecRequest { command: Some(r.command), shell: r.shell, env: r.env, cwd: r.cwd, timeout_seconds: r.timeout, ..Default::default() }
-    }
-}
-
-/// `POST /execute`.
-pub async fn execute(
-    State(server): State<Arc<Server>>,
-    caller: Caller<Exec>,
-    Extension(connection): Extension<ConnectionEnd>,
-    headers: HeaderMap,
-    content: Body,
-) -> Result<Response, Failure> {
-    let has_bash = server.files.is_file(SDK_DEFAULT_SHELL).await?;
-    let adapt = |request: ExecuteRequest| {
-        let mut request = ExecRequest::from(request);
-        // The SDK's own default, not a choice of its user.
-        request.shell = request.shell.filter(|s| s != SDK_DEFAULT_SHELL || has_bash);
-        request
-    };
-    Ok(exec::run_as(&server, &caller, &headers, content, adapt).await?.brief_answer(&connection)?)
-}
 
 /// `POST /upload?path=`: multipart, one field `file`.
 pub async fn upload(
@@ -158,6 +125,12 @@ pub async fn grep(State(server): State<Arc<Server>>, caller: Caller<FsRead>, con
     let told = |m: &GrepMatch| json!({ "path": m.path, "line": m.line.line_number, "text": m.line.text });
     let matches: Vec<Value> = found.matches.iter().flatten().map(told).collect();
     Ok(Json(json!({ "matches": matches, "truncated": found.truncated })))
+}
+
+/// `GET /tunnel`: this sandbox's ports can't be reached from outside.
+pub async fn tunnel() -> Failure {
+    let message = "tunnels to ports of a sandbox are not served here; run what you need inside it";
+    Failure(ApiError::new(ErrorCode::Unsupported, message))
 }
 
 pub(crate) fn malformed(error: multer::Error) -> ApiError {

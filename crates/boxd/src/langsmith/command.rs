@@ -1,0 +1,180 @@
+//! From the LangSmith SDKs' words for a command to ours: which program, how long, and who may come back to it.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{Extension, body::Body, extract::State, response::Response};
+use cobox_protocol::{
+    ApiError,
+    exec::ExecRequest,
+    frame::{ExecStart, StdinStart},
+    langsmith::exec::{Execute, RunConfig},
+};
+use http::HeaderMap;
+
+use crate::{
+    answer::Failure,
+    auth::{Caller, Exec},
+    exec::{self, MAX_TIMEOUT, Terms},
+    listen::ConnectionEnd,
+    server::Server,
+};
+
+/// What the SDK names when its user names nothing; not every root file system has it.
+const SDK_DEFAULT_SHELL: &str = "/bin/bash";
+/// Where it is missing, and every system has it.
+const PLAIN_SHELL: &str = "/bin/sh";
+/// A command that is one of these and nothing else is a terminal by pipes.
+const SHELLS: [&str; 6] = ["sh", "bash", "dash", "ash", "zsh", "fish"];
+
+/// `POST /execute`.
+pub async fn execute(
+    State(server): State<Arc<Server>>,
+    caller: Caller<Exec>,
+    Extension(connection): Extension<ConnectionEnd>,
+    headers: HeaderMap,
+    content: Body,
+) -> Result<Response, Failure> {
+    let shells = Shells::of(&server).await?;
+    let adapt = |asked: Execute| {
+        let Execute { timeout_seconds, timeout, .. } = asked;
+        let start = started(asked, &server, shells)?;
+        Ok(ExecRequest {
+            command: start.command,
+            shell: start.shell,
+            cwd: start.cwd,
+            env: start.env,
+            timeout_seconds: timeout_seconds.or(timeout),
+            command_id: start.command_id,
+            ..Default::default()
+        })
+    };
+    Ok(exec::run_as(&server, &caller, &headers, content, adapt).await?.brief_answer(&connection)?)
+}
+
+/// Which shells there are.
+#[derive(Clone, Copy)]
+pub struct Shells {
+    has_default: bool,
+}
+
+impl Shells {
+    pub async fn of(server: &Server) -> Result<Self, ApiError> {
+        Ok(Self { has_default: server.files.is_file(SDK_DEFAULT_SHELL).await? })
+    }
+
+    /// The SDK's own default is not a choice of its user: where it is missing, another does.
+    fn choose(self, asked: Option<String>) -> String {
+        match asked.unwrap_or_else(|| SDK_DEFAULT_SHELL.to_owned()) {
+            shell if shell == SDK_DEFAULT_SHELL && !self.has_default => PLAIN_SHELL.to_owned(),
+            shell => shell,
+        }
+    }
+}
+
+/// A command of a stream: what is run, and on which terms it is kept.
+pub fn plan(asked: Execute, server: &Server, shells: Shells) -> Result<(ExecStart, Terms), ApiError> {
+    let unattended = span("idle_timeout_seconds", asked.idle_timeout_seconds)?;
+    let kept_for = span("ttl_seconds", asked.ttl_seconds)?;
+    let is_terminal = asked.pty == Some(true) || asked.close_stdin != Some(true) && asked.command.as_deref().is_some_and(is_bare_shell);
+    let timeout_seconds = asked.timeout_seconds.or(asked.timeout.filter(|_| !is_terminal));
+    let start = ExecStart { timeout_seconds, ..started(asked, server, shells)? };
+    Ok((start, Terms { unattended, kept_for, ..Terms::timeout(MAX_TIMEOUT) }))
+}
+
+fn started(asked: Execute, server: &Server, shells: Shells) -> Result<ExecStart, ApiError> {
+    if asked.ssh_agent_forward == Some(true) {
+        return Err(ApiError::invalid("ssh_agent_forward: no agent can be forwarded into this sandbox; leave it out"));
+    }
+    let (cwd, env) = match asked.run_config {
+        Some(_) if asked.cwd.is_some() || asked.env.is_some() => {
+            return Err(ApiError::invalid("run_config: goes in place of cwd and env, not beside them"));
+        }
+        Some(RunConfig { user, work_dir, env_vars }) => {
+            may_run_as(user.as_deref(), server.programs.user())?;
+            (work_dir, env_vars)
+        }
+        None => (asked.cwd, asked.env),
+    };
+    let pty = asked.pty == Some(true);
+    let shell = shells.choose(asked.shell);
+    // Without a command, on a terminal, the shell itself is what runs.
+    let (command, argv, shell) = match asked.command.filter(|command| !(pty && command.is_empty())) {
+        Some(command) => (Some(command), None, Some(shell)),
+        None if pty => (None, Some(vec![shell]), None),
+        None => return Err(ApiError::invalid("command: is missing; only a terminal (`pty`) starts without one")),
+    };
+    Ok(ExecStart {
+        command,
+        argv,
+        shell,
+        cwd: cwd.filter(|cwd| !cwd.is_empty()),
+        env,
+        pty,
+        cols: asked.cols,
+        rows: asked.rows,
+        stdin: Some(StdinStart::Open(pty || asked.close_stdin != Some(true))),
+        kill_on_disconnect: asked.kill_on_disconnect == Some(true),
+        command_id: asked.command_id,
+        ..Default::default()
+    })
+}
+
+/// Everybody's commands run as the sandbox's one user: another can't be had, and must not be promised.
+fn may_run_as(asked: Option<&str>, user: &str) -> Result<(), ApiError> {
+    match asked.filter(|asked| !asked.is_empty() && *asked != user) {
+        None => Ok(()),
+        Some(_) => Err(ApiError::invalid(format!("run_config.user: commands run as `{user}` here; leave it out"))),
+    }
+}
+
+fn is_bare_shell(command: &str) -> bool {
+    let command = command.trim();
+    command.rsplit('/').next().is_some_and(|name| SHELLS.contains(&name)) && !command.contains(char::is_whitespace)
+}
+
+/// Seconds; negative ones mean that there is no such limit.
+fn span(field: &str, seconds: Option<f64>) -> Result<Option<Duration>, ApiError> {
+    match seconds {
+        Some(s) if !s.is_finite() => Err(ApiError::invalid(format!("{field}: must be a number of seconds, or -1 for no limit"))),
+        Some(s) if s >= 0.0 => Ok(Some(Duration::from_secs_f64(s.min(MAX_TIMEOUT.as_secs_f64())))),
+        _ => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bare_shell_is_a_terminal_and_a_shells_command_is_not() {
+        for shell in ["/bin/bash", "bash", " sh ", "/usr/bin/zsh"] {
+            assert!(is_bare_shell(shell), "{shell}");
+        }
+        for command in ["bash -c ls", "make", "/bin/bash-completion", "sh; ls", ""] {
+            assert!(!is_bare_shell(command), "{command}");
+        }
+    }
+
+    #[test]
+    fn the_sdks_default_shell_is_replaced_where_it_is_missing_and_a_chosen_one_never() {
+        let chosen = |has_default, shell: Option<&str>| Shells { has_default }.choose(shell.map(str::to_owned));
+        assert_eq!(chosen(true, None), "/bin/bash");
+        assert_eq!(chosen(false, Some("/bin/bash")), "/bin/sh");
+        assert_eq!(chosen(false, Some("/bin/zsh")), "/bin/zsh");
+    }
+
+    #[test]
+    fn a_negative_span_is_no_limit_and_a_huge_one_is_cut() {
+        assert_eq!(span("x", Some(-1.0)).unwrap(), None);
+        assert_eq!(span("x", None).unwrap(), None);
+        assert_eq!(span("x", Some(0.0)).unwrap(), Some(Duration::ZERO));
+        assert_eq!(span("x", Some(1e300)).unwrap(), Some(MAX_TIMEOUT));
+        assert!(span("x", Some(f64::NAN)).is_err());
+    }
+
+    #[test]
+    fn nobody_is_promised_another_user() {
+        assert!(may_run_as(None, "user").is_ok() && may_run_as(Some(""), "user").is_ok() && may_run_as(Some("user"), "user").is_ok());
+        assert!(may_run_as(Some("root"), "user").unwrap_err().message.contains("run_config.user"));
+    }
+}

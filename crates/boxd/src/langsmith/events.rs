@@ -1,0 +1,123 @@
+//! `POST /execute/stream/start` and `…/resume`: a command as the LangSmith SDK's server-sent events, with its output in base64.
+
+use std::sync::Arc;
+
+use axum::{Extension, body::Body, extract::State, response::Response};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use bytes::Bytes;
+use cobox_protocol::{
+    ErrorCode,
+    frame::{ExecReady, ExecStart, OutputStream},
+    json::read_object,
+    langsmith::{
+        self,
+        exec::{Execute, Resume},
+    },
+};
+use http::HeaderMap;
+use serde_json::{Value, json};
+
+use super::command::{Shells, plan};
+use crate::{
+    answer::Failure,
+    auth::{Caller, Exec},
+    body,
+    exec::{self, CutOff, Event, Events, Form, MAX_TIMEOUT, Script, Terms, subject},
+    listen::ConnectionEnd,
+    server::Server,
+};
+
+/// Of a request that names a command and two offsets.
+const MAX_RESUME_BYTES: usize = 64 * 1024;
+
+pub async fn start(
+    State(server): State<Arc<Server>>,
+    caller: Caller<Exec>,
+    Extension(connection): Extension<ConnectionEnd>,
+    headers: HeaderMap,
+    content: Body,
+) -> Result<Response, Failure> {
+    let shells = Shells::of(&server).await?;
+    let (asked, _memory) = caller.stream.until_revoked(exec::read_request::<Execute>(&server, &headers, content)).await?;
+    caller.aims_at(&subject(asked.command.as_deref(), None, asked.command_id.as_deref()));
+    // It has no way to send input later.
+    let (start, terms) = plan(Execute { close_stdin: Some(true), ..asked }, &server, shells)?;
+    Ok(Events { start, terms, script: Told }.answer(&server, caller, &connection).await?)
+}
+
+pub async fn resume(
+    State(server): State<Arc<Server>>,
+    caller: Caller<Exec>,
+    Extension(connection): Extension<ConnectionEnd>,
+    content: Body,
+) -> Result<Response, Failure> {
+    let asked: Resume = read_object(&body::collect(content, MAX_RESUME_BYTES).await?)?;
+    caller.aims_at(&asked.command_id);
+    Ok(Events { start: joining(asked), terms: Terms::timeout(MAX_TIMEOUT), script: Told }.answer(&server, caller, &connection).await?)
+}
+
+/// What only joins a command, from where its client has it.
+pub fn joining(asked: Resume) -> ExecStart {
+    ExecStart {
+        command_id: Some(asked.command_id),
+        stdout_from: Some(asked.stdout_offset),
+        stderr_from: Some(asked.stderr_offset),
+        ..Default::default()
+    }
+}
+
+struct Told;
+
+impl Script for Told {
+    const FORM: Form = Form::Bytes;
+
+    fn ready(&mut self, ready: ExecReady, _: (u64, u64)) -> Bytes {
+        event("started", &json!({ "command_id": ready.command_id, "pid": ready.pid }))
+    }
+
+    fn event(&mut self, next: Event, (stdout, stderr): (u64, u64)) -> Bytes {
+        match next {
+            Event::Output(output) => {
+                event(word(output.stream), &json!({ "offset": output.offset, "data": STANDARD.encode(output.bytes()) }))
+            }
+            // The next output's offset says it.
+            Event::Gap { .. } => Bytes::from_static(b":\n\n"),
+            Event::Exit(ended) => {
+                let last = match ended.timed_out {
+                    true => event("error", &json!({ "error_type": super::COMMAND_TIMEOUT, "error": super::TOOK_TOO_LONG })),
+                    false => event("exit", &json!({ "exit_code": ended.exit.code })),
+                };
+                let end = |stream, offset: u64| event("stream_end", &json!({ "stream": word(stream), "offset": offset }));
+                [end(OutputStream::Stdout, stdout), end(OutputStream::Stderr, stderr), last].concat().into()
+            }
+        }
+    }
+
+    fn cut_off(&mut self, why: CutOff, (stdout, stderr): (u64, u64)) -> Option<Bytes> {
+        match why {
+            // Its client asks again at once, and a key it asks with is swapped for a fresh token.
+            CutOff::Refused(error) if matches!(error.code, ErrorCode::TokenExpired | ErrorCode::ProviderUnavailable) => {
+                Some(event("ack_required", &json!({ "stdout_offset": stdout, "stderr_offset": stderr })))
+            }
+            CutOff::Refused(error) => {
+                let error_type = langsmith::error_type(error.code, "CommandError");
+                Some(event("error", &json!({ "error_type": error_type, "error": error.message })))
+            }
+            CutOff::Shutdown => {
+                Some(event("error", &json!({ "error_type": "ServerShuttingDown", "error": "the sandbox is stopping; resume" })))
+            }
+        }
+    }
+}
+
+fn word(stream: OutputStream) -> &'static str {
+    match stream {
+        OutputStream::Stdout => "stdout",
+        OutputStream::Stderr => "stderr",
+    }
+}
+
+fn event(name: &str, data: &Value) -> Bytes {
+    // JSON has no raw line breaks.
+    Bytes::from(format!("event: {name}\ndata: {data}\n\n"))
+}

@@ -1,0 +1,205 @@
+//! `WS /execute/ws`: a command in the LangSmith SDKs' own frames, which a client that lost its connection joins again where it was.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension,
+    extract::{
+        State, WebSocketUpgrade,
+        ws::{Message, Utf8Bytes, rejection::WebSocketUpgradeRejection},
+    },
+    response::Response,
+};
+use cobox_protocol::{
+    ApiError, Capability, ErrorCode, RequestId,
+    frame::{ExecStart, OutputStream, close},
+    langsmith::{
+        self,
+        exec::{CLIENT_FRAME_TYPES, ClientFrame, ServerFrame},
+    },
+};
+use http::{HeaderMap, StatusCode};
+
+use super::{
+    COMMAND_TIMEOUT, TOOK_TOO_LONG,
+    command::{Shells, plan},
+    events::joining,
+    text::Characters,
+};
+use crate::{
+    answer::{Failure, RequestRecord},
+    exec::{Commands, Event, Form, MAX_TIMEOUT, Terms, Viewer, at, ready, subject, terminal_size},
+    server::Server,
+    socket::{self, Conversation, Dialect, End, Peer, Received},
+};
+
+pub async fn open(
+    State(server): State<Arc<Server>>,
+    Extension(record): Extension<Arc<RequestRecord>>,
+    headers: HeaderMap,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Result<Response, Failure> {
+    socket::open(server, record, headers, upgrade, Session).await
+}
+
+impl Dialect for ClientFrame {
+    const TYPES: &'static [&'static str] = &CLIENT_FRAME_TYPES;
+
+    fn sorted(self) -> Received<Self> {
+        match self {
+            ClientFrame::Auth { token } => Received::Auth(token),
+            frame => Received::Frame(frame),
+        }
+    }
+
+    fn error(error: &ApiError, request_id: &RequestId) -> Message {
+        let error_type = langsmith::error_type(error.code, "CommandError").to_owned();
+        encode(&ServerFrame::Error { error_type, error: format!("{} (error_id={request_id})", error.message) })
+    }
+
+    /// What the client mends by coming back is no error to it: a key's next token, a sandbox that wakes up, a daemon that starts again.
+    fn farewell(end: &End, request_id: &RequestId) -> (Option<Message>, u16) {
+        match &end.error {
+            Some(error) if matches!(error.code, ErrorCode::TokenExpired | ErrorCode::ProviderUnavailable) => (None, close::GOING_AWAY),
+            Some(error) => (Some(Self::error(error, request_id)), end.code),
+            None => (None, end.code),
+        }
+    }
+}
+
+struct Session;
+
+impl Conversation for Session {
+    type Frame = ClientFrame;
+    const NEEDS: Capability = Capability::Exec;
+
+    async fn hold(self, peer: &mut Peer<'_, ClientFrame>) -> Result<(), End> {
+        let shells = Shells::of(peer.server).await?;
+        let (start, terms) = match peer.next().await? {
+            ClientFrame::Execute(asked) => plan(*asked, peer.server, shells)?,
+            ClientFrame::Reconnect(asked) => (joining(asked), Terms::timeout(MAX_TIMEOUT)),
+            _ => return Err(ApiError::invalid("there is no command yet; send `execute` or `reconnect`").into()),
+        };
+        peer.record.aims_at(&subject(start.command.as_deref(), start.argv.as_deref(), start.command_id.as_deref()));
+        run(peer, start, terms).await
+    }
+}
+
+async fn run(peer: &mut Peer<'_, ClientFrame>, start: ExecStart, terms: Terms) -> Result<(), End> {
+    let (stdout_from, stderr_from) = (start.stdout_from.unwrap_or(0), start.stderr_from.unwrap_or(0));
+    let attached = Commands::start(peer.server, start, terms, &peer.claims()).await?;
+    let mut viewer = Viewer::new(attached, stdout_from, stderr_from, Form::Text);
+    let began = ready(&viewer).await;
+    peer.record.tell(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
+    let (out, command) = (peer.out.clone(), viewer.command().clone());
+    out.message(encode(&ServerFrame::Started { command_id: began.command_id, pid: began.pid })).await?;
+    let mut shown = Shown::default();
+    let mut permit = None;
+    loop {
+        let has_room = command.input.has_room();
+        let stalls_at = viewer.stalls_at();
+        tokio::select! {
+            frame = peer.next(), if has_room => obey(frame?, &viewer, &peer.server.commands).await?,
+            free = out.permit(), if permit.is_none() => permit = Some(free?),
+            event = viewer.next(), if permit.is_some() => match event {
+                Event::Exit(ended) => {
+                    // Its place is one of those that the last frames go out by.
+                    drop(permit.take());
+                    for message in shown.rest() {
+                        out.message(message).await?;
+                    }
+                    let last = match ended.timed_out {
+                        true => ServerFrame::Error { error_type: COMMAND_TIMEOUT.to_owned(), error: TOOK_TOO_LONG.to_owned() },
+                        false => ServerFrame::Exit { exit_code: ended.exit.code },
+                    };
+                    return out.message(encode(&last)).await;
+                }
+                event => {
+                    if let Some(message) = shown.take(event) {
+                        out.send_with(&mut permit, message);
+                    }
+                }
+            },
+            () = at(stalls_at) => viewer.let_go(),
+            () = command.input.room(), if !has_room => {}
+        }
+    }
+}
+
+async fn obey(frame: ClientFrame, viewer: &Viewer, commands: &Commands) -> Result<(), ApiError> {
+    let command = viewer.command();
+    match frame {
+        ClientFrame::Input { data } => {
+            if !command.has_input {
+                return Err(ApiError::invalid("this command has no standard input; run it without `close_stdin`"));
+            }
+            let bytes = data.into_bytes();
+            let bytes = commands.memory(bytes.len())?.owned_by(bytes);
+            // A command that reads no more, or has just ended, is no error: its exit says the rest.
+            let _ = command.input.push("", None, bytes);
+            Ok(())
+        }
+        ClientFrame::CloseStdin => {
+            command.input.close();
+            Ok(())
+        }
+        ClientFrame::Kill => {
+            command.job().program.kill_tree().await;
+            Ok(())
+        }
+        ClientFrame::Resize { cols, rows } => {
+            let (cols, rows) = terminal_size(cols, rows)?;
+            // One that has just ended needs no size.
+            if command.job().ended().is_none() { command.resize(cols, rows) } else { Ok(()) }
+        }
+        ClientFrame::Execute(_) | ClientFrame::Reconnect(_) | ClientFrame::Auth { .. } => {
+            Err(ApiError::invalid("this connection has its command already; open another for a second one"))
+        }
+    }
+}
+
+/// Both streams as text.
+#[derive(Default)]
+struct Shown {
+    stdout: Characters,
+    stderr: Characters,
+}
+
+impl Shown {
+    fn take(&mut self, event: Event) -> Option<Message> {
+        match event {
+            Event::Output(output) => {
+                let shown = self.of(output.stream).take(output.offset, output.bytes());
+                shown.map(|(offset, data)| text(output.stream, offset, data))
+            }
+            // The SDK knows no word for it: the next offset is later than it counted, and it goes on from there.
+            Event::Gap { stream, .. } => self.of(stream).end().map(|(offset, data)| text(stream, offset, data)),
+            Event::Exit(_) => None,
+        }
+    }
+
+    fn rest(&mut self) -> impl Iterator<Item = Message> {
+        let rest = [OutputStream::Stdout, OutputStream::Stderr]
+            .map(|stream| self.of(stream).end().map(|(offset, data)| text(stream, offset, data)));
+        rest.into_iter().flatten()
+    }
+
+    fn of(&mut self, stream: OutputStream) -> &mut Characters {
+        match stream {
+            OutputStream::Stdout => &mut self.stdout,
+            OutputStream::Stderr => &mut self.stderr,
+        }
+    }
+}
+
+fn text(stream: OutputStream, offset: u64, data: String) -> Message {
+    encode(&match stream {
+        OutputStream::Stdout => ServerFrame::Stdout { data, offset },
+        OutputStream::Stderr => ServerFrame::Stderr { data, offset },
+    })
+}
+
+fn encode(frame: &ServerFrame) -> Message {
+    // Strings and numbers always serialise.
+    Message::Text(Utf8Bytes::from(serde_json::to_string(frame).unwrap_or_default()))
+}

@@ -1,0 +1,117 @@
+//! Output as text of exactly as many bytes: the LangSmith SDKs count their offsets by the text they got.
+//!
+//! A character cut in two waits for its rest. A byte that is no part of any character is shown as `?`, one for one: the usual
+//! replacement character has three bytes, and each would put every later offset off by two. Who needs such bytes as they are
+//! downloads a file, or reads `/v1/exec/ws` or the event stream, which carry bytes.
+
+/// What a byte that can't be text is shown as.
+const STANDS_FOR_A_BYTE: char = '?';
+
+/// One stream on its way to a client.
+#[derive(Default)]
+pub struct Characters {
+    /// The beginning of a character, of at most three bytes.
+    begun: Vec<u8>,
+    /// Where it begins.
+    at: u64,
+}
+
+impl Characters {
+    /// What can be shown of these bytes, and where that begins; `None` while it is only the beginning of a character.
+    pub fn take(&mut self, offset: u64, bytes: &[u8]) -> Option<(u64, String)> {
+        if self.begun.is_empty() {
+            self.at = offset;
+        }
+        let at = self.at;
+        let joined;
+        let bytes = match self.begun.is_empty() {
+            true => bytes,
+            false => {
+                joined = [self.begun.as_slice(), bytes].concat();
+                joined.as_slice()
+            }
+        };
+        let (text, rest) = shown(bytes);
+        self.begun = rest.to_vec();
+        self.at = at + text.len() as u64;
+        (!text.is_empty()).then_some((at, text))
+    }
+
+    /// Nothing more comes, or not what follows: what has begun stays a beginning.
+    pub fn end(&mut self) -> Option<(u64, String)> {
+        let begun = std::mem::take(&mut self.begun);
+        let text: String = begun.iter().map(|_| STANDS_FOR_A_BYTE).collect();
+        (!text.is_empty()).then_some((self.at, text))
+    }
+}
+
+/// As much text as there are whole characters, and the beginning of one that follows.
+fn shown(mut bytes: &[u8]) -> (String, &[u8]) {
+    let mut text = String::with_capacity(bytes.len());
+    loop {
+        let error = match std::str::from_utf8(bytes) {
+            Ok(rest) => {
+                text.push_str(rest);
+                return (text, &[]);
+            }
+            Err(error) => error,
+        };
+        let (good, bad) = bytes.split_at(error.valid_up_to());
+        // All of it was looked at just now.
+        text.push_str(std::str::from_utf8(good).unwrap_or_default());
+        let Some(length) = error.error_len() else { return (text, bad) };
+        text.extend(std::iter::repeat_n(STANDS_FOR_A_BYTE, length));
+        bytes = &bad[length..];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_character_waits_for_its_rest_and_a_byte_that_is_none_is_shown_by_one() {
+        let mut characters = Characters::default();
+        assert_eq!(characters.take(10, b"a\xe2\x82"), Some((10, "a".to_owned())));
+        assert_eq!(characters.take(13, b"\xac!"), Some((11, "€!".to_owned())));
+        assert_eq!(characters.take(15, b"\xf0\x9f"), None);
+        assert_eq!(characters.take(17, b"x\xff"), Some((15, "??x?".to_owned())));
+        assert_eq!(characters.take(19, b"\xe2"), None);
+        assert_eq!(characters.end(), Some((19, "?".to_owned())));
+        assert_eq!(characters.end(), None);
+    }
+
+    proptest! {
+        /// However it is cut, and wherever a client comes back: every byte is counted once, and what is text arrives as it is.
+        #[test]
+        fn bytes_are_counted_once_however_they_are_cut(
+            bytes in proptest::collection::vec(prop_oneof![Just(0xe2u8), Just(0x82), Just(0xac), Just(0xf0), Just(0x9f), any::<u8>()], 0..64),
+            cuts in proptest::collection::vec(1usize..6, 1..32),
+        ) {
+            let mut characters = Characters::default();
+            let (mut at, mut next, mut all) = (0usize, 0u64, String::new());
+            for cut in cuts.iter().cycle() {
+                if at == bytes.len() {
+                    break;
+                }
+                let end = (at + cut).min(bytes.len());
+                if let Some((offset, text)) = characters.take(at as u64, &bytes[at..end]) {
+                    prop_assert_eq!(offset, next);
+                    next += text.len() as u64;
+                    all.push_str(&text);
+                }
+                at = end;
+            }
+            if let Some((offset, text)) = characters.end() {
+                prop_assert_eq!(offset, next);
+                all.push_str(&text);
+            }
+            prop_assert_eq!(all.len(), bytes.len());
+            if let Ok(text) = std::str::from_utf8(&bytes) {
+                prop_assert_eq!(all, text);
+            }
+        }
+    }
+}

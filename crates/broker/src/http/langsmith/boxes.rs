@@ -1,0 +1,298 @@
+//! `/v2/sandboxes/boxes`: sandboxes in the LangSmith API's shapes. What it can ask for and we can't do is refused by its name.
+
+use std::time::Duration;
+
+use axum::{
+    Json,
+    extract::{Path, State},
+    routing::{get, post},
+};
+use cobox_protocol::{
+    ApiError, ErrorCode, SandboxId,
+    langsmith::{
+        boxes::{BoxInfo, BoxList, BoxStatus, BoxStatusWord, CreateBox, DownloadUrl, DownloadUrlRequest, PatchBox},
+        exec::RunConfig,
+    },
+    sandbox::{CreateSandbox, PatchSandbox, SandboxInfo},
+    session::State as LifeState,
+};
+use http::StatusCode;
+use serde::Deserialize;
+
+use super::{Api, Routes, place};
+use crate::{
+    domain::{
+        links::{LinkMethod, LinkWish},
+        sessions::Asking,
+    },
+    http::{
+        auth::Authenticated,
+        body::{JsonBody, MaybeJsonBody},
+        error::Failure,
+        paging::{PageQuery, Params, TagParams, page},
+    },
+};
+
+/// How long a start may take where its maker says nothing, as in the SDKs.
+const DEFAULT_WAIT: Duration = Duration::from_secs(30);
+/// The longest a maker may wait on one connection.
+const MAX_WAIT: Duration = Duration::from_secs(300);
+/// Both of the SDKs' times are whole minutes.
+const MINUTE: u64 = 60;
+
+pub fn routes() -> Routes {
+    Routes::new()
+        .at(place!("/boxes"), get(list).post(create))
+        .at(place!("/boxes/{name}"), get(look).patch(change).delete(remove))
+        .at(place!("/boxes/{name}/status"), get(status))
+        .at(place!("/boxes/{name}/start"), post(start))
+        .at(place!("/boxes/{name}/stop"), post(stop))
+        .at(place!("/boxes/{name}/download-url"), post(download_url))
+        .at(place!("/boxes/{name}/service-url"), post(no_service_urls))
+        .at(place!("/boxes/{name}/service-urls"), get(no_service_urls).delete(no_service_urls))
+}
+
+async fn create(
+    State(api): State<Api>,
+    who: Authenticated,
+    JsonBody(wish): JsonBody<CreateBox>,
+) -> Result<(StatusCode, Json<BoxInfo>), Failure> {
+    let waits = wish.wait_for_ready.unwrap_or(true);
+    let wait = match waits {
+        true => wait(wish.timeout)?,
+        false => Duration::ZERO,
+    };
+    let asking = Asking { wait, ..who.asking() };
+    let wish = read_wish(wish)?;
+    let made = match waits {
+        true => api.sandboxes.create_running(&asking, wish).await?,
+        false => api.sandboxes.create(&asking, wish).await?,
+    };
+    Ok((StatusCode::CREATED, Json(shown(made))))
+}
+
+#[derive(Deserialize)]
+struct ListQuery {
+    page_size: Option<String>,
+    limit: Option<String>,
+    cursor: Option<String>,
+}
+
+async fn list(
+    State(api): State<Api>,
+    who: Authenticated,
+    Params(query): Params<ListQuery>,
+    TagParams(tags): TagParams,
+) -> Result<Json<BoxList>, Failure> {
+    let wish = PageQuery { limit: query.page_size.or(query.limit), cursor: query.cursor }.wish::<SandboxId>()?;
+    let found = page(api.sandboxes.list(&who.caller, &tags, &wish).await?, &wish, |s| s.id.to_string());
+    let boxes: Vec<BoxInfo> = found.items.into_iter().map(shown).collect();
+    Ok(Json(BoxList { sandboxes: boxes.clone(), items: boxes, next_cursor: found.next_cursor, offset: 0 }))
+}
+
+async fn look(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<BoxInfo>, Failure> {
+    Ok(Json(shown(api.sandboxes.look(&who.asking(), &name).await?)))
+}
+
+async fn status(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<BoxStatus>, Failure> {
+    let BoxInfo { status, status_message, .. } = shown(api.sandboxes.look(&who.asking(), &name).await?);
+    Ok(Json(BoxStatus { status, status_message }))
+}
+
+async fn change(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(name): Path<String>,
+    JsonBody(wish): JsonBody<PatchBox>,
+) -> Result<Json<BoxInfo>, Failure> {
+    if is_something(wish.proxy_config.as_ref()) {
+        return Err(not_here("proxy_config", "a sandbox has no network to send through a proxy").into());
+    }
+    if let Some(config) = wish.run_config {
+        must_be_plain(&config)?;
+    }
+    // 0 takes the wish back.
+    let span = |field, wish: Option<u64>| wish.map(|seconds| minutes(field, Some(seconds))).transpose();
+    let wish = PatchSandbox {
+        name: wish.name.map(Some),
+        lease_seconds: span("idle_ttl_seconds", wish.idle_ttl_seconds)?,
+        keep_suspended_seconds: span("delete_after_stop_seconds", wish.delete_after_stop_seconds)?,
+        ..Default::default()
+    };
+    Ok(Json(shown(api.sandboxes.patch(&who.asking(), &name, wish).await?)))
+}
+
+async fn remove(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
+    api.sandboxes.delete(&who.caller, &name, &who.request_id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Nothing is asked for beside the start itself.
+#[derive(Deserialize)]
+struct Nothing {}
+
+async fn start(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(name): Path<String>,
+    MaybeJsonBody(Nothing {}): MaybeJsonBody<Nothing>,
+) -> Result<Json<BoxInfo>, Failure> {
+    Ok(Json(shown(api.sandboxes.begin_start(&who.asking(), &name).await?)))
+}
+
+async fn stop(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(name): Path<String>,
+    MaybeJsonBody(Nothing {}): MaybeJsonBody<Nothing>,
+) -> Result<Json<BoxInfo>, Failure> {
+    Ok(Json(shown(api.sandboxes.stop(&who.asking(), &name).await?)))
+}
+
+async fn download_url(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(name): Path<String>,
+    JsonBody(wish): JsonBody<DownloadUrlRequest>,
+) -> Result<Json<DownloadUrl>, Failure> {
+    for (field, value) in [("content_type", &wish.content_type), ("content_disposition", &wish.content_disposition)] {
+        if value.is_some() {
+            return Err(not_here(field, "a file is served as bytes, as what it is").into());
+        }
+    }
+    if wish.expires_in_seconds == Some(0) {
+        return Err(ApiError::invalid("expires_in_seconds: must be at least 1").into());
+    }
+    // Longer ones are cut, and the answer says to what.
+    let ttl = wish.expires_in_seconds.map(|seconds| u32::try_from(seconds).unwrap_or(u32::MAX));
+    let link = LinkWish { path: &wish.path, method: LinkMethod::Get, ttl };
+    let made = api.sessions.sandbox_file_link(&who.asking(), &name, link).await?;
+    Ok(Json(DownloadUrl { download_url: made.told.url, token: made.link, expires_at: made.told.expires_at }))
+}
+
+async fn no_service_urls(_: Authenticated) -> Failure {
+    let message = "ports of a sandbox can't be reached from outside here, so it has no service URLs; download-url serves its files";
+    ApiError::new(ErrorCode::Unsupported, message).into()
+}
+
+fn wait(seconds: Option<f64>) -> Result<Duration, ApiError> {
+    match seconds {
+        None => Ok(DEFAULT_WAIT),
+        Some(s) if s.is_finite() && s >= 0.0 => Ok(Duration::from_secs_f64(s.min(MAX_WAIT.as_secs_f64()))),
+        Some(_) => Err(ApiError::invalid("timeout: must be a number of seconds, 0 or more")),
+    }
+}
+
+/// Whole minutes; 0 is no wish at all.
+fn minutes(field: &str, seconds: Option<u64>) -> Result<Option<u64>, ApiError> {
+    match seconds {
+        Some(s) if s % MINUTE != 0 => Err(ApiError::invalid(format!("{field}: must be 0 or a multiple of {MINUTE} seconds"))),
+        other => Ok(other.filter(|s| *s > 0)),
+    }
+}
+
+/// A value that says something: these clients leave out what they don't mean, or send null or an empty object.
+fn is_something(value: Option<&serde_json::Value>) -> bool {
+    value.is_some_and(|v| !v.is_null() && v.as_object().is_none_or(|o| !o.is_empty()))
+}
+
+fn not_here(field: &str, why: &str) -> ApiError {
+    ApiError::invalid(format!("{field}: is not supported here: {why}; leave it out"))
+}
+
+/// What a box is to be, in our own words.
+fn read_wish(wish: CreateBox) -> Result<CreateSandbox, ApiError> {
+    for (field, is_asked, why) in [
+        ("mount_config", is_something(wish.mount_config.as_ref()), "buckets can't be mounted"),
+        ("proxy_config", is_something(wish.proxy_config.as_ref()), "a sandbox has no network to send through a proxy"),
+        ("access_delegation", is_something(wish.access_delegation.as_ref()), "a sandbox never gets a credential of its maker"),
+        ("persistent", wish.persistent == Some(false), "files always outlive a stop"),
+        ("preserve_memory_on_stop", wish.preserve_memory_on_stop == Some(true), "a stop ends every program"),
+        ("restore_memory", wish.restore_memory == Some(true), "a stop ends every program"),
+        ("tag_value_ids", wish.tag_value_ids.as_ref().is_some_and(|ids| !ids.is_empty()), "use labels"),
+        ("ttl_seconds", wish.ttl_seconds.is_some_and(|ttl| ttl > 0), "use idle_ttl_seconds and delete_after_stop_seconds"),
+    ] {
+        if is_asked {
+            return Err(not_here(field, why));
+        }
+    }
+    made_of(&wish)?;
+    Ok(CreateSandbox {
+        name: wish.name,
+        // Who makes a box deletes it: no session's end does.
+        keep: Some(true),
+        tags: wish.labels.unwrap_or_default(),
+        lease_seconds: minutes("idle_ttl_seconds", wish.idle_ttl_seconds)?,
+        keep_suspended_seconds: minutes("delete_after_stop_seconds", wish.delete_after_stop_seconds)?,
+        ..Default::default()
+    })
+}
+
+/// What it is made of: nothing can be chosen yet.
+fn made_of(wish: &CreateBox) -> Result<(), ApiError> {
+    for (field, is_asked) in [
+        ("snapshot_id", wish.snapshot_id.is_some()),
+        ("snapshot", wish.snapshot.is_some()),
+        ("snapshot_name", wish.snapshot_name.is_some()),
+        ("template_name", wish.template_name.is_some()),
+        ("vcpus", wish.vcpus.is_some()),
+        ("cpu_millicores", wish.cpu_millicores.is_some()),
+        ("mem_bytes", wish.mem_bytes.is_some()),
+        ("fs_capacity_bytes", wish.fs_capacity_bytes.is_some()),
+        ("env_vars", wish.env_vars.as_ref().is_some_and(|env| !env.is_empty())),
+        ("volumes", wish.volumes.as_ref().is_some_and(|volumes| !volumes.is_empty())),
+    ] {
+        if is_asked {
+            return Err(not_here(field, "every sandbox is made alike"));
+        }
+    }
+    wish.run_config.as_ref().map_or(Ok(()), must_be_plain)
+}
+
+fn must_be_plain(config: &RunConfig) -> Result<(), ApiError> {
+    let RunConfig { user, work_dir, env_vars } = config;
+    let is_said = |text: &Option<String>| text.as_deref().is_some_and(|t| !t.is_empty());
+    if is_said(user) {
+        return Err(not_here("run_config.user", "programs run as the sandbox's one user"));
+    }
+    if is_said(work_dir) {
+        return Err(not_here("run_config.work_dir", "say it with each command"));
+    }
+    if env_vars.as_ref().is_some_and(|env| !env.is_empty()) {
+        return Err(not_here("run_config.env_vars", "say them with each command"));
+    }
+    Ok(())
+}
+
+/// A sandbox as these clients read it.
+fn shown(sandbox: SandboxInfo) -> BoxInfo {
+    let status = match sandbox.state {
+        LifeState::Provisioning => BoxStatusWord::Provisioning,
+        LifeState::Active | LifeState::Idle => BoxStatusWord::Ready,
+        LifeState::Suspended => BoxStatusWord::Stopped,
+        LifeState::Terminated => BoxStatusWord::Deleting,
+        LifeState::Failed => BoxStatusWord::Failed,
+    };
+    // The client adds its own paths, ours ends in the version.
+    let dataplane_url = sandbox.http_base_url.strip_suffix("/v1").unwrap_or(&sandbox.http_base_url).to_owned();
+    BoxInfo {
+        name: sandbox.name.unwrap_or_else(|| sandbox.id.to_string()),
+        id: sandbox.id,
+        status,
+        status_message: sandbox.reason,
+        dataplane_url,
+        created_at: sandbox.created_at,
+        updated_at: sandbox.last_active_at,
+        stopped_at: sandbox.suspended_at,
+        created_by: sandbox.owner,
+        idle_ttl_seconds: sandbox.lease_seconds,
+        delete_after_stop_seconds: sandbox.keep_suspended_seconds,
+        template_name: None,
+        snapshot_id: None,
+        vcpus: None,
+        mem_bytes: None,
+        fs_capacity_bytes: None,
+        labels: sandbox.tags,
+        persistent: true,
+    }
+}

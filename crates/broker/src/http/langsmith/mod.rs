@@ -1,0 +1,50 @@
+//! The LangSmith sandbox API under both of its prefixes: a thin layer of that API's shapes over the same sandboxes.
+
+mod boxes;
+pub mod error;
+
+use axum::routing::MethodRouter;
+
+use super::{Api, Routes};
+
+/// A route under both prefixes.
+macro_rules! place {
+    ($rest:literal) => {
+        [concat!("/v2/sandboxes", $rest), concat!("/api/v2/sandboxes", $rest)]
+    };
+}
+use place;
+
+const PREFIXES: [&str; 2] = place!("");
+
+pub fn routes() -> Routes {
+    boxes::routes()
+}
+
+/// Whether a request is in this API's dialect, by its path.
+pub fn is_asked(path: &str) -> bool {
+    let is_below = |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    PREFIXES.into_iter().any(is_below)
+}
+
+impl Routes {
+    fn at(self, places: [&'static str; 2], methods: MethodRouter<Api>) -> Self {
+        let [first, second] = places;
+        self.route(first, methods.clone()).route(second, methods)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_dialect_is_spoken_below_its_prefixes_and_nowhere_else() {
+        for path in ["/v2/sandboxes", "/v2/sandboxes/boxes/a%2Fb", "/api/v2/sandboxes/none"] {
+            assert!(is_asked(path), "{path}");
+        }
+        for path in ["/v1/sandboxes", "/v2/sandboxesx", "/x/v2/sandboxes", "/api/v1"] {
+            assert!(!is_asked(path), "{path}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Connections for what every request asks and writes in one statement.
+//!
+//! The driver's pool asks a connection whether it still works each time it comes back, which takes as long as the question did. Here
+//! one comes back only when it has answered; one that was given up half-way is closed. And it goes to the thread it was made on, where
+//! there is one: then nobody else is woken by its answer.
+
+use std::{
+    ops::{Deref, DerefMut},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread::{self, ThreadId},
+    time::{Duration, Instant},
+};
+
+use sqlx::{AnyConnection, Connection, any::AnyConnectOptions};
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::timeout,
+};
+
+use crate::store::{StoreError, Stored};
+
+/// How long a request waits for its turn, and for a connection to be made.
+const TAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// A connection unused for this long is asked whether it still works before it is used.
+pub const TRUSTED: Duration = Duration::from_secs(5);
+/// For the answer; one that is gone must leave time to try another.
+pub const PING_WITHIN: Duration = Duration::from_secs(2);
+
+pub struct Quick {
+    options: AnyConnectOptions,
+    /// What is said to each first.
+    settings: &'static str,
+    most: usize,
+    turns: Semaphore,
+    idle: Mutex<Vec<Idle>>,
+    /// Counts those that were made.
+    made: Arc<AtomicU64>,
+}
+
+struct Idle {
+    connection: AnyConnection,
+    made_on: ThreadId,
+    since: Instant,
+}
+
+/// A connection on loan. Dropped before it is given back, it is closed.
+pub struct Taken<'a> {
+    quick: &'a Quick,
+    connection: AnyConnection,
+    made_on: ThreadId,
+    _turn: SemaphorePermit<'a>,
+}
+
+impl Quick {
+    pub fn new(options: AnyConnectOptions, settings: &'static str, most: usize, made: Arc<AtomicU64>) -> Self {
+        Self { options, settings, most, turns: Semaphore::new(most), idle: Mutex::default(), made }
+    }
+
+    pub async fn take(&self) -> Stored<Taken<'_>> {
+        let late = |_| StoreError::Unreachable("no connection to the database was free in time".to_owned());
+        timeout(TAKE_TIMEOUT, self.find()).await.map_err(late)?
+    }
+
+    async fn find(&self) -> Stored<Taken<'_>> {
+        let turn = self.turns.acquire().await.map_err(|_| StoreError::Unreachable("the broker is ending".to_owned()))?;
+        while let Some(mut idle) = self.pick() {
+            if idle.since.elapsed() < TRUSTED || matches!(timeout(PING_WITHIN, idle.connection.ping()).await, Ok(Ok(()))) {
+                return Ok(Taken { quick: self, connection: idle.connection, made_on: idle.made_on, _turn: turn });
+            }
+            self.forget();
+        }
+        let mut connection = AnyConnection::connect_with(&self.options).await?;
+        self.made.fetch_add(1, Ordering::SeqCst);
+        sqlx::raw_sql(self.settings).execute(&mut connection).await?;
+        Ok(Taken { quick: self, connection, made_on: thread::current().id(), _turn: turn })
+    }
+
+    /// Where one leads to a server that is gone, so do the others.
+    fn forget(&self) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// One of this thread's, or anybody's where no more may be made.
+    fn pick(&self) -> Option<Idle> {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = thread::current().id();
+        if let Some(ours) = idle.iter().rposition(|i| i.made_on == here) {
+            return Some(idle.swap_remove(ours));
+        }
+        // Ours is a turn without a connection yet.
+        let on_loan = self.most.saturating_sub(self.turns.available_permits() + 1);
+        if idle.len() + on_loan < self.most { None } else { idle.pop() }
+    }
+}
+
+impl Taken<'_> {
+    pub fn give_back<T>(self, answer: &Stored<T>) {
+        if matches!(answer, Err(StoreError::Unreachable(_))) {
+            return self.quick.forget();
+        }
+        let idle = Idle { connection: self.connection, made_on: self.made_on, since: Instant::now() };
+        self.quick.idle.lock().unwrap_or_else(PoisonError::into_inner).push(idle);
+    }
+}
+
+impl Deref for Taken<'_> {
+    type Target = AnyConnection;
+    fn deref(&self) -> &AnyConnection {
+        &self.connection
+    }
+}
+
+impl DerefMut for Taken<'_> {
+    fn deref_mut(&mut self) -> &mut AnyConnection {
+        &mut self.connection
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use sqlx::Row;
+
+    use super::*;
+
+    fn quick(most: usize) -> Quick {
+        sqlx::any::install_default_drivers();
+        Quick::new("sqlite::memory:".parse().unwrap(), "PRAGMA foreign_keys = ON", most, Arc::default())
+    }
+
+    async fn ask(taken: &mut Taken<'_>) -> Stored<i64> {
+        Ok(sqlx::query("SELECT 7").fetch_one(&mut **taken).await?.try_get(0)?)
+    }
+
+    #[tokio::test]
+    async fn one_that_answered_is_used_again_and_one_given_up_is_not() {
+        let quick = quick(2);
+        for _ in 0..3 {
+            let mut taken = quick.take().await.unwrap();
+            let answer = ask(&mut taken).await;
+            assert_eq!(*answer.as_ref().unwrap(), 7);
+            taken.give_back(&answer);
+        }
+        assert_eq!(quick.made.load(Ordering::SeqCst), 1);
+        drop(quick.take().await.unwrap());
+        quick.take().await.unwrap().give_back(&Ok(()));
+        assert_eq!(quick.made.load(Ordering::SeqCst), 2);
+    }
+
+    #[tokio::test]
+    async fn no_more_than_the_most_are_on_loan() {
+        let quick = quick(2);
+        let (one, _two) = (quick.take().await.unwrap(), quick.take().await.unwrap());
+        let mut third = Box::pin(quick.take());
+        assert!(third.as_mut().now_or_never().is_none());
+        one.give_back(&Ok(()));
+        third.await.unwrap();
+        assert_eq!(quick.made.load(Ordering::SeqCst), 2);
+    }
+
+    #[tokio::test]
+    async fn who_finds_the_server_gone_takes_the_other_connections_with_it() {
+        let quick = quick(3);
+        let (one, two) = (quick.take().await.unwrap(), quick.take().await.unwrap());
+        two.give_back(&Ok(()));
+        one.give_back::<()>(&Err(StoreError::Unreachable("gone".to_owned())));
+        quick.take().await.unwrap();
+        assert_eq!(quick.made.load(Ordering::SeqCst), 3);
+    }
+}

@@ -1,0 +1,131 @@
+//! A database that falls silent without closing anything: whoever waits is told so in time, and the audit's chain stays whole.
+
+use std::{sync::Arc, time::Duration};
+
+use cobox_broker::{
+    domain::audit::{AuditRecord, AuditTrail},
+    store::{
+        Note, Store, StoreError,
+        sql::{SqlStore, lent::Patience, postgres},
+    },
+};
+use cobox_protocol::key::PrincipalKind;
+use cobox_testkit::{PATIENCE, Silence, StallingProxy, TestDatabase, eventually};
+use tokio::time::timeout;
+
+use crate::{
+    chain::{kept, verify},
+    store_suite::{api_key, audit},
+};
+
+/// Short, so that the tests are.
+const SHORT: Patience = Patience { turn: Duration::from_secs(1), commit: Duration::from_secs(2) };
+
+async fn silenced() -> (TestDatabase, StallingProxy, Arc<SqlStore>) {
+    let database = TestDatabase::new().await;
+    let proxy = StallingProxy::before(&database.socket()).await;
+    let store = postgres::open_with(&database.secret_url_at(proxy.address()), SHORT).await.unwrap();
+    store.write_as("node_a");
+    let store = Arc::new(store);
+    // More than once: the connection then knows the statement, and sends all of it at once.
+    for n in 0..3 {
+        note(&store, &format!("before {n}")).await.unwrap();
+        eventually("the connections to rest", || async { store.is_at_rest().then_some(()) }).await;
+    }
+    (database, proxy, store)
+}
+
+async fn note(store: &SqlStore, detail: &str) -> Result<(), StoreError> {
+    let record = AuditRecord { detail: Some(detail.to_owned()), ..audit("x") };
+    let noted = timeout(PATIENCE, store.note(&Note { audit: vec![record], ..Note::default() })).await;
+    noted.unwrap_or_else(|_| panic!("`{detail}` was neither written nor refused"))
+}
+
+async fn details(store: &SqlStore) -> Vec<String> {
+    let links = store.audit_links("node_a", 0, 1000).await.unwrap();
+    assert!(links.iter().zip(1..).all(|(link, number)| link.number == number));
+    links.into_iter().filter_map(|l| l.record.detail).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_fell_silent_holds_nobody_up_for_long_and_others_take_its_place() {
+    let (_database, proxy, store) = silenced().await;
+    let early = kept(&*store).await;
+    // Several connections, all of which fall silent.
+    let keys = (0..8).map(|n| {
+        let store = store.clone();
+        async move { store.add_key(&api_key(&format!("p{n}"), PrincipalKind::Human), &audit("key.created")).await.unwrap() }
+    });
+    futures_util::future::join_all(keys).await;
+    proxy.stall(Silence::Both);
+    let asked = (0..32).map(|n| {
+        let store = store.clone();
+        tokio::spawn(async move {
+            let name = format!("during {n}");
+            if n % 2 == 0 {
+                return (note(&store, &name).await, name);
+            }
+            let record = AuditRecord { detail: Some(name.clone()), ..audit("key.created") };
+            let key = api_key(&name, PrincipalKind::Human);
+            let added = timeout(PATIENCE, store.add_key(&key, &record)).await;
+            (added.unwrap_or_else(|_| panic!("`{name}` was neither made nor refused")).map(drop), name)
+        })
+    });
+    let outcomes: Vec<_> = futures_util::future::join_all(asked).await.into_iter().map(Result::unwrap).collect();
+    let refused: Vec<_> = outcomes.iter().filter_map(|(outcome, _)| outcome.as_ref().err()).collect();
+    assert!(!refused.is_empty() && refused.iter().all(|e| matches!(e, StoreError::Unreachable(_))), "{refused:?}");
+    // New connections pass, and nothing stands in their way.
+    eventually("the store to write again", || async { note(&store, "after").await.ok() }).await;
+    assert_eq!(verify(&*store, &early).await, []);
+    let written = details(&store).await;
+    for (outcome, name) in outcomes {
+        assert!(outcome.is_err() || written.contains(&name), "{name} was promised");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_whose_answer_never_came_is_found_by_the_next_one() {
+    let (_database, proxy, store) = silenced().await;
+    proxy.stall(Silence::Answers);
+    let unknown = note(&store, "unknown").await;
+    assert!(matches!(unknown, Err(StoreError::Unreachable(_))), "{unknown:?}");
+    eventually("the store to write again", || async { note(&store, "after").await.ok() }).await;
+    let written = details(&store).await;
+    assert_eq!(written[3..5], ["unknown", "after"], "{written:?}");
+    assert_eq!(verify(&*store, &[]).await, []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_arrives_late_breaks_nothing() {
+    let (_database, proxy, store) = silenced().await;
+    proxy.stall(Silence::Both);
+    assert!(matches!(note(&store, "late").await, Err(StoreError::Unreachable(_))));
+    eventually("the store to write again", || async { note(&store, "after").await.ok() }).await;
+    let before = kept(&*store).await;
+    timeout(PATIENCE, proxy.resume_and_end()).await.unwrap();
+    assert_eq!(verify(&*store, &before).await, []);
+    note(&store, "last").await.unwrap();
+    assert_eq!(verify(&*store, &before).await, []);
+    assert_eq!(details(&store).await, ["before 0", "before 1", "before 2", "after", "last"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_used_while_the_database_was_away_is_recorded_when_it_is_back() {
+    let (_database, proxy, store) = silenced().await;
+    let trail = AuditTrail::start(store.clone());
+    let used = |n: usize| AuditRecord { detail: Some(format!("use {n}")), ..audit("dataplane.used") };
+    trail.add(used(0)).await;
+    trail.flush().await;
+    proxy.set_away(true);
+    // More than are written at once.
+    for n in 1..600 {
+        trail.add(used(n)).await;
+    }
+    // It was tried, and tried again.
+    timeout(PATIENCE, proxy.turned_away(3)).await.unwrap();
+    proxy.set_away(false);
+    timeout(PATIENCE, trail.flush()).await.unwrap();
+    let uses: Vec<String> = details(&store).await.into_iter().filter(|d| d.starts_with("use ")).collect();
+    assert_eq!(uses, (0..600).map(|n| format!("use {n}")).collect::<Vec<_>>());
+    assert_eq!(verify(&*store, &[]).await, []);
+}

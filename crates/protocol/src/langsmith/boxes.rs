@@ -1,0 +1,183 @@
+//! Sandboxes as the LangSmith SDKs ask for them and read them: boxes.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::exec::RunConfig;
+use crate::{SandboxId, Secret, Timestamp};
+
+/// `POST /boxes`. Every field that some version of the SDKs sends is read: what can't be met is refused by its name.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct CreateBox {
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::SANDBOX_NAME)))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Answer when it runs; true unless told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_for_ready: Option<bool>,
+    /// How many seconds it may take then; 30 unless told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_id: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_name: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template_name: Option<String>,
+    /// Unused for so long it stops; 0 for as long as the deployment says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_ttl_seconds: Option<u64>,
+    /// Stopped for so long it is deleted; 0 for as long as the deployment says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delete_after_stop_seconds: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub persistent: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vcpus: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_millicores: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mem_bytes: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fs_capacity_bytes: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_config: Option<RunConfig>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub env_vars: Option<BTreeMap<String, String>>,
+    /// Its tags.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<BTreeMap<String, String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volumes: Option<Vec<BoxVolume>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_seconds: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mount_config: Option<Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy_config: Option<Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access_delegation: Option<Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preserve_memory_on_stop: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restore_memory: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tag_value_ids: Option<Vec<String>>,
+}
+
+/// A volume in a box.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct BoxVolume {
+    pub volume: String,
+    pub mount_path: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_only: Option<bool>,
+}
+
+/// `PATCH /boxes/{name}`.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct PatchBox {
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::SANDBOX_NAME)))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_ttl_seconds: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delete_after_stop_seconds: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy_config: Option<Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_config: Option<RunConfig>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum BoxStatusWord {
+    Provisioning,
+    Ready,
+    Failed,
+    Stopped,
+    Deleting,
+}
+
+/// A box as it is now.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct BoxInfo {
+    pub id: SandboxId,
+    /// Its id where nobody gave it a name: either may stand in a path.
+    pub name: String,
+    pub status: BoxStatusWord,
+    pub status_message: Option<String>,
+    /// Without a slash at the end; the same for as long as the box lives.
+    pub dataplane_url: String,
+    pub created_at: Timestamp,
+    pub updated_at: Timestamp,
+    pub stopped_at: Option<Timestamp>,
+    pub created_by: String,
+    pub idle_ttl_seconds: Option<u64>,
+    pub delete_after_stop_seconds: Option<u64>,
+    pub template_name: Option<String>,
+    pub snapshot_id: Option<String>,
+    pub vcpus: Option<f64>,
+    pub mem_bytes: Option<u64>,
+    pub fs_capacity_bytes: Option<u64>,
+    pub labels: BTreeMap<String, String>,
+    /// Files always outlive a stop here.
+    pub persistent: bool,
+}
+
+/// `GET /boxes`: the same list under the names that the hand-written and the generated clients read.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct BoxList {
+    pub sandboxes: Vec<BoxInfo>,
+    pub items: Vec<BoxInfo>,
+    pub next_cursor: Option<String>,
+    pub offset: u64,
+}
+
+/// `GET /boxes/{name}/status`.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct BoxStatus {
+    pub status: BoxStatusWord,
+    pub status_message: Option<String>,
+}
+
+/// `POST /boxes/{name}/download-url`.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct DownloadUrlRequest {
+    /// Relative ones start at the shared folder.
+    pub path: String,
+    /// 900 unless told, and at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_in_seconds: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content_type: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content_disposition: Option<String>,
+}
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct DownloadUrl {
+    /// Whoever has it may read this one file: treat it as a secret.
+    pub download_url: Secret,
+    /// The same without the address.
+    pub token: Secret,
+    pub expires_at: Timestamp,
+}

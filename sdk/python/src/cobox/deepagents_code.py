@@ -1,0 +1,81 @@
+"""Cobox as a sandbox provider of `deepagents-code` (`dcode --sandbox cobox`), found by its entry point group."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from typing import Any
+
+from deepagents_code.integrations.sandbox_provider import SandboxError, SandboxNotFoundError, SandboxProvider, SandboxProviderMetadata
+
+from .client import Cobox
+from .deepagents import CoboxBackend
+from .errors import CoboxError, NotFound
+from .session import Session
+
+
+class CoboxProvider(SandboxProvider):
+    """Sandboxes of the broker that COBOX_URL and COBOX_API_KEY name, or that `cobox up` runs here.
+
+    In the configuration of deepagents-code, `[sandboxes.providers.cobox.params]` may have `thread`: the thread whose sandbox to join, so
+    that whoever is in it already shares it; and `name`: a sandbox that is found again under it.
+    """
+
+    def __init__(self, cobox: Cobox | None = None) -> None:
+        self._cobox = cobox
+        # Those that are open, and whether they were made here, by sandbox.
+        self._open: dict[str, tuple[Session, bool]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def metadata(self) -> SandboxProviderMetadata:
+        return SandboxProviderMetadata(name="cobox", working_dir="/workspace")
+
+    def get_or_create(
+        self, *, sandbox_id: str | None = None, thread: str | None = None, name: str | None = None, **kwargs: Any
+    ) -> CoboxBackend:
+        """The sandbox of an id or name, the one of a thread, or a new one."""
+        if kwargs:
+            raise TypeError(f"cobox knows no {', '.join(sorted(kwargs))}; it takes `thread` and `name`")
+        try:
+            session = self._broker().session(
+                thread or f"dcode-{uuid.uuid4()}",
+                actor="agent",
+                sandbox=sandbox_id,
+                name=None if sandbox_id else name,
+                tags={"created_by": "deepagents-code"},
+            )
+        except NotFound as error:
+            raise SandboxNotFoundError(str(error)) from error
+        except CoboxError as error:
+            raise SandboxError(str(error)) from error
+        # A thread is somebody's, who goes on when we leave.
+        is_ours = thread is None
+        with self._lock:
+            self._open[session.sandbox_id] = (session, is_ours)
+        return CoboxBackend(session)
+
+    def delete(self, *, sandbox_id: str, **kwargs: Any) -> None:
+        """Ends what was made here, with its sandbox unless that is named; leaves what was only joined."""
+        with self._lock:
+            session, is_ours = self._open.pop(sandbox_id, (None, False))
+        try:
+            if session is None:
+                self._broker().delete_sandbox(sandbox_id)
+            else:
+                if is_ours:
+                    session.release()
+                session.close()
+        except NotFound:
+            # Gone already, which is what was asked for.
+            return
+        except CoboxError as error:
+            raise SandboxError(str(error)) from error
+
+    def _broker(self) -> Cobox:
+        if self._cobox is None:
+            try:
+                self._cobox = Cobox()
+            except CoboxError as error:
+                raise SandboxError(str(error)) from error
+        return self._cobox

@@ -1,0 +1,205 @@
+"""Which sandbox a run works in: its thread's, by the broker's word; or, where there is no broker, one that the run brings along."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from ..answers import Delegated
+from ..call import Call, perform
+from ..client import AsyncCobox, BrokerApi, Cobox
+from ..decode import decode
+from ..errors import SessionNotFound, SettingsMissing
+from ..flow import Flow
+from ..grant import Grant, Token
+from ..session import AsyncSession, Session
+from .bootstrap import Bootstrap, Prefixes, SandboxRefused
+from .run import Run
+
+# URLs that tokens may be sent to which a run brings, for deployments without a broker; commas or spaces between.
+PREFIXES = "COBOX_DATAPLANE_PREFIXES"
+# What an agent asks for of a sandbox that was handed to it; it gets what the token shown allows of that.
+AGENT_CAPABILITIES = ("fs_read", "fs_write", "exec", "shell_observe")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for, beside the run itself."""
+
+    mode: str = "ensure"
+    capabilities: Sequence[str] | None = None
+    template: str | None = None
+    access: str | None = None
+    headers: Mapping[str, str] | None = None
+
+
+def sandbox_for(
+    config: Mapping[str, Any] | None,
+    *,
+    cobox: Cobox | None = None,
+    prefixes: Sequence[str] | None = None,
+    mode: str = "ensure",
+    capabilities: Sequence[str] | None = None,
+    template: str | None = None,
+    access: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    upkeep: bool = True,
+) -> Session:
+    """The sandbox of the run that `config` belongs to.
+
+    With a broker (`cobox`, else COBOX_URL and COBOX_API_KEY, else a running `cobox up`) it is the one of the run's thread, made if there
+    is none. A sandbox that the run names in `configurable.sandbox` must be the thread's, or come with a token that the broker knows
+    for it; its URL is the broker's. Without a broker only that sandbox is left, and only at URLs under `prefixes`
+    (else COBOX_DATAPLANE_PREFIXES). `SandboxRefused` for everything else. Closing the session leaves the sandbox as it is.
+    """
+    run, wish = Run.of(config), Wish(mode, capabilities, template, access, headers)
+    if (broker := cobox or _blocking_broker()) is not None:
+        return Session(broker._io.run(finding(broker, run, wish)), broker._io, upkeep=upkeep)
+    brought, http = _brought(run, prefixes)
+    return Session.from_token(http, _token(brought), **_naming(brought, run))
+
+
+async def asandbox_for(
+    config: Mapping[str, Any] | None,
+    *,
+    cobox: AsyncCobox | None = None,
+    prefixes: Sequence[str] | None = None,
+    mode: str = "ensure",
+    capabilities: Sequence[str] | None = None,
+    template: str | None = None,
+    access: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    upkeep: bool = True,
+) -> AsyncSession:
+    """As `sandbox_for`, for asyncio."""
+    run, wish = Run.of(config), Wish(mode, capabilities, template, access, headers)
+    if (broker := cobox or _awaiting_broker()) is not None:
+        return AsyncSession(await broker._io.run(finding(broker, run, wish)), broker._io, upkeep=upkeep)
+    brought, http = _brought(run, prefixes)
+    return AsyncSession.from_token(http, _token(brought), **_naming(brought, run))
+
+
+def finding(broker: BrokerApi, run: Run, wish: Wish) -> Flow[Grant]:
+    """With a broker: its word counts, and a run's only as far as the broker bears it out."""
+    if run.bootstrap is None:
+        if run.thread_id is None:
+            raise SandboxRefused("the run has no thread, so there is no sandbox for it: start it on a thread")
+        return (yield from _of_thread(broker, run, wish))
+    grant = None
+    if run.thread_id is not None:
+        try:
+            grant = yield from _of_thread(broker, run, Wish("get", wish.capabilities, headers=wish.headers))
+        except SessionNotFound:
+            grant = None
+    if grant is None:
+        return (yield from _handed_over(broker, run.bootstrap, wish))
+    if grant.sandbox_id != run.bootstrap.sandbox_id:
+        raise SandboxRefused("configurable.sandbox: the thread has another sandbox than the one it names")
+    return grant
+
+
+def _of_thread(broker: BrokerApi, run: Run, wish: Wish) -> Flow[Grant]:
+    # As an agent, also where the key is a person's or a deployment's own: it narrows what the key may.
+    negotiate = BrokerApi.negotiate.flow
+    return (
+        yield from negotiate(
+            broker,
+            run.thread_id,
+            mode=wish.mode,
+            capabilities=wish.capabilities,
+            actor="agent",
+            template=wish.template,
+            access=wish.access,
+            tags=run.tags() or None,
+            headers=wish.headers,
+        )
+    )
+
+
+def _handed_over(broker: BrokerApi, brought: Bootstrap, wish: Wish) -> Flow[Grant]:
+    """A sandbox that isn't the thread's: who started the run must hold a token of it, and the agent gets no more than that allows.
+
+    Nothing is bound to the thread by this, so a later run without the token doesn't inherit it.
+    """
+    if brought.token is None:
+        raise SandboxRefused(
+            "configurable.sandbox: isn't this thread's sandbox; negotiate the thread with it as `sandbox_hint`, or send its token along"
+        )
+    brought.must_be_fresh()
+    body = {
+        "capabilities": [*(wish.capabilities or AGENT_CAPABILITIES)],
+        "actor": "agent",
+        "parent_token": brought.token.expose(),
+    }
+    path = f"/sandbox/{quote(brought.sandbox_id, safe='')}/delegate"
+    answer = yield from perform(broker._door, Call("POST", path, json=body, headers=tuple((wish.headers or {}).items())))
+    told = decode(Delegated, answer.body, broker.url)
+    found = yield from BrokerApi.get_sandbox.flow(broker, brought.sandbox_id)
+    if found.id != brought.sandbox_id:
+        raise SandboxRefused("configurable.sandbox: name the sandbox by its id")
+    return Grant(
+        http_base_url=found.http_base_url,
+        ws_base_url=found.ws_base_url,
+        token=Token.told(told.token, told.expires_at, None),
+        sandbox_id=found.id,
+        session_id=None,
+        capabilities=frozenset(told.granted_capabilities),
+    )
+
+
+def _brought(run: Run, prefixes: Sequence[str] | None) -> tuple[Bootstrap, str]:
+    """Without a broker: what the run brings, if it may be used, and where it is."""
+    allowed = Prefixes.of(prefixes) if prefixes is not None else Prefixes.from_text(os.environ.get(PREFIXES, ""))
+    brought = run.bootstrap
+    if brought is None or brought.token is None or brought.http_base_url is None:
+        raise SandboxRefused(
+            "there is no broker (set COBOX_URL and COBOX_API_KEY), and the run brings no sandbox with URL and token in configurable.sandbox"
+        )
+    brought.must_be_fresh()
+    allowed.must_have(brought.http_base_url, "http_base_url")
+    if brought.ws_base_url is not None:
+        allowed.must_have(brought.ws_base_url, "ws_base_url")
+    return brought, brought.http_base_url
+
+
+def _token(brought: Bootstrap) -> Any:
+    return brought.token
+
+
+def _naming(brought: Bootstrap, run: Run) -> dict[str, Any]:
+    return {
+        "sandbox_id": brought.sandbox_id,
+        "ws_base_url": brought.ws_base_url,
+        "session_id": brought.session_id,
+        "thread_id": run.thread_id,
+        "expires_at": brought.expires_at,
+    }
+
+
+def _is_configured() -> bool:
+    return any(os.environ.get(name) for name in ("COBOX_URL", "COBOX_API_KEY", "COBOX_API_KEY_FILE"))
+
+
+@functools.lru_cache(maxsize=1)
+def _blocking_broker() -> Cobox | None:
+    """One for the process, because it keeps connections. None where there is no broker; half a setting is no such thing."""
+    try:
+        return Cobox()
+    except SettingsMissing:
+        if _is_configured():
+            raise
+        return None
+
+
+@functools.lru_cache(maxsize=1)
+def _awaiting_broker() -> AsyncCobox | None:
+    try:
+        return AsyncCobox()
+    except SettingsMissing:
+        if _is_configured():
+            raise
+        return None

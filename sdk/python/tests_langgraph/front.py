@@ -1,0 +1,145 @@
+"""The served routes in an app of a few lines that stands for a LangGraph server, and an upstream that shows what reaches a broker."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.authentication import AuthCredentials, AuthenticationBackend, BaseUser
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from cobox.langgraph.app import Settings, create_app
+from cobox.langgraph.serving.callers import dataplane_visitor
+
+
+class Known(BaseUser):
+    """What LangGraph makes of whom its auth handler let in."""
+
+    def __init__(self, identity: str, is_authenticated: bool = True) -> None:
+        self._identity, self._is_authenticated = identity, is_authenticated
+
+    @property
+    def identity(self) -> str:
+        return self._identity
+
+    @property
+    def display_name(self) -> str:
+        return self._identity
+
+    @property
+    def is_authenticated(self) -> bool:
+        return self._is_authenticated
+
+
+class StudioUser(Known):
+    pass
+
+
+class Door(AuthenticationBackend):
+    """By a header that only tests send."""
+
+    async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, BaseUser]:
+        if dataplane_visitor(conn.url.path) is not None:
+            return AuthCredentials(), Known("cobox-dataplane", False)
+        name = conn.headers.get("x-test-user", "")
+        return AuthCredentials(), StudioUser("studio") if name == "studio" else Known(name, bool(name))
+
+
+THREAD = "11111111-2222-3333-4444-555555555555"
+
+
+async def thread(request: Request) -> Response:
+    """`GET /threads/{id}`, whose thread is ann's."""
+    told = {"200": {"thread_id": THREAD}, "greeting": "hello everybody"}
+    answer = request.headers.get("x-test-threads", "")
+    if answer == "greeting":
+        return JSONResponse(told["greeting"])
+    if answer:
+        return Response(status_code=int(answer))
+    is_anns = request.user.identity in ("ann", "dora") and request.path_params["thread_id"] == THREAD
+    return JSONResponse(told["200"]) if is_anns else JSONResponse({"detail": "no"}, 404)
+
+
+@contextmanager
+def served(settings: Settings, *, has_auth: bool = True) -> Iterator[str]:
+    app = create_app(settings)
+    app.router.routes.append(Route("/threads/{thread_id}", thread))
+    if has_auth:
+        app.add_middleware(AuthenticationMiddleware, backend=Door())
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", loop="asyncio"))
+    running = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    running.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        running.join(20)
+        listener.close()
+
+
+@dataclass
+class Upstream:
+    """Answers everything alike, and keeps what it was sent."""
+
+    url: str = ""
+    heads: list[str] = field(default_factory=list)
+    # What is said to the next requests, by how their path begins.
+    answers: dict[str, bytes] = field(default_factory=dict)
+
+    def last(self) -> dict[str, str]:
+        lines = self.heads[-1].split("\r\n")
+        return {"": lines[0]} | {k.lower(): v for k, v in (line.split(": ", 1) for line in lines[1:] if line)}
+
+
+def answer(status: str, body: Any, *headers: str) -> bytes:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = [f"HTTP/1.1 {status}", "content-type: application/json", f"content-length: {len(data)}", "connection: close", *headers]
+    return "\r\n".join([*head, "", ""]).encode() + data
+
+
+@contextmanager
+def recording() -> Iterator[Upstream]:
+    upstream = Upstream()
+    upstream.answers["GET /v1/keys"] = answer("403 Forbidden", {})
+    listener = socket.create_server(("127.0.0.1", 0))
+    upstream.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    def one(connection: socket.socket) -> None:
+        with connection:
+            data = b""
+            while b"\r\n\r\n" not in data:
+                data += connection.recv(65536)
+            head = data.split(b"\r\n\r\n")[0].decode("latin-1")
+            upstream.heads.append(head)
+            found = next((v for k, v in upstream.answers.items() if head.startswith(k)), answer("200 OK", {}))
+            connection.sendall(found)
+
+    def listen() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=one, args=(connection,), daemon=True).start()
+
+    running = threading.Thread(target=listen, daemon=True)
+    running.start()
+    try:
+        yield upstream
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        running.join(10)

@@ -1,0 +1,133 @@
+"""Which sandbox a run gets where no server is between: in a script, a test, or a deployment without a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from world import Broker
+
+from cobox import AsyncCobox, Cobox, Session
+from cobox.errors import CoboxError, SettingsMissing
+from cobox.langgraph import SandboxRefused, asandbox_for, emit, sandbox_for
+from cobox.langgraph import finding as finding_module
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Neither a broker in the environment nor one that `cobox up` runs here."""
+    for name in ("COBOX_URL", "COBOX_API_KEY", "COBOX_API_KEY_FILE", "COBOX_DATAPLANE_PREFIXES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    finding_module._blocking_broker.cache_clear()
+    finding_module._awaiting_broker.cache_clear()
+    yield
+    if finding_module._blocking_broker.cache_info().currsize and (kept := finding_module._blocking_broker()) is not None:
+        kept.close()
+
+
+def run_of(thread: str | None = None, **configurable: Any) -> dict[str, Any]:
+    return {"configurable": {"thread_id": thread or str(uuid.uuid4()), **configurable}}
+
+
+def claims(session: Session) -> dict[str, Any]:
+    body = session.token.expose().split(".")[1]
+    return dict(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))))
+
+
+def bootstrap(session: Session) -> dict[str, Any]:
+    sandbox = {"id": session.sandbox_id, "http_base_url": session.http_base_url, "ws_base_url": session.ws_base_url}
+    return {"session_id": session.id, "thread_id": session.thread_id, "sandbox": sandbox, "token": session.token.expose()}
+
+
+def test_the_sandbox_of_a_thread_is_found_by_the_broker(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COBOX_URL", broker.url)
+    monkeypatch.setenv("COBOX_API_KEY", broker.key("finder", "agent"))
+    config = run_of(langgraph_auth_user_id="ann", user_id="root")
+    with sandbox_for(config) as box:
+        box.files.write("/workspace/a", b"shared")
+
+    async def again() -> tuple[str, bytes]:
+        async with AsyncCobox() as cobox, await asandbox_for(config, cobox=cobox) as same:
+            return same.sandbox_id, await same.files.read("/workspace/a")
+
+    assert asyncio.run(again()) == (box.sandbox_id, b"shared")
+    with Cobox() as cobox:
+        tags = cobox.get_sandbox(box.sandbox_id).tags
+    assert (tags["langgraph_user"], tags["scope"]) == ("ann", f"thread:{box.thread_id}")
+
+
+def test_a_run_stays_an_agent_however_often_its_token_is_refreshed(broker: Broker) -> None:
+    with Cobox(broker.url, broker.key("person", "human")) as cobox, sandbox_for(run_of(), cobox=cobox) as box:
+        before = claims(box)
+        box.refresh()
+        after = claims(box)
+    assert before["jti"] != after["jti"]
+    assert before["act"]["type"] == after["act"]["type"] == "agent"
+    assert before["scope"] == after["scope"] == "fs:rw process shell:ro"
+
+
+def test_a_run_without_a_thread_has_no_sandbox(broker: Broker) -> None:
+    with Cobox(broker.url, broker.key("finder", "agent")) as cobox:
+        for config in (None, {}, {"configurable": {}}):
+            with pytest.raises(SandboxRefused):
+                sandbox_for(config, cobox=cobox)
+
+
+def test_half_a_setting_is_an_error_and_not_no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COBOX_URL", "http://127.0.0.1:1")
+    with pytest.raises(SettingsMissing):
+        sandbox_for(run_of())
+
+
+def test_without_a_broker_a_run_brings_its_sandbox_under_a_prefix(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Cobox(broker.url, broker.key("person", "human")) as cobox, cobox.session(str(uuid.uuid4())) as owner:
+        brought = bootstrap(owner)
+        config = run_of(owner.thread_id, sandbox=brought)
+        with pytest.raises(SandboxRefused, match="prefixes"):
+            sandbox_for(config)
+        with pytest.raises(SandboxRefused, match="prefixes"):
+            sandbox_for(config, prefixes=[f"{broker.url}/dp/sb_another"])
+        monkeypatch.setenv("COBOX_DATAPLANE_PREFIXES", f"https://other.example/v1 {broker.url}/dp")
+        with sandbox_for(config) as box:
+            assert box.exec("echo $((6 * 7))").stdout == "42\n"
+        older = {"sandbox_id": owner.sandbox_id, "credential": brought["token"], "dataplane_url": owner.http_base_url.removesuffix("/v1")}
+
+        async def awaited() -> str:
+            async with await asandbox_for(run_of(owner.thread_id, sandbox=older)) as box:
+                return (await box.exec("echo older")).stdout
+
+        assert asyncio.run(awaited()) == "older\n"
+        for wrong in (
+            run_of(sandbox=brought),  # of another thread
+            run_of(owner.thread_id, sandbox=brought | {"expires_at": "2020-01-01T00:00:00Z"}),
+            run_of(owner.thread_id, sandbox={"sandbox_id": owner.sandbox_id}),
+            run_of(owner.thread_id),
+        ):
+            with pytest.raises(SandboxRefused):
+                sandbox_for(wrong)
+
+
+def test_with_a_broker_a_token_that_is_handed_over_must_be_that_sandboxes(broker: Broker) -> None:
+    person = Cobox(broker.url, broker.key("person", "human"))
+    agent = Cobox(broker.url, broker.key("finder", "agent"))
+    with person, agent, person.session(str(uuid.uuid4())) as owner, person.session(str(uuid.uuid4())) as other:
+        handed = {"sandbox_id": owner.sandbox_id, "credential": owner.token.expose(), "dataplane_url": "http://127.0.0.1:1/"}
+        with sandbox_for(run_of(sandbox=handed), cobox=agent) as box:
+            assert (box.sandbox_id, box.exec("echo handed over").stdout) == (owner.sandbox_id, "handed over\n")
+            assert box.http_base_url == owner.http_base_url
+            assert claims(box)["act"]["type"] == "agent"
+        with pytest.raises(CoboxError):
+            sandbox_for(run_of(sandbox=handed | {"sandbox_id": other.sandbox_id}), cobox=agent)
+        with pytest.raises(SandboxRefused):
+            sandbox_for(run_of(sandbox={"sandbox_id": owner.sandbox_id}), cobox=agent)
+
+
+def test_outside_a_run_events_are_told_to_nobody() -> None:
+    emit("exec", command="true", exit_code=0)

@@ -1,0 +1,240 @@
+"""What nobody gets through a deployment: another user's thread, sandbox or session, and a run's word for any of them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from world import Broker, Deployment, bearer, last_words, sandbox_events
+
+
+def negotiate(client: httpx.Client, thread: str, **more: Any) -> httpx.Response:
+    return client.post("/v1/sandbox/sessions", json={"thread_id": thread, "mode": "ensure"} | more)
+
+
+@pytest.fixture(scope="module")
+def anns(deployment: Deployment) -> dict[str, Any]:
+    """The session of a thread of ann's."""
+    thread = deployment.thread("ann")
+    with deployment.as_("ann") as ann:
+        answer = negotiate(ann, thread)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+
+def routes_of(session: dict[str, Any]) -> list[tuple[str, str, dict[str, Any] | None]]:
+    one, thread, sandbox = (
+        f"/v1/sandbox/sessions/{session['session_id']}",
+        f"/threads/{session['thread_id']}/sandbox",
+        session["sandbox"]["id"],
+    )
+    return [
+        ("GET", one, None),
+        ("POST", f"{one}/refresh", {}),
+        ("POST", f"{one}/refresh-token", {}),
+        ("POST", f"{one}/heartbeat", {}),
+        ("POST", f"{one}/delegate", {"capabilities": ["fs_read"]}),
+        ("POST", f"{one}/file-links", {"path": "/workspace/a"}),
+        ("GET", f"{one}/events", None),
+        ("GET", f"{one}/share", None),
+        ("POST", f"{one}/share", {"principal": "my-deployment", "capabilities": ["fs_read"]}),
+        ("DELETE", f"{one}/share/my-deployment", None),
+        ("DELETE", one, None),
+        ("POST", thread, {}),
+        ("GET", thread, None),
+        ("POST", f"{thread}/refresh", {}),
+        ("POST", f"{thread}/heartbeat", {}),
+        ("DELETE", thread, None),
+        ("GET", f"/capabilities?thread_id={session['thread_id']}", None),
+        ("GET", f"/v1/sandbox/sessions?scope_type=thread&scope_id={session['thread_id']}", None),
+        ("POST", f"/sandbox/{sandbox}/delegate", {"capabilities": ["fs_read"]}),
+        ("GET", f"/v1/sandboxes/{sandbox}", None),
+        ("PATCH", f"/v1/sandboxes/{sandbox}", {"keep": True}),
+        ("DELETE", f"/v1/sandboxes/{sandbox}", None),
+    ]
+
+
+def test_another_users_thread_and_sandbox_do_not_exist(deployment: Deployment, anns: dict[str, Any]) -> None:
+    with deployment.as_("bob") as bob:
+        for method, path, body in routes_of(anns):
+            answer = bob.request(method, path, json=body)
+            assert answer.status_code == 404, f"{method} {path}: {answer.status_code} {answer.text}"
+            assert answer.json()["error"]["code"] in ("SESSION_NOT_FOUND", "SANDBOX_NOT_FOUND")
+        assert negotiate(bob, anns["thread_id"]).status_code == 404
+        assert bob.post(f"/threads/{anns['thread_id']}/runs/wait", json={"assistant_id": "agent", "input": {}}).status_code == 404
+    with deployment.as_("ann") as ann:
+        assert ann.get(f"/v1/sandbox/sessions/{anns['session_id']}").status_code == 200
+
+
+def test_nobody_gets_in_without_a_credential_or_by_studios_way(deployment: Deployment, anns: dict[str, Any]) -> None:
+    with httpx.Client(base_url=deployment.url, trust_env=False) as stranger:
+        for method, path, body in routes_of(anns):
+            for headers in ({}, bearer("nobody's"), {"x-auth-scheme": "langsmith"}):
+                answer = stranger.request(method, path, json=body, headers=headers)
+                assert answer.status_code in (401, 403), f"{method} {path}: {answer.status_code}"
+        # The way that needs a sandbox's token takes nothing else.
+        for credential in ({}, bearer("ann-secret"), bearer("cbx_not-for-here"), {"x-api-key": "ann-secret"}):
+            relay = f"/v1/sandbox/relay/{anns['session_id']}/v1/exec"
+            assert stranger.post(relay, json={"command": "true"}, headers=credential).status_code == 401
+
+
+def test_a_list_shows_a_user_their_own(deployment: Deployment, anns: dict[str, Any]) -> None:
+    for path, field, wanted in (
+        ("/v1/sandbox/sessions", "session_id", anns["session_id"]),
+        ("/v1/sandboxes", "id", anns["sandbox"]["id"]),
+    ):
+        for query in ("", "?tag=langgraph_user:ann", "?tag=created_by", "?scope_type=thread", f"?scope_id={anns['thread_id']}"):
+            with deployment.as_("bob") as bob:
+                shown = [item[field] for item in bob.get(path + query).json().get("items", [])]
+                assert wanted not in shown, path + query
+        with deployment.as_("ann") as ann:
+            assert wanted in [item[field] for item in ann.get(f"{path}?limit=100").json()["items"]]
+
+
+def test_a_hint_can_name_only_a_sandbox_of_the_users_own(deployment: Deployment, anns: dict[str, Any]) -> None:
+    theirs = anns["sandbox"]["id"]
+    with deployment.as_("bob") as bob:
+        for field in ("sandbox_hint", "sandbox_id", "preferred_sandbox_id", "name"):
+            answer = negotiate(bob, deployment.thread("bob"), **{field: theirs})
+            assert answer.status_code in (400, 404), f"{field}: {answer.status_code} {answer.text}"
+            answer = bob.post(f"/threads/{deployment.thread('bob')}/sandbox", json={field: theirs})
+            assert answer.status_code in (400, 404), f"{field}: {answer.status_code} {answer.text}"
+        mine = negotiate(bob, deployment.thread("bob"), name="bobs-own", tags={"langgraph_user": "ann", "note": "x"})
+        assert mine.status_code == 200, mine.text
+        again = negotiate(bob, deployment.thread("bob"), sandbox_hint="bobs-own")
+        assert again.json()["sandbox"]["id"] == mine.json()["sandbox"]["id"]
+        told = bob.get("/v1/sandboxes/bobs-own").json()
+        assert (told["tags"]["langgraph_user"], told["tags"]["note"]) == ("bob", "x")
+        stolen = bob.patch("/v1/sandboxes/bobs-own", json={"tags": {"langgraph_user": "ann"}})
+        assert stolen.status_code == 400
+    with deployment.as_("ann") as ann:
+        assert negotiate(ann, deployment.thread("ann"), name="bobs-own").status_code == 404
+        assert negotiate(ann, deployment.thread("ann"), sandbox_hint="bobs-own").status_code == 404
+
+
+def test_only_threads_have_sandboxes_here(deployment: Deployment) -> None:
+    with deployment.as_("ann") as ann:
+        for kind in ("workspace", "assistant", "deployment"):
+            body = {"scope": {"type": kind, "id": "x"}, "mode": "ensure"}
+            assert ann.post("/v1/sandbox/sessions", json=body).status_code == 403
+        mine, other = deployment.thread("ann"), deployment.thread("ann")
+        two = {"thread_id": mine, "scope": {"type": "thread", "id": other}, "mode": "ensure"}
+        assert ann.post("/v1/sandbox/sessions", json=two).status_code == 400
+        for thread in ("..", ".", "", "not-a-uuid", "a/b", "%2e%2e"):
+            assert negotiate(ann, thread).status_code in (400, 404)
+
+
+def test_a_thread_has_one_sandbox_however_its_id_is_spelled(deployment: Deployment) -> None:
+    thread = deployment.thread("ann")
+    with deployment.as_("ann") as ann:
+        first, second = negotiate(ann, thread), negotiate(ann, thread.upper())
+        assert first.json()["session_id"] == second.json()["session_id"]
+        assert second.json()["thread_id"] == thread
+
+
+def test_who_may_only_read_a_thread_can_neither_end_nor_share_its_sandbox(
+    deployment: Deployment, broker: Broker, deployment_key: str
+) -> None:
+    thread = deployment.thread("ann")
+    # As another replica would make it, for somebody whose thread ann may see.
+    body = {"thread_id": thread, "mode": "ensure", "tags": {"langgraph_user": "carol"}}
+    made = httpx.post(f"{broker.url}/v1/sandbox/sessions", json=body, headers=bearer(deployment_key), trust_env=False).json()
+    one = f"/v1/sandbox/sessions/{made['session_id']}"
+    with deployment.as_("ann") as ann:
+        assert ann.get(one).status_code == 200
+        assert ann.delete(one).status_code == 403
+        assert ann.delete(f"/threads/{thread}/sandbox").status_code == 403
+        assert ann.post(f"{one}/share", json={"principal": "my-deployment", "capabilities": ["fs_read"]}).status_code == 403
+
+
+def test_what_a_run_says_about_users_threads_and_sandboxes_changes_nothing(deployment: Deployment, anns: dict[str, Any]) -> None:
+    thread = deployment.thread("bob")
+    theirs = anns["sandbox"]["id"]
+    lies = {
+        "thread_id": anns["thread_id"],
+        "user_id": "ann",
+        "langgraph_auth_user_id": "ann",
+        "langgraph_auth_user": {"identity": "ann"},
+        "sandbox_id": theirs,
+    }
+    events = deployment.run("bob", thread, "run pwd", lies)
+    assert "/workspace" in last_words(events)
+    used = {event["sandbox_id"] for event in sandbox_events(events)}
+    assert len(used) == 1
+    assert theirs not in used
+    with deployment.as_("bob") as bob:
+        assert bob.get(f"/threads/{thread}/sandbox").json()["sandbox_id"] in used
+        assert bob.get(f"/v1/sandboxes/{next(iter(used))}").json()["tags"]["langgraph_user"] == "bob"
+    # Without a thread of its own the run gets one from the server, not the one it names.
+    alone = deployment.run("bob", None, "run pwd", lies)
+    assert theirs not in {event["sandbox_id"] for event in sandbox_events(alone)}
+
+
+@pytest.fixture
+def stranger() -> Iterator[tuple[str, list[bytes]]]:
+    """A server that no token may reach; what it is sent is kept."""
+    heard: list[bytes] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def listen() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                heard.append(connection.recv(4096))
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}", heard
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join(10)
+
+
+def refused(events: list[tuple[str, Any]]) -> bool:
+    return any(kind == "error" and data["error"] == "SandboxRefused" for kind, data in events)
+
+
+def test_a_sandbox_that_a_run_brings_must_be_its_threads_or_come_with_its_token(
+    deployment: Deployment, anns: dict[str, Any], stranger: tuple[str, list[bytes]]
+) -> None:
+    url, heard = stranger
+    theirs = anns["sandbox"]["id"]
+
+    def bring(thread: str, sandbox: dict[str, Any]) -> list[tuple[str, Any]]:
+        return deployment.run("bob", thread, "run echo in-$HOSTNAME", {"sandbox": sandbox})
+
+    assert refused(bring(deployment.thread("bob"), {"sandbox_id": theirs, "dataplane_url": url}))
+    forged = bring(deployment.thread("bob"), {"sandbox_id": theirs, "credential": "eyJ.a.b", "dataplane_url": url})
+    assert any(kind == "error" for kind, _ in forged)
+    with deployment.as_("bob") as bob:
+        own = negotiate(bob, deployment.thread("bob")).json()
+    # The thread's own, with a URL that is somebody else's: the broker's counts.
+    del own["dataplane"]
+    own["sandbox"] |= {"http_base_url": url, "ws_base_url": url.replace("http", "ws")}
+    assert "in-" in last_words(bring(own["thread_id"], own))
+    # Of another thread than the run's, and another sandbox than the thread's.
+    assert refused(bring(deployment.thread("bob"), own))
+    assert refused(bring(own["thread_id"], {"sandbox_id": theirs, "credential": anns["token"], "dataplane_url": url}))
+    # Who holds a token may hand it on, at the broker's URL.
+    handed = bring(deployment.thread("bob"), {"sandbox_id": theirs, "sandbox_credential": anns["token"], "dataplane_url": url})
+    assert {event["sandbox_id"] for event in sandbox_events(handed)} == {theirs}
+    assert heard == []
+
+
+def test_a_token_that_is_handed_to_a_run_allows_it_no_more_than_its_holder(deployment: Deployment, anns: dict[str, Any]) -> None:
+    with deployment.as_("ann") as ann:
+        narrow = ann.post(f"/v1/sandbox/sessions/{anns['session_id']}/delegate", json={"capabilities": ["fs_read"]}).json()["token"]
+    brought = {"sandbox": {"sandbox_id": anns["sandbox"]["id"], "credential": narrow}}
+    thread = deployment.thread("bob")
+    words = str(deployment.run("bob", thread, "run echo hello", brought))
+    assert "CAPABILITY_DENIED" in words or "CapabilityDenied" in words
+    # And nothing is left of it on the thread.
+    later = deployment.run("bob", thread, "run echo hello")
+    assert anns["sandbox"]["id"] not in {event["sandbox_id"] for event in sandbox_events(later)}

@@ -1,0 +1,107 @@
+// The unmodified npm SDK against a running broker: boxes, commands with and without `ws`, files, and errors by their classes.
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+
+import { SandboxClient } from "langsmith/sandbox";
+
+const { COBOX_URL: url, COBOX_API_KEY: apiKey } = process.env;
+const hasWs = !process.env.COBOX_WITHOUT_WS;
+const client = new SandboxClient({ apiEndpoint: `${url}/v2/sandboxes`, apiKey });
+let box;
+
+before(async () => {
+  box = await client.createSandbox();
+});
+after(async () => {
+  await client.deleteSandbox(box.name);
+});
+
+/** The name of the class that a call fails with. */
+async function refusal(call) {
+  try {
+    await call();
+  } catch (error) {
+    return error;
+  }
+  throw new Error("it was not refused");
+}
+
+test("a box is made, found, listed, stopped, started, renamed and deleted", async () => {
+  const name = `from-npm-${hasWs}`;
+  const made = await client.createSandbox({ name, idleTtlSeconds: 300 });
+  assert.equal(made.status, "ready");
+  assert.equal((await client.getSandbox(name)).id, made.id);
+  assert.equal((await client.getSandbox(made.id)).id, made.id);
+  assert.ok((await client.listSandboxes()).some((each) => each.id === made.id));
+  await client.stopSandbox(name);
+  assert.equal((await client.getSandboxStatus(name)).status, "stopped");
+  await client.startSandbox(name);
+  assert.equal((await client.getSandboxStatus(name)).status, "ready");
+  await client.stopSandbox(name);
+  assert.equal((await made.run("echo woken by use")).stdout, "woken by use\n");
+  await client.updateSandbox(name, { newName: `${name}-renamed` });
+  await client.deleteSandbox(`${name}-renamed`);
+  assert.equal((await refusal(() => client.getSandbox(made.id))).name, "LangSmithResourceNotFoundError");
+});
+
+test("a command is run to its end", async () => {
+  const result = await box.run("echo out; echo err >&2; exit 3");
+  assert.deepEqual([result.stdout, result.stderr, result.exit_code], ["out\n", "err\n", 3]);
+  const there = await box.run('echo "$A in $PWD"', { env: { A: "b" }, cwd: "/tmp" });
+  assert.equal(there.stdout, "b in /tmp\n");
+  const text = await box.run("for i in $(seq 1 20000); do echo 'aä€😀'; done");
+  assert.equal(text.stdout, "aä€😀\n".repeat(20000));
+});
+
+test("output comes as it is printed, and input is read", { skip: !hasWs }, async () => {
+  const handle = await box.run("echo begun; cat", { wait: false, closeInput: false });
+  let said = "";
+  for await (const chunk of handle) {
+    if (said === "") {
+      handle.sendInput("typed ä\n");
+      handle.closeInput?.();
+    }
+    said += chunk.data;
+  }
+  assert.equal(said, "begun\ntyped ä\n");
+  assert.equal((await handle.result).exit_code, 0);
+});
+
+test("a command is joined by its id, and killed with what it started", { skip: !hasWs }, async () => {
+  const handle = await box.run("echo begun; sleep 1000", { wait: false });
+  const first = await handle[Symbol.asyncIterator]().next();
+  assert.equal(first.value.data, "begun\n");
+  const joined = await box.reconnect(handle.commandId);
+  const again = await joined[Symbol.asyncIterator]().next();
+  assert.equal(again.value.data, "begun\n");
+  joined.kill();
+  assert.equal((await box.run("pgrep -x sleep || echo none")).stdout, "none\n");
+});
+
+test("a command that takes too long is a timeout", { skip: !hasWs }, async () => {
+  assert.equal((await refusal(() => box.run("sleep 1000", { timeout: 1 }))).name, "LangSmithCommandTimeoutError");
+});
+
+test("without ws a command that takes too long says so", { skip: hasWs }, async () => {
+  const late = await box.run("echo begun; sleep 1000", { timeout: 1 });
+  assert.equal(late.stdout, "begun\n");
+  assert.match(late.stderr, /timeout/);
+  assert.notEqual(late.exit_code, 0);
+});
+
+test("files are written and read, and what is missing is its own error", async () => {
+  const bytes = Uint8Array.from({ length: 100_000 }, (_, i) => i % 256);
+  await box.write("/workspace/deep/er/file.bin", bytes);
+  assert.deepEqual(new Uint8Array(await box.read("/workspace/deep/er/file.bin")), bytes);
+  await box.write("text ä.txt", "hello");
+  assert.equal((await box.run("cat 'text ä.txt'")).stdout, "hello");
+  assert.equal((await refusal(() => box.read("/workspace/none"))).name, "LangSmithResourceNotFoundError");
+  assert.match((await refusal(() => box.read("/workspace"))).message, /is a directory/);
+});
+
+test("what can't be met is refused by its class", async () => {
+  const invalid = await refusal(() => client.createSandbox({ name: "no spaces" }));
+  assert.equal(invalid.name, "LangSmithValidationError");
+  const stranger = new SandboxClient({ apiEndpoint: `${url}/v2/sandboxes`, apiKey: "cbx_nobody", maxRetries: 0 });
+  assert.equal((await refusal(() => stranger.listSandboxes())).name, "LangSmithSandboxAuthenticationError");
+});

@@ -1,0 +1,36 @@
+"""LangChain's own tests of sandboxes, through deepagents' own `LangSmithSandbox` and the unmodified SDK."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from deepagents import __version__ as deepagents_version
+from deepagents.backends import LangSmithSandbox
+from deepagents.backends.protocol import SandboxBackendProtocol
+from langchain_tests.integration_tests import SandboxIntegrationTests
+from langsmith.sandbox import SandboxClient
+
+# What langchain-tests still asserts of deepagents 0.6, and deepagents 0.7 changed itself, in front of any sandbox.
+CHANGED_BY_0_7 = {
+    "test_write_existing_file_fails": "write replaces a file that exists since 0.7",
+    "test_glob": "glob gives absolute paths since 0.7",
+    "test_glob_basic_pattern": "glob gives absolute paths since 0.7",
+    "test_glob_hidden_files_explicitly": "glob gives absolute paths since 0.7",
+    "test_glob_with_character_class": "glob gives absolute paths since 0.7",
+    "test_glob_with_question_mark": "glob gives absolute paths since 0.7",
+    "test_glob_with_directories": "glob gives no directories since 0.7",
+}
+
+
+class TestLangSmithSandbox(SandboxIntegrationTests):
+    @pytest.fixture(scope="class")
+    def sandbox(self, client: SandboxClient) -> Iterator[SandboxBackendProtocol]:
+        with client.sandbox() as box:
+            yield LangSmithSandbox(box)
+
+    @pytest.fixture(autouse=True)
+    def expect_what_0_7_changed(self, request: pytest.FixtureRequest) -> None:
+        reason = CHANGED_BY_0_7.get(request.node.originalname)
+        if reason and not deepagents_version.startswith("0.6."):
+            request.node.add_marker(pytest.mark.xfail(reason=reason, strict=True))
