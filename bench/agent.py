@@ -123,7 +123,7 @@ def document(groups, faster, cobox):
         lines += [f"## {group.title}", "", group.table(), ""]
     lines += ["## What is measured",
               "- Both: the blocking methods of a deepagents backend on the same session and sandbox, through the gateway, until the result is "
-              "there. Every write of ours is on disk when it is answered; the scripts don't wait for that.",
+              "there. What `write` wrote is on disk then, in both; what `edit` wrote only in ours.",
               "- scripts: deepagents' `BaseSandbox`, which runs a Python program or grep in the sandbox for each operation and uploads what is "
               "written. Its commands go the same way as ours.",
               "- cobox: `cobox.deepagents.CoboxBackend`, one request to the daemon in the sandbox.",
