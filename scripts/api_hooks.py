@@ -23,6 +23,10 @@ KEPT = 4
 LEFT_ALONE = 0.25
 # Of negotiation: what a broker without templates and with one provider can only refuse.
 NARROW = ["template", "provider_preference", "sandbox_id", "sandbox_hint", "preferred_sandbox_id", "token_format", "actor"]
+# Of a box: what is mostly refused, so that one is made now and then.
+BOX_NARROW = ["snapshot_id", "snapshot", "snapshot_name", "template_name", "vcpus", "cpu_millicores", "mem_bytes", "fs_capacity_bytes", "run_config",
+              "env_vars", "labels", "volumes", "ttl_seconds", "mount_config", "proxy_config", "access_delegation", "preserve_memory_on_stop", "restore_memory",
+              "tag_value_ids", "persistent", "idle_ttl_seconds", "delete_after_stop_seconds", "timeout"]
 PATHS = ["v1/healthz", "v1/exec", "v1/files/workspace/a.txt", "v1/fs/list", "v1/shells", "v1/processes", "v1/archive", "execute", "none"]
 
 dice = random.Random(4711)
@@ -53,6 +57,11 @@ def before_call(context, case, kwargs):
             body.pop("sandbox_id", None)
     if sandboxes and parameters and "id_or_name" in parameters and case.method != "DELETE":
         parameters["id_or_name"] = dice.choice(list(sandboxes))
+    if sandboxes and parameters and "/boxes/{name}" in path and case.method != "DELETE":
+        parameters["name"] = dice.choice(list(sandboxes))
+    if isinstance(body, dict) and case.method == "POST" and path.endswith("/boxes"):
+        for name in BOX_NARROW:
+            body.pop(name, None)
     if isinstance(body, dict) and case.method == "POST" and path in ("/v1/sandbox/sessions", "/threads/{thread_id}/sandbox"):
         for name in NARROW + (["scopes"] if body.get("requested_capabilities") is not None or dice.random() < 0.7 else []):
             body.pop(name, None)

@@ -38,6 +38,12 @@ class CuttingProxy:
         self.port = server.sockets[0].getsockname()[1]
         self.ready.set()
         self.loop.run_forever()
+        server.close()
+        left = asyncio.all_tasks(self.loop)
+        for task in left:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self.loop.close()
 
     async def _serve(self, client_reads: asyncio.StreamReader, client_writes: asyncio.StreamWriter) -> None:
         reads, writes = await asyncio.open_connection(*self.target)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import version
 
 import pytest
-from deepagents import __version__ as deepagents_version
 from deepagents.backends import LangSmithSandbox
 from deepagents.backends.protocol import SandboxBackendProtocol
 from langchain_tests.integration_tests import SandboxIntegrationTests
@@ -32,5 +32,5 @@ class TestLangSmithSandbox(SandboxIntegrationTests):
     @pytest.fixture(autouse=True)
     def expect_what_0_7_changed(self, request: pytest.FixtureRequest) -> None:
         reason = CHANGED_BY_0_7.get(request.node.originalname)
-        if reason and not deepagents_version.startswith("0.6."):
+        if reason and not version("deepagents").startswith("0.6."):
             request.node.add_marker(pytest.mark.xfail(reason=reason, strict=True))

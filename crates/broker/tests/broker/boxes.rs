@@ -143,7 +143,7 @@ async fn what_can_not_be_met_is_refused_by_its_field_and_nothing_is_made() {
         (json!({ "persistent": false }), "persistent"),
         (json!({ "run_config": { "user": "root" } }), "user"),
         (json!({ "ttl_seconds": 60 }), "ttl_seconds"),
-        (json!({ "labels": { "no spaces": "x" } }), "tags"),
+        (json!({ "labels": { "no spaces": "x" } }), "labels"),
         (json!({ "gpu": 1 }), "gpu"),
         (json!({ "name": 7 }), "name"),
     ] {

@@ -146,6 +146,7 @@ pub async fn run(store: &dyn Store) {
     attaching(store).await;
     tags(store).await;
     changing_a_sandbox(store).await;
+    own_lifetimes(store).await;
     revocations(store).await;
     a_retired_token_counts_for_a_moment(store).await;
     shares(store).await;
@@ -480,6 +481,46 @@ async fn changing_a_sandbox(store: &dyn Store) {
         store.end_sandbox(&made.id, State::Terminated, &ending(1)).await.unwrap();
     }
     assert_eq!(apply(&change).await, ChangedSandbox::Gone);
+}
+
+/// One that is to be kept for a shorter time than others is due when that is over, and each is due once.
+async fn own_lifetimes(store: &dyn Store) {
+    let suspended = |keep: Option<u64>, at_second: i64| Sandbox {
+        node: "own-lifetimes".into(),
+        state: State::Suspended,
+        intent: None,
+        own_lease: Some(Duration::from_secs(60)),
+        own_keep: keep.map(Duration::from_secs),
+        suspended_at: Some(at(at_second)),
+        ..sandbox(None)
+    };
+    let (short, long, other) = (suspended(Some(100), 1000), suspended(Some(5000), 1000), suspended(None, 1000));
+    for made in [&short, &long, &other] {
+        store.add_sandbox(made, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap();
+        assert_eq!(store.sandbox(&made.id).await.unwrap().as_ref(), Some(made));
+    }
+    let due = async |suspended_by: i64, now: i64| {
+        let mut ids: Vec<_> =
+            store.sandboxes_due("own-lifetimes", at(suspended_by), at(now)).await.unwrap().into_iter().map(|s| s.id).collect();
+        ids.sort();
+        ids
+    };
+    assert!(due(500, 1099).await.is_empty());
+    assert_eq!(due(500, 1100).await, [short.id.clone()]);
+    let mut all = [short.id.clone(), long.id.clone(), other.id.clone()];
+    all.sort();
+    assert_eq!(due(1000, 8000).await, all);
+    let change =
+        SandboxChange { own_keep: Some(None), own_lease: Some(Some(Duration::from_secs(120))), max_tags: 9, ..SandboxChange::default() };
+    let ChangedSandbox::Changed(changed) = store.change_sandbox(&short.id, &change, &audit("sandbox.changed")).await.unwrap() else {
+        panic!("nothing is in the way")
+    };
+    assert_eq!((changed.own_lease, changed.own_keep), (Some(Duration::from_secs(120)), None));
+    assert_eq!(store.sandbox(&short.id).await.unwrap().as_ref(), Some(&*changed));
+    assert!(due(500, 1100).await.is_empty());
+    for made in [&short, &long, &other] {
+        store.end_sandbox(&made.id, State::Terminated, &ending(1)).await.unwrap();
+    }
 }
 
 async fn a_retired_token_counts_for_a_moment(store: &dyn Store) {

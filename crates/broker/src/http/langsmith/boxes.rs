@@ -15,6 +15,7 @@ use cobox_protocol::{
     },
     sandbox::{CreateSandbox, PatchSandbox, SandboxInfo},
     session::State as LifeState,
+    tags,
 };
 use http::StatusCode;
 use serde::Deserialize;
@@ -217,11 +218,13 @@ fn read_wish(wish: CreateBox) -> Result<CreateSandbox, ApiError> {
         }
     }
     made_of(&wish)?;
+    let labels = wish.labels.unwrap_or_default();
+    tags::check(&labels).map_err(|e| ApiError::invalid(format!("labels: {}", e.message)))?;
     Ok(CreateSandbox {
         name: wish.name,
         // Who makes a box deletes it: no session's end does.
         keep: Some(true),
-        tags: wish.labels.unwrap_or_default(),
+        tags: labels,
         lease_seconds: minutes("idle_ttl_seconds", wish.idle_ttl_seconds)?,
         keep_suspended_seconds: minutes("delete_after_stop_seconds", wish.delete_after_stop_seconds)?,
         ..Default::default()
