@@ -35,6 +35,7 @@ pub mod sandboxes;
 pub mod sessions;
 pub mod shares;
 pub mod sign_in;
+pub mod telling;
 pub mod threads;
 pub mod tokens;
 pub mod webhook;
