@@ -5,7 +5,7 @@ CARGO_FLAGS := $(if $(filter release,$(PROFILE)),--release,)
 BIN = target/$(shell rustc --print host-tuple)/$(if $(filter release,$(PROFILE)),release,debug)
 
 .DEFAULT_GOAL := help
-.PHONY: help build run demo test lint openapi fuzz bench bench-dataplane bench-broker bench-gateway soak setup
+.PHONY: help build run demo test lint openapi fuzz bench bench-dataplane bench-broker bench-gateway bench-agent soak setup
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -32,6 +32,7 @@ test: setup ## Unit, integration and end-to-end tests
 	cargo nextest run --workspace $$([ "$$(id -u)" = 0 ] || echo "-E 'not ($(ROOT_ONLY))'")
 	COBOX_TEST_STORE=postgres cargo nextest run --workspace -E '$(ON_POSTGRES)'
 	scripts/check-api
+	scripts/check-python
 	scripts/check-langgraph
 	scripts/check-langsmith
 	RUSTFLAGS="--cfg loom" cargo test -p cobox-stream --test loom --release --target-dir target/loom
@@ -70,6 +71,10 @@ bench-gateway: build ## The gateway against boxd's own socket and nginx in front
 	cargo build $(CARGO_FLAGS) -p cobox-bench
 	scripts/setup bench
 	COBOX_BIN=$(BIN)/cobox COBOX_BENCH_BIN=$(BIN)/cobox-bench python3 bench/gateway.py
+
+bench-agent: build ## An agent's tools through the Python backend, against deepagents' own scripts; writes bench/results/agent.md
+	scripts/check-python --setup
+	COBOX_BIN=$(BIN)/cobox target/tools/python-deepagents-0.7/bin/python bench/agent.py
 
 soak: ## The long fault and load tests; records bench/results/soak.md
 	cargo build -p cobox-cli -p cobox-boxd

@@ -229,6 +229,7 @@ class Line(Generic[E]):
                 socket = yield Dial(self._grant.ws_base + self.route, secret, DIAL_WITHIN)
                 break
             except errors.CoboxError as error:
+                self._shown = secret
                 yield from self._wait_or_raise(redacted(error, secret))
         self._socket, self._shown, self._told = socket, secret, None
         self._is_ready, self._has_closed_stdin = False, False
@@ -261,7 +262,7 @@ class Line(Generic[E]):
             # A token refused twice stays refused.
             self._has_retried_token = True
             if self._shown is not None:
-                yield from self._grant.replace(self._shown)
+                yield from self._replace(self._shown)
         elif not error.retryable or isinstance(error, errors.TokenExpired):
             self._is_over = True
             raise error
@@ -273,6 +274,15 @@ class Line(Generic[E]):
             self._is_over = True
             raise error
         yield Pause(wait)
+
+    def _replace(self, token: Secret) -> Flow[None]:
+        try:
+            yield from self._grant.replace(token)
+        except errors.CoboxError as error:
+            # A broker that can't be reached now is what the coming tries are for.
+            if not error.retryable:
+                self._is_over = True
+                raise
 
     def _progressed(self) -> None:
         self._lost_since, self._has_retried_token = None, False
