@@ -169,7 +169,7 @@ def test_output_with_a_hole_is_not_passed_off_as_whole(kind: Any) -> None:
         assert kind.do(stream.next()).text == "abc"
         with pytest.raises(errors.OutputHole, match="6 bytes of stdout are missing at 3"):
             kind.do(stream.next())
-        kind.do(stream.close())
+        assert kind.do(stream.next()) is None
         kind.do(box.close())
 
 
