@@ -36,7 +36,12 @@ fn word(code: ErrorCode) -> &'static str {
         ErrorCode::Unauthenticated | ErrorCode::TokenExpired | ErrorCode::TokenRevoked => "Unauthorized",
         ErrorCode::Forbidden | ErrorCode::CapabilityDenied => "Forbidden",
         ErrorCode::SandboxNotFound | ErrorCode::SessionExpired | ErrorCode::RouteNotFound => "NotFound",
-        ErrorCode::SandboxConflict => "Conflict",
+        ErrorCode::TemplateNotFound => "TemplateNotFound",
+        ErrorCode::SnapshotNotFound => "SnapshotNotFound",
+        ErrorCode::VolumeNotFound => "VolumeNotFound",
+        ErrorCode::PoolNotFound => "PoolNotFound",
+        ErrorCode::SandboxConflict | ErrorCode::NameTaken => "Conflict",
+        ErrorCode::InUse => "ResourceInUse",
         ErrorCode::RateLimited => "QuotaExceeded",
         ErrorCode::SandboxStarting => "Timeout",
         // What these clients call a sandbox that no machine could be found for.

@@ -36,7 +36,7 @@ pub fn routes() -> Vec<Operation> {
             )
             .takes::<CreateBox>()
             .gives::<BoxInfo>(201, "It was made; `provisioning` only for who did not wait.")
-            .fails(&[SandboxConflict, SandboxStarting, SandboxNotFound])
+            .fails(&[SandboxConflict, SandboxStarting, TemplateNotFound, SnapshotNotFound, VolumeNotFound])
         }),
         both!("get", "/boxes", "listBoxes", "List the boxes you may use")
             .map(|o| o.with([tags()]).with(page()).gives::<BoxList>(200, "A page, newest first.")),

@@ -140,7 +140,8 @@ pub async fn take(tx: &mut AnyConnection, taking: &PoolTaking, fresh: &Sandbox, 
     let Some(found) = found.as_ref().map(rows::sandbox).transpose()? else { return Ok(None) };
     let done = sqlx::query(
         "UPDATE sandboxes SET pool_id = NULL, name = $2, owner = $3, owner_kind = $4, access = $5, kept = $6, template = $7, state = 'active',
-                              last_active_at = $8, running_since = $8, active_seconds = 0, created_at = $8
+                              last_active_at = $8, running_since = $8, active_seconds = 0, created_at = $8,
+                              lease_seconds = $10, keep_suspended_seconds = $11
          WHERE id = $1 AND pool_id = $9 AND state IN ('active', 'idle') AND intent IS NULL",
     )
     .bind(found.id.as_str())
@@ -152,6 +153,8 @@ pub async fn take(tx: &mut AnyConnection, taking: &PoolTaking, fresh: &Sandbox, 
     .bind(fresh.template.as_deref())
     .bind(fresh.created_at.unix())
     .bind(taking.pool.as_str())
+    .bind(fresh.own_lease.map(rows::stored_seconds))
+    .bind(fresh.own_keep.map(rows::stored_seconds))
     .execute(&mut *tx)
     .await?;
     // Suspended in this very moment: whoever wants one makes one.
