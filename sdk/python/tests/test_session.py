@@ -135,7 +135,10 @@ def test_the_tree_is_looked_at_searched_and_rearranged(kind: Any, box: Any) -> N
     assert [e.name for e in kind.do(fs.list("/workspace", cursor=page.next_cursor)).entries] == ["sub"]
     assert [m.path for m in kind.do(fs.glob("**/*.py")).matches] == ["/workspace/a.py", "/workspace/sub/b.py"]
     found = kind.do(fs.grep(r"^x = \d", glob="*.py", context=1))
-    assert [(m.path, m.line_number, m.text) for m in found.matches] == [("/workspace/a.py", 1, "x = 1"), ("/workspace/sub/b.py", 1, "x = 3")]
+    assert [(m.path, m.line_number, m.text) for m in found.matches] == [
+        ("/workspace/a.py", 1, "x = 1"),
+        ("/workspace/sub/b.py", 1, "x = 3"),
+    ]
     assert found.matches[0].after[0].text == "y = 2"
     assert [f.count for f in kind.do(fs.grep("x", output="count")).counts] == [1, 1, 1]
     edited = kind.do(fs.edit("/workspace/a.py", "x = 1", "x = 10"))
