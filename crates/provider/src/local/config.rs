@@ -35,7 +35,8 @@ pub struct LocalOptions {
     /// More of the host to show, read-only, at the same place.
     pub view: Vec<PathBuf>,
     pub disk: DiskLimit,
-    /// The `[local.images]` table: what templates and snapshots may name as an image, and the root filesystem that it stands for.
+    /// The `[local.images]` table: what templates and snapshots may name as an image, and the root filesystem that it stands for, or
+    /// [`HOST`].
     pub images: BTreeMap<String, PathBuf>,
     /// The `[local.most]` table.
     pub most: Most,
@@ -80,6 +81,8 @@ impl Default for LocalOptions {
     }
 }
 
+/// An image that is this machine's programs, as sandboxes have them where nothing is said.
+pub const HOST: &str = "host";
 /// Least memory of a sandbox, in bytes: a shell and a few programs.
 pub const MIN_MEMORY_BYTES: u64 = 16 << 20;
 /// Least processes of a sandbox.
@@ -143,8 +146,8 @@ impl LocalOptions {
             return Err(format!("local.root: {} is not an absolute path", path.display()));
         }
         for (name, path) in &self.images {
-            if name.is_empty() || !path.is_absolute() {
-                return Err(format!("local.images: `{name}` must have a name and an absolute path"));
+            if name.is_empty() || !(path.is_absolute() || path.as_os_str() == HOST) {
+                return Err(format!("local.images: `{name}` must have a name, and an absolute path or `{HOST}`"));
             }
         }
         self.dataplane.validate().map_err(|e| format!("local.{e}"))

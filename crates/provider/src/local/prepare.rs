@@ -17,7 +17,7 @@ use cobox_protocol::{
 use super::{
     LocalProvider,
     base::{self, Base},
-    config::{MIN_DISK_BYTES, RootSource},
+    config::{HOST, MIN_DISK_BYTES, RootSource},
     disk,
     spec::{LaunchSpec, UID_RANGE, VolumeSpec},
 };
@@ -66,6 +66,7 @@ impl LocalProvider {
         match root {
             Root::Rootfs(path) => Ok(RootSource::Rootfs(path.clone())),
             Root::Image(name) => match self.config.options.images.get(name) {
+                Some(path) if path.as_os_str() == HOST => Ok(RootSource::Host),
                 Some(path) => Ok(RootSource::Rootfs(path.clone())),
                 None => {
                     let shown: String = name.chars().filter(|c| !c.is_control()).take(128).collect();

@@ -237,7 +237,7 @@ fn read_wish(wish: CreateBox) -> Result<CreateSandbox, ApiError> {
         tags: labels,
         lease_seconds: minutes("idle_ttl_seconds", wish.idle_ttl_seconds)?,
         keep_suspended_seconds: minutes("delete_after_stop_seconds", wish.delete_after_stop_seconds)?,
-        template: wish.template_name,
+        template: said(wish.template_name),
         snapshot: one_snapshot([("snapshot_id", wish.snapshot_id), ("snapshot", wish.snapshot), ("snapshot_name", wish.snapshot_name)])?,
         resources: Resources {
             cpus: cpus(wish.vcpus, wish.cpu_millicores)?,
@@ -251,10 +251,15 @@ fn read_wish(wish: CreateBox) -> Result<CreateSandbox, ApiError> {
     })
 }
 
+/// These clients send an empty text for nothing.
+fn said(text: Option<String>) -> Option<String> {
+    text.filter(|t| !t.is_empty())
+}
+
 /// By whichever of its three names it comes.
 fn one_snapshot(named: [(&str, Option<String>); 3]) -> Result<Option<String>, ApiError> {
-    let mut said = named.into_iter().filter_map(|(field, value)| value.map(|value| (field, value)));
-    match (said.next(), said.next()) {
+    let mut each = named.into_iter().filter_map(|(field, value)| said(value).map(|value| (field, value)));
+    match (each.next(), each.next()) {
         (first, None) => Ok(first.map(|(_, value)| value)),
         (Some((_, first)), Some((_, other))) if first == other => Ok(Some(first)),
         (_, Some((field, _))) => Err(ApiError::invalid(format!("{field}: names another snapshot beside the first; send one of them"))),

@@ -37,11 +37,9 @@ fn word(code: ErrorCode) -> &'static str {
         ErrorCode::Forbidden | ErrorCode::CapabilityDenied => "Forbidden",
         ErrorCode::SandboxNotFound | ErrorCode::SessionExpired | ErrorCode::RouteNotFound => "NotFound",
         ErrorCode::TemplateNotFound => "TemplateNotFound",
-        ErrorCode::SnapshotNotFound => "SnapshotNotFound",
-        ErrorCode::VolumeNotFound => "VolumeNotFound",
-        ErrorCode::PoolNotFound => "PoolNotFound",
-        ErrorCode::SandboxConflict | ErrorCode::NameTaken => "Conflict",
+        ErrorCode::SnapshotNotFound | ErrorCode::VolumeNotFound | ErrorCode::PoolNotFound => "NotFound",
         ErrorCode::InUse => "ResourceInUse",
+        ErrorCode::SandboxConflict | ErrorCode::NameTaken => "Conflict",
         ErrorCode::RateLimited => "QuotaExceeded",
         ErrorCode::SandboxStarting => "Timeout",
         // What these clients call a sandbox that no machine could be found for.

@@ -142,7 +142,8 @@ async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<
         return Err(ApiError::invalid(format!("limit: must be a whole number from 1 to {MAX_LIMIT}")).into());
     }
     let offset = query.offset.unwrap_or_default();
-    let filter = SnapshotFilter { name_contains: query.name_contains.filter(|n| !n.is_empty()), limit, offset, ..SnapshotFilter::default() };
+    let filter =
+        SnapshotFilter { name_contains: query.name_contains.filter(|n| !n.is_empty()), limit, offset, ..SnapshotFilter::default() };
     let mut snapshots = Vec::new();
     for snapshot in api.kinds.snapshots(&who.asking(), &filter).await? {
         snapshots.push(shown(&api, snapshot).await?);

@@ -22,9 +22,7 @@ use crate::{
 const NO_IMAGE: &str = "default";
 
 pub fn routes() -> Routes {
-    Routes::new()
-        .at(place!("/templates"), get(list).post(create))
-        .at(place!("/templates/{name}"), get(look).patch(change).delete(remove))
+    Routes::new().at(place!("/templates"), get(list).post(create)).at(place!("/templates/{name}"), get(look).patch(change).delete(remove))
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]

@@ -8,6 +8,7 @@ mod internal;
 mod keys;
 mod kinds;
 mod langsmith;
+mod langsmith_kinds;
 mod ops;
 mod sandboxes;
 mod sessions;
