@@ -261,6 +261,7 @@ macro_rules! asked {
         answer
     }};
 }
+use asked;
 
 #[async_trait]
 impl Store for SqlStore {
