@@ -13,17 +13,24 @@ from langgraph_sdk import Auth
 from cobox.langgraph import dataplane_visitor
 
 # `name:password` with commas between; the default is for trying things out on one machine.
-PEOPLE = dict(pair.split(":", 1) for pair in os.environ.get("EXAMPLE_PEOPLE", "ann:ann-secret,bob:bob-secret").split(","))
+PEOPLE: dict[str, str] = dict(pair.split(":", 1) for pair in os.environ.get("EXAMPLE_PEOPLE", "ann:ann-secret,bob:bob-secret").split(","))
+# For a broker that asks this deployment whose a thread is: `[thread_authority]` with this key in its `service_key_file`, and
+# `user_header = "x-cobox-user"`. Empty: no broker asks.
+SERVICE_KEY = os.environ.get("EXAMPLE_SERVICE_KEY", "").encode()
+# What this deployment is called there. It asks about its users itself, before it asks the broker.
+DEPLOYMENT = "my-deployment"
 
 auth = Auth()
 
 
 @auth.authenticate
-async def authenticate(path: str, authorization: str | None) -> dict[str, Any]:
+async def authenticate(path: str, headers: dict[bytes, bytes]) -> dict[str, Any]:
     # A sandbox's own token, which the broker checks.
     if (visitor := dataplane_visitor(path)) is not None:
         return visitor
-    shown = (authorization or "").removeprefix("Bearer ").encode()
+    if SERVICE_KEY and hmac.compare_digest(headers.get(b"x-api-key", b""), SERVICE_KEY):
+        return {"identity": headers.get(b"x-cobox-user", b"").decode(), "permissions": ["ask"]}
+    shown = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
     for name, password in PEOPLE.items():
         if hmac.compare_digest(shown, password.encode()):
             return {"identity": name, "permissions": []}
@@ -42,7 +49,11 @@ async def everybody_may_look_at_assistants(ctx: Auth.types.AuthContext, value: A
 
 
 @auth.on.threads
-async def threads_are_their_makers(ctx: Auth.types.AuthContext, value: Any) -> dict[str, str]:
+async def threads_are_their_makers(ctx: Auth.types.AuthContext, value: Any) -> dict[str, str] | bool | None:
+    if "ask" in ctx.permissions:
+        if ctx.action != "read":
+            return False
+        return None if ctx.user.identity == DEPLOYMENT else {"owner": ctx.user.identity}
     if isinstance(value, dict):
         # On what is made here; a client's own word for it is overwritten.
         value.setdefault("metadata", {})["owner"] = ctx.user.identity

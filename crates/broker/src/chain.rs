@@ -5,6 +5,7 @@ use cobox_protocol::{
     Timestamp,
     audit::{AuditEntry, AuditHead, AuditLink},
 };
+use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
 pub type Hash = [u8; 32];
@@ -14,6 +15,7 @@ pub const NOTHING: Hash = [0; 32];
 /// Told apart from everything else that is hashed anywhere.
 const RECORD: &[u8] = b"cobox audit record 1\n";
 const LINK: &[u8] = b"cobox audit link 1\n";
+const SEAL: &[u8] = b"cobox audit seal 1\n";
 
 /// A record as it is hashed: every field, in this order, each with its length, and told apart from one that is missing.
 pub struct Content<'a> {
@@ -72,6 +74,14 @@ pub fn link(writer: &str, number: u64, before: &Hash, digest: &Hash) -> Hash {
     hasher.finalize().into()
 }
 
+/// What says that the broker itself removed a chain's records up to a number: nobody without the master key can say so.
+pub fn seal(key: &[u8; 32], writer: &str, number: u64, hash: &Hash) -> Hash {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
+    mac.update(SEAL);
+    mac.update(&link(writer, number, &NOTHING, hash));
+    mac.finalize().into_bytes().into()
+}
+
 pub fn hex(hash: &[u8]) -> String {
     hash.iter().map(|b| format!("{b:02x}")).collect()
 }
@@ -97,6 +107,8 @@ pub enum Fault {
     Rewritten { writer: String, number: u64 },
     #[error("the head that was kept is record {number} of {writer}, but the chain ends at {end}: records were cut off")]
     CutOff { writer: String, number: u64, end: u64 },
+    #[error("records up to {number} of {writer} were removed, and not by a broker for being old")]
+    Beheaded { writer: String, number: u64 },
     #[error("there is no chain of {writer}, of which a head was kept")]
     NoChain { writer: String },
 }
@@ -147,6 +159,9 @@ impl Verifier {
             checked: 0,
             faults: Vec::new(),
         };
+        if head.kept_after > 0 && !head.kept_after_sealed {
+            verifier.faults.push(Fault::Beheaded { writer: head.writer.clone(), number: head.kept_after });
+        }
         verifier.compare(head.kept_after, &start);
         verifier
     }

@@ -202,6 +202,7 @@ impl Broker {
         // Before the key is read: who replaces it sees that this one is there.
         nodes.beat(&*store, clock.now()).await?;
         let master = master_key::read(&data_dir, &*store).await?;
+        store.seal_with(master.audit_seal());
         let previous = data_dir.previous_key(LONGEST_TOKEN_LIFE)?;
         let tokens = Tokens::new(master, previous, config.alg, config.token_ttl(), policy.clone());
         let deployment = Arc::new(Deployment {

@@ -10,11 +10,12 @@ use cobox_token::MasterKey;
 
 use crate::{
     StartError,
+    chain::seal,
     config::Config,
     data_dir::{DataDir, DataDirError},
     domain::{audit::AuditRecord, tokens::LONGEST_TOKEN_LIFE},
     open_store,
-    store::{MasterRotated, MasterRotation, Store},
+    store::{AuditSeal, ChainHead, MasterRotated, MasterRotation, Store},
 };
 
 /// What all brokers on a database have agreed on.
@@ -60,7 +61,10 @@ pub async fn rotate_master_key(config: &Config, wish: MasterKeyRotation) -> Resu
     let fresh = MasterKey::generate();
     data_dir.write_next_key(&fresh)?;
     let old_until = if wish.is_immediate { None } else { Some(now.plus(LONGEST_TOKEN_LIFE)) };
-    let rotation = rotation(&fresh, now, old_until, &config.workspace);
+    // Of a lost key nobody can say what was signed with it: what is there then counts.
+    old.iter().for_each(|old| store.seal_with(old.audit_seal()));
+    let seals = seals(store.audit_heads().await?, &fresh.audit_seal());
+    let rotation = MasterRotation { seals, ..rotation(&fresh, now, old_until, &config.workspace) };
     let sandboxes = match store.rotate_master(&rotation).await? {
         MasterRotated::Rotated(sandboxes) => sandboxes,
         MasterRotated::TooSoon(until) => {
@@ -81,7 +85,14 @@ pub async fn rotate_master_key(config: &Config, wish: MasterKeyRotation) -> Resu
 fn rotation(fresh: &MasterKey, now: Timestamp, old_until: Option<Timestamp>, workspace: &str) -> MasterRotation {
     let (previous, word) = if old_until.is_some() { (KEPT, "graceful") } else { (CONDEMNED, "immediate") };
     let audit = AuditRecord::new(now, workspace, "master_key.rotated").detail(format!("{word}, at the broker itself"));
-    MasterRotation { now, old_until, agreed: [(AGREED, fresh.fingerprint()), (PREVIOUS, previous.to_owned())], audit }
+    MasterRotation { now, old_until, agreed: [(AGREED, fresh.fingerprint()), (PREVIOUS, previous.to_owned())], seals: Vec::new(), audit }
+}
+
+/// With the new key, what was good by the old one.
+fn seals(heads: Vec<ChainHead>, key: &[u8; 32]) -> Vec<AuditSeal> {
+    let good = heads.into_iter().filter(|h| h.kept_after > 0 && h.is_beginning_sealed);
+    good.map(|h| AuditSeal { seal: seal(key, &h.writer, h.kept_after, &h.kept_after_hash), number: h.kept_after, writer: h.writer })
+        .collect()
 }
 
 /// The key this database is used with, which is the file's, or the one that was about to take its place.

@@ -93,11 +93,7 @@ pub fn read_url(text: &str) -> Result<Url, &'static str> {
 }
 
 pub fn is_loopback(url: &Url) -> bool {
-    match url.host_str() {
-        Some("localhost") => true,
-        Some(host) => host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback()),
-        None => false,
-    }
+    cobox_protocol::host::is_loopback(url.host_str())
 }
 
 /// The TLS library wants its cryptography named once per process.

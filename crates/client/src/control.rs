@@ -5,6 +5,7 @@ use std::{sync::Once, time::Duration};
 use cobox_protocol::{
     KeyId, SandboxId, Secret, SessionId, Timestamp,
     audit::{AuditEntry, AuditHeads, AuditLink},
+    host::is_loopback,
     key::{CreateKey, CreatedKey, ExpireKey, KeyInfo, PrincipalInfo},
     sandbox::{CreateSandbox, PatchSandbox, SandboxInfo},
     session::{HeartbeatResponse, NegotiateRequest, NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo},
@@ -87,7 +88,7 @@ impl Client {
                 .redirect(reqwest::redirect::Policy::none())
                 .user_agent(concat!("cobox/", env!("CARGO_PKG_VERSION")));
             // No proxy can reach this machine's own broker, and none should see its key.
-            if is_loopback(&parsed) { builder.no_proxy() } else { builder }
+            if is_loopback(parsed.host_str()) { builder.no_proxy() } else { builder }
         };
         let builder_with_roots = || if roots.is_empty() { builder() } else { builder().tls_certs_merge(roots.iter().cloned()) };
         // A machine without any certificate authorities, such as a bare container, can still speak plain HTTP, and to who is named.
@@ -333,14 +334,6 @@ fn within(workspace: Option<&str>) -> Vec<String> {
 
 fn tag(filter: &str) -> String {
     format!("tag={}", encode_segment(filter.as_bytes()))
-}
-
-fn is_loopback(url: &reqwest::Url) -> bool {
-    match url.host_str() {
-        Some("localhost") => true,
-        Some(host) => host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback()),
-        None => false,
-    }
 }
 
 /// The TLS library wants its cryptography named once per process.

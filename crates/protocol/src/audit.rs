@@ -106,6 +106,8 @@ pub struct AuditHead {
     /// Records up to this one are no longer kept; what follows is linked to its hash.
     pub kept_after: u64,
     pub kept_after_hash: String,
+    /// Whether a broker removed those for being old, and signed for it. Anybody else's cut is not that.
+    pub kept_after_sealed: bool,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -11,6 +11,7 @@ pub mod exec;
 pub mod files;
 pub mod frame;
 pub mod fs;
+pub mod host;
 pub mod id;
 pub mod json;
 pub mod key;

@@ -23,6 +23,7 @@ pub(crate) type HmacSha256 = Hmac<Sha256>;
 /// Names the use of the derived bytes, so that another use of the master key can never meet these.
 const HKDF_LABEL: &str = "cobox/sandbox-token-key/v1";
 const FINGERPRINT_LABEL: &str = "cobox/master-key-fingerprint/v1";
+const AUDIT_SEAL_LABEL: &str = "cobox audit seal";
 
 /// The deployment's one secret. Whoever has it can mint for every sandbox.
 pub struct MasterKey([u8; 32]);
@@ -51,6 +52,15 @@ impl MasterKey {
             .expand(FINGERPRINT_LABEL.as_bytes(), &mut bytes)
             .expect("16 bytes are within what HKDF-SHA256 gives");
         URL_SAFE_NO_PAD.encode(bytes)
+    }
+
+    /// What the broker signs for itself with that it removed the oldest records of its audit.
+    pub fn audit_seal(&self) -> [u8; 32] {
+        let mut bytes = [0u8; 32];
+        Hkdf::<Sha256>::new(None, &self.0)
+            .expand(AUDIT_SEAL_LABEL.as_bytes(), &mut bytes)
+            .expect("32 bytes are within what HKDF-SHA256 gives");
+        bytes
     }
 
     pub fn derive(&self, sandbox: &SandboxId, generation: u32, alg: Alg) -> SigningKey {

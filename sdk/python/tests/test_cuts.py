@@ -147,6 +147,31 @@ def test_a_shell_is_continued_over_broken_connections(kind: Any, broker: Any, cu
     kind.do(shell.close())
 
 
+def test_a_stream_that_another_thread_closes_ends_for_its_reader(broker: Any, thread: str) -> None:
+    with Cobox(broker.url, broker.agent_key) as client, client.session(thread, release=True) as box:
+        stream = box.stream("echo begun; exec sleep 1000")
+        first, seen = threading.Event(), []
+
+        def read() -> None:
+            for piece in stream:
+                seen.append(piece.text)
+                first.set()
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        assert first.wait(30)
+        stream.close()
+        reader.join(30)
+        assert not reader.is_alive()
+        assert seen == ["begun\n"]
+        # Leaving is not ending: the command runs on, and can be joined again.
+        assert [p.state for p in box.processes()] == ["running"]
+        with box.stream(command_id=stream.command_id) as again:
+            assert again.next().text == "begun\n"
+            again.signal("TERM")
+            assert again.wait().signal == 15
+
+
 def test_a_stream_goes_on_with_a_token_that_was_replaced_meanwhile(kind: Any, box: Any) -> None:
     stream = kind.do(box.stream("read a; echo got $a; read b; echo got $b", stdin=True))
     kind.do(stream.write("1\n"))

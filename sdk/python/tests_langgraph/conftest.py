@@ -26,3 +26,5 @@ def deployment(broker: Broker, deployment_key: str, tmp_path_factory: pytest.Tem
     settings = {"COBOX_URL": broker.url, "COBOX_API_KEY": deployment_key, "COBOX_LANGGRAPH_RELAY": "{url}"}
     with running_deployment(folder, **settings) as deployment:
         yield deployment
+        # However its callers came and went.
+        assert "Exception in ASGI application" not in deployment.log.read_text()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 from front import THREAD, Upstream, answer, recording, served
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+from websockets.sync.server import ServerConnection, serve
 from world import Broker, bearer
 
 from cobox import Secret
@@ -111,6 +115,44 @@ def test_an_answer_that_breaks_off_breaks_off_for_the_caller_too(url: str, upstr
             ask(url, "GET", f"/dp/{SANDBOX}/v1/files/a", headers={"authorization": f"Bearer {token()}"})
     finally:
         del upstream.answers["GET /dp/"]
+
+
+def test_last_words_arrive_though_the_caller_still_talks_and_both_sides_close_alike() -> None:
+    def last_words(connection: ServerConnection) -> None:
+        connection.recv()
+        for number in range(100):
+            connection.send(f"word {number}")
+        connection.close(4410, "over")
+
+    with serve(last_words, "127.0.0.1", 0, close_timeout=1) as sandbox:
+        threading.Thread(target=sandbox.serve_forever, daemon=True).start()
+        broker = f"http://127.0.0.1:{sandbox.socket.getsockname()[1]}"
+        with served(Settings(broker, Secret(KEY))) as url:
+            where = f"ws{url.removeprefix('http')}/dp/{SANDBOX}/v1/shell/ws"
+            with connect(where, additional_headers={"authorization": f"Bearer {token()}"}, proxy=None) as caller:
+                caller.send("begin")
+                heard = []
+                try:
+                    while True:
+                        heard.append(caller.recv())
+                        # More than the other side will ever read.
+                        caller.send("more")
+                except ConnectionClosed:
+                    pass
+            assert heard == [f"word {number}" for number in range(100)]
+            assert (caller.close_code, caller.close_reason) == (4410, "over")
+        sandbox.shutdown()
+
+
+def test_a_socket_is_refused_as_the_broker_refuses_it(broker: Broker, deployment_key: str) -> None:
+    with served(Settings(broker.url, Secret(deployment_key))) as url:
+        where = f"ws{url.removeprefix('http')}/dp/{SANDBOX}/v1/shell/ws"
+        for credential, status, code in ((token(), 404, "SANDBOX_NOT_FOUND"), ("ann-secret", 401, "UNAUTHENTICATED")):
+            headers = {"authorization": f"Bearer {credential}"}
+            with pytest.raises(InvalidStatus) as refused, connect(where, additional_headers=headers, proxy=None):
+                pass
+            assert refused.value.response.status_code == status
+            assert json.loads(refused.value.response.body)["error"]["code"] == code
 
 
 def test_redirects_are_not_followed(url: str, upstream: Upstream) -> None:

@@ -11,7 +11,7 @@ import pytest
 from terminal import Terminal
 from world import Broker, Deployment, bearer, clean_env
 
-from cobox import Cobox
+from cobox import Cobox, Session
 from cobox.errors import NotFound
 
 # More than all buffers on the way together.
@@ -186,8 +186,10 @@ def test_what_passes_through_is_never_held_whole(deployment: Deployment, session
         assert sent.status_code == 200, sent.text
         with holder.stream("GET", f"{base}/files/workspace/large") as answer:
             assert sum(len(part) for part in answer.iter_raw()) == LARGE_BYTES
-        done = holder.post(f"{base}/exec", json={"command": "rm /workspace/large"}).json()
-    assert done["exit_code"] == 0
+    with Session.from_token(base, session["token"], ws_base_url=session["sandbox"]["ws_base_url"]) as box:
+        with box.stream("cat /workspace/large; rm /workspace/large") as stream:
+            assert sum(len(piece.data) for piece in stream) == LARGE_BYTES
+        assert box.exec("ls").ok
     assert peak_bytes(deployment) - before < GROWTH_BYTES
 
 

@@ -79,11 +79,13 @@ class Broker:
 
 
 @contextmanager
-def running_broker(folder: Path) -> Iterator[Broker]:
+def running_broker(folder: Path, config: str = "") -> Iterator[Broker]:
     cobox = os.environ.get("COBOX_BIN") or shutil.which("cobox")
     if not cobox:
         raise AssertionError("COBOX_BIN must name a built `cobox`, with `boxd` beside it")
     data = folder / "data"
+    data.mkdir(mode=0o700)
+    (data / "config.toml").write_text(config)
     # `up`, not `serve`: it takes its sandboxes down with it.
     argv = [cobox, "up", "--data-dir", str(data), "--listen", "127.0.0.1:0"]
     boxd = os.environ.get("COBOX_BOXD") or str(Path(cobox).parent / "boxd")
@@ -168,10 +170,10 @@ PEOPLE = {"ann": "ann-secret", "bob": "bob-secret"}
 
 
 @contextmanager
-def running_deployment(folder: Path, **settings: str) -> Iterator[Deployment]:
+def running_deployment(folder: Path, port: int | None = None, **settings: str) -> Iterator[Deployment]:
     """The example's files in a folder of their own: the server keeps its state where it runs."""
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns(".langgraph_api", "__pycache__", ".env"))
-    port = free_port()
+    port = port or free_port()
     url = f"http://127.0.0.1:{port}"
     settings = {name: value.replace("{url}", url) for name, value in settings.items()}
     argv = [str(Path(sys.executable).parent / "langgraph"), "dev", "--host", "127.0.0.1", "--port", str(port)]

@@ -1,24 +1,16 @@
 //! Starting, suspending and destroying: the intent is written, the provider is asked, the outcome is settled.
 //!
 //! Everything about one sandbox happens under its lock, and a start runs in a task of its own: whoever asked for it may
-//! go away, whoever asks meanwhile waits for the same one.
+//! go away, whoever asks meanwhile waits for the same one. What a sandbox is told meanwhile is in `telling`.
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
+    time::Duration,
 };
 
-use cobox_protocol::{
-    ApiError, ErrorCode, SandboxId, Timestamp,
-    control::{ControlState, Ending},
-    session::State,
-};
-use cobox_provider::{ProviderError, control};
-use futures_util::{StreamExt, stream};
+use cobox_protocol::{ApiError, ErrorCode, SandboxId, Timestamp, control::Ending, session::State};
+use cobox_provider::ProviderError;
 use tokio::sync::watch;
 
 use super::{
@@ -29,15 +21,11 @@ use super::{
     happenings::HappeningKeeper,
     locks::{Lock, Locks},
     model::{Intent, Sandbox},
-    tokens::ISSUER,
+    telling::Told,
 };
 
 /// Sandboxes asked at once when all of a workspace must be told something, or all of a node be looked at.
 pub const CONCURRENT_SANDBOXES: usize = 16;
-/// How long one sandbox that is starting or stopping may hold up telling the others.
-const TELL_WITHIN: Duration = Duration::from_secs(5);
-/// How long an end waits for boxd to say goodbye to its clients: a little more than boxd itself takes.
-const FAREWELL_WITHIN: Duration = Duration::from_millis(300);
 /// Longest reason kept of a provider's failure, in characters.
 const MAX_REASON_CHARS: usize = 500;
 
@@ -47,26 +35,14 @@ pub struct Lifecycle {
     pub deployment: Arc<Deployment>,
     pub activity: Arc<Activity>,
     pub claims: ClaimKeeper,
-    happenings: HappeningKeeper,
-    locks: Locks,
+    pub(super) happenings: HappeningKeeper,
+    pub(super) locks: Locks,
     starts: Mutex<HashMap<SandboxId, watch::Receiver<Option<Outcome>>>>,
     /// What each running sandbox was last told.
-    told: Mutex<HashMap<SandboxId, Told>>,
-    full_disks: Mutex<std::collections::HashSet<SandboxId>>,
+    pub(super) told: Mutex<HashMap<SandboxId, Told>>,
+    pub(super) full_disks: Mutex<std::collections::HashSet<SandboxId>>,
     /// The version of the last push to any sandbox.
-    version: AtomicU64,
-}
-
-/// What a push carried, to see later whether another is due.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told {
-    pub at: Timestamp,
-    pub lease_end: Timestamp,
-    /// Sequence and last start of the revocations it knows.
-    pub revocations: (u64, i64),
-    pub is_disk_full: bool,
-    /// The oldest and the newest generation of its key that it takes.
-    pub keys: (u32, u32),
+    pub(super) version: AtomicU64,
 }
 
 impl Lifecycle {
@@ -341,108 +317,6 @@ impl Lifecycle {
         }
     }
 
-    /// Tells a running sandbox its keys, revocations and lease; nothing happens to one that doesn't run.
-    pub async fn tell(&self, id: &SandboxId) -> Result<(), ApiError> {
-        let _lock = self.locks.lock(id).await;
-        let sandbox = self.load(id).await?;
-        if !sandbox.is_running() || !self.is_here(&sandbox) {
-            return Ok(());
-        }
-        let (state, told) = self.control_state(&sandbox).await?;
-        control::push(&*self.deployment.provider, id, &state).await.map_err(|e| unavailable(id, "could not be told", &e.to_string()))?;
-        self.remember_told(id, told);
-        Ok(())
-    }
-
-    /// As [`Lifecycle::tell`], waited for so long and no longer; it goes on, and the reaper tells it again if need be.
-    pub async fn tell_soon(self: &Arc<Self>, id: &SandboxId, wait: Duration) {
-        let (this, id) = (self.clone(), id.clone());
-        let telling = self.deployment.background.spawn(async move {
-            if let Err(error) = this.tell(&id).await {
-                tracing::warn!(sandbox = %id, %error, "a sandbox was not told; it is tried again");
-            }
-        });
-        let _ = tokio::time::timeout(wait, telling).await;
-    }
-
-    /// Lets boxd tell whoever is connected why it ends. A courtesy: nothing waits for it long, nothing depends on it.
-    async fn announce(&self, sandbox: &Sandbox, ending: Ending) {
-        let provider = &*self.deployment.provider;
-        if !provider.is_running(&sandbox.id).await {
-            return;
-        }
-        let told = async {
-            let (state, _) = self.control_state(sandbox).await?;
-            let state = ControlState { ending: Some(ending), ..state };
-            control::push(provider, &sandbox.id, &state).await.map_err(|e| unavailable(&sandbox.id, "could not be told", &e.to_string()))
-        };
-        match tokio::time::timeout(FAREWELL_WITHIN, told).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::debug!(sandbox = %sandbox.id, %error, "a sandbox ends without having been told"),
-            Err(_) => tracing::debug!(sandbox = %sandbox.id, "a sandbox took too long over saying goodbye"),
-        }
-        tokio::join!(self.claims.collect_last(sandbox), self.happenings.collect_last(sandbox));
-    }
-
-    /// Tells every running sandbox of a workspace on this node. One that can't be reached is told again by the reaper.
-    pub async fn tell_workspace(&self, workspace: &str) {
-        let running = match self.deployment.store.running_in(workspace, &self.deployment.node).await {
-            Ok(running) => running,
-            Err(error) => return tracing::error!(%error, "the sandboxes to be told could not be read; the reaper tells them"),
-        };
-        stream::iter(running)
-            .for_each_concurrent(CONCURRENT_SANDBOXES, |id| async move {
-                match tokio::time::timeout(TELL_WITHIN, self.tell(&id)).await {
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => tracing::warn!(sandbox = %id, %error, "a sandbox was not told; it is tried again"),
-                    Err(_) => tracing::warn!(sandbox = %id, "a busy sandbox was not told; it is tried again"),
-                }
-            })
-            .await;
-    }
-
-    /// A sandbox that outlived a broker gets the whole state before it gets traffic.
-    pub async fn adopt(self: &Arc<Self>, id: &SandboxId) -> Result<(), ApiError> {
-        let status =
-            control::status(&*self.deployment.provider, id).await.map_err(|e| unavailable(id, "does not answer", &e.to_string()))?;
-        // It may know a version of a clock that ran ahead of ours.
-        self.version.fetch_max(status.state_version, Ordering::Relaxed);
-        self.tell(id).await?;
-        self.watch(id);
-        Ok(())
-    }
-
-    async fn control_state(&self, sandbox: &Sandbox) -> Result<(ControlState, Told), ApiError> {
-        let d = &self.deployment;
-        let at = d.now();
-        let revocations = d.store.revocations(sandbox, at).await.map_err(internal)?;
-        let told = Told {
-            at,
-            lease_end: self.lease_end(sandbox),
-            revocations: (revocations.sequence, revocations.last_start),
-            is_disk_full: self.is_disk_full(&sandbox.id),
-            keys: (sandbox.keys_from(at), sandbox.generation),
-        };
-        let state = ControlState {
-            version: self.next_version(),
-            issuer: ISSUER.to_owned(),
-            keys: d.tokens.verify_keys(sandbox, at),
-            revoked: revocations.list.clone(),
-            lease_expires_at: told.lease_end,
-            disk_full: told.is_disk_full,
-            ending: None,
-        };
-        Ok((state, told))
-    }
-
-    /// Milliseconds of the machine's clock, or one more than the last: so it also grows over restarts within a second.
-    fn next_version(&self) -> u64 {
-        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let clock = u64::try_from(since_epoch.as_millis()).unwrap_or(0);
-        let step = |last: u64| Some(last.saturating_add(1).max(clock));
-        self.version.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).map_or(clock, |last| last.saturating_add(1).max(clock))
-    }
-
     /// From the last use known here, which the store may not have yet.
     pub fn lease_end(&self, sandbox: &Sandbox) -> Timestamp {
         self.last_use(sandbox).plus(self.deployment.lifetimes(sandbox).lease)
@@ -452,34 +326,8 @@ impl Lifecycle {
         self.activity.last_use(&sandbox.id).map_or(sandbox.last_active_at, |t| t.max(sandbox.last_active_at))
     }
 
-    pub fn told(&self, id: &SandboxId) -> Option<Told> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).get(id).copied()
-    }
-
-    pub fn is_disk_full(&self, id: &SandboxId) -> bool {
-        self.full_disks.lock().unwrap_or_else(PoisonError::into_inner).contains(id)
-    }
-
-    pub fn set_disk_full(&self, id: &SandboxId, is_full: bool) {
-        let mut full = self.full_disks.lock().unwrap_or_else(PoisonError::into_inner);
-        if is_full {
-            full.insert(id.clone())
-        } else {
-            full.remove(id)
-        };
-    }
-
     pub fn is_busy(&self, id: &SandboxId) -> bool {
         self.locks.try_lock(id).is_none()
-    }
-
-    fn remember_told(&self, id: &SandboxId, told: Told) {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(id.clone(), told);
-    }
-
-    fn forget(&self, id: &SandboxId) {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
-        self.full_disks.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
     }
 
     pub async fn load(&self, id: &SandboxId) -> Outcome {

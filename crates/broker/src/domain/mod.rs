@@ -40,6 +40,7 @@ pub mod sessions;
 pub mod shares;
 pub mod sign_in;
 pub mod snapshots;
+pub mod telling;
 pub mod templates;
 pub mod threads;
 pub mod tokens;

@@ -25,6 +25,7 @@ impl Sandboxes {
             hash: hex(&h.hash),
             kept_after: h.kept_after,
             kept_after_hash: hex(&h.kept_after_hash),
+            kept_after_sealed: h.is_beginning_sealed,
         };
         Ok(heads.into_iter().map(head).collect())
     }

@@ -131,6 +131,8 @@ pub trait Store: KindStore + Send + Sync {
     async fn audit_of_token(&self, workspace: &str, jti: &str, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>>;
     /// In whose chain this store's audit records are linked; said before anything is written.
     fn write_as(&self, writer: &str);
+    /// With what it signs for the records it removes; before anything is removed.
+    fn seal_with(&self, key: [u8; 32]);
     /// Every chain of audit records, and where it ends. Of this store's own, where it knows it to end.
     async fn audit_heads(&self) -> Stored<Vec<ChainHead>>;
     /// A chain's links after a number, oldest first.

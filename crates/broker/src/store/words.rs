@@ -329,7 +329,17 @@ pub struct MasterRotation {
     pub old_until: Option<Timestamp>,
     /// What brokers agree on from now on, by its names.
     pub agreed: [(&'static str, String); 2],
+    /// What says which records of the audit were removed for being old: from the new key on.
+    pub seals: Vec<AuditSeal>,
     pub audit: AuditRecord,
+}
+
+/// That a chain's records up to a number were removed for being old.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuditSeal {
+    pub writer: String,
+    pub number: u64,
+    pub seal: Hash,
 }
 
 /// The end of a chain of audit records, and what the first that is kept is linked to.
@@ -340,6 +350,8 @@ pub struct ChainHead {
     pub hash: Hash,
     pub kept_after: u64,
     pub kept_after_hash: Hash,
+    /// Nothing was removed, or by a broker that signed for it.
+    pub is_beginning_sealed: bool,
 }
 
 /// An audit record in its writer's chain.

@@ -25,6 +25,7 @@ use crate::{
 };
 
 const RECORDS: u64 = 12;
+const KEY: [u8; 32] = [5; 32];
 
 /// Some records by the ways there are: in groups, alone, and with other changes.
 async fn fill(store: &dyn Store) {
@@ -50,6 +51,7 @@ pub async fn verify(store: &dyn Store, kept: &[KeptHead]) -> Vec<Fault> {
             hash: hex(&head.hash),
             kept_after: head.kept_after,
             kept_after_hash: hex(&head.kept_after_hash),
+            kept_after_sealed: head.is_beginning_sealed,
         };
         let mut verifier = Verifier::new(&head, kept);
         for link in store.audit_links(&head.writer, 0, 1000).await.unwrap() {
@@ -84,6 +86,10 @@ enum Tampering {
     Remove(u64),
     Swap(u64, u64),
     CutOff(u64),
+    /// Made to look as if they had been removed for being old.
+    Behead(u64),
+    /// A row as one that waits to be linked was once marked.
+    Smuggle,
 }
 
 impl Tampering {
@@ -106,6 +112,11 @@ impl Tampering {
                 format!("UPDATE audit SET number = {b} WHERE number = -1"),
             ],
             Tampering::CutOff(n) => vec![format!("DELETE FROM audit WHERE number > {n}")],
+            Tampering::Behead(n) => vec![
+                format!("UPDATE audit_anchors SET number = {n}, hash = (SELECT hash FROM audit WHERE number = {n})"),
+                format!("DELETE FROM audit WHERE number <= {n}"),
+            ],
+            Tampering::Smuggle => vec!["INSERT INTO audit (at, workspace_id, action, writer) VALUES (1, 'w', 'smuggled', '')".to_owned()],
         }
     }
 
@@ -115,6 +126,7 @@ impl Tampering {
             (Tampering::Remove(n), Fault::Missing { from, to, .. }) => from == n && to == n,
             (Tampering::Swap(a, b), Fault::Altered { number, .. }) => number == a || number == b,
             (Tampering::CutOff(n), Fault::CutOff { end, .. }) => end == n,
+            (Tampering::Behead(n), Fault::Beheaded { number, .. }) => number == n,
             _ => false,
         }
     }
@@ -129,6 +141,7 @@ fn tampering() -> impl Strategy<Value = Tampering> {
         (1..RECORDS).prop_map(Tampering::Remove),
         (number(), number()).prop_filter("two of them", |(a, b)| a != b).prop_map(|(a, b)| Tampering::Swap(a, b)),
         (0..RECORDS).prop_map(Tampering::CutOff),
+        number().prop_map(Tampering::Behead),
     ]
 }
 
@@ -150,13 +163,16 @@ proptest! {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("db");
             let store = sqlite::open(&path).await.unwrap();
+            store.seal_with(KEY);
             fill(&store).await;
             let kept = kept(&store).await;
             assert_eq!(verify(&store, &kept).await, []);
             drop(store);
             tamper(&format!("sqlite://{}", path.display()), &tampering).await;
             // Opened anew: the broker that wrote it might have died since.
-            verify(&sqlite::open(&path).await.unwrap(), &kept).await
+            let again = sqlite::open(&path).await.unwrap();
+            again.seal_with(KEY);
+            verify(&again, &kept).await
         });
         prop_assert!(faults.iter().any(|f| tampering.is_named_by(f)), "{tampering:?}: {faults:?}");
     }
@@ -164,11 +180,17 @@ proptest! {
 
 #[tokio::test]
 async fn on_postgres_it_is_found_too_and_a_living_broker_notices_a_cut_by_itself() {
-    for tampering in
-        [Tampering::Alter(3, "detail"), Tampering::AlterHash(6), Tampering::Remove(5), Tampering::Swap(2, 9), Tampering::CutOff(10)]
-    {
+    for tampering in [
+        Tampering::Alter(3, "detail"),
+        Tampering::AlterHash(6),
+        Tampering::Remove(5),
+        Tampering::Swap(2, 9),
+        Tampering::CutOff(10),
+        Tampering::Behead(4),
+    ] {
         let database = TestDatabase::new().await;
         let store = postgres::open(&database.secret_url()).await.unwrap();
+        store.seal_with(KEY);
         fill(&store).await;
         let kept = kept(&store).await;
         assert_eq!(verify(&store, &kept).await, []);
@@ -189,6 +211,7 @@ async fn old_records_go_from_the_beginning_and_the_rest_stays_provable() {
     let postgres: Arc<dyn Store> = Arc::new(postgres::open(&database.secret_url()).await.unwrap());
     for store in [sqlite, postgres] {
         store.write_as("node_a");
+        store.seal_with(KEY);
         let all_kept = kept(&*store).await;
         // One claims to be older than it can be: it stays between its neighbours.
         for (n, time) in [10, 20, 1, 30, 40].into_iter().enumerate() {
@@ -216,6 +239,54 @@ async fn old_records_go_from_the_beginning_and_the_rest_stays_provable() {
         store.revoke_key(&key.id, &ending(300)).await.unwrap();
         assert_eq!(verify(&*store, &early).await, []);
         assert_eq!(kept(&*store).await[0].number, 8);
+    }
+}
+
+#[tokio::test]
+async fn what_somebody_put_into_the_database_becomes_no_link() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let store = sqlite::open(&path).await.unwrap();
+    fill(&store).await;
+    tamper(&format!("sqlite://{}", path.display()), &Tampering::Smuggle).await;
+    store.add_key(&api_key("late", PrincipalKind::Human), &audit("key.created")).await.unwrap();
+    let links = store.audit_links("node_a", 0, 100).await.unwrap();
+    assert_eq!(links.len() as u64, RECORDS + 1);
+    assert!(links.iter().all(|l| l.record.action != "smuggled"));
+    assert_eq!(verify(&store, &[]).await, []);
+}
+
+#[tokio::test]
+async fn a_new_master_key_signs_for_what_the_old_one_did_and_for_nothing_else() {
+    for is_ours in [true, false] {
+        let world = World::new();
+        let broker = world.start().await;
+        let (ann, op) = (broker.human("ann").await, broker.key("op", PrincipalKind::Operator).await);
+        ann.ensure("t").await;
+        let store = broker.broker.as_ref().unwrap().store().clone();
+        let now = cobox_broker::Clock::now(&*world.clock);
+        if is_ours {
+            let horizon = Horizon { now: at(0), idempotency_before: at(0), ended_before: at(0), audit_before: now };
+            world.clock.advance(10);
+            ann.ensure("t").await;
+            let horizon = Horizon { audit_before: now.plus(std::time::Duration::from_secs(5)), ..horizon };
+            store.prune(&horizon).await.unwrap();
+        } else {
+            let config = world.whole_config().await;
+            let url =
+                config.database_url.map_or_else(|| format!("sqlite://{}/broker.db", config.data_dir.display()), |u| u.expose().to_owned());
+            tamper(&url, &Tampering::Behead(1)).await;
+        }
+        let is_beheaded = |faults: &[Fault]| faults.iter().any(|f| matches!(f, Fault::Beheaded { .. }));
+        let (head, _, faults) = chains(&op).await.remove(0);
+        assert!(head.kept_after > 0);
+        assert_eq!(is_beheaded(&faults), !is_ours, "{faults:?}");
+        broker.kill().await;
+        let rotation = cobox_broker::MasterKeyRotation { is_immediate: true, is_lost: false };
+        cobox_broker::rotate_master_key(&world.whole_config().await, rotation).await.unwrap();
+        let again = world.start().await;
+        let (_, _, faults) = chains(&op.at(&again)).await.remove(0);
+        assert_eq!(is_beheaded(&faults), !is_ours, "{faults:?}");
     }
 }
 

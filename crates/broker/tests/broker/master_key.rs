@@ -141,7 +141,7 @@ async fn a_broker_whose_key_was_replaced_behind_its_back_stops() {
         let now = cobox_broker::Clock::now(&*world.clock);
         let agreed = [("master_key", "another".to_owned()), ("previous_master_key", "condemned".to_owned())];
         let audit = AuditRecord::new(now, "default", "master_key.rotated");
-        broker.store().rotate_master(&MasterRotation { now, old_until: None, agreed, audit }).await.unwrap();
+        broker.store().rotate_master(&MasterRotation { now, old_until: None, agreed, seals: Vec::new(), audit }).await.unwrap();
     };
     let both = async { tokio::join!(broker.run(std::future::pending()), replacing) };
     let (stopped, ()) = tokio::time::timeout(std::time::Duration::from_secs(30), both).await.expect("it stops by itself");

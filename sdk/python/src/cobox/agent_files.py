@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import codecs
+import dataclasses
 import posixpath
 import re
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ SNIFF_BYTES = 8192
 
 
 class Refusal(Exception):
-    """An agent's mistake, or its bad luck: `code` is deepagents' word for it (`file_not_found`, `permission_denied`, …) where it has one."""
+    """An agent's mistake, or its bad luck: `code` is deepagents' word for it, such as `file_not_found`, where it has one."""
 
     def __init__(self, code: str, message: str | None = None) -> None:
         super().__init__(message or code)
@@ -222,22 +223,23 @@ class AgentFiles:
             relative = entry.path[len(base) :] if entry.path.startswith(base) else entry.path.lstrip("/")
             if not relative or not meant.matches(relative, entry.is_dir):
                 continue
-            if is_basename and entry.type == "symlink":
+            kind = entry.type
+            if kind == "symlink":
                 links += 1
-                if links > MAX_LINKS or not (yield from self._leads_to_a_file(entry)):
-                    continue
-            elif is_basename and entry.type != "file":
-                continue
-            matches.append((relative, entry))
+                kind = (yield from self._kind_behind(entry)) if links <= MAX_LINKS else "unknown"
+                entry = dataclasses.replace(entry, type=kind)
+            if kind == "file" or (not is_basename and kind != "unknown"):
+                matches.append((relative, entry))
         return matches, found.truncated or links > MAX_LINKS
 
-    def _leads_to_a_file(self, entry: FileEntry) -> Flow[bool]:
+    def _kind_behind(self, link: FileEntry) -> Flow[str]:
+        """What a link leads to; `unknown` where that is nothing."""
         try:
-            target: FileEntry = yield from FsApi.stat.flow(self, entry.path_bytes, follow=True)
+            target: FileEntry = yield from FsApi.stat.flow(self, link.path_bytes, follow=True)
         except errors.CoboxError as error:
             refusal(error)
-            return False
-        return target.type == "file"
+            return "unknown"
+        return target.type
 
     def search(
         self,

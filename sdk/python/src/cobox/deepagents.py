@@ -22,7 +22,6 @@ from deepagents.backends import protocol as deepagents_protocol
 from deepagents.backends.protocol import (
     EditResult,
     ExecuteResponse,
-    FileData,
     FileDownloadResponse,
     FileInfo,
     FileUploadResponse,
@@ -89,14 +88,18 @@ class CoboxBackend(SandboxBackendProtocol):
         self._work_dir, self._timeout, self._env, self._shell = work_dir, timeout, env, shell
         self._max_output_bytes, self._durable = max_output_bytes, durable
         self.grep_exclude_dirs = grep_exclude_dirs
+        self._owned: list[Any] = []
         io = session._io
         self._blocking = io if isinstance(io, BlockingIO) else BlockingIO(io.net)
         self._awaiting = io if isinstance(io, AwaitingIO) else AwaitingIO(io.net)
 
     @classmethod
     def for_thread(cls, thread_id: str, cobox: Cobox | None = None, **options: Any) -> CoboxBackend:
-        """A backend on a thread's sandbox, with the broker of the environment unless one is given."""
-        return cls((cobox or Cobox()).session(thread_id), **options)
+        """A backend on a thread's sandbox, with the broker of the environment unless one is given; closing it leaves that session."""
+        used = cobox or Cobox()
+        backend = cls(used.session(thread_id), **options)
+        backend._owned = [backend.session] if cobox is not None else [backend.session, used]
+        return backend
 
     @property
     def id(self) -> str:
@@ -107,12 +110,15 @@ class CoboxBackend(SandboxBackendProtocol):
         return self._session
 
     def close(self) -> None:
-        """Closes the connections this backend made for itself."""
+        """Closes what this backend made for itself."""
+        owned, self._owned = self._owned, []
+        for thing in owned:
+            thing.close()
         if self._blocking is not self._session._io:
             self._blocking.close()
 
     async def aclose(self) -> None:
-        """Closes the connections this backend made for itself in this event loop."""
+        """Closes what this backend made for itself, in this event loop."""
         self.close()
         if self._awaiting is not self._session._io:
             await self._awaiting.close()
@@ -176,7 +182,7 @@ class CoboxBackend(SandboxBackendProtocol):
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         return self._blocking.run(self._execute(command, timeout))
 
-    async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:  # noqa: ASYNC109 -- the command's, not ours
+    async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         return await self._awaiting.run(self._execute(command, timeout))
 
     def _ls(self, path: str) -> Flow[LsResult]:
@@ -194,9 +200,9 @@ class CoboxBackend(SandboxBackendProtocol):
             code = "not_a_file" if refused.code == "is_directory" else refused.message
             return ReadResult(error=f"File '{file_path}': {code}")
         if page is None:
-            return ReadResult(file_data=FileData(content=EMPTY, encoding="utf-8"))
+            return ReadResult(file_data=file_data(EMPTY))
         if isinstance(page, Binary):
-            return ReadResult(file_data=FileData(content=in_base64(page.data), encoding="base64"))
+            return ReadResult(file_data=file_data(in_base64(page.data), "base64"))
         return _shown(file_path, page, limit)
 
     def _write(self, file_path: str, content: str) -> Flow[WriteResult]:
@@ -236,7 +242,8 @@ class CoboxBackend(SandboxBackendProtocol):
             return GrepResult(error=f"Path '{path or '.'}': {_of_a_path(refused)}")
         matches: Any = [{"path": match.path, "line": match.line_number, "text": match.text} for match in found]
         if IS_07:
-            return GrepResult(matches=matches, **{"truncated": stopped is not None})
+            more: Any = {"truncated": stopped is not None}
+            return GrepResult(matches=matches, **more)
         if stopped == "timeout":
             return GrepResult(error="Error: grep timed out. Try a more specific pattern or a narrower path.")
         return GrepResult(matches=matches)
@@ -250,7 +257,8 @@ class CoboxBackend(SandboxBackendProtocol):
             is_absolute = pattern.startswith("/")
             return GlobResult(matches=[_info(entry, f"/{relative}" if is_absolute else relative) for relative, entry in found])
         matches = [_info(entry, entry.path, is_dir=False) for _, entry in found]
-        return GlobResult(matches=matches, **{"truncated": is_partial, "truncation_reason": "budget" if is_partial else None})
+        more: Any = {"truncated": is_partial, "truncation_reason": "budget" if is_partial else None}
+        return GlobResult(matches=matches, **more)
 
     def _delete(self, file_path: str) -> Flow[Any]:
         if DeleteResult is None:
@@ -298,6 +306,11 @@ def agent_backend(session: Session | AsyncSession, *, artifacts_root: str = ARTI
     return CompositeBackend(default=CoboxBackend(session, **options), routes={}, artifacts_root=artifacts_root)
 
 
+def file_data(content: str, encoding: str = "utf-8") -> Any:
+    """deepagents' `FileData`."""
+    return {"content": content, "encoding": encoding}
+
+
 def _join(path: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}"
 
@@ -314,7 +327,8 @@ def _of_a_path(refused: Refusal) -> str:
 def _shown(file_path: str, page: Lines, limit: int) -> ReadResult:
     """Lines as the model sees them, and from 0.7 on where they are in the file."""
     if IS_07 and limit <= 0:
-        return ReadResult(file_data=FileData(content="", encoding="utf-8"), **{"no_lines_requested": True})
+        more: Any = {"no_lines_requested": True}
+        return ReadResult(file_data=file_data(""), **more)
     if not page.lines:
         return ReadResult(error=f"File '{file_path}': Line offset {page.start} exceeds file length ({page.total} lines)")
     room = MAX_TEXT_BYTES - len(TRUNCATION_MSG.encode())
@@ -325,8 +339,8 @@ def _shown(file_path: str, page: Lines, limit: int) -> ReadResult:
         # A line that is cut is read again from its beginning, but for one that is longer than all that is shown.
         whole = max(1, data[:room].count(b"\n"))
     if not IS_07:
-        return ReadResult(file_data=FileData(content=content, encoding="utf-8"))
+        return ReadResult(file_data=file_data(content))
     end = page.start + whole
-    where = {"total_lines": page.total, "start_line": page.start + 1, "end_line": end}
+    where: Any = {"total_lines": page.total, "start_line": page.start + 1, "end_line": end}
     where["next_offset"] = end if page.total is None or end < page.total else None
-    return ReadResult(file_data=FileData(content=content, encoding="utf-8"), **where)
+    return ReadResult(file_data=file_data(content), **where)

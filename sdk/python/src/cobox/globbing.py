@@ -32,6 +32,8 @@ class Pattern:
         # A slash at the end means a directory, and 0.7 gives files only.
         self._is_void = expands and pattern.endswith("/") and not pattern.rstrip("/").endswith("**")
         asked = [escaped(one, expands).lstrip("/") for one in alternatives]
+        if expands:
+            asked = [one.rstrip("/") for one in asked]
         joined = asked[0] if len(asked) == 1 else "{" + ",".join(one.replace(",", "[,]") for one in asked) + "}"
         self.asked = f"**/{joined}" if self._is_basename else joined
         has_dot = any(part.startswith((".", "[.")) for one in self._alternatives for part in one)

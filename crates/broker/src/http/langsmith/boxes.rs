@@ -110,8 +110,11 @@ async fn change(
     if is_something(wish.proxy_config.as_ref()) {
         return Err(not_here("proxy_config", "a sandbox has no network to send through a proxy").into());
     }
-    if let Some(config) = wish.run_config {
-        must_be_plain(&config)?;
+    if let Some(RunConfig { user, work_dir, env_vars }) = wish.run_config {
+        must_be_plain(user.as_deref(), work_dir.as_deref())?;
+        if env_vars.is_some_and(|env| !env.is_empty()) {
+            return Err(not_here("run_config.env_vars", "what a box is made of stays; say them with each command").into());
+        }
     }
     // 0 takes the wish back.
     let span = |field, wish: Option<u64>| wish.map(|seconds| minutes(field, Some(seconds))).transpose();
@@ -218,9 +221,15 @@ fn read_wish(wish: CreateBox) -> Result<CreateSandbox, ApiError> {
             return Err(not_here(field, why));
         }
     }
-    let made_of = made_of(&wish)?;
+    if let Some(RunConfig { user, work_dir, .. }) = &wish.run_config {
+        must_be_plain(user.as_deref(), work_dir.as_deref())?;
+    }
     let labels = wish.labels.unwrap_or_default();
     tags::check(&labels).map_err(|e| ApiError::invalid(format!("labels: {}", e.message)))?;
+    // A variable of the box itself counts before one of its run_config.
+    let mut env = wish.run_config.and_then(|config| config.env_vars).unwrap_or_default();
+    env.extend(wish.env_vars.unwrap_or_default());
+    let mounted = |v: BoxVolume| MountWish { volume: v.volume, path: v.mount_path, read_only: v.read_only.unwrap_or_default() };
     Ok(CreateSandbox {
         name: wish.name,
         // Who makes a box deletes it: no session's end does.
@@ -228,49 +237,53 @@ fn read_wish(wish: CreateBox) -> Result<CreateSandbox, ApiError> {
         tags: labels,
         lease_seconds: minutes("idle_ttl_seconds", wish.idle_ttl_seconds)?,
         keep_suspended_seconds: minutes("delete_after_stop_seconds", wish.delete_after_stop_seconds)?,
-        ..made_of
+        template: said(wish.template_name),
+        snapshot: one_snapshot([("snapshot_id", wish.snapshot_id), ("snapshot", wish.snapshot), ("snapshot_name", wish.snapshot_name)])?,
+        resources: Resources {
+            cpus: cpus(wish.vcpus, wish.cpu_millicores)?,
+            memory_bytes: wish.mem_bytes,
+            disk_bytes: wish.fs_capacity_bytes,
+            processes: None,
+        },
+        env: Env(env),
+        mounts: wish.volumes.unwrap_or_default().into_iter().map(mounted).collect(),
+        ..Default::default()
     })
 }
 
-/// What it is made of; the rest is as it comes.
-fn made_of(wish: &CreateBox) -> Result<CreateSandbox, ApiError> {
-    let said = |text: &Option<String>| text.clone().filter(|t| !t.is_empty());
-    let snapshots: Vec<String> = [&wish.snapshot_id, &wish.snapshot, &wish.snapshot_name].into_iter().filter_map(said).collect();
-    if snapshots.len() > 1 {
-        return Err(ApiError::invalid("snapshot_id: send it, snapshot or snapshot_name, one of them"));
+/// These clients send an empty text for nothing.
+fn said(text: Option<String>) -> Option<String> {
+    text.filter(|t| !t.is_empty())
+}
+
+/// By whichever of its three names it comes.
+fn one_snapshot(named: [(&str, Option<String>); 3]) -> Result<Option<String>, ApiError> {
+    let mut each = named.into_iter().filter_map(|(field, value)| said(value).map(|value| (field, value)));
+    match (each.next(), each.next()) {
+        (first, None) => Ok(first.map(|(_, value)| value)),
+        (Some((_, first)), Some((_, other))) if first == other => Ok(Some(first)),
+        (_, Some((field, _))) => Err(ApiError::invalid(format!("{field}: names another snapshot beside the first; send one of them"))),
     }
-    let cpus = match (wish.vcpus, wish.cpu_millicores) {
-        (Some(_), Some(_)) => return Err(ApiError::invalid("vcpus: send it or cpu_millicores, not both")),
-        (Some(count), None) => Some(Cpus::from_count(count).ok_or_else(|| ApiError::invalid("vcpus: must be from 0.001 to 1024"))?),
-        (None, millis) => millis.map(Cpus),
+}
+
+fn cpus(count: Option<f64>, millis: Option<u32>) -> Result<Option<Cpus>, ApiError> {
+    let (field, count) = match (count, millis) {
+        (Some(count), None) => ("vcpus", count),
+        (None, Some(millis)) => ("cpu_millicores", f64::from(millis) / 1000.0),
+        (None, None) => return Ok(None),
+        (Some(_), Some(_)) => return Err(ApiError::invalid("cpu_millicores: says the same as vcpus; send one of them")),
     };
-    if let Some(config) = &wish.run_config {
-        must_be_plain(&RunConfig { env_vars: None, ..config.clone() })?;
-    }
-    let of_config = wish.run_config.as_ref().and_then(|c| c.env_vars.clone()).unwrap_or_default();
-    let volume =
-        |v: &BoxVolume| MountWish { volume: v.volume.clone(), path: v.mount_path.clone(), read_only: v.read_only.unwrap_or_default() };
-    Ok(CreateSandbox {
-        template: said(&wish.template_name),
-        snapshot: snapshots.into_iter().next(),
-        resources: Resources { cpus, memory_bytes: wish.mem_bytes, disk_bytes: wish.fs_capacity_bytes, processes: None },
-        env: Env(wish.env_vars.clone().unwrap_or_default().into_iter().chain(of_config).collect()),
-        mounts: wish.volumes.iter().flatten().map(volume).collect(),
-        ..CreateSandbox::default()
-    })
+    let refused = || ApiError::invalid(format!("{field}: must be from 0.001 to 1024 processors"));
+    Cpus::from_count(count).map(Some).ok_or_else(refused)
 }
 
-fn must_be_plain(config: &RunConfig) -> Result<(), ApiError> {
-    let RunConfig { user, work_dir, env_vars } = config;
-    let is_said = |text: &Option<String>| text.as_deref().is_some_and(|t| !t.is_empty());
+fn must_be_plain(user: Option<&str>, work_dir: Option<&str>) -> Result<(), ApiError> {
+    let is_said = |text: Option<&str>| text.is_some_and(|t| !t.is_empty());
     if is_said(user) {
         return Err(not_here("run_config.user", "programs run as the sandbox's one user"));
     }
     if is_said(work_dir) {
         return Err(not_here("run_config.work_dir", "say it with each command"));
-    }
-    if env_vars.as_ref().is_some_and(|env| !env.is_empty()) {
-        return Err(not_here("run_config.env_vars", "say them with each command"));
     }
     Ok(())
 }

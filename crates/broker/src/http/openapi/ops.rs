@@ -4,6 +4,8 @@ use cobox_openapi::{Operation, Shape};
 use cobox_protocol::ErrorCode::*;
 use serde_json::json;
 
+use super::keyed;
+
 pub fn routes() -> Vec<Operation> {
     let open = |path, id, summary| Operation::new("get", path, id, summary).tag("operations");
     let status =
@@ -14,10 +16,11 @@ pub fn routes() -> Vec<Operation> {
             .about("`details.checks` of a refusal says which of `store`, `provider` and `node` failed; the log says why.")
             .gives_as(200, "It can.", "application/json", status("ready"))
             .fails(&[BackendUnavailable]),
-        open("/metrics", "metrics", "What it counts, in Prometheus' text")
+        keyed("get", "/metrics", "metrics", "What it counts, in Prometheus' text")
+            .tag("operations")
             .about("With an operator's key, or the token in `metrics.token_file`; without one where `metrics.public` is set.")
             .gives_as(200, "The metrics.", "text/plain", Shape::Plain(json!({ "type": "string" })))
-            .fails(&[Unauthenticated, Forbidden, RateLimited, Internal]),
+            .fails(&[Internal]),
         open("/openapi.json", "openapi", "This document").gives_as(
             200,
             "It.",

@@ -6,7 +6,7 @@
 //! wrote in the same name would fail on the number, which is unique; so does a commit that was given up and arrives late.
 
 use std::sync::{
-    Arc, OnceLock,
+    Arc, LazyLock, OnceLock,
     atomic::{AtomicU64, Ordering},
 };
 
@@ -22,16 +22,31 @@ use super::{
     notes, rows,
 };
 use crate::{
-    chain::{Content, Hash, NOTHING, link},
+    chain::{Content, Hash, NOTHING, from_hex, hex, link, seal},
     domain::audit::AuditRecord,
-    store::{ChainHead, ChainLink, Stored},
+    store::{AuditSeal, ChainHead, ChainLink, Stored},
 };
 
-/// Who a record that is about to be linked belongs to, until then.
-pub const PENDING: &str = "";
+/// Who a record that is about to be linked belongs to, until then: a word that is in no committed row and that nobody else knows, so
+/// that nothing somebody put into the database becomes a link.
+pub fn pending_writer() -> &'static str {
+    static WORD: LazyLock<String> = LazyLock::new(|| {
+        let mut random = [0u8; 16];
+        // One that can be guessed would let others write into the chain.
+        getrandom::fill(&mut random).expect("the kernel's random source answers");
+        format!("pending-{}", hex(&random))
+    });
+    &WORD
+}
+
+/// How a seal is called among what brokers have agreed on.
+fn seal_name(writer: &str) -> String {
+    format!("audit seal of {writer}")
+}
 
 pub struct Chain {
     writer: OnceLock<String>,
+    sealing: OnceLock<[u8; 32]>,
     /// The last link, where it is known.
     head: Mutex<Option<Head>>,
     /// Counts the connections made to the database. One made anew may be to a server that was restarted and has lost what was
@@ -49,12 +64,20 @@ struct Head {
 
 impl Chain {
     pub fn new(connections: Arc<AtomicU64>, patience: Patience) -> Self {
-        Self { writer: OnceLock::new(), head: Mutex::new(None), connections, patience }
+        Self { writer: OnceLock::new(), sealing: OnceLock::new(), head: Mutex::new(None), connections, patience }
     }
 
     /// Before anything is written; the first to say it decides.
     pub fn write_as(&self, writer: &str) {
         let _ = self.writer.set(writer.to_owned());
+    }
+
+    pub fn seal_with(&self, key: [u8; 32]) {
+        let _ = self.sealing.set(key);
+    }
+
+    pub fn sealing(&self) -> Option<&[u8; 32]> {
+        self.sealing.get()
     }
 
     /// A store that nobody gave a name has one of its own, so that no two write the same chain.
@@ -159,8 +182,10 @@ fn hash(row: &AnyRow) -> Stored<Hash> {
 
 /// The records that this transaction has added and that are no links yet, oldest first.
 pub async fn pending(tx: &mut AnyConnection) -> Stored<Vec<(i64, AuditRecord)>> {
-    let found =
-        sqlx::query("SELECT * FROM audit WHERE writer = $1 AND number IS NULL ORDER BY sequence").bind(PENDING).fetch_all(tx).await?;
+    let found = sqlx::query("SELECT * FROM audit WHERE writer = $1 AND number IS NULL ORDER BY sequence")
+        .bind(pending_writer())
+        .fetch_all(tx)
+        .await?;
     found.iter().map(|row| Ok((row.try_get("sequence")?, rows::audit(row)?))).collect()
 }
 
@@ -179,9 +204,9 @@ pub async fn link_all(tx: &mut AnyConnection, pending: &[(i64, AuditRecord)], li
 }
 
 /// Every chain there is: those that have a beginning, and those that have records.
-pub async fn heads(db: &mut AnyConnection) -> Stored<Vec<ChainHead>> {
+pub async fn heads(db: &mut AnyConnection, sealing: Option<&[u8; 32]>) -> Stored<Vec<ChainHead>> {
     let mut heads = Vec::new();
-    let mut after = PENDING.to_owned();
+    let mut after = String::new();
     loop {
         // One after the other by the index: all records would be many.
         let row = sqlx::query(
@@ -194,9 +219,32 @@ pub async fn heads(db: &mut AnyConnection) -> Stored<Vec<ChainHead>> {
         let Some(writer) = row.try_get::<Option<String>, _>("writer")? else { return Ok(heads) };
         let (number, hash) = last(db, &writer).await?;
         let (kept_after, kept_after_hash) = anchor(db, &writer).await?;
-        heads.push(ChainHead { writer: writer.clone(), number, hash, kept_after, kept_after_hash });
+        // Where nobody seals, nobody can say.
+        let is_beginning_sealed = match sealing.filter(|_| kept_after > 0) {
+            Some(key) => sealed(db, &writer).await? == Some((kept_after, seal(key, &writer, kept_after, &kept_after_hash))),
+            None => true,
+        };
+        heads.push(ChainHead { writer: writer.clone(), number, hash, kept_after, kept_after_hash, is_beginning_sealed });
         after = writer;
     }
+}
+
+/// What was signed for last of a writer's chain.
+async fn sealed(db: &mut AnyConnection, writer: &str) -> Stored<Option<(u64, Hash)>> {
+    let row = sqlx::query("SELECT value FROM agreed WHERE name = $1").bind(seal_name(writer)).fetch_optional(db).await?;
+    let Some(row) = row else { return Ok(None) };
+    let value: &str = row.try_get("value")?;
+    // What can't be read says nothing.
+    Ok(value.split_once(' ').and_then(|(number, seal)| Some((number.parse().ok()?, from_hex(seal)?))))
+}
+
+pub async fn write_seal(tx: &mut AnyConnection, AuditSeal { writer, number, seal }: &AuditSeal) -> Stored<()> {
+    sqlx::query("INSERT INTO agreed (name, value) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value")
+        .bind(seal_name(writer))
+        .bind(format!("{number} {}", hex(seal)))
+        .execute(tx)
+        .await?;
+    Ok(())
 }
 
 /// A writer's links after a number, oldest first.
@@ -222,16 +270,17 @@ pub async fn links(db: &mut AnyConnection, writer: &str, after: u64, limit: u32)
 
 /// Removes what is older, but only from the beginning of each chain, whose new beginning is kept. A record's time may be a stranger's
 /// word; an old one among newer ones stays until those are old.
-pub async fn prune(tx: &mut AnyConnection, before: Timestamp) -> Stored<()> {
+pub async fn prune(tx: &mut AnyConnection, before: Timestamp, sealing: Option<&[u8; 32]>) -> Stored<()> {
     sqlx::query("DELETE FROM audit WHERE writer IS NULL AND at < $1").bind(before.unix()).execute(&mut *tx).await?;
-    for head in heads(tx).await? {
+    for head in heads(tx, sealing).await? {
         let first_kept = sqlx::query("SELECT number FROM audit WHERE writer = $1 AND at >= $2 ORDER BY number LIMIT 1")
             .bind(&head.writer)
             .bind(before.unix())
             .fetch_optional(&mut *tx)
             .await?;
         let cut = first_kept.map_or(Ok(head.number), |row| rows::count(&row, "number").map(|n| n.saturating_sub(1)))?;
-        if cut <= head.kept_after {
+        // Somebody else's cut is not made one of ours.
+        if cut <= head.kept_after || !head.is_beginning_sealed {
             continue;
         }
         let row = sqlx::query("SELECT hash FROM audit WHERE writer = $1 AND number = $2")
@@ -241,12 +290,17 @@ pub async fn prune(tx: &mut AnyConnection, before: Timestamp) -> Stored<()> {
             .await?;
         // One that is missing is found by whoever verifies; nothing is removed behind it.
         let Some(row) = row else { continue };
+        let last = hash(&row)?;
         sqlx::query("UPDATE audit_anchors SET number = $2, hash = $3 WHERE writer = $1")
             .bind(&head.writer)
             .bind(i64::try_from(cut).unwrap_or(i64::MAX))
-            .bind(&hash(&row)?[..])
+            .bind(&last[..])
             .execute(&mut *tx)
             .await?;
+        if let Some(key) = sealing {
+            let seal = seal(key, &head.writer, cut, &last);
+            write_seal(tx, &AuditSeal { writer: head.writer.clone(), number: cut, seal }).await?;
+        }
         sqlx::query("DELETE FROM audit WHERE writer = $1 AND number <= $2")
             .bind(&head.writer)
             .bind(i64::try_from(cut).unwrap_or(i64::MAX))

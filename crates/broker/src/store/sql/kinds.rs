@@ -6,7 +6,7 @@ use cobox_provider::Making;
 use sqlx::AnyConnection;
 
 use super::{
-    SqlStore, lock, notes, pools, rows, sandboxes, snapshots,
+    SqlStore, asked, lock, notes, pools, rows, sandboxes, snapshots,
     tags::{self, On},
     templates, volumes,
 };
@@ -71,10 +71,10 @@ impl KindStore for SqlStore {
         Ok(added)
     }
     async fn template(&self, workspace: &str, name: &str) -> Stored<Option<Template>> {
-        templates::get(&mut *self.base.reader().await?, workspace, name).await
+        asked!(self, db => templates::get(db, workspace, name))
     }
     async fn templates(&self, workspace: &str) -> Stored<Vec<Template>> {
-        templates::list(&mut *self.base.reader().await?, workspace).await
+        asked!(self, db => templates::list(db, workspace))
     }
     async fn rename_template(&self, template: &Template, name: &str, now: Timestamp, audit: &AuditRecord) -> Stored<ChangedKind> {
         let mut tx = self.base.begin().await?;
@@ -96,16 +96,16 @@ impl KindStore for SqlStore {
         Ok(added)
     }
     async fn snapshot(&self, id: &SnapshotId) -> Stored<Option<Snapshot>> {
-        snapshots::get(&mut *self.base.reader().await?, id).await
+        asked!(self, db => snapshots::get(db, id))
     }
     async fn snapshot_named(&self, workspace: &str, name: &str, tag: &str) -> Stored<Option<Snapshot>> {
-        snapshots::named(&mut *self.base.reader().await?, workspace, name, tag).await
+        asked!(self, db => snapshots::named(db, workspace, name, tag))
     }
     async fn snapshots(&self, viewer: &Viewer, filter: &SnapshotFilter) -> Stored<Vec<Snapshot>> {
-        snapshots::list(&mut *self.base.reader().await?, viewer, filter).await
+        asked!(self, db => snapshots::list(db, viewer, filter))
     }
     async fn snapshots_due(&self, node: &str) -> Stored<Vec<Snapshot>> {
-        snapshots::due(&mut *self.base.reader().await?, node).await
+        asked!(self, db => snapshots::due(db, node))
     }
     async fn settle_snapshot(&self, old: &Snapshot, new: &Snapshot, audit: Option<&AuditRecord>) -> Stored<bool> {
         let mut tx = self.base.begin().await?;
@@ -134,16 +134,16 @@ impl KindStore for SqlStore {
         Ok(added)
     }
     async fn volume(&self, id: &VolumeId) -> Stored<Option<Volume>> {
-        volumes::get(&mut *self.base.reader().await?, id).await
+        asked!(self, db => volumes::get(db, id))
     }
     async fn volume_named(&self, workspace: &str, name: &str) -> Stored<Option<Volume>> {
-        volumes::named(&mut *self.base.reader().await?, workspace, name).await
+        asked!(self, db => volumes::named(db, workspace, name))
     }
     async fn volumes(&self, viewer: &Viewer) -> Stored<Vec<Volume>> {
-        volumes::list(&mut *self.base.reader().await?, viewer).await
+        asked!(self, db => volumes::list(db, viewer))
     }
     async fn volumes_due(&self, node: &str) -> Stored<Vec<Volume>> {
-        volumes::due(&mut *self.base.reader().await?, node).await
+        asked!(self, db => volumes::due(db, node))
     }
     async fn settle_volume(&self, volume: &Volume, state: VolumeState) -> Stored<bool> {
         let mut tx = self.base.begin().await?;
@@ -170,7 +170,7 @@ impl KindStore for SqlStore {
     }
 
     async fn sandboxes_made_of(&self, workspace: &str, id: &str) -> Stored<Vec<SandboxId>> {
-        sandboxes_made_of(&mut *self.base.reader().await?, workspace, id).await
+        asked!(self, db => sandboxes_made_of(db, workspace, id))
     }
 
     async fn add_pool(&self, pool: &Pool, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
@@ -180,13 +180,13 @@ impl KindStore for SqlStore {
         Ok(added)
     }
     async fn pool(&self, workspace: &str, name: &str) -> Stored<Option<Pool>> {
-        pools::get(&mut *self.base.reader().await?, workspace, name).await
+        asked!(self, db => pools::get(db, workspace, name))
     }
     async fn pools(&self, workspace: &str) -> Stored<Vec<Pool>> {
-        pools::list(&mut *self.base.reader().await?, Some(workspace)).await
+        asked!(self, db => pools::list(db, Some(workspace)))
     }
     async fn all_pools(&self) -> Stored<Vec<Pool>> {
-        pools::list(&mut *self.base.reader().await?, None).await
+        asked!(self, db => pools::list(db, None))
     }
     async fn change_pool(&self, old: &Pool, new: &Pool, audit: &AuditRecord) -> Stored<ChangedKind> {
         let mut tx = self.base.begin().await?;
@@ -201,10 +201,10 @@ impl KindStore for SqlStore {
         Ok(is_removed)
     }
     async fn pool_members(&self, id: &PoolId) -> Stored<Vec<Sandbox>> {
-        pools::members(&mut *self.base.reader().await?, id).await
+        asked!(self, db => pools::members(db, id))
     }
     async fn poolless_members(&self) -> Stored<Vec<Sandbox>> {
-        pools::poolless(&mut *self.base.reader().await?).await
+        asked!(self, db => pools::poolless(db))
     }
     async fn leave_pool(&self, member: &Sandbox) -> Stored<bool> {
         let mut tx = self.base.begin().await?;

@@ -60,7 +60,7 @@ use tokio_util::task::AbortOnDropHandle;
 use self::{
     chain::Chain,
     group::Group,
-    lent::{Lent, Patience, Tx, gave_up},
+    lent::{Patience, Tx, gave_up},
     quick::Quick,
     recent::{Changes, Recent},
 };
@@ -83,8 +83,7 @@ use crate::{
 /// What differs between the databases.
 struct Engine {
     writers: AnyPool,
-    readers: AnyPool,
-    /// For single statements.
+    /// For single statements, and what only reads.
     quick: Quick,
     begin: &'static str,
     begin_unsynced: &'static str,
@@ -186,9 +185,10 @@ impl Base {
         }
     }
 
-    /// For one statement: several may see several moments.
-    async fn reader(&self) -> Stored<Lent> {
-        Lent::from(&self.engine.readers).await
+    /// A connection whose packets vanish never fails by itself: as long as a commit, and no longer.
+    async fn in_time<T>(&self, asked: impl Future<Output = Stored<T>>) -> Stored<T> {
+        let within = self.engine.patience.commit;
+        timeout(within, asked).await.unwrap_or_else(|_| Err(gave_up("an answer", within)))
     }
 }
 
@@ -221,7 +221,7 @@ impl SqlStore {
     /// Whether every connection is back in its place, for whoever is about to do something to them.
     #[doc(hidden)]
     pub fn is_at_rest(&self) -> bool {
-        [&self.base.engine.writers, &self.base.engine.readers].iter().all(|pool| pool.num_idle() == pool.size() as usize)
+        self.base.engine.writers.num_idle() == self.base.engine.writers.size() as usize && self.base.engine.quick.is_at_rest()
     }
 }
 
@@ -251,18 +251,17 @@ impl SqlStore {
     }
 }
 
-/// The answer to one statement by a quick connection.
+/// The answer of a quick connection. Where several statements are needed for it, they may see several moments.
 macro_rules! asked {
     ($store:ident, $db:ident => $ask:expr) => {{
         let mut taken = $store.base.engine.quick.take().await?;
         let $db = &mut *taken;
-        // As long as a commit: a connection whose packets vanish never fails by itself.
-        let within = $store.base.engine.patience.commit;
-        let answer = timeout(within, $ask).await.unwrap_or_else(|_| Err(gave_up("an answer", within)));
+        let answer = $store.base.in_time($ask).await;
         taken.give_back(&answer);
         answer
     }};
 }
+use asked;
 
 #[async_trait]
 impl Store for SqlStore {
@@ -279,7 +278,7 @@ impl Store for SqlStore {
         self.known(&self.known_keys, id.clone(), 0, ask).await
     }
     async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>> {
-        keys::list(&mut *self.base.reader().await?, page).await
+        asked!(self, db => keys::list(db, page))
     }
     async fn expire_key(&self, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<ExpiringKey> {
         let mut tx = self.base.begin().await?;
@@ -294,10 +293,10 @@ impl Store for SqlStore {
         Ok(revoked)
     }
     async fn identity(&self, principal: &Principal, hash: &[u8; 32]) -> Stored<Option<ApiKey>> {
-        keys::of_identity(&mut *self.base.reader().await?, principal, hash).await
+        asked!(self, db => keys::of_identity(db, principal, hash))
     }
     async fn principals(&self, workspace: &str, now: Timestamp, page: &PageWish) -> Stored<Vec<PrincipalRecord>> {
-        principals::list(&mut *self.base.reader().await?, workspace, now.unix(), page).await
+        asked!(self, db => principals::list(db, workspace, now.unix(), page))
     }
     async fn disable_principal(&self, workspace: &str, name: &str, ending: &Ending) -> Stored<DisabledPrincipal> {
         let mut tx = self.base.begin().await?;
@@ -327,13 +326,13 @@ impl Store for SqlStore {
         self.known(&self.known_sessions, id.clone(), 0, ask).await
     }
     async fn sessions(&self, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<Bound>> {
-        sessions::list(&mut *self.base.reader().await?, viewer, filter, page).await
+        asked!(self, db => sessions::list(db, viewer, filter, page))
     }
     async fn sessions_on(&self, sandbox: &SandboxId) -> Stored<Vec<Session>> {
-        sessions::on_sandbox(&mut *self.base.reader().await?, sandbox).await
+        asked!(self, db => sessions::on_sandbox(db, sandbox))
     }
     async fn past_threads(&self, sandbox: &SandboxId, limit: u32) -> Stored<Vec<String>> {
-        sessions::past_threads(&mut *self.base.reader().await?, sandbox, limit).await
+        asked!(self, db => sessions::past_threads(db, sandbox, limit))
     }
     async fn end_session(&self, id: &SessionId, ending: &Ending) -> Stored<Option<Leftover>> {
         let mut tx = self.base.begin().await?;
@@ -347,7 +346,7 @@ impl Store for SqlStore {
 
     async fn session_tags(&self, ids: &[&SessionId]) -> Stored<HashMap<String, Tags>> {
         let ids: Vec<&str> = ids.iter().map(|id| id.as_str()).collect();
-        tags::of(&mut *self.base.reader().await?, tags::On::Session, &ids).await
+        asked!(self, db => tags::of(db, tags::On::Session, &ids))
     }
 
     async fn add_sandbox(&self, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox> {
@@ -369,26 +368,26 @@ impl Store for SqlStore {
         self.known(&self.known_sandboxes, id.clone(), 0, ask).await
     }
     async fn sandbox_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
-        sandboxes::named(&mut *self.base.reader().await?, workspace, name).await
+        asked!(self, db => sandboxes::named(db, workspace, name))
     }
     async fn sandboxes(&self, viewer: &Viewer, tags: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>> {
-        sandboxes::list(&mut *self.base.reader().await?, viewer, tags, page).await
+        asked!(self, db => sandboxes::list(db, viewer, tags, page))
     }
     async fn sandbox_tags(&self, ids: &[&SandboxId]) -> Stored<HashMap<String, Tags>> {
         let ids: Vec<&str> = ids.iter().map(|id| id.as_str()).collect();
-        tags::of(&mut *self.base.reader().await?, tags::On::Sandbox, &ids).await
+        asked!(self, db => tags::of(db, tags::On::Sandbox, &ids))
     }
     async fn sandboxes_of_node(&self, node: &str) -> Stored<Vec<Sandbox>> {
-        sandboxes::of_node(&mut *self.base.reader().await?, node).await
+        asked!(self, db => sandboxes::of_node(db, node))
     }
     async fn sandboxes_due(&self, node: &str, suspended_by: Timestamp, now: Timestamp) -> Stored<Vec<Sandbox>> {
-        sandboxes::due(&mut *self.base.reader().await?, node, suspended_by, now).await
+        asked!(self, db => sandboxes::due(db, node, suspended_by, now))
     }
     async fn running_in(&self, workspace: &str, node: &str) -> Stored<Vec<SandboxId>> {
-        sandboxes::running_in(&mut *self.base.reader().await?, workspace, node).await
+        asked!(self, db => sandboxes::running_in(db, workspace, node))
     }
     async fn has_sandboxes(&self, node: Option<&str>) -> Stored<bool> {
-        sandboxes::any(&mut *self.base.reader().await?, node).await
+        asked!(self, db => sandboxes::any(db, node))
     }
     async fn replace_sandbox(&self, old: &Sandbox, new: &Sandbox, audit: Option<&AuditRecord>) -> Stored<bool> {
         let mut tx = self.base.begin_unsynced().await?;
@@ -423,7 +422,7 @@ impl Store for SqlStore {
         Ok(is_retired)
     }
     async fn workspace_of_token(&self, jti: &str) -> Stored<Option<String>> {
-        tokens::workspace_of(&mut *self.base.reader().await?, jti).await
+        asked!(self, db => tokens::workspace_of(db, jti))
     }
     async fn revoke(&self, wish: &RevokeWish) -> Stored<u64> {
         let mut tx = self.base.begin().await?;
@@ -438,11 +437,11 @@ impl Store for SqlStore {
         Ok(rotated)
     }
     async fn opaque_token(&self, hash: &[u8; 32]) -> Stored<Option<Claims>> {
-        tokens::opaque(&mut *self.base.reader().await?, hash).await
+        asked!(self, db => tokens::opaque(db, hash))
     }
 
     async fn principal(&self, workspace: &str, name: &str) -> Stored<Option<Principal>> {
-        keys::principal(&mut *self.base.reader().await?, workspace, name).await
+        asked!(self, db => keys::principal(db, workspace, name))
     }
     async fn share(&self, share: &Share, max: u32, ending: &Ending) -> Stored<Shared> {
         let mut tx = self.base.begin().await?;
@@ -451,10 +450,10 @@ impl Store for SqlStore {
         Ok(shared)
     }
     async fn share_of(&self, session: &SessionId, principal: &str) -> Stored<Option<Share>> {
-        shares::of(&mut *self.base.reader().await?, session, principal).await
+        asked!(self, db => shares::of(db, session, principal))
     }
     async fn shares(&self, session: &SessionId) -> Stored<Vec<Share>> {
-        shares::list(&mut *self.base.reader().await?, session).await
+        asked!(self, db => shares::list(db, session))
     }
     async fn unshare(&self, session: &SessionId, principal: &str, ending: &Ending) -> Stored<Option<Share>> {
         let mut tx = self.base.begin().await?;
@@ -471,21 +470,24 @@ impl Store for SqlStore {
     }
     async fn prune(&self, horizon: &Horizon) -> Stored<()> {
         let mut tx = self.base.begin().await?;
-        notes::prune(&mut tx, horizon).await?;
+        notes::prune(&mut tx, horizon, self.base.chain.sealing()).await?;
         self.base.commit(tx).await
     }
     async fn audit(&self, workspace: &str, sandbox: Option<&SandboxId>, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
-        notes::newest(&mut *self.base.reader().await?, workspace, sandbox, None, page).await
+        asked!(self, db => notes::newest(db, workspace, sandbox, None, page))
     }
     async fn audit_of_token(&self, workspace: &str, jti: &str, page: &PageWish) -> Stored<Vec<(u64, AuditRecord)>> {
-        notes::newest(&mut *self.base.reader().await?, workspace, None, Some(jti), page).await
+        asked!(self, db => notes::newest(db, workspace, None, Some(jti), page))
     }
     fn write_as(&self, writer: &str) {
         self.base.chain.write_as(writer);
     }
+    fn seal_with(&self, key: [u8; 32]) {
+        self.base.chain.seal_with(key);
+    }
     async fn audit_heads(&self) -> Stored<Vec<ChainHead>> {
         let own = self.base.chain.head().await;
-        let mut heads = chain::heads(&mut *self.base.reader().await?).await?;
+        let mut heads = asked!(self, db => chain::heads(db, self.base.chain.sealing()))?;
         if let (Some((number, hash)), Some(head)) = (own, heads.iter_mut().find(|h| h.writer == self.base.chain.writer()))
             && number > head.number
         {
@@ -495,7 +497,7 @@ impl Store for SqlStore {
         Ok(heads)
     }
     async fn audit_links(&self, writer: &str, after: u64, limit: u32) -> Stored<Vec<ChainLink>> {
-        chain::links(&mut *self.base.reader().await?, writer, after, limit).await
+        asked!(self, db => chain::links(db, writer, after, limit))
     }
 
     async fn append_events(&self, events: &[Event]) -> Stored<()> {
@@ -511,13 +513,13 @@ impl Store for SqlStore {
         self.base.commit_news(tx, &taken.sandbox).await
     }
     async fn events(&self, sandbox: &SandboxId, session: &SessionId, after: u64, limit: u32) -> Stored<EventPage> {
-        events::after(&mut *self.base.reader().await?, sandbox, session, after, limit).await
+        asked!(self, db => events::after(db, sandbox, session, after, limit))
     }
     async fn event_bounds(&self, sandbox: &SandboxId, session: &SessionId) -> Stored<EventBounds> {
-        events::bounds(&mut *self.base.reader().await?, sandbox, session).await
+        asked!(self, db => events::bounds(db, sandbox, session))
     }
     async fn event_marks(&self, sandbox: &SandboxId) -> Stored<EventMarks> {
-        events::marks(&mut *self.base.reader().await?, sandbox).await
+        asked!(self, db => events::marks(db, sandbox))
     }
     async fn prune_events(&self, before: Timestamp, keep: u32) -> Stored<()> {
         let mut tx = self.base.begin_unsynced().await?;
@@ -535,7 +537,7 @@ impl Store for SqlStore {
     }
 
     async fn counts(&self, now: Timestamp) -> Stored<Counts> {
-        counts::all(&mut *self.base.reader().await?, now).await
+        asked!(self, db => counts::all(db, now))
     }
     fn commit_times(&self) -> Option<&Histogram> {
         Some(&self.base.commit_times)
@@ -550,7 +552,7 @@ impl Store for SqlStore {
         self.base.commit(tx).await
     }
     async fn nodes(&self) -> Stored<Vec<Node>> {
-        nodes::all(&mut *self.base.reader().await?).await
+        asked!(self, db => nodes::all(db))
     }
     async fn agree(&self, name: &str, value: &str) -> Stored<String> {
         let mut tx = self.base.begin().await?;

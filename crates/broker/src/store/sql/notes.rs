@@ -117,7 +117,7 @@ pub async fn insert_revocation(
         // What is said again, and for longer, needs to be said once.
         sqlx::query(
             "DELETE FROM revocations WHERE workspace_id = $1 AND sandbox_id IS NULL AND kind = $2 AND value = $3
-             AND (issued_by IS NULL AND $4 IS NULL OR issued_by <= $4) AND starts_at <= $5 AND until <= $6",
+             AND issued_by IS NOT DISTINCT FROM $4 AND starts_at <= $5 AND until <= $6",
         )
         .bind(workspace)
         .bind(revoked.kind)
@@ -252,7 +252,7 @@ pub fn placeholders(first: usize, count: usize) -> String {
 
 /// Becomes a link of the chain when the transaction is committed.
 pub async fn audit(tx: &mut AnyConnection, record: &AuditRecord) -> Stored<()> {
-    insert_audit(tx, std::slice::from_ref(record), chain::PENDING, &[]).await
+    insert_audit(tx, std::slice::from_ref(record), chain::pending_writer(), &[]).await
 }
 
 /// `linked` has the number and hash of each record, or of none.
@@ -314,7 +314,7 @@ pub async fn newest(
     .collect()
 }
 
-pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon) -> Stored<()> {
+pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon, sealing: Option<&[u8; 32]>) -> Stored<()> {
     if !lock::is_alone(tx, "prune").await? {
         return Ok(());
     }
@@ -343,6 +343,6 @@ pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon) -> Stored<()> {
     ] {
         sqlx::query(sql).bind(before.unix()).execute(&mut *tx).await?;
     }
-    chain::prune(tx, horizon.audit_before).await?;
+    chain::prune(tx, horizon.audit_before, sealing).await?;
     nodes::forget(tx, horizon.ended_before).await
 }

@@ -67,8 +67,7 @@ pub async fn open_with(url: &Secret, patience: Patience) -> Stored<SqlStore> {
     schema::bring_up_to_date(&pool, schema::POSTGRES).await.map_err(|e| failed(&e))?;
     let hints = broadcast::channel(hint::BACKLOG).0;
     Ok(SqlStore::new(Engine {
-        writers: pool.clone(),
-        readers: pool,
+        writers: pool,
         quick: Quick::new(options, SETTINGS, QUICK_CONNECTIONS, connections.clone()),
         begin: "BEGIN",
         begin_unsynced: "BEGIN; SET LOCAL synchronous_commit = off",

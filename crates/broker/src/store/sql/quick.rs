@@ -78,6 +78,11 @@ impl Quick {
         Ok(Taken { quick: self, connection, made_on: thread::current().id(), _turn: turn })
     }
 
+    /// Whether all that were lent are back.
+    pub fn is_at_rest(&self) -> bool {
+        self.turns.available_permits() == self.most
+    }
+
     /// Where one leads to a server that is gone, so do the others.
     fn forget(&self) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();

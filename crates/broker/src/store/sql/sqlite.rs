@@ -10,9 +10,8 @@ use tokio::sync::broadcast;
 use super::{Engine, SqlStore, hint, lent::Patience, quick::Quick, schema};
 use crate::store::{StoreError, Stored};
 
-/// Readers beside the one writer, for lists and for single statements; each is a thread.
-const READERS: u32 = 4;
-const QUICK_READERS: usize = 4;
+/// Readers beside the one writer; each is a thread.
+const READERS: usize = 4;
 /// How long a request waits for its turn before it fails.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -25,20 +24,18 @@ pub async fn open(path: &Path) -> Stored<SqlStore> {
     sqlx::any::install_default_drivers();
     let failed = |e: &dyn std::fmt::Display| StoreError::Failed(format!("opening {}: {e}", path.display()));
     let options: AnyConnectOptions = url(path)?.parse().map_err(|e: sqlx::Error| failed(&e))?;
-    let pool = |size| {
-        AnyPoolOptions::new()
-            .max_connections(size)
-            .acquire_timeout(ACQUIRE_TIMEOUT)
-            .test_before_acquire(false)
-            .after_connect(|connection, _| Box::pin(async move { sqlx::raw_sql(SETTINGS).execute(connection).await.map(drop) }))
-    };
-    let writers = pool(1).connect_with(options.clone()).await.map_err(|e| failed(&e))?;
+    let writers = AnyPoolOptions::new()
+        .max_connections(1)
+        .acquire_timeout(ACQUIRE_TIMEOUT)
+        .test_before_acquire(false)
+        .after_connect(|connection, _| Box::pin(async move { sqlx::raw_sql(SETTINGS).execute(connection).await.map(drop) }))
+        .connect_with(options.clone())
+        .await
+        .map_err(|e| failed(&e))?;
     schema::bring_up_to_date(&writers, schema::SQLITE).await.map_err(|e| failed(&e))?;
-    let readers = pool(READERS).connect_with(options.clone()).await.map_err(|e| failed(&e))?;
     Ok(SqlStore::new(Engine {
         writers,
-        readers,
-        quick: Quick::new(options, SETTINGS, QUICK_READERS, Arc::default()),
+        quick: Quick::new(options, SETTINGS, READERS, Arc::default()),
         // Takes the write lock at the start, so that what is read inside can't change before it is written. Each says how it is
         // synced: the one before it on this connection may have said otherwise, and may have been given up half-way.
         begin: "PRAGMA synchronous = FULL; BEGIN IMMEDIATE",
@@ -98,13 +95,14 @@ mod tests {
         let path = dir.path().join("what? 100% #ä");
         let store = open(&path).await.unwrap();
         assert!(path.exists());
-        for pool in [&store.base.engine.writers, &store.base.engine.readers] {
+        let (mut writer, mut reader) = (store.base.engine.writers.acquire().await.unwrap(), store.base.engine.quick.take().await.unwrap());
+        for db in [&mut *writer, &mut *reader] {
             for (name, value) in [("synchronous", 2), ("foreign_keys", 1), ("busy_timeout", 10_000)] {
                 let sql = sqlx::AssertSqlSafe(format!("PRAGMA {name}"));
-                let found: i64 = sqlx::raw_sql(sql).fetch_one(pool).await.unwrap().get(0);
+                let found: i64 = sqlx::raw_sql(sql).fetch_one(&mut *db).await.unwrap().get(0);
                 assert_eq!(found, value, "{name}");
             }
-            let mode: String = sqlx::raw_sql("PRAGMA journal_mode").fetch_one(pool).await.unwrap().get(0);
+            let mode: String = sqlx::raw_sql("PRAGMA journal_mode").fetch_one(&mut *db).await.unwrap().get(0);
             assert_eq!(mode, "wal");
         }
     }

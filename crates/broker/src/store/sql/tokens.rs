@@ -5,7 +5,7 @@ use cobox_token::Claims;
 use sqlx::{AnyConnection, Row};
 
 use super::{
-    lock,
+    chain, lock,
     notes::{self, Revoked},
     rows,
 };
@@ -79,6 +79,9 @@ pub async fn rotate_master(tx: &mut AnyConnection, rotation: &MasterRotation) ->
             .bind(value)
             .execute(&mut *tx)
             .await?;
+    }
+    for seal in &rotation.seals {
+        chain::write_seal(tx, seal).await?;
     }
     notes::audit(tx, &rotation.audit).await?;
     Ok(MasterRotated::Rotated(done.rows_affected()))

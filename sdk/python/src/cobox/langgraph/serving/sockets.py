@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import cast
 
 from starlette.responses import Response
-from starlette.websockets import WebSocket, WebSocketState
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
@@ -55,6 +56,9 @@ async def relay(socket: WebSocket, url: str, headers: Pairs) -> None:
     try:
         await socket.accept()
         await _both_ways(socket, upstream)
+    except WebSocketDisconnect:
+        # It went away in the middle of something: there is nobody to tell.
+        pass
     finally:
         await upstream.close()
 
@@ -80,10 +84,9 @@ async def _up(socket: WebSocket, upstream: ClientConnection) -> None:
             await upstream.close(_UNSENDABLE.get(code, code), message.get("reason") or "")
             return
         frame = message.get("text")
-        try:
+        # The other side may have closed already, with its last words still on their way down: they decide when this is over.
+        with contextlib.suppress(ConnectionClosed):
             await upstream.send(cast("str | bytes", frame if frame is not None else message.get("bytes") or b""))
-        except ConnectionClosed:
-            return
 
 
 async def _down(socket: WebSocket, upstream: ClientConnection) -> None:

@@ -1,0 +1,167 @@
+//! What a running sandbox is told by its broker: its keys, what is revoked, how long its lease is, and at the end that it ends.
+
+use std::{
+    sync::{Arc, PoisonError, atomic::Ordering},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use cobox_protocol::{
+    ApiError, SandboxId, Timestamp,
+    control::{ControlState, Ending},
+};
+use cobox_provider::control;
+use futures_util::{StreamExt, stream};
+
+use super::{
+    deployment::internal,
+    lifecycle::{CONCURRENT_SANDBOXES, Lifecycle, unavailable},
+    model::Sandbox,
+    tokens::ISSUER,
+};
+
+/// How long one sandbox that is starting or stopping may hold up telling the others.
+const TELL_WITHIN: Duration = Duration::from_secs(5);
+/// How long an end waits for boxd to say goodbye to its clients: a little more than boxd itself takes.
+const FAREWELL_WITHIN: Duration = Duration::from_millis(300);
+
+/// What a push carried, to see later whether another is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    pub at: Timestamp,
+    pub lease_end: Timestamp,
+    /// Sequence and last start of the revocations it knows.
+    pub revocations: (u64, i64),
+    pub is_disk_full: bool,
+    /// The oldest and the newest generation of its key that it takes.
+    pub keys: (u32, u32),
+}
+
+impl Lifecycle {
+    /// Tells a running sandbox its keys, revocations and lease; nothing happens to one that doesn't run.
+    pub async fn tell(&self, id: &SandboxId) -> Result<(), ApiError> {
+        let _lock = self.locks.lock(id).await;
+        let sandbox = self.load(id).await?;
+        if !sandbox.is_running() || !self.is_here(&sandbox) {
+            return Ok(());
+        }
+        let (state, told) = self.control_state(&sandbox).await?;
+        control::push(&*self.deployment.provider, id, &state).await.map_err(|e| unavailable(id, "could not be told", &e.to_string()))?;
+        self.remember_told(id, told);
+        Ok(())
+    }
+
+    /// As [`Lifecycle::tell`], waited for so long and no longer; it goes on, and the reaper tells it again if need be.
+    pub async fn tell_soon(self: &Arc<Self>, id: &SandboxId, wait: Duration) {
+        let (this, id) = (self.clone(), id.clone());
+        let telling = self.deployment.background.spawn(async move {
+            if let Err(error) = this.tell(&id).await {
+                tracing::warn!(sandbox = %id, %error, "a sandbox was not told; it is tried again");
+            }
+        });
+        let _ = tokio::time::timeout(wait, telling).await;
+    }
+
+    /// Lets boxd tell whoever is connected why it ends. A courtesy: nothing waits for it long, nothing depends on it.
+    pub(super) async fn announce(&self, sandbox: &Sandbox, ending: Ending) {
+        let provider = &*self.deployment.provider;
+        if !provider.is_running(&sandbox.id).await {
+            return;
+        }
+        let told = async {
+            let (state, _) = self.control_state(sandbox).await?;
+            let state = ControlState { ending: Some(ending), ..state };
+            control::push(provider, &sandbox.id, &state).await.map_err(|e| unavailable(&sandbox.id, "could not be told", &e.to_string()))
+        };
+        match tokio::time::timeout(FAREWELL_WITHIN, told).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::debug!(sandbox = %sandbox.id, %error, "a sandbox ends without having been told"),
+            Err(_) => tracing::debug!(sandbox = %sandbox.id, "a sandbox took too long over saying goodbye"),
+        }
+        tokio::join!(self.claims.collect_last(sandbox), self.happenings.collect_last(sandbox));
+    }
+
+    /// Tells every running sandbox of a workspace on this node. One that can't be reached is told again by the reaper.
+    pub async fn tell_workspace(&self, workspace: &str) {
+        let running = match self.deployment.store.running_in(workspace, &self.deployment.node).await {
+            Ok(running) => running,
+            Err(error) => return tracing::error!(%error, "the sandboxes to be told could not be read; the reaper tells them"),
+        };
+        stream::iter(running)
+            .for_each_concurrent(CONCURRENT_SANDBOXES, |id| async move {
+                match tokio::time::timeout(TELL_WITHIN, self.tell(&id)).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::warn!(sandbox = %id, %error, "a sandbox was not told; it is tried again"),
+                    Err(_) => tracing::warn!(sandbox = %id, "a busy sandbox was not told; it is tried again"),
+                }
+            })
+            .await;
+    }
+
+    /// A sandbox that outlived a broker gets the whole state before it gets traffic.
+    pub async fn adopt(self: &Arc<Self>, id: &SandboxId) -> Result<(), ApiError> {
+        let status =
+            control::status(&*self.deployment.provider, id).await.map_err(|e| unavailable(id, "does not answer", &e.to_string()))?;
+        // It may know a version of a clock that ran ahead of ours.
+        self.version.fetch_max(status.state_version, Ordering::Relaxed);
+        self.tell(id).await?;
+        self.watch(id);
+        Ok(())
+    }
+
+    pub(super) async fn control_state(&self, sandbox: &Sandbox) -> Result<(ControlState, Told), ApiError> {
+        let d = &self.deployment;
+        let at = d.now();
+        let revocations = d.store.revocations(sandbox, at).await.map_err(internal)?;
+        let told = Told {
+            at,
+            lease_end: self.lease_end(sandbox),
+            revocations: (revocations.sequence, revocations.last_start),
+            is_disk_full: self.is_disk_full(&sandbox.id),
+            keys: (sandbox.keys_from(at), sandbox.generation),
+        };
+        let state = ControlState {
+            version: self.next_version(),
+            issuer: ISSUER.to_owned(),
+            keys: d.tokens.verify_keys(sandbox, at),
+            revoked: revocations.list.clone(),
+            lease_expires_at: told.lease_end,
+            disk_full: told.is_disk_full,
+            ending: None,
+        };
+        Ok((state, told))
+    }
+
+    /// Milliseconds of the machine's clock, or one more than the last: so it also grows over restarts within a second.
+    fn next_version(&self) -> u64 {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let clock = u64::try_from(since_epoch.as_millis()).unwrap_or(0);
+        let step = |last: u64| Some(last.saturating_add(1).max(clock));
+        self.version.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).map_or(clock, |last| last.saturating_add(1).max(clock))
+    }
+
+    pub fn told(&self, id: &SandboxId) -> Option<Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).get(id).copied()
+    }
+
+    pub fn is_disk_full(&self, id: &SandboxId) -> bool {
+        self.full_disks.lock().unwrap_or_else(PoisonError::into_inner).contains(id)
+    }
+
+    pub fn set_disk_full(&self, id: &SandboxId, is_full: bool) {
+        let mut full = self.full_disks.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_full {
+            full.insert(id.clone())
+        } else {
+            full.remove(id)
+        };
+    }
+
+    pub(super) fn remember_told(&self, id: &SandboxId, told: Told) {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(id.clone(), told);
+    }
+
+    pub(super) fn forget(&self, id: &SandboxId) {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        self.full_disks.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+    }
+}
