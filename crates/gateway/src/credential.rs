@@ -3,14 +3,15 @@
 use cobox_protocol::{
     ApiError, ErrorCode, Secret,
     key::{API_KEY_PREFIX, OPAQUE_TOKEN_PREFIX},
+    secret::decoded,
 };
 use http::{HeaderMap, HeaderName, Method, header::AUTHORIZATION, uri::PathAndQuery};
 
 /// Where boxd has files.
 const FILES: &str = "/v1/files";
 
-/// A link in a query, up to where it begins.
-const LINK: &str = "link=";
+/// What a link is called in a query.
+const LINK: &str = "link";
 
 pub(crate) const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
@@ -36,18 +37,24 @@ impl FileLink {
     /// The link in a request for a file, where it has one. The rest of such a request's query never counts.
     pub(crate) fn from_request(method: &Method, rest: &PathAndQuery) -> Option<Self> {
         let path = rest.path().strip_prefix(FILES)?;
-        let link = rest.query()?.split('&').find_map(|pair| pair.strip_prefix(LINK))?;
+        let link = rest.query()?.split('&').find_map(link_in)?;
         Some(Self { link: Secret::new(link), method: method.clone(), path: path.to_owned() })
     }
 
     /// What a sandbox may see of a request that has a link: the rest of its query where something else is its credential.
     pub(crate) fn removed(rest: &PathAndQuery, is_credential: bool) -> String {
         let others: Vec<&str> = match rest.query() {
-            Some(query) if !is_credential => query.split('&').filter(|pair| !pair.starts_with(LINK)).collect(),
+            Some(query) if !is_credential => query.split('&').filter(|pair| link_in(pair).is_none()).collect(),
             _ => Vec::new(),
         };
         if others.is_empty() { rest.path().to_owned() } else { format!("{}?{}", rest.path(), others.join("&")) }
     }
+}
+
+/// The link in one pair of a query, also where its name is written as the sandbox would read it and not as we do.
+fn link_in(pair: &str) -> Option<&str> {
+    let (name, link) = pair.split_once('=')?;
+    (name == LINK || decoded(name).is_some_and(|name| name == LINK)).then_some(link)
 }
 
 impl Credential {
@@ -129,6 +136,7 @@ mod tests {
         let removed = |rest: &str, is_credential| FileLink::removed(&rest.parse().unwrap(), is_credential);
         assert_eq!(removed("/v1/files/a%20b?x=%2F&link=s&y&link=t", false), "/v1/files/a%20b?x=%2F&y");
         assert_eq!(removed("/v1/files/a?link=s", false), "/v1/files/a");
+        assert_eq!(removed("/v1/files/a?l%69nk=s&%256Cink=t&links=u&x", false), "/v1/files/a?links=u&x");
         assert_eq!(removed("/v1/files/a?x=1&link=s", true), "/v1/files/a");
     }
 

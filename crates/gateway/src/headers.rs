@@ -1,6 +1,6 @@
 //! Which headers cross the door, in either direction. What isn't needed on the other side stays on this one.
 
-use cobox_protocol::{RequestId, Secret};
+use cobox_protocol::{RequestId, Secret, secret::has_api_key};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method,
     header::{self, AUTHORIZATION, CONNECTION, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING, UPGRADE},
@@ -61,6 +61,10 @@ pub(crate) fn to_sandbox(mut headers: HeaderMap, token: Option<&Secret>, request
             || name.starts_with("x-forwarded-")
             || name == "x-request-id"
     });
+    // A key reaches no sandbox, wherever somebody put it.
+    let with_key: Vec<HeaderName> =
+        headers.iter().filter(|(_, value)| has_api_key(&String::from_utf8_lossy(value.as_bytes()))).map(|(name, _)| name.clone()).collect();
+    with_key.iter().for_each(|name| drop(headers.remove(name)));
     // Said again by hyper from the body itself, so that the two sides can't disagree about where a request ends.
     headers.remove(CONTENT_LENGTH);
     headers.insert(HOST, HeaderValue::from_static("boxd"));
@@ -162,6 +166,9 @@ mod tests {
             ("x-request-id", "forged"),
             ("content-type", "text/plain"),
             ("if-match", "\"1\""),
+            ("x-auth", "cbx_01j8xq6x0ye8rf2zt9n5b3c7dm_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"),
+            ("sec-websocket-protocol", "bearer, cbx_01j8xq6x0ye8rf2zt9n5b3c7dm_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"),
+            ("sec-websocket-protocol", "chat"),
         ]);
         let id = RequestId::new();
         let got = to_sandbox(sent, Some(&Secret::new("a.b.c")), &id, false);

@@ -65,7 +65,7 @@ fn redact_plain(text: &str) -> Cow<'_, str> {
 }
 
 /// A text without its percent-encoding, however often it was put on; `None` where there is none.
-fn decoded(text: &str) -> Option<String> {
+pub fn decoded(text: &str) -> Option<String> {
     let mut plain: Option<String> = None;
     for _ in 0..MAX_ENCODINGS {
         let bytes = plain.as_deref().unwrap_or(text).as_bytes();

@@ -224,7 +224,7 @@ pub async fn own_lifetimes(store: &dyn Store) {
         ids
     };
     assert!(due(500, 1099).await.is_empty());
-    assert_eq!(due(500, 1100).await, [short.id.clone()]);
+    assert_eq!(due(500, 1100).await, std::slice::from_ref(&short.id));
     let mut all = [short.id.clone(), long.id.clone(), other.id.clone()];
     all.sort();
     assert_eq!(due(1000, 8000).await, all);
