@@ -4,8 +4,10 @@ PROFILE ?= release
 CARGO_FLAGS := $(if $(filter release,$(PROFILE)),--release,)
 BIN = target/$(shell rustc --print host-tuple)/$(if $(filter release,$(PROFILE)),release,debug)
 
+CLIENTS = check-api check-python check-langgraph check-langsmith
+
 .DEFAULT_GOAL := help
-.PHONY: help build run demo test lint openapi fuzz bench bench-dataplane bench-broker bench-gateway soak setup
+.PHONY: help build run demo test test-rust test-clients $(CLIENTS) loom lint lint-rust deny openapi fuzz bench bench-dataplane bench-broker bench-gateway bench-agent soak setup setup-clients
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -22,23 +24,38 @@ demo: build ## A human and an agent in one sandbox, side by side, in a temporary
 setup: ## Install what the tests need, or say how
 	scripts/setup
 
+# What the clients' tests are written with, from the languages' own registries.
+setup-clients: setup
+	scripts/setup langgraph
+	scripts/check-python --setup
+
 # Brokers are started as root and as an ordinary user there, which takes root.
 ROOT_ONLY = test(isolation) | test(ordinary_user)
 # Those that use both databases anyway need no second run. The whole workspace is named so that nothing is compiled anew for one of its crates.
 ON_POSTGRES = binary_id(cobox-broker::broker) & not test(/^(store_suite|store_races|cluster)::/)
-test: setup ## Unit, integration and end-to-end tests
+test: test-rust test-clients ## Unit, integration and end-to-end tests
+
+test-rust: setup
 	cargo build -p cobox-cli -p cobox-boxd
 	@[ "$$(id -u)" = 0 ] || echo "not root: leaving out the tests that change users ($(ROOT_ONLY)); run make test as root for all"
 	cargo nextest run --workspace $$([ "$$(id -u)" = 0 ] || echo "-E 'not ($(ROOT_ONLY))'")
 	COBOX_TEST_STORE=postgres cargo nextest run --workspace -E '$(ON_POSTGRES)'
-	scripts/check-api
-	scripts/check-langgraph
-	scripts/check-langsmith
+
+# Each is a client of the debug build, so they can run side by side.
+test-clients: $(CLIENTS) loom
+$(CLIENTS):
+	scripts/$@
+
+loom:
 	RUSTFLAGS="--cfg loom" cargo test -p cobox-stream --test loom --release --target-dir target/loom
 
-lint: ## Formatting, clippy, licences and sources
+lint: lint-rust deny ## Formatting, clippy, licences and sources
+
+lint-rust:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+
+deny:
 	scripts/deny
 
 openapi: ## Write openapi/ anew from the code
@@ -70,6 +87,10 @@ bench-gateway: build ## The gateway against boxd's own socket and nginx in front
 	cargo build $(CARGO_FLAGS) -p cobox-bench
 	scripts/setup bench
 	COBOX_BIN=$(BIN)/cobox COBOX_BENCH_BIN=$(BIN)/cobox-bench python3 bench/gateway.py
+
+bench-agent: build ## An agent's tools through the Python backend, against deepagents' own scripts; writes bench/results/agent.md
+	scripts/check-python --setup
+	COBOX_BIN=$(BIN)/cobox target/tools/python-deepagents-0.7/bin/python bench/agent.py
 
 soak: ## The long fault and load tests; records bench/results/soak.md
 	cargo build -p cobox-cli -p cobox-boxd

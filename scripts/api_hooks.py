@@ -24,9 +24,9 @@ LEFT_ALONE = 0.25
 # Of negotiation: what a broker without templates and with one provider can only refuse.
 NARROW = ["template", "provider_preference", "sandbox_id", "sandbox_hint", "preferred_sandbox_id", "token_format", "actor"]
 # Of a box: what is mostly refused, so that one is made now and then.
-BOX_NARROW = ["snapshot_id", "snapshot", "snapshot_name", "template_name", "vcpus", "cpu_millicores", "mem_bytes", "fs_capacity_bytes", "run_config",
-              "env_vars", "labels", "volumes", "ttl_seconds", "mount_config", "proxy_config", "access_delegation", "preserve_memory_on_stop", "restore_memory",
-              "tag_value_ids", "persistent", "idle_ttl_seconds", "delete_after_stop_seconds", "timeout"]
+BOX_NARROW = """snapshot_id snapshot snapshot_name template_name vcpus cpu_millicores mem_bytes fs_capacity_bytes run_config env_vars labels
+    volumes ttl_seconds mount_config proxy_config access_delegation preserve_memory_on_stop restore_memory tag_value_ids persistent
+    idle_ttl_seconds delete_after_stop_seconds timeout""".split()
 PATHS = ["v1/healthz", "v1/exec", "v1/files/workspace/a.txt", "v1/fs/list", "v1/shells", "v1/processes", "v1/archive", "execute", "none"]
 
 dice = random.Random(4711)

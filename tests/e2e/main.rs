@@ -10,6 +10,7 @@ mod events;
 mod faults;
 mod handing_on;
 mod isolation;
+mod kinds;
 mod leaks;
 mod lifecycle;
 mod load;

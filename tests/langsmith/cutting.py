@@ -47,7 +47,9 @@ class CuttingProxy:
 
     async def _serve(self, client_reads: asyncio.StreamReader, client_writes: asyncio.StreamWriter) -> None:
         reads, writes = await asyncio.open_connection(*self.target)
-        ends = asyncio.create_task(self._copy(client_reads, writes, None)), asyncio.create_task(self._copy(reads, client_writes, self._budget()))
+        up = asyncio.create_task(self._copy(client_reads, writes, None))
+        down = asyncio.create_task(self._copy(reads, client_writes, self._budget()))
+        ends = (up, down)
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for end in ends:
             end.cancel()

@@ -37,4 +37,5 @@ def same(got: str, expected: str) -> bool:
     if got == expected:
         return True
     at = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), min(len(got), len(expected)))
-    raise AssertionError(f"{len(got)} characters in place of {len(expected)}; at {at}: {got[at - 20 : at + 20]!r}, not {expected[at - 20 : at + 20]!r}")
+    around = slice(max(at - 20, 0), at + 20)
+    raise AssertionError(f"{len(got)} characters in place of {len(expected)}; at {at}: {got[around]!r}, not {expected[around]!r}")

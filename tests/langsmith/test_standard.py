@@ -26,7 +26,10 @@ CHANGED_BY_0_7 = {
 class TestLangSmithSandbox(SandboxIntegrationTests):
     @pytest.fixture(scope="class")
     def sandbox(self, client: SandboxClient) -> Iterator[SandboxBackendProtocol]:
-        with client.sandbox() as box:
+        # Two of the tests call for `python`, which not every machine has beside python3.
+        path = "/tmp/bin:/usr/local/bin:/usr/bin:/bin"
+        with client.sandbox(run_config={"env_vars": {"PATH": path}}) as box:
+            assert box.run("mkdir -p /tmp/bin && ln -sf $(command -v python3) /tmp/bin/python").exit_code == 0
             yield LangSmithSandbox(box)
 
     @pytest.fixture(autouse=True)

@@ -1,12 +1,12 @@
 //! The broker's settings, read from TOML; what is left out has a default that suits one machine.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
 use cobox_gateway::Limits;
-use cobox_protocol::{Secret, control::Alg, id::is_foreign_id};
+use cobox_protocol::{Secret, control::Alg, id::is_foreign_id, sandbox::is_sandbox_name};
 use serde::Deserialize;
 
-use crate::{oidc::OidcConfig, thread_authority::ThreadAuthorityConfig};
+use crate::{domain::kinds::TemplateSpec, oidc::OidcConfig, thread_authority::ThreadAuthorityConfig};
 
 use crate::origin;
 
@@ -83,6 +83,11 @@ pub struct Config {
     pub tls: Option<TlsFiles>,
     /// Listens beyond this machine without TLS: a proxy in front has it, or nobody else is on the network.
     pub insecure_listen: bool,
+    /// The `[templates.<name>]` tables: for every workspace, and before their own.
+    pub templates: BTreeMap<String, TemplateSpec>,
+    /// Snapshots a workspace may have: each takes what its sandbox's files take.
+    pub max_snapshots_per_workspace: u32,
+    pub max_volumes_per_workspace: u32,
 }
 
 /// Who reads `GET /metrics` beside operators. An address says nothing about that: a proxy on this machine has this machine's.
@@ -242,6 +247,9 @@ impl Default for Config {
             insecure_listen: false,
             oidc: None,
             thread_authority: None,
+            templates: BTreeMap::new(),
+            max_snapshots_per_workspace: 100,
+            max_volumes_per_workspace: 100,
         }
     }
 }
@@ -304,6 +312,14 @@ impl Config {
         origin::validate(self)?;
         self.oidc.as_ref().map_or(Ok(()), OidcConfig::validate)?;
         self.thread_authority.as_ref().map_or(Ok(()), ThreadAuthorityConfig::validate)?;
+        for (name, spec) in &self.templates {
+            if !is_sandbox_name(name) {
+                return invalid("templates", &format!("`{name}` can't be a name: 1 to 63 letters, digits, `-`, `_` or `.`"));
+            }
+            if let Err(e) = spec.check() {
+                return invalid("templates", &format!("{name}: {}", e.message));
+            }
+        }
         self.cors.validate()
     }
 

@@ -151,7 +151,8 @@ impl Dataplane {
     async fn find(&self, target: &Target) -> Result<Option<(Sandbox, Option<Session>)>, ApiError> {
         let store = &self.deployment.store;
         Ok(match target {
-            Target::Sandbox(id) => store.sandbox(id).await.map_err(internal)?.map(|sandbox| (sandbox, None)),
+            // One that waits in a pool is nobody's yet, not even its maker's.
+            Target::Sandbox(id) => store.sandbox(id).await.map_err(internal)?.filter(|s| s.pool.is_none()).map(|sandbox| (sandbox, None)),
             Target::Session(id) => store.session(id).await.map_err(internal)?.map(|b| (b.sandbox, Some(b.session))),
         })
     }

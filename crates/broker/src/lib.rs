@@ -36,7 +36,7 @@ use std::{
 };
 
 use cobox_protocol::{ApiError, ErrorCode, SandboxId, Secret, Timestamp, key::PrincipalKind};
-use cobox_provider::Provider;
+use cobox_provider::{Making, Provider};
 use tokio::{net::TcpListener, runtime::Handle};
 use tokio_util::sync::CancellationToken;
 
@@ -51,6 +51,7 @@ use domain::{
     events::Events,
     health::Health,
     hearing::hear,
+    keeper::Kinds,
     keys::Keys,
     lifecycle::Lifecycle,
     model::Principal,
@@ -107,6 +108,8 @@ pub enum StartError {
     Oidc(String),
     #[error("thread_authority: {0}")]
     ThreadAuthority(String),
+    #[error("templates.{0}: {1}")]
+    Template(String, String),
     #[error("webhook_secret_file: {0}")]
     Webhook(String),
     #[error("metrics.token_file: {0}")]
@@ -145,6 +148,7 @@ pub struct Broker {
     revoking: Arc<Revoking>,
     lifecycle: Arc<Lifecycle>,
     reaper: Arc<Reaper>,
+    kinds: Arc<Kinds>,
     audit: AuditTrail,
     webhook: Option<Arc<Webhook>>,
     scraper: Option<Arc<Secret>>,
@@ -166,6 +170,7 @@ impl Broker {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, StartError> {
         config.validate()?;
+        check_templates(&config, &*provider)?;
         let address = listener.local_addr().map_err(StartError::Listener)?;
         let tls = config.tls.as_ref().map(Tls::load).transpose()?;
         let webhook = read_webhook(&config)?;
@@ -217,6 +222,8 @@ impl Broker {
         let activity = Arc::new(Activity::default());
         let lifecycle = Arc::new(Lifecycle::new(deployment.clone(), activity.clone()));
         reconcile(&lifecycle).await.map_err(StartError::Reconcile)?;
+        let kinds = Arc::new(Kinds::new(deployment.clone(), lifecycle.clone()));
+        kinds.reconcile().await.map_err(StartError::Reconcile)?;
 
         let sessions = Arc::new(Sessions { deployment: deployment.clone(), lifecycle: lifecycle.clone() });
         Ok(Self {
@@ -227,7 +234,8 @@ impl Broker {
             keys: Arc::new(Keys { deployment: deployment.clone(), lifecycle: lifecycle.clone(), activity }),
             sandboxes: Arc::new(Sandboxes { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
             revoking: Arc::new(Revoking { deployment: deployment.clone(), lifecycle: lifecycle.clone() }),
-            reaper: Arc::new(Reaper::new(lifecycle.clone(), sessions.clone())),
+            reaper: Arc::new(Reaper::new(lifecycle.clone(), sessions.clone(), kinds.clone())),
+            kinds,
             audit: AuditTrail::start(store),
             webhook,
             scraper,
@@ -294,6 +302,7 @@ impl Broker {
             keys: self.keys.clone(),
             sessions: self.sessions.clone(),
             sandboxes: self.sandboxes.clone(),
+            kinds: self.kinds.clone(),
             revoking: self.revoking.clone(),
             deployment: self.deployment.clone(),
             webhook: self.webhook.clone(),
@@ -358,6 +367,19 @@ impl Broker {
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.deployment.store
     }
+}
+
+/// What an operator wrote down can be made, or the broker says so before anybody asks for it.
+fn check_templates(config: &Config, provider: &dyn Provider) -> Result<(), StartError> {
+    for (name, spec) in &config.templates {
+        let refused = |why: String| StartError::Template(name.clone(), why);
+        if let Some(other) = spec.provider.as_deref().filter(|p| *p != provider.name()) {
+            return Err(refused(format!("provider: there is no `{other}` here; there is `{}`", provider.name())));
+        }
+        let making = Making { root: spec.root(), resources: spec.resources.clone(), ..Making::default() };
+        provider.check(&making).map_err(|e| refused(e.to_string()))?;
+    }
+    Ok(())
 }
 
 async fn open_store(config: &Config, data_dir: &data_dir::DataDir) -> Result<Arc<dyn Store>, StartError> {

@@ -282,25 +282,25 @@ impl Client {
         Dataplane::new(self.sender.clone(), format!("{}/dp/{id}/v1", self.base), self.key.clone())
     }
 
-    fn get(&self, path: &str) -> Call {
+    pub(crate) fn get(&self, path: &str) -> Call {
         self.call(Method::GET, path)
     }
-    fn post(&self, path: &str) -> Call {
+    pub(crate) fn post(&self, path: &str) -> Call {
         self.call(Method::POST, path)
     }
-    fn delete(&self, path: &str) -> Call {
+    pub(crate) fn delete(&self, path: &str) -> Call {
         self.call(Method::DELETE, path)
     }
     fn call(&self, method: Method, path: &str) -> Call {
         Call::new(method, format!("{}{path}", self.base)).timeout(CONTROL_TIMEOUT)
     }
 
-    async fn json<T: DeserializeOwned>(&self, call: Call) -> Result<T, ClientError> {
+    pub(crate) async fn json<T: DeserializeOwned>(&self, call: Call) -> Result<T, ClientError> {
         let response = self.sender.send(&call, &self.key).await?;
         read_json(&call.url, response, MAX_CONTROL_ANSWER).await
     }
 
-    async fn nothing(&self, call: Call) -> Result<(), ClientError> {
+    pub(crate) async fn nothing(&self, call: Call) -> Result<(), ClientError> {
         self.sender.send(&call, &self.key).await.map(drop)
     }
 }

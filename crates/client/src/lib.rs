@@ -15,6 +15,7 @@ mod error;
 mod events;
 mod exec_stream;
 mod hold;
+mod kinds;
 mod line;
 mod path;
 mod reconnect;

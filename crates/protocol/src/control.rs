@@ -31,6 +31,9 @@ pub struct Workload {
     pub work_dir: String,
     /// How many uids the sandbox has: one where an ordinary user started it, many where root did.
     pub uid_count: u32,
+    /// Variables of every program, unless whoever starts it says otherwise.
+    #[serde(default)]
+    pub env: crate::making::Env,
 }
 
 /// What the kernel enforces per process, where no cgroup does it for all of them together.

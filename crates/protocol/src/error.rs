@@ -40,6 +40,10 @@ codes! {
     KeyNotFound = "KEY_NOT_FOUND", 404, false;
     PrincipalNotFound = "PRINCIPAL_NOT_FOUND", 404, false;
     ShareNotFound = "SHARE_NOT_FOUND", 404, false;
+    TemplateNotFound = "TEMPLATE_NOT_FOUND", 404, false;
+    SnapshotNotFound = "SNAPSHOT_NOT_FOUND", 404, false;
+    VolumeNotFound = "VOLUME_NOT_FOUND", 404, false;
+    PoolNotFound = "POOL_NOT_FOUND", 404, false;
     RouteNotFound = "ROUTE_NOT_FOUND", 404, false;
     MethodNotAllowed = "METHOD_NOT_ALLOWED", 405, false;
     SessionConflict = "SESSION_CONFLICT", 409, false;
@@ -47,6 +51,10 @@ codes! {
     BindingNotFound = "BINDING_NOT_FOUND", 404, false;
     BindingConflict = "BINDING_CONFLICT", 409, false;
     SandboxConflict = "SANDBOX_CONFLICT", 409, false;
+    /// Something else of the workspace has the name.
+    NameTaken = "NAME_TAKEN", 409, false;
+    /// Something stands on it that must end first.
+    InUse = "IN_USE", 409, false;
     IdempotencyConflict = "IDEMPOTENCY_CONFLICT", 409, false;
     FileExists = "FILE_EXISTS", 409, false;
     ShellBusy = "SHELL_BUSY", 409, true;

@@ -110,6 +110,12 @@ ids! {
     CommandId = "cmd";
     /// Something that happened to a session.
     EventId = "evt";
+    /// A snapshot: files that new sandboxes start from.
+    SnapshotId = "snap";
+    /// A volume: files that outlive the sandboxes they are mounted in.
+    VolumeId = "vol";
+    /// A pool: sandboxes of a template that wait to be taken.
+    PoolId = "pool";
 }
 
 impl EventId {

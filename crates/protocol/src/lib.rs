@@ -16,6 +16,7 @@ pub mod id;
 pub mod json;
 pub mod key;
 pub mod langsmith;
+pub mod making;
 pub mod process;
 pub mod route;
 pub mod sandbox;
@@ -32,6 +33,6 @@ pub mod watch;
 
 pub use capability::{Capability, CapabilitySet};
 pub use error::{ApiError, Envelope, ErrorCode};
-pub use id::{CommandId, EventId, KeyId, RequestId, SandboxId, SessionId, ShareId, ShellId, TokenId};
+pub use id::{CommandId, EventId, KeyId, PoolId, RequestId, SandboxId, SessionId, ShareId, ShellId, SnapshotId, TokenId, VolumeId};
 pub use secret::Secret;
 pub use timestamp::Timestamp;

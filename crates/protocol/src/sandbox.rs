@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::{
-    SandboxId, SessionId, Timestamp,
+    SandboxId, SessionId, SnapshotId, Timestamp,
+    making::{Env, MountWish, Resources},
     session::{Access, State},
     tags::Tags,
 };
@@ -26,6 +27,21 @@ pub struct CreateSandbox {
     #[serde(default, skip_serializing_if = "Tags::is_empty")]
     #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::tags"))]
     pub tags: Tags,
+    /// The name of a template to make it by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    /// A snapshot to start from, in place of what the template says: an id, `name` or `name:tag`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
+    /// In place of the template's, one by one.
+    #[serde(default, skip_serializing_if = "Resources::is_default")]
+    pub resources: Resources,
+    /// Beside the template's, and before them.
+    #[serde(default, skip_serializing_if = "Env::is_empty")]
+    pub env: Env,
+    /// Volumes, beside the template's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<MountWish>,
     /// Unused for so long it is suspended; the deployment's own limit counts where it is shorter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MAX_OWN_SECONDS)))]
@@ -96,6 +112,15 @@ pub struct SandboxInfo {
     pub threads: Vec<String>,
     #[serde(default)]
     pub tags: Tags,
+    /// The template it was made by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    /// The snapshot it started from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_id: Option<SnapshotId>,
+    /// What it may use, where that was said when it was made.
+    #[serde(default, skip_serializing_if = "Resources::is_default")]
+    pub resources: Resources,
     /// What it wished for, which counts where it is shorter than the deployment's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_seconds: Option<u64>,

@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::{
-    Capability, CapabilitySet, CommandId, ErrorCode, EventId, KeyId, RequestId, SandboxId, Secret, SessionId, ShareId, ShellId, Timestamp,
-    TokenId,
+    Capability, CapabilitySet, CommandId, ErrorCode, EventId, KeyId, PoolId, RequestId, SandboxId, Secret, SessionId, ShareId, ShellId,
+    SnapshotId, Timestamp, TokenId, VolumeId,
     tags::{MAX_TAG_KEY, MAX_TAG_VALUE, MAX_TAGS},
 };
 
@@ -60,6 +60,9 @@ ids! {
     ShareId = "shr";
     EventId = "evt";
     CommandId = "cmd";
+    SnapshotId = "snap";
+    VolumeId = "vol";
+    PoolId = "pool";
 }
 
 impl JsonSchema for Timestamp {
@@ -128,6 +131,9 @@ mod tests {
             (pattern::<KeyId>(), KeyId::new().to_string()),
             (pattern::<ShellId>(), ShellId::new().to_string()),
             (pattern::<CommandId>(), CommandId::new().to_string()),
+            (pattern::<SnapshotId>(), SnapshotId::new().to_string()),
+            (pattern::<VolumeId>(), VolumeId::new().to_string()),
+            (pattern::<PoolId>(), PoolId::new().to_string()),
         ] {
             assert!(pattern.starts_with(&format!("^{}_", id.split('_').next().unwrap())), "{pattern} {id}");
         }

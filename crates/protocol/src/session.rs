@@ -80,6 +80,9 @@ pub struct NegotiateRequest {
     /// Kept with a new session, and with a new sandbox.
     #[serde(default, skip_serializing_if = "Tags::is_empty")]
     pub tags: Tags,
+    /// What a new sandbox is made by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
 }
 
 impl NegotiateRequest {
@@ -96,6 +99,7 @@ impl NegotiateRequest {
             name: None,
             keep: None,
             tags: Tags::new(),
+            template: None,
         }
     }
 }

@@ -5,14 +5,16 @@
 pub mod adapter;
 pub mod control;
 pub mod local;
+pub mod making;
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cobox_protocol::{ErrorCode, SandboxId, control::ControlState};
+use cobox_protocol::{ErrorCode, SandboxId, SnapshotId, VolumeId, control::ControlState};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 pub use adapter::{Adapted, Adapter, AdapterError, Content};
+pub use making::{Abilities, Making, Mount, Root};
 
 /// A connection to boxd: a UNIX socket here, TCP or TLS elsewhere.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -67,8 +69,20 @@ pub trait Provider: Send + Sync {
         Ok(())
     }
 
-    /// Starts a sandbox, new or over the files it had. Returns when boxd accepts connections.
-    async fn start(&self, id: &SandboxId, state: &ControlState) -> Result<(), ProviderError>;
+    fn abilities(&self) -> Abilities {
+        Abilities::default()
+    }
+
+    /// Whether a sandbox could be made of this, as far as that can be said without making one: asked before anything is promised.
+    fn check(&self, making: &Making) -> Result<(), ProviderError> {
+        match *making == Making::default() {
+            true => Ok(()),
+            false => Err(ProviderError::Refused(format!("the {} provider makes all sandboxes alike", self.name()))),
+        }
+    }
+
+    /// Starts a sandbox, new or over the files it had. `making` is the same each time. Returns when boxd accepts connections.
+    async fn start(&self, id: &SandboxId, making: &Making, state: &ControlState) -> Result<(), ProviderError>;
 
     /// Whether files outlive processes here. Where they don't, what would be suspended ends.
     fn can_suspend(&self) -> bool {
@@ -103,8 +117,43 @@ pub trait Provider: Send + Sync {
         None
     }
 
+    /// Keeps a sandbox's own files, running or not, for others to start from; answers with what they take. Whole when it returns, and
+    /// not there at all when it fails or is interrupted.
+    async fn take_snapshot(&self, _from: &SandboxId, _id: &SnapshotId, _making: &Making) -> Result<u64, ProviderError> {
+        Err(self.cant("take snapshots"))
+    }
+    async fn remove_snapshot(&self, _id: &SnapshotId) -> Result<(), ProviderError> {
+        Err(self.cant("remove snapshots"))
+    }
+    /// All that are whole, of this node.
+    async fn snapshots(&self) -> Result<Vec<SnapshotId>, ProviderError> {
+        Ok(Vec::new())
+    }
+
+    /// Whether there can be a volume of so many bytes.
+    fn check_volume(&self, _size_bytes: u64) -> Result<(), ProviderError> {
+        Err(self.cant("make volumes"))
+    }
+    /// Makes an empty volume; one that is there stays as it is.
+    async fn make_volume(&self, _id: &VolumeId, _size_bytes: u64) -> Result<(), ProviderError> {
+        Err(self.cant("make volumes"))
+    }
+    /// Nothing may have it mounted any more.
+    async fn remove_volume(&self, _id: &VolumeId) -> Result<(), ProviderError> {
+        Err(self.cant("remove volumes"))
+    }
+    /// All there are, of this node.
+    async fn volumes(&self) -> Result<Vec<VolumeId>, ProviderError> {
+        Ok(Vec::new())
+    }
+
+    #[doc(hidden)]
+    fn cant(&self, what: &str) -> ProviderError {
+        ProviderError::Refused(format!("the {} provider can't {what}", self.name()))
+    }
+
     /// Bytes its files take, where a soft limit must be watched; `None` where the host enforces the limit itself.
-    async fn disk_use(&self, id: &SandboxId) -> Option<DiskUse>;
+    async fn disk_use(&self, id: &SandboxId, making: &Making) -> Option<DiskUse>;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -109,9 +109,11 @@ def test_a_file_is_read_on_where_it_broke_off_and_not_of_another_version(kind: A
     assert kind.do(reader.read()) == data, f"seed {SEED}"
     assert cut.cuts >= 3
     cut.limit = lambda number: None
-    reader = kind.do(far.files.open("/workspace/big"))
+    # Many times what the buffers on the way hold, so that the rest of it must be asked for.
+    kind.do(far.exec("truncate -s 200M /workspace/huge")).check()
+    reader = kind.do(far.files.open("/workspace/huge"))
     kind.do(reader.piece())
-    kind.do(far.files.write("/workspace/big", data[::-1]))
+    kind.do(far.exec("echo more >> /workspace/huge")).check()
     cut.cut_all()
     with pytest.raises(errors.FileChanged):
         kind.do(reader.read())
@@ -145,6 +147,30 @@ def test_a_shell_is_continued_over_broken_connections(kind: Any, broker: Any, cu
         kind.do(shell.read_until(f"end-{number}-of-it"))
     assert shell.reconnects >= 3, f"seed {SEED}"
     kind.do(shell.close())
+
+
+def test_a_stream_that_another_thread_closes_ends_for_its_reader(broker: Any, thread: str) -> None:
+    with Cobox(broker.url, broker.agent_key) as client, client.session(thread, release=True) as box:
+        stream = box.stream("echo begun; exec sleep 1000")
+        first, seen = threading.Event(), []
+
+        def read() -> None:
+            for piece in stream:
+                seen.append(piece.text)
+                first.set()
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        assert first.wait(30)
+        stream.close()
+        reader.join(30)
+        assert not reader.is_alive()
+        assert seen == ["begun\n"]
+        # Leaving is not ending: the command runs on, and can be joined again.
+        assert [p.state for p in box.processes()] == ["running"]
+        with box.stream(command_id=stream.command_id, stdout_from=stream.offsets[0]) as again:
+            again.signal("TERM")
+            assert again.wait().signal == 15
 
 
 def test_a_stream_goes_on_with_a_token_that_was_replaced_meanwhile(kind: Any, box: Any) -> None:

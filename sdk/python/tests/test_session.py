@@ -106,7 +106,7 @@ def test_a_local_file_goes_up_and_comes_down_in_pieces(kind: Any, box: Any, tmp_
 
 
 def test_many_files_go_in_one_request_with_a_result_each(kind: Any, box: Any) -> None:
-    files = [(f"/workspace/many/{n}", f"content {n}") for n in range(700)]
+    files = [(f"/workspace/many/{n}", f"content {n}") for n in range(510)]
     results = kind.do(box.files.upload([*files, ("/usr/nope", b"x")]))
     assert [r.path for r in results[:2]] == ["/workspace/many/0", "/workspace/many/1"]
     assert all(r.failure is None for r in results[:-1])

@@ -21,7 +21,8 @@ service_key_file = "{folder / "service"}"
 user_header = "x-cobox-user"
 """
     with running_broker(folder, config) as broker:
-        settings = {"COBOX_URL": broker.url, "COBOX_API_KEY": broker.key("my-deployment", "human"), "EXAMPLE_SERVICE_KEY": SERVICE_KEY}
+        (folder / "key").write_text(broker.key("my-deployment", "human") + "\n")
+        settings = {"COBOX_URL": broker.url, "COBOX_API_KEY_FILE": str(folder / "key"), "EXAMPLE_SERVICE_KEY": SERVICE_KEY}
         with running_deployment(folder / "example", port, **settings) as deployment:
             yield broker, deployment
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from world import Broker
+from world import Broker, bearer
 
 from cobox import AsyncCobox, Cobox, Session
 from cobox.errors import CoboxError, SettingsMissing
@@ -71,6 +72,18 @@ def test_a_run_stays_an_agent_however_often_its_token_is_refreshed(broker: Broke
     assert before["jti"] != after["jti"]
     assert before["act"]["type"] == after["act"]["type"] == "agent"
     assert before["scope"] == after["scope"] == "fs:rw process shell:ro"
+
+
+def test_a_run_stays_an_agent_though_its_token_was_taken_back(broker: Broker) -> None:
+    with Cobox(broker.url, broker.key("person", "human")) as cobox, sandbox_for(run_of(), cobox=cobox) as box:
+        before = claims(box)
+        revoke = f"{broker.url}/internal/tokens/revoke"
+        httpx.post(revoke, json={"jti": before["jti"]}, headers=bearer(broker.operator_key), trust_env=False).raise_for_status()
+        box.refresh()
+        after = claims(box)
+        assert box.exec("echo back").stdout == "back\n"
+    assert before["jti"] != after["jti"]
+    assert (after["act"]["type"], after["scope"]) == ("agent", before["scope"])
 
 
 def test_a_run_without_a_thread_has_no_sandbox(broker: Broker) -> None:

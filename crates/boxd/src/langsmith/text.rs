@@ -87,7 +87,10 @@ mod tests {
         /// However it is cut, and wherever a client comes back: every byte is counted once, and what is text arrives as it is.
         #[test]
         fn bytes_are_counted_once_however_they_are_cut(
-            bytes in proptest::collection::vec(prop_oneof![Just(0xe2u8), Just(0x82), Just(0xac), Just(0xf0), Just(0x9f), any::<u8>()], 0..64),
+            bytes in proptest::collection::vec(
+                prop_oneof![Just(0xe2u8), Just(0x82), Just(0xac), Just(0xf0), Just(0x9f), any::<u8>()],
+                0..64,
+            ),
             cuts in proptest::collection::vec(1usize..6, 1..32),
         ) {
             let mut characters = Characters::default();

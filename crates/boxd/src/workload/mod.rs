@@ -215,8 +215,11 @@ impl Workloads {
         if command.env.iter().any(|(name, _)| name.is_empty() || name.contains(&b'=')) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a variable's name can't be empty or hold `=`"));
         }
+        // Whoever starts a program has the last word, then what the sandbox was made with.
+        let made_with = w.env.0.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         let is_set = |name: &str| command.env.iter().any(|(other, _)| other == name.as_bytes());
-        let defaults = defaults.into_iter().filter(|(name, _)| !is_set(name)).map(|(name, value)| (name.as_bytes(), value.as_bytes()));
+        let defaults = defaults.into_iter().filter(|(name, _)| !w.env.0.contains_key(*name)).chain(made_with);
+        let defaults = defaults.filter(|(name, _)| !is_set(name)).map(|(name, value)| (name.as_bytes(), value.as_bytes()));
         let env = defaults.chain(command.env.iter().map(|(name, value)| (name.as_slice(), value.as_slice())));
         Ok(ImageSpec {
             cwd: command.cwd.clone().unwrap_or_else(|| w.work_dir.clone().into_bytes()),

@@ -134,6 +134,7 @@ impl TestBoxd {
                 home: "/home/box".into(),
                 work_dir: "/workspace".into(),
                 uid_count: 1,
+                env: Default::default(),
             },
             groups: 0,
             limits: WorkloadLimits { processes: 100, memory_bytes: None, open_files: 1024 },

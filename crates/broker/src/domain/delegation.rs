@@ -173,7 +173,7 @@ impl Sessions {
         let found = match of {
             Of::Session(id) => store.session(&id).await.map_err(internal)?.map(|b| (b.sandbox, Some(b.session))),
             Of::Sandbox(id) => match id.parse() {
-                Ok(id) => store.sandbox(&id).await.map_err(internal)?.map(|s| (s, None)),
+                Ok(id) => store.sandbox(&id).await.map_err(internal)?.filter(|s| s.pool.is_none()).map(|s| (s, None)),
                 Err(_) => None,
             },
         };

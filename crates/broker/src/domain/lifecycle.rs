@@ -159,7 +159,7 @@ impl Lifecycle {
 
     async fn start(&self, sandbox: &Sandbox) -> Result<(), ProviderError> {
         let (state, told) = self.control_state(sandbox).await.map_err(|e| ProviderError::Unavailable(e.message))?;
-        self.deployment.provider.start(&sandbox.id, &state).await?;
+        self.deployment.provider.start(&sandbox.id, &sandbox.making, &state).await?;
         self.remember_told(&sandbox.id, told);
         Ok(())
     }

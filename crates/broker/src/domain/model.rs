@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use cobox_protocol::{
-    CapabilitySet, KeyId, SandboxId, Secret, SessionId, ShareId, Timestamp,
+    CapabilitySet, KeyId, PoolId, SandboxId, Secret, SessionId, ShareId, Timestamp,
     key::PrincipalKind,
     session::{Access, Scope, ScopeType, State},
 };
+use cobox_provider::Making;
 use cobox_token::Actor;
 
 use crate::policy::Subject;
@@ -140,6 +141,12 @@ pub struct Sandbox {
     pub active: Duration,
     pub suspended_at: Option<Timestamp>,
     pub ended_at: Option<Timestamp>,
+    /// Decided when it was made; each start gets the same.
+    pub making: Making,
+    /// The template it was made by, as it was called then.
+    pub template: Option<String>,
+    /// Where it waits to be taken: nobody's lease counts for it yet.
+    pub pool: Option<PoolId>,
 }
 
 /// Generations that are being let go: from this one on, until then.

@@ -16,6 +16,7 @@ use super::{
     audit::AuditRecord,
     deployment::internal,
     issue::{TokenFormat, TokenWish},
+    making::{self, MakingWish},
     model::{Bound, Caller, Sandbox, Session},
     sandboxes,
     sessions::{Asking, Sessions, expired, new_sandbox},
@@ -23,7 +24,7 @@ use super::{
 };
 use crate::{
     policy::Policy,
-    store::{EnsureWish, Ensured, Idempotency},
+    store::{EnsureWish, Ensured, Idempotency, PoolTaking},
 };
 
 /// How often a session or a sandbox that ends, or a name that is taken, under a caller's hands is looked for anew.
@@ -127,9 +128,7 @@ impl Negotiation {
             policy.check_provider(&caller.subject(), provider)?;
         }
         if let Some(template) = &self.template {
-            // First whether it may be used, so that who may not doesn't learn whether it is there.
             policy.check_template(&caller.subject(), template)?;
-            return Err(ApiError::invalid(format!("template: there is no template `{}`; leave it out", cut(template))));
         }
         Ok(())
     }
@@ -210,12 +209,12 @@ impl Sessions {
         }
         let quota = d.policy().quota(&asking.caller.subject(), &d.config);
         for _ in 0..ATTEMPTS {
-            let (fresh, is_attaching) = self.fresh(asking.caller, wish).await?;
+            let (fresh, is_attaching, taking) = self.fresh(asking.caller, wish).await?;
             let audit =
                 AuditRecord::new(d.now(), &principal.workspace, "session.created").by(asking.caller, asking.request_id).about(&fresh);
             let idempotency = key.map(|key| idempotency(&principal.name, key, wish, d.now())).transpose()?;
             let tags = wish.all_tags(asking);
-            let wished = EnsureWish { fresh, is_attaching, must_create, tags, quota, idempotency, audit };
+            let wished = EnsureWish { fresh, is_attaching, must_create, tags, quota, taking, idempotency, audit };
             return match d.store.ensure(&wished).await.map_err(internal)? {
                 Ensured::Existing(bound) if must_create => Err(self.conflict(asking.caller, &bound).await),
                 Ensured::Created(bound) | Ensured::Existing(bound) => Ok(bound),
@@ -226,6 +225,7 @@ impl Sessions {
                     "this Idempotency-Key came with another request before; use a new one",
                 )),
                 Ensured::QuotaReached(by) => Err(sandboxes::quota_reached(&quota, by)),
+                Ensured::MadeOfGone(what) => Err(making::gone(&what)),
                 Ensured::SandboxGone if wish.sandbox.is_some() => Err(sandboxes::not_found()),
                 // Somebody else was quicker with the name, one way or the other.
                 Ensured::SandboxGone | Ensured::NameTaken(_) => continue,
@@ -245,8 +245,8 @@ impl Sessions {
         ApiError::new(ErrorCode::SessionConflict, message).with_details(details)
     }
 
-    /// The rows to be written if there is no session, and whether the sandbox's is there already.
-    async fn fresh(&self, caller: &Caller, wish: &Negotiation) -> Result<(Bound, bool), ApiError> {
+    /// The rows to be written if there is no session, whether the sandbox's is there already, and where one may be had instead.
+    async fn fresh(&self, caller: &Caller, wish: &Negotiation) -> Result<(Bound, bool, Option<PoolTaking>), ApiError> {
         let d = &self.deployment;
         let named = wish.sandbox.as_deref().or(wish.name.as_deref());
         let existing = match named {
@@ -265,12 +265,24 @@ impl Sessions {
         let policy = d.policy();
         let is_attaching = existing.is_some() || wish.sandbox.is_some();
         let access = wish.access.unwrap_or(existing.as_ref().map_or(policy.default_access(&caller.subject()), |s| s.access));
+        // A hint to nothing makes nothing.
+        let recipe = match &wish.template {
+            Some(template) if !is_attaching => {
+                let made_of = MakingWish { template: Some(template.clone()), ..MakingWish::default() };
+                Some(making::resolve(d, caller, &made_of).await.map_err(about_the_request)?)
+            }
+            _ => None,
+        };
         if !is_attaching {
             policy.check_provider(&caller.subject(), d.provider.name())?;
         }
+        let taking = recipe.as_ref().and_then(|r| r.taking.clone());
         let sandbox = existing.unwrap_or_else(|| {
-            let sandbox = new_sandbox(d, caller, wish.name.clone(), access);
-            Sandbox { is_kept: wish.keep, ..sandbox }
+            let sandbox = Sandbox { is_kept: wish.keep, ..new_sandbox(d, caller, wish.name.clone(), access) };
+            match recipe {
+                Some(recipe) => recipe.into_sandbox(sandbox),
+                None => sandbox,
+            }
         });
         let session = Session {
             id: SessionId::new(),
@@ -285,7 +297,16 @@ impl Sessions {
             ended_at: None,
             end_reason: None,
         };
-        Ok((Bound { session, sandbox }, is_attaching))
+        Ok((Bound { session, sandbox }, is_attaching, taking))
+    }
+}
+
+/// Of what a request names and isn't there, whoever asks for a session must know that it isn't the session.
+fn about_the_request(error: ApiError) -> ApiError {
+    match error.code {
+        ErrorCode::TemplateNotFound => ApiError { code: ErrorCode::InvalidRequest, ..error },
+        ErrorCode::SnapshotNotFound | ErrorCode::VolumeNotFound => ApiError::invalid(format!("template: {}", error.message)),
+        _ => error,
     }
 }
 

@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use super::{
     audit::AuditRecord,
     deployment::internal,
+    keeper::Kinds,
     lifecycle::{CONCURRENT_SANDBOXES, Lifecycle},
     model::{Bound, Intent, Sandbox},
     negotiation::IDEMPOTENCY_KEEP,
@@ -45,6 +46,7 @@ const ENDED_KEEP: Duration = Duration::from_secs(30 * 24 * 3600);
 pub struct Reaper {
     lifecycle: Arc<Lifecycle>,
     sessions: Arc<Sessions>,
+    kinds: Arc<Kinds>,
     seen: Mutex<HashMap<SandboxId, Seen>>,
     pruned: Mutex<Option<Timestamp>>,
 }
@@ -62,8 +64,8 @@ struct Seen {
 }
 
 impl Reaper {
-    pub fn new(lifecycle: Arc<Lifecycle>, sessions: Arc<Sessions>) -> Self {
-        Self { lifecycle, sessions, seen: Mutex::default(), pruned: Mutex::default() }
+    pub fn new(lifecycle: Arc<Lifecycle>, sessions: Arc<Sessions>, kinds: Arc<Kinds>) -> Self {
+        Self { lifecycle, sessions, kinds, seen: Mutex::default(), pruned: Mutex::default() }
     }
 
     /// One look at everything. Failures are logged and met again at the next.
@@ -91,6 +93,7 @@ impl Reaper {
                 }
             })
             .await;
+        self.kinds.tick().await;
         self.collect_claims(&sandboxes, now).await;
         for node in d.nodes.dead(now) {
             self.look_after_orphans(&node, suspended_by, now).await;
@@ -135,6 +138,10 @@ impl Reaper {
             return Ok(());
         }
         let silence = |s: &Sandbox| now.saturating_since(lifecycle.last_use(s));
+        if sandbox.pool.is_some() && silence(sandbox) >= idle_timeout / 2 {
+            // It waits, and is to be found as it is.
+            lifecycle.activity.sandbox_used(&sandbox.id, now);
+        }
         let is_silent = silence(sandbox) >= idle_timeout;
         if self.is_time(&sandbox.id, |s| &mut s.asked, if is_silent { Duration::ZERO } else { ASK_EVERY }, now)
             && self.is_in_use(sandbox).await
@@ -234,7 +241,7 @@ impl Reaper {
         if !self.is_time(&sandbox.id, |s| &mut s.measured, MEASURE_DISK_EVERY, now) {
             return Ok(());
         }
-        let Some(disk) = self.lifecycle.deployment.provider.disk_use(&sandbox.id).await else { return Ok(()) };
+        let Some(disk) = self.lifecycle.deployment.provider.disk_use(&sandbox.id, &sandbox.making).await else { return Ok(()) };
         let before = {
             let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
             seen.entry(sandbox.id.clone()).or_default().used.replace(disk.used)

@@ -14,6 +14,7 @@ use super::{
     audit::AuditRecord,
     deployment::{Deployment, internal},
     lifecycle::Lifecycle,
+    making::{self, MakingWish},
     model::{Caller, Sandbox},
     sessions::{Asking, new_sandbox},
     shares::TELL_WAIT,
@@ -32,10 +33,13 @@ pub struct Sandboxes {
 }
 
 impl Sandboxes {
-    /// Answers with a running sandbox, or with one that is still starting when that takes longer than the caller waits:
-    /// asking again would make another.
+    /// Makes a sandbox without a session, of a template, a snapshot, resources, variables and volumes where `wish` names them (see
+    /// [`making::resolve`]); takes one that waits in the template's pool where there is one. What can't be made is refused before anything
+    /// is written, with a message for the caller. Answers with a running sandbox, or with one that is still starting when that takes longer
+    /// than the caller waits: asking again would make another.
     pub async fn create(&self, asking: &Asking<'_>, wish: CreateSandbox) -> Result<SandboxInfo, ApiError> {
         let d = &self.deployment;
+        let making = MakingWish::from(&wish);
         wish.name.as_deref().map_or(Ok(()), check_name)?;
         tags::check(&wish.tags)?;
         let mut tags = wish.tags;
@@ -44,17 +48,26 @@ impl Sandboxes {
         let (policy, subject) = (d.policy(), asking.caller.subject());
         policy.check_provider(&subject, d.provider.name())?;
         let access = wish.access.unwrap_or_else(|| policy.default_access(&subject));
+        let recipe = making::resolve(d, asking.caller, &making).await?;
         let sandbox = new_sandbox(d, asking.caller, wish.name, access);
         let own_lease = wish.lease_seconds.map(|seconds| own_span("lease_seconds", seconds)).transpose()?;
         let own_keep = wish.keep_suspended_seconds.map(|seconds| own_span("keep_suspended_seconds", seconds)).transpose()?;
-        let sandbox = Sandbox { is_kept: wish.keep.unwrap_or_default(), own_lease, own_keep, ..sandbox };
+        let taking = recipe.taking.clone();
+        let sandbox = recipe.into_sandbox(Sandbox { is_kept: wish.keep.unwrap_or_default(), own_lease, own_keep, ..sandbox });
         let audit = AuditRecord::of_sandbox(d.now(), &sandbox, "sandbox.created", sandbox.name.as_deref().unwrap_or("without a name"))
             .by(asking.caller, asking.request_id);
         let quota = policy.quota(&subject, &d.config);
+        if let Some(taking) = &taking
+            && let Some(taken) = d.store.take_pool_member(taking, &sandbox, &tags, &quota, &audit).await.map_err(internal)?
+        {
+            let taken = self.lifecycle.bring_up_found(taken, asking.wait).await?;
+            return self.info(taken, tags).await;
+        }
         match d.store.add_sandbox(&sandbox, &tags, &quota, &audit).await.map_err(internal)? {
             AddedSandbox::Added => {}
             AddedSandbox::NameTaken(id) => return Err(name_taken(&sandbox.name.unwrap_or_default(), &id)),
             AddedSandbox::QuotaReached(by) => return Err(quota_reached(&quota, by)),
+            AddedSandbox::MadeOfGone(what) => return Err(making::gone(&what)),
         }
         match self.lifecycle.bring_up(&sandbox.id, asking.wait).await {
             Ok(sandbox) => self.info(sandbox, tags).await,
@@ -202,6 +215,9 @@ impl Sandboxes {
             ws_base_url: dataplane.ws_base_url,
             threads: sessions.iter().filter_map(|s| s.thread().map(str::to_owned)).collect(),
             sessions: sessions.into_iter().map(|s| s.id).collect(),
+            template: sandbox.template,
+            snapshot_id: sandbox.making.layers.into_iter().next(),
+            resources: sandbox.making.resources,
         })
     }
 }
@@ -212,7 +228,9 @@ pub async fn find(d: &Deployment, caller: &Caller, id_or_name: &str) -> Result<S
         Ok(id) => d.store.sandbox(&id).await,
         Err(_) => d.store.sandbox_named(&caller.principal.workspace, id_or_name).await,
     };
-    found.map_err(internal)?.filter(|s| s.ended_at.is_none() && access::is_visible(&caller.principal, s)).ok_or_else(not_found)
+    // One that waits in a pool is nobody's yet.
+    let is_there = |s: &Sandbox| s.ended_at.is_none() && s.pool.is_none() && access::is_visible(&caller.principal, s);
+    found.map_err(internal)?.filter(is_there).ok_or_else(not_found)
 }
 
 fn own_span(field: &str, seconds: u64) -> Result<Duration, ApiError> {

@@ -7,6 +7,7 @@ use cobox_protocol::{
     session::{Access, Binding, Credentials, LeasePolicy, NegotiateResponse, SessionInfo, State},
     tags::Tags,
 };
+use cobox_provider::Making;
 
 use super::{
     access,
@@ -169,7 +170,7 @@ impl Sessions {
     }
 }
 
-/// The row of a sandbox about to be made.
+/// The row of a sandbox about to be made, of what the provider gives everybody.
 pub fn new_sandbox(d: &Deployment, caller: &Caller, name: Option<String>, access: Access) -> Sandbox {
     let now = d.now();
     Sandbox {
@@ -196,6 +197,9 @@ pub fn new_sandbox(d: &Deployment, caller: &Caller, name: Option<String>, access
         active: Duration::ZERO,
         suspended_at: None,
         ended_at: None,
+        making: Making::default(),
+        template: None,
+        pool: None,
     }
 }
 

@@ -22,8 +22,11 @@ mod routes;
 mod sandboxes;
 mod sessions;
 mod shares;
+mod snapshots;
+mod templates;
 mod threads;
 mod tokens;
+mod volumes;
 mod webhooks;
 
 use std::sync::Arc;
@@ -36,8 +39,8 @@ pub use limits::Peer;
 
 use crate::{
     domain::{
-        deployment::Deployment, events::Events, health::Health, keys::Keys, rates::Rates, revoking::Revoking, sandboxes::Sandboxes,
-        sessions::Sessions, webhook::Webhook,
+        deployment::Deployment, events::Events, health::Health, keeper::Kinds, keys::Keys, rates::Rates, revoking::Revoking,
+        sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook,
     },
     metrics::Metrics,
 };
@@ -48,6 +51,7 @@ pub struct Api {
     pub keys: Arc<Keys>,
     pub sessions: Arc<Sessions>,
     pub sandboxes: Arc<Sandboxes>,
+    pub kinds: Arc<Kinds>,
     pub revoking: Arc<Revoking>,
     pub deployment: Arc<Deployment>,
     /// Where signed notices are taken.
@@ -107,6 +111,9 @@ fn control_plane() -> Routes {
         .merge(webhooks::routes())
         .merge(capabilities::routes())
         .merge(sandboxes::routes())
+        .merge(templates::routes())
+        .merge(snapshots::routes())
+        .merge(volumes::routes())
         .merge(langsmith::routes())
         .merge(keys::routes())
         .merge(principals::routes())

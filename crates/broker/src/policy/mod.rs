@@ -194,6 +194,11 @@ impl Policy {
         self.check_listed(who, "template", "template", template, |t| &t.templates)
     }
 
+    /// Whether somebody may have only what templates say.
+    pub fn has_listed_templates(&self, who: &Subject) -> bool {
+        self.about(who).any(|(_, t)| t.templates.is_some())
+    }
+
     fn check_listed(
         &self,
         who: &Subject,

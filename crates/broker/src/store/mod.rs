@@ -1,5 +1,6 @@
 //! What the broker remembers, as the domain asks for it: each method is one transaction, durable when it returns.
 
+mod kinds;
 pub mod sql;
 mod words;
 
@@ -24,6 +25,7 @@ use crate::{
     policy::Quota,
 };
 
+pub use kinds::*;
 pub use words::*;
 
 #[derive(Clone, Debug, thiserror::Error)]
@@ -39,7 +41,7 @@ pub enum StoreError {
 pub type Stored<T> = Result<T, StoreError>;
 
 #[async_trait]
-pub trait Store: Send + Sync {
+pub trait Store: KindStore + Send + Sync {
     /// Makes workspace and principal where they don't exist yet.
     async fn add_key(&self, key: &ApiKey, audit: &AuditRecord) -> Stored<AddedKey>;
     async fn key(&self, id: &KeyId) -> Stored<Option<ApiKey>>;

@@ -19,6 +19,7 @@ use crate::{
         model::{ApiKey, Bound, Principal, Sandbox, Share},
     },
     policy::Quota,
+    store::PoolTaking,
 };
 
 /// One page, newest first: at most `limit` items with ids below `before`.
@@ -65,6 +66,8 @@ pub struct EnsureWish {
     pub tags: Tags,
     /// Living sandboxes there may be.
     pub quota: Quota,
+    /// Where a sandbox that waits is looked for first.
+    pub taking: Option<PoolTaking>,
     pub idempotency: Option<Idempotency>,
     pub audit: AuditRecord,
 }
@@ -91,6 +94,8 @@ pub enum Ensured {
     NameTaken(SandboxId),
     /// The sandbox to attach to has ended.
     SandboxGone,
+    /// A snapshot or a volume that the new sandbox is to be made of.
+    MadeOfGone(String),
 }
 
 /// What changes about a sandbox without changing its life; what is left out stays.
@@ -121,6 +126,8 @@ pub enum AddedSandbox {
     Added,
     NameTaken(SandboxId),
     QuotaReached(Counted),
+    /// A snapshot or a volume that it is to be made of.
+    MadeOfGone(String),
 }
 
 /// Whose sandboxes are as many as may be.

@@ -144,6 +144,11 @@ async fn what_can_not_be_met_is_refused_by_its_field_and_nothing_is_made() {
         (json!({ "run_config": { "user": "root" } }), "user"),
         (json!({ "ttl_seconds": 60 }), "ttl_seconds"),
         (json!({ "labels": { "no spaces": "x" } }), "labels"),
+        (json!({ "run_config": { "work_dir": "/tmp" } }), "work_dir"),
+        (json!({ "vcpus": 0 }), "vcpus"),
+        (json!({ "vcpus": 1, "cpu_millicores": 1000 }), "cpu_millicores"),
+        (json!({ "snapshot": "a", "snapshot_name": "b" }), "snapshot_name"),
+        (json!({ "env_vars": { "A=B": "x" } }), "env"),
         (json!({ "gpu": 1 }), "gpu"),
         (json!({ "name": 7 }), "name"),
     ] {

@@ -10,10 +10,11 @@ use crate::harness::{Answer, Client, World, sandbox_id, session_path};
 
 const SESSIONS: &str = "/v1/sandbox/sessions";
 
-/// Those that only a sandbox's daemon says, one that is said in the LangSmith API's shape alone, and the one that nothing a client does
+/// Those that only a sandbox's daemon says, those that are said in the LangSmith API's shape alone, and the one that nothing a client does
 /// should bring about.
-const NOT_HERE: [ErrorCode; 12] = [
+const NOT_HERE: [ErrorCode; 13] = [
     ErrorCode::Unsupported,
+    ErrorCode::PoolNotFound,
     ErrorCode::FileNotFound,
     ErrorCode::ShellNotFound,
     ErrorCode::CommandNotFound,
@@ -78,6 +79,15 @@ async fn every_error_has_its_status_its_code_and_its_words() {
     let taken = full(json!({ "scope": { "type": "thread", "id": "t" }, "mode": "create_only" }));
     seen.check(ann.post(SESSIONS, taken).await, ErrorCode::BindingConflict);
     seen.check(ann.post("/v1/sandboxes", json!({ "name": "dev" })).await, ErrorCode::SandboxConflict);
+    seen.check(ann.get("/v1/templates/none").await, ErrorCode::TemplateNotFound);
+    seen.check(ann.get("/v1/snapshots/none").await, ErrorCode::SnapshotNotFound);
+    seen.check(ann.get("/v1/volumes/none").await, ErrorCode::VolumeNotFound);
+    let volume = json!({ "name": "data", "size_bytes": 1 << 20 });
+    ann.post("/v1/volumes", volume.clone()).await.ok(201);
+    seen.check(ann.post("/v1/volumes", volume).await, ErrorCode::NameTaken);
+    let user = ann.post("/v1/sandboxes", json!({ "mounts": [{ "volume": "data", "path": "/data" }] })).await.ok(201);
+    seen.check(ann.delete("/v1/volumes/data").await, ErrorCode::InUse);
+    ann.delete(&format!("/v1/sandboxes/{}", user["id"].as_str().unwrap())).await;
     let keyed = async |thread: &str| {
         let body = json!({ "thread_id": thread, "mode": "ensure" });
         ann.call(Method::POST, SESSIONS, Some(body), &[("idempotency-key", "k")]).await

@@ -3,7 +3,7 @@
 //! tests of their own.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     path::PathBuf,
     sync::{
         Arc, Mutex,
@@ -21,10 +21,10 @@ use axum::{
     routing::{any, get, post, put},
 };
 use cobox_protocol::{
-    SandboxId,
+    SandboxId, SnapshotId, VolumeId,
     control::{BoxdStatus, ControlState},
 };
-use cobox_provider::{Adapter, BoxedStream, DiskUse, Door, Found, Provider, ProviderError};
+use cobox_provider::{Abilities, Adapter, BoxedStream, DiskUse, Door, Found, Making, Provider, ProviderError, Root};
 use futures_util::StreamExt;
 use http::{HeaderMap, Method, StatusCode};
 use serde_json::{Value, json};
@@ -92,7 +92,18 @@ pub struct FakeProvider {
     /// What came over WebSockets.
     pub said: Arc<Mutex<Vec<Message>>>,
     pub is_ready: AtomicBool,
+    /// What each start was told to make its sandbox of.
+    pub made_of: Mutex<HashMap<SandboxId, Vec<Making>>>,
+    /// While false, copying waits.
+    pub may_copy: watch::Sender<bool>,
+    pub failing_snapshots: AtomicU32,
+    pub failing_volumes: AtomicU32,
+    pub snapshots: Mutex<BTreeSet<SnapshotId>>,
+    pub volumes: Mutex<BTreeSet<VolumeId>>,
 }
+
+/// The one image it has.
+pub const IMAGE: &str = "python:3";
 
 impl FakeProvider {
     pub fn new() -> Arc<Self> {
@@ -113,6 +124,12 @@ impl FakeProvider {
             direct: Mutex::default(),
             said: Arc::default(),
             is_ready: AtomicBool::new(true),
+            made_of: Mutex::default(),
+            may_copy: watch::channel(true).0,
+            failing_snapshots: AtomicU32::new(0),
+            failing_volumes: AtomicU32::new(0),
+            snapshots: Mutex::default(),
+            volumes: Mutex::default(),
         })
     }
 
@@ -163,7 +180,19 @@ impl Provider for FakeProvider {
         self.is_ready.load(Ordering::SeqCst).then_some(()).ok_or_else(unready)
     }
 
-    async fn start(&self, id: &SandboxId, state: &ControlState) -> Result<(), ProviderError> {
+    fn abilities(&self) -> Abilities {
+        Abilities { snapshots: true, volumes: true }
+    }
+
+    fn check(&self, making: &Making) -> Result<(), ProviderError> {
+        match &making.root {
+            Some(Root::Image(image)) if image != IMAGE => Err(ProviderError::Refused(format!("image: there is no `{image}` here"))),
+            _ => Ok(()),
+        }
+    }
+
+    async fn start(&self, id: &SandboxId, making: &Making, state: &ControlState) -> Result<(), ProviderError> {
+        self.made_of.lock().unwrap().entry(id.clone()).or_default().push(making.clone());
         self.starts.fetch_add(1, Ordering::SeqCst);
         self.may_start.subscribe().wait_for(|may| *may).await.map_err(|e| ProviderError::Unavailable(e.to_string()))?;
         fails(&self.failing_starts)?;
@@ -244,7 +273,37 @@ impl Provider for FakeProvider {
         self.direct.lock().unwrap().as_ref().map(|base| format!("{base}/{id}"))
     }
 
-    async fn disk_use(&self, _: &SandboxId) -> Option<DiskUse> {
+    async fn take_snapshot(&self, _: &SandboxId, id: &SnapshotId, _: &Making) -> Result<u64, ProviderError> {
+        self.may_copy.subscribe().wait_for(|may| *may).await.map_err(|e| ProviderError::Unavailable(e.to_string()))?;
+        fails(&self.failing_snapshots)?;
+        self.snapshots.lock().unwrap().insert(id.clone());
+        Ok(4096)
+    }
+    async fn remove_snapshot(&self, id: &SnapshotId) -> Result<(), ProviderError> {
+        self.snapshots.lock().unwrap().remove(id);
+        Ok(())
+    }
+    async fn snapshots(&self) -> Result<Vec<SnapshotId>, ProviderError> {
+        Ok(self.snapshots.lock().unwrap().iter().cloned().collect())
+    }
+
+    fn check_volume(&self, size_bytes: u64) -> Result<(), ProviderError> {
+        if size_bytes <= 1 << 30 { Ok(()) } else { Err(ProviderError::Refused("size: at most a GiB".into())) }
+    }
+    async fn make_volume(&self, id: &VolumeId, _: u64) -> Result<(), ProviderError> {
+        fails(&self.failing_volumes)?;
+        self.volumes.lock().unwrap().insert(id.clone());
+        Ok(())
+    }
+    async fn remove_volume(&self, id: &VolumeId) -> Result<(), ProviderError> {
+        self.volumes.lock().unwrap().remove(id);
+        Ok(())
+    }
+    async fn volumes(&self) -> Result<Vec<VolumeId>, ProviderError> {
+        Ok(self.volumes.lock().unwrap().iter().cloned().collect())
+    }
+
+    async fn disk_use(&self, _: &SandboxId, _: &Making) -> Option<DiskUse> {
         *self.disk.lock().unwrap()
     }
 }

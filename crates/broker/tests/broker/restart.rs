@@ -139,7 +139,7 @@ async fn a_sandbox_no_record_knows_is_removed_and_one_without_files_has_failed()
         ending: None,
         disk_full: false,
     };
-    world.provider.start(&stranger, &state).await.unwrap();
+    world.provider.start(&stranger, &cobox_provider::Making::default(), &state).await.unwrap();
 
     let second = world.start().await;
     let ann = at(&second, &ann);

@@ -79,6 +79,9 @@ pub fn sandbox(name: Option<&str>) -> Sandbox {
         active: Duration::ZERO,
         suspended_at: None,
         ended_at: None,
+        making: Default::default(),
+        template: None,
+        pool: None,
     }
 }
 
@@ -111,6 +114,7 @@ pub fn wish(thread: &str) -> EnsureWish {
         must_create: false,
         tags: Tags::new(),
         quota: quota(100),
+        taking: None,
         idempotency: None,
         audit: audit("session.created"),
     }

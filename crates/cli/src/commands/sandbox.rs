@@ -1,6 +1,9 @@
 //! `cobox sandbox`: sandboxes themselves, with or without a session.
 
-use cobox_protocol::sandbox::{CreateSandbox, PatchSandbox, SandboxInfo};
+use cobox_protocol::{
+    making::TemplateInfo,
+    sandbox::{CreateSandbox, PatchSandbox, SandboxInfo},
+};
 use serde_json::json;
 
 use super::{Outcome, session::AccessArg};
@@ -40,7 +43,15 @@ pub enum Command {
         /// A tag to find it by; may be repeated
         #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = super::tag)]
         tags: Vec<(String, String)>,
+        /// The template to make it by, as `cobox sandbox templates` shows it
+        #[arg(long, value_name = "NAME")]
+        template: Option<String>,
+        /// A snapshot to start from
+        #[arg(long, value_name = "NAME[:TAG]|ID")]
+        snapshot: Option<String>,
     },
+    /// The templates a sandbox can be made by
+    Templates,
     /// Change a sandbox's name, access or tags, or whether it is kept
     Set {
         /// The sandbox, as `cobox sandbox list` shows it
@@ -100,12 +111,20 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             let header = ["SANDBOX", "NAME", "STATE", "THREADS", "OWNER", "LAST ACTIVE"];
             context.printer.list(&json!({ "items": sandboxes }), &header, &rows, "no sandboxes yet; `cobox sandbox create` makes one")?;
         }
-        Command::Create { name, access, keep, tags } => {
+        Command::Create { name, access, keep, tags, template, snapshot } => {
             let (access, keep) = (access.map(Into::into), keep.then_some(true));
             show(
                 context,
                 &client
-                    .create_sandbox(&CreateSandbox { name, access, keep, tags: tags.into_iter().collect(), ..Default::default() })
+                    .create_sandbox(&CreateSandbox {
+                        name,
+                        access,
+                        keep,
+                        tags: tags.into_iter().collect(),
+                        template,
+                        snapshot,
+                        ..CreateSandbox::default()
+                    })
                     .await?,
             )?;
         }
@@ -122,6 +141,17 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             }
             show(context, &client.patch_sandbox(&which, &change).await?)?;
         }
+        Command::Templates => {
+            let templates = client.list_templates().await?.items;
+            let rows: Vec<_> = templates.iter().map(template_row).collect();
+            let header = ["TEMPLATE", "IMAGE", "CPUS", "MEMORY", "DISK", "OWNER"];
+            context.printer.list(
+                &json!({ "items": templates }),
+                &header,
+                &rows,
+                "no templates; an operator adds them to the broker's settings",
+            )?;
+        }
         Command::Get { which } => show(context, &client.get_sandbox(&which).await?)?,
         Command::Delete { which } => {
             client.delete_sandbox(&which).await?;
@@ -135,6 +165,20 @@ fn row(printer: Printer, s: &SandboxInfo) -> Vec<String> {
     let name = s.name.clone().unwrap_or_else(|| "-".to_owned());
     let threads = if s.threads.is_empty() { "-".to_owned() } else { s.threads.join(",") };
     vec![s.id.to_string(), name, s.state.word().to_owned(), threads, s.owner.clone(), printer.moment(s.last_active_at)]
+}
+
+fn template_row(t: &TemplateInfo) -> Vec<String> {
+    let said = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+    let size = |bytes: Option<u64>| said(bytes.map(|b| format!("{} MiB", b >> 20)));
+    let r = &t.resources;
+    vec![
+        t.name.clone(),
+        said(t.image.clone()),
+        said(r.cpus.map(|c| c.count().to_string())),
+        size(r.memory_bytes),
+        size(r.disk_bytes),
+        t.owner.clone().unwrap_or_else(|| "operator".to_owned()),
+    ]
 }
 
 fn show(context: &Context, s: &SandboxInfo) -> Result<(), Failure> {

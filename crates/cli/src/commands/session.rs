@@ -53,6 +53,9 @@ pub enum Command {
         /// A tag for a new session, to find it by; may be repeated
         #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = super::tag)]
         tags: Vec<(String, String)>,
+        /// What a new sandbox is made by, as `cobox sandbox templates` shows it
+        #[arg(long, value_name = "NAME")]
+        template: Option<String>,
         /// Print the token too
         #[arg(long)]
         show_token: bool,
@@ -128,7 +131,7 @@ impl From<AccessArg> for Access {
 pub async fn run(command: Command, context: &Context) -> Outcome {
     let client = context.client()?;
     match command {
-        Command::Ensure { thread, capabilities, access, ttl, sandbox, name, keep, tags, show_token } => {
+        Command::Ensure { thread, capabilities, access, ttl, sandbox, name, keep, tags, template, show_token } => {
             let request = NegotiateRequest {
                 requested_capabilities: (!capabilities.is_empty()).then_some(capabilities),
                 access: access.map(Access::from),
@@ -137,6 +140,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 name,
                 keep: keep.then_some(true),
                 tags: tags.into_iter().collect(),
+                template,
                 ..asking(&thread, Mode::Ensure)
             };
             show(context, &client.negotiate(&request).await?, show_token)?;

@@ -39,13 +39,13 @@ pub struct Base {
     pub view: Vec<PathBuf>,
 }
 
-/// Makes the lower layer that the options ask for, or finds it made.
-pub fn prepare(dir: &Path, options: &LocalOptions, is_root: bool) -> anyhow::Result<Base> {
+/// Makes the lower layer of a root, or finds it made.
+pub fn prepare(dir: &Path, root: &RootSource, options: &LocalOptions, is_root: bool) -> anyhow::Result<Base> {
     DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
-    match &options.root {
+    match root {
         RootSource::Host => host(dir, options, is_root),
         RootSource::Rootfs(path) => {
-            let kind = fs::metadata(path).with_context(|| format!("local.root: {}", path.display()))?;
+            let kind = fs::metadata(path).with_context(|| format!("the root filesystem {}", path.display()))?;
             let lower = if kind.is_dir() { path.clone() } else { unpack(dir, path, &kind, is_root)? };
             Ok(Base { lower, view: options.view.clone() })
         }
@@ -193,7 +193,7 @@ fn unpack(dir: &Path, tarball: &Path, kind: &fs::Metadata, is_root: bool) -> any
     } else if text.ends_with(".tar.zst") || text.ends_with(".tzst") {
         Box::new(zstd::Decoder::new(file)?)
     } else {
-        bail!("local.root: {text} is neither a directory nor a .tar or .tar.zst file");
+        bail!("the root filesystem {text} is neither a directory nor a .tar or .tar.zst file");
     };
     build(dir, &lower, |root| {
         let mut archive = tar::Archive::new(reader);

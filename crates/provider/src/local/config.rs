@@ -1,8 +1,8 @@
 //! What an operator may set about local sandboxes.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
-use cobox_protocol::control::DataplaneLimits;
+use cobox_protocol::{control::DataplaneLimits, making::Resources};
 use serde::{Deserialize, Serialize};
 
 /// Where everything of the local provider is and what a sandbox may use.
@@ -35,8 +35,31 @@ pub struct LocalOptions {
     /// More of the host to show, read-only, at the same place.
     pub view: Vec<PathBuf>,
     pub disk: DiskLimit,
+    /// The `[local.images]` table: what templates and snapshots may name as an image, and the root filesystem that it stands for, or
+    /// [`HOST`].
+    pub images: BTreeMap<String, PathBuf>,
+    /// The `[local.most]` table.
+    pub most: Most,
     /// The `[local.dataplane]` table.
     pub dataplane: DataplaneLimits,
+}
+
+/// The most that a template or a request may give one sandbox or volume.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Most {
+    pub memory_bytes: u64,
+    pub cpus: f64,
+    pub disk_bytes: u64,
+    pub processes: u64,
+    pub volume_bytes: u64,
+}
+
+impl Default for Most {
+    /// What clients of hosted sandboxes ask for without thinking fits; ten of them still fit in a server.
+    fn default() -> Self {
+        Self { memory_bytes: 8 << 30, cpus: 8.0, disk_bytes: 64 << 30, processes: 4096, volume_bytes: 64 << 30 }
+    }
 }
 
 impl Default for LocalOptions {
@@ -51,20 +74,60 @@ impl Default for LocalOptions {
             open_files: 4096,
             view: Vec::new(),
             disk: DiskLimit::Auto,
+            images: BTreeMap::new(),
+            most: Most::default(),
             dataplane: DataplaneLimits::default(),
         }
     }
 }
 
+/// An image that is this machine's programs, as sandboxes have them where nothing is said.
+pub const HOST: &str = "host";
+/// Least memory of a sandbox, in bytes: a shell and a few programs.
+pub const MIN_MEMORY_BYTES: u64 = 16 << 20;
+/// Least processes of a sandbox.
+pub const MIN_PROCESSES: u64 = 8;
+/// Smallest disk of a sandbox or a volume, in bytes: a filesystem's own structures fit well.
+pub const MIN_DISK_BYTES: u64 = 16 << 20;
+
 impl LocalOptions {
+    /// These, with what a sandbox was given instead.
+    pub fn with(&self, resources: &Resources) -> Self {
+        Self {
+            memory_bytes: resources.memory_bytes.unwrap_or(self.memory_bytes),
+            processes: resources.processes.unwrap_or(self.processes),
+            cpus: resources.cpus.map_or(self.cpus, |c| c.count()),
+            disk_bytes: resources.disk_bytes.unwrap_or(self.disk_bytes),
+            ..self.clone()
+        }
+    }
+
+    /// Whether a sandbox may have this much.
+    pub fn check(&self, resources: &Resources) -> Result<(), String> {
+        let within = |name: &str, value: Option<u64>, least: u64, most: u64| match value {
+            Some(value) if value < least => Err(format!("resources.{name}: {value} is too little; at least {least} is needed")),
+            Some(value) if value > most => Err(format!("resources.{name}: {value} is too much; at most {most} can be had here")),
+            _ => Ok(()),
+        };
+        within("memory_bytes", resources.memory_bytes, MIN_MEMORY_BYTES, self.most.memory_bytes.max(self.memory_bytes))?;
+        within("disk_bytes", resources.disk_bytes, MIN_DISK_BYTES, self.most.disk_bytes.max(self.disk_bytes))?;
+        within("processes", resources.processes, MIN_PROCESSES, self.most.processes.max(self.processes))?;
+        let most = self.most.cpus.max(self.cpus);
+        match resources.cpus.map(|c| c.count()) {
+            Some(count) if count < 0.01 => Err(format!("resources.cpus: {count} is too little; at least 0.01 is needed")),
+            Some(count) if count > most => Err(format!("resources.cpus: {count} is too much; at most {most} can be had here")),
+            _ => Ok(()),
+        }
+    }
+
     /// Says what can't be, before a sandbox is tried with it.
     pub fn validate(&self) -> Result<(), String> {
         let least = |name: &str, value: u64, least: u64| {
             if value < least { Err(format!("local.{name} is {value}, but at least {least} is needed")) } else { Ok(()) }
         };
-        least("memory_bytes", self.memory_bytes, 16 << 20)?;
-        least("processes", self.processes, 8)?;
-        least("disk_bytes", self.disk_bytes, 16 << 20)?;
+        least("memory_bytes", self.memory_bytes, MIN_MEMORY_BYTES)?;
+        least("processes", self.processes, MIN_PROCESSES)?;
+        least("disk_bytes", self.disk_bytes, MIN_DISK_BYTES)?;
         least("open_files", self.open_files, 64)?;
         if !(0.01..=1024.0).contains(&self.cpus) {
             return Err(format!("local.cpus is {}, but it must be between 0.01 and 1024", self.cpus));
@@ -81,6 +144,11 @@ impl LocalOptions {
             && !path.is_absolute()
         {
             return Err(format!("local.root: {} is not an absolute path", path.display()));
+        }
+        for (name, path) in &self.images {
+            if name.is_empty() || !(path.is_absolute() || path.as_os_str() == HOST) {
+                return Err(format!("local.images: `{name}` must have a name, and an absolute path or `{HOST}`"));
+            }
         }
         self.dataplane.validate().map_err(|e| format!("local.{e}"))
     }

@@ -27,14 +27,18 @@ fn mkfs() -> Option<PathBuf> {
     ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4", "/usr/bin/mkfs.ext4"].into_iter().map(PathBuf::from).find(|p| p.exists())
 }
 
+pub fn template_name(bytes: u64) -> String {
+    format!("disk-{bytes}.img")
+}
+
 /// An empty filesystem of the given size, made once and copied for each sandbox.
 pub fn template(dir: &Path, bytes: u64) -> anyhow::Result<PathBuf> {
-    let path = dir.join(format!("disk-{bytes}.img"));
+    let path = dir.join(template_name(bytes));
     if path.exists() {
         return Ok(path);
     }
     let Some(mkfs) = mkfs() else { bail!("mkfs.ext4 is not installed (package e2fsprogs)") };
-    let temporary = dir.join(format!(".disk-{bytes}-{}.img", std::process::id()));
+    let temporary = dir.join(format!(".disk-{bytes}-{}-{:?}.img", std::process::id(), std::thread::current().id()));
     File::create(&temporary)?.set_len(bytes)?;
     let output = Command::new(mkfs)
         // No blocks kept for growing: they would be most of what is copied.
@@ -48,6 +52,12 @@ pub fn template(dir: &Path, bytes: u64) -> anyhow::Result<PathBuf> {
     }
     fs::rename(&temporary, &path)?;
     Ok(path)
+}
+
+/// The size of a filesystem that has room for so many bytes: of those that are kept empty for copying there are to be few.
+pub fn rounded(bytes: u64) -> u64 {
+    let step = if bytes <= 1 << 30 { 64 << 20 } else { 1 << 30 };
+    bytes.div_ceil(step).saturating_mul(step)
 }
 
 /// Copies an image without its holes: a few hundred kilobytes, whatever its size.

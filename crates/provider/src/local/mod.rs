@@ -3,16 +3,21 @@
 mod base;
 mod cgroup;
 mod config;
+mod copy;
 mod disk;
 mod doctor;
+mod image;
 mod launch;
+mod prepare;
 mod root;
 mod running;
+mod snapshots;
 mod spec;
 mod stage;
 mod tree;
+mod volumes;
 
-pub use config::{DiskLimit, LocalConfig, LocalOptions, RootSource, WorkloadUser};
+pub use config::{DiskLimit, LocalConfig, LocalOptions, Most, RootSource, WorkloadUser};
 pub use doctor::{Check, Status, doctor};
 pub use launch::launch_main;
 
@@ -20,7 +25,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fs::{self, DirBuilder},
     io,
-    os::unix::fs::{DirBuilderExt, MetadataExt, chown},
+    os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
     process::Stdio,
     sync::{Arc, Mutex, PoisonError},
@@ -29,17 +34,16 @@ use std::{
 
 use anyhow::Context;
 use async_trait::async_trait;
-use cobox_protocol::{
-    SandboxId,
-    control::{BoxdConfig, ControlState, Workload, WorkloadLimits},
-};
+use cobox_protocol::{SandboxId, SnapshotId, VolumeId, control::ControlState};
 use sha2::{Digest, Sha256};
-use tokio::{io::AsyncWriteExt, net::UnixStream, process::Command};
+use tokio::{io::AsyncWriteExt, net::UnixStream, process::Command, sync::OnceCell};
 
-use crate::{BoxedStream, DiskUse, Door, Found, Provider, ProviderError};
+use crate::{Abilities, BoxedStream, DiskUse, Door, Found, Making, Provider, ProviderError, Root};
 use base::Base;
 use cgroup::Cgroups;
+use snapshots::Snapshots;
 use spec::{LaunchSpec, UID_RANGE};
+use volumes::Volumes;
 
 /// First of the host uids that sandboxes use. Above what account tools and other container engines hand out.
 const FIRST_UID: u32 = 0x7000_0000;
@@ -51,14 +55,17 @@ const UID_SLOT: &str = "uid_slot.";
 const LAUNCH_WITHIN: Duration = Duration::from_secs(30);
 /// The launcher's words about a failure.
 const MAX_WORDS: usize = 4096;
-const WORK_DIR: &str = "/workspace";
-const HOSTNAME: &str = "sandbox";
 
 pub struct LocalProvider {
     config: LocalConfig,
     base: Base,
-    /// The empty filesystem that is copied for each sandbox, where disk limits are hard.
-    disk_template: Option<PathBuf>,
+    /// Other lower layers, each made when it is first asked for.
+    other_bases: Mutex<HashMap<Root, Arc<OnceCell<Base>>>>,
+    bases_dir: PathBuf,
+    /// A filesystem of its size is copied for each sandbox.
+    is_disk_hard: bool,
+    snapshots: Snapshots,
+    volumes: Volumes,
     cgroups: Cgroups,
     sandboxes: PathBuf,
     trash: PathBuf,
@@ -66,10 +73,10 @@ pub struct LocalProvider {
     is_root: bool,
     /// Which sandbox has which range of uids.
     uid_slots: Mutex<BTreeMap<u32, SandboxId>>,
-    measured: Arc<Mutex<HashMap<SandboxId, Measured>>>,
+    measured: Arc<Mutex<HashMap<PathBuf, Measured>>>,
 }
 
-/// What a sandbox's files took when last looked at.
+/// What a sandbox's or a volume's files took when last looked at.
 #[derive(Default)]
 struct Measured {
     used: u64,
@@ -90,17 +97,27 @@ impl LocalProvider {
         for dir in [&sandboxes, &trash] {
             DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         }
-        let base = base::prepare(&bases, &config.options, is_root).context("preparing the sandboxes' root")?;
-        let disk_template = match (config.options.disk, disk::can_be_hard(is_root)) {
-            (DiskLimit::Soft, _) | (DiskLimit::Auto, Err(_)) => None,
-            (DiskLimit::Auto | DiskLimit::Hard, Ok(())) => Some(disk::template(&bases, config.options.disk_bytes)?),
+        let base = base::prepare(&bases, &config.options.root, &config.options, is_root).context("preparing the sandboxes' root")?;
+        let is_disk_hard = match (config.options.disk, disk::can_be_hard(is_root)) {
+            (DiskLimit::Soft, _) | (DiskLimit::Auto, Err(_)) => false,
+            (DiskLimit::Auto | DiskLimit::Hard, Ok(())) => {
+                disk::template(&bases, config.options.disk_bytes)?;
+                true
+            }
             (DiskLimit::Hard, Err(why)) => anyhow::bail!("local.disk = \"hard\" can't be had: {why}"),
         };
+        let snapshots = Snapshots::open(data_dir.join("snapshots"))?;
+        let images = is_disk_hard.then(|| bases.clone());
+        let volumes = Volumes { dir: data_dir.join("volumes"), images, owner: is_root.then_some(config.options.user) }.open()?;
         // Sandboxes' parents end at once, so they become ours to reap while we live.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         let provider = Self {
             base,
-            disk_template,
+            other_bases: Mutex::default(),
+            bases_dir: bases,
+            is_disk_hard,
+            snapshots,
+            volumes,
             cgroups: Cgroups::find(&tag),
             sandboxes,
             trash,
@@ -155,76 +172,6 @@ impl LocalProvider {
     fn ids(&self) -> io::Result<Vec<SandboxId>> {
         let names = fs::read_dir(&self.sandboxes)?.filter_map(|e| e.ok()?.file_name().into_string().ok());
         Ok(names.filter_map(|n| n.parse().ok()).collect())
-    }
-
-    /// Everything on disk that a start needs. Made again it is left as it is.
-    fn prepare(&self, id: &SandboxId, state: &ControlState) -> anyhow::Result<LaunchSpec> {
-        let dir = self.dir(id);
-        DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
-        let uid_base = self.uid_base(id)?;
-        let data = dir.join("data");
-        let disk_image = match &self.disk_template {
-            // A sandbox made while limits were soft keeps its files where they are.
-            Some(template) if !data.exists() => {
-                let image = dir.join("disk.img");
-                if !image.exists() {
-                    disk::copy_sparse(template, &image).context("making the disk image")?;
-                }
-                Some(image)
-            }
-            _ => {
-                let image = dir.join("disk.img");
-                if image.exists() { Some(image) } else { None }
-            }
-        };
-        if disk_image.is_none() {
-            for dir in [data.clone(), data.join("upper"), data.join("work")] {
-                match DirBuilder::new().mode(0o755).create(&dir) {
-                    Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                    other => other?,
-                }
-                if let Some(base) = uid_base
-                    && fs::metadata(&dir)?.uid() != base
-                {
-                    chown(&dir, Some(base), Some(base))?;
-                }
-            }
-        }
-        let options = &self.config.options;
-        let cgroups = self.cgroups.create(id.as_str(), options).context("making the control groups")?;
-        let user = options.user;
-        let config = BoxdConfig {
-            sandbox_id: id.clone(),
-            groups: cgroups.boxd.len() as u32,
-            state: state.clone(),
-            workload: Workload {
-                uid: user.id(),
-                gid: user.id(),
-                user: user.name().to_owned(),
-                home: user.home().to_owned(),
-                work_dir: WORK_DIR.to_owned(),
-                uid_count: if self.is_root { UID_RANGE } else { 1 },
-            },
-            limits: WorkloadLimits {
-                processes: options.processes,
-                memory_bytes: (!self.cgroups.holds("memory")).then_some(options.memory_bytes),
-                open_files: options.open_files,
-            },
-            dataplane: options.dataplane.clone(),
-        };
-        Ok(LaunchSpec {
-            client_socket: self.socket(id, Door::Client),
-            control_socket: self.socket(id, Door::Control),
-            boxd: fs::canonicalize(&self.config.boxd)?,
-            base: self.base.lower.clone(),
-            view: self.base.view.clone(),
-            uid_base,
-            disk_image,
-            hostname: HOSTNAME.to_owned(),
-            cgroups,
-            config,
-            dir,
-        })
     }
 
     /// Runs the launcher. Its standard error is the sandbox's lock, taken here, so that there is no moment in which a
@@ -307,13 +254,21 @@ impl Provider for LocalProvider {
         Ok(())
     }
 
-    async fn start(&self, id: &SandboxId, state: &ControlState) -> Result<(), ProviderError> {
+    fn abilities(&self) -> Abilities {
+        Abilities { snapshots: true, volumes: true }
+    }
+
+    fn check(&self, making: &Making) -> Result<(), ProviderError> {
+        self.check_making(making).map_err(ProviderError::Refused)
+    }
+
+    async fn start(&self, id: &SandboxId, making: &Making, state: &ControlState) -> Result<(), ProviderError> {
         if self.is_running(id).await && crate::control::push(self, id, state).await.is_ok() {
             return Ok(());
         }
         // Dead, or alive but not answering: either way nothing of it may be in the way.
         self.stop(id).await.map_err(|e| unavailable(id, e))?;
-        let spec = self.prepare(id, state).map_err(|e| unavailable(id, e))?;
+        let spec = self.prepare(id, making, state).await.map_err(|e| unavailable(id, e))?;
         if let Err(e) = self.launch(&spec).await {
             self.stop(id).await.map_err(|e| unavailable(id, e))?;
             return Err(unavailable(id, e));
@@ -333,7 +288,8 @@ impl Provider for LocalProvider {
             Err(e) => return Err(unavailable(id, e.into())),
             Ok(()) => self.uid_slots.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, owner| owner != id),
         }
-        self.measured.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        let upper = self.dir(id).join("data").join("upper");
+        self.measured.lock().unwrap_or_else(PoisonError::into_inner).remove(&upper);
         let removed = tokio::task::spawn_blocking(move || tree::remove(&trash)).await;
         match removed {
             Ok(Err(e)) if e.kind() != io::ErrorKind::NotFound => Err(unavailable(id, e.into())),
@@ -369,25 +325,77 @@ impl Provider for LocalProvider {
         }
     }
 
-    async fn disk_use(&self, id: &SandboxId) -> Option<DiskUse> {
-        let upper = self.dir(id).join("data").join("upper");
-        if !upper.exists() {
-            return None;
+    async fn take_snapshot(&self, from: &SandboxId, id: &SnapshotId, making: &Making) -> Result<u64, ProviderError> {
+        let failed = |why: String| ProviderError::Unavailable(format!("snapshot {id} of sandbox {from}: {why}"));
+        let uid_base = self.uid_base(from).map_err(|e| failed(e.to_string()))?;
+        let (snapshots, sandbox, wanted) = (self.snapshots.clone(), self.dir(from), id.clone());
+        let most = self.config.options.with(&making.resources).disk_bytes;
+        let taken = tokio::task::spawn_blocking(move || snapshots.take(&sandbox, &wanted, uid_base, most)).await;
+        taken.map_err(|e| failed(e.to_string()))?.map_err(|e| failed(format!("{e:#}")))
+    }
+
+    async fn remove_snapshot(&self, id: &SnapshotId) -> Result<(), ProviderError> {
+        let (snapshots, unwanted) = (self.snapshots.clone(), id.clone());
+        let removed = tokio::task::spawn_blocking(move || snapshots.remove(&unwanted)).await.map_err(io::Error::other).flatten();
+        removed.map_err(|e| ProviderError::Unavailable(format!("removing snapshot {id}: {e}")))
+    }
+
+    async fn snapshots(&self) -> Result<Vec<SnapshotId>, ProviderError> {
+        self.snapshots.list().map_err(|e| ProviderError::Unavailable(format!("looking for snapshots: {e}")))
+    }
+
+    fn check_volume(&self, size_bytes: u64) -> Result<(), ProviderError> {
+        self.check_volume_size(size_bytes).map_err(ProviderError::Refused)
+    }
+
+    async fn make_volume(&self, id: &VolumeId, size_bytes: u64) -> Result<(), ProviderError> {
+        self.check_volume(size_bytes)?;
+        let (volumes, wanted) = (self.volumes.clone(), id.clone());
+        let size = disk::rounded(size_bytes);
+        let made = tokio::task::spawn_blocking(move || volumes.make(&wanted, size)).await.map_err(anyhow::Error::from).flatten();
+        made.map_err(|e| ProviderError::Unavailable(format!("making volume {id}: {e:#}")))
+    }
+
+    async fn remove_volume(&self, id: &VolumeId) -> Result<(), ProviderError> {
+        let (volumes, unwanted) = (self.volumes.clone(), id.clone());
+        if let Some((files, _)) = volumes.soft(id) {
+            self.measured.lock().unwrap_or_else(PoisonError::into_inner).remove(&files);
         }
-        let limit = self.config.options.disk_bytes;
+        let removed = tokio::task::spawn_blocking(move || volumes.remove(&unwanted)).await.map_err(io::Error::other).flatten();
+        removed.map_err(|e| ProviderError::Unavailable(format!("removing volume {id}: {e}")))
+    }
+
+    async fn volumes(&self) -> Result<Vec<VolumeId>, ProviderError> {
+        self.volumes.list().map_err(|e| ProviderError::Unavailable(format!("looking for volumes: {e}")))
+    }
+
+    async fn disk_use(&self, id: &SandboxId, making: &Making) -> Option<DiskUse> {
+        let upper = self.dir(id).join("data").join("upper");
+        let own = (upper, self.config.options.with(&making.resources).disk_bytes);
+        let all = std::iter::once(own).chain(making.mounts.iter().filter_map(|m| self.volumes.soft(&m.volume)));
+        // The fullest counts: who may not write to one of them is stopped.
+        all.filter(|(dir, _)| dir.exists())
+            .map(|(dir, limit)| DiskUse { used: self.last_measured(dir), limit })
+            .max_by(|a, b| (u128::from(a.used) * u128::from(b.limit)).cmp(&(u128::from(b.used) * u128::from(a.limit))))
+    }
+}
+
+impl LocalProvider {
+    /// What a directory took when last looked at, which it is again behind this. Nobody waits for it: a sandbox with a million files must
+    /// not hold up the care for others.
+    fn last_measured(&self, dir: PathBuf) -> u64 {
         let last = self.measured.clone();
         let mut known = last.lock().unwrap_or_else(PoisonError::into_inner);
-        let measured = known.entry(id.clone()).or_default();
+        let measured = known.entry(dir.clone()).or_default();
         if !measured.is_under_way {
             measured.is_under_way = true;
-            let (id, last) = (id.clone(), last.clone());
-            // Nobody waits for it: a sandbox with a million files must not hold up the care for others.
+            let last = last.clone();
             tokio::task::spawn_blocking(move || {
-                let used = tree::measure(&upper);
-                last.lock().unwrap_or_else(PoisonError::into_inner).insert(id, Measured { used, is_under_way: false });
+                let used = tree::measure(&dir);
+                last.lock().unwrap_or_else(PoisonError::into_inner).insert(dir, Measured { used, is_under_way: false });
             });
         }
-        Some(DiskUse { used: measured.used, limit })
+        measured.used
     }
 }
 

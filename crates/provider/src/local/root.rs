@@ -31,9 +31,11 @@ pub fn enter(spec: &LaunchSpec) -> anyhow::Result<OwnedFd> {
     let boxd = open(stage::boxd(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).context("opening boxd")?;
     let root = stage::root();
     let data = stage::data();
+    // Short names of our own, without the colons and commas that would have to be escaped.
+    let lowers: Vec<_> = (0..spec.layers.len()).map(stage::layer).chain([stage::lower()]).map(|p| p.display().to_string()).collect();
     let options = format!(
         "lowerdir={},upperdir={},workdir={},userxattr",
-        stage::lower().display(),
+        lowers.join(":"),
         data.join("upper").display(),
         data.join("work").display()
     );
@@ -46,6 +48,10 @@ pub fn enter(spec: &LaunchSpec) -> anyhow::Result<OwnedFd> {
     }
     for dir in [&spec.config.workload.work_dir, &spec.config.workload.home] {
         give(&root_fd, Path::new(dir), &spec.config.workload).with_context(|| format!("making {dir}"))?;
+    }
+    for (index, volume) in spec.volumes.iter().enumerate() {
+        mount_volume(&root_fd, &volume.path, &stage::volume(index))
+            .with_context(|| format!("mounting a volume at {}", volume.path.display()))?;
     }
     mount_proc(&root_fd).context("mounting /proc")?;
     populate_dev(&root_fd).context("making /dev")?;
@@ -115,6 +121,15 @@ fn show(root: &OwnedFd, path: &Path, staged: &Path) -> anyhow::Result<()> {
     };
     let tree = open_tree(CWD, staged, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE)?;
     attach(&tree, &place)
+}
+
+/// Unlike what is only shown, a volume is promised: a sandbox that put something else in its place doesn't start.
+fn mount_volume(root: &OwnedFd, path: &Path, staged: &Path) -> anyhow::Result<()> {
+    let place = match target(root, path, true) {
+        Err(Errno::LOOP | Errno::NOTDIR) => anyhow::bail!("a program has put a link or a file in its place"),
+        other => other?,
+    };
+    attach(&open_tree(CWD, staged, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?, &place)
 }
 
 fn attach(tree: &OwnedFd, place: &OwnedFd) -> anyhow::Result<()> {

@@ -20,6 +20,9 @@ pub struct LaunchSpec {
     pub boxd: PathBuf,
     /// The lower layer of its root.
     pub base: PathBuf,
+    /// Snapshots between that and its own files, the topmost first.
+    pub layers: Vec<PathBuf>,
+    pub volumes: Vec<VolumeSpec>,
     /// Directories and files of the host shown read-only at the same place.
     pub view: Vec<PathBuf>,
     /// First host uid of its range; none where an ordinary user runs the broker and has only their own.
@@ -29,6 +32,23 @@ pub struct LaunchSpec {
     pub hostname: String,
     pub cgroups: Membership,
     pub config: BoxdConfig,
+}
+
+/// A volume to be mounted.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct VolumeSpec {
+    pub files: VolumeFiles,
+    /// In the sandbox.
+    pub path: PathBuf,
+    pub read_only: bool,
+}
+
+/// What holds a volume's files. Their owners are as sandboxes see them: 0 is a sandbox's root.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VolumeFiles {
+    Directory(PathBuf),
+    /// A filesystem of its size, where that can be had.
+    Image(PathBuf),
 }
 
 /// How many ids a sandbox has where it has a range. The last is boxd's.

@@ -7,24 +7,26 @@ use std::{
     fs::{self, DirBuilder, File},
     io,
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{BorrowedFd, OwnedFd},
         unix::fs::{DirBuilderExt, chown},
     },
     path::{Path, PathBuf},
 };
 
 use anyhow::Context;
-use cobox_kernel::{MountFlags, attach_loop, idmap, set_mount_flags};
+use cobox_kernel::{MountFlags, idmap, set_mount_flags};
 use rustix::{
-    fs::{CWD, FlockOperation, flock},
+    fs::CWD,
     io::Errno,
     mount::{
-        FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags as OldMountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
-        fsconfig_create, fsconfig_set_string, fsmount, fsopen, mount, mount_change, move_mount, open_tree,
+        MountFlags as OldMountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount, mount_change, move_mount, open_tree,
     },
 };
 
-use super::spec::LaunchSpec;
+use super::{
+    image,
+    spec::{LaunchSpec, VolumeFiles, VolumeSpec},
+};
 
 /// Covered by a fresh tmpfs in the launcher's own mount namespace; every host has it.
 const STAGE: &str = "/tmp";
@@ -44,6 +46,12 @@ pub fn root() -> PathBuf {
 pub fn view(index: usize) -> PathBuf {
     Path::new(STAGE).join(format!("view{index}"))
 }
+pub fn layer(index: usize) -> PathBuf {
+    Path::new(STAGE).join(format!("layer{index}"))
+}
+pub fn volume(index: usize) -> PathBuf {
+    Path::new(STAGE).join(format!("volume{index}"))
+}
 
 /// Nothing mounted from here on is seen outside, nor the other way round.
 pub fn make_private() -> rustix::io::Result<()> {
@@ -52,13 +60,19 @@ pub fn make_private() -> rustix::io::Result<()> {
 
 pub fn build(spec: &LaunchSpec, user_namespace: Option<BorrowedFd<'_>>) -> anyhow::Result<()> {
     // All sources first: some may lie where the stage goes.
-    let lower_tree = clone_tree(&spec.base)?;
-    set_mount_flags(&lower_tree, MountFlags { read_only: true, no_dev: true, ..Default::default() }, true)?;
-    if let Some(ns) = user_namespace {
-        idmap(&lower_tree, ns).context("showing the lower layer through the sandbox's ids")?;
-    }
+    let lower = |path: &Path| -> anyhow::Result<OwnedFd> {
+        let tree = clone_tree(path)?;
+        set_mount_flags(&tree, MountFlags { read_only: true, no_dev: true, ..Default::default() }, true)?;
+        if let Some(ns) = user_namespace {
+            idmap(&tree, ns).with_context(|| format!("showing {} through the sandbox's ids", path.display()))?;
+        }
+        Ok(tree)
+    };
+    let lower_tree = lower(&spec.base)?;
+    let layers = spec.layers.iter().map(|path| lower(path)).collect::<anyhow::Result<Vec<_>>>()?;
+    let volumes = spec.volumes.iter().map(|v| volume_tree(v, user_namespace)).collect::<anyhow::Result<Vec<_>>>()?;
     let data_tree = match &spec.disk_image {
-        Some(image) => mount_image(image).context("mounting the disk image")?,
+        Some(image) => image::mount(image).context("mounting the disk image")?,
         None => clone_tree(&spec.dir.join("data"))?,
     };
     set_mount_flags(&data_tree, MountFlags { no_dev: true, ..Default::default() }, false)?;
@@ -74,7 +88,13 @@ pub fn build(spec: &LaunchSpec, user_namespace: Option<BorrowedFd<'_>>) -> anyho
 
     mount("tmpfs", STAGE, "tmpfs", OldMountFlags::NOSUID | OldMountFlags::NODEV, Some(c"mode=0755,size=1m"))
         .context("mounting the stage")?;
-    place(&lower_tree, &lower(), true)?;
+    place(&lower_tree, &self::lower(), true)?;
+    for (index, tree) in layers.iter().enumerate() {
+        place(tree, &layer(index), true)?;
+    }
+    for (index, tree) in volumes.iter().enumerate() {
+        place(tree, &volume(index), true)?;
+    }
     place(&data_tree, &data(), true)?;
     if let (Some(_), Some(owner)) = (&spec.disk_image, spec.uid_base) {
         for dir in [data(), data().join("upper"), data().join("work")] {
@@ -90,6 +110,19 @@ pub fn build(spec: &LaunchSpec, user_namespace: Option<BorrowedFd<'_>>) -> anyho
     }
     DirBuilder::new().mode(0o755).create(root())?;
     Ok(())
+}
+
+/// A volume's files with the sandbox's ids: on disk they have those that programs see.
+fn volume_tree(volume: &VolumeSpec, user_namespace: Option<BorrowedFd<'_>>) -> anyhow::Result<OwnedFd> {
+    let tree = match &volume.files {
+        VolumeFiles::Directory(path) => clone_tree(path)?,
+        VolumeFiles::Image(image) => image::mount(image).context("mounting a volume")?,
+    };
+    set_mount_flags(&tree, MountFlags { read_only: volume.read_only, no_dev: true, ..Default::default() }, false)?;
+    if let Some(ns) = user_namespace {
+        idmap(&tree, ns).context("showing a volume through the sandbox's ids")?;
+    }
+    Ok(tree)
 }
 
 /// A copy of the mount at a path, without what is mounted below it where the kernel lets us leave that out.
@@ -110,16 +143,4 @@ fn place(tree: &OwnedFd, at: &Path, is_dir: bool) -> anyhow::Result<()> {
         File::create(at)?;
     }
     move_mount(tree, "", CWD, at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).with_context(|| format!("placing {}", at.display()))
-}
-
-fn mount_image(image: &Path) -> anyhow::Result<OwnedFd> {
-    let file = File::options().read(true).write(true).open(image)?;
-    // Held by the loop device with the file: an image is never mounted twice, not even while the kernel is still busy
-    // taking down an earlier mount.
-    flock(&file, FlockOperation::NonBlockingLockExclusive).context("the disk image is still in use")?;
-    let (_device, path) = attach_loop(&file)?;
-    let fs = fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    fsconfig_set_string(&fs, "source", path)?;
-    fsconfig_create(&fs)?;
-    Ok(fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV)?)
 }

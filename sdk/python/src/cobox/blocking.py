@@ -84,7 +84,7 @@ class BlockingIO:
             if not effect.lock.acquire(timeout=LOCK_TIMEOUT):
                 # A blocking call in the very thread whose event loop holds it would wait for itself.
                 raise errors.Busy(
-                    "another call has been replacing the token for too long; don't block an event loop that uses this session"
+                    "somebody else has been at it for a minute; a stream has one reader, and an event loop must not be blocked"
                 )
             return None
         if isinstance(effect, Open):

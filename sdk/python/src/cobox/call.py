@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
@@ -91,7 +90,8 @@ def open_stream(door: Door, call: Call) -> Flow[Opened]:
 
 
 def _perform(door: Door, call: Call, is_opened: bool) -> Flow[Any]:
-    deadline = time.monotonic() + PATIENCE
+    # What was waited, not what the call itself took: a command of an hour whose answer is lost is still asked for again.
+    waited = 0.0
     waits = Backoff()
     has_replaced = False
     tries = 0
@@ -119,8 +119,9 @@ def _perform(door: Door, call: Call, is_opened: bool) -> Flow[Any]:
             else:
                 tries += 1
                 may_repeat = answer.status in AWAY and call.is_repeatable and tries < TRIES
-        if not may_repeat or time.monotonic() + wait > deadline or not (request.body is None or request.body.is_replayable):
+        if not may_repeat or waited + wait > PATIENCE or not (request.body is None or request.body.is_replayable):
             raise error
+        waited += wait
         yield Pause(wait)
 
 

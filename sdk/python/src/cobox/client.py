@@ -78,8 +78,12 @@ class BrokerApi:
             # So that a second try after a lost answer finds what the first one made.
             idempotency_key = os.urandom(16).hex()
         answer = yield from perform(self._door, negotiation(body, wait=wait, idempotency_key=idempotency_key, headers=headers))
-        is_narrowed = capabilities is not None or actor is not None
-        return Grant.of(decode(Negotiated, answer.body, self.url), self._door, headers, is_narrowed)
+        narrowed = None
+        if capabilities is not None or actor is not None:
+            kept = ("thread_id", "scope", "requested_capabilities", "actor", "ttl", "token_format")
+            again = {key: value for key, value in body.items() if key in kept} | {"mode": "get"}
+            narrowed = negotiation(again, wait=wait, idempotency_key=None, headers=headers)
+        return Grant.of(decode(Negotiated, answer.body, self.url), self._door, headers, narrowed)
 
     @method
     def session_page(

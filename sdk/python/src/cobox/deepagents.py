@@ -88,14 +88,18 @@ class CoboxBackend(SandboxBackendProtocol):
         self._work_dir, self._timeout, self._env, self._shell = work_dir, timeout, env, shell
         self._max_output_bytes, self._durable = max_output_bytes, durable
         self.grep_exclude_dirs = grep_exclude_dirs
+        self._owned: list[Any] = []
         io = session._io
         self._blocking = io if isinstance(io, BlockingIO) else BlockingIO(io.net)
         self._awaiting = io if isinstance(io, AwaitingIO) else AwaitingIO(io.net)
 
     @classmethod
     def for_thread(cls, thread_id: str, cobox: Cobox | None = None, **options: Any) -> CoboxBackend:
-        """A backend on a thread's sandbox, with the broker of the environment unless one is given."""
-        return cls((cobox or Cobox()).session(thread_id), **options)
+        """A backend on a thread's sandbox, with the broker of the environment unless one is given; closing it leaves that session."""
+        used = cobox or Cobox()
+        backend = cls(used.session(thread_id), **options)
+        backend._owned = [backend.session] if cobox is not None else [backend.session, used]
+        return backend
 
     @property
     def id(self) -> str:
@@ -106,12 +110,15 @@ class CoboxBackend(SandboxBackendProtocol):
         return self._session
 
     def close(self) -> None:
-        """Closes the connections this backend made for itself."""
+        """Closes what this backend made for itself."""
+        owned, self._owned = self._owned, []
+        for thing in owned:
+            thing.close()
         if self._blocking is not self._session._io:
             self._blocking.close()
 
     async def aclose(self) -> None:
-        """Closes the connections this backend made for itself in this event loop."""
+        """Closes what this backend made for itself, in this event loop."""
         self.close()
         if self._awaiting is not self._session._io:
             await self._awaiting.close()

@@ -206,6 +206,22 @@ class ShareNotFound(NotFound):
     code = "SHARE_NOT_FOUND"
 
 
+class TemplateNotFound(NotFound):
+    code = "TEMPLATE_NOT_FOUND"
+
+
+class SnapshotNotFound(NotFound):
+    code = "SNAPSHOT_NOT_FOUND"
+
+
+class VolumeNotFound(NotFound):
+    code = "VOLUME_NOT_FOUND"
+
+
+class PoolNotFound(NotFound):
+    code = "POOL_NOT_FOUND"
+
+
 class RouteNotFound(NotFound):
     code = "ROUTE_NOT_FOUND"
     hint = "the broker is older than this client, or its URL has a path too many"
@@ -230,6 +246,14 @@ class BindingConflict(SessionConflict):
 
 class SandboxConflict(Conflict):
     code = "SANDBOX_CONFLICT"
+
+
+class NameTaken(Conflict):
+    code = "NAME_TAKEN"
+
+
+class InUse(Conflict):
+    code = "IN_USE"
 
 
 class IdempotencyConflict(Conflict):
@@ -289,6 +313,11 @@ class Internal(ApiError):
     code = "INTERNAL"
     retryable = True
     hint = "the broker's log has the request id"
+
+
+class Unsupported(ApiError):
+    code = "UNSUPPORTED"
+    hint = "this deployment can't do it, now or later"
 
 
 class ProviderUnavailable(ApiError):

@@ -94,7 +94,7 @@ class FilesApi:
         answer = yield from perform(self._grant, Call("HEAD", f"/files{in_url(path)}", takes=(400, 403, 404)))
         if answer.status >= 400:
             # A HEAD's refusal has no body to say why; the same question with a body has.
-            yield from perform(self._grant, Call("GET", f"/files{in_url(path)}", headers=(("range", "bytes=0-0"),), takes=(416,)))
+            answer = yield from perform(self._grant, Call("GET", f"/files{in_url(path)}", headers=(("range", "bytes=0-0"),), takes=(416,)))
         return head_of(os.fsdecode(as_bytes(path)), answer.headers, size_of(answer.headers))
 
     @method

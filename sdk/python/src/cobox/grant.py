@@ -110,7 +110,7 @@ class Grant:
         capabilities: frozenset[str] | None = None,
         idle_timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
-        is_narrowed: bool = False,
+        narrowed: Call | None = None,
     ) -> None:
         self.base = http_base_url.rstrip("/")
         self.ws_base = (ws_base_url or self.base.replace("http", "ws", 1)).rstrip("/")
@@ -120,13 +120,13 @@ class Grant:
         self.capabilities = capabilities
         self.heartbeat_every = min(max((idle_timeout or 900.0) / 3, MIN_HEARTBEAT), MAX_HEARTBEAT)
         self.headers = tuple((headers or {}).items())
-        # Asked for as less than the key may: what follows must not be more.
-        self.is_narrowed = is_narrowed
+        # How to ask for it again where it was asked for as less than the key may: what follows must not be more.
+        self.narrowed = narrowed
         self._token = token
         self._replacing = threading.Lock()
 
     @classmethod
-    def of(cls, told: Negotiated, broker: BrokerDoor, headers: Mapping[str, str] | None = None, is_narrowed: bool = False) -> Grant:
+    def of(cls, told: Negotiated, broker: BrokerDoor, headers: Mapping[str, str] | None = None, narrowed: Call | None = None) -> Grant:
         return cls(
             http_base_url=told.sandbox.http_base_url,
             ws_base_url=told.sandbox.ws_base_url,
@@ -138,7 +138,7 @@ class Grant:
             capabilities=frozenset(told.credentials.granted_capabilities),
             idle_timeout=told.policy.idle_timeout_seconds,
             headers=headers,
-            is_narrowed=is_narrowed,
+            narrowed=narrowed,
         )
 
     @property
@@ -167,15 +167,27 @@ class Grant:
         try:
             if self._token.secret != old:
                 return self._token.secret
-            # With the old one shown the new one has its actor and its capabilities, not the key's.
-            body = {"current_token": old.expose()} if self.is_narrowed else {}
-            call = Call("POST", f"/v1/sandbox/sessions/{self.session_id}/refresh", json=body, headers=self.headers)
-            answer = yield from perform(self.broker, call)
-            told = decode(Refreshed, answer.body, self.broker.base)
+            told = yield from self._refreshed(self.broker, old)
             self._token = Token.told(told.token, told.expires_at, told.refresh_before)
             return told.token
         finally:
             self._replacing.release()
+
+    def _refreshed(self, broker: BrokerDoor, old: Secret) -> Flow[Refreshed]:
+        # With the old one shown the new one has its actor and its capabilities, not the key's.
+        body = {"current_token": old.expose()} if self.narrowed is not None else {}
+        try:
+            answer = yield from perform(broker, Call("POST", self.session_path("/refresh"), json=body, headers=self.headers))
+        except errors.Unauthenticated:
+            # The old one was taken back, or expired too long ago to be shown.
+            if self.narrowed is None:
+                raise
+            answer = yield from perform(broker, self.narrowed)
+            found = decode(Negotiated, answer.body, broker.base)
+            if found.session_id != self.session_id:
+                raise errors.SessionExpired("the session is over, and there is another in its place") from None
+            return Refreshed(found.token, found.expires_at, found.refresh_before)
+        return decode(Refreshed, answer.body, broker.base)
 
     def at_broker(self) -> Door:
         if self.broker is None or self.session_id is None:

@@ -137,10 +137,12 @@ class Line(Generic[E]):
         """A frame that is only worth sending now; `Unreachable` where there is no connection."""
         yield Acquire(self._sending)
         try:
-            if self._socket is None or not self._is_ready:
+            # Looked at once: whoever listens may drop it meanwhile, and a closed one says so.
+            socket = self._socket
+            if socket is None or not self._is_ready:
                 raise errors.Unreachable("there is no connection now; it is made again while somebody listens", was_sent=False)
             try:
-                yield Say(self._socket, json.dumps(frame))
+                yield Say(socket, json.dumps(frame))
             except Closed:
                 raise errors.Unreachable("the connection was lost just now", was_sent=True) from None
         finally:
@@ -171,13 +173,14 @@ class Line(Generic[E]):
         """Sends what this connection may have of the input. A connection that fails here is noticed by whoever listens."""
         yield Acquire(self._sending)
         try:
-            if self._socket is None or not self._is_ready:
+            socket = self._socket
+            if socket is None or not self._is_ready:
                 return
             while (typed := self._typing.next()) is not None:
-                yield Say(self._socket, json.dumps({"type": "stdin", "seq": typed[0]} | as_data(typed[1])))
+                yield Say(socket, json.dumps({"type": "stdin", "seq": typed[0]} | as_data(typed[1])))
             if self._is_stdin_closed and not self._has_closed_stdin and self._typing.is_all_sent():
                 self._has_closed_stdin = True
-                yield Say(self._socket, '{"type":"close_stdin"}')
+                yield Say(socket, '{"type":"close_stdin"}')
         except Closed:
             return
         finally:
@@ -187,11 +190,14 @@ class Line(Generic[E]):
         """One message, or one look at the clock; dials where there is no connection."""
         if self._socket is None:
             yield from self._connect()
+        socket = self._socket
+        if socket is None:
+            return  # It broke at once, or somebody closed it: look again.
         try:
             # Where nothing can be said any more, what was said to us before is still to be heard, and the end after it.
             with contextlib.suppress(Closed):
-                yield from self._keep_up()
-            message = yield Hear(self._socket, self._patience())
+                yield from self._keep_up(socket)
+            message = yield Hear(socket, self._patience())
             self._heard_at, self._pinged = time.monotonic(), False
             yield from self._take(message)
         except Silence:
@@ -205,7 +211,7 @@ class Line(Generic[E]):
             return ACK_WITHIN
         return LOOK_EVERY
 
-    def _keep_up(self) -> Flow[None]:
+    def _keep_up(self, socket: Any) -> Flow[None]:
         """What is due on this connection: acknowledgements, a fresh token, a question whether it lives."""
         now = time.monotonic()
         due = [s for s, end in self._used.items() if end > self._acked.get(s, 0)]
@@ -213,13 +219,13 @@ class Line(Generic[E]):
             self._acked_at = now
             for stream in due:
                 self._acked[stream] = self._used[stream]
-                yield Say(self._socket, json.dumps({"type": "ack", "offset": self._used[stream], "stream": stream}))
+                yield Say(socket, json.dumps({"type": "ack", "offset": self._used[stream], "stream": stream}))
         if self._shown != self._grant.token.secret:
             self._shown = self._grant.token.secret
-            yield Say(self._socket, json.dumps({"type": "auth", "token": self._shown.expose()}))
+            yield Say(socket, json.dumps({"type": "auth", "token": self._shown.expose()}))
         if now - self._heard_at > PING_AFTER and not self._pinged:
             self._pinged = True
-            yield Say(self._socket, '{"type":"ping"}')
+            yield Say(socket, '{"type":"ping"}')
 
     def _connect(self) -> Flow[None]:
         """Dials until it answers, or for as long as that makes sense."""
@@ -229,12 +235,16 @@ class Line(Generic[E]):
                 socket = yield Dial(self._grant.ws_base + self.route, secret, DIAL_WITHIN)
                 break
             except errors.CoboxError as error:
+                self._shown = secret
                 yield from self._wait_or_raise(redacted(error, secret))
+        if self._is_over:
+            yield HangUp(socket)  # Closed by somebody while it was dialled.
+            return
         self._socket, self._shown, self._told = socket, secret, None
         self._is_ready, self._has_closed_stdin = False, False
         self._heard_at, self._pinged = time.monotonic(), False
         try:
-            yield Say(self._socket, json.dumps({"type": "start"} | self.start_frame()))
+            yield Say(socket, json.dumps({"type": "start"} | self.start_frame()))
         except Closed as end:
             yield from self._lost(end)
 
@@ -261,7 +271,7 @@ class Line(Generic[E]):
             # A token refused twice stays refused.
             self._has_retried_token = True
             if self._shown is not None:
-                yield from self._grant.replace(self._shown)
+                yield from self._replace(self._shown)
         elif not error.retryable or isinstance(error, errors.TokenExpired):
             self._is_over = True
             raise error
@@ -274,6 +284,15 @@ class Line(Generic[E]):
             raise error
         yield Pause(wait)
 
+    def _replace(self, token: Secret) -> Flow[None]:
+        try:
+            yield from self._grant.replace(token)
+        except errors.CoboxError as error:
+            # A broker that can't be reached now is what the coming tries are for.
+            if not error.retryable:
+                self._is_over = True
+                raise
+
     def _progressed(self) -> None:
         self._lost_since, self._has_retried_token = None, False
         self._waits.reset()
@@ -282,15 +301,13 @@ class Line(Generic[E]):
         if isinstance(message, bytes):
             kind = KINDS.get(message[0]) if len(message) >= 9 else None
             if kind is not None:
-                self._progressed()
-                self.took_output(kind, int.from_bytes(message[1:9], "big"), message[9:])
+                yield from self._took_output(kind, int.from_bytes(message[1:9], "big"), message[9:])
             return
         try:
             frame = json.loads(message)
             kind = frame["type"]
             if kind in ("stdout", "stderr"):
-                self._progressed()
-                self.took_output(kind, natural(frame["offset"]), data_of(frame))
+                yield from self._took_output(kind, natural(frame["offset"]), data_of(frame))
             elif kind == "ready":
                 self.took_ready(frame)
                 yield from self._came_back()
@@ -310,6 +327,15 @@ class Line(Generic[E]):
             self._is_over = True
             yield from self._drop()
             raise errors.NotCobox(f"{self._grant.ws_base}{self.route} sent a frame that can't be read") from None
+
+    def _took_output(self, kind: str, offset: int, data: bytes) -> Flow[None]:
+        self._progressed()
+        try:
+            self.took_output(kind, offset, data)
+        except errors.OutputHole:
+            self._is_over = True
+            yield from self._drop()
+            raise
 
     def _took_error(self, frame: Mapping[str, Any]) -> None:
         error = errors.from_envelope(frame, status=None)

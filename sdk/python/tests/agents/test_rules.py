@@ -248,6 +248,16 @@ async def test_blocking_and_async_methods_are_there_whichever_session_it_was_mad
         await backend.aclose()
 
 
+def test_a_backend_for_a_thread_opens_its_session_and_leaves_it_when_closed(broker: Any, thread: str) -> None:
+    with Cobox(broker.url, broker.agent_key) as client:
+        backend = CoboxBackend.for_thread(thread, client)
+        assert backend.write("/workspace/a", "x").error is None
+        backend.close()
+        with client.session(thread, mode="get", release=True) as box:
+            assert box.sandbox_id == backend.id
+            assert box.files.read("/workspace/a") == b"x"
+
+
 def test_what_an_agent_can_do_nothing_about_is_raised(broker: Any, thread: str) -> None:
     with Cobox(broker.url, broker.agent_key) as client:
         box = client.session(thread)

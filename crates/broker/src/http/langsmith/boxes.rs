@@ -10,9 +10,10 @@ use axum::{
 use cobox_protocol::{
     ApiError, ErrorCode, SandboxId,
     langsmith::{
-        boxes::{BoxInfo, BoxList, BoxStatus, BoxStatusWord, CreateBox, DownloadUrl, DownloadUrlRequest, PatchBox},
+        boxes::{BoxInfo, BoxList, BoxStatus, BoxStatusWord, BoxVolume, CreateBox, DownloadUrl, DownloadUrlRequest, PatchBox},
         exec::RunConfig,
     },
+    making::{Cpus, Env, MountWish, Resources},
     sandbox::{CreateSandbox, PatchSandbox, SandboxInfo},
     session::State as LifeState,
     tags,
@@ -109,8 +110,11 @@ async fn change(
     if is_something(wish.proxy_config.as_ref()) {
         return Err(not_here("proxy_config", "a sandbox has no network to send through a proxy").into());
     }
-    if let Some(config) = wish.run_config {
-        must_be_plain(&config)?;
+    if let Some(RunConfig { user, work_dir, env_vars }) = wish.run_config {
+        must_be_plain(user.as_deref(), work_dir.as_deref())?;
+        if env_vars.is_some_and(|env| !env.is_empty()) {
+            return Err(not_here("run_config.env_vars", "what a box is made of stays; say them with each command").into());
+        }
     }
     // 0 takes the wish back.
     let span = |field, wish: Option<u64>| wish.map(|seconds| minutes(field, Some(seconds))).transpose();
@@ -217,9 +221,15 @@ fn read_wish(wish: CreateBox) -> Result<CreateSandbox, ApiError> {
             return Err(not_here(field, why));
         }
     }
-    made_of(&wish)?;
+    if let Some(RunConfig { user, work_dir, .. }) = &wish.run_config {
+        must_be_plain(user.as_deref(), work_dir.as_deref())?;
+    }
     let labels = wish.labels.unwrap_or_default();
     tags::check(&labels).map_err(|e| ApiError::invalid(format!("labels: {}", e.message)))?;
+    // A variable of the box itself counts before one of its run_config.
+    let mut env = wish.run_config.and_then(|config| config.env_vars).unwrap_or_default();
+    env.extend(wish.env_vars.unwrap_or_default());
+    let mounted = |v: BoxVolume| MountWish { volume: v.volume, path: v.mount_path, read_only: v.read_only.unwrap_or_default() };
     Ok(CreateSandbox {
         name: wish.name,
         // Who makes a box deletes it: no session's end does.
@@ -227,42 +237,53 @@ fn read_wish(wish: CreateBox) -> Result<CreateSandbox, ApiError> {
         tags: labels,
         lease_seconds: minutes("idle_ttl_seconds", wish.idle_ttl_seconds)?,
         keep_suspended_seconds: minutes("delete_after_stop_seconds", wish.delete_after_stop_seconds)?,
+        template: said(wish.template_name),
+        snapshot: one_snapshot([("snapshot_id", wish.snapshot_id), ("snapshot", wish.snapshot), ("snapshot_name", wish.snapshot_name)])?,
+        resources: Resources {
+            cpus: cpus(wish.vcpus, wish.cpu_millicores)?,
+            memory_bytes: wish.mem_bytes,
+            disk_bytes: wish.fs_capacity_bytes,
+            processes: None,
+        },
+        env: Env(env),
+        mounts: wish.volumes.unwrap_or_default().into_iter().map(mounted).collect(),
         ..Default::default()
     })
 }
 
-/// What it is made of: nothing can be chosen yet.
-fn made_of(wish: &CreateBox) -> Result<(), ApiError> {
-    for (field, is_asked) in [
-        ("snapshot_id", wish.snapshot_id.is_some()),
-        ("snapshot", wish.snapshot.is_some()),
-        ("snapshot_name", wish.snapshot_name.is_some()),
-        ("template_name", wish.template_name.is_some()),
-        ("vcpus", wish.vcpus.is_some()),
-        ("cpu_millicores", wish.cpu_millicores.is_some()),
-        ("mem_bytes", wish.mem_bytes.is_some()),
-        ("fs_capacity_bytes", wish.fs_capacity_bytes.is_some()),
-        ("env_vars", wish.env_vars.as_ref().is_some_and(|env| !env.is_empty())),
-        ("volumes", wish.volumes.as_ref().is_some_and(|volumes| !volumes.is_empty())),
-    ] {
-        if is_asked {
-            return Err(not_here(field, "every sandbox is made alike"));
-        }
-    }
-    wish.run_config.as_ref().map_or(Ok(()), must_be_plain)
+/// These clients send an empty text for nothing.
+fn said(text: Option<String>) -> Option<String> {
+    text.filter(|t| !t.is_empty())
 }
 
-fn must_be_plain(config: &RunConfig) -> Result<(), ApiError> {
-    let RunConfig { user, work_dir, env_vars } = config;
-    let is_said = |text: &Option<String>| text.as_deref().is_some_and(|t| !t.is_empty());
+/// By whichever of its three names it comes.
+fn one_snapshot(named: [(&str, Option<String>); 3]) -> Result<Option<String>, ApiError> {
+    let mut each = named.into_iter().filter_map(|(field, value)| said(value).map(|value| (field, value)));
+    match (each.next(), each.next()) {
+        (first, None) => Ok(first.map(|(_, value)| value)),
+        (Some((_, first)), Some((_, other))) if first == other => Ok(Some(first)),
+        (_, Some((field, _))) => Err(ApiError::invalid(format!("{field}: names another snapshot beside the first; send one of them"))),
+    }
+}
+
+fn cpus(count: Option<f64>, millis: Option<u32>) -> Result<Option<Cpus>, ApiError> {
+    let (field, count) = match (count, millis) {
+        (Some(count), None) => ("vcpus", count),
+        (None, Some(millis)) => ("cpu_millicores", f64::from(millis) / 1000.0),
+        (None, None) => return Ok(None),
+        (Some(_), Some(_)) => return Err(ApiError::invalid("cpu_millicores: says the same as vcpus; send one of them")),
+    };
+    let refused = || ApiError::invalid(format!("{field}: must be from 0.001 to 1024 processors"));
+    Cpus::from_count(count).map(Some).ok_or_else(refused)
+}
+
+fn must_be_plain(user: Option<&str>, work_dir: Option<&str>) -> Result<(), ApiError> {
+    let is_said = |text: Option<&str>| text.is_some_and(|t| !t.is_empty());
     if is_said(user) {
         return Err(not_here("run_config.user", "programs run as the sandbox's one user"));
     }
     if is_said(work_dir) {
         return Err(not_here("run_config.work_dir", "say it with each command"));
-    }
-    if env_vars.as_ref().is_some_and(|env| !env.is_empty()) {
-        return Err(not_here("run_config.env_vars", "say them with each command"));
     }
     Ok(())
 }
@@ -290,11 +311,11 @@ fn shown(sandbox: SandboxInfo) -> BoxInfo {
         created_by: sandbox.owner,
         idle_ttl_seconds: sandbox.lease_seconds,
         delete_after_stop_seconds: sandbox.keep_suspended_seconds,
-        template_name: None,
-        snapshot_id: None,
-        vcpus: None,
-        mem_bytes: None,
-        fs_capacity_bytes: None,
+        template_name: sandbox.template,
+        snapshot_id: sandbox.snapshot_id.map(|id| id.to_string()),
+        vcpus: sandbox.resources.cpus.map(Cpus::count),
+        mem_bytes: sandbox.resources.memory_bytes,
+        fs_capacity_bytes: sandbox.resources.disk_bytes,
         labels: sandbox.tags,
         persistent: true,
     }

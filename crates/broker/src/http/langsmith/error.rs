@@ -36,7 +36,10 @@ fn word(code: ErrorCode) -> &'static str {
         ErrorCode::Unauthenticated | ErrorCode::TokenExpired | ErrorCode::TokenRevoked => "Unauthorized",
         ErrorCode::Forbidden | ErrorCode::CapabilityDenied => "Forbidden",
         ErrorCode::SandboxNotFound | ErrorCode::SessionExpired | ErrorCode::RouteNotFound => "NotFound",
-        ErrorCode::SandboxConflict => "Conflict",
+        ErrorCode::TemplateNotFound => "TemplateNotFound",
+        ErrorCode::SnapshotNotFound | ErrorCode::VolumeNotFound | ErrorCode::PoolNotFound => "NotFound",
+        ErrorCode::InUse => "ResourceInUse",
+        ErrorCode::SandboxConflict | ErrorCode::NameTaken => "Conflict",
         ErrorCode::RateLimited => "QuotaExceeded",
         ErrorCode::SandboxStarting => "Timeout",
         // What these clients call a sandbox that no machine could be found for.

@@ -2,6 +2,11 @@
 
 mod boxes;
 pub mod error;
+pub mod pools;
+mod quantity;
+pub mod snapshots;
+pub mod templates;
+pub mod volumes;
 
 use axum::routing::MethodRouter;
 
@@ -18,7 +23,7 @@ use place;
 const PREFIXES: [&str; 2] = place!("");
 
 pub fn routes() -> Routes {
-    boxes::routes()
+    boxes::routes().merge(snapshots::routes()).merge(templates::routes()).merge(volumes::routes()).merge(pools::routes())
 }
 
 /// Whether a request is in this API's dialect, by its path.

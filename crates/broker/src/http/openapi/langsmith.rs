@@ -7,18 +7,20 @@ use cobox_protocol::{
 };
 use serde_json::json;
 
-use super::{keyed, tags};
+use super::{keyed, langsmith_kinds, tags};
 use crate::http::langsmith::error;
 
 /// One operation under each prefix.
 macro_rules! both {
-    ($method:literal, $path:literal, $id:literal, $summary:literal) => {
+    ($method:literal, $path:literal, $id:literal, $summary:expr) => {
         [
             keyed($method, concat!("/v2/sandboxes", $path), $id, $summary),
             keyed($method, concat!("/api/v2/sandboxes", $path), concat!($id, "ByApi"), $summary),
         ]
     };
 }
+
+pub(super) use both;
 
 pub fn routes() -> Vec<Operation> {
     let which = || Parameter::path("name", "Its name, or its id.");
@@ -29,54 +31,58 @@ pub fn routes() -> Vec<Operation> {
             Parameter::query("cursor", "The `next_cursor` of the page before."),
         ]
     };
-    let routes = [
-        both!("post", "/boxes", "createBox", "Make a box: a sandbox that stays until it is deleted").map(|o| {
-            o.about(
+    let routes =
+        [
+            both!("post", "/boxes", "createBox", "Make a box: a sandbox that stays until it is deleted").map(|o| {
+                o.about(
                 "What can't be met is a 422 that names the field. One that doesn't run in time is deleted again, and answered with 408.",
             )
             .takes::<CreateBox>()
             .gives::<BoxInfo>(201, "It was made; `provisioning` only for who did not wait.")
-            .fails(&[SandboxConflict, SandboxStarting, SandboxNotFound])
-        }),
-        both!("get", "/boxes", "listBoxes", "List the boxes you may use")
-            .map(|o| o.with([tags()]).with(page()).gives::<BoxList>(200, "A page, newest first.")),
-        both!("get", "/boxes/{name}", "getBox", "Look at a box")
-            .map(|o| o.with([which()]).gives::<BoxInfo>(200, "The box.").fails(&[SandboxNotFound])),
-        both!("patch", "/boxes/{name}", "changeBox", "Change its name, and how long it is kept").map(|o| {
-            o.with([which()]).takes::<PatchBox>().gives::<BoxInfo>(200, "The box as it is now.").fails(&[SandboxNotFound, SandboxConflict])
-        }),
-        both!("delete", "/boxes/{name}", "deleteBox", "End it, and every session that uses it")
-            .map(|o| o.with([which()]).gives_nothing(204, "It has ended.").fails(&[SandboxNotFound])),
-        both!("get", "/boxes/{name}/status", "getBoxStatus", "How it is")
-            .map(|o| o.with([which()]).gives::<BoxStatus>(200, "Its status.").fails(&[SandboxNotFound])),
-        both!("post", "/boxes/{name}/start", "startBox", "Start a stopped box, as its next use would").map(|o| {
-            o.with([which()])
-                .takes_as("application/json", nothing())
-                .body_optional()
-                .gives::<BoxInfo>(200, "It runs, or is about to.")
-                .fails(&[SandboxNotFound, SessionExpired, TooLarge])
-        }),
-        both!("post", "/boxes/{name}/stop", "stopBox", "End its programs and keep its files").map(|o| {
-            o.with([which()])
-                .takes_as("application/json", nothing())
-                .body_optional()
-                .gives::<BoxInfo>(200, "It has stopped, or is about to.")
-                .fails(&[SandboxNotFound, SessionExpired, TooLarge])
-        }),
-        both!("post", "/boxes/{name}/download-url", "linkBoxFile", "A URL for one file of it").map(|o| {
-            o.with([which()])
-                .takes::<DownloadUrlRequest>()
-                .gives::<DownloadUrl>(200, "Good for 15 minutes at most.")
-                .fails(&[SandboxNotFound, CapabilityDenied])
-        }),
-        both!("post", "/boxes/{name}/service-url", "makeBoxServiceUrl", "Answers that ports can't be reached from outside")
-            .map(|o| o.with([which()]).fails(&[Unsupported])),
-        both!("get", "/boxes/{name}/service-urls", "listBoxServiceUrls", "Answers that there are none")
-            .map(|o| o.with([which()]).fails(&[Unsupported])),
-        both!("delete", "/boxes/{name}/service-urls", "deleteBoxServiceUrls", "Answers that there are none")
-            .map(|o| o.with([which()]).fails(&[Unsupported])),
-    ];
-    routes.into_iter().flatten().map(in_its_dialect).collect()
+            .fails(&[SandboxConflict, InUse, SandboxStarting, SandboxNotFound, TemplateNotFound, SnapshotNotFound, VolumeNotFound])
+            }),
+            both!("get", "/boxes", "listBoxes", "List the boxes you may use")
+                .map(|o| o.with([tags()]).with(page()).gives::<BoxList>(200, "A page, newest first.")),
+            both!("get", "/boxes/{name}", "getBox", "Look at a box")
+                .map(|o| o.with([which()]).gives::<BoxInfo>(200, "The box.").fails(&[SandboxNotFound])),
+            both!("patch", "/boxes/{name}", "changeBox", "Change its name, and how long it is kept").map(|o| {
+                o.with([which()])
+                    .takes::<PatchBox>()
+                    .gives::<BoxInfo>(200, "The box as it is now.")
+                    .fails(&[SandboxNotFound, SandboxConflict])
+            }),
+            both!("delete", "/boxes/{name}", "deleteBox", "End it, and every session that uses it")
+                .map(|o| o.with([which()]).gives_nothing(204, "It has ended.").fails(&[SandboxNotFound])),
+            both!("get", "/boxes/{name}/status", "getBoxStatus", "How it is")
+                .map(|o| o.with([which()]).gives::<BoxStatus>(200, "Its status.").fails(&[SandboxNotFound])),
+            both!("post", "/boxes/{name}/start", "startBox", "Start a stopped box, as its next use would").map(|o| {
+                o.with([which()])
+                    .takes_as("application/json", nothing())
+                    .body_optional()
+                    .gives::<BoxInfo>(200, "It runs, or is about to.")
+                    .fails(&[SandboxNotFound, SessionExpired, TooLarge])
+            }),
+            both!("post", "/boxes/{name}/stop", "stopBox", "End its programs and keep its files").map(|o| {
+                o.with([which()])
+                    .takes_as("application/json", nothing())
+                    .body_optional()
+                    .gives::<BoxInfo>(200, "It has stopped, or is about to.")
+                    .fails(&[SandboxNotFound, SessionExpired, TooLarge])
+            }),
+            both!("post", "/boxes/{name}/download-url", "linkBoxFile", "A URL for one file of it").map(|o| {
+                o.with([which()])
+                    .takes::<DownloadUrlRequest>()
+                    .gives::<DownloadUrl>(200, "Good for 15 minutes at most.")
+                    .fails(&[SandboxNotFound, CapabilityDenied])
+            }),
+            both!("post", "/boxes/{name}/service-url", "makeBoxServiceUrl", "Answers that ports can't be reached from outside")
+                .map(|o| o.with([which()]).fails(&[Unsupported])),
+            both!("get", "/boxes/{name}/service-urls", "listBoxServiceUrls", "Answers that there are none")
+                .map(|o| o.with([which()]).fails(&[Unsupported])),
+            both!("delete", "/boxes/{name}/service-urls", "deleteBoxServiceUrls", "Answers that there are none")
+                .map(|o| o.with([which()]).fails(&[Unsupported])),
+        ];
+    routes.into_iter().flatten().chain(langsmith_kinds::routes()).map(in_its_dialect).collect()
 }
 
 /// For every route of this API.

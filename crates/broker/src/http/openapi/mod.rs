@@ -6,7 +6,9 @@
 mod gateway;
 mod internal;
 mod keys;
+mod kinds;
 mod langsmith;
+mod langsmith_kinds;
 mod ops;
 mod sandboxes;
 mod sessions;
@@ -45,6 +47,7 @@ fn operations() -> Vec<Operation> {
         shares::routes(),
         threads::routes(),
         sandboxes::routes(),
+        kinds::routes(),
         langsmith::routes(),
         internal::routes(),
         keys::routes(),
@@ -65,6 +68,7 @@ fn document() -> Value {
             ("sessions", "Access to the sandbox of a thread or another scope."),
             ("threads", "The same in the shapes of the first clients."),
             ("sandboxes", "Sandboxes themselves, with or without a session."),
+            ("kinds", "What sandboxes are made of: templates, snapshots, volumes."),
             ("langsmith", "The LangSmith sandbox API, in its shapes and errors."),
             ("operators", "Keys, the audit, and taking back what was given."),
             ("gateway", "The way to every sandbox."),

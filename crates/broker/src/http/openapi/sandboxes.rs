@@ -17,7 +17,17 @@ pub fn routes() -> Vec<Operation> {
             .takes::<CreateSandbox>()
             .body_optional()
             .gives::<SandboxInfo>(201, "It was made; `provisioning` while it still starts.")
-            .fails(&[Forbidden, SandboxConflict, SessionExpired, ProviderUnavailable]),
+            .fails(&[
+                Forbidden,
+                SandboxConflict,
+                InUse,
+                TemplateNotFound,
+                SnapshotNotFound,
+                VolumeNotFound,
+                SandboxStarting,
+                SessionExpired,
+                ProviderUnavailable,
+            ]),
         keyed("get", "/v1/sandboxes", "listSandboxes", "List the sandboxes you may use")
             .with([tags()])
             .with(page_of())

@@ -35,7 +35,7 @@ pub fn routes() -> Vec<Operation> {
             .takes_as("application/json", read::<NegotiationBody>().and(needed))
             .gives::<NegotiateResponse>(200, "The session, with a fresh token.")
             .fails(&[Forbidden, CapabilityDenied, SessionNotFound, BindingNotFound, SandboxNotFound])
-            .fails(&[SessionConflict, BindingConflict, SandboxConflict, IdempotencyConflict, SessionExpired, TooLarge])
+            .fails(&[SessionConflict, BindingConflict, SandboxConflict, IdempotencyConflict, InUse, SessionExpired, TooLarge])
             .fails(&OF_STARTING)
             .fails(&[BackendUnavailable]),
         keyed("get", "/v1/sandbox/sessions", "listSessions", "List the sessions you may use")

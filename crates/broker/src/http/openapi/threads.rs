@@ -19,7 +19,7 @@ pub fn routes() -> Vec<Operation> {
             .takes::<NegotiationBody>()
             .body_optional()
             .gives::<ThreadSandbox>(200, "The session, with a fresh token.")
-            .fails(&[Forbidden, CapabilityDenied, SessionNotFound, SandboxNotFound, SessionConflict, SandboxConflict])
+            .fails(&[Forbidden, CapabilityDenied, SessionNotFound, SandboxNotFound, SessionConflict, SandboxConflict, InUse])
             .fails(&[IdempotencyConflict, SessionExpired])
             .fails(&OF_STARTING),
         keyed("get", "/threads/{thread_id}/sandbox", "getThreadSandbox", "Look at the thread's session")

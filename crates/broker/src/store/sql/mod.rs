@@ -14,10 +14,12 @@ mod events;
 mod group;
 mod hint;
 mod keys;
+mod kinds;
 pub mod lent;
 mod lock;
 mod nodes;
 mod notes;
+mod pools;
 pub mod postgres;
 mod principals;
 mod quick;
@@ -27,9 +29,12 @@ mod sandboxes;
 mod schema;
 mod sessions;
 mod shares;
+mod snapshots;
 pub mod sqlite;
 mod tags;
+mod templates;
 mod tokens;
+mod volumes;
 
 use std::{
     collections::HashMap,
@@ -256,6 +261,7 @@ macro_rules! asked {
         answer
     }};
 }
+use asked;
 
 #[async_trait]
 impl Store for SqlStore {

@@ -7,6 +7,7 @@ use cobox_protocol::{
     key::PrincipalKind,
     session::{Access, State},
 };
+use cobox_provider::Making;
 use sqlx::{Row, any::AnyRow};
 
 use crate::{
@@ -45,7 +46,26 @@ pub fn sandbox(row: &AnyRow) -> Stored<Sandbox> {
         active: seconds(row, "active_seconds")?,
         suspended_at: maybe_time(row, "suspended_at")?,
         ended_at: maybe_time(row, "ended_at")?,
+        making: making(row)?,
+        template: row.try_get("template")?,
+        pool: maybe_parsed(row, "pool_id")?,
     })
+}
+
+/// What is made of nothing in particular has none.
+pub fn making(row: &AnyRow) -> Stored<Making> {
+    match row.try_get::<Option<&str>, _>("making")? {
+        None => Ok(Making::default()),
+        // Without the text: people put secrets there.
+        Some(text) => serde_json::from_str(text).map_err(|e| corrupt("making", &format!("…: {e}"))),
+    }
+}
+
+pub fn stored_making(making: &Making) -> Stored<Option<String>> {
+    if *making == Making::default() {
+        return Ok(None);
+    }
+    serde_json::to_string(making).map(Some).map_err(|e| StoreError::Failed(e.to_string()))
 }
 
 /// Of a query that names the columns as `session_columns!` does.
@@ -142,7 +162,7 @@ pub const fn access_word(access: Access) -> &'static str {
     }
 }
 
-fn access_from_word(w: &str) -> Option<Access> {
+pub fn access_from_word(w: &str) -> Option<Access> {
     [Access::Workspace, Access::Owner].into_iter().find(|a| access_word(*a) == w)
 }
 
@@ -161,7 +181,7 @@ pub fn maybe_parsed<T: FromStr>(row: &AnyRow, column: &'static str) -> Stored<Op
     text.map(|t| t.parse().map_err(|_| corrupt(column, t))).transpose()
 }
 
-fn word<T>(row: &AnyRow, column: &'static str, read: impl Fn(&str) -> Option<T>) -> Stored<T> {
+pub fn word<T>(row: &AnyRow, column: &'static str, read: impl Fn(&str) -> Option<T>) -> Stored<T> {
     let text: &str = row.try_get(column)?;
     read(text).ok_or_else(|| corrupt(column, text))
 }
@@ -170,7 +190,7 @@ pub fn time(row: &AnyRow, column: &'static str) -> Stored<Timestamp> {
     Ok(Timestamp::from_unix(row.try_get(column)?))
 }
 
-fn maybe_time(row: &AnyRow, column: &'static str) -> Stored<Option<Timestamp>> {
+pub fn maybe_time(row: &AnyRow, column: &'static str) -> Stored<Option<Timestamp>> {
     Ok(row.try_get::<Option<i64>, _>(column)?.map(Timestamp::from_unix))
 }
 

@@ -9,7 +9,7 @@ use cobox_protocol::{
 use sqlx::{AnyConnection, AssertSqlSafe};
 
 use super::{
-    events, hint, lock, notes, rows, sessions,
+    events, hint, kinds, lock, notes, rows, sessions,
     tags::{self, On},
 };
 use crate::{
@@ -28,6 +28,9 @@ pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: 
         && let Some(taken) = named(tx, &sandbox.workspace, name).await?
     {
         return Ok(AddedSandbox::NameTaken(taken.id));
+    }
+    if let Some(missing) = kinds::missing(tx, &sandbox.making).await? {
+        return Ok(AddedSandbox::MadeOfGone(missing));
     }
     if let Some(by) = is_full(tx, sandbox, quota).await? {
         return Ok(AddedSandbox::QuotaReached(by));
@@ -122,8 +125,8 @@ pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {
     sqlx::query(
         "INSERT INTO sandboxes (id, workspace_id, name, owner, access, provider, node_id, generation, state, intent, reason, kept,
                                 created_at, last_active_at, running_since, active_seconds, suspended_at, ended_at, owner_kind,
-                                lease_seconds, keep_suspended_seconds)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21)",
+                                making, template, pool_id, lease_seconds, keep_suspended_seconds)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24)",
     )
     .bind(s.id.as_str())
     .bind(&s.workspace)
@@ -144,11 +147,18 @@ pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {
     .bind(s.suspended_at.map(|t| t.unix()))
     .bind(s.ended_at.map(|t| t.unix()))
     .bind(s.owner_kind.word())
+    .bind(rows::stored_making(&s.making)?)
+    .bind(s.template.as_deref())
+    .bind(s.pool.as_ref().map(|p| p.as_str()))
     .bind(s.own_lease.map(rows::stored_seconds))
     .bind(s.own_keep.map(rows::stored_seconds))
-    .execute(tx)
+    .execute(&mut *tx)
     .await?;
-    Ok(())
+    if s.making.layers.is_empty() && s.making.mounts.is_empty() {
+        return Ok(());
+    }
+    // It may be another node's to make: where its files are.
+    hint::send(tx, &Hint::Sandbox(s.id.clone())).await
 }
 
 pub async fn get(db: &mut AnyConnection, id: &SandboxId) -> Stored<Option<Sandbox>> {
@@ -173,7 +183,7 @@ pub async fn named(db: &mut AnyConnection, workspace: &str, name: &str) -> Store
 pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filters: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>> {
     let sql = format!(
         "SELECT * FROM sandboxes
-         WHERE workspace_id = $1 AND ended_at IS NULL AND ($2 OR access = 'workspace' OR owner = $3) AND ($4 IS NULL OR id < $4){}
+         WHERE workspace_id = $1 AND ended_at IS NULL AND pool_id IS NULL AND ($2 OR access = 'workspace' OR owner = $3) AND ($4 IS NULL OR id < $4){}
          ORDER BY id DESC LIMIT $5",
         tags::conditions(On::Sandbox, filters, 6)
     );

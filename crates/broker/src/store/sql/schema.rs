@@ -20,6 +20,7 @@ macro_rules! steps {
             (5, "events and audit chain", include_str!(concat!("../../../migrations/", $database, "/0005_events_and_audit_chain.sql"))),
             (6, "policy and principals", include_str!(concat!("../../../migrations/", $database, "/0006_policy_and_principals.sql"))),
             (7, "revocations by value", include_str!(concat!("../../../migrations/", $database, "/0007_revocations_by_value.sql"))),
+            (8, "kinds", include_str!(concat!("../../../migrations/", $database, "/0008_kinds.sql"))),
             (9, "own lifetimes", include_str!(concat!("../../../migrations/", $database, "/0009_own_lifetimes.sql"))),
         ]
     };

@@ -4,11 +4,14 @@ use cobox_protocol::{SandboxId, SessionId, session::State};
 use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
 use super::{
-    events, lock, notes, rows, sandboxes,
+    events, kinds, lock, notes, pools, rows, sandboxes,
     tags::{self, On},
 };
 use crate::{
-    domain::model::{Bound, Intent, Session},
+    domain::{
+        audit::AuditRecord,
+        model::{Bound, Intent, Session},
+    },
     store::{Ending, EnsureWish, Ensured, Idempotency, Leftover, PageWish, SessionFilter, Stored, Viewer},
 };
 
@@ -58,18 +61,35 @@ pub async fn ensure(tx: &mut AnyConnection, wish: &EnsureWish) -> Stored<Ensured
         {
             return Ok(Ensured::NameTaken(taken.id));
         }
-        if let Some(by) = sandboxes::is_full(tx, &fresh.sandbox, &wish.quota).await? {
-            return Ok(Ensured::QuotaReached(by));
+        if let Some(missing) = kinds::missing(tx, &fresh.sandbox.making).await? {
+            return Ok(Ensured::MadeOfGone(missing));
         }
-        sandboxes::insert(tx, &fresh.sandbox).await?;
-        tags::set(tx, On::Sandbox, workspace, fresh.sandbox.id.as_str(), &wish.tags).await?;
-        fresh.clone()
+        let taken = match &wish.taking {
+            Some(taking) => pools::take(tx, taking, &fresh.sandbox, &wish.quota).await?,
+            None => None,
+        };
+        let made = match taken {
+            Some(sandbox) => {
+                let active_base = sandbox.active_until(fresh.session.created_at);
+                Bound { session: Session { active_base, sandbox: sandbox.id.clone(), ..fresh.session.clone() }, sandbox }
+            }
+            None => {
+                if let Some(by) = sandboxes::is_full(tx, &fresh.sandbox, &wish.quota).await? {
+                    return Ok(Ensured::QuotaReached(by));
+                }
+                sandboxes::insert(tx, &fresh.sandbox).await?;
+                fresh.clone()
+            }
+        };
+        tags::set(tx, On::Sandbox, workspace, made.sandbox.id.as_str(), &wish.tags).await?;
+        made
     };
     insert(tx, &made.session).await?;
     tags::set(tx, On::Session, workspace, made.session.id.as_str(), &wish.tags).await?;
     remember(tx, wish, &made.session.id).await?;
-    events::created(tx, &made.session, made.sandbox.state, &wish.audit).await?;
-    notes::audit(tx, &wish.audit).await?;
+    let audit = AuditRecord { sandbox: Some(made.sandbox.id.clone()), ..wish.audit.clone() };
+    events::created(tx, &made.session, made.sandbox.state, &audit).await?;
+    notes::audit(tx, &audit).await?;
     Ok(Ensured::Created(made))
 }
 

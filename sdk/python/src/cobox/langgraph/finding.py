@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 from collections.abc import Mapping, Sequence
@@ -77,7 +78,8 @@ async def asandbox_for(
 ) -> AsyncSession:
     """As `sandbox_for`, for asyncio."""
     run, wish = Run.of(config), Wish(mode, capabilities, template, access, headers)
-    if (broker := cobox or _awaiting_broker()) is not None:
+    # Settings may be in files, which an event loop must not wait for.
+    if (broker := cobox or await asyncio.to_thread(_awaiting_broker)) is not None:
         return AsyncSession(await broker._io.run(finding(broker, run, wish)), broker._io, upkeep=upkeep)
     brought, http = _brought(run, prefixes)
     return AsyncSession.from_token(http, _token(brought), **_naming(brought, run))

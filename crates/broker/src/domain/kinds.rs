@@ -1,0 +1,178 @@
+//! What the broker keeps about what sandboxes are made of: templates, snapshots, volumes and pools.
+
+use std::path::PathBuf;
+
+use cobox_protocol::{
+    PoolId, SandboxId, SnapshotId, Timestamp, VolumeId,
+    key::PrincipalKind,
+    making::{Env, MountWish, Resources, SnapshotState, check_mounts},
+    session::Access,
+};
+use cobox_provider::{Making, Root};
+use serde::{Deserialize, Serialize};
+
+use super::access::Owned;
+
+/// What a template says; in the broker's settings under `[templates.<name>]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TemplateSpec {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub provider: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// A directory or an archive of this machine: for settings alone, because callers would read the host by it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rootfs: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Resources::is_default")]
+    pub resources: Resources,
+    #[serde(skip_serializing_if = "Env::is_empty")]
+    pub env: Env,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<MountWish>,
+}
+
+/// Longest name of an image, in characters.
+pub const MAX_IMAGE_CHARS: usize = 256;
+
+impl TemplateSpec {
+    /// What is wrong whatever provider there is.
+    pub fn check(&self) -> Result<(), cobox_protocol::ApiError> {
+        let invalid = |message: String| Err(cobox_protocol::ApiError::invalid(message));
+        if self.image.is_some() && self.rootfs.is_some() {
+            return invalid("image: name it or rootfs, not both".to_owned());
+        }
+        if self.image.as_ref().is_some_and(|i| i.is_empty() || i.chars().count() > MAX_IMAGE_CHARS || i.chars().any(char::is_control)) {
+            return invalid(format!("image: must have 1 to {MAX_IMAGE_CHARS} characters and no control characters"));
+        }
+        if self.rootfs.as_ref().is_some_and(|path| !path.is_absolute()) {
+            return invalid("rootfs: must be an absolute path".to_owned());
+        }
+        self.env.check()?;
+        check_mounts(&self.mounts)
+    }
+
+    pub fn root(&self) -> Option<Root> {
+        match (&self.image, &self.rootfs) {
+            (Some(image), _) => Some(Root::Image(image.clone())),
+            (None, Some(path)) => Some(Root::Rootfs(path.clone())),
+            (None, None) => None,
+        }
+    }
+}
+
+/// A template of a workspace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Template {
+    pub workspace: String,
+    pub name: String,
+    pub owner: String,
+    pub spec: TemplateSpec,
+    pub created_at: Timestamp,
+    pub updated_at: Timestamp,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    pub id: SnapshotId,
+    pub workspace: String,
+    pub name: String,
+    pub tag: String,
+    pub owner: String,
+    pub access: Access,
+    pub provider: String,
+    pub node: String,
+    pub state: SnapshotState,
+    pub reason: Option<String>,
+    /// What it is taken of; an image's is of none.
+    pub sandbox: Option<SandboxId>,
+    /// What a sandbox from it stands on: its root, and the layers of which it is the first unless it is an image's.
+    pub making: Making,
+    pub size_bytes: Option<u64>,
+    pub created_at: Timestamp,
+    pub updated_at: Timestamp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VolumeState {
+    Making,
+    Ready,
+    Deleting,
+}
+
+impl VolumeState {
+    pub const fn word(self) -> &'static str {
+        match self {
+            VolumeState::Making => "making",
+            VolumeState::Ready => "ready",
+            VolumeState::Deleting => "deleting",
+        }
+    }
+    pub fn from_word(w: &str) -> Option<Self> {
+        [VolumeState::Making, VolumeState::Ready, VolumeState::Deleting].into_iter().find(|s| s.word() == w)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    pub id: VolumeId,
+    pub workspace: String,
+    pub name: String,
+    pub owner: String,
+    pub access: Access,
+    pub provider: String,
+    pub node: String,
+    pub state: VolumeState,
+    pub size_bytes: u64,
+    pub created_at: Timestamp,
+    pub updated_at: Timestamp,
+}
+
+/// Sandboxes of a template that wait to be taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    pub id: PoolId,
+    pub workspace: String,
+    pub name: String,
+    pub template: String,
+    pub owner: String,
+    pub owner_kind: PrincipalKind,
+    pub replicas: u32,
+    pub created_at: Timestamp,
+    pub updated_at: Timestamp,
+}
+
+macro_rules! owned {
+    ($($name:ident),*) => {$(
+        impl Owned for $name {
+            fn workspace(&self) -> &str {
+                &self.workspace
+            }
+            fn owner(&self) -> &str {
+                &self.owner
+            }
+            fn access(&self) -> Access {
+                self.access
+            }
+        }
+    )*};
+}
+owned!(Snapshot, Volume);
+
+/// Everybody of the workspace may use what has no access of its own.
+macro_rules! open_to_workspace {
+    ($($name:ident),*) => {$(
+        impl Owned for $name {
+            fn workspace(&self) -> &str {
+                &self.workspace
+            }
+            fn owner(&self) -> &str {
+                &self.owner
+            }
+            fn access(&self) -> Access {
+                Access::Workspace
+            }
+        }
+    )*};
+}
+open_to_workspace!(Template, Pool);

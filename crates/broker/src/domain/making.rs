@@ -1,0 +1,154 @@
+//! What a new sandbox is to be made of: a template, a snapshot and what is said beside them, as one thing that is kept with it.
+
+use cobox_protocol::{
+    ApiError, ErrorCode,
+    making::{Env, MountWish, Resources, SnapshotState, check_mounts},
+    sandbox::CreateSandbox,
+};
+use cobox_provider::{Making, Mount, ProviderError};
+
+use super::{
+    access,
+    deployment::Deployment,
+    kinds::{TemplateSpec, VolumeState},
+    model::{Caller, Sandbox},
+    snapshots, templates, volumes,
+};
+use crate::store::PoolTaking;
+
+/// What somebody wants a sandbox to be made of. Nothing: what the provider gives everybody.
+#[derive(Clone, Debug, Default)]
+pub struct MakingWish {
+    pub template: Option<String>,
+    /// An id, `name` or `name:tag`.
+    pub snapshot: Option<String>,
+    pub resources: Resources,
+    pub env: Env,
+    pub mounts: Vec<MountWish>,
+}
+
+impl From<&CreateSandbox> for MakingWish {
+    fn from(wish: &CreateSandbox) -> Self {
+        Self {
+            template: wish.template.clone(),
+            snapshot: wish.snapshot.clone(),
+            resources: wish.resources.clone(),
+            env: wish.env.clone(),
+            mounts: wish.mounts.clone(),
+        }
+    }
+}
+
+/// What it is made of, and where that can be had.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    pub making: Making,
+    pub template: Option<String>,
+    /// The node that makes it: where its snapshot and its volumes are.
+    pub node: String,
+    /// Where one that waits may be had instead.
+    pub taking: Option<PoolTaking>,
+}
+
+impl Recipe {
+    /// A sandbox's row as it is to be written.
+    pub fn into_sandbox(self, fresh: Sandbox) -> Sandbox {
+        Sandbox { making: self.making, template: self.template, node: self.node, ..fresh }
+    }
+}
+
+/// Finds all that is named, and asks the provider whether a sandbox can be made of it. Nothing is made yet: snapshots and volumes are
+/// looked at once more in the transaction that writes the sandbox's row.
+pub async fn resolve(d: &Deployment, caller: &Caller, wish: &MakingWish) -> Result<Recipe, ApiError> {
+    let (policy, subject) = (d.policy(), caller.subject());
+    if let Some(name) = &wish.template {
+        // First whether it may be used, so that who may not doesn't learn whether it is there.
+        policy.check_template(&subject, name)?;
+    }
+    let is_plain = wish.snapshot.is_none() && wish.resources.is_default() && wish.mounts.is_empty();
+    if !is_plain && policy.has_listed_templates(&subject) {
+        let message = "snapshot, resources, mounts: the policy lists the templates you may use, and these would be something else";
+        return Err(ApiError::new(ErrorCode::Forbidden, message));
+    }
+    wish.env.check()?;
+    let template = match &wish.template {
+        Some(name) => templates::find(d, &caller.principal.workspace, name).await?.spec,
+        None => TemplateSpec::default(),
+    };
+    if let Some(other) = template.provider.as_deref().filter(|p| *p != d.provider.name()) {
+        let message = format!("template: its provider `{other}` is not here; there is `{}`", d.provider.name());
+        return Err(ApiError::invalid(message));
+    }
+    let mut node = None;
+    let mut making = Making { root: template.root(), resources: wish.resources.or(&template.resources), ..Making::default() };
+    if let Some(named) = &wish.snapshot {
+        let snapshot = snapshots::find(d, caller, named).await?;
+        if snapshot.state != SnapshotState::Ready {
+            return Err(not_ready(&snapshot));
+        }
+        node = (!snapshot.making.layers.is_empty()).then(|| (snapshot.node.clone(), format!("snapshot {}", snapshot.id)));
+        (making.root, making.layers, making.env) = (snapshot.making.root, snapshot.making.layers, snapshot.making.env);
+        // As large a disk as it was taken from, unless told.
+        making.resources = making.resources.or(&snapshot.making.resources);
+    }
+    let of_snapshot = std::mem::take(&mut making.env);
+    making.env = Env(template.env.0.into_iter().chain(of_snapshot.0).chain(wish.env.0.clone()).collect());
+    making.env.check()?;
+    let mounts: Vec<MountWish> = template.mounts.iter().chain(&wish.mounts).cloned().collect();
+    check_mounts(&mounts)?;
+    for mount in mounts {
+        let volume = volumes::find(d, caller, &mount.volume).await?;
+        access::may_use(&caller.principal, &volume)?;
+        if volume.state != VolumeState::Ready {
+            return Err(ApiError::new(ErrorCode::SandboxStarting, format!("volume {} is still being made; ask again", volume.name)));
+        }
+        match &node {
+            Some((other, what)) if *other != volume.node => {
+                return Err(ApiError::invalid(format!("mounts: volume {} is on another node than {what}", volume.name)));
+            }
+            _ => node = Some((volume.node, format!("volume {}", volume.name))),
+        }
+        making.mounts.push(Mount { volume: volume.id, path: mount.path, read_only: mount.read_only });
+    }
+    let node = node.map_or_else(|| d.node.clone(), |(node, _)| node);
+    check(d, &making, &node)?;
+    let taking = match &wish.template {
+        Some(name) if is_plain && wish.env.is_empty() => super::pools::taking(d, &caller.principal.workspace, name).await?,
+        _ => None,
+    };
+    Ok(Recipe { making, template: wish.template.clone(), node, taking })
+}
+
+/// Another node has to say itself whether its files are there; the rest is alike everywhere.
+pub fn check(d: &Deployment, making: &Making, node: &str) -> Result<(), ApiError> {
+    let checked = match node == d.node {
+        true => d.provider.check(making),
+        false => d.provider.check(&Making { layers: Vec::new(), mounts: Vec::new(), ..making.clone() }),
+    };
+    checked.map_err(|e| refused(&e))
+}
+
+pub fn refused(error: &ProviderError) -> ApiError {
+    ApiError::new(error.code(), error.to_string())
+}
+
+fn not_ready(snapshot: &super::kinds::Snapshot) -> ApiError {
+    let (name, id) = (&snapshot.name, &snapshot.id);
+    match snapshot.state {
+        SnapshotState::Building => {
+            ApiError::new(ErrorCode::SandboxStarting, format!("snapshot {name} ({id}) is still being taken; ask again"))
+        }
+        SnapshotState::Failed => {
+            let why = snapshot.reason.as_deref().unwrap_or("it was interrupted");
+            ApiError::invalid(format!("snapshot: {name} ({id}) failed: {why}; take another"))
+        }
+        SnapshotState::Ready | SnapshotState::Deleting => {
+            ApiError::new(ErrorCode::SnapshotNotFound, format!("snapshot {name} ({id}) is being deleted"))
+        }
+    }
+}
+
+/// Of what a sandbox was to be made, something is gone by the time its row was to be written.
+pub fn gone(what: &str) -> ApiError {
+    ApiError::new(ErrorCode::InUse, format!("{what}, of which it was to be made, was removed meanwhile"))
+}

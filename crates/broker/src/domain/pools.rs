@@ -1,0 +1,252 @@
+//! Pools: sandboxes of a template that run already and wait for whoever wants one.
+
+use std::{sync::Arc, time::Duration};
+
+use cobox_protocol::{
+    ApiError, ErrorCode, KeyId, PoolId, Timestamp,
+    session::{Access, State},
+};
+
+use super::{
+    access,
+    audit::AuditRecord,
+    deployment::{Deployment, internal},
+    keeper::Kinds,
+    kinds::Pool,
+    making::{self, MakingWish},
+    model::{Caller, Principal, Sandbox},
+    sandboxes,
+    sessions::{Asking, new_sandbox},
+};
+use crate::store::{AddedKind, AddedMember, ChangedKind, PoolTaking};
+
+/// Pools a workspace may have.
+const MAX_POOLS: u32 = 20;
+/// Sandboxes one pool may keep waiting: each is a running one.
+pub const MAX_REPLICAS: u32 = 50;
+/// Begun at once for one pool: a start is a moment's work, and others want to start theirs.
+const STARTS_AT_ONCE: usize = 4;
+/// How often a pool is looked at by who waits for it.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How long the start of a member is waited for before it is left to itself.
+const START_WAIT: Duration = Duration::from_secs(60);
+
+/// The pool from which sandboxes of a template are taken, if there is one.
+pub async fn taking(d: &Deployment, workspace: &str, template: &str) -> Result<Option<PoolTaking>, ApiError> {
+    let pools = d.store.pools(workspace).await.map_err(internal)?;
+    let silence = i64::try_from(d.config.node_timeout_seconds).unwrap_or(i64::MAX);
+    let alive_since = Timestamp::from_unix(d.now().unix().saturating_sub(silence));
+    Ok(pools.into_iter().find(|p| p.template == template && p.replicas > 0).map(|p| PoolTaking { pool: p.id, alive_since }))
+}
+
+/// What is asked for a pool.
+pub struct PoolWish {
+    pub name: String,
+    pub template: String,
+    pub replicas: u32,
+}
+
+impl Kinds {
+    pub async fn create_pool(self: &Arc<Self>, asking: &Asking<'_>, wish: PoolWish) -> Result<Pool, ApiError> {
+        let (d, principal) = (&self.deployment, &asking.caller.principal);
+        sandboxes::check_name(&wish.name)?;
+        check_replicas(wish.replicas)?;
+        // Whether its sandboxes can be made at all.
+        making::resolve(d, asking.caller, &of_template(&wish.template)).await?;
+        let pool = Pool {
+            id: PoolId::new(),
+            workspace: principal.workspace.clone(),
+            name: wish.name,
+            template: wish.template,
+            owner: principal.name.clone(),
+            owner_kind: principal.kind,
+            replicas: wish.replicas,
+            created_at: d.now(),
+            updated_at: d.now(),
+        };
+        let audit = self.audit(asking, "pool.created", &format!("{} of {} {}", pool.name, pool.replicas, pool.template));
+        match d.store.add_pool(&pool, MAX_POOLS, &audit).await.map_err(internal)? {
+            AddedKind::Added => {}
+            AddedKind::NameTaken => return Err(taken(&pool.name)),
+            AddedKind::TooMany => {
+                return Err(ApiError::new(
+                    ErrorCode::RateLimited,
+                    format!("the workspace has {MAX_POOLS} pools, which is its limit; delete some first"),
+                ));
+            }
+        }
+        self.keep_pool_soon(pool.clone());
+        Ok(pool)
+    }
+
+    pub async fn pools(&self, asking: &Asking<'_>) -> Result<Vec<Pool>, ApiError> {
+        self.deployment.store.pools(&asking.caller.principal.workspace).await.map_err(internal)
+    }
+
+    pub async fn pool(&self, asking: &Asking<'_>, name: &str) -> Result<Pool, ApiError> {
+        let found = self.deployment.store.pool(&asking.caller.principal.workspace, name).await.map_err(internal)?;
+        found.ok_or_else(|| not_found(name))
+    }
+
+    /// How many of its sandboxes wait ready.
+    pub async fn waiting(&self, pool: &Pool) -> Result<u32, ApiError> {
+        let members = self.deployment.store.pool_members(&pool.id).await.map_err(internal)?;
+        Ok(u32::try_from(members.iter().filter(|m| m.is_running()).count()).unwrap_or(u32::MAX))
+    }
+
+    /// Returns when as many wait as are wanted.
+    pub async fn wait_for_pool(self: &Arc<Self>, pool: &Pool, wait: Duration) -> Result<(), ApiError> {
+        let full = async {
+            while self.waiting(pool).await? < pool.replicas {
+                self.keep_pool(pool).await?;
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+            Ok(())
+        };
+        let late = || {
+            let message = format!("pool {} is not full after {} s; it is being filled", pool.name, wait.as_secs());
+            Err(ApiError::new(ErrorCode::SandboxStarting, message))
+        };
+        tokio::time::timeout(wait, full).await.unwrap_or_else(|_| late())
+    }
+
+    pub async fn change_pool(
+        self: &Arc<Self>,
+        asking: &Asking<'_>,
+        name: &str,
+        new_name: Option<String>,
+        replicas: Option<u32>,
+    ) -> Result<Pool, ApiError> {
+        let d = &self.deployment;
+        let pool = self.pool(asking, name).await?;
+        access::may_end(&asking.caller.principal, &pool)?;
+        new_name.as_deref().map_or(Ok(()), sandboxes::check_name)?;
+        replicas.map_or(Ok(()), check_replicas)?;
+        let changed = Pool {
+            name: new_name.unwrap_or_else(|| pool.name.clone()),
+            replicas: replicas.unwrap_or(pool.replicas),
+            updated_at: d.now(),
+            ..pool.clone()
+        };
+        let audit = self.audit(asking, "pool.changed", &format!("{} to {} of {}", pool.name, changed.name, changed.replicas));
+        match d.store.change_pool(&pool, &changed, &audit).await.map_err(internal)? {
+            ChangedKind::Changed => {}
+            ChangedKind::NameTaken => return Err(taken(&changed.name)),
+            ChangedKind::Gone => return Err(not_found(name)),
+        }
+        self.keep_pool_soon(changed.clone());
+        Ok(changed)
+    }
+
+    pub async fn delete_pool(self: &Arc<Self>, asking: &Asking<'_>, name: &str) -> Result<(), ApiError> {
+        let pool = self.pool(asking, name).await?;
+        access::may_end(&asking.caller.principal, &pool)?;
+        let audit = self.audit(asking, "pool.deleted", &pool.name);
+        if !self.deployment.store.remove_pool(&pool, &audit).await.map_err(internal)? {
+            return Err(not_found(name));
+        }
+        self.keep_pool_soon(Pool { replicas: 0, ..pool });
+        Ok(())
+    }
+
+    fn keep_pool_soon(self: &Arc<Self>, pool: Pool) {
+        let this = self.clone();
+        self.deployment.background.spawn(async move {
+            if let Err(error) = this.keep_pool(&pool).await {
+                tracing::warn!(pool = %pool.id, %error, "a pool could not be looked after; it is tried again");
+            }
+        });
+    }
+
+    pub async fn keep_pools(self: &Arc<Self>) -> Result<(), ApiError> {
+        let d = &self.deployment;
+        for pool in d.store.all_pools().await.map_err(internal)? {
+            if let Err(error) = self.keep_pool(&pool).await {
+                tracing::warn!(pool = %pool.id, %error, "a pool could not be looked after; it is tried again");
+            }
+        }
+        for member in d.store.poolless_members().await.map_err(internal)? {
+            self.end_member(&member, "its pool was deleted").await?;
+        }
+        Ok(())
+    }
+
+    /// Ends what it doesn't want any more, and begins what it lacks. Every broker does this; each change is made once.
+    async fn keep_pool(self: &Arc<Self>, pool: &Pool) -> Result<(), ApiError> {
+        let d = &self.deployment;
+        let Some(_under_way) = self.begin(pool.id.as_str()) else { return Ok(()) };
+        let members = d.store.pool_members(&pool.id).await.map_err(internal)?;
+        if pool.replicas == 0 && members.is_empty() {
+            return Ok(());
+        }
+        let principal = Principal { workspace: pool.workspace.clone(), name: pool.owner.clone(), kind: pool.owner_kind };
+        // It shows no key and gets no token: only what its owner may make is asked.
+        let owner = Caller::new(principal, KeyId::new());
+        let recipe = match pool.replicas {
+            0 => None,
+            _ => Some(making::resolve(d, &owner, &of_template(&pool.template)).await?),
+        };
+        let is_wanted = |m: &Sandbox| {
+            let is_usable = m.is_running() || m.state == State::Provisioning;
+            is_usable && recipe.as_ref().is_some_and(|r| r.making == m.making)
+        };
+        let (wanted, unwanted): (Vec<_>, Vec<_>) = members.into_iter().partition(is_wanted);
+        let surplus = wanted.iter().skip(pool.replicas as usize);
+        for member in unwanted.iter().chain(surplus) {
+            self.end_member(member, "its pool no longer wants it").await?;
+        }
+        let Some(recipe) = recipe.filter(|r| r.node == d.node) else { return Ok(()) };
+        let lacking = (pool.replicas as usize).saturating_sub(wanted.len()).min(STARTS_AT_ONCE);
+        for _ in 0..lacking {
+            let fresh = new_sandbox(d, &owner, None, Access::Owner);
+            let fresh = Sandbox { making: recipe.making.clone(), template: recipe.template.clone(), pool: Some(pool.id.clone()), ..fresh };
+            let quota = d.policy().quota(&owner.subject(), &d.config);
+            let audit = AuditRecord::of_sandbox(d.now(), &fresh, "sandbox.created", &format!("for pool {}", pool.name));
+            match d.store.add_pool_member(&fresh, &quota, &audit).await.map_err(internal)? {
+                AddedMember::Added => {}
+                AddedMember::NotWanted => break,
+                AddedMember::QuotaReached(_) => {
+                    tracing::warn!(pool = %pool.id, "a pool can't be filled: the limit of sandboxes is reached");
+                    break;
+                }
+                AddedMember::MadeOfGone(what) => return Err(making::gone(&what)),
+            }
+            let lifecycle = self.lifecycle.clone();
+            d.background.spawn(async move {
+                // A failure is logged where it happens, and the pool is filled again.
+                let _ = lifecycle.bring_up(&fresh.id, START_WAIT).await;
+            });
+        }
+        Ok(())
+    }
+
+    /// Out of the pool first, so that nobody takes what is about to end.
+    async fn end_member(&self, member: &Sandbox, reason: &str) -> Result<(), ApiError> {
+        let d = &self.deployment;
+        if d.store.leave_pool(member).await.map_err(internal)? {
+            let audit = AuditRecord::of_sandbox(d.now(), member, "sandbox.ended", reason);
+            self.lifecycle.terminate(member, reason, audit).await?;
+        }
+        Ok(())
+    }
+}
+
+fn of_template(name: &str) -> MakingWish {
+    MakingWish { template: Some(name.to_owned()), ..MakingWish::default() }
+}
+
+fn check_replicas(replicas: u32) -> Result<(), ApiError> {
+    match replicas <= MAX_REPLICAS {
+        true => Ok(()),
+        false => Err(ApiError::invalid(format!("replicas: {replicas} are too many; at most {MAX_REPLICAS} are kept waiting"))),
+    }
+}
+
+fn not_found(name: &str) -> ApiError {
+    let shown: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
+    ApiError::new(ErrorCode::PoolNotFound, format!("there is no pool `{shown}`"))
+}
+
+fn taken(name: &str) -> ApiError {
+    ApiError::new(ErrorCode::NameTaken, format!("name: there is a pool {name} already"))
+}

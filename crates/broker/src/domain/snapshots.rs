@@ -1,0 +1,309 @@
+//! Snapshots: a sandbox's files, kept for others to start from. The row comes first; the files are copied behind the answer.
+
+use std::sync::Arc;
+
+use cobox_protocol::{
+    ApiError, ErrorCode, SnapshotId,
+    making::{Env, Resources, SnapshotInfo, SnapshotState},
+};
+use cobox_provider::{Making, Root};
+
+use super::{
+    access,
+    audit::AuditRecord,
+    deployment::{Deployment, internal},
+    keeper::Kinds,
+    kinds::Snapshot,
+    making,
+    model::{Caller, Sandbox},
+    sandboxes,
+    sessions::Asking,
+};
+use crate::store::{AddedKind, SnapshotFilter, Viewer};
+
+/// What a name without a tag means.
+pub const DEFAULT_TAG: &str = "latest";
+/// Snapshots a sandbox may stand on, each taken of a sandbox made from the next: each is one more place to look for a file.
+const MAX_LAYERS: usize = 16;
+/// Longest reason kept of a failure, in characters.
+const MAX_REASON_CHARS: usize = 500;
+
+/// What is asked for a snapshot.
+#[derive(Clone, Debug, Default)]
+pub struct SnapshotWish<'a> {
+    pub name: &'a str,
+    pub tag: Option<&'a str>,
+    /// The disk of sandboxes from it, where that is to be another than its sandbox's.
+    pub disk_bytes: Option<u64>,
+    /// Variables of sandboxes from it.
+    pub env: Env,
+}
+
+/// One that the caller may use: by its id, `name` or `name:tag`.
+pub async fn find(d: &Deployment, caller: &Caller, reference: &str) -> Result<Snapshot, ApiError> {
+    let found = match reference.parse::<SnapshotId>() {
+        Ok(id) => d.store.snapshot(&id).await,
+        Err(_) => {
+            let (name, tag) = reference.split_once(':').unwrap_or((reference, DEFAULT_TAG));
+            d.store.snapshot_named(&caller.principal.workspace, name, tag).await
+        }
+    };
+    let found = found.map_err(internal)?.filter(|s| access::is_visible(&caller.principal, s)).ok_or_else(|| not_found(reference))?;
+    access::may_use(&caller.principal, &found)?;
+    Ok(found)
+}
+
+impl Snapshot {
+    pub fn info(self) -> SnapshotInfo {
+        let image = match &self.making.root {
+            Some(Root::Image(image)) if self.making.layers.is_empty() => Some(image.clone()),
+            _ => None,
+        };
+        SnapshotInfo {
+            id: self.id,
+            name: self.name,
+            tag: self.tag,
+            state: self.state,
+            reason: self.reason,
+            sandbox_id: self.sandbox,
+            image,
+            size_bytes: self.size_bytes,
+            provider: self.provider,
+            owner: self.owner,
+            access: self.access,
+            created_at: self.created_at,
+        }
+    }
+}
+
+impl Kinds {
+    /// Begins to keep a sandbox's files, running or not; answers while they are being copied. For its owner and operators, and for who
+    /// may use it and is allowed `snapshot`. A file that is written meanwhile is kept as it is found; all others are as they are.
+    pub async fn take_snapshot(self: &Arc<Self>, asking: &Asking<'_>, of: &str, wish: SnapshotWish<'_>) -> Result<Snapshot, ApiError> {
+        let (d, caller) = (&self.deployment, asking.caller);
+        let sandbox = sandboxes::find(d, caller, of).await?;
+        access::may_use(&caller.principal, &sandbox)?;
+        if !d.policy().allowed(&caller.subject()).contains(cobox_protocol::Capability::Snapshot) {
+            access::may_end(&caller.principal, &sandbox)?;
+        }
+        check(&wish)?;
+        if !d.provider.abilities().snapshots {
+            return Err(ApiError::invalid(format!("the {} provider can't take snapshots", d.provider.name())));
+        }
+        if sandbox.running_since.is_none() && sandbox.suspended_at.is_none() {
+            return Err(ApiError::new(ErrorCode::SandboxStarting, format!("sandbox {} is still starting; ask again", sandbox.id)));
+        }
+        if sandbox.making.layers.len() >= MAX_LAYERS {
+            let message =
+                format!("sandbox {} stands on {MAX_LAYERS} snapshots, which is the limit; copy its files to a new sandbox", sandbox.id);
+            return Err(ApiError::invalid(message));
+        }
+        let id = SnapshotId::new();
+        let layers = std::iter::once(id.clone()).chain(sandbox.making.layers.iter().cloned()).collect();
+        let resources = Resources { disk_bytes: wish.disk_bytes, ..Resources::default() }.or(&sandbox.making.resources);
+        making::check(d, &Making { resources: resources.clone(), ..Making::default() }, &d.node)?;
+        let made_of = Making { root: sandbox.making.root.clone(), layers, resources, env: wish.env.clone(), ..Making::default() };
+        let snapshot = Snapshot {
+            // What its owner keeps to themself stays so.
+            access: sandbox.access,
+            node: sandbox.node.clone(),
+            sandbox: Some(sandbox.id.clone()),
+            ..self.new_snapshot(asking, id, &wish, made_of, SnapshotState::Building)
+        };
+        self.add_snapshot(asking, &snapshot, &format!("{} of {}", label(&snapshot), sandbox.id)).await?;
+        self.build(snapshot.clone());
+        Ok(snapshot)
+    }
+
+    /// A name for an image that the provider has: nothing is copied.
+    pub async fn name_image(&self, asking: &Asking<'_>, image: &str, wish: SnapshotWish<'_>) -> Result<Snapshot, ApiError> {
+        let d = &self.deployment;
+        check(&wish)?;
+        if d.policy().has_listed_templates(&asking.caller.subject()) {
+            return Err(ApiError::new(
+                ErrorCode::Forbidden,
+                "the policy lists the templates you may use, and an image would be something else",
+            ));
+        }
+        let resources = Resources { disk_bytes: wish.disk_bytes, ..Resources::default() };
+        let made_of = Making { root: Some(Root::Image(image.to_owned())), resources, env: wish.env.clone(), ..Making::default() };
+        making::check(d, &made_of, &d.node)?;
+        let snapshot = self.new_snapshot(asking, SnapshotId::new(), &wish, made_of, SnapshotState::Ready);
+        let snapshot = Snapshot { size_bytes: Some(0), ..snapshot };
+        self.add_snapshot(asking, &snapshot, &format!("{} of image {image}", label(&snapshot))).await?;
+        Ok(snapshot)
+    }
+
+    fn new_snapshot(&self, asking: &Asking<'_>, id: SnapshotId, wish: &SnapshotWish<'_>, making: Making, state: SnapshotState) -> Snapshot {
+        let (d, principal) = (&self.deployment, &asking.caller.principal);
+        Snapshot {
+            id,
+            workspace: principal.workspace.clone(),
+            name: wish.name.to_owned(),
+            tag: wish.tag.unwrap_or(DEFAULT_TAG).to_owned(),
+            owner: principal.name.clone(),
+            access: d.policy().default_access(&asking.caller.subject()),
+            provider: d.provider.name().to_owned(),
+            node: d.node.clone(),
+            state,
+            reason: None,
+            sandbox: None,
+            making,
+            size_bytes: None,
+            created_at: d.now(),
+            updated_at: d.now(),
+        }
+    }
+
+    async fn add_snapshot(&self, asking: &Asking<'_>, snapshot: &Snapshot, detail: &str) -> Result<(), ApiError> {
+        let d = &self.deployment;
+        let audit = AuditRecord { sandbox: snapshot.sandbox.clone(), ..self.audit(asking, "snapshot.created", detail) };
+        let most = d.config.max_snapshots_per_workspace;
+        match d.store.add_snapshot(snapshot, most, &audit).await.map_err(internal)? {
+            AddedKind::Added | AddedKind::NameTaken => Ok(()),
+            AddedKind::TooMany => Err(ApiError::new(
+                ErrorCode::RateLimited,
+                format!("the workspace has {most} snapshots, which is its storage limit; delete some first"),
+            )),
+        }
+    }
+
+    pub async fn snapshots(&self, asking: &Asking<'_>, filter: &SnapshotFilter) -> Result<Vec<Snapshot>, ApiError> {
+        self.deployment.store.snapshots(&Viewer::from(&asking.caller.principal), filter).await.map_err(internal)
+    }
+
+    pub async fn snapshot(&self, asking: &Asking<'_>, reference: &str) -> Result<Snapshot, ApiError> {
+        find(&self.deployment, asking.caller, reference).await
+    }
+
+    /// Its tag, if name and tag mean this one and not a newer.
+    pub async fn tag_of(&self, snapshot: &Snapshot) -> Result<Option<String>, ApiError> {
+        if snapshot.state != SnapshotState::Ready {
+            return Ok(None);
+        }
+        let meant = self.deployment.store.snapshot_named(&snapshot.workspace, &snapshot.name, &snapshot.tag).await.map_err(internal)?;
+        Ok(meant.filter(|s| s.id == snapshot.id).map(|s| s.tag))
+    }
+
+    /// Nobody can start from it any more. Its files stay for as long as a sandbox or another snapshot stands on them.
+    pub async fn delete_snapshot(self: &Arc<Self>, asking: &Asking<'_>, reference: &str) -> Result<(), ApiError> {
+        let d = &self.deployment;
+        let found = find(d, asking.caller, reference).await?;
+        access::may_end(&asking.caller.principal, &found)?;
+        let deleting = Snapshot { state: SnapshotState::Deleting, updated_at: d.now(), ..found.clone() };
+        let audit = self.audit(asking, "snapshot.deleted", &format!("{} {}", label(&found), found.id));
+        if found.state != SnapshotState::Deleting && !d.store.settle_snapshot(&found, &deleting, Some(&audit)).await.map_err(internal)? {
+            // Its state changed in this moment: what it is now is deleted instead.
+            let found = d.store.snapshot(&found.id).await.map_err(internal)?.ok_or_else(|| not_found(reference))?;
+            let deleting = Snapshot { state: SnapshotState::Deleting, updated_at: d.now(), ..found.clone() };
+            d.store.settle_snapshot(&found, &deleting, Some(&audit)).await.map_err(internal)?;
+        }
+        self.keep_snapshot(deleting).await;
+        Ok(())
+    }
+
+    /// Copies the files, unless somebody is at it. What came of it is written down; a crash leaves the row, which is found again.
+    fn build(self: &Arc<Self>, snapshot: Snapshot) {
+        let d = &self.deployment;
+        if snapshot.node != d.node {
+            return;
+        }
+        let Some(under_way) = self.begin(snapshot.id.as_str()) else { return };
+        let this = self.clone();
+        d.background.spawn(async move {
+            let _under_way = under_way;
+            // A few at a time: each reads and writes as fast as the disk can.
+            let _turn = this.copying.acquire().await;
+            let d = &this.deployment;
+            let taken = this.copy(&snapshot).await;
+            let now = d.now();
+            let settled = match taken {
+                Ok(size) => Snapshot { state: SnapshotState::Ready, size_bytes: Some(size), updated_at: now, ..snapshot.clone() },
+                Err(error) => {
+                    tracing::warn!(snapshot = %snapshot.id, %error, "a snapshot could not be taken");
+                    let reason = error.message.chars().take(MAX_REASON_CHARS).collect();
+                    Snapshot { state: SnapshotState::Failed, reason: Some(reason), updated_at: now, ..snapshot.clone() }
+                }
+            };
+            let action = if settled.state == SnapshotState::Ready { "snapshot.ready" } else { "snapshot.failed" };
+            let audit = AuditRecord { sandbox: snapshot.sandbox.clone(), ..AuditRecord::new(now, &snapshot.workspace, action).detail(label(&snapshot)) };
+            match d.store.settle_snapshot(&snapshot, &settled, Some(&audit)).await {
+                // Deleted while it was taken: whoever looks after it next removes the files.
+                Ok(_) => {}
+                Err(error) => tracing::error!(snapshot = %snapshot.id, %error, "what came of a snapshot could not be written down; it is looked at again"),
+            }
+        });
+    }
+
+    async fn copy(&self, snapshot: &Snapshot) -> Result<u64, ApiError> {
+        let d = &self.deployment;
+        let lost = || ApiError::new(ErrorCode::SandboxNotFound, "its sandbox ended while it was taken");
+        let Some(of) = &snapshot.sandbox else { return Err(lost()) };
+        let living = async || -> Result<Sandbox, ApiError> {
+            d.store.sandbox(of).await.map_err(internal)?.filter(|s| s.ended_at.is_none()).ok_or_else(lost)
+        };
+        let sandbox = living().await?;
+        let taken = d.provider.take_snapshot(of, &snapshot.id, &sandbox.making).await.map_err(|e| making::refused(&e))?;
+        // What ended meanwhile was being removed while it was copied.
+        if let Err(error) = living().await {
+            d.provider.remove_snapshot(&snapshot.id).await.map_err(|e| making::refused(&e))?;
+            return Err(error);
+        }
+        Ok(taken)
+    }
+
+    /// Finishes what was begun with one of this node.
+    pub async fn keep_snapshot(self: &Arc<Self>, snapshot: Snapshot) {
+        let d = &self.deployment;
+        match snapshot.state {
+            SnapshotState::Building => self.build(snapshot),
+            SnapshotState::Deleting if snapshot.node == d.node => {
+                let Some(_under_way) = self.begin(snapshot.id.as_str()) else { return };
+                let removed = async {
+                    if d.store.is_snapshot_used(&snapshot).await.map_err(internal)? {
+                        return Ok(());
+                    }
+                    if d.provider.abilities().snapshots {
+                        d.provider.remove_snapshot(&snapshot.id).await.map_err(|e| making::refused(&e))?;
+                    }
+                    d.store.forget_snapshot(&snapshot.id).await.map_err(internal)
+                };
+                if let Err(error) = removed.await {
+                    tracing::warn!(snapshot = %snapshot.id, %error, "a snapshot could not be removed; it is tried again");
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// What a dead node was copying doesn't get done.
+    pub async fn give_up_snapshots(&self, node: &str) -> Result<(), ApiError> {
+        let d = &self.deployment;
+        for snapshot in d.store.snapshots_due(node).await.map_err(internal)? {
+            if snapshot.state == SnapshotState::Building {
+                let reason = Some("its node died before it was taken".to_owned());
+                let failed = Snapshot { state: SnapshotState::Failed, reason, updated_at: d.now(), ..snapshot.clone() };
+                d.store.settle_snapshot(&snapshot, &failed, None).await.map_err(internal)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check(wish: &SnapshotWish<'_>) -> Result<(), ApiError> {
+    sandboxes::check_name(wish.name)?;
+    wish.env.check()?;
+    if wish.tag.is_some_and(|tag| !cobox_protocol::sandbox::is_sandbox_name(tag)) {
+        return Err(ApiError::invalid("tag: must be 1 to 63 letters, digits, `-`, `_` or `.`"));
+    }
+    Ok(())
+}
+
+fn label(snapshot: &Snapshot) -> String {
+    format!("{}:{}", snapshot.name, snapshot.tag)
+}
+
+fn not_found(reference: &str) -> ApiError {
+    let shown: String = reference.chars().filter(|c| !c.is_control()).take(128).collect();
+    ApiError::new(ErrorCode::SnapshotNotFound, format!("there is no snapshot `{shown}`"))
+}

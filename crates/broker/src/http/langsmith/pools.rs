@@ -1,0 +1,119 @@
+//! `/v2/sandboxes/pools`: as the SDKs before 0.7.34 ask for them.
+
+use std::time::Duration;
+
+use axum::{
+    Json,
+    extract::{Path, State},
+    routing::get,
+};
+use cobox_protocol::{PoolId, Timestamp};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+
+use super::{Api, Routes, place};
+use crate::{
+    domain::{kinds::Pool, pools::PoolWish},
+    http::{auth::Authenticated, body::JsonBody, error::Failure},
+};
+
+/// How long a maker waits for all of them where it says nothing, as in the SDKs.
+const DEFAULT_WAIT: Duration = Duration::from_secs(30);
+const MAX_WAIT: Duration = Duration::from_secs(300);
+
+pub fn routes() -> Routes {
+    Routes::new().at(place!("/pools"), get(list).post(create)).at(place!("/pools/{name}"), get(look).patch(change).delete(remove))
+}
+
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct PoolRequest {
+    name: String,
+    template_name: String,
+    replicas: u32,
+    #[serde(default)]
+    wait_for_ready: Option<bool>,
+    /// In seconds.
+    #[serde(default)]
+    timeout: Option<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct PoolChange {
+    #[serde(default)]
+    name: Option<String>,
+    #[serde(default)]
+    replicas: Option<u32>,
+}
+
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct PoolShown {
+    id: PoolId,
+    name: String,
+    template_name: String,
+    replicas: u32,
+    /// How many wait ready.
+    ready_replicas: u32,
+    created_at: Timestamp,
+    updated_at: Timestamp,
+}
+
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct PoolList {
+    pools: Vec<PoolShown>,
+}
+
+async fn create(
+    State(api): State<Api>,
+    who: Authenticated,
+    JsonBody(wish): JsonBody<PoolRequest>,
+) -> Result<(StatusCode, Json<PoolShown>), Failure> {
+    let asked = PoolWish { name: wish.name, template: wish.template_name, replicas: wish.replicas };
+    let pool = api.kinds.create_pool(&who.asking(), asked).await?;
+    if wish.wait_for_ready.unwrap_or(true) {
+        let wait = wish.timeout.map_or(DEFAULT_WAIT, Duration::from_secs).min(MAX_WAIT);
+        api.kinds.wait_for_pool(&pool, wait).await?;
+    }
+    Ok((StatusCode::CREATED, Json(shown(&api, pool).await?)))
+}
+
+async fn list(State(api): State<Api>, who: Authenticated) -> Result<Json<PoolList>, Failure> {
+    let mut pools = Vec::new();
+    for pool in api.kinds.pools(&who.asking()).await? {
+        pools.push(shown(&api, pool).await?);
+    }
+    Ok(Json(PoolList { pools }))
+}
+
+async fn look(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<PoolShown>, Failure> {
+    Ok(Json(shown(&api, api.kinds.pool(&who.asking(), &name).await?).await?))
+}
+
+async fn change(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(name): Path<String>,
+    JsonBody(wish): JsonBody<PoolChange>,
+) -> Result<Json<PoolShown>, Failure> {
+    Ok(Json(shown(&api, api.kinds.change_pool(&who.asking(), &name, wish.name, wish.replicas).await?).await?))
+}
+
+async fn remove(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
+    api.kinds.delete_pool(&who.asking(), &name).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn shown(api: &Api, pool: Pool) -> Result<PoolShown, Failure> {
+    Ok(PoolShown {
+        ready_replicas: api.kinds.waiting(&pool).await?.min(pool.replicas),
+        id: pool.id,
+        name: pool.name,
+        template_name: pool.template,
+        replicas: pool.replicas,
+        created_at: pool.created_at,
+        updated_at: pool.updated_at,
+    })
+}

@@ -1,0 +1,216 @@
+//! `/v2/sandboxes/snapshots`, taking one of a box, and the registries of images that there are none of.
+
+use axum::{
+    Json,
+    extract::{Path, State},
+    routing::{get, post},
+};
+use cobox_protocol::{
+    ApiError, ErrorCode, SandboxId, SnapshotId, Timestamp,
+    making::{Env, SnapshotState},
+};
+use cobox_provider::Root;
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+
+use super::{Api, Routes, place};
+use crate::{
+    domain::{kinds::Snapshot, snapshots::SnapshotWish},
+    http::{auth::Authenticated, body::JsonBody, error::Failure, paging::Params},
+    store::SnapshotFilter,
+};
+
+const DEFAULT_LIMIT: u32 = 50;
+/// Largest page, in items, as in the SDKs.
+const MAX_LIMIT: u32 = 500;
+
+pub fn routes() -> Routes {
+    Routes::new()
+        .at(place!("/boxes/{name}/snapshot"), post(take))
+        .at(place!("/snapshots"), get(list).post(create))
+        .at(place!("/snapshots/{reference}"), get(look).delete(remove))
+        .at(place!("/snapshots-by-name/{name}"), get(by_name))
+        .at(place!("/registries"), get(no_registries).post(no_registries))
+        .at(place!("/registries/{id}"), get(no_registries).patch(no_registries).delete(no_registries))
+}
+
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct RunWords {
+    #[serde(default)]
+    user: Option<String>,
+    #[serde(default)]
+    work_dir: Option<String>,
+    #[serde(default)]
+    env_vars: Option<std::collections::BTreeMap<String, String>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct SnapshotRequest {
+    name: String,
+    #[serde(default)]
+    tag: Option<String>,
+    /// One the provider has. Not for what is taken of a box.
+    #[serde(default)]
+    docker_image: Option<String>,
+    #[serde(default)]
+    fs_capacity_bytes: Option<u64>,
+    #[serde(default)]
+    registry_id: Option<String>,
+    #[serde(default)]
+    run_config: Option<RunWords>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ListQuery {
+    name_contains: Option<String>,
+    limit: Option<u32>,
+    offset: Option<u32>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct SnapshotShown {
+    id: SnapshotId,
+    name: String,
+    status: SnapshotState,
+    status_message: Option<String>,
+    /// The disk of sandboxes from it; 0 where that is the provider's to say.
+    fs_capacity_bytes: u64,
+    fs_used_bytes: Option<u64>,
+    docker_image: Option<String>,
+    source_sandbox_id: Option<SandboxId>,
+    created_by: String,
+    created_at: Timestamp,
+    updated_at: Timestamp,
+    /// Those that mean it now.
+    tags: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct SnapshotList {
+    snapshots: Vec<SnapshotShown>,
+    /// The same again, for clients that look here.
+    items: Vec<SnapshotShown>,
+    next_cursor: Option<String>,
+    offset: u32,
+}
+
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct SnapshotTag {
+    tag: String,
+    snapshot_id: SnapshotId,
+}
+
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct SnapshotTags {
+    name: String,
+    tags: Vec<SnapshotTag>,
+}
+
+async fn take(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(name): Path<String>,
+    JsonBody(wish): JsonBody<SnapshotRequest>,
+) -> Result<(StatusCode, Json<SnapshotShown>), Failure> {
+    if wish.docker_image.is_some() {
+        return Err(ApiError::invalid("docker_image: a snapshot is of the box's files, not of an image inside it; leave it out").into());
+    }
+    let taken = api.kinds.take_snapshot(&who.asking(), &name, read(&wish)?).await?;
+    Ok((StatusCode::CREATED, Json(shown(&api, taken).await?)))
+}
+
+async fn create(
+    State(api): State<Api>,
+    who: Authenticated,
+    JsonBody(wish): JsonBody<SnapshotRequest>,
+) -> Result<(StatusCode, Json<SnapshotShown>), Failure> {
+    let image = wish.docker_image.as_deref().filter(|i| !i.is_empty());
+    let image = image.ok_or_else(|| ApiError::invalid("docker_image: is missing"))?;
+    let named = api.kinds.name_image(&who.asking(), image, read(&wish)?).await?;
+    Ok((StatusCode::CREATED, Json(shown(&api, named).await?)))
+}
+
+async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<ListQuery>) -> Result<Json<SnapshotList>, Failure> {
+    let limit = query.limit.unwrap_or(DEFAULT_LIMIT);
+    if !(1..=MAX_LIMIT).contains(&limit) {
+        return Err(ApiError::invalid(format!("limit: must be a whole number from 1 to {MAX_LIMIT}")).into());
+    }
+    let offset = query.offset.unwrap_or_default();
+    let filter =
+        SnapshotFilter { name_contains: query.name_contains.filter(|n| !n.is_empty()), limit, offset, ..SnapshotFilter::default() };
+    let mut snapshots = Vec::new();
+    for snapshot in api.kinds.snapshots(&who.asking(), &filter).await? {
+        snapshots.push(shown(&api, snapshot).await?);
+    }
+    Ok(Json(SnapshotList { items: snapshots.clone(), snapshots, next_cursor: None, offset }))
+}
+
+async fn look(State(api): State<Api>, who: Authenticated, Path(reference): Path<String>) -> Result<Json<SnapshotShown>, Failure> {
+    Ok(Json(shown(&api, api.kinds.snapshot(&who.asking(), &reference).await?).await?))
+}
+
+async fn remove(State(api): State<Api>, who: Authenticated, Path(reference): Path<String>) -> Result<StatusCode, Failure> {
+    api.kinds.delete_snapshot(&who.asking(), &reference).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn by_name(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<SnapshotTags>, Failure> {
+    let filter = SnapshotFilter { name: Some(name.clone()), limit: MAX_LIMIT, ..SnapshotFilter::default() };
+    let mut tags = Vec::new();
+    for snapshot in api.kinds.snapshots(&who.asking(), &filter).await? {
+        tags.extend(api.kinds.tag_of(&snapshot).await?.map(|tag| SnapshotTag { tag, snapshot_id: snapshot.id }));
+    }
+    if tags.is_empty() {
+        return Err(ApiError::new(ErrorCode::SnapshotNotFound, "there is no snapshot of that name").into());
+    }
+    Ok(Json(SnapshotTags { name, tags }))
+}
+
+async fn no_registries(_: Authenticated) -> Failure {
+    let message = "there is no container engine here, so there are no registries; an operator names root filesystems under [local.images]";
+    ApiError::new(ErrorCode::Unsupported, message).into()
+}
+
+fn read(wish: &SnapshotRequest) -> Result<SnapshotWish<'_>, ApiError> {
+    if wish.registry_id.as_deref().is_some_and(|id| !id.is_empty()) {
+        return Err(ApiError::invalid("registry_id: there are no registries here; leave it out"));
+    }
+    let mut env = Env::default();
+    if let Some(config) = &wish.run_config {
+        for (field, value) in [("user", &config.user), ("work_dir", &config.work_dir)] {
+            if value.as_deref().is_some_and(|v| !v.is_empty()) {
+                return Err(ApiError::invalid(format!("run_config.{field}: is not supported here; say it with each command")));
+            }
+        }
+        env = Env(config.env_vars.clone().unwrap_or_default());
+    }
+    Ok(SnapshotWish { name: &wish.name, tag: wish.tag.as_deref(), disk_bytes: wish.fs_capacity_bytes.filter(|b| *b > 0), env })
+}
+
+async fn shown(api: &Api, snapshot: Snapshot) -> Result<SnapshotShown, Failure> {
+    let tags = api.kinds.tag_of(&snapshot).await?.into_iter().collect();
+    let docker_image = match &snapshot.making.root {
+        Some(Root::Image(image)) if snapshot.sandbox.is_none() => Some(image.clone()),
+        _ => None,
+    };
+    Ok(SnapshotShown {
+        id: snapshot.id,
+        name: snapshot.name,
+        status: snapshot.state,
+        status_message: snapshot.reason,
+        fs_capacity_bytes: snapshot.making.resources.disk_bytes.unwrap_or(0),
+        fs_used_bytes: snapshot.size_bytes,
+        docker_image,
+        source_sandbox_id: snapshot.sandbox,
+        created_by: snapshot.owner,
+        created_at: snapshot.created_at,
+        updated_at: snapshot.updated_at,
+        tags,
+    })
+}

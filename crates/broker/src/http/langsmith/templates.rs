@@ -1,0 +1,154 @@
+//! `/v2/sandboxes/templates`: as the SDKs before 0.7.34 ask for them.
+
+use axum::{
+    Json,
+    extract::{Path, State},
+    routing::get,
+};
+use cobox_protocol::{
+    ApiError, Timestamp,
+    making::{CreateTemplate, MountWish, Resources},
+};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+
+use super::{Api, Routes, place, quantity};
+use crate::{
+    domain::templates::Found,
+    http::{auth::Authenticated, body::JsonBody, error::Failure},
+};
+
+/// What a template without an image says: these clients want a word there.
+const NO_IMAGE: &str = "default";
+
+pub fn routes() -> Routes {
+    Routes::new().at(place!("/templates"), get(list).post(create)).at(place!("/templates/{name}"), get(look).patch(change).delete(remove))
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ResourceWords {
+    /// As `500m` or `2`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<String>,
+    /// As `512Mi` or `1Gi`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage: Option<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct VolumeMount {
+    pub volume_name: String,
+    pub mount_path: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct TemplateWish {
+    name: String,
+    /// One the provider has; left out or `default`: what it gives everybody.
+    #[serde(default)]
+    image: Option<String>,
+    #[serde(default)]
+    resources: Option<ResourceWords>,
+    #[serde(default)]
+    volume_mounts: Option<Vec<VolumeMount>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Rename {
+    name: String,
+}
+
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct TemplateShown {
+    /// Its name: a template has no other id.
+    id: String,
+    name: String,
+    image: String,
+    resources: ResourceWords,
+    volume_mounts: Vec<VolumeMount>,
+    created_at: Option<Timestamp>,
+    updated_at: Option<Timestamp>,
+}
+
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct TemplateList {
+    templates: Vec<TemplateShown>,
+}
+
+async fn create(
+    State(api): State<Api>,
+    who: Authenticated,
+    JsonBody(wish): JsonBody<TemplateWish>,
+) -> Result<(StatusCode, Json<TemplateShown>), Failure> {
+    Ok((StatusCode::CREATED, Json(shown(api.kinds.create_template(&who.asking(), read(wish)?).await?))))
+}
+
+async fn list(State(api): State<Api>, who: Authenticated) -> Result<Json<TemplateList>, Failure> {
+    let templates = api.kinds.templates(&who.asking()).await?.into_iter().map(shown).collect();
+    Ok(Json(TemplateList { templates }))
+}
+
+async fn look(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<Json<TemplateShown>, Failure> {
+    Ok(Json(shown(api.kinds.template(&who.asking(), &name).await?)))
+}
+
+async fn change(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(name): Path<String>,
+    JsonBody(wish): JsonBody<Rename>,
+) -> Result<Json<TemplateShown>, Failure> {
+    Ok(Json(shown(api.kinds.rename_template(&who.asking(), &name, &wish.name).await?)))
+}
+
+async fn remove(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
+    api.kinds.delete_template(&who.asking(), &name).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn read(wish: TemplateWish) -> Result<CreateTemplate, ApiError> {
+    let said = wish.resources.unwrap_or_default();
+    let bytes = |field, text: Option<String>| text.as_deref().map(|t| quantity::bytes(field, t)).transpose();
+    Ok(CreateTemplate {
+        name: wish.name,
+        image: wish.image.filter(|image| !image.is_empty() && image != NO_IMAGE),
+        resources: Resources {
+            cpus: said.cpu.as_deref().map(|t| quantity::cpus("resources.cpu", t)).transpose()?,
+            memory_bytes: bytes("resources.memory", said.memory)?,
+            disk_bytes: bytes("resources.storage", said.storage)?,
+            processes: None,
+        },
+        mounts: wish
+            .volume_mounts
+            .unwrap_or_default()
+            .into_iter()
+            .map(|m| MountWish { volume: m.volume_name, path: m.mount_path, read_only: false })
+            .collect(),
+        ..CreateTemplate::default()
+    })
+}
+
+fn shown(template: Found) -> TemplateShown {
+    let Resources { cpus, memory_bytes, disk_bytes, .. } = template.spec.resources;
+    TemplateShown {
+        id: template.name.clone(),
+        name: template.name,
+        image: template.spec.image.unwrap_or_else(|| NO_IMAGE.to_owned()),
+        resources: ResourceWords {
+            cpu: cpus.map(quantity::shown_cpus),
+            memory: memory_bytes.map(quantity::shown_bytes),
+            storage: disk_bytes.map(quantity::shown_bytes),
+        },
+        volume_mounts: template.spec.mounts.into_iter().map(|m| VolumeMount { volume_name: m.volume, mount_path: m.path }).collect(),
+        created_at: template.own.as_ref().map(|t| t.created_at),
+        updated_at: template.own.as_ref().map(|t| t.updated_at),
+    }
+}

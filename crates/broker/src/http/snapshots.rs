@@ -1,0 +1,60 @@
+//! `/v1/snapshots`, and taking one of a sandbox.
+
+use axum::{
+    Json,
+    extract::{Path, State},
+    routing::{get, post},
+};
+use cobox_protocol::{
+    making::{SnapshotInfo, TakeSnapshot},
+    session::Page,
+};
+use http::StatusCode;
+use serde::Deserialize;
+
+use super::{Api, Routes, auth::Authenticated, body::JsonBody, error::Failure, paging::Params};
+use crate::{
+    domain::{kinds::Snapshot, snapshots::SnapshotWish},
+    store::SnapshotFilter,
+};
+
+/// As many as a workspace usually has.
+const MOST_SHOWN: u32 = 500;
+
+pub fn routes() -> Routes {
+    Routes::new()
+        .route("/v1/sandboxes/{id_or_name}/snapshots", post(take))
+        .route("/v1/snapshots", get(list))
+        .route("/v1/snapshots/{reference}", get(look).delete(remove))
+}
+
+#[derive(Deserialize)]
+struct Query {
+    name: Option<String>,
+}
+
+async fn take(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(id_or_name): Path<String>,
+    JsonBody(wish): JsonBody<TakeSnapshot>,
+) -> Result<(StatusCode, Json<SnapshotInfo>), Failure> {
+    let asked = SnapshotWish { name: &wish.name, tag: wish.tag.as_deref(), ..SnapshotWish::default() };
+    let taken = api.kinds.take_snapshot(&who.asking(), &id_or_name, asked).await?;
+    Ok((StatusCode::ACCEPTED, Json(taken.info())))
+}
+
+async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<Query>) -> Result<Json<Page<SnapshotInfo>>, Failure> {
+    let filter = SnapshotFilter { name: query.name, limit: MOST_SHOWN, ..SnapshotFilter::default() };
+    let items = api.kinds.snapshots(&who.asking(), &filter).await?.into_iter().map(Snapshot::info).collect();
+    Ok(Json(Page { items, next_cursor: None }))
+}
+
+async fn look(State(api): State<Api>, who: Authenticated, Path(reference): Path<String>) -> Result<Json<SnapshotInfo>, Failure> {
+    Ok(Json(api.kinds.snapshot(&who.asking(), &reference).await?.info()))
+}
+
+async fn remove(State(api): State<Api>, who: Authenticated, Path(reference): Path<String>) -> Result<StatusCode, Failure> {
+    api.kinds.delete_snapshot(&who.asking(), &reference).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

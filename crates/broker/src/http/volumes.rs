@@ -1,0 +1,40 @@
+//! `/v1/volumes`: files that outlive sandboxes.
+
+use axum::{
+    Json,
+    extract::{Path, State},
+    routing::get,
+};
+use cobox_protocol::{
+    making::{CreateVolume, VolumeInfo},
+    session::Page,
+};
+use http::StatusCode;
+
+use super::{Api, Routes, auth::Authenticated, body::JsonBody, error::Failure};
+
+pub fn routes() -> Routes {
+    Routes::new().route("/v1/volumes", get(list).post(create)).route("/v1/volumes/{name_or_id}", get(look).delete(remove))
+}
+
+async fn create(
+    State(api): State<Api>,
+    who: Authenticated,
+    JsonBody(wish): JsonBody<CreateVolume>,
+) -> Result<(StatusCode, Json<VolumeInfo>), Failure> {
+    Ok((StatusCode::CREATED, Json(api.kinds.create_volume(&who.asking(), wish).await?)))
+}
+
+/// All of them: there are few.
+async fn list(State(api): State<Api>, who: Authenticated) -> Result<Json<Page<VolumeInfo>>, Failure> {
+    Ok(Json(Page { items: api.kinds.volumes(&who.asking()).await?, next_cursor: None }))
+}
+
+async fn look(State(api): State<Api>, who: Authenticated, Path(name_or_id): Path<String>) -> Result<Json<VolumeInfo>, Failure> {
+    Ok(Json(api.kinds.volume(&who.asking(), &name_or_id).await?))
+}
+
+async fn remove(State(api): State<Api>, who: Authenticated, Path(name_or_id): Path<String>) -> Result<StatusCode, Failure> {
+    api.kinds.delete_volume(&who.asking(), &name_or_id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

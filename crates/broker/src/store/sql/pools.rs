@@ -1,0 +1,180 @@
+//! Pools: which there are, and sandboxes that wait in one until somebody takes them, each once.
+
+use cobox_protocol::{PoolId, key::PrincipalKind};
+use sqlx::{AnyConnection, Row, any::AnyRow};
+
+use super::{hint, kinds, lock, notes, rows, sandboxes};
+use crate::{
+    domain::{audit::AuditRecord, kinds::Pool, model::Sandbox},
+    policy::Quota,
+    store::{AddedKind, AddedMember, ChangedKind, Counted, Hint, PoolTaking, Stored},
+};
+
+pub async fn add(tx: &mut AnyConnection, pool: &Pool, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
+    lock::workspace(tx, &pool.workspace).await?;
+    if get(tx, &pool.workspace, &pool.name).await?.is_some() {
+        return Ok(AddedKind::NameTaken);
+    }
+    if kinds::count(tx, "SELECT count(*) AS n FROM pools WHERE workspace_id = $1", &pool.workspace).await? >= u64::from(most) {
+        return Ok(AddedKind::TooMany);
+    }
+    sqlx::query(
+        "INSERT INTO pools (id, workspace_id, name, template, owner, owner_kind, replicas, created_at, updated_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+    )
+    .bind(pool.id.as_str())
+    .bind(&pool.workspace)
+    .bind(&pool.name)
+    .bind(&pool.template)
+    .bind(&pool.owner)
+    .bind(pool.owner_kind.word())
+    .bind(i64::from(pool.replicas))
+    .bind(pool.created_at.unix())
+    .bind(pool.updated_at.unix())
+    .execute(&mut *tx)
+    .await?;
+    notes::audit(tx, audit).await?;
+    Ok(AddedKind::Added)
+}
+
+pub async fn get(db: &mut AnyConnection, workspace: &str, name: &str) -> Stored<Option<Pool>> {
+    let row =
+        sqlx::query("SELECT * FROM pools WHERE workspace_id = $1 AND name = $2").bind(workspace).bind(name).fetch_optional(db).await?;
+    row.as_ref().map(pool).transpose()
+}
+
+pub async fn list(db: &mut AnyConnection, workspace: Option<&str>) -> Stored<Vec<Pool>> {
+    let found = sqlx::query("SELECT * FROM pools WHERE $1 IS NULL OR workspace_id = $1 ORDER BY workspace_id, name");
+    found.bind(workspace).fetch_all(db).await?.iter().map(pool).collect()
+}
+
+pub async fn change(tx: &mut AnyConnection, old: &Pool, new: &Pool, audit: &AuditRecord) -> Stored<ChangedKind> {
+    lock::workspace(tx, &old.workspace).await?;
+    if get(tx, &old.workspace, &new.name).await?.is_some_and(|other| other.id != old.id) {
+        return Ok(ChangedKind::NameTaken);
+    }
+    let done = sqlx::query("UPDATE pools SET name = $2, replicas = $3, updated_at = $4 WHERE id = $1")
+        .bind(old.id.as_str())
+        .bind(&new.name)
+        .bind(i64::from(new.replicas))
+        .bind(new.updated_at.unix())
+        .execute(&mut *tx)
+        .await?;
+    if done.rows_affected() == 0 {
+        return Ok(ChangedKind::Gone);
+    }
+    notes::audit(tx, audit).await?;
+    Ok(ChangedKind::Changed)
+}
+
+pub async fn remove(tx: &mut AnyConnection, pool: &Pool, audit: &AuditRecord) -> Stored<bool> {
+    lock::workspace(tx, &pool.workspace).await?;
+    let done = sqlx::query("DELETE FROM pools WHERE id = $1").bind(pool.id.as_str()).execute(&mut *tx).await?;
+    if done.rows_affected() == 1 {
+        notes::audit(tx, audit).await?;
+    }
+    Ok(done.rows_affected() == 1)
+}
+
+pub async fn members(db: &mut AnyConnection, id: &PoolId) -> Stored<Vec<Sandbox>> {
+    let found = sqlx::query("SELECT * FROM sandboxes WHERE pool_id = $1 AND ended_at IS NULL ORDER BY id").bind(id.as_str()).fetch_all(db);
+    found.await?.iter().map(rows::sandbox).collect()
+}
+
+pub async fn poolless(db: &mut AnyConnection) -> Stored<Vec<Sandbox>> {
+    let found = sqlx::query(
+        "SELECT * FROM sandboxes WHERE pool_id IS NOT NULL AND ended_at IS NULL AND pool_id NOT IN (SELECT id FROM pools) ORDER BY id",
+    );
+    found.fetch_all(db).await?.iter().map(rows::sandbox).collect()
+}
+
+pub async fn leave(tx: &mut AnyConnection, member: &Sandbox) -> Stored<bool> {
+    lock::workspace(tx, &member.workspace).await?;
+    let done = sqlx::query("UPDATE sandboxes SET pool_id = NULL WHERE id = $1 AND pool_id = $2")
+        .bind(member.id.as_str())
+        .bind(member.pool.as_ref().map(|p| p.as_str()))
+        .execute(tx)
+        .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+pub async fn add_member(tx: &mut AnyConnection, sandbox: &Sandbox, quota: &Quota, audit: &AuditRecord) -> Stored<AddedMember> {
+    let Some(id) = &sandbox.pool else { return Ok(AddedMember::NotWanted) };
+    lock::workspace(tx, &sandbox.workspace).await?;
+    let row = sqlx::query("SELECT replicas FROM pools WHERE id = $1").bind(id.as_str()).fetch_optional(&mut *tx).await?;
+    let wanted = row.map(|row| rows::count(&row, "replicas")).transpose()?.unwrap_or(0);
+    if members(tx, id).await?.len() as u64 >= wanted {
+        return Ok(AddedMember::NotWanted);
+    }
+    if let Some(missing) = kinds::missing(tx, &sandbox.making).await? {
+        return Ok(AddedMember::MadeOfGone(missing));
+    }
+    if let Some(by) = sandboxes::is_full(tx, sandbox, quota).await? {
+        return Ok(AddedMember::QuotaReached(by));
+    }
+    sandboxes::insert(tx, sandbox).await?;
+    notes::audit(tx, audit).await?;
+    Ok(AddedMember::Added)
+}
+
+/// Gives a waiting member the owner and the name of the sandbox that would be made. `None` when none waits, or when the new owner has as
+/// many as may be: then the same is found out by whoever makes one. The caller holds the workspace's lock.
+pub async fn take(tx: &mut AnyConnection, taking: &PoolTaking, fresh: &Sandbox, quota: &Quota) -> Stored<Option<Sandbox>> {
+    // The workspace has it already, its owner hasn't.
+    let quota = Quota { of_workspace: u32::MAX, of_owner: quota.of_owner };
+    if let Some(Counted::Owner) = sandboxes::is_full(tx, fresh, &quota).await? {
+        return Ok(None);
+    }
+    let found = sqlx::query(
+        "SELECT * FROM sandboxes
+         WHERE pool_id = $1 AND state IN ('active', 'idle') AND intent IS NULL AND ended_at IS NULL AND making IS NOT DISTINCT FROM $2
+           AND (node_id = $3 OR node_id IN (SELECT id FROM nodes WHERE seen_at >= $4))
+         ORDER BY CASE WHEN node_id = $3 THEN 0 ELSE 1 END, id LIMIT 1",
+    )
+    .bind(taking.pool.as_str())
+    .bind(rows::stored_making(&fresh.making)?)
+    .bind(&fresh.node)
+    .bind(taking.alive_since.unix())
+    .fetch_optional(&mut *tx)
+    .await?;
+    let Some(found) = found.as_ref().map(rows::sandbox).transpose()? else { return Ok(None) };
+    let done = sqlx::query(
+        "UPDATE sandboxes SET pool_id = NULL, name = $2, owner = $3, owner_kind = $4, access = $5, kept = $6, template = $7, state = 'active',
+                              last_active_at = $8, running_since = $8, active_seconds = 0, created_at = $8,
+                              lease_seconds = $10, keep_suspended_seconds = $11
+         WHERE id = $1 AND pool_id = $9 AND state IN ('active', 'idle') AND intent IS NULL",
+    )
+    .bind(found.id.as_str())
+    .bind(fresh.name.as_deref())
+    .bind(&fresh.owner)
+    .bind(fresh.owner_kind.word())
+    .bind(rows::access_word(fresh.access))
+    .bind(i64::from(fresh.is_kept))
+    .bind(fresh.template.as_deref())
+    .bind(fresh.created_at.unix())
+    .bind(taking.pool.as_str())
+    .bind(fresh.own_lease.map(rows::stored_seconds))
+    .bind(fresh.own_keep.map(rows::stored_seconds))
+    .execute(&mut *tx)
+    .await?;
+    // Suspended in this very moment: whoever wants one makes one.
+    if done.rows_affected() == 0 {
+        return Ok(None);
+    }
+    hint::send(tx, &Hint::Sandbox(found.id.clone())).await?;
+    sandboxes::get(tx, &found.id).await
+}
+
+fn pool(row: &AnyRow) -> Stored<Pool> {
+    Ok(Pool {
+        id: rows::parsed(row, "id")?,
+        workspace: row.try_get("workspace_id")?,
+        name: row.try_get("name")?,
+        template: row.try_get("template")?,
+        owner: row.try_get("owner")?,
+        owner_kind: rows::word(row, "owner_kind", PrincipalKind::from_word)?,
+        replicas: u32::try_from(rows::count(row, "replicas")?).map_err(|e| rows::corrupt("replicas", &e.to_string()))?,
+        created_at: rows::time(row, "created_at")?,
+        updated_at: rows::time(row, "updated_at")?,
+    })
+}

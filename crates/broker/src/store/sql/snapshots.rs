@@ -1,0 +1,148 @@
+//! Snapshots: rows that are there before their files are, and go after them.
+
+use cobox_protocol::{SnapshotId, making::SnapshotState};
+use sqlx::{AnyConnection, Row, any::AnyRow};
+
+use super::{kinds, lock, notes, rows};
+use crate::{
+    domain::{audit::AuditRecord, kinds::Snapshot},
+    store::{AddedKind, SnapshotFilter, Stored, Viewer},
+};
+
+pub async fn add(tx: &mut AnyConnection, s: &Snapshot, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
+    lock::workspace(tx, &s.workspace).await?;
+    if kinds::count(tx, "SELECT count(*) AS n FROM snapshots WHERE workspace_id = $1", &s.workspace).await? >= u64::from(most) {
+        return Ok(AddedKind::TooMany);
+    }
+    sqlx::query(
+        "INSERT INTO snapshots (id, workspace_id, name, tag, owner, access, provider, node_id, state, reason, sandbox_id, making,
+                                size_bytes, created_at, updated_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)",
+    )
+    .bind(s.id.as_str())
+    .bind(&s.workspace)
+    .bind(&s.name)
+    .bind(&s.tag)
+    .bind(&s.owner)
+    .bind(rows::access_word(s.access))
+    .bind(&s.provider)
+    .bind(&s.node)
+    .bind(s.state.word())
+    .bind(s.reason.as_deref())
+    .bind(s.sandbox.as_ref().map(|id| id.as_str()))
+    .bind(rows::stored_making(&s.making)?)
+    .bind(s.size_bytes.map(stored_bytes))
+    .bind(s.created_at.unix())
+    .bind(s.updated_at.unix())
+    .execute(&mut *tx)
+    .await?;
+    notes::audit(tx, audit).await?;
+    Ok(AddedKind::Added)
+}
+
+pub async fn get(db: &mut AnyConnection, id: &SnapshotId) -> Stored<Option<Snapshot>> {
+    let row = sqlx::query("SELECT * FROM snapshots WHERE id = $1").bind(id.as_str()).fetch_optional(db).await?;
+    row.as_ref().map(snapshot).transpose()
+}
+
+pub async fn named(db: &mut AnyConnection, workspace: &str, name: &str, tag: &str) -> Stored<Option<Snapshot>> {
+    let row = sqlx::query(
+        "SELECT * FROM snapshots WHERE workspace_id = $1 AND name = $2 AND tag = $3 AND state <> 'deleting'
+         ORDER BY CASE WHEN state = 'ready' THEN 0 ELSE 1 END, id DESC LIMIT 1",
+    )
+    .bind(workspace)
+    .bind(name)
+    .bind(tag)
+    .fetch_optional(db)
+    .await?;
+    row.as_ref().map(snapshot).transpose()
+}
+
+pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filter: &SnapshotFilter) -> Stored<Vec<Snapshot>> {
+    let found = sqlx::query(
+        "SELECT * FROM snapshots
+         WHERE workspace_id = $1 AND ($2 OR access = 'workspace' OR owner = $3) AND ($4 IS NULL OR name LIKE $4 ESCAPE '!')
+           AND ($5 IS NULL OR name = $5)
+         ORDER BY id DESC LIMIT $6 OFFSET $7",
+    )
+    .bind(&viewer.workspace)
+    .bind(viewer.sees_all)
+    .bind(&viewer.principal)
+    .bind(filter.name_contains.as_deref().map(kinds::containing))
+    .bind(filter.name.as_deref())
+    .bind(i64::from(filter.limit))
+    .bind(i64::from(filter.offset))
+    .fetch_all(db)
+    .await?;
+    found.iter().map(snapshot).collect()
+}
+
+pub async fn due(db: &mut AnyConnection, node: &str) -> Stored<Vec<Snapshot>> {
+    let found = sqlx::query("SELECT * FROM snapshots WHERE node_id = $1 AND state IN ('building', 'deleting') ORDER BY id")
+        .bind(node)
+        .fetch_all(db)
+        .await?;
+    found.iter().map(snapshot).collect()
+}
+
+/// The caller's transaction holds nothing yet: whoever makes a sandbox of it holds the workspace's lock while it looks at the state.
+pub async fn settle(tx: &mut AnyConnection, old: &Snapshot, new: &Snapshot) -> Stored<bool> {
+    lock::workspace(tx, &old.workspace).await?;
+    let done = sqlx::query("UPDATE snapshots SET state = $2, reason = $3, size_bytes = $4, updated_at = $5 WHERE id = $1 AND state = $6")
+        .bind(new.id.as_str())
+        .bind(new.state.word())
+        .bind(new.reason.as_deref())
+        .bind(new.size_bytes.map(stored_bytes))
+        .bind(new.updated_at.unix())
+        .bind(old.state.word())
+        .execute(tx)
+        .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+pub async fn is_used(db: &mut AnyConnection, s: &Snapshot) -> Stored<bool> {
+    Ok(!kinds::sandboxes_made_of(db, &s.workspace, s.id.as_str()).await?.is_empty() || is_below_another(db, s).await?)
+}
+
+pub async fn forget(tx: &mut AnyConnection, id: &SnapshotId) -> Stored<()> {
+    sqlx::query("DELETE FROM snapshots WHERE id = $1 AND state = 'deleting'").bind(id.as_str()).execute(tx).await?;
+    Ok(())
+}
+
+/// One that is itself being deleted still has its files on top of this one's, until a sandbox made of it is gone.
+async fn is_below_another(db: &mut AnyConnection, s: &Snapshot) -> Stored<bool> {
+    let row = sqlx::query(
+        "SELECT count(*) AS n FROM snapshots WHERE workspace_id = $1 AND id <> $2 AND state <> 'failed' AND making LIKE $3 ESCAPE '!'",
+    )
+    .bind(&s.workspace)
+    .bind(s.id.as_str())
+    .bind(kinds::containing(s.id.as_str()))
+    .fetch_one(db)
+    .await?;
+    Ok(rows::count(&row, "n")? > 0)
+}
+
+/// Sizes of disks are far below what the column holds.
+pub fn stored_bytes(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+fn snapshot(row: &AnyRow) -> Stored<Snapshot> {
+    Ok(Snapshot {
+        id: rows::parsed(row, "id")?,
+        workspace: row.try_get("workspace_id")?,
+        name: row.try_get("name")?,
+        tag: row.try_get("tag")?,
+        owner: row.try_get("owner")?,
+        access: rows::word(row, "access", rows::access_from_word)?,
+        provider: row.try_get("provider")?,
+        node: row.try_get("node_id")?,
+        state: rows::word(row, "state", SnapshotState::from_word)?,
+        reason: row.try_get("reason")?,
+        sandbox: rows::maybe_parsed(row, "sandbox_id")?,
+        making: rows::making(row)?,
+        size_bytes: row.try_get::<Option<i64>, _>("size_bytes")?.map(|n| u64::try_from(n).unwrap_or(0)),
+        created_at: rows::time(row, "created_at")?,
+        updated_at: rows::time(row, "updated_at")?,
+    })
+}

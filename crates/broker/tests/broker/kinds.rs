@@ -1,0 +1,293 @@
+//! What sandboxes are made of: templates, snapshots and volumes, over the API and over crashes.
+
+use std::sync::atomic::Ordering;
+
+use cobox_broker::domain::kinds::TemplateSpec;
+use cobox_protocol::{
+    SandboxId, SnapshotId,
+    making::{Cpus, Env, Resources},
+};
+use cobox_provider::{Making, Root};
+use serde_json::{Value, json};
+
+use crate::{
+    fake_provider::IMAGE,
+    harness::{Client, TestBroker, World, eventually, sandbox_id, session_path},
+};
+
+const SESSIONS: &str = "/v1/sandbox/sessions";
+
+fn ensure(thread: &str, template: &str) -> Value {
+    json!({ "thread_id": thread, "mode": "ensure", "template": template })
+}
+
+fn id(info: &Value) -> SandboxId {
+    info["id"].as_str().unwrap().parse().unwrap()
+}
+
+/// A world whose operator has a template.
+fn with_template() -> World {
+    let mut world = World::new();
+    let spec = TemplateSpec {
+        image: Some(IMAGE.to_owned()),
+        resources: Resources { cpus: Cpus::from_count(0.5), memory_bytes: Some(256 << 20), ..Resources::default() },
+        env: Env([("LANG".to_owned(), "de".to_owned())].into()),
+        ..TemplateSpec::default()
+    };
+    world.config.templates.insert("python".to_owned(), spec);
+    world
+}
+
+#[tokio::test]
+async fn a_sandbox_is_made_by_its_template_each_time_it_starts() {
+    let world = with_template();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.post(SESSIONS, ensure("t", "python")).await.ok(200);
+    let sandbox = sandbox_id(&made);
+    let info = ann.get(&format!("/v1/sandboxes/{sandbox}")).await.ok(200);
+    assert_eq!((&info["template"], &info["resources"]), (&json!("python"), &json!({ "cpus": 0.5, "memory_bytes": 256 << 20 })));
+    // Suspended, and the broker killed and started with another idea of the template.
+    world.clock.advance(3600);
+    broker.tick().await;
+    assert_eq!(ann.state(&sandbox).await, "suspended");
+    broker.kill().await;
+    let mut world = world;
+    world.config.templates.clear();
+    let broker = world.start().await;
+    let ann = ann.at(&broker);
+    assert_eq!(ann.post(SESSIONS, ensure("t", "python")).await.ok(200)["sandbox"]["id"], made["sandbox"]["id"]);
+    let starts = world.provider.made_of.lock().unwrap()[&sandbox].clone();
+    assert_eq!(starts.len(), 2);
+    assert_eq!(starts[0], starts[1]);
+    assert_eq!(starts[0].root, Some(Root::Image(IMAGE.to_owned())));
+    assert_eq!((starts[0].resources.cpus, starts[0].env.0["LANG"].as_str()), (Some(Cpus(500)), "de"));
+    assert_eq!(ann.post(SESSIONS, ensure("u", "python")).await.error(400), "INVALID_REQUEST", "it is gone for new ones");
+    ann.ensure("plain").await;
+    assert!(world.provider.made_of.lock().unwrap().values().any(|m| m[0] == Making::default()));
+}
+
+#[tokio::test]
+async fn a_workspace_has_templates_of_its_own_beside_the_operators() {
+    let world = with_template();
+    let broker = world.start().await;
+    let (ann, bob, eve) = (broker.human("ann").await, broker.human("bob").await, broker.stranger().await);
+    let wish = json!({ "name": "mine", "image": IMAGE, "resources": { "cpus": 2, "disk_bytes": 1 << 30 }, "env": { "A": "1" } });
+    let made = ann.post("/v1/templates", wish.clone()).await.ok(201);
+    assert_eq!((&made["owner"], &made["is_operators"]), (&json!("ann"), &json!(false)));
+    assert_eq!(ann.post("/v1/templates", wish).await.error(409), "NAME_TAKEN");
+    assert_eq!(ann.post("/v1/templates", json!({ "name": "python" })).await.error(409), "NAME_TAKEN", "the operator's");
+    for (wish, words) in [
+        (json!({ "name": "x", "image": "rust:1" }), "image: there is no `rust:1` here"),
+        (json!({ "name": "x", "rootfs": "/" }), "rootfs"),
+        (json!({ "name": "x", "provider": "docker" }), "provider: there is no `docker`"),
+        (json!({ "name": "../x" }), "name: "),
+        (json!({ "name": "x", "env": { "A=B": "1" } }), "env: "),
+        (json!({ "name": "x", "mounts": [{ "volume": "v", "path": "/proc" }] }), "mounts[0].path"),
+    ] {
+        let answer = ann.post("/v1/templates", wish).await;
+        let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains(words), "{message}");
+        assert_eq!(answer.error(400), "INVALID_REQUEST");
+    }
+    let names = async |who: &Client| {
+        let list = who.get("/v1/templates").await.ok(200);
+        list["items"].as_array().unwrap().iter().map(|t| t["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!((names(&bob).await, names(&eve).await), (vec!["mine".to_owned(), "python".to_owned()], vec!["python".to_owned()]));
+    assert_eq!(eve.get("/v1/templates/mine").await.error(404), "TEMPLATE_NOT_FOUND");
+    assert_eq!(eve.post("/v1/sandboxes", json!({ "template": "mine" })).await.error(404), "TEMPLATE_NOT_FOUND");
+    // What is said beside the template counts before it.
+    let made = bob.post("/v1/sandboxes", json!({ "template": "mine", "resources": { "cpus": 1 }, "env": { "B": "2" } })).await.ok(201);
+    let making = world.provider.made_of.lock().unwrap()[&id(&made)][0].clone();
+    assert_eq!((making.resources.cpus, making.resources.disk_bytes), (Some(Cpus(1000)), Some(1 << 30)));
+    assert_eq!(making.env.0.keys().collect::<Vec<_>>(), ["A", "B"]);
+    assert_eq!(bob.delete("/v1/templates/mine").await.error(403), "FORBIDDEN");
+    assert_eq!(ann.delete("/v1/templates/python").await.error(403), "FORBIDDEN");
+    assert_eq!(ann.delete("/v1/templates/mine").await.status, 204);
+    assert_eq!(ann.delete("/v1/templates/mine").await.error(404), "TEMPLATE_NOT_FOUND");
+}
+
+#[tokio::test]
+async fn who_may_use_listed_templates_gets_nothing_else() {
+    let mut world = with_template();
+    world.config.templates.insert("rust".to_owned(), TemplateSpec::default());
+    let policy = world.config.data_dir.with_file_name("policy.toml");
+    std::fs::write(&policy, "[[rule]]\nkind = \"agent\"\ntemplates = [\"python\", \"own\"]\n").unwrap();
+    world.config.policy_file = Some(policy);
+    let broker = world.start().await;
+    let bot = broker.key("bot", cobox_protocol::key::PrincipalKind::Agent).await;
+    let ann = broker.human("ann").await;
+    ann.post("/v1/templates", json!({ "name": "own" })).await.ok(201);
+    let of_ann = ann.post("/v1/sandboxes", json!({})).await.ok(201);
+    ann.post(&format!("/v1/sandboxes/{}/snapshots", id(&of_ann)), json!({ "name": "s" })).await.ok(202);
+    bot.post("/v1/sandboxes", json!({ "template": "python" })).await.ok(201);
+    bot.post("/v1/sandboxes", json!({})).await.ok(201);
+    for wish in [
+        json!({ "template": "rust" }),
+        json!({ "template": "python", "resources": { "cpus": 8 } }),
+        json!({ "resources": { "memory_bytes": 1 << 30 } }),
+        json!({ "snapshot": "s" }),
+    ] {
+        assert_eq!(bot.post("/v1/sandboxes", wish.clone()).await.error(403), "FORBIDDEN", "{wish}");
+    }
+    assert_eq!(bot.post("/v1/templates", json!({ "name": "another" })).await.error(403), "FORBIDDEN");
+    let shown = bot.get("/v1/templates").await.ok(200);
+    assert_eq!(shown["items"].as_array().unwrap().len(), 2);
+}
+
+async fn taken(ann: &Client, sandbox: &SandboxId, name: &str) -> SnapshotId {
+    let taken = ann.post(&format!("/v1/sandboxes/{sandbox}/snapshots"), json!({ "name": name })).await.ok(202);
+    taken["id"].as_str().unwrap().parse().unwrap()
+}
+
+async fn becomes(ann: &Client, snapshot: &SnapshotId, state: &str) -> Value {
+    let path = format!("/v1/snapshots/{snapshot}");
+    eventually(state, || async { ann.get(&path).await.json()["state"] == state }).await;
+    ann.get(&path).await.ok(200)
+}
+
+async fn is_forgotten(broker: &TestBroker, ann: &Client, snapshot: &SnapshotId) -> bool {
+    broker.tick().await;
+    ann.get(&format!("/v1/snapshots/{snapshot}")).await.status == 404
+}
+
+#[tokio::test]
+async fn a_snapshot_is_started_from_and_goes_when_nothing_stands_on_it() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, eve) = (broker.human("ann").await, broker.stranger().await);
+    let first = id(&ann.post("/v1/sandboxes", json!({ "resources": { "disk_bytes": 1 << 30 } })).await.ok(201));
+    let below = taken(&ann, &first, "base").await;
+    assert_eq!(becomes(&ann, &below, "ready").await["size_bytes"], 4096);
+    let second = ann.post("/v1/sandboxes", json!({ "snapshot": "base" })).await.ok(201);
+    assert_eq!((&second["snapshot_id"], &second["resources"]["disk_bytes"]), (&json!(below), &json!(1 << 30)));
+    let above = taken(&ann, &id(&second), "more").await;
+    becomes(&ann, &above, "ready").await;
+    let third = ann.post("/v1/sandboxes", json!({ "snapshot": above })).await.ok(201);
+    assert_eq!(world.provider.made_of.lock().unwrap()[&id(&third)][0].layers, [above.clone(), below.clone()]);
+    for path in [format!("/v1/snapshots/{below}"), "/v1/snapshots/base".to_owned()] {
+        assert_eq!(eve.get(&path).await.error(404), "SNAPSHOT_NOT_FOUND");
+    }
+    assert_eq!(eve.post("/v1/sandboxes", json!({ "snapshot": below })).await.error(404), "SNAPSHOT_NOT_FOUND");
+
+    // Deleted at once for who wants to start; its files only when those who did are gone.
+    assert_eq!(ann.delete("/v1/snapshots/base").await.status, 204);
+    assert_eq!(ann.post("/v1/sandboxes", json!({ "snapshot": below })).await.error(404), "SNAPSHOT_NOT_FOUND");
+    assert!(!is_forgotten(&broker, &ann, &below).await);
+    ann.delete(&format!("/v1/sandboxes/{}", id(&second))).await;
+    assert!(!is_forgotten(&broker, &ann, &below).await, "another snapshot stands on it");
+    ann.delete(&format!("/v1/snapshots/{above}")).await;
+    assert!(!is_forgotten(&broker, &ann, &above).await, "a sandbox stands on it");
+    ann.delete(&format!("/v1/sandboxes/{}", id(&third))).await;
+    eventually("both are gone", || async { is_forgotten(&broker, &ann, &above).await && is_forgotten(&broker, &ann, &below).await }).await;
+    assert!(world.provider.snapshots.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_snapshot_is_its_owners_where_the_sandbox_is_and_a_failed_one_says_why() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    let private = id(&ann.post("/v1/sandboxes", json!({ "access": "owner" })).await.ok(201));
+    let open = id(&ann.post("/v1/sandboxes", json!({})).await.ok(201));
+    let kept = taken(&ann, &private, "private").await;
+    becomes(&ann, &kept, "ready").await;
+    assert_eq!(bob.get(&format!("/v1/snapshots/{kept}")).await.error(403), "FORBIDDEN");
+    assert_eq!(bob.get("/v1/snapshots").await.ok(200)["items"], json!([]));
+    let answer = bob.post(&format!("/v1/sandboxes/{open}/snapshots"), json!({ "name": "x" })).await;
+    assert_eq!(answer.error(403), "FORBIDDEN", "only who owns it, unless the policy says otherwise");
+    world.provider.failing_snapshots.store(1, Ordering::SeqCst);
+    let failed = taken(&ann, &open, "open").await;
+    let failed = becomes(&ann, &failed, "failed").await;
+    assert!(failed["reason"].as_str().unwrap().contains("told to fail"));
+    assert_eq!(ann.post("/v1/sandboxes", json!({ "snapshot": failed["id"] })).await.error(400), "INVALID_REQUEST");
+    // A name stands for the newest that is ready.
+    let good = taken(&ann, &open, "open").await;
+    becomes(&ann, &good, "ready").await;
+    assert_eq!(ann.get("/v1/snapshots/open").await.ok(200)["id"], json!(good));
+    assert_eq!(ann.get("/v1/snapshots/open:latest").await.ok(200)["id"], json!(good));
+    assert_eq!(ann.get("/v1/snapshots/open:other").await.error(404), "SNAPSHOT_NOT_FOUND");
+}
+
+#[tokio::test]
+async fn a_snapshot_that_a_crash_interrupted_is_finished_and_strange_files_are_removed() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let sandbox = id(&ann.post("/v1/sandboxes", json!({ "keep": true })).await.ok(201));
+    world.provider.may_copy.send_replace(false);
+    let snapshot = taken(&ann, &sandbox, "s").await;
+    assert_eq!(ann.post("/v1/sandboxes", json!({ "snapshot": "s" })).await.error(423), "SANDBOX_STARTING");
+    broker.kill().await;
+    world.provider.snapshots.lock().unwrap().insert(SnapshotId::new());
+    let broker = world.start().await;
+    let ann = ann.at(&broker);
+    assert!(world.provider.snapshots.lock().unwrap().is_empty(), "what no record knows is gone");
+    world.provider.may_copy.send_replace(true);
+    broker.tick().await;
+    becomes(&ann, &snapshot, "ready").await;
+    // One of a sandbox that ended meanwhile can't be.
+    world.provider.may_copy.send_replace(false);
+    let lost = taken(&ann, &sandbox, "lost").await;
+    ann.delete(&format!("/v1/sandboxes/{sandbox}")).await;
+    world.provider.may_copy.send_replace(true);
+    becomes(&ann, &lost, "failed").await;
+    assert_eq!(world.provider.snapshots.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_volume_is_mounted_in_several_and_stays_while_it_is() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, bob, eve) = (broker.human("ann").await, broker.human("bob").await, broker.stranger().await);
+    let volume = ann.post("/v1/volumes", json!({ "name": "data", "size_bytes": 64 << 20 })).await.ok(201);
+    assert_eq!(ann.post("/v1/volumes", json!({ "name": "data", "size_bytes": 64 << 20 })).await.error(409), "NAME_TAKEN");
+    assert_eq!(ann.post("/v1/volumes", json!({ "name": "big", "size_bytes": 1u64 << 40 })).await.error(400), "INVALID_REQUEST");
+    let mounts = json!([{ "volume": "data", "path": "/data" }]);
+    assert_eq!(eve.post("/v1/sandboxes", json!({ "mounts": mounts })).await.error(404), "VOLUME_NOT_FOUND");
+    assert_eq!(eve.get("/v1/volumes/data").await.error(404), "VOLUME_NOT_FOUND");
+    let one = id(&ann.post("/v1/sandboxes", json!({ "mounts": mounts })).await.ok(201));
+    ann.post("/v1/templates", json!({ "name": "with-data", "mounts": [{ "volume": "data", "path": "/d", "read_only": true }] }))
+        .await
+        .ok(201);
+    let two = bob.post(SESSIONS, ensure("t", "with-data")).await.ok(200);
+    let mounted = world.provider.made_of.lock().unwrap()[&sandbox_id(&two)][0].mounts.clone();
+    assert_eq!((mounted[0].volume.as_str(), mounted[0].read_only), (volume["id"].as_str().unwrap(), true));
+    assert_eq!(ann.get("/v1/volumes/data").await.ok(200)["sandboxes"].as_array().unwrap().len(), 2);
+    assert_eq!(bob.delete("/v1/volumes/data").await.error(403), "FORBIDDEN");
+    assert_eq!(ann.delete("/v1/volumes/data").await.error(409), "IN_USE");
+    ann.delete(&format!("/v1/sandboxes/{one}")).await;
+    bob.delete(&session_path(&two)).await;
+    eventually("nobody has it", || async { ann.get("/v1/volumes/data").await.ok(200)["sandboxes"] == json!([]) }).await;
+    assert_eq!(ann.delete("/v1/volumes/data").await.status, 204);
+    assert!(world.provider.volumes.lock().unwrap().is_empty());
+    let missing = bob.post(SESSIONS, ensure("u", "with-data")).await;
+    assert!(missing.json()["error"]["message"].as_str().unwrap().contains("no volume `data`"));
+    assert_eq!(missing.error(400), "INVALID_REQUEST");
+    ann.post("/v1/volumes", json!({ "name": "data", "size_bytes": 64 << 20 })).await.ok(201);
+}
+
+#[tokio::test]
+async fn a_volume_that_could_not_be_made_is_not_there() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    world.provider.failing_volumes.store(1, Ordering::SeqCst);
+    assert_eq!(ann.post("/v1/volumes", json!({ "name": "data", "size_bytes": 1 << 20 })).await.error(503), "PROVIDER_UNAVAILABLE");
+    assert_eq!(ann.get("/v1/volumes/data").await.error(404), "VOLUME_NOT_FOUND");
+    ann.post("/v1/volumes", json!({ "name": "data", "size_bytes": 1 << 20 })).await.ok(201);
+    broker.tick().await;
+    assert_eq!(world.provider.volumes.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_template_no_sandbox_could_be_made_by_stops_the_broker_at_its_start() {
+    let mut world = World::new();
+    let spec = TemplateSpec { image: Some("rust:1".to_owned()), ..TemplateSpec::default() };
+    world.config.templates.insert("broken".to_owned(), spec);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let refused = cobox_broker::Broker::start(world.whole_config().await, world.provider.clone(), listener).await;
+    let message = refused.err().unwrap().to_string();
+    assert!(message.starts_with("templates.broken: image: there is no `rust:1`"), "{message}");
+}

@@ -1,0 +1,152 @@
+//! Pools: sandboxes that wait are taken once each, and there are soon as many again.
+
+use cobox_broker::domain::{
+    kinds::{Pool, TemplateSpec},
+    model::Sandbox,
+};
+use cobox_protocol::{PoolId, SandboxId, key::PrincipalKind};
+use cobox_testkit::TestDatabase;
+use serde_json::{Value, json};
+
+use crate::{
+    fake_provider::IMAGE,
+    harness::{Client, TestBroker, World, eventually, sandbox_id},
+    store_suite::audit,
+};
+
+const SESSIONS: &str = "/v1/sandbox/sessions";
+
+fn world() -> World {
+    let mut world = World::new();
+    world.config.templates.insert("python".to_owned(), TemplateSpec { image: Some(IMAGE.to_owned()), ..TemplateSpec::default() });
+    world
+}
+
+fn ensure(thread: &str) -> Value {
+    json!({ "thread_id": thread, "mode": "ensure", "template": "python" })
+}
+
+async fn pool(world: &World, broker: &TestBroker, replicas: u32) -> Pool {
+    use cobox_broker::Clock;
+    let now = world.clock.now();
+    let pool = Pool {
+        id: PoolId::new(),
+        workspace: "default".into(),
+        name: "warm".into(),
+        template: "python".into(),
+        owner: "ann".into(),
+        owner_kind: PrincipalKind::Human,
+        replicas,
+        created_at: now,
+        updated_at: now,
+    };
+    broker.broker.as_ref().unwrap().store().add_pool(&pool, 10, &audit("pool.created")).await.unwrap();
+    pool
+}
+
+async fn members(broker: &TestBroker, pool: &Pool) -> Vec<Sandbox> {
+    broker.broker.as_ref().unwrap().store().pool_members(&pool.id).await.unwrap()
+}
+
+async fn filled(broker: &TestBroker, pool: &Pool) -> Vec<SandboxId> {
+    eventually("the pool is full", || async {
+        broker.tick().await;
+        let members = members(broker, pool).await;
+        members.len() == pool.replicas as usize && members.iter().all(Sandbox::is_running)
+    })
+    .await;
+    members(broker, pool).await.into_iter().map(|m| m.id).collect()
+}
+
+async fn list(who: &Client) -> usize {
+    who.get("/v1/sandboxes").await.ok(200)["items"].as_array().unwrap().len()
+}
+
+#[tokio::test]
+async fn whoever_wants_a_sandbox_of_the_template_gets_one_that_waits() {
+    let world = world();
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    let pool = pool(&world, &broker, 2).await;
+    let waiting = filled(&broker, &pool).await;
+    // Nobody's yet: not even whose pool it is gets in.
+    assert_eq!(list(&ann).await, 0);
+    assert_eq!(ann.get(&format!("/v1/sandboxes/{}", waiting[0])).await.error(404), "SANDBOX_NOT_FOUND");
+    assert_eq!(ann.get(&format!("/dp/{}/v1/echo", waiting[0])).await.error(404), "SANDBOX_NOT_FOUND");
+    let attach = json!({ "thread_id": "x", "mode": "ensure", "sandbox_id": waiting[0] });
+    assert_eq!(ann.post(SESSIONS, attach).await.error(404), "SANDBOX_NOT_FOUND");
+
+    let starts = world.provider.made_of.lock().unwrap().len();
+    let first = bob.post(SESSIONS, ensure("t")).await.ok(200);
+    assert_eq!(sandbox_id(&first), waiting[0]);
+    let second = bob.post("/v1/sandboxes", json!({ "template": "python", "name": "dev", "access": "owner" })).await.ok(201);
+    assert_eq!((&second["id"], &second["owner"], &second["name"]), (&json!(waiting[1]), &json!("bob"), &json!("dev")));
+    assert_eq!(ann.get("/v1/sandboxes/dev").await.error(403), "FORBIDDEN");
+    assert_eq!(world.provider.made_of.lock().unwrap().len(), starts, "none was made");
+    let third = bob.post("/v1/sandboxes", json!({ "template": "python" })).await.ok(201);
+    assert!(!waiting.contains(&third["id"].as_str().unwrap().parse().unwrap()), "with none left one is made");
+    assert_eq!(filled(&broker, &pool).await.iter().filter(|m| waiting.contains(m)).count(), 0, "and others wait again");
+    assert_eq!(list(&bob).await, 3);
+}
+
+#[tokio::test]
+async fn what_waits_outlives_its_lease_and_is_replaced_when_it_dies_or_its_template_changes() {
+    let mut world = world();
+    let broker = world.start().await;
+    let _ann = broker.human("ann").await;
+    let pool = pool(&world, &broker, 1).await;
+    let waiting = filled(&broker, &pool).await;
+    for _ in 0..20 {
+        world.clock.advance(300);
+        broker.tick().await;
+    }
+    assert_eq!(filled(&broker, &pool).await, waiting, "longer than any lease");
+    world.clock.advance(28_800);
+    let next = filled_anew(&broker, &pool, &waiting).await;
+    world.provider.kill(&next[0]);
+    let next = filled_anew(&broker, &pool, &next).await;
+    broker.kill().await;
+    world.config.templates.insert("python".to_owned(), TemplateSpec::default());
+    let broker = world.start().await;
+    let last = filled_anew(&broker, &pool, &next).await;
+    broker.broker.as_ref().unwrap().store().remove_pool(&pool, &audit("pool.deleted")).await.unwrap();
+    eventually("nothing is left", || async {
+        broker.tick().await;
+        !world.provider.is_up(&last[0]) && members(&broker, &pool).await.is_empty()
+    })
+    .await;
+    assert_eq!(world.provider.running(), 0);
+}
+
+async fn filled_anew(broker: &TestBroker, pool: &Pool, before: &[SandboxId]) -> Vec<SandboxId> {
+    eventually("another waits", || async {
+        broker.tick().await;
+        let members = members(broker, pool).await;
+        members.len() == 1 && members[0].is_running() && !before.contains(&members[0].id)
+    })
+    .await;
+    members(broker, pool).await.into_iter().map(|m| m.id).collect()
+}
+
+#[tokio::test]
+async fn each_is_taken_once_however_many_want_it_on_however_many_brokers() {
+    let database = TestDatabase::new().await;
+    let mut worlds = World::cluster(&database, 2);
+    for world in &mut worlds {
+        world.config.templates.insert("python".to_owned(), TemplateSpec { image: Some(IMAGE.to_owned()), ..TemplateSpec::default() });
+    }
+    let (one, two) = (worlds[0].start().await, worlds[1].start().await);
+    let ann = one.human("ann").await;
+    let pool = pool(&worlds[0], &one, 4).await;
+    let waiting = filled(&one, &pool).await;
+    let (here, there) = (ann.at(&one), ann.at(&two));
+    let asked = (0..8).map(|n| {
+        let who = if n % 2 == 0 { here.clone() } else { there.clone() };
+        async move { who.post(SESSIONS, ensure(&format!("t{n}"))).await.ok(200)["sandbox"]["id"].as_str().unwrap().to_owned() }
+    });
+    let mut got = futures_util::future::join_all(asked).await;
+    let from_pool = got.iter().filter(|id| waiting.iter().any(|w| w.as_str() == id.as_str())).count();
+    got.sort_unstable();
+    got.dedup();
+    assert_eq!((got.len(), from_pool), (8, 4));
+}

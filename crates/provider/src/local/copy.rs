@@ -1,0 +1,356 @@
+//! Copying a sandbox's own files to where other sandboxes start from them: a stranger's tree, which may change meanwhile. Directories
+//! are reached from their parent's descriptor, no link is followed, and what it takes is bounded.
+
+use std::{
+    ffi::CString,
+    fs::File,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+};
+
+use rustix::{
+    fs::{
+        AtFlags, CWD, Dir, FileType, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps, XattrFlags, chownat, copy_file_range, fchmod,
+        fchown, fgetxattr, flistxattr, fsetxattr, fstat, ftruncate, futimens, ioctl_ficlone, mkdirat, mknodat, openat, readlinkat, seek,
+        statat, symlinkat, utimensat,
+    },
+    io::Errno,
+    process::{Gid, Uid},
+};
+
+use super::spec::UID_RANGE;
+
+/// Deeper than any real project; each level holds two descriptors.
+const MAX_DEPTH: usize = 100;
+/// Bounds the time of one copy.
+const MAX_ENTRIES: u64 = 4_000_000;
+/// What an entry takes at least: an inode costs the host something even when the file is empty.
+const ENTRY_BYTES: u64 = 4096;
+/// Attributes of one file that are looked at, in bytes of their names, and the longest of their values.
+const MAX_XATTR_NAMES: usize = 4096;
+const MAX_XATTR_VALUE: usize = 4096;
+/// Read and written at once where the kernel doesn't copy.
+const PIECE_BYTES: usize = 256 << 10;
+/// Who owns what belonged to nobody of the sandbox.
+const NOBODY: u32 = 65_534;
+/// Says that a directory hides what is below it in other layers.
+const OPAQUE: &[u8] = b"user.overlay.opaque";
+/// The overlay's other notes are about the layers it was on.
+const OVERLAY: &[u8] = b"user.overlay.";
+
+/// Copies what is in one directory into another that is empty. `uid_base` is the first id of the sandbox it was made in: in the copy its
+/// root is 0, as in every lower layer. Set-user-id bits are left out. Answers with what the copy takes, which is at most `most_bytes`.
+pub fn tree(from: &OwnedFd, to: &Path, uid_base: Option<u32>, most_bytes: u64) -> io::Result<u64> {
+    let top = openat(CWD, to, dir_flags(), Mode::empty())?;
+    let mut copy = Copy { uid_base, most_bytes, bytes: 0, entries: 0 };
+    let stat = fstat(from)?;
+    let mut open = vec![Level { entries: Dir::read_from(from)?, stat, to: top }];
+    while let Some(level) = open.last_mut() {
+        let Some(entry) = level.entries.read() else {
+            if let Some(done) = open.pop() {
+                copy.finish_dir(&done)?;
+            }
+            continue;
+        };
+        let entry = entry?;
+        if matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let below = copy.entry(level, &entry.file_name().to_owned())?;
+        if let Some(below) = below {
+            if open.len() >= MAX_DEPTH {
+                return Err(io::Error::other(format!("its directories are nested more than {MAX_DEPTH} deep")));
+            }
+            open.push(below);
+        }
+    }
+    Ok(copy.bytes)
+}
+
+struct Copy {
+    uid_base: Option<u32>,
+    most_bytes: u64,
+    bytes: u64,
+    entries: u64,
+}
+
+/// A directory that is being copied.
+struct Level {
+    entries: Dir,
+    stat: Stat,
+    to: OwnedFd,
+}
+
+fn dir_flags() -> OFlags {
+    OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC
+}
+
+impl Copy {
+    fn count(&mut self, bytes: u64) -> io::Result<()> {
+        self.bytes = self.bytes.saturating_add(bytes);
+        if self.bytes > self.most_bytes {
+            return Err(io::Error::other(format!("its files take more than {} bytes", self.most_bytes)));
+        }
+        Ok(())
+    }
+
+    /// Copies one entry; answers with a directory that is to be copied next.
+    fn entry(&mut self, level: &Level, name: &CString) -> io::Result<Option<Level>> {
+        let from = level.entries.fd()?;
+        self.entries += 1;
+        if self.entries > MAX_ENTRIES {
+            return Err(io::Error::other(format!("it has more than {MAX_ENTRIES} files")));
+        }
+        self.count(ENTRY_BYTES)?;
+        let copied = match statat(from, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => self.copy(level, name, &stat),
+            Err(e) => Err(e.into()),
+        };
+        match copied {
+            // Gone, or something else, by the time it was to be copied.
+            Err(e) if matches!(Errno::from_io_error(&e), Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NXIO)) => Ok(None),
+            Err(e) => Err(io::Error::new(e.kind(), format!("{}: {e}", name.to_string_lossy().escape_default()))),
+            Ok(below) => Ok(below),
+        }
+    }
+
+    fn copy(&mut self, level: &Level, name: &CString, stat: &Stat) -> io::Result<Option<Level>> {
+        let (from, to) = (level.entries.fd()?, &level.to);
+        let is_overlays_whiteout = stat.st_rdev == 0;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => {
+                let dir = openat(from, name, dir_flags(), Mode::empty())?;
+                mkdirat(to, name, Mode::RWXU)?;
+                let made = openat(to, name, dir_flags(), Mode::empty())?;
+                self.attributes(dir.as_fd(), &made)?;
+                return Ok(Some(Level { stat: fstat(&dir)?, entries: Dir::new(dir)?, to: made }));
+            }
+            FileType::RegularFile => self.file(from, to, name)?,
+            FileType::Symlink => {
+                symlinkat(&readlinkat(from, name, Vec::new())?, to, name)?;
+                self.finish(to, name, stat)?;
+            }
+            // That a name of a layer below is gone.
+            FileType::CharacterDevice if is_overlays_whiteout => mknodat(to, name, FileType::CharacterDevice, Mode::empty(), 0)?,
+            FileType::Fifo => {
+                mknodat(to, name, FileType::Fifo, Mode::from_raw_mode(stat.st_mode & 0o777), 0)?;
+                self.finish(to, name, stat)?;
+            }
+            // A socket belongs to a program that doesn't come along, and devices are none that can be opened.
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    fn file(&mut self, from: rustix::fd::BorrowedFd<'_>, to: &OwnedFd, name: &CString) -> io::Result<()> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let source = openat(from, name, flags, Mode::empty())?;
+        let stat = fstat(&source)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(Errno::NXIO.into());
+        }
+        let made =
+            openat(to, name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)?;
+        self.content(&source, &made, u64::try_from(stat.st_size).unwrap_or(0))?;
+        self.attributes(source.as_fd(), &made)?;
+        self.dress(&made, &stat)
+    }
+
+    /// As it is when it is read: what grows meanwhile is cut at the length it had, what shrinks ends in zeros.
+    fn content(&mut self, source: &OwnedFd, made: &OwnedFd, len: u64) -> io::Result<()> {
+        if len > 0 && ioctl_ficlone(made, source).is_ok() {
+            // Shared with the original; it counts in full, because that doesn't last.
+            self.count(u64::try_from(fstat(made)?.st_blocks).unwrap_or(0).saturating_mul(512))?;
+            return Ok(());
+        }
+        ftruncate(made, len)?;
+        let mut at = 0;
+        while at < len {
+            let start = match seek(source, SeekFrom::Data(at)) {
+                Ok(start) if start < len => start,
+                Ok(_) | Err(Errno::NXIO) => break,
+                Err(e) => return Err(e.into()),
+            };
+            let end = match seek(source, SeekFrom::Hole(start)) {
+                Ok(end) => end.min(len),
+                Err(Errno::NXIO) => len,
+                Err(e) => return Err(e.into()),
+            };
+            self.count(end.saturating_sub(start))?;
+            copy_range(source, made, start, end)?;
+            at = end.max(start + 1);
+        }
+        Ok(())
+    }
+
+    /// What users set, and of the overlay's own what a layer needs. Access lists are left out: they name ids of the sandbox.
+    fn attributes(&self, from: rustix::fd::BorrowedFd<'_>, to: &OwnedFd) -> io::Result<()> {
+        let mut names = vec![0u8; MAX_XATTR_NAMES];
+        let len = match flistxattr(from, &mut names[..]) {
+            Ok(len) => len,
+            Err(Errno::OPNOTSUPP) => return Ok(()),
+            Err(Errno::RANGE) => return Err(io::Error::other("it has too many extended attributes")),
+            Err(e) => return Err(e.into()),
+        };
+        for name in names[..len].split(|b| *b == 0).filter(|n| n.starts_with(b"user.") && (*n == OPAQUE || !n.starts_with(OVERLAY))) {
+            let mut value = vec![0u8; MAX_XATTR_VALUE];
+            match fgetxattr(from, name, &mut value[..]) {
+                Ok(len) => fsetxattr(to, name, &value[..len], XattrFlags::empty())?,
+                // Taken away meanwhile.
+                Err(Errno::NODATA) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn owner(&self, stat: &Stat) -> Option<(Uid, Gid)> {
+        let base = self.uid_base?;
+        let inside = |id: u32| id.checked_sub(base).filter(|id| *id < UID_RANGE).unwrap_or(NOBODY);
+        Some((Uid::from_raw(inside(stat.st_uid)), Gid::from_raw(inside(stat.st_gid))))
+    }
+
+    fn dress(&self, made: &OwnedFd, stat: &Stat) -> io::Result<()> {
+        if let Some((uid, gid)) = self.owner(stat) {
+            fchown(made, Some(uid), Some(gid))?;
+        }
+        // A file of uid 0 on this disk must not be one that makes root of whoever runs it. The sticky bit and a directory's group stay.
+        let kept = if FileType::from_raw_mode(stat.st_mode) == FileType::Directory { 0o3777 } else { 0o777 };
+        fchmod(made, Mode::from_raw_mode(stat.st_mode & kept))?;
+        Ok(futimens(made, &times(stat))?)
+    }
+
+    fn finish_dir(&self, level: &Level) -> io::Result<()> {
+        self.dress(&level.to, &level.stat)
+    }
+
+    /// What isn't opened to be copied.
+    fn finish(&self, to: &OwnedFd, name: &CString, stat: &Stat) -> io::Result<()> {
+        if let Some((uid, gid)) = self.owner(stat) {
+            chownat(to, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
+        }
+        Ok(utimensat(to, name, &times(stat), AtFlags::SYMLINK_NOFOLLOW)?)
+    }
+}
+
+/// By the kernel where it can, which between an image's filesystem and the one it lies on it can't. What was cut off meanwhile stays a hole.
+fn copy_range(source: &OwnedFd, made: &OwnedFd, start: u64, end: u64) -> io::Result<()> {
+    let (mut from_at, mut to_at) = (start, start);
+    while from_at < end {
+        let wanted = usize::try_from(end - from_at).unwrap_or(usize::MAX).min(1 << 30);
+        match copy_file_range(source, Some(&mut from_at), made, Some(&mut to_at), wanted) {
+            Ok(0) => return Ok(()),
+            Ok(_) => {}
+            Err(Errno::XDEV | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => return copy_by_hand(source, made, from_at, end),
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}
+
+fn copy_by_hand(source: &OwnedFd, made: &OwnedFd, start: u64, end: u64) -> io::Result<()> {
+    let mut piece = vec![0u8; PIECE_BYTES];
+    let mut at = start;
+    while at < end {
+        let wanted = usize::try_from(end - at).unwrap_or(usize::MAX).min(PIECE_BYTES);
+        let got = rustix::io::pread(source, &mut piece[..wanted], at)?;
+        if got == 0 {
+            return Ok(());
+        }
+        let mut written = 0;
+        while written < got {
+            written += rustix::io::pwrite(made, &piece[written..got], at + written as u64)?;
+        }
+        at += got as u64;
+    }
+    Ok(())
+}
+
+fn times(stat: &Stat) -> Timestamps {
+    Timestamps {
+        last_access: Timespec { tv_sec: stat.st_atime, tv_nsec: stat.st_atime_nsec as _ },
+        last_modification: Timespec { tv_sec: stat.st_mtime, tv_nsec: stat.st_mtime_nsec as _ },
+    }
+}
+
+/// Everything written below it so far is on the disk when this returns.
+pub fn sync(dir: &Path) -> io::Result<()> {
+    Ok(rustix::fs::syncfs(File::open(dir)?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        os::unix::fs::{MetadataExt, PermissionsExt, symlink},
+    };
+
+    use super::*;
+
+    fn copied(from: &Path, most_bytes: u64) -> (tempfile::TempDir, io::Result<u64>) {
+        let to = tempfile::tempdir().unwrap();
+        let source = openat(CWD, from, dir_flags(), Mode::empty()).unwrap();
+        let done = tree(&source, to.path(), None, most_bytes);
+        (to, done)
+    }
+
+    #[test]
+    fn files_links_modes_and_whiteouts_come_along_and_nothing_else_does() {
+        let from = tempfile::tempdir().unwrap();
+        let at = |name: &str| from.path().join(name);
+        fs::create_dir_all(at("a/b")).unwrap();
+        fs::write(at("a/b/program"), "#!/bin/sh\n").unwrap();
+        fs::set_permissions(at("a/b/program"), fs::Permissions::from_mode(0o4755)).unwrap();
+        fs::set_permissions(at("a"), fs::Permissions::from_mode(0o1555)).unwrap();
+        symlink("/etc/passwd", at("link")).unwrap();
+        mknodat(CWD, at("gone"), FileType::CharacterDevice, Mode::empty(), 0).unwrap();
+        mknodat(CWD, at("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        let (to, done) = copied(from.path(), 1 << 20);
+        assert!(done.unwrap() >= 10);
+        let of = |name: &str| fs::symlink_metadata(to.path().join(name));
+        assert_eq!(of("a/b/program").unwrap().mode() & 0o7777, 0o755, "without what would make root of somebody");
+        assert_eq!(of("a").unwrap().mode() & 0o7777, 0o1555);
+        assert_eq!(of("a/b/program").unwrap().mtime(), fs::metadata(at("a/b/program")).unwrap().mtime());
+        assert_eq!(fs::read_link(to.path().join("link")).unwrap(), Path::new("/etc/passwd"));
+        assert_eq!(of("gone").unwrap().rdev(), 0);
+        assert!(of("fifo").is_ok() && of("socket").is_err());
+    }
+
+    #[test]
+    fn a_file_of_holes_stays_one_and_too_much_is_refused() {
+        let from = tempfile::tempdir().unwrap();
+        let sparse = File::create(from.path().join("sparse")).unwrap();
+        sparse.set_len(1 << 40).unwrap();
+        std::os::unix::fs::FileExt::write_at(&sparse, b"x", 1 << 39).unwrap();
+        let (to, done) = copied(from.path(), 1 << 20);
+        done.unwrap();
+        let made = fs::metadata(to.path().join("sparse")).unwrap();
+        assert_eq!((made.len(), made.blocks() < 64), (1 << 40, true));
+        fs::write(from.path().join("full"), vec![1; 2 << 20]).unwrap();
+        assert!(copied(from.path(), 1 << 20).1.unwrap_err().to_string().contains("more than 1048576 bytes"));
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_copy_is_copied_by_hand() {
+        let mut from = tempfile::tempfile().unwrap();
+        let content: Vec<u8> = (0..3 * PIECE_BYTES / 2).map(|n| n as u8).collect();
+        io::Write::write_all(&mut from, &content).unwrap();
+        let made = tempfile::NamedTempFile::new().unwrap();
+        copy_by_hand(&from.into(), &made.reopen().unwrap().into(), 100, content.len() as u64).unwrap();
+        let copied = fs::read(made.path()).unwrap();
+        assert!(copied[..100].iter().all(|b| *b == 0) && copied[100..] == content[100..]);
+    }
+
+    #[test]
+    fn a_tree_that_is_too_deep_is_refused() {
+        let from = tempfile::tempdir().unwrap();
+        let mut at = openat(CWD, from.path(), dir_flags(), Mode::empty()).unwrap();
+        for _ in 0..150 {
+            mkdirat(&at, "d", Mode::RWXU).unwrap();
+            at = openat(&at, "d", dir_flags(), Mode::empty()).unwrap();
+        }
+        assert!(copied(from.path(), 1 << 30).1.unwrap_err().to_string().contains("deep"));
+    }
+}

@@ -1,0 +1,187 @@
+//! What must be on disk before a sandbox is launched, and what the launcher is told about it.
+
+use std::{
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::{DirBuilderExt, MetadataExt, chown},
+    path::PathBuf,
+    sync::PoisonError,
+};
+
+use anyhow::Context;
+use cobox_protocol::{
+    SandboxId,
+    control::{BoxdConfig, ControlState, Workload, WorkloadLimits},
+};
+
+use super::{
+    LocalProvider,
+    base::{self, Base},
+    config::{HOST, MIN_DISK_BYTES, RootSource},
+    disk,
+    spec::{LaunchSpec, UID_RANGE, VolumeSpec},
+};
+use crate::{Door, Making, Root};
+
+const WORK_DIR: &str = "/workspace";
+const HOSTNAME: &str = "sandbox";
+/// Snapshots below one sandbox: each is one more place the kernel looks for a file.
+const MAX_LAYERS: usize = 16;
+
+impl LocalProvider {
+    /// Whether a sandbox could be made of this.
+    pub(super) fn check_making(&self, making: &Making) -> Result<(), String> {
+        self.config.options.check(&making.resources)?;
+        if let Some(root) = &making.root {
+            let source = self.source(root)?;
+            if let RootSource::Rootfs(path) = &source {
+                fs::metadata(path).map_err(|e| format!("the root filesystem {}: {e}", path.display()))?;
+            }
+        }
+        if making.layers.len() > MAX_LAYERS {
+            return Err(format!(
+                "it stands on {} snapshots, each taken of a sandbox made from the next; at most {MAX_LAYERS} can be",
+                making.layers.len()
+            ));
+        }
+        if let Some(missing) = making.layers.iter().find(|id| !self.snapshots.has(id)) {
+            return Err(format!("snapshot {missing} is not on this node"));
+        }
+        for mount in &making.mounts {
+            self.volumes.files(&mount.volume).map_err(|_| format!("volume {} is not on this node", mount.volume))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_volume_size(&self, size: u64) -> Result<(), String> {
+        let most = self.config.options.most.volume_bytes;
+        match size {
+            _ if size < MIN_DISK_BYTES => Err(format!("size: {size} bytes are too few; at least {MIN_DISK_BYTES} are needed")),
+            _ if size > most => Err(format!("size: {size} bytes are too many; at most {most} can be had here")),
+            _ => Ok(()),
+        }
+    }
+
+    fn source(&self, root: &Root) -> Result<RootSource, String> {
+        match root {
+            Root::Rootfs(path) => Ok(RootSource::Rootfs(path.clone())),
+            Root::Image(name) => match self.config.options.images.get(name) {
+                Some(path) if path.as_os_str() == HOST => Ok(RootSource::Host),
+                Some(path) => Ok(RootSource::Rootfs(path.clone())),
+                None => {
+                    let shown: String = name.chars().filter(|c| !c.is_control()).take(128).collect();
+                    Err(format!(
+                        "image: the local provider has no container engine and no root filesystem for `{shown}`; an operator can name one under [local.images]"
+                    ))
+                }
+            },
+        }
+    }
+
+    /// The lower layer of a root, made the first time it is asked for: an archive is unpacked then.
+    async fn base(&self, root: Option<&Root>) -> anyhow::Result<Base> {
+        let Some(root) = root else { return Ok(self.base.clone()) };
+        let made = self.other_bases.lock().unwrap_or_else(PoisonError::into_inner).entry(root.clone()).or_default().clone();
+        let make = async || {
+            let source = self.source(root).map_err(anyhow::Error::msg)?;
+            let (dir, options, is_root) = (self.bases_dir.clone(), self.config.options.clone(), self.is_root);
+            tokio::task::spawn_blocking(move || base::prepare(&dir, &source, &options, is_root)).await?
+        };
+        made.get_or_try_init(make).await.cloned()
+    }
+
+    /// Everything on disk that a start needs. Made again it is left as it is.
+    pub(super) async fn prepare(&self, id: &SandboxId, making: &Making, state: &ControlState) -> anyhow::Result<LaunchSpec> {
+        let base = self.base(making.root.as_ref()).await?;
+        let options = self.config.options.with(&making.resources);
+        let dir = self.dir(id);
+        DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
+        let uid_base = self.uid_base(id)?;
+        let disk_image = self.disk_image(dir.clone(), options.disk_bytes).await.context("making the disk image")?;
+        if disk_image.is_none() {
+            let data = dir.join("data");
+            for dir in [data.clone(), data.join("upper"), data.join("work")] {
+                match DirBuilder::new().mode(0o755).create(&dir) {
+                    Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                    other => other?,
+                }
+                if let Some(base) = uid_base
+                    && fs::metadata(&dir)?.uid() != base
+                {
+                    chown(&dir, Some(base), Some(base))?;
+                }
+            }
+        }
+        let layers = making.layers.iter().map(|layer| {
+            anyhow::ensure!(self.snapshots.has(layer), "snapshot {layer}, which it started from, is not on this node");
+            Ok(self.snapshots.layer(layer))
+        });
+        let layers = layers.collect::<anyhow::Result<Vec<PathBuf>>>()?;
+        let mut volumes = Vec::new();
+        for mount in &making.mounts {
+            let files = self.volumes.files(&mount.volume)?;
+            volumes.push(VolumeSpec { files, path: PathBuf::from(&mount.path), read_only: mount.read_only });
+        }
+        let cgroups = self.cgroups.create(id.as_str(), &options).context("making the control groups")?;
+        let user = options.user;
+        let config = BoxdConfig {
+            sandbox_id: id.clone(),
+            groups: cgroups.boxd.len() as u32,
+            state: state.clone(),
+            workload: Workload {
+                uid: user.id(),
+                gid: user.id(),
+                user: user.name().to_owned(),
+                home: user.home().to_owned(),
+                work_dir: WORK_DIR.to_owned(),
+                uid_count: if self.is_root { UID_RANGE } else { 1 },
+                env: making.env.clone(),
+            },
+            limits: WorkloadLimits {
+                processes: options.processes,
+                memory_bytes: (!self.cgroups.holds("memory")).then_some(options.memory_bytes),
+                open_files: options.open_files,
+            },
+            dataplane: options.dataplane.clone(),
+        };
+        Ok(LaunchSpec {
+            client_socket: self.socket(id, Door::Client),
+            control_socket: self.socket(id, Door::Control),
+            boxd: fs::canonicalize(&self.config.boxd)?,
+            base: base.lower,
+            view: base.view,
+            layers,
+            volumes,
+            uid_base,
+            disk_image,
+            hostname: HOSTNAME.to_owned(),
+            cgroups,
+            config,
+            dir,
+        })
+    }
+
+    /// The image that holds a sandbox's files, if one does: an empty one of that size for a new sandbox where disk limits are hard.
+    async fn disk_image(&self, dir: PathBuf, bytes: u64) -> anyhow::Result<Option<PathBuf>> {
+        let image = dir.join("disk.img");
+        if image.exists() {
+            return Ok(Some(image));
+        }
+        // A sandbox made while limits were soft keeps its files where they are.
+        if !self.is_disk_hard || dir.join("data").exists() {
+            return Ok(None);
+        }
+        let bases = self.bases_dir.clone();
+        // What the operator set is taken as it is: its filesystem is there from the start.
+        let size = if bytes == self.config.options.disk_bytes { bytes } else { disk::rounded(bytes) };
+        if bases.join(disk::template_name(size)).exists() {
+            disk::copy_sparse(&bases.join(disk::template_name(size)), &image)?;
+            return Ok(Some(image));
+        }
+        tokio::task::spawn_blocking(move || {
+            disk::copy_sparse(&disk::template(&bases, size)?, &image)?;
+            Ok(Some(image))
+        })
+        .await?
+    }
+}

@@ -1,0 +1,104 @@
+//! Snapshots: copies of sandboxes' own files, as layers that other sandboxes have below theirs.
+
+use std::{
+    fs::{self, DirBuilder, File},
+    io,
+    os::unix::fs::{DirBuilderExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context;
+use cobox_protocol::SnapshotId;
+use rustix::fs::{CWD, Mode, OFlags, openat};
+
+use super::{copy, image, tree};
+
+/// What is being made has it before its name.
+const UNFINISHED: &str = ".new-";
+
+/// Where a node's snapshots are. A directory with a snapshot's name is a whole one.
+#[derive(Clone)]
+pub struct Snapshots {
+    dir: PathBuf,
+}
+
+impl Snapshots {
+    /// Removes what an earlier life left unfinished.
+    pub fn open(dir: PathBuf) -> anyhow::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
+        for entry in fs::read_dir(&dir)?.flatten() {
+            if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+                tree::remove(&entry.path()).with_context(|| format!("removing {}", entry.path().display()))?;
+            }
+        }
+        Ok(Self { dir })
+    }
+
+    pub fn layer(&self, id: &SnapshotId) -> PathBuf {
+        self.dir.join(id.as_str())
+    }
+
+    pub fn has(&self, id: &SnapshotId) -> bool {
+        self.layer(id).is_dir()
+    }
+
+    pub fn list(&self) -> io::Result<Vec<SnapshotId>> {
+        let names = fs::read_dir(&self.dir)?.filter_map(|e| e.ok()?.file_name().into_string().ok());
+        Ok(names.filter_map(|n| n.parse().ok()).collect())
+    }
+
+    /// Copies the files of a sandbox's directory. Blocks, for as long as that takes.
+    pub fn take(&self, sandbox: &Path, id: &SnapshotId, uid_base: Option<u32>, most_bytes: u64) -> anyhow::Result<u64> {
+        let (layer, unfinished) = (self.layer(id), self.dir.join(format!("{UNFINISHED}{id}")));
+        if self.has(id) {
+            // Finished by an earlier life that could not say so any more.
+            return Ok(tree::measure(&layer));
+        }
+        let upper = upper_of(sandbox)?;
+        if unfinished.exists() {
+            tree::remove(&unfinished)?;
+        }
+        DirBuilder::new().mode(0o700).create(&unfinished)?;
+        let copied = copy::tree(&upper, &unfinished, uid_base, most_bytes).context("copying its files");
+        // Also when nothing was changed in it: then the top has the mode it was made with.
+        let finished = copied.and_then(|bytes| {
+            fs::set_permissions(&unfinished, fs::Permissions::from_mode(0o755))?;
+            copy::sync(&unfinished)?;
+            fs::rename(&unfinished, &layer)?;
+            File::open(&self.dir)?.sync_all()?;
+            Ok(bytes)
+        });
+        if finished.is_err()
+            && let Err(error) = tree::remove(&unfinished)
+        {
+            tracing::warn!(snapshot = %id, %error, "an unfinished snapshot is still there; it goes at the next start");
+        }
+        finished
+    }
+
+    /// Blocks. One that isn't there is removed.
+    pub fn remove(&self, id: &SnapshotId) -> io::Result<()> {
+        let leaving = self.dir.join(format!("{UNFINISHED}removed-{id}"));
+        match fs::rename(self.layer(id), &leaving) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            other => other?,
+        }
+        match tree::remove(&leaving) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A sandbox's own files, wherever they are. What is mounted for it goes with the descriptor.
+fn upper_of(sandbox: &Path) -> anyhow::Result<rustix::fd::OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let data = sandbox.join("data");
+    if data.exists() {
+        return openat(CWD, data.join("upper"), flags, Mode::empty()).context("opening its files");
+    }
+    let image = sandbox.join("disk.img");
+    anyhow::ensure!(image.exists(), "it has no files yet");
+    let mounted = image::mount(&image).context("mounting its disk image")?;
+    openat(&mounted, "upper", flags, Mode::empty()).context("opening its files")
+}
