@@ -38,11 +38,12 @@ impl fmt::Debug for Secret {
 
 /// A text without the keys and tokens that somebody put where they don't belong: a path, a field that is repeated in a refusal.
 pub fn redact(text: &str) -> Cow<'_, str> {
-    if let Some(plain) = decoded(text)
-        && let Cow::Owned(redacted) = redact_plain(&plain)
-        && redacted != plain
-    {
-        return Cow::Owned(redacted);
+    for reading in readings(text).skip(1) {
+        if let Cow::Owned(redacted) = redact_plain(&reading)
+            && redacted != *reading
+        {
+            return Cow::Owned(redacted);
+        }
     }
     redact_plain(text)
 }
@@ -64,40 +65,37 @@ fn redact_plain(text: &str) -> Cow<'_, str> {
     Cow::Owned(redacted)
 }
 
-/// A text without its percent-encoding, however often it was put on; `None` where there is none.
-pub fn decoded(text: &str) -> Option<String> {
-    let mut plain: Option<String> = None;
-    for _ in 0..MAX_ENCODINGS {
-        let bytes = plain.as_deref().unwrap_or(text).as_bytes();
-        if !bytes.contains(&b'%') {
-            break;
-        }
-        let digit = |at: usize| bytes.get(at).and_then(|b| char::from(*b).to_digit(16)).and_then(|d| u8::try_from(d).ok());
-        let (mut once, mut at) = (Vec::with_capacity(bytes.len()), 0);
-        while at < bytes.len() {
-            match (bytes[at], digit(at + 1), digit(at + 2)) {
-                (b'%', Some(high), Some(low)) => {
-                    once.push(high << 4 | low);
-                    at += 3;
-                }
-                (byte, ..) => {
-                    once.push(byte);
-                    at += 1;
-                }
+/// A text as it is, without its percent-encoding, and without the one beneath that, for as long as there is one.
+pub fn readings(text: &str) -> impl Iterator<Item = Cow<'_, str>> {
+    std::iter::successors(Some(Cow::Borrowed(text)), |last| decoded(last).map(Cow::Owned)).take(1 + MAX_ENCODINGS)
+}
+
+fn decoded(text: &str) -> Option<String> {
+    if !text.contains('%') {
+        return None;
+    }
+    let bytes = text.as_bytes();
+    let digit = |at: usize| bytes.get(at).and_then(|b| char::from(*b).to_digit(16)).and_then(|d| u8::try_from(d).ok());
+    let (mut plain, mut at) = (Vec::with_capacity(bytes.len()), 0);
+    while at < bytes.len() {
+        match (bytes[at], digit(at + 1), digit(at + 2)) {
+            (b'%', Some(high), Some(low)) => {
+                plain.push(high << 4 | low);
+                at += 3;
+            }
+            (byte, ..) => {
+                plain.push(byte);
+                at += 1;
             }
         }
-        if once == bytes {
-            break;
-        }
-        plain = Some(String::from_utf8_lossy(&once).into_owned());
     }
-    plain
+    (plain != bytes).then(|| String::from_utf8_lossy(&plain).into_owned())
 }
 
 /// Whether an API key stands somewhere in a text, percent-encoded or not. Looks for more of its shape than [`redact`], because what
 /// has one is refused.
 pub fn has_api_key(text: &str) -> bool {
-    has_plain_api_key(text) || decoded(text).is_some_and(|plain| has_plain_api_key(&plain))
+    readings(text).any(|text| has_plain_api_key(&text))
 }
 
 fn has_plain_api_key(text: &str) -> bool {

@@ -327,7 +327,7 @@ impl Lifecycle {
     }
 
     pub fn is_busy(&self, id: &SandboxId) -> bool {
-        self.locks.try_lock(id).is_none()
+        self.locks.is_held(id)
     }
 
     pub async fn load(&self, id: &SandboxId) -> Outcome {

@@ -28,6 +28,11 @@ impl Locks {
         Some(Lock { guard: Some(guard), _waiting: waiting })
     }
 
+    /// Without taking it: two who look must not take each other for somebody at work.
+    pub fn is_held(&self, id: &SandboxId) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(id)
+    }
+
     fn entry(&self, id: &SandboxId) -> Arc<AsyncMutex<()>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(id.clone()).or_default().clone()
     }
@@ -69,9 +74,11 @@ mod tests {
         let (locks, id) = (Locks::default(), SandboxId::new());
         let held = locks.lock(&id).await;
         assert!(locks.try_lock(&id).is_none());
+        assert!(locks.is_held(&id));
         let given_up = tokio::time::timeout(std::time::Duration::from_millis(1), locks.lock(&id)).await;
         assert!(given_up.is_err());
         drop(held);
+        assert!(!locks.is_held(&id));
         assert!(locks.try_lock(&id).is_some());
         assert!(locks.0.lock().unwrap().is_empty());
     }

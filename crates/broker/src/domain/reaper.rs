@@ -177,7 +177,7 @@ impl Reaper {
             // Without traffic there is nothing new, but for a stream that goes on or a client that came another way.
             let silence = now.saturating_since(lifecycle.last_use(sandbox));
             let every = if silence <= 2 * COLLECT_EVERY { COLLECT_EVERY } else { ASK_EVERY };
-            if lifecycle.is_busy(&sandbox.id) || !self.is_time(&sandbox.id, |s| &mut s.collected, every, now) {
+            if !self.is_time(&sandbox.id, |s| &mut s.collected, every, now) {
                 continue;
             }
             let (lifecycle, sandbox) = (lifecycle.clone(), sandbox.clone());

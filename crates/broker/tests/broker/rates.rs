@@ -107,7 +107,8 @@ async fn an_address_that_guesses_keys_is_held_up_but_not_those_who_were_let_in_f
 
 #[tokio::test]
 async fn an_address_that_is_held_up_can_still_look_after_the_broker_and_tell_of_threads() {
-    let world = tight();
+    let mut world = tight();
+    world.config.metrics.public = true;
     let broker = world.start().await;
     let nobody = Client { key: None, ..broker.human("ann").await };
     let guessing = nobody.with(&json!("cbx_nonsense"));
