@@ -66,7 +66,8 @@ impl Kinds {
         }
         // A record is written before a file is: files without any record mean that the records are gone.
         let is_in_use = d.store.has_sandboxes(Some(&d.node)).await.map_err(internal)?;
-        if !is_in_use && !(strange_snapshots.is_empty() && strange_volumes.is_empty()) {
+        let are_strange = !strange_snapshots.is_empty() || !strange_volumes.is_empty();
+        if !is_in_use && are_strange {
             let message = "the database knows nothing of this node, but snapshots or volumes are there with their files; put the database \
                            back, or remove the `snapshots` and `volumes` directories if they can go";
             return Err(ApiError::new(ErrorCode::Internal, message));

@@ -30,6 +30,8 @@ const ENTRY_BYTES: u64 = 4096;
 /// Attributes of one file that are looked at, in bytes of their names, and the longest of their values.
 const MAX_XATTR_NAMES: usize = 4096;
 const MAX_XATTR_VALUE: usize = 4096;
+/// Read and written at once where the kernel doesn't copy.
+const PIECE_BYTES: usize = 256 << 10;
 /// Who owns what belonged to nobody of the sandbox.
 const NOBODY: u32 = 65_534;
 /// Says that a directory hides what is below it in other layers.
@@ -176,13 +178,7 @@ impl Copy {
                 Err(e) => return Err(e.into()),
             };
             self.count(end.saturating_sub(start))?;
-            let (mut from_at, mut to_at) = (start, start);
-            while from_at < end {
-                let wanted = usize::try_from(end - from_at).unwrap_or(usize::MAX).min(1 << 30);
-                if copy_file_range(source, Some(&mut from_at), made, Some(&mut to_at), wanted)? == 0 {
-                    break;
-                }
-            }
+            copy_range(source, made, start, end)?;
             at = end.max(start + 1);
         }
         Ok(())
@@ -236,6 +232,39 @@ impl Copy {
         }
         Ok(utimensat(to, name, &times(stat), AtFlags::SYMLINK_NOFOLLOW)?)
     }
+}
+
+/// By the kernel where it can, which between an image's filesystem and the one it lies on it can't. What was cut off meanwhile stays a hole.
+fn copy_range(source: &OwnedFd, made: &OwnedFd, start: u64, end: u64) -> io::Result<()> {
+    let (mut from_at, mut to_at) = (start, start);
+    while from_at < end {
+        let wanted = usize::try_from(end - from_at).unwrap_or(usize::MAX).min(1 << 30);
+        match copy_file_range(source, Some(&mut from_at), made, Some(&mut to_at), wanted) {
+            Ok(0) => return Ok(()),
+            Ok(_) => {}
+            Err(Errno::XDEV | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => return copy_by_hand(source, made, from_at, end),
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}
+
+fn copy_by_hand(source: &OwnedFd, made: &OwnedFd, start: u64, end: u64) -> io::Result<()> {
+    let mut piece = vec![0u8; PIECE_BYTES];
+    let mut at = start;
+    while at < end {
+        let wanted = usize::try_from(end - at).unwrap_or(usize::MAX).min(PIECE_BYTES);
+        let got = rustix::io::pread(source, &mut piece[..wanted], at)?;
+        if got == 0 {
+            return Ok(());
+        }
+        let mut written = 0;
+        while written < got {
+            written += rustix::io::pwrite(made, &piece[written..got], at + written as u64)?;
+        }
+        at += got as u64;
+    }
+    Ok(())
 }
 
 fn times(stat: &Stat) -> Timestamps {
@@ -301,6 +330,17 @@ mod tests {
         assert_eq!((made.len(), made.blocks() < 64), (1 << 40, true));
         fs::write(from.path().join("full"), vec![1; 2 << 20]).unwrap();
         assert!(copied(from.path(), 1 << 20).1.unwrap_err().to_string().contains("more than 1048576 bytes"));
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_copy_is_copied_by_hand() {
+        let mut from = tempfile::tempfile().unwrap();
+        let content: Vec<u8> = (0..3 * PIECE_BYTES / 2).map(|n| n as u8).collect();
+        io::Write::write_all(&mut from, &content).unwrap();
+        let made = tempfile::NamedTempFile::new().unwrap();
+        copy_by_hand(&from.into(), &made.reopen().unwrap().into(), 100, content.len() as u64).unwrap();
+        let copied = fs::read(made.path()).unwrap();
+        assert!(copied[..100].iter().all(|b| *b == 0) && copied[100..] == content[100..]);
     }
 
     #[test]

@@ -38,11 +38,11 @@ pub fn bytes(field: &str, text: &str) -> Result<u64, ApiError> {
 }
 
 pub fn shown_cpus(cpus: Cpus) -> String {
-    if cpus.0 % 1000 == 0 { (cpus.0 / 1000).to_string() } else { format!("{}m", cpus.0) }
+    if cpus.0.is_multiple_of(1000) { (cpus.0 / 1000).to_string() } else { format!("{}m", cpus.0) }
 }
 
 pub fn shown_bytes(bytes: u64) -> String {
-    let unit = UNITS[..4].iter().rev().find(|(_, unit)| bytes >= *unit && bytes % unit == 0);
+    let unit = UNITS[..4].iter().rev().find(|(_, unit)| bytes >= *unit && bytes.is_multiple_of(*unit));
     unit.map_or_else(|| bytes.to_string(), |(name, unit)| format!("{}{name}", bytes / unit))
 }
 
