@@ -133,6 +133,7 @@ class Kind:
         for thing in reversed(self._closing):
             self.do(thing.close())
         if self._loop is not None:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
 

@@ -7,6 +7,7 @@ number of tasks may.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import weakref
 from collections.abc import AsyncIterator
@@ -97,7 +98,7 @@ class AwaitingIO:
         if isinstance(effect, Pull):
             return await self._pull(effect.opened)
         if isinstance(effect, Drop):
-            return await effect.opened.source[0].aclose()
+            return await self._drop(effect.opened)
         if isinstance(effect, Dial):
             return await self._dial(effect)
         if isinstance(effect, HangUp):
@@ -140,8 +141,9 @@ class AwaitingIO:
 
     async def _read(self, request: Request, response: httpx.Response, max_bytes: int, deadline: float) -> Answer:
         body = bytearray()
+        pieces: Any = response.aiter_raw()
         try:
-            async for piece in response.aiter_raw():
+            async for piece in pieces:
                 body += piece
                 if len(body) > max_bytes:
                     raise network.endless(request.url, max_bytes)
@@ -149,6 +151,9 @@ class AwaitingIO:
                     raise network.unreachable(request.url, TimeoutError("the answer took too long"), was_sent=True)
         except httpx.HTTPError as error:
             raise network.unreachable(request.url, error, was_sent=True) from None
+        finally:
+            # Left half-way it would be ended by the loop, some time later.
+            await pieces.aclose()
         return network.answer_of(response.status_code, response.headers, bytes(body))
 
     async def _open(self, request: Request) -> Opened | Answer:
@@ -170,6 +175,13 @@ class AwaitingIO:
             return b""
         except (httpx.HTTPError, httpx.StreamError) as error:
             raise errors.Broken(errors.clean(str(error)) or type(error).__name__) from None
+
+    async def _drop(self, opened: Opened) -> None:
+        response, pieces = opened.source
+        # Where another task waits for a piece just now, closing the answer is what wakes it.
+        with contextlib.suppress(RuntimeError):
+            await pieces.aclose()
+        await response.aclose()
 
     async def _dial(self, dial: Dial) -> Any:
         local = network.is_local(dial.url)
