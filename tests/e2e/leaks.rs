@@ -192,7 +192,7 @@ async fn misuse(prober: &mut Prober, url: &str, info: &NegotiateResponse, secret
         (sessions.clone(), json!({ "thread_id": "t", "mode": secret }).to_string()),
         (sessions.clone(), json!({ "thread_id": "t", "mode": "get", "scopes": [secret] }).to_string()),
         (sessions.clone(), json!({ "thread_id": "t", "mode": "get", "sandbox_hint": secret }).to_string()),
-        (sessions.clone(), json!({ "thread_id": "t", "mode": "ensure", "template": secret }).to_string()),
+        (sessions.clone(), json!({ "thread_id": "without a session", "mode": "ensure", "template": secret }).to_string()),
         (sessions.clone(), json!({ "thread_id": "t", "mode": "ensure", "provider_preference": secret }).to_string()),
         (sessions.clone(), format!("{{\"{secret}\": ")),
         (sessions.clone(), format!("\"{secret}\"")),
