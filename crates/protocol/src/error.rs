@@ -69,7 +69,7 @@ codes! {
     RateLimited = "RATE_LIMITED", 429, true;
     Internal = "INTERNAL", 500, true;
     /// Neither now nor later by this broker: something the API knows and this deployment can't do.
-    Unsupported = "UNSUPPORTED", 501, false;
+    Unsupported = "UNSUPPORTED", 400, false;
     ProviderUnavailable = "PROVIDER_UNAVAILABLE", 503, true;
     BackendUnavailable = "BACKEND_UNAVAILABLE", 503, true;
     /// The sandbox has used up its disk allowance. Deleting files mends it.

@@ -1,6 +1,11 @@
 //! Reading a stranger's JSON: a refusal names the field and what is expected of it, and repeats no strings, which may be secrets.
 
-use serde::de::DeserializeOwned;
+use std::{fmt, marker::PhantomData};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
+};
 
 use crate::ApiError;
 
@@ -23,6 +28,34 @@ pub fn read_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     })?;
     text.end().map_err(|e| not_json(&e))?;
     Ok(value)
+}
+
+/// What is an object inside another, for `deserialize_with`: there a list would be taken for its fields too.
+pub fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<T, D::Error> {
+    Object::deserialize(from).map(|Object(value)| value)
+}
+
+/// As [`object`], for a list of them.
+pub fn objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>, D::Error> {
+    Ok(Vec::deserialize(from)?.into_iter().map(|Object(value)| value).collect())
+}
+
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = T;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<T, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields))
+            }
+        }
+        from.deserialize_map(Fields(PhantomData)).map(Object)
+    }
 }
 
 fn not_json(e: &serde_json::Error) -> ApiError {
@@ -130,5 +163,26 @@ mod tests {
     fn what_was_sent_as_a_string_is_not_repeated() {
         let said = read_object::<NegotiateRequest>(br#"{"thread_id": "t", "ttl": "cbx_secret"}"#).unwrap_err().message;
         assert!(!said.contains("secret"), "{said}");
+    }
+
+    #[test]
+    fn a_list_is_no_object_inside_another_either() {
+        #[derive(Debug, Default, Deserialize)]
+        struct Counted {
+            count: u32,
+        }
+        #[derive(Debug, Deserialize)]
+        struct Outer {
+            #[serde(default, deserialize_with = "object")]
+            one: Counted,
+            #[serde(default, deserialize_with = "objects")]
+            many: Vec<Counted>,
+        }
+        let read = |text: &str| read_object::<Outer>(text.as_bytes()).map(|o| (o.one.count, o.many.len()));
+        assert_eq!(read(r#"{"one": {"count": 3}, "many": [{"count": 1}]}"#).unwrap(), (3, 1));
+        assert_eq!(read("{}").unwrap(), (0, 0));
+        for text in [r#"{"one": [3]}"#, r#"{"many": [[3]]}"#, r#"{"many": {"count": 1}}"#] {
+            read(text).unwrap_err();
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-use crate::{ApiError, SandboxId, SnapshotId, Timestamp, VolumeId, session::Access};
+use crate::{ApiError, SandboxId, SnapshotId, Timestamp, VolumeId, json, session::Access};
 
 /// Variables of one sandbox: more is a file.
 pub const MAX_VARIABLES: usize = 256;
@@ -181,11 +181,11 @@ pub struct CreateTemplate {
     /// What `/` starts as: an image the provider has. Left out: what it gives everybody.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    #[serde(default, skip_serializing_if = "Resources::is_default")]
+    #[serde(default, skip_serializing_if = "Resources::is_default", deserialize_with = "json::object")]
     pub resources: Resources,
     #[serde(default, skip_serializing_if = "Env::is_empty")]
     pub env: Env,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "json::objects")]
     pub mounts: Vec<MountWish>,
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::{
-    SandboxId, SessionId, SnapshotId, Timestamp,
+    SandboxId, SessionId, SnapshotId, Timestamp, json,
     making::{Env, MountWish, Resources},
     session::{Access, State},
     tags::Tags,
@@ -34,13 +34,13 @@ pub struct CreateSandbox {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
     /// In place of the template's, one by one.
-    #[serde(default, skip_serializing_if = "Resources::is_default")]
+    #[serde(default, skip_serializing_if = "Resources::is_default", deserialize_with = "json::object")]
     pub resources: Resources,
     /// Beside the template's, and before them.
     #[serde(default, skip_serializing_if = "Env::is_empty")]
     pub env: Env,
     /// Volumes, beside the template's.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "json::objects")]
     pub mounts: Vec<MountWish>,
     /// Unused for so long it is suspended; the deployment's own limit counts where it is shorter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -119,7 +119,7 @@ pub struct SandboxInfo {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot_id: Option<SnapshotId>,
     /// What it may use, where that was said when it was made.
-    #[serde(default, skip_serializing_if = "Resources::is_default")]
+    #[serde(default, skip_serializing_if = "Resources::is_default", deserialize_with = "json::object")]
     pub resources: Resources,
     /// What it wished for, which counts where it is shorter than the deployment's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]

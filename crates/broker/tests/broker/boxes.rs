@@ -163,9 +163,9 @@ async fn what_can_not_be_met_is_refused_by_its_field_and_nothing_is_made() {
     assert_eq!(ann.get(BOXES).await.ok(200)["items"], json!([]));
     for method in [Method::GET, Method::DELETE] {
         let answer = ann.call(method, &format!("{BOXES}/x/service-urls"), None, &[]).await;
-        assert_eq!(refused(answer, 501), "NotImplemented");
+        assert_eq!(refused(answer, 400), "NotImplemented");
     }
-    assert_eq!(refused(ann.post(&format!("{BOXES}/x/service-url"), json!({ "port": 80 })).await, 501), "NotImplemented");
+    assert_eq!(refused(ann.post(&format!("{BOXES}/x/service-url"), json!({ "port": 80 })).await, 400), "NotImplemented");
     assert_eq!(refused(ann.get("/v2/sandboxes/none").await, 404), "NotFound");
     assert_eq!(refused(Client { key: None, ..ann.clone() }.get(BOXES).await, 401), "Unauthorized");
 }
