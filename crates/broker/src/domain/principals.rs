@@ -29,6 +29,10 @@ impl Keys {
         access::must_be_operator(&caller.principal, MANAGE)?;
         let d = &self.deployment;
         let workspace = workspace.unwrap_or(&caller.principal.workspace);
+        if (workspace, name) == (caller.principal.workspace.as_str(), caller.principal.name.as_str()) {
+            // The one mistake that whoever made it can't undo.
+            return Err(ApiError::new(ErrorCode::Forbidden, "that is yourself: another operator can disable you"));
+        }
         let audit = AuditRecord::new(d.now(), workspace, "principal.disabled").by(caller, request_id).detail(name);
         match d.store.disable_principal(workspace, name, &d.ending("disabled", audit)).await.map_err(internal)? {
             DisabledPrincipal::Disabled => {

@@ -110,11 +110,17 @@ async fn the_last_way_in_for_an_operator_is_never_ended() {
     let end =
         async |who: &Client, id: &str| who.call(Method::PATCH, &format!("/v1/keys/{id}"), Some(json!({ "expires_at": soon })), &[]).await;
     assert_eq!(root.delete(&format!("/v1/keys/{first}")).await.error(403), "FORBIDDEN");
-    assert_eq!(root.post("/v1/principals/root/disable", json!({})).await.error(403), "FORBIDDEN");
+    let deputy = root.with(&second["api_key"]);
+    let home =
+        text(&root.get("/v1/keys").await.ok(200)["items"].as_array().unwrap().iter().find(|k| k["name"] == "root").unwrap()["workspace"])
+            .to_owned();
+    let disable_root = format!("/v1/principals/root/disable?workspace={home}");
+    assert_eq!(deputy.post(&disable_root, json!({})).await.error(403), "FORBIDDEN");
     assert_eq!(end(&root, &first).await.error(403), "FORBIDDEN");
     let lasting = json!({ "name": "boss", "kind": "operator", "workspace": "elsewhere" });
     let third = root.post("/v1/keys", lasting).await.ok(201);
     let (boss, third) = (root.with(&third["api_key"]), text(&third["id"]).to_owned());
+    assert_eq!(root.post(&disable_root, json!({})).await.error(403), "FORBIDDEN", "nobody shuts themselves out by mistake");
     assert_eq!(root.delete(&format!("/v1/keys/{first}")).await.status, 204, "there is another, wherever it is");
     assert_eq!(root.get("/v1/keys").await.error(401), "UNAUTHENTICATED");
     assert_eq!(boss.delete(&format!("/v1/keys/{}", text(&second["id"]))).await.status, 204, "one that has an end is not the last");
