@@ -31,8 +31,9 @@ setup-clients: setup
 
 # Brokers are started as root and as an ordinary user there, which takes root.
 ROOT_ONLY = test(isolation) | test(ordinary_user)
-# Those that use both databases anyway need no second run. The whole workspace is named so that nothing is compiled anew for one of its crates.
-ON_POSTGRES = binary_id(cobox-broker::broker) & not test(/^(store_suite|store_races|cluster)::/)
+# Those that use both databases anyway need no second run, nor do those that are about connections and documents; `make soak` runs all.
+# The whole workspace is named so that nothing is compiled anew for one of its crates.
+ON_POSTGRES = binary_id(cobox-broker::broker) & not test(/^(store_suite|store_races|cluster|stalls|tls|cors|origin|openapi|adapted|sockets|limits)::/)
 test: test-rust test-clients ## Unit, integration and end-to-end tests
 
 test-rust: setup
@@ -94,6 +95,7 @@ bench-agent: build ## An agent's tools through the Python backend, against deepa
 
 soak: ## The long fault and load tests; records bench/results/soak.md
 	cargo build -p cobox-cli -p cobox-boxd
+	COBOX_TEST_STORE=postgres cargo nextest run --workspace -E 'binary_id(cobox-broker::broker)'
 	COBOX_API_EXAMPLES=200 COBOX_API_SEED=$$RANDOM scripts/check-api
 	COBOX_SDK_CUTS=200 COBOX_SDK_SEED=$$RANDOM scripts/check-langsmith test_cuts.py
 	scripts/soak
