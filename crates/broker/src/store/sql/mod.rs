@@ -128,7 +128,7 @@ impl Base {
         beginning.await.map_err(|_| StoreError::Failed("the broker is ending".to_owned()))?
     }
 
-    /// A connection for one statement that is a change by itself, and synced.
+    /// For one statement that is a change by itself: its commit waits for the disk, whatever the one before it did.
     async fn sync_by(&self, writer: &mut AnyConnection) -> Stored<()> {
         if let Some(sync) = self.engine.sync.filter(|_| self.is_unsynced.load(Ordering::SeqCst)) {
             sqlx::raw_sql(sync).execute(writer).await?;

@@ -67,9 +67,14 @@ fn url(path: &Path) -> Stored<String> {
 
 #[cfg(test)]
 mod tests {
+    use cobox_protocol::Timestamp;
     use sqlx::Row;
 
     use super::{super::lent::Tx, *};
+    use crate::{
+        domain::audit::AuditRecord,
+        store::{Note, Store},
+    };
 
     async fn level(tx: &mut Tx) -> i64 {
         sqlx::raw_sql("PRAGMA synchronous").fetch_one(&mut **tx).await.unwrap().get(0)
@@ -86,6 +91,21 @@ mod tests {
             assert_eq!(level(&mut unsynced).await, NORMAL);
             drop(unsynced);
             assert_eq!(level(&mut store.base.begin().await.unwrap()).await, FULL);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_record_that_is_a_change_by_itself_is_synced_after_one_that_was_not() {
+        const FULL: i64 = 2;
+        let dir = tempfile::tempdir().unwrap();
+        let store = open(&dir.path().join("db")).await.unwrap();
+        for _ in 0..3 {
+            drop(store.base.begin_unsynced().await.unwrap());
+            let record = AuditRecord::new(Timestamp::now(), "default", "token.issued");
+            store.note(&Note { audit: vec![record], ..Note::default() }).await.unwrap();
+            let mut writer = store.base.engine.writers.acquire().await.unwrap();
+            let level: i64 = sqlx::raw_sql("PRAGMA synchronous").fetch_one(&mut *writer).await.unwrap().get(0);
+            assert_eq!(level, FULL);
         }
     }
 
