@@ -7,7 +7,7 @@ BIN = target/$(shell rustc --print host-tuple)/$(if $(filter release,$(PROFILE))
 CLIENTS = check-api check-python check-langgraph check-langsmith
 
 .DEFAULT_GOAL := help
-.PHONY: help build run demo test test-rust test-clients $(CLIENTS) loom lint lint-rust deny openapi fuzz bench bench-dataplane bench-broker bench-gateway bench-agent soak setup setup-clients
+.PHONY: help build run demo test test-rust test-clients $(CLIENTS) loom lint lint-rust lint-python deny openapi fuzz bench bench-dataplane bench-broker bench-gateway bench-agent soak setup setup-clients
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -45,16 +45,19 @@ test-rust: setup
 # Each is a client of the debug build, so they can run side by side.
 test-clients: $(CLIENTS) loom
 $(CLIENTS):
-	scripts/$@
+	@MAKEFLAGS= scripts/$@
 
 loom:
 	RUSTFLAGS="--cfg loom" cargo test -p cobox-stream --test loom --release --target-dir target/loom
 
-lint: lint-rust deny ## Formatting, clippy, licences and sources
+lint: lint-rust lint-python deny ## Formatting, clippy, ruff, types, licences and sources
 
 lint-rust:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+
+lint-python: setup-clients
+	scripts/check-python --lint
 
 deny:
 	scripts/deny

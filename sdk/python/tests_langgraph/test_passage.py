@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-import json
 import contextlib
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
