@@ -80,6 +80,15 @@ class Unreachable(CoboxError):
         self.was_sent = was_sent
 
 
+class MayHaveRun(Unreachable):
+    """A command was sent and its answer lost, and the sandbox, asked again, doesn't know the command: it was started anew meanwhile, or
+    the command never came there. It is not sent a second time."""
+
+    code = "MAY_HAVE_RUN"
+    retryable = False
+    hint = "look whether it ran, in its files or the session's events, before you run it again"
+
+
 class Broken(Unreachable):
     """A stream's connection ended before the stream did."""
 

@@ -342,10 +342,16 @@ class Line(Generic[E]):
         if error is None:
             raise ValueError("no envelope")
         self._told = error if self._shown is None else redacted(error, self._shown)
-        if self._is_ready:
+        if not self._is_ready:
+            self._told = self.not_started(self._told)
+        else:
             if self.is_keys and isinstance(error, errors.Forbidden):
                 self._typing.refused()
             self.refused(error)
+
+    def not_started(self, error: errors.CoboxError) -> errors.CoboxError:
+        """What an error means that came in place of `ready`."""
+        return error
 
     def refused(self, error: errors.CoboxError) -> None:
         """Something that was sent was not taken; what was started goes on."""

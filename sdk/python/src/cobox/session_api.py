@@ -88,8 +88,9 @@ class SessionApi:
     ) -> Flow[ExecResult]:
         """Runs a command to its end and gives what it printed. `command` is run by a shell (`/bin/sh`), `argv` as it is.
 
-        It is never run twice: where an answer is lost, the same command is asked for again by its id. When this call is cancelled or
-        interrupted, the command is ended. `timeout_seconds=0` means no limit but the server's own.
+        It is never run twice: where an answer is lost, the same command is asked for again by its id, and `MayHaveRun` raised where
+        the sandbox doesn't know it. When this call is cancelled or interrupted, the command is ended. `timeout_seconds=0` means no
+        limit but the server's own.
         """
         if (command is None) == (argv is None) and command_id is None:
             raise ValueError("give a command for a shell, or an argv")
@@ -106,7 +107,9 @@ class SessionApi:
             command_id=name,
         )
         limit = EXEC_SECONDS if timeout_seconds is None else timeout_seconds or 24 * 3600.0
-        call = Call("POST", "/exec", json=body, timeout=limit + EXEC_MARGIN, max_bytes=MAX_EXEC_BYTES)
+        # An id alone only joins: in a sandbox that was started anew the command is gone, and must not be run again.
+        again = {"command_id": name} | wanted(max_output_bytes=max_output_bytes)
+        call = Call("POST", "/exec", json=body, json_again=again, timeout=limit + EXEC_MARGIN, max_bytes=MAX_EXEC_BYTES)
         try:
             answer = yield from perform(self._grant, call)
         except errors.CoboxError:
