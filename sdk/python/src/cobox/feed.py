@@ -19,6 +19,8 @@ E = TypeVar("E")
 MAX_EVENT_BYTES = 256 * 1024
 # Seconds: of silence after which a connection counts as dead (both streams send comments more often); without a success, to give up.
 SILENCE, GIVE_UP_AFTER = 45.0, 120.0
+# Seconds a connection must have stood for the waits between tries to begin anew: of one that is lost at once they go on growing.
+STOOD_FOR = 10.0
 
 
 class FeedApi(Generic[E]):
@@ -27,6 +29,7 @@ class FeedApi(Generic[E]):
     def __init__(self, io: Any, door: Door, call: Call, last_id: str | None) -> None:
         self._io, self._door, self._call = io, door, call
         self._opened: Opened | None = None
+        self._opened_at = 0.0
         self._received = bytearray()
         self._is_over = False
         # To come back with.
@@ -54,10 +57,14 @@ class FeedApi(Generic[E]):
                 event = yield from self._receive()
                 if event is not None:
                     return event
+                # Something was heard, if only that nothing happens.
+                lost_at = None
                 continue
             except errors.CoboxError as error:
+                if self._opened is not None and time.monotonic() - self._opened_at >= STOOD_FOR:
+                    waits.reset()
                 yield from self._drop()
-                lost_at = lost_at or time.monotonic()
+                lost_at = time.monotonic() if lost_at is None else lost_at
                 if not error.retryable:
                     self._is_over = True
                     raise
@@ -79,6 +86,7 @@ class FeedApi(Generic[E]):
         query = self._call.query if self.last_id is None else tuple(q for q in self._call.query if q[0] not in ("after", "cursor"))
         call = Call("GET", self._call.path, headers=headers, query=query, silence=SILENCE)
         self._opened = yield from open_stream(self._door, call)
+        self._opened_at = time.monotonic()
         self._received.clear()
 
     def _receive(self) -> Flow[E | None]:
