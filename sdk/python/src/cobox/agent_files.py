@@ -76,6 +76,8 @@ def refusal(error: errors.CoboxError) -> Refusal:
         return Refusal("permission_denied")
     if isinstance(error, errors.InvalidPath):
         return Refusal("invalid_path")
+    if isinstance(error, errors.InvalidText):
+        return Refusal("invalid_text", error.message)
     if isinstance(error, errors.InvalidRequest):
         kind = error.details.get("kind")
         if kind == "directory" or "it is a directory" in error.message:
@@ -173,9 +175,9 @@ class AgentFiles:
                 raise Refusal("file_changed", "the file was changed while it was read; read it again")
             data, at = piece.data, at + len(piece.data)
 
-    def create(self, path: str, data: bytes, *, overwrite: bool, sync: bool) -> Flow[None]:
+    def create(self, path: str, text: str, *, overwrite: bool, sync: bool) -> Flow[None]:
         try:
-            yield from FilesApi.write.flow(self, self.absolute(path), data, create_only=not overwrite, sync=sync)
+            yield from FilesApi.write.flow(self, self.absolute(path), text, create_only=not overwrite, sync=sync)
         except errors.FileChanged:
             raise Refusal("file_exists") from None
         except errors.CoboxError as error:

@@ -122,6 +122,12 @@ class InvalidPath(CoboxError, ValueError):
     code = "INVALID_PATH"
 
 
+class InvalidText(CoboxError, ValueError):
+    """Text with half a character in it (a lone surrogate), which neither a file nor a request can hold."""
+
+    code = "INVALID_TEXT"
+
+
 class CommandFailed(CoboxError):
     """`ExecResult.check()`: the command ended with something else than 0."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from . import errors
 from .answers import Exit
+from .body import in_utf8
 from .call import wanted
 from .cursor import Cursor
 from .flow import Awaiting, Blocking, Flow, method
@@ -194,7 +195,7 @@ class ExecStreamApi:
     @method
     def write(self, data: bytes | str) -> Flow[None]:
         """Input for a command started with `stdin=True` or a terminal."""
-        yield from self._line.write(data.encode() if isinstance(data, str) else bytes(data))
+        yield from self._line.write(in_utf8(data) if isinstance(data, str) else bytes(data))
 
     @method
     def close_stdin(self) -> Flow[None]:
