@@ -34,6 +34,8 @@ MAX_LINKS = 200
 FIRST_BYTES, NEXT_BYTES = 1024 * 1024, 8 * 1024 * 1024
 # Longest file that isn't text and is shown, in base64; longest text shown at once. As deepagents has them.
 MAX_BINARY_BYTES = MAX_TEXT_BYTES = 500 * 1024
+# Of a file whose lines are only counted, to come to the one that is asked for: some seconds' worth, however long the file says it is.
+MAX_SCAN_BYTES = 1024 * 1024 * 1024
 # Looked at to tell text from other files.
 SNIFF_BYTES = 8192
 
@@ -139,28 +141,36 @@ class AgentFiles:
 
     def _far_page(self, path: str, first: FileContent, size: int, offset: int, limit: int) -> Flow[Lines]:
         """Of a long file no more is fetched than up to the last line asked for, and no more is kept than is shown."""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder = _Decoder()
         lines: list[str] = []
         shown = 0
         count, at, data, rest = 0, len(first.data), first.data, ""
+        # Of a line before the first one asked for nothing is kept but that it has begun.
+        is_begun = False
         while True:
-            text = rest + decoder.decode(data, final=at >= size)
-            if text.endswith("\r") and at < size:
-                # Maybe the first half of a line's end.
-                text, rest = text[:-1], "\r"
+            text = decoder.decode(data, is_last=at >= size)
+            if (ends := text.count("\n")) < offset - count:
+                count += ends
+                is_begun = not text.endswith("\n") if text else is_begun
             else:
-                rest = ""
-            *whole, last = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-            rest = last + rest
-            if at >= size and rest:
-                whole.append(rest)
-            for line in whole:
-                if count >= offset and len(lines) < limit and shown <= MAX_TEXT_BYTES:
-                    lines.append(line)
-                    shown += len(line)
-                count += 1
+                text, count = _after(text, offset - count), max(count, offset)
+                *whole, last = text.split("\n")
+                if whole:
+                    whole[0], rest = rest + whole[0], ""
+                for line in whole:
+                    if len(lines) < limit and shown <= MAX_TEXT_BYTES:
+                        lines.append(line)
+                        shown += len(line)
+                    count += 1
+                rest += last
+                is_begun = bool(rest)
             if at >= size:
-                return Lines(lines, offset, count)
+                if is_begun and count >= offset and len(lines) < limit and shown <= MAX_TEXT_BYTES:
+                    lines.append(rest)
+                return Lines(lines, offset, count + is_begun)
+            if count < offset and at >= MAX_SCAN_BYTES:
+                told = f"the file's first {MAX_SCAN_BYTES} bytes have {count} lines; look further with a command such as sed or tail"
+                raise Refusal("too_large", told)
             if len(lines) >= limit or shown > MAX_TEXT_BYTES or (count >= offset and len(rest) > MAX_TEXT_BYTES):
                 if not lines and limit:
                     return Lines([rest], offset, None, is_cut=True)
@@ -337,6 +347,28 @@ def _binary(data: bytes, size: int) -> Binary:
     if size > MAX_BINARY_BYTES:
         raise Refusal("too_large", f"Binary file exceeds maximum preview size of {MAX_BINARY_BYTES} bytes")
     return Binary(data)
+
+
+class _Decoder:
+    """Bytes as they come, as text whose lines all end alike; a character or a line's end may be cut in two by a piece's end."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._half = ""
+
+    def decode(self, data: bytes, *, is_last: bool) -> str:
+        text, self._half = self._half + self._decoder.decode(data, final=is_last), ""
+        if text.endswith("\r") and not is_last:
+            text, self._half = text[:-1], "\r"
+        return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _after(text: str, ends: int) -> str:
+    """What comes after so many ends of lines."""
+    at = 0
+    for _ in range(ends):
+        at = text.index("\n", at) + 1
+    return text[at:]
 
 
 def _split(text: str) -> list[str]:
