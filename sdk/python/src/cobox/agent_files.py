@@ -280,6 +280,8 @@ class AgentFiles:
             raise refusal(error) from None
         except errors.CoboxError as error:
             raise refusal(error) from None
+        if limit is not None and limit <= 0:
+            return [], "max_matches" if found.matches else None
         return found.matches, (found.stopped_by or "max_matches") if found.truncated else None
 
     def remove(self, path: str) -> Flow[None]:
@@ -309,6 +311,11 @@ class AgentFiles:
         if good:
             try:
                 done = yield from FilesApi.download.flow(self, [paths[at] for at in good])
+            except errors.TooLong:
+                # All of them, or one alone, are more than fits into memory.
+                for at in good:
+                    results[at] = "too_large" if len(good) == 1 else (yield from self.take([paths[at]]))[0]
+                return results
             except errors.CoboxError as error:
                 code = refusal(error).message
                 return [result or code for result in results]

@@ -110,6 +110,13 @@ class NotCobox(CoboxError):
     hint = "check the URL: it should be the broker's own, such as http://127.0.0.1:8421"
 
 
+class TooLong(NotCobox):
+    """An answer is longer than what is held in memory."""
+
+    code = "TOO_LONG"
+    hint = "give a larger max_bytes, or take it as a stream"
+
+
 class OutputHole(CoboxError):
     """Output arrived whose beginning is missing and nothing said why."""
 

@@ -95,8 +95,8 @@ def unreachable(url: str, error: BaseException, *, was_sent: bool) -> errors.Unr
     return errors.Unreachable(f"no answer from {parts.scheme}://{parts.netloc}{parts.path}: {why}", was_sent=was_sent)
 
 
-def endless(url: str, max_bytes: int) -> errors.NotCobox:
-    return errors.NotCobox(f"{url} answered with more than {max_bytes} bytes")
+def endless(url: str, max_bytes: int) -> errors.TooLong:
+    return errors.TooLong(f"{url} answered with more than {max_bytes} bytes")
 
 
 def refused_upgrade(url: str, response: Any) -> errors.CoboxError:
