@@ -20,6 +20,7 @@ from .flow import Flow
 from .fs import FsApi
 from .globbing import BadPattern, Pattern
 from .grant import Grant
+from .links import Links, is_beneath
 from .session_api import SessionApi
 
 # Where relative paths begin: the folder that human and agent share.
@@ -230,7 +231,7 @@ class AgentFiles:
             raise refusal(error) from None
         base = root if root.endswith("/") else root + "/"
         matches = []
-        links = 0
+        links, ways, real_root = 0, Links(self), None
         for entry in found.matches:
             relative = entry.path[len(base) :] if entry.path.startswith(base) else entry.path.lstrip("/")
             if not relative or not meant.matches(relative, entry.is_dir):
@@ -239,6 +240,12 @@ class AgentFiles:
             if kind == "symlink":
                 links += 1
                 kind = (yield from self._kind_behind(entry)) if links <= MAX_LINKS else "unknown"
+                if is_basename and kind == "file":
+                    # As 0.7 has it, what lies elsewhere is not found here by a link to it.
+                    real_root = real_root or (yield from ways.real(root))
+                    real = yield from ways.real(entry.path_bytes.decode("utf-8", "surrogateescape"))
+                    if real_root is None or real is None or not is_beneath(real, real_root):
+                        kind = "unknown"
                 entry = dataclasses.replace(entry, type=kind)
             if kind == "file" or (not is_basename and kind != "unknown"):
                 matches.append((relative, entry))
