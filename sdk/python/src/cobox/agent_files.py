@@ -274,11 +274,15 @@ class AgentFiles:
         root = self.absolute(path)
         globs = [f"\\{glob}" if glob.startswith(("!", "#")) else glob] if glob else []
         globs += [f"!**/{name}/" for name in exclude_dirs if name != posixpath.basename(root)]
+        if not pattern:
+            # As grep has it: nothing is in every line.
+            pattern, literal = "^", False
         if literal and "\n" in pattern:
             # As grep has it: several lines are several patterns.
             pattern, literal = "|".join(re.escape(one) for one in pattern.split("\n")), False
         asked: dict[str, Any] = {"literal": literal, "glob": globs or None, "max_line_bytes": MAX_LINE_BYTES}
-        asked["max_matches"] = min(limit, MAX_GREP_MATCHES) if limit is not None else MAX_GREP_MATCHES
+        # None at all is not a number to ask for: one more tells whether there is any.
+        asked["max_matches"] = max(1, min(limit, MAX_GREP_MATCHES)) if limit is not None else MAX_GREP_MATCHES
         try:
             found = yield from FsApi.grep.flow(self, pattern, root, **asked)
         except errors.InvalidRequest as error:
