@@ -23,8 +23,8 @@ class CoboxProvider(SandboxProvider):
 
     def __init__(self, cobox: Cobox | None = None) -> None:
         self._cobox = cobox
-        # Those that are open, and whether they were made here, by sandbox.
-        self._open: dict[str, tuple[Session, bool]] = {}
+        # Those that are open, and whether they were made here, by sandbox: it may have been asked for more than once.
+        self._open: dict[str, list[tuple[Session, bool]]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -49,16 +49,20 @@ class CoboxProvider(SandboxProvider):
             raise SandboxNotFoundError(str(error)) from error
         except CoboxError as error:
             raise SandboxError(str(error)) from error
-        # A thread is somebody's, who goes on when we leave.
-        is_ours = thread is None
+        # A thread is somebody's, who goes on when we leave, and so is a sandbox that was there before.
+        is_ours = thread is None and sandbox_id is None
         with self._lock:
-            self._open[session.sandbox_id] = (session, is_ours)
+            self._open.setdefault(session.sandbox_id, []).append((session, is_ours))
         return CoboxBackend(session)
 
     def delete(self, *, sandbox_id: str, **kwargs: Any) -> None:
-        """Ends what was made here, with its sandbox unless that is named; leaves what was only joined."""
+        """Ends what was made here, with its sandbox unless that is named; leaves what was only joined. Asked for as often as it was got."""
+        session, is_ours = None, False
         with self._lock:
-            session, is_ours = self._open.pop(sandbox_id, (None, False))
+            if held := self._open.get(sandbox_id):
+                session, is_ours = held.pop()
+                if not held:
+                    del self._open[sandbox_id]
         try:
             if session is None:
                 self._broker().delete_sandbox(sandbox_id)
