@@ -44,7 +44,7 @@ T = TypeVar("T")
 LOCK_POLL = 0.005
 
 
-class _Connect(connect):
+class Connect(connect):
     """Goes nowhere but where it was sent: a redirect would take the token along."""
 
     def process_redirect(self, exc: Exception) -> Exception | str:
@@ -190,7 +190,7 @@ class AwaitingIO:
         local = network.is_local(dial.url)
         headers = {"Authorization": f"Bearer {dial.secret.expose()}"} if dial.secret is not None else {}
         try:
-            return await _Connect(
+            return await Connect(
                 dial.url,
                 additional_headers=headers,
                 user_agent_header=network.USER_AGENT,
