@@ -61,6 +61,8 @@ class CoboxProvider(SandboxProvider):
         with self._lock:
             if held := self._open.get(sandbox_id):
                 session, is_ours = held.pop()
+                # Joined what was made here: that holds the sandbox, and this must not when that has ended.
+                is_ours = is_ours or any(made for _, made in held)
                 if not held:
                     del self._open[sandbox_id]
         try:

@@ -33,6 +33,7 @@ def graph_factory(
     template: str | None = None,
     access: str | None = None,
     headers: Mapping[str, str] | None = None,
+    shares_thread: bool = False,
 ) -> GraphFactory:
     """A `make_graph(config)` for langgraph.json: each run gets the graph that `build` makes of its thread's sandbox.
 
@@ -57,6 +58,7 @@ def graph_factory(
             template=template,
             access=access,
             headers=headers,
+            shares_thread=shares_thread,
         )
         async with session, _Telling(session, follow) as telling:
             backend = RunBackend(session, telling)
