@@ -63,7 +63,7 @@ def test_what_was_made_here_ends_when_the_last_one_leaves_it(provider: CoboxProv
     made = provider.get_or_create()
     joined = provider.get_or_create(sandbox_id=made.id)
     provider.delete(sandbox_id=made.id)
-    assert joined.execute("true").exit_code == 0
+    assert (made.execute("true").exit_code, joined.execute("true").exit_code) == (0, 0)
     provider.delete(sandbox_id=made.id)
     with Cobox() as cobox, pytest.raises(NotFound):
         cobox.get_sandbox(made.id)

@@ -172,7 +172,7 @@ def test_nobody_starts_from_what_holds_the_files_of_others(deployment: Deploymen
 def test_of_a_wish_for_a_name_nothing_is_ignored_and_nothing_left_behind(deployment: Deployment) -> None:
     with deployment.as_("bob") as bob:
         no_template = negotiate(bob, deployment.thread("bob"), name="bobs-templated", template="nope")
-        assert (no_template.status_code, "nope" in no_template.text) == (400, True)
+        assert (no_template.status_code, "there is no template `nope`" in no_template.text) == (404, True)
         both = negotiate(bob, deployment.thread("bob"), name="bobs-preferred", provider_preference="local")
         assert both.status_code == 400
         closed = negotiate(bob, deployment.thread("bob"), name="bobs-closed", access="owner")
