@@ -43,6 +43,11 @@ async def pass_on(
         raise refusals.unavailable("the broker can't be reached, or said nothing in time; try again") from None
     except CallerGone:
         return Response(status_code=499)
+    except asyncio.CancelledError:
+        # Ended from outside just as the answer came, which nobody would close.
+        if sending.done() and not sending.cancelled() and sending.exception() is None:
+            await sending.result().aclose()
+        raise
     finally:
         leaving.cancel()
         if not sending.done():
