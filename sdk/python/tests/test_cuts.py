@@ -201,13 +201,23 @@ def listening(stream: Any) -> tuple[threading.Thread, list[Any]]:
     return listener, came
 
 
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_connected(stream: Any) -> bool:
+    return stream._opened is not None if hasattr(stream, "_opened") else stream._line._is_ready
+
+
 def cut_far_apart(proxy: Any, stream: Any, later: Callable[[float], None]) -> None:
     for number in range(1, 4):
+        wait_until(lambda: is_connected(stream))
         later(3600.0)
-        while stream.reconnects < number:
-            # A connection that was just being made may have escaped.
-            proxy.cut_all()
-            time.sleep(0.02)
+        proxy.cut_all()
+        wait_until(lambda number=number: stream.reconnects >= number)
 
 
 def test_a_quiet_command_outlives_cuts_with_hours_between(broker: Any, thread: str, proxy: Any, later: Callable[[float], None]) -> None:
@@ -250,11 +260,7 @@ def cut_far_apart_while_read(proxy: Any, shell: Any, later: Callable[[float], No
     reader = threading.Thread(target=read)
     reader.start()
     try:
-        for number in range(1, 4):
-            later(3600.0)
-            while shell.reconnects < number and not failed:
-                proxy.cut_all()
-                time.sleep(0.02)
+        cut_far_apart(proxy, shell, later)
     finally:
         is_over.set()
         if not failed:
