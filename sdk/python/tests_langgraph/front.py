@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -133,14 +134,20 @@ def answer(status: str, body: Any, *headers: str) -> bytes:
 
 
 @contextmanager
-def recording() -> Iterator[Upstream]:
+def recording(tls: ssl.SSLContext | None = None) -> Iterator[Upstream]:
     upstream = Upstream()
     upstream.answers["GET /v1/keys"] = answer("403 Forbidden", {})
     upstream.answers["GET /v1/sandbox/sessions?"] = answer("200 OK", {"items": []})
     listener = socket.create_server(("127.0.0.1", 0))
-    upstream.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    upstream.url = f"http{'s' if tls else ''}://127.0.0.1:{listener.getsockname()[1]}"
 
     def one(connection: socket.socket) -> None:
+        try:
+            connection = tls.wrap_socket(connection, server_side=True) if tls else connection
+        except OSError:
+            # It doesn't trust us.
+            connection.close()
+            return
         with connection:
             data = b""
             while b"\r\n\r\n" not in data:

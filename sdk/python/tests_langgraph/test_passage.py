@@ -8,8 +8,11 @@ import contextlib
 import json
 import logging
 import socket
+import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import front
@@ -475,6 +478,25 @@ def test_the_thread_authoritys_credential_is_sent_only_when_told(upstream: Upstr
     with served(Settings(upstream.url, Secret(KEY), is_thread_authority=True)) as url:
         ask(url, "GET", CAPABILITIES, headers={"authorization": "Bearer ann-secret"})
         assert upstream.last()["x-thread-authorization"] == "Bearer ann-secret"
+
+
+def test_a_private_authority_counts_for_requests_and_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    made = f"req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test -keyout {key} -out {cert}"
+    subprocess.run(["openssl", *made.split(), "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(cert, key)
+    where, headers = f"/dp/{SANDBOX}/v1/shell/ws", {"authorization": f"Bearer {token()}"}
+    with recording(tls) as upstream:
+        upstream.answers["GET /dp/"] = answer("418 Teapot", {})
+        for ca_file, status, code in ((None, 503, 503), (str(cert), 200, 418)):
+            monkeypatch.setenv("COBOX_CA_FILE", ca_file) if ca_file else monkeypatch.delenv("COBOX_CA_FILE", raising=False)
+            with served(Settings(upstream.url, Secret(KEY))) as url:
+                assert ask(url, "GET", CAPABILITIES).status_code == status
+                there = f"ws{url.removeprefix('http')}{where}"
+                with pytest.raises(InvalidStatus) as refused, connect(there, additional_headers=headers, proxy=None):
+                    pass
+                assert refused.value.response.status_code == code
 
 
 def test_addresses_at_the_broker_become_the_deployments() -> None:
