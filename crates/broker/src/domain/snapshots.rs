@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use cobox_protocol::{
-    ApiError, ErrorCode, SnapshotId,
+    ApiError, Capability, ErrorCode, SnapshotId,
     making::{Env, Resources, SnapshotInfo, SnapshotState},
+    session::Access,
 };
 use cobox_provider::{Making, Root};
 
@@ -18,6 +19,7 @@ use super::{
     model::{Caller, Sandbox},
     sandboxes,
     sessions::Asking,
+    shares::{may_see, way_in},
 };
 use crate::store::{AddedKind, SnapshotFilter, Viewer};
 
@@ -82,10 +84,13 @@ impl Kinds {
     pub async fn take_snapshot(self: &Arc<Self>, asking: &Asking<'_>, of: &str, wish: SnapshotWish<'_>) -> Result<Snapshot, ApiError> {
         let (d, caller) = (&self.deployment, asking.caller);
         let sandbox = sandboxes::find(d, caller, of).await?;
-        access::may_use(&caller.principal, &sandbox)?;
-        if !d.policy().allowed(&caller.subject()).contains(cobox_protocol::Capability::Snapshot) {
+        // A snapshot is all of its files: who takes one must get in as who reads them does.
+        let (session, entry) = way_in(d, &caller.principal, &sandbox).await?;
+        let is_given = entry.share.as_ref().is_none_or(|share| share.capabilities.contains(Capability::Snapshot));
+        if !is_given || !d.policy().allowed(&caller.subject()).contains(Capability::Snapshot) {
             access::may_end(&caller.principal, &sandbox)?;
         }
+        may_see(d, caller, &sandbox, session.as_ref()).await?;
         check(&wish)?;
         if !d.provider.abilities().snapshots {
             return Err(ApiError::invalid(format!("the {} provider can't take snapshots", d.provider.name())));
@@ -104,8 +109,7 @@ impl Kinds {
         making::check(d, &Making { resources: resources.clone(), ..Making::default() }, &d.node)?;
         let made_of = Making { root: sandbox.making.root.clone(), layers, resources, env: wish.env.clone(), ..Making::default() };
         let snapshot = Snapshot {
-            // What its owner keeps to themself stays so.
-            access: sandbox.access,
+            access: access_of(d, &sandbox).await?,
             node: sandbox.node.clone(),
             sandbox: Some(sandbox.id.clone()),
             ..self.new_snapshot(asking, id, &wish, made_of, SnapshotState::Building)
@@ -218,7 +222,9 @@ impl Kinds {
             let taken = this.copy(&snapshot).await;
             let now = d.now();
             let settled = match taken {
-                Ok(size) => Snapshot { state: SnapshotState::Ready, size_bytes: Some(size), updated_at: now, ..snapshot.clone() },
+                Ok((size, access)) => {
+                    Snapshot { state: SnapshotState::Ready, size_bytes: Some(size), access, updated_at: now, ..snapshot.clone() }
+                }
                 Err(error) => {
                     tracing::warn!(snapshot = %snapshot.id, %error, "a snapshot could not be taken");
                     let reason = error.message.chars().take(MAX_REASON_CHARS).collect();
@@ -235,7 +241,8 @@ impl Kinds {
         });
     }
 
-    async fn copy(&self, snapshot: &Snapshot) -> Result<u64, ApiError> {
+    /// What it takes, and for whom it is.
+    async fn copy(&self, snapshot: &Snapshot) -> Result<(u64, Access), ApiError> {
         let d = &self.deployment;
         let lost = || ApiError::new(ErrorCode::SandboxNotFound, "its sandbox ended while it was taken");
         let Some(of) = &snapshot.sandbox else { return Err(lost()) };
@@ -244,12 +251,19 @@ impl Kinds {
         };
         let sandbox = living().await?;
         let taken = d.provider.take_snapshot(of, &snapshot.id, &sandbox.making).await.map_err(|e| making::refused(&e))?;
-        // What ended meanwhile was being removed while it was copied.
-        if let Err(error) = living().await {
-            d.provider.remove_snapshot(&snapshot.id).await.map_err(|e| making::refused(&e))?;
-            return Err(error);
+        // What ended meanwhile was being removed while it was copied; what became somebody's alone may have been copied after that.
+        let access = match living().await {
+            Ok(sandbox) => access_of(d, &sandbox).await,
+            Err(error) => Err(error),
+        };
+        match access {
+            Ok(Access::Workspace) => Ok((taken, snapshot.access)),
+            Ok(Access::Owner) => Ok((taken, Access::Owner)),
+            Err(error) => {
+                d.provider.remove_snapshot(&snapshot.id).await.map_err(|e| making::refused(&e))?;
+                Err(error)
+            }
         }
-        Ok(taken)
     }
 
     /// Finishes what was begun with one of this node.
@@ -288,6 +302,18 @@ impl Kinds {
         }
         Ok(())
     }
+}
+
+/// For whom a snapshot of a sandbox is: what anybody keeps to themself in it stays so, and what threads left in it is for whoever takes
+/// it, because nobody could be asked about them later.
+async fn access_of(d: &Deployment, sandbox: &Sandbox) -> Result<Access, ApiError> {
+    let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
+    if sandbox.access == Access::Owner || sessions.iter().any(|s| s.access == Access::Owner) {
+        return Ok(Access::Owner);
+    }
+    let is_threads = d.thread_authority.is_some()
+        && (sessions.iter().any(|s| s.thread().is_some()) || !d.store.past_threads(&sandbox.id, 1).await.map_err(internal)?.is_empty());
+    Ok(if is_threads { Access::Owner } else { Access::Workspace })
 }
 
 fn check(wish: &SnapshotWish<'_>) -> Result<(), ApiError> {

@@ -84,7 +84,7 @@ pub trait KindStore: Send + Sync {
     async fn snapshots(&self, viewer: &Viewer, filter: &SnapshotFilter) -> Stored<Vec<Snapshot>>;
     /// Those of a node that something is to be done about: they are being made or deleted.
     async fn snapshots_due(&self, node: &str) -> Stored<Vec<Snapshot>>;
-    /// Replaces state, reason and size if the state is still `old`'s; says whether it was.
+    /// Replaces state, reason, size and access if the state is still `old`'s; says whether it was.
     async fn settle_snapshot(&self, old: &Snapshot, new: &Snapshot, audit: Option<&AuditRecord>) -> Stored<bool>;
     /// Whether a sandbox or another snapshot stands on it. Of one that is being deleted, false stays false.
     async fn is_snapshot_used(&self, snapshot: &Snapshot) -> Stored<bool>;

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use cobox_broker::domain::kinds::TemplateSpec;
 use cobox_protocol::{
     SandboxId, SnapshotId,
+    key::PrincipalKind,
     making::{Cpus, Env, Resources},
 };
 use cobox_provider::{Making, Root};
@@ -116,7 +117,7 @@ async fn who_may_use_listed_templates_gets_nothing_else() {
     std::fs::write(&policy, "[[rule]]\nkind = \"agent\"\ntemplates = [\"python\", \"own\"]\n").unwrap();
     world.config.policy_file = Some(policy);
     let broker = world.start().await;
-    let bot = broker.key("bot", cobox_protocol::key::PrincipalKind::Agent).await;
+    let bot = broker.key("bot", PrincipalKind::Agent).await;
     let ann = broker.human("ann").await;
     ann.post("/v1/templates", json!({ "name": "own" })).await.ok(201);
     let of_ann = ann.post("/v1/sandboxes", json!({})).await.ok(201);
@@ -208,6 +209,53 @@ async fn a_snapshot_is_its_owners_where_the_sandbox_is_and_a_failed_one_says_why
     assert_eq!(ann.get("/v1/snapshots/open").await.ok(200)["id"], json!(good));
     assert_eq!(ann.get("/v1/snapshots/open:latest").await.ok(200)["id"], json!(good));
     assert_eq!(ann.get("/v1/snapshots/open:other").await.error(404), "SNAPSHOT_NOT_FOUND");
+}
+
+#[tokio::test]
+async fn what_a_session_keeps_to_its_owner_is_not_had_by_a_snapshot() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, bob, root) = (broker.human("ann").await, broker.human("bob").await, broker.key("root", PrincipalKind::Operator).await);
+    let open = id(&ann.post("/v1/sandboxes", json!({ "name": "open" })).await.ok(201));
+    let before = taken(&ann, &open, "before").await;
+    becomes(&ann, &before, "ready").await;
+    let path = format!("/v1/sandboxes/{open}/snapshots");
+    world.provider.may_copy.send_replace(false);
+    let meanwhile = taken(&ann, &open, "meanwhile").await;
+    let session = ann.post(SESSIONS, json!({ "thread_id": "t", "mode": "ensure", "sandbox_hint": "open", "access": "owner" })).await.ok(200);
+    world.provider.may_copy.send_replace(true);
+    assert_eq!(bob.get(&format!("/dp/{open}/v1/x")).await.error(403), "FORBIDDEN");
+    assert_eq!(becomes(&ann, &meanwhile, "ready").await["access"], "owner", "it may have been copied after that");
+    let private = taken(&ann, &open, "private").await;
+    assert_eq!(becomes(&ann, &private, "ready").await["access"], "owner");
+    for snapshot in [&meanwhile, &private] {
+        assert_eq!(bob.post("/v1/sandboxes", json!({ "snapshot": snapshot })).await.error(403), "FORBIDDEN");
+    }
+    bob.post("/v1/sandboxes", json!({ "snapshot": before })).await.ok(201);
+    assert_eq!(bob.post(&path, json!({ "name": "mine" })).await.error(403), "FORBIDDEN");
+    root.post(&path, json!({ "name": "help" })).await.ok(202);
+    // Not even by who owns the sandbox, once it is another's session alone.
+    ann.delete(&session_path(&session)).await;
+    bob.post(SESSIONS, json!({ "thread_id": "u", "mode": "ensure", "sandbox_hint": "open", "access": "owner" })).await.ok(200);
+    assert_eq!(ann.get(&format!("/dp/{open}/v1/x")).await.error(403), "FORBIDDEN");
+    assert_eq!(ann.post(&path, json!({ "name": "his" })).await.error(403), "FORBIDDEN");
+}
+
+#[tokio::test]
+async fn who_was_given_a_part_takes_no_snapshot_of_the_whole() {
+    let mut world = World::new();
+    let policy = world.config.data_dir.with_file_name("policy.toml");
+    std::fs::write(&policy, "[human]\ncapabilities = [\"fs_read\", \"exec\", \"snapshot\"]\n").unwrap();
+    world.config.policy_file = Some(policy);
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    let session = ann.post(SESSIONS, json!({ "thread_id": "t", "mode": "ensure", "access": "owner" })).await.ok(200);
+    let path = format!("/v1/sandboxes/{}/snapshots", sandbox_id(&session));
+    let shares = format!("{}/share", session_path(&session));
+    ann.post(&shares, json!({ "principal": "bob", "capabilities": ["fs_read"] })).await.ok(201);
+    assert_eq!(bob.post(&path, json!({ "name": "s" })).await.error(403), "FORBIDDEN");
+    ann.post(&shares, json!({ "principal": "bob", "capabilities": ["fs_read", "snapshot"] })).await.ok(200);
+    assert_eq!(bob.post(&path, json!({ "name": "s" })).await.ok(202)["access"], "owner");
 }
 
 #[tokio::test]

@@ -88,13 +88,14 @@ pub async fn due(db: &mut AnyConnection, node: &str) -> Stored<Vec<Snapshot>> {
 /// The caller's transaction holds nothing yet: whoever makes a sandbox of it holds the workspace's lock while it looks at the state.
 pub async fn settle(tx: &mut AnyConnection, old: &Snapshot, new: &Snapshot) -> Stored<bool> {
     lock::workspace(tx, &old.workspace).await?;
-    let done = sqlx::query("UPDATE snapshots SET state = $2, reason = $3, size_bytes = $4, updated_at = $5 WHERE id = $1 AND state = $6")
+    let done = sqlx::query("UPDATE snapshots SET state = $2, reason = $3, size_bytes = $4, updated_at = $5, access = $7 WHERE id = $1 AND state = $6")
         .bind(new.id.as_str())
         .bind(new.state.word())
         .bind(new.reason.as_deref())
         .bind(new.size_bytes.map(stored_bytes))
         .bind(new.updated_at.unix())
         .bind(old.state.word())
+        .bind(rows::access_word(new.access))
         .execute(tx)
         .await?;
     Ok(done.rows_affected() == 1)
