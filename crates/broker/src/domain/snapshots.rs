@@ -47,7 +47,7 @@ pub async fn find(d: &Deployment, caller: &Caller, reference: &str) -> Result<Sn
         Ok(id) => d.store.snapshot(&id).await,
         Err(_) => {
             let (name, tag) = reference.split_once(':').unwrap_or((reference, DEFAULT_TAG));
-            d.store.snapshot_named(&caller.principal.workspace, name, tag).await
+            d.store.snapshot_named(&Viewer::from(&caller.principal), name, Some(tag)).await
         }
     };
     let found = found.map_err(internal)?.filter(|s| access::is_visible(&caller.principal, s)).ok_or_else(|| not_found(reference))?;
@@ -163,8 +163,12 @@ impl Kinds {
         let d = &self.deployment;
         let audit = AuditRecord { sandbox: snapshot.sandbox.clone(), ..self.audit(asking, "snapshot.created", detail) };
         let most = d.config.max_snapshots_per_workspace;
-        match d.store.add_snapshot(snapshot, most, &audit).await.map_err(internal)? {
-            AddedKind::Added | AddedKind::NameTaken => Ok(()),
+        match d.store.add_snapshot(snapshot, &Viewer::from(&asking.caller.principal), most, &audit).await.map_err(internal)? {
+            AddedKind::Added => Ok(()),
+            AddedKind::NameTaken => {
+                let message = format!("name: {} is the name of somebody else's snapshots; use another", snapshot.name);
+                Err(ApiError::new(ErrorCode::NameTaken, message))
+            }
             AddedKind::TooMany => Err(ApiError::new(
                 ErrorCode::RateLimited,
                 format!("the workspace has {most} snapshots, which is its storage limit; delete some first"),
@@ -181,11 +185,12 @@ impl Kinds {
     }
 
     /// Its tag, if name and tag mean this one and not a newer.
-    pub async fn tag_of(&self, snapshot: &Snapshot) -> Result<Option<String>, ApiError> {
+    pub async fn tag_of(&self, asking: &Asking<'_>, snapshot: &Snapshot) -> Result<Option<String>, ApiError> {
         if snapshot.state != SnapshotState::Ready {
             return Ok(None);
         }
-        let meant = self.deployment.store.snapshot_named(&snapshot.workspace, &snapshot.name, &snapshot.tag).await.map_err(internal)?;
+        let viewer = Viewer::from(&asking.caller.principal);
+        let meant = self.deployment.store.snapshot_named(&viewer, &snapshot.name, Some(&snapshot.tag)).await.map_err(internal)?;
         Ok(meant.filter(|s| s.id == snapshot.id).map(|s| s.tag))
     }
 

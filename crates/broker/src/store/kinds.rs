@@ -75,11 +75,12 @@ pub trait KindStore: Send + Sync {
     /// Sandboxes made by it go on; a pool of it stands in the way.
     async fn remove_template(&self, template: &Template, audit: &AuditRecord) -> Stored<RemovedKind>;
 
-    /// In the state it has, before any of its files are there.
-    async fn add_snapshot(&self, snapshot: &Snapshot, most: u32, audit: &AuditRecord) -> Stored<AddedKind>;
+    /// In the state it has, before any of its files are there. A name is whose the oldest snapshot of it is: who else asks for it finds it
+    /// taken, unless they see everything.
+    async fn add_snapshot(&self, snapshot: &Snapshot, by: &Viewer, most: u32, audit: &AuditRecord) -> Stored<AddedKind>;
     async fn snapshot(&self, id: &SnapshotId) -> Stored<Option<Snapshot>>;
-    /// The newest that is ready; where none is, the newest that isn't being deleted.
-    async fn snapshot_named(&self, workspace: &str, name: &str, tag: &str) -> Stored<Option<Snapshot>>;
+    /// Of those the viewer may use the newest that is ready; where none is, the newest that isn't being deleted. Without a tag any will do.
+    async fn snapshot_named(&self, viewer: &Viewer, name: &str, tag: Option<&str>) -> Stored<Option<Snapshot>>;
     /// Newest first.
     async fn snapshots(&self, viewer: &Viewer, filter: &SnapshotFilter) -> Stored<Vec<Snapshot>>;
     /// Those of a node that something is to be done about: they are being made or deleted.

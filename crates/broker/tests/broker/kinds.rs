@@ -242,6 +242,40 @@ async fn what_a_session_keeps_to_its_owner_is_not_had_by_a_snapshot() {
 }
 
 #[tokio::test]
+async fn a_snapshots_name_is_its_owners_and_means_what_one_may_use() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, bob, root) = (broker.human("ann").await, broker.human("bob").await, broker.key("root", PrincipalKind::Operator).await);
+    let of = async |who: &Client, access: &str| id(&who.post("/v1/sandboxes", json!({ "access": access })).await.ok(201));
+    let (anns, bobs, roots) = (of(&ann, "workspace").await, of(&bob, "owner").await, of(&root, "owner").await);
+    let base = taken(&ann, &anns, "base").await;
+    becomes(&ann, &base, "ready").await;
+    // Neither the tag that is there nor another one.
+    for wish in [json!({ "name": "base" }), json!({ "name": "base", "tag": "v2" })] {
+        assert_eq!(bob.post(&format!("/v1/sandboxes/{bobs}/snapshots"), wish).await.error(409), "NAME_TAKEN");
+    }
+    let image = json!({ "name": "base", "docker_image": IMAGE });
+    assert_eq!(bob.post("/v2/sandboxes/snapshots", image).await.ok(409)["detail"]["error"], "Conflict");
+    // An operator moves it, to one that others may not use: for them it is what it was.
+    let helped = taken(&root, &roots, "base").await;
+    becomes(&root, &helped, "ready").await;
+    let meant = async |who: &Client| who.get("/v1/snapshots/base").await.ok(200)["id"].as_str().unwrap().to_owned();
+    assert_eq!((meant(&bob).await, meant(&ann).await, meant(&root).await), (base.to_string(), base.to_string(), helped.to_string()));
+    let shown = bob.get("/v2/sandboxes/snapshots-by-name/base").await.ok(200);
+    assert_eq!(shown["tags"], json!([{ "tag": "latest", "snapshot_id": base }]));
+    let newer = taken(&ann, &anns, "base").await;
+    becomes(&ann, &newer, "ready").await;
+    assert_eq!(meant(&bob).await, newer.to_string());
+    // A private one's name is nobody else's, and not there for them either.
+    let private = taken(&bob, &bobs, "his").await;
+    becomes(&bob, &private, "ready").await;
+    assert_eq!(ann.get("/v1/snapshots/his").await.error(404), "SNAPSHOT_NOT_FOUND");
+    assert_eq!(ann.post(&format!("/v1/sandboxes/{anns}/snapshots"), json!({ "name": "his" })).await.error(409), "NAME_TAKEN");
+    bob.delete("/v1/snapshots/his").await.ok(204);
+    taken(&ann, &anns, "his").await;
+}
+
+#[tokio::test]
 async fn who_was_given_a_part_takes_no_snapshot_of_the_whole() {
     let mut world = World::new();
     let policy = world.config.data_dir.with_file_name("policy.toml");

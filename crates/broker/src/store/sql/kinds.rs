@@ -89,17 +89,17 @@ impl KindStore for SqlStore {
         Ok(removed)
     }
 
-    async fn add_snapshot(&self, snapshot: &Snapshot, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
+    async fn add_snapshot(&self, snapshot: &Snapshot, by: &Viewer, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
         let mut tx = self.base.begin().await?;
-        let added = snapshots::add(&mut tx, snapshot, most, audit).await?;
+        let added = snapshots::add(&mut tx, snapshot, by, most, audit).await?;
         self.base.commit(tx).await?;
         Ok(added)
     }
     async fn snapshot(&self, id: &SnapshotId) -> Stored<Option<Snapshot>> {
         asked!(self, db => snapshots::get(db, id))
     }
-    async fn snapshot_named(&self, workspace: &str, name: &str, tag: &str) -> Stored<Option<Snapshot>> {
-        asked!(self, db => snapshots::named(db, workspace, name, tag))
+    async fn snapshot_named(&self, viewer: &Viewer, name: &str, tag: Option<&str>) -> Stored<Option<Snapshot>> {
+        asked!(self, db => snapshots::named(db, viewer, name, tag))
     }
     async fn snapshots(&self, viewer: &Viewer, filter: &SnapshotFilter) -> Stored<Vec<Snapshot>> {
         asked!(self, db => snapshots::list(db, viewer, filter))

@@ -9,8 +9,11 @@ use crate::{
     store::{AddedKind, SnapshotFilter, Stored, Viewer},
 };
 
-pub async fn add(tx: &mut AnyConnection, s: &Snapshot, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
+pub async fn add(tx: &mut AnyConnection, s: &Snapshot, by: &Viewer, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
     lock::workspace(tx, &s.workspace).await?;
+    if !by.sees_all && owner_of_name(tx, &s.workspace, &s.name).await?.is_some_and(|owner| owner != by.principal) {
+        return Ok(AddedKind::NameTaken);
+    }
     if kinds::count(tx, "SELECT count(*) AS n FROM snapshots WHERE workspace_id = $1", &s.workspace).await? >= u64::from(most) {
         return Ok(AddedKind::TooMany);
     }
@@ -45,14 +48,27 @@ pub async fn get(db: &mut AnyConnection, id: &SnapshotId) -> Stored<Option<Snaps
     row.as_ref().map(snapshot).transpose()
 }
 
-pub async fn named(db: &mut AnyConnection, workspace: &str, name: &str, tag: &str) -> Stored<Option<Snapshot>> {
+/// Those that failed hold no name.
+async fn owner_of_name(tx: &mut AnyConnection, workspace: &str, name: &str) -> Stored<Option<String>> {
     let row = sqlx::query(
-        "SELECT * FROM snapshots WHERE workspace_id = $1 AND name = $2 AND tag = $3 AND state <> 'deleting'
+        "SELECT owner FROM snapshots WHERE workspace_id = $1 AND name = $2 AND state IN ('building', 'ready') ORDER BY id LIMIT 1",
+    );
+    let row = row.bind(workspace).bind(name).fetch_optional(tx).await?;
+    Ok(row.map(|row| row.try_get("owner")).transpose()?)
+}
+
+pub async fn named(db: &mut AnyConnection, viewer: &Viewer, name: &str, tag: Option<&str>) -> Stored<Option<Snapshot>> {
+    let row = sqlx::query(
+        "SELECT * FROM snapshots
+         WHERE workspace_id = $1 AND name = $2 AND ($3 IS NULL OR tag = $3) AND state <> 'deleting'
+           AND ($4 OR access = 'workspace' OR owner = $5)
          ORDER BY CASE WHEN state = 'ready' THEN 0 ELSE 1 END, id DESC LIMIT 1",
     )
-    .bind(workspace)
+    .bind(&viewer.workspace)
     .bind(name)
     .bind(tag)
+    .bind(viewer.sees_all)
+    .bind(&viewer.principal)
     .fetch_optional(db)
     .await?;
     row.as_ref().map(snapshot).transpose()
