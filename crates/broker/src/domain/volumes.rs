@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cobox_protocol::{
-    ApiError, ErrorCode, VolumeId,
+    ApiError, ErrorCode, SandboxId, VolumeId,
     making::{CreateVolume, VolumeInfo},
 };
 
@@ -14,7 +14,7 @@ use super::{
     keeper::Kinds,
     kinds::{Volume, VolumeState},
     making,
-    model::Caller,
+    model::{Caller, Sandbox},
     sandboxes,
     sessions::Asking,
 };
@@ -79,7 +79,7 @@ impl Kinds {
         let found = d.store.volumes(&Viewer::from(&asking.caller.principal)).await.map_err(internal)?;
         let mut list = Vec::with_capacity(found.len());
         for volume in found {
-            list.push(self.volume_info(volume).await?);
+            list.push(self.volume_info(asking, volume).await?);
         }
         Ok(list)
     }
@@ -87,12 +87,20 @@ impl Kinds {
     pub async fn volume(&self, asking: &Asking<'_>, name_or_id: &str) -> Result<VolumeInfo, ApiError> {
         let volume = find(&self.deployment, asking.caller, name_or_id).await?;
         access::may_use(&asking.caller.principal, &volume)?;
-        self.volume_info(volume).await
+        self.volume_info(asking, volume).await
     }
 
-    async fn volume_info(&self, volume: Volume) -> Result<VolumeInfo, ApiError> {
-        let users = self.deployment.store.sandboxes_made_of(&volume.workspace, volume.id.as_str()).await.map_err(internal)?;
+    async fn volume_info(&self, asking: &Asking<'_>, volume: Volume) -> Result<VolumeInfo, ApiError> {
+        let (users, _) = self.users_of(asking, &volume).await?;
         Ok(info(volume, users))
+    }
+
+    /// The sandboxes that have it, as far as the caller may know of them, and how many others.
+    async fn users_of(&self, asking: &Asking<'_>, volume: &Volume) -> Result<(Vec<SandboxId>, usize), ApiError> {
+        let users = self.deployment.store.sandboxes_made_of(&volume.workspace, volume.id.as_str()).await.map_err(internal)?;
+        let is_known = |s: &Sandbox| s.pool.is_none() && access::may_use(&asking.caller.principal, s).is_ok();
+        let (known, others): (Vec<_>, Vec<_>) = users.into_iter().partition(is_known);
+        Ok((known.into_iter().map(|s| s.id).collect(), others.len()))
     }
 
     pub async fn rename_volume(&self, asking: &Asking<'_>, name_or_id: &str, to: &str) -> Result<VolumeInfo, ApiError> {
@@ -102,7 +110,7 @@ impl Kinds {
         access::may_end(&asking.caller.principal, &volume)?;
         let audit = self.audit(asking, "volume.renamed", &format!("{} {} to {to}", volume.name, volume.id));
         match d.store.rename_volume(&volume, to, d.now(), &audit).await.map_err(internal)? {
-            ChangedKind::Changed => self.volume_info(Volume { name: to.to_owned(), updated_at: d.now(), ..volume }).await,
+            ChangedKind::Changed => self.volume_info(asking, Volume { name: to.to_owned(), updated_at: d.now(), ..volume }).await,
             ChangedKind::NameTaken => Err(taken(to)),
             ChangedKind::Gone => Err(not_found(name_or_id)),
         }
@@ -116,8 +124,11 @@ impl Kinds {
         let audit = self.audit(asking, "volume.deleted", &format!("{} {}", volume.name, volume.id));
         match d.store.remove_volume(&volume, &audit).await.map_err(internal)? {
             RemovedKind::Removed => {}
-            RemovedKind::InUse(by) => {
-                let message = format!("volume {} is used by {}; delete them first", volume.name, by.join(", "));
+            RemovedKind::InUse(_) => {
+                let (known, others) = self.users_of(asking, &volume).await?;
+                let mut users: Vec<String> = known.iter().map(ToString::to_string).collect();
+                users.extend((others > 0).then(|| format!("{others} of other people or of pools")));
+                let message = format!("volume {} is used by {}; delete them first", volume.name, users.join(", "));
                 return Err(ApiError::new(ErrorCode::InUse, message));
             }
             RemovedKind::Gone => return Err(not_found(name_or_id)),
@@ -155,7 +166,7 @@ impl Kinds {
     }
 }
 
-fn info(volume: Volume, sandboxes: Vec<cobox_protocol::SandboxId>) -> VolumeInfo {
+fn info(volume: Volume, sandboxes: Vec<SandboxId>) -> VolumeInfo {
     VolumeInfo {
         id: volume.id,
         name: volume.name,

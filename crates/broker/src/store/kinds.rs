@@ -1,7 +1,7 @@
 //! What the store remembers about what sandboxes are made of: a part of [`super::Store`].
 
 use async_trait::async_trait;
-use cobox_protocol::{PoolId, SandboxId, SnapshotId, Timestamp, VolumeId, tags::Tags};
+use cobox_protocol::{PoolId, SnapshotId, Timestamp, VolumeId, tags::Tags};
 
 use super::{Counted, Stored, Viewer};
 use crate::{
@@ -107,7 +107,7 @@ pub trait KindStore: Send + Sync {
     async fn forget_volume(&self, id: &VolumeId) -> Stored<()>;
 
     /// The sandboxes of a workspace, not quite gone, that are made of a snapshot or a volume.
-    async fn sandboxes_made_of(&self, workspace: &str, id: &str) -> Stored<Vec<SandboxId>>;
+    async fn sandboxes_made_of(&self, workspace: &str, id: &str) -> Stored<Vec<Sandbox>>;
 
     async fn add_pool(&self, pool: &Pool, most: u32, audit: &AuditRecord) -> Stored<AddedKind>;
     async fn pool(&self, workspace: &str, name: &str) -> Stored<Option<Pool>>;

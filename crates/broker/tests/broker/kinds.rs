@@ -351,6 +351,36 @@ async fn a_volume_is_mounted_in_several_and_stays_while_it_is() {
 }
 
 #[tokio::test]
+async fn nothing_is_in_use_because_somebody_says_its_name() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    let volume = ann.post("/v1/volumes", json!({ "name": "data", "size_bytes": 64 << 20 })).await.ok(201);
+    let first = id(&ann.post("/v1/sandboxes", json!({})).await.ok(201));
+    let snapshot = taken(&ann, &first, "base").await;
+    becomes(&ann, &snapshot, "ready").await;
+    let env = json!({ "A": volume["id"], "B": snapshot, "C": format!("{{\"volume\":\"{}\"}}", volume["id"].as_str().unwrap()) });
+    let says = bob.post("/v1/sandboxes", json!({ "env": env })).await.ok(201);
+    let named = json!({ "name": "says", "docker_image": IMAGE, "run_config": { "env_vars": env } });
+    bob.post("/v2/sandboxes/snapshots", named).await.ok(201);
+    assert_eq!(ann.get("/v1/volumes/data").await.ok(200)["sandboxes"], json!([]));
+    // Who has it and is nobody's business is counted, not named.
+    let mounts = json!([{ "volume": "data", "path": "/data" }]);
+    let private = id(&bob.post("/v1/sandboxes", json!({ "access": "owner", "mounts": mounts })).await.ok(201));
+    assert_eq!(ann.get("/v1/volumes/data").await.ok(200)["sandboxes"], json!([]));
+    assert_eq!(bob.get("/v1/volumes/data").await.ok(200)["sandboxes"], json!([private]));
+    let refused = ann.delete("/v1/volumes/data").await;
+    let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(!message.contains(private.as_str()) && message.contains("1 of other people"), "{message}");
+    assert_eq!(refused.error(409), "IN_USE");
+    bob.delete(&format!("/v1/sandboxes/{private}")).await.ok(204);
+    assert_eq!(ann.delete("/v1/volumes/data").await.status, 204);
+    ann.delete("/v1/snapshots/base").await.ok(204);
+    eventually("its files are gone", || async { is_forgotten(&broker, &ann, &snapshot).await }).await;
+    bob.get(&format!("/v1/sandboxes/{}", id(&says))).await.ok(200);
+}
+
+#[tokio::test]
 async fn a_volume_that_could_not_be_made_is_not_there() {
     let world = World::new();
     let broker = world.start().await;

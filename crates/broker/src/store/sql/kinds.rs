@@ -1,7 +1,7 @@
 //! What sandboxes are made of, as a part of the store; and whether it is there, for whoever makes one.
 
 use async_trait::async_trait;
-use cobox_protocol::{PoolId, SandboxId, SnapshotId, Timestamp, VolumeId, tags::Tags};
+use cobox_protocol::{PoolId, SnapshotId, Timestamp, VolumeId, tags::Tags};
 use cobox_provider::Making;
 use sqlx::AnyConnection;
 
@@ -40,16 +40,22 @@ pub async fn missing(tx: &mut AnyConnection, making: &Making) -> Stored<Option<S
 }
 
 /// Also those that have ended and whose processes may still be there.
-pub async fn sandboxes_made_of(db: &mut AnyConnection, workspace: &str, id: &str) -> Stored<Vec<SandboxId>> {
+pub async fn sandboxes_made_of(db: &mut AnyConnection, workspace: &str, id: &str) -> Stored<Vec<Sandbox>> {
     let found = sqlx::query(
-        "SELECT id FROM sandboxes
+        "SELECT * FROM sandboxes
          WHERE workspace_id = $1 AND (ended_at IS NULL OR intent IS NOT NULL) AND making LIKE $2 ESCAPE '!' ORDER BY id",
     )
     .bind(workspace)
     .bind(containing(id))
     .fetch_all(db)
     .await?;
-    found.iter().map(|row| rows::parsed(row, "id")).collect()
+    let found = found.iter().map(rows::sandbox).collect::<Stored<Vec<_>>>()?;
+    Ok(found.into_iter().filter(|s| is_made_of(&s.making, id)).collect())
+}
+
+/// What the database finds by its text may only be called so: a variable's value is anybody's to choose.
+pub fn is_made_of(making: &Making, id: &str) -> bool {
+    making.layers.iter().any(|layer| layer.as_str() == id) || making.mounts.iter().any(|mount| mount.volume.as_str() == id)
 }
 
 /// A pattern for `LIKE … ESCAPE '!'`.
@@ -169,7 +175,7 @@ impl KindStore for SqlStore {
         self.base.commit(tx).await
     }
 
-    async fn sandboxes_made_of(&self, workspace: &str, id: &str) -> Stored<Vec<SandboxId>> {
+    async fn sandboxes_made_of(&self, workspace: &str, id: &str) -> Stored<Vec<Sandbox>> {
         asked!(self, db => sandboxes_made_of(db, workspace, id))
     }
 

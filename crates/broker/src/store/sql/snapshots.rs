@@ -128,15 +128,20 @@ pub async fn forget(tx: &mut AnyConnection, id: &SnapshotId) -> Stored<()> {
 
 /// One that is itself being deleted still has its files on top of this one's, until a sandbox made of it is gone.
 async fn is_below_another(db: &mut AnyConnection, s: &Snapshot) -> Stored<bool> {
-    let row = sqlx::query(
-        "SELECT count(*) AS n FROM snapshots WHERE workspace_id = $1 AND id <> $2 AND state <> 'failed' AND making LIKE $3 ESCAPE '!'",
+    let found = sqlx::query(
+        "SELECT making FROM snapshots WHERE workspace_id = $1 AND id <> $2 AND state <> 'failed' AND making LIKE $3 ESCAPE '!'",
     )
     .bind(&s.workspace)
     .bind(s.id.as_str())
     .bind(kinds::containing(s.id.as_str()))
-    .fetch_one(db)
+    .fetch_all(db)
     .await?;
-    Ok(rows::count(&row, "n")? > 0)
+    for row in &found {
+        if kinds::is_made_of(&rows::making(row)?, s.id.as_str()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Sizes of disks are far below what the column holds.

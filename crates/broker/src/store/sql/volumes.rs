@@ -104,7 +104,7 @@ pub async fn remove(tx: &mut AnyConnection, v: &Volume, audit: &AuditRecord) -> 
     lock::workspace(tx, &v.workspace).await?;
     let users = kinds::sandboxes_made_of(tx, &v.workspace, v.id.as_str()).await?;
     if !users.is_empty() {
-        return Ok(RemovedKind::InUse(users.iter().map(ToString::to_string).collect()));
+        return Ok(RemovedKind::InUse(users.iter().map(|s| s.id.to_string()).collect()));
     }
     let done =
         sqlx::query("UPDATE volumes SET state = 'deleting' WHERE id = $1 AND state <> 'deleting'").bind(v.id.as_str()).execute(&mut *tx);
