@@ -12,7 +12,7 @@ use super::{
     audit::AuditRecord,
     deployment::{Deployment, internal},
     keeper::Kinds,
-    kinds::Pool,
+    kinds::{Pool, PoolTrouble},
     making::{self, MakingWish},
     model::{Caller, Principal, Sandbox},
     sandboxes,
@@ -24,12 +24,18 @@ use crate::store::{AddedKind, AddedMember, ChangedKind, PoolTaking};
 const MAX_POOLS: u32 = 20;
 /// Sandboxes one pool may keep waiting: each is a running one.
 pub const MAX_REPLICAS: u32 = 50;
-/// Begun at once for one pool: a start is a moment's work, and others want to start theirs.
+/// Under way at once for one pool: a start is a moment's work, and others want to start theirs.
 const STARTS_AT_ONCE: usize = 4;
 /// How often a pool is looked at by who waits for it.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long the start of a member is waited for before it is left to itself.
 const START_WAIT: Duration = Duration::from_secs(60);
+/// After a start that failed the next one waits for so long, and twice as long after each.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+/// The longest a pool whose sandboxes don't start waits before it tries again: so soon it is filled when that is mended.
+const RETRY_WITHIN: Duration = Duration::from_secs(600);
+/// Longest reason kept of a failure, in characters.
+const MAX_REASON_CHARS: usize = 500;
 
 /// The pool from which sandboxes of a template are taken, if there is one.
 pub async fn taking(d: &Deployment, workspace: &str, template: &str) -> Result<Option<PoolTaking>, ApiError> {
@@ -61,6 +67,7 @@ impl Kinds {
             owner: principal.name.clone(),
             owner_kind: principal.kind,
             replicas: wish.replicas,
+            trouble: PoolTrouble::default(),
             created_at: d.now(),
             updated_at: d.now(),
         };
@@ -94,11 +101,20 @@ impl Kinds {
         Ok(u32::try_from(members.iter().filter(|m| m.is_running()).count()).unwrap_or(u32::MAX))
     }
 
-    /// Returns when as many wait as are wanted.
+    /// Returns when as many wait as are wanted, or it is known that they won't by then.
     pub async fn wait_for_pool(self: &Arc<Self>, pool: &Pool, wait: Duration) -> Result<(), ApiError> {
+        let d = &self.deployment;
+        let until = d.now().plus(wait);
         let full = async {
             while self.waiting(pool).await? < pool.replicas {
                 self.keep_pool(pool).await?;
+                let now = d.store.pool_by_id(&pool.id).await.map_err(internal)?.ok_or_else(|| not_found(&pool.name))?;
+                if let PoolTrouble { retry_at: Some(retry_at), reason: Some(reason), .. } = now.trouble
+                    && retry_at >= until
+                {
+                    let message = format!("pool {} can't be filled, and is tried again later: {reason}", pool.name);
+                    return Err(ApiError::new(ErrorCode::SandboxStarting, message));
+                }
                 tokio::time::sleep(LOOK_EVERY).await;
             }
             Ok(())
@@ -126,6 +142,7 @@ impl Kinds {
             name: new_name.unwrap_or_else(|| pool.name.clone()),
             replicas: replicas.unwrap_or(pool.replicas),
             updated_at: d.now(),
+            trouble: PoolTrouble::default(),
             ..pool.clone()
         };
         let audit = self.audit(asking, "pool.changed", &format!("{} to {} of {}", pool.name, changed.name, changed.replicas));
@@ -175,6 +192,10 @@ impl Kinds {
     async fn keep_pool(self: &Arc<Self>, pool: &Pool) -> Result<(), ApiError> {
         let d = &self.deployment;
         let Some(_under_way) = self.begin(pool.id.as_str()) else { return Ok(()) };
+        let pool = match d.store.pool_by_id(&pool.id).await.map_err(internal)? {
+            Some(pool) => pool,
+            None => Pool { replicas: 0, ..pool.clone() },
+        };
         let members = d.store.pool_members(&pool.id).await.map_err(internal)?;
         if pool.replicas == 0 && members.is_empty() {
             return Ok(());
@@ -184,8 +205,18 @@ impl Kinds {
         let owner = Caller::new(principal, KeyId::new());
         let recipe = match pool.replicas {
             0 => None,
-            _ => Some(making::resolve(d, &owner, &of_template(&pool.template)).await?),
+            _ => match making::resolve(d, &owner, &of_template(&pool.template)).await {
+                Ok(recipe) => Some(recipe),
+                Err(error) => {
+                    let reason = Some(cut(&error.message));
+                    self.note_trouble(&pool, PoolTrouble { reason, ..pool.trouble.clone() }).await?;
+                    return Err(error);
+                }
+            },
         };
+        if pool.trouble.failures == 0 {
+            self.note_trouble(&pool, PoolTrouble::default()).await?;
+        }
         let is_wanted = |m: &Sandbox| {
             let is_usable = m.is_running() || m.state == State::Provisioning;
             is_usable && recipe.as_ref().is_some_and(|r| r.making == m.making)
@@ -196,7 +227,15 @@ impl Kinds {
             self.end_member(member, "its pool no longer wants it").await?;
         }
         let Some(recipe) = recipe.filter(|r| r.node == d.node) else { return Ok(()) };
-        let lacking = (pool.replicas as usize).saturating_sub(wanted.len()).min(STARTS_AT_ONCE);
+        // What failed is tried with one.
+        let at_once = match pool.trouble.retry_at {
+            Some(retry_at) if d.now() < retry_at => return Ok(()),
+            Some(_) => 1,
+            None => STARTS_AT_ONCE,
+        };
+        // What came of those before is written down first.
+        let Some(starting) = self.begin(&format!("{}/starting", pool.id)).map(Arc::new) else { return Ok(()) };
+        let lacking = (pool.replicas as usize).saturating_sub(wanted.len()).min(at_once);
         for _ in 0..lacking {
             let fresh = new_sandbox(d, &owner, None, Access::Owner);
             let fresh = Sandbox { making: recipe.making.clone(), template: recipe.template.clone(), pool: Some(pool.id.clone()), ..fresh };
@@ -211,11 +250,30 @@ impl Kinds {
                 }
                 AddedMember::MadeOfGone(what) => return Err(making::gone(&what)),
             }
-            let lifecycle = self.lifecycle.clone();
+            let (this, pool, starting) = (self.clone(), pool.clone(), starting.clone());
             d.background.spawn(async move {
-                // A failure is logged where it happens, and the pool is filled again.
-                let _ = lifecycle.bring_up(&fresh.id, START_WAIT).await;
+                let _starting = starting;
+                let trouble = match this.lifecycle.bring_up(&fresh.id, START_WAIT).await {
+                    Ok(_) => PoolTrouble::default(),
+                    // It goes on by itself.
+                    Err(error) if error.code == ErrorCode::SandboxStarting => return,
+                    Err(error) => {
+                        let failures = pool.trouble.failures.saturating_add(1);
+                        let retry_at = Some(this.deployment.now().plus(pause_after(failures)));
+                        PoolTrouble { failures, retry_at, reason: Some(cut(&error.message)) }
+                    }
+                };
+                if let Err(error) = this.note_trouble(&pool, trouble).await {
+                    tracing::error!(pool = %pool.id, %error, "what came of a pool's start could not be written down");
+                }
             });
+        }
+        Ok(())
+    }
+
+    async fn note_trouble(&self, pool: &Pool, trouble: PoolTrouble) -> Result<(), ApiError> {
+        if pool.trouble != trouble {
+            self.deployment.store.note_pool_trouble(pool, &trouble).await.map_err(internal)?;
         }
         Ok(())
     }
@@ -229,6 +287,14 @@ impl Kinds {
         }
         Ok(())
     }
+}
+
+fn pause_after(failures: u32) -> Duration {
+    RETRY_AFTER.saturating_mul(2u32.saturating_pow(failures.saturating_sub(1))).min(RETRY_WITHIN)
+}
+
+fn cut(reason: &str) -> String {
+    reason.chars().take(MAX_REASON_CHARS).collect()
 }
 
 fn of_template(name: &str) -> MakingWish {

@@ -7,7 +7,7 @@ use super::{Counted, Stored, Viewer};
 use crate::{
     domain::{
         audit::AuditRecord,
-        kinds::{Pool, Snapshot, Template, Volume, VolumeState},
+        kinds::{Pool, PoolTrouble, Snapshot, Template, Volume, VolumeState},
         model::Sandbox,
     },
     policy::Quota,
@@ -115,7 +115,10 @@ pub trait KindStore: Send + Sync {
     async fn pools(&self, workspace: &str) -> Stored<Vec<Pool>>;
     /// Of every workspace.
     async fn all_pools(&self) -> Stored<Vec<Pool>>;
-    /// Replaces name and size.
+    async fn pool_by_id(&self, id: &PoolId) -> Stored<Option<Pool>>;
+    /// Replaces a pool's trouble if it has failed as often as in `seen`; says whether it had.
+    async fn note_pool_trouble(&self, seen: &Pool, trouble: &PoolTrouble) -> Stored<bool>;
+    /// Replaces name and size, and forgets its trouble.
     async fn change_pool(&self, old: &Pool, new: &Pool, audit: &AuditRecord) -> Stored<ChangedKind>;
     /// Its members are no longer taken; who removed it ends them.
     async fn remove_pool(&self, pool: &Pool, audit: &AuditRecord) -> Stored<bool>;

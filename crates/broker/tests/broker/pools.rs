@@ -1,5 +1,7 @@
 //! Pools: sandboxes that wait are taken once each, and there are soon as many again.
 
+use std::sync::atomic::Ordering;
+
 use cobox_broker::domain::{
     kinds::{Pool, TemplateSpec},
     model::Sandbox,
@@ -37,6 +39,7 @@ async fn pool(world: &World, broker: &TestBroker, replicas: u32) -> Pool {
         owner: "ann".into(),
         owner_kind: PrincipalKind::Human,
         replicas,
+        trouble: Default::default(),
         created_at: now,
         updated_at: now,
     };
@@ -126,6 +129,37 @@ async fn filled_anew(broker: &TestBroker, pool: &Pool, before: &[SandboxId]) -> 
     })
     .await;
     members(broker, pool).await.into_iter().map(|m| m.id).collect()
+}
+
+#[tokio::test]
+async fn what_does_not_start_is_tried_less_and_less_often_and_says_why() {
+    let world = world();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    world.provider.failing_starts.store(u32::MAX, Ordering::SeqCst);
+    let wish = json!({ "name": "warm", "template_name": "python", "replicas": 50, "wait_for_ready": true, "timeout": 1 });
+    let refused = ann.post("/v2/sandboxes/pools", wish).await;
+    assert!(refused.json()["detail"]["message"].as_str().unwrap().contains("told to fail"), "{:?}", refused.json());
+    let starts = || world.provider.starts.load(Ordering::SeqCst);
+    let first = starts();
+    assert!((1..=4).contains(&first), "{first}");
+    // Nothing between the tries, one at a time, and ever more time between them.
+    let pool = broker.broker.as_ref().unwrap().store().pool("default", "warm").await.unwrap().unwrap();
+    let mut tries = 0;
+    for _ in 0..600 {
+        world.clock.advance(2);
+        broker.tick().await;
+        eventually("the start is over", || async { members(&broker, &pool).await.is_empty() }).await;
+        tries = starts() - first;
+    }
+    assert!((4..=8).contains(&tries), "{tries} tries in 20 minutes");
+    let shown = ann.get("/v2/sandboxes/pools/warm").await.ok(200);
+    assert!(shown["status_message"].as_str().unwrap().contains("told to fail"), "{shown}");
+    // Mended, it is filled when it is tried again, and at once when it is changed.
+    world.provider.failing_starts.store(0, Ordering::SeqCst);
+    ann.call(http::Method::PATCH, "/v2/sandboxes/pools/warm", Some(json!({ "replicas": 2 })), &[]).await.ok(200);
+    assert_eq!(filled(&broker, &Pool { replicas: 2, ..pool }).await.len(), 2);
+    eventually("it is well", || async { ann.get("/v2/sandboxes/pools/warm").await.ok(200)["status_message"] == Value::Null }).await;
 }
 
 #[tokio::test]

@@ -56,6 +56,8 @@ pub struct PoolShown {
     replicas: u32,
     /// How many wait ready.
     ready_replicas: u32,
+    /// Why fewer wait than are wanted, where that isn't only a matter of moments.
+    status_message: Option<String>,
     created_at: Timestamp,
     updated_at: Timestamp,
 }
@@ -113,6 +115,7 @@ async fn shown(api: &Api, pool: Pool) -> Result<PoolShown, Failure> {
         name: pool.name,
         template_name: pool.template,
         replicas: pool.replicas,
+        status_message: pool.trouble.reason,
         created_at: pool.created_at,
         updated_at: pool.updated_at,
     })

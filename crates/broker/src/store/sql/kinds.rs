@@ -13,7 +13,7 @@ use super::{
 use crate::{
     domain::{
         audit::AuditRecord,
-        kinds::{Pool, Snapshot, Template, Volume, VolumeState},
+        kinds::{Pool, PoolTrouble, Snapshot, Template, Volume, VolumeState},
         model::Sandbox,
     },
     policy::Quota,
@@ -193,6 +193,15 @@ impl KindStore for SqlStore {
     }
     async fn all_pools(&self) -> Stored<Vec<Pool>> {
         asked!(self, db => pools::list(db, None))
+    }
+    async fn pool_by_id(&self, id: &PoolId) -> Stored<Option<Pool>> {
+        asked!(self, db => pools::by_id(db, id))
+    }
+    async fn note_pool_trouble(&self, seen: &Pool, trouble: &PoolTrouble) -> Stored<bool> {
+        let mut tx = self.base.begin().await?;
+        let is_noted = pools::note_trouble(&mut tx, seen, trouble).await?;
+        self.base.commit(tx).await?;
+        Ok(is_noted)
     }
     async fn change_pool(&self, old: &Pool, new: &Pool, audit: &AuditRecord) -> Stored<ChangedKind> {
         let mut tx = self.base.begin().await?;
