@@ -279,7 +279,7 @@ impl Kinds {
     }
 
     /// Out of the pool first, so that nobody takes what is about to end.
-    async fn end_member(&self, member: &Sandbox, reason: &str) -> Result<(), ApiError> {
+    pub async fn end_member(&self, member: &Sandbox, reason: &str) -> Result<(), ApiError> {
         let d = &self.deployment;
         if d.store.leave_pool(member).await.map_err(internal)? {
             let audit = AuditRecord::of_sandbox(d.now(), member, "sandbox.ended", reason);

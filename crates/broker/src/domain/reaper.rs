@@ -190,6 +190,11 @@ impl Reaper {
     async fn end_overdue(&self, sandbox: &Sandbox, now: Timestamp) -> Result<bool, ApiError> {
         let (lifecycle, d) = (&self.lifecycle, &self.lifecycle.deployment);
         const REASON: &str = "its hard end was reached";
+        if sandbox.pool.is_some() {
+            // Somebody may have taken it since it was read; then it has all its time.
+            self.kinds.end_member(sandbox, REASON).await?;
+            return Ok(true);
+        }
         let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
         let had_sessions = !sessions.is_empty();
         let mut left = sessions.len();
@@ -208,7 +213,10 @@ impl Reaper {
         if !sandbox.outlives_sessions() {
             if !had_sessions {
                 let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.ended", REASON);
-                lifecycle.terminate(sandbox, REASON, audit).await?;
+                // A session that was bound to it in this moment keeps it.
+                if d.store.end_unbound_sandbox(&sandbox.id, &d.ending(REASON, audit)).await.map_err(internal)?.is_some() {
+                    lifecycle.destroy(&sandbox.id).await;
+                }
             }
             return Ok(true);
         }

@@ -101,6 +101,9 @@ pub trait Store: KindStore + Send + Sync {
     /// Ends a sandbox (`terminated` or `failed`) with its sessions, leaving the intent to destroy it. `None` when it has ended already.
     async fn end_sandbox(&self, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>>;
 
+    /// As [`Store::end_sandbox`], unless a session is bound to it.
+    async fn end_unbound_sandbox(&self, id: &SandboxId, ending: &Ending) -> Stored<Option<Sandbox>>;
+
     /// A sandbox for which too many would be kept gets its next key instead, which ends all its tokens.
     async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<Arc<RevocationList>>;
     /// False when the sandbox has too many revocations for that.

@@ -409,6 +409,12 @@ impl Store for SqlStore {
         self.base.commit_news(tx, id).await?;
         Ok(ended)
     }
+    async fn end_unbound_sandbox(&self, id: &SandboxId, ending: &Ending) -> Stored<Option<Sandbox>> {
+        let mut tx = self.base.begin().await?;
+        let ended = sandboxes::end_unbound(&mut tx, id, ending).await?;
+        self.base.commit_news(tx, id).await?;
+        Ok(ended)
+    }
 
     async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<Arc<RevocationList>> {
         let ask = async { asked!(self, db => notes::revocations(db, sandbox, now)).map(Arc::new) };

@@ -323,6 +323,15 @@ pub async fn end(tx: &mut AnyConnection, id: &SandboxId, state: State, ending: &
     Ok(Some(ended))
 }
 
+pub async fn end_unbound(tx: &mut AnyConnection, id: &SandboxId, ending: &Ending) -> Stored<Option<Sandbox>> {
+    // Whoever binds one holds the same locks.
+    let Some(_) = locked(tx, id).await? else { return Ok(None) };
+    if !sessions::on_sandbox(tx, id).await?.is_empty() {
+        return Ok(None);
+    }
+    end(tx, id, State::Terminated, ending).await
+}
+
 /// A sandbox that nobody else changes until the transaction ends, with its workspace's lock.
 pub async fn locked(tx: &mut AnyConnection, id: &SandboxId) -> Stored<Option<Sandbox>> {
     let Some(found) = get(tx, id).await? else { return Ok(None) };
