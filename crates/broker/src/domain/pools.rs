@@ -13,7 +13,7 @@ use super::{
     deployment::{Deployment, internal},
     keeper::Kinds,
     kinds::{Pool, PoolTrouble},
-    making::{self, MakingWish},
+    making::{self, MakingWish, Recipe},
     model::{Caller, Principal, Sandbox},
     sandboxes,
     sessions::{Asking, new_sandbox},
@@ -57,6 +57,7 @@ impl Kinds {
         let (d, principal) = (&self.deployment, &asking.caller.principal);
         sandboxes::check_name(&wish.name)?;
         check_replicas(wish.replicas)?;
+        d.policy().check_provider(&asking.caller.subject(), d.provider.name())?;
         // Whether its sandboxes can be made at all.
         making::resolve(d, asking.caller, &of_template(&wish.template)).await?;
         let pool = Pool {
@@ -97,8 +98,13 @@ impl Kinds {
 
     /// How many of its sandboxes wait ready.
     pub async fn waiting(&self, pool: &Pool) -> Result<u32, ApiError> {
-        let members = self.deployment.store.pool_members(&pool.id).await.map_err(internal)?;
-        Ok(u32::try_from(members.iter().filter(|m| m.is_running()).count()).unwrap_or(u32::MAX))
+        let d = &self.deployment;
+        let mut ready = 0;
+        for member in d.store.pool_members(&pool.id).await.map_err(internal)? {
+            let is_ready = member.is_running() && d.nodes.is_alive(&*d.store, &member.node, d.now()).await.map_err(internal)?;
+            ready += u32::from(is_ready);
+        }
+        Ok(ready)
     }
 
     /// Returns when as many wait as are wanted, or it is known that they won't by then.
@@ -203,25 +209,29 @@ impl Kinds {
         let principal = Principal { workspace: pool.workspace.clone(), name: pool.owner.clone(), kind: pool.owner_kind };
         // It shows no key and gets no token: only what its owner may make is asked.
         let owner = Caller::new(principal, KeyId::new());
-        let recipe = match pool.replicas {
-            0 => None,
-            _ => match making::resolve(d, &owner, &of_template(&pool.template)).await {
-                Ok(recipe) => Some(recipe),
-                Err(error) => {
-                    let reason = Some(cut(&error.message));
-                    self.note_trouble(&pool, PoolTrouble { reason, ..pool.trouble.clone() }).await?;
+        let recipe = match self.recipe_of(&pool, &owner).await {
+            Ok(recipe) => recipe,
+            Err(error) => {
+                let reason = Some(cut(&error.message));
+                self.note_trouble(&pool, PoolTrouble { reason, ..pool.trouble.clone() }).await?;
+                // Who may no longer make them keeps none waiting either; what only lacks something comes back.
+                if error.code != ErrorCode::Forbidden {
                     return Err(error);
                 }
-            },
+                None
+            }
         };
-        if pool.trouble.failures == 0 {
+        if recipe.is_some() && pool.trouble.failures == 0 {
             self.note_trouble(&pool, PoolTrouble::default()).await?;
         }
-        let is_wanted = |m: &Sandbox| {
-            let is_usable = m.is_running() || m.state == State::Provisioning;
-            is_usable && recipe.as_ref().is_some_and(|r| r.making == m.making)
-        };
-        let (wanted, unwanted): (Vec<_>, Vec<_>) = members.into_iter().partition(is_wanted);
+        let (mut wanted, mut unwanted) = (Vec::new(), Vec::new());
+        for member in members {
+            let is_usable = member.is_running() || member.state == State::Provisioning;
+            let is_wanted = is_usable
+                && recipe.as_ref().is_some_and(|r| r.making == member.making)
+                && d.nodes.is_alive(&*d.store, &member.node, d.now()).await.map_err(internal)?;
+            if is_wanted { wanted.push(member) } else { unwanted.push(member) }
+        }
         let surplus = wanted.iter().skip(pool.replicas as usize);
         for member in unwanted.iter().chain(surplus) {
             self.end_member(member, "its pool no longer wants it").await?;
@@ -269,6 +279,20 @@ impl Kinds {
             });
         }
         Ok(())
+    }
+
+    /// What its sandboxes are made of, as far as its owner may make any. None where none are wanted.
+    async fn recipe_of(&self, pool: &Pool, owner: &Caller) -> Result<Option<Recipe>, ApiError> {
+        let d = &self.deployment;
+        if pool.replicas == 0 {
+            return Ok(None);
+        }
+        if !d.store.has_valid_key(&pool.workspace, &pool.owner, d.now()).await.map_err(internal)? {
+            let message = format!("{}, whose pool it is, has no valid key any more; an operator can delete the pool", pool.owner);
+            return Err(ApiError::new(ErrorCode::Forbidden, message));
+        }
+        d.policy().check_provider(&owner.subject(), d.provider.name())?;
+        making::resolve(d, owner, &of_template(&pool.template)).await.map(Some)
     }
 
     async fn note_trouble(&self, pool: &Pool, trouble: PoolTrouble) -> Result<(), ApiError> {

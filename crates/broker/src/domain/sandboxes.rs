@@ -60,8 +60,7 @@ impl Sandboxes {
         if let Some(taking) = &taking
             && let Some(taken) = d.store.take_pool_member(taking, &sandbox, &tags, &quota, &audit).await.map_err(internal)?
         {
-            let taken = self.lifecycle.bring_up_found(taken, asking.wait).await?;
-            return self.info(taken, tags).await;
+            return self.brought_up(taken, asking.wait, tags).await;
         }
         match d.store.add_sandbox(&sandbox, &tags, &quota, &audit).await.map_err(internal)? {
             AddedSandbox::Added => {}
@@ -69,7 +68,12 @@ impl Sandboxes {
             AddedSandbox::QuotaReached(by) => return Err(quota_reached(&quota, by)),
             AddedSandbox::MadeOfGone(what) => return Err(making::gone(&what)),
         }
-        match self.lifecycle.bring_up(&sandbox.id, asking.wait).await {
+        self.brought_up(sandbox, asking.wait, tags).await
+    }
+
+    /// Answers with a sandbox that was made or taken a moment ago, or gives it up with the name it has.
+    async fn brought_up(&self, sandbox: Sandbox, wait: Duration, tags: Tags) -> Result<SandboxInfo, ApiError> {
+        match self.lifecycle.bring_up_found(sandbox.clone(), wait).await {
             Ok(sandbox) => self.info(sandbox, tags).await,
             Err(e) if e.code == ErrorCode::SandboxStarting => self.info(sandbox, tags).await,
             Err(e) => {

@@ -54,6 +54,8 @@ pub trait Store: KindStore + Send + Sync {
     async fn identity(&self, principal: &Principal, hash: &[u8; 32]) -> Stored<Option<ApiKey>>;
     /// By name; the page's cursor is the last name seen.
     async fn principals(&self, workspace: &str, now: Timestamp, page: &PageWish) -> Stored<Vec<PrincipalRecord>>;
+    /// Whether it can still come in: by a key or an identity that counts.
+    async fn has_valid_key(&self, workspace: &str, name: &str, now: Timestamp) -> Stored<bool>;
     /// Ends its keys, its identities and all its tokens.
     async fn disable_principal(&self, workspace: &str, name: &str, ending: &Ending) -> Stored<DisabledPrincipal>;
     /// What ended stays ended; new keys can be made and identities sign in again. False when there is no such principal.

@@ -121,6 +121,54 @@ async fn what_waits_outlives_its_lease_and_is_replaced_when_it_dies_or_its_templ
     assert_eq!(world.provider.running(), 0);
 }
 
+#[tokio::test]
+async fn a_pool_keeps_nothing_waiting_for_who_is_shut_out() {
+    let world = world();
+    let broker = world.start().await;
+    let (_ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
+    let pool = pool(&world, &broker, 2).await;
+    filled(&broker, &pool).await;
+    root.post("/v1/principals/ann/disable", json!({})).await;
+    eventually("nothing waits any more", || async {
+        broker.tick().await;
+        members(&broker, &pool).await.is_empty() && world.provider.running() == 0
+    })
+    .await;
+    let shown = root.get("/v2/sandboxes/pools/warm").await.ok(200);
+    assert!(shown["status_message"].as_str().unwrap().contains("no valid key"), "{shown}");
+    root.delete("/v2/sandboxes/pools/warm").await.ok(204);
+}
+
+#[tokio::test]
+async fn what_waits_on_a_dead_node_is_made_anew_on_a_living_one() {
+    let database = TestDatabase::new().await;
+    let mut worlds = World::cluster(&database, 2);
+    for world in &mut worlds {
+        world.config.templates.insert("python".to_owned(), TemplateSpec { image: Some(IMAGE.to_owned()), ..TemplateSpec::default() });
+    }
+    let (one, two) = (worlds[0].start().await, worlds[1].start().await);
+    let ann = one.human("ann").await;
+    let pool = pool(&worlds[0], &one, 2).await;
+    let waiting = filled(&one, &pool).await;
+    one.kill().await;
+    worlds[0].clock.advance(60);
+    let there = ann.at(&two);
+    eventually("two wait on the other", || async {
+        two.tick().await;
+        let members = members(&two, &pool).await;
+        members.len() == 2 && members.iter().all(|m| m.is_running() && !waiting.contains(&m.id))
+    })
+    .await;
+    assert_eq!(there.get("/v2/sandboxes/pools/warm").await.ok(200)["ready_replicas"], 2);
+    // Should the first be back, what waited there goes.
+    let again = worlds[0].start().await;
+    eventually("the first has none", || async {
+        again.tick().await;
+        worlds[0].provider.running() == 0
+    })
+    .await;
+}
+
 async fn filled_anew(broker: &TestBroker, pool: &Pool, before: &[SandboxId]) -> Vec<SandboxId> {
     eventually("another waits", || async {
         broker.tick().await;

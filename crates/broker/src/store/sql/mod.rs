@@ -298,6 +298,9 @@ impl Store for SqlStore {
     async fn principals(&self, workspace: &str, now: Timestamp, page: &PageWish) -> Stored<Vec<PrincipalRecord>> {
         asked!(self, db => principals::list(db, workspace, now.unix(), page))
     }
+    async fn has_valid_key(&self, workspace: &str, name: &str, now: Timestamp) -> Stored<bool> {
+        asked!(self, db => principals::has_valid_key(db, workspace, name, now.unix()))
+    }
     async fn disable_principal(&self, workspace: &str, name: &str, ending: &Ending) -> Stored<DisabledPrincipal> {
         let mut tx = self.base.begin().await?;
         let disabled = principals::disable(&mut tx, workspace, name, ending).await?;
