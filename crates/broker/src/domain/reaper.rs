@@ -8,7 +8,7 @@ use std::{
 };
 
 use cobox_protocol::{ApiError, SandboxId, Timestamp, session::State};
-use cobox_provider::control;
+use cobox_provider::{DiskUse, control};
 use futures_util::{StreamExt, stream};
 use tokio::task::JoinSet;
 
@@ -58,7 +58,7 @@ struct Seen {
     requests: Option<u64>,
     measured: Option<Timestamp>,
     /// What its files took then.
-    used: Option<u64>,
+    used: Option<DiskUse>,
     tried: Option<Timestamp>,
     collected: Option<Timestamp>,
 }
@@ -252,7 +252,7 @@ impl Reaper {
         let Some(disk) = self.lifecycle.deployment.provider.disk_use(&sandbox.id, &sandbox.making).await else { return Ok(()) };
         let before = {
             let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-            seen.entry(sandbox.id.clone()).or_default().used.replace(disk.used)
+            seen.entry(sandbox.id.clone()).or_default().used.replace(disk)
         };
         let was_full = self.lifecycle.is_disk_full(&sandbox.id);
         let is_full = disk.used >= disk.limit || was_full && disk.used >= disk.limit / 100 * DISK_CLEAR_PERCENT;
@@ -260,7 +260,8 @@ impl Reaper {
             tracing::info!(sandbox = %sandbox.id, used = disk.used, limit = disk.limit, is_full, "a disk allowance was crossed");
             self.lifecycle.set_disk_full(&sandbox.id, is_full);
         }
-        if was_full && before.is_some_and(|before| disk.used.saturating_sub(before) > FULL_DISK_GROWTH_BYTES) {
+        let has_grown = |before: DiskUse| before.place == disk.place && disk.used.saturating_sub(before.used) > FULL_DISK_GROWTH_BYTES;
+        if was_full && before.is_some_and(has_grown) {
             tracing::warn!(sandbox = %sandbox.id, used = disk.used, limit = disk.limit, "a full disk still grew");
             self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(&sandbox.id);
             self.lifecycle.suspend(&sandbox.id, "it went on filling its disk past its allowance", |_| true).await?;
