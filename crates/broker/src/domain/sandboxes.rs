@@ -15,7 +15,7 @@ use super::{
     deployment::{Deployment, internal},
     lifecycle::Lifecycle,
     making::{self, MakingWish},
-    model::{Caller, Sandbox},
+    model::{Caller, Sandbox, Session},
     sessions::{Asking, new_sandbox},
     shares::TELL_WAIT,
 };
@@ -188,18 +188,21 @@ impl Sandboxes {
         Ok(found.into_iter().map(|(sequence, record)| record.entry(sequence)).collect())
     }
 
-    pub(super) async fn info_with_tags(&self, sandbox: Sandbox) -> Result<SandboxInfo, ApiError> {
+    async fn info_with_tags(&self, sandbox: Sandbox) -> Result<SandboxInfo, ApiError> {
         let mut tags = self.deployment.store.sandbox_tags(&[&sandbox.id]).await.map_err(internal)?;
         let tags = tags.remove(sandbox.id.as_str()).unwrap_or_default();
         self.info(sandbox, tags).await
     }
 
     async fn info(&self, sandbox: Sandbox, tags: Tags) -> Result<SandboxInfo, ApiError> {
-        let d = &self.deployment;
-        let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
+        let sessions = self.deployment.store.sessions_on(&sandbox.id).await.map_err(internal)?;
+        Ok(self.info_of(sandbox, tags, sessions))
+    }
+
+    pub(super) fn info_of(&self, sandbox: Sandbox, tags: Tags, sessions: Vec<Session>) -> SandboxInfo {
         // Nobody gets a token with this.
-        let dataplane = d.gateway(&sandbox);
-        Ok(SandboxInfo {
+        let dataplane = self.deployment.gateway(&sandbox);
+        SandboxInfo {
             last_active_at: self.lifecycle.last_use(&sandbox),
             lease_expires_at: self.lifecycle.lease_end(&sandbox),
             id: sandbox.id,
@@ -222,7 +225,7 @@ impl Sandboxes {
             template: sandbox.template,
             snapshot_id: sandbox.making.layers.into_iter().next(),
             resources: sandbox.making.resources,
-        })
+        }
     }
 }
 

@@ -84,6 +84,8 @@ pub trait Store: KindStore + Send + Sync {
     async fn sandbox(&self, id: &SandboxId) -> Stored<Option<Sandbox>>;
     /// A living sandbox.
     async fn sandbox_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>>;
+    /// The one that ended last of those that had the name.
+    async fn sandbox_once_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>>;
     /// The living ones that have all these tags, or are used by a session that has.
     async fn sandboxes(&self, viewer: &Viewer, tags: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>>;
     async fn sandbox_tags(&self, ids: &[&SandboxId]) -> Stored<HashMap<String, Tags>>;

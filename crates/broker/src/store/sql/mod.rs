@@ -373,6 +373,9 @@ impl Store for SqlStore {
     async fn sandbox_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
         asked!(self, db => sandboxes::named(db, workspace, name))
     }
+    async fn sandbox_once_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
+        asked!(self, db => sandboxes::once_named(db, workspace, name))
+    }
     async fn sandboxes(&self, viewer: &Viewer, tags: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>> {
         asked!(self, db => sandboxes::list(db, viewer, tags, page))
     }

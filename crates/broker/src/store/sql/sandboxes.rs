@@ -180,6 +180,12 @@ pub async fn named(db: &mut AnyConnection, workspace: &str, name: &str) -> Store
         .transpose()
 }
 
+pub async fn once_named(db: &mut AnyConnection, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
+    let found =
+        sqlx::query("SELECT * FROM sandboxes WHERE workspace_id = $1 AND name = $2 AND ended_at IS NOT NULL ORDER BY id DESC LIMIT 1");
+    found.bind(workspace).bind(name).fetch_optional(db).await?.map(|row| rows::sandbox(&row)).transpose()
+}
+
 pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filters: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>> {
     let sql = format!(
         "SELECT * FROM sandboxes
