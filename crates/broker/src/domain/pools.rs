@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use cobox_protocol::{
-    ApiError, ErrorCode, KeyId, PoolId, Timestamp,
+    ApiError, ErrorCode, KeyId, PoolId,
     session::{Access, State},
 };
 
@@ -40,8 +40,7 @@ const MAX_REASON_CHARS: usize = 500;
 /// The pool from which sandboxes of a template are taken, if there is one.
 pub async fn taking(d: &Deployment, workspace: &str, template: &str) -> Result<Option<PoolTaking>, ApiError> {
     let pools = d.store.pools(workspace).await.map_err(internal)?;
-    let silence = i64::try_from(d.config.node_timeout_seconds).unwrap_or(i64::MAX);
-    let alive_since = Timestamp::from_unix(d.now().unix().saturating_sub(silence));
+    let alive_since = d.alive_since();
     Ok(pools.into_iter().find(|p| p.template == template && p.replicas > 0).map(|p| PoolTaking { pool: p.id, alive_since }))
 }
 
@@ -76,7 +75,7 @@ impl Kinds {
         match d.store.add_pool(&pool, MAX_POOLS, &audit).await.map_err(internal)? {
             AddedKind::Added => {}
             AddedKind::NameTaken => return Err(taken(&pool.name)),
-            AddedKind::TooMany => {
+            AddedKind::TooMany | AddedKind::TooLarge => {
                 return Err(ApiError::new(
                     ErrorCode::RateLimited,
                     format!("the workspace has {MAX_POOLS} pools, which is its limit; delete some first"),
@@ -228,7 +227,7 @@ impl Kinds {
         for member in members {
             let is_usable = member.is_running() || member.state == State::Provisioning;
             let is_wanted = is_usable
-                && recipe.as_ref().is_some_and(|r| r.making == member.making)
+                && recipe.as_ref().is_some_and(|r| r.making.is_as_good_as(&member.making, member.node == d.node))
                 && d.nodes.is_alive(&*d.store, &member.node, d.now()).await.map_err(internal)?;
             if is_wanted { wanted.push(member) } else { unwanted.push(member) }
         }
@@ -265,8 +264,8 @@ impl Kinds {
                 let _starting = starting;
                 let trouble = match this.lifecycle.bring_up(&fresh.id, START_WAIT).await {
                     Ok(_) => PoolTrouble::default(),
-                    // It goes on by itself.
-                    Err(error) if error.code == ErrorCode::SandboxStarting => return,
+                    // It goes on by itself, or somebody ended it.
+                    Err(error) if matches!(error.code, ErrorCode::SandboxStarting | ErrorCode::SessionExpired) => return,
                     Err(error) => {
                         let failures = pool.trouble.failures.saturating_add(1);
                         let retry_at = Some(this.deployment.now().plus(pause_after(failures)));

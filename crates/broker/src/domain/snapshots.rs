@@ -46,8 +46,13 @@ pub async fn find(d: &Deployment, caller: &Caller, reference: &str) -> Result<Sn
     let found = match reference.parse::<SnapshotId>() {
         Ok(id) => d.store.snapshot(&id).await,
         Err(_) => {
-            let (name, tag) = reference.split_once(':').unwrap_or((reference, DEFAULT_TAG));
-            d.store.snapshot_named(&Viewer::from(&caller.principal), name, Some(tag)).await
+            let viewer = Viewer::from(&caller.principal);
+            let (name, tag) = reference.split_once(':').map_or((reference, None), |(name, tag)| (name, Some(tag)));
+            match d.store.snapshot_named(&viewer, name, Some(tag.unwrap_or(DEFAULT_TAG))).await {
+                // A name is one owner's, so that any of its tags is meant by them.
+                Ok(None) if tag.is_none() => d.store.snapshot_named(&viewer, name, None).await,
+                found => found,
+            }
         }
     };
     let found = found.map_err(internal)?.filter(|s| access::is_visible(&caller.principal, s)).ok_or_else(|| not_found(reference))?;
@@ -107,7 +112,8 @@ impl Kinds {
         let layers = std::iter::once(id.clone()).chain(sandbox.making.layers.iter().cloned()).collect();
         let resources = Resources { disk_bytes: wish.disk_bytes, ..Resources::default() }.or(&sandbox.making.resources);
         making::check(d, &Making { resources: resources.clone(), ..Making::default() }, &d.node)?;
-        let made_of = Making { root: sandbox.making.root.clone(), layers, resources, env: wish.env.clone(), ..Making::default() };
+        let (root, base) = (sandbox.making.root.clone(), sandbox.making.base.clone());
+        let made_of = Making { root, base, layers, resources, env: wish.env.clone(), ..Making::default() };
         let snapshot = Snapshot {
             access: access_of(d, &sandbox).await?,
             node: sandbox.node.clone(),
@@ -132,6 +138,7 @@ impl Kinds {
         let resources = Resources { disk_bytes: wish.disk_bytes, ..Resources::default() };
         let made_of = Making { root: Some(Root::Image(image.to_owned())), resources, env: wish.env.clone(), ..Making::default() };
         making::check(d, &made_of, &d.node)?;
+        let wish = SnapshotWish { tag: wish.tag.or_else(|| tag_of_image(image)), ..wish };
         let snapshot = self.new_snapshot(asking, SnapshotId::new(), &wish, made_of, SnapshotState::Ready);
         let snapshot = Snapshot { size_bytes: Some(0), ..snapshot };
         self.add_snapshot(asking, &snapshot, &format!("{} of image {image}", label(&snapshot))).await?;
@@ -163,7 +170,7 @@ impl Kinds {
         let d = &self.deployment;
         let audit = AuditRecord { sandbox: snapshot.sandbox.clone(), ..self.audit(asking, "snapshot.created", detail) };
         let most = d.config.max_snapshots_per_workspace;
-        match d.store.add_snapshot(snapshot, &Viewer::from(&asking.caller.principal), most, &audit).await.map_err(internal)? {
+        match d.store.add_snapshot(snapshot, &Viewer::from(&asking.caller.principal), &d.room(most), &audit).await.map_err(internal)? {
             AddedKind::Added => Ok(()),
             AddedKind::NameTaken => {
                 let message = format!("name: {} is the name of somebody else's snapshots; use another", snapshot.name);
@@ -173,6 +180,7 @@ impl Kinds {
                 ErrorCode::RateLimited,
                 format!("the workspace has {most} snapshots, which is its storage limit; delete some first"),
             )),
+            AddedKind::TooLarge => Err(making::too_large(d)),
         }
     }
 
@@ -207,7 +215,7 @@ impl Kinds {
             let deleting = Snapshot { state: SnapshotState::Deleting, updated_at: d.now(), ..found.clone() };
             d.store.settle_snapshot(&found, &deleting, Some(&audit)).await.map_err(internal)?;
         }
-        self.keep_snapshot(deleting).await;
+        self.keep_snapshot(deleting);
         Ok(())
     }
 
@@ -271,28 +279,34 @@ impl Kinds {
         }
     }
 
-    /// Finishes what was begun with one of this node.
-    pub async fn keep_snapshot(self: &Arc<Self>, snapshot: Snapshot) {
-        let d = &self.deployment;
+    /// Finishes what was begun with one of this node, behind whoever asks for it: there may be many files.
+    pub fn keep_snapshot(self: &Arc<Self>, snapshot: Snapshot) {
         match snapshot.state {
             SnapshotState::Building => self.build(snapshot),
-            SnapshotState::Deleting if snapshot.node == d.node => {
-                let Some(_under_way) = self.begin(snapshot.id.as_str()) else { return };
-                let removed = async {
-                    if d.store.is_snapshot_used(&snapshot).await.map_err(internal)? {
-                        return Ok(());
-                    }
-                    if d.provider.abilities().snapshots {
-                        d.provider.remove_snapshot(&snapshot.id).await.map_err(|e| making::refused(&e))?;
-                    }
-                    d.store.forget_snapshot(&snapshot.id).await.map_err(internal)
-                };
-                if let Err(error) = removed.await {
-                    tracing::warn!(snapshot = %snapshot.id, %error, "a snapshot could not be removed; it is tried again");
-                }
-            }
+            SnapshotState::Deleting if snapshot.node == self.deployment.node => self.remove(snapshot),
             _ => {}
         }
+    }
+
+    fn remove(self: &Arc<Self>, snapshot: Snapshot) {
+        let Some(under_way) = self.begin(snapshot.id.as_str()) else { return };
+        let this = self.clone();
+        self.deployment.background.spawn(async move {
+            let _under_way = under_way;
+            let d = &this.deployment;
+            let removed = async {
+                if d.store.is_snapshot_used(&snapshot).await.map_err(internal)? {
+                    return Ok(());
+                }
+                if d.provider.abilities().snapshots {
+                    d.provider.remove_snapshot(&snapshot.id).await.map_err(|e| making::refused(&e))?;
+                }
+                d.store.forget_snapshot(&snapshot.id).await.map_err(internal)
+            };
+            if let Err(error) = removed.await {
+                tracing::warn!(snapshot = %snapshot.id, %error, "a snapshot could not be removed; it is tried again");
+            }
+        });
     }
 
     /// What a dead node was copying doesn't get done.
@@ -330,6 +344,12 @@ fn check(wish: &SnapshotWish<'_>) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// An image's own tag, where it can be one of ours: of `python:3.12` the last part, not of `host:5000/python` or `python@sha256:…`.
+fn tag_of_image(image: &str) -> Option<&str> {
+    let (_, tag) = image.split('@').next()?.rsplit_once(':')?;
+    cobox_protocol::sandbox::is_sandbox_name(tag).then_some(tag)
+}
+
 fn label(snapshot: &Snapshot) -> String {
     format!("{}:{}", snapshot.name, snapshot.tag)
 }
@@ -337,4 +357,18 @@ fn label(snapshot: &Snapshot) -> String {
 fn not_found(reference: &str) -> ApiError {
     let shown: String = reference.chars().filter(|c| !c.is_control()).take(128).collect();
     ApiError::new(ErrorCode::SnapshotNotFound, format!("there is no snapshot `{shown}`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_has_a_tag_of_its_own_or_none() {
+        assert_eq!(tag_of_image("python:3.12-slim"), Some("3.12-slim"));
+        assert_eq!(tag_of_image("host:5000/python:3"), Some("3"));
+        for none in ["python", "host:5000/python", "python@sha256:0123", "python:", "python:a b"] {
+            assert_eq!(tag_of_image(none), None, "{none}");
+        }
+    }
 }

@@ -1,11 +1,12 @@
 //! Volumes: files that outlive the sandboxes they are mounted in, and may be in several at once.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use cobox_protocol::{
     ApiError, ErrorCode, SandboxId, VolumeId,
     making::{CreateVolume, VolumeInfo},
 };
+use tokio::task::JoinHandle;
 
 use super::{
     access,
@@ -19,6 +20,9 @@ use super::{
     sessions::Asking,
 };
 use crate::store::{AddedKind, ChangedKind, RemovedKind, Viewer};
+
+/// How long a removal is waited for before it is answered; SDKs wait for ten seconds.
+const REMOVE_WAIT: Duration = Duration::from_secs(1);
 
 /// One that exists for the caller, by name or id.
 pub async fn find(d: &Deployment, caller: &Caller, name_or_id: &str) -> Result<Volume, ApiError> {
@@ -50,13 +54,14 @@ impl Kinds {
         };
         let audit = self.audit(asking, "volume.created", &format!("{} {} of {} bytes", volume.name, volume.id, volume.size_bytes));
         let most = d.config.max_volumes_per_workspace;
-        match d.store.add_volume(&volume, most, &audit).await.map_err(internal)? {
+        match d.store.add_volume(&volume, &d.room(most), &audit).await.map_err(internal)? {
             AddedKind::Added => {}
             AddedKind::NameTaken => return Err(taken(&volume.name)),
             AddedKind::TooMany => {
                 let message = format!("the workspace has {most} volumes, which is its storage limit; delete some first");
                 return Err(ApiError::new(ErrorCode::RateLimited, message));
             }
+            AddedKind::TooLarge => return Err(making::too_large(d)),
         }
         let (this, making) = (self.clone(), volume.clone());
         // In a task: a caller who hangs up doesn't leave it half done until the next look.
@@ -133,30 +138,35 @@ impl Kinds {
             }
             RemovedKind::Gone => return Err(not_found(name_or_id)),
         }
-        self.keep_volume(&Volume { state: VolumeState::Deleting, ..volume }).await;
+        let removing = self.keep_volume(Volume { state: VolumeState::Deleting, ..volume });
+        // Most are gone at once; one with many files goes behind the answer.
+        let _ = tokio::time::timeout(REMOVE_WAIT, removing).await;
         Ok(())
     }
 
-    /// Finishes what was begun with one of this node.
-    pub async fn keep_volume(&self, volume: &Volume) {
-        let d = &self.deployment;
-        if volume.node != d.node {
-            return;
-        }
-        let kept = async {
-            match volume.state {
-                VolumeState::Making => self.make_volume(volume).await,
-                VolumeState::Deleting => {
-                    let Some(_under_way) = self.begin(volume.id.as_str()) else { return Ok(()) };
-                    d.provider.remove_volume(&volume.id).await.map_err(|e| making::refused(&e))?;
-                    d.store.forget_volume(&volume.id).await.map_err(internal)
-                }
-                VolumeState::Ready => Ok(()),
+    /// Finishes what was begun with one of this node, in a task.
+    pub fn keep_volume(self: &Arc<Self>, volume: Volume) -> JoinHandle<()> {
+        let this = self.clone();
+        self.deployment.background.spawn(async move {
+            if volume.node != this.deployment.node {
+                return;
             }
-        };
-        if let Err(error) = kept.await {
-            tracing::warn!(volume = %volume.id, %error, "a volume could not be made or removed; it is tried again");
-        }
+            let kept = match volume.state {
+                VolumeState::Making => this.make_volume(&volume).await,
+                VolumeState::Deleting => this.remove_volume(&volume).await,
+                VolumeState::Ready => Ok(()),
+            };
+            if let Err(error) = kept {
+                tracing::warn!(volume = %volume.id, %error, "a volume could not be made or removed; it is tried again");
+            }
+        })
+    }
+
+    async fn remove_volume(&self, volume: &Volume) -> Result<(), ApiError> {
+        let d = &self.deployment;
+        let Some(_under_way) = self.begin(volume.id.as_str()) else { return Ok(()) };
+        d.provider.remove_volume(&volume.id).await.map_err(|e| making::refused(&e))?;
+        d.store.forget_volume(&volume.id).await.map_err(internal)
     }
 
     pub(super) fn audit(&self, asking: &Asking<'_>, action: &'static str, detail: &str) -> AuditRecord {

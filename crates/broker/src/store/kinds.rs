@@ -19,6 +19,18 @@ pub enum AddedKind {
     NameTaken,
     /// There are as many as may be.
     TooMany,
+    /// They take as many bytes as they may.
+    TooLarge,
+}
+
+/// What a workspace may have of one kind. What is being deleted counts until it is gone, unless its node is: then nobody can remove it.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    pub most: u32,
+    /// Of snapshots and volumes together.
+    pub bytes: u64,
+    /// Nodes that were silent since are gone.
+    pub alive_since: Timestamp,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +69,7 @@ pub struct PoolTaking {
 /// Which snapshots a list shows.
 #[derive(Clone, Debug, Default)]
 pub struct SnapshotFilter {
+    /// In letters of any size.
     pub name_contains: Option<String>,
     /// With exactly this name.
     pub name: Option<String>,
@@ -77,7 +90,7 @@ pub trait KindStore: Send + Sync {
 
     /// In the state it has, before any of its files are there. A name is whose the oldest snapshot of it is: who else asks for it finds it
     /// taken, unless they see everything.
-    async fn add_snapshot(&self, snapshot: &Snapshot, by: &Viewer, most: u32, audit: &AuditRecord) -> Stored<AddedKind>;
+    async fn add_snapshot(&self, snapshot: &Snapshot, by: &Viewer, room: &Room, audit: &AuditRecord) -> Stored<AddedKind>;
     async fn snapshot(&self, id: &SnapshotId) -> Stored<Option<Snapshot>>;
     /// Of those the viewer may use the newest that is ready; where none is, the newest that isn't being deleted. Without a tag any will do.
     async fn snapshot_named(&self, viewer: &Viewer, name: &str, tag: Option<&str>) -> Stored<Option<Snapshot>>;
@@ -92,7 +105,7 @@ pub trait KindStore: Send + Sync {
     /// Removes the row of one that is being deleted.
     async fn forget_snapshot(&self, id: &SnapshotId) -> Stored<()>;
 
-    async fn add_volume(&self, volume: &Volume, most: u32, audit: &AuditRecord) -> Stored<AddedKind>;
+    async fn add_volume(&self, volume: &Volume, room: &Room, audit: &AuditRecord) -> Stored<AddedKind>;
     async fn volume(&self, id: &VolumeId) -> Stored<Option<Volume>>;
     /// One that isn't being deleted.
     async fn volume_named(&self, workspace: &str, name: &str) -> Stored<Option<Volume>>;

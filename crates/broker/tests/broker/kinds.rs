@@ -69,6 +69,29 @@ async fn a_sandbox_is_made_by_its_template_each_time_it_starts() {
 }
 
 #[tokio::test]
+async fn what_an_image_stood_for_stays_with_what_was_made_of_it() {
+    let world = with_template();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let stands_for = |what: &str| *world.provider.image_is.lock().unwrap() = Some(what.to_owned());
+    let base_of = |id: &SandboxId| world.provider.made_of.lock().unwrap()[id].last().unwrap().base.clone();
+    stands_for("one");
+    let first = id(&ann.post("/v1/sandboxes", json!({ "template": "python" })).await.ok(201));
+    let snapshot = taken(&ann, &first, "s").await;
+    becomes(&ann, &snapshot, "ready").await;
+    stands_for("two");
+    let second = id(&ann.post("/v1/sandboxes", json!({ "template": "python" })).await.ok(201));
+    let from = id(&ann.post("/v1/sandboxes", json!({ "snapshot": "s" })).await.ok(201));
+    world.clock.advance(3600);
+    broker.tick().await;
+    ann.get(&format!("/dp/{first}/v1/x")).await.ok(200);
+    assert_eq!(world.provider.made_of.lock().unwrap()[&first].len(), 2, "it was started again");
+    assert_eq!([base_of(&first), base_of(&second), base_of(&from)], [Some("one".into()), Some("two".into()), Some("one".into())]);
+    let plain = sandbox_id(&ann.ensure("plain").await);
+    assert_eq!(base_of(&plain), None);
+}
+
+#[tokio::test]
 async fn a_workspace_has_templates_of_its_own_beside_the_operators() {
     let world = with_template();
     let broker = world.start().await;
@@ -85,6 +108,7 @@ async fn a_workspace_has_templates_of_its_own_beside_the_operators() {
         (json!({ "name": "../x" }), "name: "),
         (json!({ "name": "x", "env": { "A=B": "1" } }), "env: "),
         (json!({ "name": "x", "mounts": [{ "volume": "v", "path": "/proc" }] }), "mounts[0].path"),
+        (json!({ "name": "x", "mounts": [{ "volume": "v", "path": "/taken/x" }] }), "mounts[0].path: is taken"),
     ] {
         let answer = ann.post("/v1/templates", wish).await;
         let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
@@ -222,7 +246,8 @@ async fn what_a_session_keeps_to_its_owner_is_not_had_by_a_snapshot() {
     let path = format!("/v1/sandboxes/{open}/snapshots");
     world.provider.may_copy.send_replace(false);
     let meanwhile = taken(&ann, &open, "meanwhile").await;
-    let session = ann.post(SESSIONS, json!({ "thread_id": "t", "mode": "ensure", "sandbox_hint": "open", "access": "owner" })).await.ok(200);
+    let session =
+        ann.post(SESSIONS, json!({ "thread_id": "t", "mode": "ensure", "sandbox_hint": "open", "access": "owner" })).await.ok(200);
     world.provider.may_copy.send_replace(true);
     assert_eq!(bob.get(&format!("/dp/{open}/v1/x")).await.error(403), "FORBIDDEN");
     assert_eq!(becomes(&ann, &meanwhile, "ready").await["access"], "owner", "it may have been copied after that");
@@ -273,6 +298,26 @@ async fn a_snapshots_name_is_its_owners_and_means_what_one_may_use() {
     assert_eq!(ann.post(&format!("/v1/sandboxes/{anns}/snapshots"), json!({ "name": "his" })).await.error(409), "NAME_TAKEN");
     bob.delete("/v1/snapshots/his").await.ok(204);
     taken(&ann, &anns, "his").await;
+}
+
+#[tokio::test]
+async fn an_images_snapshot_has_the_images_tag() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.post("/v2/sandboxes/snapshots", json!({ "name": "Python", "docker_image": IMAGE })).await.ok(201);
+    assert_eq!(made["tags"], json!(["3"]));
+    let meant = async |name: &str| ann.get(&format!("/v1/snapshots/{name}")).await;
+    for name in ["Python:3", "Python"] {
+        assert_eq!(meant(name).await.ok(200)["id"], made["id"], "{name}");
+    }
+    assert_eq!(meant("Python:latest").await.error(404), "SNAPSHOT_NOT_FOUND");
+    let latest = ann.post("/v2/sandboxes/snapshots", json!({ "name": "Python", "docker_image": IMAGE, "tag": "latest" })).await.ok(201);
+    assert_eq!(meant("Python").await.ok(200)["id"], latest["id"]);
+    for (part, many) in [("pyth", 2), ("PYTH", 2), ("on", 2), ("p_th", 0), ("%", 0)] {
+        let list = ann.get(&format!("/v2/sandboxes/snapshots?name_contains={}", part.replace('%', "%25"))).await.ok(200);
+        assert_eq!(list["snapshots"].as_array().unwrap().len(), many, "{part}");
+    }
 }
 
 #[tokio::test]

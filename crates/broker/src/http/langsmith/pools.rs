@@ -77,7 +77,11 @@ async fn create(
     let pool = api.kinds.create_pool(&who.asking(), asked).await?;
     if wish.wait_for_ready.unwrap_or(true) {
         let wait = wish.timeout.map_or(DEFAULT_WAIT, Duration::from_secs).min(MAX_WAIT);
-        api.kinds.wait_for_pool(&pool, wait).await?;
+        if let Err(late) = api.kinds.wait_for_pool(&pool, wait).await {
+            // The SDK asks again by itself, and must not find it taken by its own.
+            api.kinds.delete_pool(&who.asking(), &pool.name).await?;
+            return Err(late.into());
+        }
     }
     Ok((StatusCode::CREATED, Json(shown(&api, pool).await?)))
 }

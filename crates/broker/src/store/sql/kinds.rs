@@ -17,8 +17,19 @@ use crate::{
         model::Sandbox,
     },
     policy::Quota,
-    store::{AddedKind, AddedMember, ChangedKind, KindStore, PoolTaking, RemovedKind, SnapshotFilter, Stored, Viewer},
+    store::{AddedKind, AddedMember, ChangedKind, KindStore, PoolTaking, RemovedKind, Room, SnapshotFilter, Stored, Viewer},
 };
+
+/// Without what is being deleted on a node that is gone.
+macro_rules! counting {
+    ($what:literal) => {
+        concat!(
+            $what,
+            " WHERE workspace_id = $1
+                AND NOT (state = 'deleting' AND node_id <> $3 AND node_id NOT IN (SELECT id FROM nodes WHERE seen_at >= $2))"
+        )
+    };
+}
 
 /// Of what a new sandbox is to be made, what nothing can be made of any more. The caller holds the workspace's lock, so it stays so.
 pub async fn missing(tx: &mut AnyConnection, making: &Making) -> Stored<Option<String>> {
@@ -64,6 +75,46 @@ pub fn containing(text: &str) -> String {
     format!("%{escaped}%")
 }
 
+/// One that is to be added to a workspace's.
+pub enum Fresh<'a> {
+    Snapshot(&'a Snapshot),
+    Volume(&'a Volume),
+}
+
+/// Whether there is no room for it; the caller holds the workspace's lock.
+pub async fn is_full(tx: &mut AnyConnection, fresh: Fresh<'_>, room: &Room) -> Stored<Option<AddedKind>> {
+    // What a snapshot takes is known when it is taken.
+    let (count, workspace, node, bytes) = match fresh {
+        Fresh::Snapshot(s) => (counting!("SELECT count(*) AS n FROM snapshots"), &s.workspace, &s.node, 0),
+        Fresh::Volume(v) => (counting!("SELECT count(*) AS n FROM volumes"), &v.workspace, &v.node, v.size_bytes),
+    };
+    // One database adds whole numbers up to something else.
+    let snapshots = counting!("SELECT CAST(coalesce(sum(size_bytes), 0) AS BIGINT) AS n FROM snapshots");
+    let volumes = counting!("SELECT CAST(coalesce(sum(size_bytes), 0) AS BIGINT) AS n FROM volumes");
+    let mut numbers = Vec::new();
+    for sql in [count, snapshots, volumes] {
+        let row = sqlx::query(sql).bind(workspace).bind(room.alive_since.unix()).bind(node).fetch_one(&mut *tx).await?;
+        numbers.push(rows::count(&row, "n")?);
+    }
+    if numbers[0] >= u64::from(room.most) {
+        return Ok(Some(AddedKind::TooMany));
+    }
+    let taken = numbers[1..].iter().fold(bytes, |all, more| all.saturating_add(*more));
+    Ok((taken > room.bytes).then_some(AddedKind::TooLarge))
+}
+
+/// What is being deleted on a node that nobody knows any more can't be removed by anybody, and nobody's sandbox stands on it. Should the
+/// node come back, it removes what no record knows. A broker that has its database to itself is no node there.
+pub async fn forget_lost(tx: &mut AnyConnection) -> Stored<()> {
+    for sql in [
+        "DELETE FROM snapshots WHERE state = 'deleting' AND node_id NOT IN (SELECT id FROM nodes) AND EXISTS (SELECT 1 FROM nodes)",
+        "DELETE FROM volumes WHERE state = 'deleting' AND node_id NOT IN (SELECT id FROM nodes) AND EXISTS (SELECT 1 FROM nodes)",
+    ] {
+        sqlx::query(sql).execute(&mut *tx).await?;
+    }
+    Ok(())
+}
+
 pub async fn count(db: &mut AnyConnection, sql: &'static str, workspace: &str) -> Stored<u64> {
     rows::count(&sqlx::query(sql).bind(workspace).fetch_one(db).await?, "n")
 }
@@ -95,9 +146,9 @@ impl KindStore for SqlStore {
         Ok(removed)
     }
 
-    async fn add_snapshot(&self, snapshot: &Snapshot, by: &Viewer, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
+    async fn add_snapshot(&self, snapshot: &Snapshot, by: &Viewer, room: &Room, audit: &AuditRecord) -> Stored<AddedKind> {
         let mut tx = self.base.begin().await?;
-        let added = snapshots::add(&mut tx, snapshot, by, most, audit).await?;
+        let added = snapshots::add(&mut tx, snapshot, by, room, audit).await?;
         self.base.commit(tx).await?;
         Ok(added)
     }
@@ -133,9 +184,9 @@ impl KindStore for SqlStore {
         self.base.commit(tx).await
     }
 
-    async fn add_volume(&self, volume: &Volume, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
+    async fn add_volume(&self, volume: &Volume, room: &Room, audit: &AuditRecord) -> Stored<AddedKind> {
         let mut tx = self.base.begin().await?;
-        let added = volumes::add(&mut tx, volume, most, audit).await?;
+        let added = volumes::add(&mut tx, volume, room, audit).await?;
         self.base.commit(tx).await?;
         Ok(added)
     }

@@ -9,6 +9,7 @@ use crate::{
         audit::AuditRecord,
         kinds::{Pool, PoolTrouble},
         model::Sandbox,
+        pools::MAX_REPLICAS,
     },
     policy::Quota,
     store::{AddedKind, AddedMember, ChangedKind, Counted, Hint, PoolTaking, Stored},
@@ -75,13 +76,15 @@ pub async fn change(tx: &mut AnyConnection, old: &Pool, new: &Pool, audit: &Audi
     if get(tx, &old.workspace, &new.name).await?.is_some_and(|other| other.id != old.id) {
         return Ok(ChangedKind::NameTaken);
     }
-    let done = sqlx::query("UPDATE pools SET name = $2, replicas = $3, updated_at = $4, failures = 0, retry_at = NULL, reason = NULL WHERE id = $1")
-        .bind(old.id.as_str())
-        .bind(&new.name)
-        .bind(i64::from(new.replicas))
-        .bind(new.updated_at.unix())
-        .execute(&mut *tx)
-        .await?;
+    let done = sqlx::query(
+        "UPDATE pools SET name = $2, replicas = $3, updated_at = $4, failures = 0, retry_at = NULL, reason = NULL WHERE id = $1",
+    )
+    .bind(old.id.as_str())
+    .bind(&new.name)
+    .bind(i64::from(new.replicas))
+    .bind(new.updated_at.unix())
+    .execute(&mut *tx)
+    .await?;
     if done.rows_affected() == 0 {
         return Ok(ChangedKind::Gone);
     }
@@ -149,17 +152,25 @@ pub async fn take(tx: &mut AnyConnection, taking: &PoolTaking, fresh: &Sandbox, 
     }
     let found = sqlx::query(
         "SELECT * FROM sandboxes
-         WHERE pool_id = $1 AND state IN ('active', 'idle') AND intent IS NULL AND ended_at IS NULL AND making IS NOT DISTINCT FROM $2
-           AND (node_id = $3 OR node_id IN (SELECT id FROM nodes WHERE seen_at >= $4))
-         ORDER BY CASE WHEN node_id = $3 THEN 0 ELSE 1 END, id LIMIT 1",
+         WHERE pool_id = $1 AND state IN ('active', 'idle') AND intent IS NULL AND ended_at IS NULL
+           AND (node_id = $2 OR node_id IN (SELECT id FROM nodes WHERE seen_at >= $3))
+         ORDER BY CASE WHEN node_id = $2 THEN 0 ELSE 1 END, id LIMIT $4",
     )
     .bind(taking.pool.as_str())
-    .bind(rows::stored_making(&fresh.making)?)
     .bind(&fresh.node)
     .bind(taking.alive_since.unix())
-    .fetch_optional(&mut *tx)
+    .bind(i64::from(MAX_REPLICAS))
+    .fetch_all(&mut *tx)
     .await?;
-    let Some(found) = found.as_ref().map(rows::sandbox).transpose()? else { return Ok(None) };
+    let mut suitable = None;
+    for row in &found {
+        let member = rows::sandbox(row)?;
+        if fresh.making.is_as_good_as(&member.making, member.node == fresh.node) {
+            suitable = Some(member);
+            break;
+        }
+    }
+    let Some(found) = suitable else { return Ok(None) };
     let done = sqlx::query(
         "UPDATE sandboxes SET pool_id = NULL, name = $2, owner = $3, owner_kind = $4, access = $5, kept = $6, template = $7, state = 'active',
                               last_active_at = $8, running_since = $8, active_seconds = 0, created_at = $8,
