@@ -7,7 +7,7 @@ use std::{
     fs::File,
     io,
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
     path::{Path, PathBuf},
@@ -15,15 +15,18 @@ use std::{
 
 use rustix::{
     fs::{
-        AtFlags, CWD, Dir, FileType, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps, XattrFlags, chmodat, chownat, copy_file_range,
-        fchmod, fchown, fgetxattr, flistxattr, fsetxattr, fstat, ftruncate, futimens, ioctl_ficlone, linkat, mkdirat, mknodat, openat,
-        readlinkat, seek, statat, symlinkat, utimensat,
+        AtFlags, CWD, Dir, FileType, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps, XattrFlags, chownat, copy_file_range, fchmod,
+        fchown, fgetxattr, flistxattr, fsetxattr, fstat, ftruncate, futimens, ioctl_ficlone, linkat, mkdirat, mknodat, openat, readlinkat,
+        seek, statat, symlinkat, utimensat,
     },
     io::Errno,
     process::{Gid, Uid},
 };
 
-use super::spec::UID_RANGE;
+use super::{
+    opening::{self, Closing},
+    spec::UID_RANGE,
+};
 
 /// Deeper than any real project; each level holds two descriptors.
 const MAX_DEPTH: usize = 100;
@@ -53,7 +56,7 @@ pub fn tree(from: &OwnedFd, to: &Path, uid_base: Option<u32>, most_bytes: u64) -
     let first = openat(&top, ".", dir_flags(), Mode::empty())?;
     let mut copy = Copy { uid_base, most_bytes, bytes: 0, entries: 0, top, linked: HashMap::new() };
     let stat = fstat(from)?;
-    let mut open = vec![Level { entries: Dir::read_from(from)?, stat, to: first, path: PathBuf::new() }];
+    let mut open = vec![Level { entries: Dir::read_from(from)?, stat, to: first, path: PathBuf::new(), _closing: None }];
     while let Some(level) = open.last_mut() {
         let Some(entry) = level.entries.read() else {
             if let Some(done) = open.pop() {
@@ -94,6 +97,7 @@ struct Level {
     to: OwnedFd,
     /// From the top.
     path: PathBuf,
+    _closing: Option<Closing>,
 }
 
 fn dir_flags() -> OFlags {
@@ -135,13 +139,15 @@ impl Copy {
         let is_overlays_whiteout = stat.st_rdev == 0;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {
-                let dir = open_whatever_its_mode(from, name, dir_flags())?;
+                // Its entries can't be looked up where it may only be read.
+                let is_shut = self.uid_base.is_none() && stat.st_mode & 0o500 != 0o500;
+                let (dir, closing) = opening::open(from, name, dir_flags(), is_shut)?;
                 mkdirat(to, name, Mode::RWXU)?;
                 let made = openat(to, name, dir_flags(), Mode::empty())?;
                 self.attributes(dir.as_fd(), &made)?;
                 let path = level.path.join(OsStr::from_bytes(name.to_bytes()));
                 // With the mode it had before it was opened.
-                return Ok(Some(Level { stat: *stat, entries: Dir::new(dir)?, to: made, path }));
+                return Ok(Some(Level { stat: *stat, entries: Dir::new(dir)?, to: made, path, _closing: closing }));
             }
             FileType::RegularFile => self.file(level, name, stat)?,
             FileType::Symlink => {
@@ -163,7 +169,8 @@ impl Copy {
     fn file(&mut self, level: &Level, name: &CString, before: &Stat) -> io::Result<()> {
         let (from, to) = (level.entries.fd()?, &level.to);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let source = open_whatever_its_mode(from, name, flags)?;
+        let (source, closing) = opening::open(from, name, flags, false)?;
+        drop(closing);
         let mut stat = fstat(&source)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(Errno::NXIO.into());
@@ -263,25 +270,6 @@ impl Copy {
         }
         Ok(utimensat(to, name, &times(stat), AtFlags::SYMLINK_NOFOLLOW)?)
     }
-}
-
-/// An ordinary user may not read what a program of theirs has closed to itself: then it is open for the moment in which it is opened.
-fn open_whatever_its_mode(at: BorrowedFd<'_>, name: &CString, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    let refused = match openat(at, name, flags, Mode::empty()) {
-        Err(Errno::ACCESS) => Errno::ACCESS,
-        other => return other,
-    };
-    // By a descriptor: by its name it could be a link to something else by now.
-    let closed = openat(at, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-    let stat = fstat(&closed)?;
-    if !matches!(FileType::from_raw_mode(stat.st_mode), FileType::Directory | FileType::RegularFile) {
-        return Err(refused);
-    }
-    let path = Path::new("/proc/self/fd").join(closed.as_raw_fd().to_string());
-    chmodat(CWD, &path, Mode::RWXU, AtFlags::empty())?;
-    let opened = openat(CWD, &path, flags.difference(OFlags::NOFOLLOW), Mode::empty());
-    chmodat(CWD, &path, Mode::from_raw_mode(stat.st_mode & 0o7777), AtFlags::empty())?;
-    opened
 }
 
 /// By the kernel where it can, which between an image's filesystem and the one it lies on it can't. What was cut off meanwhile stays a hole.
@@ -417,6 +405,9 @@ mod tests {
         fs::create_dir(at("shut")).unwrap();
         fs::write(at("shut/f"), "in it").unwrap();
         fs::write(at("secret"), "text").unwrap();
+        fs::create_dir(at("dull")).unwrap();
+        fs::write(at("dull/g"), "in it").unwrap();
+        fs::set_permissions(at("dull"), fs::Permissions::from_mode(0o400)).unwrap();
         symlink("secret", at("link")).unwrap();
         for name in ["secret", "shut"] {
             fs::set_permissions(at(name), fs::Permissions::from_mode(0)).unwrap();
@@ -428,7 +419,7 @@ mod tests {
         };
         if rustix::process::geteuid().is_root() {
             // As an ordinary user, in a thread that is one.
-            for dir in [from.path(), to.path(), &at("secret"), &at("shut")] {
+            for dir in [from.path(), to.path(), &at("secret"), &at("shut"), &at("dull")] {
                 std::os::unix::fs::chown(dir, Some(61_240), Some(61_240)).unwrap();
             }
             std::thread::scope(|scope| {
@@ -442,13 +433,14 @@ mod tests {
             copy(from.path(), to.path()).unwrap();
         }
         let mode = |path: &Path| fs::symlink_metadata(path).unwrap().mode() & 0o7777;
-        assert_eq!([mode(&at("secret")), mode(&at("shut"))], [0, 0], "left as it was");
-        assert_eq!([mode(&to.path().join("secret")), mode(&to.path().join("shut"))], [0, 0]);
-        for dir in [from.path(), to.path()] {
-            fs::set_permissions(dir.join("shut"), fs::Permissions::from_mode(0o700)).unwrap();
+        for of in [from.path(), to.path()] {
+            assert_eq!(["secret", "shut", "dull"].map(|name| mode(&of.join(name))), [0, 0, 0o400], "as it was");
+            for name in ["shut", "dull"] {
+                fs::set_permissions(of.join(name), fs::Permissions::from_mode(0o700)).unwrap();
+            }
         }
         assert_eq!(fs::metadata(to.path().join("secret")).unwrap().len(), 4);
-        assert!(to.path().join("shut/f").exists());
+        assert!(to.path().join("shut/f").exists() && to.path().join("dull/g").exists());
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod disk;
 mod doctor;
 mod image;
 mod launch;
+mod opening;
 mod prepare;
 mod root;
 mod running;
