@@ -86,8 +86,9 @@ struct Copy {
     entries: u64,
     /// Of the copy.
     top: OwnedFd,
-    /// Where the first copy of a file with several names is, by device and inode.
-    linked: HashMap<(u64, u64), PathBuf>,
+    /// Where the first copy of a file with several names is, by device and inode; and by size and time, because the number of one that is
+    /// gone may be another's by now.
+    linked: HashMap<(u64, u64, i64, i64), PathBuf>,
 }
 
 /// A directory that is being copied.
@@ -179,8 +180,9 @@ impl Copy {
             // It may have been opened with another for a moment.
             stat.st_mode = before.st_mode;
         }
-        let inode = (stat.st_dev, stat.st_ino);
-        if let Some(first) = self.linked.get(&inode)
+        let inode = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime);
+        if stat.st_nlink > 1
+            && let Some(first) = self.linked.get(&inode)
             && linkat(&self.top, first, to, name, AtFlags::empty()).is_ok()
         {
             return Ok(());
