@@ -137,9 +137,8 @@ async fn a_sandbox_and_its_snapshots_keep_the_root_their_image_stood_for() {
     let again = client.open(&again).await.unwrap();
     let (_, from_it) = made(&client, from(&taken)).await;
     assert_eq!((marker(&again).await, marker(&from_it).await), (b"one".to_vec(), b"one".to_vec()));
-    let refused =
-        client.create_template(&CreateTemplate { name: "new".into(), image: Some("marked:1".into()), ..CreateTemplate::default() });
-    let refused = refused.await.unwrap_err().to_string();
+    let template = CreateTemplate { name: "new".into(), image: Some("marked:1".into()), ..CreateTemplate::default() };
+    let refused = client.create_template(&template).await.unwrap_err().to_string();
     assert!(refused.contains("no container engine") && !refused.contains("image.tar"), "{refused}");
 }
 

@@ -59,7 +59,7 @@ pub async fn names_of_snapshots(store: &dyn Store) {
     for part in ["base", "BAS", "Base"] {
         let filter = SnapshotFilter { name_contains: Some(part.into()), limit: 10, ..SnapshotFilter::default() };
         let found = store.snapshots(&ann, &filter).await.unwrap();
-        assert_eq!(found.into_iter().map(|s| s.id).collect::<Vec<_>>(), [first.id.clone()], "{part}");
+        assert_eq!(found.iter().map(|s| &s.id).collect::<Vec<_>>(), [&first.id], "{part}");
     }
     // What becomes somebody's alone while it is settled, and what failed, which holds no name.
     let closed = Snapshot { state: SnapshotState::Failed, access: Access::Owner, ..first.clone() };

@@ -412,7 +412,7 @@ mod tests {
         fs::set_permissions(at("dull"), fs::Permissions::from_mode(0o400)).unwrap();
         symlink("secret", at("link")).unwrap();
         for name in ["secret", "shut"] {
-            fs::set_permissions(at(name), fs::Permissions::from_mode(0)).unwrap();
+            fs::set_permissions(at(name), fs::Permissions::from_mode(0o000)).unwrap();
         }
         let to = tempfile::tempdir().unwrap();
         let copy = |from: &Path, to: &Path| {
