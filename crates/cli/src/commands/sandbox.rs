@@ -6,11 +6,12 @@ use cobox_protocol::{
 };
 use serde_json::json;
 
-use super::{Outcome, session::AccessArg};
+use super::{Outcome, exec, session::AccessArg, shell};
 use crate::{
     context::Context,
     failure::Failure,
     printer::{Printer, fields},
+    way_in::Target,
 };
 
 /// Sandboxes asked for at once.
@@ -85,6 +86,25 @@ pub enum Command {
         #[arg(value_name = "NAME|ID")]
         which: String,
     },
+    /// Run a command in a sandbox, as `cobox exec --sandbox` does
+    #[command(
+        override_usage = "cobox sandbox exec [OPTIONS] <NAME|ID> -- COMMAND [ARG]...\n       cobox sandbox exec [OPTIONS] <NAME|ID> -c 'SHELL COMMAND'"
+    )]
+    Exec {
+        /// The sandbox, as `cobox sandbox list` shows it
+        #[arg(value_name = "NAME|ID")]
+        which: String,
+        #[command(flatten)]
+        run: exec::Run,
+    },
+    /// Join a shell in a sandbox, as `cobox shell --sandbox` does
+    Connect {
+        /// The sandbox, as `cobox sandbox list` shows it
+        #[arg(value_name = "NAME|ID")]
+        which: String,
+        #[command(flatten)]
+        seat: shell::Seat,
+    },
     /// End a sandbox and remove its files
     Delete {
         /// The sandbox, as `cobox sandbox list` shows it
@@ -153,8 +173,13 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             )?;
         }
         Command::Get { which } => show(context, &client.get_sandbox(&which).await?)?,
+        Command::Exec { which, run } => return exec::run_in(&Target::Sandbox(which), run, context).await,
+        Command::Connect { which, seat } => return shell::sit(&Target::Sandbox(which), seat, context).await,
         Command::Delete { which } => {
             client.delete_sandbox(&which).await?;
+            if let Some(cache) = context.thread_cache() {
+                cache.forget_id(&which);
+            }
             context.printer.result(&json!({"sandbox": which, "deleted": true}), || format!("deleted {which}"))?;
         }
     }
