@@ -11,6 +11,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 const APPLICATION: &str = "cobox";
 const PLAIN_TEXT: &str = "text/plain";
+/// What a bus says of a name that nobody has and nobody can be started for.
+const NO_SERVICE: &str = "org.freedesktop.DBus.Error.ServiceUnknown";
 
 /// Why the keyring didn't do it, in words.
 pub type Refusal = String;
@@ -108,6 +110,7 @@ fn in_words(e: Error) -> Refusal {
         Error::NoResult => "the keyring has no collection to keep it in".to_owned(),
         Error::Prompt => "the keyring was not unlocked".to_owned(),
         Error::Unavailable => "there is no keyring on the session bus".to_owned(),
+        other if other.to_string().contains(NO_SERVICE) => "there is no keyring on the session bus".to_owned(),
         other => format!("the keyring failed: {other}"),
     }
 }

@@ -126,11 +126,13 @@ async fn add(args: Add, path: &Path, context: &Context) -> Outcome {
     };
     let entry = Entry { url: url.clone(), key: place.clone(), ca_file };
     let is_current = Contexts::change(path, |contexts| {
+        // One more changes nothing about where commands go, unless there was nowhere to go.
+        let current = contexts.current().unwrap_or(&args.name).to_owned();
         contexts.put(&args.name, entry);
-        if contexts.current().is_none() {
-            contexts.use_one(&args.name)?;
+        if contexts.current() != Some(&current) {
+            contexts.use_one(&current)?;
         }
-        Ok(contexts.current() == Some(&args.name))
+        Ok(current == args.name)
     })?;
     if let Some(before) = before.filter(|before| before.key != place || (before.key == KeyPlace::Keyring && before.url != url)) {
         let old = Account { context: args.name.clone(), url: before.url };
@@ -221,7 +223,7 @@ fn show(context: &Context) -> Result<(), Failure> {
     add("thread", Some(Said { value: Target::default_thread(env).name().to_owned(), from: thread_from.to_owned() }), "");
     let data_dir = context::default_data_dir(env).map(|dir| Said { value: dir.display().to_string(), from: "default".to_owned() });
     add("data directory", data_dir, "there is no home directory");
-    let values: Vec<Value> = rows.iter().map(|(name, value, from)| json!({"name": name, "value": value, "from": from})).collect();
+    let values: Vec<Value> = rows.iter().map(|(name, value, from)| json!({"name": name.replace(' ', "_"), "value": value, "from": from})).collect();
     context.printer.result(&json!({ "values": values }), || {
         let dash = || "-".to_owned();
         let cells: Vec<_> =

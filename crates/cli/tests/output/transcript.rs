@@ -103,6 +103,10 @@ static REDACTED: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
         (r#""duration_ms": ?\d+"#, r#""duration_ms": 0"#),
         (r"\(\d+ ms\)", "(0 ms)"),
         (r#""pid": ?\d+"#, r#""pid": 0"#),
+        (r"(cmd_ID  )\d+", "${1}PID"),
+        // A broker writes down that a key was used when it gets round to it.
+        (r#"\n *"last_used_at": "TIME","#, ""),
+        (r"(default  (?:TIME|\d)  )(?:never|TIME)", "${1}USED"),
     ]
     .map(|(pattern, stands_for)| (Regex::new(pattern).expect("a pattern"), stands_for))
     .into()
