@@ -89,6 +89,10 @@ async fn a_session_and_a_sandbox_can_be_worked_in_by_their_own_verbs() {
         assert_eq!(output.status.code(), Some(5), "{line:?} {}", String::from_utf8_lossy(&output.stderr));
         assert!(String::from_utf8_lossy(&output.stdout).contains("sum 42"), "{line:?}");
     }
+    let here = tempfile::tempdir().unwrap();
+    fs::write(here.path().join("synced"), "").unwrap();
+    said(&run(&broker, &["sandbox", "sync", sandbox, "--once", here.path().to_str().unwrap(), ":/workspace/new"]));
+    assert_eq!(said(&run(&broker, &["exec", "-t", "t", "--", "ls", "new"])), "synced\n");
     let beat = json(&run(&broker, &["--json", "session", "heartbeat", "t"]));
     assert_eq!((&beat["session_id"], &beat["state"]), (&id.into(), &"active".into()));
 }

@@ -80,7 +80,7 @@ impl Context {
         let Target::Thread(thread) = target else { return self.enter_existing(target).await };
         let client = self.client()?;
         let is_lost = match self.come_back(&client, thread).await? {
-            Back::In(session) => return Ok(WayIn::of(session)),
+            Back::In(session) => return Ok(WayIn::of(*session)),
             Back::Lost => true,
             Back::Unknown => false,
         };
@@ -124,7 +124,7 @@ impl Context {
         match client.open(&hinting).await {
             Ok(session) => {
                 cache.remember(session.info());
-                Ok(Back::In(session))
+                Ok(Back::In(Box::new(session)))
             }
             // The broker knows better: it is asked again without, and says what else is wrong.
             Err(e) if is_stale(&e) => {
@@ -145,7 +145,7 @@ impl Context {
 
 /// What became of the sandbox that a thread had when it was last used here.
 enum Back {
-    In(Session),
+    In(Box<Session>),
     Lost,
     /// There was none, or the thread has another now.
     Unknown,

@@ -16,7 +16,8 @@ fn offered(script: &str, words: &[&str]) -> Vec<String> {
     let test = format!("COMP_WORDS=({line}); COMP_CWORD={last}; _cobox cobox '{current}' '{before}'; printf '%s\\n' \"${{COMPREPLY[@]}}\"");
     let dir = tempfile::tempdir().expect("a directory");
     fs::write(dir.path().join("cobox"), script).expect("a file");
-    let output = Command::new("bash").current_dir(&dir).args(["--norc", "-euc", &format!(". ./cobox\n{test}")]).output().expect("bash runs");
+    let output =
+        Command::new("bash").current_dir(&dir).args(["--norc", "-euc", &format!(". ./cobox\n{test}")]).output().expect("bash runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("text").lines().map(str::to_owned).collect()
 }

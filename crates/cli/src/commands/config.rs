@@ -223,7 +223,8 @@ fn show(context: &Context) -> Result<(), Failure> {
     add("thread", Some(Said { value: Target::default_thread(env).name().to_owned(), from: thread_from.to_owned() }), "");
     let data_dir = context::default_data_dir(env).map(|dir| Said { value: dir.display().to_string(), from: "default".to_owned() });
     add("data directory", data_dir, "there is no home directory");
-    let values: Vec<Value> = rows.iter().map(|(name, value, from)| json!({"name": name.replace(' ', "_"), "value": value, "from": from})).collect();
+    let values: Vec<Value> =
+        rows.iter().map(|(name, value, from)| json!({"name": name.replace(' ', "_"), "value": value, "from": from})).collect();
     context.printer.result(&json!({ "values": values }), || {
         let dash = || "-".to_owned();
         let cells: Vec<_> =
