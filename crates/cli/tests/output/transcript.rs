@@ -95,8 +95,8 @@ static SPACES: LazyLock<Regex> = LazyLock::new(|| Regex::new(" {2,}").expect("a 
 static REDACTED: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
     [
         (r"eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+", "TOKEN"),
-        (r"cbx_[A-Za-z0-9]{20,}[A-Za-z0-9_]*", "cbx_KEY"),
-        (r"\b(ssn|sb|tok|req|key|snap|vol|sh|cmd|evt|node|own|prn|grant|cbx)_[0-9a-z]{26}", "${1}_ID"),
+        (r"cbx_[A-Za-z0-9_-]{20,}", "cbx_KEY"),
+        (r"\b(ssn|sb|tok|req|key|snap|vol|sh|cmd|evt|node|own|shr)_[0-9a-z]{26}", "${1}_ID"),
         (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "TIME"),
         (r"(http|ws)://127\.0\.0\.1:\d+", "$1://BROKER"),
         (r"\b[0-9a-f]{64}\b", "HASH"),
