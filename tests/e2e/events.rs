@@ -91,3 +91,79 @@ async fn every_event_comes_once_through_a_network_that_cuts() {
     assert_eq!(commands, (0..COMMANDS).map(|n| format!("echo {n}")).collect::<Vec<_>>());
     assert!(proxy.cuts() > 0, "nothing was cut");
 }
+
+/// The lines of a command that goes on, as they come.
+struct Watching {
+    child: std::process::Child,
+    lines: tokio::sync::mpsc::Receiver<String>,
+}
+
+impl Watching {
+    fn start(mut command: std::process::Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let (told, lines) = tokio::sync::mpsc::channel(1000);
+        for stream in [Box::new(child.stdout.take().unwrap()) as Box<dyn std::io::Read + Send>, Box::new(child.stderr.take().unwrap())] {
+            let told = told.clone();
+            std::thread::spawn(move || {
+                for line in std::io::BufReader::new(stream).lines().map_while(Result::ok) {
+                    let _ = told.blocking_send(line);
+                }
+            });
+        }
+        Self { child, lines }
+    }
+
+    async fn says(&mut self, text: &str) -> String {
+        loop {
+            let line = tokio::time::timeout(PATIENCE, self.lines.recv()).await.unwrap_or_else(|_| panic!("waited in vain for `{text}`"));
+            let line = line.unwrap_or_else(|| panic!("it ended without saying `{text}`"));
+            if line.contains(text) {
+                return line;
+            }
+        }
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[tokio::test]
+async fn somebody_who_watches_a_thread_sees_every_session_of_it_in_words() {
+    let broker = TestBroker::start().await;
+    let mut command = broker.cobox();
+    command.args(["watch", "t"]);
+    let mut watching = Watching::start(command);
+    watching.says("thread t has no session; waiting for one").await;
+
+    let bot = broker.client_of("bot", PrincipalKind::Agent, None).await;
+    let session = bot.open(&negotiate("t", Mode::Ensure)).await.unwrap();
+    watching.says("bot (agent) made the session").await;
+    sh(session.dataplane(), "exit 7").await;
+    watching.says("bot (agent) ran exit 7 → exit 7").await;
+    session.dataplane().write_file(b"/workspace/\x1b[2Ja", None, cobox_client::Upload::from_bytes("12345678")).await.unwrap();
+    watching.says("bot (agent) wrote /workspace/\\u{1b}[2Ja (8 bytes)").await;
+    let first = session.info().session_id.clone();
+    drop(session);
+    bot.release(&first).await.unwrap();
+    watching.says("the session ended").await;
+
+    let session = bot.open(&negotiate("t", Mode::Ensure)).await.unwrap();
+    watching.says("bot (agent) made the session").await;
+    drop(session);
+    drop(watching);
+
+    // One who comes later sees what is new, or all of it, or all after what they saw.
+    let mut command = broker.cobox();
+    command.args(["--json", "watch", "t", "--history"]);
+    let mut watching = Watching::start(command);
+    let made: serde_json::Value = serde_json::from_str(&watching.says("\"created\"").await).unwrap();
+    let mut command = broker.cobox();
+    command.args(["--json", "watch", "t", "--after", made["id"].as_str().unwrap()]);
+    let mut after = Watching::start(command);
+    let next: serde_json::Value = serde_json::from_str(&after.says("\"type\"").await).unwrap();
+    assert_eq!(next["type"], "active");
+}

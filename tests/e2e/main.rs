@@ -3,6 +3,7 @@
 mod access;
 mod audit;
 mod brokers;
+mod coming_back;
 mod command_line;
 mod commands;
 mod cuts;

@@ -1,4 +1,4 @@
-//! Which broker a command talks to and with which key: flags, then environment, then the config that `cobox up` wrote.
+//! Which broker a command talks to and with which key: flags, then environment, then a context of the config file.
 
 use std::{
     ffi::OsString,
@@ -6,31 +6,26 @@ use std::{
     sync::OnceLock,
 };
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use cobox_client::{Client, ClientError, check_url};
 use cobox_protocol::{ErrorCode, Secret};
-use serde::{Deserialize, Serialize};
 
-use crate::{failure::Failure, printer::Printer};
-
-/// Longest key file read, in bytes: a key is 74 characters, and a wrong file need not be read whole.
-const MAX_KEY_FILE: u64 = 4096;
+use crate::{
+    contexts::{Contexts, KeyPlace},
+    credentials::{self, Found, NamedBy},
+    failure::Failure,
+    keyring::Account,
+    printer::Printer,
+    thread_cache::ThreadCache,
+};
 
 /// Most that is read of a file of certificates, in bytes: a whole system's authorities are a quarter of it.
 const MAX_CA_FILE: u64 = 1024 * 1024;
 
-/// What `cobox up` leaves for the client commands of the same user.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClientConfig {
-    pub url: String,
-    pub api_key_file: PathBuf,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ca_file: Option<PathBuf>,
-}
-
 /// The flags that choose a broker.
 #[derive(Clone, Debug, Default)]
 pub struct Flags {
+    pub context: Option<String>,
     pub url: Option<String>,
     pub api_key_file: Option<PathBuf>,
     pub ca_file: Option<PathBuf>,
@@ -41,33 +36,52 @@ pub type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
 pub struct Context {
     pub printer: Printer,
-    flags: Flags,
-    key_source: OnceLock<String>,
+    pub flags: Flags,
+    reached: OnceLock<Reached>,
+}
+
+/// The broker of this run, looked up once.
+struct Reached {
+    client: Client,
+    key_source: String,
+    cache: Option<ThreadCache>,
 }
 
 impl Context {
     pub fn new(printer: Printer, flags: Flags) -> Self {
-        Self { printer, flags, key_source: OnceLock::new() }
+        Self { printer, flags, reached: OnceLock::new() }
     }
 
     pub fn client(&self) -> Result<Client, Failure> {
-        let Broker { url, api_key, key_source, ca_file } = resolve(&self.flags, &|name| std::env::var_os(name))?;
-        // Resolved twice it is the same.
-        let _ = self.key_source.set(key_source);
-        match ca_file {
-            None => Ok(Client::new(&url, api_key)?),
+        if let Some(reached) = self.reached.get() {
+            return Ok(reached.client.clone());
+        }
+        let env: Environment = &|name| std::env::var_os(name);
+        let Broker { url, api_key, key_source, ca_file, note } = resolve(&self.flags, env)?;
+        if let Some(note) = note {
+            self.printer.note(&note);
+        }
+        let cache = ThreadCache::of(&url, &api_key, env);
+        let client = match ca_file {
+            None => Client::new(&url, api_key)?,
             Some(path) => Client::trusting(&url, api_key, &read_ca(&path)?).map_err(|e| match e {
                 ClientError::InvalidAuthority { .. } => Failure::new(format!("{}: {e}", path.display())),
                 other => other.into(),
-            }),
-        }
+            })?,
+        };
+        Ok(self.reached.get_or_init(|| Reached { client, key_source, cache }).client.clone())
     }
 
-    /// A refused key is named by where it came from: there are four places.
+    /// What is remembered of this broker's threads, once it is known which broker it is.
+    pub fn thread_cache(&self) -> Option<&ThreadCache> {
+        self.reached.get()?.cache.as_ref()
+    }
+
+    /// A refused key is named by where it came from: there are many places.
     pub fn explain(&self, failure: Failure) -> Failure {
-        match self.key_source.get() {
-            Some(source) if failure.api.as_ref().is_some_and(|a| a.code == ErrorCode::Unauthenticated.as_str()) => {
-                failure.advise(format!("check the API key, which came from {source}"))
+        match self.reached.get() {
+            Some(reached) if failure.api.as_ref().is_some_and(|a| a.code == ErrorCode::Unauthenticated.as_str()) => {
+                failure.advise(format!("check the API key, which came from {}", reached.key_source))
             }
             _ => failure,
         }
@@ -78,57 +92,110 @@ impl Context {
 pub struct Broker {
     pub url: String,
     pub api_key: Secret,
-    /// For people: the file or the variable.
+    /// For people: the file, the variable or the context.
     pub key_source: String,
     /// Authorities to trust beside the system's.
     pub ca_file: Option<PathBuf>,
+    /// Worth telling, but no reason to stop.
+    pub note: Option<String>,
+}
+
+/// A value, and for people where it came from.
+#[derive(Clone, Debug)]
+pub struct Said<T> {
+    pub value: T,
+    pub from: String,
+}
+
+/// Where the API key would come from.
+#[derive(Clone, Debug)]
+pub enum KeySource {
+    /// `COBOX_API_KEY`.
+    Given(Secret),
+    File(PathBuf),
+    Context(Account, KeyPlace),
+}
+
+/// What flags, environment and config come to, before any key is read.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    pub config_path: Option<PathBuf>,
+    pub context: Option<Said<String>>,
+    pub url: Option<Said<String>>,
+    pub key: Option<Said<KeySource>>,
+    /// There is a key, but it belongs to the broker at this URL.
+    pub withheld_from: Option<String>,
+    pub ca_file: Option<Said<PathBuf>>,
+}
+
+pub fn choose(flags: &Flags, env: Environment) -> Result<Choice, Failure> {
+    let text = |name: &str| env(name).and_then(|v| v.into_string().ok()).filter(|v| !v.is_empty());
+    let said = |from: &str, value: Option<String>| value.map(|value| Said { value, from: from.to_owned() });
+    let config_path = config_path(env);
+    let contexts = config_path.as_deref().map(Contexts::read).transpose()?.unwrap_or_default();
+    let context = said("--context", flags.context.clone())
+        .or_else(|| said("COBOX_CONTEXT", text("COBOX_CONTEXT")))
+        .or_else(|| said("the config file", contexts.current().map(str::to_owned)));
+    let entry = context.as_ref().map(|context| contexts.get(&context.value)).transpose()?;
+    let by_context = context.as_ref().map(|context| format!("context `{}`", context.value)).unwrap_or_default();
+    // A context that was asked for by a flag counts as flags do: the environment doesn't come between.
+    let variable = |name: &str| if flags.context.is_some() { None } else { said(name, text(name)) };
+
+    let asked_url = said("--url", flags.url.clone()).or_else(|| variable("COBOX_URL"));
+    if let Some(url) = &asked_url {
+        check_url(&url.value)?;
+    }
+    let url = asked_url.or_else(|| said(&by_context, entry.map(|entry| entry.url.clone())));
+    // A context's key and trust are for its own broker: another one must not be shown them.
+    let is_its_own = |entry_url: &str| url.as_ref().is_some_and(|u| u.value.trim_end_matches('/') == entry_url.trim_end_matches('/'));
+    let own = entry.filter(|entry| is_its_own(&entry.url));
+
+    let file = |from: &str, path: Option<PathBuf>| path.map(|path| Said { value: KeySource::File(path), from: from.to_owned() });
+    let given = |key: Said<String>| Said { value: KeySource::Given(Secret::new(key.value)), from: key.from };
+    let key = file("--api-key-file", flags.api_key_file.clone())
+        .or_else(|| variable("COBOX_API_KEY").map(given))
+        .or_else(|| file("COBOX_API_KEY_FILE", variable("COBOX_API_KEY_FILE").map(|path| path.value.into())))
+        .or_else(|| {
+            let (context, entry) = (context.as_ref()?, own?);
+            let account = Account { context: context.value.clone(), url: entry.url.clone() };
+            Some(Said { value: KeySource::Context(account, entry.key.clone()), from: by_context.clone() })
+        });
+    let path = |said: Said<String>| Said { value: PathBuf::from(said.value), from: said.from };
+    let ca_file = flags
+        .ca_file
+        .clone()
+        .map(|value| Said { value, from: "--ca-file".to_owned() })
+        .or_else(|| variable("COBOX_CA_FILE").map(path))
+        .or_else(|| own.and_then(|entry| entry.ca_file.clone()).map(|value| Said { value, from: by_context.clone() }));
+    let withheld_from = entry.filter(|_| own.is_none()).map(|entry| entry.url.clone());
+    Ok(Choice { config_path, context, url, key, withheld_from, ca_file })
 }
 
 pub fn resolve(flags: &Flags, env: Environment) -> Result<Broker, Failure> {
-    let text = |name: &str| env(name).and_then(|v| v.into_string().ok()).filter(|v| !v.is_empty());
-    let config_path = config_path(env);
-    let config = match &config_path {
-        Some(path) => read_config(path)?,
-        None => None,
-    };
-    let asked_url = flags.url.clone().or_else(|| text("COBOX_URL"));
-    if let Some(url) = &asked_url {
-        check_url(url)?;
-    }
-    let from_file = |path: &Path| read_key(path).map(|key| (key, path.display().to_string()));
-    let asked_key = match &flags.api_key_file {
-        Some(path) => Some(from_file(path)?),
-        None => match (text("COBOX_API_KEY"), text("COBOX_API_KEY_FILE")) {
-            (Some(key), _) => Some((Secret::new(key), "COBOX_API_KEY".to_owned())),
-            (None, Some(path)) => Some(from_file(Path::new(&path))?),
-            (None, None) => None,
-        },
-    };
+    let Choice { config_path, context: _, url, key, withheld_from, ca_file } = choose(flags, env)?;
     let missing = |what: &str| {
         let place = config_path.as_deref().map_or_else(|| "the client config".to_owned(), |p| p.display().to_string());
         Failure::new(format!("no {what} is configured: neither flags, environment nor {place} give one"))
-            .advise("run `cobox up` to start a broker here, or set COBOX_URL and COBOX_API_KEY")
+            .advise("run `cobox up` to start a broker here, `cobox config use` to choose one, or set COBOX_URL and COBOX_API_KEY")
     };
-    let url = match (&asked_url, &config) {
-        (Some(url), _) => url.clone(),
-        (None, Some(config)) => config.url.clone(),
-        (None, None) => return Err(missing("broker")),
-    };
-    let (api_key, key_source) = match (asked_key, &config) {
-        (Some(key), _) => key,
-        // The configured key belongs to the configured broker: another one must not be shown it.
-        (None, Some(config)) if config.url.trim_end_matches('/') != url.trim_end_matches('/') => {
-            return Err(Failure::new(format!("no API key is given for {url}; the configured one belongs to {}", config.url))
-                .advise("set COBOX_API_KEY, or name its file with --api-key-file"));
+    let url = url.ok_or_else(|| missing("broker"))?.value;
+    let key = key.ok_or_else(|| match withheld_from {
+        Some(theirs) => Failure::new(format!("no API key is given for {url}; the configured one belongs to {theirs}"))
+            .advise("set COBOX_API_KEY, or name its file with --api-key-file"),
+        None => missing("API key"),
+    })?;
+    let (Found { key: api_key, note }, key_source) = match &key.value {
+        KeySource::Given(key) => (Found { key: key.clone(), note: None }, "COBOX_API_KEY".to_owned()),
+        KeySource::File(path) => (credentials::read_file(path, NamedBy::Caller)?, path.display().to_string()),
+        KeySource::Context(account, place) => {
+            let source = match place {
+                KeyPlace::File(path) => path.display().to_string(),
+                KeyPlace::Keyring => format!("the keyring, for context `{}`", account.context),
+            };
+            (credentials::read(account, place)?, source)
         }
-        (None, Some(config)) => from_file(&config.api_key_file)?,
-        (None, None) => return Err(missing("API key")),
     };
-    let ca_file = flags.ca_file.clone().or_else(|| text("COBOX_CA_FILE").map(PathBuf::from));
-    // Trust, too, is for the configured broker alone.
-    let configured =
-        config.filter(|config| config.url.trim_end_matches('/') == url.trim_end_matches('/')).and_then(|config| config.ca_file);
-    Ok(Broker { url, api_key, key_source, ca_file: ca_file.or(configured) })
+    Ok(Broker { url, api_key, key_source, ca_file: ca_file.map(|said| said.value), note })
 }
 
 /// `COBOX_CONFIG`, or `cobox/config.toml` under the user's configuration directory.
@@ -144,47 +211,20 @@ pub fn default_data_dir(env: Environment) -> Option<PathBuf> {
     Some(user_dir(env, "XDG_DATA_HOME", ".local/share")?.join("cobox"))
 }
 
-fn user_dir(env: Environment, variable: &str, in_home: &str) -> Option<PathBuf> {
-    // The XDG rules: a relative path there is to be ignored.
+/// A directory of the user's by the XDG rules.
+pub fn user_dir(env: Environment, variable: &str, in_home: &str) -> Option<PathBuf> {
+    // By those rules, too: a relative path there is to be ignored.
     let named = env(variable).map(PathBuf::from).filter(|p| p.is_absolute());
     named.or_else(|| env("HOME").filter(|h| !h.is_empty()).map(|home| Path::new(&home).join(in_home)))
 }
 
-pub fn read_config(path: &Path) -> Result<Option<ClientConfig>, Failure> {
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(anyhow!(e).context(format!("reading {}", path.display())).into()),
-    };
-    let config = toml::from_str(&text).map_err(|e| {
-        Failure::new(format!("{} is not a client config: {}", path.display(), e.message()))
-            .advise("it has two lines: url = \"http://…\" and api_key_file = \"/…\"; or delete it and run `cobox up`")
-    })?;
-    Ok(Some(config))
-}
-
-fn read_ca(path: &Path) -> Result<Vec<u8>, Failure> {
+pub fn read_ca(path: &Path) -> Result<Vec<u8>, Failure> {
     use std::io::Read;
     let mut pem = Vec::new();
     std::fs::File::open(path)
         .and_then(|file| file.take(MAX_CA_FILE).read_to_end(&mut pem))
         .with_context(|| format!("reading the authorities' certificates from {}", path.display()))?;
     Ok(pem)
-}
-
-fn read_key(path: &Path) -> Result<Secret, Failure> {
-    use std::io::Read;
-    let mut text = String::new();
-    std::fs::File::open(path)
-        .and_then(|file| file.take(MAX_KEY_FILE).read_to_string(&mut text))
-        .with_context(|| format!("reading the API key from {}", path.display()))?;
-    match text.trim() {
-        "" => Err(Failure::new(format!("{} holds no API key: it is empty", path.display()))),
-        text if !text.bytes().all(|b| b.is_ascii_graphic()) => {
-            Err(Failure::new(format!("{} holds no API key: a key is one word that starts with cbx_", path.display())))
-        }
-        key => Ok(Secret::new(key)),
-    }
 }
 
 #[cfg(test)]
@@ -234,7 +274,7 @@ mod tests {
         let broker = home.resolve(&Flags::default()).unwrap();
         assert_eq!((broker.url.as_str(), broker.api_key.expose()), ("http://env:2", "from-env"));
 
-        let flags = Flags { url: Some("http://flag:3".into()), api_key_file: Some(home.file("other", "from-flag")), ca_file: None };
+        let flags = Flags { url: Some("http://flag:3".into()), api_key_file: Some(home.file("other", "from-flag")), ..Flags::default() };
         let broker = home.resolve(&flags).unwrap();
         assert_eq!((broker.url.as_str(), broker.api_key.expose()), ("http://flag:3", "from-flag"));
     }
@@ -262,7 +302,7 @@ mod tests {
         assert!(home.resolve(&Flags::default()).unwrap_err().what.contains("`nonsense` is not a usable broker URL"));
         for text in ["", "two words", "caf\u{e9}"] {
             let home = Home::new().configured();
-            let flags = Flags { url: None, api_key_file: Some(home.file("bad-key", text)), ca_file: None };
+            let flags = Flags { api_key_file: Some(home.file("bad-key", text)), ..Flags::default() };
             assert!(home.resolve(&flags).unwrap_err().what.contains("bad-key holds no API key"), "{text}");
         }
     }
@@ -284,5 +324,47 @@ mod tests {
         assert_eq!(home.resolve(&Flags::default()).unwrap().url, "http://xdg:1");
         let home = home.with("COBOX_CONFIG", path.display().to_string());
         assert_eq!(home.resolve(&Flags::default()).unwrap().url, "http://moved:1");
+    }
+
+    #[test]
+    fn a_context_is_chosen_by_flag_then_environment_then_the_file() {
+        let home = Home::new().configured();
+        let keys = ["prod", "test"].map(|name| home.file(&format!("keys/{name}"), &format!("key-of-{name}")));
+        let file = home.dir.path().join(".config/cobox/config.toml");
+        let local = std::fs::read_to_string(&file).unwrap();
+        let context = |name: &str, key: &Path| format!("[contexts.{name}]\nurl = \"https://{name}\"\napi_key_file = {key:?}\n");
+        let others = context("prod", &keys[0]) + &context("test", &keys[1]);
+        std::fs::write(&file, format!("{local}{others}")).unwrap();
+        let url = |home: &Home, flags: &Flags| home.resolve(flags).map(|b| (b.url, b.api_key.expose().to_owned()));
+        let is = |url: &str, key: &str| (url.to_owned(), key.to_owned());
+        assert_eq!(url(&home, &Flags::default()).unwrap(), is("http://config:1", "from-config"));
+        std::fs::write(&file, format!("current = \"test\"\n{local}{others}")).unwrap();
+        assert_eq!(url(&home, &Flags::default()).unwrap(), is("https://test", "key-of-test"));
+        let home = home.with("COBOX_CONTEXT", "prod");
+        assert_eq!(url(&home, &Flags::default()).unwrap(), is("https://prod", "key-of-prod"));
+        let flags = Flags { context: Some("local".into()), ..Flags::default() };
+        assert_eq!(url(&home, &flags).unwrap(), is("http://config:1", "from-config"));
+        let unknown = Flags { context: Some("nope".into()), ..Flags::default() };
+        assert!(url(&home, &unknown).unwrap_err().advice.unwrap().contains("local, prod, test"));
+    }
+
+    #[test]
+    fn the_environment_wins_over_a_context_unless_a_flag_named_it() {
+        let home =
+            Home::new().configured().with("COBOX_URL", "http://env:2").with("COBOX_API_KEY", "from-env").with("COBOX_CONTEXT", "local");
+        assert_eq!(home.resolve(&Flags::default()).unwrap().url, "http://env:2");
+        let broker = home.resolve(&Flags { context: Some("local".into()), ..Flags::default() }).unwrap();
+        assert_eq!((broker.url.as_str(), broker.api_key.expose()), ("http://config:1", "from-config"));
+    }
+
+    #[test]
+    fn a_choice_says_where_each_value_came_from_and_reads_no_key() {
+        let home = Home::new().configured().with("COBOX_CA_FILE", "/nonexistent");
+        std::fs::remove_file(home.dir.path().join("key")).unwrap();
+        let choice = choose(&Flags::default(), &|name| home.vars.get(name).map(OsString::from)).unwrap();
+        assert_eq!(choice.context.unwrap().from, "the config file");
+        assert_eq!(choice.url.unwrap().from, "context `local`");
+        assert_eq!(choice.ca_file.unwrap().from, "COBOX_CA_FILE");
+        assert!(matches!(choice.key.unwrap().value, KeySource::Context(..)));
     }
 }

@@ -2,11 +2,18 @@
 
 mod commands;
 mod context;
+mod contexts;
 mod cors;
+mod credentials;
 mod daemon;
 mod data_dir;
 mod exposure;
 mod failure;
+mod feed;
+#[cfg(test)]
+mod help_tests;
+mod key_prompt;
+mod keyring;
 mod notice;
 mod origin;
 mod pack;
@@ -18,7 +25,9 @@ mod settings;
 mod sitting;
 mod span;
 mod streaming;
+mod table;
 mod terminal;
+mod thread_cache;
 mod transfer;
 mod typist;
 mod unpack;
@@ -47,9 +56,13 @@ Start here:
   cobox shell -t demo                or sit down in it
 
 Client commands find their broker by --url and --api-key-file, then COBOX_URL and COBOX_API_KEY
-(or COBOX_API_KEY_FILE), then the config that `cobox up` wrote. COBOX_CA_FILE is as --ca-file."
+(or COBOX_API_KEY_FILE), then the context that COBOX_CONTEXT or `cobox config use` names, then the
+broker of `cobox up`. `cobox config show` says what that comes to. COBOX_CA_FILE is as --ca-file."
 )]
 struct Cli {
+    /// The context to use: one of the brokers that `cobox config contexts` shows
+    #[arg(long, global = true, value_name = "NAME", help_heading = "Global options")]
+    context: Option<String>,
     /// The broker's URL
     #[arg(long, global = true, value_name = "URL", help_heading = "Global options")]
     url: Option<String>,
@@ -76,7 +89,7 @@ fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     let printer = Printer::new(cli.json);
-    let context = Context::new(printer, Flags { url: cli.url, api_key_file: cli.api_key_file, ca_file: cli.ca_file });
+    let context = Context::new(printer, Flags { context: cli.context, url: cli.url, api_key_file: cli.api_key_file, ca_file: cli.ca_file });
     let outcome = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {
             let outcome = runtime.block_on(cli.command.run(&context));

@@ -6,20 +6,57 @@ use cobox_protocol::Timestamp;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use serde::Serialize;
 
-use crate::{failure::Failure, span::rough};
+use crate::{failure::Failure, span::rough, table, terminal};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Printer {
     json: bool,
+    /// Of stderr.
     has_colour: bool,
+    /// Of stdout.
+    paints: bool,
     has_progress: bool,
+}
+
+/// What a word is like, beside what it says: no meaning is in a colour alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tone {
+    Plain,
+    Good,
+    Warn,
+    Bad,
+    Faint,
+    Strong,
+}
+
+impl Tone {
+    const fn code(self) -> Option<&'static str> {
+        match self {
+            Tone::Plain => None,
+            Tone::Good => Some("32"),
+            Tone::Warn => Some("33"),
+            Tone::Bad => Some("31"),
+            Tone::Faint => Some("2"),
+            Tone::Strong => Some("1"),
+        }
+    }
 }
 
 impl Printer {
     pub fn new(json: bool) -> Self {
         let is_tty = io::stderr().is_terminal();
-        let wants_colour = std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-        Self { json, has_colour: is_tty && wants_colour, has_progress: is_tty && !json }
+        let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        let wants_colour = std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()) && !is_dumb;
+        let paints = io::stdout().is_terminal() && wants_colour && !json;
+        Self { json, has_colour: is_tty && wants_colour, paints, has_progress: is_tty && !json }
+    }
+
+    /// A word for stdout in its colour, where colours are wanted and can be seen.
+    pub fn paint(self, tone: Tone, text: &str) -> String {
+        match tone.code() {
+            Some(code) if self.paints => format!("\x1b[{code}m{text}\x1b[0m"),
+            _ => text.to_owned(),
+        }
     }
 
     /// Somebody reads along: stderr is a terminal, and words are wanted.
@@ -46,8 +83,27 @@ impl Printer {
     pub fn list(self, value: &impl Serialize, header: &[&str], rows: &[Vec<String>], when_empty: &str) -> io::Result<()> {
         self.result(value, || match rows {
             [] if io::stdout().is_terminal() => when_empty.to_owned(),
-            rows => table(header, rows),
+            rows => self.table(header, rows),
         })
+    }
+
+    /// As [`table`], no wider than the terminal.
+    pub fn table(self, header: &[&str], rows: &[Vec<String>]) -> String {
+        let width = if io::stdout().is_terminal() { terminal::size().map(|(cols, _)| usize::from(cols)) } else { None };
+        let mut lines = table::lines(header, rows, width);
+        if let Some(first) = lines.first_mut() {
+            *first = self.paint(Tone::Strong, first);
+        }
+        lines.join("\n")
+    }
+
+    /// The time of day (UTC) on a terminal, and the whole moment where a program may read.
+    pub fn clock(self, at: Timestamp) -> String {
+        let whole = at.to_string();
+        match whole.get(11..19) {
+            Some(time) if io::stdout().is_terminal() => format!("{time}Z"),
+            _ => whole,
+        }
     }
 
     /// A moment for a table: rough on a terminal, where columns are scarce, and exact where a program may read.
@@ -147,20 +203,7 @@ pub fn visible(text: &str) -> String {
 
 /// Columns aligned by two spaces; the header is left out when there is nothing under it.
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
-    if rows.is_empty() {
-        return String::new();
-    }
-    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| visible(cell)).collect()).collect();
-    let width =
-        |i: usize| rows.iter().filter_map(|r| r.get(i)).map(|c| c.chars().count()).chain([header[i].chars().count()]).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..header.len()).map(width).collect();
-    let line = |cells: Vec<&str>| {
-        let padded: Vec<String> = cells.iter().zip(&widths).map(|(cell, w)| format!("{cell:<w$}")).collect();
-        padded.join("  ").trim_end().to_owned()
-    };
-    let mut lines = vec![line(header.to_vec())];
-    lines.extend(rows.iter().map(|row| line(row.iter().map(String::as_str).collect())));
-    lines.join("\n")
+    table::lines(header, rows, None).join("\n")
 }
 
 /// `label  value` lines with the values aligned.
@@ -176,9 +219,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_is_aligned_and_a_hostile_name_can_not_repaint_the_screen() {
-        let rows = vec![vec!["a".into(), "x\x1b[2Jy".into()], vec!["long-id".into(), "z".into()]];
-        assert_eq!(table(&["ID", "NAME"], &rows), "ID       NAME\na        x\\u{1b}[2Jy\nlong-id  z");
-        assert_eq!(table(&["ID"], &[]), "");
+    fn where_nobody_sees_colours_there_are_none() {
+        let plain = Printer { json: false, has_colour: false, paints: false, has_progress: false };
+        assert_eq!(plain.paint(Tone::Bad, "no"), "no");
+        let painting = Printer { paints: true, ..plain };
+        assert_eq!(painting.paint(Tone::Bad, "no"), "\x1b[31mno\x1b[0m");
+        assert_eq!(painting.paint(Tone::Plain, "no"), "no");
     }
 }

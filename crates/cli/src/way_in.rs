@@ -1,8 +1,8 @@
-//! From what the command line names, a thread or a sandbox, to a sandbox that can be used.
+//! From what the command line names, a thread, a session or a sandbox, to a sandbox that can be used.
 
-use cobox_client::{Dataplane, Session};
+use cobox_client::{Client, ClientError, Dataplane, Session};
 use cobox_protocol::{
-    CapabilitySet, ErrorCode,
+    CapabilitySet, ErrorCode, SessionId,
     session::{Mode, NegotiateRequest},
 };
 
@@ -19,6 +19,7 @@ const DEFAULT_THREAD: &str = "default";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     Thread(String),
+    Session(SessionId),
     /// By name or id.
     Sandbox(String),
 }
@@ -28,6 +29,14 @@ impl Target {
     pub fn default_thread(env: Environment) -> Self {
         let named = env("COBOX_THREAD").and_then(|v| v.into_string().ok()).filter(|v| !v.is_empty());
         Self::Thread(named.unwrap_or_else(|| DEFAULT_THREAD.to_owned()))
+    }
+
+    /// As it was written.
+    pub fn name(&self) -> &str {
+        match self {
+            Target::Thread(name) | Target::Sandbox(name) => name,
+            Target::Session(id) => id.as_str(),
+        }
     }
 }
 
@@ -68,20 +77,26 @@ pub fn no_session(thread: &str, told: Failure) -> Failure {
 impl Context {
     /// A way into a sandbox, with its token kept fresh. A thread without one gets it, and on a terminal that is told.
     pub async fn enter(&self, target: &Target) -> Result<WayIn, Failure> {
-        let client = self.client()?;
         let Target::Thread(thread) = target else { return self.enter_existing(target).await };
+        let client = self.client()?;
+        let is_lost = match self.come_back(&client, thread).await? {
+            Back::In(session) => return Ok(WayIn::of(*session)),
+            Back::Lost => true,
+            Back::Unknown => false,
+        };
         if self.printer.is_interactive() {
             match client.open(&asking(thread, Mode::Get)).await {
-                Ok(session) => return Ok(WayIn::of(session)),
+                Ok(session) => return Ok(self.came_in(session)),
                 Err(e) if e.is(ErrorCode::SessionNotFound) || e.is(ErrorCode::SessionExpired) => {}
                 Err(e) => return Err(e.into()),
             }
         }
         let session = client.open(&asking(thread, Mode::Ensure)).await?;
         if self.printer.is_interactive() {
-            self.printer.note(&format!("made a sandbox for thread {}", visible(thread)));
+            let instead = if is_lost { "; the one it had is gone, and its files with it" } else { "" };
+            self.printer.note(&format!("made a sandbox for thread {}{instead}", visible(thread)));
         }
-        Ok(WayIn::of(session))
+        Ok(self.came_in(session))
     }
 
     /// As [`Context::enter`], but makes nothing.
@@ -89,16 +104,63 @@ impl Context {
         let client = self.client()?;
         match target {
             Target::Thread(thread) => match client.open(&asking(thread, Mode::Get)).await {
-                Ok(session) => Ok(WayIn::of(session)),
+                Ok(session) => Ok(self.came_in(session)),
                 Err(e) if e.is(ErrorCode::SessionNotFound) => Err(no_session(thread, e.into())),
                 Err(e) => Err(e.into()),
             },
+            Target::Session(id) => Ok(WayIn::of(client.attach(id).await?)),
             Target::Sandbox(name) => {
                 let sandbox = client.get_sandbox(name).await?;
                 Ok(WayIn { dataplane: client.sandbox_at(&sandbox), name: name.clone(), granted: None, principal: None, _session: None })
             }
         }
     }
+
+    /// Into the sandbox that the thread had when it was last used here, without making one.
+    async fn come_back(&self, client: &Client, thread: &str) -> Result<Back, Failure> {
+        let Some(cache) = self.thread_cache() else { return Ok(Back::Unknown) };
+        let Some(known) = cache.get(thread) else { return Ok(Back::Unknown) };
+        let hinting = NegotiateRequest { sandbox_hint: Some(known.sandbox_id.to_string()), ..asking(thread, Mode::Ensure) };
+        match client.open(&hinting).await {
+            Ok(session) => {
+                cache.remember(session.info());
+                Ok(Back::In(Box::new(session)))
+            }
+            // The broker knows better: it is asked again without, and says what else is wrong.
+            Err(e) if is_stale(&e) => {
+                cache.forget(thread);
+                Ok(if e.is(ErrorCode::SandboxNotFound) { Back::Lost } else { Back::Unknown })
+            }
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn came_in(&self, session: Session) -> WayIn {
+        if let Some(cache) = self.thread_cache() {
+            cache.remember(session.info());
+        }
+        WayIn::of(session)
+    }
+}
+
+/// What became of the sandbox that a thread had when it was last used here.
+enum Back {
+    In(Box<Session>),
+    Lost,
+    /// There was none, or the thread has another now.
+    Unknown,
+}
+
+/// Where the server said no: what was remembered may be why.
+fn is_stale(e: &ClientError) -> bool {
+    let no = [
+        ErrorCode::SandboxNotFound,
+        ErrorCode::SessionConflict,
+        ErrorCode::SandboxConflict,
+        ErrorCode::SessionNotFound,
+        ErrorCode::SessionExpired,
+    ];
+    no.into_iter().chain([ErrorCode::Forbidden, ErrorCode::InvalidRequest]).any(|code| e.is(code))
 }
 
 #[cfg(test)]

@@ -126,6 +126,11 @@ impl Client {
         self.json(self.get(&format!("/v1/sandbox/sessions/{id}"))).await
     }
 
+    /// As [`Client::open`], for a session that is there, by its id.
+    pub async fn attach(&self, id: &SessionId) -> Result<Session, ClientError> {
+        Ok(Session::new(self.clone(), self.get_session(id).await?))
+    }
+
     pub async fn list_sessions(&self, filter: &SessionFilter) -> Result<Page<SessionInfo>, ClientError> {
         let mut query = Vec::new();
         if let Some(thread) = &filter.thread_id {

@@ -1,4 +1,4 @@
-//! A session in use: its token is replaced in the background before it runs out.
+//! A session in use: one task in the background replaces its token before it runs out and keeps its sandbox from falling asleep.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,12 +19,19 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// A token that ends sooner than this is replaced before a call starts with it: an upload can't be stopped half way for a new one.
 const MIN_LIFE: Duration = Duration::from_secs(10);
 
-/// A negotiated session. Dropping it stops the refreshing and releases nothing.
+/// A sandbox is told that it is used this many times while it could otherwise become idle: two may get lost.
+const BEATS_PER_IDLE_TIMEOUT: u32 = 3;
+/// Between two beats at least, however impatient a broker is, and at most, because a policy may become stricter meanwhile.
+const MIN_BEAT_INTERVAL: Duration = Duration::from_secs(2);
+const MAX_BEAT_INTERVAL: Duration = Duration::from_secs(300);
+
+/// A negotiated session. While it is held its token is fresh and its lease goes on, whether anything is done with it or not.
+/// Dropping it stops both and releases nothing.
 pub struct Session {
     info: NegotiateResponse,
     keeper: Arc<TokenKeeper>,
     dataplane: Dataplane,
-    _refreshing: AbortOnDropHandle<()>,
+    _keeping: AbortOnDropHandle<()>,
 }
 
 impl Session {
@@ -38,9 +45,11 @@ impl Session {
             current: watch::Sender::new(first),
             replacing: tokio::sync::Mutex::new(()),
         });
-        let refreshing = AbortOnDropHandle::new(tokio::spawn(keep_fresh(keeper.clone())));
+        let idle_timeout = Duration::from_secs(info.policy.idle_timeout_seconds);
+        let beat_every = (idle_timeout / BEATS_PER_IDLE_TIMEOUT).clamp(MIN_BEAT_INTERVAL, MAX_BEAT_INTERVAL);
+        let keeping = AbortOnDropHandle::new(tokio::spawn(keep(keeper.clone(), beat_every)));
         let dataplane = Dataplane::new(sender, base, Credential::Token(keeper.clone()));
-        Self { info, keeper, dataplane, _refreshing: refreshing }
+        Self { info, keeper, dataplane, _keeping: keeping }
     }
 
     /// As negotiated; its token may have been replaced since.
@@ -132,16 +141,39 @@ impl TokenKeeper {
 }
 
 /// Ends when the session has: every later call then says so itself.
-async fn keep_fresh(keeper: Arc<TokenKeeper>) {
+async fn keep(keeper: Arc<TokenKeeper>, beat_every: Duration) {
+    let mut beat_at = Some(Instant::now() + beat_every);
     loop {
         let token = keeper.current.borrow().clone();
-        tokio::time::sleep_until(token.refresh).await;
-        while let Err(error) = keeper.replace(&token.secret).await {
-            if !error.is_retryable() {
-                tracing::debug!(session = %keeper.session_id, %error, "the session's token is not refreshed any more");
-                return;
+        tokio::select! {
+            () = tokio::time::sleep_until(token.refresh) => {
+                while let Err(error) = keeper.replace(&token.secret).await {
+                    if !error.is_retryable() {
+                        tracing::debug!(session = %keeper.session_id, %error, "the session's token is not refreshed any more");
+                        return;
+                    }
+                    tokio::time::sleep(RETRY_INTERVAL).await;
+                }
+                // A refresh is a sign of life too.
+                beat_at = beat_at.map(|_| Instant::now() + beat_every);
             }
-            tokio::time::sleep(RETRY_INTERVAL).await;
+            () = at(beat_at) => {
+                beat_at = match keeper.client.heartbeat(&keeper.session_id).await {
+                    Err(error) if !error.is_retryable() => {
+                        tracing::debug!(session = %keeper.session_id, %error, "the session is not kept awake any more");
+                        None
+                    }
+                    // A beat that got lost is made up for by the next.
+                    _ => Some(Instant::now() + beat_every),
+                };
+            }
         }
+    }
+}
+
+async fn at(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
     }
 }

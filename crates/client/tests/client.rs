@@ -41,6 +41,9 @@ struct Stub {
     starting: AtomicU32,
     /// Seconds the tokens it hands out last.
     ttl: AtomicU32,
+    /// Seconds until a sandbox that nobody uses is idle.
+    idle: AtomicU32,
+    beats: tokio::sync::Notify,
     uploads: Mutex<Vec<Vec<u8>>>,
     frames: mpsc::UnboundedSender<ClientFrame>,
 }
@@ -68,12 +71,16 @@ async fn start() -> (Arc<Stub>, mpsc::UnboundedReceiver<ClientFrame>) {
         execs: AtomicU32::new(0),
         starting: AtomicU32::new(0),
         ttl: AtomicU32::new(900),
+        idle: AtomicU32::new(900),
+        beats: tokio::sync::Notify::new(),
         uploads: Mutex::default(),
         frames,
     });
     let app = Router::new()
         .route("/v1/sandbox/sessions", post(negotiate))
+        .route("/v1/sandbox/sessions/{id}", get(negotiate))
         .route("/v1/sandbox/sessions/{id}/refresh", post(refresh))
+        .route("/v1/sandbox/sessions/{id}/heartbeat", post(heartbeat))
         .route("/dp/v1/exec", post(exec))
         .route("/dp/v1/files/{*path}", any(file))
         .route("/dp/v1/shell/ws", get(shell))
@@ -110,7 +117,7 @@ async fn negotiate(State(stub): Stubbed, headers: HeaderMap) -> Response {
         "binding": {"id": session, "scope": {"type": "thread", "id": "t"}, "sandbox_id": sandbox, "provider": "local", "state": "active", "lease_expires_at": at},
         "dataplane": {"http_base_url": base, "ws_base_url": base},
         "credentials": {"token_type": "Bearer", "access_token": token, "expires_at": at, "granted_capabilities": ["exec"]},
-        "policy": {"idle_timeout_seconds": 900, "hard_ttl_seconds": 28800},
+        "policy": {"idle_timeout_seconds": stub.idle.load(Ordering::SeqCst), "hard_ttl_seconds": 28800},
     }))
     .into_response()
 }
@@ -119,6 +126,11 @@ async fn refresh(State(stub): Stubbed) -> Json<Value> {
     stub.refreshes.fetch_add(1, Ordering::SeqCst);
     stub.ttl.store(900, Ordering::SeqCst);
     Json(json!({"token": stub.token(), "expires_at": stub.expires(), "refresh_before": stub.expires()}))
+}
+
+async fn heartbeat(State(stub): Stubbed) -> Json<Value> {
+    stub.beats.notify_one();
+    Json(json!({"lease_expires_at": stub.expires(), "state": "active"}))
 }
 
 /// `argv[0]` says how the sandbox behaves.
@@ -218,6 +230,20 @@ async fn a_token_about_to_end_is_replaced_before_the_call() {
     let session = stub.client().open(&ensure()).await.unwrap();
     assert_eq!(session.dataplane().exec(&argv("plain")).await.unwrap().stdout, "token-1");
     assert_eq!(stub.execs.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_session_that_is_held_tells_the_broker_so_before_its_sandbox_is_idle() {
+    let (stub, _) = start().await;
+    stub.idle.store(6, Ordering::SeqCst);
+    let session = stub.client().open(&ensure()).await.unwrap();
+    stub.beats.notified().await;
+    stub.beats.notified().await;
+    assert_eq!(stub.refreshes.load(Ordering::SeqCst), 0, "a beat is no refresh");
+    let again = stub.client().attach(&session.info().session_id).await.unwrap();
+    drop(session);
+    stub.beats.notified().await;
+    drop(again);
 }
 
 #[tokio::test]

@@ -4,7 +4,12 @@ use cobox_provider::local::{Check, Status};
 use serde_json::json;
 
 use super::{NoBroker, Outcome};
-use crate::{context::Context, daemon::check_boxd, failure::OWN_ERROR};
+use crate::{
+    context::Context,
+    daemon::check_boxd,
+    failure::OWN_ERROR,
+    printer::{Printer, Tone},
+};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -21,7 +26,7 @@ pub async fn run(_args: Args, context: &Context) -> Outcome {
     let is_missing = checks.iter().any(|c| c.status == Status::Missing);
     let items: Vec<_> =
         checks.iter().map(|c| json!({"name": c.name, "status": word(c.status), "detail": c.detail, "mend": c.mend})).collect();
-    context.printer.result(&json!({"ok": !is_missing, "checks": items}), || words(&checks))?;
+    context.printer.result(&json!({"ok": !is_missing, "checks": items}), || words(context.printer, &checks))?;
     Ok(if is_missing { OWN_ERROR } else { 0 })
 }
 
@@ -33,11 +38,17 @@ const fn word(status: Status) -> &'static str {
     }
 }
 
-fn words(checks: &[Check]) -> String {
+fn words(printer: Printer, checks: &[Check]) -> String {
     let width = checks.iter().map(|c| c.name.chars().count()).max().unwrap_or(0);
     let mut lines = Vec::new();
     for check in checks {
-        lines.push(format!("{:<7}  {:<width$}  {}", word(check.status), check.name, check.detail));
+        let tone = match check.status {
+            Status::Holds => Tone::Good,
+            Status::Weaker => Tone::Warn,
+            Status::Missing => Tone::Bad,
+        };
+        let status = printer.paint(tone, &format!("{:<7}", word(check.status)));
+        lines.push(format!("{status}  {:<width$}  {}", check.name, check.detail));
         lines.extend(check.mend.iter().map(|mend| format!("{:<7}  {:<width$}  to mend it: {mend}", "", "")));
     }
     let count = |status| checks.iter().filter(|c| c.status == status).count();

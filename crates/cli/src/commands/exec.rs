@@ -18,6 +18,7 @@ use crate::{
     span::seconds,
     streaming::{self, Stop},
     terminal::size,
+    way_in::Target,
 };
 
 /// Most that is read of standard input for `--json`, in bytes: escaped, at worst six for one, it still fits what a sandbox takes in one
@@ -52,6 +53,13 @@ Exit code: the command's own; 124 when it took longer than --timeout; 125 when c
 pub struct Args {
     #[command(flatten)]
     place: Where,
+    #[command(flatten)]
+    run: Run,
+}
+
+/// What to run, and how; the sandbox is named by whoever has this among its arguments.
+#[derive(Debug, clap::Args)]
+pub struct Run {
     /// Working directory in the sandbox [default: /workspace]
     #[arg(long, value_name = "DIR")]
     cwd: Option<String>,
@@ -86,15 +94,20 @@ fn variable(text: &str) -> Result<(String, String), String> {
 }
 
 pub async fn run(args: Args, context: &Context) -> Outcome {
-    remote(args, context).await.map_err(|f| f.exit_with(EXEC_ERROR))
+    run_in(&args.place.target(), args.run, context).await
 }
 
-async fn remote(args: Args, context: &Context) -> Outcome {
+/// `cobox exec` in the sandbox that this names.
+pub async fn run_in(target: &Target, args: Run, context: &Context) -> Outcome {
+    remote(target, args, context).await.map_err(|f| f.exit_with(EXEC_ERROR))
+}
+
+async fn remote(target: &Target, args: Run, context: &Context) -> Outcome {
     if context.printer.is_json() {
-        return whole(args, context).await;
+        return whole(target, args, context).await;
     }
     let start = start(&args)?;
-    let way_in = context.enter(&args.place.target()).await?;
+    let way_in = context.enter(target).await?;
     match streaming::run(&way_in.dataplane, start, context.printer).await {
         Ok(ended) if ended.timed_out => {
             let limit = args.timeout.filter(|s| *s > 0.0).unwrap_or(LONGEST_RUN).min(LONGEST_RUN);
@@ -108,15 +121,15 @@ async fn remote(args: Args, context: &Context) -> Outcome {
 }
 
 /// One answer, for programs.
-async fn whole(args: Args, context: &Context) -> Outcome {
+async fn whole(target: &Target, args: Run, context: &Context) -> Outcome {
     let request = request(&args)?;
-    let way_in = context.enter(&args.place.target()).await?;
+    let way_in = context.enter(target).await?;
     let response = way_in.dataplane.exec(&request).await?;
     context.printer.result(&response, String::new)?;
     Ok(if response.timed_out { TIMED_OUT } else { exit_code(response.exit_code) })
 }
 
-fn start(args: &Args) -> Result<ExecStart, Failure> {
+fn start(args: &Run) -> Result<ExecStart, Failure> {
     let has_stdin = args.tty || args.stdin || (!args.no_stdin && !std::io::stdin().is_terminal());
     let (cols, rows) = if args.tty { size().unzip() } else { (None, None) };
     let mut env: BTreeMap<String, String> = args.env.iter().cloned().collect();
@@ -138,7 +151,7 @@ fn start(args: &Args) -> Result<ExecStart, Failure> {
     })
 }
 
-fn argv(args: &Args) -> Result<Option<Vec<String>>, Failure> {
+fn argv(args: &Run) -> Result<Option<Vec<String>>, Failure> {
     let text = |arg: &OsString| {
         arg.to_str().map(str::to_owned).ok_or_else(|| {
             Failure::new(format!("the argument {arg:?} is not UTF-8")).advise("put it in a file in the sandbox and name the file instead")
@@ -148,7 +161,7 @@ fn argv(args: &Args) -> Result<Option<Vec<String>>, Failure> {
     Ok((!argv.is_empty()).then_some(argv))
 }
 
-fn request(args: &Args) -> Result<ExecRequest, Failure> {
+fn request(args: &Run) -> Result<ExecRequest, Failure> {
     let env: BTreeMap<String, String> = args.env.iter().cloned().collect();
     Ok(ExecRequest {
         command: args.c.clone(),

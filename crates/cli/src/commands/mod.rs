@@ -1,6 +1,8 @@
 //! One verb per file: each holds its arguments and what it does.
 
 pub mod audit;
+pub mod completions;
+pub mod config;
 pub mod cp;
 pub mod doctor;
 pub mod exec;
@@ -16,6 +18,7 @@ pub mod share;
 pub mod shell;
 pub mod sync;
 pub mod up;
+pub mod watch;
 
 use clap::Subcommand;
 use cobox_protocol::{SandboxId, SessionId};
@@ -33,6 +36,8 @@ pub enum Command {
     Exec(exec::Args),
     /// Join a shell in a thread's sandbox, which human and agent share
     Shell(shell::Args),
+    /// What goes on in a thread's sandbox: who ran what, who wrote what
+    Watch(watch::Args),
     /// What runs in a thread's sandbox, and who started it
     Ps(ps::Args),
     /// End a command or a shell, or send it a signal
@@ -64,10 +69,17 @@ pub enum Command {
     MasterKey(master_key::Command),
     /// Show who did what, for operators
     Audit(audit::Args),
+    /// The brokers you use, which of them commands go to, and where each setting comes from
+    #[command(subcommand)]
+    Config(config::Command),
     /// Check what this machine offers for sandboxes
     Doctor(doctor::Args),
     /// Run a broker for production from a config file
     Serve(serve::Args),
+    /// Completions for a shell
+    Completions(completions::Args),
+    /// Manual pages
+    Man(completions::ManArgs),
 }
 
 impl Command {
@@ -76,6 +88,7 @@ impl Command {
             Command::Up(args) => up::run(args, context).await,
             Command::Exec(args) => exec::run(args, context).await,
             Command::Shell(args) => shell::run(args, context).await,
+            Command::Watch(args) => watch::run(args, context).await,
             Command::Ps(args) => ps::run(args, context).await,
             Command::Kill(args) => ps::kill(args, context).await,
             Command::Cp(args) => cp::run(args, context).await,
@@ -88,6 +101,9 @@ impl Command {
             Command::Principals(command) => principals::run(command, context).await,
             Command::Policy(command) => policy::run(command, context),
             Command::Audit(args) => audit::run(args, context).await,
+            Command::Config(command) => config::run(command, context).await,
+            Command::Completions(args) => completions::completions(args, context),
+            Command::Man(args) => completions::man(args, context),
             Command::Doctor(args) => doctor::run(args, context).await,
             Command::Serve(args) => serve::run(args, context).await,
         }
@@ -140,8 +156,12 @@ pub fn tag(text: &str) -> Result<(String, String), String> {
 /// In place of the options that choose a broker, on commands that talk to none: still read, no longer shown.
 #[derive(Debug, clap::Args)]
 pub struct NoBroker {
+    #[arg(id = "context", long = "context", hide = true)]
+    _context: Option<String>,
     #[arg(id = "url", long = "url", hide = true)]
     _url: Option<String>,
     #[arg(id = "api_key_file", long = "api-key-file", hide = true)]
     _api_key_file: Option<std::path::PathBuf>,
+    #[arg(id = "ca_file", long = "ca-file", hide = true)]
+    _ca_file: Option<std::path::PathBuf>,
 }

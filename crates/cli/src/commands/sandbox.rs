@@ -1,16 +1,20 @@
 //! `cobox sandbox`: sandboxes themselves, with or without a session.
 
+use std::ffi::OsString;
+
+use clap::{Args as _, FromArgMatches as _};
 use cobox_protocol::{
     making::TemplateInfo,
     sandbox::{CreateSandbox, PatchSandbox, SandboxInfo},
 };
 use serde_json::json;
 
-use super::{Outcome, session::AccessArg};
+use super::{Outcome, exec, session::AccessArg, shell, sync};
 use crate::{
     context::Context,
     failure::Failure,
     printer::{Printer, fields},
+    way_in::Target,
 };
 
 /// Sandboxes asked for at once.
@@ -85,6 +89,42 @@ pub enum Command {
         #[arg(value_name = "NAME|ID")]
         which: String,
     },
+    /// Run a command in a sandbox, as `cobox exec --sandbox` does
+    #[command(
+        override_usage = "cobox sandbox exec [OPTIONS] <NAME|ID> -- COMMAND [ARG]...\n       cobox sandbox exec [OPTIONS] <NAME|ID> -c 'SHELL COMMAND'"
+    )]
+    Exec {
+        /// The sandbox, as `cobox sandbox list` shows it
+        #[arg(value_name = "NAME|ID")]
+        which: String,
+        #[command(flatten)]
+        run: exec::Run,
+    },
+    /// Join a shell in a sandbox, as `cobox shell --sandbox` does
+    Connect {
+        /// The sandbox, as `cobox sandbox list` shows it
+        #[arg(value_name = "NAME|ID")]
+        which: String,
+        #[command(flatten)]
+        seat: shell::Seat,
+    },
+    /// Bring a folder into a sandbox, as `cobox sync --sandbox` does
+    #[command(
+        override_usage = "cobox sandbox sync [GLOBAL OPTIONS] <NAME|ID> [OPTIONS OF SYNC] DIR [:/PATH]",
+        after_help = "\
+`cobox sync --help` shows what may follow the sandbox.
+
+Example:
+  cobox sandbox sync build --once . :/workspace/app"
+    )]
+    Sync {
+        /// The sandbox, as `cobox sandbox list` shows it
+        #[arg(value_name = "NAME|ID")]
+        which: String,
+        /// As `cobox sync` takes them
+        #[arg(value_name = "ARG", trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        rest: Vec<OsString>,
+    },
     /// End a sandbox and remove its files
     Delete {
         /// The sandbox, as `cobox sandbox list` shows it
@@ -153,12 +193,26 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             )?;
         }
         Command::Get { which } => show(context, &client.get_sandbox(&which).await?)?,
+        Command::Exec { which, run } => return exec::run_in(&Target::Sandbox(which), run, context).await,
+        Command::Sync { which, rest } => return sync::run(sync_args(&which, rest), context).await,
+        Command::Connect { which, seat } => return shell::sit(&Target::Sandbox(which), seat, context).await,
         Command::Delete { which } => {
             client.delete_sandbox(&which).await?;
+            if let Some(cache) = context.thread_cache() {
+                cache.forget_id(&which);
+            }
             context.printer.result(&json!({"sandbox": which, "deleted": true}), || format!("deleted {which}"))?;
         }
     }
     Ok(0)
+}
+
+/// Read as that command's own; what is wrong with them is said as there, and ends us as there.
+fn sync_args(which: &str, rest: Vec<OsString>) -> sync::Args {
+    let own = ["cobox sandbox sync".into(), "--sandbox".into(), OsString::from(which)];
+    let command = sync::Args::augment_args(clap::Command::new("cobox sandbox sync"));
+    let read = command.try_get_matches_from(own.into_iter().chain(rest)).and_then(|matches| sync::Args::from_arg_matches(&matches));
+    read.unwrap_or_else(|e| e.exit())
 }
 
 fn row(printer: Printer, s: &SandboxInfo) -> Vec<String> {

@@ -1,19 +1,19 @@
 //! `cobox session`: the broker's record of which sandbox a thread uses.
 
-use cobox_client::{Client, EventStream, EventsFrom, SessionFilter};
+use cobox_client::{Client, ClientError, EventsFrom, SessionFilter};
 use cobox_protocol::{
     ErrorCode, SessionId,
-    event::{FileChange, SandboxEvent, What},
     session::{Access, Mode, NegotiateRequest, NegotiateResponse, RefreshRequest, SessionInfo},
 };
 use serde_json::json;
 
-use super::Outcome;
+use super::{Outcome, exec, shell};
 use crate::{
     context::Context,
     failure::Failure,
-    printer::{fields, visible},
-    way_in::{asking, no_session},
+    feed::{self, Stopped},
+    printer::fields,
+    way_in::{Target, asking, no_session},
 };
 
 /// Sessions asked for at once.
@@ -83,6 +83,31 @@ pub enum Command {
         /// Print the token too
         #[arg(long)]
         show_token: bool,
+    },
+    /// Keep a session's sandbox from falling asleep for another while
+    Heartbeat {
+        /// A thread, or a session's id (ssn_…)
+        #[arg(value_name = "THREAD|SESSION")]
+        which: String,
+    },
+    /// Run a command in the session's sandbox, as `cobox exec` does
+    #[command(
+        override_usage = "cobox session exec [OPTIONS] <THREAD|SESSION> -- COMMAND [ARG]...\n       cobox session exec [OPTIONS] <THREAD|SESSION> -c 'SHELL COMMAND'"
+    )]
+    Exec {
+        /// A thread, or a session's id (ssn_…)
+        #[arg(value_name = "THREAD|SESSION")]
+        which: String,
+        #[command(flatten)]
+        run: exec::Run,
+    },
+    /// Join a shell in the session's sandbox, as `cobox shell` does
+    Connect {
+        /// A thread, or a session's id (ssn_…)
+        #[arg(value_name = "THREAD|SESSION")]
+        which: String,
+        #[command(flatten)]
+        seat: shell::Seat,
     },
     /// What happens to a session: its life, who uses it, files written and commands run
     #[command(after_help = "\
@@ -169,11 +194,31 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 None if new => EventsFrom::Now,
                 None => EventsFrom::Start,
             };
-            follow(context, client.events(&id, from)).await?;
+            match feed::follow(context.printer, &mut client.events(&id, from), &mut None).await? {
+                Stopped::Over | Stopped::Unread => {}
+                Stopped::Failed(e) => return Err(e.into()),
+            }
         }
+        Command::Heartbeat { which } => {
+            let id = find(&client, &which).await?;
+            let beat = client.heartbeat(&id).await?;
+            let told = json!({"session_id": id, "state": beat.state, "lease_expires_at": beat.lease_expires_at});
+            context.printer.result(&told, || {
+                fields(&[
+                    ("session", id.to_string()),
+                    ("state", beat.state.word().to_owned()),
+                    ("lease expires", beat.lease_expires_at.to_string()),
+                ])
+            })?;
+        }
+        Command::Exec { which, run } => return exec::run_in(&target(which), run, context).await,
+        Command::Connect { which, seat } => return shell::sit(&target(which), seat, context).await,
         Command::Release { which } => {
             let id = find(&client, &which).await?;
             client.release(&id).await?;
+            if let Some(cache) = context.thread_cache() {
+                cache.forget_id(id.as_str());
+            }
             context.printer.result(&json!({"session_id": id, "released": true}), || format!("released {id}"))?;
         }
     }
@@ -184,62 +229,23 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
 pub async fn find(client: &Client, which: &str) -> Result<SessionId, Failure> {
     match which.parse() {
         Ok(id) => Ok(id),
-        // A list wakes nothing up and mints no token, which releasing has no use for.
-        Err(_) => {
-            let filter = SessionFilter { thread_id: Some(which.to_owned()), limit: Some(PAGE), ..SessionFilter::default() };
-            let found = client.list_sessions(&filter).await?.items;
-            found
-                .into_iter()
-                .find(|s| s.thread_id == which && !s.state.is_ended())
-                .map(|s| s.session_id)
-                .ok_or_else(|| no_session(which, Failure::new("")))
-        }
+        Err(_) => of_thread(client, which).await?.ok_or_else(|| no_session(which, Failure::new(""))),
     }
 }
 
-/// One line an event; with `--json` one object a line, to be read as it comes.
-async fn follow(context: &Context, mut events: EventStream) -> Result<(), Failure> {
-    while let Some(event) = events.next().await? {
-        let line = if context.printer.is_json() { serde_json::to_string(&event).map_err(anyhow::Error::from)? } else { in_words(&event) };
-        match context.printer.stream(format!("{line}\n").as_bytes()) {
-            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
-            other => other?,
-        }
-    }
-    Ok(())
+/// A list wakes nothing up and mints no token, which nobody here has a use for.
+pub async fn of_thread(client: &Client, thread: &str) -> Result<Option<SessionId>, ClientError> {
+    let filter = SessionFilter { thread_id: Some(thread.to_owned()), limit: Some(PAGE), ..SessionFilter::default() };
+    let found = client.list_sessions(&filter).await?.items;
+    Ok(found.into_iter().find(|s| s.thread_id == thread && !s.state.is_ended()).map(|s| s.session_id))
 }
 
-fn in_words(event: &SandboxEvent) -> String {
-    let reason = |reason: &str| if reason.is_empty() { String::new() } else { format!(": {reason}") };
-    let file = |f: &FileChange| {
-        let size = f.size.map(|n| format!(" ({n} bytes)")).or(f.entries.map(|n| format!(" ({n} entries)"))).unwrap_or_default();
-        format!(" {}{}{size}", f.path, if f.truncated { "…" } else { "" })
-    };
-    let what = match &event.what {
-        What::Created { state } => format!(" ({})", state.word()),
-        What::Suspended { reason: why } | What::Terminated { reason: why } | What::Failed { reason: why } => reason(why),
-        What::Changed { change } => reason(change),
-        What::Shared { with, capabilities } => format!(" with {with} ({})", capabilities.words().join(" ")),
-        What::Unshared { with } => format!(" with {with}"),
-        What::FileWritten(f) | What::FileRemoved(f) => file(f),
-        What::Exec(end) => {
-            let how = match (end.exit_code, end.timed_out) {
-                (_, true) => "timed out".to_owned(),
-                (Some(code), false) => format!("exit {code}"),
-                (None, false) => "no exit code".to_owned(),
-            };
-            format!(" {}{} ({how}, {} ms)", end.command, if end.truncated { "…" } else { "" }, end.duration_ms)
-        }
-        What::Gap { lost: Some(lost) } => format!(" ({lost} events were not kept)"),
-        What::Gap { lost: None } => " (events are missing here)".to_owned(),
-        What::Active | What::Idle | What::Resumed | What::Connected | What::Unknown => String::new(),
-    };
-    let who = match (&event.principal, &event.actor) {
-        (Some(principal), Some(actor)) => format!(" {principal} ({actor})"),
-        (Some(principal), None) => format!(" {principal}"),
-        _ => String::new(),
-    };
-    visible(&format!("{}{who} {}{what}", event.at, event.what.word()))
+/// The sandbox of a thread, or of a session by its id.
+fn target(which: String) -> Target {
+    match which.parse() {
+        Ok(id) => Target::Session(id),
+        Err(_) => Target::Thread(which),
+    }
 }
 
 fn show(context: &Context, session: &NegotiateResponse, show_token: bool) -> Result<(), Failure> {

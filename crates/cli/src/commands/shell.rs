@@ -46,6 +46,13 @@ pub struct Args {
     /// The thread whose sandbox to use, as with --thread
     #[arg(value_name = "THREAD", value_parser = thread, conflicts_with_all = ["thread", "sandbox"])]
     thread_name: Option<String>,
+    #[command(flatten)]
+    seat: Seat,
+}
+
+/// Which shell to sit at, and how; the sandbox is named by whoever has this among its arguments.
+#[derive(Debug, clap::Args)]
+pub struct Seat {
     /// The shell to join; it is started if there is none [default: main]
     #[arg(long, value_name = "SHELL")]
     name: Option<String>,
@@ -64,7 +71,13 @@ pub struct Args {
 }
 
 pub async fn run(args: Args, context: &Context) -> Outcome {
-    let way_in = context.enter(&args.thread_name.map_or_else(|| args.place.target(), Target::Thread)).await?;
+    let target = args.thread_name.map_or_else(|| args.place.target(), Target::Thread);
+    sit(&target, args.seat, context).await
+}
+
+/// `cobox shell` in the sandbox that this names.
+pub async fn sit(target: &Target, args: Seat, context: &Context) -> Outcome {
+    let way_in = context.enter(target).await?;
     let is_terminal = std::io::stdin().is_terminal();
     let mut observe = args.observe;
     if let Some(granted) = way_in.granted.filter(|g| !observe && !g.contains(Capability::Shell) && g.contains(Capability::ShellObserve)) {

@@ -5,15 +5,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::Context as _;
 use serde_json::json;
 
 use super::{NoBroker, Outcome};
 use crate::{
-    context::{ClientConfig, Context, config_path, default_data_dir, read_config},
+    context::{Context, config_path, default_data_dir},
+    contexts::{Contexts, Entry, KeyPlace, LOCAL},
     cors::CorsArgs,
     daemon::{self, EndSignals},
-    data_dir::{BrokerNote, replace},
+    data_dir::BrokerNote,
     exposure::ExposureArgs,
     failure::{Failure, INTERRUPTED},
     running::{FirstKeys, Running},
@@ -130,30 +130,32 @@ fn where_agents_look(data_dir: &Path, is_configured: bool) -> String {
     if is_configured && default.as_deref() == Some(data_dir) { String::new() } else { format!(" --data-dir {}", quoted(data_dir)) }
 }
 
-/// Points the client commands here, unless they already point at another broker. Says whether they point here now.
+/// Makes this broker the context `local`, unless that is another broker's already. Says whether commands come here now.
 fn write_client_config(context: &Context, note: &BrokerNote) -> Result<bool, Failure> {
     let Some(path) = config_path(&|name| std::env::var_os(name)) else { return Ok(false) };
-    let wanted = ClientConfig { url: note.url.clone(), api_key_file: note.api_key_file.clone(), ca_file: None };
-    match read_config(&path) {
-        Ok(Some(existing)) if existing == wanted => return Ok(true),
-        // Written by an earlier run over the same data directory, which then listened elsewhere.
-        Ok(Some(existing)) if existing.api_key_file == wanted.api_key_file => {}
-        Ok(None) => {}
-        Ok(Some(existing)) => {
-            context.printer.note(&format!("note: {} points at {} and is left as it is", path.display(), existing.url));
-            return Ok(false);
+    let wanted = Entry { url: note.url.clone(), key: KeyPlace::File(note.api_key_file.clone()), ca_file: None };
+    let left_as_it_is = |why: String| {
+        context.printer.note(&format!("note: {why} and is left as it is"));
+        Ok(false)
+    };
+    let current = Contexts::change(&path, |contexts| {
+        match contexts.find(LOCAL) {
+            // Not there, or written by an earlier run over the same data directory, which then listened elsewhere.
+            Some(existing) if existing.key != wanted.key => return Ok(Err(existing.url.clone())),
+            Some(existing) if existing.url == wanted.url => {}
+            _ => contexts.put(LOCAL, wanted),
         }
-        Err(failure) => {
-            context.printer.note(&format!("note: {}; it is left as it is", failure.what));
-            return Ok(false);
+        Ok(Ok(contexts.current().map(str::to_owned)))
+    });
+    match current {
+        Ok(Ok(Some(current))) if current != LOCAL => {
+            context.printer.note(&format!("note: commands go to context `{current}`; `cobox config use {LOCAL}` points them here"));
+            Ok(false)
         }
+        Ok(Ok(_)) => Ok(true),
+        Ok(Err(url)) => left_as_it_is(format!("{} points at {url}", path.display())),
+        Err(failure) => left_as_it_is(failure.what),
     }
-    let text = toml::to_string(&wanted).context("writing the client config")?;
-    let folder = path.parent().unwrap_or(Path::new("."));
-    std::fs::create_dir_all(folder)
-        .and_then(|()| replace(&path, text.as_bytes()))
-        .with_context(|| format!("writing {}", path.display()))?;
-    Ok(true)
 }
 
 /// How to type this program: by name where the shell finds it so, otherwise by its path.

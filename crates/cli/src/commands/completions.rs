@@ -1,0 +1,87 @@
+//! `cobox completions` and `cobox man`: what shells complete and what `man` shows, from the same definitions as `--help`.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::CommandFactory;
+use clap_complete::aot;
+use serde_json::json;
+
+use super::{NoBroker, Outcome};
+use crate::{Cli, context::Context, failure::Failure};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  cobox completions bash > ~/.local/share/bash-completion/completions/cobox
+  cobox completions zsh > ~/.zfunc/_cobox          with `fpath+=~/.zfunc` before compinit in .zshrc
+  cobox completions fish > ~/.config/fish/completions/cobox.fish
+  source <(cobox completions bash)                 for this shell alone")]
+pub struct Args {
+    #[command(flatten)]
+    _no_broker: NoBroker,
+    /// The shell to complete for
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  cobox man | man -l -
+  cobox man --dir ~/.local/share/man/man1")]
+pub struct ManArgs {
+    #[command(flatten)]
+    _no_broker: NoBroker,
+    /// Write a page for cobox and one for each of its commands here, instead of printing the first
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+pub fn completions(args: Args, context: &Context) -> Outcome {
+    let (shell, word) = match args.shell {
+        Shell::Bash => (aot::Shell::Bash, "bash"),
+        Shell::Zsh => (aot::Shell::Zsh, "zsh"),
+        Shell::Fish => (aot::Shell::Fish, "fish"),
+    };
+    let mut script = Vec::new();
+    aot::generate(shell, &mut Cli::command(), "cobox", &mut script);
+    let script = String::from_utf8(script).map_err(|_| Failure::new("the completions are not text"))?;
+    context.printer.result(&json!({"shell": word, "script": script}), || script.trim_end().to_owned())?;
+    Ok(0)
+}
+
+pub fn man(args: ManArgs, context: &Context) -> Outcome {
+    let mut cli = Cli::command().disable_help_subcommand(true);
+    let Some(dir) = args.dir else {
+        let mut page = Vec::new();
+        clap_mangen::Man::new(cli).render(&mut page)?;
+        let page = String::from_utf8(page).map_err(|_| Failure::new("the page is not text"))?;
+        context.printer.result(&json!({"name": "cobox.1", "page": page}), || page.trim_end().to_owned())?;
+        return Ok(0);
+    };
+    std::fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+    cli.build();
+    let mut written = Vec::new();
+    let mut left = vec![cli];
+    while let Some(command) = left.pop() {
+        let page = clap_mangen::Man::new(command.clone());
+        let name = page.get_filename();
+        let path = dir.join(&name);
+        let mut text = Vec::new();
+        page.render(&mut text)?;
+        std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
+        written.push(name);
+        left.extend(command.get_subcommands().filter(|sub| !sub.is_hide_set()).cloned());
+    }
+    written.sort();
+    context.printer.result(&json!({"dir": dir, "pages": written}), || format!("wrote {} pages to {}", written.len(), dir.display()))?;
+    Ok(0)
+}

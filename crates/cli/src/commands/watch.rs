@@ -1,0 +1,100 @@
+//! `cobox watch`: what goes on in a thread's sandbox, from one session of the thread to the next.
+
+use std::time::Duration;
+
+use cobox_client::{ClientError, EventsFrom};
+use cobox_protocol::{ErrorCode, SessionId};
+
+use super::{Outcome, session, thread};
+use crate::{
+    context::Context,
+    failure::Failure,
+    feed::{Stopped, follow},
+    printer::visible,
+    way_in::Target,
+};
+
+/// Between two looks for a session, or for a broker that was gone.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Begins before the thread has a session, goes on over lost connections and when a new session takes an old one's place, and ends
+with Ctrl-C. Looking on keeps no sandbox awake. Who did it and what it was is the sandbox's own word.
+
+Examples:
+  cobox watch demo
+  cobox watch demo --history
+  cobox watch demo --json | jq -r 'select(.type == \"exec\") | .command'
+  cobox watch demo --after evt_01j…       go on where an earlier watch stopped")]
+pub struct Args {
+    /// The thread to watch [default: COBOX_THREAD, or `default`]
+    #[arg(value_name = "THREAD", value_parser = thread)]
+    thread: Option<String>,
+    /// What has happened so far too
+    #[arg(long, conflicts_with = "after")]
+    history: bool,
+    /// What happened after the event of this id (evt_…) too
+    #[arg(long, value_name = "EVENT")]
+    after: Option<String>,
+}
+
+pub async fn run(args: Args, context: &Context) -> Outcome {
+    let client = context.client()?;
+    let thread = match args.thread.map_or_else(|| Target::default_thread(&|name| std::env::var_os(name)), Target::Thread) {
+        Target::Thread(thread) => thread,
+        other => return Err(Failure::new(format!("{} is no thread", other.name()))),
+    };
+    let mut from = match args.after {
+        Some(id) => EventsFrom::After(id),
+        None if args.history => EventsFrom::Start,
+        None => EventsFrom::Now,
+    };
+    let mut waiting_for = String::new();
+    let mut has_found_broker = false;
+    let mut ended: Option<SessionId> = None;
+    loop {
+        let found = match session::of_thread(&client, &thread).await.map(|found| found.filter(|id| Some(id) != ended.as_ref())) {
+            Ok(Some(id)) => Ok(id),
+            Ok(None) => {
+                // Of a session that is made later, everything is news.
+                from = EventsFrom::Start;
+                has_found_broker = true;
+                Err(format!("thread {} has no session; waiting for one", visible(&thread)))
+            }
+            Err(e) if e.is_retryable() && has_found_broker => Err(format!("cobox: {}; trying again", visible(&e.to_string()))),
+            Err(e) => return Err(e.into()),
+        };
+        let id = match found {
+            Ok(id) => id,
+            Err(why) => {
+                if why != waiting_for {
+                    context.printer.note(&why);
+                    waiting_for = why;
+                }
+                tokio::time::sleep(LOOK_AGAIN).await;
+                continue;
+            }
+        };
+        (has_found_broker, waiting_for) = (true, String::new());
+        let mut last = None;
+        let stopped = follow(context.printer, &mut client.events(&id, from.clone()), &mut last).await?;
+        if let Some(last) = last {
+            from = EventsFrom::After(last);
+        }
+        match stopped {
+            Stopped::Unread => return Ok(0),
+            Stopped::Over => (ended, from) = (Some(id), EventsFrom::Start),
+            Stopped::Failed(e) if is_gone(&e) => (ended, from) = (Some(id), EventsFrom::Start),
+            Stopped::Failed(e) if e.is_retryable() => {
+                context.printer.note(&format!("cobox: {}; trying again", visible(&e.to_string())));
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+            Stopped::Failed(e) => return Err(e.into()),
+        }
+    }
+}
+
+fn is_gone(e: &ClientError) -> bool {
+    e.is(ErrorCode::SessionNotFound) || e.is(ErrorCode::SessionExpired)
+}

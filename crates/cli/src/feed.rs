@@ -1,0 +1,143 @@
+//! What happens to a session, told as it happens: a sentence an event for people, an object a line for programs.
+
+use cobox_client::{ClientError, EventStream};
+use cobox_protocol::event::{ExecEnd, FileChange, SandboxEvent, What};
+
+use crate::{
+    failure::Failure,
+    printer::{Printer, Tone, visible},
+};
+
+/// Why a feed stopped.
+pub enum Stopped {
+    /// The session's last event was told.
+    Over,
+    /// Nobody reads any more.
+    Unread,
+    Failed(ClientError),
+}
+
+/// Tells each event as it comes, and keeps in `last` the id of the one that was told last, to go on from.
+pub async fn follow(printer: Printer, events: &mut EventStream, last: &mut Option<String>) -> Result<Stopped, Failure> {
+    loop {
+        let event = match events.next().await {
+            Ok(Some(event)) => event,
+            Ok(None) => return Ok(Stopped::Over),
+            Err(error) => return Ok(Stopped::Failed(error)),
+        };
+        let line = if printer.is_json() { serde_json::to_string(&event).map_err(anyhow::Error::from)? } else { line(printer, &event) };
+        match printer.stream(format!("{line}\n").as_bytes()) {
+            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(Stopped::Unread),
+            other => other?,
+        }
+        *last = Some(event.id.to_string());
+    }
+}
+
+fn line(printer: Printer, event: &SandboxEvent) -> String {
+    let tone = match &event.what {
+        What::Exec(ExecEnd { exit_code: Some(0), timed_out: false, .. }) => Tone::Good,
+        What::Exec(_) | What::Failed { .. } => Tone::Bad,
+        What::Gap { .. } => Tone::Warn,
+        _ => Tone::Plain,
+    };
+    format!("{}  {}", printer.paint(Tone::Faint, &printer.clock(event.at)), printer.paint(tone, &sentence(event)))
+}
+
+/// One event in words, fit for any terminal: what a sandbox says in it can't move the cursor.
+pub fn sentence(event: &SandboxEvent) -> String {
+    let because = |reason: &str| if reason.is_empty() { String::new() } else { format!(": {reason}") };
+    let who = match (&event.principal, &event.actor) {
+        (Some(principal), Some(actor)) => format!("{principal} ({actor})"),
+        (Some(principal), None) => principal.clone(),
+        _ => "somebody".to_owned(),
+    };
+    let said = match &event.what {
+        What::Created { state } => format!("{who} made the session ({})", state.word()),
+        What::Active => "the sandbox runs".to_owned(),
+        What::Idle => "the sandbox is idle".to_owned(),
+        What::Suspended { reason } => format!("the sandbox was suspended{}", because(reason)),
+        What::Resumed => "the sandbox runs again".to_owned(),
+        What::Terminated { reason } => format!("the session ended{}", because(reason)),
+        What::Failed { reason } => format!("the session failed{}", because(reason)),
+        What::Changed { change } => format!("{who} changed the sandbox{}", because(change)),
+        What::Shared { with, capabilities } => format!("{who} let {with} in ({})", capabilities.words().join(" ")),
+        What::Unshared { with } => format!("{who} no longer lets {with} in"),
+        What::Connected => format!("{who} connected"),
+        What::FileWritten(file) => format!("{who} wrote {}", file_words(file)),
+        What::FileRemoved(file) => format!("{who} removed {}", file_words(file)),
+        What::Exec(end) => format!("{who} ran {}", exec_words(end)),
+        What::Gap { lost: Some(lost) } => format!("({lost} events were not kept)"),
+        What::Gap { lost: None } => "(events are missing here)".to_owned(),
+        What::Unknown => "(something this version of cobox has no words for)".to_owned(),
+    };
+    visible(&said)
+}
+
+fn file_words(file: &FileChange) -> String {
+    let size = match (file.size, file.entries) {
+        (Some(1), _) => " (1 byte)".to_owned(),
+        (Some(bytes), _) => format!(" ({bytes} bytes)"),
+        (None, Some(1)) => " (1 entry)".to_owned(),
+        (None, Some(entries)) => format!(" ({entries} entries)"),
+        (None, None) => String::new(),
+    };
+    format!("{}{}{size}", file.path, cut(file.truncated))
+}
+
+fn exec_words(end: &ExecEnd) -> String {
+    let how = match (end.exit_code, end.timed_out) {
+        (_, true) => "timed out".to_owned(),
+        (Some(code), false) => format!("exit {code}"),
+        (None, false) => "no exit code".to_owned(),
+    };
+    let took = match end.duration_ms {
+        ms @ 0..1000 => format!("{ms} ms"),
+        ms => format!("{}.{} s", ms / 1000, ms % 1000 / 100),
+    };
+    format!("{}{} → {how} ({took})", end.command, cut(end.truncated))
+}
+
+const fn cut(is_truncated: bool) -> &'static str {
+    if is_truncated { "…" } else { "" }
+}
+
+#[cfg(test)]
+mod tests {
+    use cobox_protocol::{EventId, SandboxId, SessionId, Timestamp, event::Source, session::State};
+
+    use super::*;
+
+    fn told(what: What) -> String {
+        let event = SandboxEvent {
+            id: EventId::numbered(Timestamp::from_unix(0), 1),
+            at: Timestamp::from_unix(0),
+            session_id: SessionId::new(),
+            sandbox_id: SandboxId::new(),
+            principal: Some("bot".into()),
+            actor: Some("agent".into()),
+            source: Source::Sandbox,
+            what,
+        };
+        sentence(&event)
+    }
+
+    #[test]
+    fn what_an_agent_does_reads_as_a_sentence() {
+        let ran = |exit_code, timed_out, duration_ms| {
+            told(What::Exec(ExecEnd { command: "make".into(), exit_code, timed_out, duration_ms, ..ExecEnd::default() }))
+        };
+        assert_eq!(ran(Some(0), false, 12), "bot (agent) ran make → exit 0 (12 ms)");
+        assert_eq!(ran(Some(137), true, 61_250), "bot (agent) ran make → timed out (61.2 s)");
+        assert_eq!(ran(None, false, 1), "bot (agent) ran make → no exit code (1 ms)");
+        let file = FileChange { path: "/workspace/a.py".into(), size: Some(8), ..FileChange::default() };
+        assert_eq!(told(What::FileWritten(file)), "bot (agent) wrote /workspace/a.py (8 bytes)");
+        assert_eq!(told(What::Created { state: State::Active }), "bot (agent) made the session (active)");
+    }
+
+    #[test]
+    fn a_hostile_file_name_can_not_repaint_the_screen_or_begin_a_line() {
+        let file = FileChange { path: "/w/\x1b[2J\nbot ran rm".into(), truncated: true, ..FileChange::default() };
+        assert_eq!(told(What::FileRemoved(file)), "bot (agent) removed /w/\\u{1b}[2J\\nbot ran rm…");
+    }
+}

@@ -1,0 +1,94 @@
+//! Every command's help as a snapshot, made from the definitions themselves, so that none is forgotten; and for each a transcript of
+//! what it says.
+
+use std::{collections::BTreeSet, path::PathBuf};
+
+use clap::CommandFactory;
+
+use crate::Cli;
+
+/// Columns of the terminal that the snapshots are made for.
+const WIDTH: usize = 100;
+
+/// Commands without a transcript among the snapshots, and what holds them instead.
+const NO_TRANSCRIPT: &[(&str, &str)] = &[
+    ("up", "runs until it is ended; tests/command_line.rs"),
+    ("serve", "runs until it is ended; every end-to-end test with a database"),
+    ("shell", "is a terminal's; tests/e2e/terminals.rs"),
+    ("session connect", "is `shell`; tests/e2e/coming_back.rs"),
+    ("sandbox connect", "is `shell`; tests/e2e/coming_back.rs"),
+    ("sandbox sync", "is `sync`; tests/e2e/coming_back.rs"),
+    ("session events", "runs until the session ends; tests/e2e/events.rs"),
+    ("watch", "runs until it is ended; tests/e2e/events.rs"),
+    ("doctor", "says what this machine is like; tests/e2e/isolation"),
+    ("completions", "is a program for another shell; tests/completions.rs"),
+    ("man", "is a page for man; tests/completions.rs"),
+];
+
+/// Every command there is but `help`, by its name as it is typed, in one line.
+fn commands() -> Vec<(String, clap::Command)> {
+    let mut cli = Cli::command().term_width(WIDTH).disable_help_subcommand(true);
+    cli.build();
+    let mut found = Vec::new();
+    let mut left = vec![(String::new(), cli)];
+    while let Some((name, command)) = left.pop() {
+        let named = |sub: &clap::Command| format!("{name} {}", sub.get_name()).trim().to_owned();
+        left.extend(command.get_subcommands().filter(|sub| !sub.is_hide_set()).map(|sub| (named(sub), sub.clone())));
+        found.push((name, command));
+    }
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    found
+}
+
+fn snapshot_name(kind: &str, command: &str) -> String {
+    let words = if command.is_empty() { "cobox" } else { command };
+    format!("{kind}__{}", words.replace([' ', '-'], "_"))
+}
+
+fn snapshots(kind: &str) -> BTreeSet<String> {
+    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots");
+    let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter_map(|name| name.strip_suffix(".snap").filter(|n| n.starts_with(kind)).map(str::to_owned)).collect()
+}
+
+#[test]
+fn the_help_of_every_command_is_as_it_was() {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path("../tests/snapshots");
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    let mut wanted = BTreeSet::new();
+    for (name, mut command) in commands() {
+        let snapshot = snapshot_name("help", &name);
+        let help = command.render_long_help().to_string();
+        settings.bind(|| insta::assert_snapshot!(snapshot.clone(), help.trim_end()));
+        wanted.insert(snapshot);
+    }
+    let left_over: Vec<_> = snapshots("help__").difference(&wanted).cloned().collect();
+    assert!(left_over.is_empty(), "snapshots of commands that are no more; remove them: {left_over:?}");
+}
+
+#[test]
+fn every_command_has_a_transcript_or_a_reason_not_to() {
+    let there = snapshots("output__");
+    for (name, command) in commands() {
+        // Some do something by themselves too.
+        let is_leaf = command.get_subcommands().next().is_none() || !command.is_subcommand_required_set();
+        if name.is_empty() || !is_leaf {
+            continue;
+        }
+        let is_excused = NO_TRANSCRIPT.iter().any(|(excused, _)| *excused == name);
+        let has_one = there.contains(&snapshot_name("output", &name));
+        assert!(is_excused || has_one, "`cobox {name}` has no transcript; add one to tests/output/main.rs");
+        assert!(!(is_excused && has_one), "`cobox {name}` has a transcript and a reason not to");
+    }
+}
+
+#[test]
+fn every_command_takes_json_and_shows_how_it_is_used() {
+    for (name, command) in commands() {
+        let has_json = command.get_arguments().any(|arg| arg.get_long() == Some("json"));
+        assert!(has_json, "`cobox {name}` has no --json");
+        assert!(name.is_empty() || command.get_about().is_some(), "`cobox {name}` doesn't say what it does");
+    }
+}

@@ -1,0 +1,116 @@
+//! API keys in the system's keyring: the Secret Service that desktops offer over D-Bus.
+
+use std::{collections::HashMap, time::Duration};
+
+use cobox_protocol::Secret;
+use secret_service::{EncryptionType, Error, SecretService};
+
+/// For everything, a person's password for a locked keyring among it.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// For the service to be there at all: a bus without one says so in milliseconds, one that hangs never does.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+const APPLICATION: &str = "cobox";
+const PLAIN_TEXT: &str = "text/plain";
+/// What a bus says of a name that nobody has and nobody can be started for.
+const NO_SERVICE: &str = "org.freedesktop.DBus.Error.ServiceUnknown";
+
+/// Why the keyring didn't do it, in words.
+pub type Refusal = String;
+
+/// One key in the keyring: that of a context for a broker. Another URL under the same name is another key.
+#[derive(Clone, Debug)]
+pub struct Account {
+    pub context: String,
+    pub url: String,
+}
+
+impl Account {
+    pub fn store(&self, key: &Secret) -> Result<(), Refusal> {
+        let (account, key) = (self.clone(), key.clone());
+        apart(move |service| {
+            Box::pin(async move {
+                let collection = service.get_default_collection().await?;
+                if collection.is_locked().await? {
+                    collection.unlock().await?;
+                }
+                let label = format!("Cobox API key of context {}", account.context);
+                collection.create_item(&label, account.attributes(), key.expose().as_bytes(), true, PLAIN_TEXT).await.map(drop)
+            })
+        })
+    }
+
+    /// `None` where the keyring has no such key.
+    pub fn read(&self) -> Result<Option<Secret>, Refusal> {
+        let account = self.clone();
+        apart(move |service| {
+            Box::pin(async move {
+                let found = service.search_items(account.attributes()).await?;
+                let Some(item) = found.unlocked.first().or(found.locked.first()) else { return Ok(None) };
+                if item.is_locked().await? {
+                    item.unlock().await?;
+                }
+                let bytes = item.get_secret().await?;
+                Ok(String::from_utf8(bytes).ok().map(Secret::new))
+            })
+        })
+    }
+
+    pub fn delete(&self) -> Result<(), Refusal> {
+        let account = self.clone();
+        apart(move |service| {
+            Box::pin(async move {
+                let found = service.search_items(account.attributes()).await?;
+                for item in found.unlocked.iter().chain(&found.locked) {
+                    if item.is_locked().await? {
+                        item.unlock().await?;
+                    }
+                    item.delete().await?;
+                }
+                Ok(())
+            })
+        })
+    }
+
+    fn attributes(&self) -> HashMap<&str, &str> {
+        HashMap::from([("application", APPLICATION), ("context", self.context.as_str()), ("url", self.url.as_str())])
+    }
+}
+
+type Asking<'a, T> = std::pin::Pin<Box<dyn Future<Output = Result<T, Error>> + 'a>>;
+
+/// On a thread with a runtime of its own: keys are also wanted where nothing can be awaited, and a bus that hangs must not hold us.
+fn apart<T: Send + 'static>(ask: impl for<'a> FnOnce(&'a SecretService<'static>) -> Asking<'a, T> + Send + 'static) -> Result<T, Refusal> {
+    if !has_bus() {
+        return Err("there is no session bus here".to_owned());
+    }
+    let asked = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
+        let asking = async {
+            let connecting = tokio::time::timeout(CONNECT_WITHIN, SecretService::connect(EncryptionType::Dh)).await;
+            let service = connecting.map_err(|_| "the keyring doesn't answer".to_owned())?.map_err(in_words)?;
+            let asked = tokio::time::timeout(PATIENCE, ask(&service)).await;
+            asked.map_err(|_| format!("the keyring was not unlocked within {} s", PATIENCE.as_secs()))?.map_err(in_words)
+        };
+        let asked = runtime.block_on(asking);
+        runtime.shutdown_background();
+        asked
+    });
+    asked.join().map_err(|_| "asking the keyring failed".to_owned())?
+}
+
+/// Where a desktop's bus would be; without one there is no use in waiting for it.
+fn has_bus() -> bool {
+    let is_named = std::env::var_os("DBUS_SESSION_BUS_ADDRESS").is_some_and(|v| !v.is_empty());
+    is_named || std::env::var_os("XDG_RUNTIME_DIR").is_some_and(|dir| std::path::Path::new(&dir).join("bus").exists())
+}
+
+fn in_words(e: Error) -> Refusal {
+    match e {
+        Error::Locked => "the keyring is locked".to_owned(),
+        Error::NoResult => "the keyring has no collection to keep it in".to_owned(),
+        Error::Prompt => "the keyring was not unlocked".to_owned(),
+        Error::Unavailable => "there is no keyring on the session bus".to_owned(),
+        other if other.to_string().contains(NO_SERVICE) => "there is no keyring on the session bus".to_owned(),
+        other => format!("the keyring failed: {other}"),
+    }
+}

@@ -1,0 +1,220 @@
+//! Which sandbox each thread had last, kept between runs: a thread that is used again gets that one back, and no new one is made
+//! while it is there. Ids and addresses only, never a token or a key.
+
+use std::{
+    io::{self, Read, Write},
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
+
+use cobox_protocol::{SandboxId, Secret, SessionId, Timestamp, session::NegotiateResponse};
+use serde::{Deserialize, Serialize};
+
+use crate::context::{Environment, user_dir};
+
+/// Threads remembered, of all brokers and keys together: more than anybody works in, and some 100 KiB.
+const MAX_ENTRIES: usize = 256;
+/// Most that is read of the file, in bytes: four times what is ever written.
+const MAX_BYTES: u64 = 1024 * 1024;
+/// An entry in use is written anew only this often, in seconds, so that most commands write nothing.
+const TOUCH_SECONDS: u64 = 3600;
+/// Longest text of an entry that is kept, in bytes; a thread's id has at most 1 KiB.
+const MAX_TEXT_BYTES: usize = 2048;
+
+/// What is remembered for one broker and one key; nobody else's entries are seen or lost.
+pub struct ThreadCache {
+    path: PathBuf,
+    /// Stands for the broker and the key, and lets nobody guess either.
+    owner: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    owner: String,
+    thread: String,
+    pub sandbox_id: SandboxId,
+    pub session_id: SessionId,
+    http_base_url: String,
+    ws_base_url: String,
+    used_at: Timestamp,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct Written {
+    threads: Vec<Entry>,
+}
+
+impl ThreadCache {
+    /// `None` where there is no home directory to keep it in.
+    pub fn of(url: &str, api_key: &Secret, env: Environment) -> Option<Self> {
+        let path = user_dir(env, "XDG_CACHE_HOME", ".cache")?.join("cobox/threads.json");
+        let mut hasher = blake3::Hasher::new_derive_key("cobox 2026 owner of a thread cache entry");
+        hasher.update(url.trim_end_matches('/').as_bytes()).update(b"\0").update(api_key.expose().as_bytes());
+        let owner = hasher.finalize().to_hex()[..32].to_owned();
+        Some(Self { path, owner })
+    }
+
+    pub fn get(&self, thread: &str) -> Option<Entry> {
+        self.read().threads.into_iter().find(|e| self.is_of(e, thread))
+    }
+
+    pub fn remember(&self, session: &NegotiateResponse) {
+        let entry = Entry {
+            owner: self.owner.clone(),
+            thread: session.thread_id.clone(),
+            sandbox_id: session.sandbox.id.clone(),
+            session_id: session.session_id.clone(),
+            http_base_url: session.sandbox.http_base_url.clone(),
+            ws_base_url: session.sandbox.ws_base_url.clone(),
+            used_at: Timestamp::now(),
+        };
+        if [&entry.thread, &entry.http_base_url, &entry.ws_base_url].iter().any(|text| text.len() > MAX_TEXT_BYTES) {
+            return;
+        }
+        let mut written = self.read();
+        let is_fresh = |e: &Entry| entry.used_at.saturating_since(e.used_at).as_secs() < TOUCH_SECONDS;
+        if written.threads.iter().any(|e| Entry { used_at: entry.used_at, ..e.clone() } == entry && is_fresh(e)) {
+            return;
+        }
+        written.threads.retain(|e| !self.is_of(e, &entry.thread));
+        written.threads.insert(0, entry);
+        written.threads.sort_by_key(|e| std::cmp::Reverse(e.used_at));
+        written.threads.truncate(MAX_ENTRIES);
+        self.write(&written);
+    }
+
+    pub fn forget(&self, thread: &str) {
+        self.forget_where(|e| e.thread == thread);
+    }
+
+    /// By a session's id or a sandbox's, as it was released or deleted.
+    pub fn forget_id(&self, id: &str) {
+        self.forget_where(|e| e.session_id.as_str() == id || e.sandbox_id.as_str() == id);
+    }
+
+    fn forget_where(&self, is_it: impl Fn(&Entry) -> bool) {
+        let mut written = self.read();
+        let before = written.threads.len();
+        written.threads.retain(|e| e.owner != self.owner || !is_it(e));
+        if written.threads.len() != before {
+            self.write(&written);
+        }
+    }
+
+    fn is_of(&self, entry: &Entry, thread: &str) -> bool {
+        entry.owner == self.owner && entry.thread == thread
+    }
+
+    /// What can't be read is as good as nothing: the broker knows better than any cache.
+    fn read(&self) -> Written {
+        let mut text = Vec::new();
+        let is_read = std::fs::File::open(&self.path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut text));
+        is_read.ok().and_then(|_| serde_json::from_slice(&text).ok()).unwrap_or_default()
+    }
+
+    fn write(&self, written: &Written) {
+        if let Err(error) = serde_json::to_vec(written).map_err(io::Error::other).and_then(|text| replace(&self.path, &text)) {
+            tracing::debug!(path = %self.path.display(), %error, "the thread cache is not written");
+        }
+    }
+}
+
+/// Seen whole or not at all, and by its owner alone. Not forced to the disk: after a power cut an empty cache does no harm.
+fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    // A temporary file is made with mode 0600.
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    file.write_all(text)?;
+    file.persist(path).map_err(|e| e.error).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{ffi::OsString, os::unix::fs::PermissionsExt};
+
+    use super::*;
+
+    fn cache(home: &Path, key: &str) -> ThreadCache {
+        ThreadCache::of("http://x/", &Secret::new(key), &|name| (name == "HOME").then(|| OsString::from(home))).unwrap()
+    }
+
+    fn session(thread: &str) -> NegotiateResponse {
+        let (id, sandbox, at) = (SessionId::new(), SandboxId::new(), "2999-01-01T00:00:00Z");
+        serde_json::from_value(serde_json::json!({
+            "session_id": id, "thread_id": thread, "token": "secret-token", "expires_at": at, "refresh_before": at, "scopes": [],
+            "sandbox": {"id": sandbox, "provider": "local", "http_base_url": "http://x/dp", "ws_base_url": "ws://x/dp"},
+            "binding": {"id": id, "scope": {"type": "thread", "id": thread}, "sandbox_id": sandbox, "provider": "local",
+                "state": "active", "lease_expires_at": at},
+            "dataplane": {"http_base_url": "http://x/dp", "ws_base_url": "ws://x/dp"},
+            "credentials": {"token_type": "Bearer", "access_token": "secret-token", "expires_at": at, "granted_capabilities": ["exec"]},
+            "policy": {"idle_timeout_seconds": 900, "hard_ttl_seconds": 28800},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_thread_is_found_again_by_the_same_key_alone_and_no_secret_is_written() {
+        let home = tempfile::tempdir().unwrap();
+        let made = session("demo");
+        cache(home.path(), "cbx_mine").remember(&made);
+        let found = cache(home.path(), "cbx_mine").get("demo").unwrap();
+        assert_eq!((found.sandbox_id, found.session_id), (made.sandbox.id, made.session_id));
+        assert_eq!(cache(home.path(), "cbx_other").get("demo"), None);
+        let file = home.path().join(".cache/cobox/threads.json");
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(!text.contains("secret-token") && !text.contains("cbx_mine"), "{text}");
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&file), mode(file.parent().unwrap())), (0o600, 0o700));
+    }
+
+    #[test]
+    fn what_is_forgotten_is_gone_and_what_is_somebody_else_s_stays() {
+        let home = tempfile::tempdir().unwrap();
+        let (mine, other) = (cache(home.path(), "a"), cache(home.path(), "b"));
+        let made = session("demo");
+        mine.remember(&made);
+        mine.remember(&session("two"));
+        other.remember(&session("demo"));
+        mine.forget_id(made.session_id.as_str());
+        assert!(mine.get("demo").is_none() && mine.get("two").is_some() && other.get("demo").is_some());
+        mine.forget("two");
+        assert!(mine.get("two").is_none() && other.get("demo").is_some());
+    }
+
+    #[test]
+    fn it_never_grows_past_its_bound_and_keeps_the_newest() {
+        let home = tempfile::tempdir().unwrap();
+        let cache = cache(home.path(), "a");
+        (0..MAX_ENTRIES + 10).for_each(|i| cache.remember(&session(&format!("t{i}"))));
+        assert_eq!(cache.read().threads.len(), MAX_ENTRIES);
+        assert!(cache.get(&format!("t{}", MAX_ENTRIES + 9)).is_some());
+    }
+
+    #[test]
+    fn a_file_that_can_not_be_read_counts_as_empty_and_is_written_anew() {
+        let home = tempfile::tempdir().unwrap();
+        let cache = cache(home.path(), "a");
+        cache.remember(&session("demo"));
+        for broken in ["", "{\"threads\": [{", "[]", "{\"threads\": [{\"owner\": 1}]}"] {
+            std::fs::write(&cache.path, broken).unwrap();
+            assert!(cache.get("demo").is_none());
+        }
+        cache.remember(&session("demo"));
+        assert!(cache.get("demo").is_some());
+    }
+
+    #[test]
+    fn a_thread_used_again_at_once_is_not_written_again() {
+        let home = tempfile::tempdir().unwrap();
+        let cache = cache(home.path(), "a");
+        let made = session("demo");
+        cache.remember(&made);
+        let inode = || std::os::unix::fs::MetadataExt::ino(&cache.path.metadata().unwrap());
+        let before = inode();
+        cache.remember(&made);
+        assert_eq!(inode(), before);
+        cache.remember(&session("demo"));
+        assert_ne!(inode(), before);
+    }
+}

@@ -1,0 +1,54 @@
+//! Completions and manual pages, by the programs that read them.
+
+use std::{fs, process::Command};
+
+fn cobox(args: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_cobox")).env_clear().args(args).output().expect("cobox runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// What bash would offer after this line.
+fn offered(script: &str, words: &[&str]) -> Vec<String> {
+    let line = words.iter().map(|w| format!("'{w}'")).collect::<Vec<_>>().join(" ");
+    let last = words.len() - 1;
+    let (current, before) = (words[last], words[last - 1]);
+    let test = format!("COMP_WORDS=({line}); COMP_CWORD={last}; _cobox cobox '{current}' '{before}'; printf '%s\\n' \"${{COMPREPLY[@]}}\"");
+    let dir = tempfile::tempdir().expect("a directory");
+    fs::write(dir.path().join("cobox"), script).expect("a file");
+    let output =
+        Command::new("bash").current_dir(&dir).args(["--norc", "-euc", &format!(". ./cobox\n{test}")]).output().expect("bash runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text").lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn bash_completes_verbs_their_verbs_and_options() {
+    let script = cobox(&["completions", "bash"]);
+    assert_eq!(offered(&script, &["cobox", "sess"]), ["session"]);
+    assert_eq!(offered(&script, &["cobox", "session", "ens"]), ["ensure"]);
+    assert_eq!(offered(&script, &["cobox", "watch", "--hist"]), ["--history"]);
+    assert_eq!(offered(&script, &["cobox", "completions", "z"]), ["zsh"]);
+}
+
+#[test]
+fn zsh_and_fish_have_completions_of_their_own() {
+    assert!(cobox(&["completions", "zsh"]).starts_with("#compdef cobox"));
+    assert!(cobox(&["completions", "fish"]).contains("complete -c cobox"));
+    let told: serde_json::Value = serde_json::from_str(&cobox(&["--json", "completions", "fish"])).unwrap();
+    assert_eq!(told["shell"], "fish");
+}
+
+#[test]
+fn there_is_a_manual_page_for_cobox_and_for_each_of_its_commands() {
+    let page = cobox(&["man"]);
+    assert!(page.contains(".TH cobox 1") && page.contains("One sandbox, shared"), "{page}");
+    let dir = tempfile::tempdir().unwrap();
+    let said = cobox(&["man", "--dir", dir.path().join("man1").to_str().unwrap()]);
+    assert!(said.starts_with("wrote "), "{said}");
+    for page in ["cobox.1", "cobox-session.1", "cobox-session-ensure.1", "cobox-watch.1"] {
+        let text = fs::read_to_string(dir.path().join("man1").join(page)).unwrap();
+        assert!(text.contains(".SH NAME"), "{page}");
+    }
+    assert!(!dir.path().join("man1/cobox-help.1").exists());
+}

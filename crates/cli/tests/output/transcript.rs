@@ -1,0 +1,113 @@
+//! What commands say, as somebody would see it, with what differs from run to run taken out.
+
+use std::{
+    io::Write,
+    process::{Command, Output, Stdio},
+    sync::LazyLock,
+};
+
+use cobox_testkit::TestBroker;
+use regex::Regex;
+
+/// A sitting at a terminal: each command with what it said, on stdout and then on stderr, and how it ended.
+pub struct Transcript<'a> {
+    broker: &'a TestBroker,
+    text: String,
+    env: Vec<(String, String)>,
+    /// Paths of this run, and what stands for them.
+    names: Vec<(String, &'static str)>,
+}
+
+impl<'a> Transcript<'a> {
+    pub fn at(broker: &'a TestBroker) -> Self {
+        let home = broker.data_dir().parent().expect("a home").display().to_string();
+        Self { broker, text: String::new(), env: Vec::new(), names: vec![(home, "HOME")] }
+    }
+
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    pub fn naming(mut self, path: &str, name: &'static str) -> Self {
+        self.names.insert(0, (path.to_owned(), name));
+        self
+    }
+
+    /// In words, then as JSON.
+    pub fn both(&mut self, line: &[&str]) {
+        self.run(line);
+        self.run(&[&["--json"], line].concat());
+    }
+
+    pub fn run(&mut self, line: &[&str]) -> Output {
+        self.run_with(line, "")
+    }
+
+    pub fn run_with(&mut self, line: &[&str], input: &str) -> Output {
+        let mut command = self.broker.cobox();
+        command.args(line).envs(self.env.iter().map(|(name, value)| (name, value)));
+        let output = feed(&mut command, input);
+        let quoted: Vec<String> = line.iter().map(|arg| if arg.contains(' ') { format!("'{arg}'") } else { (*arg).to_owned() }).collect();
+        self.text.push_str(&format!("$ cobox {}\n", quoted.join(" ")));
+        let is_json = line.contains(&"--json");
+        for (stream, mark) in [(&output.stdout, ""), (&output.stderr, "! ")] {
+            for said in String::from_utf8_lossy(stream).lines() {
+                self.text
+                    .push_str(&format!("{mark}{}\n", if is_json { said.to_owned() } else { SPACES.replace_all(said, "  ").into_owned() }));
+            }
+        }
+        if let Some(code) = output.status.code().filter(|code| *code != 0) {
+            self.text.push_str(&format!("[exit {code}]\n"));
+        }
+        self.text.push('\n');
+        output
+    }
+
+    /// Compares it with the snapshot of this name.
+    pub fn is(self, name: &str) {
+        let mut text = self.text;
+        for (path, name) in &self.names {
+            text = text.replace(path, name);
+        }
+        for (pattern, stands_for) in REDACTED.iter() {
+            text = pattern.replace_all(&text, *stands_for).into_owned();
+        }
+        let mut settings = insta::Settings::clone_current();
+        settings.set_snapshot_path("../snapshots");
+        settings.set_prepend_module_to_snapshot(false);
+        settings.set_omit_expression(true);
+        settings.bind(|| insta::assert_snapshot!(format!("output__{name}"), text.trim_end()));
+    }
+}
+
+fn feed(command: &mut Command, input: &str) -> Output {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("cobox runs");
+    // One that doesn't read what it is given is as good.
+    let _ = child.stdin.take().expect("a pipe").write_all(input.as_bytes());
+    child.wait_with_output().expect("it ends")
+}
+
+/// Columns are as wide as what is in them, which differs.
+static SPACES: LazyLock<Regex> = LazyLock::new(|| Regex::new(" {2,}").expect("a pattern"));
+
+static REDACTED: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
+    [
+        (r"eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+", "TOKEN"),
+        (r"cbx_[A-Za-z0-9_-]{20,}", "cbx_KEY"),
+        (r"\b(ssn|sb|tok|req|key|snap|vol|sh|cmd|evt|node|own|shr)_[0-9a-z]{26}", "${1}_ID"),
+        (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "TIME"),
+        (r"(http|ws)://127\.0\.0\.1:\d+", "$1://BROKER"),
+        (r"\b[0-9a-f]{64}\b", "HASH"),
+        (r#""duration_ms": ?\d+"#, r#""duration_ms": 0"#),
+        (r"\(\d+ ms\)", "(0 ms)"),
+        (r#""pid": ?\d+"#, r#""pid": 0"#),
+        (r"(cmd_ID  )\d+", "${1}PID"),
+        // A broker writes down that a key was used when it gets round to it.
+        (r#"\n *"last_used_at": "TIME","#, ""),
+        (r"(default  (?:TIME|\d)  )(?:never|TIME)", "${1}USED"),
+    ]
+    .map(|(pattern, stands_for)| (Regex::new(pattern).expect("a pattern"), stands_for))
+    .into()
+});
