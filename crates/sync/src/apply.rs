@@ -21,7 +21,7 @@ use crate::{
     reconcile::Change,
     scan::stays_inside,
     side::Folder,
-    staging::{FEW_FILES, with_exec},
+    staging::{FEW_FILES, FOLDER_MODE, with_exec},
     stamp::Stamp,
 };
 
@@ -147,7 +147,7 @@ impl Folder {
     fn make_folder(&mut self, path: &RelPath, parent: &OwnedFd) -> Result<Option<Stat>, Errno> {
         let hooks = self.hooks.clone();
         hooks.change(parent.as_fd(), path, Deed::New, &mut || {
-            rustix::fs::mkdirat(parent, path.name(), Mode::from_raw_mode(0o777))?;
+            rustix::fs::mkdirat(parent, path.name(), FOLDER_MODE)?;
             dirs::look(parent.as_fd(), path.name())
         })
     }

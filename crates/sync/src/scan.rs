@@ -164,7 +164,8 @@ impl<'a> Scan<'a> {
         if self.found.entries.len() >= self.limits.entries {
             return Err(SyncError::TooMany(self.limits.entries));
         }
-        if stamp.device() != self.device {
+        // Of folders only: on an overlay files have the device of the layer they are in. A file that is a mount can't be opened.
+        if kind == FileType::Directory && stamp.device() != self.device {
             return self.problem(Some(&path), Problem::OtherFileSystem);
         }
         match kind {

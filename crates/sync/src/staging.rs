@@ -20,6 +20,9 @@ use crate::{digest::PIECE_BYTES, dirs, entry::Digest, error::SyncError, rules::S
 pub const FEW_FILES: usize = 8;
 /// What tells git not to look at what is on its way in.
 const GIT_IGNORE: (&str, &[u8]) = (".gitignore", b"*\n");
+/// Of what is new; a mask may take away from it.
+const FILE_MODE: Mode = Mode::from_bits_retain(0o644);
+pub const FOLDER_MODE: Mode = Mode::from_bits_retain(0o755);
 const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 pub struct Staging {
@@ -112,7 +115,7 @@ impl Staging {
     pub fn begin(&mut self) -> Result<Incoming, Errno> {
         let name = self.fresh_name();
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(self.folder()?, name.as_str(), flags, Mode::from_raw_mode(0o666))?;
+        let file = rustix::fs::openat(self.folder()?, name.as_str(), flags, FILE_MODE)?;
         Ok(Incoming { file: File::from(file), name, hasher: blake3::Hasher::new(), size: 0 })
     }
 
@@ -164,7 +167,7 @@ impl Staging {
 
     pub fn empty_folder(&mut self) -> Result<String, Errno> {
         let name = self.fresh_name();
-        rustix::fs::mkdirat(self.folder()?, name.as_str(), Mode::from_raw_mode(0o777))?;
+        rustix::fs::mkdirat(self.folder()?, name.as_str(), FOLDER_MODE)?;
         Ok(name)
     }
 
