@@ -111,19 +111,19 @@ async fn reading_needs_one_capability_and_writing_both() {
 #[tokio::test]
 async fn a_client_that_said_it_only_reads_can_not_write() {
     let boxd = TestBoxd::start();
-    fs::write(boxd.host("workspace/x"), "1").unwrap();
+    fs::write(boxd.host("/workspace/x"), "1").unwrap();
     let mut client = Client::hello(&boxd, &boxd.token("fs_read fs_write"), "?pull=true", true).await;
     assert_eq!(client.scan().await, ["x"]);
     let change = Change { path: path("new"), old: None, new: Some(Entry::Dir) };
     assert!(client.apply(change).await.is_err());
-    assert!(!boxd.host("workspace/new").exists());
+    assert!(!boxd.host("/workspace/new").exists());
 }
 
 #[tokio::test]
 async fn a_hostile_client_stays_within_the_folder() {
     let boxd = TestBoxd::start();
-    fs::create_dir(boxd.host("workspace/in")).unwrap();
-    std::os::unix::fs::symlink("/tmp", boxd.host("workspace/in/out")).unwrap();
+    fs::create_dir(boxd.host("/workspace/in")).unwrap();
+    std::os::unix::fs::symlink("/tmp", boxd.host("/workspace/in/out")).unwrap();
     let mut client = Client::hello(&boxd, &boxd.token("fs_read fs_write"), "?path=/workspace/in", false).await;
     client.scan().await;
     for (text, entry) in [
@@ -134,7 +134,7 @@ async fn a_hostile_client_stays_within_the_folder() {
         let done = client.apply(Change { path: path(text), old: None, new: Some(entry) }).await;
         assert!(matches!(done, Ok(Outcome::Changed | Outcome::Failed)), "{text}: {done:?}");
     }
-    assert!(!boxd.host("tmp/x").exists() && !boxd.host("workspace/in/l").exists());
+    assert!(!boxd.host("/tmp/x").exists() && !boxd.host("/workspace/in/l").exists());
     assert_eq!(client.apply(Change { path: path("good"), old: None, new: Some(Entry::Dir) }).await, Ok(Outcome::Done));
     let claimed = Change { path: path("good"), old: None, new: Some(Entry::Dir) };
     assert_eq!(client.apply(claimed).await, Ok(Outcome::Changed), "what is there is not what it says");

@@ -247,7 +247,7 @@ pub fn stays_inside(link: &RelPath, target: &[u8]) -> bool {
     let is_up = |part: &&[u8]| *part == b"..";
     let parts: Vec<&[u8]> = target.split(|b| *b == b'/').filter(|p| !p.is_empty() && *p != b".").collect();
     let ups = parts.iter().take_while(|p| is_up(p)).count();
-    ups <= link.depth() && !parts[ups..].iter().any(|p| is_up(p))
+    ups <= link.depth() && !parts[ups..].iter().any(is_up)
 }
 
 fn read_rules(folder: &OwnedFd, name: &str) -> Option<Vec<u8>> {
