@@ -131,7 +131,7 @@ fn three() -> impl Strategy<Value = (Folder, Folder, Folder)> {
             1 => folder(),
             1 => Just(base.clone()),
             4 => prop::collection::vec((any::<prop::sample::Index>(), prop::option::of(0u8..3), any::<bool>()), 0..4)
-                .prop_map(move |edits| edits.into_iter().fold(base.clone(), |folder, edit| edit_one(folder, edit))),
+                .prop_map(move |edits| edits.into_iter().fold(base.clone(), edit_one)),
         ]
     };
     folder().prop_flat_map(move |base| (Just(base.clone()), edited(base.clone()), edited(base)))
