@@ -8,6 +8,7 @@ pub mod frames;
 pub mod paths;
 pub mod patterns;
 pub mod ranges;
+pub mod sync;
 pub mod terminal;
 pub mod tokens;
 

@@ -88,6 +88,7 @@ targets! {
     a_path_is_exactly_the_bytes_that_were_sent paths 20000;
     a_pattern_finds_only_what_is_there patterns 1500;
     a_range_is_within_the_file ranges 20000;
+    what_the_other_end_of_a_sync_says_is_understood_exactly_or_not_at_all sync 20000;
     terminal_output_keeps_its_offsets_however_it_is_cut terminal 1500;
     no_changed_token_is_accepted tokens 3000;
 }

@@ -22,6 +22,7 @@ pub mod programs;
 pub mod server;
 pub mod shell;
 pub mod socket;
+mod sync;
 pub mod watch;
 pub mod workload;
 

@@ -26,7 +26,7 @@ use crate::{
     listen::accept_loop,
     processes,
     programs::Spawn,
-    shell, socket,
+    shell, socket, sync,
     watch::{self, Watching},
 };
 
@@ -47,6 +47,7 @@ pub struct Server {
     pub processes: processes::Table,
     pub shells: shell::Shells,
     pub slots: socket::Slots,
+    pub syncs: sync::Places,
     pub limits: DataplaneLimits,
     pub tasks: TaskTracker,
     pub shutdown: CancellationToken,
@@ -75,6 +76,7 @@ pub async fn serve(
         processes: processes::Table::default(),
         shells: shell::Shells::new(&config.dataplane),
         slots: socket::Slots::new(config.dataplane.streams),
+        syncs: sync::Places::default(),
         limits: config.dataplane.clone(),
         tasks: TaskTracker::new(),
         shutdown: shutdown.clone(),
@@ -142,6 +144,7 @@ fn client_routes() -> Routes {
         .route("/v1/files/download", get(files::many::download).head(files::get).put(files::put).delete(files::delete))
         .route("/v1/files/{*path}", file())
         .route("/v1/watch", get(watch::watch))
+        .route("/v1/sync/ws", get(sync::open))
         .route("/v1/fs/list", post(fs::list))
         .route("/v1/fs/stat", post(fs::stat))
         .route("/v1/fs/mkdir", post(fs::mkdir))

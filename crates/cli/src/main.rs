@@ -188,8 +188,22 @@ mod tests {
     }
 
     #[test]
-    fn sync_asks_for_once() {
-        assert!(parse(&["sync", "."]).is_err());
-        assert!(parse(&["sync", "--once", ".", "demo:/workspace"]).is_ok());
+    fn sync_runs_live_unless_asked_for_once_or_with_a_verb() {
+        for line in [
+            &["sync"][..],
+            &["sync", "."],
+            &["sync", "--mode", "pull", ".", "demo:/workspace"],
+            &["sync", "--once", ".", "demo:/workspace"],
+        ] {
+            assert!(parse(line).is_ok(), "{line:?}");
+        }
+        for line in [&["sync", "list"][..], &["sync", "status"], &["sync", "resume", "--confirm"], &["sync", "flush", "--wait"]] {
+            assert!(parse(line).is_ok(), "{line:?}");
+        }
+        assert!(parse(&["sync", "resolve", "--keep", "here", "a", "b"]).is_ok());
+        assert!(parse(&["sync", "resolve", "--keep", "here"]).is_err(), "one says which, or --all");
+        assert!(parse(&["sync", "resolve", "a"]).is_err(), "one says who wins");
+        assert!(parse(&["sync", "--once", "--mode", "push", "."]).is_err());
+        assert!(parse(&["sync", "--mode", "sideways"]).unwrap_err().to_string().contains("two-way-safe"));
     }
 }

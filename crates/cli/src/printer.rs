@@ -173,6 +173,18 @@ impl Printer {
         let _ = stderr.write_all(bytes).and_then(|()| stderr.flush());
     }
 
+    /// A line that stays at the bottom of a terminal, nothing elsewhere.
+    pub fn status_line(self) -> ProgressBar {
+        if !self.has_progress {
+            return ProgressBar::hidden();
+        }
+        let line = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template("{msg}") {
+            line.set_style(style);
+        }
+        line.with_finish(ProgressFinish::AndClear)
+    }
+
     /// A bar on a terminal, nothing elsewhere. Without a known length it counts.
     pub fn progress(self, length: Option<u64>, label: &str) -> ProgressBar {
         if !self.has_progress {

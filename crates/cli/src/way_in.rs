@@ -44,6 +44,7 @@ impl Target {
 pub struct WayIn {
     pub dataplane: Dataplane,
     pub name: String,
+    pub sandbox_id: String,
     /// What the token allows, where there is one of our own.
     pub granted: Option<CapabilitySet>,
     /// Whom the sandbox knows us as, where our token says so.
@@ -57,6 +58,7 @@ impl WayIn {
         Self {
             dataplane: session.dataplane().clone(),
             name: session.info().thread_id.clone(),
+            sandbox_id: session.info().sandbox.id.to_string(),
             granted: Some(session.info().credentials.granted_capabilities),
             principal: session.principal(),
             _session: Some(session),
@@ -111,7 +113,8 @@ impl Context {
             Target::Session(id) => Ok(WayIn::of(client.attach(id).await?)),
             Target::Sandbox(name) => {
                 let sandbox = client.get_sandbox(name).await?;
-                Ok(WayIn { dataplane: client.sandbox_at(&sandbox), name: name.clone(), granted: None, principal: None, _session: None })
+                let (dataplane, sandbox_id) = (client.sandbox_at(&sandbox), sandbox.id.to_string());
+                Ok(WayIn { dataplane, name: name.clone(), sandbox_id, granted: None, principal: None, _session: None })
             }
         }
     }

@@ -23,6 +23,7 @@ mod running;
 mod session;
 mod shell;
 mod socket;
+mod sync;
 mod typing;
 
 pub use call::Upload;
@@ -34,3 +35,4 @@ pub use exec_stream::{ExecEvent, ExecInput, ExecOutput, ExecStream};
 pub use reconnect::Reconnect;
 pub use session::Session;
 pub use shell::{Shell, ShellEvent, ShellInput, ShellOutput};
+pub use sync::{NoLine, SyncReader, SyncWriter};

@@ -31,6 +31,7 @@ pub const ROUTES: &[Route] = &[
     route("PUT", FILE, &[FsWrite]),
     route("DELETE", FILE, &[FsWrite]),
     route("GET", "/v1/watch", &[FsRead]),
+    route("GET", "/v1/sync/ws", &[FsRead]),
     route("POST", "/v1/fs/list", &[FsRead]),
     route("POST", "/v1/fs/stat", &[FsRead]),
     route("POST", "/v1/fs/glob", &[FsRead]),

@@ -78,6 +78,11 @@ impl FileWorkers {
         })
     }
 
+    /// The sandbox's root directory, for threads that [`FileWorkers::spawn`] has started.
+    pub(crate) fn root(&self) -> Arc<Root> {
+        self.root.clone()
+    }
+
     /// Takes on the workload's user for the thread that calls this, which then does [`FileWorkers::run_quick`]'s steps itself:
     /// to wake a worker and be woken by it takes longer than to open and read a small file.
     pub fn share_this_thread(&self) -> io::Result<()> {

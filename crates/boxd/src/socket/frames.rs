@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket};
+use bytes::Bytes;
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId, Secret,
     frame::{CLIENT_FRAME_TYPES, ClientFrame, MAX_AUTH_FRAME_BYTES, MAX_FRAME_BYTES, ServerFrame, close},
@@ -56,6 +57,12 @@ pub trait Dialect: DeserializeOwned + Send {
     /// What is every socket's to answer, apart from what the conversation is about.
     fn sorted(self) -> Received<Self>;
 
+    /// A frame that is not text, where these clients send such.
+    fn of_bytes(bytes: Bytes) -> Option<Self> {
+        drop(bytes);
+        None
+    }
+
     fn error(error: &ApiError, request_id: &RequestId) -> Message {
         encode(&ServerFrame::<()>::Error { error: error.envelope(request_id).error })
     }
@@ -102,7 +109,9 @@ pub fn receive<D: Dialect>(message: Option<Result<Message, axum::Error>>) -> Res
                 received => Ok(received),
             }
         }
-        Some(Ok(Message::Binary(_))) => Err(unreadable("frames from clients are JSON text".to_owned())),
+        Some(Ok(Message::Binary(bytes))) => {
+            D::of_bytes(bytes).map(Received::Frame).ok_or_else(|| unreadable("frames from clients are JSON text".to_owned()))
+        }
         Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(Received::Nothing),
         Some(Ok(Message::Close(_))) | None => Err(End::normal()),
         Some(Err(error)) if is_too_big(&error) => {

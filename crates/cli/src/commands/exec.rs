@@ -11,7 +11,7 @@ use cobox_protocol::{
     frame::{ExecStart, StdinStart},
 };
 
-use super::{Outcome, Where};
+use super::{Outcome, Where, sync};
 use crate::{
     context::Context,
     failure::{EXEC_ERROR, Failure},
@@ -78,6 +78,9 @@ pub struct Run {
     /// Give the command a terminal, this one
     #[arg(long, conflicts_with = "no_stdin")]
     tty: bool,
+    /// Don't wait for a running `cobox sync` of the thread to bring over what was just saved
+    #[arg(long)]
+    no_flush: bool,
     /// A command for the sandbox's shell to run
     #[arg(short, value_name = "SHELL COMMAND", conflicts_with = "argv")]
     c: Option<String>,
@@ -103,6 +106,9 @@ pub async fn run_in(target: &Target, args: Run, context: &Context) -> Outcome {
 }
 
 async fn remote(target: &Target, args: Run, context: &Context) -> Outcome {
+    if !args.no_flush {
+        sync::flush_before(context, target).await;
+    }
     if context.printer.is_json() {
         return whole(target, args, context).await;
     }

@@ -44,7 +44,7 @@ pub enum Command {
     Kill(ps::KillArgs),
     /// Copy files and folders into or out of a sandbox
     Cp(cp::Args),
-    /// Upload a folder, without what its ignore files name
+    /// Keep a folder and a sandbox's the same, live
     Sync(sync::Args),
     /// Get, make, refresh or release a thread's session
     #[command(subcommand)]

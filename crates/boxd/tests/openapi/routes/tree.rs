@@ -18,6 +18,10 @@ use cobox_openapi::{Operation, Parameter, Shape, written};
 const WATCH_ABOUT: &str = "Server-sent events. The first is `ready`; each has an id to come back with as `Last-Event-ID` or `cursor`. `overflow` says \
 that events were lost and the files must be looked at again. A line with only `:` every 15 s keeps the connection open.";
 
+const SYNC_ABOUT: &str = "The sandbox's end of `cobox sync`. Binary frames carry one stream of bytes each way, cut anywhere: messages of a u32 length, \
+big-endian and at most 320 KiB, one byte of kind, and the rest, as `crates/sync/src/message.rs` has them; the first is a hello with the version. Text \
+frames are `auth`, `ping` and `close`, as on the other sockets, with the same close codes.";
+
 pub fn routes() -> Vec<Operation> {
     vec![
         verb::<ListRequest, ListResponse>("/v1/fs/list", "list", "List a directory, page by page", FsRead),
@@ -46,7 +50,21 @@ pub fn routes() -> Vec<Operation> {
             .events(["created", "modified", "removed", "renamed"].map(|word| (word, written::<WatchEvent>())))
             .events([("overflow", written::<WatchOverflow>()), ("error", written::<Envelope>())])
             .fails(&[FileNotFound, Forbidden]),
+        Operation::new("get", "/v1/sync/ws", "syncSocket", "Keep a folder here and one elsewhere the same")
+            .tag("tree")
+            .about(SYNC_ABOUT)
+            .needs(&[FsRead])
+            .with([
+                Parameter::query("path", "The folder here; the shared one unless told. Made where it isn't there, unless only read."),
+                Parameter::query("pull", "Nothing will be written. Without it `fs_write` is needed too.")
+                    .of(json!({ "type": "string", "enum": ["true", "false"], "default": "false" })),
+            ])
+            .speaks(bytes(), bytes()),
     ]
+}
+
+fn bytes() -> Shape {
+    Shape::Plain(json!({ "type": "string", "format": "binary" }))
 }
 
 fn verb<Q: JsonSchema, A: JsonSchema>(path: &'static str, id: &'static str, summary: &'static str, needs: Capability) -> Operation {

@@ -1,0 +1,199 @@
+//! `WS /v1/sync/ws`: the sandbox's end of a folder that is kept the same on both sides. The work is `cobox-sync`'s; this gives it a thread
+//! that touches files as the workload's user, and the client's bytes.
+
+mod hooks;
+mod pipe;
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Extension,
+    extract::{
+        State, WebSocketUpgrade,
+        ws::{Message, rejection::WebSocketUpgradeRejection},
+    },
+    response::Response,
+};
+use bytes::Bytes;
+use cobox_protocol::{
+    ApiError, Capability, ErrorCode,
+    frame::{CLIENT_FRAME_TYPES, ClientFrame},
+};
+use cobox_sync::Limits;
+use cobox_token::Claims;
+use http::{HeaderMap, StatusCode, Uri, header};
+use rustix::fs::OFlags;
+use serde::{Deserialize, Deserializer, de::IgnoredAny};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{MissedTickBehavior, interval},
+};
+
+use self::hooks::SandboxFiles;
+use crate::{
+    answer::{Failure, RequestRecord},
+    files::{Author, Root, SandboxPath, archive::pipe::incoming, make_directory, query_values, refusal, refuse_kernel_files},
+    server::Server,
+    socket::{self, Conversation, Dialect, End, Peer, Received},
+};
+
+/// Folders synced at once: each takes two threads, and memory for what it knows of its files.
+const MAX_SYNCS: usize = 8;
+/// What was written is told to those who watch the session this often, many files as one.
+const TELL_EVERY: Duration = Duration::from_millis(250);
+
+/// Places for syncs, apart from other streams.
+pub struct Places(Arc<Semaphore>);
+
+impl Default for Places {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_SYNCS)))
+    }
+}
+
+impl Places {
+    fn take(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        self.0.clone().try_acquire_owned().map_err(|_| {
+            let message = format!("{MAX_SYNCS} folders are already being synced here; end one and try again");
+            ApiError::new(ErrorCode::RateLimited, message)
+        })
+    }
+}
+
+/// `?path=` is the folder, `?pull=true` says that nothing will be written.
+pub async fn open(
+    State(server): State<Arc<Server>>,
+    Extension(record): Extension<Arc<RequestRecord>>,
+    uri: Uri,
+    headers: HeaderMap,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Result<Response, Failure> {
+    let path = match query_values(&uri, "path").next() {
+        Some(path) => SandboxPath::new(path)?,
+        None => SandboxPath::new(server.programs.work_dir().as_bytes().to_vec())?,
+    };
+    let only_reads = match query_values(&uri, "pull").next().as_deref() {
+        None | Some(b"false") => false,
+        Some(b"true") => true,
+        Some(_) => return Err(ApiError::invalid("pull: must be true or false").into()),
+    };
+    if !only_reads && headers.contains_key(header::AUTHORIZATION) {
+        record.needs(Capability::FsWrite);
+        server.authority.authorize(&headers, Capability::FsWrite)?;
+    }
+    socket::open(server, record, headers, upgrade, Session { path, only_reads }).await
+}
+
+/// What clients send: bytes of the sync, and the frames that every socket knows.
+enum Frame {
+    Words(ClientFrame<IgnoredAny>),
+    Bytes(Bytes),
+}
+
+impl<'de> Deserialize<'de> for Frame {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        ClientFrame::deserialize(deserializer).map(Frame::Words)
+    }
+}
+
+impl Dialect for Frame {
+    const TYPES: &'static [&'static str] = &CLIENT_FRAME_TYPES;
+
+    fn sorted(self) -> Received<Self> {
+        match self {
+            Frame::Words(ClientFrame::Auth { token }) => Received::Auth(token),
+            Frame::Words(ClientFrame::Ping { id }) => Received::Ping(id),
+            Frame::Words(ClientFrame::Close) => Received::Close,
+            frame => Received::Frame(frame),
+        }
+    }
+
+    fn of_bytes(bytes: Bytes) -> Option<Self> {
+        Some(Frame::Bytes(bytes))
+    }
+}
+
+struct Session {
+    path: SandboxPath,
+    only_reads: bool,
+}
+
+impl Conversation for Session {
+    type Frame = Frame;
+    const NEEDS: Capability = Capability::FsRead;
+
+    async fn hold(self, peer: &mut Peer<'_, Frame>) -> Result<(), End> {
+        let Session { path, only_reads } = self;
+        peer.record.aims_at(&path.to_string());
+        let server = peer.server.clone();
+        let claims = peer.claims();
+        if !only_reads {
+            may_write(&claims)?;
+        }
+        let place = server.syncs.take()?;
+        let author = server.files.author(&claims);
+        let files = Arc::new(SandboxFiles::new(&server, claims, path.clone(), author.clone(), only_reads));
+        let folder = {
+            let path = path.clone();
+            server.files.workers().run(move |root| open_folder(root, &path, only_reads, &author)).await??
+        };
+        peer.record.tell(&server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
+        let (out, mut pieces) = pipe::outgoing();
+        let (bytes, from_client) = incoming();
+        let limits = Limits { watches: server.limits.watches as usize, ..Limits::default() };
+        let hooks = files.clone();
+        let work = move |_: &Root| {
+            // Held until the thread has let go of the files.
+            let _place = place;
+            if let Err(error) = cobox_sync::serve(from_client, out, folder, limits, hooks) {
+                tracing::debug!(%error, "a sync ended");
+            }
+        };
+        server.files.workers().spawn("sync", work).map_err(|e| ApiError::new(ErrorCode::Internal, format!("starting a sync: {e}")))?;
+        let mut telling = interval(TELL_EVERY);
+        telling.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut waiting: Option<Bytes> = None;
+        loop {
+            tokio::select! {
+                frame = peer.next(), if waiting.is_none() => match frame? {
+                    Frame::Bytes(bytes) => {
+                        // By the newest token.
+                        files.renew(peer.claims());
+                        waiting = Some(bytes);
+                    }
+                    Frame::Words(_) => peer.out.complain(&ApiError::invalid("a sync is spoken in binary frames")).await?,
+                },
+                room = bytes.reserve(), if waiting.is_some() => match room {
+                    Ok(room) => room.send(waiting.take()),
+                    // The sync is over; what it said last is still on its way out.
+                    Err(_) => waiting = None,
+                },
+                piece = pieces.recv() => match piece {
+                    Some(piece) => peer.out.message(Message::Binary(piece)).await?,
+                    None => {
+                        files.tell(&server.happenings);
+                        return Ok(());
+                    }
+                },
+                _ = telling.tick() => files.tell(&server.happenings),
+            }
+        }
+    }
+}
+
+fn may_write(claims: &Claims) -> Result<(), ApiError> {
+    if claims.scope.contains(Capability::FsWrite) {
+        return Ok(());
+    }
+    let message = "a sync that writes needs the capability `fs_write`, which the token doesn't have; sync with `pull=true` to read only";
+    Err(ApiError::new(ErrorCode::CapabilityDenied, message).with_details(serde_json::json!({ "capability": "fs_write" })))
+}
+
+/// The folder, made where it isn't there and may be.
+fn open_folder(root: &Root, path: &SandboxPath, only_reads: bool, author: &Author) -> Result<std::os::fd::OwnedFd, ApiError> {
+    if !only_reads {
+        make_directory(root, path.bytes(), true, author).map_err(|e| refusal(e, path))?;
+    }
+    let opened = root.open(path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY);
+    opened.and_then(|folder| refuse_kernel_files(&folder).map(|()| folder)).map_err(|e| refusal(e, path))
+}

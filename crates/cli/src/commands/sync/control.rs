@@ -1,0 +1,185 @@
+//! The socket by which other commands reach a sync that runs: one JSON line each way. The directory it is in is this user's alone.
+
+use std::{
+    io::{self, BufRead, BufReader, Read, Write},
+    os::{
+        fd::AsRawFd,
+        unix::net::{UnixListener, UnixStream},
+    },
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+use cobox_sync::{Choice, Command, Handle, Keep, RelPath};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::{
+    report,
+    state::{Config, State},
+};
+use crate::failure::Failure;
+
+const SOCKET: &str = "control.sock";
+/// Askers at once; further ones wait in the socket's queue.
+const MAX_ASKERS: usize = 8;
+/// Longest request, in bytes: some thousand paths.
+const MAX_REQUEST_BYTES: u64 = 4 * 1024 * 1024;
+/// Longest answer, in bytes.
+const MAX_ANSWER_BYTES: u64 = 64 * 1024 * 1024;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "verb", rename_all = "snake_case")]
+pub enum Request {
+    Status,
+    Pause,
+    Resume {
+        confirm: bool,
+    },
+    /// Answered when it is done, or at once.
+    Flush {
+        wait: bool,
+    },
+    Resolve {
+        paths: Vec<String>,
+        keep: Winner,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Winner {
+    /// This folder's version, on both sides
+    Here,
+    /// The sandbox's version, on both sides
+    Sandbox,
+    /// Both: this folder's gets another name
+    Both,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Reply {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    answer: Option<Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// Listens on a thread of its own until the process ends.
+pub fn listen(state: &State, config: Config, handle: Handle) -> Result<(), Failure> {
+    let failed = |e: io::Error| Failure::new(format!("listening in {}: {e}", state.dir.display()));
+    let (path, _dir) = socket_path(state).map_err(failed)?;
+    // Of a run that was killed: this one holds the lock.
+    let _ = std::fs::remove_file(&path);
+    let listener = UnixListener::bind(&path).map_err(failed)?;
+    let busy = Arc::new(AtomicUsize::new(0));
+    let serving = move || {
+        for stream in listener.incoming().flatten() {
+            while busy.load(Ordering::Acquire) >= MAX_ASKERS {
+                thread::sleep(Duration::from_millis(20));
+            }
+            busy.fetch_add(1, Ordering::AcqRel);
+            let (config, handle, done) = (config.clone(), handle.clone(), busy.clone());
+            let answering = move || {
+                // Somebody who went away needs no answer.
+                let _ = answer(stream, &config, &handle);
+                done.fetch_sub(1, Ordering::AcqRel);
+            };
+            if thread::Builder::new().name("sync-answer".to_owned()).spawn(answering).is_err() {
+                busy.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+    };
+    thread::Builder::new().name("sync-control".to_owned()).spawn(serving).map(drop).map_err(failed)
+}
+
+fn answer(mut stream: UnixStream, config: &Config, handle: &Handle) -> io::Result<()> {
+    let mut line = String::new();
+    BufReader::new(Read::take(&stream, MAX_REQUEST_BYTES)).read_line(&mut line)?;
+    let done = match serde_json::from_str::<Request>(&line) {
+        Ok(request) => obey(request, config, handle),
+        Err(e) => Err(format!("the request can't be read: {e}")),
+    };
+    let reply = match done {
+        Ok(answer) => Reply { answer: Some(answer), error: None },
+        Err(error) => Reply { answer: None, error: Some(error) },
+    };
+    let mut text = serde_json::to_vec(&reply)?;
+    text.push(b'\n');
+    stream.write_all(&text)
+}
+
+fn obey(request: Request, config: &Config, handle: &Handle) -> Result<Value, String> {
+    let status = || report::as_json(config, &handle.status());
+    match request {
+        Request::Status => Ok(status()),
+        Request::Pause => asked(handle, Command::Pause).map(|()| status()),
+        Request::Resume { confirm } => asked(handle, |answer| Command::Resume { confirmed: confirm, answer }).map(|()| status()),
+        Request::Flush { wait: false } => {
+            handle.ask(Command::Flush(Box::new(|_| ())));
+            Ok(status())
+        }
+        Request::Flush { wait: true } => asked(handle, Command::Flush).map(|status| report::as_json(config, &status)),
+        Request::Resolve { paths, keep } => {
+            let paths = paths.iter().map(|p| RelPath::new(p.as_bytes()).ok_or_else(|| format!("{p:?} is no path in the folder")));
+            let paths = paths.collect::<Result<Vec<_>, _>>()?;
+            let choice = match keep {
+                Winner::Here => Choice::Keep(Keep::Here),
+                Winner::Sandbox => Choice::Keep(Keep::Sandbox),
+                Winner::Both => Choice::Both,
+            };
+            let count = asked(handle, |answer| Command::Resolve { paths, choice, answer })?;
+            Ok(json!({ "resolved": count }))
+        }
+    }
+}
+
+fn asked<T: Send + 'static>(handle: &Handle, command: impl FnOnce(cobox_sync::Answer<T>) -> Command) -> Result<T, String> {
+    let (answer, answered) = mpsc::channel();
+    let is_there = handle.ask(command(Box::new(move |result| drop(answer.send(result)))));
+    if !is_there {
+        return Err("the sync has ended".to_owned());
+    }
+    answered.recv().map_err(|_| "the sync has ended".to_owned())?
+}
+
+/// Asks a running sync. `None` where none runs.
+pub fn ask(state: &State, request: &Request, within: Option<Duration>) -> Result<Option<Value>, Failure> {
+    if !state.is_running() {
+        return Ok(None);
+    }
+    let failed = |e: io::Error| match e.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Failure::new("the sync did not answer in time"),
+        _ => Failure::new(format!("the sync can't be asked: {e}")),
+    };
+    let (path, _dir) = socket_path(state).map_err(failed)?;
+    let mut stream = match UnixStream::connect(&path) {
+        Ok(stream) => stream,
+        // It has just begun, or is about to end.
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => return Ok(None),
+        Err(e) => return Err(failed(e)),
+    };
+    stream.set_read_timeout(within).map_err(failed)?;
+    let mut line = serde_json::to_vec(request).map_err(|e| Failure::new(e.to_string()))?;
+    line.push(b'\n');
+    stream.write_all(&line).map_err(failed)?;
+    let mut text = String::new();
+    BufReader::new(Read::take(&stream, MAX_ANSWER_BYTES)).read_line(&mut text).map_err(failed)?;
+    match serde_json::from_str(&text) {
+        Ok(Reply { error: Some(error), .. }) => Err(Failure::new(error)),
+        Ok(Reply { answer, .. }) => Ok(answer),
+        Err(_) => Err(Failure::new("the sync ended before it answered")),
+    }
+}
+
+/// By the directory's descriptor: a socket's name has 108 bytes, and a home directory may take them all.
+fn socket_path(state: &State) -> io::Result<(PathBuf, std::fs::File)> {
+    let dir = std::fs::File::open(&state.dir)?;
+    Ok((PathBuf::from(format!("/proc/self/fd/{}/{SOCKET}", dir.as_raw_fd())), dir))
+}

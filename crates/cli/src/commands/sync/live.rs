@@ -1,0 +1,241 @@
+//! A sync that runs: the engine on its own thread, what it says on the terminal, and an end at Ctrl-C.
+
+use std::time::Duration;
+
+use cobox_client::NoLine;
+use cobox_sync::{Command, Connection, Engine, Entry, Event, Handle, Limits, Mode, NoConnection, Phase, Settings, Side, Status, SyncError};
+use indicatif::ProgressBar;
+use serde_json::json;
+use tokio::sync::oneshot;
+
+use super::{
+    super::Outcome,
+    Pair, control,
+    report::{as_json, phase_why, phase_word},
+    state::{Config, State},
+};
+use crate::{
+    context::Context,
+    daemon::EndSignals,
+    failure::{Failure, INTERRUPTED},
+    printer::{Printer, visible},
+    way_in::Target,
+};
+
+/// For a batch that is just being placed; then the process ends all the same, which a sync survives at any moment.
+const STOP_WITHIN: Duration = Duration::from_secs(5);
+
+pub struct Wish {
+    pub mode: Mode,
+    pub allow_risky: bool,
+    pub until_synced: bool,
+}
+
+pub async fn run(pair: Pair, wish: &Wish, context: &Context) -> Outcome {
+    let mut signals = EndSignals::new()?;
+    let folder = pair.folder.canonicalize().map_err(|e| Failure::new(format!("{}: {e}", pair.folder.display())))?;
+    let (state, id) = State::of(&pair, &folder)?;
+    let _lock = state.lock()?;
+    let way_in = tokio::select! {
+        way_in = context.enter(&pair.target) => way_in?,
+        () = signals.next() => return Err(Failure::new("interrupted").exit_with(INTERRUPTED)),
+    };
+    let path = String::from_utf8_lossy(&pair.path).into_owned();
+    let (thread, sandbox) = match &pair.target {
+        Target::Thread(name) => (Some(name.clone()), None),
+        Target::Sandbox(name) => (None, Some(name.clone())),
+    };
+    let config =
+        Config { id, folder: folder.clone(), thread, sandbox, path, mode: wish.mode.to_string(), sandbox_id: way_in.sandbox_id.clone() };
+    begin(&state, &config, context.printer)?;
+
+    let (started, handle) = oneshot::channel();
+    let (ending, ended) = oneshot::channel();
+    let engine = {
+        let settings = Settings { mode: wish.mode, allow_risky: wish.allow_risky, limits: Limits::default(), once: wish.until_synced };
+        let (dataplane, runtime, remote) = (way_in.dataplane.clone(), tokio::runtime::Handle::current(), pair.path.clone());
+        let screen = Screen::new(context.printer, state.clone(), config.clone());
+        let base = state.base();
+        move || {
+            let mut dial = || match runtime.block_on(dataplane.open_sync(&remote, settings.mode.only_reads_there())) {
+                Ok((reader, writer)) => Ok(Connection { reader: Box::new(reader), writer: Box::new(writer) }),
+                Err(NoLine::Passing(cause)) => Err(NoConnection::Passing(cause)),
+                Err(NoLine::Final(error)) => Err(NoConnection::Final(error.to_string())),
+            };
+            let mut screen = screen;
+            let listener = Box::new(move |event: Event| screen.show(&event));
+            let ran = Engine::open(&folder, &base, settings.clone(), listener).and_then(|engine| {
+                // The other end of this is gone only with the whole command.
+                let _ = started.send(engine.handle());
+                engine.run(&mut dial)
+            });
+            let _ = ending.send(ran);
+        }
+    };
+    std::thread::Builder::new().name("sync".to_owned()).spawn(engine)?;
+    let done = match handle.await {
+        Ok(handle) => {
+            control::listen(&state, config.clone(), handle.clone())?;
+            until_the_end(handle, ended, &mut signals).await?
+        }
+        // It could not begin; the end says why.
+        Err(_) => ended.await.map(Some).map_err(|_| Failure::new("the sync ended without a word"))?,
+    };
+    finish(done, &state, &config, wish, context.printer)
+}
+
+/// Remembers which folders these are. Another sandbox in the place of the old one has nothing to do with what was agreed there.
+fn begin(state: &State, config: &Config, printer: Printer) -> Result<(), Failure> {
+    if state.config().is_some_and(|before| before.sandbox_id != config.sandbox_id) {
+        printer.note("the sandbox is another one than last time: nothing is taken for deleted, and what differs is a conflict");
+        match std::fs::remove_file(state.base()) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Failure::new(format!("{}: {e}", state.base().display()))),
+            _ => {}
+        }
+    }
+    state.set_config(config)
+}
+
+type Ended = Result<Status, SyncError>;
+
+async fn until_the_end(handle: Handle, mut ended: oneshot::Receiver<Ended>, signals: &mut EndSignals) -> Result<Option<Ended>, Failure> {
+    let lost = || Failure::new("the sync ended without a word");
+    tokio::select! {
+        done = &mut ended => return done.map(Some).map_err(|_| lost()),
+        () = signals.next() => {}
+    }
+    // Asked on a thread of its own: the engine may be busy, and its queue full.
+    tokio::task::spawn_blocking(move || handle.ask(Command::Stop));
+    // Later it ends with the process, at whatever moment that is.
+    Ok(tokio::time::timeout(STOP_WITHIN, ended).await.ok().and_then(Result::ok))
+}
+
+fn finish(done: Option<Ended>, state: &State, config: &Config, wish: &Wish, printer: Printer) -> Outcome {
+    let status = match done {
+        Some(Ok(status)) => status,
+        Some(Err(error)) => {
+            let failure = Failure::new(error.to_string());
+            return Err(match error {
+                SyncError::There { .. } | SyncError::NotAllowed => failure.advise("`cobox session get` shows what your token allows"),
+                _ => failure,
+            });
+        }
+        None => return Ok(0),
+    };
+    let told = as_json(config, &status);
+    // Only for those who ask later.
+    let _ = state.set_status(&told);
+    if wish.until_synced {
+        printer.result(&told, || format!("{} files are in sync with {}{}", status.agreed_files, config.place(), conflicts(&status)))?;
+        return Ok(u8::from(!status.conflicts.is_empty()));
+    }
+    Ok(0)
+}
+
+fn conflicts(status: &Status) -> String {
+    match status.conflicts.len() {
+        0 => String::new(),
+        1 => ", 1 conflict".to_owned(),
+        n => format!(", {n} conflicts"),
+    }
+}
+
+/// What a running sync shows: a line that stays and a bar on a terminal, a few lines elsewhere, an object a line as JSON.
+struct Screen {
+    printer: Printer,
+    state: State,
+    config: Config,
+    line: ProgressBar,
+    bar: Option<ProgressBar>,
+    said: String,
+    has_synced: bool,
+}
+
+impl Screen {
+    fn new(printer: Printer, state: State, config: Config) -> Self {
+        Self { line: printer.status_line(), printer, state, config, bar: None, said: String::new(), has_synced: false }
+    }
+
+    fn show(&mut self, event: &Event) {
+        match event {
+            Event::Phase(phase) => self.phase(phase),
+            Event::Progress { to, done, total } => self.progress(*to, *done, *total),
+            Event::Changed { side, change } => {
+                let what = match (&change.old, &change.new) {
+                    (_, None) => "removed",
+                    (None, Some(Entry::Dir)) => "made",
+                    _ => "written",
+                };
+                let side = if *side == Side::Here { "here" } else { "sandbox" };
+                self.object(&json!({"event": "changed", "side": side, "path": change.path.to_string(), "change": what}));
+            }
+            Event::Round(status) => self.round(status),
+            Event::Notice(words) => self.say(words),
+        }
+    }
+
+    fn phase(&mut self, phase: &Phase) {
+        self.object(&json!({"event": "phase", "phase": phase_word(phase), "why": phase_why(phase)}));
+        if !matches!(phase, Phase::Syncing) {
+            self.clear_bar();
+        }
+        match phase {
+            Phase::Halted(halt) => self.say(&format!(
+                "halted: {halt}\n  if that is right: `cobox sync resume --confirm`; if not, put back what is missing and `cobox sync resume`"
+            )),
+            Phase::Waiting(why) => self.say(&format!("{why}; trying again")),
+            Phase::Watching if !self.has_synced => {
+                self.has_synced = true;
+                self.say(&format!("in sync with {}; watching for changes, Ctrl-C to end", self.config.place()));
+            }
+            Phase::Watching => self.said.clear(),
+            _ => {}
+        }
+        self.line.set_message(format!("{}  {}", phase_word(phase), visible(&self.config.place())));
+    }
+
+    fn round(&mut self, status: &Status) {
+        let told = as_json(&self.config, status);
+        // Only for those who ask when it doesn't run.
+        let _ = self.state.set_status(&told);
+        self.object(&json!({"event": "round", "status": told}));
+        for conflict in &status.conflicts {
+            self.say(&format!("conflict: {} was changed on both sides; see `cobox sync status`", conflict.path));
+        }
+        self.line.set_message(format!("watching  {}, {} files{}", visible(&self.config.place()), status.agreed_files, conflicts(status)));
+    }
+
+    /// The bar takes the line's place.
+    fn progress(&mut self, to: Side, done: u64, total: u64) {
+        let label = if to == Side::Here { "from the sandbox" } else { "to the sandbox" };
+        let (printer, line) = (self.printer, &self.line);
+        let bar = self.bar.get_or_insert_with(|| {
+            line.finish_and_clear();
+            printer.progress(Some(total), label)
+        });
+        bar.set_position(done);
+    }
+
+    fn clear_bar(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+            self.line = self.printer.status_line();
+        }
+    }
+
+    fn object(&self, value: &serde_json::Value) {
+        if self.printer.is_json() {
+            // Nobody reading any more is no reason to stop syncing.
+            let _ = self.printer.out(format!("{value}\n").as_bytes());
+        }
+    }
+
+    /// Once, until something else was said.
+    fn say(&mut self, words: &str) {
+        if self.said != words {
+            self.said = words.to_owned();
+            let shown: Vec<String> = words.lines().map(visible).collect();
+            self.line.suspend(|| self.printer.note(&shown.join("\n")));
+        }
+    }
+}

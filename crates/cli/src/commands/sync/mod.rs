@@ -1,0 +1,129 @@
+//! `cobox sync`: keeps a local folder and one of a sandbox the same, live, and says how such a sync stands.
+
+mod control;
+mod live;
+mod once;
+mod report;
+mod state;
+mod verbs;
+
+use std::{ffi::OsString, path::PathBuf};
+
+use cobox_sync::Mode;
+
+pub use self::verbs::flush_before;
+use super::{Outcome, Where};
+use crate::{
+    context::Context,
+    failure::Failure,
+    place::{self, Place, Remote, WORK_DIR},
+    way_in::Target,
+};
+
+#[derive(Debug, clap::Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "\
+Runs until Ctrl-C. A file saved on one side is on the other within a moment. Where both sides changed the same file nothing is
+overwritten: `cobox sync status` lists it and `cobox sync resolve` settles it.
+What .gitignore and .coboxignore name stays where it is. Hidden files go too, .git among them: name it in .coboxignore to leave it here.
+What would run on this machine by itself, such as .git/hooks, .envrc and .vscode, comes from a sandbox only with --allow-risky.
+
+Modes:
+  two-way-safe    both ways; conflicts are left for you [default]
+  prefer-here     both ways; this folder wins conflicts
+  prefer-sandbox  both ways; the sandbox wins conflicts
+  push            to the sandbox only; what was changed only there is left alone
+  pull            from the sandbox only; what was changed only here is left alone
+  mirror          the sandbox becomes exactly this folder; what only it has is deleted
+
+Examples:
+  cobox sync
+  cobox sync ~/project demo:/workspace/project
+  cobox sync --mode pull . demo:
+  cobox sync status
+  cobox sync resolve --keep here notes.txt
+  cobox sync --once ."
+)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Option<verbs::Verb>,
+    #[command(flatten)]
+    run: Run,
+}
+
+#[derive(Debug, clap::Args)]
+struct Run {
+    #[command(flatten)]
+    place: Where,
+    /// Upload the folder once, as one archive, and end
+    #[arg(long, conflicts_with_all = ["mode", "allow_risky", "until_synced"])]
+    once: bool,
+    /// Which side may change which
+    #[arg(long, value_name = "MODE", default_value_t)]
+    mode: Mode,
+    /// Take from the sandbox also what would run on this machine by itself
+    #[arg(long)]
+    allow_risky: bool,
+    /// End when both sides are the same, as far as they can be
+    #[arg(long)]
+    until_synced: bool,
+    /// The local folder [default: the current one]
+    #[arg(value_name = "DIR")]
+    from: Option<PathBuf>,
+    /// Where it is in the sandbox: THREAD:/path [default: /workspace of the thread]
+    #[arg(value_name = "THREAD:/PATH")]
+    to: Option<OsString>,
+}
+
+/// The two folders of a sync.
+pub struct Pair {
+    pub folder: PathBuf,
+    pub target: Target,
+    /// In the sandbox, absolute.
+    pub path: Vec<u8>,
+}
+
+pub async fn run(args: Args, context: &Context) -> Outcome {
+    match args.verb {
+        Some(verb) => verbs::run(verb, context).await,
+        None => {
+            let pair = pair(&args.run)?;
+            match args.run.once {
+                true => once::run(pair, context).await,
+                false => {
+                    live::run(
+                        pair,
+                        &live::Wish { mode: args.run.mode, allow_risky: args.run.allow_risky, until_synced: args.run.until_synced },
+                        context,
+                    )
+                    .await
+                }
+            }
+        }
+    }
+}
+
+fn pair(args: &Run) -> Result<Pair, Failure> {
+    let folder = args.from.clone().unwrap_or_else(|| PathBuf::from("."));
+    match std::fs::metadata(&folder) {
+        Ok(meta) if meta.is_dir() => {}
+        Ok(_) => return Err(Failure::new(format!("{} is not a folder", folder.display())).advise("`cobox cp` copies a file")),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Failure::new(format!("{} does not exist", folder.display())));
+        }
+        Err(e) => return Err(Failure::new(format!("{}: {e}", folder.display()))),
+    }
+    let to = match &args.to {
+        None => Remote { target: None, path: WORK_DIR.into(), is_directory: true },
+        Some(text) => match place::parse(text) {
+            Ok(Place::Remote(remote)) => remote,
+            Ok(Place::Local(path)) => {
+                return Err(Failure::new(format!("{} is a local path", path.display()))
+                    .advise("write the sandbox's as THREAD:/path, or :/path for the default thread"));
+            }
+            Err(e) => return Err(Failure::new(format!("{}: {e}", text.display()))),
+        },
+    };
+    Ok(Pair { folder, target: to.target(&args.place)?, path: to.path })
+}

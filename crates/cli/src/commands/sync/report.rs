@@ -1,0 +1,120 @@
+//! How a sync stands, as JSON for programs and in words for people. Names from a sandbox are escaped before they get to a terminal.
+
+use cobox_protocol::Timestamp;
+use cobox_sync::{Conflict, Entry, Phase, Problem, RelPath, Status};
+use serde_json::{Value, json};
+
+use super::state::Config;
+
+/// Conflicts and problems shown to people; `--json` has them all.
+const MAX_SHOWN: usize = 20;
+
+pub fn phase_word(phase: &Phase) -> &'static str {
+    match phase {
+        Phase::Connecting => "connecting",
+        Phase::Scanning => "scanning",
+        Phase::Syncing => "syncing",
+        Phase::Watching => "watching",
+        Phase::Paused => "paused",
+        Phase::Halted(_) => "halted",
+        Phase::Waiting(_) => "waiting",
+        Phase::Ended => "ended",
+    }
+}
+
+/// Why it doesn't go on, where it doesn't.
+pub fn phase_why(phase: &Phase) -> Option<String> {
+    match phase {
+        Phase::Halted(halt) => Some(halt.to_string()),
+        Phase::Waiting(why) => Some(why.clone()),
+        _ => None,
+    }
+}
+
+pub fn as_json(config: &Config, status: &Status) -> Value {
+    let problems = |side: &'static str, problems: &std::collections::BTreeMap<RelPath, Problem>| -> Vec<Value> {
+        problems
+            .iter()
+            .map(|(path, p)| json!({"side": side, "path": path.to_string(), "problem": p.word(), "message": p.to_string()}))
+            .collect()
+    };
+    let all_problems = [problems("here", &status.here_problems), problems("sandbox", &status.there_problems)].concat();
+    let settled = status.settled_at.and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
+    json!({
+        "id": config.id,
+        "folder": config.folder,
+        "thread": config.thread,
+        "sandbox": config.sandbox,
+        "path": config.path,
+        "mode": status.mode.word(),
+        "phase": phase_word(&status.phase),
+        "why": phase_why(&status.phase),
+        "files": {"here": status.here_files, "sandbox": status.there_files, "agreed": status.agreed_files},
+        "conflicts": status.conflicts.iter().map(conflict).collect::<Vec<_>>(),
+        "problems": all_problems,
+        "held_back": status.held.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "left_alone": status.left_alone,
+        "polling": {"here": status.is_polling[0], "sandbox": status.is_polling[1]},
+        "settled_at": settled.map(|at| Timestamp::from_unix(i64::try_from(at.as_secs()).unwrap_or(0)).to_string()),
+    })
+}
+
+fn conflict(conflict: &Conflict) -> Value {
+    json!({"path": conflict.path.to_string(), "here": entry(conflict.here.as_ref()), "sandbox": entry(conflict.there.as_ref())})
+}
+
+pub fn entry(entry: Option<&Entry>) -> Value {
+    match entry {
+        None => json!({"kind": "absent"}),
+        Some(Entry::Dir) => json!({"kind": "folder"}),
+        Some(Entry::File { digest, size, exec }) => json!({"kind": "file", "size": size, "executable": exec, "blake3": digest.to_string()}),
+        Some(Entry::Link { target }) => json!({"kind": "link", "target": String::from_utf8_lossy(target)}),
+    }
+}
+
+/// From the JSON, because it may be that of a sync that doesn't run any more.
+pub fn in_words(status: &Value, is_running: bool) -> String {
+    let text = |value: &Value| crate::printer::visible(value.as_str().unwrap_or("?"));
+    let name = status["thread"].as_str().or(status["sandbox"].as_str()).unwrap_or("?");
+    let mut lines = vec![format!("{}  <->  {}:{}", text(&status["folder"]), crate::printer::visible(name), text(&status["path"]))];
+    let phase = if is_running { text(&status["phase"]) } else { "not running".to_owned() };
+    lines.push(format!("{phase}, mode {}, {} files in sync", text(&status["mode"]), status["files"]["agreed"]));
+    if let (Some(why), true) = (status["why"].as_str(), is_running) {
+        lines.push(crate::printer::visible(why));
+        if status["phase"] == "halted" {
+            lines.push("  `cobox sync resume --confirm` says that this is right; otherwise put back what is missing and resume".to_owned());
+        }
+    }
+    for (side, place) in [("here", "this folder"), ("sandbox", "the sandbox")] {
+        if status["polling"][side] == true && is_running {
+            lines.push(format!("not every change in {place} is noticed at once: the system watches no more folders, so it is looked through every few seconds"));
+        }
+    }
+    let mut list = |title: &str, items: &Value, line: &dyn Fn(&Value) -> String| {
+        let items = items.as_array().map_or(&[][..], Vec::as_slice);
+        if !items.is_empty() {
+            lines.push(format!("{title} ({}):", items.len()));
+            lines.extend(items.iter().take(MAX_SHOWN).map(|item| format!("  {}", line(item))));
+            if items.len() > MAX_SHOWN {
+                lines.push(format!("  and {} more", items.len() - MAX_SHOWN));
+            }
+        }
+    };
+    let side = |entry: &Value| match entry["kind"].as_str() {
+        Some("file") => format!("{} bytes", entry["size"]),
+        Some("link") => format!("link to {}", text(&entry["target"])),
+        kind => kind.unwrap_or("?").to_owned(),
+    };
+    list("conflicts", &status["conflicts"], &|c| {
+        format!("{}  (here: {}, sandbox: {})", text(&c["path"]), side(&c["here"]), side(&c["sandbox"]))
+    });
+    list("held back, because it would run here by itself", &status["held_back"], &|p| text(p));
+    list("not synced", &status["problems"], &|p| {
+        let place = if p["side"] == "here" { "here" } else { "in the sandbox" };
+        format!("{} {place}: {}", text(&p["path"]), text(&p["message"]))
+    });
+    if status["conflicts"].as_array().is_some_and(|c| !c.is_empty()) {
+        lines.push("`cobox sync diff PATH` shows a conflict; `cobox sync resolve --keep here|sandbox|both PATH` settles it".to_owned());
+    }
+    lines.join("\n")
+}

@@ -1,0 +1,152 @@
+//! What is kept of a sync on this machine: which folders, what both sides agreed on, how it last stood, and who runs it now.
+
+use std::{
+    ffi::OsString,
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Write},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{DirBuilderExt, OpenOptionsExt},
+    },
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use cobox_sync::Digest;
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+
+use super::Pair;
+use crate::{failure::Failure, way_in::Target};
+
+/// Characters of a sync's name: enough to tell those of one machine apart.
+const ID_CHARS: usize = 12;
+/// Tries to take a sync, and the pause between them.
+const LOCK_TRIES: usize = 10;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+/// Largest file of state that is read, in bytes.
+const MAX_STATE_BYTES: u64 = 64 * 1024 * 1024;
+
+/// The pair of folders, as it is remembered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Config {
+    pub id: String,
+    pub folder: PathBuf,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thread: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<String>,
+    /// In the sandbox.
+    pub path: String,
+    pub mode: String,
+    /// The sandbox both sides agreed in; another one begins anew.
+    pub sandbox_id: String,
+}
+
+impl Config {
+    pub fn place(&self) -> String {
+        format!("{}:{}", self.thread.as_deref().or(self.sandbox.as_deref()).unwrap_or("?"), self.path)
+    }
+}
+
+/// One sync's directory.
+#[derive(Clone, Debug)]
+pub struct State {
+    pub dir: PathBuf,
+}
+
+/// Held by the one process that runs a sync.
+pub struct Lock {
+    _file: File,
+}
+
+impl State {
+    pub fn of(pair: &Pair, folder: &Path) -> Result<(Self, String), Failure> {
+        let (kind, name) = match &pair.target {
+            Target::Thread(name) => ("thread", name),
+            Target::Sandbox(name) => ("sandbox", name),
+        };
+        let parts = [folder.as_os_str().as_bytes(), b"\0", kind.as_bytes(), b"\0", name.as_bytes(), b"\0", &pair.path];
+        let id = Digest::of(&parts.concat()).to_string()[..ID_CHARS].to_owned();
+        let top = top().ok_or_else(|| {
+            Failure::new("there is no place to remember the sync in: neither XDG_STATE_HOME nor HOME is set").advise("set HOME")
+        })?;
+        Ok((Self { dir: top.join(&id) }, id))
+    }
+
+    /// All there are, readable ones only.
+    pub fn all() -> Vec<(Self, Config)> {
+        let Some(listing) = top().and_then(|top| fs::read_dir(top).ok()) else { return Vec::new() };
+        let mut all: Vec<(Self, Config)> = listing
+            .flatten()
+            .filter_map(|entry| {
+                let state = Self { dir: entry.path() };
+                state.config().map(|config| (state, config))
+            })
+            .collect();
+        all.sort_by(|(_, a), (_, b)| (&a.folder, &a.path).cmp(&(&b.folder, &b.path)));
+        all
+    }
+
+    /// Makes the directory, for this user alone, and takes it for this process.
+    pub fn lock(&self) -> Result<Lock, Failure> {
+        let failed = |e: io::Error| Failure::new(format!("{}: {e}", self.dir.display()));
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.dir).map_err(failed)?;
+        let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(self.dir.join("lock")).map_err(failed)?;
+        for _ in 0..LOCK_TRIES {
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Lock { _file: file }),
+                // It may be somebody who only looks whether it is taken.
+                Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(LOCK_PAUSE),
+                Err(e) => return Err(failed(e.into())),
+            }
+        }
+        Err(Failure::new("this folder is already being synced there").advise("`cobox sync status` says how it stands"))
+    }
+
+    pub fn is_running(&self) -> bool {
+        let Ok(file) = File::open(self.dir.join("lock")) else { return false };
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).is_err()
+    }
+
+    pub fn base(&self) -> PathBuf {
+        self.dir.join("base")
+    }
+
+    pub fn config(&self) -> Option<Config> {
+        self.read("config.json")
+    }
+
+    pub fn set_config(&self, config: &Config) -> Result<(), Failure> {
+        self.write("config.json", config).map_err(|e| Failure::new(format!("{}: {e}", self.dir.display())))
+    }
+
+    /// How it last stood.
+    pub fn status(&self) -> Option<serde_json::Value> {
+        self.read("status.json")
+    }
+
+    pub fn set_status(&self, status: &serde_json::Value) -> io::Result<()> {
+        self.write("status.json", status)
+    }
+
+    fn read<T: serde::de::DeserializeOwned>(&self, name: &str) -> Option<T> {
+        let file = File::open(self.dir.join(name)).ok()?;
+        serde_json::from_reader(io::Read::take(io::BufReader::new(file), MAX_STATE_BYTES)).ok()
+    }
+
+    fn write(&self, name: &str, value: &impl Serialize) -> io::Result<()> {
+        let beside = self.dir.join(format!("{name}.new"));
+        let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&beside)?;
+        file.write_all(&serde_json::to_vec(value)?)?;
+        fs::rename(beside, self.dir.join(name))
+    }
+}
+
+/// `cobox/sync` under the user's state directory.
+fn top() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|v: &OsString| !v.is_empty()).map(PathBuf::from);
+    // The XDG rules: a relative path there is to be ignored.
+    let state = set("XDG_STATE_HOME").filter(|p| p.is_absolute()).or_else(|| set("HOME").map(|home| home.join(".local/state")));
+    state.map(|dir| dir.join("cobox/sync"))
+}

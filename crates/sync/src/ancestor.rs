@@ -1,0 +1,177 @@
+//! What both sides last agreed on, on disk: a whole tree once, then what changed, each record with its checksum.
+//!
+//! A record is written after what it says is durable on both sides. One that is lost costs nothing: both sides still agree, and it is found
+//! again. So a torn end is cut off, and nothing else can be wrong with the file but a disk that lies.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Read, Seek, SeekFrom, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    codec::{In, Out},
+    error::SyncError,
+    tree::{Tree, Update},
+};
+
+const MAGIC: &[u8] = b"cobox sync 1\n";
+const CHECK_BYTES: usize = 8;
+/// Longest record, in bytes; longer lists are several.
+const MAX_RECORD_BYTES: usize = 1024 * 1024;
+/// The file is written anew when what was added is this much, in bytes, and more than the tree itself.
+const REWRITE_AFTER: u64 = 4 * 1024 * 1024;
+
+pub struct Ancestor {
+    path: PathBuf,
+    file: File,
+    tree: Tree,
+    tree_bytes: u64,
+    added_bytes: u64,
+}
+
+impl Ancestor {
+    pub fn open(path: &Path) -> Result<Self, SyncError> {
+        let failed = |e: io::Error| SyncError::State(format!("{}: {e}", path.display()));
+        let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path).map_err(failed)?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(failed)?;
+        let (tree, good) = read(&bytes);
+        if good < bytes.len() || bytes.is_empty() {
+            file.set_len(good as u64).map_err(failed)?;
+        }
+        file.seek(SeekFrom::End(0)).map_err(failed)?;
+        let mut ancestor = Self { path: path.to_owned(), file, tree, tree_bytes: 0, added_bytes: good as u64 };
+        if good == 0 {
+            ancestor.rewrite()?;
+        }
+        Ok(ancestor)
+    }
+
+    pub fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    /// Both sides agree on these. Durable when this returns.
+    pub fn agree(&mut self, updates: Vec<Update>) -> Result<(), SyncError> {
+        if updates.is_empty() {
+            return Ok(());
+        }
+        let bytes = records(updates.iter().map(|(path, entry)| (path, entry.as_ref())));
+        for (path, entry) in updates {
+            self.tree.set(path, entry);
+        }
+        self.added_bytes += bytes.len() as u64;
+        if self.added_bytes > REWRITE_AFTER && self.added_bytes > self.tree_bytes {
+            return self.rewrite();
+        }
+        self.file.write_all(&bytes).and_then(|()| self.file.sync_data()).map_err(|e| self.failed(e))
+    }
+
+    /// The whole tree into a new file, which then takes the old one's place.
+    fn rewrite(&mut self) -> Result<(), SyncError> {
+        let bytes = [MAGIC, &records(self.tree.iter().map(|(path, entry)| (path, Some(entry))))].concat();
+        let beside = self.path.with_extension("new");
+        let written = || {
+            let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+            file.write_all(&bytes)?;
+            file.sync_all()?;
+            std::fs::rename(&beside, &self.path)?;
+            if let Some(folder) = self.path.parent() {
+                File::open(folder)?.sync_all()?;
+            }
+            Ok(file)
+        };
+        self.file = written().map_err(|e| self.failed(e))?;
+        (self.tree_bytes, self.added_bytes) = (bytes.len() as u64, 0);
+        Ok(())
+    }
+
+    fn failed(&self, e: io::Error) -> SyncError {
+        SyncError::State(format!("remembering what both sides agree on in {}: {e}", self.path.display()))
+    }
+}
+
+fn records<'a>(items: impl Iterator<Item = (&'a crate::RelPath, Option<&'a crate::Entry>)>) -> Vec<u8> {
+    let (mut bytes, mut record) = (Vec::new(), Out::default());
+    let mut close = |record: &mut Out| {
+        bytes.extend_from_slice(&(record.0.len() as u32).to_be_bytes());
+        bytes.extend_from_slice(&record.0);
+        bytes.extend_from_slice(&blake3::hash(&record.0).as_bytes()[..CHECK_BYTES]);
+        record.0.clear();
+    };
+    for (path, entry) in items {
+        record.path(path).entry(entry);
+        if record.0.len() > MAX_RECORD_BYTES / 2 {
+            close(&mut record);
+        }
+    }
+    if !record.0.is_empty() {
+        close(&mut record);
+    }
+    bytes
+}
+
+/// The tree, and how much of the file is good.
+fn read(bytes: &[u8]) -> (Tree, usize) {
+    let mut tree = Tree::default();
+    let Some(rest) = bytes.strip_prefix(MAGIC) else { return (tree, 0) };
+    let mut input = In(rest);
+    let mut good = MAGIC.len();
+    while let Ok(length) = input.u32() {
+        let Ok(record) = input.take(length as usize) else { break };
+        let Ok(check) = input.take(CHECK_BYTES) else { break };
+        if record.len() > MAX_RECORD_BYTES || blake3::hash(record).as_bytes()[..CHECK_BYTES] != *check {
+            break;
+        }
+        let Ok(updates) = In(record).all(|i| Ok((i.path()?, i.entry()?))) else { break };
+        updates.into_iter().for_each(|(path, entry)| tree.set(path, entry));
+        good = bytes.len() - input.0.len();
+    }
+    (tree, good)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Digest, Entry, RelPath};
+
+    fn file(number: u8) -> Update {
+        let entry = Entry::File { digest: Digest::of(&[number]), size: 1, exec: false };
+        (RelPath::new(format!("f{number}").as_bytes()).unwrap(), Some(entry))
+    }
+
+    #[test]
+    fn a_torn_end_costs_only_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("base");
+        let mut ancestor = Ancestor::open(&path).unwrap();
+        ancestor.agree(vec![file(1), file(2)]).unwrap();
+        ancestor.agree(vec![(file(1).0, None)]).unwrap();
+        let known = ancestor.tree().clone();
+        ancestor.agree(vec![file(3)]).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        for cut in 1..60 {
+            std::fs::write(&path, &whole[..whole.len() - cut]).unwrap();
+            assert_eq!(*Ancestor::open(&path).unwrap().tree(), known, "{cut}");
+        }
+        let mut again = Ancestor::open(&path).unwrap();
+        again.agree(vec![file(4)]).unwrap();
+        let tree = again.tree().clone();
+        assert_eq!((tree.len(), Ancestor::open(&path).unwrap().tree()), (2, &tree));
+        std::fs::write(&path, b"something else").unwrap();
+        assert!(Ancestor::open(&path).unwrap().tree().is_empty());
+    }
+
+    #[test]
+    fn it_is_written_anew_before_it_grows_without_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("base");
+        let mut ancestor = Ancestor::open(&path).unwrap();
+        ancestor.added_bytes = REWRITE_AFTER;
+        ancestor.agree(vec![file(1)]).unwrap();
+        ancestor.agree(vec![file(2)]).unwrap();
+        assert_eq!(Ancestor::open(&path).unwrap().tree().len(), 2);
+    }
+}

@@ -1,0 +1,307 @@
+//! Making changes: each path is old or new at every moment, and what somebody else changed meanwhile is left as it is.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    os::fd::{AsFd, OwnedFd},
+    time::{Duration, SystemTime},
+};
+
+use rustix::{
+    fs::{AtFlags, Mode, OFlags, RenameFlags, Stat},
+    io::Errno,
+};
+
+use crate::{
+    dirs,
+    entry::{Digest, Entry},
+    error::SyncError,
+    hooks::Deed,
+    message::Outcome,
+    path::RelPath,
+    reconcile::Change,
+    scan::stays_inside,
+    side::Folder,
+    staging::{FEW_FILES, FOLDER_MODE, with_exec},
+    stamp::Stamp,
+};
+
+/// A file this large is worth a moment's wait, in bytes, so that it need not be read again to be believed.
+const WORTH_A_WAIT: u64 = 8 * 1024 * 1024;
+/// What that wait takes: a little longer than a stamp is fresh.
+const MOMENT: Duration = Duration::from_millis(35);
+
+/// In an order in which each can be done, and content comes before anything goes: a file that was moved is never nowhere.
+pub fn in_order(mut changes: Vec<Change>) -> Vec<Change> {
+    changes.sort_by(|a, b| a.path.cmp(&b.path));
+    // What is in a folder that becomes something else has to go first.
+    let turned: BTreeSet<RelPath> =
+        changes.iter().filter(|c| is_dir(&c.old) && c.new.is_some() && !is_dir(&c.new)).map(|c| c.path.clone()).collect();
+    let is_in_turned = |path: &RelPath| path.ancestors().any(|folder| turned.contains(&folder));
+    let (mut first, rest): (Vec<_>, Vec<_>) = changes.into_iter().partition(|c| c.new.is_none() && is_in_turned(&c.path));
+    let (mut last, middle): (Vec<_>, Vec<_>) = rest.into_iter().partition(|c| c.new.is_none());
+    first.reverse();
+    last.reverse();
+    first.into_iter().chain(middle).chain(last).collect()
+}
+
+fn is_dir(entry: &Option<Entry>) -> bool {
+    entry.as_ref().is_some_and(Entry::is_dir)
+}
+
+impl Folder {
+    /// Does what can be done, in this order, and says of each what became of it. What it needs is staged and durable.
+    pub(crate) fn apply(&mut self, changes: &[Change]) -> Result<Vec<Outcome>, SyncError> {
+        if !self.hooks.may_write() {
+            return Err(SyncError::NotAllowed);
+        }
+        self.staging.sync()?;
+        let mut uses: HashMap<Digest, usize> = HashMap::new();
+        for (digest, _) in changes.iter().filter(|c| needs_content(c)).filter_map(|c| c.new.as_ref().and_then(Entry::content)) {
+            *uses.entry(digest).or_default() += 1;
+        }
+        let mut parents = Parents::default();
+        let mut outcomes = Vec::with_capacity(changes.len());
+        for change in changes {
+            let outcome = self.apply_one(change, &mut uses, &mut parents)?;
+            if outcome != Outcome::Done && outcome != Outcome::NotEmpty {
+                self.again.insert(change.path.clone());
+            }
+            outcomes.push(outcome);
+        }
+        self.staging.clear();
+        self.make_durable(parents.changed)?;
+        self.settle(changes, &outcomes);
+        Ok(outcomes)
+    }
+
+    fn apply_one(&mut self, change: &Change, uses: &mut HashMap<Digest, usize>, parents: &mut Parents) -> Result<Outcome, SyncError> {
+        let Change { path, old, new } = change;
+        if self.tree.get(path) != old.as_ref() {
+            return Ok(Outcome::Changed);
+        }
+        if let Some(Entry::Link { target }) = new
+            && !stays_inside(path, target)
+        {
+            return Ok(Outcome::Failed);
+        }
+        let parent = match parents.open(self, path) {
+            Ok(parent) => parent,
+            Err(_) => return Ok(Outcome::Changed),
+        };
+        let done = match (old, new) {
+            (None, Some(Entry::Dir)) => self.make_folder(path, &parent),
+            (Some(Entry::Dir), None) => self.remove_folder(path, &parent),
+            (Some(_), None) => self.remove(path, &parent),
+            (Some(Entry::File { digest: a, .. }), Some(Entry::File { digest: b, exec, .. })) if a == b => {
+                self.set_exec(path, &parent, *exec)
+            }
+            (old, Some(new)) => match self.staged(path, old.as_ref(), new, uses) {
+                Ok(staged) if is_dir(&change.old) => self.replace_folder(path, &parent, &staged),
+                Ok(staged) if old.is_none() => self.put_new(path, &parent, &staged),
+                Ok(staged) => self.replace(path, &parent, &staged),
+                Err(e) => Err(e),
+            },
+            (None, None) => return Ok(Outcome::Done),
+        };
+        match done {
+            Ok(stat) => {
+                parents.changed.insert(path.parent_bytes().to_vec());
+                match stat {
+                    Some(stat) => self.stamps.insert(path.clone(), Stamp::of(&stat, SystemTime::now())),
+                    None => self.stamps.remove(path),
+                };
+                self.tree.set(path.clone(), new.clone());
+                Ok(Outcome::Done)
+            }
+            Err(Errno::EXIST | Errno::AGAIN | Errno::NOENT | Errno::ISDIR | Errno::NOTDIR | Errno::LOOP) => Ok(Outcome::Changed),
+            Err(Errno::NOTEMPTY) => Ok(Outcome::NotEmpty),
+            Err(Errno::NODATA) => Ok(Outcome::NoContent),
+            Err(e @ (Errno::NOSPC | Errno::DQUOT)) => Err(SyncError::writing("a file", e)),
+            Err(error) => {
+                tracing::debug!(%path, %error, "a change could not be made");
+                Ok(Outcome::Failed)
+            }
+        }
+    }
+
+    /// What is to stand at a path, ready to be renamed there.
+    fn staged(&mut self, path: &RelPath, old: Option<&Entry>, new: &Entry, uses: &mut HashMap<Digest, usize>) -> Result<String, Errno> {
+        match new {
+            Entry::Dir => self.staging.empty_folder(),
+            Entry::Link { target } => self.staging.link(target),
+            Entry::File { digest, exec, .. } => {
+                let left = uses.entry(*digest).or_default();
+                *left = left.saturating_sub(1);
+                let is_last = *left == 0;
+                if !self.staging.has(digest) {
+                    return Err(Errno::NODATA);
+                }
+                let name = self.staging.take(digest, is_last)?;
+                let like = old.filter(|old| old.is_file()).and_then(|_| self.stamps.get(path)).map(Stamp::mode);
+                self.staging.set_mode(&name, like, *exec)?;
+                Ok(name)
+            }
+        }
+    }
+
+    fn make_folder(&mut self, path: &RelPath, parent: &OwnedFd) -> Result<Option<Stat>, Errno> {
+        let hooks = self.hooks.clone();
+        hooks.change(parent.as_fd(), path, Deed::New, &mut || {
+            rustix::fs::mkdirat(parent, path.name(), FOLDER_MODE)?;
+            dirs::look(parent.as_fd(), path.name())
+        })
+    }
+
+    fn remove_folder(&mut self, path: &RelPath, parent: &OwnedFd) -> Result<Option<Stat>, Errno> {
+        let hooks = self.hooks.clone();
+        hooks.change(parent.as_fd(), path, Deed::Removed, &mut || {
+            match rustix::fs::unlinkat(parent, path.name(), AtFlags::REMOVEDIR) {
+                Err(Errno::NOENT) => Ok(None),
+                // Some file systems say it this way.
+                Err(Errno::EXIST) => Err(Errno::NOTEMPTY),
+                other => other.map(|()| None),
+            }
+        })
+    }
+
+    fn put_new(&mut self, path: &RelPath, parent: &OwnedFd, staged: &str) -> Result<Option<Stat>, Errno> {
+        let (hooks, staging) = (self.hooks.clone(), &mut self.staging);
+        hooks.change(parent.as_fd(), path, Deed::New, &mut || {
+            staging.rename(staged, parent.as_fd(), path.name(), RenameFlags::NOREPLACE)?;
+            dirs::look(parent.as_fd(), path.name())
+        })
+    }
+
+    /// Swaps the two and looks at what came out: was it not what it should have been, it goes back.
+    fn replace(&mut self, path: &RelPath, parent: &OwnedFd, staged: &str) -> Result<Option<Stat>, Errno> {
+        let known = self.as_known(path, parent)?;
+        let (hooks, staging) = (self.hooks.clone(), &mut self.staging);
+        hooks.change(parent.as_fd(), path, Deed::Replaced, &mut || {
+            match staging.rename(staged, parent.as_fd(), path.name(), RenameFlags::EXCHANGE) {
+                // Where two names can't be swapped, what was seen a moment ago has to do.
+                Err(Errno::INVAL) => staging.rename(staged, parent.as_fd(), path.name(), RenameFlags::empty())?,
+                other => {
+                    other?;
+                    let is_it = staging.look(staged)?.is_some_and(|s| known.is_same_content(&Stamp::of(&s, SystemTime::now())));
+                    if !is_it {
+                        staging.rename(staged, parent.as_fd(), path.name(), RenameFlags::EXCHANGE)?;
+                        return Err(Errno::AGAIN);
+                    }
+                    staging.remove(staged)?;
+                }
+            }
+            dirs::look(parent.as_fd(), path.name())
+        })
+    }
+
+    /// A folder gives its name to something else. It goes first: one that isn't empty after all stays, and is never out of sight.
+    fn replace_folder(&mut self, path: &RelPath, parent: &OwnedFd, staged: &str) -> Result<Option<Stat>, Errno> {
+        self.remove_folder(path, parent)?;
+        self.tree.set(path.clone(), None);
+        self.put_new(path, parent, staged)
+    }
+
+    /// Taken aside and looked at before it goes: was it not what it should have been, it comes back.
+    fn remove(&mut self, path: &RelPath, parent: &OwnedFd) -> Result<Option<Stat>, Errno> {
+        let known = match self.as_known(path, parent) {
+            Err(Errno::NOENT) => return Ok(None),
+            other => other?,
+        };
+        let (hooks, staging) = (self.hooks.clone(), &mut self.staging);
+        hooks.change(parent.as_fd(), path, Deed::Removed, &mut || {
+            let aside = staging.pull_in(parent.as_fd(), path.name())?;
+            let is_it = staging.look(&aside)?.is_some_and(|s| known.is_same_content(&Stamp::of(&s, SystemTime::now())));
+            if is_it {
+                staging.remove(&aside)?;
+                return Ok(None);
+            }
+            if staging.rename(&aside, parent.as_fd(), path.name(), RenameFlags::NOREPLACE).is_err() {
+                // Somebody made another one in that moment: both are kept.
+                let beside = [path.name(), b".cobox-kept"].concat();
+                staging.rename(&aside, parent.as_fd(), &beside, RenameFlags::NOREPLACE)?;
+            }
+            Err(Errno::AGAIN)
+        })
+    }
+
+    fn set_exec(&mut self, path: &RelPath, parent: &OwnedFd, exec: bool) -> Result<Option<Stat>, Errno> {
+        let known = self.as_known(path, parent)?;
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(parent, path.name(), flags, Mode::empty())?;
+        if !known.is_same(&Stamp::of(&rustix::fs::fstat(&file)?, SystemTime::now())) {
+            return Err(Errno::AGAIN);
+        }
+        let hooks = self.hooks.clone();
+        hooks.change(parent.as_fd(), path, Deed::Replaced, &mut || {
+            rustix::fs::fchmod(&file, Mode::from_raw_mode(with_exec(known.mode() & 0o777, exec)))?;
+            dirs::look(parent.as_fd(), path.name())
+        })
+    }
+
+    /// The stamp of what the last look saw, if that is still there.
+    fn as_known(&self, path: &RelPath, parent: &OwnedFd) -> Result<Stamp, Errno> {
+        let known = *self.stamps.get(path).ok_or(Errno::AGAIN)?;
+        let now = dirs::look(parent.as_fd(), path.name())?.ok_or(Errno::NOENT)?;
+        if known.is_same(&Stamp::of(&now, SystemTime::now())) { Ok(known) } else { Err(Errno::AGAIN) }
+    }
+
+    /// Names are durable before anybody remembers that both sides agree on them.
+    fn make_durable(&self, parents: BTreeSet<Vec<u8>>) -> Result<(), SyncError> {
+        let synced = if parents.len() <= FEW_FILES {
+            parents.iter().try_for_each(|parent| match dirs::open_beneath(self.root(), parent, OFlags::RDONLY | OFlags::DIRECTORY) {
+                Ok(folder) => rustix::fs::fsync(folder),
+                // Deleted with what was in it, or not to be read: its names become durable with the file system's next commit.
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::LOOP) => Ok(()),
+                Err(e) => Err(e),
+            })
+        } else {
+            rustix::fs::syncfs(self.root())
+        };
+        synced.map_err(|e| SyncError::writing("the names of what arrived", e))
+    }
+
+    /// Looks once more at what was put: after a moment in which nothing happened to it, it need not be read to be believed.
+    fn settle(&mut self, changes: &[Change], outcomes: &[Outcome]) {
+        let placed = || changes.iter().zip(outcomes).filter(|(_, o)| **o == Outcome::Done).map(|(c, _)| c);
+        let is_large = |c: &Change| c.new.as_ref().and_then(Entry::content).is_some_and(|(_, size)| size >= WORTH_A_WAIT);
+        if placed().any(is_large) {
+            std::thread::sleep(MOMENT);
+        }
+        let mut parents = Parents::default();
+        for change in placed().filter(|c| c.new.as_ref().is_some_and(Entry::is_file)) {
+            let (Some(first), Ok(parent)) = (self.stamps.get(&change.path), parents.open(self, &change.path)) else { continue };
+            if let Ok(Some(stat)) = dirs::look(parent.as_fd(), change.path.name()) {
+                let now = Stamp::of(&stat, SystemTime::now());
+                if first.is_same(&now) {
+                    self.stamps.insert(change.path.clone(), now);
+                }
+            }
+        }
+    }
+}
+
+/// Whether a change needs content that isn't where it is to be.
+pub fn needs_content(change: &Change) -> bool {
+    let content = |e: &Option<Entry>| e.as_ref().and_then(Entry::content);
+    content(&change.new).is_some() && content(&change.new) != content(&change.old)
+}
+
+/// Folders on the way: the last one stays open, because the next change is mostly in the same.
+#[derive(Default)]
+struct Parents {
+    last: BTreeMap<Vec<u8>, std::sync::Arc<OwnedFd>>,
+    changed: BTreeSet<Vec<u8>>,
+}
+
+impl Parents {
+    fn open(&mut self, folder: &Folder, path: &RelPath) -> Result<std::sync::Arc<OwnedFd>, Errno> {
+        let parent = path.parent_bytes();
+        if let Some(open) = self.last.get(parent) {
+            return Ok(open.clone());
+        }
+        let open = std::sync::Arc::new(dirs::directory(folder.root(), parent)?);
+        self.last.clear();
+        self.last.insert(parent.to_vec(), open.clone());
+        Ok(open)
+    }
+}

@@ -1,0 +1,291 @@
+//! Content on the wire: file after file in one stream, cut into blocks that are compressed where it helps. Memory doesn't grow with it.
+
+use std::{
+    fs::File,
+    io::{self, Read, Seek, SeekFrom, Write},
+    time::SystemTime,
+};
+
+use crate::{
+    delta::{MAX_BLOCK_BYTES, MAX_BLOCKS, Op, Signature, diff},
+    dirs,
+    error::SyncError,
+    message::{Message, Need},
+    side::{Folder, Want},
+    staging::Incoming,
+    stamp::Stamp,
+};
+
+/// One block before it is compressed, in bytes.
+const BLOCK_BYTES: usize = 256 * 1024;
+/// Quick enough not to hold back a local transfer; source code still shrinks to a third.
+const ZSTD_LEVEL: i32 = 1;
+/// After a block that didn't shrink so many go as they are: what is compressed already mostly goes on so.
+const SKIP_BLOCKS: u32 = 15;
+
+const WHOLE: u8 = 1;
+const COPY: u8 = 2;
+const DONE: u8 = 3;
+const ABANDONED: u8 = 4;
+
+/// Where the next message comes from.
+pub trait Source {
+    fn next(&mut self) -> Result<Message, SyncError>;
+}
+
+/// Cuts a stream into messages.
+pub struct BlockWriter<'a> {
+    send: &'a mut dyn FnMut(&Message) -> io::Result<()>,
+    block: Vec<u8>,
+    zstd: zstd::bulk::Compressor<'static>,
+    skip: u32,
+}
+
+impl<'a> BlockWriter<'a> {
+    pub fn new(send: &'a mut dyn FnMut(&Message) -> io::Result<()>) -> io::Result<Self> {
+        Ok(Self { send, block: Vec::with_capacity(BLOCK_BYTES), zstd: zstd::bulk::Compressor::new(ZSTD_LEVEL)?, skip: 0 })
+    }
+
+    pub fn finish(mut self) -> io::Result<()> {
+        self.flush()?;
+        (self.send)(&Message::ContentEnd)
+    }
+}
+
+impl Write for BlockWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let n = bytes.len().min(BLOCK_BYTES - self.block.len());
+        self.block.extend_from_slice(&bytes[..n]);
+        if self.block.len() == BLOCK_BYTES {
+            self.flush()?;
+        }
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.block.is_empty() {
+            return Ok(());
+        }
+        let block = std::mem::replace(&mut self.block, Vec::with_capacity(BLOCK_BYTES));
+        let raw = block.len() as u32;
+        let packed = if self.skip == 0 { Some(self.zstd.compress(&block)?) } else { None };
+        self.skip = self.skip.saturating_sub(1);
+        let message = match packed {
+            Some(packed) if packed.len() < block.len() - block.len() / 16 => Message::Content { raw, is_packed: true, bytes: packed },
+            Some(_) => {
+                self.skip = SKIP_BLOCKS;
+                Message::Content { raw, is_packed: false, bytes: block }
+            }
+            None => Message::Content { raw, is_packed: false, bytes: block },
+        };
+        (self.send)(&message)
+    }
+}
+
+/// The stream again, from its messages.
+pub struct BlockReader<'a> {
+    source: &'a mut dyn Source,
+    block: Vec<u8>,
+    at: usize,
+    zstd: zstd::bulk::Decompressor<'static>,
+    is_at_end: bool,
+    /// Told of every byte as it comes.
+    progress: &'a mut dyn FnMut(u64),
+    failure: Option<SyncError>,
+}
+
+impl<'a> BlockReader<'a> {
+    pub fn new(source: &'a mut dyn Source, progress: &'a mut dyn FnMut(u64)) -> io::Result<Self> {
+        let zstd = zstd::bulk::Decompressor::new()?;
+        Ok(Self { source, block: Vec::new(), at: 0, zstd, is_at_end: false, progress, failure: None })
+    }
+
+    fn refill(&mut self) -> Result<(), SyncError> {
+        while self.at == self.block.len() && !self.is_at_end {
+            match self.source.next()? {
+                Message::Content { raw, is_packed, bytes } => {
+                    let raw = raw as usize;
+                    if raw > BLOCK_BYTES {
+                        return Err(SyncError::Protocol("a block is too long"));
+                    }
+                    let block = match is_packed {
+                        true => self.zstd.decompress(&bytes, raw).map_err(|_| SyncError::Protocol("a block can't be unpacked"))?,
+                        false => bytes,
+                    };
+                    if block.len() != raw {
+                        return Err(SyncError::Protocol("a block is not as long as it says"));
+                    }
+                    (self.progress)(raw as u64);
+                    (self.block, self.at) = (block, 0);
+                }
+                Message::ContentEnd => self.is_at_end = true,
+                _ => return Err(SyncError::Protocol("something else came in the middle of content")),
+            }
+        }
+        Ok(())
+    }
+
+    fn exactly<const N: usize>(&mut self) -> Result<[u8; N], SyncError> {
+        let mut bytes = [0; N];
+        self.read_exact(&mut bytes).map_err(|e| self.why(e))?;
+        Ok(bytes)
+    }
+
+    fn why(&mut self, e: io::Error) -> SyncError {
+        self.failure.take().unwrap_or_else(|| match e.kind() {
+            io::ErrorKind::UnexpectedEof => SyncError::Protocol("content ended early"),
+            _ => SyncError::Lost(e),
+        })
+    }
+}
+
+impl Read for BlockReader<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if let Err(failure) = self.refill() {
+            self.failure = Some(failure);
+            return Err(io::Error::other("the other side"));
+        }
+        let n = buffer.len().min(self.block.len() - self.at);
+        buffer[..n].copy_from_slice(&self.block[self.at..self.at + n]);
+        self.at += n;
+        Ok(n)
+    }
+}
+
+impl Folder {
+    /// Sends what the other side wants of what it needs. What changed meanwhile is abandoned, and told so.
+    pub(crate) fn send_content(
+        &self,
+        needs: &[Need],
+        wants: &[Want],
+        send: &mut dyn FnMut(&Message) -> io::Result<()>,
+    ) -> Result<(), SyncError> {
+        let mut out = BlockWriter::new(send).map_err(SyncError::Lost)?;
+        for want in wants {
+            let Some(need) = needs.get(want.index as usize) else { return Err(SyncError::Protocol("it wants what it doesn't need")) };
+            out.write_all(&want.index.to_be_bytes()).map_err(SyncError::Lost)?;
+            let is_whole = match self.open_content(need) {
+                Some((file, stamp)) => send_file(file, stamp, &want.signature, &mut out)?,
+                None => false,
+            };
+            out.write_all(&[if is_whole { DONE } else { ABANDONED }]).map_err(SyncError::Lost)?;
+        }
+        out.finish().map_err(SyncError::Lost)
+    }
+
+    /// Stages what the other side sends. Gives the numbers of what did not come whole.
+    pub(crate) fn receive_content(&mut self, needs: &[Need], mut from: BlockReader) -> Result<Vec<u32>, SyncError> {
+        let mut failed = Vec::new();
+        loop {
+            from.refill()?;
+            if from.is_at_end {
+                return Ok(failed);
+            }
+            let index = u32::from_be_bytes(from.exactly()?);
+            let need = needs.get(index as usize).ok_or(SyncError::Protocol("it sends what nobody needs"))?;
+            if self.hooks.is_full() {
+                return Err(SyncError::Full);
+            }
+            let mut incoming = self.staging.begin().map_err(|e| SyncError::writing("what arrives", e))?;
+            let got = self.receive_file(need, &mut incoming, &mut from);
+            let is_whole = match got {
+                Ok(is_whole) => is_whole,
+                Err(e) => {
+                    self.staging.abandon(incoming);
+                    return Err(e);
+                }
+            };
+            if !is_whole {
+                self.staging.abandon(incoming);
+                failed.push(index);
+            } else if !self.staging.finish(incoming, need.digest, need.size) {
+                failed.push(index);
+            }
+        }
+    }
+
+    fn receive_file(&self, need: &Need, incoming: &mut Incoming, from: &mut BlockReader) -> Result<bool, SyncError> {
+        let mut old: Option<File> = None;
+        let mut left = need.size;
+        let mut bound = |length: u64| match left.checked_sub(length) {
+            Some(rest) => {
+                left = rest;
+                Ok(())
+            }
+            None => Err(SyncError::Protocol("a file is longer than it says")),
+        };
+        loop {
+            let [op] = from.exactly()?;
+            match op {
+                WHOLE => {
+                    let length = u32::from_be_bytes(from.exactly()?);
+                    bound(u64::from(length))?;
+                    move_bytes(from, u64::from(length), incoming)?;
+                }
+                COPY => {
+                    let (offset, length) = (u64::from_be_bytes(from.exactly()?), u64::from_be_bytes(from.exactly()?));
+                    bound(length)?;
+                    let file = match &mut old {
+                        Some(file) => file,
+                        None => match dirs::readable(self.root(), need.path.bytes()) {
+                            Ok(file) => old.insert(File::from(file)),
+                            // It will not have the digest, and comes whole the next time.
+                            Err(_) => continue,
+                        },
+                    };
+                    let copied = file.seek(SeekFrom::Start(offset)).and_then(|_| io::copy(&mut Read::take(&mut *file, length), incoming));
+                    copied.map_err(|e| SyncError::writing_io("what arrives", e))?;
+                }
+                DONE => return Ok(true),
+                ABANDONED => return Ok(false),
+                _ => return Err(SyncError::Protocol("content can't be read")),
+            }
+        }
+    }
+}
+
+fn move_bytes(from: &mut BlockReader, mut length: u64, to: &mut Incoming) -> Result<(), SyncError> {
+    while length > 0 {
+        from.refill()?;
+        let there = &from.block[from.at..];
+        let n = there.len().min(usize::try_from(length).unwrap_or(usize::MAX));
+        if n == 0 {
+            return Err(SyncError::Protocol("content ended early"));
+        }
+        to.write_all(&there[..n]).map_err(|e| SyncError::writing_io("what arrives", e))?;
+        from.at += n;
+        length -= n as u64;
+    }
+    Ok(())
+}
+
+/// Whether it went out as it was promised.
+fn send_file(mut file: File, stamp: Stamp, signature: &Signature, out: &mut BlockWriter) -> Result<bool, SyncError> {
+    let is_usable = signature.block <= MAX_BLOCK_BYTES && signature.sums.len() <= MAX_BLOCKS;
+    if !is_usable {
+        return Err(SyncError::Protocol("too many sums of a file"));
+    }
+    let (mut sent, mut broken) = (0, None);
+    let told = diff(signature, &mut file, |op| {
+        let written = match op {
+            Op::Data(bytes) => {
+                sent += bytes.len() as u64;
+                let head = [&[WHOLE][..], &(bytes.len() as u32).to_be_bytes()].concat();
+                out.write_all(&head).and_then(|()| out.write_all(bytes))
+            }
+            Op::Copy { offset, length } => {
+                sent += length;
+                out.write_all(&[&[COPY][..], &offset.to_be_bytes(), &length.to_be_bytes()].concat())
+            }
+        };
+        // What the other side's connection says is not what the file says.
+        written.inspect_err(|e| broken = Some(e.kind()))?;
+        // One that grows is abandoned before it says more than it promised.
+        if sent > stamp.size() { Err(io::Error::other("it has grown")) } else { Ok(()) }
+    });
+    if let Some(kind) = broken {
+        return Err(SyncError::Lost(kind.into()));
+    }
+    let now = rustix::fs::fstat(&file).map(|stat| Stamp::of(&stat, SystemTime::now()));
+    Ok(told.is_ok() && sent == stamp.size() && now.is_ok_and(|now| stamp.is_same(&now)))
+}

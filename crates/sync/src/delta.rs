@@ -1,0 +1,335 @@
+//! Sending only what changed of a large file: the other side tells sums of its old version's blocks, and gets what they don't cover.
+//!
+//! Memory is bounded by the number of blocks, which doesn't grow with the file beyond a limit: larger files have larger blocks.
+
+use std::{
+    collections::HashMap,
+    io::{self, Read},
+};
+
+/// Smaller files are sent whole: asking for sums would cost as much.
+pub const MIN_DELTA_BYTES: u64 = 64 * 1024;
+/// Blocks of one file.
+pub const MAX_BLOCKS: usize = 64 * 1024;
+/// Blocks of all the files that are sent in one go.
+pub const MAX_SUMS: usize = 4 * MAX_BLOCKS;
+const MIN_BLOCK_BYTES: u64 = 1024;
+/// Of a usual file; beyond what this covers with the most blocks they grow.
+const USUAL_BLOCK_BYTES: u64 = 64 * 1024;
+/// Largest block, in bytes; with the most blocks that is a file of 256 GiB.
+pub const MAX_BLOCK_BYTES: u32 = 4 * 1024 * 1024;
+/// Handed over at once where nothing matches.
+const LITERAL_BYTES: usize = 128 * 1024;
+/// Read at once.
+const READ_BYTES: usize = 256 * 1024;
+/// How often a block may look known by its weak sum and not be, beyond once for each: sums made to do so would keep this side busy.
+const MAX_FALSE_ALARMS: u64 = 10_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockSum {
+    pub weak: u32,
+    pub strong: [u8; 16],
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Signature {
+    pub block: u32,
+    pub sums: Vec<BlockSum>,
+}
+
+/// What a new version is made of.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Op<'a> {
+    Data(&'a [u8]),
+    /// Bytes of the old version.
+    Copy {
+        offset: u64,
+        length: u64,
+    },
+}
+
+pub fn block_size(length: u64) -> u32 {
+    let usual = length.saturating_mul(24).isqrt().clamp(MIN_BLOCK_BYTES, USUAL_BLOCK_BYTES);
+    let needed = length.div_ceil(MAX_BLOCKS as u64).max(usual).next_multiple_of(MIN_BLOCK_BYTES);
+    u32::try_from(needed).unwrap_or(MAX_BLOCK_BYTES).min(MAX_BLOCK_BYTES)
+}
+
+/// Sums of a file's whole blocks; a rest at its end has none.
+pub fn sign(file: &mut impl Read, length: u64) -> io::Result<Signature> {
+    let block = block_size(length);
+    let mut bytes = vec![0; block as usize];
+    let mut sums = Vec::new();
+    while sums.len() < MAX_BLOCKS && fill(file, &mut bytes)? == bytes.len() {
+        sums.push(BlockSum { weak: Rolling::of(&bytes).value(), strong: strong(&bytes) });
+    }
+    Ok(Signature { block, sums })
+}
+
+/// Reads a new version and says what it is made of, given the old one's sums.
+pub fn diff(signature: &Signature, source: &mut impl Read, mut tell: impl FnMut(Op) -> io::Result<()>) -> io::Result<()> {
+    let block = signature.block as usize;
+    let index = Index::new(signature);
+    let mut buffer: Vec<u8> = Vec::with_capacity(READ_BYTES + block + LITERAL_BYTES);
+    let (mut literal, mut at, mut is_at_end) = (0, 0, block == 0 || signature.sums.is_empty());
+    let mut rolling: Option<Rolling> = None;
+    let mut alarms_left = MAX_FALSE_ALARMS + signature.sums.len() as u64;
+    let mut copy: Option<(u64, u64)> = None;
+    if is_at_end {
+        return whole(source, tell);
+    }
+    loop {
+        while buffer.len() - at < block && !is_at_end {
+            // What is behind is handed over or gone; the rest moves to the front.
+            flush(&mut copy, &buffer[literal..at], &mut tell)?;
+            buffer.drain(..at);
+            (literal, at) = (0, 0);
+            let had = buffer.len();
+            buffer.resize(had + READ_BYTES, 0);
+            let n = fill(source, &mut buffer[had..])?;
+            buffer.truncate(had + n);
+            is_at_end = n < READ_BYTES;
+        }
+        if buffer.len() - at < block || alarms_left == 0 {
+            break;
+        }
+        let window = &buffer[at..at + block];
+        let sum = rolling.get_or_insert_with(|| Rolling::of(window)).value();
+        let known = match index.find(sum, window) {
+            Found::Block(number) => Some(number),
+            Found::FalseAlarm => {
+                alarms_left -= 1;
+                None
+            }
+            Found::Nothing => None,
+        };
+        if let Some(number) = known {
+            if literal < at {
+                flush(&mut copy, &buffer[literal..at], &mut tell)?;
+            }
+            let offset = number as u64 * block as u64;
+            copy = match copy {
+                Some((from, length)) if from + length == offset => Some((from, length + block as u64)),
+                other => {
+                    if let Some((offset, length)) = other {
+                        tell(Op::Copy { offset, length })?;
+                    }
+                    Some((offset, block as u64))
+                }
+            };
+            at += block;
+            literal = at;
+            rolling = None;
+            continue;
+        }
+        if let (Some(rolling), Some(next)) = (&mut rolling, buffer.get(at + block)) {
+            rolling.roll(buffer[at], *next, block);
+        } else {
+            rolling = None;
+        }
+        at += 1;
+        if at - literal >= LITERAL_BYTES {
+            flush(&mut copy, &buffer[literal..at], &mut tell)?;
+            literal = at;
+        }
+    }
+    flush(&mut copy, &buffer[literal..], &mut tell)?;
+    if let Some((offset, length)) = copy {
+        tell(Op::Copy { offset, length })?;
+    }
+    if is_at_end { Ok(()) } else { whole(source, tell) }
+}
+
+/// The rest as it is.
+fn whole(source: &mut impl Read, mut tell: impl FnMut(Op) -> io::Result<()>) -> io::Result<()> {
+    let mut piece = vec![0; LITERAL_BYTES];
+    loop {
+        match fill(source, &mut piece)? {
+            0 => return Ok(()),
+            n => tell(Op::Data(&piece[..n]))?,
+        }
+    }
+}
+
+/// Tells a copy that is still open, then the bytes after it.
+fn flush(copy: &mut Option<(u64, u64)>, literal: &[u8], tell: &mut impl FnMut(Op) -> io::Result<()>) -> io::Result<()> {
+    if literal.is_empty() {
+        return Ok(());
+    }
+    if let Some((offset, length)) = copy.take() {
+        tell(Op::Copy { offset, length })?;
+    }
+    literal.chunks(LITERAL_BYTES).try_for_each(|piece| tell(Op::Data(piece)))
+}
+
+fn fill(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut got = 0;
+    while got < buffer.len() {
+        match from.read(&mut buffer[got..]) {
+            Ok(0) => break,
+            Ok(n) => got += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(got)
+}
+
+fn strong(block: &[u8]) -> [u8; 16] {
+    let mut short = [0; 16];
+    short.copy_from_slice(&blake3::hash(block).as_bytes()[..16]);
+    short
+}
+
+/// Bits of the filter before the table: most positions match nothing, and are done with one look at memory that stays near.
+const FILTER_BITS: u32 = 20;
+
+struct Index {
+    filter: Vec<u64>,
+    blocks: HashMap<u32, Vec<(usize, [u8; 16])>>,
+}
+
+enum Found {
+    Block(usize),
+    FalseAlarm,
+    Nothing,
+}
+
+/// Blocks of one weak sum that are compared: a file of zeros has many, all alike.
+const MAX_ALIKE: usize = 8;
+
+impl Index {
+    fn new(signature: &Signature) -> Self {
+        let mut index = Self { filter: vec![0; 1 << (FILTER_BITS - 6)], blocks: HashMap::new() };
+        for (number, sum) in signature.sums.iter().enumerate() {
+            let alike = index.blocks.entry(sum.weak).or_default();
+            if alike.len() < MAX_ALIKE && !alike.iter().any(|(_, strong)| *strong == sum.strong) {
+                alike.push((number, sum.strong));
+            }
+            let bit = filter_bit(sum.weak);
+            index.filter[bit / 64] |= 1 << (bit % 64);
+        }
+        index
+    }
+
+    fn find(&self, sum: u32, window: &[u8]) -> Found {
+        let bit = filter_bit(sum);
+        if self.filter[bit / 64] & (1 << (bit % 64)) == 0 {
+            return Found::Nothing;
+        }
+        let Some(alike) = self.blocks.get(&sum) else { return Found::Nothing };
+        let strong = strong(window);
+        alike.iter().find(|(_, s)| *s == strong).map_or(Found::FalseAlarm, |(number, _)| Found::Block(*number))
+    }
+}
+
+fn filter_bit(sum: u32) -> usize {
+    (sum.wrapping_mul(0x9e37_79b1) >> (32 - FILTER_BITS)) as usize
+}
+
+/// Adler's two sums over a window that moves on byte by byte.
+struct Rolling {
+    a: u32,
+    b: u32,
+}
+
+impl Rolling {
+    fn of(window: &[u8]) -> Self {
+        let (mut a, mut b) = (0u32, 0u32);
+        for byte in window {
+            a = a.wrapping_add(u32::from(*byte));
+            b = b.wrapping_add(a);
+        }
+        Self { a, b }
+    }
+
+    fn roll(&mut self, out: u8, next: u8, block: usize) {
+        self.a = self.a.wrapping_sub(u32::from(out)).wrapping_add(u32::from(next));
+        self.b = self.b.wrapping_sub(u32::from(out).wrapping_mul(block as u32)).wrapping_add(self.a);
+    }
+
+    fn value(&self) -> u32 {
+        (self.a & 0xffff) | (self.b << 16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn rebuilt(old: &[u8], new: &[u8]) -> (Vec<u8>, usize) {
+        let signature = sign(&mut &old[..], old.len() as u64).unwrap();
+        let (mut out, mut sent) = (Vec::new(), 0);
+        diff(&signature, &mut &new[..], |op| {
+            match op {
+                Op::Data(bytes) => {
+                    assert!(bytes.len() <= LITERAL_BYTES);
+                    sent += bytes.len();
+                    out.extend_from_slice(bytes);
+                }
+                Op::Copy { offset, length } => out.extend_from_slice(&old[offset as usize..(offset + length) as usize]),
+            }
+            Ok(())
+        })
+        .unwrap();
+        (out, sent)
+    }
+
+    fn noise(length: usize, seed: u64) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        blake3::Hasher::new().update(&seed.to_be_bytes()).finalize_xof().fill(&mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn a_small_edit_of_a_large_file_sends_little() {
+        let old = noise(3 << 20, 1);
+        let mut new = old.clone();
+        new.splice(1_000_000..1_000_010, noise(77, 2));
+        new.extend_from_slice(b"more");
+        let (out, sent) = rebuilt(&old, &new);
+        assert!(out == new && sent < 100_000, "{sent}");
+        let zeros = vec![0; 5 << 20];
+        let (out, sent) = rebuilt(&zeros[..4 << 20], &zeros);
+        assert!(out == zeros && sent < 20_000, "{sent}");
+    }
+
+    #[test]
+    fn blocks_are_few_however_large_the_file() {
+        for length in [1, 70_000, 1 << 30, 5 << 30, 200 << 30] {
+            let block = u64::from(block_size(length));
+            assert!(length / block <= MAX_BLOCKS as u64, "{length}");
+        }
+    }
+
+    #[test]
+    fn sums_made_to_look_known_everywhere_end_the_search_and_nothing_is_lost() {
+        let window = vec![0; 1024];
+        let signature = Signature { block: 1024, sums: vec![BlockSum { weak: Rolling::of(&window).value(), strong: [9; 16] }] };
+        let new = vec![0; 200_000];
+        let mut out = Vec::new();
+        diff(&signature, &mut &new[..], |op| {
+            if let Op::Data(bytes) = op {
+                out.extend_from_slice(bytes);
+            }
+            Ok(())
+        })
+        .unwrap();
+        assert!(out == new);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_rebuilt_is_the_new_version(old in 0usize..200_000, cuts in prop::collection::vec((any::<u32>(), any::<u32>(), 0usize..5000), 0..6)) {
+            let old = noise(old, 3);
+            let mut new = old.clone();
+            for (at, length, more) in cuts {
+                let at = at as usize % (new.len() + 1);
+                let end = (at + length as usize % 40_000).min(new.len());
+                new.splice(at..end, noise(more, 4));
+            }
+            prop_assert_eq!(rebuilt(&old, &new).0, new);
+        }
+    }
+}

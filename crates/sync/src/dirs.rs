@@ -1,0 +1,42 @@
+//! Opening what lies in the folder: by descriptor, with the kernel keeping every path beneath it and following no link.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::{
+    fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat},
+    io::Errno,
+};
+
+/// How often a resolution is tried again when somebody renamed a directory meanwhile (the kernel then says EAGAIN).
+const RESOLVE_TRIES: usize = 64;
+
+pub fn open_beneath(root: impl AsFd, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    let path = if path.is_empty() { b"." } else { path };
+    let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+    for _ in 0..RESOLVE_TRIES {
+        match rustix::fs::openat2(&root, path, flags | OFlags::CLOEXEC, Mode::empty(), how) {
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            other => return other,
+        }
+    }
+    Err(Errno::BUSY)
+}
+
+/// A directory to name things in.
+pub fn directory(root: impl AsFd, path: &[u8]) -> Result<OwnedFd, Errno> {
+    open_beneath(root, path, OFlags::PATH | OFlags::DIRECTORY)
+}
+
+/// A regular file to read, without waiting for what turns out to be a pipe.
+pub fn readable(root: impl AsFd, path: &[u8]) -> Result<OwnedFd, Errno> {
+    open_beneath(root, path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)
+}
+
+/// What a name stands for now, not following it.
+pub fn look(directory: BorrowedFd, name: &[u8]) -> Result<Option<Stat>, Errno> {
+    match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => Ok(Some(stat)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(e) => Err(e),
+    }
+}

@@ -1,0 +1,444 @@
+//! The local end: remembers what both sides agreed on, decides, and goes on until it is told to stop. Every failure that may pass is tried again.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{self, RecvTimeoutError, SyncSender},
+    },
+    time::{Duration, Instant, SystemTime},
+};
+
+use crate::{
+    ancestor::Ancestor,
+    error::SyncError,
+    guard::Halt,
+    hooks::{Hooks, Own},
+    mode::{Keep, Mode},
+    path::RelPath,
+    peer::{Arrival, Connection, Inbox, Peer},
+    problem::Problem,
+    rules::Rules,
+    side::{Folder, Limits, open_root},
+    status::{Event, Phase, Status},
+    tree::{Tree, Update},
+};
+
+/// Everything is looked at this often though nothing was told: a watch may miss what a network file system does.
+const FULL_LOOK_EVERY: Duration = Duration::from_secs(60);
+/// As often where not every change is told.
+const POLL_EVERY: Duration = Duration::from_secs(5);
+/// A save is several steps: after the first it is waited this long for the next, and no longer than that for all.
+const QUIET: Duration = Duration::from_millis(4);
+const LONGEST_UNREST: Duration = Duration::from_millis(40);
+/// Waits before another try, doubled up to the longest.
+const FIRST_RETRY: Duration = Duration::from_millis(50);
+const LONGEST_RETRY: Duration = Duration::from_secs(5);
+/// Rounds that a flush goes through while something changes all the time; then it is answered as far as it got.
+const MAX_FLUSH_TRIES: u32 = 5;
+/// What may wait for the engine while it is busy; senders wait beyond it.
+const MAX_ARRIVALS: usize = 32;
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub mode: Mode,
+    /// Take also what would run here by itself.
+    pub allow_risky: bool,
+    pub limits: Limits,
+    /// Stop when both sides agree, as far as they can.
+    pub once: bool,
+}
+
+/// Who wins, for `resolve`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    Keep(Keep),
+    /// The local one gets another name.
+    Both,
+}
+
+/// What somebody asks of a running sync. Answers come when it is done.
+pub enum Command {
+    Pause(Answer<()>),
+    /// `confirmed`: what it halted for is right.
+    Resume {
+        confirmed: bool,
+        answer: Answer<()>,
+    },
+    /// Answered when everything that was there when it was asked is on both sides.
+    Flush(Answer<Status>),
+    /// Of all conflicts where no paths are named. Answered with how many.
+    Resolve {
+        paths: Vec<RelPath>,
+        choice: Choice,
+        answer: Answer<usize>,
+    },
+    Stop,
+}
+
+pub type Answer<T> = Box<dyn FnOnce(Result<T, String>) + Send>;
+
+/// The way to a running engine.
+#[derive(Clone)]
+pub struct Handle {
+    arrivals: SyncSender<Arrival>,
+    status: Arc<Mutex<Status>>,
+}
+
+impl Handle {
+    /// False where it has ended.
+    pub fn ask(&self, command: Command) -> bool {
+        self.arrivals.send(Arrival::Command(command)).is_ok()
+    }
+
+    pub fn status(&self) -> Status {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Why there is no connection.
+pub enum NoConnection {
+    /// Another try may do.
+    Passing(String),
+    Final(String),
+}
+
+pub type Dial<'a> = &'a mut dyn FnMut() -> Result<Connection, NoConnection>;
+pub type Listener = Box<dyn FnMut(Event) + Send>;
+
+pub struct Engine {
+    pub(crate) settings: Settings,
+    pub(crate) folder: Folder,
+    pub(crate) base: Ancestor,
+    pub(crate) inbox: Inbox,
+    pub(crate) there: Tree,
+    pub(crate) there_problems: BTreeMap<RelPath, Problem>,
+    pub(crate) there_rules: Rules,
+    pub(crate) there_is_known: bool,
+    pub(crate) there_is_partial: bool,
+    pub(crate) decided: BTreeMap<RelPath, Keep>,
+    /// What could not be done in the last round, by path; told with the problems.
+    pub(crate) undone: [BTreeMap<RelPath, Problem>; 2],
+    pub(crate) confirmed: bool,
+    /// What the other side was asked to make and has not answered for: found there after a cut, it is this side's own doing and no edit.
+    pub(crate) unanswered: Vec<Update>,
+    /// Something could not be done because it changed at that moment.
+    pub(crate) is_restless: bool,
+    /// The other side has to be looked at again for it.
+    pub(crate) asks_there_again: bool,
+    pub(crate) status: Status,
+    pub(crate) listener: Listener,
+    root: PathBuf,
+    arrivals: SyncSender<Arrival>,
+    shared: Arc<Mutex<Status>>,
+    is_paused: bool,
+    halted: Option<Halt>,
+    looked_at_all: Option<Instant>,
+    /// After a restless round the next waits: what changes all the time must not keep both sides busy.
+    next_try: Option<Instant>,
+    unrest: u32,
+}
+
+impl Engine {
+    /// Must be made on the thread it runs on. `base` is the file that remembers.
+    pub fn open(root: &Path, base: &Path, settings: Settings, listener: Listener) -> Result<Self, SyncError> {
+        let (arrivals, waiting) = mpsc::sync_channel(MAX_ARRIVALS);
+        let opened = open_root(root).map_err(SyncError::Root)?;
+        let hooks: Arc<dyn Hooks> = Arc::new(Own::new(root.to_owned()));
+        let waking = arrivals.clone();
+        // Full means that it is awake already; what changed is asked of the folder itself.
+        let mut folder = Folder::open(opened, settings.limits, hooks, move || drop(waking.try_send(Arrival::Here)))?;
+        folder.rules.read_above(root);
+        let status = Status { mode: settings.mode, ..Status::default() };
+        Ok(Self {
+            folder,
+            base: Ancestor::open(base)?,
+            inbox: Inbox { arrivals: waiting, commands: Vec::new(), there_is_dirty: true, here_is_dirty: true, number: 0, stopped: false },
+            there: Tree::default(),
+            there_problems: BTreeMap::new(),
+            there_rules: Rules::default(),
+            there_is_known: false,
+            there_is_partial: false,
+            decided: BTreeMap::new(),
+            undone: Default::default(),
+            confirmed: false,
+            unanswered: Vec::new(),
+            is_restless: false,
+            asks_there_again: false,
+            shared: Arc::new(Mutex::new(status.clone())),
+            status,
+            listener,
+            root: root.to_owned(),
+            settings,
+            arrivals,
+            is_paused: false,
+            halted: None,
+            looked_at_all: None,
+            next_try: None,
+            unrest: 0,
+        })
+    }
+
+    pub fn handle(&self) -> Handle {
+        Handle { arrivals: self.arrivals.clone(), status: self.shared.clone() }
+    }
+
+    /// Until it is told to stop, or something is wrong that can't pass. With `once`, until both sides agree.
+    pub fn run(mut self, dial: Dial) -> Result<Status, SyncError> {
+        let ended = self.go_on(dial);
+        self.refuse_all("the sync has ended");
+        self.set_phase(Phase::Ended);
+        match ended {
+            Err(SyncError::Stopped) | Ok(()) => Ok(self.status),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn go_on(&mut self, dial: Dial) -> Result<(), SyncError> {
+        let mut retry = FIRST_RETRY;
+        loop {
+            let failure = match self.connect(dial) {
+                Ok(mut peer) => match self.stay(&mut peer, &mut retry) {
+                    Ok(()) => return Ok(()),
+                    Err(failure) => failure,
+                },
+                Err(failure) => failure,
+            };
+            let may_pass = failure.is_passing() && !self.settings.once || matches!(failure, SyncError::Lost(_));
+            if !may_pass {
+                return Err(failure);
+            }
+            self.set_phase(Phase::Waiting(failure.to_string()));
+            self.refuse_all(&failure.to_string());
+            self.rest(retry)?;
+            retry = (retry * 2).min(LONGEST_RETRY);
+        }
+    }
+
+    fn connect(&mut self, dial: Dial) -> Result<Peer, SyncError> {
+        self.set_phase(Phase::Connecting);
+        let connection = dial().map_err(|e| match e {
+            NoConnection::Passing(why) => SyncError::Lost(std::io::Error::other(why)),
+            NoConnection::Final(why) => SyncError::State(why),
+        })?;
+        // All that was known of the other side is of another connection.
+        (self.there, self.there_problems, self.there_rules) = (Tree::default(), BTreeMap::new(), Rules::default());
+        self.there_is_known = false;
+        Peer::greet(connection, self.settings.mode.only_reads_there(), &mut self.inbox, &self.arrivals)
+    }
+
+    /// Round after round on one connection.
+    fn stay(&mut self, peer: &mut Peer, retry: &mut Duration) -> Result<(), SyncError> {
+        loop {
+            self.obey()?;
+            let flushes: Vec<Command> = self.inbox.commands.extract_if(.., |c| matches!(c, Command::Flush(_))).collect();
+            let is_due = self.looked_at_all.is_none_or(|at| at.elapsed() >= self.look_every());
+            let is_rested = self.next_try.is_none_or(|at| at <= Instant::now());
+            let has_news = self.inbox.there_is_dirty || self.folder.has_news() || !self.there_is_known || !self.decided.is_empty();
+            let may_go = !self.is_paused && self.halted.is_none();
+            if may_go && (!flushes.is_empty() || is_rested && (has_news || is_due || self.next_try.is_some())) {
+                let is_all = is_due || !flushes.is_empty() && (self.folder.is_partly_watched() || self.there_is_partial);
+                // For a flush the other side is asked whether it has said so or not.
+                self.asks_there_again |= !flushes.is_empty();
+                match self.one_round(peer, is_all) {
+                    Ok(()) => *retry = FIRST_RETRY,
+                    Err(failure) => {
+                        flushes.into_iter().for_each(|f| refuse(f, &failure.to_string()));
+                        return Err(failure);
+                    }
+                }
+                flushes.into_iter().for_each(|flush| self.answer_flush(flush));
+                if self.settings.once && self.is_done_once()? {
+                    return Ok(());
+                }
+                continue;
+            }
+            let left = |at: Option<Instant>| at.map(|at| at.saturating_duration_since(Instant::now()));
+            let until = left(self.looked_at_all.map(|at| at + self.look_every())).unwrap_or_default();
+            self.wait(left(self.next_try).filter(|_| may_go).map_or(until, |next| next.min(until)).max(QUIET))?;
+        }
+    }
+
+    fn one_round(&mut self, peer: &mut Peer, is_all: bool) -> Result<(), SyncError> {
+        self.is_restless = false;
+        // After a round that broke off nothing is known for sure.
+        self.looked_at_all = self.looked_at_all.take().filter(|_| !is_all);
+        let looked_at_all = if is_all { Some(Instant::now()) } else { self.looked_at_all };
+        self.halted = self.round(peer, is_all)?;
+        self.looked_at_all = looked_at_all;
+        if self.is_restless {
+            self.next_try = Some(Instant::now() + FIRST_RETRY.saturating_mul(1 << self.unrest.min(8)).min(LONGEST_RETRY));
+            self.unrest += 1;
+        } else {
+            (self.next_try, self.unrest) = (None, 0);
+        }
+        match self.halted.clone() {
+            Some(halt) => self.set_phase(Phase::Halted(halt)),
+            None => {
+                self.status.settled_at = Some(SystemTime::now());
+                self.set_phase(Phase::Watching);
+            }
+        }
+        Ok(())
+    }
+
+    fn answer_flush(&mut self, flush: Command) {
+        match flush {
+            flush if self.halted.is_some() => refuse(flush, "the sync is halted; see `cobox sync status`"),
+            // Once more: something changed while it was at it.
+            flush if self.is_restless && self.unrest < MAX_FLUSH_TRIES => self.inbox.commands.push(flush),
+            Command::Flush(answer) => answer(Ok(self.status.clone())),
+            _ => {}
+        }
+    }
+
+    fn is_done_once(&self) -> Result<bool, SyncError> {
+        if let Some(halt) = &self.halted {
+            return Err(SyncError::State(halt.to_string()));
+        }
+        Ok(!self.is_restless && !self.inbox.there_is_dirty && !self.folder.has_news())
+    }
+
+    fn look_every(&self) -> Duration {
+        if self.folder.is_partly_watched() || self.there_is_partial { POLL_EVERY } else { FULL_LOOK_EVERY }
+    }
+
+    /// Waits for something to do, and then for it to be over.
+    fn wait(&mut self, most: Duration) -> Result<(), SyncError> {
+        if !self.take(most)? {
+            return Ok(());
+        }
+        let began = Instant::now();
+        while began.elapsed() < LONGEST_UNREST && self.inbox.commands.is_empty() && self.take(QUIET)? {}
+        Ok(())
+    }
+
+    /// Takes one arrival; false where none came in time.
+    fn take(&mut self, within: Duration) -> Result<bool, SyncError> {
+        match self.inbox.arrivals.recv_timeout(within) {
+            Ok(arrival) => match self.inbox.sort(arrival) {
+                Some(Err(e)) => Err(e),
+                Some(Ok(_)) => Err(SyncError::Protocol("it answered what nobody asked")),
+                None if self.inbox.stopped => Err(SyncError::Stopped),
+                None => Ok(true),
+            },
+            Err(RecvTimeoutError::Timeout) => Ok(false),
+            Err(RecvTimeoutError::Disconnected) => Err(SyncError::Stopped),
+        }
+    }
+
+    /// A pause before another try, in which what is asked is answered.
+    fn rest(&mut self, pause: Duration) -> Result<(), SyncError> {
+        let until = Instant::now() + pause;
+        while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+            match self.take(left) {
+                // Of the connection that is gone already.
+                Err(SyncError::Stopped) => return Err(SyncError::Stopped),
+                _ => {
+                    self.obey()?;
+                    self.refuse_all("the sandbox can't be reached now");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Does what was asked, but for flushes, which a round answers.
+    fn obey(&mut self) -> Result<(), SyncError> {
+        if self.inbox.stopped {
+            return Err(SyncError::Stopped);
+        }
+        let others: Vec<Command> = self.inbox.commands.extract_if(.., |c| !matches!(c, Command::Flush(_))).collect();
+        for command in others {
+            match command {
+                Command::Pause(answer) => {
+                    self.is_paused = true;
+                    self.set_phase(Phase::Paused);
+                    answer(Ok(()));
+                }
+                Command::Resume { confirmed, answer } => {
+                    self.is_paused = false;
+                    if self.halted.is_some() && !confirmed {
+                        answer(Err("it is halted, not paused: `cobox sync resume --confirm` says that the deletions are right".to_owned()));
+                        continue;
+                    }
+                    self.confirmed |= self.halted.take().is_some();
+                    // Looks anew before it goes on.
+                    self.looked_at_all = None;
+                    answer(Ok(()));
+                }
+                Command::Resolve { paths, choice, answer } => answer(self.resolve(&paths, choice)),
+                Command::Flush(_) | Command::Stop => {}
+            }
+        }
+        if self.is_paused {
+            self.inbox.commands.drain(..).for_each(|c| refuse(c, "the sync is paused"));
+        } else if self.halted.is_some() {
+            self.inbox.commands.drain(..).for_each(|c| refuse(c, "the sync is halted; see `cobox sync status`"));
+        }
+        Ok(())
+    }
+
+    fn resolve(&mut self, paths: &[RelPath], choice: Choice) -> Result<usize, String> {
+        let conflicts = self.status.conflicts.clone();
+        if let Some(unknown) = paths.iter().find(|p| !conflicts.iter().any(|c| c.path == **p)) {
+            return Err(format!("{unknown} is in no conflict; `cobox sync status` lists those that are"));
+        }
+        let chosen: Vec<_> = conflicts.into_iter().filter(|c| paths.is_empty() || paths.contains(&c.path)).collect();
+        for conflict in &chosen {
+            match choice {
+                Choice::Keep(keep) => drop(self.decided.insert(conflict.path.clone(), keep)),
+                Choice::Both => self.set_aside(&conflict.path).map_err(|e| format!("{}: {e}", conflict.path))?,
+            }
+        }
+        Ok(chosen.len())
+    }
+
+    /// Gives the local version another name, beside its own; the sandbox's then comes in its place.
+    fn set_aside(&self, path: &RelPath) -> std::io::Result<()> {
+        use std::os::unix::ffi::OsStrExt;
+        let text = path.name();
+        let (stem, extension) = match text.iter().rposition(|b| *b == b'.') {
+            Some(at) if at > 0 => text.split_at(at),
+            _ => (text, &b""[..]),
+        };
+        let folder = self.root.join(std::ffi::OsStr::from_bytes(path.parent_bytes()));
+        let folder = open_root(&folder)?;
+        for number in 1..1000 {
+            let beside =
+                [stem, format!(".here{}", if number == 1 { String::new() } else { format!("-{number}") }).as_bytes(), extension].concat();
+            match rustix::fs::renameat_with(&folder, text, &folder, beside.as_slice(), rustix::fs::RenameFlags::NOREPLACE) {
+                Err(rustix::io::Errno::EXIST) => {}
+                other => return Ok(other?),
+            }
+        }
+        Err(std::io::ErrorKind::AlreadyExists.into())
+    }
+
+    fn refuse_all(&mut self, why: &str) {
+        self.inbox.commands.drain(..).for_each(|command| refuse(command, why));
+    }
+
+    pub(crate) fn set_phase(&mut self, phase: Phase) {
+        let is_new = self.status.phase != phase;
+        self.status.phase = phase;
+        self.publish();
+        if is_new {
+            (self.listener)(Event::Phase(&self.status.phase));
+        }
+    }
+
+    pub(crate) fn publish(&self) {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&self.status);
+    }
+}
+
+fn refuse(command: Command, why: &str) {
+    match command {
+        Command::Pause(answer) | Command::Resume { answer, .. } => answer(Err(why.to_owned())),
+        Command::Flush(answer) => answer(Err(why.to_owned())),
+        Command::Resolve { answer, .. } => answer(Err(why.to_owned())),
+        Command::Stop => {}
+    }
+}

@@ -1,0 +1,86 @@
+//! Why a sync can't go on now.
+
+use std::io;
+
+use rustix::io::Errno;
+
+use crate::message::Fault;
+
+#[derive(Debug, thiserror::Error)]
+pub enum SyncError {
+    #[error("the folder is not there any more")]
+    RootGone,
+    #[error("the folder can't be opened: {0}")]
+    Root(io::Error),
+    #[error("there are more than {0} files and folders; leave some out with .coboxignore")]
+    TooMany(usize),
+    #[error("more than {0} files can't be synced; leave them out with .coboxignore")]
+    TooManyProblems(usize),
+    #[error("the disk is full")]
+    Full,
+    #[error("writing {what}: {cause}")]
+    Writing { what: String, cause: io::Error },
+    #[error("files may not be changed with this token")]
+    NotAllowed,
+    /// The connection; a new one may do.
+    #[error("the connection is lost: {0}")]
+    Lost(io::Error),
+    /// The other side broke the rules.
+    #[error("the other side is not understood: {0}")]
+    Protocol(&'static str),
+    /// The other side can't go on.
+    #[error("in the sandbox: {words}")]
+    There { fault: Fault, words: String },
+    /// What is remembered of the sync.
+    #[error("{0}")]
+    State(String),
+    #[error("it was told to stop")]
+    Stopped,
+}
+
+impl SyncError {
+    pub fn root(e: Errno) -> Self {
+        match e {
+            Errno::NOENT | Errno::NOTDIR => SyncError::RootGone,
+            e => SyncError::Root(e.into()),
+        }
+    }
+
+    pub fn writing(what: &str, e: Errno) -> Self {
+        match e {
+            Errno::NOSPC | Errno::DQUOT | Errno::FBIG => SyncError::Full,
+            e => SyncError::Writing { what: what.to_owned(), cause: e.into() },
+        }
+    }
+
+    pub fn writing_io(what: &str, e: io::Error) -> Self {
+        match Errno::from_io_error(&e) {
+            Some(errno) => Self::writing(what, errno),
+            None => SyncError::Writing { what: what.to_owned(), cause: e },
+        }
+    }
+
+    /// How it is told to the other side.
+    pub fn fault(&self) -> Fault {
+        match self {
+            SyncError::RootGone | SyncError::Root(_) => Fault::RootGone,
+            SyncError::TooMany(_) | SyncError::TooManyProblems(_) => Fault::TooMany,
+            SyncError::Full => Fault::Full,
+            SyncError::NotAllowed => Fault::NotAllowed,
+            SyncError::There { fault, .. } => *fault,
+            _ => Fault::Other,
+        }
+    }
+
+    /// Whether another try later may do without anybody doing something.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            SyncError::Lost(_) | SyncError::Full | SyncError::Writing { .. } | SyncError::TooMany(_) | SyncError::TooManyProblems(_) => {
+                true
+            }
+            SyncError::There { fault, .. } => !matches!(fault, Fault::Version | Fault::NotAllowed),
+            SyncError::RootGone | SyncError::Root(_) => true,
+            _ => false,
+        }
+    }
+}

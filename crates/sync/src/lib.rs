@@ -1,0 +1,56 @@
+//! Two-way live sync between a local folder and a sandbox.
+//!
+//! `reconcile` decides, from the last state both sides agreed on and what each is now. [`Folder`] does the file work of one side: looking,
+//! staging, applying. [`serve`] is the sandbox's end, [`Engine`] the local one, which remembers and decides. Both block, and run on threads
+//! of their own: all they do is wait for a disk or for each other.
+
+#![forbid(unsafe_code)]
+
+mod ancestor;
+mod apply;
+mod codec;
+mod content;
+mod delta;
+mod digest;
+mod dirs;
+mod engine;
+mod entry;
+mod error;
+mod guard;
+mod hooks;
+mod message;
+mod mode;
+mod path;
+mod peer;
+mod problem;
+mod reconcile;
+mod risky;
+mod round;
+mod rules;
+mod scan;
+mod serve;
+mod side;
+mod staging;
+mod stamp;
+mod status;
+mod tree;
+mod watch;
+
+pub use ancestor::Ancestor;
+pub use engine::{Answer, Choice, Command, Dial, Engine, Handle, Listener, NoConnection, Settings};
+pub use entry::{Digest, Entry};
+pub use error::SyncError;
+pub use guard::{Halt, Side, check};
+pub use hooks::{Deed, Hooks, Own};
+pub use message::{Fault, MAX_FRAME_BYTES, Message, Need, Outcome};
+pub use mode::{Keep, Mode};
+pub use path::RelPath;
+pub use peer::Connection;
+pub use problem::Problem;
+pub use reconcile::{Change, Conflict, Plan, reconcile};
+pub use risky::is_risky;
+pub use rules::STAGING;
+pub use serve::serve;
+pub use side::{Folder, Limits, open_root};
+pub use status::{Event, Phase, Status};
+pub use tree::{NoTree, Tree, Update};

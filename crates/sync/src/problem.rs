@@ -1,0 +1,75 @@
+//! What of a folder can't be synced, and why. It is told and left alone on both sides; the rest goes on.
+
+use std::fmt;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Problem {
+    Unreadable,
+    /// Absolute, or it leads out of the folder.
+    LinkOutside,
+    Special,
+    /// It changed while it was read; it is tried again.
+    Changing,
+    OtherFileSystem,
+    /// A name or path longer or deeper than can be synced.
+    Unnameable,
+    TooLarge,
+    /// Beside it is a name that some file systems don't tell from this one. Told only; both are synced.
+    Clash,
+    /// A folder that was deleted on the other side and stays because of what isn't synced in it.
+    NotEmpty,
+    /// It could not be written.
+    Unwritable,
+}
+
+impl Problem {
+    pub const ALL: [Problem; 10] = [
+        Problem::Unreadable,
+        Problem::LinkOutside,
+        Problem::Special,
+        Problem::Changing,
+        Problem::OtherFileSystem,
+        Problem::Unnameable,
+        Problem::TooLarge,
+        Problem::Clash,
+        Problem::NotEmpty,
+        Problem::Unwritable,
+    ];
+
+    /// Whether the path is as if it had not changed, for as long as this is so.
+    pub fn holds(self) -> bool {
+        !matches!(self, Problem::Clash | Problem::NotEmpty)
+    }
+
+    pub fn word(self) -> &'static str {
+        match self {
+            Problem::Unreadable => "unreadable",
+            Problem::LinkOutside => "link_outside",
+            Problem::Special => "special_file",
+            Problem::Changing => "changing",
+            Problem::OtherFileSystem => "other_file_system",
+            Problem::Unnameable => "unnameable",
+            Problem::TooLarge => "too_large",
+            Problem::Clash => "name_clash",
+            Problem::NotEmpty => "not_empty",
+            Problem::Unwritable => "unwritable",
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Problem::Unreadable => "it may not be read",
+            Problem::LinkOutside => "the link leads out of the folder",
+            Problem::Special => "it is neither file, folder nor link",
+            Problem::Changing => "it changes while it is read",
+            Problem::OtherFileSystem => "another file system is mounted there",
+            Problem::Unnameable => "its name is too long or it lies too deep",
+            Problem::TooLarge => "the file is too large",
+            Problem::Clash => "another name beside it differs only in case or in how its letters are written",
+            Problem::NotEmpty => "deleted on the other side, and kept because of what is not synced in it",
+            Problem::Unwritable => "it could not be written",
+        })
+    }
+}

@@ -1,0 +1,306 @@
+//! One round of a sync: look at both sides, decide, carry it out batch by batch, remember.
+
+use std::{borrow::Cow, collections::BTreeMap};
+
+use crate::{
+    apply::{in_order, needs_content},
+    content::{BlockReader, Source},
+    engine::Engine,
+    entry::Entry,
+    error::SyncError,
+    guard::{self, Halt, Side},
+    message::{Message, Need, Outcome, send_list},
+    path::RelPath,
+    peer::Peer,
+    problem::Problem,
+    reconcile::{Change, Plan, reconcile},
+    risky::is_risky,
+    rules::Rules,
+    serve::{read_wants, send_wants},
+    status::{Event, Phase},
+    tree::{Tree, Update},
+};
+
+/// Changes of one batch, and bytes of content: what a cut connection costs at most, and what is made durable at once.
+const BATCH_CHANGES: usize = 4096;
+const BATCH_BYTES: u64 = 128 * 1024 * 1024;
+
+impl Engine {
+    /// A halt means that nothing was done, and waits for somebody.
+    pub(crate) fn round(&mut self, peer: &mut Peer, all: bool) -> Result<Option<Halt>, SyncError> {
+        self.look(peer, all)?;
+        let arrived: Vec<Update> =
+            std::mem::take(&mut self.unanswered).into_iter().filter(|(path, entry)| self.there.get(path) == entry.as_ref()).collect();
+        self.base.agree(arrived)?;
+        let (base, here, there, forgotten) = self.views();
+        let plan = reconcile(&base, &here, &there, self.settings.mode, &self.decided);
+        if let Some(halt) = guard::check(&base, &here, &there, &plan)
+            && !self.confirmed
+        {
+            return Ok(Some(halt));
+        }
+        let (held, taken): (Vec<Change>, Vec<Change>) =
+            plan.here.into_iter().partition(|c| !self.settings.allow_risky && c.new.is_some() && is_risky(&c.path, &there));
+        let plan = Plan { here: taken, ..plan };
+        drop((base, here, there));
+        self.status.conflicts = plan.conflicts;
+        self.status.left_alone = plan.left_alone;
+        self.status.held = held.into_iter().map(|c| c.path).collect();
+        let is_anything = !plan.here.is_empty() || !plan.there.is_empty();
+        if is_anything {
+            self.set_phase(Phase::Syncing);
+        }
+        self.base.agree(plan.adopted.into_iter().chain(forgotten).collect())?;
+        self.undone = Default::default();
+        self.carry_out(peer, Side::Sandbox, plan.there)?;
+        self.carry_out(peer, Side::Here, plan.here)?;
+        self.confirmed = false;
+        self.decided.clear();
+        self.tell_status();
+        if is_anything {
+            (self.listener)(Event::Round(&self.status));
+        }
+        Ok(None)
+    }
+
+    fn look(&mut self, peer: &mut Peer, all: bool) -> Result<(), SyncError> {
+        let asks_again = std::mem::take(&mut self.asks_there_again);
+        let asks_there = all || asks_again || self.inbox.there_is_dirty || !self.there_is_known;
+        if all {
+            self.set_phase(Phase::Scanning);
+        }
+        // Both look at the same time.
+        if asks_there {
+            self.inbox.there_is_dirty = false;
+            peer.send(&Message::Scan { all })?;
+        }
+        self.inbox.here_is_dirty = false;
+        self.folder.scan(all)?;
+        let is_changing = |problems: &BTreeMap<RelPath, Problem>| problems.values().any(|p| *p == Problem::Changing);
+        if asks_there {
+            self.read_scan()?;
+        }
+        self.asks_there_again |= is_changing(&self.there_problems);
+        self.is_restless |= is_changing(&self.there_problems) || is_changing(self.folder.problems());
+        Ok(())
+    }
+
+    fn read_scan(&mut self) -> Result<(), SyncError> {
+        let (mut updates, mut problems, mut rules): (Vec<Update>, BTreeMap<RelPath, Problem>, Vec<_>) = Default::default();
+        let most = self.settings.limits.entries;
+        loop {
+            match self.inbox.next()? {
+                Message::Updates(more) if updates.len() + more.len() <= most.saturating_mul(2) => updates.extend(more),
+                Message::Problems(more) if problems.len() + more.len() <= crate::scan::MAX_PROBLEMS => problems.extend(more),
+                Message::Rules(more) if rules.len() + more.len() <= crate::rules::MAX_RULE_FILES => rules.extend(more),
+                Message::Scanned { has_rules, has_problems, is_partial } => {
+                    if has_rules {
+                        self.there_rules = Rules::from_files(rules);
+                    }
+                    if has_problems {
+                        self.there_problems = problems;
+                    }
+                    self.there_is_partial = is_partial;
+                    break;
+                }
+                _ => return Err(SyncError::Protocol("a scan was answered with something else")),
+            }
+        }
+        self.there.update(updates, most).map_err(|_| SyncError::Protocol("what it says is there is no tree"))?;
+        self.there_is_known = true;
+        Ok(())
+    }
+
+    /// The three trees without what either side leaves out, and with what can't be looked at as if it had not changed; and what is to be
+    /// forgotten because it is left out now.
+    fn views(&self) -> (Cow<'_, Tree>, Cow<'_, Tree>, Cow<'_, Tree>, Vec<Update>) {
+        let (mut base, mut here, mut there) =
+            (Cow::Borrowed(self.base.tree()), Cow::Borrowed(self.folder.tree()), Cow::Borrowed(&self.there));
+        let mut forgotten = Vec::new();
+        if *self.folder.rules() != self.there_rules || self.folder.rules().has_above() {
+            leave_out(&mut here, &self.there_rules);
+            leave_out(&mut there, self.folder.rules());
+            for rules in [self.folder.rules(), &self.there_rules] {
+                forgotten.extend(leave_out(&mut base, rules).into_iter().map(|path| (path, None)));
+            }
+        }
+        let problems = self.folder.problems().iter().chain(&self.there_problems);
+        for (path, _) in problems.filter(|(_, problem)| problem.holds()) {
+            let has_any = |tree: &Tree| tree.get(path).is_some() || tree.beneath(path).next().is_some();
+            if has_any(&base) || has_any(&here) || has_any(&there) {
+                hold(here.to_mut(), &base, path);
+                hold(there.to_mut(), &base, path);
+            }
+        }
+        (base, here, there, forgotten)
+    }
+
+    fn carry_out(&mut self, peer: &mut Peer, side: Side, changes: Vec<Change>) -> Result<(), SyncError> {
+        let total: u64 = changes.iter().filter(|c| needs_content(c)).map(content_bytes).sum();
+        let mut done = 0;
+        let mut batch: Vec<Change> = Vec::new();
+        let mut bytes = 0;
+        let mut changes = in_order(changes).into_iter().peekable();
+        while let Some(change) = changes.next() {
+            bytes += if needs_content(&change) { content_bytes(&change) } else { 0 };
+            batch.push(change);
+            if batch.len() >= BATCH_CHANGES || bytes >= BATCH_BYTES || changes.peek().is_none() {
+                let outcomes = match side {
+                    Side::Sandbox => self.push(peer, &batch, done, total)?,
+                    Side::Here => self.pull(peer, &batch, done, total)?,
+                };
+                done += bytes;
+                self.take_outcomes(side, std::mem::take(&mut batch), &outcomes)?;
+                bytes = 0;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_outcomes(&mut self, side: Side, batch: Vec<Change>, outcomes: &[Outcome]) -> Result<(), SyncError> {
+        let mut agreed: Vec<Update> = Vec::new();
+        for (change, outcome) in batch.into_iter().zip(outcomes) {
+            let undone = &mut self.undone[side as usize];
+            match outcome {
+                Outcome::Done => {
+                    if side == Side::Sandbox {
+                        self.there.set(change.path.clone(), change.new.clone());
+                    }
+                    (self.listener)(Event::Changed { side, change: &change });
+                    agreed.push((change.path, change.new));
+                }
+                Outcome::Changed | Outcome::NoContent => {
+                    self.folder.again.insert(change.path);
+                    self.asks_there_again = true;
+                    self.is_restless = true;
+                }
+                Outcome::NotEmpty => drop(undone.insert(change.path, Problem::NotEmpty)),
+                Outcome::Failed => drop(undone.insert(change.path, Problem::Unwritable)),
+            }
+        }
+        self.base.agree(agreed)
+    }
+
+    /// To the sandbox.
+    fn push(&mut self, peer: &mut Peer, batch: &[Change], before: u64, total: u64) -> Result<Vec<Outcome>, SyncError> {
+        let needs = needs(batch);
+        if !needs.is_empty() {
+            send_list(needs.iter().cloned(), need_bytes, Message::Needs, &mut |m| peer.write(m)).map_err(SyncError::Lost)?;
+            peer.send(&Message::NeedsEnd)?;
+            let wants = match self.inbox.next()? {
+                Message::Wants(first) => read_wants(first, &mut self.inbox)?,
+                Message::WantsEnd => Vec::new(),
+                _ => return Err(SyncError::Protocol("it did not say what it wants")),
+            };
+            let (mut sent, listener) = (before, &mut self.listener);
+            self.folder.send_content(&needs, &wants, &mut |message| {
+                if let Message::Content { raw, .. } = message {
+                    sent = (sent + u64::from(*raw)).min(total);
+                    listener(Event::Progress { to: Side::Sandbox, done: sent, total });
+                }
+                peer.write(message)
+            })?;
+            loop {
+                match self.inbox.next()? {
+                    // What each of these comes to is told when it is to be placed.
+                    Message::Staged(_) => {}
+                    Message::StagedEnd => break,
+                    _ => return Err(SyncError::Protocol("it did not say what arrived")),
+                }
+            }
+        }
+        self.unanswered = batch.iter().map(|c| (c.path.clone(), c.new.clone())).collect();
+        send_list(batch.iter().cloned(), |c| c.path.bytes().len() + 128, Message::Changes, &mut |m| peer.write(m))
+            .map_err(SyncError::Lost)?;
+        peer.send(&Message::ChangesEnd)?;
+        let mut outcomes = Vec::with_capacity(batch.len());
+        loop {
+            match self.inbox.next()? {
+                Message::Outcomes(more) if outcomes.len() + more.len() <= batch.len() => outcomes.extend(more),
+                Message::OutcomesEnd if outcomes.len() == batch.len() => {
+                    self.unanswered.clear();
+                    return Ok(outcomes);
+                }
+                _ => return Err(SyncError::Protocol("it did not say what became of the changes")),
+            }
+        }
+    }
+
+    /// From the sandbox.
+    fn pull(&mut self, peer: &mut Peer, batch: &[Change], before: u64, total: u64) -> Result<Vec<Outcome>, SyncError> {
+        let needs = needs(batch);
+        let wants = self.folder.prepare(&needs)?;
+        if !wants.is_empty() {
+            send_list(needs.iter().cloned(), need_bytes, Message::Needs, &mut |m| peer.write(m)).map_err(SyncError::Lost)?;
+            send_wants(&wants, &mut |m| peer.write(m)).map_err(SyncError::Lost)?;
+            let (mut came, listener) = (before, &mut self.listener);
+            let mut progress = |bytes: u64| {
+                came = (came + bytes).min(total);
+                listener(Event::Progress { to: Side::Here, done: came, total });
+            };
+            let blocks = BlockReader::new(&mut self.inbox, &mut progress).map_err(SyncError::Lost)?;
+            self.folder.receive_content(&needs, blocks)?;
+        }
+        self.folder.apply(batch)
+    }
+
+    fn tell_status(&mut self) {
+        self.status.here_files = self.folder.tree().files();
+        self.status.there_files = self.there.files();
+        self.status.agreed_files = self.base.tree().files();
+        self.status.here_problems = self.folder.problems().clone();
+        self.status.here_problems.extend(self.undone[Side::Here as usize].clone());
+        self.status.there_problems = self.there_problems.clone();
+        self.status.there_problems.extend(self.undone[Side::Sandbox as usize].clone());
+        self.status.is_polling = [self.folder.is_partly_watched(), self.there_is_partial];
+        self.status.rounds += 1;
+        self.publish();
+    }
+}
+
+fn needs(batch: &[Change]) -> Vec<Need> {
+    let need = |c: &Change| c.new.as_ref().and_then(Entry::content).map(|(digest, size)| Need { path: c.path.clone(), digest, size });
+    batch.iter().filter(|c| needs_content(c)).filter_map(need).collect()
+}
+
+fn need_bytes(need: &Need) -> usize {
+    need.path.bytes().len() + 48
+}
+
+fn content_bytes(change: &Change) -> u64 {
+    change.new.as_ref().and_then(Entry::content).map_or(0, |(_, size)| size)
+}
+
+/// Takes out what the rules leave out, and says what it was.
+fn leave_out(tree: &mut Cow<Tree>, rules: &Rules) -> Vec<RelPath> {
+    let mut out: Vec<RelPath> = Vec::new();
+    for (path, entry) in tree.iter() {
+        let is_covered = out.last().is_some_and(|top| path.is_within(top));
+        if !is_covered && rules.leaves_out(path, entry.is_dir()) {
+            out.push(path.clone());
+        }
+    }
+    let mut all = Vec::new();
+    for top in out {
+        all.extend(tree.beneath(&top).map(|(path, _)| path.clone()));
+        tree.to_mut().prune(&top);
+        all.push(top);
+    }
+    all
+}
+
+/// Makes a path what it was, with what is beneath it and the folders it is in.
+fn hold(tree: &mut Tree, base: &Tree, path: &RelPath) {
+    tree.prune(path);
+    let Some(entry) = base.get(path) else { return };
+    for folder in path.ancestors() {
+        if !tree.get(&folder).is_some_and(Entry::is_dir) {
+            tree.prune(&folder);
+            tree.set(folder, Some(Entry::Dir));
+        }
+    }
+    tree.set(path.clone(), Some(entry.clone()));
+    for (path, entry) in base.beneath(path) {
+        tree.set(path.clone(), Some(entry.clone()));
+    }
+}

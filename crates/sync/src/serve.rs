@@ -1,0 +1,254 @@
+//! The sandbox's end: does what the other end asks, and says when there is something to ask about. It decides nothing and remembers nothing.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Read, Write},
+    os::fd::OwnedFd,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use crate::{
+    content::{BlockReader, Source},
+    delta::{MAX_BLOCKS, MAX_SUMS, Signature},
+    error::SyncError,
+    hooks::Hooks,
+    message::{Fault, Message, Need, Outcome, VERSION, send_list},
+    path::RelPath,
+    problem::Problem,
+    reconcile::Change,
+    rules::Rules,
+    side::{Folder, Limits, Want},
+};
+
+/// Changes, or files needed, in one go: more than the other end asks for, and a bound for what a hostile one makes this side hold.
+pub const MAX_BATCH: usize = 64 * 1024;
+/// Sums of blocks in one message.
+const SUMS_AT_ONCE: usize = 8 * 1024;
+
+/// Serves until the other end goes. Must run on a thread of its own that may touch the files.
+pub fn serve(
+    reader: impl Read,
+    writer: impl Write + Send + 'static,
+    root: OwnedFd,
+    limits: Limits,
+    hooks: Arc<dyn Hooks>,
+) -> Result<(), SyncError> {
+    let out = Output { writer: Arc::new(Mutex::new(Box::new(writer))), has_told: Arc::new(AtomicBool::new(true)) };
+    let served = Server::open(reader, &out, root, limits, hooks).and_then(Server::run);
+    match &served {
+        // The other end has gone, as it should when it is done.
+        Err(SyncError::Lost(e)) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+        Err(SyncError::Lost(_)) | Ok(()) => {}
+        // It may have gone already; then nobody is told.
+        Err(error) => drop(out.send(&Message::Fault { fault: error.fault(), words: error.to_string() })),
+    }
+    served
+}
+
+/// The way out, also for the thread that watches.
+#[derive(Clone)]
+struct Output {
+    writer: Arc<Mutex<Box<dyn Write + Send>>>,
+    /// That something has changed is said once until it is asked for.
+    has_told: Arc<AtomicBool>,
+}
+
+impl Output {
+    fn send(&self, message: &Message) -> io::Result<()> {
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        writer.write_all(&message.encode())?;
+        if !matches!(message, Message::Content { .. }) {
+            writer.flush()?;
+        }
+        Ok(())
+    }
+
+    fn tell_dirty(&self) {
+        if !self.has_told.swap(true, Ordering::AcqRel) {
+            // The thread that reads notices that the connection has gone.
+            let _ = self.send(&Message::Dirty);
+        }
+    }
+}
+
+struct Server<'a, R> {
+    reader: R,
+    out: &'a Output,
+    folder: Folder,
+    read_only: bool,
+    told_problems: BTreeMap<RelPath, Problem>,
+    told_rules: Rules,
+}
+
+impl<R: Read> Source for Server<'_, R> {
+    fn next(&mut self) -> Result<Message, SyncError> {
+        Message::read(&mut self.reader)
+    }
+}
+
+struct From<'a, R>(&'a mut R);
+
+impl<R: Read> Source for From<'_, R> {
+    fn next(&mut self) -> Result<Message, SyncError> {
+        Message::read(self.0)
+    }
+}
+
+impl<'a, R: Read> Server<'a, R> {
+    fn open(mut reader: R, out: &'a Output, root: OwnedFd, limits: Limits, hooks: Arc<dyn Hooks>) -> Result<Self, SyncError> {
+        let read_only = match Message::read(&mut reader)? {
+            Message::Hello { version: VERSION, read_only } => read_only,
+            Message::Hello { .. } => {
+                let words = format!("the sandbox speaks version {VERSION} of the sync protocol; update cobox, or make a new sandbox");
+                return Err(SyncError::There { fault: Fault::Version, words });
+            }
+            _ => return Err(SyncError::Protocol("the first message must be a hello")),
+        };
+        if !read_only && !hooks.may_write() {
+            return Err(SyncError::NotAllowed);
+        }
+        let telling = out.clone();
+        let folder = Folder::open(root, limits, hooks, move || telling.tell_dirty())?;
+        out.send(&Message::Welcome { version: VERSION }).map_err(SyncError::Lost)?;
+        Ok(Self { reader, out, folder, read_only, told_problems: BTreeMap::new(), told_rules: Rules::default() })
+    }
+
+    fn run(mut self) -> Result<(), SyncError> {
+        loop {
+            match self.next()? {
+                Message::Scan { all } => self.scan(all)?,
+                Message::Needs(needs) => self.transfer(needs)?,
+                Message::NeedsEnd => self.transfer_all(Vec::new())?,
+                Message::Changes(changes) => self.apply(changes)?,
+                _ => return Err(SyncError::Protocol("a message came out of turn")),
+            }
+        }
+    }
+
+    fn send(&self, message: &Message) -> Result<(), SyncError> {
+        self.out.send(message).map_err(SyncError::Lost)
+    }
+
+    fn scan(&mut self, all: bool) -> Result<(), SyncError> {
+        // Before the look: what changes during it is told afterwards.
+        self.out.has_told.store(false, Ordering::Release);
+        let updates = self.folder.scan(all)?;
+        let out = self.out;
+        let mut send = |message: &Message| out.send(message);
+        send_list(updates, |(path, _)| path.bytes().len() + 64, Message::Updates, &mut send).map_err(SyncError::Lost)?;
+        let has_problems = *self.folder.problems() != self.told_problems;
+        if has_problems {
+            self.told_problems = self.folder.problems().clone();
+            let problems = self.told_problems.iter().map(|(path, problem)| (path.clone(), *problem));
+            send_list(problems, |(path, _)| path.bytes().len() + 8, Message::Problems, &mut send).map_err(SyncError::Lost)?;
+        }
+        let has_rules = *self.folder.rules() != self.told_rules;
+        if has_rules {
+            self.told_rules = Rules::from_files(self.folder.rules().files().collect());
+            for file in self.told_rules.files() {
+                self.send(&Message::Rules(vec![file]))?;
+            }
+        }
+        self.send(&Message::Scanned { has_rules, has_problems, is_partial: self.folder.is_partly_watched() })?;
+        // Something changed in the meantime; nothing said so because nobody was asked yet.
+        if self.folder.has_news() {
+            self.out.tell_dirty();
+        }
+        Ok(())
+    }
+
+    fn transfer(&mut self, mut needs: Vec<Need>) -> Result<(), SyncError> {
+        loop {
+            match self.next()? {
+                Message::Needs(more) if needs.len() + more.len() <= MAX_BATCH => needs.extend(more),
+                Message::NeedsEnd => return self.transfer_all(needs),
+                // The other end wants these itself.
+                Message::Wants(wants) => return self.give(&needs, wants),
+                Message::WantsEnd => return self.send_wanted(&needs, &[]),
+                _ => return Err(SyncError::Protocol("a message came out of turn")),
+            }
+        }
+    }
+
+    /// The other end has these for this side.
+    fn transfer_all(&mut self, needs: Vec<Need>) -> Result<(), SyncError> {
+        self.may_write()?;
+        let wants = self.folder.prepare(&needs)?;
+        let out = self.out;
+        send_wants(&wants, &mut |message| out.send(message)).map_err(SyncError::Lost)?;
+        let failed =
+            self.folder.receive_content(&needs, BlockReader::new(&mut From(&mut self.reader), &mut |_| ()).map_err(SyncError::Lost)?)?;
+        send_list(failed, |_| 4, Message::Staged, &mut |message| out.send(message)).map_err(SyncError::Lost)?;
+        self.send(&Message::StagedEnd)
+    }
+
+    fn give(&mut self, needs: &[Need], first: Vec<u32>) -> Result<(), SyncError> {
+        let wants = read_wants(first, &mut From(&mut self.reader))?;
+        self.send_wanted(needs, &wants)
+    }
+
+    fn send_wanted(&mut self, needs: &[Need], wants: &[Want]) -> Result<(), SyncError> {
+        let out = self.out;
+        self.folder.send_content(needs, wants, &mut |message| out.send(message))
+    }
+
+    fn apply(&mut self, mut changes: Vec<Change>) -> Result<(), SyncError> {
+        loop {
+            match self.next()? {
+                Message::Changes(more) if changes.len() + more.len() <= MAX_BATCH => changes.extend(more),
+                Message::ChangesEnd => break,
+                _ => return Err(SyncError::Protocol("a message came out of turn")),
+            }
+        }
+        self.may_write()?;
+        let outcomes: Vec<Outcome> = self.folder.apply(&changes)?;
+        let out = self.out;
+        send_list(outcomes, |_| 1, Message::Outcomes, &mut |message| out.send(message)).map_err(SyncError::Lost)?;
+        self.send(&Message::OutcomesEnd)
+    }
+
+    fn may_write(&self) -> Result<(), SyncError> {
+        if self.read_only { Err(SyncError::NotAllowed) } else { Ok(()) }
+    }
+}
+
+/// Says what is wanted, with what is known of it.
+pub fn send_wants(wants: &[Want], send: &mut dyn FnMut(&Message) -> io::Result<()>) -> io::Result<()> {
+    send_list(wants.iter().map(|w| w.index), |_| 4, Message::Wants, send)?;
+    for want in wants {
+        let Signature { block, sums } = &want.signature;
+        for part in sums.chunks(SUMS_AT_ONCE) {
+            send(&Message::Sums { index: want.index, block: *block, sums: part.to_vec() })?;
+        }
+    }
+    send(&Message::WantsEnd)
+}
+
+/// The rest of what [`send_wants`] says, after its first message.
+pub fn read_wants(first: Vec<u32>, from: &mut dyn Source) -> Result<Vec<Want>, SyncError> {
+    let mut wants: BTreeMap<u32, Signature> = first.into_iter().map(|index| (index, Signature::default())).collect();
+    let mut total = 0;
+    loop {
+        match from.next()? {
+            Message::Wants(more) if wants.len() + more.len() <= MAX_BATCH => {
+                wants.extend(more.into_iter().map(|i| (i, Signature::default())))
+            }
+            Message::Sums { index, block, sums } => {
+                let signature = wants.get_mut(&index).ok_or(SyncError::Protocol("sums of what isn't wanted"))?;
+                total += sums.len();
+                if signature.sums.len() + sums.len() > MAX_BLOCKS || total > MAX_SUMS {
+                    return Err(SyncError::Protocol("too many sums of a file"));
+                }
+                signature.block = block;
+                signature.sums.extend(sums);
+            }
+            Message::WantsEnd => break,
+            Message::Fault { fault, words } => return Err(SyncError::There { fault, words }),
+            _ => return Err(SyncError::Protocol("a message came out of turn")),
+        }
+    }
+    Ok(wants.into_iter().map(|(index, signature)| Want { index, signature }).collect())
+}

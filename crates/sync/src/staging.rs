@@ -1,0 +1,297 @@
+//! Where content waits until it is whole and verified: a directory of this run's own, on the file system it is for, so that a rename is all
+//! that is left to do.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{self, Read, Write},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+};
+
+use rustix::{
+    fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags},
+    io::Errno,
+};
+
+use crate::{digest::PIECE_BYTES, dirs, entry::Digest, error::SyncError, rules::STAGING};
+
+/// Fewer files than this are made durable one by one; with more, one sync of the whole file system is quicker.
+pub const FEW_FILES: usize = 8;
+/// What tells git not to look at what is on its way in.
+const GIT_IGNORE: (&str, &[u8]) = (".gitignore", b"*\n");
+/// Of what is new; a mask may take away from it.
+const FILE_MODE: Mode = Mode::from_bits_retain(0o644);
+pub const FOLDER_MODE: Mode = Mode::from_bits_retain(0o755);
+const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+pub struct Staging {
+    root: Arc<OwnedFd>,
+    own: Option<Own>,
+    next: u64,
+    ready: HashMap<Digest, String>,
+    /// Written since the last sync.
+    unsynced: Vec<String>,
+}
+
+struct Own {
+    top: OwnedFd,
+    folder: OwnedFd,
+    name: String,
+}
+
+impl Staging {
+    pub fn new(root: Arc<OwnedFd>) -> Self {
+        Self { root, own: None, next: 0, ready: HashMap::new(), unsynced: Vec::new() }
+    }
+
+    /// Takes away what runs that were killed left behind. Those under way hold a lock.
+    pub fn sweep(&self) -> Result<(), Errno> {
+        let top = match dirs::open_beneath(&self.root, STAGING.as_bytes(), FLAGS) {
+            Ok(top) => top,
+            Err(Errno::NOENT) => return Ok(()),
+            Err(e) => return Err(e),
+        };
+        for name in list(&top)? {
+            let Ok(folder) = rustix::fs::openat(&top, name.as_slice(), FLAGS, Mode::empty()) else { continue };
+            if rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                clear(&folder)?;
+                rustix::fs::unlinkat(&top, name.as_slice(), AtFlags::REMOVEDIR)?;
+            }
+        }
+        self.remove_top(&top);
+        Ok(())
+    }
+
+    /// Only where no other run is at work.
+    fn remove_top(&self, top: &OwnedFd) {
+        let is_unused = list(top).is_ok_and(|names| names.iter().all(|n| n == GIT_IGNORE.0.as_bytes()));
+        if is_unused {
+            // Another run may begin just now; what it made then stays.
+            let _ = rustix::fs::unlinkat(top, GIT_IGNORE.0, AtFlags::empty());
+            let _ = rustix::fs::unlinkat(&self.root, STAGING, AtFlags::REMOVEDIR);
+        }
+    }
+
+    /// The directory of this run, made when it is first needed.
+    fn folder(&mut self) -> Result<BorrowedFd<'_>, Errno> {
+        if self.own.is_none() {
+            self.own = Some(self.make()?);
+        }
+        self.own.as_ref().map(|own| own.folder.as_fd()).ok_or(Errno::NOENT)
+    }
+
+    fn make(&self) -> Result<Own, Errno> {
+        let mode = Mode::from_raw_mode(0o700);
+        match rustix::fs::mkdirat(&self.root, STAGING, mode) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(e) => return Err(e),
+        }
+        let top = dirs::open_beneath(&self.root, STAGING.as_bytes(), FLAGS)?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        if let Ok(file) = rustix::fs::openat(&top, GIT_IGNORE.0, flags, Mode::from_raw_mode(0o600)) {
+            // Without it git shows a folder for a moment.
+            let _ = rustix::io::write(&file, GIT_IGNORE.1);
+        }
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|_| Errno::IO)?;
+        let name = format!("{:016x}", u64::from_ne_bytes(random));
+        rustix::fs::mkdirat(&top, name.as_str(), mode)?;
+        let folder = rustix::fs::openat(&top, name.as_str(), FLAGS, Mode::empty())?;
+        rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Own { top, folder, name })
+    }
+
+    fn fresh_name(&mut self) -> String {
+        self.next += 1;
+        format!("{:x}", self.next)
+    }
+
+    pub fn has(&self, digest: &Digest) -> bool {
+        self.ready.contains_key(digest)
+    }
+
+    /// A new file for content that is to have this digest.
+    pub fn begin(&mut self) -> Result<Incoming, Errno> {
+        let name = self.fresh_name();
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(self.folder()?, name.as_str(), flags, FILE_MODE)?;
+        Ok(Incoming { file: File::from(file), name, hasher: blake3::Hasher::new(), size: 0 })
+    }
+
+    /// Keeps it where it is what it should be, and else throws it away.
+    pub fn finish(&mut self, incoming: Incoming, digest: Digest, size: u64) -> bool {
+        let Incoming { name, hasher, size: got, .. } = incoming;
+        if got == size && Digest(hasher.finalize().into()) == digest {
+            self.unsynced.push(name.clone());
+            if let Some(double) = self.ready.insert(digest, name) {
+                self.discard(&double);
+            }
+            return true;
+        }
+        self.discard(&name);
+        false
+    }
+
+    pub fn abandon(&mut self, incoming: Incoming) {
+        self.discard(&incoming.name);
+    }
+
+    fn discard(&mut self, name: &str) {
+        self.unsynced.retain(|n| n != name);
+        if let Some(own) = &self.own {
+            // Swept at the next start otherwise.
+            let _ = rustix::fs::unlinkat(&own.folder, name, AtFlags::empty());
+        }
+    }
+
+    /// Content that is to be placed under a name: a copy where others want it too.
+    pub fn take(&mut self, digest: &Digest, is_last: bool) -> Result<String, Errno> {
+        let name = self.ready.get(digest).cloned().ok_or(Errno::NOENT)?;
+        if is_last {
+            self.ready.remove(digest);
+            return Ok(name);
+        }
+        let from = rustix::fs::openat(self.folder()?, name.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let mut copy = self.begin()?;
+        copy_all(&mut File::from(from), &mut copy).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+        copy.file.sync_data().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+        Ok(copy.name)
+    }
+
+    pub fn link(&mut self, target: &[u8]) -> Result<String, Errno> {
+        let name = self.fresh_name();
+        rustix::fs::symlinkat(target, self.folder()?, name.as_str())?;
+        Ok(name)
+    }
+
+    pub fn empty_folder(&mut self) -> Result<String, Errno> {
+        let name = self.fresh_name();
+        rustix::fs::mkdirat(self.folder()?, name.as_str(), FOLDER_MODE)?;
+        Ok(name)
+    }
+
+    /// Gives a file its permission bits: those of the one it replaces, or what a new file gets, with or without the right to run it.
+    pub fn set_mode(&mut self, name: &str, like: Option<u32>, exec: bool) -> Result<(), Errno> {
+        let file = rustix::fs::openat(self.folder()?, name, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        let now = rustix::fs::fstat(&file)?.st_mode & 0o777;
+        let wanted = with_exec(like.map_or(now, |mode| mode & 0o777), exec);
+        if wanted == now { Ok(()) } else { rustix::fs::fchmod(file, Mode::from_raw_mode(wanted)) }
+    }
+
+    /// Out of here under a name elsewhere, back, or both at once.
+    pub fn rename(&mut self, name: &str, to: BorrowedFd, as_name: &[u8], flags: RenameFlags) -> Result<(), Errno> {
+        rustix::fs::renameat_with(self.folder()?, name, to, as_name, flags)
+    }
+
+    /// From elsewhere to a new name here, so that it can be looked at where nobody else changes it.
+    pub fn pull_in(&mut self, from: BorrowedFd, name: &[u8]) -> Result<String, Errno> {
+        let own = self.fresh_name();
+        rustix::fs::renameat_with(from, name, self.folder()?, own.as_str(), RenameFlags::NOREPLACE)?;
+        Ok(own)
+    }
+
+    pub fn look(&mut self, name: &str) -> Result<Option<rustix::fs::Stat>, Errno> {
+        dirs::look(self.folder()?, name.as_bytes())
+    }
+
+    pub fn remove(&mut self, name: &str) -> Result<(), Errno> {
+        rustix::fs::unlinkat(self.folder()?, name, AtFlags::empty())
+    }
+
+    /// Makes what was written durable, before any of it gets its name.
+    pub fn sync(&mut self) -> Result<(), SyncError> {
+        let names = std::mem::take(&mut self.unsynced);
+        let Some(own) = &self.own else { return Ok(()) };
+        let synced = if names.len() <= FEW_FILES {
+            names.iter().try_for_each(|name| {
+                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                rustix::fs::fdatasync(rustix::fs::openat(&own.folder, name.as_str(), flags, Mode::empty())?)
+            })
+        } else {
+            rustix::fs::syncfs(&self.root)
+        };
+        synced.map_err(|e| SyncError::writing("what arrived", e))
+    }
+
+    /// Throws away what is ready and was not wanted in the end.
+    pub fn clear(&mut self) {
+        for name in std::mem::take(&mut self.ready).into_values() {
+            self.discard(&name);
+        }
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if let Some(own) = self.own.take() {
+            // Whatever fails here is swept at the next start.
+            let _ = clear(&own.folder).and_then(|()| rustix::fs::unlinkat(&own.top, own.name.as_str(), AtFlags::REMOVEDIR));
+            self.remove_top(&own.top);
+        }
+    }
+}
+
+/// Whoever may read it may run it, or nobody may.
+pub fn with_exec(mode: u32, exec: bool) -> u32 {
+    if exec { mode | ((mode & 0o444) >> 2) | 0o100 } else { mode & !0o111 }
+}
+
+/// Content on its way in, its digest made as it comes.
+pub struct Incoming {
+    file: File,
+    name: String,
+    hasher: blake3::Hasher,
+    size: u64,
+}
+
+impl Write for Incoming {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let n = self.file.write(bytes)?;
+        self.hasher.update(&bytes[..n]);
+        self.size += n as u64;
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+pub fn copy_all(from: &mut impl Read, to: &mut impl Write) -> io::Result<u64> {
+    let (mut piece, mut size) = (vec![0; PIECE_BYTES], 0);
+    loop {
+        match from.read(&mut piece) {
+            Ok(0) => return Ok(size),
+            Ok(n) => {
+                to.write_all(&piece[..n])?;
+                size += n as u64;
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+fn list(folder: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
+    let mut names = Vec::new();
+    let mut listing = Dir::read_from(folder)?;
+    while let Some(entry) = listing.read() {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.push(name.to_vec());
+        }
+    }
+    Ok(names)
+}
+
+/// Files and empty folders; there is nothing else in a staging directory.
+fn clear(folder: &OwnedFd) -> Result<(), Errno> {
+    for name in list(folder)? {
+        let is_folder = dirs::look(folder.as_fd(), &name)?.is_some_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Directory);
+        let flags = if is_folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        rustix::fs::unlinkat(folder, name.as_slice(), flags)?;
+    }
+    Ok(())
+}

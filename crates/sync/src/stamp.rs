@@ -1,0 +1,95 @@
+//! What the kernel says of a file without reading it: as long as it is the same, so is the content.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{FileType, Stat};
+
+/// Longer than the kernel's clock for files takes from tick to tick: what was written after a look that came this much later than the last
+/// write has another time.
+const TICK: Duration = Duration::from_millis(30);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    mode: u32,
+    modified: (i64, i64),
+    changed: (i64, i64),
+    /// Taken so soon after the last change that another one could have left the same times: the content has to be read again.
+    is_fresh: bool,
+}
+
+impl Stamp {
+    /// `seen` is when the look began that this is of.
+    #[allow(clippy::unnecessary_cast, reason = "these fields are narrower on some machines")]
+    pub fn of(stat: &Stat, seen: SystemTime) -> Self {
+        let changed = (stat.st_ctime as i64, stat.st_ctime_nsec as i64);
+        Self {
+            device: stat.st_dev as u64,
+            inode: stat.st_ino as u64,
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+            mode: stat.st_mode,
+            modified: (stat.st_mtime as i64, stat.st_mtime_nsec as i64),
+            changed,
+            is_fresh: !is_older(changed, seen),
+        }
+    }
+
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    pub fn mode(&self) -> u32 {
+        self.mode
+    }
+
+    pub fn device(&self) -> u64 {
+        self.device
+    }
+
+    pub fn is_exec(&self) -> bool {
+        self.mode & 0o100 != 0
+    }
+
+    pub fn kind(&self) -> FileType {
+        FileType::from_raw_mode(self.mode)
+    }
+
+    /// Nothing about it has changed, and nothing can have changed unseen.
+    pub fn still_holds(&self, now: &Stamp) -> bool {
+        !self.is_fresh && self.is_same(now)
+    }
+
+    pub fn is_same(&self, now: &Stamp) -> bool {
+        self.is_same_content(now) && self.mode == now.mode && self.changed == now.changed
+    }
+
+    /// As [`Stamp::is_same`] for one that was renamed since, which counts as a change of its own.
+    pub fn is_same_content(&self, now: &Stamp) -> bool {
+        (self.device, self.inode, self.size, self.modified) == (now.device, now.inode, now.size, now.modified)
+    }
+}
+
+fn is_older((seconds, nanoseconds): (i64, i64), seen: SystemTime) -> bool {
+    let (Ok(seconds), Ok(nanoseconds)) = (u64::try_from(seconds), u32::try_from(nanoseconds)) else { return true };
+    match (UNIX_EPOCH + Duration::new(seconds, nanoseconds)).checked_add(TICK) {
+        Some(settled) => settled < seen,
+        None => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stamp_taken_right_after_a_write_is_not_believed() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let stat = rustix::fs::stat(file.path()).unwrap();
+        let fresh = Stamp::of(&stat, SystemTime::now() - TICK);
+        assert!(!fresh.still_holds(&fresh) && fresh.is_same(&fresh));
+        let settled = Stamp::of(&stat, SystemTime::now() + TICK * 2);
+        assert!(settled.still_holds(&fresh));
+    }
+}

@@ -1,0 +1,68 @@
+//! How a sync stands, for whoever asks, and what happens in it, for whoever listens.
+
+use std::{collections::BTreeMap, time::SystemTime};
+
+use crate::{
+    guard::{Halt, Side},
+    mode::Mode,
+    path::RelPath,
+    problem::Problem,
+    reconcile::{Change, Conflict},
+};
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    #[default]
+    Connecting,
+    Scanning,
+    Syncing,
+    /// Both sides agree, as far as they can.
+    Watching,
+    Paused,
+    /// Waits for somebody to say that it is right.
+    Halted(Halt),
+    /// Tries again soon; this is why it could not go on.
+    Waiting(String),
+    Ended,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Status {
+    pub mode: Mode,
+    pub phase: Phase,
+    pub here_files: usize,
+    pub there_files: usize,
+    /// Files that both sides agree on.
+    pub agreed_files: usize,
+    pub conflicts: Vec<Conflict>,
+    pub here_problems: BTreeMap<RelPath, Problem>,
+    pub there_problems: BTreeMap<RelPath, Problem>,
+    /// From the sandbox, and not taken because it would run here by itself.
+    pub held: Vec<RelPath>,
+    pub left_alone: usize,
+    /// Where not all changes are seen as they happen.
+    pub is_polling: [bool; 2],
+    /// When both sides last agreed as far as they can.
+    pub settled_at: Option<SystemTime>,
+    pub rounds: u64,
+}
+
+/// Something worth telling as it happens.
+#[derive(Debug)]
+pub enum Event<'a> {
+    Phase(&'a Phase),
+    /// Bytes of content on their way, of so many.
+    Progress {
+        to: Side,
+        done: u64,
+        total: u64,
+    },
+    /// Done, on that side.
+    Changed {
+        side: Side,
+        change: &'a Change,
+    },
+    /// A round that did something is over.
+    Round(&'a Status),
+    Notice(&'a str),
+}

@@ -1,0 +1,119 @@
+//! One side of a sync as the other side sees it: every path with what stands there, bounded in number.
+
+use std::collections::{BTreeMap, btree_map};
+
+use crate::{entry::Entry, path::RelPath};
+
+/// What became of a path: something, or nothing any more.
+pub type Update = (RelPath, Option<Entry>);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tree {
+    entries: BTreeMap<RelPath, Entry>,
+    files: usize,
+}
+
+/// Why a list of updates makes no tree: it came from a side that lies or is broken.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum NoTree {
+    #[error("{0} is in no directory")]
+    Orphan(RelPath),
+    #[error("{0} has something in it and is no directory")]
+    NotADirectory(RelPath),
+    #[error("there are more than {0} files and folders")]
+    TooMany(usize),
+}
+
+impl Tree {
+    pub fn get(&self, path: &RelPath) -> Option<&Entry> {
+        self.entries.get(path)
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub fn files(&self) -> usize {
+        self.files
+    }
+
+    pub fn iter(&self) -> btree_map::Iter<'_, RelPath, Entry> {
+        self.entries.iter()
+    }
+
+    pub fn set(&mut self, path: RelPath, entry: Option<Entry>) {
+        self.files += usize::from(entry.as_ref().is_some_and(Entry::is_file));
+        let before = match entry {
+            Some(entry) => self.entries.insert(path, entry),
+            None => self.entries.remove(&path),
+        };
+        self.files -= usize::from(before.as_ref().is_some_and(Entry::is_file));
+    }
+
+    /// Everything strictly beneath a directory.
+    pub fn beneath<'a>(&'a self, top: &'a RelPath) -> impl Iterator<Item = (&'a RelPath, &'a Entry)> {
+        self.entries.range((std::ops::Bound::Excluded(top), std::ops::Bound::Unbounded)).take_while(|(path, _)| path.is_beneath(top))
+    }
+
+    /// Takes what the other side says has changed there. Refused whole paths are still in the tree then, which is to be thrown away.
+    pub fn update(&mut self, updates: Vec<Update>, most: usize) -> Result<(), NoTree> {
+        let touched: Vec<RelPath> = updates.iter().map(|(path, _)| path.clone()).collect();
+        for (path, entry) in updates {
+            self.set(path, entry);
+            if self.len() > most {
+                return Err(NoTree::TooMany(most));
+            }
+        }
+        for path in touched {
+            match self.get(&path) {
+                Some(_) if !path.parent().is_none_or(|p| self.get(&p).is_some_and(Entry::is_dir)) => return Err(NoTree::Orphan(path)),
+                Some(Entry::Dir) => {}
+                _ if self.beneath(&path).next().is_some() => return Err(NoTree::NotADirectory(path)),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a path and everything beneath it out.
+    pub fn prune(&mut self, top: &RelPath) {
+        let beneath: Vec<RelPath> = self.beneath(top).map(|(path, _)| path.clone()).collect();
+        beneath.into_iter().chain([top.clone()]).for_each(|path| self.set(path, None));
+    }
+}
+
+impl FromIterator<(RelPath, Entry)> for Tree {
+    fn from_iter<I: IntoIterator<Item = (RelPath, Entry)>>(entries: I) -> Self {
+        let mut tree = Self::default();
+        entries.into_iter().for_each(|(path, entry)| tree.set(path, Some(entry)));
+        tree
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entry::Digest;
+
+    fn path(text: &str) -> RelPath {
+        RelPath::new(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn updates_that_make_no_tree_are_refused() {
+        let file = Entry::File { digest: Digest::of(b"x"), size: 1, exec: false };
+        let mut tree = Tree::default();
+        tree.update(vec![(path("a"), Some(Entry::Dir)), (path("a/x"), Some(file.clone()))], 10).unwrap();
+        assert_eq!((tree.len(), tree.files()), (2, 1));
+        assert_eq!(tree.clone().update(vec![(path("b/x"), Some(file.clone()))], 10), Err(NoTree::Orphan(path("b/x"))));
+        assert_eq!(tree.clone().update(vec![(path("a"), None)], 10), Err(NoTree::NotADirectory(path("a"))));
+        assert_eq!(tree.clone().update(vec![(path("a"), Some(file.clone()))], 10), Err(NoTree::NotADirectory(path("a"))));
+        assert_eq!(tree.clone().update(vec![(path("c"), Some(file))], 2), Err(NoTree::TooMany(2)));
+        tree.prune(&path("a"));
+        assert!(tree.is_empty() && tree.files() == 0);
+    }
+}

@@ -1,0 +1,200 @@
+//! What changes in a folder, as the kernel tells it: which paths to look at again, or that all must be looked at.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    io,
+    mem::MaybeUninit,
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
+    fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags},
+    io::Errno,
+};
+
+use crate::{hooks::Hooks, path::RelPath, rules::Rules};
+
+/// Read at once: some two thousand events.
+const BUFFER_BYTES: usize = 64 * 1024;
+/// Changed paths that are remembered one by one; with more it is cheaper to look at everything.
+const MAX_DIRTY: usize = 4096;
+const EVENTS: WatchFlags = WatchFlags::CREATE
+    .union(WatchFlags::DELETE)
+    .union(WatchFlags::MODIFY)
+    .union(WatchFlags::ATTRIB)
+    .union(WatchFlags::MOVED_FROM)
+    .union(WatchFlags::MOVED_TO)
+    .union(WatchFlags::DELETE_SELF)
+    .union(WatchFlags::MOVE_SELF)
+    .union(WatchFlags::ONLYDIR)
+    .union(WatchFlags::DONT_FOLLOW)
+    .union(WatchFlags::EXCL_UNLINK);
+
+/// What has to be looked at again.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Dirty {
+    pub paths: BTreeSet<RelPath>,
+    pub all: bool,
+}
+
+impl Dirty {
+    pub fn is_empty(&self) -> bool {
+        self.paths.is_empty() && !self.all
+    }
+
+    pub fn add(&mut self, path: RelPath) {
+        if self.paths.len() < MAX_DIRTY {
+            self.paths.insert(path);
+        } else {
+            self.all = true;
+        }
+    }
+}
+
+struct Shared {
+    inotify: OwnedFd,
+    stop: OwnedFd,
+    folders: Mutex<HashMap<i32, Option<RelPath>>>,
+    dirty: Mutex<Dirty>,
+    /// Not every folder could be watched.
+    is_partial: AtomicBool,
+    limit: usize,
+    /// For the one who reads: a look that has to be up to date reads too.
+    buffer: Mutex<Vec<MaybeUninit<u8>>>,
+}
+
+/// Ends its thread when it is dropped.
+pub struct Watch(Arc<Shared>);
+
+impl Watch {
+    /// Must be made on the thread that will look through the folder, which gets a working directory of its own: there may be no /proc to
+    /// name a descriptor by, so it goes into each folder and watches `.`. `tell` is called, on another thread, when something has changed.
+    pub fn start(limit: usize, hooks: &dyn Hooks, tell: impl Fn() + Send + 'static) -> io::Result<Self> {
+        cobox_kernel::own_working_directory()?;
+        let shared = Arc::new(Shared {
+            inotify: inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?,
+            stop: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            folders: Mutex::default(),
+            dirty: Mutex::default(),
+            is_partial: AtomicBool::new(false),
+            limit,
+            buffer: Mutex::new(vec![MaybeUninit::uninit(); BUFFER_BYTES]),
+        });
+        let listening = shared.clone();
+        hooks.spawn("sync-watch", Box::new(move || listening.listen(&tell)))?;
+        Ok(Self(shared))
+    }
+
+    /// Watches a folder, or watches on under its new name.
+    pub fn add(&self, folder: &OwnedFd, path: Option<&RelPath>) {
+        let mut folders = self.0.folders();
+        if folders.len() >= self.0.limit {
+            self.0.is_partial.store(true, Ordering::Relaxed);
+            return;
+        }
+        match rustix::process::fchdir(folder).and_then(|()| inotify::add_watch(&self.0.inotify, ".", EVENTS)) {
+            Ok(number) => drop(folders.insert(number, path.cloned())),
+            // The kernel has no more, or the folder may not be read, which looking at it tells too.
+            Err(Errno::NOSPC | Errno::NOMEM) => self.0.is_partial.store(true, Ordering::Relaxed),
+            Err(_) => {}
+        }
+    }
+
+    /// What has to be looked at again, with everything that has happened up to now.
+    pub fn take(&self) -> Dirty {
+        self.0.read();
+        std::mem::take(&mut *self.0.dirty())
+    }
+
+    pub fn has_dirty(&self) -> bool {
+        !self.0.dirty().is_empty()
+    }
+
+    /// Whether changes may go unseen until the next look at everything.
+    pub fn is_partial(&self) -> bool {
+        self.0.is_partial.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // Full means that it is awake already.
+        let _ = rustix::io::write(&self.0.stop, &1u64.to_ne_bytes());
+    }
+}
+
+impl Shared {
+    // Each change to these is a single call, so that a panic elsewhere can't have left one half done.
+    fn folders(&self) -> MutexGuard<'_, HashMap<i32, Option<RelPath>>> {
+        self.folders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn dirty(&self) -> MutexGuard<'_, Dirty> {
+        self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn listen(&self, tell: &dyn Fn()) {
+        loop {
+            let mut fds = [PollFd::new(&self.inotify, PollFlags::IN), PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN)];
+            match poll(&mut fds, None) {
+                Ok(_) if fds[1].revents().contains(PollFlags::IN) => return,
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "changes are no longer watched for");
+                    self.is_partial.store(true, Ordering::Relaxed);
+                    return;
+                }
+            }
+            if self.read() {
+                tell();
+            }
+        }
+    }
+
+    /// Takes what the kernel has to tell. Whether there was something to look at.
+    fn read(&self) -> bool {
+        let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reader = Reader::new(&self.inotify, &mut buffer);
+        let mut has_news = false;
+        // Ends when there is nothing more to be had without waiting.
+        while let Ok(event) = reader.next() {
+            has_news |= self.note(event.wd(), event.events(), event.file_name().map(|n| n.to_bytes()));
+        }
+        has_news
+    }
+
+    /// Whether that was something to look at.
+    fn note(&self, number: i32, flags: ReadFlags, name: Option<&[u8]>) -> bool {
+        if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+            self.dirty().all = true;
+            return true;
+        }
+        if flags.contains(ReadFlags::IGNORED) {
+            self.folders().remove(&number);
+            return false;
+        }
+        let Some(folder) = self.folders().get(&number).cloned() else { return false };
+        match (folder, name) {
+            (folder, Some(name)) => {
+                let Some(path) = RelPath::join(folder.as_ref(), name) else { return false };
+                // Rules without any file know what is never synced.
+                if Rules::default().leaves_out(&path, false) {
+                    return false;
+                }
+                self.dirty().add(path);
+                true
+            }
+            (None, None) if flags.intersects(ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF) => {
+                self.dirty().all = true;
+                true
+            }
+            // A folder's own end or move is told by the one it was in.
+            _ => false,
+        }
+    }
+}

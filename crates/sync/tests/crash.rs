@@ -1,0 +1,149 @@
+//! Either end killed at random moments, each in a process of its own: every file is then the old or the new version, whole.
+//!
+//! `COBOX_SYNC_KILLS` says how often; 50 unless told.
+
+mod ends;
+
+use std::{
+    fs,
+    os::unix::net::{UnixListener, UnixStream},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use cobox_sync::{Connection, Engine, Limits, Mode, NoConnection, Own, Settings, open_root, serve};
+use ends::Ends;
+
+const FILES: u64 = 12;
+/// Some hundred kilobytes, so that deltas are used too.
+const LINES: usize = 12_000;
+
+/// The same run each time, but for what the machine adds.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % below
+    }
+}
+
+fn version(side: &str, number: u64, lines: usize) -> String {
+    format!("{side} {number} of {lines}\n").repeat(lines)
+}
+
+fn assert_whole(folder: &Path) {
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        let Ok(text) = fs::read_to_string(entry.path()) else { continue };
+        let first = text.lines().next().unwrap_or_default();
+        let lines: usize = first.rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0);
+        let is_whole = text.lines().count() == lines && text.lines().all(|line| line == first);
+        assert!(is_whole, "{} is half of something", entry.path().display());
+    }
+}
+
+/// Starts this test program again as one of the ends.
+fn child(name: &str, at: &Path) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--ignored", "--nocapture"])
+        .env("COBOX_SYNC_AT", at)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn whoever_is_killed_every_file_is_old_or_new() {
+    kill(std::env::var("COBOX_SYNC_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(50));
+}
+
+#[test]
+#[ignore = "takes minutes; `make soak` runs it"]
+fn soak_either_end_killed_500_times() {
+    kill(500);
+}
+
+fn kill(kills: u64) {
+    let ends = Ends::new();
+    let top = ends.here("").parent().unwrap().to_owned();
+    let mut dice = Dice(77);
+    for round in 0..kills {
+        for number in 0..FILES {
+            // Each file is one side's in a round, so that nobody has to decide.
+            let (side, path) = if (number + round) % 2 == 0 {
+                ("here", ends.here(&format!("f{number}")))
+            } else {
+                ("there", ends.there(&format!("f{number}")))
+            };
+            let lines = if number % 3 == 0 { LINES } else { 50 };
+            match dice.roll(6) {
+                0 => drop(fs::remove_file(path)),
+                // Sometimes nothing.
+                1 => {}
+                _ => {
+                    let beside = path.with_extension("writing");
+                    fs::write(&beside, version(side, round, lines)).unwrap();
+                    fs::rename(beside, path).unwrap();
+                }
+            }
+        }
+        let mut sandbox = child("as_the_sandbox", &top);
+        ends.wait_until(|| top.join("socket").exists());
+        let mut laptop = child("as_the_laptop", &top);
+        thread::sleep(Duration::from_millis(dice.roll(250)));
+        if dice.roll(2) == 0 {
+            laptop.kill().unwrap();
+        } else {
+            sandbox.kill().unwrap();
+            assert_whole(&ends.there(""));
+        }
+        for one in [&mut laptop, &mut sandbox] {
+            // The one that is left: it would go on for ever.
+            let _ = one.kill();
+            one.wait().unwrap();
+        }
+        let _ = fs::remove_file(top.join("socket"));
+        assert_whole(&ends.here(""));
+        assert_whole(&ends.there(""));
+    }
+    let live = ends.start(Mode::PreferHere);
+    live.flush();
+    ends.assert_same();
+    drop(live);
+    // What killed runs left is swept.
+    ends.wait_until(|| !ends.here(cobox_sync::STAGING).exists() && !ends.there(cobox_sync::STAGING).exists());
+}
+
+fn place() -> Option<std::path::PathBuf> {
+    std::env::var_os("COBOX_SYNC_AT").map(Into::into)
+}
+
+#[test]
+#[ignore = "one of the ends that the test above starts and kills"]
+fn as_the_sandbox() {
+    let Some(at) = place() else { return };
+    let listener = UnixListener::bind(at.join("socket.new")).unwrap();
+    fs::rename(at.join("socket.new"), at.join("socket")).unwrap();
+    for stream in listener.incoming().flatten() {
+        let root = open_root(&at.join("there")).unwrap();
+        let _ = serve(stream.try_clone().unwrap(), stream, root, Limits::default(), Arc::new(Own::new(at.join("there"))));
+    }
+}
+
+#[test]
+#[ignore = "one of the ends that the test above starts and kills"]
+fn as_the_laptop() {
+    let Some(at) = place() else { return };
+    let settings = Settings { mode: Mode::PreferHere, allow_risky: false, limits: Limits::default(), once: false };
+    let engine = Engine::open(&at.join("here"), &at.join("base"), settings, Box::new(|_| ())).unwrap();
+    let mut dial = || match UnixStream::connect(at.join("socket")) {
+        Ok(stream) => Ok(Connection { reader: Box::new(stream.try_clone().unwrap()), writer: Box::new(stream) }),
+        Err(e) => Err(NoConnection::Passing(e.to_string())),
+    };
+    engine.run(&mut dial).unwrap();
+}
