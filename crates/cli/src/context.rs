@@ -50,8 +50,27 @@ impl Context {
         Self { printer, flags, key_source: OnceLock::new() }
     }
 
+    /// Where the broker is and what is shown to it.
+    pub fn broker(&self) -> Result<Broker, Failure> {
+        resolve(&self.flags, &|name| std::env::var_os(name))
+    }
+
+    /// Certificates of authorities to trust beside the system's, whoever is spoken to: those that were named for it.
+    pub fn authorities(&self) -> Result<Option<Vec<u8>>, Failure> {
+        let named = self.flags.ca_file.clone().or_else(|| std::env::var_os("COBOX_CA_FILE").filter(|v| !v.is_empty()).map(PathBuf::from));
+        named.as_deref().map(read_ca).transpose()
+    }
+
+    /// A client of what speaks a broker's routes at another address.
+    pub fn client_at(&self, url: &str, key: Secret) -> Result<Client, Failure> {
+        Ok(match self.authorities()? {
+            Some(pem) => Client::trusting(url, key, &pem)?,
+            None => Client::new(url, key)?,
+        })
+    }
+
     pub fn client(&self) -> Result<Client, Failure> {
-        let Broker { url, api_key, key_source, ca_file } = resolve(&self.flags, &|name| std::env::var_os(name))?;
+        let Broker { url, api_key, key_source, ca_file } = self.broker()?;
         // Resolved twice it is the same.
         let _ = self.key_source.set(key_source);
         match ca_file {
@@ -172,7 +191,7 @@ fn read_ca(path: &Path) -> Result<Vec<u8>, Failure> {
     Ok(pem)
 }
 
-fn read_key(path: &Path) -> Result<Secret, Failure> {
+pub fn read_key(path: &Path) -> Result<Secret, Failure> {
     use std::io::Read;
     let mut text = String::new();
     std::fs::File::open(path)
