@@ -8,7 +8,9 @@ use cobox_testkit::{Cuts, CuttingProxy, TestBroker};
 use crate::deployment::{Example, deployment};
 
 fn say(text: &str) -> RunRequest {
-    RunRequest { assistant: "agent".into(), input: RunInput::Say { id: format!("said-{text}"), text: text.into() }, sandbox: None }
+    // One that comes again takes the place of the first.
+    let id = format!("said-{}", cobox_protocol::ShellId::new());
+    RunRequest { assistant: "agent".into(), input: RunInput::Say { id, text: text.into() }, sandbox: None }
 }
 
 /// Follows a run to its end: what was told, and the conversation it made.
@@ -67,7 +69,7 @@ async fn a_conversation_is_had_kept_and_found_again() {
 
     // Before it removes anything it asks; what it is told counts.
     for (decision, is_left) in [(Decision::Reject("keep it".into()), true), (Decision::Approve, false)] {
-        let told = follow(&ann, &thread, &say(&format!("delete /workspace/hello.txt {is_left}")), &mut transcript).await;
+        let told = follow(&ann, &thread, &say("delete /workspace/hello.txt"), &mut transcript).await;
         let asked =
             told.iter().find_map(|e| if let RunEvent::Interrupted(asked) = e { Some(asked.clone()) } else { None }).expect("a question");
         assert_eq!(ann.state(&thread).await.unwrap().interrupts.len(), 1, "who comes later is asked too");

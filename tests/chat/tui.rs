@@ -55,17 +55,15 @@ async fn a_person_and_an_agent_work_on_one_screen() {
     // And the agent reads what she wrote there.
     ann.press("read /workspace/from-ann.txt\r");
     ann.wait_for("from-ann-42").await;
+    eventually("the run's end", || std::future::ready((!ann.shows().contains("at work")).then_some(()))).await;
 
     // It asks before it removes something.
     ann.press("delete /workspace/from-ann.txt\r");
     ann.wait_for("may the agent use delete?").await;
-    ann.press("y");
+    ann.press("y\r");
     ann.wait_for("you approved (delete)").await;
     let box_ = broker.client().sandbox_at(&sandbox);
-    eventually("the file to be gone", || async {
-        (sh(&box_, "ls /workspace").await.stdout == "from-agent.txt\n").then_some(())
-    })
-    .await;
+    eventually("the file to be gone", || async { (sh(&box_, "ls /workspace").await.stdout == "from-agent.txt\n").then_some(()) }).await;
 
     // Smaller, and too small; then as it was.
     ann.resize(80, 24);

@@ -125,7 +125,7 @@ fn news_of_a_thread_that_was_left_are_not_of_the_next() {
 }
 
 #[test]
-fn what_the_agent_asks_is_decided_with_one_letter_or_in_words() {
+fn what_the_agent_asks_is_decided_by_a_letter_or_in_words_and_enter() {
     let asked = json!([{"id": "i", "value": {"action_requests": [{"name": "execute", "args": {"command": "rm x"}}]}}]);
     let asks = || News::Run(RunEvent::Interrupted(Interrupt::read_all(&asked)));
     let resumed = |effects: &[Effect]| match effects {
@@ -136,7 +136,8 @@ fn what_the_agent_asks_is_decided_with_one_letter_or_in_words() {
     type_in(&mut state, "go");
     here(&mut state, asks());
     here(&mut state, News::RunOver(Ok(())));
-    let effects = press(&mut state, KeyCode::Char('y'), KeyModifiers::NONE);
+    assert!(press(&mut state, KeyCode::Char('y'), KeyModifiers::NONE).is_empty(), "no key alone approves anything");
+    let effects = press(&mut state, KeyCode::Enter, KeyModifiers::NONE);
     assert_eq!(resumed(&effects), json!({"type": "approve"}));
 
     here(&mut state, asks());
@@ -149,6 +150,7 @@ fn what_the_agent_asks_is_decided_with_one_letter_or_in_words() {
     here(&mut state, asks());
     here(&mut state, News::RunOver(Ok(())));
     press(&mut state, KeyCode::Char('e'), KeyModifiers::NONE);
+    press(&mut state, KeyCode::Tab, KeyModifiers::NONE);
     assert_eq!(state.chat.editor.text(), r#"edit {"command":"rm x"}"#);
     state.chat.editor.set(r#"edit {"command":"ls"}"#);
     let edited = resumed(&press(&mut state, KeyCode::Enter, KeyModifiers::NONE));

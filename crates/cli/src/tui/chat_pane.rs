@@ -68,7 +68,7 @@ impl ChatPane {
     }
 
     /// The answer, once all is decided.
-    pub fn decide(&mut self, decision: Decision) -> Result<Option<RunInput>, String> {
+    fn decide(&mut self, decision: Decision) -> Result<Option<RunInput>, String> {
         let Some(review) = &mut self.review else { return Ok(None) };
         let said = match &decision {
             Decision::Approve => "you approved".to_owned(),

@@ -1,6 +1,6 @@
 //! What keys, pastes and the mouse mean, by what has the focus.
 
-use cobox_langgraph::{Ask, Decision};
+use cobox_langgraph::Ask;
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
 
 use super::{
@@ -92,11 +92,12 @@ impl State {
             key.modifiers.contains(KeyModifiers::SHIFT),
         );
         let is_one_line = !self.chat.editor.text().contains('\n');
+        let draft = self.draft_of_edit();
         let editor = &mut self.chat.editor;
         match key.code {
             KeyCode::Enter if alt || shift => editor.insert("\n"),
             KeyCode::Enter => return self.submit(),
-            KeyCode::Tab => match typed::complete(editor.text()) {
+            KeyCode::Tab => match draft.or_else(|| typed::complete(editor.text())) {
                 Some(done) => editor.set(&done),
                 None if editor.text().starts_with('/') => {}
                 None => self.look_at(self.focus.next(1)),
@@ -126,32 +127,17 @@ impl State {
             KeyCode::Down if is_one_line => editor.newer(),
             KeyCode::PageUp => self.scroll_chat(PAGE_LINES),
             KeyCode::PageDown => self.scroll_chat(-PAGE_LINES),
-            KeyCode::Char(c) if !ctrl && !alt => match self.quick_decision(c) {
-                Some(effects) => return effects,
-                None => self.chat.editor.insert(c.encode_utf8(&mut [0; 4])),
-            },
+            KeyCode::Char(c) if !ctrl && !alt => editor.insert(c.encode_utf8(&mut [0; 4])),
             _ => {}
         }
         Vec::new()
     }
 
-    /// While the agent asks and nothing is typed, one letter decides.
-    fn quick_decision(&mut self, c: char) -> Option<Vec<Effect>> {
-        if !self.chat.editor.is_empty() || self.chat.is_running() {
-            return None;
-        }
+    /// What the agent wants to do, to be changed: where it asks and `edit` was begun.
+    fn draft_of_edit(&self) -> Option<String> {
+        let text = self.chat.editor.text();
         let Some(Ask::Action(action)) = self.chat.review.as_ref().and_then(|r| r.next()) else { return None };
-        let decision = match c {
-            'y' => Decision::Approve,
-            'n' => Decision::Reject(String::new()),
-            'e' => {
-                let draft = format!("edit {}", action.args);
-                self.chat.editor.set(&draft);
-                return Some(Vec::new());
-            }
-            _ => return None,
-        };
-        Some(self.decided(decision))
+        (!text.is_empty() && "edit ".starts_with(text)).then(|| format!("edit {}", action.args))
     }
 
     fn escape(&mut self, armed: Option<Armed>) -> Vec<Effect> {

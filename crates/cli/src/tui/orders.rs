@@ -1,6 +1,6 @@
 //! What is typed into the chat: messages, decisions and slash commands, as what is to be done.
 
-use cobox_langgraph::{Decision, RunInput};
+use cobox_langgraph::RunInput;
 
 use super::{
     app::{Overlay, Room, State},
@@ -58,16 +58,6 @@ impl State {
                         Vec::new()
                     }
                 }
-            }
-        }
-    }
-
-    pub(super) fn decided(&mut self, decision: Decision) -> Vec<Effect> {
-        match self.chat.decide(decision) {
-            Ok(input) => self.begin_run(input),
-            Err(why) => {
-                self.complain(why);
-                Vec::new()
             }
         }
     }

@@ -183,10 +183,9 @@ fn question(state: &State, width: u16) -> Vec<Line<'static>> {
     let mut lines = vec![Line::styled(format!("── the agent asks{place} "), WARN.add_modifier(Modifier::BOLD))];
     let (text, keys) = match review.next() {
         Some(Ask::Action(action)) => {
-            let mut keys = vec!["y yes"];
-            keys.extend(action.may_reject.then_some("n no"));
-            keys.extend(action.may_edit.then_some("e edit"));
-            keys.push("or type: no <why>");
+            let mut keys = vec!["type y (yes)"];
+            keys.extend(action.may_reject.then_some("n or no <why>"));
+            keys.extend(action.may_edit.then_some("e Tab (edit it)"));
             (words::question(action), keys.join(" · "))
         }
         Some(Ask::Words(text)) => (text.to_owned(), "type your answer".to_owned()),
@@ -197,7 +196,7 @@ fn question(state: &State, width: u16) -> Vec<Line<'static>> {
     let is_cut = wrapped.len() > room;
     lines.extend(wrapped.into_iter().take(if is_cut { room - 1 } else { room }).map(Line::from));
     if is_cut {
-        lines.push(Line::styled("(there is more: e shows all of it)", FAINT));
+        lines.push(Line::styled("(there is more: e Tab shows all of it)", FAINT));
     }
     lines.push(Line::styled(keys, STRONG));
     lines

@@ -7,6 +7,7 @@ use ratatui::{
     text::{Line, Span},
     widgets::Paragraph,
 };
+use unicode_width::UnicodeWidthStr;
 
 use super::{ACCENT, BAD, FAINT, block, wrap::cut};
 use crate::tui::{
@@ -40,5 +41,16 @@ fn drawn(line: &FeedLine, width: usize) -> Line<'static> {
         FeedLine { is_agents: true, .. } => ACCENT,
         _ => Style::new(),
     };
-    Line::from(vec![Span::styled(format!("{at} "), FAINT), Span::styled(cut(&line.text, width.saturating_sub(9)), style)])
+    Line::from(vec![Span::styled(format!("{at} "), FAINT), Span::styled(shortened(&line.text, width.saturating_sub(9)), style)])
+}
+
+/// What came of a command is said also where the command is too long.
+fn shortened(text: &str, width: usize) -> String {
+    match text.rsplit_once(" → ") {
+        Some((command, outcome)) if text.width() > width => {
+            let outcome = format!(" → {outcome}");
+            format!("{}{outcome}", cut(command, width.saturating_sub(outcome.width())))
+        }
+        _ => cut(text, width),
+    }
 }

@@ -25,7 +25,7 @@ const KEYS: [(&str, &str); 16] = [
     ("↑ ↓", "what you typed before"),
     ("PgUp PgDn, wheel", "look back"),
     ("Ctrl-O, click", "show tools with all that went in and came out"),
-    ("y, n, e", "when the agent asks: yes, no, edit what it wants to do"),
+    ("y, n <why>, e Tab", "when the agent asks: yes, no, edit what it wants to do"),
     ("Esc Esc, Ctrl-C", "end the run"),
     ("Ctrl-]", "from the terminal back to the chat"),
     ("Alt-t, Alt-r", "in the terminal: take control, release it"),
