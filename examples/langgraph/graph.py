@@ -12,7 +12,8 @@ PROMPT = "You work in /workspace, which a person shares with you. Run the tests 
 
 def build(backend: Any) -> Any:
     # A real model goes here: create_deep_agent(model="anthropic:…", …)
-    return create_deep_agent(model=Scripted(), backend=backend, system_prompt=PROMPT)
+    # Before it removes a file it asks: `cobox chat` shows the question, and whoever talks with it decides.
+    return create_deep_agent(model=Scripted(), backend=backend, system_prompt=PROMPT, interrupt_on={"delete": True})
 
 
 make_graph = graph_factory(build, follow=True)

@@ -3,6 +3,7 @@
 read PATH           reads the file and repeats it
 run COMMAND         runs the command and repeats what it printed
 write PATH TEXT     writes the file
+delete PATH         removes it, once somebody has said yes
 anything else       writes a small program with a mistake in it, runs its tests, mends it, runs them again
 """
 
@@ -71,4 +72,6 @@ def plan(told: str) -> list[tuple[str, dict[str, Any]]]:
     if verb == "write":
         path, _, text = rest.partition(" ")
         return [("write_file", {"file_path": path, "content": text})]
+    if verb == "delete":
+        return [("delete", {"file_path": rest.partition(" ")[0]})]
     return STORY

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod archive;
+pub mod conversations;
 pub mod cursors;
 pub mod frames;
 pub mod paths;

@@ -83,6 +83,7 @@ macro_rules! targets {
 
 targets! {
     an_archive_never_leaves_its_directory archive 1500;
+    a_deployments_stream_is_read_the_same_however_it_is_cut conversations 5000;
     a_cursor_of_anybodys_making_is_refused_or_good cursors 3000;
     a_frame_is_understood_or_refused_in_few_words frames 20000;
     a_path_is_exactly_the_bytes_that_were_sent paths 20000;

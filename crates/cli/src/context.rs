@@ -52,6 +52,25 @@ impl Context {
         Self { printer, flags, reached: OnceLock::new() }
     }
 
+    /// Where the broker is and what is shown to it.
+    pub fn broker(&self) -> Result<Broker, Failure> {
+        resolve(&self.flags, &|name| std::env::var_os(name))
+    }
+
+    /// Certificates of authorities to trust beside the system's, whoever is spoken to: those that were named for it.
+    pub fn authorities(&self) -> Result<Option<Vec<u8>>, Failure> {
+        let named = self.flags.ca_file.clone().or_else(|| std::env::var_os("COBOX_CA_FILE").filter(|v| !v.is_empty()).map(PathBuf::from));
+        named.as_deref().map(read_ca).transpose()
+    }
+
+    /// A client of what speaks a broker's routes at another address.
+    pub fn client_at(&self, url: &str, key: Secret) -> Result<Client, Failure> {
+        Ok(match self.authorities()? {
+            Some(pem) => Client::trusting(url, key, &pem)?,
+            None => Client::new(url, key)?,
+        })
+    }
+
     pub fn client(&self) -> Result<Client, Failure> {
         if let Some(reached) = self.reached.get() {
             return Ok(reached.client.clone());

@@ -1,5 +1,6 @@
 //! `cobox`: the one command people type, for brokers and for the sandboxes behind them.
 
+mod chat;
 mod commands;
 mod context;
 mod contexts;
@@ -29,13 +30,14 @@ mod table;
 mod terminal;
 mod thread_cache;
 mod transfer;
+mod tui;
 mod typist;
 mod unpack;
 mod way_in;
 
 use std::{path::PathBuf, process::ExitCode};
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use crate::{
     commands::Command,
@@ -54,6 +56,7 @@ Start here:
   cobox up                           a broker on this machine
   cobox exec -t demo -- uname -a     run a command in the thread's sandbox
   cobox shell -t demo                or sit down in it
+  cobox chat --deployment URL        talk with an agent in it
 
 Client commands find their broker by --url and --api-key-file, then COBOX_URL and COBOX_API_KEY
 (or COBOX_API_KEY_FILE), then the context that COBOX_CONTEXT or `cobox config use` names, then the
@@ -76,11 +79,13 @@ struct Cli {
     #[arg(long, global = true, help_heading = "Global options")]
     json: bool,
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
 }
 
 /// The first argument of the process that becomes a sandbox's.
 const LAUNCH: &str = "__launch";
+/// Exit code of a command line that says nothing to do, as of one that can't be read.
+const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
     // Before anything else: namespaces are entered by a process that has one thread and no state of its own.
@@ -92,7 +97,7 @@ fn main() -> ExitCode {
     let context = Context::new(printer, Flags { context: cli.context, url: cli.url, api_key_file: cli.api_key_file, ca_file: cli.ca_file });
     let outcome = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {
-            let outcome = runtime.block_on(cli.command.run(&context));
+            let outcome = runtime.block_on(run(cli.command, &context));
             // A thread may still wait for the keyboard; it must not keep the program alive.
             runtime.shutdown_background();
             outcome
@@ -109,9 +114,22 @@ fn main() -> ExitCode {
     }
 }
 
+/// `cobox` alone is a look into the sandbox, or, where there is none to look into, help.
+async fn run(command: Option<Command>, context: &Context) -> commands::Outcome {
+    match command {
+        Some(command) => command.run(context).await,
+        None => match commands::chat::run_bare(context).await {
+            Some(outcome) => outcome,
+            None => {
+                context.printer.err(Cli::command().render_help().to_string().as_bytes());
+                Ok(USAGE)
+            }
+        },
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
 
     use super::*;
 
@@ -129,7 +147,7 @@ mod tests {
         for line in [&["exec", "-t", "demo", "--", "ls", "-la", "--json"][..], &["exec", "-t", "demo", "ls", "-la", "--json"]] {
             let cli = parse(line).unwrap();
             assert!(!cli.json);
-            assert!(matches!(cli.command, Command::Exec(_)));
+            assert!(matches!(cli.command, Some(Command::Exec(_))));
         }
         assert!(parse(&["exec", "--json", "--", "ls"]).unwrap().json);
         assert!(parse(&["--json", "exec", "-c", "ls"]).unwrap().json);

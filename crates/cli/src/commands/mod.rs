@@ -1,6 +1,7 @@
 //! One verb per file: each holds its arguments and what it does.
 
 pub mod audit;
+pub mod chat;
 pub mod completions;
 pub mod config;
 pub mod cp;
@@ -32,6 +33,8 @@ pub type Outcome = Result<u8, Failure>;
 pub enum Command {
     /// Start a broker here with everything embedded, and say what to type next
     Up(up::Args),
+    /// Talk with an agent in a sandbox that you share; `cobox` alone does the same
+    Chat(chat::Args),
     /// Run a command in a thread's sandbox
     Exec(exec::Args),
     /// Join a shell in a thread's sandbox, which human and agent share
@@ -86,6 +89,7 @@ impl Command {
     pub async fn run(self, context: &Context) -> Outcome {
         match self {
             Command::Up(args) => up::run(args, context).await,
+            Command::Chat(args) => chat::run(args, context).await,
             Command::Exec(args) => exec::run(args, context).await,
             Command::Shell(args) => shell::run(args, context).await,
             Command::Watch(args) => watch::run(args, context).await,

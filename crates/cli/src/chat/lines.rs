@@ -1,0 +1,144 @@
+//! A chat written as lines: the agent's words on stdout and all else on stderr, or everything as JSON, an object a line.
+
+use std::io;
+
+use cobox_langgraph::{Action, Change, Entry, Outcome, Role, Transcript};
+use cobox_protocol::event::SandboxEvent;
+use serde_json::{Value, json};
+
+use super::words;
+use crate::{failure::Failure, printer::Printer};
+
+pub struct Lines {
+    printer: Printer,
+    /// The agent's words stopped within a line.
+    is_mid_line: bool,
+    /// Nobody reads any more.
+    pub is_unread: bool,
+}
+
+impl Lines {
+    pub fn new(printer: Printer) -> Self {
+        Self { printer, is_mid_line: false, is_unread: false }
+    }
+
+    /// Something beside the conversation.
+    pub fn aside(&mut self, words: &str, object: Value) -> io::Result<()> {
+        if self.printer.is_json() {
+            return self.write(&format!("{object}\n"));
+        }
+        self.end_line()?;
+        self.printer.note(words);
+        Ok(())
+    }
+
+    /// Something that only programs are told.
+    pub fn aside_json(&mut self, object: Value) -> io::Result<()> {
+        if self.printer.is_json() { self.write(&format!("{object}\n")) } else { Ok(()) }
+    }
+
+    pub fn changed(&mut self, transcript: &Transcript, change: &Change) -> io::Result<()> {
+        match change {
+            Change::Said(number, text) if is_agents(transcript, *number) => self.text(text),
+            Change::Resaid(number) if is_agents(transcript, *number) => {
+                let Some(Entry::Said { text, .. }) = transcript.get(*number) else { return Ok(()) };
+                self.end_line()?;
+                self.text(text)
+            }
+            Change::Called(number) => match transcript.get(*number) {
+                Some(Entry::Tool(tool)) => self.aside(
+                    &format!("tool: {}", words::call(&tool.name, &tool.args)),
+                    json!({"type": "tool_call", "name": tool.name, "args": arguments(&tool.args)}),
+                ),
+                _ => Ok(()),
+            },
+            Change::Returned(number) => match transcript.get(*number) {
+                Some(Entry::Tool(tool)) => {
+                    let Some(Outcome { text, is_error }) = &tool.outcome else { return Ok(()) };
+                    let mark = if *is_error { "failed" } else { "done" };
+                    self.aside(
+                        &format!("{mark}: {}", words::outcome(tool)),
+                        json!({"type": "tool_result", "name": tool.name, "text": text, "is_error": is_error}),
+                    )
+                }
+                _ => Ok(()),
+            },
+            Change::Said(..) | Change::Resaid(_) | Change::Asking(_) => Ok(()),
+        }
+    }
+
+    pub fn event(&mut self, event: &SandboxEvent) -> io::Result<()> {
+        self.aside(&format!("event: {}", words::event(event)), json!({"type": "event", "event": event}))
+    }
+
+    pub fn custom(&mut self, told: &Value) -> io::Result<()> {
+        match words::custom(told) {
+            Some(sentence) => self.aside(&format!("event: {sentence}"), json!({"type": "custom", "data": told})),
+            None => self.aside_json(json!({"type": "custom", "data": told})),
+        }
+    }
+
+    pub fn asks(&mut self, action: &Action, (number, of): (usize, usize)) -> io::Result<()> {
+        let place = if of > 1 { format!("({number} of {of}) ") } else { String::new() };
+        let mut text = format!("question: {place}{}", words::question(action));
+        if !action.description.is_empty() && !action.description.starts_with("Tool execution requires approval") {
+            text = format!("{text}\n  {}", words::one_line(&action.description));
+        }
+        self.aside(
+            &format!("{text}\n  answer: {}", words::choices(action)),
+            json!({"type": "interrupt", "name": action.name, "args": action.args, "description": action.description, "place": number, "of": of}),
+        )
+    }
+
+    pub fn asks_words(&mut self, question: &str) -> io::Result<()> {
+        self.aside(&format!("question: {question}"), json!({"type": "question", "text": question}))
+    }
+
+    pub fn failed(&mut self, failure: &Failure) -> io::Result<()> {
+        if self.printer.is_json() {
+            let mut object = failure.json();
+            object["type"] = json!("error");
+            return self.write(&format!("{object}\n"));
+        }
+        self.end_line()?;
+        self.printer.failure(failure);
+        Ok(())
+    }
+
+    /// A person's turn.
+    pub fn prompt(&mut self, is_terminal: bool) -> io::Result<()> {
+        self.end_line()?;
+        if is_terminal && !self.printer.is_json() {
+            self.printer.err(b"> ");
+        }
+        Ok(())
+    }
+
+    fn text(&mut self, text: &str) -> io::Result<()> {
+        if self.printer.is_json() {
+            return self.write(&format!("{}\n", json!({"type": "text", "text": text})));
+        }
+        self.is_mid_line = !text.ends_with('\n');
+        self.write(text)
+    }
+
+    fn write(&mut self, text: &str) -> io::Result<()> {
+        let written = self.printer.stream(text.as_bytes());
+        self.is_unread |= written.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::BrokenPipe);
+        written
+    }
+
+    pub fn end_line(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.is_mid_line) { self.write("\n") } else { Ok(()) }
+    }
+}
+
+/// A subagent's words are its own; what it comes to is the outcome of a tool.
+fn is_agents(transcript: &Transcript, number: usize) -> bool {
+    matches!(transcript.get(number), Some(Entry::Said { role: Role::Ai, is_nested: false, .. }))
+}
+
+/// As JSON where they are that.
+fn arguments(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| json!(text))
+}

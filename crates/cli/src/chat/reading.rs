@@ -1,0 +1,75 @@
+//! What is typed or piped in, line by line, without a line ever being longer than is kept.
+
+use tokio::{
+    io::{AsyncRead, AsyncReadExt},
+    sync::mpsc,
+};
+use tokio_util::task::AbortOnDropHandle;
+
+/// Longest message, in bytes: more than any model takes at once.
+const MAX_LINE_BYTES: usize = 1024 * 1024;
+/// Lines that are read ahead; the rest waits in the pipe.
+const AHEAD: usize = 1;
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Line {
+    Text(String),
+    TooLong,
+}
+
+/// The lines of an input, and the task that reads them. A line that ends with a backslash goes on in the next.
+pub fn read_lines(input: impl AsyncRead + Unpin + Send + 'static) -> (mpsc::Receiver<Line>, AbortOnDropHandle<()>) {
+    let (send, lines) = mpsc::channel(AHEAD);
+    (lines, AbortOnDropHandle::new(tokio::spawn(read(input, send))))
+}
+
+async fn read(mut input: impl AsyncRead + Unpin, lines: mpsc::Sender<Line>) {
+    let (mut line, mut is_too_long) = (Vec::new(), false);
+    let mut buffer = [0; 8 * 1024];
+    // An input that fails has ended.
+    while let Ok(n @ 1..) = input.read(&mut buffer).await {
+        for &byte in &buffer[..n] {
+            match byte {
+                b'\n' if line.last() == Some(&b'\\') => {
+                    line.pop();
+                    line.push(b'\n');
+                }
+                b'\n' => {
+                    if lines.send(taken(&mut line, &mut is_too_long)).await.is_err() {
+                        return;
+                    }
+                }
+                _ if line.len() >= MAX_LINE_BYTES => is_too_long = true,
+                byte => line.push(byte),
+            }
+        }
+    }
+    if !line.is_empty() {
+        // Whoever doesn't wait for it has gone.
+        let _ = lines.send(taken(&mut line, &mut is_too_long)).await;
+    }
+}
+
+fn taken(line: &mut Vec<u8>, is_too_long: &mut bool) -> Line {
+    let line = std::mem::take(line);
+    if std::mem::take(is_too_long) { Line::TooLong } else { Line::Text(String::from_utf8_lossy(&line).into_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn lines_come_one_by_one_continued_ones_together_and_long_ones_not_at_all() {
+        let mut input = b"one\ntwo\\\nmore\n\n".to_vec();
+        input.extend(std::iter::repeat_n(b'x', MAX_LINE_BYTES + 10));
+        input.extend(b"\nlast");
+        let (mut lines, _reading) = read_lines(std::io::Cursor::new(input));
+        let mut read = Vec::new();
+        while let Some(line) = lines.recv().await {
+            read.push(line);
+        }
+        let text = |t: &str| Line::Text(t.to_owned());
+        assert_eq!(read, [text("one"), text("two\nmore"), text(""), Line::TooLong, text("last")]);
+    }
+}

@@ -1,0 +1,179 @@
+//! Events, tool calls and questions as one line each, for a feed, a pipe or a screen reader.
+
+use cobox_langgraph::{Action, Tool, clean};
+use cobox_protocol::event::{ExecEnd, FileChange, SandboxEvent, What};
+use serde_json::Value;
+
+/// Longest line, in bytes: two lines of a wide terminal.
+const MAX_LINE_BYTES: usize = 240;
+/// Arguments that say what a tool is about, the most telling first.
+const TELLING: [&str; 8] = ["command", "file_path", "path", "pattern", "query", "url", "description", "question"];
+
+/// `agent wrote /workspace/leap.py (80 bytes)`.
+pub fn event(event: &SandboxEvent) -> String {
+    sentence(event.actor.as_deref(), event.principal.as_deref(), &event.what)
+}
+
+/// What a run tells of its sandbox on its own stream: `{"type": "sandbox", "event": {…}}`.
+pub fn custom(told: &Value) -> Option<String> {
+    let event = told.get("event").filter(|_| told.get("type").and_then(Value::as_str) == Some("sandbox"))?;
+    let mut event = event.as_object()?.clone();
+    let text = |name: &str| event.get(name).and_then(Value::as_str).map(str::to_owned);
+    let (actor, principal) = (text("actor"), text("principal"));
+    // An agent's own word has less in it than the broker's.
+    event.entry("duration_ms").or_insert(0.into());
+    event.entry("exit_code").or_insert(Value::Null);
+    let what: What = serde_json::from_value(Value::Object(event)).ok()?;
+    Some(sentence(actor.as_deref(), principal.as_deref(), &what))
+}
+
+fn sentence(actor: Option<&str>, principal: Option<&str>, what: &What) -> String {
+    let who = match (actor, principal) {
+        (Some("agent"), Some(principal)) if principal != "agent" => format!("agent {principal}"),
+        (_, Some(principal)) => principal.to_owned(),
+        (Some(actor), None) => actor.to_owned(),
+        (None, None) => "the sandbox".to_owned(),
+    };
+    let why = |reason: &str| if reason.is_empty() { String::new() } else { format!(": {reason}") };
+    let line = match what {
+        What::Created { .. } => format!("{who} made the session"),
+        What::Active => "the sandbox runs".to_owned(),
+        What::Idle => "the sandbox is idle".to_owned(),
+        What::Suspended { reason } => format!("the sandbox was suspended{}", why(reason)),
+        What::Resumed => "the sandbox runs again".to_owned(),
+        What::Terminated { reason } => format!("the session ended{}", why(reason)),
+        What::Failed { reason } => format!("the session failed{}", why(reason)),
+        What::Changed { change } => format!("{who} changed the sandbox{}", why(change)),
+        What::Shared { with, .. } => format!("{who} let {with} in"),
+        What::Unshared { with } => format!("{who} no longer lets {with} in"),
+        What::Connected => format!("{who} connected"),
+        What::FileWritten(file) => format!("{who} wrote {}", of_file(file)),
+        What::FileRemoved(file) => format!("{who} removed {}", of_file(file)),
+        What::Exec(end) => format!("{who} ran {} → {}", end.command, of_end(end)),
+        What::Gap { .. } => "(events are missing here)".to_owned(),
+        What::Unknown => "(something new happened)".to_owned(),
+    };
+    one_line(&line)
+}
+
+/// Whether it tells of something that went wrong.
+pub fn is_bad(event: &SandboxEvent) -> bool {
+    match &event.what {
+        What::Exec(end) => end.exit_code != Some(0),
+        What::Failed { .. } | What::Gap { .. } => true,
+        _ => false,
+    }
+}
+
+/// `execute cd /workspace && python3 test_leap.py`.
+pub fn call(name: &str, args: &str) -> String {
+    let about = match serde_json::from_str::<Value>(args) {
+        Ok(Value::Object(fields)) if fields.is_empty() => String::new(),
+        Ok(Value::Object(fields)) => {
+            let telling = TELLING.iter().find_map(|name| fields.get(*name)).and_then(Value::as_str);
+            telling.map_or_else(|| args.to_owned(), str::to_owned)
+        }
+        _ => args.to_owned(),
+    };
+    one_line(format!("{name} {about}").trim_end())
+}
+
+/// What came of a tool: its first line, and how much more there is.
+pub fn outcome(tool: &Tool) -> String {
+    let Some(outcome) = &tool.outcome else { return "…".to_owned() };
+    let mut lines = outcome.text.lines().filter(|line| !line.trim().is_empty());
+    let first = lines.next().unwrap_or("(nothing)");
+    match lines.count() {
+        0 => one_line(first),
+        more => format!("{} (+{more} lines)", one_line(first)),
+    }
+}
+
+/// `May the agent use execute? {"command": "rm x"}`.
+pub fn question(action: &Action) -> String {
+    let about = clean(&action.args.to_string(), MAX_LINE_BYTES * 8);
+    format!("may the agent use {}? {about}", action.name)
+}
+
+/// What may be said to it.
+pub fn choices(action: &Action) -> String {
+    let mut words = vec!["yes"];
+    words.extend(action.may_reject.then_some("no [why]"));
+    words.extend(action.may_edit.then_some("edit {arguments as JSON}"));
+    words.extend(action.may_respond.then_some("say [instead]"));
+    words.join(", ")
+}
+
+pub fn one_line(text: &str) -> String {
+    clean(text, MAX_LINE_BYTES).replace(['\n', '\t'], " ")
+}
+
+fn of_file(file: &FileChange) -> String {
+    match (file.size, file.entries) {
+        (Some(1), _) => format!("{} (1 byte)", file.path),
+        (Some(size), _) => format!("{} ({size} bytes)", file.path),
+        (None, Some(entries)) => format!("{} ({entries} entries)", file.path),
+        (None, None) => file.path.clone(),
+    }
+}
+
+fn of_end(end: &ExecEnd) -> String {
+    match (end.exit_code, end.timed_out) {
+        (_, true) => "timed out".to_owned(),
+        (Some(code), false) => format!("exit {code}"),
+        (None, false) => "no exit code".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cobox_langgraph::Outcome;
+    use cobox_protocol::Timestamp;
+
+    use super::*;
+
+    #[test]
+    fn an_event_is_a_sentence_and_can_not_repaint_the_screen() {
+        let told = |what: What| {
+            event(&SandboxEvent {
+                id: cobox_protocol::EventId::numbered(Timestamp::from_unix(0), 7),
+                at: Timestamp::from_unix(0),
+                session_id: cobox_protocol::SessionId::new(),
+                sandbox_id: cobox_protocol::SandboxId::new(),
+                principal: Some("bot".into()),
+                actor: Some("agent".into()),
+                source: cobox_protocol::event::Source::Sandbox,
+                what,
+            })
+        };
+        let file = FileChange { path: "/workspace/a\u{1b}[2J.py".into(), size: Some(12), ..FileChange::default() };
+        assert_eq!(told(What::FileWritten(file)), "agent bot wrote /workspace/a.py (12 bytes)");
+        let end = ExecEnd { command: "make\ntest".into(), exit_code: Some(2), ..ExecEnd::default() };
+        assert_eq!(told(What::Exec(end)), "agent bot ran make test → exit 2");
+        assert_eq!(told(What::Connected), "agent bot connected");
+        let told = serde_json::json!({"type": "sandbox", "event": {"type": "exec", "command": "ls", "exit_code": 0, "actor": "agent"}});
+        assert_eq!(custom(&told).as_deref(), Some("agent ran ls → exit 0"));
+        assert_eq!(custom(&serde_json::json!({"type": "progress"})), None);
+    }
+
+    #[test]
+    fn a_call_is_told_by_its_most_telling_argument() {
+        assert_eq!(call("execute", r#"{"timeout": 3, "command": "ls -la"}"#), "execute ls -la");
+        assert_eq!(call("write_file", r#"{"content": "x", "file_path": "/a"}"#), "write_file /a");
+        assert_eq!(call("add", r#"{"a":1}"#), r#"add {"a":1}"#);
+        assert_eq!((call("ls", "{}"), call("ls", "{\"pa")), ("ls".to_owned(), "ls {\"pa".to_owned()));
+    }
+
+    #[test]
+    fn an_outcome_is_its_first_line_and_how_many_follow() {
+        let of = |text: &str| {
+            outcome(&Tool {
+                name: String::new(),
+                args: String::new(),
+                outcome: Some(Outcome { text: text.into(), is_error: false }),
+                is_nested: false,
+            })
+        };
+        assert_eq!((of("one"), of("\none\ntwo\nthree\n"), of("")), ("one".into(), "one (+2 lines)".into(), "(nothing)".into()));
+    }
+}

@@ -1,0 +1,93 @@
+//! `cobox chat`: talk with an agent in a sandbox that you share, in panes or in plain lines.
+
+use std::io::IsTerminal;
+
+use cobox_langgraph::Deployment;
+
+use super::{Outcome, thread};
+use crate::{
+    chat::{Chat, Wish, plain, settings},
+    context::Context,
+    failure::Failure,
+    tui,
+    way_in::Target,
+};
+
+#[derive(Debug, Default, clap::Args)]
+#[command(after_help = "\
+Examples:
+  cobox chat --deployment http://127.0.0.1:2024 --sandbox       a new thread, its sandbox made while you type
+  cobox chat --thread 5f3c… --sandbox=dev                       go on with one, in the sandbox called dev
+  echo 'mend the tests' | cobox chat --sandbox --no-tui         the agent's words on stdout, all else on stderr
+  cobox --json chat --no-tui < questions                        everything on stdout, an object a line
+
+The deployment: --deployment, COBOX_DEPLOYMENT_URL, or `deployment` in chat.toml beside the client's config. Its key:
+COBOX_DEPLOYMENT_KEY (or _KEY_FILE), `api_key_file` there, or the broker's where both have one address.
+Without a deployment the thread's terminal, events and files are shown. /help lists what can be typed.")]
+pub struct Args {
+    /// The LangGraph deployment to talk to
+    #[arg(long, value_name = "URL")]
+    deployment: Option<String>,
+    /// Whom to talk to, by name or id [default: the first there is]
+    #[arg(long, value_name = "NAME|ID")]
+    assistant: Option<String>,
+    /// Go on with this thread
+    #[arg(short, long, value_name = "THREAD", value_parser = thread)]
+    thread: Option<String>,
+    /// Have the thread's sandbox ready before the first message; of this name, if one is given
+    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    sandbox: Option<String>,
+    /// Plain lines instead of panes: for pipes and screen readers, and wherever there is no terminal
+    #[arg(long)]
+    no_tui: bool,
+}
+
+pub async fn run(args: Args, context: &Context) -> Outcome {
+    let has_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    let chat = chat(&args, context)?;
+    if args.no_tui || !has_terminal || context.printer.is_json() {
+        return plain::run(chat, context.printer).await;
+    }
+    tui::run(chat).await
+}
+
+/// `cobox` alone: panes where there is a terminal and something to show, `None` where help is more use.
+pub async fn run_bare(context: &Context) -> Option<Outcome> {
+    if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() || context.printer.is_json() {
+        return None;
+    }
+    let chat = chat(&Args::default(), context).ok()?;
+    Some(tui::run(chat).await)
+}
+
+fn chat(args: &Args, context: &Context) -> Result<Chat, Failure> {
+    let broker = context.broker();
+    let same = broker.as_ref().ok().map(|broker| (broker.url.as_str(), &broker.api_key));
+    let found = settings::resolve(args.deployment.clone(), args.assistant.clone(), &|name| std::env::var_os(name), same)?;
+    let authorities = context.authorities()?;
+    let deployment = match &found.deployment {
+        Some(url) => Some(Deployment::new(url, found.key.as_ref(), authorities.as_deref())?),
+        None => None,
+    };
+    let broker = match (broker, &found.deployment, &found.key) {
+        (Ok(_), ..) => Some(context.client()?),
+        // A deployment may serve the broker's routes itself: whoever is logged in there needs nothing else.
+        (Err(_), Some(url), Some(key)) => Some(context.client_at(url, key.clone())?),
+        (Err(_), Some(_), None) if args.sandbox.is_none() => None,
+        (Err(failure), ..) => return Err(failure),
+    };
+    let wish = match &args.sandbox {
+        None => Wish::Existing,
+        Some(name) => Wish::Ready { name: Some(name.clone()).filter(|name| !name.is_empty()) },
+    };
+    // Without a deployment a thread is what it is to every other command.
+    let thread = match (&args.thread, &deployment) {
+        (Some(thread), _) => Some(thread.clone()),
+        (None, Some(_)) => None,
+        (None, None) => match Target::default_thread(&|name| std::env::var_os(name)) {
+            Target::Thread(thread) => Some(thread),
+            _ => None,
+        },
+    };
+    Ok(Chat { deployment, assistant: found.assistant, thread, broker, wish })
+}

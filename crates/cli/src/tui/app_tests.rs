@@ -1,0 +1,317 @@
+//! The state machine from the outside: keys and news in, effects out.
+
+use cobox_client::FileNews;
+use cobox_langgraph::{Interrupt, Message as Said, RunEvent, RunInput};
+use cobox_protocol::{
+    Timestamp,
+    frame::Controller,
+    fs::FileKind,
+    key::PrincipalKind,
+    watch::{ChangedBy, WatchEvent},
+};
+use crossterm::event::{KeyCode, KeyEvent, KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
+use serde_json::json;
+
+use super::*;
+use crate::tui::message::{SandboxLine, ShellNews};
+
+pub fn beginning() -> Beginning {
+    Beginning {
+        size: (120, 40),
+        deployment: Some("http://127.0.0.1:2024".into()),
+        assistant: None,
+        thread: None,
+        has_broker: true,
+        wish: Wish::Ready { name: None },
+    }
+}
+
+pub fn assistant() -> Assistant {
+    Assistant { id: "a-1".into(), graph: "agent".into(), name: "agent".into() }
+}
+
+pub fn here(state: &mut State, news: News) -> Vec<Effect> {
+    let visit = state.visit;
+    state.update(Message::Here { visit, news })
+}
+
+pub fn press(state: &mut State, code: KeyCode, modifiers: KeyModifiers) -> Vec<Effect> {
+    state.update(Message::Key(KeyEvent::new(code, modifiers)))
+}
+
+pub fn type_in(state: &mut State, text: &str) -> Vec<Effect> {
+    for c in text.chars() {
+        press(state, KeyCode::Char(c), KeyModifiers::NONE);
+    }
+    press(state, KeyCode::Enter, KeyModifiers::NONE)
+}
+
+pub fn room() -> RoomInfo {
+    RoomInfo { sandbox: "sb_1".into(), session: "ssn_1".into(), me: Some("ann".into()), may_type: true }
+}
+
+/// In a thread, its sandbox open and its shell joined.
+pub fn settled() -> State {
+    let (mut state, _) = State::begin(beginning());
+    state.update(Message::Assistants(Ok(vec![assistant()])));
+    here(&mut state, News::Entered(Ok(("t-1".into(), ThreadState::default()))));
+    here(&mut state, News::Room(Ok(Some(room()))));
+    here(&mut state, News::Shell(ShellNews::Ready { cols: 80, rows: 24, controller: None }));
+    state
+}
+
+fn said(value: serde_json::Value) -> RunEvent {
+    RunEvent::Message { message: Said::read(&value).unwrap(), is_nested: false }
+}
+
+fn is_run(effect: &Effect) -> bool {
+    matches!(effect, Effect::Run { .. })
+}
+
+#[test]
+fn a_thread_and_its_sandbox_are_made_ready_before_anything_is_typed() {
+    let (mut state, effects) = State::begin(beginning());
+    assert!(effects.contains(&Effect::ListAssistants) && effects.contains(&Effect::Enter { visit: 1, thread: None }));
+    let effects = here(&mut state, News::Entered(Ok(("t-1".into(), ThreadState::default()))));
+    assert_eq!(effects, [Effect::OpenRoom { visit: 1, thread: "t-1".into(), wish: Wish::Ready { name: None } }]);
+    let effects = here(&mut state, News::Room(Ok(Some(room()))));
+    assert!(matches!(effects[..], [Effect::Follow { .. }, Effect::JoinShell { observe: false, .. }]), "{effects:?}");
+}
+
+#[test]
+fn a_message_waits_for_its_sandbox_and_is_sent_once() {
+    let (mut state, _) = State::begin(beginning());
+    state.update(Message::Assistants(Ok(vec![assistant()])));
+    here(&mut state, News::Entered(Ok(("t-1".into(), ThreadState::default()))));
+    assert!(!type_in(&mut state, "hello").iter().any(is_run));
+    assert!(!type_in(&mut state, "again").iter().any(is_run), "one at a time");
+    assert_eq!(state.chat.editor.text(), "again", "what can't be sent stays");
+    let effects = here(&mut state, News::Room(Ok(Some(room()))));
+    let runs: Vec<_> = effects.iter().filter(|e| is_run(e)).collect();
+    let [Effect::Run { thread, assistant, input: RunInput::Say { text, .. }, .. }] = runs[..] else { panic!("{effects:?}") };
+    assert_eq!((thread.as_str(), assistant.as_str(), text.as_str()), ("t-1", "a-1", "hello"));
+    assert!(!here(&mut state, News::Room(Ok(Some(room())))).iter().any(is_run));
+}
+
+#[test]
+fn a_sandbox_that_fails_doesn_t_keep_the_message() {
+    let (mut state, _) = State::begin(beginning());
+    state.update(Message::Assistants(Ok(vec![assistant()])));
+    here(&mut state, News::Entered(Ok(("t-1".into(), ThreadState::default()))));
+    type_in(&mut state, "hello");
+    let effects = here(&mut state, News::Room(Err("no provider".into())));
+    assert!(effects.iter().any(is_run));
+    assert!(state.notice.as_ref().unwrap().text.contains("no provider"));
+}
+
+#[test]
+fn the_first_message_names_the_thread() {
+    let mut state = settled();
+    let effects = type_in(&mut state, "mend the tests");
+    assert!(effects.contains(&Effect::NameThread { thread: "t-1".into(), title: "mend the tests".into() }));
+    here(&mut state, News::RunOver(Ok(())));
+    assert!(!type_in(&mut state, "more").iter().any(|e| matches!(e, Effect::NameThread { .. })));
+}
+
+#[test]
+fn news_of_a_thread_that_was_left_are_not_of_the_next() {
+    let mut state = settled();
+    type_in(&mut state, "hello");
+    let effects = type_in(&mut state, "/new");
+    assert!(effects.contains(&Effect::Enter { visit: 2, thread: None }) && effects.contains(&Effect::LeaveShell));
+    state.update(Message::Here { visit: 1, news: News::Run(said(json!({"type": "ai", "id": "m", "content": "late"}))) });
+    assert!(state.chat.transcript.is_empty());
+    assert_eq!(state.room, Room::None);
+}
+
+#[test]
+fn what_the_agent_asks_is_decided_by_a_letter_or_in_words_and_enter() {
+    let asked = json!([{"id": "i", "value": {"action_requests": [{"name": "execute", "args": {"command": "rm x"}}]}}]);
+    let asks = || News::Run(RunEvent::Interrupted(Interrupt::read_all(&asked)));
+    let resumed = |effects: &[Effect]| match effects {
+        [Effect::Run { input: RunInput::Resume(answer), .. }] => answer["decisions"][0].clone(),
+        other => panic!("{other:?}"),
+    };
+    let mut state = settled();
+    type_in(&mut state, "go");
+    here(&mut state, asks());
+    here(&mut state, News::RunOver(Ok(())));
+    assert!(press(&mut state, KeyCode::Char('y'), KeyModifiers::NONE).is_empty(), "no key alone approves anything");
+    let effects = press(&mut state, KeyCode::Enter, KeyModifiers::NONE);
+    assert_eq!(resumed(&effects), json!({"type": "approve"}));
+
+    here(&mut state, asks());
+    here(&mut state, News::RunOver(Ok(())));
+    assert!(type_in(&mut state, "what is this?").is_empty());
+    assert!(state.notice.as_ref().unwrap().is_bad);
+    state.chat.editor.set("");
+    assert_eq!(resumed(&type_in(&mut state, "no not that one")), json!({"type": "reject", "message": "not that one"}));
+
+    here(&mut state, asks());
+    here(&mut state, News::RunOver(Ok(())));
+    press(&mut state, KeyCode::Char('e'), KeyModifiers::NONE);
+    press(&mut state, KeyCode::Tab, KeyModifiers::NONE);
+    assert_eq!(state.chat.editor.text(), r#"edit {"command":"rm x"}"#);
+    state.chat.editor.set(r#"edit {"command":"ls"}"#);
+    let edited = resumed(&press(&mut state, KeyCode::Enter, KeyModifiers::NONE));
+    assert_eq!(edited["edited_action"], json!({"name": "execute", "args": {"command": "ls"}}));
+}
+
+#[test]
+fn a_run_is_ended_by_escape_twice_and_the_program_by_interrupt_twice() {
+    let mut state = settled();
+    type_in(&mut state, "go");
+    here(&mut state, News::Run(RunEvent::Started { run_id: "r-1".into() }));
+    assert!(press(&mut state, KeyCode::Esc, KeyModifiers::NONE).is_empty());
+    let effects = press(&mut state, KeyCode::Esc, KeyModifiers::NONE);
+    assert_eq!(effects, [Effect::Cancel { thread: "t-1".into(), run: "r-1".into() }]);
+    here(&mut state, News::RunOver(Ok(())));
+    assert!(press(&mut state, KeyCode::Char('c'), KeyModifiers::CONTROL).is_empty());
+    assert_eq!(press(&mut state, KeyCode::Char('c'), KeyModifiers::CONTROL), [Effect::Quit]);
+    press(&mut state, KeyCode::Char('c'), KeyModifiers::CONTROL);
+    press(&mut state, KeyCode::Left, KeyModifiers::NONE);
+    assert!(press(&mut state, KeyCode::Char('c'), KeyModifiers::CONTROL).is_empty(), "another key in between disarms it");
+}
+
+#[test]
+fn keys_go_into_the_shell_only_where_nobody_else_has_control() {
+    let mut state = settled();
+    press(&mut state, KeyCode::Char('2'), KeyModifiers::ALT);
+    assert_eq!(press(&mut state, KeyCode::Char('l'), KeyModifiers::NONE), [Effect::Type(b"l".to_vec())]);
+    let bob = Controller { principal: "bob".into(), actor: PrincipalKind::Human };
+    here(&mut state, News::Shell(ShellNews::Control(Some(bob))));
+    assert!(press(&mut state, KeyCode::Char('l'), KeyModifiers::NONE).is_empty());
+    assert!(state.shell.said.as_ref().unwrap().contains("bob (human) has control"));
+    assert_eq!(press(&mut state, KeyCode::Char('t'), KeyModifiers::ALT), [Effect::TakeControl]);
+    let ann = Controller { principal: "ann".into(), actor: PrincipalKind::Human };
+    let effects = here(&mut state, News::Shell(ShellNews::Control(Some(ann))));
+    assert!(matches!(effects[..], [Effect::ResizeShell(..)]), "whoever takes control has the size: {effects:?}");
+    assert_eq!(press(&mut state, KeyCode::Char('c'), KeyModifiers::CONTROL), [Effect::Type(vec![3])], "Ctrl-C is the shell's");
+    press(&mut state, KeyCode::Char('5'), KeyModifiers::CONTROL);
+    assert_eq!(state.focus, Pane::Chat);
+}
+
+#[test]
+fn whoever_may_only_look_types_nothing() {
+    let (mut state, _) = State::begin(beginning());
+    here(&mut state, News::Entered(Ok(("t-1".into(), ThreadState::default()))));
+    let effects = here(&mut state, News::Room(Ok(Some(RoomInfo { may_type: false, ..room() }))));
+    assert!(effects.iter().any(|e| matches!(e, Effect::JoinShell { observe: true, .. })));
+    here(&mut state, News::Shell(ShellNews::Ready { cols: 80, rows: 24, controller: None }));
+    state.look_at(Pane::Terminal);
+    assert!(press(&mut state, KeyCode::Char('x'), KeyModifiers::NONE).is_empty());
+    assert!(press(&mut state, KeyCode::Char('t'), KeyModifiers::ALT).is_empty());
+}
+
+#[test]
+fn the_shell_follows_the_size_of_its_pane() {
+    let mut state = settled();
+    let ann = Controller { principal: "ann".into(), actor: PrincipalKind::Human };
+    here(&mut state, News::Shell(ShellNews::Control(Some(ann))));
+    let effects = state.update(Message::Resized(160, 50));
+    assert!(matches!(effects[..], [Effect::ResizeShell(78, _)]), "{effects:?}");
+    assert!(state.update(Message::Resized(40, 10)).is_empty(), "a screen that is too small changes nothing for others");
+}
+
+#[test]
+fn without_a_broker_what_the_run_tells_of_its_sandbox_is_the_feed() {
+    let (mut state, _) = State::begin(Beginning { has_broker: false, wish: Wish::Existing, ..beginning() });
+    state.update(Message::Assistants(Ok(vec![assistant()])));
+    let effects = here(&mut state, News::Entered(Ok(("t-1".into(), ThreadState::default()))));
+    assert!(effects.is_empty());
+    assert!(type_in(&mut state, "go").iter().any(is_run));
+    let told = json!({"type": "sandbox", "event": {"type": "exec", "command": "ls", "exit_code": 0, "actor": "agent"}});
+    assert!(here(&mut state, News::Run(RunEvent::Custom(told))).is_empty());
+    assert_eq!(state.feed.lines().next().unwrap().text, "agent ran ls → exit 0");
+}
+
+#[test]
+fn a_sandbox_that_the_agent_made_is_found_as_soon_as_it_is_told_of() {
+    let (mut state, _) = State::begin(Beginning { wish: Wish::Existing, ..beginning() });
+    state.update(Message::Assistants(Ok(vec![assistant()])));
+    here(&mut state, News::Entered(Ok(("t-1".into(), ThreadState::default()))));
+    here(&mut state, News::Room(Ok(None)));
+    type_in(&mut state, "go");
+    let told = json!({"type": "sandbox", "event": {"type": "connected", "actor": "agent"}});
+    let effects = here(&mut state, News::Run(RunEvent::Custom(told.clone())));
+    assert!(matches!(effects[..], [Effect::OpenRoom { .. }]), "{effects:?}");
+    assert!(here(&mut state, News::Run(RunEvent::Custom(told))).is_empty(), "once");
+}
+
+#[test]
+fn without_a_deployment_there_is_the_sandbox_and_a_word_on_how_to_have_one() {
+    let (mut state, effects) =
+        State::begin(Beginning { deployment: None, thread: Some("demo".into()), wish: Wish::Existing, ..beginning() });
+    assert_eq!(effects, [Effect::OpenRoom { visit: 1, thread: "demo".into(), wish: Wish::Existing }]);
+    here(&mut state, News::Room(Ok(None)));
+    assert!(state.notice.as_ref().unwrap().text.contains("/sandbox new"));
+    type_in(&mut state, "hello");
+    assert!(state.notice.as_ref().unwrap().text.contains("--deployment"));
+    state.chat.editor.set("");
+    let effects = type_in(&mut state, "/sandbox new dev");
+    assert_eq!(effects, [Effect::OpenRoom { visit: 1, thread: "demo".into(), wish: Wish::Ready { name: Some("dev".into()) } }]);
+}
+
+#[test]
+fn slash_commands_lead_where_they_say() {
+    let mut state = settled();
+    assert_eq!(type_in(&mut state, "/threads"), [Effect::ListThreads]);
+    assert_eq!(type_in(&mut state, "/sandbox list"), [Effect::ListSandboxes]);
+    let boxes = vec![SandboxLine { name: "dev".into(), id: "sb_2".into(), state: "active".into() }];
+    state.update(Message::Sandboxes(Ok(boxes)));
+    let effects = press(&mut state, KeyCode::Enter, KeyModifiers::NONE);
+    assert_eq!(effects, [Effect::OpenRoom { visit: 1, thread: "t-1".into(), wish: Wish::Use { sandbox: "sb_2".into() } }]);
+    here(&mut state, News::Room(Ok(Some(room()))));
+    assert!(matches!(&type_in(&mut state, "/terminal build")[..], [Effect::JoinShell { name: Some(name), .. }] if name == "build"));
+    assert_eq!(state.focus, Pane::Terminal);
+    state.look_at(Pane::Chat);
+    type_in(&mut state, "/files");
+    assert_eq!((state.focus, state.side), (Pane::Files, Pane::Files));
+    state.look_at(Pane::Chat);
+    type_in(&mut state, "/help");
+    assert!(matches!(state.overlay, Some(Overlay::Help { .. })));
+    press(&mut state, KeyCode::Esc, KeyModifiers::NONE);
+    assert_eq!(type_in(&mut state, "/quit"), [Effect::Quit]);
+}
+
+#[test]
+fn a_change_of_the_agent_s_is_marked_and_its_difference_read() {
+    let mut state = settled();
+    let event = WatchEvent {
+        path: "/workspace/leap.py".into(),
+        path_b64: None,
+        kind: FileKind::File,
+        by: ChangedBy::Client { principal: "bot".into(), actor: "agent".into() },
+        at: Timestamp::from_unix(0),
+        from: None,
+        from_b64: None,
+        to: None,
+        to_b64: None,
+    };
+    here(&mut state, News::File(FileNews::Created(event)));
+    let effects = type_in(&mut state, "/diff leap.py");
+    assert_eq!(effects, [Effect::ReadFile { visit: 1, path: "/workspace/leap.py".into() }]);
+    let contents = crate::tui::files::Contents::Text("x = 1\n".into());
+    here(&mut state, News::Read { path: "/workspace/leap.py".into(), contents });
+    assert_eq!(state.files.diff.as_ref().unwrap().lines[0].tag, '+');
+    press(&mut state, KeyCode::Esc, KeyModifiers::NONE);
+    assert!(state.files.diff.is_none() && state.focus == Pane::Files);
+}
+
+#[test]
+fn the_mouse_focuses_scrolls_and_unfolds() {
+    let mut state = settled();
+    let at = |kind, column, row| Message::Mouse(MouseEvent { kind, column, row, modifiers: KeyModifiers::NONE });
+    state.update(at(MouseEventKind::Down(MouseButton::Left), 100, 5));
+    assert_eq!(state.focus, Pane::Terminal);
+    state.update(at(MouseEventKind::Down(MouseButton::Left), 100, 35));
+    assert_eq!(state.focus, Pane::Events);
+    here(
+        &mut state,
+        News::Run(said(json!({"type": "ai", "id": "m", "content": "", "tool_calls": [{"id": "c", "name": "ls", "args": {}}]}))),
+    );
+    state.update(at(MouseEventKind::Down(MouseButton::Left), 5, 2));
+    assert!(state.chat.is_open(0));
+    state.update(at(MouseEventKind::ScrollUp, 5, 5));
+    assert_eq!(state.chat.scroll, 0, "there is nothing to scroll to");
+}

@@ -1,0 +1,152 @@
+//! The conversation in its pane: what was said, what is being typed, the run under way and what it asks.
+
+use std::collections::HashSet;
+
+use cobox_langgraph::{Ask, Decision, Review, RunEvent, RunInput, ThreadState, Transcript};
+
+use super::editor::Editor;
+use crate::chat::{typed, words};
+
+/// Longest title that a thread gets from its first message, in bytes.
+const MAX_TITLE_BYTES: usize = 60;
+
+#[derive(Default)]
+pub struct ChatPane {
+    pub transcript: Transcript,
+    pub editor: Editor,
+    pub review: Option<Review>,
+    pub run: Run,
+    /// Lines from the end.
+    pub scroll: usize,
+    /// Tools are shown with all that went in and came out.
+    pub is_unfolded: bool,
+    /// Those for which it is the other way round.
+    pub turned: HashSet<usize>,
+    is_titled: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Run {
+    #[default]
+    None,
+    Going {
+        id: Option<String>,
+        is_ending: bool,
+    },
+}
+
+impl ChatPane {
+    /// Another thread, with what was typed so far left as it is.
+    pub fn enter(&mut self, state: &ThreadState) {
+        let editor = std::mem::take(&mut self.editor);
+        *self = Self { editor, is_unfolded: self.is_unfolded, is_titled: !state.messages.is_empty(), ..Self::default() };
+        for message in &state.messages {
+            self.transcript.take(message, false);
+        }
+        self.review = Review::of(state.interrupts.clone());
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.run != Run::None
+    }
+
+    /// What was typed as something for the run: a message, or an answer once all is decided. `None` where there is more to decide.
+    pub fn input(&mut self, text: &str) -> Result<Option<RunInput>, String> {
+        let Some(review) = &mut self.review else {
+            let (id, text) = (format!("cobox-{}", cobox_protocol::ShellId::new()), typed::message(text));
+            self.transcript.say(&id, text);
+            return Ok(Some(RunInput::Say { id, text: text.to_owned() }));
+        };
+        let decision = match review.next() {
+            Some(Ask::Words(_)) => Decision::Respond(text.trim().to_owned()),
+            _ => match typed::decision(text) {
+                Some(decision) => decision?,
+                None => return Err("the agent waits for your decision: yes, no [why], or edit {…}".to_owned()),
+            },
+        };
+        self.decide(decision)
+    }
+
+    /// The answer, once all is decided.
+    fn decide(&mut self, decision: Decision) -> Result<Option<RunInput>, String> {
+        let Some(review) = &mut self.review else { return Ok(None) };
+        let said = match &decision {
+            Decision::Approve => "you approved".to_owned(),
+            Decision::Edit(args) => format!("you approved with other arguments: {}", words::one_line(&args.to_string())),
+            Decision::Reject(why) if why.is_empty() => "you said no".to_owned(),
+            Decision::Reject(why) => format!("you said no: {}", words::one_line(why)),
+            Decision::Respond(text) => format!("you answered: {}", words::one_line(text)),
+        };
+        let about = match review.next() {
+            Some(Ask::Action(action)) => format!("{said} ({})", action.name),
+            _ => said,
+        };
+        review.decide(decision)?;
+        let answer = review.answer();
+        if answer.is_some() {
+            self.review = None;
+        }
+        self.transcript.note(about);
+        self.scroll = 0;
+        Ok(answer.map(RunInput::Resume))
+    }
+
+    pub fn started(&mut self) {
+        self.run = Run::Going { id: None, is_ending: false };
+        self.scroll = 0;
+    }
+
+    /// What the thread is to be listed by, after its first message.
+    pub fn title(&mut self, text: &str) -> Option<String> {
+        let is_first = !std::mem::replace(&mut self.is_titled, true);
+        is_first.then(|| cobox_langgraph::clean(text, MAX_TITLE_BYTES).replace(['\n', '\t'], " "))
+    }
+
+    /// What a run tells; sentences of its sandbox for the feed.
+    pub fn told(&mut self, event: RunEvent) -> Option<String> {
+        match event {
+            RunEvent::Started { run_id } => {
+                if let Run::Going { id, .. } = &mut self.run {
+                    *id = Some(run_id);
+                }
+            }
+            RunEvent::Message { message, is_nested } => {
+                self.transcript.take(&message, is_nested);
+            }
+            RunEvent::Interrupted(asked) => self.review = Review::of(asked),
+            RunEvent::Custom(told) => return words::custom(&told),
+            RunEvent::Reconnected => {}
+            // Whoever ended it knows.
+            RunEvent::Failed { .. } if matches!(self.run, Run::Going { is_ending: true, .. }) => {}
+            RunEvent::Failed { message } => {
+                self.transcript.note(format!("the run failed: {message}"));
+            }
+        }
+        None
+    }
+
+    pub fn ended(&mut self, outcome: Result<(), String>) {
+        let was_ending = matches!(self.run, Run::Going { is_ending: true, .. });
+        self.run = Run::None;
+        match outcome {
+            Err(why) => {
+                self.transcript.note(why);
+            }
+            Ok(()) if was_ending => {
+                self.transcript.note("the run was ended");
+            }
+            Ok(()) => {}
+        }
+    }
+
+    /// Whether a tool is shown with all that went in and came out.
+    pub fn is_open(&self, number: usize) -> bool {
+        self.is_unfolded != self.turned.contains(&number)
+    }
+
+    pub fn turn(&mut self, number: usize) {
+        if !self.turned.remove(&number) {
+            self.turned.insert(number);
+        }
+    }
+}

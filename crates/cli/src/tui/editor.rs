@@ -1,0 +1,201 @@
+//! The line that is typed into: text, a cursor, what was typed before, and pastes of any size that fits a message.
+
+/// Longest text, in bytes: more than any model takes at once, and what the plain mode takes too.
+const MAX_BYTES: usize = 1024 * 1024;
+/// Lines that are remembered.
+const MAX_HISTORY: usize = 200;
+
+#[derive(Debug, Default)]
+pub struct Editor {
+    text: String,
+    /// In bytes, between two characters.
+    cursor: usize,
+    history: Vec<String>,
+    /// Which line of history is shown, and what was typed before it was looked for.
+    looking: Option<(usize, String)>,
+}
+
+impl Editor {
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    pub fn cursor(&self) -> usize {
+        self.cursor
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty()
+    }
+
+    pub fn insert(&mut self, text: &str) {
+        let clean: String =
+            text.replace("\r\n", "\n").replace('\r', "\n").chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect();
+        if self.text.len() + clean.len() <= MAX_BYTES {
+            self.text.insert_str(self.cursor, &clean);
+            self.cursor += clean.len();
+        }
+    }
+
+    pub fn set(&mut self, text: &str) {
+        self.text = text.to_owned();
+        self.cursor = self.text.len();
+    }
+
+    /// Takes what was typed and remembers it.
+    pub fn take(&mut self) -> String {
+        let text = std::mem::take(&mut self.text);
+        self.cursor = 0;
+        self.looking = None;
+        if !text.trim().is_empty() && self.history.last() != Some(&text) {
+            if self.history.len() == MAX_HISTORY {
+                self.history.remove(0);
+            }
+            self.history.push(text.clone());
+        }
+        text
+    }
+
+    pub fn backspace(&mut self) {
+        if let Some(before) = self.before() {
+            self.text.remove(before);
+            self.cursor = before;
+        }
+    }
+
+    pub fn delete(&mut self) {
+        if self.cursor < self.text.len() {
+            self.text.remove(self.cursor);
+        }
+    }
+
+    pub fn left(&mut self) {
+        self.cursor = self.before().unwrap_or(0);
+    }
+
+    pub fn right(&mut self) {
+        self.cursor += self.text[self.cursor..].chars().next().map_or(0, char::len_utf8);
+    }
+
+    pub fn home(&mut self) {
+        self.cursor = self.text[..self.cursor].rfind('\n').map_or(0, |at| at + 1);
+    }
+
+    pub fn end(&mut self) {
+        self.cursor += self.text[self.cursor..].find('\n').unwrap_or(self.text.len() - self.cursor);
+    }
+
+    /// Back to the beginning of a word.
+    pub fn word_left(&mut self) {
+        let before = self.text[..self.cursor].trim_end();
+        self.cursor = before.rfind(char::is_whitespace).map_or(0, |at| at + before[at..].chars().next().map_or(1, char::len_utf8));
+    }
+
+    pub fn delete_word(&mut self) {
+        let end = self.cursor;
+        self.word_left();
+        self.text.replace_range(self.cursor..end, "");
+    }
+
+    pub fn delete_to_start(&mut self) {
+        let end = self.cursor;
+        self.home();
+        self.text.replace_range(self.cursor..end, "");
+    }
+
+    /// What was typed before this; how far back, `looking` knows.
+    pub fn older(&mut self) {
+        let at = match &self.looking {
+            Some((0, _)) => return,
+            Some((at, _)) => at - 1,
+            None if self.history.is_empty() => return,
+            None => self.history.len() - 1,
+        };
+        let draft = self.looking.take().map_or_else(|| self.text.clone(), |(_, draft)| draft);
+        let text = self.history[at].clone();
+        self.set(&text);
+        self.looking = Some((at, draft));
+    }
+
+    pub fn newer(&mut self) {
+        let Some((at, draft)) = self.looking.take() else { return };
+        match self.history.get(at + 1).cloned() {
+            Some(text) => {
+                self.set(&text);
+                self.looking = Some((at + 1, draft));
+            }
+            None => self.set(&draft),
+        }
+    }
+
+    fn before(&self) -> Option<usize> {
+        self.text[..self.cursor].char_indices().next_back().map(|(at, _)| at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn typing_moving_and_deleting_are_by_character_and_word() {
+        let mut editor = Editor::default();
+        editor.insert("héllo wörld");
+        editor.delete_word();
+        assert_eq!(editor.text(), "héllo ");
+        editor.left();
+        editor.left();
+        editor.backspace();
+        assert_eq!(editor.text(), "hélo ");
+        editor.home();
+        editor.delete();
+        editor.end();
+        editor.insert("!\r\nnext\u{1b}");
+        assert_eq!(editor.text(), "élo !\nnext");
+        editor.delete_to_start();
+        assert_eq!(editor.text(), "élo !\n");
+    }
+
+    #[test]
+    fn what_was_typed_before_is_found_again_and_the_draft_too() {
+        let mut editor = Editor::default();
+        for text in ["one", "two", "two"] {
+            editor.set(text);
+            editor.take();
+        }
+        editor.insert("draft");
+        editor.older();
+        assert_eq!(editor.text(), "two");
+        editor.older();
+        editor.older();
+        assert_eq!(editor.text(), "one");
+        editor.newer();
+        editor.newer();
+        assert_eq!(editor.text(), "draft");
+    }
+
+    proptest! {
+        #[test]
+        fn no_order_of_keys_breaks_it(keys in proptest::collection::vec((0u8..11, ".{0,3}"), 0..64)) {
+            let mut editor = Editor::default();
+            for (key, text) in keys {
+                match key {
+                    0 => editor.insert(&text),
+                    1 => editor.backspace(),
+                    2 => editor.delete(),
+                    3 => editor.left(),
+                    4 => editor.right(),
+                    5 => editor.home(),
+                    6 => editor.end(),
+                    7 => editor.delete_word(),
+                    8 => editor.older(),
+                    9 => { editor.take(); }
+                    _ => editor.newer(),
+                }
+                prop_assert!(editor.text().is_char_boundary(editor.cursor()));
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The shared shell's screen: bytes that a sandbox prints, made into cells; whatever they are, they stay within the pane.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use tui_term::widget::Screen as DrawnScreen;
+
+/// Lines above the screen that can be scrolled back to.
+const SCROLLBACK_LINES: usize = 1000;
+/// Largest screen that is emulated, in cells: a 4K display in the smallest readable letters.
+const MAX_CELLS: u32 = 128 * 1024;
+/// Smallest: a wide character must fit into a row.
+const MIN_SIDE: u16 = 2;
+/// Output that breaks the emulator this often is made to; then the pane stays empty.
+const MAX_PANICS: u32 = 3;
+
+pub struct Emulator {
+    parser: Option<vt100::Parser>,
+    panics: u32,
+}
+
+impl Emulator {
+    pub fn new(cols: u16, rows: u16) -> Self {
+        Self { parser: parser(cols, rows), panics: 0 }
+    }
+
+    pub fn process(&mut self, bytes: &[u8]) {
+        self.guarded(|parser| parser.process(bytes));
+    }
+
+    pub fn resize(&mut self, cols: u16, rows: u16) {
+        if fits(cols, rows) && self.parser.is_some() {
+            self.guarded(|parser| parser.screen_mut().set_size(rows.max(MIN_SIDE), cols.max(MIN_SIDE)));
+        } else if self.panics < MAX_PANICS {
+            self.parser = parser(cols, rows);
+        }
+    }
+
+    /// An empty screen of this size with these bytes on it.
+    pub fn redraw(&mut self, cols: u16, rows: u16, bytes: &[u8]) {
+        if self.panics < MAX_PANICS {
+            self.parser = parser(cols, rows);
+        }
+        self.process(bytes);
+    }
+
+    pub fn screen(&self) -> Option<&vt100::Screen> {
+        self.parser.as_ref().map(vt100::Parser::screen)
+    }
+
+    /// Up for more than nothing, down for less.
+    pub fn scroll(&mut self, lines: isize) {
+        self.guarded(|parser| {
+            let at = parser.screen().scrollback().saturating_add_signed(lines);
+            parser.screen_mut().set_scrollback(at);
+        });
+    }
+
+    pub fn scroll_to_end(&mut self) {
+        self.guarded(|parser| parser.screen_mut().set_scrollback(0));
+    }
+
+    /// How the part of it that fits into so many rows is seen: the part with the cursor in it.
+    pub fn window(&self, rows: u16) -> Option<Window<'_>> {
+        let screen = self.screen()?;
+        let (all, _) = screen.size();
+        let (cursor, _) = screen.cursor_position();
+        let top = if screen.scrollback() > 0 { 0 } else { (cursor + 1).saturating_sub(rows).min(all.saturating_sub(rows)) };
+        Some(Window { screen, top })
+    }
+
+    fn guarded(&mut self, work: impl FnOnce(&mut vt100::Parser)) {
+        let Some(held) = &mut self.parser else { return };
+        if catch_unwind(AssertUnwindSafe(|| work(held))).is_err() {
+            self.panics += 1;
+            let (rows, cols) = catch_unwind(AssertUnwindSafe(|| held.screen().size())).unwrap_or((MIN_SIDE, MIN_SIDE));
+            self.parser = if self.panics < MAX_PANICS { parser(cols, rows) } else { None };
+        }
+    }
+}
+
+fn fits(cols: u16, rows: u16) -> bool {
+    u32::from(cols) * u32::from(rows) <= MAX_CELLS
+}
+
+fn parser(cols: u16, rows: u16) -> Option<vt100::Parser> {
+    fits(cols, rows).then(|| vt100::Parser::new(rows.max(MIN_SIDE), cols.max(MIN_SIDE), SCROLLBACK_LINES))
+}
+
+/// A screen from one of its rows on.
+pub struct Window<'a> {
+    screen: &'a vt100::Screen,
+    top: u16,
+}
+
+impl DrawnScreen for Window<'_> {
+    type C = vt100::Cell;
+
+    fn cell(&self, row: u16, col: u16) -> Option<&vt100::Cell> {
+        self.screen.cell(row.checked_add(self.top)?, col)
+    }
+    fn hide_cursor(&self) -> bool {
+        self.screen.hide_cursor() || self.screen.scrollback() > 0
+    }
+    fn cursor_position(&self) -> (u16, u16) {
+        let (row, col) = self.screen.cursor_position();
+        (row.saturating_sub(self.top), col)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_screen_taller_than_the_pane_is_seen_around_its_cursor() {
+        let mut emulator = Emulator::new(20, 10);
+        for n in 0..10 {
+            emulator.process(format!("line {n}{}", if n < 9 { "\r\n" } else { "" }).as_bytes());
+        }
+        let window = emulator.window(4).unwrap();
+        let row = |n: u16| (0..6).map(|c| window.cell(n, c).unwrap().contents().to_owned()).collect::<String>();
+        assert_eq!((row(0), row(3)), ("line 6".into(), "line 9".into()));
+        assert_eq!(window.cursor_position().0, 3);
+        emulator.redraw(20, 10, b"fresh");
+        assert!(emulator.screen().unwrap().contents().starts_with("fresh"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_output_and_no_size_brings_it_down(parts in proptest::collection::vec((any::<Vec<u8>>(), 0u16..40, 0u16..40), 0..8)) {
+            let mut emulator = Emulator::new(10, 3);
+            for (bytes, cols, rows) in parts {
+                emulator.process(&bytes);
+                emulator.resize(cols, rows);
+                emulator.scroll(3);
+                emulator.process("\u{1b}[999;999Hwide 字\u{1b}[2J".as_bytes());
+                let _ = emulator.window(5).map(|w| w.cell(4, 9).is_some());
+            }
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Keys as a terminal sends them, for the shell in the pane; no I/O.
+
+use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+
+/// Nothing for a key that no terminal has bytes for.
+pub fn encode(key: &KeyEvent, has_application_cursor: bool) -> Vec<u8> {
+    let (alt, ctrl, shift) = (
+        key.modifiers.contains(KeyModifiers::ALT),
+        key.modifiers.contains(KeyModifiers::CONTROL),
+        key.modifiers.contains(KeyModifiers::SHIFT),
+    );
+    // As xterm counts them.
+    let modifier = 1 + u8::from(shift) + 2 * u8::from(alt) + 4 * u8::from(ctrl);
+    let arrow = |letter: char| match modifier {
+        1 if has_application_cursor => format!("\x1bO{letter}"),
+        1 => format!("\x1b[{letter}"),
+        m => format!("\x1b[1;{m}{letter}"),
+    };
+    let numbered = |number: u8| match modifier {
+        1 => format!("\x1b[{number}~"),
+        m => format!("\x1b[{number};{m}~"),
+    };
+    let escaped = |bytes: Vec<u8>| if alt { [b"\x1b".to_vec(), bytes].concat() } else { bytes };
+    match key.code {
+        KeyCode::Char(c) if ctrl => control(c).map(|byte| escaped(vec![byte])).unwrap_or_default(),
+        KeyCode::Char(c) => escaped(c.to_string().into_bytes()),
+        KeyCode::Enter => escaped(b"\r".to_vec()),
+        KeyCode::Tab => escaped(b"\t".to_vec()),
+        KeyCode::BackTab => b"\x1b[Z".to_vec(),
+        KeyCode::Backspace if ctrl => escaped(b"\x08".to_vec()),
+        KeyCode::Backspace => escaped(b"\x7f".to_vec()),
+        KeyCode::Esc => escaped(b"\x1b".to_vec()),
+        KeyCode::Up => arrow('A').into_bytes(),
+        KeyCode::Down => arrow('B').into_bytes(),
+        KeyCode::Right => arrow('C').into_bytes(),
+        KeyCode::Left => arrow('D').into_bytes(),
+        KeyCode::Home => arrow('H').into_bytes(),
+        KeyCode::End => arrow('F').into_bytes(),
+        KeyCode::Insert => numbered(2).into_bytes(),
+        KeyCode::Delete => numbered(3).into_bytes(),
+        KeyCode::PageUp => numbered(5).into_bytes(),
+        KeyCode::PageDown => numbered(6).into_bytes(),
+        KeyCode::F(n @ 1..=4) if modifier == 1 => format!("\x1bO{}", char::from(b'O' + n)).into_bytes(),
+        KeyCode::F(n @ 1..=4) => format!("\x1b[1;{modifier}{}", char::from(b'O' + n)).into_bytes(),
+        KeyCode::F(n @ 5..=12) => numbered([15, 17, 18, 19, 20, 21, 23, 24][usize::from(n) - 5]).into_bytes(),
+        _ => Vec::new(),
+    }
+}
+
+/// Pasted text, marked where the program asked for it. An end of the mark within it would let the rest run as typed.
+pub fn paste(text: &str, is_marked: bool) -> Vec<u8> {
+    let text = text.replace("\r\n", "\r").replace('\n', "\r");
+    if is_marked {
+        format!("\x1b[200~{}\x1b[201~", text.replace("\x1b[201~", "").replace('\x1b', "")).into_bytes()
+    } else {
+        text.into_bytes()
+    }
+}
+
+fn control(c: char) -> Option<u8> {
+    match c.to_ascii_lowercase() {
+        c @ 'a'..='z' => Some(c as u8 - b'a' + 1),
+        ' ' | '@' | '2' => Some(0),
+        '[' | '3' => Some(0x1b),
+        '\\' | '4' => Some(0x1c),
+        ']' | '5' => Some(0x1d),
+        '^' | '6' => Some(0x1e),
+        '_' | '/' | '7' => Some(0x1f),
+        '?' | '8' => Some(0x7f),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_what_xterm_sends() {
+        let key = |code, modifiers| String::from_utf8(encode(&KeyEvent::new(code, modifiers), false)).unwrap();
+        let (none, ctrl, alt) = (KeyModifiers::NONE, KeyModifiers::CONTROL, KeyModifiers::ALT);
+        for (code, modifiers, bytes) in [
+            (KeyCode::Char('é'), none, "é"),
+            (KeyCode::Char('c'), ctrl, "\x03"),
+            (KeyCode::Char('x'), alt, "\x1bx"),
+            (KeyCode::Enter, none, "\r"),
+            (KeyCode::Up, none, "\x1b[A"),
+            (KeyCode::Left, ctrl, "\x1b[1;5D"),
+            (KeyCode::F(1), none, "\x1bOP"),
+            (KeyCode::F(5), none, "\x1b[15~"),
+            (KeyCode::F(12), none, "\x1b[24~"),
+            (KeyCode::Delete, none, "\x1b[3~"),
+            (KeyCode::CapsLock, none, ""),
+        ] {
+            assert_eq!(key(code, modifiers), bytes, "{code:?}");
+        }
+        assert_eq!(encode(&KeyEvent::new(KeyCode::Up, none), true), b"\x1bOA");
+    }
+
+    #[test]
+    fn a_paste_can_not_end_its_own_mark() {
+        assert_eq!(paste("a\nb", false), b"a\rb");
+        assert_eq!(paste("a\x1b[201~rm\n", true), b"\x1b[200~arm\r\x1b[201~");
+    }
+}

@@ -1,0 +1,56 @@
+//! What happened in the sandbox, the last of it: lines for the feed.
+
+use std::collections::VecDeque;
+
+use cobox_protocol::{Timestamp, event::SandboxEvent};
+
+use crate::chat::words;
+
+/// Lines that are kept; `cobox session events` has them all.
+const MAX_LINES: usize = 500;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FeedLine {
+    pub at: Option<Timestamp>,
+    pub text: String,
+    pub is_bad: bool,
+    pub is_agents: bool,
+}
+
+#[derive(Debug, Default)]
+pub struct Feed {
+    lines: VecDeque<FeedLine>,
+    /// Lines from the end, for who looks back.
+    pub scroll: usize,
+}
+
+impl Feed {
+    pub fn lines(&self) -> impl DoubleEndedIterator<Item = &FeedLine> + ExactSizeIterator {
+        self.lines.iter()
+    }
+
+    pub fn take(&mut self, event: &SandboxEvent) {
+        let is_agents = event.actor.as_deref() == Some("agent");
+        self.add(FeedLine { at: Some(event.at), text: words::event(event), is_bad: words::is_bad(event), is_agents });
+    }
+
+    /// Something that is not an event of the sandbox.
+    pub fn note(&mut self, text: String, is_bad: bool) {
+        self.add(FeedLine { at: None, text, is_bad, is_agents: false });
+    }
+
+    pub fn scroll(&mut self, lines: isize) {
+        self.scroll = self.scroll.saturating_add_signed(lines).min(self.lines.len().saturating_sub(1));
+    }
+
+    fn add(&mut self, line: FeedLine) {
+        if self.lines.len() == MAX_LINES {
+            self.lines.pop_front();
+        }
+        self.lines.push_back(line);
+        if self.scroll > 0 {
+            // Who looks back goes on seeing the same.
+            self.scroll(1);
+        }
+    }
+}

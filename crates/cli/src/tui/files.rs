@@ -1,0 +1,291 @@
+//! The sandbox's files as a tree, which of them changed since they were first seen, and how.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    time::Duration,
+};
+
+use cobox_client::FileNews;
+use cobox_langgraph::clean;
+use cobox_protocol::{
+    fs::{FileEntry, FileKind},
+    watch::{ChangedBy, WatchEvent},
+};
+use similar::{ChangeTag, TextDiff};
+
+/// Files and directories in the tree.
+const MAX_PATHS: usize = 5000;
+/// Contents kept from first sight, in bytes of all together.
+const MAX_KEPT_BYTES: usize = 8 * 1024 * 1024;
+/// Largest file that is compared, in bytes.
+pub const MAX_FILE_BYTES: u64 = 256 * 1024;
+/// Lines of a difference that are shown.
+const MAX_DIFF_LINES: usize = 2000;
+/// For one comparison; past it the difference is right but longer than it need be.
+const DIFF_WITHIN: Duration = Duration::from_millis(200);
+/// Lines around a change.
+const CONTEXT_LINES: usize = 3;
+/// Directories whose insides nobody edits by hand.
+const CLOSED: [&str; 6] = [".git", "node_modules", "__pycache__", ".venv", ".mypy_cache", "target"];
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Contents {
+    Missing,
+    Text(String),
+    /// Not text, too large, or more than is kept.
+    Unkept,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    New,
+    Changed,
+    Removed,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    pub path: String,
+    pub name: String,
+    pub depth: usize,
+    pub is_directory: bool,
+    pub is_folded: bool,
+    pub mark: Option<(Mark, bool)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiffLine {
+    pub tag: char,
+    pub text: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Diff {
+    pub path: String,
+    pub lines: Vec<DiffLine>,
+    pub scroll: usize,
+}
+
+#[derive(Debug, Default)]
+pub struct Files {
+    root: String,
+    /// By the parts of their paths, so that what is in a directory follows it.
+    paths: BTreeMap<Vec<String>, bool>,
+    first: HashMap<String, Contents>,
+    kept_bytes: usize,
+    /// And whether an agent did it last.
+    changed: BTreeMap<String, (Mark, bool)>,
+    folded: HashSet<String>,
+    pub selected: usize,
+    pub diff: Option<Diff>,
+    pub is_listed: bool,
+    pub is_cut: bool,
+}
+
+impl Files {
+    pub fn new(root: &str) -> Self {
+        Self { root: root.to_owned(), ..Self::default() }
+    }
+
+    /// What is there now; those never seen before are as they are.
+    pub fn listed(&mut self, entries: &[FileEntry]) {
+        self.paths.clear();
+        for entry in entries {
+            self.add(&entry.path, entry.kind == FileKind::Directory);
+        }
+        self.is_listed = true;
+    }
+
+    /// A file's contents, kept if it is the first time that they are seen.
+    pub fn seen(&mut self, path: &str, contents: Contents) {
+        if self.first.contains_key(path) || self.first.len() >= MAX_PATHS {
+            return;
+        }
+        let length = if let Contents::Text(text) = &contents { text.len() } else { 0 };
+        let fits = self.kept_bytes + length <= MAX_KEPT_BYTES;
+        self.kept_bytes += if fits { length } else { 0 };
+        self.first.insert(path.to_owned(), if fits { contents } else { Contents::Unkept });
+    }
+
+    /// Whether all must be listed again.
+    pub fn news(&mut self, news: &FileNews) -> bool {
+        match news {
+            FileNews::Watching => {}
+            FileNews::Overflow(_) => return true,
+            FileNews::Created(event) => self.came(&event.path, event),
+            FileNews::Modified(event) if event.kind == FileKind::File => self.mark(&event.path, Mark::Changed, event),
+            FileNews::Modified(_) => {}
+            FileNews::Removed(event) => self.went(&event.path, event),
+            FileNews::Renamed(event) => {
+                if let Some(from) = &event.from {
+                    self.went(from, event);
+                }
+                self.came(&event.path, event);
+                // What was in a renamed directory has other names now.
+                return event.kind == FileKind::Directory;
+            }
+        }
+        false
+    }
+
+    fn came(&mut self, path: &str, event: &WatchEvent) {
+        let is_directory = event.kind == FileKind::Directory;
+        self.add(path, is_directory);
+        if !is_directory {
+            let mark = if self.first.get(path).is_some_and(|c| *c != Contents::Missing) { Mark::Changed } else { Mark::New };
+            self.seen(path, Contents::Missing);
+            self.mark(path, mark, event);
+        }
+    }
+
+    fn went(&mut self, path: &str, event: &WatchEvent) {
+        let parts = self.parts(path);
+        if parts.is_empty() {
+            return;
+        }
+        self.paths.retain(|known, _| !known.starts_with(&parts));
+        if self.first.get(path) == Some(&Contents::Missing) {
+            // It came and went while we looked.
+            self.changed.remove(path);
+        } else if event.kind == FileKind::File {
+            self.mark(path, Mark::Removed, event);
+        }
+    }
+
+    fn mark(&mut self, path: &str, mark: Mark, event: &WatchEvent) {
+        if is_closed(path) || self.changed.len() >= MAX_PATHS {
+            return;
+        }
+        let is_agents = matches!(&event.by, ChangedBy::Client { actor, .. } if actor == "agent");
+        let mark = match (self.changed.get(path), mark) {
+            (Some((Mark::New, _)), Mark::Changed) => Mark::New,
+            _ if mark == Mark::Changed && self.first.get(path) == Some(&Contents::Missing) => Mark::New,
+            _ => mark,
+        };
+        self.changed.insert(path.to_owned(), (mark, is_agents));
+    }
+
+    /// Those that changed, by path.
+    pub fn changed(&self) -> impl Iterator<Item = (&str, Mark, bool)> {
+        self.changed.iter().map(|(path, (mark, is_agents))| (path.as_str(), *mark, *is_agents))
+    }
+
+    /// The tree as it is shown.
+    pub fn nodes(&self) -> Vec<Node> {
+        let mut nodes = Vec::with_capacity(self.paths.len());
+        let mut within: Option<Vec<String>> = None;
+        for (parts, is_directory) in &self.paths {
+            if within.as_ref().is_some_and(|folded| parts.starts_with(folded)) {
+                continue;
+            }
+            let path = format!("{}/{}", self.root, parts.join("/"));
+            let is_folded = *is_directory && self.folded.contains(&path);
+            within = is_folded.then(|| parts.clone());
+            let name = parts.last().map(|name| clean(name, 256).replace(['\n', '\t'], " ")).unwrap_or_default();
+            let mark = self.changed.get(&path).copied();
+            nodes.push(Node { name, depth: parts.len() - 1, is_directory: *is_directory, is_folded, mark, path });
+        }
+        nodes
+    }
+
+    pub fn select(&mut self, by: isize) {
+        let last = self.nodes().len().saturating_sub(1);
+        self.selected = self.selected.saturating_add_signed(by).min(last);
+    }
+
+    /// Folds the selected directory, or names the selected file, to be read.
+    pub fn open_selected(&mut self) -> Option<String> {
+        let node = self.nodes().into_iter().nth(self.selected)?;
+        if !node.is_directory {
+            return Some(node.path);
+        }
+        if !self.folded.remove(&node.path) {
+            self.folded.insert(node.path);
+        }
+        None
+    }
+
+    /// How a file differs from what it was when it was first seen.
+    pub fn compare(&mut self, path: &str, now: &Contents) {
+        let before = self.first.get(path).unwrap_or(&Contents::Unkept);
+        let lines = match (before, now) {
+            (Contents::Missing, Contents::Missing) => vec![note("it came and went")],
+            (Contents::Text(_) | Contents::Missing, Contents::Text(_) | Contents::Missing) => compare(text_of(before), text_of(now)),
+            (_, Contents::Unkept) => vec![note("it is no text, or too large to show")],
+            (Contents::Unkept, Contents::Missing) => vec![note("it was removed, and had not been seen before")],
+            (Contents::Unkept, Contents::Text(text)) => {
+                let whole = std::iter::once(note("it was not seen before it changed; this is all of it"));
+                whole.chain(text.lines().take(MAX_DIFF_LINES).map(|line| diff_line(' ', line))).collect()
+            }
+        };
+        self.diff = Some(Diff { path: path.to_owned(), lines, scroll: 0 });
+    }
+
+    fn add(&mut self, path: &str, is_directory: bool) {
+        let parts = self.parts(path);
+        if parts.is_empty() || is_closed_inside(&parts) {
+            return;
+        }
+        if self.paths.len() >= MAX_PATHS {
+            self.is_cut = true;
+            return;
+        }
+        self.paths.insert(parts, is_directory);
+    }
+
+    /// Below the root; empty for what isn't.
+    fn parts(&self, path: &str) -> Vec<String> {
+        let below = path.strip_prefix(&self.root).and_then(|rest| rest.strip_prefix('/')).unwrap_or_default();
+        below.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect()
+    }
+}
+
+pub fn is_closed(path: &str) -> bool {
+    path.split('/').any(|part| CLOSED.contains(&part))
+}
+
+fn is_closed_inside(parts: &[String]) -> bool {
+    parts[..parts.len() - 1].iter().any(|part| CLOSED.contains(&part.as_str()))
+}
+
+fn compare(before: &str, now: &str) -> Vec<DiffLine> {
+    let diff = TextDiff::configure().timeout(DIFF_WITHIN).diff_lines(before, now);
+    let mut lines = Vec::new();
+    for (n, group) in diff.grouped_ops(CONTEXT_LINES).iter().enumerate() {
+        if n > 0 {
+            lines.push(note("…"));
+        }
+        for change in group.iter().flat_map(|op| diff.iter_changes(op)) {
+            if lines.len() == MAX_DIFF_LINES {
+                lines.push(note("(there is more)"));
+                return lines;
+            }
+            let tag = match change.tag() {
+                ChangeTag::Delete => '-',
+                ChangeTag::Insert => '+',
+                ChangeTag::Equal => ' ',
+            };
+            lines.push(diff_line(tag, change.value()));
+        }
+    }
+    if lines.is_empty() {
+        lines.push(note("nothing: it is as it was"));
+    }
+    lines
+}
+
+fn text_of(contents: &Contents) -> &str {
+    if let Contents::Text(text) = contents { text } else { "" }
+}
+
+fn diff_line(tag: char, text: &str) -> DiffLine {
+    DiffLine { tag, text: clean(text.trim_end_matches('\n'), 1024).replace('\t', "    ") }
+}
+
+fn note(text: &str) -> DiffLine {
+    DiffLine { tag: '@', text: text.to_owned() }
+}
+
+#[cfg(test)]
+#[path = "files_tests.rs"]
+mod tests;

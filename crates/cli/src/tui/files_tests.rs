@@ -1,0 +1,101 @@
+//! What the tree and the differences are after changes of every kind.
+
+use cobox_protocol::Timestamp;
+
+use super::*;
+
+fn event(path: &str, by: &str) -> WatchEvent {
+    let by = match by {
+        "process" => ChangedBy::Process("process".into()),
+        actor => ChangedBy::Client { principal: "x".into(), actor: actor.into() },
+    };
+    WatchEvent {
+        path: path.into(),
+        path_b64: None,
+        kind: FileKind::File,
+        by,
+        at: Timestamp::from_unix(0),
+        from: None,
+        from_b64: None,
+        to: None,
+        to_b64: None,
+    }
+}
+
+fn seen(files: &Files) -> Vec<String> {
+    let mark = |node: &Node| match node.mark {
+        Some((mark, is_agents)) => format!(" {mark:?}{}", if is_agents { " by agent" } else { "" }),
+        None => String::new(),
+    };
+    files.nodes().iter().map(|n| format!("{}{}{}", "  ".repeat(n.depth), n.name, mark(n))).collect()
+}
+
+fn text(text: &str) -> Contents {
+    Contents::Text(text.into())
+}
+
+#[test]
+fn what_is_in_a_directory_follows_it_and_changes_are_marked_with_who_made_them() {
+    let mut files = Files::new("/workspace");
+    for (path, is_directory) in [("/workspace/a", true), ("/workspace/a.txt", false), ("/workspace/a/b.py", false), ("/elsewhere", false)] {
+        files.add(path, is_directory);
+    }
+    files.seen("/workspace/a.txt", text("one\n"));
+    assert_eq!(seen(&files), ["a", "  b.py", "a.txt"]);
+    files.news(&FileNews::Modified(event("/workspace/a.txt", "human")));
+    files.news(&FileNews::Created(event("/workspace/a/new.py", "agent")));
+    files.news(&FileNews::Modified(event("/workspace/a/new.py", "agent")));
+    assert_eq!(seen(&files), ["a", "  b.py", "  new.py New by agent", "a.txt Changed"]);
+    files.news(&FileNews::Removed(event("/workspace/a/b.py", "process")));
+    files.news(&FileNews::Removed(event("/workspace/a/new.py", "process")));
+    assert_eq!(seen(&files), ["a", "a.txt Changed"]);
+    assert_eq!(files.changed().map(|(path, ..)| path).collect::<Vec<_>>(), ["/workspace/a.txt", "/workspace/a/b.py"]);
+    files.selected = 0;
+    assert_eq!(files.open_selected(), None);
+    assert!(files.nodes()[0].is_folded);
+}
+
+#[test]
+fn a_difference_is_against_first_sight() {
+    let mut files = Files::new("/w");
+    let lines = |files: &Files| files.diff.as_ref().unwrap().lines.iter().map(|l| format!("{}{}", l.tag, l.text)).collect::<Vec<_>>();
+    files.seen("/w/a", text("one\ntwo\nthree\n"));
+    files.seen("/w/a", text("ignored"));
+    files.compare("/w/a", &text("one\n2\x1b[31m\nthree\n"));
+    assert_eq!(lines(&files), [" one", "-two", "+2", " three"]);
+    files.compare("/w/a", &text("one\ntwo\nthree\n"));
+    assert_eq!(lines(&files), ["@nothing: it is as it was"]);
+    files.seen("/w/new", Contents::Missing);
+    files.compare("/w/new", &text("x\n"));
+    assert_eq!(lines(&files), ["+x"]);
+    files.compare("/w/unknown", &text("y"));
+    assert_eq!(lines(&files).last().unwrap(), " y");
+    files.compare("/w/a", &Contents::Missing);
+    assert_eq!(lines(&files), ["-one", "-two", "-three"]);
+}
+
+#[test]
+fn insides_that_nobody_edits_are_left_out_and_memory_is_bounded() {
+    let mut files = Files::new("/w");
+    files.add("/w/.git", true);
+    files.add("/w/.git/config", false);
+    assert_eq!(seen(&files), [".git"]);
+    let large = "x".repeat(MAX_KEPT_BYTES);
+    files.seen("/w/large", text(&large));
+    files.seen("/w/next", text("y"));
+    assert_eq!(files.first["/w/next"], Contents::Unkept);
+    for n in 0..MAX_PATHS + 10 {
+        files.add(&format!("/w/{n}"), false);
+    }
+    assert!(files.is_cut && files.paths.len() == MAX_PATHS);
+}
+
+#[test]
+fn a_directory_that_is_renamed_is_listed_again() {
+    let mut files = Files::new("/w");
+    files.add("/w/a", true);
+    files.add("/w/a/x", false);
+    let renamed = WatchEvent { kind: FileKind::Directory, from: Some("/w/a".into()), ..event("/w/b", "process") };
+    assert!(files.news(&FileNews::Renamed(renamed)));
+    assert_eq!(seen(&files), ["b"]);
+}

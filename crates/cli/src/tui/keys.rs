@@ -1,0 +1,324 @@
+//! What keys, pastes and the mouse mean, by what has the focus.
+
+use cobox_langgraph::Ask;
+use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
+
+use super::{
+    app::{Armed, Overlay, State},
+    encode,
+    layout::Pane,
+    message::Effect,
+    picker::Choice,
+    view,
+};
+use crate::chat::typed;
+
+/// Lines of one turn of the wheel.
+const WHEEL_LINES: isize = 3;
+/// Lines of Page Up and Page Down.
+const PAGE_LINES: isize = 10;
+
+impl State {
+    pub(super) fn key(&mut self, key: &KeyEvent) -> Vec<Effect> {
+        if key.kind == KeyEventKind::Release {
+            return Vec::new();
+        }
+        self.notice = None;
+        let armed = self.armed.take();
+        let (alt, ctrl) = (key.modifiers.contains(KeyModifiers::ALT), key.modifiers.contains(KeyModifiers::CONTROL));
+        if ctrl && key.code == KeyCode::Char('q') {
+            return vec![Effect::Quit];
+        }
+        if self.overlay.is_some() {
+            return self.overlay_key(key);
+        }
+        match key.code {
+            KeyCode::Char(digit @ '1'..='5') if alt => {
+                self.look_at(Pane::ALL[digit as usize - '1' as usize]);
+                return Vec::new();
+            }
+            KeyCode::Char('h') if alt => {
+                self.overlay = Some(Overlay::Help { scroll: 0 });
+                return Vec::new();
+            }
+            KeyCode::F(1) if self.focus != Pane::Terminal => {
+                self.overlay = Some(Overlay::Help { scroll: 0 });
+                return Vec::new();
+            }
+            _ => {}
+        }
+        match self.focus {
+            Pane::Terminal => self.terminal_key(key),
+            Pane::Chat => self.chat_key(key, armed),
+            Pane::Events | Pane::Files | Pane::Sync => self.list_key(key),
+        }
+    }
+
+    /// Everything is the shell's but a few keys that shells have no use for.
+    fn terminal_key(&mut self, key: &KeyEvent) -> Vec<Effect> {
+        let (alt, ctrl, shift) = (
+            key.modifiers.contains(KeyModifiers::ALT),
+            key.modifiers.contains(KeyModifiers::CONTROL),
+            key.modifiers.contains(KeyModifiers::SHIFT),
+        );
+        let effect = match key.code {
+            KeyCode::Char(']' | '5') if ctrl => {
+                self.look_at(Pane::Chat);
+                None
+            }
+            KeyCode::Char('t') if alt => self.shell.take_control(),
+            KeyCode::Char('r') if alt => self.shell.is_live().then_some(Effect::ReleaseControl),
+            KeyCode::PageUp if shift => {
+                self.shell.emulator.scroll(PAGE_LINES);
+                None
+            }
+            KeyCode::PageDown if shift => {
+                self.shell.emulator.scroll(-PAGE_LINES);
+                None
+            }
+            _ => {
+                let has_application_cursor = self.shell.emulator.screen().is_some_and(|s| s.application_cursor());
+                let me = self.me().map(str::to_owned);
+                self.shell.key(encode::encode(key, has_application_cursor), me.as_deref())
+            }
+        };
+        effect.into_iter().collect()
+    }
+
+    fn chat_key(&mut self, key: &KeyEvent, armed: Option<Armed>) -> Vec<Effect> {
+        let (alt, ctrl, shift) = (
+            key.modifiers.contains(KeyModifiers::ALT),
+            key.modifiers.contains(KeyModifiers::CONTROL),
+            key.modifiers.contains(KeyModifiers::SHIFT),
+        );
+        let is_one_line = !self.chat.editor.text().contains('\n');
+        let draft = self.draft_of_edit();
+        let editor = &mut self.chat.editor;
+        match key.code {
+            KeyCode::Enter if alt || shift => editor.insert("\n"),
+            KeyCode::Enter => return self.submit(),
+            KeyCode::Tab => match draft.or_else(|| typed::complete(editor.text())) {
+                Some(done) => editor.set(&done),
+                None if editor.text().starts_with('/') => {}
+                None => self.look_at(self.focus.next(1)),
+            },
+            KeyCode::BackTab => self.look_at(self.focus.next(-1)),
+            KeyCode::Esc => return self.escape(armed),
+            KeyCode::Char('c') if ctrl => return self.interrupt(armed),
+            KeyCode::Char('d') if ctrl && editor.is_empty() => return vec![Effect::Quit],
+            KeyCode::Char('j') if ctrl => editor.insert("\n"),
+            KeyCode::Char('o') if ctrl => {
+                self.chat.is_unfolded = !self.chat.is_unfolded;
+                self.chat.turned.clear();
+            }
+            KeyCode::Char('w') if ctrl => editor.delete_word(),
+            KeyCode::Char('u') if ctrl => editor.delete_to_start(),
+            KeyCode::Char('a') if ctrl => editor.home(),
+            KeyCode::Char('e') if ctrl => editor.end(),
+            KeyCode::Left if ctrl || alt => editor.word_left(),
+            KeyCode::Backspace if alt => editor.delete_word(),
+            KeyCode::Backspace => editor.backspace(),
+            KeyCode::Delete => editor.delete(),
+            KeyCode::Left => editor.left(),
+            KeyCode::Right => editor.right(),
+            KeyCode::Home => editor.home(),
+            KeyCode::End => editor.end(),
+            KeyCode::Up if is_one_line => editor.older(),
+            KeyCode::Down if is_one_line => editor.newer(),
+            KeyCode::PageUp => self.scroll_chat(PAGE_LINES),
+            KeyCode::PageDown => self.scroll_chat(-PAGE_LINES),
+            KeyCode::Char(c) if !ctrl && !alt => editor.insert(c.encode_utf8(&mut [0; 4])),
+            _ => {}
+        }
+        Vec::new()
+    }
+
+    /// What the agent wants to do, to be changed: where it asks and `edit` was begun.
+    fn draft_of_edit(&self) -> Option<String> {
+        let text = self.chat.editor.text();
+        let Some(Ask::Action(action)) = self.chat.review.as_ref().and_then(|r| r.next()) else { return None };
+        (!text.is_empty() && "edit ".starts_with(text)).then(|| format!("edit {}", action.args))
+    }
+
+    fn escape(&mut self, armed: Option<Armed>) -> Vec<Effect> {
+        if !self.chat.is_running() {
+            return Vec::new();
+        }
+        if armed == Some(Armed::Cancel) {
+            return self.cancel().into_iter().collect();
+        }
+        self.armed = Some(Armed::Cancel);
+        self.say("Esc again ends the run");
+        Vec::new()
+    }
+
+    fn interrupt(&mut self, armed: Option<Armed>) -> Vec<Effect> {
+        if self.chat.is_running() {
+            return self.cancel().into_iter().collect();
+        }
+        if !self.chat.editor.is_empty() {
+            self.chat.editor.take();
+        } else if armed == Some(Armed::Quit) {
+            return vec![Effect::Quit];
+        } else {
+            self.armed = Some(Armed::Quit);
+            self.say("Ctrl-C again leaves; thread and sandbox live on");
+        }
+        Vec::new()
+    }
+
+    fn list_key(&mut self, key: &KeyEvent) -> Vec<Effect> {
+        let by = match key.code {
+            KeyCode::Up | KeyCode::Char('k') => -1,
+            KeyCode::Down | KeyCode::Char('j') => 1,
+            KeyCode::PageUp => -PAGE_LINES,
+            KeyCode::PageDown => PAGE_LINES,
+            KeyCode::Tab => {
+                self.look_at(self.focus.next(1));
+                return Vec::new();
+            }
+            KeyCode::BackTab => {
+                self.look_at(self.focus.next(-1));
+                return Vec::new();
+            }
+            KeyCode::Esc | KeyCode::Char('q') => {
+                if self.focus != Pane::Files || self.files.diff.take().is_none() {
+                    self.look_at(Pane::Chat);
+                }
+                return Vec::new();
+            }
+            KeyCode::Enter | KeyCode::Char('d') if self.focus == Pane::Files && self.files.diff.is_none() => return self.open_file(),
+            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => {
+                self.look_at(Pane::Chat);
+                return Vec::new();
+            }
+            KeyCode::Char('?') => {
+                self.overlay = Some(Overlay::Help { scroll: 0 });
+                return Vec::new();
+            }
+            _ => return Vec::new(),
+        };
+        self.scroll(self.focus, by);
+        Vec::new()
+    }
+
+    fn open_file(&mut self) -> Vec<Effect> {
+        let visit = self.visit;
+        self.files.open_selected().map(|path| Effect::ReadFile { visit, path }).into_iter().collect()
+    }
+
+    fn overlay_key(&mut self, key: &KeyEvent) -> Vec<Effect> {
+        match (&mut self.overlay, key.code) {
+            (Some(Overlay::Help { scroll }), KeyCode::Down | KeyCode::PageDown) => *scroll = (*scroll + 1).min(view::HELP_LINES),
+            (Some(Overlay::Help { scroll }), KeyCode::Up | KeyCode::PageUp) => *scroll = scroll.saturating_sub(1),
+            (Some(Overlay::Pick(picker)), KeyCode::Down) => picker.select(1),
+            (Some(Overlay::Pick(picker)), KeyCode::Up) => picker.select(-1),
+            (Some(Overlay::Pick(picker)), KeyCode::PageDown) => picker.select(PAGE_LINES),
+            (Some(Overlay::Pick(picker)), KeyCode::PageUp) => picker.select(-PAGE_LINES),
+            (Some(Overlay::Pick(picker)), KeyCode::Enter) => {
+                let chosen = picker.items.get(picker.selected).map(|item| (picker.choice, item.key.clone()));
+                self.overlay = None;
+                return chosen.map(|(choice, key)| self.chosen(choice, &key)).unwrap_or_default();
+            }
+            _ => self.overlay = None,
+        }
+        Vec::new()
+    }
+
+    fn chosen(&mut self, choice: Choice, key: &str) -> Vec<Effect> {
+        match choice {
+            Choice::Thread => self.enter(Some(key.to_owned())),
+            Choice::Assistant => {
+                self.assistant = self.assistants.iter().find(|a| a.id == key).cloned();
+                Vec::new()
+            }
+            Choice::Sandbox => self.use_sandbox(key),
+        }
+    }
+
+    pub(super) fn pasted(&mut self, text: &str) -> Vec<Effect> {
+        if self.overlay.is_some() {
+            return Vec::new();
+        }
+        match self.focus {
+            Pane::Terminal => {
+                let is_marked = self.shell.emulator.screen().is_some_and(|s| s.bracketed_paste());
+                let me = self.me().map(str::to_owned);
+                self.shell.key(encode::paste(text, is_marked), me.as_deref()).into_iter().collect()
+            }
+            // A paste is meant for the chat wherever nothing else takes text.
+            _ => {
+                self.chat.editor.insert(text);
+                self.look_at(Pane::Chat);
+                Vec::new()
+            }
+        }
+    }
+
+    pub(super) fn mouse(&mut self, mouse: &MouseEvent) -> Vec<Effect> {
+        let Some(places) = self.places() else { return Vec::new() };
+        let by = match mouse.kind {
+            MouseEventKind::ScrollUp => -WHEEL_LINES,
+            MouseEventKind::ScrollDown => WHEEL_LINES,
+            MouseEventKind::Down(MouseButton::Left) => 0,
+            _ => return Vec::new(),
+        };
+        match &mut self.overlay {
+            Some(Overlay::Pick(picker)) => {
+                picker.select(by.signum());
+                return Vec::new();
+            }
+            Some(Overlay::Help { scroll }) => {
+                *scroll = scroll.saturating_add_signed(by as i16).min(view::HELP_LINES);
+                return Vec::new();
+            }
+            None => {}
+        }
+        if let (0, Some(tab)) = (by, places.tab_at(mouse.column, mouse.row)) {
+            self.look_at(tab);
+            return Vec::new();
+        }
+        let Some((pane, rect)) = places.at(mouse.column, mouse.row) else { return Vec::new() };
+        if by != 0 {
+            self.scroll(pane, by);
+            return Vec::new();
+        }
+        self.look_at(pane);
+        match pane {
+            Pane::Chat => {
+                if let Some(number) = view::chat::entry_at(self, rect, mouse.row) {
+                    self.chat.turn(number);
+                }
+                Vec::new()
+            }
+            Pane::Files if self.files.diff.is_none() => match view::files::node_at(&self.files, rect, mouse.row) {
+                Some(at) => {
+                    self.files.selected = at;
+                    self.open_file()
+                }
+                None => Vec::new(),
+            },
+            _ => Vec::new(),
+        }
+    }
+
+    /// Down for more than nothing.
+    fn scroll(&mut self, pane: Pane, by: isize) {
+        match pane {
+            Pane::Chat => self.scroll_chat(-by),
+            Pane::Terminal => self.shell.emulator.scroll(-by),
+            Pane::Events => self.feed.scroll(-by),
+            Pane::Files => match &mut self.files.diff {
+                Some(diff) => diff.scroll = diff.scroll.saturating_add_signed(by).min(diff.lines.len().saturating_sub(1)),
+                None => self.files.select(by),
+            },
+            Pane::Sync => {}
+        }
+    }
+
+    /// Back for more than nothing.
+    fn scroll_chat(&mut self, by: isize) {
+        let most = self.places().and_then(|p| p.pane(Pane::Chat)).map_or(0, |rect| view::chat::most_scroll(self, rect));
+        self.chat.scroll = self.chat.scroll.saturating_add_signed(by).min(most);
+    }
+}

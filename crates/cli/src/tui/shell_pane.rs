@@ -1,0 +1,128 @@
+//! The shared shell in its pane: its screen, who types in it, and whether that is us.
+
+use cobox_protocol::frame::Controller;
+
+use super::{
+    emulator::Emulator,
+    message::{Effect, ShellNews},
+};
+
+pub struct ShellPane {
+    /// The one everybody meets in, where it has no other name.
+    pub name: Option<String>,
+    pub emulator: Emulator,
+    pub status: Status,
+    pub controller: Option<Controller>,
+    pub is_observer: bool,
+    /// Something to know about it, until the next key.
+    pub said: Option<String>,
+    asked_for_control: bool,
+    /// Rows and columns that it has room for.
+    room: (u16, u16),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Status {
+    Off,
+    Joining,
+    Live,
+    Ended(String),
+}
+
+impl ShellPane {
+    pub fn new() -> Self {
+        Self {
+            name: None,
+            emulator: Emulator::new(80, 24),
+            status: Status::Off,
+            controller: None,
+            is_observer: false,
+            said: None,
+            asked_for_control: false,
+            room: (80, 24),
+        }
+    }
+
+    pub fn join(&mut self, visit: u64, name: Option<String>, may_type: bool) -> Effect {
+        *self = Self { name: name.clone(), status: Status::Joining, is_observer: !may_type, room: self.room, ..Self::new() };
+        let (cols, rows) = self.room;
+        Effect::JoinShell { visit, name, cols, rows, observe: self.is_observer }
+    }
+
+    pub fn is_live(&self) -> bool {
+        self.status == Status::Live
+    }
+
+    /// Whether keys go in: nobody else has control.
+    pub fn types(&self, me: Option<&str>) -> bool {
+        self.is_live() && !self.is_observer && self.controller.as_ref().is_none_or(|c| me.is_none_or(|me| c.principal == me))
+    }
+
+    /// The pane has another size: the shell follows, if it is ours to say.
+    pub fn fit(&mut self, cols: u16, rows: u16, me: Option<&str>) -> Option<Effect> {
+        if self.room == (cols, rows) {
+            return None;
+        }
+        self.room = (cols, rows);
+        (self.types(me) && self.controller.is_some()).then_some(Effect::ResizeShell(cols, rows))
+    }
+
+    pub fn take_control(&mut self) -> Option<Effect> {
+        if self.is_observer {
+            self.said = Some("you may only look here".to_owned());
+            return None;
+        }
+        self.asked_for_control = true;
+        self.is_live().then_some(Effect::TakeControl)
+    }
+
+    /// Keys for the shell; why not, where they don't go in.
+    pub fn key(&mut self, bytes: Vec<u8>, me: Option<&str>) -> Option<Effect> {
+        self.said = None;
+        if bytes.is_empty() {
+            return None;
+        }
+        if self.types(me) {
+            self.emulator.scroll_to_end();
+            return Some(Effect::Type(bytes));
+        }
+        self.said = Some(match (&self.status, &self.controller) {
+            (Status::Live, _) if self.is_observer => "you may only look here".to_owned(),
+            (Status::Live, Some(c)) => format!("{} ({}) has control; Alt-t takes it", c.principal, c.actor.word()),
+            (Status::Joining, _) => "the shell is being joined".to_owned(),
+            _ => "no shell: /terminal joins one".to_owned(),
+        });
+        None
+    }
+
+    pub fn news(&mut self, news: ShellNews, me: Option<&str>) -> Option<Effect> {
+        match news {
+            ShellNews::Ready { cols, rows, controller } => {
+                self.status = Status::Live;
+                self.controller = controller;
+                self.emulator.redraw(cols, rows, b"");
+                return self.take_size(me, (cols, rows));
+            }
+            ShellNews::Output(bytes) => self.emulator.process(&bytes),
+            ShellNews::Keyframe { cols, rows, bytes } => self.emulator.redraw(cols, rows, &bytes),
+            ShellNews::Resized { cols, rows } => self.emulator.resize(cols, rows),
+            ShellNews::Control(controller) => {
+                self.controller = controller;
+                if std::mem::take(&mut self.asked_for_control) && self.types(me) {
+                    let (cols, rows) = self.room;
+                    return Some(Effect::ResizeShell(cols, rows));
+                }
+            }
+            ShellNews::Said(words) => self.said = Some(words),
+            ShellNews::Exited(code) => self.status = Status::Ended(format!("the shell ended with {code}")),
+            ShellNews::Failed(why) => self.status = Status::Ended(why),
+        }
+        None
+    }
+
+    /// Ours alone to size, and of another size than the pane.
+    fn take_size(&self, me: Option<&str>, size: (u16, u16)) -> Option<Effect> {
+        let (cols, rows) = self.room;
+        (self.types(me) && self.controller.is_some() && size != self.room).then_some(Effect::ResizeShell(cols, rows))
+    }
+}

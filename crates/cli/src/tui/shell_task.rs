@@ -1,0 +1,105 @@
+//! The task at a shared shell: what it prints goes to the state, what the state orders goes to it.
+
+use std::time::Duration;
+
+use cobox_client::{ClientError, Dataplane, Shell, ShellEvent};
+use cobox_protocol::{
+    ErrorCode,
+    frame::{ControlAction, ShellStart},
+};
+use tokio::sync::mpsc;
+
+use super::message::ShellNews;
+
+/// Orders on their way; a person types fewer than this in the time a shell takes to answer.
+pub const ORDERS: usize = 256;
+/// For the other side to hear that we leave.
+pub const FAREWELL: Duration = Duration::from_millis(500);
+
+pub enum ShellOrder {
+    Type(Vec<u8>),
+    Resize(u16, u16),
+    Control(ControlAction),
+    Leave,
+}
+
+/// Until the shell ends, the connection does for good, or it is left.
+pub async fn sit<F: Future<Output = bool>>(
+    dataplane: Dataplane,
+    start: ShellStart,
+    mut orders: mpsc::Receiver<ShellOrder>,
+    tell: impl Fn(ShellNews) -> F,
+) {
+    let mut shell = match dataplane.shell(start).await {
+        Ok(shell) => shell,
+        Err(e) => {
+            tell(ShellNews::Failed(explained(&e))).await;
+            return;
+        }
+    };
+    loop {
+        tokio::select! {
+            event = shell.output.next() => {
+                let (news, is_over) = match event {
+                    Some(Ok(event)) => read(event),
+                    Some(Err(e)) => (ShellNews::Failed(explained(&e)), true),
+                    None => (ShellNews::Failed("the shell was left".to_owned()), true),
+                };
+                if !tell(news).await || is_over {
+                    return;
+                }
+            }
+            order = orders.recv() => {
+                let done = match order {
+                    Some(ShellOrder::Type(bytes)) => shell.input.stdin(&bytes).await,
+                    Some(ShellOrder::Resize(cols, rows)) => shell.input.resize(cols, rows).await,
+                    Some(ShellOrder::Control(action)) => shell.input.control(action).await,
+                    Some(ShellOrder::Leave) | None => {
+                        leave(shell).await;
+                        return;
+                    }
+                };
+                // A connection that broke says so itself, by the other half.
+                drop(done);
+            }
+        }
+    }
+}
+
+/// Lets go of control, so that others need not wait whether we come back. Whoever doesn't hear it finds out by itself.
+async fn leave(mut shell: Shell) {
+    let going = async {
+        shell.input.control(ControlAction::Release).await?;
+        shell.input.close().await?;
+        while shell.output.next().await.is_some() {}
+        Ok::<(), ClientError>(())
+    };
+    let _ = tokio::time::timeout(FAREWELL, going).await;
+}
+
+fn read(event: ShellEvent) -> (ShellNews, bool) {
+    let news = match event {
+        ShellEvent::Ready(ready) => ShellNews::Ready { cols: ready.cols, rows: ready.rows, controller: ready.controller },
+        ShellEvent::Output(bytes) => ShellNews::Output(bytes),
+        ShellEvent::Keyframe { cols, rows, bytes } => ShellNews::Keyframe { cols, rows, bytes },
+        ShellEvent::Resized { cols, rows } => ShellNews::Resized { cols, rows },
+        ShellEvent::Control { controller } => ShellNews::Control(controller),
+        ShellEvent::Gap { .. } => ShellNews::Said("some output was lost".to_owned()),
+        ShellEvent::Reconnecting { .. } => ShellNews::Said("the connection is lost; trying again".to_owned()),
+        ShellEvent::Reconnected => ShellNews::Said("connected again".to_owned()),
+        ShellEvent::Refused(failure) if failure.is(ErrorCode::Forbidden) => {
+            ShellNews::Said("control is elsewhere; Alt-t takes it".to_owned())
+        }
+        ShellEvent::Refused(failure) => ShellNews::Said(failure.message),
+        ShellEvent::InputDropped { bytes } => ShellNews::Said(format!("{bytes} bytes typed while away were too old and were not sent")),
+        ShellEvent::Exit { exit_code, .. } => return (ShellNews::Exited(exit_code), true),
+    };
+    (news, false)
+}
+
+fn explained(error: &ClientError) -> String {
+    if error.is(ErrorCode::ShellNotFound) {
+        return "there is no shell of that name, and you may only look".to_owned();
+    }
+    error.to_string()
+}

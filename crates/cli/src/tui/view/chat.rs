@@ -1,0 +1,261 @@
+//! The conversation: what was said, tools folded to two lines, what the agent asks, and the line that is typed.
+
+use cobox_langgraph::{Ask, Entry, Role, Tool};
+use ratatui::{
+    Frame,
+    layout::{Constraint, Layout, Position, Rect},
+    style::{Modifier, Style},
+    text::{Line, Span},
+    widgets::{Block, Borders, Paragraph},
+};
+use unicode_width::UnicodeWidthStr;
+
+use super::{ACCENT, BAD, FAINT, GOOD, STRONG, WARN, block, wrap::wrap};
+use crate::{
+    chat::words,
+    tui::{
+        app::{Room, State},
+        chat_pane::Run,
+        layout::Pane,
+        orders::NO_DEPLOYMENT,
+    },
+};
+
+/// Most rows of what is being typed.
+const MAX_INPUT_ROWS: u16 = 6;
+/// Rows of a question at the most: the rest of the pane shows what led to it.
+const MAX_ASK_ROWS: u16 = 8;
+/// Lines of a tool's outcome that are shown when it is unfolded; the agent has the rest.
+const MAX_OUTCOME_LINES: usize = 60;
+
+pub fn draw(frame: &mut Frame, state: &State, area: Rect) {
+    let title = match (&state.assistant, &state.chat.run) {
+        (Some(assistant), Run::None) => format!(" chat · {} ", assistant.name),
+        (Some(assistant), Run::Going { is_ending: false, .. }) => format!(" chat · {} is at work… ", assistant.name),
+        (Some(assistant), Run::Going { .. }) => format!(" chat · {} is told to end… ", assistant.name),
+        (None, _) => " chat ".to_owned(),
+    };
+    let block = block(state, Pane::Chat, title);
+    let inner = block.inner(area);
+    frame.render_widget(block, area);
+    let [above, ask, input] = parts(state, inner);
+
+    let lines = lines(state, above.width, usize::from(above.height) + state.chat.scroll);
+    let shown = visible(&lines, above.height, state.chat.scroll);
+    frame.render_widget(Paragraph::new(shown.iter().map(|(_, line)| line.clone()).collect::<Vec<_>>()), above);
+    if ask.height > 0 {
+        frame.render_widget(Paragraph::new(question(state, ask.width)), ask);
+    }
+    draw_input(frame, state, input);
+}
+
+/// The entry that is drawn in this row of the screen.
+pub fn entry_at(state: &State, area: Rect, row: u16) -> Option<usize> {
+    let inner = Block::bordered().inner(area);
+    let [above, ..] = parts(state, inner);
+    let lines = lines(state, above.width, usize::from(above.height) + state.chat.scroll);
+    let shown = visible(&lines, above.height, state.chat.scroll);
+    let number = shown.get(usize::from(row.checked_sub(above.y)?))?.0?;
+    matches!(state.chat.transcript.get(number), Some(Entry::Tool(_))).then_some(number)
+}
+
+/// How far back there is something to see.
+pub fn most_scroll(state: &State, area: Rect) -> usize {
+    let inner = Block::bordered().inner(area);
+    let [above, ..] = parts(state, inner);
+    lines(state, above.width, usize::MAX).len().saturating_sub(usize::from(above.height))
+}
+
+fn parts(state: &State, inner: Rect) -> [Rect; 3] {
+    let asking = if state.chat.review.is_some() { question(state, inner.width).len().min(usize::from(MAX_ASK_ROWS)) as u16 } else { 0 };
+    let typed = input_lines(state, inner.width).0.len().min(usize::from(MAX_INPUT_ROWS)) as u16;
+    Layout::vertical([Constraint::Min(3), Constraint::Length(asking), Constraint::Length(typed + 1)]).areas(inner)
+}
+
+type Numbered<'a> = (Option<usize>, Line<'a>);
+
+/// The last lines of the conversation, at least so many where there are.
+fn lines(state: &State, width: u16, enough: usize) -> Vec<Numbered<'static>> {
+    let mut parts: Vec<Vec<Numbered>> = Vec::new();
+    let mut count = 0;
+    for (number, entry) in state.chat.transcript.entries().rev() {
+        let drawn: Vec<Numbered> =
+            entry_lines(state, number, entry, usize::from(width)).into_iter().map(|line| (Some(number), line)).collect();
+        count += drawn.len();
+        parts.push(drawn);
+        if count >= enough {
+            break;
+        }
+    }
+    if parts.is_empty() {
+        return welcome(state, usize::from(width)).into_iter().map(|line| (None, line)).collect();
+    }
+    parts.into_iter().rev().flatten().collect()
+}
+
+fn visible<'a, 'b>(lines: &'b [Numbered<'a>], height: u16, scroll: usize) -> &'b [Numbered<'a>] {
+    let end = lines.len().saturating_sub(scroll);
+    &lines[end.saturating_sub(usize::from(height))..end]
+}
+
+fn entry_lines(state: &State, number: usize, entry: &Entry, width: usize) -> Vec<Line<'static>> {
+    let mut lines = match entry {
+        Entry::Said { role: Role::Human, text, .. } => prefixed("you  ", ACCENT.add_modifier(Modifier::BOLD), text, width, Style::new()),
+        Entry::Said { text, is_nested: true, .. } => prefixed("  │  ", FAINT, text, width, FAINT),
+        Entry::Said { text, .. } => prefixed("", Style::new(), text, width, Style::new()),
+        Entry::Note(text) => prefixed("· ", FAINT, text, width, WARN),
+        Entry::Tool(tool) => return tool_lines(tool, state.chat.is_open(number), width),
+    };
+    lines.push(Line::default());
+    lines
+}
+
+fn tool_lines(tool: &Tool, is_open: bool, width: usize) -> Vec<Line<'static>> {
+    let (mark, style) = match &tool.outcome {
+        None => ("◌", WARN),
+        Some(outcome) if outcome.is_error => ("✗", BAD),
+        Some(_) => ("✓", GOOD),
+    };
+    let nested = if tool.is_nested { "  │ " } else { "" };
+    let fold = if is_open { "▾" } else { "▸" };
+    let head = format!("{nested}{mark} {fold} {}", words::call(&tool.name, &tool.args));
+    let mut lines = vec![Line::styled(super::wrap::cut(&head, width), style)];
+    if !is_open {
+        if tool.outcome.is_some() {
+            lines.push(Line::styled(super::wrap::cut(&format!("{nested}    {}", words::outcome(tool)), width), FAINT));
+        }
+        return lines;
+    }
+    let args = match serde_json::from_str::<serde_json::Value>(&tool.args) {
+        Ok(serde_json::Value::Object(fields)) => {
+            let field = |(name, value): (&String, &serde_json::Value)| {
+                let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                format!("{name}: {}", cobox_langgraph::clean(text.trim_end(), 16 * 1024))
+            };
+            fields.iter().map(field).collect::<Vec<_>>().join("\n")
+        }
+        _ => tool.args.clone(),
+    };
+    lines.extend(prefixed("    ", FAINT, &args, width, Style::new()));
+    if let Some(outcome) = &tool.outcome {
+        let all = prefixed("  → ", style, outcome.text.trim_end(), width, FAINT);
+        let more = all.len().saturating_sub(MAX_OUTCOME_LINES);
+        lines.extend(all.into_iter().take(MAX_OUTCOME_LINES));
+        if more > 0 {
+            lines.push(Line::styled(format!("    (+{more} lines)"), FAINT));
+        }
+    }
+    lines
+}
+
+/// Text with something before its first line, and as much room before the others.
+fn prefixed(prefix: &str, prefix_style: Style, text: &str, width: usize, style: Style) -> Vec<Line<'static>> {
+    let indent = prefix.width();
+    let wrapped = wrap(text, width.saturating_sub(indent));
+    let line = |(at, text): (usize, String)| {
+        let before = if at == 0 { prefix.to_owned() } else { " ".repeat(indent) };
+        Line::from(vec![Span::styled(before, prefix_style), Span::styled(text, style)])
+    };
+    wrapped.into_iter().enumerate().map(line).collect()
+}
+
+fn welcome(state: &State, width: usize) -> Vec<Line<'static>> {
+    let sandbox = match &state.room {
+        Room::Open(info) => format!("The sandbox {} is ready; the agent works in it, and so can you.", info.sandbox),
+        Room::Opening => "The sandbox is being made ready while you type.".to_owned(),
+        Room::None if state.has_broker => "No sandbox yet: the agent makes one when it needs it, or you with /sandbox new.".to_owned(),
+        Room::None => "No broker is configured, so there is only talk.".to_owned(),
+        Room::Failed(why) => format!("No sandbox: {why}"),
+    };
+    let who = match (&state.deployment, &state.thread) {
+        (None, _) => NO_DEPLOYMENT.to_owned(),
+        (Some(url), None) => format!("Asking {url}…"),
+        (Some(url), Some(_)) => format!("Say something to {}.", state.assistant.as_ref().map_or(url.as_str(), |a| a.name.as_str())),
+    };
+    let text = [who, sandbox, "/help lists what can be typed.".to_owned()].join("\n\n");
+    wrap(&text, width).into_iter().map(|line| Line::styled(line, FAINT)).collect()
+}
+
+fn question(state: &State, width: u16) -> Vec<Line<'static>> {
+    let Some(review) = &state.chat.review else { return Vec::new() };
+    let (number, of) = review.place();
+    let place = if of > 1 { format!(" {number} of {of}") } else { String::new() };
+    let mut lines = vec![Line::styled(format!("── the agent asks{place} "), WARN.add_modifier(Modifier::BOLD))];
+    let (text, keys) = match review.next() {
+        Some(Ask::Action(action)) => {
+            let mut keys = vec!["type y (yes)"];
+            keys.extend(action.may_reject.then_some("n or no <why>"));
+            keys.extend(action.may_edit.then_some("e Tab (edit it)"));
+            (words::question(action), keys.join(" · "))
+        }
+        Some(Ask::Words(text)) => (text.to_owned(), "type your answer".to_owned()),
+        None => (String::new(), String::new()),
+    };
+    let wrapped = wrap(&text, usize::from(width));
+    let room = usize::from(MAX_ASK_ROWS) - 2;
+    let is_cut = wrapped.len() > room;
+    lines.extend(wrapped.into_iter().take(if is_cut { room - 1 } else { room }).map(Line::from));
+    if is_cut {
+        lines.push(Line::styled("(there is more: e Tab shows all of it)", FAINT));
+    }
+    lines.push(Line::styled(keys, STRONG));
+    lines
+}
+
+/// The lines of what is typed, and where the cursor is in them.
+fn input_lines(state: &State, width: u16) -> (Vec<String>, (usize, usize)) {
+    let editor = &state.chat.editor;
+    let width = usize::from(width).saturating_sub(3).max(1);
+    let (mut lines, mut cursor) = (vec![String::new()], (0, 0));
+    let mut used = 0;
+    for (at, c) in editor.text().char_indices() {
+        if at == editor.cursor() {
+            cursor = (lines.len() - 1, used);
+        }
+        let wide = unicode_width::UnicodeWidthChar::width(c).unwrap_or(0).max(usize::from(c == '\t') * 4);
+        if c == '\n' || used + wide > width {
+            lines.push(String::new());
+            used = 0;
+        }
+        if c != '\n'
+            && let Some(line) = lines.last_mut()
+        {
+            if c == '\t' {
+                line.push_str("    ")
+            } else {
+                line.push(c)
+            }
+            used += wide;
+        }
+    }
+    if editor.cursor() == editor.text().len() {
+        cursor = (lines.len() - 1, used);
+    }
+    (lines, cursor)
+}
+
+fn draw_input(frame: &mut Frame, state: &State, area: Rect) {
+    let is_focused = state.focus == Pane::Chat && state.overlay.is_none();
+    let border = Block::new().borders(Borders::TOP).border_style(FAINT);
+    let inner = border.inner(area);
+    frame.render_widget(border, area);
+    let (lines, (row, col)) = input_lines(state, inner.width);
+    let first = (row + 1).saturating_sub(usize::from(inner.height));
+    let hint = if state.chat.review.is_some() { "your decision" } else { "a message, or /help" };
+    let shown: Vec<Line> = if state.chat.editor.is_empty() {
+        vec![Line::from(vec![Span::styled("> ", ACCENT), Span::styled(hint, FAINT)])]
+    } else {
+        let mark = |at: usize| if at == 0 { "> " } else { "  " };
+        lines
+            .iter()
+            .enumerate()
+            .skip(first)
+            .map(|(at, line)| Line::from(vec![Span::styled(mark(at), ACCENT), Span::raw(line.clone())]))
+            .collect()
+    };
+    frame.render_widget(Paragraph::new(shown), inner);
+    if is_focused && inner.height > 0 {
+        let at = Position::new(inner.x + 2 + col as u16, inner.y + (row - first) as u16);
+        frame.set_cursor_position(at);
+    }
+}

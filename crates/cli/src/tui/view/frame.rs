@@ -1,0 +1,79 @@
+//! The lines around the panes: where one is, which panes there are, and which keys do what.
+
+use ratatui::{
+    Frame,
+    layout::Rect,
+    style::{Modifier, Style},
+    text::{Line, Span},
+    widgets::Paragraph,
+};
+use unicode_width::UnicodeWidthStr;
+
+use super::{ACCENT, BAD, FAINT, STRONG, WARN, wrap::cut};
+use crate::tui::{
+    app::{Room, State},
+    layout::{Pane, tab_spans},
+};
+
+pub fn header(frame: &mut Frame, state: &State, area: Rect) {
+    let thread = state.thread.as_deref().map_or_else(|| "no thread".to_owned(), |thread| format!("thread {}", cut(thread, 24)));
+    let sandbox = match &state.room {
+        Room::None => "no sandbox".to_owned(),
+        Room::Opening => "sandbox is being made…".to_owned(),
+        Room::Open(info) => cut(&info.sandbox, 30),
+        Room::Failed(_) => "sandbox failed".to_owned(),
+    };
+    let mut words = vec![Span::styled(" Cobox ", STRONG.add_modifier(Modifier::REVERSED))];
+    if let Some(assistant) = &state.assistant {
+        words.push(Span::styled(format!(" {} ", cut(&assistant.name, 20)), ACCENT));
+    }
+    words.push(Span::raw(format!(" {thread} · {sandbox} · {} ", state.sync.summary())));
+    if state.chat.is_running() {
+        words.push(Span::styled("· at work ", WARN));
+    }
+    frame.render_widget(Paragraph::new(Line::from(words)), area);
+}
+
+pub fn tabs(frame: &mut Frame, state: &State, area: Rect) {
+    let tab = |(at, (pane, ..)): (usize, (Pane, u16, u16))| {
+        let style = if pane == state.focus { ACCENT.add_modifier(Modifier::REVERSED) } else { FAINT };
+        Span::styled(format!(" {} {} ", at + 1, pane.title()), style)
+    };
+    frame.render_widget(Paragraph::new(Line::from(tab_spans().into_iter().enumerate().map(tab).collect::<Vec<_>>())), area);
+}
+
+/// What is worth knowing now, or else the keys.
+pub fn footer(frame: &mut Frame, state: &State, area: Rect) {
+    let width = usize::from(area.width);
+    if let Some(notice) = &state.notice {
+        let style = if notice.is_bad { BAD } else { WARN };
+        frame.render_widget(Paragraph::new(Line::styled(cut(&format!(" {}", notice.text.replace('\n', " ")), width), style)), area);
+        return;
+    }
+    let keys: &[(&str, &str)] = match state.focus {
+        Pane::Chat if state.chat.is_running() => {
+            &[("Esc Esc", "end run"), ("Ctrl-O", "unfold"), ("Alt-1…5", "panes"), ("F1", "help"), ("Ctrl-Q", "leave")]
+        }
+        Pane::Chat => {
+            &[("Enter", "send"), ("Alt-Enter", "new line"), ("Ctrl-O", "unfold"), ("Alt-1…5", "panes"), ("F1", "help"), ("Ctrl-Q", "leave")]
+        }
+        Pane::Terminal => {
+            &[("Ctrl-]", "back to chat"), ("Alt-t", "take control"), ("Alt-r", "release"), ("Shift-PgUp", "scroll"), ("Alt-h", "help")]
+        }
+        Pane::Files => &[("↑↓", "select"), ("Enter", "difference"), ("Esc", "back"), ("Alt-1…5", "panes"), ("F1", "help")],
+        Pane::Events | Pane::Sync => {
+            &[("↑↓", "scroll"), ("Esc", "back to chat"), ("Alt-1…5", "panes"), ("F1", "help"), ("Ctrl-Q", "leave")]
+        }
+    };
+    let mut spans = Vec::new();
+    let mut used = 0;
+    for (key, does) in keys {
+        used += key.width() + does.width() + 4;
+        if used > width {
+            break;
+        }
+        spans.push(Span::styled(format!(" {key} "), Style::new().add_modifier(Modifier::REVERSED)));
+        spans.push(Span::styled(format!("{does}  "), FAINT));
+    }
+    frame.render_widget(Paragraph::new(Line::from(spans)), area);
+}

@@ -1,0 +1,88 @@
+//! Draws the state, a pane a file; nothing here changes anything.
+
+pub mod chat;
+mod feed;
+pub mod files;
+mod frame;
+mod overlay;
+mod sync;
+mod terminal;
+mod wrap;
+
+use ratatui::{
+    Frame,
+    layout::Alignment,
+    style::{Color, Modifier, Style},
+    text::Line,
+    widgets::{Block, BorderType, Paragraph},
+};
+
+use super::{
+    app::State,
+    layout::{MIN_SIZE, Pane},
+};
+
+pub use overlay::HELP_LINES;
+
+const FAINT: Style = Style::new().fg(Color::DarkGray);
+const GOOD: Style = Style::new().fg(Color::Green);
+const BAD: Style = Style::new().fg(Color::Red);
+const WARN: Style = Style::new().fg(Color::Yellow);
+const ACCENT: Style = Style::new().fg(Color::Cyan);
+const STRONG: Style = Style::new().add_modifier(Modifier::BOLD);
+
+pub fn draw(frame: &mut Frame, state: &State) {
+    // The window has just become another: the next drawing is of the right size.
+    if (frame.area().width, frame.area().height) != state.size {
+        return;
+    }
+    let Some(places) = state.places() else {
+        too_small(frame, state.size);
+        return;
+    };
+    frame::header(frame, state, places.header);
+    if let Some(tabs) = places.tabs {
+        frame::tabs(frame, state, tabs);
+    }
+    for (pane, area) in &places.panes {
+        match pane {
+            Pane::Chat => chat::draw(frame, state, *area),
+            Pane::Terminal => terminal::draw(frame, state, *area),
+            Pane::Events => feed::draw(frame, state, *area),
+            Pane::Files => files::draw(frame, state, *area),
+            Pane::Sync => sync::draw(frame, state, *area),
+        }
+    }
+    frame::footer(frame, state, places.footer);
+    overlay::draw(frame, state);
+}
+
+/// Takes the colours out of what was drawn, for who asked for none; what is bold or turned round stays.
+pub fn without_colour(frame: &mut Frame) {
+    for cell in &mut frame.buffer_mut().content {
+        (cell.fg, cell.bg) = (Color::Reset, Color::Reset);
+    }
+}
+
+fn too_small(frame: &mut Frame, (cols, rows): (u16, u16)) {
+    let words = [
+        format!("Cobox needs {} columns and {} rows.", MIN_SIZE.0, MIN_SIZE.1),
+        format!("This window has {cols} and {rows}."),
+        "Make it larger, or leave with Ctrl-Q.".to_owned(),
+        "`cobox chat --no-tui` fits anywhere.".to_owned(),
+    ];
+    let lines: Vec<Line> = words.into_iter().map(Line::from).collect();
+    frame.render_widget(Paragraph::new(lines).alignment(Alignment::Left).wrap(ratatui::widgets::Wrap { trim: true }), frame.area());
+}
+
+/// A border with the pane's name, brighter where the keys go.
+fn block<'a>(state: &State, pane: Pane, title: impl Into<Line<'a>>) -> Block<'a> {
+    let is_focused = state.focus == pane && state.overlay.is_none();
+    let style = if is_focused { ACCENT.add_modifier(Modifier::BOLD) } else { FAINT };
+    let kind = if is_focused { BorderType::Thick } else { BorderType::Plain };
+    Block::bordered().border_type(kind).border_style(style).title(title)
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,94 @@
+//! What lies over the panes: help, and lists to choose from.
+
+use ratatui::{
+    Frame,
+    layout::{Constraint, Flex, Layout, Rect},
+    style::Modifier,
+    text::{Line, Span},
+    widgets::{Block, BorderType, Clear, Paragraph},
+};
+
+use super::{ACCENT, FAINT, STRONG, wrap::cut};
+use crate::{
+    chat::typed::COMMANDS,
+    tui::{
+        app::{Overlay, State},
+        picker::Picker,
+    },
+};
+
+const KEYS: [(&str, &str); 16] = [
+    ("Alt-1 … Alt-5", "chat, terminal, events, files, sync"),
+    ("Tab, Shift-Tab", "the next pane, the one before; completes a /command"),
+    ("Enter", "send; in files: the difference of a file"),
+    ("Alt-Enter, Ctrl-J", "a new line in a message"),
+    ("↑ ↓", "what you typed before"),
+    ("PgUp PgDn, wheel", "look back"),
+    ("Ctrl-O, click", "show tools with all that went in and came out"),
+    ("y, n <why>, e Tab", "when the agent asks: yes, no, edit what it wants to do"),
+    ("Esc Esc, Ctrl-C", "end the run"),
+    ("Ctrl-]", "from the terminal back to the chat"),
+    ("Alt-t, Alt-r", "in the terminal: take control, release it"),
+    ("Shift-PgUp PgDn", "in the terminal: look back"),
+    ("F1, Alt-h", "this help"),
+    ("Ctrl-Q", "leave; thread and sandbox live on"),
+    ("Ctrl-C Ctrl-C", "the same"),
+    ("mouse", "click to focus, wheel to scroll; Shift to select text"),
+];
+
+/// Lines of help, past which it doesn't scroll.
+pub const HELP_LINES: u16 = (KEYS.len() + COMMANDS.len() + 3) as u16;
+
+pub fn draw(frame: &mut Frame, state: &State) {
+    match &state.overlay {
+        None => {}
+        Some(Overlay::Help { scroll }) => help(frame, *scroll),
+        Some(Overlay::Pick(picker)) => pick(frame, picker),
+    }
+}
+
+fn help(frame: &mut Frame, scroll: u16) {
+    let row = |name: String, does: &str| Line::from(vec![Span::styled(format!("  {name:<24}"), ACCENT), Span::raw(does.to_owned())]);
+    let mut lines = vec![Line::styled("Keys", STRONG)];
+    lines.extend(KEYS.iter().map(|(key, does)| row((*key).to_owned(), does)));
+    lines.push(Line::default());
+    lines.push(Line::styled("Commands", STRONG));
+    lines.extend(COMMANDS.iter().map(|(name, takes, does)| row(format!("{name} {takes}"), does)));
+    let area = middle(frame.area(), 78, lines.len() as u16 + 2);
+    let block = over(" help · ↑↓ scroll, any other key closes ");
+    let most = (lines.len() as u16).saturating_sub(area.height.saturating_sub(2));
+    frame.render_widget(Clear, area);
+    frame.render_widget(Paragraph::new(lines).block(block).scroll((scroll.min(most), 0)), area);
+}
+
+fn pick(frame: &mut Frame, picker: &Picker) {
+    let area = middle(frame.area(), 76, picker.items.len() as u16 + 2);
+    let block = over(match picker.title() {
+        "threads" => " threads · Enter goes on with one, Esc closes ",
+        "assistants" => " assistants · Enter chooses, Esc closes ",
+        _ => " sandboxes · Enter binds this thread to one, Esc closes ",
+    });
+    let inner = block.inner(area);
+    frame.render_widget(Clear, area);
+    frame.render_widget(block, area);
+    let height = usize::from(inner.height);
+    let first = (picker.selected + 1).saturating_sub(height);
+    let line = |(at, item): (usize, &crate::tui::picker::Item)| {
+        let mark = if item.is_current { "* " } else { "  " };
+        let style = if at == picker.selected { ACCENT.add_modifier(Modifier::REVERSED) } else { FAINT.remove_modifier(Modifier::all()) };
+        Line::styled(cut(&format!("{mark}{}", item.label), usize::from(inner.width)), style)
+    };
+    let lines: Vec<Line> = picker.items.iter().enumerate().skip(first).take(height).map(line).collect();
+    frame.render_widget(Paragraph::new(lines), inner);
+}
+
+fn over(title: &str) -> Block<'_> {
+    Block::bordered().border_type(BorderType::Double).border_style(ACCENT).title(title)
+}
+
+fn middle(area: Rect, width: u16, height: u16) -> Rect {
+    let [area] = Layout::horizontal([Constraint::Length(width.min(area.width))]).flex(Flex::Center).areas(area);
+    let height = height.min(area.height.saturating_sub(2));
+    let [area] = Layout::vertical([Constraint::Length(height)]).flex(Flex::Center).areas(area);
+    area
+}

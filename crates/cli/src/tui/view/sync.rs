@@ -1,0 +1,21 @@
+//! The state of sync.
+
+use ratatui::{Frame, layout::Rect, text::Line, widgets::Paragraph};
+
+use super::{FAINT, WARN, block};
+use crate::tui::{app::State, layout::Pane, sync::SyncState};
+
+pub fn draw(frame: &mut Frame, state: &State, area: Rect) {
+    let block = block(state, Pane::Sync, " sync ");
+    let inner = block.inner(area);
+    frame.render_widget(block, area);
+    let mut lines = vec![Line::from(state.sync.summary())];
+    match &state.sync {
+        SyncState::None => lines.push(Line::styled("`cobox sync` keeps a folder here and /workspace the same.", FAINT)),
+        SyncState::Running { details, conflicts, .. } => {
+            let style = if *conflicts > 0 { WARN } else { FAINT };
+            lines.extend(details.iter().map(|line| Line::styled(cobox_langgraph::clean(line, 400), style)));
+        }
+    }
+    frame.render_widget(Paragraph::new(lines), inner);
+}

@@ -1,0 +1,74 @@
+//! Makes a stranger's text fit for a terminal: bounded, and without anything that moves a cursor, repaints or turns letters round.
+
+/// At most `max_bytes` of it, line ends and tabs kept, escape sequences and other controls left out.
+pub fn clean(text: &str, max_bytes: usize) -> String {
+    let mut out = String::with_capacity(text.len().min(max_bytes));
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '\u{1b}' => skip_sequence(&mut chars),
+            '\n' | '\t' => out.push(c),
+            c if c.is_control() || turns_text_round(c) => continue,
+            c => out.push(c),
+        }
+        if out.len() > max_bytes {
+            out.truncate(out.floor_char_boundary(max_bytes));
+            out.push('…');
+            break;
+        }
+    }
+    out
+}
+
+/// As [`clean`], on one line.
+pub(crate) fn clean_line(text: &str, max_bytes: usize) -> String {
+    clean(text, max_bytes).replace(['\n', '\t'], " ")
+}
+
+/// What follows an escape: colours and movements end with a letter, titles with a bell, everything else is one character.
+fn skip_sequence(chars: &mut std::iter::Peekable<std::str::Chars>) {
+    match chars.next_if(|c| !c.is_control()) {
+        Some('[') => while chars.next_if(|c| !c.is_control()).is_some_and(|c| !('\u{40}'..='\u{7e}').contains(&c)) {},
+        Some(']' | 'P' | '_' | '^' | 'X') => while chars.next_if(|c| !c.is_control()).is_some() {},
+        _ => {}
+    }
+}
+
+/// Marks that let a text read otherwise than it is: directions, and a byte order mark.
+fn turns_text_round(c: char) -> bool {
+    matches!(c, '\u{200e}' | '\u{200f}' | '\u{61c}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{2028}' | '\u{2029}' | '\u{feff}')
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn colours_titles_and_tricks_go_and_the_words_stay() {
+        for (text, shown) in [
+            ("plain\n\ttext", "plain\n\ttext"),
+            ("\u{1b}[1;31mred\u{1b}[0m", "red"),
+            ("\u{1b}]0;title\u{7}after", "after"),
+            ("\u{1b}]8;;http://x\u{1b}\\link\u{1b}]8;;\u{1b}\\", "link"),
+            ("a\r\nb\u{8}", "a\nb"),
+            ("abc\u{202e}fed", "abcfed"),
+            ("\u{9b}31mx", "31mx"),
+            ("end\u{1b}", "end"),
+        ] {
+            assert_eq!(clean(text, 100), shown, "{text:?}");
+        }
+        assert_eq!(clean("äöü", 3), "ä…");
+        assert_eq!(clean_line("a\nb", 10), "a b");
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_comes_out_controls_a_terminal(text in any::<String>(), max in 0usize..64) {
+            let shown = clean(&text, max);
+            prop_assert!(shown.len() <= max + '…'.len_utf8());
+            prop_assert!(shown.chars().all(|c| !c.is_control() || c == '\n' || c == '\t'));
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! The fuzzer over `cobox_fuzz::conversations`.
+#![no_main]
+#![allow(unsafe_code, reason = "the fuzzer's entry point is a C symbol")]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| cobox_fuzz::conversations::run(data));

@@ -1,0 +1,91 @@
+//! A real `langgraph dev` with the example, for one test.
+
+use std::{
+    fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use cobox_langgraph::Deployment;
+use cobox_protocol::{Secret, key::PrincipalKind};
+use cobox_testkit::TestBroker;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// For the server to come up: it imports all of LangChain first.
+const START_WITHIN: Duration = Duration::from_secs(90);
+/// Whom the example knows, by what they log in with.
+pub const ANN: &str = "ann-secret";
+
+pub struct Example {
+    pub url: String,
+    child: Child,
+    folder: TempDir,
+}
+
+impl Example {
+    /// Works in sandboxes of this broker.
+    pub async fn start(broker: &TestBroker) -> Self {
+        let programs = PathBuf::from(std::env::var_os("COBOX_LANGGRAPH_BIN").expect("scripts/check-langgraph says where langgraph is"));
+        let folder = tempfile::Builder::new().prefix("cobox-chat-").tempdir().expect("a folder");
+        let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/langgraph");
+        for file in fs::read_dir(example).expect("the example").flatten().filter(|f| f.path().is_file()) {
+            fs::copy(file.path(), folder.path().join(file.file_name())).expect("a copy");
+        }
+        let key = broker.key_of("my-deployment", PrincipalKind::Human, None).await;
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
+        let url = format!("http://127.0.0.1:{port}");
+        let log = fs::File::create(folder.path().join("log")).expect("a log");
+        let mut command = Command::new(programs.join("langgraph"));
+        command.args(["dev", "--host", "127.0.0.1", "--no-browser", "--no-reload", "--port", &port.to_string()]).current_dir(folder.path());
+        command.env_clear().env("PATH", format!("{}:/usr/bin:/bin", programs.display())).env("HOME", folder.path());
+        command.envs([("LANGSMITH_TRACING", "false"), ("LANGGRAPH_CLI_NO_ANALYTICS", "1"), ("NO_PROXY", "127.0.0.1")]);
+        command.env("COBOX_URL", broker.url()).env("COBOX_API_KEY", key.expose()).env("COBOX_LANGGRAPH_RELAY", &url);
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
+        let child = command.spawn().expect("langgraph runs");
+        let mut example = Self { url, child, folder };
+        example.wait().await;
+        example
+    }
+
+    async fn wait(&mut self) {
+        let client = self.as_ann();
+        let deadline = tokio::time::Instant::now() + START_WITHIN;
+        while client.assistants().await.is_err() {
+            let ended = self.child.try_wait().expect("it can be asked");
+            assert!(ended.is_none() && tokio::time::Instant::now() < deadline, "langgraph dev did not come up: {}", self.log());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    pub fn as_ann(&self) -> Deployment {
+        deployment(&self.url)
+    }
+
+    fn log(&self) -> String {
+        let log = fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
+        log[log.floor_char_boundary(log.len().saturating_sub(4000))..].to_owned()
+    }
+}
+
+pub fn deployment(url: &str) -> Deployment {
+    Deployment::new(url, Some(&Secret::new(ANN)), None).expect("a client")
+}
+
+impl Drop for Example {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            #[allow(clippy::print_stderr, reason = "what a failed test shows")]
+            {
+                eprintln!("the deployment's last words:\n{}", self.log());
+            }
+        }
+        // It ends what it started itself; gone already is as good.
+        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+            let _ = kill_process(pid, Signal::INT);
+        }
+        let _ = self.child.wait();
+    }
+}

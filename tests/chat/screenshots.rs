@@ -1,0 +1,127 @@
+//! Draws `docs/images/*.svg` from the real TUI: a person and an agent at work, as a terminal shows it.
+
+use std::{fmt::Write as _, path::PathBuf};
+
+use cobox_testkit::{TestBroker, eventually};
+use vt100::{Color, Screen};
+
+use crate::{
+    deployment::Example,
+    tui::{alt, sit},
+};
+
+/// Of one cell, in pixels, and the room around all of them.
+const CELL: (f32, f32) = (8.4, 18.0);
+const MARGIN: f32 = 12.0;
+const INK: &str = "#d8dee9";
+const PAPER: &str = "#1b1f27";
+/// The first sixteen colours, on dark paper.
+const PALETTE: [&str; 16] = [
+    "#3b4252", "#e06c75", "#98c379", "#e5c07b", "#61afef", "#c678dd", "#56b6c2", "#d8dee9", "#6b7383", "#e06c75", "#98c379", "#e5c07b",
+    "#61afef", "#c678dd", "#56b6c2", "#ffffff",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "writes docs/images: scripts/screenshots"]
+async fn the_pictures_in_the_documentation_are_of_the_real_thing() {
+    let folder = PathBuf::from(std::env::var_os("COBOX_SCREENSHOTS").expect("scripts/screenshots says where to"));
+    let broker = TestBroker::start().await;
+    let example = Example::start(&broker).await;
+    let mut ann = sit(&broker, &example, (130, 36), &["--sandbox=demo"]);
+    let save = |name: &str, ann: &cobox_testkit::TestTerminal| {
+        std::fs::write(folder.join(name), ann.look(svg)).expect("the picture is written");
+    };
+    ann.wait_for("user@").await;
+    ann.press("mend the leap years\r");
+    eventually("the story's end", || {
+        let shown = ann.shows();
+        async move { (shown.contains("OK") && !shown.contains("at work")).then_some(()) }
+    })
+    .await;
+    ann.press(&alt('2'));
+    ann.wait_for("you type").await;
+    ann.press("ls; python3 test_leap.py\r");
+    ann.wait_for("Ran 1 test").await;
+    save("chat.svg", &ann);
+
+    ann.press(&alt('4'));
+    ann.wait_for("leap.py (agent)").await;
+    ann.press(&alt('1'));
+    ann.press("/diff leap.py\r");
+    ann.wait_for("+ def leap(year):").await;
+    save("difference.svg", &ann);
+
+    ann.press(&alt('1'));
+    ann.press("delete /workspace/leap.py\r");
+    ann.wait_for("may the agent use delete?").await;
+    save("question.svg", &ann);
+}
+
+/// A screen as a picture, a row of text each, runs of one style together.
+fn svg(screen: &Screen) -> String {
+    let (rows, cols) = screen.size();
+    let (width, height) = (f32::from(cols) * CELL.0 + 2.0 * MARGIN, f32::from(rows) * CELL.1 + 2.0 * MARGIN);
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" height=\"{height:.0}\">\n\
+         <rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"{PAPER}\"/>\n\
+         <g font-family=\"ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace\" font-size=\"14\" fill=\"{INK}\" xml:space=\"preserve\">\n"
+    );
+    for row in 0..rows {
+        let y = MARGIN + f32::from(row) * CELL.1;
+        let mut col = 0;
+        while col < cols {
+            let style = style_of(screen, row, col);
+            let from = col;
+            let mut text = String::new();
+            while col < cols && style_of(screen, row, col) == style {
+                let cell = screen.cell(row, col).map(|c| c.contents().to_owned()).unwrap_or_default();
+                text.push_str(if cell.is_empty() { " " } else { &cell });
+                col += if screen.cell(row, col).is_some_and(|c| c.is_wide()) { 2 } else { 1 };
+            }
+            let x = MARGIN + f32::from(from) * CELL.0;
+            let length = f32::from(col - from) * CELL.0;
+            if let Some(paper) = &style.paper {
+                let _ = writeln!(out, "<rect x=\"{x:.1}\" y=\"{y:.0}\" width=\"{length:.1}\" height=\"{}\" fill=\"{paper}\"/>", CELL.1);
+            }
+            if text.trim().is_empty() {
+                continue;
+            }
+            let ink = style.ink.map(|ink| format!(" fill=\"{ink}\"")).unwrap_or_default();
+            let bold = if style.is_bold { " font-weight=\"bold\"" } else { "" };
+            let escaped = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+            let _ = writeln!(out, "<text x=\"{x:.1}\" y=\"{:.0}\" textLength=\"{length:.1}\"{ink}{bold}>{escaped}</text>", y + 13.5);
+        }
+    }
+    out.push_str("</g>\n</svg>\n");
+    out
+}
+
+#[derive(PartialEq)]
+struct Style {
+    ink: Option<String>,
+    paper: Option<String>,
+    is_bold: bool,
+}
+
+fn style_of(screen: &Screen, row: u16, col: u16) -> Style {
+    let Some(cell) = screen.cell(row, col) else { return Style { ink: None, paper: None, is_bold: false } };
+    let (mut ink, mut paper) = (colour(cell.fgcolor()), colour(cell.bgcolor()));
+    if cell.inverse() {
+        (ink, paper) = (Some(paper.unwrap_or_else(|| PAPER.to_owned())), Some(ink.unwrap_or_else(|| INK.to_owned())));
+    }
+    Style { ink, paper, is_bold: cell.bold() }
+}
+
+fn colour(colour: Color) -> Option<String> {
+    match colour {
+        Color::Default => None,
+        Color::Idx(n @ 0..16) => Some(PALETTE[usize::from(n)].to_owned()),
+        Color::Idx(n @ 16..232) => {
+            let level = |v: u8| if v == 0 { 0 } else { 55 + 40 * v };
+            let n = n - 16;
+            Some(format!("#{:02x}{:02x}{:02x}", level(n / 36), level(n / 6 % 6), level(n % 6)))
+        }
+        Color::Idx(n) => Some(format!("#{0:02x}{0:02x}{0:02x}", 8 + 10 * (n - 232))),
+        Color::Rgb(r, g, b) => Some(format!("#{r:02x}{g:02x}{b:02x}")),
+    }
+}

@@ -1,0 +1,112 @@
+//! The TUI in a real terminal: a person talks with an agent, sees what it does as it does it, and types in the same sandbox.
+
+use cobox_testkit::{TestBroker, TestTerminal, ensure, eventually, sh};
+
+use crate::deployment::{ANN, Example};
+
+pub fn sit(broker: &TestBroker, example: &Example, size: (u16, u16), flags: &[&str]) -> TestTerminal {
+    let mut command = broker.cobox();
+    command.env("COBOX_DEPLOYMENT_URL", &example.url).env("COBOX_DEPLOYMENT_KEY", ANN).arg("chat").args(flags);
+    TestTerminal::start("ann", &command, size)
+}
+
+/// Alt with a key.
+pub fn alt(key: char) -> String {
+    format!("\x1b{key}")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a LangGraph server: scripts/check-langgraph"]
+async fn a_person_and_an_agent_work_on_one_screen() {
+    let broker = TestBroker::start().await;
+    let example = Example::start(&broker).await;
+    let mut ann = sit(&broker, &example, (140, 44), &["--sandbox=together"]);
+
+    // The sandbox is there before anything is said.
+    ann.wait_for("sb_").await;
+    ann.wait_for("user@").await;
+    let sandbox = broker.client().get_sandbox("together").await.unwrap();
+    ann.wait_for(sandbox.id.as_str()).await;
+
+    // What the agent does is seen three times: in the conversation, in the feed, in the files.
+    ann.press("write /workspace/from-agent.txt hello-ann\r");
+    ann.wait_for("write_file /workspace/from-agent.txt").await;
+    ann.wait_for("wrote /workspace/from-agent.txt").await;
+    ann.press(&alt('4'));
+    ann.wait_for("+   from-agent.txt (agent)").await;
+    ann.press("\r");
+    ann.wait_for("+ hello-ann").await;
+
+    // The terminal beside it is the same sandbox.
+    ann.press(&alt('2'));
+    ann.wait_for("you type").await;
+    ann.press("cat from-agent.txt; echo from-ann-$((6*7)) > from-ann.txt\r");
+    let in_pane = || {
+        let shown = ann
+            .shows()
+            .lines()
+            .any(|line| line.chars().skip(70).collect::<String>().contains("hello-ann") && !line.contains("+ hello-ann"));
+        async move { shown.then_some(()) }
+    };
+    eventually("the file's words in the terminal", in_pane).await;
+    ann.press("\x1d");
+    ann.wait_for("Enter").await;
+
+    // And the agent reads what she wrote there.
+    ann.press("read /workspace/from-ann.txt\r");
+    ann.wait_for("from-ann-42").await;
+    eventually("the run's end", || std::future::ready((!ann.shows().contains("at work")).then_some(()))).await;
+
+    // It asks before it removes something.
+    ann.press("delete /workspace/from-ann.txt\r");
+    ann.wait_for("may the agent use delete?").await;
+    ann.press("y\r");
+    ann.wait_for("you approved (delete)").await;
+    let box_ = broker.client().sandbox_at(&sandbox);
+    eventually("the file to be gone", || async { (sh(&box_, "ls /workspace").await.stdout == "from-agent.txt\n").then_some(()) }).await;
+
+    // Smaller, and too small; then as it was.
+    ann.resize(80, 24);
+    ann.wait_for(" 2 terminal ").await;
+    ann.resize(60, 20);
+    ann.wait_for("Cobox needs 80 columns").await;
+    ann.resize(140, 44);
+    ann.wait_for("you approved (delete)").await;
+
+    ann.press("/sandbox list\r");
+    ann.wait_for("binds this thread").await;
+    ann.press("\x1b");
+    // An escape and what follows it at once would be one key.
+    eventually("the list to close", || std::future::ready((!ann.shows().contains("binds this thread")).then_some(()))).await;
+    ann.press("/quit\r");
+    assert!(ann.ended().await.success());
+    assert!(!ann.look(|screen| screen.alternate_screen()), "the terminal is as it was");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_deployment_there_is_still_the_sandbox_to_look_into() {
+    let broker = TestBroker::start().await;
+    let session = ensure(&broker.client(), "default").await;
+    sh(session.dataplane(), "echo hello > /workspace/there.txt").await;
+    let mut ann = TestTerminal::start("ann", &broker.cobox(), (140, 44));
+    ann.wait_for("user@").await;
+    ann.wait_for("--deployment URL").await;
+    ann.press("echo typed-$((6*7))\r");
+    ann.wait_for("typed-42").await;
+    ann.press(&alt('4'));
+    ann.wait_for("there.txt").await;
+    ann.press(&alt('1'));
+    ann.press("hello?\r");
+    ann.wait_for("nobody to talk to").await;
+    ann.press("\x11");
+    assert!(ann.ended().await.success());
+    assert!(!ann.look(|screen| screen.alternate_screen() || screen.bracketed_paste()), "the terminal is as it was");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_terminal_cobox_alone_is_help() {
+    let broker = TestBroker::start().await;
+    let output = broker.cobox().output().expect("cobox runs");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("Usage: cobox"));
+}
