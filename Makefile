@@ -36,8 +36,10 @@ ROOT_ONLY = test(isolation) | test(ordinary_user)
 ON_POSTGRES = binary_id(cobox-broker::broker) & not test(/^(store_suite|store_races|cluster|stalls|tls|cors|origin|openapi|adapted|sockets|limits)::/)
 test: test-rust test-clients ## Unit, integration and end-to-end tests
 
-test-rust: setup
-	cargo build -p cobox-cli -p cobox-boxd
+# cobox and boxd are made with the tests: by themselves they'd have other features, and all would be compiled twice.
+test-rust:
+	cargo test --workspace --no-run
+	scripts/setup
 	@[ "$$(id -u)" = 0 ] || echo "not root: leaving out the tests that change users ($(ROOT_ONLY)); run make test as root for all"
 	cargo nextest run --workspace $$([ "$$(id -u)" = 0 ] || echo "-E 'not ($(ROOT_ONLY))'")
 	COBOX_TEST_STORE=postgres cargo nextest run --workspace -E '$(ON_POSTGRES)'
