@@ -79,7 +79,6 @@ pub struct Sitting {
     /// Who has control, for people.
     control: String,
     asked_for_control: bool,
-    has_drawn: bool,
 }
 
 impl Sitting {
@@ -99,7 +98,6 @@ impl Sitting {
             standing: watch::Sender::new(if place.is_observer { Standing::Looks } else { Standing::Types }),
             control: String::new(),
             asked_for_control: false,
-            has_drawn: false,
             place,
         })
     }
@@ -198,15 +196,9 @@ impl Sitting {
             ShellEvent::Output(bytes) if !self.is_shown => self.display.show(bytes.to_vec()),
             ShellEvent::Keyframe { bytes, .. } if !self.is_shown => self.display.show(bytes.to_vec()),
             ShellEvent::Output(bytes) => self.draw(|picture| picture.output(&bytes)),
-            ShellEvent::Keyframe { cols, rows, bytes } => {
-                if !self.has_drawn {
-                    // What stands on the screen is the user's, and can be scrolled back to.
-                    self.display.show("\r\n".repeat(usize::from(size().unwrap_or(NO_TERMINAL).1)).into_bytes());
-                }
-                self.draw(|picture| picture.keyframe(cols, rows, &bytes));
-            }
+            ShellEvent::Keyframe { cols, rows, bytes } => self.draw(|picture| picture.keyframe(cols, rows, &bytes)),
             ShellEvent::Ready(ready) => {
-                self.draw_first(|picture| picture.shell_resized(ready.cols, ready.rows));
+                self.draw(|picture| picture.shell_resized(ready.cols, ready.rows));
                 self.is_controlled_by(ready.controller, ready.yours, true);
             }
             ShellEvent::Control { controller, yours } => self.is_controlled_by(controller, yours, false),
@@ -243,11 +235,6 @@ impl Sitting {
     }
 
     fn draw(&mut self, change: impl FnOnce(&mut Picture) -> Vec<u8>) {
-        self.has_drawn = true;
-        self.draw_first(change);
-    }
-
-    fn draw_first(&mut self, change: impl FnOnce(&mut Picture) -> Vec<u8>) {
         let bytes = change(&mut self.picture);
         if self.is_shown {
             self.display.show(bytes);
@@ -263,7 +250,7 @@ impl Sitting {
         });
         self.notices.set_status(status);
         let words = self.notices.words(Instant::now());
-        self.draw_first(|picture| picture.say(words));
+        self.draw(|picture| picture.say(words));
     }
 
     /// Says who types now, and lets the keyboard know whether it does.
@@ -279,7 +266,7 @@ impl Sitting {
             None if is_free => "nobody has control; typing takes it".to_owned(),
             None => "you have control".to_owned(),
         };
-        self.draw_first(|picture| picture.set_watched(other.is_some() || is_free));
+        self.draw(|picture| picture.set_watched(other.is_some() || is_free));
         if !self.place.is_observer {
             self.standing.send_replace(other.as_ref().map_or(Standing::Types, |_| Standing::Waits(self.control.clone())));
         }
@@ -318,7 +305,7 @@ impl Sitting {
 
     async fn is_resized(&mut self, input: &ShellInput) {
         let Some((cols, rows)) = size() else { return };
-        self.draw_first(|picture| picture.resized_here((cols, rows)));
+        self.draw(|picture| picture.resized_here((cols, rows)));
         if !self.place.is_observer {
             // On a lost connection it is kept for the next one.
             let _ = input.resize(cols, rows).await;
@@ -348,9 +335,7 @@ impl Sitting {
         {
             tracing::debug!(%error, "the terminal can't be made raw again");
         }
-        if self.has_drawn {
-            self.draw(Picture::redraw);
-        }
+        self.draw(Picture::redraw);
         self.is_resized(input).await;
     }
 }

@@ -168,7 +168,9 @@ mod tests {
 
     #[test]
     fn a_terminal_nobody_knows_is_a_common_one() {
-        for (term, name) in [("xterm", "xterm"), ("screen-256color", "screen-256color"), ("xterm-kitty", COMMON), ("foot", COMMON), ("", COMMON)] {
+        for (term, name) in
+            [("xterm", "xterm"), ("screen-256color", "screen-256color"), ("xterm-kitty", COMMON), ("foot", COMMON), ("", COMMON)]
+        {
             assert_eq!(known_name(term), name);
         }
     }

@@ -93,6 +93,11 @@ impl Moment {
     fn left(self) -> Duration {
         self.timer.saturating_duration_since(Instant::now()).min(self.wall.saturating_since(Timestamp::now()))
     }
+    async fn comes(self) {
+        while !self.left().is_zero() {
+            tokio::time::sleep(self.left().min(CLOCK_CHECK)).await;
+        }
+    }
 }
 
 impl Token {
@@ -153,12 +158,7 @@ impl TokenKeeper {
 async fn keep_fresh(keeper: Arc<TokenKeeper>) {
     loop {
         let token = keeper.current.borrow().clone();
-        loop {
-            match token.refresh.left() {
-                Duration::ZERO => break,
-                left => tokio::time::sleep(left.min(CLOCK_CHECK)).await,
-            }
-        }
+        token.refresh.comes().await;
         while let Err(error) = keeper.replace(&token.secret).await {
             if !error.is_retryable() {
                 tracing::debug!(session = %keeper.session_id, %error, "the session's token is not refreshed any more");

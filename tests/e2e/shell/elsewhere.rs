@@ -114,7 +114,8 @@ impl Sshd {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
         for key in ["host", "user"] {
-            let made = Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f", &path(key)]).status().expect("ssh-keygen runs");
+            let made =
+                Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f", &path(key)]).status().expect("ssh-keygen runs");
             assert!(made.success());
         }
         // Root's server wants its own empty directory.

@@ -6,7 +6,8 @@ use rustix::process::Signal;
 use super::*;
 
 /// Everything a program can leave switched on, and a word on a screen of its own.
-const SWITCH_ALL_ON: &str = r"printf '\033[?1049h\033[2J\033[H\033[?25l\033[?1h\033=\033[?1003h\033[?1006h\033[?1004h\033[?2004h\033[4h\033[31;44mall on'";
+const SWITCH_ALL_ON: &str =
+    r"printf '\033[?1049h\033[2J\033[H\033[?25l\033[?1h\033=\033[?1003h\033[?1006h\033[?1004h\033[?2004h\033[4h\033[31;44mall on'";
 
 fn is_plain(terminal: &TestTerminal) -> bool {
     let is_shown_plainly = terminal.look(|s| {
@@ -149,8 +150,10 @@ async fn suspended_it_gives_the_terminal_to_the_shell_below_and_takes_it_again_w
         ada.press(&format!("echo here-$((6*7))-{suspend}\r"));
         ada.wait_for(&format!("here-42-{suspend}")).await;
         ada.press("fg\r");
-        eventually("the screen as it was", || async { (ada.shown().is_alternate && ada.shown().text.contains(&format!("by {suspend}"))).then_some(()) })
-            .await;
+        eventually("the screen as it was", || async {
+            (ada.shown().is_alternate && ada.shown().text.contains(&format!("by {suspend}"))).then_some(())
+        })
+        .await;
         assert_eq!(ada.shown().input_modes, before.input_modes);
         ada.press(":q!\r");
         ada.wait_for("sandbox:/workspace$ ").await;

@@ -144,7 +144,8 @@ async fn a_paste_of_100_kb_arrives_byte_for_byte_and_nothing_in_it_is_taken_for_
     let session = ensure(&broker.client(), "demo").await;
     let pasted = much_text().replace('\n', "\r");
     let bytes = pasted.len() + 12;
-    let program = format!("stty raw -echo; printf '\\033[?2004hready'; head -c {bytes} > got; printf '\\033[?2004l'; stty sane; echo all of it");
+    let program =
+        format!("stty raw -echo; printf '\\033[?2004hready'; head -c {bytes} > got; printf '\\033[?2004l'; stty sane; echo all of it");
     let mut ada = sit(&broker, "ada", &["-c", &program]).await;
     ada.wait_for("ready").await;
     ada.paste(&pasted);

@@ -49,6 +49,13 @@ pub struct Args {
     /// The thread whose sandbox to use, as with --thread
     #[arg(value_name = "THREAD", value_parser = thread, conflicts_with_all = ["thread", "sandbox"])]
     thread_name: Option<String>,
+    #[command(flatten)]
+    seat: Seat,
+}
+
+/// Which shell to sit at, and how; the sandbox is named by whoever has this among its arguments.
+#[derive(Debug, clap::Args)]
+pub struct Seat {
     /// The shell to join; it is started if there is none [default: main]
     #[arg(long, value_name = "SHELL")]
     name: Option<String>,
@@ -83,7 +90,12 @@ enum Allow {
 
 pub async fn run(args: Args, context: &Context) -> Outcome {
     let target = args.thread_name.map_or_else(|| args.place.target(), Target::Thread);
-    let way_in = context.enter(&target).await?;
+    sit(&target, args.seat, context).await
+}
+
+/// `cobox shell` in the sandbox that this names.
+pub async fn sit(target: &Target, args: Seat, context: &Context) -> Outcome {
+    let way_in = context.enter(target).await?;
     let is_terminal = std::io::stdin().is_terminal();
     let mut observe = args.observe;
     let may_type = way_in.granted.is_none_or(|g| g.contains(Capability::Shell));
@@ -159,7 +171,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
             Ok(LEFT)
         }
         End::Left | End::Joins => {
-            let (name, back) = (visible(shown), way_back(&target, name.as_deref(), observe));
+            let (name, back) = (visible(shown), way_back(target, name.as_deref(), observe));
             context.printer.note(&format!("left the shell {name}, which lives on; come back with: {back}"));
             Ok(LEFT)
         }

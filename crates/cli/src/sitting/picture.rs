@@ -16,6 +16,8 @@ pub struct Picture {
     modes: Modes,
     /// This terminal's own columns and rows.
     here: (u16, u16),
+    /// Whether it shows what we think: at first there is something of the user's, and what is printed comes below it.
+    is_known: bool,
     /// Programs get this terminal as it is; a watcher's terminal doesn't tell them what its mouse does.
     is_watched: bool,
     /// What stands in each row, where they are drawn one by one because the shell has another size than this terminal.
@@ -32,6 +34,7 @@ impl Picture {
             screen: Screen::new(here.0, here.1),
             modes: Modes::default(),
             here,
+            is_known: false,
             is_watched: false,
             drawn: None,
             words: None,
@@ -61,7 +64,7 @@ impl Picture {
         (self.scanner, self.screen) = (Scanner::default(), Screen::new(cols, rows));
         self.see(EMPTY);
         self.see(bytes);
-        out.extend_from_slice(EMPTY);
+        out.extend(self.emptied());
         out.extend(self.redrawn(bytes.to_vec()));
         out
     }
@@ -118,9 +121,20 @@ impl Picture {
     /// Everything anew, on a terminal in whatever state.
     pub fn redraw(&mut self) -> Vec<u8> {
         self.covered = None;
-        let mut out = EMPTY.to_vec();
-        out.extend(self.redrawn(guarded(|| self.screen.redraw())));
+        let mut out = self.emptied();
+        let itself = guarded(|| self.screen.redraw());
+        out.extend(self.redrawn(itself));
         out
+    }
+
+    /// An empty screen; what is the user's is scrolled away first, to where it can be found again.
+    fn emptied(&mut self) -> Vec<u8> {
+        if std::mem::replace(&mut self.is_known, true) {
+            return EMPTY.to_vec();
+        }
+        let rows = self.here.1;
+        let scrolled = format!("\x18\x1b\\\x1b[?1049l\x1b[?6l\x1b[r\x1b[m\x1b[{rows};1H{}", "\n".repeat(usize::from(rows)));
+        [scrolled.as_bytes(), EMPTY].concat()
     }
 
     /// On an empty screen: itself where it fits, else row by row.
@@ -155,7 +169,8 @@ impl Picture {
         let is_alternate = self.modes.is_alternate();
         out.extend(self.modes.off());
         if self.modes.moves_cursor() {
-            out.extend_from_slice(format!("\x1b[{};{}H", row + 1, col + 1).as_bytes());
+            let row = if self.is_known { row + 1 } else { self.here.1 };
+            out.extend_from_slice(format!("\x1b[{row};{}H", col + 1).as_bytes());
         }
         // A program that ended by itself has left the cursor where it wants the next prompt.
         if is_alternate || (!is_exit && col > 0) {
@@ -195,13 +210,16 @@ impl Picture {
 
     /// Not in the middle of a sequence: then when it is over.
     fn lay(&mut self) -> Vec<u8> {
-        let Some(words) = &self.words else { return Vec::new() };
+        let Some(words) = self.words.clone() else { return Vec::new() };
         if !self.screen.is_between_sequences() {
             return Vec::new();
         }
+        if !self.is_known {
+            return self.redraw();
+        }
         let row = self.row_for_words();
         self.covered = Some(row);
-        let words = clipped(words, self.here.0);
+        let words = clipped(&words, self.here.0);
         guarded(|| self.screen.cover(row, &words))
     }
 
@@ -283,7 +301,11 @@ mod tests {
             let mut picture = Picture::new(here);
             let mut terminal = Terminal::new(here);
             terminal.gets(&picture.set_watched(true));
-            terminal.gets(&picture.keyframe(80, 24, b"\x1b[?1049h\x1b[?1002htitle\x1b[12;1H\x1b[7min the middle\x1b[m\x1b[24;1Hstatus\x1b[12;5H"));
+            terminal.gets(&picture.keyframe(
+                80,
+                24,
+                b"\x1b[?1049h\x1b[?1002htitle\x1b[12;1H\x1b[7min the middle\x1b[m\x1b[24;1Hstatus\x1b[12;5H",
+            ));
             terminal.gets(&picture.output(b"\x1b[13;1Hwide \xe6\xbc\xa2\xe5\xad\x97 line that is longer than the narrow one\x1b[12;5H"));
             assert_eq!(terminal.0.screen().mouse_protocol_mode(), vt100::MouseProtocolMode::None, "{here:?}");
             let shown = terminal.0.screen().contents();
@@ -305,6 +327,19 @@ mod tests {
             assert!(!terminal.0.screen().alternate_screen());
             assert_eq!(terminal.0.screen().mouse_protocol_mode(), vt100::MouseProtocolMode::None);
         }
+    }
+
+    #[test]
+    fn what_the_user_had_on_the_screen_is_scrolled_away_before_anything_is_drawn_over_it() {
+        let mut picture = Picture::new((20, 5));
+        let mut terminal = Terminal(vt100::Parser::new(5, 20, 100));
+        terminal.gets(b"mine\r\n$ cobox\r\n");
+        assert_eq!(terminal.gets(&picture.output(b"sandbox$ ")), "mine\n$ cobox\nsandbox$ ");
+        let shown = terminal.gets(&picture.say(Some("cobox: hello".into())));
+        assert_eq!(shown.trim_end(), "sandbox$ \n\n\n\ncobox: hello");
+        assert_eq!(terminal.gets(&picture.say(None)).trim_end(), "sandbox$");
+        terminal.0.screen_mut().set_scrollback(5);
+        assert!(terminal.0.screen().contents().contains("mine\n$ cobox"));
     }
 
     #[test]

@@ -126,7 +126,9 @@ impl Modes {
 
     fn control(&mut self, parameters: &[u8], last: u8) {
         let numbers = |text: &[u8]| -> Vec<u16> {
-            text.split(|b| matches!(b, b';' | b':')).map(|n| std::str::from_utf8(n).ok().and_then(|n| n.parse().ok()).unwrap_or(0)).collect()
+            text.split(|b| matches!(b, b';' | b':'))
+                .map(|n| std::str::from_utf8(n).ok().and_then(|n| n.parse().ok()).unwrap_or(0))
+                .collect()
         };
         match (parameters, last) {
             ([b'?', rest @ ..], b'h' | b'l') => numbers(rest).into_iter().for_each(|mode| self.private(mode, last == b'h')),
