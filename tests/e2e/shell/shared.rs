@@ -85,7 +85,7 @@ async fn who_watches_on_a_terminal_of_another_size_sees_the_screen_as_it_is() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_only_looks_takes_part_with_one_key_and_an_agent_with_less_is_told_so() {
     let broker = with_a_sandbox().await;
-    let mut ada = sit(&broker, "ada", &[]).await;
+    let ada = sit(&broker, "ada", &[]).await;
     ada.wait_for("$ ").await;
     let command = shell(&broker, "bob", &["--observe"]).await;
     let mut bob = TestTerminal::start("bob", &command, (100, 30));
@@ -117,7 +117,7 @@ async fn who_only_looks_takes_part_with_one_key_and_an_agent_with_less_is_told_s
 async fn at_two_terminals_one_knows_which_of_them_types() {
     let broker = with_a_sandbox().await;
     let command = shell(&broker, "ada", &["--status"]).await;
-    let mut desk = TestTerminal::start("desk", &command, SIZE);
+    let desk = TestTerminal::start("desk", &command, SIZE);
     desk.wait_for("you have control").await;
     let mut laptop = TestTerminal::start("laptop", &command, SIZE);
     laptop.wait_for("another terminal of yours has control").await;
