@@ -102,10 +102,14 @@ impl Server {
             command.current_dir(&dir).stdin(Stdio::null());
             command
         };
-        let mut initdb = as_user(programs.join("initdb").as_os_str());
-        initdb.args(["--auth=trust", "--no-sync", "--no-instructions", "--encoding=UTF8", "--locale=C", "--wal-segsize=1"]);
-        let made = initdb.arg(format!("--username={USER}")).arg("-D").arg(&data).output().expect("initdb runs");
-        assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
+        let template = template(&programs);
+        if !copy(&template, &data) {
+            let mut initdb = as_user(programs.join("initdb").as_os_str());
+            initdb.args(["--auth=trust", "--no-sync", "--no-instructions", "--encoding=UTF8", "--locale=C", "--wal-segsize=1"]);
+            let made = initdb.arg(format!("--username={USER}")).arg("-D").arg(&data).output().expect("initdb runs");
+            assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
+            keep(&data, &template);
+        }
 
         let log = fs::File::create(dir.join("log")).expect("a log");
         let mut keeper = as_user(OsStr::new("/bin/sh"));
@@ -151,6 +155,30 @@ impl Server {
             Err(String::from_utf8_lossy(&done.stderr).into_owned())
         }
     }
+}
+
+/// An empty server's files, beside the test programs: every test process needs some, and a copy takes a tenth of making them.
+fn template(programs: &Path) -> PathBuf {
+    let version = programs.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
+    let user = rustix::process::geteuid().as_raw();
+    let tests = std::env::current_exe().expect("a program knows where it is");
+    tests.with_file_name(format!("postgres-{version}-{user}"))
+}
+
+/// Whole or not at all, whoever else keeps one at the same time.
+fn keep(data: &Path, template: &Path) {
+    let new = template.with_extension(std::process::id().to_string());
+    // Who comes second finds one there. Without one, each goes on making its own.
+    let _ = if copy(data, &new) { fs::rename(&new, template) } else { Ok(()) };
+    let _ = fs::remove_dir_all(&new);
+}
+
+fn copy(from: &Path, to: &Path) -> bool {
+    let is_copied = from.exists() && Command::new("cp").args(["-a", "--reflink=auto"]).args([from, to]).status().is_ok_and(|s| s.success());
+    if !is_copied {
+        let _ = fs::remove_dir_all(to);
+    }
+    is_copied
 }
 
 /// The newest version's programs; most of them are on nobody's path.

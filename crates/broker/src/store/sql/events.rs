@@ -11,7 +11,7 @@ use sqlx::{AnyConnection, AssertSqlSafe, Row, any::AnyRow};
 
 use super::{
     hint, lock,
-    notes::{ROWS_AT_ONCE, placeholders},
+    notes::{ROWS_AT_ONCE, values},
     rows,
 };
 use crate::{
@@ -27,10 +27,9 @@ use crate::{
 pub async fn append(tx: &mut AnyConnection, events: &[Event]) -> Stored<()> {
     const COLUMNS: usize = 8;
     for events in events.chunks(ROWS_AT_ONCE) {
-        let rows: Vec<String> = (0..events.len()).map(|n| format!("({})", placeholders(n * COLUMNS + 1, COLUMNS))).collect();
         let sql = format!(
             "INSERT INTO events (at, workspace_id, sandbox_id, session_id, principal, actor, claimed, what) VALUES {}",
-            rows.join(", ")
+            values(tx, events.len(), COLUMNS)
         );
         let mut query = sqlx::query(AssertSqlSafe(sql));
         for e in events {

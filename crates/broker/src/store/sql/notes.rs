@@ -9,7 +9,7 @@ use cobox_protocol::{
 };
 use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
-use super::{chain, hint, lock, nodes, rows, sandboxes, tokens};
+use super::{chain, hint, kinds, lock, nodes, rows, sandboxes, tokens};
 use crate::{
     chain::Hash,
     domain::{audit::AuditRecord, model::Sandbox, tokens::MAX_REVOCATIONS},
@@ -250,6 +250,16 @@ pub fn placeholders(first: usize, count: usize) -> String {
     (first..first + count).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ")
 }
 
+/// `(…), (…)` for `count` rows that are inserted with values of their own. SQLite looks each numbered one up among all, on every execution: there they
+/// go by their order.
+pub fn values(db: &AnyConnection, count: usize, columns: usize) -> String {
+    let row = |n: usize| match db.backend_name() {
+        "SQLite" => vec!["?"; columns].join(", "),
+        _ => placeholders(n * columns + 1, columns),
+    };
+    (0..count).map(|n| format!("({})", row(n))).collect::<Vec<_>>().join(", ")
+}
+
 /// Becomes a link of the chain when the transaction is committed.
 pub async fn audit(tx: &mut AnyConnection, record: &AuditRecord) -> Stored<()> {
     insert_audit(tx, std::slice::from_ref(record), chain::pending_writer(), &[]).await
@@ -258,11 +268,10 @@ pub async fn audit(tx: &mut AnyConnection, record: &AuditRecord) -> Stored<()> {
 /// `linked` has the number and hash of each record, or of none.
 pub async fn insert_audit(tx: &mut AnyConnection, records: &[AuditRecord], writer: &str, linked: &[(u64, Hash)]) -> Stored<()> {
     const COLUMNS: usize = 14;
-    let rows: Vec<String> = (0..records.len()).map(|n| format!("({})", placeholders(n * COLUMNS + 1, COLUMNS))).collect();
     let sql = format!(
         "INSERT INTO audit (at, workspace_id, action, request_id, principal, actor, thread, session_id, sandbox_id, jti, detail,
                             writer, number, hash) VALUES {}",
-        rows.join(", ")
+        values(tx, records.len(), COLUMNS)
     );
     let mut query = sqlx::query(AssertSqlSafe(sql));
     for (n, r) in records.iter().enumerate() {
@@ -344,5 +353,6 @@ pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon, sealing: Option<&[
         sqlx::query(sql).bind(before.unix()).execute(&mut *tx).await?;
     }
     chain::prune(tx, horizon.audit_before, sealing).await?;
-    nodes::forget(tx, horizon.ended_before).await
+    nodes::forget(tx, horizon.ended_before).await?;
+    kinds::forget_lost(tx).await
 }
