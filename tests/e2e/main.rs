@@ -22,6 +22,7 @@ mod policy;
 mod revoking;
 mod roots;
 mod sharing;
+mod shell;
 mod sync;
 mod terminals;
 mod tokens;

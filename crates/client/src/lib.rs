@@ -18,6 +18,7 @@ mod hold;
 mod kinds;
 mod line;
 mod looking;
+mod nap;
 mod path;
 mod reconnect;
 mod running;
