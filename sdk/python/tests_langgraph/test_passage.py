@@ -482,7 +482,7 @@ def test_langsmiths_api_is_for_callers_that_the_broker_knows(broker: Broker) -> 
             assert made.status_code == 201, made.text
             assert made.json()["dataplane_url"].startswith("https://deployment.example/dp/sb_")
             listed = ask(url, "GET", f"{place}/boxes?limit=10", headers=key).json()["sandboxes"]
-            assert [box["name"] for box in listed] == ["through"]
+            assert "through" in [box["name"] for box in listed]
             link = ask(url, "POST", f"{place}/boxes/through/download-url", headers=key, json={"path": "/etc/passwd"})
             # A credential in a URL, which this server would write into its log.
             assert link.status_code in (200, 201), link.text

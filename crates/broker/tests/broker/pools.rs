@@ -146,10 +146,12 @@ async fn what_waits_on_a_dead_node_is_made_anew_on_a_living_one() {
     for world in &mut worlds {
         world.config.templates.insert("python".to_owned(), TemplateSpec { image: Some(IMAGE.to_owned()), ..TemplateSpec::default() });
     }
-    let (one, two) = (worlds[0].start().await, worlds[1].start().await);
+    let one = worlds[0].start().await;
     let ann = one.human("ann").await;
     let pool = pool(&worlds[0], &one, 2).await;
     let waiting = filled(&one, &pool).await;
+    // Not before, or it would have filled the pool as well.
+    let two = worlds[1].start().await;
     one.kill().await;
     worlds[0].clock.advance(60);
     let there = ann.at(&two);
