@@ -5,11 +5,13 @@ use std::fs;
 
 use cobox_client::{Client, Session};
 use cobox_protocol::{
+    ErrorCode,
     making::{Cpus, CreateTemplate, CreateVolume, Env, MountWish, Resources, SnapshotInfo, SnapshotState, TakeSnapshot},
     sandbox::{CreateSandbox, SandboxInfo},
     session::{Mode, NegotiateRequest},
 };
 use cobox_testkit::{BrokerOptions, TestBroker, eventually, negotiate, sh};
+use futures_util::TryStreamExt;
 
 /// The ways a sandbox's files can lie on the disk.
 fn ways() -> Vec<BrokerOptions> {
@@ -90,6 +92,80 @@ async fn a_template_gives_its_sandboxes_their_root_limits_and_variables() {
     let much = Resources { cpus: Cpus::from_count(1000.0), ..Resources::default() };
     let refused = client.create_sandbox(&CreateSandbox { resources: much, ..CreateSandbox::default() }).await.unwrap_err().to_string();
     assert!(refused.contains("resources.cpus"), "{refused}");
+}
+
+/// What is in a file that its image has.
+async fn marker(session: &Session) -> Vec<u8> {
+    let file = session.dataplane().read_file(b"/marker").await.expect("the image's file");
+    file.into_stream().try_collect::<Vec<_>>().await.expect("its content").concat()
+}
+
+#[tokio::test]
+async fn a_sandbox_and_its_snapshots_keep_the_root_their_image_stood_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = dir.path().join("image.tar");
+    let pack = |word: &str| {
+        let root = dir.path().join(word);
+        fs::create_dir(&root).unwrap();
+        fs::write(root.join("marker"), word).unwrap();
+        let packed = std::process::Command::new("tar").arg("-C").arg(&root).arg("-cf").arg(&archive).arg(".").status().unwrap();
+        assert!(packed.success());
+    };
+    pack("one");
+    let images = format!("[local.images]\n\"marked:1\" = {archive:?}\n\"marked:same\" = {archive:?}\n");
+    let config = format!("{images}[templates.marked]\nimage = \"marked:1\"\n[templates.same]\nimage = \"marked:same\"\n");
+    let mut broker = TestBroker::start_with(BrokerOptions { config, ..BrokerOptions::default() }).await;
+    let client = broker.client();
+    let by = |template: &str| CreateSandbox { template: Some(template.to_owned()), ..CreateSandbox::default() };
+    // Two names of one archive that nobody has unpacked yet.
+    let ((first, session), (_, same)) = tokio::join!(made(&client, by("marked")), made(&client, by("same")));
+    assert_eq!((marker(&session).await, marker(&same).await), (b"one".to_vec(), b"one".to_vec()));
+    session.dataplane().write_file(b"/workspace/f", None, cobox_client::Upload::from_bytes("x")).await.unwrap();
+    let taken = snapshot(&client, &first, "of-one").await;
+    pack("two");
+    let (_, second) = made(&client, by("marked")).await;
+    let (_, third) = made(&client, from(&taken)).await;
+    assert_eq!((marker(&second).await, marker(&third).await), (b"two".to_vec(), b"one".to_vec()));
+    drop((session, same, second, third));
+    broker.interrupt();
+    // Nobody knows the image any more.
+    fs::write(broker.data_dir().join("config.toml"), "").unwrap();
+    fs::remove_file(&archive).unwrap();
+    broker.launch().await;
+    let client = broker.client();
+    let again = NegotiateRequest { sandbox_hint: Some(first.id.to_string()), ..negotiate("again", Mode::Ensure) };
+    let again = client.open(&again).await.unwrap();
+    let (_, from_it) = made(&client, from(&taken)).await;
+    assert_eq!((marker(&again).await, marker(&from_it).await), (b"one".to_vec(), b"one".to_vec()));
+    let template = CreateTemplate { name: "new".into(), image: Some("marked:1".into()), ..CreateTemplate::default() };
+    let refused = client.create_template(&template).await.unwrap_err().to_string();
+    assert!(refused.contains("no container engine") && !refused.contains("image.tar"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_volume_is_refused_where_it_can_not_be_mounted() {
+    let broker = TestBroker::start().await;
+    let client = broker.client();
+    client.create_volume(&CreateVolume { name: "data".into(), size_bytes: 64 << 20, access: None }).await.unwrap();
+    let at = |path: &str| vec![MountWish { volume: "data".into(), path: path.into(), read_only: false }];
+    let (first, session) = made(&client, CreateSandbox::default()).await;
+    said(&session, "ln -s /etc link; mkdir real; echo x > file").await;
+    let taken = snapshot(&client, &first, "links").await;
+    let shown = ["/etc/alternatives/x", "/etc/ssl/certs"].into_iter().filter(|p| fs::metadata(p.trim_end_matches("/x")).is_ok());
+    let mut wishes: Vec<CreateSandbox> =
+        shown.chain(["/etc/passwd", "/etc/passwd/x"]).map(|path| CreateSandbox { mounts: at(path), ..CreateSandbox::default() }).collect();
+    for path in ["/workspace/link", "/workspace/link/x", "/workspace/file/x"] {
+        wishes.push(CreateSandbox { mounts: at(path), ..from(&taken) });
+    }
+    for wish in wishes {
+        let refused = client.create_sandbox(&wish).await.unwrap_err();
+        assert!(refused.is(ErrorCode::InvalidRequest), "{refused}");
+        assert!(refused.to_string().contains("mounts[0].path"), "{refused}");
+    }
+    let template = CreateTemplate { name: "bad".into(), mounts: at("/etc/passwd"), ..CreateTemplate::default() };
+    assert!(client.create_template(&template).await.unwrap_err().to_string().contains("mounts[0].path"));
+    let (_, session) = made(&client, CreateSandbox { mounts: at("/workspace/real/data"), ..from(&taken) }).await;
+    assert_eq!(said(&session, "echo kept > real/data/f; cat real/data/f").await, "kept");
 }
 
 #[tokio::test]

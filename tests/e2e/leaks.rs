@@ -170,6 +170,14 @@ async fn misuse(prober: &mut Prober, url: &str, info: &NegotiateResponse, secret
         format!("/dp/{secret}/v1/exec"),
         format!("/v1/sandbox/relay/{secret}/v1/exec"),
         format!("/threads/{secret}x/sandbox"),
+        format!("/v1/snapshots/{secret}"),
+        format!("/v1/volumes/{secret}"),
+        format!("/v2/sandboxes/boxes/{secret}"),
+        format!("/v2/sandboxes/boxes?cursor={secret}&created_by={secret}"),
+        format!("/v2/sandboxes/snapshots/{secret}:{secret}"),
+        format!("/v2/sandboxes/templates/{secret}"),
+        format!("/api/v2/sandboxes/volumes/{secret}"),
+        format!("/api/v2/sandboxes/pools/{secret}"),
         format!("/{secret}?{secret}"),
     ] {
         for header in [api_key, secret, "nonsense"] {
@@ -199,6 +207,14 @@ async fn misuse(prober: &mut Prober, url: &str, info: &NegotiateResponse, secret
         (format!("{sessions}/{session}/refresh"), json!({ "current_token": wrong }).to_string()),
         (format!("{sessions}/{session}/refresh"), json!({ "current_token": api_key }).to_string()),
         (format!("{url}/v1/keys"), json!({ "name": "x", "kind": secret }).to_string()),
+        (format!("{url}/v2/sandboxes/boxes"), json!({ "template_name": secret }).to_string()),
+        (format!("{url}/v2/sandboxes/boxes"), json!({ "snapshot": secret }).to_string()),
+        (format!("{url}/v2/sandboxes/boxes"), json!({ "volumes": [{ "volume": secret, "mount_path": "/x" }] }).to_string()),
+        (format!("{url}/v2/sandboxes/boxes"), json!({ "run_config": { "user": secret } }).to_string()),
+        (format!("{url}/v2/sandboxes/snapshots"), json!({ "name": "x", "docker_image": secret }).to_string()),
+        (format!("{url}/v2/sandboxes/templates"), json!({ "name": "x", "image": secret }).to_string()),
+        (format!("{url}/v2/sandboxes/volumes"), json!({ "name": "x", "size": secret }).to_string()),
+        (format!("{url}/v2/sandboxes/pools"), json!({ "name": "x", "template_name": secret, "replicas": 1 }).to_string()),
     ] {
         let status = prober.send(prober.http.post(&to).bearer_auth(api_key).body(body.clone())).await;
         assert!(status >= 400, "{to} {body}: {status}");
@@ -293,6 +309,20 @@ async fn a_full_run_leaves_nothing(options: BrokerOptions, database: Option<&Tes
     let link = link["url"].as_str().expect("a link").to_owned();
     all.add("a file link", &link.as_bytes()[link.len() - 40..]);
     tokens.iter().enumerate().for_each(|(n, token)| all.add_token(&format!("token {n}"), token));
+
+    // The same by the LangSmith API.
+    let made = ask("/v2/sandboxes/boxes", json!({ "name": "box", "labels": { "a": "b" } })).await;
+    let download = ask("/v2/sandboxes/boxes/box/download-url", json!({ "path": "/workspace/f" })).await;
+    let download = download["token"].as_str().expect("a link").to_owned();
+    all.add("a download URL", &download.as_bytes()[download.len() - 40..]);
+    ask("/v2/sandboxes/boxes/box/snapshot", json!({ "name": "kept" })).await;
+    let base = made["dataplane_url"].as_str().unwrap();
+    for request in [
+        prober.http.post(format!("{base}/execute")).body(json!({ "command": "echo x > f" }).to_string()),
+        prober.http.get(format!("{base}/download?path=f")),
+    ] {
+        assert_eq!(prober.send(request.header("x-api-key", ann_key.api_key.expose())).await, 200);
+    }
 
     // Work through the gateway, by key and by token.
     let session = ann.open(&negotiate("t", Mode::Ensure)).await.unwrap();

@@ -35,6 +35,8 @@ def test_an_image_is_one_the_operator_has(client: SandboxClient) -> None:
     snapshot = client.create_snapshot("python-three", "python:3", 1 << 30)
     try:
         assert (snapshot.status, snapshot.docker_image, snapshot.fs_capacity_bytes) == ("ready", "python:3", 1 << 30)
+        assert snapshot.tags == ["3"]
+        assert client.get_snapshot("python-three:3").id == snapshot.id
         box = client.create_sandbox(snapshot_name="python-three")
         try:
             assert box.run("echo it runs").stdout == "it runs\n"

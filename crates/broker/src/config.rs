@@ -88,6 +88,8 @@ pub struct Config {
     /// Snapshots a workspace may have: each takes what its sandbox's files take.
     pub max_snapshots_per_workspace: u32,
     pub max_volumes_per_workspace: u32,
+    /// Bytes that a workspace's snapshots, as they are, and volumes, as large as they may become, take together.
+    pub max_stored_bytes_per_workspace: u64,
 }
 
 /// Who reads `GET /metrics` beside operators. An address says nothing about that: a proxy on this machine has this machine's.
@@ -250,6 +252,7 @@ impl Default for Config {
             templates: BTreeMap::new(),
             max_snapshots_per_workspace: 100,
             max_volumes_per_workspace: 100,
+            max_stored_bytes_per_workspace: 1 << 40,
         }
     }
 }

@@ -36,7 +36,7 @@ use std::{
 };
 
 use cobox_protocol::{ApiError, ErrorCode, SandboxId, Secret, Timestamp, key::PrincipalKind};
-use cobox_provider::{Making, Provider};
+use cobox_provider::Provider;
 use tokio::{net::TcpListener, runtime::Handle};
 use tokio_util::sync::CancellationToken;
 
@@ -54,6 +54,7 @@ use domain::{
     keeper::Kinds,
     keys::Keys,
     lifecycle::Lifecycle,
+    making::check_template,
     model::Principal,
     nodes::Nodes,
     presence::Presence,
@@ -376,8 +377,7 @@ fn check_templates(config: &Config, provider: &dyn Provider) -> Result<(), Start
         if let Some(other) = spec.provider.as_deref().filter(|p| *p != provider.name()) {
             return Err(refused(format!("provider: there is no `{other}` here; there is `{}`", provider.name())));
         }
-        let making = Making { root: spec.root(), resources: spec.resources.clone(), ..Making::default() };
-        provider.check(&making).map_err(|e| refused(e.to_string()))?;
+        check_template(provider, spec).map_err(|e| refused(e.to_string()))?;
     }
     Ok(())
 }

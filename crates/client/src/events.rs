@@ -35,6 +35,8 @@ pub struct EventStream {
     from: EventsFrom,
     policy: Reconnect,
     response: Option<reqwest::Response>,
+    connected_at: Instant,
+    has_heard: bool,
     received: Vec<u8>,
     is_over: bool,
 }
@@ -48,6 +50,8 @@ impl Client {
             from,
             policy: Reconnect::default(),
             response: None,
+            connected_at: Instant::now(),
+            has_heard: false,
             received: Vec::new(),
             is_over: false,
         }
@@ -70,8 +74,14 @@ impl EventStream {
                 }
                 Err(loss) => loss,
             };
-            self.response = None;
+            if self.response.take().is_some() && self.connected_at.elapsed() > self.policy.longest_wait {
+                backoff = Backoff::new(self.policy);
+            }
             self.received.clear();
+            if std::mem::take(&mut self.has_heard) {
+                // Something was said on it, if only that nothing happens: this loss is another one than the last.
+                lost_at = None;
+            }
             let cause = match loss {
                 Loss::Passing(cause) => cause,
                 Loss::Token(error) | Loss::Final(error) => return Err(error),
@@ -88,9 +98,13 @@ impl EventStream {
         if self.response.is_none() {
             let response = self.connect().await.map_err(Loss::refused)?;
             self.response = Some(response);
+            self.connected_at = Instant::now();
         }
         loop {
             while let Some(block) = self.take_block() {
+                if let Some(id) = position(&block) {
+                    self.from = EventsFrom::After(id);
+                }
                 if let Some(event) = read_block(&self.url, &block)? {
                     return Ok(event);
                 }
@@ -98,7 +112,9 @@ impl EventStream {
             let Some(response) = &mut self.response else { return Err(Loss::broken("no connection".to_owned())) };
             let chunk = timeout(self.policy.silence, response.chunk()).await;
             let chunk = chunk.map_err(|_| Loss::broken("nothing was heard for too long".to_owned()))?;
-            match chunk.map_err(|e| Loss::broken(ClientError::transport(&self.url, &e).to_string()))? {
+            let chunk = chunk.map_err(|e| Loss::broken(ClientError::transport(&self.url, &e).to_string()))?;
+            self.has_heard |= chunk.is_some();
+            match chunk {
                 Some(chunk) if self.received.len() + chunk.len() <= MAX_EVENT_BYTES => self.received.extend_from_slice(&chunk),
                 Some(_) => return Err(Loss::Final(self.not_cobox("an event without an end"))),
                 None => return Err(Loss::broken("the broker ended the stream".to_owned())),
@@ -133,6 +149,16 @@ impl EventStream {
     }
 }
 
+/// Where a stream begins, which is told before its first event: who comes back before that is told of all since then.
+fn position(block: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(block).ok()?;
+    if text.lines().any(|line| line.starts_with("data:")) {
+        return None;
+    }
+    let id = text.lines().find_map(|line| line.strip_prefix("id:"))?.trim();
+    (!id.is_empty()).then(|| id.to_owned())
+}
+
 /// An event, or nothing where it is a comment or a word we don't know.
 fn read_block(url: &str, block: &[u8]) -> Result<Option<SandboxEvent>, Loss> {
     let unreadable =
@@ -153,6 +179,15 @@ fn read_block(url: &str, block: &[u8]) -> Result<Option<SandboxEvent>, Loss> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn where_a_stream_begins_is_told_before_its_first_event() {
+        let position = |text: &str| position(text.as_bytes());
+        assert_eq!(position("id: evt_7\nretry: 1000\n\n").as_deref(), Some("evt_7"));
+        assert_eq!(position("id:\nretry: 1000\n\n"), None);
+        assert_eq!(position("retry: 1000\n\n"), None);
+        assert_eq!(position("id: evt_7\nevent: sandbox\ndata: {}\n\n"), None, "an event counts when it was given");
+    }
 
     #[test]
     fn comments_and_unknown_words_are_passed_over_and_an_error_is_one() {

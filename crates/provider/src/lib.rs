@@ -81,6 +81,16 @@ pub trait Provider: Send + Sync {
         }
     }
 
+    /// The same, with what its root stands for now written down, unless it is already: every start then has just that.
+    fn pinned(&self, making: Making) -> Result<Making, ProviderError> {
+        Ok(making)
+    }
+
+    /// Whether volumes can be mounted at these paths of a sandbox made of this, whichever volumes they are.
+    fn check_places(&self, _making: &Making, _paths: &[&str]) -> Result<(), ProviderError> {
+        Ok(())
+    }
+
     /// Starts a sandbox, new or over the files it had. `making` is the same each time. Returns when boxd accepts connections.
     async fn start(&self, id: &SandboxId, making: &Making, state: &ControlState) -> Result<(), ProviderError>;
 
@@ -158,6 +168,8 @@ pub trait Provider: Send + Sync {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskUse {
+    /// Which of its places it is: what one takes says nothing about another.
+    pub place: u64,
     pub used: u64,
     pub limit: u64,
 }

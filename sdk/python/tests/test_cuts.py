@@ -7,12 +7,17 @@ import hashlib
 import json
 import os
 import random
+import signal
 import threading
+import time
+import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from cobox import Cobox, errors
+from cobox import Cobox, errors, feed, line
+from cobox.call import BrokerDoor
 
 # Each run cuts elsewhere; a failure says where.
 SEED = int(os.environ.get("COBOX_CUT_SEED") or random.SystemRandom().randrange(1 << 30))
@@ -135,6 +140,179 @@ def test_events_come_once_over_broken_connections(kind: Any, cut: Any, far: Any)
     assert paths == [f"/workspace/{number}" for number in range(40)], f"seed {SEED}"
     assert events.reconnects >= 3, f"seed {SEED}"
     kind.do(events.close())
+
+
+def test_events_between_the_stream_and_its_first_one_are_not_lost_with_the_connection(
+    kind: Any, broker: Any, proxy: Any, thread: str
+) -> None:
+    near = kind.session(kind.client(broker.url, broker.agent_key), thread, release=True)
+    far = kind.session(kind.client(broker.url, broker.agent_key), thread)
+    far._grant.broker = BrokerDoor(proxy.url, far._grant.broker._key)
+    events = kind.do(far.events(after="now"))
+    proxy.cut_all()
+    # While nobody listens, and before anything was heard.
+    kind.do(near.files.write("/workspace/meanwhile", "x"))
+
+    def go_on() -> None:
+        with Cobox(broker.url, broker.agent_key) as client, client.session(thread) as other:
+            while not events.reconnects:
+                time.sleep(0.02)
+            other.files.write("/workspace/last", "x")
+
+    later = threading.Thread(target=go_on)
+    later.start()
+    told = []
+    for event in kind.each(events):
+        if event.type == "file_written":
+            told.append(event.data["path"])
+            if event.data["path"] == "/workspace/last":
+                break
+    later.join()
+    assert told == ["/workspace/meanwhile", "/workspace/last"]
+    kind.do(events.close())
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Moves the clock that streams look at."""
+    passed = [0.0]
+    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0])
+    for module in (feed, line):
+        monkeypatch.setattr(module, "time", clock)
+
+    def move(seconds: float) -> None:
+        passed[0] += seconds
+
+    return move
+
+
+def listening(stream: Any, is_it: Callable[[Any], bool] = lambda came: True) -> tuple[threading.Thread, list[Any]]:
+    """Somebody who waits for what comes next, and what came of it."""
+    came: list[Any] = []
+
+    def wait() -> None:
+        try:
+            while not is_it(what := stream.next()):
+                pass
+            came.append(what)
+        except errors.CoboxError as error:
+            came.append(error)
+
+    listener = threading.Thread(target=wait)
+    listener.start()
+    return listener, came
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_connected(stream: Any) -> bool:
+    return stream._opened is not None if hasattr(stream, "_opened") else stream._line._is_ready
+
+
+def cut_far_apart(proxy: Any, stream: Any, later: Callable[[float], None]) -> None:
+    for number in range(1, 4):
+        wait_until(lambda: is_connected(stream))
+        later(3600.0)
+        proxy.cut_all()
+        wait_until(lambda number=number: stream.reconnects >= number)
+
+
+def test_a_quiet_command_outlives_cuts_with_hours_between(broker: Any, thread: str, proxy: Any, later: Callable[[float], None]) -> None:
+    with Cobox(proxy.url, broker.agent_key) as client, client.session(thread, release=True) as session:
+        stream = through(proxy, broker, session).stream("read line; echo got $line", stdin=True)
+        listener, came = listening(stream)
+        cut_far_apart(proxy, stream, later)
+        stream.write("it\n")
+        listener.join(60)
+        assert [getattr(piece, "text", piece) for piece in came] == ["got it\n"]
+        stream.close()
+
+
+def test_a_quiet_shell_outlives_cuts_with_hours_between(
+    broker: Any, thread: str, proxy: Any, human: Any, later: Callable[[float], None]
+) -> None:
+    with Cobox(proxy.url, human) as client, client.session(thread, release=True) as session:
+        shell = through(proxy, broker, session).shells.attach()
+        shell.write("stty -echo; PS1=; echo beg''un\r")
+        shell.read_until("begun")
+        cut_far_apart_while_read(proxy, shell, later)
+        shell.write("echo still he''re\r")
+        shell.read_until("still here")
+        shell.close()
+
+
+def cut_far_apart_while_read(proxy: Any, shell: Any, later: Callable[[float], None]) -> None:
+    """As above, with a reader who stops when told."""
+    is_over = threading.Event()
+    failed: list[errors.CoboxError] = []
+
+    def read() -> None:
+        try:
+            while not is_over.is_set():
+                if b"that is all" in (getattr(shell.next(), "data", None) or b""):
+                    return
+        except errors.CoboxError as error:
+            failed.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        cut_far_apart(proxy, shell, later)
+    finally:
+        is_over.set()
+        if not failed:
+            shell.write("echo that is a''ll\r")
+        reader.join(60)
+    assert failed == []
+
+
+def test_a_quiet_stream_of_events_outlives_cuts_with_hours_between(
+    broker: Any, thread: str, proxy: Any, later: Callable[[float], None]
+) -> None:
+    with Cobox(broker.url, broker.agent_key) as client, client.session(thread, release=True) as session:
+        session._grant.broker = BrokerDoor(proxy.url, session._grant.broker._key)
+        events = session.events(after="now")
+        # That somebody is there is told a moment later, and is no end of the quiet.
+        listener, came = listening(events, lambda event: event is None or event.type == "file_written")
+        cut_far_apart(proxy, events, later)
+        session.files.write("/workspace/a", "x")
+        listener.join(60)
+        assert [getattr(event, "type", event) for event in came] == ["file_written"]
+        events.close()
+
+
+def kill_boxd(broker: Any, sandbox_id: str) -> None:
+    """As the kernel does it when memory runs out."""
+    [record] = broker.folder.rglob(f"{sandbox_id}/run.json")
+    os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("way", ["exec", "stream"])
+def test_a_command_is_not_run_again_in_a_sandbox_that_died_under_it(kind: Any, broker: Any, box: Any, way: str) -> None:
+    with Cobox(broker.url, broker.agent_key) as other, other.session(box.thread_id) as near:
+
+        def kill() -> None:
+            while not near.exec("cat /workspace/count").stdout:
+                time.sleep(0.05)
+            kill_boxd(broker, box.sandbox_id)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        command = "echo ran >> /workspace/count; sleep 1000"
+        if way == "exec":
+            with pytest.raises(errors.MayHaveRun):
+                kind.do(box.exec(command))
+        else:
+            # It had begun, so it is known what became of it: it ended with its sandbox.
+            with pytest.raises(errors.CommandNotFound):
+                kind.do(kind.do(box.stream(command)).wait())
+        killer.join()
+        assert near.files.read_text("/workspace/count") == "ran\n"
 
 
 def test_a_shell_is_continued_over_broken_connections(kind: Any, broker: Any, cut: Any, human: Any, thread: str) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ import uvicorn
 from starlette.authentication import AuthCredentials, AuthenticationBackend, BaseUser
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from cobox.langgraph.app import Settings, create_app
@@ -58,12 +59,30 @@ class Door(AuthenticationBackend):
 THREAD = "11111111-2222-3333-4444-555555555555"
 
 
+# Who was asked about.
+asked: list[str] = []
+
+
+async def long_thread(first: dict[str, Any]) -> AsyncIterator[bytes]:
+    yield json.dumps(first)[:-1].encode() + b', "messages": ["'
+    for _ in range(40):
+        yield b"x" * 1024 * 1024
+    yield b'"]}'
+
+
 async def thread(request: Request) -> Response:
     """`GET /threads/{id}`, whose thread is ann's."""
-    told = {"200": {"thread_id": THREAD}, "greeting": "hello everybody"}
+    told: dict[str, Any] = {"200": {"thread_id": THREAD}, "greeting": "hello everybody"}
+    asked.append(request.user.identity)
     answer = request.headers.get("x-test-threads", "")
     if answer == "greeting":
         return JSONResponse(told["greeting"])
+    if answer.startswith("20"):
+        # When it was made.
+        return JSONResponse(told["200"] | {"created_at": answer})
+    if answer in ("long", "endless"):
+        first = {"thread_id": THREAD, "created_at": "2026-01-01T00:00:00Z"} if answer == "long" else {"values": 1}
+        return StreamingResponse(long_thread(first))
     if answer:
         return Response(status_code=int(answer))
     is_anns = request.user.identity in ("ann", "dora") and request.path_params["thread_id"] == THREAD
@@ -98,6 +117,10 @@ class Upstream:
     heads: list[str] = field(default_factory=list)
     # What is said to the next requests, by how their path begins.
     answers: dict[str, bytes] = field(default_factory=dict)
+    # What is never answered, by how it begins, and one for each that waits so.
+    hangs: str | None = None
+    hung: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    over: threading.Event = field(default_factory=threading.Event)
 
     def last(self) -> dict[str, str]:
         lines = self.heads[-1].split("\r\n")
@@ -111,19 +134,30 @@ def answer(status: str, body: Any, *headers: str) -> bytes:
 
 
 @contextmanager
-def recording() -> Iterator[Upstream]:
+def recording(tls: ssl.SSLContext | None = None) -> Iterator[Upstream]:
     upstream = Upstream()
     upstream.answers["GET /v1/keys"] = answer("403 Forbidden", {})
+    upstream.answers["GET /v1/sandbox/sessions?"] = answer("200 OK", {"items": []})
     listener = socket.create_server(("127.0.0.1", 0))
-    upstream.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    upstream.url = f"http{'s' if tls else ''}://127.0.0.1:{listener.getsockname()[1]}"
 
     def one(connection: socket.socket) -> None:
+        try:
+            connection = tls.wrap_socket(connection, server_side=True) if tls else connection
+        except OSError:
+            # It doesn't trust us.
+            connection.close()
+            return
         with connection:
             data = b""
             while b"\r\n\r\n" not in data:
                 data += connection.recv(65536)
             head = data.split(b"\r\n\r\n")[0].decode("latin-1")
             upstream.heads.append(head)
+            if upstream.hangs is not None and head.startswith(upstream.hangs):
+                upstream.hung.release()
+                upstream.over.wait()
+                return
             found = next((v for k, v in upstream.answers.items() if head.startswith(k)), answer("200 OK", {}))
             connection.sendall(found)
 
@@ -140,6 +174,7 @@ def recording() -> Iterator[Upstream]:
     try:
         yield upstream
     finally:
+        upstream.over.set()
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
         running.join(10)

@@ -43,6 +43,32 @@ def test_a_sandbox_is_found_again_by_its_id(provider: CoboxProvider) -> None:
     assert (second.id, second.execute("cat /workspace/kept").output.strip()) == (first.id, "kept")
 
 
+def test_a_sandbox_that_was_there_before_is_left_as_it_is(provider: CoboxProvider) -> None:
+    with Cobox() as cobox:
+        there = cobox.create_sandbox()
+        first, second = provider.get_or_create(sandbox_id=there.id), provider.get_or_create(sandbox_id=there.id)
+        assert first.execute("echo a > a").exit_code == 0
+        provider.delete(sandbox_id=there.id)
+        # The other one still has it.
+        assert second.execute("cat a").output.strip() == "a"
+        provider.delete(sandbox_id=there.id)
+        assert cobox.get_sandbox(there.id).id == there.id
+        # Of what nobody here has, it is meant.
+        provider.delete(sandbox_id=there.id)
+        with pytest.raises(NotFound):
+            cobox.get_sandbox(there.id)
+
+
+def test_what_was_made_here_ends_when_the_last_one_leaves_it(provider: CoboxProvider) -> None:
+    made = provider.get_or_create()
+    joined = provider.get_or_create(sandbox_id=made.id)
+    provider.delete(sandbox_id=made.id)
+    assert (made.execute("true").exit_code, joined.execute("true").exit_code) == (0, 0)
+    provider.delete(sandbox_id=made.id)
+    with Cobox() as cobox, pytest.raises(NotFound):
+        cobox.get_sandbox(made.id)
+
+
 def test_who_joins_a_thread_leaves_it_to_the_others(provider: CoboxProvider, broker: Broker) -> None:
     with Cobox(broker.url, broker.key("dan", "human")) as cobox, cobox.session("dans-thread") as dan:
         backend = provider.get_or_create(thread="dans-thread")

@@ -86,6 +86,39 @@ def test_a_run_stays_an_agent_though_its_token_was_taken_back(broker: Broker) ->
     assert (after["act"]["type"], after["scope"]) == ("agent", before["scope"])
 
 
+def test_another_users_sandbox_is_not_for_a_run_unless_they_share_the_thread(broker: Broker) -> None:
+    config = run_of(langgraph_auth_user_id="ann")
+    theirs = {"configurable": config["configurable"] | {"langgraph_auth_user_id": "bob"}}
+    nobodys = {"configurable": {"thread_id": config["configurable"]["thread_id"]}}
+    key = broker.key("finder", "agent")
+
+    async def awaited() -> None:
+        async with AsyncCobox(broker.url, key) as cobox:
+            with pytest.raises(SandboxRefused, match="another user"):
+                await asandbox_for(theirs, cobox=cobox)
+
+    with Cobox(broker.url, key) as cobox, sandbox_for(config, cobox=cobox) as box:
+        with sandbox_for(config, cobox=cobox) as again:
+            assert again.sandbox_id == box.sandbox_id
+        with pytest.raises(SandboxRefused, match="another user"):
+            sandbox_for(theirs, cobox=cobox)
+        with pytest.raises(SandboxRefused, match="another user"):
+            sandbox_for({"configurable": theirs["configurable"] | {"sandbox": {"sandbox_id": box.sandbox_id}}}, cobox=cobox)
+        asyncio.run(awaited())
+        with sandbox_for(theirs, cobox=cobox, shares_thread=True) as shared:
+            assert shared.sandbox_id == box.sandbox_id
+        # Where nobody was authenticated there is nobody to tell apart.
+        with sandbox_for(nobodys, cobox=cobox) as same:
+            assert same.sandbox_id == box.sandbox_id
+
+
+def test_a_sandbox_that_a_person_opened_at_the_broker_is_its_threads(broker: Broker) -> None:
+    config = run_of(langgraph_auth_user_id="ann")
+    with Cobox(broker.url, broker.key("person", "human")) as person, person.session(config["configurable"]["thread_id"]) as owner:
+        with Cobox(broker.url, broker.key("finder", "agent")) as cobox, sandbox_for(config, cobox=cobox) as box:
+            assert box.sandbox_id == owner.sandbox_id
+
+
 def test_a_run_without_a_thread_has_no_sandbox(broker: Broker) -> None:
     with Cobox(broker.url, broker.key("finder", "agent")) as cobox:
         for config in (None, {}, {"configurable": {}}):

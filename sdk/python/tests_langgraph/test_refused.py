@@ -116,6 +116,75 @@ def test_a_hint_can_name_only_a_sandbox_of_the_users_own(deployment: Deployment,
         assert negotiate(ann, deployment.thread("ann"), sandbox_hint="bobs-own").status_code == 404
 
 
+def test_a_deleted_threads_sandbox_is_not_for_who_makes_its_id_again(deployment: Deployment) -> None:
+    with deployment.as_("ann") as ann, deployment.as_("bob") as bob:
+        thread = deployment.thread("ann")
+        session = negotiate(ann, thread).json()
+        assert "kept" in last_words(deployment.run("ann", thread, "run echo kept > secret; cat secret"))
+        assert ann.delete(f"/threads/{thread}").status_code == 204
+        assert bob.post("/threads", json={"thread_id": thread}).status_code == 200
+        for method, path, body in routes_of(session):
+            answer = bob.request(method, path, json=body)
+            shown = [] if answer.status_code == 200 else None
+            assert answer.status_code == 404 or answer.json().get("items") == shown, f"{method} {path}: {answer.status_code} {answer.text}"
+        assert negotiate(bob, thread).status_code == 404
+        assert "earlier thread" in negotiate(bob, thread, mode="get").json()["error"]["message"]
+        assert refused(deployment.run("bob", thread, "run cat secret"))
+        # Nor for a run of hers that names it, and the sandbox is hers still.
+        own = [item["id"] for item in ann.get("/v1/sandboxes?limit=100").json()["items"]]
+        assert session["sandbox"]["id"] in own
+
+
+def test_users_who_share_a_thread_share_its_sandbox(deployment: Deployment, broker: Broker, deployment_key: str) -> None:
+    thread = deployment.thread("ann")
+    # As another replica would make it, for somebody whose thread ann may see.
+    body = {"thread_id": thread, "mode": "ensure", "tags": {"langgraph_user": "carol"}}
+    made = httpx.post(f"{broker.url}/v1/sandbox/sessions", json=body, headers=bearer(deployment_key), trust_env=False).json()
+    with deployment.as_("ann") as ann:
+        assert negotiate(ann, thread).json()["session_id"] == made["session_id"]
+    used = {event["sandbox_id"] for event in sandbox_events(deployment.run("ann", thread, "run true"))}
+    assert used == {made["sandbox"]["id"]}
+
+
+def test_nobody_starts_from_what_holds_the_files_of_others(deployment: Deployment, broker: Broker, anns: dict[str, Any]) -> None:
+    carol = broker.key("carol-with-files", "human")
+    headers = {"headers": {"x-api-key": carol}, "trust_env": False}
+    httpx.post(f"{broker.url}/v2/sandboxes/volumes", json={"name": "carols-volume", "size": "10Mi"}, **headers)
+    with deployment.as_("bob") as bob:
+        for wish in (
+            {"snapshot": "anybodys"},
+            {"mounts": [{"volume": "carols-volume", "path": "/carols"}]},
+            {"resources": {"memory_bytes": 1 << 40}},
+        ):
+            answers = [
+                bob.post("/v1/sandboxes", json=wish),
+                negotiate(bob, deployment.thread("bob"), **wish),
+                bob.post(f"/threads/{deployment.thread('bob')}/sandbox", json=wish),
+            ]
+            for answer in answers:
+                assert (answer.status_code, answer.json()["error"]["code"]) == (403, "FORBIDDEN"), answer.text
+                assert next(iter(wish)) in answer.json()["error"]["message"]
+        mine = bob.post("/v1/sandboxes", json={"env": {"A": "b"}, "tags": {"note": "x"}, "a_newer_word": 1})
+        assert mine.status_code == 201, mine.text
+        assert bob.delete(f"/v1/sandboxes/{mine.json()['id']}").status_code == 204
+
+
+def test_of_a_wish_for_a_name_nothing_is_ignored_and_nothing_left_behind(deployment: Deployment) -> None:
+    with deployment.as_("bob") as bob:
+        no_template = negotiate(bob, deployment.thread("bob"), name="bobs-templated", template="nope")
+        assert (no_template.status_code, "there is no template `nope`" in no_template.text) == (404, True)
+        both = negotiate(bob, deployment.thread("bob"), name="bobs-preferred", provider_preference="local")
+        assert both.status_code == 400
+        closed = negotiate(bob, deployment.thread("bob"), name="bobs-closed", access="owner")
+        assert closed.status_code == 200, closed.text
+        assert bob.get("/v1/sandboxes/bobs-closed").json()["access"] == "owner"
+        # A thread that has a sandbox gets no other, and what was made for it is taken away again.
+        taken = negotiate(bob, closed.json()["thread_id"], name="bobs-second")
+        assert taken.status_code == 409, taken.text
+        for name in ("bobs-templated", "bobs-preferred", "bobs-second"):
+            assert bob.get(f"/v1/sandboxes/{name}").status_code == 404
+
+
 def test_only_threads_have_sandboxes_here(deployment: Deployment) -> None:
     with deployment.as_("ann") as ann:
         for kind in ("workspace", "assistant", "deployment"):

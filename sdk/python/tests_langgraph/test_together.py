@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import httpx
+import pytest
 from terminal import Terminal
 from world import Broker, Deployment, bearer, clean_env, last_words, sandbox_events
 
@@ -42,8 +43,9 @@ def test_what_the_agent_does_is_on_its_runs_stream_once(deployment: Deployment) 
     assert len({(e["sandbox_id"], e["session_id"]) for e in told}) == 1
 
 
-def test_what_a_person_does_meanwhile_is_on_it_too(deployment: Deployment, broker: Broker) -> None:
-    thread, key = deployment.thread("ann"), broker.key("bystander", "human")
+@pytest.mark.parametrize(("name", "kind"), [("bystander", "human"), ("another-bot", "agent")])
+def test_what_others_do_meanwhile_is_on_it_too(deployment: Deployment, broker: Broker, name: str, kind: str) -> None:
+    thread, key = deployment.thread("ann"), broker.key(name, kind)
     is_seen = threading.Event()
 
     def work() -> None:
@@ -58,9 +60,9 @@ def test_what_a_person_does_meanwhile_is_on_it_too(deployment: Deployment, broke
         for event in deployment.stream("ann", thread, "run while [ ! -e /workspace/go ]; do sleep 0.05; done; echo gone on"):
             events.append(event)
             for told in sandbox_events([event]):
-                if told["type"] == "connected" and told["actor"] == "agent":
+                if told["type"] == "connected" and "principal" not in told:
                     person.start()
-                if told["type"] == "exec" and told.get("principal") == "bystander":
+                if told["type"] == "exec" and told.get("principal") == name:
                     is_seen.set()
         assert is_seen.is_set()
         assert "gone on" in last_words(events)

@@ -1,4 +1,4 @@
-// The unmodified npm SDK against a running broker: boxes, commands with and without `ws`, files, and errors by their classes.
+// The unmodified npm SDK against a running broker: boxes, commands with and without `ws`, files, snapshots, and errors by their classes.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 
@@ -97,6 +97,43 @@ test("files are written and read, and what is missing is its own error", async (
   assert.equal((await box.run("cat 'text ä.txt'")).stdout, "hello");
   assert.equal((await refusal(() => box.read("/workspace/none"))).name, "LangSmithResourceNotFoundError");
   assert.match((await refusal(() => box.read("/workspace"))).message, /is a directory/);
+});
+
+test("a box starts from what another was, by id and by name", async () => {
+  const name = `from-npm-${hasWs}`;
+  await box.write("/workspace/tree/leaf.txt", "from before");
+  const snapshot = await client.captureSnapshot(box.name, name);
+  try {
+    assert.equal(snapshot.status, "ready");
+    await box.write("/workspace/tree/leaf.txt", "changed since");
+    assert.equal((await client.getSnapshot(snapshot.id)).name, name);
+    assert.ok((await client.listSnapshots({ nameContains: "FROM-npm" })).some((each) => each.id === snapshot.id));
+    for (const from of [[snapshot.id], [undefined, { snapshotName: name }]]) {
+      const made = await client.createSandbox(...from);
+      try {
+        assert.equal(new TextDecoder().decode(await made.read("/workspace/tree/leaf.txt")), "from before");
+        assert.equal((await made.run("cat tree/leaf.txt")).stdout, "from before");
+      } finally {
+        await client.deleteSandbox(made.name);
+      }
+    }
+  } finally {
+    await client.deleteSnapshot(snapshot.id);
+  }
+  assert.equal((await refusal(() => client.createSandbox(snapshot.id))).name, "LangSmithResourceNotFoundError");
+});
+
+test("a snapshot of an image is of one that the operator has", async () => {
+  const snapshot = await client.createSnapshot(`image-${hasWs}`, "python:3", 1 << 30);
+  try {
+    assert.equal(snapshot.status, "ready");
+    const made = await client.createSandbox(undefined, { snapshotName: `image-${hasWs}:3` });
+    assert.equal((await made.run("echo it runs")).stdout, "it runs\n");
+    await client.deleteSandbox(made.name);
+  } finally {
+    await client.deleteSnapshot(snapshot.id);
+  }
+  assert.equal((await refusal(() => client.createSnapshot("nothing", "nobody/has:this", 1 << 30))).name, "LangSmithValidationError");
 });
 
 test("what can't be met is refused by its class", async () => {

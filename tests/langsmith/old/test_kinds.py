@@ -11,6 +11,7 @@ from langsmith.sandbox import (
     ResourceInUseError,
     ResourceNameConflictError,
     ResourceNotFoundError,
+    ResourceTimeoutError,
     SandboxClient,
     ValidationError,
     VolumeMountSpec,
@@ -80,6 +81,10 @@ def test_a_pool_hands_out_what_waits(client: SandboxClient) -> None:
             client.create_pool("other", "no-such-template", replicas=1)
         with pytest.raises(ResourceInUseError):
             client.delete_template("pooled")
+        with pytest.raises(ResourceTimeoutError):
+            client.create_pool("late", "pooled", replicas=40, timeout=0)
+        with pytest.raises(ResourceNotFoundError):
+            client.get_pool("late")
         before = {each.name for each in client.list_sandboxes()}
         with client.sandbox(template_name="pooled") as box:
             assert box.name not in before

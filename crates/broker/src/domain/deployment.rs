@@ -19,7 +19,7 @@ use crate::{
     config::Config,
     oidc::Oidc,
     policy::{Lifetimes, Policy, PolicySource, Subject},
-    store::{Ending, Store, StoreError},
+    store::{Ending, Room, Store, StoreError},
     thread_authority::ThreadAuthority,
 };
 
@@ -44,6 +44,17 @@ pub struct Deployment {
 impl Deployment {
     pub fn now(&self) -> Timestamp {
         self.clock.now()
+    }
+
+    /// Nodes that were silent since count as gone.
+    pub fn alive_since(&self) -> Timestamp {
+        let silence = i64::try_from(self.config.node_timeout_seconds).unwrap_or(i64::MAX);
+        Timestamp::from_unix(self.now().unix().saturating_sub(silence))
+    }
+
+    /// What a workspace may have of a kind of which there may be so many.
+    pub fn room(&self, most: u32) -> Room {
+        Room { most, bytes: self.config.max_stored_bytes_per_workspace, alive_since: self.alive_since() }
     }
 
     /// Where clients with a token reach the sandbox: by itself where its provider says so, else through its node's gateway. Another

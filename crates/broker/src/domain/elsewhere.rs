@@ -8,7 +8,7 @@ use tokio::{sync::broadcast::error::RecvError, time::Instant};
 use super::{
     audit::AuditRecord,
     deployment::internal,
-    lifecycle::{Lifecycle, Outcome, gone, starting, unavailable},
+    lifecycle::{Lifecycle, Outcome, RESUME_FAILED, gone, starting, unavailable},
     model::{Intent, Sandbox},
 };
 use crate::store::Hint;
@@ -39,7 +39,8 @@ impl Lifecycle {
             match (sandbox.state, sandbox.intent) {
                 (State::Active | State::Idle, None) => return Ok(sandbox),
                 (State::Suspended, None) if has_asked => {
-                    return Err(unavailable(id, "could not be resumed", sandbox.reason.as_deref().unwrap_or("it was suspended again")));
+                    let why = sandbox.reason.as_deref().unwrap_or("it was suspended again");
+                    return Err(unavailable(id, "could not be resumed", why.strip_prefix(RESUME_FAILED).unwrap_or(why)));
                 }
                 (State::Suspended, None) => {
                     // Somebody else's change wins and is looked at next.

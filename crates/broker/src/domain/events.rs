@@ -109,12 +109,14 @@ impl Events {
         pay(&principal)?;
         let place = self.places.take(&principal, id)?;
         let (after, has_gap) = self.begin(&bound, &from).await?;
+        let begins_at = (from == From::Now).then(|| EventId::numbered(d.now(), after));
         let mut watch = Watch {
             events: self.clone(),
             shown,
             capabilities,
             end: None,
             bound,
+            begins_at,
             after,
             gap: has_gap,
             gap_told: 0,
@@ -215,6 +217,7 @@ pub struct Watch {
     bound: Bound,
     /// The number of the session's last event, where it has ended.
     end: Option<u64>,
+    begins_at: Option<EventId>,
     after: u64,
     /// Events up to there are missing, and this wasn't said yet.
     gap: bool,
@@ -228,6 +231,11 @@ pub struct Watch {
 }
 
 impl Watch {
+    /// What to come back with before anything was told: to ask for `now` again would miss what happened meanwhile.
+    pub fn begins_at(&self) -> Option<&EventId> {
+        self.begins_at.as_ref()
+    }
+
     /// May be dropped while it waits, and called again.
     pub async fn next(&mut self) -> Told {
         match self.wait().await {

@@ -93,7 +93,7 @@ impl Kinds {
         match d.store.snapshots_due(&d.node).await {
             Ok(due) => {
                 for snapshot in due {
-                    self.keep_snapshot(snapshot).await;
+                    self.keep_snapshot(snapshot);
                 }
             }
             Err(error) => tracing::error!(%error, "the snapshots of this node could not be read"),
@@ -101,7 +101,7 @@ impl Kinds {
         match d.store.volumes_due(&d.node).await {
             Ok(due) => {
                 for volume in due {
-                    self.keep_volume(&volume).await;
+                    self.keep_volume(volume);
                 }
             }
             Err(error) => tracing::error!(%error, "the volumes of this node could not be read"),

@@ -138,8 +138,19 @@ pub struct Pool {
     pub owner: String,
     pub owner_kind: PrincipalKind,
     pub replicas: u32,
+    pub trouble: PoolTrouble,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,
+}
+
+/// Why a pool isn't full; nothing where all is well.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolTrouble {
+    /// Starts in a row that failed.
+    pub failures: u32,
+    /// Before then none is started.
+    pub retry_at: Option<Timestamp>,
+    pub reason: Option<String>,
 }
 
 macro_rules! owned {

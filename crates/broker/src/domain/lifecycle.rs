@@ -29,6 +29,9 @@ pub const CONCURRENT_SANDBOXES: usize = 16;
 /// Longest reason kept of a provider's failure, in characters.
 const MAX_REASON_CHARS: usize = 500;
 
+/// With it begins the reason of a suspended sandbox that could not be resumed when it was last tried.
+pub const RESUME_FAILED: &str = "it could not be resumed: ";
+
 pub type Outcome = Result<Sandbox, ApiError>;
 
 pub struct Lifecycle {
@@ -150,7 +153,7 @@ impl Lifecycle {
                 if let Err(error) = d.provider.suspend(&sandbox.id).await {
                     tracing::warn!(sandbox = %sandbox.id, %error, "a sandbox that could not be resumed could not be stopped either");
                 }
-                let back = Sandbox { intent: None, reason: Some(reason.clone()), ..begun.clone() };
+                let back = Sandbox { intent: None, reason: Some(format!("{RESUME_FAILED}{reason}")), ..begun.clone() };
                 d.store.replace_sandbox(&begun, &back, None).await.map_err(internal)?;
                 Err(unavailable(&sandbox.id, "could not be resumed", &reason))
             }

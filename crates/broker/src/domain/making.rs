@@ -5,7 +5,7 @@ use cobox_protocol::{
     making::{Env, MountWish, Resources, SnapshotState, check_mounts},
     sandbox::CreateSandbox,
 };
-use cobox_provider::{Making, Mount, ProviderError};
+use cobox_provider::{Making, Mount, Provider, ProviderError};
 
 use super::{
     access,
@@ -87,7 +87,8 @@ pub async fn resolve(d: &Deployment, caller: &Caller, wish: &MakingWish) -> Resu
             return Err(not_ready(&snapshot));
         }
         node = (!snapshot.making.layers.is_empty()).then(|| (snapshot.node.clone(), format!("snapshot {}", snapshot.id)));
-        (making.root, making.layers, making.env) = (snapshot.making.root, snapshot.making.layers, snapshot.making.env);
+        (making.root, making.base) = (snapshot.making.root, snapshot.making.base);
+        (making.layers, making.env) = (snapshot.making.layers, snapshot.making.env);
         // As large a disk as it was taken from, unless told.
         making.resources = making.resources.or(&snapshot.making.resources);
     }
@@ -111,6 +112,10 @@ pub async fn resolve(d: &Deployment, caller: &Caller, wish: &MakingWish) -> Resu
         making.mounts.push(Mount { volume: volume.id, path: mount.path, read_only: mount.read_only });
     }
     let node = node.map_or_else(|| d.node.clone(), |(node, _)| node);
+    // What another node's images stand for, only it can say.
+    if node == d.node {
+        making = d.provider.pinned(making).map_err(|e| refused(&e))?;
+    }
     check(d, &making, &node)?;
     let taking = match &wish.template {
         Some(name) if is_plain && wish.env.is_empty() => super::pools::taking(d, &caller.principal.workspace, name).await?,
@@ -123,9 +128,24 @@ pub async fn resolve(d: &Deployment, caller: &Caller, wish: &MakingWish) -> Resu
 pub fn check(d: &Deployment, making: &Making, node: &str) -> Result<(), ApiError> {
     let checked = match node == d.node {
         true => d.provider.check(making),
-        false => d.provider.check(&Making { layers: Vec::new(), mounts: Vec::new(), ..making.clone() }),
+        false => {
+            let root = making.root.clone().filter(|_| making.base.is_none());
+            let alike = Making { root, base: None, layers: Vec::new(), mounts: Vec::new(), ..making.clone() };
+            d.provider.check(&alike).and_then(|()| d.provider.check_places(&alike, &places(making.mounts.iter().map(|m| &m.path))))
+        }
     };
     checked.map_err(|e| refused(&e))
+}
+
+/// Whether a template's sandboxes can be made, whichever volumes there will be.
+pub fn check_template(provider: &dyn Provider, spec: &TemplateSpec) -> Result<(), ProviderError> {
+    let making = Making { root: spec.root(), resources: spec.resources.clone(), ..Making::default() };
+    provider.check(&making)?;
+    provider.check_places(&making, &places(spec.mounts.iter().map(|m| &m.path)))
+}
+
+fn places<'a>(paths: impl Iterator<Item = &'a String>) -> Vec<&'a str> {
+    paths.map(String::as_str).collect()
 }
 
 pub fn refused(error: &ProviderError) -> ApiError {
@@ -146,6 +166,15 @@ fn not_ready(snapshot: &super::kinds::Snapshot) -> ApiError {
             ApiError::new(ErrorCode::SnapshotNotFound, format!("snapshot {name} ({id}) is being deleted"))
         }
     }
+}
+
+/// A workspace's snapshots and volumes take all they may.
+pub fn too_large(d: &Deployment) -> ApiError {
+    let most = d.config.max_stored_bytes_per_workspace;
+    ApiError::new(
+        ErrorCode::RateLimited,
+        format!("the workspace's snapshots and volumes may take {most} bytes together, which is its storage limit; delete some first"),
+    )
 }
 
 /// Of what a sandbox was to be made, something is gone by the time its row was to be written.

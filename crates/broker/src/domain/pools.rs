@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use cobox_protocol::{
-    ApiError, ErrorCode, KeyId, PoolId, Timestamp,
+    ApiError, ErrorCode, KeyId, PoolId,
     session::{Access, State},
 };
 
@@ -12,8 +12,8 @@ use super::{
     audit::AuditRecord,
     deployment::{Deployment, internal},
     keeper::Kinds,
-    kinds::Pool,
-    making::{self, MakingWish},
+    kinds::{Pool, PoolTrouble},
+    making::{self, MakingWish, Recipe},
     model::{Caller, Principal, Sandbox},
     sandboxes,
     sessions::{Asking, new_sandbox},
@@ -24,18 +24,23 @@ use crate::store::{AddedKind, AddedMember, ChangedKind, PoolTaking};
 const MAX_POOLS: u32 = 20;
 /// Sandboxes one pool may keep waiting: each is a running one.
 pub const MAX_REPLICAS: u32 = 50;
-/// Begun at once for one pool: a start is a moment's work, and others want to start theirs.
+/// Under way at once for one pool: a start is a moment's work, and others want to start theirs.
 const STARTS_AT_ONCE: usize = 4;
 /// How often a pool is looked at by who waits for it.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long the start of a member is waited for before it is left to itself.
 const START_WAIT: Duration = Duration::from_secs(60);
+/// After a start that failed the next one waits for so long, and twice as long after each.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+/// The longest a pool whose sandboxes don't start waits before it tries again: so soon it is filled when that is mended.
+const RETRY_WITHIN: Duration = Duration::from_secs(600);
+/// Longest reason kept of a failure, in characters.
+const MAX_REASON_CHARS: usize = 500;
 
 /// The pool from which sandboxes of a template are taken, if there is one.
 pub async fn taking(d: &Deployment, workspace: &str, template: &str) -> Result<Option<PoolTaking>, ApiError> {
     let pools = d.store.pools(workspace).await.map_err(internal)?;
-    let silence = i64::try_from(d.config.node_timeout_seconds).unwrap_or(i64::MAX);
-    let alive_since = Timestamp::from_unix(d.now().unix().saturating_sub(silence));
+    let alive_since = d.alive_since();
     Ok(pools.into_iter().find(|p| p.template == template && p.replicas > 0).map(|p| PoolTaking { pool: p.id, alive_since }))
 }
 
@@ -51,6 +56,7 @@ impl Kinds {
         let (d, principal) = (&self.deployment, &asking.caller.principal);
         sandboxes::check_name(&wish.name)?;
         check_replicas(wish.replicas)?;
+        d.policy().check_provider(&asking.caller.subject(), d.provider.name())?;
         // Whether its sandboxes can be made at all.
         making::resolve(d, asking.caller, &of_template(&wish.template)).await?;
         let pool = Pool {
@@ -61,6 +67,7 @@ impl Kinds {
             owner: principal.name.clone(),
             owner_kind: principal.kind,
             replicas: wish.replicas,
+            trouble: PoolTrouble::default(),
             created_at: d.now(),
             updated_at: d.now(),
         };
@@ -68,7 +75,7 @@ impl Kinds {
         match d.store.add_pool(&pool, MAX_POOLS, &audit).await.map_err(internal)? {
             AddedKind::Added => {}
             AddedKind::NameTaken => return Err(taken(&pool.name)),
-            AddedKind::TooMany => {
+            AddedKind::TooMany | AddedKind::TooLarge => {
                 return Err(ApiError::new(
                     ErrorCode::RateLimited,
                     format!("the workspace has {MAX_POOLS} pools, which is its limit; delete some first"),
@@ -90,15 +97,29 @@ impl Kinds {
 
     /// How many of its sandboxes wait ready.
     pub async fn waiting(&self, pool: &Pool) -> Result<u32, ApiError> {
-        let members = self.deployment.store.pool_members(&pool.id).await.map_err(internal)?;
-        Ok(u32::try_from(members.iter().filter(|m| m.is_running()).count()).unwrap_or(u32::MAX))
+        let d = &self.deployment;
+        let mut ready = 0;
+        for member in d.store.pool_members(&pool.id).await.map_err(internal)? {
+            let is_ready = member.is_running() && d.nodes.is_alive(&*d.store, &member.node, d.now()).await.map_err(internal)?;
+            ready += u32::from(is_ready);
+        }
+        Ok(ready)
     }
 
-    /// Returns when as many wait as are wanted.
+    /// Returns when as many wait as are wanted, or it is known that they won't by then.
     pub async fn wait_for_pool(self: &Arc<Self>, pool: &Pool, wait: Duration) -> Result<(), ApiError> {
+        let d = &self.deployment;
+        let until = d.now().plus(wait);
         let full = async {
             while self.waiting(pool).await? < pool.replicas {
                 self.keep_pool(pool).await?;
+                let now = d.store.pool_by_id(&pool.id).await.map_err(internal)?.ok_or_else(|| not_found(&pool.name))?;
+                if let PoolTrouble { retry_at: Some(retry_at), reason: Some(reason), .. } = now.trouble
+                    && retry_at >= until
+                {
+                    let message = format!("pool {} can't be filled, and is tried again later: {reason}", pool.name);
+                    return Err(ApiError::new(ErrorCode::SandboxStarting, message));
+                }
                 tokio::time::sleep(LOOK_EVERY).await;
             }
             Ok(())
@@ -126,6 +147,7 @@ impl Kinds {
             name: new_name.unwrap_or_else(|| pool.name.clone()),
             replicas: replicas.unwrap_or(pool.replicas),
             updated_at: d.now(),
+            trouble: PoolTrouble::default(),
             ..pool.clone()
         };
         let audit = self.audit(asking, "pool.changed", &format!("{} to {} of {}", pool.name, changed.name, changed.replicas));
@@ -175,6 +197,10 @@ impl Kinds {
     async fn keep_pool(self: &Arc<Self>, pool: &Pool) -> Result<(), ApiError> {
         let d = &self.deployment;
         let Some(_under_way) = self.begin(pool.id.as_str()) else { return Ok(()) };
+        let pool = match d.store.pool_by_id(&pool.id).await.map_err(internal)? {
+            Some(pool) => pool,
+            None => Pool { replicas: 0, ..pool.clone() },
+        };
         let members = d.store.pool_members(&pool.id).await.map_err(internal)?;
         if pool.replicas == 0 && members.is_empty() {
             return Ok(());
@@ -182,21 +208,43 @@ impl Kinds {
         let principal = Principal { workspace: pool.workspace.clone(), name: pool.owner.clone(), kind: pool.owner_kind };
         // It shows no key and gets no token: only what its owner may make is asked.
         let owner = Caller::new(principal, KeyId::new());
-        let recipe = match pool.replicas {
-            0 => None,
-            _ => Some(making::resolve(d, &owner, &of_template(&pool.template)).await?),
+        let recipe = match self.recipe_of(&pool, &owner).await {
+            Ok(recipe) => recipe,
+            Err(error) => {
+                let reason = Some(cut(&error.message));
+                self.note_trouble(&pool, PoolTrouble { reason, ..pool.trouble.clone() }).await?;
+                // Who may no longer make them keeps none waiting either; what only lacks something comes back.
+                if error.code != ErrorCode::Forbidden {
+                    return Err(error);
+                }
+                None
+            }
         };
-        let is_wanted = |m: &Sandbox| {
-            let is_usable = m.is_running() || m.state == State::Provisioning;
-            is_usable && recipe.as_ref().is_some_and(|r| r.making == m.making)
-        };
-        let (wanted, unwanted): (Vec<_>, Vec<_>) = members.into_iter().partition(is_wanted);
+        if recipe.is_some() && pool.trouble.failures == 0 {
+            self.note_trouble(&pool, PoolTrouble::default()).await?;
+        }
+        let (mut wanted, mut unwanted) = (Vec::new(), Vec::new());
+        for member in members {
+            let is_usable = member.is_running() || member.state == State::Provisioning;
+            let is_wanted = is_usable
+                && recipe.as_ref().is_some_and(|r| r.making.is_as_good_as(&member.making, member.node == d.node))
+                && d.nodes.is_alive(&*d.store, &member.node, d.now()).await.map_err(internal)?;
+            if is_wanted { wanted.push(member) } else { unwanted.push(member) }
+        }
         let surplus = wanted.iter().skip(pool.replicas as usize);
         for member in unwanted.iter().chain(surplus) {
             self.end_member(member, "its pool no longer wants it").await?;
         }
         let Some(recipe) = recipe.filter(|r| r.node == d.node) else { return Ok(()) };
-        let lacking = (pool.replicas as usize).saturating_sub(wanted.len()).min(STARTS_AT_ONCE);
+        // What failed is tried with one.
+        let at_once = match pool.trouble.retry_at {
+            Some(retry_at) if d.now() < retry_at => return Ok(()),
+            Some(_) => 1,
+            None => STARTS_AT_ONCE,
+        };
+        // What came of those before is written down first.
+        let Some(starting) = self.begin(&format!("{}/starting", pool.id)).map(Arc::new) else { return Ok(()) };
+        let lacking = (pool.replicas as usize).saturating_sub(wanted.len()).min(at_once);
         for _ in 0..lacking {
             let fresh = new_sandbox(d, &owner, None, Access::Owner);
             let fresh = Sandbox { making: recipe.making.clone(), template: recipe.template.clone(), pool: Some(pool.id.clone()), ..fresh };
@@ -211,17 +259,50 @@ impl Kinds {
                 }
                 AddedMember::MadeOfGone(what) => return Err(making::gone(&what)),
             }
-            let lifecycle = self.lifecycle.clone();
+            let (this, pool, starting) = (self.clone(), pool.clone(), starting.clone());
             d.background.spawn(async move {
-                // A failure is logged where it happens, and the pool is filled again.
-                let _ = lifecycle.bring_up(&fresh.id, START_WAIT).await;
+                let _starting = starting;
+                let trouble = match this.lifecycle.bring_up(&fresh.id, START_WAIT).await {
+                    Ok(_) => PoolTrouble::default(),
+                    // It goes on by itself, or somebody ended it.
+                    Err(error) if matches!(error.code, ErrorCode::SandboxStarting | ErrorCode::SessionExpired) => return,
+                    Err(error) => {
+                        let failures = pool.trouble.failures.saturating_add(1);
+                        let retry_at = Some(this.deployment.now().plus(pause_after(failures)));
+                        PoolTrouble { failures, retry_at, reason: Some(cut(&error.message)) }
+                    }
+                };
+                if let Err(error) = this.note_trouble(&pool, trouble).await {
+                    tracing::error!(pool = %pool.id, %error, "what came of a pool's start could not be written down");
+                }
             });
         }
         Ok(())
     }
 
+    /// What its sandboxes are made of, as far as its owner may make any. None where none are wanted.
+    async fn recipe_of(&self, pool: &Pool, owner: &Caller) -> Result<Option<Recipe>, ApiError> {
+        let d = &self.deployment;
+        if pool.replicas == 0 {
+            return Ok(None);
+        }
+        if !d.store.has_valid_key(&pool.workspace, &pool.owner, d.now()).await.map_err(internal)? {
+            let message = format!("{}, whose pool it is, has no valid key any more; an operator can delete the pool", pool.owner);
+            return Err(ApiError::new(ErrorCode::Forbidden, message));
+        }
+        d.policy().check_provider(&owner.subject(), d.provider.name())?;
+        making::resolve(d, owner, &of_template(&pool.template)).await.map(Some)
+    }
+
+    async fn note_trouble(&self, pool: &Pool, trouble: PoolTrouble) -> Result<(), ApiError> {
+        if pool.trouble != trouble {
+            self.deployment.store.note_pool_trouble(pool, &trouble).await.map_err(internal)?;
+        }
+        Ok(())
+    }
+
     /// Out of the pool first, so that nobody takes what is about to end.
-    async fn end_member(&self, member: &Sandbox, reason: &str) -> Result<(), ApiError> {
+    pub async fn end_member(&self, member: &Sandbox, reason: &str) -> Result<(), ApiError> {
         let d = &self.deployment;
         if d.store.leave_pool(member).await.map_err(internal)? {
             let audit = AuditRecord::of_sandbox(d.now(), member, "sandbox.ended", reason);
@@ -229,6 +310,14 @@ impl Kinds {
         }
         Ok(())
     }
+}
+
+fn pause_after(failures: u32) -> Duration {
+    RETRY_AFTER.saturating_mul(2u32.saturating_pow(failures.saturating_sub(1))).min(RETRY_WITHIN)
+}
+
+fn cut(reason: &str) -> String {
+    reason.chars().take(MAX_REASON_CHARS).collect()
 }
 
 fn of_template(name: &str) -> MakingWish {

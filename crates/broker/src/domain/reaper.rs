@@ -8,7 +8,7 @@ use std::{
 };
 
 use cobox_protocol::{ApiError, SandboxId, Timestamp, session::State};
-use cobox_provider::control;
+use cobox_provider::{DiskUse, control};
 use futures_util::{StreamExt, stream};
 use tokio::task::JoinSet;
 
@@ -58,7 +58,7 @@ struct Seen {
     requests: Option<u64>,
     measured: Option<Timestamp>,
     /// What its files took then.
-    used: Option<u64>,
+    used: Option<DiskUse>,
     tried: Option<Timestamp>,
     collected: Option<Timestamp>,
 }
@@ -190,6 +190,11 @@ impl Reaper {
     async fn end_overdue(&self, sandbox: &Sandbox, now: Timestamp) -> Result<bool, ApiError> {
         let (lifecycle, d) = (&self.lifecycle, &self.lifecycle.deployment);
         const REASON: &str = "its hard end was reached";
+        if sandbox.pool.is_some() {
+            // Somebody may have taken it since it was read; then it has all its time.
+            self.kinds.end_member(sandbox, REASON).await?;
+            return Ok(true);
+        }
         let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
         let had_sessions = !sessions.is_empty();
         let mut left = sessions.len();
@@ -208,7 +213,10 @@ impl Reaper {
         if !sandbox.outlives_sessions() {
             if !had_sessions {
                 let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.ended", REASON);
-                lifecycle.terminate(sandbox, REASON, audit).await?;
+                // A session that was bound to it in this moment keeps it.
+                if d.store.end_unbound_sandbox(&sandbox.id, &d.ending(REASON, audit)).await.map_err(internal)?.is_some() {
+                    lifecycle.destroy(&sandbox.id).await;
+                }
             }
             return Ok(true);
         }
@@ -244,7 +252,7 @@ impl Reaper {
         let Some(disk) = self.lifecycle.deployment.provider.disk_use(&sandbox.id, &sandbox.making).await else { return Ok(()) };
         let before = {
             let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-            seen.entry(sandbox.id.clone()).or_default().used.replace(disk.used)
+            seen.entry(sandbox.id.clone()).or_default().used.replace(disk)
         };
         let was_full = self.lifecycle.is_disk_full(&sandbox.id);
         let is_full = disk.used >= disk.limit || was_full && disk.used >= disk.limit / 100 * DISK_CLEAR_PERCENT;
@@ -252,7 +260,8 @@ impl Reaper {
             tracing::info!(sandbox = %sandbox.id, used = disk.used, limit = disk.limit, is_full, "a disk allowance was crossed");
             self.lifecycle.set_disk_full(&sandbox.id, is_full);
         }
-        if was_full && before.is_some_and(|before| disk.used.saturating_sub(before) > FULL_DISK_GROWTH_BYTES) {
+        let has_grown = |before: DiskUse| before.place == disk.place && disk.used.saturating_sub(before.used) > FULL_DISK_GROWTH_BYTES;
+        if was_full && before.is_some_and(has_grown) {
             tracing::warn!(sandbox = %sandbox.id, used = disk.used, limit = disk.limit, "a full disk still grew");
             self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(&sandbox.id);
             self.lifecycle.suspend(&sandbox.id, "it went on filling its disk past its allowance", |_| true).await?;

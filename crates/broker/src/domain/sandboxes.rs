@@ -15,7 +15,7 @@ use super::{
     deployment::{Deployment, internal},
     lifecycle::Lifecycle,
     making::{self, MakingWish},
-    model::{Caller, Sandbox},
+    model::{Caller, Sandbox, Session},
     sessions::{Asking, new_sandbox},
     shares::TELL_WAIT,
 };
@@ -60,8 +60,7 @@ impl Sandboxes {
         if let Some(taking) = &taking
             && let Some(taken) = d.store.take_pool_member(taking, &sandbox, &tags, &quota, &audit).await.map_err(internal)?
         {
-            let taken = self.lifecycle.bring_up_found(taken, asking.wait).await?;
-            return self.info(taken, tags).await;
+            return self.brought_up(taken, asking.wait, tags).await;
         }
         match d.store.add_sandbox(&sandbox, &tags, &quota, &audit).await.map_err(internal)? {
             AddedSandbox::Added => {}
@@ -69,7 +68,12 @@ impl Sandboxes {
             AddedSandbox::QuotaReached(by) => return Err(quota_reached(&quota, by)),
             AddedSandbox::MadeOfGone(what) => return Err(making::gone(&what)),
         }
-        match self.lifecycle.bring_up(&sandbox.id, asking.wait).await {
+        self.brought_up(sandbox, asking.wait, tags).await
+    }
+
+    /// Answers with a sandbox that was made or taken a moment ago, or gives it up with the name it has.
+    async fn brought_up(&self, sandbox: Sandbox, wait: Duration, tags: Tags) -> Result<SandboxInfo, ApiError> {
+        match self.lifecycle.bring_up_found(sandbox.clone(), wait).await {
             Ok(sandbox) => self.info(sandbox, tags).await,
             Err(e) if e.code == ErrorCode::SandboxStarting => self.info(sandbox, tags).await,
             Err(e) => {
@@ -184,18 +188,21 @@ impl Sandboxes {
         Ok(found.into_iter().map(|(sequence, record)| record.entry(sequence)).collect())
     }
 
-    pub(super) async fn info_with_tags(&self, sandbox: Sandbox) -> Result<SandboxInfo, ApiError> {
+    async fn info_with_tags(&self, sandbox: Sandbox) -> Result<SandboxInfo, ApiError> {
         let mut tags = self.deployment.store.sandbox_tags(&[&sandbox.id]).await.map_err(internal)?;
         let tags = tags.remove(sandbox.id.as_str()).unwrap_or_default();
         self.info(sandbox, tags).await
     }
 
     async fn info(&self, sandbox: Sandbox, tags: Tags) -> Result<SandboxInfo, ApiError> {
-        let d = &self.deployment;
-        let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
+        let sessions = self.deployment.store.sessions_on(&sandbox.id).await.map_err(internal)?;
+        Ok(self.info_of(sandbox, tags, sessions))
+    }
+
+    pub(super) fn info_of(&self, sandbox: Sandbox, tags: Tags, sessions: Vec<Session>) -> SandboxInfo {
         // Nobody gets a token with this.
-        let dataplane = d.gateway(&sandbox);
-        Ok(SandboxInfo {
+        let dataplane = self.deployment.gateway(&sandbox);
+        SandboxInfo {
             last_active_at: self.lifecycle.last_use(&sandbox),
             lease_expires_at: self.lifecycle.lease_end(&sandbox),
             id: sandbox.id,
@@ -218,7 +225,7 @@ impl Sandboxes {
             template: sandbox.template,
             snapshot_id: sandbox.making.layers.into_iter().next(),
             resources: sandbox.making.resources,
-        })
+        }
     }
 }
 

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use cobox_protocol::{
-    ApiError, ErrorCode, SnapshotId,
+    ApiError, Capability, ErrorCode, SnapshotId,
     making::{Env, Resources, SnapshotInfo, SnapshotState},
+    session::Access,
 };
 use cobox_provider::{Making, Root};
 
@@ -18,6 +19,7 @@ use super::{
     model::{Caller, Sandbox},
     sandboxes,
     sessions::Asking,
+    shares::{may_see, way_in},
 };
 use crate::store::{AddedKind, SnapshotFilter, Viewer};
 
@@ -44,8 +46,13 @@ pub async fn find(d: &Deployment, caller: &Caller, reference: &str) -> Result<Sn
     let found = match reference.parse::<SnapshotId>() {
         Ok(id) => d.store.snapshot(&id).await,
         Err(_) => {
-            let (name, tag) = reference.split_once(':').unwrap_or((reference, DEFAULT_TAG));
-            d.store.snapshot_named(&caller.principal.workspace, name, tag).await
+            let viewer = Viewer::from(&caller.principal);
+            let (name, tag) = reference.split_once(':').map_or((reference, None), |(name, tag)| (name, Some(tag)));
+            match d.store.snapshot_named(&viewer, name, Some(tag.unwrap_or(DEFAULT_TAG))).await {
+                // A name is one owner's, so that any of its tags is meant by them.
+                Ok(None) if tag.is_none() => d.store.snapshot_named(&viewer, name, None).await,
+                found => found,
+            }
         }
     };
     let found = found.map_err(internal)?.filter(|s| access::is_visible(&caller.principal, s)).ok_or_else(|| not_found(reference))?;
@@ -82,10 +89,13 @@ impl Kinds {
     pub async fn take_snapshot(self: &Arc<Self>, asking: &Asking<'_>, of: &str, wish: SnapshotWish<'_>) -> Result<Snapshot, ApiError> {
         let (d, caller) = (&self.deployment, asking.caller);
         let sandbox = sandboxes::find(d, caller, of).await?;
-        access::may_use(&caller.principal, &sandbox)?;
-        if !d.policy().allowed(&caller.subject()).contains(cobox_protocol::Capability::Snapshot) {
+        // A snapshot is all of its files: who takes one must get in as who reads them does.
+        let (session, entry) = way_in(d, &caller.principal, &sandbox).await?;
+        let is_given = entry.share.as_ref().is_none_or(|share| share.capabilities.contains(Capability::Snapshot));
+        if !is_given || !d.policy().allowed(&caller.subject()).contains(Capability::Snapshot) {
             access::may_end(&caller.principal, &sandbox)?;
         }
+        may_see(d, caller, &sandbox, session.as_ref()).await?;
         check(&wish)?;
         if !d.provider.abilities().snapshots {
             return Err(ApiError::invalid(format!("the {} provider can't take snapshots", d.provider.name())));
@@ -102,10 +112,10 @@ impl Kinds {
         let layers = std::iter::once(id.clone()).chain(sandbox.making.layers.iter().cloned()).collect();
         let resources = Resources { disk_bytes: wish.disk_bytes, ..Resources::default() }.or(&sandbox.making.resources);
         making::check(d, &Making { resources: resources.clone(), ..Making::default() }, &d.node)?;
-        let made_of = Making { root: sandbox.making.root.clone(), layers, resources, env: wish.env.clone(), ..Making::default() };
+        let (root, base) = (sandbox.making.root.clone(), sandbox.making.base.clone());
+        let made_of = Making { root, base, layers, resources, env: wish.env.clone(), ..Making::default() };
         let snapshot = Snapshot {
-            // What its owner keeps to themself stays so.
-            access: sandbox.access,
+            access: access_of(d, &sandbox).await?,
             node: sandbox.node.clone(),
             sandbox: Some(sandbox.id.clone()),
             ..self.new_snapshot(asking, id, &wish, made_of, SnapshotState::Building)
@@ -128,6 +138,7 @@ impl Kinds {
         let resources = Resources { disk_bytes: wish.disk_bytes, ..Resources::default() };
         let made_of = Making { root: Some(Root::Image(image.to_owned())), resources, env: wish.env.clone(), ..Making::default() };
         making::check(d, &made_of, &d.node)?;
+        let wish = SnapshotWish { tag: wish.tag.or_else(|| tag_of_image(image)), ..wish };
         let snapshot = self.new_snapshot(asking, SnapshotId::new(), &wish, made_of, SnapshotState::Ready);
         let snapshot = Snapshot { size_bytes: Some(0), ..snapshot };
         self.add_snapshot(asking, &snapshot, &format!("{} of image {image}", label(&snapshot))).await?;
@@ -159,12 +170,17 @@ impl Kinds {
         let d = &self.deployment;
         let audit = AuditRecord { sandbox: snapshot.sandbox.clone(), ..self.audit(asking, "snapshot.created", detail) };
         let most = d.config.max_snapshots_per_workspace;
-        match d.store.add_snapshot(snapshot, most, &audit).await.map_err(internal)? {
-            AddedKind::Added | AddedKind::NameTaken => Ok(()),
+        match d.store.add_snapshot(snapshot, &Viewer::from(&asking.caller.principal), &d.room(most), &audit).await.map_err(internal)? {
+            AddedKind::Added => Ok(()),
+            AddedKind::NameTaken => {
+                let message = format!("name: {} is the name of somebody else's snapshots; use another", snapshot.name);
+                Err(ApiError::new(ErrorCode::NameTaken, message))
+            }
             AddedKind::TooMany => Err(ApiError::new(
                 ErrorCode::RateLimited,
                 format!("the workspace has {most} snapshots, which is its storage limit; delete some first"),
             )),
+            AddedKind::TooLarge => Err(making::too_large(d)),
         }
     }
 
@@ -177,11 +193,12 @@ impl Kinds {
     }
 
     /// Its tag, if name and tag mean this one and not a newer.
-    pub async fn tag_of(&self, snapshot: &Snapshot) -> Result<Option<String>, ApiError> {
+    pub async fn tag_of(&self, asking: &Asking<'_>, snapshot: &Snapshot) -> Result<Option<String>, ApiError> {
         if snapshot.state != SnapshotState::Ready {
             return Ok(None);
         }
-        let meant = self.deployment.store.snapshot_named(&snapshot.workspace, &snapshot.name, &snapshot.tag).await.map_err(internal)?;
+        let viewer = Viewer::from(&asking.caller.principal);
+        let meant = self.deployment.store.snapshot_named(&viewer, &snapshot.name, Some(&snapshot.tag)).await.map_err(internal)?;
         Ok(meant.filter(|s| s.id == snapshot.id).map(|s| s.tag))
     }
 
@@ -198,7 +215,7 @@ impl Kinds {
             let deleting = Snapshot { state: SnapshotState::Deleting, updated_at: d.now(), ..found.clone() };
             d.store.settle_snapshot(&found, &deleting, Some(&audit)).await.map_err(internal)?;
         }
-        self.keep_snapshot(deleting).await;
+        self.keep_snapshot(deleting);
         Ok(())
     }
 
@@ -218,7 +235,9 @@ impl Kinds {
             let taken = this.copy(&snapshot).await;
             let now = d.now();
             let settled = match taken {
-                Ok(size) => Snapshot { state: SnapshotState::Ready, size_bytes: Some(size), updated_at: now, ..snapshot.clone() },
+                Ok((size, access)) => {
+                    Snapshot { state: SnapshotState::Ready, size_bytes: Some(size), access, updated_at: now, ..snapshot.clone() }
+                }
                 Err(error) => {
                     tracing::warn!(snapshot = %snapshot.id, %error, "a snapshot could not be taken");
                     let reason = error.message.chars().take(MAX_REASON_CHARS).collect();
@@ -235,7 +254,8 @@ impl Kinds {
         });
     }
 
-    async fn copy(&self, snapshot: &Snapshot) -> Result<u64, ApiError> {
+    /// What it takes, and for whom it is.
+    async fn copy(&self, snapshot: &Snapshot) -> Result<(u64, Access), ApiError> {
         let d = &self.deployment;
         let lost = || ApiError::new(ErrorCode::SandboxNotFound, "its sandbox ended while it was taken");
         let Some(of) = &snapshot.sandbox else { return Err(lost()) };
@@ -244,36 +264,49 @@ impl Kinds {
         };
         let sandbox = living().await?;
         let taken = d.provider.take_snapshot(of, &snapshot.id, &sandbox.making).await.map_err(|e| making::refused(&e))?;
-        // What ended meanwhile was being removed while it was copied.
-        if let Err(error) = living().await {
-            d.provider.remove_snapshot(&snapshot.id).await.map_err(|e| making::refused(&e))?;
-            return Err(error);
+        // What ended meanwhile was being removed while it was copied; what became somebody's alone may have been copied after that.
+        let access = match living().await {
+            Ok(sandbox) => access_of(d, &sandbox).await,
+            Err(error) => Err(error),
+        };
+        match access {
+            Ok(Access::Workspace) => Ok((taken, snapshot.access)),
+            Ok(Access::Owner) => Ok((taken, Access::Owner)),
+            Err(error) => {
+                d.provider.remove_snapshot(&snapshot.id).await.map_err(|e| making::refused(&e))?;
+                Err(error)
+            }
         }
-        Ok(taken)
     }
 
-    /// Finishes what was begun with one of this node.
-    pub async fn keep_snapshot(self: &Arc<Self>, snapshot: Snapshot) {
-        let d = &self.deployment;
+    /// Finishes what was begun with one of this node, behind whoever asks for it: there may be many files.
+    pub fn keep_snapshot(self: &Arc<Self>, snapshot: Snapshot) {
         match snapshot.state {
             SnapshotState::Building => self.build(snapshot),
-            SnapshotState::Deleting if snapshot.node == d.node => {
-                let Some(_under_way) = self.begin(snapshot.id.as_str()) else { return };
-                let removed = async {
-                    if d.store.is_snapshot_used(&snapshot).await.map_err(internal)? {
-                        return Ok(());
-                    }
-                    if d.provider.abilities().snapshots {
-                        d.provider.remove_snapshot(&snapshot.id).await.map_err(|e| making::refused(&e))?;
-                    }
-                    d.store.forget_snapshot(&snapshot.id).await.map_err(internal)
-                };
-                if let Err(error) = removed.await {
-                    tracing::warn!(snapshot = %snapshot.id, %error, "a snapshot could not be removed; it is tried again");
-                }
-            }
+            SnapshotState::Deleting if snapshot.node == self.deployment.node => self.remove(snapshot),
             _ => {}
         }
+    }
+
+    fn remove(self: &Arc<Self>, snapshot: Snapshot) {
+        let Some(under_way) = self.begin(snapshot.id.as_str()) else { return };
+        let this = self.clone();
+        self.deployment.background.spawn(async move {
+            let _under_way = under_way;
+            let d = &this.deployment;
+            let removed = async {
+                if d.store.is_snapshot_used(&snapshot).await.map_err(internal)? {
+                    return Ok(());
+                }
+                if d.provider.abilities().snapshots {
+                    d.provider.remove_snapshot(&snapshot.id).await.map_err(|e| making::refused(&e))?;
+                }
+                d.store.forget_snapshot(&snapshot.id).await.map_err(internal)
+            };
+            if let Err(error) = removed.await {
+                tracing::warn!(snapshot = %snapshot.id, %error, "a snapshot could not be removed; it is tried again");
+            }
+        });
     }
 
     /// What a dead node was copying doesn't get done.
@@ -290,6 +323,18 @@ impl Kinds {
     }
 }
 
+/// For whom a snapshot of a sandbox is: what anybody keeps to themself in it stays so, and what threads left in it is for whoever takes
+/// it, because nobody could be asked about them later.
+async fn access_of(d: &Deployment, sandbox: &Sandbox) -> Result<Access, ApiError> {
+    let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
+    if sandbox.access == Access::Owner || sessions.iter().any(|s| s.access == Access::Owner) {
+        return Ok(Access::Owner);
+    }
+    let is_threads = d.thread_authority.is_some()
+        && (sessions.iter().any(|s| s.thread().is_some()) || !d.store.past_threads(&sandbox.id, 1).await.map_err(internal)?.is_empty());
+    Ok(if is_threads { Access::Owner } else { Access::Workspace })
+}
+
 fn check(wish: &SnapshotWish<'_>) -> Result<(), ApiError> {
     sandboxes::check_name(wish.name)?;
     wish.env.check()?;
@@ -299,6 +344,12 @@ fn check(wish: &SnapshotWish<'_>) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// An image's own tag, where it can be one of ours: of `python:3.12` the last part, not of `host:5000/python` or `python@sha256:…`.
+fn tag_of_image(image: &str) -> Option<&str> {
+    let (_, tag) = image.split('@').next()?.rsplit_once(':')?;
+    cobox_protocol::sandbox::is_sandbox_name(tag).then_some(tag)
+}
+
 fn label(snapshot: &Snapshot) -> String {
     format!("{}:{}", snapshot.name, snapshot.tag)
 }
@@ -306,4 +357,18 @@ fn label(snapshot: &Snapshot) -> String {
 fn not_found(reference: &str) -> ApiError {
     let shown: String = reference.chars().filter(|c| !c.is_control()).take(128).collect();
     ApiError::new(ErrorCode::SnapshotNotFound, format!("there is no snapshot `{shown}`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_has_a_tag_of_its_own_or_none() {
+        assert_eq!(tag_of_image("python:3.12-slim"), Some("3.12-slim"));
+        assert_eq!(tag_of_image("host:5000/python:3"), Some("3"));
+        for none in ["python", "host:5000/python", "python@sha256:0123", "python:", "python:a b"] {
+            assert_eq!(tag_of_image(none), None, "{none}");
+        }
+    }
 }

@@ -4,7 +4,6 @@ use cobox_protocol::{
     ApiError, ErrorCode,
     making::{CreateTemplate, TemplateInfo},
 };
-use cobox_provider::Making;
 
 use super::{
     access,
@@ -78,7 +77,7 @@ impl Kinds {
             return Err(ApiError::invalid(format!("provider: there is no `{other}` here; there is `{}`", d.provider.name())));
         }
         // Volumes may come and go; the rest is known to be possible.
-        making::check(d, &Making { root: spec.root(), resources: spec.resources.clone(), ..Making::default() }, &d.node)?;
+        making::check_template(&*d.provider, &spec).map_err(|e| making::refused(&e))?;
         if d.config.templates.contains_key(&name) {
             return Err(taken(&name));
         }
@@ -95,7 +94,7 @@ impl Kinds {
         match d.store.add_template(&template, MAX_TEMPLATES, &audit).await.map_err(internal)? {
             AddedKind::Added => Ok(template.into()),
             AddedKind::NameTaken => Err(taken(&template.name)),
-            AddedKind::TooMany => Err(ApiError::new(
+            AddedKind::TooMany | AddedKind::TooLarge => Err(ApiError::new(
                 ErrorCode::RateLimited,
                 format!("the workspace has {MAX_TEMPLATES} templates, which is its limit; remove some first"),
             )),

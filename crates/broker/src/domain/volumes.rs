@@ -1,11 +1,12 @@
 //! Volumes: files that outlive the sandboxes they are mounted in, and may be in several at once.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use cobox_protocol::{
-    ApiError, ErrorCode, VolumeId,
+    ApiError, ErrorCode, SandboxId, VolumeId,
     making::{CreateVolume, VolumeInfo},
 };
+use tokio::task::JoinHandle;
 
 use super::{
     access,
@@ -14,11 +15,14 @@ use super::{
     keeper::Kinds,
     kinds::{Volume, VolumeState},
     making,
-    model::Caller,
+    model::{Caller, Sandbox},
     sandboxes,
     sessions::Asking,
 };
 use crate::store::{AddedKind, ChangedKind, RemovedKind, Viewer};
+
+/// How long a removal is waited for before it is answered; SDKs wait for ten seconds.
+const REMOVE_WAIT: Duration = Duration::from_secs(1);
 
 /// One that exists for the caller, by name or id.
 pub async fn find(d: &Deployment, caller: &Caller, name_or_id: &str) -> Result<Volume, ApiError> {
@@ -50,13 +54,14 @@ impl Kinds {
         };
         let audit = self.audit(asking, "volume.created", &format!("{} {} of {} bytes", volume.name, volume.id, volume.size_bytes));
         let most = d.config.max_volumes_per_workspace;
-        match d.store.add_volume(&volume, most, &audit).await.map_err(internal)? {
+        match d.store.add_volume(&volume, &d.room(most), &audit).await.map_err(internal)? {
             AddedKind::Added => {}
             AddedKind::NameTaken => return Err(taken(&volume.name)),
             AddedKind::TooMany => {
                 let message = format!("the workspace has {most} volumes, which is its storage limit; delete some first");
                 return Err(ApiError::new(ErrorCode::RateLimited, message));
             }
+            AddedKind::TooLarge => return Err(making::too_large(d)),
         }
         let (this, making) = (self.clone(), volume.clone());
         // In a task: a caller who hangs up doesn't leave it half done until the next look.
@@ -79,7 +84,7 @@ impl Kinds {
         let found = d.store.volumes(&Viewer::from(&asking.caller.principal)).await.map_err(internal)?;
         let mut list = Vec::with_capacity(found.len());
         for volume in found {
-            list.push(self.volume_info(volume).await?);
+            list.push(self.volume_info(asking, volume).await?);
         }
         Ok(list)
     }
@@ -87,12 +92,20 @@ impl Kinds {
     pub async fn volume(&self, asking: &Asking<'_>, name_or_id: &str) -> Result<VolumeInfo, ApiError> {
         let volume = find(&self.deployment, asking.caller, name_or_id).await?;
         access::may_use(&asking.caller.principal, &volume)?;
-        self.volume_info(volume).await
+        self.volume_info(asking, volume).await
     }
 
-    async fn volume_info(&self, volume: Volume) -> Result<VolumeInfo, ApiError> {
-        let users = self.deployment.store.sandboxes_made_of(&volume.workspace, volume.id.as_str()).await.map_err(internal)?;
+    async fn volume_info(&self, asking: &Asking<'_>, volume: Volume) -> Result<VolumeInfo, ApiError> {
+        let (users, _) = self.users_of(asking, &volume).await?;
         Ok(info(volume, users))
+    }
+
+    /// The sandboxes that have it, as far as the caller may know of them, and how many others.
+    async fn users_of(&self, asking: &Asking<'_>, volume: &Volume) -> Result<(Vec<SandboxId>, usize), ApiError> {
+        let users = self.deployment.store.sandboxes_made_of(&volume.workspace, volume.id.as_str()).await.map_err(internal)?;
+        let is_known = |s: &Sandbox| s.pool.is_none() && access::may_use(&asking.caller.principal, s).is_ok();
+        let (known, others): (Vec<_>, Vec<_>) = users.into_iter().partition(is_known);
+        Ok((known.into_iter().map(|s| s.id).collect(), others.len()))
     }
 
     pub async fn rename_volume(&self, asking: &Asking<'_>, name_or_id: &str, to: &str) -> Result<VolumeInfo, ApiError> {
@@ -102,7 +115,7 @@ impl Kinds {
         access::may_end(&asking.caller.principal, &volume)?;
         let audit = self.audit(asking, "volume.renamed", &format!("{} {} to {to}", volume.name, volume.id));
         match d.store.rename_volume(&volume, to, d.now(), &audit).await.map_err(internal)? {
-            ChangedKind::Changed => self.volume_info(Volume { name: to.to_owned(), updated_at: d.now(), ..volume }).await,
+            ChangedKind::Changed => self.volume_info(asking, Volume { name: to.to_owned(), updated_at: d.now(), ..volume }).await,
             ChangedKind::NameTaken => Err(taken(to)),
             ChangedKind::Gone => Err(not_found(name_or_id)),
         }
@@ -116,36 +129,44 @@ impl Kinds {
         let audit = self.audit(asking, "volume.deleted", &format!("{} {}", volume.name, volume.id));
         match d.store.remove_volume(&volume, &audit).await.map_err(internal)? {
             RemovedKind::Removed => {}
-            RemovedKind::InUse(by) => {
-                let message = format!("volume {} is used by {}; delete them first", volume.name, by.join(", "));
+            RemovedKind::InUse(_) => {
+                let (known, others) = self.users_of(asking, &volume).await?;
+                let mut users: Vec<String> = known.iter().map(ToString::to_string).collect();
+                users.extend((others > 0).then(|| format!("{others} of other people or of pools")));
+                let message = format!("volume {} is used by {}; delete them first", volume.name, users.join(", "));
                 return Err(ApiError::new(ErrorCode::InUse, message));
             }
             RemovedKind::Gone => return Err(not_found(name_or_id)),
         }
-        self.keep_volume(&Volume { state: VolumeState::Deleting, ..volume }).await;
+        let removing = self.keep_volume(Volume { state: VolumeState::Deleting, ..volume });
+        // Most are gone at once; one with many files goes behind the answer.
+        let _ = tokio::time::timeout(REMOVE_WAIT, removing).await;
         Ok(())
     }
 
-    /// Finishes what was begun with one of this node.
-    pub async fn keep_volume(&self, volume: &Volume) {
-        let d = &self.deployment;
-        if volume.node != d.node {
-            return;
-        }
-        let kept = async {
-            match volume.state {
-                VolumeState::Making => self.make_volume(volume).await,
-                VolumeState::Deleting => {
-                    let Some(_under_way) = self.begin(volume.id.as_str()) else { return Ok(()) };
-                    d.provider.remove_volume(&volume.id).await.map_err(|e| making::refused(&e))?;
-                    d.store.forget_volume(&volume.id).await.map_err(internal)
-                }
-                VolumeState::Ready => Ok(()),
+    /// Finishes what was begun with one of this node, in a task.
+    pub fn keep_volume(self: &Arc<Self>, volume: Volume) -> JoinHandle<()> {
+        let this = self.clone();
+        self.deployment.background.spawn(async move {
+            if volume.node != this.deployment.node {
+                return;
             }
-        };
-        if let Err(error) = kept.await {
-            tracing::warn!(volume = %volume.id, %error, "a volume could not be made or removed; it is tried again");
-        }
+            let kept = match volume.state {
+                VolumeState::Making => this.make_volume(&volume).await,
+                VolumeState::Deleting => this.remove_volume(&volume).await,
+                VolumeState::Ready => Ok(()),
+            };
+            if let Err(error) = kept {
+                tracing::warn!(volume = %volume.id, %error, "a volume could not be made or removed; it is tried again");
+            }
+        })
+    }
+
+    async fn remove_volume(&self, volume: &Volume) -> Result<(), ApiError> {
+        let d = &self.deployment;
+        let Some(_under_way) = self.begin(volume.id.as_str()) else { return Ok(()) };
+        d.provider.remove_volume(&volume.id).await.map_err(|e| making::refused(&e))?;
+        d.store.forget_volume(&volume.id).await.map_err(internal)
     }
 
     pub(super) fn audit(&self, asking: &Asking<'_>, action: &'static str, detail: &str) -> AuditRecord {
@@ -155,7 +176,7 @@ impl Kinds {
     }
 }
 
-fn info(volume: Volume, sandboxes: Vec<cobox_protocol::SandboxId>) -> VolumeInfo {
+fn info(volume: Volume, sandboxes: Vec<SandboxId>) -> VolumeInfo {
     VolumeInfo {
         id: volume.id,
         name: volume.name,

@@ -14,7 +14,7 @@ use axum::{
 };
 use cobox_gateway::PassedFor;
 use cobox_protocol::{ApiError, ErrorCode, RequestId, secret::redact};
-use http::{HeaderName, HeaderValue, StatusCode, header};
+use http::{HeaderName, HeaderValue, StatusCode, Uri, header};
 
 use super::langsmith;
 use crate::metrics::Metrics;
@@ -113,7 +113,7 @@ pub async fn identify(State(metrics): State<Arc<Metrics>>, mut request: Request,
     let began = Instant::now();
     let method = request.method().clone();
     let route = request.extensions().get::<MatchedPath>().cloned();
-    let dialect = Dialect::of(request.uri().path());
+    let dialect = Dialect::of(request.uri());
     let path = route.is_none().then(|| without_secrets(request.uri().path()).chars().take(MAX_LOGGED_PATH).collect::<String>());
     let seen = Seen::default();
     request.extensions_mut().insert(id.clone());
@@ -122,7 +122,7 @@ pub async fn identify(State(metrics): State<Arc<Metrics>>, mut request: Request,
     let code = match response.extensions_mut().remove::<ApiError>() {
         Some(error) => {
             let mut said = std::mem::take(response.headers_mut());
-            response = rendered(&error, &id, dialect);
+            response = rendered(&error, &id, &dialect);
             for name in STAYS {
                 if let Some(value) = said.remove(&name) {
                     response.headers_mut().insert(name, value);
@@ -161,23 +161,23 @@ fn without_secrets(path: &str) -> Cow<'_, str> {
 }
 
 /// Whose words an error is told in.
-#[derive(Clone, Copy)]
 enum Dialect {
     Ours,
-    LangSmith,
+    /// Of a request to this path.
+    LangSmith(Uri),
 }
 
 impl Dialect {
-    fn of(path: &str) -> Self {
-        if langsmith::is_asked(path) { Dialect::LangSmith } else { Dialect::Ours }
+    fn of(uri: &Uri) -> Self {
+        if langsmith::is_asked(uri.path()) { Dialect::LangSmith(uri.clone()) } else { Dialect::Ours }
     }
 }
 
-fn rendered(error: &ApiError, id: &RequestId, dialect: Dialect) -> Response {
+fn rendered(error: &ApiError, id: &RequestId, dialect: &Dialect) -> Response {
     let error = &ApiError { message: redact(&error.message).into_owned(), ..error.clone() };
     let (status, mut response) = match dialect {
         Dialect::Ours => (error.code.status(), Json(error.envelope(id)).into_response()),
-        Dialect::LangSmith => (langsmith::error::status(error.code), Json(langsmith::error::body(error, id)).into_response()),
+        Dialect::LangSmith(uri) => (langsmith::status(uri.path(), error.code), Json(langsmith::error::body(error, id)).into_response()),
     };
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     *response.status_mut() = status;

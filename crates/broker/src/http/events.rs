@@ -69,9 +69,10 @@ async fn events(
     let watch = api.events.open(shown, &session_id(&id)?, from, &pay).await?;
     let request_id = extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
     let (sender, receiver) = mpsc::channel(WAITING);
+    let preamble = preamble(&watch);
     // Not on the connection's own thread: it must go on, and end, while the client takes nothing.
     api.deployment.background.spawn(tell(watch, sender, request_id));
-    let body = stream::unfold((Some(Bytes::from_static(PREAMBLE)), receiver), async |(first, mut receiver)| {
+    let body = stream::unfold((Some(preamble), receiver), async |(first, mut receiver)| {
         let bytes = match first {
             Some(first) => first,
             None => receiver.recv().await?,
@@ -85,6 +86,14 @@ async fn events(
         (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
     ];
     Ok((headers, Body::from_stream(body)).into_response())
+}
+
+/// An id without an event is taken by every reader of server-sent events, and shown to nobody.
+fn preamble(watch: &Watch) -> Bytes {
+    match watch.begins_at() {
+        Some(id) => [format!("id: {id}\n").as_bytes(), PREAMBLE].concat().into(),
+        None => Bytes::from_static(PREAMBLE),
+    }
 }
 
 fn begin(headers: &HeaderMap, after: Option<&str>) -> Result<From, ApiError> {

@@ -28,14 +28,23 @@ pub struct PageQuery {
 impl PageQuery {
     /// A page of things whose ids are `Id`s. Asks for one more than is shown, to know whether there is another page.
     pub fn wish<Id: FromStr>(&self) -> Result<PageWish, ApiError> {
-        let limit = self.limit.as_ref().map_or(Ok(DEFAULT_LIMIT), |l| l.parse());
-        let Some(limit) = limit.ok().filter(|l| (1..=MAX_LIMIT).contains(l)) else {
-            return Err(ApiError::invalid(format!("limit: must be a whole number from 1 to {MAX_LIMIT}")));
+        self.wish_or::<Id>(DEFAULT_LIMIT)
+    }
+
+    /// Where nothing is said, of so many.
+    pub fn wish_or<Id: FromStr>(&self, unsaid: u32) -> Result<PageWish, ApiError> {
+        let limit = match &self.limit {
+            None => unsaid,
+            Some(said) => said
+                .parse()
+                .ok()
+                .filter(|l| (1..=MAX_LIMIT).contains(l))
+                .ok_or_else(|| ApiError::invalid(format!("limit: must be a whole number from 1 to {MAX_LIMIT}")))?,
         };
         if self.cursor.as_ref().is_some_and(|c| c.parse::<Id>().is_err()) {
             return Err(ApiError::invalid("cursor: must be the next_cursor of an earlier page"));
         }
-        Ok(PageWish { before: self.cursor.clone(), limit: limit + 1 })
+        Ok(PageWish { before: self.cursor.clone(), limit: limit.saturating_add(1) })
     }
 }
 

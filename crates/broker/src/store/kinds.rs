@@ -1,13 +1,13 @@
 //! What the store remembers about what sandboxes are made of: a part of [`super::Store`].
 
 use async_trait::async_trait;
-use cobox_protocol::{PoolId, SandboxId, SnapshotId, Timestamp, VolumeId, tags::Tags};
+use cobox_protocol::{PoolId, SnapshotId, Timestamp, VolumeId, tags::Tags};
 
 use super::{Counted, Stored, Viewer};
 use crate::{
     domain::{
         audit::AuditRecord,
-        kinds::{Pool, Snapshot, Template, Volume, VolumeState},
+        kinds::{Pool, PoolTrouble, Snapshot, Template, Volume, VolumeState},
         model::Sandbox,
     },
     policy::Quota,
@@ -19,6 +19,18 @@ pub enum AddedKind {
     NameTaken,
     /// There are as many as may be.
     TooMany,
+    /// They take as many bytes as they may.
+    TooLarge,
+}
+
+/// What a workspace may have of one kind. What is being deleted counts until it is gone, unless its node is: then nobody can remove it.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    pub most: u32,
+    /// Of snapshots and volumes together.
+    pub bytes: u64,
+    /// Nodes that were silent since are gone.
+    pub alive_since: Timestamp,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +69,7 @@ pub struct PoolTaking {
 /// Which snapshots a list shows.
 #[derive(Clone, Debug, Default)]
 pub struct SnapshotFilter {
+    /// In letters of any size.
     pub name_contains: Option<String>,
     /// With exactly this name.
     pub name: Option<String>,
@@ -75,23 +88,24 @@ pub trait KindStore: Send + Sync {
     /// Sandboxes made by it go on; a pool of it stands in the way.
     async fn remove_template(&self, template: &Template, audit: &AuditRecord) -> Stored<RemovedKind>;
 
-    /// In the state it has, before any of its files are there.
-    async fn add_snapshot(&self, snapshot: &Snapshot, most: u32, audit: &AuditRecord) -> Stored<AddedKind>;
+    /// In the state it has, before any of its files are there. A name is whose the oldest snapshot of it is: who else asks for it finds it
+    /// taken, unless they see everything.
+    async fn add_snapshot(&self, snapshot: &Snapshot, by: &Viewer, room: &Room, audit: &AuditRecord) -> Stored<AddedKind>;
     async fn snapshot(&self, id: &SnapshotId) -> Stored<Option<Snapshot>>;
-    /// The newest that is ready; where none is, the newest that isn't being deleted.
-    async fn snapshot_named(&self, workspace: &str, name: &str, tag: &str) -> Stored<Option<Snapshot>>;
+    /// Of those the viewer may use the newest that is ready; where none is, the newest that isn't being deleted. Without a tag any will do.
+    async fn snapshot_named(&self, viewer: &Viewer, name: &str, tag: Option<&str>) -> Stored<Option<Snapshot>>;
     /// Newest first.
     async fn snapshots(&self, viewer: &Viewer, filter: &SnapshotFilter) -> Stored<Vec<Snapshot>>;
     /// Those of a node that something is to be done about: they are being made or deleted.
     async fn snapshots_due(&self, node: &str) -> Stored<Vec<Snapshot>>;
-    /// Replaces state, reason and size if the state is still `old`'s; says whether it was.
+    /// Replaces state, reason, size and access if the state is still `old`'s; says whether it was.
     async fn settle_snapshot(&self, old: &Snapshot, new: &Snapshot, audit: Option<&AuditRecord>) -> Stored<bool>;
     /// Whether a sandbox or another snapshot stands on it. Of one that is being deleted, false stays false.
     async fn is_snapshot_used(&self, snapshot: &Snapshot) -> Stored<bool>;
     /// Removes the row of one that is being deleted.
     async fn forget_snapshot(&self, id: &SnapshotId) -> Stored<()>;
 
-    async fn add_volume(&self, volume: &Volume, most: u32, audit: &AuditRecord) -> Stored<AddedKind>;
+    async fn add_volume(&self, volume: &Volume, room: &Room, audit: &AuditRecord) -> Stored<AddedKind>;
     async fn volume(&self, id: &VolumeId) -> Stored<Option<Volume>>;
     /// One that isn't being deleted.
     async fn volume_named(&self, workspace: &str, name: &str) -> Stored<Option<Volume>>;
@@ -106,7 +120,7 @@ pub trait KindStore: Send + Sync {
     async fn forget_volume(&self, id: &VolumeId) -> Stored<()>;
 
     /// The sandboxes of a workspace, not quite gone, that are made of a snapshot or a volume.
-    async fn sandboxes_made_of(&self, workspace: &str, id: &str) -> Stored<Vec<SandboxId>>;
+    async fn sandboxes_made_of(&self, workspace: &str, id: &str) -> Stored<Vec<Sandbox>>;
 
     async fn add_pool(&self, pool: &Pool, most: u32, audit: &AuditRecord) -> Stored<AddedKind>;
     async fn pool(&self, workspace: &str, name: &str) -> Stored<Option<Pool>>;
@@ -114,7 +128,10 @@ pub trait KindStore: Send + Sync {
     async fn pools(&self, workspace: &str) -> Stored<Vec<Pool>>;
     /// Of every workspace.
     async fn all_pools(&self) -> Stored<Vec<Pool>>;
-    /// Replaces name and size.
+    async fn pool_by_id(&self, id: &PoolId) -> Stored<Option<Pool>>;
+    /// Replaces a pool's trouble if it has failed as often as in `seen`; says whether it had.
+    async fn note_pool_trouble(&self, seen: &Pool, trouble: &PoolTrouble) -> Stored<bool>;
+    /// Replaces name and size, and forgets its trouble.
     async fn change_pool(&self, old: &Pool, new: &Pool, audit: &AuditRecord) -> Stored<ChangedKind>;
     /// Its members are no longer taken; who removed it ends them.
     async fn remove_pool(&self, pool: &Pool, audit: &AuditRecord) -> Stored<bool>;

@@ -54,6 +54,8 @@ pub trait Store: KindStore + Send + Sync {
     async fn identity(&self, principal: &Principal, hash: &[u8; 32]) -> Stored<Option<ApiKey>>;
     /// By name; the page's cursor is the last name seen.
     async fn principals(&self, workspace: &str, now: Timestamp, page: &PageWish) -> Stored<Vec<PrincipalRecord>>;
+    /// Whether it can still come in: by a key or an identity that counts.
+    async fn has_valid_key(&self, workspace: &str, name: &str, now: Timestamp) -> Stored<bool>;
     /// Ends its keys, its identities and all its tokens.
     async fn disable_principal(&self, workspace: &str, name: &str, ending: &Ending) -> Stored<DisabledPrincipal>;
     /// What ended stays ended; new keys can be made and identities sign in again. False when there is no such principal.
@@ -82,6 +84,8 @@ pub trait Store: KindStore + Send + Sync {
     async fn sandbox(&self, id: &SandboxId) -> Stored<Option<Sandbox>>;
     /// A living sandbox.
     async fn sandbox_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>>;
+    /// The one that ended last of those that had the name.
+    async fn sandbox_once_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>>;
     /// The living ones that have all these tags, or are used by a session that has.
     async fn sandboxes(&self, viewer: &Viewer, tags: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>>;
     async fn sandbox_tags(&self, ids: &[&SandboxId]) -> Stored<HashMap<String, Tags>>;
@@ -100,6 +104,9 @@ pub trait Store: KindStore + Send + Sync {
     async fn renew_sandbox(&self, id: &SandboxId) -> Stored<()>;
     /// Ends a sandbox (`terminated` or `failed`) with its sessions, leaving the intent to destroy it. `None` when it has ended already.
     async fn end_sandbox(&self, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>>;
+
+    /// As [`Store::end_sandbox`], unless a session is bound to it.
+    async fn end_unbound_sandbox(&self, id: &SandboxId, ending: &Ending) -> Stored<Option<Sandbox>>;
 
     /// A sandbox for which too many would be kept gets its next key instead, which ends all its tokens.
     async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<Arc<RevocationList>>;

@@ -212,6 +212,84 @@ async fn a_box_that_can_not_start_leaves_nothing_however_often_it_is_asked_for()
 }
 
 #[tokio::test]
+async fn a_list_without_a_size_has_all_and_a_filter_is_kept_or_refused() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    for n in 0..60 {
+        let who = if n % 2 == 0 { &ann } else { &bob };
+        who.post(BOXES, json!({ "name": format!("box{n}") })).await.ok(201);
+    }
+    let count = |list: &Value| list["sandboxes"].as_array().unwrap().len();
+    let all = ann.get(BOXES).await.ok(200);
+    assert_eq!((count(&all), &all["next_cursor"]), (60, &Value::Null));
+    let page = ann.get(&format!("{BOXES}?page_size=40")).await.ok(200);
+    let rest = ann.get(&format!("{BOXES}?page_size=40&cursor={}", page["next_cursor"].as_str().unwrap())).await.ok(200);
+    assert_eq!((count(&page), count(&rest), &rest["next_cursor"]), (40, 20, &Value::Null));
+    ann.post(&format!("{BOXES}/box0/stop"), json!({})).await.ok(200);
+    for (query, many) in [
+        ("created_by=me", 30),
+        ("created_by=bob", 30),
+        ("status=stopped", 1),
+        ("status=ready&created_by=me", 29),
+        ("sort_by=created_at&sort_order=desc", 60),
+        ("status=failed", 0),
+    ] {
+        assert_eq!(count(&ann.get(&format!("{BOXES}?{query}")).await.ok(200)), many, "{query}");
+    }
+    for (query, field) in [("label=a", "label"), ("sort_by=name", "sort_by"), ("sort_order=asc", "sort_order"), ("limit=0", "limit")] {
+        assert_eq!(refused_field(ann.get(&format!("{BOXES}?{query}")).await), field, "{query}");
+    }
+    ann.get(&format!("{BOXES}?status=odd")).await.ok(422);
+}
+
+#[tokio::test]
+async fn who_polls_by_name_learns_that_it_failed() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, eve) = (broker.human("ann").await, broker.stranger().await);
+    world.provider.failing_starts.store(1, Ordering::SeqCst);
+    ann.post(BOXES, json!({ "name": "dev", "wait_for_ready": false })).await.ok(201);
+    let path = format!("{BOXES}/dev/status");
+    eventually("the failure", async || ann.get(&path).await.ok(200)["status"] == "failed").await;
+    assert!(ann.get(&path).await.ok(200)["status_message"].as_str().unwrap().contains("told to fail"));
+    assert_eq!(refused(eve.get(&path).await, 404), "NotFound");
+    // Another of that name is another one, and so is its end.
+    ann.post(BOXES, json!({ "name": "dev" })).await.ok(201);
+    assert_eq!(ann.get(&path).await.ok(200)["status"], "ready");
+    ann.delete(&format!("{BOXES}/dev")).await.ok(204);
+    assert_eq!(refused(ann.get(&path).await, 404), "NotFound");
+    world.provider.failing_starts.store(1, Ordering::SeqCst);
+    ann.post(BOXES, json!({ "name": "dev", "wait_for_ready": false })).await.ok(201);
+    eventually("the failure", async || ann.get(&path).await.ok(200)["status"] == "failed").await;
+    world.clock.advance(3600);
+    assert_eq!(refused(ann.get(&path).await, 404), "NotFound", "nobody waits for so long");
+}
+
+#[tokio::test]
+async fn a_start_is_answered_before_it_is_done_and_one_that_fails_says_so() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    ann.post(BOXES, json!({ "name": "dev" })).await.ok(201);
+    ann.post(&format!("{BOXES}/dev/stop"), json!({})).await.ok(200);
+    let status = async || ann.get(&format!("{BOXES}/dev/status")).await.ok(200)["status"].as_str().unwrap().to_owned();
+    world.provider.may_start.send_replace(false);
+    let starting = ann.post(&format!("{BOXES}/dev/start"), json!({})).await.ok(200);
+    assert_eq!((starting["status"].as_str().unwrap(), status().await.as_str()), ("provisioning", "provisioning"));
+    assert_eq!(ann.get(BOXES).await.ok(200)["items"][0]["status"], "provisioning");
+    world.provider.failing_starts.store(1, Ordering::SeqCst);
+    world.provider.may_start.send_replace(true);
+    eventually("the failure", async || status().await == "failed").await;
+    let shown = ann.get(&format!("{BOXES}/dev")).await.ok(200);
+    assert!(shown["status_message"].as_str().unwrap().contains("told to fail"), "{shown}");
+    // Known at once, it is told at once, and the next start may do better.
+    world.provider.failing_starts.store(1, Ordering::SeqCst);
+    assert_eq!(ann.post(&format!("{BOXES}/dev/start"), json!({})).await.ok(200)["status"], "failed");
+    assert_eq!(ann.post(&format!("{BOXES}/dev/start"), json!({})).await.ok(200)["status"], "ready");
+}
+
+#[tokio::test]
 async fn a_box_that_takes_longer_than_its_maker_waits_is_deleted_again() {
     let world = World::new();
     let broker = world.start().await;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use cobox_protocol::key::PrincipalKind;
 use cobox_testkit::TestDatabase;
 use http::Method;
+use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
 use crate::harness::{EventReader, World, eventually, sandbox_id, session_path};
@@ -105,6 +106,23 @@ async fn what_a_sandbox_says_is_told_once_bounded_and_as_its_own_word() {
     let mut all = ann.at(&broker).watch(&other, "", &[]).await;
     ann.at(&broker).delete(&session_path(&other)).await.ok(204);
     assert_eq!(all.until("terminated").await, ["created", "active", "terminated"]);
+}
+
+#[tokio::test]
+async fn who_watches_from_now_on_comes_back_to_where_that_was_also_before_anything_happened() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let session = ann.ensure("t").await;
+    let mut body = ann.begin_watch(&session, "?after=now", &[]).await.into_body();
+    let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    let text = std::str::from_utf8(&first).unwrap();
+    let begins_at = text.lines().find_map(|line| line.strip_prefix("id: ")).expect("it says where it begins").to_owned();
+    drop(body);
+    let sandbox = format!("/v1/sandboxes/{}", sandbox_id(&session));
+    ann.call(Method::PATCH, &sandbox, Some(json!({ "name": "dev" })), &[]).await.ok(200);
+    let mut events = ann.watch(&session, "", &[("last-event-id", &begins_at)]).await;
+    assert_eq!(events.event().await["change"], "name=dev");
 }
 
 #[tokio::test]

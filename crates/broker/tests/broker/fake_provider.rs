@@ -96,6 +96,10 @@ pub struct FakeProvider {
     pub made_of: Mutex<HashMap<SandboxId, Vec<Making>>>,
     /// While false, copying waits.
     pub may_copy: watch::Sender<bool>,
+    /// While false, making and removing volumes, and removing snapshots, waits.
+    pub may_make: watch::Sender<bool>,
+    /// What its image stands for.
+    pub image_is: Mutex<Option<String>>,
     pub failing_snapshots: AtomicU32,
     pub failing_volumes: AtomicU32,
     pub snapshots: Mutex<BTreeSet<SnapshotId>>,
@@ -126,6 +130,8 @@ impl FakeProvider {
             is_ready: AtomicBool::new(true),
             made_of: Mutex::default(),
             may_copy: watch::channel(true).0,
+            may_make: watch::channel(true).0,
+            image_is: Mutex::default(),
             failing_snapshots: AtomicU32::new(0),
             failing_volumes: AtomicU32::new(0),
             snapshots: Mutex::default(),
@@ -188,6 +194,18 @@ impl Provider for FakeProvider {
         match &making.root {
             Some(Root::Image(image)) if image != IMAGE => Err(ProviderError::Refused(format!("image: there is no `{image}` here"))),
             _ => Ok(()),
+        }
+    }
+
+    fn pinned(&self, making: Making) -> Result<Making, ProviderError> {
+        let base = making.base.clone().or_else(|| making.root.as_ref().and_then(|_| self.image_is.lock().unwrap().clone()));
+        Ok(Making { base, ..making })
+    }
+
+    fn check_places(&self, _: &Making, paths: &[&str]) -> Result<(), ProviderError> {
+        match paths.iter().position(|path| path.starts_with("/taken")) {
+            Some(index) => Err(ProviderError::Refused(format!("mounts[{index}].path: is taken"))),
+            None => Ok(()),
         }
     }
 
@@ -280,6 +298,7 @@ impl Provider for FakeProvider {
         Ok(4096)
     }
     async fn remove_snapshot(&self, id: &SnapshotId) -> Result<(), ProviderError> {
+        self.may_make.subscribe().wait_for(|may| *may).await.map_err(|e| ProviderError::Unavailable(e.to_string()))?;
         self.snapshots.lock().unwrap().remove(id);
         Ok(())
     }
@@ -291,11 +310,13 @@ impl Provider for FakeProvider {
         if size_bytes <= 1 << 30 { Ok(()) } else { Err(ProviderError::Refused("size: at most a GiB".into())) }
     }
     async fn make_volume(&self, id: &VolumeId, _: u64) -> Result<(), ProviderError> {
+        self.may_make.subscribe().wait_for(|may| *may).await.map_err(|e| ProviderError::Unavailable(e.to_string()))?;
         fails(&self.failing_volumes)?;
         self.volumes.lock().unwrap().insert(id.clone());
         Ok(())
     }
     async fn remove_volume(&self, id: &VolumeId) -> Result<(), ProviderError> {
+        self.may_make.subscribe().wait_for(|may| *may).await.map_err(|e| ProviderError::Unavailable(e.to_string()))?;
         self.volumes.lock().unwrap().remove(id);
         Ok(())
     }

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use cobox_broker::domain::kinds::TemplateSpec;
 use cobox_protocol::{
     SandboxId, SnapshotId,
+    key::PrincipalKind,
     making::{Cpus, Env, Resources},
 };
 use cobox_provider::{Making, Root};
@@ -68,6 +69,29 @@ async fn a_sandbox_is_made_by_its_template_each_time_it_starts() {
 }
 
 #[tokio::test]
+async fn what_an_image_stood_for_stays_with_what_was_made_of_it() {
+    let world = with_template();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let stands_for = |what: &str| *world.provider.image_is.lock().unwrap() = Some(what.to_owned());
+    let base_of = |id: &SandboxId| world.provider.made_of.lock().unwrap()[id].last().unwrap().base.clone();
+    stands_for("one");
+    let first = id(&ann.post("/v1/sandboxes", json!({ "template": "python" })).await.ok(201));
+    let snapshot = taken(&ann, &first, "s").await;
+    becomes(&ann, &snapshot, "ready").await;
+    stands_for("two");
+    let second = id(&ann.post("/v1/sandboxes", json!({ "template": "python" })).await.ok(201));
+    let from = id(&ann.post("/v1/sandboxes", json!({ "snapshot": "s" })).await.ok(201));
+    world.clock.advance(3600);
+    broker.tick().await;
+    ann.get(&format!("/dp/{first}/v1/x")).await.ok(200);
+    assert_eq!(world.provider.made_of.lock().unwrap()[&first].len(), 2, "it was started again");
+    assert_eq!([base_of(&first), base_of(&second), base_of(&from)], [Some("one".into()), Some("two".into()), Some("one".into())]);
+    let plain = sandbox_id(&ann.ensure("plain").await);
+    assert_eq!(base_of(&plain), None);
+}
+
+#[tokio::test]
 async fn a_workspace_has_templates_of_its_own_beside_the_operators() {
     let world = with_template();
     let broker = world.start().await;
@@ -84,6 +108,7 @@ async fn a_workspace_has_templates_of_its_own_beside_the_operators() {
         (json!({ "name": "../x" }), "name: "),
         (json!({ "name": "x", "env": { "A=B": "1" } }), "env: "),
         (json!({ "name": "x", "mounts": [{ "volume": "v", "path": "/proc" }] }), "mounts[0].path"),
+        (json!({ "name": "x", "mounts": [{ "volume": "v", "path": "/taken/x" }] }), "mounts[0].path: is taken"),
     ] {
         let answer = ann.post("/v1/templates", wish).await;
         let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
@@ -116,7 +141,7 @@ async fn who_may_use_listed_templates_gets_nothing_else() {
     std::fs::write(&policy, "[[rule]]\nkind = \"agent\"\ntemplates = [\"python\", \"own\"]\n").unwrap();
     world.config.policy_file = Some(policy);
     let broker = world.start().await;
-    let bot = broker.key("bot", cobox_protocol::key::PrincipalKind::Agent).await;
+    let bot = broker.key("bot", PrincipalKind::Agent).await;
     let ann = broker.human("ann").await;
     ann.post("/v1/templates", json!({ "name": "own" })).await.ok(201);
     let of_ann = ann.post("/v1/sandboxes", json!({})).await.ok(201);
@@ -211,6 +236,108 @@ async fn a_snapshot_is_its_owners_where_the_sandbox_is_and_a_failed_one_says_why
 }
 
 #[tokio::test]
+async fn what_a_session_keeps_to_its_owner_is_not_had_by_a_snapshot() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, bob, root) = (broker.human("ann").await, broker.human("bob").await, broker.key("root", PrincipalKind::Operator).await);
+    let open = id(&ann.post("/v1/sandboxes", json!({ "name": "open" })).await.ok(201));
+    let before = taken(&ann, &open, "before").await;
+    becomes(&ann, &before, "ready").await;
+    let path = format!("/v1/sandboxes/{open}/snapshots");
+    world.provider.may_copy.send_replace(false);
+    let meanwhile = taken(&ann, &open, "meanwhile").await;
+    let session =
+        ann.post(SESSIONS, json!({ "thread_id": "t", "mode": "ensure", "sandbox_hint": "open", "access": "owner" })).await.ok(200);
+    world.provider.may_copy.send_replace(true);
+    assert_eq!(bob.get(&format!("/dp/{open}/v1/x")).await.error(403), "FORBIDDEN");
+    assert_eq!(becomes(&ann, &meanwhile, "ready").await["access"], "owner", "it may have been copied after that");
+    let private = taken(&ann, &open, "private").await;
+    assert_eq!(becomes(&ann, &private, "ready").await["access"], "owner");
+    for snapshot in [&meanwhile, &private] {
+        assert_eq!(bob.post("/v1/sandboxes", json!({ "snapshot": snapshot })).await.error(403), "FORBIDDEN");
+    }
+    bob.post("/v1/sandboxes", json!({ "snapshot": before })).await.ok(201);
+    assert_eq!(bob.post(&path, json!({ "name": "mine" })).await.error(403), "FORBIDDEN");
+    root.post(&path, json!({ "name": "help" })).await.ok(202);
+    // Not even by who owns the sandbox, once it is another's session alone.
+    ann.delete(&session_path(&session)).await;
+    bob.post(SESSIONS, json!({ "thread_id": "u", "mode": "ensure", "sandbox_hint": "open", "access": "owner" })).await.ok(200);
+    assert_eq!(ann.get(&format!("/dp/{open}/v1/x")).await.error(403), "FORBIDDEN");
+    assert_eq!(ann.post(&path, json!({ "name": "his" })).await.error(403), "FORBIDDEN");
+}
+
+#[tokio::test]
+async fn a_snapshots_name_is_its_owners_and_means_what_one_may_use() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, bob, root) = (broker.human("ann").await, broker.human("bob").await, broker.key("root", PrincipalKind::Operator).await);
+    let of = async |who: &Client, access: &str| id(&who.post("/v1/sandboxes", json!({ "access": access })).await.ok(201));
+    let (anns, bobs, roots) = (of(&ann, "workspace").await, of(&bob, "owner").await, of(&root, "owner").await);
+    let base = taken(&ann, &anns, "base").await;
+    becomes(&ann, &base, "ready").await;
+    // Neither the tag that is there nor another one.
+    for wish in [json!({ "name": "base" }), json!({ "name": "base", "tag": "v2" })] {
+        assert_eq!(bob.post(&format!("/v1/sandboxes/{bobs}/snapshots"), wish).await.error(409), "NAME_TAKEN");
+    }
+    let image = json!({ "name": "base", "docker_image": IMAGE });
+    assert_eq!(bob.post("/v2/sandboxes/snapshots", image).await.ok(409)["detail"]["error"], "Conflict");
+    // An operator moves it, to one that others may not use: for them it is what it was.
+    let helped = taken(&root, &roots, "base").await;
+    becomes(&root, &helped, "ready").await;
+    let meant = async |who: &Client| who.get("/v1/snapshots/base").await.ok(200)["id"].as_str().unwrap().to_owned();
+    assert_eq!((meant(&bob).await, meant(&ann).await, meant(&root).await), (base.to_string(), base.to_string(), helped.to_string()));
+    let shown = bob.get("/v2/sandboxes/snapshots-by-name/base").await.ok(200);
+    assert_eq!(shown["tags"], json!([{ "tag": "latest", "snapshot_id": base }]));
+    let newer = taken(&ann, &anns, "base").await;
+    becomes(&ann, &newer, "ready").await;
+    assert_eq!(meant(&bob).await, newer.to_string());
+    // A private one's name is nobody else's, and not there for them either.
+    let private = taken(&bob, &bobs, "his").await;
+    becomes(&bob, &private, "ready").await;
+    assert_eq!(ann.get("/v1/snapshots/his").await.error(404), "SNAPSHOT_NOT_FOUND");
+    assert_eq!(ann.post(&format!("/v1/sandboxes/{anns}/snapshots"), json!({ "name": "his" })).await.error(409), "NAME_TAKEN");
+    bob.delete("/v1/snapshots/his").await.ok(204);
+    taken(&ann, &anns, "his").await;
+}
+
+#[tokio::test]
+async fn an_images_snapshot_has_the_images_tag() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.post("/v2/sandboxes/snapshots", json!({ "name": "Python", "docker_image": IMAGE })).await.ok(201);
+    assert_eq!(made["tags"], json!(["3"]));
+    let meant = async |name: &str| ann.get(&format!("/v1/snapshots/{name}")).await;
+    for name in ["Python:3", "Python"] {
+        assert_eq!(meant(name).await.ok(200)["id"], made["id"], "{name}");
+    }
+    assert_eq!(meant("Python:latest").await.error(404), "SNAPSHOT_NOT_FOUND");
+    let latest = ann.post("/v2/sandboxes/snapshots", json!({ "name": "Python", "docker_image": IMAGE, "tag": "latest" })).await.ok(201);
+    assert_eq!(meant("Python").await.ok(200)["id"], latest["id"]);
+    for (part, many) in [("pyth", 2), ("PYTH", 2), ("on", 2), ("p_th", 0), ("%", 0)] {
+        let list = ann.get(&format!("/v2/sandboxes/snapshots?name_contains={}", part.replace('%', "%25"))).await.ok(200);
+        assert_eq!(list["snapshots"].as_array().unwrap().len(), many, "{part}");
+    }
+}
+
+#[tokio::test]
+async fn who_was_given_a_part_takes_no_snapshot_of_the_whole() {
+    let mut world = World::new();
+    let policy = world.config.data_dir.with_file_name("policy.toml");
+    std::fs::write(&policy, "[human]\ncapabilities = [\"fs_read\", \"exec\", \"snapshot\"]\n").unwrap();
+    world.config.policy_file = Some(policy);
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    let session = ann.post(SESSIONS, json!({ "thread_id": "t", "mode": "ensure", "access": "owner" })).await.ok(200);
+    let path = format!("/v1/sandboxes/{}/snapshots", sandbox_id(&session));
+    let shares = format!("{}/share", session_path(&session));
+    ann.post(&shares, json!({ "principal": "bob", "capabilities": ["fs_read"] })).await.ok(201);
+    assert_eq!(bob.post(&path, json!({ "name": "s" })).await.error(403), "FORBIDDEN");
+    ann.post(&shares, json!({ "principal": "bob", "capabilities": ["fs_read", "snapshot"] })).await.ok(200);
+    assert_eq!(bob.post(&path, json!({ "name": "s" })).await.ok(202)["access"], "owner");
+}
+
+#[tokio::test]
 async fn a_snapshot_that_a_crash_interrupted_is_finished_and_strange_files_are_removed() {
     let world = World::new();
     let broker = world.start().await;
@@ -266,6 +393,36 @@ async fn a_volume_is_mounted_in_several_and_stays_while_it_is() {
     assert!(missing.json()["error"]["message"].as_str().unwrap().contains("no volume `data`"));
     assert_eq!(missing.error(400), "INVALID_REQUEST");
     ann.post("/v1/volumes", json!({ "name": "data", "size_bytes": 64 << 20 })).await.ok(201);
+}
+
+#[tokio::test]
+async fn nothing_is_in_use_because_somebody_says_its_name() {
+    let world = World::new();
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    let volume = ann.post("/v1/volumes", json!({ "name": "data", "size_bytes": 64 << 20 })).await.ok(201);
+    let first = id(&ann.post("/v1/sandboxes", json!({})).await.ok(201));
+    let snapshot = taken(&ann, &first, "base").await;
+    becomes(&ann, &snapshot, "ready").await;
+    let env = json!({ "A": volume["id"], "B": snapshot, "C": format!("{{\"volume\":\"{}\"}}", volume["id"].as_str().unwrap()) });
+    let says = bob.post("/v1/sandboxes", json!({ "env": env })).await.ok(201);
+    let named = json!({ "name": "says", "docker_image": IMAGE, "run_config": { "env_vars": env } });
+    bob.post("/v2/sandboxes/snapshots", named).await.ok(201);
+    assert_eq!(ann.get("/v1/volumes/data").await.ok(200)["sandboxes"], json!([]));
+    // Who has it and is nobody's business is counted, not named.
+    let mounts = json!([{ "volume": "data", "path": "/data" }]);
+    let private = id(&bob.post("/v1/sandboxes", json!({ "access": "owner", "mounts": mounts })).await.ok(201));
+    assert_eq!(ann.get("/v1/volumes/data").await.ok(200)["sandboxes"], json!([]));
+    assert_eq!(bob.get("/v1/volumes/data").await.ok(200)["sandboxes"], json!([private]));
+    let refused = ann.delete("/v1/volumes/data").await;
+    let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(!message.contains(private.as_str()) && message.contains("1 of other people"), "{message}");
+    assert_eq!(refused.error(409), "IN_USE");
+    bob.delete(&format!("/v1/sandboxes/{private}")).await.ok(204);
+    assert_eq!(ann.delete("/v1/volumes/data").await.status, 204);
+    ann.delete("/v1/snapshots/base").await.ok(204);
+    eventually("its files are gone", || async { is_forgotten(&broker, &ann, &snapshot).await }).await;
+    bob.get(&format!("/v1/sandboxes/{}", id(&says))).await.ok(200);
 }
 
 #[tokio::test]

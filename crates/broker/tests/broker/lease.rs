@@ -154,11 +154,29 @@ async fn a_full_disk_is_told_and_taken_back_a_little_below() {
     let id = sandbox_id(&ann.ensure("t").await);
     let boxd = world.provider.boxd(&id);
     for (used, is_full) in [(999, false), (1000, true), (960, true), (949, false)] {
-        *world.provider.disk.lock().unwrap() = Some(DiskUse { used, limit: 1000 });
+        *world.provider.disk.lock().unwrap() = Some(DiskUse { place: 0, used, limit: 1000 });
         world.clock.advance(5);
         broker.tick().await;
         assert_eq!(boxd.state.lock().unwrap().disk_full, is_full, "{used}");
     }
+}
+
+#[tokio::test]
+async fn another_place_that_is_fuller_is_no_growth_of_the_first() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let id = sandbox_id(&ann.ensure("t").await);
+    let takes = async |place, used| {
+        *world.provider.disk.lock().unwrap() = Some(DiskUse { place, used, limit: 1000 });
+        world.clock.advance(5);
+        broker.tick().await;
+        ann.state(&id).await
+    };
+    for (place, used) in [(0, 1000), (1, 1 << 30), (0, 1001), (0, 1002), (1, 1 << 30), (1, 1 << 30)] {
+        assert_eq!(takes(place, used).await, "active", "{place} {used}");
+    }
+    assert_eq!(takes(1, 2 << 30).await, "suspended");
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! Pools: sandboxes that wait are taken once each, and there are soon as many again.
 
+use std::sync::atomic::Ordering;
+
 use cobox_broker::domain::{
     kinds::{Pool, TemplateSpec},
     model::Sandbox,
@@ -37,6 +39,7 @@ async fn pool(world: &World, broker: &TestBroker, replicas: u32) -> Pool {
         owner: "ann".into(),
         owner_kind: PrincipalKind::Human,
         replicas,
+        trouble: Default::default(),
         created_at: now,
         updated_at: now,
     };
@@ -118,6 +121,56 @@ async fn what_waits_outlives_its_lease_and_is_replaced_when_it_dies_or_its_templ
     assert_eq!(world.provider.running(), 0);
 }
 
+#[tokio::test]
+async fn a_pool_keeps_nothing_waiting_for_who_is_shut_out() {
+    let world = world();
+    let broker = world.start().await;
+    let (_ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
+    let pool = pool(&world, &broker, 2).await;
+    filled(&broker, &pool).await;
+    root.post("/v1/principals/ann/disable", json!({})).await;
+    eventually("nothing waits any more", || async {
+        broker.tick().await;
+        members(&broker, &pool).await.is_empty() && world.provider.running() == 0
+    })
+    .await;
+    let shown = root.get("/v2/sandboxes/pools/warm").await.ok(200);
+    assert!(shown["status_message"].as_str().unwrap().contains("no valid key"), "{shown}");
+    root.delete("/v2/sandboxes/pools/warm").await.ok(204);
+}
+
+#[tokio::test]
+async fn what_waits_on_a_dead_node_is_made_anew_on_a_living_one() {
+    let database = TestDatabase::new().await;
+    let mut worlds = World::cluster(&database, 2);
+    for world in &mut worlds {
+        world.config.templates.insert("python".to_owned(), TemplateSpec { image: Some(IMAGE.to_owned()), ..TemplateSpec::default() });
+    }
+    let one = worlds[0].start().await;
+    let ann = one.human("ann").await;
+    let pool = pool(&worlds[0], &one, 2).await;
+    let waiting = filled(&one, &pool).await;
+    // Not before, or it would have filled the pool as well.
+    let two = worlds[1].start().await;
+    one.kill().await;
+    worlds[0].clock.advance(60);
+    let there = ann.at(&two);
+    eventually("two wait on the other", || async {
+        two.tick().await;
+        let members = members(&two, &pool).await;
+        members.len() == 2 && members.iter().all(|m| m.is_running() && !waiting.contains(&m.id))
+    })
+    .await;
+    assert_eq!(there.get("/v2/sandboxes/pools/warm").await.ok(200)["ready_replicas"], 2);
+    // Should the first be back, what waited there goes.
+    let again = worlds[0].start().await;
+    eventually("the first has none", || async {
+        again.tick().await;
+        worlds[0].provider.running() == 0
+    })
+    .await;
+}
+
 async fn filled_anew(broker: &TestBroker, pool: &Pool, before: &[SandboxId]) -> Vec<SandboxId> {
     eventually("another waits", || async {
         broker.tick().await;
@@ -126,6 +179,42 @@ async fn filled_anew(broker: &TestBroker, pool: &Pool, before: &[SandboxId]) -> 
     })
     .await;
     members(broker, pool).await.into_iter().map(|m| m.id).collect()
+}
+
+#[tokio::test]
+async fn what_does_not_start_is_tried_less_and_less_often_and_says_why() {
+    let world = world();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    world.provider.failing_starts.store(u32::MAX, Ordering::SeqCst);
+    let wish = json!({ "name": "warm", "template_name": "python", "replicas": 50, "wait_for_ready": true, "timeout": 1 });
+    let refused = ann.post("/v2/sandboxes/pools", wish).await;
+    assert!(refused.json()["detail"]["message"].as_str().unwrap().contains("told to fail"), "{:?}", refused.json());
+    assert_eq!(refused.ok(504)["detail"]["error"], "Timeout");
+    let starts = || world.provider.starts.load(Ordering::SeqCst);
+    let first = starts();
+    assert!((1..=4).contains(&first), "{first}");
+    assert_eq!(ann.get("/v2/sandboxes/pools/warm").await.status, 404, "the SDK asks again by itself");
+    let wish = json!({ "name": "warm", "template_name": "python", "replicas": 50, "wait_for_ready": false });
+    ann.post("/v2/sandboxes/pools", wish).await.ok(201);
+    // Nothing between the tries, one at a time, and ever more time between them.
+    let now = async || broker.broker.as_ref().unwrap().store().pool("default", "warm").await.unwrap().unwrap();
+    eventually("the first failure", || async { now().await.trouble.failures == 1 }).await;
+    let (pool, first, mut tries) = (now().await, starts(), 0);
+    for _ in 0..300 {
+        world.clock.advance(4);
+        broker.tick().await;
+        eventually("the start is over", || async { members(&broker, &pool).await.is_empty() }).await;
+        tries = starts() - first;
+    }
+    assert!((4..=12).contains(&tries), "{tries} tries in 20 minutes");
+    let shown = ann.get("/v2/sandboxes/pools/warm").await.ok(200);
+    assert!(shown["status_message"].as_str().unwrap().contains("told to fail"), "{shown}");
+    // Mended, it is filled when it is tried again, and at once when it is changed.
+    world.provider.failing_starts.store(0, Ordering::SeqCst);
+    ann.call(http::Method::PATCH, "/v2/sandboxes/pools/warm", Some(json!({ "replicas": 2 })), &[]).await.ok(200);
+    assert_eq!(filled(&broker, &Pool { replicas: 2, ..pool }).await.len(), 2);
+    eventually("it is well", || async { ann.get("/v2/sandboxes/pools/warm").await.ok(200)["status_message"] == Value::Null }).await;
 }
 
 #[tokio::test]

@@ -23,7 +23,7 @@ use cobox_protocol::{
 };
 use cobox_testkit::TestDatabase;
 
-use crate::{store_sandboxes, store_tokens};
+use crate::{store_kinds, store_sandboxes, store_tokens};
 
 pub const WORKSPACE: &str = "w";
 pub const NODE: &str = "node_1";
@@ -152,6 +152,10 @@ pub async fn run(store: &dyn Store) {
     store_sandboxes::tags(store).await;
     store_sandboxes::changing_a_sandbox(store).await;
     store_sandboxes::own_lifetimes(store).await;
+    store_kinds::names_of_snapshots(store).await;
+    store_kinds::what_is_used(store).await;
+    store_kinds::pools(store).await;
+    store_kinds::ending_what_nobody_uses(store).await;
     store_tokens::revocations(store).await;
     store_tokens::a_retired_token_counts_for_a_moment(store).await;
     store_tokens::shares(store).await;

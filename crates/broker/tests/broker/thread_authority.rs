@@ -121,14 +121,17 @@ async fn what_a_thread_left_in_a_sandbox_is_for_its_maker_and_who_may_see_the_th
     let (deployment, url) = start().await;
     deployment.seen_by.lock().unwrap().insert("t".into(), "Bearer ann".into());
     deployment.seen_by.lock().unwrap().insert("b".into(), "Bearer bob".into());
-    let world = ruled(&url, "");
+    let mut world = ruled(&url, "");
+    let policy = world.config.data_dir.with_file_name("policy.toml");
+    std::fs::write(&policy, "[human]\ncapabilities = [\"fs_read\", \"fs_write\", \"exec\", \"snapshot\"]\n").unwrap();
+    world.config.policy_file = Some(policy);
     let broker = world.start().await;
     let (ann, bob, op) = (broker.human("ann").await, broker.human("bob").await, broker.key("op", PrincipalKind::Operator).await);
     let with = |who: &'static str| [("x-thread-authorization", who)];
     let wish = json!({ "thread_id": "t", "mode": "ensure", "name": "desk" });
     let made = ann.call(Method::POST, SESSIONS, Some(wish), &with("Bearer ann")).await.ok(200);
     let id = sandbox_id(&made);
-    let files = format!("/dp/{id}/v1/x");
+    let (files, snapshots) = (format!("/dp/{id}/v1/x"), format!("/v1/sandboxes/{id}/snapshots"));
     let delegated = (format!("/sandbox/{id}/delegate"), json!({ "capabilities": ["exec"] }));
     let delegate = async |who: &Client, with: &[(&str, &str)]| who.call(Method::POST, &delegated.0, Some(delegated.1.clone()), with).await;
     let attach = async |who: &Client, scope: serde_json::Value, credential: &'static str| {
@@ -142,10 +145,16 @@ async fn what_a_thread_left_in_a_sandbox_is_for_its_maker_and_who_may_see_the_th
         assert_eq!(attach(&bob, own.clone(), "Bearer bob").await.error(404), "BINDING_NOT_FOUND");
         assert_eq!(attach(&bob, assistant.clone(), "Bearer bob").await.error(404), "BINDING_NOT_FOUND");
         assert_eq!(op.get(&files).await.error(403), "FORBIDDEN", "nor does an operator see a thread without the authority's leave");
+        let take = async |who: &Client| who.call(Method::POST, &snapshots, Some(json!({ "name": "s" })), &with("Bearer bob")).await;
+        assert_eq!(take(&bob).await.error(404), "SESSION_NOT_FOUND", "a snapshot is all of its files");
+        assert_eq!(take(&op).await.error(404), "SESSION_NOT_FOUND");
     };
     refused_bob().await;
+    let take = async |credential| ann.call(Method::POST, &snapshots, Some(json!({ "name": "s" })), &with(credential)).await.ok(202);
+    assert_eq!(take("Bearer ann").await["access"], "owner", "nobody could be asked about the thread later");
     assert_eq!(ann.delete(&session_path(&made)).await.status, 204);
     refused_bob().await;
+    assert_eq!(take("Bearer ann").await["access"], "owner");
     // Nor when the session was forgotten, which the sandbox outlives.
     for _ in 0..32 {
         world.clock.advance(24 * 3600);
@@ -167,6 +176,7 @@ async fn what_a_thread_left_in_a_sandbox_is_for_its_maker_and_who_may_see_the_th
     // What no thread ever used is for us alone to decide about.
     let plain = ann.post("/v1/sandboxes", json!({ "name": "plain" })).await.ok(201);
     bob.get(&format!("/dp/{}/v1/x", plain["id"].as_str().unwrap())).await.ok(200);
+    assert_eq!(ann.post("/v1/sandboxes/plain/snapshots", json!({ "name": "p" })).await.ok(202)["access"], "workspace");
 }
 
 #[tokio::test]

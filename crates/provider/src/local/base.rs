@@ -6,12 +6,16 @@ use std::{
     io::{self, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown, symlink},
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use anyhow::{Context, bail};
 use sha2::{Digest, Sha256};
 
-use super::config::{LocalOptions, RootSource, WorkloadUser};
+use super::{
+    config::{LocalOptions, RootSource, WorkloadUser},
+    tree,
+};
 
 /// Programs and libraries. Links among them (`/bin` to `usr/bin`) are made again as links.
 const PROGRAM_DIRS: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
@@ -32,11 +36,57 @@ const ETC_COPIES: [&str; 9] = [
 /// A file that is copied is at most this long; a longer one is not what its name says.
 const MAX_COPY_BYTES: u64 = 4 << 20;
 
+/// What a making keeps of a root that is this machine's programs. They change with the machine, for every sandbox alike.
+pub const HOST_NAME: &str = "host";
+/// Before the digest in the name of an unpacked root filesystem.
+const UNPACKED: &str = "rootfs-";
+/// What is being made has it before its name.
+const UNFINISHED: char = '.';
+
 /// A lower layer and what of the host is shown on top of it.
 #[derive(Clone, Debug)]
 pub struct Base {
     pub lower: PathBuf,
     pub view: Vec<PathBuf>,
+}
+
+/// What a root stands for now: the name of its lower layer, which another archive in its place doesn't have, or where its directory is.
+pub fn name_of(root: &RootSource) -> anyhow::Result<String> {
+    let RootSource::Rootfs(path) = root else { return Ok(HOST_NAME.to_owned()) };
+    let kind = fs::metadata(path)?;
+    match kind.is_dir() {
+        true => Ok(path.to_str().context("its path is not UTF-8")?.to_owned()),
+        false => Ok(unpacked_name(path, &kind)),
+    }
+}
+
+/// Whether it can be the name of an unpacked root filesystem.
+pub fn is_unpacked_name(name: &str) -> bool {
+    name.strip_prefix(UNPACKED).is_some_and(|digest| !digest.is_empty() && digest.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
+/// What of the host is shown in a sandbox with this root, each at the same place.
+pub fn view(root: &RootSource, options: &LocalOptions) -> Vec<PathBuf> {
+    let mut view = Vec::new();
+    if *root == RootSource::Host {
+        let is_real_dir = |path: &PathBuf| fs::symlink_metadata(path).is_ok_and(|m| m.is_dir());
+        view.extend(PROGRAM_DIRS.iter().map(PathBuf::from).filter(is_real_dir));
+        view.extend(ETC_VIEW.iter().map(PathBuf::from).filter(|p| p.is_dir()));
+    }
+    view.extend(options.view.iter().cloned());
+    view
+}
+
+/// Removes what an earlier life left unfinished.
+pub fn clear(dir: &Path) -> io::Result<()> {
+    let left = match fs::read_dir(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    for entry in left.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(UNFINISHED)) {
+        tree::remove(&entry.path())?;
+    }
+    Ok(())
 }
 
 /// Makes the lower layer of a root, or finds it made.
@@ -47,23 +97,19 @@ pub fn prepare(dir: &Path, root: &RootSource, options: &LocalOptions, is_root: b
         RootSource::Rootfs(path) => {
             let kind = fs::metadata(path).with_context(|| format!("the root filesystem {}", path.display()))?;
             let lower = if kind.is_dir() { path.clone() } else { unpack(dir, path, &kind, is_root)? };
-            Ok(Base { lower, view: options.view.clone() })
+            Ok(Base { lower, view: view(root, options) })
         }
     }
 }
 
 fn host(dir: &Path, options: &LocalOptions, is_root: bool) -> anyhow::Result<Base> {
-    let mut view = Vec::new();
+    let view = view(&RootSource::Host, options);
     let mut links = Vec::new();
     for path in PROGRAM_DIRS.iter().map(Path::new) {
-        match fs::symlink_metadata(path) {
-            Ok(m) if m.is_symlink() => links.push((path.to_owned(), fs::read_link(path)?)),
-            Ok(m) if m.is_dir() => view.push(path.to_owned()),
-            _ => {}
+        if fs::symlink_metadata(path).is_ok_and(|m| m.is_symlink()) {
+            links.push((path.to_owned(), fs::read_link(path)?));
         }
     }
-    view.extend(ETC_VIEW.iter().map(PathBuf::from).filter(|p| p.is_dir()));
-    view.extend(options.view.iter().cloned());
 
     let mut files: Vec<(PathBuf, Vec<u8>)> = etc_files(options.user);
     for path in ETC_COPIES.iter().map(Path::new) {
@@ -94,15 +140,24 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Makes a directory under another name first, so that the final name is only ever a whole one.
+/// Makes a directory under a name of its own first, so that the final name is only ever a whole one. Several may be at it: the first wins,
+/// and the others have made the same.
 fn build(dir: &Path, to: &Path, fill: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
-    let temporary = dir.join(format!(".{}-{}", to.file_name().and_then(OsStr::to_str).unwrap_or("base"), std::process::id()));
-    if temporary.exists() {
-        fs::remove_dir_all(&temporary)?;
-    }
+    static BUILT: AtomicU64 = AtomicU64::new(0);
+    let (name, number) = (to.file_name().and_then(OsStr::to_str).unwrap_or("base"), BUILT.fetch_add(1, Ordering::Relaxed));
+    let temporary = dir.join(format!("{UNFINISHED}{name}-{}-{number}", std::process::id()));
     DirBuilder::new().mode(0o755).create(&temporary)?;
-    fill(&temporary)?;
-    fs::rename(&temporary, to)?;
+    let built = fill(&temporary).and_then(|()| {
+        super::copy::sync(&temporary)?;
+        match fs::rename(&temporary, to) {
+            Err(_) if to.is_dir() => Ok(false),
+            other => Ok(other.map(|()| true)?),
+        }
+    });
+    if !matches!(built, Ok(true)) {
+        tree::remove(&temporary)?;
+    }
+    built?;
     Ok(File::open(dir)?.sync_all()?)
 }
 
@@ -179,10 +234,14 @@ fn skeleton(
     Ok(())
 }
 
+fn unpacked_name(tarball: &Path, kind: &fs::Metadata) -> String {
+    let name = Sha256::digest(format!("{}\0{}\0{}\0{}", tarball.display(), kind.len(), kind.mtime(), kind.mtime_nsec()));
+    format!("{UNPACKED}{}", hex(&name[..8]))
+}
+
 /// Unpacks a root filesystem once; another file, or a newer one, is unpacked again.
 fn unpack(dir: &Path, tarball: &Path, kind: &fs::Metadata, is_root: bool) -> anyhow::Result<PathBuf> {
-    let name = Sha256::digest(format!("{}\0{}\0{}\0{}", tarball.display(), kind.len(), kind.mtime(), kind.mtime_nsec()));
-    let lower = dir.join(format!("rootfs-{}", hex(&name[..8])));
+    let lower = dir.join(unpacked_name(tarball, kind));
     if lower.exists() {
         return Ok(lower);
     }
@@ -203,4 +262,53 @@ fn unpack(dir: &Path, tarball: &Path, kind: &fs::Metadata, is_root: bool) -> any
         archive.unpack(root).with_context(|| format!("unpacking {text}"))
     })?;
     Ok(lower)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn archive(dir: &Path, files: usize) -> PathBuf {
+        let path = dir.join("root.tar");
+        let mut tar = tar::Builder::new(File::create(&path).unwrap());
+        for n in 0..files {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(4);
+            header.set_mode(0o644);
+            tar.append_data(&mut header, format!("d/f{n}"), &b"text"[..]).unwrap();
+        }
+        tar.finish().unwrap();
+        path
+    }
+
+    #[test]
+    fn a_root_that_several_unpack_at_once_is_whole_for_each() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = RootSource::Rootfs(archive(dir.path(), 200));
+        let bases = dir.path().join("base");
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let made = prepare(&bases, &source, &LocalOptions::default(), false).unwrap();
+                    assert_eq!(fs::read_dir(made.lower.join("d")).unwrap().count(), 200);
+                });
+            }
+        });
+        let left: Vec<_> = fs::read_dir(&bases).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        assert_eq!(left, [name_of(&source).unwrap()]);
+    }
+
+    #[test]
+    fn what_could_not_be_unpacked_or_was_left_half_done_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let (broken, bases) = (dir.path().join("broken.tar"), dir.path().join("base"));
+        fs::write(&broken, [1; 2000]).unwrap();
+        assert!(prepare(&bases, &RootSource::Rootfs(broken), &LocalOptions::default(), false).is_err());
+        assert_eq!(fs::read_dir(&bases).unwrap().count(), 0);
+        fs::create_dir_all(bases.join(".rootfs-0-1-2/d")).unwrap();
+        fs::create_dir_all(bases.join("rootfs-0")).unwrap();
+        clear(&bases).unwrap();
+        assert_eq!(fs::read_dir(&bases).unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>(), ["rootfs-0"]);
+        clear(&dir.path().join("none")).unwrap();
+    }
 }

@@ -2,24 +2,31 @@
 //! are reached from their parent's descriptor, no link is followed, and what it takes is bounded.
 
 use std::{
-    ffi::CString,
+    collections::HashMap,
+    ffi::{CString, OsStr},
     fs::File,
     io,
-    os::fd::{AsFd, OwnedFd},
-    path::Path,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::{Path, PathBuf},
 };
 
 use rustix::{
     fs::{
         AtFlags, CWD, Dir, FileType, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps, XattrFlags, chownat, copy_file_range, fchmod,
-        fchown, fgetxattr, flistxattr, fsetxattr, fstat, ftruncate, futimens, ioctl_ficlone, mkdirat, mknodat, openat, readlinkat, seek,
-        statat, symlinkat, utimensat,
+        fchown, fgetxattr, flistxattr, fsetxattr, fstat, ftruncate, futimens, ioctl_ficlone, linkat, mkdirat, mknodat, openat, readlinkat,
+        seek, statat, symlinkat, utimensat,
     },
     io::Errno,
     process::{Gid, Uid},
 };
 
-use super::spec::UID_RANGE;
+use super::{
+    opening::{self, Closing},
+    spec::UID_RANGE,
+};
 
 /// Deeper than any real project; each level holds two descriptors.
 const MAX_DEPTH: usize = 100;
@@ -27,6 +34,9 @@ const MAX_DEPTH: usize = 100;
 const MAX_ENTRIES: u64 = 4_000_000;
 /// What an entry takes at least: an inode costs the host something even when the file is empty.
 const ENTRY_BYTES: u64 = 4096;
+/// Files with several names whose first copy is remembered, to be given the others: a dozen megabytes at most. Further ones become files
+/// of their own.
+const MAX_LINKED: usize = 100_000;
 /// Attributes of one file that are looked at, in bytes of their names, and the longest of their values.
 const MAX_XATTR_NAMES: usize = 4096;
 const MAX_XATTR_VALUE: usize = 4096;
@@ -43,9 +53,10 @@ const OVERLAY: &[u8] = b"user.overlay.";
 /// root is 0, as in every lower layer. Set-user-id bits are left out. Answers with what the copy takes, which is at most `most_bytes`.
 pub fn tree(from: &OwnedFd, to: &Path, uid_base: Option<u32>, most_bytes: u64) -> io::Result<u64> {
     let top = openat(CWD, to, dir_flags(), Mode::empty())?;
-    let mut copy = Copy { uid_base, most_bytes, bytes: 0, entries: 0 };
+    let first = openat(&top, ".", dir_flags(), Mode::empty())?;
+    let mut copy = Copy { uid_base, most_bytes, bytes: 0, entries: 0, top, linked: HashMap::new() };
     let stat = fstat(from)?;
-    let mut open = vec![Level { entries: Dir::read_from(from)?, stat, to: top }];
+    let mut open = vec![Level { entries: Dir::read_from(from)?, stat, to: first, path: PathBuf::new(), _closing: None }];
     while let Some(level) = open.last_mut() {
         let Some(entry) = level.entries.read() else {
             if let Some(done) = open.pop() {
@@ -73,6 +84,11 @@ struct Copy {
     most_bytes: u64,
     bytes: u64,
     entries: u64,
+    /// Of the copy.
+    top: OwnedFd,
+    /// Where the first copy of a file with several names is, by device and inode; and by size and time, because the number of one that is
+    /// gone may be another's by now.
+    linked: HashMap<(u64, u64, i64, i64), PathBuf>,
 }
 
 /// A directory that is being copied.
@@ -80,6 +96,9 @@ struct Level {
     entries: Dir,
     stat: Stat,
     to: OwnedFd,
+    /// From the top.
+    path: PathBuf,
+    _closing: Option<Closing>,
 }
 
 fn dir_flags() -> OFlags {
@@ -102,11 +121,12 @@ impl Copy {
         if self.entries > MAX_ENTRIES {
             return Err(io::Error::other(format!("it has more than {MAX_ENTRIES} files")));
         }
-        self.count(ENTRY_BYTES)?;
+        let before = self.bytes;
         let copied = match statat(from, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => self.copy(level, name, &stat),
             Err(e) => Err(e.into()),
         };
+        self.count(ENTRY_BYTES.saturating_sub(self.bytes - before))?;
         match copied {
             // Gone, or something else, by the time it was to be copied.
             Err(e) if matches!(Errno::from_io_error(&e), Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NXIO)) => Ok(None),
@@ -120,13 +140,17 @@ impl Copy {
         let is_overlays_whiteout = stat.st_rdev == 0;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {
-                let dir = openat(from, name, dir_flags(), Mode::empty())?;
+                // Its entries can't be looked up where it may only be read.
+                let is_shut = self.uid_base.is_none() && stat.st_mode & 0o500 != 0o500;
+                let (dir, closing) = opening::open(from, name, dir_flags(), is_shut)?;
                 mkdirat(to, name, Mode::RWXU)?;
                 let made = openat(to, name, dir_flags(), Mode::empty())?;
                 self.attributes(dir.as_fd(), &made)?;
-                return Ok(Some(Level { stat: fstat(&dir)?, entries: Dir::new(dir)?, to: made }));
+                let path = level.path.join(OsStr::from_bytes(name.to_bytes()));
+                // With the mode it had before it was opened.
+                return Ok(Some(Level { stat: *stat, entries: Dir::new(dir)?, to: made, path, _closing: closing }));
             }
-            FileType::RegularFile => self.file(from, to, name)?,
+            FileType::RegularFile => self.file(level, name, stat)?,
             FileType::Symlink => {
                 symlinkat(&readlinkat(from, name, Vec::new())?, to, name)?;
                 self.finish(to, name, stat)?;
@@ -143,12 +167,28 @@ impl Copy {
         Ok(None)
     }
 
-    fn file(&mut self, from: rustix::fd::BorrowedFd<'_>, to: &OwnedFd, name: &CString) -> io::Result<()> {
+    fn file(&mut self, level: &Level, name: &CString, before: &Stat) -> io::Result<()> {
+        let (from, to) = (level.entries.fd()?, &level.to);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let source = openat(from, name, flags, Mode::empty())?;
-        let stat = fstat(&source)?;
+        let (source, closing) = opening::open(from, name, flags, false)?;
+        drop(closing);
+        let mut stat = fstat(&source)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(Errno::NXIO.into());
+        }
+        if stat.st_ino == before.st_ino {
+            // It may have been opened with another for a moment.
+            stat.st_mode = before.st_mode;
+        }
+        let inode = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime);
+        if stat.st_nlink > 1
+            && let Some(first) = self.linked.get(&inode)
+            && linkat(&self.top, first, to, name, AtFlags::empty()).is_ok()
+        {
+            return Ok(());
+        }
+        if stat.st_nlink > 1 && self.linked.len() < MAX_LINKED {
+            self.linked.insert(inode, level.path.join(OsStr::from_bytes(name.to_bytes())));
         }
         let made =
             openat(to, name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)?;
@@ -185,7 +225,7 @@ impl Copy {
     }
 
     /// What users set, and of the overlay's own what a layer needs. Access lists are left out: they name ids of the sandbox.
-    fn attributes(&self, from: rustix::fd::BorrowedFd<'_>, to: &OwnedFd) -> io::Result<()> {
+    fn attributes(&self, from: BorrowedFd<'_>, to: &OwnedFd) -> io::Result<()> {
         let mut names = vec![0u8; MAX_XATTR_NAMES];
         let len = match flistxattr(from, &mut names[..]) {
             Ok(len) => len,
@@ -330,6 +370,79 @@ mod tests {
         assert_eq!((made.len(), made.blocks() < 64), (1 << 40, true));
         fs::write(from.path().join("full"), vec![1; 2 << 20]).unwrap();
         assert!(copied(from.path(), 1 << 20).1.unwrap_err().to_string().contains("more than 1048576 bytes"));
+    }
+
+    #[test]
+    fn a_small_file_counts_once_and_so_does_one_with_many_names() {
+        let from = tempfile::tempdir().unwrap();
+        fs::create_dir(from.path().join("d")).unwrap();
+        for n in 0..100 {
+            fs::write(from.path().join(format!("d/{n}")), [1; 4096]).unwrap();
+        }
+        let (_to, done) = copied(from.path(), 1 << 20);
+        assert_eq!(done.unwrap(), 101 * 4096);
+        fs::write(from.path().join("big"), vec![1; 512 << 10]).unwrap();
+        for n in 0..50 {
+            fs::hard_link(from.path().join("big"), from.path().join(format!("d/big{n}"))).unwrap();
+        }
+        let (to, done) = copied(from.path(), 2 << 20);
+        assert!(done.unwrap() < 1300 << 10);
+        let of = |name: &str| fs::metadata(to.path().join(name)).unwrap();
+        assert_eq!((of("big").ino(), of("big").nlink()), (of("d/big49").ino(), 51));
+        assert_eq!(fs::read(to.path().join("d/big7")).unwrap(), vec![1; 512 << 10]);
+    }
+
+    /// This thread alone.
+    fn as_ordinary_user() {
+        use rustix::thread::{set_thread_res_gid, set_thread_res_uid};
+        let (uid, gid) = (Uid::from_raw(61_240), Gid::from_raw(61_240));
+        set_thread_res_gid(gid, gid, gid).unwrap();
+        set_thread_res_uid(uid, uid, uid).unwrap();
+    }
+
+    #[test]
+    fn what_its_owner_closed_to_themself_comes_along_as_it_is() {
+        let from = tempfile::tempdir().unwrap();
+        let at = |name: &str| from.path().join(name);
+        fs::create_dir(at("shut")).unwrap();
+        fs::write(at("shut/f"), "in it").unwrap();
+        fs::write(at("secret"), "text").unwrap();
+        fs::create_dir(at("dull")).unwrap();
+        fs::write(at("dull/g"), "in it").unwrap();
+        fs::set_permissions(at("dull"), fs::Permissions::from_mode(0o400)).unwrap();
+        symlink("secret", at("link")).unwrap();
+        for name in ["secret", "shut"] {
+            fs::set_permissions(at(name), fs::Permissions::from_mode(0o000)).unwrap();
+        }
+        let to = tempfile::tempdir().unwrap();
+        let copy = |from: &Path, to: &Path| {
+            let source = openat(CWD, from, dir_flags(), Mode::empty()).unwrap();
+            tree(&source, to, None, 1 << 20)
+        };
+        if rustix::process::geteuid().is_root() {
+            // As an ordinary user, in a thread that is one.
+            for dir in [from.path(), to.path(), &at("secret"), &at("shut"), &at("dull")] {
+                std::os::unix::fs::chown(dir, Some(61_240), Some(61_240)).unwrap();
+            }
+            std::thread::scope(|scope| {
+                let copied = scope.spawn(|| {
+                    as_ordinary_user();
+                    copy(from.path(), to.path())
+                });
+                copied.join().unwrap().unwrap();
+            });
+        } else {
+            copy(from.path(), to.path()).unwrap();
+        }
+        let mode = |path: &Path| fs::symlink_metadata(path).unwrap().mode() & 0o7777;
+        for of in [from.path(), to.path()] {
+            assert_eq!(["secret", "shut", "dull"].map(|name| mode(&of.join(name))), [0, 0, 0o400], "as it was");
+            for name in ["shut", "dull"] {
+                fs::set_permissions(of.join(name), fs::Permissions::from_mode(0o700)).unwrap();
+            }
+        }
+        assert_eq!(fs::metadata(to.path().join("secret")).unwrap().len(), 4);
+        assert!(to.path().join("shut/f").exists() && to.path().join("dull/g").exists());
     }
 
     #[test]

@@ -27,6 +27,22 @@ fn mkfs() -> Option<PathBuf> {
     ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4", "/usr/bin/mkfs.ext4"].into_iter().map(PathBuf::from).find(|p| p.exists())
 }
 
+/// What snapshots and volumes leave of the disk they are on, in bytes: sandboxes and the broker's own database are there too.
+const LEFT_FREE: u64 = 1 << 30;
+
+/// How much of `most` bytes can be written beneath a directory.
+pub fn room(dir: &Path, most: u64) -> anyhow::Result<u64> {
+    let stat = rustix::fs::statvfs(dir)?;
+    within(stat.f_bavail.saturating_mul(stat.f_frsize), most)
+}
+
+fn within(available: u64, most: u64) -> anyhow::Result<u64> {
+    match available.saturating_sub(LEFT_FREE) {
+        0 => bail!("the machine's disk is nearly full"),
+        room => Ok(room.min(most)),
+    }
+}
+
 pub fn template_name(bytes: u64) -> String {
     format!("disk-{bytes}.img")
 }
@@ -85,4 +101,16 @@ pub fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
         at = end;
     }
     fs::rename(temporary, to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_of_the_disk_is_left_free() {
+        assert_eq!(within(LEFT_FREE + 10, 100).unwrap(), 10);
+        assert_eq!(within(u64::MAX, 100).unwrap(), 100);
+        assert!(within(LEFT_FREE, 100).is_err() && within(0, 100).is_err());
+    }
 }

@@ -1,6 +1,7 @@
 //! Sandboxes on this machine: no daemon, no image, a process tree in namespaces of its own.
 
 mod base;
+mod bases;
 mod cgroup;
 mod config;
 mod copy;
@@ -8,6 +9,7 @@ mod disk;
 mod doctor;
 mod image;
 mod launch;
+mod opening;
 mod prepare;
 mod root;
 mod running;
@@ -38,7 +40,7 @@ use cobox_protocol::{SandboxId, SnapshotId, VolumeId, control::ControlState};
 use sha2::{Digest, Sha256};
 use tokio::{io::AsyncWriteExt, net::UnixStream, process::Command, sync::OnceCell};
 
-use crate::{Abilities, BoxedStream, DiskUse, Door, Found, Making, Provider, ProviderError, Root};
+use crate::{Abilities, BoxedStream, DiskUse, Door, Found, Making, Provider, ProviderError};
 use base::Base;
 use cgroup::Cgroups;
 use snapshots::Snapshots;
@@ -60,7 +62,7 @@ pub struct LocalProvider {
     config: LocalConfig,
     base: Base,
     /// Other lower layers, each made when it is first asked for.
-    other_bases: Mutex<HashMap<Root, Arc<OnceCell<Base>>>>,
+    other_bases: Mutex<HashMap<String, Arc<OnceCell<Base>>>>,
     bases_dir: PathBuf,
     /// A filesystem of its size is copied for each sandbox.
     is_disk_hard: bool,
@@ -97,6 +99,7 @@ impl LocalProvider {
         for dir in [&sandboxes, &trash] {
             DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         }
+        base::clear(&bases).context("removing roots that were left unfinished")?;
         let base = base::prepare(&bases, &config.options.root, &config.options, is_root).context("preparing the sandboxes' root")?;
         let is_disk_hard = match (config.options.disk, disk::can_be_hard(is_root)) {
             (DiskLimit::Soft, _) | (DiskLimit::Auto, Err(_)) => false,
@@ -213,6 +216,32 @@ impl LocalProvider {
         running::retry_busy(|| self.cgroups.remove(id.as_str())).await.context("removing the control groups")
     }
 
+    fn unavailable(&self, id: &SandboxId, error: &anyhow::Error) -> ProviderError {
+        ProviderError::Unavailable(format!("sandbox {id}: {}", self.for_callers(&format!("{error:#}"))))
+    }
+
+    /// Words without where things are on the host, which is the log's business.
+    fn for_callers(&self, words: &str) -> String {
+        let options = &self.config.options;
+        let own = [
+            self.sandboxes.parent().unwrap_or(&self.sandboxes),
+            self.sockets.as_path(),
+            self.config.boxd.as_path(),
+            self.config.launcher.as_path(),
+        ];
+        let configured = options.images.values().filter(|path| path.is_absolute()).map(PathBuf::as_path);
+        let root = match &options.root {
+            RootSource::Rootfs(path) => Some(path.as_path()),
+            RootSource::Host => None,
+        };
+        let hidden = own.into_iter().chain(configured).chain(root).filter(|path| path.is_absolute() && path.parent().is_some());
+        let said = hidden.fold(words.to_owned(), |said, path| said.replace(&*path.to_string_lossy(), "…"));
+        if said != words {
+            tracing::warn!("what a caller was told without its paths: {words}");
+        }
+        said
+    }
+
     /// In a thread of its own: how much an earlier life left is not for the start to wait on.
     fn empty_trash(&self) {
         let left: Vec<PathBuf> = fs::read_dir(&self.trash).into_iter().flatten().flatten().map(|e| e.path()).collect();
@@ -237,10 +266,6 @@ impl Drop for LocalProvider {
     }
 }
 
-fn unavailable(id: &SandboxId, e: anyhow::Error) -> ProviderError {
-    ProviderError::Unavailable(format!("sandbox {id}: {e:#}"))
-}
-
 #[async_trait]
 impl Provider for LocalProvider {
     fn name(&self) -> &'static str {
@@ -262,37 +287,45 @@ impl Provider for LocalProvider {
         self.check_making(making).map_err(ProviderError::Refused)
     }
 
+    fn pinned(&self, making: Making) -> Result<Making, ProviderError> {
+        self.pin(making).map_err(ProviderError::Refused)
+    }
+
+    fn check_places(&self, making: &Making, paths: &[&str]) -> Result<(), ProviderError> {
+        self.check_mount_paths(making, paths).map_err(ProviderError::Refused)
+    }
+
     async fn start(&self, id: &SandboxId, making: &Making, state: &ControlState) -> Result<(), ProviderError> {
         if self.is_running(id).await && crate::control::push(self, id, state).await.is_ok() {
             return Ok(());
         }
         // Dead, or alive but not answering: either way nothing of it may be in the way.
-        self.stop(id).await.map_err(|e| unavailable(id, e))?;
-        let spec = self.prepare(id, making, state).await.map_err(|e| unavailable(id, e))?;
+        self.stop(id).await.map_err(|e| self.unavailable(id, &e))?;
+        let spec = self.prepare(id, making, state).await.map_err(|e| self.unavailable(id, &e))?;
         if let Err(e) = self.launch(&spec).await {
-            self.stop(id).await.map_err(|e| unavailable(id, e))?;
-            return Err(unavailable(id, e));
+            self.stop(id).await.map_err(|e| self.unavailable(id, &e))?;
+            return Err(self.unavailable(id, &e));
         }
         Ok(())
     }
 
     async fn suspend(&self, id: &SandboxId) -> Result<(), ProviderError> {
-        self.stop(id).await.map_err(|e| unavailable(id, e))
+        self.stop(id).await.map_err(|e| self.unavailable(id, &e))
     }
 
     async fn destroy(&self, id: &SandboxId) -> Result<(), ProviderError> {
-        self.stop(id).await.map_err(|e| unavailable(id, e))?;
+        self.stop(id).await.map_err(|e| self.unavailable(id, &e))?;
         let trash = self.trash.join(id.as_str());
         match fs::rename(self.dir(id), &trash) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(e) => return Err(unavailable(id, e.into())),
+            Err(e) => return Err(self.unavailable(id, &e.into())),
             Ok(()) => self.uid_slots.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, owner| owner != id),
         }
         let upper = self.dir(id).join("data").join("upper");
         self.measured.lock().unwrap_or_else(PoisonError::into_inner).remove(&upper);
         let removed = tokio::task::spawn_blocking(move || tree::remove(&trash)).await;
         match removed {
-            Ok(Err(e)) if e.kind() != io::ErrorKind::NotFound => Err(unavailable(id, e.into())),
+            Ok(Err(e)) if e.kind() != io::ErrorKind::NotFound => Err(self.unavailable(id, &e.into())),
             _ => Ok(()),
         }
     }
@@ -326,7 +359,7 @@ impl Provider for LocalProvider {
     }
 
     async fn take_snapshot(&self, from: &SandboxId, id: &SnapshotId, making: &Making) -> Result<u64, ProviderError> {
-        let failed = |why: String| ProviderError::Unavailable(format!("snapshot {id} of sandbox {from}: {why}"));
+        let failed = |why: String| ProviderError::Unavailable(format!("snapshot {id} of sandbox {from}: {}", self.for_callers(&why)));
         let uid_base = self.uid_base(from).map_err(|e| failed(e.to_string()))?;
         let (snapshots, sandbox, wanted) = (self.snapshots.clone(), self.dir(from), id.clone());
         let most = self.config.options.with(&making.resources).disk_bytes;
@@ -337,7 +370,7 @@ impl Provider for LocalProvider {
     async fn remove_snapshot(&self, id: &SnapshotId) -> Result<(), ProviderError> {
         let (snapshots, unwanted) = (self.snapshots.clone(), id.clone());
         let removed = tokio::task::spawn_blocking(move || snapshots.remove(&unwanted)).await.map_err(io::Error::other).flatten();
-        removed.map_err(|e| ProviderError::Unavailable(format!("removing snapshot {id}: {e}")))
+        removed.map_err(|e| ProviderError::Unavailable(format!("removing snapshot {id}: {}", self.for_callers(&e.to_string()))))
     }
 
     async fn snapshots(&self) -> Result<Vec<SnapshotId>, ProviderError> {
@@ -353,7 +386,7 @@ impl Provider for LocalProvider {
         let (volumes, wanted) = (self.volumes.clone(), id.clone());
         let size = disk::rounded(size_bytes);
         let made = tokio::task::spawn_blocking(move || volumes.make(&wanted, size)).await.map_err(anyhow::Error::from).flatten();
-        made.map_err(|e| ProviderError::Unavailable(format!("making volume {id}: {e:#}")))
+        made.map_err(|e| ProviderError::Unavailable(format!("making volume {id}: {}", self.for_callers(&format!("{e:#}")))))
     }
 
     async fn remove_volume(&self, id: &VolumeId) -> Result<(), ProviderError> {
@@ -362,7 +395,7 @@ impl Provider for LocalProvider {
             self.measured.lock().unwrap_or_else(PoisonError::into_inner).remove(&files);
         }
         let removed = tokio::task::spawn_blocking(move || volumes.remove(&unwanted)).await.map_err(io::Error::other).flatten();
-        removed.map_err(|e| ProviderError::Unavailable(format!("removing volume {id}: {e}")))
+        removed.map_err(|e| ProviderError::Unavailable(format!("removing volume {id}: {}", self.for_callers(&e.to_string()))))
     }
 
     async fn volumes(&self) -> Result<Vec<VolumeId>, ProviderError> {
@@ -372,10 +405,14 @@ impl Provider for LocalProvider {
     async fn disk_use(&self, id: &SandboxId, making: &Making) -> Option<DiskUse> {
         let upper = self.dir(id).join("data").join("upper");
         let own = (upper, self.config.options.with(&making.resources).disk_bytes);
-        let all = std::iter::once(own).chain(making.mounts.iter().filter_map(|m| self.volumes.soft(&m.volume)));
+        // Who only reads a volume doesn't fill it.
+        let volumes = making.mounts.iter().filter(|m| !m.read_only).filter_map(|m| self.volumes.soft(&m.volume));
         // The fullest counts: who may not write to one of them is stopped.
-        all.filter(|(dir, _)| dir.exists())
-            .map(|(dir, limit)| DiskUse { used: self.last_measured(dir), limit })
+        std::iter::once(own)
+            .chain(volumes)
+            .enumerate()
+            .filter(|(_, (dir, _))| dir.exists())
+            .map(|(place, (dir, limit))| DiskUse { place: place as u64, used: self.last_measured(dir), limit })
             .max_by(|a, b| (u128::from(a.used) * u128::from(b.limit)).cmp(&(u128::from(b.used) * u128::from(a.limit))))
     }
 }

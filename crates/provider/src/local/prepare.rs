@@ -5,7 +5,6 @@ use std::{
     io,
     os::unix::fs::{DirBuilderExt, MetadataExt, chown},
     path::PathBuf,
-    sync::PoisonError,
 };
 
 use anyhow::Context;
@@ -16,12 +15,11 @@ use cobox_protocol::{
 
 use super::{
     LocalProvider,
-    base::{self, Base},
-    config::{HOST, MIN_DISK_BYTES, RootSource},
+    config::MIN_DISK_BYTES,
     disk,
     spec::{LaunchSpec, UID_RANGE, VolumeSpec},
 };
-use crate::{Door, Making, Root};
+use crate::{Door, Making};
 
 const WORK_DIR: &str = "/workspace";
 const HOSTNAME: &str = "sandbox";
@@ -32,12 +30,7 @@ impl LocalProvider {
     /// Whether a sandbox could be made of this.
     pub(super) fn check_making(&self, making: &Making) -> Result<(), String> {
         self.config.options.check(&making.resources)?;
-        if let Some(root) = &making.root {
-            let source = self.source(root)?;
-            if let RootSource::Rootfs(path) = &source {
-                fs::metadata(path).map_err(|e| format!("the root filesystem {}: {e}", path.display()))?;
-            }
-        }
+        self.check_root(making)?;
         if making.layers.len() > MAX_LAYERS {
             return Err(format!(
                 "it stands on {} snapshots, each taken of a sandbox made from the next; at most {MAX_LAYERS} can be",
@@ -50,7 +43,7 @@ impl LocalProvider {
         for mount in &making.mounts {
             self.volumes.files(&mount.volume).map_err(|_| format!("volume {} is not on this node", mount.volume))?;
         }
-        Ok(())
+        self.check_mount_paths(making, &making.mounts.iter().map(|m| m.path.as_str()).collect::<Vec<_>>())
     }
 
     pub(super) fn check_volume_size(&self, size: u64) -> Result<(), String> {
@@ -62,37 +55,9 @@ impl LocalProvider {
         }
     }
 
-    fn source(&self, root: &Root) -> Result<RootSource, String> {
-        match root {
-            Root::Rootfs(path) => Ok(RootSource::Rootfs(path.clone())),
-            Root::Image(name) => match self.config.options.images.get(name) {
-                Some(path) if path.as_os_str() == HOST => Ok(RootSource::Host),
-                Some(path) => Ok(RootSource::Rootfs(path.clone())),
-                None => {
-                    let shown: String = name.chars().filter(|c| !c.is_control()).take(128).collect();
-                    Err(format!(
-                        "image: the local provider has no container engine and no root filesystem for `{shown}`; an operator can name one under [local.images]"
-                    ))
-                }
-            },
-        }
-    }
-
-    /// The lower layer of a root, made the first time it is asked for: an archive is unpacked then.
-    async fn base(&self, root: Option<&Root>) -> anyhow::Result<Base> {
-        let Some(root) = root else { return Ok(self.base.clone()) };
-        let made = self.other_bases.lock().unwrap_or_else(PoisonError::into_inner).entry(root.clone()).or_default().clone();
-        let make = async || {
-            let source = self.source(root).map_err(anyhow::Error::msg)?;
-            let (dir, options, is_root) = (self.bases_dir.clone(), self.config.options.clone(), self.is_root);
-            tokio::task::spawn_blocking(move || base::prepare(&dir, &source, &options, is_root)).await?
-        };
-        made.get_or_try_init(make).await.cloned()
-    }
-
     /// Everything on disk that a start needs. Made again it is left as it is.
     pub(super) async fn prepare(&self, id: &SandboxId, making: &Making, state: &ControlState) -> anyhow::Result<LaunchSpec> {
-        let base = self.base(making.root.as_ref()).await?;
+        let base = self.base(making).await?;
         let options = self.config.options.with(&making.resources);
         let dir = self.dir(id);
         DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;

@@ -11,7 +11,7 @@ use anyhow::Context;
 use cobox_protocol::SnapshotId;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use super::{copy, image, tree};
+use super::{copy, disk, image, tree};
 
 /// What is being made has it before its name.
 const UNFINISHED: &str = ".new-";
@@ -58,8 +58,9 @@ impl Snapshots {
         if unfinished.exists() {
             tree::remove(&unfinished)?;
         }
+        let room = disk::room(&self.dir, most_bytes)?;
         DirBuilder::new().mode(0o700).create(&unfinished)?;
-        let copied = copy::tree(&upper, &unfinished, uid_base, most_bytes).context("copying its files");
+        let copied = copy::tree(&upper, &unfinished, uid_base, room).context("copying its files");
         // Also when nothing was changed in it: then the top has the mode it was made with.
         let finished = copied.and_then(|bytes| {
             fs::set_permissions(&unfinished, fs::Permissions::from_mode(0o755))?;

@@ -74,6 +74,8 @@ impl Volumes {
         if self.path(id).is_dir() {
             return Ok(());
         }
+        // It grows as it is written to; that there is something to begin with can be said now.
+        disk::room(&self.dir, size)?;
         let unfinished = self.dir.join(format!("{UNFINISHED}{id}"));
         if unfinished.exists() {
             tree::remove(&unfinished)?;

@@ -20,6 +20,7 @@ from .flow import Flow
 from .fs import FsApi
 from .globbing import BadPattern, Pattern
 from .grant import Grant
+from .links import Links, is_beneath
 from .session_api import SessionApi
 
 # Where relative paths begin: the folder that human and agent share.
@@ -34,6 +35,8 @@ MAX_LINKS = 200
 FIRST_BYTES, NEXT_BYTES = 1024 * 1024, 8 * 1024 * 1024
 # Longest file that isn't text and is shown, in base64; longest text shown at once. As deepagents has them.
 MAX_BINARY_BYTES = MAX_TEXT_BYTES = 500 * 1024
+# Of a file whose lines are only counted, to come to the one that is asked for: some seconds' worth, however long the file says it is.
+MAX_SCAN_BYTES = 1024 * 1024 * 1024
 # Looked at to tell text from other files.
 SNIFF_BYTES = 8192
 
@@ -76,6 +79,8 @@ def refusal(error: errors.CoboxError) -> Refusal:
         return Refusal("permission_denied")
     if isinstance(error, errors.InvalidPath):
         return Refusal("invalid_path")
+    if isinstance(error, errors.InvalidText):
+        return Refusal("invalid_text", error.message)
     if isinstance(error, errors.InvalidRequest):
         kind = error.details.get("kind")
         if kind == "directory" or "it is a directory" in error.message:
@@ -137,28 +142,36 @@ class AgentFiles:
 
     def _far_page(self, path: str, first: FileContent, size: int, offset: int, limit: int) -> Flow[Lines]:
         """Of a long file no more is fetched than up to the last line asked for, and no more is kept than is shown."""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder = _Decoder()
         lines: list[str] = []
         shown = 0
         count, at, data, rest = 0, len(first.data), first.data, ""
+        # Of a line before the first one asked for nothing is kept but that it has begun.
+        is_begun = False
         while True:
-            text = rest + decoder.decode(data, final=at >= size)
-            if text.endswith("\r") and at < size:
-                # Maybe the first half of a line's end.
-                text, rest = text[:-1], "\r"
+            text = decoder.decode(data, is_last=at >= size)
+            if (ends := text.count("\n")) < offset - count:
+                count += ends
+                is_begun = not text.endswith("\n") if text else is_begun
             else:
-                rest = ""
-            *whole, last = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-            rest = last + rest
-            if at >= size and rest:
-                whole.append(rest)
-            for line in whole:
-                if count >= offset and len(lines) < limit and shown <= MAX_TEXT_BYTES:
-                    lines.append(line)
-                    shown += len(line)
-                count += 1
+                text, count = _after(text, offset - count), max(count, offset)
+                *whole, last = text.split("\n")
+                if whole:
+                    whole[0], rest = rest + whole[0], ""
+                for line in whole:
+                    if len(lines) < limit and shown <= MAX_TEXT_BYTES:
+                        lines.append(line)
+                        shown += len(line)
+                    count += 1
+                rest += last
+                is_begun = bool(rest)
             if at >= size:
-                return Lines(lines, offset, count)
+                if is_begun and count >= offset and len(lines) < limit and shown <= MAX_TEXT_BYTES:
+                    lines.append(rest)
+                return Lines(lines, offset, count + is_begun)
+            if count < offset and at >= MAX_SCAN_BYTES:
+                told = f"the file's first {MAX_SCAN_BYTES} bytes have {count} lines; look further with a command such as sed or tail"
+                raise Refusal("too_large", told)
             if len(lines) >= limit or shown > MAX_TEXT_BYTES or (count >= offset and len(rest) > MAX_TEXT_BYTES):
                 if not lines and limit:
                     return Lines([rest], offset, None, is_cut=True)
@@ -173,9 +186,9 @@ class AgentFiles:
                 raise Refusal("file_changed", "the file was changed while it was read; read it again")
             data, at = piece.data, at + len(piece.data)
 
-    def create(self, path: str, data: bytes, *, overwrite: bool, sync: bool) -> Flow[None]:
+    def create(self, path: str, text: str, *, overwrite: bool, sync: bool) -> Flow[None]:
         try:
-            yield from FilesApi.write.flow(self, self.absolute(path), data, create_only=not overwrite, sync=sync)
+            yield from FilesApi.write.flow(self, self.absolute(path), text, create_only=not overwrite, sync=sync)
         except errors.FileChanged:
             raise Refusal("file_exists") from None
         except errors.CoboxError as error:
@@ -218,7 +231,7 @@ class AgentFiles:
             raise refusal(error) from None
         base = root if root.endswith("/") else root + "/"
         matches = []
-        links = 0
+        links, ways, real_root = 0, Links(self), None
         for entry in found.matches:
             relative = entry.path[len(base) :] if entry.path.startswith(base) else entry.path.lstrip("/")
             if not relative or not meant.matches(relative, entry.is_dir):
@@ -227,6 +240,12 @@ class AgentFiles:
             if kind == "symlink":
                 links += 1
                 kind = (yield from self._kind_behind(entry)) if links <= MAX_LINKS else "unknown"
+                if is_basename and kind == "file":
+                    # As 0.7 has it, what lies elsewhere is not found here by a link to it.
+                    real_root = real_root or (yield from ways.real(root))
+                    real = yield from ways.real(entry.path_bytes.decode("utf-8", "surrogateescape"))
+                    if real_root is None or real is None or not is_beneath(real, real_root):
+                        kind = "unknown"
                 entry = dataclasses.replace(entry, type=kind)
             if kind == "file" or (not is_basename and kind != "unknown"):
                 matches.append((relative, entry))
@@ -255,11 +274,15 @@ class AgentFiles:
         root = self.absolute(path)
         globs = [f"\\{glob}" if glob.startswith(("!", "#")) else glob] if glob else []
         globs += [f"!**/{name}/" for name in exclude_dirs if name != posixpath.basename(root)]
+        if not pattern:
+            # As grep has it: nothing is in every line.
+            pattern, literal = "^", False
         if literal and "\n" in pattern:
             # As grep has it: several lines are several patterns.
             pattern, literal = "|".join(re.escape(one) for one in pattern.split("\n")), False
         asked: dict[str, Any] = {"literal": literal, "glob": globs or None, "max_line_bytes": MAX_LINE_BYTES}
-        asked["max_matches"] = min(limit, MAX_GREP_MATCHES) if limit is not None else MAX_GREP_MATCHES
+        # None at all is not a number to ask for: one more tells whether there is any.
+        asked["max_matches"] = max(1, min(limit, MAX_GREP_MATCHES)) if limit is not None else MAX_GREP_MATCHES
         try:
             found = yield from FsApi.grep.flow(self, pattern, root, **asked)
         except errors.InvalidRequest as error:
@@ -268,6 +291,8 @@ class AgentFiles:
             raise refusal(error) from None
         except errors.CoboxError as error:
             raise refusal(error) from None
+        if limit is not None and limit <= 0:
+            return [], "max_matches" if found.matches else None
         return found.matches, (found.stopped_by or "max_matches") if found.truncated else None
 
     def remove(self, path: str) -> Flow[None]:
@@ -297,6 +322,11 @@ class AgentFiles:
         if good:
             try:
                 done = yield from FilesApi.download.flow(self, [paths[at] for at in good])
+            except errors.TooLong:
+                # All of them, or one alone, are more than fits into memory.
+                for at in good:
+                    results[at] = "too_large" if len(good) == 1 else (yield from self.take([paths[at]]))[0]
+                return results
             except errors.CoboxError as error:
                 code = refusal(error).message
                 return [result or code for result in results]
@@ -335,6 +365,28 @@ def _binary(data: bytes, size: int) -> Binary:
     if size > MAX_BINARY_BYTES:
         raise Refusal("too_large", f"Binary file exceeds maximum preview size of {MAX_BINARY_BYTES} bytes")
     return Binary(data)
+
+
+class _Decoder:
+    """Bytes as they come, as text whose lines all end alike; a character or a line's end may be cut in two by a piece's end."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._half = ""
+
+    def decode(self, data: bytes, *, is_last: bool) -> str:
+        text, self._half = self._half + self._decoder.decode(data, final=is_last), ""
+        if text.endswith("\r") and not is_last:
+            text, self._half = text[:-1], "\r"
+        return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _after(text: str, ends: int) -> str:
+    """What comes after so many ends of lines."""
+    at = 0
+    for _ in range(ends):
+        at = text.index("\n", at) + 1
+    return text[at:]
 
 
 def _split(text: str) -> list[str]:

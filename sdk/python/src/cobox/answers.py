@@ -97,6 +97,11 @@ class FileEntry:
     def path_bytes(self) -> bytes:
         return exact(self.path, self.path_b64)
 
+    @property
+    def target_bytes(self) -> bytes:
+        """Where a link points, as it is written in it."""
+        return exact(self.target or "", self.target_b64)
+
 
 @dataclass(frozen=True)
 class Listing:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 import weakref
 from collections.abc import AsyncIterator
@@ -43,7 +44,7 @@ T = TypeVar("T")
 LOCK_POLL = 0.005
 
 
-class _Connect(connect):
+class Connect(connect):
     """Goes nowhere but where it was sent: a redirect would take the token along."""
 
     def process_redirect(self, exc: Exception) -> Exception | str:
@@ -105,23 +106,25 @@ class AwaitingIO:
             return await effect.socket.close()
         raise TypeError(f"no such effect: {effect!r}")
 
-    def _client(self, url: str) -> httpx.AsyncClient:
+    async def _tls(self) -> ssl.SSLContext:
+        # Certificates are read from files the first time, which an event loop must not wait for.
+        return self.net.tls() if self.net.has_tls else await asyncio.to_thread(self.net.tls)
+
+    async def _client(self, url: str) -> httpx.AsyncClient:
+        local, is_https = network.is_local(url), url.startswith("https:")
+        verify = await self._tls() if is_https else False  # without TLS there is nothing to load certificates for
         if self._is_closed:
             raise errors.CoboxError("this AsyncCobox is closed; make another", code="CLOSED")
         clients = self._clients.setdefault(asyncio.get_running_loop(), {})
-        local, is_https = network.is_local(url), url.startswith("https:")
         client = clients.get((local, is_https))
         if client is None:
             limits = httpx.Limits(max_connections=network.MAX_CONNECTIONS, max_keepalive_connections=network.MAX_CONNECTIONS)
-            verify = self.net.tls() if is_https else False  # without TLS there is nothing to load certificates for
             client = httpx.AsyncClient(verify=verify, trust_env=not local, limits=limits, follow_redirects=False)
             clients[local, is_https] = client
         return client
 
     async def _begin(self, request: Request) -> httpx.Response:
-        client = self._client(request.url)
-        silence = request.timeout if request.silence is None else request.silence
-        timeout = httpx.Timeout(silence, connect=network.CONNECT_TIMEOUT, write=network.WRITE_TIMEOUT, pool=network.POOL_TIMEOUT)
+        client, timeout = await self._client(request.url), network.timeouts(request)
         content = request.body.awaiting() if request.body is not None else None
         try:
             built = client.build_request(request.method, request.url, headers=network.head(request), content=content, timeout=timeout)
@@ -187,7 +190,7 @@ class AwaitingIO:
         local = network.is_local(dial.url)
         headers = {"Authorization": f"Bearer {dial.secret.expose()}"} if dial.secret is not None else {}
         try:
-            return await _Connect(
+            return await Connect(
                 dial.url,
                 additional_headers=headers,
                 user_agent_header=network.USER_AGENT,
@@ -196,7 +199,7 @@ class AwaitingIO:
                 ping_interval=None,
                 compression=None,
                 max_size=network.MAX_FRAME_BYTES + 64 * 1024,
-                ssl=self.net.tls() if dial.url.startswith("wss:") else None,
+                ssl=await self._tls() if dial.url.startswith("wss:") else None,
                 proxy=None if local else True,
                 logger=network.socket_log,
             )

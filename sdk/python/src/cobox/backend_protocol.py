@@ -135,7 +135,7 @@ class CoboxFiles:
 
     def _write(self, file_path: str, content: str) -> Flow[WriteResult]:
         try:
-            yield from self._files.create(file_path, content.encode("utf-8", "surrogatepass"), overwrite=False, sync=True)
+            yield from self._files.create(file_path, content, overwrite=False, sync=True)
         except Refusal as refused:
             if refused.code == "file_exists":
                 told = f"Cannot write to {file_path} because it already exists. Read and then make an edit, or write to a new path."

@@ -115,9 +115,7 @@ class BlockingIO:
         return client
 
     def _begin(self, request: Request) -> httpx.Response:
-        client = self._client(request.url)
-        silence = request.timeout if request.silence is None else request.silence
-        timeout = httpx.Timeout(silence, connect=network.CONNECT_TIMEOUT, write=network.WRITE_TIMEOUT, pool=network.POOL_TIMEOUT)
+        client, timeout = self._client(request.url), network.timeouts(request)
         content = request.body.blocking() if request.body is not None else None
         try:
             built = client.build_request(request.method, request.url, headers=network.head(request), content=content, timeout=timeout)

@@ -8,11 +8,21 @@ import os
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import IO, Any, Union
 
+from .errors import InvalidText
+
 # What may be given to a method that uploads. A path means the local file, text is sent as UTF-8.
 Content = Union[bytes, bytearray, memoryview, str, "os.PathLike[str]", IO[bytes], Iterable[bytes], AsyncIterable[bytes]]
 
 # Read at once of a local file: many times a packet, little of the memory.
 PIECE_BYTES = 256 * 1024
+
+
+def in_utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        # What it is is not repeated: it may be long, and can't be shown either.
+        raise InvalidText("the text has half a character in it (a lone surrogate), which no file and no request can hold") from None
 
 
 class Upload:
@@ -24,7 +34,7 @@ class Upload:
         self.length: int | None = None
         self.is_replayable = True
         if isinstance(content, str):
-            self._content = content.encode()
+            self._content = in_utf8(content)
         elif isinstance(content, (bytearray, memoryview)):
             self._content = bytes(content)
         if isinstance(self._content, bytes):
@@ -45,7 +55,7 @@ class Upload:
 
     @classmethod
     def json(cls, value: Any) -> Upload:
-        return cls(json_module.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass"))
+        return cls(in_utf8(json_module.dumps(value, ensure_ascii=False, separators=(",", ":"))))
 
     def blocking(self) -> bytes | Iterator[bytes]:
         """For a connection that blocks."""

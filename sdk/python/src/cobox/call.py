@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
@@ -31,6 +31,8 @@ class Call:
     method: str
     path: str
     json: Any = None
+    # What is sent in place of `json` once that may have arrived: it asks for what was begun, and begins nothing.
+    json_again: Any = None
     body: Upload | None = None
     query: tuple[tuple[str, str], ...] = ()
     headers: tuple[tuple[str, str], ...] = ()
@@ -94,6 +96,7 @@ def _perform(door: Door, call: Call, is_opened: bool) -> Flow[Any]:
     waited = 0.0
     waits = Backoff()
     has_replaced = False
+    lost: errors.CoboxError | None = None
     tries = 0
     while True:
         secret = yield from door.secret()
@@ -101,14 +104,18 @@ def _perform(door: Door, call: Call, is_opened: bool) -> Flow[Any]:
         error: errors.CoboxError
         try:
             answer = yield (Open(request) if is_opened else Send(request))
-        except errors.Unreachable as lost:
+        except errors.Unreachable as unreachable:
             tries += 1
-            error, wait = lost, waits.next()
-            may_repeat = tries < TRIES and (call.is_repeatable or not lost.was_sent)
+            error, wait = unreachable, waits.next()
+            may_repeat = tries < TRIES and (call.is_repeatable or not unreachable.was_sent)
+            if unreachable.was_sent:
+                lost = unreachable
         else:
             if 200 <= answer.status < 300 or answer.status in call.takes:
                 return answer
             error = redacted(errors.from_answer(answer.status, answer.headers, answer.body, door.base + call.path), secret)
+            if lost is not None and isinstance(error, errors.CommandNotFound):
+                raise errors.MayHaveRun(f"the command's answer was lost ({lost.message}), and the sandbox doesn't know the command")
             if isinstance(error, errors.TokenExpired) and not has_replaced:
                 has_replaced = True
                 yield from door.replace(secret)
@@ -119,8 +126,12 @@ def _perform(door: Door, call: Call, is_opened: bool) -> Flow[Any]:
             else:
                 tries += 1
                 may_repeat = answer.status in AWAY and call.is_repeatable and tries < TRIES
+                if answer.status in AWAY:
+                    lost = error
         if not may_repeat or waited + wait > PATIENCE or not (request.body is None or request.body.is_replayable):
             raise error
+        if lost is not None and call.json_again is not None:
+            call = replace(call, json=call.json_again)
         waited += wait
         yield Pause(wait)
 

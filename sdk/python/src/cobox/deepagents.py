@@ -207,11 +207,7 @@ class CoboxBackend(SandboxBackendProtocol):
 
     def _write(self, file_path: str, content: str) -> Flow[WriteResult]:
         try:
-            data = content.encode()
-        except UnicodeEncodeError:
-            return WriteResult(error=f"Failed to write file '{file_path}': the content has half a character in it, which no file can hold")
-        try:
-            yield from self._files.create(file_path, data, overwrite=IS_07, sync=self._durable)
+            yield from self._files.create(file_path, content, overwrite=IS_07, sync=self._durable)
         except Refusal as refused:
             if refused.code == "file_exists":
                 return WriteResult(error=f"Error: File already exists: {file_path!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from dataclasses import dataclass, field
 from typing import Any
 
 from deepagents_code.integrations.sandbox_provider import SandboxError, SandboxNotFoundError, SandboxProvider, SandboxProviderMetadata
@@ -12,6 +13,17 @@ from .client import Cobox
 from .deepagents import CoboxBackend
 from .errors import CoboxError, NotFound
 from .session import Session
+
+
+@dataclass
+class _Held:
+    """A sandbox in use here, by as many as asked for it."""
+
+    # Each with whether its thread is ours alone.
+    sessions: list[tuple[Session, bool]] = field(default_factory=list)
+    users: int = 0
+    # Made here, and so ended from here.
+    is_ours: bool = False
 
 
 class CoboxProvider(SandboxProvider):
@@ -23,8 +35,7 @@ class CoboxProvider(SandboxProvider):
 
     def __init__(self, cobox: Cobox | None = None) -> None:
         self._cobox = cobox
-        # Those that are open, and whether they were made here, by sandbox.
-        self._open: dict[str, tuple[Session, bool]] = {}
+        self._open: dict[str, _Held] = {}
         self._lock = threading.Lock()
 
     @property
@@ -49,21 +60,32 @@ class CoboxProvider(SandboxProvider):
             raise SandboxNotFoundError(str(error)) from error
         except CoboxError as error:
             raise SandboxError(str(error)) from error
-        # A thread is somebody's, who goes on when we leave.
-        is_ours = thread is None
+        # A thread is somebody's, who goes on when we leave, and so is a sandbox that was there before.
+        is_ours = thread is None and sandbox_id is None
         with self._lock:
-            self._open[session.sandbox_id] = (session, is_ours)
+            held = self._open.setdefault(session.sandbox_id, _Held())
+            held.sessions.append((session, thread is None))
+            held.users += 1
+            held.is_ours = held.is_ours or is_ours
         return CoboxBackend(session)
 
     def delete(self, *, sandbox_id: str, **kwargs: Any) -> None:
-        """Ends what was made here, with its sandbox unless that is named; leaves what was only joined."""
+        """Ends what was made here, with its sandbox unless that is named; leaves what was only joined. What was got several times ends
+        when it was let go of as often."""
         with self._lock:
-            session, is_ours = self._open.pop(sandbox_id, (None, False))
+            held = self._open.get(sandbox_id)
+            if held is not None:
+                held.users -= 1
+                if held.users > 0:
+                    return
+                del self._open[sandbox_id]
         try:
-            if session is None:
+            if held is None:
                 self._broker().delete_sandbox(sandbox_id)
-            else:
-                if is_ours:
+                return
+            for session, has_own_thread in held.sessions:
+                # Those that joined what was made here hold it too.
+                if held.is_ours and has_own_thread:
                     session.release()
                 session.close()
         except NotFound:

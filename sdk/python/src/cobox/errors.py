@@ -80,6 +80,15 @@ class Unreachable(CoboxError):
         self.was_sent = was_sent
 
 
+class MayHaveRun(Unreachable):
+    """A command was sent and its answer lost, and the sandbox, asked again, doesn't know the command: it was started anew meanwhile, or
+    the command never came there. It is not sent a second time."""
+
+    code = "MAY_HAVE_RUN"
+    retryable = False
+    hint = "look whether it ran, in its files or the session's events, before you run it again"
+
+
 class Broken(Unreachable):
     """A stream's connection ended before the stream did."""
 
@@ -101,6 +110,13 @@ class NotCobox(CoboxError):
     hint = "check the URL: it should be the broker's own, such as http://127.0.0.1:8421"
 
 
+class TooLong(NotCobox):
+    """An answer is longer than what is held in memory."""
+
+    code = "TOO_LONG"
+    hint = "give a larger max_bytes, or take it as a stream"
+
+
 class OutputHole(CoboxError):
     """Output arrived whose beginning is missing and nothing said why."""
 
@@ -111,6 +127,12 @@ class InvalidPath(CoboxError, ValueError):
     """A path that can't be sent as it is."""
 
     code = "INVALID_PATH"
+
+
+class InvalidText(CoboxError, ValueError):
+    """Text with half a character in it (a lone surrogate), which neither a file nor a request can hold."""
+
+    code = "INVALID_TEXT"
 
 
 class CommandFailed(CoboxError):

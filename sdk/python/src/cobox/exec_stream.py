@@ -10,6 +10,7 @@ from typing import Any
 
 from . import errors
 from .answers import Exit
+from .body import in_utf8
 from .call import wanted
 from .cursor import Cursor
 from .flow import Awaiting, Blocking, Flow, method
@@ -77,18 +78,30 @@ class _ExecLine(Line[Output]):
         self.start = start | {"binary": True, "client": self.client_id}
         self.cursors = {"stdout": Cursor("stdout", stdout_from), "stderr": Cursor("stderr", stderr_from)}
         self._has_started = False
+        # Whether the command was sent, and nobody said what became of it; and whether it was on this very connection.
+        self._was_sent, self._is_sent_here = False, False
         self._gaps = {"stdout": 0, "stderr": 0}
         self.pid: int | None = None
         self.exit: Exit | None = None
 
     def start_frame(self) -> dict[str, Any]:
         start = dict(self.start)
-        if self._has_started:
+        self._is_sent_here = not self._has_started and not self._was_sent and ("command" in start or "argv" in start)
+        if not self._is_sent_here:
             # An id alone only joins: in a sandbox that was started anew the command is gone, and must not be run again.
             start = {
                 name: start[name] for name in ("command_id", "binary", "client", "cols", "rows", "kill_on_disconnect") if name in start
             }
+        self._was_sent = self._was_sent or self._is_sent_here
         return start | {"stdout_from": self.cursors["stdout"].at, "stderr_from": self.cursors["stderr"].at}
+
+    def not_started(self, error: errors.CoboxError) -> errors.CoboxError:
+        if self._is_sent_here:
+            # Refused, so nothing runs of it.
+            self._was_sent = False
+        elif self._was_sent and not self._has_started and isinstance(error, errors.CommandNotFound):
+            return errors.MayHaveRun("the connection was lost as the command was started, and the sandbox doesn't know the command")
+        return error
 
     def took_ready(self, frame: Mapping[str, Any]) -> None:
         if self._has_started:
@@ -182,7 +195,7 @@ class ExecStreamApi:
     @method
     def write(self, data: bytes | str) -> Flow[None]:
         """Input for a command started with `stdin=True` or a terminal."""
-        yield from self._line.write(data.encode() if isinstance(data, str) else bytes(data))
+        yield from self._line.write(in_utf8(data) if isinstance(data, str) else bytes(data))
 
     @method
     def close_stdin(self) -> Flow[None]:

@@ -19,14 +19,20 @@ E = TypeVar("E")
 MAX_EVENT_BYTES = 256 * 1024
 # Seconds: of silence after which a connection counts as dead (both streams send comments more often); without a success, to give up.
 SILENCE, GIVE_UP_AFTER = 45.0, 120.0
+# Seconds a connection must have stood for the waits between tries to begin anew: of one that is lost at once they go on growing.
+STOOD_FOR = 10.0
 
 
 class FeedApi(Generic[E]):
     """Iterating gives what happens; a lost connection is made again from where it broke off."""
 
+    # Whether the other side says at once where the stream begins.
+    is_greeted = False
+
     def __init__(self, io: Any, door: Door, call: Call, last_id: str | None) -> None:
         self._io, self._door, self._call = io, door, call
         self._opened: Opened | None = None
+        self._opened_at = 0.0
         self._received = bytearray()
         self._is_over = False
         # To come back with.
@@ -41,6 +47,12 @@ class FeedApi(Generic[E]):
     def begin(self) -> Flow[None]:
         """Connects, so that nothing which happens from now on is missed; done by whoever opens it."""
         yield from self._connect()
+        try:
+            while self.is_greeted and b"\n\n" not in self._received:
+                yield from self._pull()
+        except errors.Broken:
+            # As any other loss, for whoever asks what happens next.
+            yield from self._drop()
 
     @method
     def next(self) -> Flow[E | None]:
@@ -54,10 +66,14 @@ class FeedApi(Generic[E]):
                 event = yield from self._receive()
                 if event is not None:
                     return event
+                # Something was heard, if only that nothing happens.
+                lost_at = None
                 continue
             except errors.CoboxError as error:
+                if self._opened is not None and time.monotonic() - self._opened_at >= STOOD_FOR:
+                    waits.reset()
                 yield from self._drop()
-                lost_at = lost_at or time.monotonic()
+                lost_at = time.monotonic() if lost_at is None else lost_at
                 if not error.retryable:
                     self._is_over = True
                     raise
@@ -79,6 +95,7 @@ class FeedApi(Generic[E]):
         query = self._call.query if self.last_id is None else tuple(q for q in self._call.query if q[0] not in ("after", "cursor"))
         call = Call("GET", self._call.path, headers=headers, query=query, silence=SILENCE)
         self._opened = yield from open_stream(self._door, call)
+        self._opened_at = time.monotonic()
         self._received.clear()
 
     def _receive(self) -> Flow[E | None]:
@@ -88,15 +105,18 @@ class FeedApi(Generic[E]):
             event = self._read_block(block)
             if event is not None:
                 return event
+        yield from self._pull()
+        return None
+
+    def _pull(self) -> Flow[None]:
         if self._opened is None:
-            return None
+            return
         piece: bytes = yield Pull(self._opened)
         if not piece:
             raise errors.Broken("the other side ended the stream")
         self._received += piece.replace(b"\r\n", b"\n")
         if len(self._received) > MAX_EVENT_BYTES:
             raise errors.NotCobox(f"{self._door.base}{self._call.path} sent an event without an end")
-        return None
 
     def _read_block(self, block: bytes) -> E | None:
         fields: dict[str, str] = {}
@@ -104,19 +124,24 @@ class FeedApi(Generic[E]):
             name, _, value = line.partition(":")
             if name in ("event", "id", "data"):
                 fields[name] = value[1:] if value.startswith(" ") else value
+        event_id = fields.get("id")
         if "data" not in fields:
+            # Where the stream begins: who comes back before anything happened is told of all since then.
+            self._remember(event_id)
             return None
         try:
             data = json.loads(fields["data"])
             if fields.get("event") == "error":
                 raise errors.from_envelope(data, status=None) or Unexpected("an error without a code")
-            event = self.read_event(fields.get("event", "message"), data, fields.get("id"))
+            event = self.read_event(fields.get("event", "message"), data, event_id)
         except (ValueError, RecursionError):
             raise errors.NotCobox(f"{self._door.base}{self._call.path} sent an event that can't be read") from None
-        event_id = fields.get("id")
+        self._remember(event_id)
+        return event
+
+    def _remember(self, event_id: str | None) -> None:
         if event_id and event_id.isprintable() and event_id.isascii() and len(event_id) <= 256:
             self.last_id = event_id
-        return event
 
     def _drop(self) -> Flow[None]:
         opened, self._opened = self._opened, None
@@ -127,6 +152,7 @@ class FeedApi(Generic[E]):
 class EventsApi(FeedApi[SandboxEvent]):
     """What happens to a session, until it ends."""
 
+    is_greeted = True
     _COMMON = ("id", "type", "at", "session_id", "sandbox_id", "source", "principal", "actor")
 
     def read_event(self, name: str, data: Any, event_id: str | None) -> SandboxEvent | None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from . import errors, multipart
 from .answers import Downloaded, FileContent, FileHead, FileWritten, Unpacked, Uploaded, UploadResult
-from .body import Content, Upload
+from .body import Content, Upload, in_utf8
 from .call import Backoff, Call, open_stream, perform, wanted
 from .decode import decode
 from .flow import Awaiting, Blocking, Drop, Flow, Opened, Pause, Pull, method
@@ -134,7 +134,7 @@ class FilesApi:
     @method
     def upload(self, files: Sequence[tuple[SandboxPath, bytes | str]], *, sync: bool = True) -> Flow[list[Uploaded]]:
         """Writes many files, in few requests. One result each, in order; `failure` says why one was not written."""
-        waiting = [(as_bytes(path), content.encode() if isinstance(content, str) else bytes(content)) for path, content in files]
+        waiting = [(as_bytes(path), in_utf8(content) if isinstance(content, str) else bytes(content)) for path, content in files]
         results: list[Uploaded] = []
         while waiting:
             batch = [waiting.pop(0)]

@@ -31,6 +31,8 @@ E = TypeVar("E")
 # Seconds: for one try to dial; without a success after which a stream ends; between two acknowledgements; until an unheard-of connection
 # is asked whether it lives, and until it counts as dead; between two looks at whether the token is a new one.
 DIAL_WITHIN, GIVE_UP_AFTER, ACK_WITHIN, PING_AFTER, DEAD_AFTER, LOOK_EVERY = 30.0, 120.0, 0.1, 15.0, 45.0, 5.0
+# Seconds a connection must have stood for its loss to count as the first again: of one that is lost at once, waits go on growing.
+STOOD_FOR = 10.0
 # Largest piece of input in one frame, in bytes.
 INPUT_PIECE_BYTES = 64 * 1024
 # What is kept for a caller who writes and doesn't read, in bytes.
@@ -71,6 +73,7 @@ class Line(Generic[E]):
         self._shown: Secret | None = None
         self._heard_at, self._pinged = 0.0, False
         self._lost_since: float | None = None
+        self._ready_at = 0.0
         self._has_retried_token = False
         self._waits = Backoff()
         self.client_id = os.urandom(12).hex()
@@ -250,6 +253,8 @@ class Line(Generic[E]):
 
     def _lost(self, end: Closed) -> Flow[None]:
         """The connection is no more: dial again, or raise what ended it."""
+        if self._is_ready and time.monotonic() - self._ready_at >= STOOD_FOR:
+            self._progressed()
         yield from self._drop()
         if self._is_over:
             return
@@ -342,10 +347,16 @@ class Line(Generic[E]):
         if error is None:
             raise ValueError("no envelope")
         self._told = error if self._shown is None else redacted(error, self._shown)
-        if self._is_ready:
+        if not self._is_ready:
+            self._told = self.not_started(self._told)
+        else:
             if self.is_keys and isinstance(error, errors.Forbidden):
                 self._typing.refused()
             self.refused(error)
+
+    def not_started(self, error: errors.CoboxError) -> errors.CoboxError:
+        """What an error means that came in place of `ready`."""
+        return error
 
     def refused(self, error: errors.CoboxError) -> None:
         """Something that was sent was not taken; what was started goes on."""
@@ -355,6 +366,7 @@ class Line(Generic[E]):
         if not self._is_first:
             self.reconnects += 1
         self._is_first = False
+        self._lost_since, self._ready_at = None, time.monotonic()
         # Nobody may send between the two: what was sent before would be taken for sent, and the numbers would be out of order.
         yield Acquire(self._sending)
         dropped = self._typing.start_over()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import logging
 import os
@@ -9,6 +10,8 @@ import ssl
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+
+import httpx
 
 from . import errors
 from .flow import Answer, Request
@@ -47,7 +50,16 @@ class Network:
     ca_file: str | None = None
 
     def tls(self) -> ssl.SSLContext:
+        """One for all connections: reading the certificates takes a while, in which nothing else happens in an event loop."""
+        return self._tls
+
+    @functools.cached_property
+    def _tls(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=self.ca_file or os.environ.get("COBOX_CA_FILE") or None)
+
+    @property
+    def has_tls(self) -> bool:
+        return "_tls" in self.__dict__
 
 
 def is_local(url: str) -> bool:
@@ -57,6 +69,13 @@ def is_local(url: str) -> bool:
         return host == "localhost" or host.endswith(".localhost") or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def timeouts(request: Request) -> httpx.Timeout:
+    silence = request.timeout if request.silence is None else request.silence
+    # No step of it may take longer than all of it.
+    connect, write, pool = (min(limit, request.timeout) for limit in (CONNECT_TIMEOUT, WRITE_TIMEOUT, POOL_TIMEOUT))
+    return httpx.Timeout(silence, connect=connect, write=write, pool=pool)
 
 
 def head(request: Request) -> list[tuple[str, str]]:
@@ -76,8 +95,8 @@ def unreachable(url: str, error: BaseException, *, was_sent: bool) -> errors.Unr
     return errors.Unreachable(f"no answer from {parts.scheme}://{parts.netloc}{parts.path}: {why}", was_sent=was_sent)
 
 
-def endless(url: str, max_bytes: int) -> errors.NotCobox:
-    return errors.NotCobox(f"{url} answered with more than {max_bytes} bytes")
+def endless(url: str, max_bytes: int) -> errors.TooLong:
+    return errors.TooLong(f"{url} answered with more than {max_bytes} bytes")
 
 
 def refused_upgrade(url: str, response: Any) -> errors.CoboxError:

@@ -262,8 +262,10 @@ class AsyncSession(SessionApi, Awaiting):
         keeping, self._keeping = self._keeping, None
         if keeping is not None:
             keeping.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await keeping
+            # Not awaited itself: its end would look like ours, and ours, when this is cancelled, like its.
+            await asyncio.wait({keeping})
+            if not keeping.cancelled():
+                keeping.result()
         if self._releases:
             self._releases = False
             # Released by somebody else meanwhile is released.

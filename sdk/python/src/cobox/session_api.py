@@ -12,15 +12,17 @@ from urllib.parse import quote
 
 from . import errors
 from .answers import Delegated, ExecResult, FileLink, Heartbeat, ProcessInfo, ShareInfo
-from .call import Call, perform, wanted
+from .call import Call, perform, request_of, wanted
 from .decode import decode
-from .flow import Flow, method
+from .flow import Flow, Send, method
 from .grant import Grant
 from .paths import SandboxPath, checked
 from .secret import Secret
 
 # Seconds a command may take unless told, as boxd has it; and what the answer may take beyond that.
 EXEC_SECONDS, EXEC_MARGIN = 600.0, 30.0
+# Seconds to end a command whose caller was interrupted.
+END_SECONDS = 5.0
 # Output is at most 16 MiB a stream, JSON makes up to six bytes of one.
 MAX_EXEC_BYTES = 256 * 1024 * 1024
 
@@ -88,8 +90,9 @@ class SessionApi:
     ) -> Flow[ExecResult]:
         """Runs a command to its end and gives what it printed. `command` is run by a shell (`/bin/sh`), `argv` as it is.
 
-        It is never run twice: where an answer is lost, the same command is asked for again by its id. When this call is cancelled or
-        interrupted, the command is ended. `timeout_seconds=0` means no limit but the server's own.
+        It is never run twice: where an answer is lost, the same command is asked for again by its id, and `MayHaveRun` raised where
+        the sandbox doesn't know it. When this call is cancelled or interrupted, the command is ended. `timeout_seconds=0` means no
+        limit but the server's own.
         """
         if (command is None) == (argv is None) and command_id is None:
             raise ValueError("give a command for a shell, or an argv")
@@ -106,15 +109,19 @@ class SessionApi:
             command_id=name,
         )
         limit = EXEC_SECONDS if timeout_seconds is None else timeout_seconds or 24 * 3600.0
-        call = Call("POST", "/exec", json=body, timeout=limit + EXEC_MARGIN, max_bytes=MAX_EXEC_BYTES)
+        # An id alone only joins: in a sandbox that was started anew the command is gone, and must not be run again.
+        again = {"command_id": name} | wanted(max_output_bytes=max_output_bytes)
+        call = Call("POST", "/exec", json=body, json_again=again, timeout=limit + EXEC_MARGIN, max_bytes=MAX_EXEC_BYTES)
         try:
             answer = yield from perform(self._grant, call)
-        except errors.CoboxError:
+        except (errors.CoboxError, GeneratorExit):
             raise
         except BaseException:
-            # Cancelled, or Ctrl-C. The command has an id, so it doesn't end with its client by itself.
+            # Cancelled, or Ctrl-C. The command has an id, so it doesn't end with its client by itself. One try, with the token there is:
+            # whoever leaves doesn't wait.
+            ending = Call("DELETE", f"/processes/{quote(name, safe='')}", timeout=END_SECONDS)
             with contextlib.suppress(errors.CoboxError):
-                yield from perform(self._grant, Call("DELETE", f"/processes/{name}", is_repeatable=False, timeout=5))
+                yield Send(request_of(self._grant, ending, self._grant.token.secret))
             raise
         return decode(ExecResult, answer.body, self._grant.base)
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from scripted import ScriptedSandbox
 
-from cobox import AsyncCobox, Cobox, errors
+from cobox import AsyncCobox, Cobox, agent_files, errors
 from cobox.deepagents import IS_07, CoboxBackend, agent_backend
+from cobox.files import FilesApi
 
 ROOT = "/workspace/tree"
+HALF = "the text has half a character in it (a lone surrogate), which no file and no request can hold"
 TREE = {
     "a.txt": "one\ntwo\nthree\n",
     "b.py": "import os\nprint('x')\n",
@@ -89,6 +92,39 @@ def test_a_line_longer_than_what_is_shown_is_cut_and_passed(both: Any) -> None:
     same(both, lambda backend: backend.read(f"{ROOT}/long-line.txt", offset=1))
 
 
+def test_the_way_to_a_far_line_takes_no_memory_and_has_an_end(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_files, "NEXT_BYTES", 256 * 1024)
+    monkeypatch.setattr(agent_files, "FIRST_BYTES", 256 * 1024)
+    ours = both[0]
+    assert ours.execute("truncate -s 24M one-line").exit_code == 0
+    tracemalloc.start()
+    try:
+        told = ours.read("/workspace/one-line", offset=1)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert "exceeds file length (1 lines)" in told.error
+    assert peak < 8 * 1024 * 1024
+    monkeypatch.setattr(agent_files, "MAX_SCAN_BYTES", 1024 * 1024)
+    assert "first 1048576 bytes have 0 lines" in ours.read("/workspace/one-line", offset=1).error
+
+
+def test_of_files_that_are_too_large_each_is_said_to_be_and_the_others_come(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = both[0]
+    monkeypatch.setitem(FilesApi.download.flow.__kwdefaults__, "max_bytes", 10_000)
+    ours.upload_files([("/workspace/large", b"x" * 20_000), ("/workspace/a", b"a" * 6_000), ("/workspace/b", b"b" * 6_000)])
+    paths = ["/workspace/a", "/workspace/large", "/workspace/none", "relative", "/workspace/b"]
+    told = [(one.path, one.error, len(one.content or b"")) for one in ours.download_files(paths)]
+    assert told == [
+        ("/workspace/a", None, 6_000),
+        ("/workspace/large", "too_large", 0),
+        ("/workspace/none", "file_not_found", 0),
+        ("relative", "invalid_path", 0),
+        ("/workspace/b", None, 6_000),
+    ]
+    assert ours.download_files(["/workspace/large"])[0].error == "too_large"
+
+
 def test_text_that_is_no_utf8_is_given_as_it_is(both: Any) -> None:
     same(both, lambda backend: backend.read(f"{ROOT}/latin.txt"))
 
@@ -136,6 +172,34 @@ def test_a_pattern_finds_the_same(both: Any, pattern: str) -> None:
     same(both, ask)
 
 
+@pytest.fixture(scope="module")
+def ways(both: Any) -> str:
+    """A directory with links in and out of it."""
+    root = "/workspace/ways"
+    made = both[0].execute(
+        f"mkdir -p {root}/in/sub {root}/out; cd {root}; echo s > out/s.txt; echo a > in/a.txt; ln -s in via; cd in;"
+        "ln -s ../out/s.txt out.txt; ln -s /etc/hostname host.txt; ln -s ../out dir; ln -s dir/s.txt through.txt; ln -s a.txt ok.txt;"
+        f"ln -s ok.txt chain.txt; ln -s loop.txt loop.txt; ln -s {root}/in/a.txt absolute.txt; ln -s ../../in/./a.txt sub/back.txt;"
+        f"ln -s {root}/via/a.txt around.txt; ln -s /proc/self/root{root}/in/a.txt magic.txt"
+    )
+    assert made.exit_code == 0, made.output
+    return root
+
+
+@pytest.mark.parametrize("path", ["in", "via", "in/sub", "", "in/dir"])
+def test_a_link_is_found_where_what_it_leads_to_is(both: Any, ways: str, path: str) -> None:
+    def ask(backend: Any) -> Any:
+        found = backend.glob("**/*.txt" if IS_07 else "*.txt", path=f"{ways}/{path}".rstrip("/"))
+        names = {m["path"] for m in found.matches or []}
+        # Each asks on its own behalf there, and leads whoever asks elsewhere.
+        return found.error, sorted(name for name in names if "magic" not in name)
+
+    found = same(both, ask)[1]
+    if IS_07 and path == "in":
+        names = {name.rpartition("/")[2] for name in found}
+        assert names == {"a.txt", "ok.txt", "chain.txt", "absolute.txt", "around.txt", "back.txt"}
+
+
 def test_a_pattern_beneath_nothing_is_refused_in_the_same_words(both: Any) -> None:
     for path in ("/workspace/missing", f"{ROOT}/a.txt"):
         same(both, lambda backend, path=path: backend.glob("*", path=path).error)
@@ -163,6 +227,30 @@ def test_a_search_in_one_file_and_one_with_a_cap(both: Any) -> None:
         assert ours == theirs and ours.truncated and len(ours.matches) == 5
         exact = both[0].grep("three", path=ROOT, max_count=2)
         assert len(exact.matches) == 2 and not exact.truncated
+        same(both, lambda backend: backend.grep("x", path=f"{ROOT}/big.txt", max_count=0))
+        same(both, lambda backend: backend.grep("nowhere at all", path=f"{ROOT}/a.txt", max_count=0))
+
+
+def test_nothing_is_in_every_line(both: Any) -> None:
+    for path in ("a.txt", "newlines", "no-end", "src"):
+        same(
+            both,
+            lambda backend, path=path: sorted((m["path"], m["line"], m["text"]) for m in backend.grep("", path=f"{ROOT}/{path}").matches),
+        )
+
+
+def test_half_a_character_is_refused_in_the_same_words_wherever_it_is(both: Any) -> None:
+    ours = both[0]
+    told = [
+        ours.write("/workspace/half", "\ud800").error,
+        ours.edit(f"{ROOT}/a.txt", "\ud800", "x").error,
+        ours.edit(f"{ROOT}/a.txt", "one", "\ud800").error,
+        ours.grep("\ud800", path=ROOT).error,
+        ours.glob("\ud800", path=ROOT).error,
+    ]
+    assert [message.rpartition("': ")[2] for message in told] == [HALF] * len(told)
+    with pytest.raises(errors.InvalidText, match="half a character"):
+        ours.execute("echo \ud800")
 
 
 EDITS = [

@@ -14,7 +14,7 @@ use cobox_protocol::{
         exec::RunConfig,
     },
     making::{Cpus, Env, MountWish, Resources},
-    sandbox::{CreateSandbox, PatchSandbox, SandboxInfo},
+    sandbox::{CreateSandbox, PatchSandbox},
     session::State as LifeState,
     tags,
 };
@@ -24,6 +24,7 @@ use serde::Deserialize;
 use super::{Api, Routes, place};
 use crate::{
     domain::{
+        boxes::Boxed,
         links::{LinkMethod, LinkWish},
         sessions::Asking,
     },
@@ -70,7 +71,7 @@ async fn create(
         true => api.sandboxes.create_running(&asking, wish).await?,
         false => api.sandboxes.create(&asking, wish).await?,
     };
-    Ok((StatusCode::CREATED, Json(shown(made))))
+    Ok((StatusCode::CREATED, Json(shown(made.into()))))
 }
 
 #[derive(Deserialize)]
@@ -78,6 +79,28 @@ struct ListQuery {
     page_size: Option<String>,
     limit: Option<String>,
     cursor: Option<String>,
+    status: Option<BoxStatusWord>,
+    /// `me`, or who made them.
+    created_by: Option<String>,
+    label: Option<String>,
+    sort_by: Option<String>,
+    sort_order: Option<String>,
+}
+
+impl ListQuery {
+    /// There is one order, and labels are asked for as everywhere here.
+    fn check(&self) -> Result<(), ApiError> {
+        if self.label.is_some() {
+            return Err(ApiError::invalid("label: is not supported here; use tag=key:value"));
+        }
+        if self.sort_by.as_deref().is_some_and(|by| by != "created_at") {
+            return Err(ApiError::invalid("sort_by: must be created_at"));
+        }
+        if self.sort_order.as_deref().is_some_and(|order| order != "desc") {
+            return Err(ApiError::invalid("sort_order: must be desc, the newest first"));
+        }
+        Ok(())
+    }
 }
 
 async fn list(
@@ -86,9 +109,15 @@ async fn list(
     Params(query): Params<ListQuery>,
     TagParams(tags): TagParams,
 ) -> Result<Json<BoxList>, Failure> {
-    let wish = PageQuery { limit: query.page_size.or(query.limit), cursor: query.cursor }.wish::<SandboxId>()?;
-    let found = page(api.sandboxes.list(&who.caller, &tags, &wish).await?, &wish, |s| s.id.to_string());
-    let boxes: Vec<BoxInfo> = found.items.into_iter().map(shown).collect();
+    query.check()?;
+    // The SDKs say no size and read one answer: then it has all.
+    let all = api.sandboxes.deployment.config.max_sandboxes_per_workspace;
+    let maker = query.created_by.map(|by| if by == "me" { who.caller.principal.name.clone() } else { by });
+    let wish = PageQuery { limit: query.page_size.or(query.limit), cursor: query.cursor }.wish_or::<SandboxId>(all)?;
+    let found = page(api.sandboxes.boxes(&who.asking(), &tags, &wish).await?, &wish, |s| s.info.id.to_string());
+    // A page may have fewer than were asked for, and others may follow.
+    let is_wanted = |b: &BoxInfo| query.status.is_none_or(|s| s == b.status) && maker.as_ref().is_none_or(|m| *m == b.created_by);
+    let boxes: Vec<BoxInfo> = found.items.into_iter().map(shown).filter(is_wanted).collect();
     Ok(Json(BoxList { sandboxes: boxes.clone(), items: boxes, next_cursor: found.next_cursor, offset: 0 }))
 }
 
@@ -124,7 +153,7 @@ async fn change(
         keep_suspended_seconds: span("delete_after_stop_seconds", wish.delete_after_stop_seconds)?,
         ..Default::default()
     };
-    Ok(Json(shown(api.sandboxes.patch(&who.asking(), &name, wish).await?)))
+    Ok(Json(shown(api.sandboxes.patch(&who.asking(), &name, wish).await?.into())))
 }
 
 async fn remove(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
@@ -289,8 +318,11 @@ fn must_be_plain(user: Option<&str>, work_dir: Option<&str>) -> Result<(), ApiEr
 }
 
 /// A sandbox as these clients read it.
-fn shown(sandbox: SandboxInfo) -> BoxInfo {
+fn shown(boxed: Boxed) -> BoxInfo {
+    let sandbox = boxed.info;
     let status = match sandbox.state {
+        LifeState::Suspended if boxed.is_resuming => BoxStatusWord::Provisioning,
+        LifeState::Suspended if boxed.could_not_resume => BoxStatusWord::Failed,
         LifeState::Provisioning => BoxStatusWord::Provisioning,
         LifeState::Active | LifeState::Idle => BoxStatusWord::Ready,
         LifeState::Suspended => BoxStatusWord::Stopped,

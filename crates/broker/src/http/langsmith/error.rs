@@ -15,6 +15,14 @@ pub const fn status(code: ErrorCode) -> u16 {
     }
 }
 
+/// As [`status`], for pools: waiting for them in vain is 504.
+pub const fn status_of_pools(code: ErrorCode) -> u16 {
+    match code {
+        ErrorCode::SandboxStarting => 504,
+        other => status(other),
+    }
+}
+
 pub fn body(error: &ApiError, request_id: &RequestId) -> Value {
     if error.code == ErrorCode::InvalidRequest {
         let message = format!("{} (error_id={request_id})", error.message);

@@ -9,6 +9,7 @@ pub mod templates;
 pub mod volumes;
 
 use axum::routing::MethodRouter;
+use cobox_protocol::ErrorCode;
 
 use super::{Api, Routes};
 
@@ -32,6 +33,15 @@ pub fn is_asked(path: &str) -> bool {
     PREFIXES.into_iter().any(is_below)
 }
 
+/// The status of an error of a request to this path.
+pub fn status(path: &str, code: ErrorCode) -> u16 {
+    let rest = PREFIXES.into_iter().find_map(|prefix| path.strip_prefix(prefix)).unwrap_or_default();
+    match rest.strip_prefix("/pools").is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {
+        true => error::status_of_pools(code),
+        false => error::status(code),
+    }
+}
+
 impl Routes {
     fn at(self, places: [&'static str; 2], methods: MethodRouter<Api>) -> Self {
         let [first, second] = places;
@@ -42,6 +52,13 @@ impl Routes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_waits_too_long_has_the_status_that_is_looked_for_there() {
+        let of = |path| status(path, ErrorCode::SandboxStarting);
+        assert_eq!((of("/v2/sandboxes/boxes"), of("/v2/sandboxes/pools"), of("/api/v2/sandboxes/pools/x")), (408, 504, 504));
+        assert_eq!((of("/v2/sandboxes/poolsx"), status("/v2/sandboxes/pools", ErrorCode::InvalidRequest)), (408, 422));
+    }
 
     #[test]
     fn the_dialect_is_spoken_below_its_prefixes_and_nowhere_else() {

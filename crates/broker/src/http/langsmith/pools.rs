@@ -56,6 +56,8 @@ pub struct PoolShown {
     replicas: u32,
     /// How many wait ready.
     ready_replicas: u32,
+    /// Why fewer wait than are wanted, where that isn't only a matter of moments.
+    status_message: Option<String>,
     created_at: Timestamp,
     updated_at: Timestamp,
 }
@@ -75,7 +77,11 @@ async fn create(
     let pool = api.kinds.create_pool(&who.asking(), asked).await?;
     if wish.wait_for_ready.unwrap_or(true) {
         let wait = wish.timeout.map_or(DEFAULT_WAIT, Duration::from_secs).min(MAX_WAIT);
-        api.kinds.wait_for_pool(&pool, wait).await?;
+        if let Err(late) = api.kinds.wait_for_pool(&pool, wait).await {
+            // The SDK asks again by itself, and must not find it taken by its own.
+            api.kinds.delete_pool(&who.asking(), &pool.name).await?;
+            return Err(late.into());
+        }
     }
     Ok((StatusCode::CREATED, Json(shown(&api, pool).await?)))
 }
@@ -113,6 +119,7 @@ async fn shown(api: &Api, pool: Pool) -> Result<PoolShown, Failure> {
         name: pool.name,
         template_name: pool.template,
         replicas: pool.replicas,
+        status_message: pool.trouble.reason,
         created_at: pool.created_at,
         updated_at: pool.updated_at,
     })

@@ -122,7 +122,7 @@ async fn take(
         return Err(ApiError::invalid("docker_image: a snapshot is of the box's files, not of an image inside it; leave it out").into());
     }
     let taken = api.kinds.take_snapshot(&who.asking(), &name, read(&wish)?).await?;
-    Ok((StatusCode::CREATED, Json(shown(&api, taken).await?)))
+    Ok((StatusCode::CREATED, Json(shown(&api, &who, taken).await?)))
 }
 
 async fn create(
@@ -133,7 +133,7 @@ async fn create(
     let image = wish.docker_image.as_deref().filter(|i| !i.is_empty());
     let image = image.ok_or_else(|| ApiError::invalid("docker_image: is missing"))?;
     let named = api.kinds.name_image(&who.asking(), image, read(&wish)?).await?;
-    Ok((StatusCode::CREATED, Json(shown(&api, named).await?)))
+    Ok((StatusCode::CREATED, Json(shown(&api, &who, named).await?)))
 }
 
 async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<ListQuery>) -> Result<Json<SnapshotList>, Failure> {
@@ -146,13 +146,13 @@ async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<
         SnapshotFilter { name_contains: query.name_contains.filter(|n| !n.is_empty()), limit, offset, ..SnapshotFilter::default() };
     let mut snapshots = Vec::new();
     for snapshot in api.kinds.snapshots(&who.asking(), &filter).await? {
-        snapshots.push(shown(&api, snapshot).await?);
+        snapshots.push(shown(&api, &who, snapshot).await?);
     }
     Ok(Json(SnapshotList { items: snapshots.clone(), snapshots, next_cursor: None, offset }))
 }
 
 async fn look(State(api): State<Api>, who: Authenticated, Path(reference): Path<String>) -> Result<Json<SnapshotShown>, Failure> {
-    Ok(Json(shown(&api, api.kinds.snapshot(&who.asking(), &reference).await?).await?))
+    Ok(Json(shown(&api, &who, api.kinds.snapshot(&who.asking(), &reference).await?).await?))
 }
 
 async fn remove(State(api): State<Api>, who: Authenticated, Path(reference): Path<String>) -> Result<StatusCode, Failure> {
@@ -164,7 +164,7 @@ async fn by_name(State(api): State<Api>, who: Authenticated, Path(name): Path<St
     let filter = SnapshotFilter { name: Some(name.clone()), limit: MAX_LIMIT, ..SnapshotFilter::default() };
     let mut tags = Vec::new();
     for snapshot in api.kinds.snapshots(&who.asking(), &filter).await? {
-        tags.extend(api.kinds.tag_of(&snapshot).await?.map(|tag| SnapshotTag { tag, snapshot_id: snapshot.id }));
+        tags.extend(api.kinds.tag_of(&who.asking(), &snapshot).await?.map(|tag| SnapshotTag { tag, snapshot_id: snapshot.id }));
     }
     if tags.is_empty() {
         return Err(ApiError::new(ErrorCode::SnapshotNotFound, "there is no snapshot of that name").into());
@@ -193,8 +193,8 @@ fn read(wish: &SnapshotRequest) -> Result<SnapshotWish<'_>, ApiError> {
     Ok(SnapshotWish { name: &wish.name, tag: wish.tag.as_deref(), disk_bytes: wish.fs_capacity_bytes.filter(|b| *b > 0), env })
 }
 
-async fn shown(api: &Api, snapshot: Snapshot) -> Result<SnapshotShown, Failure> {
-    let tags = api.kinds.tag_of(&snapshot).await?.into_iter().collect();
+async fn shown(api: &Api, who: &Authenticated, snapshot: Snapshot) -> Result<SnapshotShown, Failure> {
+    let tags = api.kinds.tag_of(&who.asking(), &snapshot).await?.into_iter().collect();
     let docker_image = match &snapshot.making.root {
         Some(Root::Image(image)) if snapshot.sandbox.is_none() => Some(image.clone()),
         _ => None,

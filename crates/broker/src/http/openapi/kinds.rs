@@ -34,12 +34,13 @@ pub fn routes() -> Vec<Operation> {
         keyed("post", "/v1/sandboxes/{id_or_name}/snapshots", "takeSnapshot", "Keep a sandbox's files for others to start from")
             .about(
                 "Its own files, running or not; not its volumes, and no processes. A file that is written meanwhile is kept as it is found: \
-                 stop what writes first where that matters. For its owner and operators, and for who is allowed `snapshot`.",
+                 stop what writes first where that matters. For its owner and operators, and for who is allowed `snapshot`; whoever it is \
+                 must get into the sandbox as for its files.",
             )
             .with([sandbox])
             .takes::<TakeSnapshot>()
             .gives::<SnapshotInfo>(202, "It is being taken.")
-            .fails(&[Forbidden, SandboxNotFound, SandboxStarting]),
+            .fails(&[Forbidden, SandboxNotFound, SessionNotFound, SandboxStarting, NameTaken, ProviderUnavailable]),
         keyed("get", "/v1/snapshots", "listSnapshots", "List the snapshots you may use")
             .with([Parameter::query("name", "Only those with this name.")])
             .gives::<Page<SnapshotInfo>>(200, "Newest first."),

@@ -27,8 +27,14 @@ pub fn routes() -> Vec<Operation> {
     let nothing = || Shape::Plain(json!({ "type": "object" }));
     let page = || {
         [
-            Parameter::query("page_size", "Items of a page.").of(json!({ "type": "integer", "minimum": 1, "maximum": 200, "default": 50 })),
+            Parameter::query("page_size", "Items of a page; all, where it is left out.")
+                .of(json!({ "type": "integer", "minimum": 1, "maximum": 200 })),
             Parameter::query("cursor", "The `next_cursor` of the page before."),
+            Parameter::query("status", "Only those that are so.")
+                .of(json!({ "type": "string", "enum": ["provisioning", "ready", "failed", "stopped", "deleting"] })),
+            Parameter::query("created_by", "Only those of this principal; `me` for your own."),
+            Parameter::query("sort_by", "The one order there is.").of(json!({ "type": "string", "enum": ["created_at"] })),
+            Parameter::query("sort_order", "The one order there is.").of(json!({ "type": "string", "enum": ["desc"] })),
         ]
     };
     let routes =
@@ -42,7 +48,7 @@ pub fn routes() -> Vec<Operation> {
             .fails(&[SandboxConflict, InUse, SandboxStarting, SandboxNotFound, TemplateNotFound, SnapshotNotFound, VolumeNotFound])
             }),
             both!("get", "/boxes", "listBoxes", "List the boxes you may use")
-                .map(|o| o.with([tags()]).with(page()).gives::<BoxList>(200, "A page, newest first.")),
+                .map(|o| o.with([tags()]).with(page()).gives::<BoxList>(200, "Newest first; of a page with a filter only those it fits.")),
             both!("get", "/boxes/{name}", "getBox", "Look at a box")
                 .map(|o| o.with([which()]).gives::<BoxInfo>(200, "The box.").fails(&[SandboxNotFound])),
             both!("patch", "/boxes/{name}", "changeBox", "Change its name, and how long it is kept").map(|o| {
@@ -99,9 +105,10 @@ pub fn in_its_dialect(operation: Operation) -> Operation {
         },
         "required": ["loc", "msg", "type"],
     });
+    let is_pools = operation.path.contains("/pools");
     operation
         .tag("langsmith")
-        .statuses(error::status)
+        .statuses(if is_pools { error::status_of_pools } else { error::status })
         .errors_look_like(
             "langsmith.",
             Shape::Plain(json!({ "type": "object", "properties": { "detail": detail }, "required": ["detail"] })),

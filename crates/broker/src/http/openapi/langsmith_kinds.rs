@@ -31,10 +31,10 @@ pub fn routes() -> Vec<Operation> {
                 o.with([Parameter::path("name", "The box's name, or its id.")])
                     .takes::<SnapshotRequest>()
                     .gives::<SnapshotShown>(201, "It is being taken.")
-                    .fails(&[SandboxNotFound, SandboxStarting])
+                    .fails(&[SandboxNotFound, SandboxStarting, NameTaken])
             }),
             both!("post", "/snapshots", "createSnapshot", "Name an image that the provider has")
-                .map(|o| o.takes::<SnapshotRequest>().gives::<SnapshotShown>(201, "It can be started from.")),
+                .map(|o| o.takes::<SnapshotRequest>().gives::<SnapshotShown>(201, "It can be started from.").fails(&[NameTaken])),
             both!("get", "/snapshots", "listBoxSnapshots", "List the snapshots you may use")
                 .map(|o| o.with(page()).gives::<SnapshotList>(200, "Newest first.")),
             both!("get", "/snapshots/{reference}", "getBoxSnapshot", "Look at a snapshot")

@@ -1,7 +1,7 @@
 //! What sandboxes are made of, as a part of the store; and whether it is there, for whoever makes one.
 
 use async_trait::async_trait;
-use cobox_protocol::{PoolId, SandboxId, SnapshotId, Timestamp, VolumeId, tags::Tags};
+use cobox_protocol::{PoolId, SnapshotId, Timestamp, VolumeId, tags::Tags};
 use cobox_provider::Making;
 use sqlx::AnyConnection;
 
@@ -13,12 +13,23 @@ use super::{
 use crate::{
     domain::{
         audit::AuditRecord,
-        kinds::{Pool, Snapshot, Template, Volume, VolumeState},
+        kinds::{Pool, PoolTrouble, Snapshot, Template, Volume, VolumeState},
         model::Sandbox,
     },
     policy::Quota,
-    store::{AddedKind, AddedMember, ChangedKind, KindStore, PoolTaking, RemovedKind, SnapshotFilter, Stored, Viewer},
+    store::{AddedKind, AddedMember, ChangedKind, KindStore, PoolTaking, RemovedKind, Room, SnapshotFilter, Stored, Viewer},
 };
+
+/// Without what is being deleted on a node that is gone.
+macro_rules! counting {
+    ($what:literal) => {
+        concat!(
+            $what,
+            " WHERE workspace_id = $1
+                AND NOT (state = 'deleting' AND node_id <> $3 AND node_id NOT IN (SELECT id FROM nodes WHERE seen_at >= $2))"
+        )
+    };
+}
 
 /// Of what a new sandbox is to be made, what nothing can be made of any more. The caller holds the workspace's lock, so it stays so.
 pub async fn missing(tx: &mut AnyConnection, making: &Making) -> Stored<Option<String>> {
@@ -40,22 +51,68 @@ pub async fn missing(tx: &mut AnyConnection, making: &Making) -> Stored<Option<S
 }
 
 /// Also those that have ended and whose processes may still be there.
-pub async fn sandboxes_made_of(db: &mut AnyConnection, workspace: &str, id: &str) -> Stored<Vec<SandboxId>> {
+pub async fn sandboxes_made_of(db: &mut AnyConnection, workspace: &str, id: &str) -> Stored<Vec<Sandbox>> {
     let found = sqlx::query(
-        "SELECT id FROM sandboxes
+        "SELECT * FROM sandboxes
          WHERE workspace_id = $1 AND (ended_at IS NULL OR intent IS NOT NULL) AND making LIKE $2 ESCAPE '!' ORDER BY id",
     )
     .bind(workspace)
     .bind(containing(id))
     .fetch_all(db)
     .await?;
-    found.iter().map(|row| rows::parsed(row, "id")).collect()
+    let found = found.iter().map(rows::sandbox).collect::<Stored<Vec<_>>>()?;
+    Ok(found.into_iter().filter(|s| is_made_of(&s.making, id)).collect())
+}
+
+/// What the database finds by its text may only be called so: a variable's value is anybody's to choose.
+pub fn is_made_of(making: &Making, id: &str) -> bool {
+    making.layers.iter().any(|layer| layer.as_str() == id) || making.mounts.iter().any(|mount| mount.volume.as_str() == id)
 }
 
 /// A pattern for `LIKE … ESCAPE '!'`.
 pub fn containing(text: &str) -> String {
     let escaped: String = text.chars().flat_map(|c| if matches!(c, '%' | '_' | '!') { vec!['!', c] } else { vec![c] }).collect();
     format!("%{escaped}%")
+}
+
+/// One that is to be added to a workspace's.
+pub enum Fresh<'a> {
+    Snapshot(&'a Snapshot),
+    Volume(&'a Volume),
+}
+
+/// Whether there is no room for it; the caller holds the workspace's lock.
+pub async fn is_full(tx: &mut AnyConnection, fresh: Fresh<'_>, room: &Room) -> Stored<Option<AddedKind>> {
+    // What a snapshot takes is known when it is taken.
+    let (count, workspace, node, bytes) = match fresh {
+        Fresh::Snapshot(s) => (counting!("SELECT count(*) AS n FROM snapshots"), &s.workspace, &s.node, 0),
+        Fresh::Volume(v) => (counting!("SELECT count(*) AS n FROM volumes"), &v.workspace, &v.node, v.size_bytes),
+    };
+    // One database adds whole numbers up to something else.
+    let snapshots = counting!("SELECT CAST(coalesce(sum(size_bytes), 0) AS BIGINT) AS n FROM snapshots");
+    let volumes = counting!("SELECT CAST(coalesce(sum(size_bytes), 0) AS BIGINT) AS n FROM volumes");
+    let mut numbers = Vec::new();
+    for sql in [count, snapshots, volumes] {
+        let row = sqlx::query(sql).bind(workspace).bind(room.alive_since.unix()).bind(node).fetch_one(&mut *tx).await?;
+        numbers.push(rows::count(&row, "n")?);
+    }
+    if numbers[0] >= u64::from(room.most) {
+        return Ok(Some(AddedKind::TooMany));
+    }
+    let taken = numbers[1..].iter().fold(bytes, |all, more| all.saturating_add(*more));
+    Ok((taken > room.bytes).then_some(AddedKind::TooLarge))
+}
+
+/// What is being deleted on a node that nobody knows any more can't be removed by anybody, and nobody's sandbox stands on it. Should the
+/// node come back, it removes what no record knows. A broker that has its database to itself is no node there.
+pub async fn forget_lost(tx: &mut AnyConnection) -> Stored<()> {
+    for sql in [
+        "DELETE FROM snapshots WHERE state = 'deleting' AND node_id NOT IN (SELECT id FROM nodes) AND EXISTS (SELECT 1 FROM nodes)",
+        "DELETE FROM volumes WHERE state = 'deleting' AND node_id NOT IN (SELECT id FROM nodes) AND EXISTS (SELECT 1 FROM nodes)",
+    ] {
+        sqlx::query(sql).execute(&mut *tx).await?;
+    }
+    Ok(())
 }
 
 pub async fn count(db: &mut AnyConnection, sql: &'static str, workspace: &str) -> Stored<u64> {
@@ -89,17 +146,17 @@ impl KindStore for SqlStore {
         Ok(removed)
     }
 
-    async fn add_snapshot(&self, snapshot: &Snapshot, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
+    async fn add_snapshot(&self, snapshot: &Snapshot, by: &Viewer, room: &Room, audit: &AuditRecord) -> Stored<AddedKind> {
         let mut tx = self.base.begin().await?;
-        let added = snapshots::add(&mut tx, snapshot, most, audit).await?;
+        let added = snapshots::add(&mut tx, snapshot, by, room, audit).await?;
         self.base.commit(tx).await?;
         Ok(added)
     }
     async fn snapshot(&self, id: &SnapshotId) -> Stored<Option<Snapshot>> {
         asked!(self, db => snapshots::get(db, id))
     }
-    async fn snapshot_named(&self, workspace: &str, name: &str, tag: &str) -> Stored<Option<Snapshot>> {
-        asked!(self, db => snapshots::named(db, workspace, name, tag))
+    async fn snapshot_named(&self, viewer: &Viewer, name: &str, tag: Option<&str>) -> Stored<Option<Snapshot>> {
+        asked!(self, db => snapshots::named(db, viewer, name, tag))
     }
     async fn snapshots(&self, viewer: &Viewer, filter: &SnapshotFilter) -> Stored<Vec<Snapshot>> {
         asked!(self, db => snapshots::list(db, viewer, filter))
@@ -127,9 +184,9 @@ impl KindStore for SqlStore {
         self.base.commit(tx).await
     }
 
-    async fn add_volume(&self, volume: &Volume, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
+    async fn add_volume(&self, volume: &Volume, room: &Room, audit: &AuditRecord) -> Stored<AddedKind> {
         let mut tx = self.base.begin().await?;
-        let added = volumes::add(&mut tx, volume, most, audit).await?;
+        let added = volumes::add(&mut tx, volume, room, audit).await?;
         self.base.commit(tx).await?;
         Ok(added)
     }
@@ -169,7 +226,7 @@ impl KindStore for SqlStore {
         self.base.commit(tx).await
     }
 
-    async fn sandboxes_made_of(&self, workspace: &str, id: &str) -> Stored<Vec<SandboxId>> {
+    async fn sandboxes_made_of(&self, workspace: &str, id: &str) -> Stored<Vec<Sandbox>> {
         asked!(self, db => sandboxes_made_of(db, workspace, id))
     }
 
@@ -187,6 +244,15 @@ impl KindStore for SqlStore {
     }
     async fn all_pools(&self) -> Stored<Vec<Pool>> {
         asked!(self, db => pools::list(db, None))
+    }
+    async fn pool_by_id(&self, id: &PoolId) -> Stored<Option<Pool>> {
+        asked!(self, db => pools::by_id(db, id))
+    }
+    async fn note_pool_trouble(&self, seen: &Pool, trouble: &PoolTrouble) -> Stored<bool> {
+        let mut tx = self.base.begin().await?;
+        let is_noted = pools::note_trouble(&mut tx, seen, trouble).await?;
+        self.base.commit(tx).await?;
+        Ok(is_noted)
     }
     async fn change_pool(&self, old: &Pool, new: &Pool, audit: &AuditRecord) -> Stored<ChangedKind> {
         let mut tx = self.base.begin().await?;

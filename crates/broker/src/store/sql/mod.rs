@@ -298,6 +298,9 @@ impl Store for SqlStore {
     async fn principals(&self, workspace: &str, now: Timestamp, page: &PageWish) -> Stored<Vec<PrincipalRecord>> {
         asked!(self, db => principals::list(db, workspace, now.unix(), page))
     }
+    async fn has_valid_key(&self, workspace: &str, name: &str, now: Timestamp) -> Stored<bool> {
+        asked!(self, db => principals::has_valid_key(db, workspace, name, now.unix()))
+    }
     async fn disable_principal(&self, workspace: &str, name: &str, ending: &Ending) -> Stored<DisabledPrincipal> {
         let mut tx = self.base.begin().await?;
         let disabled = principals::disable(&mut tx, workspace, name, ending).await?;
@@ -370,6 +373,9 @@ impl Store for SqlStore {
     async fn sandbox_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
         asked!(self, db => sandboxes::named(db, workspace, name))
     }
+    async fn sandbox_once_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
+        asked!(self, db => sandboxes::once_named(db, workspace, name))
+    }
     async fn sandboxes(&self, viewer: &Viewer, tags: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>> {
         asked!(self, db => sandboxes::list(db, viewer, tags, page))
     }
@@ -406,6 +412,12 @@ impl Store for SqlStore {
     async fn end_sandbox(&self, id: &SandboxId, state: State, ending: &Ending) -> Stored<Option<Sandbox>> {
         let mut tx = self.base.begin().await?;
         let ended = sandboxes::end(&mut tx, id, state, ending).await?;
+        self.base.commit_news(tx, id).await?;
+        Ok(ended)
+    }
+    async fn end_unbound_sandbox(&self, id: &SandboxId, ending: &Ending) -> Stored<Option<Sandbox>> {
+        let mut tx = self.base.begin().await?;
+        let ended = sandboxes::end_unbound(&mut tx, id, ending).await?;
         self.base.commit_news(tx, id).await?;
         Ok(ended)
     }

@@ -9,7 +9,7 @@ use cobox_protocol::{
 };
 use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
-use super::{chain, hint, lock, nodes, rows, sandboxes, tokens};
+use super::{chain, hint, kinds, lock, nodes, rows, sandboxes, tokens};
 use crate::{
     chain::Hash,
     domain::{audit::AuditRecord, model::Sandbox, tokens::MAX_REVOCATIONS},
@@ -353,5 +353,6 @@ pub async fn prune(tx: &mut AnyConnection, horizon: &Horizon, sealing: Option<&[
         sqlx::query(sql).bind(before.unix()).execute(&mut *tx).await?;
     }
     chain::prune(tx, horizon.audit_before, sealing).await?;
-    nodes::forget(tx, horizon.ended_before).await
+    nodes::forget(tx, horizon.ended_before).await?;
+    kinds::forget_lost(tx).await
 }

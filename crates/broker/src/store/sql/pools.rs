@@ -5,7 +5,12 @@ use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{hint, kinds, lock, notes, rows, sandboxes};
 use crate::{
-    domain::{audit::AuditRecord, kinds::Pool, model::Sandbox},
+    domain::{
+        audit::AuditRecord,
+        kinds::{Pool, PoolTrouble},
+        model::Sandbox,
+        pools::MAX_REPLICAS,
+    },
     policy::Quota,
     store::{AddedKind, AddedMember, ChangedKind, Counted, Hint, PoolTaking, Stored},
 };
@@ -43,6 +48,24 @@ pub async fn get(db: &mut AnyConnection, workspace: &str, name: &str) -> Stored<
     row.as_ref().map(pool).transpose()
 }
 
+pub async fn by_id(db: &mut AnyConnection, id: &PoolId) -> Stored<Option<Pool>> {
+    let row = sqlx::query("SELECT * FROM pools WHERE id = $1").bind(id.as_str()).fetch_optional(db).await?;
+    row.as_ref().map(pool).transpose()
+}
+
+/// Of several that fail at the same time one is counted.
+pub async fn note_trouble(tx: &mut AnyConnection, seen: &Pool, trouble: &PoolTrouble) -> Stored<bool> {
+    let done = sqlx::query("UPDATE pools SET failures = $2, retry_at = $3, reason = $4 WHERE id = $1 AND failures = $5")
+        .bind(seen.id.as_str())
+        .bind(i64::from(trouble.failures))
+        .bind(trouble.retry_at.map(|t| t.unix()))
+        .bind(trouble.reason.as_deref())
+        .bind(i64::from(seen.trouble.failures))
+        .execute(tx)
+        .await?;
+    Ok(done.rows_affected() == 1)
+}
+
 pub async fn list(db: &mut AnyConnection, workspace: Option<&str>) -> Stored<Vec<Pool>> {
     let found = sqlx::query("SELECT * FROM pools WHERE $1 IS NULL OR workspace_id = $1 ORDER BY workspace_id, name");
     found.bind(workspace).fetch_all(db).await?.iter().map(pool).collect()
@@ -53,13 +76,15 @@ pub async fn change(tx: &mut AnyConnection, old: &Pool, new: &Pool, audit: &Audi
     if get(tx, &old.workspace, &new.name).await?.is_some_and(|other| other.id != old.id) {
         return Ok(ChangedKind::NameTaken);
     }
-    let done = sqlx::query("UPDATE pools SET name = $2, replicas = $3, updated_at = $4 WHERE id = $1")
-        .bind(old.id.as_str())
-        .bind(&new.name)
-        .bind(i64::from(new.replicas))
-        .bind(new.updated_at.unix())
-        .execute(&mut *tx)
-        .await?;
+    let done = sqlx::query(
+        "UPDATE pools SET name = $2, replicas = $3, updated_at = $4, failures = 0, retry_at = NULL, reason = NULL WHERE id = $1",
+    )
+    .bind(old.id.as_str())
+    .bind(&new.name)
+    .bind(i64::from(new.replicas))
+    .bind(new.updated_at.unix())
+    .execute(&mut *tx)
+    .await?;
     if done.rows_affected() == 0 {
         return Ok(ChangedKind::Gone);
     }
@@ -127,17 +152,25 @@ pub async fn take(tx: &mut AnyConnection, taking: &PoolTaking, fresh: &Sandbox, 
     }
     let found = sqlx::query(
         "SELECT * FROM sandboxes
-         WHERE pool_id = $1 AND state IN ('active', 'idle') AND intent IS NULL AND ended_at IS NULL AND making IS NOT DISTINCT FROM $2
-           AND (node_id = $3 OR node_id IN (SELECT id FROM nodes WHERE seen_at >= $4))
-         ORDER BY CASE WHEN node_id = $3 THEN 0 ELSE 1 END, id LIMIT 1",
+         WHERE pool_id = $1 AND state IN ('active', 'idle') AND intent IS NULL AND ended_at IS NULL
+           AND (node_id = $2 OR node_id IN (SELECT id FROM nodes WHERE seen_at >= $3))
+         ORDER BY CASE WHEN node_id = $2 THEN 0 ELSE 1 END, id LIMIT $4",
     )
     .bind(taking.pool.as_str())
-    .bind(rows::stored_making(&fresh.making)?)
     .bind(&fresh.node)
     .bind(taking.alive_since.unix())
-    .fetch_optional(&mut *tx)
+    .bind(i64::from(MAX_REPLICAS))
+    .fetch_all(&mut *tx)
     .await?;
-    let Some(found) = found.as_ref().map(rows::sandbox).transpose()? else { return Ok(None) };
+    let mut suitable = None;
+    for row in &found {
+        let member = rows::sandbox(row)?;
+        if fresh.making.is_as_good_as(&member.making, member.node == fresh.node) {
+            suitable = Some(member);
+            break;
+        }
+    }
+    let Some(found) = suitable else { return Ok(None) };
     let done = sqlx::query(
         "UPDATE sandboxes SET pool_id = NULL, name = $2, owner = $3, owner_kind = $4, access = $5, kept = $6, template = $7, state = 'active',
                               last_active_at = $8, running_since = $8, active_seconds = 0, created_at = $8,
@@ -165,6 +198,10 @@ pub async fn take(tx: &mut AnyConnection, taking: &PoolTaking, fresh: &Sandbox, 
     sandboxes::get(tx, &found.id).await
 }
 
+fn number(row: &AnyRow, column: &'static str) -> Stored<u32> {
+    u32::try_from(rows::count(row, column)?).map_err(|e| rows::corrupt(column, &e.to_string()))
+}
+
 fn pool(row: &AnyRow) -> Stored<Pool> {
     Ok(Pool {
         id: rows::parsed(row, "id")?,
@@ -173,7 +210,12 @@ fn pool(row: &AnyRow) -> Stored<Pool> {
         template: row.try_get("template")?,
         owner: row.try_get("owner")?,
         owner_kind: rows::word(row, "owner_kind", PrincipalKind::from_word)?,
-        replicas: u32::try_from(rows::count(row, "replicas")?).map_err(|e| rows::corrupt("replicas", &e.to_string()))?,
+        replicas: number(row, "replicas")?,
+        trouble: PoolTrouble {
+            failures: number(row, "failures")?,
+            retry_at: rows::maybe_time(row, "retry_at")?,
+            reason: row.try_get("reason")?,
+        },
         created_at: rows::time(row, "created_at")?,
         updated_at: rows::time(row, "updated_at")?,
     })

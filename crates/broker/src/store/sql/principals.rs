@@ -42,6 +42,15 @@ pub async fn list(db: &mut AnyConnection, workspace: &str, now: i64, page: &Page
     .collect()
 }
 
+pub async fn has_valid_key(db: &mut AnyConnection, workspace: &str, name: &str, now: i64) -> Stored<bool> {
+    let found = sqlx::query(
+        "SELECT 1 AS one FROM api_keys k JOIN principals p ON p.workspace_id = k.workspace_id AND p.name = k.principal
+         WHERE k.workspace_id = $1 AND k.principal = $2 AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > $3)
+           AND p.disabled_at IS NULL LIMIT 1",
+    );
+    Ok(found.bind(workspace).bind(name).bind(now).fetch_optional(db).await?.is_some())
+}
+
 /// Its keys and identities end, and every token it has, in one transaction.
 pub async fn disable(tx: &mut AnyConnection, workspace: &str, name: &str, ending: &Ending) -> Stored<DisabledPrincipal> {
     lock::operators(&mut *tx).await?;

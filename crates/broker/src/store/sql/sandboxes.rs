@@ -180,6 +180,12 @@ pub async fn named(db: &mut AnyConnection, workspace: &str, name: &str) -> Store
         .transpose()
 }
 
+pub async fn once_named(db: &mut AnyConnection, workspace: &str, name: &str) -> Stored<Option<Sandbox>> {
+    let found =
+        sqlx::query("SELECT * FROM sandboxes WHERE workspace_id = $1 AND name = $2 AND ended_at IS NOT NULL ORDER BY id DESC LIMIT 1");
+    found.bind(workspace).bind(name).fetch_optional(db).await?.map(|row| rows::sandbox(&row)).transpose()
+}
+
 pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filters: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>> {
     let sql = format!(
         "SELECT * FROM sandboxes
@@ -321,6 +327,15 @@ pub async fn end(tx: &mut AnyConnection, id: &SandboxId, state: State, ending: &
     let ended = mark_ended(tx, &sandbox, state, ending).await?;
     notes::audit(tx, &ending.audit).await?;
     Ok(Some(ended))
+}
+
+pub async fn end_unbound(tx: &mut AnyConnection, id: &SandboxId, ending: &Ending) -> Stored<Option<Sandbox>> {
+    // Whoever binds one holds the same locks.
+    let Some(_) = locked(tx, id).await? else { return Ok(None) };
+    if !sessions::on_sandbox(tx, id).await?.is_empty() {
+        return Ok(None);
+    }
+    end(tx, id, State::Terminated, ending).await
 }
 
 /// A sandbox that nobody else changes until the transaction ends, with its workspace's lock.

@@ -22,6 +22,7 @@ macro_rules! steps {
             (7, "revocations by value", include_str!(concat!("../../../migrations/", $database, "/0007_revocations_by_value.sql"))),
             (8, "kinds", include_str!(concat!("../../../migrations/", $database, "/0008_kinds.sql"))),
             (9, "own lifetimes", include_str!(concat!("../../../migrations/", $database, "/0009_own_lifetimes.sql"))),
+            (10, "pools in trouble", include_str!(concat!("../../../migrations/", $database, "/0010_pools_in_trouble.sql"))),
         ]
     };
 }

@@ -3,16 +3,22 @@
 use cobox_protocol::{SnapshotId, making::SnapshotState};
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
-use super::{kinds, lock, notes, rows};
+use super::{
+    kinds::{self, Fresh},
+    lock, notes, rows,
+};
 use crate::{
     domain::{audit::AuditRecord, kinds::Snapshot},
-    store::{AddedKind, SnapshotFilter, Stored, Viewer},
+    store::{AddedKind, Room, SnapshotFilter, Stored, Viewer},
 };
 
-pub async fn add(tx: &mut AnyConnection, s: &Snapshot, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
+pub async fn add(tx: &mut AnyConnection, s: &Snapshot, by: &Viewer, room: &Room, audit: &AuditRecord) -> Stored<AddedKind> {
     lock::workspace(tx, &s.workspace).await?;
-    if kinds::count(tx, "SELECT count(*) AS n FROM snapshots WHERE workspace_id = $1", &s.workspace).await? >= u64::from(most) {
-        return Ok(AddedKind::TooMany);
+    if !by.sees_all && owner_of_name(tx, &s.workspace, &s.name).await?.is_some_and(|owner| owner != by.principal) {
+        return Ok(AddedKind::NameTaken);
+    }
+    if let Some(full) = kinds::is_full(tx, Fresh::Snapshot(s), room).await? {
+        return Ok(full);
     }
     sqlx::query(
         "INSERT INTO snapshots (id, workspace_id, name, tag, owner, access, provider, node_id, state, reason, sandbox_id, making,
@@ -45,14 +51,27 @@ pub async fn get(db: &mut AnyConnection, id: &SnapshotId) -> Stored<Option<Snaps
     row.as_ref().map(snapshot).transpose()
 }
 
-pub async fn named(db: &mut AnyConnection, workspace: &str, name: &str, tag: &str) -> Stored<Option<Snapshot>> {
+/// Those that failed hold no name.
+async fn owner_of_name(tx: &mut AnyConnection, workspace: &str, name: &str) -> Stored<Option<String>> {
     let row = sqlx::query(
-        "SELECT * FROM snapshots WHERE workspace_id = $1 AND name = $2 AND tag = $3 AND state <> 'deleting'
+        "SELECT owner FROM snapshots WHERE workspace_id = $1 AND name = $2 AND state IN ('building', 'ready') ORDER BY id LIMIT 1",
+    );
+    let row = row.bind(workspace).bind(name).fetch_optional(tx).await?;
+    Ok(row.map(|row| row.try_get("owner")).transpose()?)
+}
+
+pub async fn named(db: &mut AnyConnection, viewer: &Viewer, name: &str, tag: Option<&str>) -> Stored<Option<Snapshot>> {
+    let row = sqlx::query(
+        "SELECT * FROM snapshots
+         WHERE workspace_id = $1 AND name = $2 AND ($3 IS NULL OR tag = $3) AND state <> 'deleting'
+           AND ($4 OR access = 'workspace' OR owner = $5)
          ORDER BY CASE WHEN state = 'ready' THEN 0 ELSE 1 END, id DESC LIMIT 1",
     )
-    .bind(workspace)
+    .bind(&viewer.workspace)
     .bind(name)
     .bind(tag)
+    .bind(viewer.sees_all)
+    .bind(&viewer.principal)
     .fetch_optional(db)
     .await?;
     row.as_ref().map(snapshot).transpose()
@@ -61,14 +80,14 @@ pub async fn named(db: &mut AnyConnection, workspace: &str, name: &str, tag: &st
 pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filter: &SnapshotFilter) -> Stored<Vec<Snapshot>> {
     let found = sqlx::query(
         "SELECT * FROM snapshots
-         WHERE workspace_id = $1 AND ($2 OR access = 'workspace' OR owner = $3) AND ($4 IS NULL OR name LIKE $4 ESCAPE '!')
+         WHERE workspace_id = $1 AND ($2 OR access = 'workspace' OR owner = $3) AND ($4 IS NULL OR lower(name) LIKE $4 ESCAPE '!')
            AND ($5 IS NULL OR name = $5)
          ORDER BY id DESC LIMIT $6 OFFSET $7",
     )
     .bind(&viewer.workspace)
     .bind(viewer.sees_all)
     .bind(&viewer.principal)
-    .bind(filter.name_contains.as_deref().map(kinds::containing))
+    .bind(filter.name_contains.as_deref().map(|part| kinds::containing(&part.to_lowercase())))
     .bind(filter.name.as_deref())
     .bind(i64::from(filter.limit))
     .bind(i64::from(filter.offset))
@@ -88,15 +107,18 @@ pub async fn due(db: &mut AnyConnection, node: &str) -> Stored<Vec<Snapshot>> {
 /// The caller's transaction holds nothing yet: whoever makes a sandbox of it holds the workspace's lock while it looks at the state.
 pub async fn settle(tx: &mut AnyConnection, old: &Snapshot, new: &Snapshot) -> Stored<bool> {
     lock::workspace(tx, &old.workspace).await?;
-    let done = sqlx::query("UPDATE snapshots SET state = $2, reason = $3, size_bytes = $4, updated_at = $5 WHERE id = $1 AND state = $6")
-        .bind(new.id.as_str())
-        .bind(new.state.word())
-        .bind(new.reason.as_deref())
-        .bind(new.size_bytes.map(stored_bytes))
-        .bind(new.updated_at.unix())
-        .bind(old.state.word())
-        .execute(tx)
-        .await?;
+    let done = sqlx::query(
+        "UPDATE snapshots SET state = $2, reason = $3, size_bytes = $4, updated_at = $5, access = $7 WHERE id = $1 AND state = $6",
+    )
+    .bind(new.id.as_str())
+    .bind(new.state.word())
+    .bind(new.reason.as_deref())
+    .bind(new.size_bytes.map(stored_bytes))
+    .bind(new.updated_at.unix())
+    .bind(old.state.word())
+    .bind(rows::access_word(new.access))
+    .execute(tx)
+    .await?;
     Ok(done.rows_affected() == 1)
 }
 
@@ -111,15 +133,20 @@ pub async fn forget(tx: &mut AnyConnection, id: &SnapshotId) -> Stored<()> {
 
 /// One that is itself being deleted still has its files on top of this one's, until a sandbox made of it is gone.
 async fn is_below_another(db: &mut AnyConnection, s: &Snapshot) -> Stored<bool> {
-    let row = sqlx::query(
-        "SELECT count(*) AS n FROM snapshots WHERE workspace_id = $1 AND id <> $2 AND state <> 'failed' AND making LIKE $3 ESCAPE '!'",
+    let found = sqlx::query(
+        "SELECT making FROM snapshots WHERE workspace_id = $1 AND id <> $2 AND state <> 'failed' AND making LIKE $3 ESCAPE '!'",
     )
     .bind(&s.workspace)
     .bind(s.id.as_str())
     .bind(kinds::containing(s.id.as_str()))
-    .fetch_one(db)
+    .fetch_all(db)
     .await?;
-    Ok(rows::count(&row, "n")? > 0)
+    for row in &found {
+        if kinds::is_made_of(&rows::making(row)?, s.id.as_str()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Sizes of disks are far below what the column holds.

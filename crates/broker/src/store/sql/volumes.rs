@@ -3,22 +3,26 @@
 use cobox_protocol::{Timestamp, VolumeId};
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
-use super::{kinds, lock, notes, rows, snapshots::stored_bytes};
+use super::{
+    kinds::{self, Fresh},
+    lock, notes, rows,
+    snapshots::stored_bytes,
+};
 use crate::{
     domain::{
         audit::AuditRecord,
         kinds::{Volume, VolumeState},
     },
-    store::{AddedKind, ChangedKind, RemovedKind, Stored, Viewer},
+    store::{AddedKind, ChangedKind, RemovedKind, Room, Stored, Viewer},
 };
 
-pub async fn add(tx: &mut AnyConnection, v: &Volume, most: u32, audit: &AuditRecord) -> Stored<AddedKind> {
+pub async fn add(tx: &mut AnyConnection, v: &Volume, room: &Room, audit: &AuditRecord) -> Stored<AddedKind> {
     lock::workspace(tx, &v.workspace).await?;
     if named(tx, &v.workspace, &v.name).await?.is_some() {
         return Ok(AddedKind::NameTaken);
     }
-    if kinds::count(tx, "SELECT count(*) AS n FROM volumes WHERE workspace_id = $1", &v.workspace).await? >= u64::from(most) {
-        return Ok(AddedKind::TooMany);
+    if let Some(full) = kinds::is_full(tx, Fresh::Volume(v), room).await? {
+        return Ok(full);
     }
     sqlx::query(
         "INSERT INTO volumes (id, workspace_id, name, owner, access, provider, node_id, state, size_bytes, created_at, updated_at)
@@ -104,7 +108,7 @@ pub async fn remove(tx: &mut AnyConnection, v: &Volume, audit: &AuditRecord) -> 
     lock::workspace(tx, &v.workspace).await?;
     let users = kinds::sandboxes_made_of(tx, &v.workspace, v.id.as_str()).await?;
     if !users.is_empty() {
-        return Ok(RemovedKind::InUse(users.iter().map(ToString::to_string).collect()));
+        return Ok(RemovedKind::InUse(users.iter().map(|s| s.id.to_string()).collect()));
     }
     let done =
         sqlx::query("UPDATE volumes SET state = 'deleting' WHERE id = $1 AND state <> 'deleting'").bind(v.id.as_str()).execute(&mut *tx);

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +20,14 @@ from ..errors import SessionNotFound, SettingsMissing
 from ..flow import Flow
 from ..grant import Grant, Token
 from ..session import AsyncSession, Session
+from .belonging import Thread, is_for
 from .bootstrap import Bootstrap, Prefixes, SandboxRefused
 from .run import Run
 
+log = logging.getLogger("cobox")
+
+# As long as the server may take to say how old a thread is, in seconds.
+ASK_SECONDS = 10.0
 # URLs that tokens may be sent to which a run brings, for deployments without a broker; commas or spaces between.
 PREFIXES = "COBOX_DATAPLANE_PREFIXES"
 # What an agent asks for of a sandbox that was handed to it; it gets what the token shown allows of that.
@@ -36,6 +43,18 @@ class Wish:
     template: str | None = None
     access: str | None = None
     headers: Mapping[str, str] | None = None
+    # Whether a session that was made for another user is for this run too.
+    shares_thread: bool = False
+
+
+class _OfAnotherUser(Exception):
+    """The sandbox of the run's thread id was made for another user: of an earlier thread of that id, for all that is known so far."""
+
+    def refusal(self) -> SandboxRefused:
+        return SandboxRefused(
+            "the sandbox of this thread's id was made for another user, whose thread was deleted; start a new thread, or say "
+            "shares_thread=True where several users share their threads"
+        )
 
 
 def sandbox_for(
@@ -48,6 +67,7 @@ def sandbox_for(
     template: str | None = None,
     access: str | None = None,
     headers: Mapping[str, str] | None = None,
+    shares_thread: bool = False,
     upkeep: bool = True,
 ) -> Session:
     """The sandbox of the run that `config` belongs to.
@@ -56,10 +76,16 @@ def sandbox_for(
     is none. A sandbox that the run names in `configurable.sandbox` must be the thread's, or come with a token that the broker knows
     for it; its URL is the broker's. Without a broker only that sandbox is left, and only at URLs under `prefixes`
     (else COBOX_DATAPLANE_PREFIXES). `SandboxRefused` for everything else. Closing the session leaves the sandbox as it is.
+
+    A thread's id can be made again by somebody else after the thread was deleted, so a sandbox that was made for another user is
+    refused. `shares_thread=True`: several users run on this thread and share its sandbox, as you know.
     """
-    run, wish = Run.of(config), Wish(mode, capabilities, template, access, headers)
+    run, wish = Run.of(config), Wish(mode, capabilities, template, access, headers, shares_thread)
     if (broker := cobox or _blocking_broker()) is not None:
-        return Session(broker._io.run(finding(broker, run, wish)), broker._io, upkeep=upkeep)
+        try:
+            return Session(broker._io.run(finding(broker, run, wish)), broker._io, upkeep=upkeep)
+        except _OfAnotherUser as another:
+            raise another.refusal() from None
     brought, http = _brought(run, prefixes)
     return Session.from_token(http, _token(brought), **_naming(brought, run))
 
@@ -74,27 +100,34 @@ async def asandbox_for(
     template: str | None = None,
     access: str | None = None,
     headers: Mapping[str, str] | None = None,
+    shares_thread: bool = False,
     upkeep: bool = True,
 ) -> AsyncSession:
-    """As `sandbox_for`, for asyncio."""
-    run, wish = Run.of(config), Wish(mode, capabilities, template, access, headers)
+    """As `sandbox_for`, for asyncio. In a LangGraph server it asks that how old the thread is, where another user's sandbox is there: users
+    who share a thread need say nothing."""
+    run, wish = Run.of(config), Wish(mode, capabilities, template, access, headers, shares_thread)
     # Settings may be in files, which an event loop must not wait for.
     if (broker := cobox or await asyncio.to_thread(_awaiting_broker)) is not None:
-        return AsyncSession(await broker._io.run(finding(broker, run, wish)), broker._io, upkeep=upkeep)
+        try:
+            grant = await broker._io.run(finding(broker, run, wish))
+        except _OfAnotherUser as another:
+            grant = await _of_a_shared_thread(broker, run, wish, another)
+        return AsyncSession(grant, broker._io, upkeep=upkeep)
     brought, http = _brought(run, prefixes)
     return AsyncSession.from_token(http, _token(brought), **_naming(brought, run))
 
 
-def finding(broker: BrokerApi, run: Run, wish: Wish) -> Flow[Grant]:
-    """With a broker: its word counts, and a run's only as far as the broker bears it out."""
+def finding(broker: BrokerApi, run: Run, wish: Wish, thread: Thread | None = None) -> Flow[Grant]:
+    """With a broker: its word counts, and a run's only as far as the broker bears it out. `thread`: as its server has it."""
     if run.bootstrap is None:
         if run.thread_id is None:
             raise SandboxRefused("the run has no thread, so there is no sandbox for it: start it on a thread")
-        return (yield from _of_thread(broker, run, wish))
+        return (yield from _of_thread(broker, run, wish, thread))
     grant = None
     if run.thread_id is not None:
         try:
-            grant = yield from _of_thread(broker, run, Wish("get", wish.capabilities, headers=wish.headers))
+            joining = Wish("get", wish.capabilities, headers=wish.headers, shares_thread=wish.shares_thread)
+            grant = yield from _of_thread(broker, run, joining, thread)
         except SessionNotFound:
             grant = None
     if grant is None:
@@ -104,22 +137,56 @@ def finding(broker: BrokerApi, run: Run, wish: Wish) -> Flow[Grant]:
     return grant
 
 
-def _of_thread(broker: BrokerApi, run: Run, wish: Wish) -> Flow[Grant]:
+def _of_thread(broker: BrokerApi, run: Run, wish: Wish, thread: Thread | None) -> Flow[Grant]:
     # As an agent, also where the key is a person's or a deployment's own: it narrows what the key may.
     negotiate = BrokerApi.negotiate.flow
-    return (
-        yield from negotiate(
-            broker,
-            run.thread_id,
-            mode=wish.mode,
-            capabilities=wish.capabilities,
-            actor="agent",
-            template=wish.template,
-            access=wish.access,
-            tags=run.tags() or None,
-            headers=wish.headers,
-        )
+    grant: Grant = yield from negotiate(
+        broker,
+        run.thread_id,
+        mode=wish.mode,
+        capabilities=wish.capabilities,
+        actor="agent",
+        template=wish.template,
+        access=wish.access,
+        tags=run.tags() or None,
+        headers=wish.headers,
     )
+    if run.user is not None and run.thread_id is not None and not wish.shares_thread:
+        # After it, so that nobody else's comes between; a token that was issued is not handed out.
+        page = yield from BrokerApi.session_page.flow(broker, scope_type="thread", scope_id=run.thread_id)
+        known = [s for s in page.items if s.session_id == grant.session_id]
+        if not known or not is_for(run.user, thread or Thread(run.thread_id), known[0].tags, known[0].created_at):
+            raise _OfAnotherUser
+    return grant
+
+
+async def _of_a_shared_thread(broker: AsyncCobox, run: Run, wish: Wish, another: _OfAnotherUser) -> Grant:
+    thread = None if run.thread_id is None else await this_servers_thread(run.thread_id)
+    if thread is None:
+        raise another.refusal() from None
+    try:
+        return await broker._io.run(finding(broker, run, wish, thread))
+    except _OfAnotherUser:
+        raise another.refusal() from None
+
+
+async def this_servers_thread(thread_id: str) -> Thread | None:
+    """A thread of the LangGraph server that this runs in; None where it runs in none, or it doesn't say."""
+    if "langgraph_api.server" not in sys.modules:
+        return None
+    # Not needed before, and not there without LangGraph.
+    from langgraph_sdk import get_client
+
+    try:
+        async with get_client() as client:
+            told = await asyncio.wait_for(client.threads.get(thread_id), ASK_SECONDS)
+    except Exception:
+        # Whatever it is: not knowing is refusing.
+        log.info("the server could not be asked about thread %r", thread_id, exc_info=True)
+        return None
+    # Its client has read times as what they are; here they are compared as the server writes them.
+    created_at = told.get("created_at")
+    return Thread(thread_id, created_at if isinstance(created_at, str) else created_at.isoformat() if created_at else None)
 
 
 def _handed_over(broker: BrokerApi, brought: Bootstrap, wish: Wish) -> Flow[Grant]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 from deepagents.backends import CompositeBackend
@@ -16,6 +16,7 @@ from ..deepagents import ARTIFACTS_ROOT, CoboxBackend
 from ..session import AsyncSession
 from .bootstrap import SandboxRefused
 from .finding import asandbox_for
+from .own import Own
 from .stream import emit, follow, stream_writer
 
 GraphFactory = Callable[[Any], AbstractAsyncContextManager[Any]]
@@ -33,6 +34,7 @@ def graph_factory(
     template: str | None = None,
     access: str | None = None,
     headers: Mapping[str, str] | None = None,
+    shares_thread: bool = False,
 ) -> GraphFactory:
     """A `make_graph(config)` for langgraph.json: each run gets the graph that `build` makes of its thread's sandbox.
 
@@ -57,6 +59,7 @@ def graph_factory(
             template=template,
             access=access,
             headers=headers,
+            shares_thread=shares_thread,
         )
         async with session, _Telling(session, follow) as telling:
             backend = RunBackend(session, telling)
@@ -86,6 +89,7 @@ class _Telling:
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._is_begun = False
+        self.own = Own(session.token)
 
     async def __aenter__(self) -> _Telling:
         return self
@@ -109,7 +113,7 @@ class _Telling:
     def _follow(self) -> None:
         writer = stream_writer()
         if writer is not None and self._task is None:
-            self._task = self._loop.create_task(follow(self._session, writer))
+            self._task = self._loop.create_task(follow(self._session, writer, self.own))
 
     def tell(self, kind: str, **said: Any) -> None:
         emit(kind, **said, sandbox_id=self._session.sandbox_id, session_id=self._session.id, actor="agent")
@@ -123,49 +127,67 @@ class RunBackend(CoboxBackend):
         self._telling = telling
 
     def write(self, file_path: str, content: str) -> WriteResult:
-        self._telling.begin()
-        return self._written(super().write(file_path, content))
+        with self._doing("file_written", file_path):
+            return self._told(super().write(file_path, content), "file_written", file_path)
 
     async def awrite(self, file_path: str, content: str) -> WriteResult:
-        self._telling.begin()
-        return self._written(await super().awrite(file_path, content))
+        with self._doing("file_written", file_path):
+            return self._told(await super().awrite(file_path, content), "file_written", file_path)
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        self._telling.begin()
-        return self._written(super().edit(file_path, old_string, new_string, replace_all))
+        with self._doing("file_written", file_path):
+            return self._told(super().edit(file_path, old_string, new_string, replace_all), "file_written", file_path)
 
     async def aedit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        self._telling.begin()
-        return self._written(await super().aedit(file_path, old_string, new_string, replace_all))
+        with self._doing("file_written", file_path):
+            return self._told(await super().aedit(file_path, old_string, new_string, replace_all), "file_written", file_path)
 
     def delete(self, file_path: str) -> Any:
-        self._telling.begin()
-        return self._written(super().delete(file_path), "file_removed")
+        with self._doing("file_removed", file_path):
+            return self._told(super().delete(file_path), "file_removed", file_path)
 
     async def adelete(self, file_path: str) -> Any:
-        self._telling.begin()
-        return self._written(await super().adelete(file_path), "file_removed")
+        with self._doing("file_removed", file_path):
+            return self._told(await super().adelete(file_path), "file_removed", file_path)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        self._telling.begin()
-        return [self._written(result) for result in super().upload_files(files)]
+        with self._doing("file_written", *(path for path, _ in files)):
+            return [self._told(result, "file_written", result.path) for result in super().upload_files(files)]
 
     async def aupload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        self._telling.begin()
-        return [self._written(result) for result in await super().aupload_files(files)]
+        with self._doing("file_written", *(path for path, _ in files)):
+            return [self._told(result, "file_written", result.path) for result in await super().aupload_files(files)]
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        self._telling.begin()
-        return self._executed(command, super().execute(command, timeout=timeout))
+        with self._doing("exec", command):
+            return self._executed(command, super().execute(command, timeout=timeout))
 
     async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        self._telling.begin()
-        return self._executed(command, await super().aexecute(command, timeout=timeout))
+        with self._doing("exec", command):
+            return self._executed(command, await super().aexecute(command, timeout=timeout))
 
-    def _written(self, result: Result, kind: str = "file_written") -> Result:
-        """Of whatever says by `error` and `path` how it went."""
+    @contextmanager
+    def _doing(self, kind: str, *subjects: str) -> Iterator[None]:
+        """While it is done; where that fails, nobody will tell of it, or whoever does tells what nobody knew."""
+        self._telling.begin()
+        for subject in subjects:
+            self._telling.own.expect(kind, self._subject(kind, subject))
+        try:
+            yield
+        except BaseException:
+            for subject in subjects:
+                self._telling.own.failed(kind, self._subject(kind, subject))
+            raise
+
+    def _subject(self, kind: str, subject: str) -> str:
+        return subject if kind == "exec" else self._files.absolute(subject)
+
+    def _told(self, result: Result, kind: str, path: str) -> Result:
+        """Of whatever says by `error` how it went."""
         if getattr(result, "error", None) is None:
-            self._telling.tell(kind, path=getattr(result, "path", None))
+            self._telling.tell(kind, path=path)
+        else:
+            self._telling.own.failed(kind, self._subject(kind, path))
         return result
 
     def _executed(self, command: str, result: ExecuteResponse) -> ExecuteResponse:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import CoboxError
 from ..session import AsyncSession
+from .own import Own
 
 Writer = Callable[[Any], None]
 
@@ -41,14 +42,14 @@ def told(event: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "sandbox", "event": {key: _plain(value) for key, value in event.items() if value is not None}}
 
 
-async def follow(session: AsyncSession, writer: Writer) -> None:
-    """Tells of what others do in the sandbox from now on, until it is cancelled; the agent tells of its own doings itself."""
+async def follow(session: AsyncSession, writer: Writer, own: Own) -> None:
+    """Tells of what others do in the sandbox from now on, until it is cancelled; the run tells of its own doings itself."""
     # A stream that can't be had is no reason for a run to fail: what it would have told is in the session's events.
     with contextlib.suppress(CoboxError):
         async for event in session.events(after="now"):
             said = dataclasses.asdict(event)
             extra = said.pop("data", None)
-            if said.get("actor") != "agent":
+            if not own.has(event):
                 writer(told({**said, **(extra if isinstance(extra, dict) else {})}))
             # So that a flood of events leaves the run its turn.
             await asyncio.sleep(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Awaitable, Callable
@@ -12,17 +13,33 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..belonging import THREAD_TAG, Thread, is_for, read_time
 from ..run import USER_TAG, tag_of
 from . import refusals
 from .addresses import through
 from .broker import Broker, Handed, Reply, sandbox_path, segment, session_path
-from .callers import User, see_thread
+from .callers import User
 from .settings import SHARED
 
 # As much as the broker reads of a request.
 MAX_REQUEST_BYTES = 64 * 1024
 # What names a sandbox in a negotiation.
 _HINTS = ("sandbox_hint", "sandbox_id", "preferred_sandbox_id", "name")
+# What users of a shared key may wish for in a negotiation. Of what a newer broker knows beside it nothing crosses: the broker would judge
+# it by what the deployment may, which is what all its users together may.
+_NEGOTIATED = frozenset(
+    {
+        *("thread_id", "scope", "mode", "actor", "requested_capabilities", "capabilities", "scopes", "access", "ttl", "keep", "tags"),
+        *("template", "provider_preference", "token_format", *_HINTS),
+    }
+)
+# And of a sandbox itself. What holds others' files is not among them, nor what a template is there to say.
+_MADE_OF = frozenset({"name", "access", "keep", "tags", "template", "env", "lease_seconds", "keep_suspended_seconds"})
+_NOT_FOR_USERS = ("snapshot", "mounts", "resources")
+# Of a negotiation with a name that nobody has yet, for which a sandbox is made first.
+_OF_A_NAMED_ONE = ("access", "keep", "tags", "template")
+# Starting: it goes on, and the next try finds it.
+_LATER = 423
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -63,75 +80,97 @@ class Control:
     async def negotiate(self, request: Request) -> Response:
         user, body = User.of(request), await read_body(request)
         named = request.path_params.get("thread_id")
-        thread = await see_thread(request, named if named is not None else _thread_in(body))
+        thread = await self.broker.threads.see(request, named if named is not None else _thread_in(body))
         if named is not None:
             _must_agree(body, named)
-        body = {key: value for key, value in body.items() if key not in ("thread_id", "scope")} | _naming(body, named, thread)
-        path = f"/threads/{segment(thread)}/sandbox" if named is not None else "/v1/sandbox/sessions"
-        if self.is_shared:
-            body["tags"] = self._marked(user, body.get("tags"))
-            await self._own_sandbox_only(request, user, body)
-        return self._answer(await self.broker.ask(request, "POST", path, body=body, extra=_idempotency(request, user)))
+        body = {key: value for key, value in body.items() if key not in ("thread_id", "scope")} | _naming(body, named, thread.id)
+        path = f"/threads/{segment(thread.id)}/sandbox" if named is not None else "/v1/sandbox/sessions"
+        if not self.is_shared:
+            return self.answer(await self.broker.ask(request, "POST", path, body=body, extra=_idempotency(request, user)))
+        _must_not_have(body)
+        body = {key: value for key, value in body.items() if key in _NEGOTIATED}
+        body["tags"] = self._marked(user, body.get("tags"), thread)
+        await self.broker.must_be_for(request, user, thread)
+        made = await self._own_sandbox_only(request, user, body)
+        try:
+            reply = await self.broker.ask(request, "POST", path, body=body, extra=_idempotency(request, user))
+        except BaseException:
+            await self._unmake(request, made)
+            raise
+        if reply.status == 200:
+            # One that was there, or came to be meanwhile.
+            await self.broker.must_be_for(request, user, thread, str(reply.json().get("session_id")))
+        elif reply.status != _LATER:
+            await self._unmake(request, made)
+        return self.answer(reply)
 
     def of_session(self, verb: str = "", is_owners: bool = False) -> Endpoint:
         async def endpoint(request: Request) -> Response:
             user, session_id = User.of(request), request.path_params["session_id"]
-            thread = await see_thread(request, await self.broker.thread_of(request, session_id))
+            thread = await self.broker.threads.see(request, (await self.broker.made(request, session_id)).thread)
+            await self.broker.must_be_for(request, user, thread, session_id)
             if is_owners:
-                await self.broker.must_own(request, user, session_id, thread)
+                await self.broker.must_own(request, user, session_id, thread.id)
             rest = [word for word in (verb, request.path_params.get("principal")) if word]
             body = await read_body(request) if request.method == "POST" else None
             reply = await self.broker.ask(request, request.method, session_path(session_id, *rest), body=body)
             # A link is a credential in a URL, which this server would write into its log: it stays the broker's.
-            return self._answer(reply, is_rewritten=verb != "file-links")
+            return self.answer(reply, is_rewritten=verb != "file-links")
 
         return endpoint
 
     def of_thread(self, rest: str = "") -> Endpoint:
         async def endpoint(request: Request) -> Response:
-            User.of(request)
-            thread = await see_thread(request, request.path_params["thread_id"])
+            user = User.of(request)
+            thread = await self.broker.threads.see(request, request.path_params["thread_id"])
             body = await read_body(request) if request.method == "POST" else None
-            return self._answer(await self.broker.ask(request, request.method, f"/threads/{segment(thread)}/sandbox{rest}", body=body))
+            await self.broker.must_be_for(request, user, thread)
+            return self.answer(await self.broker.ask(request, request.method, f"/threads/{segment(thread.id)}/sandbox{rest}", body=body))
 
         return endpoint
 
     async def release_thread(self, request: Request) -> Response:
         user = User.of(request)
-        thread = await see_thread(request, request.path_params["thread_id"])
-        path = f"/threads/{segment(thread)}/sandbox"
+        thread = await self.broker.threads.see(request, request.path_params["thread_id"])
+        path = f"/threads/{segment(thread.id)}/sandbox"
         if self.is_shared:
+            await self.broker.must_be_for(request, user, thread)
             found = await self.broker.ask(request, "GET", path)
             if found.status != 200:
                 raise Handed(found)
-            await self.broker.must_own(request, user, str(found.json().get("session_id")), thread)
-        return self._answer(await self.broker.ask(request, "DELETE", path))
+            await self.broker.must_own(request, user, str(found.json().get("session_id")), thread.id)
+        return self.answer(await self.broker.ask(request, "DELETE", path))
 
     async def capabilities(self, request: Request) -> Response:
-        User.of(request)
-        thread = await see_thread(request, request.query_params.get("thread_id") or "")
-        return self._answer(await self.broker.ask(request, "GET", "/capabilities", query=urlencode({"thread_id": thread})))
+        user = User.of(request)
+        thread = await self.broker.threads.see(request, request.query_params.get("thread_id") or "")
+        await self.broker.must_be_for(request, user, thread)
+        return self.answer(await self.broker.ask(request, "GET", "/capabilities", query=urlencode({"thread_id": thread.id})))
 
     async def list_sessions(self, request: Request) -> Response:
         user, pairs = User.of(request), _query(request)
         asked = dict(pairs)
         if asked.get("scope_type") == "thread" and asked.get("scope_id"):
-            thread = await see_thread(request, asked["scope_id"])
-            pairs = [(k, v) for k, v in pairs if k not in ("scope_type", "scope_id")] + [("scope_type", "thread"), ("scope_id", thread)]
-        elif self.is_shared:
+            thread = await self.broker.threads.see(request, asked["scope_id"])
+            pairs = [(k, v) for k, v in pairs if k not in ("scope_type", "scope_id")] + [("scope_type", "thread"), ("scope_id", thread.id)]
+            reply = await self.broker.ask(request, "GET", "/v1/sandbox/sessions", query=urlencode(pairs))
+            return self.answer(_only_of(user, thread, reply) if self.is_shared and reply.status == 200 else reply)
+        if self.is_shared:
             pairs = self._only_own(user, pairs)
-        return self._answer(await self.broker.ask(request, "GET", "/v1/sandbox/sessions", query=urlencode(pairs)))
+        return self.answer(await self.broker.ask(request, "GET", "/v1/sandbox/sessions", query=urlencode(pairs)))
 
     async def list_sandboxes(self, request: Request) -> Response:
         user, pairs = User.of(request), _query(request)
         pairs = self._only_own(user, pairs) if self.is_shared else pairs
-        return self._answer(await self.broker.ask(request, "GET", "/v1/sandboxes", query=urlencode(pairs)))
+        return self.answer(await self.broker.ask(request, "GET", "/v1/sandboxes", query=urlencode(pairs)))
 
     async def create_sandbox(self, request: Request) -> Response:
         user, body = User.of(request), await read_body(request)
         if self.is_shared:
+            _must_not_have(body)
+            body = {key: value for key, value in body.items() if key in _MADE_OF}
             body["tags"] = self._marked(user, body.get("tags"))
-        return self._answer(await self.broker.ask(request, "POST", "/v1/sandboxes", body=body, extra=_idempotency(request, user)))
+        return self.answer(await self.broker.ask(request, "POST", "/v1/sandboxes", body=body, extra=_idempotency(request, user)))
 
     async def of_sandbox(self, request: Request) -> Response:
         user = User.of(request)
@@ -139,18 +178,18 @@ class Control:
         body = await read_body(request) if request.method == "PATCH" else None
         if body is not None and self.is_shared and isinstance(body.get("tags"), dict) and USER_TAG in body["tags"]:
             raise refusals.invalid(f"tags.{USER_TAG}: is set by the deployment; choose another key")
-        return self._answer(await self.broker.ask(request, request.method, sandbox_path(sandbox), body=body))
+        return self.answer(await self.broker.ask(request, request.method, sandbox_path(sandbox), body=body))
 
     async def delegate_sandbox(self, request: Request) -> Response:
         user, body = User.of(request), await read_body(request)
         sandbox = await self.broker.sandbox(request, user, request.path_params["reference"])
-        return self._answer(await self.broker.ask(request, "POST", f"/sandbox/{segment(sandbox)}/delegate", body=body))
+        return self.answer(await self.broker.ask(request, "POST", f"/sandbox/{segment(sandbox)}/delegate", body=body))
 
-    async def _own_sandbox_only(self, request: Request, user: User, body: dict[str, Any]) -> None:
-        """A hint may name a sandbox of the user's; by its id from here on, so that no rename comes between."""
+    async def _own_sandbox_only(self, request: Request, user: User, body: dict[str, Any]) -> str | None:
+        """A hint may name a sandbox of the user's; by its id from here on, so that no rename comes between. Gives what it made for that."""
         named = {key: body.pop(key) for key in _HINTS if body.get(key)}
         if not named:
-            return
+            return None
         reference = next(iter(named.values()))
         if not isinstance(reference, str) or any(value != reference for value in named.values()):
             raise refusals.invalid("sandbox_hint: names more than one sandbox; send one of sandbox_hint, sandbox_id and name")
@@ -160,24 +199,39 @@ class Control:
             may_make = "name" in named and refused.reply.status == 404 and body.get("mode", "ensure") in ("ensure", "create_only")
             if not may_make:
                 raise
-            wish = {"name": reference, "tags": body["tags"], "keep": body.get("keep") is True}
+            if body.get("provider_preference"):
+                raise refusals.invalid("provider_preference: a sandbox with a name is made by a template; send one of them") from None
+            wish = {"name": reference} | {key: body[key] for key in _OF_A_NAMED_ONE if body.get(key) is not None}
             made = await self.broker.ask(request, "POST", "/v1/sandboxes", body=wish)
             # A name that somebody took meanwhile is refused by the broker.
             if made.status not in (200, 201):
                 raise Handed(made) from None
+            # It is made by it already.
+            body.pop("template", None)
             body["sandbox_hint"] = str(made.json().get("id"))
+            return str(body["sandbox_hint"])
+        return None
 
-    def _marked(self, user: User, tags: Any) -> dict[str, Any]:
+    async def _unmake(self, request: Request, sandbox: str | None) -> None:
+        """Nobody would know of a sandbox whose session could not be had. Where this fails too, it ends with its lease."""
+        if sandbox is not None:
+            with contextlib.suppress(refusals.Refused):
+                await self.broker.ask(request, "DELETE", sandbox_path(sandbox))
+
+    def _marked(self, user: User, tags: Any, thread: Thread | None = None) -> dict[str, Any]:
         # An empty list is how some languages write an empty object.
         tags = {} if tags in (None, []) else tags
         if not isinstance(tags, dict):
             raise refusals.invalid("tags: must be an object of strings")
-        return {**tags, USER_TAG: tag_of(user.identity)}
+        marks = {USER_TAG: tag_of(user.identity)}
+        if thread is not None and thread.created_at is not None:
+            marks[THREAD_TAG] = thread.created_at
+        return {**{key: value for key, value in tags.items() if key != THREAD_TAG}, **marks}
 
     def _only_own(self, user: User, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
         return [*pairs, ("tag", f"{USER_TAG}:{tag_of(user.identity)}")]
 
-    def _answer(self, reply: Reply, is_rewritten: bool = True) -> Response:
+    def answer(self, reply: Reply, is_rewritten: bool = True) -> Response:
         body = reply.body
         is_json = dict(reply.headers).get("content-type", "").startswith("application/json")
         if is_rewritten and self.rewrite is not None and body and is_json:
@@ -245,6 +299,25 @@ def _naming(body: dict[str, Any], named: str | None, thread: str) -> dict[str, A
     if named is not None:
         return {}
     return {"scope": {"type": "thread", "id": thread}} if body.get("scope") is not None else {"thread_id": thread}
+
+
+def _must_not_have(body: dict[str, Any]) -> None:
+    for name in _NOT_FOR_USERS:
+        if body.get(name):
+            raise refusals.forbidden(f"{name}: is not for users of this deployment; its operator can put it into a template")
+
+
+def _only_of(user: User, thread: Thread, reply: Reply) -> Reply:
+    """Without the sessions of earlier threads of the same id."""
+    told = reply.json()
+    if not isinstance(told, dict) or not isinstance(told.get("items"), list):
+        raise refusals.not_a_broker()
+
+    def is_shown(item: Any) -> bool:
+        made_at = read_time(item.get("created_at")) if isinstance(item, dict) else None
+        return made_at is not None and is_for(user.identity, thread, item.get("tags") or {}, made_at)
+
+    return Reply(reply.status, reply.headers, json.dumps({**told, "items": [i for i in told["items"] if is_shown(i)]}).encode())
 
 
 def _idempotency(request: Request, user: User) -> dict[str, str] | None:

@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket
 from ..bootstrap import MAX_TOKEN
 from . import refusals
 from .broker import Broker, session_path
-from .callers import User, is_visitor, see_thread
+from .callers import User, is_visitor
 from .control import answered
 from .headers import TO_SANDBOX, Pairs, passed_on
 from .passage import pass_on
@@ -29,6 +29,8 @@ RELAY_SILENCE_SECONDS = 1860.0
 EVENTS_SILENCE_SECONDS = 60.0
 # As long as a token lives: then the caller comes back with `Last-Event-ID`, and is asked about again.
 EVENTS_LIFE_SECONDS = 900.0
+# WebSockets relayed at once: shells and commands of some hundred people, each with two connections and a few buffers of a MiB.
+MAX_SOCKETS = 512
 # Longest path and query passed on, in bytes.
 MAX_TARGET_BYTES = 16 * 1024
 
@@ -38,6 +40,7 @@ _KEY_ID = re.compile(r"sb_[0-9a-z]{26}\.[0-9]+")
 _OPAQUE_TOKEN = re.compile(r"cbo_[A-Za-z0-9_-]+")
 # A file link, which is a credential.
 _LINK = re.compile(r"(?:^|&)link=")
+_QUERY = re.compile(r"[\x21-\x7e]*")
 _RELAYED = re.compile(r"/(?:dp|v1/sandbox/relay)/[A-Za-z0-9_-]{1,64}(?:/[\x21-\x7e]*)?")
 
 
@@ -46,6 +49,7 @@ class Dataplane:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
+        self._sockets = 0
 
     def routes(self) -> list[BaseRoute]:
         routes: list[BaseRoute] = [
@@ -57,9 +61,9 @@ class Dataplane:
         return routes
 
     async def events(self, request: Request) -> Response:
-        User.of(request)
-        session_id = request.path_params["session_id"]
-        await see_thread(request, await self.broker.thread_of(request, session_id))
+        user, session_id = User.of(request), request.path_params["session_id"]
+        thread = await self.broker.threads.see(request, (await self.broker.made(request, session_id)).thread)
+        await self.broker.must_be_for(request, user, thread, session_id)
         after = request.query_params.get("after")
         url = self.broker.url(session_path(session_id, "events"), str(httpx.QueryParams({"after": after})) if after is not None else "")
         headers = await self.broker.headers(request)
@@ -67,7 +71,8 @@ class Dataplane:
 
     async def http(self, request: Request) -> Response:
         headers = [*passed_on(request.headers.raw, TO_SANDBOX), *_credential(request)]
-        return await pass_on(request, self.broker, self.broker.url(target(request)), headers, silence=RELAY_SILENCE_SECONDS)
+        url = self.broker.url(target(request))
+        return await pass_on(request, self.broker, url, headers, silence=RELAY_SILENCE_SECONDS, is_relayed=True)
 
     async def socket(self, socket: WebSocket) -> None:
         try:
@@ -75,8 +80,14 @@ class Dataplane:
         except refusals.Refused as refused:
             await _deny(socket, refused)
             return
-        broker_url = self.broker.settings.broker_url
-        await relay(socket, "ws" + broker_url.removeprefix("http") + where, headers)
+        if self._sockets >= MAX_SOCKETS:
+            await _deny(socket, refusals.unavailable("too many connections are relayed here at once; try again"))
+            return
+        self._sockets += 1
+        try:
+            await relay(socket, "ws" + self.broker.settings.broker_url.removeprefix("http") + where, headers, self.broker.tls)
+        finally:
+            self._sockets -= 1
 
 
 def target(connection: HTTPConnection) -> str:
@@ -91,6 +102,8 @@ def target(connection: HTTPConnection) -> str:
     if not is_straight or not _RELAYED.fullmatch(path):
         raise refusals.Refused(400, "INVALID_REQUEST", "the path can't be passed on: write it without `.`, `..` and blanks")
     query = scope.get("query_string", b"").decode("latin-1")
+    if not _QUERY.fullmatch(query):
+        raise refusals.invalid("the query has characters that no URL has; write them as %XX")
     if _LINK.search(query):
         # Servers write queries into their logs, and so does this one.
         raise refusals.invalid("a file link is for the broker's own address; here the sandbox's token is shown in a header")
@@ -143,4 +156,4 @@ async def _deny(socket: WebSocket, refused: refusals.Refused) -> None:
     if "websocket.http.response" in socket.scope.get("extensions", {}):
         await socket.send_denial_response(refused.response())
     else:
-        await socket.close(4401 if refused.status == 401 else 4403)
+        await socket.close({401: 4401, 503: 1013}.get(refused.status, 4403))

@@ -38,6 +38,15 @@ def no_such_thread() -> Refused:
     return Refused(404, "SESSION_NOT_FOUND", "this deployment has no such thread, or not for you")
 
 
+def no_such_session() -> Refused:
+    return Refused(404, "SESSION_NOT_FOUND", "no thread here has such a session")
+
+
+def of_an_earlier_thread() -> Refused:
+    message = "the thread has no sandbox: the one of its id was made for an earlier thread, which was deleted; make a new thread"
+    return Refused(404, "SESSION_NOT_FOUND", message)
+
+
 def no_such_sandbox() -> Refused:
     return Refused(404, "SANDBOX_NOT_FOUND", "there is no such sandbox, or not for you")
 
@@ -52,6 +61,10 @@ def too_large(message: str) -> Refused:
 
 def unavailable(message: str) -> Refused:
     return Refused(503, "PROVIDER_UNAVAILABLE", message, retryable=True)
+
+
+def not_a_broker() -> Refused:
+    return unavailable("what answers for the broker is not one; see COBOX_URL")
 
 
 def new_request_id() -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from typing import cast
 
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
+from ...awaiting import Connect
+from ...network import socket_log
 from . import refusals
 from .headers import Pairs, handed_back
 
@@ -29,16 +32,19 @@ MAX_REFUSAL_BYTES = 64 * 1024
 _UNSENDABLE = {1005: 1000, 1006: 1001, 1015: 1001}
 
 
-async def relay(socket: WebSocket, url: str, headers: Pairs) -> None:
+async def relay(socket: WebSocket, url: str, headers: Pairs, tls: ssl.SSLContext | None) -> None:
     """First the other side, so that its refusal can still be an answer; then this one."""
     try:
-        upstream = await connect(
+        upstream = await Connect(
             url,
             additional_headers=headers,
             max_size=MAX_FRAME_BYTES,
             max_queue=MAX_WAITING,
             compression=None,
             proxy=None,
+            ssl=tls,
+            # The library's own would have the token in it, at DEBUG.
+            logger=socket_log,
             open_timeout=OPEN_SECONDS,
             close_timeout=CLOSE_SECONDS,
             ping_interval=PING_SECONDS,
