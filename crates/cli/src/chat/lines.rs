@@ -54,8 +54,8 @@ impl Lines {
             },
             Change::Returned(number) => match transcript.get(*number) {
                 Some(Entry::Tool(tool)) => {
-                    let Some(Outcome { text, is_error }) = &tool.outcome else { return Ok(()) };
-                    let mark = if *is_error { "failed" } else { "done" };
+                    let Some(outcome @ Outcome { text, is_error }) = &tool.outcome else { return Ok(()) };
+                    let mark = if words::has_failed(outcome) { "failed" } else { "done" };
                     self.aside(
                         &format!("{mark}: {}", words::outcome(tool)),
                         json!({"type": "tool_result", "name": tool.name, "text": text, "is_error": is_error}),

@@ -57,7 +57,7 @@ struct Conversation {
 enum Rooming {
     Without,
     Opening(AbortOnDropHandle<Result<Option<Room>, ClientError>>),
-    Open { room: Room, _following: AbortOnDropHandle<()> },
+    Open { room: Box<Room>, _following: AbortOnDropHandle<()> },
 }
 
 /// What ended a wait for the next line.
@@ -303,7 +303,7 @@ impl Conversation {
                         }
                     }
                 });
-                self.room = Rooming::Open { room, _following: AbortOnDropHandle::new(following) };
+                self.room = Rooming::Open { room: Box::new(room), _following: AbortOnDropHandle::new(following) };
             }
             Err(e) => lines.failed(&Failure { what: format!("no sandbox: {e}"), ..e.into() })?,
         }

@@ -1,6 +1,6 @@
 //! Events, tool calls and questions as one line each, for a feed, a pipe or a screen reader.
 
-use cobox_langgraph::{Action, Tool, clean};
+use cobox_langgraph::{Action, Outcome, Tool, clean};
 use cobox_protocol::event::{ExecEnd, FileChange, SandboxEvent, What};
 use serde_json::Value;
 
@@ -78,6 +78,11 @@ pub fn call(name: &str, args: &str) -> String {
     one_line(format!("{name} {about}").trim_end())
 }
 
+/// Whether a tool came to nothing: by its own word, or by a command's exit code as deepagents writes it under the output.
+pub fn has_failed(outcome: &Outcome) -> bool {
+    outcome.is_error || outcome.text.trim_end().lines().next_back().is_some_and(|last| last.starts_with("[Command failed with exit code"))
+}
+
 /// What came of a tool: its first line, and how much more there is.
 pub fn outcome(tool: &Tool) -> String {
     let Some(outcome) = &tool.outcome else { return "…".to_owned() };
@@ -127,7 +132,6 @@ fn of_end(end: &ExecEnd) -> String {
 
 #[cfg(test)]
 mod tests {
-    use cobox_langgraph::Outcome;
     use cobox_protocol::Timestamp;
 
     use super::*;
@@ -175,5 +179,7 @@ mod tests {
             })
         };
         assert_eq!((of("one"), of("\none\ntwo\nthree\n"), of("")), ("one".into(), "one (+2 lines)".into(), "(nothing)".into()));
+        let failed = |text: &str| has_failed(&Outcome { text: text.into(), is_error: false });
+        assert!(failed("boom\n\n[Command failed with exit code 1]") && !failed("fine\n[Command succeeded with exit code 0]"));
     }
 }

@@ -13,6 +13,7 @@ use tokio::{
     sync::mpsc,
     time::Instant,
 };
+use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     app::{Beginning, State},
@@ -66,7 +67,7 @@ async fn hold(chat: Chat) -> Result<u8, Failure> {
     let (send, mut messages) = mpsc::channel(MESSAGES);
     let mut tasks = Tasks::new(chat, send);
     let mut screen = Screen::enter()?;
-    let mut typed = EventStream::new();
+    let (mut typed, _reading) = read_terminal();
     let (mut state, effects) = State::begin(beginning);
     effects.into_iter().for_each(|effect| tasks.start(effect));
     let mut drawn_at: Option<Instant> = None;
@@ -94,10 +95,10 @@ async fn hold(chat: Chat) -> Result<u8, Failure> {
         })?;
         drawn_at = Some(Instant::now());
         let message = tokio::select! {
-            event = typed.next() => match event {
-                Some(Ok(event)) => read(event),
+            message = typed.recv() => match message {
+                Some(message) => Some(message),
                 // The terminal is gone.
-                Some(Err(_)) | None => return leave(tasks).await,
+                None => return leave(tasks).await,
             },
             message = messages.recv() => message,
             () = ending.asked_for() => return leave(tasks).await,
@@ -110,10 +111,8 @@ async fn hold(chat: Chat) -> Result<u8, Failure> {
                 return leave(tasks).await;
             }
             taken += 1;
-            if taken < BATCH
-                && let Some(Some(Ok(event))) = typed.next().now_or_never()
-            {
-                next = read(event);
+            if taken < BATCH {
+                next = typed.try_recv().ok();
             }
         }
     }
@@ -133,6 +132,22 @@ fn obey(state: &mut State, tasks: &mut Tasks, message: Message) -> bool {
 async fn leave(tasks: Tasks) -> Result<u8, Failure> {
     tasks.leave().await;
     Ok(0)
+}
+
+/// What is done at the terminal, as it is done. A task of its own, because a stream of events must not be asked in passing: it would wake nobody.
+fn read_terminal() -> (mpsc::Receiver<Message>, AbortOnDropHandle<()>) {
+    let (send, typed) = mpsc::channel(BATCH);
+    let reading = tokio::spawn(async move {
+        let mut events = EventStream::new();
+        while let Some(Ok(event)) = events.next().await {
+            if let Some(message) = read(event)
+                && send.send(message).await.is_err()
+            {
+                return;
+            }
+        }
+    });
+    (typed, AbortOnDropHandle::new(reading))
 }
 
 fn read(event: Event) -> Option<Message> {

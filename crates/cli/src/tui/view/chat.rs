@@ -113,7 +113,7 @@ fn entry_lines(state: &State, number: usize, entry: &Entry, width: usize) -> Vec
 fn tool_lines(tool: &Tool, is_open: bool, width: usize) -> Vec<Line<'static>> {
     let (mark, style) = match &tool.outcome {
         None => ("◌", WARN),
-        Some(outcome) if outcome.is_error => ("✗", BAD),
+        Some(outcome) if words::has_failed(outcome) => ("✗", BAD),
         Some(_) => ("✓", GOOD),
     };
     let nested = if tool.is_nested { "  │ " } else { "" };

@@ -73,7 +73,7 @@ pub fn footer(frame: &mut Frame, state: &State, area: Rect) {
             break;
         }
         spans.push(Span::styled(format!(" {key} "), Style::new().add_modifier(Modifier::REVERSED)));
-        spans.push(Span::styled(format!("{does}  "), FAINT));
+        spans.push(Span::styled(format!(" {does} "), FAINT));
     }
     frame.render_widget(Paragraph::new(Line::from(spans)), area);
 }
