@@ -10,7 +10,9 @@ use tokio::{
 use crate::{
     ClientError, Dataplane,
     call::Credential,
+    hold::until,
     line::{Command, Conversation, Handed, News, Used},
+    nap::Naps,
     reconnect::{Backoff, Loss},
     session::Token,
     socket::Socket,
@@ -46,6 +48,16 @@ pub(crate) struct Driver<C: Conversation> {
     pub(crate) ready_at: Option<Instant>,
     pub(crate) has_retried_token: bool,
     pub(crate) backoff: Backoff,
+    pub(crate) naps: Naps,
+}
+
+/// How waiting for something else ended.
+enum Meanwhile<T> {
+    Done(T),
+    /// The caller has gone or wants to leave.
+    Gone,
+    /// This machine was asleep: whatever was under way is of another time.
+    Woke,
 }
 
 pub(crate) enum End {
@@ -88,6 +100,7 @@ impl<C: Conversation> Driver<C> {
             ready_at: None,
             has_retried_token: false,
             backoff,
+            naps: Naps::new(),
         }
     }
 
@@ -161,11 +174,24 @@ impl<C: Conversation> Driver<C> {
                 tokio::time::timeout_at(deadline.min(Instant::now() + DIAL_WITHIN), dataplane.dial(C::ROUTE)).await
             };
             loss = match self.meanwhile(dialling).await {
-                None => return Ok(None),
-                Some(Ok(Ok(socket))) => return Ok(Some(socket)),
-                Some(Ok(Err(error))) => Loss::refused(error),
-                Some(Err(_)) => Loss::broken("no answer in time".to_owned()),
+                Meanwhile::Gone => return Ok(None),
+                Meanwhile::Done(Ok(Ok(socket))) => return Ok(Some(socket)),
+                Meanwhile::Done(Ok(Err(error))) => Loss::refused(error),
+                Meanwhile::Done(Err(_)) => Loss::broken("no answer in time".to_owned()),
+                // Somebody has just opened the lid and looks: at once, not when the last wait is over.
+                Meanwhile::Woke => {
+                    self.backoff = Backoff::new(self.dataplane.reconnect);
+                    Loss::broken(cause)
+                }
             };
+        }
+    }
+
+    /// Keys pressed too long ago are forgotten, and that is said.
+    pub(crate) fn drop_old_keys(&mut self) {
+        match self.typing.expire(Instant::now()) {
+            0 => {}
+            dropped => self.tell(News::InputDropped(dropped)),
         }
     }
 
@@ -180,25 +206,38 @@ impl<C: Conversation> Driver<C> {
         }
     }
 
-    /// Goes on listening to the caller while something else takes its time. `None` where the caller has gone or wants to leave.
-    async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+    /// Goes on listening to the caller while something else takes its time.
+    async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> Meanwhile<T> {
         let mut work = std::pin::pin!(work);
         loop {
             let has_room = self.typing.has_room() && self.deferred.len() < MAX_DEFERRED;
+            let expires_at = self.typing.next_expires_at();
             let command = tokio::select! {
-                done = &mut work => return Some(done),
+                done = &mut work => return Meanwhile::Done(done),
+                nap = self.naps.over() => {
+                    self.typing.age(nap);
+                    return Meanwhile::Woke;
+                }
+                () = until(expires_at), if expires_at.is_some() => {
+                    // At once, not when there is a connection again: whoever waits for an answer should know.
+                    let dropped = self.typing.expire(Instant::now());
+                    if dropped > 0 {
+                        self.pending.push_back(Ok((C::news(News::InputDropped(dropped)), None)));
+                    }
+                    continue;
+                }
                 permit = self.events.reserve(), if !self.pending.is_empty() => match (permit, self.pending.pop_front()) {
                     (Ok(permit), Some(event)) => {
                         permit.send(event);
                         continue;
                     }
                     (Ok(_), None) => continue,
-                    (Err(_), _) => return None,
+                    (Err(_), _) => return Meanwhile::Gone,
                 },
                 command = self.commands.recv(), if !self.is_mute && has_room => command,
             };
             match command {
-                Some((_, Command::Close)) => return None,
+                Some((_, Command::Close)) => return Meanwhile::Gone,
                 Some((at, command)) => self.note(command, at),
                 None => self.is_mute = true,
             }

@@ -21,6 +21,9 @@ const ACK_WITHIN: Duration = Duration::from_millis(100);
 /// Where writing failed, the reading half gets this long to say why.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// After this machine was asleep a connection gets this long to show that it is still there.
+const ANSWER_AFTER_NAP: Duration = Duration::from_secs(5);
+
 /// What is known of this connection alone.
 struct Connection {
     is_first: bool,
@@ -37,6 +40,8 @@ struct Connection {
     reads_until: Option<Instant>,
     heard: Instant,
     has_pinged: bool,
+    /// Set after a nap: until when something must have come.
+    answers_until: Option<Instant>,
 }
 
 /// What happened next on it.
@@ -53,6 +58,8 @@ enum Now<R> {
     Token(Token),
     NothingMoreToRead,
     Silent,
+    Woke(Duration),
+    NoAnswerAfterNap,
 }
 
 impl<C: Conversation> Driver<C> {
@@ -69,6 +76,7 @@ impl<C: Conversation> Driver<C> {
             reads_until: None,
             heard: Instant::now(),
             has_pinged: false,
+            answers_until: None,
         };
         loop {
             if connection.has_exited && self.pending.is_empty() {
@@ -89,7 +97,7 @@ impl<C: Conversation> Driver<C> {
                 }
                 Now::WriteFailed => connection.reads_until = Some(Instant::now() + LAST_WORDS),
                 Now::Came(incoming) => {
-                    (connection.heard, connection.has_pinged) = (Instant::now(), false);
+                    (connection.heard, connection.has_pinged, connection.answers_until) = (Instant::now(), false, None);
                     if let Err(end) = self.take(incoming, &mut connection) {
                         return end;
                     }
@@ -125,6 +133,12 @@ impl<C: Conversation> Driver<C> {
                     connection.has_pinged = true;
                     connection.outbox.push_back(Message::Ping(bytes::Bytes::new()));
                 }
+                Now::Woke(nap) => {
+                    self.typing.age(nap);
+                    connection.answers_until = Some(Instant::now() + ANSWER_AFTER_NAP);
+                    connection.outbox.push_back(Message::Ping(bytes::Bytes::new()));
+                }
+                Now::NoAnswerAfterNap => return End::Lost(Loss::broken("nothing came since this machine was asleep".to_owned())),
             }
         }
     }
@@ -168,6 +182,10 @@ impl<C: Conversation> Driver<C> {
             token = fresh(&mut self.tokens) => Now::Token(token),
             () = until(connection.reads_until), if connection.reads_until.is_some() => Now::NothingMoreToRead,
             () = tokio::time::sleep_until(silent_at), if is_reading && !connection.has_exited => Now::Silent,
+            nap = self.naps.over() => Now::Woke(nap),
+            () = until(connection.answers_until), if connection.answers_until.is_some() && is_reading && !connection.has_exited => {
+                Now::NoAnswerAfterNap
+            }
         }
     }
 
@@ -234,10 +252,7 @@ impl<C: Conversation> Driver<C> {
             self.tell(News::Reconnected);
         }
         self.ready_at = Some(Instant::now());
-        match self.typing.expire(Instant::now()) {
-            0 => {}
-            dropped => self.tell(News::InputDropped(dropped)),
-        }
+        self.drop_old_keys();
         self.typing.start_over();
     }
 
@@ -297,7 +312,7 @@ fn message<C: Conversation>(frame: &ClientFrame<C::Start>) -> Message {
     Message::text(serde_json::to_string(frame).expect("frames serialise"))
 }
 
-async fn until(at: Option<Instant>) {
+pub(crate) async fn until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at).await,
         None => std::future::pending().await,

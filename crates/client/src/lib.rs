@@ -17,6 +17,7 @@ mod exec_stream;
 mod hold;
 mod kinds;
 mod line;
+mod nap;
 mod path;
 mod reconnect;
 mod running;

@@ -18,6 +18,8 @@ const MIN_REFRESH_INTERVAL: Duration = Duration::from_secs(5);
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// A token that ends sooner than this is replaced before a call starts with it: an upload can't be stopped half way for a new one.
 const MIN_LIFE: Duration = Duration::from_secs(10);
+/// A token's life is in wall-clock time, which goes on while this machine sleeps and timers don't; so the clock is looked at this often.
+const CLOCK_CHECK: Duration = Duration::from_secs(10);
 
 /// A negotiated session. Dropping it stops the refreshing and releases nothing.
 pub struct Session {
@@ -73,17 +75,38 @@ impl Session {
 #[derive(Clone)]
 pub(crate) struct Token {
     pub secret: Secret,
-    expires: Instant,
-    refresh: Instant,
+    expires: Moment,
+    refresh: Moment,
+}
+
+/// A moment by the timers' clock and by the wall's: it has come when it has by either.
+#[derive(Clone, Copy)]
+struct Moment {
+    timer: Instant,
+    wall: Timestamp,
+}
+
+impl Moment {
+    fn after(after: Duration) -> Self {
+        Self { timer: Instant::now() + after, wall: Timestamp::now().plus(after) }
+    }
+    fn left(self) -> Duration {
+        self.timer.saturating_duration_since(Instant::now()).min(self.wall.saturating_since(Timestamp::now()))
+    }
+    async fn comes(self) {
+        while !self.left().is_zero() {
+            tokio::time::sleep(self.left().min(CLOCK_CHECK)).await;
+        }
+    }
 }
 
 impl Token {
     fn new(secret: Secret, expires_at: Timestamp, refresh_before: Timestamp) -> Self {
-        let (now, clock) = (Instant::now(), Timestamp::now());
+        let clock = Timestamp::now();
         Self {
             secret,
-            expires: now + expires_at.saturating_since(clock),
-            refresh: now + refresh_before.saturating_since(clock).max(MIN_REFRESH_INTERVAL),
+            expires: Moment::after(expires_at.saturating_since(clock)),
+            refresh: Moment::after(refresh_before.saturating_since(clock).max(MIN_REFRESH_INTERVAL)),
         }
     }
 }
@@ -100,13 +123,13 @@ impl TokenKeeper {
     /// A token to start a call with.
     pub async fn usable(&self) -> Result<Secret, ClientError> {
         let token = self.current.borrow().clone();
-        if token.expires > Instant::now() + MIN_LIFE {
+        if token.expires.left() > MIN_LIFE {
             return Ok(token.secret);
         }
         match self.replace(&token.secret).await {
             Ok(fresh) => Ok(fresh),
             // Our clock may be the one that is wrong: a token not yet past is worth a try.
-            Err(_) if token.expires > Instant::now() => Ok(token.secret),
+            Err(_) if !token.expires.left().is_zero() => Ok(token.secret),
             Err(e) => Err(e),
         }
     }
@@ -135,7 +158,7 @@ impl TokenKeeper {
 async fn keep_fresh(keeper: Arc<TokenKeeper>) {
     loop {
         let token = keeper.current.borrow().clone();
-        tokio::time::sleep_until(token.refresh).await;
+        token.refresh.comes().await;
         while let Err(error) = keeper.replace(&token.secret).await {
             if !error.is_retryable() {
                 tracing::debug!(session = %keeper.session_id, %error, "the session's token is not refreshed any more");

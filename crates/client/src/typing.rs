@@ -88,6 +88,19 @@ impl Typing {
         before - self.bytes
     }
 
+    /// When the next of them is too old.
+    pub fn next_expires_at(&self) -> Option<Instant> {
+        // Only what is older than that is too old.
+        Some(self.unacked.front()?.at + self.max_age? + Duration::from_millis(1))
+    }
+
+    /// Time that timers did not count has passed for what was typed too.
+    pub fn age(&mut self, by: Duration) {
+        for typed in &mut self.unacked {
+            typed.at = typed.at.checked_sub(by).unwrap_or(typed.at);
+        }
+    }
+
     fn forget_first(&mut self) {
         if let Some(first) = self.unacked.pop_front() {
             self.bytes -= first.bytes.len();
@@ -122,6 +135,18 @@ mod tests {
         assert_eq!((typing.expire(now), typing.has_room()), (0, false));
         typing.acked(7);
         assert!(typing.has_room());
+    }
+
+    #[tokio::test]
+    async fn keys_grow_old_while_the_machine_sleeps() {
+        let mut typing = Typing::new(Some(Duration::from_secs(5)));
+        assert_eq!(typing.next_expires_at(), None);
+        let now = Instant::now();
+        typing.push(Bytes::from_static(b"rm"), now);
+        assert!(typing.next_expires_at().is_some_and(|at| at > now + Duration::from_secs(5)));
+        assert_eq!(typing.expire(now), 0);
+        typing.age(Duration::from_secs(3600).min(now.elapsed() + Duration::from_secs(6)));
+        assert_eq!(typing.expire(now), 2);
     }
 
     #[tokio::test]
