@@ -120,6 +120,22 @@ async fn who_may_only_look_can_do_nothing_else() {
 }
 
 #[tokio::test]
+async fn who_sits_at_two_terminals_is_told_which_of_them_has_control() {
+    let boxd = TestBoxd::start();
+    let ada = human(&boxd, "ada");
+    let mut desk = Viewer::attach(&boxd, &ada, ShellStart { command: Some("cat".into()), ..sized(100, 30) }).await;
+    let mut laptop = Viewer::attach(&boxd, &ada, sized(60, 20)).await;
+    assert_eq!((desk.ready.yours, laptop.ready.yours), (Some(true), Some(false)));
+    laptop.control(ControlAction::Take).await;
+    let yours = |frame: &ServerFrame| match frame {
+        ServerFrame::Control { controller: Some(c), yours } if c.principal == "ada" => *yours,
+        _ => None,
+    };
+    assert!(laptop.frame(yours).await);
+    assert!(!desk.frame(yours).await);
+}
+
+#[tokio::test]
 async fn a_token_renewed_with_less_loses_control() {
     let boxd = TestBoxd::start();
     let mut ada = Viewer::attach(&boxd, &human(&boxd, "ada"), running("cat")).await;

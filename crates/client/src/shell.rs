@@ -38,6 +38,8 @@ pub enum ShellEvent {
     },
     Control {
         controller: Option<Controller>,
+        /// Whether that is us, where the sandbox says so.
+        yours: Option<bool>,
     },
     Gap {
         from: u64,
@@ -67,7 +69,7 @@ impl Dataplane {
         start.binary = true;
         let size = (start.cols.unwrap_or(DEFAULT_COLS), start.rows.unwrap_or(DEFAULT_ROWS));
         let stdout = Cursor::new(OutputStream::Stdout, start.from);
-        let (input, output) = line::open(self, ShellTalk { start, stdout, size, controller: None, has_started: false }).await?;
+        let (input, output) = line::open(self, ShellTalk { start, stdout, size, controller: (None, None), has_started: false }).await?;
         Ok(Shell { input: ShellInput { input }, output: ShellOutput { output } })
     }
 }
@@ -118,7 +120,7 @@ struct ShellTalk {
     start: ShellStart,
     stdout: Cursor,
     size: (u16, u16),
-    controller: Option<Controller>,
+    controller: (Option<Controller>, Option<bool>),
     has_started: bool,
 }
 
@@ -162,11 +164,12 @@ impl Conversation for ShellTalk {
         self.start.shell = Some(ready.shell_id.to_string());
         self.size = (ready.cols, ready.rows);
         let is_first = !std::mem::replace(&mut self.has_started, true);
-        let controller = std::mem::replace(&mut self.controller, ready.controller.clone());
+        let now = (ready.controller.clone(), ready.yours);
+        let before = std::mem::replace(&mut self.controller, now.clone());
         Ok(if is_first {
             Step::Event(ShellEvent::Ready(ready))
-        } else if controller != ready.controller {
-            Step::Event(ShellEvent::Control { controller: ready.controller })
+        } else if before != now {
+            Step::Event(ShellEvent::Control { controller: now.0, yours: now.1 })
         } else {
             Step::Nothing
         })
@@ -202,9 +205,9 @@ impl Conversation for ShellTalk {
             ServerFrame::Gap { from, to, .. } => {
                 self.stdout.skip(from, to).map_or(Step::Nothing, |(from, to)| Step::Event(ShellEvent::Gap { from, to }))
             }
-            ServerFrame::Control { controller } => {
-                self.controller = controller.clone();
-                Step::Event(ShellEvent::Control { controller })
+            ServerFrame::Control { controller, yours } => {
+                self.controller = (controller.clone(), yours);
+                Step::Event(ShellEvent::Control { controller, yours })
             }
             ServerFrame::Exit { exit_code, signal, .. } => Step::Exit(ShellEvent::Exit { exit_code, signal }),
             _ => Step::Nothing,

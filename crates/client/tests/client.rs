@@ -161,7 +161,7 @@ async fn shell(State(stub): Stubbed, headers: HeaderMap, upgrade: WebSocketUpgra
             match &frame {
                 ClientFrame::Start(_) => {
                     let shell_id = ShellId::new();
-                    let ready = ShellReady { shell_id, epoch: "e".into(), offset: 0, cols: 80, rows: 24, controller: None };
+                    let ready = ShellReady { shell_id, epoch: "e".into(), offset: 0, cols: 80, rows: 24, controller: None, yours: None };
                     replies.push(ServerFrame::Ready(ready));
                     replies.push(ServerFrame::output(OutputStream::Stdout, 0, b"$ \xff"));
                 }

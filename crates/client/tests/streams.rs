@@ -99,7 +99,7 @@ impl Peer {
     }
 
     async fn shell_ready(&mut self, id: &ShellId, epoch: &str, offset: u64) {
-        let ready = ShellReady { shell_id: id.clone(), epoch: epoch.into(), offset, cols: 80, rows: 24, controller: None };
+        let ready = ShellReady { shell_id: id.clone(), epoch: epoch.into(), offset, cols: 80, rows: 24, controller: None, yours: None };
         self.send(&ServerFrame::Ready(ready)).await;
     }
 }
@@ -425,7 +425,7 @@ async fn a_shell_is_joined_again_by_its_id_its_epoch_and_its_offset() {
     peer.shell_ready(&id, "e1", 102).await;
     assert_eq!(peer.stdin().await, (1, "ls\r".into()));
     let controller = Controller { principal: "ada".into(), actor: PrincipalKind::Human };
-    peer.send(&ServerFrame::<()>::Control { controller: Some(controller) }).await;
+    peer.send(&ServerFrame::<()>::Control { controller: Some(controller), yours: Some(false) }).await;
     // Too far behind: the screen comes instead, with the size before it.
     peer.send(&ServerFrame::<()>::Resized { offset: 5000, cols: 100, rows: 40 }).await;
     peer.binary(BinaryKind::Keyframe, 5000, b"screen").await;
@@ -436,7 +436,7 @@ async fn a_shell_is_joined_again_by_its_id_its_epoch_and_its_offset() {
     }
     assert!(matches!(&seen[0], ShellEvent::Reconnecting { .. }), "{seen:?}");
     assert!(matches!(&seen[1], ShellEvent::Reconnected), "{seen:?}");
-    assert!(matches!(&seen[2], ShellEvent::Control { controller: Some(c) } if c.principal == "ada"), "{seen:?}");
+    assert!(matches!(&seen[2], ShellEvent::Control { controller: Some(c), yours: Some(false) } if c.principal == "ada"), "{seen:?}");
     assert!(matches!(&seen[3], ShellEvent::Resized { cols: 100, rows: 40 }), "{seen:?}");
     assert!(matches!(&seen[4], ShellEvent::Keyframe { cols: 100, rows: 40, bytes } if bytes == "screen"), "{seen:?}");
     assert!(matches!(&seen[5], ShellEvent::Output(b) if b == "more"), "{seen:?}");

@@ -265,6 +265,9 @@ pub enum ServerFrame<R> {
     },
     Control {
         controller: Option<Controller>,
+        /// Whether that is this very connection: somebody may sit at two terminals.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        yours: Option<bool>,
     },
     StdinAck {
         seq: u64,
@@ -314,6 +317,9 @@ pub struct ShellReady {
     pub cols: u16,
     pub rows: u16,
     pub controller: Option<Controller>,
+    /// Whether that is this very connection: somebody may sit at two terminals.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub yours: Option<bool>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -394,9 +400,9 @@ mod tests {
     fn frames_are_spelled_as_the_protocol_says() {
         let spelled = |frame: &ServerFrame<ShellReady>| serde_json::to_string(frame).unwrap();
         let controller = Controller { principal: "ada".into(), actor: PrincipalKind::Human };
-        let told = spelled(&ServerFrame::Control { controller: Some(controller) });
-        assert_eq!(told, r#"{"type":"control","controller":{"principal":"ada","actor":"human"}}"#);
-        assert_eq!(spelled(&ServerFrame::Control { controller: None }), r#"{"type":"control","controller":null}"#);
+        let told = spelled(&ServerFrame::Control { controller: Some(controller), yours: Some(true) });
+        assert_eq!(told, r#"{"type":"control","controller":{"principal":"ada","actor":"human"},"yours":true}"#);
+        assert_eq!(spelled(&ServerFrame::Control { controller: None, yours: None }), r#"{"type":"control","controller":null}"#);
         assert_eq!(spelled(&ServerFrame::output(OutputStream::Stderr, 7, b"x")), r#"{"type":"stderr","offset":7,"data":"x"}"#);
         let start: ClientFrame<ExecStart> = serde_json::from_str(r#"{"type":"start","argv":["ls"],"stdin":true,"timeout":3}"#).unwrap();
         let ClientFrame::Start(start) = start else { panic!("{start:?}") };

@@ -122,9 +122,11 @@ async fn begin(peer: &Peer<'_, ClientFrame<ShellStart>>, seat: &Seat, start: &Sh
     };
     let mut controllers = shell.controller.subscribe();
     let controller = controllers.borrow_and_update().clone();
-    let ready = ShellReady { shell_id: shell.id.clone(), epoch, offset: from, cols, rows, controller };
+    let is_controller = shell.is_controlled_by(seat.id);
+    let told = (controller.clone(), is_controller);
+    let ready = ShellReady { shell_id: shell.id.clone(), epoch, offset: from, cols, rows, controller, yours: Some(is_controller) };
     peer.out.send(&ServerFrame::Ready(ready)).await?;
-    Ok(View::new(shell.clone(), seat.id, reader, keyframe, controllers, peer.out.clone(), start.binary, allows))
+    Ok(View::new(shell.clone(), seat.id, reader, keyframe, controllers, peer.out.clone(), start.binary, allows, told))
 }
 
 /// Takes frames until the client goes.

@@ -60,7 +60,8 @@ pub struct View {
     pub id: u64,
     pub reader: Reader,
     pub controllers: watch::Receiver<Option<Controller>>,
-    pub told: Option<Controller>,
+    /// Who has control, and whether it is this one, as it was last told.
+    told: (Option<Controller>, bool),
     pub out: Out,
     pub is_binary: bool,
     /// What its terminal may have done to it while it is in control.
@@ -88,8 +89,8 @@ impl View {
         out: Out,
         is_binary: bool,
         allows: Kinds,
+        told: (Option<Controller>, bool),
     ) -> Self {
-        let told = controllers.borrow().clone();
         let progress = Arc::default();
         Self { shell, id, reader, controllers, told, out, is_binary, allows, progress, keyframe, line: Line::default() }
     }
@@ -219,11 +220,13 @@ impl View {
 
     async fn tell_controller(&mut self) -> Result<(), End> {
         let controller = self.controllers.borrow_and_update().clone();
-        if controller == self.told {
+        let now = (controller, self.shell.is_controlled_by(self.id));
+        if now == self.told {
             return Ok(());
         }
-        self.told = controller.clone();
-        self.out.send(&ServerFrame::<()>::Control { controller }).await
+        self.told = now.clone();
+        let (controller, yours) = now;
+        self.out.send(&ServerFrame::<()>::Control { controller, yours: Some(yours) }).await
     }
 
     async fn send_keyframe(&mut self, keyframe: &Keyframe) -> Result<(), End> {

@@ -169,7 +169,7 @@ impl Viewer {
 
     pub async fn controller(&mut self) -> Option<Controller> {
         self.frame(|frame| match frame {
-            ServerFrame::Control { controller } => Some(controller.clone()),
+            ServerFrame::Control { controller, .. } => Some(controller.clone()),
             _ => None,
         })
         .await
