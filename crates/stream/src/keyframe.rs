@@ -49,18 +49,21 @@ impl Callbacks for Extras {
 
 impl Extras {
     fn write(&self, out: &mut Vec<u8>) {
-        for (is_on, sequence) in [
-            (self.no_wrap, b"\x1b[?7l".as_slice()),
-            (self.insert, b"\x1b[4h"),
-            (self.focus_events, b"\x1b[?1004h"),
-            (self.line_drawing, b"\x1b(0"),
-        ] {
+        if self.focus_events {
+            out.extend_from_slice(b"\x1b[?1004h");
+        }
+        self.write_writing(out);
+        if self.cursor_style != 0 {
+            out.extend_from_slice(format!("\x1b[{} q", self.cursor_style).as_bytes());
+        }
+    }
+
+    /// How what is printed next is written.
+    pub fn write_writing(&self, out: &mut Vec<u8>) {
+        for (is_on, sequence) in [(self.no_wrap, b"\x1b[?7l".as_slice()), (self.insert, b"\x1b[4h"), (self.line_drawing, b"\x1b(0")] {
             if is_on {
                 out.extend_from_slice(sequence);
             }
-        }
-        if self.cursor_style != 0 {
-            out.extend_from_slice(format!("\x1b[{} q", self.cursor_style).as_bytes());
         }
     }
 }
@@ -106,11 +109,7 @@ fn draw_grid(screen: &Screen, out: &mut Vec<u8>) {
     saved.say(b"\x1b8");
     let saved_origin = Probe::of(saved.screen()).is_in_origin_mode();
     let origin = Probe::of(screen).is_in_origin_mode();
-    let mut probe = Probe::of(screen);
-    probe.say(b"\x1b[?6h\x1b[1;1H");
-    let top = probe.screen().cursor_position().0;
-    probe.say(b"\x1b[9999;1H");
-    let bottom = probe.screen().cursor_position().0;
+    let (top, bottom) = region(screen);
 
     // The cells first, by a cursor that moves over the whole screen.
     out.extend_from_slice(b"\x1b[?6l\x1b[r");
@@ -128,8 +127,31 @@ fn draw_grid(screen: &Screen, out: &mut Vec<u8>) {
     place_cursor(screen, origin.then_some(top), out);
 }
 
+/// First and last row of what scrolls.
+fn region(screen: &Screen) -> (u16, u16) {
+    let mut probe = Probe::of(screen);
+    probe.say(b"\x1b[?6h\x1b[1;1H");
+    let top = probe.screen().cursor_position().0;
+    probe.say(b"\x1b[9999;1H");
+    (top, probe.screen().cursor_position().0)
+}
+
+pub fn has_region(screen: &Screen) -> bool {
+    region(screen) != (0, screen.size().0 - 1)
+}
+
+/// The row that rows count from, where that is not the first.
+pub fn origin(screen: &Screen) -> Option<u16> {
+    if !Probe::of(screen).is_in_origin_mode() {
+        return None;
+    }
+    let mut probe = Probe::of(screen);
+    probe.say(b"\x1b[1;1H");
+    Some(probe.screen().cursor_position().0)
+}
+
 /// The cursor and the attributes of what comes next. With an origin, rows count from there.
-fn place_cursor(screen: &Screen, origin: Option<u16>, out: &mut Vec<u8>) {
+pub fn place_cursor(screen: &Screen, origin: Option<u16>, out: &mut Vec<u8>) {
     let (row, col) = screen.cursor_position();
     match origin {
         // A cursor beyond the last column can't be gone to: it is brought there by writing the last cell again. One that went on

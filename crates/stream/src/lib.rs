@@ -4,6 +4,7 @@
 //! viewers must not get, and [`Screen`] makes a [`Keyframe`] for those who come too late for the bytes. Nothing here does I/O or knows a runtime.
 #![forbid(unsafe_code)]
 
+mod cover;
 mod keyframe;
 mod log;
 mod notes;

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use bytes::Bytes;
 
 use crate::{
+    cover,
     keyframe::{self, Extras},
     notes::Kinds,
     scan::{Class, Found, Inside},
@@ -69,6 +70,55 @@ impl Screen {
         self.emulator.as_ref().is_some_and(|parser| parser.screen().alternate_screen())
     }
 
+    /// Row and column, from 0.
+    pub fn cursor(&self) -> (u16, u16) {
+        self.emulator.as_ref().map_or((0, 0), |parser| parser.screen().cursor_position())
+    }
+
+    pub fn hides_cursor(&self) -> bool {
+        self.emulator.as_ref().is_some_and(|parser| parser.screen().hide_cursor())
+    }
+
+    /// Whether a terminal that has got all of this is between two sequences, so that others may be sent to it.
+    pub fn is_between_sequences(&self) -> bool {
+        self.pending.is_empty() && self.inside.is_none()
+    }
+
+    /// What lays words over a row of a terminal that shows this screen. They must fit, and have no controls in them.
+    pub fn cover(&self, row: u16, words: &str) -> Vec<u8> {
+        self.drawn(|parser| cover::cover(parser, row, words))
+    }
+
+    /// What shows the row again.
+    pub fn uncover(&self, row: u16) -> Vec<u8> {
+        self.drawn(|parser| cover::uncover(parser, row))
+    }
+
+    /// Each row up to a width, to be drawn from its first column on a row that is empty.
+    pub fn rows(&self, width: u16) -> Vec<Vec<u8>> {
+        self.emulator
+            .as_ref()
+            .and_then(|parser| catch_unwind(AssertUnwindSafe(|| cover::rows(parser, width).collect())).ok())
+            .unwrap_or_default()
+    }
+
+    /// What makes a terminal that has got everything show it anew, whatever has happened to it meanwhile.
+    pub fn redraw(&self) -> Vec<u8> {
+        let mut out = self.keyframe(Kinds::NONE).ansi.to_vec();
+        match self.inside {
+            // In the middle of a string, whose beginning may be gone: the rest must not be taken for text.
+            Some(inside) if self.at - inside.from <= MAX_STRING_AGAIN_BYTES => out.extend_from_slice(opening(inside.class)),
+            Some(_) => {}
+            None => out.extend_from_slice(&self.pending),
+        }
+        out
+    }
+
+    fn drawn(&self, draw: impl FnOnce(&vt100::Parser<Extras>) -> Vec<u8>) -> Vec<u8> {
+        let drawn = self.emulator.as_ref().and_then(|parser| catch_unwind(AssertUnwindSafe(|| draw(parser))).ok());
+        drawn.unwrap_or_default()
+    }
+
     pub fn resize(&mut self, cols: u16, rows: u16) {
         (self.cols, self.rows) = (cols.clamp(1, MAX_SIDE), rows.clamp(1, MAX_SIDE));
         let (cols, rows) = (self.cols.max(MIN_SIDE), self.rows.max(MIN_SIDE));
@@ -128,8 +178,8 @@ impl Screen {
 
     /// For a viewer that mustn't get these kinds.
     pub fn keyframe(&self, hides: Kinds) -> Keyframe {
-        let drawn = self.emulator.as_ref().and_then(|parser| catch_unwind(AssertUnwindSafe(|| keyframe::draw(parser))).ok());
-        let mut ansi = drawn.filter(|ansi| ansi.len() <= MAX_KEYFRAME_BYTES).unwrap_or_else(|| keyframe::CLEARED.to_vec());
+        let drawn = Some(self.drawn(keyframe::draw)).filter(|ansi| !ansi.is_empty() && ansi.len() <= MAX_KEYFRAME_BYTES);
+        let mut ansi = drawn.unwrap_or_else(|| keyframe::CLEARED.to_vec());
         let mut offset = self.pending_from;
         if let Some(inside) = self.inside {
             offset = inside.from;

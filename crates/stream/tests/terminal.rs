@@ -91,6 +91,30 @@ proptest! {
     }
 
     #[test]
+    fn words_laid_over_a_row_are_gone_without_a_trace_when_they_are_taken_away(
+        before in output(), after in output(), row in 0..ROWS
+    ) {
+        let (mut scanner, mut screen) = (Scanner::default(), Screen::new(COLS, ROWS));
+        screen.feed(&before, &scanner.scan(&before));
+        prop_assume!(screen.is_between_sequences());
+        let plain = shown(&[&before]);
+        // Reached by moving up or down from a full row: comes out one column to the left.
+        let (at, col) = plain.screen().cursor_position();
+        prop_assume!(col < COLS || plain.screen().cell(at, COLS - 1).is_some_and(|c| c.has_contents() || c.is_wide_continuation()));
+        // There its last cell is written again, so that the cursor comes to stand behind it.
+        prop_assume!(col < COLS || at != row);
+        let covered = shown(&[&before, &screen.cover(row, "cobox: hi")]);
+        prop_assert_eq!(covered.screen().rows(0, COLS).nth(usize::from(row)).unwrap(), "cobox: hi");
+        prop_assert_eq!(covered.screen().cursor_position().0, plain.screen().cursor_position().0);
+        // A row that goes on in the next one is not put back as such where only a part of the screen scrolls.
+        prop_assume!(!plain.screen().row_wrapped(row) || !before.contains(&b'r'));
+        let uncovered = [screen.cover(row, "cobox: hi"), screen.uncover(row)].concat();
+        assert_same(&shown(&[&before, &uncovered]), &plain)?;
+        assert_same(&shown(&[&before, &uncovered, &after]), &shown(&[&before, &after]))?;
+        assert_same(&shown(&[&before, b"\x1b[2Jsomething else\x1b[31m", &screen.redraw()]), &plain)?;
+    }
+
+    #[test]
     fn a_filtered_view_cut_anywhere_is_the_filtered_whole(
         bytes in prop::collection::vec(prop_oneof![4 => piece(), 1 => prop::collection::vec(any::<u8>(), 0..6)], 0..40),
         sizes in prop::collection::vec(1usize..20, 1..8), reads in prop::collection::vec(1usize..20, 1..8), hides in 0u8..16
