@@ -21,6 +21,7 @@ mod policy;
 mod revoking;
 mod roots;
 mod sharing;
+mod shell;
 mod terminals;
 mod tokens;
 mod unruly;

@@ -42,8 +42,9 @@ async fn two_people_and_an_observer_share_one_shell() {
     // Enter ~t takes control at once; everybody hears of it and the size follows.
     bob.press("\r~t");
     bob.wait_for("you have control").await;
-    ada.wait_for("bob (human) has control").await;
-    eve.wait_for("bob (human) has control").await;
+    for other in [&ada, &eve] {
+        other.wait_until_told("bob (human) has control").await;
+    }
     bob.press("echo size $(stty size)\r");
     for person in [&ada, &bob, &eve] {
         person.wait_for("size 30 100").await;
@@ -65,7 +66,7 @@ async fn two_people_and_an_observer_share_one_shell() {
 
     // Released, it is for whoever types next.
     bob.press("\r~r");
-    ada.wait_for("nobody has control").await;
+    ada.wait_until_told("nobody has control").await;
     ada.press("clear; echo back-to-ada\r");
     bob.wait_for("back-to-ada").await;
 

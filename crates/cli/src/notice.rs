@@ -1,70 +1,115 @@
-//! Words of ours in a terminal that is lent to somebody else's program, without spoiling what it shows.
+//! What is said to somebody whose terminal is lent to another program: for a moment, for as long as it is so, or when asked.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::{
-    printer::{Printer, visible},
-    terminal::Screen,
-};
+use crate::printer::visible;
 
+/// How long a notice stays: long enough to be read, short enough not to be in the way.
+const STAYS: Duration = Duration::from_secs(4);
+/// A connection that is back sooner was never gone for whoever looks.
+const LOST_AFTER: Duration = Duration::from_millis(700);
 /// Between two bells: somebody who goes on typing where it does nothing is told, not shouted at.
 const BELL_PERIOD: Duration = Duration::from_secs(1);
-const BELL: &[u8] = b"\x07";
-/// Keeps the window's title, to be put back.
-const KEEP_TITLE: &[u8] = b"\x1b[22;2t";
-const PUT_TITLE_BACK: &[u8] = b"\x1b[23;2t";
 
+#[derive(Debug, Default)]
 pub struct Notices {
-    printer: Printer,
-    /// There is a terminal to write in.
-    is_shown: bool,
-    has_title: bool,
+    notice: Option<(String, Instant)>,
+    /// Since when there is no connection, and what to do about it.
+    lost: Option<(Instant, String)>,
+    /// The line that was asked for: everything there is to know.
+    status: Option<String>,
     rang_at: Option<Instant>,
-    last: String,
 }
 
 impl Notices {
-    pub fn new(printer: Printer, is_shown: bool) -> Self {
-        Self { printer, is_shown, has_title: false, rang_at: None, last: String::new() }
+    pub fn say(&mut self, words: &str) {
+        self.say_at(words, Instant::now());
     }
 
-    /// A line of its own, or the window's title while a program has the whole screen. The same twice is said once.
-    pub fn say(&mut self, screen: &Screen, words: &str) {
-        if !self.is_shown || self.last == words {
-            return;
+    fn say_at(&mut self, words: &str, now: Instant) {
+        self.notice = Some((words.to_owned(), now + STAYS));
+    }
+
+    /// There is no connection, until told otherwise.
+    pub fn is_lost(&mut self, now: Instant, advice: &str) {
+        self.lost.get_or_insert_with(|| (now, advice.to_owned()));
+    }
+
+    pub fn is_back(&mut self, now: Instant) {
+        if self.lost.take().is_some_and(|(since, _)| now.duration_since(since) >= LOST_AFTER) {
+            self.say_at("connected again", now);
         }
-        self.last = words.to_owned();
-        let words = visible(words);
-        let bytes = if screen.is_whole() {
-            let keep = if std::mem::replace(&mut self.has_title, true) { &b""[..] } else { KEEP_TITLE };
-            [keep, format!("\x1b]2;cobox: {words}\x07\x07").as_bytes()].concat()
-        } else {
-            format!("\r\n\x1b[2m[cobox: {words}]\x1b[22m\r\n").into_bytes()
-        };
-        // A terminal that is gone is noticed where its output is written.
-        let _ = self.printer.stream(&bytes);
     }
 
-    /// What was said may be said again.
-    pub fn forget(&mut self) {
-        self.last.clear();
+    pub fn has_connection(&self) -> bool {
+        self.lost.is_none()
     }
 
-    pub fn ring(&mut self) {
-        let now = Instant::now();
-        if self.is_shown && self.rang_at.is_none_or(|at| now.duration_since(at) >= BELL_PERIOD) {
+    /// A line that stays, or no more.
+    pub fn set_status(&mut self, words: Option<String>) {
+        self.status = words;
+    }
+
+    /// What is to be seen now.
+    pub fn words(&self, now: Instant) -> Option<String> {
+        let notice = self.notice.as_ref().filter(|(_, until)| *until > now).map(|(words, _)| words.clone());
+        let lost = self.lost.as_ref().filter(|(since, _)| now >= *since + LOST_AFTER).map(|(since, advice)| {
+            let seconds = now.duration_since(*since).as_secs();
+            format!("no connection for {seconds} s; trying again{advice}")
+        });
+        let words = notice.or(lost).or_else(|| self.status.clone())?;
+        Some(format!(" cobox: {} ", visible(&words)))
+    }
+
+    /// When that changes by itself.
+    pub fn changes_at(&self, now: Instant) -> Option<Instant> {
+        let notice = self.notice.as_ref().map(|(_, until)| *until).filter(|until| *until > now);
+        let lost = self.lost.as_ref().map(|(since, _)| match now.duration_since(*since) {
+            young if young < LOST_AFTER => *since + LOST_AFTER,
+            // Its seconds are counted.
+            old => *since + Duration::from_secs(old.as_secs() + 1),
+        });
+        [notice, lost].into_iter().flatten().min()
+    }
+
+    /// Whether a bell is due.
+    pub fn rings(&mut self, now: Instant) -> bool {
+        let is_due = self.rang_at.is_none_or(|at| now.duration_since(at) >= BELL_PERIOD);
+        if is_due {
             self.rang_at = Some(now);
-            let _ = self.printer.stream(BELL);
         }
+        is_due
     }
 }
 
-impl Drop for Notices {
-    fn drop(&mut self) {
-        if self.has_title {
-            let _ = self.printer.stream(PUT_TITLE_BACK);
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_outage_is_not_worth_a_word_and_a_long_one_is_counted() {
+        let mut notices = Notices::default();
+        let mut now = Instant::now();
+        notices.set_status(Some("status".into()));
+        notices.is_lost(now, "; leave");
+        assert!(notices.words(now).unwrap().contains("status"));
+        now += LOST_AFTER / 2;
+        notices.is_back(now);
+        assert!(notices.words(now).unwrap().contains("status"));
+        notices.is_lost(now, "; leave");
+        now = notices.changes_at(now).unwrap();
+        assert_eq!(notices.words(now).unwrap(), " cobox: no connection for 0 s; trying again; leave ");
+        now = notices.changes_at(now).unwrap();
+        now = notices.changes_at(now).unwrap();
+        assert!(notices.words(now).unwrap().contains("for 2 s"));
+        notices.say_at("said \x1b[2J", now);
+        assert!(notices.words(now).unwrap().contains("said \\u{1b}[2J"));
+        notices.is_back(now);
+        assert_eq!(notices.words(now).unwrap(), " cobox: connected again ");
+        now = notices.changes_at(now).unwrap();
+        assert_eq!((notices.words(now).unwrap().as_str(), notices.changes_at(now)), (" cobox: status ", None));
+        assert!(notices.rings(now) && !notices.rings(now) && notices.rings(now + BELL_PERIOD));
     }
 }

@@ -1,102 +1,165 @@
 //! Sitting at a shell: its output on this terminal, this keyboard in it, and who has control said as it changes.
 
-use std::{io::IsTerminal, time::Duration};
+mod display;
+mod picture;
+mod signals;
 
-use cobox_client::{ClientError, Shell, ShellEvent};
-use cobox_protocol::{ErrorCode, frame::Controller};
+use std::{
+    io::{self, IsTerminal},
+    time::Duration,
+};
+
+use cobox_client::{ClientError, Shell, ShellEvent, ShellInput};
+use cobox_protocol::{
+    ErrorCode,
+    frame::{ControlAction, Controller},
+};
 use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, watch},
-    time::Instant,
+    time::{Instant, sleep_until, timeout},
 };
 use tokio_util::task::AbortOnDropHandle;
 
+use self::{
+    display::Display,
+    picture::Picture,
+    signals::{Signals, stop_here},
+};
 use crate::{
     failure::Failure,
     notice::Notices,
     printer::Printer,
-    terminal::{EMPTY, Screen, size},
-    typist::{Asked, Standing, type_in},
+    terminal::{EscapeKey, RawMode, size},
+    typist::{Asked, Keyboard, Standing, TAKE_KEY_NAME, type_in},
 };
 
 /// Asks of the keyboard on their way to the screen.
 const ASKS: usize = 4;
-/// A refusal this long after the last key was of something else, such as a resize.
-const TYPED_JUST_NOW: Duration = Duration::from_secs(2);
 /// For the other side to hear that we leave.
 const FAREWELL: Duration = Duration::from_millis(500);
-const HELP: &str = "after Enter: ~. leaves, ~t takes control, ~r releases it, ~~ types a ~";
+/// For the terminal to show the last of it.
+const LAST_LOOK: Duration = Duration::from_secs(1);
+/// What a program gets that asks a pipe for its size.
+const NO_TERMINAL: (u16, u16) = (80, 24);
+const BELL: &[u8] = b"\x07";
 
 /// Why it is over.
 pub enum End {
     Exited(i32),
     Left,
+    /// Not over: who only looked wants to take part, over another connection.
+    Joins,
     Failed(Failure),
 }
 
-pub struct Sitting {
-    printer: Printer,
-    screen: Screen,
-    notices: Notices,
-    standing: watch::Sender<Standing>,
-    is_observer: bool,
+/// Who sits there, and where.
+pub struct Place {
+    /// The thread or the sandbox, and the shell's name.
+    pub name: String,
+    pub is_observer: bool,
+    /// Whether an observer could be more.
+    pub may_join: bool,
     /// Whom the sandbox knows us as, where that is known here.
-    me: Option<String>,
+    pub me: Option<String>,
+    pub escape: EscapeKey,
+    pub has_status: bool,
+}
+
+pub struct Sitting {
+    place: Place,
+    /// There is somebody to show things to.
+    is_shown: bool,
+    raw: Option<RawMode>,
+    signals: Signals,
+    display: Display,
+    picture: Picture,
+    notices: Notices,
+    keyboard: Keyboard,
+    standing: watch::Sender<Standing>,
+    /// Who has control, for people.
+    control: String,
     asked_for_control: bool,
-    typed_at: Option<Instant>,
 }
 
 impl Sitting {
-    pub fn new(printer: Printer, is_observer: bool, me: Option<String>) -> Self {
-        let standing = watch::Sender::new(if is_observer { Standing::Looks } else { Standing::Types });
-        let notices = Notices::new(printer, std::io::stdout().is_terminal());
-        Self { printer, screen: Screen::default(), notices, standing, is_observer, me, asked_for_control: false, typed_at: None }
+    /// From here on the terminal is lent, until [`Sitting::stand_up`].
+    pub fn new(printer: Printer, place: Place) -> io::Result<Self> {
+        // First, so that no signal finds a raw terminal and nobody to give it back.
+        let signals = Signals::new()?;
+        let raw = RawMode::enter()?;
+        Ok(Self {
+            is_shown: io::stdout().is_terminal(),
+            raw,
+            signals,
+            display: Display::new(printer),
+            picture: Picture::new(size().unwrap_or(NO_TERMINAL)),
+            notices: Notices::default(),
+            keyboard: Keyboard::new(),
+            standing: watch::Sender::new(if place.is_observer { Standing::Looks } else { Standing::Types }),
+            control: String::new(),
+            asked_for_control: false,
+            place,
+        })
     }
 
-    /// What puts the terminal into a state fit for a prompt.
-    pub fn reset(&self) -> Vec<u8> {
-        self.screen.reset()
+    /// Takes part from now on.
+    pub fn join(&mut self) {
+        self.place.is_observer = false;
+        self.asked_for_control = true;
+        self.standing.send_replace(Standing::Types);
+    }
+
+    /// Gives the terminal back, in a state fit for a prompt.
+    pub async fn stand_up(mut self, end: &End) {
+        let is_exit = matches!(end, End::Exited(_));
+        if self.is_shown {
+            let last = self.picture.leave(is_exit);
+            self.display.show(last);
+        }
+        self.display.settle(LAST_LOOK).await;
+        if let Some(raw) = self.raw.as_ref().filter(|_| !is_exit) {
+            raw.forget_input();
+        }
     }
 
     pub async fn hold(&mut self, mut shell: Shell) -> End {
-        let mut signals = match Signals::new() {
-            Ok(signals) => signals,
-            Err(e) => return End::Failed(e.into()),
-        };
         let (asks, mut asked) = mpsc::channel(ASKS);
-        let mut typing = AbortOnDropHandle::new(tokio::spawn(type_in(shell.input.clone(), self.standing.clone(), asks)));
+        let typing = type_in(self.keyboard.clone(), self.place.escape, shell.input.clone(), self.standing.clone(), asks);
+        let mut typing = AbortOnDropHandle::new(tokio::spawn(typing));
         let mut has_typed_all = false;
         loop {
+            self.refresh_words();
+            let has_room = self.display.has_room();
+            let changes_at = self.notices.changes_at(Instant::now());
             tokio::select! {
-                event = shell.output.next() => match event {
-                    Some(Ok(event)) => match self.show(event) {
-                        Ok(None) => {}
-                        Ok(Some(end)) => return end,
-                        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return self.leave(shell).await,
-                        Err(e) => return End::Failed(e.into()),
+                event = shell.output.next(), if has_room => match event {
+                    Some(Ok(event)) => if let Some(end) = self.take(event) {
+                        return end;
                     },
                     Some(Err(e)) => return End::Failed(explained(e)),
                     None => return End::Left,
                 },
+                shown = self.display.pass_on(), if !has_room => match shown {
+                    Ok(()) => {}
+                    Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return self.leave(shell).await,
+                    Err(e) => return End::Failed(e.into()),
+                },
                 Some(ask) = asked.recv() => match ask {
                     Asked::Leave => return self.leave(shell).await,
-                    Asked::Help => {
-                        self.notices.forget();
-                        self.notices.say(&self.screen, HELP);
-                    }
-                    Asked::TookControl => self.asked_for_control = true,
-                    Asked::TypedInVain => self.typed_in_vain(),
+                    Asked::Join if self.place.may_join => return End::Joins,
+                    Asked::Suspend => self.suspend(&shell.input).await,
+                    ask => self.answer(&ask),
                 },
                 typed = &mut typing, if !has_typed_all => match typed {
                     // The connection broke while typing: what the reading half says of it is the better message.
                     Ok(_) => has_typed_all = true,
                     Err(e) => return End::Failed(Failure::new(format!("reading the keyboard: {e}"))),
                 },
-                _ = signals.resized.recv() => if let (Some((cols, rows)), false) = (size(), self.is_observer) {
-                    // On a lost connection it is kept for the next one.
-                    let _ = shell.input.resize(cols, rows).await;
-                },
-                () = signals.ending.asked_for() => return self.leave(shell).await,
+                _ = self.signals.resized.recv() => self.is_resized(&shell.input).await,
+                _ = self.signals.stop.recv() => self.suspend(&shell.input).await,
+                _ = self.signals.continued.recv() => self.is_continued(&shell.input).await,
+                () = self.signals.ending.asked_for() => return self.leave(shell).await,
+                () = sleep_until(changes_at.unwrap_or_else(Instant::now)), if changes_at.is_some() => {}
             }
         }
     }
@@ -105,101 +168,175 @@ impl Sitting {
     async fn leave(&self, mut shell: Shell) -> End {
         let going = async {
             if *self.standing.borrow() == Standing::Types {
-                shell.input.control(cobox_protocol::frame::ControlAction::Release).await?;
+                shell.input.control(ControlAction::Release).await?;
             }
             shell.input.close().await?;
             while shell.output.next().await.is_some() {}
             Ok::<(), ClientError>(())
         };
         // Whoever doesn't hear it finds out by itself.
-        let _ = tokio::time::timeout(FAREWELL, going).await;
+        let _ = timeout(FAREWELL, going).await;
         End::Left
     }
 
-    fn show(&mut self, event: ShellEvent) -> std::io::Result<Option<End>> {
-        match event {
-            ShellEvent::Output(bytes) => self.draw(&bytes)?,
-            ShellEvent::Keyframe { bytes, .. } => {
-                self.draw(EMPTY)?;
-                self.draw(&bytes)?;
-                self.notices.forget();
-            }
-            ShellEvent::Ready(ready) => self.is_controlled_by(ready.controller, true),
-            ShellEvent::Control { controller } => self.is_controlled_by(controller, false),
-            ShellEvent::Resized { cols, rows } => {
-                if self.is_observer || *self.standing.borrow() != Standing::Types {
-                    self.compare_size(cols, rows);
-                }
-            }
-            ShellEvent::Gap { .. } => self.notices.say(&self.screen, "some output was lost"),
-            ShellEvent::Reconnecting { .. } => {
-                self.notices.forget();
-                self.notices.say(&self.screen, "the connection is lost; trying again (Enter ~. leaves)");
-            }
-            ShellEvent::Reconnected => self.notices.say(&self.screen, "connected again"),
-            ShellEvent::InputDropped { bytes } => {
-                self.notices.say(&self.screen, &format!("{bytes} bytes typed while away were too old and were not sent"));
-            }
-            ShellEvent::Refused(failure) if failure.is(ErrorCode::Forbidden) || failure.is(ErrorCode::ShellBusy) => {
-                self.notices.ring();
-                if failure.is(ErrorCode::ShellBusy) {
-                    self.notices.say(&self.screen, &failure.message);
-                } else if *self.standing.borrow() == Standing::Types && !self.is_observer {
-                    // The same principal at another terminal: only the sandbox can tell the two apart.
-                    self.notices.say(&self.screen, "control is elsewhere; Enter ~t takes it");
-                }
-            }
-            ShellEvent::Refused(failure) => self.notices.say(&self.screen, &failure.message),
-            ShellEvent::Exit { exit_code, .. } => return Ok(Some(End::Exited(exit_code))),
+    /// What the keyboard asks of the screen alone.
+    fn answer(&mut self, ask: &Asked) {
+        match ask {
+            Asked::Help => self.notices.say(&self.place.escape.help()),
+            Asked::Status => self.place.has_status = !self.place.has_status,
+            Asked::Redraw => self.draw(Picture::redraw),
+            Asked::TookControl => self.asked_for_control = true,
+            Asked::TypedInVain | Asked::Join => self.typed_in_vain(),
+            Asked::Leave | Asked::Suspend => {}
         }
-        Ok(None)
     }
 
-    fn draw(&mut self, bytes: &[u8]) -> std::io::Result<()> {
-        self.screen.see(bytes);
-        self.printer.stream(bytes)
+    fn take(&mut self, event: ShellEvent) -> Option<End> {
+        match event {
+            ShellEvent::Output(bytes) if !self.is_shown => self.display.show(bytes.to_vec()),
+            ShellEvent::Keyframe { bytes, .. } if !self.is_shown => self.display.show(bytes.to_vec()),
+            ShellEvent::Output(bytes) => self.draw(|picture| picture.output(&bytes)),
+            ShellEvent::Keyframe { cols, rows, bytes } => self.draw(|picture| picture.keyframe(cols, rows, &bytes)),
+            ShellEvent::Ready(ready) => {
+                self.draw(|picture| picture.shell_resized(ready.cols, ready.rows));
+                self.is_controlled_by(ready.controller, ready.yours, true);
+            }
+            ShellEvent::Control { controller, yours } => self.is_controlled_by(controller, yours, false),
+            ShellEvent::Resized { cols, rows } => {
+                self.draw(|picture| picture.shell_resized(cols, rows));
+                self.compare_size(cols, rows);
+            }
+            ShellEvent::Gap { .. } => self.notices.say("some output was lost"),
+            ShellEvent::Reconnecting { .. } => {
+                let advice = match self.place.escape {
+                    EscapeKey::None => String::new(),
+                    key => format!(" · {} leaves", key.then(".")),
+                };
+                self.notices.is_lost(Instant::now(), &advice);
+            }
+            ShellEvent::Reconnected => self.notices.is_back(Instant::now()),
+            ShellEvent::InputDropped { bytes } => {
+                self.notices.say(&format!("{bytes} bytes typed without a connection were too old and were not sent"));
+            }
+            ShellEvent::Refused(failure) if failure.is(ErrorCode::Forbidden) => {
+                // Who watches is refused a size, too, and need not know.
+                if *self.standing.borrow() == Standing::Types && !self.place.is_observer {
+                    self.ring();
+                    self.notices.say(&format!("control is elsewhere; {} takes it", self.place.escape.then("t")));
+                }
+            }
+            ShellEvent::Refused(failure) => {
+                self.ring();
+                self.notices.say(&failure.message);
+            }
+            ShellEvent::Exit { exit_code, .. } => return Some(End::Exited(exit_code)),
+        }
+        None
+    }
+
+    fn draw(&mut self, change: impl FnOnce(&mut Picture) -> Vec<u8>) {
+        let bytes = change(&mut self.picture);
+        if self.is_shown {
+            self.display.show(bytes);
+        }
+    }
+
+    /// Shows what is to be said now.
+    fn refresh_words(&mut self) {
+        let status = self.place.has_status.then(|| {
+            let (cols, rows) = self.picture.shell_size();
+            let connection = if self.notices.has_connection() { "connected" } else { "no connection" };
+            format!("{} · {} · {connection} · {cols}×{rows}", self.place.name, self.control)
+        });
+        self.notices.set_status(status);
+        let words = self.notices.words(Instant::now());
+        self.draw(|picture| picture.say(words));
     }
 
     /// Says who types now, and lets the keyboard know whether it does.
-    fn is_controlled_by(&mut self, controller: Option<Controller>, is_first: bool) {
+    fn is_controlled_by(&mut self, controller: Option<Controller>, yours: Option<bool>, is_first: bool) {
         let asked = std::mem::take(&mut self.asked_for_control);
-        let is_me = |c: &Controller| self.me.as_ref().map_or(asked || is_first, |me| *me == c.principal);
+        let is_mine = |c: &Controller| yours.unwrap_or_else(|| self.place.me.as_ref().map_or(asked || is_first, |me| *me == c.principal));
         let is_free = controller.is_none();
-        let other = controller.filter(|c| self.is_observer || !is_me(c));
-        let words = match &other {
+        let other = controller.filter(|c| self.place.is_observer || !is_mine(c));
+        self.control = match &other {
+            Some(c) if self.place.me.as_ref() == Some(&c.principal) => "another terminal of yours has control".to_owned(),
             Some(c) => format!("{} ({}) has control", c.principal, c.actor.word()),
-            None if self.is_observer => "nobody has control".to_owned(),
+            None if self.place.is_observer => "nobody has control".to_owned(),
             None if is_free => "nobody has control; typing takes it".to_owned(),
             None => "you have control".to_owned(),
         };
-        if !self.is_observer {
-            self.standing.send_replace(other.as_ref().map_or(Standing::Types, |_| Standing::Waits(words.clone())));
+        self.draw(|picture| picture.set_watched(other.is_some() || is_free));
+        if !self.place.is_observer {
+            self.standing.send_replace(other.as_ref().map_or(Standing::Types, |_| Standing::Waits(self.control.clone())));
         }
         match other {
             None if is_first => {}
-            Some(_) if !self.is_observer => self.notices.say(&self.screen, &format!("{words}; Enter ~t takes it")),
-            _ => self.notices.say(&self.screen, &words),
+            Some(_) if !self.place.is_observer || self.place.may_join => {
+                self.notices.say(&format!("{} · {TAKE_KEY_NAME} takes it", self.control));
+            }
+            _ => self.notices.say(&self.control),
         }
     }
 
     fn compare_size(&mut self, cols: u16, rows: u16) {
-        if size().is_some_and(|(c, r)| c < cols || r < rows) {
-            self.notices.say(&self.screen, &format!("this shell is {cols}×{rows}, larger than your terminal"));
+        let is_watching = self.place.is_observer || *self.standing.borrow() != Standing::Types;
+        if is_watching && size().is_some_and(|(c, r)| c < cols || r < rows) {
+            self.notices.say(&format!("this shell is {cols}×{rows}, larger than your terminal: you see a part of it"));
         }
     }
 
     fn typed_in_vain(&mut self) {
-        self.notices.ring();
-        let now = Instant::now();
-        if self.typed_at.replace(now).is_none_or(|at| now.duration_since(at) > TYPED_JUST_NOW) {
-            self.notices.forget();
-        }
+        self.ring();
         let words = match &*self.standing.borrow() {
-            Standing::Waits(words) => format!("{words}; Enter ~t takes it"),
-            Standing::Looks => "you only look; Enter ~. leaves".to_owned(),
+            Standing::Waits(words) => format!("{words} · {TAKE_KEY_NAME} takes it"),
+            Standing::Looks if self.place.may_join => format!("you only look · {TAKE_KEY_NAME} takes part"),
+            Standing::Looks => "you only look, and may not do more here".to_owned(),
             Standing::Types => return,
         };
-        self.notices.say(&self.screen, &words);
+        self.notices.say(&words);
+    }
+
+    fn ring(&mut self) {
+        if self.is_shown && self.notices.rings(Instant::now()) {
+            self.display.show(BELL.to_vec());
+        }
+    }
+
+    async fn is_resized(&mut self, input: &ShellInput) {
+        let Some((cols, rows)) = size() else { return };
+        self.draw(|picture| picture.resized_here((cols, rows)));
+        if !self.place.is_observer {
+            // On a lost connection it is kept for the next one.
+            let _ = input.resize(cols, rows).await;
+        }
+    }
+
+    /// Hands the terminal to whoever started us, until they let us go on.
+    async fn suspend(&mut self, input: &ShellInput) {
+        if self.is_shown {
+            let last = self.picture.leave(false);
+            self.display.show(last);
+        }
+        self.display.settle(LAST_LOOK).await;
+        if let Some(raw) = &self.raw {
+            raw.pause();
+        }
+        stop_here();
+        // What let us go on is told as a signal too.
+        let _ = timeout(FAREWELL, self.signals.continued.recv()).await;
+        self.is_continued(input).await;
+    }
+
+    /// Others had the terminal meanwhile.
+    async fn is_continued(&mut self, input: &ShellInput) {
+        if let Some(raw) = &self.raw
+            && let Err(error) = raw.again()
+        {
+            tracing::debug!(%error, "the terminal can't be made raw again");
+        }
+        self.draw(Picture::redraw);
+        self.is_resized(input).await;
     }
 }
 
@@ -210,32 +347,4 @@ fn explained(error: ClientError) -> Failure {
             .advise("`cobox ps` shows the shells there are; `cobox shell` without --observe starts one");
     }
     error.into()
-}
-
-struct Signals {
-    resized: Signal,
-    ending: Ending,
-}
-
-struct Ending([Signal; 4]);
-
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        let ending = [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt(), SignalKind::quit()];
-        let [terminated, hung_up, interrupted, quit] = ending.map(signal);
-        Ok(Self { resized: signal(SignalKind::window_change())?, ending: Ending([terminated?, hung_up?, interrupted?, quit?]) })
-    }
-}
-
-impl Ending {
-    /// Somebody wants this program to end.
-    async fn asked_for(&mut self) {
-        let [terminated, hung_up, interrupted, quit] = &mut self.0;
-        tokio::select! {
-            _ = terminated.recv() => {}
-            _ = hung_up.recv() => {}
-            _ = interrupted.recv() => {}
-            _ = quit.recv() => {}
-        }
-    }
 }

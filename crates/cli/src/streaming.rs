@@ -13,7 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::{
     failure::{Failure, INTERRUPTED},
     printer::Printer,
-    terminal::{EscapeScan, RawMode, Screen, Typed, size},
+    terminal::{EscapeKey, EscapeScan, Modes, RawMode, Typed, size},
 };
 
 /// Bytes read from standard input at once.
@@ -48,11 +48,12 @@ pub async fn run(dataplane: &Dataplane, start: ExecStart, printer: Printer) -> R
     let (is_pty, has_stdin) = (start.pty, start.stdin.is_some());
     let ExecStream { command_id, input, output } = dataplane.exec_stream(start).await?;
     let raw = if is_pty { RawMode::enter()? } else { None };
-    let mut running = Running { printer, command_id, input, is_pty, screen: Screen::default(), interrupts: 0 };
+    let mut running = Running { printer, command_id, input, is_pty, modes: Modes::default(), interrupts: 0 };
     let ended = running.hold(dataplane, output, has_stdin).await;
-    if is_pty && ended.is_err() && std::io::stdout().is_terminal() {
+    if is_pty && std::io::stdout().is_terminal() {
+        let new_line: &[u8] = if ended.is_err() { b"\r\n" } else { b"" };
         // A terminal that is gone can't be reset, and nobody looks at it.
-        let _ = printer.stream(&running.screen.reset());
+        let _ = printer.stream(&[&running.modes.off(), new_line].concat());
     }
     drop(raw);
     ended
@@ -63,7 +64,7 @@ struct Running {
     command_id: String,
     input: ExecInput,
     is_pty: bool,
-    screen: Screen,
+    modes: Modes,
     interrupts: u32,
 }
 
@@ -125,7 +126,7 @@ impl Running {
         match event {
             ExecEvent::Stdout(bytes) => {
                 if self.is_pty {
-                    self.screen.see(&bytes);
+                    self.modes.see(&bytes);
                 }
                 self.printer.stream(&bytes)?;
             }
@@ -164,7 +165,7 @@ async fn pass_on(input: ExecInput, is_pty: bool) -> Result<bool, ClientError> {
     let has_escapes = is_pty && std::io::stdin().is_terminal();
     let mut stdin = tokio::io::stdin();
     let mut buffer = vec![0; STDIN_CHUNK];
-    let mut escape = EscapeScan::new();
+    let mut escape = EscapeScan::new(EscapeKey::default());
     loop {
         let n = match stdin.read(&mut buffer).await {
             Ok(0) | Err(_) => break,
@@ -179,7 +180,7 @@ async fn pass_on(input: ExecInput, is_pty: bool) -> Result<bool, ClientError> {
                 Typed::Send(bytes) => input.stdin(&bytes).await?,
                 Typed::Leave => return Ok(true),
                 // Nobody shares a command.
-                Typed::Take | Typed::Release | Typed::Help => {}
+                Typed::Take | Typed::Release | Typed::Help | Typed::Status | Typed::Redraw | Typed::Suspend => {}
             }
         }
     }

@@ -1,12 +1,35 @@
-//! The local terminal while a shell has it: raw, its size told, and always given back as it was.
+//! The local terminal while a program elsewhere has it: raw, its size told, and always given back as it was.
 
-use std::io::{self, IsTerminal};
+mod escape;
+mod modes;
 
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use std::{
+    cell::Cell,
+    io::{self, IsTerminal},
+    os::fd::{AsFd, OwnedFd},
+    sync::{Mutex, MutexGuard, Once, PoisonError},
+};
 
-/// Raw mode for as long as it lives. Dropped on return, on error, on unwinding, and before a handled signal ends the program.
+use rustix::termios::{OptionalActions, QueueSelector, Termios, tcflush, tcgetattr, tcgetwinsize, tcsetattr};
+
+pub use self::{
+    escape::{EscapeKey, EscapeScan, Typed},
+    modes::Modes,
+};
+
+/// Raw mode for as long as it lives: dropped on return, on error, on unwinding, and before a handled signal ends the program. A panic
+/// gives the terminal back first, so that its words can be read.
 pub struct RawMode {
-    before: Termios,
+    terminal: OwnedFd,
+}
+
+/// The terminal that is raw now, and how it was: for a panic, which can't ask anybody.
+static HELD: Mutex<Option<(OwnedFd, Termios)>> = Mutex::new(None);
+static HOOK: Once = Once::new();
+
+thread_local! {
+    /// A panic of what runs now is caught, and costs nobody their terminal.
+    static IS_GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
 impl RawMode {
@@ -16,19 +39,79 @@ impl RawMode {
         if !stdin.is_terminal() {
             return Ok(None);
         }
-        let before = tcgetattr(&stdin)?;
-        let mut raw = before.clone();
+        Self::of(&stdin).map(Some)
+    }
+
+    fn of(terminal: &impl AsFd) -> io::Result<Self> {
+        let terminal = terminal.as_fd().try_clone_to_owned()?;
+        *held() = Some((terminal.try_clone()?, tcgetattr(&terminal)?));
+        HOOK.call_once(give_back_on_panic);
+        let raw = Self { terminal };
+        raw.again()?;
+        Ok(raw)
+    }
+
+    /// Makes it raw anew, after [`RawMode::pause`] or whatever others did to it.
+    pub fn again(&self) -> io::Result<()> {
+        let mut raw = tcgetattr(&self.terminal)?;
         raw.make_raw();
-        tcsetattr(&stdin, OptionalActions::Flush, &raw)?;
-        Ok(Some(Self { before }))
+        // What was typed before is kept: it may be meant for us.
+        Ok(tcsetattr(&self.terminal, OptionalActions::Now, &raw)?)
+    }
+
+    /// As it was before, until it is raw again.
+    pub fn pause(&self) {
+        give_back(held().as_ref());
+    }
+
+    /// Forgets what was typed, or told by the terminal itself, and not read yet: it was for a program that we left.
+    pub fn forget_input(&self) {
+        // A terminal that is gone has nothing to forget.
+        let _ = tcflush(&self.terminal, QueueSelector::IFlush);
     }
 }
 
 impl Drop for RawMode {
     fn drop(&mut self) {
-        // A terminal that is gone (hung up) can't be restored, and nobody looks at it.
-        let _ = tcsetattr(io::stdin(), OptionalActions::Drain, &self.before);
+        give_back(held().take().as_ref());
     }
+}
+
+fn held() -> MutexGuard<'static, Option<(OwnedFd, Termios)>> {
+    // A panic while it is held leaves it whole.
+    HELD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn give_back(held: Option<&(OwnedFd, Termios)>) {
+    if let Some((terminal, before)) = held {
+        // Not after its output has been shown, which on a terminal that is stuck would be never. One that is gone can't be restored, and
+        // nobody looks at it.
+        let _ = tcsetattr(terminal, OptionalActions::Now, before);
+    }
+}
+
+fn give_back_on_panic() {
+    let next = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if IS_GUARDED.get() {
+            return;
+        }
+        if let Ok(held) = HELD.try_lock()
+            && held.is_some()
+        {
+            give_back(held.as_ref());
+            let _ = io::Write::write_all(&mut io::stderr(), Modes::all_off());
+        }
+        next(panic);
+    }));
+}
+
+/// Runs what may panic over what a stranger sends, and catches it.
+pub fn guarded<T>(work: impl FnOnce() -> T) -> T {
+    let before = IS_GUARDED.replace(true);
+    let result = work();
+    IS_GUARDED.set(before);
+    result
 }
 
 /// Columns and rows, where stdout or stdin is a terminal that knows them.
@@ -38,165 +121,57 @@ pub fn size() -> Option<(u16, u16)> {
     Some((size.ws_col, size.ws_row))
 }
 
-/// Programs that take the whole screen ask for it with one of these, and give it back with the same and `l` for `h`.
-const WHOLE_SCREEN: [&[u8]; 3] = [b"\x1b[?1049h", b"\x1b[?1047h", b"\x1b[?47h"];
-/// Bytes of the longest of them, less one: what must be kept of an output to find one that is cut in two.
-const KEPT: usize = 7;
-/// Plain cursor keys and keypad, no bracketed paste, mouse or focus reports, the cursor shown, plain colours, and a fresh line.
-const PLAIN: &[u8] = b"\x1b[?1l\x1b>\x1b[?2004l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?25h\x1b[0m\r\n";
+/// Terminals that every system knows by name.
+const KNOWN: [&str; 8] = ["xterm", "screen", "tmux", "rxvt", "linux", "vt100", "vt220", "dumb"];
+/// Of which these may follow: `screen-256color`.
+const KNOWN_VARIANTS: [&str; 3] = ["-256color", "-color", "-unicode-256color"];
+/// What the others claim to be, and mostly are.
+const COMMON: &str = "xterm-256color";
 
-/// An empty screen for a keyframe, whatever was going on before it: no half sequence, no whole screen, no margins, plain colours.
-pub const EMPTY: &[u8] = b"\x18\x1b[?1049l\x1b[r\x1b[m\x1b[H\x1b[2J";
-
-/// What the remote programs did to the screen, to be undone when they no longer can.
-#[derive(Debug, Default)]
-pub struct Screen {
-    /// Leaving a whole screen nobody took would move the cursor to wherever it was once saved.
-    taken_by: Option<&'static [u8]>,
-    kept: Vec<u8>,
-}
-
-impl Screen {
-    pub fn see(&mut self, output: &[u8]) {
-        self.kept.extend_from_slice(output);
-        for at in (0..self.kept.len()).filter(|at| self.kept[*at] == 0x1b) {
-            let rest = &self.kept[at..];
-            for taken in WHOLE_SCREEN {
-                let (last, stem) = (taken.len() - 1, &taken[..taken.len() - 1]);
-                if rest.starts_with(stem) {
-                    match rest.get(last) {
-                        Some(b'h') => self.taken_by = Some(taken),
-                        Some(b'l') => self.taken_by = None,
-                        _ => {}
-                    }
-                }
-            }
-        }
-        self.kept.drain(..self.kept.len().saturating_sub(KEPT));
-    }
-
-    /// Whether a program has the whole screen: words of ours would stand in the middle of it.
-    pub fn is_whole(&self) -> bool {
-        self.taken_by.is_some()
-    }
-
-    /// What puts the terminal into a state fit for a prompt.
-    pub fn reset(&self) -> Vec<u8> {
-        let mut bytes = self.taken_by.map(<[u8]>::to_vec).unwrap_or_default();
-        if let Some(last) = bytes.last_mut() {
-            *last = b'l';
-        }
-        bytes.extend_from_slice(PLAIN);
-        bytes
-    }
-}
-
-/// Finds the keys that are meant for `cobox` itself: Enter, then `~` and a letter, as in ssh.
-#[derive(Debug)]
-pub struct EscapeScan {
-    state: Escape,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum Escape {
-    LineStart,
-    Tilde,
-    InLine,
-}
-
-/// What to do with what was typed.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Typed {
-    Send(Vec<u8>),
-    Leave,
-    Take,
-    Release,
-    Help,
-}
-
-impl EscapeScan {
-    pub fn new() -> Self {
-        Self { state: Escape::LineStart }
-    }
-
-    /// In order. A `~` after Enter is held back until the next byte shows what it was; `~~` is one `~`.
-    pub fn scan(&mut self, bytes: &[u8]) -> Vec<Typed> {
-        let mut typed = Vec::new();
-        let mut send = Vec::with_capacity(bytes.len() + 1);
-        for &byte in bytes {
-            let own = match (&self.state, byte) {
-                (Escape::LineStart, b'~') => {
-                    self.state = Escape::Tilde;
-                    continue;
-                }
-                (Escape::Tilde, b'.') => Some(Typed::Leave),
-                (Escape::Tilde, b't') => Some(Typed::Take),
-                (Escape::Tilde, b'r') => Some(Typed::Release),
-                (Escape::Tilde, b'?') => Some(Typed::Help),
-                (Escape::Tilde, b'~') => None,
-                (Escape::Tilde, _) => {
-                    send.push(b'~');
-                    None
-                }
-                _ => None,
-            };
-            match own {
-                Some(own) => {
-                    if !send.is_empty() {
-                        typed.push(Typed::Send(std::mem::take(&mut send)));
-                    }
-                    typed.push(own);
-                    // As after Enter: two of them may follow each other.
-                    self.state = Escape::LineStart;
-                }
-                None => {
-                    send.push(byte);
-                    self.state = if matches!(byte, b'\r' | b'\n') { Escape::LineStart } else { Escape::InLine };
-                }
-            }
-        }
-        if !send.is_empty() {
-            typed.push(Typed::Send(send));
-        }
-        typed
-    }
+/// The name to know this terminal by elsewhere: a program that finds no description of it refuses to start.
+pub fn known_name(term: &str) -> &str {
+    let is_known = |name: &&str| term.strip_prefix(*name).is_some_and(|rest| rest.is_empty() || KNOWN_VARIANTS.contains(&rest));
+    if KNOWN.iter().any(is_known) { term } else { COMMON }
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::{
+        pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+        termios::LocalModes,
+    };
+
     use super::*;
 
     #[test]
-    fn a_screen_is_given_back_only_if_it_was_taken() {
-        let leaves = |parts: &[&str]| {
-            let mut screen = Screen::default();
-            parts.iter().for_each(|part| screen.see(part.as_bytes()));
-            String::from_utf8(screen.reset()).unwrap()
-        };
-        assert!(leaves(&["\x1b[?1049h", "vim"]).starts_with("\x1b[?1049l"));
-        assert!(leaves(&["x\x1b[?10", "49h"]).starts_with("\x1b[?1049l"));
-        assert!(leaves(&["\x1b[?47h"]).starts_with("\x1b[?47l"));
-        for plain in [&["ls\r\n"][..], &["\x1b[?1049h..", "..\x1b[?1049l$ "]] {
-            assert!(!leaves(plain).contains("1049"), "{plain:?}");
-            assert!(leaves(plain).contains("\x1b[?25h") && leaves(plain).ends_with("\r\n"));
-        }
+    fn a_panic_gives_the_terminal_back() {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&master).and_then(|()| unlockpt(&master)).unwrap();
+        let path = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
+        let terminal = std::fs::File::options().read(true).write(true).open(path).unwrap();
+        let is_raw = || !tcgetattr(&terminal).unwrap().local_modes.contains(LocalModes::ECHO);
+        let raw = RawMode::of(&terminal).unwrap();
+        assert!(is_raw());
+        assert!(guarded(|| std::panic::catch_unwind(|| panic!("over what a stranger sent"))).is_err());
+        assert!(is_raw(), "it is caught, and nobody need know");
+        raw.pause();
+        assert!(!is_raw());
+        raw.again().unwrap();
+        assert!(is_raw());
+        // Before anything is dropped, so that the words of it can be read.
+        let hooked = std::thread::spawn(|| panic!("a test of panics")).join();
+        assert!(hooked.is_err() && !is_raw());
+        raw.again().unwrap();
+        drop(raw);
+        assert!(!is_raw());
     }
 
     #[test]
-    fn keys_after_enter_and_tilde_are_ours_and_everything_else_is_sent_as_typed() {
-        let scan = |parts: &[&str]| {
-            let mut scan = EscapeScan::new();
-            let words = parts.iter().flat_map(|part| scan.scan(part.as_bytes())).map(|typed| match typed {
-                Typed::Send(bytes) => String::from_utf8(bytes).unwrap(),
-                own => format!("<{own:?}>"),
-            });
-            words.collect::<String>()
-        };
-        assert_eq!(scan(&["ls\r", "~", "."]), "ls\r<Leave>");
-        assert_eq!(scan(&["~."]), "<Leave>");
-        assert_eq!(scan(&["cd ~.\r"]), "cd ~.\r");
-        assert_eq!(scan(&["\r~~x"]), "\r~x");
-        assert_eq!(scan(&["\r~", "/bin"]), "\r~/bin");
-        assert_eq!(scan(&["\r~t~r~?x~."]), "\r<Take><Release><Help>x~.");
+    fn a_terminal_nobody_knows_is_a_common_one() {
+        for (term, name) in
+            [("xterm", "xterm"), ("screen-256color", "screen-256color"), ("xterm-kitty", COMMON), ("foot", COMMON), ("", COMMON)]
+        {
+            assert_eq!(known_name(term), name);
+        }
     }
 }

@@ -1,18 +1,28 @@
 //! The keyboard's way into a shell: a task of its own, because a full connection must not hold up the screen.
 
-use std::{io::IsTerminal, time::Duration};
+use std::{
+    io::{self, IsTerminal},
+    sync::Arc,
+    time::Duration,
+};
 
 use cobox_client::{ClientError, ShellInput};
 use cobox_protocol::frame::ControlAction;
-use tokio::{
-    io::AsyncReadExt,
-    sync::{mpsc, watch},
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::Errno,
 };
+use tokio::sync::{Mutex, mpsc, watch};
 
-use crate::terminal::{EscapeScan, Typed};
+use crate::terminal::{EscapeKey, EscapeScan, Typed};
 
 /// Bytes read from the keyboard at once: a large paste in a few frames.
 const STDIN_CHUNK: usize = 16 * 1024;
+/// Reads that wait for a slow connection; beyond it the terminal keeps what is typed.
+const CHUNKS: usize = 4;
+/// Takes control where somebody else has it: the keys there go nowhere, so one can be ours.
+pub const TAKE_KEY: u8 = 0x14;
+pub const TAKE_KEY_NAME: &str = "Ctrl-T";
 /// What a terminal sends for "no more input".
 const END_OF_INPUT: &[u8] = b"\x04";
 /// First and longest pause between two of them. One can be swallowed: a shell that is between commands drops it.
@@ -26,7 +36,7 @@ pub enum Standing {
     Types,
     /// Somebody else has control.
     Waits(String),
-    /// Only looks, and can't have control.
+    /// Only looks.
     Looks,
 }
 
@@ -35,49 +45,86 @@ pub enum Standing {
 pub enum Asked {
     Leave,
     Help,
+    Status,
+    Redraw,
+    Suspend,
     /// Keys were pressed that go nowhere.
     TypedInVain,
     /// Control was asked for.
     TookControl,
+    /// Who only looks wants to take part.
+    Join,
+}
+
+/// Standard input, read by a thread that outlives every connection: a key pressed between two of them is not lost.
+#[derive(Clone)]
+pub struct Keyboard {
+    keys: Arc<Mutex<mpsc::Receiver<Vec<u8>>>>,
+}
+
+impl Keyboard {
+    pub fn new() -> Self {
+        let (press, keys) = mpsc::channel(CHUNKS);
+        std::thread::spawn(move || {
+            let mut buffer = vec![0; STDIN_CHUNK];
+            while let Some(n @ 1..) = read(&mut buffer) {
+                if press.blocking_send(buffer[..n].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { keys: Arc::new(Mutex::new(keys)) }
+    }
+}
+
+/// Whatever there is, waiting for it; `None` where nothing can come any more.
+fn read(buffer: &mut [u8]) -> Option<usize> {
+    let stdin = io::stdin();
+    loop {
+        match rustix::io::read(&stdin, &mut *buffer) {
+            Ok(n) => return Some(n),
+            Err(Errno::INTR) => {}
+            // Another program may have left it so.
+            Err(Errno::AGAIN) => {
+                // Interrupted, it is asked again.
+                let _ = poll(&mut [PollFd::new(&stdin, PollFlags::IN)], None);
+            }
+            Err(_) => return None,
+        }
+    }
 }
 
 /// Ends with an error when the connection is over. After the end of a pipe it goes on telling the shell that nothing more comes.
-pub async fn type_in(input: ShellInput, standing: watch::Sender<Standing>, asked: mpsc::Sender<Asked>) -> Result<(), ClientError> {
-    let is_terminal = std::io::stdin().is_terminal();
-    let mut stdin = tokio::io::stdin();
-    let mut buffer = vec![0; STDIN_CHUNK];
-    let mut escape = EscapeScan::new();
+pub async fn type_in(
+    keyboard: Keyboard,
+    key: EscapeKey,
+    input: ShellInput,
+    standing: watch::Sender<Standing>,
+    asked: mpsc::Sender<Asked>,
+) -> Result<(), ClientError> {
+    let is_terminal = io::stdin().is_terminal();
+    let mut keys = keyboard.keys.lock().await;
+    let mut escape = EscapeScan::new(key);
     let mut last = b'\n';
-    loop {
-        let n = match stdin.read(&mut buffer).await {
-            Ok(0) | Err(_) => break,
-            Ok(n) => n,
-        };
-        last = buffer[n - 1];
+    while let Some(bytes) = keys.recv().await {
+        last = bytes.last().copied().unwrap_or(last);
         if !is_terminal {
-            input.stdin(&buffer[..n]).await?;
+            input.stdin(&bytes).await?;
             continue;
         }
-        for typed in escape.scan(&buffer[..n]) {
-            let may = standing.borrow().clone();
+        for typed in escape.scan(&bytes) {
             let ask = match typed {
-                Typed::Send(bytes) if may == Standing::Types => {
-                    input.stdin(&bytes).await?;
-                    None
-                }
-                Typed::Send(_) => Some(Asked::TypedInVain),
-                Typed::Take | Typed::Release if may == Standing::Looks => Some(Asked::TypedInVain),
-                Typed::Take => {
-                    input.control(ControlAction::Take).await?;
-                    // What is typed next goes the same way behind it; should it be refused, the sandbox says so.
-                    standing.send_replace(Standing::Types);
-                    Some(Asked::TookControl)
-                }
+                Typed::Send(bytes) => type_keys(&input, &standing, bytes).await?,
+                Typed::Take => take(&input, &standing).await?,
+                Typed::Release if *standing.borrow() == Standing::Looks => Some(Asked::TypedInVain),
                 Typed::Release => {
                     input.control(ControlAction::Release).await?;
                     None
                 }
                 Typed::Help => Some(Asked::Help),
+                Typed::Status => Some(Asked::Status),
+                Typed::Redraw => Some(Asked::Redraw),
+                Typed::Suspend => Some(Asked::Suspend),
                 Typed::Leave => Some(Asked::Leave),
             };
             if let Some(ask) = ask
@@ -102,4 +149,28 @@ pub async fn type_in(input: ShellInput, standing: watch::Sender<Standing>, asked
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
+}
+
+/// Keys for the shell, or, where they would go nowhere, the one that takes control.
+async fn type_keys(input: &ShellInput, standing: &watch::Sender<Standing>, bytes: Vec<u8>) -> Result<Option<Asked>, ClientError> {
+    if *standing.borrow() == Standing::Types {
+        input.stdin(&bytes).await?;
+        return Ok(None);
+    }
+    let Some(at) = bytes.iter().position(|byte| *byte == TAKE_KEY) else { return Ok(Some(Asked::TypedInVain)) };
+    let ask = take(input, standing).await?;
+    if *standing.borrow() == Standing::Types && at + 1 < bytes.len() {
+        input.stdin(&bytes[at + 1..]).await?;
+    }
+    Ok(ask)
+}
+
+async fn take(input: &ShellInput, standing: &watch::Sender<Standing>) -> Result<Option<Asked>, ClientError> {
+    if *standing.borrow() == Standing::Looks {
+        return Ok(Some(Asked::Join));
+    }
+    input.control(ControlAction::Take).await?;
+    // What is typed next goes the same way behind it; should it be refused, the sandbox says so.
+    standing.send_replace(Standing::Types);
+    Ok(Some(Asked::TookControl))
 }

@@ -19,7 +19,7 @@ pub use dice::Dice;
 pub use leftovers::Leftovers;
 pub use postgres::{DATABASE_PASSWORD, TestDatabase};
 pub use stalls::{Silence, StallingProxy};
-pub use terminal::TestTerminal;
+pub use terminal::{Shown, TestTerminal};
 
 use std::{future::Future, time::Duration};
 

@@ -4,21 +4,56 @@ use std::{
     fs::File,
     io::{Read, Write},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::{Arc, Mutex},
+    sync::{Arc, Condvar, Mutex},
 };
 
 use rustix::{
+    process::{Pid, Signal, kill_process},
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
-    termios::{Winsize, tcsetwinsize},
+    termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
 };
 
 use crate::eventually;
+
+/// What is remembered of all that was ever printed, in bytes.
+const MEMORY: usize = 4 * 1024 * 1024;
 
 pub struct TestTerminal {
     name: &'static str,
     keyboard: File,
     child: Child,
-    screen: Arc<Mutex<vt100::Parser>>,
+    screen: Arc<Mutex<vt100::Parser<Answers>>>,
+    printed: Arc<Mutex<Vec<u8>>>,
+    frozen: Arc<(Mutex<bool>, Condvar)>,
+}
+
+/// What it shows: text with colours, cursor and whether it is shown, the alternate screen, and what keys, mouse and pastes send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    pub text: String,
+    pub formatted: Vec<u8>,
+    pub cursor: (u16, u16),
+    pub hides_cursor: bool,
+    pub is_alternate: bool,
+    pub input_modes: Vec<u8>,
+}
+
+/// What a terminal says of itself when asked.
+#[derive(Default)]
+struct Answers(Vec<u8>);
+
+impl vt100::Callbacks for Answers {
+    fn unhandled_csi(&mut self, screen: &mut vt100::Screen, first: Option<u8>, _: Option<u8>, params: &[&[u16]], last: char) {
+        match (first, params, last) {
+            (None, [[6]], 'n') => {
+                let (row, col) = screen.cursor_position();
+                self.0.extend_from_slice(format!("\x1b[{};{}R", row + 1, col + 1).as_bytes());
+            }
+            (None, [[5]], 'n') => self.0.extend_from_slice(b"\x1b[0n"),
+            (None, [[0]] | [], 'c') => self.0.extend_from_slice(b"\x1b[?1;2c"),
+            _ => {}
+        }
+    }
 }
 
 impl TestTerminal {
@@ -31,25 +66,49 @@ impl TestTerminal {
         let slave = || Stdio::from(File::options().read(true).write(true).open(&path).expect("its other side"));
         // The program must be the terminal's own, or it never hears that the window has another size.
         let mut command = Command::new("setsid");
-        command.arg("--ctty").arg(program.get_program()).args(program.get_args()).env_clear();
-        command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("TERM", "xterm-256color");
+        command.arg("--ctty").arg(program.get_program()).args(program.get_args()).env_clear().env("TERM", "xterm-256color");
+        command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        if let Some(dir) = program.get_current_dir() {
+            command.current_dir(dir);
+        }
         let child = command.stdin(slave()).stdout(slave()).stderr(slave()).spawn().expect("the program runs");
-        let screen = Arc::new(Mutex::new(vt100::Parser::new(rows, cols, 0)));
+        let screen = Arc::new(Mutex::new(vt100::Parser::new_with_callbacks(rows, cols, 0, Answers::default())));
         let keyboard = File::from(master);
         let mut output = keyboard.try_clone().expect("another handle");
-        let seen = screen.clone();
+        let (seen, printed, frozen) = (screen.clone(), Arc::new(Mutex::new(Vec::new())), Arc::new((Mutex::new(false), Condvar::new())));
+        let (remembered, is_frozen) = (printed.clone(), frozen.clone());
         std::thread::spawn(move || {
             let mut buffer = [0; 16 * 1024];
-            // Ends when the program and all it started have let go of the terminal.
-            while let Ok(n @ 1..) = output.read(&mut buffer) {
-                seen.lock().expect("nobody panics with it").process(&buffer[..n]);
+            loop {
+                let (held, thaws) = &*is_frozen;
+                drop(thaws.wait_while(held.lock().expect("nobody panics with it"), |held| *held).expect("nobody panics with it"));
+                // Ends when the program and all it started have let go of the terminal.
+                let Ok(n @ 1..) = output.read(&mut buffer) else { return };
+                let answers = {
+                    let mut screen = seen.lock().expect("nobody panics with it");
+                    screen.process(&buffer[..n]);
+                    std::mem::take(&mut screen.callbacks_mut().0)
+                };
+                let mut all = remembered.lock().expect("nobody panics with it");
+                all.extend_from_slice(&buffer[..n]);
+                let excess = all.len().saturating_sub(MEMORY);
+                all.drain(..excess);
+                drop(all);
+                // A program that has gone needs no answer.
+                let _ = output.write_all(&answers);
             }
         });
-        Self { name, keyboard, child, screen }
+        Self { name, keyboard, child, screen, printed, frozen }
     }
 
     pub fn press(&mut self, keys: &str) {
         self.keyboard.write_all(keys.as_bytes()).expect("the terminal takes it");
+    }
+
+    /// As a terminal does it: marked, where the program wants that.
+    pub fn paste(&mut self, text: &str) {
+        let marks = if self.look(vt100::Screen::bracketed_paste) { ["\x1b[200~", "\x1b[201~"] } else { ["", ""] };
+        self.press(&[marks[0], text, marks[1]].concat());
     }
 
     pub fn resize(&mut self, cols: u16, rows: u16) {
@@ -57,9 +116,41 @@ impl TestTerminal {
         tcsetwinsize(&self.keyboard, winsize(cols, rows)).expect("a size");
     }
 
+    /// Takes nothing more of what the program prints, or again.
+    pub fn set_frozen(&self, is_frozen: bool) {
+        *self.frozen.0.lock().expect("nobody panics with it") = is_frozen;
+        self.frozen.1.notify_all();
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a pid")).expect("a pid");
+        kill_process(pid, signal).expect("it can be told");
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it is as a shell expects it: lines, with an echo.
+    pub fn is_cooked(&self) -> bool {
+        let modes = tcgetattr(&self.keyboard).expect("its modes").local_modes;
+        modes.contains(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG)
+    }
+
     /// What is on the screen, line by line.
     pub fn shows(&self) -> String {
         self.look(|screen| screen.contents())
+    }
+
+    pub fn shown(&self) -> Shown {
+        self.look(|screen| Shown {
+            text: screen.contents(),
+            formatted: screen.contents_formatted(),
+            cursor: screen.cursor_position(),
+            hides_cursor: screen.hide_cursor(),
+            is_alternate: screen.alternate_screen(),
+            input_modes: screen.input_mode_formatted(),
+        })
     }
 
     pub fn look<T>(&self, look: impl FnOnce(&vt100::Screen) -> T) -> T {
@@ -69,6 +160,23 @@ impl TestTerminal {
     /// Waits until a text is on the screen.
     pub async fn wait_for(&self, text: &str) {
         eventually(&format!("`{text}` on {}'s screen", self.name), || async { self.shows().contains(text).then_some(()) }).await;
+    }
+
+    /// Whether it was ever printed, though it may be gone from the screen.
+    pub fn was_told(&self, text: &str) -> bool {
+        let printed = self.printed.lock().expect("nobody panics with it");
+        printed.windows(text.len()).any(|window| window == text.as_bytes())
+    }
+
+    /// Waits until it has been printed at some time.
+    pub async fn wait_until_told(&self, text: &str) {
+        eventually(&format!("`{text}` told to {}", self.name), || async { self.was_told(text).then_some(()) }).await;
+    }
+
+    /// Waits until both show the same.
+    pub async fn wait_for_the_same_as(&self, other: &TestTerminal) {
+        let what = format!("{}'s screen to be {}'s", self.name, other.name);
+        eventually(&what, || async { (self.shown() == other.shown()).then_some(()) }).await;
     }
 
     /// Waits for the program's end.
@@ -87,6 +195,7 @@ impl Drop for TestTerminal {
                 eprintln!("{}'s screen:\n{}\n", self.name, self.shows());
             }
         }
+        self.set_frozen(false);
         // Ended already is as good.
         let _ = self.child.kill();
         let _ = self.child.wait();

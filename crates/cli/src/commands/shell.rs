@@ -5,24 +5,26 @@ use std::{collections::BTreeMap, io::IsTerminal, time::Duration};
 use cobox_client::{Dataplane, Reconnect};
 use cobox_protocol::{
     Capability, ShellId,
-    frame::{ControlAction, ShellStart},
+    frame::{Allowed, ControlAction, DEFAULT_SHELL_NAME, ShellStart},
 };
 
 use super::{Outcome, Where, thread};
 use crate::{
     context::Context,
     printer::visible,
-    sitting::{End, Sitting},
-    terminal::{RawMode, size},
+    sitting::{End, Place, Sitting},
+    terminal::{EscapeKey, known_name, size},
     way_in::Target,
 };
 
-/// Exit code after Enter `~.`, and after a signal ended us: the number ssh uses when its connection ended.
+/// Exit code after leaving, and after a signal ended us: the number ssh uses when its connection ended.
 const LEFT: u8 = 255;
 /// What the remote shell should know of this terminal.
-const PASSED_ON: [&str; 3] = ["TERM", "COLORTERM", "LANG"];
+const PASSED_ON: [&str; 4] = ["COLORTERM", "LANG", "LC_ALL", "LC_CTYPE"];
 /// A script is no keyboard: what it says doesn't get too old to be sent.
 const SCRIPT_AGE: Duration = Duration::from_secs(24 * 3600);
+/// Somebody at a terminal decides for themselves when it has been enough; a lid may stay closed for a night.
+const KEEP_TRYING: Duration = Duration::from_secs(24 * 3600);
 /// For the sandbox to end a shell that was ours alone.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
@@ -31,12 +33,13 @@ const END_WITHIN: Duration = Duration::from_secs(5);
 Examples:
   cobox shell demo                       join the shell that everybody meets in
   cobox shell demo --name build          another one beside it
-  cobox shell demo --observe             only look
+  cobox shell demo --observe             only look; Ctrl-T takes part
   cobox shell -t demo -c top             a program in a shell of its own
   echo 'make test; exit' | cobox shell -t demo
 
-The shell lives on when you leave it, and everybody at it sees the same. One at a time types, and the terminal has their size.
-After Enter:  ~. leave   ~t take control   ~r release it   ~? help   ~~ a ~
+The shell lives on when you leave it, and everybody at it sees the same. One at a time types, and the terminal has their size;
+where somebody else does, Ctrl-T takes control.
+After Enter:  ~. leave   ~t take control   ~r release it   ~s status line   ~l redraw   ~^Z suspend   ~? help   ~~ a ~
 `exit` ends it for everybody. With -c, or where input is no terminal, the shell is yours alone and ends with you.
 A lost connection is made again by itself; nothing is lost on the way.
 Exit code: the shell's own; 255 when you left it or the connection ended for good.")]
@@ -46,10 +49,17 @@ pub struct Args {
     /// The thread whose sandbox to use, as with --thread
     #[arg(value_name = "THREAD", value_parser = thread, conflicts_with_all = ["thread", "sandbox"])]
     thread_name: Option<String>,
+    #[command(flatten)]
+    seat: Seat,
+}
+
+/// Which shell to sit at, and how; the sandbox is named by whoever has this among its arguments.
+#[derive(Debug, clap::Args)]
+pub struct Seat {
     /// The shell to join; it is started if there is none [default: main]
     #[arg(long, value_name = "SHELL")]
     name: Option<String>,
-    /// Only look: nothing you type goes in
+    /// Only look: nothing you type goes in, until you take part with Ctrl-T
     #[arg(long)]
     observe: bool,
     /// Take control at once, whoever has it
@@ -61,13 +71,35 @@ pub struct Args {
     /// Working directory in the sandbox [default: /workspace]
     #[arg(long, value_name = "DIR")]
     cwd: Option<String>,
+    /// Show who has control, the connection and the size from the start, as ~s does
+    #[arg(long)]
+    status: bool,
+    /// The key before ours: a sign after Enter, a control key such as ^] anywhere, or none [default: ~]
+    #[arg(long, value_name = "KEY")]
+    escape: Option<EscapeKey>,
+    /// What programs may do to your terminal beside printing: set its title, write its clipboard
+    #[arg(long, value_name = "WHAT", value_delimiter = ',')]
+    allow: Vec<Allow>,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Allow {
+    Title,
+    Clipboard,
 }
 
 pub async fn run(args: Args, context: &Context) -> Outcome {
-    let way_in = context.enter(&args.thread_name.map_or_else(|| args.place.target(), Target::Thread)).await?;
+    let target = args.thread_name.map_or_else(|| args.place.target(), Target::Thread);
+    sit(&target, args.seat, context).await
+}
+
+/// `cobox shell` in the sandbox that this names.
+pub async fn sit(target: &Target, args: Seat, context: &Context) -> Outcome {
+    let way_in = context.enter(target).await?;
     let is_terminal = std::io::stdin().is_terminal();
     let mut observe = args.observe;
-    if let Some(granted) = way_in.granted.filter(|g| !observe && !g.contains(Capability::Shell) && g.contains(Capability::ShellObserve)) {
+    let may_type = way_in.granted.is_none_or(|g| g.contains(Capability::Shell));
+    if let Some(granted) = way_in.granted.filter(|g| !observe && !may_type && g.contains(Capability::ShellObserve)) {
         context.printer.note(&format!("you may only look here ({}), as with --observe", granted.words().join(" ")));
         observe = true;
     }
@@ -79,46 +111,131 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
         None => None,
     };
     let (cols, rows) = size().unzip();
-    let env: BTreeMap<String, String> = PASSED_ON.iter().filter_map(|n| Some(((*n).to_owned(), std::env::var(n).ok()?))).collect();
-    let env = (!env.is_empty()).then_some(env);
-    let start = ShellStart { shell: name.clone(), command: args.c, cwd: args.cwd, env, cols, rows, observe, ..ShellStart::default() };
-    let dataplane = match is_terminal {
-        true => way_in.dataplane.clone(),
-        false => way_in.dataplane.clone().with_reconnect(Reconnect { key_age: SCRIPT_AGE, ..Reconnect::default() }),
+    let allow = args.allow.iter().map(|allow| match allow {
+        Allow::Title => Allowed::Title,
+        Allow::Clipboard => Allowed::Clipboard,
+    });
+    let mut start = ShellStart {
+        shell: name.clone(),
+        command: args.c,
+        cwd: args.cwd,
+        env: Some(environment(&|name| std::env::var(name).ok())).filter(|env| !env.is_empty()),
+        cols,
+        rows,
+        observe,
+        allow: allow.collect(),
+        ..ShellStart::default()
     };
-    let shell = dataplane.shell(start).await?;
+    let patience = match is_terminal {
+        true => Reconnect { give_up_after: KEEP_TRYING, ..Reconnect::default() },
+        false => Reconnect { key_age: SCRIPT_AGE, ..Reconnect::default() },
+    };
+    let dataplane = way_in.dataplane.clone().with_reconnect(patience);
+    let mut shell = dataplane.shell(start.clone()).await?;
     if args.take {
         shell.input.control(ControlAction::Take).await?;
     }
 
-    let raw = RawMode::enter()?;
-    let mut sitting = Sitting::new(context.printer, observe, way_in.principal.clone());
-    let end = sitting.hold(shell).await;
-    if !matches!(end, End::Exited(_)) && std::io::stdout().is_terminal() {
-        // A terminal that is gone can't be reset, and nobody looks at it.
-        let _ = context.printer.stream(&sitting.reset());
-    }
-    drop(sitting);
-    drop(raw);
+    let shown = name.as_deref().unwrap_or(DEFAULT_SHELL_NAME);
+    let place = Place {
+        name: if is_private { way_in.name.clone() } else { format!("{} · {shown}", way_in.name) },
+        is_observer: observe,
+        may_join: may_type,
+        me: way_in.principal.clone(),
+        escape: args.escape.unwrap_or_default(),
+        has_status: args.status,
+    };
+    let mut sitting = Sitting::new(context.printer, place)?;
+    let end = loop {
+        let end = sitting.hold(shell).await;
+        if !matches!(end, End::Joins) {
+            break end;
+        }
+        start.observe = false;
+        sitting.join();
+        shell = match dataplane.shell(start.clone()).await {
+            Ok(shell) => shell,
+            Err(e) => break End::Failed(e.into()),
+        };
+        // A connection that is lost again by then says so when it is read.
+        let _ = shell.input.control(ControlAction::Take).await;
+    };
+    sitting.stand_up(&end).await;
     if let (true, false, Some(name)) = (is_private, matches!(end, End::Exited(_)), &name) {
         end_private(&dataplane, name).await;
     }
     match end {
         End::Exited(code) => Ok(u8::try_from(code).unwrap_or(LEFT)),
-        End::Left if is_private => {
+        End::Left | End::Joins if is_private => {
             context.printer.note("left the shell");
             Ok(LEFT)
         }
-        End::Left => {
-            let shown = visible(name.as_deref().unwrap_or(cobox_protocol::frame::DEFAULT_SHELL_NAME));
-            context.printer.note(&format!("left the shell {shown}, which lives on"));
+        End::Left | End::Joins => {
+            let (name, back) = (visible(shown), way_back(target, name.as_deref(), observe));
+            context.printer.note(&format!("left the shell {name}, which lives on; come back with: {back}"));
             Ok(LEFT)
         }
         End::Failed(failure) => Err(failure.exit_with(LEFT)),
     }
 }
 
+fn environment(var: &dyn Fn(&str) -> Option<String>) -> BTreeMap<String, String> {
+    let mut env: BTreeMap<String, String> = PASSED_ON.iter().filter_map(|name| Some(((*name).to_owned(), var(name)?))).collect();
+    if let Some(term) = var("TERM") {
+        env.insert("TERM".to_owned(), known_name(&term).to_owned());
+    }
+    env
+}
+
+/// What to type to sit down there again.
+fn way_back(target: &Target, name: Option<&str>, observe: bool) -> String {
+    let mut words = match target {
+        Target::Thread(thread) => format!("cobox shell {}", quoted(thread)),
+        Target::Sandbox(sandbox) => format!("cobox shell --sandbox {}", quoted(sandbox)),
+    };
+    if let Some(name) = name {
+        words.push_str(&format!(" --name {}", quoted(name)));
+    }
+    if observe {
+        words.push_str(" --observe");
+    }
+    words
+}
+
+/// As a shell reads it back.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@".contains(c);
+    match word.chars().all(is_plain) && !word.starts_with('-') {
+        true => word.to_owned(),
+        false => format!("'{}'", visible(word).replace('\'', "'\\''")),
+    }
+}
+
 async fn end_private(dataplane: &Dataplane, name: &str) {
     // If nobody can be told, it ends by itself after a while with nobody at it.
     let _ = tokio::time::timeout(END_WITHIN, dataplane.end_shell(name)).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_back_can_be_pasted() {
+        let thread = |name: &str| Target::Thread(name.to_owned());
+        assert_eq!(way_back(&thread("demo"), None, false), "cobox shell demo");
+        assert_eq!(way_back(&thread("it's a thread"), Some("build"), true), "cobox shell 'it'\\''s a thread' --name build --observe");
+        assert_eq!(way_back(&Target::Sandbox("box".into()), None, false), "cobox shell --sandbox box");
+    }
+
+    #[test]
+    fn a_terminal_that_only_its_owner_knows_is_told_by_a_name_everybody_knows() {
+        let var = |name: &str| match name {
+            "TERM" => Some("xterm-kitty".to_owned()),
+            "LANG" => Some("de_DE.UTF-8".to_owned()),
+            _ => None,
+        };
+        let told: Vec<_> = environment(&var).into_iter().collect();
+        assert_eq!(told, [("LANG".to_owned(), "de_DE.UTF-8".to_owned()), ("TERM".to_owned(), "xterm-256color".to_owned())]);
+    }
 }

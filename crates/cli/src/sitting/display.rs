@@ -1,0 +1,86 @@
+//! The way to the screen: a thread of its own writes, because a terminal that takes nothing must not keep us from leaving.
+
+use std::{collections::VecDeque, io, time::Duration};
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::printer::Printer;
+
+/// Pieces between us and a slow terminal; beyond it what comes from the sandbox waits.
+const PIECES: usize = 4;
+
+enum Piece {
+    Bytes(Vec<u8>),
+    /// Answered when everything before it has been written.
+    Mark(oneshot::Sender<()>),
+}
+
+pub struct Display {
+    /// What the thread has no room for yet.
+    waiting: VecDeque<Piece>,
+    pieces: mpsc::Sender<Piece>,
+    failure: oneshot::Receiver<io::Error>,
+}
+
+impl Display {
+    pub fn new(printer: Printer) -> Self {
+        let (pieces, mut to_write) = mpsc::channel(PIECES);
+        let (fails, failure) = oneshot::channel();
+        std::thread::spawn(move || {
+            while let Some(piece) = to_write.blocking_recv() {
+                match piece {
+                    Piece::Bytes(bytes) => {
+                        if let Err(error) = printer.stream(&bytes) {
+                            // Nobody to tell means that we have left already.
+                            let _ = fails.send(error);
+                            return;
+                        }
+                    }
+                    Piece::Mark(written) => {
+                        let _ = written.send(());
+                    }
+                }
+            }
+        });
+        Self { waiting: VecDeque::new(), pieces, failure }
+    }
+
+    pub fn show(&mut self, bytes: Vec<u8>) {
+        if !bytes.is_empty() {
+            self.waiting.push_back(Piece::Bytes(bytes));
+        }
+    }
+
+    /// Whether more may be shown: while it is not, nothing new is to be asked for.
+    pub fn has_room(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Hands on what waits. May be dropped at any moment.
+    pub async fn pass_on(&mut self) -> io::Result<()> {
+        while !self.waiting.is_empty() {
+            match self.pieces.reserve().await {
+                Ok(permit) => {
+                    if let Some(piece) = self.waiting.pop_front() {
+                        permit.send(piece);
+                    }
+                }
+                // The thread ends with a failure or with us.
+                Err(_) => return Err((&mut self.failure).await.unwrap_or_else(|_| io::ErrorKind::BrokenPipe.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until everything is on the screen, but not for a terminal that takes nothing.
+    pub async fn settle(&mut self, within: Duration) {
+        let (written, is_written) = oneshot::channel();
+        self.waiting.push_back(Piece::Mark(written));
+        let settling = async {
+            if self.pass_on().await.is_ok() {
+                let _ = is_written.await;
+            }
+        };
+        let _ = tokio::time::timeout(within, settling).await;
+    }
+}

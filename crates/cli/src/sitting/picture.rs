@@ -1,0 +1,350 @@
+//! What this terminal shows, known by heart: so that words of ours can be laid over it and taken away again, so that it can be drawn
+//! anew, and so that a shell of another size can be shown as it is.
+
+use cobox_stream::{Scanner, Screen};
+
+use crate::terminal::{Modes, guarded};
+
+/// An empty screen, whatever was going on before: no half sequence, no other screen, no margins, plain colours.
+const EMPTY: &[u8] = b"\x18\x1b\\\x1b[?1049l\x1b[?6l\x1b[r\x1b[m\x1b[H\x1b[2J";
+const NO_WRAP: &[u8] = b"\x1b[?7l";
+const WRAP: &[u8] = b"\x1b[?7h";
+
+pub struct Picture {
+    scanner: Scanner,
+    screen: Screen,
+    modes: Modes,
+    /// This terminal's own columns and rows.
+    here: (u16, u16),
+    /// Whether it shows what we think: at first there is something of the user's, and what is printed comes below it.
+    is_known: bool,
+    /// Programs get this terminal as it is; a watcher's terminal doesn't tell them what its mouse does.
+    is_watched: bool,
+    /// What stands in each row, where they are drawn one by one because the shell has another size than this terminal.
+    drawn: Option<Vec<Vec<u8>>>,
+    /// Our words, and the row they lie over now.
+    words: Option<String>,
+    covered: Option<u16>,
+}
+
+impl Picture {
+    pub fn new(here: (u16, u16)) -> Self {
+        Self {
+            scanner: Scanner::default(),
+            screen: Screen::new(here.0, here.1),
+            modes: Modes::default(),
+            here,
+            is_known: false,
+            is_watched: false,
+            drawn: None,
+            words: None,
+            covered: None,
+        }
+    }
+
+    /// The next output, as this terminal is to get it.
+    pub fn output(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut out = self.lift();
+        self.see(bytes);
+        if self.is_row_by_row() {
+            return self.draw_rows();
+        }
+        out.extend_from_slice(bytes);
+        if self.is_watched {
+            out.extend(self.modes.reports_off());
+        }
+        out.extend(self.lay());
+        out
+    }
+
+    /// A screen in place of what was missed.
+    pub fn keyframe(&mut self, cols: u16, rows: u16, bytes: &[u8]) -> Vec<u8> {
+        let mut out = if self.drawn.is_some() { Vec::new() } else { self.modes.off() };
+        (self.modes, self.covered) = (Modes::default(), None);
+        (self.scanner, self.screen) = (Scanner::default(), Screen::new(cols, rows));
+        self.see(EMPTY);
+        self.see(bytes);
+        out.extend(self.emptied());
+        out.extend(self.redrawn(bytes.to_vec()));
+        out
+    }
+
+    fn see(&mut self, bytes: &[u8]) {
+        self.modes.see(bytes);
+        let found = self.scanner.scan(bytes);
+        guarded(|| self.screen.feed(bytes, &found));
+    }
+
+    /// The shell has another size.
+    pub fn shell_resized(&mut self, cols: u16, rows: u16) -> Vec<u8> {
+        let was_row_by_row = self.is_row_by_row();
+        guarded(|| self.screen.resize(cols, rows));
+        // Words that lie there were moved with the rest by the terminal.
+        if self.covered.is_some() || was_row_by_row || self.is_row_by_row() { self.redraw() } else { Vec::new() }
+    }
+
+    /// This terminal has another size.
+    pub fn resized_here(&mut self, here: (u16, u16)) -> Vec<u8> {
+        let was_row_by_row = self.is_row_by_row();
+        self.here = here;
+        if was_row_by_row || self.is_row_by_row() { self.redraw() } else { Vec::new() }
+    }
+
+    /// Whether somebody else types from now on.
+    pub fn set_watched(&mut self, is_watched: bool) -> Vec<u8> {
+        if self.is_watched == is_watched {
+            return Vec::new();
+        }
+        let was_row_by_row = self.is_row_by_row();
+        self.is_watched = is_watched;
+        match is_watched {
+            _ if was_row_by_row || self.is_row_by_row() => self.redraw(),
+            true => self.modes.reports_off(),
+            false => self.modes.reports_on(),
+        }
+    }
+
+    /// Lays words over a row, or takes them away.
+    pub fn say(&mut self, words: Option<String>) -> Vec<u8> {
+        if self.words == words {
+            return Vec::new();
+        }
+        let mut out = self.lift();
+        self.words = words;
+        if self.is_row_by_row() {
+            return self.draw_rows();
+        }
+        out.extend(self.lay());
+        out
+    }
+
+    /// Everything anew, on a terminal in whatever state.
+    pub fn redraw(&mut self) -> Vec<u8> {
+        self.covered = None;
+        let mut out = self.emptied();
+        let itself = guarded(|| self.screen.redraw());
+        out.extend(self.redrawn(itself));
+        out
+    }
+
+    /// An empty screen; what is the user's is scrolled away first, to where it can be found again.
+    fn emptied(&mut self) -> Vec<u8> {
+        if std::mem::replace(&mut self.is_known, true) {
+            return EMPTY.to_vec();
+        }
+        let rows = self.here.1;
+        let scrolled = format!("\x18\x1b\\\x1b[?1049l\x1b[?6l\x1b[r\x1b[m\x1b[{rows};1H{}", "\n".repeat(usize::from(rows)));
+        [scrolled.as_bytes(), EMPTY].concat()
+    }
+
+    /// On an empty screen: itself where it fits, else row by row.
+    fn redrawn(&mut self, itself: Vec<u8>) -> Vec<u8> {
+        let was_row_by_row = self.drawn.take().is_some();
+        if self.is_row_by_row() {
+            // What programs switch on is meant for a terminal that is theirs.
+            let off = if was_row_by_row { Vec::new() } else { self.modes.off() };
+            return [off, NO_WRAP.to_vec(), self.draw_rows()].concat();
+        }
+        let mut out = if was_row_by_row { WRAP.to_vec() } else { Vec::new() };
+        // Where they were switched off meanwhile, they are known to be on again.
+        self.modes.see(&itself);
+        out.extend(itself);
+        if self.is_watched {
+            out.extend(self.modes.reports_off());
+        }
+        out.extend(self.lay());
+        out
+    }
+
+    /// What puts the terminal into a state fit for a prompt, below what was shown.
+    pub fn leave(&mut self, is_exit: bool) -> Vec<u8> {
+        self.words = None;
+        let mut out = self.lift();
+        if self.drawn.take().is_some() {
+            out.extend(self.draw_rows());
+            out.extend_from_slice(format!("{}\x1b[?25h\x1b[m\x1b[{};1H\r\n", String::from_utf8_lossy(WRAP), self.here.1).as_bytes());
+            return out;
+        }
+        let (row, col) = self.screen.cursor();
+        let is_alternate = self.modes.is_alternate();
+        out.extend(self.modes.off());
+        if self.modes.moves_cursor() {
+            let row = if self.is_known { row + 1 } else { self.here.1 };
+            out.extend_from_slice(format!("\x1b[{row};{}H", col + 1).as_bytes());
+        }
+        // A program that ended by itself has left the cursor where it wants the next prompt.
+        if is_alternate || (!is_exit && col > 0) {
+            out.extend_from_slice(b"\r\n");
+        }
+        self.modes = Modes::default();
+        out
+    }
+
+    pub fn shell_size(&self) -> (u16, u16) {
+        self.screen.size()
+    }
+
+    /// A watcher's terminal need not have the size of the shell, whose programs count on theirs.
+    fn is_row_by_row(&self) -> bool {
+        self.is_watched && self.here != self.screen.size()
+    }
+
+    /// The first of the shell's rows that fits on this terminal together with the cursor.
+    fn top(&self) -> u16 {
+        (self.screen.cursor().0 + 1).saturating_sub(self.here.1)
+    }
+
+    /// Where our words are farthest from what is being typed.
+    fn row_for_words(&self) -> u16 {
+        let rows = if self.is_row_by_row() { self.here.1 } else { self.here.1.min(self.screen.size().1) };
+        let cursor = self.screen.cursor().0 - self.top().min(self.screen.cursor().0);
+        if cursor < rows / 2 { rows.saturating_sub(1) } else { 0 }
+    }
+
+    fn lift(&mut self) -> Vec<u8> {
+        match self.covered.take() {
+            Some(row) if !self.is_row_by_row() => guarded(|| self.screen.uncover(row)),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Not in the middle of a sequence: then when it is over.
+    fn lay(&mut self) -> Vec<u8> {
+        let Some(words) = self.words.clone() else { return Vec::new() };
+        if !self.screen.is_between_sequences() {
+            return Vec::new();
+        }
+        if !self.is_known {
+            return self.redraw();
+        }
+        let row = self.row_for_words();
+        self.covered = Some(row);
+        let words = clipped(&words, self.here.0);
+        guarded(|| self.screen.cover(row, &words))
+    }
+
+    fn draw_rows(&mut self) -> Vec<u8> {
+        let (cols, rows) = self.here;
+        let top = usize::from(self.top());
+        let mut now: Vec<Vec<u8>> = guarded(|| self.screen.rows(cols)).into_iter().skip(top).take(usize::from(rows)).collect();
+        now.resize(usize::from(rows), Vec::new());
+        if let Some(words) = &self.words
+            && let Some(row) = now.get_mut(usize::from(self.row_for_words()))
+        {
+            *row = format!("\x1b[7m{}", clipped(words, cols)).into_bytes();
+        }
+        let mut out = Vec::new();
+        let before = self.drawn.take().unwrap_or_default();
+        for (at, row) in now.iter().enumerate().filter(|(at, row)| before.get(*at) != Some(*row)) {
+            out.extend_from_slice(format!("\x1b[m\x1b[{};1H\x1b[K", at + 1).as_bytes());
+            out.extend_from_slice(row);
+        }
+        self.drawn = Some(now);
+        let (row, col) = self.screen.cursor();
+        let shown = if self.screen.hides_cursor() || col >= cols { 'l' } else { 'h' };
+        let row = row.saturating_sub(self.top());
+        out.extend_from_slice(format!("\x1b[m\x1b[{};{}H\x1b[?25{shown}", row + 1, col.min(cols.saturating_sub(1)) + 1).as_bytes());
+        out
+    }
+}
+
+/// As much as fits beside each other; signs that may be wide count as such.
+fn clipped(words: &str, cols: u16) -> String {
+    let mut left = usize::from(cols);
+    let fits = |c: &char| {
+        let width = if c.is_ascii() || "·×…".contains(*c) { 1 } else { 2 };
+        let has_room = left >= width;
+        left = left.saturating_sub(width);
+        has_room
+    };
+    words.chars().take_while(fits).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Terminal(vt100::Parser);
+
+    impl Terminal {
+        fn new((cols, rows): (u16, u16)) -> Self {
+            Self(vt100::Parser::new(rows, cols, 0))
+        }
+        fn gets(&mut self, bytes: &[u8]) -> String {
+            self.0.process(bytes);
+            self.0.screen().contents()
+        }
+        fn row(&self, row: usize) -> String {
+            self.0.screen().rows(0, 80).nth(row).unwrap()
+        }
+    }
+
+    #[test]
+    fn words_lie_over_the_picture_and_leave_no_trace() {
+        let mut picture = Picture::new((20, 5));
+        let mut terminal = Terminal::new((20, 5));
+        let mut plain = Terminal::new((20, 5));
+        for part in ["\x1b[31mone\r\n", "two\x1b[?25l", "\r\nthree\r\nfour\r\n", "\x1b[44mfi", "ve", "\r\nsix \x1b[", "1mseven"] {
+            terminal.gets(&picture.say(Some("cobox: hello".into())));
+            terminal.gets(&picture.output(part.as_bytes()));
+            assert!(terminal.row(0).starts_with("cobox") || terminal.row(4).starts_with("cobox") || part.ends_with('['), "{part}");
+            plain.gets(part.as_bytes());
+            terminal.gets(&picture.say(None));
+            assert_eq!(terminal.0.screen().contents_formatted(), plain.0.screen().contents_formatted(), "{part}");
+            assert_eq!(terminal.0.screen().cursor_position(), plain.0.screen().cursor_position(), "{part}");
+        }
+    }
+
+    #[test]
+    fn a_watcher_of_another_size_sees_the_shell_as_it_is() {
+        for here in [(30, 4), (80, 24), (120, 40)] {
+            let mut picture = Picture::new(here);
+            let mut terminal = Terminal::new(here);
+            terminal.gets(&picture.set_watched(true));
+            terminal.gets(&picture.keyframe(
+                80,
+                24,
+                b"\x1b[?1049h\x1b[?1002htitle\x1b[12;1H\x1b[7min the middle\x1b[m\x1b[24;1Hstatus\x1b[12;5H",
+            ));
+            terminal.gets(&picture.output(b"\x1b[13;1Hwide \xe6\xbc\xa2\xe5\xad\x97 line that is longer than the narrow one\x1b[12;5H"));
+            assert_eq!(terminal.0.screen().mouse_protocol_mode(), vt100::MouseProtocolMode::None, "{here:?}");
+            let shown = terminal.0.screen().contents();
+            assert!(shown.contains("in the middle"), "{here:?}: {shown}");
+            assert_eq!(shown.contains("title") && shown.contains("status"), here.1 >= 24, "{here:?}: {shown}");
+            let (row, col) = terminal.0.screen().cursor_position();
+            assert_eq!((terminal.row(usize::from(row)).trim_end(), col), ("in the middle", 4), "{here:?}");
+            // Words of ours, and back.
+            assert!(terminal.gets(&picture.say(Some("cobox: hi".into()))).contains("cobox: hi"));
+            terminal.gets(&picture.say(None));
+            assert_eq!(terminal.0.screen().contents(), shown, "{here:?}");
+            // In control it is the program's terminal again.
+            terminal.0.screen_mut().set_size(24, 80);
+            terminal.gets(&picture.resized_here((80, 24)));
+            terminal.gets(&picture.set_watched(false));
+            assert!(terminal.0.screen().alternate_screen());
+            assert_eq!(terminal.0.screen().mouse_protocol_mode(), vt100::MouseProtocolMode::ButtonMotion);
+            terminal.gets(&picture.leave(false));
+            assert!(!terminal.0.screen().alternate_screen());
+            assert_eq!(terminal.0.screen().mouse_protocol_mode(), vt100::MouseProtocolMode::None);
+        }
+    }
+
+    #[test]
+    fn what_the_user_had_on_the_screen_is_scrolled_away_before_anything_is_drawn_over_it() {
+        let mut picture = Picture::new((20, 5));
+        let mut terminal = Terminal(vt100::Parser::new(5, 20, 100));
+        terminal.gets(b"mine\r\n$ cobox\r\n");
+        assert_eq!(terminal.gets(&picture.output(b"sandbox$ ")), "mine\n$ cobox\nsandbox$ ");
+        let shown = terminal.gets(&picture.say(Some("cobox: hello".into())));
+        assert_eq!(shown.trim_end(), "sandbox$ \n\n\n\ncobox: hello");
+        assert_eq!(terminal.gets(&picture.say(None)).trim_end(), "sandbox$");
+        terminal.0.screen_mut().set_scrollback(5);
+        assert!(terminal.0.screen().contents().contains("mine\n$ cobox"));
+    }
+
+    #[test]
+    fn words_are_clipped_to_the_terminal() {
+        assert_eq!(clipped("cobox: ada · 80×24", 12), "cobox: ada ·");
+        assert_eq!(clipped("漢字漢字", 5), "漢字");
+    }
+}

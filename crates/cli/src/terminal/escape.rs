@@ -1,0 +1,226 @@
+//! The keys that are meant for `cobox` itself: Enter, `~` and a letter as in ssh, or a key of one's own choice.
+
+use std::str::FromStr;
+
+/// What comes around a paste in a terminal that was asked to mark it.
+const PASTE_BEGINS: &[u8] = b"\x1b[200~";
+const PASTE_ENDS: &[u8] = b"\x1b[201~";
+const CTRL_Z: u8 = 0x1a;
+
+/// Which key it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EscapeKey {
+    /// At the beginning of a line.
+    AfterEnter(u8),
+    /// Anywhere, as the prefix of tmux is.
+    Anywhere(u8),
+    None,
+}
+
+impl Default for EscapeKey {
+    fn default() -> Self {
+        EscapeKey::AfterEnter(b'~')
+    }
+}
+
+impl FromStr for EscapeKey {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.as_bytes() {
+            b"none" => Ok(EscapeKey::None),
+            [key] if key.is_ascii_punctuation() => Ok(EscapeKey::AfterEnter(*key)),
+            // Those that every program needs are nobody's.
+            [b'^', key] if !b"MJIHCD[".contains(&key.to_ascii_uppercase()) && (b'@'..=b'_').contains(&key.to_ascii_uppercase()) => {
+                Ok(EscapeKey::Anywhere(key.to_ascii_uppercase() & 0x1f))
+            }
+            _ => Err("it is one sign such as ~, a control key such as ^], or none".to_owned()),
+        }
+    }
+}
+
+impl EscapeKey {
+    /// How to press it and what follows, for people.
+    pub fn then(self, key: &str) -> String {
+        match self {
+            EscapeKey::AfterEnter(sign) => format!("Enter {}{key}", char::from(sign)),
+            EscapeKey::Anywhere(code) => format!("Ctrl-{} {key}", char::from(code | 0x40)),
+            EscapeKey::None => String::new(),
+        }
+    }
+
+    /// All there are.
+    pub fn help(self) -> String {
+        let key = match self {
+            EscapeKey::AfterEnter(sign) => format!("Enter {}", char::from(sign)),
+            EscapeKey::Anywhere(code) => format!("Ctrl-{}", char::from(code | 0x40)),
+            EscapeKey::None => return "there are no keys of ours: --escape none".to_owned(),
+        };
+        format!("{key} and  . leave  t take  r release  s status  l redraw  ^Z stop")
+    }
+}
+
+/// What to do with what was typed.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Typed {
+    Send(Vec<u8>),
+    Leave,
+    Take,
+    Release,
+    Status,
+    Redraw,
+    Suspend,
+    Help,
+}
+
+/// Finds them in what is typed.
+#[derive(Debug)]
+pub struct EscapeScan {
+    key: EscapeKey,
+    state: State,
+    /// How much of the mark of a paste's begin, or of its end, was just typed.
+    marked: usize,
+    is_pasting: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum State {
+    LineStart,
+    Escape,
+    InLine,
+}
+
+impl EscapeScan {
+    pub fn new(key: EscapeKey) -> Self {
+        Self { key, state: State::LineStart, marked: 0, is_pasting: false }
+    }
+
+    /// In order. The escape key is held back until the next byte shows what it was; twice it is once itself. What is pasted is text,
+    /// whatever stands in it.
+    pub fn scan(&mut self, bytes: &[u8]) -> Vec<Typed> {
+        let mut typed = Vec::new();
+        let mut send = Vec::with_capacity(bytes.len() + 1);
+        for &byte in bytes {
+            if self.is_in_paste(byte) {
+                send.push(byte);
+                self.state = State::InLine;
+                continue;
+            }
+            if self.state != State::Escape {
+                if self.is_escape(byte) {
+                    self.state = State::Escape;
+                } else {
+                    send.push(byte);
+                    self.state = if matches!(byte, b'\r' | b'\n') { State::LineStart } else { State::InLine };
+                }
+                continue;
+            }
+            let own = match byte {
+                b'.' => Typed::Leave,
+                b't' => Typed::Take,
+                b'r' => Typed::Release,
+                b's' => Typed::Status,
+                b'l' => Typed::Redraw,
+                b'?' => Typed::Help,
+                CTRL_Z => Typed::Suspend,
+                _ => {
+                    if let Some(key) = self.byte() {
+                        send.push(key);
+                    }
+                    if Some(byte) != self.byte() {
+                        send.push(byte);
+                    }
+                    self.state = if matches!(byte, b'\r' | b'\n') { State::LineStart } else { State::InLine };
+                    continue;
+                }
+            };
+            if !send.is_empty() {
+                typed.push(Typed::Send(std::mem::take(&mut send)));
+            }
+            typed.push(own);
+            // As after Enter: two of them may follow each other.
+            self.state = State::LineStart;
+        }
+        if !send.is_empty() {
+            typed.push(Typed::Send(send));
+        }
+        typed
+    }
+
+    fn is_escape(&self, byte: u8) -> bool {
+        match self.key {
+            EscapeKey::AfterEnter(key) => self.state == State::LineStart && byte == key,
+            EscapeKey::Anywhere(key) => byte == key,
+            EscapeKey::None => false,
+        }
+    }
+
+    fn byte(&self) -> Option<u8> {
+        match self.key {
+            EscapeKey::AfterEnter(key) | EscapeKey::Anywhere(key) => Some(key),
+            EscapeKey::None => None,
+        }
+    }
+
+    /// Whether a byte is part of what is pasted, marks included once they are known for such.
+    fn is_in_paste(&mut self, byte: u8) -> bool {
+        let was_pasting = self.is_pasting;
+        let mark = if was_pasting { PASTE_ENDS } else { PASTE_BEGINS };
+        self.marked = match byte == mark[self.marked] {
+            true => self.marked + 1,
+            false => usize::from(byte == mark[0]),
+        };
+        if self.marked == mark.len() {
+            (self.marked, self.is_pasting) = (0, !was_pasting);
+        }
+        was_pasting
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scanned(key: &str, parts: &[&str]) -> String {
+        let mut scan = EscapeScan::new(key.parse().unwrap());
+        let words = parts.iter().flat_map(|part| scan.scan(part.as_bytes())).map(|typed| match typed {
+            Typed::Send(bytes) => String::from_utf8(bytes).unwrap(),
+            own => format!("<{own:?}>"),
+        });
+        words.collect()
+    }
+
+    #[test]
+    fn keys_after_enter_and_tilde_are_ours_and_everything_else_is_sent_as_typed() {
+        let scan = |parts: &[&str]| scanned("~", parts);
+        assert_eq!(scan(&["ls\r", "~", "."]), "ls\r<Leave>");
+        assert_eq!(scan(&["~."]), "<Leave>");
+        assert_eq!(scan(&["cd ~.\r"]), "cd ~.\r");
+        assert_eq!(scan(&["\r~~x"]), "\r~x");
+        assert_eq!(scan(&["\r~", "/bin"]), "\r~/bin");
+        assert_eq!(scan(&["\r~\r~."]), "\r~\r<Leave>");
+        assert_eq!(scan(&["\r~t~r~?~s~l~\x1ax~."]), "\r<Take><Release><Help><Status><Redraw><Suspend>x~.");
+    }
+
+    #[test]
+    fn the_key_can_be_another_or_none() {
+        assert_eq!(scanned("^]", &["in a line\x1d", ".", "\r~."]), "in a line<Leave>\r~.");
+        assert_eq!(scanned("^a", &["\x01\x01\x01x"]), "\x01\x01x");
+        assert_eq!(scanned("%", &["\r%.", "\r~."]), "\r<Leave>\r~.");
+        assert_eq!(scanned("none", &["\r~.\x1d."]), "\r~.\x1d.");
+        for wrong in ["", "a", "~~", "^M", "^c", "ä", "^1"] {
+            assert!(wrong.parse::<EscapeKey>().is_err(), "{wrong}");
+        }
+        assert_eq!((EscapeKey::default().then("t"), EscapeKey::Anywhere(0x1d).then("t")), ("Enter ~t".to_owned(), "Ctrl-] t".to_owned()));
+    }
+
+    #[test]
+    fn what_is_pasted_is_text_whatever_stands_in_it() {
+        let pasted = "\x1b[200~one\r~.\r~t\x1b[201~";
+        assert_eq!(scanned("~", &[pasted]), pasted);
+        for cut in 1..pasted.len() {
+            assert_eq!(scanned("~", &[&pasted[..cut], &pasted[cut..], "\r~."]), format!("{pasted}\r<Leave>"), "{cut}");
+        }
+        assert_eq!(scanned("~", &["\x1b\x1b[200~\r~.\x1b\x1b[201~\r~."]), "\x1b\x1b[200~\r~.\x1b\x1b[201~\r<Leave>");
+    }
+}

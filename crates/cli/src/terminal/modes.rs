@@ -1,0 +1,284 @@
+//! What programs elsewhere switched on in this terminal, to be switched off when they no longer can.
+
+/// Of a sequence's numbers; longer ones set colours.
+const MAX_PARAMETERS: usize = 64;
+/// Modes remembered that nobody here knows.
+const MAX_UNKNOWN: usize = 32;
+
+/// Modes that are on in a terminal nobody changed: wrapping, the cursor, repeating keys.
+const ON_BY_DEFAULT: [u16; 3] = [7, 8, 25];
+/// Left alone: how a terminal treats its wheel and its Alt key is its owner's choice, and 1048 only saves a cursor.
+const LEFT_ALONE: [u16; 6] = [1007, 1034, 1035, 1036, 1039, 1048];
+/// A screen of its own.
+const ALTERNATE: [u16; 3] = [47, 1047, 1049];
+/// Others that programs often change.
+const COMMON: [u16; 8] = [1, 5, 6, 7, 12, 25, 2004, 2026];
+/// Make the terminal talk of itself: clicks, movements, focus, colours, sizes. For whoever types, and for nobody who watches.
+const REPORTS: [u16; 12] = [9, 1000, 1001, 1002, 1003, 1004, 1005, 1006, 1015, 1016, 2031, 2048];
+
+/// What is on, of all that can be.
+#[derive(Debug, Default)]
+pub struct Modes {
+    state: State,
+    /// Private modes that are not as they were.
+    changed: Vec<u16>,
+    keypad: bool,
+    insert: bool,
+    region: bool,
+    pen: bool,
+    line_drawing: bool,
+    cursor_style: bool,
+    link: bool,
+    /// `modifyOtherKeys` of xterm.
+    other_keys: bool,
+    /// How often kitty's keyboard protocol was pushed.
+    keyboard: u8,
+    /// Of the palette, or of the text, its background and the cursor.
+    colours: bool,
+}
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    Text,
+    Escape,
+    Charset,
+    Csi(Vec<u8>),
+    /// An operating system command: its first bytes.
+    Osc(Vec<u8>),
+    String,
+    /// After ESC in one of the two.
+    StringEscape,
+}
+
+impl Modes {
+    pub fn see(&mut self, output: &[u8]) {
+        let mut rest = output;
+        while let Some((&byte, after)) = rest.split_first() {
+            if matches!(self.state, State::Text) && byte != 0x1b {
+                // Most of what is printed.
+                let skip = rest.iter().position(|b| *b == 0x1b).unwrap_or(rest.len());
+                rest = &rest[skip..];
+                continue;
+            }
+            self.step(byte);
+            rest = after;
+        }
+    }
+
+    fn step(&mut self, byte: u8) {
+        self.state = match (std::mem::take(&mut self.state), byte) {
+            (_, 0x18 | 0x1a) => State::Text,
+            (State::Osc(command), 0x1b) => {
+                self.command(&command);
+                State::StringEscape
+            }
+            (State::String, 0x1b) => State::StringEscape,
+            (_, 0x1b) => State::Escape,
+            (State::StringEscape, b'\\') => State::Text,
+            (State::Escape | State::StringEscape, byte) => self.escape(byte),
+            (State::Charset, byte) => {
+                self.line_drawing = byte == b'0';
+                State::Text
+            }
+            (State::Csi(mut parameters), byte) => match byte {
+                0x40..=0x7e => {
+                    self.control(&parameters, byte);
+                    State::Text
+                }
+                0x20..=0x3f => {
+                    if parameters.len() < MAX_PARAMETERS {
+                        parameters.push(byte);
+                    }
+                    State::Csi(parameters)
+                }
+                _ => State::Csi(parameters),
+            },
+            (State::Osc(command), 0x07) => {
+                self.command(&command);
+                State::Text
+            }
+            (State::Osc(mut command), byte) => {
+                if command.len() < MAX_PARAMETERS {
+                    command.push(byte);
+                }
+                State::Osc(command)
+            }
+            (State::String, _) => State::String,
+            (State::Text, _) => State::Text,
+        };
+    }
+
+    fn escape(&mut self, byte: u8) -> State {
+        match byte {
+            b'[' => return State::Csi(Vec::new()),
+            b']' => return State::Osc(Vec::new()),
+            b'P' | b'_' | b'^' | b'X' => return State::String,
+            b'(' => return State::Charset,
+            b'=' => self.keypad = true,
+            b'>' => self.keypad = false,
+            // A terminal like new.
+            b'c' => *self = Self::default(),
+            _ => {}
+        }
+        State::Text
+    }
+
+    fn control(&mut self, parameters: &[u8], last: u8) {
+        let numbers = |text: &[u8]| -> Vec<u16> {
+            text.split(|b| matches!(b, b';' | b':'))
+                .map(|n| std::str::from_utf8(n).ok().and_then(|n| n.parse().ok()).unwrap_or(0))
+                .collect()
+        };
+        match (parameters, last) {
+            ([b'?', rest @ ..], b'h' | b'l') => numbers(rest).into_iter().for_each(|mode| self.private(mode, last == b'h')),
+            ([b'>', rest @ ..], b'm') => self.other_keys = matches!(numbers(rest)[..], [4, n, ..] if n > 0),
+            ([b'>', ..], b'u') => self.keyboard = self.keyboard.saturating_add(1),
+            ([b'<', rest @ ..], b'u') => self.keyboard = self.keyboard.saturating_sub(numbers(rest)[0].clamp(1, 255) as u8),
+            ([b'=', ..], b'u') => self.keyboard = self.keyboard.max(1),
+            ([b'!'], b'p') => (self.insert, self.region, self.pen, self.keypad, self.line_drawing) = (false, false, false, false, false),
+            ([style @ .., b' '], b'q') => self.cursor_style = numbers(style)[0] != 0,
+            (plain, b'h' | b'l') if numbers(plain).contains(&4) => self.insert = last == b'h',
+            ([], b'r') => self.region = false,
+            ([b'0'..=b'9' | b';', ..], b'r') => self.region = true,
+            ([] | [b'0'], b'm') => self.pen = false,
+            ([b'0'..=b'9' | b';' | b':', ..], b'm') => self.pen = true,
+            _ => {}
+        }
+    }
+
+    fn private(&mut self, mode: u16, is_on: bool) {
+        if LEFT_ALONE.contains(&mode) {
+            return;
+        }
+        let is_changed = is_on != ON_BY_DEFAULT.contains(&mode);
+        self.changed.retain(|known| *known != mode);
+        let is_known = |mode: &u16| REPORTS.contains(mode) || ALTERNATE.contains(mode) || COMMON.contains(mode);
+        if is_changed && (is_known(&mode) || self.changed.iter().filter(|known| !is_known(known)).count() < MAX_UNKNOWN) {
+            self.changed.push(mode);
+        }
+    }
+
+    fn command(&mut self, command: &[u8]) {
+        let mut parts = command.splitn(3, |b| *b == b';');
+        match (parts.next(), parts.next(), parts.next()) {
+            (Some(b"8"), _, Some(address)) => self.link = !address.is_empty(),
+            (Some(b"4" | b"10" | b"11" | b"12" | b"17" | b"19"), Some(value), more) if !more.unwrap_or(value).ends_with(b"?") => {
+                self.colours = true;
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether a program has a screen of its own.
+    pub fn is_alternate(&self) -> bool {
+        self.changed.iter().any(|mode| ALTERNATE.contains(mode))
+    }
+
+    /// What stops the terminal from talking of itself; and what makes it do so again.
+    pub fn reports_off(&self) -> Vec<u8> {
+        self.reports('l')
+    }
+
+    pub fn reports_on(&self) -> Vec<u8> {
+        self.reports('h')
+    }
+
+    fn reports(&self, last: char) -> Vec<u8> {
+        let known = self.changed.iter().filter(|mode| REPORTS.contains(mode));
+        known.flat_map(|mode| format!("\x1b[?{mode}{last}").into_bytes()).collect()
+    }
+
+    /// What switches off all that is on, and nothing else. The cursor may be elsewhere afterwards: see [`Modes::moves_cursor`].
+    pub fn off(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        if !matches!(self.state, State::Text) {
+            // Ends what never came to its end.
+            out.extend_from_slice(b"\x18\x1b\\");
+        }
+        for (is_on, sequence) in [
+            (self.link, b"\x1b]8;;\x1b\\".as_slice()),
+            (self.pen, b"\x1b[m"),
+            (self.insert, b"\x1b[4l"),
+            (self.line_drawing, b"\x1b(B\x0f"),
+            (self.keypad, b"\x1b>"),
+            (self.other_keys, b"\x1b[>4m"),
+            (self.cursor_style, b"\x1b[0 q"),
+            (self.colours, b"\x1b]104\x1b\\\x1b]110\x1b\\\x1b]111\x1b\\\x1b]112\x1b\\\x1b]117\x1b\\\x1b]119\x1b\\"),
+            (self.region, b"\x1b[r"),
+        ] {
+            if is_on {
+                out.extend_from_slice(sequence);
+            }
+        }
+        if self.keyboard > 0 {
+            out.extend_from_slice(format!("\x1b[<{}u\x1b[=0u", self.keyboard).as_bytes());
+        }
+        let (alternate, others): (Vec<u16>, Vec<u16>) = self.changed.iter().partition(|mode| ALTERNATE.contains(mode));
+        // The other screen last: what was there before has its own cursor.
+        for mode in others.into_iter().chain(alternate) {
+            out.extend_from_slice(format!("\x1b[?{mode}{}", if ON_BY_DEFAULT.contains(&mode) { 'h' } else { 'l' }).as_bytes());
+        }
+        out
+    }
+
+    /// Setting the region or its origin moves the cursor to the top.
+    pub fn moves_cursor(&self) -> bool {
+        (self.region || self.changed.contains(&6)) && !self.is_alternate()
+    }
+
+    /// What switches off everything that programs use, where nobody knows what is on. The other screen is left alone: leaving one that
+    /// nobody took would move the cursor to wherever it was once saved.
+    pub fn all_off() -> &'static [u8] {
+        b"\x18\x1b\\\x1b[?1l\x1b>\x1b[?2004l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1004l\x1b[?1006l\x1b[>4m\x1b[?7h\x1b[?25h\x1b[4l\x1b(B\x0f\x1b[m\r\n"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn left(parts: &[&str]) -> String {
+        let mut modes = Modes::default();
+        parts.iter().for_each(|part| modes.see(part.as_bytes()));
+        String::from_utf8(modes.off()).unwrap()
+    }
+
+    #[test]
+    fn what_is_left_on_is_switched_off_and_nothing_else() {
+        assert_eq!(left(&["ls\r\nplain text\r\n"]), "");
+        assert_eq!(left(&["\x1b[?1049h\x1b[?25l vim \x1b[?25h\x1b[?1049l", "\x1b[1mbold\x1b[0m"]), "");
+        assert_eq!(left(&["\x1b[?1049h", "vim"]), "\x1b[?1049l");
+        assert_eq!(left(&["x\x1b[?10", "49h"]), "\x1b[?1049l");
+        assert_eq!(left(&["\x1b[?47h\x1b[?1000;1006h\x1b[?25l"]), "\x1b[?1000l\x1b[?1006l\x1b[?25h\x1b[?47l");
+        assert_eq!(left(&["\x1b[?2004h\x1b[?7l"]), "\x1b[?2004l\x1b[?7h");
+        assert_eq!(left(&["\x1b[1;38;5;9m\x1b(0\x1b[5 q\x1b=\x1b[4h\x1b[2;9r"]), "\x1b[m\x1b[4l\x1b(B\x0f\x1b>\x1b[0 q\x1b[r");
+        assert_eq!(left(&["\x1b[>4;2m\x1b[>1u"]), "\x1b[>4m\x1b[<1u\x1b[=0u");
+        assert_eq!(left(&["\x1b[>4;2m\x1b[>1u\x1b[<u\x1b[>4;0m"]), "");
+        assert_eq!(left(&["\x1b]8;;http://x\x07link"]), "\x1b]8;;\x1b\\");
+        assert_eq!(left(&["\x1b]8;;http://x\x07link\x1b]8;;\x1b\\ and \x1b]0;title\x07"]), "");
+        assert!(left(&["\x1b]11;#000000\x07"]).contains("\x1b]111\x1b\\"));
+        assert_eq!(left(&["\x1b]11;?\x07\x1b]10;?\x1b\\\x1b[c\x1b[6n\x1bP+q544e\x1b\\"]), "");
+        assert_eq!(left(&["\x1b[?1000h\x1b[?2004h\x1b[3m\x1bc"]), "");
+        assert_eq!(left(&["\x1b]0;never ended"]), "\x18\x1b\\");
+    }
+
+    #[test]
+    fn who_watches_is_spared_the_reports_of_their_own_terminal() {
+        let mut modes = Modes::default();
+        modes.see(b"\x1b[?1002h\x1b[?2004h\x1b[?1006h");
+        assert_eq!(modes.reports_off(), b"\x1b[?1002l\x1b[?1006l");
+        assert_eq!(modes.reports_on(), b"\x1b[?1002h\x1b[?1006h");
+    }
+
+    #[test]
+    fn whatever_is_printed_what_is_remembered_is_bounded() {
+        let mut modes = Modes::default();
+        for mode in 0..10_000 {
+            modes.see(format!("\x1b[?{mode}h\x1b[{}m\x1b]{}", "1;".repeat(1000), "x".repeat(1000)).as_bytes());
+        }
+        assert!(modes.off().len() < 4096);
+        modes.see(b"\x18\x1b[?1003h");
+        assert!(!modes.reports_off().is_empty(), "what counts is still noticed");
+    }
+}

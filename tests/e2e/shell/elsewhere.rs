@@ -1,0 +1,186 @@
+//! `cobox shell` where people use it: inside tmux, and on another machine over ssh.
+
+use std::{path::Path, process::Command};
+
+use cobox_testkit::{TestTerminal, eventually};
+
+use super::*;
+
+/// A tmux server of the test's own.
+struct Tmux {
+    dir: tempfile::TempDir,
+}
+
+impl Tmux {
+    fn start() -> Self {
+        Self { dir: tempfile::tempdir().unwrap() }
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("tmux");
+        command.env_clear().env("PATH", "/usr/bin:/bin").env("LANG", "C.UTF-8").env("TERM", "xterm-256color").env("SHELL", "/bin/sh");
+        command.arg("-S").arg(self.dir.path().join("tmux")).args(["-f", "/dev/null"]).args(words);
+        command
+    }
+
+    fn run(&self, words: &[&str]) -> String {
+        let output = self.command(words).output().expect("tmux runs");
+        assert!(output.status.success(), "{words:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// A window of 80×24 with a program in it.
+    fn window(&self, name: &str, program: &Command, dir: &Path) {
+        let mut words = vec!["new-session", "-d", "-s", name, "-x", "80", "-y", "24", "-c", dir.to_str().unwrap()];
+        let env: Vec<String> =
+            program.get_envs().filter_map(|(n, v)| Some(format!("{}={}", n.to_str().unwrap(), v?.to_str().unwrap()))).collect();
+        for pair in &env {
+            words.extend(["-e", pair.as_str()]);
+        }
+        words.push(program.get_program().to_str().unwrap());
+        words.extend(program.get_args().map(|w| w.to_str().unwrap()));
+        self.run(&words);
+        self.run(&["set", "-g", "status", "off"]);
+        self.run(&["set", "-g", "remain-on-exit", "on"]);
+    }
+
+    /// Text and colours.
+    fn shows(&self, name: &str) -> String {
+        self.run(&["capture-pane", "-p", "-e", "-t", name])
+    }
+
+    async fn wait_for(&self, name: &str, text: &str) {
+        eventually(&format!("`{text}` in tmux's {name}"), || async { self.shows(name).contains(text).then_some(()) }).await;
+    }
+
+    fn press(&self, name: &str, keys: &[&str]) {
+        self.run(&[&["send-keys", "-t", name][..], keys].concat());
+    }
+}
+
+impl Drop for Tmux {
+    fn drop(&mut self) {
+        // Gone already is as good.
+        let _ = self.command(&["kill-server"]).output();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn inside_tmux_it_looks_as_the_program_does_without_it() {
+    let broker = with_a_sandbox().await;
+    let tmux = Tmux::start();
+    let dir = tempfile::tempdir().unwrap();
+    let mut vim = Command::new("/bin/sh");
+    vim.args(["-c", "vim -u NONE -i NONE -n text.txt"]).env("PATH", "/usr/bin:/bin").env("HOME", dir.path());
+    tmux.window("here", &vim, dir.path());
+    tmux.window("there", &shell(&broker, "ada", &["-c", "vim -u NONE -i NONE -n text.txt"]).await, dir.path());
+    for name in ["here", "there"] {
+        tmux.wait_for(name, "[New]").await;
+        tmux.press(name, &["-l", "ihéllo 漢字, "]);
+        tmux.press(name, &["F5", "Home", "Escape"]);
+        tmux.press(name, &["-l", ":hi Normal ctermfg=201 ctermbg=17"]);
+        tmux.press(name, &["Enter"]);
+        tmux.press(name, &["-l", ":set number | split"]);
+        tmux.press(name, &["Enter"]);
+        tmux.wait_for(name, "text.txt [+]").await;
+    }
+    eventually("the same in both", || async { (tmux.shows("here") == tmux.shows("there")).then_some(()) }).await;
+    for name in ["here", "there"] {
+        tmux.run(&["resize-window", "-t", name, "-x", "60", "-y", "18"]);
+    }
+    eventually("the same in both, resized", || async {
+        let (here, there) = (tmux.shows("here"), tmux.shows("there"));
+        (here == there && here.lines().count() == 18 && here.contains("text.txt [+]")).then_some(())
+    })
+    .await;
+    // The status line and its end, and the way out.
+    tmux.press("there", &["Escape", "Enter", "~", "s"]);
+    tmux.wait_for("there", "you have control · connected · 60×18").await;
+    tmux.press("there", &["Enter", "~", "."]);
+    tmux.wait_for("there", "left the shell").await;
+    let state = tmux.run(&["display-message", "-p", "-t", "there", "#{alternate_on} #{mouse_any_flag} #{pane_dead_status}"]);
+    assert_eq!(state.trim(), "0 0 255");
+}
+
+/// An ssh server on loopback that lets in one key, for as long as it lives.
+struct Sshd {
+    server: std::process::Child,
+    dir: tempfile::TempDir,
+    port: u16,
+}
+
+impl Sshd {
+    async fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+        for key in ["host", "user"] {
+            let made =
+                Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f", &path(key)]).status().expect("ssh-keygen runs");
+            assert!(made.success());
+        }
+        // Root's server wants its own empty directory.
+        let _ = std::fs::create_dir_all("/run/sshd");
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let config = format!(
+            "Port {port}\nListenAddress 127.0.0.1\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nUsePAM no\nStrictModes no\n\
+             PasswordAuthentication no\nPermitRootLogin prohibit-password\nAcceptEnv *\n",
+            path("host"),
+            path("user.pub")
+        );
+        std::fs::write(dir.path().join("config"), config).unwrap();
+        let log = std::fs::File::create(dir.path().join("log")).unwrap();
+        let server = Command::new("/usr/sbin/sshd").args(["-D", "-e", "-f", &path("config")]).stderr(log).spawn().expect("sshd runs");
+        eventually("sshd to listen", || async { std::net::TcpStream::connect(("127.0.0.1", port)).ok() }).await;
+        Self { server, dir, port }
+    }
+
+    /// The program, on that machine, in a terminal that ssh makes there.
+    fn running(&self, program: &Command) -> Command {
+        let env = program.get_envs().filter_map(|(n, v)| Some(format!("{}='{}'", n.to_str().unwrap(), v?.to_str().unwrap())));
+        let words = [program.get_program()].into_iter().chain(program.get_args()).map(|w| format!("'{}'", w.to_str().unwrap()));
+        let line = std::iter::once("exec env".to_owned()).chain(env).chain(words).collect::<Vec<_>>().join(" ");
+        let mut ssh = Command::new("ssh");
+        ssh.env("PATH", "/usr/bin:/bin").env("HOME", self.dir.path());
+        ssh.args(["-F", "/dev/null", "-tt", "-e", "none", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]);
+        ssh.args(["-o", "LogLevel=ERROR", "-p", &self.port.to_string(), "-i"]).arg(self.dir.path().join("user"));
+        ssh.args(["127.0.0.1", &line]);
+        ssh
+    }
+}
+
+impl Drop for Sshd {
+    fn drop(&mut self) {
+        // Gone already is as good.
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn over_ssh_it_looks_as_the_program_does_without_it() {
+    let broker = with_a_sandbox().await;
+    let sshd = Sshd::start().await;
+    let dir = tempfile::tempdir().unwrap();
+    let mut here = locally("here", dir.path(), "vim -u NONE -i NONE -n text.txt");
+    let program = shell(&broker, "ada", &["-c", "vim -u NONE -i NONE -n text.txt"]).await;
+    let mut there = TestTerminal::start("there", &sshd.running(&program), SIZE);
+    for terminal in [&mut here, &mut there] {
+        terminal.wait_for("[New]").await;
+        terminal.press("ihéllo 漢字 over ssh");
+        terminal.wait_for("over ssh").await;
+    }
+    there.wait_for_the_same_as(&here).await;
+    for terminal in [&mut here, &mut there] {
+        terminal.resize(100, 30);
+    }
+    there.wait_for_the_same_as(&here).await;
+    for terminal in [&mut here, &mut there] {
+        terminal.press("\x1b:q!\r");
+        assert_eq!(terminal.ended().await.code(), Some(0));
+        assert!(terminal.is_cooked());
+    }
+    // Its exit code comes through both.
+    let program = shell(&broker, "ada", &["-c", "exit 7"]).await;
+    let mut there = TestTerminal::start("there", &sshd.running(&program), SIZE);
+    assert_eq!(there.ended().await.code(), Some(7));
+}

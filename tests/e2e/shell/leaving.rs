@@ -1,0 +1,181 @@
+//! Every way out of a shell leaves a terminal that can be used: cooked, with nothing switched on that a program left behind.
+
+use cobox_testkit::{TestTerminal, eventually};
+use rustix::process::Signal;
+
+use super::*;
+
+/// Everything a program can leave switched on, and a word on a screen of its own.
+const SWITCH_ALL_ON: &str =
+    r"printf '\033[?1049h\033[2J\033[H\033[?25l\033[?1h\033=\033[?1003h\033[?1006h\033[?1004h\033[?2004h\033[4h\033[31;44mall on'";
+
+fn is_plain(terminal: &TestTerminal) -> bool {
+    let is_shown_plainly = terminal.look(|s| {
+        !s.alternate_screen()
+            && !s.hide_cursor()
+            && !s.application_cursor()
+            && !s.application_keypad()
+            && !s.bracketed_paste()
+            && s.mouse_protocol_mode() == vt100::MouseProtocolMode::None
+            && s.fgcolor() == vt100::Color::Default
+            && s.bgcolor() == vt100::Color::Default
+    });
+    is_shown_plainly && terminal.is_cooked() && (!terminal.was_told("\x1b[4h") || terminal.was_told("\x1b[4l"))
+}
+
+/// What it printed last may still be on its way from the terminal to the screen.
+async fn is_given_back(terminal: &TestTerminal) {
+    eventually("a terminal as it was", || async { is_plain(terminal).then_some(()) }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_way_out_gives_the_terminal_back_as_it_was() {
+    let broker = with_a_sandbox().await;
+    for signal in [None, Some(Signal::TERM), Some(Signal::HUP), Some(Signal::INT), Some(Signal::QUIT)] {
+        let mut ada = sit(&broker, "ada", &["--name", "modes"]).await;
+        ada.wait_for("$ ").await;
+        ada.press(&format!("clear; {SWITCH_ALL_ON}; read line; reset\r"));
+        ada.wait_for("all on").await;
+        assert!(!is_plain(&ada));
+        match signal {
+            None => ada.press("\r~."),
+            Some(signal) => ada.signal(signal),
+        }
+        assert_eq!(ada.ended().await.code(), Some(255), "{signal:?}");
+        ada.wait_for("which lives on; come back with: cobox shell demo --name modes").await;
+        is_given_back(&ada).await;
+        // Who comes back finds it as it was left.
+        let mut again = sit(&broker, "ada", &["--name", "modes", "--take"]).await;
+        if signal.is_some() {
+            again.wait_for("all on").await;
+            assert!(again.look(|s| s.alternate_screen() && s.bracketed_paste()));
+            again.press("\r");
+        }
+        again.press("exit 0\r");
+        again.ended().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_that_dies_with_everything_switched_on_leaves_a_terminal_that_works() {
+    let broker = with_a_sandbox().await;
+    let mut ada = sit(&broker, "ada", &["-c", &format!("{SWITCH_ALL_ON}; kill -9 $$")]).await;
+    assert_eq!(ada.ended().await.code(), Some(137));
+    assert!(ada.was_told("all on"));
+    is_given_back(&ada).await;
+    // And so does one whose sandbox ends under it.
+    let mut bob = sit(&broker, "bob", &["-c", &format!("{SWITCH_ALL_ON}; sleep 1000")]).await;
+    bob.wait_for("all on").await;
+    let released = broker.cobox().args(["session", "release", "demo"]).output().unwrap();
+    assert!(released.status.success(), "{released:?}");
+    assert_eq!(bob.ended().await.code(), Some(255));
+    bob.wait_for("error:").await;
+    is_given_back(&bob).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shell_that_can_not_be_reached_costs_nothing() {
+    let broker = with_a_sandbox().await;
+    let mut command = shell(&broker, "ada", &[]).await;
+    command.env("COBOX_URL", "http://127.0.0.1:1");
+    let mut ada = TestTerminal::start("ada", &command, SIZE);
+    assert!(ada.ended().await.code().is_some_and(|code| code != 0));
+    ada.wait_for("error:").await;
+    assert!(ada.is_cooked());
+    // No shell to look at: refused after the terminal was lent.
+    let mut eve = sit(&broker, "eve", &["--observe", "--name", "nobodys"]).await;
+    assert_eq!(eve.ended().await.code(), Some(255));
+    eve.wait_for("error:").await;
+    assert!(eve.is_cooked());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_reading_its_output_ends_it_and_the_terminal_is_as_it_was() {
+    let broker = with_a_sandbox().await;
+    let shell = shell(&broker, "ada", &[]).await;
+    let words = [shell.get_program()].into_iter().chain(shell.get_args()).map(|w| w.to_str().unwrap()).collect::<Vec<_>>().join(" ");
+    let mut piped = std::process::Command::new("/bin/sh");
+    piped.args(["-c", &format!("{words} | head -c 1 >/dev/null; echo over")]);
+    piped.envs(shell.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut ada = TestTerminal::start("ada", &piped, SIZE);
+    eventually("it to notice", || {
+        // Whatever it prints next, nobody takes.
+        ada.press("echo more\r");
+        let is_over = ada.shows().contains("over");
+        async move { is_over.then_some(()) }
+    })
+    .await;
+    assert!(ada.ended().await.success() && ada.is_cooked());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_terminal_that_takes_nothing_any_more_can_not_hold_it() {
+    let broker = with_a_sandbox().await;
+    let mut ada = sit(&broker, "ada", &[]).await;
+    ada.wait_for("$ ").await;
+    ada.set_frozen(true);
+    ada.press("yes\r");
+    // Full by now: the terminal holds a few kilobytes, and so does the way to it.
+    let bob = sit(&broker, "bob", &["--observe"]).await;
+    bob.wait_for("y\ny\ny").await;
+    ada.signal(Signal::TERM);
+    assert_eq!(ada.ended().await.code(), Some(255));
+    assert!(ada.is_cooked());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn suspended_it_gives_the_terminal_to_the_shell_below_and_takes_it_again_when_it_goes_on() {
+    let broker = with_a_sandbox().await;
+    let cobox = shell(&broker, "ada", &[]).await;
+    let mut bash = std::process::Command::new("/bin/bash");
+    bash.args(["--norc", "--noprofile", "-i"]).env("PS1", "local> ").envs(cobox.get_envs().filter_map(|(n, v)| Some((n, v?))));
+    let mut ada = TestTerminal::start("ada", &bash, SIZE);
+    ada.wait_for("local> ").await;
+    ada.press(&format!("{} shell demo\r", cobox.get_program().to_str().unwrap()));
+    ada.wait_for("sandbox:/workspace$ ").await;
+    for suspend in ["key", "signal"] {
+        ada.press("vim -u NONE -i NONE -n notes.txt\r");
+        ada.wait_for("[New]").await;
+        ada.press(&format!("iby {suspend}\x1b"));
+        ada.wait_for(&format!("by {suspend}")).await;
+        let before = ada.shown();
+        match suspend {
+            "key" => ada.press("\r~\x1a"),
+            _ => {
+                std::process::Command::new("pkill").args(["-TSTP", "-P"]).arg(ada.pid().to_string()).status().unwrap();
+            }
+        }
+        ada.wait_for("Stopped").await;
+        assert!(!ada.look(|s| s.alternate_screen()));
+        ada.press(&format!("echo here-$((6*7))-{suspend}\r"));
+        ada.wait_for(&format!("here-42-{suspend}")).await;
+        ada.press("fg\r");
+        eventually("the screen as it was", || async {
+            (ada.shown().is_alternate && ada.shown().text.contains(&format!("by {suspend}"))).then_some(())
+        })
+        .await;
+        assert_eq!(ada.shown().input_modes, before.input_modes);
+        ada.press(":q!\r");
+        ada.wait_for("sandbox:/workspace$ ").await;
+    }
+    ada.press("exit 3\r");
+    ada.wait_for("local> ").await;
+    ada.press("echo code-$?; exit\r");
+    ada.wait_for("code-3").await;
+    ada.ended().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_key_to_leave_by_can_be_chosen() {
+    let broker = with_a_sandbox().await;
+    let mut ada = sit(&broker, "ada", &["--escape", "^]", "--status"]).await;
+    ada.wait_for("$ ").await;
+    ada.wait_for("demo · main · you have control · connected · 80×24").await;
+    ada.press("\r~.\r");
+    ada.wait_for("~.: command not found").await;
+    ada.press("echo in the middle\x1d.");
+    assert_eq!(ada.ended().await.code(), Some(255));
+    ada.wait_for("which lives on").await;
+    let refused = shell(&broker, "bob", &["--escape", "^C"]).await.output().unwrap();
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("one sign such as ~"), "{refused:?}");
+}

@@ -1,0 +1,58 @@
+//! `cobox shell` as a person sees it: the real program in a real terminal, its screen beside that of the same program run without it.
+
+mod elsewhere;
+mod leaving;
+mod outages;
+mod screens;
+mod shared;
+
+use std::process::Command;
+
+use cobox_protocol::key::PrincipalKind;
+use cobox_testkit::{BrokerOptions, CuttingProxy, TestBroker, TestTerminal, ensure};
+
+const SIZE: (u16, u16) = (80, 24);
+
+/// A broker that is reached over a network which can be cut, with the thread's sandbox made already.
+async fn behind_a_network(config: &str) -> (TestBroker, CuttingProxy) {
+    let proxy = CuttingProxy::before_nobody().await;
+    let config = format!("node_url = \"{}\"\n{config}", proxy.url());
+    let broker = TestBroker::start_with(BrokerOptions { config, ..BrokerOptions::default() }).await;
+    proxy.point_at(broker.url());
+    ensure(&broker.client(), "demo").await;
+    (broker, proxy)
+}
+
+/// A broker with the thread's sandbox made already: that is told on the screen, and would be no part of the picture.
+async fn with_a_sandbox() -> TestBroker {
+    let broker = TestBroker::start().await;
+    ensure(&broker.client(), "demo").await;
+    broker
+}
+
+/// `cobox shell demo …`, as somebody.
+async fn shell(broker: &TestBroker, name: &str, more: &[&str]) -> Command {
+    let key = broker.key_of(name, PrincipalKind::Human, None).await;
+    let mut command = broker.cobox();
+    command.env("COBOX_API_KEY", key.expose()).env("LANG", "C.UTF-8").args(["shell", "demo"]).args(more);
+    command
+}
+
+/// Somebody at the thread's shell.
+async fn sit(broker: &TestBroker, name: &'static str, more: &[&str]) -> TestTerminal {
+    TestTerminal::start(name, &shell(broker, name, more).await, SIZE)
+}
+
+/// As [`sit`], over the network.
+async fn sit_behind(broker: &TestBroker, proxy: &CuttingProxy, name: &'static str, more: &[&str]) -> TestTerminal {
+    let mut command = shell(broker, name, more).await;
+    command.env("COBOX_URL", proxy.url());
+    TestTerminal::start(name, &command, SIZE)
+}
+
+/// The same program in a plain terminal, without a sandbox.
+fn locally(name: &'static str, dir: &std::path::Path, program: &str) -> TestTerminal {
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", program]).env("PATH", "/usr/bin:/bin").env("LANG", "C.UTF-8").env("HOME", dir).current_dir(dir);
+    TestTerminal::start(name, &command, SIZE)
+}

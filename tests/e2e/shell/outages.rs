@@ -1,0 +1,206 @@
+//! What happens to somebody at a shell when the network, the broker, the token or the whole laptop goes away for a while: nothing.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use cobox_client::{Dataplane, Session, ShellEvent};
+use cobox_protocol::frame::ShellStart;
+use cobox_testkit::{TestTerminal, ensure, eventually, sh};
+use rustix::process::Signal;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::*;
+
+const TOO_OLD: &str = "too old";
+const LOST: &str = "no connection for";
+const BACK: &str = "connected again";
+
+/// Somebody beside Ada whose network is never cut: what they see is what there is to be seen.
+struct Eve {
+    screen: Arc<Mutex<vt100::Parser>>,
+    direct: Dataplane,
+    _session: Session,
+    _watching: AbortOnDropHandle<()>,
+}
+
+impl Eve {
+    async fn watch(broker: &TestBroker) -> Self {
+        let session = ensure(&broker.client(), "demo").await;
+        let direct = broker.client().sandbox(&session.info().sandbox.id);
+        let mut shell = direct.shell(ShellStart { observe: true, ..ShellStart::default() }).await.unwrap();
+        let screen = Arc::new(Mutex::new(vt100::Parser::new(SIZE.1, SIZE.0, 0)));
+        let seen = screen.clone();
+        let watching = tokio::spawn(async move {
+            while let Some(Ok(event)) = shell.output.next().await {
+                let mut screen = seen.lock().unwrap();
+                match event {
+                    ShellEvent::Output(bytes) => screen.process(&bytes),
+                    ShellEvent::Keyframe { cols, rows, bytes } => {
+                        *screen = vt100::Parser::new(rows, cols, 0);
+                        screen.process(&bytes);
+                    }
+                    ShellEvent::Resized { cols, rows } => screen.screen_mut().set_size(rows, cols),
+                    _ => {}
+                }
+            }
+        });
+        Self { screen, direct, _session: session, _watching: AbortOnDropHandle::new(watching) }
+    }
+
+    fn shows(&self) -> String {
+        self.screen.lock().unwrap().screen().contents()
+    }
+
+    async fn wait_for(&self, text: &str) {
+        eventually(&format!("`{text}` on eve's screen"), || async { self.shows().contains(text).then_some(()) }).await;
+    }
+
+    /// Once what was said about an outage has gone, nothing tells of it.
+    async fn sees_the_same_as(&self, ada: &TestTerminal) {
+        let picture = |s: &vt100::Screen| (s.contents(), s.contents_formatted(), s.cursor_position());
+        eventually("the same screen for both", || async {
+            let hers = picture(self.screen.lock().unwrap().screen());
+            (ada.look(picture) == hers).then_some(())
+        })
+        .await;
+    }
+}
+
+/// Ada over a network that can be cut, and Eve beside her on one that can't.
+async fn ada_and_eve(broker: &TestBroker, proxy: &CuttingProxy) -> (TestTerminal, Eve) {
+    let mut ada = sit_behind(broker, proxy, "ada", &[]).await;
+    ada.wait_for("$ ").await;
+    ada.press("PS1='> '; clear\r");
+    ada.wait_for("> ").await;
+    let eve = Eve::watch(broker).await;
+    eve.wait_for("> ").await;
+    (ada, eve)
+}
+
+async fn survives_a_cut_of(outage: Duration) {
+    let (broker, proxy) = behind_a_network("").await;
+    let (mut ada, eve) = ada_and_eve(&broker, &proxy).await;
+    ada.press("until test -e go; do sleep 0.05; done; seq 1 60; echo fin''ished\r");
+    eve.wait_for("seq 1 60").await;
+    let since = tokio::time::Instant::now();
+    proxy.set_down(true);
+    ada.wait_until_told(LOST).await;
+    sh(&eve.direct, "touch go").await;
+    eve.wait_for("finished").await;
+    assert!(!ada.shows().contains("finished"));
+    // As long as it takes: the outage itself is what is tried.
+    tokio::time::sleep_until(since + outage).await;
+    ada.press("echo typed-$((6*7))\r");
+    proxy.set_down(false);
+    ada.wait_for("typed-42").await;
+    eve.wait_for("typed-42").await;
+    ada.wait_until_told(BACK).await;
+    assert!(!ada.was_told(TOO_OLD));
+    // And when what was said about it has gone, there is no trace of it.
+    eve.sees_the_same_as(&ada).await;
+    assert!(ada.shows().contains("finished"));
+    ada.press("exit 4\r");
+    assert_eq!(ada.ended().await.code(), Some(4));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cut_network_loses_nothing_of_what_is_printed_and_typed() {
+    survives_a_cut_of(Duration::from_secs(3)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "half a minute without a network; run by make soak"]
+async fn soak_a_network_cut_for_30_s_loses_nothing_of_what_is_printed_and_typed() {
+    survives_a_cut_of(Duration::from_secs(30)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_pressed_without_a_network_for_too_long_are_dropped_and_that_is_said() {
+    let (broker, proxy) = behind_a_network("").await;
+    let (mut ada, eve) = ada_and_eve(&broker, &proxy).await;
+    proxy.set_down(true);
+    ada.wait_until_told(LOST).await;
+    ada.press("echo rash-$((6*7))\r");
+    ada.wait_until_told(TOO_OLD).await;
+    proxy.set_down(false);
+    ada.wait_until_told(BACK).await;
+    ada.press("echo wise-$((6*7))\r");
+    ada.wait_for("wise-42").await;
+    eve.wait_for("wise-42").await;
+    assert!(!eve.shows().contains("rash") && !ada.shows().contains("rash"), "{}", ada.shows());
+    eve.sees_the_same_as(&ada).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_killed_and_started_again_is_hardly_noticed() {
+    let (mut broker, proxy) = behind_a_network("").await;
+    let mut ada = sit_behind(&broker, &proxy, "ada", &[]).await;
+    ada.wait_for("$ ").await;
+    ada.press("vim -u NONE -i NONE -n notes.txt\r");
+    ada.wait_for("[New]").await;
+    ada.press("ibefore it died, ");
+    ada.wait_for("before it died").await;
+    broker.kill();
+    ada.wait_until_told(LOST).await;
+    broker.launch().await;
+    proxy.point_at(broker.url());
+    ada.wait_until_told(BACK).await;
+    ada.press("and after\x1b:wq\r");
+    ada.wait_for("written").await;
+    assert!(!ada.look(|s| s.alternate_screen()));
+    ada.press("cat notes.txt; exit 3\r");
+    assert_eq!(ada.ended().await.code(), Some(3));
+    assert!(ada.shows().contains("before it died, and after"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_laptop_slept_its_dead_connection_is_found_at_once() {
+    let (broker, proxy) = behind_a_network("").await;
+    let (mut ada, eve) = ada_and_eve(&broker, &proxy).await;
+    ada.press("echo before-$((6*7))\r");
+    eve.wait_for("before-42").await;
+    ada.signal(Signal::STOP);
+    // Nobody tells anybody that this connection is dead.
+    proxy.stall();
+    // The nap itself: shorter than any silence that would be noticed by itself.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    ada.signal(Signal::CONT);
+    ada.press("echo after-$((6*7))\r");
+    ada.wait_for("after-42").await;
+    eve.wait_for("after-42").await;
+    // Without noticing the nap it would have taken three quarters of a minute, which is longer than anything here is waited for.
+    eve.sees_the_same_as(&ada).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_that_runs_out_in_the_middle_is_renewed_and_nobody_notices() {
+    // The shortest life a token can have; it is renewed when two thirds of it are over.
+    let (broker, proxy) = behind_a_network("token_ttl_seconds = 60\n").await;
+    let mut ada = sit_behind(&broker, &proxy, "ada", &[]).await;
+    // Bob's laptop sleeps all the while, and wakes with a token that is long dead.
+    let mut bob = sit_behind(&broker, &proxy, "bob", &["--name", "bobs"]).await;
+    let started = tokio::time::Instant::now();
+    for person in [&mut ada, &mut bob] {
+        person.wait_for("$ ").await;
+        person.press("counted=0\r");
+    }
+    bob.signal(Signal::STOP);
+    // The life of the token, and the few seconds that clocks may differ by.
+    let ends = started + Duration::from_secs(60 + 7);
+    let mut typed = 0;
+    while tokio::time::Instant::now() < ends {
+        typed += 1;
+        ada.press("clear; counted=$((counted+1)); echo counted-$counted\r");
+        ada.wait_for(&format!("counted-{typed}\n")).await;
+    }
+    assert!(!ada.was_told(LOST) && !ada.was_told(BACK) && !ada.was_told("expired"));
+    bob.signal(Signal::CONT);
+    bob.press("echo awake-$((counted+42))\r");
+    bob.wait_for("awake-42").await;
+    assert!(!bob.was_told("expired"));
+    bob.press("exit 5\r");
+    ada.press("exit 6\r");
+    assert_eq!((bob.ended().await.code(), ada.ended().await.code()), (Some(5), Some(6)));
+}
