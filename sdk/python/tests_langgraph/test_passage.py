@@ -474,6 +474,38 @@ def test_callers_that_the_broker_knows_are_themselves_there(broker: Broker) -> N
         assert ask(url, "DELETE", f"/v1/sandbox/sessions/{mine.json()['session_id']}", headers=bearer(ann)).status_code == 204
 
 
+def test_langsmiths_api_is_for_callers_that_the_broker_knows(broker: Broker) -> None:
+    key = {"x-api-key": broker.key("ann-with-boxes", "human")}
+    with served(Settings(broker.url, identity="caller", relay_url="https://deployment.example")) as url:
+        for place in ("/v2/sandboxes", "/api/v2/sandboxes"):
+            made = ask(url, "POST", f"{place}/boxes", headers=key, json={"name": "through", "wait_for_ready": True, "timeout": 60})
+            assert made.status_code == 201, made.text
+            assert made.json()["dataplane_url"].startswith("https://deployment.example/dp/sb_")
+            listed = ask(url, "GET", f"{place}/boxes?limit=10", headers=key).json()["sandboxes"]
+            assert [box["name"] for box in listed] == ["through"]
+            link = ask(url, "POST", f"{place}/boxes/through/download-url", headers=key, json={"path": "/etc/passwd"})
+            # A credential in a URL, which this server would write into its log.
+            assert link.status_code in (200, 201), link.text
+            assert broker.url in link.text
+            assert "deployment.example" not in link.text
+            assert ask(url, "DELETE", f"{place}/boxes/through", headers=key).status_code == 204
+            missing = ask(url, "GET", f"{place}/boxes/through", headers=key)
+            assert (missing.status_code, missing.json()["detail"]["error"]) == (404, "NotFound")
+            # Another service's key is not the broker's to see.
+            for headers in ({}, {"x-api-key": "lsv2_somebody-elses"}):
+                refused = ask(url, "GET", f"{place}/boxes", headers=headers)
+                assert (refused.status_code, refused.json()["detail"]["error"]) == (401, "Unauthorized")
+
+
+def test_users_of_a_shared_key_find_no_boxes_of_one_another(url: str, upstream: Upstream) -> None:
+    before = len(upstream.heads)
+    for method, where in (("GET", "/v2/sandboxes/boxes"), ("POST", "/api/v2/sandboxes/snapshots"), ("DELETE", "/v2/sandboxes/volumes/x")):
+        refused = ask(url, method, where)
+        assert (refused.status_code, refused.json()["detail"]["error"]) == (403, "PermissionDenied")
+        assert ask(url, method, where, user="").status_code == 401
+    assert len(upstream.heads) == before
+
+
 def test_the_thread_authoritys_credential_is_sent_only_when_told(upstream: Upstream) -> None:
     with served(Settings(upstream.url, Secret(KEY), is_thread_authority=True)) as url:
         ask(url, "GET", CAPABILITIES, headers={"authorization": "Bearer ann-secret"})

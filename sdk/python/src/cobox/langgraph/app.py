@@ -16,6 +16,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
+from .serving.boxes import Boxes
 from .serving.broker import Broker
 from .serving.callers import dataplane_visitor
 from .serving.control import Control
@@ -42,7 +43,8 @@ def create_app(settings: Settings | None = None) -> Starlette:
 
 
 def _of(broker: Broker) -> list[BaseRoute]:
-    return [*Control(broker).routes(), *Dataplane(broker).routes()]
+    control = Control(broker)
+    return [*control.routes(), *Boxes(broker, control).routes(), *Dataplane(broker).routes()]
 
 
 def __getattr__(name: str) -> Any:

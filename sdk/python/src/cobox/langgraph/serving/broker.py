@@ -42,6 +42,8 @@ MAX_REMEMBERED = 4096
 MAX_ENDED = 100
 # As long as the broker may take to say what the deployment's key is, in seconds; and so long a failure of that counts for everybody.
 FITNESS_SECONDS, UNFIT_SECONDS = 10.0, 1.0
+# How the broker's keys begin. In `X-Api-Key` they go on to it; another service's key there is not for the broker to see.
+OUR_KEYS = "cbx_"
 # Where a broker with `[thread_authority]` looks for a caller's credential for this deployment.
 THREAD_CREDENTIAL = "x-thread-authorization"
 
@@ -103,10 +105,12 @@ class Broker:
         if self.settings.identity == SHARED:
             await self._must_be_fit()
             shown = self._own_credential()
-        elif credential is None:
-            raise refusals.unauthenticated("send `Authorization: Bearer …`: the broker is shown the same")
-        else:
+        elif credential is not None:
             shown = credential
+        elif (key := caller.headers.get("x-api-key", "")).startswith(OUR_KEYS):
+            shown = f"Bearer {key}"
+        else:
+            raise refusals.unauthenticated("send `Authorization: Bearer …`: the broker is shown the same")
         headers = [*passed_on(caller.headers.raw, TO_BROKER), ("authorization", shown)]
         if self.settings.is_thread_authority and credential is not None:
             headers.append((THREAD_CREDENTIAL, credential))

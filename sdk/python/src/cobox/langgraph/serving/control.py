@@ -86,7 +86,7 @@ class Control:
         body = {key: value for key, value in body.items() if key not in ("thread_id", "scope")} | _naming(body, named, thread.id)
         path = f"/threads/{segment(thread.id)}/sandbox" if named is not None else "/v1/sandbox/sessions"
         if not self.is_shared:
-            return self._answer(await self.broker.ask(request, "POST", path, body=body, extra=_idempotency(request, user)))
+            return self.answer(await self.broker.ask(request, "POST", path, body=body, extra=_idempotency(request, user)))
         _must_not_have(body)
         body = {key: value for key, value in body.items() if key in _NEGOTIATED}
         body["tags"] = self._marked(user, body.get("tags"), thread)
@@ -102,7 +102,7 @@ class Control:
             await self.broker.must_be_for(request, user, thread, str(reply.json().get("session_id")))
         elif reply.status != _LATER:
             await self._unmake(request, made)
-        return self._answer(reply)
+        return self.answer(reply)
 
     def of_session(self, verb: str = "", is_owners: bool = False) -> Endpoint:
         async def endpoint(request: Request) -> Response:
@@ -115,7 +115,7 @@ class Control:
             body = await read_body(request) if request.method == "POST" else None
             reply = await self.broker.ask(request, request.method, session_path(session_id, *rest), body=body)
             # A link is a credential in a URL, which this server would write into its log: it stays the broker's.
-            return self._answer(reply, is_rewritten=verb != "file-links")
+            return self.answer(reply, is_rewritten=verb != "file-links")
 
         return endpoint
 
@@ -125,7 +125,7 @@ class Control:
             thread = await self.broker.threads.see(request, request.path_params["thread_id"])
             body = await read_body(request) if request.method == "POST" else None
             await self.broker.must_be_for(request, user, thread)
-            return self._answer(await self.broker.ask(request, request.method, f"/threads/{segment(thread.id)}/sandbox{rest}", body=body))
+            return self.answer(await self.broker.ask(request, request.method, f"/threads/{segment(thread.id)}/sandbox{rest}", body=body))
 
         return endpoint
 
@@ -139,13 +139,13 @@ class Control:
             if found.status != 200:
                 raise Handed(found)
             await self.broker.must_own(request, user, str(found.json().get("session_id")), thread.id)
-        return self._answer(await self.broker.ask(request, "DELETE", path))
+        return self.answer(await self.broker.ask(request, "DELETE", path))
 
     async def capabilities(self, request: Request) -> Response:
         user = User.of(request)
         thread = await self.broker.threads.see(request, request.query_params.get("thread_id") or "")
         await self.broker.must_be_for(request, user, thread)
-        return self._answer(await self.broker.ask(request, "GET", "/capabilities", query=urlencode({"thread_id": thread.id})))
+        return self.answer(await self.broker.ask(request, "GET", "/capabilities", query=urlencode({"thread_id": thread.id})))
 
     async def list_sessions(self, request: Request) -> Response:
         user, pairs = User.of(request), _query(request)
@@ -154,15 +154,15 @@ class Control:
             thread = await self.broker.threads.see(request, asked["scope_id"])
             pairs = [(k, v) for k, v in pairs if k not in ("scope_type", "scope_id")] + [("scope_type", "thread"), ("scope_id", thread.id)]
             reply = await self.broker.ask(request, "GET", "/v1/sandbox/sessions", query=urlencode(pairs))
-            return self._answer(_only_of(user, thread, reply) if self.is_shared and reply.status == 200 else reply)
+            return self.answer(_only_of(user, thread, reply) if self.is_shared and reply.status == 200 else reply)
         if self.is_shared:
             pairs = self._only_own(user, pairs)
-        return self._answer(await self.broker.ask(request, "GET", "/v1/sandbox/sessions", query=urlencode(pairs)))
+        return self.answer(await self.broker.ask(request, "GET", "/v1/sandbox/sessions", query=urlencode(pairs)))
 
     async def list_sandboxes(self, request: Request) -> Response:
         user, pairs = User.of(request), _query(request)
         pairs = self._only_own(user, pairs) if self.is_shared else pairs
-        return self._answer(await self.broker.ask(request, "GET", "/v1/sandboxes", query=urlencode(pairs)))
+        return self.answer(await self.broker.ask(request, "GET", "/v1/sandboxes", query=urlencode(pairs)))
 
     async def create_sandbox(self, request: Request) -> Response:
         user, body = User.of(request), await read_body(request)
@@ -170,7 +170,7 @@ class Control:
             _must_not_have(body)
             body = {key: value for key, value in body.items() if key in _MADE_OF}
             body["tags"] = self._marked(user, body.get("tags"))
-        return self._answer(await self.broker.ask(request, "POST", "/v1/sandboxes", body=body, extra=_idempotency(request, user)))
+        return self.answer(await self.broker.ask(request, "POST", "/v1/sandboxes", body=body, extra=_idempotency(request, user)))
 
     async def of_sandbox(self, request: Request) -> Response:
         user = User.of(request)
@@ -178,12 +178,12 @@ class Control:
         body = await read_body(request) if request.method == "PATCH" else None
         if body is not None and self.is_shared and isinstance(body.get("tags"), dict) and USER_TAG in body["tags"]:
             raise refusals.invalid(f"tags.{USER_TAG}: is set by the deployment; choose another key")
-        return self._answer(await self.broker.ask(request, request.method, sandbox_path(sandbox), body=body))
+        return self.answer(await self.broker.ask(request, request.method, sandbox_path(sandbox), body=body))
 
     async def delegate_sandbox(self, request: Request) -> Response:
         user, body = User.of(request), await read_body(request)
         sandbox = await self.broker.sandbox(request, user, request.path_params["reference"])
-        return self._answer(await self.broker.ask(request, "POST", f"/sandbox/{segment(sandbox)}/delegate", body=body))
+        return self.answer(await self.broker.ask(request, "POST", f"/sandbox/{segment(sandbox)}/delegate", body=body))
 
     async def _own_sandbox_only(self, request: Request, user: User, body: dict[str, Any]) -> str | None:
         """A hint may name a sandbox of the user's; by its id from here on, so that no rename comes between. Gives what it made for that."""
@@ -231,7 +231,7 @@ class Control:
     def _only_own(self, user: User, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
         return [*pairs, ("tag", f"{USER_TAG}:{tag_of(user.identity)}")]
 
-    def _answer(self, reply: Reply, is_rewritten: bool = True) -> Response:
+    def answer(self, reply: Reply, is_rewritten: bool = True) -> Response:
         body = reply.body
         is_json = dict(reply.headers).get("content-type", "").startswith("application/json")
         if is_rewritten and self.rewrite is not None and body and is_json:
