@@ -192,6 +192,7 @@ fn way_back(target: &Target, name: Option<&str>, observe: bool) -> String {
     let mut words = match target {
         Target::Thread(thread) => format!("cobox shell {}", quoted(thread)),
         Target::Sandbox(sandbox) => format!("cobox shell --sandbox {}", quoted(sandbox)),
+        Target::Session(id) => format!("cobox session connect {id}"),
     };
     if let Some(name) = name {
         words.push_str(&format!(" --name {}", quoted(name)));

@@ -83,7 +83,7 @@ fn read(event: ShellEvent) -> (ShellNews, bool) {
         ShellEvent::Output(bytes) => ShellNews::Output(bytes),
         ShellEvent::Keyframe { cols, rows, bytes } => ShellNews::Keyframe { cols, rows, bytes },
         ShellEvent::Resized { cols, rows } => ShellNews::Resized { cols, rows },
-        ShellEvent::Control { controller } => ShellNews::Control(controller),
+        ShellEvent::Control { controller, .. } => ShellNews::Control(controller),
         ShellEvent::Gap { .. } => ShellNews::Said("some output was lost".to_owned()),
         ShellEvent::Reconnecting { .. } => ShellNews::Said("the connection is lost; trying again".to_owned()),
         ShellEvent::Reconnected => ShellNews::Said("connected again".to_owned()),

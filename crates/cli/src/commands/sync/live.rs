@@ -44,6 +44,7 @@ pub async fn run(pair: Pair, wish: &Wish, context: &Context) -> Outcome {
     let (thread, sandbox) = match &pair.target {
         Target::Thread(name) => (Some(name.clone()), None),
         Target::Sandbox(name) => (None, Some(name.clone())),
+        Target::Session(_) => (None, None),
     };
     let config =
         Config { id, folder: folder.clone(), thread, sandbox, path, mode: wish.mode.to_string(), sandbox_id: way_in.sandbox_id.clone() };

@@ -63,8 +63,9 @@ pub struct Lock {
 impl State {
     pub fn of(pair: &Pair, folder: &Path) -> Result<(Self, String), Failure> {
         let (kind, name) = match &pair.target {
-            Target::Thread(name) => ("thread", name),
-            Target::Sandbox(name) => ("sandbox", name),
+            Target::Thread(name) => ("thread", name.as_str()),
+            Target::Sandbox(name) => ("sandbox", name.as_str()),
+            Target::Session(id) => ("session", id.as_str()),
         };
         let parts = [folder.as_os_str().as_bytes(), b"\0", kind.as_bytes(), b"\0", name.as_bytes(), b"\0", &pair.path];
         let id = Digest::of(&parts.concat()).to_string()[..ID_CHARS].to_owned();

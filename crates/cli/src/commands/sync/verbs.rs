@@ -129,6 +129,8 @@ pub async fn flush_before(context: &Context, target: &Target) {
     let is_its = |config: &Config| match target {
         Target::Thread(name) => config.thread.as_ref() == Some(name),
         Target::Sandbox(name) => config.sandbox.as_ref() == Some(name) || config.sandbox_id == *name,
+        // Its thread or sandbox isn't known yet, and asking would cost more than it saves.
+        Target::Session(_) => false,
     };
     for (state, config) in State::all().into_iter().filter(|(state, config)| is_its(config) && state.is_running()) {
         if let Err(failure) = blocking(state, Request::Flush { wait: true }, Some(EXEC_WAITS)).await {
