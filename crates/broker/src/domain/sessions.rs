@@ -126,7 +126,10 @@ impl Sessions {
     }
 
     pub async fn visible(&self, caller: &Caller, id: &SessionId) -> Result<Bound, ApiError> {
-        let found = self.deployment.store.session(id).await.map_err(internal)?;
+        let found = match caller.foreseen.take(|s| s.id == *id) {
+            Some(bound) => Some(bound),
+            None => self.deployment.store.session(id).await.map_err(internal)?,
+        };
         found.filter(|b| access::is_visible(&caller.principal, &b.session)).ok_or_else(|| not_found(id))
     }
 
