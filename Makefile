@@ -7,7 +7,7 @@ BIN = target/$(shell rustc --print host-tuple)/$(if $(filter release,$(PROFILE))
 CLIENTS = check-api check-python check-langgraph check-langsmith
 
 .DEFAULT_GOAL := help
-.PHONY: help build run demo test test-rust test-clients $(CLIENTS) loom lint lint-rust lint-python deny openapi fuzz bench bench-dataplane bench-broker bench-gateway bench-agent soak setup setup-clients
+.PHONY: help build run demo test test-rust test-clients $(CLIENTS) loom lint lint-rust lint-python deny openapi fuzz bench bench-dataplane bench-broker bench-gateway bench-agent bench-sync soak setup setup-clients
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -97,6 +97,10 @@ bench-gateway: build ## The gateway against boxd's own socket and nginx in front
 bench-agent: build ## An agent's tools through the Python backend, against deepagents' own scripts; writes bench/results/agent.md
 	scripts/check-python --setup
 	COBOX_BIN=$(BIN)/cobox target/tools/python-deepagents-0.7/bin/python bench/agent.py
+
+bench-sync: build ## First copy, one save and a look at what hasn't changed, against rsync and unison; writes bench/results/sync.md
+	scripts/setup bench
+	COBOX_BIN=$(BIN)/cobox python3 bench/sync.py
 
 soak: ## The long fault and load tests; records bench/results/soak.md
 	cargo build -p cobox-cli -p cobox-boxd
