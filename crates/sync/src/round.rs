@@ -43,6 +43,7 @@ impl Engine {
             plan.here.into_iter().partition(|c| !self.settings.allow_risky && c.new.is_some() && is_risky(&c.path, &there));
         let plan = Plan { here: taken, ..plan };
         drop((base, here, there));
+        let is_news = self.status.conflicts != plan.conflicts;
         self.status.conflicts = plan.conflicts;
         self.status.left_alone = plan.left_alone;
         self.status.held = held.into_iter().map(|c| c.path).collect();
@@ -57,7 +58,7 @@ impl Engine {
         self.confirmed = false;
         self.decided.clear();
         self.tell_status();
-        if is_anything {
+        if is_anything || is_news {
             (self.listener)(Event::Round(&self.status));
         }
         Ok(None)

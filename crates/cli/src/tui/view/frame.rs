@@ -3,7 +3,7 @@
 use ratatui::{
     Frame,
     layout::Rect,
-    style::{Modifier, Style},
+    style::Modifier,
     text::{Line, Span},
     widgets::Paragraph,
 };
@@ -72,8 +72,8 @@ pub fn footer(frame: &mut Frame, state: &State, area: Rect) {
         if used > width {
             break;
         }
-        spans.push(Span::styled(format!(" {key} "), Style::new().add_modifier(Modifier::REVERSED)));
-        spans.push(Span::styled(format!(" {does} "), FAINT));
+        spans.push(Span::styled(format!(" {key}"), STRONG));
+        spans.push(Span::styled(format!(" {does}  "), FAINT));
     }
     frame.render_widget(Paragraph::new(Line::from(spans)), area);
 }
