@@ -107,4 +107,6 @@ soak: ## The long fault and load tests; records bench/results/soak.md
 	COBOX_TEST_STORE=postgres cargo nextest run --workspace -E 'binary_id(cobox-broker::broker)'
 	COBOX_API_EXAMPLES=200 COBOX_API_SEED=$$RANDOM scripts/check-api
 	COBOX_SDK_CUTS=200 COBOX_SDK_SEED=$$RANDOM scripts/check-langsmith test_cuts.py
+	scripts/setup soak
+	scripts/deny
 	scripts/soak
