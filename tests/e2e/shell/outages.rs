@@ -149,7 +149,7 @@ async fn a_broker_killed_and_started_again_is_hardly_noticed() {
     ada.wait_until_told(BACK).await;
     ada.press("and after\x1b:wq\r");
     ada.wait_for("written").await;
-    assert!(!ada.look(|s| s.alternate_screen()));
+    eventually("its own screen gone", || async { (!ada.look(|s| s.alternate_screen())).then_some(()) }).await;
     ada.press("cat notes.txt; exit 3\r");
     assert_eq!(ada.ended().await.code(), Some(3));
     assert!(ada.shows().contains("before it died, and after"));
