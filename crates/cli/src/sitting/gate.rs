@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn a_sandbox_that_leaves_nothing_out_still_reaches_neither_clipboard_nor_title_nor_keyboard() {
-        let output = "one\x1b]52;c;aGVsbG8=\x07 two\x1b]0;title\x1b\\ \x1b[31mred\x1b[m\x1b[6n \x1bPtmux;\x1b\x1b]52;c;eA==\x07\x1b\\é\u{9d}2;t\x07.";
+        let output = "one\x1b]52;c;aGVsbG8=\x07 two\x1b]0;title\x1b\\ \x1b[31mred\x1b[m\x1b[6n \x1bPtmux;copy\x1b\\é\u{9d}2;t\x07.";
         let plain = "one two \x1b[31mred\x1b[m é.";
         let asked = "one two \x1b[31mred\x1b[m\x1b[6n é.";
         for (hides, wanted) in [(Kinds::ALL, plain), (Kinds::ALL.without(Kinds::QUERY), asked)] {
