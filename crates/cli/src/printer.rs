@@ -204,11 +204,13 @@ impl Printer {
     }
 }
 
-/// Text from elsewhere with its control characters made visible, so that a name can't move the cursor or repaint the screen.
+/// Text from elsewhere with its control characters made visible, so that a name can't move the cursor or repaint the screen, nor turn
+/// around what stands beside it.
 pub fn visible(text: &str) -> String {
+    let turns = |c| matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{61c}');
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
+        if c.is_control() || turns(c) { out.extend(c.escape_default()) } else { out.push(c) }
     }
     out
 }
@@ -229,6 +231,11 @@ pub fn fields(pairs: &[(&str, String)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_can_neither_repaint_the_screen_nor_turn_around_what_stands_beside_it() {
+        assert_eq!(visible("a\x1b[2J\u{9b}1m\u{202e}txt.漢字"), "a\\u{1b}[2J\\u{9b}1m\\u{202e}txt.漢字");
+    }
 
     #[test]
     fn where_nobody_sees_colours_there_are_none() {

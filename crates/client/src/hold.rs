@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use cobox_protocol::frame::{ClientFrame, OutputStream, ServerFrame};
+use cobox_protocol::frame::{ClientFrame, OutputStream, ServerFrame, close};
 use futures_util::StreamExt;
 use tokio::{sync::watch, time::Instant};
 use tokio_tungstenite::tungstenite::Message;
@@ -195,7 +195,14 @@ impl<C: Conversation> Driver<C> {
         let step = match incoming {
             Incoming::Nothing => return Ok(()),
             Incoming::Closed { .. } | Incoming::Broken(_) if connection.is_leaving => return Err(End::Over),
-            Incoming::Closed { code, reason } => return Err(End::Lost(Loss::closed(code, &reason, connection.told.take()))),
+            Incoming::Closed { code, reason } => {
+                let told = connection.told.take();
+                if told.is_none() && !connection.is_ready && code == close::UNAUTHENTICATED {
+                    // A refusal, too, though in fewer words.
+                    self.conversation.refused(ClientError::Closed { code, reason: reason.clone() });
+                }
+                return Err(End::Lost(Loss::closed(code, &reason, told)));
+            }
             Incoming::Broken(cause) => return Err(End::Lost(Loss::broken(cause))),
             Incoming::Output { kind, offset, bytes } => {
                 self.has_progressed();
@@ -222,7 +229,8 @@ impl<C: Conversation> Driver<C> {
                     }
                     self.tell(News::Refused(failure.clone()));
                 }
-                connection.told = Some(ClientError::Api(Box::new(failure)));
+                let error = ClientError::Api(Box::new(failure));
+                connection.told = Some(if connection.is_ready { error } else { self.conversation.refused(error) });
                 return Ok(());
             }
             Incoming::Frame(ServerFrame::AuthOk { .. } | ServerFrame::Pong { .. }) => return Ok(()),

@@ -33,7 +33,11 @@ pub(crate) trait Conversation: Send + 'static {
     const ACK_BYTES: u64;
 
     /// For the next connection: what it has seen so far it doesn't ask for again.
-    fn start(&self) -> Self::Start;
+    fn start(&mut self) -> Self::Start;
+    /// A start was answered by a refusal: the error to tell.
+    fn refused(&mut self, error: ClientError) -> ClientError {
+        error
+    }
     fn resized(&mut self, cols: u16, rows: u16);
     fn ready(&mut self, ready: Self::Ready) -> Result<Step<Self::Event>, ClientError>;
     fn output(&mut self, kind: BinaryKind, offset: u64, bytes: Bytes) -> Result<Step<Self::Event>, ClientError>;

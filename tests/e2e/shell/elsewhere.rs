@@ -98,8 +98,11 @@ async fn inside_tmux_it_looks_as_the_program_does_without_it() {
     tmux.wait_for("there", "you have control · connected · 60×18").await;
     tmux.press("there", &["Enter", "~", "."]);
     tmux.wait_for("there", "left the shell").await;
-    let state = tmux.run(&["display-message", "-p", "-t", "there", "#{alternate_on} #{mouse_any_flag} #{pane_dead_status}"]);
-    assert_eq!(state.trim(), "0 0 255");
+    eventually("a terminal as it was, and the exit code of who left", || async {
+        let state = tmux.run(&["display-message", "-p", "-t", "there", "#{alternate_on} #{mouse_any_flag} #{pane_dead_status}"]);
+        (state.trim() == "0 0 255").then_some(())
+    })
+    .await;
 }
 
 /// An ssh server on loopback that lets in one key, for as long as it lives.

@@ -1,7 +1,7 @@
 //! The same program with and without a sandbox, and the same screen, cell by cell, colour by colour.
 
 use cobox_client::Upload;
-use cobox_testkit::{TestTerminal, ensure, sh};
+use cobox_testkit::{TestTerminal, ensure, eventually, sh};
 
 use super::*;
 
@@ -78,8 +78,11 @@ async fn vim_looks_the_same_with_and_without_a_sandbox() {
     vim.press(":set notermguicolors | hi Normal ctermfg=201 ctermbg=17\r", "line 19").await;
     // A click puts the cursor where it is, and vim says where that is.
     vim.press(":set mouse=a ttymouse=sgr ruler\r", "line 19").await;
-    assert!(vim.there.look(|s| s.mouse_protocol_mode()) != vt100::MouseProtocolMode::None);
-    vim.press("\x1b[<0;6;3M\x1b[<0;6;3m", "5,").await;
+    eventually("a mouse", || async {
+        [&vim.here, &vim.there].iter().all(|t| t.look(|s| s.mouse_protocol_mode()) != vt100::MouseProtocolMode::None).then_some(())
+    })
+    .await;
+    vim.press("\x1b[<0;6;3M\x1b[<0;6;3m", "4,6 ").await;
     vim.press("iclicked \x1b", "clicked").await;
     vim.resize(100, 30, "clicked").await;
     vim.resize(57, 19, "clicked").await;

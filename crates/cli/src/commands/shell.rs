@@ -7,6 +7,7 @@ use cobox_protocol::{
     Capability, ShellId,
     frame::{Allowed, ControlAction, DEFAULT_SHELL_NAME, ShellStart},
 };
+use cobox_stream::Kinds;
 
 use super::{Outcome, Where, thread};
 use crate::{
@@ -115,6 +116,10 @@ pub async fn sit(target: &Target, args: Seat, context: &Context) -> Outcome {
         Allow::Title => Allowed::Title,
         Allow::Clipboard => Allowed::Clipboard,
     });
+    let allows = args.allow.iter().fold(Kinds::NONE, |kinds, allow| match allow {
+        Allow::Title => kinds.with(Kinds::TITLE),
+        Allow::Clipboard => kinds.with(Kinds::CLIPBOARD),
+    });
     let mut start = ShellStart {
         shell: name.clone(),
         command: args.c,
@@ -144,6 +149,7 @@ pub async fn sit(target: &Target, args: Seat, context: &Context) -> Outcome {
         me: way_in.principal.clone(),
         escape: args.escape.unwrap_or_default(),
         has_status: args.status,
+        allows,
     };
     let mut sitting = Sitting::new(context.printer, place)?;
     let end = loop {
@@ -172,7 +178,7 @@ pub async fn sit(target: &Target, args: Seat, context: &Context) -> Outcome {
             Ok(LEFT)
         }
         End::Left | End::Joins => {
-            let (name, back) = (visible(shown), way_back(target, name.as_deref(), observe));
+            let (name, back) = (visible(shown), way_back(target, name.as_deref(), start.observe));
             context.printer.note(&format!("left the shell {name}, which lives on; come back with: {back}"));
             Ok(LEFT)
         }
