@@ -48,9 +48,12 @@ async fn the_pictures_in_the_documentation_are_of_the_real_thing() {
     })
     .await;
     ann.press(&alt('2'));
-    ann.wait_for("you type").await;
+    ann.wait_for("┏ terminal").await;
     ann.press("ls; python3 test_leap.py\r");
-    ann.wait_for("Ran 1 test").await;
+    // The conversation to the left has the same words.
+    let is_right_of_it = |words: &str| ann.shows().lines().any(|line| line.chars().skip(66).collect::<String>().contains(words));
+    let all = || std::future::ready((is_right_of_it("OK") && is_right_of_it("→ exit 0")).then_some(()));
+    eventually("the test in the terminal, and its run among the events", all).await;
     save("chat.svg", &ann);
 
     ann.press(&alt('4'));

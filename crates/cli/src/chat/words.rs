@@ -92,6 +92,7 @@ pub fn outcome(tool: &Tool) -> String {
     let first = lines.next().unwrap_or("(nothing)");
     match lines.count() {
         0 => one_line(first),
+        1 => format!("{} (+1 line)", one_line(first)),
         more => format!("{} (+{more} lines)", one_line(first)),
     }
 }
