@@ -109,17 +109,19 @@ impl Sitting {
         self.standing.send_replace(Standing::Types);
     }
 
-    /// Gives the terminal back, in a state fit for a prompt.
-    pub async fn stand_up(mut self, end: &End) {
+    /// Gives the terminal back, in a state fit for a prompt. `false` where it takes nothing any more: whoever wrote to it would wait
+    /// for as long as it does.
+    pub async fn stand_up(mut self, end: &End) -> bool {
         let is_exit = matches!(end, End::Exited(_));
         if self.is_shown {
             let last = self.picture.leave(is_exit);
             self.display.show(last);
         }
-        self.display.settle(LAST_LOOK).await;
+        let takes_words = self.display.settle(LAST_LOOK).await;
         if let Some(raw) = self.raw.as_ref().filter(|_| !is_exit) {
             raw.forget_input();
         }
+        takes_words || !self.is_shown
     }
 
     pub async fn hold(&mut self, mut shell: Shell) -> End {

@@ -3,16 +3,14 @@
 use bytes::Bytes;
 use cobox_protocol::frame::{BinaryKind, ControlAction, OutputStream, ServerFrame};
 use serde::{Serialize, de::DeserializeOwned};
-use tokio::{
-    sync::{mpsc, watch},
-    time::Instant,
-};
+use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
     ApiFailure, ClientError, Dataplane,
     drive::Driver,
     error::{BROKEN_OFF, closing_words},
+    nap::Moment,
 };
 
 /// Events between the connection and a caller that is slow to take them; beyond it the connection is not read.
@@ -91,7 +89,7 @@ pub(crate) async fn open<C: Conversation>(dataplane: &Dataplane, conversation: C
 #[derive(Clone)]
 pub(crate) struct Input {
     /// In order.
-    commands: mpsc::Sender<(Instant, Command)>,
+    commands: mpsc::Sender<(Moment, Command)>,
     /// Past everything else: a signal must not wait behind input that the command doesn't read.
     signals: mpsc::Sender<String>,
 }
@@ -105,7 +103,7 @@ impl Input {
     }
 
     pub async fn send(&self, command: Command) -> Result<(), ClientError> {
-        self.commands.send((Instant::now(), command)).await.map_err(|_| over())
+        self.commands.send((Moment::now(), command)).await.map_err(|_| over())
     }
 
     pub async fn signal(&self, signal: &str) -> Result<(), ClientError> {

@@ -205,8 +205,11 @@ impl<'a> Scan<'a> {
     }
 
     fn read(mut self) -> Result<Found, SyncError> {
-        for (path, result) in read_all(self.root, std::mem::take(&mut self.unread), self.hooks) {
+        let read = read_all(self.root, std::mem::take(&mut self.unread), self.hooks);
+        let half = self.watch.map_or_else(HashSet::new, |watch| watch.half_written(read.iter().map(|(path, _)| path)));
+        for (path, result) in read {
             match result {
+                Ok(_) if half.contains(&path) => self.problem(Some(&path), Problem::Changing)?,
                 Ok((digest, stamp)) => {
                     let entry = Entry::File { digest, size: stamp.size(), exec: stamp.is_exec() };
                     self.found.entries.insert(path, (entry, stamp));

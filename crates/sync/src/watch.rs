@@ -1,7 +1,7 @@
 //! What changes in a folder, as the kernel tells it: which paths to look at again, or that all must be looked at.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     io,
     mem::MaybeUninit,
     os::fd::{AsFd, OwnedFd},
@@ -9,6 +9,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -23,9 +24,14 @@ use crate::{hooks::Hooks, path::RelPath, rules::Rules};
 const BUFFER_BYTES: usize = 64 * 1024;
 /// Changed paths that are remembered one by one; with more it is cheaper to look at everything.
 const MAX_DIRTY: usize = 4096;
+/// A file that is open and was written so lately is half of something: who saves it closes it within that, and a log has its pauses.
+const HALF_WRITTEN: Duration = Duration::from_millis(50);
+/// One that is written without a pause is taken as it is after so long.
+const LONGEST_HALF: Duration = Duration::from_secs(1);
 const EVENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MODIFY)
+    .union(WatchFlags::CLOSE_WRITE)
     .union(WatchFlags::ATTRIB)
     .union(WatchFlags::MOVED_FROM)
     .union(WatchFlags::MOVED_TO)
@@ -61,6 +67,8 @@ struct Shared {
     stop: OwnedFd,
     folders: Mutex<HashMap<i32, Option<RelPath>>>,
     dirty: Mutex<Dirty>,
+    /// Made or written and not yet closed: since when, and when last. At most [`MAX_DIRTY`].
+    writing: Mutex<HashMap<RelPath, (Instant, Instant)>>,
     /// Not every folder could be watched.
     is_partial: AtomicBool,
     limit: usize,
@@ -81,6 +89,7 @@ impl Watch {
             stop: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             folders: Mutex::default(),
             dirty: Mutex::default(),
+            writing: Mutex::default(),
             is_partial: AtomicBool::new(false),
             limit,
             buffer: Mutex::new(vec![MaybeUninit::uninit(); BUFFER_BYTES]),
@@ -115,6 +124,15 @@ impl Watch {
         !self.0.dirty().is_empty()
     }
 
+    /// Which of these somebody is just writing, with everything that has happened up to now.
+    pub fn half_written<'a>(&self, paths: impl Iterator<Item = &'a RelPath>) -> HashSet<RelPath> {
+        self.0.read();
+        let now = Instant::now();
+        let mut writing = self.0.writing();
+        writing.retain(|_, (first, last)| now.duration_since(*last) < HALF_WRITTEN && now.duration_since(*first) < LONGEST_HALF);
+        if writing.is_empty() { HashSet::new() } else { paths.filter(|path| writing.contains_key(path)).cloned().collect() }
+    }
+
     /// Whether changes may go unseen until the next look at everything.
     pub fn is_partial(&self) -> bool {
         self.0.is_partial.load(Ordering::Relaxed)
@@ -136,6 +154,10 @@ impl Shared {
 
     fn dirty(&self) -> MutexGuard<'_, Dirty> {
         self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn writing(&self) -> MutexGuard<'_, HashMap<RelPath, (Instant, Instant)>> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn listen(&self, tell: &dyn Fn()) {
@@ -186,6 +208,9 @@ impl Shared {
                 if Rules::default().leaves_out(&path, false) {
                     return false;
                 }
+                if !self.note_writing(&path, flags) {
+                    return false;
+                }
                 self.dirty().add(path);
                 true
             }
@@ -196,5 +221,46 @@ impl Shared {
             // A folder's own end or move is told by the one it was in.
             _ => false,
         }
+    }
+
+    /// Whether the path is to be looked at: one that is only closed has told all before.
+    fn note_writing(&self, path: &RelPath, flags: ReadFlags) -> bool {
+        let mut writing = self.writing();
+        if flags.contains(ReadFlags::ISDIR) {
+            return true;
+        }
+        if flags.intersects(ReadFlags::CREATE | ReadFlags::MODIFY) {
+            let now = Instant::now();
+            if let Some((_, last)) = writing.get_mut(path) {
+                *last = now;
+            } else if writing.len() < MAX_DIRTY {
+                writing.insert(path.clone(), (now, now));
+            }
+            return true;
+        }
+        let is_over = flags.intersects(ReadFlags::CLOSE_WRITE | ReadFlags::DELETE | ReadFlags::MOVED_FROM | ReadFlags::MOVED_TO);
+        let was_written = is_over && writing.remove(path).is_some();
+        was_written || !flags.contains(ReadFlags::CLOSE_WRITE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hooks::Own;
+
+    #[test]
+    fn a_file_is_half_written_from_its_first_byte_until_it_is_closed() {
+        let folder = tempfile::tempdir().unwrap();
+        let watch = Watch::start(10, &Own::new(folder.path().to_owned()), || ()).unwrap();
+        let path = RelPath::new(b"f").unwrap();
+        assert!(watch.0.note_writing(&path, ReadFlags::CREATE));
+        assert!(watch.0.writing().contains_key(&path));
+        assert!(watch.0.note_writing(&path, ReadFlags::MODIFY));
+        assert!(watch.0.note_writing(&path, ReadFlags::CLOSE_WRITE), "it is looked at now");
+        assert!(watch.0.writing().is_empty());
+        assert!(!watch.0.note_writing(&path, ReadFlags::CLOSE_WRITE), "nothing was written that time");
+        watch.0.writing().insert(path.clone(), (Instant::now() - LONGEST_HALF, Instant::now()));
+        assert!(watch.half_written([&path].into_iter()).is_empty(), "one that is written without end is taken as it is");
     }
 }

@@ -138,7 +138,7 @@ async fn a_broker_killed_and_started_again_is_hardly_noticed() {
     let (mut broker, proxy) = behind_a_network("").await;
     let mut ada = sit_behind(&broker, &proxy, "ada", &[]).await;
     ada.wait_for("$ ").await;
-    ada.press("vim -u NONE -i NONE -n notes.txt\r");
+    ada.press("vim -u NONE -i NONE -n -N notes.txt\r");
     ada.wait_for("[New]").await;
     ada.press("ibefore it died, ");
     ada.wait_for("before it died").await;

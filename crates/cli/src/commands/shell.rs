@@ -160,12 +160,13 @@ pub async fn sit(target: &Target, args: Seat, context: &Context) -> Outcome {
         // A connection that is lost again by then says so when it is read.
         let _ = shell.input.control(ControlAction::Take).await;
     };
-    sitting.stand_up(&end).await;
+    let takes_words = sitting.stand_up(&end).await;
     if let (true, false, Some(name)) = (is_private, matches!(end, End::Exited(_)), &name) {
         end_private(&dataplane, name).await;
     }
     match end {
         End::Exited(code) => Ok(u8::try_from(code).unwrap_or(LEFT)),
+        _ if !takes_words => Ok(LEFT),
         End::Left | End::Joins if is_private => {
             context.printer.note("left the shell");
             Ok(LEFT)

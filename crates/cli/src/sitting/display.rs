@@ -72,15 +72,11 @@ impl Display {
         Ok(())
     }
 
-    /// Waits until everything is on the screen, but not for a terminal that takes nothing.
-    pub async fn settle(&mut self, within: Duration) {
+    /// Waits until everything is on the screen, but not for a terminal that takes nothing: `false` then.
+    pub async fn settle(&mut self, within: Duration) -> bool {
         let (written, is_written) = oneshot::channel();
         self.waiting.push_back(Piece::Mark(written));
-        let settling = async {
-            if self.pass_on().await.is_ok() {
-                let _ = is_written.await;
-            }
-        };
-        let _ = tokio::time::timeout(within, settling).await;
+        let settling = async { self.pass_on().await.is_ok() && is_written.await.is_ok() };
+        tokio::time::timeout(within, settling).await.unwrap_or(false)
     }
 }

@@ -205,11 +205,17 @@ impl Modes {
             (self.other_keys, b"\x1b[>4m"),
             (self.cursor_style, b"\x1b[0 q"),
             (self.colours, b"\x1b]104\x1b\\\x1b]110\x1b\\\x1b]111\x1b\\\x1b]112\x1b\\\x1b]117\x1b\\\x1b]119\x1b\\"),
-            (self.region, b"\x1b[r"),
         ] {
             if is_on {
                 out.extend_from_slice(sequence);
             }
+        }
+        match self.region {
+            // It moves the cursor to the top, from where nobody here may know the way back.
+            true if !self.is_alternate() => out.extend_from_slice(b"\x1b7\x1b[r\x1b8"),
+            // Leaving that screen brings the cursor back, and by where it was saved before.
+            true => out.extend_from_slice(b"\x1b[r"),
+            false => {}
         }
         if self.keyboard > 0 {
             out.extend_from_slice(format!("\x1b[<{}u\x1b[=0u", self.keyboard).as_bytes());
@@ -222,9 +228,9 @@ impl Modes {
         out
     }
 
-    /// Setting the region or its origin moves the cursor to the top.
+    /// Counting rows from the screen's first again moves the cursor there, also one that was saved before.
     pub fn moves_cursor(&self) -> bool {
-        (self.region || self.changed.contains(&6)) && !self.is_alternate()
+        self.changed.contains(&6) && !self.is_alternate()
     }
 
     /// What switches off everything that programs use, where nobody knows what is on. The other screen is left alone: leaving one that
@@ -252,7 +258,8 @@ mod tests {
         assert_eq!(left(&["x\x1b[?10", "49h"]), "\x1b[?1049l");
         assert_eq!(left(&["\x1b[?47h\x1b[?1000;1006h\x1b[?25l"]), "\x1b[?1000l\x1b[?1006l\x1b[?25h\x1b[?47l");
         assert_eq!(left(&["\x1b[?2004h\x1b[?7l"]), "\x1b[?2004l\x1b[?7h");
-        assert_eq!(left(&["\x1b[1;38;5;9m\x1b(0\x1b[5 q\x1b=\x1b[4h\x1b[2;9r"]), "\x1b[m\x1b[4l\x1b(B\x0f\x1b>\x1b[0 q\x1b[r");
+        assert_eq!(left(&["\x1b[1;38;5;9m\x1b(0\x1b[5 q\x1b=\x1b[4h\x1b[2;9r"]), "\x1b[m\x1b[4l\x1b(B\x0f\x1b>\x1b[0 q\x1b7\x1b[r\x1b8");
+        assert_eq!(left(&["\x1b[?1049h\x1b[2;9r"]), "\x1b[r\x1b[?1049l");
         assert_eq!(left(&["\x1b[>4;2m\x1b[>1u"]), "\x1b[>4m\x1b[<1u\x1b[=0u");
         assert_eq!(left(&["\x1b[>4;2m\x1b[>1u\x1b[<u\x1b[>4;0m"]), "");
         assert_eq!(left(&["\x1b]8;;http://x\x07link"]), "\x1b]8;;\x1b\\");

@@ -1,5 +1,6 @@
 //! What every command says, in words and as JSON, against a real broker. A change of a shape that programs read shows here.
 
+mod sync;
 mod transcript;
 
 use std::{

@@ -64,6 +64,11 @@ impl<'a> Transcript<'a> {
         output
     }
 
+    /// What a command that ran beside these said.
+    pub fn add(&mut self, said: &str) {
+        self.text.push_str(&format!("{said}\n"));
+    }
+
     /// Compares it with the snapshot of this name.
     pub fn is(self, name: &str) {
         let mut text = self.text;

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::{
     super::Outcome,
     Pair, control,
-    report::{as_json, phase_why, phase_word},
+    report::{as_json, left_over, phase_why, phase_word},
     state::{Config, State},
 };
 use crate::{
@@ -118,6 +118,9 @@ fn finish(done: Option<Ended>, state: &State, config: &Config, wish: &Wish, prin
             let failure = Failure::new(error.to_string());
             return Err(match error {
                 SyncError::There { .. } | SyncError::NotAllowed => failure.advise("`cobox session get` shows what your token allows"),
+                SyncError::Halted(_) => failure.advise(
+                    "if that is right, run it without --until-synced and say so with `cobox sync resume --confirm`; if not, put back what is missing",
+                ),
                 _ => failure,
             });
         }
@@ -127,18 +130,29 @@ fn finish(done: Option<Ended>, state: &State, config: &Config, wish: &Wish, prin
     // Only for those who ask later.
     let _ = state.set_status(&told);
     if wish.until_synced {
-        printer.result(&told, || format!("{} files are in sync with {}{}", status.agreed_files, config.place(), conflicts(&status)))?;
-        return Ok(u8::from(!status.conflicts.is_empty()));
+        let is_whole = status.conflicts.is_empty() && failures(&status) == 0;
+        printer.result(&told, || {
+            let first = format!("{} files are in sync with {}{}", status.agreed_files, config.place(), unsettled(&status));
+            // What isn't is for somebody to look at.
+            if is_whole { visible(&first) } else { format!("{}\n{}", visible(&first), left_over(&told).join("\n")) }
+        })?;
+        return Ok(u8::from(!is_whole));
     }
     Ok(0)
 }
 
-fn conflicts(status: &Status) -> String {
-    match status.conflicts.len() {
+/// What is to be mended before both sides can be the same.
+fn failures(status: &Status) -> usize {
+    status.here_problems.values().chain(status.there_problems.values()).filter(|problem| problem.is_failure()).count()
+}
+
+fn unsettled(status: &Status) -> String {
+    let some = |count: usize, what: &str| match count {
         0 => String::new(),
-        1 => ", 1 conflict".to_owned(),
-        n => format!(", {n} conflicts"),
-    }
+        1 => format!(", 1 {what}"),
+        n => format!(", {n} {what}s"),
+    };
+    some(status.conflicts.len(), "conflict") + &some(failures(status), "problem")
 }
 
 /// What a running sync shows: a line that stays and a bar on a terminal, a few lines elsewhere, an object a line as JSON.
@@ -203,7 +217,7 @@ impl Screen {
         for conflict in &status.conflicts {
             self.say(&format!("conflict: {} was changed on both sides; see `cobox sync status`", conflict.path));
         }
-        self.line.set_message(format!("watching  {}, {} files{}", visible(&self.config.place()), status.agreed_files, conflicts(status)));
+        self.line.set_message(format!("watching  {}, {} files{}", visible(&self.config.place()), status.agreed_files, unsettled(status)));
     }
 
     /// The bar takes the line's place.
