@@ -269,8 +269,10 @@ impl Crashes {
 
     async fn kill_one(&mut self) {
         let mut live = self.desk.live(&[]);
-        // From its first step on, or while it is about to place what came.
-        live.until_phase(if self.dice.roll(2) == 0 { "scanning" } else { "connecting" });
+        // Somewhere while it starts, or while it looks and places what came.
+        if self.dice.roll(3) > 0 {
+            live.until_phase("scanning");
+        }
         std::thread::sleep(Duration::from_millis(self.dice.roll(60)));
         if self.dice.roll(3) == 0 {
             for (_, pid) in self.desk.broker.sandbox_pids() {

@@ -13,7 +13,7 @@ use crate::{
     path::RelPath,
     peer::Peer,
     problem::Problem,
-    reconcile::{Change, Plan, reconcile},
+    reconcile::{Change, Conflict, Plan, reconcile},
     risky::is_risky,
     rules::{MAX_RULE_BYTES, MAX_RULE_FILES, Rules, is_out_of_bounds},
     serve::{read_wants, send_wants},
@@ -43,11 +43,12 @@ impl Engine {
             plan.here.into_iter().partition(|c| !self.settings.allow_risky && c.new.is_some() && is_risky(&c.path, &there));
         let plan = Plan { here: taken, ..plan };
         drop((base, here, there));
-        let is_news = self.status.conflicts != plan.conflicts;
+        let held: Vec<RelPath> = held.into_iter().map(|c| c.path).collect();
+        let is_anything = !plan.here.is_empty() || !plan.there.is_empty();
+        let is_news = is_anything || self.status.conflicts != plan.conflicts || self.status.held != held;
         self.status.conflicts = plan.conflicts;
         self.status.left_alone = plan.left_alone;
-        self.status.held = held.into_iter().map(|c| c.path).collect();
-        let is_anything = !plan.here.is_empty() || !plan.there.is_empty();
+        self.status.held = held;
         if is_anything {
             self.set_phase(Phase::Syncing);
         }
@@ -58,7 +59,7 @@ impl Engine {
         self.confirmed = false;
         self.decided.clear();
         self.tell_status();
-        if is_anything || is_news {
+        if is_news {
             (self.listener)(Event::Round(&self.status));
         }
         Ok(None)
@@ -275,7 +276,10 @@ impl Engine {
     fn tell_status(&mut self) {
         self.status.here_files = self.folder.tree().files();
         self.status.there_files = self.there.files();
-        self.status.agreed_files = self.base.tree().files();
+        let base = self.base.tree();
+        let in_conflict =
+            |c: &Conflict| base.get(&c.path).into_iter().chain(base.beneath(&c.path).map(|(_, e)| e)).filter(|e| e.is_file()).count();
+        self.status.agreed_files = base.files() - self.status.conflicts.iter().map(in_conflict).sum::<usize>();
         self.status.here_problems = self.folder.problems().clone();
         self.status.here_problems.extend(self.undone[Side::Here as usize].clone());
         self.status.there_problems = self.there_problems.clone();

@@ -199,11 +199,16 @@ impl Folder {
 
     fn take_in(&mut self, found: Found, tops: Option<BTreeSet<RelPath>>) -> Vec<Update> {
         let mut updates: Vec<Update> = Vec::new();
+        // One that is just being written is what it was until that is over.
+        let is_gone = |path: &&RelPath| {
+            let is_changing = found.problems.get(*path) == Some(&Problem::Changing) && self.tree.get(path).is_some_and(Entry::is_file);
+            !found.entries.contains_key(*path) && !is_changing
+        };
         let gone: Vec<RelPath> = match &tops {
-            None => self.tree.iter().map(|(path, _)| path).filter(|p| !found.entries.contains_key(p)).cloned().collect(),
+            None => self.tree.iter().map(|(path, _)| path).filter(is_gone).cloned().collect(),
             Some(tops) => {
                 let within = |top| self.tree.get(top).map(|_| top).into_iter().chain(self.tree.beneath(top).map(|(path, _)| path));
-                tops.iter().flat_map(within).filter(|p| !found.entries.contains_key(p)).cloned().collect()
+                tops.iter().flat_map(within).filter(is_gone).cloned().collect()
             }
         };
         for path in gone {

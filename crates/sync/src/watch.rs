@@ -24,10 +24,10 @@ use crate::{hooks::Hooks, path::RelPath, rules::Rules};
 const BUFFER_BYTES: usize = 64 * 1024;
 /// Changed paths that are remembered one by one; with more it is cheaper to look at everything.
 const MAX_DIRTY: usize = 4096;
-/// A file that is open and was written so lately is half of something: who saves it closes it within that, and a log has its pauses.
-const HALF_WRITTEN: Duration = Duration::from_millis(50);
-/// One that is written without a pause is taken as it is after so long.
-const LONGEST_HALF: Duration = Duration::from_secs(1);
+/// A file that is open and was written so lately is half of something: who saves it closes it soon, and a log has its pauses.
+const HALF_WRITTEN: Patience = Patience { pause: Duration::from_millis(50), longest: Duration::from_secs(1) };
+/// One that is shorter than it was has been emptied to be written anew, and nothing is told of a long write before it is done.
+const EMPTIED: Patience = Patience { pause: Duration::from_secs(2), longest: Duration::from_secs(5) };
 const EVENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MODIFY)
@@ -40,6 +40,18 @@ const EVENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::ONLYDIR)
     .union(WatchFlags::DONT_FOLLOW)
     .union(WatchFlags::EXCL_UNLINK);
+
+/// How long an open file is waited for: since it was last written, and in all. Then it is taken as it is.
+struct Patience {
+    pause: Duration,
+    longest: Duration,
+}
+
+impl Patience {
+    fn lasts(&self, (first, last): (Instant, Instant), now: Instant) -> bool {
+        now.duration_since(last) < self.pause && now.duration_since(first) < self.longest
+    }
+}
 
 /// What has to be looked at again.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -124,13 +136,20 @@ impl Watch {
         !self.0.dirty().is_empty()
     }
 
-    /// Which of these somebody is just writing, with everything that has happened up to now.
-    pub fn half_written<'a>(&self, paths: impl Iterator<Item = &'a RelPath>) -> HashSet<RelPath> {
+    /// Which of these somebody is just writing, with everything that has happened up to now. Beside each is whether it is shorter than it was.
+    pub fn half_written<'a>(&self, paths: impl Iterator<Item = (&'a RelPath, bool)>) -> HashSet<RelPath> {
         self.0.read();
         let now = Instant::now();
         let mut writing = self.0.writing();
-        writing.retain(|_, (first, last)| now.duration_since(*last) < HALF_WRITTEN && now.duration_since(*first) < LONGEST_HALF);
-        if writing.is_empty() { HashSet::new() } else { paths.filter(|path| writing.contains_key(path)).cloned().collect() }
+        writing.retain(|_, times| EMPTIED.lasts(*times, now));
+        if writing.is_empty() {
+            return HashSet::new();
+        }
+        let is_half = |path: &RelPath, patience: &Patience| writing.get(path).is_some_and(|times| patience.lasts(*times, now));
+        paths
+            .filter(|(path, is_shorter)| is_half(path, if *is_shorter { &EMPTIED } else { &HALF_WRITTEN }))
+            .map(|(path, _)| path.clone())
+            .collect()
     }
 
     /// Whether changes may go unseen until the next look at everything.
@@ -260,7 +279,11 @@ mod tests {
         assert!(watch.0.note_writing(&path, ReadFlags::CLOSE_WRITE), "it is looked at now");
         assert!(watch.0.writing().is_empty());
         assert!(!watch.0.note_writing(&path, ReadFlags::CLOSE_WRITE), "nothing was written that time");
-        watch.0.writing().insert(path.clone(), (Instant::now() - LONGEST_HALF, Instant::now()));
-        assert!(watch.half_written([&path].into_iter()).is_empty(), "one that is written without end is taken as it is");
+        let now = Instant::now();
+        watch.0.writing().insert(path.clone(), (now - HALF_WRITTEN.longest, now));
+        assert!(watch.half_written([(&path, false)].into_iter()).is_empty(), "one that is written without end is taken as it is");
+        assert!(watch.half_written([(&path, true)].into_iter()).contains(&path), "but not one that was emptied");
+        watch.0.writing().insert(path.clone(), (now - EMPTIED.longest, now));
+        assert!(watch.half_written([(&path, true)].into_iter()).is_empty(), "for ever");
     }
 }

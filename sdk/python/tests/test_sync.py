@@ -34,7 +34,8 @@ class Sync:
             if json.loads(line).get("phase") == "watching":
                 break
         # What it tells from now on is read away, so that it never waits for us.
-        threading.Thread(target=self.process.stdout.read, daemon=True).start()
+        self.draining = threading.Thread(target=self.process.stdout.read)
+        self.draining.start()
 
     def ask(self, *words: str) -> Any:
         command = [program(), "--json", "sync", *words, "--sync", self.folder]
@@ -43,6 +44,9 @@ class Sync:
     def stop(self) -> None:
         self.process.send_signal(signal.SIGINT)
         self.process.wait(30)
+        self.draining.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ async fn a_conflict() {
     let desk = Desk::new().await;
     desk.write("notes.md", "base\n");
     desk.write("todo.md", "base\n");
-    let live = Live::start(&desk.broker, desk.path());
+    let mut live = Live::start(&desk.broker, desk.path());
     desk.sync(&["pause"]);
     for name in ["notes.md", "todo.md"] {
         desk.write(name, "mine\n");
@@ -105,12 +105,14 @@ async fn a_conflict() {
     it.run(&["sync", "flush", "--wait", "--sync", desk.path()]);
     it.run(&["sync", "resume", "--sync", desk.path()]);
     it.run(&["sync", "flush", "--wait", "--sync", desk.path()]);
+    live.until("conflicts:");
     it.both(&["sync", "status", "--sync", desk.path()]);
     it.both(&["sync", "diff", "--sync", desk.path(), "notes.md"]);
     it.both(&["sync", "list"]);
     it.run(&["sync", "resolve", "--sync", desk.path(), "--keep", "here", "other.md"]);
     it.run(&["sync", "resolve", "--sync", desk.path(), "--keep", "both", "notes.md"]);
     it.run(&["sync", "flush", "--wait", "--sync", desk.path()]);
+    live.until("conflict:");
     let said = live.end();
     it.add(&said);
     it.run(&["sync", "status", "--sync", desk.path()]);

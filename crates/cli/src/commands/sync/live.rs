@@ -55,7 +55,7 @@ pub async fn run(pair: Pair, wish: &Wish, context: &Context) -> Outcome {
     let engine = {
         let settings = Settings { mode: wish.mode, allow_risky: wish.allow_risky, limits: Limits::default(), once: wish.until_synced };
         let (dataplane, runtime, remote) = (way_in.dataplane.clone(), tokio::runtime::Handle::current(), pair.path.clone());
-        let screen = Screen::new(context.printer, state.clone(), config.clone());
+        let screen = Screen::new(context.printer, state.clone(), config.clone(), wish.until_synced);
         let base = state.base();
         move || {
             let mut dial = || match runtime.block_on(dataplane.open_sync(&remote, settings.mode.only_reads_there())) {
@@ -131,6 +131,10 @@ fn finish(done: Option<Ended>, state: &State, config: &Config, wish: &Wish, prin
     let _ = state.set_status(&told);
     if wish.until_synced {
         let is_whole = status.conflicts.is_empty() && failures(&status) == 0;
+        if printer.is_json() {
+            printer.out(format!("{}\n", json!({"event": "end", "status": told})).as_bytes())?;
+            return Ok(u8::from(!is_whole));
+        }
         printer.result(&told, || {
             let first = format!("{} files are in sync with {}{}", status.agreed_files, config.place(), unsettled(&status));
             // What isn't is for somebody to look at.
@@ -164,11 +168,13 @@ struct Screen {
     bar: Option<ProgressBar>,
     said: String,
     has_synced: bool,
+    /// Its end says how it came out.
+    is_to_end: bool,
 }
 
 impl Screen {
-    fn new(printer: Printer, state: State, config: Config) -> Self {
-        Self { line: printer.status_line(), printer, state, config, bar: None, said: String::new(), has_synced: false }
+    fn new(printer: Printer, state: State, config: Config, is_to_end: bool) -> Self {
+        Self { line: printer.status_line(), printer, state, config, bar: None, said: String::new(), has_synced: false, is_to_end }
     }
 
     fn show(&mut self, event: &Event) {
@@ -195,6 +201,7 @@ impl Screen {
             self.clear_bar();
         }
         match phase {
+            Phase::Halted(_) | Phase::Watching if self.is_to_end => {}
             Phase::Halted(halt) => self.say(&format!(
                 "halted: {halt}\n  if that is right: `cobox sync resume --confirm`; if not, put back what is missing and `cobox sync resume`"
             )),
@@ -214,8 +221,11 @@ impl Screen {
         // Only for those who ask when it doesn't run.
         let _ = self.state.set_status(&told);
         self.object(&json!({"event": "round", "status": told}));
-        for conflict in &status.conflicts {
-            self.say(&format!("conflict: {} was changed on both sides; see `cobox sync status`", conflict.path));
+        match status.conflicts.as_slice() {
+            _ if self.is_to_end => {}
+            [] => {}
+            [conflict] => self.say(&format!("conflict: {} was changed on both sides; see `cobox sync status`", conflict.path)),
+            all => self.say(&format!("conflicts: {} files were changed on both sides; see `cobox sync status`", all.len())),
         }
         self.line.set_message(format!("watching  {}, {} files{}", visible(&self.config.place()), status.agreed_files, unsettled(status)));
     }
