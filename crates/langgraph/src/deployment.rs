@@ -146,7 +146,10 @@ impl Deployment {
 
     /// Sends it, and turns a refusal into an error.
     pub(crate) async fn checked(&self, what: &'static str, request: reqwest::RequestBuilder) -> Result<reqwest::Response, LangGraphError> {
-        let mut response = request.send().await.map_err(|e| self.transport(&e))?;
+        let no_answer =
+            || LangGraphError::Transport { url: self.base.clone(), cause: format!("nothing within {} s", ANSWER_TIMEOUT.as_secs()) };
+        let sent = tokio::time::timeout(ANSWER_TIMEOUT, request.send()).await.map_err(|_| no_answer())?;
+        let mut response = sent.map_err(|e| self.transport(&e))?;
         let status = response.status();
         if status.is_success() {
             return Ok(response);

@@ -16,11 +16,11 @@ use crate::{
 #[derive(Debug, Default, clap::Args)]
 #[command(after_help = "\
 Examples:
-  cobox chat --sandbox                  a new thread; its sandbox is made while you type
-  cobox chat -t 5f3c… --sandbox=dev     go on with one, in the sandbox called dev
-  echo 'mend the tests' | cobox chat --sandbox --no-tui
-                                        the agent's words on stdout, all else on stderr
-  cobox --json chat < questions         everything on stdout, an object a line
+  cobox chat --sandbox                a new thread; its sandbox is being made
+  cobox chat -t 5f3c… --sandbox=dev   go on with one, in the sandbox called dev
+  echo 'mend the tests' | cobox chat --sandbox > answer
+                                      what the agent says; all else on stderr
+  cobox --json chat < questions       everything on stdout, an object a line
 
 The deployment is that of --deployment, of COBOX_DEPLOYMENT_URL, or of chat.toml
 beside the client's config. Its key: COBOX_DEPLOYMENT_KEY, COBOX_DEPLOYMENT_KEY_FILE,
@@ -59,8 +59,12 @@ pub async fn run_bare(context: &Context) -> Option<Outcome> {
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() || context.printer.is_json() {
         return None;
     }
-    let chat = chat(&Args::default(), context).ok()?;
-    Some(tui::run(chat).await)
+    match chat(&Args::default(), context) {
+        Ok(chat) => Some(tui::run(chat).await),
+        // Nothing is set up yet.
+        Err(_) if context.broker().is_err() => None,
+        Err(failure) => Some(Err(failure)),
+    }
 }
 
 fn chat(args: &Args, context: &Context) -> Result<Chat, Failure> {

@@ -190,6 +190,18 @@ async fn commands_in_a_sandbox() {
 }
 
 #[tokio::test]
+async fn who_watches_ends_when_its_reader_does() {
+    let broker = TestBroker::start().await;
+    assert!(broker.cobox().args(["session", "ensure", "demo"]).stdout(Stdio::null()).status().unwrap().success());
+    let mut watching = broker.cobox().args(["watch", "demo", "--history"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut first = String::new();
+    BufReader::new(watching.stdout.take().unwrap()).read_line(&mut first).unwrap();
+    assert!(first.contains("made the session"), "{first}");
+    // Nothing more happens, and it ends all the same: as `cobox watch | head -1`.
+    assert!(watching.wait().unwrap().success());
+}
+
+#[tokio::test]
 async fn files() {
     let broker = TestBroker::start().await;
     let here = tempfile::tempdir().unwrap();

@@ -219,7 +219,7 @@ fn enabling(controllers: &[String]) -> String {
 fn make(group: &Path) -> io::Result<()> {
     for _ in 1..MAKE_TRIES {
         match fs::create_dir_all(group) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists) => {}
             made => return made,
         }
     }
