@@ -31,9 +31,9 @@ setup-clients: setup
 
 # Brokers are started as root and as an ordinary user there, which takes root.
 ROOT_ONLY = test(isolation) | test(ordinary_user)
-# Those that use both databases anyway need no second run, nor do those that are about connections and documents; `make soak` runs all.
+# Those that use both databases anyway need no second run, nor do those that are about connections, documents, and who may do what; `make soak` runs all.
 # The whole workspace is named so that nothing is compiled anew for one of its crates.
-ON_POSTGRES = binary_id(cobox-broker::broker) & not test(/^(store_suite|store_races|cluster|stalls|tls|cors|origin|openapi|adapted|sockets|limits)::/)
+ON_POSTGRES = binary_id(cobox-broker::broker) & not test(/^(store_suite|store_races|cluster|stalls|tls|cors|origin|openapi|adapted|sockets|limits|rates|policy|oidc|thread_authority|seeds|ops|door|links|asking|errors|access)::/)
 test: test-rust test-clients ## Unit, integration and end-to-end tests
 
 # cobox and boxd are made with the tests: by themselves they'd have other features, and all would be compiled twice.
@@ -107,4 +107,6 @@ soak: ## The long fault and load tests; records bench/results/soak.md
 	COBOX_TEST_STORE=postgres cargo nextest run --workspace -E 'binary_id(cobox-broker::broker)'
 	COBOX_API_EXAMPLES=200 COBOX_API_SEED=$$RANDOM scripts/check-api
 	COBOX_SDK_CUTS=200 COBOX_SDK_SEED=$$RANDOM scripts/check-langsmith test_cuts.py
+	scripts/setup soak
+	scripts/deny
 	scripts/soak

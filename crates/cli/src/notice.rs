@@ -10,6 +10,8 @@ use crate::printer::visible;
 const STAYS: Duration = Duration::from_secs(4);
 /// A connection that is back sooner was never gone for whoever looks.
 const LOST_AFTER: Duration = Duration::from_millis(700);
+/// Longest that is said, in characters: no terminal is wider, and what a sandbox says can be of any length.
+const MAX_CHARS: usize = 1000;
 /// Between two bells: somebody who goes on typing where it does nothing is told, not shouted at.
 const BELL_PERIOD: Duration = Duration::from_secs(1);
 
@@ -29,7 +31,7 @@ impl Notices {
     }
 
     fn say_at(&mut self, words: &str, now: Instant) {
-        self.notice = Some((words.to_owned(), now + STAYS));
+        self.notice = Some((words.chars().take(MAX_CHARS).collect(), now + STAYS));
     }
 
     /// There is no connection, until told otherwise.

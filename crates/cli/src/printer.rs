@@ -204,11 +204,12 @@ impl Printer {
     }
 }
 
-/// Text from elsewhere with its control characters made visible, so that a name can't move the cursor or repaint the screen.
+/// Text from elsewhere with its control characters made visible, so that a name can't move the cursor or repaint the screen, and those that
+/// are not seen or turn the others round too: what is shown is what is there.
 pub fn visible(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
+        if c.is_control() || cobox_langgraph::is_unseen(c) { out.extend(c.escape_default()) } else { out.push(c) }
     }
     out
 }
@@ -229,6 +230,14 @@ pub fn fields(pairs: &[(&str, String)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_shown_is_what_is_there() {
+        assert_eq!(visible("plain 建 e\u{301}"), "plain 建 e\u{301}");
+        assert_eq!(visible("a\u{1b}[2J"), "a\\u{1b}[2J");
+        assert_eq!(visible("txt.\u{202e}exe"), "txt.\\u{202e}exe");
+        assert_eq!(visible("a\u{200b}b\u{e0041}"), "a\\u{200b}b\\u{e0041}");
+    }
 
     #[test]
     fn where_nobody_sees_colours_there_are_none() {

@@ -1,6 +1,7 @@
 //! Sitting at a shell: its output on this terminal, this keyboard in it, and who has control said as it changes.
 
 mod display;
+mod gate;
 mod picture;
 mod signals;
 
@@ -14,6 +15,7 @@ use cobox_protocol::{
     ErrorCode,
     frame::{ControlAction, Controller},
 };
+use cobox_stream::Kinds;
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep_until, timeout},
@@ -63,6 +65,8 @@ pub struct Place {
     pub me: Option<String>,
     pub escape: EscapeKey,
     pub has_status: bool,
+    /// What programs may do to this terminal beside printing.
+    pub allows: Kinds,
 }
 
 pub struct Sitting {
@@ -79,6 +83,8 @@ pub struct Sitting {
     /// Who has control, for people.
     control: String,
     asked_for_control: bool,
+    /// Something was left out of what is shown: it is to be drawn anew.
+    is_torn: bool,
 }
 
 impl Sitting {
@@ -92,12 +98,13 @@ impl Sitting {
             raw,
             signals,
             display: Display::new(printer),
-            picture: Picture::new(size().unwrap_or(NO_TERMINAL)),
+            picture: Picture::new(size().unwrap_or(NO_TERMINAL), place.allows),
             notices: Notices::default(),
             keyboard: Keyboard::new(),
             standing: watch::Sender::new(if place.is_observer { Standing::Looks } else { Standing::Types }),
             control: String::new(),
             asked_for_control: false,
+            is_torn: false,
             place,
         })
     }
@@ -109,17 +116,19 @@ impl Sitting {
         self.standing.send_replace(Standing::Types);
     }
 
-    /// Gives the terminal back, in a state fit for a prompt.
-    pub async fn stand_up(mut self, end: &End) {
+    /// Gives the terminal back, in a state fit for a prompt. `false` where it takes nothing any more: whoever wrote to it would wait
+    /// for as long as it does.
+    pub async fn stand_up(mut self, end: &End) -> bool {
         let is_exit = matches!(end, End::Exited(_));
         if self.is_shown {
             let last = self.picture.leave(is_exit);
-            self.display.show(last);
+            self.display.show_last(last);
         }
-        self.display.settle(LAST_LOOK).await;
+        let takes_words = self.display.settle(LAST_LOOK).await;
         if let Some(raw) = self.raw.as_ref().filter(|_| !is_exit) {
             raw.forget_input();
         }
+        takes_words || !self.is_shown
     }
 
     pub async fn hold(&mut self, mut shell: Shell) -> End {
@@ -128,6 +137,10 @@ impl Sitting {
         let mut typing = AbortOnDropHandle::new(tokio::spawn(typing));
         let mut has_typed_all = false;
         loop {
+            if self.is_torn && self.display.has_room() {
+                self.is_torn = false;
+                self.draw(Picture::redraw);
+            }
             self.refresh_words();
             let has_room = self.display.has_room();
             let changes_at = self.notices.changes_at(Instant::now());
@@ -193,8 +206,8 @@ impl Sitting {
 
     fn take(&mut self, event: ShellEvent) -> Option<End> {
         match event {
-            ShellEvent::Output(bytes) if !self.is_shown => self.display.show(bytes.to_vec()),
-            ShellEvent::Keyframe { bytes, .. } if !self.is_shown => self.display.show(bytes.to_vec()),
+            ShellEvent::Output(bytes) if !self.is_shown => self.show(bytes.to_vec()),
+            ShellEvent::Keyframe { bytes, .. } if !self.is_shown => self.show(bytes.to_vec()),
             ShellEvent::Output(bytes) => self.draw(|picture| picture.output(&bytes)),
             ShellEvent::Keyframe { cols, rows, bytes } => self.draw(|picture| picture.keyframe(cols, rows, &bytes)),
             ShellEvent::Ready(ready) => {
@@ -237,8 +250,12 @@ impl Sitting {
     fn draw(&mut self, change: impl FnOnce(&mut Picture) -> Vec<u8>) {
         let bytes = change(&mut self.picture);
         if self.is_shown {
-            self.display.show(bytes);
+            self.show(bytes);
         }
+    }
+
+    fn show(&mut self, bytes: Vec<u8>) {
+        self.is_torn |= !self.display.show(bytes);
     }
 
     /// Shows what is to be said now.
@@ -299,7 +316,7 @@ impl Sitting {
 
     fn ring(&mut self) {
         if self.is_shown && self.notices.rings(Instant::now()) {
-            self.display.show(BELL.to_vec());
+            self.show(BELL.to_vec());
         }
     }
 
@@ -316,7 +333,7 @@ impl Sitting {
     async fn suspend(&mut self, input: &ShellInput) {
         if self.is_shown {
             let last = self.picture.leave(false);
-            self.display.show(last);
+            self.display.show_last(last);
         }
         self.display.settle(LAST_LOOK).await;
         if let Some(raw) = &self.raw {

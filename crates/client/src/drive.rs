@@ -12,7 +12,7 @@ use crate::{
     call::Credential,
     hold::until,
     line::{Command, Conversation, Handed, News, Used},
-    nap::Naps,
+    nap::{Moment, Naps},
     reconnect::{Backoff, Loss},
     session::Token,
     socket::Socket,
@@ -28,7 +28,7 @@ pub(crate) struct Driver<C: Conversation> {
     pub(crate) dataplane: Dataplane,
     pub(crate) conversation: C,
     pub(crate) events: mpsc::Sender<Handed<C::Event>>,
-    pub(crate) commands: mpsc::Receiver<(Instant, Command)>,
+    pub(crate) commands: mpsc::Receiver<(Moment, Command)>,
     pub(crate) signals: mpsc::Receiver<String>,
     pub(crate) used: watch::Receiver<Used>,
     pub(crate) tokens: Option<watch::Receiver<Token>>,
@@ -71,7 +71,7 @@ impl<C: Conversation> Driver<C> {
         dataplane: Dataplane,
         conversation: C,
         events: mpsc::Sender<Handed<C::Event>>,
-        (commands, signals): (mpsc::Receiver<(Instant, Command)>, mpsc::Receiver<String>),
+        (commands, signals): (mpsc::Receiver<(Moment, Command)>, mpsc::Receiver<String>),
         used: watch::Receiver<Used>,
     ) -> Self {
         // Subscribed before the handshake: a refresh during it is then still told.
@@ -189,7 +189,7 @@ impl<C: Conversation> Driver<C> {
 
     /// Keys pressed too long ago are forgotten, and that is said.
     pub(crate) fn drop_old_keys(&mut self) {
-        match self.typing.expire(Instant::now()) {
+        match self.typing.expire(Moment::now()) {
             0 => {}
             dropped => self.tell(News::InputDropped(dropped)),
         }
@@ -210,22 +210,14 @@ impl<C: Conversation> Driver<C> {
     async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> Meanwhile<T> {
         let mut work = std::pin::pin!(work);
         loop {
+            // At once, not when there is a connection again: whoever waits for an answer should know.
+            self.drop_old_keys();
             let has_room = self.typing.has_room() && self.deferred.len() < MAX_DEFERRED;
             let expires_at = self.typing.next_expires_at();
             let command = tokio::select! {
                 done = &mut work => return Meanwhile::Done(done),
-                nap = self.naps.over() => {
-                    self.typing.age(nap);
-                    return Meanwhile::Woke;
-                }
-                () = until(expires_at), if expires_at.is_some() => {
-                    // At once, not when there is a connection again: whoever waits for an answer should know.
-                    let dropped = self.typing.expire(Instant::now());
-                    if dropped > 0 {
-                        self.pending.push_back(Ok((C::news(News::InputDropped(dropped)), None)));
-                    }
-                    continue;
-                }
+                () = self.naps.over() => return Meanwhile::Woke,
+                () = until(expires_at), if expires_at.is_some() => continue,
                 permit = self.events.reserve(), if !self.pending.is_empty() => match (permit, self.pending.pop_front()) {
                     (Ok(permit), Some(event)) => {
                         permit.send(event);

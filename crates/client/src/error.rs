@@ -42,6 +42,9 @@ pub enum ClientError {
     /// A stream's connection broke and none could be made again.
     #[error("the connection was lost and could not be made again within {} s: {cause}", .after.as_secs())]
     GaveUp { after: std::time::Duration, cause: String },
+    /// The connection was lost as a command was started, and the sandbox doesn't know it: it never came there, or ended with what knew of it.
+    #[error("the connection was lost as command {command_id} was started, and the sandbox doesn't know it: it may have run, or not")]
+    MayHaveRun { command_id: String },
     /// Output is missing in the middle and nobody said so.
     #[error("bytes {from} to {to} of the {} never came", name_of(*.stream))]
     Hole { stream: OutputStream, from: u64, to: u64 },
@@ -137,6 +140,7 @@ impl ClientError {
                 _ => None,
             },
             ClientError::GaveUp { .. } => Some("once the broker can be reached again, `cobox ps` shows what still runs"),
+            ClientError::MayHaveRun { .. } => Some("look at what it would have done, then start it again if it has not"),
             ClientError::Hole { .. } => Some("this should not happen; please report it"),
             ClientError::InvalidAuthority { .. } | ClientError::InvalidPath { .. } | ClientError::InvalidKey | ClientError::Source(_) => {
                 None

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use cobox_protocol::{
-    CommandId, ShellId,
+    CommandId, ErrorCode, ShellId,
     frame::{BinaryKind, ExecReady, ExecStart, OutputStream, ServerFrame, frame_bytes},
 };
 
@@ -49,7 +49,8 @@ pub enum ExecEvent {
 }
 
 impl Dataplane {
-    /// Runs a command, or joins the one that `command_id` names. Without one it chooses it, so that no lost answer runs it twice.
+    /// Runs a command, or joins the one that `command_id` names. Without one it chooses it, so that no lost answer runs it twice: where
+    /// the connection is lost as it is started, it is only asked for, and [`ClientError::MayHaveRun`] if the sandbox doesn't know it.
     pub async fn exec_stream(&self, mut start: ExecStart) -> Result<ExecStream, ClientError> {
         let command_id = start.command_id.get_or_insert_with(|| CommandId::new().to_string()).clone();
         // Any unique word will do for a client's name.
@@ -57,7 +58,7 @@ impl Dataplane {
         start.binary = true;
         let stdout = Cursor::new(OutputStream::Stdout, Some(start.stdout_from.unwrap_or(0)));
         let stderr = Cursor::new(OutputStream::Stderr, Some(start.stderr_from.unwrap_or(0)));
-        let (input, output) = line::open(self, ExecTalk { start, stdout, stderr, has_started: false }).await?;
+        let (input, output) = line::open(self, ExecTalk { start, stdout, stderr, has_started: false, sent: Sent::Never }).await?;
         Ok(ExecStream { command_id, input: ExecInput { input }, output: ExecOutput { output } })
     }
 }
@@ -109,6 +110,16 @@ struct ExecTalk {
     stdout: Cursor,
     stderr: Cursor,
     has_started: bool,
+    sent: Sent,
+}
+
+/// Whether the command itself, not only its id, was sent, and nobody said what became of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    Never,
+    Now,
+    /// Over a connection that was lost.
+    Before,
 }
 
 impl Conversation for ExecTalk {
@@ -120,13 +131,29 @@ impl Conversation for ExecTalk {
     const IS_KEYS: bool = false;
     const ACK_BYTES: u64 = 256 * 1024;
 
-    fn start(&self) -> ExecStart {
+    fn start(&mut self) -> ExecStart {
         let start = ExecStart { stdout_from: self.stdout.next(), stderr_from: self.stderr.next(), ..self.start.clone() };
-        if !self.has_started {
+        if !self.has_started && self.sent == Sent::Never {
+            if start.command.is_some() || start.argv.is_some() {
+                self.sent = Sent::Now;
+            }
             return start;
         }
+        self.sent = Sent::Before;
         // An id alone only joins: in a sandbox that was started anew the command is gone, and must not be run again.
         ExecStart { command: None, argv: None, shell: None, cwd: None, env: None, stdin: None, timeout_seconds: None, ..start }
+    }
+
+    fn refused(&mut self, error: ClientError) -> ClientError {
+        match self.sent {
+            // Nothing runs of it.
+            Sent::Now => self.sent = Sent::Never,
+            Sent::Before if !self.has_started && error.is(ErrorCode::CommandNotFound) => {
+                return ClientError::MayHaveRun { command_id: self.start.command_id.clone().unwrap_or_default() };
+            }
+            Sent::Before | Sent::Never => {}
+        }
+        error
     }
 
     fn resized(&mut self, cols: u16, rows: u16) {

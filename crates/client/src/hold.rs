@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use cobox_protocol::frame::{ClientFrame, OutputStream, ServerFrame};
+use cobox_protocol::frame::{ClientFrame, OutputStream, ServerFrame, close};
 use futures_util::StreamExt;
 use tokio::{sync::watch, time::Instant};
 use tokio_tungstenite::tungstenite::Message;
@@ -11,6 +11,7 @@ use crate::{
     ApiFailure, ClientError,
     drive::{Driver, End},
     line::{Command, Conversation, News, Step, Used},
+    nap::Moment,
     reconnect::Loss,
     session::Token,
     socket::{Incoming, Socket, read},
@@ -21,8 +22,9 @@ const ACK_WITHIN: Duration = Duration::from_millis(100);
 /// Where writing failed, the reading half gets this long to say why.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// After this machine was asleep a connection gets this long to show that it is still there.
-const ANSWER_AFTER_NAP: Duration = Duration::from_secs(5);
+/// After this machine was asleep a connection gets this long to show that it is still there. Well below the age at which keys are not
+/// sent any more: whoever opens the lid types at once, and a new connection that was not needed costs little.
+const ANSWER_AFTER_NAP: Duration = Duration::from_secs(2);
 
 /// What is known of this connection alone.
 struct Connection {
@@ -51,14 +53,14 @@ enum Now<R> {
     Sent,
     WriteFailed,
     Came(Incoming<R>),
-    Asked(Option<(Instant, Command)>),
+    Asked(Option<(Moment, Command)>),
     Signal(String),
     Used,
     AckDue,
     Token(Token),
     NothingMoreToRead,
     Silent,
-    Woke(Duration),
+    Woke,
     NoAnswerAfterNap,
 }
 
@@ -133,8 +135,7 @@ impl<C: Conversation> Driver<C> {
                     connection.has_pinged = true;
                     connection.outbox.push_back(Message::Ping(bytes::Bytes::new()));
                 }
-                Now::Woke(nap) => {
-                    self.typing.age(nap);
+                Now::Woke => {
                     connection.answers_until = Some(Instant::now() + ANSWER_AFTER_NAP);
                     connection.outbox.push_back(Message::Ping(bytes::Bytes::new()));
                 }
@@ -146,7 +147,7 @@ impl<C: Conversation> Driver<C> {
     async fn next(&mut self, socket: &mut Socket, connection: &mut Connection) -> Now<C::Ready> {
         if !self.typing.has_room() {
             // Sent and not acknowledged in all the time that keys count for: no longer ours to keep.
-            self.typing.expire(Instant::now());
+            self.typing.expire(Moment::now());
         }
         let is_reading = self.pending.is_empty();
         let Connection { outbox, heard, .. } = connection;
@@ -182,7 +183,7 @@ impl<C: Conversation> Driver<C> {
             token = fresh(&mut self.tokens) => Now::Token(token),
             () = until(connection.reads_until), if connection.reads_until.is_some() => Now::NothingMoreToRead,
             () = tokio::time::sleep_until(silent_at), if is_reading && !connection.has_exited => Now::Silent,
-            nap = self.naps.over() => Now::Woke(nap),
+            () = self.naps.over() => Now::Woke,
             () = until(connection.answers_until), if connection.answers_until.is_some() && is_reading && !connection.has_exited => {
                 Now::NoAnswerAfterNap
             }
@@ -194,7 +195,14 @@ impl<C: Conversation> Driver<C> {
         let step = match incoming {
             Incoming::Nothing => return Ok(()),
             Incoming::Closed { .. } | Incoming::Broken(_) if connection.is_leaving => return Err(End::Over),
-            Incoming::Closed { code, reason } => return Err(End::Lost(Loss::closed(code, &reason, connection.told.take()))),
+            Incoming::Closed { code, reason } => {
+                let told = connection.told.take();
+                if told.is_none() && !connection.is_ready && code == close::UNAUTHENTICATED {
+                    // A refusal, too, though in fewer words.
+                    self.conversation.refused(ClientError::Closed { code, reason: reason.clone() });
+                }
+                return Err(End::Lost(Loss::closed(code, &reason, told)));
+            }
             Incoming::Broken(cause) => return Err(End::Lost(Loss::broken(cause))),
             Incoming::Output { kind, offset, bytes } => {
                 self.has_progressed();
@@ -221,7 +229,8 @@ impl<C: Conversation> Driver<C> {
                     }
                     self.tell(News::Refused(failure.clone()));
                 }
-                connection.told = Some(ClientError::Api(Box::new(failure)));
+                let error = ClientError::Api(Box::new(failure));
+                connection.told = Some(if connection.is_ready { error } else { self.conversation.refused(error) });
                 return Ok(());
             }
             Incoming::Frame(ServerFrame::AuthOk { .. } | ServerFrame::Pong { .. }) => return Ok(()),
@@ -280,7 +289,7 @@ impl<C: Conversation> Driver<C> {
     }
 
     /// Remembers what is asked for; it is sent when its turn has come.
-    pub(crate) fn note(&mut self, command: Command, at: Instant) {
+    pub(crate) fn note(&mut self, command: Command, at: Moment) {
         match command {
             Command::Stdin(bytes) => self.typing.push(bytes, at),
             Command::CloseStdin => self.is_stdin_closed = true,

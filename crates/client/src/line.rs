@@ -3,16 +3,14 @@
 use bytes::Bytes;
 use cobox_protocol::frame::{BinaryKind, ControlAction, OutputStream, ServerFrame};
 use serde::{Serialize, de::DeserializeOwned};
-use tokio::{
-    sync::{mpsc, watch},
-    time::Instant,
-};
+use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
     ApiFailure, ClientError, Dataplane,
     drive::Driver,
     error::{BROKEN_OFF, closing_words},
+    nap::Moment,
 };
 
 /// Events between the connection and a caller that is slow to take them; beyond it the connection is not read.
@@ -35,7 +33,11 @@ pub(crate) trait Conversation: Send + 'static {
     const ACK_BYTES: u64;
 
     /// For the next connection: what it has seen so far it doesn't ask for again.
-    fn start(&self) -> Self::Start;
+    fn start(&mut self) -> Self::Start;
+    /// A start was answered by a refusal: the error to tell.
+    fn refused(&mut self, error: ClientError) -> ClientError {
+        error
+    }
     fn resized(&mut self, cols: u16, rows: u16);
     fn ready(&mut self, ready: Self::Ready) -> Result<Step<Self::Event>, ClientError>;
     fn output(&mut self, kind: BinaryKind, offset: u64, bytes: Bytes) -> Result<Step<Self::Event>, ClientError>;
@@ -91,7 +93,7 @@ pub(crate) async fn open<C: Conversation>(dataplane: &Dataplane, conversation: C
 #[derive(Clone)]
 pub(crate) struct Input {
     /// In order.
-    commands: mpsc::Sender<(Instant, Command)>,
+    commands: mpsc::Sender<(Moment, Command)>,
     /// Past everything else: a signal must not wait behind input that the command doesn't read.
     signals: mpsc::Sender<String>,
 }
@@ -105,7 +107,7 @@ impl Input {
     }
 
     pub async fn send(&self, command: Command) -> Result<(), ClientError> {
-        self.commands.send((Instant::now(), command)).await.map_err(|_| over())
+        self.commands.send((Moment::now(), command)).await.map_err(|_| over())
     }
 
     pub async fn signal(&self, signal: &str) -> Result<(), ClientError> {

@@ -4,12 +4,37 @@
 
 use std::time::{Duration, SystemTime};
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 /// How often it is looked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Longer than a busy machine keeps a program waiting. A clock that is set forward looks the same, and costs one ping.
 const NAP: Duration = Duration::from_secs(4);
+
+/// When something happened, on the clock that timers go by and on the wall's, which goes on while the machine sleeps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    pub timer: Instant,
+    wall: SystemTime,
+}
+
+impl Moment {
+    pub fn now() -> Self {
+        Self { timer: Instant::now(), wall: SystemTime::now() }
+    }
+
+    /// By whichever clock says longer. A wall clock that is set forward counts as a sleep.
+    pub fn age(&self, now: Moment) -> Duration {
+        // One that was set back says nothing.
+        let by_wall = now.wall.duration_since(self.wall).unwrap_or_default();
+        now.timer.saturating_duration_since(self.timer).max(by_wall)
+    }
+
+    #[cfg(test)]
+    pub fn earlier(self, timer: Duration, wall: Duration) -> Self {
+        Self { timer: self.timer - timer, wall: self.wall - wall }
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct Naps {
@@ -21,20 +46,18 @@ impl Naps {
         Self { looked_at: SystemTime::now() }
     }
 
-    /// Resolves after a nap and says how long it was. May be dropped while it waits, and asked again: what happened meanwhile counts.
-    pub async fn over(&mut self) -> Duration {
-        loop {
-            if let Some(nap) = self.since_last_look(SystemTime::now()) {
-                return nap;
-            }
+    /// Resolves after a nap. May be dropped while it waits, and asked again: what happened meanwhile counts.
+    pub async fn over(&mut self) {
+        while !self.has_slept(SystemTime::now()) {
             sleep(LOOK_EVERY).await;
         }
     }
 
-    fn since_last_look(&mut self, now: SystemTime) -> Option<Duration> {
+    /// Since it was looked last.
+    fn has_slept(&mut self, now: SystemTime) -> bool {
         // One that is set back is no nap.
         let passed = now.duration_since(std::mem::replace(&mut self.looked_at, now)).unwrap_or_default();
-        (passed >= LOOK_EVERY + NAP).then_some(passed)
+        passed >= LOOK_EVERY + NAP
     }
 }
 
@@ -47,10 +70,10 @@ mod tests {
         let mut naps = Naps::new();
         let start = naps.looked_at;
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(naps.since_last_look(at(3)), None);
-        assert_eq!(naps.since_last_look(at(3600)), Some(Duration::from_secs(3597)));
-        assert_eq!(naps.since_last_look(at(3601)), None);
-        assert_eq!(naps.since_last_look(at(10)), None);
-        assert_eq!(naps.since_last_look(at(11)), None);
+        assert!(!naps.has_slept(at(3)));
+        assert!(naps.has_slept(at(3600)));
+        assert!(!naps.has_slept(at(3601)));
+        assert!(!naps.has_slept(at(10)));
+        assert!(!naps.has_slept(at(11)));
     }
 }

@@ -141,7 +141,7 @@ impl Conversation for ShellTalk {
     /// A quarter of what a shell keeps: its controller is never waited for because an acknowledgement is late.
     const ACK_BYTES: u64 = 64 * 1024;
 
-    fn start(&self) -> ShellStart {
+    fn start(&mut self) -> ShellStart {
         let from = self.start.epoch.as_ref().and(self.stdout.next());
         let start = ShellStart { from, ..self.start.clone() };
         if !self.has_started {

@@ -5,6 +5,8 @@ use std::{collections::VecDeque, time::Duration};
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use crate::nap::Moment;
+
 /// Most that is kept of input nobody has acknowledged, in bytes; beyond it whoever types waits.
 const MAX_UNACKED_BYTES: usize = 256 * 1024;
 /// How much of it a new connection gets before it has acknowledged anything, in bytes; each acknowledgement doubles it. Over a network on
@@ -28,7 +30,7 @@ pub(crate) struct Typing {
 struct Typed {
     seq: u64,
     bytes: Bytes,
-    at: Instant,
+    at: Moment,
 }
 
 impl Typing {
@@ -40,7 +42,7 @@ impl Typing {
         self.bytes < MAX_UNACKED_BYTES
     }
 
-    pub fn push(&mut self, bytes: Bytes, at: Instant) {
+    pub fn push(&mut self, bytes: Bytes, at: Moment) {
         self.last_seq += 1;
         self.bytes += bytes.len();
         self.unacked.push_back(Typed { seq: self.last_seq, bytes, at });
@@ -79,10 +81,10 @@ impl Typing {
     }
 
     /// Forgets what is too old, and says how many bytes that were.
-    pub fn expire(&mut self, now: Instant) -> usize {
+    pub fn expire(&mut self, now: Moment) -> usize {
         let Some(max_age) = self.max_age else { return 0 };
         let before = self.bytes;
-        while self.unacked.front().is_some_and(|t| now.saturating_duration_since(t.at) > max_age) {
+        while self.unacked.front().is_some_and(|t| t.at.age(now) > max_age) {
             self.forget_first();
         }
         before - self.bytes
@@ -91,14 +93,7 @@ impl Typing {
     /// When the next of them is too old.
     pub fn next_expires_at(&self) -> Option<Instant> {
         // Only what is older than that is too old.
-        Some(self.unacked.front()?.at + self.max_age? + Duration::from_millis(1))
-    }
-
-    /// Time that timers did not count has passed for what was typed too.
-    pub fn age(&mut self, by: Duration) {
-        for typed in &mut self.unacked {
-            typed.at = typed.at.checked_sub(by).unwrap_or(typed.at);
-        }
+        Some(self.unacked.front()?.at.timer + self.max_age? + Duration::from_millis(1))
     }
 
     fn forget_first(&mut self) {
@@ -118,10 +113,11 @@ mod tests {
 
     #[tokio::test]
     async fn input_is_kept_until_acknowledged_and_old_keys_are_dropped() {
-        let now = Instant::now();
+        let now = Moment::now();
+        let ago = |seconds| now.earlier(Duration::from_secs(seconds), Duration::from_secs(seconds));
         let mut typing = Typing::new(Some(Duration::from_secs(5)));
         for (text, age) in [("a", 9), ("bc", 6), ("d", 1)] {
-            typing.push(Bytes::from_static(text.as_bytes()), now - Duration::from_secs(age));
+            typing.push(Bytes::from_static(text.as_bytes()), ago(age));
         }
         while typing.next().is_some() {}
         typing.acked(1);
@@ -131,29 +127,29 @@ mod tests {
         assert!(typing.is_all_sent());
 
         let mut typing = Typing::new(None);
-        typing.push(Bytes::from(vec![0; MAX_UNACKED_BYTES]), now - Duration::from_secs(3600));
+        typing.push(Bytes::from(vec![0; MAX_UNACKED_BYTES]), ago(3600));
         assert_eq!((typing.expire(now), typing.has_room()), (0, false));
         typing.acked(7);
         assert!(typing.has_room());
     }
 
     #[tokio::test]
-    async fn keys_grow_old_while_the_machine_sleeps() {
+    async fn keys_grow_old_while_the_machine_sleeps_and_those_pressed_after_it_are_young() {
         let mut typing = Typing::new(Some(Duration::from_secs(5)));
         assert_eq!(typing.next_expires_at(), None);
-        let now = Instant::now();
-        typing.push(Bytes::from_static(b"rm"), now);
-        assert!(typing.next_expires_at().is_some_and(|at| at > now + Duration::from_secs(5)));
-        assert_eq!(typing.expire(now), 0);
-        typing.age(Duration::from_secs(3600).min(now.elapsed() + Duration::from_secs(6)));
+        let now = Moment::now();
+        typing.push(Bytes::from_static(b"rm"), now.earlier(Duration::ZERO, Duration::from_secs(3600)));
+        typing.push(Bytes::from_static(b"w"), now);
+        assert!(typing.next_expires_at().is_some_and(|at| at > now.timer + Duration::from_secs(5)));
         assert_eq!(typing.expire(now), 2);
+        assert_eq!(typing.next(), Some((2, Bytes::from_static(b"w"))));
     }
 
     #[tokio::test]
     async fn a_new_connection_gets_a_little_first_and_more_with_each_acknowledgement() {
         let mut typing = Typing::new(None);
         for _ in 0..16 {
-            typing.push(Bytes::from(vec![0; FIRST_WINDOW_BYTES]), Instant::now());
+            typing.push(Bytes::from(vec![0; FIRST_WINDOW_BYTES]), Moment::now());
         }
         let burst = |typing: &mut Typing| std::iter::from_fn(|| typing.next()).map(|(seq, _)| seq).collect::<Vec<_>>();
         assert_eq!(burst(&mut typing), [1]);

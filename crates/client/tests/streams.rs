@@ -206,11 +206,12 @@ async fn a_cut_exec_is_joined_again_where_it_broke_off_and_never_started_twice()
     let mut first = stub.peer().await;
     let start: ExecStart = first.start().await;
     assert!(start.binary && start.command_id.as_deref().unwrap().starts_with("cmd_"));
-    // Cut before the answer: the same command is asked for under the same id.
+    assert_eq!(start.argv, argv().argv);
+    // Cut before the answer: it may run by now, so it is asked for by its id and nothing else.
     drop(first);
     let mut second = stub.peer().await;
     let again: ExecStart = second.start().await;
-    assert_eq!((&again.command_id, &again.client, &again.argv), (&start.command_id, &start.client, &start.argv));
+    assert_eq!((&again.command_id, &again.client, &again.argv), (&start.command_id, &start.client, &None));
     second.exec_ready(&again).await;
     second.out(0, b"one ").await;
     second.binary(BinaryKind::Stderr, 0, b"warn").await;
@@ -338,6 +339,35 @@ async fn a_refusal_before_the_start_is_the_error_and_one_after_it_is_an_event() 
 }
 
 #[tokio::test]
+async fn a_command_that_may_have_run_is_not_run_again() {
+    let mut stub = Stub::start().await;
+    let refusal = |code| ServerFrame::<()>::Error { error: ApiError::new(code, "because").envelope(&RequestId::new()).error };
+    let mut exec = stub.sandbox().exec_stream(argv()).await.unwrap();
+    // Sent, and the sandbox dies before it says what became of it; the next one knows nothing.
+    stub.peer().await.start::<ExecStart>().await;
+    let mut peer = stub.peer().await;
+    assert_eq!(peer.start::<ExecStart>().await.argv, None);
+    peer.send(&refusal(ErrorCode::CommandNotFound)).await;
+    peer.close(1007).await;
+    assert!(matches!(soon(exec.output.next()).await, Some(Ok(ExecEvent::Reconnecting { .. }))));
+    let told = soon(exec.output.next()).await.unwrap().unwrap_err();
+    assert!(matches!(&told, ClientError::MayHaveRun { command_id } if *command_id == exec.command_id), "{told}");
+
+    // Refused in so many words, nothing has run of it, and it is sent again.
+    let exec = stub.sandbox().exec_stream(argv()).await.unwrap();
+    let mut peer = stub.peer().await;
+    peer.start::<ExecStart>().await;
+    peer.send(&refusal(ErrorCode::RateLimited)).await;
+    peer.close(1013).await;
+    let mut peer = stub.peer().await;
+    let start: ExecStart = peer.start().await;
+    assert_eq!(start.argv, argv().argv);
+    peer.exec_ready(&start).await;
+    peer.send(&exited(0)).await;
+    assert_eq!(to_the_end(exec.output).await.2, ["lost", "back", "started", "exit 0"]);
+}
+
+#[tokio::test]
 async fn a_refused_token_is_replaced_once() {
     let mut stub = Stub::start().await;
     let request = NegotiateRequest::new("t", Mode::Ensure);
@@ -348,7 +378,7 @@ async fn a_refused_token_is_replaced_once() {
     assert_eq!(peer.token, "token-0");
     peer.close(4401).await;
     let mut peer = stub.peer().await;
-    peer.start::<ExecStart>().await;
+    assert_eq!(peer.start::<ExecStart>().await.argv, argv().argv, "nothing ran of it");
     assert_eq!(peer.token, "token-1");
     peer.close(4401).await;
     let (_, _, rest) = to_the_end(exec.output).await;

@@ -192,7 +192,9 @@ impl Drop for TestTerminal {
         if std::thread::panicking() {
             #[allow(clippy::print_stderr, reason = "what a failed test shows")]
             {
-                eprintln!("{}'s screen:\n{}\n", self.name, self.shows());
+                let Shown { text, cursor, hides_cursor, is_alternate, input_modes, .. } = self.shown();
+                let modes = String::from_utf8_lossy(&input_modes).escape_debug().to_string();
+                eprintln!("{}'s screen: cursor {cursor:?}, hidden {hides_cursor}, alternate {is_alternate}, {modes}\n{text}\n", self.name);
             }
         }
         self.set_frozen(false);

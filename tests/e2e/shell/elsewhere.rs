@@ -71,9 +71,9 @@ async fn inside_tmux_it_looks_as_the_program_does_without_it() {
     let tmux = Tmux::start();
     let dir = tempfile::tempdir().unwrap();
     let mut vim = Command::new("/bin/sh");
-    vim.args(["-c", "vim -u NONE -i NONE -n text.txt"]).env("PATH", "/usr/bin:/bin").env("HOME", dir.path());
+    vim.args(["-c", "vim -u NONE -i NONE -n -N text.txt"]).env("PATH", "/usr/bin:/bin").env("HOME", dir.path());
     tmux.window("here", &vim, dir.path());
-    tmux.window("there", &shell(&broker, "ada", &["-c", "vim -u NONE -i NONE -n text.txt"]).await, dir.path());
+    tmux.window("there", &shell(&broker, "ada", &["-c", "vim -u NONE -i NONE -n -N text.txt"]).await, dir.path());
     for name in ["here", "there"] {
         tmux.wait_for(name, "[New]").await;
         tmux.press(name, &["-l", "ihéllo 漢字, "]);
@@ -98,8 +98,11 @@ async fn inside_tmux_it_looks_as_the_program_does_without_it() {
     tmux.wait_for("there", "you have control · connected · 60×18").await;
     tmux.press("there", &["Enter", "~", "."]);
     tmux.wait_for("there", "left the shell").await;
-    let state = tmux.run(&["display-message", "-p", "-t", "there", "#{alternate_on} #{mouse_any_flag} #{pane_dead_status}"]);
-    assert_eq!(state.trim(), "0 0 255");
+    eventually("a terminal as it was, and the exit code of who left", || async {
+        let state = tmux.run(&["display-message", "-p", "-t", "there", "#{alternate_on} #{mouse_any_flag} #{pane_dead_status}"]);
+        (state.trim() == "0 0 255").then_some(())
+    })
+    .await;
 }
 
 /// An ssh server on loopback that lets in one key, for as long as it lives.
@@ -161,8 +164,8 @@ async fn over_ssh_it_looks_as_the_program_does_without_it() {
     let broker = with_a_sandbox().await;
     let sshd = Sshd::start().await;
     let dir = tempfile::tempdir().unwrap();
-    let mut here = locally("here", dir.path(), "vim -u NONE -i NONE -n text.txt");
-    let program = shell(&broker, "ada", &["-c", "vim -u NONE -i NONE -n text.txt"]).await;
+    let mut here = locally("here", dir.path(), "vim -u NONE -i NONE -n -N text.txt");
+    let program = shell(&broker, "ada", &["-c", "vim -u NONE -i NONE -n -N text.txt"]).await;
     let mut there = TestTerminal::start("there", &sshd.running(&program), SIZE);
     for terminal in [&mut here, &mut there] {
         terminal.wait_for("[New]").await;

@@ -134,7 +134,7 @@ async fn suspended_it_gives_the_terminal_to_the_shell_below_and_takes_it_again_w
     ada.press(&format!("{} shell demo\r", cobox.get_program().to_str().unwrap()));
     ada.wait_for("sandbox:/workspace$ ").await;
     for suspend in ["key", "signal"] {
-        ada.press("vim -u NONE -i NONE -n notes.txt\r");
+        ada.press("vim -u NONE -i NONE -n -N notes.txt\r");
         ada.wait_for("[New]").await;
         ada.press(&format!("iby {suspend}\x1b"));
         ada.wait_for(&format!("by {suspend}")).await;

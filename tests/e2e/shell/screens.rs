@@ -1,7 +1,7 @@
 //! The same program with and without a sandbox, and the same screen, cell by cell, colour by colour.
 
 use cobox_client::Upload;
-use cobox_testkit::{TestTerminal, ensure, sh};
+use cobox_testkit::{TestTerminal, ensure, eventually, sh};
 
 use super::*;
 
@@ -72,14 +72,17 @@ async fn vim_looks_the_same_with_and_without_a_sandbox() {
     vim.press("\x1b", "héllo").await;
     vim.press(":set hlsearch\r/line 3\r", "line 3").await;
     vim.press(":split\r", "text.txt [+]").await;
-    vim.press("\x17j\x06", "line 40").await;
+    vim.press("\x17j\x06", "line 19").await;
     // Colours of 24 bits, and 256.
-    vim.press(":set termguicolors | hi Normal guifg=#12ab34 guibg=#101020 | hi StatusLine guifg=#ff8800\r", "line 40").await;
-    vim.press(":set notermguicolors | hi Normal ctermfg=201 ctermbg=17\r", "line 40").await;
+    vim.press(":set termguicolors | hi Normal guifg=#12ab34 guibg=#101020 | hi StatusLine guifg=#ff8800\r", "line 19").await;
+    vim.press(":set notermguicolors | hi Normal ctermfg=201 ctermbg=17\r", "line 19").await;
     // A click puts the cursor where it is, and vim says where that is.
-    vim.press(":set mouse=a ttymouse=sgr ruler\r", "line 40").await;
-    assert!(vim.there.look(|s| s.mouse_protocol_mode()) != vt100::MouseProtocolMode::None);
-    vim.press("\x1b[<0;6;3M\x1b[<0;6;3m", "5,").await;
+    vim.press(":set mouse=a ttymouse=sgr ruler\r", "line 19").await;
+    eventually("a mouse", || async {
+        [&vim.here, &vim.there].iter().all(|t| t.look(|s| s.mouse_protocol_mode()) != vt100::MouseProtocolMode::None).then_some(())
+    })
+    .await;
+    vim.press("\x1b[<0;6;3M\x1b[<0;6;3m", "4,6 ").await;
     vim.press("iclicked \x1b", "clicked").await;
     vim.resize(100, 30, "clicked").await;
     vim.resize(57, 19, "clicked").await;
@@ -188,7 +191,9 @@ async fn ctrl_c_ends_what_runs_and_the_shell_goes_on() {
     ada.press("echo code $?\r");
     ada.wait_for("code 130").await;
     // Ctrl-Z, Ctrl-D and the rest are the shell's own too.
-    ada.press("cat\r");
+    // What is typed before the shell has let go of the terminal would be read by its editor, and Enter as another sign.
+    ada.press("echo reading; cat\r");
+    ada.wait_for("\nreading").await;
     ada.press("one line\r");
     ada.wait_for("one line\none line").await;
     ada.press("\x1a");

@@ -59,7 +59,7 @@ async fn who_watches_on_a_terminal_of_another_size_sees_the_screen_as_it_is() {
     let broker = with_a_sandbox().await;
     let mut ada = sit(&broker, "ada", &[]).await;
     ada.wait_for("$ ").await;
-    ada.press("vim -u NONE -i NONE -n --cmd 'set mouse=a' wide.txt\r");
+    ada.press("vim -u NONE -i NONE -n -N --cmd 'set mouse=a' wide.txt\r");
     ada.wait_for("[New]").await;
     ada.press(&format!("i{} 漢字 end of it\r", "0123456789".repeat(5)));
     ada.press("second line\r\x1b");

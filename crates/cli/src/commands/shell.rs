@@ -7,6 +7,7 @@ use cobox_protocol::{
     Capability, ShellId,
     frame::{Allowed, ControlAction, DEFAULT_SHELL_NAME, ShellStart},
 };
+use cobox_stream::Kinds;
 
 use super::{Outcome, Where, thread};
 use crate::{
@@ -115,6 +116,10 @@ pub async fn sit(target: &Target, args: Seat, context: &Context) -> Outcome {
         Allow::Title => Allowed::Title,
         Allow::Clipboard => Allowed::Clipboard,
     });
+    let allows = args.allow.iter().fold(Kinds::NONE, |kinds, allow| match allow {
+        Allow::Title => kinds.with(Kinds::TITLE),
+        Allow::Clipboard => kinds.with(Kinds::CLIPBOARD),
+    });
     let mut start = ShellStart {
         shell: name.clone(),
         command: args.c,
@@ -144,6 +149,7 @@ pub async fn sit(target: &Target, args: Seat, context: &Context) -> Outcome {
         me: way_in.principal.clone(),
         escape: args.escape.unwrap_or_default(),
         has_status: args.status,
+        allows,
     };
     let mut sitting = Sitting::new(context.printer, place)?;
     let end = loop {
@@ -160,18 +166,19 @@ pub async fn sit(target: &Target, args: Seat, context: &Context) -> Outcome {
         // A connection that is lost again by then says so when it is read.
         let _ = shell.input.control(ControlAction::Take).await;
     };
-    sitting.stand_up(&end).await;
+    let takes_words = sitting.stand_up(&end).await;
     if let (true, false, Some(name)) = (is_private, matches!(end, End::Exited(_)), &name) {
         end_private(&dataplane, name).await;
     }
     match end {
         End::Exited(code) => Ok(u8::try_from(code).unwrap_or(LEFT)),
+        _ if !takes_words => Ok(LEFT),
         End::Left | End::Joins if is_private => {
             context.printer.note("left the shell");
             Ok(LEFT)
         }
         End::Left | End::Joins => {
-            let (name, back) = (visible(shown), way_back(target, name.as_deref(), observe));
+            let (name, back) = (visible(shown), way_back(target, name.as_deref(), start.observe));
             context.printer.note(&format!("left the shell {name}, which lives on; come back with: {back}"));
             Ok(LEFT)
         }

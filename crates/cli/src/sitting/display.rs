@@ -8,6 +8,8 @@ use crate::printer::Printer;
 
 /// Pieces between us and a slow terminal; beyond it what comes from the sandbox waits.
 const PIECES: usize = 4;
+/// Pieces of our own that wait for a terminal that takes nothing: words that change, another size. Beyond it they are left out.
+const MAX_WAITING: usize = 16;
 
 enum Piece {
     Bytes(Vec<u8>),
@@ -45,10 +47,22 @@ impl Display {
         Self { waiting: VecDeque::new(), pieces, failure }
     }
 
-    pub fn show(&mut self, bytes: Vec<u8>) {
-        if !bytes.is_empty() {
+    /// `false` where it was left out, and what is shown is no longer what it should be.
+    #[must_use]
+    pub fn show(&mut self, bytes: Vec<u8>) -> bool {
+        if bytes.is_empty() {
+            return true;
+        }
+        let has_place = self.waiting.len() < MAX_WAITING;
+        if has_place {
             self.waiting.push_back(Piece::Bytes(bytes));
         }
+        has_place
+    }
+
+    /// What must be shown, however much waits: it leaves the terminal as it should be.
+    pub fn show_last(&mut self, bytes: Vec<u8>) {
+        self.waiting.push_back(Piece::Bytes(bytes));
     }
 
     /// Whether more may be shown: while it is not, nothing new is to be asked for.
@@ -72,15 +86,11 @@ impl Display {
         Ok(())
     }
 
-    /// Waits until everything is on the screen, but not for a terminal that takes nothing.
-    pub async fn settle(&mut self, within: Duration) {
+    /// Waits until everything is on the screen, but not for a terminal that takes nothing: `false` then.
+    pub async fn settle(&mut self, within: Duration) -> bool {
         let (written, is_written) = oneshot::channel();
         self.waiting.push_back(Piece::Mark(written));
-        let settling = async {
-            if self.pass_on().await.is_ok() {
-                let _ = is_written.await;
-            }
-        };
-        let _ = tokio::time::timeout(within, settling).await;
+        let settling = async { self.pass_on().await.is_ok() && is_written.await.is_ok() };
+        tokio::time::timeout(within, settling).await.unwrap_or(false)
     }
 }

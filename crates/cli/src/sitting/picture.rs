@@ -1,8 +1,9 @@
 //! What this terminal shows, known by heart: so that words of ours can be laid over it and taken away again, so that it can be drawn
 //! anew, and so that a shell of another size can be shown as it is.
 
-use cobox_stream::{Scanner, Screen};
+use cobox_stream::{Kinds, Screen};
 
+use super::gate::Gate;
 use crate::terminal::{Modes, guarded};
 
 /// An empty screen, whatever was going on before: no half sequence, no other screen, no margins, plain colours.
@@ -11,7 +12,9 @@ const NO_WRAP: &[u8] = b"\x1b[?7l";
 const WRAP: &[u8] = b"\x1b[?7h";
 
 pub struct Picture {
-    scanner: Scanner,
+    gate: Gate,
+    /// What programs may do to this terminal beside printing.
+    allows: Kinds,
     screen: Screen,
     modes: Modes,
     /// This terminal's own columns and rows.
@@ -28,9 +31,10 @@ pub struct Picture {
 }
 
 impl Picture {
-    pub fn new(here: (u16, u16)) -> Self {
+    pub fn new(here: (u16, u16), allows: Kinds) -> Self {
         Self {
-            scanner: Scanner::default(),
+            gate: Gate::default(),
+            allows,
             screen: Screen::new(here.0, here.1),
             modes: Modes::default(),
             here,
@@ -45,11 +49,11 @@ impl Picture {
     /// The next output, as this terminal is to get it.
     pub fn output(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut out = self.lift();
-        self.see(bytes);
+        let shown = self.see(bytes);
         if self.is_row_by_row() {
             return self.draw_rows();
         }
-        out.extend_from_slice(bytes);
+        out.extend(shown);
         if self.is_watched {
             out.extend(self.modes.reports_off());
         }
@@ -61,18 +65,22 @@ impl Picture {
     pub fn keyframe(&mut self, cols: u16, rows: u16, bytes: &[u8]) -> Vec<u8> {
         let mut out = if self.drawn.is_some() { Vec::new() } else { self.modes.off() };
         (self.modes, self.covered) = (Modes::default(), None);
-        (self.scanner, self.screen) = (Scanner::default(), Screen::new(cols, rows));
+        (self.gate, self.screen) = (Gate::default(), Screen::new(cols, rows));
         self.see(EMPTY);
-        self.see(bytes);
+        let shown = self.see(bytes);
         out.extend(self.emptied());
-        out.extend(self.redrawn(bytes.to_vec()));
+        out.extend(self.redrawn(shown));
         out
     }
 
-    fn see(&mut self, bytes: &[u8]) {
-        self.modes.see(bytes);
-        let found = self.scanner.scan(bytes);
+    /// Takes it, and gives what this terminal may have of it.
+    fn see(&mut self, bytes: &[u8]) -> Vec<u8> {
+        // Who watches is asked nothing: the answer would be typed into a shell that is not theirs.
+        let hides = if self.is_watched { Kinds::ALL } else { Kinds::ALL.without(Kinds::QUERY).without(self.allows) };
+        let (shown, found) = self.gate.admit(bytes, hides);
+        self.modes.see(&shown);
         guarded(|| self.screen.feed(bytes, &found));
+        shown
     }
 
     /// The shell has another size.
@@ -122,7 +130,11 @@ impl Picture {
     pub fn redraw(&mut self) -> Vec<u8> {
         self.covered = None;
         let mut out = self.emptied();
-        let itself = guarded(|| self.screen.redraw());
+        let mut itself = guarded(|| self.screen.redraw());
+        // A sequence that is not over is drawn as far as it came, but not what is still to be shown of it.
+        if itself.ends_with(self.gate.held()) {
+            itself.truncate(itself.len() - self.gate.held().len());
+        }
         out.extend(self.redrawn(itself));
         out
     }
@@ -281,7 +293,7 @@ mod tests {
 
     #[test]
     fn words_lie_over_the_picture_and_leave_no_trace() {
-        let mut picture = Picture::new((20, 5));
+        let mut picture = Picture::new((20, 5), Kinds::NONE);
         let mut terminal = Terminal::new((20, 5));
         let mut plain = Terminal::new((20, 5));
         for part in ["\x1b[31mone\r\n", "two\x1b[?25l", "\r\nthree\r\nfour\r\n", "\x1b[44mfi", "ve", "\r\nsix \x1b[", "1mseven"] {
@@ -298,7 +310,7 @@ mod tests {
     #[test]
     fn a_watcher_of_another_size_sees_the_shell_as_it_is() {
         for here in [(30, 4), (80, 24), (120, 40)] {
-            let mut picture = Picture::new(here);
+            let mut picture = Picture::new(here, Kinds::NONE);
             let mut terminal = Terminal::new(here);
             terminal.gets(&picture.set_watched(true));
             terminal.gets(&picture.keyframe(
@@ -331,7 +343,7 @@ mod tests {
 
     #[test]
     fn what_the_user_had_on_the_screen_is_scrolled_away_before_anything_is_drawn_over_it() {
-        let mut picture = Picture::new((20, 5));
+        let mut picture = Picture::new((20, 5), Kinds::NONE);
         let mut terminal = Terminal(vt100::Parser::new(5, 20, 100));
         terminal.gets(b"mine\r\n$ cobox\r\n");
         assert_eq!(terminal.gets(&picture.output(b"sandbox$ ")), "mine\n$ cobox\nsandbox$ ");

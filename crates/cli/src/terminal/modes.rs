@@ -9,8 +9,10 @@ const MAX_UNKNOWN: usize = 32;
 const ON_BY_DEFAULT: [u16; 3] = [7, 8, 25];
 /// Left alone: how a terminal treats its wheel and its Alt key is its owner's choice, and 1048 only saves a cursor.
 const LEFT_ALONE: [u16; 6] = [1007, 1034, 1035, 1036, 1039, 1048];
-/// A screen of its own.
+/// A screen of its own, by its three names: whichever it is called by, there is one, and any of them leaves it.
 const ALTERNATE: [u16; 3] = [47, 1047, 1049];
+/// Leaves it and brings the cursor back, which every program saves first, and so does what is drawn anew.
+const LEAVE_ALTERNATE: &[u8] = b"\x1b[?1049l";
 /// Others that programs often change.
 const COMMON: [u16; 8] = [1, 5, 6, 7, 12, 25, 2004, 2026];
 /// Make the terminal talk of itself: clicks, movements, focus, colours, sizes. For whoever types, and for nobody who watches.
@@ -20,8 +22,9 @@ const REPORTS: [u16; 12] = [9, 1000, 1001, 1002, 1003, 1004, 1005, 1006, 1015, 1
 #[derive(Debug, Default)]
 pub struct Modes {
     state: State,
-    /// Private modes that are not as they were.
+    /// Private modes that are not as they were, without the other screen.
     changed: Vec<u16>,
+    alternate: bool,
     keypad: bool,
     insert: bool,
     region: bool,
@@ -29,10 +32,11 @@ pub struct Modes {
     line_drawing: bool,
     cursor_style: bool,
     link: bool,
-    /// `modifyOtherKeys` of xterm.
-    other_keys: bool,
-    /// How often kitty's keyboard protocol was pushed.
+    /// `modifyOtherKeys` of xterm; 0 is off.
+    other_keys: u16,
+    /// How often kitty's keyboard protocol was pushed, and with which flags the last time.
     keyboard: u8,
+    keyboard_flags: u16,
     /// Of the palette, or of the text, its background and the cursor.
     colours: bool,
 }
@@ -132,10 +136,15 @@ impl Modes {
         };
         match (parameters, last) {
             ([b'?', rest @ ..], b'h' | b'l') => numbers(rest).into_iter().for_each(|mode| self.private(mode, last == b'h')),
-            ([b'>', rest @ ..], b'm') => self.other_keys = matches!(numbers(rest)[..], [4, n, ..] if n > 0),
-            ([b'>', ..], b'u') => self.keyboard = self.keyboard.saturating_add(1),
+            ([b'>', rest @ ..], b'm') => {
+                self.other_keys = match numbers(rest)[..] {
+                    [4, n, ..] => n,
+                    _ => 0,
+                }
+            }
+            ([b'>', rest @ ..], b'u') => (self.keyboard, self.keyboard_flags) = (self.keyboard.saturating_add(1), numbers(rest)[0]),
             ([b'<', rest @ ..], b'u') => self.keyboard = self.keyboard.saturating_sub(numbers(rest)[0].clamp(1, 255) as u8),
-            ([b'=', ..], b'u') => self.keyboard = self.keyboard.max(1),
+            ([b'=', rest @ ..], b'u') => (self.keyboard, self.keyboard_flags) = (self.keyboard.max(1), numbers(rest)[0]),
             ([b'!'], b'p') => (self.insert, self.region, self.pen, self.keypad, self.line_drawing) = (false, false, false, false, false),
             ([style @ .., b' '], b'q') => self.cursor_style = numbers(style)[0] != 0,
             (plain, b'h' | b'l') if numbers(plain).contains(&4) => self.insert = last == b'h',
@@ -151,9 +160,13 @@ impl Modes {
         if LEFT_ALONE.contains(&mode) {
             return;
         }
+        if ALTERNATE.contains(&mode) {
+            self.alternate = is_on;
+            return;
+        }
         let is_changed = is_on != ON_BY_DEFAULT.contains(&mode);
         self.changed.retain(|known| *known != mode);
-        let is_known = |mode: &u16| REPORTS.contains(mode) || ALTERNATE.contains(mode) || COMMON.contains(mode);
+        let is_known = |mode: &u16| REPORTS.contains(mode) || COMMON.contains(mode);
         if is_changed && (is_known(&mode) || self.changed.iter().filter(|known| !is_known(known)).count() < MAX_UNKNOWN) {
             self.changed.push(mode);
         }
@@ -172,16 +185,30 @@ impl Modes {
 
     /// Whether a program has a screen of its own.
     pub fn is_alternate(&self) -> bool {
-        self.changed.iter().any(|mode| ALTERNATE.contains(mode))
+        self.alternate
     }
 
-    /// What stops the terminal from talking of itself; and what makes it do so again.
+    /// What stops the terminal from talking of itself and makes its keys the plain ones, so that ours are known; and what undoes that.
     pub fn reports_off(&self) -> Vec<u8> {
-        self.reports('l')
+        let mut out = self.reports('l');
+        if self.keyboard > 0 {
+            out.extend_from_slice(b"\x1b[=0u");
+        }
+        if self.other_keys > 0 {
+            out.extend_from_slice(b"\x1b[>4m");
+        }
+        out
     }
 
     pub fn reports_on(&self) -> Vec<u8> {
-        self.reports('h')
+        let mut out = self.reports('h');
+        if self.keyboard > 0 {
+            out.extend_from_slice(format!("\x1b[={}u", self.keyboard_flags).as_bytes());
+        }
+        if self.other_keys > 0 {
+            out.extend_from_slice(format!("\x1b[>4;{}m", self.other_keys).as_bytes());
+        }
+        out
     }
 
     fn reports(&self, last: char) -> Vec<u8> {
@@ -202,29 +229,37 @@ impl Modes {
             (self.insert, b"\x1b[4l"),
             (self.line_drawing, b"\x1b(B\x0f"),
             (self.keypad, b"\x1b>"),
-            (self.other_keys, b"\x1b[>4m"),
+            (self.other_keys > 0, b"\x1b[>4m"),
             (self.cursor_style, b"\x1b[0 q"),
             (self.colours, b"\x1b]104\x1b\\\x1b]110\x1b\\\x1b]111\x1b\\\x1b]112\x1b\\\x1b]117\x1b\\\x1b]119\x1b\\"),
-            (self.region, b"\x1b[r"),
         ] {
             if is_on {
                 out.extend_from_slice(sequence);
             }
         }
+        match self.region {
+            // It moves the cursor to the top, from where nobody here may know the way back.
+            true if !self.is_alternate() => out.extend_from_slice(b"\x1b7\x1b[r\x1b8"),
+            // Leaving that screen brings the cursor back, and by where it was saved before.
+            true => out.extend_from_slice(b"\x1b[r"),
+            false => {}
+        }
         if self.keyboard > 0 {
             out.extend_from_slice(format!("\x1b[<{}u\x1b[=0u", self.keyboard).as_bytes());
         }
-        let (alternate, others): (Vec<u16>, Vec<u16>) = self.changed.iter().partition(|mode| ALTERNATE.contains(mode));
-        // The other screen last: what was there before has its own cursor.
-        for mode in others.into_iter().chain(alternate) {
-            out.extend_from_slice(format!("\x1b[?{mode}{}", if ON_BY_DEFAULT.contains(&mode) { 'h' } else { 'l' }).as_bytes());
+        for mode in &self.changed {
+            out.extend_from_slice(format!("\x1b[?{mode}{}", if ON_BY_DEFAULT.contains(mode) { 'h' } else { 'l' }).as_bytes());
+        }
+        if self.alternate {
+            // Last: what was there before has its own cursor.
+            out.extend_from_slice(LEAVE_ALTERNATE);
         }
         out
     }
 
-    /// Setting the region or its origin moves the cursor to the top.
+    /// Counting rows from the screen's first again moves the cursor there, also one that was saved before.
     pub fn moves_cursor(&self) -> bool {
-        (self.region || self.changed.contains(&6)) && !self.is_alternate()
+        self.changed.contains(&6) && !self.is_alternate()
     }
 
     /// What switches off everything that programs use, where nobody knows what is on. The other screen is left alone: leaving one that
@@ -250,9 +285,11 @@ mod tests {
         assert_eq!(left(&["\x1b[?1049h\x1b[?25l vim \x1b[?25h\x1b[?1049l", "\x1b[1mbold\x1b[0m"]), "");
         assert_eq!(left(&["\x1b[?1049h", "vim"]), "\x1b[?1049l");
         assert_eq!(left(&["x\x1b[?10", "49h"]), "\x1b[?1049l");
-        assert_eq!(left(&["\x1b[?47h\x1b[?1000;1006h\x1b[?25l"]), "\x1b[?1000l\x1b[?1006l\x1b[?25h\x1b[?47l");
+        assert_eq!(left(&["\x1b[?47h\x1b[?1000;1006h\x1b[?25l"]), "\x1b[?1000l\x1b[?1006l\x1b[?25h\x1b[?1049l");
+        assert_eq!(left(&["\x1b[?1049h\x1b[?1049l\x1b[?47h\x1b[?1049l"]), "");
         assert_eq!(left(&["\x1b[?2004h\x1b[?7l"]), "\x1b[?2004l\x1b[?7h");
-        assert_eq!(left(&["\x1b[1;38;5;9m\x1b(0\x1b[5 q\x1b=\x1b[4h\x1b[2;9r"]), "\x1b[m\x1b[4l\x1b(B\x0f\x1b>\x1b[0 q\x1b[r");
+        assert_eq!(left(&["\x1b[1;38;5;9m\x1b(0\x1b[5 q\x1b=\x1b[4h\x1b[2;9r"]), "\x1b[m\x1b[4l\x1b(B\x0f\x1b>\x1b[0 q\x1b7\x1b[r\x1b8");
+        assert_eq!(left(&["\x1b[?1049h\x1b[2;9r"]), "\x1b[r\x1b[?1049l");
         assert_eq!(left(&["\x1b[>4;2m\x1b[>1u"]), "\x1b[>4m\x1b[<1u\x1b[=0u");
         assert_eq!(left(&["\x1b[>4;2m\x1b[>1u\x1b[<u\x1b[>4;0m"]), "");
         assert_eq!(left(&["\x1b]8;;http://x\x07link"]), "\x1b]8;;\x1b\\");
@@ -269,6 +306,11 @@ mod tests {
         modes.see(b"\x1b[?1002h\x1b[?2004h\x1b[?1006h");
         assert_eq!(modes.reports_off(), b"\x1b[?1002l\x1b[?1006l");
         assert_eq!(modes.reports_on(), b"\x1b[?1002h\x1b[?1006h");
+        // Where keys are spelled otherwise, Ctrl-T would not be known.
+        let mut modes = Modes::default();
+        modes.see(b"\x1b[>5u\x1b[>4;2m");
+        assert_eq!(modes.reports_off(), b"\x1b[=0u\x1b[>4m");
+        assert_eq!(modes.reports_on(), b"\x1b[=5u\x1b[>4;2m");
     }
 
     #[test]

@@ -105,6 +105,7 @@ static REDACTED: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
         (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "TIME"),
         (r"(http|ws)://127\.0\.0\.1:\d+", "$1://BROKER"),
         (r"\b[0-9a-f]{64}\b", "HASH"),
+        (r"\b[0-9a-f]{12}\b", "SYNC_ID"),
         (r#""duration_ms": ?\d+"#, r#""duration_ms": 0"#),
         (r"\(\d+ ms\)", "(0 ms)"),
         (r#""pid": ?\d+"#, r#""pid": 0"#),

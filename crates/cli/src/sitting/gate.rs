@@ -1,0 +1,69 @@
+//! What of a shell's output this terminal gets. The sandbox leaves out what is not for it, but a sandbox is a stranger: it is left out here too.
+
+use cobox_stream::{Found, Kinds, Scanner};
+
+#[derive(Default)]
+pub struct Gate {
+    scanner: Scanner,
+    /// Everything before this has come.
+    at: u64,
+    /// The beginning of a sequence that nobody can name yet; the scanner decides before it is long.
+    held: Vec<u8>,
+}
+
+impl Gate {
+    /// What of the next output may be shown now, NULs in place of what may not, and what was found in all of it.
+    pub fn admit(&mut self, bytes: &[u8], hides: Kinds) -> (Vec<u8>, Found) {
+        let found = self.scanner.scan(bytes);
+        let start = self.at - self.held.len() as u64;
+        self.at += bytes.len() as u64;
+        let mut shown = std::mem::take(&mut self.held);
+        shown.extend_from_slice(bytes);
+        let place = |offset: u64| offset.clamp(start, self.at).saturating_sub(start) as usize;
+        for span in found.spans.iter().filter(|span| span.kinds.meets(hides)) {
+            shown[place(span.from)..place(span.to)].fill(0);
+        }
+        if let Some(undecided) = found.undecided {
+            self.held = shown.split_off(place(undecided));
+        }
+        (shown, found)
+    }
+
+    /// What has come and is not shown yet.
+    pub fn held(&self) -> &[u8] {
+        &self.held
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sandbox_that_leaves_nothing_out_still_reaches_neither_clipboard_nor_title_nor_keyboard() {
+        let output = "one\x1b]52;c;aGVsbG8=\x07 two\x1b]0;title\x1b\\ \x1b[31mred\x1b[m\x1b[6n \x1bPtmux;copy\x1b\\é\u{9d}2;t\x07.";
+        let plain = "one two \x1b[31mred\x1b[m é.";
+        let asked = "one two \x1b[31mred\x1b[m\x1b[6n é.";
+        for (hides, wanted) in [(Kinds::ALL, plain), (Kinds::ALL.without(Kinds::QUERY), asked)] {
+            for size in 1..output.len() {
+                let mut gate = Gate::default();
+                let shown: Vec<u8> =
+                    output.as_bytes().chunks(size).flat_map(|piece| gate.admit(piece, hides).0).filter(|b| *b != 0).collect();
+                assert_eq!(String::from_utf8_lossy(&shown), wanted, "in pieces of {size}");
+                assert!(gate.held().is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_held_back_is_little_however_long_nobody_can_say_what_it_is() {
+        for unfinished in ["\x1b[0;", "\x1b]", "\x1bP1;", "\x1b]4;1;", "\x1b(\x01"] {
+            let mut gate = Gate::default();
+            for _ in 0..10_000 {
+                gate.admit(unfinished.as_bytes(), Kinds::ALL);
+                gate.admit(b"\x01\x01\x01\x01;1", Kinds::ALL);
+                assert!(gate.held().len() < 2048, "{unfinished:?}");
+            }
+        }
+    }
+}
