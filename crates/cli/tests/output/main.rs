@@ -229,15 +229,7 @@ async fn a_folder_that_is_kept_the_same() {
     let top = top.path().canonicalize().unwrap();
     let (path, notes) = (top.display().to_string(), top.join("notes.txt"));
     fs::write(&notes, "first\n").unwrap();
-    // Between two looks at the folders it may be looking just now.
-    let it = || {
-        let mut it = Transcript::at(&broker).naming(&path, "DIR");
-        for phase in ["scanning", "syncing"] {
-            it = it.naming(&format!("\"phase\": \"{phase}\""), "\"phase\": \"watching\"");
-            it = it.naming(&format!("\n{phase}, mode"), "\nwatching, mode");
-        }
-        it
-    };
+    let it = || Transcript::at(&broker).naming(&path, "DIR");
     let mut that = it();
     that.both(&["sync", "list"]);
     let mut syncing = broker.cobox();
