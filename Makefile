@@ -7,7 +7,7 @@ BIN = target/$(shell rustc --print host-tuple)/$(if $(filter release,$(PROFILE))
 CLIENTS = check-api check-python check-langgraph check-langsmith
 
 .DEFAULT_GOAL := help
-.PHONY: help build run demo test test-rust test-clients $(CLIENTS) loom lint lint-rust lint-python deny openapi fuzz bench bench-dataplane bench-broker bench-gateway bench-agent soak setup setup-clients
+.PHONY: help build run demo test test-rust test-clients $(CLIENTS) loom lint lint-rust lint-python deny openapi fuzz bench bench-dataplane bench-broker bench-gateway bench-agent bench-sync soak setup setup-clients
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -31,9 +31,9 @@ setup-clients: setup
 
 # Brokers are started as root and as an ordinary user there, which takes root.
 ROOT_ONLY = test(isolation) | test(ordinary_user)
-# Those that use both databases anyway need no second run, nor do those that are about connections and documents; `make soak` runs all.
+# Those that use both databases anyway need no second run, nor do those that are about connections, documents, and who may do what; `make soak` runs all.
 # The whole workspace is named so that nothing is compiled anew for one of its crates.
-ON_POSTGRES = binary_id(cobox-broker::broker) & not test(/^(store_suite|store_races|cluster|stalls|tls|cors|origin|openapi|adapted|sockets|limits)::/)
+ON_POSTGRES = binary_id(cobox-broker::broker) & not test(/^(store_suite|store_races|cluster|stalls|tls|cors|origin|openapi|adapted|sockets|limits|rates|policy|oidc|thread_authority|seeds|ops|door|links|asking|errors|access)::/)
 test: test-rust test-clients ## Unit, integration and end-to-end tests
 
 # cobox and boxd are made with the tests: by themselves they'd have other features, and all would be compiled twice.
@@ -98,9 +98,15 @@ bench-agent: build ## An agent's tools through the Python backend, against deepa
 	scripts/check-python --setup
 	COBOX_BIN=$(BIN)/cobox target/tools/python-deepagents-0.7/bin/python bench/agent.py
 
+bench-sync: build ## First copy, one save and a look at what hasn't changed, against rsync and unison; writes bench/results/sync.md
+	scripts/setup bench
+	COBOX_BIN=$(BIN)/cobox python3 bench/sync.py
+
 soak: ## The long fault and load tests; records bench/results/soak.md
 	cargo build -p cobox-cli -p cobox-boxd
 	COBOX_TEST_STORE=postgres cargo nextest run --workspace -E 'binary_id(cobox-broker::broker)'
 	COBOX_API_EXAMPLES=200 COBOX_API_SEED=$$RANDOM scripts/check-api
 	COBOX_SDK_CUTS=200 COBOX_SDK_SEED=$$RANDOM scripts/check-langsmith test_cuts.py
+	scripts/setup soak
+	scripts/deny
 	scripts/soak

@@ -37,9 +37,11 @@ async fn a_script_talks_with_an_agent_and_decides_what_it_may_do() {
     let example = Example::start(&broker).await;
 
     // The agent's words on stdout, all else on stderr.
-    let output =
-        told(chat(&broker, &example, &["chat", "--no-tui", "--sandbox"]), "write /workspace/a.txt hello-$((1+1))\nread /workspace/a.txt\n")
-            .await;
+    let output = told(
+        chat(&broker, &example, &["chat", "--no-tui", "--sandbox"]),
+        "write /workspace/a.txt hello-$((1+1))\nread /workspace/a.txt\n/sandbox list\n",
+    )
+    .await;
     let (said, beside) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{said}{beside}");
     assert!(said.contains("hello-$((1+1))") && !said.contains("write_file"), "{said}");
@@ -49,6 +51,7 @@ async fn a_script_talks_with_an_agent_and_decides_what_it_may_do() {
         "tool: write_file /workspace/a.txt",
         "wrote /workspace/a.txt",
         "tool: read_file /workspace/a.txt",
+        "* -  active  sb_",
     ] {
         assert!(beside.contains(line), "{line} in\n{beside}");
     }

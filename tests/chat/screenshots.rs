@@ -1,8 +1,10 @@
-//! Draws `docs/images/*.svg` from the real TUI: a person and an agent at work, as a terminal shows it.
+//! Draws `docs/images/*.svg` from the real TUI: a person and an agent at work, as a terminal shows it; or, unless it is to draw, tells
+//! whether those there are still look like it.
 
-use std::{fmt::Write as _, path::PathBuf};
+use std::{collections::BTreeMap, fmt::Write as _, path::PathBuf, sync::LazyLock};
 
 use cobox_testkit::{TestBroker, eventually};
+use regex::Regex;
 use vt100::{Color, Screen};
 
 use crate::{
@@ -22,14 +24,21 @@ const PALETTE: [&str; 16] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "writes docs/images: scripts/screenshots"]
+#[ignore = "needs a LangGraph server: scripts/check-langgraph; scripts/screenshots draws them anew"]
 async fn the_pictures_in_the_documentation_are_of_the_real_thing() {
-    let folder = PathBuf::from(std::env::var_os("COBOX_SCREENSHOTS").expect("scripts/screenshots says where to"));
+    let is_drawing = std::env::var_os("COBOX_SCREENSHOTS").is_some();
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/images");
     let broker = TestBroker::start().await;
     let example = Example::start(&broker).await;
     let mut ann = sit(&broker, &example, (130, 36), &["--sandbox=demo"]);
     let save = |name: &str, ann: &cobox_testkit::TestTerminal| {
-        std::fs::write(folder.join(name), ann.look(svg)).expect("the picture is written");
+        let picture = ann.look(svg);
+        if is_drawing {
+            std::fs::write(folder.join(name), picture).expect("the picture is written");
+            return;
+        }
+        let there = std::fs::read_to_string(folder.join(name)).unwrap_or_default();
+        assert_eq!(frame_of(&there), frame_of(&picture), "docs/images/{name} is not what it looks like any more: scripts/screenshots");
     };
     ann.wait_for("user@").await;
     ann.press("mend the leap years\r");
@@ -39,9 +48,12 @@ async fn the_pictures_in_the_documentation_are_of_the_real_thing() {
     })
     .await;
     ann.press(&alt('2'));
-    ann.wait_for("you type").await;
+    ann.wait_for("┏ terminal").await;
     ann.press("ls; python3 test_leap.py\r");
-    ann.wait_for("Ran 1 test").await;
+    // The conversation to the left has the same words.
+    let is_right_of_it = |words: &str| ann.shows().lines().any(|line| line.chars().skip(66).collect::<String>().contains(words));
+    let all = || std::future::ready((is_right_of_it("OK") && is_right_of_it("→ exit 0")).then_some(()));
+    eventually("the test in the terminal, and its run among the events", all).await;
     save("chat.svg", &ann);
 
     ann.press(&alt('4'));
@@ -55,6 +67,22 @@ async fn the_pictures_in_the_documentation_are_of_the_real_thing() {
     ann.press("delete /workspace/leap.py\r");
     ann.wait_for("may the agent use delete?").await;
     save("question.svg", &ann);
+}
+
+/// What of a picture is the same at every sitting: its first and last row, and those with the panes' borders and titles.
+fn frame_of(svg: &str) -> Vec<String> {
+    static TEXT: LazyLock<Regex> = LazyLock::new(|| Regex::new(r#"<text x="[^"]*" y="(\d+)"[^>]*>([^<]*)</text>"#).expect("a pattern"));
+    static VARIES: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"thread \S+ ").expect("a pattern"));
+    let mut rows: BTreeMap<u32, String> = BTreeMap::new();
+    for found in TEXT.captures_iter(svg) {
+        rows.entry(found[1].parse().expect("a number")).or_default().push_str(&found[2]);
+    }
+    let ends = [rows.keys().next().copied(), rows.keys().last().copied()];
+    let is_frame = |y: u32, text: &str| ends.contains(&Some(y)) || text.contains(['┌', '┏', '└', '┗']);
+    rows.iter()
+        .filter(|(y, text)| is_frame(**y, text))
+        .map(|(_, text)| VARIES.replace_all(text, "thread … ").trim_end().to_owned())
+        .collect()
 }
 
 /// A screen as a picture, a row of text each, runs of one style together.

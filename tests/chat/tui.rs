@@ -1,6 +1,9 @@
 //! The TUI in a real terminal: a person talks with an agent, sees what it does as it does it, and types in the same sandbox.
 
+use std::process::{Command, Stdio};
+
 use cobox_testkit::{TestBroker, TestTerminal, ensure, eventually, sh};
+use rustix::process::Signal;
 
 use crate::deployment::{ANN, Example};
 
@@ -101,6 +104,46 @@ async fn without_a_deployment_there_is_still_the_sandbox_to_look_into() {
     ann.press("\x11");
     assert!(ann.ended().await.success());
     assert!(!ann.look(|screen| screen.alternate_screen() || screen.bracketed_paste()), "the terminal is as it was");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_terminal_that_a_killed_one_left_behind_is_drawn_over_and_given_back() {
+    let broker = TestBroker::start().await;
+    ensure(&broker.client(), "default").await;
+    let cobox = broker.cobox();
+    let mut after = Command::new("/bin/sh");
+    // As SIGKILL leaves it: on the other screen, with all that was on it.
+    let left = r"stty raw -echo; printf '\033[?1049h\033[H'; yes LEFT-BEHIND | head -2000 | tr '\n' ' '";
+    after.args(["-c", &format!("{left}; exec {}", cobox.get_program().display())]).env_clear();
+    after.envs(cobox.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut ann = TestTerminal::start("ann", &after, (140, 44));
+    ann.wait_for("user@").await;
+    assert!(!ann.shows().contains("LEFT-BEHIND"), "{}", ann.shows());
+    ann.signal(Signal::TERM);
+    ann.ended().await;
+    let is_back = ann.look(|screen| !screen.alternate_screen() && !screen.bracketed_paste() && !screen.hide_cursor());
+    assert!(is_back, "the terminal is given back at a signal too");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_sync_of_a_sandbox_is_seen_beside_it() {
+    let broker = TestBroker::start().await;
+    ensure(&broker.client(), "default").await;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("a.txt"), "a").unwrap();
+    let mut sync = broker.cobox();
+    sync.arg("sync").arg(folder.path()).arg("default:/workspace").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut ann = TestTerminal::start("ann", &broker.cobox(), (140, 44));
+    ann.wait_for("no sync").await;
+    let mut sync = sync.spawn().unwrap();
+    ann.wait_for("in sync").await;
+    ann.press(&alt('5'));
+    ann.wait_for("1 file, two-way-safe").await;
+    sync.kill().unwrap();
+    sync.wait().unwrap();
+    ann.wait_for("no sync").await;
+    ann.press("\x11");
+    assert!(ann.ended().await.success());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -185,7 +185,7 @@ impl Dataplane {
         may_see(d, caller, &sandbox, session.as_ref()).await?;
         let now = d.now();
         let capabilities = entry.bound(access::grant(&d.policy(), caller, None)?)?;
-        let issued = d.tokens.mint(&Wish {
+        let draft = d.tokens.draft(&Wish {
             caller,
             sandbox: &sandbox,
             session: session.as_ref(),
@@ -201,11 +201,12 @@ impl Dataplane {
             actor: caller.actor.kind.word().to_owned(),
             thread: session.as_ref().and_then(Session::thread).map(str::to_owned),
             session: session.map(|s| s.id),
-            jti: issued.jti.to_string(),
+            jti: draft.jti.to_string(),
             capabilities,
         };
         self.audit.add(self.record("token.issued", &passer, &sandbox.id, request_id).detail(capabilities.words().join(" "))).await;
-        Ok(Admission { is_running: is_up(&sandbox), sandbox: sandbox.id, token: Some(issued.token), caller: Some(passer) })
+        let token = d.tokens.sign(&sandbox, &draft.claims);
+        Ok(Admission { is_running: is_up(&sandbox), sandbox: sandbox.id, token: Some(token), caller: Some(passer) })
     }
 
     /// A token passes as it is, once it is known to be one that boxd will accept. What boxd can't read it gets as what it can.

@@ -201,7 +201,7 @@ impl Broker {
         }
         let nodes = Nodes::new(node.clone(), Origin::of(&config, &public_url, gateway), config.node_timeout());
         // Before the key is read: who replaces it sees that this one is there.
-        nodes.beat(&*store, clock.now()).await?;
+        nodes.beat(&*store, &*clock).await?;
         let master = master_key::read(&data_dir, &*store).await?;
         store.seal_with(master.audit_seal());
         let previous = data_dir.previous_key(LONGEST_TOKEN_LIFE)?;
@@ -418,7 +418,7 @@ async fn beat(deployment: Arc<Deployment>, stop: CancellationToken, is_key_repla
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        if let Err(error) = deployment.nodes.beat(&*deployment.store, deployment.now()).await {
+        if let Err(error) = deployment.nodes.beat(&*deployment.store, &*deployment.clock).await {
             tracing::error!(%error, "the other brokers could not be told that this one lives");
         }
         if !deployment.store.is_shared() {

@@ -1,12 +1,18 @@
 //! What happens to a session, told as it happens: a sentence an event for people, an object a line for programs.
 
+use std::time::Duration;
+
 use cobox_client::{ClientError, EventStream};
 use cobox_protocol::event::{ExecEnd, FileChange, SandboxEvent, What};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{
     failure::Failure,
     printer::{Printer, Tone, visible},
 };
+
+/// Between two looks whether anybody still reads.
+const LOOK_FOR_READER: Duration = Duration::from_millis(250);
 
 /// Why a feed stopped.
 pub enum Stopped {
@@ -20,7 +26,11 @@ pub enum Stopped {
 /// Tells each event as it comes, and keeps in `last` the id of the one that was told last, to go on from.
 pub async fn follow(printer: Printer, events: &mut EventStream, last: &mut Option<String>) -> Result<Stopped, Failure> {
     loop {
-        let event = match events.next().await {
+        let next = tokio::select! {
+            next = events.next() => next,
+            () = unread() => return Ok(Stopped::Unread),
+        };
+        let event = match next {
             Ok(Some(event)) => event,
             Ok(None) => return Ok(Stopped::Over),
             Err(error) => return Ok(Stopped::Failed(error)),
@@ -31,6 +41,19 @@ pub async fn follow(printer: Printer, events: &mut EventStream, last: &mut Optio
             other => other?,
         }
         *last = Some(event.id.to_string());
+    }
+}
+
+/// Until whoever read what is told has gone, as `head` does: they need not wait for one more event for this to end.
+async fn unread() {
+    loop {
+        tokio::time::sleep(LOOK_FOR_READER).await;
+        let stdout = std::io::stdout();
+        let mut asked = [PollFd::new(&stdout, PollFlags::empty())];
+        let is_told = poll(&mut asked, Some(&Timespec::default())).is_ok_and(|n| n > 0);
+        if is_told && asked[0].revents().intersects(PollFlags::ERR | PollFlags::NVAL) {
+            return;
+        }
     }
 }
 

@@ -3,9 +3,7 @@
 
 use std::{collections::BTreeSet, path::PathBuf};
 
-use clap::CommandFactory;
-
-use crate::Cli;
+use crate::help;
 
 /// Columns of the terminal that the snapshots are made for.
 const WIDTH: usize = 100;
@@ -27,7 +25,7 @@ const NO_TRANSCRIPT: &[(&str, &str)] = &[
 
 /// Every command there is but `help`, by its name as it is typed, in one line.
 fn commands() -> Vec<(String, clap::Command)> {
-    let mut cli = Cli::command().term_width(WIDTH).disable_help_subcommand(true);
+    let mut cli = help::command().term_width(WIDTH).disable_help_subcommand(true);
     cli.build();
     let mut found = Vec::new();
     let mut left = vec![(String::new(), cli)];

@@ -11,6 +11,7 @@ mod data_dir;
 mod exposure;
 mod failure;
 mod feed;
+mod help;
 #[cfg(test)]
 mod help_tests;
 mod key_prompt;
@@ -37,7 +38,7 @@ mod way_in;
 
 use std::{path::PathBuf, process::ExitCode};
 
-use clap::{CommandFactory, Parser};
+use clap::{FromArgMatches, Parser};
 
 use crate::{
     commands::Command,
@@ -92,7 +93,7 @@ fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|arg| arg == LAUNCH) {
         cobox_provider::local::launch_main()
     }
-    let cli = Cli::parse();
+    let cli = Cli::from_arg_matches(&help::command().get_matches()).unwrap_or_else(|e| e.exit());
     let printer = Printer::new(cli.json);
     let context = Context::new(printer, Flags { context: cli.context, url: cli.url, api_key_file: cli.api_key_file, ca_file: cli.ca_file });
     let outcome = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -121,7 +122,7 @@ async fn run(command: Option<Command>, context: &Context) -> commands::Outcome {
         None => match commands::chat::run_bare(context).await {
             Some(outcome) => outcome,
             None => {
-                context.printer.err(Cli::command().render_help().to_string().as_bytes());
+                context.printer.err(help::command().render_help().to_string().as_bytes());
                 Ok(USAGE)
             }
         },
@@ -130,6 +131,7 @@ async fn run(command: Option<Command>, context: &Context) -> commands::Outcome {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
 
     use super::*;
 

@@ -204,13 +204,12 @@ impl Printer {
     }
 }
 
-/// Text from elsewhere with its control characters made visible, so that a name can't move the cursor or repaint the screen, nor turn
-/// around what stands beside it.
+/// Text from elsewhere with its control characters made visible, so that a name can't move the cursor or repaint the screen, and those that
+/// are not seen or turn the others round too: what is shown is what is there.
 pub fn visible(text: &str) -> String {
-    let turns = |c| matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{61c}');
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() || turns(c) { out.extend(c.escape_default()) } else { out.push(c) }
+        if c.is_control() || cobox_langgraph::is_unseen(c) { out.extend(c.escape_default()) } else { out.push(c) }
     }
     out
 }
@@ -233,8 +232,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_can_neither_repaint_the_screen_nor_turn_around_what_stands_beside_it() {
-        assert_eq!(visible("a\x1b[2J\u{9b}1m\u{202e}txt.漢字"), "a\\u{1b}[2J\\u{9b}1m\\u{202e}txt.漢字");
+    fn what_is_shown_is_what_is_there() {
+        assert_eq!(visible("plain 建 e\u{301}"), "plain 建 e\u{301}");
+        assert_eq!(visible("a\u{1b}[2J"), "a\\u{1b}[2J");
+        assert_eq!(visible("txt.\u{202e}exe"), "txt.\\u{202e}exe");
+        assert_eq!(visible("a\u{200b}b\u{e0041}"), "a\\u{200b}b\\u{e0041}");
     }
 
     #[test]

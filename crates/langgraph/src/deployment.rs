@@ -38,7 +38,7 @@ impl Deployment {
     /// Trusts the authorities whose certificates these are (PEM) beside the system's.
     pub fn new(url: &str, key: Option<&Secret>, authorities: Option<&[u8]>) -> Result<Self, LangGraphError> {
         install_tls();
-        let invalid = |cause: String| LangGraphError::InvalidUrl { url: url.to_owned(), cause };
+        let invalid = |cause: String| LangGraphError::InvalidUrl { url: without_secrets(url), cause };
         let parsed = reqwest::Url::parse(url).map_err(|e| invalid(e.to_string()))?;
         if !matches!(parsed.scheme(), "http" | "https") {
             return Err(invalid(format!("`{}` is neither http nor https", parsed.scheme())));
@@ -146,7 +146,10 @@ impl Deployment {
 
     /// Sends it, and turns a refusal into an error.
     pub(crate) async fn checked(&self, what: &'static str, request: reqwest::RequestBuilder) -> Result<reqwest::Response, LangGraphError> {
-        let mut response = request.send().await.map_err(|e| self.transport(&e))?;
+        let no_answer =
+            || LangGraphError::Transport { url: self.base.clone(), cause: format!("nothing within {} s", ANSWER_TIMEOUT.as_secs()) };
+        let sent = tokio::time::timeout(ANSWER_TIMEOUT, request.send()).await.map_err(|_| no_answer())?;
+        let mut response = sent.map_err(|e| self.transport(&e))?;
         let status = response.status();
         if status.is_success() {
             return Ok(response);
@@ -185,6 +188,12 @@ impl Deployment {
     pub(crate) fn unreadable(&self, what: &'static str) -> LangGraphError {
         LangGraphError::Unreadable { url: self.base.clone(), what }
     }
+}
+
+/// A URL that is refused, as it may be shown: what stands for somebody's name and password and what is asked of it is left out.
+fn without_secrets(url: &str) -> String {
+    let url = url.rsplit_once('@').map_or_else(|| url.to_owned(), |(_, address)| format!("…@{address}"));
+    clean_line(url.split(['?', '#']).next().unwrap_or_default(), MAX_REFUSAL_BYTES)
 }
 
 /// As a step of a path, whatever it is.
@@ -234,6 +243,9 @@ mod tests {
     fn a_url_is_an_address_alone_and_a_key_is_shown_where_it_belongs() {
         for url in ["ftp://x", "http://a:b@x", "http://x/?key=1", "nonsense"] {
             assert!(matches!(Deployment::new(url, None, None), Err(LangGraphError::InvalidUrl { .. })), "{url}");
+        }
+        for url in ["http://a:hidden@x", "a:hidden@x", "http://x/?key=hidden", "http://x/#hidden", "http://x@hidden@x?hidden"] {
+            assert!(!Deployment::new(url, None, None).err().unwrap().to_string().contains("hidden"), "{url}");
         }
         let of = |key: &str| credentials(Some(&Secret::new(key))).unwrap();
         assert!(of("lsv2_pt_x").get(header::AUTHORIZATION).is_none());

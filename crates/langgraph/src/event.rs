@@ -11,6 +11,8 @@ use crate::{
 
 /// Longest error text that is shown, in bytes.
 const MAX_ERROR_BYTES: usize = 4096;
+/// Longest thing a graph tells of itself that is passed on, in bytes: many may wait to be shown.
+const MAX_CUSTOM_BYTES: usize = 64 * 1024;
 /// Messages of one update that are read: a node adds a few, and a summary may send all there are.
 const MAX_MESSAGES: usize = 1000;
 
@@ -47,7 +49,7 @@ pub fn read(event: &SseEvent) -> Vec<RunEvent> {
             Message::read(data.get(0).unwrap_or(&data)).map(|message| RunEvent::Message { message, is_nested }).into_iter().collect()
         }
         "updates" => updates(&data, is_nested),
-        "custom" => vec![RunEvent::Custom(data)],
+        "custom" if event.data.len() <= MAX_CUSTOM_BYTES => vec![RunEvent::Custom(data)],
         "error" => vec![RunEvent::Failed { message: failure(&data) }],
         _ => Vec::new(),
     }
@@ -109,6 +111,8 @@ mod tests {
         assert_eq!(told("updates|tools:1", asks), []);
         assert_eq!(told("error", json!({"error": "ValueError", "message": "no"})), [RunEvent::Failed { message: "ValueError: no".into() }]);
         assert_eq!(told("end", json!(null)), []);
+        assert_eq!(told("custom", json!({"x": "y".repeat(10)})).len(), 1);
+        assert_eq!(told("custom", json!({"x": "y".repeat(MAX_CUSTOM_BYTES)})), []);
         assert_eq!(read(&SseEvent { name: "messages".into(), data: "{".into(), id: None }), []);
     }
 }

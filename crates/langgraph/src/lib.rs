@@ -25,6 +25,6 @@ pub use message::{Message, Role, ToolCall, ToolCallPiece};
 pub use review::{Ask, Decision, Review};
 pub use run::{RunInput, RunRequest, RunStream};
 pub use sse::{SseEvent, SseParser};
-pub use text::clean;
+pub use text::{clean, is_unseen};
 pub use thread::{Assistant, Thread, ThreadState};
 pub use transcript::{Change, Entry, Outcome, Tool, Transcript};

@@ -8,7 +8,7 @@ pub fn clean(text: &str, max_bytes: usize) -> String {
         match c {
             '\u{1b}' => skip_sequence(&mut chars),
             '\n' | '\t' => out.push(c),
-            c if c.is_control() || turns_text_round(c) => continue,
+            c if c.is_control() || is_unseen(c) => continue,
             c => out.push(c),
         }
         if out.len() > max_bytes {
@@ -34,9 +34,13 @@ fn skip_sequence(chars: &mut std::iter::Peekable<std::str::Chars>) {
     }
 }
 
-/// Marks that let a text read otherwise than it is: directions, and a byte order mark.
-fn turns_text_round(c: char) -> bool {
-    matches!(c, '\u{200e}' | '\u{200f}' | '\u{61c}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{2028}' | '\u{2029}' | '\u{feff}')
+/// Characters that let a text read otherwise than it is: they turn letters round, or are there and not seen. Joiners are not among them,
+/// because whole languages are written with them.
+pub fn is_unseen(c: char) -> bool {
+    matches!(c,
+        '\u{200e}' | '\u{200f}' | '\u{61c}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{206f}' | '\u{2028}' | '\u{2029}'
+        | '\u{ad}' | '\u{200b}' | '\u{2060}'..='\u{2064}' | '\u{feff}' | '\u{180e}' | '\u{115f}' | '\u{1160}' | '\u{3164}' | '\u{ffa0}'
+        | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}')
 }
 
 #[cfg(test)]
@@ -54,6 +58,7 @@ mod tests {
             ("\u{1b}]8;;http://x\u{1b}\\link\u{1b}]8;;\u{1b}\\", "link"),
             ("a\r\nb\u{8}", "a\nb"),
             ("abc\u{202e}fed", "abcfed"),
+            ("a\u{200b}b\u{e0041}c\u{3164}", "abc"),
             ("\u{9b}31mx", "31mx"),
             ("end\u{1b}", "end"),
         ] {
@@ -68,7 +73,7 @@ mod tests {
         fn nothing_that_comes_out_controls_a_terminal(text in any::<String>(), max in 0usize..64) {
             let shown = clean(&text, max);
             prop_assert!(shown.len() <= max + '…'.len_utf8());
-            prop_assert!(shown.chars().all(|c| !c.is_control() || c == '\n' || c == '\t'));
+            prop_assert!(shown.chars().all(|c| !is_unseen(c) && !c.is_control() || c == '\n' || c == '\t'));
         }
     }
 }

@@ -9,6 +9,10 @@ use crate::{
 
 /// Entries that are kept; older ones go, and the thread still has them.
 const MAX_ENTRIES: usize = 2000;
+/// Text that is kept of them all, in bytes: what a person could have read in a day, and little beside a browser.
+const MAX_KEPT_BYTES: usize = 32 * 1024 * 1024;
+/// Names of calls that are kept: one each, and some that change theirs while they are written.
+const MAX_CALL_NAMES: usize = 4 * MAX_ENTRIES;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entry {
@@ -149,7 +153,7 @@ impl Transcript {
             }
         };
         if let Some(id) = &piece.id {
-            self.calls.insert(id.clone(), number);
+            self.name_call(id, number);
         }
         let Some(Entry::Tool(tool)) = self.get_mut(number) else { return None };
         if let (true, Some(name)) = (tool.name.is_empty(), &piece.name) {
@@ -171,9 +175,7 @@ impl Transcript {
                 number
             }
         };
-        if !call.id.is_empty() {
-            self.calls.insert(call.id.clone(), number);
-        }
+        self.name_call(&call.id, number);
         let is_first = self.called.insert(number);
         let Some(Entry::Tool(tool)) = self.get_mut(number) else { return None };
         let is_other = tool.args != call.args || tool.name != call.name;
@@ -189,9 +191,7 @@ impl Transcript {
             // An answer to a call that went, or was never told.
             let tool = Tool { name: "tool".to_owned(), args: String::new(), outcome: Some(outcome), is_nested };
             let number = self.add(Entry::Tool(tool));
-            if !id.is_empty() {
-                self.calls.insert(id, number);
-            }
+            self.name_call(&id, number);
             return vec![Change::Returned(number)];
         };
         let is_first = self.called.insert(number);
@@ -215,11 +215,22 @@ impl Transcript {
         self.entries.get_mut(number.checked_sub(self.gone)?)
     }
 
+    /// A stream that calls one thing by ever new names must not make this grow.
+    fn name_call(&mut self, id: &str, number: usize) {
+        if !id.is_empty() && (self.calls.len() < MAX_CALL_NAMES || self.calls.contains_key(id)) {
+            self.calls.insert(id.to_owned(), number);
+        }
+    }
+
     fn add(&mut self, entry: Entry) -> usize {
-        if self.entries.len() == MAX_ENTRIES {
-            self.entries.pop_front();
+        let mut kept: usize = self.entries.iter().map(Entry::bytes).sum();
+        let before = self.gone;
+        while self.entries.len() >= MAX_ENTRIES || kept > MAX_KEPT_BYTES {
+            kept -= self.entries.pop_front().map_or(kept, |oldest| oldest.bytes());
             self.gone += 1;
-            // What spoke of it would otherwise be kept for ever.
+        }
+        if self.gone > before {
+            // What spoke of them would otherwise be kept for ever.
             let gone = self.gone;
             self.texts.retain(|_, number| *number >= gone);
             self.calls.retain(|_, number| *number >= gone);
@@ -228,6 +239,15 @@ impl Transcript {
         }
         self.entries.push_back(entry);
         self.gone + self.entries.len() - 1
+    }
+}
+
+impl Entry {
+    fn bytes(&self) -> usize {
+        match self {
+            Entry::Said { text, .. } | Entry::Note(text) => text.len(),
+            Entry::Tool(tool) => tool.args.len() + tool.outcome.as_ref().map_or(0, |outcome| outcome.text.len()),
+        }
     }
 }
 
@@ -285,6 +305,22 @@ mod tests {
         );
         let told = feed(&mut transcript, json!({"type": "tool", "tool_call_id": "c", "content": "x"}));
         assert_eq!(told, [Change::Called(0), Change::Returned(0)]);
+    }
+
+    #[test]
+    fn an_endless_stream_makes_it_grow_only_so_far() {
+        let mut transcript = Transcript::default();
+        let long = "x".repeat(MAX_TEXT_BYTES);
+        for n in 0..MAX_KEPT_BYTES / MAX_TEXT_BYTES + 50 {
+            feed(&mut transcript, json!({"type": "ai", "id": format!("m{n}"), "content": long}));
+        }
+        let kept: usize = transcript.entries().map(|(_, entry)| entry.bytes()).sum();
+        assert!(kept <= MAX_KEPT_BYTES + 2 * MAX_TEXT_BYTES, "{kept}");
+        for n in 0..MAX_CALL_NAMES + 50 {
+            let piece = json!({"index": 0, "id": format!("c{n}"), "name": "ls", "args": ""});
+            feed(&mut transcript, json!({"type": "AIMessageChunk", "id": "m", "content": "", "tool_call_chunks": [piece]}));
+        }
+        assert_eq!(transcript.calls.len(), MAX_CALL_NAMES);
     }
 
     #[test]

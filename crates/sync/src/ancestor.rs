@@ -2,6 +2,9 @@
 //!
 //! A record is written after what it says is durable on both sides. One that is lost costs nothing: both sides still agree, and it is found
 //! again. So a torn end is cut off, and nothing else can be wrong with the file but a disk that lies.
+//!
+//! What is about to be made is noted before: a run that is killed in between finds its own doing, and takes it for nobody's edit. A later
+//! record of what was agreed on ends such a note.
 
 use std::{
     fs::{File, OpenOptions},
@@ -13,15 +16,23 @@ use std::{
 use crate::{
     codec::{In, Out},
     error::SyncError,
+    guard::Side,
     tree::{Tree, Update},
 };
 
-const MAGIC: &[u8] = b"cobox sync 1\n";
+const MAGIC: &[u8] = b"cobox sync 2\n";
 const CHECK_BYTES: usize = 8;
 /// Longest record, in bytes; longer lists are several.
 const MAX_RECORD_BYTES: usize = 1024 * 1024;
 /// The file is written anew when what was added is this much, in bytes, and more than the tree itself.
 const REWRITE_AFTER: u64 = 4 * 1024 * 1024;
+
+const AGREED: u8 = 1;
+const MAKING_HERE: u8 = 2;
+const MAKING_THERE: u8 = 3;
+
+/// Something one side is to become, that may have become so or not.
+pub type Making = (Side, Update);
 
 pub struct Ancestor {
     path: PathBuf,
@@ -29,6 +40,9 @@ pub struct Ancestor {
     tree: Tree,
     tree_bytes: u64,
     added_bytes: u64,
+    making: Vec<Making>,
+    /// How often something was agreed on: a sync that gets on.
+    steps: u64,
 }
 
 impl Ancestor {
@@ -37,12 +51,12 @@ impl Ancestor {
         let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path).map_err(failed)?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(failed)?;
-        let (tree, good) = read(&bytes);
+        let Remembered { tree, making, good } = read(&bytes);
         if good < bytes.len() || bytes.is_empty() {
             file.set_len(good as u64).map_err(failed)?;
         }
         file.seek(SeekFrom::End(0)).map_err(failed)?;
-        let mut ancestor = Self { path: path.to_owned(), file, tree, tree_bytes: 0, added_bytes: good as u64 };
+        let mut ancestor = Self { path: path.to_owned(), file, tree, tree_bytes: 0, added_bytes: good as u64, making, steps: 0 };
         if good == 0 {
             ancestor.rewrite()?;
         }
@@ -53,12 +67,32 @@ impl Ancestor {
         &self.tree
     }
 
-    /// Both sides agree on these. Durable when this returns.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// What was to be made, and is not known to be.
+    pub fn making(&self) -> &[Making] {
+        &self.making
+    }
+
+    /// Notes what one side is to become. Known to a run after one that was killed; a machine that fails may forget it.
+    pub fn make(&mut self, side: Side, updates: Vec<Update>) -> Result<(), SyncError> {
+        let tag = if side == Side::Here { MAKING_HERE } else { MAKING_THERE };
+        let bytes = records(tag, updates.iter().map(|(path, entry)| (path, entry.as_ref())));
+        self.making.extend(updates.into_iter().map(|update| (side, update)));
+        self.added_bytes += bytes.len() as u64;
+        self.file.write_all(&bytes).map_err(|e| self.failed(e))
+    }
+
+    /// Both sides agree on these, and on nothing else of what was to be made. Durable when this returns.
     pub fn agree(&mut self, updates: Vec<Update>) -> Result<(), SyncError> {
-        if updates.is_empty() {
+        if updates.is_empty() && self.making.is_empty() {
             return Ok(());
         }
-        let bytes = records(updates.iter().map(|(path, entry)| (path, entry.as_ref())));
+        self.making.clear();
+        self.steps += u64::from(!updates.is_empty());
+        let bytes = records(AGREED, updates.iter().map(|(path, entry)| (path, entry.as_ref())));
         for (path, entry) in updates {
             self.tree.set(path, entry);
         }
@@ -71,7 +105,7 @@ impl Ancestor {
 
     /// The whole tree into a new file, which then takes the old one's place.
     fn rewrite(&mut self) -> Result<(), SyncError> {
-        let bytes = [MAGIC, &records(self.tree.iter().map(|(path, entry)| (path, Some(entry))))].concat();
+        let bytes = [MAGIC, &records(AGREED, self.tree.iter().map(|(path, entry)| (path, Some(entry))))].concat();
         let beside = self.path.with_extension("new");
         let written = || {
             let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
@@ -93,43 +127,62 @@ impl Ancestor {
     }
 }
 
-fn records<'a>(items: impl Iterator<Item = (&'a crate::RelPath, Option<&'a crate::Entry>)>) -> Vec<u8> {
-    let (mut bytes, mut record) = (Vec::new(), Out::default());
-    let mut close = |record: &mut Out| {
-        bytes.extend_from_slice(&(record.0.len() as u32).to_be_bytes());
-        bytes.extend_from_slice(&record.0);
-        bytes.extend_from_slice(&blake3::hash(&record.0).as_bytes()[..CHECK_BYTES]);
-        record.0.clear();
-    };
+fn records<'a>(tag: u8, items: impl Iterator<Item = (&'a crate::RelPath, Option<&'a crate::Entry>)>) -> Vec<u8> {
+    let (mut bytes, mut record) = (Vec::new(), Out(vec![tag]));
     for (path, entry) in items {
         record.path(path).entry(entry);
         if record.0.len() > MAX_RECORD_BYTES / 2 {
-            close(&mut record);
+            close(&mut record, &mut bytes);
         }
     }
-    if !record.0.is_empty() {
-        close(&mut record);
+    // One without anything still ends what was noted before it.
+    if record.0.len() > 1 || bytes.is_empty() {
+        close(&mut record, &mut bytes);
     }
     bytes
 }
 
-/// The tree, and how much of the file is good.
-fn read(bytes: &[u8]) -> (Tree, usize) {
-    let mut tree = Tree::default();
-    let Some(rest) = bytes.strip_prefix(MAGIC) else { return (tree, 0) };
+fn close(record: &mut Out, bytes: &mut Vec<u8>) {
+    bytes.extend_from_slice(&(record.0.len() as u32).to_be_bytes());
+    bytes.extend_from_slice(&record.0);
+    bytes.extend_from_slice(&blake3::hash(&record.0).as_bytes()[..CHECK_BYTES]);
+    // All but its tag.
+    record.0.truncate(1);
+}
+
+#[derive(Default)]
+struct Remembered {
+    tree: Tree,
+    making: Vec<Making>,
+    /// How much of the file is good, in bytes.
+    good: usize,
+}
+
+fn read(bytes: &[u8]) -> Remembered {
+    let mut all = Remembered::default();
+    let Some(rest) = bytes.strip_prefix(MAGIC) else { return all };
     let mut input = In(rest);
-    let mut good = MAGIC.len();
+    all.good = MAGIC.len();
     while let Ok(length) = input.u32() {
         let Ok(record) = input.take(length as usize) else { break };
         let Ok(check) = input.take(CHECK_BYTES) else { break };
         if record.len() > MAX_RECORD_BYTES || blake3::hash(record).as_bytes()[..CHECK_BYTES] != *check {
             break;
         }
-        let Ok(updates) = In(record).all(|i| Ok((i.path()?, i.entry()?))) else { break };
-        updates.into_iter().for_each(|(path, entry)| tree.set(path, entry));
-        good = bytes.len() - input.0.len();
+        let Some((tag, items)) = record.split_first() else { break };
+        let Ok(updates) = In(items).all(|i| Ok((i.path()?, i.entry()?))) else { break };
+        match *tag {
+            AGREED => {
+                all.making.clear();
+                updates.into_iter().for_each(|(path, entry)| all.tree.set(path, entry));
+            }
+            MAKING_HERE => all.making.extend(updates.into_iter().map(|update| (Side::Here, update))),
+            MAKING_THERE => all.making.extend(updates.into_iter().map(|update| (Side::Sandbox, update))),
+            _ => break,
+        }
+        all.good = bytes.len() - input.0.len();
     }
-    (tree, good)
+    all
 }
 
 #[cfg(test)]
@@ -162,6 +215,21 @@ mod tests {
         assert_eq!((tree.len(), Ancestor::open(&path).unwrap().tree()), (2, &tree));
         std::fs::write(&path, b"something else").unwrap();
         assert!(Ancestor::open(&path).unwrap().tree().is_empty());
+    }
+
+    #[test]
+    fn what_was_to_be_made_is_known_until_something_is_agreed_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("base");
+        let mut ancestor = Ancestor::open(&path).unwrap();
+        ancestor.agree(vec![file(1)]).unwrap();
+        ancestor.make(Side::Sandbox, vec![file(2), (file(1).0, None)]).unwrap();
+        ancestor.make(Side::Here, vec![file(3)]).unwrap();
+        let again = Ancestor::open(&path).unwrap();
+        assert_eq!(again.making(), [(Side::Sandbox, file(2)), (Side::Sandbox, (file(1).0, None)), (Side::Here, file(3))]);
+        assert_eq!(again.tree().len(), 1);
+        ancestor.agree(Vec::new()).unwrap();
+        assert!(ancestor.making().is_empty() && Ancestor::open(&path).unwrap().making().is_empty());
     }
 
     #[test]

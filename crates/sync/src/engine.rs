@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc, Mutex, PoisonError,
         mpsc::{self, RecvTimeoutError, SyncSender},
@@ -12,6 +12,7 @@ use std::{
 
 use crate::{
     ancestor::Ancestor,
+    dirs,
     error::SyncError,
     guard::Halt,
     hooks::{Hooks, Own},
@@ -22,7 +23,7 @@ use crate::{
     rules::Rules,
     side::{Folder, Limits, open_root},
     status::{Event, Phase, Status},
-    tree::{Tree, Update},
+    tree::Tree,
 };
 
 /// Everything is looked at this often though nothing was told: a watch may miss what a network file system does.
@@ -32,11 +33,17 @@ const POLL_EVERY: Duration = Duration::from_secs(5);
 /// A save is several steps: after the first it is waited this long for the next, and no longer than that for all.
 const QUIET: Duration = Duration::from_millis(4);
 const LONGEST_UNREST: Duration = Duration::from_millis(40);
+/// What is known of the files is kept at the end, and this often for a run that is killed.
+const REMEMBER_EVERY: Duration = Duration::from_secs(600);
 /// Waits before another try, doubled up to the longest.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(5);
 /// Rounds that a flush goes through while something changes all the time; then it is answered as far as it got.
 const MAX_FLUSH_TRIES: u32 = 5;
+/// Rounds after which a sync that is to end does so, though something changes all the time; what isn't in sync then is told.
+const MAX_ONCE_ROUNDS: u32 = 6;
+/// Connections in a row that such a sync tries to make without getting through a round.
+const MAX_ONCE_TRIES: u32 = 6;
 /// What may wait for the engine while it is busy; senders wait beyond it.
 const MAX_ARRIVALS: usize = 32;
 
@@ -46,7 +53,7 @@ pub struct Settings {
     /// Take also what would run here by itself.
     pub allow_risky: bool,
     pub limits: Limits,
-    /// Stop when both sides agree, as far as they can.
+    /// Stop when both sides agree, as far as they can, or when it is seen that they won't.
     pub once: bool,
 }
 
@@ -121,23 +128,24 @@ pub struct Engine {
     /// What could not be done in the last round, by path; told with the problems.
     pub(crate) undone: [BTreeMap<RelPath, Problem>; 2],
     pub(crate) confirmed: bool,
-    /// What the other side was asked to make and has not answered for: found there after a cut, it is this side's own doing and no edit.
-    pub(crate) unanswered: Vec<Update>,
     /// Something could not be done because it changed at that moment.
     pub(crate) is_restless: bool,
     /// The other side has to be looked at again for it.
     pub(crate) asks_there_again: bool,
     pub(crate) status: Status,
     pub(crate) listener: Listener,
-    root: PathBuf,
     arrivals: SyncSender<Arrival>,
     shared: Arc<Mutex<Status>>,
     is_paused: bool,
     halted: Option<Halt>,
     looked_at_all: Option<Instant>,
+    remembered_at: Option<Instant>,
     /// After a restless round the next waits: what changes all the time must not keep both sides busy.
     next_try: Option<Instant>,
     unrest: u32,
+    rounds_once: u32,
+    /// Flushes that go through another round when that is due.
+    patient: Vec<Command>,
 }
 
 impl Engine {
@@ -145,11 +153,12 @@ impl Engine {
     pub fn open(root: &Path, base: &Path, settings: Settings, listener: Listener) -> Result<Self, SyncError> {
         let (arrivals, waiting) = mpsc::sync_channel(MAX_ARRIVALS);
         let opened = open_root(root).map_err(SyncError::Root)?;
-        let hooks: Arc<dyn Hooks> = Arc::new(Own::new(root.to_owned()));
+        let hooks: Arc<dyn Hooks> = Arc::new(Own::remembering(root.to_owned(), base.with_extension("files")));
         let waking = arrivals.clone();
         // Full means that it is awake already; what changed is asked of the folder itself.
         let mut folder = Folder::open(opened, settings.limits, hooks, move || drop(waking.try_send(Arrival::Here)))?;
         folder.rules.read_above(root);
+        folder.recall(folder.hooks.recall());
         let status = Status { mode: settings.mode, ..Status::default() };
         Ok(Self {
             folder,
@@ -163,20 +172,21 @@ impl Engine {
             decided: BTreeMap::new(),
             undone: Default::default(),
             confirmed: false,
-            unanswered: Vec::new(),
             is_restless: false,
             asks_there_again: false,
             shared: Arc::new(Mutex::new(status.clone())),
             status,
             listener,
-            root: root.to_owned(),
             settings,
             arrivals,
             is_paused: false,
             halted: None,
             looked_at_all: None,
+            remembered_at: None,
             next_try: None,
             unrest: 0,
+            rounds_once: 0,
+            patient: Vec::new(),
         })
     }
 
@@ -187,6 +197,7 @@ impl Engine {
     /// Until it is told to stop, or something is wrong that can't pass. With `once`, until both sides agree.
     pub fn run(mut self, dial: Dial) -> Result<Status, SyncError> {
         let ended = self.go_on(dial);
+        self.remember();
         self.refuse_all("the sync has ended");
         self.set_phase(Phase::Ended);
         match ended {
@@ -196,8 +207,9 @@ impl Engine {
     }
 
     fn go_on(&mut self, dial: Dial) -> Result<(), SyncError> {
-        let mut retry = FIRST_RETRY;
+        let (mut retry, mut tries) = (FIRST_RETRY, 0);
         loop {
+            let (rounds, steps) = (self.status.rounds, self.base.steps());
             let failure = match self.connect(dial) {
                 Ok(mut peer) => match self.stay(&mut peer, &mut retry) {
                     Ok(()) => return Ok(()),
@@ -205,7 +217,15 @@ impl Engine {
                 },
                 Err(failure) => failure,
             };
-            let may_pass = failure.is_passing() && !self.settings.once || matches!(failure, SyncError::Lost(_));
+            tries = if self.status.rounds > rounds { 1 } else { tries + 1 };
+            if self.base.steps() > steps {
+                // It gets on, if only from cut to cut.
+                retry = FIRST_RETRY;
+            }
+            let may_pass = match self.settings.once {
+                true => matches!(failure, SyncError::Lost(_)) && tries < MAX_ONCE_TRIES,
+                false => failure.is_passing(),
+            };
             if !may_pass {
                 return Err(failure);
             }
@@ -232,9 +252,12 @@ impl Engine {
     fn stay(&mut self, peer: &mut Peer, retry: &mut Duration) -> Result<(), SyncError> {
         loop {
             self.obey()?;
-            let flushes: Vec<Command> = self.inbox.commands.extract_if(.., |c| matches!(c, Command::Flush(_))).collect();
+            let mut flushes: Vec<Command> = self.inbox.commands.extract_if(.., |c| matches!(c, Command::Flush(_))).collect();
             let is_due = self.looked_at_all.is_none_or(|at| at.elapsed() >= self.look_every());
             let is_rested = self.next_try.is_none_or(|at| at <= Instant::now());
+            if is_rested {
+                flushes.append(&mut self.patient);
+            }
             let has_news = self.inbox.there_is_dirty || self.folder.has_news() || !self.there_is_known || !self.decided.is_empty();
             let may_go = !self.is_paused && self.halted.is_none();
             if may_go && (!flushes.is_empty() || is_rested && (has_news || is_due || self.next_try.is_some())) {
@@ -266,6 +289,10 @@ impl Engine {
         self.looked_at_all = self.looked_at_all.take().filter(|_| !is_all);
         let looked_at_all = if is_all { Some(Instant::now()) } else { self.looked_at_all };
         self.halted = self.round(peer, is_all)?;
+        if is_all && self.remembered_at.is_none_or(|at| at.elapsed() >= REMEMBER_EVERY) {
+            self.remember();
+            self.remembered_at = Some(Instant::now());
+        }
         self.looked_at_all = looked_at_all;
         if self.is_restless {
             self.next_try = Some(Instant::now() + FIRST_RETRY.saturating_mul(1 << self.unrest.min(8)).min(LONGEST_RETRY));
@@ -283,21 +310,28 @@ impl Engine {
         Ok(())
     }
 
+    /// So that the next run need not read everything.
+    fn remember(&self) {
+        self.folder.hooks.remember(self.folder.memory());
+    }
+
     fn answer_flush(&mut self, flush: Command) {
         match flush {
             flush if self.halted.is_some() => refuse(flush, "the sync is halted; see `cobox sync status`"),
             // Once more: something changed while it was at it.
-            flush if self.is_restless && self.unrest < MAX_FLUSH_TRIES => self.inbox.commands.push(flush),
+            flush if self.is_restless && self.unrest < MAX_FLUSH_TRIES => self.patient.push(flush),
             Command::Flush(answer) => answer(Ok(self.status.clone())),
             _ => {}
         }
     }
 
-    fn is_done_once(&self) -> Result<bool, SyncError> {
-        if let Some(halt) = &self.halted {
-            return Err(SyncError::State(halt.to_string()));
+    fn is_done_once(&mut self) -> Result<bool, SyncError> {
+        if let Some(halt) = self.halted.take() {
+            return Err(SyncError::Halted(halt));
         }
-        Ok(!self.is_restless && !self.inbox.there_is_dirty && !self.folder.has_news())
+        self.rounds_once += 1;
+        let is_still = !self.is_restless && !self.inbox.there_is_dirty && !self.folder.has_news();
+        Ok(is_still || self.rounds_once >= MAX_ONCE_ROUNDS)
     }
 
     fn look_every(&self) -> Duration {
@@ -373,9 +407,9 @@ impl Engine {
             }
         }
         if self.is_paused {
-            self.inbox.commands.drain(..).for_each(|c| refuse(c, "the sync is paused"));
+            self.refuse_all("the sync is paused");
         } else if self.halted.is_some() {
-            self.inbox.commands.drain(..).for_each(|c| refuse(c, "the sync is halted; see `cobox sync status`"));
+            self.refuse_all("the sync is halted; see `cobox sync status`");
         }
         Ok(())
     }
@@ -397,14 +431,12 @@ impl Engine {
 
     /// Gives the local version another name, beside its own; the sandbox's then comes in its place.
     fn set_aside(&self, path: &RelPath) -> std::io::Result<()> {
-        use std::os::unix::ffi::OsStrExt;
         let text = path.name();
         let (stem, extension) = match text.iter().rposition(|b| *b == b'.') {
             Some(at) if at > 0 => text.split_at(at),
             _ => (text, &b""[..]),
         };
-        let folder = self.root.join(std::ffi::OsStr::from_bytes(path.parent_bytes()));
-        let folder = open_root(&folder)?;
+        let folder = dirs::directory(self.folder.root(), path.parent_bytes())?;
         for number in 1..1000 {
             let beside =
                 [stem, format!(".here{}", if number == 1 { String::new() } else { format!("-{number}") }).as_bytes(), extension].concat();
@@ -417,7 +449,7 @@ impl Engine {
     }
 
     fn refuse_all(&mut self, why: &str) {
-        self.inbox.commands.drain(..).for_each(|command| refuse(command, why));
+        self.inbox.commands.drain(..).chain(self.patient.drain(..)).for_each(|command| refuse(command, why));
     }
 
     pub(crate) fn set_phase(&mut self, phase: Phase) {

@@ -4,7 +4,7 @@ use std::io;
 
 use rustix::io::Errno;
 
-use crate::message::Fault;
+use crate::{guard::Halt, message::Fault};
 
 #[derive(Debug, thiserror::Error)]
 pub enum SyncError {
@@ -34,6 +34,9 @@ pub enum SyncError {
     /// What is remembered of the sync.
     #[error("{0}")]
     State(String),
+    /// Of a sync that has to end: nobody is there who could say that it is right.
+    #[error("nothing was changed: {0}")]
+    Halted(Halt),
     #[error("it was told to stop")]
     Stopped,
 }

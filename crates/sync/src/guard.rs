@@ -38,11 +38,10 @@ impl fmt::Display for Halt {
             }
             Halt::MassDeletion { side, files, of } => {
                 let place = if *side == Side::Here { "here" } else { "in the sandbox" };
-                let why = match of {
-                    0 => String::new(),
-                    of => format!(" of {of}, because they were deleted {}", other(*side)),
-                };
-                write!(f, "{files} files would be deleted {place}{why}")
+                match of {
+                    of if of < files => write!(f, "{files} files would be deleted {place}"),
+                    of => write!(f, "{files} of {of} files would be deleted {place}, because they were deleted {}", other(*side)),
+                }
             }
         }
     }

@@ -4,7 +4,7 @@ use std::{io, os::fd::BorrowedFd, path::PathBuf, thread};
 
 use rustix::{fs::Stat, io::Errno};
 
-use crate::path::RelPath;
+use crate::{memory::Memory, path::RelPath};
 
 /// What happens to a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +44,16 @@ pub trait Hooks: Send + Sync + 'static {
         false
     }
 
+    /// What an earlier sync of this folder knew of its files.
+    fn recall(&self) -> Memory {
+        Memory::default()
+    }
+
+    /// Takes that from a sync that ends.
+    fn remember(&self, memory: Memory) {
+        drop(memory);
+    }
+
     /// Whether files may be changed at all.
     fn may_write(&self) -> bool {
         true
@@ -53,11 +63,17 @@ pub trait Hooks: Send + Sync + 'static {
 /// Somebody's own folder, by its path: another one put in its place is not it.
 pub struct Own {
     path: PathBuf,
+    memory: Option<PathBuf>,
 }
 
 impl Own {
     pub fn new(path: PathBuf) -> Self {
-        Self { path }
+        Self { path, memory: None }
+    }
+
+    /// With a file that keeps, from run to run, what is known of the folder's files.
+    pub fn remembering(path: PathBuf, memory: PathBuf) -> Self {
+        Self { path, memory: Some(memory) }
     }
 }
 
@@ -66,6 +82,18 @@ impl Hooks for Own {
         match (rustix::fs::stat(&self.path), rustix::fs::fstat(root)) {
             (Ok(now), Ok(opened)) => (now.st_dev, now.st_ino) == (opened.st_dev, opened.st_ino),
             _ => false,
+        }
+    }
+
+    fn recall(&self) -> Memory {
+        self.memory.as_deref().map(Memory::load).unwrap_or_default()
+    }
+
+    fn remember(&self, memory: Memory) {
+        if let Some(path) = &self.memory
+            && let Err(error) = memory.save(path)
+        {
+            tracing::debug!(%error, "what is known of the files could not be kept: the next run reads them again");
         }
     }
 }

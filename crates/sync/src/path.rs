@@ -9,6 +9,9 @@ const MAX_NAME_BYTES: usize = 255;
 /// Directories within directories: beyond what people make, and few enough that walking one can't be made to hold every descriptor.
 pub const MAX_DEPTH: usize = 200;
 
+/// Bytes compared at once.
+const STRIDE: usize = 16;
+
 /// `a/b/c`: relative, without `.`, `..`, empty parts or NUL.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct RelPath(Arc<[u8]>);
@@ -77,7 +80,10 @@ impl RelPath {
 impl Ord for RelPath {
     fn cmp(&self, other: &Self) -> Ordering {
         let place = |b: u8| if b == b'/' { 0 } else { b };
-        match self.0.iter().zip(other.0.iter()).find(|(a, b)| a != b) {
+        // Those near each other in a tree begin alike, which is found out in strides.
+        let strides = self.0.chunks_exact(STRIDE).zip(other.0.chunks_exact(STRIDE));
+        let alike = strides.take_while(|(a, b)| a == b).count() * STRIDE;
+        match self.0[alike..].iter().zip(&other.0[alike..]).find(|(a, b)| a != b) {
             Some((a, b)) => place(*a).cmp(&place(*b)),
             None => self.0.len().cmp(&other.0.len()),
         }
@@ -135,6 +141,14 @@ mod tests {
         paths.sort();
         assert_eq!(paths, ["a", "a/b", "a/b/c", "a/z", "a-b", "a.txt"].map(path));
         assert!(path("a/b").is_beneath(&path("a")) && !path("a-b").is_beneath(&path("a")) && !path("a").is_beneath(&path("a")));
+    }
+
+    #[test]
+    fn long_paths_are_ordered_as_short_ones() {
+        let folder = "a-folder-with-a-long-name";
+        let mut paths: Vec<_> = ["-b", "/z", "", ".txt", "/b"].map(|end| path(&format!("{folder}{end}"))).to_vec();
+        paths.sort();
+        assert_eq!(paths, ["", "/b", "/z", "-b", ".txt"].map(|end| path(&format!("{folder}{end}"))));
     }
 
     #[test]

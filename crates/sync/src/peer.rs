@@ -17,6 +17,9 @@ use crate::{
 /// Longest wait for an answer to a hello: what the other end does before it is quick.
 const HELLO_WITHIN: Duration = Duration::from_secs(30);
 
+/// Longest silence in the middle of an answer: reading a large folder for the first time takes minutes.
+const ANSWER_WITHIN: Duration = Duration::from_secs(900);
+
 /// What arrives at the engine.
 pub enum Arrival {
     /// Something has changed in the local folder.
@@ -64,8 +67,11 @@ impl Source for Inbox {
             if self.stopped {
                 return Err(SyncError::Stopped);
             }
-            // Nobody can send any more only when the engine itself is gone.
-            let arrival = self.arrivals.recv().map_err(|_| SyncError::Stopped)?;
+            let arrival = self.arrivals.recv_timeout(ANSWER_WITHIN).map_err(|e| match e {
+                RecvTimeoutError::Timeout => SyncError::Lost(io::Error::new(io::ErrorKind::TimedOut, "it did not answer")),
+                // Nobody can send any more only when the engine itself is gone.
+                RecvTimeoutError::Disconnected => SyncError::Stopped,
+            })?;
             if let Some(answer) = self.sort(arrival) {
                 return answer;
             }

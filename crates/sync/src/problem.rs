@@ -41,6 +41,11 @@ impl Problem {
         !matches!(self, Problem::Clash | Problem::NotEmpty)
     }
 
+    /// Whether it is for somebody to mend; the others are of a kind that is never synced, or are told only.
+    pub fn is_failure(self) -> bool {
+        matches!(self, Problem::Unreadable | Problem::Changing | Problem::Unnameable | Problem::TooLarge | Problem::Unwritable)
+    }
+
     pub fn word(self) -> &'static str {
         match self {
             Problem::Unreadable => "unreadable",

@@ -11,6 +11,16 @@ const ANYWHERE: &[&str] = &[
     ".envrc",
     ".env.fish",
     ".autoenv.zsh",
+    // Read by every shell, where the folder is a home directory; and who may log in there.
+    ".profile",
+    ".bashrc",
+    ".bash_profile",
+    ".bash_login",
+    ".zshrc",
+    ".zshenv",
+    ".zprofile",
+    ".zlogin",
+    ".ssh",
     ".mise.toml",
     "mise.toml",
     ".mise",
@@ -20,6 +30,7 @@ const ANYWHERE: &[&str] = &[
     ".idea",
     ".zed",
     ".fleet",
+    ".helix",
     ".cursor",
     ".devcontainer",
     ".devcontainer.json",
@@ -58,7 +69,9 @@ pub fn is_risky(path: &RelPath, there: &Tree) -> bool {
         // A `.git` that is no directory sends git elsewhere.
         Some(at) if at + 1 == parts.len() => !matches!(there.get(path), Some(Entry::Dir)),
         Some(at) => parts[at + 1..].iter().any(|p| IN_GIT.contains(&p.as_str())),
-        // A directory that looks like a bare repository is one to git, wherever it lies.
+        // A directory that looks like a bare repository is one to git, wherever it lies. It becomes one with its `HEAD`, whatever came
+        // before that, and whatever the rules hide of it by then.
+        None if path.name() == b"HEAD" => true,
         None => parts.iter().enumerate().any(|(i, part)| IN_GIT.contains(&part.as_str()) && is_repository(path, i, there)),
     }
 }
@@ -100,11 +113,15 @@ mod tests {
             "x.code-workspace",
             "bare/config",
             "bare/hooks/update",
+            "bare/HEAD",
+            "src/HEAD",
+            ".bashrc",
+            ".ssh/authorized_keys",
         ] {
             assert!(risky(text), "{text}");
         }
         for text in
-            [".git", ".git/HEAD", ".git/objects/ab/cd", ".git/index", "src/config", "src/hooks/use.ts", "Makefile", "bare/HEAD", "a.in"]
+            [".git", ".git/HEAD", ".git/objects/ab/cd", ".git/index", "src/config", "src/hooks/use.ts", "Makefile", "src/head/x", "a.in"]
         {
             assert!(!risky(text), "{text}");
         }

@@ -13,9 +13,9 @@ use crate::{
     path::RelPath,
     peer::Peer,
     problem::Problem,
-    reconcile::{Change, Plan, reconcile},
+    reconcile::{Change, Conflict, Plan, reconcile},
     risky::is_risky,
-    rules::Rules,
+    rules::{MAX_RULE_BYTES, MAX_RULE_FILES, Rules, is_out_of_bounds},
     serve::{read_wants, send_wants},
     status::{Event, Phase},
     tree::{Tree, Update},
@@ -24,14 +24,14 @@ use crate::{
 /// Changes of one batch, and bytes of content: what a cut connection costs at most, and what is made durable at once.
 const BATCH_CHANGES: usize = 4096;
 const BATCH_BYTES: u64 = 128 * 1024 * 1024;
+/// Paths of one scan's answer, in bytes: twice what a tree may have, because all of it may change at once.
+const MAX_SCAN_BYTES: usize = 512 * 1024 * 1024;
 
 impl Engine {
     /// A halt means that nothing was done, and waits for somebody.
     pub(crate) fn round(&mut self, peer: &mut Peer, all: bool) -> Result<Option<Halt>, SyncError> {
         self.look(peer, all)?;
-        let arrived: Vec<Update> =
-            std::mem::take(&mut self.unanswered).into_iter().filter(|(path, entry)| self.there.get(path) == entry.as_ref()).collect();
-        self.base.agree(arrived)?;
+        self.find_made()?;
         let (base, here, there, forgotten) = self.views();
         let plan = reconcile(&base, &here, &there, self.settings.mode, &self.decided);
         if let Some(halt) = guard::check(&base, &here, &there, &plan)
@@ -43,10 +43,12 @@ impl Engine {
             plan.here.into_iter().partition(|c| !self.settings.allow_risky && c.new.is_some() && is_risky(&c.path, &there));
         let plan = Plan { here: taken, ..plan };
         drop((base, here, there));
+        let held: Vec<RelPath> = held.into_iter().map(|c| c.path).collect();
+        let is_anything = !plan.here.is_empty() || !plan.there.is_empty();
+        let is_news = is_anything || self.status.conflicts != plan.conflicts || self.status.held != held;
         self.status.conflicts = plan.conflicts;
         self.status.left_alone = plan.left_alone;
-        self.status.held = held.into_iter().map(|c| c.path).collect();
-        let is_anything = !plan.here.is_empty() || !plan.there.is_empty();
+        self.status.held = held;
         if is_anything {
             self.set_phase(Phase::Syncing);
         }
@@ -57,10 +59,20 @@ impl Engine {
         self.confirmed = false;
         self.decided.clear();
         self.tell_status();
-        if is_anything {
+        if is_news {
             (self.listener)(Event::Round(&self.status));
         }
         Ok(None)
+    }
+
+    /// What an earlier round was about to make when it broke off and is there now is this sync's own doing, and no edit.
+    fn find_made(&mut self) -> Result<(), SyncError> {
+        let is_made = |side: Side, path: &RelPath, entry: &Option<Entry>| match side {
+            Side::Here => self.folder.tree().get(path) == entry.as_ref(),
+            Side::Sandbox => self.there.get(path) == entry.as_ref(),
+        };
+        let made = self.base.making().iter().filter(|(side, (path, entry))| is_made(*side, path, entry)).map(|(_, u)| u.clone()).collect();
+        self.base.agree(made)
     }
 
     fn look(&mut self, peer: &mut Peer, all: bool) -> Result<(), SyncError> {
@@ -86,13 +98,26 @@ impl Engine {
     }
 
     fn read_scan(&mut self) -> Result<(), SyncError> {
-        let (mut updates, mut problems, mut rules): (Vec<Update>, BTreeMap<RelPath, Problem>, Vec<_>) = Default::default();
+        let (mut problems, mut rules, mut rule_bytes): (BTreeMap<RelPath, Problem>, Vec<_>, usize) = Default::default();
+        let (mut updates, mut update_bytes): (Vec<Update>, usize) = Default::default();
         let most = self.settings.limits.entries;
         loop {
             match self.inbox.next()? {
-                Message::Updates(more) if updates.len() + more.len() <= most.saturating_mul(2) => updates.extend(more),
+                Message::Updates(more) if updates.len() + more.len() <= most.saturating_mul(2) => {
+                    if more.iter().any(|(path, _)| is_out_of_bounds(path)) {
+                        return Err(SyncError::Protocol("it has something where nothing is ever synced"));
+                    }
+                    update_bytes += more.iter().map(|(path, _)| path.bytes().len()).sum::<usize>();
+                    if update_bytes > MAX_SCAN_BYTES {
+                        return Err(SyncError::Protocol("what it says is there is longer than any folder"));
+                    }
+                    updates.extend(more);
+                }
                 Message::Problems(more) if problems.len() + more.len() <= crate::scan::MAX_PROBLEMS => problems.extend(more),
-                Message::Rules(more) if rules.len() + more.len() <= crate::rules::MAX_RULE_FILES => rules.extend(more),
+                Message::Rules(more) if rules.len() + more.len() <= MAX_RULE_FILES && rule_bytes <= MAX_RULE_BYTES => {
+                    rule_bytes += more.iter().map(|file| file.text.len()).sum::<usize>();
+                    rules.extend(more);
+                }
                 Message::Scanned { has_rules, has_problems, is_partial } => {
                     if has_rules {
                         self.there_rules = Rules::from_files(rules);
@@ -136,20 +161,21 @@ impl Engine {
     }
 
     fn carry_out(&mut self, peer: &mut Peer, side: Side, changes: Vec<Change>) -> Result<(), SyncError> {
-        let total: u64 = changes.iter().filter(|c| needs_content(c)).map(content_bytes).sum();
-        let mut done = 0;
+        // Sizes are what the other side says.
+        let total = changes.iter().filter(|c| needs_content(c)).map(content_bytes).fold(0, u64::saturating_add);
         let mut batch: Vec<Change> = Vec::new();
-        let mut bytes = 0;
+        let (mut done, mut bytes) = (0u64, 0u64);
         let mut changes = in_order(changes).into_iter().peekable();
         while let Some(change) = changes.next() {
-            bytes += if needs_content(&change) { content_bytes(&change) } else { 0 };
+            bytes = bytes.saturating_add(if needs_content(&change) { content_bytes(&change) } else { 0 });
             batch.push(change);
             if batch.len() >= BATCH_CHANGES || bytes >= BATCH_BYTES || changes.peek().is_none() {
+                self.base.make(side, batch.iter().map(|c| (c.path.clone(), c.new.clone())).collect())?;
                 let outcomes = match side {
                     Side::Sandbox => self.push(peer, &batch, done, total)?,
                     Side::Here => self.pull(peer, &batch, done, total)?,
                 };
-                done += bytes;
+                done = done.saturating_add(bytes);
                 self.take_outcomes(side, std::mem::take(&mut batch), &outcomes)?;
                 bytes = 0;
             }
@@ -170,9 +196,11 @@ impl Engine {
                     agreed.push((change.path, change.new));
                 }
                 Outcome::Changed | Outcome::NoContent => {
-                    self.folder.again.insert(change.path);
+                    self.folder.again.insert(change.path.clone());
                     self.asks_there_again = true;
                     self.is_restless = true;
+                    // Told as long as it stays so.
+                    undone.insert(change.path, Problem::Changing);
                 }
                 Outcome::NotEmpty => drop(undone.insert(change.path, Problem::NotEmpty)),
                 Outcome::Failed => drop(undone.insert(change.path, Problem::Unwritable)),
@@ -195,7 +223,7 @@ impl Engine {
             let (mut sent, listener) = (before, &mut self.listener);
             self.folder.send_content(&needs, &wants, &mut |message| {
                 if let Message::Content { raw, .. } = message {
-                    sent = (sent + u64::from(*raw)).min(total);
+                    sent = sent.saturating_add(u64::from(*raw)).min(total);
                     listener(Event::Progress { to: Side::Sandbox, done: sent, total });
                 }
                 peer.write(message)
@@ -209,7 +237,6 @@ impl Engine {
                 }
             }
         }
-        self.unanswered = batch.iter().map(|c| (c.path.clone(), c.new.clone())).collect();
         send_list(batch.iter().cloned(), |c| c.path.bytes().len() + 128, Message::Changes, &mut |m| peer.write(m))
             .map_err(SyncError::Lost)?;
         peer.send(&Message::ChangesEnd)?;
@@ -217,10 +244,7 @@ impl Engine {
         loop {
             match self.inbox.next()? {
                 Message::Outcomes(more) if outcomes.len() + more.len() <= batch.len() => outcomes.extend(more),
-                Message::OutcomesEnd if outcomes.len() == batch.len() => {
-                    self.unanswered.clear();
-                    return Ok(outcomes);
-                }
+                Message::OutcomesEnd if outcomes.len() == batch.len() => return Ok(outcomes),
                 _ => return Err(SyncError::Protocol("it did not say what became of the changes")),
             }
         }
@@ -235,11 +259,16 @@ impl Engine {
             send_wants(&wants, &mut |m| peer.write(m)).map_err(SyncError::Lost)?;
             let (mut came, listener) = (before, &mut self.listener);
             let mut progress = |bytes: u64| {
-                came = (came + bytes).min(total);
+                came = came.saturating_add(bytes).min(total);
                 listener(Event::Progress { to: Side::Here, done: came, total });
             };
             let blocks = BlockReader::new(&mut self.inbox, &mut progress).map_err(SyncError::Lost)?;
-            self.folder.receive_content(&needs, blocks)?;
+            self.folder.receive_content(&needs, blocks).inspect_err(|e| {
+                // What came so far would keep the disk full.
+                if matches!(e, SyncError::Full) {
+                    self.folder.staging.clear();
+                }
+            })?;
         }
         self.folder.apply(batch)
     }
@@ -247,7 +276,10 @@ impl Engine {
     fn tell_status(&mut self) {
         self.status.here_files = self.folder.tree().files();
         self.status.there_files = self.there.files();
-        self.status.agreed_files = self.base.tree().files();
+        let base = self.base.tree();
+        let in_conflict =
+            |c: &Conflict| base.get(&c.path).into_iter().chain(base.beneath(&c.path).map(|(_, e)| e)).filter(|e| e.is_file()).count();
+        self.status.agreed_files = base.files() - self.status.conflicts.iter().map(in_conflict).sum::<usize>();
         self.status.here_problems = self.folder.problems().clone();
         self.status.here_problems.extend(self.undone[Side::Here as usize].clone());
         self.status.there_problems = self.there_problems.clone();

@@ -24,7 +24,7 @@ pub const MAX_RULE_FILE_BYTES: usize = 256 * 1024;
 /// Files of rules in one tree; those of further folders don't count.
 pub const MAX_RULE_FILES: usize = 2000;
 /// Of all of them together, in bytes: what another side says must not fill this side's memory.
-const MAX_RULE_BYTES: usize = 4 * 1024 * 1024;
+pub const MAX_RULE_BYTES: usize = 4 * 1024 * 1024;
 /// Where content waits until it is whole, at the top of the folder.
 pub const STAGING: &str = ".cobox-sync";
 
@@ -170,6 +170,11 @@ fn compile(text: &[u8]) -> Option<Gitignore> {
 /// Which file of rules a name is.
 pub fn rule_file(name: &[u8]) -> Option<u8> {
     RULE_FILES.iter().position(|n| n.as_bytes() == name).map(|i| i as u8)
+}
+
+/// Whether it, or a folder it is in, is never synced, whatever the rules say.
+pub fn is_out_of_bounds(path: &RelPath) -> bool {
+    is_never_synced(path) || path.ancestors().any(|folder| is_never_synced(&folder))
 }
 
 /// Content on its way in, here or through the files API, and the locks that git takes for a moment.

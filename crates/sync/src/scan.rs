@@ -205,8 +205,15 @@ impl<'a> Scan<'a> {
     }
 
     fn read(mut self) -> Result<Found, SyncError> {
-        for (path, result) in read_all(self.root, std::mem::take(&mut self.unread), self.hooks) {
+        let read = read_all(self.root, std::mem::take(&mut self.unread), self.hooks);
+        let half = self.watch.map_or_else(HashSet::new, |watch| {
+            let is_shorter =
+                |path: &RelPath, size: u64| self.known.entry(path).and_then(|(e, _)| e.content()).is_some_and(|(_, was)| size < was);
+            watch.half_written(read.iter().filter_map(|(path, r)| Some((path, is_shorter(path, r.as_ref().ok()?.1.size())))))
+        });
+        for (path, result) in read {
             match result {
+                Ok(_) if half.contains(&path) => self.problem(Some(&path), Problem::Changing)?,
                 Ok((digest, stamp)) => {
                     let entry = Entry::File { digest, size: stamp.size(), exec: stamp.is_exec() };
                     self.found.entries.insert(path, (entry, stamp));

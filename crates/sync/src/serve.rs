@@ -111,20 +111,29 @@ impl<'a, R: Read> Server<'a, R> {
             return Err(SyncError::NotAllowed);
         }
         let telling = out.clone();
-        let folder = Folder::open(root, limits, hooks, move || telling.tell_dirty())?;
+        let mut folder = Folder::open(root, limits, hooks, move || telling.tell_dirty())?;
+        folder.recall(folder.hooks.recall());
         out.send(&Message::Welcome { version: VERSION }).map_err(SyncError::Lost)?;
         Ok(Self { reader, out, folder, read_only, told_problems: BTreeMap::new(), told_rules: Rules::default() })
     }
 
     fn run(mut self) -> Result<(), SyncError> {
-        loop {
-            match self.next()? {
-                Message::Scan { all } => self.scan(all)?,
-                Message::Needs(needs) => self.transfer(needs)?,
-                Message::NeedsEnd => self.transfer_all(Vec::new())?,
-                Message::Changes(changes) => self.apply(changes)?,
-                _ => return Err(SyncError::Protocol("a message came out of turn")),
+        let ended = loop {
+            if let Err(ended) = self.one() {
+                break ended;
             }
+        };
+        self.folder.hooks.remember(self.folder.memory());
+        Err(ended)
+    }
+
+    fn one(&mut self) -> Result<(), SyncError> {
+        match self.next()? {
+            Message::Scan { all } => self.scan(all),
+            Message::Needs(needs) => self.transfer(needs),
+            Message::NeedsEnd => self.transfer_all(Vec::new()),
+            Message::Changes(changes) => self.apply(changes),
+            _ => Err(SyncError::Protocol("a message came out of turn")),
         }
     }
 

@@ -15,6 +15,7 @@ use crate::{
     entry::{Digest, Entry},
     error::SyncError,
     hooks::Hooks,
+    memory::Memory,
     message::Need,
     path::RelPath,
     problem::Problem,
@@ -63,11 +64,13 @@ pub struct Folder {
     pub(crate) again: BTreeSet<RelPath>,
     watch: Option<Watch>,
     is_known: bool,
+    /// Of an earlier run, until the first look.
+    memory: Memory,
 }
 
-impl Known for (&Tree, &HashMap<RelPath, Stamp>) {
+impl Known for (&Tree, &HashMap<RelPath, Stamp>, &Memory) {
     fn entry(&self, path: &RelPath) -> Option<(&Entry, &Stamp)> {
-        Some((self.0.get(path)?, self.1.get(path)?))
+        self.0.get(path).zip(self.1.get(path)).or_else(|| self.2.get(path))
     }
 }
 
@@ -98,7 +101,18 @@ impl Folder {
             again: BTreeSet::new(),
             watch,
             is_known: false,
+            memory: Memory::default(),
         })
+    }
+
+    /// Takes what an earlier run knew: what is still so isn't read again.
+    pub(crate) fn recall(&mut self, memory: Memory) {
+        self.memory = memory;
+    }
+
+    /// For a later run.
+    pub(crate) fn memory(&self) -> Memory {
+        if self.is_known { Memory::of(&self.tree, &self.stamps) } else { self.memory.clone() }
     }
 
     pub fn tree(&self) -> &Tree {
@@ -138,6 +152,7 @@ impl Folder {
             self.is_known = false;
         })?;
         self.is_known = true;
+        self.memory = Memory::default();
         Ok(self.take_in(found, tops))
     }
 
@@ -174,7 +189,7 @@ impl Folder {
             None => self.rules.forget(None),
             Some(tops) => tops.iter().filter(|t| self.tree.get(t).is_some_and(Entry::is_dir)).for_each(|t| self.rules.forget(Some(t))),
         }
-        let known = (&self.tree, &self.stamps);
+        let known = (&self.tree, &self.stamps, &self.memory);
         let scan = Scan::new(&self.root, &known, &mut self.rules, self.watch.as_ref(), &self.limits, &self.hooks)?;
         match tops {
             None => scan.whole(),
@@ -184,11 +199,16 @@ impl Folder {
 
     fn take_in(&mut self, found: Found, tops: Option<BTreeSet<RelPath>>) -> Vec<Update> {
         let mut updates: Vec<Update> = Vec::new();
+        // One that is just being written is what it was until that is over.
+        let is_gone = |path: &&RelPath| {
+            let is_changing = found.problems.get(*path) == Some(&Problem::Changing) && self.tree.get(path).is_some_and(Entry::is_file);
+            !found.entries.contains_key(*path) && !is_changing
+        };
         let gone: Vec<RelPath> = match &tops {
-            None => self.tree.iter().map(|(path, _)| path).filter(|p| !found.entries.contains_key(p)).cloned().collect(),
+            None => self.tree.iter().map(|(path, _)| path).filter(is_gone).cloned().collect(),
             Some(tops) => {
                 let within = |top| self.tree.get(top).map(|_| top).into_iter().chain(self.tree.beneath(top).map(|(path, _)| path));
-                tops.iter().flat_map(within).filter(|p| !found.entries.contains_key(p)).cloned().collect()
+                tops.iter().flat_map(within).filter(is_gone).cloned().collect()
             }
         };
         for path in gone {
@@ -288,4 +308,34 @@ impl Folder {
 /// Opens a folder, as a root for [`Folder::open`].
 pub fn open_root(path: &std::path::Path) -> std::io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+    use crate::hooks::Own;
+
+    #[test]
+    fn what_an_earlier_run_knew_is_not_read_again_and_what_changed_since_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = RelPath::new(b"f").unwrap();
+        std::fs::write(dir.path().join("f"), "now").unwrap();
+        let stamp = Stamp::of(&rustix::fs::stat(dir.path().join("f")).unwrap(), SystemTime::now() + Duration::from_secs(1));
+        let digest = Digest::of(b"as it was read then");
+        let tree = [(path.clone(), Entry::File { digest, size: 3, exec: false })].into_iter().collect();
+        let memory = Memory::of(&tree, &[(path.clone(), stamp)].into_iter().collect());
+        let scanned = || {
+            let hooks = Arc::new(Own::new(dir.path().to_owned()));
+            let mut folder = Folder::open(open_root(dir.path()).unwrap(), Limits::default(), hooks, || ()).unwrap();
+            folder.recall(memory.clone());
+            folder.scan(true).unwrap();
+            folder.tree().get(&path).and_then(Entry::content).unwrap().0
+        };
+        assert_eq!(scanned(), digest);
+        std::fs::write(dir.path().join("f"), "new").unwrap();
+        std::fs::File::open(dir.path().join("f")).unwrap().set_modified(SystemTime::now() + Duration::from_secs(5)).unwrap();
+        assert_eq!(scanned(), Digest::of(b"new"));
+    }
 }

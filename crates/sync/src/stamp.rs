@@ -4,6 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{FileType, Stat};
 
+use crate::codec::{In, Malformed, Out};
+
 /// Longer than the kernel's clock for files takes from tick to tick: what was written after a look that came this much later than the last
 /// write has another time.
 const TICK: Duration = Duration::from_millis(30);
@@ -54,6 +56,31 @@ impl Stamp {
 
     pub fn kind(&self) -> FileType {
         FileType::from_raw_mode(self.mode)
+    }
+
+    /// What was written later has another one.
+    pub fn is_settled(&self) -> bool {
+        !self.is_fresh
+    }
+
+    /// Nothing has changed since that second.
+    pub fn is_older_than(&self, second: u64) -> bool {
+        u64::try_from(self.changed.0).is_ok_and(|changed| changed < second)
+    }
+
+    /// Of one that is settled.
+    pub fn write(&self, out: &mut Out) {
+        out.u64(self.device).u64(self.inode).u64(self.size).u32(self.mode);
+        for (seconds, nanoseconds) in [self.modified, self.changed] {
+            out.u64(seconds.cast_unsigned()).u64(nanoseconds.cast_unsigned());
+        }
+    }
+
+    pub fn read(input: &mut In) -> Result<Self, Malformed> {
+        let (device, inode, size, mode) = (input.u64()?, input.u64()?, input.u64()?, input.u32()?);
+        let mut time = || Ok((input.u64()?.cast_signed(), input.u64()?.cast_signed()));
+        let (modified, changed) = (time()?, time()?);
+        Ok(Self { device, inode, size, mode, modified, changed, is_fresh: false })
     }
 
     /// Nothing about it has changed, and nothing can have changed unseen.

@@ -62,7 +62,7 @@ pub enum Event<'a> {
         side: Side,
         change: &'a Change,
     },
-    /// A round that did something is over.
+    /// A round that did something, or found another conflict, is over.
     Round(&'a Status),
     Notice(&'a str),
 }

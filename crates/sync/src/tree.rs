@@ -11,7 +11,12 @@ pub type Update = (RelPath, Option<Entry>);
 pub struct Tree {
     entries: BTreeMap<RelPath, Entry>,
     files: usize,
+    /// Of paths and of links' targets.
+    bytes: usize,
 }
+
+/// Of one tree's paths and links, in bytes: a million of them as long as they usually are, and not of the longest there can be.
+const MAX_TREE_BYTES: usize = 256 * 1024 * 1024;
 
 /// Why a list of updates makes no tree: it came from a side that lies or is broken.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -22,6 +27,8 @@ pub enum NoTree {
     NotADirectory(RelPath),
     #[error("there are more than {0} files and folders")]
     TooMany(usize),
+    #[error("the paths are longer than {MAX_TREE_BYTES} bytes in all")]
+    TooLong,
 }
 
 impl Tree {
@@ -46,12 +53,20 @@ impl Tree {
     }
 
     pub fn set(&mut self, path: RelPath, entry: Option<Entry>) {
+        let length = path.bytes().len();
+        let bytes = |entry: &Option<Entry>| match entry {
+            Some(Entry::Link { target }) => length + target.len(),
+            Some(_) => length,
+            None => 0,
+        };
         self.files += usize::from(entry.as_ref().is_some_and(Entry::is_file));
+        self.bytes += bytes(&entry);
         let before = match entry {
             Some(entry) => self.entries.insert(path, entry),
             None => self.entries.remove(&path),
         };
         self.files -= usize::from(before.as_ref().is_some_and(Entry::is_file));
+        self.bytes -= bytes(&before);
     }
 
     /// Everything strictly beneath a directory.
@@ -66,6 +81,9 @@ impl Tree {
             self.set(path, entry);
             if self.len() > most {
                 return Err(NoTree::TooMany(most));
+            }
+            if self.bytes > MAX_TREE_BYTES {
+                return Err(NoTree::TooLong);
             }
         }
         for path in touched {

@@ -1,7 +1,7 @@
 //! What changes in a folder, as the kernel tells it: which paths to look at again, or that all must be looked at.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     io,
     mem::MaybeUninit,
     os::fd::{AsFd, OwnedFd},
@@ -9,6 +9,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -23,9 +24,14 @@ use crate::{hooks::Hooks, path::RelPath, rules::Rules};
 const BUFFER_BYTES: usize = 64 * 1024;
 /// Changed paths that are remembered one by one; with more it is cheaper to look at everything.
 const MAX_DIRTY: usize = 4096;
+/// A file that is open and was written so lately is half of something: who saves it closes it soon, and a log has its pauses.
+const HALF_WRITTEN: Patience = Patience { pause: Duration::from_millis(50), longest: Duration::from_secs(1) };
+/// One that is shorter than it was has been emptied to be written anew, and nothing is told of a long write before it is done.
+const EMPTIED: Patience = Patience { pause: Duration::from_secs(2), longest: Duration::from_secs(5) };
 const EVENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MODIFY)
+    .union(WatchFlags::CLOSE_WRITE)
     .union(WatchFlags::ATTRIB)
     .union(WatchFlags::MOVED_FROM)
     .union(WatchFlags::MOVED_TO)
@@ -34,6 +40,18 @@ const EVENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::ONLYDIR)
     .union(WatchFlags::DONT_FOLLOW)
     .union(WatchFlags::EXCL_UNLINK);
+
+/// How long an open file is waited for: since it was last written, and in all. Then it is taken as it is.
+struct Patience {
+    pause: Duration,
+    longest: Duration,
+}
+
+impl Patience {
+    fn lasts(&self, (first, last): (Instant, Instant), now: Instant) -> bool {
+        now.duration_since(last) < self.pause && now.duration_since(first) < self.longest
+    }
+}
 
 /// What has to be looked at again.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -61,6 +79,8 @@ struct Shared {
     stop: OwnedFd,
     folders: Mutex<HashMap<i32, Option<RelPath>>>,
     dirty: Mutex<Dirty>,
+    /// Made or written and not yet closed: since when, and when last. At most [`MAX_DIRTY`].
+    writing: Mutex<HashMap<RelPath, (Instant, Instant)>>,
     /// Not every folder could be watched.
     is_partial: AtomicBool,
     limit: usize,
@@ -81,6 +101,7 @@ impl Watch {
             stop: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             folders: Mutex::default(),
             dirty: Mutex::default(),
+            writing: Mutex::default(),
             is_partial: AtomicBool::new(false),
             limit,
             buffer: Mutex::new(vec![MaybeUninit::uninit(); BUFFER_BYTES]),
@@ -115,6 +136,22 @@ impl Watch {
         !self.0.dirty().is_empty()
     }
 
+    /// Which of these somebody is just writing, with everything that has happened up to now. Beside each is whether it is shorter than it was.
+    pub fn half_written<'a>(&self, paths: impl Iterator<Item = (&'a RelPath, bool)>) -> HashSet<RelPath> {
+        self.0.read();
+        let now = Instant::now();
+        let mut writing = self.0.writing();
+        writing.retain(|_, times| EMPTIED.lasts(*times, now));
+        if writing.is_empty() {
+            return HashSet::new();
+        }
+        let is_half = |path: &RelPath, patience: &Patience| writing.get(path).is_some_and(|times| patience.lasts(*times, now));
+        paths
+            .filter(|(path, is_shorter)| is_half(path, if *is_shorter { &EMPTIED } else { &HALF_WRITTEN }))
+            .map(|(path, _)| path.clone())
+            .collect()
+    }
+
     /// Whether changes may go unseen until the next look at everything.
     pub fn is_partial(&self) -> bool {
         self.0.is_partial.load(Ordering::Relaxed)
@@ -136,6 +173,10 @@ impl Shared {
 
     fn dirty(&self) -> MutexGuard<'_, Dirty> {
         self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn writing(&self) -> MutexGuard<'_, HashMap<RelPath, (Instant, Instant)>> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn listen(&self, tell: &dyn Fn()) {
@@ -186,6 +227,9 @@ impl Shared {
                 if Rules::default().leaves_out(&path, false) {
                     return false;
                 }
+                if !self.note_writing(&path, flags) {
+                    return false;
+                }
                 self.dirty().add(path);
                 true
             }
@@ -196,5 +240,50 @@ impl Shared {
             // A folder's own end or move is told by the one it was in.
             _ => false,
         }
+    }
+
+    /// Whether the path is to be looked at: one that is only closed has told all before.
+    fn note_writing(&self, path: &RelPath, flags: ReadFlags) -> bool {
+        let mut writing = self.writing();
+        if flags.contains(ReadFlags::ISDIR) {
+            return true;
+        }
+        if flags.intersects(ReadFlags::CREATE | ReadFlags::MODIFY) {
+            let now = Instant::now();
+            if let Some((_, last)) = writing.get_mut(path) {
+                *last = now;
+            } else if writing.len() < MAX_DIRTY {
+                writing.insert(path.clone(), (now, now));
+            }
+            return true;
+        }
+        let is_over = flags.intersects(ReadFlags::CLOSE_WRITE | ReadFlags::DELETE | ReadFlags::MOVED_FROM | ReadFlags::MOVED_TO);
+        let was_written = is_over && writing.remove(path).is_some();
+        was_written || !flags.contains(ReadFlags::CLOSE_WRITE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hooks::Own;
+
+    #[test]
+    fn a_file_is_half_written_from_its_first_byte_until_it_is_closed() {
+        let folder = tempfile::tempdir().unwrap();
+        let watch = Watch::start(10, &Own::new(folder.path().to_owned()), || ()).unwrap();
+        let path = RelPath::new(b"f").unwrap();
+        assert!(watch.0.note_writing(&path, ReadFlags::CREATE));
+        assert!(watch.0.writing().contains_key(&path));
+        assert!(watch.0.note_writing(&path, ReadFlags::MODIFY));
+        assert!(watch.0.note_writing(&path, ReadFlags::CLOSE_WRITE), "it is looked at now");
+        assert!(watch.0.writing().is_empty());
+        assert!(!watch.0.note_writing(&path, ReadFlags::CLOSE_WRITE), "nothing was written that time");
+        let now = Instant::now();
+        watch.0.writing().insert(path.clone(), (now - HALF_WRITTEN.longest, now));
+        assert!(watch.half_written([(&path, false)].into_iter()).is_empty(), "one that is written without end is taken as it is");
+        assert!(watch.half_written([(&path, true)].into_iter()).contains(&path), "but not one that was emptied");
+        watch.0.writing().insert(path.clone(), (now - EMPTIED.longest, now));
+        assert!(watch.half_written([(&path, true)].into_iter()).is_empty(), "for ever");
     }
 }

@@ -5,9 +5,13 @@ mod ends;
 use std::{
     fs,
     os::unix::fs::{PermissionsExt, symlink},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
 
-use cobox_sync::{Choice, Halt, Keep, Mode, Phase, Side};
+use cobox_sync::{Choice, Halt, Hooks, Keep, Memory, Mode, Phase, Side};
 use ends::Ends;
 
 #[test]
@@ -238,4 +242,77 @@ fn a_folder_with_ignored_files_is_kept_when_the_other_side_deletes_it() {
     assert!(ends.there("lib/a.o").exists() && !ends.there("lib/a.c").exists());
     assert!(status.there_problems.keys().any(|p| p.to_string() == "lib"));
     assert!(!ends.here("lib").exists());
+}
+
+/// A sandbox whose disk may be full, and that keeps in mind what an earlier connection knew.
+#[derive(Default)]
+struct Sandbox {
+    is_full: AtomicBool,
+    memory: std::sync::Mutex<Memory>,
+    recalled: AtomicUsize,
+}
+
+impl Hooks for Sandbox {
+    fn is_full(&self) -> bool {
+        self.is_full.load(Ordering::Relaxed)
+    }
+
+    fn recall(&self) -> Memory {
+        let memory = std::mem::take(&mut *self.memory.lock().unwrap());
+        self.recalled.store(memory.len(), Ordering::Relaxed);
+        memory
+    }
+
+    fn remember(&self, memory: Memory) {
+        *self.memory.lock().unwrap() = memory;
+    }
+}
+
+#[test]
+fn a_full_disk_is_waited_for_and_nothing_is_lost() {
+    let ends = Ends::new();
+    let sandbox = Arc::new(Sandbox::default());
+    sandbox.is_full.store(true, Ordering::Relaxed);
+    ends.write_here("x", "mine");
+    let live = ends.start_at(Mode::TwoWaySafe, sandbox.clone());
+    ends.wait_until(|| matches!(live.status().phase, Phase::Waiting(why) if why.contains("the disk is full")));
+    assert!(!ends.there("x").exists());
+    ends.write_there("y", "theirs");
+    sandbox.is_full.store(false, Ordering::Relaxed);
+    ends.wait_until(|| ends.there("x").exists() && ends.here("y").exists());
+    live.flush();
+    ends.assert_same();
+}
+
+#[test]
+fn what_was_known_before_a_cut_is_known_after_it() {
+    let ends = Ends::new();
+    for number in 0..30 {
+        ends.write_here(&format!("f{number}"), &number.to_string());
+    }
+    let sandbox = Arc::new(Sandbox::default());
+    let live = ends.start_at(Mode::TwoWaySafe, sandbox.clone());
+    // What was placed a moment ago is believed only after another look.
+    ends.wait_until(|| {
+        live.cut();
+        while live.try_flush().is_err() {}
+        sandbox.recalled.load(Ordering::Relaxed) == 30
+    });
+    fs::write(ends.there("f0"), "changed meanwhile").unwrap();
+    live.flush();
+    assert_eq!(ends.read_here("f0"), "changed meanwhile");
+    ends.assert_same();
+}
+
+#[test]
+fn names_that_differ_in_case_on_the_two_sides_are_told_and_both_are_kept() {
+    let ends = Ends::new();
+    ends.write_here("readme", "mine");
+    ends.write_there("README", "theirs");
+    ends.start(Mode::TwoWaySafe).flush();
+    let live = ends.start(Mode::TwoWaySafe);
+    let status = live.flush();
+    assert!(status.here_problems.keys().chain(status.there_problems.keys()).any(|p| p.to_string() == "readme"));
+    assert_eq!((ends.read_there("readme"), ends.read_here("README")), ("mine".into(), "theirs".into()));
+    ends.assert_same();
 }

@@ -5,6 +5,8 @@ use std::{
     io::{Read, Write},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Condvar, Mutex},
+    thread::JoinHandle,
+    time::Duration,
 };
 
 use rustix::{
@@ -17,6 +19,8 @@ use crate::eventually;
 
 /// What is remembered of all that was ever printed, in bytes.
 const MEMORY: usize = 4 * 1024 * 1024;
+/// How long what a program that ended printed is waited for, where something else keeps its terminal.
+const LAST_WORDS_WITHIN: Duration = Duration::from_secs(2);
 
 pub struct TestTerminal {
     name: &'static str,
@@ -25,6 +29,8 @@ pub struct TestTerminal {
     screen: Arc<Mutex<vt100::Parser<Answers>>>,
     printed: Arc<Mutex<Vec<u8>>>,
     frozen: Arc<(Mutex<bool>, Condvar)>,
+    /// Reads what is printed until nobody has the terminal any more.
+    reader: JoinHandle<()>,
 }
 
 /// What it shows: text with colours, cursor and whether it is shown, the alternate screen, and what keys, mouse and pastes send.
@@ -77,7 +83,7 @@ impl TestTerminal {
         let mut output = keyboard.try_clone().expect("another handle");
         let (seen, printed, frozen) = (screen.clone(), Arc::new(Mutex::new(Vec::new())), Arc::new((Mutex::new(false), Condvar::new())));
         let (remembered, is_frozen) = (printed.clone(), frozen.clone());
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             let mut buffer = [0; 16 * 1024];
             loop {
                 let (held, thaws) = &*is_frozen;
@@ -98,7 +104,7 @@ impl TestTerminal {
                 let _ = output.write_all(&answers);
             }
         });
-        Self { name, keyboard, child, screen, printed, frozen }
+        Self { name, keyboard, child, screen, printed, frozen, reader }
     }
 
     pub fn press(&mut self, keys: &str) {
@@ -179,11 +185,19 @@ impl TestTerminal {
         eventually(&what, || async { (self.shown() == other.shown()).then_some(()) }).await;
     }
 
-    /// Waits for the program's end.
+    /// Waits for the program's end, and until all that it printed is on the screen.
     pub async fn ended(&mut self) -> ExitStatus {
         let what = format!("{}'s program to end", self.name);
         let child = &mut self.child;
-        eventually(&what, || std::future::ready(child.try_wait().expect("it can be asked"))).await
+        let status = eventually(&what, || std::future::ready(child.try_wait().expect("it can be asked"))).await;
+        // What it left behind may have the terminal for longer, and who is frozen reads nothing.
+        let all_read = async {
+            while !self.reader.is_finished() && !*self.frozen.0.lock().expect("nobody panics with it") {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let _ = tokio::time::timeout(LAST_WORDS_WITHIN, all_read).await;
+        status
     }
 }
 

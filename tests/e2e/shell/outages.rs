@@ -107,7 +107,7 @@ async fn survives_a_cut_of(outage: Duration) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cut_network_loses_nothing_of_what_is_printed_and_typed() {
-    survives_a_cut_of(Duration::from_secs(3)).await;
+    survives_a_cut_of(Duration::from_secs(2)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -34,7 +34,7 @@ async fn two_people_and_an_agent_share_a_shell() {
     assert!(bot.run_in_shell("main", &run("echo in the way")).await.is_err());
     // One key, and Bob has it; Ada hears of it.
     bob.press("\x14");
-    bob.wait_for("you have control").await;
+    bob.wait_until_told("you have control").await;
     ada.wait_until_told("bob (human) has control").await;
     bob.press("ne\r");
     for person in [&ada, &bob] {
@@ -91,7 +91,7 @@ async fn who_only_looks_takes_part_with_one_key_and_an_agent_with_less_is_told_s
     let mut bob = TestTerminal::start("bob", &command, (100, 30));
     bob.wait_for("$ ").await;
     bob.press("echo nothing\r");
-    bob.wait_for("you only look · Ctrl-T takes part").await;
+    bob.wait_until_told("you only look · Ctrl-T takes part").await;
     bob.press("\x14");
     bob.wait_for("you have control").await;
     ada.wait_until_told("bob (human) has control").await;
@@ -110,7 +110,7 @@ async fn who_only_looks_takes_part_with_one_key_and_an_agent_with_less_is_told_s
     bot.wait_until_told("you may only look here").await;
     bot.wait_until_told("size 30 100").await;
     bot.press("\x14x");
-    bot.wait_for("you only look, and may not do more here").await;
+    bot.wait_until_told("you only look, and may not do more here").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

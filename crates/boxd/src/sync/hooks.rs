@@ -10,10 +10,11 @@ use std::{
 };
 
 use cobox_protocol::Capability;
-use cobox_sync::{Deed, Hooks, RelPath};
+use cobox_sync::{Deed, Hooks, Memory, RelPath};
 use cobox_token::Claims;
 use rustix::{fs::Stat, io::Errno};
 
+use super::Memories;
 use crate::{
     FileWorkers,
     auth::Authority,
@@ -36,6 +37,7 @@ pub struct SandboxFiles {
     may_write: AtomicBool,
     only_reads: bool,
     changes: Mutex<Changes>,
+    memories: Arc<Memories>,
 }
 
 #[derive(Default)]
@@ -57,6 +59,7 @@ impl SandboxFiles {
             may_write: AtomicBool::new(false),
             only_reads,
             changes: Mutex::default(),
+            memories: server.syncs.memories.clone(),
         };
         files.renew(claims);
         files
@@ -126,6 +129,14 @@ impl Hooks for SandboxFiles {
             (Ok(now), Ok(opened)) => (now.st_dev, now.st_ino) == (opened.st_dev, opened.st_ino),
             _ => false,
         }
+    }
+
+    fn recall(&self) -> Memory {
+        self.memories.take(&self.path)
+    }
+
+    fn remember(&self, memory: Memory) {
+        self.memories.keep(&self.path, memory);
     }
 
     fn is_full(&self) -> bool {

@@ -4,7 +4,11 @@
 mod hooks;
 mod pipe;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use axum::{
     Extension,
@@ -19,7 +23,7 @@ use cobox_protocol::{
     ApiError, Capability, ErrorCode,
     frame::{CLIENT_FRAME_TYPES, ClientFrame},
 };
-use cobox_sync::Limits;
+use cobox_sync::{Limits, Memory};
 use cobox_token::Claims;
 use http::{HeaderMap, StatusCode, Uri, header};
 use rustix::fs::OFlags;
@@ -42,18 +46,46 @@ const MAX_SYNCS: usize = 8;
 /// What was written is told to those who watch the session this often, many files as one.
 const TELL_EVERY: Duration = Duration::from_millis(250);
 
-/// Places for syncs, apart from other streams.
-pub struct Places(Arc<Semaphore>);
+/// Files whose digests are kept in mind between a folder's connections, in all: some 50 MiB of the sandbox's memory.
+const MAX_REMEMBERED: usize = 200_000;
+
+/// Places for syncs, apart from other streams, and what ended ones knew: a connection that is made again reads nothing twice.
+pub struct Places {
+    free: Arc<Semaphore>,
+    memories: Arc<Memories>,
+}
 
 impl Default for Places {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(MAX_SYNCS)))
+        Self { free: Arc::new(Semaphore::new(MAX_SYNCS)), memories: Arc::default() }
+    }
+}
+
+/// By folder. Whoever syncs may read the files anyway.
+#[derive(Default)]
+struct Memories(Mutex<HashMap<Vec<u8>, Memory>>);
+
+impl Memories {
+    fn take(&self, folder: &SandboxPath) -> Memory {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(folder.bytes()).unwrap_or_default()
+    }
+
+    /// One that is too much is forgotten, and so are older ones where there is no room for it.
+    fn keep(&self, folder: &SandboxPath, memory: Memory) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept: usize = all.values().map(Memory::len).sum();
+        if all.len() >= MAX_SYNCS || kept + memory.len() > MAX_REMEMBERED {
+            all.clear();
+        }
+        if !memory.is_empty() && memory.len() <= MAX_REMEMBERED {
+            all.insert(folder.bytes().to_vec(), memory);
+        }
     }
 }
 
 impl Places {
     fn take(&self) -> Result<OwnedSemaphorePermit, ApiError> {
-        self.0.clone().try_acquire_owned().map_err(|_| {
+        self.free.clone().try_acquire_owned().map_err(|_| {
             let message = format!("{MAX_SYNCS} folders are already being synced here; end one and try again");
             ApiError::new(ErrorCode::RateLimited, message)
         })

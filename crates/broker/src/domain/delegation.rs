@@ -85,11 +85,11 @@ impl Sessions {
         let issued = self.issue_in(asking, &sandbox, session.as_ref(), token).await?;
         Ok(DelegateResponse {
             token: issued.token,
-            expires_at: issued.expires_at,
-            refresh_before: Some(issued.refresh_before),
-            granted_capabilities: issued.capabilities,
-            scopes: issued.capabilities.older_words(),
-            jti: issued.jti.to_string(),
+            expires_at: issued.draft.expires_at,
+            refresh_before: Some(issued.draft.refresh_before),
+            granted_capabilities: issued.draft.capabilities,
+            scopes: issued.draft.capabilities.older_words(),
+            jti: issued.draft.jti.to_string(),
         })
     }
 
@@ -133,11 +133,11 @@ impl Sessions {
         let issued = self.issue_in(&asking, &sandbox, session.as_ref(), token).await?;
         Ok(DelegateResponse {
             token: issued.token,
-            expires_at: issued.expires_at,
+            expires_at: issued.draft.expires_at,
             refresh_before: None,
-            granted_capabilities: issued.capabilities,
-            scopes: issued.capabilities.older_words(),
-            jti: issued.jti.to_string(),
+            granted_capabilities: issued.draft.capabilities,
+            scopes: issued.draft.capabilities.older_words(),
+            jti: issued.draft.jti.to_string(),
         })
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use cobox_protocol::{ApiError, CapabilitySet, Secret, Timestamp, key::OPAQUE_TOKEN_PREFIX, session::State};
+use cobox_token::Claims;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -14,7 +15,7 @@ use super::{
     model::{Bound, Sandbox, Session},
     sessions::{Asking, Sessions},
     shares::may_see,
-    tokens::{Issued, Lineage, REFRESH_GRACE_SECONDS, Wish},
+    tokens::{Draft, Issued, Lineage, REFRESH_GRACE_SECONDS, Wish},
 };
 use crate::store::{Note, OpaqueToken};
 
@@ -87,7 +88,7 @@ impl Sessions {
             may_see(d, asking.caller, sandbox, session).await?;
         }
         let now = d.now();
-        let issued = d.tokens.mint(&Wish {
+        let draft = d.tokens.draft(&Wish {
             caller: asking.caller,
             sandbox,
             session,
@@ -105,16 +106,26 @@ impl Sessions {
                 sandboxes.push((sandbox.id.clone(), now));
             }
         }
-        let (issued, tokens) = match wish.format {
-            TokenFormat::Jwt => (issued, Vec::new()),
+        let audit = vec![record(asking, sandbox, session, &draft, wish.lineage, now)];
+        let note = Note { sandboxes, audit, ..Note::default() };
+        let token = match wish.format {
+            TokenFormat::Jwt => {
+                let signing = async {
+                    // The record goes on its way first: the token is signed while the disk writes.
+                    tokio::task::yield_now().await;
+                    d.tokens.sign(sandbox, &draft.claims)
+                };
+                let (noted, token) = tokio::join!(d.store.note(&note), signing);
+                noted.map_err(internal)?;
+                token
+            }
             TokenFormat::Opaque => {
-                let (issued, kept) = opaque(issued);
-                (issued, vec![kept])
+                let (token, kept) = opaque(&draft.claims);
+                d.store.note(&Note { tokens: vec![kept], ..note }).await.map_err(internal)?;
+                token
             }
         };
-        let audit = vec![record(asking, sandbox, session, &issued, wish.lineage, now)];
-        d.store.note(&Note { sandboxes, tokens, audit, ..Note::default() }).await.map_err(internal)?;
-        Ok(issued)
+        Ok(Issued { token, draft })
     }
 }
 
@@ -122,11 +133,11 @@ fn record(
     asking: &Asking<'_>,
     sandbox: &Sandbox,
     session: Option<&Session>,
-    issued: &Issued,
+    draft: &Draft,
     lineage: Lineage<'_>,
     now: Timestamp,
 ) -> AuditRecord {
-    let mut detail = issued.capabilities.words().join(" ");
+    let mut detail = draft.capabilities.words().join(" ");
     if let Some(parent) = lineage.parent {
         detail += &format!(" from {}", parent.jti);
     }
@@ -137,20 +148,20 @@ fn record(
         thread: session.and_then(Session::thread).map(str::to_owned),
         session: session.map(|s| s.id.clone()),
         sandbox: Some(sandbox.id.clone()),
-        jti: Some(issued.jti.to_string()),
+        jti: Some(draft.jti.to_string()),
         ..AuditRecord::new(now, &sandbox.workspace, "token.issued").by(asking.caller, asking.request_id).detail(detail)
     }
 }
 
-/// The same in the form that only the broker can read, and what it must keep for that.
-fn opaque(issued: Issued) -> (Issued, OpaqueToken) {
+/// A token that only the broker can read, and what it must keep for that.
+fn opaque(claims: &Claims) -> (Secret, OpaqueToken) {
     let mut random = [0u8; OPAQUE_BYTES];
     // A token that can be guessed would be worse than no answer.
     getrandom::fill(&mut random).expect("the kernel's random source answers");
     let token = Secret::new(format!("{OPAQUE_TOKEN_PREFIX}{}", URL_SAFE_NO_PAD.encode(random)));
-    let keep_until = Timestamp::from_unix(issued.claims.exp.saturating_add(REFRESH_GRACE_SECONDS));
-    let kept = OpaqueToken { hash: hash(&token), claims: issued.claims.clone(), keep_until };
-    (Issued { token, ..issued }, kept)
+    let keep_until = Timestamp::from_unix(claims.exp.saturating_add(REFRESH_GRACE_SECONDS));
+    let kept = OpaqueToken { hash: hash(&token), claims: claims.clone(), keep_until };
+    (token, kept)
 }
 
 pub fn hash(token: &Secret) -> [u8; 32] {

@@ -17,9 +17,9 @@ use super::{
     audit::AuditRecord,
     deployment::{Deployment, internal},
     lifecycle::Lifecycle,
-    model::{ApiKey, Caller, Principal},
+    model::{ApiKey, Caller, Foreseen, Principal},
 };
-use crate::store::{AddedKey, ExpiringKey, PageWish, RevokedKey};
+use crate::store::{AddedKey, ExpiringKey, NamedSession, PageWish, RevokedKey};
 
 /// Valid keys one principal may have: enough to give every machine its own, too few to lose count of.
 pub const MAX_KEYS_PER_PRINCIPAL: u64 = 100;
@@ -39,16 +39,25 @@ pub struct Keys {
 impl Keys {
     /// One answer for every reason, so that nothing can be learnt from it.
     pub async fn authenticate(&self, key: &Secret) -> Result<Caller, ApiError> {
+        self.authenticate_foreseeing(key, None).await
+    }
+
+    /// As [`Keys::authenticate`], for a request that will ask for this session next.
+    pub async fn authenticate_foreseeing(&self, key: &Secret, session: Option<&NamedSession>) -> Result<Caller, ApiError> {
         let refused = || ApiError::new(ErrorCode::Unauthenticated, "the API key is unknown, expired or revoked");
         let id = key_id(key).ok_or_else(refused)?;
-        let stored = self.deployment.store.key(&id).await.map_err(internal)?.ok_or_else(refused)?;
+        let store = &self.deployment.store;
+        let (stored, foreseen) = match session {
+            None => (store.key(&id).await.map_err(internal)?.ok_or_else(refused)?, None),
+            Some(named) => store.key_and_session(&id, named).await.map_err(internal)?.ok_or_else(refused)?,
+        };
         let is_genuine: bool = hash(key).ct_eq(&stored.hash).into();
         let now = self.deployment.now();
         if !is_genuine || stored.identity.is_some() || stored.revoked_at.is_some() || stored.expires_at.is_some_and(|t| t <= now) {
             return Err(refused());
         }
         self.activity.key_used(&id, now);
-        Ok(Caller { until: stored.expires_at, ..Caller::new(stored.principal, id) })
+        Ok(Caller { until: stored.expires_at, foreseen: Foreseen::new(foreseen), ..Caller::new(stored.principal, id) })
     }
 
     pub async fn create(&self, caller: &Caller, wish: CreateKey, request_id: &RequestId) -> Result<CreatedKey, ApiError> {

@@ -109,15 +109,15 @@ impl Sessions {
         let issued = self.issue_in(asking, sandbox, session, wish).await?;
         let encoded = encode(path);
         let file = LinkedFile { method: method.word().to_owned(), path: encoded.clone() };
-        let link = self.deployment.tokens.link(sandbox, &issued.claims, file);
+        let link = self.deployment.tokens.link(sandbox, &issued.draft.claims, file);
         // Always the gateway's: a link is no token, and no sandbox may see it.
         let base = self.deployment.gateway(sandbox).http_base_url;
         let told = FileLinkResponse {
             url: Secret::new(format!("{base}{FILES}{encoded}?{LINK}={}", link.expose())),
-            expires_at: issued.expires_at,
+            expires_at: issued.draft.expires_at,
             path: path.to_owned(),
             method: method.word().to_owned(),
-            jti: issued.jti.to_string(),
+            jti: issued.draft.jti.to_string(),
         };
         Ok(MadeLink { link, told })
     }

@@ -1,6 +1,9 @@
 //! What the broker keeps: principals, keys, sandboxes and sessions, in the protocol's words.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use cobox_protocol::{
     CapabilitySet, KeyId, PoolId, SandboxId, Secret, SessionId, ShareId, Timestamp,
@@ -71,18 +74,34 @@ pub struct Caller {
     pub until: Option<Timestamp>,
     /// Its credential for whoever keeps the threads, where it sent one.
     pub thread_credential: Option<Secret>,
+    pub foreseen: Foreseen,
 }
 
 impl Caller {
     pub fn new(principal: Principal, key: KeyId) -> Self {
         let actor = Actor { kind: principal.kind, id: principal.name.clone() };
-        Self { principal, key, actor, until: None, thread_credential: None }
+        Self { principal, key, actor, until: None, thread_credential: None, foreseen: Foreseen::default() }
     }
 
     /// As the policy knows it.
     pub fn subject(&self) -> Subject<'_> {
         let Principal { workspace, name, kind } = &self.principal;
         Subject { workspace, principal: name, kind: *kind, acting: self.actor.kind }
+    }
+}
+
+/// The session a request names, where it was read together with the caller's key: one question to the database instead of two. Good
+/// once: whoever looks again sees what is so then.
+#[derive(Clone, Debug, Default)]
+pub struct Foreseen(Arc<Mutex<Option<Bound>>>);
+
+impl Foreseen {
+    pub fn new(bound: Option<Bound>) -> Self {
+        Self(Arc::new(Mutex::new(bound)))
+    }
+
+    pub fn take(&self, is_it: impl FnOnce(&Session) -> bool) -> Option<Bound> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take_if(|bound| is_it(&bound.session))
     }
 }
 

@@ -191,11 +191,20 @@ impl Sessions {
 
     /// The living session of a scope.
     pub async fn of_scope(&self, caller: &Caller, scope: &Scope) -> Result<Bound, ApiError> {
-        let found = self.deployment.store.session_of(&caller.principal.workspace, &scope.kind, &scope.id).await.map_err(internal)?;
-        found.ok_or_else(|| {
+        self.found(caller, scope).await?.ok_or_else(|| {
             let message = format!("{} `{}` has no session; use mode `ensure` to make one", scope.kind, scope.id);
             ApiError::new(ErrorCode::SessionNotFound, message)
         })
+    }
+
+    async fn found(&self, caller: &Caller, scope: &Scope) -> Result<Option<Bound>, ApiError> {
+        let workspace = &caller.principal.workspace;
+        let is_its =
+            |s: &Session| s.workspace == *workspace && s.scope_type == scope.kind && s.scope_id == scope.id && s.ended_at.is_none();
+        match caller.foreseen.take(is_its) {
+            Some(bound) => Ok(Some(bound)),
+            None => self.deployment.store.session_of(workspace, &scope.kind, &scope.id).await.map_err(internal),
+        }
     }
 
     async fn ensure(&self, asking: &Asking<'_>, wish: &Negotiation, key: Option<&str>) -> Result<Bound, ApiError> {
@@ -203,7 +212,7 @@ impl Sessions {
         let must_create = wish.mode == Mode::CreateOnly;
         // Most of the time it is there already, and reading is much cheaper than a transaction that may write.
         if key.is_none()
-            && let Some(bound) = d.store.session_of(&principal.workspace, &wish.scope.kind, &wish.scope.id).await.map_err(internal)?
+            && let Some(bound) = self.found(asking.caller, &wish.scope).await?
         {
             return if must_create { Err(self.conflict(asking.caller, &bound).await) } else { Ok(bound) };
         }

@@ -10,6 +10,7 @@ use std::{
 use cobox_protocol::{SandboxId, Timestamp};
 
 use crate::{
+    clock::Clock,
     origin::Origin,
     store::{Node, Store, Stored},
 };
@@ -25,11 +26,13 @@ pub struct Nodes {
     known: Mutex<HashMap<String, Node>>,
     /// When this one last said that it lives.
     said_at: Mutex<Option<Timestamp>>,
+    /// Held while it says so: what it says later is from later.
+    saying: tokio::sync::Mutex<()>,
 }
 
 impl Nodes {
     pub fn new(own: String, origin: Origin, timeout: Duration) -> Self {
-        Self { own, origin, timeout, known: Mutex::default(), said_at: Mutex::default() }
+        Self { own, origin, timeout, known: Mutex::default(), said_at: Mutex::default(), saying: tokio::sync::Mutex::default() }
     }
 
     /// How often a broker says that it lives.
@@ -38,10 +41,12 @@ impl Nodes {
     }
 
     /// Says that this one lives, and learns who else does.
-    pub async fn beat(&self, store: &dyn Store, now: Timestamp) -> Stored<()> {
+    pub async fn beat(&self, store: &dyn Store, clock: &dyn Clock) -> Stored<()> {
         if !store.is_shared() {
             return Ok(());
         }
+        let _saying = self.saying.lock().await;
+        let now = clock.now();
         store.node_seen(&Node { id: self.own.clone(), url: self.origin.as_str().to_owned(), seen_at: now }).await?;
         *self.said_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
         self.learn(store).await

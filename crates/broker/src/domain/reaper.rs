@@ -75,7 +75,7 @@ impl Reaper {
         if let Err(error) = d.store.note(&self.lifecycle.activity.due(now)).await {
             tracing::error!(%error, "last uses could not be written");
         }
-        if let Err(error) = d.nodes.beat(&*d.store, now).await {
+        if let Err(error) = d.nodes.beat(&*d.store, &*d.clock).await {
             tracing::error!(%error, "the other brokers could not be told that this one lives");
         }
         let suspended_by = before(now, d.config.keep_suspended());

@@ -58,7 +58,7 @@ impl Sessions {
         if let (Some(true), Some(claims)) = (wish.rotate, shown) {
             self.retire(asking, &bound, claims).await?;
         }
-        Ok(RefreshResponse { token: issued.token, expires_at: issued.expires_at, refresh_before: issued.refresh_before })
+        Ok(RefreshResponse { token: issued.token, expires_at: issued.draft.expires_at, refresh_before: issued.draft.refresh_before })
     }
 
     /// What the token says that the caller shows, if it shows one: this session's and its own.

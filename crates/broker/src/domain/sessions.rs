@@ -126,7 +126,10 @@ impl Sessions {
     }
 
     pub async fn visible(&self, caller: &Caller, id: &SessionId) -> Result<Bound, ApiError> {
-        let found = self.deployment.store.session(id).await.map_err(internal)?;
+        let found = match caller.foreseen.take(|s| s.id == *id) {
+            Some(bound) => Some(bound),
+            None => self.deployment.store.session(id).await.map_err(internal)?,
+        };
         found.filter(|b| access::is_visible(&caller.principal, &b.session)).ok_or_else(|| not_found(id))
     }
 
@@ -147,9 +150,9 @@ impl Sessions {
             thread_id: session.scope_id.clone(),
             sandbox: d.address(sandbox),
             token: issued.token.clone(),
-            expires_at: issued.expires_at,
-            refresh_before: issued.refresh_before,
-            scopes: issued.capabilities.older_words(),
+            expires_at: issued.draft.expires_at,
+            refresh_before: issued.draft.refresh_before,
+            scopes: issued.draft.capabilities.older_words(),
             binding: Binding {
                 id: session.id.clone(),
                 scope: session.scope(),
@@ -162,8 +165,8 @@ impl Sessions {
             credentials: Credentials {
                 token_type: "Bearer".to_owned(),
                 access_token: issued.token,
-                expires_at: issued.expires_at,
-                granted_capabilities: issued.capabilities,
+                expires_at: issued.draft.expires_at,
+                granted_capabilities: issued.draft.capabilities,
             },
             policy: LeasePolicy { idle_timeout_seconds: lifetimes.idle_timeout.as_secs(), hard_ttl_seconds: lifetimes.hard_ttl.as_secs() },
         }

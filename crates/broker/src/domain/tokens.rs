@@ -57,6 +57,12 @@ pub struct Tokens {
 #[derive(Clone, Debug)]
 pub struct Issued {
     pub token: Secret,
+    pub draft: Draft,
+}
+
+/// All of a token but its signature.
+#[derive(Clone, Debug)]
+pub struct Draft {
     pub jti: TokenId,
     pub expires_at: Timestamp,
     pub refresh_before: Timestamp,
@@ -127,7 +133,7 @@ impl Tokens {
         self.issued.load(Ordering::Relaxed)
     }
 
-    pub fn mint(&self, wish: &Wish) -> Issued {
+    pub fn draft(&self, wish: &Wish) -> Draft {
         self.issued.fetch_add(1, Ordering::Relaxed);
         let wished = wish.ttl.unwrap_or(self.default_ttl);
         let longest = self.policy.current().token_ttl(&wish.caller.subject(), self.default_ttl);
@@ -156,7 +162,7 @@ impl Tokens {
             file: None,
         };
         let refresh_before = now.plus(expires_at.saturating_since(now) * 2 / 3);
-        Issued { token: self.sign(wish.sandbox, &claims), jti, expires_at, refresh_before, capabilities: wish.capabilities, claims }
+        Draft { jti, expires_at, refresh_before, capabilities: wish.capabilities, claims }
     }
 
     /// The token that says this. The same for the same claims, so that boxd checks its signature once.

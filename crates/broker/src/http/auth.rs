@@ -5,14 +5,17 @@ use std::time::Duration;
 use axum::extract::{FromRequestParts, MatchedPath};
 use cobox_gateway::Credential;
 use cobox_protocol::{ApiError, ErrorCode, RequestId};
-use http::{HeaderMap, request::Parts};
+use http::{HeaderMap, Uri, request::Parts};
 
 use super::{
     Api,
     error::{Failure, Seen},
     limits,
 };
-use crate::domain::{model::Caller, sessions::Asking};
+use crate::{
+    domain::{model::Caller, sessions::Asking},
+    store::NamedSession,
+};
 
 /// Without `Prefer: wait=N`.
 const DEFAULT_WAIT: Duration = Duration::from_secs(10);
@@ -41,8 +44,15 @@ impl FromRequestParts<Api> for Authenticated {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Failure> {
+        Self::foreseeing(parts, api, session_in(&parts.uri).as_ref()).await
+    }
+}
+
+impl Authenticated {
+    /// For a request that will ask for this session next.
+    pub async fn foreseeing(parts: &Parts, api: &Api, session: Option<&NamedSession>) -> Result<Self, Failure> {
         let caller = match Credential::from_headers(&parts.headers)? {
-            Some(Credential::ApiKey(key)) => api.keys.authenticate(&key).await?,
+            Some(Credential::ApiKey(key)) => api.keys.authenticate_foreseeing(&key, session).await?,
             Some(Credential::Token(token)) => api.keys.sign_in(&token).await?.ok_or_else(no_token)?,
             Some(Credential::Link(_)) => return Err(no_token().into()),
             None => return Err(refused("no credential: send `Authorization: Bearer <API key>` or `X-Api-Key: <key>`").into()),
@@ -54,6 +64,12 @@ impl FromRequestParts<Api> for Authenticated {
         let request_id = parts.extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
         Ok(Self { caller, request_id, wait: preferred_wait(&parts.headers), client: client_name(&parts.headers) })
     }
+}
+
+/// The session whose route it is.
+fn session_in(uri: &Uri) -> Option<NamedSession> {
+    let id = uri.path().strip_prefix("/v1/sandbox/sessions/")?.split('/').next()?;
+    id.parse().ok().map(NamedSession::Id)
 }
 
 fn no_token() -> ApiError {

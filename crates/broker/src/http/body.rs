@@ -1,7 +1,7 @@
 //! Request bodies: JSON of a bounded size, and an error that names the field.
 
 use axum::{
-    body::to_bytes,
+    body::{Body, Bytes, to_bytes},
     extract::{FromRequest, Request},
 };
 use cobox_protocol::{ApiError, ErrorCode, json::read_object};
@@ -19,7 +19,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
-        Ok(Self(read_object(&read(request).await?)?))
+        Ok(Self(read_object(&read(request.into_body()).await?)?))
     }
 }
 
@@ -30,13 +30,13 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for MaybeJsonBody<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
-        let bytes = read(request).await?;
+        let bytes = read(request.into_body()).await?;
         Ok(Self(read_object(if bytes.is_empty() { b"{}" } else { &bytes })?))
     }
 }
 
-pub async fn read(request: Request) -> Result<axum::body::Bytes, Failure> {
-    to_bytes(request.into_body(), MAX_BODY_BYTES).await.map_err(|e| {
+pub async fn read(body: Body) -> Result<Bytes, Failure> {
+    to_bytes(body, MAX_BODY_BYTES).await.map_err(|e| {
         use std::error::Error;
         let is_too_large = e.source().is_some_and(|s| s.is::<http_body_util::LengthLimitError>());
         Failure::from(if is_too_large {

@@ -30,7 +30,7 @@ pub fn routes() -> Routes {
 
 /// RFC 7662: the token is in a form.
 async fn introspect(State(api): State<Api>, who: Authenticated, request: Request) -> Result<impl IntoResponse, Failure> {
-    let bytes = body::read(request).await?;
+    let bytes = body::read(request.into_body()).await?;
     let missing = || ApiError::invalid("token: is missing; send it as application/x-www-form-urlencoded");
     let token =
         form_urlencoded::parse(&bytes).find(|(name, _)| name == "token").map(|(_, token)| Secret::new(token)).ok_or_else(missing)?;

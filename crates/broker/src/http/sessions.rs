@@ -2,11 +2,12 @@
 
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::{FromRequest, Path, Request, State},
     routing::{get, post},
 };
 use cobox_protocol::{
     ApiError, ErrorCode, SessionId,
+    json::read_object,
     session::{HeartbeatResponse, NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo, State as LifeState},
 };
 use http::{HeaderMap, StatusCode};
@@ -15,12 +16,14 @@ use serde::Deserialize;
 use super::{
     Api, Routes,
     auth::Authenticated,
-    body::{JsonBody, MaybeJsonBody},
+    body::{self, MaybeJsonBody},
     error::Failure,
     negotiation::NegotiationBody,
     paging::{PageQuery, Params, TagParams, page},
 };
-use crate::store::SessionFilter;
+use crate::store::{NamedSession, SessionFilter};
+
+const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
 pub fn routes() -> Routes {
     Routes::new()
@@ -31,11 +34,31 @@ pub fn routes() -> Routes {
         .route("/v1/sandbox/sessions/{id}/heartbeat", post(heartbeat))
 }
 
+/// Its body is read before it is known who sends it: so the session it names is read together with the caller's key.
+struct Negotiating {
+    who: Authenticated,
+    body: NegotiationBody,
+}
+
+impl FromRequest<Api> for Negotiating {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Self, Failure> {
+        let (parts, body) = request.into_parts();
+        let body: Result<NegotiationBody, Failure> = body::read(body).await.and_then(|bytes| Ok(read_object(&bytes)?));
+        // With an idempotency key it is looked for in a transaction.
+        let is_looked_up = !parts.headers.contains_key(IDEMPOTENCY_KEY);
+        let scope = body.as_ref().ok().filter(|_| is_looked_up).and_then(NegotiationBody::scope).map(NamedSession::Scope);
+        // Whoever isn't known is told so, and nothing of the body.
+        let who = Authenticated::foreseeing(&parts, api, scope.as_ref()).await?;
+        Ok(Self { who, body: body? })
+    }
+}
+
 async fn negotiate(
     State(api): State<Api>,
-    who: Authenticated,
     headers: HeaderMap,
-    JsonBody(body): JsonBody<NegotiationBody>,
+    Negotiating { who, body }: Negotiating,
 ) -> Result<Json<NegotiateResponse>, Failure> {
     let key = idempotency_key(&headers)?;
     let is_full_shape = body.is_full_shape();
@@ -45,7 +68,7 @@ async fn negotiate(
 
 pub fn idempotency_key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
     let unreadable = |_| ApiError::invalid("Idempotency-Key: must be plain ASCII");
-    headers.get("idempotency-key").map(|v| v.to_str().map_err(unreadable)).transpose()
+    headers.get(IDEMPOTENCY_KEY).map(|v| v.to_str().map_err(unreadable)).transpose()
 }
 
 /// In the words of the full shape.

@@ -24,7 +24,7 @@ async fn thread(State(api): State<Api>, request: Request) -> Result<Json<NoticeT
     };
     let request_id = request.extensions().get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
     let (timestamp, signature) = (header(request.headers(), TIMESTAMP)?.to_owned(), header(request.headers(), SIGNATURE)?.to_owned());
-    let bytes: Bytes = body::read(request).await?;
+    let bytes: Bytes = body::read(request.into_body()).await?;
     let sent_at = webhook.verify(&timestamp, &signature, &bytes, api.deployment.now())?;
     let ended = api.sessions.thread_is_gone(&read_object(&bytes)?, sent_at, &request_id).await?;
     Ok(Json(NoticeTaken { ended }))

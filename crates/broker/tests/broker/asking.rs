@@ -159,4 +159,7 @@ async fn a_wrong_credential_is_told_what_is_wanted() {
         assert_eq!(nobody.get(path).await.headers["www-authenticate"], "Bearer");
     }
     refused(ann.with(&made["token"]).get(&control).await, 401, "UNAUTHENTICATED", "the broker wants an API key");
+    // Before anything about what was sent.
+    refused(nobody.post(SESSIONS, serde_json::json!({ "mode": 7 })).await, 401, "UNAUTHENTICATED", "no credential");
+    refused(ann.post(SESSIONS, serde_json::json!({ "mode": 7 })).await, 400, "INVALID_REQUEST", "mode");
 }

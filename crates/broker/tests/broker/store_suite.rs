@@ -9,8 +9,8 @@ use cobox_broker::{
     },
     policy::Quota,
     store::{
-        AddedKey, Counted, DisabledPrincipal, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, Note, PageWish, RevokedKey,
-        SessionFilter, Store, Viewer,
+        AddedKey, Counted, DisabledPrincipal, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, NamedSession, Note, PageWish,
+        RevokedKey, SessionFilter, Store, Viewer,
         sql::{SqlStore, postgres, sqlite},
     },
 };
@@ -18,7 +18,7 @@ use cobox_protocol::{
     KeyId, SandboxId, SessionId, Timestamp,
     control::Revocation,
     key::PrincipalKind,
-    session::{Access, State},
+    session::{Access, Scope, State},
     tags::Tags,
 };
 use cobox_testkit::TestDatabase;
@@ -143,6 +143,7 @@ async fn remembers(again: &SqlStore) {
 pub async fn run(store: &dyn Store) {
     keys(store).await;
     sessions_of_one_scope_are_one(store).await;
+    a_key_and_its_session(store).await;
     idempotency(store).await;
     ending_a_session(store).await;
     ending_a_sandbox(store).await;
@@ -214,6 +215,36 @@ async fn sessions_of_one_scope_are_one(store: &dyn Store) {
     assert_eq!(store.sessions(&viewer("ann"), &filter, &page).await.unwrap().len(), 1);
     let full = EnsureWish { quota: quota(1), ..wish("too many") };
     assert_eq!(store.ensure(&full).await.unwrap(), Ensured::QuotaReached(Counted::Workspace));
+}
+
+/// What is read together is what is read one by one.
+async fn a_key_and_its_session(store: &dyn Store) {
+    let key = api_key("kim", PrincipalKind::Agent);
+    let stranger =
+        ApiKey { principal: Principal { workspace: "elsewhere".into(), ..key.principal.clone() }, ..api_key("kim", PrincipalKind::Agent) };
+    for key in [&key, &stranger] {
+        assert!(matches!(store.add_key(key, &audit("key.created")).await.unwrap(), AddedKey::Added));
+    }
+    let Ensured::Created(ended) = store.ensure(&wish("read together")).await.unwrap() else { panic!("it is new") };
+    store.end_session(&ended.session.id, &ending(10)).await.unwrap();
+    let thread = |id: &str| NamedSession::Scope(Scope { kind: "thread".into(), id: id.into() });
+    let id = |id: &SessionId| NamedSession::Id(id.clone());
+    assert_eq!(together(store, &key, &thread("read together")).await, None);
+    let Ensured::Created(living) = store.ensure(&wish("read together")).await.unwrap() else { panic!("it is new") };
+    assert_eq!(together(store, &key, &thread("read together")).await.unwrap(), living);
+    assert_eq!(together(store, &stranger, &thread("read together")).await, None, "of its own workspace");
+    for session in [&ended.session.id, &living.session.id] {
+        assert_eq!(together(store, &key, &id(session)).await, store.session(session).await.unwrap());
+    }
+    assert_eq!(together(store, &key, &id(&SessionId::new())).await, None);
+    assert!(store.key_and_session(&KeyId::new(), &id(&living.session.id)).await.unwrap().is_none());
+}
+
+async fn together(store: &dyn Store, key: &ApiKey, session: &NamedSession) -> Option<Bound> {
+    let (read, bound) = store.key_and_session(&key.id, session).await.unwrap().unwrap();
+    assert_eq!(format!("{read:?}"), format!("{:?}", store.key(&key.id).await.unwrap().unwrap()));
+    assert_eq!((read.principal, read.hash), (key.principal.clone(), key.hash));
+    bound
 }
 
 async fn idempotency(store: &dyn Store) {

@@ -14,6 +14,7 @@ use super::{
     lines::Lines,
     reading::{Line, read_lines},
     typed::{self, Slash},
+    words::one_line,
 };
 use crate::{
     failure::{Failure, INTERRUPTED, OWN_ERROR},
@@ -24,10 +25,10 @@ use crate::{
 const EVENTS: usize = 64;
 /// How long nothing must have happened in the sandbox before the end, so that what the last run did is told.
 const HEAR_OUT: Duration = Duration::from_millis(500);
-/// Threads that are listed.
+/// Threads and sandboxes that are listed.
 const THREADS: u32 = 20;
 const HELP: &str = "a line is a message; one that ends with \\ goes on in the next.\n\
-    /new a new thread, /threads [id] list them or go on with one, /assistant [name], /quit; Ctrl-C ends the run under way";
+    /new a new thread, /threads [id] list them or go on with one, /assistant [name], /sandbox list, /quit; Ctrl-C ends the run under way";
 
 pub async fn run(chat: Chat, printer: Printer) -> Result<u8, Failure> {
     let mut lines = Lines::new(printer);
@@ -236,7 +237,10 @@ impl Conversation {
             _ => None,
         };
         let request = RunRequest { assistant: self.assistant.clone(), input, sandbox };
-        let mut run = self.deployment.run(&self.thread, &request).await?;
+        let mut run = tokio::select! {
+            run = self.deployment.run(&self.thread, &request) => run?,
+            _ = tokio::signal::ctrl_c() => return Err(Failure::new("interrupted before the run began")),
+        };
         let (mut failed, mut is_cancelled) = (None, false);
         loop {
             tokio::select! {
@@ -310,6 +314,23 @@ impl Conversation {
         Ok(())
     }
 
+    async fn list_sandboxes(&self, lines: &mut Lines) -> Result<(), Failure> {
+        let Some((client, _)) = &self.broker else { return Err(Failure::new("no broker is configured, so there are no sandboxes")) };
+        let here = match &self.room {
+            Rooming::Open { room, .. } => Some(room.session().info().sandbox.id.to_string()),
+            _ => None,
+        };
+        for sandbox in client.list_sandboxes(Some(THREADS), None).await?.items {
+            let (id, name) = (sandbox.id.to_string(), sandbox.name.as_deref().unwrap_or("-"));
+            let mark = if here.as_deref() == Some(id.as_str()) { "*" } else { " " };
+            lines.aside(
+                &one_line(&format!("{mark} {name}  {}  {id}", sandbox.state.word())),
+                json!({"type": "sandbox_listed", "sandbox_id": id, "name": sandbox.name, "state": sandbox.state.word()}),
+            )?;
+        }
+        Ok(())
+    }
+
     async fn obey(&mut self, slash: Slash, lines: &mut Lines) -> Result<(), Failure> {
         match slash {
             Slash::New => self.enter(None, lines).await,
@@ -338,6 +359,7 @@ impl Conversation {
                 }
                 Ok(())
             }
+            Slash::SandboxList => self.list_sandboxes(lines).await,
             Slash::Help => Ok(lines.aside(HELP, json!({"type": "help", "text": HELP}))?),
             _ => {
                 Err(Failure::new("this is for the TUI")

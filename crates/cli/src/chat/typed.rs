@@ -28,8 +28,8 @@ pub enum Slash {
 pub const COMMANDS: [(&str, &str, &str); 15] = [
     ("/help", "", "this list"),
     ("/new", "", "a new thread"),
-    ("/threads", "[id]", "threads of the deployment; with an id, go on with that one"),
-    ("/assistant", "[name]", "who there is to talk to; with a name, talk to that one"),
+    ("/threads", "[id]", "threads there are; with an id, go on with it"),
+    ("/assistant", "[name]", "who there is; with a name, talk to that one"),
     ("/sandbox list", "", "sandboxes you may use"),
     ("/sandbox use", "<name>", "bind this thread to a sandbox that exists"),
     ("/sandbox new", "[name]", "make this thread a sandbox now"),

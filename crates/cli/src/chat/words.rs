@@ -4,6 +4,8 @@ use cobox_langgraph::{Action, Outcome, Tool, clean};
 use cobox_protocol::event::{ExecEnd, FileChange, SandboxEvent, What};
 use serde_json::Value;
 
+use crate::printer::visible;
+
 /// Longest line, in bytes: two lines of a wide terminal.
 const MAX_LINE_BYTES: usize = 240;
 /// Arguments that say what a tool is about, the most telling first.
@@ -90,13 +92,15 @@ pub fn outcome(tool: &Tool) -> String {
     let first = lines.next().unwrap_or("(nothing)");
     match lines.count() {
         0 => one_line(first),
+        1 => format!("{} (+1 line)", one_line(first)),
         more => format!("{} (+{more} lines)", one_line(first)),
     }
 }
 
 /// `May the agent use execute? {"command": "rm x"}`.
 pub fn question(action: &Action) -> String {
-    let about = clean(&action.args.to_string(), MAX_LINE_BYTES * 8);
+    // Spelled out, not left out: what is approved is what is there.
+    let about = clean(&visible(&action.args.to_string()), MAX_LINE_BYTES * 8);
     format!("may the agent use {}? {about}", action.name)
 }
 

@@ -24,7 +24,8 @@ Examples:
   cobox audit --sandbox demo --limit 20
   cobox audit --token tok_01j8xq6x0ye8rf2zt9n5b3c7dm
   cobox audit --json | jq '.items[] | select(.action == \"token.issued\")'
-  cobox audit head > somewhere-else/head; cobox audit verify --head \"$(cat somewhere-else/head)\"
+  cobox audit head > elsewhere/head
+  cobox audit verify --head \"$(cat elsewhere/head)\"
 
 A `sandbox.claim` is what a sandbox says of itself; all others are the broker's own word."
 )]

@@ -16,14 +16,17 @@ use crate::{
 #[derive(Debug, Default, clap::Args)]
 #[command(after_help = "\
 Examples:
-  cobox chat --deployment http://127.0.0.1:2024 --sandbox       a new thread, its sandbox made while you type
-  cobox chat --thread 5f3c… --sandbox=dev                       go on with one, in the sandbox called dev
-  echo 'mend the tests' | cobox chat --sandbox --no-tui         the agent's words on stdout, all else on stderr
-  cobox --json chat --no-tui < questions                        everything on stdout, an object a line
+  cobox chat --sandbox                a new thread; its sandbox is being made
+  cobox chat -t 5f3c… --sandbox=dev   go on with one, in the sandbox called dev
+  echo 'mend the tests' | cobox chat --sandbox > answer
+                                      what the agent says; all else on stderr
+  cobox --json chat < questions       everything on stdout, an object a line
 
-The deployment: --deployment, COBOX_DEPLOYMENT_URL, or `deployment` in chat.toml beside the client's config. Its key:
-COBOX_DEPLOYMENT_KEY (or _KEY_FILE), `api_key_file` there, or the broker's where both have one address.
-Without a deployment the thread's terminal, events and files are shown. /help lists what can be typed.")]
+The deployment is that of --deployment, of COBOX_DEPLOYMENT_URL, or of chat.toml
+beside the client's config. Its key: COBOX_DEPLOYMENT_KEY, COBOX_DEPLOYMENT_KEY_FILE,
+`api_key_file` in chat.toml, or the broker's where both have one address.
+Without a deployment the thread's terminal, events and files are shown.
+/help lists what can be typed.")]
 pub struct Args {
     /// The LangGraph deployment to talk to
     #[arg(long, value_name = "URL")]
@@ -56,8 +59,12 @@ pub async fn run_bare(context: &Context) -> Option<Outcome> {
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() || context.printer.is_json() {
         return None;
     }
-    let chat = chat(&Args::default(), context).ok()?;
-    Some(tui::run(chat).await)
+    match chat(&Args::default(), context) {
+        Ok(chat) => Some(tui::run(chat).await),
+        // Nothing is set up yet.
+        Err(_) if context.broker().is_err() => None,
+        Err(failure) => Some(Err(failure)),
+    }
 }
 
 fn chat(args: &Args, context: &Context) -> Result<Chat, Failure> {

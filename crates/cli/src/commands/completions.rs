@@ -3,20 +3,19 @@
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use clap::CommandFactory;
 use clap_complete::aot;
 use serde_json::json;
 
 use super::{NoBroker, Outcome};
-use crate::{Cli, context::Context, failure::Failure};
+use crate::{context::Context, failure::Failure, help};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   cobox completions bash > ~/.local/share/bash-completion/completions/cobox
-  cobox completions zsh > ~/.zfunc/_cobox          with `fpath+=~/.zfunc` before compinit in .zshrc
+  cobox completions zsh > ~/.zfunc/_cobox     with ~/.zfunc in your fpath
   cobox completions fish > ~/.config/fish/completions/cobox.fish
-  source <(cobox completions bash)                 for this shell alone")]
+  source <(cobox completions bash)            for this shell alone")]
 pub struct Args {
     #[command(flatten)]
     _no_broker: NoBroker,
@@ -52,14 +51,14 @@ pub fn completions(args: Args, context: &Context) -> Outcome {
         Shell::Fish => (aot::Shell::Fish, "fish"),
     };
     let mut script = Vec::new();
-    aot::generate(shell, &mut Cli::command(), "cobox", &mut script);
+    aot::generate(shell, &mut help::command(), "cobox", &mut script);
     let script = String::from_utf8(script).map_err(|_| Failure::new("the completions are not text"))?;
     context.printer.result(&json!({"shell": word, "script": script}), || script.trim_end().to_owned())?;
     Ok(0)
 }
 
 pub fn man(args: ManArgs, context: &Context) -> Outcome {
-    let mut cli = Cli::command().disable_help_subcommand(true);
+    let mut cli = help::command().disable_help_subcommand(true);
     let Some(dir) = args.dir else {
         let mut page = Vec::new();
         clap_mangen::Man::new(cli).render(&mut page)?;

@@ -23,7 +23,7 @@ A context is a broker, a key for it and maybe a certificate authority. `cobox up
 Flags win over the environment, the environment over the context; a context named by --context wins over the environment.
 
 Examples:
-  cobox config add prod --url https://cobox.example.com        asks for the key, and shows nothing of it
+  cobox config add prod --url https://cobox.example.com     asks for the key
   pass cobox/prod | cobox config add prod --url https://cobox.example.com
   cobox config use prod
   cobox --context local session list

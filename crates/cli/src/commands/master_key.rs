@@ -24,8 +24,8 @@ of each of the others, with mode 0600, then start them all.
 
 Examples:
   cobox master-key rotate --config /etc/cobox.toml
-  cobox master-key rotate --config /etc/cobox.toml --immediate     after a leak: every token ends
-  cobox master-key rotate --immediate --lost                       the file is gone, and so are its backups")]
+  cobox master-key rotate --immediate            after a leak: every token ends
+  cobox master-key rotate --immediate --lost     the file is gone for good")]
     Rotate {
         #[command(flatten)]
         _no_broker: NoBroker,

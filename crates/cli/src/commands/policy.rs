@@ -19,7 +19,7 @@ use crate::{
 Examples:
   cobox policy check policy.toml
   cobox policy explain --workspace default --principal ci --kind agent
-  cobox policy explain --policy new.toml --principal ann --kind human --capabilities exec,ports")]
+  cobox policy explain --policy new.toml --principal ann --capabilities exec")]
 pub enum Command {
     /// Say what is wrong with a policy file, line by line; ends with 1 if anything is
     Check {

@@ -11,7 +11,7 @@ use crate::{context::Context, printer::Printer};
 Examples:
   cobox principals list
   cobox principals disable ann     every key, sign-in and token of ann ends now
-  cobox principals enable ann      ann may have new keys and sign in again; the old keys stay ended")]
+  cobox principals enable ann      new keys may be made; old ones stay ended")]
 pub enum Command {
     /// The principals of a workspace
     List {

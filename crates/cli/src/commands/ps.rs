@@ -33,7 +33,7 @@ pub struct Args {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  cobox kill -t demo cmd_01jq…            end a command and everything it started
+  cobox kill -t demo cmd_01jq…            end a command and all that it started
   cobox kill -t demo --signal HUP cmd_01jq…
   cobox kill -t demo main                 end a shell, for everybody")]
 pub struct KillArgs {

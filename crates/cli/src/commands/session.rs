@@ -116,7 +116,7 @@ watch shells; both are the sandbox's own word.
 
 Examples:
   cobox session events demo
-  cobox session events demo --new --json | jq -r 'select(.type == \"exec\") | .command'")]
+  cobox session events demo --json | jq -r 'select(.type == \"exec\").command'")]
     Events {
         /// A thread, or a session's id (ssn_…)
         #[arg(value_name = "THREAD|SESSION")]

@@ -17,7 +17,7 @@ A share lets one other principal of your workspace into a session that is yours 
 itself and with at most these capabilities. A session that the whole workspace may use is limited by no share.
 
 Examples:
-  cobox share grant demo bob --capability fs_read --capability shell_observe --expires 2h
+  cobox share grant demo bob --capability fs_read --expires 2h
   cobox share list demo
   cobox share revoke demo bob")]
 pub enum Command {

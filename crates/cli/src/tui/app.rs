@@ -136,10 +136,6 @@ impl State {
             Message::Sandboxes(told) => {
                 self.picked_from(told.map(|boxes| Picker::sandboxes(&boxes, self.room_info().map(|r| r.sandbox.as_str()))))
             }
-            Message::Sync(sync) => {
-                self.sync = sync;
-                Vec::new()
-            }
             Message::Failed(why) => {
                 self.complain(why);
                 Vec::new()
@@ -189,6 +185,7 @@ impl State {
         self.shell = ShellPane::new();
         self.feed = Feed::default();
         self.files = Files::new(WORKSPACE);
+        self.sync = SyncState::None;
         vec![Effect::LeaveShell, Effect::Enter { visit: self.visit, thread }]
     }
 
@@ -256,7 +253,7 @@ impl State {
                 effects
             }
             News::Entered(Err(why)) => {
-                self.complain(why);
+                self.complain(format!("no thread (/new begins one, /threads lists them): {why}"));
                 Vec::new()
             }
             News::Run(event) => {
@@ -281,6 +278,10 @@ impl State {
             }
             News::Happened(event) => {
                 self.feed.take(&event);
+                Vec::new()
+            }
+            News::Sync(sync) => {
+                self.sync = sync;
                 Vec::new()
             }
             News::FeedOver(why) => {

@@ -47,7 +47,7 @@ pub fn type_in(state: &mut State, text: &str) -> Vec<Effect> {
 }
 
 pub fn room() -> RoomInfo {
-    RoomInfo { sandbox: "sb_1".into(), session: "ssn_1".into(), me: Some("ann".into()), may_type: true }
+    RoomInfo { sandbox: "sb_1".into(), name: None, session: "ssn_1".into(), me: Some("ann".into()), may_type: true }
 }
 
 /// In a thread, its sandbox open and its shell joined.

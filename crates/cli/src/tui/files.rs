@@ -13,6 +13,8 @@ use cobox_protocol::{
 };
 use similar::{ChangeTag, TextDiff};
 
+use crate::printer::visible;
+
 /// Files and directories in the tree.
 const MAX_PATHS: usize = 5000;
 /// Contents kept from first sight, in bytes of all together.
@@ -181,7 +183,7 @@ impl Files {
             let path = format!("{}/{}", self.root, parts.join("/"));
             let is_folded = *is_directory && self.folded.contains(&path);
             within = is_folded.then(|| parts.clone());
-            let name = parts.last().map(|name| clean(name, 256).replace(['\n', '\t'], " ")).unwrap_or_default();
+            let name = parts.last().map(|name| clean(&visible(name), 256)).unwrap_or_default();
             let mark = self.changed.get(&path).copied();
             nodes.push(Node { name, depth: parts.len() - 1, is_directory: *is_directory, is_folded, mark, path });
         }

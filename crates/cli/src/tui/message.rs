@@ -21,8 +21,6 @@ pub enum Message {
     Assistants(Told<Vec<Assistant>>),
     Threads(Told<Vec<Thread>>),
     Sandboxes(Told<Vec<SandboxLine>>),
-    #[cfg_attr(not(test), expect(dead_code, reason = "told by whoever syncs, once there is one"))]
-    Sync(SyncState),
     /// Something that was asked for didn't come to be.
     Failed(String),
     /// Of one stay in one thread: what is still on its way when it was left is not for the next.
@@ -41,6 +39,7 @@ pub enum News {
     Shell(ShellNews),
     Happened(Box<SandboxEvent>),
     FeedOver(String),
+    Sync(SyncState),
     Listed(Told<Vec<FileEntry>>),
     /// A file's contents as they were first seen.
     Seen {
@@ -58,7 +57,9 @@ pub enum News {
 /// The sandbox that a thread has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoomInfo {
+    /// Its id, and its name where it has one.
     pub sandbox: String,
+    pub name: Option<String>,
     pub session: String,
     /// Whom the sandbox knows us as.
     pub me: Option<String>,

@@ -2,8 +2,13 @@
 
 use cobox_langgraph::{Assistant, Thread};
 
-use super::message::SandboxLine;
+use unicode_width::UnicodeWidthStr;
+
+use super::{message::SandboxLine, view::cut};
 use crate::chat::words::one_line;
+
+/// Columns of one cell: the others must be seen too.
+const MAX_CELL: usize = 36;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
@@ -29,16 +34,12 @@ pub struct Picker {
 
 impl Picker {
     pub fn threads(threads: &[Thread], current: Option<&str>) -> Self {
-        let item = |thread: &Thread| {
-            let title = thread.title.as_deref().unwrap_or("(no title)");
+        let row = |thread: &Thread| {
             let when: String = thread.updated_at.chars().take(16).collect();
-            Item {
-                label: one_line(&format!("{title}  {}  {}  {}", thread.status, when.replace('T', " "), thread.id)),
-                is_current: current == Some(&thread.id),
-                key: thread.id.clone(),
-            }
+            let title = thread.title.as_deref().unwrap_or("(no title)");
+            (thread.id.clone(), [title.to_owned(), thread.status.clone(), when.replace('T', " "), thread.id.clone()])
         };
-        Self::of(Choice::Thread, threads.iter().map(item).collect())
+        Self::of(Choice::Thread, aligned(threads.iter().map(row).collect(), current))
     }
 
     pub fn assistants(assistants: &[Assistant], current: Option<&str>) -> Self {
@@ -51,12 +52,11 @@ impl Picker {
     }
 
     pub fn sandboxes(sandboxes: &[SandboxLine], current: Option<&str>) -> Self {
-        let item = |s: &SandboxLine| Item {
-            label: one_line(&format!("{}  {}  {}", if s.name.is_empty() { "-" } else { &s.name }, s.state, s.id)),
-            is_current: current == Some(&s.id),
-            key: s.id.clone(),
+        let row = |s: &SandboxLine| {
+            let name = if s.name.is_empty() { "-".to_owned() } else { s.name.clone() };
+            (s.id.clone(), [name, s.state.clone(), s.id.clone()])
         };
-        Self::of(Choice::Sandbox, sandboxes.iter().map(item).collect())
+        Self::of(Choice::Sandbox, aligned(sandboxes.iter().map(row).collect(), current))
     }
 
     fn of(choice: Choice, items: Vec<Item>) -> Self {
@@ -74,5 +74,36 @@ impl Picker {
             Choice::Assistant => "assistants",
             Choice::Sandbox => "sandboxes",
         }
+    }
+}
+
+/// Items with their cells below each other, by what each stands for.
+fn aligned<const N: usize>(rows: Vec<(String, [String; N])>, current: Option<&str>) -> Vec<Item> {
+    let rows: Vec<(String, [String; N])> =
+        rows.into_iter().map(|(key, cells)| (key, cells.map(|cell| cut(&one_line(&cell), MAX_CELL)))).collect();
+    let width = |at: usize| rows.iter().map(|(_, cells)| cells[at].width()).max().unwrap_or(0);
+    let widths: [usize; N] = std::array::from_fn(width);
+    let item = |(key, cells): &(String, [String; N])| {
+        let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell}{}", " ".repeat(width - cell.width())));
+        Item {
+            label: padded.collect::<Vec<_>>().join("  ").trim_end().to_owned(),
+            is_current: current == Some(key.as_str()),
+            key: key.clone(),
+        }
+    };
+    rows.iter().map(item).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_there_is_to_choose_from_stands_in_columns() {
+        let line = |name: &str, state: &str| SandboxLine { name: name.into(), id: format!("sb_{name}"), state: state.into() };
+        let picker = Picker::sandboxes(&[line("dev", "active"), line("", "suspended"), line("建設", "active")], Some("sb_dev"));
+        let labels: Vec<&str> = picker.items.iter().map(|item| item.label.as_str()).collect();
+        assert_eq!(labels, ["dev   active     sb_dev", "-     suspended  sb_", "建設  active     sb_建設"]);
+        assert!(picker.items[0].is_current && !picker.items[1].is_current);
     }
 }

@@ -22,7 +22,10 @@ impl Screen {
         // From here on it is given back, however far the rest gets.
         let lent = Lent;
         execute!(io::stdout(), EnterAlternateScreen, EnableMouseCapture, EnableBracketedPaste)?;
-        Ok(Self { terminal: Terminal::new(CrosstermBackend::new(io::stdout()))?, _lent: lent })
+        let mut terminal = Terminal::new(CrosstermBackend::new(io::stdout()))?;
+        // One that was killed may have left this screen as it was, and only what differs from an empty one is drawn.
+        terminal.clear()?;
+        Ok(Self { terminal, _lent: lent })
     }
 
     pub fn draw(&mut self, draw: impl FnOnce(&mut Frame)) -> io::Result<()> {

@@ -1,12 +1,22 @@
-//! The state of a folder kept the same here and in the sandbox, as far as this screen shows it.
+//! The state of a folder that is kept the same here and in the sandbox: asked of the `cobox sync` that runs, every second.
 
-/// What is shown; whoever syncs tells it with `Message::Sync`.
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::{message::News, tasks::Teller};
+use crate::commands::sync::running_sync_of;
+
+/// Between two questions: as fast as anybody follows it, and nothing to a sync that works.
+const EVERY: Duration = Duration::from_secs(1);
+/// Conflicts and the like that are shown: a pane has no more rows.
+const MAX_LINES: usize = 40;
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum SyncState {
     #[default]
     None,
     /// A few words, and lines below them.
-    #[cfg_attr(not(test), expect(dead_code, reason = "told by whoever syncs, once there is one"))]
     Running { summary: String, details: Vec<String>, conflicts: usize },
 }
 
@@ -15,7 +25,93 @@ impl SyncState {
         match self {
             SyncState::None => "no sync".to_owned(),
             SyncState::Running { summary, conflicts: 0, .. } => summary.clone(),
+            SyncState::Running { summary, conflicts: 1, .. } => format!("{summary}, 1 conflict"),
             SyncState::Running { summary, conflicts, .. } => format!("{summary}, {conflicts} conflicts"),
         }
+    }
+
+    /// From what `cobox sync status --json` says.
+    pub fn of(told: Option<Result<Value, String>>) -> Self {
+        let status = match told {
+            None => return Self::None,
+            Some(Err(why)) => return Self::Running { summary: "sync?".to_owned(), details: vec![why], conflicts: 0 },
+            Some(Ok(status)) => status,
+        };
+        let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
+        let listed = |name: &str| status[name].as_array().cloned().unwrap_or_default();
+        let summary = match status["phase"].as_str() {
+            Some("watching") => "in sync".to_owned(),
+            phase => phase.unwrap_or("sync?").to_owned(),
+        };
+        let mut details = vec![
+            format!("{}  <->  {}", text(&status["folder"]), text(&status["path"])),
+            format!(
+                "{} file{}, {}",
+                status["files"]["agreed"],
+                if status["files"]["agreed"] == 1 { "" } else { "s" },
+                text(&status["mode"])
+            ),
+        ];
+        details.extend(status["why"].as_str().map(str::to_owned));
+        let conflicts = listed("conflicts");
+        details.extend(conflicts.iter().map(|c| format!("conflict: {}", text(&c["path"]))));
+        if !conflicts.is_empty() {
+            details.push("`cobox sync resolve` settles them".to_owned());
+        }
+        details.extend(listed("held_back").iter().map(|path| format!("held back: {}", text(path))));
+        details.extend(listed("problems").iter().map(|p| format!("not synced: {}: {}", text(&p["path"]), text(&p["message"]))));
+        details.truncate(MAX_LINES);
+        Self::Running { summary, details, conflicts: conflicts.len() }
+    }
+}
+
+/// Tells what changed, for as long as anybody listens.
+pub async fn watch(thread: String, sandbox: String, teller: Teller) {
+    let mut before = SyncState::None;
+    loop {
+        let (asked_thread, asked_sandbox) = (thread.clone(), sandbox.clone());
+        let asked = tokio::task::spawn_blocking(move || running_sync_of(&asked_thread, &asked_sandbox)).await;
+        let now = SyncState::of(asked.unwrap_or(None));
+        if now != before {
+            if !teller.tell(News::Sync(now.clone())).await {
+                return;
+            }
+            before = now;
+        }
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_sync_is_summed_up_with_what_needs_somebody() {
+        let status = json!({
+            "folder": "/home/ann/project", "path": "/workspace", "phase": "watching", "mode": "two-way-safe", "why": null,
+            "files": {"agreed": 12}, "conflicts": [{"path": "notes.txt"}], "held_back": [".envrc"],
+            "problems": [{"side": "here", "path": "a", "message": "no"}],
+        });
+        let state = SyncState::of(Some(Ok(status)));
+        assert_eq!(state.summary(), "in sync, 1 conflict");
+        let SyncState::Running { details, .. } = state else { panic!("it runs") };
+        assert_eq!(
+            details,
+            [
+                "/home/ann/project  <->  /workspace",
+                "12 files, two-way-safe",
+                "conflict: notes.txt",
+                "`cobox sync resolve` settles them",
+                "held back: .envrc",
+                "not synced: a: no"
+            ]
+        );
+        assert_eq!(SyncState::of(None).summary(), "no sync");
+        let many = json!({"phase": "halted", "why": "it is empty", "problems": vec![json!({"path": "x"}); 1000]});
+        let SyncState::Running { summary, details, .. } = SyncState::of(Some(Ok(many))) else { panic!("it runs") };
+        assert_eq!((summary.as_str(), details.len()), ("halted", MAX_LINES));
     }
 }

@@ -17,9 +17,9 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{
     message::{Effect, Message, News, RoomInfo, SandboxLine, Told},
     shell_task::{FAREWELL, ORDERS, ShellOrder, sit},
-    watching,
+    sync, watching,
 };
-use crate::chat::{Chat, Room};
+use crate::chat::{Chat, Room, Wish};
 
 /// Questions under way at once: more is a key that is held down.
 const MAX_ASKED: usize = 32;
@@ -74,7 +74,7 @@ impl Tasks {
                 let Some(client) = self.chat.broker.clone() else { return };
                 let (teller, held) = (self.teller(visit), self.room.clone());
                 self.opening = Some(spawn(async move {
-                    let told = Room::open(client, &thread, &wish).await.map(|room| hold(&held, room)).map_err(|e| explained(&e));
+                    let told = Room::open(client, &thread, &wish).await.map(|room| hold(&held, room, &wish)).map_err(|e| explained(&e));
                     teller.tell(News::Room(told)).await;
                 }));
             }
@@ -82,7 +82,12 @@ impl Tasks {
                 let Some(room) = self.room.borrow().clone() else { return };
                 let (teller, events) = (self.teller(visit), room.events(EventsFrom::Start));
                 let dataplane = room.session().dataplane().clone();
-                self.following = vec![spawn(watching::feed(events, teller.clone())), spawn(watching::files(dataplane, teller))];
+                let info = room.session().info();
+                self.following = vec![
+                    spawn(watching::feed(events, teller.clone())),
+                    spawn(watching::files(dataplane, teller.clone())),
+                    spawn(sync::watch(info.thread_id.clone(), info.sandbox.id.to_string(), teller)),
+                ];
             }
             Effect::JoinShell { visit, name, cols, rows, observe } => self.join_shell(visit, name, (cols, rows), observe),
             Effect::LeaveShell => self.order(ShellOrder::Leave),
@@ -227,11 +232,16 @@ fn spawn(task: impl Future<Output = ()> + Send + 'static) -> AbortOnDropHandle<(
     AbortOnDropHandle::new(tokio::spawn(task))
 }
 
-fn hold(held: &HeldRoom, room: Option<Room>) -> Option<RoomInfo> {
+fn hold(held: &HeldRoom, room: Option<Room>, wish: &Wish) -> Option<RoomInfo> {
     let room = room?;
     let (info, granted) = (room.session().info(), room.session().info().credentials.granted_capabilities);
     let told = RoomInfo {
         sandbox: info.sandbox.id.to_string(),
+        name: match wish {
+            Wish::Ready { name } => name.clone(),
+            Wish::Use { sandbox } => Some(sandbox.clone()).filter(|sandbox| *sandbox != info.sandbox.id.to_string()),
+            Wish::Existing => None,
+        },
         session: info.session_id.to_string(),
         me: room.session().principal(),
         may_type: granted.contains(Capability::Shell),

@@ -1,5 +1,6 @@
 //! What every command says, in words and as JSON, against a real broker. A change of a shape that programs read shows here.
 
+mod sync;
 mod transcript;
 
 use std::{
@@ -189,6 +190,18 @@ async fn commands_in_a_sandbox() {
 }
 
 #[tokio::test]
+async fn who_watches_ends_when_its_reader_does() {
+    let broker = TestBroker::start().await;
+    assert!(broker.cobox().args(["session", "ensure", "demo"]).stdout(Stdio::null()).status().unwrap().success());
+    let mut watching = broker.cobox().args(["watch", "demo", "--history"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut first = String::new();
+    BufReader::new(watching.stdout.take().unwrap()).read_line(&mut first).unwrap();
+    assert!(first.contains("made the session"), "{first}");
+    // Nothing more happens, and it ends all the same: as `cobox watch | head -1`.
+    assert!(watching.wait().unwrap().success());
+}
+
+#[tokio::test]
 async fn files() {
     let broker = TestBroker::start().await;
     let here = tempfile::tempdir().unwrap();
@@ -207,6 +220,75 @@ async fn files() {
     let mut that = it();
     that.both(&["sync", "--once", &src, "demo:/workspace/src"]);
     that.is("sync");
+}
+
+#[tokio::test]
+async fn a_folder_that_is_kept_the_same() {
+    let broker = TestBroker::start().await;
+    let top = tempfile::tempdir().unwrap();
+    let top = top.path().canonicalize().unwrap();
+    let (path, notes) = (top.display().to_string(), top.join("notes.txt"));
+    fs::write(&notes, "first\n").unwrap();
+    let it = || Transcript::at(&broker).naming(&path, "DIR");
+    let mut that = it();
+    that.both(&["sync", "list"]);
+    let mut syncing = broker.cobox();
+    syncing.args(["--json", "sync", &path, "demo:/workspace/src"]).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut syncing = syncing.spawn().unwrap();
+    let mut told = BufReader::new(syncing.stdout.take().unwrap()).lines();
+    let mut wait_for = |is_it: &dyn Fn(&serde_json::Value) -> bool| {
+        let said = told.by_ref().map(|line| serde_json::from_str(&line.unwrap()).unwrap());
+        assert!(said.into_iter().any(|value| is_it(&value)), "it ended before");
+    };
+    wait_for(&|event| event["phase"] == "watching");
+    that.both(&["sync", "list"]);
+    that.is("sync_list");
+
+    let s = ["--sync", path.as_str()];
+    let mut that = it();
+    that.both(&[&["sync", "flush", "--wait"], &s[..]].concat());
+    that.is("sync_flush");
+    let mut that = it();
+    that.both(&[&["sync", "pause"], &s[..]].concat());
+    that.is("sync_pause");
+    let mut that = it();
+    that.both(&[&["sync", "resume"], &s[..]].concat());
+    that.is("sync_resume");
+    broker.cobox().args([&["sync", "pause"], &s[..]].concat()).output().unwrap();
+    fs::write(&notes, "first\nfrom here\n").unwrap();
+    let line = "printf 'first\\nfrom there\\n' > /workspace/src/notes.txt";
+    assert!(broker.cobox().args(["exec", "-t", "demo", "--no-flush", "-c", line]).status().unwrap().success());
+    broker.cobox().args([&["sync", "resume"], &s[..]].concat()).output().unwrap();
+    wait_for(&|event| event["status"]["conflicts"].as_array().is_some_and(|c| !c.is_empty()));
+    let mut that = it();
+    that.both(&[&["sync", "status"], &s[..]].concat());
+    that.run(&["sync", "status", "--sync", "/nowhere"]);
+    that.is("sync_status");
+    let mut that = it();
+    that.both(&[&["sync", "diff", "notes.txt"], &s[..]].concat());
+    that.is("sync_diff");
+    let mut that = it();
+    that.both(&[&["sync", "resolve", "--keep", "here", "notes.txt"], &s[..]].concat());
+    that.run(&[&["sync", "flush", "--wait"], &s[..]].concat());
+    that.run(&["exec", "-t", "demo", "--", "cat", "/workspace/src/notes.txt"]);
+    let pid = rustix::process::Pid::from_child(&syncing);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    syncing.wait().unwrap();
+    that.run(&[&["sync", "resolve", "--keep", "here", "notes.txt"], &s[..]].concat());
+    that.is("sync_resolve");
+}
+
+/// With a deployment: tests/chat.
+#[tokio::test]
+async fn a_chat_without_a_deployment() {
+    let broker = TestBroker::start().await;
+    let mut it = Transcript::at(&broker);
+    it.both(&["chat", "--no-tui"]);
+    it.run(&["chat", "--deployment", "http://127.0.0.1:1", "--no-tui"]);
+    it.run(&["chat", "--deployment", "ftp://somewhere", "--no-tui"]);
+    it.run(&["chat", "--deployment", "http://user:password@127.0.0.1:1", "--no-tui"]);
+    it.run(&["chat", "--sandbox", "dev"]);
+    it.is("chat");
 }
 
 #[tokio::test]

@@ -14,6 +14,8 @@ use super::config::LocalOptions;
 const PARENT: &str = "cobox";
 /// boxd's own, so that no request can make it grow at the host's cost: well above its buffers for exec and archives.
 const BOXD_MEMORY_BYTES: u64 = 512 << 20;
+/// Tries to make a group while others remove empty ones above it; each loses only to a removal in the same microseconds.
+const MAKE_TRIES: usize = 100;
 /// The length of a processor accounting period, in microseconds: the kernel's own default.
 const CPU_PERIOD_US: u64 = 100_000;
 
@@ -78,11 +80,12 @@ impl Cgroups {
         for h in &self.hierarchies {
             let group = h.parent.join(name);
             let (workloads, boxd) = (group.join("work"), group.join("boxd"));
+            make(&group)?;
             if h.is_v2 {
                 hand_down(&group, &h.controllers)?;
             }
-            fs::create_dir_all(&workloads)?;
-            fs::create_dir_all(&boxd)?;
+            make(&workloads)?;
+            make(&boxd)?;
             let boxds = LocalOptions { memory_bytes: BOXD_MEMORY_BYTES, ..options.clone() };
             for controller in &h.controllers {
                 limit(&workloads, controller, h.is_v2, options)?;
@@ -212,9 +215,19 @@ fn enabling(controllers: &[String]) -> String {
     controllers.iter().map(|c| format!("+{c}")).collect::<Vec<_>>().join(" ")
 }
 
-/// Makes a group, and has it and those of ours above it hand the controllers down.
+/// Makes a group and those above it. Whoever ends takes the empty ones above with it, perhaps between two steps of this.
+fn make(group: &Path) -> io::Result<()> {
+    for _ in 1..MAKE_TRIES {
+        match fs::create_dir_all(group) {
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists) => {}
+            made => return made,
+        }
+    }
+    fs::create_dir_all(group)
+}
+
+/// Has a group and those of ours above it hand the controllers down.
 fn hand_down(group: &Path, controllers: &[String]) -> io::Result<()> {
-    fs::create_dir_all(group)?;
     let ours: Vec<_> = group.ancestors().take_while(|d| d.iter().any(|part| part == PARENT)).collect();
     ours.into_iter().rev().try_for_each(|dir| write(&dir.join("cgroup.subtree_control"), &enabling(controllers)))
 }
@@ -224,6 +237,35 @@ fn usable(at: &Path, own_path: &str, tag: &str) -> Option<PathBuf> {
     // A broker started from within another's sandbox group must not nest deeper each time.
     let base = own_path.split("/cobox/").next().unwrap_or(own_path);
     let parent = at.join(base.trim_start_matches('/')).join(PARENT).join(tag);
-    fs::create_dir_all(&parent).ok()?;
+    make(&parent).ok()?;
     Some(parent)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_group_is_made_while_another_broker_takes_the_empty_ones_above_away() {
+        let top = tempfile::tempdir().unwrap();
+        let hierarchy = |tag: &str| Hierarchy { parent: top.path().join(PARENT).join(tag), is_v2: false, controllers: Vec::new() };
+        let (one, other) = (Cgroups { hierarchies: vec![hierarchy("one")] }, Cgroups { hierarchies: vec![hierarchy("other")] });
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    other.forget();
+                }
+            });
+            let made: io::Result<()> = (0..2000).try_for_each(|_| {
+                let groups = one.create("sandbox", &LocalOptions::default())?;
+                assert!(groups.workloads.iter().chain(&groups.boxd).all(|group| group.is_dir()));
+                one.remove("sandbox")
+            });
+            is_over.store(true, Ordering::Relaxed);
+            made.unwrap();
+        });
+    }
 }

@@ -18,7 +18,7 @@ use std::{
 };
 
 use cobox_sync::{
-    Choice, Command, Connection, Engine, Handle, Limits, Mode, NoConnection, Own, RelPath, Settings, Status, open_root, serve,
+    Choice, Command, Connection, Engine, Handle, Hooks, Limits, Mode, NoConnection, Own, RelPath, Settings, Status, open_root, serve,
 };
 
 /// Longest anything may take; only a hang reaches it.
@@ -75,6 +75,11 @@ impl Ends {
     }
 
     pub fn start(&self, mode: Mode) -> Live {
+        self.start_at(mode, Arc::new(Own::new(self.there(""))))
+    }
+
+    /// With a sandbox that has these ways.
+    pub fn start_at(&self, mode: Mode, sandbox: Arc<dyn Hooks>) -> Live {
         let settings = Settings { mode, allow_risky: false, limits: Limits::default(), once: false };
         let (here, there, base) = (self.here(""), self.there(""), self.dir.path().join("base"));
         let (handles, handle) = mpsc::channel();
@@ -88,7 +93,7 @@ impl Ends {
                 let (ours, theirs) = UnixStream::pair().map_err(|e| NoConnection::Final(e.to_string()))?;
                 let root = open_root(&there).map_err(|e| NoConnection::Final(e.to_string()))?;
                 let (reader, writer) = (theirs.try_clone().unwrap(), theirs);
-                let hooks = Arc::new(Own::new(there.clone()));
+                let hooks = sandbox.clone();
                 thread::spawn(move || drop(serve(reader, writer, root, Limits::default(), hooks)));
                 cuttable.lock().unwrap().push(ours.try_clone().unwrap());
                 let reader = Counted { inner: ours.try_clone().unwrap(), count: counter.clone() };

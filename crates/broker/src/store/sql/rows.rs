@@ -90,22 +90,44 @@ pub fn bound(row: &AnyRow) -> Stored<Bound> {
 }
 
 pub fn key(row: &AnyRow) -> Stored<ApiKey> {
-    let hash: &[u8] = row.try_get("hash")?;
+    key_named(row, |name| name)
+}
+
+/// Where the columns beside it are another's.
+pub fn key_beside(row: &AnyRow) -> Stored<ApiKey> {
+    key_named(row, |name| match name {
+        "id" => "key_id",
+        "workspace_id" => "key_workspace_id",
+        "principal" => "key_principal",
+        "kind" => "key_kind",
+        "hash" => "key_hash",
+        "created_at" => "key_created_at",
+        "expires_at" => "key_expires_at",
+        "last_used_at" => "key_last_used_at",
+        "revoked_at" => "key_revoked_at",
+        "issuer" => "key_issuer",
+        "subject" => "key_subject",
+        other => other,
+    })
+}
+
+fn key_named(row: &AnyRow, called: impl Fn(&'static str) -> &'static str) -> Stored<ApiKey> {
+    let hash: &[u8] = row.try_get(called("hash"))?;
     Ok(ApiKey {
-        id: parsed(row, "id")?,
+        id: parsed(row, called("id"))?,
         principal: Principal {
-            workspace: row.try_get("workspace_id")?,
-            name: row.try_get("principal")?,
-            kind: word(row, "kind", PrincipalKind::from_word)?,
+            workspace: row.try_get(called("workspace_id"))?,
+            name: row.try_get(called("principal"))?,
+            kind: word(row, called("kind"), PrincipalKind::from_word)?,
         },
         hash: hash.try_into().map_err(|_| corrupt("hash", "not 32 bytes"))?,
-        created_at: time(row, "created_at")?,
-        expires_at: maybe_time(row, "expires_at")?,
-        last_used_at: maybe_time(row, "last_used_at")?,
-        revoked_at: maybe_time(row, "revoked_at")?,
+        created_at: time(row, called("created_at"))?,
+        expires_at: maybe_time(row, called("expires_at"))?,
+        last_used_at: maybe_time(row, called("last_used_at"))?,
+        revoked_at: maybe_time(row, called("revoked_at"))?,
         identity: row
-            .try_get::<Option<String>, _>("issuer")?
-            .map(|issuer| Ok::<_, StoreError>(Identity { issuer, subject: row.try_get("subject")? }))
+            .try_get::<Option<String>, _>(called("issuer"))?
+            .map(|issuer| Ok::<_, StoreError>(Identity { issuer, subject: row.try_get(called("subject"))? }))
             .transpose()?,
     })
 }

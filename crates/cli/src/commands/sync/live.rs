@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::{
     super::Outcome,
     Pair, control,
-    report::{as_json, phase_why, phase_word},
+    report::{as_json, left_over, phase_why, phase_word},
     state::{Config, State},
 };
 use crate::{
@@ -55,7 +55,7 @@ pub async fn run(pair: Pair, wish: &Wish, context: &Context) -> Outcome {
     let engine = {
         let settings = Settings { mode: wish.mode, allow_risky: wish.allow_risky, limits: Limits::default(), once: wish.until_synced };
         let (dataplane, runtime, remote) = (way_in.dataplane.clone(), tokio::runtime::Handle::current(), pair.path.clone());
-        let screen = Screen::new(context.printer, state.clone(), config.clone());
+        let screen = Screen::new(context.printer, state.clone(), config.clone(), wish.until_synced);
         let base = state.base();
         move || {
             let mut dial = || match runtime.block_on(dataplane.open_sync(&remote, settings.mode.only_reads_there())) {
@@ -118,6 +118,9 @@ fn finish(done: Option<Ended>, state: &State, config: &Config, wish: &Wish, prin
             let failure = Failure::new(error.to_string());
             return Err(match error {
                 SyncError::There { .. } | SyncError::NotAllowed => failure.advise("`cobox session get` shows what your token allows"),
+                SyncError::Halted(_) => failure.advise(
+                    "if that is right, run it without --until-synced and say so with `cobox sync resume --confirm`; if not, put back what is missing",
+                ),
                 _ => failure,
             });
         }
@@ -127,18 +130,33 @@ fn finish(done: Option<Ended>, state: &State, config: &Config, wish: &Wish, prin
     // Only for those who ask later.
     let _ = state.set_status(&told);
     if wish.until_synced {
-        printer.result(&told, || format!("{} files are in sync with {}{}", status.agreed_files, config.place(), conflicts(&status)))?;
-        return Ok(u8::from(!status.conflicts.is_empty()));
+        let is_whole = status.conflicts.is_empty() && failures(&status) == 0;
+        if printer.is_json() {
+            printer.out(format!("{}\n", json!({"event": "end", "status": told})).as_bytes())?;
+            return Ok(u8::from(!is_whole));
+        }
+        printer.result(&told, || {
+            let first = format!("{} files are in sync with {}{}", status.agreed_files, config.place(), unsettled(&status));
+            // What isn't is for somebody to look at.
+            if is_whole { visible(&first) } else { format!("{}\n{}", visible(&first), left_over(&told).join("\n")) }
+        })?;
+        return Ok(u8::from(!is_whole));
     }
     Ok(0)
 }
 
-fn conflicts(status: &Status) -> String {
-    match status.conflicts.len() {
+/// What is to be mended before both sides can be the same.
+fn failures(status: &Status) -> usize {
+    status.here_problems.values().chain(status.there_problems.values()).filter(|problem| problem.is_failure()).count()
+}
+
+fn unsettled(status: &Status) -> String {
+    let some = |count: usize, what: &str| match count {
         0 => String::new(),
-        1 => ", 1 conflict".to_owned(),
-        n => format!(", {n} conflicts"),
-    }
+        1 => format!(", 1 {what}"),
+        n => format!(", {n} {what}s"),
+    };
+    some(status.conflicts.len(), "conflict") + &some(failures(status), "problem")
 }
 
 /// What a running sync shows: a line that stays and a bar on a terminal, a few lines elsewhere, an object a line as JSON.
@@ -150,11 +168,13 @@ struct Screen {
     bar: Option<ProgressBar>,
     said: String,
     has_synced: bool,
+    /// Its end says how it came out.
+    is_to_end: bool,
 }
 
 impl Screen {
-    fn new(printer: Printer, state: State, config: Config) -> Self {
-        Self { line: printer.status_line(), printer, state, config, bar: None, said: String::new(), has_synced: false }
+    fn new(printer: Printer, state: State, config: Config, is_to_end: bool) -> Self {
+        Self { line: printer.status_line(), printer, state, config, bar: None, said: String::new(), has_synced: false, is_to_end }
     }
 
     fn show(&mut self, event: &Event) {
@@ -181,6 +201,7 @@ impl Screen {
             self.clear_bar();
         }
         match phase {
+            Phase::Halted(_) | Phase::Watching if self.is_to_end => {}
             Phase::Halted(halt) => self.say(&format!(
                 "halted: {halt}\n  if that is right: `cobox sync resume --confirm`; if not, put back what is missing and `cobox sync resume`"
             )),
@@ -200,10 +221,13 @@ impl Screen {
         // Only for those who ask when it doesn't run.
         let _ = self.state.set_status(&told);
         self.object(&json!({"event": "round", "status": told}));
-        for conflict in &status.conflicts {
-            self.say(&format!("conflict: {} was changed on both sides; see `cobox sync status`", conflict.path));
+        match status.conflicts.as_slice() {
+            _ if self.is_to_end => {}
+            [] => {}
+            [conflict] => self.say(&format!("conflict: {} was changed on both sides; see `cobox sync status`", conflict.path)),
+            all => self.say(&format!("conflicts: {} files were changed on both sides; see `cobox sync status`", all.len())),
         }
-        self.line.set_message(format!("watching  {}, {} files{}", visible(&self.config.place()), status.agreed_files, conflicts(status)));
+        self.line.set_message(format!("watching  {}, {} files{}", visible(&self.config.place()), status.agreed_files, unsettled(status)));
     }
 
     /// The bar takes the line's place.

@@ -2,6 +2,7 @@
 
 mod control;
 mod live;
+mod look;
 mod once;
 mod report;
 mod state;
@@ -11,7 +12,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 use cobox_sync::Mode;
 
-pub use self::verbs::flush_before;
+pub use self::{look::running_sync_of, verbs::flush_before};
 use super::{Outcome, Where};
 use crate::{
     context::Context,
@@ -33,9 +34,9 @@ Modes:
   two-way-safe    both ways; conflicts are left for you [default]
   prefer-here     both ways; this folder wins conflicts
   prefer-sandbox  both ways; the sandbox wins conflicts
-  push            to the sandbox only; what was changed only there is left alone
-  pull            from the sandbox only; what was changed only here is left alone
-  mirror          the sandbox becomes exactly this folder; what only it has is deleted
+  push            to the sandbox only; what was changed only there stays
+  pull            from the sandbox only; what was changed only here stays
+  mirror          the sandbox becomes this folder; what only it has is deleted
 
 Examples:
   cobox sync

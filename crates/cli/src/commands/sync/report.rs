@@ -90,6 +90,14 @@ pub fn in_words(status: &Value, is_running: bool) -> String {
             lines.push(format!("not every change in {place} is noticed at once: the system watches no more folders, so it is looked through every few seconds"));
         }
     }
+    lines.extend(left_over(status));
+    lines.join("\n")
+}
+
+/// What isn't in sync and why, a line each, with what to do about it.
+pub fn left_over(status: &Value) -> Vec<String> {
+    let text = |value: &Value| crate::printer::visible(value.as_str().unwrap_or("?"));
+    let mut lines = Vec::new();
     let mut list = |title: &str, items: &Value, line: &dyn Fn(&Value) -> String| {
         let items = items.as_array().map_or(&[][..], Vec::as_slice);
         if !items.is_empty() {
@@ -116,5 +124,5 @@ pub fn in_words(status: &Value, is_running: bool) -> String {
     if status["conflicts"].as_array().is_some_and(|c| !c.is_empty()) {
         lines.push("`cobox sync diff PATH` shows a conflict; `cobox sync resolve --keep here|sandbox|both PATH` settles it".to_owned());
     }
-    lines.join("\n")
+    lines
 }

@@ -19,7 +19,7 @@ pub fn draw(frame: &mut Frame, state: &State, area: Rect) {
     let files = &state.files;
     let changed = files.changed().count();
     let title = match (&files.diff, changed) {
-        (Some(diff), _) => format!(" {} · Esc back ", cobox_langgraph::clean(&diff.path, 200)),
+        (Some(diff), _) => format!(" {} · Esc back ", cobox_langgraph::clean(&crate::printer::visible(&diff.path), 200)),
         (None, 0) => " files ".to_owned(),
         (None, n) => format!(" files · {n} changed "),
     };

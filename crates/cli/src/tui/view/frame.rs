@@ -3,7 +3,7 @@
 use ratatui::{
     Frame,
     layout::Rect,
-    style::{Modifier, Style},
+    style::Modifier,
     text::{Line, Span},
     widgets::Paragraph,
 };
@@ -16,11 +16,12 @@ use crate::tui::{
 };
 
 pub fn header(frame: &mut Frame, state: &State, area: Rect) {
-    let thread = state.thread.as_deref().map_or_else(|| "no thread".to_owned(), |thread| format!("thread {}", cut(thread, 24)));
+    // Enough to tell them apart; the lists have all of it.
+    let thread = state.thread.as_deref().map_or_else(|| "no thread".to_owned(), |thread| format!("thread {}", cut(thread, 14)));
     let sandbox = match &state.room {
         Room::None => "no sandbox".to_owned(),
         Room::Opening => "sandbox is being made…".to_owned(),
-        Room::Open(info) => cut(&info.sandbox, 30),
+        Room::Open(info) => format!("sandbox {}", cut(info.name.as_deref().unwrap_or(&info.sandbox), 14)),
         Room::Failed(_) => "sandbox failed".to_owned(),
     };
     let mut words = vec![Span::styled(" Cobox ", STRONG.add_modifier(Modifier::REVERSED))];
@@ -72,8 +73,8 @@ pub fn footer(frame: &mut Frame, state: &State, area: Rect) {
         if used > width {
             break;
         }
-        spans.push(Span::styled(format!(" {key} "), Style::new().add_modifier(Modifier::REVERSED)));
-        spans.push(Span::styled(format!(" {does} "), FAINT));
+        spans.push(Span::styled(format!(" {key}"), STRONG));
+        spans.push(Span::styled(format!(" {does}  "), FAINT));
     }
     frame.render_widget(Paragraph::new(Line::from(spans)), area);
 }

@@ -23,6 +23,7 @@ use super::{
 };
 
 pub use overlay::HELP_LINES;
+pub use wrap::cut;
 
 const FAINT: Style = Style::new().fg(Color::DarkGray);
 const GOOD: Style = Style::new().fg(Color::Green);

@@ -19,13 +19,13 @@ use crate::{
 
 const KEYS: [(&str, &str); 16] = [
     ("Alt-1 … Alt-5", "chat, terminal, events, files, sync"),
-    ("Tab, Shift-Tab", "the next pane, the one before; completes a /command"),
+    ("Tab, Shift-Tab", "next pane, the one before; completes a /command"),
     ("Enter", "send; in files: the difference of a file"),
     ("Alt-Enter, Ctrl-J", "a new line in a message"),
     ("↑ ↓", "what you typed before"),
     ("PgUp PgDn, wheel", "look back"),
     ("Ctrl-O, click", "show tools with all that went in and came out"),
-    ("y, n <why>, e Tab", "when the agent asks: yes, no, edit what it wants to do"),
+    ("y, n <why>, e Tab", "when the agent asks: yes, no, edit it"),
     ("Esc Esc, Ctrl-C", "end the run"),
     ("Ctrl-]", "from the terminal back to the chat"),
     ("Alt-t, Alt-r", "in the terminal: take control, release it"),
@@ -33,7 +33,7 @@ const KEYS: [(&str, &str); 16] = [
     ("F1, Alt-h", "this help"),
     ("Ctrl-Q", "leave; thread and sandbox live on"),
     ("Ctrl-C Ctrl-C", "the same"),
-    ("mouse", "click to focus, wheel to scroll; Shift to select text"),
+    ("mouse", "click focuses, wheel scrolls, Shift selects text"),
 ];
 
 /// Lines of help, past which it doesn't scroll.
@@ -91,4 +91,17 @@ fn middle(area: Rect, width: u16, height: u16) -> Rect {
     let height = height.min(area.height.saturating_sub(2));
     let [area] = Layout::vertical([Constraint::Length(height)]).flex(Flex::Center).areas(area);
     area
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_of_help_fits_into_the_smallest_screen() {
+        let room = 76 - 2 - 24;
+        let lines = KEYS.iter().map(|(_, does)| *does).chain(COMMANDS.iter().map(|(.., does)| *does));
+        let long: Vec<&str> = lines.filter(|does| does.chars().count() > room).collect();
+        assert!(long.is_empty(), "{long:?}");
+    }
 }

@@ -11,7 +11,11 @@ pub fn draw(frame: &mut Frame, state: &State, area: Rect) {
     frame.render_widget(block, area);
     let mut lines = vec![Line::from(state.sync.summary())];
     match &state.sync {
-        SyncState::None => lines.push(Line::styled("`cobox sync` keeps a folder here and /workspace the same.", FAINT)),
+        SyncState::None => {
+            let sandbox = state.room_info().map_or("NAME", |info| info.name.as_deref().unwrap_or(&info.sandbox));
+            lines.push(Line::styled("In another terminal, in the folder that is to be the same as /workspace:", FAINT));
+            lines.push(Line::raw(format!("  cobox sync --sandbox {}", cobox_langgraph::clean(sandbox, 100))));
+        }
         SyncState::Running { details, conflicts, .. } => {
             let style = if *conflicts > 0 { WARN } else { FAINT };
             lines.extend(details.iter().map(|line| Line::styled(cobox_langgraph::clean(line, 400), style)));

@@ -152,10 +152,10 @@ fn sync_is_summed_up_in_the_header() {
     let mut state = settled();
     assert!(drawn(&mut state, 80, 24).contains("no sync"));
     let sync = SyncState::Running { summary: "synced".into(), details: vec!["conflict: a.txt".into()], conflicts: 1 };
-    state.update(Message::Sync(sync));
+    here(&mut state, News::Sync(sync));
     state.look_at(Pane::Sync);
     let shown = drawn(&mut state, 80, 24);
-    assert!(shown.contains("synced, 1 conflicts") && shown.contains("conflict: a.txt"), "{shown}");
+    assert!(shown.contains("synced, 1 conflict") && shown.contains("conflict: a.txt"), "{shown}");
 }
 
 #[test]

@@ -1,0 +1,99 @@
+"""An agent writes through this package while a person saves in the folder that `cobox sync` keeps the same: neither loses anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import Broker, program
+
+SAVES = 40
+SEED = 20
+
+
+class Sync:
+    """`cobox sync` of a folder with a thread's sandbox, by one who has the agent's key."""
+
+    def __init__(self, broker: Broker, thread: str, place: pathlib.Path) -> None:
+        self.folder = place / "folder"
+        self.folder.mkdir()
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("COBOX_", "XDG_"))}
+        self.env = kept | {"COBOX_URL": broker.url, "COBOX_API_KEY": broker.agent_key, "HOME": str(place)}
+        command = [program(), "--json", "sync", self.folder, f"{thread}:"]
+        self.process = subprocess.Popen(command, env=self.env, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if json.loads(line).get("phase") == "watching":
+                break
+        # What it tells from now on is read away, so that it never waits for us.
+        self.draining = threading.Thread(target=self.process.stdout.read)
+        self.draining.start()
+
+    def ask(self, *words: str) -> Any:
+        command = [program(), "--json", "sync", *words, "--sync", self.folder]
+        return json.loads(subprocess.run(command, env=self.env, check=True, capture_output=True, text=True).stdout)
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(30)
+        self.draining.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def sync(broker: Broker, box: Any, thread: str, tmp_path: pathlib.Path) -> Iterator[Sync]:
+    sync = Sync(broker, thread, tmp_path)
+    try:
+        yield sync
+    finally:
+        sync.stop()
+
+
+def test_an_agent_and_a_person_write_at_the_same_time_and_both_have_it_all(kind: Any, box: Any, sync: Sync) -> None:
+    """In the same folders, each in files of its own; what one saves last is what both have."""
+    dice = random.Random(SEED)
+    theirs: dict[str, str] = {}
+
+    def person() -> None:
+        for number in range(SAVES):
+            name = f"d{dice.randrange(3)}/person-{dice.randrange(6)}.txt"
+            path = sync.folder / name
+            path.parent.mkdir(exist_ok=True)
+            theirs[name] = f"person {number}\n" * 200
+            path.write_text(theirs[name])
+
+    working = threading.Thread(target=person)
+    working.start()
+    agent, mine = random.Random(SEED + 1), {}
+    for number in range(SAVES):
+        name = f"d{agent.randrange(3)}/agent-{agent.randrange(6)}.txt"
+        mine[name] = f"agent {number}\n" * 200
+        kind.do(box.files.write(f"/workspace/{name}", mine[name]))
+    working.join()
+    status = sync.ask("flush", "--wait")
+    assert status["conflicts"] == []
+    for name, text in (theirs | mine).items():
+        assert (sync.folder / name).read_text() == text, name
+        assert kind.do(box.files.read_text(f"/workspace/{name}")) == text, name
+
+
+def test_what_an_agent_and_a_person_both_changed_is_kept_twice(kind: Any, box: Any, sync: Sync) -> None:
+    (sync.folder / "shared.txt").write_text("both have this\n")
+    sync.ask("flush", "--wait")
+    sync.ask("pause")
+    (sync.folder / "shared.txt").write_text("the person's\n")
+    kind.do(box.files.write("/workspace/shared.txt", "the agent's\n"))
+    sync.ask("resume")
+    status = sync.ask("flush", "--wait")
+    assert [conflict["path"] for conflict in status["conflicts"]] == ["shared.txt"]
+    assert (sync.folder / "shared.txt").read_text() == "the person's\n"
+    assert kind.do(box.files.read_text("/workspace/shared.txt")) == "the agent's\n"
