@@ -34,7 +34,7 @@ async fn every_way_out_gives_the_terminal_back_as_it_was() {
     for signal in [None, Some(Signal::TERM), Some(Signal::HUP), Some(Signal::INT), Some(Signal::QUIT)] {
         let mut ada = sit(&broker, "ada", &["--name", "modes"]).await;
         ada.wait_for("$ ").await;
-        ada.press(&format!("clear; {SWITCH_ALL_ON}; read line; reset\r"));
+        ada.press(&format!("clear; {SWITCH_ALL_ON}; read line; reset; echo over-$((6*7))\r"));
         ada.wait_for("all on").await;
         assert!(!is_plain(&ada));
         match signal {
@@ -51,6 +51,8 @@ async fn every_way_out_gives_the_terminal_back_as_it_was() {
             assert!(again.look(|s| s.alternate_screen() && s.bracketed_paste()));
             again.press("\r");
         }
+        // What is typed while the terminal is reset is forgotten.
+        again.wait_for("over-42").await;
         again.press("exit 0\r");
         again.ended().await;
     }

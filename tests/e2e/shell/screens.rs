@@ -185,7 +185,8 @@ async fn ctrl_c_ends_what_runs_and_the_shell_goes_on() {
     let broker = with_a_sandbox().await;
     let mut ada = sit(&broker, "ada", &[]).await;
     ada.wait_for("$ ").await;
-    ada.press("echo started; sleep 1000\r");
+    // Said by the program itself: before it has the terminal, Ctrl-C would be for the shell.
+    ada.press("sh -c 'echo started; exec sleep 1000'\r");
     ada.wait_for("\nstarted").await;
     ada.press("\x03");
     ada.press("echo code $?\r");
