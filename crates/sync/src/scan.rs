@@ -206,14 +206,21 @@ impl<'a> Scan<'a> {
 
     fn read(mut self) -> Result<Found, SyncError> {
         let read = read_all(self.root, std::mem::take(&mut self.unread), self.hooks);
+        let known = self.known;
+        // The same file, and less of it: emptied to be written anew, which is told only after it is done.
+        let is_shorter = |path: &RelPath, now: &Stamp| {
+            known
+                .entry(path)
+                .is_some_and(|(entry, was)| was.is_same_file(now) && entry.content().is_some_and(|(_, size)| now.size() < size))
+        };
         let half = self.watch.map_or_else(HashSet::new, |watch| {
-            let is_shorter =
-                |path: &RelPath, size: u64| self.known.entry(path).and_then(|(e, _)| e.content()).is_some_and(|(_, was)| size < was);
-            watch.half_written(read.iter().filter_map(|(path, r)| Some((path, is_shorter(path, r.as_ref().ok()?.1.size())))))
+            let whole = read.iter().filter_map(|(path, result)| result.as_ref().ok().map(|(_, stamp)| (path, stamp)));
+            watch.half_written(whole.map(|(path, stamp)| (path, is_shorter(path, stamp))))
         });
         for (path, result) in read {
             match result {
                 Ok(_) if half.contains(&path) => self.problem(Some(&path), Problem::Changing)?,
+                Ok((_, stamp)) if !stamp.is_settled() && is_shorter(&path, &stamp) => self.problem(Some(&path), Problem::Changing)?,
                 Ok((digest, stamp)) => {
                     let entry = Entry::File { digest, size: stamp.size(), exec: stamp.is_exec() };
                     self.found.entries.insert(path, (entry, stamp));

@@ -88,6 +88,11 @@ impl Stamp {
         !self.is_fresh && self.is_same(now)
     }
 
+    /// Whatever was written to it since.
+    pub fn is_same_file(&self, now: &Stamp) -> bool {
+        (self.device, self.inode) == (now.device, now.inode)
+    }
+
     pub fn is_same(&self, now: &Stamp) -> bool {
         self.is_same_content(now) && self.mode == now.mode && self.changed == now.changed
     }
