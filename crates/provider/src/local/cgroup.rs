@@ -259,7 +259,7 @@ mod tests {
                     other.forget();
                 }
             });
-            let made: io::Result<()> = (0..2000).try_for_each(|_| {
+            let made: io::Result<()> = (0..200).try_for_each(|_| {
                 let groups = one.create("sandbox", &LocalOptions::default())?;
                 assert!(groups.workloads.iter().chain(&groups.boxd).all(|group| group.is_dir()));
                 one.remove("sandbox")
