@@ -220,7 +220,9 @@ impl<'a> Scan<'a> {
         for (path, result) in read {
             match result {
                 Ok(_) if half.contains(&path) => self.problem(Some(&path), Problem::Changing)?,
-                Ok((_, stamp)) if !stamp.is_settled() && is_shorter(&path, &stamp) => self.problem(Some(&path), Problem::Changing)?,
+                Ok((_, stamp)) if is_shorter(&path, &stamp) && known.entry(&path).is_some_and(|(_, was)| stamp.may_be_midway(was)) => {
+                    self.problem(Some(&path), Problem::Changing)?;
+                }
                 Ok((digest, stamp)) => {
                     let entry = Entry::File { digest, size: stamp.size(), exec: stamp.is_exec() };
                     self.found.entries.insert(path, (entry, stamp));

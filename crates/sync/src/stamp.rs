@@ -93,6 +93,11 @@ impl Stamp {
         (self.device, self.inode) == (now.device, now.inode)
     }
 
+    /// Of one that is shorter than it was: emptied just now, or so lately that its times don't tell yet.
+    pub fn may_be_midway(&self, was: &Stamp) -> bool {
+        self.is_fresh || self.changed == was.changed
+    }
+
     pub fn is_same(&self, now: &Stamp) -> bool {
         self.is_same_content(now) && self.mode == now.mode && self.changed == now.changed
     }
