@@ -172,9 +172,11 @@ async fn a_paste_of_100_kb_into_vim_is_the_file_it_writes() {
         terminal.paste(&pasted.replace('\n', "\r"));
     }
     let last = pasted.lines().rev().find(|line| line.len() > 2).unwrap().split(' ').next().unwrap().to_owned();
-    vim.both_show(&last).await;
-    vim.press("\x1b", "~t").await;
-    vim.press(":w\r", "written").await;
+    for terminal in [&vim.here, &vim.there] {
+        terminal.wait_for(&last).await;
+    }
+    // Drawn anew: how vim clears a row depends on the pieces in which a paste happens to come.
+    vim.press("\x1b\x0c:w\r", "written").await;
     vim.end(":q\r").await;
     let written = sh(session.dataplane(), "cat text.txt").await.stdout;
     assert!(written == pasted + "\n", "{} bytes", written.len());
