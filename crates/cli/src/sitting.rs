@@ -65,6 +65,8 @@ pub struct Place {
     pub me: Option<String>,
     pub escape: EscapeKey,
     pub has_status: bool,
+    /// Whether control was asked for as the shell was joined.
+    pub takes: bool,
     /// What programs may do to this terminal beside printing.
     pub allows: Kinds,
 }
@@ -103,7 +105,7 @@ impl Sitting {
             keyboard: Keyboard::new(),
             standing: watch::Sender::new(if place.is_observer { Standing::Looks } else { Standing::Types }),
             control: String::new(),
-            asked_for_control: false,
+            asked_for_control: place.takes,
             is_torn: false,
             place,
         })
@@ -212,7 +214,12 @@ impl Sitting {
             ShellEvent::Keyframe { cols, rows, bytes } => self.draw(|picture| picture.keyframe(cols, rows, &bytes)),
             ShellEvent::Ready(ready) => {
                 self.draw(|picture| picture.shell_resized(ready.cols, ready.rows));
-                self.is_controlled_by(ready.controller, ready.yours, true);
+                if self.asked_for_control && ready.controller.is_some() && ready.yours != Some(true) {
+                    // The answer is on its way, and keys go the same way behind the question: they count already.
+                    self.control = "taking control".to_owned();
+                } else {
+                    self.is_controlled_by(ready.controller, ready.yours, true);
+                }
             }
             ShellEvent::Control { controller, yours } => self.is_controlled_by(controller, yours, false),
             ShellEvent::Resized { cols, rows } => {
@@ -232,6 +239,9 @@ impl Sitting {
                 self.notices.say(&format!("{bytes} bytes typed without a connection were too old and were not sent"));
             }
             ShellEvent::Refused(failure) if failure.is(ErrorCode::Forbidden) => {
+                if std::mem::take(&mut self.asked_for_control) {
+                    self.control = "somebody else has control".to_owned();
+                }
                 // Who watches is refused a size, too, and need not know.
                 if *self.standing.borrow() == Standing::Types && !self.place.is_observer {
                     self.ring();

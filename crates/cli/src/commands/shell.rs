@@ -149,6 +149,7 @@ pub async fn sit(target: &Target, args: Seat, context: &Context) -> Outcome {
         me: way_in.principal.clone(),
         escape: args.escape.unwrap_or_default(),
         has_status: args.status,
+        takes: args.take,
         allows,
     };
     let mut sitting = Sitting::new(context.printer, place)?;

@@ -95,7 +95,9 @@ impl Picture {
     pub fn resized_here(&mut self, here: (u16, u16)) -> Vec<u8> {
         let was_row_by_row = self.is_row_by_row();
         self.here = here;
-        if was_row_by_row || self.is_row_by_row() { self.redraw() } else { Vec::new() }
+        // Back to the size that the shell has, perhaps before it heard of another one: its programs will not draw what was cut off.
+        let is_back = here == self.screen.size();
+        if was_row_by_row || is_back || self.is_row_by_row() { self.redraw() } else { Vec::new() }
     }
 
     /// Whether somebody else types from now on.
@@ -352,6 +354,19 @@ mod tests {
         assert_eq!(terminal.gets(&picture.say(None)).trim_end(), "sandbox$");
         terminal.0.screen_mut().set_scrollback(5);
         assert!(terminal.0.screen().contents().contains("mine\n$ cobox"));
+    }
+
+    #[test]
+    fn a_terminal_made_small_and_large_again_before_anybody_heard_of_it_shows_everything() {
+        let mut picture = Picture::new((20, 5), Kinds::NONE);
+        let mut terminal = Terminal::new((20, 5));
+        let shown = terminal.gets(&picture.output(b"\x1b[?1049h\x1b[Htop left\x1b[5;12Hlow right\x1b[2;3H"));
+        for (cols, rows) in [(9, 3), (20, 5)] {
+            terminal.0.screen_mut().set_size(rows, cols);
+            terminal.gets(&picture.resized_here((cols, rows)));
+        }
+        assert_eq!(terminal.0.screen().contents(), shown);
+        assert_eq!(terminal.0.screen().cursor_position(), (1, 2));
     }
 
     #[test]
