@@ -34,8 +34,9 @@ fn piped() -> Result<String, Failure> {
 
 /// Raw, so that nothing is shown and Ctrl-C can't end us with the terminal still silent.
 fn typed(printer: Printer, prompt: &str) -> Result<String, Failure> {
-    printer.err(format!("{prompt}: ").as_bytes());
+    // Before anybody is asked: what is typed at once must not be shown either.
     let raw = RawMode::enter()?;
+    printer.err(format!("{prompt}: ").as_bytes());
     let outcome = keys(io::stdin().lock());
     drop(raw);
     printer.err(b"\n");

@@ -19,6 +19,8 @@ use crate::eventually;
 
 /// What is remembered of all that was ever printed, in bytes.
 const MEMORY: usize = 4 * 1024 * 1024;
+/// How much of it a failed test shows, in bytes.
+const LAST_PRINTED: usize = 600;
 /// How long what a program that ended printed is waited for, where something else keeps its terminal.
 const LAST_WORDS_WITHIN: Duration = Duration::from_secs(2);
 
@@ -207,6 +209,8 @@ impl Drop for TestTerminal {
             #[allow(clippy::print_stderr, reason = "what a failed test shows")]
             {
                 let Shown { text, cursor, hides_cursor, is_alternate, input_modes, .. } = self.shown();
+                let printed = self.printed.lock().map(|all| all[all.len().saturating_sub(LAST_PRINTED)..].escape_ascii().to_string());
+                eprintln!("the last that {} was told: {}", self.name, printed.unwrap_or_default());
                 let modes = String::from_utf8_lossy(&input_modes).escape_debug().to_string();
                 eprintln!("{}'s screen: cursor {cursor:?}, hidden {hides_cursor}, alternate {is_alternate}, {modes}\n{text}\n", self.name);
             }

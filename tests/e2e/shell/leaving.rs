@@ -5,9 +5,9 @@ use rustix::process::Signal;
 
 use super::*;
 
-/// Everything a program can leave switched on, and a word on a screen of its own.
+/// Everything a program can leave switched on, and words on a screen of its own, spelled otherwise than they are shown.
 const SWITCH_ALL_ON: &str =
-    r"printf '\033[?1049h\033[2J\033[H\033[?25l\033[?1h\033=\033[?1003h\033[?1006h\033[?1004h\033[?2004h\033[4h\033[31;44mall on'";
+    r"printf '\033[?1049h\033[2J\033[H\033[?25l\033[?1h\033=\033[?1003h\033[?1006h\033[?1004h\033[?2004h\033[4h\033[31;44mall\040on'";
 
 fn is_plain(terminal: &TestTerminal) -> bool {
     let is_shown_plainly = terminal.look(|s| {
