@@ -62,6 +62,12 @@ fn assert_same(a: &vt100::Parser, b: &vt100::Parser) -> Result<(), TestCaseError
     Ok(())
 }
 
+/// While rows count from a region's first, no terminal leaves the region; told a row alone, the emulator does.
+fn is_where_a_terminal_would_be(parts: &[&[u8]]) -> bool {
+    let row = |more: &[u8]| shown(&[parts, &[more]].concat()).screen().cursor_position().0;
+    (row(b"\x1b[H")..=row(b"\x1b[999;1H")).contains(&row(b""))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
     #[test]
@@ -84,6 +90,7 @@ proptest! {
         let whole = &before[..offset as usize];
         for probe in [b"".as_slice(), b"\x1b8", b"\x1b[?47l", b"\x1b[?47l\x1b8"] {
             prop_assume!(!hangs(&shown(&[whole, probe])));
+            prop_assume!(is_where_a_terminal_would_be(&[whole, probe]));
         }
         // Now, and after whatever comes next: regions, saved cursors and the other screen only show then.
         assert_same(&shown(&[&ansi, rest]), &shown(&[&before]))?;
@@ -98,6 +105,7 @@ proptest! {
         screen.feed(&before, &scanner.scan(&before));
         prop_assume!(screen.is_between_sequences());
         let plain = shown(&[&before]);
+        prop_assume!(is_where_a_terminal_would_be(&[&before]));
         // Reached by moving up or down from a full row: comes out one column to the left.
         let (at, col) = plain.screen().cursor_position();
         prop_assume!(col < COLS || plain.screen().cell(at, COLS - 1).is_some_and(|c| c.has_contents() || c.is_wide_continuation()));
