@@ -105,11 +105,19 @@ pub(crate) enum Credential {
 #[derive(Clone)]
 pub(crate) struct Sender {
     pub http: reqwest::Client,
+    /// Makes a connection of its own for each call. One that was kept can have died unnoticed while this machine slept, and whoever comes back from
+    /// there must not wait for it.
+    pub fresh: reqwest::Client,
     /// How long a sandbox may take to start before the caller hears of it.
     pub start_deadline: Duration,
 }
 
 impl Sender {
+    /// As [`Sender::send`], over a connection of its own.
+    pub async fn send_afresh(&self, call: &Call, credential: &Credential) -> Result<reqwest::Response, ClientError> {
+        Self { http: self.fresh.clone(), ..self.clone() }.send(call, credential).await
+    }
+
     /// Waits out `423` and `429` until the deadline, and refreshes an expired token once.
     pub async fn send(&self, call: &Call, credential: &Credential) -> Result<reqwest::Response, ClientError> {
         let deadline = Instant::now() + self.start_deadline;

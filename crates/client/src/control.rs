@@ -92,13 +92,16 @@ impl Client {
         };
         let builder_with_roots = || if roots.is_empty() { builder() } else { builder().tls_certs_merge(roots.iter().cloned()) };
         // A machine without any certificate authorities, such as a bare container, can still speak plain HTTP, and to who is named.
-        let http = match builder_with_roots().build() {
-            Err(_) if parsed.scheme() == "http" || !roots.is_empty() => builder().tls_certs_only(roots.iter().cloned()).build(),
+        let built = |kept: usize| match builder_with_roots().pool_max_idle_per_host(kept).build() {
+            Err(_) if parsed.scheme() == "http" || !roots.is_empty() => {
+                builder().pool_max_idle_per_host(kept).tls_certs_only(roots.iter().cloned()).build()
+            }
             other => other,
         };
-        let http = http.map_err(|e| ClientError::InvalidUrl { url: url.to_owned(), cause: innermost(&e).to_string() })?;
+        let invalid = |e: reqwest::Error| ClientError::InvalidUrl { url: url.to_owned(), cause: innermost(&e).to_string() };
+        let (http, fresh) = (built(usize::MAX).map_err(invalid)?, built(0).map_err(invalid)?);
         let base = url.trim_end_matches('/').to_owned();
-        Ok(Self { base, key: Credential::ApiKey(api_key), sender: Sender { http, start_deadline: START_DEADLINE } })
+        Ok(Self { base, key: Credential::ApiKey(api_key), sender: Sender { http, fresh, start_deadline: START_DEADLINE } })
     }
 
     /// How long a starting sandbox is waited for before [`cobox_protocol::ErrorCode::SandboxStarting`] is returned.

@@ -39,7 +39,7 @@ pub(crate) struct Socket {
 }
 
 impl Dataplane {
-    /// The upgrade goes through the same client as every other call: same TLS, same proxy, same errors.
+    /// The upgrade goes the way of every other call, with the same TLS, proxy and errors.
     pub(crate) async fn dial(&self, route: &str) -> Result<Socket, ClientError> {
         let key = generate_key();
         let url = self.url(route);
@@ -49,7 +49,7 @@ impl Dataplane {
         // A WebSocket key is 24 characters of base64.
         call = call.header(header::SEC_WEBSOCKET_KEY, HeaderValue::from_str(&key).expect("base64 is a header value"));
 
-        let response = self.sender.send(&call, &self.credential).await?;
+        let response = self.sender.send_afresh(&call, &self.credential).await?;
         let accepted = response
             .headers()
             .get(header::SEC_WEBSOCKET_ACCEPT)
