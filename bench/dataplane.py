@@ -23,7 +23,7 @@ sys.dont_write_bytecode = True
 import works  # noqa: E402
 from broker import Broker  # noqa: E402
 from panels import panels  # noqa: E402
-from peers import ROOT, Nginx, OpenSsh, SandboxAgent, Sshx, first_line  # noqa: E402
+from peers import ROOT, Nginx, NginxProxy, OpenSsh, SandboxAgent, Sshx, first_line  # noqa: E402
 from report import machine  # noqa: E402
 from storage import Storage  # noqa: E402
 
@@ -128,6 +128,7 @@ def main():
             bench.agent = started.enter_context(SandboxAgent(place / "sandbox-agent"))
             bench.sshx = started.enter_context(Sshx(place / "sshx"))
             bench.nginx = started.enter_context(Nginx(place / "nginx", storage.place / "nginx"))
+            bench.hop = started.enter_context(NginxProxy(place / "hop", bench.nginx.socket))
             bench.durable = started.enter_context(Nginx(place / "durable", storage.place / "durable", is_durable=True))
             bench.storage = storage.place
             for name, work in works.ALL.items():

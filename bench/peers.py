@@ -121,7 +121,7 @@ class Nginx(Peer):
     """nginx with its own DAV module. It can't make durable what it stores; the second one does with a preloaded rename."""
 
     def __init__(self, place, storage, is_durable=False):
-        self.storage, self.is_durable = pathlib.Path(storage), is_durable
+        self.storage, self.is_durable, self.socket = pathlib.Path(storage), is_durable, pathlib.Path(place) / "socket"
         super().__init__(place)
 
     def start(self):
@@ -154,6 +154,7 @@ http {{
   uwsgi_temp_path {self.place}/uwsgi; scgi_temp_path {self.place}/scgi;
   server {{
     listen 127.0.0.1:{port};
+    listen unix:{self.socket};
     root {files};
     location / {{ dav_methods PUT DELETE; create_full_put_path on; }}
   }}

@@ -163,6 +163,9 @@ def files(bench):
         all_ours = [(way, label, True, mixed(spec, kind, size, names)) for way, label, _, spec in ours(bench, path(name, suffix))]
         others = [("nginx", "nginx" if peer is bench.nginx else "nginx, made durable", False, available(
             peer, lambda: mixed({"at": peer.address, "path": f"/{name}-"}, kind, size, names)))]
+        if peer is bench.nginx and size <= MIB:
+            others.append(("hop", "nginx behind nginx", False, available(bench.hop, lambda: mixed(
+                {"at": bench.hop.address, "path": f"/{name}-"}, kind, size, names))))
         if with_agent:
             others.append(("agent", "sandbox-agent", False, available(bench.agent, lambda: mixed(
                 {"at": bench.agent.address, "path": f"/v1/fs/file?path={bench.storage}/{name}-"}, kind, size, names))))
@@ -189,6 +192,9 @@ def files(bench):
     next(iter(made.values())).words.append(
         "nginx stores a body in a temporary file and renames it, and has no setting to wait for the disk; made durable means that a "
         "preloaded `rename` syncs the file before and its directory after, as boxd does.")
+    made[f"GET of {count:,} files of 4 KiB"].words.append(
+        "nginx behind nginx: the same nginx, reached through another as a proxy on its UNIX socket. It is what one more process on the way "
+        "costs at least, and cobox's gateway is one more process.")
     done = Done(made.values())
     for what, g in made.items():
         done.share(f"{what}, direct: at least 0.7 of nginx", g.ratio("direct"), 0.7)

@@ -3,12 +3,10 @@
 use std::{io, sync::Arc, time::Duration};
 
 use axum::{Router, extract::Request};
+use cobox_kernel::QuietStream;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::{
-    net::{UnixListener, UnixStream},
-    sync::Semaphore,
-};
+use tokio::{net::UnixListener, sync::Semaphore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt;
 
@@ -40,7 +38,10 @@ pub async fn accept_loop(listener: UnixListener, router: Router, max_connections
             Ok((slot, stream)) => {
                 let (router, shutdown) = (router.clone(), shutdown.clone());
                 tasks.spawn(async move {
-                    serve_connection(stream, router, shutdown).await;
+                    match QuietStream::new(stream) {
+                        Ok(stream) => serve_connection(stream, router, shutdown).await,
+                        Err(error) => tracing::warn!(%error, "a connection could not be waited on"),
+                    }
                     drop(slot);
                 });
             }
@@ -52,7 +53,7 @@ pub async fn accept_loop(listener: UnixListener, router: Router, max_connections
     }
 }
 
-async fn serve_connection(stream: UnixStream, router: Router, shutdown: CancellationToken) {
+async fn serve_connection(stream: QuietStream, router: Router, shutdown: CancellationToken) {
     let end = ConnectionEnd(CancellationToken::new());
     let service = hyper::service::service_fn({
         let end = end.clone();
