@@ -34,7 +34,7 @@ use rustix::{
 };
 
 pub(crate) use self::{
-    author::{Author, Change, ChangeLog, version},
+    author::{Author, Change, ChangeLog, Listener, version},
     etag::{Conditions, WriteLog},
     path::{SandboxPath, query_values, split},
     place::{Place, locate_name, make_directory},
@@ -185,8 +185,9 @@ fn remove(root: &Root, path: &SandboxPath, conditions: &Conditions, writes: &Wri
     conditions.check_change(place.existing.as_ref().map(|s| writes.etag(s)).as_deref(), path)?;
     let existing = place.existing.ok_or(Errno::NOENT).map_err(refused)?;
     let flags = if kind(&existing) == FileType::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-    author.removes(&place.parent, &place.name);
+    let removal = author.removes(&place.parent, &place.name);
     rustix::fs::unlinkat(&place.parent, place.name.as_slice(), flags).map_err(refused)?;
+    removal.done();
     drop(writes);
     write::sync_directory(&place.parent).map_err(refused)
 }
