@@ -95,6 +95,25 @@ async fn one_file_that_fails_does_not_stop_the_others() {
 }
 
 #[tokio::test]
+async fn a_part_is_not_taken_for_the_whole_file() {
+    let boxd = TestBoxd::start();
+    boxd.put("/v1/files/workspace/a", "the whole file").send().await.ok(201);
+    let told = boxd.put("/v1/files/workspace/a", "file").header("content-range", "bytes 10-13/14").send().await;
+    assert!(told.refused(400, "INVALID_REQUEST").contains("Content-Range"));
+    assert_eq!(boxd.get("/v1/files/workspace/a").send().await.body, "the whole file");
+    // A range is of GET alone (RFC 9110): HEAD tells of the whole.
+    let head = boxd.call(Method::HEAD, "/v1/files/workspace/a").header("range", "bytes=0-2").send().await.ok(200);
+    assert_eq!((head.header("content-length"), head.headers.contains_key("content-range")), ("14", false));
+    boxd.call(Method::HEAD, "/v1/files/workspace/a").header("range", "bytes=99-").send().await.ok(200);
+    // So that a change is only made over the very bytes that were read, a weak tag is none.
+    let etag = head.header("etag").to_owned();
+    let weak = format!("W/{etag}");
+    boxd.put("/v1/files/workspace/a", "x").header("if-match", &weak).send().await.refused(412, "FILE_CHANGED");
+    assert_eq!(boxd.get("/v1/files/workspace/a").header("if-none-match", &weak).send().await.status, 304);
+    boxd.put("/v1/files/workspace/a", "x").header("if-match", &etag).send().await.ok(200);
+}
+
+#[tokio::test]
 async fn many_files_come_down_in_one_answer_with_errors_in_their_places() {
     let boxd = TestBoxd::start();
     let large: Vec<u8> = (0..2_000_000u32).map(|i| i as u8).collect();

@@ -142,6 +142,7 @@ pub async fn put(
     let path = SandboxPath::from_uri(&uri, PREFIX)?;
     refuse_when_full(&server.authority)?;
     refuse_announced(&headers, MAX_FILE_BYTES)?;
+    refuse_part(&headers)?;
     let options = WriteOptions {
         conditions: Conditions::of(&headers)?,
         mode: mode(&headers)?,
@@ -200,6 +201,14 @@ pub(crate) fn refuse_when_full(authority: &Authority) -> Result<(), ApiError> {
 fn refuse_announced(headers: &HeaderMap, limit: u64) -> Result<(), ApiError> {
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
     if announced.is_some_and(|n| n > limit) { Err(body::too_large("the body", limit)) } else { Ok(()) }
+}
+
+/// A PUT replaces the whole: taking a part for it would lose the rest.
+fn refuse_part(headers: &HeaderMap) -> Result<(), ApiError> {
+    match headers.contains_key(header::CONTENT_RANGE) {
+        true => Err(ApiError::invalid("Content-Range: a part of a file can't be put; send the whole file without it")),
+        false => Ok(()),
+    }
 }
 
 pub(crate) fn mode(headers: &HeaderMap) -> Result<Option<u32>, ApiError> {
