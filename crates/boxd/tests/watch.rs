@@ -15,6 +15,7 @@ struct Watch {
     text: String,
     frames: std::collections::VecDeque<String>,
     last_id: String,
+    ready: Value,
 }
 
 #[derive(Debug, Clone)]
@@ -41,8 +42,11 @@ impl Watch {
         let answer = call.open().await;
         assert_eq!(answer.status(), 200);
         assert_eq!(answer.headers()["content-type"], "text/event-stream");
-        let mut watch = Self { body: answer.into_body(), text: String::new(), frames: Default::default(), last_id: String::new() };
-        assert_eq!(watch.next().await.name, "ready");
+        let mut watch =
+            Self { body: answer.into_body(), text: String::new(), frames: Default::default(), last_id: String::new(), ready: Value::Null };
+        let ready = watch.next().await;
+        assert_eq!(ready.name, "ready");
+        watch.ready = ready.data;
         watch
     }
 
@@ -273,6 +277,10 @@ async fn one_directory_alone_and_names_of_any_bytes() {
     std::fs::write(boxd.host(b"/workspace/\xff\nevent: forged"), "").unwrap();
     let odd = watch.next().await;
     assert_eq!((odd.name.as_str(), odd.data["path_b64"].is_string()), ("created", true));
+    assert_eq!(watch.ready["path_b64"], Value::Null);
+    std::fs::create_dir(boxd.host(b"/workspace/d\xff")).unwrap();
+    let within = Watch::open(&boxd, "?path=/workspace/d%ff", None).await;
+    assert_eq!(within.ready["path_b64"], "L3dvcmtzcGFjZS9k/w==");
     for bad in ["?path=relative", "?recursive=perhaps"] {
         boxd.get(&format!("/v1/watch{bad}")).send().await.refused(400, "INVALID_REQUEST");
     }
