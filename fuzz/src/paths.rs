@@ -28,6 +28,7 @@ pub fn run(data: &[u8]) {
 fn check(path: &ReadPath) {
     assert_eq!(path.bytes.first(), Some(&b'/'), "absolute");
     assert!(!path.bytes.contains(&0) && path.bytes.len() <= 4095, "one the kernel takes");
+    assert!(!path.bytes.split(|b| *b == b'/').any(|part| part == b".."), "no step up");
     assert!(path.shown.len() <= MAX_SHOWN_BYTES && !path.shown.chars().any(char::is_control), "bounded, and nothing a terminal obeys");
     let (text, b64) = &path.json;
     match b64 {

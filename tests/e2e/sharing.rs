@@ -1,6 +1,6 @@
 //! A human and an agent in one sandbox: each sees what the other does.
 
-use cobox_client::{ArchiveFormat, ShellEvent, Upload};
+use cobox_client::{ArchiveFormat, ArchiveLinks, ShellEvent, Upload};
 use cobox_protocol::{ErrorCode, exec::ExecRequest, frame::ShellStart, key::PrincipalKind, session::Mode};
 use cobox_testkit::{TestBroker, ensure, negotiate, sh};
 use futures_util::StreamExt;
@@ -99,7 +99,10 @@ async fn files_and_folders_go_in_and_out_unchanged() {
     while let Some(chunk) = stream.next().await {
         archive.extend_from_slice(&chunk.unwrap());
     }
-    d.put_archive(b"/workspace/copy", ArchiveFormat::TarZstd, Upload::from_bytes(archive)).await.unwrap();
+    let refused =
+        d.put_archive(b"/workspace/copy", ArchiveFormat::TarZstd, ArchiveLinks::Inside, Upload::from_bytes(archive.clone())).await;
+    assert!(refused.is_err_and(|e| e.is(ErrorCode::InvalidRequest)), "the link leads out of the tree");
+    d.put_archive(b"/workspace/copy", ArchiveFormat::TarZstd, ArchiveLinks::Any, Upload::from_bytes(archive)).await.unwrap();
     assert_eq!(sh(d, "diff -r --no-dereference tree copy && readlink copy/link && stat -c %a copy/f").await.stdout, "../a\n755\n");
 
     d.delete_file(b"/workspace/deep/er/big.bin").await.unwrap();

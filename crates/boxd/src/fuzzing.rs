@@ -17,7 +17,12 @@ use crate::{
     exec, files,
     files::{
         Conditions, Root, SandboxPath, WriteLog,
-        archive::{Format, pipe, unpack},
+        archive::{
+            Format,
+            links::Links,
+            pipe,
+            unpack::{self, Terms},
+        },
         path, read,
     },
     fs::{glob, grep, list, stop::Stop},
@@ -96,7 +101,9 @@ pub fn unpack(root: OwnedFd, directory: &str, archive: &[u8], is_zstd: bool, cla
     };
     let author = files::Author::new(Arc::default(), claims);
     let format = if is_zstd { Format::TarZstd } else { Format::Tar };
-    unpack::unpack(&Root::new(root), &path, format, incoming, &WriteLog::default(), &author, &is_full).map(|done| done.entries)
+    // All links: those that lead out are what nothing may be written through.
+    let terms = Terms { links: Links::Any, writes: &WriteLog::default(), author: &author, is_full: &is_full };
+    unpack::unpack(&Root::new(root), &path, format, incoming, terms).map(|done| done.entries)
 }
 
 pub fn list_page(root: OwnedFd, request: &ListRequest) -> Result<ListResponse, ApiError> {

@@ -129,10 +129,16 @@ pub fn client_paths() -> Vec<&'static str> {
     client_routes().paths
 }
 
+/// At the root and below the base that clients are given.
+async fn health() -> Json<serde_json::Value> {
+    Json(serde_json::json!({ "status": "ok" }))
+}
+
 fn client_routes() -> Routes {
     let file = || get(files::get).head(files::get).put(files::put).delete(files::delete);
     Routes::default()
-        .route("/healthz", get(async || Json(serde_json::json!({ "status": "ok" }))))
+        .route("/healthz", get(health))
+        .route("/v1/healthz", get(health))
         .route("/v1/exec", post(exec::run))
         .route("/v1/exec/ws", get(exec::open))
         .route("/v1/processes", get(processes::list))

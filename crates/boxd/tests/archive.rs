@@ -128,7 +128,7 @@ async fn what_comes_out_goes_in_again() {
     symlink("/etc/passwd", boxd.host("/workspace/p/link")).unwrap();
     for format in [TAR, TAR_ZSTD] {
         let tar = boxd.get("/v1/archive?path=/workspace/p").header("accept", format).send().await.ok(200).body;
-        let put = boxd.put("/v1/archive?path=/workspace/copy/of/it", tar).header("content-type", format).send().await.ok(200);
+        let put = boxd.put("/v1/archive?path=/workspace/copy/of/it&links=any", tar).header("content-type", format).send().await.ok(200);
         let unpacked: ArchiveUnpacked = put.json();
         assert_eq!((unpacked.path.as_str(), unpacked.entries, unpacked.bytes), ("/workspace/copy/of/it", 4, 9));
         let copy = std::fs::metadata(boxd.host(format!("/workspace/copy/of/it/x/{name}"))).unwrap();
@@ -190,6 +190,8 @@ async fn no_entry_lands_outside_the_directory() {
         vec![(Directory, "up/slip", "", "")],
         vec![(Symlink, "new", "..", ""), (Regular, "new/slip", "", "x")],
         vec![(Symlink, "new", "/", ""), (Symlink, "new/slip", "/etc", "")],
+        vec![(Symlink, "slip", "/etc/passwd", "")],
+        vec![(Symlink, "d/slip", "../../file", "")],
         vec![(Link, "slip", "../../etc/passwd", "")],
         vec![(Link, "slip", "root", "")],
         vec![(EntryType::Fifo, "slip", "", "")],
@@ -199,11 +201,36 @@ async fn no_entry_lands_outside_the_directory() {
     ] {
         let answer = unpack(&boxd, "/workspace/in", tar_of(&slip)).await;
         answer.refused(400, "INVALID_REQUEST");
-        for place in ["/slip", "/workspace/slip", "/workspace/in/slip"] {
-            assert!(!boxd.host(place).exists(), "{slip:?}");
+        for place in ["/slip", "/workspace/slip", "/workspace/in/slip", "/workspace/in/d/slip"] {
+            assert!(std::fs::symlink_metadata(boxd.host(place)).is_err(), "{slip:?}");
         }
         assert!(!boxd.outside().join("slip").exists(), "{slip:?}");
     }
+    // Nor through a link that was asked for.
+    for through in
+        [vec![(Symlink, "new", "..", ""), (Regular, "new/slip", "", "x")], vec![(Symlink, "new", "/", ""), (Link, "slip", "new/f", "")]]
+    {
+        unpack(&boxd, "/workspace/in&links=any", tar_of(&through)).await.refused(400, "INVALID_REQUEST");
+        assert!(!boxd.host("/slip").exists() && !boxd.host("/workspace/slip").exists(), "{through:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_link_out_of_the_directory_is_refused_unless_it_is_asked_for() {
+    let boxd = TestBoxd::start();
+    use EntryType::Symlink;
+    let inside = tar_of(&[(Symlink, "bin/python", "python3", ""), (Symlink, "lib64", "lib", ""), (Symlink, "a/b/up", "../../bin", "")]);
+    unpack(&boxd, "/workspace/in", inside).await.ok(200);
+    for (name, target) in [("bin/python3", "/usr/bin/python3"), ("up", ".."), ("a/up", "../../x"), ("l", "bin/../../x")] {
+        let tar = tar_of(&[(Symlink, name, target, "")]);
+        let told = unpack(&boxd, "/workspace/in", tar.clone()).await.refused(400, "INVALID_REQUEST");
+        assert!(told.contains(&format!("{name} is a link to {target}")) && told.contains("?links=any"), "{told}");
+        let place = boxd.host(format!("/workspace/in/{name}"));
+        assert!(std::fs::symlink_metadata(&place).is_err(), "{name}");
+        unpack(&boxd, "/workspace/in&links=any", tar).await.ok(200);
+        assert_eq!(std::fs::read_link(&place).unwrap().to_str(), Some(target));
+    }
+    unpack(&boxd, "/workspace/in&links=some", tar_of(&[])).await.refused(400, "INVALID_REQUEST");
 }
 
 #[tokio::test]
@@ -247,4 +274,121 @@ async fn archives_beyond_the_workers_are_told_to_come_again() {
     for answer in held {
         answer.into_body().collect().await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn an_archive_with_second_names_and_holes_comes_out_as_it_was() {
+    let boxd = TestBoxd::start();
+    let source = boxd.outside().join("source");
+    std::fs::create_dir_all(source.join("a")).unwrap();
+    std::fs::write(source.join("a/first"), "shared").unwrap();
+    std::fs::create_dir(source.join("b")).unwrap();
+    std::fs::hard_link(source.join("a/first"), source.join("b/second")).unwrap();
+    let holes = std::fs::File::create(source.join("holes")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&holes, b"middle", 5_000_000).unwrap();
+    holes.set_len(9_000_001).unwrap();
+    let expected = std::fs::read(source.join("holes")).unwrap();
+    let made = |format: &str| {
+        let made =
+            std::process::Command::new("tar").args(["-cS", &format!("--format={format}"), "-C"]).arg(&source).arg(".").output().unwrap();
+        assert!(made.status.success());
+        made.stdout
+    };
+    let gnu = made("gnu");
+    assert!(gnu.len() < 1_000_000, "the holes are left out");
+    for _ in 0..2 {
+        // Again over what is there.
+        unpack(&boxd, "/workspace/out", gnu.clone()).await.ok(200);
+        let stat = |name: &str| std::fs::symlink_metadata(boxd.host(format!("/workspace/out/{name}"))).unwrap();
+        assert_eq!((stat("a/first").ino(), stat("b/second").nlink()), (stat("b/second").ino(), 2));
+        assert_eq!(std::fs::read(boxd.host("/workspace/out/b/second")).unwrap(), b"shared");
+        assert!(std::fs::read(boxd.host("/workspace/out/holes")).unwrap() == expected);
+        assert_eq!(std::fs::read_dir(boxd.host("/workspace/out/b")).unwrap().count(), 1, "nothing is left over");
+    }
+    // PAX puts a map of the holes into the bytes, under another name: taken for the file it would be wrong.
+    let told = unpack(&boxd, "/workspace/pax", made("pax")).await.refused(400, "INVALID_REQUEST");
+    assert!(told.contains("holes") && told.contains("--format=gnu"), "{told}");
+    assert!(!boxd.host("/workspace/pax/holes").exists() && !boxd.host("/workspace/pax/GNUSparseFile.0").exists());
+}
+
+#[tokio::test]
+async fn a_second_name_is_only_for_a_file_of_the_same_directory() {
+    let boxd = TestBoxd::start();
+    std::fs::create_dir_all(boxd.host("/workspace/in/dir")).unwrap();
+    std::fs::write(boxd.host("/workspace/beside"), "not yours").unwrap();
+    symlink("../beside", boxd.host("/workspace/in/link")).unwrap();
+    symlink("..", boxd.host("/workspace/in/up")).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, boxd.host("/workspace/in/pipe"), rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+    for target in ["none", "dir", "link", "pipe", "up/beside", "../beside", "/workspace/beside", "dir/../link", "", "."] {
+        let told = unpack(&boxd, "/workspace/in", tar_of(&[(EntryType::Link, "slip", target, "")])).await;
+        told.refused(400, "INVALID_REQUEST");
+        assert!(std::fs::symlink_metadata(boxd.host("/workspace/in/slip")).is_err(), "{target}");
+    }
+    assert_eq!(std::fs::read_dir(boxd.host("/workspace/in")).unwrap().count(), 4, "nothing is left over");
+}
+
+#[tokio::test]
+async fn an_archive_without_its_end_is_told_from_an_empty_one() {
+    let boxd = TestBoxd::start();
+    let whole = tar_of(&[(EntryType::Regular, "a", "", "1"), (EntryType::Regular, "b", "", "2")]);
+    let put = |kind: &'static str, body: Bytes| boxd.put("/v1/archive?path=/workspace", body).header("content-type", kind).send();
+    // Between two entries, where each of them is whole.
+    let told = put(TAR, whole.slice(..1024)).await.refused(400, "INVALID_REQUEST");
+    assert!(told.contains("after 1 entries") && told.contains("again"), "{told}");
+    put(TAR, whole.slice(..2048)).await.refused(400, "INVALID_REQUEST");
+    put(TAR_ZSTD, zstd::encode_all(&whole[..2048], 1).unwrap().into()).await.refused(400, "INVALID_REQUEST");
+    assert!(put(TAR, Bytes::new()).await.refused(400, "INVALID_REQUEST").contains("no archive"));
+    put(TAR_ZSTD, Bytes::new()).await.refused(400, "INVALID_REQUEST");
+    put(TAR_ZSTD, zstd::encode_all(&b""[..], 1).unwrap().into()).await.refused(400, "INVALID_REQUEST");
+    put(TAR, whole.slice(..2560)).await.ok(200);
+    let empty: ArchiveUnpacked = put(TAR, tar_of(&[])).await.ok(200).json();
+    assert_eq!(empty.entries, 0);
+    put(TAR, whole.clone()).await.ok(200);
+    let part = boxd.put("/v1/archive?path=/workspace", whole).header("content-type", TAR).header("content-range", "bytes 0-9/20");
+    part.send().await.refused(400, "INVALID_REQUEST");
+}
+
+#[tokio::test]
+async fn what_may_not_be_read_is_told_in_the_archive_and_the_rest_is_in_it() {
+    let boxd = TestBoxd::start_as_a_user();
+    for name in ["a", "closed %\n", "z"] {
+        std::fs::write(boxd.host(format!("/workspace/{name}")), "x").unwrap();
+    }
+    std::fs::create_dir(boxd.host("/workspace/dir")).unwrap();
+    std::fs::write(boxd.host("/workspace/dir/in"), "x").unwrap();
+    let closed = |name: &str, mode| {
+        std::fs::set_permissions(boxd.host(format!("/workspace/{name}")), std::fs::Permissions::from_mode(mode)).unwrap()
+    };
+    closed("closed %\n", 0o000);
+    closed("dir", 0o000);
+    let tar = boxd.get("/v1/archive?path=/workspace").send().await.ok(200).body;
+    closed("dir", 0o755);
+    let (mut names, mut skipped) = (Vec::new(), Vec::new());
+    for entry in tar::Archive::new(tar.as_ref()).entries().unwrap() {
+        let mut entry = entry.unwrap();
+        if entry.header().entry_type() != EntryType::XGlobalHeader {
+            names.push(entry.path().unwrap().to_str().unwrap().to_owned());
+            continue;
+        }
+        for record in entry.pax_extensions().unwrap().unwrap() {
+            let record = record.unwrap();
+            assert_eq!(record.key(), Ok("COBOX.skipped"));
+            skipped.push(record.value().unwrap().to_owned());
+        }
+    }
+    names.sort();
+    skipped.sort();
+    assert_eq!((names, skipped), (vec!["a".to_owned(), "z".into()], vec!["closed%20%25%0A".to_owned(), "dir".into()]));
+    // Others read it as ever, and so does the way in.
+    let mut listing = std::process::Command::new("tar")
+        .arg("-t")
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut listing.stdin.take().unwrap(), &tar).unwrap();
+    let listed = listing.wait_with_output().unwrap();
+    assert!(listed.status.success() && listed.stdout.len() == 4, "{listed:?}");
+    let again: ArchiveUnpacked = unpack(&TestBoxd::start(), "/workspace/copy", tar).await.ok(200).json();
+    assert_eq!(again.entries, 2);
 }

@@ -16,7 +16,9 @@ use support::{SOON, TestBoxd};
 #[tokio::test]
 async fn health_needs_no_token_and_everything_else_does() {
     let boxd = TestBoxd::start();
-    boxd.get("/healthz").without("authorization").send().await.ok(200);
+    for path in ["/healthz", "/v1/healthz"] {
+        boxd.get(path).without("authorization").send().await.ok(200);
+    }
     for (method, path) in [
         (Method::GET, "/v1/files/workspace/a"),
         (Method::PUT, "/v1/files/workspace/a"),

@@ -189,19 +189,24 @@ async fn no_path_leads_out_of_the_root() {
     std::fs::create_dir(boxd.host("/etc")).unwrap();
     std::fs::write(boxd.host("/etc/passwd"), "the sandbox's own").unwrap();
 
-    for inside in [
+    // A link's own `..` is the kernel's to resolve; one that a client sends is refused.
+    for inside in ["/v1/files//etc//passwd", "/v1/files/workspace/relative", "/v1/files/workspace/root/etc/passwd"] {
+        assert_eq!(boxd.get(inside).send().await.ok(200).body, "the sandbox's own", "{inside}");
+    }
+    for up in [
         "/v1/files/../../../../etc/passwd",
         "/v1/files/workspace/../../../etc/passwd",
         "/v1/files/%2e%2e/%2e%2e/etc/passwd",
         "/v1/files/..%2f..%2fetc/passwd",
-        "/v1/files//etc//passwd",
-        "/v1/files/workspace/relative",
-        "/v1/files/workspace/root/etc/passwd",
         "/v1/files/workspace/root/../etc/passwd",
+        "/v1/files/../secret",
     ] {
-        assert_eq!(boxd.get(inside).send().await.ok(200).body, "the sandbox's own", "{inside}");
+        for method in [Method::GET, Method::PUT, Method::DELETE] {
+            let told = boxd.call(method, up).send().await.refused(400, "INVALID_REQUEST");
+            assert!(told.contains("has `..` in it"), "{up}: {told}");
+        }
     }
-    for nowhere in ["/v1/files/workspace/absolute", "/v1/files/up", "/v1/files/../secret"] {
+    for nowhere in ["/v1/files/workspace/absolute", "/v1/files/up"] {
         boxd.get(nowhere).send().await.refused(404, "FILE_NOT_FOUND");
     }
     // Writing through such links lands inside too, where the link leads from the sandbox's root.
@@ -212,8 +217,6 @@ async fn no_path_leads_out_of_the_root() {
     boxd.put("/v1/files/workspace/absolute", "written").send().await.ok(201);
     assert_eq!(std::fs::read(&outside).unwrap(), b"outside");
     assert_eq!(std::fs::read(boxd.host(outside.to_str().unwrap())).unwrap(), b"written");
-    boxd.put("/v1/files/../../../escaped", "x").send().await.ok(201);
-    assert!(boxd.host("/escaped").exists());
 }
 
 #[tokio::test]

@@ -77,7 +77,7 @@ async fn one_file_that_fails_does_not_stop_the_others() {
             ("content-disposition: form-data; name=\"dir\"", &vec![b'x'; 2 << 20]),
             ("content-disposition: form-data; name=\"ok\"", b"fine"),
             ("content-disposition: form-data; name=\"n\"\r\nx-file-path: a%00b", b"nul"),
-            ("content-disposition: form-data; name=\"../../../../out\"", b"stays inside"),
+            ("content-disposition: form-data; name=\"../../../../out\"", b"nowhere"),
             ("content-disposition: form-data; name=\"m\"\r\nx-file-mode: rwx", b"mode"),
         ],
     )
@@ -85,13 +85,32 @@ async fn one_file_that_fails_does_not_stop_the_others() {
     .ok(207);
     let told: Value = answer.json();
     let codes: Vec<_> = told["files"].as_array().unwrap().iter().map(|f| f["error"]["code"].as_str()).collect();
-    assert_eq!(codes, [Some("INVALID_REQUEST"), None, Some("INVALID_REQUEST"), None, Some("INVALID_REQUEST")]);
+    assert_eq!(codes, [Some("INVALID_REQUEST"), None, Some("INVALID_REQUEST"), Some("INVALID_REQUEST"), Some("INVALID_REQUEST")]);
+    assert!(told["files"][3]["error"]["message"].as_str().unwrap().contains("has `..` in it"), "{told}");
     assert_eq!(told["files"][0]["error"]["request_id"], answer.header("x-request-id"));
     assert_eq!(std::fs::read(boxd.host("/workspace/ok")).unwrap(), b"fine");
-    assert_eq!(std::fs::read(boxd.host("/out")).unwrap(), b"stays inside");
-    assert!(!boxd.outside().join("out").exists());
+    assert!(!boxd.host("/out").exists() && !boxd.outside().join("out").exists());
     upload(&boxd, "", &[]).await.refused(400, "INVALID_REQUEST");
     boxd.post("/v1/files/upload", "x").send().await.refused(400, "INVALID_REQUEST");
+}
+
+#[tokio::test]
+async fn a_part_is_not_taken_for_the_whole_file() {
+    let boxd = TestBoxd::start();
+    boxd.put("/v1/files/workspace/a", "the whole file").send().await.ok(201);
+    let told = boxd.put("/v1/files/workspace/a", "file").header("content-range", "bytes 10-13/14").send().await;
+    assert!(told.refused(400, "INVALID_REQUEST").contains("Content-Range"));
+    assert_eq!(boxd.get("/v1/files/workspace/a").send().await.body, "the whole file");
+    // A range is of GET alone (RFC 9110): HEAD tells of the whole.
+    let head = boxd.call(Method::HEAD, "/v1/files/workspace/a").header("range", "bytes=0-2").send().await.ok(200);
+    assert_eq!((head.header("content-length"), head.headers.contains_key("content-range")), ("14", false));
+    boxd.call(Method::HEAD, "/v1/files/workspace/a").header("range", "bytes=99-").send().await.ok(200);
+    // So that a change is only made over the very bytes that were read, a weak tag is none.
+    let etag = head.header("etag").to_owned();
+    let weak = format!("W/{etag}");
+    boxd.put("/v1/files/workspace/a", "x").header("if-match", &weak).send().await.refused(412, "FILE_CHANGED");
+    assert_eq!(boxd.get("/v1/files/workspace/a").header("if-none-match", &weak).send().await.status, 304);
+    boxd.put("/v1/files/workspace/a", "x").header("if-match", &etag).send().await.ok(200);
 }
 
 #[tokio::test]

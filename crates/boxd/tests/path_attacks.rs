@@ -18,11 +18,13 @@ use support::{Answer, SOON, TestBoxd};
 /// What an attack must get.
 #[derive(Clone, Copy, Debug)]
 enum Gets {
-    /// The sandbox's own file of that path: the root is where `..` ends.
+    /// The sandbox's own file of that path.
     Inside(&'static str),
+    /// A refusal of the `..` in it, whatever is there.
+    NoStepUp,
     Status(u16, &'static str),
 }
-use Gets::{Inside, Status};
+use Gets::{Inside, NoStepUp, Status};
 
 const NOT_FOUND: Gets = Status(404, "FILE_NOT_FOUND");
 const INVALID: Gets = Status(400, "INVALID_REQUEST");
@@ -65,15 +67,15 @@ fn a_trap() -> TestBoxd {
 }
 
 const READS: &[(&str, Gets)] = &[
-    ("/v1/files/../secret", NOT_FOUND),
-    ("/v1/files/../../secret", NOT_FOUND),
-    ("/v1/files/workspace/../../secret", NOT_FOUND),
-    ("/v1/files/workspace/../../../../../../secret", NOT_FOUND),
-    ("/v1/files/%2e%2e/secret", NOT_FOUND),
-    ("/v1/files/%2E%2E%2Fsecret", NOT_FOUND),
-    ("/v1/files/..%2fsecret", NOT_FOUND),
+    ("/v1/files/../secret", NoStepUp),
+    ("/v1/files/../../secret", NoStepUp),
+    ("/v1/files/workspace/../../secret", NoStepUp),
+    ("/v1/files/workspace/../../../../../../secret", NoStepUp),
+    ("/v1/files/%2e%2e/secret", NoStepUp),
+    ("/v1/files/%2E%2E%2Fsecret", NoStepUp),
+    ("/v1/files/..%2fsecret", NoStepUp),
     ("/v1/files/..%5csecret", NOT_FOUND),
-    ("/v1/files/workspace%2f..%2f..%2fsecret", NOT_FOUND),
+    ("/v1/files/workspace%2f..%2f..%2fsecret", NoStepUp),
     ("/v1/files/%252e%252e/secret", NOT_FOUND),
     ("/v1/files/%252e%252e%252fsecret", NOT_FOUND),
     ("/v1/files/%c0%ae%c0%ae/secret", NOT_FOUND),
@@ -81,14 +83,14 @@ const READS: &[(&str, Gets)] = &[
     ("/v1/files/%uff0e%uff0e/secret", NOT_FOUND),
     ("/v1/files/....//secret", NOT_FOUND),
     ("/v1/files/..;/secret", NOT_FOUND),
-    ("/v1/files/./../secret", NOT_FOUND),
+    ("/v1/files/./../secret", NoStepUp),
     ("/v1/files/workspace/up/up/up/secret", NOT_FOUND),
     ("/v1/files/workspace/up/secret", NOT_FOUND),
     ("/v1/files/workspace/abs", NOT_FOUND),
     ("/v1/files/workspace/rel", NOT_FOUND),
     ("/v1/files/workspace/deep", NOT_FOUND),
     ("/v1/files/workspace/outdir/secret", NOT_FOUND),
-    ("/v1/files/workspace/top/../secret", NOT_FOUND),
+    ("/v1/files/workspace/top/../secret", NoStepUp),
     ("/v1/files/workspace/selfloop", INVALID),
     ("/v1/files/workspace/selfloop/x", INVALID),
     ("/v1/files/workspace/proc", NOT_FOUND),
@@ -99,15 +101,15 @@ const READS: &[(&str, Gets)] = &[
     ("/v1/files/workspace/file%00.txt", INVALID),
     ("/v1/files/workspace/file/", INVALID),
     ("/v1/files/workspace/file/.", INVALID),
-    ("/v1/files/workspace/file/..", INVALID),
-    ("/v1/files/workspace/file/../file", INVALID),
+    ("/v1/files/workspace/file/..", NoStepUp),
+    ("/v1/files/workspace/file/../file", NoStepUp),
     ("/v1/files/workspace/", INVALID),
     ("/v1/files/.", INVALID),
-    ("/v1/files/..", INVALID),
+    ("/v1/files/..", NoStepUp),
     ("/v1/files//", INVALID),
     ("/v1/files/workspace/FILE", NOT_FOUND),
-    ("/v1/files/workspace/%2e%2e%2f%2e%2e%2f%2e%2e%2fetc%2fpasswd", Inside("inside")),
-    ("/v1/files/../../../etc/passwd", Inside("inside")),
+    ("/v1/files/workspace/%2e%2e%2f%2e%2e%2f%2e%2e%2fetc%2fpasswd", NoStepUp),
+    ("/v1/files/../../../etc/passwd", NoStepUp),
     ("/v1/files//etc/passwd", Inside("inside")),
     ("/v1/files///etc////passwd", Inside("inside")),
     ("/v1/files/%2fetc%2fpasswd", Inside("inside")),
@@ -133,6 +135,10 @@ fn check(what: &str, answer: &Answer, gets: Gets) {
     assert!(!String::from_utf8_lossy(&answer.body).contains("OUTSIDE"), "{what}: {answer:?}");
     match gets {
         Inside(text) => assert_eq!((answer.status.as_u16(), answer.body.as_ref()), (200, text.as_bytes()), "{what}"),
+        NoStepUp => {
+            let told = answer.refused(400, "INVALID_REQUEST");
+            assert!(told.contains("has `..` in it; send it without"), "{what}: {told}");
+        }
         Status(status, code) => {
             assert_eq!(answer.status.as_u16(), status, "{what}: {answer:?}");
             answer.refused(status, code);
@@ -167,6 +173,7 @@ async fn the_same_names_in_json_and_queries_get_the_same_answers() {
         let stat = boxd.post("/v1/fs/stat", json!({ "path_b64": b64, "follow": true }).to_string()).send().await;
         match gets {
             Inside(text) => assert_eq!(stat.json::<Value>()["size"], text.len(), "{path}"),
+            NoStepUp => check(path, &stat, NoStepUp),
             Status(404, code) => drop(stat.refused(404, code)),
             Status(..) => assert!(matches!(stat.status.as_u16(), 200 | 400), "{path}: {stat:?}"),
         }
@@ -176,12 +183,25 @@ async fn the_same_names_in_json_and_queries_get_the_same_answers() {
             let answer = tokio::time::timeout(SOON, boxd.post(&format!("/v1/fs/{verb}"), body.to_string()).send()).await.unwrap();
             let text = String::from_utf8_lossy(&answer.body).into_owned();
             assert!(!text.contains("\"OUTSIDE\"") && !text.contains("\"name\":\"secret\""), "{verb} {path}: {text}");
+            if matches!(gets, NoStepUp) {
+                check(path, &answer, NoStepUp);
+            }
         }
         let query: String = name.iter().map(|b| format!("%{b:02x}")).collect();
         let download = boxd.get(&format!("/download?path={query}")).send().await;
         assert!(!String::from_utf8_lossy(&download.body).contains("OUTSIDE"));
         match gets {
             Inside(text) => assert_eq!(download.body, *text, "{path}"),
+            NoStepUp => {
+                assert_eq!(download.status, 400, "{path}");
+                for route in ["/v1/archive", "/v1/watch", "/v1/files/download"] {
+                    check(route, &boxd.get(&format!("{route}?path={query}")).send().await, NoStepUp);
+                }
+                for verb in ["glob", "grep"] {
+                    let body = json!({ "path": String::from_utf8_lossy(&name), "pattern": "x" });
+                    assert_eq!(boxd.post(&format!("/{verb}"), body.to_string()).send().await.status, 400, "{verb} {path}");
+                }
+            }
             Status(status, _) => assert_eq!(download.status.as_u16(), *status, "{path}"),
         }
     }
@@ -215,11 +235,12 @@ async fn no_write_move_or_removal_touches_what_is_outside() {
         ("mkdir", json!({ "path": "/workspace/../../made2", "parents": true })),
         ("copy", json!({ "from": "/etc/passwd", "to": "/../../copied" })),
         ("move", json!({ "from": "/workspace/file", "to": "/../../moved" })),
+        ("move", json!({ "from": "/workspace/../workspace/file", "to": "/moved" })),
     ] {
-        fs(verb, body).await.ok(200);
+        check(verb, &fs(verb, body).await, NoStepUp);
     }
     for name in ["made", "made2", "copied", "moved"] {
-        assert!(!boxd.outside().join(name).exists() && boxd.host(format!("/{name}")).exists(), "{name}");
+        assert!(!boxd.outside().join(name).exists() && !boxd.host(format!("/{name}")).exists(), "{name}");
     }
     let before = std::fs::read_dir(boxd.outside()).unwrap().count();
     fs("remove", json!({ "path": "/workspace", "recursive": true })).await.ok(200);

@@ -165,6 +165,57 @@ async fn a_hostile_tree_neither_blocks_nor_leads_a_search_astray() {
 }
 
 #[tokio::test]
+async fn a_pattern_of_one_level_looks_at_one_level() {
+    let boxd = TestBoxd::start();
+    boxd.put("/v1/files/workspace/a.toml", "").send().await.ok(201);
+    boxd.put("/v1/files/workspace/x/b.toml", "").send().await.ok(201);
+    // Deeper than a walk goes, which is told by who went there.
+    let mut at: std::os::fd::OwnedFd = std::fs::File::open(boxd.host("/workspace/x")).unwrap().into();
+    for _ in 0..300 {
+        rustix::fs::mkdirat(&at, "d", rustix::fs::Mode::RWXU).unwrap();
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY;
+        at = rustix::fs::openat(&at, "d", flags, rustix::fs::Mode::empty()).unwrap();
+    }
+    for (pattern, found, is_cut) in [
+        ("*.toml", vec!["a.toml"], false),
+        ("*/*.toml", vec!["x/b.toml"], false),
+        ("x/*.toml", vec!["x/b.toml"], false),
+        ("{a,x/b}.toml", vec!["a.toml", "x/b.toml"], false),
+        ("x[!a]b.toml", vec!["x/b.toml"], false),
+        ("**/*.toml", vec!["a.toml", "x/b.toml"], true),
+    ] {
+        let told: Value = fs(&boxd, "glob", json!({ "pattern": pattern })).await.ok(200).json();
+        assert_eq!(
+            (paths(&told, "matches"), told["truncated"].as_bool()),
+            (found.iter().map(|s| s.to_string()).collect(), Some(is_cut)),
+            "{pattern}"
+        );
+    }
+    let listed: Value = fs(&boxd, "list", json!({ "path": "/workspace", "recursive": true })).await.ok(200).json();
+    assert_eq!(listed["stopped_by"], "depth");
+    let asked: Value = fs(&boxd, "list", json!({ "path": "/workspace", "recursive": true, "max_depth": 2 })).await.ok(200).json();
+    assert_eq!(asked["stopped_by"], Value::Null);
+}
+
+#[tokio::test]
+async fn what_a_search_may_not_read_is_counted_and_binary_files_take_nobodys_place() {
+    use std::os::unix::fs::PermissionsExt;
+    let boxd = TestBoxd::start_as_a_user();
+    // Text for longer than the searcher looks at once, and then a NUL.
+    let late = [b"match\n".repeat(100_000).as_slice(), b"\0"].concat();
+    std::fs::write(boxd.host("/workspace/binary"), late).unwrap();
+    std::fs::write(boxd.host("/workspace/text"), "match\n").unwrap();
+    std::fs::create_dir(boxd.host("/workspace/closed")).unwrap();
+    std::fs::set_permissions(boxd.host("/workspace/closed"), std::fs::Permissions::from_mode(0o000)).unwrap();
+    let found: Value = fs(&boxd, "grep", json!({ "pattern": "match", "max_matches": 100_000 })).await.ok(200).json();
+    assert_eq!((paths(&found, "matches"), found["truncated"].as_bool()), (vec!["text".to_owned()], Some(false)), "{found}");
+    assert_eq!((found["files_binary"].as_u64(), found["directories_unreadable"].as_u64()), (Some(1), Some(1)));
+    let found: Value = fs(&boxd, "glob", json!({ "pattern": "**/t*" })).await.ok(200).json();
+    assert_eq!((paths(&found, "matches"), found["directories_unreadable"].as_u64()), (vec!["text".to_owned()], Some(1)));
+    std::fs::set_permissions(boxd.host("/workspace/closed"), std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[tokio::test]
 async fn many_searches_at_once_are_all_answered() {
     let boxd = a_project().await;
     for i in 0..200 {
@@ -189,6 +240,11 @@ async fn the_langsmith_sdk_searches_in_its_own_shapes() {
     assert_eq!(found["matches"][0]["size_bytes"], 24);
     let found: Value = boxd.post("/grep", json!({ "pattern": "(1+1)", "path": "." }).to_string()).send().await.ok(200).json();
     assert_eq!((found["matches"][0]["line"].as_u64(), found["truncated"].as_bool()), (Some(2), Some(false)));
+    std::fs::write(boxd.host(b"/workspace/odd\xff"), "(2+2)").unwrap();
+    let found: Value = boxd.post("/glob", json!({ "pattern": "odd*" }).to_string()).send().await.ok(200).json();
+    assert_eq!(found["matches"][0]["path_b64"], "L3dvcmtzcGFjZS9vZGT/");
+    let found: Value = boxd.post("/grep", json!({ "pattern": "(2+2)" }).to_string()).send().await.ok(200).json();
+    assert_eq!(found["matches"][0]["path_b64"], "L3dvcmtzcGFjZS9vZGT/");
     let none = boxd.post("/grep", json!({ "pattern": "x", "path": "/none" }).to_string()).send().await.ok(404);
     assert_eq!(none.json::<Value>()["detail"]["error"], "FileNotFound");
 }

@@ -15,6 +15,7 @@ struct Watch {
     text: String,
     frames: std::collections::VecDeque<String>,
     last_id: String,
+    ready: Value,
 }
 
 #[derive(Debug, Clone)]
@@ -41,8 +42,11 @@ impl Watch {
         let answer = call.open().await;
         assert_eq!(answer.status(), 200);
         assert_eq!(answer.headers()["content-type"], "text/event-stream");
-        let mut watch = Self { body: answer.into_body(), text: String::new(), frames: Default::default(), last_id: String::new() };
-        assert_eq!(watch.next().await.name, "ready");
+        let mut watch =
+            Self { body: answer.into_body(), text: String::new(), frames: Default::default(), last_id: String::new(), ready: Value::Null };
+        let ready = watch.next().await;
+        assert_eq!(ready.name, "ready");
+        watch.ready = ready.data;
         watch
     }
 
@@ -178,6 +182,60 @@ async fn changes_made_through_boxd_say_whose_they_are() {
 }
 
 #[tokio::test]
+async fn a_removal_through_boxd_is_told_once_to_each_who_watches() {
+    let boxd = TestBoxd::start();
+    let ada = json!({ "principal": "ada", "actor": "human" });
+    std::fs::write(boxd.host("/workspace/a"), "").unwrap();
+    let mut watches =
+        [Watch::open(&boxd, "?path=/workspace", None).await, Watch::open(&boxd, "?path=/workspace&recursive=false", None).await];
+    boxd.call(http::Method::DELETE, "/v1/files/workspace/a").send().await.ok(204);
+    for watch in &mut watches {
+        let gone = watch.next().await;
+        assert_eq!((gone.told(), &gone.data["by"]), (("removed", "/workspace/a"), &ada));
+    }
+    // The same name again, made and removed by a program.
+    std::fs::write(boxd.host("/workspace/a"), "").unwrap();
+    for watch in &mut watches {
+        assert_eq!(watch.next().await.told(), ("created", "/workspace/a"));
+    }
+    let mut late = Watch::open(&boxd, "?path=/", None).await;
+    std::fs::remove_file(boxd.host("/workspace/a")).unwrap();
+    for watch in watches.iter_mut().chain([&mut late]) {
+        let gone = watch.next().await;
+        assert_eq!((gone.told(), &gone.data["by"]), (("removed", "/workspace/a"), &json!("process")));
+    }
+    // Taken away and put back within one moment is told as one change; what follows is the program's.
+    let [watch, _] = &mut watches;
+    std::fs::write(boxd.host("/workspace/b"), "").unwrap();
+    watch.until("/workspace/b").await;
+    boxd.call(http::Method::DELETE, "/v1/files/workspace/b").send().await.ok(204);
+    std::fs::write(boxd.host("/workspace/b"), "").unwrap();
+    mark(&boxd, watch, "mark").await;
+    std::fs::remove_file(boxd.host("/workspace/b")).unwrap();
+    let gone = watch.until("/workspace/b").await.pop().unwrap();
+    assert_eq!((gone.name.as_str(), &gone.data["by"]), ("removed", &json!("process")));
+}
+
+#[tokio::test]
+async fn a_removal_that_failed_is_nobodys() {
+    let boxd = TestBoxd::start();
+    let fs = async |verb: &str, body: Value| boxd.post(&format!("/v1/fs/{verb}"), body.to_string()).send().await;
+    let mut watch = Watch::open(&boxd, "?path=/workspace", None).await;
+    fs("mkdir", json!({ "path": "/workspace/full" })).await.ok(200);
+    boxd.put("/v1/files/workspace/file", "x").send().await.ok(201);
+    boxd.put("/v1/files/workspace/full/x", "x").send().await.ok(201);
+    mark(&boxd, &mut watch, "mark").await;
+    boxd.call(http::Method::DELETE, "/v1/files/workspace/full").send().await.refused(400, "INVALID_REQUEST");
+    fs("remove", json!({ "path": "/workspace/full" })).await.refused(400, "INVALID_REQUEST");
+    fs("move", json!({ "from": "/workspace/file", "to": "/workspace/full" })).await.refused(409, "FILE_EXISTS");
+    std::fs::remove_file(boxd.host("/workspace/file")).unwrap();
+    std::fs::remove_dir_all(boxd.host("/workspace/full")).unwrap();
+    for event in watch.until("/workspace/full").await {
+        assert_eq!((event.name.as_str(), &event.data["by"]), ("removed", &json!("process")), "{event:?}");
+    }
+}
+
+#[tokio::test]
 async fn new_directories_are_watched_with_what_was_in_them_first() {
     let boxd = TestBoxd::start();
     let mut watch = Watch::open(&boxd, "?path=/workspace", None).await;
@@ -219,6 +277,10 @@ async fn one_directory_alone_and_names_of_any_bytes() {
     std::fs::write(boxd.host(b"/workspace/\xff\nevent: forged"), "").unwrap();
     let odd = watch.next().await;
     assert_eq!((odd.name.as_str(), odd.data["path_b64"].is_string()), ("created", true));
+    assert_eq!(watch.ready["path_b64"], Value::Null);
+    std::fs::create_dir(boxd.host(b"/workspace/d\xff")).unwrap();
+    let within = Watch::open(&boxd, "?path=/workspace/d%ff", None).await;
+    assert_eq!(within.ready["path_b64"], "L3dvcmtzcGFjZS9k/w==");
     for bad in ["?path=relative", "?recursive=perhaps"] {
         boxd.get(&format!("/v1/watch{bad}")).send().await.refused(400, "INVALID_REQUEST");
     }

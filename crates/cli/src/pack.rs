@@ -36,7 +36,7 @@ pub struct Packed {
 }
 
 /// Notices kept: a folder of ten thousand sockets needs no ten thousand lines.
-const MAX_NOTICES: usize = 20;
+pub const MAX_NOTICES: usize = 20;
 
 impl Packed {
     fn notice(&mut self, path: &Path, why: &str) {

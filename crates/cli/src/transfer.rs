@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use cobox_client::{ArchiveFormat, Dataplane, RemoteFile, Upload};
+use cobox_client::{ArchiveFormat, ArchiveLinks, Dataplane, RemoteFile, Upload};
 use cobox_protocol::files::ArchiveUnpacked;
 use futures_util::{StreamExt, TryStreamExt};
 use indicatif::ProgressBar;
@@ -21,6 +21,7 @@ use crate::{
     failure::{Failure, INTERRUPTED},
     pack::{self, Ignoring, Packed},
     pipe,
+    printer::visible,
     unpack::{Unpacked, unpack},
 };
 
@@ -109,7 +110,7 @@ pub async fn send_folder(context: &Context, dataplane: &Dataplane, from: &Path, 
             }
         })
     };
-    let answer: Result<ArchiveUnpacked, _> = dataplane.put_archive(to, ArchiveFormat::TarZstd, upload).await;
+    let answer: Result<ArchiveUnpacked, _> = dataplane.put_archive(to, ArchiveFormat::TarZstd, ArchiveLinks::Any, upload).await;
     bar.finish_and_clear();
     answer?;
     let packed = packed.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -173,11 +174,18 @@ pub async fn receive_folder(context: &Context, archive: RemoteFile, to: &Path) -
     let (unpacked, ()) = tokio::join!(unpacking, feeding);
     bar.finish_and_clear();
     let unpacked: io::Result<Unpacked> = unpacked.context("unpacking")?;
-    let Unpacked { files, links, bytes, left_out } = unpacked.with_context(|| format!("unpacking into {}", to.display()))?;
+    let unpacked = unpacked.with_context(|| format!("unpacking into {}", to.display()))?;
+    let Unpacked { files, links, bytes, left_out, unreadable, unreadable_count } = unpacked;
+    for name in &unreadable {
+        context.printer.note(&format!("left out {}: the sandbox's user may not read it", visible(name)));
+    }
+    if unreadable_count > unreadable.len() as u64 {
+        context.printer.note(&format!("and {} more left out", unreadable_count - unreadable.len() as u64));
+    }
     if left_out > 0 {
         context.printer.note(&format!("left out {left_out} entries: devices, pipes, or paths outside the folder"));
     }
-    Ok(Moved { files, links, bytes, left_out })
+    Ok(Moved { files, links, bytes, left_out: left_out + unreadable_count })
 }
 
 fn counting(

@@ -5,7 +5,10 @@ use std::{
     path::Path,
 };
 
-use tar::{Archive, EntryType};
+use cobox_protocol::files::ARCHIVE_SKIPPED;
+use tar::{Archive, Entry, EntryType};
+
+use crate::pack::MAX_NOTICES;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unpacked {
@@ -15,10 +18,31 @@ pub struct Unpacked {
     pub bytes: u64,
     /// Entries that were refused or are of a kind not made here.
     pub left_out: u64,
+    /// What the sandbox's user may not read: the first few names.
+    pub unreadable: Vec<String>,
+    pub unreadable_count: u64,
+}
+
+impl Unpacked {
+    fn note_unreadable(&mut self, entry: &mut Entry<'_, impl Read>) -> io::Result<()> {
+        if entry.size() > MAX_RECORD_BYTES {
+            return Ok(());
+        }
+        let Some(records) = entry.pax_extensions()? else { return Ok(()) };
+        for record in records.flatten().filter(|r| r.key_bytes() == ARCHIVE_SKIPPED.as_bytes()) {
+            self.unreadable_count += 1;
+            if self.unreadable.len() < MAX_NOTICES {
+                self.unreadable.push(percent_encoding::percent_decode(record.value_bytes()).decode_utf8_lossy().into_owned());
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Most directories of one archive: they are remembered to the end, and a sandbox could name them without end.
 const MAX_DIRECTORIES: usize = 1_000_000;
+/// Of a record that says what was skipped: the longest path, percent-encoded, and some more.
+const MAX_RECORD_BYTES: u64 = 16 * 1024;
 
 /// Blocking. Modes and times are kept, owners, set-id bits and devices are not.
 pub fn unpack(archive: impl Read, into: &Path) -> io::Result<Unpacked> {
@@ -47,6 +71,7 @@ pub fn unpack(archive: impl Read, into: &Path) -> io::Result<Unpacked> {
                     unpacked.left_out += 1;
                 }
             }
+            EntryType::XGlobalHeader => unpacked.note_unreadable(&mut entry)?,
             _ => unpacked.left_out += 1,
         }
     }
@@ -114,9 +139,22 @@ mod tests {
         tar.append_data(&mut entry(EntryType::Regular, 0o4755, 1), "ro/tool", &b"x"[..]).unwrap();
         tar.append_data(&mut entry(EntryType::Fifo, 0o644, 0), "pipe", io::empty()).unwrap();
         let unpacked = unpack(&compressed(tar)[..], dir.path()).unwrap();
-        assert_eq!(unpacked, Unpacked { files: 1, links: 0, bytes: 1, left_out: 1 });
+        assert_eq!(unpacked, Unpacked { files: 1, bytes: 1, left_out: 1, ..Unpacked::default() });
         let mode = |name: &str| fs::metadata(dir.path().join(name)).unwrap().permissions().mode() & 0o7777;
         assert_eq!((mode("ro/tool"), mode("ro")), (0o755, 0o555));
         fs::set_permissions(dir.path().join("ro"), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    #[test]
+    fn what_the_sandbox_could_not_read_is_told_and_the_rest_is_unpacked() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut tar = Builder::new(Vec::new());
+        let record = b"33 COBOX.skipped=a%20closed/file\n";
+        tar.append_data(&mut entry(EntryType::XGlobalHeader, 0o644, record.len()), "pax_global_header", &record[..]).unwrap();
+        tar.append_data(&mut entry(EntryType::Regular, 0o644, 1), "open", &b"x"[..]).unwrap();
+        let unpacked = unpack(&compressed(tar)[..], dir.path()).unwrap();
+        let expected =
+            Unpacked { files: 1, bytes: 1, unreadable: vec!["a closed/file".to_owned()], unreadable_count: 1, ..Unpacked::default() };
+        assert_eq!(unpacked, expected);
     }
 }

@@ -44,6 +44,15 @@ impl ArchiveFormat {
     }
 }
 
+/// Which symbolic links of an archive are unpacked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArchiveLinks {
+    /// An archive with a link that leads out of the directory is refused.
+    Inside,
+    /// As they are: for a tree that is copied whole.
+    Any,
+}
+
 /// A file being read: what is known of it, and its bytes.
 pub struct RemoteFile {
     pub size: Option<u64>,
@@ -137,8 +146,18 @@ impl Dataplane {
     }
 
     /// Unpacks an archive into a directory, which is made if it is missing.
-    pub async fn put_archive(&self, path: &[u8], format: ArchiveFormat, upload: Upload) -> Result<ArchiveUnpacked, ClientError> {
-        let call = Call::new(Method::PUT, self.archive_url(path)?)
+    pub async fn put_archive(
+        &self,
+        path: &[u8],
+        format: ArchiveFormat,
+        links: ArchiveLinks,
+        upload: Upload,
+    ) -> Result<ArchiveUnpacked, ClientError> {
+        let asked = match links {
+            ArchiveLinks::Inside => "",
+            ArchiveLinks::Any => "&links=any",
+        };
+        let call = Call::new(Method::PUT, self.archive_url(path)? + asked)
             .upload(upload)
             .header(header::CONTENT_TYPE, HeaderValue::from_static(format.media_type()));
         let response = self.sender.send(&call, &self.credential).await?;

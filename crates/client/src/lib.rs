@@ -30,7 +30,7 @@ mod typing;
 
 pub use call::Upload;
 pub use control::{AuditFilter, Client, SessionFilter, check_url};
-pub use dataplane::{ArchiveFormat, Dataplane, PathKind, RemoteFile};
+pub use dataplane::{ArchiveFormat, ArchiveLinks, Dataplane, PathKind, RemoteFile};
 pub use error::{ApiFailure, ClientError};
 pub use events::{EventStream, EventsFrom};
 pub use exec_stream::{ExecEvent, ExecInput, ExecOutput, ExecStream};

@@ -33,3 +33,7 @@ pub struct ArchiveUnpacked {
 
 pub const TAR: &str = "application/x-tar";
 pub const TAR_ZSTD: &str = "application/x-tar+zstd";
+
+/// In an archive, at the place of what its user may not read: a PAX global record with the name it would have had, percent-encoded.
+/// Other readers of archives pass over records they don't know.
+pub const ARCHIVE_SKIPPED: &str = "COBOX.skipped";

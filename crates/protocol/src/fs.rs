@@ -85,6 +85,9 @@ pub struct ListResponse {
     /// There is more, from here on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
+    /// `depth` where directories of this page were nested too deep to enter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped_by: Option<StoppedBy>,
 }
 
 /// `POST /v1/fs/stat`.
@@ -239,6 +242,9 @@ pub struct GlobResponse {
     pub truncated: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopped_by: Option<StoppedBy>,
+    /// Directories that the sandbox's user may not read: what is in them was not seen.
+    #[serde(default)]
+    pub directories_unreadable: u64,
 }
 
 /// Why a search ended before it had seen everything.
@@ -311,6 +317,9 @@ pub struct GrepResponse {
     pub files_binary: u64,
     /// Files that could not be read, or not as lines.
     pub files_unreadable: u64,
+    /// Directories that the sandbox's user may not read: what is in them was not searched.
+    #[serde(default)]
+    pub directories_unreadable: u64,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

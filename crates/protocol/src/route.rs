@@ -19,6 +19,7 @@ pub const FILE: &str = "/v1/files/{path}";
 /// Those with fixed words before those that would take them for a name.
 pub const ROUTES: &[Route] = &[
     route("GET", "/healthz", &[]),
+    route("GET", "/v1/healthz", &[]),
     route("POST", "/v1/exec", &[Exec]),
     route("GET", "/v1/exec/ws", &[Exec]),
     route("GET", "/v1/processes", &[Exec]),

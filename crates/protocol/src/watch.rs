@@ -13,6 +13,8 @@ use crate::{Timestamp, fs::FileKind};
 pub struct WatchReady {
     pub cursor: String,
     pub path: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path_b64: Option<String>,
     pub recursive: bool,
 }
 

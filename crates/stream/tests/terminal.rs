@@ -239,12 +239,24 @@ fn sequences_are_known_for_what_they_are() {
         "\x1bP0;1|17/41\x1b\\",
         "\x1b]1337;Copy=:x\x07",
         "\x1b]52;c;x\x18",
+        "\x1b%@",
+        "\x1b%G",
+        "\x1b%/H",
     ] {
         assert_eq!(kinds_of(clipboard.as_bytes()), Kinds::CLIPBOARD, "{clipboard:?}");
     }
-    for title in
-        ["\x1b]0;t\x07", "\x1b]1;t\x07", "\x1b]2;tä\x1b\\", "\x1bkname\x1b\\", "\x1b[22;0t", "\x1b[23t", "\x1b]lname\x07", "\x1b[8;50;100t"]
-    {
+    for title in [
+        "\x1b]0;t\x07",
+        "\x1b]1;t\x07",
+        "\x1b]2;tä\x1b\\",
+        "\x1b]30;t\x07",
+        "\x1b]32;icon\x07",
+        "\x1bkname\x1b\\",
+        "\x1b[22;0t",
+        "\x1b[23t",
+        "\x1b]lname\x07",
+        "\x1b[8;50;100t",
+    ] {
         assert_eq!(kinds_of(title.as_bytes()), Kinds::TITLE, "{title:?}");
     }
     for plain in [
@@ -259,6 +271,8 @@ fn sequences_are_known_for_what_they_are() {
         "\x1b]104\x07",
         "\x1bPq#0~~\x1b\\",
         "\x1b(B",
+        "\x1b#8",
+        "\x1b $",
         "\x1b7",
         "\x1b[4 q",
         "\x1b[!p",

@@ -125,6 +125,12 @@ def test_a_directory_goes_as_an_archive(kind: Any, box: Any) -> None:
     assert unpacked.entries >= 2
     [found] = kind.do(box.fs.glob("**/b.txt", "/workspace/copy")).matches
     assert kind.do(box.files.read(found.path)) == b"packed"
+    kind.do(box.exec("ln -s /etc/hostname /workspace/src/out"))
+    tar = kind.do(kind.do(box.files.archive("/workspace/src")).read())
+    with pytest.raises(errors.InvalidRequest, match="links=any"):
+        kind.do(box.files.unpack("/workspace/all", tar))
+    kind.do(box.files.unpack("/workspace/all", tar, links="any"))
+    assert kind.do(box.fs.stat("/workspace/all/out")).target == "/etc/hostname"
 
 
 def test_the_tree_is_looked_at_searched_and_rearranged(kind: Any, box: Any) -> None:

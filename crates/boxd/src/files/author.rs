@@ -31,14 +31,20 @@ pub struct ChangeLog {
 
 #[derive(Default)]
 struct Changes {
+    count: u64,
     by_name: HashMap<Arc<NameKey>, Change>,
-    oldest_first: VecDeque<Arc<NameKey>>,
+    oldest_first: VecDeque<(Arc<NameKey>, u64)>,
 }
 
 /// How a change left a name, and who made it.
 #[derive(Clone)]
 pub struct Change {
+    number: u64,
     version: Version,
+    /// A removal is recorded before it is tried; until then nothing that is seen of the name can be later than it.
+    is_done: bool,
+    /// Whom a removal can tell nothing more: nothing is left that shows whether a name went away a second time.
+    spent_for: Vec<u64>,
     pub is_new: bool,
     pub who: Arc<Who>,
 }
@@ -64,16 +70,35 @@ impl ChangeLog {
     pub fn set_watched(&self, is_watched: bool) {
         self.is_watched.store(is_watched, Ordering::Release);
         if !is_watched {
-            *self.changes() = Changes::default();
+            let mut changes = self.changes();
+            *changes = Changes { count: changes.count, ..Changes::default() };
         }
+    }
+
+    /// For somebody who watches from now on.
+    pub fn listen(&self) -> Listener {
+        let mut changes = self.changes();
+        changes.count += 1;
+        Listener { since: changes.count }
     }
 
     /// The change that left a name in this state, if it was done through boxd.
     /// A directory's own version changes with what is put into it, so only its inode counts.
-    pub fn change(&self, key: &NameKey, version: Version, is_directory: bool) -> Option<Change> {
+    /// A removal is told to each listener once: the next one of that name may be a program's.
+    pub fn change(&self, key: &NameKey, version: Version, is_directory: bool, to: &Listener) -> Option<Change> {
         let inode = |v: Version| v.map(|(inode, ..)| inode);
         let is_same = |seen: Version| if is_directory { inode(seen) == inode(version) } else { seen == version };
-        self.changes().by_name.get(key).filter(|change| is_same(change.version)).cloned()
+        let mut changes = self.changes();
+        let change = changes.by_name.get_mut(key)?;
+        if change.version.is_some() {
+            return is_same(change.version).then(|| change.clone());
+        }
+        let is_news = change.number > to.since && !change.spent_for.contains(&to.since);
+        // Something else at the name, after it was taken away, is the end of that removal too.
+        if is_news && (version.is_none() || change.is_done) {
+            change.spent_for.push(to.since);
+        }
+        (is_news && version.is_none()).then(|| change.clone())
     }
 
     fn changes(&self) -> std::sync::MutexGuard<'_, Changes> {
@@ -81,23 +106,70 @@ impl ChangeLog {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn record(&self, directory: impl AsFd, name: &[u8], change: Change) {
+    /// Nothing where nobody watches; else where it was recorded, and what it took the place of.
+    fn record(&self, directory: impl AsFd, name: &[u8], version: Version, is_new: bool, who: &Arc<Who>) -> Option<Recorded> {
         if !self.is_watched.load(Ordering::Acquire) {
-            return;
+            return None;
         }
-        let Ok(stat) = rustix::fs::fstat(directory) else { return };
+        let stat = rustix::fs::fstat(directory).ok()?;
         #[allow(clippy::unnecessary_cast, reason = "these fields are narrower on some machines")]
         let key = Arc::new((stat.st_dev as u64, stat.st_ino as u64, name.to_vec()));
         let mut changes = self.changes();
-        let changes = &mut *changes;
-        if changes.by_name.insert(key.clone(), change).is_none() {
-            changes.oldest_first.push_back(key);
-            if changes.oldest_first.len() > REMEMBERED_CHANGES
-                && let Some(oldest) = changes.oldest_first.pop_front()
-            {
-                changes.by_name.remove(&oldest);
-            }
+        changes.count += 1;
+        let number = changes.count;
+        let change = Change { number, version, is_done: version.is_some(), spent_for: Vec::new(), is_new, who: who.clone() };
+        let before = changes.by_name.insert(key.clone(), change);
+        changes.oldest_first.push_back((key.clone(), number));
+        if changes.oldest_first.len() > REMEMBERED_CHANGES
+            && let Some((oldest, number)) = changes.oldest_first.pop_front()
+            && changes.by_name.get(&oldest).is_some_and(|c| c.number == number)
+        {
+            changes.by_name.remove(&oldest);
         }
+        Some(Recorded { key, number, before })
+    }
+}
+
+/// One who watches, known by the number of the last change before.
+pub struct Listener {
+    since: u64,
+}
+
+struct Recorded {
+    key: Arc<NameKey>,
+    number: u64,
+    before: Option<Change>,
+}
+
+/// A removal about to be tried. Dropped before it is `done`, it was none.
+#[must_use]
+pub struct Removal<'a> {
+    log: &'a ChangeLog,
+    recorded: Option<Recorded>,
+}
+
+impl Removal<'_> {
+    /// The name is gone.
+    pub fn done(mut self) {
+        let Some(Recorded { key, number, .. }) = self.recorded.take() else { return };
+        if let Some(change) = self.log.changes().by_name.get_mut(&key).filter(|c| c.number == number) {
+            change.is_done = true;
+        }
+    }
+}
+
+impl Drop for Removal<'_> {
+    fn drop(&mut self) {
+        let Some(Recorded { key, number, before }) = self.recorded.take() else { return };
+        let mut changes = self.log.changes();
+        if changes.by_name.get(&key).is_none_or(|c| c.number != number) {
+            return;
+        }
+        match before {
+            // With the newer number, by which it is forgotten in time.
+            Some(before) if before.version.is_some() => changes.by_name.insert(key, Change { number, ..before }),
+            _ => changes.by_name.remove(&key),
+        };
     }
 }
 
@@ -115,11 +187,11 @@ impl Author {
 
     /// A name now stands for something else, or is there for the first time.
     pub fn placed(&self, directory: impl AsFd, name: &[u8], stat: &Stat, is_new: bool) {
-        self.log.record(directory, name, Change { version: version(stat), is_new, who: self.who.clone() });
+        self.log.record(directory, name, version(stat), is_new, &self.who);
     }
 
-    /// A name is about to be taken away.
-    pub fn removes(&self, directory: impl AsFd, name: &[u8]) {
-        self.log.record(directory, name, Change { version: None, is_new: false, who: self.who.clone() });
+    /// A name is about to be taken away: said before, because a watcher may hear of it sooner than this thread goes on.
+    pub fn removes(&self, directory: impl AsFd, name: &[u8]) -> Removal<'_> {
+        Removal { log: &self.log, recorded: self.log.record(directory, name, None, false, &self.who) }
     }
 }

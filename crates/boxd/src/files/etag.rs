@@ -80,14 +80,14 @@ impl Conditions {
 
     /// As if `If-Match` had been sent, where there is a tag.
     pub fn matching(tag: Option<&str>) -> Self {
-        Self { if_match: tag.map(|t| vec![t.trim().trim_start_matches("W/").to_owned()]), if_none_match: None }
+        Self { if_match: tag.map(|t| vec![t.trim().to_owned()]), if_none_match: None }
     }
 
     /// For a change: both conditions must hold. `current` is the file's ETag where there is a file.
     pub fn check_change(&self, current: Option<&str>, shown: impl std::fmt::Display) -> Result<(), ApiError> {
         self.check_match(current, &shown)?;
         match &self.if_none_match {
-            Some(tags) if current.is_some_and(|c| holds(tags, c)) => Err(changed(current, format!("{shown} is there already"))),
+            Some(tags) if current.is_some_and(|c| holds_weakly(tags, c)) => Err(changed(current, format!("{shown} is there already"))),
             _ => Ok(()),
         }
     }
@@ -95,7 +95,7 @@ impl Conditions {
     /// For a read: whether to answer that nothing has changed.
     pub fn check_read(&self, current: &str, shown: impl std::fmt::Display) -> Result<bool, ApiError> {
         self.check_match(Some(current), shown)?;
-        Ok(self.if_none_match.as_ref().is_some_and(|tags| holds(tags, current)))
+        Ok(self.if_none_match.as_ref().is_some_and(|tags| holds_weakly(tags, current)))
     }
 
     /// Nothing may be there: then the kernel can see to it, even against the sandbox's own programs.
@@ -117,17 +117,23 @@ fn changed(current: Option<&str>, message: String) -> ApiError {
     ApiError::new(ErrorCode::FileChanged, message).with_details(serde_json::json!({ "etag": current }))
 }
 
+/// RFC 9110's strong comparison, for a change that must not go over another: a tag that somebody marked as weak matches nothing.
 fn holds(tags: &[String], current: &str) -> bool {
     tags.iter().any(|t| t == "*" || t == current)
 }
 
-/// The tags of a header. A proxy's weak mark is dropped: our tags are strong, so what follows it says the same.
+/// The weak comparison, for what is not to be done or sent again: a proxy's mark makes no difference.
+fn holds_weakly(tags: &[String], current: &str) -> bool {
+    tags.iter().any(|t| t == "*" || t.trim_start_matches("W/") == current)
+}
+
+/// The tags of a header.
 fn tags(headers: &HeaderMap, name: HeaderName) -> Result<Option<Vec<String>>, ApiError> {
     let mut found = None;
     for value in headers.get_all(&name) {
         let text = value.to_str().map_err(|_| ApiError::invalid(format!("{name} is not a list of entity tags")))?;
         let list: &mut Vec<String> = found.get_or_insert_default();
-        list.extend(text.split(',').map(|tag| tag.trim().trim_start_matches("W/").to_owned()));
+        list.extend(text.split(',').map(|tag| tag.trim().to_owned()));
     }
     Ok(found)
 }
@@ -142,8 +148,11 @@ mod tests {
 
     #[test]
     fn if_match_wants_one_of_its_tags_and_a_file() {
-        let c = conditions(header::IF_MATCH, "\"a\", W/\"b\"");
+        let c = conditions(header::IF_MATCH, "\"a\", \"b\", W/\"d\"");
         assert!(c.check_change(Some("\"b\""), "f").is_ok());
+        assert_eq!(c.check_change(Some("\"d\""), "f").unwrap_err().code, ErrorCode::FileChanged, "a weak tag is no version");
+        assert!(Conditions::matching(Some("\"a\"")).check_change(Some("\"a\""), "f").is_ok());
+        assert!(Conditions::matching(Some("W/\"a\"")).check_change(Some("\"a\""), "f").is_err());
         assert_eq!(c.check_change(Some("\"c\""), "f").unwrap_err().code, ErrorCode::FileChanged);
         assert_eq!(c.check_change(None, "f").unwrap_err().code, ErrorCode::FileChanged);
         assert!(conditions(header::IF_MATCH, "*").check_change(None, "f").is_err());
@@ -157,6 +166,8 @@ mod tests {
         assert!(absent.check_change(None, "f").is_ok());
         assert_eq!(absent.check_change(Some("\"a\""), "f").unwrap_err().code, ErrorCode::FileChanged);
         assert!(conditions(header::IF_NONE_MATCH, "\"a\"").check_read("\"a\"", "f").unwrap());
+        assert!(conditions(header::IF_NONE_MATCH, "W/\"a\"").check_read("\"a\"", "f").unwrap());
+        assert!(conditions(header::IF_NONE_MATCH, "W/\"a\"").check_change(Some("\"a\""), "f").is_err());
         assert!(!conditions(header::IF_NONE_MATCH, "\"a\"").check_read("\"b\"", "f").unwrap());
     }
 

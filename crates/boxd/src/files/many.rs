@@ -42,7 +42,8 @@ const MAX_DOWNLOADS: usize = 1000;
 const FILE_PATH_HEADER: &str = "x-file-path";
 /// The code of an error, in the place of a file that could not be read.
 const FILE_ERROR_HEADER: &str = "x-file-error";
-const IN_A_HEADER: AsciiSet = NON_ALPHANUMERIC.remove(b'/').remove(b'.').remove(b'-').remove(b'_');
+/// Also of a name in a record of an archive.
+pub(super) const IN_A_HEADER: AsciiSet = NON_ALPHANUMERIC.remove(b'/').remove(b'.').remove(b'-').remove(b'_');
 
 /// `POST /v1/files/upload?path=`: each part is a file. Its path is its `X-File-Path`, else its file name, else its name; relative ones
 /// start at `path`. 200 where all were written, 207 where some were not.

@@ -34,7 +34,7 @@ use rustix::{
 };
 
 pub(crate) use self::{
-    author::{Author, Change, ChangeLog, version},
+    author::{Author, Change, ChangeLog, Listener, version},
     etag::{Conditions, WriteLog},
     path::{SandboxPath, query_values, split},
     place::{Place, locate_name, make_directory},
@@ -142,6 +142,7 @@ pub async fn put(
     let path = SandboxPath::from_uri(&uri, PREFIX)?;
     refuse_when_full(&server.authority)?;
     refuse_announced(&headers, MAX_FILE_BYTES)?;
+    refuse_part(&headers)?;
     let options = WriteOptions {
         conditions: Conditions::of(&headers)?,
         mode: mode(&headers)?,
@@ -185,8 +186,9 @@ fn remove(root: &Root, path: &SandboxPath, conditions: &Conditions, writes: &Wri
     conditions.check_change(place.existing.as_ref().map(|s| writes.etag(s)).as_deref(), path)?;
     let existing = place.existing.ok_or(Errno::NOENT).map_err(refused)?;
     let flags = if kind(&existing) == FileType::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-    author.removes(&place.parent, &place.name);
+    let removal = author.removes(&place.parent, &place.name);
     rustix::fs::unlinkat(&place.parent, place.name.as_slice(), flags).map_err(refused)?;
+    removal.done();
     drop(writes);
     write::sync_directory(&place.parent).map_err(refused)
 }
@@ -199,6 +201,14 @@ pub(crate) fn refuse_when_full(authority: &Authority) -> Result<(), ApiError> {
 fn refuse_announced(headers: &HeaderMap, limit: u64) -> Result<(), ApiError> {
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
     if announced.is_some_and(|n| n > limit) { Err(body::too_large("the body", limit)) } else { Ok(()) }
+}
+
+/// A PUT replaces the whole: taking a part for it would lose the rest.
+fn refuse_part(headers: &HeaderMap) -> Result<(), ApiError> {
+    match headers.contains_key(header::CONTENT_RANGE) {
+        true => Err(ApiError::invalid("Content-Range: a part of a file can't be put; send the whole file without it")),
+        false => Ok(()),
+    }
 }
 
 pub(crate) fn mode(headers: &HeaderMap) -> Result<Option<u32>, ApiError> {

@@ -1,4 +1,5 @@
-//! Paths as clients name them: bytes, absolute in the sandbox. Nothing is decided by looking at them; that is the kernel's part.
+//! Paths as clients name them: bytes, absolute in the sandbox. Where one leads is decided by the kernel alone; what is refused here is
+//! only what no honest client sends.
 
 use std::fmt;
 
@@ -25,6 +26,10 @@ impl SandboxPath {
         }
         if path.len() > MAX_PATH_BYTES {
             return Err(ApiError::invalid(format!("path is longer than {MAX_PATH_BYTES} bytes")));
+        }
+        // The kernel would keep it inside too; refusing it tells the sender that something is off.
+        if path.split(|b| *b == b'/').any(|part| part == b"..") {
+            return Err(ApiError::invalid(format!("path {} has `..` in it; send it without", show(&path))));
         }
         Ok(Self(path))
     }
@@ -125,8 +130,20 @@ mod tests {
         assert_eq!(uri("/v1/files").unwrap(), b"/");
         assert_eq!(uri("/v1/files/").unwrap(), b"/");
         assert_eq!(uri("/v1/files/%FF%2F+x").unwrap(), b"/\xff/+x");
-        assert_eq!(uri("/v1/files/../etc").unwrap(), b"/../etc");
+        assert_eq!(uri("/v1/files/..a/b../...").unwrap(), b"/..a/b../...");
         assert!(uri("/v1/files/a%00b").unwrap_err().message.contains("NUL"));
+    }
+
+    #[test]
+    fn a_step_up_is_refused_in_every_form() {
+        for up in ["/..", "/../etc", "/a/..", "/a/../b", "/a//..//b", "/%2e%2e/etc", "/a%2f..%2Fb", "/.%2e/x"] {
+            let told = uri(&format!("/v1/files{up}")).unwrap_err().message;
+            assert!(told.contains("..") && told.contains("without"), "{up}: {told}");
+        }
+        assert!(SandboxPath::beneath(Some(b"/workspace"), b"a/../b".to_vec()).is_err());
+        assert!(SandboxPath::from_query(&"/x?path=..".parse().unwrap(), Some("/workspace")).is_err());
+        assert!(SandboxPath::from_json("path", Some("/a/../b"), None).is_err());
+        assert!(SandboxPath::from_json("path", None, Some("Ly4u")).is_err());
     }
 
     #[test]

@@ -69,7 +69,9 @@ pub async fn answer(store: &FileStore, asked: Asked<'_>, stream: OpenStream, con
         response.headers_mut().remove(header::CONTENT_TYPE);
         return Ok(response);
     }
-    let (from, length) = match wanted(headers, size, &etag) {
+    // A range is GET's alone: HEAD tells of the whole.
+    let part = if method == Method::HEAD { Wanted::Whole } else { wanted(headers, size, &etag) };
+    let (from, length) = match part {
         Wanted::Whole => (0, size),
         Wanted::Part { from, length } => {
             *response.status_mut() = StatusCode::PARTIAL_CONTENT;

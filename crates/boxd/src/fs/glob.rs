@@ -49,6 +49,8 @@ pub(crate) struct Plan {
     matcher: GlobMatcher,
     ignore: Option<Gitignore>,
     only_directories: bool,
+    /// Names in the longest path that can match, where there is such a limit: below it nothing needs to be looked at.
+    max_depth: Option<usize>,
 }
 
 impl Plan {
@@ -73,8 +75,12 @@ impl Plan {
             .build()
             .map_err(|e| ApiError::invalid(format!("pattern: {e}")))?
             .compile_matcher();
+        // A class such as `[!a]` matches a slash too, as one more name.
+        let rest = &parts[literal..];
+        let classes = rest.iter().map(|part| part.matches('[').count()).sum::<usize>();
+        let max_depth = (!rest.iter().any(|part| part.contains("**"))).then_some(rest.len() + classes);
         let ignore = request.ignore.as_ref().map(|patterns| Rules::from_patterns(patterns.as_slice())).transpose()?;
-        Ok(Self { path: SandboxPath::new(start)?, matcher, ignore, only_directories })
+        Ok(Self { path: SandboxPath::new(start)?, matcher, ignore, only_directories, max_depth })
     }
 }
 
@@ -90,7 +96,7 @@ pub(crate) fn search(
     let directory = match root.open(plan.path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY) {
         // The pattern's own directory isn't there: it matches nothing. Where `path` itself isn't, that is told.
         Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) if request.pattern.contains('/') && base_exists(root, request) => {
-            return Ok(GlobResponse { matches: Vec::new(), truncated: false, stopped_by: None });
+            return Ok(GlobResponse { matches: Vec::new(), truncated: false, stopped_by: None, directories_unreadable: 0 });
         }
         other => other.map_err(refused)?,
     };
@@ -106,7 +112,7 @@ pub(crate) fn search(
     let base = base_of(&plan.path);
     let found = finder.best.into_sorted();
     let matches = found.into_iter().filter_map(|(_, path)| describe(&directory, &base, &path, writes)).collect();
-    Ok(GlobResponse { matches, truncated: stopped_by.is_some(), stopped_by })
+    Ok(GlobResponse { matches, truncated: stopped_by.is_some(), stopped_by, directories_unreadable: walk.unreadable() })
 }
 
 fn base_exists(root: &Root, request: &GlobRequest) -> bool {
@@ -130,7 +136,8 @@ struct Finder<'a> {
 
 impl Visit for Finder<'_> {
     fn enter(&mut self, directory: &Found<'_>) -> bool {
-        !self.is_left_out(directory)
+        let depth = directory.path.iter().filter(|b| **b == b'/').count() + 1;
+        self.plan.max_depth.is_none_or(|max| depth < max) && !self.is_left_out(directory)
     }
 
     fn see(&mut self, found: &Found<'_>) {

@@ -5,7 +5,7 @@ use std::{cmp::Ordering, os::fd::OwnedFd};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use cobox_protocol::{
     ApiError,
-    fs::{FileEntry, ListRequest, ListResponse, SortBy},
+    fs::{FileEntry, ListRequest, ListResponse, SortBy, StoppedBy},
 };
 use rustix::{
     fs::{AtFlags, FileType, OFlags, Stat},
@@ -41,9 +41,15 @@ pub fn list(root: &Root, path: &SandboxPath, request: &ListRequest, writes: &Wri
     } else {
         page.flat(place, request)
     };
-    let (entries, next) = listed.map_err(|e| refusal(e, path))?;
+    let Listed { entries, next, is_too_deep } = listed.map_err(|e| refusal(e, path))?;
     let (shown, path_b64) = path.in_json();
-    Ok(ListResponse { path: shown, path_b64, entries, next_cursor: next.map(|p| encode(&p, request)) })
+    Ok(ListResponse {
+        path: shown,
+        path_b64,
+        entries,
+        next_cursor: next.map(|p| encode(&p, request)),
+        stopped_by: is_too_deep.then_some(StoppedBy::Depth),
+    })
 }
 
 /// What entries' paths begin with.
@@ -118,7 +124,13 @@ fn rank(stat: &Stat, request: &ListRequest) -> i128 {
     if request.descending { -rank } else { rank }
 }
 
-type Listed = (Vec<FileEntry>, Option<Place>);
+#[derive(Default)]
+struct Listed {
+    entries: Vec<FileEntry>,
+    next: Option<Place>,
+    /// Whether there were directories below the deepest that are entered.
+    is_too_deep: bool,
+}
 
 struct Page<'a> {
     directory: OwnedFd,
@@ -151,7 +163,7 @@ impl Page<'_> {
             let Ok(stat) = look(&place.name) else { continue };
             entries.push(entry(&self.directory, &place.name, [self.base.as_slice(), &place.name].concat(), &stat, self.writes));
         }
-        Ok((entries, places.pop().filter(|_| has_more)))
+        Ok(Listed { entries, next: places.pop().filter(|_| has_more), is_too_deep: false })
     }
 
     fn below(&self, after: Option<Vec<u8>>, max_depth: u32, stop: &Stop) -> Result<Listed, Errno> {
@@ -170,7 +182,7 @@ impl Page<'_> {
         if let Some(directory) = open.filter(|_| (levels.len() as u32) < max_depth) {
             levels.push((SortedNames::new(directory, None), relative.len()));
         }
-        let mut entries: Vec<FileEntry> = Vec::new();
+        let mut listed = Listed::default();
         let mut last = None;
         loop {
             let may_descend = (levels.len() as u32) < max_depth;
@@ -183,24 +195,29 @@ impl Page<'_> {
                 levels.pop();
                 continue;
             };
-            if entries.len() == self.limit {
-                return Ok((entries, last.map(|name| Place { rank: 0, name, is_descending: false })));
+            if listed.entries.len() == self.limit {
+                listed.next = last.map(|name| Place { rank: 0, name, is_descending: false });
+                return Ok(listed);
             }
             let Ok(stat) = rustix::fs::statat(&names.directory, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             relative.extend_from_slice(&name);
-            entries.push(entry(&names.directory, &name, [self.base.as_slice(), &relative].concat(), &stat, self.writes));
+            listed.entries.push(entry(&names.directory, &name, [self.base.as_slice(), &relative].concat(), &stat, self.writes));
             last = Some(relative.clone());
-            if kind_of(&names.directory, &name, told) == FileType::Directory
-                && kind(&stat) == FileType::Directory
-                && may_descend
-                // One that may not be read is told and not entered.
-                && let Ok(directory) = enter(&names.directory, &name)
-            {
+            if kind_of(&names.directory, &name, told) != FileType::Directory || kind(&stat) != FileType::Directory {
+                continue;
+            }
+            if !may_descend {
+                // Where the client asked for less, that is no surprise.
+                listed.is_too_deep |= max_depth == MAX_DEPTH;
+                continue;
+            }
+            // One that may not be read is told and not entered.
+            if let Ok(directory) = enter(&names.directory, &name) {
                 relative.push(b'/');
                 levels.push((SortedNames::new(directory, None), relative.len()));
             }
         }
-        Ok((entries, None))
+        Ok(listed)
     }
 }
 

@@ -32,11 +32,12 @@ pub fn remove(root: &Root, path: &SandboxPath, request: &RemoveRequest, author: 
     let Some(existing) = place.existing else {
         return if request.missing_ok { Ok(done) } else { Err(refused(Errno::NOENT)) };
     };
-    author.removes(&place.parent, &place.name);
+    let removal = author.removes(&place.parent, &place.name);
     let is_directory = kind(&existing) == FileType::Directory;
     let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
     match rustix::fs::unlinkat(&place.parent, place.name.as_slice(), flags) {
         Err(Errno::NOTEMPTY) if request.recursive => {
+            drop(removal);
             done.entries += empty_and_remove(&place.parent, &place.name, author, stop).map_err(refused)?
         }
         Err(Errno::NOTEMPTY) => {
@@ -44,6 +45,7 @@ pub fn remove(root: &Root, path: &SandboxPath, request: &RemoveRequest, author: 
         }
         other => {
             other.map_err(refused)?;
+            removal.done();
             done.entries += 1;
         }
     }
@@ -82,7 +84,7 @@ pub fn empty_and_remove(parent: &OwnedFd, name: &[u8], author: &Author, stop: &S
         let is_top = above.len() == 1;
         let Some(level) = above.last_mut() else { return Ok(count) };
         let up = if is_top { parent.try_clone().map_err(|_| Errno::MFILE)? } else { open_up(&here, level.id)? };
-        author.removes(&up, &level.name);
+        let removal = author.removes(&up, &level.name);
         match rustix::fs::unlinkat(&up, level.name.as_slice(), AtFlags::REMOVEDIR) {
             Err(Errno::NOTEMPTY) if level.looks < MAX_LOOKS => {
                 level.looks += 1;
@@ -90,6 +92,7 @@ pub fn empty_and_remove(parent: &OwnedFd, name: &[u8], author: &Author, stop: &S
             }
             other => other?,
         }
+        removal.done();
         count += 1;
         above.pop();
         if above.is_empty() {
@@ -114,7 +117,7 @@ fn clear(here: &OwnedFd, count: &mut u64, author: &Author, stop: &Stop) -> Resul
         if stop.is_stopped() {
             return Err(Errno::INTR);
         }
-        author.removes(here, name);
+        let removal = author.removes(here, name);
         let is_directory = match entry.file_type() {
             FileType::Directory => true,
             FileType::Unknown => kind(&rustix::fs::statat(here, name, AtFlags::SYMLINK_NOFOLLOW)?) == FileType::Directory,
@@ -122,7 +125,8 @@ fn clear(here: &OwnedFd, count: &mut u64, author: &Author, stop: &Stop) -> Resul
         };
         let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         match rustix::fs::unlinkat(here, name, flags) {
-            Ok(()) | Err(Errno::NOENT) => {}
+            Ok(()) => removal.done(),
+            Err(Errno::NOENT) => {}
             Err(Errno::NOTEMPTY) => {
                 *count -= 1;
                 return Ok(Some(name.to_vec()));

@@ -39,7 +39,7 @@ pub fn move_(t: &Transfer<'_>) -> Result<Changed, ApiError> {
     let source = locate_name(t.root, t.from.bytes()).map_err(|e| refusal(e, t.from))?;
     let existing = source.existing.ok_or_else(|| refusal(Errno::NOENT, t.from))?;
     let (parent, name) = t.destination()?;
-    t.author.removes(&source.parent, &source.name);
+    let removal = t.author.removes(&source.parent, &source.name);
     let moved = {
         // Held so that no write through boxd, checked against a version, comes between.
         let mut writes = t.writes.lock();
@@ -51,9 +51,12 @@ pub fn move_(t: &Transfer<'_>) -> Result<Changed, ApiError> {
         moved
     };
     match moved {
-        Ok(()) => {}
+        Ok(()) => removal.done(),
         // Another file system, or a directory of the root's lower layer, which can't be renamed.
-        Err(Errno::XDEV) => return t.move_by_copy(&source, kind(&existing), &parent, name),
+        Err(Errno::XDEV) => {
+            drop(removal);
+            return t.move_by_copy(&source, kind(&existing), &parent, name);
+        }
         Err(e) => return Err(t.not_placed(e)),
     }
     sync_directory(&parent).and_then(|()| sync_directory(&source.parent)).map_err(|e| refusal(e, t.to))?;
@@ -206,7 +209,9 @@ impl Transfer<'_> {
         if kind == FileType::Directory {
             empty_and_remove(&source.parent, &source.name, self.author, self.stop).map_err(refused)?;
         } else {
+            let removal = self.author.removes(&source.parent, &source.name);
             rustix::fs::unlinkat(&source.parent, source.name.as_slice(), AtFlags::empty()).map_err(refused)?;
+            removal.done();
         }
         sync_directory(&source.parent).map_err(refused)?;
         Ok(self.done(copied))

@@ -5,7 +5,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc, Condvar, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -29,6 +29,8 @@ pub struct Walk {
     /// Threads with nothing to do.
     idle: AtomicUsize,
     is_too_deep: AtomicBool,
+    /// Directories that may not be read.
+    unreadable: AtomicU64,
     hidden: bool,
     stop: Stop,
 }
@@ -93,6 +95,7 @@ impl Walk {
             ready: Condvar::new(),
             idle: AtomicUsize::new(0),
             is_too_deep: AtomicBool::new(false),
+            unreadable: AtomicU64::new(0),
             hidden,
             stop,
         }
@@ -100,6 +103,10 @@ impl Walk {
 
     pub fn is_too_deep(&self) -> bool {
         self.is_too_deep.load(Ordering::Relaxed)
+    }
+
+    pub fn unreadable(&self) -> u64 {
+        self.unreadable.load(Ordering::Relaxed)
     }
 
     /// Takes part in the walk until it is over; called by each of its threads.
@@ -190,9 +197,12 @@ impl Walk {
                 self.is_too_deep.store(true, Ordering::Relaxed);
                 continue;
             }
-            // One that may not be read, or is gone, has nothing in it for us.
-            let below =
-                open_beneath(directory, name, OFlags::RDONLY | OFlags::DIRECTORY).and_then(|fd| refuse_kernel_files(&fd).map(|()| fd));
+            // One that is gone, or the kernel's, has nothing in it for us.
+            let below = open_beneath(directory, name, OFlags::RDONLY | OFlags::DIRECTORY);
+            if matches!(below, Err(Errno::ACCESS)) {
+                self.unreadable.fetch_add(1, Ordering::Relaxed);
+            }
+            let below = below.and_then(|fd| refuse_kernel_files(&fd).map(|()| fd));
             let (Ok(below), Some(level)) = (below, levels.last()) else { continue };
             path.push(b'/');
             let rules = level.rules.clone().map(|above| Rules::below(above, &below, path.len()));

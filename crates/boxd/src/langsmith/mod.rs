@@ -62,9 +62,17 @@ pub async fn upload(
     };
     let written = caller.stream.until_revoked(write).await?;
     server.happenings.written(&caller.claims, &path, written.size);
-    let (shown, _) = path.in_json();
+    let (shown, path_b64) = path.in_json();
     let status = if written.is_new { StatusCode::CREATED } else { StatusCode::OK };
-    Ok((status, Json(json!({ "path": shown, "size": written.size, "etag": written.etag }))))
+    Ok((status, Json(with_bytes(json!({ "path": shown, "size": written.size, "etag": written.etag }), path_b64.as_deref()))))
+}
+
+/// A path's exact bytes beside its text, where that lost something. That SDK passes over what it doesn't know.
+fn with_bytes(mut told: Value, path_b64: Option<&str>) -> Value {
+    if let Some(path_b64) = path_b64 {
+        told["path_b64"] = path_b64.into();
+    }
+    told
 }
 
 /// `GET` and `HEAD /download?path=`.
@@ -105,8 +113,10 @@ pub async fn glob(State(server): State<Arc<Server>>, caller: Caller<FsRead>, con
     let request: SearchRequest = read_object(&body::collect(content, MAX_SEARCH_BYTES).await?)?;
     let asked = GlobRequest { path: request.absolute(&server), pattern: request.pattern, limit: request.limit, ..GlobRequest::default() };
     let found = caller.stream.until_revoked(fs::glob_files(&server, asked)).await?;
-    let told =
-        |e: &FileEntry| json!({ "path": e.path, "is_dir": e.kind == FileKind::Directory, "size_bytes": e.size, "modified_at": e.mtime });
+    let told = |e: &FileEntry| {
+        let entry = json!({ "path": e.path, "is_dir": e.kind == FileKind::Directory, "size_bytes": e.size, "modified_at": e.mtime });
+        with_bytes(entry, e.path_b64.as_deref())
+    };
     Ok(Json(json!({ "matches": found.matches.iter().map(told).collect::<Vec<_>>(), "truncated": found.truncated })))
 }
 
@@ -122,7 +132,8 @@ pub async fn grep(State(server): State<Arc<Server>>, caller: Caller<FsRead>, con
         ..GrepRequest::default()
     };
     let found = caller.stream.until_revoked(fs::grep_files(&server, asked)).await?;
-    let told = |m: &GrepMatch| json!({ "path": m.path, "line": m.line.line_number, "text": m.line.text });
+    let told =
+        |m: &GrepMatch| with_bytes(json!({ "path": m.path, "line": m.line.line_number, "text": m.line.text }), m.path_b64.as_deref());
     let matches: Vec<Value> = found.matches.iter().flatten().map(told).collect();
     Ok(Json(json!({ "matches": matches, "truncated": found.truncated })))
 }

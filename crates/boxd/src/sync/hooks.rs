@@ -111,10 +111,11 @@ impl Hooks for SandboxFiles {
     ) -> Result<Option<Stat>, Errno> {
         // Held over the look and the change, so that of two boxd writers only one wins.
         let mut writes = self.writes.lock();
-        if deed == Deed::Removed {
-            self.author.removes(directory, path.name());
-        }
+        let removal = (deed == Deed::Removed).then(|| self.author.removes(directory, path.name()));
         let stat = step()?;
+        if let Some(removal) = removal {
+            removal.done();
+        }
         if let Some(stat) = &stat {
             writes.record(stat);
             self.author.placed(directory, path.name(), stat, deed == Deed::New);

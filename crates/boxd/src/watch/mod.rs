@@ -166,8 +166,8 @@ impl Events {
                 .overflow(OverflowReason::CursorExpired, "what happened since that cursor is not known any more; look at the files again");
         }
         let cursor = cursor(&self.life, self.at);
-        let (path, _) = self.path.in_json();
-        let ready = frame("ready", Some(&cursor), &WatchReady { cursor: cursor.clone(), path, recursive: self.recursive });
+        let (path, path_b64) = self.path.in_json();
+        let ready = frame("ready", Some(&cursor), &WatchReady { cursor: cursor.clone(), path, path_b64, recursive: self.recursive });
         [ready, lost].concat().into()
     }
 

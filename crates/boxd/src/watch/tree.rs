@@ -29,7 +29,7 @@ use super::{
     pending::{Change, Entry, Pending},
 };
 use crate::{
-    files::{ChangeLog, is_temp_name, kind, open_beneath, refuse_kernel_files, version},
+    files::{ChangeLog, Listener, is_temp_name, kind, open_beneath, refuse_kernel_files, version},
     fs::{each_name, file_kind, kind_of},
 };
 
@@ -54,6 +54,7 @@ pub struct Tree {
     /// When the first of the pending changes came.
     since: Option<Instant>,
     has_told_limit: bool,
+    listener: Listener,
 }
 
 struct Node {
@@ -105,6 +106,7 @@ impl Tree {
             moving: HashMap::new(),
             since: None,
             has_told_limit: false,
+            listener: teller.changes.listen(),
         };
         tree.watch_below(top, None, inotify, teller);
         Ok(tree)
@@ -421,7 +423,7 @@ impl Tree {
         };
         let key = (entry.parent.0, entry.parent.1, name);
         let seen = if is_removed { None } else { stat.as_ref().and_then(version) };
-        let change = teller.changes.change(&key, seen, entry.is_directory);
+        let change = teller.changes.change(&key, seen, entry.is_directory, &self.listener);
         // A directory that boxd made and a program has changed since.
         let change = change.filter(|_| !(entry.is_directory && entry.change == Change::Modified));
         let by = match &change {

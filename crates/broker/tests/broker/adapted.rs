@@ -121,7 +121,7 @@ impl Adapter for HostDirectory {
             entries.push(entry(&format!("{path}/{}", found.file_name().display()), &found.metadata().map_err(failed)?));
         }
         entries.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(ListResponse { path, path_b64: None, entries, next_cursor: None })
+        Ok(ListResponse { path, path_b64: None, entries, next_cursor: None, stopped_by: None })
     }
 
     async fn stat(&self, _: &SandboxId, path: &str) -> Adapted<FileEntry> {

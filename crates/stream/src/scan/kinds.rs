@@ -10,11 +10,18 @@ pub fn number(digits: &[u8]) -> Option<u32> {
 pub fn of_osc(number: Option<u32>) -> Kinds {
     match number {
         // A command without a number is a title to some.
-        None | Some(0..=3) => Kinds::TITLE,
+        // Konsole has 30 for its tab's and 32 for the icon.
+        None | Some(0..=3 | 30 | 32) => Kinds::TITLE,
         // The clipboard of xterm and of kitty; iTerm2's commands copy, download and report.
         Some(52 | 5522 | 1337) => Kinds::CLIPBOARD,
         Some(_) => Kinds::NONE,
     }
+}
+
+/// `ESC` and a character after others: character sets, sizes, and with `%` another coding than UTF-8, in which bytes that pass here as
+/// parts of characters would be controls.
+pub fn of_escape(header: &[u8]) -> Kinds {
+    if header.first() == Some(&b'%') { Kinds::CLIPBOARD } else { Kinds::NONE }
 }
 
 /// Colours, fonts, pointers: set by a value, asked for by a question mark.

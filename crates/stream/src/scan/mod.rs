@@ -3,6 +3,9 @@
 //! A terminal reads more than one spelling of a sequence (`ESC [` and U+009B, leading zeros, control characters in between), so the
 //! states here follow what terminals do, not what programs usually write. Where it can't be sure it hides: a viewer that misses
 //! a colour is better off than one whose terminal types into the shell.
+//!
+//! The single bytes 0x80 to 0x9f are no controls here: in UTF-8, which is what terminals are sent, they are parts of characters or
+//! errors. What would take a terminal out of UTF-8, and make controls of them, reaches nobody who doesn't allow it.
 
 mod kinds;
 
@@ -187,7 +190,8 @@ impl Scanner {
             },
             State::Escape { closes } => self.escape(byte, closes, found),
             State::EscapeIntermediate => match byte {
-                0x30..=0x7e | CAN | SUB => self.state = State::Ground,
+                0x30..=0x7e => self.ends(kinds::of_escape(&self.header), found),
+                CAN | SUB => self.state = State::Ground,
                 ESC => self.begin(self.at, State::Escape { closes: Kinds::NONE }),
                 _ => {}
             },
@@ -232,7 +236,10 @@ impl Scanner {
             // Asks for the terminal's identity.
             b'Z' => self.ends(Kinds::QUERY, found),
             b'\\' => self.ends(closes, found),
-            0x20..=0x2f => self.state = State::EscapeIntermediate,
+            0x20..=0x2f => {
+                self.header.push(byte);
+                self.state = State::EscapeIntermediate;
+            }
             0x30..=0x7e | CAN | SUB => self.state = State::Ground,
             ESC => self.begin(self.at, State::Escape { closes: Kinds::NONE }),
             _ => {}

@@ -116,6 +116,7 @@ class GlobResult:
     truncated: bool
     # max_matches, max_bytes, timeout, depth
     stopped_by: str | None = None
+    directories_unreadable: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,7 @@ class GrepResult:
     matches: list[GrepMatch] = field(default_factory=list)
     files: list[GrepFile] = field(default_factory=list)
     counts: list[GrepFile] = field(default_factory=list)
+    directories_unreadable: int = 0
 
 
 @dataclass(frozen=True)

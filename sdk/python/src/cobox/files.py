@@ -6,7 +6,7 @@ import asyncio
 import os
 import types
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from . import errors, multipart
 from .answers import Downloaded, FileContent, FileHead, FileWritten, Unpacked, Uploaded, UploadResult
@@ -178,12 +178,13 @@ class FilesApi:
         return results
 
     @method
-    def unpack(self, path: SandboxPath, archive: Content, *, zstd: bool = False) -> Flow[Unpacked]:
-        """Unpacks a tar beneath a directory."""
+    def unpack(
+        self, path: SandboxPath, archive: Content, *, zstd: bool = False, links: Literal["inside", "any"] = "inside"
+    ) -> Flow[Unpacked]:
+        """Unpacks a tar beneath a directory. One with symbolic links that lead out of it is refused, unless `links` is `any`."""
         headers = (("content-type", TAR_ZSTD if zstd else TAR),)
-        call = Call(
-            "PUT", f"/archive?path={in_query(path)}", body=Upload(archive), headers=headers, is_repeatable=False, timeout=ARCHIVE_TIMEOUT
-        )
+        target = f"/archive?path={in_query(path)}" + ("" if links == "inside" else f"&links={links}")
+        call = Call("PUT", target, body=Upload(archive), headers=headers, is_repeatable=False, timeout=ARCHIVE_TIMEOUT)
         answer = yield from perform(self._grant, call)
         return decode(Unpacked, answer.body, self._grant.base)
 

@@ -1,5 +1,6 @@
 //! Whole directories over HTTP as a tar, plain or compressed, streamed both ways.
 
+pub(crate) mod links;
 mod pack;
 pub(crate) mod pipe;
 pub(crate) mod unpack;
@@ -19,10 +20,11 @@ use cobox_protocol::{
 use futures_util::StreamExt;
 use http::{HeaderMap, Uri, header};
 
+use self::{links::Links, unpack::Terms};
 use super::{
     SandboxPath,
     refusal::{disk_full, not_a_file, refusal},
-    refuse_when_full,
+    refuse_part, refuse_when_full,
     root::Root,
     workers::gone,
 };
@@ -84,14 +86,19 @@ pub async fn put(
 ) -> Result<Json<ArchiveUnpacked>, Failure> {
     let path = SandboxPath::from_query(&uri, None)?;
     refuse_when_full(&server.authority)?;
+    refuse_part(&headers)?;
     let format = sent_format(&headers)?;
+    let links = Links::of(&uri)?;
     let slot = server.files.workers.archive_slot()?;
     let work = async {
         let (sender, incoming) = pipe::incoming();
         let job = {
             let (path, writes, authority) = (path.clone(), server.files.writes.clone(), server.authority.clone());
             let author = server.files.author(&caller.claims);
-            move |root: &Root| unpack::unpack(root, &path, format, incoming, &writes, &author, &|| authority.view().disk_full)
+            move |root: &Root| {
+                let is_full = || authority.view().disk_full;
+                unpack::unpack(root, &path, format, incoming, Terms { links, writes: &writes, author: &author, is_full: &is_full })
+            }
         };
         let done = server.files.workers.run_archive(slot, job).await?;
         let mut chunks = body::chunks(content);

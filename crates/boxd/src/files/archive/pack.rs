@@ -11,6 +11,8 @@ use std::{
     path::Path,
 };
 
+use cobox_protocol::files::ARCHIVE_SKIPPED;
+use percent_encoding::percent_encode;
 use rustix::{
     fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat},
     io::Errno,
@@ -19,6 +21,7 @@ use tar::{Builder, EntryType, Header};
 
 use super::{Format, pipe::Outgoing};
 use crate::files::{
+    many::IN_A_HEADER,
     path::{SandboxPath, split},
     root::{Root, kind, refuse_kernel_files},
     write::is_temp_name,
@@ -96,6 +99,8 @@ fn pack_directory<W: Write>(tar: &mut Builder<W>, top: OwnedFd) -> io::Result<()
             Ok(None) => {}
             // Deleted since it was listed.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            // Not for the sandbox's user to read: the rest is. Nothing of this entry was written yet.
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => tell_skipped(tar, &name)?,
             Err(e) => return Err(io::Error::new(e.kind(), format!("{}: {e}", crate::files::path::show(&name)))),
         }
     }
@@ -150,6 +155,25 @@ fn pack_file<W: Write>(tar: &mut Builder<W>, name: &[u8], file: OwnedFd, stat: &
     }
 }
 
+fn tell_skipped<W: Write>(tar: &mut Builder<W>, name: &[u8]) -> io::Result<()> {
+    let record = pax_record(ARCHIVE_SKIPPED, &percent_encode(name, &IN_A_HEADER).to_string());
+    let mut header = Header::new_ustar();
+    header.set_entry_type(EntryType::XGlobalHeader);
+    header.set_mode(0o644);
+    header.set_size(record.len() as u64);
+    tar.append_data(&mut header, "pax_global_header", record.as_bytes())
+}
+
+/// `<length> <key>=<value>\n`, where the length counts its own digits too.
+fn pax_record(key: &str, value: &str) -> String {
+    let rest = format!(" {key}={value}\n");
+    let mut length = rest.len();
+    while length != rest.len() + length.to_string().len() {
+        length = rest.len() + length.to_string().len();
+    }
+    format!("{length}{rest}")
+}
+
 fn header(kind: EntryType, stat: &Stat) -> Header {
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);
@@ -181,5 +205,19 @@ impl Read for Exactly<'_> {
         }
         self.left -= n as u64;
         Ok(n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_counts_its_own_length() {
+        for n in 0..1200 {
+            let record = pax_record("k", &"v".repeat(n));
+            let (length, _) = record.split_once(' ').unwrap();
+            assert_eq!(length.parse(), Ok(record.len()));
+        }
     }
 }

@@ -10,12 +10,16 @@ use std::{
 
 use cobox_protocol::ApiError;
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps},
+    fs::{FileType, Mode, OFlags, Timespec, Timestamps},
     io::Errno,
 };
 use tar::{Archive, Entry, EntryType};
 
-use super::{Format, pipe::Incoming};
+use super::{
+    Format,
+    links::{Links, place_hard_link, place_symlink},
+    pipe::Incoming,
+};
 use crate::{
     body::too_large,
     files::{
@@ -25,7 +29,7 @@ use crate::{
         place::make_directory,
         refusal::{disk_full, refusal},
         root::{Root, kind, open_beneath, refuse_kernel_files},
-        write::{MAX_FILE_BYTES, Temp, current, temp_name, write_all},
+        write::{MAX_FILE_BYTES, Temp, current, write_all},
     },
 };
 
@@ -42,36 +46,40 @@ const ZSTD_WINDOW_LOG: u32 = 24;
 /// Names of directories whose rights are taken away at the end, kept in memory until then: a hundred thousand ordinary ones.
 const MAX_LATE_BYTES: usize = 16 * 1024 * 1024;
 const COPY_BYTES: usize = 256 * 1024;
+/// How PAX says that a file's holes are left out. Such an entry has another name and other bytes than the file.
+const PAX_SPARSE: &[u8] = b"GNU.sparse.";
 
 pub struct Unpacked {
     pub entries: u64,
     pub bytes: u64,
 }
 
-/// `is_full` is asked while it goes on: a few compressed bytes can stand for more than the disk may hold.
-pub fn unpack(
-    root: &Root,
-    path: &SandboxPath,
-    format: Format,
-    from: Incoming,
-    writes: &WriteLog,
-    author: &Author,
-    is_full: &dyn Fn() -> bool,
-) -> Result<Unpacked, ApiError> {
-    let base = make_directory(root, path.bytes(), true, author).map_err(|e| refusal(e, path))?;
+/// How a request wants it, and what its changes are told to.
+#[derive(Clone, Copy)]
+pub struct Terms<'a> {
+    pub links: Links,
+    pub writes: &'a WriteLog,
+    pub author: &'a Author,
+    /// Asked while it goes on: a few compressed bytes can stand for more than the disk may hold.
+    pub is_full: &'a dyn Fn() -> bool,
+}
+
+pub fn unpack(root: &Root, path: &SandboxPath, format: Format, from: Incoming, terms: Terms<'_>) -> Result<Unpacked, ApiError> {
+    let base = make_directory(root, path.bytes(), true, terms.author).map_err(|e| refusal(e, path))?;
     match format {
-        Format::Tar => unpack_from(from, Unpacker::new(base, writes, author, is_full)),
+        Format::Tar => unpack_from(from, Unpacker::new(base, terms)),
         Format::TarZstd => {
             let mut decoder = zstd::Decoder::new(from).map_err(|e| unreadable(&e))?;
             decoder.window_log_max(ZSTD_WINDOW_LOG).map_err(|e| unreadable(&e))?;
-            unpack_from(decoder, Unpacker::new(base, writes, author, is_full))
+            unpack_from(decoder, Unpacker::new(base, terms))
         }
     }
 }
 
 fn unpack_from(from: impl Read, mut unpacker: Unpacker<'_>) -> Result<Unpacked, ApiError> {
     let budget = Rc::new(Cell::new(MAX_EXTENSION_BYTES));
-    let mut archive = Archive::new(Metered { from, budget: budget.clone() });
+    let is_over = Rc::new(Cell::new(false));
+    let mut archive = Archive::new(Metered { from, budget: budget.clone(), is_over: is_over.clone() });
     {
         let mut entries = archive.entries().map_err(|e| unreadable(&e))?;
         loop {
@@ -82,6 +90,14 @@ fn unpack_from(from: impl Read, mut unpacker: Unpacker<'_>) -> Result<Unpacked, 
             budget.set(u64::MAX);
             unpacker.take(&mut entry)?;
         }
+    }
+    // The last entry is followed by a block of zeros; a body that was cut off between two entries has none.
+    if is_over.get() {
+        let message = match unpacker.done.entries {
+            0 => "the body has no archive in it: a tar, even an empty one, ends in blocks of zeros".to_owned(),
+            n => format!("the archive breaks off after {n} entries: the blocks of zeros at its end are missing; send it again"),
+        };
+        return Err(ApiError::invalid(message));
     }
     budget.set(MAX_TRAILING_BYTES);
     io::copy(&mut archive.into_inner(), &mut io::sink()).map_err(|e| unreadable(&e))?;
@@ -96,11 +112,16 @@ fn unreadable(error: &io::Error) -> ApiError {
 struct Metered<R> {
     from: R,
     budget: Rc<Cell<u64>>,
+    /// Whether there is nothing more to read.
+    is_over: Rc<Cell<bool>>,
 }
 
 impl<R: Read> Read for Metered<R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let n = self.from.read(buf)?;
+        if n == 0 && !buf.is_empty() {
+            self.is_over.set(true);
+        }
         let left =
             self.budget.get().checked_sub(n as u64).ok_or_else(|| io::Error::other("headers or padding are larger than any real ones"))?;
         self.budget.set(left);
@@ -116,23 +137,19 @@ struct Unpacker<'a> {
     late_modes: Vec<(Vec<u8>, Mode)>,
     /// Of the names in `late_modes` together.
     late_bytes: usize,
-    writes: &'a WriteLog,
-    author: &'a Author,
-    is_full: &'a dyn Fn() -> bool,
+    terms: Terms<'a>,
     buffer: Vec<u8>,
     done: Unpacked,
 }
 
 impl<'a> Unpacker<'a> {
-    fn new(base: OwnedFd, writes: &'a WriteLog, author: &'a Author, is_full: &'a dyn Fn() -> bool) -> Self {
+    fn new(base: OwnedFd, terms: Terms<'a>) -> Self {
         Self {
             base: Arc::new(base),
             last_parent: None,
             late_modes: Vec::new(),
             late_bytes: 0,
-            writes,
-            author,
-            is_full,
+            terms,
             buffer: vec![0; COPY_BYTES],
             done: Unpacked { entries: 0, bytes: 0 },
         }
@@ -147,7 +164,7 @@ impl<'a> Unpacker<'a> {
         if self.done.entries > MAX_ENTRIES {
             return Err(ApiError::invalid(format!("the archive has more than {MAX_ENTRIES} entries")));
         }
-        if (self.is_full)() {
+        if (self.terms.is_full)() {
             return Err(disk_full());
         }
         let raw = entry.path_bytes().into_owned();
@@ -159,20 +176,31 @@ impl<'a> Unpacker<'a> {
             return if is_directory { Ok(()) } else { Err(ApiError::invalid("an entry has no name")) };
         }
         let (directory, last) = split(&name).ok_or(Errno::INVAL).map_err(refused)?;
+        let target = entry.link_name_bytes().unwrap_or_default().into_owned();
+        match kind {
+            EntryType::Symlink => self.terms.links.check(&raw, directory, &target)?,
+            EntryType::Regular | EntryType::Continuous if is_pax_sparse(entry)? => {
+                return Err(ApiError::invalid(format!(
+                    "the archive's entry {} is a file without its holes in PAX form; make the archive with --format=gnu, or without --sparse",
+                    show(&raw)
+                )));
+            }
+            _ => {}
+        }
         let parent = self.parent(directory).map_err(refused)?;
         match kind {
-            EntryType::Regular | EntryType::Continuous => self.take_file(entry, &parent, last, &raw),
+            // Of a sparse one the reader gives the holes too, as zeros.
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => self.take_file(entry, &parent, last, &raw),
             EntryType::Directory => {
                 let mode = entry.header().mode().unwrap_or(0o755) & 0o777;
                 self.take_directory(&parent, last, &name, mode).map_err(refused)
             }
             EntryType::Symlink => {
-                let target = entry.link_name_bytes().unwrap_or_default();
-                place_link(&parent, last, &target).map_err(refused)?;
+                place_symlink(&parent, last, &target).map_err(refused)?;
                 self.sign(&parent, last);
                 Ok(())
             }
-            EntryType::Link => Err(not_taken("a hard link", &raw)),
+            EntryType::Link => self.take_hard_link(&target, &parent, last, &raw),
             EntryType::Fifo => Err(not_taken("a fifo", &raw)),
             EntryType::Char | EntryType::Block => Err(not_taken("a device", &raw)),
             other => Err(not_taken(&format!("of kind {:?}", char::from(other.as_byte())), &raw)),
@@ -193,7 +221,7 @@ impl<'a> Unpacker<'a> {
             if n == 0 {
                 return Err(ApiError::invalid(format!("the archive ends in the middle of {}", show(raw))));
             }
-            if (self.is_full)() {
+            if (self.terms.is_full)() {
                 return Err(disk_full());
             }
             write_all(&temp.file, &self.buffer[..n]).map_err(refused)?;
@@ -204,12 +232,32 @@ impl<'a> Unpacker<'a> {
             rustix::fs::futimens(&temp.file, &Timestamps { last_access: at, last_modification: at }).map_err(refused)?;
         }
         let is_new = current(parent, last).map_err(refused)?.is_none();
-        let mut writes = self.writes.lock();
+        let mut writes = self.terms.writes.lock();
         temp.rename_to(last, false).map_err(refused)?;
         let stat = rustix::fs::fstat(&temp.file).map_err(refused)?;
         writes.record(&stat);
-        self.author.placed(parent, last, &stat, is_new);
+        self.terms.author.placed(parent, last, &stat, is_new);
         Ok(())
+    }
+
+    /// Of an earlier entry, or of a file that was there: beneath the directory either way.
+    fn take_hard_link(&mut self, target: &[u8], parent: &OwnedFd, last: &[u8], raw: &[u8]) -> Result<(), ApiError> {
+        let name = clean_name(target)?;
+        let is_new = current(parent, last).map_err(|e| refusal(e, show(raw)))?.is_none();
+        let mut writes = self.terms.writes.lock();
+        match place_hard_link(&self.base, &name, parent, last) {
+            Ok(stat) => {
+                writes.record(&stat);
+                self.terms.author.placed(parent, last, &stat, is_new);
+                Ok(())
+            }
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::INVAL) => Err(ApiError::invalid(format!(
+                "the archive's entry {} is another name for {}, which is no file in the directory it is unpacked into",
+                show(raw),
+                show(target)
+            ))),
+            Err(e) => Err(refusal(e, show(raw))),
+        }
     }
 
     fn take_directory(&mut self, parent: &OwnedFd, last: &[u8], name: &[u8], mode: u32) -> Result<(), Errno> {
@@ -239,7 +287,7 @@ impl<'a> Unpacker<'a> {
     /// Says who made a directory or a link, unless it is gone already.
     fn sign(&self, parent: &OwnedFd, name: &[u8]) {
         if let Ok(Some(stat)) = current(parent, name) {
-            self.author.placed(parent, name, &stat, true);
+            self.terms.author.placed(parent, name, &stat, true);
         }
     }
 
@@ -289,18 +337,13 @@ impl<'a> Unpacker<'a> {
     }
 }
 
-/// A link goes in as it is, wherever it points: it is only a name, and nothing here follows it.
-fn place_link(parent: &OwnedFd, last: &[u8], target: &[u8]) -> Result<(), Errno> {
-    let temp = temp_name()?;
-    rustix::fs::symlinkat(target, parent, temp.as_str())?;
-    rustix::fs::renameat(parent, temp.as_str(), parent, last).inspect_err(|_| {
-        // The error that is told is the first one.
-        let _ = rustix::fs::unlinkat(parent, temp.as_str(), AtFlags::empty());
-    })
+fn is_pax_sparse(entry: &mut Entry<'_, impl Read>) -> Result<bool, ApiError> {
+    let Some(extensions) = entry.pax_extensions().map_err(|e| unreadable(&e))? else { return Ok(false) };
+    Ok(extensions.flatten().any(|extension| extension.key_bytes().starts_with(PAX_SPARSE)))
 }
 
 fn not_taken(what: &str, name: &[u8]) -> ApiError {
-    ApiError::invalid(format!("the archive's entry {} is {what}; only files, directories and symbolic links are unpacked", show(name)))
+    ApiError::invalid(format!("the archive's entry {} is {what}; only files, directories and links are unpacked", show(name)))
 }
 
 /// An entry's name without `.` and doubled slashes. The kernel would keep `..` inside too; refusing it tells the sender that something is off.

@@ -81,7 +81,7 @@ pub async fn grep(server: &Server, request: GrepRequest) -> Result<GrepResponse,
     let mut hits = one.await.map_err(|_| gone())?;
     hits.append(&mut two.await.map_err(|_| gone())?);
     let too_deep = walk.is_too_deep().then_some(StoppedBy::Depth);
-    Ok(plan.answer(hits, stop.reason().or(too_deep)))
+    Ok(GrepResponse { directories_unreadable: walk.unreadable(), ..plan.answer(hits, stop.reason().or(too_deep)) })
 }
 
 enum Begun {
@@ -196,6 +196,12 @@ impl Plan {
         is_within
     }
 
+    /// Whether this much more of one file is beyond what the answer can take.
+    fn is_beyond(&self, matches: usize, bytes: usize) -> bool {
+        self.matches.load(Ordering::Relaxed) + matches as u64 > self.max_matches
+            || self.answer_bytes.load(Ordering::Relaxed) + bytes as u64 > MAX_ANSWER_BYTES
+    }
+
     fn answer(&self, mut hits: Vec<FileHits>, stopped_by: Option<StoppedBy>) -> GrepResponse {
         hits.sort_by(|a, b| a.path.cmp(&b.path));
         let count = |c: &AtomicU64| c.load(Ordering::Relaxed);
@@ -307,8 +313,21 @@ impl<'a> Worker<'a> {
         if searched.is_err() && !plan.stop.is_stopped() {
             plan.unreadable.fetch_add(1, Ordering::Relaxed);
         }
-        let (count, hits) = sink.finish();
-        if count == 0 || (plan.output != GrepOutput::Content && !plan.take_one()) {
+        let is_cut_short = sink.is_cut_short;
+        let (mut count, mut hits) = sink.finish();
+        if plan.output == GrepOutput::Content {
+            // Counted only now: what a binary file had before its first NUL takes nobody else's place.
+            let room = hits.iter().take_while(|hit| plan.take_one() && plan.take_bytes(hit.bytes())).count();
+            hits.truncate(room);
+            count = room as u64;
+            if is_cut_short {
+                // By lines around matches alone, where no match was one too many.
+                plan.stop.stop(StoppedBy::MaxBytes);
+            }
+        } else if count > 0 && !plan.take_one() {
+            return;
+        }
+        if count == 0 {
             return;
         }
         self.hits.push(FileHits { path, count, hits });

@@ -1,4 +1,4 @@
-//! What the searcher finds in one file, kept as the answer will tell it: cut to size, and counted against the request's limits.
+//! What the searcher finds in one file, kept as the answer will tell it: cut to size, and no more than the request's limits leave room for.
 
 use std::io;
 
@@ -20,6 +20,12 @@ pub struct Hit {
     pub after: Vec<GrepLine>,
 }
 
+impl Hit {
+    pub fn bytes(&self) -> usize {
+        [&self.line].into_iter().chain(&self.before).chain(&self.after).map(|line| line.text.len()).sum()
+    }
+}
+
 pub struct FileSink<'a> {
     plan: &'a Plan,
     pub is_binary: bool,
@@ -27,18 +33,22 @@ pub struct FileSink<'a> {
     hits: Vec<Hit>,
     /// Lines that belong to a match still to come.
     before: Vec<GrepLine>,
+    /// Of all lines kept.
+    bytes: usize,
+    /// Whether the limits ended the search of this file.
+    pub is_cut_short: bool,
 }
 
 impl<'a> FileSink<'a> {
     pub fn new(plan: &'a Plan) -> Self {
-        Self { plan, is_binary: false, count: 0, hits: Vec::new(), before: Vec::new() }
+        Self { plan, is_binary: false, count: 0, hits: Vec::new(), before: Vec::new(), bytes: 0, is_cut_short: false }
     }
 
     pub fn finish(self) -> (u64, Vec<Hit>) {
         (self.count, self.hits)
     }
 
-    fn line(&self, number: Option<u64>, bytes: &[u8], marks: bool) -> Option<GrepLine> {
+    fn line(&mut self, number: Option<u64>, bytes: &[u8], marks: bool) -> GrepLine {
         let text = bytes.strip_suffix(b"\n").map_or(bytes, |b| b.strip_suffix(b"\r").unwrap_or(b));
         let mut end = text.len().min(self.plan.max_line_bytes);
         let is_cut = end < text.len();
@@ -47,9 +57,7 @@ impl<'a> FileSink<'a> {
             end -= 1;
         }
         let shown = &text[..end];
-        if !self.plan.take_bytes(shown.len()) {
-            return None;
-        }
+        self.bytes += shown.len();
         let mut spans = Vec::new();
         if marks {
             // A pattern that can't be tried again on its own line leaves the line unmarked.
@@ -61,7 +69,13 @@ impl<'a> FileSink<'a> {
             });
         }
         let (text, text_b64) = text_and_b64(shown.to_vec());
-        Some(GrepLine { line_number: number.unwrap_or(0), text, text_b64, is_cut, spans })
+        GrepLine { line_number: number.unwrap_or(0), text, text_b64, is_cut, spans }
+    }
+
+    /// Whether to read on. One more than there is room for is taken: by it the answer knows that there was more.
+    fn goes_on(&mut self) -> bool {
+        self.is_cut_short = self.plan.is_beyond(self.hits.len(), self.bytes);
+        !self.is_cut_short
     }
 }
 
@@ -73,23 +87,20 @@ impl Sink for FileSink<'_> {
             self.count += 1;
             return Ok(self.plan.output == GrepOutput::Count);
         }
-        if !self.plan.take_one() {
-            return Ok(false);
-        }
-        let Some(line) = self.line(found.line_number(), found.bytes(), true) else { return Ok(false) };
+        let line = self.line(found.line_number(), found.bytes(), true);
         self.count += 1;
         let before = std::mem::take(&mut self.before);
         self.hits.push(Hit { line, before, after: Vec::new() });
-        Ok(true)
+        Ok(self.goes_on())
     }
 
     fn context(&mut self, _: &Searcher, found: &SinkContext<'_>) -> Result<bool, io::Error> {
-        let Some(line) = self.line(found.line_number(), found.bytes(), false) else { return Ok(false) };
+        let line = self.line(found.line_number(), found.bytes(), false);
         match (found.kind(), self.hits.last_mut()) {
             (SinkContextKind::After, Some(hit)) => hit.after.push(line),
             _ => self.before.push(line),
         }
-        Ok(true)
+        Ok(self.goes_on())
     }
 
     fn binary_data(&mut self, _: &Searcher, _: u64) -> Result<bool, io::Error> {

@@ -12,7 +12,7 @@ use cobox_openapi::{Operation, Parameter, Shape, bytes};
 
 const ANY: &str = "application/octet-stream";
 const PATH_ABOUT: &str = "Absolute in the sandbox, with its slashes: `/v1/files/workspace/a.txt` is `/workspace/a.txt`. Percent-encoded; any bytes \
-but NUL.";
+but NUL, and no `..`.";
 const TOLD: [(&str, &str); 5] = [
     ("ETag", "The version: strong, changes with any write."),
     ("X-File-Mode", "Permission bits in octal, such as `644`."),
@@ -83,7 +83,10 @@ pub fn routes() -> Vec<Operation> {
             .fails(&[FileNotFound, Forbidden]),
         Operation::new("get", "/v1/archive", "packDirectory", "Read a directory, or a file, as a tar")
             .tag("files")
-            .about("Compressed with `Accept: application/x-tar+zstd`. Names are relative to `path`.")
+            .about(
+                "Compressed with `Accept: application/x-tar+zstd`. Names are relative to `path`. In the place of what the sandbox's user may not \
+                 read is a PAX global record `COBOX.skipped` with its name, percent-encoded.",
+            )
             .needs(&[FsRead])
             .with([absolute()])
             .gives_as(200, "The archive.", TAR, bytes())
@@ -91,9 +94,16 @@ pub fn routes() -> Vec<Operation> {
             .fails(&[FileNotFound, Forbidden]),
         Operation::new("put", "/v1/archive", "unpackArchive", "Unpack a tar beneath a directory")
             .tag("files")
-            .about("The directory is made where it isn't there. Files, directories and links are taken; an entry that would leave it is refused. What was unpacked before an error stays.")
+            .about(
+                "The directory is made where it isn't there. Files, directories and links are taken, hard ones too; an entry that would leave it \
+                 is refused, and so is an archive without the blocks of zeros at its end. What was unpacked before an error stays.",
+            )
             .needs(&[FsWrite])
-            .with([absolute()])
+            .with([
+                absolute(),
+                Parameter::query("links", "`any` takes symbolic links that are absolute or may lead out of the directory too; `inside` refuses them. None is followed.")
+                    .of(json!({ "type": "string", "enum": ["inside", "any"], "default": "inside" })),
+            ])
             .takes_as(TAR, bytes())
             .takes_as(TAR_ZSTD, bytes())
             .gives::<ArchiveUnpacked>(200, "All of it was unpacked.")

@@ -8,13 +8,16 @@ mod tree;
 use cobox_openapi::{Operation, Shape};
 
 pub fn all() -> Vec<Operation> {
-    let health = Operation::new("get", "/healthz", "health", "Whether boxd answers").tag("health").gives_as(
-        200,
-        "It does.",
-        "application/json",
-        Shape::Plain(serde_json::json!({
-            "type": "object", "properties": { "status": { "const": "ok" } }, "required": ["status"]
-        })),
-    );
-    [vec![health], programs::routes(), files::routes(), tree::routes(), langsmith::routes()].into_iter().flatten().collect()
+    let health = |path, id| {
+        Operation::new("get", path, id, "Whether boxd answers").tag("health").gives_as(
+            200,
+            "It does.",
+            "application/json",
+            Shape::Plain(serde_json::json!({
+                "type": "object", "properties": { "status": { "const": "ok" } }, "required": ["status"]
+            })),
+        )
+    };
+    let health = vec![health("/healthz", "health"), health("/v1/healthz", "healthBelowBase")];
+    [health, programs::routes(), files::routes(), tree::routes(), langsmith::routes()].into_iter().flatten().collect()
 }
