@@ -69,6 +69,29 @@ async fn a_command_is_seen_by_everybody_and_its_output_and_status_come_back() {
 }
 
 #[tokio::test]
+async fn the_output_of_several_lines_begins_with_the_first() {
+    let boxd = boxd_with_bash();
+    let _ada = at_a_prompt(&boxd).await;
+    for _ in 0..20 {
+        let result = run(&boxd, "echo one\n# between\necho two; echo three\n(exit 4)").await;
+        assert_eq!((result.output.as_str(), result.exit_code), ("one\ntwo\nthree\n", Some(4)));
+    }
+}
+
+#[tokio::test]
+async fn what_a_shell_says_of_a_line_it_can_not_read_is_the_output() {
+    let boxd = boxd_with_bash();
+    let _ada = at_a_prompt(&boxd).await;
+    for command in ["if then", "for i in 1 2; do\n\techo $i\ndone; if then"] {
+        let result = run(&boxd, command).await;
+        assert!(result.output.ends_with("syntax error near unexpected token `then'\n"), "{result:?}");
+        assert!(!result.output.contains("echo"), "the line itself is not: {result:?}");
+        assert_eq!((result.exit_code, result.truncated), (Some(2), false));
+    }
+    assert_eq!(run(&boxd, "echo and goes on").await.output, "and goes on\n");
+}
+
+#[tokio::test]
 async fn a_window_made_larger_while_a_command_runs_changes_nothing_of_its_output() {
     let boxd = boxd_with_bash();
     let mut ada = at_a_prompt(&boxd).await;

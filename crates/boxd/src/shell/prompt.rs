@@ -114,7 +114,10 @@ impl Prompt {
         let status = || std::str::from_utf8(words.get(2..)?).ok()?.parse().ok();
         match words.first() {
             Some(b'X') => {
-                (self.begun, self.begun_at, self.is_begun) = (self.begun + 1, mark.to, true);
+                // Once for each command of a line, or of several pasted together: what they print begins with the first.
+                if !self.is_begun {
+                    (self.begun, self.begun_at, self.is_begun) = (self.begun + 1, mark.to, true);
+                }
                 self.state = State::Running;
             }
             Some(b'D') => self.ends(mark.from, status()),

@@ -28,6 +28,8 @@ const INTERRUPT_GRACE: Duration = Duration::from_secs(2);
 const MAX_COMMAND_BYTES: usize = 64 * 1024;
 const DEFAULT_OUTPUT_BYTES: u64 = 1024 * 1024;
 const READ_BYTES: usize = 32 * 1024;
+/// What bash's line editor prints when it has taken a line: pastes need no marks until the next one.
+const LINE_TAKEN: &[u8] = b"\x1b[?2004l\r";
 
 pub async fn run(shell: &Arc<Shell>, request: ShellRun, most_output: u64) -> Result<ShellRunResult, ApiError> {
     let began = Instant::now();
@@ -50,6 +52,7 @@ pub async fn run(shell: &Arc<Shell>, request: ShellRun, most_output: u64) -> Res
         let _ = timeout(INTERRUPT_GRACE, watched.follow(&mut reader)).await;
     }
     let end = watched.end();
+    watched.output.begin_after_the_echo();
     let Output { bytes, from, seen, .. } = watched.output;
     let from = from.unwrap_or(seen);
     let to = end.as_ref().map_or(seen, |end| end.ended_at).max(from);
@@ -178,6 +181,17 @@ impl Output {
         }
     }
 
+    /// Where nothing told of a beginning, as for a line that the shell can't parse: all that it said came after the line's echo.
+    fn begin_after_the_echo(&mut self) {
+        if self.from.is_some() || self.is_broken {
+            return;
+        }
+        let taken = self.bytes.windows(LINE_TAKEN.len()).position(|part| part == LINE_TAKEN).map(|at| at + LINE_TAKEN.len());
+        if let Some(echo) = taken.or_else(|| self.bytes.iter().position(|b| *b == b'\n').map(|at| at + 1)) {
+            self.begins_at(self.seen - (self.bytes.len() - echo) as u64);
+        }
+    }
+
     fn take(&mut self, offset: u64, bytes: &[u8], dialect: Dialect) {
         self.seen = offset + bytes.len() as u64;
         if self.from.is_none() && dialect == Dialect::Sh {
@@ -220,7 +234,7 @@ fn as_text(bytes: &[u8]) -> Vec<u8> {
         }
     }
     // The shell's line editor gets ready before it draws the prompt.
-    for ending in [b"\x1b[?2004h".as_slice(), b"\x1b[?2004l\r"] {
+    for ending in [b"\x1b[?2004h".as_slice(), LINE_TAKEN] {
         if text.ends_with(ending) {
             text.truncate(text.len() - ending.len());
         }
