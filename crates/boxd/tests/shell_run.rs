@@ -92,6 +92,24 @@ async fn what_a_shell_says_of_a_line_it_can_not_read_is_the_output() {
 }
 
 #[tokio::test]
+async fn an_exclamation_mark_means_an_earlier_line_to_a_human_and_never_to_who_runs_a_command() {
+    let boxd = boxd_with_bash();
+    let mut ada = at_a_prompt(&boxd).await;
+    let result = run(&boxd, "printf \"#!/bin/sh\\n\"; (exit 3)").await;
+    assert_eq!((result.output.as_str(), result.exit_code, result.timed_out), ("#!/bin/sh\n", Some(3), false));
+    let result = run(&boxd, "echo $? !! \"!ec\"\necho !$").await;
+    assert_eq!((result.output.as_str(), result.exit_code), ("3 !! !ec\n!$\n", Some(0)));
+    ada.type_in("echo \"<$((1+1))>\"\r").await;
+    ada.shows("\n<2>\nbox>").await;
+    until_at_prompt(&boxd).await;
+    ada.type_in("!! again\r").await;
+    ada.shows("\n<2> again\nbox>").await;
+    until_at_prompt(&boxd).await;
+    assert_eq!(run(&boxd, "set -o vi; echo free").await.output, "free\n");
+    assert_eq!(run(&boxd, "echo !!").await.output, "!!\n", "nor where the keys are vi's");
+}
+
+#[tokio::test]
 async fn a_window_made_larger_while_a_command_runs_changes_nothing_of_its_output() {
     let boxd = boxd_with_bash();
     let mut ada = at_a_prompt(&boxd).await;

@@ -14,7 +14,7 @@ use cobox_stream::{Kinds, Read, Reader};
 use tokio::{sync::watch, time::timeout};
 
 use super::{
-    prompt::{Dialect, Prompt, State},
+    prompt::{AS_IT_IS_KEY, Dialect, Prompt, State},
     shared::Shell,
 };
 
@@ -37,7 +37,7 @@ pub async fn run(shell: &Arc<Shell>, request: ShellRun, most_output: u64) -> Res
     let patience = patience(request.timeout_seconds)?;
     let _reserved = shell.reserve()?;
     let dialect = ready(shell)?;
-    let keys = keys(shell, &request.command)?;
+    let keys = keys(shell, dialect, &request.command)?;
 
     let before = shell.prompt.borrow().clone();
     let mut reader = shell.log.reader(shell.log.head());
@@ -98,7 +98,7 @@ fn ready(shell: &Shell) -> Result<Dialect, ApiError> {
 }
 
 /// The keys that make a shell run a command.
-fn keys(shell: &Shell, command: &str) -> Result<Vec<u8>, ApiError> {
+fn keys(shell: &Shell, dialect: Dialect, command: &str) -> Result<Vec<u8>, ApiError> {
     let command = command.trim_end_matches(['\r', '\n']);
     if command.trim().is_empty() {
         return Err(ApiError::invalid("command is empty"));
@@ -109,13 +109,14 @@ fn keys(shell: &Shell, command: &str) -> Result<Vec<u8>, ApiError> {
     if command.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\t')) {
         return Err(ApiError::invalid("command holds control characters, which a terminal would take for keys"));
     }
+    let first = if dialect == Dialect::Bash { AS_IT_IS_KEY.as_bytes() } else { b"" };
     if shell.wants_marked_pastes() {
-        return Ok([b"\x1b[200~".as_slice(), command.as_bytes(), b"\x1b[201~\r"].concat());
+        return Ok([first, b"\x1b[200~", command.as_bytes(), b"\x1b[201~\r"].concat());
     }
     if command.contains(['\n', '\t']) {
         return Err(ApiError::invalid("this shell takes a command of one line without tabs; write a file and run that"));
     }
-    Ok([command.as_bytes(), b"\r"].concat())
+    Ok([first, command.as_bytes(), b"\r"].concat())
 }
 
 struct Watched {
