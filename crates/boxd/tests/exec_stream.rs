@@ -281,6 +281,22 @@ async fn a_client_that_never_reads_leaves_boxd_answering_and_the_program_waiting
     assert_eq!(stuck.exit().await.1, Some(15));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_viewer_that_never_reads_holds_up_neither_the_program_nor_the_first() {
+    const BYTES: usize = 64 << 20;
+    let boxd = TestBoxd::start();
+    let print = format!("read go; head -c {BYTES} /dev/zero");
+    let start = ExecStart { binary: true, stdin: Some(StdinStart::Open(true)), ..named("watched", command(&print)) };
+    let mut quick = ExecClient::start(&boxd, start).await;
+    let mut stuck = ExecClient::start(&boxd, named("watched", ExecStart { binary: true, ..Default::default() })).await;
+    quick.send(ClientFrame::stdin(b"\n", None)).await;
+    // Within the client's patience, which is shorter than that of a viewer that is waited for.
+    assert_eq!(quick.exit().await.0, 0);
+    assert_eq!(quick.stdout.len(), BYTES);
+    assert_eq!(stuck.exit().await.0, 0);
+    assert_eq!((stuck.stdout.len(), stuck.gaps.as_slice()), (BYTES, [].as_slice()), "it finds all of it when it reads");
+}
+
 #[tokio::test]
 async fn a_command_ends_with_its_last_connection_where_that_was_asked_for() {
     let boxd = TestBoxd::start();

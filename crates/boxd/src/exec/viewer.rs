@@ -18,6 +18,7 @@ const FIRST_FRAME_BYTES: usize = 16 * 1024;
 /// The same as text, which is at most 800 KiB even if all of it must be escaped.
 const TEXT_FRAME_BYTES: usize = 128 * 1024;
 /// A viewer that takes and acknowledges nothing for so long no longer holds up the program: it finds the rest in the spool, or a gap.
+/// Of several only the one furthest along does; the others find theirs there at once.
 const STALL: Duration = Duration::from_secs(30);
 
 /// How long the program is held up for acknowledgements of what was sent already. A client that sends them as it goes keeps its output
