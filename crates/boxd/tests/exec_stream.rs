@@ -8,7 +8,7 @@ use cobox_protocol::frame::{ExecStart, OutputStream, StdinStart};
 use futures_util::SinkExt;
 use serde_json::{Value, json};
 use support::{
-    SOON, TestBoxd,
+    EVERYTHING, SOON, TestBoxd,
     exec_client::{ClientFrame, ExecClient, ServerFrame, command, named},
 };
 
@@ -78,6 +78,37 @@ async fn what_is_typed_reaches_the_program_once_however_often_it_is_sent() {
     client.send(ClientFrame::CloseStdin).await;
     assert_eq!(client.exit().await, (0, None, false));
     assert_eq!(client.stdout, b"1 2 3 4 ");
+}
+
+#[tokio::test]
+async fn input_is_counted_for_one_client_of_one_principal_from_whatever_number_on() {
+    let boxd = TestBoxd::start();
+    let start = ExecStart { stdin: Some(StdinStart::Open(true)), ..named("typed", command("cat")) };
+    let mut first = ExecClient::start(&boxd, start).await;
+    // Two that don't say who they are, of one principal, and one of another who says to be the first's principal.
+    let mut second = ExecClient::start(&boxd, named("typed", ExecStart::default())).await;
+    let mut claims = boxd.claims(EVERYTHING);
+    claims.sub = "bob".into();
+    let bob = boxd.key.mint(&claims);
+    let mut posing =
+        ExecClient::start_as(&boxd, &bob, named("typed", ExecStart { client: Some("ada".into()), ..Default::default() })).await;
+    let mut expected = String::new();
+    for (name, seq, taken) in [("b", u64::MAX, true), ("1-", 0, true), ("2-", 0, true), ("1-", 1, true), ("2-", 0, false), ("2-", 1, true)]
+    {
+        let client = match name {
+            "b" => &mut posing,
+            "1-" => &mut first,
+            _ => &mut second,
+        };
+        client.send(ClientFrame::stdin(format!("{name}{seq} ").as_bytes(), Some(seq))).await;
+        assert!(matches!(client.answer().await, Some(ServerFrame::StdinAck { seq: acked }) if acked == seq));
+        if taken {
+            expected += &format!("{name}{seq} ");
+        }
+    }
+    first.send(ClientFrame::CloseStdin).await;
+    assert_eq!(first.exit().await.0, 0);
+    assert_eq!(String::from_utf8_lossy(&first.stdout), expected);
 }
 
 #[tokio::test]

@@ -64,7 +64,7 @@ pub enum ClientFrame<S> {
         data: Option<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         data_b64: Option<String>,
-        /// Counts up from 1 per client: what was taken already is not taken again.
+        /// Counts up per client: what was taken already is not taken again.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         seq: Option<u64>,
     },
@@ -151,7 +151,7 @@ pub struct ShellStart {
     /// Output comes in binary frames.
     #[serde(default, skip_serializing_if = "is_false")]
     pub binary: bool,
-    /// The client's own name for itself, kept over reconnections: what `stdin`'s `seq` counts for.
+    /// The client's own name for itself, kept over reconnections: what `stdin`'s `seq` counts for. Without one it counts for the connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
     /// What programs may do to this client's terminal beside printing on it, while it has control.
@@ -205,6 +205,7 @@ pub struct ExecStart {
     pub stderr_from: Option<u64>,
     #[serde(default, skip_serializing_if = "is_false")]
     pub binary: bool,
+    /// The client's own name for itself, kept over reconnections: what `stdin`'s `seq` counts for. Without one it counts for the connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
 }

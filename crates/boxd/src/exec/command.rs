@@ -101,7 +101,7 @@ impl Command {
             attendance: Notify::new(),
         });
         if let Some(text) = plan.stdin {
-            command.input.push("", None, text);
+            command.input.push(None, text);
         }
         if !plan.stdin_stays_open {
             command.input.close();
