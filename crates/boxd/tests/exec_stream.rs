@@ -2,8 +2,6 @@
 
 mod support;
 
-use std::time::Duration;
-
 use cobox_protocol::frame::{ExecStart, OutputStream, StdinStart};
 use futures_util::SinkExt;
 use serde_json::{Value, json};
@@ -117,6 +115,9 @@ async fn all_of_stdin_may_come_with_the_start_and_without_it_there_is_none() {
     let start = ExecStart { stdin: Some(StdinStart::Text("all of it".into())), ..command("cat") };
     let mut client = ExecClient::start(&boxd, start).await;
     assert_eq!((client.exit().await.0, client.stdout.as_slice()), (0, b"all of it".as_slice()));
+    let start = ExecStart { stdin_b64: Some("/wBh".into()), ..command("cat") };
+    let mut client = ExecClient::start(&boxd, start).await;
+    assert_eq!((client.exit().await.0, client.stdout.as_slice()), (0, b"\xff\0a".as_slice()));
     let mut client = ExecClient::start(&boxd, ExecStart { kill_on_disconnect: true, ..command("cat; echo end; sleep 1000") }).await;
     client.read_until("end").await;
     client.send(ClientFrame::stdin(b"x", Some(1))).await;
@@ -366,8 +367,14 @@ async fn frames_that_mean_nothing_are_refused_and_the_command_goes_on() {
     }
     client.send(ClientFrame::CloseStdin).await;
     assert_eq!(client.exit().await.0, 0);
-    let mut socket = ExecClient::dial(&boxd, &boxd.token("exec")).await;
-    socket.send(tokio_tungstenite::tungstenite::Message::text("{\"type\":\"start\",\"command\":7}")).await.unwrap();
-    let told = tokio::time::timeout(Duration::from_secs(10), futures_util::StreamExt::next(&mut socket)).await.unwrap().unwrap().unwrap();
-    assert!(told.to_text().unwrap().contains("INVALID_REQUEST"));
+    for (start, named) in [
+        (r#"{"type": "start", "command": 7}"#, "INVALID_REQUEST"),
+        (r#"{"type": "start", "command": "touch ran", "std_in": "a"}"#, "std_in: is not a field"),
+    ] {
+        let mut socket = ExecClient::dial(&boxd, &boxd.token("exec")).await;
+        socket.send(tokio_tungstenite::tungstenite::Message::text(start)).await.unwrap();
+        let told = tokio::time::timeout(SOON, futures_util::StreamExt::next(&mut socket)).await.unwrap().unwrap().unwrap();
+        assert!(told.to_text().unwrap().contains(named), "{told}");
+    }
+    assert!(!boxd.host("/workspace/ran").exists());
 }

@@ -170,6 +170,7 @@ pub enum Allowed {
 /// Runs a command, or joins the one that has this `command_id`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
 pub struct ExecStart {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
@@ -190,6 +191,9 @@ pub struct ExecStart {
     /// Whether there is a standard input at all, or all of it as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdin: Option<StdinStart>,
+    /// In place of `stdin`: all of it, for bytes that are not text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdin_b64: Option<String>,
     #[serde(default, alias = "timeout", alias = "timeout_secs", skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<f64>,
     /// Ends the command when its last connection goes, instead of letting it run on for somebody to come back to.

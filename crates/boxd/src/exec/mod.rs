@@ -58,7 +58,8 @@ pub async fn run(
     }
     let (request, _memory) = caller.stream.until_revoked(read_request::<ExecRequest>(&server, &headers, content)).await?;
     caller.aims_at(&subject(request.command.as_deref(), request.argv.as_deref(), request.command_id.as_deref()));
-    Ok(events::answer(&server, caller, &headers, &connection, as_start(request)).await?)
+    let most = request.max_output_bytes;
+    Ok(events::answer(&server, caller, &headers, &connection, as_start(request), most).await?)
 }
 
 /// The same for another dialect, whose request is its own.
