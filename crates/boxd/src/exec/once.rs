@@ -35,7 +35,7 @@ use crate::{
 /// How long output is still read after the program has ended while something it started holds the pipes open.
 const LINGER: Duration = Duration::from_millis(100);
 
-pub async fn execute(server: &Server, request: ExecRequest, claims: &Claims) -> Result<Done, ApiError> {
+pub async fn execute(server: &Arc<Server>, request: ExecRequest, claims: &Arc<Claims>) -> Result<Done, ApiError> {
     let started_at = Instant::now();
     let command = in_words(request.command.as_deref(), request.argv.as_deref());
     let plan = Plan::new(request, &server.limits)?;
@@ -46,12 +46,18 @@ pub async fn execute(server: &Server, request: ExecRequest, claims: &Claims) -> 
     let outcome = match server.programs.launch(plan.command).await {
         Ok(started) => {
             // From here on somebody may leave at any time, and what was started goes with them.
-            let mut guard = KillOnDrop(Some(started.program.clone()));
             let program = started.program.clone();
+            let mut guard = KillOnDrop {
+                program: Some(program.clone()),
+                server: server.clone(),
+                claims: claims.clone(),
+                command: command.clone(),
+                started_at,
+            };
             let job = Job::new(id.clone(), ProcessKind::Command, argv, claims, program.clone());
             let _listed = server.processes.list(Arc::new(job));
             let outcome = watch(started, plan.stdin, plan.timeout, plan.max_output).await?;
-            guard.0 = None;
+            guard.program = None;
             match program.start_failure() {
                 Some(error) => Outcome::instead(not_started(&name, &error)?),
                 None => outcome,
@@ -96,14 +102,28 @@ impl Outcome {
     }
 }
 
-/// Kills the program's whole tree unless told that it has ended: also when the client has gone and this is dropped half-way.
-struct KillOnDrop(Option<Arc<dyn Program>>);
+/// Kills the program's whole tree unless told that it has ended: also when the client has gone and this is dropped half-way. What it
+/// did happened nevertheless, so its end is told.
+struct KillOnDrop {
+    program: Option<Arc<dyn Program>>,
+    server: Arc<Server>,
+    claims: Arc<Claims>,
+    command: String,
+    started_at: Instant,
+}
 
 impl Drop for KillOnDrop {
     fn drop(&mut self) {
-        if let Some(program) = self.0.take() {
-            tokio::spawn(async move { program.kill_tree().await });
-        }
+        let Some(program) = self.program.take() else { return };
+        let (server, claims, command, started_at) =
+            (self.server.clone(), self.claims.clone(), std::mem::take(&mut self.command), self.started_at);
+        self.server.tasks.spawn(async move {
+            program.kill_tree().await;
+            let ended = Ended { exit: program.wait().await, timed_out: false };
+            if program.start_failure().is_none() {
+                server.happenings.ran(&claims, command, ended, started_at.elapsed());
+            }
+        });
     }
 }
 
