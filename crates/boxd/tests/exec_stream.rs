@@ -142,6 +142,20 @@ async fn a_terminal_has_a_size_that_can_be_changed_and_takes_what_is_typed() {
 }
 
 #[tokio::test]
+async fn the_input_of_a_terminal_ends_also_in_the_middle_of_a_line() {
+    let boxd = TestBoxd::start();
+    // The second one reads on: it got no end of its own.
+    let twice = "cat; echo over; timeout --foreground 0.1 cat; echo $?";
+    for typed in ["abc", "abc\n", "abc\r", "abc\u{4}", ""] {
+        let start = ExecStart { pty: true, stdin: Some(StdinStart::Text(typed.into())), ..command(twice) };
+        let mut client = ExecClient::start(&boxd, start).await;
+        client.read_until("over\r\n").await;
+        assert_eq!(client.exit().await.0, 0);
+        assert!(client.stdout.ends_with(b"over\r\n124\r\n"), "{typed:?}: {}", String::from_utf8_lossy(&client.stdout));
+    }
+}
+
+#[tokio::test]
 async fn every_ping_is_answered_however_much_output_is_in_the_way() {
     const PINGS: u64 = 200;
     let boxd = TestBoxd::start();

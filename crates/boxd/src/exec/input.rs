@@ -17,8 +17,9 @@ use crate::{
 const MAX_PENDING_BYTES: usize = 1024 * 1024;
 /// What a frame takes beside its bytes: an empty one is not for nothing.
 const FRAME_COST_BYTES: usize = 128;
-/// What ends the input of a terminal whose program hasn't chosen something else.
-const END_OF_TRANSMISSION: &[u8] = &[4];
+/// What ends the input of a terminal whose program hasn't chosen something else, at the beginning of a line. Within one it only hands
+/// over what there is of it.
+const END_OF_TRANSMISSION: u8 = 4;
 
 #[derive(Default)]
 pub struct Input {
@@ -91,6 +92,7 @@ impl Input {
     /// Gives the program what comes, until it wants no more or nothing more comes; then its input is closed.
     pub async fn feed(&self, to: Option<Arc<Descriptor>>, is_terminal: bool) {
         if let Some(to) = &to {
+            let mut last = b'\n';
             while let Some(bytes) = self.next().await {
                 let mut rest = &bytes[..];
                 while !rest.is_empty() {
@@ -100,11 +102,15 @@ impl Input {
                         Err(_) => return self.refuse(),
                     }
                 }
+                last = bytes.last().copied().unwrap_or(last);
                 self.took(bytes.len() + FRAME_COST_BYTES);
             }
             if is_terminal {
-                // A terminal has no end of its own to close: one that is gone doesn't need it either.
-                let _ = to.write(END_OF_TRANSMISSION).await;
+                let is_within_a_line = !matches!(last, b'\n' | b'\r' | END_OF_TRANSMISSION);
+                for _ in 0..=u8::from(is_within_a_line) {
+                    // A terminal has no end of its own to close: one that is gone doesn't need it either.
+                    let _ = to.write(&[END_OF_TRANSMISSION]).await;
+                }
             }
         }
         self.refuse();
