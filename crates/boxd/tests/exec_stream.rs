@@ -298,6 +298,21 @@ async fn a_command_is_kept_for_its_time_and_then_known_to_have_been() {
 }
 
 #[tokio::test]
+async fn a_command_whose_output_went_into_its_answer_never_runs_again_by_its_id() {
+    let boxd = TestBoxd::start();
+    let request = json!({"command": "echo ran >> runs; seq 1 3"});
+    let done: Value = boxd.post("/v1/exec", request.to_string()).send().await.ok(200).json();
+    let id = done["command_id"].as_str().unwrap();
+    let again = json!({"command": "echo ran >> runs", "command_id": id});
+    for request in [again, json!({"command_id": id})] {
+        let why = boxd.post("/v1/exec", request.to_string()).send().await.refused(410, "COMMAND_EXPIRED");
+        assert!(why.contains("whoever started it"), "{why}");
+    }
+    assert_eq!(ExecClient::try_start(&boxd, named(id, command("echo ran >> runs"))).await.err().as_deref(), Some("COMMAND_EXPIRED"));
+    assert_eq!(std::fs::read_to_string(boxd.host("/workspace/runs")).unwrap(), "ran\n");
+}
+
+#[tokio::test]
 async fn more_commands_than_allowed_are_refused_and_a_started_one_can_still_be_joined() {
     let boxd = TestBoxd::start_limited(|limits| limits.execs = 2);
     let wait = || ExecStart { stdin: Some(StdinStart::Open(true)), ..command("read x") };

@@ -8,7 +8,7 @@ use std::{
 };
 
 use cobox_protocol::{
-    ApiError, CommandId,
+    ApiError,
     exec::{ExecRequest, ExecResponse},
     process::ProcessKind,
 };
@@ -42,7 +42,7 @@ pub async fn execute(server: &Arc<Server>, request: ExecRequest, claims: &Arc<Cl
     let memory = server.commands.memory(2 * plan.max_output)?;
     let argv = shown(&plan.command.argv);
     let name = argv.first().cloned().unwrap_or_default();
-    let id = CommandId::new().to_string();
+    let id = server.commands.answered_id();
     let outcome = match server.programs.launch(plan.command).await {
         Ok(started) => {
             // From here on somebody may leave at any time, and what was started goes with them.

@@ -57,8 +57,33 @@ struct Known {
     ended: VecDeque<(Instant, Arc<Command>)>,
     /// Whether somebody waits for the first of them to be forgotten.
     is_forgetting: bool,
-    forgotten: HashSet<String>,
-    forgotten_in_order: VecDeque<String>,
+    forgotten: Ids,
+    /// Of those whose output went straight into an answer and was never kept. Apart from the others: they are many, and nobody but
+    /// whoever got the answer knows their ids.
+    answered: Ids,
+}
+
+/// Some ids, the oldest of which go first.
+#[derive(Default)]
+struct Ids {
+    known: HashSet<String>,
+    in_order: VecDeque<String>,
+}
+
+impl Ids {
+    fn add(&mut self, id: String) {
+        if self.in_order.len() == MAX_FORGOTTEN
+            && let Some(oldest) = self.in_order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+        self.known.insert(id.clone());
+        self.in_order.push_back(id);
+    }
+
+    fn contains(&self, id: &str) -> bool {
+        self.known.contains(id)
+    }
 }
 
 enum Entry {
@@ -146,6 +171,10 @@ impl Commands {
         if server.processes.find(&id).is_some() {
             return Err(ApiError::new(ErrorCode::CommandNotFound, "this command's output goes only to whoever started it"));
         }
+        if known.answered.contains(&id) {
+            let message = "this command has run, and its output went to whoever started it; use another command_id to run it again";
+            return Err(ApiError::new(ErrorCode::CommandExpired, message));
+        }
         let Some(plan) = plan else {
             return Err(ApiError::new(
                 ErrorCode::CommandNotFound,
@@ -160,6 +189,13 @@ impl Commands {
         let tasks = server.tasks.clone();
         tasks.spawn(async move { run(&server, id, plan, &claims, (slot, left), tell).await });
         Ok(Entry::Starting(begun))
+    }
+
+    /// A new id for a command that is answered and not kept.
+    pub fn answered_id(&self) -> String {
+        let id = CommandId::new().to_string();
+        self.known().answered.add(id.clone());
+        id
     }
 
     /// Keeps a command that has ended for a while, as long as there is room.
@@ -212,13 +248,7 @@ impl Known {
             return;
         }
         self.commands.remove(id);
-        if self.forgotten_in_order.len() == MAX_FORGOTTEN
-            && let Some(oldest) = self.forgotten_in_order.pop_front()
-        {
-            self.forgotten.remove(&oldest);
-        }
-        self.forgotten.insert(id.clone());
-        self.forgotten_in_order.push_back(id.clone());
+        self.forgotten.add(id.clone());
     }
 }
 
