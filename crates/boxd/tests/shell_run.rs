@@ -200,6 +200,24 @@ async fn a_command_that_takes_too_long_is_interrupted_as_by_its_key() {
 }
 
 #[tokio::test]
+async fn a_command_can_be_run_in_a_shell_that_was_just_made() {
+    let boxd = boxd_with_bash();
+    std::fs::write(boxd.host("/home/.bashrc"), "sleep 0.5; slow_to_start=yes\n").unwrap();
+    let create = serde_json::json!({ "name": "main", "env": { "HOME": boxd.host("/home") } });
+    boxd.post("/v1/shells", serde_json::to_vec(&create).unwrap()).send().await.ok(201);
+    let result = run(&boxd, "echo $slow_to_start").await;
+    assert_eq!((result.output.as_str(), result.exit_code), ("yes\n", Some(0)));
+}
+
+#[tokio::test]
+async fn a_command_that_ends_the_shell_has_the_shells_own_status() {
+    let boxd = boxd_with_bash();
+    let _ada = at_a_prompt(&boxd).await;
+    let result = run(&boxd, "exit 3").await;
+    assert_eq!((result.exit_code, result.timed_out), (Some(3), false));
+}
+
+#[tokio::test]
 async fn a_plain_sh_marks_its_prompts_too() {
     let boxd = TestBoxd::start();
     let mut ada = at_a_prompt(&boxd).await;

@@ -24,6 +24,8 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
 const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// What an interrupted command gets to come back to the prompt.
 const INTERRUPT_GRACE: Duration = Duration::from_secs(2);
+/// How long a shell that is still starting is waited for.
+const FIRST_PROMPT_WITHIN: Duration = Duration::from_secs(5);
 /// A command is typed: what is longer belongs in a file.
 const MAX_COMMAND_BYTES: usize = 64 * 1024;
 const DEFAULT_OUTPUT_BYTES: u64 = 1024 * 1024;
@@ -36,6 +38,7 @@ pub async fn run(shell: &Arc<Shell>, request: ShellRun, most_output: u64) -> Res
     let limit = usize::try_from(request.max_output_bytes.unwrap_or(DEFAULT_OUTPUT_BYTES).min(most_output)).unwrap_or(usize::MAX);
     let patience = patience(request.timeout_seconds)?;
     let _reserved = shell.reserve()?;
+    first_prompt(shell, patience).await;
     let dialect = ready(shell)?;
     let keys = keys(shell, dialect, &request.command)?;
 
@@ -59,7 +62,8 @@ pub async fn run(shell: &Arc<Shell>, request: ShellRun, most_output: u64) -> Res
     let shown = bytes.len().min((to - from) as usize);
     let truncated = (shown as u64) < to - from;
     let (output, output_b64) = text_and_b64(as_text(&bytes[..shown]));
-    let exit_code = end.and_then(|end| end.status);
+    // Of a shell that the command has ended, its own.
+    let exit_code = end.and_then(|end| end.status).or_else(|| shell.exit.borrow().map(|exit| exit.code));
     let duration_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     Ok(ShellRunResult { output, output_b64, exit_code, timed_out: !is_done, truncated, from, to, duration_ms })
 }
@@ -72,6 +76,23 @@ fn patience(seconds: Option<f64>) -> Result<Duration, ApiError> {
             .map(|wanted| wanted.min(MAX_TIMEOUT))
             .map_err(|_| ApiError::invalid("timeout_seconds must be a number of seconds from 0 on")),
     }
+}
+
+/// Resolves when a shell that was just made has come to its prompt, or has ended, or takes too long for it.
+async fn first_prompt(shell: &Shell, patience: Duration) {
+    if shell.terminal.integration.is_none() || shell.prompt.borrow().state != State::Unknown {
+        return;
+    }
+    let (mut prompt, mut exit) = (shell.prompt.subscribe(), shell.exit.subscribe());
+    let come = async {
+        // Errors only where the shell is gone, which whoever holds it here sees next.
+        tokio::select! {
+            _ = prompt.wait_for(|prompt| prompt.state == State::AtPrompt) => {}
+            _ = exit.wait_for(Option::is_some) => {}
+        }
+    };
+    // What became of it is looked at next.
+    let _ = timeout(patience.min(FIRST_PROMPT_WITHIN), come).await;
 }
 
 /// Whether a command can be typed now, and if not, why.
