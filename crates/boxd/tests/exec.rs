@@ -201,3 +201,20 @@ async fn a_field_that_means_nothing_is_refused_by_its_name() {
         boxd.post("/v1/exec", json!({"command": "true", name: 5}).to_string()).send().await.ok(200);
     }
 }
+
+#[tokio::test]
+async fn what_a_command_left_in_the_background_runs_on_though_it_prints() {
+    let boxd = TestBoxd::start();
+    // More than the pipes hold, after the command's end.
+    let left = |name: &str| {
+        format!("(while [ ! -e {name}.go ]; do sleep 0.01; done; seq 1 30000; seq 1 30000 >&2; touch {name}.alive) & echo begun")
+    };
+    for (name, request) in
+        [("once", json!({ "command": left("once") })), ("kept", json!({ "command": left("kept"), "command_id": "kept" }))]
+    {
+        let done = exec(&boxd, request).await;
+        assert_eq!((done.stdout.as_str(), done.exit_code), ("begun\n", 0));
+        std::fs::write(boxd.host(format!("/workspace/{name}.go")), "").unwrap();
+        wait_for(|| boxd.host(format!("/workspace/{name}.alive")).exists()).await;
+    }
+}

@@ -4,6 +4,7 @@ mod command;
 mod done;
 pub(crate) mod events;
 mod input;
+mod leftovers;
 mod memory;
 mod once;
 mod outcome;

@@ -56,7 +56,7 @@ pub async fn execute(server: &Arc<Server>, request: ExecRequest, claims: &Arc<Cl
             };
             let job = Job::new(id.clone(), ProcessKind::Command, argv, claims, program.clone());
             let _listed = server.processes.list(Arc::new(job));
-            let outcome = watch(started, plan.stdin, plan.timeout, plan.max_output).await?;
+            let outcome = watch(server, started, plan.stdin, plan.timeout, plan.max_output).await?;
             guard.program = None;
             match program.start_failure() {
                 Some(error) => Outcome::instead(not_started(&name, &error)?),
@@ -127,7 +127,13 @@ impl Drop for KillOnDrop {
     }
 }
 
-async fn watch(started: Started, stdin: Option<Vec<u8>>, timeout: Duration, max_output: usize) -> Result<Outcome, ApiError> {
+async fn watch(
+    server: &Server,
+    started: Started,
+    stdin: Option<Vec<u8>>,
+    timeout: Duration,
+    max_output: usize,
+) -> Result<Outcome, ApiError> {
     let open = |fd: Option<OwnedFd>, interest| fd.map(|fd| Descriptor::new(fd, interest)).transpose().map_err(internal);
     let input = open(started.stdin, Interest::WRITABLE)?;
     let (out, err) = (open(started.stdout, Interest::READABLE)?, open(started.stderr, Interest::READABLE)?);
@@ -149,6 +155,9 @@ async fn watch(started: Started, stdin: Option<Vec<u8>>, timeout: Duration, max_
     };
     stdout.drain(out.as_ref());
     stderr.drain(err.as_ref());
+    for pipe in [out.filter(|_| stdout.is_open()), err.filter(|_| stderr.is_open())].into_iter().flatten() {
+        server.commands.leftovers.read_to_nowhere(server, Arc::new(pipe));
+    }
     Ok(Outcome { ended, stdout, stderr })
 }
 

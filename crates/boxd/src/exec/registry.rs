@@ -17,6 +17,7 @@ use tokio::{
 use super::{
     command::{Attached, Command},
     internal,
+    leftovers::Leftovers,
     memory::{Memory, MemoryBudget},
     outcome::{NeverRan, not_started},
     plan::{StreamPlan, Terms},
@@ -43,6 +44,7 @@ pub struct Commands {
     limit: u32,
     memory: MemoryBudget,
     spools: Arc<Budget>,
+    pub(super) leftovers: Leftovers,
     retention: Duration,
     known: Mutex<Known>,
     /// One is to be forgotten before the one that was waited for.
@@ -101,6 +103,7 @@ impl Commands {
             limit: limits.execs,
             memory: MemoryBudget::default(),
             spools: Budget::new(limits.exec_spool_bytes.saturating_mul(SPOOLS)),
+            leftovers: Leftovers::default(),
             retention: Duration::from_secs(limits.exec_retention_seconds),
             known: Mutex::default(),
             sooner: Notify::new(),
