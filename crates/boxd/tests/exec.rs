@@ -218,3 +218,12 @@ async fn what_a_command_left_in_the_background_runs_on_though_it_prints() {
         wait_for(|| boxd.host(format!("/workspace/{name}.alive")).exists()).await;
     }
 }
+
+#[tokio::test]
+async fn a_command_took_as_long_as_it_ran_whenever_it_is_asked_for() {
+    let boxd = TestBoxd::start();
+    let request = json!({ "command": "sleep 0.3", "command_id": "slept" });
+    let first = exec(&boxd, request.clone()).await;
+    assert!(first.duration_ms >= 300, "{first:?}");
+    assert_eq!(exec(&boxd, request).await.duration_ms, first.duration_ms);
+}

@@ -182,6 +182,12 @@ async fn a_signal_reaches_the_program() {
     client.send(ClientFrame::Signal { signal: "SIGUSR1".into() }).await;
     assert_eq!(client.exit().await.0, 5);
     assert!(client.stdout.ends_with(b"caught\n"));
+    let start = ExecStart { kill_on_disconnect: true, ..command("trap 'exit 6' USR2; echo set; while :; do sleep 0.01; done") };
+    let mut client = ExecClient::start(&boxd, start).await;
+    client.read_until("set").await;
+    // By its number too, as everywhere else.
+    client.socket.send(tokio_tungstenite::tungstenite::Message::text(r#"{"type": "signal", "signal": 12}"#)).await.unwrap();
+    assert_eq!(client.exit().await.0, 6);
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::{Deserialize, Serialize};
 
-use crate::{CapabilitySet, Secret, ShellId, error::ErrorBody, key::PrincipalKind};
+use crate::{CapabilitySet, Secret, ShellId, error::ErrorBody, key::PrincipalKind, process::SignalName};
 
 /// Largest frame either side sends.
 pub const MAX_FRAME_BYTES: usize = 1024 * 1024;
@@ -74,7 +74,7 @@ pub enum ClientFrame<S> {
         rows: u16,
     },
     Signal {
-        signal: String,
+        signal: SignalName,
     },
     /// Everything before `offset` has been used and need not be kept.
     Ack {

@@ -265,7 +265,7 @@ async fn run(
     tell: watch::Sender<Option<Result<Arc<Command>, ApiError>>>,
 ) {
     let commands = &server.commands;
-    let (began, told) = (Instant::now(), std::mem::take(&mut plan.told));
+    let told = std::mem::take(&mut plan.told);
     let (command, running) = match begin(server, id.clone(), plan, claims).await {
         Ok(begun) => begun,
         Err(error) => {
@@ -291,7 +291,7 @@ async fn run(
         () = to_the_end => {
             drop(slot);
             if let Some(ended) = command.job().ended() {
-                server.happenings.ran(claims, told, ended, began.elapsed());
+                server.happenings.ran(claims, told, ended, command.job().took());
             }
             Commands::keep(server, command);
         }

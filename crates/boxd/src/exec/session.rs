@@ -10,7 +10,6 @@ use axum::{
 use cobox_protocol::{
     ApiError, Capability,
     frame::{ClientFrame, ExecReady, ExecStart, OutputStream, ServerFrame, frame_bytes},
-    process::SignalName,
 };
 use http::{HeaderMap, StatusCode};
 
@@ -159,7 +158,7 @@ async fn obey(
             viewer.command().resize(cols, rows).map(|()| None)
         }
         ClientFrame::Signal { signal } => {
-            let number = SignalName::Name(signal).number().map_err(ApiError::invalid)?;
+            let number = signal.number().map_err(ApiError::invalid)?;
             viewer.command().job().signal(number).await;
             Ok(None)
         }
