@@ -29,10 +29,6 @@ use crate::{
     server::Server,
 };
 
-/// Ended commands that are kept; the oldest go first.
-const MAX_KEPT: usize = 256;
-/// What their output may take of memory: with more of it fewer are kept.
-const MAX_KEPT_MEMORY_BYTES: usize = 32 * 1024 * 1024;
 /// How many full spools all commands together may take of the sandbox's disk.
 const SPOOLS: u64 = 4;
 /// Ids of commands that are no longer kept. One that is forgotten here too could be run a second time.
@@ -46,6 +42,9 @@ pub struct Commands {
     spools: Arc<Budget>,
     pub(super) leftovers: Leftovers,
     retention: Duration,
+    /// Of ended ones.
+    most_kept: usize,
+    most_kept_memory: usize,
     known: Mutex<Known>,
     /// One is to be forgotten before the one that was waited for.
     sooner: Notify,
@@ -105,6 +104,8 @@ impl Commands {
             spools: Budget::new(limits.exec_spool_bytes.saturating_mul(SPOOLS)),
             leftovers: Leftovers::default(),
             retention: Duration::from_secs(limits.exec_retention_seconds),
+            most_kept: limits.execs_kept as usize,
+            most_kept_memory: usize::try_from(limits.exec_kept_memory_bytes).unwrap_or(usize::MAX),
             known: Mutex::default(),
             sooner: Notify::new(),
         }
@@ -212,7 +213,7 @@ impl Commands {
             commands.sooner.notify_one();
         }
         let mut memory: usize = known.ended.iter().map(|(_, c)| c.memory()).sum();
-        while known.ended.len() > MAX_KEPT || memory > MAX_KEPT_MEMORY_BYTES && known.ended.len() > 1 {
+        while known.ended.len() > commands.most_kept || memory > commands.most_kept_memory && known.ended.len() > 1 {
             let Some((_, oldest)) = known.ended.pop_front() else { break };
             memory -= oldest.memory();
             known.forget(&oldest);
