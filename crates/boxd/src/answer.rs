@@ -28,6 +28,8 @@ use serde_json::json;
 use crate::{audit::AuditTrail, server::Server};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// What the audit says of a request whose client left before it was answered, as the gateway's does.
+const CLIENT_WENT_AWAY: u16 = 499;
 
 /// An error on its way out; it gets its body where the request's id and dialect are known.
 #[derive(Debug)]
@@ -116,27 +118,55 @@ impl RequestRecord {
     }
 }
 
-/// The outermost layer of the clients' routes: every answer leaves a line.
+/// The outermost layer of the clients' routes: every request leaves a line.
 pub async fn wrap_client(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
-    let target = target_in(request.uri());
-    let (response, record, error) = wrap_any(request, next).await;
-    if let Some(target) = target {
-        record.aims_at(&target);
+    let record = Arc::new(RequestRecord::new(&request));
+    let mut underway = Underway { record, target: target_in(request.uri()), server, is_answered: false };
+    let (response, error) = wrap_any(request, next, &underway.record).await;
+    // A stream tells when it is admitted or refused, which may be by its first frame.
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        underway.ends(response.status().as_u16(), error);
     }
-    // A stream tells when it is admitted or refused, which may be by its first frame; a health check is nobody's.
-    if response.status() != StatusCode::SWITCHING_PROTOCOLS && record.capability.get().is_some() {
-        record.tell(&server.audit, response.status().as_u16(), error);
-    }
+    underway.is_answered = true;
     response
+}
+
+/// A request of a client's, which is dropped where its connection ends before there is an answer.
+struct Underway {
+    record: Arc<RequestRecord>,
+    /// What its URL says it is about.
+    target: Option<String>,
+    server: Arc<Server>,
+    is_answered: bool,
+}
+
+impl Underway {
+    fn ends(&self, status: u16, error: Option<ErrorCode>) {
+        if let Some(target) = &self.target {
+            self.record.aims_at(target);
+        }
+        // A health check is nobody's.
+        if self.record.capability.get().is_some() {
+            self.record.tell(&self.server.audit, status, error);
+        }
+    }
+}
+
+impl Drop for Underway {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.ends(CLIENT_WENT_AWAY, None);
+        }
+    }
 }
 
 /// The outermost layer of the broker's own routes.
 pub async fn wrap(request: Request, next: Next) -> Response {
-    wrap_any(request, next).await.0
+    let record = Arc::new(RequestRecord::new(&request));
+    wrap_any(request, next, &record).await.0
 }
 
-async fn wrap_any(mut request: Request, next: Next) -> (Response, Arc<RequestRecord>, Option<ErrorCode>) {
-    let record = Arc::new(RequestRecord::new(&request));
+async fn wrap_any(mut request: Request, next: Next, record: &Arc<RequestRecord>) -> (Response, Option<ErrorCode>) {
     request.extensions_mut().insert(record.clone());
     let mut response = next.run(request).await;
     let mut refused = None;
@@ -152,7 +182,7 @@ async fn wrap_any(mut request: Request, next: Next) -> (Response, Arc<RequestRec
     if let Ok(value) = HeaderValue::from_str(record.request_id.as_str()) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
-    (response, record, refused)
+    (response, refused)
 }
 
 /// What the URL itself says a request is about: the rest of a file's route, or `path` in the query.

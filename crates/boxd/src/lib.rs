@@ -23,6 +23,7 @@ pub mod server;
 pub mod shell;
 pub mod socket;
 mod sync;
+mod typists;
 pub mod watch;
 pub mod workload;
 

@@ -2,8 +2,8 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::{Duration, Instant},
 };
 
 use axum::{
@@ -57,6 +57,8 @@ pub struct Job {
     pub program: Arc<dyn Program>,
     argv: Vec<String>,
     started_at: Timestamp,
+    began: Instant,
+    took: OnceLock<Duration>,
     principal: String,
     actor: PrincipalKind,
     ended: watch::Sender<Option<Ended>>,
@@ -70,6 +72,8 @@ impl Job {
             program,
             argv,
             started_at: Timestamp::now(),
+            began: Instant::now(),
+            took: OnceLock::new(),
             principal: claims.sub.clone(),
             actor: claims.act.kind,
             ended: watch::Sender::new(None),
@@ -77,7 +81,14 @@ impl Job {
     }
 
     pub fn end(&self, ended: Ended) {
+        // It ends once.
+        let _ = self.took.set(self.began.elapsed());
         self.ended.send_replace(Some(ended));
+    }
+
+    /// From its start to its end, or so far.
+    pub fn took(&self) -> Duration {
+        self.took.get().copied().unwrap_or_else(|| self.began.elapsed())
     }
 
     pub fn ended(&self) -> Option<Ended> {

@@ -83,6 +83,24 @@ async fn files_that_were_written_and_commands_that_ended_are_told_once_with_who_
 }
 
 #[tokio::test]
+async fn a_client_that_leaves_before_its_answer_leaves_a_line_and_its_command_is_told() {
+    let boxd = TestBoxd::start();
+    let leaving = boxd.post("/v1/exec", json!({ "command": "touch begun; sleep 1000" }).to_string()).send();
+    tokio::select! {
+        _ = leaving => panic!("it takes longer"),
+        () = support::wait_for(|| boxd.host("/workspace/begun").exists()) => {}
+    }
+    let ended = happenings(&boxd, "", 0, 30).await;
+    let Deed::Exec(end) = &ended.items[0].what else { panic!("{ended:?}") };
+    assert_eq!((end.command.as_str(), end.exit_code), ("touch begun; sleep 1000", Some(137)));
+    assert_eq!(ended.items[0].principal.as_deref(), Some("ada"));
+    let fetched = claims(&boxd).await;
+    let [left] = fetched.items.as_slice() else { panic!("{fetched:?}") };
+    assert_eq!((left.route.as_str(), left.status, left.principal.as_deref()), ("/v1/exec", 499, Some("ada")));
+    assert_eq!(left.target.as_deref(), Some("touch begun; sleep 1000"));
+}
+
+#[tokio::test]
 async fn a_broker_that_waits_is_answered_when_something_happens() {
     let boxd = TestBoxd::start();
     let (waited, ()) = tokio::join!(happenings(&boxd, "", 0, 30), async {

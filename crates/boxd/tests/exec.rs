@@ -174,3 +174,56 @@ async fn more_commands_at_once_than_allowed_are_told_to_come_again() {
         () = refuse_one_and_open_the_gate => unreachable!(),
     }
 }
+
+#[tokio::test]
+async fn input_that_is_no_text_comes_as_base64() {
+    let boxd = TestBoxd::start();
+    let done = exec(&boxd, json!({"argv": ["cat"], "stdin_b64": "/wBh"})).await;
+    assert_eq!((done.stdout_b64.as_deref(), done.exit_code), (Some("/wBh"), 0));
+    let kept = exec(&boxd, json!({"argv": ["cat"], "stdin_b64": "/wBh", "command_id": "kept"})).await;
+    assert_eq!(kept.stdout_b64.as_deref(), Some("/wBh"));
+    for bad in [json!({"command": "cat", "stdin_b64": "%"}), json!({"command": "cat", "stdin_b64": "YQ==", "stdin": "a"})] {
+        let why = boxd.post("/v1/exec", bad.to_string()).send().await.refused(400, "INVALID_REQUEST");
+        assert!(why.contains("stdin_b64"), "{why}");
+    }
+}
+
+#[tokio::test]
+async fn a_field_that_means_nothing_is_refused_by_its_name() {
+    let boxd = TestBoxd::start();
+    let asked = json!({"command": "touch ran", "std_in": "a"}).to_string();
+    let why = boxd.post("/v1/exec", asked.clone()).send().await.refused(400, "INVALID_REQUEST");
+    assert!(why.starts_with("std_in: is not a field"), "{why}");
+    let call = boxd.post("/v1/exec", asked).header("accept", "text/event-stream");
+    call.send().await.refused(400, "INVALID_REQUEST");
+    assert!(!boxd.host("/workspace/ran").exists());
+    for name in ["timeout", "timeout_secs", "timeout_seconds"] {
+        boxd.post("/v1/exec", json!({"command": "true", name: 5}).to_string()).send().await.ok(200);
+    }
+}
+
+#[tokio::test]
+async fn what_a_command_left_in_the_background_runs_on_though_it_prints() {
+    let boxd = TestBoxd::start();
+    // More than the pipes hold, after the command's end.
+    let left = |name: &str| {
+        format!("(while [ ! -e {name}.go ]; do sleep 0.01; done; seq 1 30000; seq 1 30000 >&2; touch {name}.alive) & echo begun")
+    };
+    for (name, request) in
+        [("once", json!({ "command": left("once") })), ("kept", json!({ "command": left("kept"), "command_id": "kept" }))]
+    {
+        let done = exec(&boxd, request).await;
+        assert_eq!((done.stdout.as_str(), done.exit_code), ("begun\n", 0));
+        std::fs::write(boxd.host(format!("/workspace/{name}.go")), "").unwrap();
+        wait_for(|| boxd.host(format!("/workspace/{name}.alive")).exists()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_command_took_as_long_as_it_ran_whenever_it_is_asked_for() {
+    let boxd = TestBoxd::start();
+    let request = json!({ "command": "sleep 0.3", "command_id": "slept" });
+    let first = exec(&boxd, request.clone()).await;
+    assert!(first.duration_ms >= 300, "{first:?}");
+    assert_eq!(exec(&boxd, request).await.duration_ms, first.duration_ms);
+}

@@ -55,6 +55,32 @@ impl Events {
 }
 
 #[tokio::test]
+async fn no_more_is_told_than_was_asked_for_and_how_much_more_there_was() {
+    let boxd = TestBoxd::start();
+    let request = json!({"command": "seq 1 100000; echo err >&2", "command_id": "cut", "max_output_bytes": 7});
+    let all = (1..=100_000).map(|n: u32| n.to_string().len() as u64 + 1).sum::<u64>();
+    for from in [0, 4, 1000] {
+        let mut events = Events::open(&boxd, request.clone(), Some(&format!("{from}-0"))).await;
+        let (mut stdout, mut stderr, mut gaps) = (String::new(), String::new(), vec![]);
+        let exit = loop {
+            let event = events.next().await.unwrap();
+            match event.name.as_str() {
+                "stdout" => stdout += event.data["data"].as_str().unwrap(),
+                "stderr" => stderr += event.data["data"].as_str().unwrap(),
+                "gap" => {
+                    gaps.push((event.data["stream"].clone(), event.data["from"].as_u64().unwrap(), event.data["to"].as_u64().unwrap()))
+                }
+                "exit" => break event,
+                _ => {}
+            }
+        };
+        assert_eq!(exit.data["exit_code"], 0);
+        assert_eq!((stdout.as_str(), stderr.as_str()), ("1\n2\n3\n4".get(from..7).unwrap_or_default(), "err\n"));
+        assert_eq!(gaps, [(json!("stdout"), 7.max(from as u64), all)]);
+    }
+}
+
+#[tokio::test]
 async fn a_command_is_told_as_events_and_goes_on_where_a_stream_broke_off() {
     let boxd = TestBoxd::start();
     let request = json!({"command": "seq 1 100000; echo err >&2", "command_id": "told"});

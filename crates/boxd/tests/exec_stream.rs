@@ -2,13 +2,11 @@
 
 mod support;
 
-use std::time::Duration;
-
 use cobox_protocol::frame::{ExecStart, OutputStream, StdinStart};
 use futures_util::SinkExt;
 use serde_json::{Value, json};
 use support::{
-    SOON, TestBoxd,
+    EVERYTHING, SOON, TestBoxd,
     exec_client::{ClientFrame, ExecClient, ServerFrame, command, named},
 };
 
@@ -81,11 +79,45 @@ async fn what_is_typed_reaches_the_program_once_however_often_it_is_sent() {
 }
 
 #[tokio::test]
+async fn input_is_counted_for_one_client_of_one_principal_from_whatever_number_on() {
+    let boxd = TestBoxd::start();
+    let start = ExecStart { stdin: Some(StdinStart::Open(true)), ..named("typed", command("cat")) };
+    let mut first = ExecClient::start(&boxd, start).await;
+    // Two that don't say who they are, of one principal, and one of another who says to be the first's principal.
+    let mut second = ExecClient::start(&boxd, named("typed", ExecStart::default())).await;
+    let mut claims = boxd.claims(EVERYTHING);
+    claims.sub = "bob".into();
+    let bob = boxd.key.mint(&claims);
+    let mut posing =
+        ExecClient::start_as(&boxd, &bob, named("typed", ExecStart { client: Some("ada".into()), ..Default::default() })).await;
+    let mut expected = String::new();
+    for (name, seq, taken) in [("b", u64::MAX, true), ("1-", 0, true), ("2-", 0, true), ("1-", 1, true), ("2-", 0, false), ("2-", 1, true)]
+    {
+        let client = match name {
+            "b" => &mut posing,
+            "1-" => &mut first,
+            _ => &mut second,
+        };
+        client.send(ClientFrame::stdin(format!("{name}{seq} ").as_bytes(), Some(seq))).await;
+        assert!(matches!(client.answer().await, Some(ServerFrame::StdinAck { seq: acked }) if acked == seq));
+        if taken {
+            expected += &format!("{name}{seq} ");
+        }
+    }
+    first.send(ClientFrame::CloseStdin).await;
+    assert_eq!(first.exit().await.0, 0);
+    assert_eq!(String::from_utf8_lossy(&first.stdout), expected);
+}
+
+#[tokio::test]
 async fn all_of_stdin_may_come_with_the_start_and_without_it_there_is_none() {
     let boxd = TestBoxd::start();
     let start = ExecStart { stdin: Some(StdinStart::Text("all of it".into())), ..command("cat") };
     let mut client = ExecClient::start(&boxd, start).await;
     assert_eq!((client.exit().await.0, client.stdout.as_slice()), (0, b"all of it".as_slice()));
+    let start = ExecStart { stdin_b64: Some("/wBh".into()), ..command("cat") };
+    let mut client = ExecClient::start(&boxd, start).await;
+    assert_eq!((client.exit().await.0, client.stdout.as_slice()), (0, b"\xff\0a".as_slice()));
     let mut client = ExecClient::start(&boxd, ExecStart { kill_on_disconnect: true, ..command("cat; echo end; sleep 1000") }).await;
     client.read_until("end").await;
     client.send(ClientFrame::stdin(b"x", Some(1))).await;
@@ -107,6 +139,20 @@ async fn a_terminal_has_a_size_that_can_be_changed_and_takes_what_is_typed() {
     client.send(ClientFrame::CloseStdin).await;
     client.read_until("over").await;
     assert_eq!(client.exit().await.0, 0);
+}
+
+#[tokio::test]
+async fn the_input_of_a_terminal_ends_also_in_the_middle_of_a_line() {
+    let boxd = TestBoxd::start();
+    // The second one reads on: it got no end of its own.
+    let twice = "cat; echo over; timeout --foreground 0.1 cat; echo $?";
+    for typed in ["abc", "abc\n", "abc\r", "abc\u{4}", ""] {
+        let start = ExecStart { pty: true, stdin: Some(StdinStart::Text(typed.into())), ..command(twice) };
+        let mut client = ExecClient::start(&boxd, start).await;
+        client.read_until("over\r\n").await;
+        assert_eq!(client.exit().await.0, 0);
+        assert!(client.stdout.ends_with(b"over\r\n124\r\n"), "{typed:?}: {}", String::from_utf8_lossy(&client.stdout));
+    }
 }
 
 #[tokio::test]
@@ -136,6 +182,12 @@ async fn a_signal_reaches_the_program() {
     client.send(ClientFrame::Signal { signal: "SIGUSR1".into() }).await;
     assert_eq!(client.exit().await.0, 5);
     assert!(client.stdout.ends_with(b"caught\n"));
+    let start = ExecStart { kill_on_disconnect: true, ..command("trap 'exit 6' USR2; echo set; while :; do sleep 0.01; done") };
+    let mut client = ExecClient::start(&boxd, start).await;
+    client.read_until("set").await;
+    // By its number too, as everywhere else.
+    client.socket.send(tokio_tungstenite::tungstenite::Message::text(r#"{"type": "signal", "signal": 12}"#)).await.unwrap();
+    assert_eq!(client.exit().await.0, 6);
 }
 
 #[tokio::test]
@@ -252,6 +304,21 @@ async fn a_command_is_kept_for_its_time_and_then_known_to_have_been() {
 }
 
 #[tokio::test]
+async fn a_command_whose_output_went_into_its_answer_never_runs_again_by_its_id() {
+    let boxd = TestBoxd::start();
+    let request = json!({"command": "echo ran >> runs; seq 1 3"});
+    let done: Value = boxd.post("/v1/exec", request.to_string()).send().await.ok(200).json();
+    let id = done["command_id"].as_str().unwrap();
+    let again = json!({"command": "echo ran >> runs", "command_id": id});
+    for request in [again, json!({"command_id": id})] {
+        let why = boxd.post("/v1/exec", request.to_string()).send().await.refused(410, "COMMAND_EXPIRED");
+        assert!(why.contains("whoever started it"), "{why}");
+    }
+    assert_eq!(ExecClient::try_start(&boxd, named(id, command("echo ran >> runs"))).await.err().as_deref(), Some("COMMAND_EXPIRED"));
+    assert_eq!(std::fs::read_to_string(boxd.host("/workspace/runs")).unwrap(), "ran\n");
+}
+
+#[tokio::test]
 async fn more_commands_than_allowed_are_refused_and_a_started_one_can_still_be_joined() {
     let boxd = TestBoxd::start_limited(|limits| limits.execs = 2);
     let wait = || ExecStart { stdin: Some(StdinStart::Open(true)), ..command("read x") };
@@ -279,6 +346,22 @@ async fn a_client_that_never_reads_leaves_boxd_answering_and_the_program_waiting
     stuck.step().await;
     boxd.delete("/v1/processes/stuck").send().await.ok(204);
     assert_eq!(stuck.exit().await.1, Some(15));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_viewer_that_never_reads_holds_up_neither_the_program_nor_the_first() {
+    const BYTES: usize = 64 << 20;
+    let boxd = TestBoxd::start();
+    let print = format!("read go; head -c {BYTES} /dev/zero");
+    let start = ExecStart { binary: true, stdin: Some(StdinStart::Open(true)), ..named("watched", command(&print)) };
+    let mut quick = ExecClient::start(&boxd, start).await;
+    let mut stuck = ExecClient::start(&boxd, named("watched", ExecStart { binary: true, ..Default::default() })).await;
+    quick.send(ClientFrame::stdin(b"\n", None)).await;
+    // Within the client's patience, which is shorter than that of a viewer that is waited for.
+    assert_eq!(quick.exit().await.0, 0);
+    assert_eq!(quick.stdout.len(), BYTES);
+    assert_eq!(stuck.exit().await.0, 0);
+    assert_eq!((stuck.stdout.len(), stuck.gaps.as_slice()), (BYTES, [].as_slice()), "it finds all of it when it reads");
 }
 
 #[tokio::test]
@@ -319,8 +402,14 @@ async fn frames_that_mean_nothing_are_refused_and_the_command_goes_on() {
     }
     client.send(ClientFrame::CloseStdin).await;
     assert_eq!(client.exit().await.0, 0);
-    let mut socket = ExecClient::dial(&boxd, &boxd.token("exec")).await;
-    socket.send(tokio_tungstenite::tungstenite::Message::text("{\"type\":\"start\",\"command\":7}")).await.unwrap();
-    let told = tokio::time::timeout(Duration::from_secs(10), futures_util::StreamExt::next(&mut socket)).await.unwrap().unwrap().unwrap();
-    assert!(told.to_text().unwrap().contains("INVALID_REQUEST"));
+    for (start, named) in [
+        (r#"{"type": "start", "command": 7}"#, "INVALID_REQUEST"),
+        (r#"{"type": "start", "command": "touch ran", "std_in": "a"}"#, "std_in: is not a field"),
+    ] {
+        let mut socket = ExecClient::dial(&boxd, &boxd.token("exec")).await;
+        socket.send(tokio_tungstenite::tungstenite::Message::text(start)).await.unwrap();
+        let told = tokio::time::timeout(SOON, futures_util::StreamExt::next(&mut socket)).await.unwrap().unwrap().unwrap();
+        assert!(told.to_text().unwrap().contains(named), "{told}");
+    }
+    assert!(!boxd.host("/workspace/ran").exists());
 }

@@ -387,3 +387,29 @@ async fn input_that_no_program_reads_counts_for_as_long_as_it_waits() {
     tokio::time::timeout(SOON, again).await.expect("with the programs their input goes");
     boxd.delete("/v1/processes/100").send().await.ok(204);
 }
+
+#[tokio::test]
+async fn ended_commands_are_kept_in_as_many_and_as_much_memory_as_is_set() {
+    let boxd = TestBoxd::start_limited(|limits| (limits.execs_kept, limits.exec_kept_memory_bytes) = (3, 300_000));
+    let exec = async |request: serde_json::Value| boxd.post("/v1/exec", request.to_string()).send().await;
+    let run = async |id: &str, command: &str| exec(json!({ "command": command, "command_id": id })).await.ok(200);
+    let kept = async |id: &str| exec(json!({ "command_id": id })).await.ok(200);
+    let gone = async |id: &str| {
+        // The older go in the moment after the end of a new one is told.
+        let gone = async { while exec(json!({ "command_id": id })).await.status != 410 {} };
+        tokio::time::timeout(SOON, gone).await.unwrap_or_else(|_| panic!("{id} goes"));
+    };
+    for id in ["1", "2", "3", "4"] {
+        run(id, "echo little").await;
+    }
+    gone("1").await;
+    for id in ["2", "3", "4"] {
+        kept(id).await;
+    }
+    run("5", "seq 1 40000").await;
+    gone("2").await;
+    kept("5").await;
+    run("6", "seq 1 40000").await;
+    gone("5").await;
+    kept("6").await;
+}

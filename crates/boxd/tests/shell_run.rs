@@ -69,6 +69,47 @@ async fn a_command_is_seen_by_everybody_and_its_output_and_status_come_back() {
 }
 
 #[tokio::test]
+async fn the_output_of_several_lines_begins_with_the_first() {
+    let boxd = boxd_with_bash();
+    let _ada = at_a_prompt(&boxd).await;
+    for _ in 0..20 {
+        let result = run(&boxd, "echo one\n# between\necho two; echo three\n(exit 4)").await;
+        assert_eq!((result.output.as_str(), result.exit_code), ("one\ntwo\nthree\n", Some(4)));
+    }
+}
+
+#[tokio::test]
+async fn what_a_shell_says_of_a_line_it_can_not_read_is_the_output() {
+    let boxd = boxd_with_bash();
+    let _ada = at_a_prompt(&boxd).await;
+    for command in ["if then", "for i in 1 2; do\n\techo $i\ndone; if then"] {
+        let result = run(&boxd, command).await;
+        assert!(result.output.ends_with("syntax error near unexpected token `then'\n"), "{result:?}");
+        assert!(!result.output.contains("echo"), "the line itself is not: {result:?}");
+        assert_eq!((result.exit_code, result.truncated), (Some(2), false));
+    }
+    assert_eq!(run(&boxd, "echo and goes on").await.output, "and goes on\n");
+}
+
+#[tokio::test]
+async fn an_exclamation_mark_means_an_earlier_line_to_a_human_and_never_to_who_runs_a_command() {
+    let boxd = boxd_with_bash();
+    let mut ada = at_a_prompt(&boxd).await;
+    let result = run(&boxd, "printf \"#!/bin/sh\\n\"; (exit 3)").await;
+    assert_eq!((result.output.as_str(), result.exit_code, result.timed_out), ("#!/bin/sh\n", Some(3), false));
+    let result = run(&boxd, "echo $? !! \"!ec\"\necho !$").await;
+    assert_eq!((result.output.as_str(), result.exit_code), ("3 !! !ec\n!$\n", Some(0)));
+    ada.type_in("echo \"<$((1+1))>\"\r").await;
+    ada.shows("\n<2>\nbox>").await;
+    until_at_prompt(&boxd).await;
+    ada.type_in("!! again\r").await;
+    ada.shows("\n<2> again\nbox>").await;
+    until_at_prompt(&boxd).await;
+    assert_eq!(run(&boxd, "set -o vi; echo free").await.output, "free\n");
+    assert_eq!(run(&boxd, "echo !!").await.output, "!!\n", "nor where the keys are vi's");
+}
+
+#[tokio::test]
 async fn a_window_made_larger_while_a_command_runs_changes_nothing_of_its_output() {
     let boxd = boxd_with_bash();
     let mut ada = at_a_prompt(&boxd).await;
@@ -156,6 +197,24 @@ async fn a_command_that_takes_too_long_is_interrupted_as_by_its_key() {
     assert!(result.output.starts_with("begun\n"), "{result:?}");
     assert_eq!(run(&boxd, "echo and goes on").await.output, "and goes on\n");
     ada.shows("and goes on").await;
+}
+
+#[tokio::test]
+async fn a_command_can_be_run_in_a_shell_that_was_just_made() {
+    let boxd = boxd_with_bash();
+    std::fs::write(boxd.host("/home/.bashrc"), "sleep 0.5; slow_to_start=yes\n").unwrap();
+    let create = serde_json::json!({ "name": "main", "env": { "HOME": boxd.host("/home") } });
+    boxd.post("/v1/shells", serde_json::to_vec(&create).unwrap()).send().await.ok(201);
+    let result = run(&boxd, "echo $slow_to_start").await;
+    assert_eq!((result.output.as_str(), result.exit_code), ("yes\n", Some(0)));
+}
+
+#[tokio::test]
+async fn a_command_that_ends_the_shell_has_the_shells_own_status() {
+    let boxd = boxd_with_bash();
+    let _ada = at_a_prompt(&boxd).await;
+    let result = run(&boxd, "exit 3").await;
+    assert_eq!((result.exit_code, result.timed_out), (Some(3), false));
 }
 
 #[tokio::test]

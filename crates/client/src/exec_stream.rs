@@ -141,7 +141,17 @@ impl Conversation for ExecTalk {
         }
         self.sent = Sent::Before;
         // An id alone only joins: in a sandbox that was started anew the command is gone, and must not be run again.
-        ExecStart { command: None, argv: None, shell: None, cwd: None, env: None, stdin: None, timeout_seconds: None, ..start }
+        ExecStart {
+            command: None,
+            argv: None,
+            shell: None,
+            cwd: None,
+            env: None,
+            stdin: None,
+            stdin_b64: None,
+            timeout_seconds: None,
+            ..start
+        }
     }
 
     fn refused(&mut self, error: ClientError) -> ClientError {

@@ -2,7 +2,10 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use cobox_protocol::frame::{ClientFrame, OutputStream, ServerFrame, close};
+use cobox_protocol::{
+    frame::{ClientFrame, OutputStream, ServerFrame, close},
+    process::SignalName,
+};
 use futures_util::StreamExt;
 use tokio::{sync::watch, time::Instant};
 use tokio_tungstenite::tungstenite::Message;
@@ -108,7 +111,7 @@ impl<C: Conversation> Driver<C> {
                     connection.is_leaving |= matches!(command, Command::Close);
                     self.note(command, at);
                 }
-                Now::Signal(signal) => connection.outbox.push_back(message::<C>(&ClientFrame::Signal { signal })),
+                Now::Signal(signal) => connection.outbox.push_back(message::<C>(&ClientFrame::Signal { signal: SignalName::Name(signal) })),
                 Now::Asked(None) => self.is_mute = true,
                 Now::Used => {
                     let used = *self.used.borrow_and_update();

@@ -310,7 +310,7 @@ async fn whoever_types_more_than_is_taken_waits_while_output_goes_on() {
     assert!(!typing.is_finished());
     // A signal does not wait behind it.
     exec.input.signal("INT").await.unwrap();
-    while !matches!(peer.frame::<Value>().await, ClientFrame::Signal { signal } if signal == "INT") {}
+    while !matches!(peer.frame::<Value>().await, ClientFrame::Signal { signal } if signal == "INT".into()) {}
     peer.send(&exited(0)).await;
     assert!(matches!(soon(exec.output.next()).await, Some(Ok(ExecEvent::Exit { .. }))));
     assert!(soon(exec.output.next()).await.is_none());

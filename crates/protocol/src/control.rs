@@ -61,6 +61,10 @@ pub struct DataplaneLimits {
     pub exec_spool_bytes: u64,
     /// How long an ended command's output is kept for that.
     pub exec_retention_seconds: u64,
+    /// Ended commands whose output is kept for that; the oldest go first.
+    pub execs_kept: u32,
+    /// What the output of those may take of memory, beside what is on disk: with more of it fewer are kept.
+    pub exec_kept_memory_bytes: u64,
     pub shells: u32,
     /// Of a shell's output, what is kept in memory; who was away for longer gets the screen instead.
     pub shell_ring_bytes: u64,
@@ -83,6 +87,8 @@ impl Default for DataplaneLimits {
             execs: 64,
             exec_spool_bytes: 256 << 20,
             exec_retention_seconds: 300,
+            execs_kept: 256,
+            exec_kept_memory_bytes: 32 << 20,
             shells: 256,
             // Two screens of a 4K terminal and more, and a thousand shells still fit in 512 MiB.
             shell_ring_bytes: 256 << 10,
@@ -108,6 +114,8 @@ impl DataplaneLimits {
         within("execs", self.execs.into(), 1..=4096)?;
         within("exec_spool_bytes", self.exec_spool_bytes, 0..=1 << 40)?;
         within("exec_retention_seconds", self.exec_retention_seconds, 0..=7 * 86_400)?;
+        within("execs_kept", self.execs_kept.into(), 1..=65_536)?;
+        within("exec_kept_memory_bytes", self.exec_kept_memory_bytes, 0..=64 << 30)?;
         within("shells", self.shells.into(), 1..=4096)?;
         within("shell_ring_bytes", self.shell_ring_bytes, 4096..=64 << 20)?;
         within("shell_idle_seconds", self.shell_idle_seconds, 1..=365 * 86_400)?;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
 pub struct ExecRequest {
     /// Run by a shell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -23,9 +24,13 @@ pub struct ExecRequest {
     pub env: Option<BTreeMap<String, String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdin: Option<String>,
+    /// In place of `stdin`, for bytes that are not text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdin_b64: Option<String>,
     /// `timeout` and `timeout_secs` are read too. 0 means no limit but the server's own.
     #[serde(default, alias = "timeout", alias = "timeout_secs", skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<f64>,
+    /// Of stdout, and of stderr. In an event stream a `gap` before the exit says how much more there was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_output_bytes: Option<u64>,
     /// Chosen by the client, so that asking again joins the command instead of running it twice. Alone it only joins.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::{Deserialize, Serialize};
 
-use crate::{CapabilitySet, Secret, ShellId, error::ErrorBody, key::PrincipalKind};
+use crate::{CapabilitySet, Secret, ShellId, error::ErrorBody, key::PrincipalKind, process::SignalName};
 
 /// Largest frame either side sends.
 pub const MAX_FRAME_BYTES: usize = 1024 * 1024;
@@ -64,7 +64,7 @@ pub enum ClientFrame<S> {
         data: Option<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         data_b64: Option<String>,
-        /// Counts up from 1 per client: what was taken already is not taken again.
+        /// Counts up per client: what was taken already is not taken again.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         seq: Option<u64>,
     },
@@ -74,7 +74,7 @@ pub enum ClientFrame<S> {
         rows: u16,
     },
     Signal {
-        signal: String,
+        signal: SignalName,
     },
     /// Everything before `offset` has been used and need not be kept.
     Ack {
@@ -151,7 +151,7 @@ pub struct ShellStart {
     /// Output comes in binary frames.
     #[serde(default, skip_serializing_if = "is_false")]
     pub binary: bool,
-    /// The client's own name for itself, kept over reconnections: what `stdin`'s `seq` counts for.
+    /// The client's own name for itself, kept over reconnections: what `stdin`'s `seq` counts for. Without one it counts for the connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
     /// What programs may do to this client's terminal beside printing on it, while it has control.
@@ -170,6 +170,7 @@ pub enum Allowed {
 /// Runs a command, or joins the one that has this `command_id`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
 pub struct ExecStart {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
@@ -190,6 +191,9 @@ pub struct ExecStart {
     /// Whether there is a standard input at all, or all of it as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdin: Option<StdinStart>,
+    /// In place of `stdin`: all of it, for bytes that are not text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdin_b64: Option<String>,
     #[serde(default, alias = "timeout", alias = "timeout_secs", skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<f64>,
     /// Ends the command when its last connection goes, instead of letting it run on for somebody to come back to.
@@ -205,6 +209,7 @@ pub struct ExecStart {
     pub stderr_from: Option<u64>,
     #[serde(default, skip_serializing_if = "is_false")]
     pub binary: bool,
+    /// The client's own name for itself, kept over reconnections: what `stdin`'s `seq` counts for. Without one it counts for the connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
 }

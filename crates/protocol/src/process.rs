@@ -98,6 +98,12 @@ const SIGNALS: [(&str, i32); 29] = [
     ("SYS", 31),
 ];
 
+impl From<&str> for SignalName {
+    fn from(name: &str) -> Self {
+        SignalName::Name(name.to_owned())
+    }
+}
+
 impl SignalName {
     pub fn number(&self) -> Result<i32, String> {
         let known = match self {

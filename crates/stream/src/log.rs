@@ -19,7 +19,8 @@ use crate::{
 pub struct Limits {
     /// Kept in memory. An idle log takes little of it.
     pub ring_bytes: usize,
-    /// Whether a writer waits for attached readers that hold it, as on a pipe. Without one attached it never waits.
+    /// Whether a writer waits for attached readers that hold it, as on a pipe: for the one that is furthest along, so that another
+    /// who is slow costs nobody anything and finds the rest in the spool. Without one attached it never waits.
     pub writer_waits: bool,
 }
 
@@ -237,7 +238,7 @@ impl State {
         }
     }
 
-    /// Makes room in the ring as far as the readers that hold it allow; says for how many bytes there is some.
+    /// Makes room in the ring as far as the reader that holds it allows; says for how many bytes there is some.
     fn make_room(&mut self, wanted: usize) -> usize {
         let free = self.limits.ring_bytes - self.ring.len();
         if free >= wanted {
@@ -248,10 +249,10 @@ impl State {
         free + leaving
     }
 
-    /// Bytes at the ring's tail that may leave it.
+    /// Bytes at the ring's tail that may leave it: those that the furthest of the readers that hold it needs no longer.
     fn evictable(&self) -> usize {
         let held = match self.limits.writer_waits {
-            true => self.readers.iter().filter(|slot| slot.is_holding).map(|slot| self.held_from(slot)).min(),
+            true => self.readers.iter().filter(|slot| slot.is_holding).map(|slot| self.held_from(slot)).max(),
             false => None,
         };
         match held {

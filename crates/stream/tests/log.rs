@@ -80,6 +80,17 @@ struct Viewer {
     /// Where the next byte must be.
     next: u64,
     is_holding: bool,
+    has_acknowledged: bool,
+    /// It holds, came to the head and has had nobody beside it since.
+    is_alone: bool,
+}
+
+impl Viewer {
+    fn attach(log: &Log, from: u64, is_waited_for: bool) -> Self {
+        let reader = log.reader(from);
+        let next = reader.position();
+        Self { reader, next, is_holding: true, has_acknowledged: false, is_alone: is_waited_for && next == log.head() }
+    }
 }
 
 fn check_read(log: &Log, viewer: &mut Viewer, max: usize) -> Read {
@@ -95,7 +106,7 @@ fn check_read(log: &Log, viewer: &mut Viewer, max: usize) -> Read {
         }
         Read::Gap { from, to } => {
             assert_eq!((*from, *to), (viewer.next, base), "a gap is exactly what is missing");
-            assert!(from < to);
+            assert!(from < to && !viewer.is_alone, "the only one is waited for");
             viewer.next = *to;
         }
         Read::End => assert_eq!(viewer.next, log.head()),
@@ -126,32 +137,34 @@ proptest! {
                 Act::Append(count) => {
                     let taken = log.append(&bytes_from(head, count));
                     head += taken as u64;
-                    let is_held = waits && viewers.iter().any(|v| v.is_holding);
-                    prop_assert!(taken == count || is_held, "the writer waits only for a reader that holds it");
-                    // A holding reader loses nothing once it has caught up with what is kept.
                     if taken < count {
+                        prop_assert!(waits && viewers.iter().any(|v| v.is_holding), "the writer waits only for a reader that holds it");
+                        let is_behind = |v: &Viewer| !v.is_holding || v.has_acknowledged || v.next + ring as u64 <= head;
+                        prop_assert!(viewers.iter().all(is_behind), "a slow reader holds up nobody while another keeps up");
                         prop_assert!(!is_ready(log.room()) || ring < 4);
                     }
                 }
                 Act::Attach(from) if viewers.len() < 4 => {
-                    let reader = log.reader(from);
-                    let next = reader.position();
-                    prop_assert_eq!(next, from.min(head));
-                    viewers.push(Viewer { reader, next, is_holding: true });
+                    let viewer = Viewer::attach(&log, from, waits && viewers.is_empty());
+                    prop_assert_eq!(viewer.next, from.min(head));
+                    viewers.iter_mut().for_each(|v| v.is_alone = false);
+                    viewers.push(viewer);
                 }
                 Act::Detach(who) if who < viewers.len() => drop(viewers.remove(who)),
                 Act::Reconnect(who) if who < viewers.len() => {
-                    let from = viewers[who].next;
-                    viewers[who] = Viewer { reader: log.reader(from), next: from, is_holding: true };
+                    // The old connection is there until the new one is.
+                    viewers[who] = Viewer::attach(&log, viewers[who].next, waits && viewers.len() == 1);
                 }
                 Act::Read(who, max) if who < viewers.len() => { check_read(&log, &mut viewers[who], max); }
                 Act::Acknowledge(who, behind) if who < viewers.len() => {
                     let offset = viewers[who].next.saturating_sub(behind);
                     viewers[who].reader.acknowledge(offset);
+                    viewers[who].has_acknowledged = true;
                 }
                 Act::Hold(who, holds) if who < viewers.len() => {
                     viewers[who].reader.set_holding(holds);
                     viewers[who].is_holding = holds;
+                    viewers[who].is_alone &= holds;
                 }
                 Act::Fail => *fails.lock().unwrap() = true,
                 _ => {}
@@ -183,6 +196,25 @@ fn with_a_reader_that_holds_nothing_is_lost_and_without_one_the_oldest_go() {
     drop(reader);
     assert_eq!(log.append(&bytes_from(250, 500)), 500);
     assert_eq!(log.range(), 650..750);
+}
+
+#[test]
+fn a_slow_reader_beside_a_quick_one_holds_up_neither_it_nor_the_writer() {
+    let fails = Arc::default();
+    let log = Log::with_spool(Limits { ring_bytes: 100, writer_waits: true }, Box::new(RoundFile { bytes: vec![0; 1000], fails }), 1000);
+    let (mut quick, mut slow) = (log.reader(0), log.reader(0));
+    for at in (0..1000).step_by(100) {
+        assert_eq!(log.append(&bytes_from(at, 100)), 100);
+        assert!(matches!(quick.read(100), Read::Chunk(c) if c.offset == at));
+    }
+    assert_eq!(log.range(), 0..1000);
+    let mut all = Vec::new();
+    while let Read::Chunk(chunk) = slow.read(64) {
+        all.extend_from_slice(&chunk.bytes);
+    }
+    assert_eq!(all, bytes_from(0, 1000), "what it missed is in the spool");
+    drop(quick);
+    assert_eq!(log.append(&bytes_from(1000, 150)), 100, "alone it is waited for");
 }
 
 #[test]

@@ -85,6 +85,25 @@ fn a_writer_that_waits_for_room_goes_on_when_the_reader_has_read() {
 }
 
 #[test]
+fn a_writer_that_waits_goes_on_when_the_quicker_of_two_readers_has_read() {
+    model(|| {
+        let log = log(2);
+        let (reader, mut slow) = (log.reader(0), log.reader(0));
+        let reading = thread::spawn(move || read_all(reader));
+        let mut rest: &[u8] = b"abc";
+        while !rest.is_empty() {
+            rest = &rest[log.append(rest)..];
+            if !rest.is_empty() {
+                block_on(log.room());
+            }
+        }
+        log.finish();
+        assert_eq!(reading.join().unwrap(), b"abc");
+        assert_eq!(slow.read(64), Read::Gap { from: 0, to: 1 });
+    });
+}
+
+#[test]
 fn a_writer_that_waits_goes_on_when_the_reader_leaves() {
     model(|| {
         let log = log(2);

@@ -101,7 +101,7 @@ impl Command {
             attendance: Notify::new(),
         });
         if let Some(text) = plan.stdin {
-            command.input.push("", None, text);
+            command.input.push(None, text);
         }
         if !plan.stdin_stays_open {
             command.input.close();
@@ -225,7 +225,11 @@ impl Running {
                 () = exited.cancelled() => command.input.refuse(),
             }
         };
-        let (ended, (), (), ()) = tokio::join!(ended, feed, out.pump(server, &exited), err.pump(server, &exited));
+        let (ended, (), out, err) = tokio::join!(ended, feed, out.pump(server, &exited), err.pump(server, &exited));
+        // A terminal that goes away says so to those who hold it.
+        for pipe in [out, err].into_iter().flatten().filter(|_| !is_terminal) {
+            server.commands.leftovers.read_to_nowhere(server, pipe);
+        }
         *command.pty() = None;
         command.job().end(ended);
         for log in std::iter::once(&command.stdout).chain(&command.stderr) {
@@ -245,9 +249,9 @@ impl Stream {
         Self { from, log, place }
     }
 
-    /// Moves what the program prints to the log, until it prints no more.
-    async fn pump(self, server: &Server, exited: &CancellationToken) {
-        let Some(from) = &self.from else { return };
+    /// Moves what the program prints to the log, until it prints no more. What somebody else still holds when it has ended is returned.
+    async fn pump(self, server: &Server, exited: &CancellationToken) -> Option<Arc<Descriptor>> {
+        let from = self.from.as_ref()?;
         let mut buf = vec![0; SMALL_READ_BYTES];
         let mut deadline = None;
         loop {
@@ -260,7 +264,7 @@ impl Stream {
                 }
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => break,
             };
-            let Ok(n @ 1..) = read else { return };
+            let Ok(n @ 1..) = read else { return None };
             self.take(server, &buf[..n]).await;
             if n == buf.len() && buf.len() < LARGE_READ_BYTES {
                 buf = vec![0; LARGE_READ_BYTES];
@@ -279,6 +283,7 @@ impl Stream {
             drained += n;
             self.take(server, &buf[..n]).await;
         }
+        self.from
     }
 
     async fn take(&self, server: &Server, bytes: &[u8]) {

@@ -59,6 +59,8 @@ pub enum CutOff {
 pub struct Events<S> {
     pub start: ExecStart,
     pub terms: Terms,
+    /// Of each stream, where not all of it is wanted.
+    pub max_output: Option<u64>,
     pub script: S,
 }
 
@@ -68,22 +70,26 @@ pub async fn answer(
     headers: &HeaderMap,
     connection: &ConnectionEnd,
     mut start: ExecStart,
+    max_output: Option<u64>,
 ) -> Result<Response, ApiError> {
     if let Some((stdout, stderr)) = last_event(headers)? {
         start.stdout_from = start.stdout_from.or(Some(stdout));
         start.stderr_from = start.stderr_from.or(Some(stderr));
     }
-    Events { start, terms: Terms::timeout(MAX_TIMEOUT), script: Frames }.answer(server, caller, connection).await
+    Events { start, terms: Terms::timeout(MAX_TIMEOUT), max_output, script: Frames }.answer(server, caller, connection).await
 }
 
 impl<S: Script> Events<S> {
     pub async fn answer(self, server: &Arc<Server>, caller: Caller<Exec>, connection: &ConnectionEnd) -> Result<Response, ApiError> {
-        let Events { start, terms, mut script } = self;
+        let Events { start, terms, max_output, mut script } = self;
         let slot = server.slots.stream()?;
         let (stdout_from, stderr_from) = (start.stdout_from.unwrap_or(0), start.stderr_from.unwrap_or(0));
         let claims = caller.claims.clone();
         let attached = caller.stream.until_revoked(Commands::start(server, start, terms, &claims)).await?;
-        let viewer = Viewer::new(attached, stdout_from, stderr_from, S::FORM);
+        let mut viewer = Viewer::new(attached, stdout_from, stderr_from, S::FORM);
+        if let Some(most) = max_output {
+            viewer.cut_at(most);
+        }
         caller.stream.ends_connection(connection);
         let (events, waiting) = mpsc::channel(WAITING_EVENTS);
         let shutdown = server.shutdown.clone();

@@ -8,16 +8,18 @@ use std::{
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use crate::descriptor::Descriptor;
+use crate::{
+    descriptor::Descriptor,
+    typists::{Typist, Typists},
+};
 
 /// Waiting for the program to read it; beyond it clients' sockets aren't read.
 const MAX_PENDING_BYTES: usize = 1024 * 1024;
 /// What a frame takes beside its bytes: an empty one is not for nothing.
 const FRAME_COST_BYTES: usize = 128;
-/// Clients whose count of frames is remembered: one or two, and some that came back under another name.
-const MAX_CLIENTS: usize = 64;
-/// What ends the input of a terminal whose program hasn't chosen something else.
-const END_OF_TRANSMISSION: &[u8] = &[4];
+/// What ends the input of a terminal whose program hasn't chosen something else, at the beginning of a line. Within one it only hands
+/// over what there is of it.
+const END_OF_TRANSMISSION: u8 = 4;
 
 #[derive(Default)]
 pub struct Input {
@@ -33,27 +35,27 @@ struct State {
     pending: VecDeque<Bytes>,
     pending_bytes: usize,
     is_closed: bool,
-    /// The last frame taken of each client, the one heard last at the end.
-    seen: VecDeque<(String, u64)>,
+    typists: Typists,
+    connections: u64,
 }
 
 impl Input {
-    /// Takes a frame, unless this client's frame of that number was taken already. `false` where nothing more is taken at all.
-    pub fn push(&self, client: &str, seq: Option<u64>, bytes: Bytes) -> bool {
+    /// Who sends frames on a new connection.
+    pub fn typist(&self, principal: &str, client: Option<&str>) -> Typist {
         let mut state = self.state();
-        let known = seq.and_then(|_| state.seen.iter().position(|(name, _)| name == client));
-        let last = known.and_then(|at| state.seen.get(at)).map_or(0, |(_, last)| *last);
-        let is_new = seq.is_none_or(|seq| seq > last);
+        state.connections += 1;
+        Typist::new(principal, client, state.connections)
+    }
+
+    /// Takes a frame, unless the one of that client and number was taken already. `false` where nothing more is taken at all.
+    pub fn push(&self, numbered: Option<(&Typist, u64)>, bytes: Bytes) -> bool {
+        let mut state = self.state();
+        let is_new = numbered.is_none_or(|(typist, seq)| state.typists.is_new(typist, seq));
         if is_new && state.is_closed {
             return false;
         }
-        if let Some(seq) = seq {
-            if let Some(at) = known {
-                state.seen.remove(at);
-            } else if state.seen.len() == MAX_CLIENTS {
-                state.seen.pop_front();
-            }
-            state.seen.push_back((client.to_owned(), last.max(seq)));
+        if let Some((typist, seq)) = numbered {
+            state.typists.took(typist, seq);
         }
         if !is_new {
             return true;
@@ -90,6 +92,7 @@ impl Input {
     /// Gives the program what comes, until it wants no more or nothing more comes; then its input is closed.
     pub async fn feed(&self, to: Option<Arc<Descriptor>>, is_terminal: bool) {
         if let Some(to) = &to {
+            let mut last = b'\n';
             while let Some(bytes) = self.next().await {
                 let mut rest = &bytes[..];
                 while !rest.is_empty() {
@@ -99,11 +102,15 @@ impl Input {
                         Err(_) => return self.refuse(),
                     }
                 }
+                last = bytes.last().copied().unwrap_or(last);
                 self.took(bytes.len() + FRAME_COST_BYTES);
             }
             if is_terminal {
-                // A terminal has no end of its own to close: one that is gone doesn't need it either.
-                let _ = to.write(END_OF_TRANSMISSION).await;
+                let is_within_a_line = !matches!(last, b'\n' | b'\r' | END_OF_TRANSMISSION);
+                for _ in 0..=u8::from(is_within_a_line) {
+                    // A terminal has no end of its own to close: one that is gone doesn't need it either.
+                    let _ = to.write(&[END_OF_TRANSMISSION]).await;
+                }
             }
         }
         self.refuse();
@@ -153,16 +160,17 @@ mod tests {
     #[test]
     fn a_frame_sent_again_is_taken_once_and_each_client_counts_for_itself() {
         let input = Input::default();
-        for (client, seq) in [("a", 1), ("a", 2), ("a", 1), ("b", 1), ("a", 2), ("b", 2)] {
-            assert!(input.push(client, Some(seq), Bytes::from(format!("{client}{seq} "))));
+        let (a, b) = (input.typist("ada", Some("a")), input.typist("ada", None));
+        for (name, typist, seq) in [("a", &a, 0), ("a", &a, 1), ("a", &a, 0), ("b", &b, 0), ("a", &a, 1), ("b", &b, 1)] {
+            assert!(input.push(Some((typist, seq)), Bytes::from(format!("{name}{seq} "))));
         }
-        assert!(input.push("a", None, Bytes::from_static(b"uncounted")));
+        assert!(input.push(None, Bytes::from_static(b"uncounted")));
         let taken: Vec<u8> = input.state().pending.iter().flatten().copied().collect();
-        assert_eq!(String::from_utf8(taken).unwrap(), "a1 a2 b1 b2 uncounted");
+        assert_eq!(String::from_utf8(taken).unwrap(), "a0 a1 b0 b1 uncounted");
         input.close();
-        assert!(input.push("a", Some(2), Bytes::new()), "what was taken is acknowledged again");
+        assert!(input.push(Some((&a, 1)), Bytes::new()), "what was taken is acknowledged again");
         for _ in 0..2 {
-            assert!(!input.push("a", Some(3), Bytes::new()), "what was refused was not taken, however often it is sent");
+            assert!(!input.push(Some((&a, 2)), Bytes::new()), "what was refused was not taken, however often it is sent");
         }
     }
 
@@ -170,18 +178,8 @@ mod tests {
     fn frames_without_a_byte_fill_the_room_too() {
         let input = Input::default();
         for _ in 0..MAX_PENDING_BYTES / FRAME_COST_BYTES {
-            assert!(input.has_room() && input.push("a", None, Bytes::new()));
+            assert!(input.has_room() && input.push(None, Bytes::new()));
         }
         assert!(!input.has_room());
-    }
-
-    #[test]
-    fn the_client_heard_longest_ago_is_forgotten_first() {
-        let input = Input::default();
-        for i in 0..=MAX_CLIENTS {
-            input.push(&i.to_string(), Some(1), Bytes::new());
-        }
-        assert_eq!(input.state().seen.len(), MAX_CLIENTS);
-        assert_eq!(input.state().seen[0].0, "1");
     }
 }

@@ -4,6 +4,7 @@ mod command;
 mod done;
 pub(crate) mod events;
 mod input;
+mod leftovers;
 mod memory;
 mod once;
 mod outcome;
@@ -14,7 +15,7 @@ mod session;
 mod spool;
 mod viewer;
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use axum::{Extension, body::Body, extract::State, response::Response};
 use cobox_protocol::{ApiError, ErrorCode, exec::ExecRequest, frame::OutputStream, json::read_object};
@@ -58,7 +59,8 @@ pub async fn run(
     }
     let (request, _memory) = caller.stream.until_revoked(read_request::<ExecRequest>(&server, &headers, content)).await?;
     caller.aims_at(&subject(request.command.as_deref(), request.argv.as_deref(), request.command_id.as_deref()));
-    Ok(events::answer(&server, caller, &headers, &connection, as_start(request)).await?)
+    let most = request.max_output_bytes;
+    Ok(events::answer(&server, caller, &headers, &connection, as_start(request), most).await?)
 }
 
 /// The same for another dialect, whose request is its own.
@@ -98,7 +100,6 @@ pub(crate) async fn read_request<R: serde::de::DeserializeOwned>(
 /// Runs a command that has a name, or joins the one that runs already, and gives its whole answer. It doesn't end with its client:
 /// asking again gives the same answer for as long as its output is kept.
 async fn join(server: &Arc<Server>, request: ExecRequest, caller: &Caller<Exec>) -> Result<Done, ApiError> {
-    let started_at = Instant::now();
     let limit = max_output(request.max_output_bytes, &server.limits);
     let memory = server.commands.memory(2 * limit)?;
     let attached = Commands::start(server, as_start(request), Terms::timeout(DEFAULT_TIMEOUT), &caller.claims).await?;
@@ -115,8 +116,8 @@ async fn join(server: &Arc<Server>, request: ExecRequest, caller: &Caller<Exec>)
             Event::Exit(ended) => break ended,
         }
     };
-    let id = viewer.command().job().id.clone();
-    Ok(Outcome { ended, stdout, stderr }.done(id, started_at.elapsed(), memory))
+    let job = viewer.command().job();
+    Ok(Outcome { ended, stdout, stderr }.done(job.id.clone(), job.took(), memory))
 }
 
 fn internal(error: impl std::fmt::Display) -> ApiError {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use cobox_protocol::{
-    ApiError, CommandId,
+    ApiError,
     exec::{ExecRequest, ExecResponse},
     process::ProcessKind,
 };
@@ -35,23 +35,29 @@ use crate::{
 /// How long output is still read after the program has ended while something it started holds the pipes open.
 const LINGER: Duration = Duration::from_millis(100);
 
-pub async fn execute(server: &Server, request: ExecRequest, claims: &Claims) -> Result<Done, ApiError> {
+pub async fn execute(server: &Arc<Server>, request: ExecRequest, claims: &Arc<Claims>) -> Result<Done, ApiError> {
     let started_at = Instant::now();
     let command = in_words(request.command.as_deref(), request.argv.as_deref());
     let plan = Plan::new(request, &server.limits)?;
     let memory = server.commands.memory(2 * plan.max_output)?;
     let argv = shown(&plan.command.argv);
     let name = argv.first().cloned().unwrap_or_default();
-    let id = CommandId::new().to_string();
+    let id = server.commands.answered_id();
     let outcome = match server.programs.launch(plan.command).await {
         Ok(started) => {
             // From here on somebody may leave at any time, and what was started goes with them.
-            let mut guard = KillOnDrop(Some(started.program.clone()));
             let program = started.program.clone();
+            let mut guard = KillOnDrop {
+                program: Some(program.clone()),
+                server: server.clone(),
+                claims: claims.clone(),
+                command: command.clone(),
+                started_at,
+            };
             let job = Job::new(id.clone(), ProcessKind::Command, argv, claims, program.clone());
             let _listed = server.processes.list(Arc::new(job));
-            let outcome = watch(started, plan.stdin, plan.timeout, plan.max_output).await?;
-            guard.0 = None;
+            let outcome = watch(server, started, plan.stdin, plan.timeout, plan.max_output).await?;
+            guard.program = None;
             match program.start_failure() {
                 Some(error) => Outcome::instead(not_started(&name, &error)?),
                 None => outcome,
@@ -96,18 +102,38 @@ impl Outcome {
     }
 }
 
-/// Kills the program's whole tree unless told that it has ended: also when the client has gone and this is dropped half-way.
-struct KillOnDrop(Option<Arc<dyn Program>>);
+/// Kills the program's whole tree unless told that it has ended: also when the client has gone and this is dropped half-way. What it
+/// did happened nevertheless, so its end is told.
+struct KillOnDrop {
+    program: Option<Arc<dyn Program>>,
+    server: Arc<Server>,
+    claims: Arc<Claims>,
+    command: String,
+    started_at: Instant,
+}
 
 impl Drop for KillOnDrop {
     fn drop(&mut self) {
-        if let Some(program) = self.0.take() {
-            tokio::spawn(async move { program.kill_tree().await });
-        }
+        let Some(program) = self.program.take() else { return };
+        let (server, claims, command, started_at) =
+            (self.server.clone(), self.claims.clone(), std::mem::take(&mut self.command), self.started_at);
+        self.server.tasks.spawn(async move {
+            program.kill_tree().await;
+            let ended = Ended { exit: program.wait().await, timed_out: false };
+            if program.start_failure().is_none() {
+                server.happenings.ran(&claims, command, ended, started_at.elapsed());
+            }
+        });
     }
 }
 
-async fn watch(started: Started, stdin: Option<Vec<u8>>, timeout: Duration, max_output: usize) -> Result<Outcome, ApiError> {
+async fn watch(
+    server: &Server,
+    started: Started,
+    stdin: Option<Vec<u8>>,
+    timeout: Duration,
+    max_output: usize,
+) -> Result<Outcome, ApiError> {
     let open = |fd: Option<OwnedFd>, interest| fd.map(|fd| Descriptor::new(fd, interest)).transpose().map_err(internal);
     let input = open(started.stdin, Interest::WRITABLE)?;
     let (out, err) = (open(started.stdout, Interest::READABLE)?, open(started.stderr, Interest::READABLE)?);
@@ -129,6 +155,9 @@ async fn watch(started: Started, stdin: Option<Vec<u8>>, timeout: Duration, max_
     };
     stdout.drain(out.as_ref());
     stderr.drain(err.as_ref());
+    for pipe in [out.filter(|_| stdout.is_open()), err.filter(|_| stderr.is_open())].into_iter().flatten() {
+        server.commands.leftovers.read_to_nowhere(server, Arc::new(pipe));
+    }
     Ok(Outcome { ended, stdout, stderr })
 }
 

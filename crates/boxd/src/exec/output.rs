@@ -25,6 +25,11 @@ impl Capture {
         Self { limit: bytes.len(), bytes, truncated: false, is_at_end: true }
     }
 
+    /// Whether somebody still holds the other side of what it is read from.
+    pub fn is_open(&self) -> bool {
+        !self.is_at_end
+    }
+
     pub async fn read_to_end(&mut self, from: Option<&Descriptor>) {
         let Some(from) = from else { return };
         // Most commands print little or nothing: the large buffer is for those that fill the small one.

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use cobox_protocol::{
     ApiError,
@@ -34,7 +35,11 @@ pub struct Plan {
 impl Plan {
     /// What a request may raise `max_output_bytes` to is the sandbox's to say; more is cut to that, and `truncated` tells.
     pub fn new(request: ExecRequest, limits: &DataplaneLimits) -> Result<Self, ApiError> {
-        let stdin = request.stdin.map(String::into_bytes);
+        let stdin = match (request.stdin, request.stdin_b64) {
+            (Some(_), Some(_)) => return Err(two_stdins()),
+            (text, None) => text.map(String::into_bytes),
+            (None, Some(b64)) => Some(decoded(&b64)?),
+        };
         let stdio = Stdio::Pipes { stdin: stdin.is_some() };
         let argv = words(request.command, request.argv, request.shell)?;
         let command = Command { argv, env: environment(request.env)?, cwd: directory(request.cwd)?, stdio };
@@ -90,11 +95,13 @@ impl StreamPlan {
             return Ok(None);
         }
         let told = in_words(start.command.as_deref(), start.argv.as_deref());
-        let (stdin, stdin_stays_open) = match start.stdin {
-            Some(StdinStart::Text(text)) => (Some(Bytes::from(text)), false),
-            Some(StdinStart::Open(is_open)) => (None, is_open),
+        let (stdin, stdin_stays_open) = match (start.stdin, start.stdin_b64) {
+            (Some(_), Some(_)) => return Err(two_stdins()),
+            (Some(StdinStart::Text(text)), None) => (Some(Bytes::from(text)), false),
+            (None, Some(b64)) => (Some(Bytes::from(decoded(&b64)?)), false),
+            (Some(StdinStart::Open(is_open)), None) => (None, is_open),
             // Somebody who asks for a terminal means to type.
-            None => (None, start.pty),
+            (None, None) => (None, start.pty),
         };
         let (cols, rows) = terminal_size(start.cols.unwrap_or(DEFAULT_COLS), start.rows.unwrap_or(DEFAULT_ROWS))?;
         let stdio = match start.pty {
@@ -136,12 +143,21 @@ pub fn as_start(request: ExecRequest) -> ExecStart {
         cwd: request.cwd,
         env: request.env,
         stdin: request.stdin.map(StdinStart::Text),
+        stdin_b64: request.stdin_b64,
         timeout_seconds: request.timeout_seconds,
         command_id: request.command_id,
         stdout_from: request.stdout_from,
         stderr_from: request.stderr_from,
         ..Default::default()
     }
+}
+
+fn two_stdins() -> ApiError {
+    ApiError::invalid("stdin and stdin_b64 can't both be given")
+}
+
+fn decoded(b64: &str) -> Result<Vec<u8>, ApiError> {
+    STANDARD.decode(b64).map_err(|e| ApiError::invalid(format!("stdin_b64: is not base64: {e}")))
 }
 
 fn words(command: Option<String>, argv: Option<Vec<String>>, shell: Option<String>) -> Result<Vec<Vec<u8>>, ApiError> {
@@ -258,6 +274,8 @@ mod tests {
             (ExecRequest { timeout_seconds: Some(-1.0), ..command("ls") }, "timeout_seconds"),
             (ExecRequest { timeout_seconds: Some(f64::NAN), ..command("ls") }, "timeout_seconds"),
             (command("a\0b"), "command"),
+            (ExecRequest { stdin_b64: Some("%".into()), ..command("cat") }, "stdin_b64"),
+            (ExecRequest { stdin: Some(String::new()), stdin_b64: Some(String::new()), ..command("cat") }, "both"),
         ];
         for (request, named) in cases {
             let error = planned(request).err().unwrap();

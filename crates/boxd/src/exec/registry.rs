@@ -17,6 +17,7 @@ use tokio::{
 use super::{
     command::{Attached, Command},
     internal,
+    leftovers::Leftovers,
     memory::{Memory, MemoryBudget},
     outcome::{NeverRan, not_started},
     plan::{StreamPlan, Terms},
@@ -28,10 +29,6 @@ use crate::{
     server::Server,
 };
 
-/// Ended commands that are kept; the oldest go first.
-const MAX_KEPT: usize = 256;
-/// What their output may take of memory: with more of it fewer are kept.
-const MAX_KEPT_MEMORY_BYTES: usize = 32 * 1024 * 1024;
 /// How many full spools all commands together may take of the sandbox's disk.
 const SPOOLS: u64 = 4;
 /// Ids of commands that are no longer kept. One that is forgotten here too could be run a second time.
@@ -43,7 +40,11 @@ pub struct Commands {
     limit: u32,
     memory: MemoryBudget,
     spools: Arc<Budget>,
+    pub(super) leftovers: Leftovers,
     retention: Duration,
+    /// Of ended ones.
+    most_kept: usize,
+    most_kept_memory: usize,
     known: Mutex<Known>,
     /// One is to be forgotten before the one that was waited for.
     sooner: Notify,
@@ -57,8 +58,33 @@ struct Known {
     ended: VecDeque<(Instant, Arc<Command>)>,
     /// Whether somebody waits for the first of them to be forgotten.
     is_forgetting: bool,
-    forgotten: HashSet<String>,
-    forgotten_in_order: VecDeque<String>,
+    forgotten: Ids,
+    /// Of those whose output went straight into an answer and was never kept. Apart from the others: they are many, and nobody but
+    /// whoever got the answer knows their ids.
+    answered: Ids,
+}
+
+/// Some ids, the oldest of which go first.
+#[derive(Default)]
+struct Ids {
+    known: HashSet<String>,
+    in_order: VecDeque<String>,
+}
+
+impl Ids {
+    fn add(&mut self, id: String) {
+        if self.in_order.len() == MAX_FORGOTTEN
+            && let Some(oldest) = self.in_order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+        self.known.insert(id.clone());
+        self.in_order.push_back(id);
+    }
+
+    fn contains(&self, id: &str) -> bool {
+        self.known.contains(id)
+    }
 }
 
 enum Entry {
@@ -76,7 +102,10 @@ impl Commands {
             limit: limits.execs,
             memory: MemoryBudget::default(),
             spools: Budget::new(limits.exec_spool_bytes.saturating_mul(SPOOLS)),
+            leftovers: Leftovers::default(),
             retention: Duration::from_secs(limits.exec_retention_seconds),
+            most_kept: limits.execs_kept as usize,
+            most_kept_memory: usize::try_from(limits.exec_kept_memory_bytes).unwrap_or(usize::MAX),
             known: Mutex::default(),
             sooner: Notify::new(),
         }
@@ -146,6 +175,10 @@ impl Commands {
         if server.processes.find(&id).is_some() {
             return Err(ApiError::new(ErrorCode::CommandNotFound, "this command's output goes only to whoever started it"));
         }
+        if known.answered.contains(&id) {
+            let message = "this command has run, and its output went to whoever started it; use another command_id to run it again";
+            return Err(ApiError::new(ErrorCode::CommandExpired, message));
+        }
         let Some(plan) = plan else {
             return Err(ApiError::new(
                 ErrorCode::CommandNotFound,
@@ -162,6 +195,13 @@ impl Commands {
         Ok(Entry::Starting(begun))
     }
 
+    /// A new id for a command that is answered and not kept.
+    pub fn answered_id(&self) -> String {
+        let id = CommandId::new().to_string();
+        self.known().answered.add(id.clone());
+        id
+    }
+
     /// Keeps a command that has ended for a while, as long as there is room.
     fn keep(server: &Arc<Server>, command: Arc<Command>) {
         let commands = &server.commands;
@@ -173,7 +213,7 @@ impl Commands {
             commands.sooner.notify_one();
         }
         let mut memory: usize = known.ended.iter().map(|(_, c)| c.memory()).sum();
-        while known.ended.len() > MAX_KEPT || memory > MAX_KEPT_MEMORY_BYTES && known.ended.len() > 1 {
+        while known.ended.len() > commands.most_kept || memory > commands.most_kept_memory && known.ended.len() > 1 {
             let Some((_, oldest)) = known.ended.pop_front() else { break };
             memory -= oldest.memory();
             known.forget(&oldest);
@@ -212,13 +252,7 @@ impl Known {
             return;
         }
         self.commands.remove(id);
-        if self.forgotten_in_order.len() == MAX_FORGOTTEN
-            && let Some(oldest) = self.forgotten_in_order.pop_front()
-        {
-            self.forgotten.remove(&oldest);
-        }
-        self.forgotten.insert(id.clone());
-        self.forgotten_in_order.push_back(id.clone());
+        self.forgotten.add(id.clone());
     }
 }
 
@@ -232,7 +266,7 @@ async fn run(
     tell: watch::Sender<Option<Result<Arc<Command>, ApiError>>>,
 ) {
     let commands = &server.commands;
-    let (began, told) = (Instant::now(), std::mem::take(&mut plan.told));
+    let told = std::mem::take(&mut plan.told);
     let (command, running) = match begin(server, id.clone(), plan, claims).await {
         Ok(begun) => begun,
         Err(error) => {
@@ -258,7 +292,7 @@ async fn run(
         () = to_the_end => {
             drop(slot);
             if let Some(ended) = command.job().ended() {
-                server.happenings.ran(claims, told, ended, began.elapsed());
+                server.happenings.ran(claims, told, ended, command.job().took());
             }
             Commands::keep(server, command);
         }

@@ -10,7 +10,6 @@ use axum::{
 use cobox_protocol::{
     ApiError, Capability,
     frame::{ClientFrame, ExecReady, ExecStart, OutputStream, ServerFrame, frame_bytes},
-    process::SignalName,
 };
 use http::{HeaderMap, StatusCode};
 
@@ -23,6 +22,7 @@ use crate::{
     answer::{Failure, RequestRecord},
     server::Server,
     socket::{self, Conversation, End, Peer, encode},
+    typists::Typist,
 };
 
 /// Short answers (acknowledgements, complaints) waiting for a slow client; beyond it its frames aren't read.
@@ -50,11 +50,10 @@ impl Conversation for Session {
         let claims = peer.claims();
         peer.record.aims_at(&subject(start.command.as_deref(), start.argv.as_deref(), start.command_id.as_deref()));
         let is_binary = start.binary;
-        // Input is counted for whoever says who it is, and else for the principal.
         if start.client.as_ref().is_some_and(|client| client.is_empty() || client.chars().count() > MAX_CLIENT_CHARS) {
             return Err(ApiError::invalid(format!("client must have 1 to {MAX_CLIENT_CHARS} characters")).into());
         }
-        let client = start.client.take().unwrap_or_else(|| claims.sub.clone());
+        let client = start.client.take();
         let (stdout_from, stderr_from) = (start.stdout_from.unwrap_or(0), start.stderr_from.unwrap_or(0));
         let attached = Commands::start(peer.server, start, Terms::timeout(MAX_TIMEOUT), &claims).await?;
         let form = if is_binary { Form::Bytes } else { Form::Text };
@@ -63,6 +62,7 @@ impl Conversation for Session {
         peer.record.tell(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
         peer.out.send(&ServerFrame::Ready(ready)).await?;
         let (out, command) = (peer.out.clone(), viewer.command().clone());
+        let typist = command.input.typist(&claims.sub, client.as_deref());
         let mut answers = VecDeque::new();
         let mut permit = None;
         let mut is_over = false;
@@ -78,7 +78,7 @@ impl Conversation for Session {
             }
             tokio::select! {
                 frame = peer.next(), if may_take_frames => {
-                    let answer = obey(frame?, &mut viewer, &client, &peer.server.commands).await;
+                    let answer = obey(frame?, &mut viewer, &typist, &peer.server.commands).await;
                     match answer {
                         Ok(None) => {}
                         Ok(Some(answer)) => answers.push_back(encode(&answer)),
@@ -133,7 +133,7 @@ pub fn frame(event: Event) -> ServerFrame<ExecReady> {
 async fn obey(
     frame: ClientFrame<ExecStart>,
     viewer: &mut Viewer,
-    client: &str,
+    typist: &Typist,
     commands: &Commands,
 ) -> Result<Option<ServerFrame<()>>, ApiError> {
     match frame {
@@ -144,7 +144,7 @@ async fn obey(
             }
             let bytes = frame_bytes(data.as_deref(), data_b64.as_deref()).map_err(ApiError::invalid)?;
             let bytes = commands.memory(bytes.len())?.owned_by(bytes);
-            if !command.input.push(client, seq, bytes) {
+            if !command.input.push(seq.map(|seq| (typist, seq)), bytes) {
                 return Err(ApiError::invalid("the command's standard input is closed"));
             }
             Ok(seq.map(|seq| ServerFrame::StdinAck { seq }))
@@ -158,7 +158,7 @@ async fn obey(
             viewer.command().resize(cols, rows).map(|()| None)
         }
         ClientFrame::Signal { signal } => {
-            let number = SignalName::Name(signal).number().map_err(ApiError::invalid)?;
+            let number = signal.number().map_err(ApiError::invalid)?;
             viewer.command().job().signal(number).await;
             Ok(None)
         }

@@ -18,6 +18,7 @@ const FIRST_FRAME_BYTES: usize = 16 * 1024;
 /// The same as text, which is at most 800 KiB even if all of it must be escaped.
 const TEXT_FRAME_BYTES: usize = 128 * 1024;
 /// A viewer that takes and acknowledges nothing for so long no longer holds up the program: it finds the rest in the spool, or a gap.
+/// Of several only the one furthest along does; the others find theirs there at once.
 const STALL: Duration = Duration::from_secs(30);
 
 /// How long the program is held up for acknowledgements of what was sent already. A client that sends them as it goes keeps its output
@@ -72,6 +73,13 @@ impl Viewer {
             is_holding: true,
             last_progress: Instant::now(),
             attached,
+        }
+    }
+
+    /// No more than so much of each stream is wanted: the rest is passed over, and told as a gap at its end.
+    pub fn cut_at(&mut self, offset: u64) {
+        for source in std::iter::once(&mut self.stdout).chain(&mut self.stderr) {
+            source.cut_at = offset;
         }
     }
 
@@ -180,6 +188,10 @@ struct Source {
     stream: OutputStream,
     form: Form,
     position: u64,
+    /// Nothing from here on is wanted.
+    cut_at: u64,
+    /// Where what was passed over begins.
+    passed_over: Option<u64>,
     /// On this connection.
     sent_bytes: usize,
     is_holding: bool,
@@ -202,6 +214,8 @@ impl Source {
             stream,
             form,
             position,
+            cut_at: u64::MAX,
+            passed_over: None,
             sent_bytes: 0,
             is_holding: true,
             acknowledged: 0,
@@ -233,11 +247,27 @@ impl Source {
                 let bytes = frame.len() - BINARY_HEAD_BYTES;
                 self.position = chunk.offset + bytes as u64;
                 self.sent_bytes = self.sent_bytes.saturating_add(bytes);
+                if self.position > self.cut_at {
+                    let wanted = usize::try_from(self.cut_at.saturating_sub(chunk.offset)).unwrap_or(usize::MAX);
+                    self.passed_over.get_or_insert(self.cut_at.max(chunk.offset));
+                    if wanted == 0 {
+                        return None;
+                    }
+                    frame.truncate(BINARY_HEAD_BYTES + wanted);
+                }
                 Some(Event::Output(Output { stream: self.stream, offset: chunk.offset, frame }))
+            }
+            Read::Gap { to, .. } if self.passed_over.is_some() => {
+                self.position = to;
+                None
             }
             Read::Gap { from, to } => {
                 self.position = to;
                 Some(Event::Gap { stream: self.stream, from, to })
+            }
+            // The end itself comes with the next look.
+            Read::End if self.passed_over.is_some() => {
+                self.passed_over.take().map(|from| Event::Gap { stream: self.stream, from, to: self.position })
             }
             Read::End => {
                 self.is_over = true;

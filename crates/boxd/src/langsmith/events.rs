@@ -42,7 +42,7 @@ pub async fn start(
     caller.aims_at(&subject(asked.command.as_deref(), None, asked.command_id.as_deref()));
     // It has no way to send input later.
     let (start, terms) = plan(Execute { close_stdin: Some(true), ..asked }, &server, shells)?;
-    Ok(Events { start, terms, script: Told }.answer(&server, caller, &connection).await?)
+    Ok(Events { start, terms, max_output: None, script: Told }.answer(&server, caller, &connection).await?)
 }
 
 pub async fn resume(
@@ -53,7 +53,8 @@ pub async fn resume(
 ) -> Result<Response, Failure> {
     let asked: Resume = read_object(&body::collect(content, MAX_RESUME_BYTES).await?)?;
     caller.aims_at(&asked.command_id);
-    Ok(Events { start: joining(asked), terms: Terms::timeout(MAX_TIMEOUT), script: Told }.answer(&server, caller, &connection).await?)
+    let events = Events { start: joining(asked), terms: Terms::timeout(MAX_TIMEOUT), max_output: None, script: Told };
+    Ok(events.answer(&server, caller, &connection).await?)
 }
 
 /// What only joins a command, from where its client has it.

@@ -136,7 +136,7 @@ async fn obey(frame: ClientFrame, viewer: &Viewer, commands: &Commands) -> Resul
             let bytes = data.into_bytes();
             let bytes = commands.memory(bytes.len())?.owned_by(bytes);
             // A command that reads no more, or has just ended, is no error: its exit says the rest.
-            let _ = command.input.push("", None, bytes);
+            let _ = command.input.push(None, bytes);
             Ok(())
         }
         ClientFrame::CloseStdin => {

@@ -1,7 +1,7 @@
 //! Who sits at a shell: the one in control, those who watch, and what each client has typed already.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     time::{Duration, Instant},
 };
 
@@ -12,21 +12,21 @@ use cobox_protocol::{
 };
 use tokio_util::sync::CancellationToken;
 
+use crate::typists::{Typist, Typists};
+
 /// At one shell. Each costs a task and a few frames; the streams of a sandbox are bounded too.
 pub const MAX_VIEWERS: usize = 512;
 /// How long control waits for a controller whose connection broke.
 const RETURN_WITHIN: Duration = Duration::from_secs(30);
 /// How long after a human's last key an agent is refused: longer than one thinks between two words.
 const HUMAN_IS_TYPING: Duration = Duration::from_secs(10);
-/// Clients whose last `seq` is remembered: those of the last hours, at one shell.
-const MAX_CLIENTS: usize = 64;
 
 #[derive(Default)]
 pub struct Desk {
     next_viewer: u64,
     viewers: HashMap<u64, Viewer>,
     holder: Option<Holder>,
-    typed: TypedMemory,
+    typists: Typists,
 }
 
 struct Viewer {
@@ -201,22 +201,10 @@ impl Desk {
     /// Whether input with this number is new from that client; asked and answered once for each.
     pub fn is_new_input(&mut self, id: u64, seq: Option<u64>) -> bool {
         let (Some(seq), Some(viewer)) = (seq, self.viewers.get(&id)) else { return true };
-        let Some(client) = &viewer.client else { return true };
-        self.typed.is_new(&viewer.who.principal, client, seq)
-    }
-}
-
-/// The last number taken from each client, the most recent ones first.
-#[derive(Default)]
-struct TypedMemory(VecDeque<(String, String, u64)>);
-
-impl TypedMemory {
-    fn is_new(&mut self, principal: &str, client: &str, seq: u64) -> bool {
-        let found = self.0.iter().position(|(p, c, _)| p == principal && c == client);
-        let last = found.and_then(|at| self.0.remove(at)).map_or(0, |(_, _, last)| last);
-        self.0.push_front((principal.to_owned(), client.to_owned(), last.max(seq)));
-        self.0.truncate(MAX_CLIENTS);
-        seq > last
+        let typist = Typist::new(&viewer.who.principal, viewer.client.as_deref(), id);
+        let is_new = self.typists.is_new(&typist, seq);
+        self.typists.took(&typist, seq);
+        is_new
     }
 }
 
@@ -273,22 +261,16 @@ mod tests {
         let (mut desk, now) = (Desk::default(), Instant::now());
         let ada = || Newcomer { client: Some("tab-1".into()), ..newcomer("ada", PrincipalKind::Human) };
         let (first, taken_over) = desk.join(ada(), now).unwrap();
-        assert!(desk.is_new_input(first, Some(1)) && desk.is_new_input(first, Some(2)));
+        assert!([0, 1, 2].into_iter().all(|seq| desk.is_new_input(first, Some(seq))));
         let (second, _) = desk.join(ada(), now).unwrap();
         assert!(taken_over.is_cancelled());
         assert_eq!((desk.viewers(), desk.controlling_viewer()), (1, Some(second)));
         assert!(!desk.is_new_input(second, Some(2)) && desk.is_new_input(second, Some(3)));
         desk.leave(first, now);
         assert_eq!(desk.controlling_viewer(), Some(second), "the old connection's end takes nothing away");
-    }
-
-    #[test]
-    fn what_clients_typed_is_remembered_within_bounds() {
-        let mut memory = TypedMemory::default();
-        for i in 0..1000 {
-            assert!(memory.is_new("ada", &i.to_string(), 5));
-        }
-        assert_eq!(memory.0.len(), MAX_CLIENTS);
-        assert!(!memory.is_new("ada", "999", 5));
+        let (unnamed, _) = desk.join(newcomer("ada", PrincipalKind::Human), now).unwrap();
+        assert!(desk.is_new_input(unnamed, Some(1)) && !desk.is_new_input(unnamed, Some(1)), "one without a name counts on its own");
+        let (next, _) = desk.join(newcomer("ada", PrincipalKind::Human), now).unwrap();
+        assert!(desk.is_new_input(next, Some(1)), "and its next connection anew");
     }
 }

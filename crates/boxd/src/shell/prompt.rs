@@ -18,6 +18,10 @@ pub enum Dialect {
     Sh,
 }
 
+/// The key that bash gets before a line typed for somebody: that line is not searched for `!`, which a person means to be one of their
+/// earlier lines and a program never does. No keyboard has it.
+pub const AS_IT_IS_KEY: &str = "\x1b[7717~";
+
 /// Where a variable carries the start-up file into the shell, which takes it away first.
 const RC_VARIABLE: &str = "COBOX_SHELL_RC";
 
@@ -35,14 +39,19 @@ impl Integration {
         match self.dialect {
             Dialect::Bash => {
                 // The user's own settings come first and stay; the marks are put around whatever prompt they make, each time anew.
+                let key = AS_IT_IS_KEY.replace('\x1b', r"\e");
                 let rc = format!(
                     r#"unset {RC_VARIABLE}
 [ -r ~/.bashrc ] && . ~/.bashrc
 __cobox_first() {{ local status=$?; printf '\033]7717;{n};D;%s\007' "$status"; return "$status"; }}
 __cobox_last() {{
+  if [[ ${{__cobox_histexpand-}} ]]; then set -H; unset __cobox_histexpand; fi
   [[ $PS1 == *'7717;{n};A'* ]] || PS1='\[\e]7717;{n};A\a\]'"$PS1"'\[\e]7717;{n};R\a\]'
   [[ $PS0 == *'7717;{n};X'* ]] || PS0="$PS0"'\e]7717;{n};X\a'
 }}
+__cobox_as_it_is() {{ local status=$?; [[ $- != *H* ]] || {{ set +H; __cobox_histexpand=yes; }}; return "$status"; }}
+for __cobox_keymap in emacs vi-insert; do bind -m "$__cobox_keymap" -x '"{key}": __cobox_as_it_is'; done
+unset __cobox_keymap
 if [[ $(declare -p PROMPT_COMMAND 2>/dev/null) == 'declare -a'* ]]; then
   PROMPT_COMMAND=(__cobox_first "${{PROMPT_COMMAND[@]}}" __cobox_last)
 else
@@ -114,7 +123,10 @@ impl Prompt {
         let status = || std::str::from_utf8(words.get(2..)?).ok()?.parse().ok();
         match words.first() {
             Some(b'X') => {
-                (self.begun, self.begun_at, self.is_begun) = (self.begun + 1, mark.to, true);
+                // Once for each command of a line, or of several pasted together: what they print begins with the first.
+                if !self.is_begun {
+                    (self.begun, self.begun_at, self.is_begun) = (self.begun + 1, mark.to, true);
+                }
                 self.state = State::Running;
             }
             Some(b'D') => self.ends(mark.from, status()),

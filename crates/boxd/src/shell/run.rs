@@ -14,7 +14,7 @@ use cobox_stream::{Kinds, Read, Reader};
 use tokio::{sync::watch, time::timeout};
 
 use super::{
-    prompt::{Dialect, Prompt, State},
+    prompt::{AS_IT_IS_KEY, Dialect, Prompt, State},
     shared::Shell,
 };
 
@@ -24,18 +24,23 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
 const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// What an interrupted command gets to come back to the prompt.
 const INTERRUPT_GRACE: Duration = Duration::from_secs(2);
+/// How long a shell that is still starting is waited for.
+const FIRST_PROMPT_WITHIN: Duration = Duration::from_secs(5);
 /// A command is typed: what is longer belongs in a file.
 const MAX_COMMAND_BYTES: usize = 64 * 1024;
 const DEFAULT_OUTPUT_BYTES: u64 = 1024 * 1024;
 const READ_BYTES: usize = 32 * 1024;
+/// What bash's line editor prints when it has taken a line: pastes need no marks until the next one.
+const LINE_TAKEN: &[u8] = b"\x1b[?2004l\r";
 
 pub async fn run(shell: &Arc<Shell>, request: ShellRun, most_output: u64) -> Result<ShellRunResult, ApiError> {
     let began = Instant::now();
     let limit = usize::try_from(request.max_output_bytes.unwrap_or(DEFAULT_OUTPUT_BYTES).min(most_output)).unwrap_or(usize::MAX);
     let patience = patience(request.timeout_seconds)?;
     let _reserved = shell.reserve()?;
+    first_prompt(shell, patience).await;
     let dialect = ready(shell)?;
-    let keys = keys(shell, &request.command)?;
+    let keys = keys(shell, dialect, &request.command)?;
 
     let before = shell.prompt.borrow().clone();
     let mut reader = shell.log.reader(shell.log.head());
@@ -50,13 +55,15 @@ pub async fn run(shell: &Arc<Shell>, request: ShellRun, most_output: u64) -> Res
         let _ = timeout(INTERRUPT_GRACE, watched.follow(&mut reader)).await;
     }
     let end = watched.end();
+    watched.output.begin_after_the_echo();
     let Output { bytes, from, seen, .. } = watched.output;
     let from = from.unwrap_or(seen);
     let to = end.as_ref().map_or(seen, |end| end.ended_at).max(from);
     let shown = bytes.len().min((to - from) as usize);
     let truncated = (shown as u64) < to - from;
     let (output, output_b64) = text_and_b64(as_text(&bytes[..shown]));
-    let exit_code = end.and_then(|end| end.status);
+    // Of a shell that the command has ended, its own.
+    let exit_code = end.and_then(|end| end.status).or_else(|| shell.exit.borrow().map(|exit| exit.code));
     let duration_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     Ok(ShellRunResult { output, output_b64, exit_code, timed_out: !is_done, truncated, from, to, duration_ms })
 }
@@ -69,6 +76,23 @@ fn patience(seconds: Option<f64>) -> Result<Duration, ApiError> {
             .map(|wanted| wanted.min(MAX_TIMEOUT))
             .map_err(|_| ApiError::invalid("timeout_seconds must be a number of seconds from 0 on")),
     }
+}
+
+/// Resolves when a shell that was just made has come to its prompt, or has ended, or takes too long for it.
+async fn first_prompt(shell: &Shell, patience: Duration) {
+    if shell.terminal.integration.is_none() || shell.prompt.borrow().state != State::Unknown {
+        return;
+    }
+    let (mut prompt, mut exit) = (shell.prompt.subscribe(), shell.exit.subscribe());
+    let come = async {
+        // Errors only where the shell is gone, which whoever holds it here sees next.
+        tokio::select! {
+            _ = prompt.wait_for(|prompt| prompt.state == State::AtPrompt) => {}
+            _ = exit.wait_for(Option::is_some) => {}
+        }
+    };
+    // What became of it is looked at next.
+    let _ = timeout(patience.min(FIRST_PROMPT_WITHIN), come).await;
 }
 
 /// Whether a command can be typed now, and if not, why.
@@ -95,7 +119,7 @@ fn ready(shell: &Shell) -> Result<Dialect, ApiError> {
 }
 
 /// The keys that make a shell run a command.
-fn keys(shell: &Shell, command: &str) -> Result<Vec<u8>, ApiError> {
+fn keys(shell: &Shell, dialect: Dialect, command: &str) -> Result<Vec<u8>, ApiError> {
     let command = command.trim_end_matches(['\r', '\n']);
     if command.trim().is_empty() {
         return Err(ApiError::invalid("command is empty"));
@@ -106,13 +130,14 @@ fn keys(shell: &Shell, command: &str) -> Result<Vec<u8>, ApiError> {
     if command.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\t')) {
         return Err(ApiError::invalid("command holds control characters, which a terminal would take for keys"));
     }
+    let first = if dialect == Dialect::Bash { AS_IT_IS_KEY.as_bytes() } else { b"" };
     if shell.wants_marked_pastes() {
-        return Ok([b"\x1b[200~".as_slice(), command.as_bytes(), b"\x1b[201~\r"].concat());
+        return Ok([first, b"\x1b[200~", command.as_bytes(), b"\x1b[201~\r"].concat());
     }
     if command.contains(['\n', '\t']) {
         return Err(ApiError::invalid("this shell takes a command of one line without tabs; write a file and run that"));
     }
-    Ok([command.as_bytes(), b"\r"].concat())
+    Ok([first, command.as_bytes(), b"\r"].concat())
 }
 
 struct Watched {
@@ -178,6 +203,17 @@ impl Output {
         }
     }
 
+    /// Where nothing told of a beginning, as for a line that the shell can't parse: all that it said came after the line's echo.
+    fn begin_after_the_echo(&mut self) {
+        if self.from.is_some() || self.is_broken {
+            return;
+        }
+        let taken = self.bytes.windows(LINE_TAKEN.len()).position(|part| part == LINE_TAKEN).map(|at| at + LINE_TAKEN.len());
+        if let Some(echo) = taken.or_else(|| self.bytes.iter().position(|b| *b == b'\n').map(|at| at + 1)) {
+            self.begins_at(self.seen - (self.bytes.len() - echo) as u64);
+        }
+    }
+
     fn take(&mut self, offset: u64, bytes: &[u8], dialect: Dialect) {
         self.seen = offset + bytes.len() as u64;
         if self.from.is_none() && dialect == Dialect::Sh {
@@ -220,7 +256,7 @@ fn as_text(bytes: &[u8]) -> Vec<u8> {
         }
     }
     // The shell's line editor gets ready before it draws the prompt.
-    for ending in [b"\x1b[?2004h".as_slice(), b"\x1b[?2004l\r"] {
+    for ending in [b"\x1b[?2004h".as_slice(), LINE_TAKEN] {
         if text.ends_with(ending) {
             text.truncate(text.len() - ending.len());
         }

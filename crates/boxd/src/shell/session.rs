@@ -5,7 +5,6 @@ use std::sync::Arc;
 use cobox_protocol::{
     ApiError, Capability, ErrorCode,
     frame::{Allowed, ClientFrame, Controller, DEFAULT_SHELL_NAME, ServerFrame, ShellReady, ShellStart, close, frame_bytes},
-    process::SignalName,
     shell::ShellCreate,
 };
 use cobox_stream::Kinds;
@@ -188,7 +187,7 @@ async fn obey(
         }
         ClientFrame::Resize { cols, rows } => shell.viewer_resized(*id, terminal::size(Some(cols), Some(rows))?).map(|()| None),
         ClientFrame::Signal { signal } => {
-            let number = SignalName::Name(signal).number().map_err(ApiError::invalid)?;
+            let number = signal.number().map_err(ApiError::invalid)?;
             shell.viewer_signals(*id, number).map(|()| None)
         }
         ClientFrame::Control { action } => shell.at_desk(|desk, now| desk.control(*id, action, now)).map(|()| None),

@@ -38,9 +38,17 @@ impl ExecClient {
         Self::try_start(boxd, start).await.unwrap()
     }
 
+    pub async fn start_as(boxd: &TestBoxd, token: &Secret, start: ExecStart) -> Self {
+        Self::try_start_as(boxd, token, start).await.unwrap()
+    }
+
     /// The code of the error frame where there is no `ready`.
     pub async fn try_start(boxd: &TestBoxd, start: ExecStart) -> Result<Self, String> {
-        let socket = Self::dial(boxd, &boxd.token(EVERYTHING)).await;
+        Self::try_start_as(boxd, &boxd.token(EVERYTHING), start).await
+    }
+
+    async fn try_start_as(boxd: &TestBoxd, token: &Secret, start: ExecStart) -> Result<Self, String> {
+        let socket = Self::dial(boxd, token).await;
         let ready = ExecReady { command_id: String::new(), pid: 0, stdout_offset: 0, stderr_offset: 0 };
         let mut client = Self { socket, ready, stdout: vec![], stderr: vec![], stdout_at: 0, stderr_at: 0, gaps: vec![] };
         client.send(ClientFrame::Start(start)).await;
