@@ -181,13 +181,16 @@ impl Staging {
 
     /// Out of here under a name elsewhere, back, or both at once.
     pub fn rename(&mut self, name: &str, to: BorrowedFd, as_name: &[u8], flags: RenameFlags) -> Result<(), Errno> {
-        rustix::fs::renameat_with(self.folder()?, name, to, as_name, flags)
+        match flags {
+            RenameFlags::NOREPLACE => rename_new(self.folder()?, name.as_bytes(), to, as_name),
+            flags => rustix::fs::renameat_with(self.folder()?, name, to, as_name, flags),
+        }
     }
 
     /// From elsewhere to a new name here, so that it can be looked at where nobody else changes it.
     pub fn pull_in(&mut self, from: BorrowedFd, name: &[u8]) -> Result<String, Errno> {
         let own = self.fresh_name();
-        rustix::fs::renameat_with(from, name, self.folder()?, own.as_str(), RenameFlags::NOREPLACE)?;
+        rename_new(from, name, self.folder()?, own.as_bytes())?;
         Ok(own)
     }
 
@@ -273,6 +276,28 @@ pub fn copy_all(from: &mut impl Read, to: &mut impl Write) -> io::Result<u64> {
     }
 }
 
+/// Renames to where nothing is yet, and fails where something is.
+pub fn rename_new(from: BorrowedFd, name: &[u8], to: BorrowedFd, as_name: &[u8]) -> Result<(), Errno> {
+    match rustix::fs::renameat_with(from, name, to, as_name, RenameFlags::NOREPLACE) {
+        // NFS, 9p and older FUSE can't be asked for it.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => rename_by_link(from, name, to, as_name),
+        other => other,
+    }
+}
+
+/// A second name is refused, too, where something is; then the first goes.
+fn rename_by_link(from: BorrowedFd, name: &[u8], to: BorrowedFd, as_name: &[u8]) -> Result<(), Errno> {
+    match rustix::fs::linkat(from, name, to, as_name, AtFlags::empty()) {
+        Ok(()) => rustix::fs::unlinkat(from, name, AtFlags::empty()),
+        // Of a folder, or where there are no links either: what is seen now has to do.
+        Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK) => match dirs::look(to, as_name)? {
+            None => rustix::fs::renameat(from, name, to, as_name),
+            Some(_) => Err(Errno::EXIST),
+        },
+        Err(e) => Err(e),
+    }
+}
+
 fn list(folder: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
     let mut names = Vec::new();
     let mut listing = Dir::read_from(folder)?;
@@ -294,4 +319,29 @@ fn clear(folder: &OwnedFd) -> Result<(), Errno> {
         rustix::fs::unlinkat(folder, name.as_slice(), flags)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_the_kernels_help_a_rename_still_replaces_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let folder = File::open(dir.path()).unwrap();
+        let renamed = |name: &str, new: &str| rename_by_link(folder.as_fd(), name.as_bytes(), folder.as_fd(), new.as_bytes());
+        std::fs::write(at("file"), "file").unwrap();
+        std::fs::write(at("other"), "other").unwrap();
+        std::fs::create_dir(at("folder")).unwrap();
+        std::os::unix::fs::symlink("file", at("link")).unwrap();
+        for name in ["file", "folder", "link"] {
+            assert_eq!(renamed(name, "other"), Err(Errno::EXIST), "{name}");
+            assert_eq!(renamed(name, &format!("new-{name}")), Ok(()), "{name}");
+            assert!(std::fs::symlink_metadata(at(name)).is_err());
+        }
+        assert_eq!(std::fs::read_to_string(at("new-file")).unwrap(), "file");
+        assert_eq!(std::fs::read_to_string(at("other")).unwrap(), "other");
+        assert!(at("new-folder").is_dir() && at("new-link").is_symlink());
+    }
 }
