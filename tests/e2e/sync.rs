@@ -199,7 +199,7 @@ async fn an_emptied_folder_halts_and_deletes_nothing_until_it_is_confirmed() {
     assert_eq!(sh(desk.sandbox(), "rm -f /workspace/f*").await.exit_code, 0);
     desk.said(&["sync", "resume"]);
     let halted = live.until_phase("halted");
-    assert_eq!(halted["why"], "the sandbox's folder is empty now, and 20 files would be deleted here");
+    assert_eq!(halted["why"], "the sandbox's folder has no files, and 20 would be deleted here");
     assert!(desk.here("f0").exists());
     assert!(!desk.run(&["sync", "resume"]).status.success());
     desk.said(&["sync", "resume", "--confirm"]);
