@@ -13,7 +13,7 @@ use tokio::{
 };
 use tracing_subscriber::EnvFilter;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, INTERRUPTED, TERMINATED};
 
 /// Blocking work in a thread of its own: it prepares the sandboxes' root, which can take a second the first time.
 pub async fn local_provider(data_dir: &Path, options: LocalOptions) -> Result<LocalProvider, Failure> {
@@ -111,9 +111,14 @@ impl EndSignals {
     }
 
     pub async fn next(&mut self) {
+        self.next_exit_code().await;
+    }
+
+    /// With the shell's number for the one that came.
+    pub async fn next_exit_code(&mut self) -> u8 {
         tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => INTERRUPTED,
+            _ = self.terminate.recv() => TERMINATED,
         }
     }
 }

@@ -9,6 +9,8 @@ pub const OWN_ERROR: u8 = 1;
 pub const EXEC_ERROR: u8 = 125;
 /// Ended by Ctrl-C: the shell's number for it.
 pub const INTERRUPTED: u8 = 130;
+/// Ended by SIGTERM, likewise.
+pub const TERMINATED: u8 = 143;
 
 #[derive(Debug)]
 pub struct Failure {

@@ -13,6 +13,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::io::Errno;
+
 use crate::{
     codec::{In, Out},
     error::SyncError,
@@ -41,6 +43,8 @@ pub struct Ancestor {
     tree_bytes: u64,
     added_bytes: u64,
     making: Vec<Making>,
+    /// The file lacks something that was to be written, and may end in half of it: it has to be written anew.
+    is_behind: bool,
     /// How often something was agreed on: a sync that gets on.
     steps: u64,
 }
@@ -56,7 +60,8 @@ impl Ancestor {
             file.set_len(good as u64).map_err(failed)?;
         }
         file.seek(SeekFrom::End(0)).map_err(failed)?;
-        let mut ancestor = Self { path: path.to_owned(), file, tree, tree_bytes: 0, added_bytes: good as u64, making, steps: 0 };
+        let mut ancestor =
+            Self { path: path.to_owned(), file, tree, tree_bytes: 0, added_bytes: good as u64, making, is_behind: false, steps: 0 };
         if good == 0 {
             ancestor.rewrite()?;
         }
@@ -81,8 +86,18 @@ impl Ancestor {
         let tag = if side == Side::Here { MAKING_HERE } else { MAKING_THERE };
         let bytes = records(tag, updates.iter().map(|(path, entry)| (path, entry.as_ref())));
         self.making.extend(updates.into_iter().map(|update| (side, update)));
+        if self.is_behind {
+            self.rewrite()?;
+        }
+        self.append(&bytes)
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<(), SyncError> {
         self.added_bytes += bytes.len() as u64;
-        self.file.write_all(&bytes).map_err(|e| self.failed(e))
+        self.file.write_all(bytes).map_err(|e| {
+            self.is_behind = true;
+            self.failed(e)
+        })
     }
 
     /// Both sides agree on these, and on nothing else of what was to be made. Durable when this returns.
@@ -96,11 +111,12 @@ impl Ancestor {
         for (path, entry) in updates {
             self.tree.set(path, entry);
         }
-        self.added_bytes += bytes.len() as u64;
-        if self.added_bytes > REWRITE_AFTER && self.added_bytes > self.tree_bytes {
+        let added = self.added_bytes + bytes.len() as u64;
+        if self.is_behind || added > REWRITE_AFTER && added > self.tree_bytes {
             return self.rewrite();
         }
-        self.file.write_all(&bytes).and_then(|()| self.file.sync_data()).map_err(|e| self.failed(e))
+        self.append(&bytes)?;
+        self.file.sync_data().map_err(|e| self.failed(e))
     }
 
     /// The whole tree into a new file, which then takes the old one's place.
@@ -117,13 +133,22 @@ impl Ancestor {
             }
             Ok(file)
         };
-        self.file = written().map_err(|e| self.failed(e))?;
+        self.is_behind = true;
+        self.file = written().map_err(|e| {
+            // Half of it would keep the disk full.
+            let _ = std::fs::remove_file(&beside);
+            self.failed(e)
+        })?;
+        self.is_behind = false;
         (self.tree_bytes, self.added_bytes) = (bytes.len() as u64, 0);
         Ok(())
     }
 
     fn failed(&self, e: io::Error) -> SyncError {
-        SyncError::State(format!("remembering what both sides agree on in {}: {e}", self.path.display()))
+        match Errno::from_io_error(&e) {
+            Some(Errno::NOSPC | Errno::DQUOT) => SyncError::Full,
+            _ => SyncError::State(format!("remembering what both sides agree on in {}: {e}", self.path.display())),
+        }
     }
 }
 

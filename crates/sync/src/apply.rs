@@ -176,6 +176,7 @@ impl Folder {
     fn replace(&mut self, path: &RelPath, parent: &OwnedFd, staged: &str) -> Result<Option<Stat>, Errno> {
         let known = self.as_known(path, parent)?;
         let (hooks, staging) = (self.hooks.clone(), &mut self.staging);
+        let staged = &staging.name_swap(staged, &known)?;
         hooks.change(parent.as_fd(), path, Deed::Replaced, &mut || {
             match staging.rename(staged, parent.as_fd(), path.name(), RenameFlags::EXCHANGE) {
                 // Where two names can't be swapped, what was seen a moment ago has to do.
@@ -209,7 +210,7 @@ impl Folder {
         };
         let (hooks, staging) = (self.hooks.clone(), &mut self.staging);
         hooks.change(parent.as_fd(), path, Deed::Removed, &mut || {
-            let aside = staging.pull_in(parent.as_fd(), path.name())?;
+            let aside = staging.pull_in(parent.as_fd(), path.name(), &known)?;
             let is_it = staging.look(&aside)?.is_some_and(|s| known.is_same_content(&Stamp::of(&s, SystemTime::now())));
             if is_it {
                 staging.remove(&aside)?;

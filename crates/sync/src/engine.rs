@@ -12,9 +12,8 @@ use std::{
 
 use crate::{
     ancestor::Ancestor,
-    dirs,
     error::SyncError,
-    guard::Halt,
+    guard::{Guard, Halt},
     hooks::{Hooks, Own},
     mode::{Keep, Mode},
     path::RelPath,
@@ -38,6 +37,8 @@ const REMEMBER_EVERY: Duration = Duration::from_secs(600);
 /// Waits before another try, doubled up to the longest.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(5);
+/// Longest wait for what the other side said before it closed the connection.
+const LAST_WORDS_WITHIN: Duration = Duration::from_secs(1);
 /// Rounds that a flush goes through while something changes all the time; then it is answered as far as it got.
 const MAX_FLUSH_TRIES: u32 = 5;
 /// Rounds after which a sync that is to end does so, though something changes all the time; what isn't in sync then is told.
@@ -127,7 +128,9 @@ pub struct Engine {
     pub(crate) decided: BTreeMap<RelPath, Keep>,
     /// What could not be done in the last round, by path; told with the problems.
     pub(crate) undone: [BTreeMap<RelPath, Problem>; 2],
-    pub(crate) confirmed: bool,
+    pub(crate) guard: Guard,
+    /// Somebody said that what is deleted is right, and no round has seen yet what that is.
+    pub(crate) is_confirmed: bool,
     /// Something could not be done because it changed at that moment.
     pub(crate) is_restless: bool,
     /// The other side has to be looked at again for it.
@@ -146,6 +149,8 @@ pub struct Engine {
     rounds_once: u32,
     /// Flushes that go through another round when that is due.
     patient: Vec<Command>,
+    /// Told after the next round whether it is still halted.
+    looking_again: Vec<Answer<()>>,
 }
 
 impl Engine {
@@ -171,7 +176,8 @@ impl Engine {
             there_is_partial: false,
             decided: BTreeMap::new(),
             undone: Default::default(),
-            confirmed: false,
+            guard: Guard::default(),
+            is_confirmed: false,
             is_restless: false,
             asks_there_again: false,
             shared: Arc::new(Mutex::new(status.clone())),
@@ -187,7 +193,13 @@ impl Engine {
             unrest: 0,
             rounds_once: 0,
             patient: Vec::new(),
+            looking_again: Vec::new(),
         })
+    }
+
+    /// Leaves out what this program itself keeps, where that lies in the folder: it changes with every round, and has keys in it.
+    pub fn leave_out(&mut self, path: RelPath) {
+        self.folder.own.insert(path);
     }
 
     pub fn handle(&self) -> Handle {
@@ -229,6 +241,8 @@ impl Engine {
             if !may_pass {
                 return Err(failure);
             }
+            // It was about what was there then.
+            self.is_confirmed = false;
             self.set_phase(Phase::Waiting(failure.to_string()));
             self.refuse_all(&failure.to_string());
             self.rest(retry)?;
@@ -250,15 +264,18 @@ impl Engine {
 
     /// Round after round on one connection.
     fn stay(&mut self, peer: &mut Peer, retry: &mut Duration) -> Result<(), SyncError> {
+        self.show_rest();
         loop {
             self.obey()?;
             let mut flushes: Vec<Command> = self.inbox.commands.extract_if(.., |c| matches!(c, Command::Flush(_))).collect();
             let is_due = self.looked_at_all.is_none_or(|at| at.elapsed() >= self.look_every());
-            let is_rested = self.next_try.is_none_or(|at| at <= Instant::now());
-            if is_rested {
+            let is_past = |at: Option<Instant>| at.is_none_or(|at| at <= Instant::now());
+            let (is_rested, is_held) = (is_past(self.next_try), !is_past(self.guard.holds_until()));
+            if is_rested && !is_held {
                 flushes.append(&mut self.patient);
             }
-            let has_news = self.inbox.there_is_dirty || self.folder.has_news() || !self.there_is_known || !self.decided.is_empty();
+            let is_asked = !is_held && (!self.decided.is_empty() || self.guard.holds_until().is_some());
+            let has_news = self.inbox.there_is_dirty || self.folder.has_news() || !self.there_is_known || is_asked;
             let may_go = !self.is_paused && self.halted.is_none();
             if may_go && (!flushes.is_empty() || is_rested && (has_news || is_due || self.next_try.is_some())) {
                 let is_all = is_due || !flushes.is_empty() && (self.folder.is_partly_watched() || self.there_is_partial);
@@ -267,6 +284,7 @@ impl Engine {
                 match self.one_round(peer, is_all) {
                     Ok(()) => *retry = FIRST_RETRY,
                     Err(failure) => {
+                        self.answer_looking(Err(failure.to_string()));
                         flushes.into_iter().for_each(|f| refuse(f, &failure.to_string()));
                         return Err(failure);
                     }
@@ -277,9 +295,23 @@ impl Engine {
                 }
                 continue;
             }
-            let left = |at: Option<Instant>| at.map(|at| at.saturating_duration_since(Instant::now()));
-            let until = left(self.looked_at_all.map(|at| at + self.look_every())).unwrap_or_default();
-            self.wait(left(self.next_try).filter(|_| may_go).map_or(until, |next| next.min(until)).max(QUIET))?;
+            self.wait(if may_go { self.next_round() } else { FULL_LOOK_EVERY })?;
+        }
+    }
+
+    /// How long until there is something to do though nothing happens.
+    fn next_round(&self) -> Duration {
+        let next_look = self.looked_at_all.map(|at| at + self.look_every());
+        let next = self.next_try.or_else(|| [next_look, self.guard.holds_until()].into_iter().flatten().min());
+        next.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now())).max(QUIET)
+    }
+
+    /// What it waits for is also so on another connection.
+    fn show_rest(&mut self) {
+        if self.is_paused {
+            self.set_phase(Phase::Paused);
+        } else if let Some(halt) = self.halted.clone() {
+            self.set_phase(Phase::Halted(halt));
         }
     }
 
@@ -288,7 +320,15 @@ impl Engine {
         // After a round that broke off nothing is known for sure.
         self.looked_at_all = self.looked_at_all.take().filter(|_| !is_all);
         let looked_at_all = if is_all { Some(Instant::now()) } else { self.looked_at_all };
-        self.halted = self.round(peer, is_all)?;
+        self.halted = self.round(peer, is_all).map_err(|failure| match failure {
+            // It takes no more for a reason that it has said.
+            SyncError::Lost(_) if peer.is_broken => self.inbox.interruption(LAST_WORDS_WITHIN).unwrap_or(failure),
+            failure => failure,
+        })?;
+        self.answer_looking(match &self.halted {
+            Some(halt) => Err(format!("it is halted: {halt}; `cobox sync resume --confirm` says that this is right")),
+            None => Ok(()),
+        });
         if is_all && self.remembered_at.is_none_or(|at| at.elapsed() >= REMEMBER_EVERY) {
             self.remember();
             self.remembered_at = Some(Instant::now());
@@ -318,6 +358,7 @@ impl Engine {
     fn answer_flush(&mut self, flush: Command) {
         match flush {
             flush if self.halted.is_some() => refuse(flush, "the sync is halted; see `cobox sync status`"),
+            flush if self.guard.holds_until().is_some() => self.patient.push(flush),
             // Once more: something changed while it was at it.
             flush if self.is_restless && self.unrest < MAX_FLUSH_TRIES => self.patient.push(flush),
             Command::Flush(answer) => answer(Ok(self.status.clone())),
@@ -393,13 +434,15 @@ impl Engine {
                 }
                 Command::Resume { confirmed, answer } => {
                     self.is_paused = false;
-                    if self.halted.is_some() && !confirmed {
-                        answer(Err("it is halted, not paused: `cobox sync resume --confirm` says that the deletions are right".to_owned()));
-                        continue;
-                    }
-                    self.confirmed |= self.halted.take().is_some();
+                    let was_halted = self.halted.take().is_some();
                     // Looks anew before it goes on.
                     self.looked_at_all = None;
+                    if was_halted && !confirmed {
+                        // What was missing may be back.
+                        self.looking_again.push(answer);
+                        continue;
+                    }
+                    self.is_confirmed |= was_halted;
                     answer(Ok(()));
                 }
                 Command::Resolve { paths, choice, answer } => answer(self.resolve(&paths, choice)),
@@ -414,41 +457,12 @@ impl Engine {
         Ok(())
     }
 
-    fn resolve(&mut self, paths: &[RelPath], choice: Choice) -> Result<usize, String> {
-        let conflicts = self.status.conflicts.clone();
-        if let Some(unknown) = paths.iter().find(|p| !conflicts.iter().any(|c| c.path == **p)) {
-            return Err(format!("{unknown} is in no conflict; `cobox sync status` lists those that are"));
-        }
-        let chosen: Vec<_> = conflicts.into_iter().filter(|c| paths.is_empty() || paths.contains(&c.path)).collect();
-        for conflict in &chosen {
-            match choice {
-                Choice::Keep(keep) => drop(self.decided.insert(conflict.path.clone(), keep)),
-                Choice::Both => self.set_aside(&conflict.path).map_err(|e| format!("{}: {e}", conflict.path))?,
-            }
-        }
-        Ok(chosen.len())
-    }
-
-    /// Gives the local version another name, beside its own; the sandbox's then comes in its place.
-    fn set_aside(&self, path: &RelPath) -> std::io::Result<()> {
-        let text = path.name();
-        let (stem, extension) = match text.iter().rposition(|b| *b == b'.') {
-            Some(at) if at > 0 => text.split_at(at),
-            _ => (text, &b""[..]),
-        };
-        let folder = dirs::directory(self.folder.root(), path.parent_bytes())?;
-        for number in 1..1000 {
-            let beside =
-                [stem, format!(".here{}", if number == 1 { String::new() } else { format!("-{number}") }).as_bytes(), extension].concat();
-            match rustix::fs::renameat_with(&folder, text, &folder, beside.as_slice(), rustix::fs::RenameFlags::NOREPLACE) {
-                Err(rustix::io::Errno::EXIST) => {}
-                other => return Ok(other?),
-            }
-        }
-        Err(std::io::ErrorKind::AlreadyExists.into())
+    fn answer_looking(&mut self, found: Result<(), String>) {
+        self.looking_again.drain(..).for_each(|answer| answer(found.clone()));
     }
 
     fn refuse_all(&mut self, why: &str) {
+        self.answer_looking(Err(why.to_owned()));
         self.inbox.commands.drain(..).chain(self.patient.drain(..)).for_each(|command| refuse(command, why));
     }
 

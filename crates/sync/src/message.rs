@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use crate::{
     codec::{In, Malformed, Out},
     delta::BlockSum,
-    entry::Digest,
+    entry::{Digest, Entry},
     error::SyncError,
     path::RelPath,
     problem::Problem,
@@ -208,6 +208,14 @@ impl Message {
     }
 }
 
+/// What an entry takes in a message, about.
+pub fn entry_bytes(entry: Option<&Entry>) -> usize {
+    match entry {
+        Some(Entry::Link { target }) => 64 + target.len(),
+        _ => 64,
+    }
+}
+
 /// Sends a list in as many messages as it takes; an empty one in none.
 pub fn send_list<T>(
     items: impl IntoIterator<Item = T>,
@@ -244,7 +252,6 @@ fn rule_file(i: &mut In) -> Result<RuleFile, Malformed> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::entry::Entry;
 
     #[test]
     fn every_message_is_read_as_it_was_said_and_nothing_shorter_or_longer() {

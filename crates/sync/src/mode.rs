@@ -2,6 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use crate::engine::Choice;
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// Both ways; where both changed the same, nothing is overwritten and it is told.
@@ -36,6 +38,19 @@ impl Mode {
     /// Nothing is ever written in the sandbox.
     pub const fn only_reads_there(self) -> bool {
         matches!(self, Mode::Pull)
+    }
+
+    /// Why a conflict can't be settled so: that version would have to go where nothing goes.
+    pub(crate) fn refuses(self, choice: Choice) -> Option<&'static str> {
+        match (self, choice) {
+            (Mode::Push | Mode::Mirror, Choice::Keep(Keep::Sandbox)) => Some(
+                "nothing comes from the sandbox in this mode: keep `here` or `both`, or end the sync and start it with --mode two-way-safe",
+            ),
+            (Mode::Pull, Choice::Keep(Keep::Here)) => Some(
+                "nothing goes to the sandbox in mode pull: keep `sandbox` or `both`, or end the sync and start it with --mode two-way-safe",
+            ),
+            _ => None,
+        }
     }
 }
 

@@ -61,6 +61,24 @@ impl Inbox {
     }
 }
 
+impl Inbox {
+    /// Why what is being said to the other side is in vain, where that has become known in this time.
+    pub fn interruption(&mut self, within: Duration) -> Option<SyncError> {
+        let deadline = Instant::now() + within;
+        loop {
+            if self.stopped {
+                return Some(SyncError::Stopped);
+            }
+            let arrival = self.arrivals.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()?;
+            match self.sort(arrival) {
+                Some(Ok(_)) => return Some(SyncError::Protocol("it answered before it was asked")),
+                Some(Err(failure)) => return Some(failure),
+                None => {}
+            }
+        }
+    }
+}
+
 impl Source for Inbox {
     fn next(&mut self) -> Result<Message, SyncError> {
         loop {
@@ -82,6 +100,8 @@ impl Source for Inbox {
 /// What can be said to the other end.
 pub struct Peer {
     writer: Box<dyn Write + Send>,
+    /// It takes no more.
+    pub is_broken: bool,
 }
 
 impl Peer {
@@ -101,7 +121,7 @@ impl Peer {
             }
         };
         thread::Builder::new().name("sync-read".to_owned()).spawn(reading).map_err(SyncError::Lost)?;
-        let mut peer = Self { writer: connection.writer };
+        let mut peer = Self { writer: connection.writer, is_broken: false };
         peer.send(&Message::Hello { version: VERSION, read_only })?;
         let deadline = Instant::now() + HELLO_WITHIN;
         loop {
@@ -124,7 +144,9 @@ impl Peer {
     }
 
     pub fn write(&mut self, message: &Message) -> io::Result<()> {
-        self.writer.write_all(&message.encode())?;
-        if matches!(message, Message::Content { .. }) { Ok(()) } else { self.writer.flush() }
+        let written = self.writer.write_all(&message.encode());
+        let written = written.and_then(|()| if matches!(message, Message::Content { .. }) { Ok(()) } else { self.writer.flush() });
+        self.is_broken |= written.is_err();
+        written
     }
 }

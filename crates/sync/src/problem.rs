@@ -20,10 +20,12 @@ pub enum Problem {
     NotEmpty,
     /// It could not be written.
     Unwritable,
+    /// What cobox itself keeps on this machine.
+    Own,
 }
 
 impl Problem {
-    pub const ALL: [Problem; 10] = [
+    pub const ALL: [Problem; 11] = [
         Problem::Unreadable,
         Problem::LinkOutside,
         Problem::Special,
@@ -34,6 +36,7 @@ impl Problem {
         Problem::Clash,
         Problem::NotEmpty,
         Problem::Unwritable,
+        Problem::Own,
     ];
 
     /// Whether the path is as if it had not changed, for as long as this is so.
@@ -58,6 +61,7 @@ impl Problem {
             Problem::Clash => "name_clash",
             Problem::NotEmpty => "not_empty",
             Problem::Unwritable => "unwritable",
+            Problem::Own => "own_state",
         }
     }
 }
@@ -75,6 +79,7 @@ impl fmt::Display for Problem {
             Problem::Clash => "another name beside it differs only in case or in how its letters are written",
             Problem::NotEmpty => "deleted on the other side, and kept because of what is not synced in it",
             Problem::Unwritable => "it could not be written",
+            Problem::Own => "cobox keeps its own keys and notes there, which never leave this machine",
         })
     }
 }

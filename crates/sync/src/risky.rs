@@ -37,18 +37,25 @@ const ANYWHERE: &[&str] = &[
     ".exrc",
     ".nvimrc",
     ".nvim.lua",
+    ".lazy.lua",
     ".vimrc",
     ".lvimrc",
     ".dir-locals.el",
+    ".dir-locals-2.el",
     ".project.el",
     // What runs at a commit.
     ".husky",
+    ".githooks",
     ".pre-commit-config.yaml",
     ".pre-commit-hooks.yaml",
     "lefthook.yml",
     ".lefthook.yml",
+    "lefthook-local.yml",
+    ".lefthook-local.yml",
     ".lefthook",
     ".overcommit.yml",
+    // Interpreters that read a file of the directory they are started in.
+    ".rprofile",
     // Assistants that start the programs a project names.
     ".mcp.json",
     ".claude",
@@ -117,6 +124,11 @@ mod tests {
             "src/HEAD",
             ".bashrc",
             ".ssh/authorized_keys",
+            ".githooks/pre-push",
+            ".dir-locals-2.el",
+            "lefthook-local.yml",
+            ".lazy.lua",
+            "analysis/.Rprofile",
         ] {
             assert!(risky(text), "{text}");
         }

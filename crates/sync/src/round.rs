@@ -1,19 +1,25 @@
 //! One round of a sync: look at both sides, decide, carry it out batch by batch, remember.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    io,
+    time::{Duration, Instant},
+};
 
 use crate::{
+    ancestor::Making,
     apply::{in_order, needs_content},
     content::{BlockReader, Source},
     engine::Engine,
     entry::Entry,
     error::SyncError,
-    guard::{self, Halt, Side},
-    message::{Message, Need, Outcome, send_list},
+    guard::{Halt, Side, Trees, Verdict, deletes},
+    message::{Message, Need, Outcome, entry_bytes, send_list},
     path::RelPath,
     peer::Peer,
     problem::Problem,
-    reconcile::{Change, Conflict, Plan, reconcile},
+    reconcile::{Change, Conflict, reconcile},
     risky::is_risky,
     rules::{MAX_RULE_BYTES, MAX_RULE_FILES, Rules, is_out_of_bounds},
     serve::{read_wants, send_wants},
@@ -32,17 +38,28 @@ impl Engine {
     pub(crate) fn round(&mut self, peer: &mut Peer, all: bool) -> Result<Option<Halt>, SyncError> {
         self.look(peer, all)?;
         self.find_made()?;
+        let (mut guard, is_confirmed) = (std::mem::take(&mut self.guard), std::mem::take(&mut self.is_confirmed));
         let (base, here, there, forgotten) = self.views();
-        let plan = reconcile(&base, &here, &there, self.settings.mode, &self.decided);
-        if let Some(halt) = guard::check(&base, &here, &there, &plan)
-            && !self.confirmed
-        {
-            return Ok(Some(halt));
-        }
+        let mut plan = reconcile(&base, &here, &there, self.settings.mode, &self.decided);
+        let trees = Trees { base: &base, here: &here, there: &there };
+        let verdict = match guard.judge(trees, &plan, is_confirmed, Instant::now()) {
+            // Nobody waits to see more.
+            Verdict::Hold if self.settings.once => {
+                guard.release();
+                Verdict::Go
+            }
+            verdict => verdict,
+        };
         let (held, taken): (Vec<Change>, Vec<Change>) =
             plan.here.into_iter().partition(|c| !self.settings.allow_risky && c.new.is_some() && is_risky(&c.path, &there));
-        let plan = Plan { here: taken, ..plan };
+        plan.here = taken;
         drop((base, here, there));
+        self.guard = guard;
+        match verdict {
+            Verdict::Halt(halt) => return Ok(Some(halt)),
+            Verdict::Hold => [&mut plan.here, &mut plan.there].into_iter().for_each(|changes| changes.retain(|c| !deletes(c))),
+            Verdict::Go => {}
+        }
         let held: Vec<RelPath> = held.into_iter().map(|c| c.path).collect();
         let is_anything = !plan.here.is_empty() || !plan.there.is_empty();
         let is_news = is_anything || self.status.conflicts != plan.conflicts || self.status.held != held;
@@ -56,8 +73,10 @@ impl Engine {
         self.undone = Default::default();
         self.carry_out(peer, Side::Sandbox, plan.there)?;
         self.carry_out(peer, Side::Here, plan.here)?;
-        self.confirmed = false;
-        self.decided.clear();
+        if verdict == Verdict::Go {
+            self.guard.is_over();
+            self.decided.clear();
+        }
         self.tell_status();
         if is_news {
             (self.listener)(Event::Round(&self.status));
@@ -71,8 +90,11 @@ impl Engine {
             Side::Here => self.folder.tree().get(path) == entry.as_ref(),
             Side::Sandbox => self.there.get(path) == entry.as_ref(),
         };
-        let made = self.base.making().iter().filter(|(side, (path, entry))| is_made(*side, path, entry)).map(|(_, u)| u.clone()).collect();
-        self.base.agree(made)
+        let made: Vec<Making> = self.base.making().iter().filter(|(side, (path, entry))| is_made(*side, path, entry)).cloned().collect();
+        for (side, (path, entry)) in &made {
+            self.guard.note(*side, path, entry.as_ref(), Instant::now());
+        }
+        self.base.agree(made.into_iter().map(|(_, update)| update).collect())
     }
 
     fn look(&mut self, peer: &mut Peer, all: bool) -> Result<(), SyncError> {
@@ -192,6 +214,7 @@ impl Engine {
                     if side == Side::Sandbox {
                         self.there.set(change.path.clone(), change.new.clone());
                     }
+                    self.guard.note(side, &change.path, change.new.as_ref(), Instant::now());
                     (self.listener)(Event::Changed { side, change: &change });
                     agreed.push((change.path, change.new));
                 }
@@ -220,14 +243,20 @@ impl Engine {
                 Message::WantsEnd => Vec::new(),
                 _ => return Err(SyncError::Protocol("it did not say what it wants")),
             };
-            let (mut sent, listener) = (before, &mut self.listener);
-            self.folder.send_content(&needs, &wants, &mut |message| {
+            let (mut sent, listener, inbox, mut stop) = (before, &mut self.listener, &mut self.inbox, None);
+            let told = self.folder.send_content(&needs, &wants, &mut |message| {
                 if let Message::Content { raw, .. } = message {
                     sent = sent.saturating_add(u64::from(*raw)).min(total);
                     listener(Event::Progress { to: Side::Sandbox, done: sent, total });
                 }
-                peer.write(message)
-            })?;
+                // A side that can't go on says so in the middle of it.
+                stop = inbox.interruption(Duration::ZERO);
+                if stop.is_some() { Err(io::Error::other("it has given up")) } else { peer.write(message) }
+            });
+            match stop {
+                Some(stop) => return Err(stop),
+                None => told?,
+            }
             loop {
                 match self.inbox.next()? {
                     // What each of these comes to is told when it is to be placed.
@@ -237,8 +266,8 @@ impl Engine {
                 }
             }
         }
-        send_list(batch.iter().cloned(), |c| c.path.bytes().len() + 128, Message::Changes, &mut |m| peer.write(m))
-            .map_err(SyncError::Lost)?;
+        let about = |c: &Change| c.path.bytes().len() + entry_bytes(c.old.as_ref()) + entry_bytes(c.new.as_ref());
+        send_list(batch.iter().cloned(), about, Message::Changes, &mut |m| peer.write(m)).map_err(SyncError::Lost)?;
         peer.send(&Message::ChangesEnd)?;
         let mut outcomes = Vec::with_capacity(batch.len());
         loop {

@@ -2,7 +2,7 @@
 //! is not known already.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fs::File,
     io::Read,
     os::fd::{AsFd, OwnedFd},
@@ -38,6 +38,8 @@ pub const MAX_PROBLEMS: usize = 10_000;
 pub struct Found {
     pub entries: BTreeMap<RelPath, (Entry, Stamp)>,
     pub problems: BTreeMap<RelPath, Problem>,
+    /// Folders, nothing for the top, whose names were looked at for clashes though not all in them was.
+    pub relisted: BTreeSet<Option<RelPath>>,
 }
 
 /// What is known from before.
@@ -52,6 +54,8 @@ pub struct Scan<'a> {
     pub watch: Option<&'a Watch>,
     pub limits: &'a Limits,
     pub hooks: &'a Arc<dyn Hooks>,
+    /// Never looked into.
+    pub own: &'a BTreeSet<RelPath>,
     pub found: Found,
     device: u64,
     seen: SystemTime,
@@ -66,6 +70,7 @@ impl<'a> Scan<'a> {
         watch: Option<&'a Watch>,
         limits: &'a Limits,
         hooks: &'a Arc<dyn Hooks>,
+        own: &'a BTreeSet<RelPath>,
     ) -> Result<Self, SyncError> {
         let stat = rustix::fs::fstat(root).map_err(SyncError::root)?;
         if stat.st_nlink == 0 {
@@ -74,7 +79,7 @@ impl<'a> Scan<'a> {
         #[allow(clippy::unnecessary_cast, reason = "the field is narrower on some machines")]
         let device = stat.st_dev as u64;
         let (found, seen, unread) = (Found::default(), SystemTime::now(), Vec::new());
-        Ok(Self { root, known, rules, watch, limits, hooks, found, device, seen, unread })
+        Ok(Self { root, known, rules, watch, limits, hooks, own, found, device, seen, unread })
     }
 
     /// Everything.
@@ -90,9 +95,22 @@ impl<'a> Scan<'a> {
             let parent = match dirs::open_beneath(self.root, top.parent_bytes(), OFlags::RDONLY | OFlags::DIRECTORY) {
                 Ok(parent) => parent,
                 // With the folder it was in it is gone too; the folder's own change is told separately.
-                Err(_) => continue,
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
+                // What can't be looked at now is not gone for that.
+                Err(_) => {
+                    self.problem(Some(top), Problem::Changing)?;
+                    continue;
+                }
             };
+            let was_there = self.known.entry(top).is_some();
             self.one(&parent, top.clone())?;
+            let is_there = matches!(dirs::look(parent.as_fd(), top.name()), Ok(Some(_)));
+            // Another name, or one less, in a folder that is not looked through as a whole.
+            if was_there != is_there && self.found.relisted.insert(top.parent()) {
+                // One that can't be listed is told when it is looked through.
+                let names = names(&parent, self.limits.entries).unwrap_or_default();
+                self.note_clashes(top.parent().as_ref(), &names);
+            }
         }
         self.read()
     }
@@ -102,23 +120,10 @@ impl<'a> Scan<'a> {
         if let Some(watch) = self.watch {
             watch.add(&folder, path);
         }
-        let mut names: Vec<Vec<u8>> = Vec::new();
-        let mut listing = match Dir::read_from(&folder) {
-            Ok(listing) => listing,
-            Err(_) => return self.problem(path, Problem::Unreadable),
-        };
-        while let Some(entry) = listing.read() {
-            let Ok(entry) = entry else { return self.problem(path, Problem::Unreadable) };
-            let name = entry.file_name().to_bytes();
-            if name != b"." && name != b".." {
-                names.push(name.to_vec());
-            }
-            if names.len() > self.limits.entries {
-                return Err(SyncError::TooMany(self.limits.entries));
-            }
+        let Ok(names) = names(&folder, self.limits.entries) else { return self.problem(path, Problem::Unreadable) };
+        if names.len() > self.limits.entries {
+            return Err(SyncError::TooMany(self.limits.entries));
         }
-        drop(listing);
-        names.sort_unstable();
         for (which, name) in RULE_FILES.iter().enumerate() {
             let is_there = names.binary_search_by(|n| n.as_slice().cmp(name.as_bytes())).is_ok();
             self.rules.set(path, which as u8, is_there.then(|| read_rules(&folder, name)).flatten());
@@ -156,6 +161,9 @@ impl<'a> Scan<'a> {
             Ok(None) => return Ok(()),
             Err(_) => return self.problem(Some(&path), Problem::Unreadable),
         };
+        if self.own.contains(&path) {
+            return self.problem(Some(&path), Problem::Own);
+        }
         let stamp = Stamp::of(&stat, self.seen);
         let kind = stamp.kind();
         if self.rules.leaves_out(&path, kind == FileType::Directory) {
@@ -252,6 +260,24 @@ impl<'a> Scan<'a> {
             }
         }
     }
+}
+
+/// What is in a folder, in order; it ends after one more than may be.
+fn names(folder: &OwnedFd, most: usize) -> Result<Vec<Vec<u8>>, Errno> {
+    let mut names: Vec<Vec<u8>> = Vec::new();
+    let mut listing = Dir::read_from(folder)?;
+    while let Some(entry) = listing.read() {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.push(name.to_vec());
+        }
+        if names.len() > most {
+            break;
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
 }
 
 /// A relative target that can't lead out of the folder, whatever other links it goes through: `..` only where it begins, and not more often

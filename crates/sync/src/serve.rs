@@ -15,7 +15,7 @@ use crate::{
     delta::{MAX_BLOCKS, MAX_SUMS, Signature},
     error::SyncError,
     hooks::Hooks,
-    message::{Fault, Message, Need, Outcome, VERSION, send_list},
+    message::{Fault, Message, Need, Outcome, VERSION, entry_bytes, send_list},
     path::RelPath,
     problem::Problem,
     reconcile::Change,
@@ -25,25 +25,33 @@ use crate::{
 
 /// Changes, or files needed, in one go: more than the other end asks for, and a bound for what a hostile one makes this side hold.
 pub const MAX_BATCH: usize = 64 * 1024;
+/// What the other end may still say before it hears that this end has given up, in bytes: what is on its way in buffers.
+const MAX_UNHEARD_BYTES: u64 = 64 * 1024 * 1024;
 /// Sums of blocks in one message.
 const SUMS_AT_ONCE: usize = 8 * 1024;
 
 /// Serves until the other end goes. Must run on a thread of its own that may touch the files.
 pub fn serve(
-    reader: impl Read,
+    mut reader: impl Read,
     writer: impl Write + Send + 'static,
     root: OwnedFd,
     limits: Limits,
     hooks: Arc<dyn Hooks>,
 ) -> Result<(), SyncError> {
     let out = Output { writer: Arc::new(Mutex::new(Box::new(writer))), has_told: Arc::new(AtomicBool::new(true)) };
-    let served = Server::open(reader, &out, root, limits, hooks).and_then(Server::run);
+    let served = Server::open(&mut reader, &out, root, limits, hooks).and_then(Server::run);
     match &served {
         // The other end has gone, as it should when it is done.
         Err(SyncError::Lost(e)) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
         Err(SyncError::Lost(_)) | Ok(()) => {}
-        // It may have gone already; then nobody is told.
-        Err(error) => drop(out.send(&Message::Fault { fault: error.fault(), words: error.to_string() })),
+        Err(error) => {
+            // It may have gone already; then nobody is told.
+            let told = out.send(&Message::Fault { fault: error.fault(), words: error.to_string() });
+            if told.is_ok() {
+                // A connection that is closed while the other end still writes may take the fault with it.
+                let _ = io::copy(&mut reader.take(MAX_UNHEARD_BYTES), &mut io::sink());
+            }
+        }
     }
     served
 }
@@ -147,7 +155,8 @@ impl<'a, R: Read> Server<'a, R> {
         let updates = self.folder.scan(all)?;
         let out = self.out;
         let mut send = |message: &Message| out.send(message);
-        send_list(updates, |(path, _)| path.bytes().len() + 64, Message::Updates, &mut send).map_err(SyncError::Lost)?;
+        send_list(updates, |(path, entry)| path.bytes().len() + entry_bytes(entry.as_ref()), Message::Updates, &mut send)
+            .map_err(SyncError::Lost)?;
         let has_problems = *self.folder.problems() != self.told_problems;
         if has_problems {
             self.told_problems = self.folder.problems().clone();

@@ -62,6 +62,8 @@ pub struct Folder {
     pub(crate) staging: Staging,
     /// To be looked at with the next scan, whatever the watch says.
     pub(crate) again: BTreeSet<RelPath>,
+    /// What is never looked into, and told as a problem.
+    pub(crate) own: BTreeSet<RelPath>,
     watch: Option<Watch>,
     is_known: bool,
     /// Of an earlier run, until the first look.
@@ -99,6 +101,7 @@ impl Folder {
             rules: Rules::default(),
             staging,
             again: BTreeSet::new(),
+            own: BTreeSet::new(),
             watch,
             is_known: false,
             memory: Memory::default(),
@@ -190,7 +193,7 @@ impl Folder {
             Some(tops) => tops.iter().filter(|t| self.tree.get(t).is_some_and(Entry::is_dir)).for_each(|t| self.rules.forget(Some(t))),
         }
         let known = (&self.tree, &self.stamps, &self.memory);
-        let scan = Scan::new(&self.root, &known, &mut self.rules, self.watch.as_ref(), &self.limits, &self.hooks)?;
+        let scan = Scan::new(&self.root, &known, &mut self.rules, self.watch.as_ref(), &self.limits, &self.hooks, &self.own)?;
         match tops {
             None => scan.whole(),
             Some(tops) => scan.parts(tops.iter()),
@@ -226,7 +229,10 @@ impl Folder {
         match tops {
             None => self.problems.clear(),
             // A clash is seen where a whole folder is listed.
-            Some(tops) => self.problems.retain(|path, p| *p == Problem::Clash || !tops.iter().any(|top| path.is_within(top))),
+            Some(tops) => self.problems.retain(|path, p| match p {
+                Problem::Clash => !found.relisted.contains(&path.parent()) && !tops.iter().any(|top| path.is_beneath(top)),
+                _ => !tops.iter().any(|top| path.is_within(top)),
+            }),
         }
         self.again.extend(found.problems.iter().filter(|(_, p)| **p == Problem::Changing).map(|(path, _)| path.clone()));
         self.problems.extend(found.problems);

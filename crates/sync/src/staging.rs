@@ -7,6 +7,7 @@ use std::{
     io::{self, Read, Write},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
+    time::SystemTime,
 };
 
 use rustix::{
@@ -14,12 +15,14 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{digest::PIECE_BYTES, dirs, entry::Digest, error::SyncError, rules::STAGING};
+use crate::{digest::PIECE_BYTES, dirs, entry::Digest, error::SyncError, rules::STAGING, stamp::Stamp};
 
 /// Fewer files than this are made durable one by one; with more, one sync of the whole file system is quicker.
 pub const FEW_FILES: usize = 8;
 /// What tells git not to look at what is on its way in.
 const GIT_IGNORE: (&str, &[u8]) = (".gitignore", b"*\n");
+/// In the name of what came in from the folder.
+const OUT: &str = "out";
 /// Of what is new; a mask may take away from it.
 const FILE_MODE: Mode = Mode::from_bits_retain(0o644);
 pub const FOLDER_MODE: Mode = Mode::from_bits_retain(0o755);
@@ -55,7 +58,7 @@ impl Staging {
         for name in list(&top)? {
             let Ok(folder) = rustix::fs::openat(&top, name.as_slice(), FLAGS, Mode::empty()) else { continue };
             if rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive).is_ok() {
-                clear(&folder)?;
+                clear(&folder, &self.root)?;
                 rustix::fs::unlinkat(&top, name.as_slice(), AtFlags::REMOVEDIR)?;
             }
         }
@@ -181,13 +184,31 @@ impl Staging {
 
     /// Out of here under a name elsewhere, back, or both at once.
     pub fn rename(&mut self, name: &str, to: BorrowedFd, as_name: &[u8], flags: RenameFlags) -> Result<(), Errno> {
-        rustix::fs::renameat_with(self.folder()?, name, to, as_name, flags)
+        match flags {
+            RenameFlags::NOREPLACE => rename_new(self.folder()?, name.as_bytes(), to, as_name),
+            flags => rustix::fs::renameat_with(self.folder()?, name, to, as_name, flags),
+        }
+    }
+
+    /// A name for what is about to come in from elsewhere and should be this, in the place of that file, if of one: whoever sweeps after
+    /// a kill can tell whether it is, and keeps what is not.
+    fn name_for(&mut self, expected: &Stamp, instead_of: u64) -> String {
+        format!("{}-{}-{instead_of:x}-{}", self.fresh_name(), OUT, expected.key())
+    }
+
+    /// Gives staged content the name under which what it replaces comes in.
+    pub fn name_swap(&mut self, name: &str, expected: &Stamp) -> Result<String, Errno> {
+        let staged = self.look(name)?.ok_or(Errno::NOENT)?;
+        let swap = self.name_for(expected, Stamp::of(&staged, SystemTime::now()).inode());
+        let folder = self.folder()?;
+        rustix::fs::renameat(folder, name, folder, swap.as_str())?;
+        Ok(swap)
     }
 
     /// From elsewhere to a new name here, so that it can be looked at where nobody else changes it.
-    pub fn pull_in(&mut self, from: BorrowedFd, name: &[u8]) -> Result<String, Errno> {
-        let own = self.fresh_name();
-        rustix::fs::renameat_with(from, name, self.folder()?, own.as_str(), RenameFlags::NOREPLACE)?;
+    pub fn pull_in(&mut self, from: BorrowedFd, name: &[u8], expected: &Stamp) -> Result<String, Errno> {
+        let own = self.name_for(expected, 0);
+        rename_new(from, name, self.folder()?, own.as_bytes())?;
         Ok(own)
     }
 
@@ -226,7 +247,7 @@ impl Drop for Staging {
     fn drop(&mut self) {
         if let Some(own) = self.own.take() {
             // Whatever fails here is swept at the next start.
-            let _ = clear(&own.folder).and_then(|()| rustix::fs::unlinkat(&own.top, own.name.as_str(), AtFlags::REMOVEDIR));
+            let _ = clear(&own.folder, &self.root).and_then(|()| rustix::fs::unlinkat(&own.top, own.name.as_str(), AtFlags::REMOVEDIR));
             self.remove_top(&own.top);
         }
     }
@@ -273,6 +294,38 @@ pub fn copy_all(from: &mut impl Read, to: &mut impl Write) -> io::Result<u64> {
     }
 }
 
+/// Renames to where nothing is yet, and fails where something is.
+pub fn rename_new(from: BorrowedFd, name: &[u8], to: BorrowedFd, as_name: &[u8]) -> Result<(), Errno> {
+    match rustix::fs::renameat_with(from, name, to, as_name, RenameFlags::NOREPLACE) {
+        // NFS, 9p and older FUSE can't be asked for it.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => rename_by_link(from, name, to, as_name),
+        other => other,
+    }
+}
+
+/// A second name is refused, too, where something is; then the first goes.
+fn rename_by_link(from: BorrowedFd, name: &[u8], to: BorrowedFd, as_name: &[u8]) -> Result<(), Errno> {
+    match rustix::fs::linkat(from, name, to, as_name, AtFlags::empty()) {
+        Ok(()) => rustix::fs::unlinkat(from, name, AtFlags::empty()),
+        // Of a folder, or where there are no links either: what is seen now has to do.
+        Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK) => match dirs::look(to, as_name)? {
+            None => rustix::fs::renameat(from, name, to, as_name),
+            Some(_) => Err(Errno::EXIST),
+        },
+        Err(e) => Err(e),
+    }
+}
+
+/// Whether what has such a name is neither what was to come in nor what was to take its place.
+fn is_unexpected(name: &[u8], now: &Stamp) -> bool {
+    let Ok(name) = std::str::from_utf8(name) else { return false };
+    let mut parts = name.splitn(4, '-');
+    match (parts.next(), parts.next(), parts.next(), parts.next()) {
+        (Some(_), Some(OUT), Some(instead_of), Some(key)) => key != now.key() && instead_of != format!("{:x}", now.inode()),
+        _ => false,
+    }
+}
+
 fn list(folder: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
     let mut names = Vec::new();
     let mut listing = Dir::read_from(folder)?;
@@ -286,12 +339,71 @@ fn list(folder: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
     Ok(names)
 }
 
-/// Files and empty folders; there is nothing else in a staging directory.
-fn clear(folder: &OwnedFd) -> Result<(), Errno> {
+/// Files and empty folders; there is nothing else in a staging directory. What somebody wrote in the moment before it came in is put back
+/// into the synced folder, under another name.
+fn clear(folder: &OwnedFd, root: &OwnedFd) -> Result<(), Errno> {
     for name in list(folder)? {
-        let is_folder = dirs::look(folder.as_fd(), &name)?.is_some_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Directory);
+        let Some(stat) = dirs::look(folder.as_fd(), &name)? else { continue };
+        let is_folder = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        if !is_folder && is_unexpected(&name, &Stamp::of(&stat, SystemTime::now())) {
+            let kept = format!("{}.cobox-kept", Stamp::of(&stat, SystemTime::now()).key());
+            tracing::warn!(kept, "a version that nobody has seen was found after a sync was killed");
+            match rename_new(folder.as_fd(), &name, root.as_fd(), kept.as_bytes()) {
+                // The same one, from an earlier try.
+                Err(Errno::EXIST) => {}
+                other => {
+                    other?;
+                    continue;
+                }
+            }
+        }
         let flags = if is_folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         rustix::fs::unlinkat(folder, name.as_slice(), flags)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_that_a_killed_run_had_just_taken_out_is_kept_where_nobody_had_seen_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = dir.path().join(STAGING).join("0123");
+        std::fs::create_dir_all(&run).unwrap();
+        let key = |name: &str| Stamp::of(&rustix::fs::stat(run.join(name)).unwrap(), SystemTime::now());
+        for name in ["seen", "staged", "unseen", "4"] {
+            std::fs::write(run.join(name), name).unwrap();
+        }
+        let (seen, staged, unseen) = (key("seen"), key("staged"), key("unseen"));
+        std::fs::rename(run.join("seen"), run.join(format!("1-out-0-{}", seen.key()))).unwrap();
+        std::fs::rename(run.join("staged"), run.join(format!("2-out-{:x}-{}", staged.inode(), seen.key()))).unwrap();
+        std::fs::rename(run.join("unseen"), run.join(format!("3-out-{:x}-{}", staged.inode(), seen.key()))).unwrap();
+        let root = Arc::new(OwnedFd::from(File::open(dir.path()).unwrap()));
+        Staging::new(root).sweep().unwrap();
+        let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        assert_eq!(left, [format!("{}.cobox-kept", unseen.key())]);
+        assert_eq!(std::fs::read_to_string(dir.path().join(&left[0])).unwrap(), "unseen");
+    }
+
+    #[test]
+    fn without_the_kernels_help_a_rename_still_replaces_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let folder = File::open(dir.path()).unwrap();
+        let renamed = |name: &str, new: &str| rename_by_link(folder.as_fd(), name.as_bytes(), folder.as_fd(), new.as_bytes());
+        std::fs::write(at("file"), "file").unwrap();
+        std::fs::write(at("other"), "other").unwrap();
+        std::fs::create_dir(at("folder")).unwrap();
+        std::os::unix::fs::symlink("file", at("link")).unwrap();
+        for name in ["file", "folder", "link"] {
+            assert_eq!(renamed(name, "other"), Err(Errno::EXIST), "{name}");
+            assert_eq!(renamed(name, &format!("new-{name}")), Ok(()), "{name}");
+            assert!(std::fs::symlink_metadata(at(name)).is_err());
+        }
+        assert_eq!(std::fs::read_to_string(at("new-file")).unwrap(), "file");
+        assert_eq!(std::fs::read_to_string(at("other")).unwrap(), "other");
+        assert!(at("new-folder").is_dir() && at("new-link").is_symlink());
+    }
 }

@@ -98,6 +98,15 @@ impl Stamp {
         self.is_fresh || self.changed == was.changed
     }
 
+    /// Of what a name says of the file it is to be: the same for the same content, also after a rename.
+    pub fn key(&self) -> String {
+        format!("{:x}.{:x}.{:x}.{:x}", self.inode, self.size, self.modified.0, self.modified.1)
+    }
+
+    pub fn inode(&self) -> u64 {
+        self.inode
+    }
+
     pub fn is_same(&self, now: &Stamp) -> bool {
         self.is_same_content(now) && self.mode == now.mode && self.changed == now.changed
     }

@@ -67,6 +67,11 @@ fn whoever_is_killed_every_file_is_old_or_new() {
 #[ignore = "takes minutes; `make soak` runs it"]
 fn soak_either_end_killed_500_times() {
     kill(500);
+    if let Some(file) = std::env::var_os("COBOX_SOAK_RESULTS") {
+        use std::io::Write;
+        let mut file = fs::File::options().create(true).append(true).open(file).unwrap();
+        writeln!(file, "- either end of a sync killed 500 times, without a broker: every file old or new, whole").unwrap();
+    }
 }
 
 /// Rounds after which both sides are let come to rest, and each file becomes the other side's.
@@ -75,6 +80,10 @@ const TURN: u64 = 10;
 fn kill(kills: u64) {
     let ends = Ends::new();
     let top = ends.here("").parent().unwrap().to_owned();
+    // More than are ever deleted before both sides come to rest: that most of a folder goes is another matter.
+    for number in 0..FILES * 2 {
+        ends.write_here(&format!("kept{number}"), &version("here", number, 1));
+    }
     let mut dice = Dice(77);
     let mut last: Vec<Option<String>> = vec![None; FILES as usize];
     for round in 0..kills {

@@ -130,7 +130,7 @@ fn a_root_that_is_emptied_or_mostly_deleted_halts_until_somebody_says_so() {
     }
     live.resume(false).unwrap();
     assert!(live.try_flush().unwrap_err().contains("halted"));
-    assert_eq!(live.status().phase, Phase::Halted(Halt::MassDeletion { side: Side::Here, files: 30, of: 40 }));
+    assert_eq!(live.status().phase, Phase::Halted(Halt::MassDeletion { side: Side::Here, files: 30, of: 40, lately: 0 }));
     assert!(ends.here("f0").exists());
     assert!(live.resume(false).is_err());
     live.resume(true).unwrap();
@@ -282,6 +282,79 @@ fn a_full_disk_is_waited_for_and_nothing_is_lost() {
     ends.wait_until(|| ends.there("x").exists() && ends.here("y").exists());
     live.flush();
     ends.assert_same();
+}
+
+/// A sandbox whose disk is full from its second file on.
+#[derive(Default)]
+struct FullMidway {
+    files: AtomicUsize,
+}
+
+impl Hooks for FullMidway {
+    fn is_full(&self) -> bool {
+        self.files.fetch_add(1, Ordering::Relaxed) > 0
+    }
+}
+
+#[test]
+fn a_disk_that_fills_up_during_an_upload_is_not_taken_for_a_lost_connection() {
+    let ends = Ends::new();
+    ends.write_here("a", "fits");
+    let noise: Vec<u8> = (0..6_000_000u32).flat_map(|i| i.wrapping_mul(2_654_435_761).to_be_bytes()).collect();
+    fs::write(ends.here("b"), &noise).unwrap();
+    let live = ends.start_at(Mode::TwoWaySafe, Arc::new(FullMidway::default()));
+    ends.wait_until(|| match live.status().phase {
+        Phase::Waiting(why) => {
+            assert!(why.contains("the disk is full"), "{why}");
+            live.dials() > 2
+        }
+        _ => false,
+    });
+}
+
+#[test]
+fn many_links_with_long_targets_get_across_in_both_directions() {
+    let ends = Ends::new();
+    let target = "a/".repeat(2000);
+    for number in 0..100 {
+        symlink(&target, ends.here(&format!("here{number}"))).unwrap();
+        symlink(&target, ends.there(&format!("there{number}"))).unwrap();
+    }
+    ends.start(Mode::TwoWaySafe).flush();
+    ends.assert_same();
+}
+
+#[test]
+fn a_choice_that_the_mode_rules_out_is_refused() {
+    let ends = Ends::new();
+    ends.write_here("x", "base");
+    ends.start(Mode::TwoWaySafe).flush();
+    ends.write_here("x", "mine");
+    ends.write_there("x", "theirs");
+    for (mode, keep) in [(Mode::Push, Keep::Sandbox), (Mode::Pull, Keep::Here)] {
+        let live = ends.start(mode);
+        assert_eq!(live.flush().conflicts.len(), 1);
+        let refused = live.resolve(&["x"], Choice::Keep(keep)).unwrap_err();
+        assert!(refused.contains("two-way-safe"), "{refused}");
+    }
+    let live = ends.start(Mode::Push);
+    live.flush();
+    assert_eq!(live.resolve(&["x"], Choice::Keep(Keep::Here)), Ok(1));
+    live.flush();
+    assert_eq!(ends.read_there("x"), "mine");
+}
+
+#[test]
+fn a_name_that_clashes_with_another_is_told_as_soon_as_it_is_there() {
+    let ends = Ends::new();
+    ends.write_here("docs/readme", "1");
+    let live = ends.start(Mode::TwoWaySafe);
+    live.flush();
+    let clashes = |live: &ends::Live| live.flush().here_problems.keys().map(ToString::to_string).collect::<Vec<_>>();
+    ends.write_here("docs/README", "2");
+    assert_eq!(clashes(&live), ["docs/readme"]);
+    fs::remove_file(ends.here("docs/README")).unwrap();
+    assert_eq!(clashes(&live), [""; 0]);
 }
 
 #[test]

@@ -106,14 +106,14 @@ pub async fn run_in(target: &Target, args: Run, context: &Context) -> Outcome {
 }
 
 async fn remote(target: &Target, args: Run, context: &Context) -> Outcome {
-    if !args.no_flush {
-        sync::flush_before(context, target).await;
-    }
     if context.printer.is_json() {
         return whole(target, args, context).await;
     }
     let start = start(&args)?;
     let way_in = context.enter(target).await?;
+    if !args.no_flush {
+        sync::flush_before(context, &way_in.sandbox_id).await;
+    }
     match streaming::run(&way_in.dataplane, start, context.printer).await {
         Ok(ended) if ended.timed_out => {
             let limit = args.timeout.filter(|s| *s > 0.0).unwrap_or(LONGEST_RUN).min(LONGEST_RUN);
@@ -130,6 +130,9 @@ async fn remote(target: &Target, args: Run, context: &Context) -> Outcome {
 async fn whole(target: &Target, args: Run, context: &Context) -> Outcome {
     let request = request(&args)?;
     let way_in = context.enter(target).await?;
+    if !args.no_flush {
+        sync::flush_before(context, &way_in.sandbox_id).await;
+    }
     let response = way_in.dataplane.exec(&request).await?;
     context.printer.result(&response, String::new)?;
     Ok(if response.timed_out { TIMED_OUT } else { exit_code(response.exit_code) })

@@ -85,7 +85,8 @@ impl Ends {
         let (handles, handle) = mpsc::channel();
         let received = Arc::new(AtomicU64::new(0));
         let lines: Arc<Mutex<Vec<UnixStream>>> = Arc::default();
-        let (counter, cuttable) = (received.clone(), lines.clone());
+        let dials = Arc::new(AtomicU64::new(0));
+        let (counter, cuttable, dialled) = (received.clone(), lines.clone(), dials.clone());
         let engine = thread::spawn(move || {
             let engine = Engine::open(&here, &base, settings, Box::new(|_| ())).unwrap();
             handles.send(engine.handle()).unwrap();
@@ -96,12 +97,13 @@ impl Ends {
                 let hooks = sandbox.clone();
                 thread::spawn(move || drop(serve(reader, writer, root, Limits::default(), hooks)));
                 cuttable.lock().unwrap().push(ours.try_clone().unwrap());
+                dialled.fetch_add(1, Ordering::Relaxed);
                 let reader = Counted { inner: ours.try_clone().unwrap(), count: counter.clone() };
                 Ok(Connection { reader: Box::new(reader), writer: Box::new(ours) })
             };
             engine.run(&mut dial).unwrap()
         });
-        Live { handle: handle.recv().unwrap(), received, lines, engine: Some(engine) }
+        Live { handle: handle.recv().unwrap(), received, dials, lines, engine: Some(engine) }
     }
 }
 
@@ -122,6 +124,7 @@ impl Read for Counted {
 pub struct Live {
     handle: Handle,
     received: Arc<AtomicU64>,
+    dials: Arc<AtomicU64>,
     lines: Arc<Mutex<Vec<UnixStream>>>,
     engine: Option<thread::JoinHandle<Status>>,
 }
@@ -160,6 +163,11 @@ impl Live {
 
     pub fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
+    }
+
+    /// Connections made so far.
+    pub fn dials(&self) -> u64 {
+        self.dials.load(Ordering::Relaxed)
     }
 
     pub fn cut(&self) {

@@ -127,8 +127,15 @@ fn obey(request: Request, config: &Config, handle: &Handle) -> Result<Value, Str
         }
         Request::Flush { wait: true } => asked(handle, Command::Flush).map(|status| report::as_json(config, &status)),
         Request::Resolve { paths, keep } => {
-            let paths = paths.iter().map(|p| RelPath::new(p.as_bytes()).ok_or_else(|| format!("{p:?} is no path in the folder")));
-            let paths = paths.collect::<Result<Vec<_>, _>>()?;
+            let conflicts = handle.status().conflicts;
+            // A name that isn't text is asked for as it is shown.
+            let shown = |p: &str| conflicts.iter().map(|c| &c.path).find(|path| path.to_string() == p).cloned();
+            let named = |p: &String| {
+                let is_one = |path: &RelPath| conflicts.iter().any(|c| c.path == *path);
+                let path = RelPath::new(p.as_bytes());
+                path.clone().filter(is_one).or_else(|| shown(p)).or(path).ok_or_else(|| format!("{p:?} is no path in the folder"))
+            };
+            let paths = paths.iter().map(named).collect::<Result<Vec<_>, _>>()?;
             let choice = match keep {
                 Winner::Here => Choice::Keep(Keep::Here),
                 Winner::Sandbox => Choice::Keep(Keep::Sandbox),

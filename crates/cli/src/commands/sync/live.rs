@@ -12,12 +12,12 @@ use super::{
     super::Outcome,
     Pair, control,
     report::{as_json, left_over, phase_why, phase_word},
-    state::{Config, State},
+    state::{Config, State, own_places},
 };
 use crate::{
     context::Context,
     daemon::EndSignals,
-    failure::{Failure, INTERRUPTED},
+    failure::Failure,
     printer::{Printer, visible},
     way_in::Target,
 };
@@ -34,11 +34,12 @@ pub struct Wish {
 pub async fn run(pair: Pair, wish: &Wish, context: &Context) -> Outcome {
     let mut signals = EndSignals::new()?;
     let folder = pair.folder.canonicalize().map_err(|e| Failure::new(format!("{}: {e}", pair.folder.display())))?;
-    let (state, id) = State::of(&pair, &folder)?;
+    let (state, id) = State::of(&pair, &folder, context.client()?.url())?;
     let _lock = state.lock()?;
+    let own = own_places(&folder)?;
     let way_in = tokio::select! {
         way_in = context.enter(&pair.target) => way_in?,
-        () = signals.next() => return Err(Failure::new("interrupted").exit_with(INTERRUPTED)),
+        code = signals.next_exit_code() => return Err(Failure::new("interrupted").exit_with(code)),
     };
     let path = String::from_utf8_lossy(&pair.path).into_owned();
     let (thread, sandbox) = match &pair.target {
@@ -65,7 +66,8 @@ pub async fn run(pair: Pair, wish: &Wish, context: &Context) -> Outcome {
             };
             let mut screen = screen;
             let listener = Box::new(move |event: Event| screen.show(&event));
-            let ran = Engine::open(&folder, &base, settings.clone(), listener).and_then(|engine| {
+            let ran = Engine::open(&folder, &base, settings.clone(), listener).and_then(|mut engine| {
+                own.into_iter().for_each(|place| engine.leave_out(place));
                 // The other end of this is gone only with the whole command.
                 let _ = started.send(engine.handle());
                 engine.run(&mut dial)
@@ -80,7 +82,7 @@ pub async fn run(pair: Pair, wish: &Wish, context: &Context) -> Outcome {
             until_the_end(handle, ended, &mut signals).await?
         }
         // It could not begin; the end says why.
-        Err(_) => ended.await.map(Some).map_err(|_| Failure::new("the sync ended without a word"))?,
+        Err(_) => End::ByItself(ended.await.map_err(|_| Failure::new("the sync ended without a word"))?),
     };
     finish(done, &state, &config, wish, context.printer)
 }
@@ -99,19 +101,31 @@ fn begin(state: &State, config: &Config, printer: Printer) -> Result<(), Failure
 
 type Ended = Result<Status, SyncError>;
 
-async fn until_the_end(handle: Handle, mut ended: oneshot::Receiver<Ended>, signals: &mut EndSignals) -> Result<Option<Ended>, Failure> {
+/// How a run came to its end.
+enum End {
+    ByItself(Ended),
+    /// By a signal, with the exit code of that, and how it stood where it still said so.
+    Told(u8, Option<Ended>),
+}
+
+async fn until_the_end(handle: Handle, mut ended: oneshot::Receiver<Ended>, signals: &mut EndSignals) -> Result<End, Failure> {
     let lost = || Failure::new("the sync ended without a word");
-    tokio::select! {
-        done = &mut ended => return done.map(Some).map_err(|_| lost()),
-        () = signals.next() => {}
-    }
+    let code = tokio::select! {
+        done = &mut ended => return done.map(End::ByItself).map_err(|_| lost()),
+        code = signals.next_exit_code() => code,
+    };
     // Asked on a thread of its own: the engine may be busy, and its queue full.
     tokio::task::spawn_blocking(move || handle.ask(Command::Stop));
     // Later it ends with the process, at whatever moment that is.
-    Ok(tokio::time::timeout(STOP_WITHIN, ended).await.ok().and_then(Result::ok))
+    Ok(End::Told(code, tokio::time::timeout(STOP_WITHIN, ended).await.ok().and_then(Result::ok)))
 }
 
-fn finish(done: Option<Ended>, state: &State, config: &Config, wish: &Wish, printer: Printer) -> Outcome {
+fn finish(done: End, state: &State, config: &Config, wish: &Wish, printer: Printer) -> Outcome {
+    let (signalled, done) = match done {
+        End::ByItself(ended) => (None, Some(ended)),
+        // Who asked for an end before both sides are the same is told that they may not be.
+        End::Told(code, ended) => (wish.until_synced.then_some(code), ended),
+    };
     let status = match done {
         Some(Ok(status)) => status,
         Some(Err(error)) => {
@@ -124,11 +138,14 @@ fn finish(done: Option<Ended>, state: &State, config: &Config, wish: &Wish, prin
                 _ => failure,
             });
         }
-        None => return Ok(0),
+        None => return signalled.map_or(Ok(0), |code| Err(cut_short(code))),
     };
     let told = as_json(config, &status);
     // Only for those who ask later.
     let _ = state.set_status(&told);
+    if let Some(code) = signalled {
+        return Err(cut_short(code));
+    }
     if wish.until_synced {
         let is_whole = status.conflicts.is_empty() && failures(&status) == 0;
         if printer.is_json() {
@@ -143,6 +160,10 @@ fn finish(done: Option<Ended>, state: &State, config: &Config, wish: &Wish, prin
         return Ok(u8::from(!is_whole));
     }
     Ok(0)
+}
+
+fn cut_short(code: u8) -> Failure {
+    Failure::new("interrupted before both sides were the same").advise("the next run goes on from there").exit_with(code)
 }
 
 /// What is to be mended before both sides can be the same.
@@ -238,6 +259,9 @@ impl Screen {
             line.finish_and_clear();
             printer.progress(Some(total), label)
         });
+        // The other direction follows in the same round.
+        bar.set_message(label);
+        bar.set_length(total);
         bar.set_position(done);
     }
 

@@ -8,7 +8,10 @@ mod report;
 mod state;
 mod verbs;
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 use cobox_sync::Mode;
 
@@ -69,6 +72,9 @@ struct Run {
     /// End when both sides are the same, as far as they can be
     #[arg(long)]
     until_synced: bool,
+    /// Also where the folder is the home directory or /
+    #[arg(long)]
+    any_folder: bool,
     /// The local folder [default: the current one]
     #[arg(value_name = "DIR")]
     from: Option<PathBuf>,
@@ -115,6 +121,9 @@ fn pair(args: &Run) -> Result<Pair, Failure> {
         }
         Err(e) => return Err(Failure::new(format!("{}: {e}", folder.display()))),
     }
+    if !args.any_folder {
+        refuse_all_there_is(&folder)?;
+    }
     let to = match &args.to {
         None => Remote { target: None, path: WORK_DIR.into(), is_directory: true },
         Some(text) => match place::parse(text) {
@@ -127,4 +136,16 @@ fn pair(args: &Run) -> Result<Pair, Failure> {
         },
     };
     Ok(Pair { folder, target: to.target(&args.place)?, path: to.path })
+}
+
+/// A home directory holds keys, histories and caches of everything one does, and what a sandbox puts there may run here.
+fn refuse_all_there_is(folder: &Path) -> Result<(), Failure> {
+    let Ok(folder) = folder.canonicalize() else { return Ok(()) };
+    let home = std::env::var_os("HOME").filter(|home| !home.is_empty()).and_then(|home| Path::new(&home).canonicalize().ok());
+    let what = match &folder {
+        folder if folder.parent().is_none() => "is the whole machine",
+        folder if Some(folder) == home.as_ref() => "is your home directory, with your keys in it",
+        _ => return Ok(()),
+    };
+    Err(Failure::new(format!("{} {what}", folder.display())).advise("name a folder in it, or say --any-folder if you mean all of it"))
 }

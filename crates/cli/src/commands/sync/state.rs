@@ -12,12 +12,16 @@ use std::{
     time::Duration,
 };
 
-use cobox_sync::Digest;
+use cobox_sync::{Digest, RelPath};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
 use super::Pair;
-use crate::{failure::Failure, way_in::Target};
+use crate::{
+    context::{Environment, default_data_dir, user_dir},
+    failure::Failure,
+    way_in::Target,
+};
 
 /// Characters of a sync's name: enough to tell those of one machine apart.
 const ID_CHARS: usize = 12;
@@ -61,13 +65,15 @@ pub struct Lock {
 }
 
 impl State {
-    pub fn of(pair: &Pair, folder: &Path) -> Result<(Self, String), Failure> {
+    /// Of these two folders at that broker.
+    pub fn of(pair: &Pair, folder: &Path, broker: &str) -> Result<(Self, String), Failure> {
         let (kind, name) = match &pair.target {
             Target::Thread(name) => ("thread", name.as_str()),
             Target::Sandbox(name) => ("sandbox", name.as_str()),
             Target::Session(id) => ("session", id.as_str()),
         };
-        let parts = [folder.as_os_str().as_bytes(), b"\0", kind.as_bytes(), b"\0", name.as_bytes(), b"\0", &pair.path];
+        let parts =
+            [folder.as_os_str().as_bytes(), b"\0", kind.as_bytes(), b"\0", name.as_bytes(), b"\0", &pair.path, b"\0", broker.as_bytes()];
         let id = Digest::of(&parts.concat()).to_string()[..ID_CHARS].to_owned();
         let top = top().ok_or_else(|| {
             Failure::new("there is no place to remember the sync in: neither XDG_STATE_HOME nor HOME is set").advise("set HOME")
@@ -144,10 +150,49 @@ impl State {
     }
 }
 
+/// What cobox itself keeps on this machine, as far as it lies in the folder: it is never synced, because it has keys in it and changes as
+/// a sync runs.
+pub fn own_places(folder: &Path) -> Result<Vec<RelPath>, Failure> {
+    let env: Environment = &|name| std::env::var_os(name);
+    let named = env("COBOX_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let under = |variable: &str, in_home: &str| user_dir(env, variable, in_home).map(|dir| dir.join("cobox"));
+    let places = [
+        top().and_then(|sync| sync.parent().map(Path::to_owned)),
+        under("XDG_CONFIG_HOME", ".config"),
+        under("XDG_CACHE_HOME", ".cache"),
+        default_data_dir(env),
+        named,
+    ];
+    let mut own = Vec::new();
+    for place in places.into_iter().flatten() {
+        // One that isn't there yet may come while it runs.
+        let place = place.canonicalize().unwrap_or(place);
+        if folder.starts_with(&place) {
+            return Err(Failure::new(format!("{} is where cobox keeps its own keys and notes", folder.display()))
+                .advise("name another folder; those never leave this machine"));
+        }
+        own.extend(place.strip_prefix(folder).ok().and_then(|path| RelPath::new(path.as_os_str().as_bytes())));
+    }
+    Ok(own)
+}
+
 /// `cobox/sync` under the user's state directory.
 fn top() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|v: &OsString| !v.is_empty()).map(PathBuf::from);
     // The XDG rules: a relative path there is to be ignored.
     let state = set("XDG_STATE_HOME").filter(|p| p.is_absolute()).or_else(|| set("HOME").map(|home| home.join(".local/state")));
     state.map(|dir| dir.join("cobox/sync"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_names_at_another_broker_are_another_sync() {
+        let pair = Pair { folder: "/f".into(), target: Target::Thread("demo".to_owned()), path: b"/workspace".to_vec() };
+        let id = |broker| State::of(&pair, Path::new("/f"), broker).map(|(_, id)| id).unwrap_or_default();
+        assert_eq!(id("https://a"), id("https://a"));
+        assert_ne!(id("https://a"), id("https://b"));
+    }
 }

@@ -1,17 +1,19 @@
 //! The verbs about syncs that run, or ran: list, status, pause, resume, flush, resolve, diff.
 
 use std::{
+    io::Read,
     path::{Path, PathBuf},
     time::Duration,
 };
 
+use cobox_sync::Problem;
 use futures_util::StreamExt;
 use serde_json::{Value, json};
 
 use super::{
     super::Outcome,
     control::{Request, Winner, ask},
-    report::in_words,
+    report::{in_words, left_over},
     state::{Config, State},
 };
 use crate::{context::Context, failure::Failure, printer::visible, span::seconds, way_in::Target};
@@ -110,8 +112,18 @@ pub async fn run(verb: Verb, context: &Context) -> Outcome {
             told(&which, Request::Resume { confirm }, Some(ANSWER_WITHIN), context, "goes on").await
         }
         Verb::Flush(FlushArgs { which, wait, timeout }) => {
-            let within = if wait { timeout.map(Duration::from_secs_f64) } else { Some(ANSWER_WITHIN) };
-            told(&which, Request::Flush { wait }, within, context, if wait { "in sync" } else { "asked for" }).await
+            if !wait {
+                return told(&which, Request::Flush { wait }, Some(ANSWER_WITHIN), context, "asked for").await;
+            }
+            let (state, config) = find(&which)?;
+            let status = must(blocking(state, Request::Flush { wait }, timeout.map(Duration::from_secs_f64)).await?, &config)?;
+            let failures = failures(&status);
+            let conflicts = status["conflicts"].as_array().map_or(0, Vec::len);
+            context.printer.result(&status, || match failures {
+                0 => in_sync_but_for(&[(conflicts, "conflict")]),
+                _ => format!("{}\n{}", in_sync_but_for(&[(conflicts, "conflict"), (failures, "problem")]), left_over(&status).join("\n")),
+            })?;
+            Ok(u8::from(failures > 0))
         }
         Verb::Resolve(ResolveArgs { which, keep, all: _, paths }) => {
             let (state, config) = find(&which)?;
@@ -124,14 +136,9 @@ pub async fn run(verb: Verb, context: &Context) -> Outcome {
     }
 }
 
-/// Before a command runs in a thread's sandbox: what was just saved here is there. A sync that can't is told, and holds up nothing.
-pub async fn flush_before(context: &Context, target: &Target) {
-    let is_its = |config: &Config| match target {
-        Target::Thread(name) => config.thread.as_ref() == Some(name),
-        Target::Sandbox(name) => config.sandbox.as_ref() == Some(name) || config.sandbox_id == *name,
-        // Its thread or sandbox isn't known yet, and asking would cost more than it saves.
-        Target::Session(_) => false,
-    };
+/// Before a command runs in a sandbox: what was just saved here is there. A sync that can't is told, and holds up nothing.
+pub async fn flush_before(context: &Context, sandbox_id: &str) {
+    let is_its = |config: &Config| config.sandbox_id == sandbox_id;
     for (state, config) in State::all().into_iter().filter(|(state, config)| is_its(config) && state.is_running()) {
         if let Err(failure) = blocking(state, Request::Flush { wait: true }, Some(EXEC_WAITS)).await {
             let folder = config.folder.display().to_string();
@@ -143,12 +150,20 @@ pub async fn flush_before(context: &Context, target: &Target) {
 async fn told(which: &Which, request: Request, within: Option<Duration>, context: &Context, words: &str) -> Outcome {
     let (state, config) = find(which)?;
     let status = must(blocking(state, request, within).await?, &config)?;
-    let conflicts = status["conflicts"].as_array().map_or(0, Vec::len);
-    context.printer.result(&status, || match conflicts {
-        0 => words.to_owned(),
-        n => format!("{words}, but for {n} conflict{}", if n == 1 { "" } else { "s" }),
-    })?;
+    context.printer.result(&status, || words.to_owned())?;
     Ok(0)
+}
+
+fn in_sync_but_for(left: &[(usize, &str)]) -> String {
+    let some = |(count, what): &(usize, &str)| format!("{count} {what}{}", if *count == 1 { "" } else { "s" });
+    let left: Vec<String> = left.iter().filter(|(count, _)| *count > 0).map(some).collect();
+    if left.is_empty() { "in sync".to_owned() } else { format!("in sync, but for {}", left.join(" and ")) }
+}
+
+/// What is to be mended before both sides can be the same.
+fn failures(status: &Value) -> usize {
+    let is_failure = |word: &Value| Problem::ALL.iter().any(|problem| problem.is_failure() && *word == *problem.word());
+    status["problems"].as_array().map_or(0, |problems| problems.iter().filter(|p| is_failure(&p["problem"])).count())
 }
 
 async fn blocking(state: State, request: Request, within: Option<Duration>) -> Result<Option<Value>, Failure> {
@@ -226,6 +241,13 @@ fn within(folder: &Path, path: &str) -> String {
     }
 }
 
+/// No more than is needed to see that it is too large.
+fn read_some(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(MAX_DIFF_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 async fn diff(args: &DiffArgs, context: &Context) -> Outcome {
     let (_, config) = find(&args.which)?;
     let path = within(&config.folder, &args.path);
@@ -234,7 +256,7 @@ async fn diff(args: &DiffArgs, context: &Context) -> Outcome {
         (None, Some(sandbox)) => Target::Sandbox(sandbox.clone()),
         (None, None) => return Err(Failure::new("the sync names no sandbox")),
     };
-    let here = match std::fs::read(config.folder.join(&path)) {
+    let here = match read_some(&config.folder.join(&path)) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
         Err(e) => return Err(Failure::new(format!("{path}: {e}"))),

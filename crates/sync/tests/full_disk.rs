@@ -1,0 +1,44 @@
+//! What is remembered, on a disk that is full for a while: a small one of its own, in a child that may mount it.
+
+use std::{fs, path::PathBuf, process::Command};
+
+use cobox_sync::{Ancestor, Digest, Entry, RelPath, Side, SyncError, Update};
+
+fn files(range: std::ops::Range<u32>) -> Vec<Update> {
+    let file = |n: u32| Entry::File { digest: Digest::of(&n.to_be_bytes()), size: 1, exec: false };
+    range.map(|n| (RelPath::new(format!("a-file-with-some-name-{n}").as_bytes()).unwrap(), Some(file(n)))).collect()
+}
+
+#[test]
+fn a_full_disk_passes_and_what_was_agreed_on_meanwhile_is_remembered() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "mount -t tmpfs -o size=256k none \"$AT\" && exec \"$0\" --exact on_a_small_disk --ignored --nocapture";
+    let ran = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
+        .arg(std::env::current_exe().unwrap())
+        .env("AT", dir.path())
+        .output()
+        .unwrap();
+    assert!(ran.status.success(), "{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+}
+
+#[test]
+#[ignore = "what the test above starts on a disk of its own"]
+fn on_a_small_disk() {
+    let Some(at) = std::env::var_os("AT").map(PathBuf::from) else { return };
+    let base = at.join("base");
+    let mut ancestor = Ancestor::open(&base).unwrap();
+    ancestor.agree(files(0..100)).unwrap();
+    // All that is left is taken, as far as it goes.
+    let _ = fs::write(at.join("filler"), vec![1; 1024 * 1024]);
+    let full = ancestor.make(Side::Here, files(100..2000)).unwrap_err();
+    assert!(matches!(full, SyncError::Full) && full.is_passing(), "{full}");
+    assert!(matches!(ancestor.agree(files(100..200)), Err(SyncError::Full)));
+    // Killed now, it knows what it knew.
+    assert_eq!(Ancestor::open(&base).unwrap().tree().len(), 100);
+    fs::remove_file(at.join("filler")).unwrap();
+    ancestor.make(Side::Here, files(200..201)).unwrap();
+    ancestor.agree(files(200..201)).unwrap();
+    assert_eq!(Ancestor::open(&base).unwrap().tree(), ancestor.tree());
+    assert_eq!(ancestor.tree().len(), 201);
+}
