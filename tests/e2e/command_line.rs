@@ -2,12 +2,16 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, Seek, Write},
     process::{Child, ChildStdout, Output, Stdio},
+    time::Duration,
 };
 
-use cobox_testkit::{TestBroker, TestTerminal};
+use cobox_testkit::{TestBroker, TestTerminal, eventually};
 use rustix::process::{Pid, Signal, kill_process};
+
+/// For a program to end that was told to: longer than it gives itself to end its command and to write what is left.
+const HEARS_WITHIN: Duration = Duration::from_secs(20);
 
 fn run(broker: &TestBroker, args: &[&str]) -> Output {
     broker.cobox().args(args).output().expect("cobox runs")
@@ -85,6 +89,76 @@ async fn a_reader_that_goes_away_ends_the_command() {
 }
 
 #[tokio::test]
+async fn exec_leaves_an_input_it_is_not_to_read_to_whoever_comes_after() {
+    let broker = TestBroker::start().await;
+    let mut input = tempfile::tempfile().unwrap();
+    input.write_all(b"for somebody else\n").unwrap();
+    input.rewind().unwrap();
+    let mut command = broker.cobox();
+    // Long enough for a read of the input to have happened.
+    command.args(["exec", "-n", "-t", "t", "--", "sh", "-c", "sleep 0.2; cat; echo done"]).stdin(input.try_clone().unwrap());
+    assert_eq!(said(&command.output().unwrap()), "done\n");
+    assert_eq!(input.stream_position().unwrap(), 0);
+}
+
+#[tokio::test]
+async fn exec_in_the_background_of_a_terminal_is_not_stopped_by_it() {
+    let broker = TestBroker::start().await;
+    let cobox = broker.cobox();
+    let mut shell = std::process::Command::new("bash");
+    shell.env_clear().envs(cobox.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let script = r#"set -m; "$0" exec -t t -- sh -c 'sleep 0.2; echo did it' & wait %1; echo "code $?"; read -r line; echo "<$line>""#;
+    shell.args(["--norc", "-c", script]).arg(cobox.get_program());
+    let mut terminal = TestTerminal::start("ada", &shell, (80, 24));
+    terminal.wait_for("code ").await;
+    assert!(terminal.shows().contains("did it") && terminal.shows().contains("code 0"), "{}", terminal.shows());
+    terminal.press("words\r");
+    terminal.wait_for("<words>").await;
+}
+
+#[tokio::test]
+async fn exec_hears_a_signal_while_nobody_reads_its_output() {
+    let broker = TestBroker::start().await;
+    let (mut child, mut output) = streaming(&broker, "while :; do echo yes; done");
+    assert_eq!(line(&mut output), "yes\n");
+    // A pipe that has taken nothing for a while is full, and whoever writes into it waits.
+    let mut before = 0;
+    eventually("the pipe to be full", || {
+        let waiting = rustix::io::ioctl_fionread(output.get_ref()).unwrap();
+        let is_full = waiting > 0 && std::mem::replace(&mut before, waiting) == waiting;
+        async move { is_full.then_some(()) }
+    })
+    .await;
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let code = tokio::task::spawn_blocking(move || child.wait().unwrap().code());
+    let code = tokio::time::timeout(HEARS_WITHIN, code).await.expect("it ends though nobody reads").unwrap();
+    assert_eq!(code, Some(143));
+    assert_eq!(said(&run(&broker, &["ps", "t"])), "", "nothing runs on");
+}
+
+#[tokio::test]
+async fn exec_as_json_reads_its_input_as_it_does_without() {
+    let broker = TestBroker::start().await;
+    let cat = |flags: &[&str], input: &[u8]| -> serde_json::Value {
+        let mut command = broker.cobox();
+        command.args(["--json", "exec", "-t", "t"]).args(flags).args(["--", "cat"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input).unwrap();
+        serde_json::from_str(&said(&child.wait_with_output().unwrap())).unwrap()
+    };
+    assert_eq!(cat(&[], b"some words\n")["stdout"], "some words\n");
+    assert_eq!(cat(&["-n"], b"some words\n")["stdout"], "");
+    assert_eq!(cat(&["--stdin"], b"\xff")["stdout_b64"], "/w==");
+    let mut command = broker.cobox();
+    command.args(["--json", "exec", "-t", "t", "--", "echo", "out"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let held = child.stdin.take();
+    let output = child.wait_with_output().unwrap();
+    drop(held);
+    assert!(said(&output).contains("out\\n"), "a command that reads nothing doesn't wait for the end of its input");
+}
+
+#[tokio::test]
 async fn exec_can_lend_its_terminal() {
     let broker = TestBroker::start().await;
     let mut command = broker.cobox();
@@ -116,6 +190,62 @@ async fn files_and_folders_are_copied_both_ways() {
 }
 
 #[tokio::test]
+async fn a_folder_named_by_a_dot_is_copied_by_what_is_in_it() {
+    let broker = TestBroker::start().await;
+    let here = tempfile::tempdir().unwrap();
+    fs::write(here.path().join("a.txt"), "a").unwrap();
+    // Onto a folder that is there and onto one that is not, as cp -r does.
+    for to in ["t:/workspace", "t:/workspace/new"] {
+        said(&broker.cobox().current_dir(&here).args(["cp", "-r", ".", to]).output().unwrap());
+    }
+    assert_eq!(said(&run(&broker, &["exec", "-t", "t", "--", "find", ".", "-type", "f"])), "./a.txt\n./new/a.txt\n");
+    let back = tempfile::tempdir().unwrap();
+    said(&run(&broker, &["cp", "t:/workspace/new/.", back.path().to_str().unwrap()]));
+    assert_eq!(fs::read(back.path().join("a.txt")).unwrap(), b"a");
+}
+
+#[tokio::test]
+async fn a_file_is_copied_from_standard_input_and_to_standard_output() {
+    let broker = TestBroker::start().await;
+    let copy = |args: &[&str], input: &[u8]| {
+        let mut command = broker.cobox();
+        command.arg("cp").args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input).unwrap();
+        child.wait_with_output().unwrap()
+    };
+    assert_eq!(said(&copy(&["-", "t:/workspace/in.bin"], b"some words")), "copied 1 file, 10 B\n");
+    assert_eq!(said(&copy(&["t:/workspace/in.bin", "-"], b"")), "some words");
+    let refused = copy(&["-", "t:/workspace"], b"");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is a folder"), "{refused:?}");
+    // It says that it is empty.
+    said(&copy(&["/proc/version", "t:/workspace/version"], b""));
+    assert_eq!(copy(&["t:/workspace/version", "-"], b"").stdout, fs::read("/proc/version").unwrap());
+}
+
+#[tokio::test]
+async fn a_word_that_is_no_thread_s_but_a_sandbox_s_name_means_the_sandbox() {
+    let broker = TestBroker::start().await;
+    let json = |args: &[&str]| -> serde_json::Value { serde_json::from_str(&said(&run(&broker, args))).expect("JSON") };
+    said(&run(&broker, &["sandbox", "create", "--name", "build"]));
+    said(&run(&broker, &["sandbox", "exec", "build", "--", "sh", "-c", "echo mine > who.txt"]));
+    assert_eq!(said(&run(&broker, &["cp", "build:who.txt", "-"])), "mine\n");
+    assert_eq!(json(&["--json", "ps", "build"])["shells"], serde_json::json!([]));
+    let mut shell = broker.cobox().args(["shell", "build"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    shell.stdin.take().unwrap().write_all(b"cat who.txt; exit\n").unwrap();
+    assert!(String::from_utf8_lossy(&shell.wait_with_output().unwrap().stdout).contains("mine"));
+    let watched = run(&broker, &["watch", "build"]);
+    assert!(String::from_utf8_lossy(&watched.stderr).contains("no thread uses sandbox build"), "{watched:?}");
+    assert_eq!(json(&["--json", "sandbox", "list"])["items"].as_array().unwrap().len(), 1, "none was made");
+    // A thread that there is wins.
+    said(&run(&broker, &["exec", "-t", "build", "--", "sh", "-c", "echo theirs > who.txt"]));
+    assert_eq!(said(&run(&broker, &["cp", "build:who.txt", "-"])), "theirs\n");
+    let elsewhere = tempfile::tempdir().unwrap();
+    let without_memory = broker.cobox().env("HOME", elsewhere.path()).args(["cp", "build:who.txt", "-"]).output().unwrap();
+    assert_eq!(said(&without_memory), "theirs\n");
+}
+
+#[tokio::test]
 async fn sync_once_leaves_out_what_is_ignored() {
     let broker = TestBroker::start().await;
     let here = tempfile::tempdir().unwrap();
@@ -124,6 +254,17 @@ async fn sync_once_leaves_out_what_is_ignored() {
     }
     said(&run(&broker, &["sync", "--once", here.path().to_str().unwrap(), "t:/workspace"]));
     assert_eq!(said(&run(&broker, &["exec", "-t", "t", "--", "ls"])), "keep.txt\n");
+}
+
+#[tokio::test]
+async fn a_sandbox_s_sync_takes_json_behind_its_name_too() {
+    let broker = TestBroker::start().await;
+    let here = tempfile::tempdir().unwrap();
+    fs::write(here.path().join("a.txt"), "a").unwrap();
+    said(&run(&broker, &["sandbox", "create", "--name", "build"]));
+    let synced = broker.cobox().current_dir(&here).args(["sandbox", "sync", "build", "--once", "--json"]).output().unwrap();
+    let synced: serde_json::Value = serde_json::from_str(&said(&synced)).unwrap();
+    assert_eq!((&synced["files"], &synced["path"]), (&1.into(), &"/workspace".into()));
 }
 
 #[tokio::test]
