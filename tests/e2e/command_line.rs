@@ -2,12 +2,16 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, Seek, Write},
     process::{Child, ChildStdout, Output, Stdio},
+    time::Duration,
 };
 
-use cobox_testkit::{TestBroker, TestTerminal};
+use cobox_testkit::{TestBroker, TestTerminal, eventually};
 use rustix::process::{Pid, Signal, kill_process};
+
+/// For a program to end that was told to: longer than it gives itself to end its command and to write what is left.
+const HEARS_WITHIN: Duration = Duration::from_secs(20);
 
 fn run(broker: &TestBroker, args: &[&str]) -> Output {
     broker.cobox().args(args).output().expect("cobox runs")
@@ -82,6 +86,77 @@ async fn a_reader_that_goes_away_ends_the_command() {
     drop(output);
     assert_eq!(child.wait().unwrap().code(), Some(141));
     assert_eq!(said(&run(&broker, &["ps", "t"])), "");
+}
+
+#[tokio::test]
+async fn exec_leaves_an_input_it_is_not_to_read_to_whoever_comes_after() {
+    let broker = TestBroker::start().await;
+    let mut input = tempfile::tempfile().unwrap();
+    input.write_all(b"for somebody else\n").unwrap();
+    input.rewind().unwrap();
+    let mut command = broker.cobox();
+    // Long enough for a read of the input to have happened.
+    command.args(["exec", "-n", "-t", "t", "--", "sh", "-c", "sleep 0.2; cat; echo done"]).stdin(input.try_clone().unwrap());
+    assert_eq!(said(&command.output().unwrap()), "done\n");
+    assert_eq!(input.stream_position().unwrap(), 0);
+}
+
+#[tokio::test]
+async fn exec_in_the_background_of_a_terminal_is_not_stopped_by_it() {
+    let broker = TestBroker::start().await;
+    let cobox = broker.cobox();
+    let mut shell = std::process::Command::new("bash");
+    shell.env_clear().envs(cobox.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let script = r#"set -m; "$0" exec -t t -- sh -c 'sleep 0.2; echo did it' & wait %1; echo "code $?"; read -r line; echo "<$line>""#;
+    shell.args(["--norc", "-c", script]).arg(cobox.get_program());
+    let mut terminal = TestTerminal::start("ada", &shell, (80, 24));
+    terminal.wait_for("code ").await;
+    assert!(terminal.shows().contains("did it") && terminal.shows().contains("code 0"), "{}", terminal.shows());
+    terminal.press("words\r");
+    terminal.wait_for("<words>").await;
+}
+
+#[tokio::test]
+async fn exec_hears_a_signal_while_nobody_reads_its_output() {
+    let broker = TestBroker::start().await;
+    let (mut child, mut output) = streaming(&broker, "exec yes");
+    assert_eq!(line(&mut output), "y\n");
+    // A pipe that takes nothing for so many looks at a flood is full, and whoever writes into it waits.
+    let (mut before, mut looks) = (0, 0);
+    eventually("the pipe to be full", || {
+        let waiting = rustix::io::ioctl_fionread(output.get_ref()).unwrap();
+        looks = if waiting > 0 && waiting == before { looks + 1 } else { 0 };
+        before = waiting;
+        std::future::ready((looks == 40).then_some(()))
+    })
+    .await;
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let code = tokio::task::spawn_blocking(move || child.wait().unwrap().code());
+    let code = tokio::time::timeout(HEARS_WITHIN, code).await.expect("it ends though nobody reads").unwrap();
+    assert_eq!(code, Some(143));
+    assert_eq!(said(&run(&broker, &["ps", "t"])), "", "nothing runs on");
+}
+
+#[tokio::test]
+async fn exec_as_json_reads_its_input_as_it_does_without() {
+    let broker = TestBroker::start().await;
+    let cat = |flags: &[&str], input: &[u8]| -> serde_json::Value {
+        let mut command = broker.cobox();
+        command.args(["--json", "exec", "-t", "t"]).args(flags).args(["--", "cat"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input).unwrap();
+        serde_json::from_str(&said(&child.wait_with_output().unwrap())).unwrap()
+    };
+    assert_eq!(cat(&[], b"some words\n")["stdout"], "some words\n");
+    assert_eq!(cat(&["-n"], b"some words\n")["stdout"], "");
+    assert_eq!(cat(&["--stdin"], b"\xff")["stdout_b64"], "/w==");
+    let mut command = broker.cobox();
+    command.args(["--json", "exec", "-t", "t", "--", "echo", "out"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let held = child.stdin.take();
+    let output = child.wait_with_output().unwrap();
+    drop(held);
+    assert!(said(&output).contains("out\\n"), "a command that reads nothing doesn't wait for the end of its input");
 }
 
 #[tokio::test]

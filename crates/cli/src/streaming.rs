@@ -1,12 +1,20 @@
 //! A command in a sandbox as if it ran here: its output as it comes, this input in it, and Ctrl-C for it.
 
-use std::{io::IsTerminal, time::Duration};
+use std::{
+    io::{self, IsTerminal},
+    time::{Duration, Instant},
+};
 
-use cobox_client::{ClientError, Dataplane, ExecEvent, ExecInput, ExecStream};
-use cobox_protocol::frame::{ExecStart, OutputStream};
+use cobox_client::{ClientError, Dataplane, ExecEvent, ExecInput, ExecOutput, ExecStream};
+use cobox_protocol::{
+    exec::{ExecResponse, text_and_b64},
+    frame::{ExecStart, OutputStream},
+};
 use tokio::{
     io::AsyncReadExt,
     signal::unix::{Signal, SignalKind, signal},
+    sync::mpsc,
+    task::JoinHandle,
 };
 use tokio_util::task::AbortOnDropHandle;
 
@@ -20,6 +28,10 @@ use crate::{
 const STDIN_CHUNK: usize = 64 * 1024;
 /// For the sandbox to end a command that is not wanted any more.
 const CANCEL_WITHIN: Duration = Duration::from_secs(5);
+/// For what was printed to be written after an end that doesn't wait for its reader.
+const WRITE_WITHIN: Duration = Duration::from_secs(1);
+/// Pieces of output that wait to be written: enough for the network and the reader to work at the same time.
+const UNWRITTEN: usize = 8;
 /// Exit codes of what a signal ended: 128 and the signal's number.
 const BROKEN_PIPE: u8 = 141;
 const TERMINATED: u8 = 143;
@@ -28,6 +40,7 @@ const HUNG_UP: u8 = 129;
 /// How a command came to its end.
 pub struct Ended {
     pub exit_code: i32,
+    pub signal: Option<i32>,
     pub timed_out: bool,
 }
 
@@ -43,86 +56,51 @@ impl<E: Into<Failure>> From<E> for Stop {
     }
 }
 
-/// Runs a command to its end.
+/// Runs a command to its end, with its output shown as it comes.
 pub async fn run(dataplane: &Dataplane, start: ExecStart, printer: Printer) -> Result<Ended, Stop> {
-    let (is_pty, has_stdin) = (start.pty, start.stdin.is_some());
-    let ExecStream { command_id, input, output } = dataplane.exec_stream(start).await?;
+    let is_pty = start.pty;
+    let mut running = Running::start(dataplane, start, printer).await?;
     let raw = if is_pty { RawMode::enter()? } else { None };
-    let mut running = Running { printer, command_id, input, is_pty, modes: Modes::default(), interrupts: 0 };
-    let ended = running.hold(dataplane, output, has_stdin).await;
-    if is_pty && std::io::stdout().is_terminal() {
+    let (screen, ended) = running.hold(dataplane, Screen { printer, is_pty, modes: Modes::default() }).await;
+    // Without it something still waits to be read by whoever has the terminal, and what is written after it would wait too.
+    if let Some(screen) = screen
+        && is_pty
+        && std::io::stdout().is_terminal()
+    {
         let new_line: &[u8] = if ended.is_err() { b"\r\n" } else { b"" };
         // A terminal that is gone can't be reset, and nobody looks at it.
-        let _ = printer.stream(&[&running.modes.off(), new_line].concat());
+        let _ = printer.stream(&[&screen.modes.off(), new_line].concat());
     }
     drop(raw);
     ended
 }
 
-struct Running {
-    printer: Printer,
-    command_id: String,
-    input: ExecInput,
-    is_pty: bool,
-    modes: Modes,
-    interrupts: u32,
+/// Runs a command to its end, with up to so many bytes of each output in one answer.
+pub async fn gather(dataplane: &Dataplane, start: ExecStart, printer: Printer, max_bytes: usize) -> Result<ExecResponse, Stop> {
+    let mut running = Running::start(dataplane, start, printer).await?;
+    let began = Instant::now();
+    let (kept, ended) = running.hold(dataplane, Kept { max_bytes, ..Kept::default() }).await;
+    let Ended { exit_code, signal, timed_out } = ended?;
+    let Kept { stdout, stderr, truncated, .. } = kept.unwrap_or_default();
+    let ((stdout, stdout_b64), (stderr, stderr_b64)) = (text_and_b64(stdout), text_and_b64(stderr));
+    let duration_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let command_id = running.command_id;
+    Ok(ExecResponse { stdout, stderr, stdout_b64, stderr_b64, exit_code, signal, timed_out, truncated, duration_ms, command_id })
 }
 
-impl Running {
-    async fn hold(&mut self, dataplane: &Dataplane, mut output: cobox_client::ExecOutput, has_stdin: bool) -> Result<Ended, Stop> {
-        let mut signals = Signals::new()?;
-        // A task of its own: a command that doesn't read must not hold up what it prints.
-        let mut typing = AbortOnDropHandle::new(tokio::spawn(pass_on(self.input.clone(), self.is_pty)));
-        let mut is_typing = has_stdin;
-        loop {
-            tokio::select! {
-                event = output.next() => match event {
-                    Some(Ok(event)) => match self.show(event) {
-                        Ok(Some(ended)) => return Ok(ended),
-                        Ok(None) => {}
-                        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => {
-                            self.cancel(dataplane).await;
-                            return Err(Stop::Here(BROKEN_PIPE));
-                        }
-                        Err(e) => return Err(e.into()),
-                    },
-                    Some(Err(e)) => return Err(e.into()),
-                    None => return Err(Failure::new("the command's output ended without an exit code").into()),
-                },
-                typed = &mut typing, if is_typing => match typed {
-                    Ok(Ok(true)) => {
-                        self.cancel(dataplane).await;
-                        return Err(Stop::Here(INTERRUPTED));
-                    }
-                    // Where it failed, what the reading half says of it is the better message.
-                    Ok(_) => is_typing = false,
-                    Err(e) => return Err(Failure::new(format!("reading standard input: {e}")).into()),
-                },
-                _ = signals.resized.recv(), if self.is_pty => if let Some((cols, rows)) = size() {
-                    let _ = self.input.resize(cols, rows).await;
-                },
-                _ = signals.interrupted.recv() => {
-                    self.interrupts += 1;
-                    if self.interrupts > 1 {
-                        self.cancel(dataplane).await;
-                        return Err(Stop::Here(INTERRUPTED));
-                    }
-                    // Kept for the next connection if there is none now.
-                    let _ = self.input.signal("INT").await;
-                }
-                _ = signals.terminated.recv() => {
-                    self.cancel(dataplane).await;
-                    return Err(Stop::Here(TERMINATED));
-                }
-                _ = signals.hung_up.recv() => {
-                    self.cancel(dataplane).await;
-                    return Err(Stop::Here(HUNG_UP));
-                }
-            }
-        }
-    }
+/// Where a command's output goes; it may block.
+trait Sink: Send + 'static {
+    fn take(&mut self, event: ExecEvent) -> io::Result<()>;
+}
 
-    fn show(&mut self, event: ExecEvent) -> std::io::Result<Option<Ended>> {
+struct Screen {
+    printer: Printer,
+    is_pty: bool,
+    modes: Modes,
+}
+
+impl Sink for Screen {
+    fn take(&mut self, event: ExecEvent) -> io::Result<()> {
         match event {
             ExecEvent::Stdout(bytes) => {
                 if self.is_pty {
@@ -138,25 +116,191 @@ impl Running {
             ExecEvent::Reconnecting { .. } => self.say("cobox: the connection is lost; trying again"),
             ExecEvent::Reconnected => self.say("cobox: connected again"),
             ExecEvent::Refused(failure) => self.printer.note(&format!("cobox: {}", crate::printer::visible(&failure.message))),
-            ExecEvent::Started { .. } => {}
-            ExecEvent::Exit { exit_code, timed_out, .. } => return Ok(Some(Ended { exit_code, timed_out })),
+            ExecEvent::Started { .. } | ExecEvent::Exit { .. } => {}
         }
-        Ok(None)
+        Ok(())
     }
+}
 
+impl Screen {
     /// For somebody who reads along, and not in the middle of their screen.
     fn say(&self, words: &str) {
         if self.printer.is_interactive() && !self.is_pty {
             self.printer.note(words);
         }
     }
+}
+
+/// The first bytes of each output.
+#[derive(Default)]
+struct Kept {
+    max_bytes: usize,
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+    truncated: bool,
+}
+
+impl Sink for Kept {
+    fn take(&mut self, event: ExecEvent) -> io::Result<()> {
+        let (kept, bytes) = match event {
+            ExecEvent::Stdout(bytes) => (&mut self.stdout, bytes),
+            ExecEvent::Stderr(bytes) => (&mut self.stderr, bytes),
+            ExecEvent::Gap { .. } => {
+                self.truncated = true;
+                return Ok(());
+            }
+            _ => return Ok(()),
+        };
+        let room = self.max_bytes.saturating_sub(kept.len());
+        self.truncated |= bytes.len() > room;
+        kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        Ok(())
+    }
+}
+
+struct Running {
+    printer: Printer,
+    command_id: String,
+    input: ExecInput,
+    output: ExecOutput,
+    is_pty: bool,
+    has_stdin: bool,
+    interrupts: u32,
+}
+
+impl Running {
+    async fn start(dataplane: &Dataplane, start: ExecStart, printer: Printer) -> Result<Self, Stop> {
+        let (is_pty, has_stdin) = (start.pty, start.stdin.is_some());
+        let ExecStream { command_id, input, output } = dataplane.exec_stream(start).await?;
+        Ok(Self { printer, command_id, input, output, is_pty, has_stdin, interrupts: 0 })
+    }
+
+    /// How it ended; and the sink, unless it is still stuck.
+    async fn hold<S: Sink>(&mut self, dataplane: &Dataplane, sink: S) -> (Option<S>, Result<Ended, Stop>) {
+        let (events, mut writing) = write_into(sink);
+        let mut events = Some(events);
+        let ended = match self.watch(dataplane, &mut events, &mut writing).await {
+            Ok((sink, ended)) => return (Some(sink), ended),
+            Err(stop) => stop,
+        };
+        drop(events);
+        let written = tokio::time::timeout(WRITE_WITHIN, &mut writing).await;
+        (written.ok().and_then(Result::ok).map(|(sink, _)| sink), Err(ended))
+    }
+
+    /// Until all that the command printed is written, or an end that doesn't wait for it.
+    async fn watch<S: Sink>(
+        &mut self,
+        dataplane: &Dataplane,
+        events: &mut Option<mpsc::Sender<ExecEvent>>,
+        writing: &mut JoinHandle<(S, io::Result<()>)>,
+    ) -> Result<(S, Result<Ended, Stop>), Stop> {
+        let mut signals = Signals::new()?;
+        // A task of its own: a command that doesn't read must not hold up what it prints. Where its input is not ours to read, none is: it is
+        // for whoever comes after us, and a terminal's would stop us in the background.
+        let mut typing = match self.has_stdin {
+            true => Some(AbortOnDropHandle::new(tokio::spawn(pass_on(self.input.clone(), self.is_pty)))),
+            false => None,
+        };
+        let mut over: Option<Result<Ended, Stop>> = None;
+        loop {
+            tokio::select! {
+                passed = hand_on(events.as_ref(), &mut self.output) => match passed {
+                    Passed::One => {}
+                    Passed::Over(ended) => (over, *events) = (Some(ended), None),
+                    // What happened to the writing comes by itself.
+                    Passed::Unwritten => *events = None,
+                },
+                written = &mut *writing => match written {
+                    Ok((sink, Ok(()))) => {
+                        let lost = || Err(Failure::new("the output was no longer written").into());
+                        return Ok((sink, over.unwrap_or_else(lost)));
+                    }
+                    Ok((sink, Err(e))) => {
+                        if over.is_none() {
+                            self.cancel(dataplane).await;
+                        }
+                        let is_unread = e.kind() == io::ErrorKind::BrokenPipe;
+                        return Ok((sink, Err(if is_unread { Stop::Here(BROKEN_PIPE) } else { e.into() })));
+                    }
+                    Err(e) => return Err(Failure::new(format!("writing the output: {e}")).into()),
+                },
+                typed = async { typing.as_mut().expect("checked by its condition").await }, if typing.is_some() => match typed {
+                    Ok(Ok(true)) => return Err(self.stop(dataplane, &over, INTERRUPTED).await),
+                    // Where it failed, what the reading half says of it is the better message.
+                    Ok(_) => typing = None,
+                    Err(e) => return Err(Failure::new(format!("reading standard input: {e}")).into()),
+                },
+                _ = signals.resized.recv(), if self.is_pty => if let Some((cols, rows)) = size() {
+                    let _ = self.input.resize(cols, rows).await;
+                },
+                _ = signals.interrupted.recv() => {
+                    self.interrupts += 1;
+                    if self.interrupts > 1 || over.is_some() {
+                        return Err(self.stop(dataplane, &over, INTERRUPTED).await);
+                    }
+                    // Kept for the next connection if there is none now.
+                    let _ = self.input.signal("INT").await;
+                }
+                _ = signals.terminated.recv() => return Err(self.stop(dataplane, &over, TERMINATED).await),
+                _ = signals.hung_up.recv() => return Err(self.stop(dataplane, &over, HUNG_UP).await),
+            }
+        }
+    }
+
+    /// Ends the command, unless it has ended.
+    async fn stop(&self, dataplane: &Dataplane, over: &Option<Result<Ended, Stop>>, code: u8) -> Stop {
+        if over.is_none() {
+            self.cancel(dataplane).await;
+        }
+        Stop::Here(code)
+    }
 
     /// Whoever can't be told: the command runs on, and `cobox ps` shows it.
     async fn cancel(&self, dataplane: &Dataplane) {
         let told = tokio::time::timeout(CANCEL_WITHIN, dataplane.cancel(&self.command_id)).await;
         if !matches!(told, Ok(Ok(()))) {
-            self.printer.note(&format!("cobox: the command could not be ended; try `cobox kill {}`", self.command_id));
+            let words = format!("cobox: the command could not be ended; try `cobox kill {}`", self.command_id);
+            let printer = self.printer;
+            // Where nobody reads stderr, nobody misses it.
+            let _ = tokio::time::timeout(WRITE_WITHIN, tokio::task::spawn_blocking(move || printer.note(&words))).await;
         }
+    }
+}
+
+/// On a thread of its own: a reader that stalls must not keep us from hearing signals.
+fn write_into<S: Sink>(mut sink: S) -> (mpsc::Sender<ExecEvent>, JoinHandle<(S, io::Result<()>)>) {
+    let (events, mut coming) = mpsc::channel(UNWRITTEN);
+    let writing = tokio::task::spawn_blocking(move || {
+        while let Some(event) = coming.blocking_recv() {
+            if let Err(e) = sink.take(event) {
+                return (sink, Err(e));
+            }
+        }
+        (sink, Ok(()))
+    });
+    (events, writing)
+}
+
+enum Passed {
+    One,
+    Over(Result<Ended, Stop>),
+    /// Nobody writes any more.
+    Unwritten,
+}
+
+/// Hands on what happens next, once there is room for it: a reader that is slow slows the command down. Never where it is over.
+async fn hand_on(events: Option<&mpsc::Sender<ExecEvent>>, output: &mut ExecOutput) -> Passed {
+    let Some(events) = events else { return std::future::pending().await };
+    let Ok(room) = events.reserve().await else { return Passed::Unwritten };
+    match output.next().await {
+        Some(Ok(ExecEvent::Exit { exit_code, signal, timed_out })) => Passed::Over(Ok(Ended { exit_code, signal, timed_out })),
+        Some(Ok(event)) => {
+            room.send(event);
+            Passed::One
+        }
+        Some(Err(e)) => Passed::Over(Err(e.into())),
+        None => Passed::Over(Err(Failure::new("the command's output ended without an exit code").into())),
     }
 }
 

@@ -1,15 +1,8 @@
 //! `cobox exec`: runs one command in a sandbox, with its output, its bytes and its exit code as if it had run here.
 
-use std::{
-    collections::BTreeMap,
-    ffi::OsString,
-    io::{IsTerminal, Read},
-};
+use std::{collections::BTreeMap, ffi::OsString, io::IsTerminal};
 
-use cobox_protocol::{
-    exec::ExecRequest,
-    frame::{ExecStart, StdinStart},
-};
+use cobox_protocol::frame::{ExecStart, StdinStart};
 
 use super::{Outcome, Where, sync};
 use crate::{
@@ -21,12 +14,8 @@ use crate::{
     way_in::Target,
 };
 
-/// Most that is read of standard input for `--json`, in bytes: escaped, at worst six for one, it still fits what a sandbox takes in one
-/// request.
-const MAX_STDIN: u64 = 2 * 1024 * 1024;
-
-/// Asked for of each of the two outputs with `--json`, in bytes; a sandbox may give less, and says so.
-const MAX_OUTPUT: u64 = 16 * 1024 * 1024;
+/// Kept of each of the two outputs with `--json`, in bytes: as much as an answer that is read whole should have.
+const MAX_OUTPUT: usize = 16 * 1024 * 1024;
 
 /// The longest a sandbox lets any command run, in seconds: what no limit comes to, and what a longer one is cut to.
 const LONGEST_RUN: f64 = 24.0 * 3600.0;
@@ -128,9 +117,14 @@ async fn remote(target: &Target, args: Run, context: &Context) -> Outcome {
 
 /// One answer, for programs.
 async fn whole(target: &Target, args: Run, context: &Context) -> Outcome {
-    let request = request(&args)?;
+    // Nobody is at the terminal that the command would get.
+    let start = start(&Run { tty: false, ..args })?;
     let way_in = context.enter(target).await?;
-    let response = way_in.dataplane.exec(&request).await?;
+    let response = match streaming::gather(&way_in.dataplane, start, context.printer, MAX_OUTPUT).await {
+        Ok(response) => response,
+        Err(Stop::Here(code)) => return Ok(code),
+        Err(Stop::Failed(failure)) => return Err(failure),
+    };
     context.printer.result(&response, String::new)?;
     Ok(if response.timed_out { TIMED_OUT } else { exit_code(response.exit_code) })
 }
@@ -165,38 +159,6 @@ fn argv(args: &Run) -> Result<Option<Vec<String>>, Failure> {
     };
     let argv = args.argv.iter().map(text).collect::<Result<Vec<_>, _>>()?;
     Ok((!argv.is_empty()).then_some(argv))
-}
-
-fn request(args: &Run) -> Result<ExecRequest, Failure> {
-    let env: BTreeMap<String, String> = args.env.iter().cloned().collect();
-    Ok(ExecRequest {
-        command: args.c.clone(),
-        argv: argv(args)?,
-        cwd: args.cwd.clone(),
-        env: (!env.is_empty()).then_some(env),
-        stdin: if args.stdin { Some(read_stdin()?) } else { None },
-        // 0 asks for no limit of its own: a build may take as long as it takes.
-        timeout_seconds: Some(args.timeout.unwrap_or(0.0)),
-        max_output_bytes: Some(MAX_OUTPUT),
-        ..ExecRequest::default()
-    })
-}
-
-fn read_stdin() -> Result<String, Failure> {
-    let stdin = std::io::stdin();
-    if stdin.is_terminal() {
-        return Err(Failure::new("--stdin was given but standard input is a terminal").advise("pipe something in, or use `cobox shell`"));
-    }
-    let mut bytes = Vec::new();
-    stdin.lock().take(MAX_STDIN + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MAX_STDIN {
-        return Err(
-            Failure::new("standard input is longer than 2 MiB").advise("copy it in with `cobox cp` and redirect the command from the file")
-        );
-    }
-    String::from_utf8(bytes).map_err(|_| {
-        Failure::new("standard input is not UTF-8").advise("copy it in with `cobox cp` and redirect the command from the file")
-    })
 }
 
 fn exit_code(code: i32) -> u8 {
