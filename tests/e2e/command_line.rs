@@ -191,6 +191,40 @@ async fn files_and_folders_are_copied_both_ways() {
 }
 
 #[tokio::test]
+async fn a_folder_named_by_a_dot_is_copied_by_what_is_in_it() {
+    let broker = TestBroker::start().await;
+    let here = tempfile::tempdir().unwrap();
+    fs::write(here.path().join("a.txt"), "a").unwrap();
+    // Onto a folder that is there and onto one that is not, as cp -r does.
+    for to in ["t:/workspace", "t:/workspace/new"] {
+        said(&broker.cobox().current_dir(&here).args(["cp", "-r", ".", to]).output().unwrap());
+    }
+    assert_eq!(said(&run(&broker, &["exec", "-t", "t", "--", "find", ".", "-type", "f"])), "./a.txt\n./new/a.txt\n");
+    let back = tempfile::tempdir().unwrap();
+    said(&run(&broker, &["cp", "t:/workspace/new/.", back.path().to_str().unwrap()]));
+    assert_eq!(fs::read(back.path().join("a.txt")).unwrap(), b"a");
+}
+
+#[tokio::test]
+async fn a_file_is_copied_from_standard_input_and_to_standard_output() {
+    let broker = TestBroker::start().await;
+    let copy = |args: &[&str], input: &[u8]| {
+        let mut command = broker.cobox();
+        command.arg("cp").args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input).unwrap();
+        child.wait_with_output().unwrap()
+    };
+    assert_eq!(said(&copy(&["-", "t:/workspace/in.bin"], b"some words")), "copied 1 file, 10 B\n");
+    assert_eq!(said(&copy(&["t:/workspace/in.bin", "-"], b"")), "some words");
+    let refused = copy(&["-", "t:/workspace"], b"");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is a folder"), "{refused:?}");
+    // It says that it is empty.
+    said(&copy(&["/proc/version", "t:/workspace/version"], b""));
+    assert_eq!(copy(&["t:/workspace/version", "-"], b"").stdout, fs::read("/proc/version").unwrap());
+}
+
+#[tokio::test]
 async fn sync_once_leaves_out_what_is_ignored() {
     let broker = TestBroker::start().await;
     let here = tempfile::tempdir().unwrap();

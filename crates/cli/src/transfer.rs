@@ -12,7 +12,7 @@ use cobox_protocol::files::ArchiveUnpacked;
 use futures_util::{StreamExt, TryStreamExt};
 use indicatif::ProgressBar;
 use serde::Serialize;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_util::io::ReaderStream;
 
 use crate::{
@@ -72,11 +72,14 @@ pub async fn send_file(context: &Context, dataplane: &Dataplane, from: &Path, to
     }
     let bar = context.printer.progress(Some(meta.len()), &from.display().to_string());
     let (path, counted) = (from.to_owned(), bar.clone());
-    let upload = Upload::from_stream(Some(meta.len()), move || {
+    // Files of /proc and the like say that they are empty, and are not.
+    let length = Some(meta.len()).filter(|length| *length > 0);
+    let upload = Upload::from_stream(length, move || {
         let (path, bar) = (path.clone(), counted.clone());
         async move {
             bar.set_position(0);
-            let file = tokio::fs::File::open(&path).await?;
+            // No more than was promised, though it grows meanwhile.
+            let file = tokio::fs::File::open(&path).await?.take(length.unwrap_or(u64::MAX));
             Ok(ReaderStream::with_capacity(file, READ_CHUNK).inspect_ok(move |chunk| bar.inc(chunk.len() as u64)))
         }
     });
@@ -127,16 +130,39 @@ pub async fn send_folder(context: &Context, dataplane: &Dataplane, from: &Path, 
     })
 }
 
-/// A file of the sandbox into a local one, which changes all at once or not at all.
+/// Standard input to a path in the sandbox.
+pub async fn send_input(context: &Context, dataplane: &Dataplane, to: &[u8]) -> Result<Moved, Failure> {
+    let bar = context.printer.progress(None, "standard input");
+    let (counted, unread) = (bar.clone(), Mutex::new(Some(tokio::io::stdin())));
+    let upload = Upload::from_stream(None, move || {
+        let (bar, stdin) = (counted.clone(), unread.lock().unwrap_or_else(PoisonError::into_inner).take());
+        async move {
+            let stdin = stdin.ok_or_else(|| io::Error::other("standard input can't be read again; put it into a file and copy that"))?;
+            Ok(ReaderStream::with_capacity(stdin, READ_CHUNK).inspect_ok(move |chunk| bar.inc(chunk.len() as u64)))
+        }
+    });
+    let written = dataplane.write_file(to, None, upload).await;
+    bar.finish_and_clear();
+    Ok(Moved { files: 1, bytes: written?.size, ..Moved::default() })
+}
+
+/// A file of the sandbox into a local one, which changes all at once or not at all; what is no regular file, such as a pipe or a terminal,
+/// is written into.
 pub async fn receive_file(context: &Context, file: RemoteFile, to: &Path) -> Result<Moved, Failure> {
     use std::os::unix::fs::PermissionsExt;
     // Through a link, as cp does, instead of replacing it.
     let to: PathBuf = to.canonicalize().unwrap_or_else(|_| to.to_owned());
+    let shown = to.display().to_string();
+    let bar = context.printer.progress(file.size, &shown);
+    if to.metadata().is_ok_and(|meta| !meta.is_file()) {
+        let mut out = tokio::fs::File::options().write(true).open(&to).await.with_context(|| format!("writing {shown}"))?;
+        let bytes = pour(file, &mut out, &bar, &shown).await?;
+        return Ok(Moved { files: 1, bytes, ..Moved::default() });
+    }
     let folder = match to.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    let bar = context.printer.progress(file.size, &to.display().to_string());
     // The temporary name, which these errors would show, is nothing anybody asked for.
     let unwritable = |e: io::Error| match e.kind() {
         io::ErrorKind::NotFound => Failure::new(format!("{} does not exist", folder.display())),
@@ -144,23 +170,55 @@ pub async fn receive_file(context: &Context, file: RemoteFile, to: &Path) -> Res
     };
     let temporary = tempfile::NamedTempFile::new_in(folder).map_err(unwritable)?;
     let mut out = tokio::fs::File::from_std(temporary.reopen().map_err(unwritable)?);
-    let (mode, size) = (file.mode.unwrap_or(0o644) & 0o777, file.size);
+    let mode = file.mode.unwrap_or(0o644) & 0o777;
+    let bytes = pour(file, &mut out, &bar, &shown).await?;
+    temporary.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
+    temporary.persist(&to).map_err(|e| e.error).with_context(|| format!("writing {shown}"))?;
+    Ok(Moved { files: 1, bytes, ..Moved::default() })
+}
+
+/// A file of the sandbox to standard output. Nobody reading any more is not an error.
+pub async fn receive_to_output(context: &Context, file: RemoteFile) -> Result<(), Failure> {
+    let bar = context.printer.progress(file.size, "standard output");
+    match pour(file, &mut tokio::io::stdout(), &bar, "standard output").await {
+        Err(Poured::Unwritable(e)) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other.map(drop)?),
+    }
+}
+
+/// All of a file's bytes, as many as were promised.
+async fn pour(file: RemoteFile, out: &mut (impl AsyncWrite + Unpin), bar: &ProgressBar, to: &str) -> Result<u64, Poured> {
+    let size = file.size;
     let mut bytes = 0;
     let mut chunks = std::pin::pin!(file.into_stream());
+    let unwritable = |e: io::Error| Poured::Unwritable(io::Error::new(e.kind(), format!("writing {to}: {e}")));
     while let Some(chunk) = chunks.next().await {
-        let chunk = chunk?;
-        out.write_all(&chunk).await.with_context(|| format!("writing {}", to.display()))?;
+        let chunk = chunk.map_err(|e| Poured::Failed(e.into()))?;
+        out.write_all(&chunk).await.map_err(unwritable)?;
         bytes += chunk.len() as u64;
         bar.inc(chunk.len() as u64);
     }
-    out.flush().await?;
+    out.flush().await.map_err(unwritable)?;
     bar.finish_and_clear();
-    if size.is_some_and(|s| s != bytes) {
-        return Err(Failure::new(format!("{} came short: {bytes} bytes", to.display())).advise("try again"));
+    match size {
+        Some(size) if size != bytes => Err(Poured::Failed(Failure::new(format!("{to} came short: {bytes} bytes")).advise("try again"))),
+        _ => Ok(bytes),
     }
-    temporary.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
-    temporary.persist(&to).map_err(|e| e.error).with_context(|| format!("writing {}", to.display()))?;
-    Ok(Moved { files: 1, bytes, ..Moved::default() })
+}
+
+/// Why not all of it came through.
+enum Poured {
+    Unwritable(io::Error),
+    Failed(Failure),
+}
+
+impl From<Poured> for Failure {
+    fn from(why: Poured) -> Self {
+        match why {
+            Poured::Unwritable(e) => e.into(),
+            Poured::Failed(failure) => failure,
+        }
+    }
 }
 
 /// A folder of the sandbox into a local one.

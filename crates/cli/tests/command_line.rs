@@ -4,10 +4,11 @@ mod stub;
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
-    os::unix::fs::PermissionsExt,
+    io::{BufRead, BufReader, Read, Seek, SeekFrom, Write},
+    os::unix::fs::{FileTypeExt, PermissionsExt},
     path::Path,
     process::{Command, Output, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -105,6 +106,70 @@ fn an_interrupted_download_leaves_nothing_behind() {
     let Output { status, stderr, .. } = child.wait_with_output().unwrap();
     assert_eq!(status.code(), Some(130), "{}", String::from_utf8_lossy(&stderr));
     assert_eq!(left(), 0);
+}
+
+#[test]
+fn a_download_onto_a_pipe_goes_into_it() {
+    let stub = Stub::start();
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR, 0).unwrap();
+    // Open for both, so that neither side waits for the other to come.
+    let mut reader = fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    let (code, told, error) = run(cobox(&stub).args(["cp", "there:/workspace/small"]).arg(&pipe));
+    assert_eq!((code, told.as_str()), (Some(0), "copied 1 file, 1 B\n"), "{error}");
+    assert!(pipe.symlink_metadata().unwrap().file_type().is_fifo());
+    let mut byte = [0];
+    reader.read_exact(&mut byte).unwrap();
+    assert_eq!(&byte, b"x");
+}
+
+#[test]
+fn a_file_that_grows_is_uploaded_as_long_as_it_was() {
+    let stub = Stub::start();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    let mut log = fs::File::create(&path).unwrap();
+    let length = 4 * 1024 * 1024;
+    log.set_len(length).unwrap();
+    let is_over = AtomicBool::new(false);
+    let (code, _, error) = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            log.seek(SeekFrom::End(0)).unwrap();
+            while !is_over.load(Ordering::Relaxed) {
+                log.write_all(&[b'x'; 4096]).unwrap();
+            }
+        });
+        let done = run(cobox(&stub).args(["cp"]).arg(&path).arg("there:/workspace/log"));
+        is_over.store(true, Ordering::Relaxed);
+        done
+    });
+    assert_eq!(code, Some(0), "{error}");
+    assert!(stub.asked("/files/workspace/log").last().unwrap().body.len() as u64 >= length);
+}
+
+#[test]
+fn a_copy_takes_the_flag_that_cp_needs_for_folders() {
+    let stub = Stub::start();
+    let dir = tempfile::tempdir().unwrap();
+    for flag in ["-r", "-R", "--recursive"] {
+        let (code, _, error) = run(cobox(&stub).args(["cp", flag, "there:/workspace/small"]).arg(dir.path()));
+        assert_eq!(code, Some(0), "{error}");
+    }
+}
+
+#[test]
+fn one_file_can_be_copied_to_standard_output_and_nothing_else() {
+    let stub = Stub::start();
+    assert_eq!(run(cobox(&stub).args(["cp", "there:/workspace/small", "-"])), (Some(0), "x".to_owned(), String::new()));
+    let refused = |args: &[&str]| {
+        let (code, out, told) = run(cobox(&stub).arg("cp").args(args));
+        assert_eq!((code, out.as_str()), (Some(1), ""), "{told}");
+        told
+    };
+    assert!(refused(&["there:/workspace/small", "there:/workspace/small", "-"]).contains("one by one"));
+    assert!(refused(&["--json", "there:/workspace/small", "-"]).contains("JSON"));
+    assert!(refused(&["-", "/etc/hostname", "there:/workspace/"]).contains("standard input"));
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! `cobox cp`: files and folders into or out of a sandbox, with the manners of `cp -r`.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
 
@@ -13,7 +14,7 @@ use crate::{
     failure::Failure,
     pack::Ignoring,
     place::{self, Place, Remote},
-    transfer::{Moved, interruptible, receive_file, receive_folder, send_file, send_folder},
+    transfer::{Moved, interruptible, receive_file, receive_folder, receive_to_output, send_file, send_folder, send_input},
     way_in::Target,
 };
 
@@ -22,46 +23,63 @@ use crate::{
     override_usage = "cobox cp [OPTIONS] SRC... DST",
     after_help = "\
 One side is in a sandbox: THREAD:/path, or :/path for the default thread or --sandbox. A relative path there starts in /workspace.
-As with cp -r, what is copied onto an existing folder lands in it. Modes are kept, links stay links inside a folder.
+As with cp -r, what is copied onto an existing folder lands in it, and of `.` or DIR/. what is in it does. Modes are kept, links stay
+links inside a folder. `-` is standard input or output, for one file.
 
 Examples:
   cobox cp report.pdf demo:/workspace/
   cobox cp -t demo ./src :src
-  cobox cp --sandbox build :/workspace/out ./out"
+  cobox cp --sandbox build :/workspace/out ./out
+  cobox cp . demo:/workspace             what is in this folder
+  cobox cp demo:/workspace/log - | less"
 )]
 pub struct Args {
     #[command(flatten)]
     place: Where,
+    /// Taken for the habit of it: folders are always copied with all that is in them
+    #[arg(id = "recursive", short = 'r', long = "recursive", short_alias = 'R')]
+    _recursive: bool,
     /// From and to: local paths, or THREAD:/path; the last one is a folder when there are more than two
     #[arg(value_name = "SRC... DST", required = true, num_args = 1..)]
     paths: Vec<OsString>,
 }
 
 pub async fn run(args: Args, context: &Context) -> Outcome {
-    let moved = interruptible(copy(&args, context)).await?;
+    let Some(moved) = interruptible(copy(&args, context)).await? else { return Ok(0) };
     context.printer.result(&moved, || format!("copied {}", moved.words()))?;
     Ok(0)
 }
 
-async fn copy(args: &Args, context: &Context) -> Result<Moved, Failure> {
+/// Standard input or output. A file of that name is `./-`.
+const STREAM: &str = "-";
+
+/// Something in a sandbox to be copied here.
+struct Download {
+    target: Target,
+    from: Remote,
+    /// What is in it, instead of itself.
+    is_contents: bool,
+}
+
+/// What was copied; nothing to tell where standard output has the file itself.
+async fn copy(args: &Args, context: &Context) -> Result<Option<Moved>, Failure> {
     let parse = |text: &OsString| place::parse(text).map_err(|e| Failure::new(format!("{}: {e}", text.display())));
     let (to, sources) = match args.paths.split_last() {
         Some((to, sources)) if !sources.is_empty() => (parse(to)?, sources),
         _ => return Err(Failure::new("a copy has a source and a destination").advise("as in `cobox cp report.pdf demo:/workspace/`")),
     };
     let is_several = sources.len() > 1;
-    let (mut uploads, mut downloads): (Vec<PathBuf>, Vec<(Target, Remote)>) = Default::default();
+    let (mut uploads, mut downloads): (Vec<PathBuf>, Vec<Download>) = Default::default();
     for from in sources {
         match (parse(from)?, &to) {
             (Place::Local(from), Place::Remote(_)) => {
-                // Looked at before anything is made for it.
-                let meta = std::fs::metadata(&from).map_err(|e| Failure::new(format!("{}: {e}", from.display())))?;
-                if !meta.is_file() && !meta.is_dir() {
-                    return Err(Failure::new(format!("{} is neither a file nor a folder", from.display())));
-                }
+                check_upload(&from, is_several)?;
                 uploads.push(from);
             }
-            (Place::Remote(from), Place::Local(_)) => downloads.push((from.target(&args.place)?, from)),
+            (Place::Remote(remote), Place::Local(_)) => {
+                let target = remote.target(&args.place)?;
+                downloads.push(Download { target, from: remote, is_contents: is_contents(from) });
+            }
             (Place::Local(_), Place::Local(_)) => {
                 return Err(
                     Failure::new("neither side is in a sandbox").advise("write one as THREAD:/path, or :/path for the default thread")
@@ -81,34 +99,59 @@ async fn copy(args: &Args, context: &Context) -> Result<Moved, Failure> {
                 moved += upload(context, &way_in.dataplane, from, &to, is_several).await?;
             }
         }
+        Place::Local(to) if to.as_os_str() == STREAM => {
+            print(context, &downloads).await?;
+            return Ok(None);
+        }
         Place::Local(to) => {
             if is_several && !to.is_dir() {
                 return Err(Failure::new(format!("{} is not a folder; several things can only be copied into one", to.display())));
             }
-            for (target, from) in &downloads {
-                let way_in = context.enter_existing(target).await?;
-                moved += download(context, &way_in.dataplane, from, &to).await?;
+            for wanted in &downloads {
+                let way_in = context.enter_existing(&wanted.target).await?;
+                moved += download(context, &way_in.dataplane, wanted, &to).await?;
             }
         }
     }
-    Ok(moved)
+    Ok(Some(moved))
+}
+
+/// Looked at before anything is made for it.
+fn check_upload(from: &Path, is_several: bool) -> Result<(), Failure> {
+    if from.as_os_str() == STREAM {
+        return match is_several {
+            true => {
+                Err(Failure::new("standard input has no name to be called by in a folder").advise("copy it by itself, to a file's path"))
+            }
+            false => Ok(()),
+        };
+    }
+    let meta = std::fs::metadata(from).map_err(|e| Failure::new(format!("{}: {e}", from.display())))?;
+    match meta.is_file() || meta.is_dir() {
+        true => Ok(()),
+        false => Err(Failure::new(format!("{} is neither a file nor a folder", from.display())).advise("`-` copies standard input")),
+    }
 }
 
 async fn upload(context: &Context, dataplane: &Dataplane, from: &Path, to: &Remote, is_several: bool) -> Result<Moved, Failure> {
-    let meta = std::fs::metadata(from).map_err(|e| Failure::new(format!("{}: {e}", from.display())))?;
     let kind = dataplane.kind(&to.path).await?;
+    let shown = || String::from_utf8_lossy(&to.path).into_owned();
+    if from.as_os_str() == STREAM {
+        if kind == PathKind::Directory || to.is_directory {
+            return Err(Failure::new(format!("{} is a folder, and standard input has no name to be called by in it", shown()))
+                .advise("write the path of the file that it is to be"));
+        }
+        return send_input(context, dataplane, &to.path).await;
+    }
+    let meta = std::fs::metadata(from).map_err(|e| Failure::new(format!("{}: {e}", from.display())))?;
     if kind == PathKind::File && (is_several || meta.is_dir()) {
         let what = if is_several { "several things" } else { "a folder" };
-        return Err(Failure::new(format!("{} is a file; {what} can't be copied onto it", String::from_utf8_lossy(&to.path))));
+        return Err(Failure::new(format!("{} is a file; {what} can't be copied onto it", shown())));
     }
     let lands_inside = kind == PathKind::Directory || is_several || (to.is_directory && meta.is_file());
-    let target = if lands_inside {
-        // `.` and `..` have no name of their own but what they stand for has.
-        let whole = from.canonicalize()?;
-        let name = from.file_name().or_else(|| whole.file_name());
-        name.map_or_else(|| to.path.clone(), |name| to.join(name))
-    } else {
-        to.path.clone()
+    let target = match from.file_name() {
+        Some(name) if lands_inside && !is_contents(from.as_os_str()) => to.join(name),
+        _ => to.path.clone(),
     };
     if meta.is_dir() {
         send_folder(context, dataplane, from, &target, Ignoring::Nothing).await
@@ -117,16 +160,23 @@ async fn upload(context: &Context, dataplane: &Dataplane, from: &Path, to: &Remo
     }
 }
 
-async fn download(context: &Context, dataplane: &Dataplane, from: &Remote, to: &Path) -> Result<Moved, Failure> {
+/// Written so that what is in a folder is meant: as `.`, `..` or with one of them at its end.
+fn is_contents(path: &OsStr) -> bool {
+    let last = path.as_bytes().rsplit(|b| matches!(b, b'/' | b':')).find(|part| !part.is_empty());
+    matches!(last, Some(b"." | b".."))
+}
+
+async fn download(context: &Context, dataplane: &Dataplane, wanted: &Download, to: &Path) -> Result<Moved, Failure> {
+    let Download { from, is_contents, .. } = wanted;
     let shown = || String::from_utf8_lossy(&from.path).into_owned();
     let target = match from.name() {
-        Some(name) if to.is_dir() => to.join(name),
+        Some(name) if to.is_dir() && !is_contents => to.join(name),
         _ => to.to_owned(),
     };
     match dataplane.kind(&from.path).await? {
         PathKind::File if from.is_directory => Err(Failure::new(format!("{} is a file, not a folder", shown()))),
         PathKind::File => receive_file(context, dataplane.read_file(&from.path).await?, &target).await,
-        PathKind::Directory if target.is_file() => {
+        PathKind::Directory if target.exists() && !target.is_dir() => {
             Err(Failure::new(format!("{} is a file; a folder can't be copied onto it", target.display())))
         }
         PathKind::Directory => {
@@ -134,5 +184,39 @@ async fn download(context: &Context, dataplane: &Dataplane, from: &Remote, to: &
             receive_folder(context, archive, &target).await
         }
         PathKind::Missing => Err(Failure::new(format!("there is no {} in the sandbox", shown()))),
+    }
+}
+
+/// One file, to standard output.
+async fn print(context: &Context, downloads: &[Download]) -> Result<(), Failure> {
+    let [Download { target, from, .. }] = downloads else {
+        return Err(Failure::new("several files would run into one on standard output").advise("copy them one by one"));
+    };
+    if context.printer.is_json() {
+        return Err(Failure::new("the file and JSON can't both be on standard output").advise("copy it to a path, or without --json"));
+    }
+    let dataplane = context.enter_existing(target).await?.dataplane;
+    let shown = String::from_utf8_lossy(&from.path).into_owned();
+    match dataplane.kind(&from.path).await? {
+        PathKind::File if !from.is_directory => receive_to_output(context, dataplane.read_file(&from.path).await?).await,
+        PathKind::File => Err(Failure::new(format!("{shown} is a file, not a folder"))),
+        PathKind::Directory => Err(Failure::new(format!("{shown} is a folder, which is no one file for standard output"))
+            .advise("`cobox exec -- tar c …` prints an archive of one")),
+        PathKind::Missing => Err(Failure::new(format!("there is no {shown} in the sandbox"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_named_by_a_dot_means_what_is_in_it() {
+        for path in [".", "..", "./", "src/.", "src/..", "demo:.", "demo:/workspace/./"] {
+            assert!(is_contents(OsStr::new(path)), "{path}");
+        }
+        for path in ["src", "./src", "src/", ".hidden", "demo:/workspace", "demo:", "/"] {
+            assert!(!is_contents(OsStr::new(path)), "{path}");
+        }
     }
 }
