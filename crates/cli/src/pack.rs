@@ -39,9 +39,13 @@ pub struct Packed {
 const MAX_NOTICES: usize = 20;
 
 impl Packed {
-    fn notice(&mut self, path: &Path, why: &str) {
+    fn leave_out(&mut self, path: &Path, why: &str) {
+        self.notice(format!("left out {}: {why}", path.display()));
+    }
+
+    fn notice(&mut self, words: String) {
         if self.notices.len() < MAX_NOTICES {
-            self.notices.push(format!("left out {}: {why}", path.display()));
+            self.notices.push(words);
         } else {
             self.notices_left_out += 1;
         }
@@ -61,7 +65,13 @@ pub fn pack(root: &Path, ignoring: Ignoring, out: &mut dyn Write, progress: &dyn
     let mut packed = Packed::default();
     let mut tar = Builder::new(zstd::Encoder::new(out, ZSTD_LEVEL)?);
     for entry in walk(&root, ignoring) {
-        let entry = entry.map_err(io::Error::other)?;
+        let entry = match entry {
+            Ok(entry) => entry,
+            Err(e) => {
+                unlisted(&root, &e, &mut packed);
+                continue;
+            }
+        };
         let Ok(relative) = entry.path().strip_prefix(&root) else { continue };
         if relative.as_os_str().is_empty() {
             continue;
@@ -70,12 +80,43 @@ pub fn pack(root: &Path, ignoring: Ignoring, out: &mut dyn Write, progress: &dyn
             Ok(meta) => meta,
             // Deleted since the folder was listed: it would not be there a moment later either.
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-            Err(e) => return Err(naming(entry.path(), e)),
+            Err(e) => {
+                packed.leave_out(relative, &unreadable(&e));
+                continue;
+            }
         };
         append(&mut tar, &anchor, relative, &meta, &mut packed, progress).map_err(|e| naming(relative, e))?;
     }
     tar.into_inner()?.finish()?.flush()?;
     Ok(packed)
+}
+
+/// What is in a folder that can't be listed is left out, and the rest goes.
+fn unlisted(root: &Path, e: &ignore::Error, packed: &mut Packed) {
+    match (path_of(e), e.io_error()) {
+        // Deleted since the folder above was listed, as with a file.
+        (_, Some(cause)) if cause.kind() == io::ErrorKind::NotFound => {}
+        (Some(path), Some(cause)) => {
+            let relative = path.strip_prefix(root).unwrap_or(path);
+            packed.leave_out(relative, &unreadable(cause));
+        }
+        _ => packed.notice(format!("left out: {e}")),
+    }
+}
+
+fn path_of(e: &ignore::Error) -> Option<&Path> {
+    match e {
+        ignore::Error::WithPath { path, .. } => Some(path),
+        ignore::Error::WithDepth { err, .. } | ignore::Error::WithLineNumber { err, .. } => path_of(err),
+        _ => None,
+    }
+}
+
+fn unreadable(e: &io::Error) -> String {
+    match e.kind() {
+        io::ErrorKind::PermissionDenied => "no permission to read it".to_owned(),
+        _ => format!("it can't be read: {e}"),
+    }
 }
 
 fn walk(root: &Path, ignoring: Ignoring) -> Walk {
@@ -104,7 +145,15 @@ fn append<W: Write>(
         let mut directory = header(EntryType::Directory, meta);
         tar.append_data(&mut directory, path, io::empty())
     } else if kind.is_symlink() {
-        let target = read_link(anchor, path)?;
+        let target = match read_link(anchor, path) {
+            Ok(target) => target,
+            // Gone, or something else by now.
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) => return Ok(()),
+            Err(e) => {
+                packed.leave_out(path, &unreadable(&e));
+                return Ok(());
+            }
+        };
         packed.links += 1;
         tar.append_link(&mut header(EntryType::Symlink, meta), path, target)
     } else if kind.is_file() {
@@ -115,7 +164,7 @@ fn append<W: Write>(
             k if k.is_fifo() => "it is a named pipe",
             _ => "it is a device",
         };
-        packed.notice(path, what);
+        packed.leave_out(path, what);
         Ok(())
     }
 }
@@ -129,25 +178,30 @@ fn append_file<W: Write>(tar: &mut Builder<W>, anchor: &File, path: &Path, packe
         Ok(fd) => File::from(fd),
         Err(rustix::io::Errno::NOENT) => return Ok(()),
         Err(rustix::io::Errno::LOOP | rustix::io::Errno::XDEV) => {
-            packed.notice(path, "it became a link while the folder was read");
+            packed.leave_out(path, "it became a link while the folder was read");
             return Ok(());
         }
-        Err(rustix::io::Errno::ACCESS) => {
-            packed.notice(path, "no permission to read it");
+        Err(e) => {
+            packed.leave_out(path, &unreadable(&e.into()));
             return Ok(());
         }
-        Err(e) => return Err(e.into()),
     };
     let meta = file.metadata()?;
     if !meta.is_file() {
-        packed.notice(path, "it is no longer a regular file");
+        packed.leave_out(path, "it is no longer a regular file");
         return Ok(());
     }
     packed.files += 1;
     packed.bytes += meta.len();
     let mut header = header(EntryType::Regular, &meta);
     header.set_size(meta.len());
-    tar.append_data(&mut header, path, ExactLength { file, left: meta.len(), progress })
+    let mut contents = ExactLength { file, left: meta.len(), missing: 0, progress };
+    tar.append_data(&mut header, path, &mut contents)?;
+    if contents.missing > 0 {
+        let (path, missing) = (path.display(), contents.missing);
+        packed.notice(format!("{path} became shorter while it was read: its last {missing} bytes there are zeros; copy it again"));
+    }
+    Ok(())
 }
 
 fn header(kind: EntryType, meta: &Metadata) -> Header {
@@ -172,6 +226,8 @@ fn read_link(anchor: &File, path: &Path) -> io::Result<PathBuf> {
 struct ExactLength<'a> {
     file: File,
     left: u64,
+    /// Bytes that were promised and are no longer there.
+    missing: u64,
     progress: &'a dyn Fn(u64),
 }
 
@@ -184,6 +240,7 @@ impl Read for ExactLength<'_> {
         let n = match self.file.read(&mut buffer[..most])? {
             0 => {
                 buffer[..most].fill(0);
+                self.missing += most as u64;
                 most
             }
             n => n,
@@ -287,6 +344,42 @@ mod tests {
         let (packed, found) = contents(dir.path(), Ignoring::Nothing);
         assert_eq!(names(&found), ["f"]);
         assert_eq!(packed.notices, ["left out s: it is a socket"]);
+    }
+
+    #[test]
+    fn a_file_that_shrinks_while_it_is_read_is_told_of() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a");
+        fs::write(&file, vec![b'x'; 1 << 20]).unwrap();
+        let shrink = |_| File::options().write(true).open(&file).unwrap().set_len(0).unwrap();
+        let mut out = Vec::new();
+        let packed = pack(dir.path(), Ignoring::Nothing, &mut out, &shrink).unwrap();
+        assert_eq!(packed.files, 1);
+        assert!(packed.notices[0].starts_with("a became shorter while it was read: its last "), "{:?}", packed.notices);
+    }
+
+    #[test]
+    fn a_folder_that_can_not_be_listed_costs_only_what_is_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        for folder in ["gone", "other"] {
+            fs::create_dir(root.join(folder)).unwrap();
+            fs::write(root.join(folder).join("x"), "x").unwrap();
+        }
+        fs::write(root.join("a"), "a").unwrap();
+        fs::write(root.join("z"), "z").unwrap();
+        // Both were listed by then, and neither was looked into.
+        let change = |_| {
+            fs::remove_dir_all(root.join("gone")).ok();
+            if fs::remove_dir_all(root.join("other")).is_ok() {
+                fs::write(root.join("other"), "a file now").unwrap();
+            }
+        };
+        let mut out = Vec::new();
+        let packed = pack(root, Ignoring::Nothing, &mut out, &change).unwrap();
+        assert_eq!(packed.files, 3, "a, other and z");
+        assert_eq!(packed.notices.len(), 1, "{:?}", packed.notices);
+        assert!(packed.notices[0].starts_with("left out other: it can't be read: "), "{:?}", packed.notices);
     }
 
     #[test]
