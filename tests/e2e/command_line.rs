@@ -225,6 +225,28 @@ async fn a_file_is_copied_from_standard_input_and_to_standard_output() {
 }
 
 #[tokio::test]
+async fn a_word_that_is_no_thread_s_but_a_sandbox_s_name_means_the_sandbox() {
+    let broker = TestBroker::start().await;
+    let json = |args: &[&str]| -> serde_json::Value { serde_json::from_str(&said(&run(&broker, args))).expect("JSON") };
+    said(&run(&broker, &["sandbox", "create", "--name", "build"]));
+    said(&run(&broker, &["sandbox", "exec", "build", "--", "sh", "-c", "echo mine > who.txt"]));
+    assert_eq!(said(&run(&broker, &["cp", "build:who.txt", "-"])), "mine\n");
+    assert_eq!(json(&["--json", "ps", "build"])["shells"], serde_json::json!([]));
+    let mut shell = broker.cobox().args(["shell", "build"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    shell.stdin.take().unwrap().write_all(b"cat who.txt; exit\n").unwrap();
+    assert!(String::from_utf8_lossy(&shell.wait_with_output().unwrap().stdout).contains("mine"));
+    let watched = run(&broker, &["watch", "build"]);
+    assert!(String::from_utf8_lossy(&watched.stderr).contains("no thread uses sandbox build"), "{watched:?}");
+    assert_eq!(json(&["--json", "sandbox", "list"])["items"].as_array().unwrap().len(), 1, "none was made");
+    // A thread that there is wins.
+    said(&run(&broker, &["exec", "-t", "build", "--", "sh", "-c", "echo theirs > who.txt"]));
+    assert_eq!(said(&run(&broker, &["cp", "build:who.txt", "-"])), "theirs\n");
+    let elsewhere = tempfile::tempdir().unwrap();
+    let without_memory = broker.cobox().env("HOME", elsewhere.path()).args(["cp", "build:who.txt", "-"]).output().unwrap();
+    assert_eq!(said(&without_memory), "theirs\n");
+}
+
+#[tokio::test]
 async fn sync_once_leaves_out_what_is_ignored() {
     let broker = TestBroker::start().await;
     let here = tempfile::tempdir().unwrap();

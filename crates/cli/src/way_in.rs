@@ -7,6 +7,7 @@ use cobox_protocol::{
 };
 
 use crate::{
+    commands::session,
     context::{Context, Environment},
     failure::Failure,
     printer::visible,
@@ -99,6 +100,26 @@ impl Context {
             self.printer.note(&format!("made a sandbox for thread {}{instead}", visible(thread)));
         }
         Ok(self.came_in(session))
+    }
+
+    /// What a word means that is a thread's or else a sandbox's name: a thread that there is, or was here before, wins.
+    pub async fn meant(&self, word: &str) -> Result<Target, Failure> {
+        let client = self.client()?;
+        let thread = Target::Thread(word.to_owned());
+        let is_known = self.thread_cache().is_some_and(|cache| cache.get(word).is_some());
+        if is_known || session::of_thread(&client, word).await?.is_some() {
+            return Ok(thread);
+        }
+        match client.get_sandbox(word).await {
+            Ok(sandbox) => {
+                if self.printer.is_interactive() {
+                    self.printer.note(&format!("there is no thread {0}; {0} is sandbox {1}", visible(word), sandbox.id));
+                }
+                Ok(Target::Sandbox(word.to_owned()))
+            }
+            // No sandbox, or no name of one: a thread to be made. What else is wrong is said when it is.
+            Err(_) => Ok(thread),
+        }
     }
 
     /// As [`Context::enter`], but makes nothing.

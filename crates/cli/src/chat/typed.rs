@@ -13,7 +13,7 @@ pub enum Slash {
     SandboxList,
     SandboxUse(String),
     SandboxNew(Option<String>),
-    /// A shell by name.
+    /// A shell by name; a sandbox, where the thread has none.
     Terminal(Option<String>),
     Files,
     Diff(Option<String>),

@@ -8,7 +8,7 @@ use cobox_protocol::{
 use serde_json::json;
 
 use super::{Outcome, Where, thread};
-use crate::{context::Context, failure::Failure, printer::Printer, way_in::Target};
+use crate::{context::Context, failure::Failure, printer::Printer};
 
 /// Of a command, what a line shows.
 const MAX_COMMAND_CHARS: usize = 60;
@@ -22,8 +22,8 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     place: Where,
-    /// The thread whose sandbox to look at, as with --thread
-    #[arg(value_name = "THREAD", value_parser = thread, conflicts_with_all = ["thread", "sandbox"])]
+    /// The thread whose sandbox to look at, as with --thread; or a sandbox's name, where no thread is called so
+    #[arg(value_name = "THREAD|NAME", value_parser = thread, conflicts_with_all = ["thread", "sandbox"])]
     thread_name: Option<String>,
     /// Also what has ended and is still remembered
     #[arg(short, long)]
@@ -48,7 +48,10 @@ pub struct KillArgs {
 }
 
 pub async fn run(args: Args, context: &Context) -> Outcome {
-    let target = args.thread_name.map_or_else(|| args.place.target(), Target::Thread);
+    let target = match args.thread_name {
+        Some(word) => context.meant(&word).await?,
+        None => args.place.target(),
+    };
     let way_in = context.enter_existing(&target).await?;
     let (mut processes, shells) = tokio::try_join!(way_in.dataplane.list_processes(), way_in.dataplane.list_shells())?;
     processes.retain(|p| args.all || p.state == ProcessState::Running);

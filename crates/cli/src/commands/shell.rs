@@ -47,8 +47,8 @@ Exit code: the shell's own; 255 when you left it or the connection ended for goo
 pub struct Args {
     #[command(flatten)]
     place: Where,
-    /// The thread whose sandbox to use, as with --thread
-    #[arg(value_name = "THREAD", value_parser = thread, conflicts_with_all = ["thread", "sandbox"])]
+    /// The thread whose sandbox to use, as with --thread; or a sandbox's name, where no thread is called so
+    #[arg(value_name = "THREAD|NAME", value_parser = thread, conflicts_with_all = ["thread", "sandbox"])]
     thread_name: Option<String>,
     #[command(flatten)]
     seat: Seat,
@@ -90,7 +90,10 @@ enum Allow {
 }
 
 pub async fn run(args: Args, context: &Context) -> Outcome {
-    let target = args.thread_name.map_or_else(|| args.place.target(), Target::Thread);
+    let target = match args.thread_name {
+        Some(word) => context.meant(&word).await?,
+        None => args.place.target(),
+    };
     sit(&target, args.seat, context).await
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cobox_client::{ClientError, EventsFrom};
+use cobox_client::{Client, ClientError, EventsFrom};
 use cobox_protocol::{ErrorCode, SessionId};
 
 use super::{Outcome, session, thread};
@@ -28,8 +28,8 @@ Examples:
   cobox watch demo --json | jq -r 'select(.type == \"exec\") | .command'
   cobox watch demo --after evt_01j…       go on where an earlier watch stopped")]
 pub struct Args {
-    /// The thread to watch [default: COBOX_THREAD, or `default`]
-    #[arg(value_name = "THREAD", value_parser = thread)]
+    /// The thread to watch, or a sandbox's name, where no thread is called so [default: COBOX_THREAD, or `default`]
+    #[arg(value_name = "THREAD|NAME", value_parser = thread)]
     thread: Option<String>,
     /// What has happened so far too
     #[arg(long, conflicts_with = "after")]
@@ -41,9 +41,13 @@ pub struct Args {
 
 pub async fn run(args: Args, context: &Context) -> Outcome {
     let client = context.client()?;
-    let thread = match args.thread.map_or_else(|| Target::default_thread(&|name| std::env::var_os(name)), Target::Thread) {
+    let target = match args.thread {
+        Some(word) => context.meant(&word).await?,
+        None => Target::default_thread(&|name| std::env::var_os(name)),
+    };
+    let thread = match target {
         Target::Thread(thread) => thread,
-        other => return Err(Failure::new(format!("{} is no thread", other.name()))),
+        other => thread_in(&client, other.name()).await?,
     };
     let mut from = match args.after {
         Some(id) => EventsFrom::After(id),
@@ -93,6 +97,15 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
             Stopped::Failed(e) => return Err(e.into()),
         }
     }
+}
+
+/// A thread that uses this sandbox: what happens there is told to its session.
+async fn thread_in(client: &Client, sandbox: &str) -> Result<String, Failure> {
+    let threads = client.get_sandbox(sandbox).await?.threads;
+    threads.into_iter().next().ok_or_else(|| {
+        Failure::new(format!("no thread uses sandbox {}, and nobody keeps what happens there", visible(sandbox)))
+            .advise("`cobox session ensure THREAD --sandbox` lets one use it")
+    })
 }
 
 fn is_gone(e: &ClientError) -> bool {

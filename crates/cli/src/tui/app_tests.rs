@@ -315,3 +315,13 @@ fn the_mouse_focuses_scrolls_and_unfolds() {
     state.update(at(MouseEventKind::ScrollUp, 5, 5));
     assert_eq!(state.chat.scroll, 0, "there is nothing to scroll to");
 }
+
+#[test]
+fn a_terminal_by_name_is_a_sandbox_s_where_the_thread_has_none() {
+    let (mut state, _) = State::begin(Beginning { wish: Wish::Existing, ..beginning() });
+    here(&mut state, News::Entered(Ok(("t-1".into(), ThreadState::default()))));
+    here(&mut state, News::Room(Ok(None)));
+    let effects = type_in(&mut state, "/terminal build");
+    assert_eq!(effects, [Effect::OpenRoom { visit: 1, thread: "t-1".into(), wish: Wish::Use { sandbox: "build".into() } }]);
+    assert_eq!(state.focus, Pane::Terminal);
+}

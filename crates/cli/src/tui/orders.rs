@@ -141,6 +141,11 @@ impl State {
 
     fn use_shell(&mut self, name: Option<String>) -> Vec<Effect> {
         let Some(may_type) = self.room_info().map(|info| info.may_type) else {
+            // With no sandbox to look for a shell in, the name can only be a sandbox's.
+            if let Some(name) = name {
+                self.look_at(Pane::Terminal);
+                return self.use_sandbox(&name);
+            }
             self.complain("this thread has no sandbox yet: /sandbox new makes one");
             return Vec::new();
         };

@@ -129,6 +129,7 @@ fn answer(asked: &Asked, base: &str) -> (u16, String) {
                 "command_id": "cmd_00000000000000000000000000"});
             (200, told.to_string())
         }
+        ("GET", path, _) if path.starts_with("/v1/sandbox/sessions?") => (200, json!({"items": []}).to_string()),
         ("PUT", path, Some(_)) => (200, json!({"path": path, "size": asked.body.len(), "etag": "e"}).to_string()),
         ("GET", _, Some("small" | "endless" | "from-human.txt")) => (200, "x".to_owned()),
         _ => refused(404, "FILE_NOT_FOUND"),
