@@ -126,6 +126,28 @@ async fn a_terminal_that_a_killed_one_left_behind_is_drawn_over_and_given_back()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_gives_the_terminal_back_and_its_words_can_be_read() {
+    let broker = TestBroker::start().await;
+    ensure(&broker.client(), "default").await;
+    let mut command = broker.cobox();
+    command.env("COBOX_PANIC_AT", "break-42");
+    let mut ann = TestTerminal::start("ann", &command, (140, 44));
+    ann.wait_for("user@").await;
+    ann.press("echo break-$((6*7))\r");
+    assert_eq!(ann.ended().await.code(), Some(1));
+    ann.wait_for("the TUI broke: ").await;
+    let is_back = || {
+        let is_plain = ann.look(|screen| {
+            let has_mouse = screen.mouse_protocol_mode() != vt100::MouseProtocolMode::None;
+            !screen.alternate_screen() && !screen.bracketed_paste() && !screen.hide_cursor() && !has_mouse
+        });
+        std::future::ready((is_plain && ann.is_cooked()).then_some(()))
+    };
+    eventually("a terminal as it was", is_back).await;
+    assert!(ann.shows().contains("thread and sandbox live on"), "{}", ann.shows());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_sync_of_a_sandbox_is_seen_beside_it() {
     let broker = TestBroker::start().await;
     ensure(&broker.client(), "default").await;

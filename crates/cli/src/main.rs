@@ -36,7 +36,11 @@ mod typist;
 mod unpack;
 mod way_in;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use clap::{FromArgMatches, Parser};
 
@@ -98,10 +102,10 @@ fn main() -> ExitCode {
     let context = Context::new(printer, Flags { context: cli.context, url: cli.url, api_key_file: cli.api_key_file, ca_file: cli.ca_file });
     let outcome = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {
-            let outcome = runtime.block_on(run(cli.command, &context));
-            // A thread may still wait for the keyboard; it must not keep the program alive.
+            let outcome = catch_unwind(AssertUnwindSafe(|| runtime.block_on(run(cli.command, &context))));
+            // A thread may still wait for the keyboard; it must not keep the program alive, nor one that broke.
             runtime.shutdown_background();
-            outcome
+            outcome.unwrap_or_else(|panic| resume_unwind(panic))
         }
         Err(e) => Err(Failure::new(format!("starting the runtime: {e}"))),
     };

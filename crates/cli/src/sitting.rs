@@ -31,7 +31,7 @@ use crate::{
     failure::Failure,
     notice::Notices,
     printer::Printer,
-    terminal::{EscapeKey, RawMode, size},
+    terminal::{EscapeKey, RawMode, break_where_told, shows_alternate, size},
     typist::{Asked, Keyboard, Standing, TAKE_KEY_NAME, type_in},
 };
 
@@ -118,14 +118,20 @@ impl Sitting {
         self.standing.send_replace(Standing::Types);
     }
 
+    /// What puts the terminal into a state fit for a prompt.
+    fn show_leaving(&mut self, is_exit: bool) {
+        if self.is_shown {
+            let last = self.picture.leave(is_exit);
+            self.display.show_last(last);
+            shows_alternate(false);
+        }
+    }
+
     /// Gives the terminal back, in a state fit for a prompt. `false` where it takes nothing any more: whoever wrote to it would wait
     /// for as long as it does.
     pub async fn stand_up(mut self, end: &End) -> bool {
         let is_exit = matches!(end, End::Exited(_));
-        if self.is_shown {
-            let last = self.picture.leave(is_exit);
-            self.display.show_last(last);
-        }
+        self.show_leaving(is_exit);
         let takes_words = self.display.settle(LAST_LOOK).await;
         if let Some(raw) = self.raw.as_ref().filter(|_| !is_exit) {
             raw.forget_input();
@@ -210,7 +216,10 @@ impl Sitting {
         match event {
             ShellEvent::Output(bytes) if !self.is_shown => self.show(bytes.to_vec()),
             ShellEvent::Keyframe { bytes, .. } if !self.is_shown => self.show(bytes.to_vec()),
-            ShellEvent::Output(bytes) => self.draw(|picture| picture.output(&bytes)),
+            ShellEvent::Output(bytes) => {
+                self.draw(|picture| picture.output(&bytes));
+                break_where_told(&bytes);
+            }
             ShellEvent::Keyframe { cols, rows, bytes } => self.draw(|picture| picture.keyframe(cols, rows, &bytes)),
             ShellEvent::Ready(ready) => {
                 self.draw(|picture| picture.shell_resized(ready.cols, ready.rows));
@@ -260,6 +269,7 @@ impl Sitting {
     fn draw(&mut self, change: impl FnOnce(&mut Picture) -> Vec<u8>) {
         let bytes = change(&mut self.picture);
         if self.is_shown {
+            shows_alternate(self.picture.is_alternate());
             self.show(bytes);
         }
     }
@@ -341,10 +351,7 @@ impl Sitting {
 
     /// Hands the terminal to whoever started us, until they let us go on.
     async fn suspend(&mut self, input: &ShellInput) {
-        if self.is_shown {
-            let last = self.picture.leave(false);
-            self.display.show_last(last);
-        }
+        self.show_leaving(false);
         self.display.settle(LAST_LOOK).await;
         if let Some(raw) = &self.raw {
             raw.pause();

@@ -21,7 +21,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::{
     failure::{Failure, INTERRUPTED},
     printer::Printer,
-    terminal::{EscapeKey, EscapeScan, Modes, RawMode, Typed, size},
+    terminal::{EscapeKey, EscapeScan, Modes, RawMode, Typed, shows_alternate, size},
 };
 
 /// Bytes read from standard input at once.
@@ -105,6 +105,7 @@ impl Sink for Screen {
             ExecEvent::Stdout(bytes) => {
                 if self.is_pty {
                     self.modes.see(&bytes);
+                    shows_alternate(self.modes.is_alternate());
                 }
                 self.printer.stream(&bytes)?;
             }

@@ -7,7 +7,10 @@ use std::{
     cell::Cell,
     io::{self, IsTerminal},
     os::fd::{AsFd, OwnedFd},
-    sync::{Mutex, MutexGuard, Once, PoisonError},
+    sync::{
+        Mutex, MutexGuard, Once, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use rustix::termios::{OptionalActions, QueueSelector, Termios, tcflush, tcgetattr, tcgetwinsize, tcsetattr};
@@ -26,6 +29,8 @@ pub struct RawMode {
 /// The terminal that is raw now, and how it was: for a panic, which can't ask anybody.
 static HELD: Mutex<Option<(OwnedFd, Termios)>> = Mutex::new(None);
 static HOOK: Once = Once::new();
+/// Whether a program has taken a screen of its own there. Leaving one that nobody took would move the cursor to wherever it was once saved.
+static IS_ALTERNATE: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     /// A panic of what runs now is caught, and costs nobody their terminal.
@@ -100,11 +105,30 @@ fn give_back_on_panic() {
             && held.is_some()
         {
             give_back(held.as_ref());
-            let _ = io::Write::write_all(&mut io::stderr(), Modes::all_off());
+            let leave = if IS_ALTERNATE.swap(false, Ordering::Relaxed) { Modes::leave_alternate() } else { b"" };
+            let _ = io::Write::write_all(&mut io::stderr(), &[Modes::all_off(), leave].concat());
         }
         next(panic);
     }));
 }
+
+/// What the terminal shows from now on, for a panic to know: a program's own screen, or the one that was there before.
+pub fn shows_alternate(is_alternate: bool) {
+    IS_ALTERNATE.store(is_alternate, Ordering::Relaxed);
+}
+
+/// Panics where a program prints what `COBOX_PANIC_AT` says: how a test breaks us. Not in what is released.
+#[cfg(debug_assertions)]
+pub fn break_where_told(output: &[u8]) {
+    static WORD: std::sync::LazyLock<Option<String>> =
+        std::sync::LazyLock::new(|| std::env::var("COBOX_PANIC_AT").ok().filter(|word| !word.is_empty()));
+    if let Some(word) = &*WORD {
+        assert!(!output.windows(word.len()).any(|part| part == word.as_bytes()), "told to break at {word}");
+    }
+}
+
+#[cfg(not(debug_assertions))]
+pub const fn break_where_told(_: &[u8]) {}
 
 /// Runs what may panic over what a stranger sends, and catches it.
 pub fn guarded<T>(work: impl FnOnce() -> T) -> T {

@@ -76,6 +76,25 @@ async fn a_program_that_dies_with_everything_switched_on_leaves_a_terminal_that_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_gives_the_terminal_back_as_it_was() {
+    let broker = with_a_sandbox().await;
+    // On a program's own screen, and on the one that was there before, where a cursor that jumps would be seen.
+    for (switch_on, is_alternate) in [(SWITCH_ALL_ON, true), ("printf '\\033[?1003h\\033[?25lall\\040on'", false)] {
+        let program = format!("{switch_on}; read line; printf 'break\\055here'; sleep 1000");
+        let mut command = shell(&broker, "ada", &["-c", &program]).await;
+        command.env("COBOX_PANIC_AT", "break-here");
+        let mut ada = TestTerminal::start("ada", &command, SIZE);
+        ada.wait_for("all on").await;
+        assert_eq!(ada.look(|s| s.alternate_screen()), is_alternate);
+        ada.press("\r");
+        assert!(!ada.ended().await.success());
+        is_given_back(&ada).await;
+        ada.wait_for("told to break at break-here").await;
+        assert_eq!(ada.shows().contains("all on"), !is_alternate, "{}", ada.shows());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shell_that_can_not_be_reached_costs_nothing() {
     let broker = with_a_sandbox().await;
     let mut command = shell(&broker, "ada", &[]).await;

@@ -194,6 +194,11 @@ impl Picture {
         out
     }
 
+    /// Whether this terminal shows a program's own screen.
+    pub fn is_alternate(&self) -> bool {
+        self.modes.is_alternate() && self.drawn.is_none()
+    }
+
     pub fn shell_size(&self) -> (u16, u16) {
         self.screen.size()
     }

@@ -262,8 +262,12 @@ impl Modes {
         self.changed.contains(&6) && !self.is_alternate()
     }
 
-    /// What switches off everything that programs use, where nobody knows what is on. The other screen is left alone: leaving one that
-    /// nobody took would move the cursor to wherever it was once saved.
+    /// What leaves the other screen, for a line below what was there before.
+    pub const fn leave_alternate() -> &'static [u8] {
+        b"\x1b[?1049l\r\n"
+    }
+
+    /// What switches off everything that programs use, where nobody knows what is on, but for the other screen.
     pub fn all_off() -> &'static [u8] {
         b"\x18\x1b\\\x1b[?1l\x1b>\x1b[?2004l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1004l\x1b[?1006l\x1b[>4m\x1b[?7h\x1b[?25h\x1b[4l\x1b(B\x0f\x1b[m\r\n"
     }

@@ -103,7 +103,10 @@ impl ShellPane {
                 self.emulator.redraw(cols, rows, b"");
                 return self.take_size(me, (cols, rows));
             }
-            ShellNews::Output(bytes) => self.emulator.process(&bytes),
+            ShellNews::Output(bytes) => {
+                self.emulator.process(&bytes);
+                crate::terminal::break_where_told(&bytes);
+            }
             ShellNews::Keyframe { cols, rows, bytes } => self.emulator.redraw(cols, rows, &bytes),
             ShellNews::Resized { cols, rows } => self.emulator.resize(cols, rows),
             ShellNews::Control(controller) => {
