@@ -12,6 +12,8 @@ use crate::{
     tui::{alt, sit},
 };
 
+/// Columns and rows.
+const SIZE: (u16, u16) = (130, 36);
 /// Of one cell, in pixels, and the room around all of them.
 const CELL: (f32, f32) = (8.4, 18.0);
 const MARGIN: f32 = 12.0;
@@ -30,7 +32,7 @@ async fn the_pictures_in_the_documentation_are_of_the_real_thing() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/images");
     let broker = TestBroker::start().await;
     let example = Example::start(&broker).await;
-    let mut ann = sit(&broker, &example, (130, 36), &["--sandbox=demo"]);
+    let mut ann = sit(&broker, &example, SIZE, &["--sandbox=demo"]);
     let save = |name: &str, ann: &cobox_testkit::TestTerminal| {
         let picture = ann.look(svg);
         if is_drawing {
@@ -38,7 +40,7 @@ async fn the_pictures_in_the_documentation_are_of_the_real_thing() {
             return;
         }
         let there = std::fs::read_to_string(folder.join(name)).unwrap_or_default();
-        assert_eq!(frame_of(&there), frame_of(&picture), "docs/images/{name} is not what it looks like any more: scripts/screenshots");
+        assert_eq!(looks_of(&there), looks_of(&picture), "docs/images/{name} is not what it looks like any more: scripts/screenshots");
     };
     ann.wait_for("user@").await;
     ann.press("mend the leap years\r");
@@ -52,8 +54,9 @@ async fn the_pictures_in_the_documentation_are_of_the_real_thing() {
     ann.press("ls; python3 test_leap.py\r");
     // The conversation to the left has the same words.
     let is_right_of_it = |words: &str| ann.shows().lines().any(|line| line.chars().skip(66).collect::<String>().contains(words));
-    let all = || std::future::ready((is_right_of_it("OK") && is_right_of_it("→ exit 0")).then_some(()));
-    eventually("the test in the terminal, and its run among the events", all).await;
+    let prompts = || ann.shows().lines().filter(|line| line.chars().skip(66).collect::<String>().contains("user@")).count();
+    let all = || std::future::ready((is_right_of_it("OK") && is_right_of_it("→ exit 0") && prompts() == 2).then_some(()));
+    eventually("the test in the terminal, the next prompt, and the agent's run among the events", all).await;
     save("chat.svg", &ann);
 
     ann.press(&alt('4'));
@@ -69,20 +72,33 @@ async fn the_pictures_in_the_documentation_are_of_the_real_thing() {
     save("question.svg", &ann);
 }
 
-/// What of a picture is the same at every sitting: its first and last row, and those with the panes' borders and titles.
-fn frame_of(svg: &str) -> Vec<String> {
-    static TEXT: LazyLock<Regex> = LazyLock::new(|| Regex::new(r#"<text x="[^"]*" y="(\d+)"[^>]*>([^<]*)</text>"#).expect("a pattern"));
-    static VARIES: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"thread \S+ ").expect("a pattern"));
-    let mut rows: BTreeMap<u32, String> = BTreeMap::new();
+/// What of a picture is the same at every sitting: its rows with the panes' borders and titles, and what stands in each half of all the
+/// others, in any order, because what happens in the same moment is told in any.
+fn looks_of(svg: &str) -> (Vec<String>, Vec<String>) {
+    static VARIES: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(r"thread \S+ |\d\d:\d\d:\d\d|in \d+\.\d+s|\(\+\d+ lines\)").expect("a pattern"));
+    let same = |text: &[char]| VARIES.replace_all(text.iter().collect::<String>().trim_end(), "…").into_owned();
+    let rows = rows_of(svg);
+    let is_frame = |row: &[char]| row.iter().any(|c| "┌┏└┗".contains(*c));
+    let (first, last) = (rows.keys().next(), rows.keys().last());
+    let (frames, others): (Vec<_>, Vec<_>) = rows.iter().partition(|(y, row)| [first, last].contains(&Some(y)) || is_frame(row));
+    let mut halves: Vec<String> = others.iter().flat_map(|(_, row)| [same(&row[..row.len() / 2]), same(&row[row.len() / 2..])]).collect();
+    halves.sort();
+    (frames.iter().map(|(_, row)| same(row)).collect(), halves)
+}
+
+/// The text of a picture, by how far down each row is.
+fn rows_of(svg: &str) -> BTreeMap<u32, Vec<char>> {
+    static TEXT: LazyLock<Regex> = LazyLock::new(|| Regex::new(r#"<text x="([^"]*)" y="(\d+)"[^>]*>([^<]*)</text>"#).expect("a pattern"));
+    let mut rows: BTreeMap<u32, Vec<char>> = BTreeMap::new();
     for found in TEXT.captures_iter(svg) {
-        rows.entry(found[1].parse().expect("a number")).or_default().push_str(&found[2]);
+        let x: f32 = found[1].parse().expect("a number");
+        let col = ((x - MARGIN) / CELL.0).round() as usize;
+        let row = rows.entry(found[2].parse().expect("a number")).or_insert_with(|| vec![' '; usize::from(SIZE.0)]);
+        let text = found[3].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
+        row.iter_mut().skip(col).zip(text.chars()).for_each(|(cell, c)| *cell = c);
     }
-    let ends = [rows.keys().next().copied(), rows.keys().last().copied()];
-    let is_frame = |y: u32, text: &str| ends.contains(&Some(y)) || text.contains(['┌', '┏', '└', '┗']);
-    rows.iter()
-        .filter(|(y, text)| is_frame(**y, text))
-        .map(|(_, text)| VARIES.replace_all(text, "thread … ").trim_end().to_owned())
-        .collect()
+    rows
 }
 
 /// A screen as a picture, a row of text each, runs of one style together.
