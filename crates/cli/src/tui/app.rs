@@ -40,6 +40,8 @@ pub struct State {
     pub feed: Feed,
     pub files: Files,
     pub sync: SyncState,
+    /// Lines of it that were scrolled past.
+    pub sync_scroll: usize,
     pub deployment: Option<String>,
     pub assistants: Vec<Assistant>,
     pub assistant: Option<Assistant>,
@@ -95,6 +97,7 @@ impl State {
             feed: Feed::default(),
             files: Files::new(WORKSPACE),
             sync: SyncState::None,
+            sync_scroll: 0,
             deployment: with.deployment,
             assistants: Vec::new(),
             assistant: None,
@@ -185,7 +188,7 @@ impl State {
         self.shell = ShellPane::new();
         self.feed = Feed::default();
         self.files = Files::new(WORKSPACE);
-        self.sync = SyncState::None;
+        (self.sync, self.sync_scroll) = (SyncState::None, 0);
         vec![Effect::LeaveShell, Effect::Enter { visit: self.visit, thread }]
     }
 
@@ -281,6 +284,7 @@ impl State {
                 Vec::new()
             }
             News::Sync(sync) => {
+                self.sync_scroll = self.sync_scroll.min(sync.details().len());
                 self.sync = sync;
                 Vec::new()
             }

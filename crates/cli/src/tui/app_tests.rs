@@ -10,6 +10,7 @@ use cobox_protocol::{
     watch::{ChangedBy, WatchEvent},
 };
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
+use ratatui::widgets::Block;
 use serde_json::json;
 
 use super::*;
@@ -56,7 +57,7 @@ pub fn settled() -> State {
     state.update(Message::Assistants(Ok(vec![assistant()])));
     here(&mut state, News::Entered(Ok(("t-1".into(), ThreadState::default()))));
     here(&mut state, News::Room(Ok(Some(room()))));
-    here(&mut state, News::Shell(ShellNews::Ready { cols: 80, rows: 24, controller: None }));
+    here(&mut state, News::Shell(ShellNews::Ready { cols: 80, rows: 24, controller: None, yours: None }));
     state
 }
 
@@ -179,12 +180,12 @@ fn keys_go_into_the_shell_only_where_nobody_else_has_control() {
     press(&mut state, KeyCode::Char('2'), KeyModifiers::ALT);
     assert_eq!(press(&mut state, KeyCode::Char('l'), KeyModifiers::NONE), [Effect::Type(b"l".to_vec())]);
     let bob = Controller { principal: "bob".into(), actor: PrincipalKind::Human };
-    here(&mut state, News::Shell(ShellNews::Control(Some(bob))));
+    here(&mut state, News::Shell(ShellNews::Control { controller: Some(bob), yours: None }));
     assert!(press(&mut state, KeyCode::Char('l'), KeyModifiers::NONE).is_empty());
     assert!(state.shell.said.as_ref().unwrap().contains("bob (human) has control"));
     assert_eq!(press(&mut state, KeyCode::Char('t'), KeyModifiers::ALT), [Effect::TakeControl]);
     let ann = Controller { principal: "ann".into(), actor: PrincipalKind::Human };
-    let effects = here(&mut state, News::Shell(ShellNews::Control(Some(ann))));
+    let effects = here(&mut state, News::Shell(ShellNews::Control { controller: Some(ann), yours: None }));
     assert!(matches!(effects[..], [Effect::ResizeShell(..)]), "whoever takes control has the size: {effects:?}");
     assert_eq!(press(&mut state, KeyCode::Char('c'), KeyModifiers::CONTROL), [Effect::Type(vec![3])], "Ctrl-C is the shell's");
     press(&mut state, KeyCode::Char('5'), KeyModifiers::CONTROL);
@@ -197,7 +198,7 @@ fn whoever_may_only_look_types_nothing() {
     here(&mut state, News::Entered(Ok(("t-1".into(), ThreadState::default()))));
     let effects = here(&mut state, News::Room(Ok(Some(RoomInfo { may_type: false, ..room() }))));
     assert!(effects.iter().any(|e| matches!(e, Effect::JoinShell { observe: true, .. })));
-    here(&mut state, News::Shell(ShellNews::Ready { cols: 80, rows: 24, controller: None }));
+    here(&mut state, News::Shell(ShellNews::Ready { cols: 80, rows: 24, controller: None, yours: None }));
     state.look_at(Pane::Terminal);
     assert!(press(&mut state, KeyCode::Char('x'), KeyModifiers::NONE).is_empty());
     assert!(press(&mut state, KeyCode::Char('t'), KeyModifiers::ALT).is_empty());
@@ -207,7 +208,7 @@ fn whoever_may_only_look_types_nothing() {
 fn the_shell_follows_the_size_of_its_pane() {
     let mut state = settled();
     let ann = Controller { principal: "ann".into(), actor: PrincipalKind::Human };
-    here(&mut state, News::Shell(ShellNews::Control(Some(ann))));
+    here(&mut state, News::Shell(ShellNews::Control { controller: Some(ann), yours: None }));
     let effects = state.update(Message::Resized(160, 50));
     assert!(matches!(effects[..], [Effect::ResizeShell(78, _)]), "{effects:?}");
     assert!(state.update(Message::Resized(40, 10)).is_empty(), "a screen that is too small changes nothing for others");
@@ -314,6 +315,74 @@ fn the_mouse_focuses_scrolls_and_unfolds() {
     assert!(state.chat.is_open(0));
     state.update(at(MouseEventKind::ScrollUp, 5, 5));
     assert_eq!(state.chat.scroll, 0, "there is nothing to scroll to");
+}
+
+fn mouse_at(kind: MouseEventKind, column: u16, row: u16) -> Message {
+    Message::Mouse(MouseEvent { kind, column, row, modifiers: KeyModifiers::NONE })
+}
+
+#[test]
+fn the_mouse_is_the_program_s_where_it_asked_for_it() {
+    let mut state = settled();
+    let inner = Block::bordered().inner(state.places().unwrap().pane(Pane::Terminal).unwrap());
+    let (left, at) = (MouseButton::Left, |kind| mouse_at(kind, inner.x + 4, inner.y + 2));
+    state.look_at(Pane::Terminal);
+    assert!(state.update(at(MouseEventKind::Down(left))).is_empty(), "nobody asked for it");
+    here(&mut state, News::Shell(ShellNews::Output((&b"\x1b[?1002h\x1b[?1006h"[..]).into())));
+    let typed = |words: &str| [Effect::Type(words.as_bytes().to_vec())];
+    assert_eq!(state.update(at(MouseEventKind::Down(left))), typed("\x1b[<0;5;3M"));
+    assert_eq!(state.update(mouse_at(MouseEventKind::Drag(left), 0, inner.y + 2)), typed("\x1b[<32;1;3M"), "held, it stays in the pane");
+    assert_eq!(state.update(at(MouseEventKind::Up(left))), typed("\x1b[<0;5;3m"));
+    assert_eq!(state.update(at(MouseEventKind::ScrollUp)), typed("\x1b[<64;5;3M"));
+    assert!(state.update(at(MouseEventKind::Moved)).is_empty(), "that was not asked for");
+    // The click that goes to the pane is no click in it, nor is what follows from it.
+    state.look_at(Pane::Chat);
+    assert!(state.update(at(MouseEventKind::Down(left))).is_empty() && state.focus == Pane::Terminal);
+    assert!(state.update(at(MouseEventKind::Up(left))).is_empty());
+    let bob = Controller { principal: "bob".into(), actor: PrincipalKind::Human };
+    here(&mut state, News::Shell(ShellNews::Control { controller: Some(bob), yours: None }));
+    assert!(state.update(at(MouseEventKind::Down(left))).is_empty(), "somebody else types");
+}
+
+#[test]
+fn another_terminal_of_ones_own_is_somebody_else() {
+    let mut state = settled();
+    state.look_at(Pane::Terminal);
+    let ann = || Some(Controller { principal: "ann".into(), actor: PrincipalKind::Human });
+    here(&mut state, News::Shell(ShellNews::Control { controller: ann(), yours: Some(false) }));
+    assert!(press(&mut state, KeyCode::Char('l'), KeyModifiers::NONE).is_empty());
+    assert_eq!(state.shell.said.as_deref(), Some("another terminal of yours has control; Alt-t takes it"));
+    here(&mut state, News::Shell(ShellNews::Control { controller: ann(), yours: Some(true) }));
+    assert_eq!(press(&mut state, KeyCode::Char('l'), KeyModifiers::NONE), [Effect::Type(b"l".to_vec())]);
+}
+
+#[test]
+fn a_click_in_a_list_chooses() {
+    let mut state = settled();
+    let line = |n: u8| SandboxLine { name: format!("dev{n}"), id: format!("sb_{n}"), state: "active".into() };
+    let boxes = (2..6).map(line).collect();
+    state.update(Message::Sandboxes(Ok(boxes)));
+    // Four rows in the middle of forty, in a border.
+    state.update(mouse_at(MouseEventKind::Down(MouseButton::Left), 2, 19));
+    assert!(matches!(state.overlay, Some(Overlay::Pick(_))), "beside it nothing is chosen");
+    let effects = state.update(mouse_at(MouseEventKind::Down(MouseButton::Left), 60, 19));
+    assert_eq!(effects, [Effect::OpenRoom { visit: 1, thread: "t-1".into(), wish: Wish::Use { sandbox: "sb_3".into() } }]);
+    assert!(state.overlay.is_none());
+}
+
+#[test]
+fn the_state_of_sync_scrolls_as_far_as_there_is_something() {
+    let mut state = settled();
+    state.look_at(Pane::Sync);
+    press(&mut state, KeyCode::Down, KeyModifiers::NONE);
+    assert_eq!(state.sync_scroll, 0);
+    let details = (0..30).map(|n| format!("line {n}")).collect();
+    here(&mut state, News::Sync(SyncState::Running { summary: "in sync".into(), details, conflicts: 0 }));
+    (0..9).for_each(|_| drop(press(&mut state, KeyCode::PageDown, KeyModifiers::NONE)));
+    let room = usize::from(state.places().unwrap().pane(Pane::Sync).unwrap().height) - 2;
+    assert_eq!(state.sync_scroll, 31 - room);
+    state.update(mouse_at(MouseEventKind::ScrollUp, 100, 35));
+    assert_eq!(state.sync_scroll, 31 - room - 3);
 }
 
 #[test]

@@ -92,6 +92,13 @@ pub struct Window<'a> {
     top: u16,
 }
 
+impl Window<'_> {
+    /// The row of the screen that is seen first.
+    pub fn top(&self) -> u16 {
+        self.top
+    }
+}
+
 impl DrawnScreen for Window<'_> {
     type C = vt100::Cell;
 

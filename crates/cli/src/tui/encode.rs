@@ -1,6 +1,7 @@
-//! Keys as a terminal sends them, for the shell in the pane; no I/O.
+//! Keys and what the mouse does as a terminal sends them, for the shell in the pane; no I/O.
 
-use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use crossterm::event::{KeyCode, KeyEvent, KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
+use vt100::{MouseProtocolEncoding, MouseProtocolMode};
 
 /// Nothing for a key that no terminal has bytes for.
 pub fn encode(key: &KeyEvent, has_application_cursor: bool) -> Vec<u8> {
@@ -57,6 +58,55 @@ pub fn paste(text: &str, is_marked: bool) -> Vec<u8> {
     }
 }
 
+/// What the mouse does at this column and row; nothing where the program didn't ask for it.
+pub fn mouse(mouse: &MouseEvent, at: (u16, u16), mode: MouseProtocolMode, encoding: MouseProtocolEncoding) -> Option<Vec<u8>> {
+    use MouseProtocolMode as Mode;
+    let is_asked_for = match mouse.kind {
+        MouseEventKind::Down(_) => mode != Mode::None,
+        MouseEventKind::Drag(_) => matches!(mode, Mode::ButtonMotion | Mode::AnyMotion),
+        MouseEventKind::Moved => mode == Mode::AnyMotion,
+        _ => !matches!(mode, Mode::None | Mode::Press),
+    };
+    if !is_asked_for {
+        return None;
+    }
+    let button = |button: MouseButton| match button {
+        MouseButton::Left => 0,
+        MouseButton::Middle => 1,
+        MouseButton::Right => 2,
+    };
+    let is_sgr = encoding == MouseProtocolEncoding::Sgr;
+    let what: u16 = match mouse.kind {
+        MouseEventKind::Up(_) if !is_sgr => 3,
+        MouseEventKind::Down(b) | MouseEventKind::Up(b) => button(b),
+        MouseEventKind::Drag(b) => 32 + button(b),
+        MouseEventKind::Moved => 32 + 3,
+        MouseEventKind::ScrollUp => 64,
+        MouseEventKind::ScrollDown => 65,
+        MouseEventKind::ScrollLeft => 66,
+        MouseEventKind::ScrollRight => 67,
+    };
+    let held = |modifier, bit: u16| if mouse.modifiers.contains(modifier) { bit } else { 0 };
+    let what = what + held(KeyModifiers::SHIFT, 4) + held(KeyModifiers::ALT, 8) + held(KeyModifiers::CONTROL, 16);
+    let (col, row) = (at.0.saturating_add(1), at.1.saturating_add(1));
+    let plain = [what, col, row].map(|n| n.saturating_add(32));
+    match encoding {
+        MouseProtocolEncoding::Sgr => {
+            let last = if matches!(mouse.kind, MouseEventKind::Up(_)) { 'm' } else { 'M' };
+            Some(format!("\x1b[<{what};{col};{row}{last}").into_bytes())
+        }
+        MouseProtocolEncoding::Utf8 => {
+            let letters: Option<String> = plain.into_iter().map(|n| char::from_u32(u32::from(n))).collect();
+            Some([b"\x1b[M", letters?.as_bytes()].concat())
+        }
+        // Farther out than a byte can say.
+        MouseProtocolEncoding::Default => {
+            let bytes: Result<Vec<u8>, _> = plain.into_iter().map(u8::try_from).collect();
+            Some([b"\x1b[M".to_vec(), bytes.ok()?].concat())
+        }
+    }
+}
+
 fn control(c: char) -> Option<u8> {
     match c.to_ascii_lowercase() {
         c @ 'a'..='z' => Some(c as u8 - b'a' + 1),
@@ -95,6 +145,33 @@ mod tests {
             assert_eq!(key(code, modifiers), bytes, "{code:?}");
         }
         assert_eq!(encode(&KeyEvent::new(KeyCode::Up, none), true), b"\x1bOA");
+    }
+
+    #[test]
+    fn the_mouse_is_what_xterm_sends() {
+        use MouseProtocolEncoding as Encoding;
+        use MouseProtocolMode as Mode;
+        let (left, right) = (MouseButton::Left, MouseButton::Right);
+        let told = |kind, modifiers, mode, encoding| mouse(&MouseEvent { kind, column: 0, row: 0, modifiers }, (4, 2), mode, encoding);
+        let (none, ctrl) = (KeyModifiers::NONE, KeyModifiers::CONTROL);
+        for (kind, modifiers, mode, encoding, bytes) in [
+            (MouseEventKind::Down(left), none, Mode::PressRelease, Encoding::Sgr, Some("\x1b[<0;5;3M")),
+            (MouseEventKind::Up(right), none, Mode::PressRelease, Encoding::Sgr, Some("\x1b[<2;5;3m")),
+            (MouseEventKind::ScrollDown, ctrl, Mode::PressRelease, Encoding::Sgr, Some("\x1b[<81;5;3M")),
+            (MouseEventKind::Down(right), none, Mode::Press, Encoding::Default, Some("\x1b[M\"%#")),
+            (MouseEventKind::Up(right), none, Mode::PressRelease, Encoding::Utf8, Some("\x1b[M#%#")),
+            (MouseEventKind::Drag(left), none, Mode::ButtonMotion, Encoding::Sgr, Some("\x1b[<32;5;3M")),
+            (MouseEventKind::Moved, none, Mode::AnyMotion, Encoding::Sgr, Some("\x1b[<35;5;3M")),
+            (MouseEventKind::Moved, none, Mode::ButtonMotion, Encoding::Sgr, None),
+            (MouseEventKind::Drag(left), none, Mode::PressRelease, Encoding::Sgr, None),
+            (MouseEventKind::Up(left), none, Mode::Press, Encoding::Sgr, None),
+            (MouseEventKind::Down(left), none, Mode::None, Encoding::Sgr, None),
+        ] {
+            let told = told(kind, modifiers, mode, encoding).map(|bytes| String::from_utf8(bytes).unwrap());
+            assert_eq!(told.as_deref(), bytes, "{kind:?} {mode:?}");
+        }
+        let click = MouseEvent { kind: MouseEventKind::Down(left), column: 0, row: 0, modifiers: none };
+        assert_eq!(mouse(&click, (300, 2), Mode::Press, Encoding::Default), None, "too far for a byte");
     }
 
     #[test]

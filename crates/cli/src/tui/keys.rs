@@ -1,7 +1,7 @@
-//! What keys, pastes and the mouse mean, by what has the focus.
+//! What keys and pastes mean, by what has the focus.
 
 use cobox_langgraph::Ask;
-use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
+use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::{
     app::{Armed, Overlay, State},
@@ -13,8 +13,6 @@ use super::{
 };
 use crate::chat::typed;
 
-/// Lines of one turn of the wheel.
-const WHEEL_LINES: isize = 3;
 /// Lines of Page Up and Page Down.
 const PAGE_LINES: isize = 10;
 
@@ -202,7 +200,7 @@ impl State {
         Vec::new()
     }
 
-    fn open_file(&mut self) -> Vec<Effect> {
+    pub(super) fn open_file(&mut self) -> Vec<Effect> {
         let visit = self.visit;
         self.files.open_selected().map(|path| Effect::ReadFile { visit, path }).into_iter().collect()
     }
@@ -216,13 +214,18 @@ impl State {
             (Some(Overlay::Pick(picker)), KeyCode::PageDown) => picker.select(PAGE_LINES),
             (Some(Overlay::Pick(picker)), KeyCode::PageUp) => picker.select(-PAGE_LINES),
             (Some(Overlay::Pick(picker)), KeyCode::Enter) => {
-                let chosen = picker.items.get(picker.selected).map(|item| (picker.choice, item.key.clone()));
-                self.overlay = None;
-                return chosen.map(|(choice, key)| self.chosen(choice, &key)).unwrap_or_default();
+                let at = picker.selected;
+                return self.pick(at);
             }
             _ => self.overlay = None,
         }
         Vec::new()
+    }
+
+    /// Chooses one from the list that is open.
+    pub(super) fn pick(&mut self, at: usize) -> Vec<Effect> {
+        let Some(Overlay::Pick(picker)) = self.overlay.take() else { return Vec::new() };
+        picker.items.get(at).map(|item| self.chosen(picker.choice, &item.key)).unwrap_or_default()
     }
 
     fn chosen(&mut self, choice: Choice, key: &str) -> Vec<Effect> {
@@ -255,55 +258,8 @@ impl State {
         }
     }
 
-    pub(super) fn mouse(&mut self, mouse: &MouseEvent) -> Vec<Effect> {
-        let Some(places) = self.places() else { return Vec::new() };
-        let by = match mouse.kind {
-            MouseEventKind::ScrollUp => -WHEEL_LINES,
-            MouseEventKind::ScrollDown => WHEEL_LINES,
-            MouseEventKind::Down(MouseButton::Left) => 0,
-            _ => return Vec::new(),
-        };
-        match &mut self.overlay {
-            Some(Overlay::Pick(picker)) => {
-                picker.select(by.signum());
-                return Vec::new();
-            }
-            Some(Overlay::Help { scroll }) => {
-                *scroll = scroll.saturating_add_signed(by as i16).min(view::HELP_LINES);
-                return Vec::new();
-            }
-            None => {}
-        }
-        if let (0, Some(tab)) = (by, places.tab_at(mouse.column, mouse.row)) {
-            self.look_at(tab);
-            return Vec::new();
-        }
-        let Some((pane, rect)) = places.at(mouse.column, mouse.row) else { return Vec::new() };
-        if by != 0 {
-            self.scroll(pane, by);
-            return Vec::new();
-        }
-        self.look_at(pane);
-        match pane {
-            Pane::Chat => {
-                if let Some(number) = view::chat::entry_at(self, rect, mouse.row) {
-                    self.chat.turn(number);
-                }
-                Vec::new()
-            }
-            Pane::Files if self.files.diff.is_none() => match view::files::node_at(&self.files, rect, mouse.row) {
-                Some(at) => {
-                    self.files.selected = at;
-                    self.open_file()
-                }
-                None => Vec::new(),
-            },
-            _ => Vec::new(),
-        }
-    }
-
     /// Down for more than nothing.
-    fn scroll(&mut self, pane: Pane, by: isize) {
+    pub(super) fn scroll(&mut self, pane: Pane, by: isize) {
         match pane {
             Pane::Chat => self.scroll_chat(-by),
             Pane::Terminal => self.shell.emulator.scroll(-by),
@@ -312,7 +268,12 @@ impl State {
                 Some(diff) => diff.scroll = diff.scroll.saturating_add_signed(by).min(diff.lines.len().saturating_sub(1)),
                 None => self.files.select(by),
             },
-            Pane::Sync => {}
+            Pane::Sync => {
+                let room = self.places().and_then(|p| p.pane(Pane::Sync)).map_or(0, |rect| usize::from(rect.height.saturating_sub(2)));
+                // The summary is one line more.
+                let most = (self.sync.details().len() + 1).saturating_sub(room);
+                self.sync_scroll = self.sync_scroll.saturating_add_signed(by).min(most);
+            }
         }
     }
 

@@ -75,11 +75,11 @@ pub struct SandboxLine {
 
 #[derive(Debug)]
 pub enum ShellNews {
-    Ready { cols: u16, rows: u16, controller: Option<Controller> },
+    Ready { cols: u16, rows: u16, controller: Option<Controller>, yours: Option<bool> },
     Output(Bytes),
     Keyframe { cols: u16, rows: u16, bytes: Bytes },
     Resized { cols: u16, rows: u16 },
-    Control(Option<Controller>),
+    Control { controller: Option<Controller>, yours: Option<bool> },
     Said(String),
     Exited(i32),
     Failed(String),

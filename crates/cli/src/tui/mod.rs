@@ -13,6 +13,7 @@ mod files;
 mod keys;
 mod layout;
 mod message;
+mod mouse;
 mod orders;
 mod picker;
 mod run;

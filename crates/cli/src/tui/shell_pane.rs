@@ -13,10 +13,14 @@ pub struct ShellPane {
     pub emulator: Emulator,
     pub status: Status,
     pub controller: Option<Controller>,
+    /// Whether it is this terminal that has control, where the sandbox says so: we may sit at another one too.
+    yours: Option<bool>,
     pub is_observer: bool,
     /// Something to know about it, until the next key.
     pub said: Option<String>,
     asked_for_control: bool,
+    /// A button of the mouse went down in there, and is not up yet.
+    pub holds_button: bool,
     /// Rows and columns that it has room for.
     room: (u16, u16),
 }
@@ -36,9 +40,11 @@ impl ShellPane {
             emulator: Emulator::new(80, 24),
             status: Status::Off,
             controller: None,
+            yours: None,
             is_observer: false,
             said: None,
             asked_for_control: false,
+            holds_button: false,
             room: (80, 24),
         }
     }
@@ -55,7 +61,17 @@ impl ShellPane {
 
     /// Whether keys go in: nobody else has control.
     pub fn types(&self, me: Option<&str>) -> bool {
-        self.is_live() && !self.is_observer && self.controller.as_ref().is_none_or(|c| me.is_none_or(|me| c.principal == me))
+        let is_mine = |c: &Controller| self.yours.unwrap_or_else(|| is_of(c, me).unwrap_or(true));
+        self.is_live() && !self.is_observer && self.controller.as_ref().is_none_or(is_mine)
+    }
+
+    /// Who else types, for people.
+    pub fn other(&self, me: Option<&str>) -> Option<String> {
+        let controller = self.controller.as_ref().filter(|_| !self.types(me))?;
+        Some(match is_of(controller, me) {
+            Some(true) => "another terminal of yours".to_owned(),
+            _ => format!("{} ({})", cobox_langgraph::clean(&controller.principal, 32), controller.actor.word()),
+        })
     }
 
     /// The pane has another size: the shell follows, if it is ours to say.
@@ -88,7 +104,7 @@ impl ShellPane {
         }
         self.said = Some(match (&self.status, &self.controller) {
             (Status::Live, _) if self.is_observer => "you may only look here".to_owned(),
-            (Status::Live, Some(c)) => format!("{} ({}) has control; Alt-t takes it", c.principal, c.actor.word()),
+            (Status::Live, Some(_)) => format!("{} has control; Alt-t takes it", self.other(me).unwrap_or_default()),
             (Status::Joining, _) => "the shell is being joined".to_owned(),
             _ => "no shell: /terminal joins one".to_owned(),
         });
@@ -97,9 +113,9 @@ impl ShellPane {
 
     pub fn news(&mut self, news: ShellNews, me: Option<&str>) -> Option<Effect> {
         match news {
-            ShellNews::Ready { cols, rows, controller } => {
+            ShellNews::Ready { cols, rows, controller, yours } => {
                 self.status = Status::Live;
-                self.controller = controller;
+                (self.controller, self.yours) = (controller, yours);
                 self.emulator.redraw(cols, rows, b"");
                 return self.take_size(me, (cols, rows));
             }
@@ -109,8 +125,8 @@ impl ShellPane {
             }
             ShellNews::Keyframe { cols, rows, bytes } => self.emulator.redraw(cols, rows, &bytes),
             ShellNews::Resized { cols, rows } => self.emulator.resize(cols, rows),
-            ShellNews::Control(controller) => {
-                self.controller = controller;
+            ShellNews::Control { controller, yours } => {
+                (self.controller, self.yours) = (controller, yours);
                 if std::mem::take(&mut self.asked_for_control) && self.types(me) {
                     let (cols, rows) = self.room;
                     return Some(Effect::ResizeShell(cols, rows));
@@ -128,4 +144,8 @@ impl ShellPane {
         let (cols, rows) = self.room;
         (self.types(me) && self.controller.is_some() && size != self.room).then_some(Effect::ResizeShell(cols, rows))
     }
+}
+
+fn is_of(controller: &Controller, me: Option<&str>) -> Option<bool> {
+    me.map(|me| controller.principal == me)
 }

@@ -79,11 +79,13 @@ async fn leave(mut shell: Shell) {
 
 fn read(event: ShellEvent) -> (ShellNews, bool) {
     let news = match event {
-        ShellEvent::Ready(ready) => ShellNews::Ready { cols: ready.cols, rows: ready.rows, controller: ready.controller },
+        ShellEvent::Ready(ready) => {
+            ShellNews::Ready { cols: ready.cols, rows: ready.rows, controller: ready.controller, yours: ready.yours }
+        }
         ShellEvent::Output(bytes) => ShellNews::Output(bytes),
         ShellEvent::Keyframe { cols, rows, bytes } => ShellNews::Keyframe { cols, rows, bytes },
         ShellEvent::Resized { cols, rows } => ShellNews::Resized { cols, rows },
-        ShellEvent::Control { controller, .. } => ShellNews::Control(controller),
+        ShellEvent::Control { controller, yours } => ShellNews::Control { controller, yours },
         ShellEvent::Gap { .. } => ShellNews::Said("some output was lost".to_owned()),
         ShellEvent::Reconnecting { .. } => ShellNews::Said("the connection is lost; trying again".to_owned()),
         ShellEvent::Reconnected => ShellNews::Said("connected again".to_owned()),

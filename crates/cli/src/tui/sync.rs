@@ -9,7 +9,7 @@ use crate::commands::sync::running_sync_of;
 
 /// Between two questions: as fast as anybody follows it, and nothing to a sync that works.
 const EVERY: Duration = Duration::from_secs(1);
-/// Conflicts and the like that are shown: a pane has no more rows.
+/// Conflicts and the like that are shown: more than anybody scrolls through.
 const MAX_LINES: usize = 40;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,6 +27,13 @@ impl SyncState {
             SyncState::Running { summary, conflicts: 0, .. } => summary.clone(),
             SyncState::Running { summary, conflicts: 1, .. } => format!("{summary}, 1 conflict"),
             SyncState::Running { summary, conflicts, .. } => format!("{summary}, {conflicts} conflicts"),
+        }
+    }
+
+    pub fn details(&self) -> &[String] {
+        match self {
+            SyncState::None => &[],
+            SyncState::Running { details, .. } => details,
         }
     }
 
@@ -60,7 +67,11 @@ impl SyncState {
         }
         details.extend(listed("held_back").iter().map(|path| format!("held back: {}", text(path))));
         details.extend(listed("problems").iter().map(|p| format!("not synced: {}: {}", text(&p["path"]), text(&p["message"]))));
-        details.truncate(MAX_LINES);
+        if details.len() > MAX_LINES {
+            let more = details.len() - (MAX_LINES - 1);
+            details.truncate(MAX_LINES - 1);
+            details.push(format!("and {more} more, which `cobox sync status` shows"));
+        }
         Self::Running { summary, details, conflicts: conflicts.len() }
     }
 }
@@ -113,5 +124,6 @@ mod tests {
         let many = json!({"phase": "halted", "why": "it is empty", "problems": vec![json!({"path": "x"}); 1000]});
         let SyncState::Running { summary, details, .. } = SyncState::of(Some(Ok(many))) else { panic!("it runs") };
         assert_eq!((summary.as_str(), details.len()), ("halted", MAX_LINES));
+        assert_eq!(details.last().unwrap(), "and 964 more, which `cobox sync status` shows");
     }
 }

@@ -22,7 +22,7 @@ use super::{
     layout::{MIN_SIZE, Pane},
 };
 
-pub use overlay::HELP_LINES;
+pub use overlay::{HELP_LINES, picked_at};
 pub use wrap::cut;
 
 const FAINT: Style = Style::new().fg(Color::DarkGray);

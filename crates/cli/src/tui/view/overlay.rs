@@ -33,7 +33,7 @@ const KEYS: [(&str, &str); 16] = [
     ("F1, Alt-h", "this help"),
     ("Ctrl-Q", "leave; thread and sandbox live on"),
     ("Ctrl-C Ctrl-C", "the same"),
-    ("mouse", "click focuses, wheel scrolls, Shift selects text"),
+    ("mouse", "focuses, scrolls, chooses; Shift selects text"),
 ];
 
 /// Lines of help, past which it doesn't scroll.
@@ -62,7 +62,7 @@ fn help(frame: &mut Frame, scroll: u16) {
 }
 
 fn pick(frame: &mut Frame, picker: &Picker) {
-    let area = middle(frame.area(), 76, picker.items.len() as u16 + 2);
+    let area = pick_area(picker, frame.area());
     let block = over(match picker.title() {
         "threads" => " threads · Enter goes on with one, Esc closes ",
         "assistants" => " assistants · Enter chooses, Esc closes ",
@@ -72,7 +72,7 @@ fn pick(frame: &mut Frame, picker: &Picker) {
     frame.render_widget(Clear, area);
     frame.render_widget(block, area);
     let height = usize::from(inner.height);
-    let first = (picker.selected + 1).saturating_sub(height);
+    let first = first_shown(picker, inner.height);
     let line = |(at, item): (usize, &crate::tui::picker::Item)| {
         let mark = if item.is_current { "* " } else { "  " };
         let style = if at == picker.selected { ACCENT.add_modifier(Modifier::REVERSED) } else { FAINT.remove_modifier(Modifier::all()) };
@@ -80,6 +80,22 @@ fn pick(frame: &mut Frame, picker: &Picker) {
     };
     let lines: Vec<Line> = picker.items.iter().enumerate().skip(first).take(height).map(line).collect();
     frame.render_widget(Paragraph::new(lines), inner);
+}
+
+fn pick_area(picker: &Picker, screen: Rect) -> Rect {
+    middle(screen, 76, picker.items.len() as u16 + 2)
+}
+
+/// The selected one is always seen.
+fn first_shown(picker: &Picker, height: u16) -> usize {
+    (picker.selected + 1).saturating_sub(usize::from(height))
+}
+
+/// The item that is drawn at this point of a screen of this size.
+pub fn picked_at(picker: &Picker, (cols, rows): (u16, u16), column: u16, row: u16) -> Option<usize> {
+    let inner = Block::bordered().inner(pick_area(picker, Rect::new(0, 0, cols, rows)));
+    let at = first_shown(picker, inner.height) + usize::from(row.checked_sub(inner.y)?);
+    (inner.contains((column, row).into()) && at < picker.items.len()).then_some(at)
 }
 
 fn over(title: &str) -> Block<'_> {

@@ -21,5 +21,7 @@ pub fn draw(frame: &mut Frame, state: &State, area: Rect) {
             lines.extend(details.iter().map(|line| Line::styled(cobox_langgraph::clean(line, 400), style)));
         }
     }
-    frame.render_widget(Paragraph::new(lines), inner);
+    // The last line stays at the bottom, not at the top.
+    let most = lines.len().saturating_sub(usize::from(inner.height));
+    frame.render_widget(Paragraph::new(lines.split_off(state.sync_scroll.min(most))), inner);
 }

@@ -21,8 +21,10 @@ pub fn draw(frame: &mut Frame, state: &State, area: Rect) {
     let who = match (&shell.status, &shell.controller) {
         (Status::Live, _) if shell.is_observer => "you look".to_owned(),
         (Status::Live, None) => "typing takes control".to_owned(),
-        (Status::Live, Some(_)) if shell.types(state.me()) => "you type".to_owned(),
-        (Status::Live, Some(c)) => format!("{} ({}) types · Alt-t takes control", cobox_langgraph::clean(&c.principal, 32), c.actor.word()),
+        (Status::Live, Some(_)) => match shell.other(state.me()) {
+            None => "you type".to_owned(),
+            Some(other) => format!("{other} types · Alt-t takes control"),
+        },
         (Status::Joining, _) => "joining…".to_owned(),
         (Status::Off | Status::Ended(_), _) => "no shell".to_owned(),
     };

@@ -77,7 +77,13 @@ fn at_work() -> State {
     happen(&mut state, What::FileWritten(FileChange { path: "/workspace/leap.py".into(), size: Some(68), ..FileChange::default() }));
     let end = ExecEnd { command: "cd /workspace && python3 test_leap.py".into(), exit_code: Some(1), ..ExecEnd::default() };
     happen(&mut state, What::Exec(end));
-    here(&mut state, News::Shell(ShellNews::Control(Some(Controller { principal: "ann".into(), actor: PrincipalKind::Human }))));
+    here(
+        &mut state,
+        News::Shell(ShellNews::Control {
+            controller: Some(Controller { principal: "ann".into(), actor: PrincipalKind::Human }),
+            yours: None,
+        }),
+    );
     here(
         &mut state,
         News::Shell(ShellNews::Output(
