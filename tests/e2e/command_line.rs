@@ -258,6 +258,17 @@ async fn sync_once_leaves_out_what_is_ignored() {
 }
 
 #[tokio::test]
+async fn a_sandbox_s_sync_takes_json_behind_its_name_too() {
+    let broker = TestBroker::start().await;
+    let here = tempfile::tempdir().unwrap();
+    fs::write(here.path().join("a.txt"), "a").unwrap();
+    said(&run(&broker, &["sandbox", "create", "--name", "build"]));
+    let synced = broker.cobox().current_dir(&here).args(["sandbox", "sync", "build", "--once", "--json"]).output().unwrap();
+    let synced: serde_json::Value = serde_json::from_str(&said(&synced)).unwrap();
+    assert_eq!((&synced["files"], &synced["path"]), (&1.into(), &"/workspace".into()));
+}
+
+#[tokio::test]
 async fn sessions_sandboxes_and_keys_speak_json() {
     let broker = TestBroker::start().await;
     let json = |args: &[&str]| -> serde_json::Value { serde_json::from_str(&said(&run(&broker, args))).expect("JSON") };

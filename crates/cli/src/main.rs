@@ -97,7 +97,14 @@ fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|arg| arg == LAUNCH) {
         cobox_provider::local::launch_main()
     }
-    let cli = Cli::from_arg_matches(&help::command().get_matches()).unwrap_or_else(|e| e.exit());
+    let read = help::command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let mut cli = match read {
+        Ok(cli) => cli,
+        Err(e) => return misread(&e),
+    };
+    if let Some(Command::Sandbox(command)) = &mut cli.command {
+        cli.json |= command.take_json();
+    }
     let printer = Printer::new(cli.json);
     let context = Context::new(printer, Flags { context: cli.context, url: cli.url, api_key_file: cli.api_key_file, ca_file: cli.ca_file });
     let outcome = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -117,6 +124,28 @@ fn main() -> ExitCode {
             ExitCode::from(if failure.exit_code == 0 { OWN_ERROR } else { failure.exit_code })
         }
     }
+}
+
+/// What was asked for instead of a command, such as help; or why the line can't be read, as JSON for who asked for that.
+fn misread(e: &clap::Error) -> ExitCode {
+    let is_for_program = std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json");
+    if !e.use_stderr() || !is_for_program {
+        e.exit()
+    }
+    Printer::new(true).failure(&usage_failure(e));
+    ExitCode::from(USAGE)
+}
+
+fn usage_failure(e: &clap::Error) -> Failure {
+    let told = e.render().to_string();
+    let paragraph = |text: &str| text.lines().map(str::trim).collect::<Vec<_>>().join(" ").trim().to_owned();
+    let usage = told.split("\n\n").find(|part| part.starts_with("Usage:")).map(paragraph);
+    let what = match e.kind() {
+        // All of the help.
+        clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "this says nothing to do".to_owned(),
+        _ => paragraph(told.split("\n\n").next().unwrap_or_default().trim_start_matches("error:")),
+    };
+    Failure::new(what).advise(usage.unwrap_or_else(|| "`--help` shows what there is".to_owned())).exit_with(USAGE)
 }
 
 /// `cobox` alone is a look into the sandbox, or, where there is none to look into, help.
@@ -204,6 +233,29 @@ mod tests {
         }
         assert!(help("exec").contains("--api-key-file"));
         assert!(parse(&["--url", "http://x", "doctor"]).is_ok() && parse(&["doctor", "--url", "http://x"]).is_ok());
+    }
+
+    #[test]
+    fn a_line_that_can_not_be_read_is_told_in_one_sentence_and_its_usage() {
+        let told = |line: &[&str]| usage_failure(&parse(line).unwrap_err());
+        let failure = told(&["exec", "--tread", "demo", "--", "ls"]);
+        assert_eq!((failure.what.as_str(), failure.exit_code), ("unexpected argument '--tread' found", USAGE));
+        assert!(failure.advice.unwrap().starts_with("Usage: cobox exec "));
+        assert_eq!(told(&["sandbox"]).what, "this says nothing to do");
+    }
+
+    #[test]
+    fn a_sandbox_is_synced_with_this_folder_and_as_json_wherever_that_stands() {
+        for (line, is_json) in [
+            (&["sandbox", "sync", "build"][..], false),
+            (&["sandbox", "sync", "build", "--once", ".", "--json"], true),
+            (&["--json", "sandbox", "sync", "build", "."], true),
+        ] {
+            let mut cli = parse(line).unwrap();
+            let Some(Command::Sandbox(command)) = &mut cli.command else { panic!("{line:?}") };
+            assert_eq!(command.take_json() || cli.json, is_json, "{line:?}");
+            assert!(!command.take_json(), "taken once");
+        }
     }
 
     #[test]

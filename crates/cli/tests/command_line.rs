@@ -46,6 +46,20 @@ fn an_exec_that_took_too_long_ends_with_124_and_names_the_limit() {
 }
 
 #[test]
+fn a_line_that_can_not_be_read_is_json_for_who_asked_for_it() {
+    let stub = Stub::start();
+    let (code, out, told) = run(cobox(&stub).args(["exec", "--json", "--tread", "demo", "--", "ls"]));
+    assert_eq!((code, out.as_str()), (Some(2), ""));
+    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(told["error"]["message"], "unexpected argument '--tread' found");
+    let (code, _, told) = run(cobox(&stub).args(["exec", "--tread", "demo", "--", "ls", "--json"]));
+    assert_eq!(code, Some(2));
+    assert!(told.starts_with("error: unexpected argument '--tread' found"), "{told}");
+    let (code, out, _) = run(cobox(&stub).args(["exec", "--json", "--help"]));
+    assert!(code == Some(0) && out.contains("Usage: cobox exec"), "help is help");
+}
+
+#[test]
 fn exec_as_json_answers_whole() {
     let stub = Stub::start();
     let (code, told, _) = run(cobox(&stub).args(["--json", "exec", "--", "slow"]));

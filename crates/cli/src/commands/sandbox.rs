@@ -110,7 +110,7 @@ pub enum Command {
     },
     /// Bring a folder into a sandbox, as `cobox sync --sandbox` does
     #[command(
-        override_usage = "cobox sandbox sync [GLOBAL OPTIONS] <NAME|ID> [OPTIONS OF SYNC] DIR [:/PATH]",
+        override_usage = "cobox sandbox sync [GLOBAL OPTIONS] <NAME|ID> [OPTIONS OF SYNC] [DIR [:/PATH]]",
         after_help = "\
 `cobox sync --help` shows what may follow the sandbox.
 
@@ -122,7 +122,7 @@ Example:
         #[arg(value_name = "NAME|ID")]
         which: String,
         /// As `cobox sync` takes them
-        #[arg(value_name = "ARG", trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        #[arg(value_name = "ARG", trailing_var_arg = true, allow_hyphen_values = true)]
         rest: Vec<OsString>,
     },
     /// End a sandbox and remove its files
@@ -131,6 +131,16 @@ Example:
         #[arg(value_name = "NAME|ID")]
         which: String,
     },
+}
+
+impl Command {
+    /// Whether `--json` stands among what is read later, and takes it out there.
+    pub fn take_json(&mut self) -> bool {
+        let Command::Sync { rest, .. } = self else { return false };
+        let before = rest.len();
+        rest.retain(|arg| arg != "--json");
+        rest.len() < before
+    }
 }
 
 pub async fn run(command: Command, context: &Context) -> Outcome {
