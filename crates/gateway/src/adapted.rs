@@ -56,7 +56,7 @@ impl Stand<'_> {
     async fn route(&self, route: &Route, method: &Method, path: &str, headers: &HeaderMap, body: Body) -> Result<Response, AdapterError> {
         let (adapter, id) = (self.adapter, &self.admission.sandbox);
         match (route.method, route.template) {
-            ("GET", "/healthz") => Ok(Json(json!({ "status": "ok" })).into_response()),
+            ("GET", "/healthz" | "/v1/healthz") => Ok(Json(json!({ "status": "ok" })).into_response()),
             ("POST", "/v1/exec") => {
                 let is_stream = headers.get(header::ACCEPT).is_some_and(|v| v.as_bytes().starts_with(b"text/event-stream"));
                 if is_stream {

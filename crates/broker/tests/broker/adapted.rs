@@ -219,7 +219,7 @@ async fn what_the_provider_cannot_do_is_refused_in_its_name() {
     let ann = broker.human("ann").await;
     let made = ann.ensure("t").await;
     let (id, bearer) = (sandbox_id(&made), ann.with(&made["token"]));
-    let able = ["/healthz", "/v1/exec", "/v1/files/{path}", "/v1/fs/list", "/v1/fs/stat"];
+    let able = ["/healthz", "/v1/healthz", "/v1/exec", "/v1/files/{path}", "/v1/fs/list", "/v1/fs/stat"];
     for route in ROUTES.iter().filter(|r| !able.contains(&r.template)) {
         let path = format!("/dp/{id}{}", route.template.replace("{id}", "x").replace("{shell}", "main"));
         let answer = call(&bearer, route.method.parse().unwrap(), &path, "{}", &[]).await;
