@@ -13,7 +13,8 @@ use crate::load::record;
 
 const GIB: u64 = 1 << 30;
 
-#[tokio::test]
+// Two threads: one waits for minutes, and a connection that the other end closes meanwhile has to be noticed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes minutes and 10 GiB of disk; `make soak` runs it"]
 async fn soak_sync_of_a_file_of_5_gibibytes() {
     let desk = Desk::new().await;
@@ -33,11 +34,14 @@ async fn soak_sync_of_a_file_of_5_gibibytes() {
     record(&format!("a sync of one file of 5 GiB, mostly holes: the same on both sides after {:.0} s", took.as_secs_f64()));
 }
 
-#[tokio::test]
+// Two threads: one waits for minutes, and a connection that the other end closes meanwhile has to be noticed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes minutes; `make soak` runs it"]
 async fn soak_sync_of_100_000_files() {
     const FOLDERS: usize = 200;
     const FILES: usize = 500;
+    /// How many there are, and what is in all of them.
+    const ALL: &str = "find . -type f | wc -l; find d* -type f | LC_ALL=C sort | xargs cat | cksum";
     let desk = Desk::new().await;
     for folder in 0..FOLDERS {
         fs::create_dir(desk.here(&format!("d{folder}"))).unwrap();
@@ -48,9 +52,8 @@ async fn soak_sync_of_100_000_files() {
     let began = Instant::now();
     desk.said(&["sync", "--until-synced", ".", "t:"]);
     let first = began.elapsed();
-    let count = sh(desk.sandbox(), "find . -type f | wc -l; cat d*/f* | cksum").await.stdout;
-    let here =
-        std::process::Command::new("sh").args(["-c", "find . -type f | wc -l; cat d*/f* | cksum"]).current_dir(desk.folder.path()).output();
+    let count = sh(desk.sandbox(), ALL).await.stdout;
+    let here = std::process::Command::new("sh").args(["-c", ALL]).current_dir(desk.folder.path()).output();
     assert_eq!(count, String::from_utf8(here.unwrap().stdout).unwrap());
     let mut live = desk.live(&[]);
     live.until_phase("watching");
