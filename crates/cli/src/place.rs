@@ -10,6 +10,7 @@ use cobox_protocol::SandboxId;
 
 use crate::{
     commands::{self, Where},
+    context::Context,
     failure::Failure,
     way_in::Target,
 };
@@ -77,6 +78,14 @@ impl Remote {
             }
             Some(target) => Ok(target.clone()),
             None => Ok(options.target()),
+        }
+    }
+
+    /// The sandbox that is meant: the word before the colon is a thread's, or else a sandbox's name.
+    pub async fn meant(&self, options: &Where, context: &Context) -> Result<Target, Failure> {
+        match self.target(options)? {
+            Target::Thread(word) if self.target.is_some() => context.meant(&word).await,
+            target => Ok(target),
         }
     }
 

@@ -25,8 +25,6 @@ use crate::{
 
 /// Changes, or files needed, in one go: more than the other end asks for, and a bound for what a hostile one makes this side hold.
 pub const MAX_BATCH: usize = 64 * 1024;
-/// What the other end may still say before it hears that this end has given up, in bytes: what is on its way in buffers.
-const MAX_UNHEARD_BYTES: u64 = 64 * 1024 * 1024;
 /// Sums of blocks in one message.
 const SUMS_AT_ONCE: usize = 8 * 1024;
 
@@ -46,11 +44,7 @@ pub fn serve(
         Err(SyncError::Lost(_)) | Ok(()) => {}
         Err(error) => {
             // It may have gone already; then nobody is told.
-            let told = out.send(&Message::Fault { fault: error.fault(), words: error.to_string() });
-            if told.is_ok() {
-                // A connection that is closed while the other end still writes may take the fault with it.
-                let _ = io::copy(&mut reader.take(MAX_UNHEARD_BYTES), &mut io::sink());
-            }
+            let _ = out.send(&Message::Fault { fault: error.fault(), words: error.to_string() });
         }
     }
     served

@@ -30,7 +30,7 @@ use rustix::fs::OFlags;
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{MissedTickBehavior, interval},
+    time::{MissedTickBehavior, interval, timeout},
 };
 
 use self::hooks::SandboxFiles;
@@ -45,6 +45,8 @@ use crate::{
 const MAX_SYNCS: usize = 8;
 /// What was written is told to those who watch the session this often, many files as one.
 const TELL_EVERY: Duration = Duration::from_millis(250);
+/// How long a client whose sync is over may go on sending before it has heard so.
+const PARTING: Duration = Duration::from_secs(2);
 
 /// Files whose digests are kept in mind between a folder's connections, in all: some 50 MiB of the sandbox's memory.
 const MAX_REMEMBERED: usize = 200_000;
@@ -204,6 +206,10 @@ impl Conversation for Session {
                     Some(piece) => peer.out.message(Message::Binary(piece)).await?,
                     None => {
                         files.tell(&server.happenings);
+                        // Closed while the client still writes, a connection may take with it why the sync is over.
+                        let reading_away = async { while peer.next().await.is_ok() {} };
+                        // A client that doesn't go is left.
+                        let _ = timeout(PARTING, reading_away).await;
                         return Ok(());
                     }
                 },

@@ -77,7 +77,7 @@ async fn copy(args: &Args, context: &Context) -> Result<Option<Moved>, Failure> 
                 uploads.push(from);
             }
             (Place::Remote(remote), Place::Local(_)) => {
-                let target = meant(context, &remote, &args.place).await?;
+                let target = remote.meant(&args.place, context).await?;
                 downloads.push(Download { target, from: remote, is_contents: is_contents(from) });
             }
             (Place::Local(_), Place::Local(_)) => {
@@ -94,7 +94,7 @@ async fn copy(args: &Args, context: &Context) -> Result<Option<Moved>, Failure> 
     let mut moved = Moved::default();
     match to {
         Place::Remote(to) => {
-            let way_in = context.enter(&meant(context, &to, &args.place).await?).await?;
+            let way_in = context.enter(&to.meant(&args.place, context).await?).await?;
             for from in &uploads {
                 moved += upload(context, &way_in.dataplane, from, &to, is_several).await?;
             }
@@ -114,14 +114,6 @@ async fn copy(args: &Args, context: &Context) -> Result<Option<Moved>, Failure> 
         }
     }
     Ok(Some(moved))
-}
-
-/// The sandbox that is meant: the word before the colon is a thread's, or else a sandbox's name.
-async fn meant(context: &Context, remote: &Remote, place: &Where) -> Result<Target, Failure> {
-    match remote.target(place)? {
-        Target::Thread(word) if remote.target.is_some() => context.meant(&word).await,
-        target => Ok(target),
-    }
 }
 
 /// Looked at before anything is made for it.

@@ -14,8 +14,9 @@ use super::config::LocalOptions;
 const PARENT: &str = "cobox";
 /// boxd's own, so that no request can make it grow at the host's cost: well above its buffers for exec and archives.
 const BOXD_MEMORY_BYTES: u64 = 512 << 20;
-/// Tries to make a group while others remove empty ones above it; each loses only to a removal in the same microseconds.
-const MAKE_TRIES: usize = 100;
+/// Tries to make a group while others remove empty ones above it; each loses only to a removal in the same
+/// microseconds, and all of them together take some tens of milliseconds.
+const MAKE_TRIES: usize = 10_000;
 /// The length of a processor accounting period, in microseconds: the kernel's own default.
 const CPU_PERIOD_US: u64 = 100_000;
 

@@ -95,7 +95,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     match args.verb {
         Some(verb) => verbs::run(verb, context).await,
         None => {
-            let pair = pair(&args.run)?;
+            let pair = pair(&args.run, context).await?;
             match args.run.once {
                 true => once::run(pair, context).await,
                 false => {
@@ -111,7 +111,7 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     }
 }
 
-fn pair(args: &Run) -> Result<Pair, Failure> {
+async fn pair(args: &Run, context: &Context) -> Result<Pair, Failure> {
     let folder = args.from.clone().unwrap_or_else(|| PathBuf::from("."));
     match std::fs::metadata(&folder) {
         Ok(meta) if meta.is_dir() => {}
@@ -135,7 +135,12 @@ fn pair(args: &Run) -> Result<Pair, Failure> {
             Err(e) => return Err(Failure::new(format!("{}: {e}", text.display()))),
         },
     };
-    Ok(Pair { folder, target: to.target(&args.place)?, path: to.path })
+    let target = match to.meant(&args.place, context).await {
+        Ok(target) => target,
+        // A broker that is away is waited for.
+        Err(_) => to.target(&args.place)?,
+    };
+    Ok(Pair { folder, target, path: to.path })
 }
 
 /// A home directory holds keys, histories and caches of everything one does, and what a sandbox puts there may run here.
