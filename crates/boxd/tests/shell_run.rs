@@ -242,3 +242,15 @@ async fn running_needs_exec_and_sight_of_the_shell_and_a_command_that_can_be_typ
     }
     boxd.post("/v1/shells/none/run", r#"{"command": "a"}"#).send().await.refused(404, "SHELL_NOT_FOUND");
 }
+
+#[tokio::test]
+async fn an_agent_that_comes_first_makes_the_shell_where_everybody_meets() {
+    let boxd = boxd_with_bash();
+    let agent = boxd.token("exec shell_observe");
+    let call = boxd.post("/v1/shells/main/run", r#"{"command": "echo first"}"#).token(&agent);
+    assert_eq!(call.send().await.ok(200).json::<ShellRunResult>().output, "first\n");
+    let mut ada = Viewer::attach(&boxd, &boxd.token(EVERYTHING), ShellStart::default()).await;
+    ada.shows("first").await;
+    // Any other name is taken for a mistake.
+    boxd.post("/v1/shells/build/run", r#"{"command": "a"}"#).token(&agent).send().await.refused(404, "SHELL_NOT_FOUND");
+}

@@ -23,13 +23,14 @@ const SWEEP_EVERY: u32 = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Upgraded ones included: far above what people and agents do together, and 500 sandboxes at an eighth of it still fit
-    /// into the process's descriptors.
+    /// Upgraded ones included: fewer than the connections boxd takes, and 500 sandboxes at a twelfth of it still fit into the
+    /// process's descriptors.
     pub requests_per_sandbox: u32,
-    /// They last, so they get half.
+    /// They last, so that they leave a third of the places to requests.
     pub websockets_per_sandbox: u32,
     /// Half of its sandbox's, so that another session gets in beside it.
     pub requests_per_session: u32,
+    /// An audience of two hundred at one shell has room.
     pub websockets_per_session: u32,
     /// Bytes of bodies that were read from one side and not yet taken by the other. A download that its client doesn't read holds
     /// less than a megabyte of them; who has this many gets no further request in.
@@ -41,10 +42,10 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            requests_per_sandbox: 512,
-            websockets_per_sandbox: 256,
-            requests_per_session: 256,
-            websockets_per_session: 128,
+            requests_per_sandbox: 768,
+            websockets_per_sandbox: 512,
+            requests_per_session: 384,
+            websockets_per_session: 256,
             bytes_in_flight_per_session: 64 * 1024 * 1024,
             websockets: 4096,
         }

@@ -111,8 +111,7 @@ async fn a_cut_network_loses_nothing_of_what_is_printed_and_typed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "half a minute without a network; run by make soak"]
-async fn soak_a_network_cut_for_30_s_loses_nothing_of_what_is_printed_and_typed() {
+async fn a_network_cut_for_30_s_loses_nothing_of_what_is_printed_and_typed() {
     survives_a_cut_of(Duration::from_secs(30)).await;
 }
 

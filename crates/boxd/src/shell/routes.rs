@@ -10,6 +10,7 @@ use axum::{
 };
 use cobox_protocol::{
     Capability,
+    frame::DEFAULT_SHELL_NAME,
     shell::{ShellCreate, ShellInfo, ShellList, ShellRun},
 };
 use http::StatusCode;
@@ -67,8 +68,15 @@ pub async fn run(
     content: Body,
 ) -> Result<Response, Failure> {
     caller.stream.also_needs(Capability::ShellObserve)?;
-    let shell = server.shells.find(&shell)?;
     let request: ShellRun = read(&server, content).await?;
+    let shell = match server.shells.find(&shell) {
+        // Where everybody meets: who comes first makes it. One who may run anything needs no leave for that.
+        Err(_) if shell == DEFAULT_SHELL_NAME => {
+            let create = ShellCreate { name: Some(shell), ..Default::default() };
+            caller.stream.until_revoked(server.shells.find_or_create(&server, create, &caller.claims)).await?.0
+        }
+        found => found?,
+    };
     let memory = server.commands.memory(exec::max_output(request.max_output_bytes, &server.limits))?;
     let typed = in_words(Some(&request.command), None);
     let done = caller.stream.until_revoked(command::run(&shell, request, server.limits.output_bytes)).await?;
