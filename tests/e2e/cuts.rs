@@ -37,8 +37,10 @@ async fn exec_through(cuts: u64, seed: u64) -> u64 {
     let plan = Cuts { count: cuts, within_bytes: EXEC_BYTES * 3 / 2 / cuts, within: Duration::from_secs(10) };
     let proxy = CuttingProxy::before(broker.url(), plan, seed).await;
     let (session, cut) = through(&proxy, &broker, "t").await;
+    // What comes after that is slow enough not to outrun what boxd keeps while the connection is away more often than not.
     let command = format!(
-        "head -c {EXEC_BYTES} /dev/urandom | tee out; until test -e enough; do head -c 262144 /dev/urandom | tee -a out; done; echo 'all of it' >&2; exit 7"
+        "head -c {EXEC_BYTES} /dev/urandom | tee out; \
+         until test -e enough; do head -c 16384 /dev/urandom | tee -a out; sleep 0.02; done; echo 'all of it' >&2; exit 7"
     );
     let mut exec = cut.exec_stream(ExecStart { command: Some(command), ..Default::default() }).await.unwrap();
     let (mut hash, mut bytes, mut stderr) = (Sha256::new(), 0, Vec::new());

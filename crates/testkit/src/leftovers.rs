@@ -55,9 +55,17 @@ impl Leftovers {
             if now == Self::default() {
                 return;
             }
-            assert!(tokio::time::Instant::now() < deadline, "something was left behind: {now:#?}");
+            assert!(tokio::time::Instant::now() < deadline, "something was left behind: {now:#?}\n{}", now.described());
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
+    }
+}
+
+impl Leftovers {
+    /// What the processes are, for people.
+    fn described(&self) -> String {
+        let stat = |pid: &String| fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_else(|e| format!("{pid}: {e}"));
+        self.processes.iter().map(stat).collect()
     }
 }
 
