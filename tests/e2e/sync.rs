@@ -7,7 +7,9 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     path::PathBuf,
-    process::{Child, ChildStdout, Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
+    sync::mpsc,
+    thread,
     time::Duration,
 };
 
@@ -87,22 +89,24 @@ impl Desk {
     /// A sync that runs, told to end when this is dropped.
     fn live(&self, more: &[&str]) -> Live {
         let mut child = self.cobox(&["--json", "sync"]).args(more).args([".", "t:"]).stdout(Stdio::piped()).spawn().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
+        let (told, output) = mpsc::channel();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        // Taken as they come, looked at or not: a sync waits for whoever reads what it tells.
+        thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| told.send(line)));
         Live { child, output }
     }
 }
 
 struct Live {
     child: Child,
-    output: BufReader<ChildStdout>,
+    output: mpsc::Receiver<String>,
 }
 
 impl Live {
     /// Reads on until something is told.
     fn until(&mut self, is_it: impl Fn(&Value) -> bool) -> Value {
         loop {
-            let mut line = String::new();
-            assert!(self.output.read_line(&mut line).unwrap() > 0, "it ended");
+            let line = self.output.recv().expect("it goes on");
             let event: Value = serde_json::from_str(&line).unwrap();
             if is_it(&event) {
                 return event;
