@@ -348,10 +348,7 @@ impl Shell {
     pub fn next_turn(&self, id: u64) -> tokio::time::Instant {
         let viewers = u32::try_from(self.viewers()).unwrap_or(u32::MAX);
         let period = WATCHER_PERIOD.max(Duration::from_secs(1).saturating_mul(viewers) / MAX_WATCHER_FRAMES_PER_SECOND);
-        let phase = period * (id % WATCHER_PHASES) as u32 / WATCHER_PHASES as u32;
-        let since = self.started.elapsed().saturating_sub(phase);
-        let turns = u32::try_from(since.as_millis() / period.as_millis().max(1)).unwrap_or(u32::MAX);
-        tokio::time::Instant::from_std(self.started + phase + period.saturating_mul(turns.saturating_add(1)))
+        tokio::time::Instant::from_std(self.started + turn_after(self.started.elapsed(), period, id))
     }
 
     fn touch(&self) {
@@ -374,6 +371,13 @@ impl Shell {
     fn input(&self) -> MutexGuard<'_, BytesMut> {
         self.input.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The first moment after `now` that is this viewer's, both since the shell began.
+fn turn_after(now: Duration, period: Duration, id: u64) -> Duration {
+    let phase = period * (id % WATCHER_PHASES) as u32 / WATCHER_PHASES as u32;
+    let turns = now.saturating_sub(phase).as_nanos() / period.as_nanos().max(1);
+    phase + period.saturating_mul(u32::try_from(turns).unwrap_or(u32::MAX).saturating_add(1))
 }
 
 /// The part of a piece that lies between two offsets; marks may begin before it.
@@ -402,5 +406,21 @@ pub struct RunGuard(Arc<Shell>);
 impl Drop for RunGuard {
     fn drop(&mut self) {
         self.0.is_run_in.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watcher_waits_no_longer_than_a_period_however_old_the_shell_is() {
+        // As of 201 viewers, which is no whole number of milliseconds.
+        let period = Duration::from_micros(100_500);
+        for hours in [1, 10, 1000] {
+            let now = Duration::from_secs(hours * 3600) + Duration::from_micros(1234);
+            let turns: Vec<_> = (0..WATCHER_PHASES).map(|id| turn_after(now, period, id)).collect();
+            assert!(turns.iter().all(|turn| now < *turn && *turn <= now + period), "{hours} h: {turns:?}");
+        }
     }
 }
