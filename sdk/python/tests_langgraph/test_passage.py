@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import httpx
 import pytest
 from front import THREAD, Upstream, answer, recording, served
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 from websockets.sync.server import ServerConnection, serve
 from world import Broker, bearer
 
@@ -296,12 +297,22 @@ def test_so_many_sockets_are_relayed_and_no_more(monkeypatch: pytest.MonkeyPatch
         for frame in connection:
             connection.send(frame)
 
+    def let_in(where: str, headers: dict[str, str]) -> ClientConnection:
+        """A place is free again when the deployment has noticed that its last connection is gone."""
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                return connect(where, additional_headers=headers, proxy=None)
+            except InvalidStatus as refused:
+                if refused.response.status_code != 503 or time.monotonic() > deadline:
+                    raise
+
     with serve(wait, "127.0.0.1", 0, close_timeout=1) as sandbox:
         threading.Thread(target=sandbox.serve_forever, daemon=True).start()
         with served(Settings(f"http://127.0.0.1:{sandbox.socket.getsockname()[1]}", Secret(KEY))) as url:
             where, headers = f"ws{url.removeprefix('http')}/dp/{SANDBOX}/v1/shell/ws", {"authorization": f"Bearer {token()}"}
             for _ in range(2):
-                with connect(where, additional_headers=headers, proxy=None) as first:
+                with let_in(where, headers) as first:
                     first.send("a")
                     assert first.recv() == "a"
                     with pytest.raises(InvalidStatus) as refused, connect(where, additional_headers=headers, proxy=None):
