@@ -45,8 +45,9 @@ impl AsFd for Descriptor {
     }
 }
 
-fn read_now(fd: &OwnedFd, buf: &mut [u8]) -> io::Result<usize> {
-    match rustix::io::retry_on_intr(|| rustix::io::read(fd, &mut *buf)) {
+/// Reads what is there without waiting; `WouldBlock` when nothing is.
+pub fn read_now(fd: impl AsFd, buf: &mut [u8]) -> io::Result<usize> {
+    match rustix::io::retry_on_intr(|| rustix::io::read(&fd, &mut *buf)) {
         // A terminal whose last program has gone reads as an error, not as an end.
         Err(Errno::IO) => Ok(0),
         other => Ok(other?),

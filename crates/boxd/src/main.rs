@@ -34,6 +34,8 @@ mod descriptor {
     pub const FIRST_GROUP: i32 = 9;
 }
 
+/// Tasks that have their turn before the sockets are looked at again: who types comes before most of those who watch.
+const TURNS_BETWEEN_LOOKS: u32 = 8;
 /// The configuration is a few kilobytes and a revocation list.
 const MAX_CONFIG_BYTES: u64 = 16 * 1024 * 1024;
 
@@ -89,7 +91,7 @@ fn run() -> anyhow::Result<()> {
     }
     drop(launcher);
 
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().event_interval(TURNS_BETWEEN_LOOKS).build()?;
     let result = runtime.block_on(async {
         let (workloads, init_ended) = Workloads::new(link, config.workload.clone())?;
         let ids = file_ids(&config.workload);

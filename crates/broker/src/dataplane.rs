@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use cobox_gateway::{Admission, Caller as Passer, Credential, Directory, FileLink, Reach, Target, Usage};
+use cobox_gateway::{Admission, Caller as Passer, Credential, Directory, FileLink, Reach, Stamp, Target, Usage};
 use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, Secret, SessionId, secret::redact};
 use cobox_provider::{Door, ProviderError};
 use cobox_token::Claims;
@@ -40,7 +40,7 @@ impl Directory for Dataplane {
         match credential {
             None => match found {
                 Some((sandbox, _)) if sandbox.is_running() && self.lifecycle.is_here(&sandbox) => {
-                    Ok(Admission { sandbox: sandbox.id, is_running: true, token: None, caller: None })
+                    Ok(Admission { sandbox: sandbox.id, is_running: true, is_lasting: false, token: None, caller: None })
                 }
                 // The same answer for what doesn't exist and what would have to be woken: a stranger learns nothing.
                 _ => Err(ApiError::new(ErrorCode::Unauthenticated, "no credential, and nothing runs here; negotiate first")),
@@ -61,6 +61,10 @@ impl Directory for Dataplane {
                 self.check_link(&link, &sandbox, session.as_ref()).await
             }
         }
+    }
+
+    fn stamp(&self) -> Option<Stamp> {
+        Some(Stamp { change: self.deployment.store.changes()?, second: self.deployment.now().unix() })
     }
 
     fn touch(&self, admission: &Admission) {
@@ -206,17 +210,16 @@ impl Dataplane {
         };
         self.audit.add(self.record("token.issued", &passer, &sandbox.id, request_id).detail(capabilities.words().join(" "))).await;
         let token = d.tokens.sign(&sandbox, &draft.claims);
-        Ok(Admission { is_running: is_up(&sandbox), sandbox: sandbox.id, token: Some(token), caller: Some(passer) })
+        Ok(Admission { is_running: is_up(&sandbox), is_lasting: false, sandbox: sandbox.id, token: Some(token), caller: Some(passer) })
     }
 
     /// A token passes as it is, once it is known to be one that boxd will accept. What boxd can't read it gets as what it can.
     async fn check(&self, token: Secret, sandbox: &Sandbox, session: Option<&Session>) -> Result<Admission, ApiError> {
         let claims = self.deployment.claims_of(sandbox, &token).await?;
-        let token = match TokenFormat::of(&token) {
-            TokenFormat::Jwt => token,
-            TokenFormat::Opaque => self.deployment.tokens.sign(sandbox, &claims),
-        };
-        self.let_in(token, claims, sandbox, session)
+        match TokenFormat::of(&token) {
+            TokenFormat::Jwt => Ok(Admission { is_lasting: true, ..self.let_in(token, claims, sandbox, session)? }),
+            TokenFormat::Opaque => self.let_in(self.deployment.tokens.sign(sandbox, &claims), claims, sandbox, session),
+        }
     }
 
     /// A link passes with a token for the one thing it is for.
@@ -253,7 +256,8 @@ impl Dataplane {
             jti: claims.jti,
             capabilities: claims.scope,
         };
-        Ok(Admission { sandbox: sandbox.id.clone(), is_running: is_up(sandbox), token: Some(token), caller: Some(passer) })
+        let is_running = is_up(sandbox);
+        Ok(Admission { sandbox: sandbox.id.clone(), is_running, is_lasting: false, token: Some(token), caller: Some(passer) })
     }
 }
 

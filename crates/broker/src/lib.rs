@@ -315,9 +315,9 @@ impl Broker {
         };
         let config = &self.deployment.config;
         let gateway = cobox_gateway::Gateway::new(Arc::new(dataplane), config.gateway_limits);
-        let http::Routers { main, dataplane } = http::routers(api, gateway);
-        let serve = |listener, router| {
-            let serving = server::Serving { router, tls: self.tls.clone(), metrics: self.metrics.clone() };
+        let http::Fronts { main, dataplane } = http::fronts(&api, &gateway);
+        let serve = |listener, front| {
+            let serving = server::Serving { front: Arc::new(front), tls: self.tls.clone(), metrics: self.metrics.clone() };
             server::serve(listener, &self.lanes, serving, config.max_connections, told.cancelled())
         };
         let renewing = self.tls.clone().map(|tls| tokio::spawn(tls.watch()));

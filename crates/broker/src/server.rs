@@ -1,13 +1,14 @@
 //! Accepts connections, a bounded number of them, and lets them finish when told to stop.
 
 use std::{
+    convert::Infallible,
     future::Future,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
-use axum::{Router, body::Body, extract::Request};
-use cobox_gateway::KeptUpstream;
+use axum::{body::Body, extract::Request};
+use cobox_gateway::Kept;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
@@ -16,9 +17,14 @@ use tokio::{
     sync::Semaphore,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tower::ServiceExt;
 
-use crate::{counted::Counted, http::Peer, lanes::Lanes, metrics::Metrics, tls::Tls};
+use crate::{
+    counted::Counted,
+    http::{Front, Peer},
+    lanes::Lanes,
+    metrics::Metrics,
+    tls::Tls,
+};
 
 /// A client that takes longer to send a request's head is not serious.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(15);
@@ -34,7 +40,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// What every connection needs.
 #[derive(Clone)]
 pub struct Serving {
-    pub router: Router,
+    pub front: Arc<Front>,
     /// Without it connections are plain HTTP.
     pub tls: Option<Arc<Tls>>,
     pub metrics: Arc<Metrics>,
@@ -91,16 +97,16 @@ async fn begin(stream: TcpStream, peer: Peer, serving: Serving, stop: Cancellati
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "a connection stays without TCP_NODELAY");
     }
-    let Serving { router, tls, metrics } = serving;
+    let Serving { front, tls, metrics } = serving;
     let stream = Counted::new(stream, metrics.clone());
-    let Some(tls) = tls else { return serve_connection(stream, peer, router, stop).await };
+    let Some(tls) = tls else { return serve_connection(stream, peer, front, stop).await };
     let shaking = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.acceptor().accept(stream));
     let shaken = tokio::select! {
         shaken = shaking => shaken,
         () = stop.cancelled() => return,
     };
     match shaken {
-        Ok(Ok(stream)) => serve_connection(stream, peer, router, stop).await,
+        Ok(Ok(stream)) => serve_connection(stream, peer, front, stop).await,
         Ok(Err(error)) => {
             metrics.handshakes_failed.fetch_add(1, Ordering::Relaxed);
             tracing::debug!(%error, "a connection did not become a TLS one");
@@ -112,17 +118,15 @@ async fn begin(stream: TcpStream, peer: Peer, serving: Serving, stop: Cancellati
     }
 }
 
-async fn serve_connection<S>(stream: S, peer: Peer, router: Router, stop: CancellationToken)
+async fn serve_connection<S>(stream: S, peer: Peer, front: Arc<Front>, stop: CancellationToken)
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     // What the gateway keeps for this client lives as long as its connection.
-    let kept = KeptUpstream::default();
+    let kept = Kept::default();
     let service = service_fn(move |request: Request<Incoming>| {
-        let mut request = request.map(Body::new);
-        request.extensions_mut().insert(kept.clone());
-        request.extensions_mut().insert(peer);
-        router.clone().oneshot(request)
+        let (front, kept) = (front.clone(), kept.clone());
+        async move { Ok::<_, Infallible>(front.answer(request.map(Body::new), peer, &kept).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

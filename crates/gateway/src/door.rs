@@ -3,11 +3,8 @@
 use std::sync::Arc;
 
 use axum::{
-    Router,
     body::Body,
-    extract::State,
     response::{IntoResponse, Response},
-    routing::any,
 };
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId, SandboxId, langsmith, route,
@@ -17,10 +14,10 @@ use cobox_provider::{Adapter, BoxedStream};
 use http::{HeaderValue, Method, Request, StatusCode, Uri, header, uri::PathAndQuery};
 
 use crate::{
-    Admission, Credential, Directory, FileLink, KeptUpstream, PassedFor, Reach, Target, Usage,
+    Admission, Credential, Directory, FileLink, Kept, PassedFor, Reach, Target, Usage,
     adapted::Stand,
     forward::{Broken, Unanswered, Way, forward, holding, rewrite, upgrade},
-    headers::{X_REQUEST_ID, is_websocket},
+    headers::is_websocket,
     slots::{Limits, Slot, Slots, Visitor},
     socket::Socket,
     upstream::Upstream,
@@ -35,7 +32,7 @@ const MAX_RECORDED_PATH: usize = 256;
 /// In a use record, where an answer's status stands: nobody was there to take one.
 const CLIENT_WENT_AWAY: u16 = 499;
 
-/// The door itself. A [`RequestId`] among a request's extensions is used as it is.
+/// The door itself.
 #[derive(Clone)]
 pub struct Gateway {
     pub(crate) directory: Arc<dyn Directory>,
@@ -47,16 +44,23 @@ impl Gateway {
         Self { directory, slots: Slots::new(limits) }
     }
 
-    /// The routes by path, to be merged into a broker's.
-    pub fn paths(&self) -> Router {
-        PATHS.into_iter().fold(Router::new(), |router, path| router.route(path, any(by_path))).with_state(self.clone())
+    /// Which of [`PATHS`] a path is, if it is one.
+    pub fn template(path: &str) -> Option<&'static str> {
+        let has_more = |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| !rest.is_empty());
+        [SANDBOX_PREFIX, SESSION_PREFIX].into_iter().zip(PATHS).find(|(prefix, _)| has_more(prefix)).map(|(_, template)| template)
+    }
+
+    /// A request on one of [`PATHS`]. `kept` is of its connection.
+    pub async fn by_path(&self, request: Request<Body>, request_id: &RequestId, kept: &Kept) -> Response {
+        let operation = langsmith::operation(rest_of(request.uri().path()).unwrap_or_default());
+        self.answer(split(request.uri()), operation, request, request_id, kept).await
     }
 
     /// A request on a host name of the sandbox's own: all of its path is the sandbox's.
-    pub async fn on_own_host(&self, sandbox: SandboxId, request: Request<Body>) -> Response {
+    pub async fn on_own_host(&self, sandbox: SandboxId, request: Request<Body>, request_id: &RequestId, kept: &Kept) -> Response {
         let rest = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let operation = langsmith::operation(rest.path());
-        self.answer(Ok((Target::Sandbox(sandbox), rest)), operation, request).await
+        self.answer(Ok((Target::Sandbox(sandbox), rest)), operation, request, request_id, kept).await
     }
 
     async fn answer(
@@ -64,26 +68,19 @@ impl Gateway {
         aim: Result<(Target, PathAndQuery), ApiError>,
         operation: Option<&'static str>,
         request: Request<Body>,
+        request_id: &RequestId,
+        kept: &Kept,
     ) -> Response {
-        let request_id = request.extensions().get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
         let answered = match aim {
-            Ok((target, rest)) => self.pass(target, rest, request, &request_id).await,
+            Ok((target, rest)) => self.pass(target, rest, request, request_id, kept).await,
             Err(e) => Err(e),
         };
-        let mut response = answered.unwrap_or_else(|e| refusal(&e, operation, &request_id));
+        let mut response = answered.unwrap_or_else(|e| refusal(&e, operation, request_id));
         if response.status() == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        if let Ok(id) = HeaderValue::from_str(request_id.as_str()) {
-            response.headers_mut().insert(X_REQUEST_ID, id);
-        }
         response
     }
-}
-
-async fn by_path(State(gateway): State<Gateway>, request: Request<Body>) -> Response {
-    let operation = langsmith::operation(rest_of(request.uri().path()).unwrap_or_default());
-    gateway.answer(split(request.uri()), operation, request).await
 }
 
 impl Gateway {
@@ -93,6 +90,7 @@ impl Gateway {
         mut rest: PathAndQuery,
         mut request: Request<Body>,
         request_id: &RequestId,
+        kept: &Kept,
     ) -> Result<Response, ApiError> {
         if has_api_key(rest.as_str()) {
             // It would reach the sandbox, and has been in logs and histories on the way here.
@@ -113,7 +111,7 @@ impl Gateway {
                 "no credential: send `Authorization: Bearer <token or API key>` or `X-Api-Key: <key>`",
             ));
         }
-        let admission = Arc::new(self.directory.admit(target.clone(), credential, request_id).await?);
+        let admission = self.admit(&target, credential, request_id, kept).await?;
         let visitor = admission.caller.as_ref().map_or(Visitor::Stranger, |c| Visitor::Known(c.session.as_ref()));
         let slot = self.slots.take(&admission.sandbox, visitor, is_websocket)?;
 
@@ -123,7 +121,7 @@ impl Gateway {
         let answered = if is_websocket {
             self.upgrade(request, target, path, &admission, request_id, slot).await
         } else {
-            self.forward(request, &admission, request_id, slot).await
+            self.forward(request, &admission, request_id, slot, kept).await
         };
         recording.done(answered.as_ref().map_or_else(|e| e.code.status(), |r| r.status().as_u16())).await;
         let mut response = answered?;
@@ -131,6 +129,26 @@ impl Gateway {
             response.extensions_mut().insert(PassedFor(caller.principal.clone()));
         }
         Ok(response)
+    }
+
+    /// Decided anew where it could be another decision than the last for this connection.
+    async fn admit(
+        &self,
+        target: &Target,
+        credential: Option<Credential>,
+        request_id: &RequestId,
+        kept: &Kept,
+    ) -> Result<Arc<Admission>, ApiError> {
+        // Before the decision: what changes meanwhile makes it an old one.
+        let stamp = self.directory.stamp();
+        if let Some(known) = stamp.and_then(|stamp| kept.admitted(target, credential.as_ref(), stamp)) {
+            return Ok(known);
+        }
+        let admission = Arc::new(self.directory.admit(target.clone(), credential.clone(), request_id).await?);
+        if let Some(stamp) = stamp {
+            kept.admit(target.clone(), credential, stamp, &admission);
+        }
+        Ok(admission)
     }
 
     async fn upgrade(
@@ -162,19 +180,16 @@ impl Gateway {
     async fn forward(
         &self,
         request: Request<Body>,
-        admission: &Admission,
+        admission: &Arc<Admission>,
         request_id: &RequestId,
         slot: Slot,
+        kept: &Kept,
     ) -> Result<Response, ApiError> {
-        let kept = request.extensions().get::<KeptUpstream>().cloned();
         let (parts, body) = request.into_parts();
         let request = rewrite(parts, body, admission, request_id, &slot, false);
-        let keep = kept.as_ref().and_then(|k| k.place(admission));
+        let keep = kept.place(admission);
         // Over the connection the caller's last request used where there is one, else over a fresh one.
-        let idle = match kept.filter(|_| admission.is_running) {
-            Some(kept) => kept.take(admission).await,
-            None => None,
-        };
+        let idle = if admission.is_running { kept.take(admission).await } else { None };
         let upstream = match idle {
             Some(upstream) => {
                 self.directory.touch(admission);
@@ -350,6 +365,15 @@ mod tests {
         }
         assert_eq!(split(&format!("/dp/{id}").parse().unwrap()).unwrap().1.as_str(), "/");
         assert_eq!(split(&format!("/dp/{id}?a=1").parse().unwrap()).unwrap().1.as_str(), "/?a=1");
+    }
+
+    #[test]
+    fn what_is_the_gateways_is_told_by_its_beginning() {
+        assert_eq!(Gateway::template("/dp/sb_x/v1"), Some("/dp/{*rest}"));
+        assert_eq!(Gateway::template("/v1/sandbox/relay/ssn_x"), Some("/v1/sandbox/relay/{*rest}"));
+        for path in ["/dp/", "/dp", "/v1/sandbox/relay/", "/v1/sandbox/sessions", "/", "//dp/x"] {
+            assert_eq!(Gateway::template(path), None, "{path}");
+        }
     }
 
     #[test]

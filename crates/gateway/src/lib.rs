@@ -25,7 +25,7 @@ pub use credential::{Credential, FileLink};
 pub use domain::{Domain, InvalidDomain, Place};
 pub use door::{Gateway, PATHS};
 pub use slots::Limits;
-pub use upstream::KeptUpstream;
+pub use upstream::Kept;
 
 /// What a request names in its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +61,9 @@ pub struct Admission {
     pub sandbox: SandboxId,
     /// Whether it runs and nothing is about to change that, so that a connection from before is good.
     pub is_running: bool,
+    /// Whether the same credential would be let in with the same token for as long as [`Directory::stamp`] stays as it is, and nothing
+    /// has to be recorded or counted but its use.
+    pub is_lasting: bool,
     /// The token boxd will see. `None` for the few requests that need none, or bring it in their first frame.
     pub token: Option<Secret>,
     /// `None` when nobody has been authenticated: such a request wakes nothing and counts as no activity.
@@ -90,11 +93,22 @@ pub enum Reach {
     Adapter(Arc<dyn Adapter>),
 }
 
+/// A state of everything that decides who is let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    pub change: u64,
+    /// Tokens and revocations begin and end by themselves.
+    pub second: i64,
+}
+
 /// The broker's side of the gateway.
 #[async_trait]
 pub trait Directory: Send + Sync + 'static {
     /// Decides whether a request may pass, and with which token. Without a credential it only says where the sandbox is.
     async fn admit(&self, target: Target, credential: Option<Credential>, request_id: &RequestId) -> Result<Admission, ApiError>;
+
+    /// The state now, where it is known without asking anybody.
+    fn stamp(&self) -> Option<Stamp>;
 
     /// Counts as activity of the sandbox.
     fn touch(&self, admission: &Admission);

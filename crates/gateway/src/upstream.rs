@@ -1,54 +1,54 @@
 //! Connections to boxd: a fresh one for each caller, kept for that caller's next request on the same connection.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use axum::body::Body;
-use cobox_protocol::SandboxId;
+use cobox_protocol::Secret;
 use cobox_provider::BoxedStream;
 use hyper::client::conn::http1::{Builder, SendRequest};
 use hyper_util::rt::TokioIo;
+use subtle::ConstantTimeEq;
 use tokio::task::AbortHandle;
 
-use crate::Admission;
+use crate::{Admission, Credential, Stamp, Target};
 
 /// Bounds the head of an answer and what is read ahead of its body; large enough to stream files at full speed.
 const UPSTREAM_BUFFER_BYTES: usize = 256 * 1024;
 /// How long one waits for its caller's next request: well below the time after which boxd closes it.
 const KEEP_IDLE: Duration = Duration::from_secs(10);
 
-/// One caller's connection to the gateway, put among the extensions of each of its requests: remembers the connection to
-/// boxd that its last request used, for the next one of the same caller to the same sandbox. Never another's.
+/// What the gateway keeps for one connection of a client's: the connection to boxd that its last request used, and who that request was
+/// of, for the next one of the same caller to the same sandbox. Never another's.
 #[derive(Clone, Default)]
-pub struct KeptUpstream(Arc<Mutex<Option<Idle>>>);
+pub struct Kept(Arc<Mutex<Parts>>);
+
+#[derive(Default)]
+struct Parts {
+    idle: Option<Idle>,
+    admitted: Option<Admitted>,
+}
 
 struct Idle {
-    of: Whose,
+    of: Arc<Admission>,
     upstream: Upstream,
     since: Instant,
 }
 
-/// Behind a proxy one connection carries many callers; each has connections of its own all the same.
-#[derive(Clone, PartialEq, Eq)]
-struct Whose {
-    sandbox: SandboxId,
-    workspace: String,
-    principal: String,
-    session: Option<String>,
+/// An admission that holds for as long as the directory stays as it was.
+struct Admitted {
+    target: Target,
+    token: Secret,
+    stamp: Stamp,
+    admission: Arc<Admission>,
 }
 
-impl Whose {
-    fn of(admission: &Admission) -> Option<Self> {
-        let caller = admission.caller.as_ref()?;
-        Some(Self {
-            sandbox: admission.sandbox.clone(),
-            workspace: caller.workspace.clone(),
-            principal: caller.principal.clone(),
-            session: caller.session.as_ref().map(|s| s.to_string()),
-        })
-    }
+/// Behind a proxy one connection carries many callers; each has connections of its own all the same.
+fn is_same_caller(one: &Admission, other: &Admission) -> bool {
+    let (Some(a), Some(b)) = (&one.caller, &other.caller) else { return false };
+    one.sandbox == other.sandbox && a.workspace == b.workspace && a.principal == b.principal && a.session == b.session
 }
 
 /// An HTTP connection to boxd that ends when this is dropped.
@@ -75,11 +75,11 @@ impl Drop for Upstream {
     }
 }
 
-impl KeptUpstream {
+impl Kept {
     /// The caller's idle connection to the sandbox, if it is still good.
     pub(crate) async fn take(&self, admission: &Admission) -> Option<Upstream> {
-        let idle = self.0.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-        if Whose::of(admission)? != idle.of || idle.since.elapsed() > KEEP_IDLE || idle.upstream.sender.is_closed() {
+        let idle = self.parts().idle.take()?;
+        if !is_same_caller(admission, &idle.of) || idle.since.elapsed() > KEEP_IDLE || idle.upstream.sender.is_closed() {
             return None;
         }
         let mut upstream = idle.upstream;
@@ -89,39 +89,61 @@ impl KeptUpstream {
     }
 
     /// Where the connection of a request goes when its answer is complete.
-    pub(crate) fn place(&self, admission: &Admission) -> Option<KeepFor> {
-        Some(KeepFor { kept: self.clone(), of: Whose::of(admission)? })
+    pub(crate) fn place(&self, admission: &Arc<Admission>) -> Option<KeepFor> {
+        admission.caller.as_ref()?;
+        Some(KeepFor { kept: self.clone(), of: admission.clone() })
+    }
+
+    /// Who was last let in here, where the same is shown for the same and nothing has changed since.
+    pub(crate) fn admitted(&self, target: &Target, credential: Option<&Credential>, stamp: Stamp) -> Option<Arc<Admission>> {
+        let Some(Credential::Token(token)) = credential else { return None };
+        let parts = self.parts();
+        let known = parts.admitted.as_ref().filter(|known| known.stamp == stamp && known.target == *target)?;
+        // In the same time wherever they differ: a proxy's other callers must not find out a token letter by letter.
+        let is_same = bool::from(known.token.expose().as_bytes().ct_eq(token.expose().as_bytes()));
+        is_same.then(|| known.admission.clone())
+    }
+
+    /// Remembers it; the stamp is of before it was decided.
+    pub(crate) fn admit(&self, target: Target, credential: Option<Credential>, stamp: Stamp, admission: &Arc<Admission>) {
+        if let Some(Credential::Token(token)) = credential.filter(|_| admission.is_lasting) {
+            self.parts().admitted = Some(Admitted { target, token, stamp, admission: admission.clone() });
+        }
+    }
+
+    fn parts(&self) -> MutexGuard<'_, Parts> {
+        // Each change is a single assignment.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A place for one connection once it is idle again.
 pub(crate) struct KeepFor {
-    kept: KeptUpstream,
-    of: Whose,
+    kept: Kept,
+    of: Arc<Admission>,
 }
 
 impl KeepFor {
     pub fn keep(self, upstream: Upstream) {
-        let idle = Idle { of: self.of, upstream, since: Instant::now() };
-        *self.kept.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(idle);
+        self.kept.parts().idle = Some(Idle { of: self.of, upstream, since: Instant::now() });
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use cobox_protocol::CapabilitySet;
+    use cobox_protocol::{CapabilitySet, SandboxId};
 
     use super::*;
     use crate::Caller;
 
-    fn admission(sandbox: &SandboxId, principal: &str) -> Admission {
+    fn admission(sandbox: &SandboxId, principal: &str) -> Arc<Admission> {
         let (workspace, principal, actor) = ("w".to_owned(), principal.to_owned(), "human".to_owned());
         let caller =
             Caller { workspace, principal, actor, session: None, thread: None, jti: "tok".to_owned(), capabilities: CapabilitySet::EMPTY };
-        Admission { sandbox: sandbox.clone(), is_running: true, token: None, caller: Some(caller) }
+        Arc::new(Admission { sandbox: sandbox.clone(), is_running: true, is_lasting: true, token: None, caller: Some(caller) })
     }
 
-    async fn keep(kept: &KeptUpstream, admission: &Admission) -> (tokio::io::DuplexStream, AbortHandle) {
+    async fn keep(kept: &Kept, admission: &Arc<Admission>) -> (tokio::io::DuplexStream, AbortHandle) {
         let (ours, theirs) = tokio::io::duplex(1024);
         let upstream = Upstream::new(Box::new(ours)).await.unwrap();
         let connection = upstream.connection.clone();
@@ -131,7 +153,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_kept_connection_is_its_callers_alone_and_used_once() {
-        let (kept, sandbox) = (KeptUpstream::default(), SandboxId::new());
+        let (kept, sandbox) = (Kept::default(), SandboxId::new());
         let ann = admission(&sandbox, "ann");
         let _boxd = keep(&kept, &ann).await;
         assert!(kept.take(&ann).await.is_some());
@@ -144,12 +166,39 @@ mod tests {
 
     #[tokio::test]
     async fn one_that_ended_while_it_was_kept_is_not_used() {
-        let (kept, ann) = (KeptUpstream::default(), admission(&SandboxId::new(), "ann"));
+        let (kept, ann) = (Kept::default(), admission(&SandboxId::new(), "ann"));
         let (boxd, connection) = keep(&kept, &ann).await;
         drop(boxd);
         while !connection.is_finished() {
             tokio::task::yield_now().await;
         }
         assert!(kept.take(&ann).await.is_none());
+    }
+
+    #[test]
+    fn who_was_let_in_is_known_by_the_same_token_for_the_same_target_until_something_changes() {
+        let sandbox = SandboxId::new();
+        let (kept, ann) = (Kept::default(), admission(&sandbox, "ann"));
+        let (target, other) = (Target::Sandbox(sandbox), Target::Sandbox(SandboxId::new()));
+        let token = |text: &str| Some(Credential::Token(Secret::new(text)));
+        let (now, later) = (Stamp { change: 1, second: 7 }, Stamp { change: 1, second: 8 });
+        kept.admit(target.clone(), token("a.b.c"), now, &ann);
+        assert!(kept.admitted(&target, token("a.b.c").as_ref(), now).is_some());
+        for (target, credential, stamp) in [
+            (&target, token("a.b.d"), now),
+            (&target, token("a.b.cc"), now),
+            (&target, None, now),
+            (&target, Some(Credential::ApiKey(Secret::new("a.b.c"))), now),
+            (&other, token("a.b.c"), now),
+            (&target, token("a.b.c"), later),
+            (&target, token("a.b.c"), Stamp { change: 2, second: 7 }),
+        ] {
+            assert!(kept.admitted(target, credential.as_ref(), stamp).is_none());
+        }
+        // One that is decided anew each time is not remembered.
+        let kept = Kept::default();
+        let once = Arc::new(Admission { is_lasting: false, ..Admission::clone(&ann) });
+        kept.admit(target.clone(), token("a.b.c"), now, &once);
+        assert!(kept.admitted(&target, token("a.b.c").as_ref(), now).is_none());
     }
 }

@@ -24,6 +24,8 @@ pub struct Limits {
     pub writer_waits: bool,
 }
 
+/// Readers who could wait, woken in one go: some hundred microseconds of their work.
+const WOKEN_AT_ONCE: usize = 8;
 /// The first memory a log takes: a prompt and a few lines.
 const FIRST_BYTES: usize = 4096;
 /// A waiting writer goes on when this part of the ring is free, so that it doesn't come back for every few bytes.
@@ -76,14 +78,23 @@ impl Log {
         taken
     }
 
-    /// A terminal's output with what the scanner found in it. Only for logs whose writer never waits: all of it is taken.
-    pub fn append_found(&self, bytes: &[u8], found: &Found) {
+    /// A terminal's output with what the scanner found in it. Only for logs whose writer never waits: all of it is taken. Of those who wait
+    /// only the first are woken: `true` where there are more, for [`Log::wake_some`].
+    #[must_use = "who isn't woken waits on"]
+    pub fn append_found(&self, bytes: &[u8], found: &Found) -> bool {
         let mut state = self.lock();
         state.append(bytes);
         for span in state.notes.add(&found.spans, found.undecided) {
             state.cover(span.from, span.to);
         }
-        state.unlock_and_wake(true);
+        state.unlock_and_wake_some()
+    }
+
+    /// Wakes a few more of those who wait; `true` where there are still more. To be called until there are none, a moment between: hundreds at
+    /// once would hold up whoever was first, whose next key is already on its way.
+    #[must_use = "who isn't woken waits on"]
+    pub fn wake_some(&self) -> bool {
+        self.lock().unlock_and_wake_some()
     }
 
     /// From here on the terminal has this size.
@@ -180,11 +191,13 @@ impl Log {
 /// Unlocks first and wakes then.
 pub(crate) trait UnlockAndWake {
     fn unlock_and_wake(self, readers: bool);
+    /// As above, for readers and a few at a time: whether some are left.
+    fn unlock_and_wake_some(self) -> bool;
 }
 
 impl UnlockAndWake for MutexGuard<'_, State> {
     fn unlock_and_wake(mut self, readers: bool) {
-        let mut wakes = if readers { self.readers.take_waiting() } else { Wakes::default() };
+        let mut wakes = if readers { self.readers.take_waiting(usize::MAX) } else { Wakes::default() };
         if self.writer.is_some()
             && self.has_room()
             && let Some(writer) = self.writer.take()
@@ -193,6 +206,14 @@ impl UnlockAndWake for MutexGuard<'_, State> {
         }
         drop(self);
         wakes.wake();
+    }
+
+    fn unlock_and_wake_some(mut self) -> bool {
+        let wakes = self.readers.take_waiting(WOKEN_AT_ONCE);
+        let has_more = self.readers.has_waiting();
+        drop(self);
+        wakes.wake();
+        has_more
     }
 }
 

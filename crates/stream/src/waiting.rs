@@ -116,16 +116,25 @@ impl Readers {
         self.slot(id).waker = None;
     }
 
-    pub fn take_waiting(&mut self) -> Wakes {
+    /// Whoever is first, and at most so many of the others.
+    pub fn take_waiting(&mut self, most_later: usize) -> Wakes {
         let mut wakes = Wakes::default();
-        for id in self.waiting.drain(..) {
-            if let Some(slot) = self.slots[id].as_mut() {
-                slot.is_listed = false;
-                if let Some(waker) = slot.waker.take() {
-                    wakes.push(waker, slot.urgency);
-                }
+        let slots = &mut self.slots;
+        self.waiting.retain(|id| {
+            let Some(slot) = slots[*id].as_mut() else { return false };
+            if slot.urgency == Urgency::Later && slot.waker.is_some() && wakes.later.len() == most_later {
+                return true;
             }
-        }
+            slot.is_listed = false;
+            if let Some(waker) = slot.waker.take() {
+                wakes.push(waker, slot.urgency);
+            }
+            false
+        });
         wakes
+    }
+
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
     }
 }

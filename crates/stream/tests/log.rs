@@ -277,6 +277,37 @@ fn the_one_who_types_is_woken_before_those_who_watch() {
 }
 
 #[test]
+fn of_many_who_watch_a_terminal_some_are_woken_at_a_time_and_all_in_the_end() {
+    struct Count(Mutex<u32>);
+    impl std::task::Wake for Count {
+        fn wake(self: Arc<Self>) {
+            *self.0.lock().unwrap() += 1;
+        }
+    }
+    let (typing, watching) = (Arc::new(Count(Mutex::new(0))), Arc::new(Count(Mutex::new(0))));
+    let log = Log::new(Limits { ring_bytes: 100, writer_waits: false });
+    let mut readers: Vec<_> = (0..31).map(|_| log.reader(0)).collect();
+    readers[30].set_urgency(Urgency::First);
+    let mut waits = Vec::new();
+    for (number, reader) in readers.iter_mut().enumerate() {
+        let waker = Waker::from(if number == 30 { typing.clone() } else { watching.clone() });
+        let mut wait = Box::pin(reader.wait());
+        assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        waits.push(wait);
+    }
+    let woken = || (*typing.0.lock().unwrap(), *watching.0.lock().unwrap());
+    // One that has gone is nobody to wait for.
+    drop(waits.remove(0));
+    let mut has_more = log.append_found(b"x", &Default::default());
+    let (first, some) = woken();
+    assert!(first == 1 && 0 < some && some < 29 && has_more, "{some} of 29");
+    while has_more {
+        has_more = log.wake_some();
+    }
+    assert_eq!(woken(), (1, 29));
+}
+
+#[test]
 fn an_idle_log_takes_little_memory_and_a_view_starts_with_nothing_hidden() {
     let log = Log::new(Limits { ring_bytes: 256 * 1024, writer_waits: false });
     log.append(b"$ ");

@@ -32,6 +32,9 @@ use crate::{
     workload::Exit,
 };
 
+/// Most commands are over within this time. For as long nobody looks at what one prints: its pipes hold it, and to be told of each of their
+/// ends takes as long as all else that boxd does for a small command. One that prints more than they hold waits for it, once.
+const FIRST_LOOK: Duration = Duration::from_millis(2);
 /// How long output is still read after the program has ended while something it started holds the pipes open.
 const LINGER: Duration = Duration::from_millis(100);
 
@@ -134,10 +137,23 @@ async fn watch(
     timeout: Duration,
     max_output: usize,
 ) -> Result<Outcome, ApiError> {
+    let (mut stdout, mut stderr) = (Capture::new(max_output), Capture::new(max_output));
+    let mut timeout = timeout;
+    if started.stdin.is_none() {
+        match tokio::time::timeout(FIRST_LOOK.min(timeout), started.program.wait()).await {
+            Ok(exit) => {
+                stdout.drain(started.stdout.as_ref());
+                stderr.drain(started.stderr.as_ref());
+                if !stdout.is_open() && !stderr.is_open() {
+                    return Ok(Outcome { ended: Ended { exit, timed_out: false }, stdout, stderr });
+                }
+            }
+            Err(_) => timeout = timeout.saturating_sub(FIRST_LOOK),
+        }
+    }
     let open = |fd: Option<OwnedFd>, interest| fd.map(|fd| Descriptor::new(fd, interest)).transpose().map_err(internal);
     let input = open(started.stdin, Interest::WRITABLE)?;
     let (out, err) = (open(started.stdout, Interest::READABLE)?, open(started.stderr, Interest::READABLE)?);
-    let (mut stdout, mut stderr) = (Capture::new(max_output), Capture::new(max_output));
 
     let ended = {
         let streams = async { tokio::join!(feed(input, stdin), stdout.read_to_end(out.as_ref()), stderr.read_to_end(err.as_ref())) };

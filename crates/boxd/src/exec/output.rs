@@ -1,6 +1,8 @@
 //! What is kept of a program's output: the first bytes up to a limit. The rest is read and dropped, so that the program never blocks on us.
 
-use crate::descriptor::Descriptor;
+use std::os::fd::AsFd;
+
+use crate::descriptor::{Descriptor, read_now};
 
 /// As much as a pipe holds by default.
 const CHUNK_BYTES: usize = 64 * 1024;
@@ -46,15 +48,12 @@ impl Capture {
     }
 
     /// Takes what is in the pipe now, without waiting for more.
-    pub fn drain(&mut self, from: Option<&Descriptor>) {
+    pub fn drain(&mut self, from: Option<&impl AsFd>) {
         let Some(from) = from else { return };
-        if self.is_at_end {
-            return;
-        }
-        let mut chunk = vec![0; CHUNK_BYTES];
+        let mut chunk = [0; FIRST_BYTES];
         let mut drained = 0;
         while !self.is_at_end && drained < DRAIN_BYTES {
-            match from.try_read(&mut chunk) {
+            match read_now(from, &mut chunk) {
                 Ok(n) => {
                     drained += n;
                     self.take(&chunk[..n]);

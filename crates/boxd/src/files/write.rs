@@ -74,7 +74,7 @@ pub async fn receive(
     let begin = {
         let (path, writes, workers, chunks) = (path.clone(), writes.clone(), store.workers.clone(), batch.chunks);
         move |root: &Root| {
-            let incoming = Incoming::begin(root, &path, options, &writes, Some(workers))?;
+            let incoming = Incoming::begin(root, &path, options, &writes, Origin::Stream(workers))?;
             incoming.append(&chunks).map_err(|e| refusal(e, &path))?;
             Ok(incoming)
         }
@@ -97,14 +97,24 @@ pub async fn receive(
     }
     finish(under_way, path).await?;
     let path = path.clone();
-    store.workers.run(move |_| incoming.commit(&path, &writes, size)).await?
+    store.workers.run(move |_| incoming.commit(&path, &writes, size)?.ok_or_else(gone)).await?
 }
 
 /// Writes a whole file that is in memory, on the worker this is called on.
 pub fn put(root: &Root, path: &SandboxPath, options: WriteOptions, content: &[Bytes], writes: &WriteLog) -> Result<Written, ApiError> {
-    let incoming = Incoming::begin(root, path, options, writes, None)?;
+    let size = content.iter().map(|c| c.len() as u64).sum();
+    let mut incoming = Incoming::begin(root, path, options, writes, Origin::Here)?;
     incoming.append(content).map_err(|e| refusal(e, path))?;
-    incoming.commit(path, writes, content.iter().map(|c| c.len() as u64).sum())
+    loop {
+        match incoming.commit(path, writes, size)? {
+            Some(written) => return Ok(written),
+            // It could not be given its name, or somebody else was faster. With a name from the start it replaces what is there.
+            None => {
+                incoming.temp = Temp::create(incoming.temp.directory.clone(), incoming.mode, None).map_err(|e| refusal(e, path))?;
+                incoming.append(content).map_err(|e| refusal(e, path))?;
+            }
+        }
+    }
 }
 
 #[derive(Default)]
@@ -140,17 +150,20 @@ async fn finish(step: Option<oneshot::Receiver<Result<(), Errno>>>, path: &Sandb
 struct Incoming {
     temp: Temp,
     name: Vec<u8>,
+    mode: Mode,
     options: WriteOptions,
 }
 
+/// Where its content comes from.
+enum Origin {
+    /// All of it is here, and all of the work is done by one thread.
+    Here,
+    /// It comes in pieces, each written by whichever worker is free.
+    Stream(FileWorkers),
+}
+
 impl Incoming {
-    fn begin(
-        root: &Root,
-        path: &SandboxPath,
-        options: WriteOptions,
-        writes: &WriteLog,
-        workers: Option<FileWorkers>,
-    ) -> Result<Self, ApiError> {
+    fn begin(root: &Root, path: &SandboxPath, options: WriteOptions, writes: &WriteLog, origin: Origin) -> Result<Self, ApiError> {
         let refused = |e| refusal(e, path);
         let Place { parent, name, existing } = locate(root, path.bytes(), options.is_durable, &options.author).map_err(refused)?;
         // Before the body is read, to spare the client sending it; what counts is the check at the end.
@@ -162,16 +175,22 @@ impl Incoming {
             // A rename would replace a file that was made read-only on purpose.
             rustix::fs::accessat(&parent, name.as_slice(), Access::WRITE_OK, AtFlags::EACCESS).map_err(refused)?;
         }
-        let mode = options.mode.or(existing.map(|s| s.st_mode & 0o777)).unwrap_or(DEFAULT_MODE);
-        let temp = Temp::create(parent, Mode::from_raw_mode(mode), workers).map_err(refused)?;
-        Ok(Self { temp, name, options })
+        let mode = options.mode.or(existing.as_ref().map(|s| s.st_mode & 0o777)).unwrap_or(DEFAULT_MODE);
+        let mode = Mode::from_raw_mode(mode);
+        let temp = match origin {
+            Origin::Here if existing.is_none() => Temp::create_unnamed(parent, mode),
+            Origin::Here => Temp::create(parent, mode, None),
+            Origin::Stream(workers) => Temp::create(parent, mode, Some(workers)),
+        };
+        Ok(Self { temp: temp.map_err(refused)?, name, mode, options })
     }
 
     fn append(&self, batch: &[Bytes]) -> Result<(), Errno> {
         batch.iter().try_for_each(|chunk| write_all(&self.temp.file, chunk))
     }
 
-    fn commit(&self, path: &SandboxPath, writes: &WriteLog, size: u64) -> Result<Written, ApiError> {
+    /// Nothing where a file without a name could not be given this one.
+    fn commit(&self, path: &SandboxPath, writes: &WriteLog, size: u64) -> Result<Option<Written>, ApiError> {
         let refused = |e| refusal(e, path);
         if self.options.is_durable {
             rustix::fs::fsync(&self.temp.file).map_err(refused)?;
@@ -182,7 +201,10 @@ impl Incoming {
             let conditions = &self.options.conditions;
             conditions.check_change(current.as_ref().map(|s| writes.etag(s)).as_deref(), path)?;
             match self.temp.rename_to(&self.name, conditions.only_if_absent()) {
-                Err(Errno::EXIST) => return Err(ApiError::new(ErrorCode::FileChanged, format!("{path} is there already"))),
+                Err(Errno::EXIST) if conditions.only_if_absent() => {
+                    return Err(ApiError::new(ErrorCode::FileChanged, format!("{path} is there already")));
+                }
+                Err(_) if self.temp.name.is_none() => return Ok(None),
                 other => other.map_err(refused)?,
             }
             let stat = rustix::fs::fstat(&self.temp.file).map_err(refused)?;
@@ -193,15 +215,15 @@ impl Incoming {
         if self.options.is_durable {
             sync_directory(&self.temp.directory).map_err(refused)?;
         }
-        Ok(Written { size, etag, is_new })
+        Ok(Some(Written { size, etag, is_new }))
     }
 }
 
-/// A temporary file beside the place it is for. Dropped, it goes away.
+/// A temporary file beside the place it is for, or one that has no name until it gets that one. Dropped, it goes away.
 pub struct Temp {
     pub file: OwnedFd,
     pub directory: Arc<OwnedFd>,
-    name: String,
+    name: Option<String>,
     is_placed: AtomicBool,
     /// Absent where it is made and dropped on a worker.
     workers: Option<FileWorkers>,
@@ -212,27 +234,68 @@ impl Temp {
         let (directory, name) = (directory.into(), temp_name()?);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&directory, name.as_str(), flags, mode)?;
-        // Where a mask is in the way, or the directory hands down rules of its own.
+        Ok(Self { file: Self::with_mode(file, mode)?, directory, name: Some(name), is_placed: AtomicBool::new(false), workers })
+    }
+
+    /// Without a name: made and named in two thirds of the time, and nothing is left behind by a crash. It must be named by the thread that
+    /// made it, which the kernel lets do that without powers.
+    fn create_unnamed(directory: impl Into<Arc<OwnedFd>>, mode: Mode) -> Result<Self, Errno> {
+        let directory = directory.into();
+        if !CAN_BE_NAMED.load(Ordering::Relaxed) {
+            return Self::create(directory, mode, None);
+        }
+        match rustix::fs::openat(&directory, ".", OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC, mode) {
+            // A file system that has none.
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => Self::create(directory, mode, None),
+            file => {
+                Ok(Self { file: Self::with_mode(file?, mode)?, directory, name: None, is_placed: AtomicBool::new(false), workers: None })
+            }
+        }
+    }
+
+    /// Where a mask is in the way, or the directory hands down rules of its own.
+    fn with_mode(file: OwnedFd, mode: Mode) -> Result<OwnedFd, Errno> {
         if rustix::fs::fstat(&file)?.st_mode & 0o7777 != mode.as_raw_mode() {
             rustix::fs::fchmod(&file, mode)?;
         }
-        Ok(Self { file, directory, name, is_placed: AtomicBool::new(false), workers })
+        Ok(file)
     }
 
+    /// One without a name never replaces anything.
     pub fn rename_to(&self, name: &[u8], only_if_absent: bool) -> Result<(), Errno> {
         let flags = if only_if_absent { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
-        rustix::fs::renameat_with(&self.directory, self.name.as_str(), &self.directory, name, flags)?;
+        match &self.name {
+            Some(own) => rustix::fs::renameat_with(&self.directory, own.as_str(), &self.directory, name, flags)?,
+            None => self.link_to(name)?,
+        }
         self.is_placed.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn link_to(&self, name: &[u8]) -> Result<(), Errno> {
+        match rustix::fs::linkat(&self.file, "", &self.directory, name, AtFlags::EMPTY_PATH) {
+            Err(Errno::NOENT | Errno::PERM) => {
+                // A kernel before 6.10 wants a power for it.
+                CAN_BE_NAMED.store(false, Ordering::Relaxed);
+                return Err(Errno::NOENT);
+            }
+            other => other?,
+        }
+        // Programs that watch the directory wait for a new file to be closed, and have heard of this one under no name of theirs. Where it
+        // can't be opened for writing nobody expects that. Without waiting: it may have become a fifo by now.
+        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        drop(rustix::fs::openat(&self.directory, name, flags, Mode::empty()));
         Ok(())
     }
 }
 
+/// Whether a file without a name can be given one.
+static CAN_BE_NAMED: AtomicBool = AtomicBool::new(true);
+
 impl Drop for Temp {
     fn drop(&mut self) {
-        if self.is_placed.load(Ordering::Relaxed) {
-            return;
-        }
-        let (directory, name) = (self.directory.clone(), std::mem::take(&mut self.name));
+        let Some(name) = self.name.take().filter(|_| !self.is_placed.load(Ordering::Relaxed)) else { return };
+        let directory = self.directory.clone();
         // What fails to go away here was already moved or deleted by a program of the sandbox.
         let remove = move || {
             let _ = rustix::fs::unlinkat(&directory, name.as_str(), AtFlags::empty());

@@ -17,6 +17,8 @@ const LINGER: Duration = Duration::from_millis(100);
 const DRAIN_READS: usize = 8;
 /// How long the program waits for a controller that has fallen behind, before it goes on without.
 const HOLD_AT_MOST: Duration = Duration::from_secs(2);
+/// Between telling some of those who watch of new output and telling the next.
+const TELL_EVERY: Duration = Duration::from_millis(1);
 /// How long an ended shell's last output waits for a client that was away.
 const KEEP_ENDED: Duration = Duration::from_secs(60);
 /// How often it is looked whether anybody still needs the shell.
@@ -50,6 +52,10 @@ pub async fn run(server: Arc<Server>, shell: Arc<Shell>) {
     }
 }
 
+fn next_telling(has_more: bool) -> Option<Instant> {
+    has_more.then(|| Instant::now() + TELL_EVERY)
+}
+
 struct Life {
     idle: Duration,
     /// How far the one in control may be behind.
@@ -68,15 +74,21 @@ impl Life {
         let mut out = [0; WRITE_BYTES];
         let (mut is_open, mut is_hung_up) = (true, false);
         let mut look = pin!(sleep_until(Instant::now() + LOOK_AROUND.min(self.idle)));
+        // When more of those who watch are to be told.
+        let mut tell_at = None;
         let exit = loop {
             let is_held = self.is_held(shell);
             let held_until = self.held_since.map_or_else(Instant::now, |since| since + HOLD_AT_MOST);
             let typed = shell.next_input(&mut out);
             tokio::select! {
                 read = terminal.pty.read(&mut buf), if is_open && !is_held => match read {
-                    Ok(n) if n > 0 => shell.printed(&buf[..n]),
+                    Ok(n) if n > 0 => {
+                        let has_more = shell.printed(&buf[..n]);
+                        tell_at = tell_at.filter(|_| has_more).or_else(|| next_telling(has_more));
+                    }
                     _ => is_open = false,
                 },
+                () = sleep_until(tell_at.unwrap_or_else(Instant::now)), if tell_at.is_some() => tell_at = next_telling(shell.log.wake_some()),
                 written = terminal.pty.write(&out[..typed]), if typed > 0 => shell.input_written(written.ok()),
                 () = shell.input_came.notified() => {}
                 () = shell.drained.notified(), if is_held => {}
@@ -100,14 +112,15 @@ impl Life {
         let deadline = Instant::now() + LINGER;
         while is_open {
             match timeout_at(deadline, terminal.pty.read(&mut buf)).await {
-                Ok(Ok(n)) if n > 0 => shell.printed(&buf[..n]),
+                // Whoever is left is told of the end, which is next.
+                Ok(Ok(n)) if n > 0 => _ = shell.printed(&buf[..n]),
                 Ok(_) => is_open = false,
                 Err(_) => break,
             }
         }
         for _ in 0..DRAIN_READS {
             match terminal.pty.try_read(&mut buf) {
-                Ok(n) if n > 0 => shell.printed(&buf[..n]),
+                Ok(n) if n > 0 => _ = shell.printed(&buf[..n]),
                 _ => break,
             }
         }

@@ -25,10 +25,10 @@ use crate::{processes::Listed, workload::Exit};
 const MAX_PENDING_INPUT_BYTES: usize = 1024 * 1024;
 /// How often somebody who only watches gets what is new: as often as an eye sees.
 const WATCHER_PERIOD: Duration = Duration::from_millis(32);
-/// All watchers of a shell together, so that they leave most of a processor to the one who types.
-const MAX_WATCHER_FRAMES_PER_SECOND: u32 = 2000;
-/// Into how many moments of that the watchers are divided.
-const WATCHER_PHASES: u64 = 16;
+/// All watchers of a shell together, so that they leave most of a processor to the one who types: two hundred see five pictures a second.
+const MAX_WATCHER_FRAMES_PER_SECOND: u32 = 1000;
+/// Into how many moments of that the watchers are divided: whoever types waits for those of one moment at most.
+const WATCHER_PHASES: u64 = 64;
 /// Nobody is waited for.
 const NOBODY: u64 = u64::MAX;
 
@@ -108,13 +108,14 @@ impl Shell {
         }
     }
 
-    /// The next output: kept and given to whoever waits for it first, then drawn.
-    pub fn printed(&self, bytes: &[u8]) {
+    /// The next output: kept and given to whoever waits for it first, then drawn. `true` where others wait for it still, to be told by and by.
+    #[must_use = "who isn't told waits on"]
+    pub fn printed(&self, bytes: &[u8]) -> bool {
         self.touch();
         let mut picture = self.picture();
         let from = self.log.head();
         let found = picture.scanner.scan(bytes);
-        self.log.append_found(bytes, &found);
+        let has_more_readers = self.log.append_found(bytes, &found);
         if let Some(integration) = &self.terminal.integration {
             let mut text_from = from;
             let is_at_prompt = self.prompt.borrow().state == State::AtPrompt;
@@ -135,6 +136,7 @@ impl Shell {
         }
         picture.screen.feed(bytes, &found);
         picture.keyframe = None;
+        has_more_readers
     }
 
     pub fn keyframe(&self, hides: Kinds) -> Keyframe {
@@ -415,7 +417,7 @@ mod tests {
 
     #[test]
     fn a_watcher_waits_no_longer_than_a_period_however_old_the_shell_is() {
-        // As of 201 viewers, which is no whole number of milliseconds.
+        // Of so many viewers that it is no whole number of milliseconds.
         let period = Duration::from_micros(100_500);
         for hours in [1, 10, 1000] {
             let now = Duration::from_secs(hours * 3600) + Duration::from_micros(1234);

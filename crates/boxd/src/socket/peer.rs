@@ -164,6 +164,8 @@ pub async fn converse<C: Conversation>(
         conversation.hold(&mut peer).await.err().unwrap_or_else(End::normal)
     };
     let end = tokio::select! {
+        // In this order: what was just said is then written in the same turn, and not behind everybody else's whom the same output woke.
+        biased;
         end = talk => end,
         () = &mut writer => return End::normal(),
         end = over(server, &token, open) => return end,

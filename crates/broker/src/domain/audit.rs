@@ -3,17 +3,20 @@
 use std::{sync::Arc, time::Duration};
 
 use cobox_protocol::{RequestId, SandboxId, SessionId, Timestamp, audit::AuditEntry};
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{Notify, mpsc, oneshot},
+    time::timeout,
+};
 
 use super::model::{Bound, Caller, Sandbox};
 use crate::store::{Note, Store};
 
 /// Records waiting to be written. When the disk can't keep up, requests wait: none of them is lost silently.
 const QUEUE_RECORDS: usize = 4096;
-/// Uses come one after the other; each transaction is a sync of the disk, so those of a moment share one.
-const GATHER: Duration = Duration::from_millis(20);
-/// Written in one transaction.
-const BATCH_RECORDS: usize = 256;
+/// Uses come one after the other; each transaction is a sync of the disk and writes the same pages again, so those of a moment share one.
+const GATHER: Duration = Duration::from_millis(100);
+/// Written in one transaction; when as many wait, nothing more is waited for.
+const BATCH_RECORDS: usize = 512;
 /// How often records that the database didn't take are tried again, and how long after the first time; the pause doubles, so that a
 /// database may be away for half a minute.
 const ATTEMPTS: u32 = 7;
@@ -96,36 +99,46 @@ enum Entry {
 
 /// Takes records of uses and writes them behind the request.
 #[derive(Clone)]
-pub struct AuditTrail(mpsc::Sender<Entry>);
+pub struct AuditTrail {
+    queue: mpsc::Sender<Entry>,
+    /// Ends the gathering.
+    hurry: Arc<Notify>,
+}
 
 impl AuditTrail {
     /// Its writer ends when the last clone is dropped and everything is written.
     pub fn start(store: Arc<dyn Store>) -> Self {
-        let (sender, receiver) = mpsc::channel(QUEUE_RECORDS);
-        tokio::spawn(write(store, receiver));
-        Self(sender)
+        let (queue, receiver) = mpsc::channel(QUEUE_RECORDS);
+        let hurry = Arc::<Notify>::default();
+        tokio::spawn(write(store, receiver, hurry.clone()));
+        Self { queue, hurry }
     }
 
     pub async fn add(&self, record: AuditRecord) {
         // The writer lives as long as its sender, unless the process is ending, when there is nobody to tell.
-        let _ = self.0.send(Entry::Record(Box::new(record))).await;
+        let _ = self.queue.send(Entry::Record(Box::new(record))).await;
+        if QUEUE_RECORDS - self.queue.capacity() >= BATCH_RECORDS {
+            self.hurry.notify_one();
+        }
     }
 
     /// Returns when everything added before is durable.
     pub async fn flush(&self) {
         let (done, is_done) = oneshot::channel();
-        if self.0.send(Entry::Flush(done)).await.is_ok() {
+        if self.queue.send(Entry::Flush(done)).await.is_ok() {
+            self.hurry.notify_one();
             // An error means the writer has ended, after writing all it had.
             let _ = is_done.await;
         }
     }
 }
 
-async fn write(store: Arc<dyn Store>, mut queue: mpsc::Receiver<Entry>) {
+async fn write(store: Arc<dyn Store>, mut queue: mpsc::Receiver<Entry>, hurry: Arc<Notify>) {
     let mut entries = Vec::with_capacity(BATCH_RECORDS);
     while queue.recv_many(&mut entries, BATCH_RECORDS).await > 0 {
         if entries.iter().all(|e| matches!(e, Entry::Record(_))) {
-            tokio::time::sleep(GATHER).await;
+            // Ended early where somebody waits for the records, or enough are there; past it, all that came.
+            let _ = timeout(GATHER, hurry.notified()).await;
             while entries.len() < BATCH_RECORDS
                 && let Ok(entry) = queue.try_recv()
             {

@@ -2,17 +2,13 @@
 //!
 //! Credentials are headers, never cookies, so `Access-Control-Allow-Credentials` is never sent.
 
-use std::sync::Arc;
-
 use axum::{
-    extract::{Request, State},
-    middleware::Next,
+    extract::Request,
     response::{IntoResponse, Response},
 };
 use cobox_protocol::{ApiError, ErrorCode};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 
-use super::error::Failure;
 use crate::config::Cors;
 
 /// How long a browser may remember a preflight's answer, in seconds.
@@ -30,21 +26,21 @@ pub struct CorsRules {
 
 impl CorsRules {
     /// `None` when no origin is allowed: nothing is then said about CORS at all. The configuration has been validated.
-    pub fn new(cors: &Cors) -> Option<Arc<Self>> {
+    pub fn new(cors: &Cors) -> Option<Self> {
         let origins: Vec<HeaderValue> = cors.allow_origins.iter().filter_map(|o| HeaderValue::from_str(o).ok()).collect();
         if origins.is_empty() {
             return None;
         }
         let list = |words: &[String]| HeaderValue::from_str(&words.join(", ")).ok();
-        Some(Arc::new(Self {
+        Some(Self {
             is_open: origins.iter().any(|o| o == Cors::ANY),
             origins,
             methods: list(&cors.methods())?,
             headers: list(&cors.headers())?,
-        }))
+        })
     }
 
-    fn allowed(&self, headers: &HeaderMap) -> Option<HeaderValue> {
+    pub fn allowed(&self, headers: &HeaderMap) -> Option<HeaderValue> {
         let origin = headers.get(header::ORIGIN)?;
         if self.is_open {
             return Some(HeaderValue::from_static(Cors::ANY));
@@ -53,32 +49,35 @@ impl CorsRules {
     }
 }
 
-/// Around everything else, so that a preflight, which carries no credentials, is answered before anybody asks for them.
-pub async fn apply(State(rules): State<Arc<CorsRules>>, request: Request, next: Next) -> Response {
-    let allowed = rules.allowed(request.headers());
-    let is_preflight = request.method() == Method::OPTIONS
-        && request.headers().contains_key(header::ORIGIN)
-        && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
-    let mut response = match (is_preflight, &allowed) {
-        (true, None) => {
-            Failure::from(ApiError::new(ErrorCode::Forbidden, "pages of this origin may not speak to this broker")).into_response()
+impl CorsRules {
+    /// The answer to a preflight, which carries no credentials, before anybody asks for them. An error where the origin isn't allowed.
+    pub fn preflight(&self, request: &Request) -> Option<Result<Response, ApiError>> {
+        let headers = request.headers();
+        let is_preflight = request.method() == Method::OPTIONS
+            && headers.contains_key(header::ORIGIN)
+            && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
+        if !is_preflight {
+            return None;
         }
-        (true, Some(_)) => {
-            let mut response = StatusCode::NO_CONTENT.into_response();
-            let headers = response.headers_mut();
-            headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, rules.methods.clone());
-            headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, rules.headers.clone());
-            headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(MAX_AGE_SECONDS));
-            response
+        if self.allowed(headers).is_none() {
+            return Some(Err(ApiError::new(ErrorCode::Forbidden, "pages of this origin may not speak to this broker")));
         }
-        (false, _) => next.run(request).await,
-    };
-    let headers = response.headers_mut();
-    if let Some(origin) = allowed {
-        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
+        let mut response = StatusCode::NO_CONTENT.into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, self.methods.clone());
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, self.headers.clone());
+        headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(MAX_AGE_SECONDS));
+        Some(Ok(response))
     }
-    // The same URL answers other origins otherwise.
-    headers.append(header::VARY, HeaderValue::from_static("origin"));
-    response
+
+    /// What every answer says of it; `allowed` is of the request.
+    pub fn tell(allowed: Option<HeaderValue>, response: &mut Response) {
+        let headers = response.headers_mut();
+        if let Some(origin) = allowed {
+            headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+            headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
+        }
+        // The same URL answers other origins otherwise.
+        headers.append(header::VARY, HeaderValue::from_static("origin"));
+    }
 }

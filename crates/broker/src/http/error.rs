@@ -8,13 +8,13 @@ use std::{
 
 use axum::{
     Json,
-    extract::{MatchedPath, Request, State},
+    extract::{MatchedPath, Request},
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use cobox_gateway::PassedFor;
 use cobox_protocol::{ApiError, ErrorCode, RequestId, secret::redact};
-use http::{HeaderName, HeaderValue, StatusCode, Uri, header};
+use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 
 use super::langsmith;
 use crate::metrics::Metrics;
@@ -29,7 +29,7 @@ const TOKENS_PATH: &str = "/internal/tokens/";
 /// What stands in a log in its place.
 const HIDDEN: &str = "[redacted]";
 
-/// An error on its way out; it gets its request's id in [`identify`].
+/// An error on its way out; it gets its request's id in [`Underway::answered`].
 #[derive(Debug)]
 pub struct Failure(ApiError);
 
@@ -88,17 +88,13 @@ impl Seen {
         let _ = self.0.principal.set(principal.to_owned());
     }
 
-    pub fn has_asker(&self) -> bool {
-        self.0.principal.get().is_some()
-    }
-
     /// Only the router's own words, never a path.
     pub fn route(&self, template: &str) {
         let _ = self.0.route.set(template.to_owned());
     }
 }
 
-/// For a router behind another, which doesn't see where this one leads.
+/// Tells the front of the broker, which doesn't see it, where a router leads.
 pub async fn note_route(request: Request, next: Next) -> Response {
     if let (Some(seen), Some(route)) = (request.extensions().get::<Seen>(), request.extensions().get::<MatchedPath>()) {
         seen.route(route.as_str());
@@ -106,50 +102,68 @@ pub async fn note_route(request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// Gives every request an id, every error its envelope, and the log and the metrics their line: with the route's template in place of
-/// the path, where there is one, and without the query: both may hold what nobody else should read.
-pub async fn identify(State(metrics): State<Arc<Metrics>>, mut request: Request, next: Next) -> Response {
-    let id = RequestId::new();
-    let began = Instant::now();
-    let method = request.method().clone();
-    let route = request.extensions().get::<MatchedPath>().cloned();
-    let dialect = Dialect::of(request.uri());
-    let path = route.is_none().then(|| without_secrets(request.uri().path()).chars().take(MAX_LOGGED_PATH).collect::<String>());
-    let seen = Seen::default();
-    request.extensions_mut().insert(id.clone());
-    request.extensions_mut().insert(seen.clone());
-    let mut response = next.run(request).await;
-    let code = match response.extensions_mut().remove::<ApiError>() {
-        Some(error) => {
-            let mut said = std::mem::take(response.headers_mut());
-            response = rendered(&error, &id, &dialect);
-            for name in STAYS {
-                if let Some(value) = said.remove(&name) {
-                    response.headers_mut().insert(name, value);
+/// A request under way: it has an id, an error to it gets its envelope, and the log and the metrics their line: with the route's template
+/// in place of the path, where there is one, and without the query: both may hold what nobody else should read.
+pub struct Underway {
+    pub id: RequestId,
+    began: Instant,
+    method: Method,
+    uri: Uri,
+    /// The template, where it is known without a router.
+    pub route: Option<&'static str>,
+    /// For a router's handlers to tell more.
+    pub seen: Option<Seen>,
+}
+
+impl Underway {
+    pub fn new(request: &Request) -> Self {
+        let (method, uri) = (request.method().clone(), request.uri().clone());
+        Self { id: RequestId::new(), began: Instant::now(), method, uri, route: None, seen: None }
+    }
+
+    /// Whether somebody is known to ask.
+    pub fn has_asker(&self) -> bool {
+        self.seen.as_ref().is_some_and(|seen| seen.0.principal.get().is_some())
+    }
+
+    pub fn answered(self, mut response: Response, metrics: &Metrics) -> Response {
+        let Self { id, began, method, uri, route, seen } = self;
+        let code = match response.extensions_mut().remove::<ApiError>() {
+            Some(error) => {
+                let mut said = std::mem::take(response.headers_mut());
+                response = rendered(&error, &id, &Dialect::of(&uri));
+                for name in STAYS {
+                    if let Some(value) = said.remove(&name) {
+                        response.headers_mut().insert(name, value);
+                    }
                 }
+                error.code.as_str()
             }
-            error.code.as_str()
+            None => "",
+        };
+        if let Ok(value) = HeaderValue::from_str(id.as_str()) {
+            response.headers_mut().insert(X_REQUEST_ID, value);
         }
-        None => "",
-    };
-    if let Ok(value) = HeaderValue::from_str(id.as_str()) {
-        response.headers_mut().insert(X_REQUEST_ID, value);
-    }
-    let (took, status) = (began.elapsed(), response.status());
-    let route = seen.0.route.get().map(String::as_str).or(route.as_ref().map(MatchedPath::as_str));
-    metrics.request(route, &method, status, took);
-    let passed = response.extensions().get::<PassedFor>().map(|PassedFor(principal)| principal.as_str());
-    let principal = seen.0.principal.get().map(String::as_str).or(passed).unwrap_or_default();
-    let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-    let status = status.as_u16();
-    match (route, path) {
-        (None, Some(path)) => tracing::info!(request_id = %id, %method, path, status, code, took_ms, principal, "request"),
-        (route, _) => {
-            let route = route.unwrap_or_default();
-            tracing::info!(request_id = %id, %method, route, status, code, took_ms, principal, "request");
+        let (took, status) = (began.elapsed(), response.status());
+        let seen = seen.as_ref().map(|seen| &seen.0);
+        let route = route.or_else(|| seen?.route.get().map(String::as_str));
+        metrics.request(route, &method, status, took);
+        if !tracing::enabled!(tracing::Level::INFO) {
+            return response;
         }
+        let passed = response.extensions().get::<PassedFor>().map(|PassedFor(principal)| principal.as_str());
+        let principal = seen.and_then(|seen| seen.principal.get()).map(String::as_str).or(passed).unwrap_or_default();
+        let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        let status = status.as_u16();
+        match route {
+            None => {
+                let path: String = without_secrets(uri.path()).chars().take(MAX_LOGGED_PATH).collect();
+                tracing::info!(request_id = %id, %method, path, status, code, took_ms, principal, "request");
+            }
+            Some(route) => tracing::info!(request_id = %id, %method, route, status, code, took_ms, principal, "request"),
+        }
+        response
     }
-    response
 }
 
 /// A path as the log may have it: a secret may stand anywhere, and in `GET /internal/tokens/{token}` it does.

@@ -3,22 +3,14 @@
 use std::{
     hash::{BuildHasher, RandomState},
     net::IpAddr,
-    sync::{Arc, LazyLock, atomic::Ordering::Relaxed},
+    sync::{LazyLock, atomic::Ordering::Relaxed},
 };
 
-use axum::{
-    extract::{Request, State},
-    middleware::Next,
-    response::{IntoResponse, Response},
-};
-use cobox_gateway::PassedFor;
+use axum::{extract::Request, response::Response};
 use cobox_protocol::ApiError;
 use http::{HeaderMap, Method, StatusCode, header};
 
-use super::{
-    Api,
-    error::{Failure, Seen},
-};
+use super::{Api, error::Seen};
 use crate::domain::{
     model::Principal,
     rates::{Class, Source},
@@ -27,39 +19,46 @@ use crate::domain::{
 /// See [`is_for_anybody`].
 const FOR_ANYBODY: [&str; 5] = ["/healthz", "/readyz", "/metrics", "/openapi.json", "/webhooks/threads"];
 
-/// The other end of the connection, put among a request's extensions by whoever accepted it.
+/// The other end of the connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer(pub IpAddr);
 
-/// Around everything that looks at credentials, the gateway too.
-pub async fn by_address(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
-    let Some(Peer(address)) = request.extensions().get::<Peer>().copied() else { return next.run(request).await };
-    if is_for_anybody(&request) {
-        return next.run(request).await;
+/// Around everything that looks at credentials, the gateway too: a request that may be tried, watched for whether its credential is good.
+pub struct Watch {
+    source: Source,
+    /// Which credential was shown, where it is looked at.
+    credential: Option<Option<u64>>,
+}
+
+impl Watch {
+    /// Nothing for what wants no credential.
+    pub fn begin(api: &Api, Peer(address): Peer, request: &Request) -> Result<Option<Self>, ApiError> {
+        if is_for_anybody(request) {
+            return Ok(None);
+        }
+        let (rates, source) = (&api.rates, Source::from(address));
+        // While nobody fails, nobody is looked at.
+        let credential = if rates.is_quiet() { None } else { Some(credential(request.headers())) };
+        if let Some(credential) = credential {
+            rates.may_try(source, credential, api.deployment.now()).inspect_err(|_| {
+                api.metrics.rate_limited.fetch_add(1, Relaxed);
+            })?;
+        }
+        Ok(Some(Self { source, credential }))
     }
-    let seen = request.extensions().get::<Seen>().cloned();
-    let (rates, source) = (api.rates.clone(), Source::from(address));
-    // While nobody fails, nobody is looked at.
-    let credential = if rates.is_quiet() { None } else { Some(credential(request.headers())) };
-    if let Some(credential) = credential
-        && let Err(refused) = rates.may_try(source, credential, api.deployment.now())
-    {
-        api.metrics.rate_limited.fetch_add(1, Relaxed);
-        return Failure::from(refused).into_response();
+
+    /// `is_known`: somebody was let in, whatever the sandbox then made of it.
+    pub fn end(self, api: &Api, response: &Response, is_known: bool) {
+        let is_refused = match response.extensions().get::<ApiError>() {
+            Some(error) => error.code.status() == StatusCode::UNAUTHORIZED.as_u16(),
+            None => response.status() == StatusCode::UNAUTHORIZED,
+        };
+        match self.credential {
+            _ if is_refused && !is_known => api.rates.failed(self.source, api.deployment.now()),
+            Some(Some(credential)) if is_known => api.rates.succeeded(self.source, credential),
+            _ => {}
+        }
     }
-    let response = next.run(request).await;
-    let is_refused = match response.extensions().get::<ApiError>() {
-        Some(error) => error.code.status() == StatusCode::UNAUTHORIZED.as_u16(),
-        None => response.status() == StatusCode::UNAUTHORIZED,
-    };
-    // Somebody who was let in, whatever the sandbox then made of it.
-    let is_known = response.extensions().get::<PassedFor>().is_some() || seen.is_some_and(|seen| seen.has_asker());
-    match credential {
-        _ if is_refused && !is_known => rates.failed(source, api.deployment.now()),
-        Some(Some(credential)) if is_known => rates.succeeded(source, credential),
-        _ => {}
-    }
-    response
 }
 
 /// What wants no credential of its caller, and gets none: nobody can guess one there, and whoever looks after the broker, or keeps its

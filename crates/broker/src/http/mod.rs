@@ -7,6 +7,7 @@ mod capabilities;
 mod cors;
 mod error;
 mod events;
+mod front;
 mod internal;
 mod keys;
 mod langsmith;
@@ -15,7 +16,6 @@ mod negotiation;
 #[cfg(test)]
 mod openapi;
 mod ops;
-mod origin;
 mod paging;
 mod principals;
 mod routes;
@@ -31,10 +31,11 @@ mod webhooks;
 
 use std::sync::Arc;
 
-use axum::{Router, middleware};
+use axum::middleware;
 use cobox_gateway::{Domain, Gateway};
 use routes::Routes;
 
+pub use front::Front;
 pub use limits::Peer;
 
 use crate::{
@@ -65,38 +66,31 @@ pub struct Api {
 }
 
 /// What is served at the broker's own address, and at the dataplane's where that has another.
-pub struct Routers {
-    pub main: Router,
-    pub dataplane: Router,
+pub struct Fronts {
+    pub main: Front,
+    pub dataplane: Front,
 }
 
-pub fn routers(api: Api, gateway: Gateway) -> Routers {
+pub fn fronts(api: &Api, gateway: &Gateway) -> Fronts {
     let config = &api.deployment.config;
-    let cors = cors::CorsRules::new(&config.cors);
-    // Validated with the rest of the configuration.
-    let domain = config.dataplane_domain.as_deref().and_then(|name| Domain::new(name).ok());
-    let is_here = !config.has_own_origin() || config.dataplane_on_main_origin;
-    let (metrics, door) = (api.metrics.clone(), Arc::new(api.clone()));
-    let main = control_plane()
+    let front = |serves_paths, router| Front {
+        api: api.clone(),
+        cors: cors::CorsRules::new(&config.cors),
+        // Validated with the rest of the configuration.
+        domain: config.dataplane_domain.as_deref().and_then(|name| Domain::new(name).ok()),
+        gateway: gateway.clone(),
+        serves_paths,
+        router,
+    };
+    let router = control_plane()
         .into_router()
         .layer(middleware::map_response(error::in_the_envelope))
         .method_not_allowed_fallback(error::method_not_allowed)
-        .with_state(api)
-        .merge(if is_here { gateway.paths() } else { origin::moved() })
-        .fallback(error::route_not_found);
-    let around = |router: Router| {
-        let router = match &domain {
-            Some(domain) => origin::by_host(domain.clone(), gateway.clone(), router),
-            None => router,
-        };
-        let router = router.layer(middleware::from_fn_with_state(door.clone(), limits::by_address));
-        let router = match &cors {
-            Some(rules) => router.layer(middleware::from_fn_with_state(rules.clone(), cors::apply)),
-            None => router,
-        };
-        router.layer(middleware::from_fn_with_state(metrics.clone(), error::identify))
-    };
-    Routers { main: around(main), dataplane: around(origin::dataplane_alone(&gateway)) }
+        .with_state(api.clone())
+        .fallback(error::route_not_found)
+        .layer(middleware::from_fn(error::note_route));
+    let is_here = !config.has_own_origin() || config.dataplane_on_main_origin;
+    Fronts { main: front(is_here, Some(router)), dataplane: front(true, None) }
 }
 
 /// Every route but the gateway's. A new one is told in `openapi/` too.

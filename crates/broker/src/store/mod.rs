@@ -110,6 +110,9 @@ pub trait Store: KindStore + Send + Sync {
     /// As [`Store::end_sandbox`], unless a session is bound to it.
     async fn end_unbound_sandbox(&self, id: &SandboxId, ending: &Ending) -> Stored<Option<Sandbox>>;
 
+    /// Counts the changes, where nobody else writes: as long as it stays, every answer would be the same but for the passing of time.
+    fn changes(&self) -> Option<u64>;
+
     /// A sandbox for which too many would be kept gets its next key instead, which ends all its tokens.
     async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<Arc<RevocationList>>;
     /// False when the sandbox has too many revocations for that.

@@ -434,6 +434,9 @@ impl Store for SqlStore {
         Ok(ended)
     }
 
+    fn changes(&self) -> Option<u64> {
+        self.base.engine.is_only_writer.then(|| self.base.changes.count())
+    }
     async fn revocations(&self, sandbox: &Sandbox, now: Timestamp) -> Stored<Arc<RevocationList>> {
         let ask = async { asked!(self, db => notes::revocations(db, sandbox, now)).map(Arc::new) };
         // Of the second, because revocations begin and end by themselves.

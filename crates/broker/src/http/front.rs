@@ -1,0 +1,120 @@
+//! What every request passes before a route has it: its id, CORS, the limit on strangers, and the choice between a sandbox and the broker's
+//! own routes. Plain calls one inside the other, where a router's layers would each box and copy a request: the gateway's come by the thousand.
+
+use axum::{
+    Router,
+    extract::Request,
+    response::{IntoResponse, Response},
+};
+use cobox_gateway::{Domain, Gateway, Kept, PassedFor, Place};
+use cobox_protocol::{ApiError, ErrorCode};
+use tower::ServiceExt;
+
+use super::{
+    Api,
+    cors::CorsRules,
+    error::{Failure, Seen, Underway},
+    limits::{Peer, Watch},
+};
+
+/// How the log and the metrics call what goes to a sandbox by its host name.
+const OWN_HOST: &str = "{sandbox}.domain";
+/// And what was answered before anybody looked where it goes.
+const PREFLIGHT: &str = "preflight";
+const TURNED_AWAY: &str = "turned away";
+
+/// One listener's.
+pub struct Front {
+    pub api: Api,
+    pub cors: Option<CorsRules>,
+    /// Where sandboxes have host names.
+    pub domain: Option<Domain>,
+    pub gateway: Gateway,
+    /// Whether sandboxes are reached by path under the broker's own names too.
+    pub serves_paths: bool,
+    /// The control plane, where it is served here.
+    pub router: Option<Router>,
+}
+
+impl Front {
+    pub async fn answer(&self, request: Request, peer: Peer, kept: &Kept) -> Response {
+        let mut underway = Underway::new(&request);
+        let response = match &self.cors {
+            None => self.watched(request, peer, kept, &mut underway).await,
+            Some(rules) => {
+                let allowed = rules.allowed(request.headers());
+                let mut response = match rules.preflight(&request) {
+                    Some(answer) => {
+                        underway.route = Some(PREFLIGHT);
+                        answer.unwrap_or_else(|e| Failure::from(e).into_response())
+                    }
+                    None => self.watched(request, peer, kept, &mut underway).await,
+                };
+                CorsRules::tell(allowed, &mut response);
+                response
+            }
+        };
+        underway.answered(response, &self.api.metrics)
+    }
+
+    async fn watched(&self, request: Request, peer: Peer, kept: &Kept, underway: &mut Underway) -> Response {
+        let watch = match Watch::begin(&self.api, peer, &request) {
+            Ok(watch) => watch,
+            Err(refused) => {
+                underway.route = Some(TURNED_AWAY);
+                return Failure::from(refused).into_response();
+            }
+        };
+        let response = self.placed(request, kept, underway).await;
+        if let Some(watch) = watch {
+            let is_known = response.extensions().get::<PassedFor>().is_some() || underway.has_asker();
+            watch.end(&self.api, &response, is_known);
+        }
+        response
+    }
+
+    /// By host name where sandboxes have some: theirs, the domain's own, and all others.
+    async fn placed(&self, request: Request, kept: &Kept, underway: &mut Underway) -> Response {
+        let place = self.domain.as_ref().map_or(Place::Elsewhere, |domain| domain.place(request.uri(), request.headers()));
+        let error = match place {
+            Place::Elsewhere => return self.by_path(request, kept, underway, self.serves_paths, self.router.as_ref()).await,
+            Place::Domain => return self.by_path(request, kept, underway, true, None).await,
+            Place::Sandbox(id) => {
+                underway.route = Some(OWN_HOST);
+                return self.gateway.on_own_host(id, request, &underway.id, kept).await;
+            }
+            Place::Nothing => ApiError::new(ErrorCode::RouteNotFound, "there is no sandbox of this host name"),
+            Place::Unclear => ApiError::invalid("the request names no host that can be read, or two of them"),
+        };
+        Failure::from(error).into_response()
+    }
+
+    async fn by_path(
+        &self,
+        mut request: Request,
+        kept: &Kept,
+        underway: &mut Underway,
+        serves_paths: bool,
+        router: Option<&Router>,
+    ) -> Response {
+        if let Some(template) = Gateway::template(request.uri().path()) {
+            underway.route = Some(template);
+            if serves_paths {
+                return self.gateway.by_path(request, &underway.id, kept).await;
+            }
+            let message = "sandboxes are not served at this address; each one's own is the http_base_url in every answer that names it";
+            return Failure::from(ApiError::new(ErrorCode::RouteNotFound, message)).into_response();
+        }
+        let Some(router) = router else {
+            return Failure::from(ApiError::new(ErrorCode::RouteNotFound, "there is nothing at this path")).into_response();
+        };
+        let seen = Seen::default();
+        request.extensions_mut().insert(underway.id.clone());
+        request.extensions_mut().insert(seen.clone());
+        underway.seen = Some(seen);
+        match router.clone().oneshot(request).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        }
+    }
+}
