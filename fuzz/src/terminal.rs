@@ -39,7 +39,7 @@ fn view(output: &[u8], cut: usize, hides: Kinds) -> Vec<u8> {
         }
     };
     for piece in output.chunks(cut) {
-        log.append_found(piece, &scanner.scan(piece));
+        assert!(!log.append_found(piece, &scanner.scan(piece)), "nobody waits");
         take(&mut reader);
     }
     log.finish();
@@ -73,7 +73,7 @@ fn ring(output: &[u8], cut: usize, hides: Kinds) {
     let (mut late, mut next) = (log.reader(0), 0);
     late.set_hidden(hides);
     for (number, piece) in output.chunks(cut).enumerate() {
-        log.append_found(piece, &scanner.scan(piece));
+        assert!(!log.append_found(piece, &scanner.scan(piece)), "nobody waits");
         log.resize(80, 24 + number as u16 % 4);
         if number % 64 == 63 {
             follow(&mut late, &mut next, output);

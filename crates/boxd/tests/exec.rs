@@ -53,6 +53,23 @@ async fn output_beyond_the_limit_is_dropped_and_the_program_goes_on() {
 }
 
 #[tokio::test]
+async fn all_that_a_short_command_prints_and_all_that_a_long_one_prints_comes() {
+    let boxd = TestBoxd::start();
+    // Over before anybody looks at its pipes; more than they hold; later than anybody waits.
+    for (command, stdout, stderr) in [
+        ("echo out; echo err >&2", 4, 4),
+        ("head -c 60000 /dev/zero | tr '\\0' x; head -c 60000 /dev/zero | tr '\\0' y >&2", 60_000, 60_000),
+        ("head -c 300000 /dev/zero | tr '\\0' x; echo err >&2", 300_000, 4),
+        ("echo early; sleep 0.05; echo late; echo err >&2", 11, 4),
+    ] {
+        let done = exec(&boxd, json!({ "command": command })).await;
+        assert_eq!((done.exit_code, done.stdout.len(), done.stderr.len()), (0, stdout, stderr), "{command}");
+    }
+    let timed = exec(&boxd, json!({ "command": "echo before; sleep 60", "timeout_seconds": 1 })).await;
+    assert_eq!((timed.timed_out, timed.stdout.as_str()), (true, "before\n"));
+}
+
+#[tokio::test]
 async fn a_command_past_its_time_is_killed_with_all_it_started() {
     let boxd = TestBoxd::start();
     let done = exec(&boxd, json!({ "command": "sleep 1000 & echo $!; wait", "timeout_seconds": 0.3 })).await;

@@ -104,6 +104,36 @@ async fn of_many_writers_with_one_version_exactly_one_wins() {
 }
 
 #[tokio::test]
+async fn of_many_who_make_the_same_file_nobody_is_refused_and_one_of_them_stays_whole() {
+    let boxd = TestBoxd::start();
+    let content = |i: usize| format!("maker {i} ").repeat(500);
+    let makers = (0..16).map(|i| boxd.put("/v1/files/workspace/a?sync=false", content(i)).send());
+    let answers = futures_util::future::join_all(makers).await;
+    assert!(answers.iter().all(|a| matches!(a.status, 200 | 201)), "{:?}", answers.iter().map(|a| a.status).collect::<Vec<_>>());
+    let stayed = boxd.get("/v1/files/workspace/a").send().await.ok(200).body;
+    assert!((0..16).any(|i| stayed == content(i)));
+    assert_eq!(names(&boxd, "/workspace"), ["a"]);
+}
+
+#[tokio::test]
+async fn programs_that_watch_a_directory_are_told_when_a_new_file_is_complete() {
+    use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+    let boxd = TestBoxd::start();
+    let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
+    inotify::add_watch(&watch, boxd.host("/workspace").as_path(), WatchFlags::CLOSE_WRITE).unwrap();
+    boxd.put("/v1/files/workspace/new.txt?sync=false", "whole").send().await.ok(201);
+    // All of it has happened by the time of the answer.
+    let mut buffer = [std::mem::MaybeUninit::uninit(); 4096];
+    let mut events = Reader::new(&watch, &mut buffer);
+    let mut closed = Vec::new();
+    while let Ok(event) = events.next() {
+        assert!(event.events().contains(ReadFlags::CLOSE_WRITE));
+        closed.extend(event.file_name().map(|name| name.to_string_lossy().into_owned()));
+    }
+    assert!(closed.iter().any(|name| name == "new.txt"), "{closed:?}");
+}
+
+#[tokio::test]
 async fn a_body_that_breaks_off_leaves_the_old_file_and_nothing_else() {
     let boxd = TestBoxd::start();
     boxd.put("/v1/files/workspace/a", "old").send().await.ok(201);
