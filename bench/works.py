@@ -154,7 +154,8 @@ def files(bench):
     rounds = 10
 
     def path(name, suffix=""):
-        return lambda base: {"path": f"{base}/files/workspace/{name}-", "suffix": suffix}
+        # A directory for each work, as each nginx has its own: a file takes longer to make where ten thousand others are.
+        return lambda base: {"path": f"{base}/files/workspace/{name}/{name}-", "suffix": suffix}
 
     def mixed(spec, kind, size, names):
         return {**spec, "kind": kind, "bytes": size, "names": names}
