@@ -136,7 +136,7 @@ impl AuditTrail {
 async fn write(store: Arc<dyn Store>, mut queue: mpsc::Receiver<Entry>, hurry: Arc<Notify>) {
     let mut entries = Vec::with_capacity(BATCH_RECORDS);
     while queue.recv_many(&mut entries, BATCH_RECORDS).await > 0 {
-        if entries.iter().all(|e| matches!(e, Entry::Record(_))) {
+        if entries.len() < BATCH_RECORDS && entries.iter().all(|e| matches!(e, Entry::Record(_))) {
             // Ended early where somebody waits for the records, or enough are there; past it, all that came.
             let _ = timeout(GATHER, hurry.notified()).await;
             while entries.len() < BATCH_RECORDS
