@@ -3,7 +3,7 @@
 use std::{io, sync::Arc, time::Duration};
 
 use axum::{Router, extract::Request};
-use cobox_kernel::QuietStream;
+use cobox_kernel::{Peer, QuietStream};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{net::UnixListener, sync::Semaphore};
@@ -38,7 +38,7 @@ pub async fn accept_loop(listener: UnixListener, router: Router, max_connections
             Ok((slot, stream)) => {
                 let (router, shutdown) = (router.clone(), shutdown.clone());
                 tasks.spawn(async move {
-                    match QuietStream::new(stream) {
+                    match QuietStream::new(stream, Peer::Asking) {
                         Ok(stream) => serve_connection(stream, router, shutdown).await,
                         Err(error) => tracing::warn!(%error, "a connection could not be waited on"),
                     }

@@ -7,6 +7,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use cobox_kernel::{Peer, heard, said};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -28,6 +29,7 @@ impl Counted {
 
     fn wrote(&self, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if let Poll::Ready(Ok(count)) = &polled {
+            said(Peer::Asking, *count);
             self.metrics.bytes_out.fetch_add(*count as u64, Relaxed);
         }
         polled
@@ -44,7 +46,11 @@ impl AsyncRead for Counted {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
-        self.metrics.bytes_in.fetch_add((buffer.filled().len() - before) as u64, Relaxed);
+        let count = buffer.filled().len() - before;
+        if count > 0 {
+            heard(Peer::Asking, count);
+            self.metrics.bytes_in.fetch_add(count as u64, Relaxed);
+        }
         polled
     }
 }

@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use cobox_kernel::stay_awake;
 use tokio::{
     runtime::{Builder, Handle},
     time::{MissedTickBehavior, interval},
@@ -68,6 +69,7 @@ impl Lane {
     fn start(number: usize, end: CancellationToken) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().event_interval(TURNS_BETWEEN_LOOKS).build()?;
         let handle = runtime.handle().clone();
+        handle.spawn(stay_awake());
         thread::Builder::new().name(format!("lane-{number}")).spawn(move || runtime.block_on(end.run_until_cancelled(tick())))?;
         Ok(Self { runtime: handle, open: Arc::default() })
     }

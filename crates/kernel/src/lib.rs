@@ -3,6 +3,7 @@
 //! The `unsafe` of Cobox that makes something is here, so that one sitting is enough to review it; elsewhere are only the
 //! promises these functions ask for: "one thread", "nobody else owns this number".
 
+mod awake;
 mod clone;
 mod exec;
 mod identity;
@@ -18,6 +19,7 @@ mod signals;
 mod terminal;
 mod watch;
 
+pub use awake::{Peer, heard, said, stay_awake};
 pub use clone::{Cloned, clone_process, exit_now, fork};
 pub use exec::{Image, adopt, close_from, exec_fd, exec_path, keep_only};
 pub use identity::{drop_all_capabilities, drop_bounding_set, keep_capabilities, own_working_directory, set_fs_ids};

@@ -17,18 +17,20 @@ use tokio::{
     task::coop::poll_proceed,
 };
 
-use crate::watch;
+use crate::{Peer, heard, said, watch};
 
 pub struct QuietStream {
     socket: AsyncFd<OwnedFd>,
+    /// Who is at the other end.
+    peer: Peer,
     /// The same socket, waited on for room; made when it first has none.
     room: Option<AsyncFd<OwnedFd>>,
 }
 
 impl QuietStream {
     /// Must be called within a runtime, which the stream belongs to from then on.
-    pub fn new(stream: tokio::net::UnixStream) -> io::Result<Self> {
-        Ok(Self { socket: watch(stream.into_std()?.into(), Interest::READABLE)?, room: None })
+    pub fn new(stream: tokio::net::UnixStream, peer: Peer) -> io::Result<Self> {
+        Ok(Self { socket: watch(stream.into_std()?.into(), Interest::READABLE)?, peer, room: None })
     }
 
     fn poll_write_by(&mut self, cx: &mut Context<'_>, write: impl Fn(&OwnedFd) -> rustix::io::Result<usize>) -> Poll<io::Result<usize>> {
@@ -39,6 +41,9 @@ impl QuietStream {
                 Err(Errno::AGAIN) => {}
                 done => {
                     turn.made_progress();
+                    if let Ok(bytes) = done {
+                        said(self.peer, bytes);
+                    }
                     return Poll::Ready(done.map_err(Into::into));
                 }
             }
@@ -68,6 +73,7 @@ impl AsyncRead for QuietStream {
                     // SAFETY: the kernel has just written these.
                     unsafe { buf.assume_init(count) };
                     buf.advance(count);
+                    heard(self.peer, count);
                     // Less than was asked for is all there was; what comes next is told anew.
                     if 0 < count && count < wanted {
                         ready.clear_ready();
@@ -110,7 +116,7 @@ mod tests {
 
     fn pair() -> (QuietStream, QuietStream) {
         let (one, other) = tokio::net::UnixStream::pair().unwrap();
-        (QuietStream::new(one).unwrap(), QuietStream::new(other).unwrap())
+        (QuietStream::new(one, Peer::Asked).unwrap(), QuietStream::new(other, Peer::Asking).unwrap())
     }
 
     #[tokio::test]

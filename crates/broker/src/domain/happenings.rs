@@ -22,6 +22,8 @@ const RETRY: Duration = Duration::from_secs(1);
 const RETRY_AT_MOST: Duration = Duration::from_secs(30);
 /// A boxd that answers at once with nothing isn't asked more often than this.
 const PACE: Duration = Duration::from_secs(1);
+/// Between two answers with something in them: each is a transaction, and those of a busy moment share one.
+const GATHER: Duration = Duration::from_millis(50);
 /// A workspace's events are cut to what it may keep after as many of one sandbox's.
 const TRIM_EVERY: usize = 1000;
 /// Before a sandbox ends its last words are asked for, and not waited for any longer.
@@ -55,6 +57,8 @@ impl HappeningKeeper {
                     let mut pause = self.allowances.spend(id, count, self.deployment.now());
                     if count == 0 {
                         pause = PACE.saturating_sub(asked.elapsed());
+                    } else if count < MAX_HAPPENINGS_AT_ONCE {
+                        pause = pause.max(GATHER);
                     }
                     tokio::time::sleep(pause).await;
                 }
