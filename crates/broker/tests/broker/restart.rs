@@ -86,10 +86,12 @@ async fn a_release_that_was_under_way_is_finished() {
     let first = world.start().await;
     let ann = first.human("ann").await;
     let made = ann.ensure("t").await;
-    world.provider.failing_destroys.store(1, Ordering::SeqCst);
+    // All of its attempts: on PostgreSQL it hears of its own change and tries once more.
+    world.provider.failing_destroys.store(u32::MAX, Ordering::SeqCst);
     assert_eq!(ann.delete(&session_path(&made)).await.status, 204);
     first.kill().await;
     assert_eq!(world.provider.running(), 1);
+    world.provider.failing_destroys.store(0, Ordering::SeqCst);
     let second = world.start().await;
     assert_eq!(world.provider.running(), 0);
     assert_eq!(at(&second, &ann).get(&session_path(&made)).await.error(410), "SESSION_EXPIRED");
@@ -107,11 +109,12 @@ async fn an_interrupted_resume_is_undone_and_an_interrupted_suspension_finished(
     let body = json!({ "thread_id": "a", "mode": "ensure" });
     ann.call(http::Method::POST, "/v1/sandbox/sessions", Some(body), &[("prefer", "wait=0")]).await.error(423);
     eventually("the attempt", || async { world.provider.starts.load(Ordering::SeqCst) == 3 }).await;
-    world.provider.failing_suspends.store(1, Ordering::SeqCst);
+    world.provider.failing_suspends.store(u32::MAX, Ordering::SeqCst);
     world.clock.advance(3600);
     first.tick().await;
     assert_eq!(world.provider.running(), 1);
     first.kill().await;
+    world.provider.failing_suspends.store(0, Ordering::SeqCst);
     world.provider.may_start.send_replace(true);
 
     let second = world.start().await;
