@@ -1,6 +1,11 @@
 //! Getting a file: whole or in part, in pieces read as the client takes them.
 
-use std::{io, os::fd::OwnedFd, sync::Arc};
+use std::{
+    io,
+    os::fd::OwnedFd,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::{
     body::Body,
@@ -35,6 +40,9 @@ use crate::{auth::OpenStream, listen::ConnectionEnd};
 
 /// Read at once: large enough that the hand-over to a worker doesn't show.
 const PIECE_BYTES: u64 = 512 * 1024;
+/// A piece that took no longer was in memory, and so will the next one be: it is read where it is sent. To hand it to a worker and be woken for it
+/// would cost more, and on a machine with few processors the worker's would be the client's.
+const CACHED: Duration = Duration::from_micros(500);
 /// Files up to this size are read in the step that opens them.
 const SMALL_FILE_BYTES: u64 = 128 * 1024;
 
@@ -210,15 +218,19 @@ pub fn set(headers: &mut HeaderMap, name: http::HeaderName, value: String) {
     }
 }
 
-/// The file's bytes: one piece is read while the last is sent. A file cut short meanwhile ends in an error, never in a short answer.
+/// The file's bytes. One piece is read while the last is sent, where the disk makes one wait. A file cut short meanwhile ends in an error, never in a short answer.
 /// `held` lives as long as the stream.
 pub fn pieces<H>(store: FileStore, file: Arc<OwnedFd>, from: u64, length: u64, held: H) -> impl Stream<Item = io::Result<Bytes>> {
-    let state = Pieces { store, file, at: from, left: length, ahead: None, held };
+    let state = Pieces { store, file, at: from, left: length, ahead: None, is_cached: false, held };
     stream::try_unfold(state, async |mut state| match state.next().await? {
         Some(piece) => Ok(Some((piece, state))),
         None => Ok(None),
     })
 }
+
+/// A piece, and how long it took.
+type Read = (io::Result<Vec<u8>>, Duration);
+type Step = Box<dyn FnOnce(&Root) -> Read + Send>;
 
 struct Pieces<H> {
     store: FileStore,
@@ -226,7 +238,9 @@ struct Pieces<H> {
     /// Of the piece that was asked for last.
     at: u64,
     left: u64,
-    ahead: Option<oneshot::Receiver<io::Result<Vec<u8>>>>,
+    ahead: Option<oneshot::Receiver<Read>>,
+    /// By how long the last piece took.
+    is_cached: bool,
     #[allow(dead_code, reason = "dropped with the stream")]
     held: H,
 }
@@ -236,27 +250,36 @@ impl<H> Pieces<H> {
         if self.left == 0 {
             return Ok(None);
         }
-        let coming = match self.ahead.take() {
-            Some(coming) => coming,
-            None => self.ask().await?,
+        let (read, took) = match self.ahead.take() {
+            Some(coming) => coming.await.map_err(io::Error::other)?,
+            None if self.is_cached => self.store.workers.run_quick(self.step()).await.map_err(io::Error::other)?,
+            None => self.ask().await?.await.map_err(io::Error::other)?,
         };
-        let read = coming.await.map_err(io::Error::other)??;
+        let read = read?;
         if read.is_empty() {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read"));
         }
         self.at += read.len() as u64;
         self.left -= read.len() as u64;
-        if self.left > 0 {
+        self.is_cached = took <= CACHED;
+        if self.left > 0 && !self.is_cached {
             self.ahead = Some(self.ask().await?);
         }
         Ok(Some(Bytes::from(read)))
     }
 
-    async fn ask(&self) -> io::Result<oneshot::Receiver<io::Result<Vec<u8>>>> {
+    async fn ask(&self) -> io::Result<oneshot::Receiver<Read>> {
+        self.store.workers.submit(self.step()).await.map_err(io::Error::other)
+    }
+
+    fn step(&self) -> Step {
         let (file, at) = (self.file.clone(), self.at);
         // Allocated here, where it is freed: else each worker's arena would come to keep a piece's memory of its own.
         let piece = Vec::with_capacity(self.left.min(PIECE_BYTES) as usize);
-        self.store.workers.submit(move |_| read_piece(&file, at, piece)).await.map_err(io::Error::other)
+        Box::new(move |_| {
+            let began = Instant::now();
+            (read_piece(&file, at, piece), began.elapsed())
+        })
     }
 }
 
