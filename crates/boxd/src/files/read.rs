@@ -40,8 +40,8 @@ use crate::{auth::OpenStream, listen::ConnectionEnd};
 
 /// Read at once: large enough that the hand-over to a worker doesn't show.
 const PIECE_BYTES: u64 = 512 * 1024;
-/// A piece that took no longer was in memory, and so will the next one be: it is read where it is sent. To hand it to a worker and be woken for it
-/// would cost more, and on a machine with few processors the worker's would be the client's.
+/// A piece that took no longer was in memory, and so will the next one be: it is read where it is sent. To hand it to a
+/// worker and be woken for it would cost more. One that isn't there after all holds up whoever else boxd serves, once.
 const CACHED: Duration = Duration::from_micros(500);
 /// Files up to this size are read in the step that opens them.
 const SMALL_FILE_BYTES: u64 = 128 * 1024;
@@ -218,7 +218,8 @@ pub fn set(headers: &mut HeaderMap, name: http::HeaderName, value: String) {
     }
 }
 
-/// The file's bytes. One piece is read while the last is sent, where the disk makes one wait. A file cut short meanwhile ends in an error, never in a short answer.
+/// The file's bytes. Where the disk makes one wait, one piece is read while the last is sent. A file cut short meanwhile ends in an error,
+/// never in a short answer.
 /// `held` lives as long as the stream.
 pub fn pieces<H>(store: FileStore, file: Arc<OwnedFd>, from: u64, length: u64, held: H) -> impl Stream<Item = io::Result<Bytes>> {
     let state = Pieces { store, file, at: from, left: length, ahead: None, is_cached: false, held };
