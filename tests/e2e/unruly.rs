@@ -117,6 +117,31 @@ while time.time() < end:
     assert_eq!(cell.sh("echo still here").await, "still here\n");
 }
 
+/// Each child is given to whoever started this program.
+const GIVEN_AWAY: &str = "
+import ctypes, os
+libc = ctypes.CDLL(None)
+CLONE_PARENT, SIGCHLD, SYS_clone = 0x8000, 17, 56
+for n in range(150):
+    if libc.syscall(SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0) == 0:
+        if n == 0: os.execvp('sleep', ['sleep', '1002'])
+        os._exit(3)
+print('given')";
+
+#[tokio::test]
+async fn children_that_a_program_gives_away_are_waited_for_and_ended_with_it() {
+    let cell = Cell::start().await;
+    let given = ExecRequest { timeout_seconds: Some(30.0), ..argv(&["python3", "-c", GIVEN_AWAY]) };
+    assert_eq!(cell.exec(given.clone()).await.stdout, "given\n");
+    let ended = "grep -l ') Z ' /proc/[0-9]*/stat | wc -l";
+    eventually("the ended ones to be waited for", || async { (cell.sh(ended).await == "0\n").then_some(()) }).await;
+    let begun = "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -o '[s]leep 1002' | wc -l";
+    assert_eq!(cell.sh(begun).await, "1\n", "what is left in the background goes on");
+    let late = ExecRequest { timeout_seconds: Some(1.0), ..argv(&["python3", "-c", &format!("{GIVEN_AWAY}\nwhile True: pass")]) };
+    assert!(cell.exec(late).await.timed_out);
+    assert_eq!(cell.sh(begun).await, "1\n", "and what it started when its time was over doesn't");
+}
+
 #[tokio::test]
 async fn programs_start_with_every_signal_as_it_is_by_default() {
     let cell = Cell::start().await;

@@ -38,7 +38,7 @@ pub async fn accept_loop(listener: UnixListener, router: Router, max_connections
             Ok((slot, stream)) => {
                 let (router, shutdown) = (router.clone(), shutdown.clone());
                 tasks.spawn(async move {
-                    match QuietStream::new(stream, Peer::Asking) {
+                    match QuietStream::new(stream, Peer::Forwarding) {
                         Ok(stream) => serve_connection(stream, router, shutdown).await,
                         Err(error) => tracing::warn!(%error, "a connection could not be waited on"),
                     }

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, bail};
 use boxd::{
     FileWorkers, serve,
-    workload::{Workloads, start_init},
+    workload::{Links, Workloads},
 };
 use cobox_protocol::control::{BoxdConfig, Workload};
 use rustix::{
@@ -76,8 +76,8 @@ fn run() -> anyhow::Result<()> {
     File::from(config?).take(MAX_CONFIG_BYTES).read_to_end(&mut text)?;
     let config: BoxdConfig = serde_json::from_slice(&text).context("reading the configuration")?;
 
-    let link = match prepare(&config) {
-        Ok(link) => link,
+    let links = match prepare(&config) {
+        Ok(links) => links,
         Err(e) => {
             // The launcher passes it on to whoever asked for the sandbox.
             let _ = write!(launcher, "!{e:#}");
@@ -93,7 +93,7 @@ fn run() -> anyhow::Result<()> {
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().event_interval(TURNS_BETWEEN_LOOKS).build()?;
     let result = runtime.block_on(async {
-        let (workloads, init_ended) = Workloads::new(link, config.workload.clone())?;
+        let (workloads, init_ended) = Workloads::new(links, &config)?;
         let ids = file_ids(&config.workload);
         let files = FileWorkers::start(root()?, move || cobox_kernel::set_fs_ids(ids.0, ids.1)).context("starting the file workers")?;
         files.share_this_thread().context("taking on the workload's user")?;
@@ -113,10 +113,10 @@ fn run() -> anyhow::Result<()> {
     result
 }
 
-/// Everything that needs power, then no power: returns the link to the workloads' init.
-fn prepare(config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
+/// Everything that needs power, then no power: returns the links to those who serve it in the workloads' namespaces.
+fn prepare(config: &BoxdConfig) -> anyhow::Result<Links> {
     boxd::log::start();
-    let link = start_init(config)?;
+    let links = boxd::workload::start(config)?;
     // What is made for a client gets the mode it asked for, in one step.
     umask(Mode::empty());
     take_all_descriptors()?;
@@ -139,7 +139,7 @@ fn prepare(config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
     }
     // Changing ids makes the kernel forget this.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    Ok(link)
+    Ok(links)
 }
 
 /// The usual limit of 1024 is less than the connections that are let in, and an accept that fails is a client that waits. Init has

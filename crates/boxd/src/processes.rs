@@ -18,7 +18,6 @@ use cobox_protocol::{
     process::{ProcessInfo, ProcessKind, ProcessList, ProcessState, SignalRequest},
 };
 use cobox_token::Claims;
-use futures_util::future::join_all;
 use http::StatusCode;
 use tokio::sync::watch;
 
@@ -38,8 +37,6 @@ const MAX_SHOWN_WORD_CHARS: usize = 256;
 const MAX_SIGNAL_REQUEST_BYTES: usize = 1024;
 /// What a cancelled program gets to put its things in order before it is killed.
 const CANCEL_GRACE: Duration = Duration::from_secs(2);
-/// For init to say a program's number; where it is busy, the list goes without.
-const PID_WITHIN: Duration = Duration::from_millis(250);
 const KILL: i32 = 9;
 const TERM: i32 = 15;
 
@@ -123,13 +120,12 @@ impl Job {
         self.program.kill_tree().await;
     }
 
-    async fn info(&self) -> ProcessInfo {
-        let pid = tokio::time::timeout(PID_WITHIN, self.program.pid()).await.ok().flatten();
+    fn info(&self) -> ProcessInfo {
         let ended = self.ended();
         ProcessInfo {
             id: self.id.clone(),
             kind: self.kind,
-            pid,
+            pid: self.program.pid(),
             argv: self.argv.clone(),
             started_at: self.started_at,
             principal: self.principal.clone(),
@@ -190,7 +186,7 @@ impl Drop for Listed {
 /// `GET /v1/processes`: the oldest first.
 pub async fn list(State(server): State<Arc<Server>>, _caller: Caller<Exec>) -> Json<ProcessList> {
     let jobs: Vec<Arc<Job>> = server.processes.jobs().values().cloned().collect();
-    let mut items = join_all(jobs.iter().map(|job| job.info())).await;
+    let mut items: Vec<_> = jobs.iter().map(|job| job.info()).collect();
     items.sort_by(|a, b| (a.started_at, &a.id).cmp(&(b.started_at, &b.id)));
     Json(ProcessList { items })
 }

@@ -47,8 +47,10 @@ pub struct Started {
 pub trait Program: Send + Sync + 'static {
     /// Resolves when the program itself has ended; may be called again.
     fn wait(&self) -> BoxFuture<'_, Exit>;
-    /// The program's number in the sandbox; `None` if it never got one.
-    fn pid(&self) -> BoxFuture<'_, Option<i32>>;
+    /// The program's number in the sandbox; `None` if it never ran.
+    fn pid(&self) -> Option<i32>;
+    /// Lets a launched program go on if somebody has stopped it before it began.
+    fn nudge(&self);
     /// Why a launched program, which has ended, never ran.
     fn start_failure(&self) -> Option<io::Error>;
     /// Signals the program's process group.
@@ -94,8 +96,11 @@ impl From<Process> for Started {
 }
 
 impl Program for Process {
-    fn pid(&self) -> BoxFuture<'_, Option<i32>> {
-        Box::pin(Process::pid(self))
+    fn nudge(&self) {
+        Process::nudge(self);
+    }
+    fn pid(&self) -> Option<i32> {
+        Process::pid(self)
     }
     fn start_failure(&self) -> Option<io::Error> {
         Process::start_failure(self)

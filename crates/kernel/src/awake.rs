@@ -22,6 +22,8 @@ const LARGE_BYTES: usize = 16 * 1024;
 pub enum Peer {
     /// Sends requests.
     Asking,
+    /// Passes requests on, and waits on the same machine.
+    Forwarding,
     /// Gets them.
     Asked,
 }
@@ -30,7 +32,10 @@ pub enum Peer {
 #[derive(Default)]
 struct Awake {
     waits: Cell<Option<(Peer, Instant)>>,
+    /// When the last request was passed on to here.
+    forwarded_at: Cell<Option<Instant>>,
     is_asking_brisk: Cell<bool>,
+    is_forwarding_brisk: Cell<bool>,
     is_asked_brisk: Cell<bool>,
     /// Of [`stay_awake`], while there is nothing to stay awake for.
     sleeper: RefCell<Option<Waker>>,
@@ -75,7 +80,9 @@ pub async fn stay_awake() {
 
 impl Awake {
     fn said(&self, to: Peer, bytes: usize, now: Instant) {
-        self.waits.set((bytes < LARGE_BYTES).then_some((to, now)));
+        // After long work who passes it on has slept, and is about to be woken up on this processor: it would wait for us to sleep first.
+        let was_long = to == Peer::Forwarding && self.forwarded_at.take().is_some_and(|at| now.duration_since(at) > MOMENT);
+        self.waits.set((bytes < LARGE_BYTES && !was_long).then_some((to, now)));
         if self.is_expecting(now)
             && let Some(sleeper) = self.sleeper.take()
         {
@@ -84,6 +91,9 @@ impl Awake {
     }
 
     fn heard(&self, from: Peer, bytes: usize, now: Instant) {
+        if from == Peer::Forwarding {
+            self.forwarded_at.set(Some(now));
+        }
         if let Some((peer, since)) = self.waits.take()
             && peer == from
         {
@@ -98,6 +108,7 @@ impl Awake {
     fn brisk(&self, peer: Peer) -> &Cell<bool> {
         match peer {
             Peer::Asking => &self.is_asking_brisk,
+            Peer::Forwarding => &self.is_forwarding_brisk,
             Peer::Asked => &self.is_asked_brisk,
         }
     }
@@ -144,6 +155,22 @@ mod tests {
         let awake = Awake::default();
         assert!(is_awake_after(&awake, Peer::Asking, SHORT, 100));
         assert!(!is_awake_after(&awake, Peer::Asked, MOMENT * 2, 100));
+        assert!(is_awake_after(&awake, Peer::Asking, SHORT, 100));
+    }
+
+    #[test]
+    fn after_long_work_who_passes_it_on_is_not_waited_for_awake() {
+        let awake = Awake::default();
+        let began = Instant::now();
+        let answer_after = |work: Duration| {
+            awake.said(Peer::Forwarding, 100, began);
+            awake.heard(Peer::Forwarding, 100, began + SHORT);
+            awake.said(Peer::Forwarding, 100, began + SHORT + work);
+            awake.is_expecting(began + SHORT + work)
+        };
+        assert!(answer_after(MOMENT));
+        assert!(!answer_after(MOMENT * 2));
+        assert!(answer_after(MOMENT));
         assert!(is_awake_after(&awake, Peer::Asking, SHORT, 100));
     }
 

@@ -18,25 +18,11 @@ pub struct Image {
 
 impl Image {
     pub fn new(argv: &[&CStr], env: &[&CStr]) -> Self {
-        let strings = argv.iter().chain(env).flat_map(|s| s.to_bytes_with_nul()).copied().collect();
-        Self::from_block(strings, 0, argv.len(), env.len()).unwrap_or_else(|| unreachable!("as many strings as were counted"))
-    }
-
-    /// From strings one behind the other, each ended by a NUL: the arguments from `start` on, then the environment. `None` where there
-    /// are fewer. In one piece, so that a million strings cost no more than their bytes and pointers.
-    pub fn from_block(strings: Vec<u8>, start: usize, argc: usize, envc: usize) -> Option<Self> {
-        let mut ended = strings.get(start..)?.split_inclusive(|byte| *byte == 0).take_while(|s| s.ends_with(&[0]));
-        let mut pointers = |count: usize| -> Option<Vec<*const libc::c_char>> {
-            let mut list: Vec<_> = ended.by_ref().take(count).map(|s| s.as_ptr().cast()).collect();
-            list.push(std::ptr::null());
-            (list.len() == count + 1).then_some(list)
-        };
-        let (argv_pointers, env_pointers) = (pointers(argc)?, pointers(envc)?);
-        Some(Self { argv_pointers, env_pointers, _strings: strings })
-    }
-
-    pub(crate) fn pointers(&self) -> (*const *const libc::c_char, *const *const libc::c_char) {
-        (self.argv_pointers.as_ptr(), self.env_pointers.as_ptr())
+        let strings: Vec<u8> = argv.iter().chain(env).flat_map(|s| s.to_bytes_with_nul()).copied().collect();
+        let mut each = strings.split_inclusive(|byte| *byte == 0).map(|s| s.as_ptr().cast());
+        let mut pointers = |count| each.by_ref().take(count).chain([std::ptr::null()]).collect();
+        let (argv_pointers, env_pointers) = (pointers(argv.len()), pointers(env.len()));
+        Self { argv_pointers, env_pointers, _strings: strings }
     }
 }
 
@@ -53,13 +39,6 @@ pub fn exec_fd(program: BorrowedFd<'_>, image: &Image) -> io::Error {
             libc::AT_EMPTY_PATH,
         );
     }
-    io::Error::last_os_error()
-}
-
-/// Runs the program at a path. Returns only when that failed.
-pub fn exec_path(path: &CStr, image: &Image) -> io::Error {
-    // SAFETY: as in `exec_fd`.
-    unsafe { libc::execve(path.as_ptr(), image.argv_pointers.as_ptr(), image.env_pointers.as_ptr()) };
     io::Error::last_os_error()
 }
 

@@ -4,10 +4,11 @@
 //! promises these functions ask for: "one thread", "nobody else owns this number".
 
 mod awake;
+mod block;
+mod children;
 mod clone;
 mod exec;
 mod identity;
-mod launch;
 mod limit;
 mod loop_device;
 mod mark;
@@ -16,14 +17,16 @@ mod network;
 mod quiet_stream;
 mod raw;
 mod signals;
+mod spare;
 mod terminal;
 mod watch;
 
 pub use awake::{Peer, heard, said, stay_awake};
+pub use block::{MAX_IMAGE_BYTES, Program, STRING_BYTES};
+pub use children::{EndedChild, ended_child, is_stopped, let_go};
 pub use clone::{Cloned, clone_process, exit_now, fork};
-pub use exec::{Image, adopt, close_from, exec_fd, exec_path, keep_only};
+pub use exec::{Image, adopt, close_from, exec_fd, keep_only};
 pub use identity::{drop_all_capabilities, drop_bounding_set, keep_capabilities, own_working_directory, set_fs_ids};
-pub use launch::{Launch, Pad, Program, Step};
 pub use limit::{Word, set_soft_limit};
 pub use loop_device::attach_loop;
 pub use mark::mark_of;
@@ -31,6 +34,7 @@ pub use mount::{MountFlags, idmap, set_mount_flags};
 pub use network::raise_loopback;
 pub use quiet_stream::QuietStream;
 pub use signals::{child_events, settle_signals};
+pub use spare::{Dress, FIRST_SOCKET, MAX_INLINE_BYTES, Pad, Step};
 pub use terminal::interrupt_foreground;
 pub use watch::watch;
 

@@ -119,7 +119,7 @@ impl<S: Script> Events<S> {
 
 /// Sends what happens until it is over or nobody takes it any more.
 async fn tell(viewer: &mut Viewer, script: &mut impl Script, events: &mpsc::Sender<Bytes>) {
-    let ready = ready(viewer).await;
+    let ready = ready(viewer);
     if events.send(script.ready(ready, viewer.positions())).await.is_err() {
         return;
     }

@@ -1,6 +1,7 @@
 //! One command from its request to its answer, the shortest way: what it prints goes straight into the answer, and it ends with its client.
 
 use std::{
+    convert::Infallible,
     os::fd::OwnedFd,
     pin::pin,
     sync::Arc,
@@ -159,7 +160,13 @@ async fn watch(
         let streams = async { tokio::join!(feed(input, stdin), stdout.read_to_end(out.as_ref()), stderr.read_to_end(err.as_ref())) };
         let mut streams = pin!(streams);
         let mut ended = pin!(end_within(&*started.program, timeout));
+        let nudge = async {
+            tokio::time::sleep(FIRST_LOOK).await;
+            started.program.nudge();
+            std::future::pending::<Infallible>().await
+        };
         tokio::select! {
+            never = nudge => match never {},
             // Closed pipes are no end: a program may close them and go on.
             _ = &mut streams => ended.await,
             end = &mut ended => {

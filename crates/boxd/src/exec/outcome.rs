@@ -51,12 +51,13 @@ impl Program for NeverRan {
     fn wait(&self) -> BoxFuture<'_, Exit> {
         Box::pin(async { self.0 })
     }
-    fn pid(&self) -> BoxFuture<'_, Option<i32>> {
-        Box::pin(async { None })
+    fn pid(&self) -> Option<i32> {
+        None
     }
     fn start_failure(&self) -> Option<std::io::Error> {
         None
     }
+    fn nudge(&self) {}
     fn signal(&self, _: i32) {}
     fn signal_tree(&self, _: i32) {}
     fn kill_tree(&self) -> BoxFuture<'_, ()> {

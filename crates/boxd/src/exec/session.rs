@@ -58,7 +58,7 @@ impl Conversation for Session {
         let attached = Commands::start(peer.server, start, Terms::timeout(MAX_TIMEOUT), &claims).await?;
         let form = if is_binary { Form::Bytes } else { Form::Text };
         let mut viewer = Viewer::new(attached, stdout_from, stderr_from, form);
-        let ready = ready(&viewer).await;
+        let ready = ready(&viewer);
         peer.record.tell(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
         peer.out.send(&ServerFrame::Ready(ready)).await?;
         let (out, command) = (peer.out.clone(), viewer.command().clone());
@@ -107,11 +107,11 @@ async fn wait_for_start(peer: &mut Peer<'_, ClientFrame<ExecStart>>) -> Result<E
     }
 }
 
-pub async fn ready(viewer: &Viewer) -> ExecReady {
+pub fn ready(viewer: &Viewer) -> ExecReady {
     let job = viewer.command().job();
     let (stdout_offset, stderr_offset) = viewer.positions();
     // One that never ran has no number; its exit says the rest.
-    ExecReady { command_id: job.id.clone(), pid: job.program.pid().await.unwrap_or(0), stdout_offset, stderr_offset }
+    ExecReady { command_id: job.id.clone(), pid: job.program.pid().unwrap_or(0), stdout_offset, stderr_offset }
 }
 
 fn message(event: Event, is_binary: bool) -> Message {

@@ -32,7 +32,7 @@ use crate::{auth::Authority, body::too_large};
 /// Largest file: beyond any sandbox's disk, and small enough that sums of sizes never overflow.
 pub const MAX_FILE_BYTES: u64 = 64 * 1024 * 1024 * 1024;
 /// Written at once: large enough that the hand-over to a worker doesn't show.
-const BATCH_BYTES: u64 = 1024 * 1024;
+const BATCH_BYTES: u64 = 512 * 1024;
 /// As much as the kernel takes without anybody noticing.
 const QUICK_BYTES: u64 = 128 * 1024;
 /// Of a new file that nobody gave a mode.

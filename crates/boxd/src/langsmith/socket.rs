@@ -89,7 +89,7 @@ async fn run(peer: &mut Peer<'_, ClientFrame>, start: ExecStart, terms: Terms) -
     let (stdout_from, stderr_from) = (start.stdout_from.unwrap_or(0), start.stderr_from.unwrap_or(0));
     let attached = Commands::start(peer.server, start, terms, &peer.claims()).await?;
     let mut viewer = Viewer::new(attached, stdout_from, stderr_from, Form::Text);
-    let began = ready(&viewer).await;
+    let began = ready(&viewer);
     peer.record.tell(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
     let (out, command) = (peer.out.clone(), viewer.command().clone());
     out.message(encode(&ServerFrame::Started { command_id: began.command_id, pid: began.pid })).await?;

@@ -1,20 +1,28 @@
-//! The sandbox's programs, from boxd's side: started through `init`, which lives in the namespaces below boxd's.
+//! The sandbox's programs, from boxd's side. The `starter` makes their processes, which boxd tells what to become and hears the end of;
+//! `init`, the first process of their namespaces, signals and ends them.
 
 mod init;
+mod limits;
 mod link;
 mod memory;
 mod namespace;
 mod proc;
+mod running;
 mod seccomp;
+mod spares;
+mod starter;
+mod stdio;
 mod tree;
 
-pub use link::{MAX_IMAGE_BYTES, STRING_BYTES};
-pub use namespace::start as start_init;
+pub use cobox_kernel::{MAX_IMAGE_BYTES, STRING_BYTES};
+pub use namespace::{Links, start};
+pub use stdio::Stdio;
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
@@ -22,15 +30,16 @@ use std::{
     time::Duration,
 };
 
-use cobox_kernel::Step;
-use cobox_protocol::control::Workload;
-use link::{ImageSpec, MAX_INLINE_BYTES, Order, Report};
+use cobox_kernel::{MAX_INLINE_BYTES, Program, Step, child_events, is_stopped};
+use cobox_protocol::control::{BoxdConfig, Workload};
+use link::{Order, Report, Root};
+use running::{End, Running, Table};
 use rustix::{
     fs::{MemfdFlags, Mode, OFlags, memfd_create, open},
-    pipe::{PipeFlags, pipe_with},
-    pty::{OpenptFlags, ioctl_tiocgptpeer, unlockpt},
-    termios::{Winsize, tcsetwinsize},
+    net::{RecvFlags, SendFlags, recv},
 };
+use spares::{Spare, Spares};
+use stdio::Ends;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::{oneshot, watch},
@@ -38,6 +47,10 @@ use tokio::{
 
 /// For a program to be found and begun: a moment, on a machine with far more to do than it can too.
 const START_WITHIN: Duration = Duration::from_secs(10);
+/// When one that has not begun by then may have been stopped.
+const NUDGE_AFTER: Duration = Duration::from_millis(50);
+/// Waiting processes that may turn out to be gone, one after the other: somebody ends all there are, again and again.
+const MAX_TRIES: usize = 5;
 /// Signals that may wait while init is busy: more than anybody sends who means each of them.
 const MAX_WAITING_ORDERS: usize = 256;
 /// Between two tries at an order that init had no room for.
@@ -54,18 +67,6 @@ pub struct Command {
     pub stdio: Stdio,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub enum Stdio {
-    /// Three pipes. `stdin: false` gives it /dev/null.
-    Pipes {
-        stdin: bool,
-    },
-    Pty {
-        cols: u16,
-        rows: u16,
-    },
-}
-
 /// A started program. Dropping it leaves the program running.
 pub struct Process {
     /// The write end, non-blocking.
@@ -75,24 +76,20 @@ pub struct Process {
     pub stderr: Option<OwnedFd>,
     /// The terminal's master, non-blocking, instead of the three.
     pub pty: Option<OwnedFd>,
-    /// What init knows it by.
+    /// What all it starts is marked with.
     seq: u64,
-    fate: watch::Receiver<Fate>,
+    given: Given,
     shared: Arc<Shared>,
 }
 
-/// What init has told of a program so far.
-#[derive(Clone, Copy, Debug, Default)]
-struct Fate {
-    /// In the workloads' pid namespace: what the program itself sees.
-    pid: Option<i32>,
-    end: Option<End>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum End {
-    Exited(Exit),
-    NotStarted { step: u8, errno: i32 },
+/// A process that was told to become a program.
+struct Given {
+    /// Its number here, and in the sandbox: what the program itself sees.
+    pid: i32,
+    number: i32,
+    /// Its end is closed when it has become the program; before that it says why it can't.
+    socket: Arc<OwnedFd>,
+    end: watch::Receiver<Option<End>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,34 +104,52 @@ pub struct Exit {
 pub struct Workloads(Arc<Shared>);
 
 struct Shared {
-    link: AsyncFd<OwnedFd>,
+    init: AsyncFd<OwnedFd>,
+    starter: AsyncFd<OwnedFd>,
+    null: OwnedFd,
     workload: Workload,
+    /// Whether init watches the programs' memory while there are any.
+    is_watched: bool,
+    /// Of programs and of orders.
     seq: AtomicU64,
     table: Mutex<Table>,
+    spares: Spares,
     /// Signals that init had no room for yet, in their order. Whoever put the first here gives them all.
     waiting: Mutex<VecDeque<Order>>,
 }
 
-/// What is awaited from init.
-#[derive(Default)]
-struct Table {
-    running: HashMap<u64, watch::Sender<Fate>>,
-    killing: HashMap<u64, oneshot::Sender<()>>,
-}
-
 impl Workloads {
-    /// Takes over the link to init that [`start_init`] gave. Resolves `init_ended` when init is gone, and all programs with it.
-    pub fn new(link: OwnedFd, workload: Workload) -> io::Result<(Self, tokio::task::JoinHandle<()>)> {
-        rustix::io::ioctl_fionbio(&link, true)?;
+    /// Takes over the links that [`start`] gave. Resolves `ended` when one of the two at their ends is gone, and all programs with it. Must be
+    /// called before there is a second thread: it blocks a signal.
+    pub fn new(links: Links, config: &BoxdConfig) -> io::Result<(Self, tokio::task::JoinHandle<()>)> {
+        let watched = |link: OwnedFd| {
+            rustix::io::ioctl_fionbio(&link, true)?;
+            cobox_kernel::watch(link, Interest::READABLE)
+        };
+        let children = watched(child_events()?)?;
         let shared = Arc::new(Shared {
-            link: cobox_kernel::watch(link, Interest::READABLE)?,
-            workload,
+            init: watched(links.init)?,
+            starter: watched(links.starter)?,
+            null: open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?,
+            workload: config.workload.clone(),
+            is_watched: config.limits.memory_bytes.is_some(),
             seq: AtomicU64::new(1),
             table: Mutex::default(),
+            spares: Spares::default(),
             waiting: Mutex::default(),
         });
-        let init_ended = tokio::spawn(listen(shared.clone()));
-        Ok((Self(shared), init_ended))
+        let of_all = shared.clone();
+        let ended = tokio::spawn(async move {
+            tokio::select! {
+                () = listen(&of_all, &of_all.init) => {}
+                () = listen(&of_all, &of_all.starter) => {}
+                () = running::reap(&of_all, children) => {}
+            }
+            // Whoever waits for something is told by its end.
+            *of_all.table() = Table::default();
+            of_all.spares.clear();
+        });
+        Ok((Self(shared), ended))
     }
 
     pub fn work_dir(&self) -> &str {
@@ -149,16 +164,9 @@ impl Workloads {
     /// Starts a program and waits until it runs. The errno is that of the failing step: `NotFound` for no such program; a working
     /// directory that can't be entered is told by [`is_bad_cwd`].
     pub async fn spawn(&self, command: Command) -> io::Result<Process> {
-        let (outcome_read, outcome_write) = pipe_with(PipeFlags::CLOEXEC)?;
-        let process = self.order(command, Some(outcome_write)).await?;
-        let started = async {
-            match process.pid().await {
-                Some(_) => read_outcome(outcome_read).await,
-                None => Err(process.start_failure().unwrap_or_else(init_gone)),
-            }
-        };
-        match tokio::time::timeout(START_WITHIN, started).await {
-            Ok(started) => started.map(|()| process),
+        let process = self.launch(command).await?;
+        match tokio::time::timeout(START_WITHIN, process.begun()).await {
+            Ok(begun) => begun.map(|()| process),
             // Others may stop it before it is a program, and then nobody would hear of it again.
             Err(_) => {
                 process.kill_tree().await;
@@ -172,37 +180,40 @@ impl Workloads {
     /// Starts a program without waiting for it to run: one that can't be run ends at once, and [`Process::start_failure`] says why.
     /// If this is dropped before it is done, nothing was started.
     pub async fn launch(&self, command: Command) -> io::Result<Process> {
-        self.order(command, None).await
-    }
-
-    async fn order(&self, command: Command, outcome: Option<OwnedFd>) -> io::Result<Process> {
-        let image = self.image(&command)?.to_bytes()?;
-        let Ends { theirs, stdin, stdout, stderr, pty } = Ends::open(command.stdio)?;
-        let long_image = if image.len() > MAX_INLINE_BYTES { Some(memory_file(&image)?) } else { None };
-        let fds: Vec<_> = theirs.iter().chain(&outcome).chain(&long_image).map(AsFd::as_fd).collect();
-        let seq = self.0.seq.fetch_add(1, Ordering::Relaxed);
-        let order = Order::Spawn {
-            seq,
-            is_terminal: matches!(command.stdio, Stdio::Pty { .. }),
-            has_stdin: !matches!(command.stdio, Stdio::Pipes { stdin: false }),
-            has_outcome: outcome.is_some(),
-        };
-        let tail = if long_image.is_some() { &[] } else { image.as_slice() };
-        let (tell, fate) = watch::channel(Fate::default());
-        self.0.table().running.insert(seq, tell);
-        let forget = Forget { shared: &self.0, seq: Some(seq) };
-        self.0.send(&order, tail, &fds).await?;
-        forget.never();
-        // Their ends are closed here, so that end-of-file on ours means the program closed it.
-        Ok(Process { seq, stdin, stdout, stderr, pty, fate, shared: self.0.clone() })
+        let shared = &self.0;
+        let seq = shared.next();
+        let block = self.program(&command, seq)?.to_block()?;
+        let file = if block.len() > MAX_INLINE_BYTES { Some(memory_file(&block)?) } else { None };
+        // A long one is in the file, and the packet says how long it is.
+        let length = (block.len() as u64).to_ne_bytes();
+        let packet = if file.is_some() { &length } else { block.as_slice() };
+        for _ in 0..MAX_TRIES {
+            let mut spare = shared.spare().await?;
+            let ends = match (command.stdio, spare.ends.take()) {
+                (Stdio::Pipes { stdin: false }, Some(ends)) => ends,
+                (stdio, _) => Ends::open(stdio)?,
+            };
+            let fds: Vec<_> = ends.theirs(shared.null.as_fd()).into_iter().chain(file.as_ref().map(AsFd::as_fd)).collect();
+            if let Some(given) = shared.give(spare, seq, packet, &fds)? {
+                let Ends { stdin, stdout, stderr, pty, .. } = ends;
+                return Ok(Process { stdin, stdout, stderr, pty, seq, given, shared: shared.clone() });
+            }
+        }
+        Err(io::Error::other("every process that was to become it was ended; is something ending all programs?"))
     }
 
     /// Forbids every program to make files larger, or allows it again.
     pub async fn stop_writers(&self, stop: bool) -> io::Result<()> {
-        self.0.send(&Order::StopWriters { stop }, &[], &[]).await
+        // First what new ones start with, then those there are.
+        for link in [&self.0.starter, &self.0.init] {
+            let seq = self.0.next();
+            let obeyed = self.0.table().order(seq, None);
+            self.0.give_order(link, seq, Order::StopWriters { seq, stop }, obeyed).await?;
+        }
+        Ok(())
     }
 
-    fn image(&self, command: &Command) -> io::Result<ImageSpec> {
+    fn program(&self, command: &Command, mark: u64) -> io::Result<Program> {
         let w = &self.0.workload;
         let defaults: [(&str, &str); 6] = [
             ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
@@ -221,7 +232,9 @@ impl Workloads {
         let defaults = defaults.into_iter().filter(|(name, _)| !w.env.0.contains_key(*name)).chain(made_with);
         let defaults = defaults.filter(|(name, _)| !is_set(name)).map(|(name, value)| (name.as_bytes(), value.as_bytes()));
         let env = defaults.chain(command.env.iter().map(|(name, value)| (name.as_slice(), value.as_slice())));
-        Ok(ImageSpec {
+        Ok(Program {
+            mark,
+            is_terminal: matches!(command.stdio, Stdio::Pty { .. }),
             cwd: command.cwd.clone().unwrap_or_else(|| w.work_dir.clone().into_bytes()),
             argv: command.argv.clone(),
             env: env.map(|(name, value)| [name, b"=", value].concat()).collect(),
@@ -230,82 +243,92 @@ impl Workloads {
 }
 
 impl Process {
-    /// The program's number in the sandbox, when it has one; `None` if it never got one.
-    pub async fn pid(&self) -> Option<i32> {
-        let mut fate = self.fate.clone();
-        if fate.borrow().pid.is_none() {
-            // Init gone means that nothing more will be told.
-            let _ = self.shared.send(&Order::TellPid { seq: self.seq }, &[], &[]).await;
+    /// Resolves when the process has become the program, or with why it couldn't.
+    async fn begun(&self) -> io::Result<()> {
+        let socket = cobox_kernel::watch(self.given.socket.try_clone()?, Interest::READABLE)?;
+        let hear = |fd: &OwnedFd| {
+            let mut said = [0; 5];
+            // Left there: who hears of its end looks for it too.
+            let (_, length) = recv(fd, &mut said, RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
+            Ok((length > 0).then_some(said))
+        };
+        let mut heard = pin!(socket.async_io(Interest::READABLE, hear));
+        let said = match tokio::time::timeout(NUDGE_AFTER, &mut heard).await {
+            Ok(heard) => heard?,
+            Err(_) => {
+                self.nudge();
+                heard.await?
+            }
+        };
+        match said {
+            None => Ok(()),
+            Some([step, a, b, c, d]) => Err(failure(step, i32::from_le_bytes([a, b, c, d]))),
         }
-        // Init gone: what it told before still holds.
-        let _ = fate.wait_for(|fate| fate.pid.is_some() || fate.end.is_some()).await;
-        fate.borrow().pid
+    }
+
+    /// Lets it go on if somebody has stopped it before it became the program: the signal may have been on its way when it was given its order.
+    pub fn nudge(&self) {
+        let has_begun = recv(&*self.given.socket, &mut [0u8; 5], RecvFlags::PEEK | RecvFlags::DONTWAIT).is_ok();
+        if !has_begun {
+            self.signal(libc::SIGCONT);
+        }
+    }
+
+    /// The program's number in the sandbox; `None` if it never ran.
+    pub fn pid(&self) -> Option<i32> {
+        self.start_failure().is_none().then_some(self.given.number)
     }
 
     /// Resolves when the program itself has ended; may be called again.
     pub async fn wait(&self) -> Exit {
-        let mut fate = self.fate.clone();
-        match fate.wait_for(|fate| fate.end.is_some()).await {
-            Ok(fate) => match fate.end {
-                Some(End::Exited(exit)) => exit,
-                Some(End::NotStarted { .. }) => NOT_STARTED,
-                None => KILLED,
-            },
+        let mut end = self.given.end.clone();
+        match end.wait_for(Option::is_some).await.map(|end| *end) {
+            Ok(Some(End::Exited(exit))) => exit,
+            Ok(Some(End::NotStarted { .. })) => NOT_STARTED,
             // Init is gone, and the program with it.
-            Err(_) => KILLED,
+            Ok(None) | Err(_) => KILLED,
         }
     }
 
     /// Why the program, which has ended, never ran.
     pub fn start_failure(&self) -> Option<io::Error> {
-        match self.fate.borrow().end {
+        match *self.given.end.borrow() {
             Some(End::NotStarted { step, errno }) => Some(failure(step, errno)),
             _ => None,
         }
     }
 
-    /// Sends a signal to the program's process group.
+    /// Sends a signal to the program's process group, while the program runs.
     pub fn signal(&self, signal: i32) {
-        self.order(Order::Signal { seq: self.seq, signal });
+        let (seq, group) = (self.shared.next(), self.given.number);
+        self.post(seq, |is_running| is_running.then_some(Order::Signal { seq, group, signal }));
     }
 
     /// Sends a signal to the program and all it started.
     pub fn signal_tree(&self, signal: i32) {
-        self.order(Order::SignalTree { seq: self.seq, signal });
-    }
-
-    fn order(&self, order: Order) {
-        self.shared.post(order);
+        let seq = self.shared.next();
+        self.post(seq, |is_running| Some(Order::SignalTree { seq, program: self.root(is_running), signal }));
     }
 
     /// Ends the program and all it started, daemons too, at once; also what it left behind when it ended by itself.
     pub async fn kill_tree(&self) {
-        let seq = self.shared.seq.fetch_add(1, Ordering::Relaxed);
-        let (tx, rx) = oneshot::channel();
-        self.shared.table().killing.insert(seq, tx);
-        if self.shared.send(&Order::KillTree { seq, program: self.seq }, &[], &[]).await.is_ok() {
-            // A dropped sender means init is gone, and the tree with it.
-            let _ = rx.await;
-        }
+        let seq = self.shared.next();
+        let (is_running, obeyed) = self.shared.table().expect(seq, (self.given.pid, self.seq));
+        let order = Order::KillTree { seq, program: self.root(is_running) };
+        // Init gone means that the tree is, too.
+        let _ = self.shared.give_order(&self.shared.init, seq, order, obeyed).await;
     }
-}
 
-/// Takes an order's place in the table away again unless the order was given.
-struct Forget<'a> {
-    shared: &'a Shared,
-    seq: Option<u64>,
-}
-
-impl Forget<'_> {
-    fn never(mut self) {
-        self.seq = None;
+    fn root(&self, is_running: bool) -> Root {
+        Root { mark: self.seq, pid: is_running.then_some(self.given.number) }
     }
-}
 
-impl Drop for Forget<'_> {
-    fn drop(&mut self) {
-        if let Some(seq) = self.seq {
-            self.shared.table().running.remove(&seq);
+    /// Gives an order that nobody waits for.
+    fn post(&self, seq: u64, order: impl FnOnce(bool) -> Option<Order>) {
+        let (is_running, _) = self.shared.table().expect(seq, (self.given.pid, self.seq));
+        match order(is_running) {
+            Some(order) => self.shared.post(seq, order),
+            None => self.shared.table().obeyed(seq),
         }
     }
 }
@@ -319,6 +342,10 @@ fn init_gone() -> io::Error {
 }
 
 impl Shared {
+    fn next(&self) -> u64 {
+        self.seq.fetch_add(1, Ordering::Relaxed)
+    }
+
     fn table(&self) -> MutexGuard<'_, Table> {
         // A panic while it is held leaves a table that is still whole: every change is one insert or remove.
         self.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -329,11 +356,48 @@ impl Shared {
         self.waiting.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Gives an order that nobody waits for, behind those given before it. Init gone means that what it is about is gone too.
-    fn post(self: &Arc<Self>, order: Order) {
+    /// Tells a waiting process what to become. `None` if it can't any more.
+    fn give(self: &Arc<Self>, spare: Spare, seq: u64, packet: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Option<Given>> {
+        let Spare { pid, number, socket, .. } = spare;
+        let socket = Arc::new(socket);
+        let (tell, end) = watch::channel(None);
+        let mut table = self.table();
+        table.add(pid, Running { seq, socket: socket.clone(), tell, orders: 0 });
+        // Where programs have the user it was made as, they can stop it, or end it.
+        if is_stopped(pid) {
+            let order = self.next();
+            table.expect(order, (pid, seq));
+            drop(table);
+            self.post(order, Order::Signal { seq: order, group: number, signal: libc::SIGKILL });
+            return Ok(None);
+        }
+        match link::send_packet(&socket, packet, fds, SendFlags::DONTWAIT) {
+            Ok(()) => {}
+            Err(e) => {
+                table.forget(pid);
+                return if e.kind() == io::ErrorKind::BrokenPipe { Ok(None) } else { Err(e) };
+            }
+        }
+        drop(table);
+        if self.is_watched {
+            self.post(self.next(), Order::Watch);
+        }
+        Ok(Some(Given { pid, number, socket, end }))
+    }
+
+    /// Gives an order and waits until it was obeyed.
+    async fn give_order(&self, link: &AsyncFd<OwnedFd>, seq: u64, order: Order, obeyed: oneshot::Receiver<()>) -> io::Result<()> {
+        let unsent = Unsent { shared: self, seq: Some(seq) };
+        send(link, &order).await?;
+        unsent.sent();
+        obeyed.await.map_err(|_| init_gone())
+    }
+
+    /// Gives init an order that nobody waits for, behind those given before it. Init gone means that what it is about is gone too.
+    fn post(self: &Arc<Self>, seq: u64, order: Order) {
         let mut waiting = self.waiting();
         if waiting.is_empty() {
-            match link::send_with(self.link.get_ref(), &order, &[], &[]) {
+            match link::send(self.init.get_ref(), &order, &[]) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 _ => return,
             }
@@ -342,52 +406,60 @@ impl Shared {
                 loop {
                     let Some(order) = shared.waiting().front().cloned() else { return };
                     // As above.
-                    let _ = shared.send(&order, &[], &[]).await;
+                    let _ = send(&shared.init, &order).await;
                     shared.waiting().pop_front();
                 }
             });
         }
-        match waiting.len() < MAX_WAITING_ORDERS {
-            true => waiting.push_back(order),
-            false => tracing::warn!(?order, "init is busy, and so many signals wait for it that this one is not sent"),
-        }
-    }
-
-    async fn send(&self, order: &Order, tail: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<()> {
-        // The link is not watched for room, which would wake boxd each time init takes an order; it is full only while init is busy.
-        loop {
-            match link::send_with(self.link.get_ref(), order, tail, fds) {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(LINK_FULL_PAUSE).await,
-                other => return other,
-            }
+        if waiting.len() < MAX_WAITING_ORDERS {
+            waiting.push_back(order);
+        } else {
+            tracing::warn!(?order, "init is busy, and so many signals wait for it that this one is not sent");
+            self.table().obeyed(seq);
         }
     }
 }
 
-/// Hears init out until it is gone, then lets everybody who waits for it know.
-async fn listen(shared: Arc<Shared>) {
-    while let Ok(Some(received)) = shared.link.async_io(Interest::READABLE, |socket| link::receive::<Report>(socket)).await {
-        let mut table = shared.table();
-        match received.message {
-            Report::Spawned { seq, pid } => {
-                if let Some(tell) = table.running.get(&seq) {
-                    tell.send_modify(|fate| fate.pid = Some(pid));
-                }
-            }
-            Report::NotStarted { seq, step, errno } => end(&mut table, seq, None, End::NotStarted { step, errno }),
-            Report::Exited { seq, pid, code, signal } => end(&mut table, seq, Some(pid), End::Exited(Exit { code, signal })),
-            Report::TreeKilled { seq } => {
-                table.killing.remove(&seq).map(|tx| tx.send(()));
-            }
-            Report::Unshared | Report::Ready | Report::Failed { .. } => {}
-        }
-    }
-    *shared.table() = Table::default();
+/// Takes an order back that was never given: nothing is held for it any more.
+struct Unsent<'a> {
+    shared: &'a Shared,
+    seq: Option<u64>,
 }
 
-fn end(table: &mut Table, seq: u64, pid: Option<i32>, end: End) {
-    if let Some(tell) = table.running.remove(&seq) {
-        tell.send_replace(Fate { pid, end: Some(end) });
+impl Unsent<'_> {
+    fn sent(mut self) {
+        self.seq = None;
+    }
+}
+
+impl Drop for Unsent<'_> {
+    fn drop(&mut self) {
+        if let Some(seq) = self.seq {
+            self.shared.table().obeyed(seq);
+        }
+    }
+}
+
+/// Gives an order as soon as there is room for it.
+async fn send(link: &AsyncFd<OwnedFd>, order: &Order) -> io::Result<()> {
+    // The link is not watched for room, which would wake boxd each time an order is taken; it is full only while they are busy.
+    loop {
+        match link::send(link.get_ref(), order, &[]) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(LINK_FULL_PAUSE).await,
+            other => return other,
+        }
+    }
+}
+
+/// Hears out whoever is at the other end until they are gone.
+async fn listen(shared: &Shared, link: &AsyncFd<OwnedFd>) {
+    while let Ok(Some(received)) = link.async_io(Interest::READABLE, |socket| link::receive::<Report>(socket)).await {
+        match (received.message, received.fd) {
+            (Report::Spare { pid, number }, Some(socket)) => shared.spares.made(Spare { pid, number, socket, ends: None }),
+            (Report::NoSpare { errno }, _) => shared.spares.not_made(errno),
+            (Report::Obeyed { seq }, _) => shared.table().obeyed(seq),
+            (Report::Spare { .. } | Report::Unshared | Report::Ready | Report::Failed { .. }, _) => {}
+        }
     }
 }
 
@@ -399,18 +471,6 @@ pub fn is_bad_cwd(e: &io::Error) -> bool {
 #[derive(Debug, thiserror::Error)]
 #[error("the working directory can't be entered: {0}")]
 struct BadCwd(io::Error);
-
-/// The pipe closes without a word when exec succeeded.
-async fn read_outcome(pipe: OwnedFd) -> io::Result<()> {
-    rustix::io::ioctl_fionbio(&pipe, true)?;
-    let pipe = cobox_kernel::watch(pipe, Interest::READABLE)?;
-    let mut bytes = [0u8; 5];
-    let got = pipe.async_io(Interest::READABLE, |fd| Ok(rustix::io::read(fd, &mut bytes)?)).await?;
-    if got == 0 {
-        return Ok(());
-    }
-    Err(failure(bytes[0], i32::from_le_bytes([bytes[1], bytes[2], bytes[3], bytes[4]])))
-}
 
 fn failure(step: u8, errno: i32) -> io::Error {
     let error = io::Error::from_raw_os_error(errno);
@@ -428,45 +488,4 @@ fn memory_file(bytes: &[u8]) -> io::Result<OwnedFd> {
     }
     rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
     Ok(file)
-}
-
-/// Both sides of a program's standard I/O.
-struct Ends {
-    theirs: Vec<OwnedFd>,
-    stdin: Option<OwnedFd>,
-    stdout: Option<OwnedFd>,
-    stderr: Option<OwnedFd>,
-    pty: Option<OwnedFd>,
-}
-
-impl Ends {
-    fn open(stdio: Stdio) -> io::Result<Self> {
-        match stdio {
-            Stdio::Pipes { stdin } => {
-                let (out_read, out_write) = pipe_with(PipeFlags::CLOEXEC)?;
-                let (err_read, err_write) = pipe_with(PipeFlags::CLOEXEC)?;
-                let (in_read, in_write) =
-                    if stdin { pipe_with(PipeFlags::CLOEXEC).map(|(r, w)| (Some(r), Some(w)))? } else { (None, None) };
-                for ours in [Some(&out_read), Some(&err_read), in_write.as_ref()].into_iter().flatten() {
-                    rustix::io::ioctl_fionbio(ours, true)?;
-                }
-                Ok(Self {
-                    theirs: in_read.into_iter().chain([out_write, err_write]).collect(),
-                    stdin: in_write,
-                    stdout: Some(out_read),
-                    stderr: Some(err_read),
-                    pty: None,
-                })
-            }
-            Stdio::Pty { cols, rows } => {
-                let master = open("/dev/pts/ptmx", OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())?;
-                unlockpt(&master)?;
-                let peer = ioctl_tiocgptpeer(&master, OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
-                tcsetwinsize(&peer, Winsize { ws_col: cols, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 })?;
-                rustix::io::ioctl_fionbio(&master, true)?;
-                let (a, b) = (rustix::io::fcntl_dupfd_cloexec(&peer, 0)?, rustix::io::fcntl_dupfd_cloexec(&peer, 0)?);
-                Ok(Self { theirs: vec![peer, a, b], stdin: None, stdout: None, stderr: None, pty: Some(master) })
-            }
-        }
-    }
 }

@@ -1,4 +1,4 @@
-//! Makes the namespaces below boxd's in which the workloads live, with init as their first process.
+//! Makes the namespaces below boxd's in which the workloads live, with init as their first process, and starts the starter in them.
 #![allow(unsafe_code, reason = "namespaces are made here")]
 
 use std::{
@@ -17,13 +17,13 @@ use rustix::{
     },
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
     process::{DumpableBehavior, set_dumpable_behavior},
-    thread::{UnshareFlags, unshare_unsafe},
+    thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces, unshare_unsafe},
 };
 
 use super::{
     init,
     link::{Received, Report, receive, send},
-    seccomp,
+    seccomp, starter,
 };
 
 /// Of /proc: settings of the machine or of the network, which nobody inside changes.
@@ -38,43 +38,86 @@ const USER_SETTINGS: [(&str, &[u8]); 2] = [("max_inotify_instances", b"64"), ("m
 /// so that nobody could be ended for them.
 const SHARED_PART: u64 = 4;
 
-/// Starts init and returns boxd's end of the link to it. Must run before any thread is started.
-pub fn start(config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
-    let (ours, theirs) =
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).context("making init's link")?;
+/// Boxd's ends of the links to the two.
+pub struct Links {
+    pub init: OwnedFd,
+    pub starter: OwnedFd,
+}
+
+/// Starts init and the starter. Must run before any thread is started.
+pub fn start(config: &BoxdConfig) -> anyhow::Result<Links> {
+    let (init, namespaces) = start_init(config)?;
+    let starter = start_starter(&namespaces, config)?;
+    Ok(Links { init, starter })
+}
+
+fn link() -> anyhow::Result<(OwnedFd, OwnedFd)> {
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).context("making a link")
+}
+
+/// Gives the handle of init as well, which is one to the namespaces it is in.
+fn start_init(config: &BoxdConfig) -> anyhow::Result<(OwnedFd, OwnedFd)> {
+    let (ours, theirs) = link()?;
     // SAFETY: boxd has one thread until the runtime starts, which is after this.
     match unsafe { clone_process(libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWCGROUP) }.context("cloning init")? {
         Cloned::Child => {
             drop(ours);
-            let proc = match enter(&theirs, config) {
-                Ok(proc) => proc,
-                Err(e) => {
-                    // Boxd reports it; if even that fails the closed link tells.
-                    let what: String = format!("{e:#}").chars().filter(char::is_ascii).filter(|c| !c.is_control()).take(200).collect();
-                    let _ = send(&theirs, &Report::Failed { what }, &[]);
-                    exit_now(1);
-                }
-            };
-            init::run(theirs, proc, config)
+            match enter(&theirs, config) {
+                Ok(proc) => init::run(theirs, proc, config),
+                Err(e) => fail(&theirs, &e),
+            }
         }
-        Cloned::Parent { pid, .. } => {
+        Cloned::Parent { pid, pidfd } => {
             drop(theirs);
             expect(&ours, |r| matches!(r, Report::Unshared))?;
             write_id_maps(pid, config).context("mapping the workloads' ids")?;
             // Any packet says "go on".
             send(&ours, &Report::Ready, &[])?;
             expect(&ours, |r| matches!(r, Report::Ready))?;
+            Ok((ours, pidfd))
+        }
+    }
+}
+
+fn start_starter(namespaces: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
+    let (ours, theirs) = link()?;
+    // SAFETY: as above.
+    match unsafe { clone_process(0) }.context("cloning the starter")? {
+        Cloned::Child => {
+            drop(ours);
+            match follow(namespaces, config) {
+                Ok(()) => starter::run(theirs, config),
+                Err(e) => fail(&theirs, &e),
+            }
+        }
+        Cloned::Parent { .. } => {
+            drop(theirs);
+            expect(&ours, |r| matches!(r, Report::Ready))?;
             Ok(ours)
         }
     }
 }
 
+/// Boxd reports it; if even that fails the closed link tells.
+fn fail(link: &OwnedFd, e: &anyhow::Error) -> ! {
+    let what: String = format!("{e:#}").chars().filter(char::is_ascii).filter(|c| !c.is_control()).take(200).collect();
+    let _ = send(link, &Report::Failed { what }, &[]);
+    exit_now(1)
+}
+
+/// Into the namespaces init is in, this process itself still in boxd's pid namespace.
+fn follow(namespaces: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<()> {
+    let all = ThreadNameSpaceType::PROCESS_ID | ThreadNameSpaceType::MOUNT | ThreadNameSpaceType::CONTROL_GROUP | ThreadNameSpaceType::USER;
+    move_into_thread_name_spaces(namespaces.as_fd(), all).context("entering the workloads' namespaces")?;
+    lose_powers(config)
+}
+
 fn expect(link: &OwnedFd, wanted: impl Fn(&Report) -> bool) -> anyhow::Result<()> {
     match receive::<Report>(link)? {
         Some(r) if wanted(&r.message) => Ok(()),
-        Some(Received { message: Report::Failed { what }, .. }) => bail!("the workloads' init failed: {what}"),
-        Some(r) => bail!("the workloads' init said {:?} out of turn", r.message),
-        None => bail!("the workloads' init died while it was being set up"),
+        Some(Received { message: Report::Failed { what }, .. }) => bail!("setting up the workloads' namespaces failed: {what}"),
+        Some(r) => bail!("a process of the workloads' namespaces said {:?} out of turn", r.message),
+        None => bail!("a process of the workloads' namespaces died while it was being set up"),
     }
 }
 
@@ -115,7 +158,13 @@ fn enter(link: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
         }
     }
     drop((limit, settings));
-    // Making the user namespace let the kernel forget this.
+    lose_powers(config)?;
+    Ok(proc)
+}
+
+/// In a new user namespace: what every process below inherits.
+fn lose_powers(config: &BoxdConfig) -> anyhow::Result<()> {
+    // Coming into the user namespace let the kernel forget this.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
 
     if config.workload.uid_count > 1 {
@@ -124,8 +173,7 @@ fn enter(link: &OwnedFd, config: &BoxdConfig) -> anyhow::Result<OwnedFd> {
     init::limit_resources(&config.limits).context("setting limits")?;
     rustix::thread::set_no_new_privs(true)?;
     cobox_kernel::drop_bounding_set().context("emptying the bounding set")?;
-    seccomp::confine().map_err(|e| anyhow::anyhow!("confining system calls: {e}"))?;
-    Ok(proc)
+    seccomp::confine().map_err(|e| anyhow::anyhow!("confining system calls: {e}"))
 }
 
 /// Puts this pid namespace's /proc in the place of boxd's, machine settings read-only. Returns a handle to the settings

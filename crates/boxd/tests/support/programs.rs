@@ -106,8 +106,9 @@ impl Program for HostProgram {
         let mut exit = self.exit.clone();
         Box::pin(async move { exit.wait_for(Option::is_some).await.unwrap().unwrap() })
     }
-    fn pid(&self) -> BoxFuture<'_, Option<i32>> {
-        Box::pin(async { Some(self.pid) })
+    fn nudge(&self) {}
+    fn pid(&self) -> Option<i32> {
+        Some(self.pid)
     }
     fn start_failure(&self) -> Option<io::Error> {
         None

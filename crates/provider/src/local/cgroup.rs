@@ -14,6 +14,9 @@ use super::config::LocalOptions;
 const PARENT: &str = "cobox";
 /// boxd's own, so that no request can make it grow at the host's cost: well above its buffers for exec and archives.
 const BOXD_MEMORY_BYTES: u64 = 512 << 20;
+/// What is in a sandbox's groups without being asked for, on top of what is allowed: init, the starter and the two that wait to become
+/// programs.
+const OWN_PROCESSES: u64 = 4;
 /// Tries to make a group while others remove empty ones above it; each loses only to a removal in the same
 /// microseconds, and all of them together take some tens of milliseconds.
 const MAKE_TRIES: usize = 10_000;
@@ -167,7 +170,7 @@ fn limit(group: &Path, controller: &str, is_v2: bool, options: &LocalOptions) ->
             optional(write(&group.join("memory.kmem.tcp.limit_in_bytes"), &(options.memory_bytes / 4).to_string()))?;
             optional(write(&group.join("memory.memsw.limit_in_bytes"), &options.memory_bytes.to_string()))
         }
-        ("pids", _) => write(&group.join("pids.max"), &options.processes.to_string()),
+        ("pids", _) => write(&group.join("pids.max"), &(options.processes + OWN_PROCESSES).to_string()),
         ("cpu", true) => write(&group.join("cpu.max"), &format!("{quota} {CPU_PERIOD_US}")),
         ("cpu", false) => {
             write(&group.join("cpu.cfs_period_us"), &CPU_PERIOD_US.to_string())?;
