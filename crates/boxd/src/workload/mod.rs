@@ -196,7 +196,12 @@ impl Workloads {
             let fds: Vec<_> = ends.theirs(shared.null.as_fd()).into_iter().chain(file.as_ref().map(AsFd::as_fd)).collect();
             if let Some(given) = shared.give(spare, seq, packet, &fds)? {
                 let Ends { stdin, stdout, stderr, pty, .. } = ends;
-                return Ok(Process { stdin, stdout, stderr, pty, seq, given, shared: shared.clone() });
+                let process = Process { stdin, stdout, stderr, pty, seq, given, shared: shared.clone() };
+                // Or stop it.
+                if is_stopped(process.given.pid) {
+                    process.signal(libc::SIGCONT);
+                }
+                return Ok(process);
             }
         }
         Err(io::Error::other("every process that was to become it was ended; is something ending all programs?"))
@@ -362,21 +367,12 @@ impl Shared {
         let socket = Arc::new(socket);
         let (tell, end) = watch::channel(None);
         let mut table = self.table();
-        table.add(pid, Running { seq, socket: socket.clone(), tell, orders: 0 });
-        // Where programs have the user it was made as, they can stop it, or end it.
-        if is_stopped(pid) {
-            let order = self.next();
-            table.expect(order, (pid, seq));
-            drop(table);
-            self.post(order, Order::Signal { seq: order, group: number, signal: libc::SIGKILL });
-            return Ok(None);
-        }
         match link::send_packet(&socket, packet, fds, SendFlags::DONTWAIT) {
-            Ok(()) => {}
-            Err(e) => {
-                table.forget(pid);
-                return if e.kind() == io::ErrorKind::BrokenPipe { Ok(None) } else { Err(e) };
-            }
+            // It lives, so its number is its own, and stays so while the table is held.
+            Ok(()) => table.add(pid, Running { seq, socket: socket.clone(), tell, orders: 0 }),
+            // Where programs have the user it was made as, they can end it.
+            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Ok(None),
+            Err(e) => return Err(e),
         }
         drop(table);
         if self.is_watched {

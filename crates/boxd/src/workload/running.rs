@@ -50,11 +50,6 @@ impl Table {
         self.running.insert(pid, running);
     }
 
-    /// It was told nothing after all.
-    pub fn forget(&mut self, pid: i32) {
-        self.running.remove(&pid);
-    }
-
     /// An order is about to be given. Says whether the program may be named by its number, which then stays its own until the order is obeyed.
     pub fn expect(&mut self, order: u64, (pid, seq): (i32, u64)) -> (bool, oneshot::Receiver<()>) {
         let running = self.running.get_mut(&pid).filter(|running| running.seq == seq);
