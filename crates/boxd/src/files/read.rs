@@ -40,6 +40,8 @@ use crate::{auth::OpenStream, listen::ConnectionEnd};
 
 /// Read at once: large enough that the hand-over to a worker doesn't show.
 const PIECE_BYTES: u64 = 512 * 1024;
+/// Read at once of a file that is in memory: it is still in the core's own cache when it is sent.
+const CACHED_PIECE_BYTES: u64 = 64 * 1024;
 /// A piece that took no longer was in memory, and so will the next one be: it is read where it is sent. To hand it to a
 /// worker and be woken for it would cost more. One that isn't there after all holds up whoever else boxd serves, once.
 const CACHED: Duration = Duration::from_micros(500);
@@ -276,7 +278,8 @@ impl<H> Pieces<H> {
     fn step(&self) -> Step {
         let (file, at) = (self.file.clone(), self.at);
         // Allocated here, where it is freed: else each worker's arena would come to keep a piece's memory of its own.
-        let piece = Vec::with_capacity(self.left.min(PIECE_BYTES) as usize);
+        let most = if self.is_cached { CACHED_PIECE_BYTES } else { PIECE_BYTES };
+        let piece = Vec::with_capacity(self.left.min(most) as usize);
         Box::new(move |_| {
             let began = Instant::now();
             (read_piece(&file, at, piece), began.elapsed())
