@@ -362,18 +362,19 @@ impl Shared {
     }
 
     /// Tells a waiting process what to become. `None` if it can't any more.
-    fn give(self: &Arc<Self>, spare: Spare, seq: u64, packet: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Option<Given>> {
-        let Spare { pid, number, socket, .. } = spare;
-        let socket = Arc::new(socket);
+    fn give(self: &Arc<Self>, mut spare: Spare, seq: u64, packet: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Option<Given>> {
+        let (pid, number) = (spare.pid, spare.number);
         let (tell, end) = watch::channel(None);
         let mut table = self.table();
-        match link::send_packet(&socket, packet, fds, SendFlags::DONTWAIT) {
-            // It lives, so its number is its own, and stays so while the table is held.
-            Ok(()) => table.add(pid, Running { seq, socket: socket.clone(), tell, orders: 0 }),
+        let Some(socket) = spare.socket.take() else { return Ok(None) };
+        if let Err(e) = link::send_packet(&socket, packet, fds, SendFlags::DONTWAIT) {
+            spare.socket = Some(socket);
             // Where programs have the user it was made as, they can end it.
-            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Ok(None),
-            Err(e) => return Err(e),
+            return if e.kind() == io::ErrorKind::BrokenPipe { Ok(None) } else { Err(e) };
         }
+        let socket = Arc::new(socket);
+        // It lives, so its number is its own, and stays so while the table is held.
+        table.add(pid, Running { seq, socket: socket.clone(), tell, orders: 0 });
         drop(table);
         if self.is_watched {
             self.post(self.next(), Order::Watch);
@@ -451,7 +452,7 @@ async fn send(link: &AsyncFd<OwnedFd>, order: &Order) -> io::Result<()> {
 async fn listen(shared: &Shared, link: &AsyncFd<OwnedFd>) {
     while let Ok(Some(received)) = link.async_io(Interest::READABLE, |socket| link::receive::<Report>(socket)).await {
         match (received.message, received.fd) {
-            (Report::Spare { pid, number }, Some(socket)) => shared.spares.made(Spare { pid, number, socket, ends: None }),
+            (Report::Spare { pid, number }, Some(socket)) => shared.spares.made(Spare { pid, number, socket: Some(socket), ends: None }),
             (Report::NoSpare { errno }, _) => shared.spares.not_made(errno),
             (Report::Obeyed { seq }, _) => shared.table().obeyed(seq),
             (Report::Spare { .. } | Report::Unshared | Report::Ready | Report::Failed { .. }, _) => {}
