@@ -101,7 +101,7 @@ fn run() -> anyhow::Result<()> {
         let shutdown = CancellationToken::new();
         let stop = shutdown.clone();
         tokio::spawn(async move {
-            // Without init nothing can be started: end, and be started anew with the next use.
+            // Without init and the starter nothing can be started: end, and be started anew with the next use.
             let _ = init_ended.await;
             stop.cancel();
         });

@@ -19,7 +19,7 @@ const MAX_FDS: usize = 1;
 /// Of what a waiting process is sent: standard I/O, and a memory file.
 const MAX_SENT_FDS: usize = 4;
 
-/// From boxd. Each has a number of its own, which the report that it was obeyed has too.
+/// From boxd. Those whose end is waited for have a number of their own, which the report that it was obeyed has too.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Order {
     /// To the starter: make one more process that waits to become a program.

@@ -177,8 +177,9 @@ fn deny_filter(arch: TargetArch) -> Result<BpfProgram, seccompiler::BackendError
     SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32), arch)?.try_into()
 }
 
-/// The limit on file sizes is how writers are stopped, the one on locks is the mark of what a program started (see init.rs), and
-/// init's own limits are not for its children. Installed once, in init: every program inherits it without a system call of its own.
+/// The limit on file sizes is how writers are stopped, the one on locks is the mark of what a program started (see limits.rs), and
+/// init's own limits are not for programs. Installed once in init and once in the starter: every program inherits it from there without
+/// a system call of its own.
 fn limits_filter(arch: TargetArch, word: Word) -> Result<BpfProgram, seccompiler::BackendError> {
     let sets = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)?;
     let is_resource = |arg, resource: u32| SeccompCondition::new(arg, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, resource.into());

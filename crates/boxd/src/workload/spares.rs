@@ -77,7 +77,7 @@ impl Spares {
         supply.ready.truncate(MAX_READY);
     }
 
-    /// One could not be made: so says everybody's who waits.
+    /// One could not be made: everybody who waits is told why.
     pub fn not_made(&self, errno: i32) {
         let mut supply = self.supply();
         supply.is_short = true;
