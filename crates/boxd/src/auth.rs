@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     answer::{Failure, RequestRecord},
-    listen::ConnectionEnd,
+    listen::Connection,
     server::Server,
 };
 
@@ -247,12 +247,12 @@ impl OpenStream {
     }
 
     /// For an answer on its way out: a client that doesn't read would never see it end, so its connection goes too.
-    pub fn ends_connection(&self, connection: &ConnectionEnd) {
+    pub fn ends_connection(&self, connection: &Connection) {
         if let Some(stream) = self.authority.streams().get_mut(&self.id) {
-            stream.connection = Some(connection.0.clone());
+            stream.connection = Some(connection.end.clone());
         }
         if self.ended.is_cancelled() {
-            connection.0.cancel();
+            connection.end.cancel();
         }
     }
 

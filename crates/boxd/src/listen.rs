@@ -3,7 +3,7 @@
 use std::{io, sync::Arc, time::Duration};
 
 use axum::{Router, extract::Request};
-use cobox_kernel::{Peer, QuietStream};
+use cobox_kernel::{Outgoing, Peer, QuietStream};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{net::UnixListener, sync::Semaphore};
@@ -19,9 +19,14 @@ const CONNECTION_BUFFER_BYTES: usize = 256 * 1024;
 /// After a failed accept (descriptors used up, as a rule) there is no point in trying again at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// In every request's extensions: cancelling it drops the connection.
+/// In every request's extensions: what its answer can do with the connection it goes by.
 #[derive(Clone)]
-pub struct ConnectionEnd(pub CancellationToken);
+pub struct Connection {
+    /// Cancelling it drops the connection.
+    pub end: CancellationToken,
+    /// Files that go by it without being read.
+    pub outgoing: Outgoing,
+}
 
 pub async fn accept_loop(listener: UnixListener, router: Router, max_connections: usize, tasks: TaskTracker, shutdown: CancellationToken) {
     let slots = Arc::new(Semaphore::new(max_connections));
@@ -54,14 +59,12 @@ pub async fn accept_loop(listener: UnixListener, router: Router, max_connections
 }
 
 async fn serve_connection(stream: QuietStream, router: Router, shutdown: CancellationToken) {
-    let end = ConnectionEnd(CancellationToken::new());
-    let service = hyper::service::service_fn({
-        let end = end.clone();
-        move |request: Request<Incoming>| {
-            let mut request = request.map(axum::body::Body::new);
-            request.extensions_mut().insert(end.clone());
-            router.clone().oneshot(request)
-        }
+    let end = CancellationToken::new();
+    let own = Connection { end: end.clone(), outgoing: stream.outgoing() };
+    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+        let mut request = request.map(axum::body::Body::new);
+        request.extensions_mut().insert(own.clone());
+        router.clone().oneshot(request)
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -80,7 +83,7 @@ async fn serve_connection(stream: QuietStream, router: Router, shutdown: Cancell
                 }
                 return;
             }
-            () = end.0.cancelled() => return,
+            () = end.cancelled() => return,
             () = shutdown.cancelled(), if !is_ending => {
                 is_ending = true;
                 connection.as_mut().graceful_shutdown();

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::{body::STALL, exec::Memory, listen::ConnectionEnd};
+use crate::{body::STALL, exec::Memory, listen::Connection};
 
 /// Of a text, encoded in one go: a multiple of three for base64, and six times this is still little.
 const PIECE_BYTES: usize = 48 * 1024;
@@ -31,9 +31,9 @@ pub fn answer(
     value: &impl Serialize,
     texts: Vec<(&'static str, Text)>,
     memory: Memory,
-    connection: &ConnectionEnd,
+    connection: &Connection,
 ) -> Result<Response, serde_json::Error> {
-    let guard = guard(memory, connection.0.clone(), STALL);
+    let guard = guard(memory, connection.end.clone(), STALL);
     let pieces = Pieces(parts(value, texts)?);
     let body = stream::unfold((pieces, guard), async |(mut pieces, guard)| {
         let piece = pieces.next()?;

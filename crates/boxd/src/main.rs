@@ -36,6 +36,9 @@ mod descriptor {
 
 /// Tasks that have their turn before the sockets are looked at again: who types comes before most of those who watch.
 const TURNS_BETWEEN_LOOKS: u32 = 8;
+/// What boxd may have of its own, so that no request can make it grow without end. Twice the 512 MiB that its buffers stay well below: it
+/// is address space that counts, and half of a buffer that doubles may be empty.
+const MAX_DATA_BYTES: u64 = 1 << 30;
 /// The configuration is a few kilobytes and a revocation list.
 const MAX_CONFIG_BYTES: u64 = 16 * 1024 * 1024;
 
@@ -120,6 +123,7 @@ fn prepare(config: &BoxdConfig) -> anyhow::Result<Links> {
     // What is made for a client gets the mode it asked for, in one step.
     umask(Mode::empty());
     take_all_descriptors()?;
+    bound_own_memory()?;
     leave_the_workloads_groups(config.groups).context("moving to boxd's control groups")?;
     // Clients' paths are resolved in this mount namespace: what isn't here can't be reached through the files API, and
     // the place where it was takes no files either.
@@ -147,6 +151,13 @@ fn prepare(config: &BoxdConfig) -> anyhow::Result<Links> {
 fn take_all_descriptors() -> io::Result<()> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
+}
+
+/// The limit of boxd's control group, where there is one, counts the pages of clients' files too.
+fn bound_own_memory() -> io::Result<()> {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Data);
+    let bound = Some(maximum.map_or(MAX_DATA_BYTES, |most| most.min(MAX_DATA_BYTES)));
+    Ok(setrlimit(Resource::Data, Rlimit { current: bound, maximum: bound })?)
 }
 
 /// Init is among the workloads and stays; boxd is charged apart. Before there is a second thread, which would stay behind.

@@ -46,11 +46,63 @@ async fn an_empty_file_and_a_large_one_come_back_whole() {
     let boxd = TestBoxd::start();
     boxd.put("/v1/files/workspace/empty", "").send().await.ok(201);
     assert_eq!(boxd.get("/v1/files/workspace/empty").send().await.ok(200).body, "");
-    let large: Vec<u8> = (0..5_000_003u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let large = varied(5_000_003, 0);
     boxd.put("/v1/files/workspace/large", large.clone()).send().await.ok(201);
     assert!(boxd.get("/v1/files/workspace/large").send().await.ok(200).body == large);
     let part = boxd.get("/v1/files/workspace/large").header("range", "bytes=1000000-2999999").send().await.ok(206);
     assert!(part.body == large[1_000_000..3_000_000]);
+}
+
+/// No two places of it are alike, nor are two with another seed.
+fn varied(bytes: u32, seed: u32) -> Vec<u8> {
+    (0..bytes).map(|i| ((i ^ seed).wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+async fn ask_for(boxd: &TestBoxd, paths: &[&str]) -> tokio::net::UnixStream {
+    let (mut stream, token) = (boxd.dial("clients").await, boxd.token("fs_read"));
+    let request = |path: &&str| format!("GET /v1/files{path} HTTP/1.1\r\nhost: b\r\nauthorization: Bearer {}\r\n\r\n", token.expose());
+    stream.write_all(paths.iter().map(request).collect::<String>().as_bytes()).await.unwrap();
+    stream
+}
+
+/// What comes after the head of an answer, `expected` bytes or as many as there are.
+async fn body_of_next(stream: &mut tokio::net::UnixStream, expected: usize) -> Vec<u8> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.unwrap());
+    }
+    let head = String::from_utf8(head).unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    let mut body = Vec::new();
+    stream.take(expected as u64).read_to_end(&mut body).await.unwrap();
+    body
+}
+
+#[tokio::test]
+async fn files_that_are_asked_for_on_one_connection_come_in_that_order_and_whole() {
+    let boxd = TestBoxd::start();
+    let files = [("/workspace/a", varied(3_000_001, 1)), ("/workspace/b", varied(17, 2)), ("/workspace/c", varied(2_500_000, 3))];
+    for (path, content) in &files {
+        std::fs::write(boxd.host(path), content).unwrap();
+    }
+    let mut stream = ask_for(&boxd, &files.each_ref().map(|(path, _)| *path)).await;
+    for (path, content) in &files {
+        assert!(body_of_next(&mut stream, content.len()).await == *content, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_is_cut_short_while_it_is_sent_is_not_taken_for_whole() {
+    let boxd = TestBoxd::start();
+    let (content, left) = (varied(16_000_000, 4), 8_000_000);
+    std::fs::write(boxd.host("/workspace/a"), &content).unwrap();
+    let mut stream = ask_for(&boxd, &["/workspace/a"]).await;
+    let first = body_of_next(&mut stream, 100_000).await;
+    // Not all of it is on its way: nobody holds more than a few pieces for a client that doesn't read.
+    std::fs::File::options().write(true).open(boxd.host("/workspace/a")).unwrap().set_len(left).unwrap();
+    let mut rest = first;
+    stream.read_to_end(&mut rest).await.unwrap();
+    assert!(rest == content[..left as usize], "{} bytes came", rest.len());
 }
 
 #[tokio::test]

@@ -10,14 +10,25 @@ use std::{
 
 use rustix::{
     io::Errno,
-    net::{SendFlags, Shutdown},
+    net::{
+        Shutdown,
+        sockopt::{set_socket_send_buffer_size, socket_send_buffer_size},
+    },
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd},
     task::coop::poll_proceed,
 };
 
-use crate::{Peer, heard, said, watch};
+use crate::{
+    Peer, heard,
+    outgoing::{Outgoing, is_stand_in},
+    said, watch,
+};
+
+/// What may be under way of files' bytes, or as much as the machine allows: while a processor wakes up the other end reads on, and it must
+/// not run dry. They are pages that the kernel has anyway, so that it costs next to nothing.
+const FILE_ROOM_BYTES: usize = 512 * 1024;
 
 pub struct QuietStream {
     socket: AsyncFd<OwnedFd>,
@@ -25,26 +36,58 @@ pub struct QuietStream {
     peer: Peer,
     /// The same socket, waited on for room; made when it first has none.
     room: Option<AsyncFd<OwnedFd>>,
+    outgoing: Outgoing,
+    /// What may be under way of other bytes, while it is a file's.
+    narrow: Option<usize>,
 }
 
 impl QuietStream {
     /// Must be called within a runtime, which the stream belongs to from then on.
     pub fn new(stream: tokio::net::UnixStream, peer: Peer) -> io::Result<Self> {
-        Ok(Self { socket: watch(stream.into_std()?.into(), Interest::READABLE)?, peer, room: None })
+        Ok(Self {
+            socket: watch(stream.into_std()?.into(), Interest::READABLE)?,
+            peer,
+            room: None,
+            outgoing: Outgoing::default(),
+            narrow: None,
+        })
     }
 
-    fn poll_write_by(&mut self, cx: &mut Context<'_>, write: impl Fn(&OwnedFd) -> rustix::io::Result<usize>) -> Poll<io::Result<usize>> {
+    /// Whose bytes may stand for a file's.
+    pub fn outgoing(&self) -> Outgoing {
+        self.outgoing.clone()
+    }
+
+    /// Widens the socket's room for a file, and takes it back for what is copied: a client that doesn't read must not hold more of that.
+    fn make_room(&mut self, is_for_file: bool) {
+        if is_for_file == self.narrow.is_some() {
+            return;
+        }
+        let socket = self.socket.get_ref();
+        // With another room it only goes faster or slower.
+        match self.narrow.take() {
+            // The kernel takes twice what it is told, for its own needs, and tells all of it.
+            Some(narrow) => _ = set_socket_send_buffer_size(socket, narrow / 2),
+            None => {
+                self.narrow = Some(socket_send_buffer_size(socket).unwrap_or(FILE_ROOM_BYTES));
+                let _ = set_socket_send_buffer_size(socket, FILE_ROOM_BYTES);
+            }
+        }
+    }
+
+    fn poll_write_by(&mut self, cx: &mut Context<'_>, write: impl Fn(&OwnedFd, &Outgoing) -> io::Result<usize>) -> Poll<io::Result<usize>> {
         // Who always finds room still lets the thread's other tasks have their turn.
         let turn = ready!(poll_proceed(cx));
         loop {
-            match rustix::io::retry_on_intr(|| write(self.socket.get_ref())) {
-                Err(Errno::AGAIN) => {}
+            match write(self.socket.get_ref(), &self.outgoing) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 done => {
                     turn.made_progress();
                     if let Ok(bytes) = done {
                         said(self.peer, bytes);
                     }
-                    return Poll::Ready(done.map_err(Into::into));
+                    return Poll::Ready(done);
                 }
             }
             let room = match &mut self.room {
@@ -87,12 +130,19 @@ impl AsyncRead for QuietStream {
 
 impl AsyncWrite for QuietStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.get_mut().poll_write_by(cx, |socket| rustix::net::send(socket, bytes, SendFlags::NOSIGNAL))
+        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
     }
 
     fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, parts: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let parts = &parts[parts.iter().take_while(|part| part.is_empty()).count()..];
+        let first = parts.iter().position(|part| is_stand_in(part));
+        this.make_room(first == Some(0));
         // Who ignores SIGPIPE, as every Rust program does, may write without saying so again.
-        self.get_mut().poll_write_by(cx, |socket| rustix::io::writev(socket, parts))
+        this.poll_write_by(cx, |socket, outgoing| match first {
+            Some(0) => outgoing.send(socket, &parts[0]),
+            first => Ok(rustix::io::writev(socket, &parts[..first.unwrap_or(parts.len())])?),
+        })
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -152,6 +202,21 @@ mod tests {
         assert!(woken.is_err(), "nothing was said");
         other.write_all(b"!").await.unwrap();
         assert_eq!(one.read_u8().await.unwrap(), b'!');
+    }
+
+    #[tokio::test]
+    async fn there_is_more_room_for_a_file_and_none_of_it_for_what_is_copied() {
+        let (mut one, _other) = pair();
+        let room = |stream: &QuietStream| socket_send_buffer_size(stream.socket.get_ref()).unwrap();
+        let narrow = room(&one);
+        let file = std::sync::Arc::new(std::fs::File::open("/proc/self/exe").unwrap().into());
+        let piece = one.outgoing().stand_in(file, 0, 10);
+        one.write_all(b"a message").await.unwrap();
+        assert_eq!(room(&one), narrow);
+        one.write_all(piece).await.unwrap();
+        assert!(room(&one) > narrow);
+        one.write_all(b"another").await.unwrap();
+        assert_eq!(room(&one), narrow);
     }
 
     #[tokio::test]

@@ -16,7 +16,7 @@ pub use authority::{TestAuthority, TestCertificate};
 pub use broker::{BrokerOptions, TestBroker};
 pub use cuts::{Cuts, CuttingProxy};
 pub use dice::Dice;
-pub use leftovers::Leftovers;
+pub use leftovers::{Leftovers, cgroups};
 pub use postgres::{DATABASE_PASSWORD, TestDatabase};
 pub use stalls::{Silence, StallingProxy};
 pub use terminal::{Shown, TestTerminal};

@@ -1,5 +1,7 @@
 //! More memory, processes or disk than a sandbox may have: refused, and boxd goes on answering.
 
+use std::path::PathBuf;
+
 use cobox_protocol::{ErrorCode, exec::ExecRequest, session::State};
 use cobox_testkit::{eventually, sh};
 
@@ -22,6 +24,23 @@ in_every_cell! {
         let survived: u64 = said.lines().find_map(|l| l.trim().parse().ok()).unwrap_or(u64::MAX);
         assert!(said.contains("TRIED") && survived <= 2, "{said}");
         assert_eq!(sh(cell.session.dataplane(), "echo still here").await.stdout, "still here\n");
+    };
+    memory_of_boxd => async |b, i| {
+        let cell = Cell::new(b, i, &format!("memory_bytes = {}\n", 600 * MIB)).await;
+        let pid = cell.broker.sandbox_pids()[0].1;
+        let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+        let data = limits.lines().find(|line| line.starts_with("Max data size")).unwrap();
+        assert_eq!(data.split_whitespace().skip(3).take(2).collect::<Vec<_>>(), ["1073741824"; 2], "{data}");
+        // Programs have another: theirs, in KiB, where no group counts their memory.
+        let of_programs = if b == BrokerAs::Root { "unlimited" } else { "614400" };
+        assert_eq!(cell.run("ulimit -d").await.trim(), of_programs);
+        // With the files that go through it, it has as much as the programs.
+        let groups = cobox_testkit::cgroups(&cell.broker.data_dir());
+        let limit = |group: &PathBuf| ["memory.max", "memory.limit_in_bytes"].iter().find_map(|name| std::fs::read_to_string(group.join(name)).ok());
+        for group in groups.iter().filter(|group| group.ends_with("boxd")) {
+            assert!(limit(group).is_none_or(|limit| limit.trim() == (600 * MIB).to_string()), "{group:?}");
+        }
+        assert!(b == BrokerAs::OrdinaryUser || groups.iter().any(|group| group.ends_with("boxd") && limit(group).is_some()), "{groups:?}");
     };
     processes => async |b, i| {
         let cell = Cell::new(b, i, "processes = 40\n").await;

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::{Commands, internal, memory::Memory};
 use crate::{
-    listen::ConnectionEnd,
+    listen::Connection,
     long_json::{self, Text},
 };
 
@@ -35,7 +35,7 @@ pub struct Done {
 }
 
 impl Done {
-    pub fn answer(mut self, connection: &ConnectionEnd) -> Result<Response, ApiError> {
+    pub fn answer(mut self, connection: &Connection) -> Result<Response, ApiError> {
         if self.is_short() {
             (self.told.stdout, self.told.stdout_b64) = text_and_b64(self.stdout);
             (self.told.stderr, self.told.stderr_b64) = text_and_b64(self.stderr);
@@ -54,7 +54,7 @@ impl Done {
     }
 
     /// As the LangSmith SDK takes it.
-    pub fn brief_answer(mut self, connection: &ConnectionEnd) -> Result<Response, ApiError> {
+    pub fn brief_answer(mut self, connection: &Connection) -> Result<Response, ApiError> {
         // It has no fields for these, and must not be left to find out.
         for (is_so, said) in [(self.told.timed_out, TIMED_OUT), (self.told.truncated, TRUNCATED)] {
             if is_so {
@@ -75,12 +75,7 @@ impl Done {
 }
 
 /// The same for a command that was typed in a shell, for which `memory` was taken.
-pub fn answer_of_a_shell(
-    done: ShellRunResult,
-    memory: Memory,
-    commands: &Commands,
-    connection: &ConnectionEnd,
-) -> Result<Response, ApiError> {
+pub fn answer_of_a_shell(done: ShellRunResult, memory: Memory, commands: &Commands, connection: &Connection) -> Result<Response, ApiError> {
     let length = done.output.len() + done.output_b64.as_ref().map_or(0, String::len);
     if length <= SHORT_BYTES {
         return Ok(Json(done).into_response());

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     auth::{Caller, Exec},
-    listen::ConnectionEnd,
+    listen::Connection,
     server::Server,
 };
 
@@ -68,7 +68,7 @@ pub async fn answer(
     server: &Arc<Server>,
     caller: Caller<Exec>,
     headers: &HeaderMap,
-    connection: &ConnectionEnd,
+    connection: &Connection,
     mut start: ExecStart,
     max_output: Option<u64>,
 ) -> Result<Response, ApiError> {
@@ -80,7 +80,7 @@ pub async fn answer(
 }
 
 impl<S: Script> Events<S> {
-    pub async fn answer(self, server: &Arc<Server>, caller: Caller<Exec>, connection: &ConnectionEnd) -> Result<Response, ApiError> {
+    pub async fn answer(self, server: &Arc<Server>, caller: Caller<Exec>, connection: &Connection) -> Result<Response, ApiError> {
         let Events { start, terms, max_output, mut script } = self;
         let slot = server.slots.stream()?;
         let (stdout_from, stderr_from) = (start.stdout_from.unwrap_or(0), start.stderr_from.unwrap_or(0));

@@ -42,7 +42,7 @@ use crate::{
     answer::Failure,
     auth::{Caller, Exec},
     body,
-    listen::ConnectionEnd,
+    listen::Connection,
     server::Server,
 };
 
@@ -50,7 +50,7 @@ use crate::{
 pub async fn run(
     State(server): State<Arc<Server>>,
     caller: Caller<Exec>,
-    Extension(connection): Extension<ConnectionEnd>,
+    Extension(connection): Extension<Connection>,
     headers: HeaderMap,
     content: Body,
 ) -> Result<Response, Failure> {

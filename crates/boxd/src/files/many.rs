@@ -9,6 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
+use cobox_kernel::Outgoing;
 use cobox_protocol::{
     ApiError,
     fs::{UploadResponse, Uploaded},
@@ -30,7 +31,7 @@ use crate::{
     auth::{Caller, FsRead, FsWrite, OpenStream},
     body,
     langsmith::malformed,
-    listen::ConnectionEnd,
+    listen::Connection,
     server::Server,
 };
 
@@ -118,7 +119,7 @@ fn part_path(field: &multer::Field<'_>) -> Vec<u8> {
 pub async fn download(
     State(server): State<Arc<Server>>,
     caller: Caller<FsRead>,
-    Extension(connection): Extension<ConnectionEnd>,
+    Extension(connection): Extension<Connection>,
     Extension(record): Extension<Arc<RequestRecord>>,
     uri: Uri,
     headers: HeaderMap,
@@ -139,12 +140,14 @@ pub async fn download(
     caller.stream.ends_connection(&connection);
     let content_type =
         HeaderValue::try_from(format!("multipart/mixed; boundary={boundary}")).map_err(|e| ApiError::invalid(e.to_string()))?;
-    let parts = Parts { store: server.files.clone(), paths: paths.into(), boundary, record, _open: caller.stream, is_over: false };
+    let (store, outgoing) = (server.files.clone(), connection.outgoing);
+    let parts = Parts { store, outgoing, paths: paths.into(), boundary, record, _open: caller.stream, is_over: false };
     Ok(([(header::CONTENT_TYPE, content_type)], Body::from_stream(parts.stream())).into_response())
 }
 
 struct Parts {
     store: FileStore,
+    outgoing: Outgoing,
     paths: VecDeque<SandboxPath>,
     boundary: String,
     record: Arc<RequestRecord>,
@@ -177,7 +180,7 @@ impl Parts {
                 let head = once(self.head(&headers, size));
                 let content = match found.content {
                     Content::Whole(bytes) => once(bytes),
-                    Content::Open(file) => pieces(self.store.clone(), file, 0, size, ()).boxed(),
+                    Content::Open(file) => pieces(self.store.clone(), self.outgoing.clone(), file, 0, size, ()).boxed(),
                     Content::Unread => stream::empty().boxed(),
                 };
                 head.chain(content).chain(once(Bytes::from_static(b"\r\n"))).boxed()

@@ -53,7 +53,7 @@ use crate::{
     answer::Failure,
     auth::{Authority, Caller, FsRead, FsWrite},
     body,
-    listen::ConnectionEnd,
+    listen::Connection,
     server::Server,
 };
 
@@ -121,7 +121,7 @@ fn unnamed(root: &Root, path: &[u8]) -> Result<OwnedFd, Errno> {
 pub async fn get(
     State(server): State<Arc<Server>>,
     caller: Caller<FsRead>,
-    Extension(connection): Extension<ConnectionEnd>,
+    Extension(connection): Extension<Connection>,
     method: Method,
     uri: Uri,
     headers: HeaderMap,

@@ -12,6 +12,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
+use cobox_kernel::{MAX_STAND_IN_BYTES, Outgoing};
 use cobox_protocol::{
     ApiError, ErrorCode,
     files::{FILE_KIND_HEADER, FILE_MODE_HEADER},
@@ -36,15 +37,15 @@ use super::{
     root::{Root, kind},
     workers::gone,
 };
-use crate::{auth::OpenStream, listen::ConnectionEnd};
+use crate::{auth::OpenStream, listen::Connection};
 
 /// Read at once: large enough that the hand-over to a worker doesn't show.
 const PIECE_BYTES: u64 = 512 * 1024;
-/// Read at once of a file that is in memory: it is still in the core's own cache when it is sent.
-const CACHED_PIECE_BYTES: u64 = 64 * 1024;
-/// A piece that took no longer was in memory, and so will the next one be: it is read where it is sent. To hand it to a
-/// worker and be woken for it would cost more. One that isn't there after all holds up whoever else boxd serves, once.
+/// A piece that took no longer was in memory, and so will the next one be: the kernel sends it from there. One that isn't there after all
+/// holds up whoever else boxd serves.
 const CACHED: Duration = Duration::from_micros(500);
+/// After a piece that wasn't in memory so much is read by workers, however quick: what the kernel reads ahead ends somewhere.
+const DISTRUST_BYTES: u64 = 32 * 1024 * 1024;
 /// Files up to this size are read in the step that opens them.
 const SMALL_FILE_BYTES: u64 = 128 * 1024;
 
@@ -57,7 +58,7 @@ pub struct Asked<'a> {
 }
 
 /// Answers GET or HEAD for a file.
-pub async fn answer(store: &FileStore, asked: Asked<'_>, stream: OpenStream, connection: &ConnectionEnd) -> Result<Response, ApiError> {
+pub async fn answer(store: &FileStore, asked: Asked<'_>, stream: OpenStream, connection: &Connection) -> Result<Response, ApiError> {
     let Asked { method, uri, headers, path } = asked;
     let digests = digest::Wanted::of(uri, headers)?;
     let conditions = Conditions::of(headers)?;
@@ -103,7 +104,7 @@ pub async fn answer(store: &FileStore, asked: Asked<'_>, stream: OpenStream, con
     set(response.headers_mut(), header::CONTENT_LENGTH, length.to_string());
     if method != Method::HEAD {
         stream.ends_connection(connection);
-        *response.body_mut() = found.body(store, from, length, stream).await?;
+        *response.body_mut() = found.body(store, connection, from, length, stream);
     }
     Ok(response)
 }
@@ -188,12 +189,12 @@ impl Found {
         done.map_err(|e| ApiError::new(ErrorCode::Internal, format!("hashing the file: {e}")))
     }
 
-    async fn body(self, store: &FileStore, from: u64, length: u64, open: OpenStream) -> Result<Body, ApiError> {
-        Ok(match self.content {
+    fn body(self, store: &FileStore, connection: &Connection, from: u64, length: u64, open: OpenStream) -> Body {
+        match self.content {
             Content::Whole(bytes) => Body::from(part(&bytes, from, length)),
-            Content::Open(file) => Body::from_stream(pieces(store.clone(), file, from, length, open)),
+            Content::Open(file) => Body::from_stream(pieces(store.clone(), connection.outgoing.clone(), file, from, length, open)),
             Content::Unread => Body::empty(),
-        })
+        }
     }
 }
 
@@ -220,11 +221,17 @@ pub fn set(headers: &mut HeaderMap, name: http::HeaderName, value: String) {
     }
 }
 
-/// The file's bytes. Where the disk makes one wait, one piece is read while the last is sent. A file cut short meanwhile ends in an error,
-/// never in a short answer.
-/// `held` lives as long as the stream.
-pub fn pieces<H>(store: FileStore, file: Arc<OwnedFd>, from: u64, length: u64, held: H) -> impl Stream<Item = io::Result<Bytes>> {
-    let state = Pieces { store, file, at: from, left: length, ahead: None, is_cached: false, held };
+/// The file's bytes, or what stands for them on their way out by `outgoing`. Where the disk makes one wait, one piece is read while the last
+/// is sent. A file cut short meanwhile ends in an error, never in a short answer. `held` lives as long as the stream.
+pub fn pieces<H>(
+    store: FileStore,
+    outgoing: Outgoing,
+    file: Arc<OwnedFd>,
+    from: u64,
+    length: u64,
+    held: H,
+) -> impl Stream<Item = io::Result<Bytes>> {
+    let state = Pieces { store, outgoing, file, at: from, left: length, ahead: None, is_cached: false, distrusted: 0, held };
     stream::try_unfold(state, async |mut state| match state.next().await? {
         Some(piece) => Ok(Some((piece, state))),
         None => Ok(None),
@@ -233,17 +240,19 @@ pub fn pieces<H>(store: FileStore, file: Arc<OwnedFd>, from: u64, length: u64, h
 
 /// A piece, and how long it took.
 type Read = (io::Result<Vec<u8>>, Duration);
-type Step = Box<dyn FnOnce(&Root) -> Read + Send>;
 
 struct Pieces<H> {
     store: FileStore,
+    outgoing: Outgoing,
     file: Arc<OwnedFd>,
     /// Of the piece that was asked for last.
     at: u64,
     left: u64,
     ahead: Option<oneshot::Receiver<Read>>,
-    /// By how long the last piece took.
+    /// By how long the last pieces took.
     is_cached: bool,
+    /// How much of what comes next is taken for not cached all the same.
+    distrusted: u64,
     #[allow(dead_code, reason = "dropped with the stream")]
     held: H,
 }
@@ -253,37 +262,58 @@ impl<H> Pieces<H> {
         if self.left == 0 {
             return Ok(None);
         }
-        let (read, took) = match self.ahead.take() {
-            Some(coming) => coming.await.map_err(io::Error::other)?,
-            None if self.is_cached => self.store.workers.run_quick(self.step()).await.map_err(io::Error::other)?,
-            None => self.ask().await?.await.map_err(io::Error::other)?,
+        let workers = &self.store.workers;
+        if self.is_cached {
+            let took = self.outgoing.slowest();
+            workers.waited(took);
+            self.judge(took);
+        }
+        if self.is_cached {
+            let bytes = self.left.min(MAX_STAND_IN_BYTES as u64);
+            let piece = self.outgoing.stand_in(self.file.clone(), self.at, bytes as usize);
+            self.advance(piece.len());
+            return Ok(Some(Bytes::from_static(piece)));
+        }
+        let coming = match self.ahead.take() {
+            Some(coming) => coming,
+            None => self.ask().await?,
         };
+        let (read, took) = coming.await.map_err(io::Error::other)?;
         let read = read?;
         if read.is_empty() {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read"));
         }
-        self.at += read.len() as u64;
-        self.left -= read.len() as u64;
-        self.is_cached = took <= CACHED;
+        self.advance(read.len());
+        self.distrusted = self.distrusted.saturating_sub(read.len() as u64);
+        self.judge(took);
         if self.left > 0 && !self.is_cached {
             self.ahead = Some(self.ask().await?);
         }
         Ok(Some(Bytes::from(read)))
     }
 
-    async fn ask(&self) -> io::Result<oneshot::Receiver<Read>> {
-        self.store.workers.submit(self.step()).await.map_err(io::Error::other)
+    /// Whether the next piece is in memory, by how long the last took.
+    fn judge(&mut self, took: Duration) {
+        if took > CACHED {
+            self.distrusted = DISTRUST_BYTES;
+        }
+        self.is_cached = self.distrusted == 0 && self.store.workers.has_patience();
     }
 
-    fn step(&self) -> Step {
+    fn advance(&mut self, bytes: usize) {
+        self.at += bytes as u64;
+        self.left -= bytes as u64;
+    }
+
+    async fn ask(&self) -> io::Result<oneshot::Receiver<Read>> {
         let (file, at) = (self.file.clone(), self.at);
         // Allocated here, where it is freed: else each worker's arena would come to keep a piece's memory of its own.
-        let most = if self.is_cached { CACHED_PIECE_BYTES } else { PIECE_BYTES };
-        let piece = Vec::with_capacity(self.left.min(most) as usize);
-        Box::new(move |_| {
+        let piece = Vec::with_capacity(self.left.min(PIECE_BYTES) as usize);
+        let step = move |_: &Root| {
             let began = Instant::now();
             (read_piece(&file, at, piece), began.elapsed())
-        })
+        };
+        self.store.workers.submit(step).await.map_err(io::Error::other)
     }
 }
 

@@ -106,6 +106,16 @@ impl FileWorkers {
         })
     }
 
+    /// Whether what waits for the disk only when something is wrong with it may be done by the thread that serves everybody.
+    pub(super) fn has_patience(&self) -> bool {
+        self.patience.is_left()
+    }
+
+    /// Something of the kind took so long there.
+    pub(super) fn waited(&self, time: Duration) {
+        self.patience.took(time);
+    }
+
     /// Runs one short step on a worker.
     pub async fn run<T: Send + 'static>(&self, step: impl FnOnce(&Root) -> T + Send + 'static) -> Result<T, ApiError> {
         self.submit(step).await?.await.map_err(|_| gone())

@@ -15,7 +15,7 @@ use crate::{
     answer::Failure,
     auth::{Caller, Exec},
     exec::{self, MAX_TIMEOUT, Terms},
-    listen::ConnectionEnd,
+    listen::Connection,
     server::Server,
 };
 
@@ -30,7 +30,7 @@ const SHELLS: [&str; 6] = ["sh", "bash", "dash", "ash", "zsh", "fish"];
 pub async fn execute(
     State(server): State<Arc<Server>>,
     caller: Caller<Exec>,
-    Extension(connection): Extension<ConnectionEnd>,
+    Extension(connection): Extension<Connection>,
     headers: HeaderMap,
     content: Body,
 ) -> Result<Response, Failure> {

@@ -23,7 +23,7 @@ use crate::{
     auth::{Caller, Exec},
     body,
     exec::{self, CutOff, Event, Events, Form, MAX_TIMEOUT, Script, Terms, subject},
-    listen::ConnectionEnd,
+    listen::Connection,
     server::Server,
 };
 
@@ -33,7 +33,7 @@ const MAX_RESUME_BYTES: usize = 64 * 1024;
 pub async fn start(
     State(server): State<Arc<Server>>,
     caller: Caller<Exec>,
-    Extension(connection): Extension<ConnectionEnd>,
+    Extension(connection): Extension<Connection>,
     headers: HeaderMap,
     content: Body,
 ) -> Result<Response, Failure> {
@@ -48,7 +48,7 @@ pub async fn start(
 pub async fn resume(
     State(server): State<Arc<Server>>,
     caller: Caller<Exec>,
-    Extension(connection): Extension<ConnectionEnd>,
+    Extension(connection): Extension<Connection>,
     content: Body,
 ) -> Result<Response, Failure> {
     let asked: Resume = read_object(&body::collect(content, MAX_RESUME_BYTES).await?)?;

@@ -27,7 +27,7 @@ use crate::{
         write::{MAX_FILE_BYTES, WriteOptions, receive},
     },
     fs,
-    listen::ConnectionEnd,
+    listen::Connection,
     server::Server,
 };
 
@@ -79,7 +79,7 @@ fn with_bytes(mut told: Value, path_b64: Option<&str>) -> Value {
 pub async fn download(
     State(server): State<Arc<Server>>,
     caller: Caller<FsRead>,
-    Extension(connection): Extension<ConnectionEnd>,
+    Extension(connection): Extension<Connection>,
     method: Method,
     uri: Uri,
     headers: HeaderMap,

@@ -22,7 +22,7 @@ use crate::{
     auth::{Caller, Exec, Shell, ShellObserve},
     body, exec,
     happenings::in_words,
-    listen::ConnectionEnd,
+    listen::Connection,
     server::Server,
 };
 
@@ -63,7 +63,7 @@ pub async fn end(State(server): State<Arc<Server>>, _caller: Caller<Shell>, Path
 pub async fn run(
     State(server): State<Arc<Server>>,
     caller: Caller<Exec>,
-    Extension(connection): Extension<ConnectionEnd>,
+    Extension(connection): Extension<Connection>,
     Path(shell): Path<String>,
     content: Body,
 ) -> Result<Response, Failure> {

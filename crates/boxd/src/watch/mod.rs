@@ -29,7 +29,7 @@ use crate::{
     answer::{Failure, RequestRecord},
     auth::{Caller, FsRead, OpenStream},
     files::{SandboxPath, query_values},
-    listen::ConnectionEnd,
+    listen::Connection,
     server::Server,
 };
 
@@ -51,7 +51,7 @@ pub(crate) fn number_in(cursor: &str, life: &str) -> Option<u64> {
 pub async fn watch(
     State(server): State<Arc<Server>>,
     caller: Caller<FsRead>,
-    Extension(connection): Extension<ConnectionEnd>,
+    Extension(connection): Extension<Connection>,
     Extension(record): Extension<Arc<RequestRecord>>,
     uri: Uri,
     headers: HeaderMap,

@@ -12,7 +12,9 @@ use super::config::LocalOptions;
 
 /// Ours among other people's groups.
 const PARENT: &str = "cobox";
-/// boxd's own, so that no request can make it grow at the host's cost: well above its buffers for exec and archives.
+/// boxd's own, so that no request can make it grow at the host's cost: well above its buffers for exec and archives. It has as much as the
+/// programs where they have more: the pages of files that go through it are counted with it, and a file that doesn't fit is read from the
+/// disk each time.
 const BOXD_MEMORY_BYTES: u64 = 512 << 20;
 /// What is in a sandbox's groups without being asked for, on top of what is allowed: init, the starter and the two that wait to become
 /// programs.
@@ -90,7 +92,7 @@ impl Cgroups {
             }
             make(&workloads)?;
             make(&boxd)?;
-            let boxds = LocalOptions { memory_bytes: BOXD_MEMORY_BYTES, ..options.clone() };
+            let boxds = LocalOptions { memory_bytes: options.memory_bytes.max(BOXD_MEMORY_BYTES), ..options.clone() };
             for controller in &h.controllers {
                 limit(&workloads, controller, h.is_v2, options)?;
                 if controller == "memory" {

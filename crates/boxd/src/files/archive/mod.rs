@@ -32,7 +32,7 @@ use crate::{
     answer::Failure,
     auth::{Caller, FsRead, FsWrite},
     body,
-    listen::ConnectionEnd,
+    listen::Connection,
     server::Server,
 };
 
@@ -46,7 +46,7 @@ pub(crate) enum Format {
 pub async fn get(
     State(server): State<Arc<Server>>,
     caller: Caller<FsRead>,
-    Extension(connection): Extension<ConnectionEnd>,
+    Extension(connection): Extension<Connection>,
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
