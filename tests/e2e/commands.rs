@@ -165,3 +165,19 @@ async fn a_print_loop_that_nobody_reads_leaves_boxd_answering_in_bounded_memory(
     let kib: u64 = status.lines().find_map(|l| l.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.trim().parse().ok()).unwrap();
     assert!(kib < 64 * 1024, "boxd takes {kib} KiB");
 }
+
+#[tokio::test]
+async fn after_many_commands_at_once_no_more_processes_wait_than_before() {
+    let cell = Cell::start().await;
+    let dataplane = cell.session.dataplane();
+    let boxd = cell.broker.sandbox_pids()[0].1;
+    // Init, the starter, and those who wait to become programs.
+    let count = || std::fs::read_to_string(format!("/proc/{boxd}/task/{boxd}/children")).unwrap().split_whitespace().count();
+    let is_settled = || async { (count() == 4).then_some(()) };
+    for round in 0..3 {
+        let all = futures_util::future::join_all((0..40).map(|_| sh(dataplane, "echo done"))).await;
+        assert!(all.iter().all(|done| done.stdout == "done\n"), "round {round}: {all:?}");
+        eventually("all but those who wait to be gone", is_settled).await;
+    }
+    assert_eq!(sh(dataplane, "echo again").await.stdout, "again\n");
+}

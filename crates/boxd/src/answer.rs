@@ -121,42 +121,34 @@ impl RequestRecord {
 /// The outermost layer of the clients' routes: every request leaves a line.
 pub async fn wrap_client(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
     let record = Arc::new(RequestRecord::new(&request));
-    let mut underway = Underway { record, target: target_in(request.uri()), server, is_answered: false };
+    let mut underway = Underway { record, target: target_in(request.uri()), server, status: CLIENT_WENT_AWAY, error: None };
     let (response, error) = wrap_any(request, next, &underway.record).await;
-    // A stream tells when it is admitted or refused, which may be by its first frame.
-    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        underway.ends(response.status().as_u16(), error);
-    }
-    underway.is_answered = true;
+    (underway.status, underway.error) = (response.status().as_u16(), error);
+    let server = underway.server.clone();
+    server.afterwards(move || drop(underway));
     response
 }
 
-/// A request of a client's, which is dropped where its connection ends before there is an answer.
+/// A request of a client's. It leaves its line when it is dropped: behind its answer, or where its connection ends before there is one.
 struct Underway {
     record: Arc<RequestRecord>,
     /// What its URL says it is about.
     target: Option<String>,
     server: Arc<Server>,
-    is_answered: bool,
-}
-
-impl Underway {
-    fn ends(&self, status: u16, error: Option<ErrorCode>) {
-        if let Some(target) = &self.target {
-            self.record.aims_at(target);
-        }
-        // A health check is nobody's.
-        if self.record.capability.get().is_some() {
-            self.record.tell(&self.server.audit, status, error);
-        }
-    }
+    status: u16,
+    error: Option<ErrorCode>,
 }
 
 impl Drop for Underway {
     fn drop(&mut self) {
-        if !self.is_answered {
-            self.ends(CLIENT_WENT_AWAY, None);
+        // A health check is nobody's, and a stream tells when it is admitted or refused, which may be by its first frame.
+        if self.record.capability.get().is_none() || self.status == StatusCode::SWITCHING_PROTOCOLS {
+            return;
         }
+        if let Some(target) = &self.target {
+            self.record.aims_at(target);
+        }
+        self.record.tell(&self.server.audit, self.status, self.error);
     }
 }
 

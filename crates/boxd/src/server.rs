@@ -53,6 +53,14 @@ pub struct Server {
     pub shutdown: CancellationToken,
 }
 
+impl Server {
+    /// For what an answer need not wait for: it is done as soon as the answer is written, in the order it was asked for.
+    pub fn afterwards(&self, work: impl FnOnce() + Send + 'static) {
+        // The thread's own next task: the one that asks writes its answer in the turn it has now.
+        self.tasks.spawn(async move { work() });
+    }
+}
+
 /// Serves until `shutdown` is cancelled: by the caller, by the broker, or here when the lease has run out with no broker in sight.
 /// What runs in the sandbox is the caller's to end afterwards.
 pub async fn serve(

@@ -153,6 +153,7 @@ const NOT_STARTED: usize = 126;
 /// Waits for its order and becomes the program. Returns where and why it couldn't, or that there is no order to come.
 fn become_program(pad: &Pad) -> Result<(), (Step, i32)> {
     let at = |step: Step| move |errno: i32| (step, errno);
+    take_groups(&pad.dress).map_err(at(Step::Setup))?;
     leave(pad.socket).map_err(at(Step::Setup))?;
     let Some(order) = receive(pad).map_err(at(Step::Setup))? else { return Ok(()) };
     take_off(&pad.dress, &order).map_err(at(Step::Setup))?;
@@ -279,7 +280,16 @@ fn exec(place: &[u8], order: &Laid<'_>) -> i32 {
     call(libc::SYS_execve, [place.as_ptr() as usize, argv as usize, env as usize]).err().unwrap_or(0)
 }
 
-/// Takes off everything of the parent.
+/// The groups of the program, while there is time: it is by the user alone that others may touch a process.
+fn take_groups(dress: &Dress) -> Result<(), i32> {
+    if dress.has_groups {
+        call(libc::SYS_setgroups, [1, ptr::from_ref(&dress.gid) as usize, 0])?;
+    }
+    call(libc::SYS_setresgid, [dress.gid as usize; 3])?;
+    hide_memory()
+}
+
+/// Takes off everything else of the parent.
 fn take_off(dress: &Dress, order: &Laid<'_>) -> Result<(), i32> {
     if dress.has_marks {
         let mark = libc::rlimit { rlim_cur: order.mark, rlim_max: order.mark };
@@ -291,18 +301,17 @@ fn take_off(dress: &Dress, order: &Laid<'_>) -> Result<(), i32> {
     if order.is_terminal {
         call(libc::SYS_ioctl, [0, libc::TIOCSCTTY as usize, 0])?;
     }
-    let (uid, gid) = (dress.uid as usize, dress.gid as usize);
-    if dress.has_groups {
-        call(libc::SYS_setgroups, [1, ptr::from_ref(&dress.gid) as usize, 0])?;
-    }
-    call(libc::SYS_setresgid, [gid; 3])?;
-    call(libc::SYS_setresuid, [uid; 3])?;
-    // Changing ids may have made this memory, which is the parent's, somebody else's to look at.
-    call(libc::SYS_prctl, [libc::PR_SET_DUMPABLE as usize, 0, 0])?;
+    call(libc::SYS_setresuid, [dress.uid as usize; 3])?;
+    hide_memory()?;
     let header = CapabilityHeader { version: CAPABILITY_VERSION, pid: 0 };
     let none = [[0u32; 3]; 2];
     call(libc::SYS_capset, [ptr::from_ref(&header) as usize, ptr::from_ref(&none) as usize, 0])?;
     Ok(())
+}
+
+/// Changing ids may have made this memory, which is the parent's, somebody else's to look at.
+fn hide_memory() -> Result<(), i32> {
+    call(libc::SYS_prctl, [libc::PR_SET_DUMPABLE as usize, 0, 0]).map(drop)
 }
 
 #[repr(C)]

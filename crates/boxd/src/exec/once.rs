@@ -46,8 +46,10 @@ pub async fn execute(server: &Arc<Server>, request: ExecRequest, claims: &Arc<Cl
     let memory = server.commands.memory(2 * plan.max_output)?;
     let argv = shown(&plan.command.argv);
     let name = argv.first().cloned().unwrap_or_default();
+    let launched = server.programs.launch(plan.command).await;
+    // Made while the program starts.
     let id = server.commands.answered_id();
-    let outcome = match server.programs.launch(plan.command).await {
+    let outcome = match launched {
         Ok(started) => {
             // From here on somebody may leave at any time, and what was started goes with them.
             let program = started.program.clone();
@@ -146,6 +148,7 @@ async fn watch(
                 stdout.drain(started.stdout.as_ref());
                 stderr.drain(started.stderr.as_ref());
                 if !stdout.is_open() && !stderr.is_open() {
+                    server.afterwards(move || drop(started));
                     return Ok(Outcome { ended: Ended { exit, timed_out: false }, stdout, stderr });
                 }
             }

@@ -56,7 +56,7 @@ pub enum Report {
     Failed { what: String },
     /// From the starter: a process waits at the other end of the socket that comes with this. Its number here, and in the sandbox.
     Spare { pid: i32, number: i32 },
-    /// From the starter: none could be made, and none is until it is asked for.
+    /// From the starter: one could not be made.
     NoSpare { errno: i32 },
     /// An order was obeyed.
     Obeyed { seq: u64 },

@@ -138,6 +138,7 @@ impl Workloads {
             spares: Spares::default(),
             waiting: Mutex::default(),
         });
+        shared.keep_spares();
         let of_all = shared.clone();
         let ended = tokio::spawn(async move {
             tokio::select! {
@@ -195,6 +196,7 @@ impl Workloads {
             };
             let fds: Vec<_> = ends.theirs(shared.null.as_fd()).into_iter().chain(file.as_ref().map(AsFd::as_fd)).collect();
             if let Some(given) = shared.give(spare, seq, packet, &fds)? {
+                shared.keep_spares();
                 let Ends { stdin, stdout, stderr, pty, .. } = ends;
                 let process = Process { stdin, stdout, stderr, pty, seq, given, shared: shared.clone() };
                 // Or stop it.
@@ -362,13 +364,11 @@ impl Shared {
     }
 
     /// Tells a waiting process what to become. `None` if it can't any more.
-    fn give(self: &Arc<Self>, mut spare: Spare, seq: u64, packet: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Option<Given>> {
-        let (pid, number) = (spare.pid, spare.number);
+    fn give(self: &Arc<Self>, spare: Spare, seq: u64, packet: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<Option<Given>> {
+        let Spare { pid, number, socket, .. } = spare;
         let (tell, end) = watch::channel(None);
         let mut table = self.table();
-        let Some(socket) = spare.socket.take() else { return Ok(None) };
         if let Err(e) = link::send_packet(&socket, packet, fds, SendFlags::DONTWAIT) {
-            spare.socket = Some(socket);
             // Where programs have the user it was made as, they can end it.
             return if e.kind() == io::ErrorKind::BrokenPipe { Ok(None) } else { Err(e) };
         }
@@ -452,7 +452,7 @@ async fn send(link: &AsyncFd<OwnedFd>, order: &Order) -> io::Result<()> {
 async fn listen(shared: &Shared, link: &AsyncFd<OwnedFd>) {
     while let Ok(Some(received)) = link.async_io(Interest::READABLE, |socket| link::receive::<Report>(socket)).await {
         match (received.message, received.fd) {
-            (Report::Spare { pid, number }, Some(socket)) => shared.spares.made(Spare { pid, number, socket: Some(socket), ends: None }),
+            (Report::Spare { pid, number }, Some(socket)) => shared.spare_was_made(Spare { pid, number, socket, ends: None }),
             (Report::NoSpare { errno }, _) => shared.spares.not_made(errno),
             (Report::Obeyed { seq }, _) => shared.table().obeyed(seq),
             (Report::Spare { .. } | Report::Unshared | Report::Ready | Report::Failed { .. }, _) => {}

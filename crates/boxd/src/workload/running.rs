@@ -135,6 +135,7 @@ pub async fn reap(shared: &Shared, children: AsyncFd<OwnedFd>) {
     while children.async_io(Interest::READABLE, |fd| Ok(rustix::io::read(fd, &mut drained)?)).await.is_ok() {
         while let Some(child) = ended_child(None) {
             shared.table().tell(child);
+            shared.spares.ended(child.pid);
             // Whoever waits for it comes first. A program can make its own children boxd's, as many as it likes.
             tokio::task::yield_now().await;
             let mut table = shared.table();
@@ -143,6 +144,7 @@ pub async fn reap(shared: &Shared, children: AsyncFd<OwnedFd>) {
                 break;
             }
         }
+        shared.keep_spares();
     }
 }
 

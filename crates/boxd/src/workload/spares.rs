@@ -1,47 +1,34 @@
-//! Processes that wait to become programs. The starter keeps some ready, so that most programs begin without one having to be made.
+//! Processes that wait to become programs. Some are kept ready, so that most programs begin without one having to be made.
 
 use std::{
     collections::VecDeque,
     io,
     os::fd::OwnedFd,
     sync::{Mutex, MutexGuard},
-    time::Duration,
 };
 
-use rustix::net::{Shutdown, shutdown};
 use tokio::sync::oneshot;
 
 use super::{
     Shared, init_gone,
-    link::Order,
-    send,
+    link::{self, Order},
     stdio::{Ends, Stdio},
 };
 
-/// More than the starter keeps: beyond that, the oldest are ones that somebody has ended.
+/// Processes that wait: one for the next program, and another for the one that comes before the next was made. Each takes some 40 KiB of
+/// the kernel's memory.
+const KEPT: usize = 2;
+/// More than are kept may come when those who asked for them have left. Beyond this the oldest end.
 const MAX_READY: usize = 4;
-/// After which one is asked for. The starter makes the next by itself as soon as one becomes a program, but somebody may have stopped
-/// those on their way.
-const PATIENCE: Duration = Duration::from_millis(50);
 
-/// A process that waits at the other end of its socket. It ends when this is dropped: the starter has the socket too, to see it close.
+/// A process that waits at the other end of its socket. It ends when this is dropped.
 pub struct Spare {
     /// Its number here, and in the sandbox.
     pub pid: i32,
     pub number: i32,
-    /// Taken out of here when it has its order.
-    pub socket: Option<OwnedFd>,
+    pub socket: OwnedFd,
     /// What most programs want, opened while there was time.
     pub ends: Option<Ends>,
-}
-
-impl Drop for Spare {
-    fn drop(&mut self) {
-        if let Some(socket) = &self.socket {
-            // It has ended already.
-            let _ = shutdown(socket, Shutdown::Both);
-        }
-    }
 }
 
 #[derive(Default)]
@@ -52,8 +39,15 @@ struct Supply {
     /// The newest first.
     ready: VecDeque<Spare>,
     waiting: VecDeque<oneshot::Sender<io::Result<Spare>>>,
-    /// The last could not be made, and the next is not before it is asked for.
-    is_short: bool,
+    /// Asked for, and neither made nor known not to be.
+    coming: usize,
+}
+
+impl Supply {
+    /// How many are to be asked for, if so many are to be left.
+    fn missing(&self, kept: usize) -> usize {
+        (self.waiting.len() + kept).saturating_sub(self.ready.len() + self.coming)
+    }
 }
 
 impl Spares {
@@ -63,9 +57,9 @@ impl Spares {
     }
 
     /// One was made: for who has waited the longest, else for the next.
-    pub fn made(&self, mut spare: Spare) {
+    fn made(&self, mut spare: Spare) {
         let mut supply = self.supply();
-        supply.is_short = false;
+        supply.coming = supply.coming.saturating_sub(1);
         supply.waiting.retain(|who| !who.is_closed());
         if let Some(first) = supply.waiting.pop_front() {
             // Left just now: it ends.
@@ -80,11 +74,16 @@ impl Spares {
     /// One could not be made: everybody who waits is told why.
     pub fn not_made(&self, errno: i32) {
         let mut supply = self.supply();
-        supply.is_short = true;
+        supply.coming = supply.coming.saturating_sub(1);
         for who in supply.waiting.drain(..) {
             // Has left.
             let _ = who.send(Err(io::Error::from_raw_os_error(errno)));
         }
+    }
+
+    /// A child has ended, which may be one that was ready: where programs have the user it was made as, they can end it.
+    pub fn ended(&self, pid: i32) {
+        self.supply().ready.retain(|spare| spare.pid != pid);
     }
 
     /// Nobody makes any more.
@@ -96,21 +95,39 @@ impl Spares {
 impl Shared {
     /// One that is ready, or the next that is made.
     pub async fn spare(&self) -> io::Result<Spare> {
-        let (mut made, is_short) = {
+        let made = {
             let mut supply = self.spares.supply();
             if let Some(spare) = supply.ready.pop_front() {
                 return Ok(spare);
             }
             let (tell, made) = oneshot::channel();
             supply.waiting.push_back(tell);
-            (made, supply.is_short)
+            made
         };
-        let comes_by_itself = !is_short && !self.is_watched;
-        if comes_by_itself && let Ok(made) = tokio::time::timeout(PATIENCE, &mut made).await {
-            return made.unwrap_or_else(|_| Err(init_gone()));
-        }
-        send(&self.starter, &Order::Spare).await?;
+        self.keep_spares();
         made.await.unwrap_or_else(|_| Err(init_gone()))
+    }
+
+    pub fn spare_was_made(&self, spare: Spare) {
+        self.spares.made(spare);
+        // For who waits and could not be asked for before. What could not be made to be kept waits for another reason.
+        self.ask_for_spares(0);
+    }
+
+    /// Asks for as many as should be ready. None is where programs' memory is watched, as theirs would be all the time.
+    pub fn keep_spares(&self) {
+        self.ask_for_spares(if self.is_watched { 0 } else { KEPT });
+    }
+
+    fn ask_for_spares(&self, kept: usize) {
+        let mut supply = self.spares.supply();
+        for _ in 0..supply.missing(kept) {
+            // No room: with the next that is made, those who wait are asked for again. Nobody there: everything ends.
+            if link::send(self.starter.get_ref(), &Order::Spare, &[]).is_err() {
+                return;
+            }
+            supply.coming += 1;
+        }
     }
 }
 
@@ -120,12 +137,11 @@ mod tests {
 
     use super::*;
 
-    /// One that was made: the waiting process's end, and the starter's copy of ours.
-    fn make(spares: &Spares) -> (OwnedFd, OwnedFd) {
+    /// One that was made: the waiting process's end.
+    fn make(spares: &Spares) -> OwnedFd {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        let copy = ours.try_clone().unwrap();
-        spares.made(Spare { pid: 1, number: 1, socket: Some(ours), ends: None });
-        (theirs, copy)
+        spares.made(Spare { pid: 1, number: 1, socket: ours, ends: None });
+        theirs
     }
 
     fn has_ended(theirs: &OwnedFd) -> bool {
@@ -133,13 +149,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_is_not_needed_ends_though_the_starter_has_its_socket() {
+    async fn whoever_is_not_needed_ends() {
         let spares = Spares::default();
         let all: Vec<_> = (0..MAX_READY + 2).map(|_| make(&spares)).collect();
-        let ended: Vec<bool> = all.iter().map(|(theirs, _)| has_ended(theirs)).collect();
+        let ended: Vec<bool> = all.iter().map(has_ended).collect();
         assert_eq!(ended, [[true; 2].as_slice(), &[false; MAX_READY]].concat(), "the oldest end");
         spares.clear();
-        assert!(all.iter().all(|(theirs, _)| has_ended(theirs)));
+        assert!(all.iter().all(has_ended));
+    }
+
+    #[tokio::test]
+    async fn one_that_somebody_has_ended_is_not_ready_any_more() {
+        let spares = Spares::default();
+        let theirs = make(&spares);
+        spares.ended(2);
+        assert_eq!(spares.supply().missing(KEPT), KEPT - 1);
+        spares.ended(1);
+        assert!(has_ended(&theirs));
+        assert_eq!(spares.supply().missing(KEPT), KEPT);
     }
 
     #[tokio::test]
@@ -152,18 +179,36 @@ mod tests {
         };
         let (gone, here, left) = (wait(), wait(), wait());
         drop(gone);
-        let (theirs, _copy) = make(&spares);
-        let mut spare = here.await.unwrap().unwrap();
+        let theirs = make(&spares);
+        let spare = here.await.unwrap().unwrap();
         assert!(!has_ended(&theirs));
-        drop(spare.socket.take());
         drop(spare);
-        assert!(!has_ended(&theirs), "it has its order");
-        let (theirs, _copy) = make(&spares);
+        assert!(has_ended(&theirs));
+        let theirs = make(&spares);
         drop(left);
         assert!(has_ended(&theirs));
         let told = wait();
         spares.not_made(libc::EAGAIN);
         assert_eq!(told.await.unwrap().err().unwrap().raw_os_error(), Some(libc::EAGAIN));
-        assert!(spares.supply().is_short);
+    }
+
+    #[test]
+    fn as_many_are_asked_for_as_wait_and_are_kept_less_those_that_are_there_or_coming() {
+        let spares = Spares::default();
+        assert_eq!(spares.supply().missing(KEPT), KEPT);
+        spares.supply().coming = 3;
+        let (_tell, _made): (Vec<_>, Vec<_>) =
+            (0..3).map(|_| oneshot::channel()).map(|(tell, made)| (spares.supply().waiting.push_back(tell), made)).unzip();
+        assert_eq!((spares.supply().missing(KEPT), spares.supply().missing(0)), (KEPT, 0));
+        let _ends = [make(&spares), make(&spares)];
+        assert_eq!((spares.supply().coming, spares.supply().missing(0), spares.supply().missing(KEPT)), (1, 0, KEPT));
+        spares.not_made(libc::EAGAIN);
+        assert_eq!(
+            (spares.supply().coming, spares.supply().missing(0), spares.supply().missing(KEPT)),
+            (0, 0, KEPT),
+            "nobody waits any more"
+        );
+        let _end = make(&spares);
+        assert_eq!(spares.supply().missing(KEPT), 1);
     }
 }

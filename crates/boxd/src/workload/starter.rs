@@ -24,9 +24,6 @@ use super::{
     link::{Order, Report, receive, send},
 };
 
-/// Processes that wait: one for the next program, and another for the one that comes before the next was made. Each takes some 40 KiB of
-/// the kernel's memory.
-const KEPT: usize = 2;
 /// For a new process to say its number: a moment, on a machine with far more to do than it can too.
 const HEARD_WITHIN: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 /// Pads kept for the next programs: as many as start in one moment. Each is some pages of which a few were ever touched.
@@ -41,10 +38,6 @@ pub fn run(link: OwnedFd, config: &BoxdConfig) -> ! {
 struct Starter {
     link: OwnedFd,
     dress: Dress,
-    /// How many wait without being asked for. None where programs' memory is watched, as theirs would be all the time.
-    kept: usize,
-    /// Our ends of the sockets of those that wait, or are on their way to become a program. They say nothing to us, only close.
-    waiting: Vec<OwnedFd>,
     /// Of processes on their way, and to be used again.
     #[allow(clippy::vec_box, reason = "one in use must not move, and it is not unpacked between two uses")]
     pads: Vec<Box<Pad>>,
@@ -62,17 +55,12 @@ fn serve(link: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
     let workload = &config.workload;
     let dress =
         Dress { uid: workload.uid, gid: workload.gid, has_groups: workload.uid_count > 1, has_marks: limits.has_marks, word: limits.word };
-    let kept = if config.limits.memory_bytes.is_some() { 0 } else { KEPT };
-    let mut starter = Starter { link, dress, kept, waiting: Vec::new(), pads: Vec::new() };
+    let mut starter = Starter { link, dress, pads: Vec::new() };
     send(&starter.link, &Report::Ready, &[])?;
     loop {
-        starter.fill()?;
-        if !starter.wait_for_order()? {
-            continue;
-        }
         let Some(order) = receive::<Order>(&starter.link)? else { return Ok(()) };
         match order.message {
-            Order::Spare => drop(starter.add()?),
+            Order::Spare => starter.add()?,
             Order::StopWriters { seq, stop } => {
                 // What new processes start with. Where whoever started us may only write so much, that is what holds.
                 let _ = limits.stop_writer(0, stop);
@@ -84,36 +72,11 @@ fn serve(link: OwnedFd, config: &BoxdConfig) -> io::Result<()> {
 }
 
 impl Starter {
-    /// Waits for an order, or until one of those that waited has become a program or ended. Says whether there is an order.
-    fn wait_for_order(&mut self) -> io::Result<bool> {
-        let link = PollFd::new(&self.link, PollFlags::IN);
-        let waiting = self.waiting.iter().map(|socket| PollFd::new(socket, PollFlags::empty()));
-        let mut all: Vec<_> = std::iter::once(link).chain(waiting).collect();
-        rustix::io::retry_on_intr(|| poll(&mut all, None))?;
-        let mut news = all.iter().map(|fd| !fd.revents().is_empty()).collect::<Vec<_>>().into_iter();
-        let has_order = news.next() == Some(true);
-        self.waiting.retain(|_| news.next() != Some(true));
-        Ok(has_order)
-    }
-
-    /// Makes as many as are missing. Where one can't be made, the next are made when they are asked for.
-    fn fill(&mut self) -> io::Result<()> {
-        while self.waiting.len() < self.kept && self.add()? {}
-        Ok(())
-    }
-
-    /// Makes one more, and tells of it. Says whether it could be made.
-    fn add(&mut self) -> io::Result<bool> {
+    /// Makes one more, and tells of it, or why it couldn't be made.
+    fn add(&mut self) -> io::Result<()> {
         match self.make() {
-            Ok((pid, number, socket)) => {
-                send(&self.link, &Report::Spare { pid, number }, &[socket.as_fd()])?;
-                self.waiting.push(socket);
-                Ok(true)
-            }
-            Err(e) => {
-                send(&self.link, &Report::NoSpare { errno: e.raw_os_error().unwrap_or(libc::EAGAIN) }, &[])?;
-                Ok(false)
-            }
+            Ok((pid, number, socket)) => send(&self.link, &Report::Spare { pid, number }, &[socket.as_fd()]),
+            Err(e) => send(&self.link, &Report::NoSpare { errno: e.raw_os_error().unwrap_or(libc::EAGAIN) }, &[]),
         }
     }
 
