@@ -33,6 +33,8 @@ use crate::{auth::Authority, body::too_large};
 pub const MAX_FILE_BYTES: u64 = 64 * 1024 * 1024 * 1024;
 /// Written at once: large enough that the hand-over to a worker doesn't show.
 const BATCH_BYTES: u64 = 512 * 1024;
+/// Of a file that is to be on disk before the answer, so much goes there while the next comes in: at the end little is left to wait for.
+const FLUSH_BYTES: u64 = 64 * 1024 * 1024;
 /// As much as the kernel takes without anybody noticing.
 const QUICK_BYTES: u64 = 128 * 1024;
 /// Of a new file that nobody gave a mode.
@@ -81,7 +83,8 @@ pub async fn receive(
     };
     let incoming = Arc::new(store.workers.run(begin).await??);
     // One batch is written while the next comes in.
-    let mut under_way: Option<oneshot::Receiver<Result<(), Errno>>> = None;
+    let (mut under_way, mut flushing): (Option<Step>, Option<Step>) = (None, None);
+    let mut flushed = 0;
     while !batch.is_last {
         batch = next_batch(&mut chunks).await?;
         size += batch.bytes;
@@ -93,9 +96,17 @@ pub async fn receive(
         }
         finish(under_way.take(), path).await?;
         let (incoming, chunks) = (incoming.clone(), std::mem::take(&mut batch.chunks));
+        if incoming.options.is_durable && size - flushed >= FLUSH_BYTES {
+            finish(flushing.take(), path).await?;
+            let incoming = incoming.clone();
+            flushing = Some(store.workers.submit(move |_| rustix::fs::fdatasync(&incoming.temp.file)).await?);
+            flushed = size;
+        }
         under_way = Some(store.workers.submit(move |_| incoming.append(&chunks)).await?);
     }
     finish(under_way, path).await?;
+    // What it could not write it has said, and the kernel says it once.
+    finish(flushing, path).await?;
     let path = path.clone();
     store.workers.run(move |_| incoming.commit(&path, &writes, size)?.ok_or_else(gone)).await?
 }
@@ -139,7 +150,9 @@ async fn next_batch(chunks: &mut (impl Stream<Item = Result<Bytes, ApiError>> + 
     Ok(batch)
 }
 
-async fn finish(step: Option<oneshot::Receiver<Result<(), Errno>>>, path: &SandboxPath) -> Result<(), ApiError> {
+type Step = oneshot::Receiver<Result<(), Errno>>;
+
+async fn finish(step: Option<Step>, path: &SandboxPath) -> Result<(), ApiError> {
     match step {
         Some(step) => step.await.map_err(|_| gone())?.map_err(|e| refusal(e, path)),
         None => Ok(()),

@@ -37,6 +37,8 @@ use crate::{
 
 /// Connections that have not shown their token yet; apart from the others, so that strangers can't take their places.
 const MAX_HANDSHAKES: usize = 64;
+/// Read at once from a client: keys and small frames as a rule, and there are hundreds of connections.
+const READ_BYTES: usize = 16 * 1024;
 /// How long a connection without a header may take over its `auth` frame.
 const AUTH_WITHIN: Duration = Duration::from_secs(5);
 
@@ -105,7 +107,8 @@ pub async fn open<C: Conversation>(
     let upgrade = upgrade.map_err(|e| ApiError::invalid(format!("this route is a WebSocket: {e}")))?;
     let tasks = server.tasks.clone();
     let talk = move |socket| tasks.track_future(talk(server, socket, claims, record, (handshake, slot), conversation));
-    Ok(upgrade.max_message_size(MAX_FRAME_BYTES).max_frame_size(MAX_FRAME_BYTES).on_upgrade(talk))
+    let upgrade = upgrade.read_buffer_size(READ_BYTES).max_message_size(MAX_FRAME_BYTES).max_frame_size(MAX_FRAME_BYTES);
+    Ok(upgrade.on_upgrade(talk))
 }
 
 async fn talk<C: Conversation>(
