@@ -16,7 +16,7 @@ use tokio::task::AbortHandle;
 use crate::{Admission, Credential, Stamp, Target};
 
 /// Bounds the head of an answer and what is read ahead of its body; large enough to stream files at full speed.
-const UPSTREAM_BUFFER_BYTES: usize = 256 * 1024;
+const UPSTREAM_BUFFER_BYTES: usize = 512 * 1024;
 /// How long one waits for its caller's next request: well below the time after which boxd closes it.
 const KEEP_IDLE: Duration = Duration::from_secs(10);
 

@@ -16,11 +16,11 @@ use rustix::{io::Errno, net::SendFlags};
 
 /// Most that one piece stands for: what a socket takes at once, nearly.
 pub const MAX_STAND_IN_BYTES: usize = 128 * 1024;
-/// Read at once where a file can't be sent by the kernel: as much again as stays in the core's own cache.
+/// Read at once where a file can't be sent by the kernel: it is still in the core's own cache when it is sent.
 const COPIED_BYTES: usize = 64 * 1024;
 
-/// Never written and never read, so they take no memory.
-static STAND_IN: [u8; MAX_STAND_IN_BYTES] = [0; MAX_STAND_IN_BYTES];
+/// Never written and never read, so they take no memory. Not zeros: the compiler may put equal constants in one place.
+static STAND_IN: [u8; MAX_STAND_IN_BYTES] = [b'?'; MAX_STAND_IN_BYTES];
 
 /// The files that are under way on one stream. Clones are of the same one. There are no more than the writer keeps in hand.
 #[derive(Clone, Default)]
@@ -101,6 +101,7 @@ fn send_file(socket: &OwnedFd, piece: &Piece) -> Result<usize, Errno> {
 fn copy(socket: &OwnedFd, piece: &Piece) -> Result<usize, Errno> {
     let mut copied = Vec::with_capacity(piece.left.min(COPIED_BYTES));
     rustix::io::pread(&*piece.file, rustix::buffer::spare_capacity(&mut copied), piece.at)?;
+    copied.truncate(piece.left);
     if copied.is_empty() { Ok(0) } else { rustix::net::send(socket, &copied, SendFlags::NOSIGNAL) }
 }
 
