@@ -205,7 +205,9 @@ async fn a_box_that_can_not_start_leaves_nothing_however_often_it_is_asked_for()
     assert_eq!(world.provider.running(), 1);
     // Who doesn't wait learns it by asking.
     world.provider.failing_starts.store(1, Ordering::SeqCst);
+    world.provider.may_start.send_replace(false);
     let made = ann.post(BOXES, json!({ "wait_for_ready": false })).await.ok(201);
+    world.provider.may_start.send_replace(true);
     let path = format!("{BOXES}/{}/status", id(&made));
     eventually("the failure", async || ann.get(&path).await.ok(200)["status"] == "failed").await;
     assert!(ann.get(&path).await.ok(200)["status_message"].is_string());
@@ -249,7 +251,9 @@ async fn who_polls_by_name_learns_that_it_failed() {
     let broker = world.start().await;
     let (ann, eve) = (broker.human("ann").await, broker.stranger().await);
     world.provider.failing_starts.store(1, Ordering::SeqCst);
+    world.provider.may_start.send_replace(false);
     ann.post(BOXES, json!({ "name": "dev", "wait_for_ready": false })).await.ok(201);
+    world.provider.may_start.send_replace(true);
     let path = format!("{BOXES}/dev/status");
     eventually("the failure", async || ann.get(&path).await.ok(200)["status"] == "failed").await;
     assert!(ann.get(&path).await.ok(200)["status_message"].as_str().unwrap().contains("told to fail"));
@@ -260,7 +264,9 @@ async fn who_polls_by_name_learns_that_it_failed() {
     ann.delete(&format!("{BOXES}/dev")).await.ok(204);
     assert_eq!(refused(ann.get(&path).await, 404), "NotFound");
     world.provider.failing_starts.store(1, Ordering::SeqCst);
+    world.provider.may_start.send_replace(false);
     ann.post(BOXES, json!({ "name": "dev", "wait_for_ready": false })).await.ok(201);
+    world.provider.may_start.send_replace(true);
     eventually("the failure", async || ann.get(&path).await.ok(200)["status"] == "failed").await;
     world.clock.advance(3600);
     assert_eq!(refused(ann.get(&path).await, 404), "NotFound", "nobody waits for so long");
