@@ -6,7 +6,7 @@ use bytes::Bytes;
 use cobox_protocol::{ApiError, ErrorCode};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Half of what boxd may have at all.
+/// Half of what boxd has at least, the pages of files that go through it apart.
 const BUDGET_KIB: usize = 256 * 1024;
 
 pub struct MemoryBudget(Arc<Semaphore>);
