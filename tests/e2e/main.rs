@@ -19,6 +19,7 @@ mod operations;
 mod own_host;
 mod paths;
 mod policy;
+mod private_data;
 mod revoking;
 mod roots;
 mod sharing;

@@ -1,14 +1,15 @@
 //! The data directory: one broker at a time, a database, and the master key, which is made once and guarded.
 
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use cobox_protocol::RequestId;
+use cobox_provider::private_dir::{PrivateDirError, private_data_dir};
 use cobox_token::MasterKey;
 use rustix::fs::FlockOperation;
 use zeroize::Zeroize;
@@ -21,6 +22,8 @@ const OTHERS_MASK: u32 = 0o077;
 pub enum DataDirError {
     #[error("{path}: {doing}: {cause}")]
     Io { path: PathBuf, doing: &'static str, cause: io::Error },
+    #[error(transparent)]
+    NotPrivate(#[from] PrivateDirError),
     #[error("{0} is in use by another broker; stop that one, or choose another data directory")]
     InUse(PathBuf),
     #[error(
@@ -70,9 +73,9 @@ pub struct DataDir {
 }
 
 impl DataDir {
-    /// Makes the directory where there is none, and takes it for this process.
+    /// Makes the directory where there is none, closes it to other users, and takes it for this process.
     pub fn open(path: &Path) -> Result<Self, DataDirError> {
-        DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed(path, "making the data directory"))?;
+        private_data_dir(path)?;
         let lock_path = path.join("broker.lock");
         let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(SECRET_MODE).open(&lock_path);
         let lock = lock.map_err(failed(&lock_path, "opening"))?;

@@ -1,14 +1,15 @@
 //! The data directory of a broker that runs here: locked by one broker at a time, with the key and the note of where it listens.
 
 use std::{
-    fs::{DirBuilder, File, OpenOptions},
+    fs::{File, OpenOptions},
     io::{self, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
 use anyhow::Context as _;
 use cobox_protocol::Secret;
+use cobox_provider::private_dir::private_data_dir;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
@@ -38,11 +39,7 @@ pub struct DataDir {
 impl DataDir {
     /// Makes the directory if it is missing and takes it, or says who has it.
     pub fn take(path: &Path) -> Result<Self, Failure> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(path)
-            .with_context(|| format!("making the data directory {}", path.display()))?;
+        private_data_dir(path).context("preparing the data directory")?;
         let path = path.canonicalize().with_context(|| format!("opening the data directory {}", path.display()))?;
         let lock = OpenOptions::new()
             .write(true)

@@ -6,6 +6,7 @@ pub mod adapter;
 pub mod control;
 pub mod local;
 pub mod making;
+pub mod private_dir;
 
 use std::sync::Arc;
 

@@ -16,6 +16,7 @@ use super::{
     config::{LocalOptions, RootSource, WorkloadUser},
     tree,
 };
+use crate::private_dir::private_dir;
 
 /// Programs and libraries. Links among them (`/bin` to `usr/bin`) are made again as links.
 const PROGRAM_DIRS: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
@@ -40,6 +41,8 @@ const MAX_COPY_BYTES: u64 = 4 << 20;
 pub const HOST_NAME: &str = "host";
 /// Before the digest in the name of an unpacked root filesystem.
 const UNPACKED: &str = "rootfs-";
+/// Part of the host layer's name. Layers of earlier versions could be changed by other local users and are not used again.
+const LAYER_VERSION: &str = "2";
 /// What is being made has it before its name.
 const UNFINISHED: char = '.';
 
@@ -89,9 +92,29 @@ pub fn clear(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Closes the directory of lower layers to other users. Older versions left it open and kept the set-id bits of unpacked files, so they
+/// are cleared once: an open directory is the sign that they may still be there.
+pub fn close(dir: &Path) -> anyhow::Result<()> {
+    let is_open = fs::metadata(dir).is_ok_and(|m| m.mode() & 0o077 != 0);
+    if is_open {
+        for entry in fs::read_dir(dir)?.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(UNPACKED)) {
+            // Once the directory is closed no other user reaches such a file: a failure here is no reason not to start.
+            if let Err(error) = tree::clear_set_id(&entry.path()) {
+                tracing::warn!(layer = %entry.path().display(), %error, "set-id bits of an unpacked root filesystem were not cleared");
+            }
+            tracing::warn!(
+                layer = %entry.path().display(),
+                "an unpacked root filesystem was in a directory that other local users could enter; if this machine has users you do not trust, remove it: it is unpacked again from its archive"
+            );
+        }
+    }
+    private_dir(dir)?;
+    Ok(())
+}
+
 /// Makes the lower layer of a root, or finds it made.
 pub fn prepare(dir: &Path, root: &RootSource, options: &LocalOptions, is_root: bool) -> anyhow::Result<Base> {
-    DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+    private_dir(dir)?;
     match root {
         RootSource::Host => host(dir, options, is_root),
         RootSource::Rootfs(path) => {
@@ -123,6 +146,7 @@ fn host(dir: &Path, options: &LocalOptions, is_root: bool) -> anyhow::Result<Bas
     }
     // Named by content: a host that changed gets a new layer, and running sandboxes keep the one they have.
     let mut hash = Sha256::new();
+    hash.update(LAYER_VERSION);
     hash.update(format!("{view:?}{links:?}{:?}{is_root}", options.user));
     for (path, content) in &files {
         hash.update(format!("{}\0{}\0", path.display(), content.len()));
@@ -259,6 +283,8 @@ fn unpack(dir: &Path, tarball: &Path, kind: &fs::Metadata, is_root: bool) -> any
         archive.set_preserve_permissions(true);
         archive.set_preserve_ownerships(is_root);
         archive.set_overwrite(true);
+        // The layer is owned by the host's users, so a set-id program in it would run as them.
+        archive.set_mask(tree::SET_ID_BITS);
         archive.unpack(root).with_context(|| format!("unpacking {text}"))
     })?;
     Ok(lower)
@@ -274,7 +300,7 @@ mod tests {
         for n in 0..files {
             let mut header = tar::Header::new_gnu();
             header.set_size(4);
-            header.set_mode(0o644);
+            header.set_mode(0o6755);
             tar.append_data(&mut header, format!("d/f{n}"), &b"text"[..]).unwrap();
         }
         tar.finish().unwrap();
@@ -296,6 +322,25 @@ mod tests {
         });
         let left: Vec<_> = fs::read_dir(&bases).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         assert_eq!(left, [name_of(&source).unwrap()]);
+    }
+
+    #[test]
+    fn layers_keep_no_set_id_bits_and_are_closed_to_other_users() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = RootSource::Rootfs(archive(dir.path(), 1));
+        let bases = dir.path().join("base");
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+        let made = prepare(&bases, &source, &LocalOptions::default(), false).unwrap();
+        assert_eq!((mode(&made.lower.join("d/f0")), mode(&bases)), (0o755, 0o700));
+        // As an older version left it.
+        fs::set_permissions(made.lower.join("d/f0"), fs::Permissions::from_mode(0o4755)).unwrap();
+        fs::set_permissions(made.lower.join("d"), fs::Permissions::from_mode(0o1777)).unwrap();
+        symlink("/bin/su", made.lower.join("link")).unwrap();
+        fs::set_permissions(&bases, fs::Permissions::from_mode(0o755)).unwrap();
+        close(&bases).unwrap();
+        assert_eq!(["d/f0", "d"].map(|name| mode(&made.lower.join(name))), [0o755, 0o1777]);
+        assert_eq!(mode(&bases), 0o700);
+        close(&dir.path().join("none")).unwrap();
     }
 
     #[test]

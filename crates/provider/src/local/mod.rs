@@ -41,7 +41,10 @@ use cobox_protocol::{SandboxId, SnapshotId, VolumeId, control::ControlState};
 use sha2::{Digest, Sha256};
 use tokio::{io::AsyncWriteExt, net::UnixStream, process::Command, sync::OnceCell};
 
-use crate::{Abilities, BoxedStream, DiskUse, Door, Found, Making, Provider, ProviderError};
+use crate::{
+    Abilities, BoxedStream, DiskUse, Door, Found, Making, Provider, ProviderError,
+    private_dir::{private_data_dir, private_dir},
+};
 use base::Base;
 use cgroup::Cgroups;
 use snapshots::Snapshots;
@@ -93,13 +96,14 @@ impl LocalProvider {
         let is_root = rustix::process::geteuid().is_root();
         fs::metadata(&config.boxd)
             .with_context(|| format!("boxd is not at {}: build it, or say where with COBOX_BOXD", config.boxd.display()))?;
-        DirBuilder::new().recursive(true).mode(0o700).create(&config.data_dir)?;
+        private_data_dir(&config.data_dir)?;
         let data_dir = fs::canonicalize(&config.data_dir)?;
         let tag = base::hex(&Sha256::digest(data_dir.as_os_str().as_encoded_bytes())[..6]);
         let (sandboxes, trash, bases) = (data_dir.join("sandboxes"), data_dir.join("trash"), data_dir.join("base"));
         for dir in [&sandboxes, &trash] {
-            DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+            private_dir(dir)?;
         }
+        base::close(&bases)?;
         base::clear(&bases).context("removing roots that were left unfinished")?;
         let base = base::prepare(&bases, &config.options.root, &config.options, is_root).context("preparing the sandboxes' root")?;
         let is_disk_hard = match (config.options.disk, disk::can_be_hard(is_root)) {

@@ -12,6 +12,7 @@ use cobox_protocol::SnapshotId;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use super::{copy, disk, image, tree};
+use crate::private_dir::private_dir;
 
 /// What is being made has it before its name.
 const UNFINISHED: &str = ".new-";
@@ -25,7 +26,7 @@ pub struct Snapshots {
 impl Snapshots {
     /// Removes what an earlier life left unfinished.
     pub fn open(dir: PathBuf) -> anyhow::Result<Self> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
+        private_dir(&dir)?;
         for entry in fs::read_dir(&dir)?.flatten() {
             if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
                 tree::remove(&entry.path()).with_context(|| format!("removing {}", entry.path().display()))?;

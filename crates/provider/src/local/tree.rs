@@ -94,6 +94,38 @@ fn hollow(top: &OwnedFd, name: &CString, moved: &mut u64) -> Result<(), Errno> {
     unlinkat(top, name, AtFlags::REMOVEDIR)
 }
 
+/// Set-user-id and set-group-id.
+pub const SET_ID_BITS: u32 = 0o6000;
+
+/// Clears the set-id bits of every file of a tree that no sandbox has written to. Fails on a tree deeper than [`MAX_DEPTH`].
+pub fn clear_set_id(path: &Path) -> io::Result<()> {
+    let mut open = vec![Dir::new(open_dir(CWD, path)?)?];
+    loop {
+        let depth = open.len();
+        let Some(dir) = open.last_mut() else { return Ok(()) };
+        let Some(entry) = dir.read().transpose()? else {
+            open.pop();
+            continue;
+        };
+        if matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let fd = dir.fd()?;
+        let stat = statat(fd, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory if depth >= MAX_DEPTH => return Err(io::Error::other("its directories are too deep")),
+            FileType::Directory => {
+                let child = Dir::new(open_dir(fd, entry.file_name())?)?;
+                open.push(child);
+            }
+            FileType::RegularFile if stat.st_mode & SET_ID_BITS != 0 => {
+                chmodat(fd, entry.file_name(), Mode::from_raw_mode(stat.st_mode & 0o1777), AtFlags::empty())?;
+            }
+            _ => {}
+        }
+    }
+}
+
 /// Bytes a tree takes on disk, at least [`ENTRY_BYTES`] an entry. What can't be looked into, is deeper than [`MAX_DEPTH`] or has
 /// more than [`MAX_ENTRIES`] counts as more than any disk has. What vanishes meanwhile counts nothing.
 pub fn measure(path: &Path) -> u64 {

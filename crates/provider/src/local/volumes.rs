@@ -13,6 +13,7 @@ use cobox_protocol::VolumeId;
 use rustix::fs::{AtFlags, Mode, unlinkat};
 
 use super::{config::WorkloadUser, disk, image, spec::VolumeFiles, tree};
+use crate::private_dir::private_dir;
 
 /// What is being made or removed has it before its name.
 const UNFINISHED: &str = ".new-";
@@ -34,7 +35,7 @@ pub struct Volumes {
 impl Volumes {
     /// Removes what an earlier life left unfinished.
     pub fn open(self) -> anyhow::Result<Self> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
+        private_dir(&self.dir)?;
         for entry in fs::read_dir(&self.dir)?.flatten() {
             if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
                 tree::remove(&entry.path()).with_context(|| format!("removing {}", entry.path().display()))?;
