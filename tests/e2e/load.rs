@@ -1,9 +1,9 @@
-//! Many sandboxes at once: fifty here, five hundred in the soak.
+//! Many sandboxes at once: fifty here, five hundred in the soak; bursts of them, and starts that fail.
 
 use std::time::Instant;
 
-use cobox_protocol::session::Mode;
-use cobox_testkit::{Leftovers, TestBroker, negotiate, sh};
+use cobox_protocol::{ErrorCode, session::Mode};
+use cobox_testkit::{BrokerOptions, Leftovers, TestBroker, negotiate, sh};
 use futures_util::{StreamExt, stream};
 
 /// How many are started at the same moment: more only queue for two processors.
@@ -87,4 +87,60 @@ async fn fifty_sandboxes_at_once_start_answer_and_leave_nothing() {
 #[ignore = "minutes; run by make soak"]
 async fn soak_five_hundred_sandboxes_at_once() {
     many(500).await;
+}
+
+/// Asks for all of them in the same moment.
+async fn burst(count: usize) {
+    let broker = TestBroker::start().await;
+    let client = broker.client();
+    let ensure = |i| {
+        let client = client.clone();
+        async move { client.negotiate(&negotiate(&format!("thread-{i}"), Mode::Ensure)).await }
+    };
+    let answers = futures_util::future::join_all((0..count).map(ensure)).await;
+    let failures: Vec<String> = answers.iter().filter_map(|a| a.as_ref().err()).map(ToString::to_string).collect();
+    assert_eq!(failures, Vec::<String>::new(), "{} of {count} failed", failures.len());
+    assert_eq!(broker.sandbox_pids().len(), count);
+    stream::iter(answers.into_iter().flatten())
+        .for_each_concurrent(AT_ONCE, |s| {
+            let client = client.clone();
+            async move { client.release(&s.session_id).await.unwrap() }
+        })
+        .await;
+    Leftovers::wait_for_none(&broker).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_burst_of_ensures_all_succeed() {
+    burst(100).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a minute; run by make soak"]
+async fn soak_a_burst_of_four_hundred_ensures_all_succeed() {
+    burst(400).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn starts_that_fail_leave_no_process_and_no_zombie() {
+    // With a user, even root, it runs programs of its own, which can be broken.
+    let options = BrokerOptions { uid: Some(rustix::process::geteuid().as_raw()), ..BrokerOptions::default() };
+    let broker = TestBroker::start_with(options).await;
+    let client = broker.client();
+    let boxd = broker.data_dir().with_file_name("bin").join("boxd");
+    let kept = boxd.with_extension("kept");
+    std::fs::rename(&boxd, &kept).unwrap();
+    std::fs::write(&boxd, "no program").unwrap();
+    std::fs::set_permissions(&boxd, std::fs::metadata(&kept).unwrap().permissions()).unwrap();
+    let starts = (0..5).map(|i| {
+        let client = client.clone();
+        async move { client.negotiate(&negotiate(&format!("thread-{i}"), Mode::Ensure)).await.unwrap_err() }
+    });
+    for error in futures_util::future::join_all(starts).await {
+        assert!(error.is(ErrorCode::ProviderUnavailable), "{error}");
+    }
+    Leftovers::wait_for_none(&broker).await;
+    std::fs::rename(&kept, &boxd).unwrap();
+    let session = client.open(&negotiate("thread-0", Mode::Ensure)).await.unwrap();
+    assert_eq!(sh(session.dataplane(), "echo up").await.stdout, "up\n");
 }

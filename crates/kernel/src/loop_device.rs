@@ -4,12 +4,18 @@ use std::{
     fs::File,
     io,
     os::fd::{AsFd, AsRawFd},
+    time::{Duration, Instant},
 };
 
 use crate::check;
 
-/// How often to try again when another process took the free device first.
-const ATTEMPTS: u32 = 64;
+/// How long to try again when other processes take each free device first. Of any number that race for one device one gets it, within
+/// microseconds: hundreds have theirs long before this.
+const FREE_WITHIN: Duration = Duration::from_secs(10);
+/// Between two attempts: lets the process that got the device configure it.
+const PAUSE: Duration = Duration::from_millis(1);
+/// How long the node of a new device may take to appear in /dev.
+const NODE_WITHIN: Duration = Duration::from_secs(1);
 const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
@@ -30,14 +36,18 @@ struct LoopConfig {
 /// The image is read past the page cache where its filesystem can, so that nothing is cached twice.
 pub fn attach_loop(image: impl AsFd) -> io::Result<(File, String)> {
     let control = File::options().read(true).write(true).open("/dev/loop-control")?;
-    for _ in 0..ATTEMPTS {
+    let begun = Instant::now();
+    while begun.elapsed() < FREE_WITHIN {
         // SAFETY: LOOP_CTL_GET_FREE takes no argument and answers a number.
         let number = check(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE as _) }.into())?;
         let path = format!("/dev/loop{number}");
         let device = match File::options().read(true).write(true).open(&path) {
             Ok(d) => d,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-            Err(e) => return Err(e),
+            Err(e) if e.kind() == io::ErrorKind::NotFound && begun.elapsed() < NODE_WITHIN => {
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+            Err(e) => return Err(io::Error::new(e.kind(), format!("{path}: {e}"))),
         };
         for flags in [LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO, LO_FLAGS_AUTOCLEAR] {
             let mut config =
@@ -51,6 +61,7 @@ pub fn attach_loop(image: impl AsFd) -> io::Result<(File, String)> {
                 Err(e) => return Err(e),
             }
         }
+        std::thread::sleep(PAUSE);
     }
-    Err(io::Error::new(io::ErrorKind::ResourceBusy, "no free loop device"))
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, format!("no free loop device within {} s", FREE_WITHIN.as_secs())))
 }

@@ -18,8 +18,9 @@ use anyhow::{Context, bail};
 use cobox_kernel::{Cloned, Image, adopt, clone_process, exec_fd, exit_now, keep_only};
 use rustix::{
     fs::{Mode, memfd_create},
+    io::Errno,
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
-    process::{Gid, Uid, setsid, umask},
+    process::{Gid, Pid, Signal, Uid, WaitOptions, kill_process, setsid, umask, waitpid},
     system::sethostname,
     thread::{UnshareFlags, set_thread_groups, set_thread_res_gid, set_thread_res_uid, unshare_unsafe},
 };
@@ -88,10 +89,15 @@ fn launch() -> anyhow::Result<()> {
         }
         Cloned::Parent { pid, .. } => {
             drop((theirs, inherited));
-            if spec.uid_base.is_some() {
-                set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
+            let started = match spec.uid_base {
+                Some(_) => set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT).map_err(Into::into),
+                None => Ok(()),
+            };
+            let started = started.and_then(|()| outside(&spec, pid, ours));
+            if started.is_err() {
+                end_child(pid);
             }
-            outside(&spec, pid, ours)
+            started
         }
     }
 }
@@ -127,6 +133,14 @@ fn outside(spec: &LaunchSpec, pid: i32, link: OwnedFd) -> anyhow::Result<()> {
     prefer_for_oom(pid, 0);
     link.write_all(b"g")?;
     Ok(())
+}
+
+/// Ends a child that did not become a sandbox and reaps it: as an orphan it would stay a zombie of the broker.
+fn end_child(pid: i32) {
+    let Some(pid) = Pid::from_raw(pid) else { return };
+    // It may have ended by itself, and until it is reaped its number is not another process's.
+    let _ = kill_process(pid, Signal::KILL);
+    while let Err(Errno::INTR) = waitpid(Some(pid), WaitOptions::empty()) {}
 }
 
 /// How readily the kernel ends it when memory runs out.

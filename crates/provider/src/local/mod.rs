@@ -39,7 +39,12 @@ use async_trait::async_trait;
 use cobox_kernel::{Peer, QuietStream};
 use cobox_protocol::{SandboxId, SnapshotId, VolumeId, control::ControlState};
 use sha2::{Digest, Sha256};
-use tokio::{io::AsyncWriteExt, net::UnixStream, process::Command, sync::OnceCell};
+use tokio::{
+    io::AsyncWriteExt,
+    net::UnixStream,
+    process::Command,
+    sync::{OnceCell, Semaphore},
+};
 
 use crate::{
     Abilities, BoxedStream, DiskUse, Door, Found, Making, Provider, ProviderError,
@@ -59,6 +64,11 @@ const UID_SLOTS: u32 = (u32::MAX - FIRST_UID) / UID_RANGE;
 const UID_SLOT: &str = "uid_slot.";
 /// Starting takes milliseconds; a launcher that needs longer hangs.
 const LAUNCH_WITHIN: Duration = Duration::from_secs(30);
+/// Launchers that run at the same time: more only compete for processors, and the last would miss its deadline.
+fn concurrent_launches() -> usize {
+    const PER_PROCESSOR: usize = 4;
+    std::thread::available_parallelism().map_or(1, usize::from) * PER_PROCESSOR
+}
 /// The launcher's words about a failure.
 const MAX_WORDS: usize = 4096;
 
@@ -80,6 +90,7 @@ pub struct LocalProvider {
     /// Which sandbox has which range of uids.
     uid_slots: Mutex<BTreeMap<u32, SandboxId>>,
     measured: Arc<Mutex<HashMap<PathBuf, Measured>>>,
+    launches: Semaphore,
 }
 
 /// What a sandbox's or a volume's files took when last looked at.
@@ -133,6 +144,7 @@ impl LocalProvider {
             is_root,
             uid_slots: Mutex::default(),
             measured: Arc::default(),
+            launches: Semaphore::new(concurrent_launches()),
             config,
         };
         provider.empty_trash();
@@ -185,6 +197,7 @@ impl LocalProvider {
     /// Runs the launcher. Its standard error is the sandbox's lock, taken here, so that there is no moment in which a
     /// sandbox is being started and looks stopped: not even to a broker that takes over from this one.
     async fn launch(&self, spec: &LaunchSpec) -> anyhow::Result<()> {
+        let _permit = self.launches.acquire().await.context("waiting for other sandboxes to start")?;
         let lock = running::lock(&spec.dir).await?;
         let mut child = Command::new(&self.config.launcher)
             .arg("__launch")

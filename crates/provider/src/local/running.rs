@@ -65,6 +65,27 @@ pub async fn ended(dir: &Path) {
             _ => tokio::time::sleep(LOOK_AGAIN).await,
         }
     }
+    reap_recorded(dir).await;
+}
+
+/// Reaps the sandbox's first process if it ended and is our child. Its lock is free a moment before the process has quite ended, so who
+/// saw the lock free has not seen the process yet.
+async fn reap_recorded(dir: &Path) {
+    let recorded = fs::read(dir.join("run.json")).ok().and_then(|text| serde_json::from_slice::<RunRecord>(&text).ok());
+    let Some(record) = recorded else { return };
+    let is_ours = || record.is_child_of(std::process::id());
+    if !is_ours() {
+        return;
+    }
+    if let Some(pid) = Pid::from_raw(record.pid)
+        && let Ok(pidfd) = pidfd_open(pid, PidfdFlags::NONBLOCK)
+        // Asked again with the descriptor in hand: now the number can't change its meaning.
+        && is_ours()
+        && let Ok(watched) = cobox_kernel::watch(pidfd, Interest::READABLE)
+    {
+        let _ = watched.readable().await;
+        reap(watched.get_ref());
+    }
 }
 
 /// Collects it if it is our child; an earlier broker's is init's.
@@ -94,6 +115,7 @@ pub async fn end(dir: &Path) -> anyhow::Result<()> {
                 tokio::time::sleep(LOOK_AGAIN).await;
             }
         }
+        reap_recorded(dir).await;
     };
     tokio::time::timeout(END_WITHIN, gone).await.with_context(|| format!("the processes of {} would not end", dir.display()))?;
     match fs::remove_file(dir.join("run.json")) {

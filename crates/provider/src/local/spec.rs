@@ -72,6 +72,12 @@ impl RunRecord {
     pub fn is_alive(&self) -> bool {
         boot_id().is_ok_and(|b| b == self.boot_id) && start_time(self.pid).is_ok_and(|t| t == self.start_time)
     }
+
+    /// Whether the process it names is still that one, possibly a zombie, and has this parent.
+    pub fn is_child_of(&self, parent: u32) -> bool {
+        let is_same = |stat: ProcessStat| stat.start_time == self.start_time && stat.parent == parent;
+        boot_id().is_ok_and(|b| b == self.boot_id) && process_stat(self.pid).is_ok_and(is_same)
+    }
 }
 
 impl RunRecord {
@@ -87,14 +93,26 @@ fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
+/// What is read of /proc/pid/stat.
+struct ProcessStat {
+    is_zombie: bool,
+    parent: u32,
+    /// In clock ticks since boot.
+    start_time: u64,
+}
+
 fn start_time(pid: i32) -> io::Result<u64> {
+    let stat = process_stat(pid)?;
+    if stat.is_zombie { Err(io::ErrorKind::NotFound.into()) } else { Ok(stat.start_time) }
+}
+
+fn process_stat(pid: i32) -> io::Result<ProcessStat> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let bad = || io::Error::new(io::ErrorKind::InvalidData, "an odd /proc/pid/stat");
     // The name in parentheses may hold anything, so count from the last one.
-    let fields = stat.rsplit_once(')').ok_or_else(bad)?.1;
-    let mut fields = fields.split_ascii_whitespace();
-    if fields.next() == Some("Z") {
-        return Err(io::ErrorKind::NotFound.into());
-    }
-    fields.nth(18).and_then(|f| f.parse().ok()).ok_or_else(bad)
+    let parse = || {
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+        let is_zombie = *fields.first()? == "Z";
+        Some(ProcessStat { is_zombie, parent: fields.get(1)?.parse().ok()?, start_time: fields.get(19)?.parse().ok()? })
+    };
+    parse().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "an odd /proc/pid/stat"))
 }
