@@ -53,7 +53,7 @@ pub struct Config {
     pub lease_seconds: u64,
     /// Suspended for this long: `terminated`.
     pub keep_suspended_seconds: u64,
-    /// Running time after which a session ends whatever happens.
+    /// Running time after which a session ends. Its sandbox is suspended, or deleted where the policy says so.
     pub hard_ttl_seconds: u64,
     pub alg: Alg,
     /// Living sandboxes (suspended ones too) a workspace may have.

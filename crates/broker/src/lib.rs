@@ -75,7 +75,7 @@ use oidc::Oidc;
 pub use oidc::OidcConfig;
 use origin::Origin;
 use policy::{PolicyFileError, Reloaded};
-use store::{Store, StoreError, sql};
+use store::{Counting, Store, StoreError, sql};
 use thread_authority::ThreadAuthority;
 pub use thread_authority::ThreadAuthorityConfig;
 use tls::Tls;
@@ -222,6 +222,8 @@ impl Broker {
         });
         let activity = Arc::new(Activity::default());
         let lifecycle = Arc::new(Lifecycle::new(deployment.clone(), activity.clone()));
+        // The time until now, in which no broker ran, is no running time.
+        store.count_running(&deployment.node, deployment.now(), Counting::START).await?;
         reconcile(&lifecycle).await.map_err(StartError::Reconcile)?;
         let kinds = Arc::new(Kinds::new(deployment.clone(), lifecycle.clone()));
         kinds.reconcile().await.map_err(StartError::Reconcile)?;

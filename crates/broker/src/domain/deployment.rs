@@ -18,7 +18,7 @@ use crate::{
     clock::Clock,
     config::Config,
     oidc::Oidc,
-    policy::{Lifetimes, Policy, PolicySource, Subject},
+    policy::{HardEnd, Lifetimes, Policy, PolicySource, Subject},
     store::{Ending, Room, Store, StoreError},
     thread_authority::ThreadAuthority,
 };
@@ -92,11 +92,14 @@ impl Deployment {
 
     /// How long a sandbox lives, which follows its owner; of its own wish no longer.
     pub fn lifetimes(&self, sandbox: &Sandbox) -> Lifetimes {
-        let kind = sandbox.owner_kind;
-        let owner = Subject { workspace: &sandbox.workspace, principal: &sandbox.owner, kind, acting: kind };
-        let given = self.policy().lifetimes(&owner, &self.config);
+        let given = self.policy().lifetimes(&owner(sandbox), &self.config);
         let lease = sandbox.own_lease.map_or(given.lease, |own| own.min(given.lease));
         Lifetimes { lease, idle_timeout: given.idle_timeout.min(lease), ..given }
+    }
+
+    /// What happens to it at its hard end, which follows its owner's policy.
+    pub fn hard_end(&self, sandbox: &Sandbox) -> HardEnd {
+        self.policy().hard_end(&owner(sandbox))
     }
 
     /// How long it is kept while it is suspended.
@@ -112,8 +115,13 @@ impl Deployment {
     /// An ending now; what it revokes can't be of use to anybody later.
     pub fn ending(&self, reason: impl Into<String>, audit: super::audit::AuditRecord) -> Ending {
         let now = self.now();
-        Ending { now, reason: reason.into(), revoke_until: now.plus(LONGEST_POSSESSION), audit }
+        Ending { now, reason: reason.into(), revoke_until: now.plus(LONGEST_POSSESSION), keeps_sandbox: false, audit }
     }
+}
+
+fn owner(sandbox: &Sandbox) -> Subject<'_> {
+    let kind = sandbox.owner_kind;
+    Subject { workspace: &sandbox.workspace, principal: &sandbox.owner, kind, acting: kind }
 }
 
 fn at(base: &str) -> Dataplane {

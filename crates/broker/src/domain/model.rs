@@ -105,6 +105,14 @@ impl Foreseen {
     }
 }
 
+/// Why a session ends that ran for as long as it may. Stored with the session: its scope's next session gets the same sandbox.
+pub const HARD_END: &str = "its hard end was reached";
+/// How often the running time of a node's sandboxes is added to their rows.
+pub const COUNT_RUNNING_EVERY: Duration = Duration::from_secs(30);
+/// The most running time that counts between two such writes. A longer gap means that the machine slept, its clock was set, or no broker
+/// ran, and none of these uses up a hard end. Twice the interval, so that a slow round loses nothing.
+pub const MAX_COUNTED_GAP: Duration = Duration::from_secs(60);
+
 /// What is about to be asked of the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intent {
@@ -155,8 +163,9 @@ pub struct Sandbox {
     pub own_keep: Option<Duration>,
     pub created_at: Timestamp,
     pub last_active_at: Timestamp,
-    pub running_since: Option<Timestamp>,
-    /// Time spent running before `running_since`.
+    /// Set while it runs: its running time up to then is in `active`.
+    pub counted_until: Option<Timestamp>,
+    /// Time spent running.
     pub active: Duration,
     pub suspended_at: Option<Timestamp>,
     pub ended_at: Option<Timestamp>,
@@ -192,7 +201,7 @@ impl Sandbox {
 
     /// All the time it ran, which is what a hard end counts.
     pub fn active_until(&self, now: Timestamp) -> Duration {
-        self.active + self.running_since.map_or(Duration::ZERO, |since| now.saturating_since(since))
+        self.active + self.counted_until.map_or(Duration::ZERO, |counted| now.saturating_since(counted).min(MAX_COUNTED_GAP))
     }
 
     pub fn with_intent(&self, intent: Intent) -> Self {
@@ -200,7 +209,7 @@ impl Sandbox {
     }
 
     pub fn started(&self, now: Timestamp) -> Self {
-        Self { state: State::Active, intent: None, reason: None, running_since: Some(now), suspended_at: None, ..self.clone() }
+        Self { state: State::Active, intent: None, reason: None, counted_until: Some(now), suspended_at: None, ..self.clone() }
     }
 
     pub fn suspended(&self, now: Timestamp, reason: &str) -> Self {
@@ -209,7 +218,7 @@ impl Sandbox {
             intent: None,
             reason: Some(reason.to_owned()),
             active: self.active_until(now),
-            running_since: None,
+            counted_until: None,
             suspended_at: Some(now),
             ..self.clone()
         }

@@ -17,7 +17,7 @@ use super::{
     deployment::internal,
     issue::{TokenFormat, TokenWish},
     making::{self, MakingWish},
-    model::{Bound, Caller, Sandbox, Session},
+    model::{Bound, Caller, HARD_END, Sandbox, Session},
     sandboxes,
     sessions::{Asking, Sessions, expired, new_sandbox},
     shares::{enter, may_see_through},
@@ -254,6 +254,15 @@ impl Sessions {
         ApiError::new(ErrorCode::SessionConflict, message).with_details(details)
     }
 
+    /// The sandbox of the scope's last session, where that ended at its hard end: the files stay with the scope.
+    async fn left_at_hard_end(&self, caller: &Caller, wish: &Negotiation) -> Result<Option<Sandbox>, ApiError> {
+        let last = self.deployment.store.last_session_of(&caller.principal.workspace, &wish.scope).await.map_err(internal)?;
+        Ok(last
+            .filter(|last| last.session.end_reason.as_deref() == Some(HARD_END))
+            .filter(|last| is_reusable(last, caller, wish))
+            .map(|last| last.sandbox))
+    }
+
     /// The rows to be written if there is no session, whether the sandbox's is there already, and where one may be had instead.
     async fn fresh(&self, caller: &Caller, wish: &Negotiation) -> Result<(Bound, bool, Option<PoolTaking>), ApiError> {
         let d = &self.deployment;
@@ -265,6 +274,10 @@ impl Sessions {
                 Err(e) if e.code == ErrorCode::SandboxNotFound => None,
                 Err(e) => return Err(e),
             },
+        };
+        let existing = match existing {
+            None if named.is_none() => self.left_at_hard_end(caller, wish).await?,
+            found => found,
         };
         if let Some(sandbox) = &existing {
             access::may_use(&caller.principal, sandbox)?;
@@ -308,6 +321,13 @@ impl Sessions {
         };
         Ok((Bound { session, sandbox }, is_attaching, taking))
     }
+}
+
+fn is_reusable(last: &Bound, caller: &Caller, wish: &Negotiation) -> bool {
+    let Bound { session, sandbox } = last;
+    let is_allowed = access::may_use(&caller.principal, session).and_then(|()| access::may_use(&caller.principal, sandbox)).is_ok();
+    let is_of_template = wish.template.is_none() || wish.template == sandbox.template;
+    sandbox.ended_at.is_none() && is_allowed && is_of_template
 }
 
 /// Of what a request names and isn't there, whoever asks for a session must know that it isn't the session.

@@ -17,11 +17,14 @@ use super::{
     deployment::internal,
     keeper::Kinds,
     lifecycle::{CONCURRENT_SANDBOXES, Lifecycle},
-    model::{Bound, Intent, Sandbox},
+    model::{Bound, COUNT_RUNNING_EVERY, HARD_END, Intent, Sandbox},
     negotiation::IDEMPOTENCY_KEEP,
     sessions::Sessions,
 };
-use crate::{policy::Lifetimes, store::Horizon};
+use crate::{
+    policy::{HardEnd, Lifetimes},
+    store::{Counting, Ending, Horizon},
+};
 
 /// How often boxd is asked for its open streams; always before a sandbox is called idle or suspended.
 const ASK_EVERY: Duration = Duration::from_secs(60);
@@ -83,6 +86,13 @@ impl Reaper {
             Ok(sandboxes) => sandboxes,
             Err(error) => return tracing::error!(%error, "the sandboxes of this node could not be read"),
         };
+        // Regularly, so that time without a broker is not taken for running time.
+        let is_due = |counted: Timestamp| counted > now || now.saturating_since(counted) >= COUNT_RUNNING_EVERY;
+        if sandboxes.iter().filter_map(|s| s.counted_until).any(is_due)
+            && let Err(error) = d.store.count_running(&d.node, now, Counting::REGULAR).await
+        {
+            tracing::error!(%error, "running time could not be written; retrying in the next round");
+        }
         let present: HashMap<&SandboxId, bool> = sandboxes.iter().map(|s| (&s.id, s.is_running())).collect();
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).retain(|id, _| present.contains_key(id));
         self.lifecycle.activity.retain(now, |id| present.get(id).copied().unwrap_or(false));
@@ -186,41 +196,41 @@ impl Reaper {
         while collecting.join_next().await.is_some() {}
     }
 
-    /// Ends sessions past their hard end, and the sandbox without one past its own. Says whether the sandbox is done for.
+    /// Ends sessions past their hard end, then suspends the sandbox, or ends it where the policy says so. Returns whether the sandbox
+    /// needs no further attention in this round.
     async fn end_overdue(&self, sandbox: &Sandbox, now: Timestamp) -> Result<bool, ApiError> {
         let (lifecycle, d) = (&self.lifecycle, &self.lifecycle.deployment);
-        const REASON: &str = "its hard end was reached";
         if sandbox.pool.is_some() {
             // Somebody may have taken it since it was read; then it has all its time.
-            self.kinds.end_member(sandbox, REASON).await?;
+            self.kinds.end_member(sandbox, HARD_END).await?;
             return Ok(true);
         }
+        let is_deleted = !sandbox.outlives_sessions() && d.hard_end(sandbox) == HardEnd::Delete;
         let sessions = d.store.sessions_on(&sandbox.id).await.map_err(internal)?;
         let had_sessions = !sessions.is_empty();
         let mut left = sessions.len();
         for session in sessions {
             let bound = Bound { session, sandbox: sandbox.clone() };
             if bound.left(d.lifetimes(sandbox).hard_ttl, now).is_zero() {
-                self.sessions
-                    .end(&bound, REASON, AuditRecord::new(now, &sandbox.workspace, "session.ended").about(&bound).detail(REASON))
-                    .await?;
+                let audit = AuditRecord::new(now, &sandbox.workspace, "session.ended").about(&bound).detail(HARD_END);
+                self.sessions.end(&bound, Ending { keeps_sandbox: !is_deleted, ..d.ending(HARD_END, audit) }).await?;
                 left -= 1;
             }
         }
         if left > 0 {
             return Ok(false);
         }
-        if !sandbox.outlives_sessions() {
+        if is_deleted {
             if !had_sessions {
-                let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.ended", REASON);
+                let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.ended", HARD_END);
                 // A session that was bound to it in this moment keeps it.
-                if d.store.end_unbound_sandbox(&sandbox.id, &d.ending(REASON, audit)).await.map_err(internal)?.is_some() {
+                if d.store.end_unbound_sandbox(&sandbox.id, &d.ending(HARD_END, audit)).await.map_err(internal)?.is_some() {
                     lifecycle.destroy(&sandbox.id).await;
                 }
             }
             return Ok(true);
         }
-        lifecycle.suspend(&sandbox.id, REASON, |_| true).await?;
+        lifecycle.suspend(&sandbox.id, HARD_END, |_| true).await?;
         // Its next time begins when it is used again.
         d.store.renew_sandbox(&sandbox.id).await.map_err(internal)?;
         Ok(true)

@@ -19,7 +19,7 @@ use super::{
     shares::{Entry, enter},
     tokens::Issued,
 };
-use crate::store::{Leftover, PageWish, SessionFilter, Viewer};
+use crate::store::{Ending, Leftover, PageWish, SessionFilter, Viewer};
 
 /// How long a release waits for the provider; past it the rest is done behind the answer.
 const RELEASE_WAIT: Duration = Duration::from_secs(10);
@@ -56,19 +56,19 @@ impl Sessions {
         access::may_end(&caller.principal, &bound.session)?;
         let audit =
             AuditRecord::new(self.deployment.now(), &bound.session.workspace, "session.released").by(caller, request_id).about(&bound);
-        self.end(&bound, "it was released", audit).await
+        self.end(&bound, self.deployment.ending("it was released", audit)).await
     }
 
     /// Ends a session, and its sandbox by the rules. Durable when it returns.
-    pub async fn end(&self, bound: &Bound, reason: &'static str, audit: AuditRecord) -> Result<(), ApiError> {
+    pub async fn end(&self, bound: &Bound, ending: Ending) -> Result<(), ApiError> {
         let d = &self.deployment;
-        let leftover = d.store.end_session(&bound.session.id, &d.ending(reason, audit)).await.map_err(internal)?;
+        let leftover = d.store.end_session(&bound.session.id, &ending).await.map_err(internal)?;
         let Some(leftover) = leftover else { return Ok(()) };
         let (lifecycle, id) = (self.lifecycle.clone(), bound.sandbox.id.clone());
         let rest = d.background.spawn(async move {
             let outcome = match leftover {
                 Leftover::InUse => lifecycle.tell(&id).await,
-                Leftover::Suspend => lifecycle.suspend(&id, reason, |_| true).await.map(drop),
+                Leftover::Suspend => lifecycle.suspend(&id, &ending.reason, |_| true).await.map(drop),
                 Leftover::Destroy => {
                     lifecycle.destroy(&id).await;
                     Ok(())
@@ -196,7 +196,7 @@ pub fn new_sandbox(d: &Deployment, caller: &Caller, name: Option<String>, access
         own_keep: None,
         created_at: now,
         last_active_at: now,
-        running_since: None,
+        counted_until: None,
         active: Duration::ZERO,
         suspended_at: None,
         ended_at: None,

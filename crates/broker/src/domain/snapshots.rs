@@ -100,7 +100,7 @@ impl Kinds {
         if !d.provider.abilities().snapshots {
             return Err(ApiError::invalid(format!("the {} provider can't take snapshots", d.provider.name())));
         }
-        if sandbox.running_since.is_none() && sandbox.suspended_at.is_none() {
+        if sandbox.counted_until.is_none() && sandbox.suspended_at.is_none() {
             return Err(ApiError::new(ErrorCode::SandboxStarting, format!("sandbox {} is still starting; ask again", sandbox.id)));
         }
         if sandbox.making.layers.len() >= MAX_LAYERS {

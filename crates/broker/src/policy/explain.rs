@@ -3,7 +3,7 @@
 use cobox_protocol::{Capability, CapabilitySet};
 use serde::Serialize;
 
-use super::{Policy, Said, Source, Subject, Terms, allows, built_in};
+use super::{HardEnd, Policy, Said, Source, Subject, Terms, allows, built_in};
 
 /// What came of one capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -119,6 +119,11 @@ impl Policy {
             Some(("default_access", "owner".to_owned(), at(source, Some(said.line))))
         });
         limits.push(access.unwrap_or_else(|| ("default_access", "workspace".to_owned(), "nothing narrows it".to_owned())));
+        let deleted = self.about(who).find_map(|(source, terms)| {
+            let said = terms.hard_end.as_ref().filter(|s| s.value == HardEnd::Delete)?;
+            Some(("hard_end", HardEnd::Delete.as_str().to_owned(), at(source, Some(said.line))))
+        });
+        limits.push(deleted.unwrap_or_else(|| ("hard_end", HardEnd::Suspend.as_str().to_owned(), "the default".to_owned())));
         limits
     }
 }

@@ -49,6 +49,7 @@ struct Terms {
     providers: Option<Said<Vec<String>>>,
     templates: Option<Said<Vec<String>>>,
     default_access: Option<Said<Access>>,
+    hard_end: Option<Said<HardEnd>>,
 }
 
 /// Whom a rule is about: all of what is named must fit, and what isn't named always does.
@@ -107,6 +108,23 @@ pub struct Lifetimes {
     pub idle_timeout: Duration,
     pub lease: Duration,
     pub hard_ttl: Duration,
+}
+
+/// What happens at its hard end to a sandbox that would end with its last session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HardEnd {
+    /// Suspended, and kept as long as after a lease that ran out.
+    Suspend,
+    Delete,
+}
+
+impl HardEnd {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            HardEnd::Suspend => "suspend",
+            HardEnd::Delete => "delete",
+        }
+    }
 }
 
 /// How many sandboxes there may be.
@@ -169,6 +187,11 @@ impl Policy {
         let lease = self.shortest(who, config.lease(), |t| &t.lease_seconds);
         let idle_timeout = self.shortest(who, config.idle_timeout(), |t| &t.idle_timeout_seconds).min(lease);
         Lifetimes { idle_timeout, lease, hard_ttl: self.shortest(who, config.hard_ttl(), |t| &t.hard_ttl_seconds) }
+    }
+
+    pub fn hard_end(&self, who: &Subject) -> HardEnd {
+        let is_deleted = self.about(who).any(|(_, t)| t.hard_end.as_ref().is_some_and(|s| s.value == HardEnd::Delete));
+        if is_deleted { HardEnd::Delete } else { HardEnd::Suspend }
     }
 
     pub fn quota(&self, who: &Subject, config: &Config) -> Quota {

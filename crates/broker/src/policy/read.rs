@@ -8,7 +8,7 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use super::{Policy, Rule, Said, Selector, Terms, built_in};
+use super::{HardEnd, Policy, Rule, Said, Selector, Terms, built_in};
 use crate::config::{MAX_TOKEN_TTL_SECONDS, MIN_TOKEN_TTL_SECONDS};
 
 /// Longest policy that is read, in bytes: thousands of rules.
@@ -24,7 +24,7 @@ const MAX_SHOWN: usize = 64;
 /// How alike a word must be to be suggested: 1 is the same.
 const ALIKE: f64 = 0.6;
 
-const TERMS: [&str; 11] = [
+const TERMS: [&str; 12] = [
     "capabilities",
     "default_capabilities",
     "token_ttl_seconds",
@@ -36,6 +36,7 @@ const TERMS: [&str; 11] = [
     "providers",
     "templates",
     "default_access",
+    "hard_end",
 ];
 const SELECTORS: [&str; 3] = ["workspace", "kind", "principal"];
 const KINDS: [&str; 3] = ["human", "agent", "operator"];
@@ -241,6 +242,14 @@ impl Reader<'_> {
                     other => self.no_such(value.span().start, name, other, &["owner", "workspace"]),
                 }
             }
+            "hard_end" => {
+                let known = [HardEnd::Suspend, HardEnd::Delete];
+                let Some(word) = self.string(key, value) else { return true };
+                match known.into_iter().find(|end| end.as_str() == word) {
+                    Some(value) => terms.hard_end = Some(Said { line, value }),
+                    None => self.no_such(value.span().start, name, &word, &known.map(HardEnd::as_str)),
+                }
+            }
             _ => return false,
         }
         true
@@ -383,6 +392,7 @@ mod tests {
         refused("[human]\ntoken_ttl_seconds = \"1h\"\n", 2, "token_ttl_seconds");
         refused("[human]\nmax_sandboxes = -1\n", 2, "max_sandboxes");
         refused("[human]\ndefault_access = \"everyone\"\n", 2, "default_access");
+        refused("[human]\nhard_end = \"remove\"\n", 2, "hard_end: `remove` is not known; it must be one of suspend, delete");
         refused("[human]\ndefault_capabilities = [\"ports\"]\n", 2, "`ports` is not allowed here");
         refused("[[rule]]\nworkspace = \"a\"\n", 1, "says nothing");
         refused("[[rule]]\nworkspace = []\ntemplates = []\n", 2, "names nobody");

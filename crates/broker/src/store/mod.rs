@@ -9,7 +9,7 @@ use std::{collections::HashMap, sync::Arc};
 use async_trait::async_trait;
 use cobox_protocol::{
     KeyId, SandboxId, SessionId, Timestamp,
-    session::State,
+    session::{Scope, State},
     tags::{TagFilter, Tags},
 };
 use cobox_token::Claims;
@@ -66,6 +66,8 @@ pub trait Store: KindStore + Send + Sync {
     async fn ensure(&self, wish: &EnsureWish) -> Stored<Ensured>;
     /// The living session of a scope.
     async fn session_of(&self, workspace: &str, scope_type: &str, scope_id: &str) -> Stored<Option<Bound>>;
+    /// The last session of a scope that ended.
+    async fn last_session_of(&self, workspace: &str, scope: &Scope) -> Stored<Option<Bound>>;
     /// A session, ended or not.
     async fn session(&self, id: &SessionId) -> Stored<Option<Bound>>;
     async fn sessions(&self, viewer: &Viewer, filter: &SessionFilter, page: &PageWish) -> Stored<Vec<Bound>>;
@@ -102,6 +104,8 @@ pub trait Store: KindStore + Send + Sync {
     async fn has_sandboxes(&self, node: Option<&str>) -> Stored<bool>;
     /// Replaces `old` by `new` if state and intent are still `old`'s; says whether they were. The last use only moves forward.
     async fn replace_sandbox(&self, old: &Sandbox, new: &Sandbox, audit: Option<&AuditRecord>) -> Stored<bool>;
+    /// Adds the time since it was last counted to the running time of each running sandbox of a node that is due for it.
+    async fn count_running(&self, node: &str, now: Timestamp, counting: Counting) -> Stored<()>;
     /// Counts a suspended sandbox's running time anew, unless a session counts on it.
     async fn renew_sandbox(&self, id: &SandboxId) -> Stored<()>;
     /// Ends a sandbox (`terminated` or `failed`) with its sessions, leaving the intent to destroy it. `None` when it has ended already.

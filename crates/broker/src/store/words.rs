@@ -16,7 +16,7 @@ use crate::{
     domain::{
         audit::AuditRecord,
         events::Event,
-        model::{ApiKey, Bound, Principal, Sandbox, Share},
+        model::{ApiKey, Bound, COUNT_RUNNING_EVERY, MAX_COUNTED_GAP, Principal, Sandbox, Share},
     },
     policy::Quota,
     store::PoolTaking,
@@ -106,6 +106,22 @@ pub enum Ensured {
     MadeOfGone(String),
 }
 
+/// How running time is counted.
+#[derive(Clone, Copy, Debug)]
+pub struct Counting {
+    /// A sandbox is due when it was last counted this long ago.
+    pub every: Duration,
+    /// The most that counts at once.
+    pub max_gap: Duration,
+}
+
+impl Counting {
+    /// As often as the reaper does it.
+    pub const REGULAR: Self = Self { every: COUNT_RUNNING_EVERY, max_gap: MAX_COUNTED_GAP };
+    /// Starts to count from now on: until now no broker ran.
+    pub const START: Self = Self { every: Duration::ZERO, max_gap: Duration::ZERO };
+}
+
 /// What changes about a sandbox without changing its life; what is left out stays.
 #[derive(Clone, Debug, Default)]
 pub struct SandboxChange {
@@ -192,6 +208,8 @@ pub struct Ending {
     pub reason: String,
     /// When the last token that could be concerned doesn't even prove possession.
     pub revoke_until: Timestamp,
+    /// The sandbox of an ended session is suspended, even where it would end with its last session.
+    pub keeps_sandbox: bool,
     pub audit: AuditRecord,
 }
 

@@ -118,6 +118,15 @@ impl TestBroker {
         self.runtime.as_ref().unwrap().spawn(async move { broker.tick().await }).await.unwrap();
     }
 
+    /// Lets time pass as it does on a machine that is awake: with a round of the reaper at least every 30 seconds.
+    pub async fn run_for(&self, clock: &ManualClock, seconds: i64) {
+        const STEP: i64 = 30;
+        for passed in (0..seconds).step_by(STEP as usize) {
+            clock.advance(STEP.min(seconds - passed));
+            self.tick().await;
+        }
+    }
+
     pub async fn key(&self, name: &str, kind: PrincipalKind) -> Client {
         let key = self.broker.as_ref().unwrap().bootstrap_key(name, kind).await.unwrap();
         Client { addr: self.addr, key: Some(key) }

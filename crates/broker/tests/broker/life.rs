@@ -14,7 +14,10 @@ use crate::harness::{Client, World, eventually, sandbox_id};
 const IDLE: i64 = 900;
 const LEASE: i64 = 3600;
 const KEEP_SUSPENDED: i64 = 7 * 24 * 3600;
-const HARD_TTL: i64 = 28_800;
+/// A few rounds of the reaper, as each counts a minute at most.
+const HARD_TTL: i64 = 300;
+const MAX_COUNTED_GAP: i64 = 60;
+const COUNT_EVERY: i64 = 30;
 const THREADS: u8 = 3;
 const NAME: &str = "dev";
 
@@ -52,7 +55,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..THREADS).prop_map(Step::Release),
         1 => Just(Step::DeleteNamed),
         2 => (0..THREADS).prop_map(Step::Crash),
-        6 => prop_oneof![Just(10), Just(899), Just(IDLE), Just(3000), Just(LEASE), Just(9000), Just(HARD_TTL), Just(KEEP_SUSPENDED)].prop_map(Step::Time),
+        6 => prop_oneof![Just(10), Just(899), Just(IDLE), Just(3000), Just(LEASE), Just(9000), Just(28_800), Just(KEEP_SUSPENDED), Just(45)].prop_map(Step::Time),
         1 => Just(Step::BrokerDies),
     ]
 }
@@ -72,8 +75,8 @@ struct Expected {
     state: State,
     home: Home,
     last_active: i64,
-    running_since: Option<i64>,
-    /// Running time before that.
+    /// While it runs: up to when its running time is in `active`.
+    counted_until: Option<i64>,
     active: i64,
     suspended_at: i64,
 }
@@ -83,18 +86,18 @@ impl Expected {
         matches!(self.state, State::Active | State::Idle)
     }
     fn active_until(&self, now: i64) -> i64 {
-        self.active + self.running_since.map_or(0, |since| now - since)
+        self.active + self.counted_until.map_or(0, |counted| (now - counted).min(MAX_COUNTED_GAP))
     }
     fn touch(&mut self, now: i64) {
         if !self.is_running() {
-            self.running_since = Some(now);
+            self.counted_until = Some(now);
         }
         (self.state, self.last_active) = (State::Active, now);
     }
     fn suspend(&mut self, now: i64) {
         if self.is_running() {
-            self.active = self.active_until(now.min(self.last_active + LEASE).max(self.last_active));
-            (self.state, self.running_since, self.suspended_at) = (State::Suspended, None, now);
+            self.active = self.active_until(now);
+            (self.state, self.counted_until, self.suspended_at) = (State::Suspended, None, now);
         }
     }
 }
@@ -110,6 +113,8 @@ struct Model {
     sandboxes: HashMap<SandboxId, Expected>,
     sessions: BTreeMap<u8, Bound>,
     over: Vec<String>,
+    /// The sandboxes of threads whose last session ended at its hard end.
+    left: BTreeMap<u8, SandboxId>,
     seen: HashMap<SandboxId, State>,
 }
 
@@ -143,6 +148,9 @@ impl Model {
 
     /// One look of the reaper.
     fn tick(&mut self, now: i64) {
+        for sandbox in self.sandboxes.values_mut().filter(|s| s.counted_until.is_some_and(|counted| now - counted >= COUNT_EVERY)) {
+            (sandbox.active, sandbox.counted_until) = (sandbox.active_until(now), Some(now));
+        }
         for id in self.sandboxes.keys().cloned().collect::<Vec<_>>() {
             let sandbox = self.sandboxes[&id].clone();
             if sandbox.state == State::Suspended {
@@ -154,13 +162,15 @@ impl Model {
             let active = sandbox.active_until(now);
             if active >= HARD_TTL {
                 let due: Vec<u8> = self.on(&id).into_iter().filter(|n| active - self.sessions[n].base >= HARD_TTL).collect();
-                due.into_iter().for_each(|n| self.end_session(n, now));
+                for n in due {
+                    self.over.push(self.sessions.remove(&n).unwrap().id);
+                    self.left.insert(n, id.clone());
+                }
                 if self.on(&id).is_empty() {
-                    if let Some(left) = self.sandboxes.get_mut(&id) {
-                        left.suspend(now);
-                        // Its next time begins when it is used again.
-                        left.active = 0;
-                    }
+                    let left = self.sandboxes.get_mut(&id).unwrap();
+                    left.suspend(now);
+                    // Its next time begins when it is used again.
+                    left.active = 0;
                     continue;
                 }
             }
@@ -175,7 +185,8 @@ impl Model {
 }
 
 async fn run(steps: Vec<Step>) {
-    let world = World::new();
+    let mut world = World::new();
+    world.config.hard_ttl_seconds = HARD_TTL as u64;
     let mut broker = world.start().await;
     let mut ann = broker.human("ann").await;
     let mut model = Model::default();
@@ -242,6 +253,8 @@ async fn run(steps: Vec<Step>) {
                 broker.kill().await;
                 broker = world.start().await;
                 ann = broker.human("ann").await;
+                // The time since it was last counted may have been without a broker.
+                model.sandboxes.values_mut().for_each(|s| s.counted_until = s.counted_until.map(|_| now));
             }
         }
         agree(&mut model, &world, &ann).await;
@@ -275,9 +288,11 @@ impl Model {
     /// A session was made, with a sandbox unless the one of that name was there.
     fn made(&mut self, n: u8, home: Home, answer: &Value, now: i64) {
         let id = sandbox_id(answer);
-        let named = if home == Home::Named { self.named() } else { None };
-        assert_eq!(named.is_some(), self.sandboxes.contains_key(&id), "only a name leads to a sandbox that is there");
-        let fresh = Expected { state: State::Provisioning, home, last_active: now, running_since: None, active: 0, suspended_at: 0 };
+        let left = self.left.remove(&n).filter(|left| self.sandboxes.contains_key(left));
+        let expected = if home == Home::Named { self.named() } else { left };
+        let is_known = self.sandboxes.contains_key(&id).then(|| id.clone());
+        assert_eq!(is_known, expected, "only a name or a hard end leads to a sandbox that is there");
+        let fresh = Expected { state: State::Provisioning, home, last_active: now, counted_until: None, active: 0, suspended_at: 0 };
         let sandbox = self.sandboxes.entry(id.clone()).or_insert(fresh);
         let base = sandbox.active_until(now);
         sandbox.touch(now);

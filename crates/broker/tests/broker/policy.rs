@@ -94,15 +94,27 @@ async fn lives_are_cut_by_the_policy_and_the_answer_says_so() {
     broker.tick().await;
     assert_eq!(bot.state(&sandbox_id(&its)).await, "suspended");
     bot.ensure("its").await;
-    for _ in 0..9 {
-        world.clock.advance(50);
+    for _ in 0..7 {
+        broker.run_for(&world.clock, 50).await;
         bot.post(&format!("{}/heartbeat", session_path(&its)), json!({})).await.ok(200);
     }
     let last = bot.ensure("its").await;
     assert!(life(&last) < 120, "no token outlives the hard end: {}", life(&last));
-    world.clock.advance(50);
-    broker.tick().await;
+    broker.run_for(&world.clock, 50).await;
     assert_eq!(bot.get(&session_path(&its)).await.error(410), "SESSION_EXPIRED");
+}
+
+#[tokio::test]
+async fn a_policy_can_delete_sandboxes_at_their_hard_end() {
+    let mut world = ruled("[[rule]]\nkind = \"agent\"\nhard_end = \"delete\"\n");
+    world.config.hard_ttl_seconds = 60;
+    let broker = world.start().await;
+    let (ann, bot) = (broker.human("ann").await, broker.key("bot", PrincipalKind::Agent).await);
+    let (hers, its) = (sandbox_id(&ann.ensure("hers").await), sandbox_id(&bot.ensure("its").await));
+    broker.run_for(&world.clock, 60).await;
+    assert_eq!(ann.state(&hers).await, "suspended");
+    assert_eq!(bot.state(&its).await, "gone");
+    assert_ne!(sandbox_id(&bot.ensure("its").await), its);
 }
 
 #[tokio::test]

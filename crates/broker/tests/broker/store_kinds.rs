@@ -147,7 +147,7 @@ pub async fn pools(store: &dyn Store) {
     store.change_pool(&troubled, &changed, &audit("pool.changed")).await.unwrap();
     assert_eq!(store.pool(WORKSPACE, "warm").await.unwrap().unwrap().trouble, PoolTrouble::default());
 
-    let running = |s: Sandbox| Sandbox { state: State::Active, intent: None, running_since: Some(at(0)), ..s };
+    let running = |s: Sandbox| Sandbox { state: State::Active, intent: None, counted_until: Some(at(0)), ..s };
     let member = running(Sandbox { pool: Some(pool.id.clone()), ..sandbox(None) });
     assert_eq!(store.add_pool_member(&member, &quota(100), &audit("sandbox.created")).await.unwrap(), AddedMember::Added);
     let taking = PoolTaking { pool: pool.id.clone(), alive_since: at(0) };

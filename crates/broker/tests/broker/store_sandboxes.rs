@@ -86,12 +86,12 @@ pub async fn attaching(store: &dyn Store) {
     store.add_sandbox(&worn, &Tags::new(), &quota(100), &audit("sandbox.created")).await.unwrap();
     let running = worn.started(at(0));
     store.replace_sandbox(&worn, &running, None).await.unwrap();
-    store.replace_sandbox(&running, &running.suspended(at(90), "rest"), None).await.unwrap();
+    store.replace_sandbox(&running, &running.suspended(at(50), "rest"), None).await.unwrap();
     let active = async || store.sandbox(&worn.id).await.unwrap().unwrap().active.as_secs();
     let user = attach("attached 6", &worn);
     store.ensure(&user).await.unwrap();
     store.renew_sandbox(&worn.id).await.unwrap();
-    assert_eq!(active().await, 90);
+    assert_eq!(active().await, 50);
     store.end_session(&user.fresh.session.id, &ending(95)).await.unwrap();
     store.renew_sandbox(&worn.id).await.unwrap();
     assert_eq!(active().await, 0);

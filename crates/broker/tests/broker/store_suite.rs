@@ -37,7 +37,7 @@ pub fn audit(action: &'static str) -> AuditRecord {
 }
 
 pub fn ending(now: i64) -> Ending {
-    Ending { now: at(now), reason: "because".into(), revoke_until: at(now + 100), audit: audit("ended") }
+    Ending { now: at(now), reason: "because".into(), revoke_until: at(now + 100), keeps_sandbox: false, audit: audit("ended") }
 }
 
 pub fn api_key(name: &str, kind: PrincipalKind) -> ApiKey {
@@ -75,7 +75,7 @@ pub fn sandbox(name: Option<&str>) -> Sandbox {
         own_keep: None,
         created_at: at(0),
         last_active_at: at(0),
-        running_since: None,
+        counted_until: None,
         active: Duration::ZERO,
         suspended_at: None,
         ended_at: None,

@@ -57,10 +57,10 @@ pub fn of_change(old: &Sandbox, new: &Sandbox) -> Option<Event> {
     let reason = || new.reason.clone().unwrap_or_default();
     let (what, at) = match new.state {
         state if state == old.state => return None,
-        State::Active if old.state == State::Suspended => (What::Resumed, new.running_since),
+        State::Active if old.state == State::Suspended => (What::Resumed, new.counted_until),
         // Out of idleness the running time goes on.
         State::Active if old.state == State::Idle => (What::Active, None),
-        State::Active => (What::Active, new.running_since),
+        State::Active => (What::Active, new.counted_until),
         State::Idle => (What::Idle, None),
         State::Suspended => (What::Suspended { reason: reason() }, new.suspended_at),
         // Told to each session as its end.

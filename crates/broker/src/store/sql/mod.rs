@@ -49,7 +49,7 @@ use std::{
 use async_trait::async_trait;
 use cobox_protocol::{
     KeyId, SandboxId, SessionId, Timestamp,
-    session::State,
+    session::{Scope, State},
     tags::{TagFilter, Tags},
 };
 use cobox_token::Claims;
@@ -65,10 +65,10 @@ use self::{
     recent::{Changes, Recent},
 };
 use super::{
-    AddedKey, AddedSandbox, ChainHead, ChainLink, ChangedSandbox, Counts, DisabledPrincipal, Ending, EnsureWish, Ensured, EventBounds,
-    EventMarks, EventPage, ExpiringKey, Hint, Horizon, Leftover, MasterRotated, MasterRotation, NamedSession, Node, Note, PageWish,
-    RetiredToken, RevocationList, RevokeWish, RevokedKey, Rotated, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError,
-    Stored, TakenHappenings, Viewer,
+    AddedKey, AddedSandbox, ChainHead, ChainLink, ChangedSandbox, Counting, Counts, DisabledPrincipal, Ending, EnsureWish, Ensured,
+    EventBounds, EventMarks, EventPage, ExpiringKey, Hint, Horizon, Leftover, MasterRotated, MasterRotation, NamedSession, Node, Note,
+    PageWish, RetiredToken, RevocationList, RevokeWish, RevokedKey, Rotated, Rotation, SandboxChange, SessionFilter, Shared, Store,
+    StoreError, Stored, TakenHappenings, Viewer,
 };
 use crate::{
     domain::{
@@ -336,6 +336,9 @@ impl Store for SqlStore {
         let ask = async { asked!(self, db => sessions::of_scope(db, workspace, scope_type, scope_id)) };
         self.known(&self.known_scopes, [workspace, scope_type, scope_id].map(str::to_owned), 0, ask).await
     }
+    async fn last_session_of(&self, workspace: &str, scope: &Scope) -> Stored<Option<Bound>> {
+        asked!(self, db => sessions::last_of_scope(db, workspace, scope))
+    }
     async fn session(&self, id: &SessionId) -> Stored<Option<Bound>> {
         let ask = async { asked!(self, db => sessions::get(db, id)) };
         self.known(&self.known_sessions, id.clone(), 0, ask).await
@@ -415,6 +418,11 @@ impl Store for SqlStore {
         }
         self.base.commit_news(tx, &new.id).await?;
         Ok(is_replaced)
+    }
+    async fn count_running(&self, node: &str, now: Timestamp, counting: Counting) -> Stored<()> {
+        let mut tx = self.base.begin_unsynced().await?;
+        sandboxes::count_running(&mut tx, node, now, counting).await?;
+        self.base.commit(tx).await
     }
     async fn renew_sandbox(&self, id: &SandboxId) -> Stored<()> {
         let mut tx = self.base.begin().await?;

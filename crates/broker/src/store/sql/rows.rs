@@ -42,7 +42,7 @@ pub fn sandbox(row: &AnyRow) -> Stored<Sandbox> {
         own_keep: maybe_seconds(row, "keep_suspended_seconds")?,
         created_at: time(row, "created_at")?,
         last_active_at: time(row, "last_active_at")?,
-        running_since: maybe_time(row, "running_since")?,
+        counted_until: maybe_time(row, "running_since")?,
         active: seconds(row, "active_seconds")?,
         suspended_at: maybe_time(row, "suspended_at")?,
         ended_at: maybe_time(row, "ended_at")?,

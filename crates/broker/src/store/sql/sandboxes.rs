@@ -1,12 +1,14 @@
 //! Sandboxes: rows whose state and intent only change from what the writer last saw.
 
+use std::collections::BTreeSet;
+
 use cobox_protocol::{
     SandboxId, Timestamp,
     event::What,
     session::{Access, State},
     tags::{TagFilter, Tags},
 };
-use sqlx::{AnyConnection, AssertSqlSafe};
+use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
 use super::{
     events, hint, kinds, lock, notes, rows, sessions,
@@ -19,7 +21,7 @@ use crate::{
         model::{OldKeys, Sandbox},
     },
     policy::Quota,
-    store::{AddedSandbox, ChangedSandbox, Counted, Ending, Hint, PageWish, Rotated, Rotation, SandboxChange, Stored, Viewer},
+    store::{AddedSandbox, ChangedSandbox, Counted, Counting, Ending, Hint, PageWish, Rotated, Rotation, SandboxChange, Stored, Viewer},
 };
 
 pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox> {
@@ -142,7 +144,7 @@ pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {
     .bind(i64::from(s.is_kept))
     .bind(s.created_at.unix())
     .bind(s.last_active_at.unix())
-    .bind(s.running_since.map(|t| t.unix()))
+    .bind(s.counted_until.map(|t| t.unix()))
     .bind(rows::stored_seconds(s.active))
     .bind(s.suspended_at.map(|t| t.unix()))
     .bind(s.ended_at.map(|t| t.unix()))
@@ -251,16 +253,18 @@ pub async fn any(db: &mut AnyConnection, node: Option<&str>) -> Stored<bool> {
     Ok(found.is_some())
 }
 
-/// Only the fields that change in a sandbox's life, and only while nobody else changed its state or intent.
+/// Only the fields that change in a sandbox's life, and only while nobody else changed its state or intent. While it goes on running,
+/// its running time is left to `count_running`, which may have written since `old` was read.
 pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> Stored<bool> {
     let event = events::of_change(old, new);
     if event.is_some() {
         lock::workspace(tx, &new.workspace).await?;
     }
     let done = sqlx::query(
-        "UPDATE sandboxes SET state = $2, intent = $3, reason = $4, running_since = $6,
+        "UPDATE sandboxes SET state = $2, intent = $3, reason = $4, suspended_at = $8, ended_at = $9,
                               last_active_at = CASE WHEN last_active_at < $5 THEN $5 ELSE last_active_at END,
-                              active_seconds = $7, suspended_at = $8, ended_at = $9
+                              active_seconds = CASE WHEN running_since IS NOT NULL AND $6 IS NOT NULL THEN active_seconds ELSE $7 END,
+                              running_since = CASE WHEN running_since IS NOT NULL AND $6 IS NOT NULL THEN running_since ELSE $6 END
          WHERE id = $1 AND state = $10 AND intent IS NOT DISTINCT FROM $11",
     )
     .bind(new.id.as_str())
@@ -268,7 +272,7 @@ pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> St
     .bind(new.intent.map(|i| i.word()))
     .bind(new.reason.as_deref())
     .bind(new.last_active_at.unix())
-    .bind(new.running_since.map(|t| t.unix()))
+    .bind(new.counted_until.map(|t| t.unix()))
     .bind(rows::stored_seconds(new.active))
     .bind(new.suspended_at.map(|t| t.unix()))
     .bind(new.ended_at.map(|t| t.unix()))
@@ -302,6 +306,34 @@ pub async fn rotate(tx: &mut AnyConnection, id: &SandboxId, rotation: &Rotation,
     notes::audit(tx, audit).await?;
     hint::send(tx, &Hint::Sandbox(id.clone())).await?;
     Ok(Rotated::Rotated(Box::new(Sandbox { generation, old_keys, ..sandbox })))
+}
+
+/// Where the clock was set back, the time in between counts nothing.
+pub async fn count_running(tx: &mut AnyConnection, node: &str, now: Timestamp, counting: Counting) -> Stored<()> {
+    let due = sqlx::query(
+        "SELECT id FROM sandboxes WHERE node_id = $1 AND (state IN ('active', 'idle') OR intent IS NOT NULL)
+                                    AND (running_since <= $2 - $3 OR running_since > $2)",
+    )
+    .bind(node)
+    .bind(now.unix())
+    .bind(rows::stored_seconds(counting.every))
+    .fetch_all(&mut *tx)
+    .await?;
+    let ids = due.iter().map(|row| row.try_get("id")).collect::<Result<BTreeSet<&str>, _>>()?;
+    lock::sandboxes(tx, ids).await?;
+    sqlx::query(
+        "UPDATE sandboxes
+         SET running_since = $2, active_seconds = active_seconds + CASE WHEN running_since > $2 THEN 0
+                                                                        WHEN $2 - running_since > $4 THEN $4 ELSE $2 - running_since END
+         WHERE node_id = $1 AND (state IN ('active', 'idle') OR intent IS NOT NULL) AND (running_since <= $2 - $3 OR running_since > $2)",
+    )
+    .bind(node)
+    .bind(now.unix())
+    .bind(rows::stored_seconds(counting.every))
+    .bind(rows::stored_seconds(counting.max_gap))
+    .execute(tx)
+    .await?;
+    Ok(())
 }
 
 /// Under the locks that whoever binds a session takes too: a session's hard end counts from what it read.
@@ -354,7 +386,7 @@ pub async fn mark_ended(tx: &mut AnyConnection, sandbox: &Sandbox, state: State,
         intent: Some(Intent::Destroy),
         reason: Some(ending.reason.clone()),
         active: sandbox.active_until(ending.now),
-        running_since: None,
+        counted_until: None,
         ended_at: Some(ending.now),
         ..sandbox.clone()
     };

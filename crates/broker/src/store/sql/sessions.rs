@@ -1,6 +1,9 @@
 //! Sessions: found or made in one transaction, and ended together with what depends on them.
 
-use cobox_protocol::{KeyId, SandboxId, SessionId, session::State};
+use cobox_protocol::{
+    KeyId, SandboxId, SessionId,
+    session::{Scope, State},
+};
 use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
 use super::{
@@ -247,6 +250,19 @@ pub async fn past_threads(db: &mut AnyConnection, sandbox: &SandboxId, limit: u3
     found.iter().map(|row| Ok(row.try_get("scope_id")?)).collect()
 }
 
+/// The last session of a scope, if it has ended.
+pub async fn last_of_scope(db: &mut AnyConnection, workspace: &str, scope: &Scope) -> Stored<Option<Bound>> {
+    let row = sqlx::query(bound!(
+        "WHERE s.workspace_id = $1 AND s.scope_type = $2 AND s.scope_id = $3 AND s.ended_at IS NOT NULL ORDER BY s.id DESC LIMIT 1"
+    ))
+    .bind(workspace)
+    .bind(&*scope.kind)
+    .bind(&scope.id)
+    .fetch_optional(db)
+    .await?;
+    row.map(|row| rows::bound(&row)).transpose()
+}
+
 /// What is left to do, and about which sandbox.
 pub async fn end(tx: &mut AnyConnection, id: &SessionId, ending: &Ending) -> Stored<Option<(Leftover, SandboxId)>> {
     let Some(found) = get(tx, id).await? else { return Ok(None) };
@@ -256,7 +272,7 @@ pub async fn end(tx: &mut AnyConnection, id: &SessionId, ending: &Ending) -> Sto
     close(tx, &session, State::Terminated, ending).await?;
     let leftover = if !on_sandbox(tx, &sandbox.id).await?.is_empty() {
         Leftover::InUse
-    } else if sandbox.outlives_sessions() || session.owner != sandbox.owner {
+    } else if sandbox.outlives_sessions() || session.owner != sandbox.owner || ending.keeps_sandbox {
         // Whoever was only let into another's sandbox can't end it by leaving.
         if sandbox.is_running() && sandbox.intent.is_none() {
             sandboxes::replace(tx, &sandbox, &sandbox.with_intent(Intent::Suspend)).await?;
