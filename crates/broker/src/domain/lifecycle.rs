@@ -161,7 +161,9 @@ impl Lifecycle {
     }
 
     async fn start(&self, sandbox: &Sandbox) -> Result<(), ProviderError> {
-        let (state, told) = self.control_state(sandbox).await.map_err(|e| ProviderError::Unavailable(e.message))?;
+        // Its lease begins with this start: one that counts from its last use may be over, and boxd would end itself.
+        let starting = Sandbox { last_active_at: self.deployment.now(), ..sandbox.clone() };
+        let (state, told) = self.control_state(&starting).await.map_err(|e| ProviderError::Unavailable(e.message))?;
         self.deployment.provider.start(&sandbox.id, &sandbox.making, &state).await?;
         self.remember_told(&sandbox.id, told);
         Ok(())

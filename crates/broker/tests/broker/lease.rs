@@ -176,6 +176,22 @@ async fn time_without_a_broker_or_asleep_is_no_running_time() {
     assert_eq!(ann.get(&session_path(&made)).await.error(410), "SESSION_EXPIRED");
 }
 
+#[tokio::test]
+async fn a_sandbox_that_starts_again_gets_a_lease_from_now_on() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let id = sandbox_id(&ann.ensure("t").await);
+    world.clock.advance(3600);
+    broker.tick().await;
+    assert_eq!(ann.state(&id).await, "suspended");
+    world.clock.advance(24 * 3600);
+    ann.ensure("t").await;
+    let lease_end = world.provider.boxd(&id).state.lock().unwrap().lease_expires_at;
+    assert_eq!(lease_end.unix() - world.clock.now().unix(), 3600, "boxd ends itself when its lease is over");
+    assert_eq!(world.provider.starts.load(Ordering::SeqCst), 2);
+}
+
 fn time_of(value: &serde_json::Value) -> i64 {
     serde_json::from_value::<cobox_protocol::Timestamp>(value.clone()).unwrap().unix()
 }
