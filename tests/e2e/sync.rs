@@ -2,6 +2,7 @@
 
 mod asked;
 mod large;
+mod undone;
 
 use std::{
     fs,

@@ -1,5 +1,6 @@
 //! `cobox`: the one command people type, for brokers and for the sandboxes behind them.
 
+mod byte_size;
 mod chat;
 mod commands;
 mod context;

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use crate::{
     codec::{In, Out},
     error::SyncError,
-    guard::Side,
+    halt::Side,
     tree::{Tree, Update},
 };
 

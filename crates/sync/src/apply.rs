@@ -23,6 +23,7 @@ use crate::{
     side::Folder,
     staging::{FEW_FILES, FOLDER_MODE, with_exec},
     stamp::Stamp,
+    trash::OpenBatch,
 };
 
 /// A file this large is worth a moment's wait, in bytes, so that it need not be read again to be believed.
@@ -59,22 +60,38 @@ impl Folder {
         for (digest, _) in changes.iter().filter(|c| needs_content(c)).filter_map(|c| c.new.as_ref().and_then(Entry::content)) {
             *uses.entry(digest).or_default() += 1;
         }
+        let stamps = &self.stamps;
+        let mode = |path: &RelPath| stamps.get(path).map_or(0, Stamp::mode);
+        let kept = match &mut self.trash {
+            Some(trash) => trash.begin(changes, mode)?,
+            None => None,
+        };
         let mut parents = Parents::default();
         let mut outcomes = Vec::with_capacity(changes.len());
         for change in changes {
-            let outcome = self.apply_one(change, &mut uses, &mut parents)?;
+            let outcome = self.apply_one(change, &mut uses, &mut parents, kept.as_ref())?;
             if outcome != Outcome::Done && outcome != Outcome::NotEmpty {
                 self.again.insert(change.path.clone());
             }
             outcomes.push(outcome);
         }
         self.staging.clear();
+        if let Some(kept) = &kept {
+            kept.sync().map_err(|e| SyncError::writing("to the trash", e))?;
+        }
         self.make_durable(parents.changed)?;
         self.settle(changes, &outcomes);
         Ok(outcomes)
     }
 
-    fn apply_one(&mut self, change: &Change, uses: &mut HashMap<Digest, usize>, parents: &mut Parents) -> Result<Outcome, SyncError> {
+    /// `kept` takes what goes away.
+    fn apply_one(
+        &mut self,
+        change: &Change,
+        uses: &mut HashMap<Digest, usize>,
+        parents: &mut Parents,
+        kept: Option<&OpenBatch>,
+    ) -> Result<Outcome, SyncError> {
         let Change { path, old, new } = change;
         if self.tree.get(path) != old.as_ref() {
             return Ok(Outcome::Changed);
@@ -91,14 +108,20 @@ impl Folder {
         let done = match (old, new) {
             (None, Some(Entry::Dir)) => self.make_folder(path, &parent),
             (Some(Entry::Dir), None) => self.remove_folder(path, &parent),
-            (Some(_), None) => self.remove(path, &parent),
+            (Some(_), None) => match kept {
+                Some(kept) => self.remove_to_trash(path, &parent, kept),
+                None => self.remove(path, &parent),
+            },
             (Some(Entry::File { digest: a, .. }), Some(Entry::File { digest: b, exec, .. })) if a == b => {
                 self.set_exec(path, &parent, *exec)
             }
             (old, Some(new)) => match self.staged(path, old.as_ref(), new, uses) {
                 Ok(staged) if is_dir(&change.old) => self.replace_folder(path, &parent, &staged),
                 Ok(staged) if old.is_none() => self.put_new(path, &parent, &staged),
-                Ok(staged) => self.replace(path, &parent, &staged),
+                Ok(staged) => match kept {
+                    Some(kept) => self.replace_to_trash(path, &parent, &staged, kept),
+                    None => self.replace(path, &parent, &staged),
+                },
                 Err(e) => Err(e),
             },
             (None, None) => return Ok(Outcome::Done),
@@ -222,6 +245,36 @@ impl Folder {
                 staging.rename(&aside, parent.as_fd(), &beside, RenameFlags::NOREPLACE)?;
             }
             Err(Errno::AGAIN)
+        })
+    }
+
+    /// As [`Folder::remove`], into the trash.
+    fn remove_to_trash(&mut self, path: &RelPath, parent: &OwnedFd, kept: &OpenBatch) -> Result<Option<Stat>, Errno> {
+        let known = match self.as_known(path, parent) {
+            Err(Errno::NOENT) => return Ok(None),
+            other => other?,
+        };
+        self.hooks.clone().change(parent.as_fd(), path, Deed::Removed, &mut || {
+            let taken = kept.take(path, parent.as_fd())?;
+            if known.is_same_content(&Stamp::of(&taken, SystemTime::now())) {
+                return Ok(None);
+            }
+            if kept.give_back(path, parent.as_fd(), path.name()).is_err() {
+                // Another one was made in that moment: both stay.
+                kept.give_back(path, parent.as_fd(), &[path.name(), b".cobox-kept"].concat())?;
+            }
+            Err(Errno::AGAIN)
+        })
+    }
+
+    /// As [`Folder::replace`], with the old version into the trash.
+    fn replace_to_trash(&mut self, path: &RelPath, parent: &OwnedFd, staged: &str, kept: &OpenBatch) -> Result<Option<Stat>, Errno> {
+        let known = self.as_known(path, parent)?;
+        let (folder, incoming) = kept.incoming(path)?;
+        self.staging.rename(staged, folder, incoming.as_bytes(), RenameFlags::NOREPLACE)?;
+        self.hooks.clone().change(parent.as_fd(), path, Deed::Replaced, &mut || {
+            kept.swap(path, parent.as_fd(), |stat| known.is_same_content(&Stamp::of(stat, SystemTime::now())))?;
+            dirs::look(parent.as_fd(), path.name())
         })
     }
 

@@ -32,6 +32,14 @@ pub fn readable(root: impl AsFd, path: &[u8]) -> Result<OwnedFd, Errno> {
     open_beneath(root, path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)
 }
 
+/// Whether that name in a directory still stands for this open file.
+pub fn is_same(open: impl AsFd, directory: impl AsFd, name: &[u8]) -> bool {
+    match (rustix::fs::fstat(open), look(directory.as_fd(), name)) {
+        (Ok(open), Ok(Some(named))) => (open.st_dev, open.st_ino) == (named.st_dev, named.st_ino),
+        _ => false,
+    }
+}
+
 /// What a name stands for now, not following it.
 pub fn look(directory: BorrowedFd, name: &[u8]) -> Result<Option<Stat>, Errno> {
     match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {

@@ -13,15 +13,18 @@ use std::{
 use crate::{
     ancestor::Ancestor,
     error::SyncError,
-    guard::{Guard, Halt},
+    guard::Guard,
+    halt::Halt,
     hooks::{Hooks, Own},
-    mode::{Keep, Mode},
+    mode::Keep,
     path::RelPath,
     peer::{Arrival, Connection, Inbox, Peer},
     problem::Problem,
     rules::Rules,
-    side::{Folder, Limits, open_root},
+    settings::Settings,
+    side::{Folder, open_root},
     status::{Event, Phase, Status},
+    trash::Trash,
     tree::Tree,
 };
 
@@ -47,16 +50,6 @@ const MAX_ONCE_ROUNDS: u32 = 6;
 const MAX_ONCE_TRIES: u32 = 6;
 /// What may wait for the engine while it is busy; senders wait beyond it.
 const MAX_ARRIVALS: usize = 32;
-
-#[derive(Clone, Debug)]
-pub struct Settings {
-    pub mode: Mode,
-    /// Take also what would run here by itself.
-    pub allow_risky: bool,
-    pub limits: Limits,
-    /// Stop when both sides agree, as far as they can, or when it is seen that they won't.
-    pub once: bool,
-}
 
 /// Who wins, for `resolve`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,6 +155,7 @@ impl Engine {
         let waking = arrivals.clone();
         // Full means that it is awake already; what changed is asked of the folder itself.
         let mut folder = Folder::open(opened, settings.limits, hooks, move || drop(waking.try_send(Arrival::Here)))?;
+        folder.trash = Some(Trash::new(folder.root.clone(), settings.trash));
         folder.rules.read_above(root);
         folder.recall(folder.hooks.recall());
         let status = Status { mode: settings.mode, ..Status::default() };
@@ -176,7 +170,7 @@ impl Engine {
             there_is_partial: false,
             decided: BTreeMap::new(),
             undone: Default::default(),
-            guard: Guard::default(),
+            guard: Guard::new(settings.directory_files),
             is_confirmed: false,
             is_restless: false,
             asks_there_again: false,
@@ -326,7 +320,7 @@ impl Engine {
             failure => failure,
         })?;
         self.answer_looking(match &self.halted {
-            Some(halt) => Err(format!("it is halted: {halt}; `cobox sync resume --confirm` says that this is right")),
+            Some(halt) => Err(format!("it is halted: {halt}; {}", halt.advice())),
             None => Ok(()),
         });
         if is_all && self.remembered_at.is_none_or(|at| at.elapsed() >= REMEMBER_EVERY) {
@@ -434,7 +428,10 @@ impl Engine {
                 }
                 Command::Resume { confirmed, answer } => {
                     self.is_paused = false;
-                    let was_halted = self.halted.take().is_some();
+                    let halted = self.halted.take();
+                    let was_halted = halted.is_some();
+                    // Room in the trash is looked at, whatever is confirmed.
+                    let confirmed = confirmed && halted.is_none_or(|halt| halt.is_confirmable());
                     // Looks anew before it goes on.
                     self.looked_at_all = None;
                     if was_halted && !confirmed {

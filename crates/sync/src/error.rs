@@ -4,7 +4,7 @@ use std::io;
 
 use rustix::io::Errno;
 
-use crate::{guard::Halt, message::Fault};
+use crate::{halt::Halt, message::Fault};
 
 #[derive(Debug, thiserror::Error)]
 pub enum SyncError {
@@ -20,6 +20,9 @@ pub enum SyncError {
     Full,
     #[error("writing {what}: {cause}")]
     Writing { what: String, cause: io::Error },
+    /// Another command holds the trash's lock for longer than a restore takes.
+    #[error("the trash is in use by another cobox command")]
+    TrashBusy,
     #[error("files may not be changed with this token")]
     NotAllowed,
     /// The connection; a new one may do.
@@ -82,7 +85,7 @@ impl SyncError {
                 true
             }
             SyncError::There { fault, .. } => !matches!(fault, Fault::Version | Fault::NotAllowed),
-            SyncError::RootGone | SyncError::Root(_) => true,
+            SyncError::RootGone | SyncError::Root(_) | SyncError::TrashBusy => true,
             _ => false,
         }
     }

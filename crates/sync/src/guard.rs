@@ -7,63 +7,27 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    fmt,
     time::{Duration, Instant},
 };
 
 use crate::{
     entry::{Digest, Entry},
+    halt::{Halt, Side},
+    losses::{Lost, Weight, is_counted, lost},
     path::RelPath,
     reconcile::{Change, Plan},
     tree::Tree,
 };
 
-/// Fewer deleted files than this are never too many: who works with a handful of files deletes most of them now and then.
-const FEW_FILES: usize = 5;
-/// One file of so many is a small part: so many may go at once, whatever comes after them.
-const SMALL_PART: usize = 10;
+/// A directory with more files than this doesn't disappear without a question: few enough to notice a lost `src`, and more than tools
+/// remove as a matter of course.
+pub const DIRECTORY_FILES: usize = 20;
 /// Deletions count together for this long.
 const LATELY: Duration = Duration::from_secs(120);
 /// More than a small part is held until no more were deleted for this long.
 const STILL: Duration = Duration::from_secs(1);
 /// And no longer than this in all.
 const LONGEST_HOLD: Duration = Duration::from_secs(60);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    Here,
-    Sandbox,
-}
-
-/// Why a sync waits for somebody to say that it is right.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Halt {
-    /// The folder of that side has no files, and these would be deleted on the other.
-    Emptied { side: Side, files: usize },
-    /// More than half of the files would be deleted on that side; `lately` of them have been already.
-    MassDeletion { side: Side, files: usize, of: usize, lately: usize },
-}
-
-impl fmt::Display for Halt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Halt::Emptied { side: Side::Here, files } => {
-                write!(f, "this folder has no files, and {files} would be deleted in the sandbox")
-            }
-            Halt::Emptied { side: Side::Sandbox, files } => {
-                write!(f, "the sandbox's folder has no files, and {files} would be deleted here")
-            }
-            Halt::MassDeletion { side, files, of, lately } => {
-                let (place, other) = match side {
-                    Side::Here => ("here", "in the sandbox"),
-                    Side::Sandbox => ("in the sandbox", "here"),
-                };
-                let already = if *lately == 0 { String::new() } else { format!(" ({lately} of them are already)") };
-                write!(f, "{files} of {of} files would be deleted {place}{already}, because they are not {other}")
-            }
-        }
-    }
-}
 
 /// What may be done of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,8 +48,9 @@ pub struct Trees<'a> {
 }
 
 /// What has gone lately, and what somebody said about it.
-#[derive(Default)]
 pub struct Guard {
+    /// A directory with more files than this halts the sync when it disappears.
+    directory_files: usize,
     gone: BTreeMap<RelPath, Gone>,
     /// Where content was that has gone.
     was_at: HashMap<Digest, RelPath>,
@@ -97,8 +62,6 @@ pub struct Guard {
     confirmed: [BTreeSet<RelPath>; 2],
     hold: Option<Hold>,
 }
-
-type Lost = BTreeMap<RelPath, Digest>;
 
 struct Gone {
     side: Side,
@@ -119,6 +82,18 @@ impl Hold {
 }
 
 impl Guard {
+    pub fn new(directory_files: usize) -> Self {
+        Self {
+            directory_files,
+            gone: BTreeMap::new(),
+            was_at: HashMap::new(),
+            made: HashMap::new(),
+            planned: Default::default(),
+            confirmed: Default::default(),
+            hold: None,
+        }
+    }
+
     /// What may be done now. `is_confirmed`: somebody just said that what this plan deletes is right.
     pub fn judge(&mut self, trees: Trees, plan: &Plan, is_confirmed: bool, now: Instant) -> Verdict {
         if is_confirmed {
@@ -131,12 +106,16 @@ impl Guard {
             lost.retain(|path, _| !self.confirmed[side as usize].contains(path) && !self.made.contains_key(path));
             lost
         });
-        let weights = [Side::Here, Side::Sandbox].map(|side| self.weigh(side, trees));
-        if let Some(halt) = weights.iter().find_map(Weight::halt) {
+        let (halt, is_more) = {
+            let weights = [Side::Here, Side::Sandbox].map(|side| self.weigh(side, trees));
+            let halt = weights.iter().find_map(|weight| weight.halt(self.directory_files));
+            (halt, weights.iter().any(Weight::is_more_than_a_small_part))
+        };
+        if let Some(halt) = halt {
             self.hold = None;
             return Verdict::Halt(halt);
         }
-        self.hold = match weights.iter().any(Weight::is_more_than_a_small_part) {
+        self.hold = match is_more {
             true => Some(self.held(now)).filter(|hold| now < hold.until()),
             false => None,
         };
@@ -194,57 +173,19 @@ impl Guard {
         }
     }
 
-    fn weigh(&self, side: Side, trees: Trees) -> Weight {
+    fn weigh<'a>(&'a self, side: Side, trees: Trees<'a>) -> Weight<'a> {
         let planned = &self.planned[side as usize];
-        let source = if side == Side::Here { trees.there } else { trees.here };
-        // In mirror mode also what both sides never agreed on.
-        let unknown = planned.keys().filter(|path| !trees.base.get(path).is_some_and(Entry::is_file)).count();
-        Weight {
-            side,
-            planned: planned.len(),
-            lately: self.gone.values().filter(|gone| gone.side == side).count(),
-            of: (trees.base.files() + unknown + self.gone.len()).saturating_sub(self.made.len()),
-            is_empty: source.files() == 0,
-        }
+        let gone = self.gone.iter().map(|(path, gone)| (path, gone.side));
+        Weight::of(side, planned.keys(), gone, self.made.keys(), trees)
     }
 
     fn held(&self, now: Instant) -> Hold {
-        let files = self.planned.iter().map(BTreeMap::len).sum();
+        let files = self.planned.iter().flat_map(BTreeMap::keys).filter(|path| is_counted(path)).count();
         match self.hold {
             Some(hold) if files <= hold.files => Hold { files, ..hold },
             Some(hold) => Hold { files, grew: now, ..hold },
             None => Hold { files, since: now, grew: now },
         }
-    }
-}
-
-/// What a plan would delete on one side, beside what there was.
-struct Weight {
-    side: Side,
-    planned: usize,
-    lately: usize,
-    of: usize,
-    /// The side they are missing on has no files.
-    is_empty: bool,
-}
-
-impl Weight {
-    fn halt(&self) -> Option<Halt> {
-        let Weight { side, planned, lately, of, is_empty } = *self;
-        let files = planned + lately;
-        if planned == 0 {
-            None
-        } else if is_empty && of > 1 {
-            let emptied = if side == Side::Here { Side::Sandbox } else { Side::Here };
-            Some(Halt::Emptied { side: emptied, files: planned })
-        } else {
-            (files >= FEW_FILES && files * 2 > of).then_some(Halt::MassDeletion { side, files, of, lately })
-        }
-    }
-
-    fn is_more_than_a_small_part(&self) -> bool {
-        let files = self.planned + self.lately;
-        self.planned > 0 && files >= FEW_FILES && files * SMALL_PART > self.of
     }
 }
 
@@ -254,30 +195,16 @@ pub fn deletes(change: &Change) -> bool {
     change.new.is_none() || is_folder(&change.old) && !is_folder(&change.new)
 }
 
-/// Files that go and whose content comes nowhere else.
-fn lost(changes: &[Change]) -> Lost {
-    let digest = |entry: &Option<Entry>| entry.as_ref().and_then(Entry::content).map(|(digest, _)| digest);
-    let mut moved: HashMap<Digest, usize> = HashMap::new();
-    for come in changes.iter().filter(|c| digest(&c.new) != digest(&c.old)).filter_map(|c| digest(&c.new)) {
-        *moved.entry(come).or_default() += 1;
-    }
-    let mut is_moved = |digest: &Digest| match moved.get_mut(digest) {
-        Some(left) if *left > 0 => {
-            *left -= 1;
-            true
-        }
-        _ => false,
-    };
-    let gone = changes.iter().filter(|c| c.new.is_none()).filter_map(|c| Some((c.path.clone(), digest(&c.old)?)));
-    gone.filter(|(_, digest)| !is_moved(digest)).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{mode::Mode, reconcile::reconcile};
+    use crate::{
+        losses::{FEW_FILES, SMALL_PART},
+        mode::Mode,
+        reconcile::reconcile,
+    };
 
     fn path(text: &str) -> RelPath {
         RelPath::new(text.as_bytes()).unwrap()
@@ -309,7 +236,7 @@ mod tests {
 
     impl Play {
         fn new(base: Tree) -> Self {
-            Self { guard: Guard::default(), here: base.clone(), there: base.clone(), base, now: Instant::now() }
+            Self { guard: Guard::new(DIRECTORY_FILES), here: base.clone(), there: base.clone(), base, now: Instant::now() }
         }
 
         fn judge(&mut self, mode: Mode, is_confirmed: bool) -> (Verdict, Plan) {
@@ -359,7 +286,7 @@ mod tests {
             }
         };
         let emptied = |files| Some(Halt::Emptied { side: Side::Sandbox, files });
-        let most = |files, of| Some(Halt::MassDeletion { side: Side::Here, files, of, lately: 0 });
+        let most = |files, of| Some(Halt::MassDeletion { side: Side::Here, directory: None, files, of, lately: 0 });
         for (had, gone, expected) in [
             (1, 1, None),
             (2, 2, emptied(2)),
@@ -398,7 +325,7 @@ mod tests {
         let mut play = Play::new((0..20).map(|n| (path(&format!("f{n}")), file("the same"))).collect());
         play.here = without(&play.here, 0..19);
         play.here.set(path("x"), Some(file("the same")));
-        assert_eq!(play.round(), Verdict::Halt(Halt::MassDeletion { side: Side::Sandbox, files: 18, of: 20, lately: 0 }));
+        assert_eq!(play.round(), Verdict::Halt(Halt::MassDeletion { side: Side::Sandbox, directory: None, files: 18, of: 20, lately: 0 }));
     }
 
     #[test]
@@ -475,7 +402,7 @@ mod tests {
         play.there = files(5);
         assert_eq!(play.judge(Mode::Mirror, false).0, Verdict::Halt(Halt::Emptied { side: Side::Here, files: 5 }));
         play.here.set(path("mine"), Some(file("mine")));
-        let most = Halt::MassDeletion { side: Side::Sandbox, files: 5, of: 5, lately: 0 };
+        let most = Halt::MassDeletion { side: Side::Sandbox, directory: None, files: 5, of: 5, lately: 0 };
         assert_eq!(play.judge(Mode::Mirror, false).0, Verdict::Halt(most));
     }
 

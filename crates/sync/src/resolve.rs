@@ -30,20 +30,24 @@ impl Engine {
 
     /// Gives the local version another name, beside its own; the sandbox's then comes in its place.
     fn set_aside(&self, path: &RelPath) -> std::io::Result<()> {
-        let text = path.name();
-        let (stem, extension) = match text.iter().rposition(|b| *b == b'.') {
-            Some(at) if at > 0 => text.split_at(at),
-            _ => (text, &b""[..]),
-        };
         let folder = dirs::directory(self.folder.root(), path.parent_bytes())?;
         for number in 1..1000 {
-            let beside =
-                [stem, format!(".here{}", if number == 1 { String::new() } else { format!("-{number}") }).as_bytes(), extension].concat();
-            match rename_new(folder.as_fd(), text, folder.as_fd(), &beside) {
+            let beside = name_beside(path.name(), "here", number);
+            match rename_new(folder.as_fd(), path.name(), folder.as_fd(), &beside) {
                 Err(rustix::io::Errno::EXIST) => {}
                 other => return Ok(other?),
             }
         }
         Err(std::io::ErrorKind::AlreadyExists.into())
     }
+}
+
+/// A name for another version of a file: `notes.md` becomes `notes.here.md`, then `notes.here-2.md`.
+pub fn name_beside(name: &[u8], word: &str, number: u32) -> Vec<u8> {
+    let (stem, extension) = match name.iter().rposition(|b| *b == b'.') {
+        Some(at) if at > 0 => name.split_at(at),
+        _ => (name, &b""[..]),
+    };
+    let number = if number == 1 { String::new() } else { format!("-{number}") };
+    [stem, format!(".{word}{number}").as_bytes(), extension].concat()
 }

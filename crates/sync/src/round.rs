@@ -14,7 +14,8 @@ use crate::{
     engine::Engine,
     entry::Entry,
     error::SyncError,
-    guard::{Halt, Side, Trees, Verdict, deletes},
+    guard::{Guard, Trees, Verdict, deletes},
+    halt::{Halt, Side},
     message::{Message, Need, Outcome, entry_bytes, send_list},
     path::RelPath,
     peer::Peer,
@@ -24,6 +25,7 @@ use crate::{
     rules::{MAX_RULE_BYTES, MAX_RULE_FILES, Rules, is_out_of_bounds},
     serve::{read_wants, send_wants},
     status::{Event, Phase},
+    trash::Trash,
     tree::{Tree, Update},
 };
 
@@ -38,7 +40,8 @@ impl Engine {
     pub(crate) fn round(&mut self, peer: &mut Peer, all: bool) -> Result<Option<Halt>, SyncError> {
         self.look(peer, all)?;
         self.find_made()?;
-        let (mut guard, is_confirmed) = (std::mem::take(&mut self.guard), std::mem::take(&mut self.is_confirmed));
+        let is_confirmed = std::mem::take(&mut self.is_confirmed);
+        let mut guard = std::mem::replace(&mut self.guard, Guard::new(self.settings.directory_files));
         let (base, here, there, forgotten) = self.views();
         let mut plan = reconcile(&base, &here, &there, self.settings.mode, &self.decided);
         let trees = Trees { base: &base, here: &here, there: &there };
@@ -59,6 +62,11 @@ impl Engine {
             Verdict::Halt(halt) => return Ok(Some(halt)),
             Verdict::Hold => [&mut plan.here, &mut plan.there].into_iter().for_each(|changes| changes.retain(|c| !deletes(c))),
             Verdict::Go => {}
+        }
+        if let Some(trash) = &mut self.folder.trash
+            && let Some(full) = trash.room_for(&plan.here)?
+        {
+            return Ok(Some(Halt::TrashFull(full)));
         }
         let held: Vec<RelPath> = held.into_iter().map(|c| c.path).collect();
         let is_anything = !plan.here.is_empty() || !plan.there.is_empty();
@@ -215,7 +223,8 @@ impl Engine {
                         self.there.set(change.path.clone(), change.new.clone());
                     }
                     self.guard.note(side, &change.path, change.new.as_ref(), Instant::now());
-                    (self.listener)(Event::Changed { side, change: &change });
+                    let batch = self.folder.trash.as_ref().and_then(Trash::batch).filter(|_| side == Side::Here && change.old.is_some());
+                    (self.listener)(Event::Changed { side, change: &change, batch: batch.as_deref() });
                     agreed.push((change.path, change.new));
                 }
                 Outcome::Changed | Outcome::NoContent => {
@@ -314,6 +323,9 @@ impl Engine {
         self.status.there_problems = self.there_problems.clone();
         self.status.there_problems.extend(self.undone[Side::Sandbox as usize].clone());
         self.status.is_polling = [self.folder.is_partly_watched(), self.there_is_partial];
+        if let Some(trash) = &self.folder.trash {
+            self.status.trash = trash.fill();
+        }
         self.status.rounds += 1;
         self.publish();
     }

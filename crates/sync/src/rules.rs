@@ -27,6 +27,8 @@ pub const MAX_RULE_FILES: usize = 2000;
 pub const MAX_RULE_BYTES: usize = 4 * 1024 * 1024;
 /// Where content waits until it is whole, at the top of the folder.
 pub const STAGING: &str = ".cobox-sync";
+/// The trash of the local folder, at its top.
+pub const TRASH: &str = ".cobox-trash";
 
 /// One file of rules: in which folder, which of the two, and its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -182,7 +184,9 @@ fn is_never_synced(path: &RelPath) -> bool {
     let name = path.name();
     let is_temporary = name.len() == 27 && name.starts_with(b".cobox-") && name.ends_with(b".tmp");
     let is_git_lock = name.ends_with(b".lock") && path.parts().any(|p| p == b".git");
-    name == STAGING.as_bytes() || is_temporary || is_git_lock
+    // In any case: some file systems don't tell `.COBOX-TRASH` from it.
+    let is_own = [STAGING, TRASH].iter().any(|own| name.eq_ignore_ascii_case(own.as_bytes()));
+    is_own || is_temporary || is_git_lock
 }
 
 #[cfg(test)]
@@ -228,7 +232,15 @@ mod tests {
     #[test]
     fn what_is_on_its_way_in_and_gits_locks_are_never_synced() {
         let rules = Rules::default();
-        for text in [STAGING, ".cobox-0123456789abcdef.tmp", "a/.cobox-0123456789abcdef.tmp", ".git/index.lock", ".git/refs/heads/x.lock"] {
+        for text in [
+            STAGING,
+            TRASH,
+            "a/.Cobox-Trash",
+            ".cobox-0123456789abcdef.tmp",
+            "a/.cobox-0123456789abcdef.tmp",
+            ".git/index.lock",
+            ".git/refs/heads/x.lock",
+        ] {
             assert!(rules.leaves_out(&path(text), false), "{text}");
         }
         for text in ["Cargo.lock", ".cobox-notes.tmp", ".git/index"] {

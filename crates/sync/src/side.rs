@@ -23,6 +23,7 @@ use crate::{
     scan::{Found, Known, Scan},
     staging::{Staging, copy_all},
     stamp::Stamp,
+    trash::Trash,
     tree::{Tree, Update},
     watch::Watch,
 };
@@ -60,6 +61,8 @@ pub struct Folder {
     pub(crate) problems: BTreeMap<RelPath, Problem>,
     pub(crate) rules: Rules,
     pub(crate) staging: Staging,
+    /// Where deleted and replaced versions go; the sandbox's end has none.
+    pub(crate) trash: Option<Trash>,
     /// To be looked at with the next scan, whatever the watch says.
     pub(crate) again: BTreeSet<RelPath>,
     /// What is never looked into, and told as a problem.
@@ -100,6 +103,7 @@ impl Folder {
             problems: BTreeMap::new(),
             rules: Rules::default(),
             staging,
+            trash: None,
             again: BTreeSet::new(),
             own: BTreeSet::new(),
             watch,

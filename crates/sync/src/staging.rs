@@ -20,7 +20,7 @@ use crate::{digest::PIECE_BYTES, dirs, entry::Digest, error::SyncError, rules::S
 /// Fewer files than this are made durable one by one; with more, one sync of the whole file system is quicker.
 pub const FEW_FILES: usize = 8;
 /// What tells git not to look at what is on its way in.
-const GIT_IGNORE: (&str, &[u8]) = (".gitignore", b"*\n");
+pub const GIT_IGNORE: (&str, &[u8]) = (".gitignore", b"*\n");
 /// In the name of what came in from the folder.
 const OUT: &str = "out";
 /// Of what is new; a mask may take away from it.
@@ -326,7 +326,8 @@ fn is_unexpected(name: &[u8], now: &Stamp) -> bool {
     }
 }
 
-fn list(folder: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
+/// The names in a folder.
+pub fn list(folder: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
     let mut names = Vec::new();
     let mut listing = Dir::read_from(folder)?;
     while let Some(entry) = listing.read() {

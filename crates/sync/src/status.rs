@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::SystemTime};
 
 use crate::{
-    guard::{Halt, Side},
+    halt::{Halt, Side},
     mode::Mode,
     path::RelPath,
     problem::Problem,
@@ -40,6 +40,8 @@ pub struct Status {
     /// From the sandbox, and not taken because it would run here by itself.
     pub held: Vec<RelPath>,
     pub left_alone: usize,
+    /// Of the local folder's trash: used and allowed, in bytes.
+    pub trash: (u64, u64),
     /// Where not all changes are seen as they happen.
     pub is_polling: [bool; 2],
     /// When both sides last agreed as far as they can.
@@ -61,6 +63,8 @@ pub enum Event<'a> {
     Changed {
         side: Side,
         change: &'a Change,
+        /// The trash batch that has the old version, where there was one here.
+        batch: Option<&'a str>,
     },
     /// A round that did something, or found another conflict, is over.
     Round(&'a Status),

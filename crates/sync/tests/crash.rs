@@ -2,17 +2,20 @@
 //! last is what both sides have in the end, and nobody is asked about a conflict that there isn't.
 //!
 //! `COBOX_SYNC_KILLS` says how often; 50 unless told.
+//!
+//! The local end killed in the midst of deletions and replacements: every version is at its place or in the trash.
 
 mod ends;
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs,
     os::unix::net::{UnixListener, UnixStream},
     path::Path,
     process::{Child, Command, Stdio},
     sync::Arc,
     thread,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use cobox_sync::{Connection, Engine, Limits, Mode, NoConnection, Own, Settings, open_root, serve};
@@ -135,6 +138,66 @@ fn kill(kills: u64) {
     ends.wait_until(|| !ends.here(cobox_sync::STAGING).exists() && !ends.there(cobox_sync::STAGING).exists());
 }
 
+/// Files of the test below; those that stay are so many that no round is a mass deletion.
+const TRASH_FILES: u64 = 120;
+const TRASH_ANCHORS: u64 = 600;
+const TRASH_KILLS: u64 = 12;
+
+/// Every file in the trash, whole or half moved.
+fn in_trash(ends: &Ends) -> Vec<String> {
+    let batches = fs::read_dir(ends.here(cobox_sync::TRASH)).into_iter().flatten().flatten();
+    let files = batches.filter_map(|batch| fs::read_dir(batch.path()).ok()).flatten().flatten();
+    files.filter(|file| file.file_name().as_encoded_bytes()[0].is_ascii_digit()).filter_map(|f| fs::read_to_string(f.path()).ok()).collect()
+}
+
+fn in_folder(ends: &Ends) -> Vec<String> {
+    fs::read_dir(ends.here("")).unwrap().flatten().filter_map(|file| fs::read_to_string(file.path()).ok()).collect()
+}
+
+#[test]
+fn killed_while_it_deletes_and_replaces_every_version_is_at_its_place_or_in_the_trash() {
+    let ends = Ends::new();
+    let top = ends.here("").parent().unwrap().to_owned();
+    for number in 0..TRASH_ANCHORS {
+        ends.write_here(&format!("anchor{number}"), &format!("anchor {number}"));
+    }
+    let first = |number: u64| format!("first version of {number}");
+    (0..TRASH_FILES).for_each(|number| ends.write_here(&format!("f{number}"), &first(number)));
+    ends.start(Mode::TwoWaySafe).flush();
+    let (began, mut dice, mut had) = (SystemTime::now(), Dice(4711), BTreeSet::new());
+    for round in 0..TRASH_KILLS {
+        had.extend(in_folder(&ends));
+        for number in 0..TRASH_FILES {
+            match dice.roll(20) {
+                0 => drop(fs::remove_file(ends.there(&format!("f{number}")))),
+                1..10 => ends.write_there(&format!("f{number}"), &format!("version {round} of {number}")),
+                _ => {}
+            }
+        }
+        let (before, moved) = (in_trash(&ends).len(), dice.roll(TRASH_FILES / 3) as usize);
+        let mut sandbox = child("as_the_sandbox", &top);
+        ends.wait_until(|| top.join("socket").exists());
+        let mut laptop = child("as_the_laptop", &top);
+        ends.wait_until(|| in_trash(&ends).len() >= before + moved);
+        for one in [&mut laptop, &mut sandbox] {
+            one.kill().unwrap();
+            one.wait().unwrap();
+        }
+        let _ = fs::remove_file(top.join("socket"));
+        let now: BTreeSet<String> = in_folder(&ends).into_iter().chain(in_trash(&ends)).collect();
+        let lost: Vec<&String> = had.difference(&now).collect();
+        assert!(lost.is_empty(), "round {round}: {lost:?}");
+    }
+    ends.start(Mode::TwoWaySafe).flush();
+    let undone = ends.trash().restore(&cobox_sync::Scope::Since(began)).unwrap();
+    assert!(undone.failed.is_empty(), "{:?}", undone.failed);
+    let beside: BTreeMap<String, String> = undone.restored.iter().map(|one| (one.path.to_string(), one.to.to_string())).collect();
+    for number in 0..TRASH_FILES {
+        let name = format!("f{number}");
+        assert_eq!(ends.read_here(beside.get(&name).unwrap_or(&name)), first(number));
+    }
+}
+
 /// A run that is left alone makes both sides what was saved last.
 fn settle(ends: &Ends, last: &[Option<String>]) {
     let live = ends.start(Mode::TwoWaySafe);
@@ -168,7 +231,7 @@ fn as_the_sandbox() {
 #[ignore = "one of the ends that the test above starts and kills"]
 fn as_the_laptop() {
     let Some(at) = place() else { return };
-    let settings = Settings { mode: Mode::TwoWaySafe, allow_risky: false, limits: Limits::default(), once: false };
+    let settings = Settings::default();
     let engine = Engine::open(&at.join("here"), &at.join("base"), settings, Box::new(|_| ())).unwrap();
     let mut dial = || match UnixStream::connect(at.join("socket")) {
         Ok(stream) => Ok(Connection { reader: Box::new(stream.try_clone().unwrap()), writer: Box::new(stream) }),

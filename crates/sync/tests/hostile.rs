@@ -9,9 +9,7 @@ use std::{
     thread,
 };
 
-use cobox_sync::{
-    Connection, Digest, Engine, Entry, Limits, Message, Mode, NoConnection, Outcome, Problem, RelPath, Settings, Status, SyncError,
-};
+use cobox_sync::{Connection, Digest, Engine, Entry, Message, NoConnection, Outcome, Problem, RelPath, Settings, Status, SyncError};
 
 /// What it answers to each message; nothing to those it only takes in.
 type Script = Box<dyn FnMut(&Message) -> Vec<Message> + Send>;
@@ -47,7 +45,7 @@ impl Laptop {
 
     /// One connection; there is no second.
     fn run(&self, mut serve: impl FnMut(UnixStream) -> Option<()>) -> Result<Status, SyncError> {
-        let settings = Settings { mode: Mode::TwoWaySafe, allow_risky: false, limits: Limits::default(), once: true };
+        let settings = Settings { once: true, ..Settings::default() };
         let engine = Engine::open(&self.here(""), &self.dir.path().join("base"), settings, Box::new(|_| ())).unwrap();
         let mut dial = || {
             let (ours, theirs) = UnixStream::pair().unwrap();
@@ -126,7 +124,7 @@ fn a_path_that_leads_out_of_the_folder_is_no_path() {
 
 #[test]
 fn nothing_can_be_put_where_content_waits_or_where_git_keeps_its_locks() {
-    for name in [".cobox-sync", "a/.cobox-sync", ".git/index.lock"] {
+    for name in [".cobox-sync", "a/.cobox-sync", ".cobox-trash", ".Cobox-Trash", ".git/index.lock"] {
         let laptop = Laptop::new();
         let folders = path(name).ancestors().map(|folder| (folder, Some(Entry::Dir))).collect::<Vec<_>>();
         let script: Script = Box::new(move |message| match message {

@@ -130,7 +130,7 @@ fn a_root_that_is_emptied_or_mostly_deleted_halts_until_somebody_says_so() {
     }
     live.resume(false).unwrap();
     assert!(live.try_flush().unwrap_err().contains("halted"));
-    assert_eq!(live.status().phase, Phase::Halted(Halt::MassDeletion { side: Side::Here, files: 30, of: 40, lately: 0 }));
+    assert_eq!(live.status().phase, Phase::Halted(Halt::MassDeletion { side: Side::Here, directory: None, files: 30, of: 40, lately: 0 }));
     assert!(ends.here("f0").exists());
     assert!(live.resume(false).is_err());
     live.resume(true).unwrap();

@@ -165,10 +165,53 @@ async fn when_too_much_would_go() {
     it.run(&["sync", "resume", "--sync", desk.path()]);
     it.run(&["sync", "resume", "--confirm", "--sync", desk.path()]);
     it.run(&["sync", "flush", "--wait", "--sync", desk.path()]);
+    live.until("in the trash: f00");
     let said = live.end();
     it.add(&said);
-    fs::read_dir(desk.path()).unwrap().flatten().for_each(|entry| fs::remove_file(entry.path()).unwrap());
+    let files = fs::read_dir(desk.path()).unwrap().flatten().filter(|entry| entry.path().is_file());
+    files.for_each(|entry| fs::remove_file(entry.path()).unwrap());
     it.both(&["sync", "--until-synced", desk.path(), "demo:"]);
     desk.is(it, "sync_mass_deletion");
     assert_eq!(desk.in_sandbox("ls | wc -l").trim(), "5", "nothing was deleted that nobody confirmed");
+}
+
+#[tokio::test]
+async fn deleted_and_replaced_files_come_back() {
+    let desk = Desk::new().await;
+    for (name, text) in [("notes.md", "mine\n"), ("src/a.rs", "a\n"), ("src/b.rs", "b\n"), ("kept", "x\n")] {
+        desk.write(name, text);
+    }
+    let sync = ["sync", "--until-synced", desk.path(), "demo:"];
+    let at = ["--sync", desk.path()];
+    desk.quietly(desk.broker.cobox().args(sync));
+    desk.in_sandbox("rm -r src && echo theirs > notes.md");
+    let mut it = Transcript::at(&desk.broker);
+    it.run(&sync);
+    it.both(&[&["sync", "trash", "list"], &at[..]].concat());
+    desk.is(it, "sync_trash_list");
+
+    let mut it = Transcript::at(&desk.broker);
+    it.both(&[&["sync", "trash", "restore", "src/a.rs"], &at[..]].concat());
+    it.run(&[&["sync", "trash", "restore", "src"], &at[..]].concat());
+    desk.is(it, "sync_trash_restore");
+
+    // Changed since: the old version goes beside it.
+    desk.write("notes.md", "changed since\n");
+    let mut it = Transcript::at(&desk.broker);
+    it.run(&[&["sync", "undo"], &at[..]].concat());
+    it.both(&[&["sync", "undo", "--since", "1h"], &at[..]].concat());
+    it.run(&[&["sync", "undo", "--since", "yesterday"], &at[..]].concat());
+    it.run(&sync);
+    desk.is(it, "sync_undo");
+    assert_eq!(desk.in_sandbox("cat notes.md notes.restored.md src/a.rs src/b.rs"), "changed since\nmine\na\nb\n");
+
+    desk.in_sandbox("echo again > kept");
+    desk.quietly(desk.broker.cobox().args(sync));
+    let mut it = Transcript::at(&desk.broker);
+    it.both(&[&["sync", "trash", "empty"], &at[..]].concat());
+    it.run(&[&["sync", "trash", "empty", "--older-than", "1h", "--yes"], &at[..]].concat());
+    it.both(&[&["sync", "trash", "empty", "--yes"], &at[..]].concat());
+    it.both(&[&["sync", "trash", "list"], &at[..]].concat());
+    desk.is(it, "sync_trash_empty");
+    assert!(!Path::new(desk.path()).join(".cobox-trash").exists());
 }

@@ -121,6 +121,7 @@ static REDACTED: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
     [
         (r"eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+", "TOKEN"),
         (r"cbx_[A-Za-z0-9_-]{20,}", "cbx_KEY"),
+        (r"\b\d{13}-[0-9a-f]{8}(-undo)?", "BATCH$1"),
         (r"\b(ssn|sb|tok|req|key|snap|vol|sh|cmd|evt|node|own|shr)_[0-9a-z]{26}", "${1}_ID"),
         (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "TIME"),
         (r"(http|ws)://127\.0\.0\.1:\d+", "$1://BROKER"),

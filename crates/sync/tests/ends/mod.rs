@@ -18,7 +18,8 @@ use std::{
 };
 
 use cobox_sync::{
-    Choice, Command, Connection, Engine, Handle, Hooks, Limits, Mode, NoConnection, Own, RelPath, Settings, Status, open_root, serve,
+    Choice, Command, Connection, Engine, Handle, Hooks, Limits, Mode, NoConnection, Own, RelPath, Settings, Status, Trash, TrashLimits,
+    open_root, serve,
 };
 
 /// Longest anything may take; only a hang reaches it.
@@ -80,8 +81,33 @@ impl Ends {
 
     /// With a sandbox that has these ways.
     pub fn start_at(&self, mode: Mode, sandbox: Arc<dyn Hooks>) -> Live {
-        let settings = Settings { mode, allow_risky: false, limits: Limits::default(), once: false };
-        let (here, there, base) = (self.here(""), self.there(""), self.dir.path().join("base"));
+        self.start_with(Settings { mode, ..Settings::default() }, sandbox)
+    }
+
+    /// One run that ends when both sides agree.
+    pub fn sync_once(&self, mode: Mode) -> Status {
+        let settings = Settings { mode, once: true, ..Settings::default() };
+        let engine = Engine::open(&self.here(""), &self.base(), settings, Box::new(|_| ())).unwrap();
+        let mut dial = || {
+            let (ours, theirs) = UnixStream::pair().map_err(|e| NoConnection::Final(e.to_string()))?;
+            let (root, hooks) = (open_root(&self.there("")).unwrap(), Arc::new(Own::new(self.there(""))));
+            thread::spawn(move || drop(serve(theirs.try_clone().unwrap(), theirs, root, Limits::default(), hooks)));
+            Ok(Connection { reader: Box::new(ours.try_clone().unwrap()), writer: Box::new(ours) })
+        };
+        engine.run(&mut dial).unwrap()
+    }
+
+    fn base(&self) -> PathBuf {
+        self.dir.path().join("base")
+    }
+
+    /// The trash of the local folder.
+    pub fn trash(&self) -> Trash {
+        Trash::of(&self.here(""), TrashLimits::default()).unwrap()
+    }
+
+    pub fn start_with(&self, settings: Settings, sandbox: Arc<dyn Hooks>) -> Live {
+        let (here, there, base) = (self.here(""), self.there(""), self.base());
         let (handles, handle) = mpsc::channel();
         let received = Arc::new(AtomicU64::new(0));
         let lines: Arc<Mutex<Vec<UnixStream>>> = Arc::default();
@@ -197,7 +223,7 @@ fn contents(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     fn walk(root: &Path, at: &Path, into: &mut BTreeMap<PathBuf, Vec<u8>>) {
         for entry in fs::read_dir(at).unwrap() {
             let path = entry.unwrap().path();
-            if path.ends_with(cobox_sync::STAGING) {
+            if path.ends_with(cobox_sync::STAGING) || path.ends_with(cobox_sync::TRASH) {
                 continue;
             }
             let meta = fs::symlink_metadata(&path).unwrap();

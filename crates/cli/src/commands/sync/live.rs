@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cobox_client::NoLine;
-use cobox_sync::{Command, Connection, Engine, Entry, Event, Handle, Limits, Mode, NoConnection, Phase, Settings, Side, Status, SyncError};
+use cobox_sync::{Change, Command, Connection, Engine, Entry, Event, Handle, NoConnection, Phase, Settings, Side, Status, SyncError};
 use indicatif::ProgressBar;
 use serde_json::json;
 use tokio::sync::oneshot;
@@ -25,13 +25,7 @@ use crate::{
 /// For a batch that is just being placed; then the process ends all the same, which a sync survives at any moment.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
 
-pub struct Wish {
-    pub mode: Mode,
-    pub allow_risky: bool,
-    pub until_synced: bool,
-}
-
-pub async fn run(pair: Pair, wish: &Wish, context: &Context) -> Outcome {
+pub async fn run(pair: Pair, settings: Settings, context: &Context) -> Outcome {
     let mut signals = EndSignals::new()?;
     let folder = pair.folder.canonicalize().map_err(|e| Failure::new(format!("{}: {e}", pair.folder.display())))?;
     let (state, id) = State::of(&pair, &folder, context.client()?.url())?;
@@ -47,16 +41,23 @@ pub async fn run(pair: Pair, wish: &Wish, context: &Context) -> Outcome {
         Target::Sandbox(name) => (None, Some(name.clone())),
         Target::Session(_) => (None, None),
     };
-    let config =
-        Config { id, folder: folder.clone(), thread, sandbox, path, mode: wish.mode.to_string(), sandbox_id: way_in.sandbox_id.clone() };
+    let config = Config {
+        id,
+        folder: folder.clone(),
+        thread,
+        sandbox,
+        path,
+        mode: settings.mode.to_string(),
+        sandbox_id: way_in.sandbox_id.clone(),
+    };
     begin(&state, &config, context.printer)?;
 
     let (started, handle) = oneshot::channel();
     let (ending, ended) = oneshot::channel();
     let engine = {
-        let settings = Settings { mode: wish.mode, allow_risky: wish.allow_risky, limits: Limits::default(), once: wish.until_synced };
+        let settings = settings.clone();
         let (dataplane, runtime, remote) = (way_in.dataplane.clone(), tokio::runtime::Handle::current(), pair.path.clone());
-        let screen = Screen::new(context.printer, state.clone(), config.clone(), wish.until_synced);
+        let screen = Screen::new(context.printer, state.clone(), config.clone(), settings.once);
         let base = state.base();
         move || {
             let mut dial = || match runtime.block_on(dataplane.open_sync(&remote, settings.mode.only_reads_there())) {
@@ -84,7 +85,7 @@ pub async fn run(pair: Pair, wish: &Wish, context: &Context) -> Outcome {
         // It could not begin; the end says why.
         Err(_) => End::ByItself(ended.await.map_err(|_| Failure::new("the sync ended without a word"))?),
     };
-    finish(done, &state, &config, wish, context.printer)
+    finish(done, &state, &config, settings.once, context.printer)
 }
 
 /// Remembers which folders these are. Another sandbox in the place of the old one has nothing to do with what was agreed there.
@@ -120,11 +121,11 @@ async fn until_the_end(handle: Handle, mut ended: oneshot::Receiver<Ended>, sign
     Ok(End::Told(code, tokio::time::timeout(STOP_WITHIN, ended).await.ok().and_then(Result::ok)))
 }
 
-fn finish(done: End, state: &State, config: &Config, wish: &Wish, printer: Printer) -> Outcome {
+fn finish(done: End, state: &State, config: &Config, until_synced: bool, printer: Printer) -> Outcome {
     let (signalled, done) = match done {
         End::ByItself(ended) => (None, Some(ended)),
         // Who asked for an end before both sides are the same is told that they may not be.
-        End::Told(code, ended) => (wish.until_synced.then_some(code), ended),
+        End::Told(code, ended) => (until_synced.then_some(code), ended),
     };
     let status = match done {
         Some(Ok(status)) => status,
@@ -132,6 +133,7 @@ fn finish(done: End, state: &State, config: &Config, wish: &Wish, printer: Print
             let failure = Failure::new(error.to_string());
             return Err(match error {
                 SyncError::There { .. } | SyncError::NotAllowed => failure.advise("`cobox session get` shows what your token allows"),
+                SyncError::Halted(halt) if !halt.is_confirmable() => failure.advise(halt.advice()),
                 SyncError::Halted(_) => failure.advise(
                     "if that is right, run it without --until-synced and say so with `cobox sync resume --confirm`; if not, put back what is missing",
                 ),
@@ -146,7 +148,7 @@ fn finish(done: End, state: &State, config: &Config, wish: &Wish, printer: Print
     if let Some(code) = signalled {
         return Err(cut_short(code));
     }
-    if wish.until_synced {
+    if until_synced {
         let is_whole = status.conflicts.is_empty() && failures(&status) == 0;
         if printer.is_json() {
             printer.out(format!("{}\n", json!({"event": "end", "status": told})).as_bytes())?;
@@ -202,18 +204,32 @@ impl Screen {
         match event {
             Event::Phase(phase) => self.phase(phase),
             Event::Progress { to, done, total } => self.progress(*to, *done, *total),
-            Event::Changed { side, change } => {
+            Event::Changed { side, change, batch } => {
                 let what = match (&change.old, &change.new) {
                     (_, None) => "removed",
                     (None, Some(Entry::Dir)) => "made",
                     _ => "written",
                 };
                 let side = if *side == Side::Here { "here" } else { "sandbox" };
-                self.object(&json!({"event": "changed", "side": side, "path": change.path.to_string(), "change": what}));
+                self.object(&json!({"event": "changed", "side": side, "path": change.path.to_string(), "change": what, "trash": batch}));
+                self.deletion(side, change);
             }
             Event::Round(status) => self.round(status),
             Event::Notice(words) => self.say(words),
         }
+    }
+
+    /// Every one is printed, so that none goes unnoticed.
+    fn deletion(&self, side: &str, change: &Change) {
+        if change.new.is_some() {
+            return;
+        }
+        let slash = if matches!(change.old, Some(Entry::Dir)) { "/" } else { "" };
+        let words = match side {
+            "here" => format!("deleted here, in the trash: {}{slash}", visible(&change.path.to_string())),
+            _ => format!("deleted in the sandbox: {}{slash}", visible(&change.path.to_string())),
+        };
+        self.line.suspend(|| self.printer.note(&words));
     }
 
     fn phase(&mut self, phase: &Phase) {
@@ -223,9 +239,7 @@ impl Screen {
         }
         match phase {
             Phase::Halted(_) | Phase::Watching if self.is_to_end => {}
-            Phase::Halted(halt) => self.say(&format!(
-                "halted: {halt}\n  if that is right: `cobox sync resume --confirm`; if not, put back what is missing and `cobox sync resume`"
-            )),
+            Phase::Halted(halt) => self.say(&format!("halted: {halt}\n  {}", halt.advice())),
             Phase::Waiting(why) => self.say(&format!("{why}; trying again")),
             Phase::Watching if !self.has_synced => {
                 self.has_synced = true;

@@ -6,21 +6,25 @@ mod look;
 mod once;
 mod report;
 mod state;
+mod trash;
 mod verbs;
 
 use std::{
     ffi::OsString,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
-use cobox_sync::Mode;
+use cobox_sync::{DIRECTORY_FILES, Limits, Mode, Settings, TrashLimits};
 
 pub use self::{look::running_sync_of, verbs::flush_before};
 use super::{Outcome, Where};
 use crate::{
+    byte_size::byte_size,
     context::Context,
     failure::Failure,
     place::{self, Place, Remote, WORK_DIR},
+    span::span,
     way_in::Target,
 };
 
@@ -32,6 +36,7 @@ Runs until Ctrl-C. A file saved on one side is on the other within a moment. Whe
 overwritten: `cobox sync status` lists it and `cobox sync resolve` settles it.
 What .gitignore and .coboxignore name stays where it is. Hidden files go too, .git among them: name it in .coboxignore to leave it here.
 What would run on this machine by itself, such as .git/hooks, .envrc and .vscode, comes from a sandbox only with --allow-risky.
+What the sandbox deletes or replaces here goes to a trash first: `cobox sync undo` puts it back, `cobox sync trash list` shows it.
 
 Modes:
   two-way-safe    both ways; conflicts are left for you [default]
@@ -47,6 +52,7 @@ Examples:
   cobox sync --mode pull . demo:
   cobox sync status
   cobox sync resolve --keep here notes.txt
+  cobox sync undo
   cobox sync --once ."
 )]
 pub struct Args {
@@ -61,7 +67,7 @@ struct Run {
     #[command(flatten)]
     place: Where,
     /// Upload the folder once, as one archive, and end
-    #[arg(long, conflicts_with_all = ["mode", "allow_risky", "until_synced"])]
+    #[arg(long, conflicts_with_all = ["mode", "allow_risky", "until_synced", "trash_size", "trash_age", "directory_files"])]
     once: bool,
     /// Which side may change which
     #[arg(long, value_name = "MODE", default_value_t)]
@@ -72,6 +78,15 @@ struct Run {
     /// End when both sides are the same, as far as they can be
     #[arg(long)]
     until_synced: bool,
+    /// Size of the trash for what is deleted or replaced here; a full one halts the sync
+    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = byte_size)]
+    trash_size: u64,
+    /// How long it stays in the trash
+    #[arg(long, value_name = "TIME", default_value = "7d", value_parser = span)]
+    trash_age: Duration,
+    /// Halt when a directory with more files than this disappears
+    #[arg(long, value_name = "FILES", default_value_t = DIRECTORY_FILES)]
+    directory_files: usize,
     /// Also where the folder is the home directory or /
     #[arg(long)]
     any_folder: bool,
@@ -99,12 +114,10 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
             match args.run.once {
                 true => once::run(pair, context).await,
                 false => {
-                    live::run(
-                        pair,
-                        &live::Wish { mode: args.run.mode, allow_risky: args.run.allow_risky, until_synced: args.run.until_synced },
-                        context,
-                    )
-                    .await
+                    let Run { mode, allow_risky, until_synced, trash_size, trash_age, directory_files, .. } = args.run;
+                    let trash = TrashLimits { bytes: trash_size, age: trash_age };
+                    let settings = Settings { mode, allow_risky, limits: Limits::default(), once: until_synced, trash, directory_files };
+                    live::run(pair, settings, context).await
                 }
             }
         }

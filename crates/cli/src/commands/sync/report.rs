@@ -31,6 +31,14 @@ pub fn phase_why(phase: &Phase) -> Option<String> {
     }
 }
 
+/// What to do where it waits for the user.
+fn phase_advice(phase: &Phase) -> Option<&'static str> {
+    match phase {
+        Phase::Halted(halt) => Some(halt.advice()),
+        _ => None,
+    }
+}
+
 pub fn as_json(config: &Config, status: &Status) -> Value {
     let problems = |side: &'static str, problems: &std::collections::BTreeMap<RelPath, Problem>| -> Vec<Value> {
         problems
@@ -49,11 +57,13 @@ pub fn as_json(config: &Config, status: &Status) -> Value {
         "mode": status.mode.word(),
         "phase": phase_word(&status.phase),
         "why": phase_why(&status.phase),
+        "advice": phase_advice(&status.phase),
         "files": {"here": status.here_files, "sandbox": status.there_files, "agreed": status.agreed_files},
         "conflicts": status.conflicts.iter().map(conflict).collect::<Vec<_>>(),
         "problems": all_problems,
         "held_back": status.held.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "left_alone": status.left_alone,
+        "trash": {"bytes": status.trash.0, "limit_bytes": status.trash.1},
         "polling": {"here": status.is_polling[0], "sandbox": status.is_polling[1]},
         "settled_at": settled.map(|at| Timestamp::from_unix(i64::try_from(at.as_secs()).unwrap_or(0)).to_string()),
     })
@@ -81,8 +91,8 @@ pub fn in_words(status: &Value, is_running: bool) -> String {
     lines.push(format!("{phase}, mode {}, {} files in sync", text(&status["mode"]), status["files"]["agreed"]));
     if let (Some(why), true) = (status["why"].as_str(), is_running) {
         lines.push(crate::printer::visible(why));
-        if status["phase"] == "halted" {
-            lines.push("  `cobox sync resume --confirm` says that this is right; otherwise put back what is missing and resume".to_owned());
+        if let Some(advice) = status["advice"].as_str() {
+            lines.push(format!("  {advice}"));
         }
     }
     for (side, place) in [("here", "this folder"), ("sandbox", "the sandbox")] {

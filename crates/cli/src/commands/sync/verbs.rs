@@ -1,4 +1,4 @@
-//! The verbs about syncs that run, or ran: list, status, pause, resume, flush, resolve, diff.
+//! The verbs about syncs that run, or ran: list, status, pause, resume, flush, resolve, diff; undo and trash are in `trash.rs`.
 
 use std::{
     io::Read,
@@ -15,6 +15,7 @@ use super::{
     control::{Request, Winner, ask},
     report::{in_words, left_over},
     state::{Config, State},
+    trash::{self, TrashVerb, UndoArgs},
 };
 use crate::{context::Context, failure::Failure, printer::visible, span::seconds, way_in::Target};
 
@@ -41,6 +42,11 @@ pub enum Verb {
     Resolve(ResolveArgs),
     /// Show how the two sides of a conflict differ
     Diff(DiffArgs),
+    /// Put back what the sandbox deleted or replaced here
+    Undo(UndoArgs),
+    /// What the sandbox deleted or replaced here: list, restore, empty
+    #[command(subcommand)]
+    Trash(TrashVerb),
 }
 
 #[derive(Debug, clap::Args)]
@@ -133,6 +139,8 @@ pub async fn run(verb: Verb, context: &Context) -> Outcome {
             Ok(0)
         }
         Verb::Diff(args) => diff(&args, context).await,
+        Verb::Undo(args) => trash::undo(args, context).await,
+        Verb::Trash(verb) => trash::run(verb, context).await,
     }
 }
 
@@ -213,7 +221,7 @@ fn unknown(config: &Config) -> Value {
 }
 
 /// By id, by its folder or one within it; without a word the current folder's, or the only one there is.
-fn find(which: &Which) -> Result<(State, Config), Failure> {
+pub fn find(which: &Which) -> Result<(State, Config), Failure> {
     let all = State::all();
     if let Some(id) = which.which.as_ref().and_then(|w| w.to_str())
         && let Some(found) = all.iter().find(|(_, config)| config.id == id)
@@ -233,7 +241,7 @@ fn find(which: &Which) -> Result<(State, Config), Failure> {
 }
 
 /// A path as it is in the folder: as it was told, or as a shell completes it.
-fn within(folder: &Path, path: &str) -> String {
+pub fn within(folder: &Path, path: &str) -> String {
     let absolute = Path::new(path).canonicalize().unwrap_or_else(|_| PathBuf::from(path));
     match absolute.strip_prefix(folder) {
         Ok(relative) if !folder.join(path).exists() || Path::new(path).is_absolute() => relative.display().to_string(),

@@ -1,0 +1,263 @@
+//! `cobox sync trash` and `cobox sync undo`: what sync deleted or replaced in the local folder, and the way back. They work on the folder
+//! itself, whether a sync runs or not; a running one treats restored files as ordinary edits.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::{BufRead, IsTerminal},
+    path::PathBuf,
+    time::{Duration, SystemTime},
+};
+
+use cobox_protocol::Timestamp;
+use cobox_sync::{Entry, Restoring, Scope, Trash, TrashItem, TrashLimits};
+use serde_json::{Value, json};
+
+use super::{
+    super::Outcome,
+    verbs::{Which, find, within},
+};
+use crate::{byte_size::in_words, context::Context, failure::Failure, printer::visible, span::span};
+
+/// Restored files shown to people; `--json` has them all.
+const MAX_SHOWN: usize = 20;
+
+#[derive(Debug, clap::Subcommand)]
+pub enum TrashVerb {
+    /// What sync deleted or replaced in the local folder, the oldest first
+    List(Which),
+    /// Put files back. A path that has changed since gets the old version beside it
+    Restore(RestoreArgs),
+    /// Erase the trash
+    Empty(EmptyArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub struct RestoreArgs {
+    #[command(flatten)]
+    which: Which,
+    /// Paths or ids, as `cobox sync trash list` shows them. Of a path the latest version; of a folder everything that was in it
+    #[arg(value_name = "PATH|ID", required = true)]
+    items: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct EmptyArgs {
+    #[command(flatten)]
+    which: Which,
+    /// Only batches older than this, such as 12h or 3d
+    #[arg(long, value_name = "TIME", value_parser = span)]
+    older_than: Option<Duration>,
+    /// Don't ask
+    #[arg(long, short = 'y')]
+    yes: bool,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Puts back what the last batch of changes from the sandbox deleted or replaced in the local folder. Nothing is overwritten: a path that has
+changed since gets the old version beside it, as in notes.restored.md, and the sandbox's version goes to the trash in its turn.
+If the sync is running, restored files go to the sandbox like any other edit.
+
+Examples:
+  cobox sync undo
+  cobox sync undo --since 10m
+  cobox sync undo --since 2026-03-01T09:00:00Z")]
+pub struct UndoArgs {
+    #[command(flatten)]
+    which: Which,
+    /// Everything since then: a time such as 2026-03-01T09:00:00Z, or how long ago, such as 10m
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    since: Option<SystemTime>,
+}
+
+/// An absolute time, or how long ago.
+fn moment(text: &str) -> Result<SystemTime, String> {
+    if let Ok(ago) = span(text) {
+        return SystemTime::now().checked_sub(ago).ok_or_else(|| format!("`{text}` ago is too long ago"));
+    }
+    let at =
+        Timestamp::try_from(text.to_owned()).map_err(|_| format!("`{text}` is neither a time such as 2026-03-01T09:00:00Z nor 10m"))?;
+    Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(at.unix()).unwrap_or(0)))
+}
+
+pub async fn run(verb: TrashVerb, context: &Context) -> Outcome {
+    match verb {
+        TrashVerb::List(which) => {
+            let items = in_trash(&which, |trash| Ok(trash.items()?)).await?;
+            list(&items, context)
+        }
+        TrashVerb::Restore(RestoreArgs { which, items }) => {
+            let (_, config) = find(&which)?;
+            let folder = config.folder.clone();
+            let done = in_trash(&which, move |trash| {
+                let scope = Scope::Items(chosen(&items, &trash.items()?, &folder)?);
+                Ok(trash.restore(&scope)?)
+            });
+            report(&done.await?, "nothing was restored", context)
+        }
+        TrashVerb::Empty(args) => empty(args, context).await,
+    }
+}
+
+pub async fn undo(UndoArgs { which, since }: UndoArgs, context: &Context) -> Outcome {
+    let scope = since.map_or(Scope::LastBatch, Scope::Since);
+    let done = in_trash(&which, move |trash| Ok(trash.restore(&scope)?)).await?;
+    report(&done, "there is nothing to undo", context)
+}
+
+/// Runs file work on the trash of a sync's folder.
+async fn in_trash<T: Send + 'static>(
+    which: &Which,
+    work: impl FnOnce(&Trash) -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    let (_, config) = find(which)?;
+    let doing = move || work(&Trash::of(&config.folder, TrashLimits::default())?);
+    tokio::task::spawn_blocking(doing).await.map_err(|e| Failure::new(e.to_string()))?
+}
+
+impl From<cobox_sync::SyncError> for Failure {
+    fn from(error: cobox_sync::SyncError) -> Self {
+        Failure::new(error.to_string())
+    }
+}
+
+fn list(items: &[TrashItem], context: &Context) -> Outcome {
+    let at = |item: &TrashItem| {
+        let since = item.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Timestamp::from_unix(i64::try_from(since.as_secs()).unwrap_or(i64::MAX))
+    };
+    let action = |item: &TrashItem| match item {
+        TrashItem { is_from_undo: true, .. } => "set aside",
+        TrashItem { is_replaced: true, .. } => "replaced",
+        _ => "deleted",
+    };
+    let kind = |item: &TrashItem| if matches!(item.old, Entry::Link { .. }) { "link" } else { "file" };
+    let value: Vec<Value> = items
+        .iter()
+        .map(|item| {
+            json!({
+                "id": item.id, "batch": item.batch, "at": at(item), "path": item.path.to_string(), "action": action(item).replace(' ', "_"),
+                "kind": kind(item), "size": item.size,
+            })
+        })
+        .collect();
+    let row = |item: &TrashItem| {
+        vec![
+            item.id.clone(),
+            context.printer.moment(at(item)),
+            action(item).to_owned(),
+            in_words(item.size),
+            visible(&item.path.to_string()),
+        ]
+    };
+    let rows: Vec<Vec<String>> = items.iter().map(row).collect();
+    let header = ["ID", "TIME", "ACTION", "SIZE", "PATH"];
+    context.printer.list(&json!({ "items": value }), &header, &rows, "the trash is empty")?;
+    Ok(0)
+}
+
+/// The ids that were meant.
+fn chosen(asked: &[String], items: &[TrashItem], folder: &std::path::Path) -> Result<BTreeSet<String>, Failure> {
+    let mut ids = BTreeSet::new();
+    for text in asked {
+        if items.iter().any(|item| item.id == *text) {
+            ids.insert(text.clone());
+            continue;
+        }
+        let path = within(folder, text);
+        let beneath = format!("{}/", path.trim_end_matches('/'));
+        let is_meant = |item: &&TrashItem| {
+            let shown = item.path.to_string();
+            shown == path || shown.starts_with(&beneath)
+        };
+        // The oldest come first, so that the latest version of each path stays.
+        let latest: BTreeMap<_, _> = items.iter().filter(is_meant).map(|item| (&item.path, &item.id)).collect();
+        if latest.is_empty() {
+            return Err(Failure::new(format!("{text} is not in the trash")).advise("`cobox sync trash list` shows its content"));
+        }
+        ids.extend(latest.into_values().cloned());
+    }
+    Ok(ids)
+}
+
+fn report(done: &Restoring, nothing: &str, context: &Context) -> Outcome {
+    let restored: Vec<Value> = done
+        .restored
+        .iter()
+        .map(|one| json!({"path": one.path.to_string(), "to": one.to.to_string(), "beside": one.path != one.to}))
+        .collect();
+    let failed: Vec<Value> = done.failed.iter().map(|one| json!({"path": one.path.to_string(), "message": one.why})).collect();
+    context.printer.result(&json!({"restored": restored, "failed": failed}), || {
+        let mut lines = match done.restored.len() {
+            0 => vec![nothing.to_owned()],
+            1 => vec!["restored 1 path:".to_owned()],
+            count => vec![format!("restored {count} paths:")],
+        };
+        lines.extend(done.restored.iter().take(MAX_SHOWN).map(|one| match one.path == one.to {
+            true => format!("  {}", visible(&one.path.to_string())),
+            false => {
+                format!("  {} as {}, because something else is there now", visible(&one.path.to_string()), visible(&one.to.to_string()))
+            }
+        }));
+        if done.restored.len() > MAX_SHOWN {
+            lines.push(format!("  and {} more", done.restored.len() - MAX_SHOWN));
+        }
+        let failed = |one: &cobox_sync::NotRestored| {
+            format!("not restored: {}: {}; it is still in the trash", visible(&one.path.to_string()), one.why)
+        };
+        lines.extend(done.failed.iter().map(failed));
+        lines.join("\n")
+    })?;
+    Ok(u8::from(!done.failed.is_empty()))
+}
+
+async fn empty(EmptyArgs { which, older_than, yes }: EmptyArgs, context: &Context) -> Outcome {
+    let (_, config) = find(&which)?;
+    let before = older_than.and_then(|age| SystemTime::now().checked_sub(age));
+    if !yes {
+        let items = in_trash(&which, |trash| Ok(trash.items()?)).await?;
+        let meant: Vec<&TrashItem> = items.iter().filter(|item| before.is_none_or(|before| item.at < before)).collect();
+        let (count, bytes) = (meant.len(), meant.iter().map(|item| item.size).sum());
+        confirm(count, bytes, config.folder, context).await?;
+    }
+    let emptied = in_trash(&which, move |trash| Ok(trash.empty(before)?)).await?;
+    context.printer.result(&json!({"files": emptied.files, "bytes": emptied.bytes}), || {
+        format!("erased {} from the trash", amount(emptied.files, emptied.bytes))
+    })?;
+    Ok(0)
+}
+
+fn amount(files: usize, bytes: u64) -> String {
+    format!("{files} file{} ({})", if files == 1 { "" } else { "s" }, in_words(bytes))
+}
+
+/// Asks on a terminal; elsewhere the caller has to say `--yes`.
+async fn confirm(files: usize, bytes: u64, folder: PathBuf, context: &Context) -> Result<(), Failure> {
+    let what = format!("{} in the trash of {}", amount(files, bytes), visible(&folder.display().to_string()));
+    if context.printer.is_json() || !std::io::stdin().is_terminal() {
+        return Err(Failure::new(format!("{what} would be erased for good")).advise("say --yes to erase them"));
+    }
+    context.printer.err(format!("Erase {what} for good? [y/N] ").as_bytes());
+    let answer = tokio::task::spawn_blocking(|| {
+        let mut line = String::new();
+        std::io::stdin().lock().read_line(&mut line).map(|_| line)
+    });
+    let answer = answer.await.map_err(|e| Failure::new(e.to_string()))??;
+    match answer.trim().to_ascii_lowercase().as_str() {
+        "y" | "yes" => Ok(()),
+        _ => Err(Failure::new("nothing was erased")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_is_a_time_or_how_long_ago() {
+        let ago = SystemTime::now().duration_since(moment("10m").unwrap()).unwrap().as_secs();
+        assert!((599..=601).contains(&ago), "{ago}");
+        assert_eq!(moment("1970-01-01T00:01:00Z").unwrap(), SystemTime::UNIX_EPOCH + Duration::from_secs(60));
+        assert!(moment("yesterday").is_err());
+    }
+}

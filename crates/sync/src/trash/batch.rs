@@ -1,0 +1,284 @@
+//! One batch of the trash: the directory that files are moved to, and what a killed process left half done in it.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    fs::File,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat},
+    io::Errno,
+};
+
+use super::{
+    Emptied, FLAGS,
+    journal::{self, Record},
+    now_millis, whole_blocks,
+};
+use crate::{
+    dirs,
+    entry::{Digest, Entry},
+    path::RelPath,
+    staging::{list, rename_new},
+};
+
+/// At the end of the name of a version that is about to take a path's place. The swap leaves the old one under that name.
+const INCOMING: &str = ".new";
+const UNDO: &str = "undo";
+
+/// When it began, a random number, and whether a restore made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BatchName {
+    /// In milliseconds since 1970.
+    pub at: u64,
+    random: u32,
+    pub is_undo: bool,
+}
+
+impl fmt::Display for BatchName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:013}-{:08x}{}", self.at, self.random, if self.is_undo { "-undo" } else { "" })
+    }
+}
+
+impl BatchName {
+    pub fn parse(name: &[u8]) -> Option<Self> {
+        let mut parts = std::str::from_utf8(name).ok()?.split('-');
+        let (at, random) = (parts.next()?.parse().ok()?, u32::from_str_radix(parts.next()?, 16).ok()?);
+        let is_undo = match (parts.next(), parts.next()) {
+            (None, None) => false,
+            (Some(UNDO), None) => true,
+            _ => return None,
+        };
+        Some(Self { at, random, is_undo })
+    }
+}
+
+pub struct Batch {
+    pub name: BatchName,
+    pub folder: OwnedFd,
+}
+
+impl Batch {
+    pub fn make(top: &OwnedFd, is_undo: bool) -> Result<Self, Errno> {
+        let mut random = [0; 4];
+        getrandom::fill(&mut random).map_err(|_| Errno::IO)?;
+        let name = BatchName { at: now_millis(), random: u32::from_ne_bytes(random), is_undo };
+        rustix::fs::mkdirat(top, name.to_string(), Mode::from_raw_mode(0o700))?;
+        // The records in it are no use without its own name.
+        rustix::fs::fsync(top)?;
+        Self::open(top, name)?.ok_or(Errno::NOENT)
+    }
+
+    /// Nothing where it has gone.
+    pub fn open(top: &OwnedFd, name: BatchName) -> Result<Option<Self>, Errno> {
+        match rustix::fs::openat(top, name.to_string(), FLAGS, Mode::empty()) {
+            Ok(folder) => Ok(Some(Self { name, folder })),
+            Err(Errno::NOENT) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    pub fn append(&self, records: &[Record]) -> Result<(), Errno> {
+        journal::append(&self.folder, records)
+    }
+
+    pub fn records(&self) -> Result<Vec<Record>, Errno> {
+        journal::read(&self.folder)
+    }
+
+    /// Keeps only these records, and goes with the last of them.
+    pub fn keep(&self, top: &OwnedFd, records: &[Record]) -> Result<(), Errno> {
+        match records {
+            [] => self.remove(top).map(drop),
+            records => journal::rewrite(&self.folder, records),
+        }
+    }
+
+    /// Records whose old version is in the batch, with its size.
+    pub fn stored(&self) -> Result<Vec<(Record, u64)>, Errno> {
+        let mut stored = Vec::new();
+        for record in self.records()?.into_iter().filter(Record::is_stored) {
+            if let Some(stat) = self.look(&record)? {
+                stored.push((record, size(&stat)));
+            }
+        }
+        Ok(stored)
+    }
+
+    pub fn look(&self, record: &Record) -> Result<Option<Stat>, Errno> {
+        dirs::look(self.folder.as_fd(), record.number.to_string().as_bytes())
+    }
+
+    /// What its files count for, in bytes.
+    pub fn bytes(&self) -> Result<u64, Errno> {
+        let mut bytes = 0;
+        for name in list(&self.folder)? {
+            if let Some(stat) = dirs::look(self.folder.as_fd(), &name)? {
+                bytes += whole_blocks(size(&stat));
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Finishes or takes back a swap that was cut short: the file under the incoming name is either the version from the sandbox, which is
+    /// not needed, or one that the folder had.
+    pub fn recover(&self) -> Result<(), Errno> {
+        let names = list(&self.folder)?;
+        let incoming = |name: &Vec<u8>| std::str::from_utf8(name).ok()?.strip_suffix(INCOMING)?.parse::<u64>().ok();
+        let swaps: Vec<u64> = names.iter().filter_map(incoming).collect();
+        if swaps.is_empty() {
+            return Ok(());
+        }
+        let records: HashMap<u64, Record> = self.records()?.into_iter().map(|record| (record.number, record)).collect();
+        for number in swaps {
+            let name = incoming_name(number);
+            let Some(stat) = dirs::look(self.folder.as_fd(), name.as_bytes())? else { continue };
+            let is_folder = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+            let new = records.get(&number).and_then(|record| record.new.as_ref());
+            if is_folder {
+                rustix::fs::unlinkat(&self.folder, name, AtFlags::REMOVEDIR)?;
+            } else if new.is_some_and(|new| is_entry(self.folder.as_fd(), name.as_bytes(), new)) {
+                rustix::fs::unlinkat(&self.folder, name, AtFlags::empty())?;
+            } else {
+                rename_new(self.folder.as_fd(), name.as_bytes(), self.folder.as_fd(), number.to_string().as_bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes it with everything in it.
+    pub fn remove(&self, top: &OwnedFd) -> Result<Emptied, Errno> {
+        let mut emptied = Emptied::default();
+        for name in list(&self.folder)? {
+            let Some(stat) = dirs::look(self.folder.as_fd(), &name)? else { continue };
+            let is_folder = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+            let flags = if is_folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+            rustix::fs::unlinkat(&self.folder, name.as_slice(), flags)?;
+            if name.first().is_some_and(u8::is_ascii_digit) {
+                (emptied.files, emptied.bytes) = (emptied.files + 1, emptied.bytes + size(&stat));
+            }
+        }
+        rustix::fs::unlinkat(top, self.name.to_string(), AtFlags::REMOVEDIR)?;
+        Ok(emptied)
+    }
+}
+
+/// A batch whose records are durable: the files they name may be moved to it. The trash is locked until it is dropped.
+pub struct OpenBatch {
+    _lock: OwnedFd,
+    batch: Batch,
+    numbers: HashMap<RelPath, u64>,
+}
+
+impl OpenBatch {
+    pub fn new(lock: OwnedFd, batch: Batch, records: &[Record]) -> Self {
+        let numbers = records.iter().map(|record| (record.path.clone(), record.number)).collect();
+        Self { _lock: lock, batch, numbers }
+    }
+
+    fn number(&self, path: &RelPath) -> Result<u64, Errno> {
+        // Nothing is moved that has no record.
+        self.numbers.get(path).copied().ok_or(Errno::INVAL)
+    }
+
+    fn folder(&self) -> BorrowedFd<'_> {
+        self.batch.folder.as_fd()
+    }
+
+    /// Moves a path's file here, and says what it is.
+    pub fn take(&self, path: &RelPath, parent: BorrowedFd) -> Result<Stat, Errno> {
+        let name = self.number(path)?.to_string();
+        rename_new(parent, path.name(), self.folder(), name.as_bytes())?;
+        dirs::look(self.folder(), name.as_bytes())?.ok_or(Errno::NOENT)
+    }
+
+    /// Moves it back, under the path's own name or another one beside it.
+    pub fn give_back(&self, path: &RelPath, parent: BorrowedFd, name: &[u8]) -> Result<(), Errno> {
+        rename_new(self.folder(), self.number(path)?.to_string().as_bytes(), parent, name)
+    }
+
+    /// Where the staged new version of a path goes before [`OpenBatch::swap`].
+    pub fn incoming(&self, path: &RelPath) -> Result<(BorrowedFd<'_>, String), Errno> {
+        Ok((self.folder(), incoming_name(self.number(path)?)))
+    }
+
+    /// Swaps the staged version with the file at the path. `is_it` judges the file that came out: an unexpected version goes back.
+    /// Where it is not certain which of the two is under the incoming name, both stay until [`Batch::recover`] looks at it.
+    pub fn swap(&self, path: &RelPath, parent: BorrowedFd, is_it: impl Fn(&Stat) -> bool) -> Result<(), Errno> {
+        let number = self.number(path)?;
+        let incoming = incoming_name(number);
+        let exchange = || rustix::fs::renameat_with(self.folder(), incoming.as_str(), parent, path.name(), RenameFlags::EXCHANGE);
+        match exchange() {
+            Ok(()) => {}
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                return self.replace_in_two_steps(path, parent, is_it).inspect_err(|_| self.discard(&incoming));
+            }
+            Err(e) => {
+                self.discard(&incoming);
+                return Err(e);
+            }
+        }
+        if !dirs::look(self.folder(), incoming.as_bytes())?.is_some_and(|stat| is_it(&stat)) {
+            exchange()?;
+            self.discard(&incoming);
+            return Err(Errno::AGAIN);
+        }
+        rename_new(self.folder(), incoming.as_bytes(), self.folder(), number.to_string().as_bytes())
+    }
+
+    /// For file systems that can't swap two names. The path is absent for a moment.
+    fn replace_in_two_steps(&self, path: &RelPath, parent: BorrowedFd, is_it: impl Fn(&Stat) -> bool) -> Result<(), Errno> {
+        if !is_it(&self.take(path, parent)?) {
+            self.give_back(path, parent, path.name())?;
+            return Err(Errno::AGAIN);
+        }
+        let (folder, incoming) = self.incoming(path)?;
+        rename_new(folder, incoming.as_bytes(), parent, path.name())
+    }
+
+    /// Removes a staged version that did not take its place.
+    fn discard(&self, incoming: &str) {
+        // What stays is removed by the next recovery.
+        let _ = rustix::fs::unlinkat(self.folder(), incoming, AtFlags::empty())
+            .or_else(|_| rustix::fs::unlinkat(self.folder(), incoming, AtFlags::REMOVEDIR));
+    }
+
+    /// Makes the new names durable.
+    pub fn sync(&self) -> Result<(), Errno> {
+        rustix::fs::fsync(self.folder())
+    }
+}
+
+fn incoming_name(number: u64) -> String {
+    format!("{number}{INCOMING}")
+}
+
+fn size(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_size).unwrap_or(0)
+}
+
+/// Whether a name stands for this content, read where its size says that it may.
+pub fn is_entry(parent: BorrowedFd, name: &[u8], entry: &Entry) -> bool {
+    let Ok(Some(stat)) = dirs::look(parent, name) else { return false };
+    match (FileType::from_raw_mode(stat.st_mode), entry) {
+        (FileType::Directory, Entry::Dir) => true,
+        (FileType::Symlink, Entry::Link { target }) => {
+            rustix::fs::readlinkat(parent, name, Vec::new()).is_ok_and(|now| now.to_bytes() == &**target)
+        }
+        (FileType::RegularFile, Entry::File { digest, size: expected, .. }) => {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let open = || rustix::fs::openat(parent, name, flags, Mode::empty()).ok();
+            size(&stat) == *expected && open().and_then(|file| digest_of(File::from(file))).as_ref() == Some(digest)
+        }
+        _ => false,
+    }
+}
+
+fn digest_of(file: File) -> Option<Digest> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(file).ok()?;
+    Some(Digest(hasher.finalize().into()))
+}

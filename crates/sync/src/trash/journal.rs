@@ -1,0 +1,148 @@
+//! The journal of a trash batch: one record for each path that is about to be deleted or replaced, on disk before the first rename.
+//!
+//! A record without a stored file means that the change was never made, or that the file was restored. Reading ends at the first torn
+//! record, so a process killed while it appends loses only records whose renames had not begun.
+
+use std::{
+    fs::File,
+    io::{Read, Write},
+    os::fd::OwnedFd,
+};
+
+use rustix::{
+    fs::{Mode, OFlags},
+    io::Errno,
+};
+
+use crate::{
+    codec::{In, Malformed, Out},
+    entry::Entry,
+    path::RelPath,
+};
+
+const NAME: &str = "journal";
+const NEW_NAME: &str = "journal.new";
+const MAGIC: &[u8] = b"cobox trash 1\n";
+const CHECK_BYTES: usize = 8;
+/// Largest journal that is read, in bytes: a batch of a million paths of usual length.
+const MAX_BYTES: u64 = 256 * 1024 * 1024;
+
+/// One path as it was before sync changed it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The stored file's name in the batch directory. Folders and mode changes have a record only.
+    pub number: u64,
+    /// When it was recorded, in milliseconds since 1970.
+    pub at: u64,
+    pub path: RelPath,
+    pub old: Entry,
+    /// Permission bits of the old version.
+    pub mode: u32,
+    /// What sync put in its place.
+    pub new: Option<Entry>,
+}
+
+impl Record {
+    /// Only the permission bits change; the content stays where it is.
+    pub fn is_mode_change(&self) -> bool {
+        let digest = |entry: &Entry| entry.content().map(|(digest, _)| digest);
+        self.old.is_file() && self.new.as_ref().is_some_and(|new| digest(new) == digest(&self.old))
+    }
+
+    /// Whether the old version is stored as a file of the batch.
+    pub fn is_stored(&self) -> bool {
+        !self.old.is_dir() && !self.is_mode_change()
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Out::default();
+        out.u64(self.number).u64(self.at).path(&self.path).entry(Some(&self.old)).u32(self.mode).entry(self.new.as_ref());
+        let mut framed = Out::default();
+        framed.bytes(&out.0).raw(&blake3::hash(&out.0).as_bytes()[..CHECK_BYTES]);
+        framed.0
+    }
+
+    fn decode(body: &[u8]) -> Result<Self, Malformed> {
+        let mut input = In(body);
+        let (number, at, path) = (input.u64()?, input.u64()?, input.path()?);
+        let old = input.entry()?.ok_or(Malformed)?;
+        Ok(Self { number, at, path, old, mode: input.u32()?, new: input.entry()? })
+    }
+}
+
+/// Adds records and makes them durable.
+pub fn append(batch: &OwnedFd, records: &[Record]) -> Result<(), Errno> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(batch, NAME, flags, Mode::from_raw_mode(0o600))?;
+    let is_new = rustix::fs::fstat(&file)?.st_size == 0;
+    write(File::from(file), is_new, records)
+}
+
+/// Replaces the journal with these records.
+pub fn rewrite(batch: &OwnedFd, records: &[Record]) -> Result<(), Errno> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(batch, NEW_NAME, flags, Mode::from_raw_mode(0o600))?;
+    write(File::from(file), true, records)?;
+    rustix::fs::renameat(batch, NEW_NAME, batch, NAME)
+}
+
+fn write(mut file: File, is_new: bool, records: &[Record]) -> Result<(), Errno> {
+    let mut bytes = if is_new { MAGIC.to_vec() } else { Vec::new() };
+    records.iter().for_each(|record| bytes.extend_from_slice(&record.encode()));
+    file.write_all(&bytes).and_then(|()| file.sync_data()).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+}
+
+/// Every whole record; none where there is no journal.
+pub fn read(batch: &OwnedFd) -> Result<Vec<Record>, Errno> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match rustix::fs::openat(batch, NAME, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(Errno::NOENT) => return Ok(Vec::new()),
+        Err(e) => return Err(e),
+    };
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES).read_to_end(&mut bytes).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+    Ok(bytes.strip_prefix(MAGIC).map(whole_records).unwrap_or_default())
+}
+
+fn whole_records(bytes: &[u8]) -> Vec<Record> {
+    let (mut input, mut records) = (In(bytes), Vec::new());
+    while let Ok(body) = input.bytes() {
+        let is_whole = input.take(CHECK_BYTES).is_ok_and(|check| blake3::hash(body).as_bytes()[..CHECK_BYTES] == *check);
+        match Record::decode(body) {
+            Ok(record) if is_whole => records.push(record),
+            _ => break,
+        }
+    }
+    records
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entry::Digest;
+
+    #[test]
+    fn a_torn_journal_loses_only_its_last_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let batch = OwnedFd::from(File::open(dir.path()).unwrap());
+        let record = |number: u64| Record {
+            number,
+            at: 17,
+            path: RelPath::new(format!("src/{number}").as_bytes()).unwrap(),
+            old: Entry::File { digest: Digest::of(b"old"), size: 3, exec: true },
+            mode: 0o755,
+            new: Some(Entry::Link { target: b"x".as_slice().into() }),
+        };
+        append(&batch, &[record(0)]).unwrap();
+        append(&batch, &[record(1), record(2)]).unwrap();
+        assert_eq!(read(&batch).unwrap(), [record(0), record(1), record(2)]);
+        let whole = std::fs::read(dir.path().join(NAME)).unwrap();
+        for cut in 1..record(2).encode().len() {
+            std::fs::write(dir.path().join(NAME), &whole[..whole.len() - cut]).unwrap();
+            assert_eq!(read(&batch).unwrap(), [record(0), record(1)], "{cut}");
+        }
+        rewrite(&batch, &[record(7)]).unwrap();
+        assert_eq!(read(&batch).unwrap(), [record(7)]);
+    }
+}

@@ -1,0 +1,339 @@
+//! The trash of the local folder: each file that sync deletes or replaces there is renamed into it first, and stays until it expires or the
+//! user empties it. The sandbox's end has none.
+//!
+//! It is a hidden directory at the top of the folder. Only there a rename is certain to stay on one file system: the directory above may be
+//! another one, or read-only, and so may the user's state directory. Scans skip it by name, and git by the `.gitignore` in it.
+//!
+//! A batch is a directory with a journal and the stored files, named by number. Its records are durable before the first rename, and each
+//! file moves in one rename, so after a kill at any moment a file is at its place or in the trash.
+
+mod batch;
+mod journal;
+mod restore;
+
+use std::{
+    fmt,
+    os::fd::OwnedFd,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use rustix::{
+    fs::{AtFlags, FlockOperation, Mode, OFlags},
+    io::Errno,
+};
+
+pub(crate) use self::batch::OpenBatch;
+pub use self::restore::{NotRestored, Restored, Restoring, Scope};
+use self::{
+    batch::{Batch, BatchName},
+    journal::Record,
+};
+use crate::{
+    dirs,
+    entry::Entry,
+    error::SyncError,
+    path::RelPath,
+    reconcile::Change,
+    rules::TRASH,
+    side::open_root,
+    staging::{GIT_IGNORE, list},
+};
+
+/// 4 GiB: a day's work of an agent on a usual repository, and little of a laptop's disk.
+const DEFAULT_BYTES: u64 = 4 << 30;
+/// A week: a loss is noticed by then.
+const DEFAULT_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
+/// What a stored file counts for at least, in bytes: the block it occupies, so that empty files are bounded too.
+const BLOCK_BYTES: u64 = 4096;
+/// Changes less than this apart belong to one batch: `rm -rf` of a large tree is seen in several rounds.
+const BATCH_QUIET: Duration = Duration::from_secs(2);
+/// A batch takes no more after this, so that `undo` of the last one stays a small step while an agent works without a pause.
+const LONGEST_BATCH: Duration = Duration::from_secs(60);
+/// How often a running sync counts the trash again, and removes expired batches.
+const RECOUNT_EVERY: Duration = Duration::from_secs(60);
+/// Longest wait for another process that uses the trash. It holds the lock for renames only.
+const LOCK_WITHIN: Duration = Duration::from_secs(30);
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
+const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Bounds of the trash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrashLimits {
+    /// Of all stored files, in bytes; sync halts when a change would exceed it.
+    pub bytes: u64,
+    /// Batches older than this are removed.
+    pub age: Duration,
+}
+
+impl Default for TrashLimits {
+    fn default() -> Self {
+        Self { bytes: DEFAULT_BYTES, age: DEFAULT_AGE }
+    }
+}
+
+/// Why the trash can't take the next changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrashFull {
+    pub needed: u64,
+    pub used: u64,
+    pub limit: u64,
+}
+
+impl fmt::Display for TrashFull {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64);
+        let Self { needed, used, limit } = *self;
+        write!(f, "the trash is full: {} would be deleted or replaced here, and {} of {} are used", mib(needed), mib(used), mib(limit))
+    }
+}
+
+/// A file in the trash.
+#[derive(Clone, Debug)]
+pub struct TrashItem {
+    /// `BATCH/NUMBER`.
+    pub id: String,
+    pub batch: String,
+    pub at: SystemTime,
+    pub path: RelPath,
+    pub old: Entry,
+    pub size: u64,
+    /// Sync put another version in its place; otherwise it was deleted.
+    pub is_replaced: bool,
+    /// Set aside by a restore, and not by sync.
+    pub is_from_undo: bool,
+}
+
+/// Erased from the trash.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Emptied {
+    pub files: usize,
+    pub bytes: u64,
+}
+
+pub struct Trash {
+    root: Arc<OwnedFd>,
+    limits: TrashLimits,
+    /// In the trash at the last count and added by this process since, in bytes.
+    used: u64,
+    counted: Option<Instant>,
+    current: Option<Current>,
+}
+
+/// The batch that still takes changes.
+struct Current {
+    name: BatchName,
+    next: u64,
+    began: Instant,
+    last: Instant,
+}
+
+impl Current {
+    fn is_open(&self, now: Instant) -> bool {
+        now.duration_since(self.last) < BATCH_QUIET && now.duration_since(self.began) < LONGEST_BATCH
+    }
+}
+
+/// The trash directory, locked for this process until it is dropped.
+struct Locked(OwnedFd);
+
+impl Trash {
+    pub(crate) fn new(root: Arc<OwnedFd>, limits: TrashLimits) -> Self {
+        Self { root, limits, used: 0, counted: None, current: None }
+    }
+
+    /// Of the folder at this path.
+    pub fn of(folder: &Path, limits: TrashLimits) -> Result<Self, SyncError> {
+        Ok(Self::new(Arc::new(open_root(folder).map_err(SyncError::Root)?), limits))
+    }
+
+    /// Used and allowed, in bytes.
+    pub(crate) fn fill(&self) -> (u64, u64) {
+        (self.used, self.limits.bytes)
+    }
+
+    /// The batch that changes go to now.
+    pub(crate) fn batch(&self) -> Option<String> {
+        self.current.as_ref().map(|current| current.name.to_string())
+    }
+
+    /// Whether these changes fit. Counts the trash again if its content may have changed, and removes expired batches.
+    pub(crate) fn room_for(&mut self, changes: &[Change]) -> Result<Option<TrashFull>, SyncError> {
+        let stored = changes.iter().filter_map(|change| displaced(change).filter(|r| r.is_stored())).map(|record| counted(&record.old));
+        let needed = stored.fold(0, u64::saturating_add);
+        let is_old = self.counted.is_none_or(|at| at.elapsed() >= RECOUNT_EVERY);
+        if is_old || self.used.saturating_add(needed) > self.limits.bytes {
+            self.recount()?;
+        }
+        let is_full = needed > 0 && self.used.saturating_add(needed) > self.limits.bytes;
+        Ok(is_full.then_some(TrashFull { needed, used: self.used, limit: self.limits.bytes }))
+    }
+
+    fn recount(&mut self) -> Result<(), SyncError> {
+        self.used = 0;
+        if let Some(top) = self.lock(false)? {
+            let oldest = now_millis().saturating_sub(u64::try_from(self.limits.age.as_millis()).unwrap_or(u64::MAX));
+            for batch in top.batches()? {
+                if batch.name.at < oldest {
+                    let Emptied { files, bytes } = batch.remove(&top.0).map_err(failed)?;
+                    tracing::info!(batch = %batch.name, files, bytes, "a trash batch has expired");
+                    continue;
+                }
+                batch.recover().map_err(failed)?;
+                self.used += batch.bytes().map_err(failed)?;
+            }
+        }
+        self.counted = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Records what these changes take away, durably, and hands out the directory to move it to. `mode` finds a path's permission bits.
+    pub(crate) fn begin(&mut self, changes: &[Change], mode: impl Fn(&RelPath) -> u32) -> Result<Option<OpenBatch>, SyncError> {
+        let mut records: Vec<Record> = changes.iter().filter_map(displaced).collect();
+        if records.is_empty() {
+            return Ok(None);
+        }
+        let top = self.lock(true)?.ok_or_else(|| failed(Errno::NOENT))?;
+        let now = Instant::now();
+        let open = match self.current.take().filter(|current| current.is_open(now)) {
+            // Emptied or undone by another command since.
+            Some(current) => Batch::open(&top.0, current.name).map_err(failed)?.map(|batch| (batch, current.next, current.began)),
+            None => None,
+        };
+        let (batch, mut next, began) = match open {
+            Some(open) => open,
+            None => (Batch::make(&top.0, false).map_err(failed)?, 0, now),
+        };
+        let at = now_millis();
+        for record in &mut records {
+            (record.number, record.at, record.mode) = (next, at, mode(&record.path));
+            next += 1;
+        }
+        batch.append(&records).map_err(failed)?;
+        self.used += records.iter().filter(|r| r.is_stored()).map(|r| counted(&r.old)).sum::<u64>();
+        self.current = Some(Current { name: batch.name, next, began, last: now });
+        Ok(Some(OpenBatch::new(top.0, batch, &records)))
+    }
+
+    /// The stored files, the oldest first.
+    pub fn items(&self) -> Result<Vec<TrashItem>, SyncError> {
+        let Some(top) = self.lock(false)? else { return Ok(Vec::new()) };
+        let mut items = Vec::new();
+        for batch in top.recovered()? {
+            for (record, size) in batch.stored().map_err(failed)? {
+                items.push(TrashItem {
+                    id: format!("{}/{}", batch.name, record.number),
+                    batch: batch.name.to_string(),
+                    at: UNIX_EPOCH + Duration::from_millis(record.at),
+                    size,
+                    is_replaced: record.new.is_some(),
+                    is_from_undo: batch.name.is_undo,
+                    path: record.path,
+                    old: record.old,
+                });
+            }
+        }
+        Ok(items)
+    }
+
+    /// Removes every batch for good, or those that are older than a moment.
+    pub fn empty(&self, before: Option<SystemTime>) -> Result<Emptied, SyncError> {
+        let mut all = Emptied::default();
+        let Some(top) = self.lock(false)? else { return Ok(all) };
+        let before = before.map_or(u64::MAX, millis);
+        for batch in top.batches()?.into_iter().filter(|batch| batch.name.at < before) {
+            let Emptied { files, bytes } = batch.remove(&top.0).map_err(failed)?;
+            (all.files, all.bytes) = (all.files + files, all.bytes + bytes);
+        }
+        if top.batches()?.is_empty() {
+            // A directory that can't be removed does no harm.
+            let _ = rustix::fs::unlinkat(&top.0, GIT_IGNORE.0, AtFlags::empty());
+            let _ = rustix::fs::unlinkat(&self.root, TRASH, AtFlags::REMOVEDIR);
+        }
+        Ok(all)
+    }
+
+    /// Opens and locks the directory; nothing where there is none and none is to be made.
+    fn lock(&self, makes: bool) -> Result<Option<Locked>, SyncError> {
+        let began = Instant::now();
+        loop {
+            let top = match self.open(makes) {
+                Ok(top) => top,
+                Err(Errno::NOENT) if !makes => return Ok(None),
+                Err(e) => return Err(failed(e)),
+            };
+            match rustix::fs::flock(&top, FlockOperation::NonBlockingLockExclusive) {
+                // `empty` removes the directory under its lock: then another one is needed.
+                Ok(()) if dirs::is_same(&top, &self.root, TRASH.as_bytes()) => return Ok(Some(Locked(top))),
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(LOCK_PAUSE),
+                Err(e) => return Err(failed(e)),
+            }
+            if began.elapsed() > LOCK_WITHIN {
+                return Err(SyncError::TrashBusy);
+            }
+        }
+    }
+
+    fn open(&self, makes: bool) -> Result<OwnedFd, Errno> {
+        if makes {
+            match rustix::fs::mkdirat(&self.root, TRASH, Mode::from_raw_mode(0o700)) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        let top = dirs::open_beneath(&self.root, TRASH.as_bytes(), FLAGS)?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        if makes && let Ok(file) = rustix::fs::openat(&top, GIT_IGNORE.0, flags, Mode::from_raw_mode(0o600)) {
+            // Without it git only shows the directory as untracked.
+            let _ = rustix::io::write(&file, GIT_IGNORE.1);
+        }
+        Ok(top)
+    }
+}
+
+impl Locked {
+    /// The oldest first.
+    fn batches(&self) -> Result<Vec<Batch>, SyncError> {
+        let mut names: Vec<BatchName> = list(&self.0).map_err(failed)?.iter().filter_map(|name| BatchName::parse(name)).collect();
+        names.sort_unstable();
+        let open = |name| Batch::open(&self.0, name).map_err(failed);
+        names.into_iter().map(open).filter_map(Result::transpose).collect()
+    }
+
+    /// As [`Locked::batches`], without what a killed process left half done.
+    fn recovered(&self) -> Result<Vec<Batch>, SyncError> {
+        let batches = self.batches()?;
+        batches.iter().try_for_each(|batch| batch.recover().map_err(failed))?;
+        Ok(batches)
+    }
+}
+
+/// What a change takes away; nothing where it only adds.
+fn displaced(change: &Change) -> Option<Record> {
+    let Change { path, old, new } = change;
+    let old = old.clone().filter(|old| Some(old) != new.as_ref())?;
+    Some(Record { number: 0, at: 0, path: path.clone(), old, mode: 0, new: new.clone() })
+}
+
+/// What a stored version counts for, in bytes.
+fn counted(old: &Entry) -> u64 {
+    whole_blocks(old.content().map_or(0, |(_, size)| size))
+}
+
+fn whole_blocks(size: u64) -> u64 {
+    size.max(1).div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES)
+}
+
+fn failed(e: Errno) -> SyncError {
+    SyncError::writing("to the trash", e)
+}
+
+fn now_millis() -> u64 {
+    millis(SystemTime::now())
+}
+
+fn millis(at: SystemTime) -> u64 {
+    u64::try_from(at.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
+}

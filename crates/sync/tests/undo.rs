@@ -1,0 +1,141 @@
+//! Property: after any sequence of changes in the sandbox, `undo` gives back every file that the local folder had.
+
+mod ends;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
+    time::SystemTime,
+};
+
+use cobox_sync::{Mode, Scope};
+use ends::Ends;
+use proptest::prelude::*;
+
+/// Few enough that no deletion is ever a mass deletion.
+const PATHS: [&str; 9] = ["a", "b.txt", "d/x", "d/y", "d/e/z", "f/p", "f/q/r", ".git/index", ".git/refs/main"];
+const FOLDERS: [&str; 5] = ["d", "d/e", "f", "f/q", ".git/refs"];
+/// Files that stay, so that what goes is always the smaller part.
+const ANCHORS: usize = 20;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Write(usize, u8),
+    Remove(usize),
+    RemoveFolder(usize),
+    Rename(usize, usize),
+    Exec(usize, bool),
+    Link(usize, usize),
+    FolderBecomesFile(usize),
+    FileBecomesFolder(usize),
+}
+
+fn ops() -> impl Strategy<Value = Op> {
+    let (path, folder) = (0..PATHS.len(), 0..FOLDERS.len());
+    prop_oneof![
+        3 => (path.clone(), any::<u8>()).prop_map(|(p, n)| Op::Write(p, n)),
+        3 => path.clone().prop_map(Op::Remove),
+        1 => folder.clone().prop_map(Op::RemoveFolder),
+        1 => (path.clone(), path.clone()).prop_map(|(a, b)| Op::Rename(a, b)),
+        1 => (path.clone(), any::<bool>()).prop_map(|(p, exec)| Op::Exec(p, exec)),
+        1 => (path.clone(), path.clone()).prop_map(|(a, b)| Op::Link(a, b)),
+        1 => folder.prop_map(Op::FolderBecomesFile),
+        1 => path.prop_map(Op::FileBecomesFolder),
+    ]
+}
+
+/// Does it as far as it can be done: what fails is no change.
+fn change(root: &Path, op: &Op) {
+    let at = |path: usize| root.join(PATHS[path]);
+    let parents = |path: &Path| drop(fs::create_dir_all(path.parent().unwrap()));
+    let clear = |path: &Path| drop(fs::remove_file(path).or_else(|_| fs::remove_dir_all(path)));
+    match op {
+        Op::Write(path, number) => {
+            parents(&at(*path));
+            let _ = fs::write(at(*path), format!("version {number}"));
+        }
+        Op::Remove(path) => drop(fs::remove_file(at(*path))),
+        Op::RemoveFolder(folder) => drop(fs::remove_dir_all(root.join(FOLDERS[*folder]))),
+        Op::Rename(from, to) => {
+            parents(&at(*to));
+            let _ = fs::rename(at(*from), at(*to));
+        }
+        Op::Exec(path, exec) => {
+            let mode = if *exec { 0o755 } else { 0o644 };
+            if fs::symlink_metadata(at(*path)).is_ok_and(|meta| meta.is_file()) {
+                let _ = fs::set_permissions(at(*path), fs::Permissions::from_mode(mode));
+            }
+        }
+        Op::Link(path, target) => {
+            parents(&at(*path));
+            clear(&at(*path));
+            // By its name alone: it need not lead anywhere.
+            let _ = symlink(Path::new(PATHS[*target]).file_name().unwrap(), at(*path));
+        }
+        Op::FolderBecomesFile(folder) => {
+            let folder = root.join(FOLDERS[*folder]);
+            if folder.is_dir() {
+                clear(&folder);
+                let _ = fs::write(folder, "was a folder");
+            }
+        }
+        Op::FileBecomesFolder(path) => {
+            parents(&at(*path));
+            if at(*path).is_file() {
+                clear(&at(*path));
+                let _ = fs::create_dir(at(*path));
+                let _ = fs::write(at(*path).join("within"), "was a file");
+            }
+        }
+    }
+}
+
+/// Content and permission bits of a file, or a link's target.
+fn look(path: &Path) -> Option<(Vec<u8>, u32)> {
+    let meta = fs::symlink_metadata(path).ok()?;
+    match meta.is_symlink() {
+        true => Some((fs::read_link(path).unwrap().into_os_string().into_encoded_bytes(), 0)),
+        false => meta.is_file().then(|| (fs::read(path).unwrap(), meta.permissions().mode() & 0o777)),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn undo_gives_back_every_file_that_was_here(
+        first in proptest::collection::vec(ops(), 4..16),
+        later in proptest::collection::vec(proptest::collection::vec(ops(), 1..4), 1..5),
+    ) {
+        let ends = Ends::new();
+        for number in 0..ANCHORS {
+            ends.write_here(&format!("anchor{number}"), &number.to_string());
+        }
+        for path in PATHS {
+            ends.write_here(path, &format!("first {path}"));
+        }
+        first.iter().for_each(|op| change(&ends.here(""), op));
+        ends.sync_once(Mode::TwoWaySafe);
+        let had: BTreeMap<&str, _> = PATHS.iter().chain(&FOLDERS).filter_map(|p| Some((*p, look(&ends.here(p))?))).collect();
+        let began = SystemTime::now();
+        for step in &later {
+            step.iter().for_each(|op| change(&ends.there(""), op));
+            ends.sync_once(Mode::TwoWaySafe);
+        }
+        let undone = ends.trash().restore(&Scope::Since(began)).unwrap();
+        prop_assert!(undone.failed.is_empty(), "{:?}", undone.failed);
+        let moved: BTreeMap<String, String> = undone.restored.iter().map(|one| (one.path.to_string(), one.to.to_string())).collect();
+        for (path, was) in &had {
+            let now = moved.get(*path).map_or(*path, String::as_str);
+            let found = look(&ends.here(now));
+            prop_assert_eq!(found.as_ref(), Some(was), "{} is at {}; {:?}", path, now, moved);
+        }
+        // Restored files are edits like any other, and a second undo finds nothing.
+        prop_assert!(ends.trash().restore(&Scope::Since(began)).unwrap().restored.is_empty());
+        let status = ends.sync_once(Mode::TwoWaySafe);
+        prop_assert!(status.conflicts.is_empty(), "{:?}", status.conflicts);
+        ends.assert_same();
+    }
+}
