@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
         mpsc::{self, RecvTimeoutError, SyncSender},
@@ -13,6 +13,7 @@ use std::{
 use crate::{
     ancestor::Ancestor,
     error::SyncError,
+    git_paths::GitPaths,
     guard::Guard,
     halt::Halt,
     hooks::{Hooks, Own},
@@ -122,6 +123,9 @@ pub struct Engine {
     /// What could not be done in the last round, by path; told with the problems.
     pub(crate) undone: [BTreeMap<RelPath, Problem>; 2],
     pub(crate) guard: Guard,
+    /// The local folder.
+    pub(crate) root: PathBuf,
+    pub(crate) git_paths: GitPaths,
     /// Somebody said that what is deleted is right, and no round has seen yet what that is.
     pub(crate) is_confirmed: bool,
     /// Something could not be done because it changed at that moment.
@@ -171,6 +175,8 @@ impl Engine {
             decided: BTreeMap::new(),
             undone: Default::default(),
             guard: Guard::new(settings.directory_files),
+            root: root.to_owned(),
+            git_paths: GitPaths::default(),
             is_confirmed: false,
             is_restless: false,
             asks_there_again: false,

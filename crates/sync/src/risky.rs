@@ -1,37 +1,78 @@
-//! Files that run on this machine by themselves: a hook git calls, a task an editor starts. From a sandbox they come only when asked for.
+//! Files that tools on this machine execute or obey without being asked: a git hook, an editor's task, an assistant's hook. From a sandbox
+//! they come only with `--allow-risky`.
 //!
-//! A sandbox is there so that what goes on in it stays in it; a file that a shell or an editor obeys as soon as it lies here would be a way
-//! out. Names are compared without regard to case, because some file systems do so too.
+//! A sandbox confines what runs in it. A file that a shell, an editor or a version control system obeys as soon as it is here would be a way
+//! out. Names are compared without regard to case, because some file systems do so too. What the user starts by hand, such as a Makefile or
+//! a package's scripts, is not in the list.
+
+use std::collections::{BTreeSet, HashSet};
 
 use crate::{entry::Entry, path::RelPath, tree::Tree};
 
-/// At any depth, with everything beneath.
+/// Names at any depth, with everything beneath them, in lower case.
 const ANYWHERE: &[&str] = &[
     // Shells and tool managers that read a file of the directory one enters.
-    ".envrc",
+    ".env", // autoenv, Oh My Zsh's dotenv plugin
+    ".env.leave",
     ".env.fish",
+    ".envrc",
+    ".autoenv",
     ".autoenv.zsh",
-    // Read by every shell, where the folder is a home directory; and who may log in there.
+    ".autoenv.leave",
+    ".autoenv_leave.zsh",
+    ".shadowenv.d",
+    ".mise",
+    ".mise.toml",
+    "mise.toml",
+    ".miserc.toml",
+    ".mise-tasks",
+    "mise-tasks",
+    ".rtx.toml",
+    ".tool-versions",
+    ".asdfrc",
+    "devenv.nix",
+    "devenv.yaml",
+    "devenv.local.nix",
+    // A prompt that shows the version of a toolchain runs the one that the directory names.
+    "rust-toolchain",
+    "rust-toolchain.toml",
+    // Read by shells and logins, where the folder is a home directory.
     ".profile",
     ".bashrc",
     ".bash_profile",
     ".bash_login",
+    ".bash_logout",
+    ".bash_aliases",
+    ".inputrc",
     ".zshrc",
     ".zshenv",
     ".zprofile",
     ".zlogin",
+    ".zlogout",
+    ".cshrc",
+    ".tcshrc",
+    ".kshrc",
+    ".xonshrc",
+    ".xprofile",
+    ".xinitrc",
+    ".xsession",
+    ".pam_environment",
+    ".tmux.conf",
     ".ssh",
-    ".mise.toml",
-    "mise.toml",
-    ".mise",
-    ".tool-versions",
+    ".gnupg",
+    // Version control, wherever its configuration lies.
+    ".gitconfig",
+    ".hgrc",
+    ".jjconfig.toml",
     // Editors: tasks that run when a folder is opened, settings that name programs.
     ".vscode",
+    ".vs",
     ".idea",
     ".zed",
     ".fleet",
     ".helix",
-    ".cursor",
+    ".nova",
+    ".theia",
     ".devcontainer",
     ".devcontainer.json",
     ".exrc",
@@ -39,102 +80,317 @@ const ANYWHERE: &[&str] = &[
     ".nvim.lua",
     ".lazy.lua",
     ".vimrc",
+    ".gvimrc",
+    "_vimrc",
     ".lvimrc",
+    ".local.vimrc",
+    ".neoconf.json",
+    ".nlsp-settings",
+    ".luarc.json",
     ".dir-locals.el",
     ".dir-locals-2.el",
     ".project.el",
+    ".emacs",
+    ".emacs.d",
+    ".obsidian",
+    // Cargo, which rust-analyzer starts when a folder is opened.
+    ".cargo",
     // What runs at a commit.
     ".husky",
+    ".huskyrc",
     ".githooks",
+    ".git-hooks",
+    ".cargo-husky",
     ".pre-commit-config.yaml",
     ".pre-commit-hooks.yaml",
-    "lefthook.yml",
-    ".lefthook.yml",
-    "lefthook-local.yml",
-    ".lefthook-local.yml",
+    "prek.toml",
     ".lefthook",
     ".overcommit.yml",
-    // Interpreters that read a file of the directory they are started in.
+    ".rusty-hook.toml",
+    "captainhook.json",
+    "grumphp.yml",
+    "hk.pkl",
+    "hk.local.pkl",
+    ".simple-git-hooks.json",
+    ".simple-git-hooks.js",
+    ".simple-git-hooks.cjs",
+    ".lintstagedrc",
+    // Interpreters and debuggers that read a file of the directory they are started in.
     ".rprofile",
-    // Assistants that start the programs a project names.
+    ".renviron",
+    ".ghci",
+    ".iex.exs",
+    ".irbrc",
+    ".pryrc",
+    ".ocamlinit",
+    ".pdbrc",
+    ".gdbinit",
+    ".gdbearlyinit",
+    ".lldbinit",
+    ".ipython",
+    ".jupyter",
+    "jupyter_notebook_config.py",
+    "jupyter_server_config.py",
+    // Assistants: hooks, plugins and servers that a project names.
     ".mcp.json",
+    ".aider.conf.yml",
+    ".amazonq",
+    ".amp",
+    ".augment",
     ".claude",
+    ".clinerules",
+    ".codeium",
+    ".codex",
+    ".continue",
+    ".continuerc.json",
+    ".copilot",
+    ".crush",
+    ".crush.json",
+    "crush.json",
+    ".cursor",
+    ".factory",
     ".gemini",
+    ".goose",
+    ".junie",
+    ".kilocode",
+    ".kilocodemodes",
+    ".kiro",
+    ".opencode",
+    ".opencode.json",
+    "opencode.json",
+    "opencode.jsonc",
+    ".openhands",
+    ".pi",
+    ".qwen",
+    ".roo",
+    ".roomodes",
+    ".tabnine",
+    ".trae",
+    ".warp",
+    ".windsurf",
+];
+
+/// Paths at any depth, with everything beneath them, in lower case.
+const ANYWHERE_PATHS: &[&[&str]] = &[
+    &[".config", "mise"],
+    &[".config", "fish"],
+    &[".config", "git"],
+    &[".config", "jj"],
+    &[".config", "autostart"],
+    &[".config", "systemd"],
+    &[".config", "environment.d"],
+    &[".github", "hooks"],
+    &[".github", "copilot"],
+];
+
+/// How a name begins and ends, in lower case: tools that read several variants of a file.
+const PATTERNS: &[(&str, &str)] = &[
+    ("mise.", ".toml"),  // mise.local.toml, mise.test.toml, mise.test.local.toml
+    (".mise.", ".toml"), // the same, hidden
+    ("lefthook.", ""),
+    (".lefthook.", ""),
+    ("lefthook-local.", ""),
+    (".lefthook-local.", ""),
+    (".lintstagedrc.", ""),
+    ("lint-staged.config.", ""),
+    ("", ".code-workspace"),
+    ("", ".sublime-project"),
+    ("", ".sublime-workspace"),
 ];
 
 /// In a repository's own directory: what git obeys.
 const IN_GIT: &[&str] = &["hooks", "config", "config.worktree", "commondir", "gitdir"];
+/// In Mercurial's and Sapling's own directory.
+const IN_HG: &[&str] = &["hgrc", "hgrc-not-shared", "config", "sharedpath"];
+/// In Jujutsu's own directory, beside what git obeys in the repository within it.
+const IN_JJ: &[&str] = &["config.toml", "workspace-config.toml", "config-id", "workspace-config-id", "git_target"];
 
-/// Whether something that comes from a sandbox at this path is to be held back. `there` tells what is beside it.
-pub fn is_risky(path: &RelPath, there: &Tree) -> bool {
-    let parts: Vec<String> = path.parts().map(|p| String::from_utf8_lossy(p).to_lowercase()).collect();
-    if parts.iter().any(|p| ANYWHERE.contains(&p.as_str()) || p.ends_with(".code-workspace") || p.ends_with(".sublime-project")) {
-        return true;
+/// Judges what comes from a sandbox.
+pub struct Risks<'a> {
+    there: &'a Tree,
+    /// Paths that the configuration of this machine makes git run or obey, in lower case.
+    executed: Vec<String>,
+    /// Directories that look like a repository to git because they have a `HEAD`, in lower case.
+    repositories: HashSet<String>,
+}
+
+impl<'a> Risks<'a> {
+    /// `there` is the sandbox's tree; `executed` comes from this machine's git configuration.
+    pub fn new(there: &'a Tree, executed: &BTreeSet<RelPath>) -> Self {
+        let heads = there.iter().filter(|(path, entry)| path.name().eq_ignore_ascii_case(b"HEAD") && !entry.is_dir());
+        let repositories = heads.map(|(path, _)| lower(path.parent_bytes())).collect();
+        Self { there, executed: executed.iter().map(|path| lower(path.bytes())).collect(), repositories }
     }
-    let git = parts.iter().position(|p| p == ".git");
-    match git {
-        // A `.git` that is no directory sends git elsewhere.
-        Some(at) if at + 1 == parts.len() => !matches!(there.get(path), Some(Entry::Dir)),
-        Some(at) => parts[at + 1..].iter().any(|p| IN_GIT.contains(&p.as_str())),
+
+    /// Whether it is to be held back.
+    pub fn holds(&self, path: &RelPath) -> bool {
+        let text = lower(path.bytes());
+        let parts: Vec<&str> = text.split('/').collect();
+        has_risky_name(&parts) || self.is_version_control(path, &parts) || self.executed.iter().any(|top| is_within(&text, top))
+    }
+
+    fn is_version_control(&self, path: &RelPath, parts: &[&str]) -> bool {
+        let at = |name: &str| parts.iter().position(|part| *part == name);
+        let has_any = |from: usize, names: &[&str]| parts[from..].iter().any(|part| names.contains(part));
+        let is_file = || !matches!(self.there.get(path), Some(Entry::Dir));
+        if let Some(at) = at(".git") {
+            // A `.git` that is no directory sends git elsewhere.
+            return if at + 1 == parts.len() { is_file() } else { has_any(at + 1, IN_GIT) };
+        }
+        if let Some(at) = at(".hg").or_else(|| at(".sl")) {
+            return has_any(at + 1, IN_HG);
+        }
+        if let Some(at) = at(".jj") {
+            // A `.jj/repo` that is no directory sends jj elsewhere.
+            let is_pointer = parts.len() == at + 2 && parts[at + 1] == "repo" && is_file();
+            return is_pointer || has_any(at + 1, IN_JJ) || has_any(at + 1, IN_GIT);
+        }
         // A directory that looks like a bare repository is one to git, wherever it lies. It becomes one with its `HEAD`, whatever came
         // before that, and whatever the rules hide of it by then.
-        None if path.name() == b"HEAD" => true,
-        None => parts.iter().enumerate().any(|(i, part)| IN_GIT.contains(&part.as_str()) && is_repository(path, i, there)),
+        let is_obeyed = |(number, part): (usize, &&str)| IN_GIT.contains(part) && self.repositories.contains(&parts[..number].join("/"));
+        parts.last() == Some(&"head") && is_file() || parts.iter().enumerate().any(is_obeyed)
     }
 }
 
-/// Whether the directory that holds the part of this number has a `HEAD`.
-fn is_repository(path: &RelPath, part: usize, there: &Tree) -> bool {
-    let mut name: Vec<u8> = Vec::new();
-    for part in path.parts().take(part) {
-        name.extend_from_slice(part);
-        name.push(b'/');
-    }
-    name.extend_from_slice(b"HEAD");
-    RelPath::new(&name).is_some_and(|head| there.get(&head).is_some())
+fn lower(path: &[u8]) -> String {
+    String::from_utf8_lossy(path).to_lowercase()
+}
+
+fn is_within(path: &str, top: &str) -> bool {
+    path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+fn has_risky_name(parts: &[&str]) -> bool {
+    let is_name = |part: &&str| {
+        let is_pattern =
+            |(start, end): &(&str, &str)| part.len() > start.len() + end.len() && part.starts_with(start) && part.ends_with(end);
+        ANYWHERE.contains(part) || PATTERNS.iter().any(is_pattern)
+    };
+    let is_path = |path: &&[&str]| parts.windows(path.len()).any(|window| *window == **path);
+    // `mise/config.toml` and its variants; a folder called mise may be anything else.
+    let is_mise = |pair: &[&str]| pair[0] == "mise" && (pair[1].starts_with("config.") || pair[1] == "conf.d");
+    parts.iter().any(is_name) || ANYWHERE_PATHS.iter().any(is_path) || parts.windows(2).any(is_mise)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Each tool with files that it executes or obeys by itself.
+    const TOOLS: &[(&str, &[&str])] = &[
+        ("git", &[".git/hooks/pre-commit", ".git/hooks", ".git/config", "sub/.git/modules/x/config", "sub/.git", ".gitconfig"]),
+        ("git, a bare repository", &["bare/config", "bare/hooks/update", "bare/HEAD", "src/HEAD"]),
+        ("git, core.hooksPath", &["tools/hooks/pre-push", "tools/hooks"]),
+        ("Mercurial", &[".hg/hgrc", ".hg/hgrc-not-shared", ".hg/sharedpath", "sub/.hg/hgrc", ".hgrc"]),
+        ("Sapling", &[".sl/config"]),
+        ("Jujutsu", &[".jj/repo/config.toml", ".jj/repo/config-id", ".jj/workspace-config.toml", ".jj/repo/store/git/hooks/x", ".jj/repo"]),
+        ("Jujutsu, the store", &[".jj/repo/store/git_target", ".jj/repo/store/git/config", ".config/jj/config.toml", ".jjconfig.toml"]),
+        ("direnv", &[".envrc", "a/b/.envrc"]),
+        ("autoenv", &[".env", ".autoenv", ".autoenv.leave"]),
+        ("zsh-autoenv", &[".autoenv.zsh", ".autoenv_leave.zsh"]),
+        ("shadowenv", &[".shadowenv.d/500.lisp"]),
+        ("mise", &["mise.toml", ".mise.toml", "mise.local.toml", ".mise.local.toml", "mise.test.toml", "mise.test.local.toml"]),
+        ("mise, folders", &["mise/config.toml", "mise/config.local.toml", ".mise/config.toml", ".config/mise/conf.d/x.toml"]),
+        ("mise, tasks", &["mise-tasks/build", ".mise-tasks/build", ".config/mise/config.toml", ".miserc.toml", ".rtx.toml"]),
+        ("asdf", &[".tool-versions", ".asdfrc"]),
+        ("devenv", &["devenv.nix", "devenv.yaml"]),
+        ("rustup, from a prompt", &["rust-toolchain.toml", "rust-toolchain"]),
+        ("bash, zsh, fish", &[".bashrc", ".zshenv", ".profile", ".config/fish/config.fish"]),
+        ("OpenSSH", &[".ssh/authorized_keys"]),
+        ("a desktop", &[".config/autostart/x.desktop", ".config/systemd/user/x.service"]),
+        ("VS Code", &[".vscode/tasks.json", "x.code-workspace", ".devcontainer/devcontainer.json", ".devcontainer.json"]),
+        ("JetBrains", &[".idea/workspace.xml", ".fleet/run.json"]),
+        ("Zed", &[".zed/settings.json"]),
+        ("Helix", &[".helix/config.toml"]),
+        ("Sublime Text", &["x.sublime-project", "x.sublime-workspace"]),
+        ("Vim", &[".exrc", ".vimrc", ".lvimrc", ".local.vimrc"]),
+        ("Neovim", &[".nvim.lua", ".nvimrc", ".lazy.lua", ".neoconf.json"]),
+        ("Emacs", &[".dir-locals.el", ".dir-locals-2.el", ".project.el"]),
+        ("Obsidian", &[".obsidian/plugins/x/main.js"]),
+        ("Cargo, from rust-analyzer", &[".cargo/config.toml"]),
+        ("husky", &[".husky/pre-commit", ".husky/_/husky.sh"]),
+        ("pre-commit", &[".pre-commit-config.yaml", ".pre-commit-hooks.yaml"]),
+        ("prek", &["prek.toml"]),
+        ("hk", &["hk.pkl"]),
+        ("Lefthook", &["lefthook.yml", ".lefthook.toml", "lefthook-local.yml", ".lefthook/pre-commit/x.sh", ".config/lefthook.json"]),
+        ("Overcommit", &[".overcommit.yml", ".git-hooks/pre_commit/x.rb"]),
+        ("simple-git-hooks", &[".simple-git-hooks.cjs"]),
+        ("lint-staged", &[".lintstagedrc", ".lintstagedrc.json", "lint-staged.config.js"]),
+        ("a repository's own hooks", &[".githooks/pre-push"]),
+        ("R", &["analysis/.Rprofile", ".Renviron"]),
+        ("GHCi, IEx, irb, pry, OCaml", &[".ghci", ".iex.exs", ".irbrc", ".pryrc", ".ocamlinit"]),
+        ("gdb, lldb, pdb", &[".gdbinit", ".lldbinit", ".pdbrc"]),
+        ("Jupyter", &["jupyter_server_config.py", ".jupyter/x.py", ".ipython/profile_default/startup/x.py"]),
+        ("Claude Code", &[".claude/settings.json", ".mcp.json"]),
+        ("Codex", &[".codex/config.toml"]),
+        ("Gemini CLI", &[".gemini/settings.json"]),
+        ("OpenCode", &["opencode.json", "opencode.jsonc", ".opencode/plugins/x.ts", ".opencode.json"]),
+        ("Kiro", &[".kiro/hooks/x.kiro.hook", ".kiro/settings/mcp.json", ".kiro/agents/x.json"]),
+        ("Roo Code", &[".roo/mcp.json", ".roomodes"]),
+        ("Cline", &[".clinerules/hooks/PreToolUse"]),
+        ("Kilo Code", &[".kilocode/mcp.json"]),
+        ("Cursor", &[".cursor/mcp.json", ".cursor/hooks.json"]),
+        ("Windsurf", &[".windsurf/hooks.json"]),
+        ("GitHub Copilot", &[".github/hooks/x.json", ".copilot/mcp-config.json", ".github/copilot/settings.json"]),
+        ("Amazon Q", &[".amazonq/mcp.json"]),
+        ("Amp", &[".amp/settings.json"]),
+        ("Aider", &[".aider.conf.yml"]),
+        ("Continue", &[".continue/config.yaml", ".continuerc.json"]),
+        ("Crush", &["crush.json", ".crush.json"]),
+        ("Factory", &[".factory/mcp.json"]),
+        ("Goose", &[".goose/config.yaml"]),
+        ("Junie", &[".junie/mcp/mcp.json"]),
+        ("OpenHands", &[".openhands/setup.sh"]),
+        ("Qwen Code", &[".qwen/settings.json"]),
+        ("Trae", &[".trae/mcp.json"]),
+    ];
+
+    fn tree() -> Tree {
+        let head = (RelPath::new(b"bare/HEAD").unwrap(), Entry::Link { target: b"x".as_slice().into() });
+        let folders = ["bare", "src", "src/head", ".git"].map(|p| (RelPath::new(p.as_bytes()).unwrap(), Entry::Dir));
+        folders.into_iter().chain([head]).collect()
+    }
+
+    fn risky(text: &str) -> bool {
+        let executed = [RelPath::new(b"tools/hooks").unwrap()].into_iter().collect();
+        Risks::new(&tree(), &executed).holds(&RelPath::new(text.as_bytes()).unwrap())
+    }
+
     #[test]
-    fn what_runs_by_itself_is_risky_and_what_one_runs_oneself_is_not() {
-        let tree: Tree = ["bare", "bare/HEAD", "bare/config", "src", ".git"]
-            .map(|p| (RelPath::new(p.as_bytes()).unwrap(), Entry::Dir))
-            .into_iter()
-            .collect();
-        let risky = |text: &str| is_risky(&RelPath::new(text.as_bytes()).unwrap(), &tree);
-        for text in [
-            ".git/hooks/pre-commit",
-            ".git/hooks",
-            ".git/config",
-            ".GIT/Hooks/x",
-            "sub/.git/modules/x/config",
-            "sub/.git",
-            ".envrc",
-            "a/b/.envrc",
-            ".vscode/tasks.json",
-            ".idea/workspace.xml",
-            ".husky/pre-commit",
-            "x.code-workspace",
-            "bare/config",
-            "bare/hooks/update",
-            "bare/HEAD",
-            "src/HEAD",
-            ".bashrc",
-            ".ssh/authorized_keys",
-            ".githooks/pre-push",
-            ".dir-locals-2.el",
-            "lefthook-local.yml",
-            ".lazy.lua",
-            "analysis/.Rprofile",
-        ] {
-            assert!(risky(text), "{text}");
+    fn what_each_tool_runs_by_itself_is_risky_in_any_case() {
+        for (tool, files) in TOOLS {
+            for file in *files {
+                assert!(risky(file), "{tool}: {file}");
+                assert!(risky(&file.to_uppercase()), "{tool}: {file} in upper case");
+            }
         }
-        for text in
-            [".git", ".git/HEAD", ".git/objects/ab/cd", ".git/index", "src/config", "src/hooks/use.ts", "Makefile", "src/head/x", "a.in"]
-        {
+        assert!(risky(".GIT/Hooks/x") && risky("lib/head") && risky("Tools/HOOKS/pre-push"));
+    }
+
+    #[test]
+    fn what_one_runs_oneself_is_not_risky() {
+        for text in [
+            ".git",
+            ".git/HEAD",
+            ".git/objects/ab/cd",
+            ".git/index",
+            ".hg/store/data/x.i",
+            ".jj/working_copy/tree_state",
+            "src/config",
+            "src/hooks/use.ts",
+            "Makefile",
+            "package.json",
+            "src/head/x",
+            "src/head",
+            "a.in",
+            "mise/readme.md",
+            "docs/mise.md",
+            ".github/workflows/ci.yml",
+            ".config/app/settings.json",
+            "tools/hooks-docs/x",
+            ".env.example",
+            "lefthook",
+        ] {
             assert!(!risky(text), "{text}");
         }
     }

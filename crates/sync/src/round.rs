@@ -21,7 +21,7 @@ use crate::{
     peer::Peer,
     problem::Problem,
     reconcile::{Change, Conflict, reconcile},
-    risky::is_risky,
+    risky::Risks,
     rules::{MAX_RULE_BYTES, MAX_RULE_FILES, Rules, is_out_of_bounds},
     serve::{read_wants, send_wants},
     status::{Event, Phase},
@@ -42,6 +42,7 @@ impl Engine {
         self.find_made()?;
         let is_confirmed = std::mem::take(&mut self.is_confirmed);
         let mut guard = std::mem::replace(&mut self.guard, Guard::new(self.settings.directory_files));
+        let mut git_paths = std::mem::take(&mut self.git_paths);
         let (base, here, there, forgotten) = self.views();
         let mut plan = reconcile(&base, &here, &there, self.settings.mode, &self.decided);
         let trees = Trees { base: &base, here: &here, there: &there };
@@ -53,11 +54,13 @@ impl Engine {
             }
             verdict => verdict,
         };
-        let (held, taken): (Vec<Change>, Vec<Change>) =
-            plan.here.into_iter().partition(|c| !self.settings.allow_risky && c.new.is_some() && is_risky(&c.path, &there));
-        plan.here = taken;
+        let mut held: Vec<Change> = Vec::new();
+        if !self.settings.allow_risky && plan.here.iter().any(|c| c.new.is_some()) {
+            let risks = Risks::new(&there, git_paths.refresh(&self.root, self.folder.tree()));
+            (held, plan.here) = plan.here.into_iter().partition(|c| c.new.is_some() && risks.holds(&c.path));
+        }
         drop((base, here, there));
-        self.guard = guard;
+        (self.guard, self.git_paths) = (guard, git_paths);
         match verdict {
             Verdict::Halt(halt) => return Ok(Some(halt)),
             Verdict::Hold => [&mut plan.here, &mut plan.there].into_iter().for_each(|changes| changes.retain(|c| !deletes(c))),

