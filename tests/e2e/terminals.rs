@@ -124,3 +124,35 @@ async fn a_shell_for_a_script_is_its_own_and_ends_with_it() {
     assert!(killed.status.success(), "{killed:?}");
     assert!(ada.ended().await.code().is_some_and(|code| code != 0));
 }
+
+/// Prints each sequence that a terminal must not get, with a letter after it.
+const ACTS_ON_THE_MACHINE: &str = r"printf 'start\033]52;c;aGk=\007A\033]9;note\007B\033]777;notify;t;b\007C\033[5iD\033[4iE\033_Gt=f;L2V0Yw==\033\\F\033]0;title\007G\033[6nH\n'; printf 'ERR\033]52;c;aGk=\007OR\n' >&2";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn exec_on_a_terminal_leaves_out_what_would_act_on_this_machine() {
+    let broker = TestBroker::start().await;
+    let exec = |name: &'static str, more: &[&str]| {
+        let mut command = broker.cobox();
+        command.args(["exec", "-t", "demo"]).args(more).args(["-c", ACTS_ON_THE_MACHINE]);
+        TestTerminal::start(name, &command, (80, 24))
+    };
+    let sequences = ["\x1b]52", "\x1b]9;", "\x1b]777", "\x1b[5i", "\x1b_G", "\x1b]0;"];
+    let mut plain = exec("plain", &[]);
+    assert!(plain.ended().await.success());
+    assert!(plain.shows().contains("startABCDEFGH") && plain.shows().contains("ERROR"), "{}", plain.shows());
+    for sequence in sequences.iter().chain(&["\x1b[6n"]) {
+        assert!(!plain.was_told(sequence), "{sequence:?}");
+    }
+    // A program with a terminal of its own is answered, and reaches no more than that.
+    let mut tty = exec("tty", &["--tty"]);
+    assert!(tty.ended().await.success());
+    assert!(tty.was_told("\x1b[6n"));
+    for sequence in sequences {
+        assert!(!tty.was_told(sequence), "{sequence:?}");
+    }
+    let mut raw = exec("raw", &["--raw"]);
+    assert!(raw.ended().await.success());
+    for sequence in sequences {
+        assert!(raw.was_told(sequence), "{sequence:?}");
+    }
+}

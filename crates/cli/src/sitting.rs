@@ -1,7 +1,7 @@
 //! Sitting at a shell: its output on this terminal, this keyboard in it, and who has control said as it changes.
 
 mod display;
-mod gate;
+pub(crate) mod gate;
 mod picture;
 mod signals;
 

@@ -5,11 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use cobox_client::{ClientError, Dataplane, ExecEvent, ExecInput, ExecOutput, ExecStream};
 use cobox_protocol::{
     exec::{ExecResponse, text_and_b64},
     frame::{ExecStart, OutputStream},
 };
+use cobox_stream::Kinds;
 use tokio::{
     io::AsyncReadExt,
     signal::unix::{Signal, SignalKind, signal},
@@ -21,6 +23,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::{
     failure::{Failure, INTERRUPTED},
     printer::Printer,
+    sitting::gate::Gate,
     terminal::{EscapeKey, EscapeScan, Modes, RawMode, Typed, shows_alternate, size},
 };
 
@@ -56,12 +59,12 @@ impl<E: Into<Failure>> From<E> for Stop {
     }
 }
 
-/// Runs a command to its end, with its output shown as it comes.
-pub async fn run(dataplane: &Dataplane, start: ExecStart, printer: Printer) -> Result<Ended, Stop> {
+/// Runs a command to its end, with its output shown as it comes. `is_raw`: a terminal gets every escape sequence.
+pub async fn run(dataplane: &Dataplane, start: ExecStart, printer: Printer, is_raw: bool) -> Result<Ended, Stop> {
     let is_pty = start.pty;
     let mut running = Running::start(dataplane, start, printer).await?;
     let raw = if is_pty { RawMode::enter()? } else { None };
-    let (screen, ended) = running.hold(dataplane, Screen { printer, is_pty, modes: Modes::default() }).await;
+    let (screen, ended) = running.hold(dataplane, Screen::new(printer, is_pty, is_raw)).await;
     // Without it something still waits to be read by whoever has the terminal, and what is written after it would wait too.
     if let Some(screen) = screen
         && is_pty
@@ -97,19 +100,45 @@ struct Screen {
     printer: Printer,
     is_pty: bool,
     modes: Modes,
+    stdout: Filter,
+    stderr: Filter,
+}
+
+/// What of one output this terminal gets: a sandbox must not reach its clipboard, title, printer, notifications or files.
+struct Filter {
+    /// None where every byte is wanted: in a pipe or a file, or with `--raw`.
+    gate: Option<Gate>,
+    hides: Kinds,
+}
+
+impl Filter {
+    fn new(is_terminal: bool, is_pty: bool, is_raw: bool) -> Self {
+        // A program with a terminal of its own gets the answers to its queries. Without one they would be typed into the local shell.
+        let hides = if is_pty { Kinds::ALL.without(Kinds::QUERY) } else { Kinds::ALL };
+        Self { gate: (is_terminal && !is_raw).then(Gate::default), hides }
+    }
+
+    /// What may be written now. A sequence that is cut off at the end is never written: what comes after it would complete it.
+    fn admit(&mut self, bytes: Bytes) -> Bytes {
+        match &mut self.gate {
+            Some(gate) => gate.admit(&bytes, self.hides).0.into(),
+            None => bytes,
+        }
+    }
 }
 
 impl Sink for Screen {
     fn take(&mut self, event: ExecEvent) -> io::Result<()> {
         match event {
             ExecEvent::Stdout(bytes) => {
+                let bytes = self.stdout.admit(bytes);
                 if self.is_pty {
                     self.modes.see(&bytes);
                     shows_alternate(self.modes.is_alternate());
                 }
                 self.printer.stream(&bytes)?;
             }
-            ExecEvent::Stderr(bytes) => self.printer.err(&bytes),
+            ExecEvent::Stderr(bytes) => self.printer.err(&self.stderr.admit(bytes)),
             ExecEvent::Gap { stream, from, to } => {
                 let name = if stream == OutputStream::Stdout { "stdout" } else { "stderr" };
                 self.printer.note(&format!("cobox: bytes {from} to {to} of {name} are missing: the sandbox no longer had them"));
@@ -124,6 +153,12 @@ impl Sink for Screen {
 }
 
 impl Screen {
+    fn new(printer: Printer, is_pty: bool, is_raw: bool) -> Self {
+        let stdout = Filter::new(io::stdout().is_terminal(), is_pty, is_raw);
+        let stderr = Filter::new(io::stderr().is_terminal(), is_pty, is_raw);
+        Self { printer, is_pty, modes: Modes::default(), stdout, stderr }
+    }
+
     /// For somebody who reads along, and not in the middle of their screen.
     fn say(&self, words: &str) {
         if self.printer.is_interactive() && !self.is_pty {
@@ -348,5 +383,25 @@ impl Signals {
             terminated: signal(SignalKind::terminate())?,
             hung_up: signal(SignalKind::hangup())?,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOSTILE: &[u8] =
+        b"a\x1b]52;c;aGk=\x07b\x1b]0;title\x07c\x1b[5id\x1b]9;note\x07e\x1b]777;notify;t;b\x07f\x1b_Gt=f;L2V0Yw==\x1b\\\x1b[31mg\x1b[6n";
+
+    fn shown(mut filter: Filter) -> Vec<u8> {
+        HOSTILE.chunks(3).flat_map(|piece| filter.admit(Bytes::from_static(piece))).filter(|b| *b != 0).collect()
+    }
+
+    #[test]
+    fn a_terminal_gets_no_sequence_that_acts_on_this_machine_and_a_pipe_gets_every_byte() {
+        assert_eq!(shown(Filter::new(true, false, false)), b"abcdef\x1b[31mg");
+        assert_eq!(shown(Filter::new(true, true, false)), b"abcdef\x1b[31mg\x1b[6n", "its own terminal answers");
+        assert_eq!(shown(Filter::new(true, false, true)), HOSTILE, "--raw");
+        assert_eq!(shown(Filter::new(false, false, false)), HOSTILE, "a pipe");
     }
 }

@@ -16,7 +16,9 @@ impl Kinds {
     pub const TITLE: Self = Self(4);
     /// A word from the shell to us; no viewer gets it.
     pub const MARK: Self = Self(8);
-    pub const ALL: Self = Self(15);
+    /// Acts on the viewer's machine: prints, shows a notification, reads or writes a file. No viewer can allow it.
+    pub const HOST: Self = Self(16);
+    pub const ALL: Self = Self(31);
 
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)

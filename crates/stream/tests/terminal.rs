@@ -125,10 +125,10 @@ proptest! {
     #[test]
     fn a_filtered_view_cut_anywhere_is_the_filtered_whole(
         bytes in prop::collection::vec(prop_oneof![4 => piece(), 1 => prop::collection::vec(any::<u8>(), 0..6)], 0..40),
-        sizes in prop::collection::vec(1usize..20, 1..8), reads in prop::collection::vec(1usize..20, 1..8), hides in 0u8..16
+        sizes in prop::collection::vec(1usize..20, 1..8), reads in prop::collection::vec(1usize..20, 1..8), hides in 0u8..32
     ) {
         let bytes = bytes.concat();
-        let hides = [Kinds::QUERY, Kinds::CLIPBOARD, Kinds::TITLE, Kinds::MARK]
+        let hides = [Kinds::QUERY, Kinds::CLIPBOARD, Kinds::TITLE, Kinds::MARK, Kinds::HOST]
             .into_iter().enumerate().filter(|(i, _)| hides >> i & 1 == 1).fold(Kinds::NONE, |all, (_, kind)| all.with(kind));
         let in_one = filtered(&bytes, &[bytes.len().max(1)], &[usize::MAX], hides);
         prop_assert_eq!(in_one.len(), bytes.len());
@@ -258,6 +258,29 @@ fn sequences_are_known_for_what_they_are() {
         "\x1b[8;50;100t",
     ] {
         assert_eq!(kinds_of(title.as_bytes()), Kinds::TITLE, "{title:?}");
+    }
+    for host in [
+        "\x1b[i",
+        "\x1b[5i",
+        "\x1b[?5i",
+        "\x1b[?4i",
+        "\u{9b}5i",
+        "\x1b]9;hello\x07",
+        "\x1b]09;hello\x1b\\",
+        "\x1b]9;4;1;50\x07",
+        "\x1b]99;i=1:d=0;hello\x1b\\",
+        "\x1b]777;notify;title;body\x07",
+        "\x1b]5113;ac=send;id=x\x1b\\",
+        "\x1b]46;/tmp/log\x07",
+        "\x1b]51;[\"call\",\"Tapi_x\",[]]\x07",
+    ] {
+        assert_eq!(kinds_of(host.as_bytes()), Kinds::HOST, "{host:?}");
+    }
+    for file in ["\x1b_Gi=1,t=f,f=100;L2V0Yy9wYXNzd2Q=\x1b\\", "\x1b_Gt=t;eA==\x1b\\", "\x1b_Ga=T,t=s\x1b\\", "\u{9f}Gt=\x01f;x\u{9c}"] {
+        assert_eq!(kinds_of(file.as_bytes()), Kinds::QUERY.with(Kinds::HOST), "{file:?}");
+    }
+    for image in ["\x1b_Gi=1,t=d,f=100;AAAA\x1b\\", "\x1b_Ga=T,f=24,s=1,v=1;AAAA\x1b\\", "\x1b_Gm=1;AAAA\x1b\\"] {
+        assert_eq!(kinds_of(image.as_bytes()), Kinds::QUERY, "{image:?}");
     }
     for plain in [
         "text ä€",

@@ -34,6 +34,7 @@ Examples:
   tar c src | cobox exec -t demo -- tar x
   cobox exec --tty -- vim notes.txt
 
+On a terminal, escape sequences that would act on this machine are left out; --raw lets them through. Pipes and files get every byte.
 Output comes as it is made, and a lost connection is made again by itself with nothing lost or run twice.
 Ctrl-C interrupts the command; a second one ends it and everything it started.
 With --json the answer comes whole when the command has ended, up to 16 MiB of each stream.
@@ -67,6 +68,10 @@ pub struct Run {
     /// Give the command a terminal, this one
     #[arg(long, conflicts_with = "no_stdin")]
     tty: bool,
+    /// Write all escape sequences to the terminal; without this, those that reach the clipboard, the title, the keyboard, printers,
+    /// notifications or files of this machine are left out
+    #[arg(long)]
+    raw: bool,
     /// Don't wait for a running `cobox sync` of the thread to bring over what was just saved
     #[arg(long)]
     no_flush: bool,
@@ -103,7 +108,7 @@ async fn remote(target: &Target, args: Run, context: &Context) -> Outcome {
     if !args.no_flush {
         sync::flush_before(context, &way_in.sandbox_id).await;
     }
-    match streaming::run(&way_in.dataplane, start, context.printer).await {
+    match streaming::run(&way_in.dataplane, start, context.printer, args.raw).await {
         Ok(ended) if ended.timed_out => {
             let limit = args.timeout.filter(|s| *s > 0.0).unwrap_or(LONGEST_RUN).min(LONGEST_RUN);
             context.printer.note(&format!("cobox: the command was ended: it took longer than its limit of {limit} s"));

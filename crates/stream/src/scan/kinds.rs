@@ -14,6 +14,8 @@ pub fn of_osc(number: Option<u32>) -> Kinds {
         None | Some(0..=3 | 30 | 32) => Kinds::TITLE,
         // The clipboard of xterm and of kitty; iTerm2's commands copy, download and report.
         Some(52 | 5522 | 1337) => Kinds::CLIPBOARD,
+        // Notifications of iTerm2 (and ConEmu's progress), kitty and rxvt; xterm's log file; calls into Vim and Emacs; kitty's file transfer.
+        Some(9 | 99 | 777 | 46 | 51 | 5113) => Kinds::HOST,
         Some(_) => Kinds::NONE,
     }
 }
@@ -43,10 +45,20 @@ pub fn of_dcs(header: &[u8], last: u8) -> Kinds {
     }
 }
 
+/// kitty's graphics may be answered. An image that is not in the sequence itself (`t=d`) is a file or shared memory of the viewer's machine,
+/// which the terminal reads, and with `t=t` deletes.
+pub fn of_graphics(header: &[u8]) -> Kinds {
+    let header: Vec<u8> = header.iter().copied().filter(|b| !b.is_ascii_control() && *b != b' ').collect();
+    let is_elsewhere = |pair: &[u8]| pair.strip_prefix(b"t=").is_some_and(|medium| medium != b"d");
+    if header.split(|b| *b == b',').any(is_elsewhere) { Kinds::QUERY.with(Kinds::HOST) } else { Kinds::QUERY }
+}
+
 pub fn of_csi(header: &[u8], last: u8) -> Kinds {
     let private = header.first().copied().filter(|b| (b'<'..=b'?').contains(b));
     let intermediate = header.iter().copied().find(|b| (0x20..=0x2f).contains(b));
     match (last, private, intermediate) {
+        // Prints the screen, or all that follows.
+        (b'i', _, _) => Kinds::HOST,
         // Device attributes; status reports. `CSI > … n` sets a key mode and asks nothing.
         (b'c', _, None) => Kinds::QUERY,
         (b'n', None | Some(b'?'), None) => Kinds::QUERY,

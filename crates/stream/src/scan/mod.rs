@@ -90,6 +90,8 @@ enum State {
     OscMark,
     DcsHeader,
     ApcHeader,
+    /// The control data of kitty's graphics, up to the first semicolon.
+    Graphics,
     String {
         class: Class,
         kinds: Kinds,
@@ -198,11 +200,12 @@ impl Scanner {
             State::Csi => self.csi(byte, found),
             State::OscNumber | State::OscQuestion | State::OscMark => self.osc(byte, found),
             State::DcsHeader => self.dcs(byte),
+            State::ApcHeader if byte == b'G' => self.state = State::Graphics,
             State::ApcHeader => {
-                let kinds = if byte == b'G' { Kinds::QUERY } else { Kinds::NONE };
-                self.state = State::String { class: Class::Other, kinds };
-                self.string(byte, Class::Other, kinds, found);
+                self.state = State::String { class: Class::Other, kinds: Kinds::NONE };
+                self.string(byte, Class::Other, Kinds::NONE, found);
             }
+            State::Graphics => self.graphics(byte, found),
             State::String { class, kinds } => self.string(byte, class, kinds, found),
         }
     }
@@ -213,7 +216,7 @@ impl Scanner {
         let class = match self.state {
             State::Escape { .. } | State::EscapeIntermediate | State::Csi => Class::Csi,
             State::OscNumber | State::OscQuestion => Class::Osc,
-            State::DcsHeader | State::ApcHeader => Class::Other,
+            State::DcsHeader | State::ApcHeader | State::Graphics => Class::Other,
             State::Ground | State::OscMark | State::String { .. } => return,
         };
         self.state = State::String { class, kinds: Kinds::ALL };
@@ -331,6 +334,22 @@ impl Scanner {
         }
     }
 
+    fn graphics(&mut self, byte: u8, found: &mut Found) {
+        match byte {
+            b';' => self.state = State::String { class: Class::Other, kinds: kinds::of_graphics(&self.header) },
+            CAN | SUB => {
+                self.string_ends(self.at + 1, found);
+                self.state = State::Ground;
+            }
+            ESC => {
+                let closes = self.string_ends(self.at, found);
+                self.begin(self.at, State::Escape { closes });
+            }
+            _ if self.header.len() < MAX_HEADER_BYTES => self.header.push(byte),
+            _ => self.state = State::String { class: Class::Other, kinds: Kinds::ALL },
+        }
+    }
+
     fn string(&mut self, byte: u8, class: Class, kinds: Kinds, found: &mut Found) {
         let is_over = match class {
             Class::Osc => matches!(byte, BEL | CAN | SUB),
@@ -357,6 +376,7 @@ impl Scanner {
     fn string_ends(&mut self, to: u64, found: &mut Found) -> Kinds {
         let kinds = match self.state {
             State::String { kinds, .. } => kinds,
+            State::Graphics => kinds::of_graphics(&self.header),
             State::OscQuestion if kinds::asks(&self.header) => Kinds::QUERY,
             State::OscQuestion | State::OscNumber => Kinds::NONE,
             State::OscMark => {
