@@ -17,7 +17,7 @@ use axum::{
 use cobox_protocol::{
     ApiError, Capability, ErrorCode, RequestId, Timestamp,
     audit::{Claim, claim_text},
-    langsmith,
+    langsmith, route,
     secret::redact,
 };
 use cobox_token::Claims;
@@ -160,7 +160,10 @@ pub async fn wrap(request: Request, next: Next) -> Response {
 
 async fn wrap_any(mut request: Request, next: Next, record: &Arc<RequestRecord>) -> (Response, Option<ErrorCode>) {
     request.extensions_mut().insert(record.clone());
-    let mut response = next.run(request).await;
+    let mut response = match check_query(&request) {
+        Ok(()) => next.run(request).await,
+        Err(error) => Failure(error).into_response(),
+    };
     let mut refused = None;
     if let Some(Unrendered(error)) = response.extensions_mut().remove::<Unrendered>() {
         let headers = std::mem::take(response.headers_mut());
@@ -175,6 +178,19 @@ async fn wrap_any(mut request: Request, next: Next, record: &Arc<RequestRecord>)
         response.headers_mut().insert(REQUEST_ID, value);
     }
     (response, refused)
+}
+
+/// Refuses unknown query parameters of the clients' routes. The control routes are not in that table: only the broker calls them, and a
+/// newer broker may send more to an older boxd.
+fn check_query(request: &Request) -> Result<(), ApiError> {
+    let (method, uri) = (request.method(), request.uri());
+    // A router answers HEAD wherever there is a GET.
+    let get = || route::find("GET", uri.path()).filter(|_| *method == Method::HEAD);
+    let Some(route) = route::find(method.as_str(), uri.path()).or_else(get) else { return Ok(()) };
+    // Without a token a request is refused for that first; a WebSocket may show its token later.
+    let headers = request.headers();
+    let has_token = headers.contains_key(header::AUTHORIZATION) || headers.contains_key(header::UPGRADE);
+    if has_token || route.needs.is_empty() { route.check_query(uri.query()) } else { Ok(()) }
 }
 
 /// What the URL itself says a request is about: the rest of a file's route, or `path` in the query.

@@ -44,6 +44,7 @@ impl Stand<'_> {
         let not_found = || ApiError::new(ErrorCode::RouteNotFound, "there is nothing at this path");
         let route = route::find(parts.method.as_str(), path).ok_or_else(not_found)?;
         self.require(route)?;
+        route.check_query(parts.uri.query())?;
         let response = self.route(route, &parts.method, path, &parts.headers, body).await.map_err(|e| match e {
             AdapterError::Failed(error) => error,
             AdapterError::Unsupported => self.unsupported(route),

@@ -13,8 +13,9 @@ use std::{
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId, SandboxId, Secret,
     frame::{ClientFrame, MAX_AUTH_FRAME_BYTES, ServerFrame, close},
+    json::in_plain_words,
 };
-use serde::de::IgnoredAny;
+use serde::{Deserialize, de::IgnoredAny};
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, BufWriter},
     time::Instant,
@@ -141,7 +142,7 @@ impl Socket {
                 return Err(first());
             }
             let payload = head.read_payload(from).await?;
-            let token = read_token(&head.unmasked(&payload)).ok_or_else(first)?;
+            let token = read_token(&head.unmasked(&payload)).ok_or_else(first)??;
             let admission = self.admit(&token).await?;
             let session = admission.caller.as_ref().and_then(|c| c.session.as_ref());
             // Among its own now, and no longer among the strangers.
@@ -181,7 +182,7 @@ impl Socket {
                 if head.is_last_piece() {
                     let fresh = match shown_token(&text) {
                         Some(_) if !turns.take(Instant::now()) => return Err(too_often()),
-                        Some(token) => self.renew(&token).await,
+                        Some(token) => self.renew(&token?).await,
                         None => None,
                     };
                     let frame = fresh.unwrap_or_else(|| if is_whole { head.and(&payload) } else { frame::text_for_server(&text) });
@@ -260,7 +261,7 @@ impl Turns {
     }
 }
 
-fn shown_token(text: &[u8]) -> Option<Secret> {
+fn shown_token(text: &[u8]) -> Option<Result<Secret, ApiError>> {
     const WORD: &[u8] = b"\"auth\"";
     // The one other way to write a letter in JSON.
     const ESCAPE: &[u8] = b"\\u";
@@ -269,11 +270,24 @@ fn shown_token(text: &[u8]) -> Option<Secret> {
     if has(WORD) || has(ESCAPE) { read_token(text) } else { None }
 }
 
-/// With boxd's own type, so that both see a token in the same texts.
-fn read_token(text: &[u8]) -> Option<Secret> {
+/// Reads an `auth` frame with boxd's own type, so that both see a token in the same texts. One with an unknown field is refused here: it
+/// must not reach an older boxd, which would ignore the field, and a frame of our own would drop it.
+fn read_token(text: &[u8]) -> Option<Result<Secret, ApiError>> {
+    #[derive(Deserialize)]
+    #[serde(tag = "type", rename_all = "snake_case")]
+    enum AnyAuth {
+        Auth {
+            #[serde(rename = "token")]
+            _token: IgnoredAny,
+        },
+    }
     match serde_json::from_slice(text) {
-        Ok(ClientFrame::<IgnoredAny>::Auth { token }) => Some(token),
-        _ => None,
+        Ok(ClientFrame::<IgnoredAny>::Auth { token }) => Some(Ok(token)),
+        Ok(_) => None,
+        Err(error) => serde_json::from_slice::<AnyAuth>(text).ok().map(|_| {
+            let told = in_plain_words("`auth`", &error.to_string());
+            Err(ApiError::invalid(format!("a frame can't be read: {told}")))
+        }),
     }
 }
 
@@ -332,18 +346,24 @@ mod tests {
     fn a_token_is_seen_in_whatever_boxd_takes_for_an_auth_frame() {
         for text in [
             r#"{"type":"auth","token":"t"}"#,
-            r#"{"token":"t","x":[1],"type":"auth"}"#,
+            r#"{"token":"t","type":"auth"}"#,
             r#"{"type":"\u0061uth","token":"t"}"#,
             r#"{"\u0074ype":"aut\u0068","token":"\u0074"}"#,
             r#" ["auth","t"]"#,
         ] {
             assert!(matches!(serde_json::from_str(text), Ok(ClientFrame::<IgnoredAny>::Auth { .. })), "{text}");
-            assert_eq!(shown_token(text.as_bytes()), Some(Secret::new("t")), "{text}");
+            assert_eq!(shown_token(text.as_bytes()).unwrap().unwrap(), Secret::new("t"), "{text}");
         }
         for text in [r#"{"type":"stdin","data":"\u001b \"auth\""}"#, r#"{"type":"auth"}"#, r#"{"type":"auths","token":"t"}"#, "auth", "\\u"]
         {
-            assert_eq!(shown_token(text.as_bytes()), None, "{text}");
+            assert!(shown_token(text.as_bytes()).is_none(), "{text}");
         }
+    }
+
+    #[test]
+    fn an_auth_frame_with_an_unknown_field_is_refused_by_name() {
+        let refused = shown_token(br#"{"token":"t","only":["fs_read"],"type":"auth"}"#).unwrap().unwrap_err();
+        assert!(refused.message.contains("only: is not a field of this request"), "{}", refused.message);
     }
 
     #[test]

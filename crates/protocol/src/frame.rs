@@ -50,10 +50,11 @@ pub mod close {
     }
 }
 
-/// What a client sends; `S` is the route's own `start`.
+/// What a client sends; `S` is the route's own `start`. Unknown fields are refused, also in frames of newer clients: one that was ignored
+/// might have been a restriction. Clients ignore unknown fields of what boxd sends.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "ClientFrame_{S}"))]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ClientFrame<S> {
     Auth {
         token: Secret,
@@ -124,6 +125,7 @@ pub enum ControlAction {
 /// Joins a shell by its name, and makes it where there is none yet.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
 pub struct ShellStart {
     /// A name or an id; `main` unless told.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -7,7 +7,7 @@ use serde::{
     de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
-use crate::ApiError;
+use crate::{ApiError, secret::redact};
 
 /// Longest word of a caller's that a refusal repeats, in characters.
 const MAX_REPEATED_CHARS: usize = 64;
@@ -90,6 +90,13 @@ pub fn in_plain_words(path: &str, said: &str) -> String {
     }
 }
 
+/// Refuses a query parameter that a route doesn't take.
+pub fn unknown_parameter<S: AsRef<str>>(name: &str, known: &[S]) -> ApiError {
+    let known: Vec<String> = known.iter().map(|name| format!("`{}`", name.as_ref())).collect();
+    let known = if known.is_empty() { ", which takes none".to_owned() } else { format!("; known are {}", known.join(", ")) };
+    ApiError::invalid(format!("{}: is not a query parameter of this route{known}", cut(name)))
+}
+
 fn expectation(expected: &str) -> &str {
     match expected {
         "a sequence" => "a list",
@@ -113,8 +120,9 @@ fn kind(given: &str) -> String {
     }
 }
 
+/// Redacted before it is cut: a part of a key could no longer be told from another word.
 fn cut(word: &str) -> String {
-    word.chars().take(MAX_REPEATED_CHARS).collect()
+    redact(word).chars().take(MAX_REPEATED_CHARS).collect()
 }
 
 #[cfg(test)]
@@ -163,6 +171,14 @@ mod tests {
     fn what_was_sent_as_a_string_is_not_repeated() {
         let said = read_object::<NegotiateRequest>(br#"{"thread_id": "t", "ttl": "cbx_secret"}"#).unwrap_err().message;
         assert!(!said.contains("secret"), "{said}");
+    }
+
+    #[test]
+    fn a_key_in_the_place_of_a_name_is_not_repeated_in_part() {
+        let key = format!("cbx_{}_{}", "0".repeat(26), "k".repeat(43));
+        let said = read_object::<CreateKey>(format!(r#"{{"{key}": 1}}"#).as_bytes()).unwrap_err().message;
+        assert!(said.contains("is not a field of this request") && !said.contains("kkk"), "{said}");
+        assert!(!unknown_parameter(&key, &["limit"]).message.contains("kkk"));
     }
 
     #[test]

@@ -52,6 +52,7 @@ pub struct ProcessList {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
 pub struct SignalRequest {
     pub signal: SignalName,
 }

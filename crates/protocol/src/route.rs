@@ -1,8 +1,10 @@
 //! The dataplane's routes and what each needs: boxd is held to this table by its tests, and the gateway asks it where no boxd can.
 
 use crate::{
+    ApiError,
     Capability::{self, Exec, FsRead, FsWrite, Shell, ShellObserve},
-    langsmith::{DOWNLOAD, EXECUTE, EXECUTE_RESUME, EXECUTE_START, EXECUTE_WS, GLOB, GREP, TUNNEL, UPLOAD},
+    json::unknown_parameter,
+    langsmith::{DOWNLOAD, EXECUTE, EXECUTE_RESUME, EXECUTE_START, EXECUTE_WS, GLOB, GREP, TUNNEL, UPLOAD, operation},
 };
 
 /// One method of one path. `{path}` at the end stands for any number of segments, another name in braces for one.
@@ -12,6 +14,8 @@ pub struct Route {
     pub template: &'static str,
     /// All of them; empty where no token is asked for.
     pub needs: &'static [Capability],
+    /// The query parameters it takes.
+    pub query: &'static [&'static str],
 }
 
 pub const FILE: &str = "/v1/files/{path}";
@@ -25,14 +29,14 @@ pub const ROUTES: &[Route] = &[
     route("GET", "/v1/processes", &[Exec]),
     route("DELETE", "/v1/processes/{id}", &[Exec]),
     route("POST", "/v1/processes/{id}/signal", &[Exec]),
-    route("POST", "/v1/files/upload", &[FsWrite]),
-    route("GET", "/v1/files/download", &[FsRead]),
-    route("GET", FILE, &[FsRead]),
-    route("HEAD", FILE, &[FsRead]),
-    route("PUT", FILE, &[FsWrite]),
+    route("POST", "/v1/files/upload", &[FsWrite]).query(&["path", "sync"]),
+    route("GET", "/v1/files/download", &[FsRead]).query(&["path"]),
+    route("GET", FILE, &[FsRead]).query(&["hash"]),
+    route("HEAD", FILE, &[FsRead]).query(&["hash"]),
+    route("PUT", FILE, &[FsWrite]).query(&["sync"]),
     route("DELETE", FILE, &[FsWrite]),
-    route("GET", "/v1/watch", &[FsRead]),
-    route("GET", "/v1/sync/ws", &[FsRead]),
+    route("GET", "/v1/watch", &[FsRead]).query(&["path", "recursive", "cursor"]),
+    route("GET", "/v1/sync/ws", &[FsRead]).query(&["path", "pull"]),
     route("POST", "/v1/fs/list", &[FsRead]),
     route("POST", "/v1/fs/stat", &[FsRead]),
     route("POST", "/v1/fs/glob", &[FsRead]),
@@ -42,8 +46,8 @@ pub const ROUTES: &[Route] = &[
     route("POST", "/v1/fs/copy", &[FsWrite]),
     route("POST", "/v1/fs/remove", &[FsWrite]),
     route("POST", "/v1/fs/edit", &[FsWrite]),
-    route("GET", "/v1/archive", &[FsRead]),
-    route("PUT", "/v1/archive", &[FsWrite]),
+    route("GET", "/v1/archive", &[FsRead]).query(&["path"]),
+    route("PUT", "/v1/archive", &[FsWrite]).query(&["path", "links"]),
     route("GET", "/v1/shell/ws", &[ShellObserve]),
     route("GET", "/v1/ws", &[ShellObserve]),
     route("GET", "/v1/shells", &[ShellObserve]),
@@ -55,16 +59,16 @@ pub const ROUTES: &[Route] = &[
     route("GET", EXECUTE_WS, &[Exec]),
     route("POST", EXECUTE_START, &[Exec]),
     route("POST", EXECUTE_RESUME, &[Exec]),
-    route("POST", UPLOAD, &[FsWrite]),
-    route("GET", DOWNLOAD, &[FsRead]),
-    route("HEAD", DOWNLOAD, &[FsRead]),
+    route("POST", UPLOAD, &[FsWrite]).query(&["path"]),
+    route("GET", DOWNLOAD, &[FsRead]).query(&["hash", "path"]),
+    route("HEAD", DOWNLOAD, &[FsRead]).query(&["hash", "path"]),
     route("POST", GLOB, &[FsRead]),
     route("POST", GREP, &[FsRead]),
     route("GET", TUNNEL, &[]),
 ];
 
 const fn route(method: &'static str, template: &'static str, needs: &'static [Capability]) -> Route {
-    Route { method, template, needs }
+    Route { method, template, needs, query: &[] }
 }
 
 /// The route a request asks for, by its path as it was sent.
@@ -73,6 +77,25 @@ pub fn find(method: &str, path: &str) -> Option<&'static Route> {
 }
 
 impl Route {
+    const fn query(self, query: &'static [&'static str]) -> Self {
+        Self { query, ..self }
+    }
+
+    /// Refuses a query parameter that this route doesn't take: a filter or restriction that is ignored would look as if it had been
+    /// applied. The LangSmith routes take any, because those SDKs send more than they document.
+    pub fn check_query(&self, query: Option<&str>) -> Result<(), ApiError> {
+        if operation(self.template).is_some() {
+            return Ok(());
+        }
+        let names = query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split('=').next().unwrap_or(pair));
+        for name in names {
+            if !self.query.contains(&name) {
+                return Err(unknown_parameter(name, self.query));
+            }
+        }
+        Ok(())
+    }
+
     fn matches(&self, path: &str) -> bool {
         if let Some(before) = self.template.strip_suffix("/{path}") {
             return path.strip_prefix(before).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
@@ -92,6 +115,19 @@ impl Route {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_unknown_query_parameter_is_refused_by_name_except_on_langsmith_routes() {
+        let check = |method, path, query| find(method, path).unwrap().check_query(query).map_err(|e| e.message);
+        assert_eq!(check("GET", "/v1/files/a", Some("hash=sha256&hash=blake3&")), Ok(()));
+        assert_eq!(check("GET", "/v1/files/a", None), Ok(()));
+        let told = check("GET", "/v1/files/a", Some("hash=sha256&depth=1")).unwrap_err();
+        assert_eq!(told, "depth: is not a query parameter of this route; known are `hash`");
+        let told = check("POST", "/v1/exec", Some("timeout")).unwrap_err();
+        assert_eq!(told, "timeout: is not a query parameter of this route, which takes none");
+        check("GET", "/v1/files/a", Some("=1")).unwrap_err();
+        assert_eq!(check("GET", "/download", Some("path=/a&anything=1")), Ok(()));
+    }
 
     #[test]
     fn a_request_finds_its_route() {

@@ -214,6 +214,7 @@ impl State {
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
 pub struct RefreshRequest {
     /// Proof of possession: when sent, it must be this session's and this principal's.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -73,6 +73,7 @@ pub struct Service {
 /// What the signed notice to `POST /webhooks/threads` says.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
 pub struct ThreadNotice {
     pub event: ThreadEvent,
     pub thread_id: String,

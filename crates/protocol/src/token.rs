@@ -7,6 +7,7 @@ use crate::{CapabilitySet, SandboxId, Secret, SessionId, ShareId, Timestamp, key
 /// `POST …/delegate`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
 pub struct DelegateRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capabilities: Option<Vec<String>>,
@@ -40,6 +41,7 @@ pub struct DelegateResponse {
 /// `POST …/share`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
 pub struct ShareRequest {
     pub principal: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -174,6 +176,7 @@ pub struct IntrospectedToken {
 /// `POST …/file-links`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
 pub struct FileLinkRequest {
     /// Absolute in the sandbox.
     pub path: String,

@@ -12,7 +12,7 @@ use std::{
 };
 
 use cobox_openapi::{Document, Operation, assert_checked_in, assert_sound};
-use cobox_protocol::{Capability, route::ROUTES};
+use cobox_protocol::{Capability, langsmith, route::ROUTES};
 use http::Method;
 use serde_json::{Value, json};
 
@@ -144,6 +144,43 @@ async fn every_documented_route_wants_a_token_and_the_capability_it_names() {
             let call = if operation.is_socket() { as_socket(call) } else { call };
             assert_eq!(call.send().await.status.as_u16(), 403, "{method} {path} without {missing}");
         }
+    }
+}
+
+/// Sends an unknown query parameter and an unknown field to every route of boxd's own.
+#[tokio::test]
+async fn what_is_not_known_is_refused_by_name_on_every_route() {
+    let boxd = TestBoxd::start();
+    let document = document();
+    let is_own = |o: &&Operation| langsmith::operation(o.path).is_none();
+    for operation in routes::all().iter().filter(is_own) {
+        let method = Method::from_bytes(operation.method.to_ascii_uppercase().as_bytes()).unwrap();
+        let path = example(operation.path);
+        let call = boxd.call(method.clone(), &format!("{path}?restrict=1"));
+        let answer = if operation.is_socket() { as_socket(call) } else { call }.send().await;
+        assert_eq!(answer.status.as_u16(), 400, "{method} {path}: {answer:?}");
+        // An answer to HEAD has no body.
+        if method != Method::HEAD {
+            let told = answer.refused(400, "INVALID_REQUEST");
+            assert!(told.starts_with("restrict: is not a query parameter of this route"), "{method} {path}: {told}");
+        }
+        let route = &document["paths"][operation.path][operation.method];
+        if route.pointer("/requestBody/content/application~1json").is_some() {
+            let answer = boxd.call(method.clone(), &path).body(json!({ "restrict": ["ls"] }).to_string()).send().await;
+            let told = answer.refused(400, "INVALID_REQUEST");
+            assert!(told.starts_with("restrict: is not a field of this request"), "{method} {path}: {told}");
+        }
+    }
+}
+
+#[test]
+fn the_query_parameters_that_are_documented_are_those_that_are_taken() {
+    let document = document();
+    for route in ROUTES {
+        let operation = &document["paths"][route.template][route.method.to_ascii_lowercase()];
+        let parameters = operation["parameters"].as_array().into_iter().flatten().filter(|p| p["in"] == "query");
+        let documented: BTreeSet<&str> = parameters.map(|p| p["name"].as_str().unwrap()).collect();
+        assert_eq!(documented, route.query.iter().copied().collect(), "{} {}", route.method, route.template);
     }
 }
 

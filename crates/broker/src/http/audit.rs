@@ -24,16 +24,17 @@ pub fn routes() -> Routes {
 
 #[derive(Deserialize)]
 struct AuditQuery {
-    #[serde(flatten)]
-    page: PageQuery,
+    limit: Option<String>,
+    cursor: Option<String>,
     /// A sandbox's id; ended ones can be asked about too.
     sandbox: Option<String>,
     /// A token's id.
+    #[serde(alias = "jti")]
     token: Option<String>,
 }
 
 async fn list(State(api): State<Api>, who: Authenticated, Params(query): Params<AuditQuery>) -> Result<Json<Page<AuditEntry>>, Failure> {
-    let wish = query.page.wish::<u64>()?;
+    let wish = PageQuery { limit: query.limit, cursor: query.cursor }.wish::<u64>()?;
     if query.sandbox.is_some() && query.token.is_some() {
         return Err(ApiError::invalid("token: send it or sandbox, not both").into());
     }

@@ -35,6 +35,11 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for MaybeJsonBody<T> {
     }
 }
 
+/// What a route without a body takes: nothing, or `{}`.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NoFields {}
+
 pub async fn read(body: Body) -> Result<Bytes, Failure> {
     to_bytes(body, MAX_BODY_BYTES).await.map_err(|e| {
         use std::error::Error;

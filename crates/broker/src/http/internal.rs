@@ -8,6 +8,7 @@ use axum::{
 };
 use cobox_protocol::{
     ApiError, Secret,
+    secret::redact,
     token::{Introspection, RevokeRequest, RevokeResponse, RotateKeyRequest, RotateKeyResponse},
 };
 use http::{HeaderName, StatusCode, header};
@@ -18,6 +19,11 @@ use super::{
     body::{self, JsonBody, MaybeJsonBody},
     error::Failure,
 };
+
+/// RFC 7662 has both; the hint changes nothing, because a token says itself what it is.
+const INTROSPECT_FIELDS: [&str; 2] = ["token", "token_type_hint"];
+/// Longest name of an unknown field in an error, in characters.
+const MAX_SHOWN_CHARS: usize = 64;
 
 pub fn routes() -> Routes {
     Routes::new()
@@ -31,6 +37,10 @@ pub fn routes() -> Routes {
 /// RFC 7662: the token is in a form.
 async fn introspect(State(api): State<Api>, who: Authenticated, request: Request) -> Result<impl IntoResponse, Failure> {
     let bytes = body::read(request.into_body()).await?;
+    if let Some((name, _)) = form_urlencoded::parse(&bytes).find(|(name, _)| !INTROSPECT_FIELDS.contains(&name.as_ref())) {
+        let shown: String = redact(&name).chars().take(MAX_SHOWN_CHARS).collect();
+        return Err(ApiError::invalid(format!("{shown}: is not a field of this request; known are `token`, `token_type_hint`")).into());
+    }
     let missing = || ApiError::invalid("token: is missing; send it as application/x-www-form-urlencoded");
     let token =
         form_urlencoded::parse(&bytes).find(|(name, _)| name == "token").map(|(_, token)| Secret::new(token)).ok_or_else(missing)?;

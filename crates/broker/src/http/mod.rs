@@ -18,6 +18,7 @@ mod openapi;
 mod ops;
 mod paging;
 mod principals;
+mod query;
 mod routes;
 mod sandboxes;
 mod sessions;
@@ -84,6 +85,7 @@ pub fn fronts(api: &Api, gateway: &Gateway) -> Fronts {
     };
     let router = control_plane()
         .into_router()
+        .layer(middleware::from_fn(query::refuse_unknown))
         .layer(middleware::map_response(error::in_the_envelope))
         .method_not_allowed_fallback(error::method_not_allowed)
         .with_state(api.clone())

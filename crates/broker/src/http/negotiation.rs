@@ -1,5 +1,5 @@
 //! Reading a negotiate request: the simple shape, the full one, or the thread routes' own. What can't be done is refused,
-//! never ignored; what no version knows is ignored, so that newer clients can ask older brokers.
+//! never ignored, and so is an unknown field: it may be a restriction that a newer client relies on.
 
 #[cfg(test)]
 use cobox_protocol::schema;
@@ -10,18 +10,21 @@ use cobox_protocol::{
     session::{Access, Mode, Scope, ScopeType},
     tags::Tags,
 };
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use crate::domain::{access::ActorWish, issue::TokenFormat, negotiation::Negotiation};
 
 #[derive(Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
 pub struct NegotiationBody {
     /// The caller's own id of the thread; short for `scope` with the type `thread`.
     #[serde(default)]
     #[cfg_attr(test, schemars(schema_with = "schema::maybe_foreign_id"))]
     thread_id: Option<String>,
+    #[serde(default, deserialize_with = "strict_scope")]
+    #[cfg_attr(test, schemars(with = "Option<Scope>"))]
     scope: Option<Scope>,
     /// What to do when there is no session, or when there is one.
     #[serde(default)]
@@ -121,6 +124,19 @@ impl NegotiationBody {
     }
 }
 
+/// [`Scope`] is part of answers too, where a client must accept unknown fields.
+fn strict_scope<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Scope>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields, rename = "Scope")]
+    struct StrictScope {
+        #[serde(rename = "type")]
+        kind: String,
+        id: String,
+    }
+    let scope = Option::<StrictScope>::deserialize(from)?;
+    Ok(scope.map(|StrictScope { kind, id }| Scope { kind, id }))
+}
+
 /// An empty string is how some clients leave a field out.
 fn given(field: Option<String>) -> Option<String> {
     field.filter(|s| !s.is_empty())
@@ -174,7 +190,12 @@ fn read_tags(value: Value) -> Result<Tags, ApiError> {
 pub fn actor(value: &Value) -> Result<ActorWish, ApiError> {
     let (word, id) = match value {
         Value::String(word) => (Some(word.as_str()), None),
-        Value::Object(map) => (map.get("type").and_then(Value::as_str), map.get("id").filter(|id| !id.is_null())),
+        Value::Object(map) => {
+            if let Some(name) = map.keys().find(|name| !["type", "id"].contains(&name.as_str())) {
+                return Err(ApiError::invalid(format!("actor.{}: is not a field of this request; known are `type`, `id`", cut(name))));
+            }
+            (map.get("type").and_then(Value::as_str), map.get("id").filter(|id| !id.is_null()))
+        }
         _ => (None, None),
     };
     let word = word.ok_or_else(|| ApiError::invalid("actor: must be `human`, `agent` or `operator`, or an object with such a `type`"))?;

@@ -15,7 +15,7 @@ use super::{Api, Routes, auth::Authenticated, error::Failure};
 use crate::metrics::Gauges;
 
 /// Made by `make openapi`, and held to the router by tests.
-const OPENAPI: &str = include_str!("../../../../openapi/broker.json");
+pub const OPENAPI: &str = include_str!("../../../../openapi/broker.json");
 
 pub fn routes() -> Routes {
     Routes::new()

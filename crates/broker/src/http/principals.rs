@@ -12,6 +12,7 @@ use serde::Deserialize;
 use super::{
     Api, Routes,
     auth::Authenticated,
+    body::{MaybeJsonBody, NoFields},
     error::Failure,
     paging::{PageQuery, Params, page},
 };
@@ -45,6 +46,7 @@ async fn disable(
     who: Authenticated,
     Path(name): Path<String>,
     Params(within): Params<Within>,
+    MaybeJsonBody(NoFields {}): MaybeJsonBody<NoFields>,
 ) -> Result<StatusCode, Failure> {
     api.keys.disable(&who.caller, within.workspace.as_deref(), &name, &who.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -55,6 +57,7 @@ async fn enable(
     who: Authenticated,
     Path(name): Path<String>,
     Params(within): Params<Within>,
+    MaybeJsonBody(NoFields {}): MaybeJsonBody<NoFields>,
 ) -> Result<StatusCode, Failure> {
     api.keys.enable(&who.caller, within.workspace.as_deref(), &name, &who.request_id).await?;
     Ok(StatusCode::NO_CONTENT)

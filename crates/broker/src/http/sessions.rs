@@ -16,7 +16,7 @@ use serde::Deserialize;
 use super::{
     Api, Routes,
     auth::Authenticated,
-    body::{self, MaybeJsonBody},
+    body::{self, MaybeJsonBody, NoFields},
     error::Failure,
     negotiation::NegotiationBody,
     paging::{PageQuery, Params, TagParams, page},
@@ -127,7 +127,12 @@ async fn refresh_token(
     Ok(Json(api.sessions.refresh(&who.asking(), &id, &wish).await.map_err(full)?))
 }
 
-async fn heartbeat(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<Json<HeartbeatResponse>, Failure> {
+async fn heartbeat(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(id): Path<String>,
+    MaybeJsonBody(NoFields {}): MaybeJsonBody<NoFields>,
+) -> Result<Json<HeartbeatResponse>, Failure> {
     let id = session_id(&id).map_err(full)?;
     Ok(Json(api.sessions.heartbeat(&who.asking(), &id).await.map_err(full)?))
 }

@@ -12,7 +12,7 @@ use cobox_protocol::{
 use http::{HeaderMap, StatusCode};
 
 use super::{
-    Api, Routes, auth::Authenticated, body::MaybeJsonBody, error::Failure, negotiation::NegotiationBody, sessions::idempotency_key,
+    Api, Routes, auth::Authenticated, body::{MaybeJsonBody, NoFields}, error::Failure, negotiation::NegotiationBody, sessions::idempotency_key,
 };
 
 pub fn routes() -> Routes {
@@ -51,7 +51,12 @@ async fn refresh(
     Ok(Json(api.sessions.refresh(&who.asking(), &id, &RefreshRequest { rotate, ..wish }).await?))
 }
 
-async fn heartbeat(State(api): State<Api>, who: Authenticated, Path(thread): Path<String>) -> Result<Json<HeartbeatResponse>, Failure> {
+async fn heartbeat(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(thread): Path<String>,
+    MaybeJsonBody(NoFields {}): MaybeJsonBody<NoFields>,
+) -> Result<Json<HeartbeatResponse>, Failure> {
     let id = api.sessions.id_of_thread(&who.caller, &thread).await?;
     Ok(Json(api.sessions.heartbeat(&who.asking(), &id).await?))
 }

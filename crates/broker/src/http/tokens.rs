@@ -80,6 +80,7 @@ impl Presenter {
 
 #[derive(Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
 pub struct DelegationBody {
     #[serde(alias = "requested_capabilities")]
     capabilities: Option<Vec<String>>,

@@ -118,7 +118,9 @@ async fn a_signed_notice_ends_a_thread_and_a_late_copy_of_it_ends_nothing_else()
     let next = ann.ensure("t").await;
     assert_eq!(sender.send(now, &deleted, SECRET).await.ok(200), json!({ "ended": false }), "it was about the one before");
     ann.get(&session_path(&next)).await.ok(200);
-    let archived = json!({ "event": "thread.archived", "thread_id": "t", "more": 1 });
+    let restricted = json!({ "event": "thread.archived", "thread_id": "t", "dry_run": true });
+    assert_eq!(sender.send(now + 1, &restricted, SECRET).await.error(400), "INVALID_REQUEST", "it is not understood");
+    let archived = json!({ "event": "thread.archived", "thread_id": "t" });
     assert_eq!(sender.send(now + 1, &archived, SECRET).await.ok(200), json!({ "ended": true }));
     let audit = broker.broker.as_ref().unwrap().store().audit("default", None, &NEWEST).await.unwrap();
     let ended: Vec<_> = audit.iter().map(|(_, r)| r).filter(|r| r.action == "session.ended").collect();

@@ -50,6 +50,7 @@ pub fn routes() -> Vec<Operation> {
         keyed("get", "/v1/audit", "listAudit", "Who did what in your workspace")
             .with([Parameter::query("sandbox", "Only about this one: its id, also after its end, or its name.")])
             .with([Parameter::query("token", "Only about the token with this `jti`; not with `sandbox`.")])
+            .with([Parameter::query("jti", "The same as `token`; send one of them.")])
             .with(page_of())
             .gives::<Page<AuditEntry>>(200, "A page, newest first.")
             .fails(&[SandboxNotFound]),

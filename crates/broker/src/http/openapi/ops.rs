@@ -7,7 +7,7 @@ use serde_json::json;
 use super::keyed;
 
 pub fn routes() -> Vec<Operation> {
-    let open = |path, id, summary| Operation::new("get", path, id, summary).tag("operations");
+    let open = |path, id, summary| Operation::new("get", path, id, summary).tag("operations").fails(&[InvalidRequest]);
     let status =
         |word: &str| Shape::Plain(json!({ "type": "object", "required": ["status"], "properties": { "status": { "const": word } } }));
     vec![
