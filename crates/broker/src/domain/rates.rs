@@ -15,8 +15,6 @@ use crate::config::RateLimits;
 
 /// Buckets kept of each kind; each takes some hundred bytes. Those that are full again are forgotten first.
 const MAX_BUCKETS: usize = 16_384;
-/// Credentials remembered as good for one address that also sends bad ones.
-const MAX_GOOD: usize = 256;
 /// A request's price: buckets count in thousandths, so that less than one a second can be said.
 const PRICE: u64 = 1000;
 
@@ -69,14 +67,14 @@ impl<Key: Eq + Hash + Clone> Buckets<Key> {
     }
 
     /// Pays for one request, or says how many seconds to wait.
-    fn take(&self, key: &Key, price: u64, now: i64) -> Result<(), u32> {
+    fn take(&self, key: &Key, now: i64) -> Result<(), u32> {
         let Some(limit) = self.limit else { return Ok(()) };
         let mut of = self.of.lock().unwrap_or_else(PoisonError::into_inner);
         let mut bucket = of.get(key).map_or_else(|| limit.full(now), |bucket| limit.filled(bucket, now));
         if bucket.left < PRICE {
             return Err(limit.wait(&bucket));
         }
-        bucket.left -= price.min(bucket.left);
+        bucket.left -= PRICE;
         if of.len() >= MAX_BUCKETS && !of.contains_key(key) {
             of.retain(|_, other| limit.filled(other, now).left < limit.burst);
             // All of them in use: one is let go, whose owner then has a full one again. Memory is worth more.
@@ -111,8 +109,6 @@ pub struct Rates {
     requests: Buckets<(String, String)>,
     upkeep: Buckets<(String, String)>,
     failures: Buckets<Source>,
-    /// Of addresses that failed: what was accepted from there nevertheless, by a hash of it.
-    good: Mutex<HashMap<Source, Vec<u64>>>,
 }
 
 impl Rates {
@@ -129,7 +125,6 @@ impl Rates {
             requests: Buckets::new(per_second(limits.requests_per_second, limits.request_burst)),
             upkeep: Buckets::new(per_second(limits.upkeep_per_second, limits.upkeep_burst)),
             failures: Buckets::new(failures),
-            good: Mutex::default(),
         }
     }
 
@@ -143,47 +138,14 @@ impl Rates {
             return Ok(());
         }
         let whose = (principal.workspace.clone(), principal.name.clone());
-        buckets.take(&whose, PRICE, now.unix()).map_err(|wait| limited(format!("{} asks too often", principal.name), wait))
+        buckets.take(&whose, now.unix()).map_err(|wait| limited(format!("{} asks too often", principal.name), wait))
     }
 
-    /// Before anybody looks at the credential: whether too many bad ones came from there. One that was good there before passes.
-    pub fn may_try(&self, from: Source, credential: Option<u64>, now: Timestamp) -> Result<(), ApiError> {
-        // Free of charge: only failing costs.
-        let Err(wait) = self.failures.take(&from, 0, now.unix()) else { return Ok(()) };
-        let good = self.good.lock().unwrap_or_else(PoisonError::into_inner);
-        match credential.is_some_and(|credential| good.get(&from).is_some_and(|good| good.contains(&credential))) {
-            true => Ok(()),
-            false => Err(limited("too many requests from this address had no good credential".to_owned(), wait)),
-        }
-    }
-
-    /// Whether any address failed lately; while none did there is nothing to remember.
-    pub fn is_quiet(&self) -> bool {
-        self.good.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
-    }
-
-    pub fn failed(&self, from: Source, now: Timestamp) {
-        if self.failures.limit.is_none() {
-            return;
-        }
-        // An empty bucket can't pay, and says so at the next try.
-        let _ = self.failures.take(&from, PRICE, now.unix());
-        let mut good = self.good.lock().unwrap_or_else(PoisonError::into_inner);
-        if good.len() >= MAX_BUCKETS {
-            good.clear();
-        }
-        good.entry(from).or_default();
-    }
-
-    pub fn succeeded(&self, from: Source, credential: u64) {
-        let mut good = self.good.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(good) = good.get_mut(&from) else { return };
-        if !good.contains(&credential) {
-            if good.len() >= MAX_GOOD {
-                good.remove(0);
-            }
-            good.push(credential);
-        }
+    /// Counts a request without a good credential; refuses when too many came from this address. Only such requests are ever limited by
+    /// their address: a good credential is accepted however many bad ones come from beside it.
+    pub fn failed(&self, from: Source, now: Timestamp) -> Result<(), ApiError> {
+        let refused = |wait| limited("too many requests from this address had no good credential".to_owned(), wait);
+        self.failures.take(&from, now.unix()).map_err(refused)
     }
 
     /// Forgets addresses that have behaved for long enough; called now and then.
@@ -191,7 +153,6 @@ impl Rates {
         let Some(limit) = self.failures.limit else { return };
         let mut of = self.failures.of.lock().unwrap_or_else(PoisonError::into_inner);
         of.retain(|_, bucket| limit.filled(bucket, now.unix()).left < limit.burst);
-        self.good.lock().unwrap_or_else(PoisonError::into_inner).retain(|source, _| of.contains_key(source));
     }
 }
 
@@ -210,12 +171,11 @@ mod tests {
         let rates = Rates::new(&RateLimits { failure_burst: 2, ..RateLimits::default() }, 60);
         let now = Timestamp::from_unix(1_000);
         for n in 0..2 * MAX_BUCKETS as u128 {
-            rates.failed(Source::from(IpAddr::V6(Ipv6Addr::from_bits(n << 64))), now);
+            rates.failed(Source::from(IpAddr::V6(Ipv6Addr::from_bits(n << 64))), now).unwrap();
         }
         assert!(rates.failures.of.lock().unwrap().len() <= MAX_BUCKETS);
-        assert!(rates.good.lock().unwrap().len() <= MAX_BUCKETS);
         rates.tidy(Timestamp::from_unix(2_000));
-        assert!(rates.is_quiet() && rates.failures.of.lock().unwrap().is_empty());
+        assert!(rates.failures.of.lock().unwrap().is_empty());
     }
 
     #[test]

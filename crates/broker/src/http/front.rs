@@ -14,14 +14,13 @@ use super::{
     Api,
     cors::CorsRules,
     error::{Failure, Seen, Underway},
-    limits::{Peer, Watch},
+    limits::{Peer, limit_failures},
 };
 
 /// How the log and the metrics call what goes to a sandbox by its host name.
 const OWN_HOST: &str = "{sandbox}.domain";
 /// And what was answered before anybody looked where it goes.
 const PREFLIGHT: &str = "preflight";
-const TURNED_AWAY: &str = "turned away";
 
 /// One listener's.
 pub struct Front {
@@ -58,19 +57,10 @@ impl Front {
     }
 
     async fn watched(&self, request: Request, peer: Peer, kept: &Kept, underway: &mut Underway) -> Response {
-        let watch = match Watch::begin(&self.api, peer, &request) {
-            Ok(watch) => watch,
-            Err(refused) => {
-                underway.route = Some(TURNED_AWAY);
-                return Failure::from(refused).into_response();
-            }
-        };
         let response = self.placed(request, kept, underway).await;
-        if let Some(watch) = watch {
-            let is_known = response.extensions().get::<PassedFor>().is_some() || underway.has_asker();
-            watch.end(&self.api, &response, is_known);
-        }
-        response
+        // Once a principal is known, a 401 is the sandbox's own answer.
+        let is_known = response.extensions().get::<PassedFor>().is_some() || underway.has_asker();
+        limit_failures(&self.api, peer, response, is_known).await
     }
 
     /// By host name where sandboxes have some: theirs, the domain's own, and all others.

@@ -1,77 +1,50 @@
-//! Rate limits at the door: what an address that shows bad credentials still may, and which routes are paid for apart.
+//! Rate limits at the door: what an address that shows bad credentials gets, and which routes are paid for apart.
 
 use std::{
-    hash::{BuildHasher, RandomState},
     net::IpAddr,
-    sync::{LazyLock, atomic::Ordering::Relaxed},
+    sync::atomic::Ordering::Relaxed,
+    time::Duration,
 };
 
-use axum::{extract::Request, response::Response};
+use axum::response::{IntoResponse, Response};
 use cobox_protocol::ApiError;
-use http::{HeaderMap, Method, StatusCode, header};
+use http::{Method, StatusCode};
 
-use super::{Api, error::Seen};
+use super::{
+    Api,
+    error::{Failure, Seen},
+};
 use crate::domain::{
     model::Principal,
     rates::{Class, Source},
 };
 
-/// See [`is_for_anybody`].
-const FOR_ANYBODY: [&str; 5] = ["/healthz", "/readyz", "/metrics", "/openapi.json", "/webhooks/threads"];
+/// How long the refusal of one failure too many takes. Every credential is checked, because it may be a good one: this bounds how many an
+/// address can have checked to one a second for each connection it may have.
+const REFUSAL_DELAY: Duration = Duration::from_secs(1);
 
 /// The other end of the connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer(pub IpAddr);
 
-/// Around everything that looks at credentials, the gateway too: a request that may be tried, watched for whether its credential is good.
-pub struct Watch {
-    source: Source,
-    /// Which credential was shown, where it is looked at.
-    credential: Option<Option<u64>>,
-}
-
-impl Watch {
-    /// Nothing for what wants no credential.
-    pub fn begin(api: &Api, Peer(address): Peer, request: &Request) -> Result<Option<Self>, ApiError> {
-        if is_for_anybody(request) {
-            return Ok(None);
-        }
-        let (rates, source) = (&api.rates, Source::from(address));
-        // While nobody fails, nobody is looked at.
-        let credential = if rates.is_quiet() { None } else { Some(credential(request.headers())) };
-        if let Some(credential) = credential {
-            rates.may_try(source, credential, api.deployment.now()).inspect_err(|_| {
-                api.metrics.rate_limited.fetch_add(1, Relaxed);
-            })?;
-        }
-        Ok(Some(Self { source, credential }))
+/// Counts an answer to a request without a good credential against its address, the gateway's too, and replaces it when there were too
+/// many. Requests with a good one are never counted, and never refused for those of others.
+pub async fn limit_failures(api: &Api, Peer(address): Peer, response: Response, is_known: bool) -> Response {
+    let is_refused = match response.extensions().get::<ApiError>() {
+        Some(error) => error.code.status() == StatusCode::UNAUTHORIZED.as_u16(),
+        None => response.status() == StatusCode::UNAUTHORIZED,
+    };
+    if !is_refused || is_known {
+        return response;
     }
-
-    /// `is_known`: somebody was let in, whatever the sandbox then made of it.
-    pub fn end(self, api: &Api, response: &Response, is_known: bool) {
-        let is_refused = match response.extensions().get::<ApiError>() {
-            Some(error) => error.code.status() == StatusCode::UNAUTHORIZED.as_u16(),
-            None => response.status() == StatusCode::UNAUTHORIZED,
-        };
-        match self.credential {
-            _ if is_refused && !is_known => api.rates.failed(self.source, api.deployment.now()),
-            Some(Some(credential)) if is_known => api.rates.succeeded(self.source, credential),
-            _ => {}
+    match api.rates.failed(Source::from(address), api.deployment.now()) {
+        Ok(()) => response,
+        Err(limited) => {
+            api.metrics.rate_limited.fetch_add(1, Relaxed);
+            tokio::time::sleep(REFUSAL_DELAY).await;
+            Failure::from(limited).into_response()
         }
     }
-}
-
-/// What wants no credential of its caller, and gets none: nobody can guess one there, and whoever looks after the broker, or keeps its
-/// threads, may come from the same address as somebody who guesses elsewhere.
-fn is_for_anybody(request: &Request) -> bool {
-    FOR_ANYBODY.contains(&request.uri().path()) && credential(request.headers()).is_none()
-}
-
-/// Which credential was shown, as a number that means nothing outside this process.
-fn credential(headers: &HeaderMap) -> Option<u64> {
-    static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-    let shown = headers.get(header::AUTHORIZATION).or_else(|| headers.get("x-api-key"))?;
-    Some(HASHER.hash_one(shown.as_bytes()))
 }
 
 impl Api {
