@@ -6,7 +6,7 @@ use cobox_gateway::Limits;
 use cobox_protocol::{Secret, control::Alg, id::is_foreign_id, sandbox::is_sandbox_name};
 use serde::Deserialize;
 
-use crate::{domain::kinds::TemplateSpec, oidc::OidcConfig, thread_authority::ThreadAuthorityConfig};
+use crate::{domain::kinds::TemplateSpec, oidc::OidcConfig, paced::BodyLimits, thread_authority::ThreadAuthorityConfig};
 
 use crate::origin;
 
@@ -60,6 +60,13 @@ pub struct Config {
     pub max_sandboxes_per_workspace: u32,
     /// Open connections of clients, on each address it listens on.
     pub max_connections: u32,
+    /// Of them, those whose client has shown no good credential yet; at the limit the oldest is closed. At most half of `max_connections`.
+    pub max_unauthenticated_connections: u32,
+    /// The same of one address (of IPv6: one /64 network); 0 is no limit. Unless told, none where a proxy in front may be: all clients
+    /// have its address then.
+    pub max_unauthenticated_connections_per_address: Option<u32>,
+    /// How slowly a request's body may arrive.
+    pub body_limits: BodyLimits,
     /// How often leases are looked at, in milliseconds.
     pub reaper_interval_ms: u64,
     /// How long audit records are kept.
@@ -113,6 +120,18 @@ pub struct TlsFiles {
 
 /// A person types a key wrong a few times; a loop with an old key is told to slow down.
 const FAILURES_PER_MINUTE: u32 = 300;
+
+/// Unauthenticated connections of one address. A thousand clients that start at once on one machine have room; a client needs a few
+/// milliseconds to show its credential.
+const UNAUTHENTICATED_PER_ADDRESS: u32 = 1024;
+
+/// How many connections one listener takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    pub total: u32,
+    pub unauthenticated: u32,
+    pub unauthenticated_per_address: Option<u32>,
+}
 
 /// How often somebody may ask the control plane. What is 0 is not limited.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -235,6 +254,9 @@ impl Default for Config {
             // A machine holds several hundred; more than this is a runaway client.
             max_sandboxes_per_workspace: 1000,
             max_connections: 4096,
+            max_unauthenticated_connections: 2048,
+            max_unauthenticated_connections_per_address: None,
+            body_limits: BodyLimits::default(),
             reaper_interval_ms: 1000,
             audit_keep_seconds: 90 * DAY_SECONDS,
             policy_file: None,
@@ -287,6 +309,10 @@ impl Config {
             ("events_keep_per_workspace", u64::from(self.events_keep_per_workspace)),
             ("max_sandboxes_per_workspace", u64::from(self.max_sandboxes_per_workspace)),
             ("max_connections", u64::from(self.max_connections)),
+            ("max_unauthenticated_connections", u64::from(self.max_unauthenticated_connections)),
+            ("body_limits.grace_seconds", u64::from(self.body_limits.grace_seconds)),
+            ("body_limits.minimum_bytes_per_second", u64::from(self.body_limits.minimum_bytes_per_second)),
+            ("body_limits.deadline_seconds", u64::from(self.body_limits.deadline_seconds)),
         ] {
             if value == 0 {
                 return invalid(field, "must be at least 1");
@@ -340,6 +366,16 @@ impl Config {
         let unless_told = if self.insecure_listen { 0 } else { FAILURES_PER_MINUTE };
         self.rate_limits.failures_per_minute.unwrap_or(unless_told)
     }
+    /// Behind a proxy one address is every client's, so there is no limit for each unless it is configured.
+    pub fn connection_limits(&self) -> ConnectionLimits {
+        let per_address = if self.insecure_listen { 0 } else { UNAUTHENTICATED_PER_ADDRESS };
+        let per_address = self.max_unauthenticated_connections_per_address.unwrap_or(per_address);
+        ConnectionLimits {
+            total: self.max_connections,
+            unauthenticated: self.max_unauthenticated_connections.min(self.max_connections.div_ceil(2)),
+            unauthenticated_per_address: (per_address > 0).then_some(per_address),
+        }
+    }
     pub fn token_ttl(&self) -> Duration {
         Duration::from_secs(self.token_ttl_seconds)
     }
@@ -370,6 +406,16 @@ mod tests {
         assert_eq!((counted(""), counted("insecure_listen = true")), (300, 0));
         assert_eq!(counted("insecure_listen = true\n[rate_limits]\nfailures_per_minute = 300"), 300);
         assert_eq!(counted("[rate_limits]\nfailures_per_minute = 0"), 0);
+    }
+
+    #[test]
+    fn unauthenticated_connections_of_an_address_are_not_limited_behind_a_proxy_unless_told() {
+        let limits = |text: &str| Config::from_toml(text).unwrap().connection_limits();
+        let per_address = |text: &str| limits(text).unauthenticated_per_address;
+        assert_eq!((per_address(""), per_address("insecure_listen = true")), (Some(1024), None));
+        assert_eq!(per_address("insecure_listen = true\nmax_unauthenticated_connections_per_address = 9"), Some(9));
+        assert_eq!(per_address("max_unauthenticated_connections_per_address = 0"), None);
+        assert_eq!(limits("max_connections = 10").unauthenticated, 5);
     }
 
     #[test]

@@ -17,12 +17,14 @@ mod metrics;
 mod oidc;
 mod origin;
 mod outbound;
+mod paced;
 pub mod policy;
 mod server;
 #[doc(hidden)]
 pub mod store;
 mod thread_authority;
 mod tls;
+mod unauthenticated;
 
 use std::{
     future::Future,
@@ -74,6 +76,7 @@ use metrics::Metrics;
 use oidc::Oidc;
 pub use oidc::OidcConfig;
 use origin::Origin;
+pub use paced::BodyLimits;
 use policy::{PolicyFileError, Reloaded};
 use store::{Counting, Store, StoreError, sql};
 use thread_authority::ThreadAuthority;
@@ -319,8 +322,9 @@ impl Broker {
         let gateway = cobox_gateway::Gateway::new(Arc::new(dataplane), config.gateway_limits);
         let http::Fronts { main, dataplane } = http::fronts(&api, &gateway);
         let serve = |listener, front| {
-            let serving = server::Serving { front: Arc::new(front), tls: self.tls.clone(), metrics: self.metrics.clone() };
-            server::serve(listener, &self.lanes, serving, config.max_connections, told.cancelled())
+            let (tls, metrics) = (self.tls.clone(), self.metrics.clone());
+            let serving = server::Serving { front: Arc::new(front), tls, metrics, body_limits: config.body_limits };
+            server::serve(listener, &self.lanes, serving, config.connection_limits(), told.cancelled())
         };
         let renewing = self.tls.clone().map(|tls| tokio::spawn(tls.watch()));
         let serving = async {

@@ -9,7 +9,11 @@ use std::{
 
 use axum::{body::Body, extract::Request};
 use cobox_gateway::Kept;
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper::{
+    body::{Body as _, Incoming},
+    server::conn::http1,
+    service::service_fn,
+};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -19,11 +23,14 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    config::ConnectionLimits,
     counted::Counted,
     http::{Front, Peer},
     lanes::Lanes,
     metrics::Metrics,
+    paced::{BodyLimits, Paced},
     tls::Tls,
+    unauthenticated::{Entered, Unauthenticated},
 };
 
 /// A client that takes longer to send a request's head is not serious.
@@ -44,16 +51,18 @@ pub struct Serving {
     /// Without it connections are plain HTTP.
     pub tls: Option<Arc<Tls>>,
     pub metrics: Arc<Metrics>,
+    pub body_limits: BodyLimits,
 }
 
 pub async fn serve(
     listener: &TcpListener,
     lanes: &Lanes,
     serving: Serving,
-    max_connections: u32,
+    limits: ConnectionLimits,
     shutdown: impl Future<Output = ()> + Send,
 ) {
-    let slots = Arc::new(Semaphore::new(max_connections as usize));
+    let slots = Arc::new(Semaphore::new(limits.total as usize));
+    let unauthenticated = Unauthenticated::new(limits.unauthenticated as usize, limits.unauthenticated_per_address.map(|n| n as usize));
     let stop = CancellationToken::new();
     let connections = TaskTracker::new();
     let mut shutdown = std::pin::pin!(shutdown);
@@ -70,12 +79,16 @@ pub async fn serve(
         match accepted {
             Ok((stream, peer)) => {
                 let (serving, stop) = (serving.clone(), stop.clone());
+                let entered = Arc::new(unauthenticated.enter(peer.ip()));
                 // Back to a plain socket, for the lane's own runtime to wait on.
                 let stream = stream.into_std();
                 lanes.spawn(connections.track_future(async move {
                     let _slot = slot;
                     match stream.and_then(TcpStream::from_std) {
-                        Ok(stream) => begin(stream, Peer(peer.ip()), serving, stop).await,
+                        Ok(stream) => tokio::select! {
+                            () = begin(stream, Peer(peer.ip()), serving, stop, &entered) => {}
+                            () = entered.must_close() => tracing::debug!("an unauthenticated connection made room for a newer one"),
+                        },
                         Err(error) => tracing::warn!(%error, "a connection was lost on its way to who serves it"),
                     }
                 }));
@@ -93,20 +106,24 @@ pub async fn serve(
     }
 }
 
-async fn begin(stream: TcpStream, peer: Peer, serving: Serving, stop: CancellationToken) {
+async fn begin(stream: TcpStream, peer: Peer, serving: Serving, stop: CancellationToken, entered: &Arc<Entered>) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "a connection stays without TCP_NODELAY");
     }
-    let Serving { front, tls, metrics } = serving;
+    let Serving { front, tls, metrics, body_limits } = serving;
     let stream = Counted::new(stream, metrics.clone());
-    let Some(tls) = tls else { return serve_connection(stream, peer, front, stop).await };
+    let entered = entered.clone();
+    // What the gateway keeps for this client lives as long as its connection.
+    let kept = Kept::new(move || entered.authenticated());
+    let client = Client { peer, kept, body_limits };
+    let Some(tls) = tls else { return serve_connection(stream, client, front, stop).await };
     let shaking = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.acceptor().accept(stream));
     let shaken = tokio::select! {
         shaken = shaking => shaken,
         () = stop.cancelled() => return,
     };
     match shaken {
-        Ok(Ok(stream)) => serve_connection(stream, peer, front, stop).await,
+        Ok(Ok(stream)) => serve_connection(stream, client, front, stop).await,
         Ok(Err(error)) => {
             metrics.handshakes_failed.fetch_add(1, Ordering::Relaxed);
             tracing::debug!(%error, "a connection did not become a TLS one");
@@ -118,15 +135,33 @@ async fn begin(stream: TcpStream, peer: Peer, serving: Serving, stop: Cancellati
     }
 }
 
-async fn serve_connection<S>(stream: S, peer: Peer, front: Arc<Front>, stop: CancellationToken)
+/// The other end of a connection.
+#[derive(Clone)]
+struct Client {
+    peer: Peer,
+    kept: Kept,
+    body_limits: BodyLimits,
+}
+
+impl Client {
+    /// The request with a body that must arrive in time.
+    fn paced(&self, request: Request<Incoming>) -> Request {
+        let (parts, body) = request.into_parts();
+        let body = match body.is_end_stream() {
+            true => Body::empty(),
+            false => Body::new(Paced::new(body, self.body_limits, &parts.headers)),
+        };
+        Request::from_parts(parts, body)
+    }
+}
+
+async fn serve_connection<S>(stream: S, client: Client, front: Arc<Front>, stop: CancellationToken)
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    // What the gateway keeps for this client lives as long as its connection.
-    let kept = Kept::default();
     let service = service_fn(move |request: Request<Incoming>| {
-        let (front, kept) = (front.clone(), kept.clone());
-        async move { Ok::<_, Infallible>(front.answer(request.map(Body::new), peer, &kept).await) }
+        let (front, client) = (front.clone(), client.clone());
+        async move { Ok::<_, Infallible>(front.answer(client.paced(request), client.peer, &client.kept).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

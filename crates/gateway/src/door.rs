@@ -112,6 +112,9 @@ impl Gateway {
             ));
         }
         let admission = self.admit(&target, credential, request_id, kept).await?;
+        if admission.caller.is_some() {
+            kept.authenticated();
+        }
         let visitor = admission.caller.as_ref().map_or(Visitor::Stranger, |c| Visitor::Known(c.session.as_ref()));
         let slot = self.slots.take(&admission.sandbox, visitor, is_websocket)?;
 
@@ -119,7 +122,7 @@ impl Gateway {
         let recording = Recording::new(self, &admission, request_id, request.method(), &path);
         *request.uri_mut() = Uri::from(rest);
         let answered = if is_websocket {
-            self.upgrade(request, target, path, &admission, request_id, slot).await
+            self.upgrade(request, (target, path), &admission, request_id, slot, kept).await
         } else {
             self.forward(request, &admission, request_id, slot, kept).await
         };
@@ -154,11 +157,11 @@ impl Gateway {
     async fn upgrade(
         &self,
         mut request: Request<Body>,
-        target: Target,
-        path: String,
+        (target, path): (Target, String),
         admission: &Arc<Admission>,
         request_id: &RequestId,
         slot: Slot,
+        kept: &Kept,
     ) -> Result<Response, ApiError> {
         let client_side = hyper::upgrade::on(&mut request);
         let (parts, body) = request.into_parts();
@@ -168,7 +171,8 @@ impl Gateway {
             Reach::Boxd(stream) => {
                 let upstream = self.connect(stream, admission).await?;
                 let (gateway, sandbox, request_id) = (self.clone(), admission.sandbox.clone(), request_id.clone());
-                let socket = Socket { gateway, target, sandbox, path, request_id, caller: admission.caller.clone(), slot };
+                let socket =
+                    Socket { gateway, target, sandbox, path, request_id, caller: admission.caller.clone(), slot, kept: kept.clone() };
                 match upgrade(upstream, request, client_side, socket).await {
                     Ok(response) => Ok(response),
                     Err(broken) => Err(self.explain(broken, admission).await),

@@ -22,7 +22,7 @@ use tokio::{
 };
 
 use crate::{
-    Admission, Caller, Credential, Target,
+    Admission, Caller, Credential, Kept, Target,
     door::Gateway,
     frame,
     slots::{Slot, Visitor},
@@ -51,6 +51,8 @@ pub(crate) struct Socket {
     /// By the header, or by the newest frame.
     pub caller: Option<Caller>,
     pub slot: Slot,
+    /// Of the client's connection.
+    pub kept: Kept,
 }
 
 /// Why a connection is closed from here.
@@ -151,6 +153,7 @@ impl Socket {
             to.write_all(&auth_frame(admission.token.as_ref())).await?;
             to.flush().await?;
             self.caller = admission.caller.clone();
+            self.kept.authenticated();
             self.used(admission, "GET").await;
             return Ok(());
         }

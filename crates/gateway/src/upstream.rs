@@ -1,7 +1,10 @@
 //! Connections to boxd: a fresh one for each caller, kept for that caller's next request on the same connection.
 
 use std::{
+    io,
+    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll},
     time::{Duration, Instant},
 };
 
@@ -11,7 +14,10 @@ use cobox_provider::BoxedStream;
 use hyper::client::conn::http1::{Builder, SendRequest};
 use hyper_util::rt::TokioIo;
 use subtle::ConstantTimeEq;
-use tokio::task::AbortHandle;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    task::AbortHandle,
+};
 
 use crate::{Admission, Credential, Stamp, Target};
 
@@ -23,7 +29,10 @@ const KEEP_IDLE: Duration = Duration::from_secs(10);
 /// What the gateway keeps for one connection of a client's: the connection to boxd that its last request used, and who that request was
 /// of, for the next one of the same caller to the same sandbox. Never another's.
 #[derive(Clone, Default)]
-pub struct Kept(Arc<Mutex<Parts>>);
+pub struct Kept {
+    parts: Arc<Mutex<Parts>>,
+    on_authenticated: Option<Arc<dyn Fn() + Send + Sync>>,
+}
 
 #[derive(Default)]
 struct Parts {
@@ -61,6 +70,59 @@ fn is_same_caller(one: &Admission, other: &Admission) -> bool {
     one.sandbox == other.sandbox && a.workspace == b.workspace && a.principal == b.principal && a.session == b.session
 }
 
+/// A connection to boxd whose answer is read also where boxd closed before it had read the request: it may refuse an upload early, and
+/// what it answered is there to be read although nothing can be written any more.
+struct AnswerFirst {
+    stream: BoxedStream,
+    is_closed: bool,
+}
+
+impl AnswerFirst {
+    /// Drops what can't be sent. The answer follows, or the read fails with the reason.
+    fn wrote(&mut self, polled: Poll<io::Result<usize>>, length: usize) -> Poll<io::Result<usize>> {
+        match polled {
+            Poll::Ready(Err(error)) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
+                self.is_closed = true;
+                Poll::Ready(Ok(length))
+            }
+            polled => polled,
+        }
+    }
+}
+
+impl AsyncRead for AnswerFirst {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for AnswerFirst {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if self.is_closed {
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.wrote(polled, bytes.len())
+    }
+    fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        let length = bytes.iter().map(|slice| slice.len()).sum();
+        if self.is_closed {
+            return Poll::Ready(Ok(length));
+        }
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, bytes);
+        self.wrote(polled, length)
+    }
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.is_closed { Poll::Ready(Ok(())) } else { Pin::new(&mut self.stream).poll_flush(cx) }
+    }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.is_closed { Poll::Ready(Ok(())) } else { Pin::new(&mut self.stream).poll_shutdown(cx) }
+    }
+}
+
 /// An HTTP connection to boxd that ends when this is dropped.
 pub(crate) struct Upstream {
     pub sender: SendRequest<Body>,
@@ -69,7 +131,8 @@ pub(crate) struct Upstream {
 
 impl Upstream {
     pub async fn new(stream: BoxedStream) -> Result<Self, hyper::Error> {
-        let (sender, connection) = Builder::new().max_buf_size(UPSTREAM_BUFFER_BYTES).handshake::<_, Body>(TokioIo::new(stream)).await?;
+        let stream = TokioIo::new(AnswerFirst { stream, is_closed: false });
+        let (sender, connection) = Builder::new().max_buf_size(UPSTREAM_BUFFER_BYTES).handshake::<_, Body>(stream).await?;
         let connection = tokio::spawn(async move {
             if let Err(error) = connection.with_upgrades().await {
                 tracing::debug!(%error, "a connection to boxd ended");
@@ -86,6 +149,18 @@ impl Drop for Upstream {
 }
 
 impl Kept {
+    /// For a connection whose owner wants to know that a client on it was authenticated. May be called several times.
+    pub fn new(on_authenticated: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { parts: Arc::default(), on_authenticated: Some(Arc::new(on_authenticated)) }
+    }
+
+    /// Called by each part of the broker that has accepted a credential on this connection.
+    pub fn authenticated(&self) {
+        if let Some(on_authenticated) = &self.on_authenticated {
+            on_authenticated();
+        }
+    }
+
     /// The caller's idle connection to the sandbox, if it is still good.
     pub(crate) async fn take(&self, admission: &Admission) -> Option<Upstream> {
         let idle = self.parts().idle.take()?;
@@ -121,7 +196,7 @@ impl Kept {
 
     fn parts(&self) -> MutexGuard<'_, Parts> {
         // Each change is a single assignment.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

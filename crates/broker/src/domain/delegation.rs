@@ -64,6 +64,11 @@ impl Sessions {
         }
     }
 
+    /// Whether a token is good for what it is shown for, before anything else of its request is read.
+    pub async fn check_holder(&self, of: Of<'_>, token: &Secret) -> Result<(), ApiError> {
+        self.place_of_holder(of, token).await.map(drop)
+    }
+
     /// Narrower than the caller's own grant, with a life of its own.
     async fn delegate_own(&self, asking: &Asking<'_>, of: Of<'_>, wish: Delegation<'_>) -> Result<DelegateResponse, ApiError> {
         let caller = access::act(asking.caller, wish.actor.as_ref())?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use cobox_protocol::{
-    ApiError, ErrorCode, KeyId, RequestId, Secret, Timestamp,
+    ApiError, ErrorCode, KeyId, RequestId, Secret, SessionId, Timestamp,
     id::is_foreign_id,
     key::{API_KEY_PREFIX, CreateKey, CreatedKey, ExpireKey, KeyInfo},
 };
@@ -19,7 +19,7 @@ use super::{
     lifecycle::Lifecycle,
     model::{ApiKey, Caller, Foreseen, Principal},
 };
-use crate::store::{AddedKey, ExpiringKey, NamedSession, PageWish, RevokedKey};
+use crate::store::{AddedKey, ExpiringKey, PageWish, RevokedKey};
 
 /// Valid keys one principal may have: enough to give every machine its own, too few to lose count of.
 pub const MAX_KEYS_PER_PRINCIPAL: u64 = 100;
@@ -43,13 +43,13 @@ impl Keys {
     }
 
     /// As [`Keys::authenticate`], for a request that will ask for this session next.
-    pub async fn authenticate_foreseeing(&self, key: &Secret, session: Option<&NamedSession>) -> Result<Caller, ApiError> {
+    pub async fn authenticate_foreseeing(&self, key: &Secret, session: Option<&SessionId>) -> Result<Caller, ApiError> {
         let refused = || ApiError::new(ErrorCode::Unauthenticated, "the API key is unknown, expired or revoked");
         let id = key_id(key).ok_or_else(refused)?;
         let store = &self.deployment.store;
         let (stored, foreseen) = match session {
             None => (store.key(&id).await.map_err(internal)?.ok_or_else(refused)?, None),
-            Some(named) => store.key_and_session(&id, named).await.map_err(internal)?.ok_or_else(refused)?,
+            Some(session) => store.key_and_session(&id, session).await.map_err(internal)?.ok_or_else(refused)?,
         };
         let is_genuine: bool = hash(key).ct_eq(&stored.hash).into();
         let now = self.deployment.now();

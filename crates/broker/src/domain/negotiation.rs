@@ -198,13 +198,7 @@ impl Sessions {
     }
 
     async fn found(&self, caller: &Caller, scope: &Scope) -> Result<Option<Bound>, ApiError> {
-        let workspace = &caller.principal.workspace;
-        let is_its =
-            |s: &Session| s.workspace == *workspace && s.scope_type == scope.kind && s.scope_id == scope.id && s.ended_at.is_none();
-        match caller.foreseen.take(is_its) {
-            Some(bound) => Ok(Some(bound)),
-            None => self.deployment.store.session_of(workspace, &scope.kind, &scope.id).await.map_err(internal),
-        }
+        self.deployment.store.session_of(&caller.principal.workspace, &scope.kind, &scope.id).await.map_err(internal)
     }
 
     async fn ensure(&self, asking: &Asking<'_>, wish: &Negotiation, key: Option<&str>) -> Result<Bound, ApiError> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::extract::{FromRequestParts, MatchedPath};
 use cobox_gateway::Credential;
-use cobox_protocol::{ApiError, ErrorCode, RequestId};
+use cobox_protocol::{ApiError, ErrorCode, RequestId, SessionId};
 use http::{HeaderMap, Uri, request::Parts};
 
 use super::{
@@ -12,10 +12,7 @@ use super::{
     error::{Failure, Seen},
     limits,
 };
-use crate::{
-    domain::{model::Caller, sessions::Asking},
-    store::NamedSession,
-};
+use crate::domain::{model::Caller, sessions::Asking};
 
 /// Without `Prefer: wait=N`.
 const DEFAULT_WAIT: Duration = Duration::from_secs(10);
@@ -44,15 +41,10 @@ impl FromRequestParts<Api> for Authenticated {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Failure> {
-        Self::foreseeing(parts, api, session_in(&parts.uri).as_ref()).await
-    }
-}
-
-impl Authenticated {
-    /// For a request that will ask for this session next.
-    pub async fn foreseeing(parts: &Parts, api: &Api, session: Option<&NamedSession>) -> Result<Self, Failure> {
+        // Read together with the key where the path names it. What a body names is not: no body is read before its sender is known.
+        let session = session_in(&parts.uri);
         let caller = match Credential::from_headers(&parts.headers)? {
-            Some(Credential::ApiKey(key)) => api.keys.authenticate_foreseeing(&key, session).await?,
+            Some(Credential::ApiKey(key)) => api.keys.authenticate_foreseeing(&key, session.as_ref()).await?,
             Some(Credential::Token(token)) => api.keys.sign_in(&token).await?.ok_or_else(no_token)?,
             Some(Credential::Link(_)) => return Err(no_token().into()),
             None => return Err(refused("no credential: send `Authorization: Bearer <API key>` or `X-Api-Key: <key>`").into()),
@@ -67,9 +59,9 @@ impl Authenticated {
 }
 
 /// The session whose route it is.
-fn session_in(uri: &Uri) -> Option<NamedSession> {
+fn session_in(uri: &Uri) -> Option<SessionId> {
     let id = uri.path().strip_prefix("/v1/sandbox/sessions/")?.split('/').next()?;
-    id.parse().ok().map(NamedSession::Id)
+    id.parse().ok()
 }
 
 fn no_token() -> ApiError {

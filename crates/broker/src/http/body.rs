@@ -1,4 +1,6 @@
-//! Request bodies: JSON of a bounded size, and an error that names the field.
+//! Request bodies: JSON of a bounded size that arrives in time, and an error that names the field.
+
+use std::{error::Error, time::Duration};
 
 use axum::{
     body::{Body, Bytes, to_bytes},
@@ -8,9 +10,13 @@ use cobox_protocol::{ApiError, ErrorCode, json::read_object};
 use serde::de::DeserializeOwned;
 
 use super::error::Failure;
+use crate::paced::{BodyError, TooSlow};
 
 /// Largest control-plane request, in bytes: the longest sensible one is a few KiB.
 const MAX_BODY_BYTES: usize = 1024 * 1024;
+
+/// Longest that a control-plane request may take to arrive: even the largest one needs no more at 35 KiB a second.
+const BODY_WITHIN: Duration = Duration::from_secs(30);
 
 /// A JSON body, whatever its content type says.
 pub struct JsonBody<T>(pub T);
@@ -41,13 +47,27 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for MaybeJsonBody<T> {
 pub struct NoFields {}
 
 pub async fn read(body: Body) -> Result<Bytes, Failure> {
-    to_bytes(body, MAX_BODY_BYTES).await.map_err(|e| {
-        use std::error::Error;
-        let is_too_large = e.source().is_some_and(|s| s.is::<http_body_util::LengthLimitError>());
-        Failure::from(if is_too_large {
-            ApiError::new(ErrorCode::TooLarge, format!("the body is larger than {MAX_BODY_BYTES} bytes"))
-        } else {
-            ApiError::invalid("the body could not be read to its end")
+    read_at_most(body, MAX_BODY_BYTES).await
+}
+
+pub async fn read_at_most(body: Body, limit: usize) -> Result<Bytes, Failure> {
+    let collecting = tokio::time::timeout(BODY_WITHIN, to_bytes(body, limit));
+    let Ok(collected) = collecting.await else {
+        let message = format!("the body took longer than {} s; send it at once", BODY_WITHIN.as_secs());
+        return Err(ApiError::invalid(message).into());
+    };
+    collected.map_err(|e| {
+        let causes = || std::iter::successors(Some(&e as &dyn Error), |e| (*e).source());
+        let too_slow = causes().find_map(|cause| match cause.downcast_ref::<BodyError>() {
+            Some(BodyError::TooSlow(too_slow)) => Some(*too_slow),
+            _ => cause.downcast_ref::<TooSlow>().copied(),
+        });
+        Failure::from(match too_slow {
+            Some(too_slow) => ApiError::invalid(too_slow.to_string()),
+            None if causes().any(|cause| cause.is::<http_body_util::LengthLimitError>()) => {
+                ApiError::new(ErrorCode::TooLarge, format!("the body is larger than {limit} bytes"))
+            }
+            None => ApiError::invalid("the body could not be read to its end"),
         })
     })
 }

@@ -12,7 +12,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use cobox_gateway::PassedFor;
+use cobox_gateway::{Kept, PassedFor};
 use cobox_protocol::{ApiError, ErrorCode, RequestId, secret::redact};
 use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 
@@ -80,10 +80,16 @@ pub struct Seen(Arc<SeenParts>);
 struct SeenParts {
     principal: OnceLock<String>,
     route: OnceLock<String>,
+    connection: Kept,
 }
 
 impl Seen {
+    pub fn new(connection: Kept) -> Self {
+        Self(Arc::new(SeenParts { connection, ..SeenParts::default() }))
+    }
+
     pub fn asker(&self, principal: &str) {
+        self.0.connection.authenticated();
         // Whoever was authenticated first stays.
         let _ = self.0.principal.set(principal.to_owned());
     }

@@ -98,7 +98,7 @@ impl Front {
         let Some(router) = router else {
             return Failure::from(ApiError::new(ErrorCode::RouteNotFound, "there is nothing at this path")).into_response();
         };
-        let seen = Seen::default();
+        let seen = Seen::new(kept.clone());
         request.extensions_mut().insert(underway.id.clone());
         request.extensions_mut().insert(seen.clone());
         underway.seen = Some(seen);

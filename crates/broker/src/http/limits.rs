@@ -1,10 +1,6 @@
 //! Rate limits at the door: what an address that shows bad credentials gets, and which routes are paid for apart.
 
-use std::{
-    net::IpAddr,
-    sync::atomic::Ordering::Relaxed,
-    time::Duration,
-};
+use std::{net::IpAddr, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use axum::response::{IntoResponse, Response};
 use cobox_protocol::ApiError;

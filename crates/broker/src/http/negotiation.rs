@@ -77,11 +77,6 @@ impl NegotiationBody {
         self.scope.is_some()
     }
 
-    /// Whose session it asks for, as far as that can be read.
-    pub fn scope(&self) -> Option<Scope> {
-        read_scope(self.thread_id.as_deref(), self.scope.as_ref()).ok()
-    }
-
     pub fn read(self) -> Result<Negotiation, ApiError> {
         let mode = self.mode.as_deref().ok_or_else(|| ApiError::invalid("mode: is missing"))?;
         let (mode, scope) = (read_mode(mode)?, read_scope(self.thread_id.as_deref(), self.scope.as_ref())?);

@@ -2,12 +2,11 @@
 
 use axum::{
     Json,
-    extract::{FromRequest, Path, Request, State},
+    extract::{Path, State},
     routing::{get, post},
 };
 use cobox_protocol::{
     ApiError, ErrorCode, SessionId,
-    json::read_object,
     session::{HeartbeatResponse, NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo, State as LifeState},
 };
 use http::{HeaderMap, StatusCode};
@@ -16,12 +15,12 @@ use serde::Deserialize;
 use super::{
     Api, Routes,
     auth::Authenticated,
-    body::{self, MaybeJsonBody, NoFields},
+    body::{JsonBody, MaybeJsonBody, NoFields},
     error::Failure,
     negotiation::NegotiationBody,
     paging::{PageQuery, Params, TagParams, page},
 };
-use crate::store::{NamedSession, SessionFilter};
+use crate::store::SessionFilter;
 
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
@@ -34,31 +33,11 @@ pub fn routes() -> Routes {
         .route("/v1/sandbox/sessions/{id}/heartbeat", post(heartbeat))
 }
 
-/// Its body is read before it is known who sends it: so the session it names is read together with the caller's key.
-struct Negotiating {
-    who: Authenticated,
-    body: NegotiationBody,
-}
-
-impl FromRequest<Api> for Negotiating {
-    type Rejection = Failure;
-
-    async fn from_request(request: Request, api: &Api) -> Result<Self, Failure> {
-        let (parts, body) = request.into_parts();
-        let body: Result<NegotiationBody, Failure> = body::read(body).await.and_then(|bytes| Ok(read_object(&bytes)?));
-        // With an idempotency key it is looked for in a transaction.
-        let is_looked_up = !parts.headers.contains_key(IDEMPOTENCY_KEY);
-        let scope = body.as_ref().ok().filter(|_| is_looked_up).and_then(NegotiationBody::scope).map(NamedSession::Scope);
-        // Whoever isn't known is told so, and nothing of the body.
-        let who = Authenticated::foreseeing(&parts, api, scope.as_ref()).await?;
-        Ok(Self { who, body: body? })
-    }
-}
-
 async fn negotiate(
     State(api): State<Api>,
+    who: Authenticated,
     headers: HeaderMap,
-    Negotiating { who, body }: Negotiating,
+    JsonBody(body): JsonBody<NegotiationBody>,
 ) -> Result<Json<NegotiateResponse>, Failure> {
     let key = idempotency_key(&headers)?;
     let is_full_shape = body.is_full_shape();

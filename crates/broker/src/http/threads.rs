@@ -12,7 +12,12 @@ use cobox_protocol::{
 use http::{HeaderMap, StatusCode};
 
 use super::{
-    Api, Routes, auth::Authenticated, body::{MaybeJsonBody, NoFields}, error::Failure, negotiation::NegotiationBody, sessions::idempotency_key,
+    Api, Routes,
+    auth::Authenticated,
+    body::{MaybeJsonBody, NoFields},
+    error::Failure,
+    negotiation::NegotiationBody,
+    sessions::idempotency_key,
 };
 
 pub fn routes() -> Routes {

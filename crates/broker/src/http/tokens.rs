@@ -38,6 +38,12 @@ pub fn routes() -> Routes {
         .route("/v1/sandbox/sessions/{id}/file-links", post(file_link))
 }
 
+const SESSIONS: &str = "/v1/sandbox/sessions/";
+
+fn no_place() -> ApiError {
+    ApiError::invalid("the path: can't be read; it must be UTF-8, percent-encoded")
+}
+
 /// Somebody with a key, or with a token alone.
 enum Presenter {
     Caller(Box<Authenticated>),
@@ -53,6 +59,10 @@ impl FromRequestParts<Api> for Presenter {
         if let Some(Credential::Token(token)) = Credential::from_headers(&parts.headers)?
             && is_ours(&token)
         {
+            // Its principal is known only when the token has been looked at again, together with what it is used for.
+            let Path(id) = Path::<String>::from_request_parts(parts, api).await.map_err(|_| no_place())?;
+            let of = if parts.uri.path().starts_with(SESSIONS) { Of::Session(session_id(&id)?) } else { Of::Sandbox(&id) };
+            api.sessions.check_holder(of, &token).await?;
             let request_id = parts.extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
             let seen = parts.extensions.get::<Seen>().cloned();
             return Ok(Presenter::Holder { token, request_id, seen });

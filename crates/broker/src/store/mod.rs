@@ -46,7 +46,7 @@ pub trait Store: KindStore + Send + Sync {
     async fn add_key(&self, key: &ApiKey, audit: &AuditRecord) -> Stored<AddedKey>;
     async fn key(&self, id: &KeyId) -> Stored<Option<ApiKey>>;
     /// A key, and a session that is likely to be asked for next: of its workspace, where a scope names it.
-    async fn key_and_session(&self, id: &KeyId, session: &NamedSession) -> Stored<Option<(ApiKey, Option<Bound>)>>;
+    async fn key_and_session(&self, id: &KeyId, session: &SessionId) -> Stored<Option<(ApiKey, Option<Bound>)>>;
     async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>>;
     /// `None` when there is no such key or it has ended.
     async fn expire_key(&self, id: &KeyId, at: Timestamp, audit: &AuditRecord) -> Stored<ExpiringKey>;

@@ -3,10 +3,10 @@
 use std::{sync::OnceLock, time::Duration};
 
 use cobox_protocol::{
-    KeyId, SandboxId, SessionId, Timestamp,
+    KeyId, SandboxId, Timestamp,
     control::{IssuedTo, Revocation},
     key::PrincipalKind,
-    session::{Access, Scope, State},
+    session::{Access, State},
     tags::{TagFilter, Tags},
 };
 use cobox_token::{Claims, RevocationView};
@@ -27,14 +27,6 @@ use crate::{
 pub struct PageWish {
     pub before: Option<String>,
     pub limit: u32,
-}
-
-/// A session as a request names it.
-#[derive(Clone, Debug)]
-pub enum NamedSession {
-    Id(SessionId),
-    /// The living one of a scope.
-    Scope(Scope),
 }
 
 /// Whose eyes a list is made for: the workspace's things, without those that are another owner's alone.

@@ -384,7 +384,7 @@ impl FakeBoxd {
             .route("/v1/html", get(page))
             .route("/v1/hang", get(hang))
             .route("/v1/long", get(long))
-            .route("/v1/refused", get(|| async { StatusCode::UNAUTHORIZED }))
+            .route("/v1/refused", get(|| async { StatusCode::UNAUTHORIZED }).put(|| async { StatusCode::FORBIDDEN }))
             .with_state(self.clone())
             .fallback(|| async { "seen" })
             .layer(axum::middleware::from_fn_with_state(self.clone(), see))

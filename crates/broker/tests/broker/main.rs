@@ -40,6 +40,7 @@ mod sandboxes;
 mod seeds;
 mod sessions;
 mod sharing;
+mod slow_bodies;
 mod sockets;
 mod stalls;
 mod store_kinds;

@@ -9,8 +9,8 @@ use cobox_broker::{
     },
     policy::Quota,
     store::{
-        AddedKey, Counted, DisabledPrincipal, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, NamedSession, Note, PageWish,
-        RevokedKey, SessionFilter, Store, Viewer,
+        AddedKey, Counted, DisabledPrincipal, Ending, EnsureWish, Ensured, Horizon, Idempotency, Leftover, Note, PageWish, RevokedKey,
+        SessionFilter, Store, Viewer,
         sql::{SqlStore, postgres, sqlite},
     },
 };
@@ -18,7 +18,7 @@ use cobox_protocol::{
     KeyId, SandboxId, SessionId, Timestamp,
     control::Revocation,
     key::PrincipalKind,
-    session::{Access, Scope, State},
+    session::{Access, State},
     tags::Tags,
 };
 use cobox_testkit::TestDatabase;
@@ -220,27 +220,18 @@ async fn sessions_of_one_scope_are_one(store: &dyn Store) {
 /// What is read together is what is read one by one.
 async fn a_key_and_its_session(store: &dyn Store) {
     let key = api_key("kim", PrincipalKind::Agent);
-    let stranger =
-        ApiKey { principal: Principal { workspace: "elsewhere".into(), ..key.principal.clone() }, ..api_key("kim", PrincipalKind::Agent) };
-    for key in [&key, &stranger] {
-        assert!(matches!(store.add_key(key, &audit("key.created")).await.unwrap(), AddedKey::Added));
-    }
+    assert!(matches!(store.add_key(&key, &audit("key.created")).await.unwrap(), AddedKey::Added));
     let Ensured::Created(ended) = store.ensure(&wish("read together")).await.unwrap() else { panic!("it is new") };
     store.end_session(&ended.session.id, &ending(10)).await.unwrap();
-    let thread = |id: &str| NamedSession::Scope(Scope { kind: "thread".into(), id: id.into() });
-    let id = |id: &SessionId| NamedSession::Id(id.clone());
-    assert_eq!(together(store, &key, &thread("read together")).await, None);
     let Ensured::Created(living) = store.ensure(&wish("read together")).await.unwrap() else { panic!("it is new") };
-    assert_eq!(together(store, &key, &thread("read together")).await.unwrap(), living);
-    assert_eq!(together(store, &stranger, &thread("read together")).await, None, "of its own workspace");
     for session in [&ended.session.id, &living.session.id] {
-        assert_eq!(together(store, &key, &id(session)).await, store.session(session).await.unwrap());
+        assert_eq!(together(store, &key, session).await, store.session(session).await.unwrap());
     }
-    assert_eq!(together(store, &key, &id(&SessionId::new())).await, None);
-    assert!(store.key_and_session(&KeyId::new(), &id(&living.session.id)).await.unwrap().is_none());
+    assert_eq!(together(store, &key, &SessionId::new()).await, None);
+    assert!(store.key_and_session(&KeyId::new(), &living.session.id).await.unwrap().is_none());
 }
 
-async fn together(store: &dyn Store, key: &ApiKey, session: &NamedSession) -> Option<Bound> {
+async fn together(store: &dyn Store, key: &ApiKey, session: &SessionId) -> Option<Bound> {
     let (read, bound) = store.key_and_session(&key.id, session).await.unwrap().unwrap();
     assert_eq!(format!("{read:?}"), format!("{:?}", store.key(&key.id).await.unwrap().unwrap()));
     assert_eq!((read.principal, read.hash), (key.principal.clone(), key.hash));

@@ -66,9 +66,9 @@ use self::{
 };
 use super::{
     AddedKey, AddedSandbox, ChainHead, ChainLink, ChangedSandbox, Counting, Counts, DisabledPrincipal, Ending, EnsureWish, Ensured,
-    EventBounds, EventMarks, EventPage, ExpiringKey, Hint, Horizon, Leftover, MasterRotated, MasterRotation, NamedSession, Node, Note,
-    PageWish, RetiredToken, RevocationList, RevokeWish, RevokedKey, Rotated, Rotation, SandboxChange, SessionFilter, Shared, Store,
-    StoreError, Stored, TakenHappenings, Viewer,
+    EventBounds, EventMarks, EventPage, ExpiringKey, Hint, Horizon, Leftover, MasterRotated, MasterRotation, Node, Note, PageWish,
+    RetiredToken, RevocationList, RevokeWish, RevokedKey, Rotated, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError,
+    Stored, TakenHappenings, Viewer,
 };
 use crate::{
     domain::{
@@ -277,17 +277,13 @@ impl Store for SqlStore {
         let ask = async { asked!(self, db => keys::get(db, id)) };
         self.known(&self.known_keys, id.clone(), 0, ask).await
     }
-    async fn key_and_session(&self, id: &KeyId, session: &NamedSession) -> Stored<Option<(ApiKey, Option<Bound>)>> {
+    async fn key_and_session(&self, id: &KeyId, session: &SessionId) -> Stored<Option<(ApiKey, Option<Bound>)>> {
         if !self.base.engine.is_only_writer {
             return asked!(self, db => sessions::with_key(db, id, session));
         }
         // Both are remembered, and each is more often so than the two together.
         let Some(key) = self.key(id).await? else { return Ok(None) };
-        let bound = match session {
-            NamedSession::Id(id) => self.session(id).await?,
-            NamedSession::Scope(scope) => self.session_of(&key.principal.workspace, &scope.kind, &scope.id).await?,
-        };
-        Ok(Some((key, bound)))
+        Ok(Some((key, self.session(session).await?)))
     }
     async fn keys(&self, page: &PageWish) -> Stored<Vec<ApiKey>> {
         asked!(self, db => keys::list(db, page))

@@ -15,7 +15,7 @@ use crate::{
         audit::AuditRecord,
         model::{ApiKey, Bound, Intent, Session},
     },
-    store::{Ending, EnsureWish, Ensured, Idempotency, Leftover, NamedSession, PageWish, SessionFilter, Stored, Viewer},
+    store::{Ending, EnsureWish, Ensured, Idempotency, Leftover, PageWish, SessionFilter, Stored, Viewer},
 };
 
 /// A session's columns, as `rows::session` reads them.
@@ -165,33 +165,18 @@ pub async fn of_scope(db: &mut AnyConnection, workspace: &str, scope_type: &str,
 }
 
 /// A key with its principal's kind, and a session with its sandbox where there is one.
-macro_rules! with_key {
-    ($is_its:literal) => {
-        concat!(
-            "SELECT b.*, ",
-            session_columns!(),
-            ", k.id AS key_id, k.workspace_id AS key_workspace_id, k.principal AS key_principal, p.kind AS key_kind, k.hash AS key_hash,
-             k.created_at AS key_created_at, k.expires_at AS key_expires_at, k.last_used_at AS key_last_used_at,
-             k.revoked_at AS key_revoked_at, k.issuer AS key_issuer, k.subject AS key_subject
-             FROM api_keys k JOIN principals p ON p.workspace_id = k.workspace_id AND p.name = k.principal LEFT JOIN sessions s ON ",
-            $is_its,
-            " LEFT JOIN sandboxes b ON b.id = s.sandbox_id WHERE k.id = $1"
-        )
-    };
-}
+const WITH_KEY: &str = concat!(
+    "SELECT b.*, ",
+    session_columns!(),
+    ", k.id AS key_id, k.workspace_id AS key_workspace_id, k.principal AS key_principal, p.kind AS key_kind, k.hash AS key_hash,
+     k.created_at AS key_created_at, k.expires_at AS key_expires_at, k.last_used_at AS key_last_used_at,
+     k.revoked_at AS key_revoked_at, k.issuer AS key_issuer, k.subject AS key_subject
+     FROM api_keys k JOIN principals p ON p.workspace_id = k.workspace_id AND p.name = k.principal LEFT JOIN sessions s ON s.id = $2
+     LEFT JOIN sandboxes b ON b.id = s.sandbox_id WHERE k.id = $1"
+);
 
-pub async fn with_key(db: &mut AnyConnection, key: &KeyId, session: &NamedSession) -> Stored<Option<(ApiKey, Option<Bound>)>> {
-    let row = match session {
-        NamedSession::Id(id) => sqlx::query(with_key!("s.id = $2")).bind(key.as_str()).bind(id.as_str()).fetch_optional(db).await?,
-        NamedSession::Scope(scope) => {
-            sqlx::query(with_key!("s.workspace_id = k.workspace_id AND s.scope_type = $2 AND s.scope_id = $3 AND s.ended_at IS NULL"))
-                .bind(key.as_str())
-                .bind(&*scope.kind)
-                .bind(&scope.id)
-                .fetch_optional(db)
-                .await?
-        }
-    };
+pub async fn with_key(db: &mut AnyConnection, key: &KeyId, session: &SessionId) -> Stored<Option<(ApiKey, Option<Bound>)>> {
+    let row = sqlx::query(WITH_KEY).bind(key.as_str()).bind(session.as_str()).fetch_optional(db).await?;
     let Some(row) = row else { return Ok(None) };
     let is_there = row.try_get::<Option<&str>, _>("session_id")?.is_some();
     Ok(Some((rows::key_beside(&row)?, is_there.then(|| rows::bound(&row)).transpose()?)))

@@ -1,0 +1,172 @@
+//! A request's body that must arrive at a minimum rate, and that is read to its end for a while when nothing uses it: a client that is
+//! refused while it still sends would otherwise get a reset in place of its answer.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use axum::body::{Bytes, HttpBody};
+use http::{HeaderMap, header};
+use http_body_util::BodyExt;
+use hyper::body::{Frame, Incoming, SizeHint};
+use serde::Deserialize;
+use tokio::{
+    runtime::Handle,
+    time::{Instant, Sleep, sleep_until, timeout},
+};
+
+/// Most that is read of a body after its request was refused, in bytes. A client that writes everything before it reads, as many HTTP
+/// libraries do, gets its answer up to this size.
+const DRAIN_MAX_BYTES: usize = 64 * 1024 * 1024;
+/// And for how long: the refused client holds a connection all the while.
+const DRAIN_WITHIN: Duration = Duration::from_secs(10);
+
+/// How slowly a body may arrive. Only time in which the broker waits for the client counts, not time in which the sandbox takes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BodyLimits {
+    /// Waited for at no cost: a Wi-Fi that comes back, a slow start.
+    pub grace_seconds: u32,
+    /// On average after that. A mobile connection at its worst has several times as much.
+    pub minimum_bytes_per_second: u32,
+    /// The whole body, however fast it arrives: nothing that is uploaded in one request takes longer.
+    pub deadline_seconds: u32,
+}
+
+impl Default for BodyLimits {
+    fn default() -> Self {
+        Self { grace_seconds: 30, minimum_bytes_per_second: 1024, deadline_seconds: 24 * 60 * 60 }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TooSlow {
+    #[error("the body arrived at less than {0} bytes a second; send it faster, or in several requests")]
+    Rate(u32),
+    #[error("the body took longer than {0} seconds; send it in several requests")]
+    Deadline(u32),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum BodyError {
+    #[error(transparent)]
+    TooSlow(#[from] TooSlow),
+    #[error(transparent)]
+    Broken(#[from] hyper::Error),
+}
+
+pub struct Paced {
+    /// Taken when this is dropped.
+    body: Option<Incoming>,
+    limits: BodyLimits,
+    received: u64,
+    /// How long the client was waited for, up to the wait that goes on now.
+    waited: Duration,
+    waiting: Option<Waiting>,
+    /// Set at the first poll.
+    deadline: Option<Instant>,
+    /// The client sends nothing until the body is asked for: it needs no draining.
+    waits_to_be_asked: bool,
+    is_over: bool,
+}
+
+struct Waiting {
+    since: Instant,
+    end: Pin<Box<Sleep>>,
+    then: TooSlow,
+}
+
+impl Paced {
+    pub fn new(body: Incoming, limits: BodyLimits, headers: &HeaderMap) -> Self {
+        let waits_to_be_asked = headers.get(header::EXPECT).is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+        Self {
+            body: Some(body),
+            limits,
+            received: 0,
+            waited: Duration::ZERO,
+            waiting: None,
+            deadline: None,
+            waits_to_be_asked,
+            is_over: false,
+        }
+    }
+
+    /// How much longer the client may make us wait for the next bytes, and why no longer.
+    fn patience(&self, now: Instant, deadline: Instant) -> (Duration, TooSlow) {
+        let BodyLimits { grace_seconds, minimum_bytes_per_second: rate, deadline_seconds } = self.limits;
+        let earned = Duration::from_secs(self.received / u64::from(rate.max(1)));
+        let patience = (Duration::from_secs(u64::from(grace_seconds)) + earned).saturating_sub(self.waited);
+        let left = deadline.saturating_duration_since(now);
+        if left < patience { (left, TooSlow::Deadline(deadline_seconds)) } else { (patience, TooSlow::Rate(rate)) }
+    }
+}
+
+impl HttpBody for Paced {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = &mut *self;
+        let Some(body) = this.body.as_mut().filter(|_| !this.is_over) else { return Poll::Ready(None) };
+        this.waits_to_be_asked = false;
+        match Pin::new(body).poll_frame(cx) {
+            Poll::Ready(polled) => {
+                if let Some(waiting) = this.waiting.take() {
+                    this.waited += waiting.since.elapsed();
+                }
+                this.is_over = !matches!(polled, Some(Ok(_)));
+                if let Some(data) = polled.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
+                    this.received += data.len() as u64;
+                }
+                Poll::Ready(polled.map(|frame| frame.map_err(BodyError::Broken)))
+            }
+            Poll::Pending => {
+                if this.waiting.is_none() {
+                    let now = Instant::now();
+                    let within = Duration::from_secs(u64::from(this.limits.deadline_seconds));
+                    let deadline = *this.deadline.get_or_insert(now + within);
+                    let (patience, then) = this.patience(now, deadline);
+                    this.waiting = Some(Waiting { since: now, end: Box::pin(sleep_until(now + patience)), then });
+                }
+                let Some(waiting) = &mut this.waiting else { return Poll::Pending };
+                ready!(waiting.end.as_mut().poll(cx));
+                let too_slow = waiting.then;
+                // Nothing more is wanted of it: the connection ends with the answer.
+                (this.is_over, this.body) = (true, None);
+                Poll::Ready(Some(Err(too_slow.into())))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_over || self.body.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.as_ref().map_or_else(|| SizeHint::with_exact(0), HttpBody::size_hint)
+    }
+}
+
+impl Drop for Paced {
+    fn drop(&mut self) {
+        if self.is_end_stream() || self.waits_to_be_asked {
+            return;
+        }
+        // Without a runtime the process is ending.
+        if let (Some(body), Ok(runtime)) = (self.body.take(), Handle::try_current()) {
+            runtime.spawn(timeout(DRAIN_WITHIN, drain(body)));
+        }
+    }
+}
+
+/// Reads what the client still sends, and drops it: the answer goes out at the same time, and closing a connection over bytes that nothing has
+/// read would reset it.
+async fn drain(mut body: Incoming) {
+    let mut left = DRAIN_MAX_BYTES;
+    while let Some(Ok(frame)) = body.frame().await {
+        let Some(rest) = left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) else { return };
+        left = rest;
+    }
+}
