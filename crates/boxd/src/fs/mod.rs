@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use axum::{Json, body::Body, extract::State};
 use cobox_protocol::{
-    ApiError,
+    ApiError, Capability,
     fs::{
         Changed, EditRequest, Edited, FileEntry, GlobRequest, GlobResponse, GrepRequest, GrepResponse, ListRequest, ListResponse,
         MkdirRequest, RemoveRequest, StatRequest, TransferRequest,
@@ -113,6 +113,8 @@ pub async fn move_(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, c
 }
 
 pub async fn copy(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<Changed> {
+    // It tells how much there is to copy, and puts it where other tokens may read.
+    caller.stream.also_needs(Capability::FsRead)?;
     transfer(server, caller, content, transfer::copy, false).await
 }
 
@@ -161,6 +163,8 @@ pub async fn remove(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, 
 }
 
 pub async fn edit(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<Edited> {
+    // Whether `old` is in the file, and how often, is told: a token that may only write could guess the content piece by piece.
+    caller.stream.also_needs(Capability::FsRead)?;
     let request: EditRequest = read(content, MAX_EDIT_REQUEST_BYTES).await?;
     let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;
     caller.aims_at(&path.to_string());

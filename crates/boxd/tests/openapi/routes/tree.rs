@@ -29,10 +29,11 @@ pub fn routes() -> Vec<Operation> {
         verb::<GlobRequest, GlobResponse>("/v1/fs/glob", "glob", "Find by a pattern of the path", FsRead),
         verb::<GrepRequest, GrepResponse>("/v1/fs/grep", "grep", "Search the text of files", FsRead),
         verb::<EditRequest, Edited>("/v1/fs/edit", "edit", "Replace text in a file, all of it or nothing", FsWrite)
+            .needs(&[FsRead, FsWrite])
             .fails(&[FileChanged, DiskFull]),
         verb::<MkdirRequest, Changed>("/v1/fs/mkdir", "mkdir", "Make a directory", FsWrite).fails(&[FileExists, DiskFull]),
         verb::<TransferRequest, Changed>("/v1/fs/move", "move", "Rename or move", FsWrite).fails(&[FileExists, DiskFull]),
-        verb::<TransferRequest, Changed>("/v1/fs/copy", "copy", "Copy", FsWrite).fails(&[FileExists, DiskFull]),
+        verb::<TransferRequest, Changed>("/v1/fs/copy", "copy", "Copy", FsWrite).needs(&[FsRead, FsWrite]).fails(&[FileExists, DiskFull]),
         verb::<RemoveRequest, Changed>("/v1/fs/remove", "remove", "Remove", FsWrite),
         Operation::new("get", "/v1/watch", "watch", "What happens to the files, as events")
             .tag("tree")
