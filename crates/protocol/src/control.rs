@@ -57,6 +57,10 @@ pub struct DataplaneLimits {
     pub streams: u32,
     /// Commands running at once.
     pub execs: u32,
+    /// Of one principal: below `execs`, so that one who leaves commands behind leaves room for others.
+    pub execs_per_principal: u32,
+    /// How long a command that waits for input, on a terminal or without a timeout of its own, runs on with no client connected.
+    pub exec_unattended_seconds: u64,
     /// Of one command's stdout, and of its stderr, what is kept on disk for a client to come back to.
     pub exec_spool_bytes: u64,
     /// How long an ended command's output is kept for that.
@@ -84,7 +88,10 @@ impl Default for DataplaneLimits {
             connections: 1024,
             // So that there is always room for ordinary requests beside them.
             streams: 768,
-            execs: 64,
+            execs: 96,
+            execs_per_principal: 64,
+            // A laptop that changes its network comes back within it.
+            exec_unattended_seconds: 600,
             exec_spool_bytes: 256 << 20,
             exec_retention_seconds: 300,
             execs_kept: 256,
@@ -112,6 +119,8 @@ impl DataplaneLimits {
         within("connections", self.connections.into(), 16..=65_536)?;
         within("streams", self.streams.into(), 1..=u64::from(self.connections) - 8)?;
         within("execs", self.execs.into(), 1..=4096)?;
+        within("execs_per_principal", self.execs_per_principal.into(), 1..=4096)?;
+        within("exec_unattended_seconds", self.exec_unattended_seconds, 1..=86_400)?;
         within("exec_spool_bytes", self.exec_spool_bytes, 0..=1 << 40)?;
         within("exec_retention_seconds", self.exec_retention_seconds, 0..=7 * 86_400)?;
         within("execs_kept", self.execs_kept.into(), 1..=65_536)?;

@@ -12,6 +12,7 @@ mod output;
 mod plan;
 mod registry;
 mod session;
+mod slots;
 mod spool;
 mod viewer;
 
@@ -34,7 +35,7 @@ use self::{
 pub(crate) use self::{
     done::answer_of_a_shell,
     events::{CutOff, Events, Script},
-    plan::{MAX_TIMEOUT, Terms, Variable, directory, environment, max_output, subject, terminal_size, text},
+    plan::{MAX_TIMEOUT, Terms, Unattended, Variable, directory, environment, max_output, subject, terminal_size, text},
     viewer::{Event, Form, Viewer, at},
 };
 pub use self::{registry::Commands, session::open};
@@ -78,7 +79,7 @@ pub(crate) async fn run_as<R: serde::de::DeserializeOwned>(
         if request.command_id.is_some() {
             return join(server, request, caller).await;
         }
-        let _slot = server.commands.slot()?;
+        let _slot = server.commands.slot(&caller.claims)?;
         once::execute(server, request, &caller.claims).await
     };
     caller.stream.until_revoked(answer).await

@@ -62,16 +62,26 @@ pub fn max_output(asked: Option<u64>, limits: &DataplaneLimits) -> usize {
 pub struct Terms {
     /// Where its `start` says nothing.
     pub default_timeout: Duration,
-    /// It is ended when nobody is connected to it for so long.
-    pub unattended: Option<Duration>,
+    pub unattended: Unattended,
     /// Its output goes so long after its end, or sooner by the sandbox's own limit.
     pub kept_for: Option<Duration>,
 }
 
 impl Terms {
     pub const fn timeout(default_timeout: Duration) -> Self {
-        Self { default_timeout, unattended: None, kept_for: None }
+        Self { default_timeout, unattended: Unattended::Usual, kept_for: None }
     }
+}
+
+/// What becomes of a command with no client connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unattended {
+    /// One that waits for input, on a terminal or without a timeout of its own, ends after the sandbox's own limit: the input may never
+    /// come. Any other ends with its timeout.
+    Usual,
+    /// As its client asked.
+    EndsAfter(Duration),
+    EndsWithTimeout,
 }
 
 /// A command whose output is kept.
@@ -90,7 +100,7 @@ pub struct StreamPlan {
 
 impl StreamPlan {
     /// `None` where nothing is to be run, only joined.
-    pub fn new(start: ExecStart, terms: Terms) -> Result<Option<Self>, ApiError> {
+    pub fn new(start: ExecStart, terms: Terms, usual: Duration) -> Result<Option<Self>, ApiError> {
         if start.command.is_none() && start.argv.is_none() && start.command_id.is_some() {
             return Ok(None);
         }
@@ -112,13 +122,19 @@ impl StreamPlan {
         if start.pty && env.iter().all(|(name, _)| name != b"TERM") {
             env.push((b"TERM".to_vec(), b"xterm-256color".to_vec()));
         }
+        let is_interactive = stdin_stays_open && (start.pty || start.timeout_seconds.is_none());
+        let unattended = match terms.unattended {
+            Unattended::Usual => is_interactive.then_some(usual),
+            Unattended::EndsAfter(limit) => Some(limit),
+            Unattended::EndsWithTimeout => None,
+        };
         let argv = words(start.command, start.argv, start.shell)?;
         Ok(Some(Self {
             command: Command { argv, env, cwd: directory(start.cwd)?, stdio },
             stdin,
             stdin_stays_open,
             timeout: timeout(start.timeout_seconds, terms.default_timeout)?,
-            unattended: terms.unattended,
+            unattended,
             kept_for: terms.kept_for,
             kill_on_disconnect: start.kill_on_disconnect,
             told,

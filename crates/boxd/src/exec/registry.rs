@@ -10,7 +10,7 @@ use std::{
 use cobox_protocol::{ApiError, CommandId, ErrorCode, control::DataplaneLimits, frame::ExecStart, id::is_foreign_id, process::ProcessKind};
 use cobox_token::Claims;
 use tokio::{
-    sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch},
+    sync::{Notify, oneshot, watch},
     time::Instant,
 };
 
@@ -21,6 +21,7 @@ use super::{
     memory::{Memory, MemoryBudget},
     outcome::{NeverRan, not_started},
     plan::{StreamPlan, Terms},
+    slots::{ExecSlot, ExecSlots},
     spool::Budget,
 };
 use crate::{
@@ -36,8 +37,8 @@ const MAX_FORGOTTEN: usize = 4096;
 
 /// What all commands of the sandbox share.
 pub struct Commands {
-    slots: Arc<Semaphore>,
-    limit: u32,
+    slots: Arc<ExecSlots>,
+    unattended: Duration,
     memory: MemoryBudget,
     spools: Arc<Budget>,
     pub(super) leftovers: Leftovers,
@@ -98,8 +99,8 @@ type Begun = watch::Receiver<Option<Result<Arc<Command>, ApiError>>>;
 impl Commands {
     pub fn new(limits: &DataplaneLimits) -> Self {
         Self {
-            slots: Arc::new(Semaphore::new(limits.execs as usize)),
-            limit: limits.execs,
+            slots: ExecSlots::new(limits),
+            unattended: Duration::from_secs(limits.exec_unattended_seconds),
             memory: MemoryBudget::default(),
             spools: Budget::new(limits.exec_spool_bytes.saturating_mul(SPOOLS)),
             leftovers: Leftovers::default(),
@@ -112,11 +113,8 @@ impl Commands {
     }
 
     /// A place for a running command.
-    pub fn slot(&self) -> Result<OwnedSemaphorePermit, ApiError> {
-        self.slots.clone().try_acquire_owned().map_err(|_| {
-            let message = format!("{} commands are already running here; try again when one has ended", self.limit);
-            ApiError::new(ErrorCode::RateLimited, message)
-        })
+    pub fn slot(&self, claims: &Claims) -> Result<ExecSlot, ApiError> {
+        self.slots.take(claims)
     }
 
     pub(crate) fn memory(&self, bytes: usize) -> Result<Memory, ApiError> {
@@ -136,7 +134,7 @@ impl Commands {
             Some(id) => id.clone(),
             None => CommandId::new().to_string(),
         };
-        let mut plan = StreamPlan::new(start, terms)?;
+        let mut plan = StreamPlan::new(start, terms, server.commands.unattended)?;
         if let Some(stdin) = plan.as_mut().and_then(|plan| plan.stdin.as_mut()) {
             // Its own, beside its request's: it may wait for the program for as long as that runs.
             *stdin = server.commands.memory(stdin.len())?.owned_by(std::mem::take(stdin));
@@ -185,7 +183,7 @@ impl Commands {
                 "there is no command of that id here; give a command or argv to start it",
             ));
         };
-        let slot = self.slot()?;
+        let slot = self.slot(claims)?;
         let (tell, begun) = watch::channel(None);
         known.commands.insert(id.clone(), Entry::Starting(begun.clone()));
         // Not in the request's own task: it may go while others wait for the same command.
@@ -262,7 +260,7 @@ async fn run(
     id: String,
     mut plan: StreamPlan,
     claims: &Claims,
-    (slot, left): (OwnedSemaphorePermit, oneshot::Receiver<()>),
+    (slot, left): (ExecSlot, oneshot::Receiver<()>),
     tell: watch::Sender<Option<Result<Arc<Command>, ApiError>>>,
 ) {
     let commands = &server.commands;

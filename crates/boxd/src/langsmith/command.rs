@@ -14,7 +14,7 @@ use http::HeaderMap;
 use crate::{
     answer::Failure,
     auth::{Caller, Exec},
-    exec::{self, MAX_TIMEOUT, Terms},
+    exec::{self, MAX_TIMEOUT, Terms, Unattended},
     listen::Connection,
     server::Server,
 };
@@ -73,7 +73,11 @@ impl Shells {
 
 /// A command of a stream: what is run, and on which terms it is kept.
 pub fn plan(asked: Execute, server: &Server, shells: Shells) -> Result<(ExecStart, Terms), ApiError> {
-    let unattended = span("idle_timeout_seconds", asked.idle_timeout_seconds)?;
+    let unattended = match (asked.idle_timeout_seconds, span("idle_timeout_seconds", asked.idle_timeout_seconds)?) {
+        (None, _) => Unattended::Usual,
+        (Some(_), Some(limit)) => Unattended::EndsAfter(limit),
+        (Some(_), None) => Unattended::EndsWithTimeout,
+    };
     let kept_for = span("ttl_seconds", asked.ttl_seconds)?;
     let is_terminal = asked.pty == Some(true) || asked.close_stdin != Some(true) && asked.command.as_deref().is_some_and(is_bare_shell);
     let timeout_seconds = asked.timeout_seconds.or(asked.timeout.filter(|_| !is_terminal));

@@ -1,0 +1,83 @@
+//! Commands whose clients have left: they end, and what they hold doesn't keep others out.
+
+mod support;
+
+use cobox_protocol::{
+    Secret,
+    frame::{ExecStart, StdinStart},
+};
+use serde_json::{Value, json};
+use support::{
+    EVERYTHING, SOON, TestBoxd,
+    exec_client::{ClientFrame, ExecClient, command, named},
+    sdk_client::SdkClient,
+};
+
+const TRUE: &str = r#"{"command": "true"}"#;
+
+fn token_of(boxd: &TestBoxd, principal: &str) -> Secret {
+    boxd.key.mint(&cobox_token::Claims { sub: principal.to_owned(), ..boxd.claims(EVERYTHING) })
+}
+
+async fn running(boxd: &TestBoxd) -> usize {
+    let list: Value = boxd.get("/v1/processes").send().await.ok(200).json();
+    list["items"].as_array().unwrap().iter().filter(|p| p["state"] == "running").count()
+}
+
+async fn until_running(boxd: &TestBoxd, count: usize) {
+    let ended = async {
+        while running(boxd).await > count {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(SOON, ended).await.expect("abandoned commands end by themselves");
+}
+
+#[tokio::test]
+async fn interactive_commands_whose_clients_left_end_and_leave_their_places() {
+    let boxd = TestBoxd::start_limited(|limits| (limits.execs, limits.exec_unattended_seconds) = (4, 1));
+    let clients = [
+        SdkClient::run(&boxd, "cat", json!({})).await,
+        SdkClient::run(&boxd, "/bin/sh", json!({ "timeout": 3600 })).await,
+        SdkClient::run(&boxd, "", json!({ "pty": true, "timeout_seconds": 3600 })).await,
+    ];
+    let other = ExecClient::start(&boxd, ExecStart { stdin: Some(StdinStart::Open(true)), ..command("cat") }).await;
+    boxd.post("/v1/exec", TRUE).send().await.refused(429, "RATE_LIMITED");
+    drop((clients, other));
+    until_running(&boxd, 0).await;
+    boxd.post("/v1/exec", TRUE).send().await.ok(200);
+}
+
+#[tokio::test]
+async fn a_command_with_a_client_or_with_a_timeout_of_its_own_is_not_ended() {
+    let boxd = TestBoxd::start_limited(|limits| limits.exec_unattended_seconds = 1);
+    let mut here = ExecClient::start(&boxd, named("here", ExecStart { pty: true, ..command("cat") })).await;
+    let timed = ExecStart { stdin: Some(StdinStart::Open(true)), timeout_seconds: Some(600.0), ..command("cat") };
+    drop(ExecClient::start(&boxd, named("timed", timed)).await);
+    drop(ExecClient::start(&boxd, named("build", command("exec sleep 1000"))).await);
+    // An abandoned one that started after them has ended: they would have, too.
+    drop(ExecClient::start(&boxd, named("left", ExecStart { pty: true, ..command("cat") })).await);
+    until_running(&boxd, 3).await;
+    assert_eq!(running(&boxd).await, 3);
+    here.send(ClientFrame::stdin(b"still\n", None)).await;
+    here.read_until("still").await;
+    for id in ["timed", "build"] {
+        boxd.delete(&format!("/v1/processes/{id}")).send().await.ok(204);
+    }
+}
+
+#[tokio::test]
+async fn one_principal_leaves_room_for_another() {
+    let boxd = TestBoxd::start_limited(|limits| (limits.execs, limits.execs_per_principal) = (4, 3));
+    let (ann, bob) = (token_of(&boxd, "ann"), token_of(&boxd, "bob"));
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(ExecClient::start_as(&boxd, &ann, command("exec sleep 1000")).await);
+    }
+    let told = boxd.post("/v1/exec", TRUE).token(&ann).send().await.refused(429, "RATE_LIMITED");
+    assert!(told.contains("ann has 3 commands running here"), "{told}");
+    boxd.post("/v1/exec", TRUE).token(&bob).send().await.ok(200);
+    held.push(ExecClient::start_as(&boxd, &bob, command("exec sleep 1000")).await);
+    let told = boxd.post("/v1/exec", TRUE).token(&bob).send().await.refused(429, "RATE_LIMITED");
+    assert!(told.contains("4 commands are already running here"), "{told}");
+}
