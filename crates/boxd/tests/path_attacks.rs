@@ -338,3 +338,60 @@ async fn names_that_would_fool_a_reader_are_carried_whole() {
     let text = String::from_utf8_lossy(&got.body).into_owned();
     assert!(text.contains("x-file-path: /workspace/new%0Aline") && !text.contains("\nx-evil"), "{text}");
 }
+
+/// What a file link's request looks like here: the gateway asks that no link be followed.
+#[tokio::test]
+async fn a_file_that_was_replaced_by_a_symbolic_link_is_neither_read_nor_written_through_a_file_link() {
+    let boxd = TestBoxd::start();
+    let report = "/v1/files/workspace/report";
+    std::fs::create_dir(boxd.host("/workspace/private")).unwrap();
+    std::fs::write(boxd.host("/workspace/private/key"), "SECRET").unwrap();
+    let get = |path: &str| boxd.get(path).header("x-file-follow", "false").send();
+    let put = |path: &str| boxd.put(path, "changed").header("x-file-follow", "false").send();
+    put(report).await.ok(201);
+    assert_eq!(get(report).await.ok(200).body, "changed");
+    std::fs::remove_file(boxd.host("/workspace/report")).unwrap();
+    symlink("private/key", boxd.host("/workspace/report")).unwrap();
+    symlink("private", boxd.host("/workspace/folder")).unwrap();
+    for path in [report, "/v1/files/workspace/folder/key", "/v1/files/workspace/folder/new"] {
+        get(path).await.refused(403, "FORBIDDEN");
+        let head = boxd.call(Method::HEAD, path).header("x-file-follow", "false").send().await;
+        assert_eq!(head.status, 403, "{path}");
+        put(path).await.refused(403, "FORBIDDEN");
+    }
+    assert_eq!(std::fs::read(boxd.host("/workspace/private/key")).unwrap(), b"SECRET");
+    assert!(!boxd.host("/workspace/private/new").exists());
+    // Whoever may read all files still follows it.
+    assert_eq!(boxd.get(report).send().await.ok(200).body, "SECRET");
+    boxd.get(report).header("x-file-follow", "maybe").send().await.refused(400, "INVALID_REQUEST");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_that_keeps_swapping_a_file_for_a_link_gains_nothing_from_a_file_link() {
+    let boxd = TestBoxd::start();
+    std::fs::write(boxd.host("/workspace/secret"), "SECRET").unwrap();
+    std::fs::write(boxd.host("/workspace/plain"), "plain").unwrap();
+    symlink("secret", boxd.host("/workspace/link")).unwrap();
+    let (file, plain, link) = (boxd.host("/workspace/report"), boxd.host("/workspace/plain"), boxd.host("/workspace/link"));
+    let is_over = Arc::new(AtomicBool::new(false));
+    let swapping = std::thread::spawn({
+        let is_over = is_over.clone();
+        move || {
+            let next = file.with_file_name("next");
+            while !is_over.load(Ordering::Relaxed) {
+                std::fs::hard_link(&plain, &next).unwrap();
+                std::fs::rename(&next, &file).unwrap();
+                // A hard link to the symbolic link itself.
+                rustix::fs::linkat(CWD, &link, CWD, &next, rustix::fs::AtFlags::empty()).unwrap();
+                std::fs::rename(&next, &file).unwrap();
+            }
+        }
+    });
+    for _ in 0..500 {
+        let answer = boxd.get("/v1/files/workspace/report").header("x-file-follow", "false").send().await;
+        assert!(matches!(answer.status.as_u16(), 200 | 403 | 404), "{answer:?}");
+        assert_ne!(answer.body, "SECRET");
+    }
+    is_over.store(true, Ordering::Relaxed);
+    swapping.join().unwrap();
+}

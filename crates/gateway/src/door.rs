@@ -7,11 +7,13 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use cobox_protocol::{
-    ApiError, ErrorCode, RequestId, SandboxId, langsmith, route,
+    ApiError, ErrorCode, RequestId, SandboxId,
+    files::FILE_FOLLOW_HEADER,
+    langsmith, route,
     secret::{has_api_key, redact},
 };
 use cobox_provider::{Adapter, BoxedStream};
-use http::{HeaderValue, Method, Request, StatusCode, Uri, header, uri::PathAndQuery};
+use http::{HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header, uri::PathAndQuery};
 
 use crate::{
     Admission, Credential, Directory, FileLink, Kept, PassedFor, Reach, Target, Usage,
@@ -23,6 +25,8 @@ use crate::{
     upstream::Upstream,
 };
 
+/// See [`FILE_FOLLOW_HEADER`].
+const X_FILE_FOLLOW: HeaderName = HeaderName::from_static(FILE_FOLLOW_HEADER);
 const SANDBOX_PREFIX: &str = "/dp/";
 const SESSION_PREFIX: &str = "/v1/sandbox/relay/";
 /// Where the gateway is, as a router writes it.
@@ -110,6 +114,9 @@ impl Gateway {
                 ErrorCode::Unauthenticated,
                 "no credential: send `Authorization: Bearer <token or API key>` or `X-Api-Key: <key>`",
             ));
+        }
+        if matches!(credential, Some(Credential::Link(_))) {
+            request.headers_mut().insert(X_FILE_FOLLOW, HeaderValue::from_static("false"));
         }
         let admission = self.admit(&target, credential, request_id, kept).await?;
         if admission.caller.is_some() {

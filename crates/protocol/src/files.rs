@@ -14,6 +14,10 @@ pub struct FileWritten {
     pub etag: String,
 }
 
+/// `false` on GET, HEAD and PUT of a file: a path that goes through a symbolic link is refused. The gateway sends it with every file link,
+/// which is for one file and not for what a program in the sandbox puts in its place.
+pub const FILE_FOLLOW_HEADER: &str = "x-file-follow";
+
 /// Permission bits of a file, octal text such as `644`: asked for on PUT, told on GET and HEAD.
 pub const FILE_MODE_HEADER: &str = "x-file-mode";
 

@@ -19,7 +19,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, percent_encode};
 
 use super::{
-    Asked, Conditions, FileStore, SandboxPath, is_durable, mode,
+    Asked, Conditions, FileStore, SandboxPath, SymbolicLinks, is_durable, mode,
     path::query_values,
     read::{self, Content, describe, pieces},
     refusal::not_a_file,
@@ -80,7 +80,13 @@ pub async fn upload(
                     let chunks = stream::try_unfold(field, async |mut field| {
                         Ok(field.chunk().await.map_err(malformed)?.map(|chunk| (chunk, field)))
                     });
-                    let options = WriteOptions { conditions: Conditions::default(), mode, is_durable, author: author.clone() };
+                    let options = WriteOptions {
+                        conditions: Conditions::default(),
+                        mode,
+                        is_durable,
+                        author: author.clone(),
+                        links: SymbolicLinks::Follow,
+                    };
                     receive(&server.files, &server.authority, path, options, Box::pin(chunks)).await
                 }
                 (Err(e), _) => Err(e.clone()),
@@ -172,7 +178,9 @@ impl Parts {
         let mut headers = HeaderMap::new();
         let encoded = percent_encode(path.bytes(), &IN_A_HEADER).to_string();
         read::set(&mut headers, http::HeaderName::from_static(FILE_PATH_HEADER), encoded);
-        let found = read::open(&self.store, &path, false).await.and_then(|found| found.map_err(|kind| not_a_file(kind, &path)));
+        let found = read::open(&self.store, &path, false, SymbolicLinks::Follow)
+            .await
+            .and_then(|found| found.map_err(|kind| not_a_file(kind, &path)));
         Some(match found {
             Ok(found) => {
                 let size = found.size();

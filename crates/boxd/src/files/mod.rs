@@ -24,7 +24,7 @@ use axum::{
 };
 use cobox_protocol::{
     ApiError,
-    files::{FILE_MODE_HEADER, FileWritten},
+    files::{FILE_FOLLOW_HEADER, FILE_MODE_HEADER, FileWritten},
 };
 use cobox_token::Claims;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
@@ -40,7 +40,7 @@ pub(crate) use self::{
     place::{Place, locate_name, make_directory},
     read::{Asked, answer as answer_read},
     refusal::{not_a_file, refusal},
-    root::{Root, kind, open_beneath, refuse_kernel_files},
+    root::{Root, SymbolicLinks, kind, open_beneath, refuse_kernel_files},
     workers::gone,
     write::{Temp, WriteOptions, current, is_temp_name, put as put_whole, sync_directory, temp_name, write_all},
 };
@@ -148,6 +148,7 @@ pub async fn put(
         mode: mode(&headers)?,
         is_durable: is_durable(&uri)?,
         author: server.files.author(&caller.claims),
+        links: symbolic_links(&headers)?,
     };
     let write = receive(&server.files, &server.authority, &path, options, body::chunks(content));
     let written = caller.stream.until_revoked(write).await?;
@@ -215,6 +216,15 @@ pub(crate) fn mode(headers: &HeaderMap) -> Result<Option<u32>, ApiError> {
     let Some(value) = headers.get(FILE_MODE_HEADER) else { return Ok(None) };
     let mode = value.to_str().ok().and_then(parse_mode);
     mode.map(Some).ok_or_else(|| ApiError::invalid("X-File-Mode must be permission bits in octal, such as 644"))
+}
+
+/// `X-File-Follow`: whether symbolic links of the path are followed.
+fn symbolic_links(headers: &HeaderMap) -> Result<SymbolicLinks, ApiError> {
+    match headers.get(FILE_FOLLOW_HEADER).map(HeaderValue::as_bytes) {
+        None | Some(b"true") => Ok(SymbolicLinks::Follow),
+        Some(b"false") => Ok(SymbolicLinks::Refuse),
+        Some(_) => Err(ApiError::invalid("X-File-Follow: must be true or false")),
+    }
 }
 
 /// Permission bits in octal.

@@ -37,6 +37,9 @@ pub fn locate(root: &Root, path: &[u8], is_durable: bool, author: &Author) -> Re
         if existing.as_ref().is_none_or(|s| kind(s) != FileType::Symlink) {
             return Ok(Place { parent, name: name.to_vec(), existing });
         }
+        if root.refuses_links() {
+            return Err(Errno::LOOP);
+        }
         let target = rustix::fs::readlinkat(&parent, name, Vec::new())?.into_bytes();
         // A relative target starts where the link is. The result is only a name again: the kernel resolves it within the root.
         path = if target.starts_with(b"/") { target } else { [directory, target.as_slice()].concat() };

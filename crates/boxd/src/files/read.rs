@@ -33,8 +33,9 @@ use super::{
     digest,
     etag::{Conditions, WriteLog},
     path::SandboxPath,
-    refusal::{kind_word, not_a_file, refusal},
-    root::{Root, kind},
+    refusal::{kind_word, link_refusal, not_a_file},
+    root::{Root, SymbolicLinks, kind},
+    symbolic_links,
     workers::gone,
 };
 use crate::{auth::OpenStream, listen::Connection};
@@ -63,7 +64,7 @@ pub async fn answer(store: &FileStore, asked: Asked<'_>, stream: OpenStream, con
     let digests = digest::Wanted::of(uri, headers)?;
     let conditions = Conditions::of(headers)?;
     let is_bare = method == Method::HEAD && !digests.is_any();
-    let found = match open(store, path, is_bare).await? {
+    let found = match open(store, path, is_bare, symbolic_links(headers)?).await? {
         Ok(found) => found,
         Err(kind) => {
             let mut response = crate::answer::Failure(not_a_file(kind, path)).into_response();
@@ -125,10 +126,13 @@ pub enum Content {
 }
 
 /// Opens a file, and reads it too where it is small: one step instead of two.
-pub async fn open(store: &FileStore, path: &SandboxPath, is_bare: bool) -> Result<Result<Found, FileType>, ApiError> {
+pub async fn open(store: &FileStore, path: &SandboxPath, is_bare: bool, links: SymbolicLinks) -> Result<Result<Found, FileType>, ApiError> {
     let (shown, writes) = (path.clone(), store.writes.clone());
-    let step = move |root: &Root| open_step(root, shown.bytes(), &writes, is_bare);
-    store.workers.run_quick(step).await?.map_err(|errno| refusal(errno, path))
+    let step = move |root: &Root| match links {
+        SymbolicLinks::Follow => open_step(root, shown.bytes(), &writes, is_bare),
+        SymbolicLinks::Refuse => open_step(&root.refusing_links()?, shown.bytes(), &writes, is_bare),
+    };
+    store.workers.run_quick(step).await?.map_err(|errno| link_refusal(errno, links, path))
 }
 
 fn open_step(root: &Root, path: &[u8], writes: &WriteLog, is_bare: bool) -> Result<Result<Found, FileType>, Errno> {

@@ -3,6 +3,8 @@
 use cobox_protocol::{ApiError, ErrorCode};
 use rustix::{fs::FileType, io::Errno};
 
+use super::root::SymbolicLinks;
+
 /// The kernel's answer in the protocol's words; `shown` is the path as the client may see it.
 pub fn refusal(errno: Errno, shown: impl std::fmt::Display) -> ApiError {
     let (code, why) = match errno {
@@ -23,6 +25,15 @@ pub fn refusal(errno: Errno, shown: impl std::fmt::Display) -> ApiError {
         other => return ApiError::new(ErrorCode::Internal, format!("{shown}: {other}")),
     };
     ApiError::new(code, format!("{shown}: {why}"))
+}
+
+/// As [`refusal`], where links may have been refused.
+pub fn link_refusal(errno: Errno, links: SymbolicLinks, shown: impl std::fmt::Display) -> ApiError {
+    if errno == Errno::LOOP && links == SymbolicLinks::Refuse {
+        let message = format!("{shown}: goes through a symbolic link, which was not to be followed; name the file itself");
+        return ApiError::new(ErrorCode::Forbidden, message);
+    }
+    refusal(errno, shown)
 }
 
 pub fn disk_full() -> ApiError {

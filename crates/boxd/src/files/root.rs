@@ -23,22 +23,44 @@ const KERNEL_FILE_SYSTEMS: [i64; 10] = [
     0x1980_0202, // mqueue
 ];
 
-pub struct Root(OwnedFd);
+pub struct Root {
+    directory: OwnedFd,
+    links: SymbolicLinks,
+}
+
+/// Whether a path may go through symbolic links.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SymbolicLinks {
+    Follow,
+    Refuse,
+}
 
 impl AsFd for Root {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.directory.as_fd()
     }
 }
 
 impl Root {
     pub fn new(root: OwnedFd) -> Self {
-        Self(root)
+        Self { directory: root, links: SymbolicLinks::Follow }
+    }
+
+    /// The same directory, with paths that go through a link refused by the kernel as they are opened: a check before that could be
+    /// outrun by a program that puts a link in the file's place.
+    pub fn refusing_links(&self) -> Result<Self, Errno> {
+        let directory = rustix::io::fcntl_dupfd_cloexec(&self.directory, 0)?;
+        Ok(Self { directory, links: SymbolicLinks::Refuse })
+    }
+
+    pub fn refuses_links(&self) -> bool {
+        self.links == SymbolicLinks::Refuse
     }
 
     /// Opens a path as if this directory were `/`: `..` and links stay within it, and the kernel's magic links are refused.
     pub fn open(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
-        resolve(&self.0, path, flags, ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS)
+        let links = if self.refuses_links() { ResolveFlags::NO_SYMLINKS } else { ResolveFlags::empty() };
+        resolve(&self.directory, path, flags, ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | links)
     }
 
     /// A directory, as a place to name things in.

@@ -23,8 +23,8 @@ use super::{
     etag::{Conditions, WriteLog},
     path::SandboxPath,
     place::{Place, locate},
-    refusal::{disk_full, not_a_file, refusal},
-    root::{Root, kind},
+    refusal::{disk_full, link_refusal, not_a_file, refusal},
+    root::{Root, SymbolicLinks, kind},
     workers::{FileWorkers, gone},
 };
 use crate::{auth::Authority, body::too_large};
@@ -48,6 +48,7 @@ pub struct WriteOptions {
     /// Whether the answer waits for the disk. Without it a write outlives boxd, but perhaps not the machine.
     pub is_durable: bool,
     pub author: Author,
+    pub links: SymbolicLinks,
 }
 
 pub struct Written {
@@ -177,7 +178,12 @@ enum Origin {
 
 impl Incoming {
     fn begin(root: &Root, path: &SandboxPath, options: WriteOptions, writes: &WriteLog, origin: Origin) -> Result<Self, ApiError> {
-        let refused = |e| refusal(e, path);
+        let refused = |e| link_refusal(e, options.links, path);
+        let refusing = match options.links {
+            SymbolicLinks::Follow => None,
+            SymbolicLinks::Refuse => Some(root.refusing_links().map_err(refused)?),
+        };
+        let root = refusing.as_ref().unwrap_or(root);
         let Place { parent, name, existing } = locate(root, path.bytes(), options.is_durable, &options.author).map_err(refused)?;
         // Before the body is read, to spare the client sending it; what counts is the check at the end.
         options.conditions.check_change(existing.as_ref().map(|s| writes.etag(s)).as_deref(), path)?;

@@ -10,7 +10,7 @@ use cobox_protocol::{
 
 use crate::{
     body::too_large,
-    files::{Author, Conditions, Root, SandboxPath, WriteLog, WriteOptions, not_a_file, put_whole, refusal},
+    files::{Author, Conditions, Root, SandboxPath, SymbolicLinks, WriteLog, WriteOptions, not_a_file, put_whole, refusal},
 };
 
 /// Held in memory twice while it is edited. Text that people and agents edit is far smaller.
@@ -45,7 +45,7 @@ pub fn edit(root: &Root, path: &SandboxPath, request: EditRequest, writes: &Writ
         }
         // Against the very version that was read: what came between is never lost.
         let conditions = Conditions::matching(Some(&etag));
-        let options = WriteOptions { conditions, mode: None, is_durable: true, author: author.clone() };
+        let options = WriteOptions { conditions, mode: None, is_durable: true, author: author.clone(), links: SymbolicLinks::Follow };
         match put_whole(root, path, options, &[Bytes::from(text)], writes) {
             Err(e) if e.code == ErrorCode::FileChanged && wanted.is_none() && tries < TRIES => {}
             other => {

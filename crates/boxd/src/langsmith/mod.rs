@@ -23,7 +23,7 @@ use crate::{
     auth::{Caller, FsRead, FsWrite},
     body::{self, too_large},
     files::{
-        self, Conditions, SandboxPath, refuse_when_full,
+        self, Conditions, SandboxPath, SymbolicLinks, refuse_when_full,
         write::{MAX_FILE_BYTES, WriteOptions, receive},
     },
     fs,
@@ -57,7 +57,8 @@ pub async fn upload(
         let Some(field) = field.take() else { return Err(ApiError::invalid("the multipart body needs a field `file` first")) };
         let chunks = stream::try_unfold(field, async |mut field| Ok(field.chunk().await.map_err(malformed)?.map(|chunk| (chunk, field))));
         let author = server.files.author(&caller.claims);
-        let options = WriteOptions { conditions: Conditions::default(), mode: None, is_durable: true, author };
+        let options =
+            WriteOptions { conditions: Conditions::default(), mode: None, is_durable: true, author, links: SymbolicLinks::Follow };
         receive(&server.files, &server.authority, &path, options, Box::pin(chunks)).await
     };
     let written = caller.stream.until_revoked(write).await?;

@@ -42,7 +42,7 @@ pub fn routes() -> Vec<Operation> {
             .tag("files")
             .about("The body is the file. Directories above it are made. Readers see the old file or the new one, never half of it.")
             .needs(&[FsWrite])
-            .with([path(), mode(), sync()])
+            .with([path(), mode(), sync(), follow()])
             .with(conditions())
             .takes_as(ANY, bytes())
             .body_optional()
@@ -115,6 +115,11 @@ fn absolute() -> Parameter {
     Parameter::query("path", "Absolute in the sandbox.").of(json!({ "type": "string", "pattern": "^/" })).required()
 }
 
+fn follow() -> Parameter {
+    Parameter::header("X-File-Follow", "`false`: a path that goes through a symbolic link is `FORBIDDEN`.")
+        .of(json!({ "type": "string", "enum": ["true", "false"], "default": "true" }))
+}
+
 /// GET or HEAD of one file, wherever its path stands.
 pub fn read(method: &'static str, path: &'static str, id: &'static str, summary: &'static str) -> Operation {
     let is_head = method == "head";
@@ -130,6 +135,7 @@ pub fn read(method: &'static str, path: &'static str, id: &'static str, summary:
             Parameter::header("If-Range", "The range only of this version; else the whole file."),
             Parameter::header("If-Match", "Only while the file is one of these versions; else `FILE_CHANGED`."),
             Parameter::header("If-None-Match", "304 while it is one of these."),
+            follow(),
             Parameter::header("Want-Repr-Digest", "Hashes wanted: `sha-256`, `blake3`."),
             Parameter::query("hash", "The same as a query: `sha256`, `blake3`, or both with a comma."),
         ])
