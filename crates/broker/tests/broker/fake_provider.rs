@@ -29,6 +29,7 @@ use futures_util::StreamExt;
 use http::{HeaderMap, Method, StatusCode};
 use serde_json::{Value, json};
 use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
     runtime::Handle,
     sync::watch,
@@ -85,6 +86,8 @@ pub struct FakeProvider {
     pub may_start: watch::Sender<bool>,
     pub disk: Mutex<Option<DiskUse>>,
     pub can_suspend: AtomicBool,
+    /// What every boxd says to a client's request from now on, whatever it was.
+    pub lie: Mutex<Option<Lie>>,
     /// In place of boxds.
     pub adapter: Mutex<Option<Arc<dyn Adapter>>>,
     /// Under which clients reach boxds by themselves.
@@ -124,6 +127,7 @@ impl FakeProvider {
             may_start: watch::channel(true).0,
             disk: Mutex::default(),
             can_suspend: AtomicBool::new(true),
+            lie: Mutex::default(),
             adapter: Mutex::default(),
             direct: Mutex::default(),
             said: Arc::default(),
@@ -165,6 +169,36 @@ impl FakeProvider {
     fn socket(&self, id: &SandboxId, door: Door) -> PathBuf {
         let name = if door == Door::Client { "c" } else { "k" };
         self.dir.path().join(format!("{}.{name}", &id.as_str()[20..]))
+    }
+}
+
+/// The bytes of a boxd that doesn't keep to HTTP, sent after the head of a request has come.
+#[derive(Clone)]
+pub struct Lie {
+    pub first: Vec<u8>,
+    /// Sent again and again behind it, without end.
+    pub then: Option<Vec<u8>>,
+    pub closes: bool,
+}
+
+async fn tell(lie: Lie, mut stream: tokio::io::DuplexStream) {
+    let mut head = Vec::new();
+    while !head.windows(4).any(|w| w == b"\r\n\r\n") {
+        if stream.read_buf(&mut head).await.unwrap_or(0) == 0 {
+            return;
+        }
+    }
+    if stream.write_all(&lie.first).await.is_err() {
+        return;
+    }
+    while let Some(then) = &lie.then {
+        if stream.write_all(then).await.is_err() {
+            return;
+        }
+    }
+    if !lie.closes {
+        // Until the gateway has had enough.
+        let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
     }
 }
 
@@ -278,6 +312,11 @@ impl Provider for FakeProvider {
         }
         if matches!(door, Door::Client) {
             self.dialled.fetch_add(1, Ordering::SeqCst);
+        }
+        if let (Door::Client, Some(lie)) = (door, self.lie.lock().unwrap().clone()) {
+            let (ours, theirs) = tokio::io::duplex(64 * 1024);
+            self.runtime.spawn(tell(lie, theirs));
+            return Ok(Box::new(ours));
         }
         let stream = UnixStream::connect(self.socket(id, door)).await.map_err(|e| ProviderError::Unavailable(e.to_string()))?;
         Ok(Box::new(stream))

@@ -23,6 +23,7 @@ mod lease;
 mod life;
 mod limits;
 mod links;
+mod lying_boxd;
 mod master_key;
 mod negotiating;
 mod oidc;

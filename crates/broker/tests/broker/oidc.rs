@@ -243,6 +243,31 @@ async fn whatever_is_wrong_with_a_token_it_is_refused_in_the_same_words() {
         ("a critical header", ed().sign(&json!({ "alg": "EdDSA", "kid": "ed-1", "crit": ["b64"], "b64": false }), &good)),
         ("a logout token", ed().sign(&json!({ "alg": "EdDSA", "kid": "ed-1", "typ": "logout+jwt" }), &good)),
         ("no key's name where there are several", rsa().sign(&json!({ "alg": "RS256", "kid": null }), &with(json!({ "aud": "x" })))),
+        (
+            "its own key at a URL",
+            fresh_ed("me").sign(&json!({ "alg": "EdDSA", "jku": format!("{}/mine", issuer.url), "kid": "me" }), &good),
+        ),
+        ("a certificate in the header", fresh_ed("me").sign(&json!({ "alg": "EdDSA", "x5c": ["MIIB"], "kid": "ed-1" }), &good)),
+        ("a key's name that is a path", fresh_ed("../../ed-1").token(&good)),
+        (
+            "an all-zero ES256 signature",
+            format!("{}.{}.{}", encode(&header("ES256", "ec-1")), encode(&good), URL_SAFE_NO_PAD.encode([0; 64])),
+        ),
+        ("an ES256 signature in DER", {
+            let token = ec().token(&good);
+            let (signed, signature) = token.rsplit_once('.').unwrap();
+            let raw = URL_SAFE_NO_PAD.decode(signature).unwrap();
+            let number = |n: &[u8]| [&[2, 33, 0][..], n].concat();
+            let der = [&[48, 70][..], &number(&raw[..32]), &number(&raw[32..])].concat();
+            format!("{signed}.{}", URL_SAFE_NO_PAD.encode(der))
+        }),
+        ("a padded signature", format!("{message}.{signature}=")),
+        ("a repeated claim", {
+            let doubled = good.to_string().replacen('{', r#"{"aud":"other","#, 1).replace(r#""aud":"cobox""#, r#""aud":"other""#);
+            let message = format!("{}.{}", encode(&header("EdDSA", "ed-1")), URL_SAFE_NO_PAD.encode(doubled));
+            let Private::Ed(pair) = &ed().private else { unreachable!() };
+            format!("{message}.{}", URL_SAFE_NO_PAD.encode(pair.sign(message.as_bytes())))
+        }),
         ("no signature", format!("{message}.")),
         ("a cut signature", format!("{message}.{}", &signature[..40])),
         ("another audience", ed().token(&with(json!({ "aud": "other" })))),
@@ -264,6 +289,12 @@ async fn whatever_is_wrong_with_a_token_it_is_refused_in_the_same_words() {
         let answer = bearer(&broker, token).get("/v1/sandboxes").await;
         assert!(what.contains("too long") || answer.json()["error"]["message"] == REFUSED, "{what}: {}", answer.json());
         assert_eq!(answer.error(401), "UNAUTHENTICATED", "{what}");
+    }
+    for (what, token) in [
+        ("an encrypted token", format!("{}.{}.a.b.c", encode(&json!({ "alg": "RSA-OAEP", "enc": "A256GCM" })), encode(&good))),
+        ("two payloads", format!("{message}.{}.{signature}", encode(&with(json!({ "sub": "root" }))))),
+    ] {
+        assert_eq!(bearer(&broker, &token).get("/v1/sandboxes").await.error(401), "UNAUTHENTICATED", "{what}");
     }
     let other = bearer(&broker, &ed().token(&with(json!({ "iss": "https://other.example" })))).get("/v1/sandboxes").await;
     assert_eq!(other.error(401), "UNAUTHENTICATED");

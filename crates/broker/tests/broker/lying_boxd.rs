@@ -1,0 +1,144 @@
+//! A boxd that lies to the gateway: endless or enormous heads, wrong lengths, answers that nothing asked for. A client gets an error or a
+//! broken answer, never another request's, and the broker stays small and goes on answering.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
+
+use crate::{
+    fake_provider::Lie,
+    harness::{Client, World, sandbox_id},
+};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const EVIL: &str = "HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nEVIL";
+
+fn lie(first: impl Into<Vec<u8>>) -> Lie {
+    Lie { first: first.into(), then: None, closes: true }
+}
+
+/// All that one request over a connection of its own gets, until it ends or `enough` bytes have come.
+async fn raw(client: &Client, made: &Value, enough: usize) -> String {
+    let mut stream = TcpStream::connect(client.addr).await.unwrap();
+    let head = format!(
+        "GET /dp/{}/v1/x HTTP/1.1\r\nhost: broker\r\nconnection: close\r\nauthorization: Bearer {}\r\n\r\n",
+        sandbox_id(made),
+        made["token"].as_str().unwrap()
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut got = Vec::new();
+    let reading = async { while got.len() < enough && stream.read_buf(&mut got).await.unwrap_or(0) > 0 {} };
+    timeout(PATIENCE, reading).await.expect("the answer ends");
+    String::from_utf8_lossy(&got).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_is_not_http_is_an_error_of_the_sandbox() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let filler = |n: usize| "x".repeat(n);
+    for (what, lie) in [
+        ("nothing", lie("")),
+        ("no HTTP", lie("SSH-2.0-OpenSSH_9.9\r\n\r\n")),
+        ("half a head", lie("HTTP/1.1 200 OK\r\ncontent-le")),
+        ("a head that is too large", lie(format!("HTTP/1.1 200 OK\r\nx-big: {}\r\n\r\n", filler(2 << 20)))),
+        ("too many headers", lie(format!("HTTP/1.1 200 OK\r\n{}\r\n", "a: b\r\n".repeat(10_000)))),
+        ("a head without end", Lie { then: Some(b"a: b\r\n".repeat(1000)), ..lie("HTTP/1.1 200 OK\r\n") }),
+        ("a line without end", Lie { then: Some(vec![b'x'; 4096]), ..lie("HTTP/1.1 200 ") }),
+        ("two lengths", lie("HTTP/1.1 200 OK\r\ncontent-length: 4\r\ncontent-length: 40\r\n\r\nfour")),
+        ("a length that is no number", lie("HTTP/1.1 200 OK\r\ncontent-length: +4\r\n\r\nfour")),
+        ("a negative length", lie("HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\nfour")),
+        ("an unknown coding", lie("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked, gzip\r\n\r\n4\r\nfour\r\n0\r\n\r\n")),
+        ("another protocol", lie("HTTP/1.1 101 Switching Protocols\r\nupgrade: evil\r\nconnection: upgrade\r\n\r\n")),
+        ("a status that is none", lie("HTTP/1.1 99999 OK\r\n\r\n")),
+        ("a line break in a header", lie("HTTP/1.1 200 OK\r\nx-a: b\nset-cookie: a=b\r\n\rx: y\r\n\r\n")),
+    ] {
+        *world.provider.lie.lock().unwrap() = Some(lie);
+        let got = raw(&ann, &made, 1 << 20).await;
+        let status = got.get(9..12).unwrap_or_default();
+        assert!(status == "503" || status == "200" && !got.contains("set-cookie") && what.contains("unknown"), "{what}: {got:.200}");
+    }
+    *world.provider.lie.lock().unwrap() = None;
+    ann.with(&made["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.ok(200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_of_the_wrong_length_ends_with_its_connection_and_adds_nothing_to_the_next() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    // Shorter than it said: the client must notice.
+    *world.provider.lie.lock().unwrap() = Some(lie("HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nshort"));
+    let got = raw(&ann, &made, 1 << 20).await;
+    assert!(got.starts_with("HTTP/1.1 200 ") && got.contains("content-length: 100") && got.ends_with("short"), "{got}");
+    // Chunks that are cut off are not closed as if they were whole.
+    *world.provider.lie.lock().unwrap() = Some(lie("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nshort\r\n"));
+    let got = raw(&ann, &made, 1 << 20).await;
+    assert!(got.starts_with("HTTP/1.1 200 ") && !got.ends_with("0\r\n\r\n"), "{got}");
+    // Longer than it said, and both kinds of lengths at once: what follows is no answer to anything.
+    for first in [
+        format!("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ngood{EVIL}"),
+        format!("HTTP/1.1 200 OK\r\ncontent-length: 400\r\ntransfer-encoding: chunked\r\n\r\n4\r\ngood\r\n0\r\n\r\n{EVIL}"),
+        format!("HTTP/1.1 204 No Content\r\ncontent-length: 4\r\n\r\n{EVIL}"),
+        format!("HTTP/1.1 304 Not Modified\r\ncontent-length: 4\r\n\r\n{EVIL}"),
+    ] {
+        for closes in [true, false] {
+            *world.provider.lie.lock().unwrap() = Some(Lie { closes, ..lie(first.clone()) });
+            let mut stream = TcpStream::connect(ann.addr).await.unwrap();
+            let request =
+                |path: &str, credential: &str| format!("GET {path} HTTP/1.1\r\nhost: broker\r\nauthorization: Bearer {credential}\r\n\r\n");
+            let lied = request(&format!("/dp/{}/v1/x", sandbox_id(&made)), made["token"].as_str().unwrap());
+            let own = request("/v1/sandboxes", ann.key.as_ref().unwrap().expose()).replacen("host", "connection: close\r\nhost", 1);
+            // Twice to the sandbox, then to the broker itself, on one connection.
+            stream.write_all(format!("{lied}{lied}{own}").as_bytes()).await.unwrap();
+            let mut got = String::new();
+            timeout(PATIENCE, stream.read_to_string(&mut got)).await.unwrap().unwrap();
+            assert!(!got.contains("EVIL"), "{first:?}: {got}");
+            assert!(got.ends_with("\"next_cursor\":null}") || got.contains("\"items\""), "{first:?}: {got}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_without_end_is_passed_on_as_it_is_taken_and_ends_with_its_client() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let endless = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+    *world.provider.lie.lock().unwrap() = Some(Lie { then: Some(b"5\r\nmore \r\n".repeat(1000)), ..lie(endless) });
+    let got = raw(&ann, &made, 8 << 20).await;
+    assert!(got.len() >= 8 << 20 && got.starts_with("HTTP/1.1 200 "));
+    *world.provider.lie.lock().unwrap() = None;
+    ann.with(&made["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.ok(200);
+}
+
+#[tokio::test]
+async fn what_a_boxd_says_of_itself_is_bounded_and_never_another_sandboxs() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let (mine, other) = (ann.ensure("mine").await, ann.ensure("other").await);
+    let boxd = world.provider.boxd(&sandbox_id(&mine));
+    // It claims to be another sandbox, in another session, by another principal, from the future, with terminal sequences.
+    *boxd.claims.lock().unwrap() = Some(json!({ "life": "1\u{1b}]0;x\u{7}", "lost": u64::MAX, "more": true, "items": [{
+        "seq": u64::MAX, "at": "2999-01-01T00:00:00Z", "request_id": "x\r\ny", "jti": "j".repeat(100_000), "principal": "root\u{1b}[2J",
+        "session_id": other["session_id"], "method": "GET", "route": "/\u{202e}", "status": 65535, "duration_ms": u64::MAX,
+    }] }));
+    broker.tick().await;
+    let root = broker.key("root", cobox_protocol::key::PrincipalKind::Operator).await;
+    let of_other = root.get(&format!("/v1/audit?sandbox={}&limit=200", sandbox_id(&other))).await.ok(200);
+    assert!(of_other["items"].as_array().unwrap().iter().all(|item| item["action"] != "sandbox.claim"), "{of_other}");
+    let answer = root.get(&format!("/v1/audit?sandbox={}&limit=200", sandbox_id(&mine))).await;
+    assert!(answer.bytes.len() < 64 * 1024, "{} bytes", answer.bytes.len());
+    assert!(!String::from_utf8_lossy(&answer.bytes).contains("\\u001b"));
+    ann.get("/v1/sandboxes").await.ok(200);
+}
