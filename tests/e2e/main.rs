@@ -20,6 +20,7 @@ mod own_host;
 mod paths;
 mod policy;
 mod private_data;
+mod restored;
 mod revoking;
 mod roots;
 mod sharing;

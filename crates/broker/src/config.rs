@@ -53,6 +53,8 @@ pub struct Config {
     pub lease_seconds: u64,
     /// Suspended for this long: `terminated`.
     pub keep_suspended_seconds: u64,
+    /// A sandbox that no record knows is kept for this long before its files are removed: time to restore the database that has it.
+    pub quarantine_keep_seconds: u64,
     /// Running time after which a session ends. Its sandbox is suspended, or deleted where the policy says so.
     pub hard_ttl_seconds: u64,
     pub alg: Alg,
@@ -249,6 +251,7 @@ impl Default for Config {
             idle_timeout_seconds: 900,
             lease_seconds: 3600,
             keep_suspended_seconds: 7 * DAY_SECONDS,
+            quarantine_keep_seconds: 7 * DAY_SECONDS,
             hard_ttl_seconds: 28_800,
             alg: Alg::EdDsa,
             // A machine holds several hundred; more than this is a runaway client.
@@ -302,6 +305,7 @@ impl Config {
         for (field, value) in [
             ("idle_timeout_seconds", self.idle_timeout_seconds),
             ("keep_suspended_seconds", self.keep_suspended_seconds),
+            ("quarantine_keep_seconds", self.quarantine_keep_seconds),
             ("hard_ttl_seconds", self.hard_ttl_seconds),
             ("reaper_interval_ms", self.reaper_interval_ms),
             ("audit_keep_seconds", self.audit_keep_seconds),
@@ -350,6 +354,10 @@ impl Config {
             }
         }
         self.cors.validate()
+    }
+
+    pub const fn quarantine_keep(&self) -> Duration {
+        Duration::from_secs(self.quarantine_keep_seconds)
     }
 
     /// Whether sandboxes are reached elsewhere than under the broker's own address.

@@ -212,15 +212,23 @@ impl DataDir {
 
     /// Whole and durable under its name, or not there at all.
     fn write_once(&self, path: &Path, bytes: &[u8]) -> Result<(), DataDirError> {
-        let partial = path.with_extension("partial");
-        // Left by a crash, and worth nothing.
-        remove(&partial)?;
-        let mut file =
-            OpenOptions::new().create_new(true).write(true).mode(SECRET_MODE).open(&partial).map_err(failed(&partial, "making"))?;
-        file.write_all(bytes).and_then(|()| file.sync_all()).map_err(failed(&partial, "writing"))?;
-        fs::rename(&partial, path).map_err(failed(path, "naming"))?;
-        File::open(&self.path).and_then(|dir| dir.sync_all()).map_err(failed(&self.path, "syncing"))
+        write_whole(path, bytes).map_err(failed(path, "writing"))
     }
+}
+
+/// Replaces a file of the data directory: durable when it returns, and seen whole or not at all.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let partial = path.with_extension("partial");
+    // Left by a crash, and worth nothing.
+    match fs::remove_file(&partial) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().create_new(true).write(true).mode(SECRET_MODE).open(&partial)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&partial, path)?;
+    File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
 }
 
 fn remove(path: &Path) -> Result<(), DataDirError> {

@@ -49,6 +49,7 @@ use data_dir::Database;
 use domain::{
     activity::Activity,
     audit::{AuditRecord, AuditTrail},
+    audit_mark::AuditMark,
     deployment::Deployment,
     events::Events,
     health::Health,
@@ -60,6 +61,7 @@ use domain::{
     model::Principal,
     nodes::Nodes,
     presence::Presence,
+    quarantine::Quarantine,
     rates::Rates,
     reaper::Reaper,
     reconcile::reconcile,
@@ -68,6 +70,10 @@ use domain::{
     sessions::Sessions,
     tokens::{LONGEST_TOKEN_LIFE, Tokens},
     webhook::{MIN_SECRET_BYTES, Webhook},
+};
+pub use domain::{
+    audit_mark::{Restored, read_restored},
+    quarantine::{Quarantined, read as read_quarantine},
 };
 #[doc(hidden)]
 pub use http::paths;
@@ -202,6 +208,8 @@ impl Broker {
         {
             return Err(StartError::Exposed(exposed));
         }
+        let audit_mark = AuditMark::new(&config.data_dir);
+        audit_mark.compare(&*store, &node, clock.now()).await?;
         let nodes = Nodes::new(node.clone(), Origin::of(&config, &public_url, gateway), config.node_timeout());
         // Before the key is read: who replaces it sees that this one is there.
         nodes.beat(&*store, &*clock).await?;
@@ -209,6 +217,7 @@ impl Broker {
         store.seal_with(master.audit_seal());
         let previous = data_dir.previous_key(LONGEST_TOKEN_LIFE)?;
         let tokens = Tokens::new(master, previous, config.alg, config.token_ttl(), policy.clone());
+        let quarantine = Quarantine::open(&config.data_dir, config.quarantine_keep());
         let deployment = Arc::new(Deployment {
             config,
             public_url,
@@ -221,6 +230,8 @@ impl Broker {
             thread_authority,
             node,
             nodes,
+            quarantine,
+            audit_mark,
             background: Handle::current(),
         });
         let activity = Arc::new(Activity::default());
@@ -344,6 +355,7 @@ impl Broker {
             task.abort();
         }
         self.audit.flush().await;
+        self.deployment.audit_mark.save(&*self.deployment.store, self.deployment.now()).await;
         if is_key_replaced.load(Ordering::SeqCst) { Err(StopError::KeyReplaced(self.data_dir.master_key_path())) } else { Ok(()) }
     }
 

@@ -78,6 +78,8 @@ pub struct Metrics {
 pub struct Gauges<'a> {
     pub tokens_issued: u64,
     pub commits: Option<&'a Histogram>,
+    /// Sandboxes of this broker's node that no record knows.
+    pub quarantined: usize,
     /// `None` when the store could not be asked.
     pub counts: Option<crate::store::Counts>,
 }
@@ -140,6 +142,8 @@ impl Metrics {
             head(out, "cobox_store_commit_duration_seconds", "histogram", "Commits of the database.")?;
             commits.write(out, "cobox_store_commit_duration_seconds", "")?;
         }
+        head(out, "cobox_quarantined_sandboxes", "gauge", "Sandboxes of this broker that its database does not know.")?;
+        writeln!(out, "cobox_quarantined_sandboxes {}", gauges.quarantined)?;
         head(out, "cobox_store_up", "gauge", "Whether the database answered just now.")?;
         writeln!(out, "cobox_store_up {}", u8::from(gauges.counts.is_some()))?;
         if let Some(counts) = &gauges.counts {

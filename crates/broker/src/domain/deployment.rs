@@ -10,8 +10,10 @@ use cobox_provider::Provider;
 use tokio::runtime::Handle;
 
 use super::{
+    audit_mark::AuditMark,
     model::{Caller, Sandbox},
     nodes::Nodes,
+    quarantine::Quarantine,
     tokens::{LONGEST_POSSESSION, Tokens},
 };
 use crate::{
@@ -37,6 +39,9 @@ pub struct Deployment {
     /// One data directory is one node.
     pub node: String,
     pub nodes: Nodes,
+    /// What the provider has of this node and no record knows.
+    pub quarantine: Quarantine,
+    pub audit_mark: AuditMark,
     /// For what goes on without whoever asked for it: the threads that serve connections end before the broker does.
     pub background: Handle,
 }

@@ -19,6 +19,7 @@ use super::{
     lifecycle::{CONCURRENT_SANDBOXES, Lifecycle},
     model::{Bound, COUNT_RUNNING_EVERY, HARD_END, Intent, Sandbox},
     negotiation::IDEMPOTENCY_KEEP,
+    quarantine,
     sessions::Sessions,
 };
 use crate::{
@@ -108,6 +109,8 @@ impl Reaper {
         for node in d.nodes.dead(now) {
             self.look_after_orphans(&node, suspended_by, now).await;
         }
+        quarantine::tick(d, now).await;
+        d.audit_mark.save(&*d.store, now).await;
         self.prune(now).await;
     }
 

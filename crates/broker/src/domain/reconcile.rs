@@ -1,6 +1,9 @@
 //! At start: what the store says is compared with what the provider has, and made the same again.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use cobox_protocol::{ApiError, ErrorCode, SandboxId, session::State};
 use futures_util::{StreamExt, stream};
@@ -10,6 +13,7 @@ use super::{
     deployment::internal,
     lifecycle::{CONCURRENT_SANDBOXES, Lifecycle},
     model::{Intent, Sandbox},
+    quarantine::quarantine_unknown,
 };
 
 /// Returns when no sandbox is left that could get traffic without the state it missed. Starts go on behind it.
@@ -28,15 +32,9 @@ pub async fn reconcile(lifecycle: &Arc<Lifecycle>) -> Result<(), ApiError> {
         return Err(ApiError::new(ErrorCode::Internal, message));
     }
 
-    let strangers: Vec<&SandboxId> = found.keys().filter(|id| !known.iter().any(|s| s.id == **id)).collect();
-    stream::iter(strangers)
-        .for_each_concurrent(CONCURRENT_SANDBOXES, |id| async move {
-            tracing::warn!(sandbox = %id, "removing a sandbox that no record knows");
-            if let Err(error) = d.provider.destroy(id).await {
-                tracing::error!(sandbox = %id, %error, "a sandbox that no record knows could not be removed; it is tried at the next start");
-            }
-        })
-        .await;
+    let known_ids: HashSet<&SandboxId> = known.iter().map(|s| &s.id).collect();
+    let unknown: HashSet<SandboxId> = found.keys().filter(|id| !known_ids.contains(id)).cloned().collect();
+    quarantine_unknown(d, &unknown, &found).await;
 
     let found = &found;
     stream::iter(&known)

@@ -57,7 +57,12 @@ async fn metrics(State(api): State<Api>, request: Request) -> Result<impl IntoRe
     if let Err(error) = &counts {
         tracing::warn!(%error, "the store could not be counted");
     }
-    let gauges = Gauges { tokens_issued: api.deployment.tokens.issued(), commits: store.commit_times(), counts: counts.ok() };
+    let gauges = Gauges {
+        tokens_issued: api.deployment.tokens.issued(),
+        commits: store.commit_times(),
+        quarantined: api.deployment.quarantine.count(),
+        counts: counts.ok(),
+    };
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], api.metrics.text(&gauges)))
 }
 

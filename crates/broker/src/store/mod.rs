@@ -149,6 +149,8 @@ pub trait Store: KindStore + Send + Sync {
     fn write_as(&self, writer: &str);
     /// With what it signs for the records it removes; before anything is removed.
     fn seal_with(&self, key: [u8; 32]);
+    /// How far this store's own chain has come, and what was committed since this was last asked of what a data directory keeps a mark of.
+    async fn audit_progress(&self) -> AuditProgress;
     /// Every chain of audit records, and where it ends. Of this store's own, where it knows it to end.
     async fn audit_heads(&self) -> Stored<Vec<ChainHead>>;
     /// A chain's links after a number, oldest first.

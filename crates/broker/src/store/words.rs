@@ -10,6 +10,7 @@ use cobox_protocol::{
     tags::{TagFilter, Tags},
 };
 use cobox_token::{Claims, RevocationView};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     chain::Hash,
@@ -380,6 +381,40 @@ pub struct ChainLink {
     pub hash: Vec<u8>,
     pub sequence: u64,
     pub record: AuditRecord,
+}
+
+/// How far a store's own chain has come.
+#[derive(Clone, Debug, Default)]
+pub struct AuditProgress {
+    /// Number and hash of the last link, where it is known.
+    pub head: Option<(u64, Hash)>,
+    /// Newly committed records about keys and revocations.
+    pub records: Vec<MarkedRecord>,
+}
+
+/// An audit record about a key or a revocation, as it is kept outside the database.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MarkedRecord {
+    pub number: u64,
+    pub hash: String,
+    pub at: Timestamp,
+    pub action: String,
+    pub workspace: String,
+    pub principal: Option<String>,
+    pub detail: Option<String>,
+}
+
+impl std::fmt::Display for MarkedRecord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} in workspace {}", self.action, self.workspace)?;
+        if let Some(detail) = &self.detail {
+            write!(f, ": {detail}")?;
+        }
+        if let Some(principal) = &self.principal {
+            write!(f, ", by {principal}")?;
+        }
+        write!(f, ", at {}", self.at)
+    }
 }
 
 /// A broker on this database.

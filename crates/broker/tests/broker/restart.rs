@@ -124,15 +124,9 @@ async fn an_interrupted_resume_is_undone_and_an_interrupted_suspension_finished(
     assert_eq!(sandbox_id(&ann.ensure("a").await), a);
 }
 
-#[tokio::test]
-async fn a_sandbox_no_record_knows_is_removed_and_one_without_files_has_failed() {
-    let world = World::new();
-    let first = world.start().await;
-    let ann = first.human("ann").await;
-    let made = ann.ensure("t").await;
-    first.kill().await;
-    world.provider.lose(&sandbox_id(&made));
-    let stranger = SandboxId::new();
+/// Makes a sandbox at the provider that no record knows.
+async fn unknown_sandbox(world: &World) -> SandboxId {
+    let id = SandboxId::new();
     let state = ControlState {
         version: 0,
         issuer: String::new(),
@@ -142,15 +136,69 @@ async fn a_sandbox_no_record_knows_is_removed_and_one_without_files_has_failed()
         ending: None,
         disk_full: false,
     };
-    world.provider.start(&stranger, &cobox_provider::Making::default(), &state).await.unwrap();
+    world.provider.start(&id, &cobox_provider::Making::default(), &state).await.unwrap();
+    id
+}
+
+#[tokio::test]
+async fn a_sandbox_without_files_has_failed() {
+    let world = World::new();
+    let first = world.start().await;
+    let ann = first.human("ann").await;
+    let made = ann.ensure("t").await;
+    first.kill().await;
+    world.provider.lose(&sandbox_id(&made));
 
     let second = world.start().await;
     let ann = at(&second, &ann);
-    assert!(world.provider.destroyed.lock().unwrap().contains(&stranger));
     let gone = ann.get(&session_path(&made)).await;
     assert!(gone.json()["error"]["message"].as_str().unwrap().contains("files"));
     assert_eq!(gone.error(410), "SESSION_EXPIRED");
     assert_ne!(ann.ensure("t").await["sandbox"]["id"], made["sandbox"]["id"]);
+}
+
+#[tokio::test]
+async fn a_sandbox_no_record_knows_is_quarantined_and_removed_when_its_time_is_over() {
+    let world = World::new();
+    let first = world.start().await;
+    let root = first.key("root", PrincipalKind::Operator).await;
+    root.ensure("t").await;
+    first.kill().await;
+    let unknown = unknown_sandbox(&world).await;
+
+    let second = world.start().await;
+    let root = at(&second, &root);
+    let is_destroyed = || world.provider.destroyed.lock().unwrap().contains(&unknown);
+    assert!(!world.provider.is_up(&unknown), "its processes are ended");
+    let listed = cobox_broker::read_quarantine(&world.config.data_dir).unwrap();
+    assert_eq!(listed.iter().map(|q| &q.sandbox_id).collect::<Vec<_>>(), [&unknown]);
+    let metrics = root.get("/metrics").await;
+    assert!(String::from_utf8_lossy(&metrics.bytes).contains("\ncobox_quarantined_sandboxes 1\n"));
+    let audit = root.get(&format!("/v1/audit?sandbox={unknown}")).await.ok(200);
+    assert_eq!(audit["items"][0]["action"], "sandbox.quarantined");
+    world.clock.advance(7 * 86_400 - 100);
+    second.tick().await;
+    assert!(!is_destroyed(), "its time is not over");
+    second.kill().await;
+
+    let third = world.start().await;
+    world.clock.advance(100);
+    third.tick().await;
+    assert!(is_destroyed());
+    assert!(cobox_broker::read_quarantine(&world.config.data_dir).unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_restart_is_not_taken_for_a_restored_database() {
+    let world = World::new();
+    for round in 0..3 {
+        let broker = world.start().await;
+        assert_eq!(cobox_broker::read_restored(&world.config.data_dir).unwrap(), None);
+        broker.human("ann").await.ensure(&format!("t{round}")).await;
+        broker.tick().await;
+        world.clock.advance(1000);
+        broker.kill().await;
+    }
 }
 
 #[tokio::test]

@@ -12,6 +12,9 @@ use crate::{context::Context, failure::Failure, printer::visible};
 const PAGE: u32 = 100;
 /// Links asked for at once: there may be millions.
 const LINKS: u32 = 1000;
+/// The chain alone can't show that its end is missing.
+const UNKNOWN_WITHOUT_HEAD: &str = "no saved head was given, so this can't show whether the newest records were cut off, the chain was \
+    written again from its beginning, or the database was replaced by an older copy; save `cobox audit head` elsewhere and pass it with --head";
 /// Something is wrong with the audit, as a script sees it.
 const BROKEN: u8 = 1;
 
@@ -145,8 +148,10 @@ async fn verify(context: &Context, client: &Client, kept: &[String]) -> Outcome 
         faults.push(fault);
     }
     let is_ok = faults.is_empty();
+    let unknown = kept.is_empty().then_some(UNKNOWN_WITHOUT_HEAD);
+    words.extend(unknown.map(|unknown| format!("note: {unknown}")));
     let words: Vec<String> = words.iter().map(|w| visible(w)).collect();
-    context.printer.result(&json!({ "ok": is_ok, "chains": chains }), || words.join("\n"))?;
+    context.printer.result(&json!({ "ok": is_ok, "chains": chains, "unknown": unknown }), || words.join("\n"))?;
     Ok(if is_ok { 0 } else { BROKEN })
 }
 

@@ -1,14 +1,17 @@
 //! `cobox doctor`: what this machine offers for local sandboxes, what is weaker than it could be, and how to mend it.
 
+use std::path::{Path, PathBuf};
+
+use cobox_broker::{Quarantined, Restored, read_quarantine, read_restored};
 use cobox_provider::local::{Check, Status};
 use serde_json::json;
 
 use super::{NoBroker, Outcome};
 use crate::{
-    context::Context,
+    context::{Context, default_data_dir},
     daemon::check_boxd,
-    failure::OWN_ERROR,
-    printer::{Printer, Tone},
+    failure::{Failure, OWN_ERROR},
+    printer::{Printer, Tone, visible},
 };
 
 #[derive(Debug, clap::Args)]
@@ -18,16 +21,60 @@ Exit code: 0 when sandboxes can run here, also where something is weaker; 1 when
 pub struct Args {
     #[command(flatten)]
     _no_broker: NoBroker,
+    /// The broker's data directory, to look for sandboxes in quarantine [default: ~/.local/share/cobox]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
 }
 
-pub async fn run(_args: Args, context: &Context) -> Outcome {
+pub async fn run(args: Args, context: &Context) -> Outcome {
     let mut checks = tokio::task::spawn_blocking(cobox_provider::local::doctor).await.map_err(anyhow::Error::from)?;
     checks.push(check_boxd()?);
+    let data_dir = args.data_dir.or_else(|| default_data_dir(&|name| std::env::var_os(name)));
+    let (quarantine, restored) = match &data_dir {
+        Some(dir) => look_at(dir)?,
+        None => (Vec::new(), None),
+    };
+    checks.extend(restored.as_ref().map(restored_check));
+    checks.extend(data_dir.filter(|_| !quarantine.is_empty()).map(|dir| quarantine_check(&dir, &quarantine)));
     let is_missing = checks.iter().any(|c| c.status == Status::Missing);
     let items: Vec<_> =
         checks.iter().map(|c| json!({"name": c.name, "status": word(c.status), "detail": c.detail, "mend": c.mend})).collect();
-    context.printer.result(&json!({"ok": !is_missing, "checks": items}), || words(context.printer, &checks))?;
+    let report = json!({"ok": !is_missing, "checks": items, "quarantine": quarantine, "restored": restored});
+    context.printer.result(&report, || words(context.printer, &checks))?;
     Ok(if is_missing { OWN_ERROR } else { 0 })
+}
+
+/// What the data directory has in quarantine, and whether its database was restored from a backup.
+fn look_at(data_dir: &Path) -> Result<(Vec<Quarantined>, Option<Restored>), Failure> {
+    let failed = |e: std::io::Error| {
+        Failure::new(format!("looking into {}: {e}", data_dir.display())).advise("run it as the user who runs the broker")
+    };
+    Ok((read_quarantine(data_dir).map_err(failed)?, read_restored(data_dir).map_err(failed)?))
+}
+
+fn restored_check(restored: &Restored) -> Check {
+    let from = restored.database_at.map_or_else(|| "before its first record".to_owned(), |at| format!("from {at}"));
+    let mut detail = format!(
+        "it was restored from a backup {from}, and was in use until {}: {} audit records are lost",
+        restored.seen_at,
+        restored.last_lost.saturating_sub(restored.first_lost) + 1
+    );
+    for record in &restored.lost {
+        detail += &format!("; lost: {}", visible(&record.to_string()));
+    }
+    let mend = "make lost keys and revocations again where they still matter, or stop the broker and restore the newer database";
+    Check { name: "database".to_owned(), status: Status::Weaker, detail, mend: Some(mend.to_owned()) }
+}
+
+fn quarantine_check(data_dir: &Path, quarantine: &[Quarantined]) -> Check {
+    let each: Vec<String> = quarantine.iter().map(|q| format!("{} until {}", q.sandbox_id, q.until)).collect();
+    let files = data_dir.join("sandboxes").join("ID");
+    let mend = format!(
+        "to get one back, stop the broker, restore the database that has it, and start the broker; its files are in {0}/disk.img (mount -o ro,loop) or {0}/data/upper; to remove one early: rm -r {0}",
+        files.display()
+    );
+    let detail = format!("the database does not know {} sandboxes, whose files are kept: {}", quarantine.len(), each.join(", "));
+    Check { name: "quarantine".to_owned(), status: Status::Weaker, detail, mend: Some(mend) }
 }
 
 const fn word(status: Status) -> &'static str {

@@ -6,7 +6,7 @@
 //! wrote in the same name would fail on the number, which is unique; so does a commit that was given up and arrives late.
 
 use std::sync::{
-    Arc, LazyLock, OnceLock,
+    Arc, LazyLock, OnceLock, PoisonError,
     atomic::{AtomicU64, Ordering},
 };
 
@@ -24,7 +24,7 @@ use super::{
 use crate::{
     chain::{Content, Hash, NOTHING, from_hex, hex, link, seal},
     domain::audit::AuditRecord,
-    store::{AuditSeal, ChainHead, ChainLink, Stored},
+    store::{AuditSeal, ChainHead, ChainLink, MarkedRecord, Stored},
 };
 
 /// Who a record that is about to be linked belongs to, until then: a word that is in no committed row and that nobody else knows, so
@@ -44,8 +44,24 @@ fn seal_name(writer: &str) -> String {
     format!("audit seal of {writer}")
 }
 
+/// What is kept outside the database too: an older one that is restored lets these keys out and revoked ones in.
+const MARKED_ACTIONS: [&str; 8] = [
+    "key.created",
+    "key.revoked",
+    "key.expires",
+    "principal.disabled",
+    "principal.enabled",
+    "tokens.revoked",
+    "session.unshared",
+    "sandbox.key_rotated",
+];
+/// Marked records that wait to be taken; a broker takes them every second. Past this the oldest are forgotten.
+const MAX_MARKED: usize = 10_000;
+
 pub struct Chain {
     writer: OnceLock<String>,
+    /// Committed records of [`MARKED_ACTIONS`] that were not taken yet.
+    marked: std::sync::Mutex<Vec<MarkedRecord>>,
     sealing: OnceLock<[u8; 32]>,
     /// The last link, where it is known.
     head: Mutex<Option<Head>>,
@@ -64,7 +80,14 @@ struct Head {
 
 impl Chain {
     pub fn new(connections: Arc<AtomicU64>, patience: Patience) -> Self {
-        Self { writer: OnceLock::new(), sealing: OnceLock::new(), head: Mutex::new(None), connections, patience }
+        Self {
+            writer: OnceLock::new(),
+            marked: std::sync::Mutex::default(),
+            sealing: OnceLock::new(),
+            head: Mutex::new(None),
+            connections,
+            patience,
+        }
     }
 
     /// Before anything is written; the first to say it decides.
@@ -98,7 +121,11 @@ impl Chain {
                 Head { number, hash, connections }
             }
         };
-        Ok(Links { writer: self.writer(), guard, head })
+        Ok(Links { chain: self, writer: self.writer(), guard, head, marked: Vec::new() })
+    }
+
+    pub fn take_marked(&self) -> Vec<MarkedRecord> {
+        std::mem::take(&mut *self.marked.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// What whoever holds the lock asks the database for. Past its time it is unknown what the database did of it.
@@ -115,9 +142,11 @@ impl Chain {
 
 /// Dropped before [`Links::are_committed`], nobody knows how the chain ends until the database is asked.
 pub struct Links<'a> {
+    chain: &'a Chain,
     pub writer: &'a str,
     guard: MutexGuard<'a, Option<Head>>,
     head: Head,
+    marked: Vec<MarkedRecord>,
 }
 
 impl Links<'_> {
@@ -125,11 +154,28 @@ impl Links<'_> {
         let number = self.head.number + 1;
         let hash = link(self.writer, number, &self.head.hash, &content(record).digest());
         self.head = Head { number, hash, ..self.head };
+        if MARKED_ACTIONS.contains(&&*record.action) {
+            self.marked.push(MarkedRecord {
+                number,
+                hash: hex(&hash),
+                at: record.at,
+                action: record.action.clone().into_owned(),
+                workspace: record.workspace.clone(),
+                principal: record.principal.clone(),
+                detail: record.detail.clone(),
+            });
+        }
         (number, hash)
     }
 
     pub fn are_committed(mut self) {
         *self.guard = Some(self.head);
+        if !self.marked.is_empty() {
+            let mut marked = self.chain.marked.lock().unwrap_or_else(PoisonError::into_inner);
+            marked.append(&mut self.marked);
+            let excess = marked.len().saturating_sub(MAX_MARKED);
+            marked.drain(..excess);
+        }
     }
 }
 

@@ -516,6 +516,11 @@ impl Store for SqlStore {
     fn seal_with(&self, key: [u8; 32]) {
         self.base.chain.seal_with(key);
     }
+    async fn audit_progress(&self) -> super::AuditProgress {
+        // The records first: a head that is newer than them only leaves some for the next time.
+        let records = self.base.chain.take_marked();
+        super::AuditProgress { head: self.base.chain.head().await, records }
+    }
     async fn audit_heads(&self) -> Stored<Vec<ChainHead>> {
         let own = self.base.chain.head().await;
         let mut heads = asked!(self, db => chain::heads(db, self.base.chain.sealing()))?;

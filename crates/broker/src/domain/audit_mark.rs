@@ -1,0 +1,227 @@
+//! Notices that the database is older than its data directory, which means that it was restored from a backup.
+//!
+//! A mark outside the database says how far this broker's audit chain had come. The records about keys and revocations are kept beside it:
+//! of those that the database no longer has, an operator must know.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use cobox_protocol::Timestamp;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use crate::{
+    chain::hex,
+    data_dir::write_whole,
+    store::{AuditProgress, MarkedRecord, Store, Stored},
+};
+
+/// How far the chain had come.
+const MARK_FILE: &str = "audit-mark.json";
+/// Records about keys and revocations, a JSON object a line.
+const RECORDS_FILE: &str = "audit-mark.jsonl";
+/// Past this many bytes the older half goes: some five thousand records.
+const MAX_RECORDS_BYTES: u64 = 1 << 20;
+/// What was found at a start with an older database.
+const RESTORED_FILE: &str = "restored.json";
+/// How often the mark is written while only uses are recorded; records about keys and revocations are kept at the next tick.
+const MARK_EVERY: Duration = Duration::from_secs(10);
+/// A database that lacks no more than this, and nothing that is marked, lost it in a power cut: not every commit waits for the disk.
+const POWER_CUT: Duration = Duration::from_secs(60);
+/// Lost records that a start writes to its log; all of them are in the file.
+const MAX_LOGGED: usize = 100;
+
+/// How far this broker's chain had come.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Mark {
+    number: u64,
+    hash: String,
+    at: Timestamp,
+}
+
+/// A database that was older than its data directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restored {
+    pub noticed_at: Timestamp,
+    /// Time of the last record that it has of this broker.
+    pub database_at: Option<Timestamp>,
+    /// Until when this data directory was in use before.
+    pub seen_at: Timestamp,
+    /// Audit records that are lost, by their number in the chain.
+    pub first_lost: u64,
+    pub last_lost: u64,
+    /// The hash of the last of them: a database that has it is the one that was in use before.
+    last_hash: String,
+    /// The lost records that are about keys and revocations.
+    pub lost: Vec<MarkedRecord>,
+}
+
+/// What was found at the last start with an older database, for a reader that is not its broker.
+pub fn read_restored(data_dir: &Path) -> io::Result<Option<Restored>> {
+    read_json(&data_dir.join(RESTORED_FILE))
+}
+
+/// Writes the mark of one data directory.
+pub struct AuditMark {
+    dir: PathBuf,
+    written: Mutex<Option<(u64, Timestamp)>>,
+}
+
+impl AuditMark {
+    pub fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_owned(), written: Mutex::default() }
+    }
+
+    /// Compares the database with the mark, before anything is written to the chain.
+    pub async fn compare(&self, store: &dyn Store, writer: &str, now: Timestamp) -> Stored<()> {
+        if let Some(restored) = self.read::<Restored>(RESTORED_FILE)
+            && hash_of(store, writer, restored.last_lost).await? == Some(restored.last_hash)
+        {
+            tracing::info!("the database that was in use before the last restore is back");
+            self.remove(RESTORED_FILE);
+        }
+        let Some(mark) = self.read::<Mark>(MARK_FILE) else { return Ok(()) };
+        let head = store.audit_heads().await?.into_iter().find(|h| h.writer == writer);
+        let (end, kept_after) = head.map_or((0, 0), |h| (h.number, h.kept_after));
+        let is_there = mark.number <= kept_after || hash_of(store, writer, mark.number).await?.as_ref() == Some(&mark.hash);
+        if is_there {
+            return Ok(());
+        }
+        // A database that was restored and written to since has other records of the same numbers.
+        let mut shared = end.min(mark.number.saturating_sub(1));
+        let lost = self.lost(store, writer, &mut shared).await?;
+        let last = store.audit_links(writer, shared.saturating_sub(1), 1).await?.into_iter().next();
+        let restored = Restored {
+            noticed_at: now,
+            database_at: last.filter(|_| shared > 0).map(|l| l.record.at),
+            seen_at: mark.at,
+            first_lost: shared + 1,
+            last_lost: mark.number,
+            last_hash: mark.hash.clone(),
+            lost,
+        };
+        let is_power_cut = restored.lost.is_empty() && restored.database_at.is_some_and(|at| mark.at.saturating_since(at) <= POWER_CUT);
+        if is_power_cut {
+            tracing::warn!("the last audit records before a crash had not reached the disk: {} to {}", shared + 1, mark.number);
+        } else {
+            self.report(&restored);
+        }
+        Ok(())
+    }
+
+    /// The marked records that the database doesn't have; `shared` becomes the last number that both have, as far as can be told.
+    async fn lost(&self, store: &dyn Store, writer: &str, shared: &mut u64) -> Stored<Vec<MarkedRecord>> {
+        let mut lost = Vec::new();
+        for record in self.records() {
+            let is_lost = record.number > *shared || hash_of(store, writer, record.number).await?.is_some_and(|hash| hash != record.hash);
+            if is_lost {
+                *shared = (*shared).min(record.number.saturating_sub(1));
+                lost.push(record);
+            }
+        }
+        Ok(lost)
+    }
+
+    fn report(&self, restored: &Restored) {
+        let Restored { database_at, seen_at, first_lost, last_lost, lost, .. } = restored;
+        let age = database_at.map_or_else(|| "of unknown age".to_owned(), |at| format!("from {at}"));
+        tracing::error!(
+            %seen_at, records = last_lost.saturating_sub(*first_lost) + 1,
+            "the database is {age}, but this data directory was in use until {seen_at}: a backup was restored; what was written since is lost"
+        );
+        for record in lost.iter().take(MAX_LOGGED) {
+            tracing::error!("lost with the newer database: {record}; do it again if it still matters");
+        }
+        if lost.len() > MAX_LOGGED {
+            tracing::error!("and {} more, all of them in {RESTORED_FILE}", lost.len() - MAX_LOGGED);
+        }
+        let written = serde_json::to_vec_pretty(restored).map_err(io::Error::from);
+        if let Err(error) = written.and_then(|text| write_whole(&self.dir.join(RESTORED_FILE), &text)) {
+            tracing::error!(%error, "{RESTORED_FILE} could not be written");
+        }
+        // What comes now is compared with the restored database.
+        self.remove(MARK_FILE);
+        self.remove(RECORDS_FILE);
+    }
+
+    /// Writes down how far the chain has come.
+    pub async fn save(&self, store: &dyn Store, now: Timestamp) {
+        let AuditProgress { head, records } = store.audit_progress().await;
+        let is_new = !records.is_empty();
+        if is_new && let Err(error) = self.append(&records) {
+            tracing::warn!(%error, "{RECORDS_FILE} could not be written");
+        }
+        let Some((number, hash)) = head else { return };
+        let written = *self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = written.is_none_or(|(last, at)| last != number && (is_new || now.saturating_since(at) >= MARK_EVERY));
+        if !is_due {
+            return;
+        }
+        let mark = Mark { number, hash: hex(&hash), at: now };
+        let text = serde_json::to_vec(&mark).map_err(io::Error::from);
+        match text.and_then(|text| write_whole(&self.dir.join(MARK_FILE), &text)) {
+            Ok(()) => *self.written.lock().unwrap_or_else(PoisonError::into_inner) = Some((number, now)),
+            Err(error) => tracing::warn!(%error, "{MARK_FILE} could not be written"),
+        }
+    }
+
+    fn append(&self, records: &[MarkedRecord]) -> io::Result<()> {
+        let path = self.dir.join(RECORDS_FILE);
+        if fs::metadata(&path).is_ok_and(|m| m.len() > MAX_RECORDS_BYTES) {
+            let kept = self.records();
+            let newer = &kept[kept.len() / 2..];
+            write_whole(&path, lines(newer)?.as_bytes())?;
+        }
+        let mut file = File::options().create(true).append(true).mode(0o600).open(&path)?;
+        file.write_all(lines(records)?.as_bytes())
+    }
+
+    /// A line that can't be read was cut off by a crash.
+    fn records(&self) -> Vec<MarkedRecord> {
+        let text = fs::read_to_string(self.dir.join(RECORDS_FILE)).unwrap_or_default();
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// One that can't be read says nothing.
+    fn read<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
+        read_json(&self.dir.join(name)).unwrap_or_else(|error| {
+            tracing::warn!(%error, name, "a file of the data directory can't be read");
+            None
+        })
+    }
+
+    fn remove(&self, name: &str) {
+        match fs::remove_file(self.dir.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => tracing::warn!(%error, name, "an old file could not be removed"),
+            _ => {}
+        }
+    }
+}
+
+fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
+    match fs::read(path) {
+        Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+fn lines(records: &[MarkedRecord]) -> io::Result<String> {
+    let mut text = String::new();
+    for record in records {
+        text += &serde_json::to_string(record)?;
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+/// The hash of a record of a chain, where the database has it.
+async fn hash_of(store: &dyn Store, writer: &str, number: u64) -> Stored<Option<String>> {
+    let found = store.audit_links(writer, number.saturating_sub(1), 1).await?;
+    Ok(found.into_iter().next().filter(|l| l.number == number).map(|l| hex(&l.hash)))
+}

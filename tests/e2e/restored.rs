@@ -1,0 +1,79 @@
+//! An older database that is put back: newer sandboxes keep their files, and come back with the database that knows them.
+
+use std::{fs, path::Path};
+
+use cobox_testkit::{TestBroker, ensure, eventually, sh};
+use serde_json::Value;
+
+/// Replaces the database's files in one directory by those in another.
+fn copy_database(from: &Path, to: &Path) {
+    let files = |dir: &Path| {
+        let all = fs::read_dir(dir).unwrap().map(|e| e.unwrap());
+        all.filter(|e| e.file_name().to_string_lossy().starts_with("broker.db")).map(|e| e.path()).collect::<Vec<_>>()
+    };
+    for old in files(to) {
+        fs::remove_file(old).unwrap();
+    }
+    for file in files(from) {
+        fs::copy(&file, to.join(file.file_name().unwrap())).unwrap();
+    }
+}
+
+fn doctor(broker: &TestBroker) -> Value {
+    let output = broker.cobox().args(["doctor", "--json", "--data-dir"]).arg(broker.data_dir()).output().unwrap();
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"))
+}
+
+fn verify(broker: &TestBroker, arguments: &[&str]) -> String {
+    let output = broker.cobox().args(["audit", "verify"]).args(arguments).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[tokio::test]
+async fn a_restored_database_keeps_newer_sandboxes_and_names_lost_keys() {
+    let mut broker = TestBroker::start().await;
+    let data = broker.data_dir();
+    let (older, newer) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    ensure(&broker.client(), "old").await;
+    broker.interrupt();
+    copy_database(&data, older.path());
+
+    broker.launch().await;
+    let session = ensure(&broker.client(), "new").await;
+    sh(session.dataplane(), "echo kept > f").await;
+    let id = session.info().sandbox.id.clone();
+    let created = broker.cobox().args(["keys", "create", "bot", "--kind", "agent", "--json"]).output().unwrap();
+    let key: Value = serde_json::from_slice(&created.stdout).unwrap();
+    let heads = broker.cobox().args(["audit", "head"]).output().unwrap();
+    let head = String::from_utf8(heads.stdout).unwrap();
+    assert!(verify(&broker, &[]).contains("no saved head was given"));
+    assert!(!verify(&broker, &["--head", &head]).contains("no saved head was given"));
+    let marked = data.join("audit-mark.jsonl");
+    eventually("the key is marked", || {
+        let is_marked = fs::read_to_string(&marked).is_ok_and(|text| text.contains(key["id"].as_str().unwrap()));
+        async move { is_marked.then_some(()) }
+    })
+    .await;
+    // Killed, so that the sandbox runs on into the next broker's life.
+    broker.kill();
+    copy_database(&data, newer.path());
+
+    copy_database(older.path(), &data);
+    broker.launch().await;
+    let report = doctor(&broker);
+    assert_eq!(report["quarantine"][0]["sandbox_id"], id.as_str(), "{report}");
+    let lost = &report["restored"]["lost"][0];
+    assert_eq!(lost["action"], "key.created", "{report}");
+    assert!(lost["detail"].as_str().unwrap().contains(key["id"].as_str().unwrap()), "{report}");
+    assert!(broker.log().contains("a backup was restored"), "{}", broker.log());
+    assert!(!broker.sandbox_pids().iter().any(|(running, _)| *running == id.as_str()), "its processes are ended");
+    assert!(verify(&broker, &["--head", &head]).contains("broken: "));
+    broker.interrupt();
+
+    copy_database(newer.path(), &data);
+    broker.launch().await;
+    let report = doctor(&broker);
+    assert!(report["quarantine"].as_array().unwrap().is_empty() && report["restored"].is_null(), "{report}");
+    let session = ensure(&broker.client(), "new").await;
+    assert_eq!(sh(session.dataplane(), "cat f").await.stdout, "kept\n");
+}
