@@ -18,6 +18,11 @@ use zeroize::Zeroize;
 const SECRET_MODE: u32 = 0o600;
 const OTHERS_MASK: u32 = 0o077;
 
+/// Says where the node was last used.
+const PLACE: &str = "node.place";
+/// Another one after each boot of the machine.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
 #[derive(Debug, thiserror::Error)]
 pub enum DataDirError {
     #[error("{path}: {doing}: {cause}")]
@@ -210,6 +215,32 @@ impl DataDir {
         }
     }
 
+    /// Whether the node was last used from this very directory since this machine was booted. A copy of it, and a directory on another
+    /// machine, may have an original that still runs; one on which this can't be told counts as a copy.
+    pub fn is_same_place(&self) -> Result<bool, DataDirError> {
+        let path = self.path.join(PLACE);
+        match fs::read_to_string(&path) {
+            Ok(last) => Ok(last == self.place()?),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(failed(&path, "reading")(e)),
+        }
+    }
+
+    /// From now on this is where the node is used.
+    pub fn remember_place(&self) -> Result<(), DataDirError> {
+        self.write_once(&self.path.join(PLACE), self.place()?.as_bytes())
+    }
+
+    /// What no copy has in common with the original: the machine's boot, and the file of the node's id with its time of birth.
+    fn place(&self) -> Result<String, DataDirError> {
+        let boot = fs::read_to_string(BOOT_ID).map_err(failed(Path::new(BOOT_ID), "reading"))?;
+        let path = self.path.join("node.id");
+        let meta = fs::metadata(&path).map_err(failed(&path, "looking at"))?;
+        // Where a filesystem keeps no time of birth the number of the file must do.
+        let born = meta.created().ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok()).unwrap_or_default();
+        Ok(format!("{} {} {}\n", boot.trim(), meta.ino(), born.as_nanos()))
+    }
+
     /// Whole and durable under its name, or not there at all.
     fn write_once(&self, path: &Path, bytes: &[u8]) -> Result<(), DataDirError> {
         write_whole(path, bytes).map_err(failed(path, "writing"))
@@ -287,5 +318,24 @@ mod tests {
         let name = data.node_id().unwrap();
         drop(data);
         assert_eq!(DataDir::open(dir.path()).unwrap().node_id().unwrap(), name);
+    }
+
+    #[test]
+    fn a_copy_of_a_data_directory_is_told_from_the_original() {
+        let (dir, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let data = DataDir::open(dir.path()).unwrap();
+        data.node_id().unwrap();
+        assert!(!data.is_same_place().unwrap(), "it was never used");
+        data.remember_place().unwrap();
+        assert!(data.is_same_place().unwrap());
+        for name in ["node.id", PLACE] {
+            fs::copy(dir.path().join(name), copy.path().join(name)).unwrap();
+        }
+        assert!(!DataDir::open(copy.path()).unwrap().is_same_place().unwrap());
+        drop(data);
+        let moved = copy.path().join("moved");
+        fs::rename(dir.path(), &moved).unwrap();
+        assert!(DataDir::open(&moved).unwrap().is_same_place().unwrap());
+        fs::create_dir(dir.path()).unwrap();
     }
 }

@@ -25,15 +25,13 @@ pub mod store;
 mod thread_authority;
 mod tls;
 mod unauthenticated;
+mod upkeep;
 
 use std::{
     future::Future,
     net::SocketAddr,
     path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
@@ -59,7 +57,7 @@ use domain::{
     lifecycle::Lifecycle,
     making::check_template,
     model::Principal,
-    nodes::Nodes,
+    nodes::{self, Nodes},
     presence::Presence,
     quarantine::Quarantine,
     rates::Rates,
@@ -114,6 +112,11 @@ pub enum StartError {
          at once with --immediate, which ends every token"
     )]
     TooSoon(Timestamp),
+    #[error(
+        "{data_dir}: {why}. To run a second broker on this database, give it an empty data directory with a copy of master.key in it. To move the broker \
+         here, stop the other one first and start this one again"
+    )]
+    Node { data_dir: PathBuf, why: nodes::TakeNodeError },
     #[error("oidc: {0}")]
     Oidc(String),
     #[error("thread_authority: {0}")]
@@ -140,6 +143,11 @@ pub enum StopError {
          is one) from where it was replaced, and start the broker again"
     )]
     KeyReplaced(PathBuf),
+    #[error(
+        "another broker was started with the node id of {0}, probably from a copy of it, and took over: stop that one, or give it an empty data \
+         directory, before this one is started again"
+    )]
+    NodeTaken(PathBuf),
 }
 
 /// A broker whose store and provider agree, ready to serve.
@@ -211,6 +219,11 @@ impl Broker {
         let audit_mark = AuditMark::new(&config.data_dir);
         audit_mark.compare(&*store, &node, clock.now()).await?;
         let nodes = Nodes::new(node.clone(), Origin::of(&config, &public_url, gateway), config.node_timeout());
+        nodes
+            .take(&*store, &*clock, data_dir.is_same_place()?)
+            .await
+            .map_err(|why| StartError::Node { data_dir: config.data_dir.clone(), why })?;
+        data_dir.remember_place()?;
         // Before the key is read: who replaces it sees that this one is there.
         nodes.beat(&*store, &*clock).await?;
         let master = master_key::read(&data_dir, &*store).await?;
@@ -302,10 +315,10 @@ impl Broker {
             }
         });
         let rates = Arc::new(Rates::new(&self.deployment.config.rate_limits, self.deployment.config.failures_per_minute()));
-        let tidying = tokio::spawn(tidy(self.deployment.clone(), rates.clone(), self.data_dir.clone()));
+        let tidying = tokio::spawn(upkeep::tidy(self.deployment.clone(), rates.clone(), self.data_dir.clone()));
         let told = CancellationToken::new();
-        let is_key_replaced = Arc::<AtomicBool>::default();
-        let beating = tokio::spawn(beat(self.deployment.clone(), told.clone(), is_key_replaced.clone()));
+        let stopped = Arc::<upkeep::Stopped>::default();
+        let beating = tokio::spawn(upkeep::beat(self.deployment.clone(), told.clone(), stopped.clone()));
         let hearing = tokio::spawn(hear(self.lifecycle.clone()));
         let watching = tokio::spawn(watch_policy(self.deployment.clone()));
         let dataplane = dataplane::Dataplane {
@@ -356,7 +369,10 @@ impl Broker {
         }
         self.audit.flush().await;
         self.deployment.audit_mark.save(&*self.deployment.store, self.deployment.now()).await;
-        if is_key_replaced.load(Ordering::SeqCst) { Err(StopError::KeyReplaced(self.data_dir.master_key_path())) } else { Ok(()) }
+        if stopped.is_node_taken.load(Ordering::SeqCst) {
+            return Err(StopError::NodeTaken(self.deployment.config.data_dir.clone()));
+        }
+        if stopped.is_key_replaced.load(Ordering::SeqCst) { Err(StopError::KeyReplaced(self.data_dir.master_key_path())) } else { Ok(()) }
     }
 
     /// Suspends every sandbox that runs on this node, and says which.
@@ -411,47 +427,6 @@ async fn open_store(config: &Config, data_dir: &data_dir::DataDir) -> Result<Arc
             Arc::new(sql::sqlite::open(&data_dir.database()?).await?)
         }
     })
-}
-
-/// Old failures of addresses are forgotten this often, and a master key of which nothing can be good any more.
-const TIDY_EVERY: Duration = Duration::from_secs(10);
-
-async fn tidy(deployment: Arc<Deployment>, rates: Arc<Rates>, data_dir: Arc<data_dir::DataDir>) {
-    let mut ticks = tokio::time::interval(TIDY_EVERY);
-    loop {
-        ticks.tick().await;
-        rates.tidy(deployment.now());
-        match data_dir.previous_key(LONGEST_TOKEN_LIFE) {
-            Ok(None) if deployment.tokens.forget_previous() => tracing::info!("the master key before this one has gone"),
-            Ok(_) => {}
-            Err(error) => tracing::error!(%error, "the master key before this one could not be removed"),
-        }
-    }
-}
-
-/// Apart from the reaper, whose rounds may take long.
-async fn beat(deployment: Arc<Deployment>, stop: CancellationToken, is_key_replaced: Arc<AtomicBool>) {
-    let fingerprint = deployment.tokens.fingerprint();
-    let mut ticks = tokio::time::interval(deployment.nodes.beat_every());
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        ticks.tick().await;
-        if let Err(error) = deployment.nodes.beat(&*deployment.store, &*deployment.clock).await {
-            tracing::error!(%error, "the other brokers could not be told that this one lives");
-        }
-        if !deployment.store.is_shared() {
-            continue;
-        }
-        match deployment.store.agree(master_key::AGREED, &fingerprint).await {
-            Ok(agreed) if agreed != fingerprint => {
-                tracing::error!("the master key was replaced while this broker ran, so it stops; copy the new one here and start it again");
-                is_key_replaced.store(true, Ordering::SeqCst);
-                return stop.cancel();
-            }
-            Ok(_) => {}
-            Err(error) => tracing::error!(%error, "whether the master key is still the database's could not be read"),
-        }
-    }
 }
 
 /// How often the policy's file is looked at: a stat, so that an edit counts within moments. It must rest from one look to the next.

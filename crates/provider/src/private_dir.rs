@@ -13,7 +13,7 @@ const OTHERS_MASK: u32 = 0o077;
 /// Set on directories that many users share, such as /tmp.
 const STICKY_BIT: u32 = 0o1000;
 /// Any of these makes a directory a data directory.
-const DATA_DIR_FILES: [&str; 6] = ["config.toml", "policy.toml", "master.key", "broker.lock", "node.lock", "sandboxes"];
+const DATA_DIR_FILES: [&str; 7] = ["config.toml", "policy.toml", "master.key", "node.id", "broker.lock", "node.lock", "sandboxes"];
 /// Present in the top directory of a new ext filesystem.
 const LOST_AND_FOUND: &str = "lost+found";
 

@@ -7,19 +7,34 @@ use std::{
     time::Duration,
 };
 
-use cobox_protocol::{SandboxId, Timestamp};
+use cobox_protocol::{RequestId, SandboxId, Timestamp};
+use tokio::time::Instant;
 
 use crate::{
     clock::Clock,
     origin::Origin,
-    store::{Node, Store, Stored},
+    store::{Node, Store, StoreError, Stored},
 };
 
 /// Beats within the silence after which a broker counts as dead.
 const BEATS: u32 = 4;
 
+/// How often a start looks whether another process speaks for its node: four times within the shortest beat.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Why a process can't speak for its node.
+#[derive(Debug, thiserror::Error)]
+pub enum TakeNodeError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("the broker at {url} runs with the node id {node} of this data directory, which is a copy of its own")]
+    InUse { node: String, url: String },
+}
+
 pub struct Nodes {
     own: String,
+    /// This process, among all that may speak for the node.
+    instance: String,
     origin: Origin,
     /// Silent for this long, a broker counts as dead.
     timeout: Duration,
@@ -32,7 +47,8 @@ pub struct Nodes {
 
 impl Nodes {
     pub fn new(own: String, origin: Origin, timeout: Duration) -> Self {
-        Self { own, origin, timeout, known: Mutex::default(), said_at: Mutex::default(), saying: tokio::sync::Mutex::default() }
+        let instance = RequestId::new().as_str().replacen("req_", "run_", 1);
+        Self { own, instance, origin, timeout, known: Mutex::default(), said_at: Mutex::default(), saying: tokio::sync::Mutex::default() }
     }
 
     /// How often a broker says that it lives.
@@ -40,16 +56,60 @@ impl Nodes {
         self.timeout / BEATS
     }
 
-    /// Says that this one lives, and learns who else does.
-    pub async fn beat(&self, store: &dyn Store, clock: &dyn Clock) -> Stored<()> {
+    fn as_node(&self, seen_at: Timestamp) -> Node {
+        Node { id: self.own.clone(), url: self.origin.as_str().to_owned(), seen_at, instance: self.instance.clone() }
+    }
+
+    /// Makes this process the one that speaks for the node. The lock on the data directory keeps a second one out, unless there are two
+    /// such directories: where it may be a copy (`is_same_place` is false), another process that still speaks for the node is an error.
+    pub async fn take(&self, store: &dyn Store, clock: &dyn Clock, is_same_place: bool) -> Result<(), TakeNodeError> {
         if !store.is_shared() {
             return Ok(());
         }
+        if !is_same_place {
+            self.wait_for_silence(store, clock).await?;
+        }
+        Ok(store.take_node(&self.as_node(clock.now())).await?)
+    }
+
+    /// Returns when the node's last process counts as dead for every broker.
+    async fn wait_for_silence(&self, store: &dyn Store, clock: &dyn Clock) -> Result<(), TakeNodeError> {
+        let last = async || -> Stored<Option<Node>> { Ok(store.nodes().await?.into_iter().find(|n| n.id == self.own)) };
+        let Some(first) = last().await? else { return Ok(()) };
+        let left = self.timeout.saturating_sub(clock.now().saturating_since(first.seen_at));
+        if left.is_zero() {
+            return Ok(());
+        }
+        tracing::warn!(
+            url = first.url,
+            seconds = left.as_secs(),
+            "this data directory was last used elsewhere, and a broker was heard of by its node id: waiting until that one counts as dead"
+        );
+        let deadline = Instant::now() + left;
+        while Instant::now() < deadline {
+            tokio::time::sleep(LOOK_EVERY).await;
+            if let Some(now) = last().await?
+                && (now.seen_at, &now.instance) != (first.seen_at, &first.instance)
+            {
+                return Err(TakeNodeError::InUse { node: now.id, url: now.url });
+            }
+        }
+        Ok(())
+    }
+
+    /// Says that this one lives, and learns who else does. False when another process speaks for the node by now.
+    pub async fn beat(&self, store: &dyn Store, clock: &dyn Clock) -> Stored<bool> {
+        if !store.is_shared() {
+            return Ok(true);
+        }
         let _saying = self.saying.lock().await;
         let now = clock.now();
-        store.node_seen(&Node { id: self.own.clone(), url: self.origin.as_str().to_owned(), seen_at: now }).await?;
+        if !store.node_seen(&self.as_node(now)).await? {
+            return Ok(false);
+        }
         *self.said_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
-        self.learn(store).await
+        self.learn(store).await?;
+        Ok(true)
     }
 
     /// Whether the others, where there can be any, take this one for alive.

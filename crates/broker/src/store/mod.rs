@@ -175,7 +175,10 @@ pub trait Store: KindStore + Send + Sync {
 
     /// Whether other brokers may use this database, now or later.
     fn is_shared(&self) -> bool;
-    async fn node_seen(&self, node: &Node) -> Stored<()>;
+    /// False when another process of the same node has taken over since; then nothing is changed.
+    async fn node_seen(&self, node: &Node) -> Stored<bool>;
+    /// From now on this process speaks for the node.
+    async fn take_node(&self, node: &Node) -> Stored<()>;
     async fn nodes(&self) -> Stored<Vec<Node>>;
     /// Sets a value where there is none yet; answers with the one that counts for every broker.
     async fn agree(&self, name: &str, value: &str) -> Stored<String>;

@@ -425,6 +425,8 @@ pub struct Node {
     pub url: String,
     /// When it last said that it lives.
     pub seen_at: Timestamp,
+    /// Which process of the node that was.
+    pub instance: String,
 }
 
 /// Something another broker may have changed: a reason to look, never the news itself.

@@ -220,3 +220,68 @@ async fn racing_clients_of_three_brokers_get_one_session_though_one_broker_dies(
     let threads = "SELECT count(DISTINCT scope_id) FROM sessions WHERE ended_at IS NULL";
     assert_eq!(database.sql(living), database.sql(threads), "a sandbox a thread");
 }
+
+/// A second data directory with everything that the first has.
+fn copied(world: &World, database: &TestDatabase) -> World {
+    let mut copy = World::cluster(database, 1).pop().unwrap();
+    copy.clock = world.clock.clone();
+    for entry in std::fs::read_dir(&world.config.data_dir).unwrap().flatten().filter(|e| e.file_type().unwrap().is_file()) {
+        std::fs::copy(entry.path(), copy.config.data_dir.join(entry.file_name())).unwrap();
+    }
+    copy
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_of_a_data_directory_is_refused_beside_its_original_and_replaces_it_after_its_death() {
+    let database = TestDatabase::new().await;
+    let mut world = World::cluster(&database, 1).pop().unwrap();
+    // The original says four times within this that it lives.
+    world.config.node_timeout_seconds = 4;
+    let original = world.start().await;
+    let ann = original.human("ann").await;
+    let made = ann.ensure("t").await;
+    let mut copy = copied(&world, &database);
+    copy.config.node_timeout_seconds = 4;
+    copy.provider = world.provider.clone();
+
+    let starting = async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Broker::start_with_clock(copy.config.clone(), copy.provider.clone(), listener, copy.clock.clone()).await
+    };
+    // The brokers' clock goes on while they look at each other.
+    let time = async {
+        loop {
+            tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+            world.clock.advance(1);
+        }
+    };
+    let refused = tokio::select! {
+        started = starting => started.err().expect("it is refused").to_string(),
+        () = time => unreachable!(),
+    };
+    assert!(refused.contains(&format!("http://{}", original.addr)), "{refused}");
+    assert!(refused.contains("empty data directory") && refused.contains("stop the other one first"), "{refused}");
+    assert_eq!(ann.ensure("t").await["session_id"], made["session_id"], "the original goes on");
+
+    // The same directory starts at once, whatever the others heard a moment ago.
+    original.kill().await;
+    let original = world.start().await;
+    original.kill().await;
+    // On another disk or machine, when the first is known to be dead.
+    world.clock.advance(SILENCE);
+    let moved = copy.start().await;
+    assert_eq!(ann.at(&moved).ensure("t").await["session_id"], made["session_id"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_whose_node_was_taken_over_stops() {
+    let database = TestDatabase::new().await;
+    let mut world = World::cluster(&database, 1).pop().unwrap();
+    world.config.node_timeout_seconds = 4;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let broker = Broker::start_with_clock(world.config.clone(), world.provider.clone(), listener, world.clock.clone()).await.unwrap();
+    let node = broker.store().nodes().await.unwrap().pop().unwrap();
+    broker.store().take_node(&cobox_broker::store::Node { instance: "another".to_owned(), ..node }).await.unwrap();
+    let stopped = broker.run(std::future::pending()).await.unwrap_err().to_string();
+    assert!(stopped.contains("another broker was started with the node id"), "{stopped}");
+}

@@ -582,9 +582,15 @@ impl Store for SqlStore {
     fn is_shared(&self) -> bool {
         !self.base.engine.is_only_writer
     }
-    async fn node_seen(&self, node: &Node) -> Stored<()> {
+    async fn node_seen(&self, node: &Node) -> Stored<bool> {
         let mut tx = self.base.begin_unsynced().await?;
-        nodes::seen(&mut tx, node).await?;
+        let is_same = nodes::seen(&mut tx, node).await?;
+        self.base.commit(tx).await?;
+        Ok(is_same)
+    }
+    async fn take_node(&self, node: &Node) -> Stored<()> {
+        let mut tx = self.base.begin().await?;
+        nodes::take(&mut tx, node).await?;
         self.base.commit(tx).await
     }
     async fn nodes(&self) -> Stored<Vec<Node>> {

@@ -1,27 +1,51 @@
 //! The brokers that share this database, and what they must agree on.
 
 use cobox_protocol::Timestamp;
-use sqlx::{AnyConnection, Row};
+use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::rows;
 use crate::store::{Node, Stored};
 
-pub async fn seen(tx: &mut AnyConnection, node: &Node) -> Stored<()> {
-    sqlx::query(
-        "INSERT INTO nodes (id, url, seen_at) VALUES ($1, $2, $3)
-         ON CONFLICT (id) DO UPDATE SET url = excluded.url, seen_at = excluded.seen_at",
+/// Says whether the node's last process was this one.
+pub async fn seen(tx: &mut AnyConnection, node: &Node) -> Stored<bool> {
+    let updated = sqlx::query(
+        "INSERT INTO nodes (id, url, seen_at, instance) VALUES ($1, $2, $3, $4)
+         ON CONFLICT (id) DO UPDATE SET url = excluded.url, seen_at = excluded.seen_at WHERE nodes.instance = excluded.instance",
     )
     .bind(&node.id)
     .bind(&node.url)
     .bind(node.seen_at.unix())
+    .bind(&node.instance)
+    .execute(tx)
+    .await?;
+    Ok(updated.rows_affected() > 0)
+}
+
+pub async fn take(tx: &mut AnyConnection, node: &Node) -> Stored<()> {
+    sqlx::query(
+        "INSERT INTO nodes (id, url, seen_at, instance) VALUES ($1, $2, $3, $4)
+         ON CONFLICT (id) DO UPDATE SET url = excluded.url, seen_at = excluded.seen_at, instance = excluded.instance",
+    )
+    .bind(&node.id)
+    .bind(&node.url)
+    .bind(node.seen_at.unix())
+    .bind(&node.instance)
     .execute(tx)
     .await?;
     Ok(())
 }
 
 pub async fn all(db: &mut AnyConnection) -> Stored<Vec<Node>> {
-    let found = sqlx::query("SELECT id, url, seen_at FROM nodes ORDER BY id").fetch_all(db).await?;
-    found.iter().map(|row| Ok(Node { id: row.try_get("id")?, url: row.try_get("url")?, seen_at: rows::time(row, "seen_at")? })).collect()
+    let found = sqlx::query("SELECT id, url, seen_at, instance FROM nodes ORDER BY id").fetch_all(db).await?;
+    let read = |row| {
+        let (id, url, instance) = (row_text(row, "id")?, row_text(row, "url")?, row_text(row, "instance")?);
+        Ok(Node { id, url, seen_at: rows::time(row, "seen_at")?, instance })
+    };
+    found.iter().map(read).collect()
+}
+
+fn row_text(row: &AnyRow, name: &str) -> Stored<String> {
+    Ok(row.try_get(name)?)
 }
 
 /// One that is silent for so long and has nothing left is not coming back.

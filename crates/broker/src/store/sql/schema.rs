@@ -23,6 +23,8 @@ macro_rules! steps {
             (8, "kinds", include_str!(concat!("../../../migrations/", $database, "/0008_kinds.sql"))),
             (9, "own lifetimes", include_str!(concat!("../../../migrations/", $database, "/0009_own_lifetimes.sql"))),
             (10, "pools in trouble", include_str!(concat!("../../../migrations/", $database, "/0010_pools_in_trouble.sql"))),
+            (11, "hard ends", include_str!(concat!("../../../migrations/", $database, "/0011_hard_ends.sql"))),
+            (12, "node instances", include_str!(concat!("../../../migrations/", $database, "/0012_node_instances.sql"))),
         ]
     };
 }
