@@ -10,6 +10,7 @@ mod cuts;
 mod events;
 mod faults;
 mod handing_on;
+mod host_disk;
 mod isolation;
 mod kinds;
 mod leaks;

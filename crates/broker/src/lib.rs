@@ -52,6 +52,7 @@ use domain::{
     events::Events,
     health::Health,
     hearing::hear,
+    host_disk,
     keeper::Kinds,
     keys::Keys,
     lifecycle::Lifecycle,
@@ -319,6 +320,7 @@ impl Broker {
         let told = CancellationToken::new();
         let stopped = Arc::<upkeep::Stopped>::default();
         let beating = tokio::spawn(upkeep::beat(self.deployment.clone(), told.clone(), stopped.clone()));
+        let watching_disk = tokio::spawn(host_disk::watch(self.lifecycle.clone()));
         let hearing = tokio::spawn(hear(self.lifecycle.clone()));
         let watching = tokio::spawn(watch_policy(self.deployment.clone()));
         let dataplane = dataplane::Dataplane {
@@ -336,6 +338,7 @@ impl Broker {
             revoking: self.revoking.clone(),
             deployment: self.deployment.clone(),
             webhook: self.webhook.clone(),
+            audit: self.audit.clone(),
             events: Arc::new(Events::new(self.deployment.clone(), self.keys.clone())),
             rates: rates.clone(),
             health: Arc::new(Health::new(self.deployment.clone())),
@@ -364,7 +367,7 @@ impl Broker {
             }
         });
         // Between two awaits of a tick nothing is half done that the next start wouldn't finish.
-        for task in [reaping, beating, hearing, watching, tidying].into_iter().chain(renewing) {
+        for task in [reaping, beating, watching_disk, hearing, watching, tidying].into_iter().chain(renewing) {
             task.abort();
         }
         self.audit.flush().await;

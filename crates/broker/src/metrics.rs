@@ -78,6 +78,10 @@ pub struct Metrics {
 pub struct Gauges<'a> {
     pub tokens_issued: u64,
     pub commits: Option<&'a Histogram>,
+    /// Whether the store took a change just now.
+    pub is_store_up: bool,
+    /// Records that could not be written.
+    pub audit_lost: u64,
     /// Sandboxes of this broker's node that no record knows.
     pub quarantined: usize,
     /// `None` when the store could not be asked.
@@ -144,8 +148,10 @@ impl Metrics {
         }
         head(out, "cobox_quarantined_sandboxes", "gauge", "Sandboxes of this broker that its database does not know.")?;
         writeln!(out, "cobox_quarantined_sandboxes {}", gauges.quarantined)?;
-        head(out, "cobox_store_up", "gauge", "Whether the database answered just now.")?;
-        writeln!(out, "cobox_store_up {}", u8::from(gauges.counts.is_some()))?;
+        head(out, "cobox_audit_records_lost_total", "counter", "Audit records that could not be written.")?;
+        writeln!(out, "cobox_audit_records_lost_total {}", gauges.audit_lost)?;
+        head(out, "cobox_store_up", "gauge", "Whether the database took a change just now.")?;
+        writeln!(out, "cobox_store_up {}", u8::from(gauges.is_store_up))?;
         if let Some(counts) = &gauges.counts {
             head(out, "cobox_sandboxes", "gauge", "Sandboxes of the deployment that have not ended, by state.")?;
             for (state, count) in &counts.sandboxes {

@@ -29,7 +29,7 @@ pub use clone::{Cloned, clone_process, exit_now, fork};
 pub use exec::{Image, adopt, close_from, exec_fd, keep_only};
 pub use identity::{drop_all_capabilities, drop_bounding_set, keep_capabilities, own_working_directory, set_fs_ids};
 pub use limit::{Word, set_soft_limit};
-pub use loop_device::attach_loop;
+pub use loop_device::{attach_loop, loop_backing_file};
 pub use mark::mark_of;
 pub use mount::{MountFlags, idmap, set_mount_flags};
 pub use network::raise_loopback;

@@ -17,6 +17,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// How long the node of a new device may take to appear in /dev.
 const NODE_WITHIN: Duration = Duration::from_secs(1);
 const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
+const LOOP_GET_STATUS64: libc::c_ulong = 0x4C05;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
@@ -64,4 +65,18 @@ pub fn attach_loop(image: impl AsFd) -> io::Result<(File, String)> {
         std::thread::sleep(PAUSE);
     }
     Err(io::Error::new(io::ErrorKind::ResourceBusy, format!("no free loop device within {} s", FREE_WITHIN.as_secs())))
+}
+
+/// The file behind an attached loop device, as its filesystem's device number and its inode. Its path is no sign of it: the kernel shows the
+/// path as it was in the mount namespace that attached it.
+pub fn loop_backing_file(device: impl AsFd) -> io::Result<(u64, u64)> {
+    let mut info = [0u8; LOOP_INFO64_BYTES];
+    // SAFETY: the kernel writes a `struct loop_info64`, which is as long as the buffer, and the buffer outlives the call.
+    check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), LOOP_GET_STATUS64 as _, info.as_mut_ptr()) }.into())?;
+    let field = |offset: usize| {
+        let mut bytes = [0u8; 8];
+        bytes.copy_from_slice(&info[offset..offset + 8]);
+        u64::from_ne_bytes(bytes)
+    };
+    Ok((field(0), field(8)))
 }

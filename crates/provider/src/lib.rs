@@ -163,6 +163,16 @@ pub trait Provider: Send + Sync {
         ProviderError::Refused(format!("the {} provider can't {what}", self.name()))
     }
 
+    /// How much room the disk has that holds this node's sandboxes, where that is known.
+    async fn host_disk(&self) -> Option<HostDisk> {
+        None
+    }
+
+    /// What of this node runs on a filesystem that failed and takes no more writes. Starting a sandbox again corrects it.
+    async fn failed_disks(&self) -> Vec<FailedDisk> {
+        Vec::new()
+    }
+
     /// Bytes its files take, where a soft limit must be watched; `None` where the host enforces the limit itself.
     async fn disk_use(&self, id: &SandboxId, making: &Making) -> Option<DiskUse>;
 }
@@ -173,4 +183,20 @@ pub struct DiskUse {
     pub place: u64,
     pub used: u64,
     pub limit: u64,
+}
+
+/// The disk that sandboxes' files are on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostDisk {
+    /// Bytes that can still be written.
+    pub available: u64,
+    /// Bytes that must stay free: below this sandboxes may not write.
+    pub reserve: u64,
+}
+
+/// Whose filesystem failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FailedDisk {
+    Sandbox(SandboxId),
+    Volume(VolumeId),
 }

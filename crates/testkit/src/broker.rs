@@ -32,6 +32,8 @@ pub struct BrokerOptions {
     pub database: Option<Secret>,
     /// Log everything there is.
     pub is_verbose: bool,
+    /// Puts the data directory on a disk of its own with this many bytes, which a test can fill. Needs root.
+    pub disk_bytes: Option<u64>,
 }
 
 pub struct TestBroker {
@@ -52,6 +54,9 @@ impl TestBroker {
         let home = tempfile::Builder::new().prefix("cobox-test-").tempdir().expect("a temporary directory");
         let data = home.path().join("data");
         fs::create_dir(&data).expect("a data directory");
+        if let Some(bytes) = options.disk_bytes {
+            mount_disk(&home.path().join("disk"), bytes, &data);
+        }
         fs::write(data.join("config.toml"), &options.config).expect("a configuration");
         if options.database.is_some() {
             let key = data.join("master.key");
@@ -212,6 +217,10 @@ impl Drop for TestBroker {
             }
         }
         crate::leftovers::sweep(&self.data_dir());
+        if self.options.disk_bytes.is_some() {
+            // Images on it may be on their way out; it goes with the last of them.
+            let _ = Command::new("umount").arg("-l").arg(self.data_dir()).status();
+        }
         if std::thread::panicking() {
             let log = self.log();
             let tail: Vec<_> = log.lines().rev().take(40).collect();
@@ -221,6 +230,17 @@ impl Drop for TestBroker {
                 tail.iter().rev().for_each(|line| eprintln!("  {line}"));
             }
         }
+    }
+}
+
+/// A filesystem of its own at a directory.
+fn mount_disk(image: &Path, bytes: u64, at: &Path) {
+    fs::File::create(image).and_then(|file| file.set_len(bytes)).expect("an image");
+    for command in
+        [Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0"]).arg(image), Command::new("mount").args(["-o", "loop"]).arg(image).arg(at)]
+    {
+        let output = command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").output().expect("mkfs.ext4 and mount are installed");
+        assert!(output.status.success(), "{output:?}");
     }
 }
 

@@ -1,6 +1,12 @@
 //! The audit trail: what changed is recorded with the change; uses of the dataplane are gathered and written together.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use cobox_protocol::{RequestId, SandboxId, SessionId, Timestamp, audit::AuditEntry};
 use tokio::{
@@ -103,15 +109,21 @@ pub struct AuditTrail {
     queue: mpsc::Sender<Entry>,
     /// Ends the gathering.
     hurry: Arc<Notify>,
+    lost: Arc<AtomicU64>,
 }
 
 impl AuditTrail {
     /// Its writer ends when the last clone is dropped and everything is written.
     pub fn start(store: Arc<dyn Store>) -> Self {
         let (queue, receiver) = mpsc::channel(QUEUE_RECORDS);
-        let hurry = Arc::<Notify>::default();
-        tokio::spawn(write(store, receiver, hurry.clone()));
-        Self { queue, hurry }
+        let (hurry, lost) = (Arc::<Notify>::default(), Arc::<AtomicU64>::default());
+        tokio::spawn(write(store, receiver, hurry.clone(), lost.clone()));
+        Self { queue, hurry, lost }
+    }
+
+    /// Records that could not be written since the broker was started.
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
     }
 
     pub async fn add(&self, record: AuditRecord) {
@@ -133,7 +145,9 @@ impl AuditTrail {
     }
 }
 
-async fn write(store: Arc<dyn Store>, mut queue: mpsc::Receiver<Entry>, hurry: Arc<Notify>) {
+async fn write(store: Arc<dyn Store>, mut queue: mpsc::Receiver<Entry>, hurry: Arc<Notify>, lost: Arc<AtomicU64>) {
+    // Lost, and not yet explained in the audit.
+    let mut unexplained = 0;
     let mut entries = Vec::with_capacity(BATCH_RECORDS);
     while queue.recv_many(&mut entries, BATCH_RECORDS).await > 0 {
         if entries.len() < BATCH_RECORDS && entries.iter().all(|e| matches!(e, Entry::Record(_))) {
@@ -153,7 +167,18 @@ async fn write(store: Arc<dyn Store>, mut queue: mpsc::Receiver<Entry>, hurry: A
                 Entry::Flush(done) => waiting.push(done),
             }
         }
-        keep(&*store, Note { audit, ..Note::default() }).await;
+        let count = audit.len() as u64;
+        if unexplained > 0 && count > 0 {
+            audit.insert(0, gap(&audit[0], unexplained));
+        }
+        if keep(&*store, Note { audit, ..Note::default() }).await {
+            unexplained = if count > 0 { 0 } else { unexplained };
+        } else {
+            // The next record's number shows how many are missing.
+            store.skip_audit(count);
+            lost.fetch_add(count, Ordering::Relaxed);
+            unexplained += count;
+        }
         for done in waiting {
             // Whoever asked may have stopped waiting.
             let _ = done.send(());
@@ -161,18 +186,25 @@ async fn write(store: Arc<dyn Store>, mut queue: mpsc::Receiver<Entry>, hurry: A
     }
 }
 
-/// Whoever has more to record meanwhile waits, where the queue is full.
-async fn keep(store: &dyn Store, note: Note) {
+/// Explains the gap before it.
+fn gap(next: &AuditRecord, count: u64) -> AuditRecord {
+    AuditRecord::new(next.at, &next.workspace, "audit.lost")
+        .detail(format!("{count} records before this one could not be written: the database was away or its disk full for too long"))
+}
+
+/// Whoever has more to record meanwhile waits, where the queue is full. False when they are lost.
+async fn keep(store: &dyn Store, note: Note) -> bool {
     let mut pause = FIRST_PAUSE;
-    for attempt in 1.. {
-        let Err(error) = store.note(&note).await else { return };
-        let count = note.audit.len();
+    let count = note.audit.len();
+    for attempt in 1..=ATTEMPTS {
+        let Err(error) = store.note(&note).await else { return true };
         if attempt == ATTEMPTS {
             tracing::error!(%error, count, "audit records could not be written and are lost; check the database and its disk");
-            return;
+            break;
         }
         tracing::warn!(%error, count, "audit records could not be written yet; they are tried again");
         tokio::time::sleep(pause).await;
         pause *= 2;
     }
+    false
 }

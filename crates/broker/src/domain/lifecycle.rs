@@ -5,7 +5,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64},
+    },
     time::Duration,
 };
 
@@ -44,6 +47,8 @@ pub struct Lifecycle {
     /// What each running sandbox was last told.
     pub(super) told: Mutex<HashMap<SandboxId, Told>>,
     pub(super) full_disks: Mutex<std::collections::HashSet<SandboxId>>,
+    /// The disk that holds all of them is nearly full.
+    pub(super) is_host_full: AtomicBool,
     /// The version of the last push to any sandbox.
     pub(super) version: AtomicU64,
 }
@@ -59,6 +64,7 @@ impl Lifecycle {
             starts: Mutex::default(),
             told: Mutex::default(),
             full_disks: Mutex::default(),
+            is_host_full: AtomicBool::new(false),
             version: AtomicU64::new(0),
         }
     }

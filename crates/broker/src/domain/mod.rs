@@ -14,6 +14,7 @@ pub mod events;
 pub mod happenings;
 pub mod health;
 pub mod hearing;
+pub mod host_disk;
 pub mod issue;
 pub mod keeper;
 pub mod keys;

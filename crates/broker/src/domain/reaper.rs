@@ -8,13 +8,14 @@ use std::{
 };
 
 use cobox_protocol::{ApiError, SandboxId, Timestamp, session::State};
-use cobox_provider::{DiskUse, control};
+use cobox_provider::{DiskUse, FailedDisk, control};
 use futures_util::{StreamExt, stream};
 use tokio::task::JoinSet;
 
 use super::{
     audit::AuditRecord,
     deployment::internal,
+    host_disk,
     keeper::Kinds,
     lifecycle::{CONCURRENT_SANDBOXES, Lifecycle},
     model::{Bound, COUNT_RUNNING_EVERY, HARD_END, Intent, Sandbox},
@@ -31,6 +32,8 @@ use crate::{
 const ASK_EVERY: Duration = Duration::from_secs(60);
 /// How often a soft disk limit is compared with what is used: counting can mean walking the files.
 const MEASURE_DISK_EVERY: Duration = Duration::from_secs(2);
+/// How often filesystems are looked at that may have failed.
+const LOOK_FOR_FAILED_EVERY: Duration = Duration::from_secs(2);
 /// How often a sandbox in use is asked for the lines of its audit, of which it keeps a few thousand.
 const COLLECT_EVERY: Duration = Duration::from_secs(2);
 /// How often a provider that failed is asked again to finish something.
@@ -53,6 +56,7 @@ pub struct Reaper {
     kinds: Arc<Kinds>,
     seen: Mutex<HashMap<SandboxId, Seen>>,
     pruned: Mutex<Option<Timestamp>>,
+    looked_for_failed: Mutex<Option<Timestamp>>,
 }
 
 /// When what was last done about one sandbox.
@@ -69,7 +73,7 @@ struct Seen {
 
 impl Reaper {
     pub fn new(lifecycle: Arc<Lifecycle>, sessions: Arc<Sessions>, kinds: Arc<Kinds>) -> Self {
-        Self { lifecycle, sessions, kinds, seen: Mutex::default(), pruned: Mutex::default() }
+        Self { lifecycle, sessions, kinds, seen: Mutex::default(), pruned: Mutex::default(), looked_for_failed: Mutex::default() }
     }
 
     /// One look at everything. Failures are logged and met again at the next.
@@ -94,6 +98,8 @@ impl Reaper {
         {
             tracing::error!(%error, "running time could not be written; retrying in the next round");
         }
+        host_disk::look(&self.lifecycle).await;
+        self.suspend_failed(&sandboxes, now).await;
         let present: HashMap<&SandboxId, bool> = sandboxes.iter().map(|s| (&s.id, s.is_running())).collect();
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).retain(|id, _| present.contains_key(id));
         self.lifecycle.activity.retain(now, |id| present.get(id).copied().unwrap_or(false));
@@ -267,7 +273,7 @@ impl Reaper {
             let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
             seen.entry(sandbox.id.clone()).or_default().used.replace(disk)
         };
-        let was_full = self.lifecycle.is_disk_full(&sandbox.id);
+        let was_full = self.lifecycle.is_own_disk_full(&sandbox.id);
         let is_full = disk.used >= disk.limit || was_full && disk.used >= disk.limit / 100 * DISK_CLEAR_PERCENT;
         if is_full != was_full {
             tracing::info!(sandbox = %sandbox.id, used = disk.used, limit = disk.limit, is_full, "a disk allowance was crossed");
@@ -280,6 +286,29 @@ impl Reaper {
             self.lifecycle.suspend(&sandbox.id, "it went on filling its disk past its allowance", |_| true).await?;
         }
         Ok(())
+    }
+
+    /// Suspends what runs on a filesystem that takes no more writes: its next start checks the filesystem and mounts it again.
+    async fn suspend_failed(&self, sandboxes: &[Sandbox], now: Timestamp) {
+        const REASON: &str = "its filesystem failed, because the host's disk was full or broken; the next start checks it";
+        {
+            let mut looked = self.looked_for_failed.lock().unwrap_or_else(PoisonError::into_inner);
+            if looked.is_some_and(|at| now.saturating_since(at) < LOOK_FOR_FAILED_EVERY) {
+                return;
+            }
+            *looked = Some(now);
+        }
+        let failed = self.lifecycle.deployment.provider.failed_disks().await;
+        let uses = |sandbox: &Sandbox, disk: &FailedDisk| match disk {
+            FailedDisk::Sandbox(id) => sandbox.id == *id,
+            FailedDisk::Volume(id) => sandbox.making.mounts.iter().any(|m| m.volume == *id),
+        };
+        for sandbox in sandboxes.iter().filter(|s| s.is_running() && s.intent.is_none() && failed.iter().any(|disk| uses(s, disk))) {
+            tracing::error!(sandbox = %sandbox.id, "the filesystem of a sandbox failed and takes no more writes; it is suspended");
+            if let Err(error) = self.lifecycle.suspend(&sandbox.id, REASON, |_| true).await {
+                tracing::warn!(sandbox = %sandbox.id, %error, "a sandbox on a failed filesystem could not be suspended; it is tried again");
+            }
+        }
     }
 
     async fn tell_if_due(&self, sandbox: &Sandbox, now: Timestamp) -> Result<(), ApiError> {

@@ -143,7 +143,17 @@ impl Lifecycle {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).get(id).copied()
     }
 
+    /// The running sandboxes that this broker has told something.
+    pub(super) fn told_ids(&self) -> Vec<SandboxId> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+    }
+
+    /// Whether it may not write: its own disk is full, or the host's.
     pub fn is_disk_full(&self, id: &SandboxId) -> bool {
+        self.is_host_full.load(Ordering::SeqCst) || self.is_own_disk_full(id)
+    }
+
+    pub fn is_own_disk_full(&self, id: &SandboxId) -> bool {
         self.full_disks.lock().unwrap_or_else(PoisonError::into_inner).contains(id)
     }
 

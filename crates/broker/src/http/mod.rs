@@ -41,8 +41,8 @@ pub use limits::Peer;
 
 use crate::{
     domain::{
-        deployment::Deployment, events::Events, health::Health, keeper::Kinds, keys::Keys, rates::Rates, revoking::Revoking,
-        sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook,
+        audit::AuditTrail, deployment::Deployment, events::Events, health::Health, keeper::Kinds, keys::Keys, rates::Rates,
+        revoking::Revoking, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook,
     },
     metrics::Metrics,
 };
@@ -59,6 +59,7 @@ pub struct Api {
     /// Where signed notices are taken.
     pub webhook: Option<Arc<Webhook>>,
     pub events: Arc<Events>,
+    pub audit: AuditTrail,
     pub rates: Arc<Rates>,
     pub health: Arc<Health>,
     pub metrics: Arc<Metrics>,

@@ -60,6 +60,8 @@ async fn metrics(State(api): State<Api>, request: Request) -> Result<impl IntoRe
     let gauges = Gauges {
         tokens_issued: api.deployment.tokens.issued(),
         commits: store.commit_times(),
+        is_store_up: counts.is_ok() && api.health.checks().await.store,
+        audit_lost: api.audit.lost(),
         quarantined: api.deployment.quarantine.count(),
         counts: counts.ok(),
     };

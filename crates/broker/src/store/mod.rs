@@ -149,6 +149,8 @@ pub trait Store: KindStore + Send + Sync {
     fn write_as(&self, writer: &str);
     /// With what it signs for the records it removes; before anything is removed.
     fn seal_with(&self, key: [u8; 32]);
+    /// Leaves a gap of so many numbers before the next record of this store's own chain: of records that could not be written.
+    fn skip_audit(&self, count: u64);
     /// How far this store's own chain has come, and what was committed since this was last asked of what a data directory keeps a mark of.
     async fn audit_progress(&self) -> AuditProgress;
     /// Every chain of audit records, and where it ends. Of this store's own, where it knows it to end.
@@ -169,6 +171,8 @@ pub trait Store: KindStore + Send + Sync {
     /// Keeps as many of a workspace's newest.
     async fn trim_events(&self, workspace: &str, keep: u32) -> Stored<()>;
 
+    /// Writes and commits a few bytes: whether the database takes changes.
+    async fn probe_write(&self, now: Timestamp) -> Stored<()>;
     async fn counts(&self, now: Timestamp) -> Stored<Counts>;
     /// How long commits took so far.
     fn commit_times(&self) -> Option<&Histogram>;

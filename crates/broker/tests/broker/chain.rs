@@ -373,3 +373,16 @@ async fn what_was_done_with_a_token_is_found_by_its_id() {
     assert_eq!(actions().await, [json!("dataplane.used"), json!("token.issued")]);
     assert_eq!(op.get("/v1/audit?token=a&sandbox=b").await.error(400), "INVALID_REQUEST");
 }
+
+#[tokio::test]
+async fn records_that_could_not_be_written_leave_a_gap_that_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = sqlite::open(&dir.path().join("db")).await.unwrap();
+    fill(&store).await;
+    store.skip_audit(2);
+    store.skip_audit(1);
+    store.note(&Note { audit: vec![audit("audit.lost")], ..Note::default() }).await.unwrap();
+    store.add_key(&api_key("after", PrincipalKind::Human), &audit("key.created")).await.unwrap();
+    let missing = Fault::Missing { writer: "node_a".into(), from: RECORDS + 1, to: RECORDS + 3 };
+    assert_eq!(verify(&store, &[]).await, [missing]);
+}

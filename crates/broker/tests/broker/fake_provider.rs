@@ -24,7 +24,7 @@ use cobox_protocol::{
     SandboxId, SnapshotId, VolumeId,
     control::{BoxdStatus, ControlState},
 };
-use cobox_provider::{Abilities, Adapter, BoxedStream, DiskUse, Door, Found, Making, Provider, ProviderError, Root};
+use cobox_provider::{Abilities, Adapter, BoxedStream, DiskUse, Door, FailedDisk, Found, HostDisk, Making, Provider, ProviderError, Root};
 use futures_util::StreamExt;
 use http::{HeaderMap, Method, StatusCode};
 use serde_json::{Value, json};
@@ -85,6 +85,8 @@ pub struct FakeProvider {
     /// While false, starts wait.
     pub may_start: watch::Sender<bool>,
     pub disk: Mutex<Option<DiskUse>>,
+    pub host_disk: Mutex<Option<HostDisk>>,
+    pub failed_disks: Mutex<Vec<FailedDisk>>,
     pub can_suspend: AtomicBool,
     /// What every boxd says to a client's request from now on, whatever it was.
     pub lie: Mutex<Option<Lie>>,
@@ -126,6 +128,8 @@ impl FakeProvider {
             failing_destroys: AtomicU32::new(0),
             may_start: watch::channel(true).0,
             disk: Mutex::default(),
+            host_disk: Mutex::default(),
+            failed_disks: Mutex::default(),
             can_suspend: AtomicBool::new(true),
             lie: Mutex::default(),
             adapter: Mutex::default(),
@@ -361,6 +365,13 @@ impl Provider for FakeProvider {
     }
     async fn volumes(&self) -> Result<Vec<VolumeId>, ProviderError> {
         Ok(self.volumes.lock().unwrap().iter().cloned().collect())
+    }
+
+    async fn host_disk(&self) -> Option<HostDisk> {
+        *self.host_disk.lock().unwrap()
+    }
+    async fn failed_disks(&self) -> Vec<FailedDisk> {
+        self.failed_disks.lock().unwrap().clone()
     }
 
     async fn disk_use(&self, _: &SandboxId, _: &Making) -> Option<DiskUse> {

@@ -16,6 +16,7 @@ mod errors;
 mod events;
 mod fake_provider;
 mod harness;
+mod host_disk;
 mod keys;
 mod kinds;
 mod kinds_crashes;

@@ -31,6 +31,9 @@ pub struct LocalOptions {
     pub cpus: f64,
     /// What a sandbox's files may take on disk.
     pub disk_bytes: u64,
+    /// What must stay free on the disk that holds the data directory: below this no sandbox may write and no new one is made.
+    /// Without it a twentieth of that disk, at most 1 GiB.
+    pub reserve_bytes: Option<u64>,
     pub open_files: u64,
     /// More of the host to show, read-only, at the same place.
     pub view: Vec<PathBuf>,
@@ -71,6 +74,7 @@ impl Default for LocalOptions {
             processes: 512,
             cpus: 2.0,
             disk_bytes: 8 << 30,
+            reserve_bytes: None,
             open_files: 4096,
             view: Vec::new(),
             disk: DiskLimit::Auto,

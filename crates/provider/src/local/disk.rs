@@ -10,6 +10,8 @@ use std::{
 use anyhow::{Context, bail};
 use rustix::fs::{SeekFrom, seek};
 
+use crate::HostDisk;
+
 /// Whether images can be made and mounted here.
 pub fn can_be_hard(is_root: bool) -> Result<(), String> {
     if !is_root {
@@ -41,6 +43,19 @@ fn within(available: u64, most: u64) -> anyhow::Result<u64> {
         0 => bail!("the machine's disk is nearly full"),
         room => Ok(room.min(most)),
     }
+}
+
+/// Most that is kept free where nothing is configured, in bytes: half a second of a fast disk.
+const MAX_RESERVE: u64 = 1 << 30;
+/// The part of the disk that is kept free then.
+const RESERVE_DIVISOR: u64 = 20;
+
+/// How much room the disk of a directory has, and how much of it must stay free.
+pub fn host_disk(dir: &Path, reserve: Option<u64>) -> io::Result<HostDisk> {
+    let stat = rustix::fs::statvfs(dir)?;
+    let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
+    let reserve = reserve.unwrap_or_else(|| (bytes(stat.f_blocks) / RESERVE_DIVISOR).min(MAX_RESERVE));
+    Ok(HostDisk { available: bytes(stat.f_bavail), reserve })
 }
 
 pub fn template_name(bytes: u64) -> String {

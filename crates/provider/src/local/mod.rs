@@ -7,12 +7,14 @@ mod config;
 mod copy;
 mod disk;
 mod doctor;
+mod fsck;
 mod image;
 mod launch;
 mod opening;
 mod prepare;
 mod root;
 mod running;
+mod runtime_dir;
 mod snapshots;
 mod spec;
 mod stage;
@@ -25,9 +27,7 @@ pub use launch::launch_main;
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fs::{self, DirBuilder},
-    io,
-    os::unix::fs::{DirBuilderExt, MetadataExt},
+    fs, io,
     path::{Path, PathBuf},
     process::Stdio,
     sync::{Arc, Mutex, PoisonError},
@@ -47,7 +47,7 @@ use tokio::{
 };
 
 use crate::{
-    Abilities, BoxedStream, DiskUse, Door, Found, Making, Provider, ProviderError,
+    Abilities, BoxedStream, DiskUse, Door, FailedDisk, Found, HostDisk, Making, Provider, ProviderError,
     private_dir::{private_data_dir, private_dir},
 };
 use base::Base;
@@ -140,7 +140,7 @@ impl LocalProvider {
             cgroups: Cgroups::find(&tag),
             sandboxes,
             trash,
-            sockets: runtime_dir(&tag)?,
+            sockets: runtime_dir::make(&tag)?,
             is_root,
             uid_slots: Mutex::default(),
             measured: Arc::default(),
@@ -420,6 +420,29 @@ impl Provider for LocalProvider {
         self.volumes.list().map_err(|e| ProviderError::Unavailable(format!("looking for volumes: {e}")))
     }
 
+    async fn host_disk(&self) -> Option<HostDisk> {
+        // A directory that can't be looked at is `ready`'s to report.
+        disk::host_disk(&self.sandboxes, self.config.options.reserve_bytes).ok()
+    }
+
+    async fn failed_disks(&self) -> Vec<FailedDisk> {
+        if !self.is_disk_hard {
+            return Vec::new();
+        }
+        let (sandboxes, volumes) = (self.sandboxes.clone(), self.volumes.dir.clone());
+        let dirs = [sandboxes.clone(), volumes.clone()];
+        let found = tokio::task::spawn_blocking(move || fsck::failed_images(&[&dirs[0], &dirs[1]])).await.unwrap_or_default();
+        let named = |image: &Path| {
+            let (dir, name) = (image.parent()?.parent()?, image.parent()?.file_name()?.to_str()?);
+            match dir {
+                dir if dir == sandboxes => Some(FailedDisk::Sandbox(name.parse().ok()?)),
+                dir if dir == volumes => Some(FailedDisk::Volume(name.parse().ok()?)),
+                _ => None,
+            }
+        };
+        found.iter().filter_map(|image| named(image)).collect()
+    }
+
     async fn disk_use(&self, id: &SandboxId, making: &Making) -> Option<DiskUse> {
         let upper = self.dir(id).join("data").join("upper");
         let own = (upper, self.config.options.with(&making.resources).disk_bytes);
@@ -452,35 +475,4 @@ impl LocalProvider {
         }
         measured.used
     }
-}
-
-/// A directory for sockets that is short (a socket's path has 108 bytes), ours, and closed to others.
-fn runtime_dir(tag: &str) -> anyhow::Result<PathBuf> {
-    let uid = rustix::process::geteuid().as_raw();
-    let mut candidates = vec![PathBuf::from("/run/cobox")];
-    candidates.extend(std::env::var_os("XDG_RUNTIME_DIR").map(|d| Path::new(&d).join("cobox")));
-    candidates.push(PathBuf::from(format!("/tmp/cobox-{uid}")));
-    let make = |parent: &Path| -> io::Result<PathBuf> {
-        let dir = parent.join(tag);
-        for d in [parent, dir.as_path()] {
-            match DirBuilder::new().mode(0o700).create(d) {
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                other => other?,
-            }
-            // In a place others can write to, somebody may have been here first.
-            let m = fs::symlink_metadata(d)?;
-            if !m.is_dir() || m.uid() != uid || m.mode() & 0o077 != 0 {
-                return Err(io::Error::other(format!("{} is not a directory of ours alone", d.display())));
-            }
-        }
-        Ok(dir)
-    };
-    let mut last = None;
-    for parent in candidates {
-        match make(&parent) {
-            Ok(dir) => return Ok(dir),
-            Err(e) => last = Some(anyhow::anyhow!("{}: {e}", parent.display())),
-        }
-    }
-    Err(last.unwrap_or_else(|| anyhow::anyhow!("nowhere to put sockets")))
 }

@@ -16,10 +16,10 @@ use cobox_protocol::{
 use super::{
     LocalProvider,
     config::MIN_DISK_BYTES,
-    disk,
-    spec::{LaunchSpec, UID_RANGE, VolumeSpec},
+    disk, fsck,
+    spec::{LaunchSpec, UID_RANGE, VolumeFiles, VolumeSpec},
 };
-use crate::{Door, Making};
+use crate::{Door, HostDisk, Making};
 
 const WORK_DIR: &str = "/workspace";
 const HOSTNAME: &str = "sandbox";
@@ -60,9 +60,15 @@ impl LocalProvider {
         let base = self.base(making).await?;
         let options = self.config.options.with(&making.resources);
         let dir = self.dir(id);
+        if !dir.exists() {
+            self.must_have_room()?;
+        }
         DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
         let uid_base = self.uid_base(id)?;
         let disk_image = self.disk_image(dir.clone(), options.disk_bytes).await.context("making the disk image")?;
+        if let Some(image) = &disk_image {
+            fsck::repair(image).await.context("checking its disk image")?;
+        }
         if disk_image.is_none() {
             let data = dir.join("data");
             for dir in [data.clone(), data.join("upper"), data.join("work")] {
@@ -85,6 +91,9 @@ impl LocalProvider {
         let mut volumes = Vec::new();
         for mount in &making.mounts {
             let files = self.volumes.files(&mount.volume)?;
+            if let VolumeFiles::Image(image) = &files {
+                fsck::repair(image).await.with_context(|| format!("checking volume {}", mount.volume))?;
+            }
             volumes.push(VolumeSpec { files, path: PathBuf::from(&mount.path), read_only: mount.read_only });
         }
         let cgroups = self.cgroups.create(id.as_str(), &options).context("making the control groups")?;
@@ -124,6 +133,16 @@ impl LocalProvider {
             config,
             dir,
         })
+    }
+
+    /// Below the reserve a new sandbox could not write anything.
+    fn must_have_room(&self) -> anyhow::Result<()> {
+        let HostDisk { available, reserve } = disk::host_disk(&self.sandboxes, self.config.options.reserve_bytes)?;
+        anyhow::ensure!(
+            available >= reserve,
+            "the machine's disk is nearly full: {available} bytes are free and {reserve} must stay so (local.reserve_bytes); remove files, snapshots or sandboxes"
+        );
+        Ok(())
     }
 
     /// The image that holds a sandbox's files, if one does: an empty one of that size for a new sandbox where disk limits are hard.

@@ -60,6 +60,8 @@ const MAX_MARKED: usize = 10_000;
 
 pub struct Chain {
     writer: OnceLock<String>,
+    /// Numbers that the next record leaves out.
+    skipped: AtomicU64,
     /// Committed records of [`MARKED_ACTIONS`] that were not taken yet.
     marked: std::sync::Mutex<Vec<MarkedRecord>>,
     sealing: OnceLock<[u8; 32]>,
@@ -82,6 +84,7 @@ impl Chain {
     pub fn new(connections: Arc<AtomicU64>, patience: Patience) -> Self {
         Self {
             writer: OnceLock::new(),
+            skipped: AtomicU64::new(0),
             marked: std::sync::Mutex::default(),
             sealing: OnceLock::new(),
             head: Mutex::new(None),
@@ -121,7 +124,14 @@ impl Chain {
                 Head { number, hash, connections }
             }
         };
-        Ok(Links { chain: self, writer: self.writer(), guard, head, marked: Vec::new() })
+        let skipped = self.skipped.load(Ordering::SeqCst);
+        let head = Head { number: head.number.saturating_add(skipped), ..head };
+        Ok(Links { chain: self, writer: self.writer(), guard, head, skipped, marked: Vec::new() })
+    }
+
+    /// Records that were lost leave a gap, which a verification finds.
+    pub fn skip(&self, count: u64) {
+        self.skipped.fetch_add(count, Ordering::SeqCst);
     }
 
     pub fn take_marked(&self) -> Vec<MarkedRecord> {
@@ -146,6 +156,8 @@ pub struct Links<'a> {
     pub writer: &'a str,
     guard: MutexGuard<'a, Option<Head>>,
     head: Head,
+    /// Numbers that were left out before the first link.
+    skipped: u64,
     marked: Vec<MarkedRecord>,
 }
 
@@ -170,6 +182,7 @@ impl Links<'_> {
 
     pub fn are_committed(mut self) {
         *self.guard = Some(self.head);
+        self.chain.skipped.fetch_sub(self.skipped, Ordering::SeqCst);
         if !self.marked.is_empty() {
             let mut marked = self.chain.marked.lock().unwrap_or_else(PoisonError::into_inner);
             marked.append(&mut self.marked);

@@ -66,3 +66,12 @@ pub async fn agree(tx: &mut AnyConnection, name: &str, value: &str) -> Stored<St
         .await?;
     Ok(sqlx::query("SELECT value FROM agreed WHERE name = $1").bind(name).fetch_one(tx).await?.try_get("value")?)
 }
+
+/// Replaces a value that nothing reads.
+pub async fn probe(tx: &mut AnyConnection, now: Timestamp) -> Stored<()> {
+    sqlx::query("INSERT INTO agreed (name, value) VALUES ('write probe', $1) ON CONFLICT (name) DO UPDATE SET value = excluded.value")
+        .bind(now.to_string())
+        .execute(tx)
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,134 @@
+//! A host whose disk runs full: writers are stopped before that, and a filesystem that failed all the same is well again after a restart.
+//! The disk is a small filesystem of the test's own.
+
+use std::{
+    fs::File,
+    io::{ErrorKind, Write},
+    path::Path,
+};
+
+use cobox_client::{Dataplane, Upload};
+use cobox_protocol::{ErrorCode, exec::ExecRequest, session::Mode};
+use cobox_testkit::{BrokerOptions, TestBroker, ensure, eventually, negotiate, sh};
+
+/// Size of the disk: room for a sandbox, its database, and little else.
+const DISK_BYTES: u64 = 128 << 20;
+/// What the first test keeps free.
+const RESERVE_BYTES: u64 = 32 << 20;
+
+async fn broker_on_small_disk(reserve_bytes: u64) -> TestBroker {
+    assert!(rustix::process::geteuid().is_root(), "this test mounts a filesystem and needs root");
+    let config = format!("reaper_interval_ms = 100\n[local]\ndisk_bytes = {}\nreserve_bytes = {reserve_bytes}\n", 64 << 20);
+    TestBroker::start_with(BrokerOptions { config, disk_bytes: Some(DISK_BYTES), ..BrokerOptions::default() }).await
+}
+
+fn free_bytes(dir: &Path) -> u64 {
+    let stat = rustix::fs::statvfs(dir).unwrap();
+    stat.f_bavail * stat.f_frsize
+}
+
+/// Fills the disk until so many bytes are free.
+fn fill(data_dir: &Path, left: u64) {
+    let mut ballast = File::create(data_dir.join("ballast")).unwrap();
+    while free_bytes(data_dir) > left {
+        let piece = usize::try_from((free_bytes(data_dir) - left).min(1 << 20)).unwrap();
+        match ballast.write_all(&vec![1; piece]).and_then(|()| ballast.sync_all()) {
+            Err(e) if e.kind() == ErrorKind::StorageFull => break,
+            other => other.unwrap(),
+        }
+    }
+}
+
+fn remove_ballast(data_dir: &Path) {
+    std::fs::remove_file(data_dir.join("ballast")).unwrap();
+}
+
+async fn upload(dataplane: &Dataplane, path: &[u8]) -> Result<(), cobox_client::ClientError> {
+    dataplane.write_file(path, None, Upload::from_bytes(vec![7; 64 << 10])).await.map(drop)
+}
+
+async fn get(broker: &TestBroker, path: &str) -> (u16, String) {
+    let request = reqwest::Client::new().get(format!("{}{path}", broker.url())).bearer_auth(broker.key().expose());
+    let answer = request.send().await.expect("an answer");
+    (answer.status().as_u16(), answer.text().await.unwrap_or_default())
+}
+
+async fn metric(broker: &TestBroker, name: &str) -> Option<u64> {
+    get(broker, "/metrics").await.1.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+}
+
+async fn is_ready(broker: &TestBroker) -> bool {
+    get(broker, "/readyz").await.0 == 200
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_are_stopped_before_the_hosts_disk_is_full_and_go_on_when_there_is_room() {
+    let broker = broker_on_small_disk(RESERVE_BYTES).await;
+    let (client, data) = (broker.client(), broker.data_dir());
+    let session = ensure(&client, "t").await;
+    let dataplane = session.dataplane();
+    upload(dataplane, b"/workspace/kept").await.unwrap();
+
+    fill(&data, RESERVE_BYTES / 2);
+    eventually("uploads are refused", || async {
+        upload(dataplane, b"/workspace/more").await.err()?.is(ErrorCode::DiskFull).then_some(())
+    })
+    .await;
+    let wrote = sh(dataplane, "head -c 100000 /dev/zero > more || echo refused; wc -c < kept").await;
+    assert_eq!(wrote.stdout, "refused\n65536\n", "{wrote:?}");
+    let error = client.negotiate(&negotiate("new", Mode::Ensure)).await.unwrap_err();
+    assert!(error.is(ErrorCode::ProviderUnavailable) && error.to_string().contains("disk is nearly full"), "{error}");
+    assert!(broker.log().contains("the host's disk is nearly full"), "{}", broker.log());
+
+    remove_ballast(&data);
+    eventually("uploads are taken again", || async { upload(dataplane, b"/workspace/more").await.ok() }).await;
+    assert_eq!(sh(dataplane, "head -c 100000 /dev/zero > more && wc -c < more").await.stdout, "100000\n");
+    ensure(&client, "new").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_filesystem_that_failed_is_noticed_checked_and_mounted_again() {
+    // Nothing is kept free, so that the disk is really full.
+    let broker = broker_on_small_disk(0).await;
+    let (client, data) = (broker.client(), broker.data_dir());
+    let session = ensure(&client, "t").await;
+    let id = session.info().sandbox.id.clone();
+    sh(session.dataplane(), "echo kept > f; sync").await;
+
+    fill(&data, 0);
+    // Each file needs a block that the host does not have.
+    let script = "for i in $(seq 400); do head -c 50000 /dev/urandom > g$i || break; sync; done 2>&1 | tail -1; touch h 2>&1";
+    eventually("its filesystem fails", || async {
+        let request = ExecRequest { command: Some(script.to_owned()), ..ExecRequest::default() };
+        // While the disk is full a request may fail in any way.
+        let answer = session.dataplane().exec(&request).await.ok()?;
+        answer.stdout.contains("Read-only file system").then_some(())
+    })
+    .await;
+    eventually("the broker says that its database takes no writes", || async {
+        (!is_ready(&broker).await && metric(&broker, "cobox_store_up").await == Some(0)).then_some(())
+    })
+    .await;
+    eventually("audit records are lost and counted", || async {
+        metric(&broker, "cobox_audit_records_lost_total").await.filter(|n| *n > 0)
+    })
+    .await;
+
+    remove_ballast(&data);
+    eventually("the failed filesystem is reported", || async {
+        let shown = client.get_sandbox(id.as_str()).await.ok()?;
+        shown.reason.filter(|reason| reason.contains("filesystem failed"))
+    })
+    .await;
+    let again = ensure(&client, "t").await;
+    assert_eq!(again.info().sandbox.id, id);
+    assert_eq!(sh(again.dataplane(), "cat f; echo more > h && sync && cat h").await.stdout, "kept\nmore\n");
+    eventually("it is ready again", || async { is_ready(&broker).await.then_some(()) }).await;
+    assert!(broker.log().contains("was checked and is well again"), "{}", broker.log());
+
+    let verified = broker.cobox().args(["audit", "verify"]).output().unwrap();
+    let report = String::from_utf8_lossy(&verified.stdout).into_owned();
+    assert!(!verified.status.success() && report.contains("are missing"), "{report}");
+    let audit = broker.cobox().args(["audit", "--limit", "1000"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&audit.stdout).contains("audit.lost"), "{audit:?}");
+}
