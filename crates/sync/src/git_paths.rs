@@ -80,7 +80,7 @@ fn of_repository(at: &Path) -> Vec<PathBuf> {
     let mut parts = settings.split(|b| *b == 0);
     while let (Some(origin), Some(setting)) = (parts.next(), parts.next()) {
         if let Some(file) = origin.strip_prefix(b"file:") {
-            found.push(plain(&at.join(OsStr::from_bytes(file))));
+            found.push(plain(&top.join(OsStr::from_bytes(file))));
         }
         let (name, value) =
             setting.iter().position(|b| *b == b'\n').map_or((setting, &b""[..]), |end| (&setting[..end], &setting[end + 1..]));
