@@ -30,7 +30,7 @@ setup-clients: setup
 	scripts/check-python --setup
 
 # Brokers are started as root and as an ordinary user there, which takes root.
-ROOT_ONLY = test(isolation) | test(ordinary_user)
+ROOT_ONLY = test(isolation) | test(ordinary_user) | test(full_disk)
 # Those that use both databases anyway need no second run, nor do those that are about connections, documents, and who may do what; `make soak` runs all.
 # The whole workspace is named so that nothing is compiled anew for one of its crates.
 ON_POSTGRES = binary_id(cobox-broker::broker) & not test(/^(store_suite|store_races|cluster|stalls|tls|cors|origin|openapi|adapted|sockets|limits|rates|policy|oidc|thread_authority|seeds|ops|door|links|asking|errors|access)::/)

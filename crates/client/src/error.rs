@@ -204,8 +204,10 @@ fn advice_for(code: &str) -> Option<&'static str> {
         ErrorCode::ShellNotFound | ErrorCode::CommandNotFound => {
             "`cobox ps` shows what runs; a sandbox that was started anew has nothing of before"
         }
+        ErrorCode::QuotaExceeded => "`cobox sandbox list` shows your sandboxes, and `cobox sandbox delete` removes one with its files",
         ErrorCode::DiskFull => "delete files in the sandbox and try again",
         ErrorCode::KeyNotFound => "`cobox keys list` shows the keys there are",
+        ErrorCode::BackendUnavailable => "try again; the broker's log has the cause under this request id",
         ErrorCode::Internal => "the broker's log has the cause under this request id",
         ErrorCode::ProviderUnavailable => "try again; `cobox doctor` on the broker's machine checks what sandboxes need",
         _ => return None,

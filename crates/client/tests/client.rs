@@ -137,6 +137,7 @@ async fn heartbeat(State(stub): Stubbed) -> Json<Value> {
 async fn exec(State(stub): Stubbed, headers: HeaderMap, Json(request): Json<ExecRequest>) -> Response {
     let nth = stub.execs.fetch_add(1, Ordering::SeqCst);
     match request.argv.unwrap()[0].as_str() {
+        "over-quota" => refuse(ErrorCode::QuotaExceeded),
         "first-token-is-stale" if bearer(&headers) == "token-0" => refuse(ErrorCode::TokenExpired),
         "always-expired" => refuse(ErrorCode::TokenExpired),
         "starts-at-the-third-try" if nth < 2 => refuse(ErrorCode::SandboxStarting),
@@ -253,6 +254,16 @@ async fn a_starting_sandbox_is_waited_for() {
     let session = stub.client().open(&ensure()).await.unwrap();
     assert!(session.dataplane().exec(&argv("starts-at-the-third-try")).await.is_ok());
     assert_eq!(stub.execs.load(Ordering::SeqCst), 3);
+}
+
+#[tokio::test]
+async fn a_reached_limit_is_reported_at_once() {
+    let (stub, _) = start().await;
+    let session = stub.client().open(&ensure()).await.unwrap();
+    let error = session.dataplane().exec(&argv("over-quota")).await.unwrap_err();
+    assert!(error.is(ErrorCode::QuotaExceeded) && !error.is_retryable());
+    assert!(error.advice().unwrap().contains("cobox sandbox delete"));
+    assert_eq!(stub.execs.load(Ordering::SeqCst), 1, "it was not tried again");
 }
 
 #[tokio::test]

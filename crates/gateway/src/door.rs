@@ -16,7 +16,7 @@ use cobox_provider::{Adapter, BoxedStream};
 use http::{HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header, uri::PathAndQuery};
 
 use crate::{
-    Admission, Credential, Directory, FileLink, Kept, PassedFor, Reach, Target, Usage,
+    Admission, Credential, Directory, FileLink, Kept, PassedFor, Reach, Refused, Target, Usage,
     adapted::Stand,
     forward::{Broken, Unanswered, Way, forward, holding, rewrite, upgrade},
     headers::is_websocket,
@@ -75,11 +75,15 @@ impl Gateway {
         request_id: &RequestId,
         kept: &Kept,
     ) -> Response {
+        let mut passed = None;
         let answered = match aim {
-            Ok((target, rest)) => self.pass(target, rest, request, request_id, kept).await,
+            Ok((target, rest)) => self.pass(target, rest, request, request_id, kept, &mut passed).await,
             Err(e) => Err(e),
         };
-        let mut response = answered.unwrap_or_else(|e| refusal(&e, operation, request_id));
+        let mut response = answered.unwrap_or_else(|e| refusal(e, operation, request_id));
+        if let Some(passed) = passed {
+            response.extensions_mut().insert(passed);
+        }
         if response.status() == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
@@ -95,6 +99,7 @@ impl Gateway {
         mut request: Request<Body>,
         request_id: &RequestId,
         kept: &Kept,
+        passed: &mut Option<PassedFor>,
     ) -> Result<Response, ApiError> {
         if has_api_key(rest.as_str()) {
             // It would reach the sandbox, and has been in logs and histories on the way here.
@@ -126,7 +131,9 @@ impl Gateway {
         let slot = self.slots.take(&admission.sandbox, visitor, is_websocket)?;
 
         let path = cut(rest.path(), MAX_RECORDED_PATH);
-        let recording = Recording::new(self, &admission, request_id, request.method(), &path);
+        let route = route::find(request.method().as_str(), &path).map(|r| r.template);
+        *passed = Some(PassedFor { admission: admission.clone(), route });
+        let recording = Recording::new(self, &admission, request_id, request.method(), route, &path);
         *request.uri_mut() = Uri::from(rest);
         let answered = if is_websocket {
             self.upgrade(request, (target, path), &admission, request_id, slot, kept).await
@@ -134,11 +141,7 @@ impl Gateway {
             self.forward(request, &admission, request_id, slot, kept).await
         };
         recording.done(answered.as_ref().map_or_else(|e| e.code.status(), |r| r.status().as_u16())).await;
-        let mut response = answered?;
-        if let Some(caller) = &admission.caller {
-            response.extensions_mut().insert(PassedFor(caller.principal.clone()));
-        }
-        Ok(response)
+        answered
     }
 
     /// Decided anew where it could be another decision than the last for this connection.
@@ -277,13 +280,20 @@ struct Recording {
 }
 
 impl Recording {
-    fn new(gateway: &Gateway, admission: &Arc<Admission>, request_id: &RequestId, method: &Method, path: &str) -> Self {
+    fn new(
+        gateway: &Gateway,
+        admission: &Arc<Admission>,
+        request_id: &RequestId,
+        method: &Method,
+        route: Option<&'static str>,
+        path: &str,
+    ) -> Self {
         // A stranger's use is recorded once it has said who it is.
         let usage = admission.caller.is_some().then(|| Usage {
             admission: admission.clone(),
             request_id: request_id.clone(),
             method: method.to_string(),
-            route: route::find(method.as_str(), path).map(|r| r.template),
+            route,
             path: path.to_owned(),
             status: CLIENT_WENT_AWAY,
         });
@@ -347,18 +357,19 @@ fn cut(s: &str, max: usize) -> String {
 }
 
 /// In the dialect of the route that was asked for.
-fn refusal(error: &ApiError, operation: Option<&'static str>, request_id: &RequestId) -> Response {
+fn refusal(error: ApiError, operation: Option<&'static str>, request_id: &RequestId) -> Response {
     let status = if operation.is_some() { langsmith::status(error.code) } else { error.code.status() };
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     // Somebody may have put a credential where an id belongs.
-    let error = &ApiError { message: redact(&error.message).into_owned(), ..error.clone() };
+    let error = ApiError { message: redact(&error.message).into_owned(), ..error };
     let mut response = match operation {
-        Some(operation) => (status, axum::Json(langsmith::error_body(error, operation, request_id))).into_response(),
+        Some(operation) => (status, axum::Json(langsmith::error_body(&error, operation, request_id))).into_response(),
         None => (status, axum::Json(error.envelope(request_id))).into_response(),
     };
     if let Some(seconds) = error.retry_after {
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
+    response.extensions_mut().insert(Refused(error));
     response
 }
 

@@ -51,9 +51,24 @@ pub struct Caller {
     pub capabilities: CapabilitySet,
 }
 
-/// Whose request an answer is for, among its extensions: for the log.
+/// Of a request that was let in, among its answer's extensions: for the log and the metrics.
 #[derive(Clone, Debug)]
-pub struct PassedFor(pub String);
+pub struct PassedFor {
+    pub admission: Arc<Admission>,
+    /// The template of the dataplane's route, where it is one.
+    pub route: Option<&'static str>,
+}
+
+impl PassedFor {
+    /// Whether it was let in as a principal's, rather than without a credential.
+    pub fn is_known(&self) -> bool {
+        self.admission.caller.is_some()
+    }
+}
+
+/// The error that the gateway itself answered with, among the answer's extensions: for the log and the metrics.
+#[derive(Clone, Debug)]
+pub struct Refused(pub ApiError);
 
 /// A request that may pass.
 #[derive(Clone, Debug)]

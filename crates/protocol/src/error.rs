@@ -67,6 +67,8 @@ codes! {
     RangeNotSatisfiable = "RANGE_NOT_SATISFIABLE", 416, false;
     SandboxStarting = "SANDBOX_STARTING", 423, true;
     RateLimited = "RATE_LIMITED", 429, true;
+    /// As many exist as there may be. Waiting doesn't help; deleting some does.
+    QuotaExceeded = "QUOTA_EXCEEDED", 429, false;
     Internal = "INTERNAL", 500, true;
     /// Neither now nor later by this broker: something the API knows and this deployment can't do.
     Unsupported = "UNSUPPORTED", 400, false;
@@ -96,28 +98,39 @@ impl Serialize for ErrorCode {
 
 /// What went wrong, before it has a request to belong to.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{}: {message}", .code.as_str())]
+#[error("{}: {message}{}", .code.as_str(), .cause.as_ref().map(|c| format!(" ({c})")).unwrap_or_default())]
 pub struct ApiError {
     pub code: ErrorCode,
     pub message: String,
     pub details: Option<serde_json::Value>,
     /// Seconds, sent as `Retry-After`.
     pub retry_after: Option<u32>,
+    /// For the log only: it may name hosts, paths or tables, so it is never sent.
+    pub cause: Option<String>,
 }
+
+/// Seconds until a request that failed for want of a backend is worth repeating: a database restart or failover takes a few.
+const BACKEND_RETRY_AFTER: u32 = 2;
 
 impl ApiError {
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         let retry_after = match code {
             ErrorCode::SandboxStarting | ErrorCode::RateLimited => Some(1),
+            ErrorCode::BackendUnavailable => Some(BACKEND_RETRY_AFTER),
             _ => None,
         };
-        Self { code, message: message.into(), details: None, retry_after }
+        Self { code, message: message.into(), details: None, retry_after, cause: None }
     }
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::InvalidRequest, message)
     }
     pub fn with_details(mut self, details: serde_json::Value) -> Self {
         self.details = Some(details);
+        self
+    }
+    /// What the log says beside the message.
+    pub fn with_cause(mut self, cause: impl Into<String>) -> Self {
+        self.cause = Some(cause.into());
         self
     }
     pub fn envelope(&self, request_id: &RequestId) -> Envelope {

@@ -43,7 +43,7 @@ pub mod close {
             ErrorCode::ProviderUnavailable => GOING_AWAY,
             ErrorCode::TooLarge => TOO_BIG,
             ErrorCode::CapabilityDenied => CAPABILITY,
-            ErrorCode::RateLimited => TRY_AGAIN_LATER,
+            ErrorCode::RateLimited | ErrorCode::QuotaExceeded | ErrorCode::BackendUnavailable => TRY_AGAIN_LATER,
             ErrorCode::Internal => INTERNAL,
             _ => INVALID,
         }

@@ -9,6 +9,7 @@ mod cuts;
 mod dice;
 mod leftovers;
 mod postgres;
+mod small_disk;
 mod stalls;
 mod terminal;
 
@@ -18,6 +19,7 @@ pub use cuts::{Cuts, CuttingProxy};
 pub use dice::Dice;
 pub use leftovers::{Leftovers, cgroups};
 pub use postgres::{DATABASE_PASSWORD, TestDatabase};
+pub use small_disk::SmallDisk;
 pub use stalls::{Silence, StallingProxy};
 pub use terminal::{Shown, TestTerminal};
 

@@ -1,14 +1,18 @@
 //! A real PostgreSQL for tests: one server a test process, started when first asked for, and a database of its own for each
-//! test. It ends with the process that started it, however that ends.
+//! test. A test that stops its server gets one of its own. It ends with the process that started it, however that ends.
 
 use std::{
     ffi::OsStr,
     fs,
+    io::Write,
     net::SocketAddr,
     os::unix::{fs::chown, process::CommandExt},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    sync::atomic::{AtomicU32, Ordering},
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use cobox_protocol::Secret;
@@ -25,19 +29,39 @@ pub const DATABASE_PASSWORD: &str = "a-database-password-nobody-may-see";
 /// An empty database.
 pub struct TestDatabase {
     name: String,
+    server: Arc<Server>,
 }
 
 impl TestDatabase {
     pub async fn new() -> Self {
+        Self::on(server().await).await
+    }
+
+    /// On a server that no other test uses, which may be stopped.
+    pub async fn on_own_server() -> Self {
+        Self::on(Arc::new(Server::start().await)).await
+    }
+
+    async fn on(server: Arc<Server>) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
-        let server = server().await;
         let name = format!("test_{}", NEXT.fetch_add(1, Ordering::Relaxed));
         server.psql("postgres", &format!("CREATE DATABASE {name}")).unwrap_or_else(|e| panic!("making a database: {e}"));
-        Self { name }
+        Self { name, server }
+    }
+
+    /// Stops the server: connections end, and new ones are refused. Only for a database made by [`TestDatabase::on_own_server`].
+    pub async fn stop_server(&self) {
+        self.server.tell("stop");
+        eventually("PostgreSQL to stop", || async { self.server.psql("postgres", "SELECT 1").is_err().then_some(()) }).await;
+    }
+
+    pub async fn start_server(&self) {
+        self.server.tell("start");
+        eventually("PostgreSQL to answer", || async { self.server.psql("postgres", "SELECT 1").ok() }).await;
     }
 
     pub fn url(&self) -> String {
-        let socket = running().dir.to_str().expect("a temporary directory is UTF-8").replace('/', "%2F");
+        let socket = self.server.dir.to_str().expect("a temporary directory is UTF-8").replace('/', "%2F");
         format!("postgres://{USER}:{DATABASE_PASSWORD}@{socket}/{}", self.name)
     }
 
@@ -47,7 +71,7 @@ impl TestDatabase {
     }
 
     pub fn socket(&self) -> PathBuf {
-        running().dir.join(".s.PGSQL.5432")
+        self.server.dir.join(".s.PGSQL.5432")
     }
 
     /// As the broker takes it.
@@ -57,12 +81,12 @@ impl TestDatabase {
 
     /// Where the server keeps its files and its log.
     pub fn server_dir(&self) -> PathBuf {
-        running().dir.clone()
+        self.server.dir.clone()
     }
 
     /// What a statement answers, a line a row, for whoever must look beneath the store.
     pub fn sql(&self, statement: &str) -> String {
-        running().psql(&self.name, statement).unwrap_or_else(|e| panic!("{statement}: {e}"))
+        self.server.psql(&self.name, statement).unwrap_or_else(|e| panic!("{statement}: {e}"))
     }
 }
 
@@ -70,18 +94,27 @@ struct Server {
     /// Holds the data, the log and the socket.
     dir: PathBuf,
     programs: PathBuf,
-    /// A shell that ends the server when its standard input ends: ours to hold, and the kernel's to close.
+    /// A shell that starts and stops the server as its standard input says, and ends it when that ends: ours to hold, the kernel's to close.
     _keeper: Child,
+    commands: Mutex<ChildStdin>,
 }
 
-static SERVER: OnceCell<Server> = OnceCell::const_new();
+/// One line is one command.
+const KEEPER: &str = r#"
+dir=$1; shift
+"$@" &
+while read -r command; do
+    case $command in
+        stop) kill -INT $!; wait $! ;;
+        start) "$@" & ;;
+    esac
+done
+kill -QUIT $!; wait; rm -rf "$dir""#;
 
-fn running() -> &'static Server {
-    SERVER.get().expect("a database was made, so the server runs")
-}
+static SERVER: OnceCell<Arc<Server>> = OnceCell::const_new();
 
-async fn server() -> &'static Server {
-    SERVER.get_or_init(Server::start).await
+async fn server() -> Arc<Server> {
+    SERVER.get_or_init(|| async { Arc::new(Server::start().await) }).await.clone()
 }
 
 impl Server {
@@ -114,7 +147,7 @@ impl Server {
         let log = fs::File::create(dir.join("log")).expect("a log");
         let mut keeper = as_user(OsStr::new("/bin/sh"));
         keeper
-            .args(["-c", r#"dir=$1; shift; "$@" & read -r _; kill -QUIT $!; wait; rm -rf "$dir""#, "sh"])
+            .args(["-c", KEEPER, "sh"])
             .arg(&dir)
             .arg(programs.join("postgres"))
             .arg("-D")
@@ -133,13 +166,20 @@ impl Server {
             .stdout(log.try_clone().expect("a log"))
             .stderr(log)
             .process_group(0);
-        let server = Self { _keeper: keeper.spawn().expect("a shell runs"), dir, programs };
+        let mut keeper = keeper.spawn().expect("a shell runs");
+        let commands = Mutex::new(keeper.stdin.take().expect("its input is a pipe"));
+        let server = Self { _keeper: keeper, commands, dir, programs };
         eventually("PostgreSQL to answer", || {
             let answer = server.psql("postgres", "SELECT 1");
             async { answer.ok() }
         })
         .await;
         server
+    }
+
+    fn tell(&self, command: &str) {
+        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        writeln!(commands, "{command}").expect("the keeper reads");
     }
 
     fn psql(&self, database: &str, statement: &str) -> Result<String, String> {

@@ -23,6 +23,8 @@ pub enum Silence {
     Both,
     /// What is asked arrives; what is answered doesn't.
     Answers,
+    /// Both ways, also of connections that are made later: the server is gone and nothing says so.
+    Everything,
 }
 
 pub struct StallingProxy {
@@ -78,10 +80,10 @@ impl StallingProxy {
         self.address
     }
 
-    /// Every connection that is open now.
+    /// Every connection that is open now, and with [`Silence::Everything`] those that follow.
     pub fn stall(&self, silence: Silence) {
-        let last = self.shared.made.load(Ordering::SeqCst);
-        let asking = if silence == Silence::Both { last } else { 0 };
+        let last = if silence == Silence::Everything { u64::MAX } else { self.shared.made.load(Ordering::SeqCst) };
+        let asking = if silence == Silence::Answers { 0 } else { last };
         self.shared.silent.send_replace(Silent { asking, answering: last });
     }
 

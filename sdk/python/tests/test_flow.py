@@ -58,6 +58,18 @@ def test_not_now_is_waited_out_as_long_as_it_was_said(status: int, code: str) ->
     assert waits == [3.0, 0.1] and len(sent) == 3
 
 
+def test_a_reached_limit_is_reported_at_once() -> None:
+    sent: list[Send] = []
+
+    def answer(send: Send) -> Answer:
+        sent.append(send)
+        return refusal(429, "QUOTA_EXCEEDED")
+
+    with pytest.raises(errors.QuotaExceeded):
+        drive(perform(DOOR, Call("POST", "/x", json={})), answer)
+    assert len(sent) == 1
+
+
 def test_waiting_has_an_end_and_an_absurd_wait_is_cut() -> None:
     flow, waits = perform(DOOR, Call("POST", "/x", json={})), []
 

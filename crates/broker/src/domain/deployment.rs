@@ -136,8 +136,16 @@ fn at(base: &str) -> Dataplane {
     Dataplane { http_base_url, ws_base_url }
 }
 
-/// The caller learns that it isn't their fault; the log learns what it was.
+/// The caller learns that it isn't their fault; the log gets the cause with the request's id.
 pub fn internal(error: StoreError) -> ApiError {
-    tracing::error!(%error, "the store failed");
-    ApiError::new(ErrorCode::Internal, "the broker could not reach its database; try again")
+    let failure = match &error {
+        StoreError::Unreachable(_) => ApiError::new(ErrorCode::BackendUnavailable, "the broker can't reach its database; try again"),
+        StoreError::Unavailable(_) => {
+            ApiError::new(ErrorCode::BackendUnavailable, "the broker's database can't take this now; try again, or ask the operator")
+        }
+        StoreError::Failed(_) | StoreError::Corrupt(_) => {
+            ApiError::new(ErrorCode::Internal, "the broker's database failed; its log has the cause under this request id")
+        }
+    };
+    failure.with_cause(error.to_string())
 }

@@ -1,15 +1,26 @@
 //! Whether this broker can do its work: the store answers, the provider can make sandboxes, and the other brokers know that it lives.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
 use tokio::{sync::Mutex, time::Instant};
 
 use super::deployment::Deployment;
+use crate::store::Counts;
 
 /// For one part to answer; who asks is a load balancer that asks again soon.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long an answer counts: anybody may ask, and each answer costs a read.
 const FRESH: Duration = Duration::from_millis(500);
+
+/// For the database to count what the metrics show. A scrape is answered without it after that, so that metrics are there in an outage.
+pub const COUNT_WITHIN: Duration = Duration::from_secs(1);
 
 /// What is looked at, and whether it is well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,11 +43,45 @@ impl Checks {
 pub struct Health {
     deployment: Arc<Deployment>,
     last: Mutex<Option<(Instant, Checks)>>,
+    counting: std::sync::Mutex<Option<Counting>>,
+}
+
+/// Counts under way, shared by all scrapes until they are there.
+struct Counting {
+    since: Instant,
+    counts: Shared<BoxFuture<'static, Option<Counts>>>,
 }
 
 impl Health {
     pub fn new(deployment: Arc<Deployment>) -> Self {
-        Self { deployment, last: Mutex::default() }
+        Self { deployment, last: Mutex::default(), counting: std::sync::Mutex::default() }
+    }
+
+    /// What the database counts, or nothing when it doesn't answer within [`COUNT_WITHIN`]. While it is silent only the first scrape waits:
+    /// the next ones find that one still under way, past its time.
+    pub async fn counts(&self) -> Option<Counts> {
+        let (deadline, counts) = {
+            let mut counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_under_way = |c: &Counting| c.counts.peek().is_none();
+            let current = match counting.take().filter(is_under_way) {
+                Some(current) => current,
+                None => Counting { since: Instant::now(), counts: self.count() },
+            };
+            let current = counting.insert(current);
+            (current.since + COUNT_WITHIN, current.counts.clone())
+        };
+        tokio::time::timeout_at(deadline, counts).await.unwrap_or_default()
+    }
+
+    /// In a task of its own, which ends although all scrapes were given up.
+    fn count(&self) -> Shared<BoxFuture<'static, Option<Counts>>> {
+        let d = self.deployment.clone();
+        let counting = self.deployment.background.spawn(async move {
+            let counts = d.store.counts(d.now()).await;
+            counts.inspect_err(|error| tracing::warn!(%error, "the database could not be counted for the metrics")).ok()
+        });
+        // An error means that the broker is ending.
+        async move { counting.await.ok().flatten() }.boxed().shared()
     }
 
     /// Those who ask at the same time share an answer. Why something is not well is for the log.

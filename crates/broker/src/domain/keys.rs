@@ -165,11 +165,11 @@ pub fn not_added(who: &Principal, outcome: &AddedKey) -> ApiError {
         AddedKey::Disabled => ApiError::new(ErrorCode::Forbidden, format!("{name} is disabled; enable the principal first")),
         AddedKey::TooManyKeys => {
             let message = format!("{name} has {MAX_KEYS_PER_PRINCIPAL} valid keys, which is the limit; revoke some first");
-            ApiError::new(ErrorCode::RateLimited, message)
+            ApiError::new(ErrorCode::QuotaExceeded, message)
         }
         AddedKey::TooManyPrincipals => {
             let message = format!("workspace {} has {MAX_PRINCIPALS_PER_WORKSPACE} principals, which is the limit", who.workspace);
-            ApiError::new(ErrorCode::RateLimited, message)
+            ApiError::new(ErrorCode::QuotaExceeded, message)
         }
         AddedKey::Added | AddedKey::Known(_) => ApiError::new(ErrorCode::Internal, "a key was made and not given out; try again"),
     }

@@ -172,7 +172,7 @@ fn not_ready(snapshot: &super::kinds::Snapshot) -> ApiError {
 pub fn too_large(d: &Deployment) -> ApiError {
     let most = d.config.max_stored_bytes_per_workspace;
     ApiError::new(
-        ErrorCode::RateLimited,
+        ErrorCode::QuotaExceeded,
         format!("the workspace's snapshots and volumes may take {most} bytes together, which is its storage limit; delete some first"),
     )
 }

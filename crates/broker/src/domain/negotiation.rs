@@ -227,7 +227,7 @@ impl Sessions {
                     ErrorCode::IdempotencyConflict,
                     "this Idempotency-Key came with another request before; use a new one",
                 )),
-                Ensured::QuotaReached(by) => Err(sandboxes::quota_reached(&quota, by)),
+                Ensured::QuotaReached(by) => Err(sandboxes::quota_reached(d, principal, &quota, by).await),
                 Ensured::MadeOfGone(what) => Err(making::gone(&what)),
                 Ensured::SandboxGone if wish.sandbox.is_some() => Err(sandboxes::not_found()),
                 // Somebody else was quicker with the name, one way or the other.

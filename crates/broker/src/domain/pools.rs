@@ -77,7 +77,7 @@ impl Kinds {
             AddedKind::NameTaken => return Err(taken(&pool.name)),
             AddedKind::TooMany | AddedKind::TooLarge => {
                 return Err(ApiError::new(
-                    ErrorCode::RateLimited,
+                    ErrorCode::QuotaExceeded,
                     format!("the workspace has {MAX_POOLS} pools, which is its limit; delete some first"),
                 ));
             }

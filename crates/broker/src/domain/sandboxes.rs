@@ -15,7 +15,7 @@ use super::{
     deployment::{Deployment, internal},
     lifecycle::Lifecycle,
     making::{self, MakingWish},
-    model::{Caller, Sandbox, Session},
+    model::{Caller, Principal, Sandbox, Session},
     sessions::{Asking, new_sandbox},
     shares::TELL_WAIT,
 };
@@ -24,6 +24,8 @@ use crate::{
     store::{AddedSandbox, ChangedSandbox, Counted, PageWish, SandboxChange, Viewer},
 };
 
+/// Sandboxes that a refusal at the limit names: enough to choose one from.
+const NAMED_AT_LIMIT: u32 = 3;
 /// Beside a caller's own, those the broker sets.
 const MAX_ALL_TAGS: usize = MAX_TAGS + 3;
 
@@ -65,7 +67,7 @@ impl Sandboxes {
         match d.store.add_sandbox(&sandbox, &tags, &quota, &audit).await.map_err(internal)? {
             AddedSandbox::Added => {}
             AddedSandbox::NameTaken(id) => return Err(name_taken(&sandbox.name.unwrap_or_default(), &id)),
-            AddedSandbox::QuotaReached(by) => return Err(quota_reached(&quota, by)),
+            AddedSandbox::QuotaReached(by) => return Err(quota_reached(d, &asking.caller.principal, &quota, by).await),
             AddedSandbox::MadeOfGone(what) => return Err(making::gone(&what)),
         }
         self.brought_up(sandbox, asking.wait, tags).await
@@ -247,14 +249,25 @@ fn own_span(field: &str, seconds: u64) -> Result<Duration, ApiError> {
     }
 }
 
-pub fn quota_reached(quota: &Quota, by: Counted) -> ApiError {
-    let message = match by {
-        Counted::Workspace => format!("the workspace has {} sandboxes, which is its limit; release some first", quota.of_workspace),
-        Counted::Owner => {
-            format!("you have {} sandboxes, which is your limit; release some first", quota.of_owner.unwrap_or_default())
-        }
+/// Says at once which limit it is and what to delete: of the caller's own sandboxes, those that were unused for longest.
+pub async fn quota_reached(d: &Deployment, caller: &Principal, quota: &Quota, by: Counted) -> ApiError {
+    let (whose, limit, setting) = match by {
+        Counted::Workspace => (format!("workspace {} has", caller.workspace), quota.of_workspace, "max_sandboxes_per_workspace"),
+        Counted::Owner => ("you have".to_owned(), quota.of_owner.unwrap_or_default(), "max_sandboxes in the policy"),
     };
-    ApiError::new(ErrorCode::RateLimited, message)
+    // The refusal stands without them.
+    let unused = d.store.least_used(&caller.workspace, &caller.name, NAMED_AT_LIMIT).await.unwrap_or_default();
+    let named: Vec<&str> = unused.iter().map(|s| s.name.as_deref().unwrap_or(s.id.as_str())).collect();
+    let advice = match named.is_empty() {
+        true => "none of them is yours, so ask their owners or an operator to delete some".to_owned(),
+        false => format!("delete one first; of yours, least recently used: {}", named.join(", ")),
+    };
+    let details: Vec<_> = unused
+        .iter()
+        .map(|s| serde_json::json!({ "id": s.id, "name": s.name, "state": s.state.word(), "last_active_at": s.last_active_at }))
+        .collect();
+    ApiError::new(ErrorCode::QuotaExceeded, format!("{whose} {limit} sandboxes, which is the limit ({setting}); {advice}"))
+        .with_details(serde_json::json!({ "limit": limit, "least_used": details }))
 }
 
 pub fn not_found() -> ApiError {

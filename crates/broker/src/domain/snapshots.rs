@@ -177,7 +177,7 @@ impl Kinds {
                 Err(ApiError::new(ErrorCode::NameTaken, message))
             }
             AddedKind::TooMany => Err(ApiError::new(
-                ErrorCode::RateLimited,
+                ErrorCode::QuotaExceeded,
                 format!("the workspace has {most} snapshots, which is its storage limit; delete some first"),
             )),
             AddedKind::TooLarge => Err(making::too_large(d)),

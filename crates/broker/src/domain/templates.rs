@@ -95,7 +95,7 @@ impl Kinds {
             AddedKind::Added => Ok(template.into()),
             AddedKind::NameTaken => Err(taken(&template.name)),
             AddedKind::TooMany | AddedKind::TooLarge => Err(ApiError::new(
-                ErrorCode::RateLimited,
+                ErrorCode::QuotaExceeded,
                 format!("the workspace has {MAX_TEMPLATES} templates, which is its limit; remove some first"),
             )),
         }

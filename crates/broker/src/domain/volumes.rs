@@ -59,7 +59,7 @@ impl Kinds {
             AddedKind::NameTaken => return Err(taken(&volume.name)),
             AddedKind::TooMany => {
                 let message = format!("the workspace has {most} volumes, which is its storage limit; delete some first");
-                return Err(ApiError::new(ErrorCode::RateLimited, message));
+                return Err(ApiError::new(ErrorCode::QuotaExceeded, message));
             }
             AddedKind::TooLarge => return Err(making::too_large(d)),
         }

@@ -1,7 +1,6 @@
 //! Errors on the wire: the envelope, the request's id on everything, and one log line a request.
 
 use std::{
-    borrow::Cow,
     sync::{Arc, OnceLock},
     time::Instant,
 };
@@ -12,22 +11,16 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use cobox_gateway::{Kept, PassedFor};
-use cobox_protocol::{ApiError, ErrorCode, RequestId, secret::redact};
+use cobox_gateway::{Kept, PassedFor, Refused};
+use cobox_protocol::{ApiError, ErrorCode, RequestId, SessionId, secret::redact};
 use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 
-use super::langsmith;
+use super::{langsmith, request_log::RequestLine};
 use crate::metrics::Metrics;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// What was said beside an error and stays: which methods there are, and whether a browser may show it to a page.
 const STAYS: [HeaderName; 4] = [header::ALLOW, header::ACCESS_CONTROL_ALLOW_ORIGIN, header::ACCESS_CONTROL_EXPOSE_HEADERS, header::VARY];
-/// Longest path in a log line, in characters.
-const MAX_LOGGED_PATH: usize = 256;
-/// Below it stands a token.
-const TOKENS_PATH: &str = "/internal/tokens/";
-/// What stands in a log in its place.
-const HIDDEN: &str = "[redacted]";
 
 /// An error on its way out; it gets its request's id in [`Underway::answered`].
 #[derive(Debug)]
@@ -134,7 +127,8 @@ impl Underway {
 
     pub fn answered(self, mut response: Response, metrics: &Metrics) -> Response {
         let Self { id, began, method, uri, route, seen } = self;
-        let code = match response.extensions_mut().remove::<ApiError>() {
+        let passed = response.extensions_mut().remove::<PassedFor>();
+        let error = match response.extensions_mut().remove::<ApiError>() {
             Some(error) => {
                 let mut said = std::mem::take(response.headers_mut());
                 response = rendered(&error, &id, &Dialect::of(&uri));
@@ -143,9 +137,9 @@ impl Underway {
                         response.headers_mut().insert(name, value);
                     }
                 }
-                error.code.as_str()
+                Some(error)
             }
-            None => "",
+            None => response.extensions_mut().remove::<Refused>().map(|Refused(error)| error),
         };
         if let Ok(value) = HeaderValue::from_str(id.as_str()) {
             response.headers_mut().insert(X_REQUEST_ID, value);
@@ -154,29 +148,22 @@ impl Underway {
         let seen = seen.as_ref().map(|seen| &seen.0);
         let route = route.or_else(|| seen?.route.get().map(String::as_str));
         metrics.request(route, &method, status, took);
-        if !tracing::enabled!(tracing::Level::INFO) {
-            return response;
+        let caller = passed.as_ref().and_then(|passed| passed.admission.caller.as_ref());
+        let seen_principal = seen.and_then(|seen| seen.principal.get()).map(String::as_str);
+        RequestLine {
+            id: &id,
+            method: &method,
+            route,
+            path: uri.path(),
+            status,
+            error: error.as_ref(),
+            took,
+            principal: seen_principal.or_else(|| caller.map(|c| c.principal.as_str())),
+            sandbox: passed.as_ref().map(|passed| passed.admission.sandbox.as_str()),
+            session: caller.and_then(|c| c.session.as_ref()).map(SessionId::as_str),
         }
-        let passed = response.extensions().get::<PassedFor>().map(|PassedFor(principal)| principal.as_str());
-        let principal = seen.and_then(|seen| seen.principal.get()).map(String::as_str).or(passed).unwrap_or_default();
-        let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-        let status = status.as_u16();
-        match route {
-            None => {
-                let path: String = without_secrets(uri.path()).chars().take(MAX_LOGGED_PATH).collect();
-                tracing::info!(request_id = %id, %method, path, status, code, took_ms, principal, "request");
-            }
-            Some(route) => tracing::info!(request_id = %id, %method, route, status, code, took_ms, principal, "request"),
-        }
+        .log();
         response
-    }
-}
-
-/// A path as the log may have it: a secret may stand anywhere, and in `GET /internal/tokens/{token}` it does.
-fn without_secrets(path: &str) -> Cow<'_, str> {
-    match path.strip_prefix(TOKENS_PATH) {
-        Some(after) if !["revoke", "introspect"].contains(&after) => Cow::Owned(format!("{TOKENS_PATH}{HIDDEN}")),
-        _ => redact(path),
     }
 }
 

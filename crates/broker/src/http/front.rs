@@ -59,7 +59,7 @@ impl Front {
     async fn watched(&self, request: Request, peer: Peer, kept: &Kept, underway: &mut Underway) -> Response {
         let response = self.placed(request, kept, underway).await;
         // Once a principal is known, a 401 is the sandbox's own answer.
-        let is_known = response.extensions().get::<PassedFor>().is_some() || underway.has_asker();
+        let is_known = response.extensions().get::<PassedFor>().is_some_and(PassedFor::is_known) || underway.has_asker();
         limit_failures(&self.api, peer, response, is_known).await
     }
 

@@ -19,6 +19,7 @@ mod ops;
 mod paging;
 mod principals;
 mod query;
+mod request_log;
 mod routes;
 mod sandboxes;
 mod sessions;

@@ -32,8 +32,12 @@ pub use words::*;
 pub enum StoreError {
     #[error("the database failed: {0}")]
     Failed(String),
+    /// The connection is of no use any more.
     #[error("the database can't be reached: {0}")]
     Unreachable(String),
+    /// The connection works, and the database can't do this now: its disk is full, its filesystem is read-only, or it is overloaded.
+    #[error("the database is unavailable: {0}")]
+    Unavailable(String),
     #[error("the database holds something unreadable: {0}")]
     Corrupt(String),
 }
@@ -92,6 +96,8 @@ pub trait Store: KindStore + Send + Sync {
     async fn sandbox_once_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>>;
     /// The living ones that have all these tags, or are used by a session that has.
     async fn sandboxes(&self, viewer: &Viewer, tags: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>>;
+    /// An owner's living ones, the one that was unused for longest first.
+    async fn least_used(&self, workspace: &str, owner: &str, limit: u32) -> Stored<Vec<Sandbox>>;
     async fn sandbox_tags(&self, ids: &[&SandboxId]) -> Stored<HashMap<String, Tags>>;
     /// All of a node that live or that something is still to be done about.
     async fn sandboxes_of_node(&self, node: &str) -> Stored<Vec<Sandbox>>;

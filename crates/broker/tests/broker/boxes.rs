@@ -181,7 +181,7 @@ async fn a_name_is_taken_once_and_a_workspaces_limit_counts_for_boxes() {
     let two = ann.post(BOXES, json!({ "name": "two" })).await.ok(201);
     assert_eq!(refused(ann.call(Method::PATCH, &format!("{BOXES}/two"), Some(json!({ "name": "one" })), &[]).await, 409), "Conflict");
     let full = ann.post(BOXES, json!({})).await;
-    assert!(full.headers.contains_key("retry-after"));
+    assert!(!full.headers.contains_key("retry-after"), "waiting doesn't help");
     let body = full.ok(429);
     // By these words the SDK knows which limit it is.
     let message = body["detail"]["message"].as_str().unwrap();

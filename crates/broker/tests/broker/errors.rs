@@ -104,7 +104,7 @@ async fn every_error_has_its_status_its_code_and_its_words() {
     world.provider.may_start.send_replace(true);
     ann.ensure("slow").await;
     ann.ensure("fourth").await;
-    seen.check(ann.post(SESSIONS, json!({ "thread_id": "fifth", "mode": "ensure" })).await, ErrorCode::RateLimited);
+    seen.check(ann.post(SESSIONS, json!({ "thread_id": "fifth", "mode": "ensure" })).await, ErrorCode::QuotaExceeded);
     seen.check(ann.post(SESSIONS, json!({ "thread_id": "x".repeat(2 << 20), "mode": "get" })).await, ErrorCode::TooLarge);
 
     let path = format!("/dp/{}/v1/x", sandbox_id(&made));
@@ -114,6 +114,14 @@ async fn every_error_has_its_status_its_code_and_its_words() {
     ann.delete(&session_path(&made)).await;
     seen.check(ann.with(&fresh["token"]).get(&path).await, ErrorCode::TokenRevoked);
     seen.check(ann.get(&session_path(&made)).await, ErrorCode::SessionExpired);
+
+    let mut hurried = World::new();
+    hurried.config.rate_limits.requests_per_second = 1;
+    hurried.config.rate_limits.request_burst = 1;
+    let broker = hurried.start().await;
+    let ann = broker.human("ann").await;
+    ann.get(SESSIONS).await.ok(200);
+    seen.check(ann.get(SESSIONS).await, ErrorCode::RateLimited);
 
     let here = ErrorCode::ALL.iter().filter(|c| !NOT_HERE.contains(c)).map(|c| c.as_str());
     let missed: Vec<_> = here.filter(|c| !seen.0.contains(c)).collect();

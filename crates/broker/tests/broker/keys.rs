@@ -209,7 +209,7 @@ async fn nobody_has_more_valid_keys_than_can_be_kept_count_of() {
     for _ in 1..MAX_KEYS_PER_PRINCIPAL {
         make().await.ok(201);
     }
-    assert_eq!(make().await.error(429), "RATE_LIMITED");
+    assert_eq!(make().await.error(429), "QUOTA_EXCEEDED");
     assert_eq!(root.delete(&format!("/v1/keys/{}", text(&first["id"]))).await.status, 204);
     make().await.ok(201);
 }

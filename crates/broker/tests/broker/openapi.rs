@@ -58,6 +58,20 @@ fn example(path: &str) -> String {
     path.split('/').map(|part| if part.starts_with('{') { "x" } else { part }).collect::<Vec<_>>().join("/")
 }
 
+/// Every operation there is, with ids in place of the parameters.
+pub fn operations() -> Vec<(Method, String)> {
+    let mut operations = Vec::new();
+    for (path, methods) in paths() {
+        let path = example(&path.replace("{sandbox_id}", "sb_00000000000000000000000000"));
+        let path = path.replace("/relay/x", "/relay/ssn_00000000000000000000000000");
+        let path = path.replace("/sessions/x", "/sessions/ssn_00000000000000000000000000");
+        for method in methods.as_object().unwrap().keys() {
+            operations.push((Method::from_bytes(method.to_ascii_uppercase().as_bytes()).unwrap(), path.clone()));
+        }
+    }
+    operations
+}
+
 #[tokio::test]
 async fn the_routes_of_the_router_and_of_the_document_are_the_same() {
     let world = World::new();

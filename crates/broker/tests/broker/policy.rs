@@ -126,12 +126,12 @@ async fn sandboxes_are_counted_by_owner_and_by_workspace() {
     let first = bot.ensure("1").await;
     let refused = bot.post(SESSIONS, json!({ "thread_id": "2", "mode": "ensure" })).await;
     assert!(refused.json()["error"]["message"].as_str().unwrap().contains("you have 1"));
-    assert_eq!(refused.error(429), "RATE_LIMITED");
-    assert_eq!(bot.post("/v1/sandboxes", json!({})).await.error(429), "RATE_LIMITED");
+    assert_eq!(refused.error(429), "QUOTA_EXCEEDED");
+    assert_eq!(bot.post("/v1/sandboxes", json!({})).await.error(429), "QUOTA_EXCEEDED");
     let shared = ann.ensure("2").await;
     assert_eq!(bot.ensure("2").await["session_id"], shared["session_id"], "joining makes none");
     ann.ensure("3").await;
-    assert_eq!(ann.post("/v1/sandboxes", json!({})).await.error(429), "RATE_LIMITED");
+    assert_eq!(ann.post("/v1/sandboxes", json!({})).await.error(429), "QUOTA_EXCEEDED");
     assert_eq!(bot.delete(&session_path(&first)).await.status, 204);
     bot.ensure("4").await;
 }

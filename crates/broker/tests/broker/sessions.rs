@@ -201,7 +201,15 @@ async fn a_workspace_has_no_more_sandboxes_than_its_limit() {
     let ann = broker.human("ann").await;
     let made = ann.ensure("a").await;
     let more = json!({ "thread_id": "b", "mode": "ensure" });
-    assert_eq!(ann.post("/v1/sandbox/sessions", more).await.error(429), "RATE_LIMITED");
+    let refused = ann.post("/v1/sandbox/sessions", more.clone()).await;
+    assert!(!refused.headers.contains_key("retry-after"), "waiting doesn't help");
+    let error = refused.json()["error"].clone();
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("has 1 sandboxes, which is the limit") && message.contains(sandbox_id(&made).as_str()), "{message}");
+    assert_eq!((&error["details"]["limit"], &error["details"]["least_used"][0]["state"]), (&json!(1), &json!("active")));
+    assert_eq!(refused.error(429), "QUOTA_EXCEEDED");
+    let other = broker.human("bob").await.post("/v1/sandbox/sessions", more).await;
+    assert!(other.json()["error"]["message"].as_str().unwrap().contains("none of them is yours"));
     ann.delete(&session_path(&made)).await;
     ann.ensure("b").await;
 }

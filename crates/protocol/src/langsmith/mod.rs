@@ -51,7 +51,7 @@ pub fn error_type(code: ErrorCode, operation: &'static str) -> &'static str {
         ErrorCode::CommandNotFound => "CommandNotFound",
         ErrorCode::CommandExpired => "SessionExpired",
         // What makes the SDK say that the sandbox isn't ready, rather than that the operation went wrong.
-        ErrorCode::SandboxStarting | ErrorCode::ProviderUnavailable => "ServiceUnavailable",
+        ErrorCode::SandboxStarting | ErrorCode::ProviderUnavailable | ErrorCode::BackendUnavailable => "ServiceUnavailable",
         ErrorCode::RateLimited => "RateLimited",
         ErrorCode::MethodNotAllowed => "MethodNotAllowed",
         ErrorCode::Unsupported => "NotImplemented",

@@ -121,7 +121,7 @@ def _perform(door: Door, call: Call, is_opened: bool) -> Flow[Any]:
                 yield from door.replace(secret)
                 continue
             wait = min(max(error.retry_after if error.retry_after is not None else 1.0, MIN_WAIT), MAX_WAIT)
-            if answer.status in NOT_NOW:
+            if answer.status in NOT_NOW and not isinstance(error, errors.QuotaExceeded):
                 may_repeat = True
             else:
                 tries += 1

@@ -331,6 +331,11 @@ class RateLimited(ApiError):
     hint = "ask less often, or later"
 
 
+class QuotaExceeded(ApiError):
+    code = "QUOTA_EXCEEDED"
+    hint = "delete what is no longer needed; waiting does not help"
+
+
 class Internal(ApiError):
     code = "INTERNAL"
     retryable = True

@@ -48,7 +48,7 @@ fn word(code: ErrorCode) -> &'static str {
         ErrorCode::SnapshotNotFound | ErrorCode::VolumeNotFound | ErrorCode::PoolNotFound => "NotFound",
         ErrorCode::InUse => "ResourceInUse",
         ErrorCode::SandboxConflict | ErrorCode::NameTaken => "Conflict",
-        ErrorCode::RateLimited => "QuotaExceeded",
+        ErrorCode::RateLimited | ErrorCode::QuotaExceeded => "QuotaExceeded",
         ErrorCode::SandboxStarting => "Timeout",
         // What these clients call a sandbox that no machine could be found for.
         ErrorCode::ProviderUnavailable => "Unschedulable",

@@ -19,7 +19,7 @@ pub fn routes() -> Vec<Operation> {
             .about("What no sandbox could be made of here is refused now, not when one is made.")
             .takes::<CreateTemplate>()
             .gives::<TemplateInfo>(201, "It was made.")
-            .fails(&[Forbidden, NameTaken]),
+            .fails(&[Forbidden, NameTaken, QuotaExceeded]),
         keyed("get", "/v1/templates", "listTemplates", "List the templates you may use")
             .gives::<Page<TemplateInfo>>(200, "The operator's and your workspace's, by name."),
         keyed("get", "/v1/templates/{name}", "getTemplate", "Look at a template")
@@ -40,7 +40,7 @@ pub fn routes() -> Vec<Operation> {
             .with([sandbox])
             .takes::<TakeSnapshot>()
             .gives::<SnapshotInfo>(202, "It is being taken.")
-            .fails(&[Forbidden, SandboxNotFound, SessionNotFound, SandboxStarting, NameTaken, ProviderUnavailable]),
+            .fails(&[Forbidden, SandboxNotFound, SessionNotFound, SandboxStarting, NameTaken, QuotaExceeded, ProviderUnavailable]),
         keyed("get", "/v1/snapshots", "listSnapshots", "List the snapshots you may use")
             .with([Parameter::query("name", "Only those with this name.")])
             .gives::<Page<SnapshotInfo>>(200, "Newest first."),
@@ -56,7 +56,7 @@ pub fn routes() -> Vec<Operation> {
         keyed("post", "/v1/volumes", "createVolume", "Make a volume")
             .takes::<CreateVolume>()
             .gives::<VolumeInfo>(201, "It can be mounted.")
-            .fails(&[Forbidden, NameTaken, ProviderUnavailable]),
+            .fails(&[Forbidden, NameTaken, QuotaExceeded, ProviderUnavailable]),
         keyed("get", "/v1/volumes", "listVolumes", "List the volumes you may use").gives::<Page<VolumeInfo>>(200, "By name."),
         keyed("get", "/v1/volumes/{name_or_id}", "getVolume", "Look at a volume")
             .with([volume()])

@@ -29,11 +29,12 @@ own document.";
 
 /// What every route behind an API key may answer; the last two to who signs in with a token of an issuer and is something else
 /// here, or when the issuer can't be reached.
-const OF_ANY_KEY: [ErrorCode; 6] = [
+const OF_ANY_KEY: [ErrorCode; 7] = [
     ErrorCode::InvalidRequest,
     ErrorCode::Unauthenticated,
     ErrorCode::RateLimited,
     ErrorCode::Internal,
+    ErrorCode::BackendUnavailable,
     ErrorCode::Forbidden,
     ErrorCode::ProviderUnavailable,
 ];

@@ -19,6 +19,7 @@ pub fn routes() -> Vec<Operation> {
             .gives::<SandboxInfo>(201, "It was made; `provisioning` while it still starts.")
             .fails(&[
                 Forbidden,
+                QuotaExceeded,
                 SandboxConflict,
                 InUse,
                 TemplateNotFound,

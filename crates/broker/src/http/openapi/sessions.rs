@@ -34,7 +34,7 @@ pub fn routes() -> Vec<Operation> {
             .with([idempotency_key(), prefer(), thread_authorization()])
             .takes_as("application/json", read::<NegotiationBody>().and(needed))
             .gives::<NegotiateResponse>(200, "The session, with a fresh token.")
-            .fails(&[Forbidden, CapabilityDenied, SessionNotFound, BindingNotFound, SandboxNotFound])
+            .fails(&[Forbidden, CapabilityDenied, SessionNotFound, BindingNotFound, SandboxNotFound, QuotaExceeded])
             .fails(&[SessionConflict, BindingConflict, SandboxConflict, IdempotencyConflict, InUse, SessionExpired, TooLarge])
             .fails(&OF_STARTING)
             .fails(&[BackendUnavailable]),

@@ -19,7 +19,7 @@ pub fn routes() -> Vec<Operation> {
             .takes::<NegotiationBody>()
             .body_optional()
             .gives::<ThreadSandbox>(200, "The session, with a fresh token.")
-            .fails(&[Forbidden, CapabilityDenied, SessionNotFound, SandboxNotFound, SessionConflict, SandboxConflict, InUse])
+            .fails(&[Forbidden, CapabilityDenied, SessionNotFound, SandboxNotFound, SessionConflict, SandboxConflict, InUse, QuotaExceeded])
             .fails(&[IdempotencyConflict, SessionExpired])
             .fails(&OF_STARTING),
         keyed("get", "/threads/{thread_id}/sandbox", "getThreadSandbox", "Look at the thread's session")
@@ -54,7 +54,7 @@ pub fn routes() -> Vec<Operation> {
             ])
             .takes::<ThreadNotice>()
             .gives::<NoticeTaken>(200, "It was heard.")
-            .fails(&[InvalidRequest, Unauthenticated, RouteNotFound, RateLimited, Internal]),
+            .fails(&[InvalidRequest, Unauthenticated, RouteNotFound, RateLimited, Internal, BackendUnavailable]),
         keyed("get", "/capabilities", "capabilities", "What a front end can reach for a thread")
             .with([Parameter::query("thread_id", "The caller's own id of the thread.").of(thread_id()).required()])
             .gives::<Capabilities>(200, "The services; none for a thread without a session.")

@@ -71,7 +71,7 @@ impl Group {
 
     /// Returns when the note is durable. It is written also when its caller goes away.
     pub async fn write(&self, note: Note) -> Stored<()> {
-        let ended = || StoreError::Failed("the broker is ending".to_owned());
+        let ended = || StoreError::Unreachable("the broker is ending".to_owned());
         let room = self.room.clone().acquire_owned().await.map_err(|_| ended())?;
         let (done, is_done) = oneshot::channel();
         let is_served = {

@@ -10,6 +10,7 @@
 
 mod chain;
 mod counts;
+mod errors;
 mod events;
 mod group;
 mod hint;
@@ -125,7 +126,7 @@ impl Base {
             base.is_unsynced.store(true, Ordering::SeqCst);
             begun
         });
-        beginning.await.map_err(|_| StoreError::Failed("the broker is ending".to_owned()))?
+        beginning.await.map_err(|_| StoreError::Unreachable("the broker is ending".to_owned()))?
     }
 
     /// For one statement that is a change by itself: its commit waits for the disk, whatever the one before it did.
@@ -155,7 +156,7 @@ impl Base {
             links.are_committed();
             Ok(())
         });
-        linking.await.map_err(|_| StoreError::Failed("the broker is ending".to_owned()))?
+        linking.await.map_err(|_| StoreError::Unreachable("the broker is ending".to_owned()))?
     }
 
     async fn finish(&self, tx: Tx) -> Stored<()> {
@@ -222,18 +223,6 @@ impl SqlStore {
     #[doc(hidden)]
     pub fn is_at_rest(&self) -> bool {
         self.base.engine.writers.num_idle() == self.base.engine.writers.size() as usize && self.base.engine.quick.is_at_rest()
-    }
-}
-
-impl From<sqlx::Error> for StoreError {
-    fn from(e: sqlx::Error) -> Self {
-        match e {
-            sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) => StoreError::Corrupt(e.to_string()),
-            sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => {
-                StoreError::Unreachable(e.to_string())
-            }
-            other => StoreError::Failed(other.to_string()),
-        }
     }
 }
 
@@ -389,6 +378,9 @@ impl Store for SqlStore {
     }
     async fn sandboxes(&self, viewer: &Viewer, tags: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>> {
         asked!(self, db => sandboxes::list(db, viewer, tags, page))
+    }
+    async fn least_used(&self, workspace: &str, owner: &str, limit: u32) -> Stored<Vec<Sandbox>> {
+        asked!(self, db => sandboxes::least_used(db, workspace, owner, limit))
     }
     async fn sandbox_tags(&self, ids: &[&SandboxId]) -> Stored<HashMap<String, Tags>> {
         let ids: Vec<&str> = ids.iter().map(|id| id.as_str()).collect();

@@ -188,6 +188,15 @@ pub async fn once_named(db: &mut AnyConnection, workspace: &str, name: &str) -> 
     found.bind(workspace).bind(name).fetch_optional(db).await?.map(|row| rows::sandbox(&row)).transpose()
 }
 
+pub async fn least_used(db: &mut AnyConnection, workspace: &str, owner: &str, limit: u32) -> Stored<Vec<Sandbox>> {
+    let found = sqlx::query(
+        "SELECT * FROM sandboxes WHERE workspace_id = $1 AND owner = $2 AND ended_at IS NULL AND pool_id IS NULL
+         ORDER BY last_active_at, id LIMIT $3",
+    );
+    let found = found.bind(workspace).bind(owner).bind(i64::from(limit)).fetch_all(db).await?;
+    found.iter().map(rows::sandbox).collect()
+}
+
 pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filters: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>> {
     let sql = format!(
         "SELECT * FROM sandboxes

@@ -1,0 +1,68 @@
+//! The log line of a request: the route's template in place of the path, where there is one, and no query, because both may hold secrets.
+
+use std::{borrow::Cow, time::Duration};
+
+use cobox_protocol::{ApiError, RequestId, secret::redact};
+use http::{Method, StatusCode};
+
+/// Longest path in a log line, in characters.
+const MAX_LOGGED_PATH: usize = 256;
+/// Below it stands a token.
+const TOKENS_PATH: &str = "/internal/tokens/";
+/// What stands in a log in its place.
+const HIDDEN: &str = "[redacted]";
+
+pub struct RequestLine<'a> {
+    pub id: &'a RequestId,
+    pub method: &'a Method,
+    pub route: Option<&'a str>,
+    pub path: &'a str,
+    pub status: StatusCode,
+    pub error: Option<&'a ApiError>,
+    pub took: Duration,
+    pub principal: Option<&'a str>,
+    pub sandbox: Option<&'a str>,
+    pub session: Option<&'a str>,
+}
+
+impl RequestLine<'_> {
+    /// A server error is an error in the log, too; everything else is information.
+    pub fn log(&self) {
+        // A macro, because the level of a log statement is fixed when it is compiled.
+        macro_rules! line {
+            ($level:ident) => {{
+                let Self { id, method, route, status, error, took, principal, sandbox, session, .. } = self;
+                let path = self.route.is_none().then(|| without_secrets(self.path).chars().take(MAX_LOGGED_PATH).collect::<String>());
+                let (code, cause) = (error.map_or("", |e| e.code.as_str()), error.and_then(|e| e.cause.as_deref()));
+                tracing::event!(
+                    tracing::Level::$level,
+                    request_id = %id,
+                    %method,
+                    route,
+                    path,
+                    status = status.as_u16(),
+                    code,
+                    cause,
+                    took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+                    principal = principal.unwrap_or_default(),
+                    sandbox,
+                    session,
+                    "request"
+                );
+            }};
+        }
+        if self.status.is_server_error() {
+            line!(ERROR);
+        } else if tracing::enabled!(tracing::Level::INFO) {
+            line!(INFO);
+        }
+    }
+}
+
+/// A path as the log may have it: a secret may stand anywhere, and in `GET /internal/tokens/{token}` it does.
+fn without_secrets(path: &str) -> Cow<'_, str> {
+    match path.strip_prefix(TOKENS_PATH) {
+        Some(after) if !["revoke", "introspect"].contains(&after) => Cow::Owned(format!("{TOKENS_PATH}{HIDDEN}")),
+        _ => redact(path),
+    }
+}

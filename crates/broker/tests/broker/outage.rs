@@ -1,0 +1,138 @@
+//! A database that is stopped, silent, full or read-only: every route answers `503` with the time to try again, the log has the cause, the
+//! metrics are there, and the broker goes on by itself when the database is back.
+
+use cobox_protocol::key::PrincipalKind;
+use cobox_testkit::{Silence, SmallDisk, StallingProxy, TestDatabase};
+use serde_json::json;
+
+use crate::{
+    harness::{Answer, Client, World, eventually, sandbox_id, session_path},
+    log::Log,
+    openapi::operations,
+};
+
+/// What answers without the database.
+const WITHOUT_STORE: [(&str, u16); 4] = [("/healthz", 200), ("/openapi.json", 200), ("/metrics", 200), ("/webhooks/threads", 404)];
+
+fn text(answer: &Answer) -> String {
+    String::from_utf8_lossy(&answer.bytes).into_owned()
+}
+
+/// Whether it is the refusal that an outage must give.
+fn is_unavailable(answer: &Answer) -> bool {
+    answer.status == 503 && answer.headers.contains_key("retry-after")
+}
+
+fn cluster_of_one(database: &TestDatabase) -> World {
+    let mut world = World::cluster(database, 1).pop().unwrap();
+    world.config.metrics.public = true;
+    world
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_the_database_is_stopped_every_route_answers_503_and_the_log_has_the_cause() {
+    let log = Log::capture();
+    let database = TestDatabase::on_own_server().await;
+    let world = cluster_of_one(&database);
+    let broker = world.start().await;
+    let (ann, root) = (broker.human("ann").await, broker.key("root", PrincipalKind::Operator).await);
+    let made = ann.ensure("t").await;
+    database.stop_server().await;
+
+    for (method, path) in operations() {
+        let answer = root.call(method.clone(), &path, Some(json!({})), &[]).await;
+        if let Some((_, status)) = WITHOUT_STORE.iter().find(|(known, _)| *known == path) {
+            assert_eq!(answer.status, *status, "{method} {path}: {}", text(&answer));
+            continue;
+        }
+        assert!(is_unavailable(&answer), "{method} {path}: {} {}", answer.status, text(&answer));
+        assert!(!text(&answer).contains("PGSQL"), "the cause is for the log: {}", text(&answer));
+        if path == "/readyz" {
+            continue;
+        }
+        let line = log.request(answer.headers["x-request-id"].to_str().unwrap());
+        assert_eq!(line["level"], "ERROR", "{line}");
+        assert!(line["cause"].as_str().is_some_and(|cause| cause.contains("database")), "{line}");
+    }
+    // A token of a sandbox that runs, at the gateway.
+    let used = ann.with(&made["token"]).get(&format!("/dp/{}/v1/hello", sandbox_id(&made))).await;
+    assert!(is_unavailable(&used), "{}", text(&used));
+    let metrics = ann.get("/metrics").await;
+    assert!(text(&metrics).contains("\ncobox_store_up 0\n"), "{}", text(&metrics));
+
+    database.start_server().await;
+    let path = session_path(&made);
+    eventually("the session is there again", || async { ann.get(&path).await.status == 200 }).await;
+    assert_eq!(ann.ensure("t").await["session_id"], made["session_id"]);
+    assert!(text(&ann.get("/metrics").await).contains("\ncobox_store_up 1\n"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_metrics_are_answered_while_the_database_is_silent() {
+    let database = TestDatabase::new().await;
+    let proxy = StallingProxy::before(&database.socket()).await;
+    let mut world = cluster_of_one(&database);
+    world.config.database_url = Some(database.secret_url_at(proxy.address()));
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    ann.ensure("t").await;
+    proxy.stall(Silence::Everything);
+    let anyone = Client { key: None, ..ann.clone() };
+    // Scrapes come after each other: none of them waits until a request that needs the database is given up.
+    let scrapes = async {
+        for _ in 0..3 {
+            let metrics = anyone.get("/metrics").await;
+            assert_eq!(metrics.status, 200);
+            assert!(text(&metrics).contains("\ncobox_store_up 0\n"), "{}", text(&metrics));
+        }
+    };
+    let path = "/v1/sandbox/sessions";
+    let requests = futures_util::future::join_all((0..16).map(|_| ann.get(path)));
+    tokio::select! {
+        () = scrapes => {}
+        answers = requests => panic!("the database answered: {:?}", answers.iter().map(|a| a.status).collect::<Vec<_>>()),
+    }
+}
+
+/// These mount a filesystem, which takes root.
+mod full_disk {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn writes_are_503_until_there_is_room() {
+        let disk = SmallDisk::mount();
+        let mut world = World::new();
+        world.config.data_dir = disk.path().join("data");
+        world.config.metrics.public = true;
+        let broker = world.start().await;
+        let ann = broker.human("ann").await;
+        let made = ann.ensure("t").await;
+        disk.fill();
+        // The database has a little room of its own, which is used up first.
+        let refused = async || {
+            let answer = ann.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "ensure" })).await;
+            assert!(answer.status == 200 || is_unavailable(&answer), "{} {}", answer.status, text(&answer));
+            answer.status == 503
+        };
+        eventually("the disk is full", refused).await;
+        assert_eq!(ann.get("/metrics").await.status, 200);
+        disk.make_room();
+        eventually("there is room", || async { ann.get(&session_path(&made)).await.status == 200 }).await;
+        assert_eq!(ann.ensure("t").await["session_id"], made["session_id"]);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_filesystem_that_turned_read_only_is_503() {
+        let disk = SmallDisk::mount();
+        let mut world = World::new();
+        world.config.data_dir = disk.path().join("data");
+        let broker = world.start().await;
+        let ann = broker.human("ann").await;
+        ann.ensure("t").await;
+        disk.turn_read_only();
+        for thread in ["t", "another"] {
+            let answer = ann.post("/v1/sandbox/sessions", json!({ "thread_id": thread, "mode": "ensure" })).await;
+            assert!(is_unavailable(&answer), "{} {}", answer.status, text(&answer));
+        }
+    }
+}
