@@ -84,6 +84,8 @@ pub struct Gauges<'a> {
     pub audit_lost: u64,
     /// Sandboxes of this broker's node that no record knows.
     pub quarantined: usize,
+    pub peers: crate::domain::nodes::PeerCounts,
+    pub clock_skew: Duration,
     /// `None` when the store could not be asked.
     pub counts: Option<crate::store::Counts>,
 }
@@ -152,6 +154,12 @@ impl Metrics {
         writeln!(out, "cobox_audit_records_lost_total {}", gauges.audit_lost)?;
         head(out, "cobox_store_up", "gauge", "Whether the database took a change just now.")?;
         writeln!(out, "cobox_store_up {}", u8::from(gauges.is_store_up))?;
+        head(out, "cobox_peers", "gauge", "Other brokers on the same database, by whether they beat.")?;
+        for (state, count) in [("alive", gauges.peers.alive), ("dead", gauges.peers.dead)] {
+            writeln!(out, "cobox_peers{{state=\"{state}\"}} {count}")?;
+        }
+        head(out, "cobox_clock_skew_seconds", "gauge", "Largest difference between this broker's clock and another one's.")?;
+        writeln!(out, "cobox_clock_skew_seconds {}", gauges.clock_skew.as_secs_f64())?;
         if let Some(counts) = &gauges.counts {
             head(out, "cobox_sandboxes", "gauge", "Sandboxes of the deployment that have not ended, by state.")?;
             for (state, count) in &counts.sandboxes {

@@ -37,7 +37,11 @@ impl Lifecycle {
                 return Err(self.abandoned(&sandbox).await?);
             }
             match (sandbox.state, sandbox.intent) {
-                (State::Active | State::Idle, None) => return Ok(sandbox),
+                (State::Active | State::Idle, None) => {
+                    // What its node did a moment ago shows that it is there.
+                    let is_there = has_asked || d.nodes.answers(&*d.store, &sandbox.node, d.now()).await.map_err(internal)?;
+                    return if is_there { Ok(sandbox) } else { Err(unreachable(&sandbox)) };
+                }
                 (State::Suspended, None) if has_asked => {
                     let why = sandbox.reason.as_deref().unwrap_or("it was suspended again");
                     return Err(unavailable(id, "could not be resumed", why.strip_prefix(RESUME_FAILED).unwrap_or(why)));
@@ -73,9 +77,7 @@ impl Lifecycle {
         if self.give_up_unmade(sandbox).await? {
             return Ok(gone(&self.load(&sandbox.id).await?));
         }
-        let message =
-            format!("the node of sandbox {} does not answer; try again later, or release the session for a new sandbox", sandbox.id);
-        Ok(ApiError::new(ErrorCode::ProviderUnavailable, message).with_details(serde_json::json!({ "sandbox_id": sandbox.id })))
+        Ok(unreachable(sandbox))
     }
 
     async fn give_up_unmade(&self, sandbox: &Sandbox) -> Result<bool, ApiError> {
@@ -114,4 +116,16 @@ impl Lifecycle {
         }
         Ok(())
     }
+}
+
+/// Seconds until a sandbox whose node doesn't answer is worth another try: a broker restarts within a few.
+const NODE_RETRY_AFTER: u32 = 5;
+
+/// Never advises to release the session: that would erase files that are there again when the node is.
+fn unreachable(sandbox: &Sandbox) -> ApiError {
+    let Sandbox { id, node, .. } = sandbox;
+    let message =
+        format!("node {node} of sandbox {id} does not answer; its files are kept there: try again, or ask the operator to start the node");
+    let details = serde_json::json!({ "sandbox_id": id, "node": node });
+    ApiError { retry_after: Some(NODE_RETRY_AFTER), ..ApiError::new(ErrorCode::ProviderUnavailable, message).with_details(details) }
 }

@@ -28,6 +28,8 @@ pub struct Checks {
     pub store: bool,
     pub provider: bool,
     pub node: bool,
+    /// Whether the clocks of all brokers agree. Others go on working with it, so it doesn't make this one unready.
+    pub clock: bool,
 }
 
 impl Checks {
@@ -35,6 +37,7 @@ impl Checks {
         self.store && self.provider && self.node
     }
 
+    /// What makes it unready.
     pub fn named(self) -> [(&'static str, bool); 3] {
         [("store", self.store), ("provider", self.provider), ("node", self.node)]
     }
@@ -101,7 +104,7 @@ impl Health {
         if !node {
             tracing::warn!("not ready: the other brokers have not been told for too long that this one lives");
         }
-        let checks = Checks { store, provider, node };
+        let checks = Checks { store, provider, node, clock: !d.nodes.skew.is_large() };
         *last = Some((Instant::now(), checks));
         checks
     }

@@ -36,11 +36,22 @@ pub async fn hear(lifecycle: Arc<Lifecycle>) {
                         }
                     }
                     Hint::Workspace(workspace) => lifecycle.tell_workspace(&workspace).await,
+                    Hint::Beat(node) => beat_if_own(lifecycle, &node).await,
                     Hint::News(_) | Hint::Anything => {}
                 }
             }
         })
         .await;
+}
+
+/// Another broker wants to know whether this one lives.
+async fn beat_if_own(lifecycle: &Arc<Lifecycle>, node: &str) {
+    let d = &lifecycle.deployment;
+    if node == d.node
+        && let Err(error) = d.nodes.beat(&*d.store, &*d.clock).await
+    {
+        tracing::warn!(%error, "another broker's question whether this one lives could not be answered; the next regular beat does");
+    }
 }
 
 async fn look_at(lifecycle: &Arc<Lifecycle>, id: &SandboxId) -> Result<(), ApiError> {

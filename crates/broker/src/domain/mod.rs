@@ -7,6 +7,7 @@ pub mod audit;
 pub mod audit_mark;
 pub mod boxes;
 pub mod claims;
+pub mod clock_skew;
 pub mod delegation;
 pub mod deployment;
 pub mod elsewhere;

@@ -334,7 +334,7 @@ fn about_the_request(error: ApiError) -> ApiError {
 }
 
 fn bound_elsewhere(bound: &Sandbox, wished: &str) -> ApiError {
-    let message = format!("it uses {}, not {}; release its session to use another sandbox", bound.id, cut(wished));
+    let message = format!("it uses {}, not {}; use another thread for another sandbox", bound.id, cut(wished));
     ApiError::new(ErrorCode::SessionConflict, message).with_details(serde_json::json!({ "sandbox_id": bound.id }))
 }
 

@@ -32,9 +32,14 @@ async fn healthz() -> Json<Value> {
 async fn readyz(State(api): State<Api>) -> Result<Json<Value>, Failure> {
     let checks = api.health.checks().await;
     let word = |is_well| if is_well { "ok" } else { "failed" };
-    let told: Map<String, Value> = checks.named().into_iter().map(|(name, is_well)| (name.to_owned(), word(is_well).into())).collect();
+    let mut told: Map<String, Value> = checks.named().into_iter().map(|(name, is_well)| (name.to_owned(), word(is_well).into())).collect();
+    told.insert("clock".to_owned(), if checks.clock { "ok" } else { "skewed" }.into());
     if checks.is_ready() {
-        return Ok(Json(json!({ "status": "ready", "checks": told })));
+        let mut answer = json!({ "status": "ready", "checks": told });
+        if !checks.clock {
+            answer["clock_skew_seconds"] = api.deployment.nodes.skew.largest().as_secs_f64().into();
+        }
+        return Ok(Json(answer));
     }
     let failed: Vec<&str> = checks.named().into_iter().filter(|(_, is_well)| !is_well).map(|(name, _)| name).collect();
     let message = format!("not ready: {} failed; the broker's log says why", failed.join(", "));
@@ -58,12 +63,15 @@ async fn metrics(State(api): State<Api>, request: Request) -> Result<impl IntoRe
     }
     let store = &api.deployment.store;
     let counts = api.health.counts().await;
+    let nodes = &api.deployment.nodes;
     let gauges = Gauges {
         tokens_issued: api.deployment.tokens.issued(),
         commits: store.commit_times(),
         is_store_up: counts.is_some() && api.health.checks().await.store,
         audit_lost: api.audit.lost(),
         quarantined: api.deployment.quarantine.count(),
+        peers: nodes.counts(api.deployment.now()),
+        clock_skew: nodes.skew.largest(),
         counts,
     };
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], api.metrics.text(&gauges)))

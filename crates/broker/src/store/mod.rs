@@ -190,6 +190,10 @@ pub trait Store: KindStore + Send + Sync {
     /// From now on this process speaks for the node.
     async fn take_node(&self, node: &Node) -> Stored<()>;
     async fn nodes(&self) -> Stored<Vec<Node>>;
+    /// Asks another broker to say at once that it lives.
+    async fn ask_for_beat(&self, node: &str) -> Stored<()>;
+    /// The database's own clock, in milliseconds since 1970.
+    async fn clock_millis(&self) -> Stored<i64>;
     /// Sets a value where there is none yet; answers with the one that counts for every broker.
     async fn agree(&self, name: &str, value: &str) -> Stored<String>;
     /// No broker may run.

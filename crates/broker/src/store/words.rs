@@ -427,6 +427,10 @@ pub struct Node {
     pub seen_at: Timestamp,
     /// Which process of the node that was.
     pub instance: String,
+    /// How often it has said so; counted by the store.
+    pub beats: u64,
+    /// Its clock minus the database's, in milliseconds; none of a broker that is too old to say.
+    pub clock_offset_ms: Option<i64>,
 }
 
 /// Something another broker may have changed: a reason to look, never the news itself.
@@ -438,6 +442,8 @@ pub enum Hint {
     Workspace(String),
     /// A sandbox's events. Heard on SQLite too, where this is the only one.
     News(SandboxId),
+    /// Somebody wants to know whether the broker of this node lives.
+    Beat(String),
     /// Whatever was said meanwhile was not heard.
     Anything,
 }

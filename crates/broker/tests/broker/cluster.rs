@@ -10,8 +10,17 @@ use serde_json::{Value, json};
 
 use crate::harness::{Client, TestBroker, World, eventually, sandbox_id, session_path};
 
-/// Longer than a broker may be silent and count as alive.
-const SILENCE: i64 = 30;
+/// Longer in all than a broker may be silent and count as alive, in steps that are shorter than a beat.
+const SILENCE_STEPS: usize = 10;
+const SILENCE_STEP: i64 = 3;
+
+/// Time passes, in which one broker goes on looking and the others do what they do.
+async fn silence(world: &World, looking: &TestBroker) {
+    for _ in 0..SILENCE_STEPS {
+        world.clock.advance(SILENCE_STEP);
+        looking.tick().await;
+    }
+}
 
 async fn two() -> (TestDatabase, Vec<World>, TestBroker, TestBroker) {
     let database = TestDatabase::new().await;
@@ -101,8 +110,7 @@ async fn what_a_dead_node_was_making_is_made_by_another() {
     let begun = there.get("/v1/sandbox/sessions").await.ok(200)["items"][0].clone();
     a.kill().await;
     assert_eq!(ensure_without_waiting(&there, "t").await.error(423), "SANDBOX_STARTING");
-    worlds[0].clock.advance(SILENCE);
-    b.tick().await;
+    silence(&worlds[0], &b).await;
     let made = there.ensure("t").await;
     assert_ne!(made["session_id"], begun["session_id"]);
     assert_eq!(worlds[1].provider.running(), 1);
@@ -121,7 +129,7 @@ async fn a_dead_nodes_sandbox_is_unavailable_until_its_node_is_back() {
     let made = ann.ensure("t").await;
     let there = ann.at(&b);
     a.kill().await;
-    worlds[0].clock.advance(SILENCE);
+    silence(&worlds[0], &b).await;
     let refused = there.post("/v1/sandbox/sessions", json!({ "thread_id": "t", "mode": "ensure" })).await;
     assert_eq!(refused.json()["error"]["retryable"], json!(true));
     assert_eq!(refused.error(503), "PROVIDER_UNAVAILABLE");
@@ -133,24 +141,106 @@ async fn a_dead_nodes_sandbox_is_unavailable_until_its_node_is_back() {
 }
 
 #[tokio::test]
+async fn a_node_that_died_a_moment_ago_is_not_handed_out_and_no_error_advises_to_release() {
+    let (_database, worlds, a, b) = two().await;
+    let ann = a.human("ann").await;
+    let made = ann.ensure("t").await;
+    let there = ann.at(&b);
+    assert_eq!(there.ensure("t").await["sandbox"], made["sandbox"], "it answers");
+    a.kill().await;
+    // No time passes: by its last beat it is alive.
+    let body = json!({ "thread_id": "t", "mode": "ensure" });
+    let refused = async || there.post("/v1/sandbox/sessions", body.clone()).await.status == 503;
+    eventually("the node's silence is noticed", refused).await;
+    let refused = there.post("/v1/sandbox/sessions", body.clone()).await;
+    assert!(refused.headers.contains_key("retry-after"));
+    let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("does not answer") && message.contains("files are kept") && !message.contains("release"), "{message}");
+    assert_eq!(refused.error(503), "PROVIDER_UNAVAILABLE");
+    let _again = worlds[0].start().await;
+    eventually("it is back", async || there.post("/v1/sandbox/sessions", body.clone()).await.status == 200).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_an_outage_of_the_database_nodes_that_live_are_not_called_dead() {
+    let database = TestDatabase::on_own_server().await;
+    let worlds = World::cluster(&database, 2);
+    let (a, b) = (worlds[0].start().await, worlds[1].start().await);
+    let ann = a.human("ann").await;
+    // What a dead node was making is given up.
+    worlds[0].provider.may_start.send_replace(false);
+    assert_eq!(ensure_without_waiting(&ann, "t").await.error(423), "SANDBOX_STARTING");
+    let there = ann.at(&b);
+    let begun = there.get("/v1/sandbox/sessions").await.ok(200)["items"][0].clone();
+    database.stop_server().await;
+    worlds[0].clock.advance(SILENCE_STEPS as i64 * SILENCE_STEP);
+    database.start_server().await;
+    // The second broker may look before the first one beats again.
+    eventually("the database is back", async || there.get("/v1/sandbox/sessions").await.status == 200).await;
+    b.tick().await;
+    assert_eq!(there.get("/v1/sandbox/sessions").await.ok(200)["items"][0]["session_id"], begun["session_id"]);
+    worlds[0].provider.may_start.send_replace(true);
+    // What its node could not write down in time is done again.
+    let body = json!({ "thread_id": "t", "mode": "ensure" });
+    let is_made = async || {
+        a.tick().await;
+        there.call(http::Method::POST, "/v1/sandbox/sessions", Some(body.clone()), &[("prefer", "wait=1")]).await.status == 200
+    };
+    eventually("its own node made it", is_made).await;
+    assert_eq!(there.ensure("t").await["session_id"], begun["session_id"]);
+}
+
+#[tokio::test]
+async fn a_clock_that_differs_is_reported_and_its_tokens_are_taken() {
+    const AHEAD: i64 = 4;
+    let database = TestDatabase::new().await;
+    let mut worlds = World::cluster(&database, 2);
+    let ahead = worlds[0].clock.ahead(AHEAD);
+    worlds[1].clock = ahead;
+    for world in &mut worlds {
+        world.config.metrics.public = true;
+    }
+    let (a, b) = (worlds[0].start().await, worlds[1].start().await);
+    a.tick().await;
+    for broker in [&a, &b] {
+        let anyone = Client { addr: broker.addr, key: None };
+        let skewed = async || anyone.get("/readyz").await.ok(200)["checks"]["clock"] == "skewed";
+        eventually("the skew is seen", skewed).await;
+        let is_right = |seconds: f64| (seconds - AHEAD as f64).abs() < 1.0;
+        assert!(is_right(anyone.get("/readyz").await.ok(200)["clock_skew_seconds"].as_f64().unwrap()));
+        let metrics = String::from_utf8(anyone.get("/metrics").await.bytes.to_vec()).unwrap();
+        let skew = metrics.lines().find_map(|l| l.strip_prefix("cobox_clock_skew_seconds ")).unwrap();
+        assert!(is_right(skew.parse().unwrap()), "{skew}");
+        assert!(metrics.contains("\ncobox_peers{state=\"alive\"} 1\n"), "{metrics}");
+    }
+    // A sandbox of either takes the tokens of the other: from the future, and from the past.
+    let ann = a.human("ann").await;
+    for (own, other, thread) in [(&a, &b, "one"), (&b, &a, "two")] {
+        let made = ann.at(own).ensure(thread).await;
+        let path = format!("{}/refresh", session_path(&made));
+        let token = ann.at(other).post(&path, json!({})).await.ok(200)["token"].clone();
+        assert_eq!(ann.at(own).with(&token).get(&format!("/dp/{}/v1/hello", sandbox_id(&made))).await.status, 200);
+    }
+}
+
+#[tokio::test]
 async fn a_node_that_stays_dead_loses_its_sandboxes_to_time_or_to_whoever_releases_them() {
     let (_database, worlds, a, b) = two().await;
     let ann = a.human("ann").await;
     let (kept, released) = (ann.ensure("kept").await, ann.ensure("released").await);
     let there = ann.at(&b);
     a.kill().await;
-    worlds[0].clock.advance(SILENCE);
-    b.tick().await;
+    silence(&worlds[0], &b).await;
     assert_eq!(there.delete(&session_path(&released)).await.status, 204);
     assert_ne!(there.ensure("released").await["session_id"], released["session_id"]);
 
     worlds[0].clock.advance(3600);
-    b.tick().await;
+    silence(&worlds[0], &b).await;
     assert_eq!(there.state(&sandbox_id(&kept)).await, "suspended");
     let body = json!({ "thread_id": "kept", "mode": "ensure" });
     assert_eq!(there.post("/v1/sandbox/sessions", body).await.error(503), "PROVIDER_UNAVAILABLE");
     worlds[0].clock.advance(7 * 24 * 3600);
-    b.tick().await;
+    silence(&worlds[0], &b).await;
     assert_ne!(there.ensure("kept").await["session_id"], kept["session_id"]);
     let _again = worlds[0].start().await;
     assert_eq!(worlds[0].provider.running(), 0, "what ended meanwhile is removed");

@@ -25,17 +25,33 @@ use crate::{fake_provider::FakeProvider, openapi::must_be_documented};
 pub const NEWEST: PageWish = PageWish { before: None, limit: 100 };
 
 /// A clock that moves when told.
-pub struct ManualClock(AtomicI64);
+pub struct ManualClock {
+    seconds: AtomicI64,
+    /// By how much it was moved, in seconds.
+    moved: AtomicI64,
+}
 
 impl Clock for ManualClock {
     fn now(&self) -> Timestamp {
-        Timestamp::from_unix(self.0.load(Ordering::SeqCst))
+        Timestamp::from_unix(self.seconds.load(Ordering::SeqCst))
+    }
+    /// Goes on by itself, so that it can be compared with a database's clock.
+    fn unix_millis(&self) -> i64 {
+        cobox_broker::SystemClock.unix_millis() + self.moved.load(Ordering::SeqCst) * 1000
     }
 }
 
 impl ManualClock {
+    /// Another one, ahead of this one by so many seconds.
+    pub fn ahead(&self, seconds: i64) -> Arc<Self> {
+        let ahead = Self { seconds: AtomicI64::new(self.now().unix()), moved: AtomicI64::default() };
+        ahead.advance(seconds);
+        Arc::new(ahead)
+    }
+
     pub fn advance(&self, seconds: i64) {
-        self.0.fetch_add(seconds, Ordering::SeqCst);
+        self.seconds.fetch_add(seconds, Ordering::SeqCst);
+        self.moved.fetch_add(seconds, Ordering::SeqCst);
     }
 }
 
@@ -60,7 +76,7 @@ impl World {
         let dir = tempfile::tempdir().unwrap();
         // Ticks come from the tests.
         let config = Config { data_dir: dir.path().join("data"), reaper_interval_ms: 3_600_000, ..Config::default() };
-        let clock = Arc::new(ManualClock(AtomicI64::new(Timestamp::now().unix())));
+        let clock = Arc::new(ManualClock { seconds: AtomicI64::new(Timestamp::now().unix()), moved: AtomicI64::default() });
         Self { _dir: dir, provider: FakeProvider::new(), clock, config, database: OnceCell::new() }
     }
 

@@ -14,12 +14,12 @@ async fn a_broker_is_ready_while_its_parts_are_and_says_which_is_not() {
     let broker = world.start().await;
     let anyone = Client { addr: broker.addr, key: None };
     let ready = anyone.get("/readyz").await.ok(200);
-    assert_eq!(ready, json!({ "status": "ready", "checks": { "store": "ok", "provider": "ok", "node": "ok" } }));
+    assert_eq!(ready, json!({ "status": "ready", "checks": { "store": "ok", "provider": "ok", "node": "ok", "clock": "ok" } }));
     world.provider.is_ready.store(false, Ordering::SeqCst);
     // An answer counts for a moment.
     eventually("the provider's trouble shows", async || anyone.get("/readyz").await.status == 503).await;
     let unready = anyone.get("/readyz").await;
-    assert_eq!(unready.json()["error"]["details"]["checks"], json!({ "store": "ok", "provider": "failed", "node": "ok" }));
+    assert_eq!(unready.json()["error"]["details"]["checks"], json!({ "store": "ok", "provider": "failed", "node": "ok", "clock": "ok" }));
     assert!(!String::from_utf8_lossy(&unready.bytes).contains("secret words"));
     assert_eq!(unready.error(503), "BACKEND_UNAVAILABLE");
     world.provider.is_ready.store(true, Ordering::SeqCst);

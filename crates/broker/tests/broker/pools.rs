@@ -155,9 +155,9 @@ async fn what_waits_on_a_dead_node_is_made_anew_on_a_living_one() {
     // Not before, or it would have filled the pool as well.
     let two = worlds[1].start().await;
     one.kill().await;
-    worlds[0].clock.advance(60);
     let there = ann.at(&two);
     eventually("two wait on the other", || async {
+        worlds[0].clock.advance(3);
         two.tick().await;
         let members = members(&two, &pool).await;
         members.len() == 2 && members.iter().all(|m| m.is_running() && !waiting.contains(&m.id))

@@ -57,6 +57,7 @@ fn words(hint: &Hint) -> String {
         Hint::Sandbox(id) => format!("sandbox {id}"),
         Hint::Workspace(name) => format!("workspace {name}"),
         Hint::News(id) => format!("news {id}"),
+        Hint::Beat(node) => format!("beat {node}"),
         Hint::Anything => "anything".to_owned(),
     }
 }
@@ -67,6 +68,7 @@ fn parse(words: &str) -> Hint {
         Some(("sandbox", id)) => id.parse().map_or(Hint::Anything, Hint::Sandbox),
         Some(("workspace", name)) => Hint::Workspace(name.to_owned()),
         Some(("news", id)) => id.parse().map_or(Hint::Anything, Hint::News),
+        Some(("beat", node)) => Hint::Beat(node.to_owned()),
         _ => Hint::Anything,
     }
 }
@@ -79,7 +81,13 @@ mod tests {
 
     #[test]
     fn a_hint_is_heard_as_it_was_meant() {
-        for hint in [Hint::Sandbox(SandboxId::new()), Hint::Workspace("a b".into()), Hint::News(SandboxId::new()), Hint::Anything] {
+        for hint in [
+            Hint::Sandbox(SandboxId::new()),
+            Hint::Workspace("a b".into()),
+            Hint::News(SandboxId::new()),
+            Hint::Beat("node_a".into()),
+            Hint::Anything,
+        ] {
             assert_eq!(parse(&words(&hint)), hint);
         }
         assert_eq!(parse("sandbox nonsense"), Hint::Anything);

@@ -597,6 +597,13 @@ impl Store for SqlStore {
     async fn nodes(&self) -> Stored<Vec<Node>> {
         asked!(self, db => nodes::all(db))
     }
+    async fn ask_for_beat(&self, node: &str) -> Stored<()> {
+        let hint = Hint::Beat(node.to_owned());
+        asked!(self, db => hint::send(db, &hint))
+    }
+    async fn clock_millis(&self) -> Stored<i64> {
+        asked!(self, db => nodes::clock_millis(db))
+    }
     async fn agree(&self, name: &str, value: &str) -> Stored<String> {
         let mut tx = self.base.begin().await?;
         let agreed = nodes::agree(&mut tx, name, value).await?;

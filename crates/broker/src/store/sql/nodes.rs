@@ -9,13 +9,16 @@ use crate::store::{Node, Stored};
 /// Says whether the node's last process was this one.
 pub async fn seen(tx: &mut AnyConnection, node: &Node) -> Stored<bool> {
     let updated = sqlx::query(
-        "INSERT INTO nodes (id, url, seen_at, instance) VALUES ($1, $2, $3, $4)
-         ON CONFLICT (id) DO UPDATE SET url = excluded.url, seen_at = excluded.seen_at WHERE nodes.instance = excluded.instance",
+        "INSERT INTO nodes (id, url, seen_at, instance, beats, clock_offset_ms) VALUES ($1, $2, $3, $4, 1, $5)
+         ON CONFLICT (id) DO UPDATE
+         SET url = excluded.url, seen_at = excluded.seen_at, beats = nodes.beats + 1, clock_offset_ms = excluded.clock_offset_ms
+         WHERE nodes.instance = excluded.instance",
     )
     .bind(&node.id)
     .bind(&node.url)
     .bind(node.seen_at.unix())
     .bind(&node.instance)
+    .bind(node.clock_offset_ms)
     .execute(tx)
     .await?;
     Ok(updated.rows_affected() > 0)
@@ -23,8 +26,9 @@ pub async fn seen(tx: &mut AnyConnection, node: &Node) -> Stored<bool> {
 
 pub async fn take(tx: &mut AnyConnection, node: &Node) -> Stored<()> {
     sqlx::query(
-        "INSERT INTO nodes (id, url, seen_at, instance) VALUES ($1, $2, $3, $4)
-         ON CONFLICT (id) DO UPDATE SET url = excluded.url, seen_at = excluded.seen_at, instance = excluded.instance",
+        "INSERT INTO nodes (id, url, seen_at, instance, beats) VALUES ($1, $2, $3, $4, 1)
+         ON CONFLICT (id) DO UPDATE
+         SET url = excluded.url, seen_at = excluded.seen_at, instance = excluded.instance, beats = nodes.beats + 1",
     )
     .bind(&node.id)
     .bind(&node.url)
@@ -36,16 +40,27 @@ pub async fn take(tx: &mut AnyConnection, node: &Node) -> Stored<()> {
 }
 
 pub async fn all(db: &mut AnyConnection) -> Stored<Vec<Node>> {
-    let found = sqlx::query("SELECT id, url, seen_at, instance FROM nodes ORDER BY id").fetch_all(db).await?;
-    let read = |row| {
-        let (id, url, instance) = (row_text(row, "id")?, row_text(row, "url")?, row_text(row, "instance")?);
-        Ok(Node { id, url, seen_at: rows::time(row, "seen_at")?, instance })
+    let found = sqlx::query("SELECT id, url, seen_at, instance, beats, clock_offset_ms FROM nodes ORDER BY id").fetch_all(db).await?;
+    let read = |row: &AnyRow| {
+        Ok(Node {
+            id: row.try_get("id")?,
+            url: row.try_get("url")?,
+            seen_at: rows::time(row, "seen_at")?,
+            instance: row.try_get("instance")?,
+            beats: rows::count(row, "beats")?,
+            clock_offset_ms: row.try_get("clock_offset_ms")?,
+        })
     };
     found.iter().map(read).collect()
 }
 
-fn row_text(row: &AnyRow, name: &str) -> Stored<String> {
-    Ok(row.try_get(name)?)
+/// SQLite has this machine's clock.
+pub async fn clock_millis(db: &mut AnyConnection) -> Stored<i64> {
+    let sql = match db.backend_name() {
+        "SQLite" => "SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS BIGINT) AS ms",
+        _ => "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT) AS ms",
+    };
+    Ok(sqlx::query(sql).fetch_one(db).await?.try_get("ms")?)
 }
 
 /// One that is silent for so long and has nothing left is not coming back.

@@ -25,6 +25,7 @@ macro_rules! steps {
             (10, "pools in trouble", include_str!(concat!("../../../migrations/", $database, "/0010_pools_in_trouble.sql"))),
             (11, "hard ends", include_str!(concat!("../../../migrations/", $database, "/0011_hard_ends.sql"))),
             (12, "node instances", include_str!(concat!("../../../migrations/", $database, "/0012_node_instances.sql"))),
+            (13, "beats", include_str!(concat!("../../../migrations/", $database, "/0013_beats.sql"))),
         ]
     };
 }

@@ -1,0 +1,72 @@
+//! How far the clocks of the brokers are apart. Each measures its own against the database's and publishes the difference with its beat, so that
+//! all can be compared without a request from one broker to another.
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use crate::{
+    clock::Clock,
+    store::{Node, Store, Stored},
+};
+
+/// Past it the skew is reported. Tokens are accepted with clocks that are 5 s apart (`LEEWAY_SECONDS`), which leaves time to act.
+pub const REPORTED_SKEW: Duration = Duration::from_secs(2);
+
+#[derive(Default)]
+pub struct ClockSkew {
+    /// This broker's clock minus the database's, in milliseconds.
+    own_ms: AtomicI64,
+    /// The largest difference to another broker's clock, either way.
+    largest_ms: AtomicU64,
+    /// The node that was reported last.
+    reported: Mutex<Option<String>>,
+}
+
+impl ClockSkew {
+    /// Compares this clock with the database's, and answers with the difference.
+    pub async fn measure(&self, store: &dyn Store, clock: &dyn Clock) -> Stored<i64> {
+        let before = clock.unix_millis();
+        let database = store.clock_millis().await?;
+        // The database read its clock somewhere between the two.
+        let own = before + (clock.unix_millis() - before) / 2 - database;
+        self.own_ms.store(own, Relaxed);
+        Ok(own)
+    }
+
+    /// With the other brokers that live.
+    pub fn compare<'a>(&self, others: impl Iterator<Item = &'a Node>) {
+        let own = self.own_ms.load(Relaxed);
+        let differences = others.filter_map(|node| Some((node.clock_offset_ms?.saturating_sub(own), &node.id)));
+        let largest = differences.max_by_key(|(ms, _)| ms.unsigned_abs());
+        self.largest_ms.store(largest.map_or(0, |(ms, _)| ms.unsigned_abs()), Relaxed);
+        let skewed = largest.filter(|_| self.is_large()).map(|(ms, node)| (ms, node.clone()));
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        match (&*reported, skewed) {
+            (Some(before), Some((_, node))) if *before == node => {}
+            (_, Some((skew_ms, node))) => {
+                tracing::warn!(node, skew_ms, "the clock of another broker differs; synchronise both (NTP), tokens are refused past 5 s");
+                *reported = Some(node);
+            }
+            (Some(_), None) => {
+                tracing::info!("the clocks of all brokers agree again");
+                *reported = None;
+            }
+            (None, None) => {}
+        }
+    }
+
+    /// The largest difference to another broker's clock.
+    pub fn largest(&self) -> Duration {
+        Duration::from_millis(self.largest_ms.load(Relaxed))
+    }
+
+    /// Past what is reported.
+    pub fn is_large(&self) -> bool {
+        self.largest() > REPORTED_SKEW
+    }
+}
