@@ -102,7 +102,9 @@ async fn a_file_that_is_cut_short_while_it_is_sent_is_not_taken_for_whole() {
     std::fs::File::options().write(true).open(boxd.host("/workspace/a")).unwrap().set_len(left).unwrap();
     let mut rest = first;
     stream.read_to_end(&mut rest).await.unwrap();
-    assert!(rest == content[..left as usize], "{} bytes came", rest.len());
+    // The connection ends before the length that was promised. How much comes before that depends on what was written to the socket when
+    // the end was found: the server drops what it still holds.
+    assert!(content[..left as usize].starts_with(&rest), "{} bytes came", rest.len());
 }
 
 #[tokio::test]

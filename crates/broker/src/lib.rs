@@ -247,6 +247,8 @@ impl Broker {
             quarantine,
             audit_mark,
             background: Handle::current(),
+            metrics: Arc::default(),
+            started_at: Timestamp::now(),
         });
         let activity = Arc::new(Activity::default());
         let lifecycle = Arc::new(Lifecycle::new(deployment.clone(), activity.clone()));
@@ -270,7 +272,7 @@ impl Broker {
             audit: AuditTrail::start(store),
             webhook,
             scraper,
-            metrics: Arc::default(),
+            metrics: deployment.metrics.clone(),
             tls,
             sessions,
             lifecycle,

@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use cobox_protocol::ErrorCode;
 use http::{Method, StatusCode};
 
 /// Upper ends of a histogram's buckets, in microseconds: from a remembered read to what a client has long given up on.
@@ -62,9 +63,28 @@ struct Route {
     took: Histogram,
 }
 
+impl Route {
+    fn add(&mut self, answered: &Answered<'_>) {
+        *self.counts.entry((method_word(answered.method), status_word(answered.status))).or_default() += 1;
+        self.took.add(answered.took);
+    }
+}
+
+/// How sandboxes start, of one kind of start.
+#[derive(Default)]
+pub struct Starts {
+    pub took: Histogram,
+    pub failed: AtomicU64,
+}
+
 #[derive(Default)]
 pub struct Metrics {
     routes: Mutex<HashMap<String, Route>>,
+    /// What the gateway passed on, by kind of operation.
+    operations: Mutex<BTreeMap<&'static str, Route>>,
+    errors: Mutex<BTreeMap<&'static str, u64>>,
+    pub created: Starts,
+    pub resumed: Starts,
     pub connections: AtomicU64,
     pub connections_open: AtomicU64,
     pub bytes_in: AtomicU64,
@@ -86,24 +106,57 @@ pub struct Gauges<'a> {
     pub quarantined: usize,
     pub peers: crate::domain::nodes::PeerCounts,
     pub clock_skew: Duration,
+    /// How long requests waited for a connection to the database.
+    pub store_waits: Option<&'a Histogram>,
+    /// Of the filesystem with the data directory.
+    pub disk: Option<DiskSpace>,
+    pub sandbox_limit: u32,
+    /// When the process started, in seconds since 1970.
+    pub started_at: i64,
     /// `None` when the store could not be asked.
     pub counts: Option<crate::store::Counts>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskSpace {
+    pub total_bytes: u64,
+    pub available_bytes: u64,
+}
+
+/// One answered request, as far as it is counted.
+pub struct Answered<'a> {
+    /// A template of the router's, so there are as many as it has.
+    pub route: Option<&'a str>,
+    pub method: &'a Method,
+    pub status: StatusCode,
+    pub error: Option<ErrorCode>,
+    /// The template of the sandbox's own route, where the request went to one.
+    pub dataplane: Option<&'static str>,
+    pub took: Duration,
 }
 
 /// A route of what no route was found for.
 const NO_ROUTE: &str = "none";
 
 impl Metrics {
-    /// `route` is a template of the router's, so there are as many as it has.
-    pub fn request(&self, route: Option<&str>, method: &Method, status: StatusCode, took: Duration) {
-        let route = route.unwrap_or(NO_ROUTE);
-        let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
-        if !routes.contains_key(route) {
-            routes.insert(route.to_owned(), Route::default());
+    pub fn request(&self, answered: &Answered<'_>) {
+        let route = answered.route.unwrap_or(NO_ROUTE);
+        {
+            let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+            if !routes.contains_key(route) {
+                routes.insert(route.to_owned(), Route::default());
+            }
+            if let Some(entry) = routes.get_mut(route) {
+                entry.add(answered);
+            }
         }
-        let Some(entry) = routes.get_mut(route) else { return };
-        *entry.counts.entry((method_word(method), status_word(status))).or_default() += 1;
-        entry.took.add(took);
+        if let Some(template) = answered.dataplane {
+            let mut operations = self.operations.lock().unwrap_or_else(PoisonError::into_inner);
+            operations.entry(operation(template)).or_default().add(answered);
+        }
+        if let Some(code) = answered.error {
+            *self.errors.lock().unwrap_or_else(PoisonError::into_inner).entry(code.as_str()).or_default() += 1;
+        }
     }
 
     pub fn text(&self, gauges: &Gauges) -> String {
@@ -128,6 +181,7 @@ impl Metrics {
         }
         drop(sorted);
         drop(routes);
+        self.write_operations(out)?;
         for (name, about, value) in [
             ("cobox_connections_total", "Connections of clients accepted.", &self.connections),
             ("cobox_tls_handshakes_failed_total", "Connections that did not become TLS ones.", &self.handshakes_failed),
@@ -154,6 +208,11 @@ impl Metrics {
         writeln!(out, "cobox_audit_records_lost_total {}", gauges.audit_lost)?;
         head(out, "cobox_store_up", "gauge", "Whether the database took a change just now.")?;
         writeln!(out, "cobox_store_up {}", u8::from(gauges.is_store_up))?;
+        if let Some(waits) = gauges.store_waits {
+            head(out, "cobox_store_wait_duration_seconds", "histogram", "Waiting for a connection to the database.")?;
+            waits.write(out, "cobox_store_wait_duration_seconds", "")?;
+        }
+        self.write_node(out, gauges)?;
         head(out, "cobox_peers", "gauge", "Other brokers on the same database, by whether they beat.")?;
         for (state, count) in [("alive", gauges.peers.alive), ("dead", gauges.peers.dead)] {
             writeln!(out, "cobox_peers{{state=\"{state}\"}} {count}")?;
@@ -169,6 +228,59 @@ impl Metrics {
             writeln!(out, "cobox_sessions {}", counts.sessions)?;
             head(out, "cobox_revocations", "gauge", "Revocations that still count.")?;
             writeln!(out, "cobox_revocations {}", counts.revocations)?;
+            head(out, "cobox_workspace_sandboxes_max", "gauge", "Sandboxes of the workspace that has the most.")?;
+            writeln!(out, "cobox_workspace_sandboxes_max {}", counts.largest_workspace)?;
+            head(out, "cobox_database_size_bytes", "gauge", "What the database takes on its disk.")?;
+            writeln!(out, "cobox_database_size_bytes {}", counts.database_bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Errors, and what the gateway passed on.
+    fn write_operations(&self, out: &mut String) -> fmt::Result {
+        head(out, "cobox_errors_total", "counter", "Requests that the broker answered with an error, by its code.")?;
+        for (code, count) in self.errors.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            writeln!(out, "cobox_errors_total{{code=\"{code}\"}} {count}")?;
+        }
+        let operations = self.operations.lock().unwrap_or_else(PoisonError::into_inner);
+        head(out, "cobox_dataplane_requests_total", "counter", "Requests passed on to sandboxes, by kind of operation.")?;
+        for (operation, entry) in operations.iter() {
+            let mut by_status = BTreeMap::<u16, u64>::new();
+            entry.counts.iter().for_each(|((_, status), count)| *by_status.entry(*status).or_default() += count);
+            for (status, count) in by_status {
+                writeln!(out, "cobox_dataplane_requests_total{{operation=\"{operation}\",status=\"{status}\"}} {count}")?;
+            }
+        }
+        let name = "cobox_dataplane_request_duration_seconds";
+        head(out, name, "histogram", "Requests to sandboxes until the head of the answer, by kind of operation.")?;
+        for (operation, entry) in operations.iter() {
+            entry.took.write(out, name, &format!("operation=\"{operation}\""))?;
+        }
+        Ok(())
+    }
+
+    /// This process, its disk, and the sandboxes it started.
+    fn write_node(&self, out: &mut String, gauges: &Gauges) -> fmt::Result {
+        head(out, "cobox_build_info", "gauge", "Always 1; the version of this broker.")?;
+        writeln!(out, "cobox_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"))?;
+        head(out, "cobox_process_start_time_seconds", "gauge", "When this broker started, in seconds since 1970.")?;
+        writeln!(out, "cobox_process_start_time_seconds {}", gauges.started_at)?;
+        let starts = [("create", &self.created), ("resume", &self.resumed)];
+        head(out, "cobox_sandbox_start_duration_seconds", "histogram", "Starts of sandboxes on this node that succeeded.")?;
+        for (kind, starts) in starts {
+            starts.took.write(out, "cobox_sandbox_start_duration_seconds", &format!("kind=\"{kind}\""))?;
+        }
+        head(out, "cobox_sandbox_starts_failed_total", "counter", "Starts of sandboxes on this node that failed.")?;
+        for (kind, starts) in starts {
+            writeln!(out, "cobox_sandbox_starts_failed_total{{kind=\"{kind}\"}} {}", starts.failed.load(Relaxed))?;
+        }
+        head(out, "cobox_sandbox_limit", "gauge", "Sandboxes that one workspace may have, as configured.")?;
+        writeln!(out, "cobox_sandbox_limit {}", gauges.sandbox_limit)?;
+        if let Some(disk) = gauges.disk {
+            head(out, "cobox_data_disk_bytes", "gauge", "The filesystem with the data directory.")?;
+            for (kind, bytes) in [("total", disk.total_bytes), ("available", disk.available_bytes)] {
+                writeln!(out, "cobox_data_disk_bytes{{kind=\"{kind}\"}} {bytes}")?;
+            }
         }
         Ok(())
     }
@@ -176,6 +288,19 @@ impl Metrics {
 
 fn head(out: &mut String, name: &str, kind: &str, about: &str) -> fmt::Result {
     writeln!(out, "# HELP {name} {about}\n# TYPE {name} {kind}")
+}
+
+/// The kind of a sandbox's route: commands and files have different durations, so they are counted apart.
+fn operation(template: &str) -> &'static str {
+    const KINDS: [(&str, &[&str]); 5] = [
+        ("exec", &["/exec", "/processes"]),
+        ("shell", &["/shell", "/ws"]),
+        ("files", &["/files", "/fs/", "/archive", "/upload", "/download", "/glob", "/grep"]),
+        ("watch", &["/watch"]),
+        ("sync", &["/sync"]),
+    ];
+    let rest = template.strip_prefix("/v1").unwrap_or(template);
+    KINDS.into_iter().find(|(_, starts)| starts.iter().any(|start| rest.starts_with(start))).map_or("other", |(kind, _)| kind)
 }
 
 /// A client may make methods up.
@@ -198,11 +323,27 @@ mod tests {
         let metrics = Metrics::default();
         for n in 100..1000 {
             let method = Method::from_bytes(format!("M{n}").as_bytes()).unwrap();
-            metrics.request(Some("/dp/{*rest}"), &method, StatusCode::from_u16(n).unwrap(), Duration::from_millis(n.into()));
+            metrics.request(&Answered {
+                route: Some("/dp/{*rest}"),
+                method: &method,
+                status: StatusCode::from_u16(n).unwrap(),
+                error: None,
+                dataplane: Some("/v1/exec"),
+                took: Duration::from_millis(n.into()),
+            });
         }
         let text = metrics.text(&Gauges::default());
         assert!(text.lines().filter(|l| l.starts_with("cobox_requests_total{")).count() < 80);
         assert!(text.contains("le=\"+Inf\"} 900\n"), "{text}");
         assert!(text.contains("le=\"0.25\"} 151\n"), "{text}");
+    }
+
+    #[test]
+    fn every_route_of_a_sandbox_has_a_kind() {
+        for route in cobox_protocol::route::ROUTES {
+            let is_plain = ["/healthz", "/v1/healthz", cobox_protocol::langsmith::TUNNEL].contains(&route.template);
+            assert_eq!(operation(route.template) == "other", is_plain, "{}", route.template);
+        }
+        assert_eq!((operation("/v1/exec"), operation("/v1/files/{path}"), operation("/execute")), ("exec", "files", "exec"));
     }
 }

@@ -98,8 +98,6 @@ ids! {
     SandboxId = "sb";
     /// A token's `jti`.
     TokenId = "tok";
-    /// One HTTP request, in answers and logs.
-    RequestId = "req";
     /// An API key's public half.
     KeyId = "key";
     /// A share: what lets another principal into a session.
@@ -116,6 +114,63 @@ ids! {
     VolumeId = "vol";
     /// A pool: sandboxes of a template that wait to be taken.
     PoolId = "pool";
+}
+
+/// One HTTP request, in answers and logs: ours, or the one its caller sent, so that a request can be found in the logs of both sides.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct RequestId(String);
+
+/// Longest request id of a caller's, in characters: a UUID has 36, a trace context 55.
+pub const MAX_REQUEST_ID_CHARS: usize = 128;
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("a request id has 1 to {MAX_REQUEST_ID_CHARS} letters, digits, `_`, `-`, `.` or `:`, and is no credential")]
+pub struct InvalidRequestId;
+
+impl RequestId {
+    #[allow(clippy::new_without_default, reason = "a default that differs each time would surprise")]
+    pub fn new() -> Self {
+        Self(format!("req_{}", new_ulid()))
+    }
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for RequestId {
+    type Err = InvalidRequestId;
+    fn from_str(s: &str) -> Result<Self, InvalidRequestId> {
+        let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"_-.:".contains(&b);
+        let is_id = (1..=MAX_REQUEST_ID_CHARS).contains(&s.len()) && s.bytes().all(is_plain);
+        // It is written to logs and to the audit, where no credential may be.
+        if is_id && crate::secret::redact(s) == s { Ok(Self(s.to_owned())) } else { Err(InvalidRequestId) }
+    }
+}
+
+impl TryFrom<String> for RequestId {
+    type Error = InvalidRequestId;
+    fn try_from(s: String) -> Result<Self, InvalidRequestId> {
+        s.parse()
+    }
+}
+
+impl From<RequestId> for String {
+    fn from(id: RequestId) -> String {
+        id.0
+    }
+}
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
 }
 
 impl EventId {
@@ -136,6 +191,17 @@ impl EventId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_callers_request_id_is_taken_unless_it_could_harm_a_log() {
+        for good in ["req_01j8zq3k5v6w7x8y9z0a1b2c3d", "6f1c2f0e-7b0d-4c3e-9a57-0c8f5b1f2a3d", "a", "svc:7.1_x"] {
+            assert_eq!(good.parse::<RequestId>().unwrap().as_str(), good);
+        }
+        let (long, key) = ("x".repeat(129), format!("cbx_{}", "a".repeat(60)));
+        for bad in ["", "a b", "a\nb", "ä", "a\"b", &long, &key] {
+            assert!(bad.parse::<RequestId>().is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn an_id_survives_the_wire_and_a_stranger_is_refused() {

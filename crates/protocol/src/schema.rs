@@ -54,7 +54,6 @@ ids! {
     SessionId = "ssn";
     SandboxId = "sb";
     TokenId = "tok";
-    RequestId = "req";
     KeyId = "key";
     ShellId = "sh";
     ShareId = "shr";
@@ -63,6 +62,15 @@ ids! {
     SnapshotId = "snap";
     VolumeId = "vol";
     PoolId = "pool";
+}
+
+impl JsonSchema for RequestId {
+    fn schema_name() -> Cow<'static, str> {
+        "RequestId".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,128}$" })
+    }
 }
 
 impl JsonSchema for Timestamp {
@@ -127,7 +135,6 @@ mod tests {
             (pattern::<SessionId>(), SessionId::new().to_string()),
             (pattern::<SandboxId>(), SandboxId::new().to_string()),
             (pattern::<TokenId>(), TokenId::new().to_string()),
-            (pattern::<RequestId>(), RequestId::new().to_string()),
             (pattern::<KeyId>(), KeyId::new().to_string()),
             (pattern::<ShellId>(), ShellId::new().to_string()),
             (pattern::<CommandId>(), CommandId::new().to_string()),

@@ -19,6 +19,7 @@ use super::{
 use crate::{
     clock::Clock,
     config::Config,
+    metrics::{DiskSpace, Metrics},
     oidc::Oidc,
     policy::{HardEnd, Lifetimes, Policy, PolicySource, Subject},
     store::{Ending, Room, Store, StoreError},
@@ -44,6 +45,8 @@ pub struct Deployment {
     pub audit_mark: AuditMark,
     /// For what goes on without whoever asked for it: the threads that serve connections end before the broker does.
     pub background: Handle,
+    pub metrics: Arc<Metrics>,
+    pub started_at: Timestamp,
 }
 
 impl Deployment {
@@ -80,6 +83,13 @@ impl Deployment {
     pub fn address(&self, sandbox: &Sandbox) -> SandboxAddress {
         let Dataplane { http_base_url, ws_base_url } = self.dataplane(sandbox);
         SandboxAddress { id: sandbox.id.clone(), provider: sandbox.provider.clone(), http_base_url, ws_base_url }
+    }
+
+    /// Of the filesystem with the data directory; nothing where it can't be read.
+    pub fn disk_space(&self) -> Option<DiskSpace> {
+        let stat = rustix::fs::statvfs(&self.config.data_dir).ok()?;
+        let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
+        Some(DiskSpace { total_bytes: bytes(stat.f_blocks), available_bytes: bytes(stat.f_bavail) })
     }
 
     /// What is allowed now; one look at it for one decision.

@@ -7,9 +7,9 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use cobox_protocol::{ApiError, ErrorCode, SandboxId, Timestamp, control::Ending, session::State};
@@ -26,6 +26,7 @@ use super::{
     model::{Intent, Sandbox},
     telling::Told,
 };
+use crate::metrics::Starts;
 
 /// Sandboxes asked at once when all of a workspace must be told something, or all of a node be looked at.
 pub const CONCURRENT_SANDBOXES: usize = 16;
@@ -133,7 +134,7 @@ impl Lifecycle {
 
     async fn provision(self: &Arc<Self>, sandbox: Sandbox) -> Outcome {
         let d = &self.deployment;
-        match self.start(&sandbox).await {
+        match self.start(&sandbox, &d.metrics.created).await {
             Ok(()) => self.settle_started(&sandbox, "sandbox.started").await,
             Err(error) => {
                 let reason = self.log_failure(&sandbox, "starting", &error);
@@ -151,7 +152,7 @@ impl Lifecycle {
         if sandbox.intent != Some(Intent::Resume) && !d.store.replace_sandbox(&sandbox, &begun, None).await.map_err(internal)? {
             return Err(gone(&self.load(&sandbox.id).await?));
         }
-        match self.start(&begun).await {
+        match self.start(&begun, &d.metrics.resumed).await {
             Ok(()) => self.settle_started(&begun, "sandbox.resumed").await,
             Err(error) => {
                 let reason = self.log_failure(&sandbox, "resuming", &error);
@@ -166,13 +167,22 @@ impl Lifecycle {
         }
     }
 
-    async fn start(&self, sandbox: &Sandbox) -> Result<(), ProviderError> {
-        // Its lease begins with this start: one that counts from its last use may be over, and boxd would end itself.
-        let starting = Sandbox { last_active_at: self.deployment.now(), ..sandbox.clone() };
-        let (state, told) = self.control_state(&starting).await.map_err(|e| ProviderError::Unavailable(e.message))?;
-        self.deployment.provider.start(&sandbox.id, &sandbox.making, &state).await?;
-        self.remember_told(&sandbox.id, told);
-        Ok(())
+    async fn start(&self, sandbox: &Sandbox, counted: &Starts) -> Result<(), ProviderError> {
+        let began = Instant::now();
+        let started = async {
+            // Its lease begins with this start: one that counts from its last use may be over, and boxd would end itself.
+            let starting = Sandbox { last_active_at: self.deployment.now(), ..sandbox.clone() };
+            let (state, told) = self.control_state(&starting).await.map_err(|e| ProviderError::Unavailable(e.message))?;
+            self.deployment.provider.start(&sandbox.id, &sandbox.making, &state).await?;
+            self.remember_told(&sandbox.id, told);
+            Ok(())
+        };
+        let started = started.await;
+        match &started {
+            Ok(()) => counted.took.add(began.elapsed()),
+            Err(_) => drop(counted.failed.fetch_add(1, Relaxed)),
+        }
+        started
     }
 
     async fn settle_started(self: &Arc<Self>, begun: &Sandbox, action: &'static str) -> Outcome {
@@ -256,6 +266,7 @@ impl Lifecycle {
         if !d.store.replace_sandbox(begun, &suspended, Some(&audit)).await.map_err(internal)? {
             return Err(gone(&self.load(&begun.id).await?));
         }
+        tracing::info!(sandbox = %begun.id, reason, "a sandbox was suspended");
         Ok(suspended)
     }
 

@@ -221,6 +221,7 @@ impl Reaper {
         for session in sessions {
             let bound = Bound { session, sandbox: sandbox.clone() };
             if bound.left(d.lifetimes(sandbox).hard_ttl, now).is_zero() {
+                tracing::info!(sandbox = %sandbox.id, session = %bound.session.id, "a session reached its hard end");
                 let audit = AuditRecord::new(now, &sandbox.workspace, "session.ended").about(&bound).detail(HARD_END);
                 self.sessions.end(&bound, Ending { keeps_sandbox: !is_deleted, ..d.ending(HARD_END, audit) }).await?;
                 left -= 1;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::extract::{FromRequestParts, MatchedPath};
 use cobox_gateway::Credential;
-use cobox_protocol::{ApiError, ErrorCode, RequestId, SessionId};
+use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, SessionId};
 use http::{HeaderMap, Uri, request::Parts};
 
 use super::{
@@ -29,9 +29,18 @@ pub struct Authenticated {
     pub request_id: RequestId,
     pub wait: Duration,
     client: String,
+    seen: Option<Seen>,
 }
 
 impl Authenticated {
+    /// For the log: the session and the sandbox that were found or made for the request.
+    pub fn about(&self, session: &SessionId, sandbox: &SandboxId) {
+        if let Some(seen) = &self.seen {
+            seen.session(session);
+            seen.sandbox(sandbox);
+        }
+    }
+
     pub fn asking(&self) -> Asking<'_> {
         Asking { caller: &self.caller, request_id: &self.request_id, wait: self.wait, client: &self.client }
     }
@@ -54,7 +63,8 @@ impl FromRequestParts<Api> for Authenticated {
         let authority = api.deployment.thread_authority.as_ref();
         let caller = Caller { thread_credential: authority.and_then(|a| a.credential(&parts.headers)), ..caller };
         let request_id = parts.extensions.get::<RequestId>().cloned().unwrap_or_else(RequestId::new);
-        Ok(Self { caller, request_id, wait: preferred_wait(&parts.headers), client: client_name(&parts.headers) })
+        let seen = parts.extensions.get::<Seen>().cloned();
+        Ok(Self { caller, request_id, wait: preferred_wait(&parts.headers), client: client_name(&parts.headers), seen })
     }
 }
 

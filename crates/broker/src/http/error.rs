@@ -12,11 +12,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use cobox_gateway::{Kept, PassedFor, Refused};
-use cobox_protocol::{ApiError, ErrorCode, RequestId, SessionId, secret::redact};
+use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, SessionId, secret::redact};
 use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 
-use super::{langsmith, request_log::RequestLine};
-use crate::metrics::Metrics;
+use super::{langsmith, request_log::RequestLine, trace::TraceContext};
+use crate::metrics::{Answered, Metrics};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// What was said beside an error and stays: which methods there are, and whether a browser may show it to a page.
@@ -74,6 +74,8 @@ struct SeenParts {
     principal: OnceLock<String>,
     route: OnceLock<String>,
     connection: Kept,
+    session: OnceLock<SessionId>,
+    sandbox: OnceLock<SandboxId>,
 }
 
 impl Seen {
@@ -87,6 +89,25 @@ impl Seen {
         let _ = self.0.principal.set(principal.to_owned());
     }
 
+    pub fn session(&self, id: &SessionId) {
+        let _ = self.0.session.set(id.clone());
+    }
+
+    pub fn sandbox(&self, id: &SandboxId) {
+        let _ = self.0.sandbox.set(id.clone());
+    }
+
+    /// The ids that a path names.
+    fn path(&self, path: &str) {
+        for segment in path.split('/') {
+            if let Ok(id) = segment.parse() {
+                self.session(&id);
+            } else if let Ok(id) = segment.parse() {
+                self.sandbox(&id);
+            }
+        }
+    }
+
     /// Only the router's own words, never a path.
     pub fn route(&self, template: &str) {
         let _ = self.0.route.set(template.to_owned());
@@ -97,6 +118,7 @@ impl Seen {
 pub async fn note_route(request: Request, next: Next) -> Response {
     if let (Some(seen), Some(route)) = (request.extensions().get::<Seen>(), request.extensions().get::<MatchedPath>()) {
         seen.route(route.as_str());
+        seen.path(request.uri().path());
     }
     next.run(request).await
 }
@@ -104,7 +126,9 @@ pub async fn note_route(request: Request, next: Next) -> Response {
 /// A request under way: it has an id, an error to it gets its envelope, and the log and the metrics their line: with the route's template
 /// in place of the path, where there is one, and without the query: both may hold what nobody else should read.
 pub struct Underway {
+    /// The caller's own, where it sent one that can be used.
     pub id: RequestId,
+    trace: Option<TraceContext>,
     began: Instant,
     method: Method,
     uri: Uri,
@@ -117,7 +141,9 @@ pub struct Underway {
 impl Underway {
     pub fn new(request: &Request) -> Self {
         let (method, uri) = (request.method().clone(), request.uri().clone());
-        Self { id: RequestId::new(), began: Instant::now(), method, uri, route: None, seen: None }
+        let given = request.headers().get(&X_REQUEST_ID).and_then(|v| v.to_str().ok()).and_then(|v| v.parse().ok());
+        let trace = TraceContext::from_headers(request.headers());
+        Self { id: given.unwrap_or_else(RequestId::new), trace, began: Instant::now(), method, uri, route: None, seen: None }
     }
 
     /// Whether somebody is known to ask.
@@ -126,7 +152,7 @@ impl Underway {
     }
 
     pub fn answered(self, mut response: Response, metrics: &Metrics) -> Response {
-        let Self { id, began, method, uri, route, seen } = self;
+        let Self { id, trace, began, method, uri, route, seen } = self;
         let passed = response.extensions_mut().remove::<PassedFor>();
         let error = match response.extensions_mut().remove::<ApiError>() {
             Some(error) => {
@@ -147,7 +173,14 @@ impl Underway {
         let (took, status) = (began.elapsed(), response.status());
         let seen = seen.as_ref().map(|seen| &seen.0);
         let route = route.or_else(|| seen?.route.get().map(String::as_str));
-        metrics.request(route, &method, status, took);
+        metrics.request(&Answered {
+            route,
+            method: &method,
+            status,
+            error: error.as_ref().map(|e| e.code),
+            dataplane: passed.as_ref().and_then(|passed| passed.route),
+            took,
+        });
         let caller = passed.as_ref().and_then(|passed| passed.admission.caller.as_ref());
         let seen_principal = seen.and_then(|seen| seen.principal.get()).map(String::as_str);
         RequestLine {
@@ -159,8 +192,9 @@ impl Underway {
             error: error.as_ref(),
             took,
             principal: seen_principal.or_else(|| caller.map(|c| c.principal.as_str())),
-            sandbox: passed.as_ref().map(|passed| passed.admission.sandbox.as_str()),
-            session: caller.and_then(|c| c.session.as_ref()).map(SessionId::as_str),
+            sandbox: passed.as_ref().map(|p| &p.admission.sandbox).or_else(|| seen?.sandbox.get()).map(SandboxId::as_str),
+            session: caller.and_then(|c| c.session.as_ref()).or_else(|| seen?.session.get()).map(SessionId::as_str),
+            trace: trace.as_ref(),
         }
         .log();
         response

@@ -28,6 +28,7 @@ mod snapshots;
 mod templates;
 mod threads;
 mod tokens;
+pub mod trace;
 mod volumes;
 mod webhooks;
 

@@ -72,6 +72,10 @@ async fn metrics(State(api): State<Api>, request: Request) -> Result<impl IntoRe
         quarantined: api.deployment.quarantine.count(),
         peers: nodes.counts(api.deployment.now()),
         clock_skew: nodes.skew.largest(),
+        store_waits: store.wait_times(),
+        disk: api.deployment.disk_space(),
+        sandbox_limit: api.deployment.config.max_sandboxes_per_workspace,
+        started_at: api.deployment.started_at.unix(),
         counts,
     };
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], api.metrics.text(&gauges)))

@@ -1,9 +1,11 @@
-//! The log line of a request: the route's template in place of the path, where there is one, and no query, because both may hold secrets.
+//! The log line of a request. It has the route's template instead of the path, and no query: both may hold secrets.
 
 use std::{borrow::Cow, time::Duration};
 
 use cobox_protocol::{ApiError, RequestId, secret::redact};
 use http::{Method, StatusCode};
+
+use super::trace::TraceContext;
 
 /// Longest path in a log line, in characters.
 const MAX_LOGGED_PATH: usize = 256;
@@ -23,6 +25,7 @@ pub struct RequestLine<'a> {
     pub principal: Option<&'a str>,
     pub sandbox: Option<&'a str>,
     pub session: Option<&'a str>,
+    pub trace: Option<&'a TraceContext>,
 }
 
 impl RequestLine<'_> {
@@ -31,7 +34,7 @@ impl RequestLine<'_> {
         // A macro, because the level of a log statement is fixed when it is compiled.
         macro_rules! line {
             ($level:ident) => {{
-                let Self { id, method, route, status, error, took, principal, sandbox, session, .. } = self;
+                let Self { id, method, route, status, error, took, principal, sandbox, session, trace, .. } = self;
                 let path = self.route.is_none().then(|| without_secrets(self.path).chars().take(MAX_LOGGED_PATH).collect::<String>());
                 let (code, cause) = (error.map_or("", |e| e.code.as_str()), error.and_then(|e| e.cause.as_deref()));
                 tracing::event!(
@@ -47,6 +50,7 @@ impl RequestLine<'_> {
                     principal = principal.unwrap_or_default(),
                     sandbox,
                     session,
+                    trace_id = trace.map(tracing::field::display),
                     "request"
                 );
             }};

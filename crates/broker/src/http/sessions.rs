@@ -42,6 +42,7 @@ async fn negotiate(
     let key = idempotency_key(&headers)?;
     let is_full_shape = body.is_full_shape();
     let answer = api.sessions.negotiate(&who.asking(), &body.read()?, key).await;
+    let answer = answer.inspect(|found| who.about(&found.session_id, &found.sandbox.id));
     Ok(Json(if is_full_shape { answer.map_err(full)? } else { answer? }))
 }
 
@@ -84,7 +85,9 @@ async fn list(
 }
 
 async fn look(State(api): State<Api>, who: Authenticated, Path(id): Path<String>) -> Result<Json<NegotiateResponse>, Failure> {
-    Ok(Json(api.sessions.get(&who.asking(), &session_id(&id)?).await?))
+    let found = api.sessions.get(&who.asking(), &session_id(&id)?).await?;
+    who.about(&found.session_id, &found.sandbox.id);
+    Ok(Json(found))
 }
 
 async fn refresh(

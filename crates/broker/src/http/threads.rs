@@ -36,12 +36,16 @@ async fn negotiate(
     MaybeJsonBody(body): MaybeJsonBody<NegotiationBody>,
 ) -> Result<Json<ThreadSandbox>, Failure> {
     let wish = body.read_for_thread(&thread)?;
-    Ok(Json(api.sessions.negotiate(&who.asking(), &wish, idempotency_key(&headers)?).await?.into()))
+    let found = api.sessions.negotiate(&who.asking(), &wish, idempotency_key(&headers)?).await?;
+    who.about(&found.session_id, &found.sandbox.id);
+    Ok(Json(found.into()))
 }
 
 async fn look(State(api): State<Api>, who: Authenticated, Path(thread): Path<String>) -> Result<Json<ThreadSandbox>, Failure> {
     let id = api.sessions.id_of_thread(&who.caller, &thread).await?;
-    Ok(Json(api.sessions.get(&who.asking(), &id).await?.into()))
+    let found = api.sessions.get(&who.asking(), &id).await?;
+    who.about(&found.session_id, &found.sandbox.id);
+    Ok(Json(found.into()))
 }
 
 /// Here the token shown ends soon after, unless the caller says otherwise.

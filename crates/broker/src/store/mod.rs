@@ -182,6 +182,8 @@ pub trait Store: KindStore + Send + Sync {
     async fn counts(&self, now: Timestamp) -> Stored<Counts>;
     /// How long commits took so far.
     fn commit_times(&self) -> Option<&Histogram>;
+    /// How long was waited for a connection to the database so far.
+    fn wait_times(&self) -> Option<&Histogram>;
 
     /// Whether other brokers may use this database, now or later.
     fn is_shared(&self) -> bool;

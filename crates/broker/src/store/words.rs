@@ -338,6 +338,10 @@ pub struct Counts {
     pub sessions: u64,
     /// Those that still count.
     pub revocations: u64,
+    /// Sandboxes of the workspace that has the most.
+    pub largest_workspace: u64,
+    /// What the database takes on its disk.
+    pub database_bytes: u64,
 }
 
 /// The master key was replaced: every living sandbox's next token key comes from the new one.

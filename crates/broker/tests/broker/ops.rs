@@ -1,12 +1,15 @@
 //! What whoever runs a broker looks at: whether it is ready, and what it counts.
 
-use std::sync::atomic::Ordering;
+use std::{collections::BTreeSet, sync::atomic::Ordering};
 
 use cobox_protocol::key::PrincipalKind;
 use http::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::harness::{Client, World, eventually, session_path};
+use crate::{
+    harness::{Client, World, eventually, sandbox_id, session_path},
+    log::Log,
+};
 
 #[tokio::test]
 async fn a_broker_is_ready_while_its_parts_are_and_says_which_is_not() {
@@ -36,7 +39,10 @@ async fn the_metrics_tell_of_routes_and_states_and_of_nobody() {
     let made = ann.ensure("a-thread-of-anns").await;
     ann.post(&format!("{}/refresh", session_path(&made)), json!({})).await.ok(200);
     ann.get("/no/such/route?token=hidden").await.error(404);
-    let metrics = Client { addr: broker.addr, key: None }.get("/metrics").await;
+    let anyone = Client { addr: broker.addr, key: None };
+    // The connections of the requests before are closed by the broker after their clients have closed them.
+    eventually("only one connection is open", async || scrape(&anyone).await.contains("\ncobox_connections_open 1\n")).await;
+    let metrics = anyone.get("/metrics").await;
     assert_eq!(metrics.status, 200);
     assert!(metrics.headers["content-type"].to_str().unwrap().starts_with("text/plain"));
     let text = String::from_utf8(metrics.bytes.to_vec()).unwrap();
@@ -50,7 +56,11 @@ async fn the_metrics_tell_of_routes_and_states_and_of_nobody() {
         "cobox_revocations 0",
         "cobox_tokens_issued_total 2",
         "cobox_store_up 1",
-        "cobox_connections_open 1",
+        "cobox_errors_total{code=\"ROUTE_NOT_FOUND\"} 1",
+        "cobox_sandbox_start_duration_seconds_count{kind=\"create\"} 1",
+        "cobox_sandbox_starts_failed_total{kind=\"create\"} 0",
+        "cobox_workspace_sandboxes_max 1",
+        "cobox_sandbox_limit 1000",
     ] {
         assert!(text.lines().any(|l| l == line), "{line}\n{text}");
     }
@@ -62,6 +72,91 @@ async fn the_metrics_tell_of_routes_and_states_and_of_nobody() {
     };
     assert!(value("cobox_store_commit_duration_seconds_count") >= 2.0);
     assert!(value("cobox_connection_bytes_total{direction=\"out\"}") > 100.0);
+    assert!(value("cobox_store_wait_duration_seconds_count") >= 2.0);
+    assert!(value("cobox_database_size_bytes") > 4096.0);
+    assert!(value("cobox_data_disk_bytes{kind=\"total\"}") >= value("cobox_data_disk_bytes{kind=\"available\"}"));
+    assert!(text.contains(&format!("cobox_build_info{{version=\"{}\"}} 1\n", env!("CARGO_PKG_VERSION"))));
+}
+
+async fn scrape(client: &Client) -> String {
+    String::from_utf8(client.get("/metrics").await.bytes.to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn commands_and_files_and_failed_starts_are_counted_apart() {
+    let mut world = World::new();
+    world.config.metrics.public = true;
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let token = ann.with(&made["token"]);
+    let sandbox = format!("/dp/{}", sandbox_id(&made));
+    token.post(&format!("{sandbox}/v1/exec"), json!({})).await;
+    for name in ["a", "b"] {
+        token.get(&format!("{sandbox}/v1/files/{name}")).await;
+    }
+    world.provider.failing_starts.store(1, Ordering::SeqCst);
+    ann.post("/v1/sandbox/sessions", json!({ "thread_id": "fails", "mode": "ensure" })).await.error(503);
+    let text = scrape(&ann).await;
+    for line in [
+        "cobox_dataplane_request_duration_seconds_count{operation=\"exec\"} 1",
+        "cobox_dataplane_request_duration_seconds_count{operation=\"files\"} 2",
+        "cobox_sandbox_starts_failed_total{kind=\"create\"} 1",
+        "cobox_errors_total{code=\"PROVIDER_UNAVAILABLE\"} 1",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+    }
+}
+
+#[tokio::test]
+async fn the_documentation_lists_every_metric_and_no_other() {
+    let mut world = World::new();
+    world.config.metrics.public = true;
+    let broker = world.start().await;
+    let text = scrape(&Client { addr: broker.addr, key: None }).await;
+    let shown: BTreeSet<&str> = text.lines().filter_map(|l| l.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    let docs = include_str!("../../../../docs/operations.md");
+    let words = docs.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    let listed: BTreeSet<&str> = words.filter(|word| word.starts_with("cobox_") && *word != "cobox_broker").collect();
+    assert_eq!(shown, listed);
+}
+
+#[tokio::test]
+async fn a_request_is_found_by_its_callers_ids_and_by_its_sandbox() {
+    const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+    let log = Log::capture();
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let trace = format!("00-{TRACE}-00f067aa0ba902b7-01");
+    let ids = [("x-request-id", "their-own.id:7"), ("traceparent", trace.as_str())];
+    let body = json!({ "thread_id": "t", "mode": "ensure" });
+    let answer = ann.call(Method::POST, "/v1/sandbox/sessions", Some(body), &ids).await;
+    assert_eq!(answer.headers["x-request-id"], "their-own.id:7");
+    let made = answer.ok(200);
+    let line = log.request("their-own.id:7");
+    assert_eq!((&line["trace_id"], &line["level"]), (&json!(TRACE), &json!("INFO")));
+    let is_about = |line: &Value| line["session"] == made["session_id"] && line["sandbox"] == made["sandbox"]["id"];
+    assert!(is_about(&line), "{line}");
+    // The audit has it too.
+    let root = broker.key("root", PrincipalKind::Operator).await;
+    let audit = root.get("/v1/audit").await.ok(200);
+    assert!(audit["items"].as_array().unwrap().iter().any(|r| r["request_id"] == "their-own.id:7"), "{audit}");
+
+    let passed = ann.with(&made["token"]).get(&format!("/dp/{}/v1/files/a", sandbox_id(&made))).await;
+    assert!(is_about(&log.request(passed.headers["x-request-id"].to_str().unwrap())));
+    let refused = ann.post(&format!("{}/delegate", session_path(&made)), json!({})).await;
+    assert_eq!(log.request(refused.headers["x-request-id"].to_str().unwrap())["session"], made["session_id"]);
+    // What could harm a log is replaced.
+    for bad in ["a b", &"x".repeat(129), ann.key.as_ref().unwrap().expose()] {
+        let answer = ann.call(Method::GET, "/healthz", None, &[("x-request-id", bad), ("traceparent", "00-0-0-0")]).await;
+        assert!(answer.headers["x-request-id"].to_str().unwrap().starts_with("req_"), "{bad}");
+    }
+    // So is a suspension, for which no request is to blame.
+    world.clock.advance(3600);
+    broker.tick().await;
+    let lines = log.lines();
+    assert!(lines.iter().any(|l| l["message"] == "a sandbox was suspended" && l["sandbox"] == made["sandbox"]["id"]), "{lines:#?}");
 }
 
 #[tokio::test]

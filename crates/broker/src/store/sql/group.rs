@@ -133,7 +133,7 @@ async fn write_now(base: &Base, note: &Note) -> Stored<()> {
         // One statement is a transaction of its own, without two more trips to the database. Nobody remembers audit records, which come
         // with every request.
         if base.engine.is_only_writer {
-            let mut db = Lent::from(&base.engine.writers).await?;
+            let mut db = Lent::from(&base.engine.writers, &base.engine.quick.waits).await?;
             base.sync_by(&mut db).await?;
             let appended = append(base, &mut db, note).await;
             if matches!(appended, Err(StoreError::Unreachable(_))) {

@@ -5,13 +5,16 @@
 
 use std::{
     ops::{Deref, DerefMut},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use sqlx::{Any, AnyConnection, AnyPool, SqlSafeStr, pool::PoolConnection};
 use tokio::time::timeout;
 
-use crate::store::{StoreError, Stored};
+use crate::{
+    metrics::Histogram,
+    store::{StoreError, Stored},
+};
 
 /// How long a connection has to answer when it is given back: what it was asked for may still have to end.
 const RETURN_WITHIN: Duration = Duration::from_secs(5);
@@ -35,8 +38,11 @@ impl Default for Patience {
 pub struct Lent(Option<PoolConnection<Any>>);
 
 impl Lent {
-    pub async fn from(pool: &AnyPool) -> Stored<Self> {
-        Ok(Self(Some(pool.acquire().await?)))
+    pub async fn from(pool: &AnyPool, waits: &Histogram) -> Stored<Self> {
+        let began = Instant::now();
+        let acquired = pool.acquire().await;
+        waits.add(began.elapsed());
+        Ok(Self(Some(acquired?)))
     }
 
     /// Closed as it is, in the middle of whatever it does.
@@ -75,9 +81,9 @@ pub struct Tx {
 }
 
 impl Tx {
-    pub async fn begin(pool: &AnyPool, statement: &'static str, patience: Patience) -> Stored<Self> {
+    pub async fn begin(pool: &AnyPool, statement: &'static str, patience: Patience, waits: &Histogram) -> Stored<Self> {
         // Before it is begun: given up half-way it is undone all the same.
-        let mut tx = Self { lent: Some(Lent::from(pool).await?) };
+        let mut tx = Self { lent: Some(Lent::from(pool, waits).await?) };
         let begun = timeout(patience.commit, sqlx::raw_sql(statement.into_sql_str()).execute(&mut *tx)).await;
         begun.map_err(|_| gave_up("beginning a change", patience.commit))??;
         Ok(tx)

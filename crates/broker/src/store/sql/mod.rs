@@ -113,7 +113,7 @@ struct Base {
 
 impl Base {
     async fn begin(&self) -> Stored<Tx> {
-        Tx::begin(&self.engine.writers, self.engine.begin, self.engine.patience).await
+        Tx::begin(&self.engine.writers, self.engine.begin, self.engine.patience, &self.engine.quick.waits).await
     }
 
     /// As [`Base::begin`], but its commit reaches the disk only with the next that is synced. For what a restart finds
@@ -122,7 +122,7 @@ impl Base {
         let base = self.clone();
         // In a task: when a caller goes away in the middle of it, nobody would know how the next change is synced.
         let beginning = tokio::spawn(async move {
-            let begun = Tx::begin(&base.engine.writers, base.engine.begin_unsynced, base.engine.patience).await;
+            let begun = Tx::begin(&base.engine.writers, base.engine.begin_unsynced, base.engine.patience, &base.engine.quick.waits).await;
             base.is_unsynced.store(true, Ordering::SeqCst);
             begun
         });
@@ -578,6 +578,9 @@ impl Store for SqlStore {
     }
     fn commit_times(&self) -> Option<&Histogram> {
         Some(&self.base.commit_times)
+    }
+    fn wait_times(&self) -> Option<&Histogram> {
+        Some(&self.base.engine.quick.waits)
     }
 
     fn is_shared(&self) -> bool {

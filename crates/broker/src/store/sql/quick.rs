@@ -20,7 +20,10 @@ use tokio::{
     time::timeout,
 };
 
-use crate::store::{StoreError, Stored};
+use crate::{
+    metrics::Histogram,
+    store::{StoreError, Stored},
+};
 
 /// How long a request waits for its turn, and for a connection to be made.
 const TAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -38,6 +41,8 @@ pub struct Quick {
     idle: Mutex<Vec<Idle>>,
     /// Counts those that were made.
     made: Arc<AtomicU64>,
+    /// How long was waited for a connection, of these and of the pool's.
+    pub waits: Histogram,
 }
 
 struct Idle {
@@ -56,12 +61,15 @@ pub struct Taken<'a> {
 
 impl Quick {
     pub fn new(options: AnyConnectOptions, settings: &'static str, most: usize, made: Arc<AtomicU64>) -> Self {
-        Self { options, settings, most, turns: Semaphore::new(most), idle: Mutex::default(), made }
+        Self { options, settings, most, turns: Semaphore::new(most), idle: Mutex::default(), made, waits: Histogram::default() }
     }
 
     pub async fn take(&self) -> Stored<Taken<'_>> {
         let late = |_| StoreError::Unreachable("no connection to the database was free in time".to_owned());
-        timeout(TAKE_TIMEOUT, self.find()).await.map_err(late)?
+        let began = Instant::now();
+        let taken = timeout(TAKE_TIMEOUT, self.find()).await;
+        self.waits.add(began.elapsed());
+        taken.map_err(late)?
     }
 
     async fn find(&self) -> Stored<Taken<'_>> {
