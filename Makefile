@@ -36,13 +36,15 @@ ROOT_ONLY = test(isolation) | test(ordinary_user) | test(full_disk)
 ON_POSTGRES = binary_id(cobox-broker::broker) & not test(/^(store_suite|store_races|cluster|stalls|tls|cors|origin|openapi|adapted|sockets|limits|rates|policy|oidc|thread_authority|seeds|ops|door|links|asking|errors|access)::/)
 test: test-rust test-clients ## Unit, integration and end-to-end tests
 
+# Every feature of cobox is compiled for the tests; `make build` has none of them.
+TEST_FEATURES = --features cobox-cli/otel
 # cobox and boxd are made with the tests: by themselves they'd have other features, and all would be compiled twice.
 test-rust:
-	cargo test --workspace --no-run
+	cargo test --workspace $(TEST_FEATURES) --no-run
 	scripts/setup
 	@[ "$$(id -u)" = 0 ] || echo "not root: leaving out the tests that change users ($(ROOT_ONLY)); run make test as root for all"
-	cargo nextest run --workspace $$([ "$$(id -u)" = 0 ] || echo "-E 'not ($(ROOT_ONLY))'")
-	COBOX_TEST_STORE=postgres cargo nextest run --workspace -E '$(ON_POSTGRES)'
+	cargo nextest run --workspace $(TEST_FEATURES) $$([ "$$(id -u)" = 0 ] || echo "-E 'not ($(ROOT_ONLY))'")
+	COBOX_TEST_STORE=postgres cargo nextest run --workspace $(TEST_FEATURES) -E '$(ON_POSTGRES)'
 
 # Each is a client of the debug build, so they can run side by side.
 test-clients: $(CLIENTS) loom

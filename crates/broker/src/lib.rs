@@ -24,6 +24,7 @@ mod server;
 pub mod store;
 mod thread_authority;
 mod tls;
+mod traces;
 mod unauthenticated;
 mod upkeep;
 
@@ -88,6 +89,7 @@ use thread_authority::ThreadAuthority;
 pub use thread_authority::ThreadAuthorityConfig;
 use tls::Tls;
 pub use tls::TlsError;
+pub use traces::{RequestSpan, TraceContext, TraceSink};
 
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -172,6 +174,7 @@ pub struct Broker {
     webhook: Option<Arc<Webhook>>,
     scraper: Option<Arc<Secret>>,
     metrics: Arc<Metrics>,
+    traces: Option<Arc<dyn TraceSink>>,
     tls: Option<Arc<Tls>>,
 }
 
@@ -273,11 +276,17 @@ impl Broker {
             webhook,
             scraper,
             metrics: deployment.metrics.clone(),
+            traces: None,
             tls,
             sessions,
             lifecycle,
             deployment,
         })
+    }
+
+    /// Hands a span of every request to this sink; before [`Broker::run`].
+    pub fn trace_to(&mut self, sink: Arc<dyn TraceSink>) {
+        self.traces = Some(sink);
     }
 
     /// How clients reach it, without a slash at the end.
@@ -346,6 +355,7 @@ impl Broker {
             health: Arc::new(Health::new(self.deployment.clone())),
             metrics: self.metrics.clone(),
             scraper: self.scraper.clone(),
+            traces: self.traces.clone(),
         };
         let config = &self.deployment.config;
         let gateway = cobox_gateway::Gateway::new(Arc::new(dataplane), config.gateway_limits);

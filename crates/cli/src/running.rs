@@ -23,6 +23,9 @@ const FIRST_PRINCIPAL: &str = "operator";
 /// Whose the key beside it is, for a broker of one person and their agents.
 const AGENT: &str = "agent";
 
+/// Names the OpenTelemetry collector that gets a span of every request, as in other programs.
+const OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+
 /// Which keys a broker makes for itself where they are missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstKeys {
@@ -51,7 +54,10 @@ impl Running {
         // Bound to every address it would otherwise hand out URLs that lead nowhere.
         config.public_url.get_or_insert(local);
         let provider = local_provider(data_dir.path(), options).await?;
-        let broker = Broker::start(config, Arc::new(provider), listener).await.context("starting the broker")?;
+        let mut broker = Broker::start(config, Arc::new(provider), listener).await.context("starting the broker")?;
+        if let Some(endpoint) = std::env::var(OTLP_ENDPOINT).ok().filter(|url| !url.is_empty()) {
+            export_spans(&mut broker, &endpoint)?;
+        }
         let broker = Arc::new(broker);
         let (shutdown, told) = oneshot::channel::<()>();
         let serving = tokio::spawn({
@@ -123,6 +129,20 @@ impl Running {
         }
         Stopped { broker: self.broker, _data_dir: self.data_dir }
     }
+}
+
+#[cfg(feature = "otel")]
+fn export_spans(broker: &mut Broker, endpoint: &str) -> Result<(), Failure> {
+    let exporter = cobox_telemetry::Exporter::start(endpoint).context(OTLP_ENDPOINT)?;
+    broker.trace_to(Arc::new(exporter));
+    tracing::info!(endpoint, "spans of requests are sent to this OpenTelemetry collector");
+    Ok(())
+}
+
+#[cfg(not(feature = "otel"))]
+fn export_spans(_: &mut Broker, endpoint: &str) -> Result<(), Failure> {
+    tracing::warn!(endpoint, "no spans are sent: this cobox was built without OpenTelemetry; build it with `--features otel`");
+    Ok(())
 }
 
 /// A connection takes two descriptors, and the usual limit of 1024 is for programs that choose them by bits in a set.

@@ -16,7 +16,10 @@ use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, SessionId, secre
 use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 
 use super::{langsmith, request_log::RequestLine, trace::TraceContext};
-use crate::metrics::{Answered, Metrics};
+use crate::{
+    metrics::{Answered, Metrics},
+    traces::TraceSink,
+};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// What was said beside an error and stays: which methods there are, and whether a browser may show it to a page.
@@ -151,7 +154,7 @@ impl Underway {
         self.seen.as_ref().is_some_and(|seen| seen.0.principal.get().is_some())
     }
 
-    pub fn answered(self, mut response: Response, metrics: &Metrics) -> Response {
+    pub fn answered(self, mut response: Response, metrics: &Metrics, traces: Option<&dyn TraceSink>) -> Response {
         let Self { id, trace, began, method, uri, route, seen } = self;
         let passed = response.extensions_mut().remove::<PassedFor>();
         let error = match response.extensions_mut().remove::<ApiError>() {
@@ -183,7 +186,7 @@ impl Underway {
         });
         let caller = passed.as_ref().and_then(|passed| passed.admission.caller.as_ref());
         let seen_principal = seen.and_then(|seen| seen.principal.get()).map(String::as_str);
-        RequestLine {
+        let line = RequestLine {
             id: &id,
             method: &method,
             route,
@@ -195,8 +198,11 @@ impl Underway {
             sandbox: passed.as_ref().map(|p| &p.admission.sandbox).or_else(|| seen?.sandbox.get()).map(SandboxId::as_str),
             session: caller.and_then(|c| c.session.as_ref()).or_else(|| seen?.session.get()).map(SessionId::as_str),
             trace: trace.as_ref(),
+        };
+        line.log();
+        if let Some(traces) = traces {
+            traces.request(&line.span());
         }
-        .log();
         response
     }
 }

@@ -53,7 +53,7 @@ impl Front {
                 response
             }
         };
-        underway.answered(response, &self.api.metrics)
+        underway.answered(response, &self.api.metrics, self.api.traces.as_deref())
     }
 
     async fn watched(&self, request: Request, peer: Peer, kept: &Kept, underway: &mut Underway) -> Response {

@@ -47,6 +47,7 @@ use crate::{
         revoking::Revoking, sandboxes::Sandboxes, sessions::Sessions, webhook::Webhook,
     },
     metrics::Metrics,
+    traces::TraceSink,
 };
 
 /// What the routes speak to.
@@ -67,6 +68,7 @@ pub struct Api {
     pub metrics: Arc<Metrics>,
     /// What whoever reads the metrics shows in place of an operator's key.
     pub scraper: Option<Arc<cobox_protocol::Secret>>,
+    pub traces: Option<Arc<dyn TraceSink>>,
 }
 
 /// What is served at the broker's own address, and at the dataplane's where that has another.

@@ -1,11 +1,15 @@
 //! The log line of a request. It has the route's template instead of the path, and no query: both may hold secrets.
 
-use std::{borrow::Cow, time::Duration};
+use std::{
+    borrow::Cow,
+    time::{Duration, SystemTime},
+};
 
 use cobox_protocol::{ApiError, RequestId, secret::redact};
 use http::{Method, StatusCode};
 
 use super::trace::TraceContext;
+use crate::traces::RequestSpan;
 
 /// Longest path in a log line, in characters.
 const MAX_LOGGED_PATH: usize = 256;
@@ -59,6 +63,21 @@ impl RequestLine<'_> {
             line!(ERROR);
         } else if tracing::enabled!(tracing::Level::INFO) {
             line!(INFO);
+        }
+    }
+
+    pub fn span(&self) -> RequestSpan<'_> {
+        RequestSpan {
+            context: self.trace.copied(),
+            started: SystemTime::now().checked_sub(self.took).unwrap_or(SystemTime::UNIX_EPOCH),
+            took: self.took,
+            method: self.method.as_str(),
+            route: self.route,
+            status: self.status.as_u16(),
+            error_code: self.error.map(|e| e.code.as_str()),
+            request_id: self.id.as_str(),
+            session: self.session,
+            sandbox: self.sandbox,
         }
     }
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use axum::body::Bytes;
-use cobox_broker::{Broker, Clock, Config, store::PageWish};
+use cobox_broker::{Broker, Clock, Config, TraceSink, store::PageWish};
 use cobox_protocol::{SandboxId, Secret, Timestamp, key::PrincipalKind};
 use cobox_testkit::TestDatabase;
 use http::{HeaderMap, Method, Request, StatusCode};
@@ -105,13 +105,22 @@ impl World {
     }
 
     pub async fn start(&self) -> TestBroker {
+        self.start_tracing(None).await
+    }
+
+    /// With a sink for the spans of requests.
+    pub async fn start_tracing(&self, sink: Option<Arc<dyn TraceSink>>) -> TestBroker {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let (config, provider, clock) = (self.whole_config().await, self.provider.clone(), self.clock.clone());
         let (broker, addr) = runtime
             .spawn(async move {
                 let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
                 let addr = listener.local_addr().unwrap();
-                (Arc::new(Broker::start_with_clock(config, provider, listener, clock).await.unwrap()), addr)
+                let mut broker = Broker::start_with_clock(config, provider, listener, clock).await.unwrap();
+                if let Some(sink) = sink {
+                    broker.trace_to(sink);
+                }
+                (Arc::new(broker), addr)
             })
             .await
             .unwrap();

@@ -1,7 +1,11 @@
 //! What whoever runs a broker looks at: whether it is ready, and what it counts.
 
-use std::{collections::BTreeSet, sync::atomic::Ordering};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, atomic::Ordering},
+};
 
+use cobox_broker::{RequestSpan, TraceContext, TraceSink};
 use cobox_protocol::key::PrincipalKind;
 use http::Method;
 use serde_json::{Value, json};
@@ -185,4 +189,28 @@ async fn the_metrics_are_for_operators_and_who_has_the_scrapers_token_wherever_t
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let started = cobox_broker::Broker::start(world.whole_config().await, world.provider.clone(), listener).await;
     assert!(started.err().unwrap().to_string().contains("metrics.token_file"));
+}
+
+#[derive(Default)]
+struct Spans(Mutex<Vec<(Option<TraceContext>, String, u16)>>);
+
+impl TraceSink for Spans {
+    fn request(&self, span: &RequestSpan<'_>) {
+        self.0.lock().unwrap().push((span.context, format!("{} {}", span.method, span.route.unwrap_or_default()), span.status));
+    }
+}
+
+#[tokio::test]
+async fn every_request_is_a_span_of_its_callers_trace() {
+    let spans = Arc::<Spans>::default();
+    let world = World::new();
+    let broker = world.start_tracing(Some(spans.clone())).await;
+    let anyone = Client { addr: broker.addr, key: None };
+    let trace = [("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00")];
+    anyone.call(Method::GET, "/v1/sandboxes", None, &trace).await.error(401);
+    anyone.get("/healthz").await.ok(200);
+    let got = spans.0.lock().unwrap().clone();
+    assert_eq!((got[0].1.as_str(), got[0].2, got[1].1.as_str(), got[1].0), ("GET /v1/sandboxes", 401, "GET /healthz", None));
+    let context = got[0].0.unwrap();
+    assert_eq!((context.to_string().as_str(), context.is_sampled), ("4bf92f3577b34da6a3ce929d0e0e4736", false));
 }
