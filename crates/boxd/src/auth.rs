@@ -5,8 +5,9 @@ use std::{
     marker::PhantomData,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicI64, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use axum::extract::FromRequestParts;
@@ -64,8 +65,8 @@ pub struct Authority {
     sandbox: SandboxId,
     view: watch::Sender<Arc<View>>,
     requests: AtomicU64,
-    /// Unix seconds of the last word from the broker; `i64::MIN` before the first.
-    last_spoken: AtomicI64,
+    /// When the broker last sent a request, or when boxd started. Not the wall clock, which may jump.
+    last_broker_request: Mutex<Instant>,
     /// One per running request or shell, so bounded by the limits on those.
     streams: Mutex<HashMap<u64, Stream>>,
     next_stream: AtomicU64,
@@ -85,7 +86,7 @@ impl Authority {
             sandbox,
             view: watch::Sender::new(Arc::new(view)),
             requests: AtomicU64::new(0),
-            last_spoken: AtomicI64::new(i64::MIN),
+            last_broker_request: Mutex::new(Instant::now()),
             streams: Mutex::new(HashMap::new()),
             next_stream: AtomicU64::new(0),
             stream_closed: Notify::new(),
@@ -118,16 +119,13 @@ impl Authority {
         self.view.subscribe()
     }
 
-    /// The broker said something.
-    pub fn spoken_to(&self) {
-        self.last_spoken.store(Timestamp::now().unix(), Ordering::Relaxed);
+    /// Records that the broker sent a request.
+    pub fn note_broker_request(&self) {
+        *self.last_broker_request.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    pub fn last_spoken(&self) -> Option<Timestamp> {
-        match self.last_spoken.load(Ordering::Relaxed) {
-            i64::MIN => None,
-            at => Some(Timestamp::from_unix(at)),
-        }
+    pub fn broker_silence(&self) -> Duration {
+        self.last_broker_request.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
     }
 
     pub fn status(&self) -> BoxdStatus {

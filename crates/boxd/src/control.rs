@@ -22,8 +22,6 @@ use crate::{answer::Failure, audit::After, auth::Authority, body, happenings::Wi
 const MAX_STATE_BYTES: usize = 8 * 1024 * 1024;
 /// What open streams get to hear why they end, before an answer tells the broker to go on with it.
 const FAREWELL_WITHIN: Duration = Duration::from_millis(250);
-/// How long after the lease a broker may still come back: a restart with many sandboxes to greet.
-const LEASE_GRACE: Duration = Duration::from_secs(60);
 /// The lease is in wall-clock time and sleeping is not, so the clock is looked at again at least this often.
 const CLOCK_CHECK: Duration = Duration::from_secs(30);
 
@@ -31,7 +29,7 @@ const CLOCK_CHECK: Duration = Duration::from_secs(30);
 /// announces the end is answered when everybody has been told, or has had the time for it.
 pub async fn put_state(State(server): State<Arc<Server>>, content: Body) -> Result<Json<BoxdStatus>, Failure> {
     // Before the push is taken: one that shortens the lease must not end boxd while its broker is there to decide.
-    server.authority.spoken_to();
+    server.authority.note_broker_request();
     let bytes = body::collect(content, MAX_STATE_BYTES).await?;
     let state: ControlState = serde_json::from_slice(&bytes).map_err(|e| ApiError::invalid(format!("the state can't be read: {e}")))?;
     server.authority.replace(&state).map_err(ApiError::invalid)?;
@@ -44,19 +42,19 @@ pub async fn put_state(State(server): State<Arc<Server>>, content: Body) -> Resu
 
 /// `GET /control/status`.
 pub async fn get_status(State(server): State<Arc<Server>>) -> Json<BoxdStatus> {
-    server.authority.spoken_to();
+    server.authority.note_broker_request();
     Json(server.authority.status())
 }
 
 /// `GET /control/claims?life=&after=`: the audit's lines, oldest first.
 pub async fn get_claims(State(server): State<Arc<Server>>, after: Query<After>) -> Json<Claims> {
-    server.authority.spoken_to();
+    server.authority.note_broker_request();
     Json(server.audit.fetch(after))
 }
 
 /// `GET /control/happenings?life=&after=&wait=`: what was done, oldest first, as soon as there is some.
 pub async fn get_happenings(State(server): State<Arc<Server>>, Query(wish): Query<Wish>) -> Json<Happenings> {
-    server.authority.spoken_to();
+    server.authority.note_broker_request();
     Json(tokio::select! {
         happenings = server.happenings.fetch(&wish) => happenings,
         // Nobody waits for what won't come any more.
@@ -71,22 +69,20 @@ pub async fn shutdown(State(server): State<Arc<Server>>) -> StatusCode {
     StatusCode::ACCEPTED
 }
 
-/// Cancels `shutdown` once the lease has run out and no broker has spoken for the grace time.
-pub async fn end_with_the_lease(authority: Arc<Authority>, shutdown: CancellationToken) {
+/// Cancels `shutdown` once the lease has run out and the broker has been silent for the grace time. The lease is wall-clock time; the
+/// silence is not, so that a clock that jumps forward, or a machine that wakes up, leaves the decision to a broker that is there.
+pub async fn end_with_the_lease(authority: Arc<Authority>, grace: Duration, shutdown: CancellationToken) {
     let mut pushes = authority.subscribe();
     loop {
-        let end = end_of_life(authority.view().lease_expires_at, authority.last_spoken());
-        let now = Timestamp::now();
-        if now > end {
-            tracing::warn!("the lease ran out and no broker has spoken since: boxd ends");
+        let left = until_end(authority.view().lease_expires_at, Timestamp::now(), authority.broker_silence(), grace);
+        if left.is_zero() {
+            tracing::warn!("the lease ran out and the broker has been silent since: boxd ends");
             shutdown.cancel();
             return;
         }
-        // One second more, because timestamps are whole seconds rounded down.
-        let nap = (end.saturating_since(now) + Duration::from_secs(1)).min(CLOCK_CHECK);
         tokio::select! {
             () = shutdown.cancelled() => return,
-            () = tokio::time::sleep(nap) => {}
+            () = tokio::time::sleep(left.min(CLOCK_CHECK)) => {}
             changed = pushes.changed() => if changed.is_err() { return },
         }
     }
@@ -112,19 +108,33 @@ pub async fn hold_writers(server: Arc<Server>) {
     }
 }
 
-fn end_of_life(lease: Timestamp, last_spoken: Option<Timestamp>) -> Timestamp {
-    last_spoken.map_or(lease, |spoken| spoken.max(lease)).plus(LEASE_GRACE)
+fn until_end(lease_expires_at: Timestamp, now: Timestamp, broker_silence: Duration, grace: Duration) -> Duration {
+    let lease_left = lease_expires_at.plus(grace).saturating_since(now);
+    lease_left.max(grace.saturating_sub(broker_silence))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const GRACE: Duration = Duration::from_secs(60);
+
     #[test]
-    fn a_broker_that_speaks_after_the_lease_keeps_boxd_for_the_grace_time() {
-        let at = Timestamp::from_unix;
-        assert_eq!(end_of_life(at(1000), None), at(1060));
-        assert_eq!(end_of_life(at(1000), Some(at(900))), at(1060));
-        assert_eq!(end_of_life(at(1000), Some(at(1050))), at(1110));
+    fn boxd_ends_when_its_lease_is_over_and_its_broker_is_silent() {
+        let (lease, seconds) = (Timestamp::from_unix(100_000), Duration::from_secs);
+        let left = |now, silence| until_end(lease, Timestamp::from_unix(now), silence, GRACE);
+        assert_eq!(left(100_060, GRACE), Duration::ZERO);
+        assert_eq!(left(100_060, seconds(10)), seconds(50), "a broker that sends requests is there to decide");
+        assert_eq!(left(100_000, seconds(5000)), GRACE, "a broker that restarts gets the grace time");
+    }
+
+    #[test]
+    fn a_clock_that_jumps_ends_nothing_while_the_broker_is_there() {
+        let (lease, seconds) = (Timestamp::from_unix(100_000), Duration::from_secs);
+        let left = |now, silence| until_end(lease, Timestamp::from_unix(now), silence, GRACE);
+        // A machine that slept for a day, or a clock set forward: the lease is over, the broker was heard 25 s ago.
+        assert_eq!(left(100_000 + 86_400, seconds(25)), seconds(35));
+        // A clock set back by an hour prolongs the lease by as much; the broker's next push corrects it.
+        assert_eq!(left(100_000 - 3600, seconds(600)), seconds(3660));
     }
 }

@@ -95,7 +95,7 @@ pub async fn serve(
     tokio::join!(
         accept_loop(clients, client_router(server.clone()), config.dataplane.connections as usize, tasks.clone(), shutdown.clone()),
         accept_loop(control, control_router(server.clone()), MAX_CONTROL_CONNECTIONS, tasks.clone(), control_end.clone()),
-        control::end_with_the_lease(authority, shutdown.clone()),
+        control::end_with_the_lease(authority, Duration::from_secs(config.dataplane.lease_grace_seconds), shutdown.clone()),
         control::hold_writers(server.clone()),
         async {
             shutdown.cancelled().await;

@@ -57,7 +57,10 @@ async fn a_shutdown_is_answered_and_then_boxd_ends() {
 
 #[tokio::test]
 async fn past_its_lease_with_no_broker_boxd_ends_itself() {
-    let mut boxd = TestBoxd::start_with(|state| state.lease_expires_at = Timestamp::from_unix(Timestamp::now().unix() - 3600));
+    let mut boxd = TestBoxd::start_with(|config| {
+        config.state.lease_expires_at = Timestamp::from_unix(Timestamp::now().unix() - 3600);
+        config.dataplane.lease_grace_seconds = 1;
+    });
     tokio::time::timeout(SOON, boxd.served.take().unwrap()).await.unwrap().unwrap().unwrap();
     assert!(boxd.shutdown.is_cancelled());
 }

@@ -80,6 +80,8 @@ pub struct DataplaneLimits {
     pub output_bytes: u64,
     /// Directories watched at once, of all watchers together.
     pub watches: u32,
+    /// How long boxd goes on after its lease without a request of its broker, which may be restarting.
+    pub lease_grace_seconds: u64,
 }
 
 impl Default for DataplaneLimits {
@@ -105,6 +107,8 @@ impl Default for DataplaneLimits {
             output_bytes: 16 << 20,
             // A large repository; the kernel lets a user have some ten thousand, and programs inside want some too.
             watches: 16_384,
+            // A broker that restarts with many sandboxes to adopt.
+            lease_grace_seconds: 60,
         }
     }
 }
@@ -130,7 +134,8 @@ impl DataplaneLimits {
         within("shell_idle_seconds", self.shell_idle_seconds, 1..=365 * 86_400)?;
         within("request_bytes", self.request_bytes, 64 << 10..=256 << 20)?;
         within("output_bytes", self.output_bytes, 4096..=256 << 20)?;
-        within("watches", self.watches.into(), 1..=1 << 20)
+        within("watches", self.watches.into(), 1..=1 << 20)?;
+        within("lease_grace_seconds", self.lease_grace_seconds, 1..=3600)
     }
 }
 

@@ -26,6 +26,11 @@ impl Timestamp {
     pub fn saturating_since(self, earlier: Timestamp) -> Duration {
         Duration::from_secs(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
+    /// Whether something last done at this moment is due again. A clock that was set back makes it due at once: periodic work must not
+    /// stop until the clock has caught up.
+    pub fn is_due(self, every: Duration, now: Timestamp) -> bool {
+        now < self || now.saturating_since(self) >= every
+    }
 }
 
 impl fmt::Display for Timestamp {
@@ -62,5 +67,12 @@ mod tests {
     fn it_is_written_with_z_and_read_with_any_offset() {
         let t: Timestamp = serde_json::from_str("\"2026-02-27T21:20:00+01:00\"").unwrap();
         assert_eq!(serde_json::to_string(&t).unwrap(), "\"2026-02-27T20:20:00Z\"");
+    }
+
+    #[test]
+    fn periodic_work_is_due_after_its_interval_and_when_the_clock_was_set_back() {
+        let (last, every) = (Timestamp::from_unix(1000), Duration::from_secs(60));
+        let is_due = |now| last.is_due(every, Timestamp::from_unix(now));
+        assert_eq!([1000, 1059, 1060, 999, -86_400].map(is_due), [false, false, true, true, true]);
     }
 }

@@ -79,18 +79,15 @@ impl TestBoxd {
         Self::start_with(|_| {})
     }
 
-    pub fn start_with(change: impl FnOnce(&mut ControlState)) -> Self {
+    pub fn start_with(change: impl FnOnce(&mut BoxdConfig)) -> Self {
         let directory = TempDir::new().unwrap();
         let root = directory.path().join("root");
         std::fs::create_dir_all(root.join("workspace")).unwrap();
-        Self::over(directory, &root, |config| change(&mut config.state), || Ok(()))
+        Self::over(directory, &root, change, || Ok(()))
     }
 
     pub fn start_limited(limit: impl FnOnce(&mut DataplaneLimits)) -> Self {
-        let directory = TempDir::new().unwrap();
-        let root = directory.path().join("root");
-        std::fs::create_dir_all(root.join("workspace")).unwrap();
-        Self::over(directory, &root, |config| limit(&mut config.dataplane), || Ok(()))
+        Self::start_with(|config| limit(&mut config.dataplane))
     }
 
     /// With file accesses judged as an ordinary user's, also where the tests run as root.

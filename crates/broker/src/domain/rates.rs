@@ -50,9 +50,10 @@ impl Limit {
         Bucket { left: self.burst, at }
     }
 
+    /// A clock that was set back adds nothing, and the bucket fills from the new time on.
     fn filled(&self, bucket: &Bucket, now: i64) -> Bucket {
         let seconds = u64::try_from(now.saturating_sub(bucket.at)).unwrap_or(0);
-        Bucket { left: bucket.left.saturating_add(self.rate.saturating_mul(seconds)).min(self.burst), at: now.max(bucket.at) }
+        Bucket { left: bucket.left.saturating_add(self.rate.saturating_mul(seconds)).min(self.burst), at: now }
     }
 
     /// Whole seconds until there is enough for one request.
@@ -72,6 +73,8 @@ impl<Key: Eq + Hash + Clone> Buckets<Key> {
         let mut of = self.of.lock().unwrap_or_else(PoisonError::into_inner);
         let mut bucket = of.get(key).map_or_else(|| limit.full(now), |bucket| limit.filled(bucket, now));
         if bucket.left < PRICE {
+            // It fills from the time it has here, also when the clock was set back.
+            of.entry(key.clone()).and_modify(|known| *known = bucket);
             return Err(limit.wait(&bucket));
         }
         bucket.left -= PRICE;
@@ -190,7 +193,9 @@ mod tests {
     fn a_clock_that_goes_back_gives_nothing_away() {
         let limit = Limit { rate: 1000, burst: 5000 };
         let bucket = Bucket { left: 0, at: 100 };
-        assert_eq!(limit.filled(&bucket, 50).left, 0);
+        let set_back = limit.filled(&bucket, 50);
+        assert_eq!(set_back.left, 0);
+        assert_eq!(limit.filled(&set_back, 53).left, 3000, "a principal is not locked out until the clock has caught up");
         assert_eq!(limit.filled(&bucket, 103).left, 3000);
         assert_eq!(limit.wait(&Bucket { left: 0, at: 0 }), 1);
         assert_eq!(Limit { rate: 100, burst: 1000 }.wait(&bucket), 10);

@@ -92,8 +92,7 @@ impl Reaper {
             Err(error) => return tracing::error!(%error, "the sandboxes of this node could not be read"),
         };
         // Regularly, so that time without a broker is not taken for running time.
-        let is_due = |counted: Timestamp| counted > now || now.saturating_since(counted) >= COUNT_RUNNING_EVERY;
-        if sandboxes.iter().filter_map(|s| s.counted_until).any(is_due)
+        if sandboxes.iter().filter_map(|s| s.counted_until).any(|counted| counted.is_due(COUNT_RUNNING_EVERY, now))
             && let Err(error) = d.store.count_running(&d.node, now, Counting::REGULAR).await
         {
             tracing::error!(%error, "running time could not be written; retrying in the next round");
@@ -321,7 +320,7 @@ impl Reaper {
                 || told.keys != (sandbox.keys_from(now), sandbox.generation)
                 || told.is_disk_full != lifecycle.is_disk_full(&sandbox.id)
                 || lifecycle.lease_end(sandbox).saturating_since(told.lease_end) >= TELL_LEASE_STEP
-                || now.saturating_since(told.at) >= TELL_EVERY
+                || told.at.is_due(TELL_EVERY, now)
         });
         if is_due { lifecycle.tell(&sandbox.id).await } else { Ok(()) }
     }
@@ -341,7 +340,7 @@ impl Reaper {
     async fn prune(&self, now: Timestamp) {
         {
             let mut pruned = self.pruned.lock().unwrap_or_else(PoisonError::into_inner);
-            if pruned.is_some_and(|at| now.saturating_since(at) < PRUNE_EVERY) {
+            if pruned.is_some_and(|at| !at.is_due(PRUNE_EVERY, now)) {
                 return;
             }
             *pruned = Some(now);
@@ -366,7 +365,7 @@ impl Reaper {
     fn is_time(&self, id: &SandboxId, of: impl Fn(&mut Seen) -> &mut Option<Timestamp>, every: Duration, now: Timestamp) -> bool {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let last = of(seen.entry(id.clone()).or_default());
-        let is_due = last.is_none_or(|at| now.saturating_since(at) >= every);
+        let is_due = last.is_none_or(|at| at.is_due(every, now));
         if is_due {
             *last = Some(now);
         }

@@ -92,7 +92,7 @@ impl Keyring {
                 false => Some(self.fetching.lock().await),
             };
             let known = self.state();
-            let may_fetch = known.tried_at.is_none_or(|at| now.saturating_since(at) >= FETCH_EVERY);
+            let may_fetch = known.tried_at.is_none_or(|at| at.is_due(FETCH_EVERY, now));
             if turn.is_some() && may_fetch && !(is_younger(&known, FRESH) && has_wanted(&known.keys)) {
                 let this = self.clone();
                 // It fails only when the broker is ending.

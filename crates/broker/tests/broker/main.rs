@@ -8,6 +8,7 @@ mod boxes;
 mod chain;
 mod chaos;
 mod claims;
+mod clock_jumps;
 mod cluster;
 mod cors;
 mod delegating;
