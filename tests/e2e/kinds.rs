@@ -14,13 +14,13 @@ use cobox_testkit::{BrokerOptions, TestBroker, eventually, negotiate, sh};
 use futures_util::TryStreamExt;
 
 /// The ways a sandbox's files can lie on the disk.
-fn ways() -> Vec<BrokerOptions> {
+pub fn ways() -> Vec<BrokerOptions> {
     assert!(rustix::process::geteuid().is_root(), "this test changes users and needs root");
     let soft = BrokerOptions { config: "[local]\ndisk = \"soft\"\n".to_owned(), ..BrokerOptions::default() };
     vec![BrokerOptions::default(), soft, BrokerOptions { uid: Some(61_236), ..BrokerOptions::default() }]
 }
 
-async fn made(client: &Client, wish: CreateSandbox) -> (SandboxInfo, Session) {
+pub async fn made(client: &Client, wish: CreateSandbox) -> (SandboxInfo, Session) {
     let sandbox = client.create_sandbox(&CreateSandbox { keep: Some(true), ..wish }).await.expect("a sandbox");
     let thread = format!("of {}", sandbox.id);
     let request = NegotiateRequest { sandbox_hint: Some(sandbox.id.to_string()), ..negotiate(&thread, Mode::Ensure) };
@@ -28,13 +28,13 @@ async fn made(client: &Client, wish: CreateSandbox) -> (SandboxInfo, Session) {
     (sandbox, session)
 }
 
-async fn said(session: &Session, command: &str) -> String {
+pub async fn said(session: &Session, command: &str) -> String {
     let answer = sh(session.dataplane(), command).await;
     assert_eq!(answer.exit_code, 0, "{command}: {answer:?}");
     answer.stdout.trim().to_owned()
 }
 
-async fn snapshot(client: &Client, sandbox: &SandboxInfo, name: &str) -> SnapshotInfo {
+pub async fn snapshot(client: &Client, sandbox: &SandboxInfo, name: &str) -> SnapshotInfo {
     let wish = TakeSnapshot { name: name.to_owned(), tag: None };
     let taken = client.take_snapshot(sandbox.id.as_str(), &wish).await.expect("a snapshot is begun");
     settled(client, taken.id.as_str()).await
@@ -49,7 +49,7 @@ async fn settled(client: &Client, id: &str) -> SnapshotInfo {
     .await
 }
 
-fn from(snapshot: &SnapshotInfo) -> CreateSandbox {
+pub fn from(snapshot: &SnapshotInfo) -> CreateSandbox {
     CreateSandbox { snapshot: Some(snapshot.id.to_string()), ..CreateSandbox::default() }
 }
 

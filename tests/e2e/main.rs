@@ -11,6 +11,7 @@ mod events;
 mod faults;
 mod handing_on;
 mod host_disk;
+mod hostile_volumes;
 mod isolation;
 mod kinds;
 mod leaks;

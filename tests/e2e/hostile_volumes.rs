@@ -1,0 +1,97 @@
+//! A volume in two sandboxes, one of which is hostile: what it puts there gives it nothing of the other sandbox, and blocks nothing there.
+
+use std::time::Duration;
+
+use cobox_client::{ArchiveFormat, ClientError, Session};
+use cobox_protocol::{
+    ErrorCode,
+    fs::{ListRequest, StoppedBy},
+    making::{CreateVolume, MountWish},
+    sandbox::CreateSandbox,
+};
+use cobox_testkit::{TestBroker, sh};
+use futures_util::TryStreamExt;
+
+use crate::kinds::{from, made, said as output, snapshot, ways};
+
+/// Far longer than a listing takes: a request that waits for a writer of a fifo would never end.
+const PROMPT: Duration = Duration::from_secs(60);
+
+/// Planted as the hostile sandbox's user. Perl is in every Debian system.
+const PLANT: &str = r#"
+set -e
+cd /data
+cp /usr/bin/id set_id && chmod 6755 set_id
+ln -s /etc/shadow shadow
+ln -s /proc/1/environ environ
+ln -s /proc/self/root proc_root
+ln -s ../../../../../../../../.. up
+ln -s loop loop
+mkfifo fifo
+perl -MIO::Socket::UNIX -e 'IO::Socket::UNIX->new(Local => "sock", Listen => 1) or die $!'
+perl -e 'my $p = "deep"; for (1 .. 200) { mkdir $p; chdir $p; $p = "d" }'
+perl -e 'open(F, ">", "\x1b]0;title\x07\xff\xfe") or die $!; open(F, ">", "a\nb") or die $!'
+mknod device c 1 3 2>/dev/null && echo "a device was made" || true
+"#;
+
+async fn read(session: &Session, path: &str) -> Result<Vec<u8>, ClientError> {
+    let file = tokio::time::timeout(PROMPT, session.dataplane().read_file(path.as_bytes())).await.expect("an answer comes")?;
+    let pieces: Vec<_> = file.into_stream().try_collect().await?;
+    Ok(pieces.concat())
+}
+
+#[tokio::test]
+async fn a_hostile_sandbox_gains_nothing_of_another_by_a_shared_volume() {
+    for options in ways() {
+        let is_hard = options.config.is_empty() && options.uid.is_none();
+        let broker = TestBroker::start_with(options).await;
+        let client = broker.client();
+        client.create_volume(&CreateVolume { name: "data".into(), size_bytes: 64 << 20, access: None }).await.unwrap();
+        let mount = MountWish { volume: "data".into(), path: "/data".into(), read_only: false };
+        let wish = CreateSandbox { mounts: vec![mount], ..CreateSandbox::default() };
+        let (_, hostile) = made(&client, wish.clone()).await;
+        let (victims_sandbox, victim) = made(&client, wish).await;
+        let (hostile, victim) = (&hostile, &victim);
+        output(victim, "echo confidential > /workspace/secret").await;
+        assert_eq!(output(hostile, PLANT).await, "");
+
+        // A program with set-id bits runs as its caller, in both sandboxes.
+        let ids = output(victim, "id -u; id -g").await;
+        assert_eq!(output(victim, "/data/set_id -u; /data/set_id -g").await, ids);
+        assert_eq!(output(hostile, "/data/set_id -u; /data/set_id -g").await, output(hostile, "id -u; id -g").await);
+
+        // What isn't a regular file is refused at once; links lead nowhere outside of the sandbox that follows them.
+        for path in ["/data/fifo", "/data/sock", "/data/loop", "/data/environ", "/data/shadow", "/data/proc_root/etc/shadow"] {
+            let error = read(victim, path).await.expect_err(path);
+            assert!(!error.is(ErrorCode::Internal) && !error.is(ErrorCode::ProviderUnavailable), "{path}: {error}");
+        }
+        assert_eq!(read(victim, "/data/up/workspace/secret").await.unwrap(), b"confidential\n");
+        let missing = read(hostile, "/data/up/workspace/secret").await.expect_err("it is the victim's own file");
+        assert!(missing.is(ErrorCode::FileNotFound), "{missing}");
+
+        // Walks end, whatever lies there.
+        let request = ListRequest { path: Some("/data".into()), recursive: true, ..ListRequest::default() };
+        let listed = tokio::time::timeout(PROMPT, victim.dataplane().list_files(&request)).await.expect("an answer comes").expect("a list");
+        assert_eq!(listed.stopped_by, Some(StoppedBy::Depth), "{} entries", listed.entries.len());
+        let archive = victim.dataplane().get_archive(b"/data", ArchiveFormat::Tar).await.expect("an archive");
+        let bytes: u64 =
+            tokio::time::timeout(PROMPT, archive.into_stream().try_fold(0, |sum, piece| async move { Ok(sum + piece.len() as u64) }))
+                .await
+                .expect("the archive ends")
+                .expect("the archive is whole");
+        assert!(bytes > 0);
+
+        // A full volume is full in both sandboxes; their own disks are not.
+        if is_hard {
+            let full = sh(hostile.dataplane(), "dd if=/dev/zero of=/data/big bs=1M count=100 2>&1").await;
+            assert!(full.stdout.contains("No space left"), "{full:?}");
+            assert_ne!(sh(victim.dataplane(), "echo more > /data/more").await.exit_code, 0);
+            output(victim, "dd if=/dev/zero of=/workspace/own bs=1M count=2 2>/dev/null; rm /workspace/own").await;
+        }
+
+        // A snapshot of the victim has none of it.
+        let taken = snapshot(&client, &victims_sandbox, "copy").await;
+        let (_, copy) = made(&client, from(&taken)).await;
+        assert_eq!(output(&copy, "cat secret; ls -A /data 2>/dev/null | wc -l").await, "confidential\n0");
+    }
+}
