@@ -5,7 +5,10 @@ use std::{
     collections::HashMap,
     hash::Hash,
     net::{IpAddr, Ipv6Addr},
-    sync::{Mutex, PoisonError},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicI64, Ordering::Relaxed},
+    },
 };
 
 use cobox_protocol::{ApiError, ErrorCode, Timestamp};
@@ -43,6 +46,8 @@ struct Bucket {
 struct Buckets<Key> {
     limit: Option<Limit>,
     of: Mutex<HashMap<Key, Bucket>>,
+    /// In which second full ones were last looked for.
+    swept_at: AtomicI64,
 }
 
 impl Limit {
@@ -64,7 +69,7 @@ impl Limit {
 
 impl<Key: Eq + Hash + Clone> Buckets<Key> {
     fn new(limit: Option<Limit>) -> Self {
-        Self { limit, of: Mutex::default() }
+        Self { limit, of: Mutex::default(), swept_at: AtomicI64::new(i64::MIN) }
     }
 
     /// Pays for one request, or says how many seconds to wait.
@@ -79,7 +84,10 @@ impl<Key: Eq + Hash + Clone> Buckets<Key> {
         }
         bucket.left -= PRICE;
         if of.len() >= MAX_BUCKETS && !of.contains_key(key) {
-            of.retain(|_, other| limit.filled(other, now).left < limit.burst);
+            // Within one second none fills up: a flood from ever new addresses must not cost a look at all of them each time.
+            if self.swept_at.swap(now, Relaxed) != now {
+                of.retain(|_, other| limit.filled(other, now).left < limit.burst);
+            }
             // All of them in use: one is let go, whose owner then has a full one again. Memory is worth more.
             if of.len() >= MAX_BUCKETS
                 && let Some(some) = of.keys().next().cloned()

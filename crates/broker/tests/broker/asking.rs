@@ -55,7 +55,7 @@ async fn a_human_may_act_as_an_agent_and_nobody_as_more_than_they_are() {
 }
 
 #[tokio::test]
-async fn what_can_not_be_done_is_refused_by_name_and_the_unknown_is_ignored() {
+async fn what_can_not_be_done_and_what_is_unknown_is_refused_by_name() {
     let world = World::new();
     let broker = world.start().await;
     let ann = broker.human("ann").await;
@@ -70,6 +70,7 @@ async fn what_can_not_be_done_is_refused_by_name_and_the_unknown_is_ignored() {
         ("tags", json!({ "a": 1 }), "string"),
         ("tags", json!({ "scope": "x" }), "set by the broker"),
         ("scope.type", json!({ "type": "planet", "id": "w" }), "`planet`"),
+        ("from_the_future", json!(1), "is not a field of this request"),
     ] {
         let answer = ann.post(SESSIONS, asking(json!({ (field.split('.').next().unwrap()): value }))).await;
         let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
@@ -78,7 +79,7 @@ async fn what_can_not_be_done_is_refused_by_name_and_the_unknown_is_ignored() {
     }
     refused(ann.post(SESSIONS, asking(json!({ "sandbox_id": SandboxId::new() }))).await, 404, "SANDBOX_NOT_FOUND", "no such sandbox");
     let harmless = json!({
-        "provider_preference": "auto", "token_format": "jwt", "keep": false, "tags": {}, "name": null, "template": "", "from_the_future": 1
+        "provider_preference": "auto", "token_format": "jwt", "keep": false, "tags": {}, "name": null, "template": ""
     });
     ann.post(SESSIONS, asking(harmless)).await.ok(200);
     ann.post(SESSIONS, asking(json!({ "provider_preference": "fake", "tags": [] }))).await.ok(200);

@@ -114,7 +114,8 @@ async fn an_answer_without_end_is_passed_on_as_it_is_taken_and_ends_with_its_cli
     let ann = broker.human("ann").await;
     let made = ann.ensure("t").await;
     let endless = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
-    *world.provider.lie.lock().unwrap() = Some(Lie { then: Some(b"5\r\nmore \r\n".repeat(1000)), ..lie(endless) });
+    let chunk = [b"10000\r\n".as_slice(), &[b'x'; 0x10000], b"\r\n"].concat();
+    *world.provider.lie.lock().unwrap() = Some(Lie { then: Some(chunk), ..lie(endless) });
     let got = raw(&ann, &made, 8 << 20).await;
     assert!(got.len() >= 8 << 20 && got.starts_with("HTTP/1.1 200 "));
     *world.provider.lie.lock().unwrap() = None;
