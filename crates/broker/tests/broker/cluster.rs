@@ -358,7 +358,7 @@ async fn a_copy_of_a_data_directory_is_refused_beside_its_original_and_replaces_
     let original = world.start().await;
     original.kill().await;
     // On another disk or machine, when the first is known to be dead.
-    world.clock.advance(SILENCE);
+    world.clock.advance(2 * i64::try_from(copy.config.node_timeout_seconds).unwrap());
     let moved = copy.start().await;
     assert_eq!(ann.at(&moved).ensure("t").await["session_id"], made["session_id"]);
 }
