@@ -85,7 +85,7 @@ async fn a_hostile_sandbox_gains_nothing_of_another_by_a_shared_volume() {
         if is_hard {
             let full = sh(hostile.dataplane(), "dd if=/dev/zero of=/data/big bs=1M count=100 2>&1").await;
             assert!(full.stdout.contains("No space left"), "{full:?}");
-            assert_ne!(sh(victim.dataplane(), "echo more > /data/more").await.exit_code, 0);
+            assert_ne!(sh(victim.dataplane(), "dd if=/dev/zero of=/data/more bs=1M count=2 2>/dev/null").await.exit_code, 0);
             output(victim, "dd if=/dev/zero of=/workspace/own bs=1M count=2 2>/dev/null; rm /workspace/own").await;
         }
 

@@ -201,7 +201,7 @@ async fn a_broker_does_not_start_with_a_broken_policy() {
         let mut world = World::new();
         write(&world, text);
         if named {
-            let file = world.config.data_dir.join("mine.toml");
+            let file = world.config.data_dir.with_file_name("mine.toml");
             std::fs::rename(world.config.data_dir.join("policy.toml"), &file).unwrap();
             world.config.policy_file = Some(file);
         }
