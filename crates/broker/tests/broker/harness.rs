@@ -63,6 +63,7 @@ pub struct World {
     pub config: Config,
     /// In place of a file, with `COBOX_TEST_STORE=postgres`: every test here must pass on both.
     database: OnceCell<TestDatabase>,
+    is_sqlite: bool,
 }
 
 pub struct TestBroker {
@@ -77,7 +78,7 @@ impl World {
         // Ticks come from the tests.
         let config = Config { data_dir: dir.path().join("data"), reaper_interval_ms: 3_600_000, ..Config::default() };
         let clock = Arc::new(ManualClock { seconds: AtomicI64::new(Timestamp::now().unix()), moved: AtomicI64::default() });
-        Self { _dir: dir, provider: FakeProvider::new(), clock, config, database: OnceCell::new() }
+        Self { _dir: dir, provider: FakeProvider::new(), clock, config, database: OnceCell::new(), is_sqlite: false }
     }
 
     /// Several nodes of one deployment: a PostgreSQL, a master key and the time are shared, all else is each one's own.
@@ -95,10 +96,15 @@ impl World {
         worlds
     }
 
+    /// With SQLite also where PostgreSQL was chosen for this run: for tests of the disk that the database is on.
+    pub fn with_sqlite() -> Self {
+        Self { is_sqlite: true, ..Self::new() }
+    }
+
     /// With the database that was chosen for this run.
     pub async fn whole_config(&self) -> Config {
         let mut config = self.config.clone();
-        if config.database_url.is_none() && std::env::var("COBOX_TEST_STORE").is_ok_and(|s| s == "postgres") {
+        if config.database_url.is_none() && !self.is_sqlite && std::env::var("COBOX_TEST_STORE").is_ok_and(|s| s == "postgres") {
             config.database_url = Some(self.database.get_or_init(TestDatabase::new).await.secret_url());
         }
         config

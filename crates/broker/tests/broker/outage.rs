@@ -102,7 +102,7 @@ mod full_disk {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn writes_are_503_until_there_is_room() {
         let disk = SmallDisk::mount();
-        let mut world = World::new();
+        let mut world = World::with_sqlite();
         world.config.data_dir = disk.path().join("data");
         world.config.metrics.public = true;
         let broker = world.start().await;
@@ -125,7 +125,7 @@ mod full_disk {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_filesystem_that_turned_read_only_is_503() {
         let disk = SmallDisk::mount();
-        let mut world = World::new();
+        let mut world = World::with_sqlite();
         world.config.data_dir = disk.path().join("data");
         let broker = world.start().await;
         let ann = broker.human("ann").await;
