@@ -176,6 +176,8 @@ impl Folder {
     /// Stages what the other side sends. Gives the numbers of what did not come whole.
     pub(crate) fn receive_content(&mut self, needs: &[Need], mut from: BlockReader) -> Result<Vec<u32>, SyncError> {
         let mut failed = Vec::new();
+        // One that is sent again and again would keep the sync busy and the disk full.
+        let mut is_sent = vec![false; needs.len()];
         loop {
             from.refill()?;
             if from.is_at_end {
@@ -183,6 +185,9 @@ impl Folder {
             }
             let index = u32::from_be_bytes(from.exactly()?);
             let need = needs.get(index as usize).ok_or(SyncError::Protocol("it sends what nobody needs"))?;
+            if std::mem::replace(&mut is_sent[index as usize], true) {
+                return Err(SyncError::Protocol("it sends a file twice"));
+            }
             if self.hooks.is_full() {
                 return Err(SyncError::Full);
             }
@@ -225,6 +230,10 @@ impl Folder {
                 COPY => {
                     let (offset, length) = (u64::from_be_bytes(from.exactly()?), u64::from_be_bytes(from.exactly()?));
                     bound(length)?;
+                    // The kernel takes no such offset, which would look like a failure of this disk.
+                    if offset > i64::MAX as u64 || length == 0 {
+                        return Err(SyncError::Protocol("a part of an old version is beyond any file"));
+                    }
                     let file = match &mut old {
                         Some(file) => file,
                         None => match dirs::readable(self.root(), need.path.bytes()) {

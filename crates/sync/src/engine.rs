@@ -325,10 +325,6 @@ impl Engine {
             SyncError::Lost(_) if peer.is_broken => self.inbox.interruption(LAST_WORDS_WITHIN).unwrap_or(failure),
             failure => failure,
         })?;
-        self.answer_looking(match &self.halted {
-            Some(halt) => Err(format!("it is halted: {halt}; {}", halt.advice())),
-            None => Ok(()),
-        });
         if is_all && self.remembered_at.is_none_or(|at| at.elapsed() >= REMEMBER_EVERY) {
             self.remember();
             self.remembered_at = Some(Instant::now());
@@ -347,6 +343,11 @@ impl Engine {
                 self.set_phase(Phase::Watching);
             }
         }
+        // After the phase: the status must not contradict an answer that was given before.
+        self.answer_looking(match &self.halted {
+            Some(halt) => Err(format!("it is halted: {halt}; {}", halt.advice())),
+            None => Ok(()),
+        });
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! Why a sync can't go on now.
 
-use std::io;
+use std::{io, path::PathBuf};
 
 use rustix::io::Errno;
 
@@ -40,6 +40,9 @@ pub enum SyncError {
     /// Of a sync that has to end: nobody is there who could say that it is right.
     #[error("nothing was changed: {0}")]
     Halted(Halt),
+    /// What git would run is not known, so nothing may be written.
+    #[error("git did not answer within {seconds} s in {}: run `git config --list` there to see why", folder.display())]
+    GitSilent { folder: PathBuf, seconds: u64 },
     #[error("it was told to stop")]
     Stopped,
 }
@@ -85,7 +88,7 @@ impl SyncError {
                 true
             }
             SyncError::There { fault, .. } => !matches!(fault, Fault::Version | Fault::NotAllowed),
-            SyncError::RootGone | SyncError::Root(_) | SyncError::TrashBusy => true,
+            SyncError::RootGone | SyncError::Root(_) | SyncError::TrashBusy | SyncError::GitSilent { .. } => true,
             _ => false,
         }
     }

@@ -5,17 +5,27 @@
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
-    os::unix::ffi::{OsStrExt, OsStringExt},
+    io::Read,
+    os::unix::{
+        ffi::{OsStrExt, OsStringExt},
+        process::CommandExt,
+    },
     path::{Component, Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
 };
 
-use crate::{path::RelPath, tree::Tree};
+use crate::{error::SyncError, path::RelPath, tree::Tree};
 
 /// Repositories that are asked, those at the top first: more are beyond any project with submodules.
 const MAX_REPOSITORIES: usize = 64;
 /// What is read of git's answer, in bytes.
-const MAX_ANSWER_BYTES: usize = 1024 * 1024;
+const MAX_ANSWER_BYTES: u64 = 1024 * 1024;
+/// How long git may take for one answer. It reads a few small files, which takes milliseconds; on a network file system that has gone away,
+/// or where `git` is a wrapper that waits for input, it never ends.
+const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 /// Ends of settings whose value is a program or a command line.
 const PROGRAMS: &[&str] = &[
     ".fsmonitor",
@@ -49,34 +59,39 @@ pub struct GitPaths {
 const ASK_EVERY: std::time::Duration = std::time::Duration::from_secs(10);
 
 impl GitPaths {
-    /// Asks again where a configuration in the folder has changed, and now and then.
-    pub fn refresh(&mut self, root: &Path, here: &Tree) -> &BTreeSet<RelPath> {
+    /// Asks again where a configuration in the folder has changed, and now and then. Without an answer it is not known what git would run,
+    /// so a git that hangs is an error and not an empty set.
+    pub fn refresh(&mut self, root: &Path, here: &Tree) -> Result<&BTreeSet<RelPath>, SyncError> {
         let is_configuration = |path: &RelPath| path.name().starts_with(b"config") && path.parts().any(|part| part == b".git");
         let now: Vec<_> =
             here.iter().filter(|(path, _)| is_configuration(path)).map(|(path, entry)| (path.clone(), entry.clone())).collect();
         if now != self.configuration || self.asked_at.is_none_or(|at| at.elapsed() >= ASK_EVERY) {
-            self.executed = executed(root, here);
+            self.executed = executed(&Git::default(), root, here)?;
             (self.configuration, self.asked_at) = (now, Some(std::time::Instant::now()));
         }
-        &self.executed
+        Ok(&self.executed)
     }
 }
 
 /// Of the repository that the folder is or lies in, and of those within it.
-fn executed(root: &Path, here: &Tree) -> BTreeSet<RelPath> {
+fn executed(git: &Git, root: &Path, here: &Tree) -> Result<BTreeSet<RelPath>, SyncError> {
     let within = here.iter().filter(|(path, _)| path.name() == b".git").map(|(path, _)| root.join(OsStr::from_bytes(path.parent_bytes())));
     let repositories: BTreeSet<PathBuf> = std::iter::once(root.to_owned()).chain(within.take(MAX_REPOSITORIES)).collect();
-    let found = repositories.iter().flat_map(|repository| of_repository(repository));
-    found.filter_map(|path| RelPath::new(path.strip_prefix(root).ok()?.as_os_str().as_bytes())).collect()
+    let mut found = BTreeSet::new();
+    for repository in &repositories {
+        let paths = of_repository(git, repository)?;
+        found.extend(paths.iter().filter_map(|path| RelPath::new(path.strip_prefix(root).ok()?.as_os_str().as_bytes())));
+    }
+    Ok(found)
 }
 
-fn of_repository(at: &Path) -> Vec<PathBuf> {
-    let Some(hooks) = ask(at, &["rev-parse", "--git-path", "hooks"]) else { return Vec::new() };
+fn of_repository(git: &Git, at: &Path) -> Result<Vec<PathBuf>, SyncError> {
+    let Some(hooks) = git.ask(at, &["rev-parse", "--git-path", "hooks"])? else { return Ok(Vec::new()) };
     // Relative paths are relative to the top of the work tree; a bare repository has none.
-    let top = ask(at, &["rev-parse", "--show-toplevel"]).map_or_else(|| at.to_owned(), |top| path_of(&top));
+    let top = git.ask(at, &["rev-parse", "--show-toplevel"])?.map_or_else(|| at.to_owned(), |top| path_of(&top));
     let mut found = vec![plain(&at.join(path_of(&hooks)))];
     // Three parts each: where it is set, its name, and its value after a line break; parts end with NUL.
-    let settings = ask(at, &["config", "--list", "--show-origin", "-z"]).unwrap_or_default();
+    let settings = git.ask(at, &["config", "--list", "--show-origin", "-z"])?.unwrap_or_default();
     let mut parts = settings.split(|b| *b == 0);
     while let (Some(origin), Some(setting)) = (parts.next(), parts.next()) {
         if let Some(file) = origin.strip_prefix(b"file:") {
@@ -91,18 +106,53 @@ fn of_repository(at: &Path) -> Vec<PathBuf> {
             found.extend(words.filter(|word| word.contains(&b'/')).map(|word| plain(&top.join(OsStr::from_bytes(word)))));
         }
     }
-    found
+    Ok(found)
 }
 
-/// What git answers; nothing where there is no git or no repository.
-fn ask(at: &Path, args: &[&str]) -> Option<Vec<u8>> {
-    let mut command = Command::new("git");
-    // Set where cobox itself was started by git: another repository would answer.
-    command.env_remove("GIT_DIR").env_remove("GIT_WORK_TREE").stdin(Stdio::null()).stderr(Stdio::null());
-    let answer = command.arg("-C").arg(at).args(args).output().ok()?;
-    let mut text = answer.status.success().then_some(answer.stdout)?;
-    text.truncate(MAX_ANSWER_BYTES);
-    Some(text)
+/// The program, and how long it may take for one answer.
+struct Git {
+    program: PathBuf,
+    within: Duration,
+}
+
+impl Default for Git {
+    fn default() -> Self {
+        Self { program: PathBuf::from("git"), within: ANSWER_WITHIN }
+    }
+}
+
+impl Git {
+    /// What git answers; nothing where there is no git or no repository.
+    fn ask(&self, at: &Path, args: &[&str]) -> Result<Option<Vec<u8>>, SyncError> {
+        let mut command = Command::new(&self.program);
+        // Set where cobox itself was started by git: another repository would answer.
+        command.env_remove("GIT_DIR").env_remove("GIT_WORK_TREE").stdin(Stdio::null()).stderr(Stdio::null());
+        // In a group of its own, so that what it started ends with it.
+        command.arg("-C").arg(at).args(args).stdout(Stdio::piped()).process_group(0);
+        let Ok(child) = command.spawn() else { return Ok(None) };
+        let group = rustix::process::Pid::from_child(&child);
+        let (answer, answered) = mpsc::channel();
+        // Nobody receives it after the time is over.
+        let reading = move || drop(answer.send(output(child)));
+        let is_reading = thread::Builder::new().name("sync-git".to_owned()).spawn(reading).is_ok();
+        match answered.recv_timeout(self.within) {
+            Ok(text) if is_reading => Ok(text),
+            _ => {
+                // With all that it started. An error means that it has ended by itself.
+                let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+                Err(SyncError::GitSilent { folder: at.to_owned(), seconds: self.within.as_secs() })
+            }
+        }
+    }
+}
+
+/// What it writes until it ends, where it succeeds.
+fn output(mut child: Child) -> Option<Vec<u8>> {
+    let mut text = Vec::new();
+    // The pipe is closed after this, so one that writes more ends too.
+    let is_read = child.stdout.take().is_some_and(|out| out.take(MAX_ANSWER_BYTES).read_to_end(&mut text).is_ok());
+    let is_success = child.wait().is_ok_and(|status| status.success());
+    (is_read && is_success).then_some(text)
 }
 
 fn path_of(line: &[u8]) -> PathBuf {
@@ -128,7 +178,7 @@ mod tests {
     use crate::entry::Entry;
 
     fn git(at: &Path, args: &[&str]) {
-        assert!(ask(at, args).is_some(), "git {args:?}");
+        assert!(Git::default().ask(at, args).unwrap().is_some(), "git {args:?}");
     }
 
     #[test]
@@ -145,20 +195,46 @@ mod tests {
         std::fs::write(root.join("shared.gitconfig"), "[core]\n\tpager = less\n").unwrap();
         let here: Tree = [".git", "lib", "lib/.git"].map(|p| (RelPath::new(p.as_bytes()).unwrap(), Entry::Dir)).into_iter().collect();
         let mut paths = GitPaths::default();
-        let found = paths.refresh(&root, &here);
+        let found = paths.refresh(&root, &here).unwrap();
         for path in ["scripts/hooks", "shared.gitconfig", "scripts/clean.sh", "lib/ci"] {
             assert!(found.contains(&RelPath::new(path.as_bytes()).unwrap()), "{path}: {found:?}");
         }
         // A part of the repository is synced: its settings are relative to the top all the same.
         std::fs::create_dir_all(root.join("app")).unwrap();
         git(&root, &["config", "core.hooksPath", "app/hooks"]);
-        let found = executed(&root.join("app"), &Tree::default());
+        let found = executed(&Git::default(), &root.join("app"), &Tree::default()).unwrap();
         assert_eq!(found.into_iter().collect::<Vec<_>>(), [RelPath::new(b"hooks").unwrap()]);
     }
 
     #[test]
     fn a_folder_without_a_repository_has_none() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(executed(dir.path(), &Tree::default()).is_empty());
+        assert!(executed(&Git::default(), dir.path(), &Tree::default()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_git_that_hangs_is_ended_with_all_that_it_started_and_is_an_error() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("git");
+        let started = dir.path().join("started");
+        // The process that it waits for keeps its output open.
+        std::fs::write(&program, format!("#!/bin/sh\nsleep 600 &\necho $! > {0}.new\nmv {0}.new {0}\nwait\n", started.display())).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let git = Git { program, within: Duration::from_secs(2) };
+        let ended = executed(&git, dir.path(), &Tree::default());
+        assert!(matches!(&ended, Err(SyncError::GitSilent { seconds: 2, .. })), "{ended:?}");
+        let message = ended.unwrap_err().to_string();
+        assert!(message.contains(dir.path().to_str().unwrap()) && message.contains("2 s"), "{message}");
+        let pid = std::fs::read_to_string(&started).unwrap();
+        let is_running = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+            stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+        };
+        let deadline = std::time::Instant::now() + Duration::from_secs(30);
+        while is_running() {
+            assert!(std::time::Instant::now() < deadline, "{pid} still runs");
+            thread::yield_now();
+        }
     }
 }

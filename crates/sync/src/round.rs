@@ -32,7 +32,7 @@ use crate::{
 /// Changes of one batch, and bytes of content: what a cut connection costs at most, and what is made durable at once.
 const BATCH_CHANGES: usize = 4096;
 const BATCH_BYTES: u64 = 128 * 1024 * 1024;
-/// Paths of one scan's answer, in bytes: twice what a tree may have, because all of it may change at once.
+/// Paths and link targets of one scan's answer, in bytes: twice what a tree may have, because all of it may change at once.
 const MAX_SCAN_BYTES: usize = 512 * 1024 * 1024;
 
 impl Engine {
@@ -56,7 +56,7 @@ impl Engine {
         };
         let mut held: Vec<Change> = Vec::new();
         if !self.settings.allow_risky && plan.here.iter().any(|c| c.new.is_some()) {
-            let risks = Risks::new(&there, git_paths.refresh(&self.root, self.folder.tree()));
+            let risks = Risks::new(&there, git_paths.refresh(&self.root, self.folder.tree())?);
             (held, plan.here) = plan.here.into_iter().partition(|c| c.new.is_some() && risks.holds(&c.path));
         }
         drop((base, here, there));
@@ -140,7 +140,7 @@ impl Engine {
                     if more.iter().any(|(path, _)| is_out_of_bounds(path)) {
                         return Err(SyncError::Protocol("it has something where nothing is ever synced"));
                     }
-                    update_bytes += more.iter().map(|(path, _)| path.bytes().len()).sum::<usize>();
+                    update_bytes += more.iter().map(update_size).sum::<usize>();
                     if update_bytes > MAX_SCAN_BYTES {
                         return Err(SyncError::Protocol("what it says is there is longer than any folder"));
                     }
@@ -269,10 +269,11 @@ impl Engine {
                 Some(stop) => return Err(stop),
                 None => told?,
             }
+            let mut staged = 0;
             loop {
                 match self.inbox.next()? {
-                    // What each of these comes to is told when it is to be placed.
-                    Message::Staged(_) => {}
+                    // What each of these comes to is told when it is to be placed. Each is named at most once, so the list ends.
+                    Message::Staged(failed) if staged + failed.len() <= needs.len() && !failed.is_empty() => staged += failed.len(),
                     Message::StagedEnd => break,
                     _ => return Err(SyncError::Protocol("it did not say what arrived")),
                 }
@@ -339,6 +340,15 @@ fn needs(batch: &[Change]) -> Vec<Need> {
     batch.iter().filter(|c| needs_content(c)).filter_map(need).collect()
 }
 
+/// What an update holds in memory beside its fixed part, in bytes.
+fn update_size((path, entry): &Update) -> usize {
+    let target = match entry {
+        Some(Entry::Link { target }) => target.len(),
+        _ => 0,
+    };
+    path.bytes().len() + target
+}
+
 fn need_bytes(need: &Need) -> usize {
     need.path.bytes().len() + 48
 }
@@ -378,5 +388,18 @@ fn hold(tree: &mut Tree, base: &Tree, path: &RelPath) {
     tree.set(path.clone(), Some(entry.clone()));
     for (path, entry) in base.beneath(path) {
         tree.set(path.clone(), Some(entry.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_target_of_a_link_counts_for_the_size_of_a_scan() {
+        let path = RelPath::new(b"link").unwrap();
+        let target = vec![b'x'; 4095];
+        assert_eq!(update_size(&(path.clone(), Some(Entry::Link { target: target[..].into() }))), 4 + 4095);
+        assert_eq!(update_size(&(path, None)), 4);
     }
 }

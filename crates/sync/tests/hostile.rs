@@ -241,3 +241,231 @@ fn one_that_says_all_is_gone_deletes_nothing_here() {
     assert!(matches!(ended, Err(SyncError::Halted(_))), "{ended:?}");
     assert_eq!(fs::read_dir(laptop.here("")).unwrap().count(), 20);
 }
+
+/// One frame of updates, byte by byte, in answer to a scan.
+fn updates_frame(items: &[u8]) -> Vec<u8> {
+    const UPDATES: u8 = 5;
+    [&(items.len() as u32 + 1).to_be_bytes()[..], &[UPDATES], items].concat()
+}
+
+/// An empty folder at a path that no [`RelPath`] can hold.
+fn folder_at(path: &[u8]) -> Vec<u8> {
+    const FOLDER: u8 = 1;
+    [&(path.len() as u32).to_be_bytes()[..], path, &[FOLDER]].concat()
+}
+
+impl Laptop {
+    /// The other end answers the first scan with these bytes.
+    fn sync_with_bytes(&self, answer: &[u8]) -> Result<Status, SyncError> {
+        let mut answer = Some(answer.to_vec());
+        self.run(move |stream| {
+            let answer = answer.take()?;
+            thread::spawn(move || {
+                let (mut reader, mut writer) = (stream.try_clone().unwrap(), stream);
+                while let Ok(message) = Message::read(&mut reader) {
+                    let bytes = match message {
+                        Message::Hello { .. } => Message::Welcome { version: 1 }.encode(),
+                        Message::Scan { .. } => answer.clone(),
+                        _ => Vec::new(),
+                    };
+                    // The laptop may have had enough.
+                    let _ = writer.write_all(&bytes);
+                }
+            });
+            Some(())
+        })
+    }
+
+    /// Everything in the folder that is a file, with what the trash holds.
+    fn contents(&self) -> Vec<String> {
+        fn collect(folder: &Path, found: &mut Vec<String>) {
+            for entry in fs::read_dir(folder).unwrap().flatten() {
+                let kind = entry.file_type().unwrap();
+                if kind.is_dir() {
+                    collect(&entry.path(), found);
+                } else if kind.is_file() {
+                    found.push(String::from_utf8_lossy(&fs::read(entry.path()).unwrap()).into_owned());
+                }
+            }
+        }
+        let mut found = Vec::new();
+        collect(&self.here(""), &mut found);
+        found
+    }
+}
+
+#[test]
+fn bytes_that_are_no_path_end_the_sync_and_write_nothing() {
+    let (long_name, deep, long) = ([b'x'; 256], b"d/".repeat(250), b"dddddddd/".repeat(500));
+    let paths: [&[u8]; 12] = [
+        b"",
+        b"/",
+        b"/tmp/cobox-evil",
+        b"..",
+        b"../outside/evil",
+        b"a/../../outside/evil",
+        b"./a",
+        b"a//b",
+        b"a/",
+        b"a\0b",
+        &long_name,
+        &deep,
+    ];
+    for path in paths.into_iter().chain([&long[..long.len() - 1]]) {
+        let laptop = Laptop::new();
+        let ended = laptop.sync_with_bytes(&updates_frame(&folder_at(path)));
+        assert!(matches!(ended, Err(SyncError::Protocol(_))), "{}: {ended:?}", path.escape_ascii());
+        assert!(is_empty(&laptop.here("")) && is_empty(&laptop.outside()), "{}", path.escape_ascii());
+        assert!(!Path::new("/tmp/cobox-evil").exists());
+    }
+}
+
+#[test]
+fn lengths_beyond_the_frame_end_the_sync_before_memory_is_set_aside() {
+    let peak = || {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+    };
+    const ROOM: u64 = 64 * 1024 * 1024;
+    let before = peak();
+    let link = [&folder_at(b"a")[..5], &[4], &u32::MAX.to_be_bytes()[..]].concat();
+    let file_without_size = [&folder_at(b"a")[..5], &[2], &[0; 8][..]].concat();
+    for answer in [
+        u32::MAX.to_be_bytes().to_vec(),
+        [&(320 * 1024 + 1u32).to_be_bytes()[..], &[5]].concat(),
+        0u32.to_be_bytes().to_vec(),
+        updates_frame(&u32::MAX.to_be_bytes()),
+        updates_frame(&link),
+        updates_frame(&file_without_size),
+        updates_frame(&[&folder_at(b"a")[..5], &[9]].concat()),
+        [&1u32.to_be_bytes()[..], &[200]].concat(),
+    ] {
+        let laptop = Laptop::new();
+        let ended = laptop.sync_with_bytes(&answer);
+        assert!(matches!(ended, Err(SyncError::Protocol(_))), "{answer:?}: {ended:?}");
+        assert!(is_empty(&laptop.here("")));
+    }
+    assert!(peak() - before < ROOM, "{} bytes more", peak() - before);
+}
+
+#[test]
+fn a_file_in_a_link_is_no_tree_and_a_link_of_ones_own_is_not_written_through() {
+    let laptop = Laptop::new();
+    let outside = Entry::Link { target: b"../outside"[..].into() };
+    let ended = laptop.sync_with(having(vec![("d", outside), ("d/f", file(b"evil"))], |_| Vec::new()));
+    assert!(matches!(ended, Err(SyncError::Protocol(_))), "{ended:?}");
+
+    // The user's own link leads out, and the sandbox claims that there is a folder.
+    symlink(laptop.outside(), laptop.here("d")).unwrap();
+    let script = having(vec![("d", Entry::Dir), ("d/f", file(b"evil"))], |message| match message {
+        Message::WantsEnd => content(b"evil"),
+        Message::NeedsEnd => vec![Message::WantsEnd],
+        Message::ContentEnd => vec![Message::StagedEnd],
+        Message::ChangesEnd => vec![Message::Outcomes(vec![Outcome::Done]), Message::OutcomesEnd],
+        _ => Vec::new(),
+    });
+    let _ = laptop.sync_with(script);
+    assert!(laptop.here("d").is_symlink() && is_empty(&laptop.outside()));
+}
+
+#[test]
+fn a_file_that_replaces_a_folder_moves_what_was_in_it_to_the_trash() {
+    let laptop = Laptop::new();
+    fs::create_dir(laptop.here("d")).unwrap();
+    for name in ["keep", "d/a", "d/b"] {
+        fs::write(laptop.here(name), format!("mine: {name}")).unwrap();
+    }
+    let mine = |name: &'static str| (name, file(format!("mine: {name}").as_bytes()));
+    laptop.sync_with(having(vec![("d", Entry::Dir), mine("keep"), mine("d/a"), mine("d/b")], |_| Vec::new())).unwrap();
+    let script = having(vec![("d", file(b"evil")), mine("keep")], |message| match message {
+        Message::WantsEnd => content(b"evil"),
+        _ => Vec::new(),
+    });
+    laptop.sync_with(script).unwrap();
+    assert_eq!(fs::read(laptop.here("d")).unwrap(), b"evil");
+    let contents = laptop.contents();
+    for name in ["keep", "d/a", "d/b"] {
+        assert!(contents.contains(&format!("mine: {name}")), "{name}: {contents:?}");
+    }
+}
+
+#[test]
+fn entries_after_the_end_of_a_scan_end_the_sync() {
+    let laptop = Laptop::new();
+    let late = Message::Updates(vec![(path("late"), Some(file(b"late")))]);
+    let script = having(vec![("f", file(b"good"))], move |message| match message {
+        Message::WantsEnd => [vec![late.clone()], content(b"good")].concat(),
+        _ => Vec::new(),
+    });
+    let ended = laptop.sync_with(script);
+    assert!(matches!(ended, Err(SyncError::Protocol(_))), "{ended:?}");
+    assert!(!laptop.here("f").exists() && !laptop.here("late").exists());
+}
+
+#[test]
+fn names_that_differ_only_in_case_are_two_files_and_neither_is_a_hook() {
+    let laptop = Laptop::new();
+    let entries = vec![
+        (".GIT", Entry::Dir),
+        (".GIT/hooks", Entry::Dir),
+        (".GIT/hooks/post-checkout", file(b"evil")),
+        (".git", Entry::Dir),
+        (".git/Hooks", Entry::Dir),
+        (".git/Hooks/pre-commit", file(b"evil")),
+        (".git/hooks", Entry::Dir),
+        (".git/hooks/pre-commit", file(b"evil")),
+        ("README", file(b"one")),
+        ("readme", file(b"two")),
+    ];
+    let script = having(entries, |message| match message {
+        Message::WantsEnd => {
+            let part = |index: u32, bytes: &[u8]| [&index.to_be_bytes()[..], &[1, 0, 0, 0, 3], bytes, &[3]].concat();
+            let stream = [part(0, b"one"), part(1, b"two")].concat();
+            vec![Message::Content { raw: stream.len() as u32, is_packed: false, bytes: stream }, Message::ContentEnd]
+        }
+        _ => Vec::new(),
+    });
+    let status = laptop.sync_with(script).unwrap();
+    assert_eq!((fs::read(laptop.here("README")).unwrap(), fs::read(laptop.here("readme")).unwrap()), (b"one".to_vec(), b"two".to_vec()));
+    let held: Vec<String> = status.held.iter().map(ToString::to_string).collect();
+    for hook in [".GIT/hooks/post-checkout", ".git/Hooks/pre-commit", ".git/hooks/pre-commit"] {
+        assert!(!laptop.here(hook).exists() && held.contains(&hook.to_owned()), "{hook}: {held:?}");
+    }
+}
+
+#[test]
+fn a_file_that_is_sent_again_and_again_ends_the_sync() {
+    let laptop = Laptop::new();
+    let script = having(vec![("f", file(b"good"))], |message| match message {
+        Message::WantsEnd => {
+            const ABANDONED: u8 = 4;
+            let stream = [0, 0, 0, 0, ABANDONED].repeat(1000);
+            vec![Message::Content { raw: stream.len() as u32, is_packed: false, bytes: stream }, Message::ContentEnd]
+        }
+        _ => Vec::new(),
+    });
+    let ended = laptop.sync_with(script);
+    assert!(matches!(ended, Err(SyncError::Protocol("it sends a file twice"))), "{ended:?}");
+    assert!(!laptop.here("f").exists());
+}
+
+#[test]
+fn a_copy_from_beyond_any_file_is_the_other_sides_fault() {
+    const COPY: u8 = 2;
+    for (offset, length) in [(u64::MAX, 4u64), (i64::MAX as u64 + 1, 4), (0, 0), (0, u64::MAX), (u64::MAX, u64::MAX)] {
+        let laptop = Laptop::new();
+        fs::write(laptop.here("f"), "mine").unwrap();
+        laptop.sync_with(having(vec![("f", file(b"mine"))], |_| Vec::new())).unwrap();
+        let script = having(vec![("f", file(b"evil"))], move |message| match message {
+            Message::WantsEnd => {
+                let stream = [&[0, 0, 0, 0, COPY][..], &offset.to_be_bytes(), &length.to_be_bytes(), &[3]].concat();
+                vec![Message::Content { raw: stream.len() as u32, is_packed: false, bytes: stream }, Message::ContentEnd]
+            }
+            _ => Vec::new(),
+        });
+        let ended = laptop.sync_with(script);
+        assert!(matches!(ended, Err(SyncError::Protocol(_))), "{offset} {length}: {ended:?}");
+        assert_eq!(fs::read(laptop.here("f")).unwrap(), b"mine");
+    }
+}
