@@ -44,7 +44,8 @@ impl Webhook {
 }
 
 fn from_hex(text: &str) -> Option<Vec<u8>> {
-    if text.len() != 64 || !text.is_ascii() {
+    // `from_str_radix` would also take a sign in place of the first digit.
+    if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
         return None;
     }
     (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).ok()).collect()
@@ -85,5 +86,7 @@ mod tests {
             assert!(!verify(timestamp, &signature, body), "{timestamp} {signature}");
         }
         assert!(Webhook::new("short").is_none());
+        assert_eq!(from_hex(&"0f".repeat(32)), Some(vec![15; 32]));
+        assert_eq!(from_hex(&"+f".repeat(32)), None);
     }
 }

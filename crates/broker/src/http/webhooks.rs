@@ -34,7 +34,13 @@ async fn thread(State(api): State<Api>, request: Request) -> Result<Json<NoticeT
     Ok(Json(NoticeTaken { ended }))
 }
 
+/// A header that is sent twice is refused: a proxy that checks one of the two values and the broker might not choose the same one.
 fn header<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<&'a str, ApiError> {
-    let missing = || ApiError::new(ErrorCode::Unauthenticated, format!("{name}: is missing or can't be read"));
-    headers.get(name).and_then(|v| v.to_str().ok()).ok_or_else(missing)
+    let refused = |why: &str| ApiError::new(ErrorCode::Unauthenticated, format!("{name}: {why}"));
+    let mut values = headers.get_all(name).iter();
+    match (values.next().and_then(|v| v.to_str().ok()), values.next()) {
+        (Some(value), None) => Ok(value),
+        (_, Some(_)) => Err(refused("must be sent once")),
+        (None, None) => Err(refused("is missing or can't be read")),
+    }
 }

@@ -80,11 +80,15 @@ struct Sender {
     client: Client,
 }
 
+fn sign(at: i64, body: &str, secret: &str) -> String {
+    let mac = Hmac::<sha2::Sha256>::new_from_slice(secret.as_bytes()).unwrap();
+    let mac = mac.chain_update(format!("{at}.{body}")).finalize().into_bytes();
+    format!("v1={}", mac.iter().map(|b| format!("{b:02x}")).collect::<String>())
+}
+
 impl Sender {
     async fn send(&self, at: i64, body: &Value, secret: &str) -> Answer {
-        let mac = Hmac::<sha2::Sha256>::new_from_slice(secret.as_bytes()).unwrap();
-        let mac = mac.chain_update(format!("{at}.{body}")).finalize().into_bytes();
-        let signature = format!("v1={}", mac.iter().map(|b| format!("{b:02x}")).collect::<String>());
+        let signature = sign(at, &body.to_string(), secret);
         let headers = [("x-cobox-timestamp", &*at.to_string()), ("x-cobox-signature", &*signature)];
         self.client.call(Method::POST, "/webhooks/threads", Some(body.clone()), &headers).await
     }
@@ -126,6 +130,76 @@ async fn a_signed_notice_ends_a_thread_and_a_late_copy_of_it_ends_nothing_else()
     let ended: Vec<_> = audit.iter().map(|(_, r)| r).filter(|r| r.action == "session.ended").collect();
     assert_eq!(ended.len(), 2);
     assert!(ended.iter().all(|r| r.principal.as_deref() == Some("webhook") && r.thread.as_deref() == Some("t") && r.request_id.is_some()));
+}
+
+#[tokio::test]
+async fn forged_notices_are_refused_and_end_nothing() {
+    use cobox_broker::Clock;
+    const MAX_BYTES: usize = 64 * 1024;
+    let mut world = World::new();
+    let secret = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(secret.path(), SECRET).unwrap();
+    world.config.webhook_secret_file = Some(secret.path().to_owned());
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let anyone = Client { key: None, ..ann.clone() };
+    let now = world.clock.now().unix();
+    let body = json!({ "event": "thread.deleted", "thread_id": "t" }).to_string();
+    let (time, good) = (now.to_string(), sign(now, &body, SECRET));
+    let send = async |times: &[&str], signatures: &[&str], body: &str| {
+        let mut request = http::Request::post("/webhooks/threads");
+        for time in times {
+            request = request.header("x-cobox-timestamp", *time);
+        }
+        for signature in signatures {
+            request = request.header("x-cobox-signature", *signature);
+        }
+        anyone.send(request.body(http_body_util::Full::new(body.to_owned().into())).unwrap()).await
+    };
+    let of_another_body = sign(now, &body.replace("deleted", "archived"), SECRET);
+    let (old, early) = ((now - 301).to_string(), (now + 301).to_string());
+    let not_hex = format!("v1={}", "g".repeat(64));
+    let next_second = (now + 1).to_string();
+    let cases: &[(&str, &[&str], &[&str])] = &[
+        ("no headers", &[], &[]),
+        ("no signature", &[&time], &[]),
+        ("no timestamp", &[], &[&good]),
+        ("an empty signature", &[&time], &[""]),
+        ("a version without a signature", &[&time], &["v1="]),
+        ("no version", &[&time], &[&good[3..]]),
+        ("another version", &[&time], &[&good.replace("v1=", "v2=")]),
+        ("another secret", &[&time], &[&sign(now, &body, "the secret of another workspace")]),
+        ("an empty secret", &[&time], &[&sign(now, &body, "")]),
+        ("the signature of another body", &[&time], &[&of_another_body]),
+        ("the signature of another time", &[&next_second], &[&good]),
+        ("the same time in other digits", &[&format!("0{time}")], &[&good]),
+        ("one digit less", &[&time], &[&good[..good.len() - 1]]),
+        ("one byte less", &[&time], &[&good[..good.len() - 2]]),
+        ("one byte more", &[&time], &[&format!("{good}00")]),
+        ("not hexadecimal", &[&time], &[&not_hex]),
+        ("too old", &[&old], &[&sign(now - 301, &body, SECRET)]),
+        ("from the future", &[&early], &[&sign(now + 301, &body, SECRET)]),
+        ("two signatures, the good one first", &[&time], &[&good, &of_another_body]),
+        ("two signatures, the good one last", &[&time], &[&of_another_body, &good]),
+        ("two timestamps", &[&time, &old], &[&good]),
+    ];
+    for (what, times, signatures) in cases {
+        let answer = send(times, signatures, &body).await;
+        assert_eq!(answer.status, 401, "{what}: {}", String::from_utf8_lossy(&answer.bytes));
+        assert_eq!(answer.error(401), "UNAUTHENTICATED", "{what}");
+    }
+    // Larger than any notice: refused whoever signed it, and before it is read to its end.
+    let large = format!("{body}{}", " ".repeat(MAX_BYTES));
+    assert_eq!(send(&[&time], &[&sign(now, &large, SECRET)], &large).await.error(413), "TOO_LARGE");
+    assert_eq!(send(&[&time], &[&good], &" ".repeat(8 * MAX_BYTES)).await.error(413), "TOO_LARGE");
+
+    ann.get(&session_path(&made)).await.ok(200);
+    assert_eq!(world.provider.running(), 1);
+    let audit = broker.broker.as_ref().unwrap().store().audit("default", None, &NEWEST).await.unwrap();
+    assert!(audit.iter().all(|(_, record)| record.action != "session.ended"), "{audit:?}");
+    // The notice itself was a good one.
+    assert_eq!(send(&[&time], &[&good], &body).await.ok(200), json!({ "ended": true }));
 }
 
 #[tokio::test]
