@@ -8,7 +8,10 @@ use cobox_testkit::{DATABASE_PASSWORD, TestDatabase};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use crate::harness::{Client, TestBroker, World, eventually, sandbox_id, session_path};
+use crate::{
+    harness::{Client, TestBroker, World, eventually, sandbox_id, session_path},
+    log::Log,
+};
 
 /// Longer in all than a broker may be silent and count as alive, in steps that are shorter than a beat.
 const SILENCE_STEPS: usize = 10;
@@ -183,6 +186,8 @@ async fn after_an_outage_of_the_database_nodes_that_live_are_not_called_dead() {
     // What its node could not write down in time is done again.
     let body = json!({ "thread_id": "t", "mode": "ensure" });
     let is_made = async || {
+        // The reaper waits between two tries by this clock.
+        worlds[0].clock.advance(1);
         a.tick().await;
         there.call(http::Method::POST, "/v1/sandbox/sessions", Some(body.clone()), &[("prefer", "wait=1")]).await.status == 200
     };
@@ -323,6 +328,7 @@ fn copied(world: &World, database: &TestDatabase) -> World {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_of_a_data_directory_is_refused_beside_its_original_and_replaces_it_after_its_death() {
+    let log = Log::capture();
     let database = TestDatabase::new().await;
     let mut world = World::cluster(&database, 1).pop().unwrap();
     // The original says four times within this that it lives.
@@ -338,16 +344,16 @@ async fn a_copy_of_a_data_directory_is_refused_beside_its_original_and_replaces_
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         Broker::start_with_clock(copy.config.clone(), copy.provider.clone(), listener, copy.clock.clone()).await
     };
-    // The brokers' clock goes on while they look at each other.
-    let time = async {
-        loop {
-            tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-            world.clock.advance(1);
-        }
+    // The original beats at a later time than the one that the copy has read.
+    let next_beat = async {
+        log.line("waiting until that one counts as dead").await;
+        world.clock.advance(1);
+        original.tick().await;
+        std::future::pending::<()>().await;
     };
     let refused = tokio::select! {
         started = starting => started.err().expect("it is refused").to_string(),
-        () = time => unreachable!(),
+        () = next_beat => unreachable!(),
     };
     assert!(refused.contains(&format!("http://{}", original.addr)), "{refused}");
     assert!(refused.contains("empty data directory") && refused.contains("stop the other one first"), "{refused}");

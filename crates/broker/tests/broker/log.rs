@@ -25,6 +25,12 @@ impl Log {
         String::from_utf8(text).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
+    /// Waits until a line has this in its message.
+    pub async fn line(&self, part: &str) {
+        let is_there = || async { self.lines().iter().any(|l| l["message"].as_str().is_some_and(|m| m.contains(part))) };
+        crate::harness::eventually("the line in the log", is_there).await;
+    }
+
     /// The line of a request.
     #[track_caller]
     pub fn request(&self, id: &str) -> Value {
