@@ -88,7 +88,7 @@ def story(human, robot):
     human.says("I take the report home, and give the sandbox back.")
     human.runs("cp", ":report.txt", "report.txt")
     same("ok: hello, world\n", human.finds("report.txt"), "the report that came home is not the agent's")
-    expect("released", human.runs("session", "release", THREAD), "the session was not released")
+    expect("released", human.runs("session", "release", THREAD, "--yes"), "the session was not released")
 
 
 def expect(wanted, text, otherwise):

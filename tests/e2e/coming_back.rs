@@ -69,7 +69,7 @@ async fn a_release_is_an_end_also_for_a_sandbox_that_is_kept() {
     let broker = TestBroker::start().await;
     said(&run(&broker, &["session", "ensure", "t", "--keep"]));
     said(&run(&broker, &["exec", "-t", "t", "--", "touch", "left"]));
-    said(&run(&broker, &["session", "release", "t"]));
+    said(&run(&broker, &["session", "release", "t", "--yes"]));
     assert_eq!(said(&run(&broker, &["exec", "-t", "t", "--", "ls"])), "");
 }
 

@@ -280,7 +280,7 @@ async fn sessions_sandboxes_and_keys_speak_json() {
     assert_eq!(json(&["--json", "sandbox", "list"])["items"][0]["id"], session["sandbox"]["id"]);
     assert!(json(&["--json", "keys", "create", "bot", "--kind", "agent"]).to_string().contains("cbx_"));
     assert!(!said(&run(&broker, &["keys", "list"])).contains("_secret"));
-    said(&run(&broker, &["session", "release", "t"]));
+    said(&run(&broker, &["session", "release", "t", "--yes"]));
     assert!(!run(&broker, &["session", "get", "t"]).status.success());
     let doctor = json(&["--json", "doctor"]);
     assert!(doctor.to_string().contains("namespaces"), "{doctor}");

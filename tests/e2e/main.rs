@@ -7,6 +7,7 @@ mod coming_back;
 mod command_line;
 mod commands;
 mod cuts;
+mod deleted;
 mod events;
 mod faults;
 mod handing_on;

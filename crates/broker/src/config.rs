@@ -53,6 +53,8 @@ pub struct Config {
     pub lease_seconds: u64,
     /// Suspended for this long: `terminated`.
     pub keep_suspended_seconds: u64,
+    /// A released or deleted sandbox can be restored for this long; 0 removes its files at once. It counts against the quotas until then.
+    pub keep_deleted_seconds: u64,
     /// A sandbox that no record knows is kept for this long before its files are removed: time to restore the database that has it.
     pub quarantine_keep_seconds: u64,
     /// Running time after which a session ends. Its sandbox is suspended, or deleted where the policy says so.
@@ -251,6 +253,7 @@ impl Default for Config {
             idle_timeout_seconds: 900,
             lease_seconds: 3600,
             keep_suspended_seconds: 7 * DAY_SECONDS,
+            keep_deleted_seconds: 3600,
             quarantine_keep_seconds: 7 * DAY_SECONDS,
             hard_ttl_seconds: 28_800,
             alg: Alg::EdDsa,
@@ -396,6 +399,10 @@ impl Config {
     pub fn lease(&self) -> Duration {
         Duration::from_secs(self.lease_seconds)
     }
+    pub fn keep_deleted(&self) -> Duration {
+        Duration::from_secs(self.keep_deleted_seconds)
+    }
+
     pub fn keep_suspended(&self) -> Duration {
         Duration::from_secs(self.keep_suspended_seconds)
     }

@@ -81,6 +81,7 @@ pub fn sentence(event: &SandboxEvent) -> String {
         What::Idle => "the sandbox is idle".to_owned(),
         What::Suspended { reason } => format!("the sandbox was suspended{}", because(reason)),
         What::Resumed => "the sandbox runs again".to_owned(),
+        What::Restored => format!("{who} restored the deleted sandbox"),
         What::Terminated { reason } => format!("the session ended{}", because(reason)),
         What::Failed { reason } => format!("the session failed{}", because(reason)),
         What::Changed { change } => format!("{who} changed the sandbox{}", because(change)),

@@ -17,6 +17,7 @@ const NO_TRANSCRIPT: &[(&str, &str)] = &[
     ("sandbox connect", "is `shell`; tests/e2e/coming_back.rs"),
     ("sandbox sync", "is `sync`; tests/e2e/coming_back.rs"),
     ("session events", "runs until the session ends; tests/e2e/events.rs"),
+    ("sandbox restore", "needs a broker that keeps deleted sandboxes; tests/e2e/deleted.rs"),
     ("watch", "runs until it is ended; tests/e2e/events.rs"),
     ("doctor", "says what this machine is like; tests/e2e/isolation"),
     ("completions", "is a program for another shell; tests/completions.rs"),

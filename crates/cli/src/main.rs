@@ -3,6 +3,7 @@
 mod byte_size;
 mod chat;
 mod commands;
+mod confirm;
 mod context;
 mod contexts;
 mod cors;

@@ -7,7 +7,7 @@ use cobox_protocol::{
     audit::{AuditEntry, AuditHeads, AuditLink},
     host::is_loopback,
     key::{CreateKey, CreatedKey, ExpireKey, KeyInfo, PrincipalInfo},
-    sandbox::{CreateSandbox, PatchSandbox, SandboxInfo},
+    sandbox::{CreateSandbox, PatchSandbox, RestoreSandbox, SandboxInfo, SandboxUsage},
     session::{HeartbeatResponse, NegotiateRequest, NegotiateResponse, Page, RefreshRequest, RefreshResponse, SessionInfo},
     token::{
         DelegateRequest, DelegateResponse, FileLinkRequest, FileLinkResponse, RevokeRequest, RevokeResponse, RotateKeyRequest,
@@ -219,8 +219,29 @@ impl Client {
         self.json(self.get(&format!("/v1/sandboxes/{}", encode_segment(id_or_name.as_bytes())))).await
     }
 
+    /// It can be restored for a while, where the policy allows that.
     pub async fn delete_sandbox(&self, id_or_name: &str) -> Result<(), ClientError> {
         self.nothing(self.delete(&format!("/v1/sandboxes/{}", encode_segment(id_or_name.as_bytes())))).await
+    }
+
+    /// Removes its files at once; of a deleted sandbox too.
+    pub async fn delete_sandbox_permanently(&self, id_or_name: &str) -> Result<(), ClientError> {
+        self.nothing(self.delete(&format!("/v1/sandboxes/{}?permanent=true", encode_segment(id_or_name.as_bytes())))).await
+    }
+
+    /// Those that were deleted and can be restored.
+    pub async fn list_deleted_sandboxes(&self, limit: Option<u32>, cursor: Option<&str>) -> Result<Page<SandboxInfo>, ClientError> {
+        self.json(self.get(&paged("/v1/sandboxes", vec!["deleted=true".to_owned()], limit, cursor))).await
+    }
+
+    pub async fn restore_sandbox(&self, id_or_name: &str, wish: &RestoreSandbox) -> Result<SandboxInfo, ClientError> {
+        let path = format!("/v1/sandboxes/{}/restore", encode_segment(id_or_name.as_bytes()));
+        self.json(self.call(Method::POST, &path).json(wish)).await
+    }
+
+    /// The files that deleting it would erase.
+    pub async fn sandbox_usage(&self, id_or_name: &str) -> Result<SandboxUsage, ClientError> {
+        self.json(self.get(&format!("/v1/sandboxes/{}/usage", encode_segment(id_or_name.as_bytes())))).await
     }
 
     /// The workspace's audit, newest first; for operators.

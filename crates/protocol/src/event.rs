@@ -60,6 +60,8 @@ pub enum What {
     },
     /// Started again after it was suspended.
     Resumed,
+    /// The sandbox was deleted, and is there again with its files.
+    Restored,
     /// The session is over: its last event.
     Terminated {
         reason: String,
@@ -152,6 +154,7 @@ impl What {
             What::Idle => "idle",
             What::Suspended { .. } => "suspended",
             What::Resumed => "resumed",
+            What::Restored => "restored",
             What::Terminated { .. } => "terminated",
             What::Failed { .. } => "failed",
             What::Changed { .. } => "changed",

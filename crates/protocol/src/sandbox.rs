@@ -129,6 +129,37 @@ pub struct SandboxInfo {
     /// Since when it is suspended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspended_at: Option<Timestamp>,
+    /// When it was released or deleted: its files are still kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deleted_at: Option<Timestamp>,
+    /// Until when a deleted one can be restored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restore_until: Option<Timestamp>,
+}
+
+/// `POST /v1/sandboxes/{id or name}/restore`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct RestoreSandbox {
+    /// A name for it, where its old one is taken by now.
+    #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::SANDBOX_NAME)))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// `GET /v1/sandboxes/{id or name}/usage`: what deleting it would erase.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct SandboxUsage {
+    /// Files that were written in it, without those of its image, snapshot and volumes; `null` where its provider can't count them.
+    pub files: Option<u64>,
+    /// Their size.
+    pub bytes: Option<u64>,
+    /// False where there are more than were counted.
+    pub complete: bool,
+    /// For how long it could be restored if it were deleted now; 0: not at all.
+    pub restorable_seconds: u64,
 }
 
 /// A name people may give a sandbox: what also works as a host name's label, a little wider.

@@ -83,6 +83,9 @@ pub struct NegotiateRequest {
     /// What a new sandbox is made by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
+    /// The provider of a new sandbox; `auto` is any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provider_preference: Option<String>,
 }
 
 impl NegotiateRequest {
@@ -100,6 +103,7 @@ impl NegotiateRequest {
             keep: None,
             tags: Tags::new(),
             template: None,
+            provider_preference: None,
         }
     }
 }

@@ -173,8 +173,23 @@ pub trait Provider: Send + Sync {
         Vec::new()
     }
 
+    /// The files written in a sandbox, which destroying it would erase; `None` where they can't be counted.
+    async fn written_files(&self, _id: &SandboxId) -> Option<WrittenFiles> {
+        None
+    }
+
     /// Bytes its files take, where a soft limit must be watched; `None` where the host enforces the limit itself.
     async fn disk_use(&self, id: &SandboxId, making: &Making) -> Option<DiskUse>;
+}
+
+/// The files written in a sandbox, without those of its image, snapshot and volumes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WrittenFiles {
+    pub files: u64,
+    /// Their size.
+    pub bytes: u64,
+    /// False where there are more than were counted.
+    pub is_complete: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -57,7 +57,9 @@ impl TestBroker {
         if let Some(bytes) = options.disk_bytes {
             mount_disk(&home.path().join("disk"), bytes, &data);
         }
-        fs::write(data.join("config.toml"), &options.config).expect("a configuration");
+        // Deleted sandboxes go at once, except in the tests of restoring them.
+        let keeps = if options.config.contains("keep_deleted_seconds") { "" } else { "keep_deleted_seconds = 0\n" };
+        fs::write(data.join("config.toml"), format!("{keeps}{}", options.config)).expect("a configuration");
         if options.database.is_some() {
             let key = data.join("master.key");
             fs::write(&key, [7; 32]).expect("a master key");

@@ -68,7 +68,7 @@ async fn a_program_that_dies_with_everything_switched_on_leaves_a_terminal_that_
     // And so does one whose sandbox ends under it.
     let mut bob = sit(&broker, "bob", &["-c", &format!("{SWITCH_ALL_ON}; sleep 1000")]).await;
     bob.wait_for("all on").await;
-    let released = broker.cobox().args(["session", "release", "demo"]).output().unwrap();
+    let released = broker.cobox().args(["session", "release", "demo", "--yes"]).output().unwrap();
     assert!(released.status.success(), "{released:?}");
     assert_eq!(bob.ended().await.code(), Some(255));
     bob.wait_for("error:").await;

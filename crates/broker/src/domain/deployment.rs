@@ -130,7 +130,28 @@ impl Deployment {
     /// An ending now; what it revokes can't be of use to anybody later.
     pub fn ending(&self, reason: impl Into<String>, audit: super::audit::AuditRecord) -> Ending {
         let now = self.now();
-        Ending { now, reason: reason.into(), revoke_until: now.plus(LONGEST_POSSESSION), keeps_sandbox: false, audit }
+        Ending {
+            now,
+            reason: reason.into(),
+            revoke_until: now.plus(LONGEST_POSSESSION),
+            keeps_sandbox: false,
+            keep_files: Duration::ZERO,
+            audit,
+        }
+    }
+
+    /// As [`Deployment::ending`], of a sandbox that can be restored for a while.
+    pub fn restorable_ending(&self, sandbox: &Sandbox, reason: impl Into<String>, audit: super::audit::AuditRecord) -> Ending {
+        Ending { keep_files: self.keep_deleted(sandbox), ..self.ending(reason, audit) }
+    }
+
+    /// How long the files of a deleted sandbox are kept, which follows its owner's policy.
+    pub fn keep_deleted(&self, sandbox: &Sandbox) -> Duration {
+        match self.provider.can_suspend() {
+            true => self.policy().keep_deleted(&owner(sandbox), &self.config),
+            // What can't be stopped and kept can't be restored.
+            false => Duration::ZERO,
+        }
     }
 }
 

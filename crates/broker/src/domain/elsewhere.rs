@@ -112,7 +112,7 @@ impl Lifecycle {
         {
             const REASON: &str = "its node died and it was suspended for too long";
             let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.ended", REASON);
-            d.store.end_sandbox(&sandbox.id, State::Terminated, &d.ending(REASON, audit)).await.map_err(internal)?;
+            d.store.end_sandbox(&sandbox.id, State::Terminated, &d.restorable_ending(sandbox, REASON, audit)).await.map_err(internal)?;
         }
         Ok(())
     }

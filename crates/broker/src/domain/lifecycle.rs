@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cobox_protocol::{ApiError, ErrorCode, SandboxId, Timestamp, control::Ending, session::State};
+use cobox_protocol::{ApiError, ErrorCode, SandboxId, Timestamp, control, session::State};
 use cobox_provider::ProviderError;
 use tokio::sync::watch;
 
@@ -26,7 +26,7 @@ use super::{
     model::{Intent, Sandbox},
     telling::Told,
 };
-use crate::metrics::Starts;
+use crate::{metrics::Starts, store::Ending};
 
 /// Sandboxes asked at once when all of a workspace must be told something, or all of a node be looked at.
 pub const CONCURRENT_SANDBOXES: usize = 16;
@@ -252,7 +252,7 @@ impl Lifecycle {
         if !d.provider.can_suspend() {
             return self.end_instead(begun, reason).await;
         }
-        self.announce(begun, Ending::Suspended).await;
+        self.announce(begun, control::Ending::Suspended).await;
         if let Err(error) = d.provider.suspend(&begun.id).await {
             let reason = self.log_failure(begun, "suspending", &error);
             return Err(unavailable(&begun.id, "could not be suspended", &reason));
@@ -287,15 +287,34 @@ impl Lifecycle {
         self.load(&begun.id).await
     }
 
-    /// Ends a sandbox and its sessions for good. Durable when it returns; the provider is asked right away.
+    /// Ends a sandbox and its sessions; it can be restored for as long as the policy says. Durable when it returns; the provider is asked right away.
     pub async fn terminate(self: &Arc<Self>, sandbox: &Sandbox, reason: &str, audit: AuditRecord) -> Result<(), ApiError> {
         let d = &self.deployment;
-        d.store.end_sandbox(&sandbox.id, State::Terminated, &d.ending(reason, audit)).await.map_err(internal)?;
+        self.end(sandbox, &d.restorable_ending(sandbox, reason, audit)).await
+    }
+
+    /// As [`Lifecycle::terminate`], with no way back.
+    pub async fn terminate_permanently(self: &Arc<Self>, sandbox: &Sandbox, reason: &str, audit: AuditRecord) -> Result<(), ApiError> {
+        self.end(sandbox, &self.deployment.ending(reason, audit)).await
+    }
+
+    async fn end(&self, sandbox: &Sandbox, ending: &Ending) -> Result<(), ApiError> {
+        self.deployment.store.end_sandbox(&sandbox.id, State::Terminated, ending).await.map_err(internal)?;
         self.destroy(&sandbox.id).await;
         Ok(())
     }
 
-    /// Does what an ended sandbox's intent says. A failure is logged and tried again by the reaper.
+    /// Removes the files of a deleted sandbox, which can't be restored any more. Durable when it returns, as [`Lifecycle::terminate`].
+    pub async fn purge(&self, deleted: &Sandbox) -> Result<(), ApiError> {
+        let purged = Sandbox { intent: Some(Intent::Destroy), restore_until: None, ..deleted.clone() };
+        // False where it was restored or is being purged already.
+        if self.deployment.store.replace_sandbox(deleted, &purged, None).await.map_err(internal)? {
+            self.destroy(&deleted.id).await;
+        }
+        Ok(())
+    }
+
+    /// Stops an ended sandbox, and removes its files unless it can be restored. A failure is logged and tried again by the reaper.
     pub async fn destroy(&self, id: &SandboxId) {
         let _lock = self.locks.lock(id).await;
         self.destroy_locked(id).await;
@@ -308,12 +327,21 @@ impl Lifecycle {
             if sandbox.intent != Some(Intent::Destroy) || !self.is_here(&sandbox) {
                 return Ok(());
             }
-            self.announce(&sandbox, Ending::Ended).await;
+            self.announce(&sandbox, control::Ending::Ended).await;
+            let now = d.now();
+            if sandbox.restore_until.is_some_and(|until| until > now) {
+                d.provider.suspend(id).await.map_err(|e| unavailable(id, "could not be stopped", &e.to_string()))?;
+                self.forget(id);
+                d.store.replace_sandbox(&sandbox, &Sandbox { intent: None, ..sandbox.clone() }, None).await.map_err(internal)?;
+                return Ok(());
+            }
             d.provider.destroy(id).await.map_err(|e| unavailable(id, "could not be destroyed", &e.to_string()))?;
             self.forget(id);
-            let now = d.now();
             let audit = AuditRecord::of_sandbox(now, &sandbox, "sandbox.destroyed", sandbox.reason.as_deref().unwrap_or_default());
-            d.store.replace_sandbox(&sandbox, &Sandbox { intent: None, ..sandbox.clone() }, Some(&audit)).await.map_err(internal)?;
+            d.store
+                .replace_sandbox(&sandbox, &Sandbox { intent: None, restore_until: None, ..sandbox.clone() }, Some(&audit))
+                .await
+                .map_err(internal)?;
             Ok::<(), ApiError>(())
         };
         if let Err(error) = outcome.await {

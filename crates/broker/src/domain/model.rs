@@ -107,6 +107,8 @@ impl Foreseen {
 
 /// Why a session ends that ran for as long as it may. Stored with the session: its scope's next session gets the same sandbox.
 pub const HARD_END: &str = "its hard end was reached";
+/// Why a session ended whose deleted sandbox was restored. Stored with the session: its scope's next session gets the same sandbox.
+pub const SANDBOX_RESTORED: &str = "its sandbox was deleted, and restored later";
 /// How often the running time of a node's sandboxes is added to their rows.
 pub const COUNT_RUNNING_EVERY: Duration = Duration::from_secs(30);
 /// The most running time that counts between two such writes. A longer gap means that the machine slept, its clock was set, or no broker
@@ -169,6 +171,8 @@ pub struct Sandbox {
     pub active: Duration,
     pub suspended_at: Option<Timestamp>,
     pub ended_at: Option<Timestamp>,
+    /// Set while it is deleted and its files are kept: it can be restored until then.
+    pub restore_until: Option<Timestamp>,
     /// Decided when it was made; each start gets the same.
     pub making: Making,
     /// The template it was made by, as it was called then.

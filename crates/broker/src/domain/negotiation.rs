@@ -15,9 +15,10 @@ use super::{
     access::{self, ActorWish, Requested},
     audit::AuditRecord,
     deployment::internal,
+    differences,
     issue::{TokenFormat, TokenWish},
     making::{self, MakingWish},
-    model::{Bound, Caller, HARD_END, Sandbox, Session},
+    model::{Bound, Caller, HARD_END, SANDBOX_RESTORED, Sandbox, Session},
     sandboxes,
     sessions::{Asking, Sessions, expired, new_sandbox},
     shares::{enter, may_see_through},
@@ -32,9 +33,9 @@ const ATTEMPTS: usize = 3;
 /// A replay of a request is recognised for this long.
 pub const IDEMPOTENCY_KEEP: Duration = Duration::from_secs(24 * 3600);
 /// Any provider: there is one.
-const ANY_PROVIDER: &str = "auto";
+pub(super) const ANY_PROVIDER: &str = "auto";
 
-/// What a caller asks for, in whichever shape it said so. What is for a new session only makes no difference to one that exists.
+/// What a caller asks for, in whichever shape it said so. Of a session that exists, what it asks for must be so already (`differences`).
 #[derive(Clone, Debug, Serialize)]
 pub struct Negotiation {
     pub scope: Scope,
@@ -168,6 +169,7 @@ impl Sessions {
             if let Some(name) = wish.name.as_deref().filter(|n| Some(*n) != found.sandbox.name.as_deref()) {
                 return Err(bound_elsewhere(&found.sandbox, name));
             }
+            self.must_be_as_asked(wish, &found).await?;
             match self.lifecycle.bring_up_found(found.sandbox, asking.wait).await {
                 Ok(sandbox) => {
                     let bound = Bound { session: found.session, sandbox };
@@ -187,6 +189,20 @@ impl Sessions {
         let Some(hint) = hint.filter(|h| *h != bound.id.as_str() && Some(*h) != bound.name.as_deref()) else { return Ok(()) };
         sandboxes::find(&self.deployment, caller, hint).await?;
         Err(bound_elsewhere(bound, hint))
+    }
+
+    /// What a request asks of a session or its sandbox must be so: neither is changed by it, and a restriction must not look granted.
+    async fn must_be_as_asked(&self, wish: &Negotiation, found: &Bound) -> Result<(), ApiError> {
+        let mut differences = differences::of_sandbox(wish, &found.sandbox);
+        differences.extend(differences::of_access(wish, found));
+        if !wish.tags.is_empty() {
+            let tags = self.deployment.store.session_tags(&[&found.session.id]).await.map_err(internal)?;
+            differences.extend(differences::of_tags(wish, tags.get(found.session.id.as_str())));
+        }
+        match differences.is_empty() {
+            true => Ok(()),
+            false => Err(differences::conflict(&found.session, &found.sandbox, &differences)),
+        }
     }
 
     /// The living session of a scope.
@@ -248,11 +264,11 @@ impl Sessions {
         ApiError::new(ErrorCode::SessionConflict, message).with_details(details)
     }
 
-    /// The sandbox of the scope's last session, where that ended at its hard end: the files stay with the scope.
-    async fn left_at_hard_end(&self, caller: &Caller, wish: &Negotiation) -> Result<Option<Sandbox>, ApiError> {
+    /// The sandbox of the scope's last session, where that ended at its hard end or the sandbox was restored: the files stay with the scope.
+    async fn left_by_last_session(&self, caller: &Caller, wish: &Negotiation) -> Result<Option<Sandbox>, ApiError> {
         let last = self.deployment.store.last_session_of(&caller.principal.workspace, &wish.scope).await.map_err(internal)?;
         Ok(last
-            .filter(|last| last.session.end_reason.as_deref() == Some(HARD_END))
+            .filter(|last| last.session.end_reason.as_deref().is_some_and(|why| [HARD_END, SANDBOX_RESTORED].contains(&why)))
             .filter(|last| is_reusable(last, caller, wish))
             .map(|last| last.sandbox))
     }
@@ -270,12 +286,16 @@ impl Sessions {
             },
         };
         let existing = match existing {
-            None if named.is_none() => self.left_at_hard_end(caller, wish).await?,
+            None if named.is_none() => self.left_by_last_session(caller, wish).await?,
             found => found,
         };
         if let Some(sandbox) = &existing {
             access::may_use(&caller.principal, sandbox)?;
             may_see_through(d, caller, sandbox).await?;
+            let differences = differences::of_sandbox(wish, sandbox);
+            if !differences.is_empty() {
+                return Err(differences::of_existing_sandbox(sandbox, &differences));
+            }
         }
         // A hint to nothing goes on to the store, which first looks for the session and the request it may be a replay of.
         let policy = d.policy();
@@ -347,6 +367,6 @@ fn idempotency(principal: &str, key: &str, wish: &Negotiation, now: Timestamp) -
 }
 
 /// As much of a caller's word as a message repeats.
-fn cut(word: &str) -> String {
+pub(super) fn cut(word: &str) -> String {
     word.chars().filter(|c| !c.is_control()).take(64).collect()
 }

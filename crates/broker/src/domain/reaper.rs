@@ -3,7 +3,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     policy::{HardEnd, Lifetimes},
-    store::{Counting, Ending, Horizon},
+    store::{Counting, DueBy, Ending, Horizon},
 };
 
 /// How often boxd is asked for its open streams; always before a sandbox is called idle or suspended.
@@ -86,8 +86,13 @@ impl Reaper {
         if let Err(error) = d.nodes.beat(&*d.store, &*d.clock).await {
             tracing::error!(%error, "the other brokers could not be told that this one lives");
         }
-        let suspended_by = before(now, d.config.keep_suspended());
-        let sandboxes = match d.store.sandboxes_due(&d.node, suspended_by, now).await {
+        let due_by = DueBy {
+            now,
+            suspended: before(now, d.config.keep_suspended()),
+            // On a full disk what was deleted goes first.
+            restorable: if self.lifecycle.is_host_full.load(Ordering::SeqCst) { now.plus(d.config.keep_deleted()) } else { now },
+        };
+        let sandboxes = match d.store.sandboxes_due(&d.node, due_by).await {
             Ok(sandboxes) => sandboxes,
             Err(error) => return tracing::error!(%error, "the sandboxes of this node could not be read"),
         };
@@ -112,7 +117,7 @@ impl Reaper {
         self.kinds.tick().await;
         self.collect_claims(&sandboxes, now).await;
         for node in d.nodes.dead(now) {
-            self.look_after_orphans(&node, suspended_by, now).await;
+            self.look_after_orphans(&node, due_by).await;
         }
         quarantine::tick(d, now).await;
         d.audit_mark.save(&*d.store, now).await;
@@ -120,8 +125,8 @@ impl Reaper {
     }
 
     /// What is due of a dead node's sandboxes. Every broker does this; each change is made once.
-    async fn look_after_orphans(&self, node: &str, suspended_by: Timestamp, now: Timestamp) {
-        let orphans = match self.lifecycle.deployment.store.sandboxes_due(node, suspended_by, now).await {
+    async fn look_after_orphans(&self, node: &str, due_by: DueBy) {
+        let orphans = match self.lifecycle.deployment.store.sandboxes_due(node, due_by).await {
             Ok(orphans) => orphans,
             Err(error) => return tracing::error!(%error, node, "the sandboxes of a dead node could not be read"),
         };
@@ -134,7 +139,8 @@ impl Reaper {
 
     async fn look_at(&self, sandbox: &Sandbox, now: Timestamp) -> Result<(), ApiError> {
         if sandbox.intent.is_some() {
-            if self.is_time(&sandbox.id, |s| &mut s.tried, RETRY_EVERY, now) {
+            // While another task holds the lock nothing can be tried, so this round must not put off the next try.
+            if !self.lifecycle.is_busy(&sandbox.id) && self.is_time(&sandbox.id, |s| &mut s.tried, RETRY_EVERY, now) {
                 self.lifecycle.finish_intent(sandbox).await;
             }
             return Ok(());
@@ -142,6 +148,7 @@ impl Reaper {
         match sandbox.state {
             State::Active | State::Idle => self.look_at_running(sandbox, now).await,
             State::Suspended => self.look_at_suspended(sandbox, now).await,
+            State::Terminated if sandbox.restore_until.is_some() => self.lifecycle.purge(sandbox).await,
             State::Provisioning | State::Terminated | State::Failed => Ok(()),
         }
     }
@@ -222,7 +229,7 @@ impl Reaper {
             if bound.left(d.lifetimes(sandbox).hard_ttl, now).is_zero() {
                 tracing::info!(sandbox = %sandbox.id, session = %bound.session.id, "a session reached its hard end");
                 let audit = AuditRecord::new(now, &sandbox.workspace, "session.ended").about(&bound).detail(HARD_END);
-                self.sessions.end(&bound, Ending { keeps_sandbox: !is_deleted, ..d.ending(HARD_END, audit) }).await?;
+                self.sessions.end(&bound, Ending { keeps_sandbox: !is_deleted, ..d.restorable_ending(sandbox, HARD_END, audit) }).await?;
                 left -= 1;
             }
         }
@@ -233,7 +240,12 @@ impl Reaper {
             if !had_sessions {
                 let audit = AuditRecord::of_sandbox(now, sandbox, "sandbox.ended", HARD_END);
                 // A session that was bound to it in this moment keeps it.
-                if d.store.end_unbound_sandbox(&sandbox.id, &d.ending(HARD_END, audit)).await.map_err(internal)?.is_some() {
+                if d.store
+                    .end_unbound_sandbox(&sandbox.id, &d.restorable_ending(sandbox, HARD_END, audit))
+                    .await
+                    .map_err(internal)?
+                    .is_some()
+                {
                     lifecycle.destroy(&sandbox.id).await;
                 }
             }

@@ -55,6 +55,8 @@ async fn reconcile_one(lifecycle: &Arc<Lifecycle>, sandbox: &Sandbox, is_running
             lifecycle.finish_intent(sandbox).await;
             Ok(())
         }
+        // Deleted, and its files are gone before their time.
+        (None, State::Terminated, None) => lifecycle.purge(sandbox).await,
         (_, _, None) => lose(lifecycle, sandbox).await,
         (Some(Intent::Resume), _, Some(true)) => {
             let d = &lifecycle.deployment;
@@ -71,7 +73,7 @@ async fn reconcile_one(lifecycle: &Arc<Lifecycle>, sandbox: &Sandbox, is_running
             lifecycle.suspend(&sandbox.id, "it ended while no broker ran", |_| true).await?;
             Ok(())
         }
-        (None, State::Suspended, Some(true)) => {
+        (None, State::Suspended | State::Terminated, Some(true)) => {
             let stopped = lifecycle.deployment.provider.suspend(&sandbox.id).await;
             stopped.map_err(|e| ApiError::new(e.code(), format!("{} runs and should not: {e}", sandbox.id)))
         }

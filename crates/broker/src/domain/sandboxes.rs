@@ -93,7 +93,7 @@ impl Sandboxes {
             return Ok(());
         }
         let audit = AuditRecord::of_sandbox(self.deployment.now(), &sandbox, "sandbox.ended", REASON);
-        self.lifecycle.terminate(&sandbox, REASON, audit).await
+        self.lifecycle.terminate_permanently(&sandbox, REASON, audit).await
     }
 
     pub async fn list(&self, caller: &Caller, filters: &[TagFilter], page: &PageWish) -> Result<Vec<SandboxInfo>, ApiError> {
@@ -154,14 +154,22 @@ impl Sandboxes {
         self.info_with_tags(sandbox).await
     }
 
-    /// Ends it and every session that uses it.
-    pub async fn delete(&self, caller: &Caller, id_or_name: &str, request_id: &RequestId) -> Result<(), ApiError> {
-        let sandbox = find(&self.deployment, caller, id_or_name).await?;
+    /// Ends it and every session that uses it. It can be restored for a while, unless the caller wants it gone for good.
+    pub async fn delete(&self, caller: &Caller, id_or_name: &str, is_permanent: bool, request_id: &RequestId) -> Result<(), ApiError> {
+        let sandbox = match find(&self.deployment, caller, id_or_name).await {
+            Err(e) if e.code == ErrorCode::SandboxNotFound && is_permanent => return self.purge(caller, id_or_name, request_id).await,
+            found => found?,
+        };
         access::may_end(&caller.principal, &sandbox)?;
         let audit = AuditRecord::of_sandbox(self.deployment.now(), &sandbox, "sandbox.deleted", "asked for").by(caller, request_id);
         let lifecycle = self.lifecycle.clone();
         // In a task, so that a caller who hangs up doesn't leave it half done until the reaper comes by.
-        let deleting = self.deployment.background.spawn(async move { lifecycle.terminate(&sandbox, "it was deleted", audit).await });
+        let deleting = self.deployment.background.spawn(async move {
+            match is_permanent {
+                true => lifecycle.terminate_permanently(&sandbox, "it was deleted", audit).await,
+                false => lifecycle.terminate(&sandbox, "it was deleted", audit).await,
+            }
+        });
         deleting.await.map_err(|_| ApiError::new(ErrorCode::Internal, "deleting was interrupted; try again"))?
     }
 
@@ -190,7 +198,7 @@ impl Sandboxes {
         Ok(found.into_iter().map(|(sequence, record)| record.entry(sequence)).collect())
     }
 
-    async fn info_with_tags(&self, sandbox: Sandbox) -> Result<SandboxInfo, ApiError> {
+    pub(super) async fn info_with_tags(&self, sandbox: Sandbox) -> Result<SandboxInfo, ApiError> {
         let mut tags = self.deployment.store.sandbox_tags(&[&sandbox.id]).await.map_err(internal)?;
         let tags = tags.remove(sandbox.id.as_str()).unwrap_or_default();
         self.info(sandbox, tags).await
@@ -213,6 +221,8 @@ impl Sandboxes {
             lease_seconds: sandbox.own_lease.map(|own| own.as_secs()),
             keep_suspended_seconds: sandbox.own_keep.map(|own| own.as_secs()),
             suspended_at: sandbox.suspended_at,
+            deleted_at: sandbox.ended_at.filter(|_| sandbox.restore_until.is_some()),
+            restore_until: sandbox.restore_until,
             tags,
             provider: sandbox.provider,
             state: sandbox.state,
@@ -281,7 +291,7 @@ pub fn check_name(name: &str) -> Result<(), ApiError> {
     Err(ApiError::invalid("name: must be 1 to 63 letters, digits, `-`, `_` or `.`, and start with neither `.`, `-` nor `sb_`"))
 }
 
-fn name_taken(name: &str, by: &SandboxId) -> ApiError {
+pub(super) fn name_taken(name: &str, by: &SandboxId) -> ApiError {
     let message = format!("name: {name} is taken by {by}");
     ApiError::new(ErrorCode::SandboxConflict, message).with_details(serde_json::json!({ "sandbox_id": by }))
 }

@@ -56,7 +56,7 @@ impl Sessions {
         access::may_end(&caller.principal, &bound.session)?;
         let audit =
             AuditRecord::new(self.deployment.now(), &bound.session.workspace, "session.released").by(caller, request_id).about(&bound);
-        self.end(&bound, self.deployment.ending("it was released", audit)).await
+        self.end(&bound, self.deployment.restorable_ending(&bound.sandbox, "it was released", audit)).await
     }
 
     /// Ends a session, and its sandbox by the rules. Durable when it returns.
@@ -200,6 +200,7 @@ pub fn new_sandbox(d: &Deployment, caller: &Caller, name: Option<String>, access
         active: Duration::ZERO,
         suspended_at: None,
         ended_at: None,
+        restore_until: None,
         making: Making::default(),
         template: None,
         pool: None,

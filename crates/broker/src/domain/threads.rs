@@ -36,7 +36,7 @@ impl Sessions {
         access::may_end(&caller.principal, &bound.session)?;
         let audit = AuditRecord::new(self.deployment.now(), &bound.session.workspace, "session.ended");
         let audit = audit.by(caller, request_id).about(&bound).detail(DELETED);
-        self.end(&bound, self.deployment.ending(DELETED, audit)).await
+        self.end(&bound, self.deployment.restorable_ending(&bound.sandbox, DELETED, audit)).await
     }
 
     /// What a signed notice says; whether there was a session to end. One that was made after the notice was sent is left
@@ -54,7 +54,7 @@ impl Sessions {
         let mut audit = AuditRecord::new(d.now(), workspace, "session.ended").about(&bound).detail(reason);
         audit.principal = Some(WEBHOOK.to_owned());
         audit.request_id = Some(request_id.clone());
-        self.end(&bound, d.ending(reason, audit)).await?;
+        self.end(&bound, d.restorable_ending(&bound.sandbox, reason, audit)).await?;
         Ok(true)
     }
 }

@@ -3,14 +3,15 @@
 use axum::{
     Json,
     extract::{Path, State},
-    routing::get,
+    routing::{get, post},
 };
 use cobox_protocol::{
-    SandboxId,
-    sandbox::{CreateSandbox, PatchSandbox, SandboxInfo},
+    ApiError, SandboxId,
+    sandbox::{CreateSandbox, PatchSandbox, RestoreSandbox, SandboxInfo, SandboxUsage},
     session::Page,
 };
 use http::StatusCode;
+use serde::Deserialize;
 
 use super::{
     Api, Routes,
@@ -20,8 +21,22 @@ use super::{
     paging::{PageQuery, Params, TagParams, page},
 };
 
+#[derive(Deserialize)]
+struct Deleted {
+    deleted: Option<bool>,
+}
+
+#[derive(Deserialize)]
+struct Permanent {
+    permanent: Option<bool>,
+}
+
 pub fn routes() -> Routes {
-    Routes::new().route("/v1/sandboxes", get(list).post(create)).route("/v1/sandboxes/{id_or_name}", get(look).patch(change).delete(remove))
+    Routes::new()
+        .route("/v1/sandboxes", get(list).post(create))
+        .route("/v1/sandboxes/{id_or_name}", get(look).patch(change).delete(remove))
+        .route("/v1/sandboxes/{id_or_name}/restore", post(restore))
+        .route("/v1/sandboxes/{id_or_name}/usage", get(usage))
 }
 
 async fn create(
@@ -36,10 +51,15 @@ async fn list(
     State(api): State<Api>,
     who: Authenticated,
     Params(query): Params<PageQuery>,
+    Params(Deleted { deleted }): Params<Deleted>,
     TagParams(tags): TagParams,
 ) -> Result<Json<Page<SandboxInfo>>, Failure> {
     let wish = query.wish::<SandboxId>()?;
-    let items = api.sandboxes.list(&who.caller, &tags, &wish).await?;
+    let items = match deleted.unwrap_or_default() {
+        true if !tags.is_empty() => return Err(ApiError::invalid("tag: deleted sandboxes can't be filtered by tags").into()),
+        true => api.sandboxes.list_deleted(&who.caller, &wish).await?,
+        false => api.sandboxes.list(&who.caller, &tags, &wish).await?,
+    };
     Ok(Json(page(items, &wish, |s| s.id.to_string())))
 }
 
@@ -56,7 +76,25 @@ async fn change(
     Ok(Json(api.sandboxes.patch(&who.asking(), &id_or_name, wish).await?))
 }
 
-async fn remove(State(api): State<Api>, who: Authenticated, Path(id_or_name): Path<String>) -> Result<StatusCode, Failure> {
-    api.sandboxes.delete(&who.caller, &id_or_name, &who.request_id).await?;
+async fn remove(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(id_or_name): Path<String>,
+    Params(Permanent { permanent }): Params<Permanent>,
+) -> Result<StatusCode, Failure> {
+    api.sandboxes.delete(&who.caller, &id_or_name, permanent.unwrap_or_default(), &who.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+async fn restore(
+    State(api): State<Api>,
+    who: Authenticated,
+    Path(id_or_name): Path<String>,
+    MaybeJsonBody(wish): MaybeJsonBody<RestoreSandbox>,
+) -> Result<Json<SandboxInfo>, Failure> {
+    Ok(Json(api.sandboxes.restore(&who.asking(), &id_or_name, wish).await?))
+}
+
+async fn usage(State(api): State<Api>, who: Authenticated, Path(id_or_name): Path<String>) -> Result<Json<SandboxUsage>, Failure> {
+    Ok(Json(api.sandboxes.usage(&who.caller, &id_or_name).await?))
 }

@@ -86,11 +86,12 @@ impl Policy {
     fn limits(&self, who: &Subject) -> Vec<(&'static str, String, String)> {
         type Of = fn(&Terms) -> &Option<Said<u64>>;
         type ListOf = fn(&Terms) -> &Option<Said<Vec<String>>>;
-        let numbers: [(&'static str, Of); 6] = [
+        let numbers: [(&'static str, Of); 7] = [
             ("token_ttl_seconds", |t| &t.token_ttl_seconds),
             ("idle_timeout_seconds", |t| &t.idle_timeout_seconds),
             ("lease_seconds", |t| &t.lease_seconds),
             ("hard_ttl_seconds", |t| &t.hard_ttl_seconds),
+            ("keep_deleted_seconds", |t| &t.keep_deleted_seconds),
             ("max_sandboxes", |t| &t.max_sandboxes),
             ("max_sandboxes_per_workspace", |t| &t.max_sandboxes_per_workspace),
         ];

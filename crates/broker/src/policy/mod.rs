@@ -44,6 +44,7 @@ struct Terms {
     idle_timeout_seconds: Option<Said<u64>>,
     lease_seconds: Option<Said<u64>>,
     hard_ttl_seconds: Option<Said<u64>>,
+    keep_deleted_seconds: Option<Said<u64>>,
     max_sandboxes: Option<Said<u64>>,
     max_sandboxes_per_workspace: Option<Said<u64>>,
     providers: Option<Said<Vec<String>>>,
@@ -192,6 +193,11 @@ impl Policy {
     pub fn hard_end(&self, who: &Subject) -> HardEnd {
         let is_deleted = self.about(who).any(|(_, t)| t.hard_end.as_ref().is_some_and(|s| s.value == HardEnd::Delete));
         if is_deleted { HardEnd::Delete } else { HardEnd::Suspend }
+    }
+
+    /// How long a deleted sandbox can be restored; zero: not at all.
+    pub fn keep_deleted(&self, who: &Subject, config: &Config) -> Duration {
+        self.shortest(who, config.keep_deleted(), |t| &t.keep_deleted_seconds)
     }
 
     pub fn quota(&self, who: &Subject, config: &Config) -> Quota {

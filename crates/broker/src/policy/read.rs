@@ -24,13 +24,14 @@ const MAX_SHOWN: usize = 64;
 /// How alike a word must be to be suggested: 1 is the same.
 const ALIKE: f64 = 0.6;
 
-const TERMS: [&str; 12] = [
+const TERMS: [&str; 13] = [
     "capabilities",
     "default_capabilities",
     "token_ttl_seconds",
     "idle_timeout_seconds",
     "lease_seconds",
     "hard_ttl_seconds",
+    "keep_deleted_seconds",
     "max_sandboxes",
     "max_sandboxes_per_workspace",
     "providers",
@@ -230,6 +231,7 @@ impl Reader<'_> {
             "idle_timeout_seconds" => terms.idle_timeout_seconds = self.number(key, value, 1, most),
             "lease_seconds" => terms.lease_seconds = self.number(key, value, 1, most),
             "hard_ttl_seconds" => terms.hard_ttl_seconds = self.number(key, value, 1, most),
+            "keep_deleted_seconds" => terms.keep_deleted_seconds = self.number(key, value, 0, most),
             "max_sandboxes" => terms.max_sandboxes = self.number(key, value, 0, most),
             "max_sandboxes_per_workspace" => terms.max_sandboxes_per_workspace = self.number(key, value, 0, most),
             "providers" => terms.providers = Some(Said { line, value: self.list(key, value) }),

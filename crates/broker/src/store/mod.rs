@@ -96,14 +96,18 @@ pub trait Store: KindStore + Send + Sync {
     async fn sandbox_once_named(&self, workspace: &str, name: &str) -> Stored<Option<Sandbox>>;
     /// The living ones that have all these tags, or are used by a session that has.
     async fn sandboxes(&self, viewer: &Viewer, tags: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>>;
+    /// Deleted ones whose files are still kept, the newest first.
+    async fn deleted_sandboxes(&self, viewer: &Viewer, now: Timestamp, page: &PageWish) -> Stored<Vec<Sandbox>>;
+    /// Makes a deleted sandbox a suspended one again, under `name`, with a new key: tokens from before the deletion stay invalid.
+    async fn restore_sandbox(&self, id: &SandboxId, name: Option<&str>, now: Timestamp, audit: &AuditRecord) -> Stored<RestoredSandbox>;
     /// An owner's living ones, the one that was unused for longest first.
     async fn least_used(&self, workspace: &str, owner: &str, limit: u32) -> Stored<Vec<Sandbox>>;
     async fn sandbox_tags(&self, ids: &[&SandboxId]) -> Stored<HashMap<String, Tags>>;
-    /// All of a node that live or that something is still to be done about.
+    /// All of a node that live, that can be restored, or that something is still to be done about.
     async fn sandboxes_of_node(&self, node: &str) -> Stored<Vec<Sandbox>>;
     /// Those of a node that must be looked at now and then: they run, something is to be done about them, or they were suspended
-    /// by then, or for longer than they are to be kept by now.
-    async fn sandboxes_due(&self, node: &str, suspended_by: Timestamp, now: Timestamp) -> Stored<Vec<Sandbox>>;
+    /// or deleted for longer than they are to be kept.
+    async fn sandboxes_due(&self, node: &str, by: DueBy) -> Stored<Vec<Sandbox>>;
     /// Running ones of a workspace on a node, which must learn of its revocations.
     async fn running_in(&self, workspace: &str, node: &str) -> Stored<Vec<SandboxId>>;
     /// Whether there is any record of a sandbox (of a node), ended ones included: whether this store has been in use.

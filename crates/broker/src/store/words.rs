@@ -147,6 +147,28 @@ pub enum AddedSandbox {
     MadeOfGone(String),
 }
 
+/// What came of restoring a deleted sandbox.
+pub enum RestoredSandbox {
+    Restored(Box<Sandbox>),
+    NameTaken(SandboxId),
+    /// A snapshot or a volume that it is made of was deleted too.
+    MadeOfGone(String),
+    /// Its node has not stopped it yet.
+    Stopping,
+    /// Its files are no longer kept.
+    Gone,
+}
+
+/// Which sandboxes of a node [`crate::store::Store::sandboxes_due`] returns beside the running and unfinished ones.
+#[derive(Clone, Copy, Debug)]
+pub struct DueBy {
+    pub now: Timestamp,
+    /// Suspended by then.
+    pub suspended: Timestamp,
+    /// Deleted, with files that are kept until then at most.
+    pub restorable: Timestamp,
+}
+
 /// Whose sandboxes are as many as may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
@@ -203,6 +225,8 @@ pub struct Ending {
     pub revoke_until: Timestamp,
     /// The sandbox of an ended session is suspended, even where it would end with its last session.
     pub keeps_sandbox: bool,
+    /// How long the files of a sandbox that ends with it are kept, so that it can be restored. Zero: they are removed at once.
+    pub keep_files: Duration,
     pub audit: AuditRecord,
 }
 

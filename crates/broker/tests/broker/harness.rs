@@ -75,8 +75,9 @@ pub struct TestBroker {
 impl World {
     pub fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        // Ticks come from the tests.
-        let config = Config { data_dir: dir.path().join("data"), reaper_interval_ms: 3_600_000, ..Config::default() };
+        // Ticks come from the tests. Deleted sandboxes go at once, except in the tests of restoring them.
+        let config =
+            Config { data_dir: dir.path().join("data"), reaper_interval_ms: 3_600_000, keep_deleted_seconds: 0, ..Config::default() };
         let clock = Arc::new(ManualClock { seconds: AtomicI64::new(Timestamp::now().unix()), moved: AtomicI64::default() });
         Self { _dir: dir, provider: FakeProvider::new(), clock, config, database: OnceCell::new(), is_sqlite: false }
     }

@@ -12,6 +12,7 @@ mod clock_jumps;
 mod cluster;
 mod cors;
 mod delegating;
+mod deleted;
 mod door;
 mod errors;
 mod events;

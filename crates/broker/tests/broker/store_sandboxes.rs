@@ -6,8 +6,8 @@ use cobox_broker::{
     domain::model::{Bound, Sandbox},
     policy::Quota,
     store::{
-        AddedSandbox, ChangedSandbox, Counted, EnsureWish, Ensured, Idempotency, Leftover, PageWish, SandboxChange, SessionFilter, Store,
-        Viewer,
+        AddedSandbox, ChangedSandbox, Counted, DueBy, EnsureWish, Ensured, Idempotency, Leftover, PageWish, SandboxChange, SessionFilter,
+        Store, Viewer,
     },
 };
 use cobox_protocol::{
@@ -218,8 +218,13 @@ pub async fn own_lifetimes(store: &dyn Store) {
         assert_eq!(store.sandbox(&made.id).await.unwrap().as_ref(), Some(made));
     }
     let due = async |suspended_by: i64, now: i64| {
-        let mut ids: Vec<_> =
-            store.sandboxes_due("own-lifetimes", at(suspended_by), at(now)).await.unwrap().into_iter().map(|s| s.id).collect();
+        let mut ids: Vec<_> = store
+            .sandboxes_due("own-lifetimes", DueBy { now: at(now), suspended: at(suspended_by), restorable: at(now) })
+            .await
+            .unwrap()
+            .into_iter()
+            .map(|s| s.id)
+            .collect();
         ids.sort();
         ids
     };

@@ -37,7 +37,14 @@ pub fn audit(action: &'static str) -> AuditRecord {
 }
 
 pub fn ending(now: i64) -> Ending {
-    Ending { now: at(now), reason: "because".into(), revoke_until: at(now + 100), keeps_sandbox: false, audit: audit("ended") }
+    Ending {
+        now: at(now),
+        reason: "because".into(),
+        revoke_until: at(now + 100),
+        keeps_sandbox: false,
+        keep_files: Duration::ZERO,
+        audit: audit("ended"),
+    }
 }
 
 pub fn api_key(name: &str, kind: PrincipalKind) -> ApiKey {
@@ -78,6 +85,7 @@ pub fn sandbox(name: Option<&str>) -> Sandbox {
         counted_until: None,
         active: Duration::ZERO,
         suspended_at: None,
+        restore_until: None,
         ended_at: None,
         making: Default::default(),
         template: None,

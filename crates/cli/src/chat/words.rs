@@ -43,6 +43,7 @@ fn sentence(actor: Option<&str>, principal: Option<&str>, what: &What) -> String
         What::Idle => "the sandbox is idle".to_owned(),
         What::Suspended { reason } => format!("the sandbox was suspended{}", why(reason)),
         What::Resumed => "the sandbox runs again".to_owned(),
+        What::Restored => format!("{who} restored the deleted sandbox"),
         What::Terminated { reason } => format!("the session ended{}", why(reason)),
         What::Failed { reason } => format!("the session failed{}", why(reason)),
         What::Changed { change } => format!("{who} changed the sandbox{}", why(change)),

@@ -3,14 +3,17 @@
 use std::ffi::OsString;
 
 use clap::{Args as _, FromArgMatches as _};
+use cobox_client::{Client, ClientError};
 use cobox_protocol::{
+    ErrorCode,
     making::TemplateInfo,
-    sandbox::{CreateSandbox, PatchSandbox, SandboxInfo},
+    sandbox::{CreateSandbox, PatchSandbox, RestoreSandbox, SandboxInfo, SandboxUsage},
 };
 use serde_json::json;
 
 use super::{Outcome, exec, session::AccessArg, shell, sync};
 use crate::{
+    confirm::{self, confirm},
     context::Context,
     failure::Failure,
     printer::{Printer, fields},
@@ -25,13 +28,17 @@ const PAGE: u32 = 100;
 Examples:
   cobox sandbox create --name build
   cobox exec --sandbox build -- make
-  cobox sandbox delete build")]
+  cobox sandbox delete build --yes
+  cobox sandbox restore build")]
 pub enum Command {
     /// The sandboxes you can use
     List {
         /// Only those with this tag, or used by a session with it; may be repeated
         #[arg(long = "tag", value_name = "KEY[=VALUE]")]
         tags: Vec<String>,
+        /// Those that were released or deleted and can be restored
+        #[arg(long, conflicts_with = "tags")]
+        deleted: bool,
     },
     /// A new sandbox without a session
     Create {
@@ -125,11 +132,35 @@ Example:
         #[arg(value_name = "ARG", trailing_var_arg = true, allow_hyphen_values = true)]
         rest: Vec<OsString>,
     },
-    /// End a sandbox and remove its files
+    /// End a sandbox and every session that uses it
+    #[command(after_help = "\
+Shows how many files the sandbox has and asks. `cobox sandbox restore` brings a deleted sandbox back within an hour, unless the broker's
+settings say otherwise.")]
     Delete {
-        /// The sandbox, as `cobox sandbox list` shows it
+        /// The sandbox, as `cobox sandbox list` or `cobox sandbox list --deleted` shows it
         #[arg(value_name = "NAME|ID")]
         which: String,
+        /// Don't ask; needed where there is no terminal
+        #[arg(long, short)]
+        yes: bool,
+        /// Remove its files at once: it can't be restored
+        #[arg(long)]
+        permanent: bool,
+    },
+    /// Bring a released or deleted sandbox back, with its files
+    #[command(after_help = "\
+The sandbox is suspended; its thread's next command starts it. Shares and tokens from before are not restored.
+
+Examples:
+  cobox sandbox list --deleted
+  cobox sandbox restore demo")]
+    Restore {
+        /// The sandbox, or the thread that used it, as `cobox sandbox list --deleted` shows them
+        #[arg(value_name = "NAME|ID|THREAD")]
+        which: String,
+        /// Another name for it, where its own is taken by now
+        #[arg(long)]
+        name: Option<String>,
     },
 }
 
@@ -146,7 +177,18 @@ impl Command {
 pub async fn run(command: Command, context: &Context) -> Outcome {
     let client = context.client()?;
     match command {
-        Command::List { tags } => {
+        Command::List { deleted: true, .. } => {
+            let sandboxes = list_deleted(&client).await?;
+            let row = |s: &SandboxInfo| {
+                let until = s.restore_until.map_or_else(|| "-".to_owned(), |t| context.printer.moment(t));
+                let deleted = s.deleted_at.map_or_else(|| "-".to_owned(), |t| context.printer.moment(t));
+                vec![s.id.to_string(), s.name.clone().unwrap_or_else(|| "-".to_owned()), threads(s), s.owner.clone(), deleted, until]
+            };
+            let rows: Vec<_> = sandboxes.iter().map(row).collect();
+            let header = ["SANDBOX", "NAME", "THREADS", "OWNER", "DELETED", "RESTORABLE UNTIL"];
+            context.printer.list(&json!({ "items": sandboxes }), &header, &rows, "no deleted sandboxes that could be restored")?;
+        }
+        Command::List { tags, .. } => {
             let mut sandboxes: Vec<SandboxInfo> = Vec::new();
             let mut cursor: Option<String> = None;
             loop {
@@ -206,15 +248,62 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
         Command::Exec { which, run } => return exec::run_in(&Target::Sandbox(which), run, context).await,
         Command::Sync { which, rest } => return sync::run(sync_args(&which, rest), context).await,
         Command::Connect { which, seat } => return shell::sit(&Target::Sandbox(which), seat, context).await,
-        Command::Delete { which } => {
-            client.delete_sandbox(&which).await?;
+        Command::Delete { which, yes, permanent } => {
+            let usage = match confirm::usage(&client, &which).await {
+                Ok(usage) => usage,
+                // A deleted one, of which nobody counts the files again.
+                Err(e) if permanent && e.is(ErrorCode::SandboxNotFound) => None,
+                Err(e) => return Err(e.into()),
+            };
+            let usage = usage.map(|u| SandboxUsage { restorable_seconds: if permanent { 0 } else { u.restorable_seconds }, ..u });
+            let fate = |u: &SandboxUsage| format!("{}; {}", confirm::amount(u), confirm::way_back(u, &which));
+            let question = usage.as_ref().map_or_else(String::new, |u| format!(" It has {}.", fate(u)));
+            confirm(context, &format!("delete sandbox {which}?{question}"), yes)?;
+            match permanent {
+                true => client.delete_sandbox_permanently(&which).await?,
+                false => client.delete_sandbox(&which).await?,
+            }
             if let Some(cache) = context.thread_cache() {
                 cache.forget_id(&which);
             }
-            context.printer.result(&json!({"sandbox": which, "deleted": true}), || format!("deleted {which}"))?;
+            context.printer.result(&json!({"sandbox": which, "deleted": true}), || {
+                format!("deleted {which}{}", usage.as_ref().map_or_else(String::new, |u| format!("; it had {}", fate(u))))
+            })?;
+        }
+        Command::Restore { which, name } => {
+            let wish = RestoreSandbox { name };
+            let restored = match client.restore_sandbox(&which, &wish).await {
+                Err(e) if e.is(ErrorCode::SandboxNotFound) => {
+                    let of_thread = list_deleted(&client).await?.into_iter().find(|s| s.threads.contains(&which));
+                    let Some(of_thread) = of_thread else {
+                        return Err(Failure::from(e).advise("`cobox sandbox list --deleted` shows what can be restored"));
+                    };
+                    client.restore_sandbox(of_thread.id.as_str(), &wish).await?
+                }
+                restored => restored?,
+            };
+            show(context, &restored)?;
         }
     }
     Ok(0)
+}
+
+/// Newest first.
+async fn list_deleted(client: &Client) -> Result<Vec<SandboxInfo>, ClientError> {
+    let mut sandboxes: Vec<SandboxInfo> = Vec::new();
+    let mut cursor: Option<String> = None;
+    loop {
+        let page = client.list_deleted_sandboxes(Some(PAGE), cursor.as_deref()).await?;
+        sandboxes.extend(page.items);
+        match page.next_cursor {
+            Some(next) if cursor.as_ref() != Some(&next) => cursor = Some(next),
+            _ => return Ok(sandboxes),
+        }
+    }
+}
+
+fn threads(s: &SandboxInfo) -> String {
+    if s.threads.is_empty() { "-".to_owned() } else { s.threads.join(",") }
 }
 
 /// Read as that command's own; what is wrong with them is said as there, and ends us as there.
@@ -227,8 +316,7 @@ fn sync_args(which: &str, rest: Vec<OsString>) -> sync::Args {
 
 fn row(printer: Printer, s: &SandboxInfo) -> Vec<String> {
     let name = s.name.clone().unwrap_or_else(|| "-".to_owned());
-    let threads = if s.threads.is_empty() { "-".to_owned() } else { s.threads.join(",") };
-    vec![s.id.to_string(), name, s.state.word().to_owned(), threads, s.owner.clone(), printer.moment(s.last_active_at)]
+    vec![s.id.to_string(), name, s.state.word().to_owned(), threads(s), s.owner.clone(), printer.moment(s.last_active_at)]
 }
 
 fn template_row(t: &TemplateInfo) -> Vec<String> {

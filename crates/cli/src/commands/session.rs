@@ -2,13 +2,15 @@
 
 use cobox_client::{Client, ClientError, EventsFrom, SessionFilter};
 use cobox_protocol::{
-    ErrorCode, SessionId,
+    ErrorCode, SandboxId, SessionId,
+    sandbox::SandboxUsage,
     session::{Access, Mode, NegotiateRequest, NegotiateResponse, RefreshRequest, SessionInfo},
 };
 use serde_json::json;
 
 use super::{Outcome, exec, shell};
 use crate::{
+    confirm::{self, confirm},
     context::Context,
     failure::Failure,
     feed::{self, Stopped},
@@ -25,9 +27,11 @@ Examples:
   cobox session ensure demo
   cobox session ensure demo --sandbox dev
   cobox --json session get demo
-  cobox session release demo")]
+  cobox session release demo --yes")]
 pub enum Command {
     /// The thread's session, made with a sandbox if there is none
+    #[command(after_help = "\
+A session that exists is not changed: options that ask for something else than it has fail and say what differs.")]
     Ensure {
         /// The thread: any name, such as that of a conversation
         #[arg(value_parser = super::thread)]
@@ -56,6 +60,9 @@ pub enum Command {
         /// What a new sandbox is made by, as `cobox sandbox templates` shows it
         #[arg(long, value_name = "NAME")]
         template: Option<String>,
+        /// The provider to make a new sandbox with; `auto` is any
+        #[arg(long, value_name = "NAME")]
+        provider: Option<String>,
         /// Print the token too
         #[arg(long)]
         show_token: bool,
@@ -129,10 +136,16 @@ Examples:
         after: Option<String>,
     },
     /// End a session, its tokens and its sandbox (unless that is named or used elsewhere)
+    #[command(after_help = "\
+Shows how many files the sandbox has and asks. `cobox sandbox restore` brings a released sandbox back within an hour, unless the broker's
+settings say otherwise.")]
     Release {
         /// A thread, or a session's id (ssn_…)
         #[arg(value_name = "THREAD|SESSION")]
         which: String,
+        /// Don't ask; needed where there is no terminal
+        #[arg(long, short)]
+        yes: bool,
     },
 }
 
@@ -156,7 +169,7 @@ impl From<AccessArg> for Access {
 pub async fn run(command: Command, context: &Context) -> Outcome {
     let client = context.client()?;
     match command {
-        Command::Ensure { thread, capabilities, access, ttl, sandbox, name, keep, tags, template, show_token } => {
+        Command::Ensure { thread, capabilities, access, ttl, sandbox, name, keep, tags, template, provider, show_token } => {
             let request = NegotiateRequest {
                 requested_capabilities: (!capabilities.is_empty()).then_some(capabilities),
                 access: access.map(Access::from),
@@ -166,6 +179,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 keep: keep.then_some(true),
                 tags: tags.into_iter().collect(),
                 template,
+                provider_preference: provider,
                 ..asking(&thread, Mode::Ensure)
             };
             show(context, &client.negotiate(&request).await?, show_token)?;
@@ -213,16 +227,52 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
         }
         Command::Exec { which, run } => return exec::run_in(&target(which), run, context).await,
         Command::Connect { which, seat } => return shell::sit(&target(which), seat, context).await,
-        Command::Release { which } => {
+        Command::Release { which, yes } => {
             let id = find(&client, &which).await?;
+            let fate = sandbox_fate(&client, &id).await?;
+            confirm(context, &format!("release {which}? {}", fate.before()), yes)?;
             client.release(&id).await?;
             if let Some(cache) = context.thread_cache() {
                 cache.forget_id(id.as_str());
             }
-            context.printer.result(&json!({"session_id": id, "released": true}), || format!("released {id}"))?;
+            context.printer.result(&json!({"session_id": id, "sandbox_id": fate.sandbox, "released": true}), || {
+                format!("released {id}; {}", fate.after())
+            })?;
         }
     }
     Ok(0)
+}
+
+/// What becomes of a session's sandbox when the session is released.
+struct SandboxFate {
+    sandbox: SandboxId,
+    /// What is erased; `None` where the sandbox stays.
+    erased: Option<SandboxUsage>,
+}
+
+impl SandboxFate {
+    fn before(&self) -> String {
+        match &self.erased {
+            None => format!("Its sandbox {} stays, with its files.", self.sandbox),
+            Some(usage) => {
+                format!("Its sandbox {} has {}; {}.", self.sandbox, confirm::amount(usage), confirm::way_back(usage, self.sandbox.as_str()))
+            }
+        }
+    }
+
+    fn after(&self) -> String {
+        match &self.erased {
+            None => format!("its sandbox {} stays, with its files", self.sandbox),
+            Some(usage) => format!("its sandbox had {}; {}", confirm::amount(usage), confirm::way_back(usage, self.sandbox.as_str())),
+        }
+    }
+}
+
+async fn sandbox_fate(client: &Client, session: &SessionId) -> Result<SandboxFate, ClientError> {
+    let sandbox = client.get_sandbox(client.get_session(session).await?.sandbox.id.as_str()).await?;
+    let ends = sandbox.name.is_none() && !sandbox.keep && sandbox.sessions.iter().all(|s| s == session);
+    let erased = if ends { confirm::usage(client, sandbox.id.as_str()).await? } else { None };
+    Ok(SandboxFate { sandbox: sandbox.id, erased })
 }
 
 /// A session by its id, or by its thread.

@@ -89,10 +89,25 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
         }
         Command::Revoke { which, principal } => {
             let id = session::find(&client, &which).await?;
+            let shares = client.list_shares(&id).await?.items;
+            let can_still_enter = shares.iter().any(|share| share.principal == principal && !share.is_limit);
+            if can_still_enter {
+                context
+                    .printer
+                    .note(&format!("warning: the whole workspace may use this session; {principal} can enter without the share"));
+            }
             client.unshare(&id, &principal).await?;
-            context.printer.result(&json!({"session_id": id, "principal": principal, "revoked": true}), || {
-                format!("{principal} is no longer let in")
+            let revoked = json!({"session_id": id, "principal": principal, "revoked": true, "can_still_enter": can_still_enter});
+            context.printer.result(&revoked, || match can_still_enter {
+                true => format!("the share of {principal} has ended, and its tokens"),
+                false => format!("{principal} is no longer let in"),
             })?;
+            if can_still_enter {
+                let sandbox = client.get_session(&id).await?.sandbox.id;
+                context.printer.note(&format!(
+                    "warning: {principal} can still enter: `cobox sandbox set {sandbox} --access owner` keeps everyone but you and operators out"
+                ));
+            }
         }
     }
     Ok(0)

@@ -37,10 +37,10 @@ async fn sessions() {
     it.run(&["--json", "session", "exec", "demo", "-c", "echo hello; exit 3"]);
     it.is("session_exec");
     let mut it = Transcript::at(&broker);
-    it.run(&["session", "release", "demo"]);
-    it.run(&["session", "release", "demo"]);
+    it.run(&["session", "release", "demo", "--yes"]);
+    it.run(&["session", "release", "demo", "--yes"]);
     broker.cobox().args(["session", "ensure", "demo"]).output().unwrap();
-    it.run(&["--json", "session", "release", "demo"]);
+    it.run(&["--json", "session", "release", "demo", "--yes"]);
     it.is("session_release");
 }
 
@@ -71,8 +71,8 @@ async fn sandboxes() {
     it.run(&["--json", "sandbox", "exec", "build", "--", "echo", "hello"]);
     it.is("sandbox_exec");
     let mut it = Transcript::at(&broker);
-    it.run(&["sandbox", "delete", "build"]);
-    it.run(&["--json", "sandbox", "delete", "test"]);
+    it.run(&["sandbox", "delete", "build", "--yes"]);
+    it.run(&["--json", "sandbox", "delete", "test", "--yes"]);
     it.is("sandbox_delete");
 }
 

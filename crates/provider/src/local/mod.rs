@@ -47,7 +47,7 @@ use tokio::{
 };
 
 use crate::{
-    Abilities, BoxedStream, DiskUse, Door, FailedDisk, Found, HostDisk, Making, Provider, ProviderError,
+    Abilities, BoxedStream, DiskUse, Door, FailedDisk, Found, HostDisk, Making, Provider, ProviderError, WrittenFiles,
     private_dir::{private_data_dir, private_dir},
 };
 use base::Base;
@@ -441,6 +441,21 @@ impl Provider for LocalProvider {
             }
         };
         found.iter().filter_map(|image| named(image)).collect()
+    }
+
+    async fn written_files(&self, id: &SandboxId) -> Option<WrittenFiles> {
+        let sandbox = self.dir(id);
+        let counted = tokio::task::spawn_blocking(move || match snapshots::upper_of(&sandbox)? {
+            Some(upper) => Ok(tree::count_files(upper)),
+            None => anyhow::Ok(WrittenFiles { is_complete: true, ..WrittenFiles::default() }),
+        });
+        match counted.await.map_err(anyhow::Error::from).flatten() {
+            Ok(written) => Some(written),
+            Err(error) => {
+                tracing::warn!(sandbox = %id, error = format!("{error:#}"), "the files of a sandbox could not be counted");
+                None
+            }
+        }
     }
 
     async fn disk_use(&self, id: &SandboxId, making: &Making) -> Option<DiskUse> {

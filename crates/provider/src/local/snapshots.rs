@@ -55,7 +55,7 @@ impl Snapshots {
             // Finished by an earlier life that could not say so any more.
             return Ok(tree::measure(&layer));
         }
-        let upper = upper_of(sandbox)?;
+        let upper = upper_of(sandbox)?.context("it has no files yet")?;
         if unfinished.exists() {
             tree::remove(&unfinished)?;
         }
@@ -93,14 +93,16 @@ impl Snapshots {
 }
 
 /// A sandbox's own files, wherever they are. What is mounted for it goes with the descriptor.
-fn upper_of(sandbox: &Path) -> anyhow::Result<rustix::fd::OwnedFd> {
+pub fn upper_of(sandbox: &Path) -> anyhow::Result<Option<rustix::fd::OwnedFd>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let data = sandbox.join("data");
     if data.exists() {
-        return openat(CWD, data.join("upper"), flags, Mode::empty()).context("opening its files");
+        return openat(CWD, data.join("upper"), flags, Mode::empty()).map(Some).context("opening its files");
     }
     let image = sandbox.join("disk.img");
-    anyhow::ensure!(image.exists(), "it has no files yet");
+    if !image.exists() {
+        return Ok(None);
+    }
     let mounted = image::mount(&image).context("mounting its disk image")?;
-    openat(&mounted, "upper", flags, Mode::empty()).context("opening its files")
+    openat(&mounted, "upper", flags, Mode::empty()).map(Some).context("opening its files")
 }

@@ -4,9 +4,11 @@
 use std::{ffi::CString, io, os::fd::OwnedFd, path::Path};
 
 use rustix::{
-    fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, chmodat, openat, renameat, statat, unlinkat},
+    fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, chmodat, openat, renameat, statat, unlinkat},
     io::Errno,
 };
+
+use crate::WrittenFiles;
 
 /// Entries looked at before the directory is read anew: bounds memory, whatever a directory holds.
 const BATCH: usize = 1024;
@@ -130,15 +132,32 @@ pub fn clear_set_id(path: &Path) -> io::Result<()> {
 /// more than [`MAX_ENTRIES`] counts as more than any disk has. What vanishes meanwhile counts nothing.
 pub fn measure(path: &Path) -> u64 {
     let Ok(top) = open_dir(CWD, path) else { return 0 };
-    let (mut total, mut entries) = (0u64, 0u64);
-    let mut open: Vec<Dir> = match Dir::new(top) {
-        Ok(dir) => vec![dir],
-        Err(_) => return 0,
-    };
+    let mut total = 0u64;
+    let is_complete = visit(top, |stat| total = total.saturating_add((stat.st_blocks as u64 * 512).max(ENTRY_BYTES)));
+    if is_complete { total } else { u64::MAX }
+}
+
+/// The files and symbolic links of a tree, as far as [`MAX_DEPTH`] and [`MAX_ENTRIES`] let it see them.
+pub fn count_files(top: OwnedFd) -> WrittenFiles {
+    let mut written = WrittenFiles::default();
+    let is_complete = visit(top, |stat| {
+        if matches!(FileType::from_raw_mode(stat.st_mode), FileType::RegularFile | FileType::Symlink) {
+            written.files += 1;
+            written.bytes = written.bytes.saturating_add(stat.st_size as u64);
+        }
+    });
+    WrittenFiles { is_complete, ..written }
+}
+
+/// Shows every entry of a tree; false where some could not be looked into, are too deep or too many. Ends at the first of them.
+fn visit(top: OwnedFd, mut show: impl FnMut(&Stat)) -> bool {
+    let mut entries = 0u64;
+    let Ok(top) = Dir::new(top) else { return false };
+    let mut open = vec![top];
     while let Some(dir) = open.last_mut() {
         entries += 1;
         if entries > MAX_ENTRIES {
-            return u64::MAX;
+            return false;
         }
         let Some(Ok(entry)) = dir.read() else {
             open.pop();
@@ -147,20 +166,20 @@ pub fn measure(path: &Path) -> u64 {
         if matches!(entry.file_name().to_bytes(), b"." | b"..") {
             continue;
         }
-        let Ok(fd) = dir.fd() else { return u64::MAX };
+        let Ok(fd) = dir.fd() else { return false };
         let Ok(stat) = statat(fd, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) else { continue };
-        total = total.saturating_add((stat.st_blocks as u64 * 512).max(ENTRY_BYTES));
+        show(&stat);
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
             match open_dir(fd, entry.file_name()).and_then(Dir::new) {
-                Ok(_) if open.len() >= MAX_DEPTH => return u64::MAX,
+                Ok(_) if open.len() >= MAX_DEPTH => return false,
                 Ok(child) => open.push(child),
                 // Gone, or something else by now.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
-                Err(_) => return u64::MAX,
+                Err(_) => return false,
             }
         }
     }
-    total
+    true
 }
 
 #[cfg(test)]

@@ -157,7 +157,7 @@ async fn change(
 }
 
 async fn remove(State(api): State<Api>, who: Authenticated, Path(name): Path<String>) -> Result<StatusCode, Failure> {
-    api.sandboxes.delete(&who.caller, &name, &who.request_id).await?;
+    api.sandboxes.delete(&who.caller, &name, false, &who.request_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

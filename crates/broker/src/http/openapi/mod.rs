@@ -107,6 +107,10 @@ fn tags() -> Parameter {
     }))
 }
 
+fn flag(name: &'static str, about: &'static str) -> Parameter {
+    Parameter::query(name, about).of(json!({ "type": "boolean" }))
+}
+
 fn prefer() -> Parameter {
     Parameter::header("Prefer", "`wait=N`: how many seconds to wait for a start; 10 unless told, 55 at most.")
 }

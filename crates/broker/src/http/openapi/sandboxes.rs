@@ -3,11 +3,11 @@
 use cobox_openapi::{Operation, Parameter};
 use cobox_protocol::{
     ErrorCode::*,
-    sandbox::{CreateSandbox, PatchSandbox, SandboxInfo},
+    sandbox::{CreateSandbox, PatchSandbox, RestoreSandbox, SandboxInfo, SandboxUsage},
     session::Page,
 };
 
-use super::{keyed, page_of, prefer, tags};
+use super::{flag, keyed, page_of, prefer, tags};
 
 pub fn routes() -> Vec<Operation> {
     let which = || Parameter::path("id_or_name", "Its id, or its name in your workspace.");
@@ -30,7 +30,7 @@ pub fn routes() -> Vec<Operation> {
                 ProviderUnavailable,
             ]),
         keyed("get", "/v1/sandboxes", "listSandboxes", "List the sandboxes you may use")
-            .with([tags()])
+            .with([tags(), flag("deleted", "Those that were deleted and can be restored, instead of those that live.")])
             .with(page_of())
             .gives::<Page<SandboxInfo>>(200, "A page, newest first."),
         keyed("get", "/v1/sandboxes/{id_or_name}", "getSandbox", "Look at a sandbox")
@@ -44,9 +44,22 @@ pub fn routes() -> Vec<Operation> {
             .gives::<SandboxInfo>(200, "The sandbox as it is now.")
             .fails(&[Forbidden, SandboxNotFound, SandboxConflict]),
         keyed("delete", "/v1/sandboxes/{id_or_name}", "deleteSandbox", "End it, and every session that uses it")
-            .with([which()])
+            .about("It can be restored for a while, unless policy or `permanent` says otherwise; for its owner and operators.")
+            .with([which(), flag("permanent", "Remove its files at once; of a deleted sandbox too.")])
             .gives_nothing(204, "It has ended.")
             .fails(&[Forbidden, SandboxNotFound, ProviderUnavailable]),
+        keyed("post", "/v1/sandboxes/{id_or_name}/restore", "restoreSandbox", "Bring a deleted sandbox back, suspended, with its files")
+            .about("For its owner and operators. Shares and tokens from before are not restored; its thread's next session uses it again.")
+            .with([which()])
+            .takes::<RestoreSandbox>()
+            .body_optional()
+            .gives::<SandboxInfo>(200, "The sandbox, suspended.")
+            .fails(&[Forbidden, SandboxNotFound, SandboxConflict, SandboxStarting, InUse]),
+        keyed("get", "/v1/sandboxes/{id_or_name}/usage", "getSandboxUsage", "Count the files that deleting it would erase")
+            .about("For its owner and operators.")
+            .with([which()])
+            .gives::<SandboxUsage>(200, "What was written in it.")
+            .fails(&[Forbidden, SandboxNotFound]),
     ];
     routes.into_iter().map(|route| route.tag("sandboxes")).collect()
 }

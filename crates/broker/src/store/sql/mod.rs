@@ -10,6 +10,7 @@
 
 mod chain;
 mod counts;
+mod deleted;
 mod errors;
 mod events;
 mod group;
@@ -66,10 +67,10 @@ use self::{
     recent::{Changes, Recent},
 };
 use super::{
-    AddedKey, AddedSandbox, ChainHead, ChainLink, ChangedSandbox, Counting, Counts, DisabledPrincipal, Ending, EnsureWish, Ensured,
+    AddedKey, AddedSandbox, ChainHead, ChainLink, ChangedSandbox, Counting, Counts, DisabledPrincipal, DueBy, Ending, EnsureWish, Ensured,
     EventBounds, EventMarks, EventPage, ExpiringKey, Hint, Horizon, Leftover, MasterRotated, MasterRotation, Node, Note, PageWish,
-    RetiredToken, RevocationList, RevokeWish, RevokedKey, Rotated, Rotation, SandboxChange, SessionFilter, Shared, Store, StoreError,
-    Stored, TakenHappenings, Viewer,
+    RestoredSandbox, RetiredToken, RevocationList, RevokeWish, RevokedKey, Rotated, Rotation, SandboxChange, SessionFilter, Shared, Store,
+    StoreError, Stored, TakenHappenings, Viewer,
 };
 use crate::{
     domain::{
@@ -379,6 +380,17 @@ impl Store for SqlStore {
     async fn sandboxes(&self, viewer: &Viewer, tags: &[TagFilter], page: &PageWish) -> Stored<Vec<Sandbox>> {
         asked!(self, db => sandboxes::list(db, viewer, tags, page))
     }
+    async fn deleted_sandboxes(&self, viewer: &Viewer, now: Timestamp, page: &PageWish) -> Stored<Vec<Sandbox>> {
+        asked!(self, db => deleted::list(db, viewer, now, page))
+    }
+    async fn restore_sandbox(&self, id: &SandboxId, name: Option<&str>, now: Timestamp, audit: &AuditRecord) -> Stored<RestoredSandbox> {
+        let mut tx = self.base.begin().await?;
+        let restored = deleted::restore(&mut tx, id, name, now, audit).await?;
+        if matches!(restored, RestoredSandbox::Restored(_)) {
+            self.base.commit_news(tx, id).await?;
+        }
+        Ok(restored)
+    }
     async fn least_used(&self, workspace: &str, owner: &str, limit: u32) -> Stored<Vec<Sandbox>> {
         asked!(self, db => sandboxes::least_used(db, workspace, owner, limit))
     }
@@ -389,8 +401,8 @@ impl Store for SqlStore {
     async fn sandboxes_of_node(&self, node: &str) -> Stored<Vec<Sandbox>> {
         asked!(self, db => sandboxes::of_node(db, node))
     }
-    async fn sandboxes_due(&self, node: &str, suspended_by: Timestamp, now: Timestamp) -> Stored<Vec<Sandbox>> {
-        asked!(self, db => sandboxes::due(db, node, suspended_by, now))
+    async fn sandboxes_due(&self, node: &str, by: DueBy) -> Stored<Vec<Sandbox>> {
+        asked!(self, db => sandboxes::due(db, node, by))
     }
     async fn running_in(&self, workspace: &str, node: &str) -> Stored<Vec<SandboxId>> {
         asked!(self, db => sandboxes::running_in(db, workspace, node))

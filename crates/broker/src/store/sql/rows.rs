@@ -46,6 +46,7 @@ pub fn sandbox(row: &AnyRow) -> Stored<Sandbox> {
         active: seconds(row, "active_seconds")?,
         suspended_at: maybe_time(row, "suspended_at")?,
         ended_at: maybe_time(row, "ended_at")?,
+        restore_until: maybe_time(row, "restore_until")?,
         making: making(row)?,
         template: row.try_get("template")?,
         pool: maybe_parsed(row, "pool_id")?,

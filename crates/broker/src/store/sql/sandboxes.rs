@@ -11,7 +11,7 @@ use cobox_protocol::{
 use sqlx::{AnyConnection, AssertSqlSafe, Row};
 
 use super::{
-    events, hint, kinds, lock, notes, rows, sessions,
+    deleted, events, hint, kinds, lock, notes, rows, sessions,
     tags::{self, On},
 };
 use crate::{
@@ -21,7 +21,9 @@ use crate::{
         model::{OldKeys, Sandbox},
     },
     policy::Quota,
-    store::{AddedSandbox, ChangedSandbox, Counted, Counting, Ending, Hint, PageWish, Rotated, Rotation, SandboxChange, Stored, Viewer},
+    store::{
+        AddedSandbox, ChangedSandbox, Counted, Counting, DueBy, Ending, Hint, PageWish, Rotated, Rotation, SandboxChange, Stored, Viewer,
+    },
 };
 
 pub async fn add(tx: &mut AnyConnection, sandbox: &Sandbox, tags: &Tags, quota: &Quota, audit: &AuditRecord) -> Stored<AddedSandbox> {
@@ -98,29 +100,15 @@ pub async fn change(tx: &mut AnyConnection, id: &SandboxId, change: &SandboxChan
     Ok(ChangedSandbox::Changed(Box::new(changed)))
 }
 
-/// Whether there are as many living sandboxes as may be, so that this one would be too many; the caller holds the workspace's lock.
+/// Whether there are as many sandboxes as may be, so that this one would be too many; the caller holds the workspace's lock. Deleted
+/// ones whose files are kept count too, but make room: the one deleted first goes first.
 pub async fn is_full(tx: &mut AnyConnection, fresh: &Sandbox, quota: &Quota) -> Stored<Option<Counted>> {
-    // No more are counted than matter.
-    let row =
-        sqlx::query("SELECT count(*) AS n FROM (SELECT id FROM sandboxes WHERE workspace_id = $1 AND ended_at IS NULL LIMIT $2) AS living")
-            .bind(&fresh.workspace)
-            .bind(i64::from(quota.of_workspace))
-            .fetch_one(&mut *tx)
-            .await?;
-    if rows::count(&row, "n")? >= u64::from(quota.of_workspace) {
+    if !deleted::make_room(tx, &fresh.workspace, None, quota.of_workspace).await? {
         return Ok(Some(Counted::Workspace));
     }
     let Some(most) = quota.of_owner else { return Ok(None) };
-    let row = sqlx::query(
-        "SELECT count(*) AS n FROM
-         (SELECT id FROM sandboxes WHERE workspace_id = $1 AND owner = $2 AND ended_at IS NULL LIMIT $3) AS living",
-    )
-    .bind(&fresh.workspace)
-    .bind(&fresh.owner)
-    .bind(i64::from(most))
-    .fetch_one(tx)
-    .await?;
-    Ok((rows::count(&row, "n")? >= u64::from(most)).then_some(Counted::Owner))
+    let has_room = deleted::make_room(tx, &fresh.workspace, Some(&fresh.owner), most).await?;
+    Ok((!has_room).then_some(Counted::Owner))
 }
 
 pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {
@@ -214,28 +202,36 @@ pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filters: &[TagFilter]
 }
 
 pub async fn of_node(db: &mut AnyConnection, node: &str) -> Stored<Vec<Sandbox>> {
-    sqlx::query("SELECT * FROM sandboxes WHERE node_id = $1 AND (ended_at IS NULL OR intent IS NOT NULL) ORDER BY id")
-        .bind(node)
-        .fetch_all(db)
-        .await?
-        .iter()
-        .map(rows::sandbox)
-        .collect()
+    sqlx::query(
+        "SELECT * FROM sandboxes WHERE node_id = $1 AND (ended_at IS NULL OR intent IS NOT NULL)
+         UNION ALL
+         SELECT * FROM sandboxes WHERE node_id = $1 AND restore_until IS NOT NULL AND ended_at IS NOT NULL AND intent IS NULL
+         ORDER BY id",
+    )
+    .bind(node)
+    .fetch_all(db)
+    .await?
+    .iter()
+    .map(rows::sandbox)
+    .collect()
 }
 
-pub async fn due(db: &mut AnyConnection, node: &str, suspended_by: Timestamp, now: Timestamp) -> Stored<Vec<Sandbox>> {
-    // In three, each with an index of its own: nearly all sandboxes of a node may be suspended ones that can wait.
+pub async fn due(db: &mut AnyConnection, node: &str, by: DueBy) -> Stored<Vec<Sandbox>> {
+    // In four, each with an index of its own: nearly all sandboxes of a node may be suspended ones that can wait.
     sqlx::query(
         "SELECT * FROM sandboxes WHERE node_id = $1 AND (state IN ('active', 'idle') OR intent IS NOT NULL)
          UNION ALL
          SELECT * FROM sandboxes WHERE node_id = $1 AND state = 'suspended' AND intent IS NULL AND suspended_at <= $2
          UNION ALL
          SELECT * FROM sandboxes WHERE node_id = $1 AND state = 'suspended' AND keep_suspended_seconds IS NOT NULL AND intent IS NULL
-                                   AND suspended_at > $2 AND suspended_at <= $3 - keep_suspended_seconds",
+                                   AND suspended_at > $2 AND suspended_at <= $3 - keep_suspended_seconds
+         UNION ALL
+         SELECT * FROM sandboxes WHERE node_id = $1 AND restore_until IS NOT NULL AND restore_until <= $4 AND intent IS NULL",
     )
     .bind(node)
-    .bind(suspended_by.unix())
-    .bind(now.unix())
+    .bind(by.suspended.unix())
+    .bind(by.now.unix())
+    .bind(by.restorable.unix())
     .fetch_all(db)
     .await?
     .iter()
@@ -270,7 +266,7 @@ pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> St
         lock::workspace(tx, &new.workspace).await?;
     }
     let done = sqlx::query(
-        "UPDATE sandboxes SET state = $2, intent = $3, reason = $4, suspended_at = $8, ended_at = $9,
+        "UPDATE sandboxes SET state = $2, intent = $3, reason = $4, suspended_at = $8, ended_at = $9, restore_until = $12,
                               last_active_at = CASE WHEN last_active_at < $5 THEN $5 ELSE last_active_at END,
                               active_seconds = CASE WHEN running_since IS NOT NULL AND $6 IS NOT NULL THEN active_seconds ELSE $7 END,
                               running_since = CASE WHEN running_since IS NOT NULL AND $6 IS NOT NULL THEN running_since ELSE $6 END
@@ -287,6 +283,7 @@ pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> St
     .bind(new.ended_at.map(|t| t.unix()))
     .bind(old.state.word())
     .bind(old.intent.map(|i| i.word()))
+    .bind(new.restore_until.map(|t| t.unix()))
     .execute(&mut *tx)
     .await?;
     let is_replaced = done.rows_affected() == 1;
@@ -390,6 +387,9 @@ pub async fn locked(tx: &mut AnyConnection, id: &SandboxId) -> Stored<Option<San
 /// Whatever was under way loses: its settling finds another state and intent. The caller holds its lock.
 pub async fn mark_ended(tx: &mut AnyConnection, sandbox: &Sandbox, state: State, ending: &Ending) -> Stored<Sandbox> {
     use crate::domain::model::Intent;
+    let is_restorable = state == State::Terminated && sandbox.pool.is_none() && !ending.keep_files.is_zero();
+    // One that never ran has none.
+    let has_files = is_restorable && (sandbox.is_running() || sandbox.state == State::Suspended);
     let ended = Sandbox {
         state,
         intent: Some(Intent::Destroy),
@@ -397,6 +397,7 @@ pub async fn mark_ended(tx: &mut AnyConnection, sandbox: &Sandbox, state: State,
         active: sandbox.active_until(ending.now),
         counted_until: None,
         ended_at: Some(ending.now),
+        restore_until: has_files.then(|| ending.now.plus(ending.keep_files)),
         ..sandbox.clone()
     };
     replace(tx, sandbox, &ended).await?;

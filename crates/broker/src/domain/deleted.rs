@@ -1,0 +1,104 @@
+//! Deleted sandboxes: listing, restoring and purging those whose files are still kept, and what a deletion would erase.
+
+use cobox_protocol::{
+    ApiError, ErrorCode, RequestId, SandboxId,
+    sandbox::{RestoreSandbox, SandboxInfo, SandboxUsage},
+};
+
+use super::{
+    access,
+    audit::AuditRecord,
+    deployment::internal,
+    model::{Caller, Sandbox},
+    sandboxes::{Sandboxes, check_name, find, name_taken},
+    sessions::Asking,
+};
+use crate::store::{PageWish, RestoredSandbox, Viewer};
+
+/// Threads shown of a deleted sandbox, which few have more than one of.
+const MAX_THREADS: u32 = 16;
+
+impl Sandboxes {
+    pub async fn list_deleted(&self, caller: &Caller, page: &PageWish) -> Result<Vec<SandboxInfo>, ApiError> {
+        let d = &self.deployment;
+        let found = d.store.deleted_sandboxes(&Viewer::from(&caller.principal), d.now(), page).await.map_err(internal)?;
+        let mut list = Vec::with_capacity(found.len());
+        for sandbox in found {
+            let threads = d.store.past_threads(&sandbox.id, MAX_THREADS).await.map_err(internal)?;
+            list.push(SandboxInfo { threads, ..self.info_with_tags(sandbox).await? });
+        }
+        Ok(list)
+    }
+
+    /// Brings a deleted sandbox back, suspended and with its files; for its owner and operators. Shares and tokens from before are not
+    /// restored.
+    pub async fn restore(&self, asking: &Asking<'_>, id_or_name: &str, wish: RestoreSandbox) -> Result<SandboxInfo, ApiError> {
+        let d = &self.deployment;
+        let deleted = self.find_deleted(asking.caller, id_or_name).await?;
+        access::may_end(&asking.caller.principal, &deleted)?;
+        wish.name.as_deref().map_or(Ok(()), check_name)?;
+        // It may not have been stopped yet.
+        self.lifecycle.destroy(&deleted.id).await;
+        let name = wish.name.or(deleted.name.clone());
+        let audit = AuditRecord::of_sandbox(d.now(), &deleted, "sandbox.restored", "asked for").by(asking.caller, asking.request_id);
+        match d.store.restore_sandbox(&deleted.id, name.as_deref(), d.now(), &audit).await.map_err(internal)? {
+            RestoredSandbox::Restored(restored) => self.info_with_tags(*restored).await,
+            RestoredSandbox::NameTaken(id) => {
+                let taken = name_taken(&name.unwrap_or_default(), &id);
+                Err(ApiError { message: format!("{}; restore it under another name", taken.message), ..taken })
+            }
+            RestoredSandbox::MadeOfGone(what) => {
+                Err(ApiError::new(ErrorCode::InUse, format!("{what}, of which sandbox {} is made, was deleted too", deleted.id)))
+            }
+            RestoredSandbox::Stopping => Err(ApiError::new(
+                ErrorCode::SandboxStarting,
+                format!("sandbox {} was deleted a moment ago and is still being stopped; try again", deleted.id),
+            )),
+            RestoredSandbox::Gone => Err(not_deleted(id_or_name)),
+        }
+    }
+
+    /// Removes the files of a deleted sandbox before their time.
+    pub(super) async fn purge(&self, caller: &Caller, id_or_name: &str, request_id: &RequestId) -> Result<(), ApiError> {
+        let deleted = self.find_deleted(caller, id_or_name).await?;
+        access::may_end(&caller.principal, &deleted)?;
+        tracing::info!(sandbox = %deleted.id, principal = caller.principal.name, %request_id, "a deleted sandbox is purged");
+        self.lifecycle.destroy(&deleted.id).await;
+        let deleted = self.lifecycle.load(&deleted.id).await?;
+        self.lifecycle.purge(&deleted).await
+    }
+
+    /// Counts the files that a deletion would erase; for its owner and operators.
+    pub async fn usage(&self, caller: &Caller, id_or_name: &str) -> Result<SandboxUsage, ApiError> {
+        let d = &self.deployment;
+        let sandbox = find(d, caller, id_or_name).await?;
+        access::may_end(&caller.principal, &sandbox)?;
+        let written = match self.lifecycle.is_here(&sandbox) {
+            true => d.provider.written_files(&sandbox.id).await,
+            // Only its own node can look at them.
+            false => None,
+        };
+        Ok(SandboxUsage {
+            files: written.map(|w| w.files),
+            bytes: written.map(|w| w.bytes),
+            complete: written.is_some_and(|w| w.is_complete),
+            restorable_seconds: d.keep_deleted(&sandbox).as_secs(),
+        })
+    }
+
+    /// A deleted sandbox of the caller's workspace, by its id or by the name that it had.
+    async fn find_deleted(&self, caller: &Caller, id_or_name: &str) -> Result<Sandbox, ApiError> {
+        let d = &self.deployment;
+        let found = match id_or_name.parse::<SandboxId>() {
+            Ok(id) => d.store.sandbox(&id).await,
+            Err(_) => d.store.sandbox_once_named(&caller.principal.workspace, id_or_name).await,
+        };
+        let is_there = |s: &Sandbox| s.restore_until.is_some_and(|until| until > d.now()) && access::is_visible(&caller.principal, s);
+        found.map_err(internal)?.filter(is_there).ok_or_else(|| not_deleted(id_or_name))
+    }
+}
+
+fn not_deleted(id_or_name: &str) -> ApiError {
+    let shown: String = id_or_name.chars().filter(|c| !c.is_control()).take(64).collect();
+    ApiError::new(ErrorCode::SandboxNotFound, format!("there is no deleted sandbox `{shown}` that can be restored"))
+}

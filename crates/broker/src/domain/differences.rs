@@ -1,0 +1,80 @@
+//! How an existing session or sandbox differs from what a request asks for. `ensure` refuses such a request: it would change nothing,
+//! and its caller would believe that it did.
+
+use cobox_protocol::{ApiError, ErrorCode, session::Access, tags::Tags};
+use serde_json::json;
+
+use super::{
+    model::{Bound, Sandbox, Session},
+    negotiation::{ANY_PROVIDER, Negotiation, cut},
+};
+
+/// A field of the request, with the requested and the actual value.
+pub struct Difference {
+    field: String,
+    requested: String,
+    actual: String,
+}
+
+impl Difference {
+    fn new(field: impl Into<String>, requested: impl Into<String>, actual: impl Into<String>) -> Self {
+        Self { field: field.into(), requested: requested.into(), actual: actual.into() }
+    }
+
+    fn sentence(&self) -> String {
+        format!("{} is {}, not {}", self.field, self.actual, cut(&self.requested))
+    }
+}
+
+pub fn of_sandbox(wish: &Negotiation, sandbox: &Sandbox) -> Vec<Difference> {
+    let mut found = Vec::new();
+    if let Some(template) = wish.template.as_ref().filter(|wished| Some(*wished) != sandbox.template.as_ref()) {
+        found.push(Difference::new("template", template, sandbox.template.as_deref().unwrap_or("none")));
+    }
+    if let Some(provider) = wish.provider_preference.as_ref().filter(|p| ![ANY_PROVIDER, &sandbox.provider].contains(&p.as_str())) {
+        found.push(Difference::new("provider", provider, &sandbox.provider));
+    }
+    found
+}
+
+pub fn of_access(wish: &Negotiation, bound: &Bound) -> Option<Difference> {
+    let word = |access| match access {
+        Access::Owner => "owner",
+        Access::Workspace => "workspace",
+    };
+    let actual = bound.session.access;
+    // Both are checked at every use: a sandbox that is its owner's alone makes its sessions so.
+    let is_so = |wished: &Access| *wished == actual || (*wished == Access::Owner && bound.sandbox.access == Access::Owner);
+    wish.access.filter(|wished| !is_so(wished)).map(|wished| Difference::new("access", word(wished), word(actual)))
+}
+
+pub fn of_tags(wish: &Negotiation, actual: Option<&Tags>) -> Vec<Difference> {
+    let actual_of = |key: &str| actual.and_then(|tags| tags.get(key));
+    let differs = wish.tags.iter().filter(|(key, value)| actual_of(key) != Some(*value));
+    differs.map(|(key, value)| Difference::new(format!("tag {key}"), value, actual_of(key).map_or("not set", String::as_str))).collect()
+}
+
+pub fn conflict(session: &Session, sandbox: &Sandbox, differences: &[Difference]) -> ApiError {
+    let Session { id, scope_type, scope_id, .. } = session;
+    let message = format!(
+        "{scope_type} `{scope_id}` has a session already, and its {}; leave that out to join it, or use another {scope_type}",
+        sentences(differences)
+    );
+    let details = json!({ "session_id": id, "binding_id": id, "sandbox_id": sandbox.id, "differences": listed(differences) });
+    ApiError::new(ErrorCode::SessionConflict, message).with_details(details)
+}
+
+/// Of a sandbox that a new session would be attached to.
+pub fn of_existing_sandbox(sandbox: &Sandbox, differences: &[Difference]) -> ApiError {
+    let message = format!("sandbox {} exists already, and its {}; leave that out to use it", sandbox.id, sentences(differences));
+    let details = json!({ "sandbox_id": sandbox.id, "differences": listed(differences) });
+    ApiError::new(ErrorCode::SessionConflict, message).with_details(details)
+}
+
+fn sentences(differences: &[Difference]) -> String {
+    differences.iter().map(Difference::sentence).collect::<Vec<_>>().join(", its ")
+}
+
+fn listed(differences: &[Difference]) -> Vec<serde_json::Value> {
+    differences.iter().map(|d| json!({ "field": d.field, "requested": d.requested, "actual": d.actual })).collect()
+}

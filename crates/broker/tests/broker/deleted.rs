@@ -1,0 +1,281 @@
+//! Deleted sandboxes: they can be restored for a while, count against the quotas, and make room for new ones. And what `ensure` says
+//! about options that an existing session can't have.
+
+use cobox_protocol::{SandboxId, key::PrincipalKind};
+use cobox_provider::HostDisk;
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::harness::{Client, TestBroker, World, claims, sandbox_id, session_path};
+
+/// With the default settings.
+fn world() -> World {
+    let mut world = World::new();
+    world.config.keep_deleted_seconds = 3600;
+    world
+}
+
+fn destroyed(world: &World) -> Vec<SandboxId> {
+    world.provider.destroyed.lock().unwrap().clone()
+}
+
+async fn restore(client: &Client, id: &SandboxId) -> Value {
+    client.post(&format!("/v1/sandboxes/{id}/restore"), json!({})).await.ok(200)
+}
+
+async fn deleted(client: &Client) -> Vec<Value> {
+    let page = client.get("/v1/sandboxes?deleted=true").await.ok(200);
+    page["items"].as_array().unwrap().clone()
+}
+
+async fn release(client: &Client, session: &Value) {
+    client.delete(&session_path(session)).await.ok(204);
+}
+
+#[tokio::test]
+async fn a_released_sandbox_is_stopped_and_its_thread_gets_it_back_after_a_restore() {
+    let world = world();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let id = sandbox_id(&made);
+    release(&ann, &made).await;
+    assert_eq!((world.provider.running(), destroyed(&world).len()), (0, 0));
+    assert_eq!(ann.state(&id).await, "gone");
+    let listed = deleted(&ann).await;
+    assert_eq!((listed[0]["id"].as_str(), &listed[0]["threads"]), (Some(id.as_str()), &json!(["t"])));
+
+    world.clock.advance(3599);
+    broker.tick().await;
+    let restored = restore(&ann, &id).await;
+    assert_eq!((&restored["state"], restored.get("deleted_at")), (&json!("suspended"), None));
+    assert!(deleted(&ann).await.is_empty());
+    let again = ann.ensure("t").await;
+    assert_eq!(sandbox_id(&again), id);
+    assert_ne!(again["session_id"], made["session_id"]);
+    assert_eq!(ann.state(&id).await, "active");
+    let generation = |session: &Value| claims(session["token"].as_str().unwrap())["gen"].as_u64();
+    assert!(generation(&again) > generation(&made), "tokens from before the deletion stay invalid");
+    world.clock.advance(2);
+    broker.tick().await;
+    assert!(destroyed(&world).is_empty(), "it is no longer deleted");
+}
+
+#[tokio::test]
+async fn an_hour_after_its_deletion_a_sandbox_is_gone_for_good() {
+    let world = world();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let id = sandbox_id(&made);
+    ann.delete(&format!("/v1/sandboxes/{id}")).await.ok(204);
+    world.clock.advance(3600);
+    // Also before the files are gone.
+    assert_eq!(ann.post(&format!("/v1/sandboxes/{id}/restore"), json!({})).await.error(404), "SANDBOX_NOT_FOUND");
+    broker.tick().await;
+    assert_eq!(destroyed(&world), [id]);
+    assert!(deleted(&ann).await.is_empty());
+    broker.tick().await;
+    assert_eq!(destroyed(&world).len(), 1);
+}
+
+#[tokio::test]
+async fn a_permanent_deletion_removes_the_files_at_once_also_of_a_deleted_sandbox() {
+    let world = world();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let (first, second) = (sandbox_id(&ann.ensure("a").await), sandbox_id(&ann.ensure("b").await));
+    ann.delete(&format!("/v1/sandboxes/{first}?permanent=true")).await.ok(204);
+    assert_eq!(destroyed(&world), std::slice::from_ref(&first));
+    ann.delete(&format!("/v1/sandboxes/{second}")).await.ok(204);
+    assert_eq!(ann.delete(&format!("/v1/sandboxes/{second}")).await.error(404), "SANDBOX_NOT_FOUND");
+    ann.delete(&format!("/v1/sandboxes/{second}?permanent=true")).await.ok(204);
+    assert_eq!(destroyed(&world), [first, second]);
+}
+
+#[tokio::test]
+async fn a_name_that_was_taken_in_between_is_not_taken_away_again() {
+    let world = world();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.post("/v1/sandboxes", json!({ "name": "dev" })).await.ok(201);
+    let id: SandboxId = made["id"].as_str().unwrap().parse().unwrap();
+    ann.delete("/v1/sandboxes/dev").await.ok(204);
+    let other = ann.post("/v1/sandboxes", json!({ "name": "dev" })).await.ok(201);
+    let refused = ann.post("/v1/sandboxes/dev/restore", json!({})).await;
+    assert!(refused.message().contains("another name"), "{}", refused.message());
+    assert_eq!(refused.error(409), "SANDBOX_CONFLICT");
+    let restored = ann.post(&format!("/v1/sandboxes/{id}/restore"), json!({ "name": "old-dev" })).await.ok(200);
+    assert_eq!(restored["name"], "old-dev");
+    assert_eq!(ann.get("/v1/sandboxes/dev").await.ok(200)["id"], other["id"]);
+    assert_eq!(ann.post(&format!("/v1/sandboxes/{id}/restore"), json!({ "nam": "x" })).await.error(400), "INVALID_REQUEST");
+}
+
+#[tokio::test]
+async fn only_those_who_may_delete_a_sandbox_may_restore_it_and_strangers_do_not_see_it() {
+    let world = world();
+    let broker = world.start().await;
+    let (ann, bob) = (broker.human("ann").await, broker.human("bob").await);
+    let open = ann.ensure("open").await;
+    let closed = ann.post("/v1/sandbox/sessions", json!({ "thread_id": "closed", "mode": "ensure", "access": "owner" })).await.ok(200);
+    release(&ann, &open).await;
+    release(&ann, &closed).await;
+    let path = |session: &Value| format!("/v1/sandboxes/{}/restore", sandbox_id(session));
+    assert_eq!(bob.post(&path(&open), json!({})).await.error(403), "FORBIDDEN");
+    assert_eq!(bob.post(&path(&closed), json!({})).await.error(403), "FORBIDDEN");
+    assert_eq!(deleted(&bob).await.len(), 1);
+    assert_eq!(broker.stranger().await.post(&path(&open), json!({})).await.error(404), "SANDBOX_NOT_FOUND");
+    let operator = broker.key("root", PrincipalKind::Operator).await;
+    restore(&operator, &sandbox_id(&closed)).await;
+    assert_eq!(ann.get(&format!("/v1/sandboxes/{}/usage", sandbox_id(&closed))).await.ok(200)["restorable_seconds"], 3600);
+}
+
+#[tokio::test]
+async fn deleted_sandboxes_count_against_the_quota_and_make_room_oldest_first() {
+    let mut world = world();
+    world.config.max_sandboxes_per_workspace = 3;
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let mut ids = Vec::new();
+    for thread in ["a", "b", "c"] {
+        let made = ann.ensure(thread).await;
+        ids.push(sandbox_id(&made));
+        if thread != "c" {
+            release(&ann, &made).await;
+            world.clock.advance(1);
+        }
+    }
+    ann.ensure("d").await;
+    broker.tick().await;
+    assert_eq!(destroyed(&world), ids[..1]);
+    ann.ensure("e").await;
+    world.clock.advance(5);
+    broker.tick().await;
+    assert_eq!(destroyed(&world), ids[..2]);
+    let refused = ann.post("/v1/sandbox/sessions", json!({ "thread_id": "f", "mode": "ensure" })).await;
+    assert_eq!(refused.error(429), "QUOTA_EXCEEDED");
+}
+
+#[tokio::test]
+async fn the_policy_can_switch_restoring_off() {
+    let mut world = world();
+    std::fs::create_dir_all(&world.config.data_dir).unwrap();
+    std::fs::write(world.config.data_dir.join("policy.toml"), "[agent]\nkeep_deleted_seconds = 0\n").unwrap();
+    world.config.policy_file = Some(world.config.data_dir.join("policy.toml"));
+    let broker = world.start().await;
+    let (ann, bot) = (broker.human("ann").await, broker.key("bot", PrincipalKind::Agent).await);
+    let (hers, its) = (ann.ensure("hers").await, bot.ensure("its").await);
+    release(&ann, &hers).await;
+    release(&bot, &its).await;
+    assert_eq!(destroyed(&world), [sandbox_id(&its)]);
+    restore(&ann, &sandbox_id(&hers)).await;
+}
+
+#[tokio::test]
+async fn what_was_deleted_goes_first_when_the_hosts_disk_is_full() {
+    let world = world();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    release(&ann, &made).await;
+    *world.provider.host_disk.lock().unwrap() = Some(HostDisk { available: 1, reserve: 1000 });
+    broker.tick().await;
+    broker.tick().await;
+    assert_eq!(destroyed(&world), [sandbox_id(&made)]);
+}
+
+#[tokio::test]
+async fn a_restart_keeps_what_was_deleted_and_stops_what_still_runs() {
+    let world = world();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let (a, b) = (ann.ensure("a").await, ann.ensure("b").await);
+    let (a, b) = (sandbox_id(&a), sandbox_id(&b));
+    ann.delete(&format!("/v1/sandboxes/{a}")).await.ok(204);
+    // Deleted, and the broker dies before it is stopped.
+    world.provider.failing_suspends.store(u32::MAX, std::sync::atomic::Ordering::SeqCst);
+    ann.delete(&format!("/v1/sandboxes/{b}")).await.ok(204);
+    assert_eq!(ann.post(&format!("/v1/sandboxes/{b}/restore"), json!({})).await.error(423), "SANDBOX_STARTING");
+    broker.kill().await;
+    world.provider.failing_suspends.store(0, std::sync::atomic::Ordering::SeqCst);
+    let broker: TestBroker = world.start().await;
+    let ann = ann.at(&broker);
+    crate::harness::eventually("it is stopped", || async { world.provider.running() == 0 }).await;
+    assert_eq!((destroyed(&world).len(), deleted(&ann).await.len()), (0, 2));
+    restore(&ann, &a).await;
+    restore(&ann, &b).await;
+    assert_eq!(sandbox_id(&ann.ensure("b").await), b);
+}
+
+#[tokio::test]
+async fn a_sandbox_that_was_suspended_for_too_long_can_be_restored_too() {
+    let world = world();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let id = sandbox_id(&ann.ensure("t").await);
+    world.clock.advance(3600);
+    broker.tick().await;
+    world.clock.advance(7 * 24 * 3600);
+    broker.tick().await;
+    assert_eq!(ann.state(&id).await, "gone");
+    restore(&ann, &id).await;
+    assert_eq!(sandbox_id(&ann.ensure("t").await), id);
+}
+
+#[tokio::test]
+async fn deletion_and_restore_are_in_the_audit_and_the_metrics() {
+    let world = world();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let id = sandbox_id(&made);
+    release(&ann, &made).await;
+    restore(&ann, &id).await;
+    let operator = broker.key("root", PrincipalKind::Operator).await;
+    let audit = operator.get(&format!("/v1/audit?sandbox={id}")).await.ok(200);
+    let actions: Vec<&str> = audit["items"].as_array().unwrap().iter().filter_map(|r| r["action"].as_str()).collect();
+    assert!(actions.contains(&"session.released") && actions.contains(&"sandbox.restored"), "{actions:?}");
+}
+
+#[tokio::test]
+async fn an_option_that_an_existing_session_does_not_have_is_refused_with_the_difference() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    let made = ann.ensure("t").await;
+    let ensure = async |extra: Value| {
+        let mut body = json!({ "thread_id": "t", "mode": "ensure" });
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        ann.post("/v1/sandbox/sessions", body).await
+    };
+    for (field, asked, is) in [("access", json!("owner"), "workspace"), ("tags", json!({ "team": "red" }), "not set")] {
+        let refused = ensure(json!({ field: asked })).await;
+        let difference = refused.json()["error"]["details"]["differences"][0].clone();
+        assert_eq!(difference["actual"], is, "{field}: {difference}");
+        assert!(refused.message().contains(is), "{}", refused.message());
+        assert_eq!(refused.json()["error"]["details"]["session_id"], made["session_id"]);
+        assert_eq!(refused.error(409), "SESSION_CONFLICT");
+    }
+    ensure(json!({ "access": "workspace", "provider_preference": "auto" })).await.ok(200);
+    assert_eq!(ensure(json!({ "provider_preference": "elsewhere" })).await.error(400), "INVALID_REQUEST");
+}
+
+#[tokio::test]
+async fn a_template_that_an_existing_session_or_sandbox_was_not_made_by_is_refused() {
+    let world = World::new();
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    ann.post("/v1/templates", json!({ "name": "small" })).await.ok(201);
+    ann.post("/v1/sandboxes", json!({ "name": "dev" })).await.ok(201);
+    ann.ensure("t").await;
+    let of_thread = json!({ "thread_id": "t", "mode": "ensure", "template": "small" });
+    let refused = ann.call(Method::POST, "/v1/sandbox/sessions", Some(of_thread), &[]).await;
+    assert!(refused.message().contains("template is none, not small"), "{}", refused.message());
+    assert_eq!(refused.error(409), "SESSION_CONFLICT");
+    let attaching = json!({ "thread_id": "u", "mode": "ensure", "name": "dev", "template": "small" });
+    assert_eq!(ann.post("/v1/sandbox/sessions", attaching).await.error(409), "SESSION_CONFLICT");
+    assert_eq!(ann.post("/v1/sandbox/sessions", json!({ "thread_id": "u", "mode": "get" })).await.error(404), "SESSION_NOT_FOUND");
+    let made_by_it = json!({ "thread_id": "v", "mode": "ensure", "template": "small" });
+    ann.post("/v1/sandbox/sessions", made_by_it.clone()).await.ok(200);
+    ann.post("/v1/sandbox/sessions", made_by_it).await.ok(200);
+}
