@@ -33,7 +33,7 @@ setup-clients: setup
 ROOT_ONLY = test(isolation) | test(ordinary_user) | test(full_disk)
 # Those that use both databases anyway need no second run, nor do those that are about connections, documents, and who may do what; `make soak` runs all.
 # The whole workspace is named so that nothing is compiled anew for one of its crates.
-ON_POSTGRES = binary_id(cobox-broker::broker) & not test(/^(store_suite|store_races|cluster|stalls|tls|cors|origin|openapi|adapted|sockets|limits|rates|policy|oidc|thread_authority|seeds|ops|door|links|asking|errors|access|outage)::/)
+ON_POSTGRES = binary_id(cobox-broker::broker) & not test(/^(store_suite|store_races|cluster|failover|stalls|tls|cors|origin|openapi|adapted|sockets|limits|rates|policy|oidc|thread_authority|seeds|ops|door|links|asking|errors|access|outage)::/)
 test: test-rust test-clients ## Unit, integration and end-to-end tests
 
 # Every feature of cobox is compiled for the tests; `make build` has none of them.

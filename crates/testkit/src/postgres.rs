@@ -60,6 +60,33 @@ impl TestDatabase {
         eventually("PostgreSQL to answer", || async { self.server.psql("postgres", "SELECT 1").ok() }).await;
     }
 
+    /// Ends the server without a checkpoint or a word to its clients, as a crash does. As for [`TestDatabase::stop_server`].
+    pub async fn crash_server(&self) {
+        self.server.tell("crash");
+        eventually("PostgreSQL to end", || async { self.server.psql("postgres", "SELECT 1").is_err().then_some(()) }).await;
+    }
+
+    /// A standby by streaming replication. Each synchronous commit waits until the standby has it. Only for a database made by
+    /// [`TestDatabase::on_own_server`].
+    pub async fn add_standby(&self) -> Self {
+        let standby = Server::start_standby(&self.server).await;
+        // Not before the copy was made: a promoted standby has no standby of its own to wait for.
+        for statement in ["ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()"] {
+            self.server.psql("postgres", statement).unwrap_or_else(|e| panic!("{statement}: {e}"));
+        }
+        eventually("the standby to be synchronous", || async {
+            let state = self.server.psql("postgres", "SELECT sync_state FROM pg_stat_replication").ok()?;
+            (state == "sync").then_some(())
+        })
+        .await;
+        Self { name: self.name.clone(), server: Arc::new(standby) }
+    }
+
+    /// Makes a standby the primary.
+    pub fn promote(&self) {
+        assert_eq!(self.sql("SELECT pg_promote()"), "t", "the standby is promoted");
+    }
+
     pub fn url(&self) -> String {
         let socket = self.server.dir.to_str().expect("a temporary directory is UTF-8").replace('/', "%2F");
         format!("postgres://{USER}:{DATABASE_PASSWORD}@{socket}/{}", self.name)
@@ -106,6 +133,7 @@ dir=$1; shift
 while read -r command; do
     case $command in
         stop) kill -INT $!; wait $! ;;
+        crash) kill -QUIT $!; wait $! ;;
         start) "$@" & ;;
     esac
 done
@@ -120,38 +148,36 @@ async fn server() -> Arc<Server> {
 impl Server {
     async fn start() -> Self {
         let programs = programs();
-        let dir = tempfile::Builder::new().prefix("cobox-pg-").tempdir().expect("a temporary directory").keep();
-        let data = dir.join("data");
-        // It refuses to run as root.
-        let user = rustix::process::geteuid().is_root().then(unprivileged);
-        if let Some((uid, gid)) = user {
-            chown(&dir, Some(uid), Some(gid)).expect("root can give a directory away");
-        }
-        let as_user = |program: &OsStr| {
-            let mut command = Command::new(program);
-            if let Some((uid, gid)) = user {
-                command.uid(uid).gid(gid);
-            }
-            command.current_dir(&dir).stdin(Stdio::null());
-            command
-        };
-        let template = template(&programs);
+        let dir = new_dir();
+        let (data, template) = (dir.join("data"), template(&programs));
         if !copy(&template, &data) {
-            let mut initdb = as_user(programs.join("initdb").as_os_str());
+            let mut initdb = as_server_user(programs.join("initdb").as_os_str(), &dir);
             initdb.args(["--auth=trust", "--no-sync", "--no-instructions", "--encoding=UTF8", "--locale=C", "--wal-segsize=1"]);
             let made = initdb.arg(format!("--username={USER}")).arg("-D").arg(&data).output().expect("initdb runs");
             assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
             keep(&data, &template);
         }
+        Self::run(dir, programs).await
+    }
 
+    async fn start_standby(primary: &Self) -> Self {
+        let dir = new_dir();
+        let mut backup = as_server_user(primary.programs.join("pg_basebackup").as_os_str(), &dir);
+        backup.args(["--write-recovery-conf", "--no-sync", "--checkpoint=fast", "--wal-method=stream", "--username", USER]);
+        let made = backup.arg("-h").arg(&primary.dir).arg("-D").arg(dir.join("data")).output().expect("pg_basebackup runs");
+        assert!(made.status.success(), "pg_basebackup: {}", String::from_utf8_lossy(&made.stderr));
+        Self::run(dir, primary.programs.clone()).await
+    }
+
+    async fn run(dir: PathBuf, programs: PathBuf) -> Self {
         let log = fs::File::create(dir.join("log")).expect("a log");
-        let mut keeper = as_user(OsStr::new("/bin/sh"));
+        let mut keeper = as_server_user(OsStr::new("/bin/sh"), &dir);
         keeper
             .args(["-c", KEEPER, "sh"])
             .arg(&dir)
             .arg(programs.join("postgres"))
             .arg("-D")
-            .arg(&data)
+            .arg(dir.join("data"))
             .arg("-k")
             .arg(&dir)
             // Nobody reaches it over the network. What a power cut would take is not what tests are about, only benchmarks.
@@ -195,6 +221,29 @@ impl Server {
             Err(String::from_utf8_lossy(&done.stderr).into_owned())
         }
     }
+}
+
+/// A directory that the server's user owns.
+fn new_dir() -> PathBuf {
+    let dir = tempfile::Builder::new().prefix("cobox-pg-").tempdir().expect("a temporary directory").keep();
+    if let Some((uid, gid)) = server_user() {
+        chown(&dir, Some(uid), Some(gid)).expect("root can give a directory away");
+    }
+    dir
+}
+
+/// PostgreSQL refuses to run as root.
+fn server_user() -> Option<(u32, u32)> {
+    rustix::process::geteuid().is_root().then(unprivileged)
+}
+
+fn as_server_user(program: &OsStr, dir: &Path) -> Command {
+    let mut command = Command::new(program);
+    if let Some((uid, gid)) = server_user() {
+        command.uid(uid).gid(gid);
+    }
+    command.current_dir(dir).stdin(Stdio::null());
+    command
 }
 
 /// An empty server's files, beside the test programs: every test process needs some, and a copy takes a tenth of making them.

@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -34,7 +34,7 @@ pub struct StallingProxy {
 }
 
 struct Shared {
-    target: PathBuf,
+    target: Mutex<PathBuf>,
     made: AtomicU64,
     silent: watch::Sender<Silent>,
     /// While true, nobody gets through; how many were turned away.
@@ -57,7 +57,7 @@ impl StallingProxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let shared = Arc::new(Shared {
-            target: socket.to_owned(),
+            target: Mutex::new(socket.to_owned()),
             made: AtomicU64::new(0),
             silent: watch::Sender::default(),
             is_away: watch::Sender::new(false),
@@ -78,6 +78,11 @@ impl StallingProxy {
 
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Leads connections that are made later to another server, as a proxy does after a failover.
+    pub fn lead_to(&self, socket: &Path) {
+        *self.shared.target.lock().unwrap_or_else(PoisonError::into_inner) = socket.to_owned();
     }
 
     /// Every connection that is open now, and with [`Silence::Everything`] those that follow.
@@ -115,7 +120,8 @@ async fn pass(shared: Arc<Shared>, client: TcpStream) {
         shared.turned_away.send_modify(|n| *n += 1);
         return;
     }
-    let Ok(server) = UnixStream::connect(&shared.target).await else { return };
+    let target = shared.target.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let Ok(server) = UnixStream::connect(target).await else { return };
     let number = shared.made.fetch_add(1, Ordering::SeqCst) + 1;
     shared.open.send_modify(|open| open.push(number));
     let _ = client.set_nodelay(true);

@@ -34,6 +34,10 @@ pub fn of_sandbox(wish: &Negotiation, sandbox: &Sandbox) -> Vec<Difference> {
     if let Some(provider) = wish.provider_preference.as_ref().filter(|p| ![ANY_PROVIDER, &sandbox.provider].contains(&p.as_str())) {
         found.push(Difference::new("provider", provider, &sandbox.provider));
     }
+    // A sandbox with a name is kept anyway.
+    if wish.keep && !sandbox.is_kept && sandbox.name.is_none() {
+        found.push(Difference::new("keep", "true", "false"));
+    }
     found
 }
 

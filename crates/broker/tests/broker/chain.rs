@@ -296,7 +296,7 @@ async fn a_new_master_key_signs_for_what_the_old_one_did_and_for_nothing_else() 
 }
 
 /// Every chain as an operator sees it over HTTP, with its faults.
-async fn chains(operator: &Client) -> Vec<(AuditHead, Vec<AuditLink>, Vec<Fault>)> {
+pub async fn chains(operator: &Client) -> Vec<(AuditHead, Vec<AuditLink>, Vec<Fault>)> {
     let heads: Vec<AuditHead> = serde_json::from_value(operator.get("/v1/audit/heads").await.ok(200)["items"].clone()).unwrap();
     let mut chains = Vec::new();
     for head in heads {

@@ -248,7 +248,9 @@ async fn an_option_that_an_existing_session_does_not_have_is_refused_with_the_di
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         ann.post("/v1/sandbox/sessions", body).await
     };
-    for (field, asked, is) in [("access", json!("owner"), "workspace"), ("tags", json!({ "team": "red" }), "not set")] {
+    for (field, asked, is) in
+        [("access", json!("owner"), "workspace"), ("tags", json!({ "team": "red" }), "not set"), ("keep", json!(true), "false")]
+    {
         let refused = ensure(json!({ field: asked })).await;
         let difference = refused.json()["error"]["details"]["differences"][0].clone();
         assert_eq!(difference["actual"], is, "{field}: {difference}");

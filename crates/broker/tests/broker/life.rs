@@ -269,9 +269,21 @@ async fn ensure(model: &mut Model, ann: &Client, n: u8, home: Home, now: i64) {
         Home::Named => body["name"] = json!(NAME),
     }
     let answer = ann.post("/v1/sandbox/sessions", body).await;
-    let Some(there) = model.sessions.get(&n) else { return model.made(n, home, &answer.ok(200), now) };
+    let Some(there) = model.sessions.get(&n) else {
+        let left = model.left.get(&n).and_then(|left| model.sandboxes.get(left));
+        if home == Home::Kept && left.is_some_and(|left| left.home == Home::Own) {
+            answer.error(409);
+            return;
+        }
+        return model.made(n, home, &answer.ok(200), now);
+    };
     let sandbox = model.sandboxes.get_mut(&there.sandbox).unwrap();
-    if home == Home::Named && sandbox.home != Home::Named {
+    let is_other = match home {
+        Home::Own => false,
+        Home::Kept => sandbox.home == Home::Own,
+        Home::Named => sandbox.home != Home::Named,
+    };
+    if is_other {
         assert_eq!(answer.json()["error"]["details"]["sandbox_id"], there.sandbox.as_str());
         answer.error(409);
         return;

@@ -16,6 +16,7 @@ mod deleted;
 mod door;
 mod errors;
 mod events;
+mod failover;
 mod fake_provider;
 mod harness;
 mod host_disk;

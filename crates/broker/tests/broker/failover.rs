@@ -1,0 +1,129 @@
+//! PostgreSQL fails over to its standby while two brokers write: every request is answered or refused with `503`, nothing that was answered
+//! is lost, and the brokers go on by themselves on the new primary.
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
+};
+
+use cobox_protocol::{control::Revocation, key::PrincipalKind};
+use cobox_testkit::{StallingProxy, TestDatabase};
+use serde_json::{Value, json};
+
+use crate::{
+    chain::chains,
+    harness::{Client, TestBroker, World, eventually, sandbox_id, session_path},
+};
+
+/// Two brokers that reach their database by way of a proxy, as with a virtual address.
+struct Deployment {
+    primary: TestDatabase,
+    standby: TestDatabase,
+    proxy: StallingProxy,
+    worlds: Vec<World>,
+    brokers: [TestBroker; 2],
+}
+
+impl Deployment {
+    async fn start() -> Self {
+        let primary = TestDatabase::on_own_server().await;
+        let proxy = StallingProxy::before(&primary.socket()).await;
+        let mut worlds = World::cluster(&primary, 2);
+        for world in &mut worlds {
+            world.config.database_url = Some(primary.secret_url_at(proxy.address()));
+        }
+        let standby = primary.add_standby().await;
+        let brokers = [worlds[0].start().await, worlds[1].start().await];
+        Self { primary, standby, proxy, worlds, brokers }
+    }
+
+    fn promote_standby(&self) {
+        self.standby.promote();
+        self.proxy.lead_to(&self.standby.socket());
+    }
+}
+
+/// Makes a session after the other until it is told to stop.
+struct Writer {
+    made: Arc<Mutex<Vec<Value>>>,
+    refused: Arc<AtomicUsize>,
+    is_stopped: Arc<AtomicBool>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Writer {
+    fn start(client: Client, name: &'static str) -> Self {
+        let (made, refused, is_stopped) = (Arc::<Mutex<Vec<_>>>::default(), Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+        let task = tokio::spawn({
+            let (made, refused, is_stopped) = (made.clone(), refused.clone(), is_stopped.clone());
+            async move {
+                for n in 0.. {
+                    if is_stopped.load(Ordering::SeqCst) {
+                        return;
+                    }
+                    let body = json!({ "thread_id": format!("{name}-{n}"), "mode": "ensure" });
+                    let answer = client.post("/v1/sandbox/sessions", body).await;
+                    if answer.status == 200 {
+                        made.lock().unwrap().push(answer.json());
+                    } else {
+                        assert_eq!(answer.status, 503, "{}", String::from_utf8_lossy(&answer.bytes));
+                        assert!(answer.headers.contains_key("retry-after"), "{:?}", answer.headers);
+                        refused.fetch_add(1, Ordering::SeqCst);
+                    }
+                }
+            }
+        });
+        Self { made, refused, is_stopped, task }
+    }
+
+    fn made(&self) -> usize {
+        self.made.lock().unwrap().len()
+    }
+
+    async fn has_made(&self, more: usize) {
+        let enough = self.made() + more;
+        eventually("sessions are made", || async { self.made() >= enough }).await;
+    }
+
+    async fn stop(self) -> Vec<Value> {
+        self.is_stopped.store(true, Ordering::SeqCst);
+        self.task.await.unwrap();
+        std::mem::take(&mut *self.made.lock().unwrap())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_to_a_synchronous_standby_loses_nothing_that_was_answered() {
+    let deployment = Deployment::start().await;
+    let [a, b] = &deployment.brokers;
+    let (ann, root) = (a.human("ann").await, b.key("root", PrincipalKind::Operator).await);
+    let writers = [Writer::start(ann.clone(), "at-a"), Writer::start(ann.at(b), "at-b")];
+    for writer in &writers {
+        writer.has_made(5).await;
+    }
+    deployment.primary.crash_server().await;
+    for writer in &writers {
+        eventually("requests are refused", || async { writer.refused.load(Ordering::SeqCst) > 0 }).await;
+    }
+    deployment.promote_standby();
+    let mut made = Vec::new();
+    for writer in writers {
+        writer.has_made(5).await;
+        made.extend(writer.stop().await);
+    }
+    for session in &made {
+        assert_eq!(ann.at(b).get(&session_path(session)).await.ok(200)["sandbox"], session["sandbox"]);
+    }
+    for (head, _, faults) in chains(&root).await {
+        assert!(faults.is_empty(), "{}: {faults:?}", head.writer);
+    }
+    eventually("both are ready", || async { ann.get("/readyz").await.status == 200 && ann.at(b).get("/readyz").await.status == 200 }).await;
+
+    // What one broker changes still reaches the sandboxes of the other.
+    let bot = root.post("/v1/keys", json!({ "name": "bot", "kind": "agent" })).await.ok(201);
+    let bot_id = bot["id"].as_str().unwrap().to_owned();
+    let of_a = made.iter().find(|s| s["thread_id"].as_str().unwrap().starts_with("at-a")).unwrap();
+    let boxd = deployment.worlds[0].provider.boxd(&sandbox_id(of_a));
+    root.delete(&format!("/v1/keys/{bot_id}")).await.ok(204);
+    eventually("boxd is told", || async { boxd.state.lock().unwrap().revoked.contains(&Revocation::Grant(bot_id.clone())) }).await;
+}
