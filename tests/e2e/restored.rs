@@ -31,12 +31,24 @@ fn verify(broker: &TestBroker, arguments: &[&str]) -> String {
 
 #[tokio::test]
 async fn a_restored_database_keeps_newer_sandboxes_and_names_lost_keys() {
+    restore_older_database(false).await;
+}
+
+#[tokio::test]
+async fn a_restored_database_is_noticed_although_a_crash_came_before_the_mark_was_written() {
+    restore_older_database(true).await;
+}
+
+/// With a crash between the last marked record and the mark, the mark is still the one before it.
+async fn restore_older_database(is_mark_old: bool) {
     let mut broker = TestBroker::start().await;
     let data = broker.data_dir();
     let (older, newer) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     ensure(&broker.client(), "old").await;
     broker.interrupt();
     copy_database(&data, older.path());
+    let mark = data.join("audit-mark.json");
+    let old_mark = fs::read(&mark).unwrap();
 
     broker.launch().await;
     let session = ensure(&broker.client(), "new").await;
@@ -51,11 +63,15 @@ async fn a_restored_database_keeps_newer_sandboxes_and_names_lost_keys() {
     let marked = data.join("audit-mark.jsonl");
     eventually("the key is marked", || {
         let is_marked = fs::read_to_string(&marked).is_ok_and(|text| text.contains(key["id"].as_str().unwrap()));
-        async move { is_marked.then_some(()) }
+        let is_mark_new = fs::read(&mark).is_ok_and(|mark| mark != old_mark);
+        async move { (is_marked && is_mark_new).then_some(()) }
     })
     .await;
     // Killed, so that the sandbox runs on into the next broker's life.
     broker.kill();
+    if is_mark_old {
+        fs::write(&mark, &old_mark).unwrap();
+    }
     copy_database(&data, newer.path());
 
     copy_database(older.path(), &data);

@@ -85,7 +85,7 @@ impl AuditMark {
             tracing::info!("the database that was in use before the last restore is back");
             self.remove(RESTORED_FILE);
         }
-        let Some(mark) = self.read::<Mark>(MARK_FILE) else { return Ok(()) };
+        let Some(mark) = self.newest() else { return Ok(()) };
         let head = store.audit_heads().await?.into_iter().find(|h| h.writer == writer);
         let (end, kept_after) = head.map_or((0, 0), |h| (h.number, h.kept_after));
         let is_there = mark.number <= kept_after || hash_of(store, writer, mark.number).await?.as_ref() == Some(&mark.hash);
@@ -112,6 +112,12 @@ impl AuditMark {
             self.report(&restored);
         }
         Ok(())
+    }
+
+    /// The mark, or the last marked record where a crash came before the mark was written.
+    fn newest(&self) -> Option<Mark> {
+        let record = self.records().pop().map(|r| Mark { number: r.number, hash: r.hash, at: r.at });
+        self.read::<Mark>(MARK_FILE).into_iter().chain(record).max_by_key(|mark| mark.number)
     }
 
     /// The marked records that the database doesn't have; `shared` becomes the last number that both have, as far as can be told.
