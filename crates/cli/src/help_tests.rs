@@ -25,7 +25,7 @@ const NO_TRANSCRIPT: &[(&str, &str)] = &[
 ];
 
 /// Every command there is but `help`, by its name as it is typed, in one line.
-fn commands() -> Vec<(String, clap::Command)> {
+pub fn commands() -> Vec<(String, clap::Command)> {
     let mut cli = help::command().term_width(WIDTH).disable_help_subcommand(true);
     cli.build();
     let mut found = Vec::new();

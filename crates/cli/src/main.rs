@@ -3,6 +3,8 @@
 mod byte_size;
 mod chat;
 mod commands;
+#[cfg(test)]
+mod compatibility_tests;
 mod confirm;
 mod context;
 mod contexts;

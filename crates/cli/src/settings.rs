@@ -31,7 +31,7 @@ impl Settings {
 }
 
 /// The `[local]` table is the provider's, the rest is the broker's. Both are read from where they stand, so that an error knows its line.
-fn parse(text: &str) -> Result<Settings, String> {
+pub fn parse(text: &str) -> Result<Settings, String> {
     let table = DeTable::parse(text).map_err(|e| explain(text, &e))?;
     let whole = table.span();
     let mut table = table.into_inner();
@@ -43,8 +43,9 @@ fn parse(text: &str) -> Result<Settings, String> {
     let has_data_dir = table.contains_key("data_dir");
     let rest = Deserializer::from(Spanned::new(whole, table));
     let mut config = Config::deserialize(rest).map_err(|e| match explain(text, &e) {
-        told if e.message().starts_with("unknown field") => told.replacen("expected one of ", "expected one of `local`, ", 1),
-        told => told,
+        // `local` is a key of the top level too, which this message does not know.
+        message if message.contains("expected one of `listen`") => message.replacen("expected one of ", "expected one of `local`, ", 1),
+        message => message,
     })?;
     if !has_data_dir {
         let dir = default_data_dir(&|name| std::env::var_os(name));

@@ -129,6 +129,25 @@ fn forgeries_are_refused() {
     }
 }
 
+/// Keys and seals that deployed brokers derived from their master key: another result would end every token and fail every audit.
+#[test]
+fn keys_derived_from_a_master_key_never_change() {
+    let master = MasterKey::from_bytes([7; 32]);
+    let id: SandboxId = "sb_01h455vb4pex5vsknk084sn02q".parse().unwrap();
+    let public = master.derive(&id, 3, Alg::EdDsa);
+    let secret = master.derive(&id, 3, Alg::Hs256);
+    assert_eq!(master.fingerprint(), "NcMtBudNRPc4lr2vbqQkyg");
+    assert_eq!(URL_SAFE_NO_PAD.encode(master.audit_seal()), "oRuELMZcuTF4WKZv2Fy7T70dqHhNJ48XqGMgMfWbNFY");
+    assert_eq!(public.kid(), "sb_01h455vb4pex5vsknk084sn02q.3");
+    assert_eq!(public.verify_spec().key.expose(), "7WT3QSdLyWYtMVIyGCgLtrsgDBlild7vW7ge7VwHnNk=");
+    assert_eq!(secret.verify_spec().key.expose(), "lmWNfVJ708pqmXpOvjFNml+JSEY/Nhbey1hr5aJLKP4=");
+    let claims = Claims { jti: "tok_1".into(), ..claims(&id) };
+    // It covers the header and every claim.
+    let signature = |key: &SigningKey| key.mint(&claims).expose().rsplit_once('.').unwrap().1.to_owned();
+    assert_eq!(signature(&secret), "GlFPqiOI2mB0FbG2NdckvkLFZuYzyaQPYtNizYZO3tc");
+    assert_eq!(signature(&public), "PG3ZaoMOZi_1L2t-J5JsVf2PKf-tvkjEIx9rxaKoTXnBAqVJ6Wd4_QmIGKJiEup3hXRel9d9fWttoh49TldiDQ");
+}
+
 #[test]
 fn keys_differ_by_sandbox_generation_and_algorithm_and_nothing_else() {
     let master = MasterKey::from_bytes([1; 32]);

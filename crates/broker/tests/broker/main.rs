@@ -10,6 +10,7 @@ mod chaos;
 mod claims;
 mod clock_jumps;
 mod cluster;
+mod compatibility;
 mod cors;
 mod delegating;
 mod deleted;

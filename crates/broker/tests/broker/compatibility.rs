@@ -1,0 +1,162 @@
+//! Names that existing databases, dashboards and clients depend on. A snapshot changes only when something is added on purpose.
+
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    path::{Path, PathBuf},
+};
+
+use cobox_broker::chain::{Content, NOTHING, hex, link, seal};
+use cobox_protocol::Timestamp;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::harness::{Client, World};
+
+/// What the first half of an audit action may be.
+const AUDIT_SUBJECTS: [&str; 17] = [
+    "audit",
+    "dataplane",
+    "key",
+    "master_key",
+    "policy",
+    "pool",
+    "principal",
+    "sandbox",
+    "session",
+    "snapshot",
+    "template",
+    "thread",
+    "token",
+    "tokens",
+    "volume",
+    "webhook",
+    "workspace",
+];
+
+/// Of the same form, but something else.
+const NO_ACTIONS: [&str; 3] = ["master_key.", "policy.toml", "thread_authority."];
+
+fn crate_dir() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn files_beneath(dir: &Path, extension: &str) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.append(&mut files_beneath(&path, extension));
+        } else if path.extension().is_some_and(|e| e == extension) {
+            found.insert(path);
+        }
+    }
+    found
+}
+
+fn check(name: &str, text: &str) {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path("frozen");
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    settings.bind(|| insta::assert_snapshot!(name, text.trim_end()));
+}
+
+/// sqlx compares a hash of each applied migration with its file: a changed comment stops every existing database.
+#[test]
+fn released_migrations_are_unchanged() {
+    let mut lines = String::new();
+    for path in files_beneath(&crate_dir().join("migrations"), "sql") {
+        let name = path.strip_prefix(crate_dir()).unwrap().display();
+        writeln!(lines, "{}  {name}", hex(&Sha256::digest(std::fs::read(&path).unwrap()))).unwrap();
+    }
+    check("migrations", &lines);
+}
+
+#[tokio::test]
+async fn metrics_keep_their_names_and_labels() {
+    let mut world = World::new();
+    world.config.metrics.public = true;
+    let broker = world.start().await;
+    let ann = broker.human("ann").await;
+    ann.ensure("t").await;
+    ann.get("/no/such/route").await.error(404);
+    let anyone = Client { addr: broker.addr, key: None };
+    let text = String::from_utf8(anyone.get("/metrics").await.bytes.to_vec()).unwrap();
+    let mut names = BTreeSet::new();
+    for line in text.lines() {
+        if let Some(kind) = line.strip_prefix("# TYPE ") {
+            names.insert(kind.to_owned());
+        } else if let Some((series, _)) = line.split_once(' ').filter(|_| !line.starts_with('#')) {
+            let (name, labels) = series.split_once('{').unwrap_or((series, ""));
+            let labels: Vec<_> = labels.split("\",").filter_map(|label| Some(label.split_once('=')?.0)).collect();
+            names.insert(format!("{name}{{{}}}", labels.join(",")));
+        }
+    }
+    check("metrics", &names.into_iter().collect::<Vec<_>>().join("\n"));
+}
+
+/// Audit records are hashed with their actions, and the actions are what an operator searches for.
+#[test]
+fn audit_actions_keep_their_names() {
+    let mut actions = BTreeSet::new();
+    for path in files_beneath(&crate_dir().join("src"), "rs") {
+        let source = std::fs::read_to_string(path).unwrap();
+        for literal in source.split('"').skip(1).step_by(2) {
+            let is_word = |word: &str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+            let Some((subject, verb)) = literal.split_once('.') else { continue };
+            let is_other = NO_ACTIONS.iter().any(|other| literal.starts_with(other)) && literal != "master_key.rotated";
+            if AUDIT_SUBJECTS.contains(&subject) && is_word(verb) && !is_other {
+                actions.insert(literal.to_owned());
+            }
+        }
+    }
+    check("audit_actions", &actions.into_iter().collect::<Vec<_>>().join("\n"));
+}
+
+#[test]
+fn the_audits_hashes_are_computed_as_before() {
+    let content = Content {
+        at: Timestamp::from_unix(1_700_000_000),
+        workspace: "default",
+        action: "token.issued",
+        request_id: Some("req_1"),
+        principal: Some("ann"),
+        actor: Some("human"),
+        thread: None,
+        session: Some("ssn_1"),
+        sandbox: Some("sb_1"),
+        jti: Some("tok_1"),
+        detail: Some(""),
+    };
+    let digest = content.digest();
+    let first = link("node_a", 1, &NOTHING, &digest);
+    let sealed = seal(&[5; 32], "node_a", 1, &first);
+    check("audit_chain", &format!("digest {}\nlink {}\nseal {}", hex(&digest), hex(&first), hex(&sealed)));
+}
+
+/// Everything of an OpenAPI document but its prose.
+fn without_prose(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            // `description` is also a field's name, and then its value is a schema.
+            fields.retain(|name, value| !(matches!(name.as_str(), "description" | "summary") && value.is_string()));
+            fields.values_mut().for_each(without_prose);
+        }
+        Value::Array(items) => items.iter_mut().for_each(without_prose),
+        _ => {}
+    }
+}
+
+#[test]
+fn openapi_documents_change_in_their_prose_alone() {
+    let mut lines = String::new();
+    for name in ["boxd", "broker"] {
+        let text = std::fs::read_to_string(crate_dir().join(format!("../../openapi/{name}.json"))).unwrap();
+        let mut document: Value = serde_json::from_str(&text).unwrap();
+        without_prose(&mut document);
+        // A digest, as the documents themselves are checked in and show what differs.
+        writeln!(lines, "{}  {name}.json", hex(&Sha256::digest(document.to_string()))).unwrap();
+    }
+    check("openapi", &lines);
+}
