@@ -1,6 +1,10 @@
 //! Ids: a prefix and 26 lower-case base32 ULID characters, so that they sort by age and say what they name.
 
-use std::{fmt, str::FromStr};
+use std::{
+    fmt,
+    str::FromStr,
+    sync::{Mutex, PoisonError},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -19,13 +23,19 @@ pub struct InvalidId {
     prefix: &'static str,
 }
 
+/// Later ids of a process sort after its earlier ones, also within a millisecond and when the clock is set back.
 fn new_ulid() -> String {
+    static LAST: Mutex<u128> = Mutex::new(0);
     let millis = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis());
     let mut random = [0u8; 16];
     // Without randomness ids would collide and could be guessed: there is nothing sensible to go on with.
     getrandom::fill(&mut random[6..]).expect("the kernel's random source answers");
     random[..6].copy_from_slice(&millis.to_be_bytes()[10..]);
-    ulid_text(u128::from_be_bytes(random))
+    let fresh = u128::from_be_bytes(random);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    // 48 random bits keep the next id from being guessed; they last for billions of ids within a millisecond.
+    *last = if fresh > *last { fresh } else { *last + 1 + (fresh & ((1 << 48) - 1)) };
+    ulid_text(*last)
 }
 
 fn ulid_text(value: u128) -> String {
@@ -191,6 +201,12 @@ impl EventId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ids_sort_in_the_order_in_which_they_were_made() {
+        let ids: Vec<String> = (0..10_000).map(|_| new_ulid()).collect();
+        assert!(ids.is_sorted_by(|a, b| a < b) && ids.iter().all(|id| is_ulid(id)));
+    }
 
     #[test]
     fn a_callers_request_id_is_taken_unless_it_could_harm_a_log() {
