@@ -32,3 +32,4 @@ mod sync;
 mod terminals;
 mod tokens;
 mod unruly;
+mod upgrade;

@@ -34,6 +34,8 @@ pub struct BrokerOptions {
     pub is_verbose: bool,
     /// Puts the data directory on a disk of its own with this many bytes, which a test can fill. Needs root.
     pub disk_bytes: Option<u64>,
+    /// Directory with another build's `cobox` and `boxd`, which run until [`TestBroker::upgrade`].
+    pub programs: Option<PathBuf>,
 }
 
 pub struct TestBroker {
@@ -58,14 +60,16 @@ impl TestBroker {
             mount_disk(&home.path().join("disk"), bytes, &data);
         }
         // Deleted sandboxes go at once, except in the tests of restoring them.
-        let keeps = if options.config.contains("keep_deleted_seconds") { "" } else { "keep_deleted_seconds = 0\n" };
+        // An older build may not know the setting.
+        let is_set = options.config.contains("keep_deleted_seconds") || options.programs.is_some();
+        let keeps = if is_set { "" } else { "keep_deleted_seconds = 0\n" };
         fs::write(data.join("config.toml"), format!("{keeps}{}", options.config)).expect("a configuration");
         if options.database.is_some() {
             let key = data.join("master.key");
             fs::write(&key, [7; 32]).expect("a master key");
             fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("its own file");
         }
-        let mut programs = built_programs();
+        let mut programs = options.programs.clone().unwrap_or_else(built_programs);
         if let Some(uid) = options.uid {
             // Another user may not reach the directory the programs were built in.
             let copies = home.path().join("bin");
@@ -125,6 +129,11 @@ impl TestBroker {
         self.child = Some(child);
         self.url = ready["url"].as_str().expect("a url").to_owned();
         self.key = Secret::new(fs::read_to_string(ready["api_key_file"].as_str().expect("a key file")).expect("a key").trim());
+    }
+
+    /// The next launch runs this build's programs.
+    pub fn upgrade(&mut self) {
+        self.programs = built_programs();
     }
 
     pub fn data_dir(&self) -> PathBuf {
