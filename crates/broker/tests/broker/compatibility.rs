@@ -6,12 +6,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cobox_broker::chain::{Content, NOTHING, hex, link, seal};
-use cobox_protocol::Timestamp;
+use cobox_broker::{
+    chain::{Content, NOTHING, hex, link, seal},
+    store::{Store, sql::sqlite},
+};
+use cobox_protocol::{Timestamp, capability::Capability, session::State};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use sqlx::{AnyConnection, Connection};
 
-use crate::harness::{Client, World};
+use crate::{
+    chain::verify,
+    harness::{Client, NEWEST, World},
+};
 
 /// What the first half of an audit action may be.
 const AUDIT_SUBJECTS: [&str; 17] = [
@@ -159,4 +166,32 @@ fn openapi_documents_change_in_their_prose_alone() {
         writeln!(lines, "{}  {name}.json", hex(&Sha256::digest(document.to_string()))).unwrap();
     }
     check("openapi", &lines);
+}
+
+/// The end of the audit's chain in that database, as its broker printed it.
+const OLDER_HEAD: &str = "node_01m7r5ysb8wtna403rvtkwyrmw:15:394c9cada89175981c04ac0d0d388727bbf6203f437a6fee568a6b49763aa03e";
+
+/// The database of a broker of build 3a84617 that was killed with one sandbox running, as text.
+#[tokio::test]
+async fn a_database_of_an_older_build_is_read_in_full() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("broker.db");
+    sqlx::any::install_default_drivers();
+    let mut older = AnyConnection::connect(&format!("sqlite://{}?mode=rwc", path.display())).await.unwrap();
+    sqlx::raw_sql(include_str!("frozen/older_database.sql")).execute(&mut older).await.unwrap();
+    older.close().await.unwrap();
+
+    let store = sqlite::open(&path).await.expect("the migrations that it lacks are applied");
+    assert_eq!(verify(&store, &[OLDER_HEAD.parse().unwrap()]).await, [], "the audit's chain is whole");
+    let session = store.session(&"ssn_01m7r5ysndrzq0k916f2e3rd4d".parse().unwrap()).await.unwrap().expect("its session");
+    let id = session.session.id.clone();
+    assert_eq!((session.session.scope().id.as_str(), session.sandbox.state), ("t", State::Active));
+    assert_eq!(store.session_tags(&[&id]).await.unwrap()[id.as_str()].get("team").map(String::as_str), Some("blue"));
+    assert_eq!(
+        store.share_of(&id, "ann").await.unwrap().expect("its share").capabilities.iter().collect::<Vec<_>>(),
+        [Capability::ShellObserve]
+    );
+    let keys = store.keys(&NEWEST).await.unwrap();
+    assert_eq!(keys.iter().map(|key| key.principal.name.as_str()).collect::<BTreeSet<_>>(), BTreeSet::from(["agent", "ann", "operator"]));
+    assert!(!store.events(&session.sandbox.id, &id, 0, 100).await.unwrap().events.is_empty());
 }
