@@ -1,5 +1,6 @@
 //! The repository against its own documents and conventions: read as text, nothing is started.
 
+mod documents;
 mod names;
 mod specification;
 
