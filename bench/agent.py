@@ -22,9 +22,9 @@ sys.dont_write_bytecode = True
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "sdk/python/tests/agents"))
 from broker import Broker  # noqa: E402
-from panels import Group, panels  # noqa: E402
+from panel_plot import Group, panels  # noqa: E402
 from report import Series, machine  # noqa: E402
-from scripted import ScriptedSandbox  # noqa: E402
+from scripted_sandbox import ScriptedSandbox  # noqa: E402
 
 from cobox import Cobox  # noqa: E402
 from cobox.deepagents import CoboxBackend  # noqa: E402

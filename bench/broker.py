@@ -12,7 +12,7 @@ import urllib.parse
 START_SECONDS = 60  # until it answers
 END_SECONDS = 60  # until it has suspended what is left
 REQUEST_SECONDS = 60
-LOOK_AGAIN_SECONDS = 0.002
+POLL_SECONDS = 0.002
 
 
 class Broker:
@@ -47,7 +47,7 @@ class Broker:
         while not note.exists():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the broker did not start:\n{self.log.read_text(errors='replace')}")
-            time.sleep(LOOK_AGAIN_SECONDS)
+            time.sleep(POLL_SECONDS)
         return json.loads(note.read_text())
 
     def __enter__(self):
@@ -110,4 +110,4 @@ class Session:
         while self.broker.call("GET", f"/v1/sandboxes/{self.sandbox}", self.broker.key)["state"] != "suspended":
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{self.sandbox} was not suspended within {END_SECONDS} s of its crash")
-            time.sleep(LOOK_AGAIN_SECONDS)
+            time.sleep(POLL_SECONDS)

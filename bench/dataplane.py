@@ -20,28 +20,28 @@ import sys
 import tempfile
 
 sys.dont_write_bytecode = True
-import works  # noqa: E402
+import workloads  # noqa: E402
 from broker import Broker  # noqa: E402
-from panels import panels  # noqa: E402
+from panel_plot import panels  # noqa: E402
 from peers import ROOT, Nginx, NginxProxy, OpenSsh, SandboxAgent, Sshx, first_line  # noqa: E402
 from report import machine  # noqa: E402
 from storage import Storage  # noqa: E402
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
-TRIED_OUT = ROOT / "target" / "bench"
+TRIAL_RESULTS = ROOT / "target" / "bench"
 # Where the broker's sandboxes listen; the first that exists, as the provider chooses it.
 RUNTIME_DIRS = ["/run/cobox", f"/tmp/cobox-{os.geteuid()}"]
 
 
 class Bench:
-    """What every work needs: the two doors to a sandbox, the peers, and the load generator."""
+    """What every work needs: the two endpoints to a sandbox, the peers, and the load generator."""
 
     def __init__(self, broker, load, is_quick):
         self.broker, self.load, self.is_quick = broker, load, is_quick
         self.sandbox = broker.ensure("bench")
         self.sandbox.run_true()
 
-    def doors(self, thread="bench"):
+    def endpoints(self, thread="bench"):
         """Both ways in, with a fresh token: `{at, token, base}` each."""
         self.broker.reconnect()
         session = self.broker.ensure(thread)
@@ -113,8 +113,8 @@ def main():
     cobox, load = executable("COBOX_BIN", "cobox"), executable("COBOX_BENCH_BIN", "cobox-bench")
     is_quick = bool(os.environ.get("BENCH_QUICK"))
     only = [w for w in os.environ.get("BENCH_ONLY", "").split(",") if w]
-    if unknown := [w for w in only if w not in works.ALL]:
-        sys.exit(f"bench: BENCH_ONLY names {', '.join(unknown)}; there are {', '.join(works.ALL)}")
+    if unknown := [w for w in only if w not in workloads.ALL]:
+        sys.exit(f"bench: BENCH_ONLY names {', '.join(unknown)}; there are {', '.join(workloads.ALL)}")
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     place = pathlib.Path(tempfile.mkdtemp(prefix="cobox-bench-"))
     groups, memory, found = [], [], []
@@ -131,7 +131,7 @@ def main():
             bench.hop = started.enter_context(NginxProxy(place / "hop", bench.nginx.socket))
             bench.durable = started.enter_context(Nginx(place / "durable", storage.place / "durable", is_durable=True))
             bench.storage = storage.place
-            for name, work in works.ALL.items():
+            for name, work in workloads.ALL.items():
                 if not only or name in only:
                     made = work(bench)
                     groups += made.groups
@@ -141,7 +141,7 @@ def main():
             versions = [first_line([cobox, "--version"])] + [
                 f"{name} {peer.version}" if peer.version else f"{name}: not available ({peer.why_not})" for name, peer in
                 [("OpenSSH", bench.ssh), ("nginx", bench.nginx), ("sandbox-agent", bench.agent), ("sshx", bench.sshx)]]
-            versions.append(works.ripgrep_version())
+            versions.append(workloads.ripgrep_version())
     except RuntimeError as problem:
         sys.exit(f"bench: {problem}")
     except KeyboardInterrupt:
@@ -150,7 +150,7 @@ def main():
         shutil.rmtree(place, ignore_errors=True)
     is_whole = not (is_quick or only)
     text = document(groups, memory, found, versions, storage.words, busy, is_whole)
-    results = RESULTS if is_whole else TRIED_OUT
+    results = RESULTS if is_whole else TRIAL_RESULTS
     results.mkdir(parents=True, exist_ok=True)
     (results / "dataplane.md").write_text(text)
     drawn = [g for g in groups if g.measured()]

@@ -17,11 +17,11 @@ import tempfile
 
 sys.dont_write_bytecode = True
 from broker import Broker  # noqa: E402
-from dataplane import RESULTS, TRIED_OUT, Bench, executable, progress  # noqa: E402
-from panels import Group, panels  # noqa: E402
+from dataplane import RESULTS, TRIAL_RESULTS, Bench, executable, progress  # noqa: E402
+from panel_plot import Group, panels  # noqa: E402
 from peers import NginxProxy, first_line  # noqa: E402
 from report import machine  # noqa: E402
-from works import DIRECT, GATEWAY, GIB, MIB, Done, available  # noqa: E402
+from workloads import DIRECT, GATEWAY, GIB, MIB, WorkloadResult, available  # noqa: E402
 
 SMALL_BYTES, CROWD = 4096, 64
 LEAST_SHARE = 0.5  # of direct
@@ -35,11 +35,11 @@ class Ways:
         self.bench, self.nginx = bench, nginx
 
     def contenders(self, make):
-        doors = self.bench.doors()
-        direct = doors["direct"]
+        endpoints = self.bench.endpoints()
+        direct = endpoints["direct"]
         for way, label in (("direct", DIRECT), ("gateway", GATEWAY)):
-            door = doors[way]
-            yield way, label, True, {"at": door["at"], "token": door["token"], **make(way, door["base"])}
+            endpoint = endpoints[way]
+            yield way, label, True, {"at": endpoint["at"], "token": endpoint["token"], **make(way, endpoint["base"])}
         yield "nginx", "nginx as a proxy", False, available(
             self.nginx, lambda: {"at": self.nginx.address, "token": direct["token"], **make("nginx", direct["base"])})
 
@@ -79,7 +79,7 @@ def measure(bench, ways):
                 "start": {"type": "start", "shell": f"echo-{way}", "command": "cat", "binary": True}}
 
     socket = ways.measure(Group("a key until its echo, over a WebSocket", "direct"), echo, **of_small)
-    done = Done([*groups.values(), socket])
+    done = WorkloadResult([*groups.values(), socket])
     for what, group in groups.items():
         done.share(f"{what}: the gateway has at least {LEAST_SHARE} of direct", group.ratio("gateway"), LEAST_SHARE)
     against = [f"| {what} | {share(group, 'gateway', 'direct')} | {share(group, 'nginx', 'direct')} | {share(group, 'gateway', 'nginx')} |"
@@ -124,7 +124,7 @@ def main():
     try:
         with contextlib.ExitStack() as started:
             bench = Bench(started.enter_context(Broker(cobox, place / "broker")), load, is_quick)
-            socket = bench.doors()["direct"]["at"].removeprefix("unix:")
+            socket = bench.endpoints()["direct"]["at"].removeprefix("unix:")
             nginx = started.enter_context(NginxProxy(place / "nginx", socket))
             done, against = measure(bench, Ways(bench, nginx))
             progress("")
@@ -136,7 +136,7 @@ def main():
     finally:
         shutil.rmtree(place, ignore_errors=True)
     text = document(done, against, versions, busy, not is_quick)
-    results = TRIED_OUT if is_quick else RESULTS
+    results = TRIAL_RESULTS if is_quick else RESULTS
     results.mkdir(parents=True, exist_ok=True)
     (results / "gateway.md").write_text(text)
     (results / "gateway.svg").write_text(panels([g for g in done.groups if g.measured()], TITLE, machine()))

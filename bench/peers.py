@@ -12,7 +12,7 @@ import time
 
 START_SECONDS = 30
 END_SECONDS = 10
-LOOK_AGAIN_SECONDS = 0.01
+POLL_SECONDS = 0.01
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOOLS = ROOT / "target" / "tools"
 # What a program finds by name; the same inside a sandbox.
@@ -48,7 +48,7 @@ class Peer:
         while not ready():
             if self.processes[-1].poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{what} did not start: {self.log.read_text(errors='replace')[-400:]}")
-            time.sleep(LOOK_AGAIN_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def __enter__(self):
         return self

@@ -19,14 +19,14 @@ import tempfile
 sys.dont_write_bytecode = True
 import trees  # noqa: E402
 from broker import Broker  # noqa: E402
-from panels import Group, panels  # noqa: E402
+from panel_plot import Group, panels  # noqa: E402
 from peers import ROOT, OpenSsh  # noqa: E402
 from report import Series, machine, number  # noqa: E402
 from storage import Storage  # noqa: E402
-from syncers import Cobox, Rsync, Unison  # noqa: E402
+from sync_tools import Cobox, Rsync, Unison  # noqa: E402
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
-TRIED_OUT = ROOT / "target" / "bench"
+TRIAL_RESULTS = ROOT / "target" / "bench"
 LEAST_SHARE_OF_RSYNC = 0.9  # promised: of its speed on the first copy, both making every file durable
 LEAST_TIMES_UNISON = 5  # promised: faster until one change is seen
 AIM_MS = 100  # from a save to its being seen
@@ -179,7 +179,7 @@ def main():
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     promises = bench.promises()
     text = document(bench, promises, storage.words, version)
-    where = TRIED_OUT if is_quick else RESULTS
+    where = TRIAL_RESULTS if is_quick else RESULTS
     where.mkdir(parents=True, exist_ok=True)
     (where / "sync.md").write_text(text)
     (where / "sync.svg").write_text(panels(list(bench.groups.values()), "Sync", machine()))

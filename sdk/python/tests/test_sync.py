@@ -1,4 +1,4 @@
-"""An agent writes through this package while a person saves in the folder that `cobox sync` keeps the same: neither loses anything."""
+"""Tests that an agent writing through this package and a person saving in a folder synced by `cobox sync` lose no changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEED = 20
 
 
 class Sync:
-    """`cobox sync` of a folder with a thread's sandbox, by one who has the agent's key."""
+    """`cobox sync` of a folder with a thread's sandbox, with the agent's key."""
 
     def __init__(self, broker: Broker, thread: str, place: pathlib.Path) -> None:
         self.folder = place / "folder"
@@ -33,7 +33,7 @@ class Sync:
         for line in self.process.stdout:
             if json.loads(line).get("phase") == "watching":
                 break
-        # What it tells from now on is read away, so that it never waits for us.
+        # Drains the output so that the process never blocks on a full pipe.
         self.draining = threading.Thread(target=self.process.stdout.read)
         self.draining.start()
 
@@ -58,8 +58,8 @@ def sync(broker: Broker, box: Any, thread: str, tmp_path: pathlib.Path) -> Itera
         sync.stop()
 
 
-def test_an_agent_and_a_person_write_at_the_same_time_and_both_have_it_all(kind: Any, box: Any, sync: Sync) -> None:
-    """In the same folders, each in files of its own; what one saves last is what both have."""
+def test_concurrent_writes_of_agent_and_person_reach_both_sides(kind: Any, box: Any, sync: Sync) -> None:
+    """Both write in the same folders, each to different files; the last save of each file must be on both sides."""
     dice = random.Random(SEED)
     theirs: dict[str, str] = {}
 
@@ -86,7 +86,7 @@ def test_an_agent_and_a_person_write_at_the_same_time_and_both_have_it_all(kind:
         assert kind.do(box.files.read_text(f"/workspace/{name}")) == text, name
 
 
-def test_what_an_agent_and_a_person_both_changed_is_kept_twice(kind: Any, box: Any, sync: Sync) -> None:
+def test_a_file_changed_on_both_sides_is_kept_in_both_versions(kind: Any, box: Any, sync: Sync) -> None:
     (sync.folder / "shared.txt").write_text("both have this\n")
     sync.ask("flush", "--wait")
     sync.ask("pause")
