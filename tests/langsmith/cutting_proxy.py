@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts connections at random, by a seed, until it has cut as often as it was told to."""
+"""A TCP proxy that cuts connections at random, with a seed, until it has made the requested number of cuts."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 
 class CuttingProxy:
-    """Runs in a thread of its own; `port` is where it listens, `cuts` how often it has cut."""
+    """Runs in its own thread; `port` is where it listens, `cuts` the number of connections cut so far."""
 
     def __init__(self, host: str, port: int, cuts: int, seed: int, least: int = 1_000, most: int = 400_000) -> None:
         self.target = (host, port)
         self.wanted = cuts
         self.cuts = 0
-        # Bytes towards the client that a connection lives for.
+        # Range of bytes sent to the client before a connection is cut.
         self.budgets = (least, most)
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.loop = asyncio.new_event_loop()
         self.port = 0
         self.ready = threading.Event()
@@ -57,7 +57,7 @@ class CuttingProxy:
             writer.close()
 
     def _budget(self) -> int | None:
-        return self.dice.randint(*self.budgets) if self.cuts < self.wanted else None
+        return self.rng.randint(*self.budgets) if self.cuts < self.wanted else None
 
     async def _copy(self, reads: asyncio.StreamReader, writes: asyncio.StreamWriter, budget: int | None) -> None:
         try:
@@ -65,8 +65,8 @@ class CuttingProxy:
                 if budget is not None and len(chunk) >= budget:
                     writes.write(chunk[:budget])
                     self.cuts += 1
-                    if self.dice.random() < 0.5:
-                        # What was written just now may be lost with it.
+                    if self.rng.random() < 0.5:
+                        # The bytes just written may be lost with it.
                         writes.transport.abort()
                     return
                 budget = None if budget is None else budget - len(chunk)

@@ -1,4 +1,4 @@
-"""A connection that is cut in the middle of `run()`, again and again: nothing is lost and nothing comes twice."""
+"""Connections cut repeatedly during `run()`: no output is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from langsmith.sandbox import Sandbox
 
 CUTS = int(os.environ.get("COBOX_SDK_CUTS", "20"))
 SEED = int(os.environ.get("COBOX_SDK_SEED", "4711"))
-# A connection brings some hundred kilobytes before it is cut.
+# Each connection transfers a few hundred kilobytes before it is cut.
 LINES = CUTS * 12_000
 
 
 @pytest.mark.parametrize("transport", ["websocket", "sse"])
-def test_output_is_whole_however_often_the_connection_is_cut(
+def test_output_is_complete_over_repeatedly_cut_connections(
     shared_box: Sandbox, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if transport == "sse":
@@ -33,9 +33,9 @@ def test_output_is_whole_however_often_the_connection_is_cut(
 
 
 def same(got: str, expected: str) -> bool:
-    """Without pytest's explanation of a difference, which takes minutes for megabytes; where they part is enough."""
+    """Compares without pytest's diff, which takes minutes for megabytes; reports only the first difference."""
     if got == expected:
         return True
     at = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), min(len(got), len(expected)))
     around = slice(max(at - 20, 0), at + 20)
-    raise AssertionError(f"{len(got)} characters in place of {len(expected)}; at {at}: {got[around]!r}, not {expected[around]!r}")
+    raise AssertionError(f"{len(got)} characters instead of {len(expected)}; at {at}: {got[around]!r}, expected {expected[around]!r}")

@@ -49,12 +49,12 @@ class Broker:
         with open(folder / "log", "wb") as log:
             self.process = subprocess.Popen(command, env=env | {"COBOX_BOXD": str(boxd), "HOME": str(folder)}, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
-        note = folder / "broker.json"
-        while not note.exists():
+        state_file = folder / "broker.json"
+        while not state_file.exists():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the broker did not start: {(folder / 'log').read_text()[-2000:]}")
             time.sleep(0.02)
-        self.url: str = json.loads(note.read_text())["url"]
+        self.url: str = json.loads(state_file.read_text())["url"]
         self.operator_key = (folder / "api_key").read_text().strip()
         self.agent_key = (folder / "agent_key").read_text().strip()
 
@@ -112,17 +112,17 @@ class ClientKind:
         self._closing.append(client)
         return client
 
-    def session(self, client: Any, thread_id: str, **asked: Any) -> Any:
-        session = self.do(client.session(thread_id, **asked))
+    def session(self, client: Any, thread_id: str, **options: Any) -> Any:
+        session = self.do(client.session(thread_id, **options))
         self._closing.append(session)
         return session
 
-    def do(self, thing: Any) -> Any:
+    def do(self, value: Any) -> Any:
         if self._loop is None:
-            return thing
+            return value
 
         async def wait() -> Any:
-            return await thing
+            return await value
 
         return self._loop.run_until_complete(wait())
 
@@ -131,8 +131,8 @@ class ClientKind:
             yield item
 
     def finish(self) -> None:
-        for thing in reversed(self._closing):
-            self.do(thing.close())
+        for value in reversed(self._closing):
+            self.do(value.close())
         if self._loop is not None:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()

@@ -38,8 +38,8 @@ def drive(flow: Flow[Any], answer: Callable[[SendRequest], Any]) -> tuple[Any, l
             else:
                 assert isinstance(effect, SendRequest)
                 sent.append(effect)
-                came = answer(effect)
-                effect = flow.throw(came) if isinstance(came, Exception) else flow.send(came)
+                outcome = answer(effect)
+                effect = flow.throw(outcome) if isinstance(outcome, Exception) else flow.send(outcome)
     except StopIteration as done:
         return done.value, waits, sent
 
@@ -110,19 +110,19 @@ def grant(**given: Any) -> Grant:
 
 
 def test_an_expired_token_is_renewed_once_and_the_call_repeated() -> None:
-    asked: list[tuple[str, str]] = []
+    requests: list[tuple[str, str]] = []
 
     def answer(send: SendRequest) -> Response:
         secret = send.request.secret.expose() if send.request.secret else ""
-        asked.append((send.request.url, secret))
+        requests.append((send.request.url, secret))
         if send.request.url.endswith("/refresh"):
-            told = {"token": "new", "expires_at": "2999-01-01T00:00:00Z", "refresh_before": "2999-01-01T00:00:00Z"}
-            return Response(200, {}, json.dumps(told).encode())
+            tokens = {"token": "new", "expires_at": "2999-01-01T00:00:00Z", "refresh_before": "2999-01-01T00:00:00Z"}
+            return Response(200, {}, json.dumps(tokens).encode())
         return OK if secret == "new" else refusal(401, "TOKEN_EXPIRED")
 
     box = grant(broker=ENDPOINT)
     drive(perform(box, Call("GET", "/x")), answer)
-    assert asked == [
+    assert requests == [
         ("http://box/v1/x", "old"),
         ("http://broker/v1/sandbox/sessions/ssn/refresh", "key"),
         ("http://box/v1/x", "new"),
@@ -207,8 +207,8 @@ def test_broker_discovery_prefers_arguments_then_environment_then_state_file(bar
     folder = bare / "cobox"
     folder.mkdir()
     (folder / "agent_key").write_text("cbx_agent\n")
-    note = {"url": "http://127.0.0.1:1", "api_key_file": str(folder / "api_key"), "agent_key_file": str(folder / "agent_key")}
-    (folder / "broker.json").write_text(json.dumps(note))
+    state = {"url": "http://127.0.0.1:1", "api_key_file": str(folder / "api_key"), "agent_key_file": str(folder / "agent_key")}
+    (folder / "broker.json").write_text(json.dumps(state))
     found = settings.discover()
     assert (found.url, found.key) == ("http://127.0.0.1:1", Secret("cbx_agent"))
     monkeypatch.setenv("COBOX_URL", "https://broker.example/")

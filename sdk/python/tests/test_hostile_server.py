@@ -25,13 +25,13 @@ class HostileServer:
 
     def __init__(self) -> None:
         self.status, self.headers, self.body = 200, {"Content-Type": "application/json"}, b"{}"
-        self.asked: list[tuple[str, str, dict[str, str]]] = []
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
         server = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def answer(self) -> None:
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                server.asked.append((self.command, self.path, dict(self.headers.items())))
+                server.requests.append((self.command, self.path, dict(self.headers.items())))
                 body = server.body.replace(b"ECHO", (self.headers.get("Authorization") or "").encode())
                 self.send_response(server.status)
                 for name, value in server.headers.items():
@@ -60,7 +60,7 @@ def server() -> Iterator[HostileServer]:
 
 
 @pytest.fixture
-def theirs(kind: Any, server: HostileServer) -> Any:
+def session(kind: Any, server: HostileServer) -> Any:
     session = (AsyncSession if kind.is_async else Session).from_token(server.url, TOKEN, sandbox_id="sb_x")
     kind._closing.append(session)
     return session
@@ -70,10 +70,10 @@ def theirs(kind: Any, server: HostileServer) -> Any:
     "body",
     [b"<html>hello</html>", b"", b"[]", b"null", b'{"stdout": 1}', b'{"stdout": "x"}', b"[" * 100_000, b'{"exit_code": true}', b"\xff\xfe"],
 )
-def test_an_invalid_response_is_reported_as_not_cobox(kind: Any, server: HostileServer, theirs: Any, body: bytes) -> None:
+def test_an_invalid_response_is_reported_as_not_cobox(kind: Any, server: HostileServer, session: Any, body: bytes) -> None:
     server.body = body
     with pytest.raises(errors.NotCobox) as refused:
-        kind.do(theirs.exec("true"))
+        kind.do(session.exec("true"))
     assert "can't be read" in str(refused.value)
     client = kind.client(server.url, KEY)
     with pytest.raises(errors.NotCobox):
@@ -81,21 +81,21 @@ def test_an_invalid_response_is_reported_as_not_cobox(kind: Any, server: Hostile
 
 
 @pytest.mark.parametrize("status", [200, 302, 307, 400, 404, 418, 500])
-def test_an_html_page_is_an_error_with_any_status(kind: Any, server: HostileServer, theirs: Any, status: int) -> None:
+def test_an_html_page_is_an_error_with_any_status(kind: Any, server: HostileServer, session: Any, status: int) -> None:
     server.status, server.body = status, b"<h1>It works!</h1>"
     server.headers = {"Location": f"{server.url}/elsewhere", "Content-Type": "text/html"}
     with pytest.raises(errors.NotCobox):
-        kind.do(theirs.fs.list("/workspace"))
-    assert [path for _, path, _ in server.asked] == ["/fs/list"], "a redirect was followed, with the token"
+        kind.do(session.fs.list("/workspace"))
+    assert [path for _, path, _ in server.requests] == ["/fs/list"], "a redirect was followed, with the token"
 
 
-def test_an_oversized_response_is_refused(kind: Any, server: HostileServer, theirs: Any) -> None:
+def test_an_oversized_response_is_refused(kind: Any, server: HostileServer, session: Any) -> None:
     server.body = b"x" * 3_000_000
     with pytest.raises(errors.NotCobox, match="more than 1000000 bytes"):
-        kind.do(theirs.files.read("/a", max_bytes=1_000_000))
+        kind.do(session.files.read("/a", max_bytes=1_000_000))
 
 
-def test_oversized_and_malformed_events_are_refused(kind: Any, server: HostileServer, theirs: Any) -> None:
+def test_oversized_and_malformed_events_are_refused(kind: Any, server: HostileServer, session: Any) -> None:
     server.headers = {"Content-Type": "text/event-stream"}
     for body in (
         b"data: " + b"x" * 400_000,
@@ -104,17 +104,17 @@ def test_oversized_and_malformed_events_are_refused(kind: Any, server: HostileSe
         b"event: error\ndata: {}\n\n",
     ):
         server.body = body
-        watch = kind.do(theirs.watch("/workspace"))
+        watch = kind.do(session.watch("/workspace"))
         with pytest.raises(errors.NotCobox):
             kind.do(watch.next())
 
 
-def test_error_messages_contain_no_credentials_and_no_control_characters(kind: Any, server: HostileServer, theirs: Any) -> None:
+def test_error_messages_contain_no_credentials_and_no_control_characters(kind: Any, server: HostileServer, session: Any) -> None:
     server.status = 403
-    told = {"code": "FORBIDDEN", "message": "no \x1b[31m to ECHO", "retryable": False, "request_id": "ECHO", "details": {"you": "ECHO"}}
-    server.body = json.dumps({"error": told}).encode()
+    error = {"code": "FORBIDDEN", "message": "no \x1b[31m to ECHO", "retryable": False, "request_id": "ECHO", "details": {"you": "ECHO"}}
+    server.body = json.dumps({"error": error}).encode()
     with pytest.raises(errors.Forbidden) as refused:
-        kind.do(theirs.exec("true"))
+        kind.do(session.exec("true"))
     with pytest.raises(errors.Forbidden) as by_key:
         kind.do(kind.client(server.url, KEY).session("t"))
     for error in (refused.value, by_key.value):
@@ -122,15 +122,15 @@ def test_error_messages_contain_no_credentials_and_no_control_characters(kind: A
         assert TOKEN not in shown and KEY not in shown and "\x1b" not in shown
 
 
-def test_incomplete_upload_and_download_responses_are_errors(kind: Any, server: HostileServer, theirs: Any) -> None:
+def test_incomplete_upload_and_download_responses_are_errors(kind: Any, server: HostileServer, session: Any) -> None:
     server.body = b'{"files": []}'
     with pytest.raises(errors.NotCobox):
-        kind.do(theirs.files.upload([("/a", b"x")]))
+        kind.do(session.files.upload([("/a", b"x")]))
     server.headers = {"Content-Type": "multipart/mixed; boundary=b"}
     for body in (b"", b"--b--", b"--b\r\n\r\nx", b"--b\r\ncontent-length: 99999\r\n\r\nx\r\n--b--", b"--b\r\ncontent-length: -1\r\n\r\n"):
         server.body = body
         with pytest.raises(errors.NotCobox):
-            kind.do(theirs.files.download(["/a"]))
+            kind.do(session.files.download(["/a"]))
 
 
 @pytest.mark.parametrize(

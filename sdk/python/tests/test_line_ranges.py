@@ -31,14 +31,14 @@ def read(data: bytes, flow: Flow[Any]) -> Any:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_line_range_is_the_same_for_any_chunking(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    dice = random.Random(seed)
-    text = "".join(dice.choice(ENDS) for _ in range(dice.randrange(1, 60))) or "x"
+    rng = random.Random(seed)
+    text = "".join(rng.choice(ENDS) for _ in range(rng.randrange(1, 60))) or "x"
     data, whole = text.encode(), _split_lines(text)
     files = AgentFiles(
         Grant(http_base_url="http://box", ws_base_url=None, token=Token(Secret("t"), 1e18, 1e18), sandbox_id="s", session_id=None)
     )
-    monkeypatch.setattr(agent_files, "FIRST_BYTES", dice.randrange(1, 9))
-    monkeypatch.setattr(agent_files, "NEXT_BYTES", dice.randrange(1, 9))
+    monkeypatch.setattr(agent_files, "FIRST_BYTES", rng.randrange(1, 9))
+    monkeypatch.setattr(agent_files, "NEXT_BYTES", rng.randrange(1, 9))
     # The first chunk may end within a character and must still count as text.
     monkeypatch.setattr(agent_files, "SNIFF_BYTES", 0)
     for offset in range(len(whole) + 2):

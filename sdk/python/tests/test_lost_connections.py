@@ -28,16 +28,16 @@ PRINTED = "".join(f"{n}\n" for n in range(1, 60001)).encode()
 @pytest.fixture
 def cut(proxy: Any) -> Any:
     """A proxy whose `begin` cuts connections after a random number of bytes."""
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
 
     def begin(low: int, high: int, cuts: int) -> None:
-        proxy.limit = lambda number: dice.randrange(low, high) if proxy.cuts < cuts else None
+        proxy.limit = lambda number: rng.randrange(low, high) if proxy.cuts < cuts else None
 
     proxy.begin = begin
     return proxy
 
 
-def through(proxy: Any, broker: Any, session: Any) -> Any:
+def via_proxy(proxy: Any, broker: Any, session: Any) -> Any:
     """Routes the session's sandbox through the proxy; the broker always reports its own address."""
     grant = session._grant
     grant.base = grant.base.replace(broker.url, proxy.url)
@@ -47,13 +47,13 @@ def through(proxy: Any, broker: Any, session: Any) -> Any:
 
 
 @pytest.fixture
-def far(broker: Any, kind: Any, thread: str, proxy: Any) -> Any:
-    return through(proxy, broker, kind.session(kind.client(proxy.url, broker.agent_key), thread, release=True))
+def proxied(broker: Any, kind: Any, thread: str, proxy: Any) -> Any:
+    return via_proxy(proxy, broker, kind.session(kind.client(proxy.url, broker.agent_key), thread, release=True))
 
 
-def test_output_arrives_once_over_broken_connections(kind: Any, cut: Any, far: Any) -> None:
+def test_output_arrives_once_over_broken_connections(kind: Any, cut: Any, proxied: Any) -> None:
     cut.begin(2_000, 60_000, cuts=20)
-    stream = kind.do(far.stream(PRINTS))
+    stream = kind.do(proxied.stream(PRINTS))
     got: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
     for piece in kind.each(stream):
         assert piece.offset == len(got[piece.stream]) and piece.lost == 0, f"seed {SEED}"
@@ -66,9 +66,9 @@ def test_output_arrives_once_over_broken_connections(kind: Any, cut: Any, far: A
 def test_input_arrives_once_over_broken_connections(broker: Any, thread: str, cut: Any) -> None:
     data = random.Random(SEED).randbytes(1_500_000)
     with Cobox(cut.url, broker.agent_key) as client, client.session(thread, release=True) as session:
-        far = through(cut, broker, session)
+        proxied = via_proxy(cut, broker, session)
         cut.begin(3_000, 30_000, cuts=15)
-        stream = far.stream("cat", stdin=True)
+        stream = proxied.stream("cat", stdin=True)
 
         def write() -> None:
             for at in range(0, len(data), 50_000):
@@ -83,54 +83,54 @@ def test_input_arrives_once_over_broken_connections(broker: Any, thread: str, cu
         assert cut.cuts == 15 and stream.reconnects > 0, f"seed {SEED}"
 
 
-def test_a_lost_response_does_not_run_a_command_twice(kind: Any, cut: Any, far: Any) -> None:
-    kind.do(far.exec("true"))
+def test_a_lost_response_does_not_run_a_command_twice(kind: Any, cut: Any, proxied: Any) -> None:
+    kind.do(proxied.exec("true"))
     cut.cut_all()
     # The response is cut off; only the next connection returns it.
     first = cut.connections
     cut.limit = lambda number: 40 if number == first else None
-    result = kind.do(far.exec("echo ran >> /workspace/count; echo done"))
+    result = kind.do(proxied.exec("echo ran >> /workspace/count; echo done"))
     assert result.stdout == "done\n" and cut.cuts == 1
-    assert kind.do(far.files.read_text("/workspace/count")) == "ran\n"
+    assert kind.do(proxied.files.read_text("/workspace/count")) == "ran\n"
 
 
-def test_a_non_idempotent_request_is_not_repeated(kind: Any, cut: Any, far: Any) -> None:
-    kind.do(far.files.write("/workspace/a", "one one"))
+def test_a_non_idempotent_request_is_not_repeated(kind: Any, cut: Any, proxied: Any) -> None:
+    kind.do(proxied.files.write("/workspace/a", "one one"))
     cut.cut_all()
     first = cut.connections
     cut.limit = lambda number: 20 if number == first else None
     with pytest.raises(errors.Unreachable) as lost:
-        kind.do(far.fs.edit("/workspace/a", "one", "two", replace_all=True))
+        kind.do(proxied.fs.edit("/workspace/a", "one", "two", replace_all=True))
     assert lost.value.was_sent and lost.value.retryable
-    assert kind.do(far.files.read_text("/workspace/a")) == "two two"
+    assert kind.do(proxied.files.read_text("/workspace/a")) == "two two"
 
 
-def test_a_download_resumes_at_its_offset_unless_the_file_changed(kind: Any, cut: Any, far: Any) -> None:
+def test_a_download_resumes_at_its_offset_unless_the_file_changed(kind: Any, cut: Any, proxied: Any) -> None:
     data = random.Random(SEED).randbytes(3_000_000)
-    kind.do(far.files.write("/workspace/big", data))
+    kind.do(proxied.files.write("/workspace/big", data))
     cut.begin(50_000, 900_000, cuts=6)
     cut.cut_all()
-    reader = kind.do(far.files.open("/workspace/big"))
+    reader = kind.do(proxied.files.open("/workspace/big"))
     assert kind.do(reader.read()) == data, f"seed {SEED}"
     assert cut.cuts >= 3
     cut.limit = lambda number: None
     # Larger than all buffers in between, so that the rest must be requested again.
-    kind.do(far.exec("truncate -s 200M /workspace/huge")).check()
-    reader = kind.do(far.files.open("/workspace/huge"))
+    kind.do(proxied.exec("truncate -s 200M /workspace/huge")).check()
+    reader = kind.do(proxied.files.open("/workspace/huge"))
     kind.do(reader.piece())
-    kind.do(far.exec("echo more >> /workspace/huge")).check()
+    kind.do(proxied.exec("echo more >> /workspace/huge")).check()
     cut.cut_all()
     with pytest.raises(errors.FileChanged):
         kind.do(reader.read())
 
 
-def test_events_arrive_once_over_broken_connections(kind: Any, cut: Any, far: Any) -> None:
+def test_events_arrive_once_over_broken_connections(kind: Any, cut: Any, proxied: Any) -> None:
     cut.begin(400, 4_000, cuts=8)
     cut.only = b"GET /v1/sandbox/sessions/"
     cut.cut_all()
-    events = kind.do(far.events(after="now"))
+    events = kind.do(proxied.events(after="now"))
     for number in range(40):
-        kind.do(far.files.write(f"/workspace/{number}", str(number)))
+        kind.do(proxied.files.write(f"/workspace/{number}", str(number)))
     paths = []
     for event in kind.each(events):
         if event.type == "file_written":
@@ -144,34 +144,34 @@ def test_events_arrive_once_over_broken_connections(kind: Any, cut: Any, far: An
 
 def test_events_before_the_first_received_one_survive_a_lost_connection(kind: Any, broker: Any, proxy: Any, thread: str) -> None:
     near = kind.session(kind.client(broker.url, broker.agent_key), thread, release=True)
-    far = kind.session(kind.client(broker.url, broker.agent_key), thread)
-    far._grant.broker = BrokerEndpoint(proxy.url, far._grant.broker._key)
-    events = kind.do(far.events(after="now"))
+    proxied = kind.session(kind.client(broker.url, broker.agent_key), thread)
+    proxied._grant.broker = BrokerEndpoint(proxy.url, proxied._grant.broker._key)
+    events = kind.do(proxied.events(after="now"))
     proxy.cut_all()
     # No one is reading, and no event has been received yet.
     kind.do(near.files.write("/workspace/meanwhile", "x"))
 
-    def go_on() -> None:
+    def write_after_reconnect() -> None:
         with Cobox(broker.url, broker.agent_key) as client, client.session(thread) as other:
             while not events.reconnects:
                 time.sleep(0.02)
             other.files.write("/workspace/last", "x")
 
-    later = threading.Thread(target=go_on)
-    later.start()
-    told = []
+    advance_clock = threading.Thread(target=write_after_reconnect)
+    advance_clock.start()
+    paths = []
     for event in kind.each(events):
         if event.type == "file_written":
-            told.append(event.data["path"])
+            paths.append(event.data["path"])
             if event.data["path"] == "/workspace/last":
                 break
-    later.join()
-    assert told == ["/workspace/meanwhile", "/workspace/last"]
+    advance_clock.join()
+    assert paths == ["/workspace/meanwhile", "/workspace/last"]
     kind.do(events.close())
 
 
 @pytest.fixture
-def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def advance_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Advances the clock used by streams."""
     passed = [0.0]
     clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0])
@@ -184,21 +184,21 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return move
 
 
-def listening(stream: Any, is_it: Callable[[Any], bool] = lambda came: True) -> tuple[threading.Thread, list[Any]]:
+def start_listener(stream: Any, matches: Callable[[Any], bool] = lambda results: True) -> tuple[threading.Thread, list[Any]]:
     """Starts a thread that waits for the next matching event; returns it with the list of results."""
-    came: list[Any] = []
+    results: list[Any] = []
 
     def wait() -> None:
         try:
-            while not is_it(what := stream.next()):
+            while not matches(event := stream.next()):
                 pass
-            came.append(what)
+            results.append(event)
         except errors.CoboxError as error:
-            came.append(error)
+            results.append(error)
 
     listener = threading.Thread(target=wait)
     listener.start()
-    return listener, came
+    return listener, results
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -212,37 +212,39 @@ def is_connected(stream: Any) -> bool:
     return stream._opened is not None if hasattr(stream, "_opened") else stream._stream._is_ready
 
 
-def cut_far_apart(proxy: Any, stream: Any, later: Callable[[float], None]) -> None:
+def cut_far_apart(proxy: Any, stream: Any, advance_clock: Callable[[float], None]) -> None:
     for number in range(1, 4):
         wait_until(lambda: is_connected(stream))
-        later(3600.0)
+        advance_clock(3600.0)
         proxy.cut_all()
         wait_until(lambda number=number: stream.reconnects >= number)
 
 
-def test_a_quiet_command_outlives_cuts_hours_apart(broker: Any, thread: str, proxy: Any, later: Callable[[float], None]) -> None:
+def test_a_quiet_command_outlives_cuts_hours_apart(broker: Any, thread: str, proxy: Any, advance_clock: Callable[[float], None]) -> None:
     with Cobox(proxy.url, broker.agent_key) as client, client.session(thread, release=True) as session:
-        stream = through(proxy, broker, session).stream("read line; echo got $line", stdin=True)
-        listener, came = listening(stream)
-        cut_far_apart(proxy, stream, later)
+        stream = via_proxy(proxy, broker, session).stream("read line; echo got $line", stdin=True)
+        listener, results = start_listener(stream)
+        cut_far_apart(proxy, stream, advance_clock)
         stream.write("it\n")
         listener.join(60)
-        assert [getattr(piece, "text", piece) for piece in came] == ["got it\n"]
+        assert [getattr(piece, "text", piece) for piece in results] == ["got it\n"]
         stream.close()
 
 
-def test_a_quiet_shell_outlives_cuts_hours_apart(broker: Any, thread: str, proxy: Any, human: Any, later: Callable[[float], None]) -> None:
+def test_a_quiet_shell_outlives_cuts_hours_apart(
+    broker: Any, thread: str, proxy: Any, human: Any, advance_clock: Callable[[float], None]
+) -> None:
     with Cobox(proxy.url, human) as client, client.session(thread, release=True) as session:
-        shell = through(proxy, broker, session).shells.attach()
+        shell = via_proxy(proxy, broker, session).shells.attach()
         shell.write("stty -echo; PS1=; echo beg''un\r")
         shell.read_until("begun")
-        cut_far_apart_while_read(proxy, shell, later)
+        cut_far_apart_while_read(proxy, shell, advance_clock)
         shell.write("echo still he''re\r")
         shell.read_until("still here")
         shell.close()
 
 
-def cut_far_apart_while_read(proxy: Any, shell: Any, later: Callable[[float], None]) -> None:
+def cut_far_apart_while_read(proxy: Any, shell: Any, advance_clock: Callable[[float], None]) -> None:
     """Like `cut_far_apart`, with a reader that can be stopped."""
     is_over = threading.Event()
     failed: list[errors.CoboxError] = []
@@ -258,7 +260,7 @@ def cut_far_apart_while_read(proxy: Any, shell: Any, later: Callable[[float], No
     reader = threading.Thread(target=read)
     reader.start()
     try:
-        cut_far_apart(proxy, shell, later)
+        cut_far_apart(proxy, shell, advance_clock)
     finally:
         is_over.set()
         if not failed:
@@ -267,16 +269,18 @@ def cut_far_apart_while_read(proxy: Any, shell: Any, later: Callable[[float], No
     assert failed == []
 
 
-def test_a_quiet_event_stream_outlives_cuts_hours_apart(broker: Any, thread: str, proxy: Any, later: Callable[[float], None]) -> None:
+def test_a_quiet_event_stream_outlives_cuts_hours_apart(
+    broker: Any, thread: str, proxy: Any, advance_clock: Callable[[float], None]
+) -> None:
     with Cobox(broker.url, broker.agent_key) as client, client.session(thread, release=True) as session:
         session._grant.broker = BrokerEndpoint(proxy.url, session._grant.broker._key)
         events = session.events(after="now")
         # The `connected` event arrives a moment later and does not count.
-        listener, came = listening(events, lambda event: event is None or event.type == "file_written")
-        cut_far_apart(proxy, events, later)
+        listener, results = start_listener(events, lambda event: event is None or event.type == "file_written")
+        cut_far_apart(proxy, events, advance_clock)
         session.files.write("/workspace/a", "x")
         listener.join(60)
-        assert [getattr(event, "type", event) for event in came] == ["file_written"]
+        assert [getattr(event, "type", event) for event in results] == ["file_written"]
         events.close()
 
 
@@ -310,7 +314,7 @@ def test_a_command_is_not_run_again_after_its_sandbox_died(kind: Any, broker: An
 
 
 def test_a_shell_continues_over_broken_connections(kind: Any, broker: Any, cut: Any, human: Any, thread: str) -> None:
-    box = through(cut, broker, kind.session(kind.client(cut.url, human), thread, release=True))
+    box = via_proxy(cut, broker, kind.session(kind.client(cut.url, human), thread, release=True))
     cut.begin(500, 9_000, cuts=6)
     shell = kind.do(box.shells.attach())
     for number in range(20):

@@ -80,18 +80,18 @@ def envelope(code: str, **more: Any) -> dict[str, Any]:
     return {"error": {"code": code, "message": "m", "retryable": False, "request_id": "r"}} | more
 
 
-class Feed:
+class FakeFeed:
     """A broker whose connections deliver these chunks, one per hour, and then break."""
 
     def __init__(self, clock: Clock, *connections: list[bytes]) -> None:
         self.clock, self.connections = clock, list(connections)
-        self.asked: list[tuple[str, str | None]] = []
+        self.requests: list[tuple[str, str | None]] = []
         self.events = EventsApi(None, ENDPOINT, Call("GET", "/e", query=(("after", "now"),)), None)
         self.rest: list[bytes] = []
 
     def do(self, effect: Any) -> Any:
         if isinstance(effect, OpenResponse):
-            self.asked.append((effect.request.url, dict(effect.request.headers).get("last-event-id")))
+            self.requests.append((effect.request.url, dict(effect.request.headers).get("last-event-id")))
             if not self.connections:
                 raise errors.Unreachable("away", was_sent=False)
             self.rest = self.connections.pop(0)
@@ -111,40 +111,40 @@ EVENT = (
 
 def test_a_quiet_event_stream_outlives_any_number_of_lost_connections(clock: Clock) -> None:
     beats = [b"retry: 1000\n\n", b":\n\n", b":\n\n"]
-    told = Feed(clock, *([*beats] for _ in range(5)), [*beats, EVENT])
-    drive(EventsApi.begin.flow(told.events), clock, told.do)
-    event = drive(EventsApi.next.flow(told.events), clock, told.do)
-    assert (event.id, told.events.reconnects) == ("evt_9", 5)
+    feed = FakeFeed(clock, *([*beats] for _ in range(5)), [*beats, EVENT])
+    drive(EventsApi.begin.flow(feed.events), clock, feed.do)
+    event = drive(EventsApi.next.flow(feed.events), clock, feed.do)
+    assert (event.id, feed.events.reconnects) == ("evt_9", 5)
 
 
 def test_events_give_up_after_two_minutes_without_a_connection(clock: Clock) -> None:
-    told = Feed(clock, [b"retry: 1000\n\n"])
-    drive(EventsApi.begin.flow(told.events), clock, told.do)
+    feed = FakeFeed(clock, [b"retry: 1000\n\n"])
+    drive(EventsApi.begin.flow(feed.events), clock, feed.do)
     with pytest.raises(errors.GaveUp):
-        drive(EventsApi.next.flow(told.events), clock, told.do)
+        drive(EventsApi.next.flow(feed.events), clock, feed.do)
 
 
 def test_event_stream_backs_off_if_every_connection_ends_at_once(clock: Clock) -> None:
     waits: list[float] = []
-    told = Feed(clock, *([b"retry: 1000\n\n"] for _ in range(12)), [EVENT])
+    feed = FakeFeed(clock, *([b"retry: 1000\n\n"] for _ in range(12)), [EVENT])
 
     def do(effect: Any) -> Any:
         if isinstance(effect, ReadChunk):
-            return told.rest.pop(0) if told.rest else b""
+            return feed.rest.pop(0) if feed.rest else b""
         if isinstance(effect, OpenResponse):
             waits.append(clock.now)
-        return told.do(effect)
+        return feed.do(effect)
 
-    drive(EventsApi.begin.flow(told.events), clock, do)
-    drive(EventsApi.next.flow(told.events), clock, do)
+    drive(EventsApi.begin.flow(feed.events), clock, do)
+    drive(EventsApi.next.flow(feed.events), clock, do)
     assert waits[-1] - waits[-2] >= 2.5
 
 
 def test_a_reconnect_before_the_first_event_resumes_at_the_streams_start(clock: Clock) -> None:
-    told = Feed(clock, [b"id: evt_7\nretry: 1000\n\n"], [EVENT])
-    drive(EventsApi.begin.flow(told.events), clock, told.do)
-    drive(EventsApi.next.flow(told.events), clock, told.do)
-    assert told.asked == [("http://broker/e?after=now", None), ("http://broker/e", "evt_7")]
+    feed = FakeFeed(clock, [b"id: evt_7\nretry: 1000\n\n"], [EVENT])
+    drive(EventsApi.begin.flow(feed.events), clock, feed.do)
+    drive(EventsApi.next.flow(feed.events), clock, feed.do)
+    assert feed.requests == [("http://broker/e?after=now", None), ("http://broker/e", "evt_7")]
 
 
 def grant(**given: Any) -> Grant:
@@ -159,7 +159,7 @@ class Sockets:
         self.clock, self.connections, self.apart = clock, list(connections), apart
         self.starts: list[dict[str, Any]] = []
         self.dialled: list[float] = []
-        self.talk: tuple[list[str], int] = ([], 1006)
+        self.script: tuple[list[str], int] = ([], 1006)
 
     def do(self, effect: Any) -> Any:
         if isinstance(effect, OpenSocket):
@@ -167,23 +167,23 @@ class Sockets:
             if not self.connections:
                 raise errors.Unreachable("away", was_sent=False)
             frames, code = self.connections.pop(0)
-            self.talk = [*frames], code
+            self.script = [*frames], code
             return object()
         if isinstance(effect, ReceiveMessage):
-            if self.talk[0]:
-                frame = self.talk[0].pop(0)
+            if self.script[0]:
+                frame = self.script[0].pop(0)
                 self.clock.now += 0.0 if "ready" in frame else self.apart
                 return frame
-            raise SocketClosed(self.talk[1], "")
+            raise SocketClosed(self.script[1], "")
         if isinstance(effect, SendMessage):
-            said = json.loads(effect.message)
-            if said["type"] == "start":
-                self.starts.append(said)
+            frame = json.loads(effect.message)
+            if frame["type"] == "start":
+                self.starts.append(frame)
             return None
         if isinstance(effect, SendRequest):
             assert effect.request.url.endswith("/refresh")
-            told = {"token": f"new-{self.clock.now}", "expires_at": "2999-01-01T00:00:00Z", "refresh_before": "2999-01-01T00:00:00Z"}
-            return Response(200, {}, json.dumps(told).encode())
+            tokens = {"token": f"new-{self.clock.now}", "expires_at": "2999-01-01T00:00:00Z", "refresh_before": "2999-01-01T00:00:00Z"}
+            return Response(200, {}, json.dumps(tokens).encode())
         assert isinstance(effect, CloseSocket)
         return None
 
@@ -237,9 +237,9 @@ def test_a_command_with_an_unanswered_start_is_joined_not_restarted(clock: Clock
 def test_a_command_unknown_to_the_sandbox_after_a_loss_may_have_run(clock: Clock) -> None:
     gone = ([json.dumps(envelope("COMMAND_NOT_FOUND", type="error"))], 4404)
     one, sockets = stream({"command": "rm a"}), Sockets(clock, ([], 1006), gone, EXIT)
-    with pytest.raises(errors.MayHaveRun) as told:
+    with pytest.raises(errors.MayHaveRun) as raised:
         to_the_end(one, clock, sockets)
-    assert told.value.was_sent and not told.value.retryable
+    assert raised.value.was_sent and not raised.value.retryable
     # A client that only joins gets the plain error.
     with pytest.raises(errors.CommandNotFound):
         to_the_end(stream({}), clock, Sockets(clock, ([], 1006), gone))
@@ -267,19 +267,19 @@ def refusal(status: int, code: str) -> Response:
     return Response(status, {}, json.dumps(envelope(code)).encode())
 
 
-def exec_with(clock: Clock, *answers: Any, **asked: Any) -> list[dict[str, Any]]:
+def exec_with(clock: Clock, *answers: Any, **options: Any) -> list[dict[str, Any]]:
     sent: list[dict[str, Any]] = []
     left = list(answers)
 
     def do(effect: Any) -> Any:
         sent.append(json.loads(effect.request.body.sync_content()))
-        came = left.pop(0)
-        if isinstance(came, BaseException):
-            raise came
-        return came
+        outcome = left.pop(0)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
     try:
-        drive(SessionApi.exec.flow(Runs(), "rm a", **asked), clock, do)
+        drive(SessionApi.exec.flow(Runs(), "rm a", **options), clock, do)
     finally:
         assert len({body["command_id"] for body in sent}) == 1
         clock.sent = sent  # type: ignore[attr-defined]
@@ -333,5 +333,5 @@ def test_an_unpaired_surrogate_is_refused_in_every_body(text: str) -> None:
 
 
 def test_the_first_frame_of_a_stream_contains_all_fields() -> None:
-    talk = _ResumableExec(grant(), {"command": "ls", "cwd": "/", "command_id": "c"}, 0, 0)
-    assert talk.start_frame()["cwd"] == "/"
+    stream_state = _ResumableExec(grant(), {"command": "ls", "cwd": "/", "command_id": "c"}, 0, 0)
+    assert stream_state.start_frame()["cwd"] == "/"

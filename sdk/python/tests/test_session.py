@@ -229,10 +229,10 @@ def test_a_human_types_in_a_shell_while_an_agent_observes(kind: Any, broker: Any
 
 def test_a_delegated_token_has_only_its_granted_capabilities(kind: Any, box: Any) -> None:
     kind.do(box.files.write("/workspace/a", "x"))
-    handed = kind.do(box.delegate(["fs_read"], ttl=120))
-    assert handed.granted_capabilities == ["fs_read"]
+    delegated = kind.do(box.delegate(["fs_read"], ttl=120))
+    assert delegated.granted_capabilities == ["fs_read"]
     make = AsyncSession if kind.is_async else Session
-    narrow = make.from_token(box.http_base_url, handed.token, expires_at=handed.expires_at)
+    narrow = make.from_token(box.http_base_url, delegated.token, expires_at=delegated.expires_at)
     assert kind.do(narrow.files.read("/workspace/a")) == b"x"
     for ask in (lambda: narrow.files.write("/workspace/a", "y"), lambda: narrow.exec("true"), lambda: narrow.stream("true")):
         with pytest.raises(errors.CapabilityDenied):

@@ -73,21 +73,21 @@ async def long_thread(first: dict[str, Any]) -> AsyncIterator[bytes]:
 
 async def thread(request: Request) -> Response:
     """`GET /threads/{id}`; the only thread belongs to ann and dora."""
-    told: dict[str, Any] = {"200": {"thread_id": THREAD}, "greeting": "hello everybody"}
+    bodies: dict[str, Any] = {"200": {"thread_id": THREAD}, "greeting": "hello everybody"}
     visibility_checks.append(request.user.identity)
     answer = request.headers.get("x-test-threads", "")
     if answer == "greeting":
-        return JSONResponse(told["greeting"])
+        return JSONResponse(bodies["greeting"])
     if answer.startswith("20"):
         # The header is the creation time.
-        return JSONResponse(told["200"] | {"created_at": answer})
+        return JSONResponse(bodies["200"] | {"created_at": answer})
     if answer in ("long", "endless"):
         first = {"thread_id": THREAD, "created_at": "2026-01-01T00:00:00Z"} if answer == "long" else {"values": 1}
         return StreamingResponse(long_thread(first))
     if answer:
         return Response(status_code=int(answer))
     is_anns = request.user.identity in ("ann", "dora") and request.path_params["thread_id"] == THREAD
-    return JSONResponse(told["200"]) if is_anns else JSONResponse({"detail": "no"}, 404)
+    return JSONResponse(bodies["200"]) if is_anns else JSONResponse({"detail": "no"}, 404)
 
 
 @contextmanager

@@ -26,8 +26,8 @@ START_SECONDS = 60.0
 
 def clean_env(**extra: str) -> dict[str, str]:
     """The environment without variables that refer to another broker or to the network."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("COBOX_", "LANGSMITH_", "LANGCHAIN_", "LANGGRAPH_"))}
-    return kept | {"LANGSMITH_TRACING": "false", "LANGGRAPH_CLI_NO_ANALYTICS": "1", "NO_PROXY": "127.0.0.1"} | extra
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("COBOX_", "LANGSMITH_", "LANGCHAIN_", "LANGGRAPH_"))}
+    return inherited | {"LANGSMITH_TRACING": "false", "LANGGRAPH_CLI_NO_ANALYTICS": "1", "NO_PROXY": "127.0.0.1"} | extra
 
 
 @dataclass
@@ -91,10 +91,10 @@ def running_broker(folder: Path, config: str = "") -> Iterator[Broker]:
     boxd = os.environ.get("COBOX_BOXD") or str(Path(cobox).parent / "boxd")
     program = _start(argv, folder / "log", clean_env(COBOX_BOXD=boxd, HOME=str(folder)), folder)
     try:
-        note = data / "broker.json"
-        program.wait_until(note.exists, "the broker")
-        told = json.loads(note.read_text())
-        yield Broker(told["url"], Path(told["api_key_file"]).read_text().strip(), cobox, folder, program.log)
+        state_file = data / "broker.json"
+        program.wait_until(state_file.exists, "the broker")
+        state = json.loads(state_file.read_text())
+        yield Broker(state["url"], Path(state["api_key_file"]).read_text().strip(), cobox, folder, program.log)
     finally:
         program.stop()
 
@@ -122,12 +122,12 @@ class Deployment:
             return str(answer.json()["thread_id"])
 
     def stream(
-        self, name: str, thread: str | None, told: str, configurable: dict[str, Any] | None = None, **more: Any
+        self, name: str, thread: str | None, prompt: str, configurable: dict[str, Any] | None = None, **more: Any
     ) -> Iterator[tuple[str, Any]]:
         """Starts a run and yields its events as (name, data)."""
         body = {
             "assistant_id": "agent",
-            "input": {"messages": [{"role": "user", "content": told}]},
+            "input": {"messages": [{"role": "user", "content": prompt}]},
             "stream_mode": ["custom", "values"],
             "config": {"configurable": configurable or {}},
         } | more

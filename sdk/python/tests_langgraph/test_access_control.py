@@ -96,19 +96,19 @@ def test_lists_contain_only_the_users_own_items(deployment: Deployment, anns: di
 
 
 def test_a_hint_can_only_name_the_users_own_sandbox(deployment: Deployment, anns: dict[str, Any]) -> None:
-    theirs = anns["sandbox"]["id"]
+    anns_sandbox = anns["sandbox"]["id"]
     with deployment.as_("bob") as bob:
         for field in ("sandbox_hint", "sandbox_id", "preferred_sandbox_id", "name"):
-            answer = negotiate(bob, deployment.thread("bob"), **{field: theirs})
+            answer = negotiate(bob, deployment.thread("bob"), **{field: anns_sandbox})
             assert answer.status_code in (400, 404), f"{field}: {answer.status_code} {answer.text}"
-            answer = bob.post(f"/threads/{deployment.thread('bob')}/sandbox", json={field: theirs})
+            answer = bob.post(f"/threads/{deployment.thread('bob')}/sandbox", json={field: anns_sandbox})
             assert answer.status_code in (400, 404), f"{field}: {answer.status_code} {answer.text}"
-        mine = negotiate(bob, deployment.thread("bob"), name="bobs-own", tags={"langgraph_user": "ann", "note": "x"})
-        assert mine.status_code == 200, mine.text
+        own = negotiate(bob, deployment.thread("bob"), name="bobs-own", tags={"langgraph_user": "ann", "note": "x"})
+        assert own.status_code == 200, own.text
         again = negotiate(bob, deployment.thread("bob"), sandbox_hint="bobs-own")
-        assert again.json()["sandbox"]["id"] == mine.json()["sandbox"]["id"]
-        told = bob.get("/v1/sandboxes/bobs-own").json()
-        assert (told["tags"]["langgraph_user"], told["tags"]["note"]) == ("bob", "x")
+        assert again.json()["sandbox"]["id"] == own.json()["sandbox"]["id"]
+        info = bob.get("/v1/sandboxes/bobs-own").json()
+        assert (info["tags"]["langgraph_user"], info["tags"]["note"]) == ("bob", "x")
         stolen = bob.patch("/v1/sandboxes/bobs-own", json={"tags": {"langgraph_user": "ann"}})
         assert stolen.status_code == 400
     with deployment.as_("ann") as ann:
@@ -151,22 +151,22 @@ def test_users_cannot_start_from_other_users_snapshots_or_volumes(deployment: De
     headers = {"headers": {"x-api-key": carol}, "trust_env": False}
     httpx.post(f"{broker.url}/v2/sandboxes/volumes", json={"name": "carols-volume", "size": "10Mi"}, **headers)
     with deployment.as_("bob") as bob:
-        for wish in (
+        for params in (
             {"snapshot": "anybodys"},
             {"mounts": [{"volume": "carols-volume", "path": "/carols"}]},
             {"resources": {"memory_bytes": 1 << 40}},
         ):
             answers = [
-                bob.post("/v1/sandboxes", json=wish),
-                negotiate(bob, deployment.thread("bob"), **wish),
-                bob.post(f"/threads/{deployment.thread('bob')}/sandbox", json=wish),
+                bob.post("/v1/sandboxes", json=params),
+                negotiate(bob, deployment.thread("bob"), **params),
+                bob.post(f"/threads/{deployment.thread('bob')}/sandbox", json=params),
             ]
             for answer in answers:
                 assert (answer.status_code, answer.json()["error"]["code"]) == (403, "FORBIDDEN"), answer.text
-                assert next(iter(wish)) in answer.json()["error"]["message"]
-        mine = bob.post("/v1/sandboxes", json={"env": {"A": "b"}, "tags": {"note": "x"}, "a_newer_word": 1})
-        assert mine.status_code == 201, mine.text
-        assert bob.delete(f"/v1/sandboxes/{mine.json()['id']}").status_code == 204
+                assert next(iter(params)) in answer.json()["error"]["message"]
+        own = bob.post("/v1/sandboxes", json={"env": {"A": "b"}, "tags": {"note": "x"}, "a_newer_word": 1})
+        assert own.status_code == 201, own.text
+        assert bob.delete(f"/v1/sandboxes/{own.json()['id']}").status_code == 204
 
 
 def test_a_failed_negotiation_with_a_name_leaves_no_sandbox_behind(deployment: Deployment) -> None:
@@ -190,8 +190,8 @@ def test_only_threads_have_sandboxes_in_a_deployment(deployment: Deployment) -> 
         for kind in ("workspace", "assistant", "deployment"):
             body = {"scope": {"type": kind, "id": "x"}, "mode": "ensure"}
             assert ann.post("/v1/sandbox/sessions", json=body).status_code == 403
-        mine, other = deployment.thread("ann"), deployment.thread("ann")
-        two = {"thread_id": mine, "scope": {"type": "thread", "id": other}, "mode": "ensure"}
+        own, other = deployment.thread("ann"), deployment.thread("ann")
+        two = {"thread_id": own, "scope": {"type": "thread", "id": other}, "mode": "ensure"}
         assert ann.post("/v1/sandbox/sessions", json=two).status_code == 400
         for thread in ("..", ".", "", "not-a-uuid", "a/b", "%2e%2e"):
             assert negotiate(ann, thread).status_code in (400, 404)
@@ -222,31 +222,31 @@ def test_a_user_who_can_only_read_a_thread_cannot_end_or_share_its_sandbox(
 
 def test_forged_run_claims_about_users_threads_and_sandboxes_are_ignored(deployment: Deployment, anns: dict[str, Any]) -> None:
     thread = deployment.thread("bob")
-    theirs = anns["sandbox"]["id"]
+    anns_sandbox = anns["sandbox"]["id"]
     lies = {
         "thread_id": anns["thread_id"],
         "user_id": "ann",
         "langgraph_auth_user_id": "ann",
         "langgraph_auth_user": {"identity": "ann"},
-        "sandbox_id": theirs,
+        "sandbox_id": anns_sandbox,
     }
     events = deployment.run("bob", thread, "run pwd", lies)
     assert "/workspace" in last_words(events)
     used = {event["sandbox_id"] for event in sandbox_events(events)}
     assert len(used) == 1
-    assert theirs not in used
+    assert anns_sandbox not in used
     with deployment.as_("bob") as bob:
         assert bob.get(f"/threads/{thread}/sandbox").json()["sandbox_id"] in used
         assert bob.get(f"/v1/sandboxes/{next(iter(used))}").json()["tags"]["langgraph_user"] == "bob"
     # A run without a thread gets one from the server, not the one it claims.
     alone = deployment.run("bob", None, "run pwd", lies)
-    assert theirs not in {event["sandbox_id"] for event in sandbox_events(alone)}
+    assert anns_sandbox not in {event["sandbox_id"] for event in sandbox_events(alone)}
 
 
 @pytest.fixture
 def stranger() -> Iterator[tuple[str, list[bytes]]]:
     """A server that must not receive a token; records what is sent to it."""
-    heard: list[bytes] = []
+    received: list[bytes] = []
     listener = socket.create_server(("127.0.0.1", 0))
 
     def listen() -> None:
@@ -256,11 +256,11 @@ def stranger() -> Iterator[tuple[str, list[bytes]]]:
             except OSError:
                 return
             with connection:
-                heard.append(connection.recv(4096))
+                received.append(connection.recv(4096))
 
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}", heard
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}", received
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
     thread.join(10)
@@ -273,14 +273,14 @@ def refused(events: list[tuple[str, Any]]) -> bool:
 def test_a_supplied_sandbox_must_be_the_threads_or_come_with_its_token(
     deployment: Deployment, anns: dict[str, Any], stranger: tuple[str, list[bytes]]
 ) -> None:
-    url, heard = stranger
-    theirs = anns["sandbox"]["id"]
+    url, received = stranger
+    anns_sandbox = anns["sandbox"]["id"]
 
     def bring(thread: str, sandbox: dict[str, Any]) -> list[tuple[str, Any]]:
         return deployment.run("bob", thread, "run echo in-$HOSTNAME", {"sandbox": sandbox})
 
-    assert refused(bring(deployment.thread("bob"), {"sandbox_id": theirs, "dataplane_url": url}))
-    forged = bring(deployment.thread("bob"), {"sandbox_id": theirs, "credential": "eyJ.a.b", "dataplane_url": url})
+    assert refused(bring(deployment.thread("bob"), {"sandbox_id": anns_sandbox, "dataplane_url": url}))
+    forged = bring(deployment.thread("bob"), {"sandbox_id": anns_sandbox, "credential": "eyJ.a.b", "dataplane_url": url})
     assert any(kind == "error" for kind, _ in forged)
     with deployment.as_("bob") as bob:
         own = negotiate(bob, deployment.thread("bob")).json()
@@ -290,20 +290,20 @@ def test_a_supplied_sandbox_must_be_the_threads_or_come_with_its_token(
     assert "in-" in last_words(bring(own["thread_id"], own))
     # Negotiated for another thread than the run's, and a sandbox other than the thread's.
     assert refused(bring(deployment.thread("bob"), own))
-    assert refused(bring(own["thread_id"], {"sandbox_id": theirs, "credential": anns["token"], "dataplane_url": url}))
+    assert refused(bring(own["thread_id"], {"sandbox_id": anns_sandbox, "credential": anns["token"], "dataplane_url": url}))
     # The holder of a token may pass it on; it is used at the broker's URL.
-    handed = bring(deployment.thread("bob"), {"sandbox_id": theirs, "sandbox_credential": anns["token"], "dataplane_url": url})
-    assert {event["sandbox_id"] for event in sandbox_events(handed)} == {theirs}
-    assert heard == []
+    supplied = bring(deployment.thread("bob"), {"sandbox_id": anns_sandbox, "sandbox_credential": anns["token"], "dataplane_url": url})
+    assert {event["sandbox_id"] for event in sandbox_events(supplied)} == {anns_sandbox}
+    assert received == []
 
 
 def test_a_supplied_token_grants_a_run_no_more_than_its_holder(deployment: Deployment, anns: dict[str, Any]) -> None:
     with deployment.as_("ann") as ann:
         narrow = ann.post(f"/v1/sandbox/sessions/{anns['session_id']}/delegate", json={"capabilities": ["fs_read"]}).json()["token"]
-    brought = {"sandbox": {"sandbox_id": anns["sandbox"]["id"], "credential": narrow}}
+    supplied = {"sandbox": {"sandbox_id": anns["sandbox"]["id"], "credential": narrow}}
     thread = deployment.thread("bob")
-    words = str(deployment.run("bob", thread, "run echo hello", brought))
-    assert "CAPABILITY_DENIED" in words or "CapabilityDenied" in words
+    output = str(deployment.run("bob", thread, "run echo hello", supplied))
+    assert "CAPABILITY_DENIED" in output or "CapabilityDenied" in output
     # The sandbox is not bound to the thread.
     later = deployment.run("bob", thread, "run echo hello")
     assert anns["sandbox"]["id"] not in {event["sandbox_id"] for event in sandbox_events(later)}

@@ -110,11 +110,11 @@ def test_cookies_and_page_policies_are_not_returned(url: str, upstream: Recordin
     upstream.answers["GET /capabilities"] = answer("200 OK", {}, *loose)
     try:
         for _ in range(2):
-            told = ask(url, "GET", CAPABILITIES)
-            assert "set-cookie" not in told.headers
-            assert "access-control-allow-origin" not in told.headers
-            assert "strict-transport-security" not in told.headers
-            assert told.headers["x-request-id"] == "req_1"
+            response = ask(url, "GET", CAPABILITIES)
+            assert "set-cookie" not in response.headers
+            assert "access-control-allow-origin" not in response.headers
+            assert "strict-transport-security" not in response.headers
+            assert response.headers["x-request-id"] == "req_1"
         assert "cookie" not in upstream.last()
     finally:
         del upstream.answers["GET /capabilities"]
@@ -143,16 +143,16 @@ def test_websocket_relay_delivers_last_frames_and_the_close_code() -> None:
             where = f"ws{url.removeprefix('http')}/dp/{SANDBOX}/v1/shell/ws"
             with connect(where, additional_headers={"authorization": f"Bearer {token()}"}, proxy=None) as caller:
                 caller.send("begin")
-                heard = []
+                received = []
                 try:
                     while True:
-                        heard.append(caller.recv())
+                        received.append(caller.recv())
                         # The sandbox never reads these; its frames sent before closing must still arrive.
                         with contextlib.suppress(ConnectionClosed):
                             caller.send("more")
                 except ConnectionClosed:
                     pass
-            assert heard == [f"word {number}" for number in range(100)]
+            assert received == [f"word {number}" for number in range(100)]
             assert (caller.close_code, caller.close_reason) == (4410, "over")
         sandbox.shutdown()
 
@@ -179,7 +179,7 @@ def test_redirects_are_not_followed(url: str, upstream: RecordingUpstream) -> No
 @pytest.fixture
 def elsewhere() -> Iterator[tuple[str, list[bytes]]]:
     """A server that must not be contacted; records what it receives."""
-    heard: list[bytes] = []
+    received: list[bytes] = []
     listener = socket.create_server(("127.0.0.1", 0))
 
     def listen() -> None:
@@ -187,11 +187,11 @@ def elsewhere() -> Iterator[tuple[str, list[bytes]]]:
             while True:
                 connection, _ = listener.accept()
                 with connection:
-                    heard.append(connection.recv(4096))
+                    received.append(connection.recv(4096))
 
     running = threading.Thread(target=listen, daemon=True)
     running.start()
-    yield f"ws://127.0.0.1:{listener.getsockname()[1]}/internal", heard
+    yield f"ws://127.0.0.1:{listener.getsockname()[1]}/internal", received
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
     running.join(10)
@@ -202,7 +202,7 @@ def test_a_websocket_redirect_is_not_followed_and_its_token_not_logged(
 ) -> None:
     for name in ("", "websockets", "websockets.client", "cobox", "cobox.socket"):
         caplog.set_level(logging.DEBUG, logger=name)
-    there, heard = elsewhere
+    there, received = elsewhere
     upstream.answers["GET /dp/"] = answer("302 Found", {}, f"location: {there}")
     shown = token()
     call = b"GET /dp/%b/v1/shell/ws HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
@@ -215,7 +215,7 @@ def test_a_websocket_redirect_is_not_followed_and_its_token_not_logged(
     finally:
         del upstream.answers["GET /dp/"]
     assert upstream.last()["authorization"] == f"Bearer {shown}"
-    assert heard == []
+    assert received == []
     assert shown not in caplog.text
 
 
@@ -415,8 +415,8 @@ def test_a_session_of_an_earlier_thread_is_only_for_its_own_user(user: str, thre
                 ("POST", f"{thread}/heartbeat", {}),
             ]
             for method, path, body in routes:
-                told = ask(url, method, path, user=user, headers={"x-test-threads": thread_made}, json=body)
-                assert told.status_code == (200 if is_shown else 404), f"{method} {path}: {told.text}"
+                response = ask(url, method, path, user=user, headers={"x-test-threads": thread_made}, json=body)
+                assert response.status_code == (200 if is_shown else 404), f"{method} {path}: {response.text}"
             shown = ask(
                 url, "GET", f"/v1/sandbox/sessions?scope_type=thread&scope_id={THREAD}", user=user, headers={"x-test-threads": thread_made}
             )
@@ -425,11 +425,11 @@ def test_a_session_of_an_earlier_thread_is_only_for_its_own_user(user: str, thre
 
 def test_a_key_rejected_by_the_broker_is_a_server_error(upstream: RecordingUpstream) -> None:
     with served(Settings(upstream.url, Secret(KEY))) as url:
-        upstream.answers["GET /v1/keys"], kept = answer("401 Unauthorized", {}), upstream.answers["GET /v1/keys"]
+        upstream.answers["GET /v1/keys"], original = answer("401 Unauthorized", {}), upstream.answers["GET /v1/keys"]
         try:
             assert ask(url, "GET", CAPABILITIES).status_code == 503
         finally:
-            upstream.answers["GET /v1/keys"] = kept
+            upstream.answers["GET /v1/keys"] = original
         assert ask(url, "GET", CAPABILITIES).status_code == 200
 
 
@@ -476,35 +476,35 @@ def test_with_caller_identity_users_are_themselves_at_the_broker(broker: Broker)
     ann, dora = broker.key("ann-herself", "human"), broker.key("dora-herself", "human")
     with served(Settings(broker.url, identity="caller")) as url:
         body = {"thread_id": THREAD, "mode": "ensure", "access": "owner"}
-        mine = ask(url, "POST", "/v1/sandbox/sessions", headers=bearer(ann), json=body)
-        assert mine.status_code == 200, mine.text
+        own = ask(url, "POST", "/v1/sandbox/sessions", headers=bearer(ann), json=body)
+        assert own.status_code == 200, own.text
         # Access to the thread in the deployment does not grant access to another user's session at the broker.
-        theirs = ask(url, "POST", "/v1/sandbox/sessions", user="dora", headers=bearer(dora), json=body)
-        assert (theirs.status_code, theirs.json()["error"]["code"]) == (403, "FORBIDDEN")
+        other = ask(url, "POST", "/v1/sandbox/sessions", user="dora", headers=bearer(dora), json=body)
+        assert (other.status_code, other.json()["error"]["code"]) == (403, "FORBIDDEN")
         assert ask(url, "POST", "/v1/sandbox/sessions", json=body).status_code == 401
-        assert ask(url, "DELETE", f"/v1/sandbox/sessions/{mine.json()['session_id']}", headers=bearer(ann)).status_code == 204
+        assert ask(url, "DELETE", f"/v1/sandbox/sessions/{own.json()['session_id']}", headers=bearer(ann)).status_code == 204
 
 
 def test_langsmith_api_is_served_to_callers_known_to_the_broker(broker: Broker) -> None:
     key = {"x-api-key": broker.key("ann-with-boxes", "human")}
     with served(Settings(broker.url, identity="caller", relay_url="https://deployment.example")) as url:
-        for place in ("/v2/sandboxes", "/api/v2/sandboxes"):
-            made = ask(url, "POST", f"{place}/boxes", headers=key, json={"name": "through", "wait_for_ready": True, "timeout": 60})
+        for prefix in ("/v2/sandboxes", "/api/v2/sandboxes"):
+            made = ask(url, "POST", f"{prefix}/boxes", headers=key, json={"name": "through", "wait_for_ready": True, "timeout": 60})
             assert made.status_code == 201, made.text
             assert made.json()["dataplane_url"].startswith("https://deployment.example/dp/sb_")
-            listed = ask(url, "GET", f"{place}/boxes?limit=10", headers=key).json()["sandboxes"]
+            listed = ask(url, "GET", f"{prefix}/boxes?limit=10", headers=key).json()["sandboxes"]
             assert "through" in [box["name"] for box in listed]
-            link = ask(url, "POST", f"{place}/boxes/through/download-url", headers=key, json={"path": "/etc/passwd"})
+            link = ask(url, "POST", f"{prefix}/boxes/through/download-url", headers=key, json={"path": "/etc/passwd"})
             # A credential in a URL, which this server would log.
             assert link.status_code in (200, 201), link.text
             assert broker.url in link.text
             assert "deployment.example" not in link.text
-            assert ask(url, "DELETE", f"{place}/boxes/through", headers=key).status_code == 204
-            missing = ask(url, "GET", f"{place}/boxes/through", headers=key)
+            assert ask(url, "DELETE", f"{prefix}/boxes/through", headers=key).status_code == 204
+            missing = ask(url, "GET", f"{prefix}/boxes/through", headers=key)
             assert (missing.status_code, missing.json()["detail"]["error"]) == (404, "NotFound")
             # A key of another service must not reach the broker.
             for headers in ({}, {"x-api-key": "lsv2_somebody-elses"}):
-                refused = ask(url, "GET", f"{place}/boxes", headers=headers)
+                refused = ask(url, "GET", f"{prefix}/boxes", headers=headers)
                 assert (refused.status_code, refused.json()["detail"]["error"]) == (401, "Unauthorized")
 
 
@@ -544,8 +544,8 @@ def test_a_private_ca_is_used_for_requests_and_websockets(tmp_path: Path, monkey
 
 def test_broker_addresses_are_rewritten_to_the_deployments() -> None:
     rewrite = address_rewriter("http://broker:1/base", "https://deployment.example/x")
-    told = {"sandbox": {"http_base_url": "http://broker:1/base/dp/sb_1/v1", "ws_base_url": "ws://broker:1/base/dp/sb_1/v1"}}
-    assert rewrite(told)["sandbox"] == {
+    response = {"sandbox": {"http_base_url": "http://broker:1/base/dp/sb_1/v1", "ws_base_url": "ws://broker:1/base/dp/sb_1/v1"}}
+    assert rewrite(response)["sandbox"] == {
         "http_base_url": "https://deployment.example/x/dp/sb_1/v1",
         "ws_base_url": "wss://deployment.example/x/dp/sb_1/v1",
     }

@@ -29,8 +29,8 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
     run_sandbox_module._blocking_broker.cache_clear()
     run_sandbox_module._async_broker.cache_clear()
     yield
-    if run_sandbox_module._blocking_broker.cache_info().currsize and (kept := run_sandbox_module._blocking_broker()) is not None:
-        kept.close()
+    if run_sandbox_module._blocking_broker.cache_info().currsize and (client := run_sandbox_module._blocking_broker()) is not None:
+        client.close()
 
 
 def run_of(thread: str | None = None, **configurable: Any) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def claims(session: Session) -> dict[str, Any]:
     return dict(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))))
 
 
-def bootstrap(session: Session) -> dict[str, Any]:
+def supplied_fields(session: Session) -> dict[str, Any]:
     sandbox = {"id": session.sandbox_id, "http_base_url": session.http_base_url, "ws_base_url": session.ws_base_url}
     return {"session_id": session.id, "thread_id": session.thread_id, "sandbox": sandbox, "token": session.token.expose()}
 
@@ -88,27 +88,27 @@ def test_a_run_stays_an_agent_after_its_token_was_revoked(broker: Broker) -> Non
 
 def test_another_users_sandbox_is_refused_unless_the_thread_is_shared(broker: Broker) -> None:
     config = run_of(langgraph_auth_user_id="ann")
-    theirs = {"configurable": config["configurable"] | {"langgraph_auth_user_id": "bob"}}
-    nobodys = {"configurable": {"thread_id": config["configurable"]["thread_id"]}}
+    other_user = {"configurable": config["configurable"] | {"langgraph_auth_user_id": "bob"}}
+    no_user = {"configurable": {"thread_id": config["configurable"]["thread_id"]}}
     key = broker.key("finder", "agent")
 
     async def awaited() -> None:
         async with AsyncCobox(broker.url, key) as cobox:
             with pytest.raises(SandboxRefused, match="another user"):
-                await asandbox_for(theirs, cobox=cobox)
+                await asandbox_for(other_user, cobox=cobox)
 
     with Cobox(broker.url, key) as cobox, sandbox_for(config, cobox=cobox) as box:
         with sandbox_for(config, cobox=cobox) as again:
             assert again.sandbox_id == box.sandbox_id
         with pytest.raises(SandboxRefused, match="another user"):
-            sandbox_for(theirs, cobox=cobox)
+            sandbox_for(other_user, cobox=cobox)
         with pytest.raises(SandboxRefused, match="another user"):
-            sandbox_for({"configurable": theirs["configurable"] | {"sandbox": {"sandbox_id": box.sandbox_id}}}, cobox=cobox)
+            sandbox_for({"configurable": other_user["configurable"] | {"sandbox": {"sandbox_id": box.sandbox_id}}}, cobox=cobox)
         asyncio.run(awaited())
-        with sandbox_for(theirs, cobox=cobox, shares_thread=True) as shared:
+        with sandbox_for(other_user, cobox=cobox, shares_thread=True) as shared:
             assert shared.sandbox_id == box.sandbox_id
         # Without authenticated users there is nothing to distinguish.
-        with sandbox_for(nobodys, cobox=cobox) as same:
+        with sandbox_for(no_user, cobox=cobox) as same:
             assert same.sandbox_id == box.sandbox_id
 
 
@@ -134,8 +134,8 @@ def test_incomplete_settings_are_an_error(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_without_a_broker_a_supplied_sandbox_must_be_under_a_prefix(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     with Cobox(broker.url, broker.key("person", "human")) as cobox, cobox.session(str(uuid.uuid4())) as owner:
-        brought = bootstrap(owner)
-        config = run_of(owner.thread_id, sandbox=brought)
+        supplied = supplied_fields(owner)
+        config = run_of(owner.thread_id, sandbox=supplied)
         with pytest.raises(SandboxRefused, match="prefixes"):
             sandbox_for(config)
         with pytest.raises(SandboxRefused, match="prefixes"):
@@ -143,7 +143,7 @@ def test_without_a_broker_a_supplied_sandbox_must_be_under_a_prefix(broker: Brok
         monkeypatch.setenv("COBOX_DATAPLANE_PREFIXES", f"https://other.example/v1 {broker.url}/dp")
         with sandbox_for(config) as box:
             assert box.exec("echo $((6 * 7))").stdout == "42\n"
-        older = {"sandbox_id": owner.sandbox_id, "credential": brought["token"], "dataplane_url": owner.http_base_url.removesuffix("/v1")}
+        older = {"sandbox_id": owner.sandbox_id, "credential": supplied["token"], "dataplane_url": owner.http_base_url.removesuffix("/v1")}
 
         async def awaited() -> str:
             async with await asandbox_for(run_of(owner.thread_id, sandbox=older)) as box:
@@ -151,8 +151,8 @@ def test_without_a_broker_a_supplied_sandbox_must_be_under_a_prefix(broker: Brok
 
         assert asyncio.run(awaited()) == "older\n"
         for wrong in (
-            run_of(sandbox=brought),  # negotiated for another thread
-            run_of(owner.thread_id, sandbox=brought | {"expires_at": "2020-01-01T00:00:00Z"}),
+            run_of(sandbox=supplied),  # negotiated for another thread
+            run_of(owner.thread_id, sandbox=supplied | {"expires_at": "2020-01-01T00:00:00Z"}),
             run_of(owner.thread_id, sandbox={"sandbox_id": owner.sandbox_id}),
             run_of(owner.thread_id),
         ):
@@ -164,13 +164,13 @@ def test_with_a_broker_a_supplied_token_must_be_for_that_sandbox(broker: Broker)
     person = Cobox(broker.url, broker.key("person", "human"))
     agent = Cobox(broker.url, broker.key("finder", "agent"))
     with person, agent, person.session(str(uuid.uuid4())) as owner, person.session(str(uuid.uuid4())) as other:
-        handed = {"sandbox_id": owner.sandbox_id, "credential": owner.token.expose(), "dataplane_url": "http://127.0.0.1:1/"}
-        with sandbox_for(run_of(sandbox=handed), cobox=agent) as box:
+        supplied = {"sandbox_id": owner.sandbox_id, "credential": owner.token.expose(), "dataplane_url": "http://127.0.0.1:1/"}
+        with sandbox_for(run_of(sandbox=supplied), cobox=agent) as box:
             assert (box.sandbox_id, box.exec("echo handed over").stdout) == (owner.sandbox_id, "handed over\n")
             assert box.http_base_url == owner.http_base_url
             assert claims(box)["act"]["type"] == "agent"
         with pytest.raises(CoboxError):
-            sandbox_for(run_of(sandbox=handed | {"sandbox_id": other.sandbox_id}), cobox=agent)
+            sandbox_for(run_of(sandbox=supplied | {"sandbox_id": other.sandbox_id}), cobox=agent)
         with pytest.raises(SandboxRefused):
             sandbox_for(run_of(sandbox={"sandbox_id": owner.sandbox_id}), cobox=agent)
 

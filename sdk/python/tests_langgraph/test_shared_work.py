@@ -14,7 +14,7 @@ def test_the_agents_file_appears_in_the_persons_shell(deployment: Deployment, br
     thread, key = deployment.thread("ann"), broker.key("ann", "human")
     with Terminal([broker.cobox, "shell", "-t", thread], clean_env(COBOX_URL=broker.url, COBOX_API_KEY=key)) as shell:
         shell.wait_for("workspace")
-        events = deployment.run("ann", thread, "mend the leap years")
+        events = deployment.run("ann", thread, "fix the leap years")
         assert "OK" in last_words(events)
         shell.type("cat leap.py; echo shown-$((6 * 7))\n")
         shell.wait_for("shown-42")
@@ -31,8 +31,8 @@ def test_the_agent_reads_the_persons_edit(deployment: Deployment, broker: Broker
 
 def test_each_agent_action_is_on_the_runs_stream_once(deployment: Deployment) -> None:
     thread = deployment.thread("ann")
-    told = [e for e in sandbox_events(deployment.run("ann", thread, "mend the leap years")) if e["actor"] == "agent"]
-    assert [(e["type"], e.get("path") or e.get("command"), e.get("exit_code")) for e in told] == [
+    reported = [e for e in sandbox_events(deployment.run("ann", thread, "fix the leap years")) if e["actor"] == "agent"]
+    assert [(e["type"], e.get("path") or e.get("command"), e.get("exit_code")) for e in reported] == [
         ("connected", None, None),
         ("file_written", "/workspace/leap.py", None),
         ("file_written", "/workspace/test_leap.py", None),
@@ -40,7 +40,7 @@ def test_each_agent_action_is_on_the_runs_stream_once(deployment: Deployment) ->
         ("file_written", "/workspace/leap.py", None),
         ("exec", "cd /workspace && python3 test_leap.py", 0),
     ]
-    assert len({(e["sandbox_id"], e["session_id"]) for e in told}) == 1
+    assert len({(e["sandbox_id"], e["session_id"]) for e in reported}) == 1
 
 
 @pytest.mark.parametrize(("name", "kind"), [("bystander", "human"), ("another-bot", "agent")])
@@ -59,10 +59,10 @@ def test_actions_of_others_during_a_run_are_on_its_stream(deployment: Deployment
         events = []
         for event in deployment.stream("ann", thread, "run while [ ! -e /workspace/go ]; do sleep 0.05; done; echo gone on"):
             events.append(event)
-            for told in sandbox_events([event]):
-                if told["type"] == "connected" and "principal" not in told:
+            for reported in sandbox_events([event]):
+                if reported["type"] == "connected" and "principal" not in reported:
                     person.start()
-                if told["type"] == "exec" and told.get("principal") == name:
+                if reported["type"] == "exec" and reported.get("principal") == name:
                     is_seen.set()
         assert is_seen.is_set()
         assert "gone on" in last_words(events)

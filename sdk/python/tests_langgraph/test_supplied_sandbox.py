@@ -35,9 +35,9 @@ def test_simple_and_full_negotiation_responses_are_parsed() -> None:
 
 @pytest.mark.parametrize("name", ["credential", "sandbox_credential"])
 def test_the_older_format_is_parsed_with_its_unversioned_url(name: str) -> None:
-    told = SuppliedSandbox.read({"sandbox_id": "sb_1", name: "t", "dataplane_url": "https://dp.example.com/sb_1"})
-    assert told is not None
-    assert (told.token, told.http_base_url) == (Secret("t"), "https://dp.example.com/sb_1/v1")
+    value = SuppliedSandbox.read({"sandbox_id": "sb_1", name: "t", "dataplane_url": "https://dp.example.com/sb_1"})
+    assert value is not None
+    assert (value.token, value.http_base_url) == (Secret("t"), "https://dp.example.com/sb_1/v1")
 
 
 def test_a_token_is_not_in_the_repr() -> None:
@@ -45,7 +45,7 @@ def test_a_token_is_not_in_the_repr() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "value",
     [
         "sb_1",
         {},
@@ -59,21 +59,21 @@ def test_a_token_is_not_in_the_repr() -> None:
         {"sandbox": "sb_1"},
     ],
 )
-def test_ambiguous_and_invalid_input_is_refused(told: object) -> None:
+def test_ambiguous_and_invalid_input_is_refused(value: object) -> None:
     with pytest.raises(SandboxRefused):
-        SuppliedSandbox.read(told)
+        SuppliedSandbox.read(value)
 
 
 def test_another_threads_sandbox_and_an_expired_token_are_refused() -> None:
-    told = SuppliedSandbox.read(NEGOTIATED)
-    assert told is not None
-    assert told.expires_at is not None
-    told.require_thread("thr_1")
-    told.require_unexpired(told.expires_at - timedelta(seconds=1))
+    value = SuppliedSandbox.read(NEGOTIATED)
+    assert value is not None
+    assert value.expires_at is not None
+    value.require_thread("thr_1")
+    value.require_unexpired(value.expires_at - timedelta(seconds=1))
     with pytest.raises(SandboxRefused):
-        told.require_thread("thr_2")
+        value.require_thread("thr_2")
     with pytest.raises(SandboxRefused):
-        told.require_unexpired(told.expires_at)
+        value.require_unexpired(value.expires_at)
 
 
 PREFIXES = AllowedPrefixes.from_text("https://dp.example.com/v1, http://127.0.0.1:8421/dp")

@@ -11,7 +11,7 @@ SERVICE_KEY = "the broker's own, for questions"
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, Deployment]]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, Deployment]]:
     folder, port = tmp_path_factory.mktemp("authority"), free_port()
     (folder / "service").write_text(SERVICE_KEY)
     config = f"""
@@ -27,10 +27,10 @@ user_header = "x-cobox-user"
             yield broker, deployment
 
 
-def test_a_person_can_use_their_own_threads_at_the_broker(asked: tuple[Broker, Deployment]) -> None:
-    broker, deployment = asked
+def test_a_person_can_use_their_own_threads_at_the_broker(servers: tuple[Broker, Deployment]) -> None:
+    broker, deployment = servers
     thread = deployment.thread("ann")
-    assert "OK" in last_words(deployment.run("ann", thread, "mend the leap years"))
+    assert "OK" in last_words(deployment.run("ann", thread, "fix the leap years"))
     ann, bob = broker.key("ann", "human"), broker.key("bob", "human")
     seen = broker.run("exec", "-t", thread, "--", "cat", "leap.py", key=ann)
     assert "year % 400 == 0" in seen.stdout, seen.stderr
@@ -39,12 +39,12 @@ def test_a_person_can_use_their_own_threads_at_the_broker(asked: tuple[Broker, D
     assert "knows no thread" in refused.stderr
 
 
-def test_addresses_are_the_brokers_if_nothing_is_relayed(asked: tuple[Broker, Deployment]) -> None:
-    broker, deployment = asked
+def test_addresses_are_the_brokers_if_nothing_is_relayed(servers: tuple[Broker, Deployment]) -> None:
+    broker, deployment = servers
     thread = deployment.thread("ann")
     with deployment.as_("ann") as ann:
-        told = ann.post("/v1/sandbox/sessions", json={"thread_id": thread, "mode": "ensure"}).json()
-    assert told["sandbox"]["http_base_url"].startswith(broker.url)
+        session = ann.post("/v1/sandbox/sessions", json={"thread_id": thread, "mode": "ensure"}).json()
+    assert session["sandbox"]["http_base_url"].startswith(broker.url)
     done = broker.run("exec", "-t", thread, "--", "echo", "direct", url=deployment.url, key="ann-secret")
     assert done.stdout == "direct\n", done.stderr
     with deployment.as_("bob") as bob:

@@ -1,4 +1,4 @@
-"""Templates, volumes and pools through the unmodified langsmith 0.7.30, which is older than snapshots."""
+"""Templates, volumes and pools through the unmodified langsmith 0.7.30, a version before snapshots."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def client() -> Iterator[SandboxClient]:
         yield client
 
 
-def test_a_box_is_made_by_a_template_with_a_volume(client: SandboxClient) -> None:
+def test_a_box_is_created_from_a_template_with_a_volume(client: SandboxClient) -> None:
     volume = client.create_volume("old-data", "64Mi")
     assert (volume.name, volume.size) == ("old-data", "64Mi")
     mounts = [VolumeMountSpec(volume_name="old-data", mount_path="/data")]
@@ -60,7 +60,7 @@ def test_a_box_is_made_by_a_template_with_a_volume(client: SandboxClient) -> Non
             look()
 
 
-def test_what_can_not_be_had_is_refused_by_its_field(client: SandboxClient) -> None:
+def test_invalid_values_are_refused_with_their_field(client: SandboxClient) -> None:
     with pytest.raises(ValidationError) as refused:
         client.create_template("no-image", "nobody/has:this")
     assert refused.value.field == "image" and "no container engine" in str(refused.value)
@@ -70,7 +70,7 @@ def test_what_can_not_be_had_is_refused_by_its_field(client: SandboxClient) -> N
         client.create_volume("odd", "lots")
 
 
-def test_a_pool_hands_out_what_waits(client: SandboxClient) -> None:
+def test_a_pool_hands_out_waiting_boxes(client: SandboxClient) -> None:
     client.create_template("pooled", IMAGE)
     pool = client.create_pool("warm", "pooled", replicas=2, timeout=60)
     try:

@@ -1,4 +1,4 @@
-"""Network settings shared by blocking and async I/O: limits, TLS, headers, and what is kept out of logs."""
+"""Network settings shared by blocking and async I/O: limits, TLS, headers, and log redaction."""
 
 from __future__ import annotations
 

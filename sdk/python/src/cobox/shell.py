@@ -17,7 +17,7 @@ from .resumable_stream import ResumableStream, decode_data, parse_uint64
 
 @dataclass(frozen=True)
 class ShellOutput:
-    """Output of the terminal. NUL bytes replace what is hidden from observers."""
+    """Output of the terminal. NUL bytes replace output hidden from observers."""
 
     data: bytes = field(repr=False)
     offset: int

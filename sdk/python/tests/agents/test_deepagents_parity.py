@@ -17,7 +17,7 @@ from cobox.deepagents import IS_07, CoboxBackend, agent_backend
 from cobox.files import FilesApi
 
 ROOT = "/workspace/tree"
-HALF = "the text contains an unpaired surrogate, which can't be encoded as UTF-8"
+SURROGATE_ERROR = "the text contains an unpaired surrogate, which can't be encoded as UTF-8"
 TREE = {
     "a.txt": "one\ntwo\nthree\n",
     "b.py": "import os\nprint('x')\n",
@@ -53,9 +53,9 @@ def both(broker: Any) -> Iterator[tuple[CoboxBackend, ScriptedSandbox]]:
 
 
 def same(both: tuple[Any, Any], ask: Callable[[Any], Any]) -> Any:
-    ours, theirs = ask(both[0]), ask(both[1])
-    assert ours == theirs
-    return ours
+    actual, expected = ask(both[0]), ask(both[1])
+    assert actual == expected
+    return actual
 
 
 @pytest.mark.parametrize(
@@ -79,51 +79,51 @@ def test_a_file_reads_the_same(both: Any, path: str) -> None:
 
 @pytest.mark.parametrize("window", [(0, 100), (9_999, 3), (20_000, 2000), (29_999, 5), (30_000, 5), (0, 2000)])
 def test_a_long_file_reads_the_same_for_any_line_range(both: Any, window: tuple[int, int]) -> None:
-    ours, theirs = (backend.read(f"{ROOT}/big.txt", *window) for backend in both)
-    if IS_07 and theirs.total_lines is None and ours.total_lines is not None:
+    actual, expected = (backend.read(f"{ROOT}/big.txt", *window) for backend in both)
+    if IS_07 and expected.total_lines is None and actual.total_lines is not None:
         # The script stops counting after a megabyte; our backend knows the total once it has read the end.
-        assert ours.total_lines == 30_000
-        ours.total_lines = None
-    assert ours == theirs
+        assert actual.total_lines == 30_000
+        actual.total_lines = None
+    assert actual == expected
 
 
 def test_an_overlong_line_is_truncated_and_skipped_the_same(both: Any) -> None:
-    ours = same(both, lambda backend: backend.read(f"{ROOT}/long-line.txt"))
-    assert "Output was truncated" in ours.file_data["content"]
+    actual = same(both, lambda backend: backend.read(f"{ROOT}/long-line.txt"))
+    assert "Output was truncated" in actual.file_data["content"]
     same(both, lambda backend: backend.read(f"{ROOT}/long-line.txt", offset=1))
 
 
 def test_reading_a_far_line_is_bounded_in_memory_and_scan_length(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_files, "NEXT_BYTES", 256 * 1024)
     monkeypatch.setattr(agent_files, "FIRST_BYTES", 256 * 1024)
-    ours = both[0]
-    assert ours.execute("truncate -s 24M one-line").exit_code == 0
+    actual = both[0]
+    assert actual.execute("truncate -s 24M one-line").exit_code == 0
     tracemalloc.start()
     try:
-        told = ours.read("/workspace/one-line", offset=1)
+        results = actual.read("/workspace/one-line", offset=1)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert "exceeds file length (1 lines)" in told.error
+    assert "exceeds file length (1 lines)" in results.error
     assert peak < 8 * 1024 * 1024
     monkeypatch.setattr(agent_files, "MAX_SCAN_BYTES", 1024 * 1024)
-    assert "first 1048576 bytes have 0 lines" in ours.read("/workspace/one-line", offset=1).error
+    assert "first 1048576 bytes have 0 lines" in actual.read("/workspace/one-line", offset=1).error
 
 
 def test_oversized_files_are_reported_and_the_others_downloaded(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = both[0]
+    actual = both[0]
     monkeypatch.setitem(FilesApi.download.flow.__kwdefaults__, "max_bytes", 10_000)
-    ours.upload_files([("/workspace/large", b"x" * 20_000), ("/workspace/a", b"a" * 6_000), ("/workspace/b", b"b" * 6_000)])
+    actual.upload_files([("/workspace/large", b"x" * 20_000), ("/workspace/a", b"a" * 6_000), ("/workspace/b", b"b" * 6_000)])
     paths = ["/workspace/a", "/workspace/large", "/workspace/none", "relative", "/workspace/b"]
-    told = [(one.path, one.error, len(one.content or b"")) for one in ours.download_files(paths)]
-    assert told == [
+    results = [(one.path, one.error, len(one.content or b"")) for one in actual.download_files(paths)]
+    assert results == [
         ("/workspace/a", None, 6_000),
         ("/workspace/large", "too_large", 0),
         ("/workspace/none", "file_not_found", 0),
         ("relative", "invalid_path", 0),
         ("/workspace/b", None, 6_000),
     ]
-    assert ours.download_files(["/workspace/large"])[0].error == "too_large"
+    assert actual.download_files(["/workspace/large"])[0].error == "too_large"
 
 
 def test_text_that_is_not_utf8_is_returned_the_same(both: Any) -> None:
@@ -224,8 +224,8 @@ def test_a_text_search_finds_the_same(both: Any, pattern: str, glob: str | None)
 def test_searching_one_file_and_limiting_matches_gives_the_same(both: Any) -> None:
     same(both, lambda backend: [(m["line"], m["text"]) for m in backend.grep("o", path=f"{ROOT}/a.txt").matches])
     if IS_07:
-        ours, theirs = (backend.grep("x", path=f"{ROOT}/big.txt", max_count=5) for backend in both)
-        assert ours == theirs and ours.truncated and len(ours.matches) == 5
+        actual, expected = (backend.grep("x", path=f"{ROOT}/big.txt", max_count=5) for backend in both)
+        assert actual == expected and actual.truncated and len(actual.matches) == 5
         exact = both[0].grep("three", path=ROOT, max_count=2)
         assert len(exact.matches) == 2 and not exact.truncated
         same(both, lambda backend: backend.grep("x", path=f"{ROOT}/big.txt", max_count=0))
@@ -241,17 +241,17 @@ def test_an_empty_pattern_matches_every_line(both: Any) -> None:
 
 
 def test_an_unpaired_surrogate_has_the_same_error_in_every_tool(both: Any) -> None:
-    ours = both[0]
-    told = [
-        ours.write("/workspace/half", "\ud800").error,
-        ours.edit(f"{ROOT}/a.txt", "\ud800", "x").error,
-        ours.edit(f"{ROOT}/a.txt", "one", "\ud800").error,
-        ours.grep("\ud800", path=ROOT).error,
-        ours.glob("\ud800", path=ROOT).error,
+    actual = both[0]
+    results = [
+        actual.write("/workspace/half", "\ud800").error,
+        actual.edit(f"{ROOT}/a.txt", "\ud800", "x").error,
+        actual.edit(f"{ROOT}/a.txt", "one", "\ud800").error,
+        actual.grep("\ud800", path=ROOT).error,
+        actual.glob("\ud800", path=ROOT).error,
     ]
-    assert [message.rpartition("': ")[2] for message in told] == [HALF] * len(told)
+    assert [message.rpartition("': ")[2] for message in results] == [SURROGATE_ERROR] * len(results)
     with pytest.raises(errors.InvalidText, match="unpaired surrogate"):
-        ours.execute("echo \ud800")
+        actual.execute("echo \ud800")
 
 
 EDITS = [
@@ -314,13 +314,13 @@ def test_delete_removes_directories_and_reports_missing_paths(both: Any) -> None
 
 
 def test_execute_returns_both_streams_exit_code_and_timeout(both: Any) -> None:
-    ours = both[0]
-    result = ours.execute("echo out; echo err >&2; exit 3")
+    actual = both[0]
+    result = actual.execute("echo out; echo err >&2; exit 3")
     assert (result.output, result.exit_code, result.truncated) == ("out\n\nerr\n", 3, False)
-    assert ours.execute("[[ a == a ]] && pwd").output == "/workspace\n"
-    late = ours.execute("echo begun; sleep 60", timeout=1)
+    assert actual.execute("[[ a == a ]] && pwd").output == "/workspace\n"
+    late = actual.execute("echo begun; sleep 60", timeout=1)
     assert "begun" in late.output and "timed out after 1 seconds" in late.output and late.exit_code != 0
-    assert ours.execute("head -c 3000000 /dev/zero | tr '\\0' x").truncated
+    assert actual.execute("head -c 3000000 /dev/zero | tr '\\0' x").truncated
 
 
 async def test_blocking_and_async_methods_work_with_an_async_session(broker: Any, thread: str) -> None:
@@ -389,8 +389,8 @@ def test_an_agent_works_in_the_humans_sandbox(broker: Any, human: Any, thread: s
             ]
             agent = create_deep_agent(model=Scripted(messages=iter(script)), backend=agent_backend(box))
             answer = agent.invoke({"messages": [("user", "go")]})
-            told = {m.tool_call_id: m for m in answer["messages"] if m.type == "tool"}
-            texts = [str(m.content) for m in told.values()]
+            results = {m.tool_call_id: m for m in answer["messages"] if m.type == "tool"}
+            texts = [str(m.content) for m in results.values()]
             assert "please greet" in texts[0]
             assert any("hello from the robot" in text for text in texts)
             assert hers.files.read_text("/workspace/out.txt") == "hello from the robot\n"
