@@ -1,16 +1,16 @@
-"""The dataplane's plot: one panel a work, a bar for each way to do it, ours in blue."""
+"""Plot with one panel per workload and one bar per contender; Cobox in blue."""
 
 from xml.sax.saxutils import escape
 
 from report import number
 
-# Of the plot, in pixels.
+# Plot dimensions in pixels.
 LABELS, BARS, VALUES, ROW, BAR, HEAD, PANEL_HEAD, PANEL_FOOT, FOOT, MARGIN = 300, 400, 170, 24, 15, 64, 34, 14, 34, 20
 OURS, OTHERS, PALE = "#0969da", "#9198a1", "#59636e"
 
 
 def panels(groups, title, subtitle):
-    """Bars from zero to the median, a thin line on to the 99th percentile where it is on the panel; shorter is better everywhere."""
+    """Bars from zero to the median, with a thin line to the 99th percentile as far as it fits; shorter is better everywhere."""
     width = MARGIN * 2 + LABELS + BARS + VALUES
     height = HEAD + sum(PANEL_HEAD + ROW * len(g.measured()) + PANEL_FOOT for g in groups) + FOOT
     left = MARGIN + LABELS
@@ -43,7 +43,7 @@ def panels(groups, title, subtitle):
 
 
 class Group:
-    """One work and everybody who was measured at it; `yardstick` is the key of the one that counts as 1."""
+    """The measurements of one workload; `yardstick` is the key of the series that counts as 1."""
 
     def __init__(self, title, yardstick, unit_bytes=None, unit_requests=None, is_share=False, words=()):
         self.title, self.yardstick, self.unit_bytes, self.is_share, self.words = title, yardstick, unit_bytes, is_share, list(words)
@@ -54,7 +54,7 @@ class Group:
         return [s for s in self.series.values() if s.times]
 
     def ratio(self, key, to=None, of=lambda s: s.median):
-        """How many times the yardstick's time; None where one of the two is missing."""
+        """The time as a multiple of the yardstick's; None if one of the two is missing."""
         ours, other = self.series.get(key), self.series.get(to or self.yardstick)
         return of(ours) / of(other) if ours and other and ours.times and other.times else None
 

@@ -1,4 +1,4 @@
-"""The most memory a process had, read while it runs: what the system tells afterwards counts the program that started it too."""
+"""Peak memory of a process, sampled while it runs: the kernel's value after its end includes the program that started it."""
 
 import contextlib
 import pathlib
@@ -8,7 +8,7 @@ POLL_SECONDS = 0.02
 
 
 def most_memory(pid):
-    """In KiB, up to now; 0 of one that is gone."""
+    """The peak in KiB so far; 0 if the process is gone."""
     with contextlib.suppress(OSError, ProcessLookupError):
         for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -17,7 +17,7 @@ def most_memory(pid):
 
 
 def watched(process):
-    """Waits for a process, and says the most memory that it, or one that it started, had."""
+    """Waits for a process; returns the peak memory of it or one of its children."""
     most = 0
     while True:
         try:

@@ -1,7 +1,8 @@
-"""Those who copy a folder and keep it the same: rsync and unison over the benchmark's sshd, and cobox into a sandbox.
+"""The sync tools that are compared: rsync and unison over the benchmark's sshd, and cobox into a sandbox.
 
-Each has `copy`, which brings a folder to the other side and says how long that took in ms; `seen`, where it is there; `forget`, which
-takes it away; and `peaks`, the most memory of the last copy on either side in KiB. `why_not` says why one can't be had.
+Each has `copy`, which copies a folder to the other side and returns the time in ms; `seen`, the folder's path there; `forget`,
+which deletes it; and `peaks`, the peak memory of the last copy on either side in KiB. `why_not` is the reason if a tool is
+unavailable.
 """
 
 import json
@@ -21,7 +22,7 @@ from peers import END_SECONDS, first_line, program
 WAIT_SECONDS = 60
 POLL_SECONDS = 0.0002
 SAVE_BYTES = 4096
-# Runs what it is told and writes down the most memory one of its processes had; the other side has no other way to tell.
+# Runs a command and writes its peak memory to a file; the remote side has no other way to report it.
 PEAK = """\
 #!/usr/bin/env python3
 import os, subprocess, sys
@@ -36,7 +37,7 @@ sys.exit(process.returncode)
 
 
 def timed(argv, env=None):
-    """How long a program took in ms, and the most memory it had in KiB."""
+    """Runs a program; returns the time in ms and its peak memory in KiB."""
     began = time.perf_counter_ns()
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen([os.fspath(a) for a in argv], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
@@ -54,7 +55,7 @@ def save(path, content):
 
 
 def until_seen(path, content):
-    """Waits until a reader gets the new content, in ms."""
+    """Waits until a reader gets the new content; returns the time in ms."""
     began = time.perf_counter_ns()
     while True:
         try:
@@ -68,10 +69,10 @@ def until_seen(path, content):
 
 
 def saves(here, there, count, dice, name="saved.txt"):
-    """Saves a file and waits for it on the other side, again and again."""
+    """Saves a file repeatedly and waits each time until the other side has it."""
     times = []
     for _ in range(count):
-        # Out of step with whoever looks now and then.
+        # Avoids saving in step with a tool that polls.
         time.sleep(0.3 + dice.random())
         content = dice.randbytes(SAVE_BYTES)
         save(here / name, content)
@@ -80,45 +81,45 @@ def saves(here, there, count, dice, name="saved.txt"):
 
 
 class Rsync:
-    def __init__(self, place, ssh, *options):
-        self.place, self.options, self.why_not, self.version, self.peaks = place, options, ssh.why_not, None, (0, 0)
+    def __init__(self, directory, ssh, *options):
+        self.directory, self.options, self.why_not, self.version, self.peaks = directory, options, ssh.why_not, None, (0, 0)
         try:
             self.rsync = program("rsync")
             self.version = " ".join(first_line([self.rsync, "--version"]).split()[:3]) if not options else None
         except (RuntimeError, OSError) as problem:
             self.why_not = str(problem)
             return
-        place.mkdir(parents=True)
+        directory.mkdir(parents=True)
         if not self.why_not:
             self.shell = shlex.join([*ssh.base, *ssh.shared])
-            self.peak = wrapper(place.parent / f"{place.name}-peak", self.rsync)
+            self.peak = wrapper(directory.parent / f"{directory.name}-peak", self.rsync)
 
     def copy(self, source, run):
         command, out = self.peak
         took, here = timed([self.rsync, "-a", *self.options, "-e", self.shell, f"--rsync-path={command}", f"{source}/",
-                            f"127.0.0.1:{self.place}/{run}/"])
+                            f"127.0.0.1:{self.directory}/{run}/"])
         self.peaks = (here, left_word(out))
         return took
 
     def seen(self, run):
-        return self.place / run
+        return self.directory / run
 
     def forget(self, run):
-        shutil.rmtree(self.place / run)
+        shutil.rmtree(self.directory / run)
 
 
 class Unison:
-    def __init__(self, place, ssh, home):
-        self.place, self.home, self.why_not, self.version, self.peaks = place, home, ssh.why_not, None, (0, 0)
+    def __init__(self, directory, ssh, home):
+        self.directory, self.home, self.why_not, self.version, self.peaks = directory, home, ssh.why_not, None, (0, 0)
         try:
             self.unison = program("unison")
             self.version = " ".join(first_line([self.unison, "-version"]).split()[:3])
         except (RuntimeError, OSError) as problem:
             self.why_not = str(problem)
             return
-        # From the project's own releases; Debian's package comes without it.
+        # From the project's own releases; Debian's package does not contain it.
         self.has_monitor = shutil.which("unison-fsmonitor") is not None
-        place.mkdir(parents=True)
+        directory.mkdir(parents=True)
         home.mkdir(parents=True)
         if not self.why_not:
             self.ssh = ssh
@@ -132,26 +133,26 @@ class Unison:
     def watch_words(self):
         if self.why_not or self.has_monitor:
             return "unison watches with its unison-fsmonitor."
-        return ("unison is measured with `-repeat 1`, its shortest pause between two looks: `-repeat watch` needs unison-fsmonitor, which this "
-                "machine's package doesn't have. Beside it is one run for the saved file alone, started at the moment of the save, which no "
-                "watching can be faster than by more than its start. The promise counts the faster of the two.")
+        return ("unison is measured with `-repeat 1`, its shortest polling interval: `-repeat watch` needs unison-fsmonitor, which this "
+                "machine's package doesn't have. In addition, one run for the saved file alone is started at the moment of the save; watching could "
+                "only be faster than that by its start-up time. The promise counts the faster of the two.")
 
     def command(self, source, run, *more):
         program_, *options = [*self.ssh.base, *self.ssh.shared]
-        return [self.unison, source, f"ssh://127.0.0.1/{self.place}/{run}", "-batch", "-auto", "-confirmbigdel=false", "-perms", "0",
+        return [self.unison, source, f"ssh://127.0.0.1/{self.directory}/{run}", "-batch", "-auto", "-confirmbigdel=false", "-perms", "0",
                 "-sshcmd", program_, "-sshargs", " ".join(options), "-servercmd", self.peak[0], *more]
 
     def env(self, run):
         return {"PATH": os.environ["PATH"], "HOME": str(self.home), "UNISON": str(self.home / run), "LANG": "C.UTF-8"}
 
     def copy(self, source, run):
-        (self.place / run).mkdir(exist_ok=True)
+        (self.directory / run).mkdir(exist_ok=True)
         took, here = timed(self.command(source, run), self.env(run))
         self.peaks = (here, left_word(self.peak[1]))
         return took
 
     def saves_by_hand(self, source, run, count):
-        """One run for the one file, started with the save; done when it ends."""
+        """One run per save for that file only, started with the save; measures until it ends."""
         times = []
         for turn in range(count):
             content = os.urandom(SAVE_BYTES)
@@ -175,10 +176,10 @@ class Unison:
             end(process)
 
     def seen(self, run):
-        return self.place / run
+        return self.directory / run
 
     def forget(self, run):
-        shutil.rmtree(self.place / run)
+        shutil.rmtree(self.directory / run)
         shutil.rmtree(self.home / run, ignore_errors=True)
 
 
@@ -221,7 +222,7 @@ class Cobox:
 
 
 class Live:
-    """`cobox sync` that goes on until the end of a `with`."""
+    """A `cobox sync` that keeps running until the end of a `with`."""
 
     def __init__(self, command, env):
         self.command, self.env = [os.fspath(word) for word in command], env
@@ -231,7 +232,7 @@ class Live:
         for line in self.process.stdout:
             event = json.loads(line)
             if event.get("event") == "phase" and event["phase"] == "watching":
-                # What it tells from now on is read away, so that it never waits for us.
+                # Drains the output so that the process never blocks on a full pipe.
                 threading.Thread(target=self.process.stdout.read, daemon=True).start()
                 return self
         raise RuntimeError("the sync ended before both sides were the same")
@@ -244,7 +245,7 @@ class Live:
 
 
 def wrapper(path, command):
-    """A program that runs another and leaves word of the most memory it had; and where."""
+    """Writes a script that runs a command and stores its peak memory; returns the script and the file with the result."""
     out = path.with_suffix(".kib")
     path.write_text(PEAK.format(here=str(pathlib.Path(__file__).resolve().parent), command=os.fspath(command), out=str(out)))
     path.chmod(0o755)
@@ -252,7 +253,7 @@ def wrapper(path, command):
 
 
 def left_word(out):
-    """What the other side's wrapper wrote, which ends after the one here."""
+    """The peak memory stored by the remote wrapper, which ends after the local command."""
     deadline = time.monotonic() + END_SECONDS
     while not out.exists() and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)

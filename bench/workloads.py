@@ -1,4 +1,4 @@
-"""The works of the dataplane benchmark: for each who does it, how often, and what is promised of it."""
+"""The workloads of the dataplane benchmark: contenders, number of measurements, and promises."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ DIRECT, GATEWAY = "cobox, direct", "cobox, gateway"
 
 
 class WorkloadResult:
-    """The groups of one work, lines about memory, and its promises, judged when all is measured."""
+    """The measured groups of a workload, lines about memory, and its promises."""
 
     def __init__(self, groups=(), memory=()):
         self.groups, self.memory, self.promises = list(groups), list(memory), []
@@ -41,12 +41,12 @@ class WorkloadResult:
 
 
 def available(peer, spec):
-    """A contender's spec, or why there is none."""
+    """A contender's spec, or the reason why it is unavailable."""
     return peer.why_not if peer.why_not else spec()
 
 
 def ours(bench, make, only=("direct", "gateway")):
-    """The two of ours; `make` gets the endpoint's base path."""
+    """The two contenders of Cobox; `make` receives the endpoint's base path."""
     endpoints = bench.endpoints()
     labels = {"direct": DIRECT, "gateway": GATEWAY}
     for way in only:
@@ -87,10 +87,10 @@ def stream(bench):
         return {"kind": "exec_stream", "path": f"{base}/exec/ws", "start": start, "bytes": size}
 
     group = Group(f"output of a command, {size // MIB} MiB", "pipe", unit_bytes=size, is_share=True,
-                  words=[f"`{' '.join(argv)}`, from its start until its last byte and its exit are known; ours in binary frames, acknowledged "
+                  words=[f"`{' '.join(argv)}`, from its start until its last byte and its exit are received; ours in binary frames, acknowledged "
                          "every 4 MiB.", "ssh: on the shared connection, with its default cipher.",
                          "The plain pipe has the kernel's 64 KiB; boxd gives a command that prints a lot a pipe of 1 MiB. "
-                         "The two aren't alike: a share above 1 doesn't mean faster than a pipe of the same size."])
+                         "The two aren't equivalent: a share above 1 doesn't mean faster than a pipe of the same size."])
     bench.measure(group, [
         ("pipe", "a plain pipe", False, {"kind": "command_stream", "argv": argv, "bytes": size}), *ours(bench, run),
         ("ssh", "ssh, shared connection", False, available(
@@ -108,8 +108,8 @@ def echo(bench):
                              "start": {"type": "start", "shell": f"echo-{way}", "command": "cat", "binary": True}}
 
     group = Group("a key until its echo, one client", "ssh", words=[
-        "The program is `cat` for everybody, so the kernel's terminal echoes and no shell's line editor is measured.",
-        "ssh: `ssh -tt` on a connection of its own. sshx: its server and client on this machine, looked at by a client of its protocol.",
+        "The program is `cat` for all contenders, so the kernel's terminal echoes and no shell's line editor is measured.",
+        "ssh: `ssh -tt` on its own connection. sshx: its server and client on this machine, observed by a client of its protocol.",
         "raw pty: no server at all, the floor."])
     bench.measure(group, [
         ("pty", "raw pty", False, {"kind": "echo_pty", "argv": ["cat"]}),
@@ -125,7 +125,7 @@ def echo(bench):
 
 
 def observers(bench):
-    # Waits for a line, so that the audience is there when it floods; then it echoes.
+    # Waits for a line, so that all observers are connected when the output starts; then it echoes.
     command = f"sh -c 'read go; yes 0123456789 | head -c {8 * MIB}; echo flooded; exec cat'"
     count, stalled = (20, 2) if bench.is_quick else (200, 20)
     done = WorkloadResult()
@@ -138,8 +138,8 @@ def observers(bench):
         (_, label, _, alone), = ours(bench, run("alone", False), [way])
         (_, _, _, watched), = ours(bench, run("watched", True), [way])
         group = Group(f"the controller's echo with {count} observers, {stalled} of them stalled ({way})", "alone", words=[
-            f"A key every 10 ms. {8 * MIB // MIB} MiB were printed after the observers had come, so that those who don't read are really "
-            "stalled; the others read everything, on this machine's same cores."])
+            f"A key every 10 ms. {8 * MIB // MIB} MiB were printed after the observers had connected, so that those who don't read are really "
+            "stalled; the others read everything, on the same cores of this machine."])
         bench.measure(group, [("alone", f"{label}, no observers", True, alone), ("watched", f"{label}, {count} observers", True, watched)],
                       rounds=5 if bench.is_quick else 30, each=20 if bench.is_quick else 50, warm_up=20, pause_ms=10)
         done.groups.append(group)
@@ -154,7 +154,8 @@ def files(bench):
     rounds = 10
 
     def path(name, suffix=""):
-        # A directory for each work, as each nginx has its own: a file takes longer to make where ten thousand others are.
+        # Each workload has its own directory, as each nginx has: creating a file takes longer in a directory with ten thousand
+        # others.
         return lambda base: {"path": f"{base}/files/workspace/{name}/{name}-", "suffix": suffix}
 
     def mixed(spec, kind, size, names):
@@ -174,7 +175,7 @@ def files(bench):
         return bench.measure(made, all_ours + others, **plan)
 
     if bench.agent.why_not is None:
-        # It takes no body of this size, but it gives one.
+        # It refuses an upload of this size, but serves a download.
         with (bench.storage / "lazy-0").open("wb") as file:
             file.writelines([bytes(range(256)) * 4096] * (big // MIB))
     of_big = {"rounds": 2 if bench.is_quick else 7, "each": 1, "warm_up": 1, "settle": True}
@@ -195,8 +196,8 @@ def files(bench):
         "nginx stores a body in a temporary file and renames it, and has no setting to wait for the disk; made durable means that a "
         "preloaded `rename` syncs the file before and its directory after, as boxd does.")
     made[f"GET of {count:,} files of 4 KiB"].words.append(
-        "nginx behind nginx: the same nginx, reached through another as a proxy on its UNIX socket. It is what one more process on the way "
-        "costs at least, and cobox's gateway is one more process.")
+        "nginx behind nginx: the same nginx, reached through another as a proxy on its UNIX socket. It shows the minimum cost of one more "
+        "process on the way, and cobox's gateway is one more process.")
     done = WorkloadResult(made.values())
     for what, g in made.items():
         done.share(f"{what}, direct: at least 0.7 of nginx", g.ratio("direct"), 0.7)
@@ -237,7 +238,7 @@ MATCH_EVERY = 20
 
 
 def fill_tree(bench, size):
-    """Files of words below /workspace/tree, sent as one archive. The same every time."""
+    """Writes text files below /workspace/tree, sent as one archive with the same content every time."""
     chance = random.Random(1)
     words = ["".join(chance.choices("etaoinshrdlu", k=chance.randint(2, 9))) for _ in range(5000)]
     pages = []
@@ -268,7 +269,7 @@ def fill_tree(bench, size):
 
 
 class Chunks(io.RawIOBase):
-    """What is written goes out as chunks of an HTTP body."""
+    """Writes data as chunks of an HTTP body."""
 
     def __init__(self, to):
         self.to = to
@@ -295,7 +296,7 @@ def memory(bench):
     try:
         idle = resident(boxd)
     except PermissionError:
-        done.memory = ["Not measured: this user may not look at boxd's."]
+        done.memory = ["Not measured: this user may not read boxd's memory."]
         return done
     rows = ["| what | MiB |", "|---|--:|", f"| boxd, idle after one command (resident) | {number(idle)} |"]
     done.promise(f"an idle boxd is at most {IDLE_MIB} MiB", idle, lambda mib: mib <= IDLE_MIB, "{:.1f} MiB")
@@ -304,7 +305,7 @@ def memory(bench):
     for way, endpoint in bench.endpoints("memory").items():
         for kind in ("put", "get"):
             watched = {"boxd": boxd} if way == "direct" else {"boxd": boxd, "the broker": bench.broker.process.pid}
-            # The second size is large enough to have had every buffer in use; from there on nothing may grow.
+            # The second size is large enough to fill every buffer; beyond it, memory must not grow.
             sizes = (16 * MIB, size // 4, size)
             rounds = [[peaks(bench, watched.values(), endpoint, kind, n) for n in sizes] for _ in range(PEAK_ROUNDS)]
             for at, who in enumerate(watched):
@@ -330,18 +331,18 @@ def memory(bench):
     else:
         rows.append(f"| one of {shells} shells, each after 400 KiB of output, so that its ring is full | {each:.2f} |")
     done.promise(f"a shell takes at most {SHELL_MIB} MiB of boxd's ({shells} at once)", each, lambda mib: mib <= SHELL_MIB, "{:.2f} MiB")
-    done.memory = [*rows, "", "Resident memory (`VmRSS`, `VmHWM`); that of the programs in the sandbox is not in it. Of transfers the median of "
-                   f"{PEAK_ROUNDS}, of all sizes in turns."]
+    done.memory = [*rows, "", "Resident memory (`VmRSS`, `VmHWM`), without the programs in the sandbox. Of transfers the median of "
+                   f"{PEAK_ROUNDS}, with all sizes alternating."]
     bench.broker.reconnect()
     session.release()
     return done
 
 
 def peaks(bench, pids, endpoint, kind, size):
-    """The most resident memory of each during one transfer, in MiB. What is got was put just before."""
+    """The peak resident memory of each process during one transfer, in MiB. A downloaded file was uploaded just before."""
     for pid in pids:
         with contextlib.suppress(PermissionError):
-            pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")  # the high-water mark starts anew
+            pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets the high-water mark
     spec = {"name": "it", "kind": kind, "at": endpoint["at"], "token": endpoint["token"], "path": f"{endpoint['base']}/files/workspace/peak-{size}-",
             "bytes": size, "names": 1}
     plan = {"rounds": 1, "each": 1, "warm_up": 0, "contenders": [spec]}
@@ -353,7 +354,7 @@ def peaks(bench, pids, endpoint, kind, size):
 
 
 def resident(pid, field="VmRSS"):
-    """In MiB."""
+    """Resident memory in MiB."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith(f"{field}:"))
 
