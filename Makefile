@@ -1,4 +1,4 @@
-# Each target is a line or two that calls the real tool. `make help` lists them.
+# Each target calls the real tool in a line or two. `make help` lists them.
 SHELL := /bin/bash
 PROFILE ?= release
 CARGO_FLAGS := $(if $(filter release,$(PROFILE)),--release,)
@@ -15,38 +15,38 @@ help: ## Show this list
 build: ## Build cobox and boxd
 	cargo build $(CARGO_FLAGS) -p cobox-cli -p cobox-boxd
 
-run: build ## Build, start a broker here, and say what to type next
+run: build ## Build, start a broker on this machine, and print the next steps
 	$(BIN)/cobox up
 
-demo: build ## A human and an agent in one sandbox, side by side, in a temporary directory
+demo: build ## Show a human and an agent in one sandbox, side by side, in a temporary directory
 	COBOX_BIN=$(BIN)/cobox python3 examples/demo.py
 
-setup: ## Install what the tests need, or say how
+setup: ## Install what the tests need, or explain how
 	scripts/setup
 
-# What the clients' tests are written with, from the languages' own registries.
+# Dependencies of the client tests, from the registries of their languages.
 setup-clients: setup
 	scripts/setup langgraph
 	scripts/check-python --setup
 
-# Brokers are started as root and as an ordinary user there, which takes root.
+# These tests start brokers as root and as an ordinary user, which needs root.
 ROOT_ONLY = test(isolation) | test(ordinary_user) | test(full_disk)
-# Those that use both databases anyway need no second run, nor do those that are about connections, documents, and who may do what; `make soak` runs all.
-# The whole workspace is named so that nothing is compiled anew for one of its crates.
+# Excludes tests that use both databases anyway, and tests of connections, documents and permissions; `make soak` runs all.
+# The command selects the whole workspace, so that no crate is compiled again with other features.
 ON_POSTGRES = binary_id(cobox-broker::broker) & not test(/^(store_suite|store_races|cluster|failover|stalls|tls|cors|origin|openapi|adapted|sockets|limits|rates|policy|oidc|thread_authority|seeds|ops|door|links|asking|errors|access|outage)::/)
-test: test-rust test-clients ## Unit, integration and end-to-end tests
+test: test-rust test-clients ## Run all unit, integration and end-to-end tests
 
-# Every feature of cobox is compiled for the tests; `make build` has none of them.
+# The tests are compiled with all features of cobox; `make build` uses none of them.
 TEST_FEATURES = --features cobox-cli/otel
-# cobox and boxd are made with the tests: by themselves they'd have other features, and all would be compiled twice.
+# cobox and boxd are built together with the tests: alone, they would have other features, and everything would be compiled twice.
 test-rust:
 	cargo test --workspace $(TEST_FEATURES) --no-run
 	scripts/setup
-	@[ "$$(id -u)" = 0 ] || echo "not root: leaving out the tests that change users ($(ROOT_ONLY)); run make test as root for all"
+	@[ "$$(id -u)" = 0 ] || echo "not root: skipping the tests that change users ($(ROOT_ONLY)); run make test as root to run all"
 	cargo nextest run --workspace $(TEST_FEATURES) $$([ "$$(id -u)" = 0 ] || echo "-E 'not ($(ROOT_ONLY))'")
 	COBOX_TEST_STORE=postgres cargo nextest run --workspace $(TEST_FEATURES) -E '$(ON_POSTGRES)'
 
-# Each is a client of the debug build, so they can run side by side.
+# Each only uses the debug build, so they can run in parallel.
 test-clients: $(CLIENTS) loom
 $(CLIENTS):
 	@MAKEFLAGS= scripts/$@
@@ -54,7 +54,7 @@ $(CLIENTS):
 loom:
 	RUSTFLAGS="--cfg loom" cargo test -p cobox-stream --test loom --release --target-dir target/loom
 
-lint: lint-rust lint-python deny ## Formatting, clippy, ruff, types, licences and sources
+lint: lint-rust lint-python deny ## Check formatting, clippy, ruff, types, licenses and sources
 
 lint-rust:
 	cargo fmt --all --check
@@ -66,49 +66,49 @@ lint-python: setup-clients
 deny:
 	scripts/deny
 
-openapi: ## Write openapi/ anew from the code
-	touch openapi/broker.json # the broker has it inside
+openapi: ## Regenerate openapi/ from the code
+	touch openapi/broker.json # embedded in the broker
 	COBOX_WRITE_OPENAPI=1 cargo test -p cobox-boxd --test openapi
 	COBOX_WRITE_OPENAPI=1 cargo test -p cobox-broker --lib openapi
 
-# Our code has no unsafe where the targets reach, so the address sanitizer would only slow them down; so would optimising them whole.
+# The fuzzed code contains no unsafe, so the address sanitizer would only slow it down; so would link-time optimization.
 FUZZ_SECONDS ?= 60
-fuzz: ## Each fuzz target for a minute; needs a nightly compiler and cargo-fuzz
+fuzz: ## Run each fuzz target for a minute; needs a nightly compiler and cargo-fuzz
 	@for target in $$(ls fuzz/corpus); do mkdir -p fuzz/work/$$target; \
 		CARGO_PROFILE_RELEASE_LTO=off cargo +nightly fuzz run --features libfuzzer --sanitizer none $$target fuzz/work/$$target fuzz/corpus/$$target -- \
 			-max_total_time=$(FUZZ_SECONDS) -max_len=8192 -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 || exit 1; done
 
-bench: build ## Time to the first exec, against bubblewrap and podman; writes bench/results/
+bench: build ## Measure the time to the first exec, against bubblewrap and podman; writes bench/results/
 	scripts/setup bench
 	COBOX_BIN=$(BIN)/cobox python3 bench/start.py
 
-bench-dataplane: build ## Exec, shells, files and search, against ssh, sshx, nginx, ripgrep and sandbox-agent
+bench-dataplane: build ## Measure exec, shells, files and search, against ssh, sshx, nginx, ripgrep and sandbox-agent
 	cargo build $(CARGO_FLAGS) -p cobox-bench
 	scripts/setup bench
 	COBOX_BIN=$(BIN)/cobox COBOX_BENCH_BIN=$(BIN)/cobox-bench python3 bench/dataplane.py
 
-bench-broker: ## Ensure and refresh on both databases, with a thousand sessions and a million, then the gateway; writes bench/results/
+bench-broker: ## Measure ensure and refresh on both databases, with a thousand and a million sessions, then the gateway; writes bench/results/
 	scripts/bench-broker
 	$(MAKE) bench-gateway
 
-bench-gateway: build ## The gateway against boxd's own socket and nginx in front of it; writes bench/results/gateway.md
+bench-gateway: build ## Measure the gateway against boxd's own socket and nginx in front of it; writes bench/results/gateway.md
 	cargo build $(CARGO_FLAGS) -p cobox-bench
 	scripts/setup bench
 	COBOX_BIN=$(BIN)/cobox COBOX_BENCH_BIN=$(BIN)/cobox-bench python3 bench/gateway.py
 
-bench-agent: build ## An agent's tools through the Python backend, against deepagents' own scripts; writes bench/results/agent.md
+bench-agent: build ## Measure an agent's tools in the Python backend, against deepagents' own scripts; writes bench/results/agent.md
 	scripts/check-python --setup
 	COBOX_BIN=$(BIN)/cobox target/tools/python-deepagents-0.7/bin/python bench/agent.py
 
-bench-sync: build ## First copy, one save and a look at what hasn't changed, against rsync and unison; writes bench/results/sync.md
+bench-sync: build ## Measure a first copy, one save and a run without changes, against rsync and unison; writes bench/results/sync.md
 	scripts/setup bench
 	COBOX_BIN=$(BIN)/cobox python3 bench/sync.py
 
-soak: ## The long fault and load tests; records bench/results/soak.md
+soak: ## Run the long fault and load tests; records bench/results/soak.md
 	cargo build -p cobox-cli -p cobox-boxd
 	COBOX_TEST_STORE=postgres cargo nextest run --workspace -E 'binary_id(cobox-broker::broker)'
 	COBOX_API_EXAMPLES=200 COBOX_API_SEED=$$RANDOM scripts/check-api
-	COBOX_SDK_CUTS=200 COBOX_SDK_SEED=$$RANDOM scripts/check-langsmith test_cuts.py
+	COBOX_SDK_CUTS=200 COBOX_SDK_SEED=$$RANDOM scripts/check-langsmith test_lost_connections.py
 	scripts/setup soak
 	scripts/deny
 	scripts/soak

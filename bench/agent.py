@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What an agent's file tools cost: our deepagents backend next to deepagents' own scripts, on the same sandbox.
+"""Benchmarks an agent's file tools: our deepagents backend against deepagents' own scripts, on the same sandbox.
 
-`make bench-agent` runs it with the Python that has deepagents and the cobox package; the program to measure is named by COBOX_BIN.
-Both ways are measured in turns, in one run, in an order that changes every round. Writes results/agent.md and results/agent.svg, and
-ends with 1 where a promise is missed.
+`make bench-agent` runs it with the Python that has deepagents and the cobox package; COBOX_BIN names the program to measure. Both
+are measured alternately in one run, in an order that changes every round. Writes results/agent.md and results/agent.svg, and
+exits with 1 if a promise is missed.
 """
 
 import datetime
@@ -22,27 +22,27 @@ sys.dont_write_bytecode = True
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "sdk/python/tests/agents"))
 from broker import Broker  # noqa: E402
-from panels import Group, panels  # noqa: E402
+from panel_plot import Group, panels  # noqa: E402
 from report import Series, machine  # noqa: E402
-from scripted import ScriptedSandbox  # noqa: E402
+from scripted_sandbox import ScriptedSandbox  # noqa: E402
 
 from cobox import Cobox  # noqa: E402
 from cobox.deepagents import CoboxBackend  # noqa: E402
 
 ROUNDS = 60
 WARM_UP_ROUNDS = 5
-LEAST_TIMES_FASTER = 3  # promised: in the median over all operations
-FILES, LINES = 400, 120  # of the project that is worked in: some 2 MiB of text
+LEAST_TIMES_FASTER = 3  # promised: median over all operations
+FILES, LINES = 400, 120  # of the sample project: about 2 MiB of text
 RESULTS = HERE / "results"
 ROOT = "/workspace/project"
 WAYS = {"scripts": "deepagents' scripts", "cobox": "cobox backend"}
 
 
 def project():
-    """A tree as agents meet it: modules in packages, one word that is in few of them."""
-    dice = random.Random(7)
+    """A typical source tree: modules in packages, with one word that only a few contain."""
+    rng = random.Random(7)
     for number in range(FILES):
-        lines = [f"def function_{number}_{n}(value):  # {dice.randrange(10**9)}" for n in range(LINES)]
+        lines = [f"def function_{number}_{n}(value):  # {rng.randrange(10**9)}" for n in range(LINES)]
         if number % 40 == 0:
             lines[LINES // 2] = "    return needle_in_the_haystack(value)"
         yield f"{ROOT}/package_{number % 20:02d}/module_{number:03d}.py", "\n".join(lines).encode() + b"\n"
@@ -123,12 +123,12 @@ def document(groups, faster, cobox):
         lines += [f"## {group.title}", "", group.table(), ""]
     lines += ["## What is measured",
               "- Both: the blocking methods of a deepagents backend on the same session and sandbox, through the gateway, until the result is "
-              "there. What `write` wrote is on disk then, in both; what `edit` wrote only in ours.",
+              "available. A file written by `write` is on disk by then, in both; one written by `edit` only in ours.",
               "- scripts: deepagents' `BaseSandbox`, which runs a Python program or grep in the sandbox for each operation and uploads what is "
-              "written. Its commands go the same way as ours.",
+              "written. Its commands take the same path as ours.",
               "- cobox: `cobox.deepagents.CoboxBackend`, one request to the daemon in the sandbox.",
-              "- execute is the same request in both: a provider brings its own.",
-              f"- {ROUNDS} rounds after {WARM_UP_ROUNDS} to warm up, each with all of these once, in an order that changes.",
+              "- execute is the same request in both: every provider implements it.",
+              f"- {ROUNDS} rounds after {WARM_UP_ROUNDS} warm-up rounds, each with all of these once, in a changing order.",
               "", "## Where", f"{machine()}. {cobox}, deepagents {importlib.metadata.version('deepagents')}, Python "
               f"{sys.version.split()[0]}. {datetime.date.today():%Y-%m-%d}."]
     return "\n".join(lines) + "\n", kept
@@ -137,19 +137,19 @@ def document(groups, faster, cobox):
 def main():
     cobox = os.environ.get("COBOX_BIN") or shutil.which("cobox")
     if not cobox or not os.access(cobox, os.X_OK):
-        sys.exit("bench: there is no cobox program; `make bench-agent` builds one, or name yours with COBOX_BIN")
+        sys.exit("bench: there is no cobox program; `make bench-agent` builds one, or set COBOX_BIN to its path")
     cobox = os.path.abspath(cobox)
-    place = pathlib.Path(tempfile.mkdtemp(prefix="cobox-bench-"))
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="cobox-bench-"))
     try:
         settings = "[rate_limits]\nrequests_per_second = 0\n"
-        with Broker(cobox, place, settings) as broker, Cobox(data_dir=broker.data_dir) as client:
+        with Broker(cobox, directory, settings) as broker, Cobox(data_dir=broker.data_dir) as client:
             with client.session("bench", release=True) as box:
                 bench = Bench(box)
                 bench.run()
     except RuntimeError as problem:
         sys.exit(f"bench: {problem}")
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
     ratios = [1 / group.ratio("cobox") for group in bench.groups.values()]
     name = subprocess.run([cobox, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     text, kept = document(bench.groups, statistics.median(ratios), name)

@@ -1,4 +1,4 @@
-"""A broker to measure: `cobox up` in a temporary directory, and a client that adds as little time of its own as it can."""
+"""The broker under test: `cobox up` in a temporary directory, and a client with little overhead of its own."""
 
 import http.client
 import json
@@ -9,27 +9,27 @@ import subprocess
 import time
 import urllib.parse
 
-START_SECONDS = 60  # until it answers
-END_SECONDS = 60  # until it has suspended what is left
+START_SECONDS = 60  # until it responds
+END_SECONDS = 60  # until it has suspended its sandboxes
 REQUEST_SECONDS = 60
-LOOK_AGAIN_SECONDS = 0.002
+POLL_SECONDS = 0.002
 
 
 class Broker:
-    """Use it with `with`: it is ended as Ctrl-C ends it."""
+    """Use it with `with`; on exit it is stopped as if by Ctrl-C."""
 
-    def __init__(self, cobox, place, settings=""):
-        self.place = pathlib.Path(place)
-        self.data_dir = self.place / "data"
+    def __init__(self, cobox, directory, settings=""):
+        self.directory = pathlib.Path(directory)
+        self.data_dir = self.directory / "data"
         self.data_dir.mkdir(parents=True)
         if settings:
             (self.data_dir / "config.toml").write_text(settings)
-        # Nothing of the user's is read or written.
+        # Does not read or write the user's files.
         env = {k: v for k, v in os.environ.items() if not k.startswith(("COBOX_", "XDG_")) or k == "COBOX_BOXD"}
-        env |= {"HOME": str(self.place), "XDG_CONFIG_HOME": str(self.place / "config")}
-        self.log = self.place / "broker.log"
+        env |= {"HOME": str(self.directory), "XDG_CONFIG_HOME": str(self.directory / "config")}
+        self.log = self.directory / "broker.log"
         with self.log.open("w") as out:
-            # In a session of its own: Ctrl-C is for us, and we end the broker after its clients.
+            # In its own session: Ctrl-C must only reach this script, which stops the broker after its clients.
             self.process = subprocess.Popen([cobox, "up", "--data-dir", self.data_dir, "--listen", "127.0.0.1:0"], env=env,
                                             stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
         try:
@@ -47,7 +47,7 @@ class Broker:
         while not note.exists():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the broker did not start:\n{self.log.read_text(errors='replace')}")
-            time.sleep(LOOK_AGAIN_SECONDS)
+            time.sleep(POLL_SECONDS)
         return json.loads(note.read_text())
 
     def __enter__(self):
@@ -63,12 +63,12 @@ class Broker:
                 self.process.wait()
 
     def reconnect(self):
-        """For after a while: a connection that nothing goes over is closed by the broker."""
+        """Call this after a pause: the broker closes idle connections."""
         self.connection.close()
         self.connection.connect()
 
     def call(self, method, path, credential, body=None):
-        """One request on the one connection that is kept open; what it answers, as JSON."""
+        """Sends one request over the persistent connection; returns the JSON response."""
         headers = {"Authorization": f"Bearer {credential}", "Content-Type": "application/json"}
         self.connection.request(method, path, body, headers)
         answer = self.connection.getresponse()
@@ -87,7 +87,7 @@ class Session:
         self.base = urllib.parse.urlsplit(answer["sandbox"]["http_base_url"]).path
 
     def run_true(self):
-        """The dataplane's answer to `true`, through the gateway."""
+        """Runs `true` in the sandbox, through the gateway."""
         result = self.broker.call("POST", f"{self.base}/exec", self.token, '{"argv":["true"]}')
         if result["exit_code"] != 0:
             raise RuntimeError(f"`true` ended with {result['exit_code']} in the sandbox: {result['stderr']}")
@@ -100,14 +100,14 @@ class Session:
         return self.broker.data_dir / "sandboxes" / self.sandbox
 
     def boxd(self):
-        """The pid of its boxd."""
+        """The pid of the sandbox's boxd."""
         return json.loads((self.dir / "run.json").read_text())["pid"]
 
     def crash(self):
-        """Ends boxd, and with it everything in the sandbox, and waits until the broker has noticed: it is suspended then."""
+        """Kills boxd and with it everything in the sandbox, and waits until the broker has marked it as suspended."""
         os.kill(self.boxd(), signal.SIGKILL)
         deadline = time.monotonic() + END_SECONDS
         while self.broker.call("GET", f"/v1/sandboxes/{self.sandbox}", self.broker.key)["state"] != "suspended":
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{self.sandbox} was not suspended within {END_SECONDS} s of its crash")
-            time.sleep(LOOK_AGAIN_SECONDS)
+            time.sleep(POLL_SECONDS)

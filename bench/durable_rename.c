@@ -1,4 +1,4 @@
-/* Preloaded into nginx for the benchmark: makes what it renames durable, as boxd does, because it has no setting for that. */
+/* Preloaded into nginx for the benchmark: makes renamed files durable, as boxd does, because nginx has no setting for it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

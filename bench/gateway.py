@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""What the gateway costs: the same requests straight at boxd's socket, through the gateway, and through nginx in front of that socket.
+"""Benchmarks the gateway: the same requests directly at boxd's socket, through the gateway, and through nginx in front of that
+socket.
 
-`make bench-gateway` runs it; COBOX_BIN names the program to measure and COBOX_BENCH_BIN the load generator. Everybody is measured in
-turns, in rounds whose order changes. Writes results/gateway.md and results/gateway.svg, and ends with 1 where a promise is missed.
-BENCH_QUICK=1 does little of everything, writes below target/ and promises nothing. Standard library only.
+`make bench-gateway` runs it; COBOX_BIN names the program to measure and COBOX_BENCH_BIN the load generator. All contenders are
+measured alternately, in rounds with a changing order. Writes results/gateway.md and results/gateway.svg, and exits with 1 if a
+promise is missed. BENCH_QUICK=1 runs small versions, writes below target/ and checks no promises. Standard library only.
 """
 
 import contextlib
@@ -17,29 +18,29 @@ import tempfile
 
 sys.dont_write_bytecode = True
 from broker import Broker  # noqa: E402
-from dataplane import RESULTS, TRIED_OUT, Bench, executable, progress  # noqa: E402
-from panels import Group, panels  # noqa: E402
+from dataplane import RESULTS, TRIAL_RESULTS, Bench, executable, progress  # noqa: E402
+from panel_plot import Group, panels  # noqa: E402
 from peers import NginxProxy, first_line  # noqa: E402
 from report import machine  # noqa: E402
-from works import DIRECT, GATEWAY, GIB, MIB, Done, available  # noqa: E402
+from workloads import DIRECT, GATEWAY, GIB, MIB, WorkloadResult, available  # noqa: E402
 
 SMALL_BYTES, CROWD = 4096, 64
-LEAST_SHARE = 0.5  # of direct
-TITLE = "The gateway, next to no gateway and to nginx"
+LEAST_SHARE = 0.5  # of the direct speed
+TITLE = "The gateway, compared with no gateway and with nginx"
 
 
 class Ways:
-    """The three ways to the same boxd; a spec's path is the same for all but its base."""
+    """The three routes to the same boxd; the paths of a spec differ only in their base."""
 
     def __init__(self, bench, nginx):
         self.bench, self.nginx = bench, nginx
 
     def contenders(self, make):
-        doors = self.bench.doors()
-        direct = doors["direct"]
+        endpoints = self.bench.endpoints()
+        direct = endpoints["direct"]
         for way, label in (("direct", DIRECT), ("gateway", GATEWAY)):
-            door = doors[way]
-            yield way, label, True, {"at": door["at"], "token": door["token"], **make(way, door["base"])}
+            endpoint = endpoints[way]
+            yield way, label, True, {"at": endpoint["at"], "token": endpoint["token"], **make(way, endpoint["base"])}
         yield "nginx", "nginx as a proxy", False, available(
             self.nginx, lambda: {"at": self.nginx.address, "token": direct["token"], **make("nginx", direct["base"])})
 
@@ -63,7 +64,7 @@ def measure(bench, ways):
             file("put", "big-", suffix="?sync=false", **big), settle=True, **of_big),
         "download": ways.measure(Group(f"GET of {size // MIB} MiB", "direct", unit_bytes=size, is_share=True), file("get", "big-", **big), **of_big),
     }
-    # Made by the first of them to be put; read by all.
+    # Written by the first contender, read by all.
     put_small = Group("", "direct")
     ways.measure(put_small, file("put", "small-", suffix="?sync=false", bytes=SMALL_BYTES, names=1), rounds=1, each=1, warm_up=0)
     groups["small requests on 1 connection"] = ways.measure(
@@ -71,7 +72,7 @@ def measure(bench, ways):
         file("get", "small-", bytes=SMALL_BYTES, names=1), **of_small)
     groups[f"small requests on {CROWD} connections"] = ways.measure(
         Group(f"GET of 4 KiB, {CROWD} at once on {CROWD} connections", "direct", unit_requests=CROWD, is_share=True,
-              words=["The time until the last of them is answered; then they all ask again."]),
+              words=["The time until the last of them is answered; then all send again."]),
         file("crowd", "small-0", bytes=SMALL_BYTES, connections=CROWD), **of_small)
 
     def echo(way, base):
@@ -79,7 +80,7 @@ def measure(bench, ways):
                 "start": {"type": "start", "shell": f"echo-{way}", "command": "cat", "binary": True}}
 
     socket = ways.measure(Group("a key until its echo, over a WebSocket", "direct"), echo, **of_small)
-    done = Done([*groups.values(), socket])
+    done = WorkloadResult([*groups.values(), socket])
     for what, group in groups.items():
         done.share(f"{what}: the gateway has at least {LEAST_SHARE} of direct", group.ratio("gateway"), LEAST_SHARE)
     against = [f"| {what} | {share(group, 'gateway', 'direct')} | {share(group, 'nginx', 'direct')} | {share(group, 'gateway', 'nginx')} |"
@@ -95,7 +96,7 @@ def share(group, of, to):
 def document(done, against, versions, busy, is_whole):
     words = {True: "kept", False: "**missed**", None: "not measured"}
     lines = [f"# {TITLE}", "", "Written by `make bench-gateway`."
-             + ("" if is_whole else " **Tried out in haste: these numbers are no record.**"), "",
+             + ("" if is_whole else " **A quick run: do not quote these numbers.**"), "",
              "| promise | measured | |", "|---|---|---|"]
     lines += [f"| {promise} | {measured} | {words[is_kept]} |" for promise, measured, is_kept in done.verdicts()]
     lines += ["", "| speed, as a share | gateway of direct | nginx of direct | gateway of nginx |", "|---|--:|--:|--:|", *against,
@@ -106,9 +107,9 @@ def document(done, against, versions, busy, is_whole):
     lines += ["", "## How",
               "- direct: straight to boxd's UNIX socket. gateway: over TCP on loopback through the broker. nginx: over TCP on loopback, "
               "proxied to the same UNIX socket, streaming, with kept connections.",
-              "- boxd checks the token at every request on all three ways. The gateway checks it too, looks whether sandbox and session may "
-              "be used, counts, and writes a record of each use; nginx does none of that.",
-              "- Everybody is measured in turns, in rounds whose order changes; ratios are of medians. p99 by nearest rank.",
+              "- boxd checks the token on every request on all three routes. The gateway checks it too, checks whether sandbox and session may "
+              "be used, counts, and records each use; nginx does none of that.",
+              "- All contenders are measured alternately, in rounds with a changing order; ratios are of medians. p99 by nearest rank.",
               "- The load generator (`bench/load`) is one blocking client with hand-written HTTP and WebSocket framing, on the same cores.",
               "", "## Where", f"{machine()}. As {who}. {', '.join(versions)}. "
               f"Load average before: {busy:.1f}. {datetime.date.today():%Y-%m-%d}."]
@@ -119,13 +120,13 @@ def main():
     cobox, load = executable("COBOX_BIN", "cobox"), executable("COBOX_BENCH_BIN", "cobox-bench")
     is_quick = bool(os.environ.get("BENCH_QUICK"))
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    place = pathlib.Path(tempfile.mkdtemp(prefix="cobox-bench-"))
-    busy = os.getloadavg()[0]  # of this machine with others: times of a busy one are no record
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="cobox-bench-"))
+    busy = os.getloadavg()[0]  # on a busy machine, times are not representative
     try:
         with contextlib.ExitStack() as started:
-            bench = Bench(started.enter_context(Broker(cobox, place / "broker")), load, is_quick)
-            socket = bench.doors()["direct"]["at"].removeprefix("unix:")
-            nginx = started.enter_context(NginxProxy(place / "nginx", socket))
+            bench = Bench(started.enter_context(Broker(cobox, directory / "broker")), load, is_quick)
+            socket = bench.endpoints()["direct"]["at"].removeprefix("unix:")
+            nginx = started.enter_context(NginxProxy(directory / "nginx", socket))
             done, against = measure(bench, Ways(bench, nginx))
             progress("")
             versions = [first_line([cobox, "--version"]), f"nginx {nginx.version}" if nginx.version else f"nginx: not available ({nginx.why_not})"]
@@ -134,9 +135,9 @@ def main():
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
     text = document(done, against, versions, busy, not is_quick)
-    results = TRIED_OUT if is_quick else RESULTS
+    results = TRIAL_RESULTS if is_quick else RESULTS
     results.mkdir(parents=True, exist_ok=True)
     (results / "gateway.md").write_text(text)
     (results / "gateway.svg").write_text(panels([g for g in done.groups if g.measured()], TITLE, machine()))

@@ -1,6 +1,6 @@
-"""The others that are measured: each started on loopback with settings and files of its own, and ended by its pid.
+"""The other programs that are measured: each runs on loopback with its own settings and files, and is stopped by its pid.
 
-Use them with `with`. Where one can't be had, `why_not` says so and it is told in the report; nothing is left out in silence.
+Use them with `with`. If one is unavailable, `why_not` contains the reason, which the report includes.
 """
 
 import os
@@ -12,20 +12,20 @@ import time
 
 START_SECONDS = 30
 END_SECONDS = 10
-LOOK_AGAIN_SECONDS = 0.01
+POLL_SECONDS = 0.01
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOOLS = ROOT / "target" / "tools"
-# What a program finds by name; the same inside a sandbox.
+# Search path for programs; the same as inside a sandbox.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Peer:
-    """One server process, or the reason why there is none."""
+    """A server process, or the reason why it is unavailable."""
 
-    def __init__(self, place):
-        self.place, self.why_not, self.version, self.processes = pathlib.Path(place), None, None, []
-        self.place.mkdir(parents=True)
-        self.log = self.place / "log"
+    def __init__(self, directory):
+        self.directory, self.why_not, self.version, self.processes = pathlib.Path(directory), None, None, []
+        self.directory.mkdir(parents=True)
+        self.log = self.directory / "log"
         try:
             self.start()
         except (RuntimeError, OSError, subprocess.SubprocessError) as problem:
@@ -33,22 +33,22 @@ class Peer:
             self.__exit__()
 
     def run(self, argv, env=None):
-        """Starts a part of it, in a session of its own: Ctrl-C is for us, and we end it."""
+        """Starts one of its processes in its own session, so that Ctrl-C only reaches this script."""
         with self.log.open("a") as out:
-            process = subprocess.Popen([os.fspath(a) for a in argv], env=env or self.env(), cwd=self.place, stdin=subprocess.DEVNULL,
+            process = subprocess.Popen([os.fspath(a) for a in argv], env=env or self.env(), cwd=self.directory, stdin=subprocess.DEVNULL,
                                        stdout=out, stderr=out, start_new_session=True)
         self.processes.append(process)
         return process
 
     def env(self):
-        return {"PATH": PATH, "HOME": str(self.place), "LANG": "C.UTF-8"}
+        return {"PATH": PATH, "HOME": str(self.directory), "LANG": "C.UTF-8"}
 
     def wait_for(self, ready, what):
         deadline = time.monotonic() + START_SECONDS
         while not ready():
             if self.processes[-1].poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{what} did not start: {self.log.read_text(errors='replace')[-400:]}")
-            time.sleep(LOOK_AGAIN_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def __enter__(self):
         return self
@@ -65,25 +65,25 @@ class Peer:
 
 
 class OpenSsh(Peer):
-    """sshd for whoever runs this, with an empty profile, and one connection that is shared by all clients."""
+    """sshd for the current user, with an empty profile, and one connection shared by all clients."""
 
     def start(self):
         sshd, ssh = program("sshd"), program("ssh")
         self.version = first_line([ssh, "-V"]).split()[0].rstrip(",")
-        empty = self.place / "home"
+        empty = self.directory / "home"
         empty.mkdir()
         for key in ("host_key", "user_key"):
-            subprocess.run([program("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", self.place / key], check=True)
+            subprocess.run([program("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", self.directory / key], check=True)
         self.made = None
         if os.geteuid() == 0 and not os.path.isdir("/run/sshd"):
-            os.mkdir("/run/sshd", 0o755)  # where it empties itself of its rights
+            os.mkdir("/run/sshd", 0o755)  # sshd's privilege separation directory
             self.made = "/run/sshd"
         port = free_port()
-        (self.place / "sshd_config").write_text(f"""\
+        (self.directory / "sshd_config").write_text(f"""\
 ListenAddress 127.0.0.1:{port}
-HostKey {self.place}/host_key
-PidFile {self.place}/sshd.pid
-AuthorizedKeysFile {self.place}/user_key.pub
+HostKey {self.directory}/host_key
+PidFile {self.directory}/sshd.pid
+AuthorizedKeysFile {self.directory}/user_key.pub
 PermitRootLogin prohibit-password
 PasswordAuthentication no
 StrictModes no
@@ -94,11 +94,11 @@ PrintMotd no
 PrintLastLog no
 SetEnv HOME={empty} BASH_ENV=/dev/null
 """)
-        self.run([sshd, "-D", "-e", "-f", self.place / "sshd_config"])
+        self.run([sshd, "-D", "-e", "-f", self.directory / "sshd_config"])
         self.wait_for(lambda: answers(port), "sshd")
-        control = self.place / "mux"
-        self.base = [ssh, "-F", "none", "-p", str(port), "-i", str(self.place / "user_key"), "-o", "IdentitiesOnly=yes",
-                     "-o", f"UserKnownHostsFile={self.place}/known_hosts", "-o", "StrictHostKeyChecking=accept-new", "-o", "LogLevel=ERROR",
+        control = self.directory / "mux"
+        self.base = [ssh, "-F", "none", "-p", str(port), "-i", str(self.directory / "user_key"), "-o", "IdentitiesOnly=yes",
+                     "-o", f"UserKnownHostsFile={self.directory}/known_hosts", "-o", "StrictHostKeyChecking=accept-new", "-o", "LogLevel=ERROR",
                      "-o", "BatchMode=yes"]
         self.shared = ["-S", str(control)]
         self.run([*self.base, *self.shared, "-M", "-N", "127.0.0.1"])
@@ -108,7 +108,7 @@ SetEnv HOME={empty} BASH_ENV=/dev/null
         return [*self.base, *self.shared, "-T", "127.0.0.1", " ".join(words)]
 
     def terminal(self, *words):
-        """With a connection of its own: a shared one would give the terminal the modes of our pipe, which has none."""
+        """With its own connection: a shared one would use the terminal modes of our pipe, which has none."""
         return [*self.base, "-S", "none", "-tt", "127.0.0.1", " ".join(words)]
 
     def __exit__(self, *_):
@@ -118,11 +118,11 @@ SetEnv HOME={empty} BASH_ENV=/dev/null
 
 
 class Nginx(Peer):
-    """nginx with its own DAV module. It can't make durable what it stores; the second one does with a preloaded rename."""
+    """nginx with its DAV module. It cannot make stored files durable; the second instance does so with a preloaded rename."""
 
-    def __init__(self, place, storage, is_durable=False):
-        self.storage, self.is_durable, self.socket = pathlib.Path(storage), is_durable, pathlib.Path(place) / "socket"
-        super().__init__(place)
+    def __init__(self, directory, storage, is_durable=False):
+        self.storage, self.is_durable, self.socket = pathlib.Path(storage), is_durable, pathlib.Path(directory) / "socket"
+        super().__init__(directory)
 
     def start(self):
         nginx = program("nginx")
@@ -131,16 +131,16 @@ class Nginx(Peer):
         if "http_dav_module" not in said:
             raise RuntimeError("this nginx is built without its DAV module")
         port = free_port()
-        # Beside the files, so that storing one is a rename and not a copy.
+        # On the same file system as the files, so that storing one is a rename and not a copy.
         temp, files = self.storage / "temp", self.storage / "files"
         temp.mkdir(parents=True)
         files.mkdir()
         user = "user root;" if os.geteuid() == 0 else ""
-        (self.place / "nginx.conf").write_text(f"""\
+        (self.directory / "nginx.conf").write_text(f"""\
 daemon off;
 {user}
 worker_processes auto;
-pid {self.place}/pid;
+pid {self.directory}/pid;
 error_log stderr warn;
 events {{ worker_connections 512; }}
 http {{
@@ -150,8 +150,8 @@ http {{
   client_max_body_size 0;
   client_body_buffer_size 1m;
   client_body_temp_path {temp};
-  proxy_temp_path {self.place}/proxy; fastcgi_temp_path {self.place}/fastcgi;
-  uwsgi_temp_path {self.place}/uwsgi; scgi_temp_path {self.place}/scgi;
+  proxy_temp_path {self.directory}/proxy; fastcgi_temp_path {self.directory}/fastcgi;
+  uwsgi_temp_path {self.directory}/uwsgi; scgi_temp_path {self.directory}/scgi;
   server {{
     listen 127.0.0.1:{port};
     listen unix:{self.socket};
@@ -163,36 +163,36 @@ http {{
         env = self.env()
         if self.is_durable:
             env["LD_PRELOAD"] = str(durable_rename())
-        self.run([nginx, "-p", self.place, "-c", self.place / "nginx.conf"], env)
+        self.run([nginx, "-p", self.directory, "-c", self.directory / "nginx.conf"], env)
         self.wait_for(lambda: answers(port), "nginx")
         self.address = f"tcp:127.0.0.1:{port}"
 
 
 class NginxProxy(Peer):
-    """nginx in front of one UNIX socket, as a proxy that streams: no body goes to its disk, and its connections are kept."""
+    """nginx as a streaming proxy in front of one UNIX socket: no body is written to disk, and connections are kept alive."""
 
-    def __init__(self, place, upstream):
+    def __init__(self, directory, upstream):
         self.upstream = upstream
-        super().__init__(place)
+        super().__init__(directory)
 
     def start(self):
         nginx = program("nginx")
         self.version = first_line([nginx, "-V"], whole=True).split("nginx/", 1)[1].split()[0]
         port = free_port()
         user = "user root;" if os.geteuid() == 0 else ""
-        (self.place / "nginx.conf").write_text(f"""\
+        (self.directory / "nginx.conf").write_text(f"""\
 daemon off;
 {user}
 worker_processes auto;
-pid {self.place}/pid;
+pid {self.directory}/pid;
 error_log stderr warn;
 events {{ worker_connections 1024; }}
 http {{
   access_log off;
   keepalive_requests 1000000;
   client_max_body_size 0;
-  client_body_temp_path {self.place}/body; proxy_temp_path {self.place}/proxy; fastcgi_temp_path {self.place}/fastcgi;
-  uwsgi_temp_path {self.place}/uwsgi; scgi_temp_path {self.place}/scgi;
+  client_body_temp_path {self.directory}/body; proxy_temp_path {self.directory}/proxy; fastcgi_temp_path {self.directory}/fastcgi;
+  uwsgi_temp_path {self.directory}/uwsgi; scgi_temp_path {self.directory}/scgi;
   upstream boxd {{ server unix:{self.upstream}; keepalive 128; }}
   server {{
     listen 127.0.0.1:{port};
@@ -211,13 +211,13 @@ http {{
   }}
 }}
 """)
-        self.run([nginx, "-p", self.place, "-c", self.place / "nginx.conf"])
+        self.run([nginx, "-p", self.directory, "-c", self.directory / "nginx.conf"])
         self.wait_for(lambda: answers(port), "nginx")
         self.address = f"tcp:127.0.0.1:{port}"
 
 
 def durable_rename():
-    """The library that makes a renamed file and its directory durable, built from the source beside this."""
+    """Builds the library that makes a renamed file and its directory durable, from the source in this directory."""
     source, library = ROOT / "bench" / "durable_rename.c", TOOLS / "durable_rename.so"
     library.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run([program("cc"), "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
@@ -237,7 +237,7 @@ class SandboxAgent(Peer):
 
 
 class Sshx(Peer):
-    """Its server, and its client with `cat` as the shell to share."""
+    """sshx's server, and its client sharing `cat` as the shell."""
 
     def start(self):
         server, client = TOOLS / "sshx" / "bin" / "sshx-server", TOOLS / "sshx" / "bin" / "sshx"
@@ -248,10 +248,10 @@ class Sshx(Peer):
         env = self.env() | {"RUST_LOG": "error"}
         self.run([server, "--listen", "127.0.0.1", "--port", str(port)], env)
         self.wait_for(lambda: answers(port), "sshx-server")
-        link = self.place / "link"
+        link = self.directory / "link"
         with link.open("w") as out, self.log.open("a") as err:
             self.processes.append(subprocess.Popen(
-                [client, "--quiet", "--server", f"http://127.0.0.1:{port}", "--shell", "/bin/cat"], env=env, cwd=self.place,
+                [client, "--quiet", "--server", f"http://127.0.0.1:{port}", "--shell", "/bin/cat"], env=env, cwd=self.directory,
                 stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True))
         self.wait_for(lambda: "#" in link.read_text(), "sshx")
         url, self.key = link.read_text().strip().split("#", 1)

@@ -1,4 +1,4 @@
-"""Turns measured times into a table and a plot that can be read without this machine at hand."""
+"""Formats measured times as a table and a plot."""
 
 import math
 import os
@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 
 class Series:
-    """Times of one thing, in milliseconds."""
+    """The times of one contender, in milliseconds."""
 
     def __init__(self, key, label, is_ours=False):
         self.key, self.label, self.is_ours, self.times = key, label, is_ours, []
@@ -26,7 +26,7 @@ class Series:
         return self.below(0.99)
 
     def below(self, share):
-        """The time that this share of them stays below, by nearest rank."""
+        """The time below which this share of the measurements lies, by nearest rank."""
         return sorted(self.times)[max(0, math.ceil(len(self.times) * share) - 1)]
 
 
@@ -42,7 +42,7 @@ def number(ms):
 
 
 def table(series, yardstick):
-    """Markdown; the yardstick's median is 1×."""
+    """A Markdown table; the yardstick's median is 1×."""
     rows = ["| what | rounds | median, ms | p95, ms | × bwrap |", "|---|--:|--:|--:|--:|"]
     for s in series:
         ratio = f"{s.median / yardstick.median:.2f}" if yardstick else "–"
@@ -50,7 +50,7 @@ def table(series, yardstick):
     return "\n".join(rows)
 
 
-# Of the plot, in pixels.
+# Plot dimensions in pixels.
 LABELS, BARS, ROW, BAR, HEAD, FOOT, MARGIN = 270, 530, 34, 18, 64, 58, 20
 
 

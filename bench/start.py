@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""How long until a new sandbox has answered its first command, next to bubblewrap and podman on the same machine.
+"""Benchmarks how long a new sandbox takes to run its first command, compared with bubblewrap and podman on the same machine.
 
-`make bench` runs it; the program to measure is named by COBOX_BIN. Everything is measured in turns, in one run, in an
-order that changes every round: machines are noisy, and what disturbs one disturbs all. Writes results/start.md and
-results/start.svg, and ends with 1 where a promise is missed. Standard library only.
+`make bench` runs it; COBOX_BIN names the program to measure. All contenders are measured alternately in one run, in an order that
+changes every round, so that disturbances affect all of them. Writes results/start.md and results/start.svg, and exits with 1 if a
+promise is missed. Standard library only.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ from report import Series, machine, plot, table  # noqa: E402
 
 ROUNDS = 60
 WARM_UP_ROUNDS = 5
-PODMAN_EVERY = 5  # rounds: it takes as long as all others together
-PAUSE_SECONDS = 0.03  # after each measurement: the kernel takes namespaces down behind it
+PODMAN_EVERY = 5  # rounds; it takes as long as all others together
+PAUSE_SECONDS = 0.03  # after each measurement, while the kernel removes namespaces
 MEMORY_SANDBOXES = 20
-MOST_TIMES_BWRAP = 6  # promised: the first answer of a new sandbox within so many times bwrap's /bin/true
+MOST_TIMES_BWRAP = 6  # promised: maximum time of a new sandbox's first response, as a multiple of bwrap's /bin/true
 LEAST_TIMES_FASTER_THAN_PODMAN = 10  # promised
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 
@@ -43,7 +43,7 @@ def milliseconds(work):
 
 
 class Programs:
-    """Runs a program to its end with nothing between us and the kernel but vfork."""
+    """Runs a program to its end with no overhead other than vfork."""
 
     def __init__(self, env):
         self.env, self.null = env, os.open(os.devnull, os.O_RDWR)
@@ -69,7 +69,7 @@ class Bench:
         self.series, self.work = {}, []
         for broker, name in brokers:
             self.add(f"new-{name}", f"cobox, new sandbox{of(name)}", self.new(broker, name), is_ours=True)
-            self.add(f"ensure-{name}", f"… of which until it is there{of(name)}", None, is_ours=True)
+            self.add(f"ensure-{name}", f"… of which until it exists{of(name)}", None, is_ours=True)
         broker, name = brokers[0]
         self.resting = broker.ensure("resumed again and again")
         self.warm = broker.ensure("warm")
@@ -148,7 +148,7 @@ def has_hard_limit(broker):
 
 
 def memory(broker):
-    """Memory that no other process shares, of boxd and its init, for each of some sandboxes that ran one command and idle."""
+    """Private memory of boxd and its init, for each of several sandboxes that ran one command and are idle."""
     sessions = [broker.ensure(f"idle-{n}") for n in range(MEMORY_SANDBOXES)]
     for session in sessions:
         session.run_true()
@@ -160,7 +160,7 @@ def memory(broker):
             each.append((private_kib(boxd), sum(private_kib(child) for child in children)))
         return each
     except PermissionError:
-        return None  # boxd is not for everybody to look at
+        return None  # no permission to read boxd's memory maps
     finally:
         for session in sessions:
             session.release()
@@ -172,7 +172,7 @@ def private_kib(pid):
 
 
 def verdicts(series, podman):
-    """The promises: their words, what was measured, and whether they are kept; None where that can't be told."""
+    """The promises: text, measured value, and whether they are kept; None if that is unknown."""
     ours = next(s for s in series.values() if s.key.startswith("new-"))
     times_bwrap = ours.median / series["bwrap"].median
     yield (f"a new sandbox answers its first command within {MOST_TIMES_BWRAP} × `bwrap`", f"{times_bwrap:.2f} ×",
@@ -191,10 +191,10 @@ def document(series, podman, used, found, cobox):
              table(series.values(), series["bwrap"]), "", "| promise | measured | |", "|---|---|---|"]
     lines += [f"| {promise} | {measured} | {words[is_kept]} |" for promise, measured, is_kept in found]
     lines += ["", "![](start.svg)", "", "## What is measured",
-              "- cobox: `POST /v1/sandbox/sessions` with mode `ensure` for a thread that has no sandbox, until the answer to `POST …/exec` of "
-              "`true` is read, both over one kept-alive connection, through the gateway. Every change it answers for is on disk by then. "
+              "- cobox: `POST /v1/sandbox/sessions` with mode `ensure` for a thread that has no sandbox, until the response to `POST …/exec` of "
+              "`true` is read, both over one kept-alive connection, through the gateway. Every acknowledged change is on disk by then. "
               "Release is not counted.",
-              "- suspended: the same for a thread whose sandbox had been ended and kept its files. Running: the `exec` alone."]
+              "- suspended: the same for a thread whose sandbox was suspended and kept its files. Running: the `exec` alone."]
     if "new-soft disk limit" in series:
         lines.append("- hard disk limit: the default for root, a filesystem of its own for each sandbox. Soft: `[local] disk = \"soft\"`.")
     lines.append(f"- bwrap: `{' '.join(BWRAP)}`, until it has ended.")
@@ -203,15 +203,15 @@ def document(series, podman, used, found, cobox):
     else:
         lines.append(f"- podman: `podman run --rm` with `{podman.options}`, of an image that holds /bin/true and its libraries, until it "
                      "has ended.")
-    lines.append("- fork + exec: /bin/true without any isolation, the floor of what a machine can do.")
-    lines += [f"- {ROUNDS} rounds after {WARM_UP_ROUNDS} to warm up, each with all of these once (podman in every {PODMAN_EVERY}th), in an "
-              "order that changes.", "", "## Memory"]
+    lines.append("- fork + exec: /bin/true without any isolation, the lower bound on this machine.")
+    lines += [f"- {ROUNDS} rounds after {WARM_UP_ROUNDS} warm-up rounds, each with all of these once (podman in every {PODMAN_EVERY}th), in a "
+              "changing order.", "", "## Memory"]
     if used:
         boxd, init = (statistics.median(column) / 1024 for column in zip(*used))
-        lines.append(f"An idle sandbox takes {boxd + init:.1f} MiB that it shares with nobody (median of {len(used)}): boxd {boxd:.1f}, "
+        lines.append(f"An idle sandbox uses {boxd + init:.1f} MiB of private memory (median of {len(used)}): boxd {boxd:.1f}, "
                      f"its init {init:.1f}.")
     else:
-        lines.append("Not measured: this user may not look at boxd's.")
+        lines.append("Not measured: this user may not read boxd's memory.")
     who = "root" if os.geteuid() == 0 else "an ordinary user"
     versions = f"{cobox}, bwrap {version('bwrap')}" + (f", podman {podman.version}" if podman.version else "")
     lines += ["", "## Where", f"{machine()}. As {who}. {versions}. {datetime.date.today():%Y-%m-%d}."]
@@ -226,20 +226,20 @@ def progress(text):
 def main():
     cobox = os.environ.get("COBOX_BIN") or shutil.which("cobox")
     if not cobox or not os.access(cobox, os.X_OK):
-        sys.exit("bench: there is no cobox program; `make bench` builds one, or name yours with COBOX_BIN")
+        sys.exit("bench: there is no cobox program; `make bench` builds one, or set COBOX_BIN to its path")
     if not shutil.which("bwrap"):
         sys.exit("bench: bwrap is not installed; `scripts/setup bench` does that")
     cobox = os.path.abspath(cobox)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    place = pathlib.Path(tempfile.mkdtemp(prefix="cobox-bench-"))
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="cobox-bench-"))
     try:
         with contextlib.ExitStack() as started:
-            default = started.enter_context(Broker(cobox, place / "default"))
+            default = started.enter_context(Broker(cobox, directory / "default"))
             brokers = [(default, "")]
             if has_hard_limit(default):
-                soft = started.enter_context(Broker(cobox, place / "soft", '[local]\ndisk = "soft"\n'))
+                soft = started.enter_context(Broker(cobox, directory / "soft", '[local]\ndisk = "soft"\n'))
                 brokers = [(default, "hard disk limit"), (soft, "soft disk limit")]
-            podman = started.enter_context(Podman(place / "podman"))
+            podman = started.enter_context(Podman(directory / "podman"))
             bench = Bench(brokers, podman)
             bench.run()
             progress("memory")
@@ -250,7 +250,7 @@ def main():
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        shutil.rmtree(place)
+        shutil.rmtree(directory)
     series = bench.series
     found = list(verdicts(series, podman))
     name = subprocess.run([cobox, "--version"], capture_output=True, text=True, check=True).stdout.strip()

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """A minimal agent: joins a thread's sandbox, writes a file, runs a command, and reads what the human left there.
 
-Standard library only. It finds the broker by --data-dir, else by COBOX_URL and COBOX_API_KEY (or COBOX_API_KEY_FILE),
-else by the broker.json that `cobox up` leaves in ~/.local/share/cobox, with the agent's own key beside it:
+Standard library only. It finds the broker by --data-dir, otherwise by COBOX_URL and COBOX_API_KEY (or COBOX_API_KEY_FILE),
+otherwise by the broker.json of a running `cobox up` in ~/.local/share/cobox, which also names the agent's own key:
 
-    python3 examples/agent.py --thread demo
-    python3 examples/agent.py --thread demo --data-dir /tmp/try
+python3 examples/agent.py --thread demo
+python3 examples/agent.py --thread demo --data-dir /tmp/try
 """
 
 import argparse
@@ -19,16 +19,16 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-START_DEADLINE_SECONDS = 120  # how long a sandbox may take to start
+START_DEADLINE_SECONDS = 120  # time limit for a sandbox to start
 REQUEST_TIMEOUT_SECONDS = 60
-MAX_SHOWN_BYTES = 64 * 1024  # of a file the human left: enough to read, not enough to flood a terminal
+MAX_SHOWN_BYTES = 64 * 1024  # limit for the human's file: enough to read, not enough to flood a terminal
 
-# The broker is often on this machine, where no proxy leads.
+# The broker is often on this machine, where a proxy must not be used.
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Refused(Exception):
-    """The server said no; the text has its code, its words and the request's id."""
+    """An error response; the message includes its code, text and request id."""
 
     def __init__(self, status, code, message, request_id):
         super().__init__(f"{message} ({code}, status {status}, request {request_id})")
@@ -36,7 +36,7 @@ class Refused(Exception):
 
 
 def call(method, url, credential, body=None, content_type="application/json"):
-    """One HTTP call; waits and repeats while the sandbox is starting (423) or too much is asked at once (429)."""
+    """One HTTP call; waits and retries while the sandbox is starting (423) or the rate limit is reached (429)."""
     deadline = time.monotonic() + START_DEADLINE_SECONDS
     while True:
         request = urllib.request.Request(url, data=body, method=method)
@@ -56,8 +56,8 @@ def call(method, url, credential, body=None, content_type="application/json"):
 
 def refused(error):
     try:
-        told = json.loads(error.read(MAX_SHOWN_BYTES))["error"]
-        return Refused(error.code, told["code"], told["message"], told["request_id"])
+        error_body = json.loads(error.read(MAX_SHOWN_BYTES))["error"]
+        return Refused(error.code, error_body["code"], error_body["message"], error_body["request_id"])
     except (ValueError, KeyError, TypeError):
         return Refused(error.code, "UNKNOWN", error.reason, error.headers.get("X-Request-Id"))
 
@@ -72,15 +72,15 @@ class Sandbox:
             "requested_capabilities": ["fs_read", "fs_write", "exec", "shell_observe"],
         }
         url = f"{broker_url.rstrip('/')}/v1/sandbox/sessions"
-        answer = call("POST", url, api_key, json.dumps(request).encode())
+        response = call("POST", url, api_key, json.dumps(request).encode())
         try:
-            session = json.loads(answer)
+            session = json.loads(response)
             self.session_id = session["session_id"]
             self.id = session["sandbox"]["id"]
             self.base = session["sandbox"]["http_base_url"]
             self.token = session["token"]
         except (ValueError, KeyError, TypeError):
-            sys.exit(f"agent: what answers at {broker_url} is not a Cobox broker; check COBOX_URL")
+            sys.exit(f"agent: the server at {broker_url} is not a Cobox broker; check COBOX_URL")
 
     def write(self, path, data):
         call("PUT", self._file(path), self.token, data, "application/octet-stream")
@@ -89,18 +89,19 @@ class Sandbox:
         return call("GET", self._file(path), self.token)
 
     def run(self, *argv):
-        answer = call("POST", f"{self.base}/exec", self.token, json.dumps({"argv": argv}).encode())
-        return json.loads(answer)
+        response = call("POST", f"{self.base}/exec", self.token, json.dumps({"argv": argv}).encode())
+        return json.loads(response)
 
     def _file(self, path):
         return f"{self.base}/files{urllib.parse.quote(path)}"
 
 
 def find_broker(data_dir):
-    """The broker's URL and the API key: from --data-dir, else the environment, else where `cobox up` keeps its data."""
+    """The broker's URL and the API key: from --data-dir, otherwise the environment, otherwise the default data directory of
+    `cobox up`."""
     url, key, key_file = (os.environ.get(name) for name in ("COBOX_URL", "COBOX_API_KEY", "COBOX_API_KEY_FILE"))
     if data_dir or not (url or key or key_file):
-        url, key, key_file = read_note(pathlib.Path(data_dir).expanduser() if data_dir else default_data_dir())
+        url, key, key_file = read_broker_state(pathlib.Path(data_dir).expanduser() if data_dir else default_data_dir())
     if not key and key_file:
         try:
             key = pathlib.Path(key_file).expanduser().read_text()
@@ -110,7 +111,7 @@ def find_broker(data_dir):
     if not url or not key:
         sys.exit("agent: set both COBOX_URL and COBOX_API_KEY (or COBOX_API_KEY_FILE), or neither after `cobox up`")
     if not is_http(url):
-        sys.exit(f"agent: {url!r} is not a broker URL; one looks like http://127.0.0.1:8421")
+        sys.exit(f"agent: {url!r} is not a broker URL; expected a URL such as http://127.0.0.1:8421")
     return url, key
 
 
@@ -119,13 +120,13 @@ def default_data_dir():
     return (named if named.is_absolute() else pathlib.Path("~/.local/share").expanduser()) / "cobox"
 
 
-def read_note(folder):
-    """What a running `cobox up` says of itself; an agent's own key before the person's."""
+def read_broker_state(folder):
+    """Reads the state file of a running `cobox up`; an agent's own key takes precedence over the user's."""
     try:
         note = json.loads((folder / "broker.json").read_text())
         return note["url"], None, note.get("agent_key_file") or note["api_key_file"]
     except (FileNotFoundError, NotADirectoryError):
-        sys.exit(f"agent: no broker is up in {folder}; start one with `cobox up`, or set COBOX_URL and COBOX_API_KEY")
+        sys.exit(f"agent: no broker is running in {folder}; start one with `cobox up`, or set COBOX_URL and COBOX_API_KEY")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         sys.exit(f"agent: can't read {folder / 'broker.json'}: {error}")
 
@@ -163,7 +164,7 @@ def main():
         if error.code != "FILE_NOT_FOUND":
             raise
         listing = sandbox.run("ls", "-la", "/workspace")["stdout"]
-        print(f"agent: the human left no from-human.txt; the shared folder holds:\n{listing}", end="")
+        print(f"agent: the human left no from-human.txt; the shared folder contains:\n{listing}", end="")
 
 
 if __name__ == "__main__":

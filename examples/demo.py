@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A human and an agent work in one sandbox, and this shows what each of them sees, side by side.
+"""Shows a human and an agent working in one sandbox, side by side.
 
-`make demo` runs it. It starts a broker in a temporary directory, plays a short story (the human with the `cobox`
-command and a terminal, the agent with examples/agent.py and HTTP), checks every step, and leaves nothing behind.
-Standard library only; the program to use is named by COBOX_BIN.
+`make demo` runs it. It starts a broker in a temporary directory, plays a short story (the human with the `cobox` command and a
+terminal, the agent with examples/agent.py and HTTP), checks every step, and leaves no files behind. Standard library only;
+COBOX_BIN names the program to use.
 """
 
 import contextlib
@@ -25,17 +25,17 @@ import termios
 import textwrap
 import time
 
-sys.dont_write_bytecode = True  # nothing is left beside the examples
+sys.dont_write_bytecode = True  # leave no bytecode beside the examples
 import agent  # noqa: E402
 
 THREAD = "demo"
-START_SECONDS = 60  # until the broker answers; milliseconds where its root is prepared already
-END_SECONDS = 60  # until the broker has suspended what is left
+START_SECONDS = 60  # until the broker responds; milliseconds if its root file system is already prepared
+END_SECONDS = 60  # until the broker has suspended its sandboxes
 STEP_SECONDS = 60  # for one command of the story
-MIN_COLUMNS, MAX_COLUMNS = 80, 120  # of the whole page: two columns need 80, and past 120 the eye gets lost
-BROKER_WORDS = 15  # lines of the broker's log shown when something goes wrong
+MIN_COLUMNS, MAX_COLUMNS = 80, 120  # of the whole page: two columns need 80, and lines over 120 are hard to read
+BROKER_LOG_LINES = 15  # lines of the broker's log shown after a failure
 
-GREET = 'echo "hello, $2"\n'  # the second word, where there is only one
+GREET = 'echo "hello, $2"\n'  # a bug: refers to the second argument, but there is only one
 GREET_TEST = """\
 got=$(sh greet.sh world)
 if [ "$got" = "hello, world" ]; then
@@ -48,7 +48,7 @@ fi
 
 
 class Unexpected(Exception):
-    """A step of the story did not go as it should."""
+    """A step of the story failed."""
 
 
 # ---- the story ------------------------------------------------------------------------------------------------------
@@ -69,15 +69,15 @@ def story(human, robot):
 
     human.says("What did it find?")
     expect("FAIL: wanted 'hello, world'", human.runs("exec", "--", "cat", "report.txt"), "the human did not find the agent's report")
-    place = human.runs("exec", "-c", "pwd; ls")
+    directory = human.runs("exec", "-c", "pwd; ls")
 
-    robot.says("Do I stand in the same place?")
-    same(place, robot.runs("pwd; ls"), "the two see different folders")
-    robot.says("The bug is $2. I mend it.")
+    robot.says("Am I in the same folder?")
+    same(directory, robot.runs("pwd; ls"), "the two see different folders")
+    robot.says("The bug is $2. I fix it.")
     robot.writes("greet.sh", GREET.replace("$2", "$1"))
-    expect("ok: hello, world", robot.runs("sh test.sh | tee report.txt"), "the agent's mended program fails its test")
+    expect("ok: hello, world", robot.runs("sh test.sh | tee report.txt"), "the agent's fixed program fails its test")
 
-    human.says("I sit down in a shell and look around.")
+    human.says("I open a shell and look around.")
     seen = human.opens_shell("pwd", "ls", "cat from-agent.txt", "sh greet.sh human", "echo 'well done' > thanks.txt", "exit")
     for wanted in ("/workspace", "test.sh", "hello from the agent", "hello, human"):
         expect(wanted, seen, "the human's shell does not show the agent's work")
@@ -85,9 +85,9 @@ def story(human, robot):
     robot.says("Anything new?")
     expect("well done", robot.reads("thanks.txt"), "the agent did not find what the human wrote in the shell")
 
-    human.says("I take the report home, and give the sandbox back.")
+    human.says("I copy the report and release the sandbox.")
     human.runs("cp", ":report.txt", "report.txt")
-    same("ok: hello, world\n", human.finds("report.txt"), "the report that came home is not the agent's")
+    same("ok: hello, world\n", human.finds("report.txt"), "the copied report is not the agent's")
     expect("released", human.runs("session", "release", THREAD, "--yes"), "the session was not released")
 
 
@@ -101,30 +101,30 @@ def same(wanted, text, otherwise):
         raise Unexpected(f"{otherwise}: {wanted!r} and {text!r}")
 
 
-# ---- the two who play it --------------------------------------------------------------------------------------------
+# ---- the participants -----------------------------------------------------------------------------------------------
 
 
 class Human:
-    """Somebody at a terminal: types `cobox …` in a folder of their own."""
+    """A person at a terminal: types `cobox …` in their own folder."""
 
-    def __init__(self, cobox, env, desk, page):
-        self.cobox, self.env, self.desk, self.page = cobox, env, desk, page
+    def __init__(self, cobox, env, home, page):
+        self.cobox, self.env, self.home, self.page = cobox, env, home, page
 
     def says(self, text):
         self.page.write(0, f"# {text}", "says")
 
     def keeps(self, name, text):
-        (self.desk / name).write_text(text)
+        (self.home / name).write_text(text)
 
     def finds(self, name):
         self.page.write(0, f"$ cat {name}", "types")
-        text = (self.desk / name).read_text()
+        text = (self.home / name).read_text()
         self.page.write(0, text)
         return text
 
     def runs(self, *arguments):
         self.page.write(0, "$ cobox " + " ".join(map(typed, arguments)), "types")
-        done = subprocess.run([self.cobox, *arguments], env=self.env, cwd=self.desk, stdin=subprocess.DEVNULL, capture_output=True,
+        done = subprocess.run([self.cobox, *arguments], env=self.env, cwd=self.home, stdin=subprocess.DEVNULL, capture_output=True,
                               text=True, timeout=STEP_SECONDS)
         self.page.write(0, done.stdout + done.stderr)
         if done.returncode != 0:
@@ -132,11 +132,11 @@ class Human:
         return done.stdout
 
     def opens_shell(self, *lines):
-        """Types the lines into `cobox shell`, each when the shell asks for the next; returns all that was on the screen."""
+        """Types each line into `cobox shell` at its prompt; returns everything shown on the screen."""
         self.page.write(0, "$ cobox shell", "types")
         screen, keyboard = pty.openpty()
         fcntl.ioctl(keyboard, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        shell = subprocess.Popen([self.cobox, "shell"], env=self.env | {"TERM": "dumb"}, cwd=self.desk, stdin=keyboard, stdout=keyboard,
+        shell = subprocess.Popen([self.cobox, "shell"], env=self.env | {"TERM": "dumb"}, cwd=self.home, stdin=keyboard, stdout=keyboard,
                                  stderr=keyboard, start_new_session=True)
         os.close(keyboard)
         seen = []
@@ -158,12 +158,12 @@ class Human:
 
 
 def typed(argument):
-    """An argument as a person would type it: shlex is right about quotes within quotes, but hard to read."""
+    """Quotes an argument as a person would type it: shlex handles nested quotes correctly, but unreadably."""
     return f'"{argument}"' if "'" in argument and not set(argument) & set('"$`\\') else shlex.quote(argument)
 
 
 def read_screen(screen, until_prompt):
-    """What a terminal shows, up to the shell's prompt or to the end; without carriage returns, escape sequences and NULs, which terminals ignore."""
+    """Reads a terminal up to the shell's prompt or to the end, without carriage returns, escape sequences and NULs."""
     deadline, text = time.monotonic() + STEP_SECONDS, ""
     data = b""
     while not (until_prompt and re.search(r"(^|\n)[^\n]*[$#] $", text)):
@@ -171,7 +171,7 @@ def read_screen(screen, until_prompt):
             raise Unexpected(f"the shell stopped answering after {text!r}")
         try:
             chunk = os.read(screen, 65536)
-        except OSError:  # how Linux says that the other side of a pty is closed
+        except OSError:  # Linux reports a closed pty this way
             chunk = b""
         if not chunk:
             if until_prompt:
@@ -183,7 +183,7 @@ def read_screen(screen, until_prompt):
 
 
 class Robot:
-    """The agent: first examples/agent.py as it is, then a few steps of its own through the same plain HTTP."""
+    """The agent: first runs examples/agent.py unchanged, then takes a few more steps with the same plain HTTP."""
 
     def __init__(self, url, key, env, page):
         self.url, self.key, self.env, self.page = url, key, env, page
@@ -200,7 +200,7 @@ class Robot:
         if done.returncode != 0:
             raise Unexpected(f"agent.py ended with {done.returncode}")
         self.sandbox = agent.Sandbox(self.url, self.key, THREAD)
-        expect(self.sandbox.id, done.stdout, "asked again, the agent got another sandbox")
+        expect(self.sandbox.id, done.stdout, "on the second request, the agent got another sandbox")
         return done.stdout
 
     def writes(self, name, text):
@@ -222,11 +222,11 @@ class Robot:
         return result["stdout"]
 
 
-# ---- what it looks like ---------------------------------------------------------------------------------------------
+# ---- the output -----------------------------------------------------------------------------------------------------
 
 
 class Page:
-    """Two columns, written line by line in the order things happen."""
+    """Two columns, written line by line in chronological order."""
 
     COLOURS = {"title": "1", "says": "2", "types": "1", "good": "32", "bad": "31"}
 
@@ -241,12 +241,12 @@ class Page:
         self.side = None
 
     def write(self, side, text, kind=""):
-        """Some lines into the left (0) or the right (1) column."""
+        """Writes lines into the left (0) or the right (1) column."""
         if self.side not in (None, side):
             self.row("", "")
         self.side = side
         for line in text.splitlines():
-            # In a shell the prompt tells what was typed.
+            # In a shell, lines with a prompt were typed.
             shown = "types" if kind == "shell" and re.match(r"[^\s$#]*[$#] ", line) else kind
             for part in self.fold(line):
                 painted = self.paint(part, shown)
@@ -274,24 +274,24 @@ class Page:
 
 
 @contextlib.contextmanager
-def broker(cobox, place, env):
-    """`cobox up` in a directory of its own; ended as Ctrl-C ends it, whatever happens meanwhile."""
-    data_dir, log = place / "data", place / "broker.log"
+def broker(cobox, directory, env):
+    """`cobox up` in a temporary directory; stopped as if by Ctrl-C in any case."""
+    data_dir, log = directory / "data", directory / "broker.log"
     with log.open("w") as out:
-        # In a session of its own: Ctrl-C is for us, and we end the broker after its clients.
+        # In its own session: Ctrl-C must only reach this script, which stops the broker after its clients.
         process = subprocess.Popen([cobox, "up", "--data-dir", data_dir, "--listen", "127.0.0.1:0"], env=env, stdin=subprocess.DEVNULL,
                                    stdout=out, stderr=out, start_new_session=True)
     try:
-        note, deadline = data_dir / "broker.json", time.monotonic() + START_SECONDS
-        while not note.exists():
+        state, deadline = data_dir / "broker.json", time.monotonic() + START_SECONDS
+        while not state.exists():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise Unexpected(f"the broker did not start:\n{tail(log)}")
             time.sleep(0.01)
-        yield json.loads(note.read_text())
+        yield json.loads(state.read_text())
         if process.poll() is not None:
-            raise Unexpected(f"the broker ended by itself:\n{tail(log)}")
+            raise Unexpected(f"the broker exited unexpectedly:\n{tail(log)}")
     finally:
-        heed_no_signals()
+        ignore_signals()
         process.send_signal(signal.SIGINT)
         try:
             process.wait(END_SECONDS)
@@ -302,40 +302,40 @@ def broker(cobox, place, env):
 
 
 def tail(log):
-    return "\n".join(log.read_text(errors="replace").splitlines()[-BROKER_WORDS:])
+    return "\n".join(log.read_text(errors="replace").splitlines()[-BROKER_LOG_LINES:])
 
 
 def make_key(cobox, env, name, kind):
     made = subprocess.run([cobox, "--json", "keys", "create", name, "--kind", kind], env=env, capture_output=True, text=True,
                           timeout=STEP_SECONDS)
     if made.returncode != 0:
-        raise Unexpected(f"no key could be made for the {kind}: {made.stderr.strip()}")
+        raise Unexpected(f"could not create a key for the {kind}: {made.stderr.strip()}")
     return json.loads(made.stdout)["api_key"]
 
 
 def find_cobox():
     named = os.environ.get("COBOX_BIN") or shutil.which("cobox")
     if not named or not os.access(named, os.X_OK):
-        sys.exit("demo: there is no cobox program; `make demo` builds one, or name yours with COBOX_BIN")
+        sys.exit("demo: there is no cobox program; `make demo` builds one, or set COBOX_BIN to its path")
     return os.path.abspath(named)
 
 
-def play(place, page):
+def play(directory, page):
     cobox = find_cobox()
-    # Nothing of the user's is read or written: no config, no key, no thread of theirs.
+    # Does not read or write the user's configuration, keys and threads.
     env = {k: v for k, v in os.environ.items() if not k.startswith(("COBOX_", "XDG_")) or k == "COBOX_BOXD"}
-    env |= {"HOME": str(place), "XDG_CONFIG_HOME": str(place / "config"), "XDG_DATA_HOME": str(place / "share")}
-    with broker(cobox, place, env) as note:
-        operator = env | {"COBOX_URL": note["url"], "COBOX_API_KEY_FILE": note["api_key_file"]}
+    env |= {"HOME": str(directory), "XDG_CONFIG_HOME": str(directory / "config"), "XDG_DATA_HOME": str(directory / "share")}
+    with broker(cobox, directory, env) as state:
+        operator = env | {"COBOX_URL": state["url"], "COBOX_API_KEY_FILE": state["api_key_file"]}
         keys = {kind: make_key(cobox, operator, name, kind) for name, kind in (("mira", "human"), ("scout", "agent"))}
-        theirs = {kind: env | {"COBOX_URL": note["url"], "COBOX_API_KEY": key, "COBOX_THREAD": THREAD} for kind, key in keys.items()}
-        desk = place / "desk"
-        desk.mkdir()
-        human = Human(cobox, theirs["human"], desk, page)
-        robot = Robot(note["url"], keys["agent"], theirs["agent"], page)
+        envs = {kind: env | {"COBOX_URL": state["url"], "COBOX_API_KEY": key, "COBOX_THREAD": THREAD} for kind, key in keys.items()}
+        home = directory / "home"
+        home.mkdir()
+        human = Human(cobox, envs["human"], home, page)
+        robot = Robot(state["url"], keys["agent"], envs["agent"], page)
 
-        page.tell("One sandbox, shared: a human and an agent, each with a key of their own, ask for")
-        page.tell(f"the sandbox of thread \"{THREAD}\". Time runs downwards; all of this really happens.")
+        page.tell("One sandbox, shared: a human and an agent, each with their own key, request")
+        page.tell(f"the sandbox of thread \"{THREAD}\". Time runs downwards; all of this is really executed.")
         page.tell()
         page.titles("HUMAN, with cobox in a terminal", "AGENT, with plain HTTP")
         began = time.monotonic()
@@ -344,8 +344,8 @@ def play(place, page):
         return time.monotonic() - began
 
 
-def heed_no_signals():
-    """From here on we clean up, and what is cleaned up by half is left behind."""
+def ignore_signals():
+    """Ignores signals from here on: an interrupted cleanup would leave files and processes behind."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
@@ -357,25 +357,25 @@ def main():
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
     page = Page(sys.stdout)
-    place = pathlib.Path(tempfile.mkdtemp(prefix="cobox-demo-"))
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="cobox-demo-"))
     try:
-        seconds = play(place, page)
+        seconds = play(directory, page)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on, and Python would complain at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone, and Python would report an error on exit
         return 128 + signal.SIGPIPE
     except (Unexpected, agent.Refused, OSError, subprocess.TimeoutExpired) as problem:
         page.tell()
-        page.tell(f"demo: this is not as it should be: {problem}", "bad")
+        page.tell(f"demo: failed: {problem}", "bad")
         return 1
     except KeyboardInterrupt:
         page.tell()
         page.tell("demo: stopped")
         return 130
     finally:
-        heed_no_signals()
-        shutil.rmtree(place, onerror=lambda _call, path, why: print(f"demo: {path} is left behind: {why[1]}", file=sys.stderr))
+        ignore_signals()
+        shutil.rmtree(directory, onerror=lambda _call, path, why: print(f"demo: could not delete {path}: {why[1]}", file=sys.stderr))
     page.tell(f"Each saw what the other did; it took {seconds:.1f} s.", "good")
-    page.tell("The sandbox, the broker and their files are gone again. To keep one: make run")
+    page.tell("The sandbox, the broker and their files are deleted. To keep a broker running: make run")
     return 0
 
 

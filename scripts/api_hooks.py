@@ -1,5 +1,6 @@
-"""Helps scripts/check-api past the first door: ids that exist, tokens that count and notices that are signed, in most of its requests; and
-few sandboxes alive at once, because each costs processes and the quota would end the questions."""
+"""Schemathesis hooks for scripts/check-api: fill most requests with existing ids, valid tokens and signed webhooks, so that they
+get past validation. They also limit the number of live sandboxes, because each uses processes and the quota would refuse
+further requests."""
 
 import collections
 import hashlib
@@ -14,16 +15,16 @@ import urllib.request
 import schemathesis
 
 URL, OPERATOR, KEY = (os.environ[f"COBOX_API_{name}"] for name in ["URL", "OPERATOR", "KEY"])
-# Without it requests stay as they are: those that break the document's rules on purpose must.
+# Without it requests stay unchanged: those that violate the schema on purpose must.
 IS_HELPING = os.environ["COBOX_API_HELP"] == "yes"
 WEBHOOK = os.environ["COBOX_API_WEBHOOK_SECRET"].encode()
-# Below the quota that the broker was given, so that most questions are answered, and enough to ask about one that exists.
+# Below the broker's quota, so that most requests succeed, and enough for requests about an existing sandbox.
 KEPT = 4
-# How many of the requests that may be helped are left as they are.
+# Share of the eligible requests that are left unchanged.
 LEFT_ALONE = 0.25
-# Of negotiation: what a broker without templates and with one provider can only refuse.
+# Negotiation fields that a broker without templates and with one provider always refuses.
 NARROW = ["template", "provider_preference", "sandbox_id", "sandbox_hint", "preferred_sandbox_id", "token_format", "actor"]
-# Of a box: what is mostly refused, so that one is made now and then.
+# Box fields that are mostly refused; without them, some boxes get created.
 BOX_NARROW = """snapshot_id snapshot snapshot_name template_name vcpus cpu_millicores mem_bytes fs_capacity_bytes run_config env_vars labels
     volumes ttl_seconds mount_config proxy_config access_delegation preserve_memory_on_stop restore_memory tag_value_ids persistent
     idle_ttl_seconds delete_after_stop_seconds timeout""".split()
@@ -112,7 +113,7 @@ def end(sandbox):
     try:
         ask("DELETE", f"/v1/sandboxes/{sandbox}", OPERATOR)
     except urllib.error.HTTPError as refused:
-        if refused.code != 404:  # ended by an answer meanwhile
+        if refused.code != 404:  # already ended by an earlier response
             raise
 
 
@@ -123,6 +124,6 @@ def ask(method, path, key, body=None):
         return json.loads(answer.read() or b"null")
 
 
-# Those of whoever asked before.
+# Delete the sandboxes of the previous run.
 for left in ask("GET", "/v1/sandboxes", OPERATOR)["items"]:
     end(left["id"])

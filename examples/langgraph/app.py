@@ -1,4 +1,5 @@
-"""The sandbox protocol's routes, served by this deployment: people reach the sandbox of a thread with what they log in with here."""
+"""The sandbox protocol's routes, served by this deployment: people use the sandbox of a thread with their credential for the
+deployment."""
 
 from cobox.langgraph.app import create_app
 

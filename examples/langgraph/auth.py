@@ -1,7 +1,8 @@
-"""Who may talk to this deployment: two people with a password each, and threads that are nobody else's.
+"""Authentication and authorization of this deployment: two people with a password each, and threads that only their owner can
+see.
 
-A stand-in for a real identity provider; what matters is that it answers with an `identity` that the client can't choose, that threads are
-filtered by it, and that what has no rule is refused.
+A placeholder for a real identity provider. What matters: the `identity` cannot be chosen by the client, threads are filtered by
+it, and everything without a rule is refused.
 """
 
 import hmac
@@ -12,12 +13,12 @@ from langgraph_sdk import Auth
 
 from cobox.langgraph import dataplane_visitor
 
-# `name:password` with commas between; the default is for trying things out on one machine.
+# `name:password` pairs separated by commas; the default is for trying the example on one machine.
 PEOPLE: dict[str, str] = dict(pair.split(":", 1) for pair in os.environ.get("EXAMPLE_PEOPLE", "ann:ann-secret,bob:bob-secret").split(","))
-# For a broker that asks this deployment whose a thread is: `[thread_authority]` with this key in its `service_key_file`, and
+# For a broker that asks this deployment who may see a thread: `[thread_authority]` with this key in its `service_key_file`, and
 # `user_header = "x-cobox-user"`. Empty: no broker asks.
 SERVICE_KEY = os.environ.get("EXAMPLE_SERVICE_KEY", "").encode()
-# What this deployment is called there. It asks about its users itself, before it asks the broker.
+# The principal of this deployment at the broker. It checks its users' access itself before it calls the broker.
 DEPLOYMENT = "my-deployment"
 
 auth = Auth()
@@ -55,6 +56,6 @@ async def threads_are_their_makers(ctx: Auth.types.AuthContext, value: Any) -> d
             return False
         return None if ctx.user.identity == DEPLOYMENT else {"owner": ctx.user.identity}
     if isinstance(value, dict):
-        # On what is made here; a client's own word for it is overwritten.
+        # Overwrites an owner set by the client.
         value.setdefault("metadata", {})["owner"] = ctx.user.identity
     return {"owner": ctx.user.identity}

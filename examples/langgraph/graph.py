@@ -1,4 +1,4 @@
-"""The agent: deepagents with a sandbox for each thread, which the people of that thread share with it."""
+"""The agent: deepagents with one sandbox per thread, shared with the people of that thread."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ PROMPT = "You work in /workspace, which a person shares with you. Run the tests 
 
 
 def build(backend: Any) -> Any:
-    # A real model goes here: create_deep_agent(model="anthropic:…", …)
-    # Before it removes a file it asks: `cobox chat` shows the question, and whoever talks with it decides.
+    # A real model goes here: create_deep_agent(model="anthropic:…", …) The agent asks before it removes a file; `cobox chat`
+    # shows the question.
     return create_deep_agent(model=Scripted(), backend=backend, system_prompt=PROMPT, interrupt_on={"delete": True})
 
 

@@ -1,10 +1,10 @@
-"""A chat model without a model: it does what it is told word by word, so that the example runs offline and always the same way.
+"""A scripted chat model, so that the example runs offline and always the same way. It understands these messages:
 
 read PATH           reads the file and repeats it
-run COMMAND         runs the command and repeats what it printed
+run COMMAND         runs the command and repeats its output
 write PATH TEXT     writes the file
-delete PATH         removes it, once somebody has said yes
-anything else       writes a small program with a mistake in it, runs its tests, mends it, runs them again
+delete PATH         removes it after confirmation
+anything else       writes a small program with a bug, runs its tests, fixes it, runs them again
 """
 
 from typing import Any
@@ -26,20 +26,20 @@ class Leap(unittest.TestCase):
 
 unittest.main()
 """
-MISTAKE, MENDED = "year % 100 != 0", "(year % 100 != 0 or year % 400 == 0)"
+MISTAKE, FIXED = "year % 100 != 0", "(year % 100 != 0 or year % 400 == 0)"
 
-# Tools as deepagents names them, with their arguments.
+# Tool calls with their arguments, named as in deepagents.
 STORY: list[tuple[str, dict[str, Any]]] = [
     ("write_file", {"file_path": "/workspace/leap.py", "content": PROGRAM}),
     ("write_file", {"file_path": "/workspace/test_leap.py", "content": TESTS}),
     ("execute", {"command": "cd /workspace && python3 test_leap.py"}),
-    ("edit_file", {"file_path": "/workspace/leap.py", "old_string": MISTAKE, "new_string": MENDED}),
+    ("edit_file", {"file_path": "/workspace/leap.py", "old_string": MISTAKE, "new_string": FIXED}),
     ("execute", {"command": "cd /workspace && python3 test_leap.py"}),
 ]
 
 
 class Scripted(BaseChatModel):
-    """Answers with the next step of what the last person's message asks for."""
+    """Responds with the next step for the last human message."""
 
     @property
     def _llm_type(self) -> str:
@@ -63,8 +63,8 @@ class Scripted(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=answer)])
 
 
-def plan(told: str) -> list[tuple[str, dict[str, Any]]]:
-    verb, _, rest = told.strip().partition(" ")
+def plan(request: str) -> list[tuple[str, dict[str, Any]]]:
+    verb, _, rest = request.strip().partition(" ")
     if verb == "read":
         return [("read_file", {"file_path": rest})]
     if verb == "run":

@@ -1,4 +1,4 @@
-"""A running broker for the unmodified LangSmith SDKs: where it is, and boxes that are gone after the test that made them."""
+"""Fixtures for the unmodified LangSmith SDKs: a client of the running broker, and boxes that are deleted after their test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEY = os.environ["COBOX_API_KEY"]
 
 @pytest.fixture(scope="session")
 def client() -> Iterator[SandboxClient]:
-    # As the SDK finds it: the endpoint in the environment, and nothing else changed.
+    # The SDK reads its endpoint from the environment; nothing else is changed.
     os.environ["LANGSMITH_ENDPOINT"] = URL
     os.environ["LANGSMITH_API_KEY"] = KEY
     with SandboxClient() as client:
@@ -35,7 +35,7 @@ def shared_box(client: SandboxClient) -> Iterator[Sandbox]:
 
 
 def fetch(url: str, method: str = "GET") -> tuple[int, bytes]:
-    """A URL with no credential but what it carries itself."""
+    """Fetches a URL without a credential other than the one in the URL."""
     request = urllib.request.Request(url, method=method)
     with urllib.request.urlopen(request, timeout=30) as answer:
         return answer.status, answer.read()

@@ -1,4 +1,5 @@
-"""Boxes through the unmodified Python SDK: made, listed, stopped, started, changed and deleted, and each error as its own class."""
+"""Boxes through the unmodified Python SDK: created, listed, stopped, started, changed and deleted, with one exception class per
+error."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from langsmith.sandbox import (
 )
 
 
-def test_a_box_is_made_found_listed_and_deleted(client: SandboxClient) -> None:
+def test_a_box_is_created_found_listed_and_deleted(client: SandboxClient) -> None:
     box = client.create_sandbox(name="from-python", timeout=60, idle_ttl_seconds=300, delete_after_stop_seconds=600)
     try:
         assert (box.name, box.status) == ("from-python", "ready")
@@ -37,7 +38,7 @@ def test_a_box_is_made_found_listed_and_deleted(client: SandboxClient) -> None:
         client.get_sandbox("renamed-by-python")
 
 
-def test_a_box_that_is_not_waited_for_becomes_ready(client: SandboxClient) -> None:
+def test_a_box_created_without_waiting_becomes_ready(client: SandboxClient) -> None:
     box = client.create_sandbox(wait_for_ready=False)
     try:
         assert client.wait_for_sandbox(box.name, timeout=60).status == "ready"
@@ -45,19 +46,19 @@ def test_a_box_that_is_not_waited_for_becomes_ready(client: SandboxClient) -> No
         client.delete_sandbox(box.name)
 
 
-def test_a_stopped_box_has_its_files_when_it_is_started_by_word_or_by_use(box: Sandbox, client: SandboxClient) -> None:
+def test_a_stopped_box_keeps_its_files_and_starts_on_request_or_use(box: Sandbox, client: SandboxClient) -> None:
     box.write("kept.txt", "still here")
     client.stop_sandbox(box.name)
     assert client.get_sandbox_status(box.name).status == "stopped"
     started = client.start_sandbox(box.name, timeout=60)
     assert (started.status, started.dataplane_url) == ("ready", box.dataplane_url)
     client.stop_sandbox(box.name)
-    # Nobody starts it but this.
+    # Running the command starts the box.
     assert box.run("cat kept.txt").stdout == "still here"
     assert client.get_sandbox_status(box.name).status == "ready"
 
 
-def test_each_error_is_its_own_class(client: SandboxClient, box: Sandbox) -> None:
+def test_each_error_has_its_own_class(client: SandboxClient, box: Sandbox) -> None:
     for missing in (client.get_sandbox, client.delete_sandbox, client.stop_sandbox, client.get_sandbox_status):
         with pytest.raises(ResourceNotFoundError):
             missing("no-such-box")
@@ -67,7 +68,7 @@ def test_each_error_is_its_own_class(client: SandboxClient, box: Sandbox) -> Non
     with pytest.raises(ValidationError) as refused:
         client.create_sandbox(proxy_config={"rules": [{"name": "x", "match_hosts": ["a"]}]})  # type: ignore[typeddict-item]
     assert refused.value.field == "proxy_config"
-    # Its id stays, and by that the fixture deletes it.
+    # The id does not change, and the fixture deletes by id.
     client.update_sandbox(box.name, new_name="taken-by-python")
     with client.sandbox() as other, pytest.raises(ResourceNameConflictError):
         client.update_sandbox(other.name, new_name="taken-by-python")
@@ -77,26 +78,26 @@ def test_each_error_is_its_own_class(client: SandboxClient, box: Sandbox) -> Non
         stranger.list_sandboxes()
 
 
-def test_the_older_prefix_is_the_same_api(client: SandboxClient, box: Sandbox) -> None:
+def test_the_older_prefix_serves_the_same_api(client: SandboxClient, box: Sandbox) -> None:
     with SandboxClient(api_endpoint=f"{URL}/v2/sandboxes", api_key=KEY) as older:
         found = older.get_sandbox(box.name)
         assert found.dataplane_url == box.dataplane_url
         assert found.run("echo same").stdout == "same\n"
 
 
-def test_a_download_url_needs_nothing_else(client: SandboxClient, box: Sandbox) -> None:
+def test_a_download_url_needs_no_other_credential(client: SandboxClient, box: Sandbox) -> None:
     box.write("/workspace/report.txt", "for the browser")
     link = client.generate_download_url(box.name, "/workspace/report.txt", expires_in_seconds=60)
     assert fetch(link.download_url) == (200, b"for the browser")
     assert link.expires_at
 
 
-def test_ports_are_an_error_that_says_so(client: SandboxClient, box: Sandbox) -> None:
+def test_ports_are_reported_as_unsupported(client: SandboxClient, box: Sandbox) -> None:
     with pytest.raises(SandboxClientError, match="ports of a sandbox can't be reached"):
         client.service(box.name, 8080)
 
 
-def test_the_asynchronous_client_does_the_same() -> None:
+def test_the_async_client_behaves_the_same() -> None:
     async def life() -> None:
         async with AsyncSandboxClient() as client, await client.sandbox() as box:
             await box.write("a.txt", "async")

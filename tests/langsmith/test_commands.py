@@ -19,7 +19,7 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return str(request.param)
 
 
-def test_a_command_is_run_to_its_end(shared_box: Sandbox, transport: str) -> None:
+def test_a_command_returns_its_output_and_exit_code(shared_box: Sandbox, transport: str) -> None:
     result = shared_box.run("echo out; echo err >&2; exit 3")
     assert (result.stdout, result.stderr, result.exit_code) == ("out\n", "err\n", 3)
     there = shared_box.run('echo "$GREETING in $PWD"', env={"GREETING": "hello"}, cwd="/tmp")
@@ -28,7 +28,7 @@ def test_a_command_is_run_to_its_end(shared_box: Sandbox, transport: str) -> Non
     assert configured.stdout == "b\n/tmp\n"
 
 
-def test_large_output_and_every_kind_of_character_arrive_as_they_are(shared_box: Sandbox, transport: str) -> None:
+def test_large_and_multibyte_output_arrives_unchanged(shared_box: Sandbox, transport: str) -> None:
     numbers = shared_box.run("seq 1 300000")
     assert numbers.stdout == "".join(f"{i}\n" for i in range(1, 300001))
     text = "aä€😀\u0000\u2028" * 2000
@@ -37,25 +37,25 @@ def test_large_output_and_every_kind_of_character_arrive_as_they_are(shared_box:
     assert shared_box.run("base64 -d /tmp/encoded").stdout == text
 
 
-def test_bytes_that_are_no_text_keep_their_count(shared_box: Sandbox) -> None:
+def test_invalid_utf8_keeps_its_byte_count(shared_box: Sandbox) -> None:
     assert shared_box.run(r"printf 'a\377\342\202b\360'").stdout == "a???b?"
 
 
-def test_output_comes_as_it_is_printed(shared_box: Sandbox, transport: str) -> None:
+def test_output_arrives_while_the_command_runs(shared_box: Sandbox, transport: str) -> None:
     shared_box.run("rm -f go; mkfifo go")
     handle = shared_box.run("echo first; read x < go; echo second $x", wait=False)
     chunks = iter(handle)
     assert next(chunks).data == "first\n"
-    # It waits for this, so it was told of the first line before it could end.
+    # The command waits for this, so its first line arrived before it ended.
     shared_box.run("echo now > go")
     assert "".join(chunk.data for chunk in chunks) == "second now\n"
     assert handle.result.exit_code == 0
-    told: list[str] = []
-    shared_box.run("echo one; echo two >&2", on_stdout=told.append, on_stderr=told.append)
-    assert sorted(told) == ["one\n", "two\n"]
+    chunks: list[str] = []
+    shared_box.run("echo one; echo two >&2", on_stdout=chunks.append, on_stderr=chunks.append)
+    assert sorted(chunks) == ["one\n", "two\n"]
 
 
-def test_a_command_that_takes_too_long_is_a_timeout(shared_box: Sandbox, transport: str) -> None:
+def test_a_command_over_its_time_limit_raises_timeout(shared_box: Sandbox, transport: str) -> None:
     with pytest.raises(CommandTimeoutError):
         shared_box.run("sleep 1000", timeout=1)
 
@@ -65,11 +65,11 @@ def test_input_is_read_until_it_is_closed(shared_box: Sandbox) -> None:
     handle.send_input("typed ä\n")
     handle.close_input()
     assert handle.result.stdout == "typed ä\nover\n"
-    # Without it a command that reads ends at once.
+    # By default the input is closed, so a command that reads it ends at once.
     assert shared_box.run("cat; echo over").stdout == "over\n"
 
 
-def test_a_killed_command_ends_with_what_it_started(shared_box: Sandbox) -> None:
+def test_killing_a_command_kills_its_children(shared_box: Sandbox) -> None:
     handle = shared_box.run("sleep 1000 & echo $!; wait", wait=False)
     pid = next(iter(handle)).data.strip()
     handle.kill()
@@ -91,12 +91,12 @@ def test_a_handle_of_another_client_joins_the_same_command(shared_box: Sandbox) 
     assert unknown.value.error_type == "CommandNotFound"
 
 
-def test_a_terminal_is_one(shared_box: Sandbox) -> None:
+def test_a_pty_command_has_a_terminal(shared_box: Sandbox) -> None:
     result = shared_box.run("tty; echo to stderr >&2", pty=True)
     assert "/dev/pts" in result.stdout and "to stderr" in result.stdout and result.stderr == ""
 
 
-def test_a_user_that_can_not_be_had_is_refused(shared_box: Sandbox, transport: str) -> None:
+def test_an_unavailable_user_is_refused(shared_box: Sandbox, transport: str) -> None:
     with pytest.raises(SandboxOperationError, match=r"run_config\.user"):
         shared_box.run("id", run_config={"user": "root"})
 
@@ -104,4 +104,4 @@ def test_a_user_that_can_not_be_had_is_refused(shared_box: Sandbox, transport: s
 def until(is_so: Callable[[], bool], seconds: float = 20) -> None:
     deadline = time.monotonic() + seconds
     while not is_so():
-        assert time.monotonic() < deadline, "it did not happen"
+        assert time.monotonic() < deadline, "the condition was not met in time"

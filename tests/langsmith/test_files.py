@@ -1,4 +1,4 @@
-"""Files through the unmodified Python SDK: whole, in part, found and searched, and what is wrong with them in its own classes."""
+"""Files through the unmodified Python SDK: read whole and in part, listed and searched, with the SDK's own exception classes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from langsmith.sandbox import ResourceNotFoundError, Sandbox, SandboxOperationError
 
 
-def test_what_is_written_is_read(shared_box: Sandbox) -> None:
+def test_written_files_are_read_back(shared_box: Sandbox) -> None:
     for content in (b"", b"text\n", bytes(range(256)) * 40_000):
         shared_box.write("/workspace/deep/er/file.bin", content)
         assert shared_box.read("/workspace/deep/er/file.bin") == content
@@ -17,7 +17,7 @@ def test_what_is_written_is_read(shared_box: Sandbox) -> None:
     assert shared_box.read(odd) == b"odd"
 
 
-def test_a_file_is_read_in_part_and_not_again_while_it_is_the_same(shared_box: Sandbox) -> None:
+def test_range_reads_and_conditional_reads(shared_box: Sandbox) -> None:
     shared_box.write("/workspace/part.txt", "0123456789")
     stat = shared_box.stat("/workspace/part.txt")
     assert (stat.size_bytes, bool(stat.etag), bool(stat.last_modified)) == (10, True, True)
@@ -49,7 +49,7 @@ def test_files_are_found_and_searched(shared_box: Sandbox) -> None:
     assert shared_box.glob("*", path="/workspace/tree", limit=1).truncated
 
 
-def test_what_is_wrong_with_a_file_is_said_in_the_sdks_words(shared_box: Sandbox) -> None:
+def test_file_errors_use_the_sdks_exception_classes(shared_box: Sandbox) -> None:
     for missing in (shared_box.read, shared_box.stat):
         with pytest.raises(ResourceNotFoundError):
             missing("/workspace/none")

@@ -1,4 +1,4 @@
-"""Snapshots through the unmodified Python SDK: of a running box, and of an image that the operator has."""
+"""Snapshots through the unmodified Python SDK: of a running box, and of an image provided by the operator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from langsmith.sandbox import ResourceNotFoundError, Sandbox, SandboxClient, SandboxClientError, ValidationError
 
 
-def test_a_box_starts_from_what_another_was(client: SandboxClient, box: Sandbox) -> None:
+def test_a_box_starts_from_a_snapshot_of_another(client: SandboxClient, box: Sandbox) -> None:
     box.write("/workspace/tree/leaf.txt", "from before")
     snapshot = client.capture_snapshot(box.name, "of-a-box")
     try:
@@ -31,7 +31,7 @@ def test_a_box_starts_from_what_another_was(client: SandboxClient, box: Sandbox)
         client.create_sandbox(snapshot_id=snapshot.id)
 
 
-def test_an_image_is_one_the_operator_has(client: SandboxClient) -> None:
+def test_a_snapshot_of_an_image_needs_one_the_operator_provides(client: SandboxClient) -> None:
     snapshot = client.create_snapshot("python-three", "python:3", 1 << 30)
     try:
         assert (snapshot.status, snapshot.docker_image, snapshot.fs_capacity_bytes) == ("ready", "python:3", 1 << 30)
@@ -48,7 +48,7 @@ def test_an_image_is_one_the_operator_has(client: SandboxClient) -> None:
         client.create_snapshot("nothing", "nobody/has:this", 1 << 30)
 
 
-def test_what_is_not_there_is_not_found(client: SandboxClient) -> None:
+def test_missing_and_oversized_resources_are_refused(client: SandboxClient) -> None:
     with pytest.raises(ResourceNotFoundError):
         client.get_snapshot("no-such-snapshot")
     with pytest.raises(ResourceNotFoundError):

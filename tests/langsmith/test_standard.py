@@ -1,4 +1,4 @@
-"""LangChain's own tests of sandboxes, through deepagents' own `LangSmithSandbox` and the unmodified SDK."""
+"""LangChain's standard sandbox tests, through deepagents' own `LangSmithSandbox` and the unmodified SDK."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from deepagents.backends.protocol import SandboxBackendProtocol
 from langchain_tests.integration_tests import SandboxIntegrationTests
 from langsmith.sandbox import SandboxClient
 
-# What langchain-tests still asserts of deepagents 0.6, and deepagents 0.7 changed itself, in front of any sandbox.
+# Assertions of langchain-tests about deepagents 0.6 behavior that deepagents 0.7 itself changed, independent of the sandbox.
 CHANGED_BY_0_7 = {
-    "test_write_existing_file_fails": "write replaces a file that exists since 0.7",
-    "test_glob": "glob gives absolute paths since 0.7",
-    "test_glob_basic_pattern": "glob gives absolute paths since 0.7",
-    "test_glob_hidden_files_explicitly": "glob gives absolute paths since 0.7",
-    "test_glob_with_character_class": "glob gives absolute paths since 0.7",
-    "test_glob_with_question_mark": "glob gives absolute paths since 0.7",
-    "test_glob_with_directories": "glob gives no directories since 0.7",
+    "test_write_existing_file_fails": "write replaces an existing file since 0.7",
+    "test_glob": "glob returns absolute paths since 0.7",
+    "test_glob_basic_pattern": "glob returns absolute paths since 0.7",
+    "test_glob_hidden_files_explicitly": "glob returns absolute paths since 0.7",
+    "test_glob_with_character_class": "glob returns absolute paths since 0.7",
+    "test_glob_with_question_mark": "glob returns absolute paths since 0.7",
+    "test_glob_with_directories": "glob returns no directories since 0.7",
 }
 
 
 class TestLangSmithSandbox(SandboxIntegrationTests):
     @pytest.fixture(scope="class")
     def sandbox(self, client: SandboxClient) -> Iterator[SandboxBackendProtocol]:
-        # Two of the tests call for `python`, which not every machine has beside python3.
+        # Two of the tests run `python`, which some machines only have as python3.
         path = "/tmp/bin:/usr/local/bin:/usr/bin:/bin"
         with client.sandbox(run_config={"env_vars": {"PATH": path}}) as box:
             assert box.run("mkdir -p /tmp/bin && ln -sf $(command -v python3) /tmp/bin/python").exit_code == 0

@@ -1,4 +1,4 @@
-"""A real broker with the local provider for all tests, and one way to write a test for both clients."""
+"""Fixtures: a real broker with the local provider, and a wrapper that lets one test cover the blocking and the async client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from proxy import CuttingProxy
+from cutting_proxy import CuttingProxy
 
 from cobox import AsyncCobox, Cobox
 
@@ -31,17 +31,17 @@ def program() -> pathlib.Path:
     target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or REPO / "target")
     built = [p for p in (*target.glob("*/debug/cobox"), *target.glob("*/release/cobox")) if (p.parent / "boxd").exists()]
     if not built:
-        pytest.exit("no cobox to test with: build it (`cargo build -p cobox-cli -p cobox-boxd`) or name one in COBOX_BIN", returncode=2)
+        pytest.exit("no cobox to test with: build it (`cargo build -p cobox-cli -p cobox-boxd`) or set COBOX_BIN to its path", returncode=2)
     return max(built, key=lambda p: p.stat().st_mtime)
 
 
 class Broker:
-    """`cobox up` in a directory of its own."""
+    """`cobox up` in a temporary directory."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        # The tests are one principal who asks much.
+        # All tests share a few principals, which would exceed the rate limits.
         (folder / "config.toml").write_text("[rate_limits]\nrequests_per_second = 0\nupkeep_per_second = 0\nfailures_per_minute = 0\n")
         env = {name: value for name, value in os.environ.items() if not name.startswith("COBOX_")}
         boxd = program().parent / "boxd"
@@ -49,12 +49,12 @@ class Broker:
         with open(folder / "log", "wb") as log:
             self.process = subprocess.Popen(command, env=env | {"COBOX_BOXD": str(boxd), "HOME": str(folder)}, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
-        note = folder / "broker.json"
-        while not note.exists():
+        state_file = folder / "broker.json"
+        while not state_file.exists():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the broker did not start: {(folder / 'log').read_text()[-2000:]}")
             time.sleep(0.02)
-        self.url: str = json.loads(note.read_text())["url"]
+        self.url: str = json.loads(state_file.read_text())["url"]
         self.operator_key = (folder / "api_key").read_text().strip()
         self.agent_key = (folder / "agent_key").read_text().strip()
 
@@ -69,7 +69,7 @@ class Broker:
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[Broker]:
-    # Not pytest's own directory: socket paths have 108 bytes.
+    # Not pytest's own directory: socket paths are limited to 108 bytes.
     folder = pathlib.Path(tempfile.mkdtemp(prefix="cobox-py-"))
     running = None
     try:
@@ -94,12 +94,13 @@ def operator(broker: Broker) -> Iterator[Cobox]:
 
 @pytest.fixture
 def human(operator: Cobox) -> Any:
-    """The key of a person nobody knew before."""
+    """The key of a new human principal."""
     return operator.create_key(f"human-{next(_numbers)}", "human").api_key
 
 
-class Kind:
-    """One of the two clients: `do` waits for what the other one gives at once, so that a test reads the same for both."""
+class ClientKind:
+    """One of the two clients. `do` waits for an awaitable and returns other values unchanged, so that a test reads the same for
+    both."""
 
     def __init__(self, name: str) -> None:
         self.name, self.is_async = name, name == "asyncio"
@@ -111,17 +112,17 @@ class Kind:
         self._closing.append(client)
         return client
 
-    def session(self, client: Any, thread_id: str, **asked: Any) -> Any:
-        session = self.do(client.session(thread_id, **asked))
+    def session(self, client: Any, thread_id: str, **options: Any) -> Any:
+        session = self.do(client.session(thread_id, **options))
         self._closing.append(session)
         return session
 
-    def do(self, thing: Any) -> Any:
+    def do(self, value: Any) -> Any:
         if self._loop is None:
-            return thing
+            return value
 
         async def wait() -> Any:
-            return await thing
+            return await value
 
         return self._loop.run_until_complete(wait())
 
@@ -130,16 +131,16 @@ class Kind:
             yield item
 
     def finish(self) -> None:
-        for thing in reversed(self._closing):
-            self.do(thing.close())
+        for value in reversed(self._closing):
+            self.do(value.close())
         if self._loop is not None:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
-def kind(request: pytest.FixtureRequest) -> Iterator[Kind]:
-    kind = Kind(request.param)
+def kind(request: pytest.FixtureRequest) -> Iterator[ClientKind]:
+    kind = ClientKind(request.param)
     try:
         yield kind
     finally:
@@ -147,19 +148,19 @@ def kind(request: pytest.FixtureRequest) -> Iterator[Kind]:
 
 
 @pytest.fixture
-def client(broker: Broker, kind: Kind) -> Any:
+def client(broker: Broker, kind: ClientKind) -> Any:
     return kind.client(broker.url, broker.agent_key)
 
 
 @pytest.fixture
-def box(kind: Kind, client: Any, thread: str) -> Any:
-    """A session of the agent, with a sandbox of its own that goes with the test."""
+def box(kind: ClientKind, client: Any, thread: str) -> Any:
+    """A session of the agent with its own sandbox, released after the test."""
     return kind.session(client, thread, release=True)
 
 
 @pytest.fixture
 def proxy(broker: Broker) -> Iterator[CuttingProxy]:
-    """A way to the broker on which connections break."""
+    """A proxy to the broker that cuts connections."""
     proxy = CuttingProxy(broker.url)
     try:
         yield proxy

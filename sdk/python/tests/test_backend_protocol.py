@@ -1,4 +1,4 @@
-"""The older backend protocol, and what patterns mean by either version's rules."""
+"""Tests of the older backend protocol, and of glob patterns with the rules of both deepagents versions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from cobox.backend_protocol import CoboxFiles
-from cobox.globbing import BadPattern, Pattern, expanded
+from cobox.glob_pattern import GlobPattern, InvalidPattern, expand_braces
 
 
 class Both:
-    """Calls a blocking method, or its async twin."""
+    """Calls the blocking or the async variant of a method."""
 
     def __init__(self, kind: Any, files: CoboxFiles) -> None:
         self._kind, self._files = kind, files
@@ -26,7 +26,7 @@ def files(kind: Any, box: Any) -> Both:
     return Both(kind, CoboxFiles(box))
 
 
-def test_files_are_created_once_shown_with_numbers_and_edited(files: Both) -> None:
+def test_files_are_created_once_shown_with_line_numbers_and_edited(files: Both) -> None:
     assert files.write("/workspace/a.py", "def a():\n    pass\n").path == "/workspace/a.py"
     assert "already exists" in files.write("/workspace/a.py", "other").error
     assert files.read("/workspace/a.py") == "     1\tdef a():\n     2\t    pass"
@@ -102,37 +102,39 @@ NEW = [
 
 
 @pytest.mark.parametrize(("pattern", "path", "matches"), OLD)
-def test_a_pattern_means_what_python_means_by_it_for_the_older_rules(pattern: str, path: str, matches: bool) -> None:
-    assert Pattern(pattern, is_basename=False, expands=False).matches(path, is_dir=False) is matches
+def test_old_patterns_follow_pythons_glob(pattern: str, path: str, matches: bool) -> None:
+    assert GlobPattern(pattern, is_basename=False, expands_braces=False).matches(path, is_dir=False) is matches
 
 
 @pytest.mark.parametrize(("pattern", "path", "matches"), NEW)
-def test_a_pattern_means_what_deepagents_says_for_the_newer_rules(pattern: str, path: str, matches: bool) -> None:
-    assert Pattern(pattern, is_basename=True, expands=True).matches(path, is_dir=False) is matches
+def test_new_patterns_follow_the_rules_of_deepagents_0_7(pattern: str, path: str, matches: bool) -> None:
+    assert GlobPattern(pattern, is_basename=True, expands_braces=True).matches(path, is_dir=False) is matches
 
 
 @pytest.mark.parametrize("rules", ["old", "new"])
-def test_what_a_pattern_matches_the_sandbox_finds(kind: Any, box: Any, rules: str) -> None:
-    """The sandbox is asked for a superset: nothing that matches may be missing from it."""
+def test_sandbox_glob_finds_every_path_the_pattern_matches(kind: Any, box: Any, rules: str) -> None:
+    """The pattern sent to the sandbox must find a superset of the matches."""
     cases, is_new = (NEW, True) if rules == "new" else (OLD, False)
     paths = sorted({path for _, path, _ in cases if path not in ("src/**", "dir")})
     kind.do(box.files.upload([(f"/workspace/t/{path}", b"") for path in paths]))
     from cobox.agent_files import AgentFiles
 
-    asking = AgentFiles(box._grant)
+    agent_files = AgentFiles(box._grant)
     for pattern in sorted({pattern for pattern, _, _ in cases}):
-        flow = asking.find(pattern, "/workspace/t", is_basename=is_new)
+        flow = agent_files.glob(pattern, "/workspace/t", is_basename=is_new)
         found, _ = kind.do(box._io.run(flow))
-        meant = Pattern(pattern, is_basename=is_new, expands=is_new)
+        meant = GlobPattern(pattern, is_basename=is_new, expands_braces=is_new)
         here = {relative for relative, entry in found if not entry.is_dir}
         assert here == {path for path in paths if meant.matches(path, is_dir=False)}, pattern
 
 
-def test_a_pattern_without_end_or_that_leads_out_is_refused() -> None:
-    assert expanded("{a,b}{c,d}") == ["ac", "ad", "bc", "bd"]
-    with pytest.raises(BadPattern, match="pattern_too_broad"):
-        expanded("{a,b}" * 20)
-    with pytest.raises(BadPattern, match="invalid_pattern"):
-        Pattern("../*.py", is_basename=True, expands=True)
-    # Many `**` take no longer than few.
-    assert not Pattern("/".join(["**", "*"] * 30) + "/x", is_basename=True, expands=True).matches("/".join("a" * 60), is_dir=False)
+def test_patterns_that_are_too_broad_or_leave_the_root_are_refused() -> None:
+    assert expand_braces("{a,b}{c,d}") == ["ac", "ad", "bc", "bd"]
+    with pytest.raises(InvalidPattern, match="pattern_too_broad"):
+        expand_braces("{a,b}" * 20)
+    with pytest.raises(InvalidPattern, match="invalid_pattern"):
+        GlobPattern("../*.py", is_basename=True, expands_braces=True)
+    # The run time does not grow exponentially with the number of `**`.
+    assert not GlobPattern("/".join(["**", "*"] * 30) + "/x", is_basename=True, expands_braces=True).matches(
+        "/".join("a" * 60), is_dir=False
+    )

@@ -1,4 +1,4 @@
-"""Sessions, commands, files, search, sharing: what users do, on a real broker, with both clients."""
+"""Tests of sessions, commands, files, search and sharing on a real broker, with both clients."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from cobox import AsyncSession, Cobox, Session, errors
 
 
-def test_a_command_runs_and_says_how_it_ended(kind: Any, box: Any) -> None:
+def test_a_command_returns_output_and_exit_code(kind: Any, box: Any) -> None:
     result = kind.do(box.exec("echo out; echo err >&2; exit 3", env={"A": "b"}, cwd="/tmp"))
     assert (result.stdout, result.stderr, result.exit_code, result.ok) == ("out\n", "err\n", 3, False)
-    with pytest.raises(errors.CommandFailed, match="it ended with 3: err"):
+    with pytest.raises(errors.CommandFailed, match="the command ended with 3: err"):
         result.check()
     assert kind.do(box.exec(argv=["printf", "%s", "a b"])).stdout == "a b"
     assert kind.do(box.exec("cat", stdin="typed")).stdout == "typed"
@@ -26,13 +26,13 @@ def test_a_command_runs_and_says_how_it_ended(kind: Any, box: Any) -> None:
     assert late.timed_out and not late.ok
 
 
-def test_a_command_of_one_id_runs_once(kind: Any, box: Any) -> None:
+def test_a_command_id_runs_only_once(kind: Any, box: Any) -> None:
     for _ in range(2):
         assert kind.do(box.exec("echo ran >> /workspace/count; echo once", command_id="only")).stdout == "once\n"
     assert kind.do(box.files.read_text("/workspace/count")) == "ran\n"
 
 
-def test_leaving_ends_nothing_and_release_ends_it(kind: Any, client: Any, thread: str) -> None:
+def test_closing_keeps_the_session_and_release_ends_it(kind: Any, client: Any, thread: str) -> None:
     first = kind.do(client.session(thread))
     kind.do(first.files.write("/workspace/kept", "here"))
     kind.do(first.close())
@@ -50,7 +50,7 @@ def test_leaving_ends_nothing_and_release_ends_it(kind: Any, client: Any, thread
         kind.do(client.session(thread, mode="get"))
 
 
-def test_files_are_written_read_in_part_and_guarded_by_etags(kind: Any, box: Any) -> None:
+def test_files_support_ranges_and_etag_conditions(kind: Any, box: Any) -> None:
     files = box.files
     written = kind.do(files.write("/workspace/deep/er/a.txt", "hello world", mode="600"))
     assert written.size == 11
@@ -74,7 +74,7 @@ def test_files_are_written_read_in_part_and_guarded_by_etags(kind: Any, box: Any
         kind.do(files.read("/workspace/short", start=5))
 
 
-def test_names_of_any_bytes_survive(kind: Any, box: Any) -> None:
+def test_file_names_with_any_bytes_are_preserved(kind: Any, box: Any) -> None:
     for name in (b"/workspace/a b?#%&+;\xc3\xa9", b"/workspace/\xff\xfe"):
         kind.do(box.files.write(name, name))
         assert kind.do(box.files.read(name)) == name
@@ -88,7 +88,7 @@ def test_names_of_any_bytes_survive(kind: Any, box: Any) -> None:
             kind.do(box.files.read(bad))
 
 
-def test_a_local_file_goes_up_and_comes_down_in_pieces(kind: Any, box: Any, tmp_path: pathlib.Path) -> None:
+def test_local_files_are_uploaded_and_downloaded_in_chunks(kind: Any, box: Any, tmp_path: pathlib.Path) -> None:
     data = bytes(range(256)) * 8192
     local = tmp_path / "up"
     local.write_bytes(data)
@@ -105,7 +105,7 @@ def test_a_local_file_goes_up_and_comes_down_in_pieces(kind: Any, box: Any, tmp_
     assert kind.do(part.read()) == data[10:20]
 
 
-def test_many_files_go_in_one_request_with_a_result_each(kind: Any, box: Any) -> None:
+def test_batch_requests_return_one_result_per_file(kind: Any, box: Any) -> None:
     files = [(f"/workspace/many/{n}", f"content {n}") for n in range(510)]
     results = kind.do(box.files.upload([*files, ("/usr/nope", b"x")]))
     assert [r.path for r in results[:2]] == ["/workspace/many/0", "/workspace/many/1"]
@@ -117,7 +117,7 @@ def test_many_files_go_in_one_request_with_a_result_each(kind: Any, box: Any) ->
     assert isinstance(found[-1].failure, errors.InvalidRequest)
 
 
-def test_a_directory_goes_as_an_archive(kind: Any, box: Any) -> None:
+def test_a_directory_is_transferred_as_an_archive(kind: Any, box: Any) -> None:
     kind.do(box.files.write("/workspace/src/a/b.txt", "packed"))
     tar = kind.do(kind.do(box.files.archive("/workspace/src")).read())
     assert any(name.endswith("a/b.txt") for name in tarfile.open(fileobj=io.BytesIO(tar)).getnames())
@@ -133,7 +133,7 @@ def test_a_directory_goes_as_an_archive(kind: Any, box: Any) -> None:
     assert kind.do(box.fs.stat("/workspace/all/out")).target == "/etc/hostname"
 
 
-def test_the_tree_is_looked_at_searched_and_rearranged(kind: Any, box: Any) -> None:
+def test_directories_are_listed_searched_and_changed(kind: Any, box: Any) -> None:
     fs = box.fs
     kind.do(box.files.upload([("/workspace/a.py", "x = 1\ny = 2\n"), ("/workspace/sub/b.py", "x = 3\n"), ("/workspace/c.txt", "x\n")]))
     page = kind.do(fs.list("/workspace", limit=2))
@@ -163,7 +163,7 @@ def test_the_tree_is_looked_at_searched_and_rearranged(kind: Any, box: Any) -> N
         kind.do(fs.stat("/workspace/copy"))
 
 
-def test_changes_of_files_are_watched_with_who_made_them(kind: Any, box: Any) -> None:
+def test_watch_reports_changes_with_their_principal(kind: Any, box: Any) -> None:
     watch = kind.do(box.watch("/workspace"))
     kind.do(box.files.write("/workspace/mine", "x"))
     change = kind.do(watch.next())
@@ -182,7 +182,7 @@ def test_changes_of_files_are_watched_with_who_made_them(kind: Any, box: Any) ->
     kind.do(again.close())
 
 
-def test_events_tell_what_happened_and_end_with_the_session(kind: Any, client: Any, thread: str) -> None:
+def test_events_report_actions_and_end_with_the_session(kind: Any, client: Any, thread: str) -> None:
     box = kind.session(client, thread)
     events = kind.do(box.events())
     assert kind.do(events.next()).type == "created"
@@ -199,7 +199,7 @@ def test_events_tell_what_happened_and_end_with_the_session(kind: Any, client: A
     kind.do(later.close())
 
 
-def test_a_shell_is_typed_into_by_a_human_and_watched_by_an_agent(kind: Any, broker: Any, box: Any, human: Any, thread: str) -> None:
+def test_a_human_types_in_a_shell_while_an_agent_observes(kind: Any, broker: Any, box: Any, human: Any, thread: str) -> None:
     ann = kind.client(broker.url, human)
     hers = kind.session(ann, thread)
     shell = kind.do(hers.shells.attach(cols=100, rows=30))
@@ -227,12 +227,12 @@ def test_a_shell_is_typed_into_by_a_human_and_watched_by_an_agent(kind: Any, bro
     assert watching.exit is not None
 
 
-def test_a_delegated_token_does_what_it_was_given_for(kind: Any, box: Any) -> None:
+def test_a_delegated_token_has_only_its_granted_capabilities(kind: Any, box: Any) -> None:
     kind.do(box.files.write("/workspace/a", "x"))
-    handed = kind.do(box.delegate(["fs_read"], ttl=120))
-    assert handed.granted_capabilities == ["fs_read"]
+    delegated = kind.do(box.delegate(["fs_read"], ttl=120))
+    assert delegated.granted_capabilities == ["fs_read"]
     make = AsyncSession if kind.is_async else Session
-    narrow = make.from_token(box.http_base_url, handed.token, expires_at=handed.expires_at)
+    narrow = make.from_token(box.http_base_url, delegated.token, expires_at=delegated.expires_at)
     assert kind.do(narrow.files.read("/workspace/a")) == b"x"
     for ask in (lambda: narrow.files.write("/workspace/a", "y"), lambda: narrow.exec("true"), lambda: narrow.stream("true")):
         with pytest.raises(errors.CapabilityDenied):
@@ -242,7 +242,7 @@ def test_a_delegated_token_does_what_it_was_given_for(kind: Any, box: Any) -> No
     kind.do(narrow.close())
 
 
-def test_a_session_of_ones_own_is_shared_and_taken_back(kind: Any, broker: Any, operator: Cobox, human: Any, thread: str) -> None:
+def test_a_share_grants_access_until_it_is_revoked(kind: Any, broker: Any, operator: Cobox, human: Any, thread: str) -> None:
     name = f"bob-of-{thread}"
     bob = kind.client(broker.url, operator.create_key(name, "human").api_key)
     hers = kind.session(kind.client(broker.url, human), thread, access="owner", release=True)
@@ -259,7 +259,7 @@ def test_a_session_of_ones_own_is_shared_and_taken_back(kind: Any, broker: Any, 
         kind.do(his.fs.list("/workspace"))
 
 
-def test_a_link_opens_one_file_and_is_a_secret(kind: Any, box: Any) -> None:
+def test_a_file_link_opens_one_file_and_is_a_secret(kind: Any, box: Any) -> None:
     import httpx
 
     kind.do(box.files.write("/workspace/a", "linked"))
@@ -286,7 +286,7 @@ def test_sandboxes_and_sessions_are_listed_and_named(kind: Any, client: Any, thr
         kind.do(client.delete_sandbox(f"other-{thread}"))
 
 
-def test_many_threads_use_one_session(broker: Any, thread: str) -> None:
+def test_many_threads_can_use_one_session(broker: Any, thread: str) -> None:
     with Cobox(broker.url, broker.agent_key) as client, client.session(thread, release=True) as box:
         barrier = threading.Barrier(12)
 
@@ -299,7 +299,7 @@ def test_many_threads_use_one_session(broker: Any, thread: str) -> None:
             assert list(pool.map(work, range(12))) == [f"{n}{n}" for n in range(12)]
 
 
-def test_a_cancelled_command_is_ended(broker: Any, thread: str) -> None:
+def test_cancelling_exec_kills_the_command(broker: Any, thread: str) -> None:
     import asyncio
 
     from cobox import AsyncCobox

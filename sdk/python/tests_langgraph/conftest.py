@@ -1,11 +1,11 @@
-"""One broker and one deployment for all tests here; each test has threads of its own."""
+"""Fixtures: one broker and one deployment for all tests; each test creates its own threads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from world import Broker, Deployment, running_broker, running_deployment
+from real_servers import Broker, Deployment, running_broker, running_deployment
 
 
 @pytest.fixture(scope="session")
@@ -21,10 +21,10 @@ def deployment_key(broker: Broker) -> str:
 
 @pytest.fixture(scope="session")
 def deployment(broker: Broker, deployment_key: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """With the dataplane relayed: its people need to reach nothing else."""
+    """A deployment that relays the dataplane, so that its users need no other address."""
     folder = tmp_path_factory.mktemp("deployment") / "example"
     settings = {"COBOX_URL": broker.url, "COBOX_API_KEY": deployment_key, "COBOX_LANGGRAPH_RELAY": "{url}"}
     with running_deployment(folder, **settings) as deployment:
         yield deployment
-        # However its callers came and went.
+        # No test may cause an unhandled exception, however its clients disconnect.
         assert "Exception in ASGI application" not in deployment.log.read_text()

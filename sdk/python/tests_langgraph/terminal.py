@@ -1,4 +1,4 @@
-"""A person at a terminal: a program on a pseudo-terminal, its screen as text, and waiting for what should appear on it."""
+"""A program on a pseudo-terminal: types into it and waits for text on its screen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import time
 from types import TracebackType
 
-# Seconds for something to appear.
+# Seconds to wait for a text.
 PATIENCE_SECONDS = 30.0
 
 

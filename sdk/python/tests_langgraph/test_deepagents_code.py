@@ -1,4 +1,4 @@
-"""The provider that deepagents-code finds by its entry point."""
+"""Tests of the sandbox provider that deepagents-code loads through its entry point."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from deepagents_code.integrations.sandbox_provider import SandboxNotFoundError
 from deepagents_code.integrations.sandbox_registry import SandboxRegistry
-from world import Broker
+from real_servers import Broker
 
 from cobox import Cobox
 from cobox.deepagents_code import CoboxProvider
@@ -26,7 +26,7 @@ def provider(broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         found._cobox.close()
 
 
-def test_a_sandbox_is_made_and_ended(provider: CoboxProvider) -> None:
+def test_a_sandbox_is_created_and_deleted(provider: CoboxProvider) -> None:
     backend = provider.get_or_create()
     assert backend.execute("echo $((6 * 7))").output.strip() == "42"
     provider.delete(sandbox_id=backend.id)
@@ -43,23 +43,23 @@ def test_a_sandbox_is_found_again_by_its_id(provider: CoboxProvider) -> None:
     assert (second.id, second.execute("cat /workspace/kept").output.strip()) == (first.id, "kept")
 
 
-def test_a_sandbox_that_was_there_before_is_left_as_it_is(provider: CoboxProvider) -> None:
+def test_an_existing_sandbox_is_not_deleted_with_its_last_use(provider: CoboxProvider) -> None:
     with Cobox() as cobox:
         there = cobox.create_sandbox()
         first, second = provider.get_or_create(sandbox_id=there.id), provider.get_or_create(sandbox_id=there.id)
         assert first.execute("echo a > a").exit_code == 0
         provider.delete(sandbox_id=there.id)
-        # The other one still has it.
+        # The second user still has it.
         assert second.execute("cat a").output.strip() == "a"
         provider.delete(sandbox_id=there.id)
         assert cobox.get_sandbox(there.id).id == there.id
-        # Of what nobody here has, it is meant.
+        # Without a use by this provider, the deletion is intended.
         provider.delete(sandbox_id=there.id)
         with pytest.raises(NotFound):
             cobox.get_sandbox(there.id)
 
 
-def test_what_was_made_here_ends_when_the_last_one_leaves_it(provider: CoboxProvider) -> None:
+def test_a_created_sandbox_is_deleted_with_its_last_use(provider: CoboxProvider) -> None:
     made = provider.get_or_create()
     joined = provider.get_or_create(sandbox_id=made.id)
     provider.delete(sandbox_id=made.id)
@@ -69,7 +69,7 @@ def test_what_was_made_here_ends_when_the_last_one_leaves_it(provider: CoboxProv
         cobox.get_sandbox(made.id)
 
 
-def test_who_joins_a_thread_leaves_it_to_the_others(provider: CoboxProvider, broker: Broker) -> None:
+def test_a_joined_thread_keeps_its_sandbox(provider: CoboxProvider, broker: Broker) -> None:
     with Cobox(broker.url, broker.key("dan", "human")) as cobox, cobox.session("dans-thread") as dan:
         backend = provider.get_or_create(thread="dans-thread")
         assert backend.id == dan.sandbox_id
@@ -77,6 +77,6 @@ def test_who_joins_a_thread_leaves_it_to_the_others(provider: CoboxProvider, bro
         assert dan.exec("echo still here").ok
 
 
-def test_what_is_not_known_is_refused(provider: CoboxProvider) -> None:
+def test_unknown_parameters_are_refused(provider: CoboxProvider) -> None:
     with pytest.raises(TypeError):
         provider.get_or_create(gpus=8)

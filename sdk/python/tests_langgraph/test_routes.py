@@ -1,4 +1,5 @@
-"""The protocol's routes through a deployment: `cobox` and the Python client with nothing but its address and its own credential."""
+"""Tests of the protocol's routes through a deployment: `cobox` and the Python client use only its address and their own
+credential."""
 
 from __future__ import annotations
 
@@ -8,15 +9,15 @@ from typing import Any
 
 import httpx
 import pytest
+from real_servers import Broker, Deployment, bearer, clean_env
 from terminal import Terminal
-from world import Broker, Deployment, bearer, clean_env
 
 from cobox import Cobox, Session
 from cobox.errors import NotFound
 
-# More than all buffers on the way together.
+# Larger than all buffers in between together.
 LARGE_BYTES = 96 * 1024 * 1024
-# What the server may grow by while that passes through it.
+# Maximum growth of the server's memory during such a transfer.
 GROWTH_BYTES = 24 * 1024 * 1024
 
 
@@ -59,7 +60,7 @@ def test_the_control_plane_is_served(deployment: Deployment, broker: Broker, ses
         assert [s["session_id"] for s in listed] == [session["session_id"]]
 
 
-def test_refusals_of_the_broker_come_as_they_are(deployment: Deployment) -> None:
+def test_broker_errors_are_passed_on_unchanged(deployment: Deployment) -> None:
     with deployment.as_("ann") as ann:
         thread = deployment.thread("ann")
         missing = ann.post("/v1/sandbox/sessions", json={"thread_id": thread, "mode": "get"})
@@ -103,7 +104,7 @@ def test_events_are_streamed_and_resumed(deployment: Deployment, session: dict[s
     assert first(1, {"last-event-id": ids[0]}) == ids[1:]
 
 
-def test_a_sandboxs_token_is_enough_for_the_relay(deployment: Deployment, session: dict[str, Any]) -> None:
+def test_a_sandbox_token_suffices_for_the_relay(deployment: Deployment, session: dict[str, Any]) -> None:
     relay = f"/v1/sandbox/relay/{session['session_id']}/v1"
     with httpx.Client(base_url=deployment.url, headers=bearer(session["token"]), trust_env=False, timeout=60) as holder:
         done = holder.post(f"{relay}/exec", json={"command": "echo out; echo err >&2; exit 3"}).json()
@@ -115,13 +116,13 @@ def test_a_sandboxs_token_is_enough_for_the_relay(deployment: Deployment, sessio
         assert (read.status_code, read.content, read.headers["content-range"]) == (206, b"ex", "bytes 1-2/4")
         assert holder.head(f"{relay}/files/workspace/a%20b").headers["content-length"] == "4"
         assert read.headers["content-security-policy"].startswith("sandbox")
-    # Beside the deployment's own credential, as clients do whose deployment lets nobody by without it.
+    # In addition to the deployment's own credential, for deployments that require it on every request.
     with deployment.as_("ann") as ann:
         done = ann.post(f"{relay}/exec", json={"command": "echo both"}, headers={"x-api-key": session["token"]}).json()
         assert done["stdout"] == "both\n"
 
 
-def test_a_file_link_stays_the_brokers(deployment: Deployment, broker: Broker, session: dict[str, Any]) -> None:
+def test_a_file_link_points_to_the_broker(deployment: Deployment, broker: Broker, session: dict[str, Any]) -> None:
     with deployment.as_("ann") as ann:
         path = f"/v1/sandbox/sessions/{session['session_id']}/file-links"
         link = ann.post(path, json={"path": "/workspace/linked", "method": "PUT"}).json()["url"]
@@ -131,7 +132,7 @@ def test_a_file_link_stays_the_brokers(deployment: Deployment, broker: Broker, s
     assert httpx.put(link, content=b"x", trust_env=False).status_code == 201
 
 
-def test_a_path_can_not_step_out_of_the_relay(deployment: Deployment, session: dict[str, Any]) -> None:
+def test_a_path_cannot_leave_the_relay(deployment: Deployment, session: dict[str, Any]) -> None:
     for rest in ("../../../v1/keys", "%2e%2e/%2e%2e/%2e%2e/v1/keys", "./v1/exec", "v1/files/../../../../keys"):
         argv = ["curl", "-s", "--path-as-is", "-o", "/dev/null", "-w", "%{http_code}", "-H", f"X-Api-Key: {session['token']}"]
         url = f"{deployment.url}/v1/sandbox/relay/{session['session_id']}/{rest}"
@@ -170,16 +171,16 @@ def test_cobox_works_through_the_deployment(deployment: Deployment, broker: Brok
 
 
 def peak_bytes(deployment: Deployment) -> int:
-    """The most memory the server ever had."""
+    """The server's peak memory."""
     lines = Path(f"/proc/{deployment.pid}/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
-def test_what_passes_through_is_never_held_whole(deployment: Deployment, session: dict[str, Any]) -> None:
+def test_relayed_transfers_are_never_buffered_whole(deployment: Deployment, session: dict[str, Any]) -> None:
     base = session["sandbox"]["http_base_url"]
     piece = b"\0" * 65536
     with httpx.Client(headers=bearer(session["token"]), trust_env=False, timeout=120) as holder:
-        # Once, so that what is kept for later is there.
+        # Warm up, so that caches are filled.
         holder.put(f"{base}/files/workspace/large", content=piece)
         before = peak_bytes(deployment)
         sent = holder.put(f"{base}/files/workspace/large", content=(piece for _ in range(LARGE_BYTES // len(piece))))

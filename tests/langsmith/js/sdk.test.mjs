@@ -1,4 +1,4 @@
-// The unmodified npm SDK against a running broker: boxes, commands with and without `ws`, files, snapshots, and errors by their classes.
+// Tests of the unmodified npm SDK against a running broker: boxes, commands with and without `ws`, files, snapshots, and error classes.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 
@@ -16,17 +16,17 @@ after(async () => {
   await client.deleteSandbox(box.name);
 });
 
-/** The name of the class that a call fails with. */
-async function refusal(call) {
+/** Returns the error that a call fails with. */
+async function errorOf(call) {
   try {
     await call();
   } catch (error) {
     return error;
   }
-  throw new Error("it was not refused");
+  throw new Error("the call did not fail");
 }
 
-test("a box is made, found, listed, stopped, started, renamed and deleted", async () => {
+test("a box is created, found, listed, stopped, started, renamed and deleted", async () => {
   const name = `from-npm-${hasWs}`;
   const made = await client.createSandbox({ name, idleTtlSeconds: 300 });
   assert.equal(made.status, "ready");
@@ -41,10 +41,10 @@ test("a box is made, found, listed, stopped, started, renamed and deleted", asyn
   assert.equal((await made.run("echo woken by use")).stdout, "woken by use\n");
   await client.updateSandbox(name, { newName: `${name}-renamed` });
   await client.deleteSandbox(`${name}-renamed`);
-  assert.equal((await refusal(() => client.getSandbox(made.id))).name, "LangSmithResourceNotFoundError");
+  assert.equal((await errorOf(() => client.getSandbox(made.id))).name, "LangSmithResourceNotFoundError");
 });
 
-test("a command is run to its end", async () => {
+test("a command returns its output and exit code", async () => {
   const result = await box.run("echo out; echo err >&2; exit 3");
   assert.deepEqual([result.stdout, result.stderr, result.exit_code], ["out\n", "err\n", 3]);
   const there = await box.run('echo "$A in $PWD"', { env: { A: "b" }, cwd: "/tmp" });
@@ -53,21 +53,21 @@ test("a command is run to its end", async () => {
   assert.equal(text.stdout, "aä€😀\n".repeat(20000));
 });
 
-test("output comes as it is printed, and input is read", { skip: !hasWs }, async () => {
+test("output arrives while the command runs, and input is read", { skip: !hasWs }, async () => {
   const handle = await box.run("echo begun; cat", { wait: false, closeInput: false });
-  let said = "";
+  let received = "";
   for await (const chunk of handle) {
-    if (said === "") {
+    if (received === "") {
       handle.sendInput("typed ä\n");
       handle.closeInput?.();
     }
-    said += chunk.data;
+    received += chunk.data;
   }
-  assert.equal(said, "begun\ntyped ä\n");
+  assert.equal(received, "begun\ntyped ä\n");
   assert.equal((await handle.result).exit_code, 0);
 });
 
-test("a command is joined by its id, and killed with what it started", { skip: !hasWs }, async () => {
+test("a command is joined by its id and killed with its children", { skip: !hasWs }, async () => {
   const handle = await box.run("echo begun; sleep 1000", { wait: false });
   const first = await handle[Symbol.asyncIterator]().next();
   assert.equal(first.value.data, "begun\n");
@@ -78,28 +78,28 @@ test("a command is joined by its id, and killed with what it started", { skip: !
   assert.equal((await box.run("while pgrep -x sleep > /dev/null; do :; done; echo none")).stdout, "none\n");
 });
 
-test("a command that takes too long is a timeout", { skip: !hasWs }, async () => {
-  assert.equal((await refusal(() => box.run("sleep 1000", { timeout: 1 }))).name, "LangSmithCommandTimeoutError");
+test("a command over its time limit fails with a timeout", { skip: !hasWs }, async () => {
+  assert.equal((await errorOf(() => box.run("sleep 1000", { timeout: 1 }))).name, "LangSmithCommandTimeoutError");
 });
 
-test("without ws a command that takes too long says so", { skip: hasWs }, async () => {
+test("without ws a command over its time limit reports it", { skip: hasWs }, async () => {
   const late = await box.run("echo begun; sleep 1000", { timeout: 1 });
   assert.equal(late.stdout, "begun\n");
   assert.match(late.stderr, /timeout/);
   assert.notEqual(late.exit_code, 0);
 });
 
-test("files are written and read, and what is missing is its own error", async () => {
+test("files are written and read, and a missing file has its own error class", async () => {
   const bytes = Uint8Array.from({ length: 100_000 }, (_, i) => i % 256);
   await box.write("/workspace/deep/er/file.bin", bytes);
   assert.deepEqual(new Uint8Array(await box.read("/workspace/deep/er/file.bin")), bytes);
   await box.write("text ä.txt", "hello");
   assert.equal((await box.run("cat 'text ä.txt'")).stdout, "hello");
-  assert.equal((await refusal(() => box.read("/workspace/none"))).name, "LangSmithResourceNotFoundError");
-  assert.match((await refusal(() => box.read("/workspace"))).message, /is a directory/);
+  assert.equal((await errorOf(() => box.read("/workspace/none"))).name, "LangSmithResourceNotFoundError");
+  assert.match((await errorOf(() => box.read("/workspace"))).message, /is a directory/);
 });
 
-test("a box starts from what another was, by id and by name", async () => {
+test("a box starts from a snapshot of another, by id and by name", async () => {
   const name = `from-npm-${hasWs}`;
   await box.write("/workspace/tree/leaf.txt", "from before");
   const snapshot = await client.captureSnapshot(box.name, name);
@@ -120,10 +120,10 @@ test("a box starts from what another was, by id and by name", async () => {
   } finally {
     await client.deleteSnapshot(snapshot.id);
   }
-  assert.equal((await refusal(() => client.createSandbox(snapshot.id))).name, "LangSmithResourceNotFoundError");
+  assert.equal((await errorOf(() => client.createSandbox(snapshot.id))).name, "LangSmithResourceNotFoundError");
 });
 
-test("a snapshot of an image is of one that the operator has", async () => {
+test("a snapshot of an image needs one the operator provides", async () => {
   const snapshot = await client.createSnapshot(`image-${hasWs}`, "python:3", 1 << 30);
   try {
     assert.equal(snapshot.status, "ready");
@@ -133,12 +133,12 @@ test("a snapshot of an image is of one that the operator has", async () => {
   } finally {
     await client.deleteSnapshot(snapshot.id);
   }
-  assert.equal((await refusal(() => client.createSnapshot("nothing", "nobody/has:this", 1 << 30))).name, "LangSmithValidationError");
+  assert.equal((await errorOf(() => client.createSnapshot("nothing", "nobody/has:this", 1 << 30))).name, "LangSmithValidationError");
 });
 
-test("what can't be met is refused by its class", async () => {
-  const invalid = await refusal(() => client.createSandbox({ name: "no spaces" }));
+test("invalid requests fail with their error class", async () => {
+  const invalid = await errorOf(() => client.createSandbox({ name: "no spaces" }));
   assert.equal(invalid.name, "LangSmithValidationError");
   const stranger = new SandboxClient({ apiEndpoint: `${url}/v2/sandboxes`, apiKey: "cbx_nobody", maxRetries: 0 });
-  assert.equal((await refusal(() => stranger.listSandboxes())).name, "LangSmithSandboxAuthenticationError");
+  assert.equal((await errorOf(() => stranger.listSandboxes())).name, "LangSmithSandboxAuthenticationError");
 });

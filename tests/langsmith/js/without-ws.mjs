@@ -1,4 +1,4 @@
-// Hides the `ws` package, as if it were not installed: the SDK then runs commands over HTTP.
+// Hides the `ws` package as if it were not installed, so that the SDK runs commands over HTTP.
 import { register } from "node:module";
 
 const hook = `

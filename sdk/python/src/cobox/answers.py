@@ -1,4 +1,4 @@
-"""What calls give back: the protocol's answers as frozen dataclasses, in its own words."""
+"""Return values of API calls: the protocol's responses as frozen dataclasses, with the protocol's field names."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ T = TypeVar("T")
 
 
 def exact(text: str, b64: str | None) -> bytes:
-    """The bytes behind a text that may show them with replacement characters."""
+    """The exact bytes of a text field, which may contain replacement characters."""
     if b64 is None:
         return text.encode("utf-8", "surrogatepass")
     try:
         return base64.b64decode(b64, validate=True)
     except (binascii.Error, ValueError):
-        raise errors.NotCobox("the sandbox sent base64 that isn't") from None
+        raise errors.NotCobox("the sandbox sent invalid base64") from None
 
 
 @dataclass(frozen=True)
 class ExecResult:
-    """A command that has ended. `stdout` and `stderr` are text; the exact bytes are `stdout_bytes` and `stderr_bytes`."""
+    """The result of a finished command. `stdout` and `stderr` are text; the exact bytes are `stdout_bytes` and `stderr_bytes`."""
 
     stdout: str
     stderr: str
-    # 128 + the signal's number when a signal ended it.
+    # 128 plus the signal number if a signal ended the command.
     exit_code: int
     timed_out: bool
     truncated: bool
@@ -54,9 +54,9 @@ class ExecResult:
         return self.exit_code == 0
 
     def check(self) -> ExecResult:
-        """Itself where the command succeeded, else `CommandFailed`."""
+        """Returns itself if the command succeeded, otherwise raises `CommandFailed`."""
         if self.exit_code != 0:
-            why = "it ran out of time" if self.timed_out else f"it ended with {self.exit_code}"
+            why = "the command timed out" if self.timed_out else f"the command ended with {self.exit_code}"
             last = errors.clean(self.stderr.strip()[-500:])
             raise errors.CommandFailed(f"{why}: {last}" if last else why, details={"exit_code": self.exit_code})
         return self
@@ -64,7 +64,7 @@ class ExecResult:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a streamed command or a shell ended."""
+    """The outcome of a streamed command or a shell."""
 
     exit_code: int
     signal: int | None = None
@@ -73,11 +73,11 @@ class Exit:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One thing in the file system. Links are described themselves, not what they lead to."""
+    """An entry of the file system. A symlink is described itself, not its target."""
 
     name: str
     path: str
-    # file, directory, symlink, fifo, socket, device, unknown
+    # One of: file, directory, symlink, fifo, socket, device, unknown.
     type: str
     size: int
     # Permission bits in octal, such as `644`.
@@ -99,7 +99,7 @@ class FileEntry:
 
     @property
     def target_bytes(self) -> bytes:
-        """Where a link points, as it is written in it."""
+        """The target of a symlink, exactly as stored in it."""
         return exact(self.target or "", self.target_b64)
 
 
@@ -114,7 +114,7 @@ class Listing:
 class GlobResult:
     matches: list[FileEntry]
     truncated: bool
-    # max_matches, max_bytes, timeout, depth
+    # One of: max_matches, max_bytes, timeout, depth.
     stopped_by: str | None = None
     directories_unreadable: int = 0
 
@@ -148,7 +148,7 @@ class GrepFile:
 
 @dataclass(frozen=True)
 class GrepResult:
-    """Of `matches`, `files` and `counts` the one that was asked for."""
+    """The result of a grep; one of `matches`, `files` and `counts` is filled, depending on the requested output."""
 
     truncated: bool
     files_searched: int
@@ -172,7 +172,7 @@ class Edited:
 
 @dataclass(frozen=True)
 class Changed:
-    """What mkdir, move, copy and remove did."""
+    """The result of mkdir, move, copy and remove."""
 
     path: str
     changed: bool
@@ -191,7 +191,7 @@ class FileWritten:
 
 @dataclass(frozen=True)
 class FileHead:
-    """What is told of a file beside its bytes."""
+    """A file's metadata."""
 
     path: str
     size: int
@@ -212,7 +212,7 @@ class FileContent:
 
 @dataclass(frozen=True)
 class Uploaded:
-    """One file of an upload; `error` where it was not written."""
+    """One file of an upload; `error` is set if it was not written."""
 
     path: str
     size: int | None = None
@@ -232,7 +232,7 @@ class UploadResult:
 
 @dataclass(frozen=True)
 class Downloaded:
-    """One file of a download; `failure` where it could not be read."""
+    """One file of a download; `failure` is set if it could not be read."""
 
     path: str
     data: bytes | None = field(default=None, repr=False)
@@ -264,19 +264,19 @@ class ShellInfo:
     created_at: datetime
     command: str | None = None
     controller: Controller | None = None
-    # None where the shell doesn't tell.
+    # None if the shell does not report it.
     at_prompt: bool | None = None
 
 
 @dataclass(frozen=True)
 class ShellRunResult:
-    """What a shared terminal showed between the command and the next prompt."""
+    """The output of a shared terminal between the command and the next prompt."""
 
     output: str
     timed_out: bool
     truncated: bool
     duration_ms: int
-    # Where it is in the shell's output.
+    # Range in the shell's output, as byte offsets.
     start: int = field(metadata={"name": "from"})
     end: int = field(metadata={"name": "to"})
     exit_code: int | None = None
@@ -312,7 +312,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """A session as a list shows it."""
+    """A session in a list."""
 
     session_id: str
     thread_id: str
@@ -369,7 +369,7 @@ class ShareInfo:
 
 @dataclass(frozen=True)
 class KeyInfo:
-    """All that is told of an API key; never the key."""
+    """Metadata of an API key, without the key itself."""
 
     id: str
     name: str
@@ -386,7 +386,7 @@ class KeyInfo:
 
 @dataclass(frozen=True)
 class CreatedKey:
-    """The one answer that has the key itself: `created.api_key.expose()`."""
+    """A newly created API key; the only response that contains the key: `created.api_key.expose()`."""
 
     id: str
     name: str
@@ -400,7 +400,7 @@ class CreatedKey:
 
 @dataclass(frozen=True)
 class Delegated:
-    """A narrower token to hand on: `delegated.token.expose()`."""
+    """A delegated token with fewer capabilities: `delegated.token.expose()`."""
 
     token: Secret
     expires_at: datetime
@@ -412,7 +412,7 @@ class Delegated:
 
 @dataclass(frozen=True)
 class FileLink:
-    """A URL for one file. Whoever has it may do this one thing, so it is a secret: `link.url.expose()`."""
+    """A URL for one file and one method. Anyone who has it can use it, so it is a secret: `link.url.expose()`."""
 
     url: Secret
     expires_at: datetime
@@ -423,14 +423,14 @@ class FileLink:
 
 @dataclass(frozen=True)
 class SandboxEvent:
-    """What happened to a session or its sandbox. `data` has what this type has beside the common fields."""
+    """An event of a session or its sandbox. `data` holds the fields that are specific to its type."""
 
     id: str
     type: str
     at: datetime
     session_id: str
     sandbox_id: str
-    # `broker`, or `sandbox`: what the sandbox says of itself, which may be anything.
+    # `broker`, or `sandbox` for events reported by the sandbox itself (untrusted).
     source: str
     principal: str | None = None
     actor: str | None = None
@@ -443,20 +443,21 @@ class SandboxEvent:
 
 @dataclass(frozen=True)
 class FileChange:
-    """A change that `watch` saw. `change`: created, modified, removed, renamed, or overflow: look again, something was lost."""
+    """A file change reported by `watch`. `change` is created, modified, removed, renamed or overflow; after an overflow changes
+    may be missing, so list the directory again."""
 
     change: str
     # None for an overflow.
     path: str | None = None
     kind: str | None = None
     at: datetime | None = None
-    # Who made it, where it was made through the API; None for a program of the sandbox.
+    # The principal that made the change through the API; None for a program in the sandbox.
     principal: str | None = None
     actor: str | None = None
-    # Of a rename.
+    # Set for a rename.
     moved_from: str | None = None
-    # Of an overflow.
+    # Set for an overflow.
     reason: str | None = None
-    # To come back with: watch(after=…).
+    # Resumes the watch: watch(after=…).
     cursor: str | None = field(default=None, repr=False)
     path_b64: str | None = field(default=None, repr=False)

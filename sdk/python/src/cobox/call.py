@@ -1,4 +1,4 @@
-"""One call as it is meant, and the flow that makes it: credential, waiting when told to wait, trying again where that is safe."""
+"""Makes one API call: authenticates it, honors Retry-After, and retries it where that is safe."""
 
 from __future__ import annotations
 
@@ -8,54 +8,54 @@ from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
 from . import errors
-from .body import Upload
-from .flow import Answer, Flow, Open, Opened, Pause, Request, Send
+from .effects import Flow, OpenedResponse, OpenResponse, Request, Response, SendRequest, Sleep
+from .request_body import RequestBody
 from .secret import Secret
 
-# Seconds a call goes on waiting where it is told to wait: a starting sandbox, too many requests.
-PATIENCE = 120.0
-# Seconds between two tries, at least and at most: a server may say 0, or an hour.
+# Maximum seconds spent waiting between attempts when the server asks to retry later: a starting sandbox, a rate limit.
+MAX_TOTAL_WAIT = 120.0
+# Limits in seconds for the wait between two attempts: a server may send 0, or an hour.
 MIN_WAIT, MAX_WAIT = 0.1, 10.0
-# Tries of a call that nobody answered, or that met a provider that is away.
-TRIES = 4
-# Answers that say "not now" of which nothing was done.
-NOT_NOW = (423, 429)
-# Of a proxy, or of a broker whose provider is away: done or not, nobody knows.
-AWAY = (502, 503, 504)
+# Maximum attempts of a call that got no response, or whose provider was unavailable.
+MAX_ATTEMPTS = 4
+# Statuses that mean "retry later" and guarantee that nothing was done.
+RETRY_LATER_STATUSES = (423, 429)
+# Statuses of a proxy, or of a broker whose provider is unavailable: the request may or may not have been carried out.
+UNAVAILABLE_STATUSES = (502, 503, 504)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A request relative to a door: the broker, a session there, or a sandbox."""
+    """A request relative to an endpoint: the broker, a session at the broker, or a sandbox."""
 
     method: str
     path: str
     json: Any = None
-    # What is sent in place of `json` once that may have arrived: it asks for what was begun, and begins nothing.
-    json_again: Any = None
-    body: Upload | None = None
+    # Replaces `json` once a previous attempt may have arrived: it joins what was started and starts nothing.
+    retry_json: Any = None
+    body: RequestBody | None = None
     query: tuple[tuple[str, str], ...] = ()
     headers: tuple[tuple[str, str], ...] = ()
-    # Whether doing it twice is as good as once: then it is tried again when no answer came.
+    # Whether the call is idempotent. Only then is it retried after a missing response.
     is_repeatable: bool = True
     timeout: float = 60.0
-    silence: float | None = None
+    read_timeout: float | None = None
     max_bytes: int = 64 * 1024 * 1024
-    # Statuses beside 2xx that the caller reads itself.
-    takes: tuple[int, ...] = ()
+    # Statuses other than 2xx that the caller handles itself.
+    accepted_statuses: tuple[int, ...] = ()
 
 
-class Door(Protocol):
-    """Where calls go, and what is shown there."""
+class Endpoint(Protocol):
+    """A base URL with its credential."""
 
     @property
     def base(self) -> str: ...
     def secret(self) -> Flow[Secret]: ...
-    def replace(self, old: Secret) -> Flow[Secret]: ...
+    def renew(self, old: Secret) -> Flow[Secret]: ...
 
 
-class BrokerDoor:
-    """The broker, with the API key."""
+class BrokerEndpoint:
+    """The broker, authenticated with the API key."""
 
     def __init__(self, url: str, key: Secret) -> None:
         self.base, self._key = url, key
@@ -64,85 +64,86 @@ class BrokerDoor:
         return self._key
         yield
 
-    def replace(self, old: Secret) -> Flow[Secret]:
+    def renew(self, old: Secret) -> Flow[Secret]:
         raise errors.Unauthenticated("the API key has expired")
         yield
 
 
-def request_of(door: Door, call: Call, secret: Secret) -> Request:
-    url = door.base + call.path
+def to_request(endpoint: Endpoint, call: Call, secret: Secret) -> Request:
+    url = endpoint.base + call.path
     if call.query:
         url += "?" + urlencode(call.query, quote_via=quote)
     headers, body = call.headers, call.body
     if call.json is not None:
-        headers, body = (*headers, ("content-type", "application/json")), Upload.json(call.json)
-    return Request(call.method, url, headers, body, secret, call.timeout, call.silence, call.max_bytes)
+        headers, body = (*headers, ("content-type", "application/json")), RequestBody.json(call.json)
+    return Request(call.method, url, headers, body, secret, call.timeout, call.read_timeout, call.max_bytes)
 
 
-def perform(door: Door, call: Call) -> Flow[Answer]:
-    """Makes a call and gives its answer, a success."""
-    answer: Answer = yield from _perform(door, call, is_opened=False)
-    return answer
+def perform(endpoint: Endpoint, call: Call) -> Flow[Response]:
+    """Makes a call and returns the successful response."""
+    response: Response = yield from _perform(endpoint, call, is_opened=False)
+    return response
 
 
-def open_stream(door: Door, call: Call) -> Flow[Opened]:
-    """The same for an answer that is read piece by piece."""
-    opened: Opened = yield from _perform(door, call, is_opened=True)
+def open_stream(endpoint: Endpoint, call: Call) -> Flow[OpenedResponse]:
+    """Like `perform`, for a response that is read in chunks."""
+    opened: OpenedResponse = yield from _perform(endpoint, call, is_opened=True)
     return opened
 
 
-def _perform(door: Door, call: Call, is_opened: bool) -> Flow[Any]:
-    # What was waited, not what the call itself took: a command of an hour whose answer is lost is still asked for again.
+def _perform(endpoint: Endpoint, call: Call, is_opened: bool) -> Flow[Any]:
+    # Counts only the waits, not the duration of the call itself: a command that ran for an hour and whose response was lost is
+    # still retried.
     waited = 0.0
     waits = Backoff()
     has_replaced = False
     lost: errors.CoboxError | None = None
-    tries = 0
+    attempts = 0
     while True:
-        secret = yield from door.secret()
-        request = request_of(door, call, secret)
+        secret = yield from endpoint.secret()
+        request = to_request(endpoint, call, secret)
         error: errors.CoboxError
         try:
-            answer = yield (Open(request) if is_opened else Send(request))
+            response = yield (OpenResponse(request) if is_opened else SendRequest(request))
         except errors.Unreachable as unreachable:
-            tries += 1
+            attempts += 1
             error, wait = unreachable, waits.next()
-            may_repeat = tries < TRIES and (call.is_repeatable or not unreachable.was_sent)
+            may_repeat = attempts < MAX_ATTEMPTS and (call.is_repeatable or not unreachable.was_sent)
             if unreachable.was_sent:
                 lost = unreachable
         else:
-            if 200 <= answer.status < 300 or answer.status in call.takes:
-                return answer
-            error = redacted(errors.from_answer(answer.status, answer.headers, answer.body, door.base + call.path), secret)
+            if 200 <= response.status < 300 or response.status in call.accepted_statuses:
+                return response
+            error = redacted(errors.from_answer(response.status, response.headers, response.body, endpoint.base + call.path), secret)
             if lost is not None and isinstance(error, errors.CommandNotFound):
-                raise errors.MayHaveRun(f"the command's answer was lost ({lost.message}), and the sandbox doesn't know the command")
+                raise errors.MayHaveRun(f"the command's response was lost ({lost.message}), and the sandbox doesn't know the command")
             if isinstance(error, errors.TokenExpired) and not has_replaced:
                 has_replaced = True
-                yield from door.replace(secret)
+                yield from endpoint.renew(secret)
                 continue
             wait = min(max(error.retry_after if error.retry_after is not None else 1.0, MIN_WAIT), MAX_WAIT)
-            if answer.status in NOT_NOW and not isinstance(error, errors.QuotaExceeded):
+            if response.status in RETRY_LATER_STATUSES and not isinstance(error, errors.QuotaExceeded):
                 may_repeat = True
             else:
-                tries += 1
-                may_repeat = answer.status in AWAY and call.is_repeatable and tries < TRIES
-                if answer.status in AWAY:
+                attempts += 1
+                may_repeat = response.status in UNAVAILABLE_STATUSES and call.is_repeatable and attempts < MAX_ATTEMPTS
+                if response.status in UNAVAILABLE_STATUSES:
                     lost = error
-        if not may_repeat or waited + wait > PATIENCE or not (request.body is None or request.body.is_replayable):
+        if not may_repeat or waited + wait > MAX_TOTAL_WAIT or not (request.body is None or request.body.is_replayable):
             raise error
-        if lost is not None and call.json_again is not None:
-            call = replace(call, json=call.json_again)
+        if lost is not None and call.retry_json is not None:
+            call = replace(call, json=call.retry_json)
         waited += wait
-        yield Pause(wait)
+        yield Sleep(wait)
 
 
 def redacted(error: errors.CoboxError, secret: Secret) -> errors.CoboxError:
-    """Whoever answers may repeat what was shown to it; no message does."""
+    """Removes the credential from an error: a server may echo it in any field."""
     text = secret.expose()
     for name in ("message", "code", "request_id"):
-        told = getattr(error, name)
-        if told is not None and text in told:
-            setattr(error, name, told.replace(text, "***"))
+        value = getattr(error, name)
+        if value is not None and text in value:
+            setattr(error, name, value.replace(text, "***"))
     error.args = (error.message,)
     if text in repr(error.details):
         error.details = {}
@@ -150,7 +151,8 @@ def redacted(error: errors.CoboxError, secret: Secret) -> errors.CoboxError:
 
 
 class Backoff:
-    """Waits that double, each anywhere between half and all of it, so that many clients don't come back in step."""
+    """Exponential backoff with jitter: each wait is between half and all of the current step, so that many clients do not
+    reconnect in sync."""
 
     def __init__(self, first: float = 0.1, longest: float = 5.0) -> None:
         self._next, self._first, self._longest = first, first, longest
@@ -163,6 +165,6 @@ class Backoff:
         self._next = self._first
 
 
-def wanted(**fields: Any) -> dict[str, Any]:
-    """The fields that were given: what is None is left to the server."""
+def without_none(**fields: Any) -> dict[str, Any]:
+    """Only the fields that were given; the server applies its defaults to the others."""
     return {name: value for name, value in fields.items() if value is not None}

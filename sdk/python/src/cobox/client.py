@@ -1,4 +1,4 @@
-"""The broker: `Cobox` and `AsyncCobox`, which negotiate sessions and look after sandboxes and keys."""
+"""Client of the broker: `Cobox` and `AsyncCobox`, which negotiate sessions and manage sandboxes and keys."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from urllib.parse import quote
 
 from . import settings
 from .answers import CreatedKey, KeyInfo, Page, SandboxInfo, SessionInfo
-from .awaiting import AwaitingIO
-from .blocking import BlockingIO
-from .call import BrokerDoor, Call, perform, wanted
+from .async_io import AsyncIO
+from .blocking_io import BlockingIO
+from .call import BrokerEndpoint, Call, perform, without_none
 from .decode import decode, decode_page
-from .flow import Awaiting, Blocking, Flow, method
-from .grant import Grant, Negotiated, negotiation
+from .effects import Flow, UsesAsyncIO, UsesBlockingIO, method
+from .grant import Grant, NegotiationResponse, negotiation_call
 from .network import Network
 from .secret import Secret
 from .session import AsyncSession, Session
@@ -24,11 +24,11 @@ from .session_api import timestamp
 
 
 class BrokerApi:
-    _door: BrokerDoor
+    _endpoint: BrokerEndpoint
 
     @property
     def url(self) -> str:
-        return self._door.base
+        return self._endpoint.base
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -55,10 +55,10 @@ class BrokerApi:
         idempotency_key: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Flow[Grant]:
-        """What `session` begins with: a way into the sandbox of a thread (or another scope), not kept alive by anybody."""
+        """Negotiates access to the sandbox of a thread (or another scope) without keeping it alive; `session` starts with this."""
         if (thread_id is None) == (scope is None):
             raise ValueError("give a thread_id, or a scope such as ('assistant', 'a-1')")
-        body = wanted(
+        body = without_none(
             thread_id=thread_id,
             scope={"type": scope[0], "id": scope[1]} if scope is not None else None,
             mode=mode,
@@ -75,15 +75,15 @@ class BrokerApi:
             token_format=token_format,
         )
         if mode == "create_only" and idempotency_key is None:
-            # So that a second try after a lost answer finds what the first one made.
+            # A retry after a lost response must find the session that the first attempt created.
             idempotency_key = os.urandom(16).hex()
-        answer = yield from perform(self._door, negotiation(body, wait=wait, idempotency_key=idempotency_key, headers=headers))
-        narrowed = None
+        response = yield from perform(self._endpoint, negotiation_call(body, wait=wait, idempotency_key=idempotency_key, headers=headers))
+        renegotiation_call = None
         if capabilities is not None or actor is not None:
-            kept = ("thread_id", "scope", "requested_capabilities", "actor", "ttl", "token_format")
-            again = {key: value for key, value in body.items() if key in kept} | {"mode": "get"}
-            narrowed = negotiation(again, wait=wait, idempotency_key=None, headers=headers)
-        return Grant.of(decode(Negotiated, answer.body, self.url), self._door, headers, narrowed)
+            renewable = ("thread_id", "scope", "requested_capabilities", "actor", "ttl", "token_format")
+            again = {key: value for key, value in body.items() if key in renewable} | {"mode": "get"}
+            renegotiation_call = negotiation_call(again, wait=wait, idempotency_key=None, headers=headers)
+        return Grant.from_negotiation(decode(NegotiationResponse, response.body, self.url), self._endpoint, headers, renegotiation_call)
 
     @method
     def session_page(
@@ -96,24 +96,26 @@ class BrokerApi:
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Flow[Page[SessionInfo]]:
-        """One page of the sessions you may use; `tags`: `key:value` or `key`."""
-        query = wanted(scope_type=scope_type, scope_id=scope_id, state=state, limit=None if limit is None else str(limit), cursor=cursor)
+        """One page of the sessions you have access to; `tags`: `key:value` or `key`."""
+        query = without_none(
+            scope_type=scope_type, scope_id=scope_id, state=state, limit=None if limit is None else str(limit), cursor=cursor
+        )
         call = Call("GET", "/v1/sandbox/sessions", query=(*query.items(), *(("tag", tag) for tag in tags)))
-        answer = yield from perform(self._door, call)
-        return decode_page(SessionInfo, answer.body, self.url)
+        response = yield from perform(self._endpoint, call)
+        return decode_page(SessionInfo, response.body, self.url)
 
     @method
     def sandbox_page(self, *, tags: Sequence[str] = (), limit: int | None = None, cursor: str | None = None) -> Flow[Page[SandboxInfo]]:
-        """One page of the sandboxes you may use."""
-        query = wanted(limit=None if limit is None else str(limit), cursor=cursor)
-        answer = yield from perform(self._door, Call("GET", "/v1/sandboxes", query=(*query.items(), *(("tag", tag) for tag in tags))))
-        return decode_page(SandboxInfo, answer.body, self.url)
+        """One page of the sandboxes you have access to."""
+        query = without_none(limit=None if limit is None else str(limit), cursor=cursor)
+        response = yield from perform(self._endpoint, Call("GET", "/v1/sandboxes", query=(*query.items(), *(("tag", tag) for tag in tags))))
+        return decode_page(SandboxInfo, response.body, self.url)
 
     @method
     def get_sandbox(self, sandbox: str) -> Flow[SandboxInfo]:
-        """A sandbox by its id or name."""
-        answer = yield from perform(self._door, Call("GET", f"/v1/sandboxes/{quote(sandbox, safe='')}"))
-        return decode(SandboxInfo, answer.body, self.url)
+        """Returns a sandbox by id or name."""
+        response = yield from perform(self._endpoint, Call("GET", f"/v1/sandboxes/{quote(sandbox, safe='')}"))
+        return decode(SandboxInfo, response.body, self.url)
 
     @method
     def create_sandbox(
@@ -124,46 +126,47 @@ class BrokerApi:
         access: str | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> Flow[SandboxInfo]:
-        """Makes a sandbox without a session; `session(sandbox=…)` uses it."""
-        body = wanted(name=name, keep=keep, access=access, tags=dict(tags) if tags is not None else None)
-        answer = yield from perform(self._door, Call("POST", "/v1/sandboxes", json=body, is_repeatable=False))
-        return decode(SandboxInfo, answer.body, self.url)
+        """Creates a sandbox without a session; `session(sandbox=…)` uses it."""
+        body = without_none(name=name, keep=keep, access=access, tags=dict(tags) if tags is not None else None)
+        response = yield from perform(self._endpoint, Call("POST", "/v1/sandboxes", json=body, is_repeatable=False))
+        return decode(SandboxInfo, response.body, self.url)
 
     @method
     def update_sandbox(self, sandbox: str, changes: Mapping[str, Any]) -> Flow[SandboxInfo]:
-        """Changes its name, keep, access or tags; None takes a name or a tag away."""
-        answer = yield from perform(self._door, Call("PATCH", f"/v1/sandboxes/{quote(sandbox, safe='')}", json=dict(changes)))
-        return decode(SandboxInfo, answer.body, self.url)
+        """Changes the name, keep, access or tags; None removes a name or a tag."""
+        response = yield from perform(self._endpoint, Call("PATCH", f"/v1/sandboxes/{quote(sandbox, safe='')}", json=dict(changes)))
+        return decode(SandboxInfo, response.body, self.url)
 
     @method
     def delete_sandbox(self, sandbox: str) -> Flow[None]:
-        """Ends a sandbox, and every session that uses it."""
-        yield from perform(self._door, Call("DELETE", f"/v1/sandboxes/{quote(sandbox, safe='')}", is_repeatable=False))
+        """Deletes a sandbox and ends every session that uses it."""
+        yield from perform(self._endpoint, Call("DELETE", f"/v1/sandboxes/{quote(sandbox, safe='')}", is_repeatable=False))
 
     @method
     def key_page(self, *, limit: int | None = None, cursor: str | None = None) -> Flow[Page[KeyInfo]]:
         """One page of the API keys, for operators."""
-        query = wanted(limit=None if limit is None else str(limit), cursor=cursor)
-        answer = yield from perform(self._door, Call("GET", "/v1/keys", query=(*query.items(),)))
-        return decode_page(KeyInfo, answer.body, self.url)
+        query = without_none(limit=None if limit is None else str(limit), cursor=cursor)
+        response = yield from perform(self._endpoint, Call("GET", "/v1/keys", query=(*query.items(),)))
+        return decode_page(KeyInfo, response.body, self.url)
 
     @method
     def create_key(self, name: str, kind: str, *, workspace: str | None = None, expires_at: datetime | None = None) -> Flow[CreatedKey]:
-        """Makes an API key for a `human`, an `agent` or an `operator`, for operators."""
-        body = {"name": name, "kind": kind} | wanted(workspace=workspace, expires_at=timestamp(expires_at))
-        answer = yield from perform(self._door, Call("POST", "/v1/keys", json=body, is_repeatable=False))
-        return decode(CreatedKey, answer.body, self.url)
+        """Creates an API key for a `human`, an `agent` or an `operator`. For operators."""
+        body = {"name": name, "kind": kind} | without_none(workspace=workspace, expires_at=timestamp(expires_at))
+        response = yield from perform(self._endpoint, Call("POST", "/v1/keys", json=body, is_repeatable=False))
+        return decode(CreatedKey, response.body, self.url)
 
     @method
     def revoke_key(self, key_id: str) -> Flow[None]:
-        """Ends a key and the tokens issued under it, for operators."""
-        yield from perform(self._door, Call("DELETE", f"/v1/keys/{quote(key_id, safe='')}", is_repeatable=False))
+        """Revokes a key and the tokens issued under it, for operators."""
+        yield from perform(self._endpoint, Call("DELETE", f"/v1/keys/{quote(key_id, safe='')}", is_repeatable=False))
 
 
-class Cobox(BrokerApi, Blocking):
-    """A broker. Safe to use from many threads; one for a program is enough, because it keeps connections.
+class Cobox(BrokerApi, UsesBlockingIO):
+    """A broker. Thread-safe; one object per program is enough, because it pools connections.
 
-    Without arguments it takes COBOX_URL and COBOX_API_KEY (or COBOX_API_KEY_FILE), else the broker that `cobox up` runs here.
+    Without arguments it uses COBOX_URL and COBOX_API_KEY (or COBOX_API_KEY_FILE), otherwise the broker that `cobox up` runs on
+    this machine.
     """
 
     def __init__(
@@ -174,8 +177,8 @@ class Cobox(BrokerApi, Blocking):
         data_dir: str | os.PathLike[str] | None = None,
         ca_file: str | None = None,
     ) -> None:
-        found = settings.find(url, key, data_dir)
-        self._door = BrokerDoor(found.url, found.key)
+        found = settings.discover(url, key, data_dir)
+        self._endpoint = BrokerEndpoint(found.url, found.key)
         self._io = BlockingIO(Network(ca_file))
 
     def session(
@@ -201,11 +204,13 @@ class Cobox(BrokerApi, Blocking):
         release: bool = False,
         upkeep: bool = True,
     ) -> Session:
-        """The sandbox of a thread, made if there is none; `mode="get"` only joins, `"create_only"` only makes. It is refreshed and kept
-        alive in the background until it is closed (`with`), which leaves it as it is; `release=True` ends it then.
+        """Opens the sandbox of a thread and creates it if needed; `mode="get"` only joins, `"create_only"` only creates. Its
+        token and lease are renewed in the background until the session is closed (`with`). Closing does not end it, unless
+        `release=True`.
 
-        `capabilities`: of fs_read fs_write exec shell shell_observe snapshot ports. `sandbox`: one that exists, by id or name; `name`:
-        one of this name, made if need be. `headers`: sent with every request for a token, such as X-Thread-Authorization.
+        `capabilities`: any of fs_read fs_write exec shell shell_observe snapshot ports. `sandbox`: an existing one, by id or
+        name; `name`: the sandbox with this name, created if needed. `headers`: sent with every token request, such as
+        X-Thread-Authorization.
         """
         grant = self.negotiate(
             thread_id,
@@ -231,7 +236,7 @@ class Cobox(BrokerApi, Blocking):
     def sessions(
         self, *, scope_type: str | None = None, scope_id: str | None = None, state: str | None = None, tags: Sequence[str] = ()
     ) -> Iterator[SessionInfo]:
-        """All sessions you may use, page by page."""
+        """All sessions you have access to; fetches page by page."""
         cursor = None
         while True:
             page = self.session_page(scope_type=scope_type, scope_id=scope_id, state=state, tags=tags, cursor=cursor)
@@ -240,7 +245,7 @@ class Cobox(BrokerApi, Blocking):
                 return
 
     def sandboxes(self, *, tags: Sequence[str] = ()) -> Iterator[SandboxInfo]:
-        """All sandboxes you may use, page by page."""
+        """All sandboxes you have access to; fetches page by page."""
         cursor = None
         while True:
             page = self.sandbox_page(tags=tags, cursor=cursor)
@@ -249,7 +254,7 @@ class Cobox(BrokerApi, Blocking):
                 return
 
     def close(self) -> None:
-        """Closes the connections. Sandboxes are not concerned."""
+        """Closes the connections. Does not affect sandboxes."""
         self._io.close()
 
     def __enter__(self) -> Cobox:
@@ -259,15 +264,15 @@ class Cobox(BrokerApi, Blocking):
         self.close()
 
 
-class OpeningSession:
-    """A session on its way: `await` it, or `async with` it."""
+class PendingSession:
+    """A session being opened: `await` it, or use it with `async with`."""
 
-    def __init__(self, cobox: AsyncCobox, asked: Mapping[str, Any], release: bool, upkeep: bool) -> None:
-        self._cobox, self._asked, self._release, self._upkeep = cobox, asked, release, upkeep
+    def __init__(self, cobox: AsyncCobox, options: Mapping[str, Any], release: bool, upkeep: bool) -> None:
+        self._cobox, self._options, self._release, self._upkeep = cobox, options, release, upkeep
         self._session: AsyncSession | None = None
 
     async def _open(self) -> AsyncSession:
-        grant = await self._cobox.negotiate(**self._asked)
+        grant = await self._cobox.negotiate(**self._options)
         self._session = AsyncSession(grant, self._cobox._io, upkeep=self._upkeep, release=self._release)
         return self._session
 
@@ -282,10 +287,11 @@ class OpeningSession:
             await self._session.close()
 
 
-class AsyncCobox(BrokerApi, Awaiting):
+class AsyncCobox(BrokerApi, UsesAsyncIO):
     """A broker, for asyncio. Any number of tasks may use it, also of several event loops.
 
-    Without arguments it takes COBOX_URL and COBOX_API_KEY (or COBOX_API_KEY_FILE), else the broker that `cobox up` runs here.
+    Without arguments it uses COBOX_URL and COBOX_API_KEY (or COBOX_API_KEY_FILE), otherwise the broker that `cobox up` runs on
+    this machine.
     """
 
     def __init__(
@@ -296,9 +302,9 @@ class AsyncCobox(BrokerApi, Awaiting):
         data_dir: str | os.PathLike[str] | None = None,
         ca_file: str | None = None,
     ) -> None:
-        found = settings.find(url, key, data_dir)
-        self._door = BrokerDoor(found.url, found.key)
-        self._io = AwaitingIO(Network(ca_file))
+        found = settings.discover(url, key, data_dir)
+        self._endpoint = BrokerEndpoint(found.url, found.key)
+        self._io = AsyncIO(Network(ca_file))
 
     def session(
         self,
@@ -322,9 +328,9 @@ class AsyncCobox(BrokerApi, Awaiting):
         headers: Mapping[str, str] | None = None,
         release: bool = False,
         upkeep: bool = True,
-    ) -> OpeningSession:
-        """As `Cobox.session`: `async with` or `await` it."""
-        asked = {
+    ) -> PendingSession:
+        """Like `Cobox.session`: use it with `async with` or `await`."""
+        options = {
             "thread_id": thread_id,
             "scope": scope,
             "mode": mode,
@@ -343,12 +349,12 @@ class AsyncCobox(BrokerApi, Awaiting):
             "idempotency_key": idempotency_key,
             "headers": headers,
         }
-        return OpeningSession(self, asked, release, upkeep)
+        return PendingSession(self, options, release, upkeep)
 
     async def sessions(
         self, *, scope_type: str | None = None, scope_id: str | None = None, state: str | None = None, tags: Sequence[str] = ()
     ) -> AsyncIterator[SessionInfo]:
-        """All sessions you may use, page by page."""
+        """All sessions you have access to; fetches page by page."""
         cursor = None
         while True:
             page = await self.session_page(scope_type=scope_type, scope_id=scope_id, state=state, tags=tags, cursor=cursor)
@@ -358,7 +364,7 @@ class AsyncCobox(BrokerApi, Awaiting):
                 return
 
     async def sandboxes(self, *, tags: Sequence[str] = ()) -> AsyncIterator[SandboxInfo]:
-        """All sandboxes you may use, page by page."""
+        """All sandboxes you have access to; fetches page by page."""
         cursor = None
         while True:
             page = await self.sandbox_page(tags=tags, cursor=cursor)
@@ -368,7 +374,7 @@ class AsyncCobox(BrokerApi, Awaiting):
                 return
 
     async def close(self) -> None:
-        """Closes the connections. Sandboxes are not concerned."""
+        """Closes the connections. Does not affect sandboxes."""
         await self._io.close()
 
     async def __aenter__(self) -> AsyncCobox:

@@ -1,4 +1,4 @@
-"""Reads JSON from a stranger into typed answers: what is missing or of another type is an error, what is unknown is passed over."""
+"""Decodes untrusted JSON into typed values: a missing field or a wrong type is an error, unknown fields are ignored."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from .answers import Page
 from .secret import Secret
 
 T = TypeVar("T")
-Read = Callable[[Any, str], Any]
+Decoder = Callable[[Any, str], Any]
 
 
 def decode(kind: type[T], body: bytes, url: str) -> T:
-    """An answer's JSON as a `kind`; raises `NotCobox`, naming the field but none of the stranger's words."""
+    """Decodes a JSON response as `kind`; raises `NotCobox`, which names the field but does not quote the untrusted content."""
     try:
-        value: T = reader(kind)(json.loads(body), "the answer")
+        value: T = decoder_for(kind)(json.loads(body), "the response")
         return value
     except (ValueError, RecursionError) as error:
-        why = str(error) if isinstance(error, Unexpected) else "it is not JSON"
-        raise errors.NotCobox(f"{url} gave an answer that can't be read: {why}") from None
+        why = str(error) if isinstance(error, UnexpectedShape) else "it is not JSON"
+        raise errors.NotCobox(f"{url} sent a response that can't be read: {why}") from None
 
 
 def decode_page(kind: type[T], body: bytes, url: str) -> Page[T]:
-    """One page of a list."""
+    """Decodes one page of a list."""
     page = decode(_RawPage, body, url)
     try:
-        items = [reader(kind)(item, "an item") for item in page.items]
-    except Unexpected as error:
-        raise errors.NotCobox(f"{url} gave an answer that can't be read: {error}") from None
+        items = [decoder_for(kind)(item, "an item") for item in page.items]
+    except UnexpectedShape as error:
+        raise errors.NotCobox(f"{url} sent a response that can't be read: {error}") from None
     return Page(items, page.next_cursor)
 
 
@@ -45,17 +45,17 @@ class _RawPage:
     next_cursor: str | None = None
 
 
-class Unexpected(ValueError):
-    """A value of another type than the protocol says."""
+class UnexpectedShape(ValueError):
+    """A value does not have the type that the protocol defines."""
 
 
-def reader(kind: Any) -> Read:
-    """How to read a type: made once, used for every value of it."""
-    return _reader(kind)
+def decoder_for(kind: Any) -> Decoder:
+    """Returns the decoder for a type; built once per type."""
+    return _decoder_for(kind)
 
 
 @functools.cache
-def _reader(kind: Any) -> Read:
+def _decoder_for(kind: Any) -> Decoder:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return lambda value, where: value
@@ -66,21 +66,21 @@ def _reader(kind: Any) -> Read:
     if dataclasses.is_dataclass(kind):
         return _dataclass(kind)
     if origin in (Union, types.UnionType):
-        inner = [reader(arg) for arg in args if arg is not type(None)]
+        inner = [decoder_for(arg) for arg in args if arg is not type(None)]
         return _optional(inner[0]) if len(inner) == 1 and type(None) in args else _any_of(inner, type(None) in args)
     if origin in (list, tuple):
-        return _list(reader(args[0]), tuple if origin is tuple else list)
+        return _list(decoder_for(args[0]), tuple if origin is tuple else list)
     if origin in (dict, Mapping) or kind in (dict, Mapping):
-        return _mapping(reader(args[1]) if args else None)
+        return _mapping(decoder_for(args[1]) if args else None)
     return _plain(kind)
 
 
-def _plain(kind: type) -> Read:
+def _plain(kind: type) -> Decoder:
     def read(value: Any, where: str) -> Any:
-        # JSON's true is no number, though Python's is.
+        # In JSON, true is not a number; in Python, bool is an int.
         if type(value) is kind or (kind is float and type(value) is int):
             return value
-        raise Unexpected(f"{where} is not {kind.__name__}")
+        raise UnexpectedShape(f"{where} is not {kind.__name__}")
 
     return read
 
@@ -91,58 +91,58 @@ def _datetime(value: Any, where: str) -> datetime:
     except (AttributeError, TypeError, ValueError):
         when = None
     if when is None or when.tzinfo is None:
-        raise Unexpected(f"{where} is not a time")
+        raise UnexpectedShape(f"{where} is not a timestamp with a time zone")
     return when
 
 
-def _optional(inner: Read) -> Read:
+def _optional(inner: Decoder) -> Decoder:
     return lambda value, where: None if value is None else inner(value, where)
 
 
-def _any_of(inner: list[Read], takes_none: bool) -> Read:
+def _any_of(inner: list[Decoder], takes_none: bool) -> Decoder:
     def read(value: Any, where: str) -> Any:
         if value is None and takes_none:
             return None
         for one in inner:
             try:
                 return one(value, where)
-            except Unexpected:
+            except UnexpectedShape:
                 continue
-        raise Unexpected(f"{where} is of no type that it may be")
+        raise UnexpectedShape(f"{where} has none of the allowed types")
 
     return read
 
 
-def _list(inner: Read, make: type) -> Read:
+def _list(inner: Decoder, make: type) -> Decoder:
     def read(value: Any, where: str) -> Any:
         if not isinstance(value, list):
-            raise Unexpected(f"{where} is not a list")
+            raise UnexpectedShape(f"{where} is not a list")
         return make([inner(item, where) for item in value])
 
     return read
 
 
-def _mapping(inner: Read | None) -> Read:
+def _mapping(inner: Decoder | None) -> Decoder:
     def read(value: Any, where: str) -> Any:
         if not isinstance(value, dict):
-            raise Unexpected(f"{where} is not an object")
+            raise UnexpectedShape(f"{where} is not an object")
         return value if inner is None else {key: inner(item, f"{where}.{key[:64]}") for key, item in value.items()}
 
     return read
 
 
-def _dataclass(kind: Any) -> Read:
+def _dataclass(kind: Any) -> Decoder:
     hints = typing.get_type_hints(kind)
     fields = []
     for f in dataclasses.fields(kind):
         if not f.init:
             continue
         needed = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        fields.append((f.name, f.metadata.get("name", f.name), reader(hints[f.name]), needed))
+        fields.append((f.name, f.metadata.get("name", f.name), decoder_for(hints[f.name]), needed))
 
     def read(value: Any, where: str) -> Any:
         if not isinstance(value, dict):
-            raise Unexpected(f"{where} is not an object")
+            raise UnexpectedShape(f"{where} is not an object")
         given = {}
         for name, key, inner, needed in fields:
             item = value.get(key)
@@ -156,4 +156,4 @@ def _dataclass(kind: Any) -> Read:
 
 
 def _missing(where: str) -> Any:
-    raise Unexpected(f"{where} is missing")
+    raise UnexpectedShape(f"{where} is missing")

@@ -1,14 +1,14 @@
-"""A deepagents backend on a shared sandbox: every method by boxd's own routes, so the image needs neither Python nor grep.
+"""A deepagents backend for a shared sandbox. Every method uses boxd's own routes, so the image needs neither Python nor grep.
 
-    from cobox import Cobox
-    from cobox.deepagents import agent_backend
-    from deepagents import create_deep_agent
+from cobox import Cobox
+from cobox.deepagents import agent_backend
+from deepagents import create_deep_agent
 
-    with Cobox().session(thread_id="demo") as box:
-        agent = create_deep_agent(model=…, backend=agent_backend(box))
+with Cobox().session(thread_id="demo") as box:
+    agent = create_deep_agent(model=…, backend=agent_backend(box))
 
-The rules are those of the installed deepagents: 0.6 (`write` only creates, `glob` gives paths from its root) or 0.7 (`write` replaces,
-`glob` finds names at any depth and gives absolute paths of files).
+It follows the rules of the installed deepagents: 0.6 (`write` only creates, `glob` returns paths relative to its root) or 0.7
+(`write` replaces, `glob` matches names at any depth and returns absolute paths of files).
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ from deepagents.backends.protocol import (
 from deepagents.backends.sandbox import TRUNCATION_MSG
 from deepagents.backends.utils import _get_file_type
 
-from .agent_files import MAX_TEXT_BYTES, WORK_DIR, AgentFiles, Binary, Lines, Refusal, in_base64
+from .agent_files import MAX_TEXT_BYTES, WORK_DIR, AgentFiles, Binary, FileToolError, Lines, encode_base64
 from .answers import ExecResult, FileEntry
-from .awaiting import AwaitingIO
-from .blocking import BlockingIO
+from .async_io import AsyncIO
+from .blocking_io import BlockingIO
 from .client import Cobox
-from .flow import Flow
+from .effects import Flow
 from .session import AsyncSession, Session
 
-# Seconds a command may take unless told.
+# Default timeout of a command in seconds.
 EXECUTE_SECONDS = 1800
-# Where middleware puts what is too long for the model. The root, where it would put it otherwise, is not the sandbox's user's.
+# Where middleware stores output that is too long for the model. Its default, the root directory, is not writable for the
+# sandbox's user.
 ARTIFACTS_ROOT = "/tmp/deepagents"  # noqa: S108 -- a directory in the sandbox
 EMPTY = "System reminder: File exists but has empty contents"
-EMPTY_OLD = "Error: old_string cannot be empty. Provide the exact text to replace."
+EMPTY_OLD_STRING_ERROR = "Error: old_string cannot be empty. Provide the exact text to replace."
 BASH = "/bin/bash"
-# Not in the extension map, and no text either.
+# Binary file types that are missing in deepagents' extension map.
 MORE_BINARY = (".mkv",)
 
 
@@ -64,10 +65,10 @@ DeleteResult: Any = getattr(deepagents_protocol, "DeleteResult", None)
 
 
 class CoboxBackend(SandboxBackendProtocol):
-    """The file tools and `execute` of an agent, in the sandbox of a session. Blocking and async methods both go straight to the wire,
-    whichever kind of session it was made from; any thread and any event loop may use it.
+    """The file tools and `execute` of an agent, in the sandbox of a session. Accepts a blocking or an async session; blocking and
+    async methods both talk to the sandbox directly and may be used from any thread and any event loop.
 
-    The session stays its owner's: closing the backend closes connections, not the session.
+    The caller keeps the session: closing the backend closes connections, not the session.
     """
 
     def __init__(
@@ -82,7 +83,8 @@ class CoboxBackend(SandboxBackendProtocol):
         grep_exclude_dirs: tuple[str, ...] = (".git",) if IS_07 else (),
         durable: bool = True,
     ) -> None:
-        """`shell`: for `execute`; bash where there is one unless told. `durable`: writes are on the disk when they are answered."""
+        """`shell`: used by `execute`; defaults to bash if the sandbox has it. `durable`: writes are on disk before the call
+        returns."""
         self._session = session
         self._files = AgentFiles(session._grant, work_dir)
         self._work_dir, self._timeout, self._env, self._shell = work_dir, timeout, env, shell
@@ -91,11 +93,12 @@ class CoboxBackend(SandboxBackendProtocol):
         self._owned: list[Any] = []
         io = session._io
         self._blocking = io if isinstance(io, BlockingIO) else BlockingIO(io.net)
-        self._awaiting = io if isinstance(io, AwaitingIO) else AwaitingIO(io.net)
+        self._awaiting = io if isinstance(io, AsyncIO) else AsyncIO(io.net)
 
     @classmethod
     def for_thread(cls, thread_id: str, cobox: Cobox | None = None, **options: Any) -> CoboxBackend:
-        """A backend on a thread's sandbox, with the broker of the environment unless one is given; closing it leaves that session."""
+        """Opens a backend on a thread's sandbox, with `cobox` or the broker from the environment. Closing the backend closes that
+        session without ending it."""
         used = cobox or Cobox()
         backend = cls(used.session(thread_id), **options)
         backend._owned = [backend.session] if cobox is not None else [backend.session, used]
@@ -110,20 +113,20 @@ class CoboxBackend(SandboxBackendProtocol):
         return self._session
 
     def close(self) -> None:
-        """Closes what this backend made for itself."""
+        """Closes what this backend opened itself."""
         owned, self._owned = self._owned, []
-        for thing in owned:
-            thing.close()
+        for owned_object in owned:
+            owned_object.close()
         if self._blocking is not self._session._io:
             self._blocking.close()
 
     async def aclose(self) -> None:
-        """Closes what this backend made for itself, in this event loop."""
+        """Closes what this backend opened itself, in this event loop."""
         self.close()
         if self._awaiting is not self._session._io:
             await self._awaiting.close()
 
-    # Each method twice, as the protocol has them; what it does is a flow below.
+    # The protocol has each method twice; the flows below do the work.
     def ls(self, path: str) -> LsResult:
         return self._blocking.run(self._ls(path))
 
@@ -161,7 +164,7 @@ class CoboxBackend(SandboxBackendProtocol):
         return await self._awaiting.run(self._glob(pattern, path))
 
     def delete(self, file_path: str) -> Any:
-        """A path with all beneath it. deepagents has it since 0.7."""
+        """Deletes a path with everything below it. Exists in deepagents since 0.7."""
         return self._blocking.run(self._delete(file_path))
 
     async def adelete(self, file_path: str) -> Any:
@@ -187,28 +190,28 @@ class CoboxBackend(SandboxBackendProtocol):
 
     def _ls(self, path: str) -> Flow[LsResult]:
         try:
-            entries = yield from self._files.entries(path)
-        except Refusal as refused:
-            return LsResult(error=f"Path '{path}': {_of_a_path(refused)}")
+            entries = yield from self._files.list_directory(path)
+        except FileToolError as refused:
+            return LsResult(error=f"Path '{path}': {_search_error(refused)}")
         return LsResult(entries=[_info(entry, _join(path, entry.name)) for entry in entries])
 
     def _read(self, file_path: str, offset: int, limit: int) -> Flow[ReadResult]:
         is_text = _get_file_type(file_path) == "text" and not file_path.lower().endswith(MORE_BINARY)
         try:
-            page = yield from self._files.page(file_path, offset, limit, is_text)
-        except Refusal as refused:
+            page = yield from self._files.read_lines(file_path, offset, limit, is_text)
+        except FileToolError as refused:
             code = "not_a_file" if refused.code == "is_directory" else refused.message
             return ReadResult(error=f"File '{file_path}': {code}")
         if page is None:
             return ReadResult(file_data=file_data(EMPTY))
         if isinstance(page, Binary):
-            return ReadResult(file_data=file_data(in_base64(page.data), "base64"))
-        return _shown(file_path, page, limit)
+            return ReadResult(file_data=file_data(encode_base64(page.data), "base64"))
+        return _read_result(file_path, page, limit)
 
     def _write(self, file_path: str, content: str) -> Flow[WriteResult]:
         try:
-            yield from self._files.create(file_path, content, overwrite=IS_07, sync=self._durable)
-        except Refusal as refused:
+            yield from self._files.write(file_path, content, overwrite=IS_07, sync=self._durable)
+        except FileToolError as refused:
             if refused.code == "file_exists":
                 return WriteResult(error=f"Error: File already exists: {file_path!r}")
             return WriteResult(error=f"Failed to write file '{file_path}': {refused.message}")
@@ -216,11 +219,11 @@ class CoboxBackend(SandboxBackendProtocol):
 
     def _edit(self, file_path: str, old: str, new: str, replace_all: bool) -> Flow[EditResult]:
         if not old:
-            return EditResult(error=EMPTY_OLD)
+            return EditResult(error=EMPTY_OLD_STRING_ERROR)
         try:
-            count = yield from self._files.replace(file_path, old, new, replace_all)
-        except Refusal as refused:
-            told = {
+            count = yield from self._files.edit(file_path, old, new, replace_all)
+        except FileToolError as refused:
+            messages = {
                 "file_not_found": f"Error: File '{file_path}' not found",
                 "permission_denied": f"Error: Permission denied editing file '{file_path}'",
                 "is_directory": f"Error: '{file_path}' is not a regular file",
@@ -228,14 +231,14 @@ class CoboxBackend(SandboxBackendProtocol):
                 "string_not_found": f"Error: String not found in file: '{old}'",
                 "multiple_occurrences": f"Error: String '{old}' appears multiple times. Use replace_all=True to replace all occurrences.",
             }
-            return EditResult(error=told.get(refused.code, f"Error editing file '{file_path}': {refused.message}"))
+            return EditResult(error=messages.get(refused.code, f"Error editing file '{file_path}': {refused.message}"))
         return EditResult(path=file_path, occurrences=count)
 
     def _grep(self, pattern: str, path: str | None, glob: str | None, max_count: int | None) -> Flow[GrepResult]:
         try:
-            found, stopped = yield from self._files.search(pattern, path, glob, limit=max_count, exclude_dirs=self.grep_exclude_dirs)
-        except Refusal as refused:
-            return GrepResult(error=f"Path '{path or '.'}': {_of_a_path(refused)}")
+            found, stopped = yield from self._files.grep(pattern, path, glob, limit=max_count, exclude_dirs=self.grep_exclude_dirs)
+        except FileToolError as refused:
+            return GrepResult(error=f"Path '{path or '.'}': {_search_error(refused)}")
         matches: Any = [{"path": match.path, "line": match.line_number, "text": match.text} for match in found]
         if IS_07:
             more: Any = {"truncated": stopped is not None}
@@ -246,9 +249,9 @@ class CoboxBackend(SandboxBackendProtocol):
 
     def _glob(self, pattern: str, path: str | None) -> Flow[GlobResult]:
         try:
-            found, is_partial = yield from self._files.find(pattern, path, is_basename=IS_07)
-        except Refusal as refused:
-            return GlobResult(error=f"Path '{path or '/'}': {_of_a_path(refused)}")
+            found, is_partial = yield from self._files.glob(pattern, path, is_basename=IS_07)
+        except FileToolError as refused:
+            return GlobResult(error=f"Path '{path or '/'}': {_search_error(refused)}")
         if not IS_07:
             is_absolute = pattern.startswith("/")
             return GlobResult(matches=[_info(entry, f"/{relative}" if is_absolute else relative) for relative, entry in found])
@@ -258,21 +261,21 @@ class CoboxBackend(SandboxBackendProtocol):
 
     def _delete(self, file_path: str) -> Flow[Any]:
         if DeleteResult is None:
-            raise NotImplementedError("deepagents has `delete` since 0.7; session.fs.remove does it with any version")
+            raise NotImplementedError("deepagents supports `delete` since 0.7; session.fs.remove works with any version")
         try:
             yield from self._files.remove(file_path)
-        except Refusal as refused:
+        except FileToolError as refused:
             if refused.code == "file_not_found":
                 return DeleteResult(error=f"Error: '{file_path}' not found")
             return DeleteResult(error=f"Error deleting file '{file_path}': {refused.message}")
         return DeleteResult(path=file_path)
 
     def _upload(self, files: list[tuple[str, bytes]]) -> Flow[list[FileUploadResponse]]:
-        results = yield from self._files.put(files, self._durable)
+        results = yield from self._files.upload(files, self._durable)
         return [FileUploadResponse(path=path, error=error) for (path, _), error in zip(files, results, strict=True)]
 
     def _download(self, paths: list[str]) -> Flow[list[FileDownloadResponse]]:
-        results = yield from self._files.take(paths)
+        results = yield from self._files.download(paths)
         return [
             FileDownloadResponse(path=path, content=got) if isinstance(got, bytes) else FileDownloadResponse(path=path, error=got)
             for path, got in zip(paths, results, strict=True)
@@ -280,10 +283,10 @@ class CoboxBackend(SandboxBackendProtocol):
 
     def _execute(self, command: str, timeout: int | None) -> Flow[ExecuteResponse]:
         if self._shell is None:
-            # What models write is mostly for bash; one look decides, for the life of this backend.
+            # Models mostly write commands for bash; checked once per backend.
             self._shell = BASH if (yield from self._files.has_program(BASH)) else "/bin/sh"
         seconds = self._timeout if timeout is None else timeout
-        result: ExecResult = yield from self._files.run(
+        result: ExecResult = yield from self._files.execute(
             command,
             shell=self._shell,
             cwd=self._work_dir,
@@ -298,7 +301,8 @@ class CoboxBackend(SandboxBackendProtocol):
 
 
 def agent_backend(session: Session | AsyncSession, *, artifacts_root: str = ARTIFACTS_ROOT, **options: Any) -> CompositeBackend:
-    """What to give `create_deep_agent`: a `CoboxBackend`, with what middleware offloads put where the sandbox's user may write it."""
+    """The backend for `create_deep_agent`: a `CoboxBackend` that stores what middleware offloads where the sandbox's user can
+    write."""
     return CompositeBackend(default=CoboxBackend(session, **options), routes={}, artifacts_root=artifacts_root)
 
 
@@ -315,13 +319,13 @@ def _info(entry: FileEntry, path: str, is_dir: bool | None = None) -> FileInfo:
     return FileInfo(path=path, is_dir=entry.is_dir if is_dir is None else is_dir, size=entry.size, modified_at=entry.mtime.isoformat())
 
 
-def _of_a_path(refused: Refusal) -> str:
-    """deepagents' words for a directory that can't be searched."""
+def _search_error(refused: FileToolError) -> str:
+    """deepagents' error code for a directory that can't be searched."""
     return {"file_not_found": "path_not_found", "not_a_file": "not_a_directory"}.get(refused.code, refused.message)
 
 
-def _shown(file_path: str, page: Lines, limit: int) -> ReadResult:
-    """Lines as the model sees them, and from 0.7 on where they are in the file."""
+def _read_result(file_path: str, page: Lines, limit: int) -> ReadResult:
+    """Formats lines for the model; since 0.7 with their position in the file."""
     if IS_07 and limit <= 0:
         more: Any = {"no_lines_requested": True}
         return ReadResult(file_data=file_data(""), **more)
@@ -332,11 +336,11 @@ def _shown(file_path: str, page: Lines, limit: int) -> ReadResult:
     data = content.encode("utf-8", "surrogatepass")
     if len(data) > room or page.is_cut:
         content = data[:room].decode("utf-8", "ignore") + TRUNCATION_MSG
-        # A line that is cut is read again from its beginning, but for one that is longer than all that is shown.
+        # A truncated line is read again from its beginning, unless it alone exceeds the limit.
         whole = max(1, data[:room].count(b"\n"))
     if not IS_07:
         return ReadResult(file_data=file_data(content))
     end = page.start + whole
-    where: Any = {"total_lines": page.total, "start_line": page.start + 1, "end_line": end}
-    where["next_offset"] = end if page.total is None or end < page.total else None
-    return ReadResult(file_data=file_data(content), **where)
+    position: Any = {"total_lines": page.total, "start_line": page.start + 1, "end_line": end}
+    position["next_offset"] = end if page.total is None or end < page.total else None
+    return ReadResult(file_data=file_data(content), **position)

@@ -1,4 +1,4 @@
-"""Cobox as a sandbox provider of `deepagents-code` (`dcode --sandbox cobox`), found by its entry point group."""
+"""Cobox as a sandbox provider of `deepagents-code` (`dcode --sandbox cobox`), registered through an entry point."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from .session import Session
 
 
 @dataclass
-class _Held:
-    """A sandbox in use here, by as many as asked for it."""
+class _OpenSandbox:
+    """A sandbox in use by this process, with a use count."""
 
-    # Each with whether its thread is ours alone.
+    # Sessions, each with whether this provider created its thread.
     sessions: list[tuple[Session, bool]] = field(default_factory=list)
     users: int = 0
-    # Made here, and so ended from here.
-    is_ours: bool = False
+    # Whether this provider created the sandbox and therefore deletes it.
+    is_created_here: bool = False
 
 
 class CoboxProvider(SandboxProvider):
-    """Sandboxes of the broker that COBOX_URL and COBOX_API_KEY name, or that `cobox up` runs here.
+    """Sandboxes of the broker given by COBOX_URL and COBOX_API_KEY, or run on this machine by `cobox up`.
 
-    In the configuration of deepagents-code, `[sandboxes.providers.cobox.params]` may have `thread`: the thread whose sandbox to join, so
-    that whoever is in it already shares it; and `name`: a sandbox that is found again under it.
+    The deepagents-code configuration section `[sandboxes.providers.cobox.params]` accepts `thread`, the thread whose sandbox to
+    join together with its other users, and `name`, under which a sandbox is found again.
     """
 
     def __init__(self, cobox: Cobox | None = None) -> None:
         self._cobox = cobox
-        self._open: dict[str, _Held] = {}
+        self._open: dict[str, _OpenSandbox] = {}
         self._lock = threading.Lock()
 
     @property
@@ -45,9 +45,9 @@ class CoboxProvider(SandboxProvider):
     def get_or_create(
         self, *, sandbox_id: str | None = None, thread: str | None = None, name: str | None = None, **kwargs: Any
     ) -> CoboxBackend:
-        """The sandbox of an id or name, the one of a thread, or a new one."""
+        """Returns the sandbox with an id or name, the one of a thread, or a new one."""
         if kwargs:
-            raise TypeError(f"cobox knows no {', '.join(sorted(kwargs))}; it takes `thread` and `name`")
+            raise TypeError(f"cobox does not support {', '.join(sorted(kwargs))}; supported parameters are `thread` and `name`")
         try:
             session = self._broker().session(
                 thread or f"dcode-{uuid.uuid4()}",
@@ -60,18 +60,18 @@ class CoboxProvider(SandboxProvider):
             raise SandboxNotFoundError(str(error)) from error
         except CoboxError as error:
             raise SandboxError(str(error)) from error
-        # A thread is somebody's, who goes on when we leave, and so is a sandbox that was there before.
-        is_ours = thread is None and sandbox_id is None
+        # A given thread and a sandbox that existed before may have other users.
+        is_created_here = thread is None and sandbox_id is None
         with self._lock:
-            held = self._open.setdefault(session.sandbox_id, _Held())
+            held = self._open.setdefault(session.sandbox_id, _OpenSandbox())
             held.sessions.append((session, thread is None))
             held.users += 1
-            held.is_ours = held.is_ours or is_ours
+            held.is_created_here = held.is_created_here or is_created_here
         return CoboxBackend(session)
 
     def delete(self, *, sandbox_id: str, **kwargs: Any) -> None:
-        """Ends what was made here, with its sandbox unless that is named; leaves what was only joined. What was got several times ends
-        when it was let go of as often."""
+        """Releases one use. After the last one, ends the sessions this provider created, with their sandbox unless it is named;
+        sandboxes that were only joined stay."""
         with self._lock:
             held = self._open.get(sandbox_id)
             if held is not None:
@@ -84,12 +84,12 @@ class CoboxProvider(SandboxProvider):
                 self._broker().delete_sandbox(sandbox_id)
                 return
             for session, has_own_thread in held.sessions:
-                # Those that joined what was made here hold it too.
-                if held.is_ours and has_own_thread:
+                # Sessions that joined a sandbox created here also keep it alive.
+                if held.is_created_here and has_own_thread:
                     session.release()
                 session.close()
         except NotFound:
-            # Gone already, which is what was asked for.
+            # Already gone, which is the requested state.
             return
         except CoboxError as error:
             raise SandboxError(str(error)) from error

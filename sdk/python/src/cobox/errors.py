@@ -1,7 +1,7 @@
-"""Every way a call can fail, as classes: by the broker's code, or by what happened on the way to it.
+"""Exception classes for every way a call can fail: one per error code of the broker, and one per client-side failure.
 
-Catch `CoboxError` for all of them, a group (`NotFound`, `Conflict`, …) or one code (`FileNotFound`). Each has `code`, `status`,
-`request_id` (for the operator's log), `retryable`, `details` and `hint`: what to do next.
+Catch `CoboxError` for all of them, a group (`NotFound`, `Conflict`, …) or a single code (`FileNotFound`). Each has `code`,
+`status`, `request_id` (to find it in the operator's log), `retryable`, `details` and `hint`: what to do next.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-# Longest message kept, in characters: a stranger's page is not one.
+# Maximum length of a message in characters; a server that is not Cobox may send a whole page.
 MAX_MESSAGE_CHARS = 2000
 
 
 class CoboxError(Exception):
-    """Anything that went wrong between here and the sandbox."""
+    """Base class of all errors of this package."""
 
     code: str = "ERROR"
     hint: str = ""
@@ -45,11 +45,12 @@ class CoboxError(Exception):
 
     def __str__(self) -> str:
         where = self.code if self.request_id is None else f"{self.code}, request {self.request_id}"
-        told = f"{self.message} ({where})"
-        return f"{told}; {self.hint}" if self.hint else told
+        text = f"{self.message} ({where})"
+        return f"{text}; {self.hint}" if self.hint else text
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Errors cross process borders in test runners and task queues; the class takes keywords, which pickle doesn't know of.
+        # Errors cross process boundaries in test runners and task queues, and pickle cannot call a constructor with keyword
+        # arguments.
         return (_revive, (type(self), self.args, self.__dict__))
 
 
@@ -61,32 +62,32 @@ def _revive(kind: type[CoboxError], args: tuple[Any, ...], attributes: dict[str,
 
 
 class SettingsMissing(CoboxError):
-    """There is no broker to talk to, or no key."""
+    """No broker URL or no API key was found."""
 
     code = "SETTINGS_MISSING"
     hint = "run `cobox up`, or set COBOX_URL and COBOX_API_KEY"
 
 
 class Unreachable(CoboxError):
-    """No answer came: the network, the broker or a proxy."""
+    """No response arrived from the network, the broker or a proxy."""
 
     code = "UNREACHABLE"
     retryable = True
-    hint = "see that the broker runs and that the URL is right"
+    hint = "check that the broker is running and that the URL is correct"
 
     def __init__(self, message: str, *, was_sent: bool = True) -> None:
         super().__init__(message)
-        # Whether the request may have been carried out although nobody said so.
+        # Whether the request may have been carried out.
         self.was_sent = was_sent
 
 
 class MayHaveRun(Unreachable):
-    """A command was sent and its answer lost, and the sandbox, asked again, doesn't know the command: it was started anew meanwhile, or
-    the command never came there. It is not sent a second time."""
+    """A command was sent and its response lost, and the sandbox does not know the command: either the sandbox was restarted, or
+    the command never arrived. The client does not send it again."""
 
     code = "MAY_HAVE_RUN"
     retryable = False
-    hint = "look whether it ran, in its files or the session's events, before you run it again"
+    hint = "check whether it ran, in its files or the session's events, before you run it again"
 
 
 class Broken(Unreachable):
@@ -96,59 +97,59 @@ class Broken(Unreachable):
 
 
 class GaveUp(CoboxError):
-    """A stream could not be continued in time."""
+    """A stream could not reconnect in time."""
 
     code = "GAVE_UP"
     retryable = True
-    hint = "start it again with its command_id or from its last event; what it did goes on"
+    hint = "resume it with its command_id or from its last event; the command keeps running"
 
 
 class NotCobox(CoboxError):
-    """What answered doesn't speak this protocol."""
+    """The server does not speak this protocol."""
 
     code = "NOT_COBOX"
-    hint = "check the URL: it should be the broker's own, such as http://127.0.0.1:8421"
+    hint = "check the URL: it should be the broker's address, such as http://127.0.0.1:8421"
 
 
 class TooLong(NotCobox):
-    """An answer is longer than what is held in memory."""
+    """A response exceeds the memory limit."""
 
     code = "TOO_LONG"
-    hint = "give a larger max_bytes, or take it as a stream"
+    hint = "pass a larger max_bytes, or read it as a stream"
 
 
 class OutputHole(CoboxError):
-    """Output arrived whose beginning is missing and nothing said why."""
+    """Output is missing without an explanation from the server."""
 
     code = "OUTPUT_HOLE"
 
 
 class InvalidPath(CoboxError, ValueError):
-    """A path that can't be sent as it is."""
+    """A path that cannot be sent."""
 
     code = "INVALID_PATH"
 
 
 class InvalidText(CoboxError, ValueError):
-    """Text with half a character in it (a lone surrogate), which neither a file nor a request can hold."""
+    """Text with an unpaired surrogate, which cannot be encoded as UTF-8."""
 
     code = "INVALID_TEXT"
 
 
 class CommandFailed(CoboxError):
-    """`ExecResult.check()`: the command ended with something else than 0."""
+    """Raised by `ExecResult.check()`: the command's exit code is not 0."""
 
     code = "COMMAND_FAILED"
 
 
 class Busy(CoboxError):
-    """More is waiting here than is kept."""
+    """A buffer of the client is full, or a lock was held for too long."""
 
     code = "BUSY"
 
 
 class ApiError(CoboxError):
-    """The broker or the sandbox said no."""
+    """An error response of the broker or the sandbox."""
 
     by_code: ClassVar[dict[str, type[ApiError]]] = {}
 
@@ -169,12 +170,12 @@ class Unauthenticated(ApiError):
 
 class TokenExpired(Unauthenticated):
     code = "TOKEN_EXPIRED"
-    hint = "negotiate again: open the session anew"
+    hint = "open a new session to negotiate another token"
 
 
 class TokenRevoked(Unauthenticated):
     code = "TOKEN_REVOKED"
-    hint = "somebody took it back; if you are still allowed in, session.refresh() gets another"
+    hint = "the token was taken back on purpose; if you still have access, session.refresh() gets another one"
 
 
 class Forbidden(ApiError):
@@ -183,16 +184,16 @@ class Forbidden(ApiError):
 
 class CapabilityDenied(Forbidden):
     code = "CAPABILITY_DENIED"
-    hint = "ask for it in session(capabilities=…), or ask the owner to share more"
+    hint = "request it in session(capabilities=…), or ask the owner to share more"
 
 
 class NotFound(ApiError):
-    """Group: it isn't there, or it isn't yours to see."""
+    """Group: does not exist, or you have no access to it."""
 
 
 class SessionNotFound(NotFound):
     code = "SESSION_NOT_FOUND"
-    hint = "mode='ensure' makes one"
+    hint = "mode='ensure' creates one"
 
 
 class BindingNotFound(SessionNotFound):
@@ -213,7 +214,7 @@ class ShellNotFound(NotFound):
 
 class CommandNotFound(NotFound):
     code = "COMMAND_NOT_FOUND"
-    hint = "the sandbox was started anew since, or the id is another's; run the command again"
+    hint = "the sandbox was restarted since, or the id belongs to someone else; run the command again"
 
 
 class KeyNotFound(NotFound):
@@ -246,7 +247,7 @@ class PoolNotFound(NotFound):
 
 class RouteNotFound(NotFound):
     code = "ROUTE_NOT_FOUND"
-    hint = "the broker is older than this client, or its URL has a path too many"
+    hint = "the broker is older than this client, or its URL contains an extra path"
 
 
 class MethodNotAllowed(ApiError):
@@ -254,7 +255,7 @@ class MethodNotAllowed(ApiError):
 
 
 class Conflict(ApiError):
-    """Group: something else is there already."""
+    """Group: conflicts with something that exists."""
 
 
 class SessionConflict(Conflict):
@@ -284,13 +285,13 @@ class IdempotencyConflict(Conflict):
 
 class FileExists(Conflict):
     code = "FILE_EXISTS"
-    hint = "overwrite=True or exist_ok=True, if that is meant"
+    hint = "pass overwrite=True or exist_ok=True if this is intended"
 
 
 class ShellBusy(Conflict):
     code = "SHELL_BUSY"
     retryable = True
-    hint = "somebody works in it; try later, or use exec()"
+    hint = "someone is working in it; try again later, or use exec()"
 
 
 class ShellExists(Conflict):
@@ -299,7 +300,7 @@ class ShellExists(Conflict):
 
 class SessionExpired(ApiError):
     code = "SESSION_EXPIRED"
-    hint = "it is over; Cobox.session() makes a new one"
+    hint = "the session has ended; Cobox.session() creates a new one"
 
 
 class CommandExpired(ApiError):
@@ -308,7 +309,7 @@ class CommandExpired(ApiError):
 
 class FileChanged(ApiError):
     code = "FILE_CHANGED"
-    hint = "somebody else wrote it; read it again and decide"
+    hint = "someone else wrote the file; read it again and decide"
 
 
 class TooLarge(ApiError):
@@ -322,13 +323,13 @@ class RangeNotSatisfiable(ApiError):
 class SandboxStarting(ApiError):
     code = "SANDBOX_STARTING"
     retryable = True
-    hint = "it goes on starting; the same call finds it later"
+    hint = "the sandbox is still starting; repeat the call later"
 
 
 class RateLimited(ApiError):
     code = "RATE_LIMITED"
     retryable = True
-    hint = "ask less often, or later"
+    hint = "send fewer requests, or try again later"
 
 
 class QuotaExceeded(ApiError):
@@ -339,18 +340,18 @@ class QuotaExceeded(ApiError):
 class Internal(ApiError):
     code = "INTERNAL"
     retryable = True
-    hint = "the broker's log has the request id"
+    hint = "find the request id in the broker's log"
 
 
 class Unsupported(ApiError):
     code = "UNSUPPORTED"
-    hint = "this deployment can't do it, now or later"
+    hint = "this deployment does not support it"
 
 
 class ProviderUnavailable(ApiError):
     code = "PROVIDER_UNAVAILABLE"
     retryable = True
-    hint = "try again; the node of this sandbox may be away"
+    hint = "try again; the node of this sandbox may be unavailable"
 
 
 class BackendUnavailable(ProviderUnavailable):
@@ -363,31 +364,31 @@ class DiskFull(ApiError):
 
 
 def clean(text: str) -> str:
-    """A stranger's words, fit for a terminal and a log."""
-    shown = "".join(c if c.isprintable() or c == " " else "�" for c in text[:MAX_MESSAGE_CHARS])
-    return shown if len(text) <= MAX_MESSAGE_CHARS else shown + "…"
+    """Makes untrusted text safe for a terminal and a log."""
+    printable = "".join(c if c.isprintable() or c == " " else "�" for c in text[:MAX_MESSAGE_CHARS])
+    return printable if len(text) <= MAX_MESSAGE_CHARS else printable + "…"
 
 
 def from_envelope(body: Any, *, status: int | None, retry_after: float | None = None, request_id: str | None = None) -> ApiError | None:
-    """The error an envelope tells of; None where it isn't one."""
-    told = body.get("error") if isinstance(body, dict) else None
-    if not isinstance(told, dict) or not isinstance(told.get("code"), str) or not isinstance(told.get("message"), str):
+    """The error in an error envelope; None if the body is not one."""
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict) or not isinstance(error.get("code"), str) or not isinstance(error.get("message"), str):
         return None
-    code, told_id, details = told["code"], told.get("request_id"), told.get("details")
+    code, raw_id, details = error["code"], error.get("request_id"), error.get("details")
     kind = ApiError.by_code.get(code, ApiError)
     return kind(
-        clean(told["message"]),
+        clean(error["message"]),
         status=status,
         code=clean(code),
-        request_id=clean(told_id) if isinstance(told_id, str) else request_id,
-        retryable=told["retryable"] if isinstance(told.get("retryable"), bool) else None,
+        request_id=clean(raw_id) if isinstance(raw_id, str) else request_id,
+        retryable=error["retryable"] if isinstance(error.get("retryable"), bool) else None,
         details=details if isinstance(details, dict) else None,
         retry_after=retry_after,
     )
 
 
 def from_answer(status: int, headers: Mapping[str, str], body: bytes, url: str) -> CoboxError:
-    """The error behind an answer that is no success."""
+    """The error for an unsuccessful response."""
     retry_after = seconds(headers.get("retry-after"))
     request_id = headers.get("x-request-id")
     try:
@@ -397,12 +398,15 @@ def from_answer(status: int, headers: Mapping[str, str], body: bytes, url: str) 
     if error is not None:
         return error
     return NotCobox(
-        f"{url} answered {status} without saying why", status=status, retry_after=retry_after, retryable=status in (429, 502, 503, 504)
+        f"{url} responded with status {status} without an error message",
+        status=status,
+        retry_after=retry_after,
+        retryable=status in (429, 502, 503, 504),
     )
 
 
 def seconds(text: str | None) -> float | None:
-    """What `Retry-After` says, where it says seconds."""
+    """The number of seconds in `Retry-After`; None if it has another format."""
     try:
         value = float(text) if text is not None else None
     except ValueError:

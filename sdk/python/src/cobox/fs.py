@@ -1,4 +1,4 @@
-"""`session.fs`: looking at, searching and rearranging the sandbox's files, by boxd's own routes and not by programs in the image."""
+"""`session.fs`: lists, searches and changes the sandbox's file system through boxd's own routes, without programs from the image."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from .answers import Changed, Edited, FileEntry, GlobResult, GrepResult, Listing
-from .call import Call, perform, wanted
+from .call import Call, perform, without_none
 from .decode import decode
-from .flow import Awaiting, Blocking, Flow, method
+from .effects import Flow, UsesAsyncIO, UsesBlockingIO, method
 from .grant import Grant
-from .paths import SandboxPath, in_json
+from .paths import SandboxPath, json_field
 
 T = TypeVar("T")
-# Seconds a search may take unless told; the server's own limit is 300.
+# Default timeout of a search in seconds; the server's maximum is 300.
 SEARCH_SECONDS = 30.0
 
 
 class FsApi:
-    """Paths are absolute in the sandbox; where one may be left out, it is the shared folder `/workspace`."""
+    """Paths are absolute; where the path is optional, it defaults to the shared folder `/workspace`."""
 
     _grant: Grant
 
-    def _ask(self, kind: type[T], verb: str, body: Mapping[str, Any], *, is_repeatable: bool, timeout: float = 60.0) -> Flow[T]:
+    def _call(self, kind: type[T], verb: str, body: Mapping[str, Any], *, is_repeatable: bool, timeout: float = 60.0) -> Flow[T]:
         call = Call("POST", f"/fs/{verb}", json=body, is_repeatable=is_repeatable, timeout=timeout)
-        answer = yield from perform(self._grant, call)
-        return decode(kind, answer.body, self._grant.base)
+        response = yield from perform(self._grant, call)
+        return decode(kind, response.body, self._grant.base)
 
     @method
     def list(
@@ -39,14 +39,14 @@ class FsApi:
         recursive: bool = False,
         max_depth: int | None = None,
     ) -> Flow[Listing]:
-        """One page of a directory; `next_cursor` leads to the next. `sort`: name, mtime or size."""
-        body = in_json(path) | wanted(limit=limit, cursor=cursor, sort=sort, max_depth=max_depth)
-        return (yield from self._ask(Listing, "list", body | {"descending": descending, "recursive": recursive}, is_repeatable=True))
+        """One page of a directory; pass `next_cursor` for the next one. `sort`: name, mtime or size."""
+        body = json_field(path) | without_none(limit=limit, cursor=cursor, sort=sort, max_depth=max_depth)
+        return (yield from self._call(Listing, "list", body | {"descending": descending, "recursive": recursive}, is_repeatable=True))
 
     @method
     def stat(self, path: SandboxPath, *, follow: bool = False) -> Flow[FileEntry]:
-        """One thing; with `follow`, what a link leads to instead of the link."""
-        return (yield from self._ask(FileEntry, "stat", in_json(path) | {"follow": follow}, is_repeatable=True))
+        """Returns one entry; with `follow`, the target of a symlink instead of the symlink."""
+        return (yield from self._call(FileEntry, "stat", json_field(path) | {"follow": follow}, is_repeatable=True))
 
     @method
     def glob(
@@ -62,11 +62,12 @@ class FsApi:
         sort: str | None = None,
         timeout_seconds: float = SEARCH_SECONDS,
     ) -> Flow[GlobResult]:
-        """Finds by a pattern of the path: `*` and `?` stop at `/`, `**` doesn't. Sorted by name, or by mtime, newest first."""
-        body = in_json(path) | wanted(limit=limit, ignore=_many(ignore), hidden=hidden, sort=sort)
+        """Finds entries by a path pattern: `*` and `?` do not match `/`, `**` does. Sorted by name, or by mtime with the newest
+        first."""
+        body = json_field(path) | without_none(limit=limit, ignore=_many(ignore), hidden=hidden, sort=sort)
         body |= {"pattern": pattern, "respect_ignore": respect_ignore, "case_insensitive": case_insensitive}
         body["timeout_seconds"] = timeout_seconds
-        return (yield from self._ask(GlobResult, "glob", body, is_repeatable=True, timeout=timeout_seconds + 30))
+        return (yield from self._call(GlobResult, "glob", body, is_repeatable=True, timeout=timeout_seconds + 30))
 
     @method
     def grep(
@@ -90,8 +91,9 @@ class FsApi:
         output: str | None = None,
         timeout_seconds: float = SEARCH_SECONDS,
     ) -> Flow[GrepResult]:
-        """Searches the text of files, by a regular expression unless `literal`. `output`: content, files or count."""
-        body = in_json(path) | wanted(
+        """Searches the text of files with a regular expression, or a fixed string with `literal`. `output`: content, files or
+        count."""
+        body = json_field(path) | without_none(
             glob=_many(glob),
             hidden=hidden,
             before=before,
@@ -104,7 +106,7 @@ class FsApi:
         )
         body |= {"pattern": pattern, "literal": literal, "case_insensitive": case_insensitive, "word": word, "multiline": multiline}
         body |= {"respect_ignore": respect_ignore, "timeout_seconds": timeout_seconds}
-        return (yield from self._ask(GrepResult, "grep", body, is_repeatable=True, timeout=timeout_seconds + 30))
+        return (yield from self._call(GrepResult, "grep", body, is_repeatable=True, timeout=timeout_seconds + 30))
 
     @method
     def edit(
@@ -117,48 +119,49 @@ class FsApi:
         edits: Sequence[tuple[str, str]] | None = None,
         if_match: str | None = None,
     ) -> Flow[Edited]:
-        """Replaces text exactly, all of it or nothing: `old` must be there once unless `replace_all`. `edits`: several (old, new)."""
-        body = in_json(path) | wanted(old=old, new=new, if_match=if_match)
+        """Replaces text exactly and atomically: `old` must occur exactly once unless `replace_all`. `edits`: several (old, new)
+        pairs."""
+        body = json_field(path) | without_none(old=old, new=new, if_match=if_match)
         if edits is not None:
             body["edits"] = [{"old": o, "new": n, "replace_all": replace_all} for o, n in edits]
         else:
             body["replace_all"] = replace_all
-        return (yield from self._ask(Edited, "edit", body, is_repeatable=False))
+        return (yield from self._call(Edited, "edit", body, is_repeatable=False))
 
     @method
     def mkdir(self, path: SandboxPath, *, parents: bool = False, exist_ok: bool = False, mode: str | None = None) -> Flow[Changed]:
-        """Makes a directory."""
-        body = in_json(path) | {"parents": parents, "exist_ok": exist_ok} | wanted(mode=mode)
-        return (yield from self._ask(Changed, "mkdir", body, is_repeatable=exist_ok))
+        """Creates a directory."""
+        body = json_field(path) | {"parents": parents, "exist_ok": exist_ok} | without_none(mode=mode)
+        return (yield from self._call(Changed, "mkdir", body, is_repeatable=exist_ok))
 
     @method
     def move(self, source: SandboxPath, target: SandboxPath, *, overwrite: bool = False) -> Flow[Changed]:
-        """Renames or moves; `target` is the new name itself, never a directory to put it into."""
-        body = in_json(source, "from") | in_json(target, "to") | {"overwrite": overwrite}
-        return (yield from self._ask(Changed, "move", body, is_repeatable=False))
+        """Renames or moves; `target` is the new path itself, never a directory to move into."""
+        body = json_field(source, "from") | json_field(target, "to") | {"overwrite": overwrite}
+        return (yield from self._call(Changed, "move", body, is_repeatable=False))
 
     @method
     def copy(self, source: SandboxPath, target: SandboxPath, *, overwrite: bool = False, recursive: bool = False) -> Flow[Changed]:
-        """Copies a file, or with `recursive` a directory."""
-        body = in_json(source, "from") | in_json(target, "to") | {"overwrite": overwrite, "recursive": recursive}
-        return (yield from self._ask(Changed, "copy", body, is_repeatable=overwrite and not recursive, timeout=600))
+        """Copies a file, or a directory with `recursive`."""
+        body = json_field(source, "from") | json_field(target, "to") | {"overwrite": overwrite, "recursive": recursive}
+        return (yield from self._call(Changed, "copy", body, is_repeatable=overwrite and not recursive, timeout=600))
 
     @method
     def remove(self, path: SandboxPath, *, recursive: bool = False, missing_ok: bool = False) -> Flow[Changed]:
-        """Removes a file, a link itself, an empty directory, or with `recursive` all that is in one."""
-        body = in_json(path) | {"recursive": recursive, "missing_ok": missing_ok}
-        return (yield from self._ask(Changed, "remove", body, is_repeatable=missing_ok, timeout=600))
+        """Removes a file, a symlink itself, an empty directory, or a directory with its contents with `recursive`."""
+        body = json_field(path) | {"recursive": recursive, "missing_ok": missing_ok}
+        return (yield from self._call(Changed, "remove", body, is_repeatable=missing_ok, timeout=600))
 
 
 def _many(patterns: str | Sequence[str] | None) -> str | list[str] | None:
     return patterns if patterns is None or isinstance(patterns, str) else [*patterns]
 
 
-class Fs(FsApi, Blocking):
+class Fs(FsApi, UsesBlockingIO):
     def __init__(self, grant: Grant, io: Any) -> None:
         self._grant, self._io = grant, io
 
 
-class AsyncFs(FsApi, Awaiting):
+class AsyncFs(FsApi, UsesAsyncIO):
     def __init__(self, grant: Grant, io: Any) -> None:
         self._grant, self._io = grant, io

@@ -1,4 +1,4 @@
-"""A session's way into its sandbox: the addresses, and a token that is replaced before it runs out. Shared by threads and tasks."""
+"""Access to one sandbox through a session: base URLs and a token that is renewed before it expires. Shared by threads and tasks."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any
 
 from . import errors
 from .answers import Heartbeat
-from .call import BrokerDoor, Call, Door, perform
+from .call import BrokerEndpoint, Call, Endpoint, perform
 from .decode import decode
-from .flow import Acquire, Flow, Pause
+from .effects import AcquireLock, Flow, Sleep
 from .secret import Secret
 
 log = logging.getLogger("cobox")
 
-# Seconds of life a token must have left for a call to start with it: an upload can't be stopped half-way for a new one.
-MIN_LIFE = 10.0
-# Seconds between two refreshes at least, however wrong this machine's clock is.
+# Minimum remaining lifetime in seconds for a token to start a call: an upload cannot switch tokens halfway.
+MIN_TOKEN_LIFETIME = 10.0
+# Minimum seconds between two token renewals, no matter how wrong the local clock is.
 MIN_REFRESH_INTERVAL = 5.0
-# Seconds between two tries of upkeep that failed for a passing reason.
+# Seconds to wait after a renewal or heartbeat failed with a retryable error.
 RETRY_INTERVAL = 5.0
-# Seconds between heartbeats, at least and at most; a third of the idle timeout lies mostly between.
+# Limits in seconds for the heartbeat interval, which is otherwise a third of the idle timeout.
 MIN_HEARTBEAT, MAX_HEARTBEAT = 1.0, 300.0
 
 
@@ -56,8 +56,8 @@ class LeasePolicy:
 
 
 @dataclass(frozen=True)
-class Negotiated:
-    """What the broker answers to a negotiation."""
+class NegotiationResponse:
+    """The broker's response to a negotiation."""
 
     session_id: str
     thread_id: str
@@ -72,7 +72,7 @@ class Negotiated:
 
 
 @dataclass(frozen=True)
-class Refreshed:
+class RefreshResponse:
     token: Secret
     expires_at: datetime
     refresh_before: datetime
@@ -81,12 +81,12 @@ class Refreshed:
 @dataclass
 class Token:
     secret: Secret = field(repr=False)
-    # On this machine's own steady clock.
+    # Monotonic clock of this machine.
     expires: float
     refresh: float
 
     @classmethod
-    def told(cls, secret: Secret, expires_at: datetime | None, refresh_before: datetime | None) -> Token:
+    def from_expiry(cls, secret: Secret, expires_at: datetime | None, refresh_before: datetime | None) -> Token:
         now, clock = time.monotonic(), datetime.now(timezone.utc)
         expires = now + (expires_at - clock).total_seconds() if expires_at is not None else float("inf")
         if refresh_before is None:
@@ -95,7 +95,7 @@ class Token:
 
 
 class Grant:
-    """What one principal has of one sandbox through one session. Without a broker, it ends with the token it was made of."""
+    """One principal's access to one sandbox through one session. Without a broker it ends when its token expires."""
 
     def __init__(
         self,
@@ -106,39 +106,46 @@ class Grant:
         sandbox_id: str,
         session_id: str | None,
         thread_id: str | None = None,
-        broker: BrokerDoor | None = None,
+        broker: BrokerEndpoint | None = None,
         capabilities: frozenset[str] | None = None,
         idle_timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
-        narrowed: Call | None = None,
+        renegotiation_call: Call | None = None,
     ) -> None:
         self.base = http_base_url.rstrip("/")
         self.ws_base = (ws_base_url or self.base.replace("http", "ws", 1)).rstrip("/")
         self.sandbox_id, self.session_id, self.thread_id = sandbox_id, session_id, thread_id
         self.broker = broker
-        # None where nobody said.
+        # None if unknown.
         self.capabilities = capabilities
-        self.heartbeat_every = min(max((idle_timeout or 900.0) / 3, MIN_HEARTBEAT), MAX_HEARTBEAT)
+        self.heartbeat_interval = min(max((idle_timeout or 900.0) / 3, MIN_HEARTBEAT), MAX_HEARTBEAT)
         self.headers = tuple((headers or {}).items())
-        # How to ask for it again where it was asked for as less than the key may: what follows must not be more.
-        self.narrowed = narrowed
+        # Negotiates again with the same restrictions, set when less was requested than the key allows: a renewed token must not
+        # be wider.
+        self.renegotiation_call = renegotiation_call
         self._token = token
-        self._replacing = threading.Lock()
+        self._renewal_lock = threading.Lock()
 
     @classmethod
-    def of(cls, told: Negotiated, broker: BrokerDoor, headers: Mapping[str, str] | None = None, narrowed: Call | None = None) -> Grant:
+    def from_negotiation(
+        cls,
+        negotiated: NegotiationResponse,
+        broker: BrokerEndpoint,
+        headers: Mapping[str, str] | None = None,
+        renegotiation_call: Call | None = None,
+    ) -> Grant:
         return cls(
-            http_base_url=told.sandbox.http_base_url,
-            ws_base_url=told.sandbox.ws_base_url,
-            token=Token.told(told.token, told.expires_at, told.refresh_before),
-            sandbox_id=told.sandbox.id,
-            session_id=told.session_id,
-            thread_id=told.thread_id,
+            http_base_url=negotiated.sandbox.http_base_url,
+            ws_base_url=negotiated.sandbox.ws_base_url,
+            token=Token.from_expiry(negotiated.token, negotiated.expires_at, negotiated.refresh_before),
+            sandbox_id=negotiated.sandbox.id,
+            session_id=negotiated.session_id,
+            thread_id=negotiated.thread_id,
             broker=broker,
-            capabilities=frozenset(told.credentials.granted_capabilities),
-            idle_timeout=told.policy.idle_timeout_seconds,
+            capabilities=frozenset(negotiated.credentials.granted_capabilities),
+            idle_timeout=negotiated.policy.idle_timeout_seconds,
             headers=headers,
-            narrowed=narrowed,
+            renegotiation_call=renegotiation_call,
         )
 
     @property
@@ -146,84 +153,86 @@ class Grant:
         return self._token
 
     def secret(self) -> Flow[Secret]:
-        """A token to start a call with."""
+        """Returns a token that lives long enough to start a call."""
         token = self._token
-        if token.expires > time.monotonic() + MIN_LIFE or self.broker is None:
+        if token.expires > time.monotonic() + MIN_TOKEN_LIFETIME or self.broker is None:
             return token.secret
         try:
-            fresh = yield from self.replace(token.secret)
+            fresh = yield from self.renew(token.secret)
             return fresh
         except errors.CoboxError:
-            # This machine's clock may be the one that is wrong: a token not yet past is worth a try.
+            # The local clock may be wrong, so a token that has not expired yet is still worth trying.
             if token.expires > time.monotonic():
                 return token.secret
             raise
 
-    def replace(self, old: Secret) -> Flow[Secret]:
-        """Replaces `old`; where somebody else just did, gives what they got."""
+    def renew(self, old: Secret) -> Flow[Secret]:
+        """Renews the token `old`; if it was already renewed concurrently, returns the newer one."""
         if self.broker is None or self.session_id is None:
-            raise errors.TokenExpired("the token has expired, and without a broker there is no other")
-        yield Acquire(self._replacing)
+            raise errors.TokenExpired("the token has expired and cannot be renewed without a broker")
+        yield AcquireLock(self._renewal_lock)
         try:
             if self._token.secret != old:
                 return self._token.secret
-            told = yield from self._refreshed(self.broker, old)
-            self._token = Token.told(told.token, told.expires_at, told.refresh_before)
-            return told.token
+            refreshed = yield from self._request_refresh(self.broker, old)
+            self._token = Token.from_expiry(refreshed.token, refreshed.expires_at, refreshed.refresh_before)
+            return refreshed.token
         finally:
-            self._replacing.release()
+            self._renewal_lock.release()
 
-    def _refreshed(self, broker: BrokerDoor, old: Secret) -> Flow[Refreshed]:
-        # With the old one shown the new one has its actor and its capabilities, not the key's.
-        body = {"current_token": old.expose()} if self.narrowed is not None else {}
+    def _request_refresh(self, broker: BrokerEndpoint, old: Secret) -> Flow[RefreshResponse]:
+        # With the old token in the request, the new one keeps its actor and capabilities instead of the key's.
+        body = {"current_token": old.expose()} if self.renegotiation_call is not None else {}
         try:
-            answer = yield from perform(broker, Call("POST", self.session_path("/refresh"), json=body, headers=self.headers))
+            response = yield from perform(broker, Call("POST", self.session_path("/refresh"), json=body, headers=self.headers))
         except errors.Unauthenticated:
-            # The old one was taken back, or expired too long ago to be shown.
-            if self.narrowed is None:
+            # The old token was revoked, or expired too long ago to be accepted.
+            if self.renegotiation_call is None:
                 raise
-            answer = yield from perform(broker, self.narrowed)
-            found = decode(Negotiated, answer.body, broker.base)
+            response = yield from perform(broker, self.renegotiation_call)
+            found = decode(NegotiationResponse, response.body, broker.base)
             if found.session_id != self.session_id:
-                raise errors.SessionExpired("the session is over, and there is another in its place") from None
-            return Refreshed(found.token, found.expires_at, found.refresh_before)
-        return decode(Refreshed, answer.body, broker.base)
+                raise errors.SessionExpired("the session has ended and another one has replaced it") from None
+            return RefreshResponse(found.token, found.expires_at, found.refresh_before)
+        return decode(RefreshResponse, response.body, broker.base)
 
-    def at_broker(self) -> Door:
+    def require_broker(self) -> Endpoint:
         if self.broker is None or self.session_id is None:
-            raise errors.SettingsMissing("this session came with a token alone; what it asks for needs a broker and a key")
+            raise errors.SettingsMissing("this session was created from a token alone; this call needs a broker and an API key")
         return self.broker
 
     def session_path(self, rest: str = "") -> str:
         return f"/v1/sandbox/sessions/{self.session_id}{rest}"
 
     def heartbeat(self) -> Flow[Heartbeat]:
-        door = self.at_broker()
-        answer = yield from perform(door, Call("POST", self.session_path("/heartbeat"), json={}, timeout=30))
-        return decode(Heartbeat, answer.body, door.base)
+        endpoint = self.require_broker()
+        response = yield from perform(endpoint, Call("POST", self.session_path("/heartbeat"), json={}, timeout=30))
+        return decode(Heartbeat, response.body, endpoint.base)
 
-    def keep(self) -> Flow[None]:
-        """Refreshes and says that somebody is here, for as long as the session lives; runs beside everything else."""
-        beat_at = time.monotonic() + self.heartbeat_every
+    def keep_alive(self) -> Flow[None]:
+        """Renews the token and sends heartbeats for as long as the session lives; runs in the background."""
+        beat_at = time.monotonic() + self.heartbeat_interval
         while True:
             token = self._token
-            yield Pause(min(beat_at, token.refresh) - time.monotonic())
+            yield Sleep(min(beat_at, token.refresh) - time.monotonic())
             try:
                 if token.refresh <= time.monotonic():
-                    yield from self.replace(token.secret)
+                    yield from self.renew(token.secret)
                 if beat_at <= time.monotonic():
                     yield from self.heartbeat()
-                    beat_at = time.monotonic() + self.heartbeat_every
+                    beat_at = time.monotonic() + self.heartbeat_interval
             except errors.CoboxError as error:
                 if not error.retryable:
-                    # Every later call says so itself.
-                    log.info("session %s is not kept alive any more: %s", self.session_id, error)
+                    # Every later call reports the error itself.
+                    log.info("session %s is no longer kept alive: %s", self.session_id, error)
                     return
-                log.debug("upkeep of session %s failed and is tried again: %s", self.session_id, error)
-                yield Pause(RETRY_INTERVAL)
+                log.debug("keeping session %s alive failed; retrying: %s", self.session_id, error)
+                yield Sleep(RETRY_INTERVAL)
 
 
-def negotiation(body: Mapping[str, Any], *, wait: float | None, idempotency_key: str | None, headers: Mapping[str, str] | None) -> Call:
+def negotiation_call(
+    body: Mapping[str, Any], *, wait: float | None, idempotency_key: str | None, headers: Mapping[str, str] | None
+) -> Call:
     extra = [*(headers or {}).items()]
     if wait is not None:
         extra.append(("prefer", f"wait={int(wait)}"))

@@ -1,4 +1,4 @@
-"""Many files in one request or answer: `multipart` written, and read by the lengths its parts tell."""
+"""Multipart bodies for batch uploads and downloads; parts are delimited by their content length."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from urllib.parse import quote, unquote_to_bytes
 from . import errors
 from .answers import Downloaded
 
-# Longest head of one part: a path of 4 KiB percent-encoded, and some lines.
+# Maximum size of a part's header: a percent-encoded path of 4 KiB and a few lines.
 MAX_HEAD_BYTES = 32 * 1024
 
 
-def written(files: Sequence[tuple[bytes, bytes]]) -> tuple[str, list[bytes]]:
-    """The content type and the pieces of a body with these files, path and content."""
+def encode(files: Sequence[tuple[bytes, bytes]]) -> tuple[str, list[bytes]]:
+    """Returns the content type and the chunks of a body with these (path, content) pairs."""
     boundary = f"cobox-{os.urandom(16).hex()}"
     pieces = []
     for path, content in files:
@@ -25,27 +25,27 @@ def written(files: Sequence[tuple[bytes, bytes]]) -> tuple[str, list[bytes]]:
     return f"multipart/form-data; boundary={boundary}", pieces
 
 
-def read(content_type: str, body: bytes) -> list[Downloaded]:
-    """The files of a `multipart/mixed` answer, in its order."""
+def decode(content_type: str, body: bytes) -> list[Downloaded]:
+    """Returns the files of a `multipart/mixed` response, in its order."""
     return list(_parts(content_type, body))
 
 
 def _parts(content_type: str, body: bytes) -> Iterable[Downloaded]:
     boundary = next((p.split("=", 1)[1].strip('"') for p in content_type.split("; ") if p.startswith("boundary=")), None)
     if not content_type.startswith("multipart/mixed") or not boundary:
-        raise errors.NotCobox("the sandbox answered a download with something else than its files")
+        raise errors.NotCobox("the sandbox's response to a download is not multipart")
     opening, ending = f"--{boundary}\r\n".encode(), f"--{boundary}--".encode()
     at = 0
     while not body.startswith(ending, at):
         end = body.find(b"\r\n\r\n", at, at + MAX_HEAD_BYTES)
         if not body.startswith(opening, at) or end < 0:
-            raise errors.NotCobox("the sandbox's download breaks off")
+            raise errors.NotCobox("the sandbox's download is truncated")
         lines = body[at + len(opening) : end].decode("latin-1").split("\r\n")
         head = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         length = head.get("content-length", "")
         at = end + 4 + (int(length) if length.isdigit() and len(length) < 16 else len(body))
         if at + 2 > len(body):
-            raise errors.NotCobox("the sandbox's download breaks off")
+            raise errors.NotCobox("the sandbox's download is truncated")
         content = body[end + 4 : at]
         at += 2
         path = unquote_to_bytes(head.get("x-file-path", "")).decode("utf-8", "surrogateescape")
@@ -57,7 +57,7 @@ def _parts(content_type: str, body: bytes) -> Iterable[Downloaded]:
 
 def _failure(content: bytes, code: str) -> errors.ApiError:
     try:
-        told = errors.from_envelope(json.loads(content), status=None)
+        error = errors.from_envelope(json.loads(content), status=None)
     except (ValueError, RecursionError):
-        told = None
-    return told or errors.ApiError("the file could not be read", code=errors.clean(code))
+        error = None
+    return error or errors.ApiError("the file could not be read", code=errors.clean(code))

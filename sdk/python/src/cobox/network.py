@@ -1,4 +1,4 @@
-"""What both interpreters agree on about the network: who is asked, over which TLS, and what is never logged."""
+"""Network settings shared by blocking and async I/O: limits, TLS, headers, and log redaction."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from urllib.parse import urlsplit
 import httpx
 
 from . import errors
-from .flow import Answer, Request
+from .effects import Request, Response
 from .version import __version__
 
-# Seconds until a connection must stand.
+# Seconds to establish a connection.
 CONNECT_TIMEOUT = 10.0
-# Seconds a piece of an upload may wait to be taken.
+# Seconds to wait for the server to accept the next part of an upload.
 WRITE_TIMEOUT = 60.0
-# Seconds to wait for one of our own connections to come free.
+# Seconds to wait for a free connection of the pool.
 POOL_TIMEOUT = 60.0
-# Connections kept: agents run tools side by side, and each waits for its answer.
+# Maximum pooled connections: agents run tools in parallel, and each waits for its response.
 MAX_CONNECTIONS = 100
-# Largest frame either side sends.
+# Maximum size of a WebSocket frame in either direction.
 MAX_FRAME_BYTES = 1024 * 1024
-# Of an answer that is an error.
+# Maximum size of an error response.
 MAX_ERROR_BYTES = 1024 * 1024
 USER_AGENT = f"cobox-python/{__version__}"
 
@@ -37,20 +37,20 @@ class _NoDebug(logging.Filter):
         return record.levelno > logging.DEBUG
 
 
-# At DEBUG the websockets library logs headers and frames, and there the token is.
-socket_log = logging.getLogger("cobox.socket")
-socket_log.setLevel(logging.INFO)
-socket_log.addFilter(_NoDebug())
+# At DEBUG the websockets library logs headers and frames, which contain the token.
+websocket_log = logging.getLogger("cobox.socket")
+websocket_log.setLevel(logging.INFO)
+websocket_log.addFilter(_NoDebug())
 
 
 @dataclass(frozen=True)
 class Network:
-    """How to get there."""
+    """Settings for connections."""
 
     ca_file: str | None = None
 
     def tls(self) -> ssl.SSLContext:
-        """One for all connections: reading the certificates takes a while, in which nothing else happens in an event loop."""
+        """The TLS context shared by all connections: loading certificates is slow and would block an event loop."""
         return self._tls
 
     @functools.cached_property
@@ -63,7 +63,7 @@ class Network:
 
 
 def is_local(url: str) -> bool:
-    """On this machine, where no proxy leads."""
+    """Whether the URL is on this machine, where proxies are not used."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or host.endswith(".localhost") or ipaddress.ip_address(host).is_loopback
@@ -72,14 +72,14 @@ def is_local(url: str) -> bool:
 
 
 def timeouts(request: Request) -> httpx.Timeout:
-    silence = request.timeout if request.silence is None else request.silence
-    # No step of it may take longer than all of it.
+    read_timeout = request.timeout if request.read_timeout is None else request.read_timeout
+    # No phase may exceed the total timeout.
     connect, write, pool = (min(limit, request.timeout) for limit in (CONNECT_TIMEOUT, WRITE_TIMEOUT, POOL_TIMEOUT))
-    return httpx.Timeout(silence, connect=connect, write=write, pool=pool)
+    return httpx.Timeout(read_timeout, connect=connect, write=write, pool=pool)
 
 
-def head(request: Request) -> list[tuple[str, str]]:
-    """The headers of a request; the credential is in no object but this list."""
+def request_headers(request: Request) -> list[tuple[str, str]]:
+    """The headers of a request. The credential is stored in no other object."""
     headers = [("user-agent", USER_AGENT), ("accept-encoding", "identity"), *request.headers]
     if request.body is not None and request.body.length is not None:
         headers.append(("content-length", str(request.body.length)))
@@ -89,21 +89,21 @@ def head(request: Request) -> list[tuple[str, str]]:
 
 
 def unreachable(url: str, error: BaseException, *, was_sent: bool) -> errors.Unreachable:
-    """Without the library's own words where they are empty, and never with a query: a link's credential may be in one."""
+    """The error for a missing response. Leaves out the query, which may contain a file link's credential."""
     parts = urlsplit(url)
     why = errors.clean(str(error)) or type(error).__name__
-    return errors.Unreachable(f"no answer from {parts.scheme}://{parts.netloc}{parts.path}: {why}", was_sent=was_sent)
+    return errors.Unreachable(f"no response from {parts.scheme}://{parts.netloc}{parts.path}: {why}", was_sent=was_sent)
 
 
-def endless(url: str, max_bytes: int) -> errors.TooLong:
-    return errors.TooLong(f"{url} answered with more than {max_bytes} bytes")
+def too_long(url: str, max_bytes: int) -> errors.TooLong:
+    return errors.TooLong(f"{url} sent a response of more than {max_bytes} bytes")
 
 
-def refused_upgrade(url: str, response: Any) -> errors.CoboxError:
-    """Why a WebSocket was not opened."""
+def upgrade_refused(url: str, response: Any) -> errors.CoboxError:
+    """The error for a refused WebSocket handshake."""
     headers = {name.lower(): value for name, value in response.headers.raw_items()}
     return errors.from_answer(response.status_code, headers, bytes(response.body or b"")[:MAX_ERROR_BYTES], url)
 
 
-def answer_of(status: int, headers: Any, body: bytes) -> Answer:
-    return Answer(status, {name.lower(): value for name, value in headers.items()}, body)
+def to_response(status: int, headers: Any, body: bytes) -> Response:
+    return Response(status, {name.lower(): value for name, value in headers.items()}, body)

@@ -1,4 +1,4 @@
-"""A credential that doesn't show itself: keys and tokens are only read where a request is put on the wire."""
+"""A wrapper that keeps keys and tokens out of logs and messages; they are exposed only when a request is sent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hmac
 
 
 class Secret:
-    """Text that `repr`, `str`, `format`, logs and tracebacks show as `***`; `expose()` gives it."""
+    """Text that `repr`, `str`, `format`, logs and tracebacks show as `***`; `expose()` returns it."""
 
     __slots__ = ("_text",)
 
@@ -32,5 +32,5 @@ class Secret:
         return hash(self._text)
 
     def __reduce__(self) -> str | tuple[object, ...]:
-        # A pickle is a file, a queue or a cache somewhere: no place for a credential.
-        raise TypeError("a Secret can't be pickled; hand on the settings it came from")
+        # Pickles end up in files, queues and caches, where a credential must not be.
+        raise TypeError("a Secret can't be pickled; pass the settings it came from instead")

@@ -1,4 +1,4 @@
-"""A session in use: `Session` does its work before it returns, `AsyncSession` gives coroutines; both keep themselves alive."""
+"""An open session: `Session` blocks, `AsyncSession` returns coroutines; both keep the session alive."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from datetime import datetime
 
 from . import errors
 from .answers import FileChange, SandboxEvent
-from .awaiting import AwaitingIO
-from .blocking import BlockingIO, Stopped
-from .call import Call, wanted
-from .exec_stream import AsyncExecStream, ExecStream, Output, start_of
-from .feed import AsyncEvents, AsyncWatch, Events, Watch
+from .async_io import AsyncIO
+from .awaitable_context import AwaitableContext
+from .blocking_io import BlockingIO, Stopped
+from .call import Call, without_none
+from .effects import UsesAsyncIO, UsesBlockingIO
+from .event_stream import AsyncEvents, AsyncWatch, Events, Watch
+from .exec_stream import AsyncExecStream, ExecStream, Output, exec_start
 from .files import AsyncFiles, Files
-from .flow import Awaiting, Blocking
 from .fs import AsyncFs, Fs
 from .grant import Grant, Token
 from .network import Network
-from .opening import Opening
-from .paths import SandboxPath, checked
+from .paths import SandboxPath, checked_bytes
 from .secret import Secret
 from .session_api import SessionApi
 from .shells import AsyncShells, Shells
@@ -39,23 +39,29 @@ def grant_of(
     thread_id: str | None = None,
     expires_at: datetime | None = None,
 ) -> Grant:
-    """A way into a sandbox that somebody else negotiated. It isn't renewed: without a broker there is nobody to ask."""
+    """Access to a sandbox through a token that was negotiated elsewhere. It cannot be renewed without a broker."""
     secret = token if isinstance(token, Secret) else Secret(token)
-    told = Token.told(secret, expires_at, None)
+    issued = Token.from_expiry(secret, expires_at, None)
     return Grant(
-        http_base_url=http_base_url, ws_base_url=ws_base_url, token=told, sandbox_id=sandbox_id, session_id=session_id, thread_id=thread_id
+        http_base_url=http_base_url,
+        ws_base_url=ws_base_url,
+        token=issued,
+        sandbox_id=sandbox_id,
+        session_id=session_id,
+        thread_id=thread_id,
     )
 
 
 def watch_call(path: SandboxPath | None, recursive: bool, after: str | None) -> Call:
-    query = wanted(path=checked(path).decode("utf-8", "surrogateescape") if path is not None else None, cursor=after)
+    query = without_none(path=checked_bytes(path).decode("utf-8", "surrogateescape") if path is not None else None, cursor=after)
     return Call("GET", "/watch", query=(*query.items(), ("recursive", "true" if recursive else "false")))
 
 
-class Session(SessionApi, Blocking):
-    """A thread's sandbox. Safe to use from many threads; each stream and shell it opens has one reader at a time.
+class Session(SessionApi, UsesBlockingIO):
+    """A thread's sandbox. Thread-safe; each stream and shell opened from it has one reader at a time.
 
-    `with` leaves it at the end: upkeep stops, nothing is ended. `release=True` or `.release()` ends it for everybody.
+    Leaving the `with` block stops the upkeep but does not end the session. `release=True` or `.release()` ends it for all
+    participants.
     """
 
     def __init__(self, grant: Grant, io: BlockingIO, *, upkeep: bool = True, release: bool = False, owns_io: bool = False) -> None:
@@ -64,10 +70,10 @@ class Session(SessionApi, Blocking):
         self.files, self.fs, self.shells = Files(grant, io), Fs(grant, io), Shells(grant, io)
         self._stopping = threading.Event()
         if upkeep and grant.broker is not None:
-            # The thread knows the grant and not this object, so that a session nobody holds any more ends its upkeep.
+            # The upkeep thread references the grant, not this object, so that a garbage-collected session stops its upkeep.
             weakref.finalize(self, self._stopping.set)
             name = f"cobox-upkeep-{grant.session_id}"
-            threading.Thread(target=_keep, args=(io, grant, self._stopping), name=name, daemon=True).start()
+            threading.Thread(target=_run_upkeep, args=(io, grant, self._stopping), name=name, daemon=True).start()
 
     @classmethod
     def from_token(
@@ -82,7 +88,7 @@ class Session(SessionApi, Blocking):
         expires_at: datetime | None = None,
         ca_file: str | None = None,
     ) -> Session:
-        """A session from a token that somebody else negotiated or delegated; it ends with that token."""
+        """Opens a session from a token that was negotiated or delegated elsewhere; it ends with that token."""
         grant = grant_of(
             http_base_url,
             token,
@@ -112,9 +118,9 @@ class Session(SessionApi, Blocking):
         stdout_from: int = 0,
         stderr_from: int = 0,
     ) -> ExecStream:
-        """Starts a command and gives its output as it comes, or joins the one that `command_id` names. `stdin=True` leaves its input
-        open for `write`."""
-        start = start_of(
+        """Starts a command and streams its output, or joins the command with this `command_id`. `stdin=True` keeps its input open
+        for `write`."""
+        start = exec_start(
             command,
             argv,
             shell=shell,
@@ -133,24 +139,24 @@ class Session(SessionApi, Blocking):
         return stream
 
     def watch(self, path: SandboxPath | None = None, *, recursive: bool = True, after: str | None = None) -> Watch:
-        """Changes of files from now on, or after a cursor of an earlier watch."""
+        """Watches file changes from now on, or since the cursor of an earlier watch."""
         watch = Watch(self._io, self._grant, watch_call(path, recursive, after), None)
         watch.begin()
         return watch
 
     def events(self, *, after: str | None = None) -> Events:
-        """What happens to the session: all that is kept, what comes after the event of an id, or with `after="now"` from now on."""
+        """Events of the session: all that are stored, those after the event with an id, or with `after="now"` new ones only."""
         call = Call("GET", self._grant.session_path("/events"), query=(("after", after),) if after else ())
-        events = Events(self._io, self._grant.at_broker(), call, None)
+        events = Events(self._io, self._grant.require_broker(), call, None)
         events.begin()
         return events
 
     def close(self) -> None:
-        """Leaves: upkeep stops, nothing is ended (unless it was opened with `release=True`)."""
+        """Stops the upkeep without ending the session (unless it was opened with `release=True`)."""
         self._stopping.set()
         if self._releases:
             self._releases = False
-            # Released by somebody else meanwhile is released.
+            # Already released by another participant.
             with contextlib.suppress(errors.SessionNotFound, errors.SessionExpired):
                 self.release()
         if self._owns_io:
@@ -163,24 +169,26 @@ class Session(SessionApi, Blocking):
         self.close()
 
 
-def _keep(io: BlockingIO, grant: Grant, stopping: threading.Event) -> None:
+def _run_upkeep(io: BlockingIO, grant: Grant, stopping: threading.Event) -> None:
     with contextlib.suppress(Stopped):
-        io.run(grant.keep(), stopping)
+        io.run(grant.keep_alive(), stopping)
 
 
-class AsyncSession(SessionApi, Awaiting):
-    """A thread's sandbox, for asyncio. Any number of tasks may use it; each stream and shell it opens has one reader at a time.
+class AsyncSession(SessionApi, UsesAsyncIO):
+    """A thread's sandbox, for asyncio. Any number of tasks may use it; each stream and shell opened from it has one reader at a
+    time.
 
-    `async with` leaves it at the end: upkeep stops, nothing is ended. `release=True` or `.release()` ends it for everybody.
+    Leaving the `async with` block stops the upkeep but does not end the session. `release=True` or `.release()` ends it for all
+    participants.
     """
 
-    def __init__(self, grant: Grant, io: AwaitingIO, *, upkeep: bool = True, release: bool = False, owns_io: bool = False) -> None:
+    def __init__(self, grant: Grant, io: AsyncIO, *, upkeep: bool = True, release: bool = False, owns_io: bool = False) -> None:
         self._grant, self._io = grant, io
         self._releases, self._owns_io = release, owns_io
         self.files, self.fs, self.shells = AsyncFiles(grant, io), AsyncFs(grant, io), AsyncShells(grant, io)
-        self._keeping: asyncio.Task[None] | None = None
+        self._upkeep_task: asyncio.Task[None] | None = None
         if upkeep and grant.broker is not None:
-            self._keeping = asyncio.get_running_loop().create_task(io.run(grant.keep()), name=f"cobox-upkeep-{grant.session_id}")
+            self._upkeep_task = asyncio.get_running_loop().create_task(io.run(grant.keep_alive()), name=f"cobox-upkeep-{grant.session_id}")
 
     @classmethod
     def from_token(
@@ -195,7 +203,7 @@ class AsyncSession(SessionApi, Awaiting):
         expires_at: datetime | None = None,
         ca_file: str | None = None,
     ) -> AsyncSession:
-        """A session from a token that somebody else negotiated or delegated; it ends with that token."""
+        """Opens a session from a token that was negotiated or delegated elsewhere; it ends with that token."""
         grant = grant_of(
             http_base_url,
             token,
@@ -205,7 +213,7 @@ class AsyncSession(SessionApi, Awaiting):
             thread_id=thread_id,
             expires_at=expires_at,
         )
-        return cls(grant, AwaitingIO(Network(ca_file)), upkeep=False, owns_io=True)
+        return cls(grant, AsyncIO(Network(ca_file)), upkeep=False, owns_io=True)
 
     def stream(
         self,
@@ -224,10 +232,10 @@ class AsyncSession(SessionApi, Awaiting):
         command_id: str | None = None,
         stdout_from: int = 0,
         stderr_from: int = 0,
-    ) -> Opening[AsyncExecStream, Output]:
-        """Starts a command and gives its output as it comes, or joins the one that `command_id` names: `async with`, `async for` or
-        `await` it. `stdin=True` leaves its input open for `write`."""
-        start = start_of(
+    ) -> AwaitableContext[AsyncExecStream, Output]:
+        """Starts a command and streams its output, or joins the command with this `command_id`: use `async with`, `async for` or
+        `await`. `stdin=True` keeps its input open for `write`."""
+        start = exec_start(
             command,
             argv,
             shell=shell,
@@ -242,33 +250,33 @@ class AsyncSession(SessionApi, Awaiting):
             command_id=command_id,
         )
         stream = AsyncExecStream(self._grant, self._io, start, stdout_from, stderr_from)
-        return Opening(stream, stream.begin)
+        return AwaitableContext(stream, stream.begin)
 
     def watch(
         self, path: SandboxPath | None = None, *, recursive: bool = True, after: str | None = None
-    ) -> Opening[AsyncWatch, FileChange]:
-        """Changes of files from now on, or after a cursor of an earlier watch: `async with`, `async for` or `await` it."""
+    ) -> AwaitableContext[AsyncWatch, FileChange]:
+        """Watches file changes from now on, or since the cursor of an earlier watch: use `async with`, `async for` or `await`."""
         watch = AsyncWatch(self._io, self._grant, watch_call(path, recursive, after), None)
-        return Opening(watch, watch.begin)
+        return AwaitableContext(watch, watch.begin)
 
-    def events(self, *, after: str | None = None) -> Opening[AsyncEvents, SandboxEvent]:
-        """What happens to the session: all that is kept, what comes after the event of an id, or with `after="now"` from now on."""
+    def events(self, *, after: str | None = None) -> AwaitableContext[AsyncEvents, SandboxEvent]:
+        """Events of the session: all that are stored, those after the event with an id, or with `after="now"` new ones only."""
         call = Call("GET", self._grant.session_path("/events"), query=(("after", after),) if after else ())
-        events = AsyncEvents(self._io, self._grant.at_broker(), call, None)
-        return Opening(events, events.begin)
+        events = AsyncEvents(self._io, self._grant.require_broker(), call, None)
+        return AwaitableContext(events, events.begin)
 
     async def close(self) -> None:
-        """Leaves: upkeep stops, nothing is ended (unless it was opened with `release=True`)."""
-        keeping, self._keeping = self._keeping, None
-        if keeping is not None:
-            keeping.cancel()
-            # Not awaited itself: its end would look like ours, and ours, when this is cancelled, like its.
-            await asyncio.wait({keeping})
-            if not keeping.cancelled():
-                keeping.result()
+        """Stops the upkeep without ending the session (unless it was opened with `release=True`)."""
+        upkeep, self._upkeep_task = self._upkeep_task, None
+        if upkeep is not None:
+            upkeep.cancel()
+            # Waiting for the task instead of awaiting it keeps its cancellation apart from the cancellation of this method.
+            await asyncio.wait({upkeep})
+            if not upkeep.cancelled():
+                upkeep.result()
         if self._releases:
             self._releases = False
-            # Released by somebody else meanwhile is released.
+            # Already released by another participant.
             with contextlib.suppress(errors.SessionNotFound, errors.SessionExpired):
                 await self.release()
         if self._owns_io:

@@ -1,4 +1,4 @@
-"""What a session can do, as flows: the part that `Session` and `AsyncSession` share, which is nearly all."""
+"""Methods shared by `Session` and `AsyncSession`, as flows."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from urllib.parse import quote
 
 from . import errors
 from .answers import Delegated, ExecResult, FileLink, Heartbeat, ProcessInfo, ShareInfo
-from .call import Call, perform, request_of, wanted
+from .call import Call, perform, to_request, without_none
 from .decode import decode
-from .flow import Flow, Send, method
+from .effects import Flow, SendRequest, method
 from .grant import Grant
-from .paths import SandboxPath, checked
+from .paths import SandboxPath, checked_bytes
 from .secret import Secret
 
-# Seconds a command may take unless told, as boxd has it; and what the answer may take beyond that.
+# Default timeout of a command in seconds, the same as boxd's, and the extra time allowed for the response.
 EXEC_SECONDS, EXEC_MARGIN = 600.0, 30.0
-# Seconds to end a command whose caller was interrupted.
+# Seconds allowed to kill a command whose caller was interrupted.
 END_SECONDS = 5.0
-# Output is at most 16 MiB a stream, JSON makes up to six bytes of one.
+# Output is limited to 16 MiB per stream; JSON escapes a byte with up to six.
 MAX_EXEC_BYTES = 256 * 1024 * 1024
 
 
@@ -42,7 +42,7 @@ class SessionApi:
 
     @property
     def id(self) -> str | None:
-        """The session's id; None where it came with a token alone."""
+        """The session's id; None for a session created from a token alone."""
         return self._grant.session_id
 
     @property
@@ -63,12 +63,12 @@ class SessionApi:
 
     @property
     def capabilities(self) -> frozenset[str] | None:
-        """What was granted; None where nobody said."""
+        """The granted capabilities; None if unknown."""
         return self._grant.capabilities
 
     @property
     def token(self) -> Secret:
-        """The token in use now: `token.expose()` gives it, nothing else does."""
+        """The current token; only `token.expose()` reveals it."""
         return self._grant.token.secret
 
     def __repr__(self) -> str:
@@ -88,16 +88,16 @@ class SessionApi:
         max_output_bytes: int | None = None,
         command_id: str | None = None,
     ) -> Flow[ExecResult]:
-        """Runs a command to its end and gives what it printed. `command` is run by a shell (`/bin/sh`), `argv` as it is.
+        """Runs a command to its end and returns its output. `command` is run by a shell (`/bin/sh`), `argv` directly.
 
-        It is never run twice: where an answer is lost, the same command is asked for again by its id, and `MayHaveRun` raised where
-        the sandbox doesn't know it. When this call is cancelled or interrupted, the command is ended. `timeout_seconds=0` means no
-        limit but the server's own.
+        The command never runs twice: if a response is lost, the client asks for the same command by its id, and raises
+        `MayHaveRun` if the sandbox does not know it. Cancelling or interrupting this call kills the command. `timeout_seconds=0`
+        means no limit other than the server's own.
         """
         if (command is None) == (argv is None) and command_id is None:
             raise ValueError("give a command for a shell, or an argv")
         name = command_id or f"cmd-{os.urandom(16).hex()}"
-        body = wanted(
+        body = without_none(
             command=command,
             argv=[*argv] if argv is not None else None,
             shell=shell,
@@ -109,47 +109,47 @@ class SessionApi:
             command_id=name,
         )
         limit = EXEC_SECONDS if timeout_seconds is None else timeout_seconds or 24 * 3600.0
-        # An id alone only joins: in a sandbox that was started anew the command is gone, and must not be run again.
-        again = {"command_id": name} | wanted(max_output_bytes=max_output_bytes)
-        call = Call("POST", "/exec", json=body, json_again=again, timeout=limit + EXEC_MARGIN, max_bytes=MAX_EXEC_BYTES)
+        # An id alone only joins a command. In a restarted sandbox the command is gone and must not run again.
+        again = {"command_id": name} | without_none(max_output_bytes=max_output_bytes)
+        call = Call("POST", "/exec", json=body, retry_json=again, timeout=limit + EXEC_MARGIN, max_bytes=MAX_EXEC_BYTES)
         try:
-            answer = yield from perform(self._grant, call)
+            response = yield from perform(self._grant, call)
         except (errors.CoboxError, GeneratorExit):
             raise
         except BaseException:
-            # Cancelled, or Ctrl-C. The command has an id, so it doesn't end with its client by itself. One try, with the token there is:
-            # whoever leaves doesn't wait.
+            # Cancelled, or Ctrl-C. A command with an id outlives its client, so kill it. One attempt with the current token,
+            # because the caller is leaving and must not wait.
             ending = Call("DELETE", f"/processes/{quote(name, safe='')}", timeout=END_SECONDS)
             with contextlib.suppress(errors.CoboxError):
-                yield Send(request_of(self._grant, ending, self._grant.token.secret))
+                yield SendRequest(to_request(self._grant, ending, self._grant.token.secret))
             raise
-        return decode(ExecResult, answer.body, self._grant.base)
+        return decode(ExecResult, response.body, self._grant.base)
 
     @method
     def processes(self) -> Flow[list[ProcessInfo]]:
         """Commands and shells, the oldest first."""
-        answer = yield from perform(self._grant, Call("GET", "/processes"))
-        return decode(_Processes, answer.body, self._grant.base).items
+        response = yield from perform(self._grant, Call("GET", "/processes"))
+        return decode(_Processes, response.body, self._grant.base).items
 
     @method
     def signal(self, process_id: str, signal: str | int) -> Flow[None]:
-        """Sends a command or shell a signal."""
+        """Sends a signal to a command or shell."""
         call = Call("POST", f"/processes/{quote(process_id, safe='')}/signal", json={"signal": signal}, is_repeatable=False)
         yield from perform(self._grant, call)
 
     @method
     def kill(self, process_id: str) -> Flow[None]:
-        """Ends a command or shell with all it started."""
+        """Kills a command or shell with all its child processes."""
         yield from perform(self._grant, Call("DELETE", f"/processes/{quote(process_id, safe='')}", is_repeatable=False))
 
     @method
     def refresh(self) -> Flow[None]:
-        """Gets a fresh token now; otherwise that happens by itself, in time."""
-        yield from self._grant.replace(self._grant.token.secret)
+        """Renews the token now; this also happens automatically before it expires."""
+        yield from self._grant.renew(self._grant.token.secret)
 
     @method
     def heartbeat(self) -> Flow[Heartbeat]:
-        """Says that the sandbox is in use; happens by itself while the session is open."""
+        """Reports that the sandbox is in use; also sent automatically while the session is open."""
         return (yield from self._grant.heartbeat())
 
     @method
@@ -162,52 +162,53 @@ class SessionApi:
         actor: str | None = None,
         token_format: str | None = None,
     ) -> Flow[Delegated]:
-        """A narrower token to hand on, to a subagent for instance."""
-        door = self._grant.at_broker()
-        body = wanted(ttl=ttl, actor=actor, token_format=token_format, parent_token=parent_token and parent_token.expose())
-        answer = yield from perform(
-            door, Call("POST", self._grant.session_path("/delegate"), json=body | {"capabilities": [*capabilities]})
+        """Issues a narrower token, for instance for a subagent."""
+        endpoint = self._grant.require_broker()
+        body = without_none(ttl=ttl, actor=actor, token_format=token_format, parent_token=parent_token and parent_token.expose())
+        response = yield from perform(
+            endpoint, Call("POST", self._grant.session_path("/delegate"), json=body | {"capabilities": [*capabilities]})
         )
-        return decode(Delegated, answer.body, door.base)
+        return decode(Delegated, response.body, endpoint.base)
 
     @method
     def share(self, principal: str, capabilities: Sequence[str], *, expires_at: datetime | None = None) -> Flow[ShareInfo]:
-        """Lets another principal in, who then negotiates as itself and gets at most these."""
-        door = self._grant.at_broker()
-        body = {"principal": principal, "capabilities": [*capabilities]} | wanted(expires_at=timestamp(expires_at))
-        answer = yield from perform(door, Call("POST", self._grant.session_path("/share"), json=body))
-        return decode(ShareInfo, answer.body, door.base)
+        """Gives another principal access with at most these capabilities; it negotiates as itself."""
+        endpoint = self._grant.require_broker()
+        body = {"principal": principal, "capabilities": [*capabilities]} | without_none(expires_at=timestamp(expires_at))
+        response = yield from perform(endpoint, Call("POST", self._grant.session_path("/share"), json=body))
+        return decode(ShareInfo, response.body, endpoint.base)
 
     @method
     def shares(self) -> Flow[list[ShareInfo]]:
-        """Whom it is shared with."""
-        door = self._grant.at_broker()
-        answer = yield from perform(door, Call("GET", self._grant.session_path("/share")))
-        return decode(_Shares, answer.body, door.base).items
+        """The principals that the session is shared with."""
+        endpoint = self._grant.require_broker()
+        response = yield from perform(endpoint, Call("GET", self._grant.session_path("/share")))
+        return decode(_Shares, response.body, endpoint.base).items
 
     @method
     def unshare(self, principal: str) -> Flow[None]:
-        """Takes a share back, with the tokens it gave."""
+        """Revokes a share with the tokens issued for it."""
         path = self._grant.session_path(f"/share/{quote(principal, safe='')}")
-        yield from perform(self._grant.at_broker(), Call("DELETE", path, is_repeatable=False))
+        yield from perform(self._grant.require_broker(), Call("DELETE", path, is_repeatable=False))
 
     @method
     def file_link(self, path: SandboxPath, *, method: str = "GET", ttl: int | None = None) -> Flow[FileLink]:
-        """A URL that is good for one file, for a browser. Hand it on as you would the file."""
-        door = self._grant.at_broker()
-        body: dict[str, Any] = {"path": checked(path).decode(), "method": method} | wanted(ttl=ttl)
-        answer = yield from perform(door, Call("POST", self._grant.session_path("/file-links"), json=body))
-        return decode(FileLink, answer.body, door.base)
+        """Creates a URL for one file, for instance for a browser. Treat it like the file itself."""
+        endpoint = self._grant.require_broker()
+        body: dict[str, Any] = {"path": checked_bytes(path).decode(), "method": method} | without_none(ttl=ttl)
+        response = yield from perform(endpoint, Call("POST", self._grant.session_path("/file-links"), json=body))
+        return decode(FileLink, response.body, endpoint.base)
 
     @method
     def release(self) -> Flow[None]:
-        """Ends the session for everybody, with its tokens and, unless it is named or kept, its sandbox. Leaving doesn't do that."""
-        yield from perform(self._grant.at_broker(), Call("DELETE", self._grant.session_path(), is_repeatable=False))
+        """Ends the session for all participants, with its tokens and, unless it is named or kept, its sandbox. Closing does not
+        do that."""
+        yield from perform(self._grant.require_broker(), Call("DELETE", self._grant.session_path(), is_repeatable=False))
 
 
 def timestamp(when: datetime | None) -> str | None:
     if when is None:
         return None
     if when.tzinfo is None:
-        raise ValueError("a time needs its zone; datetime.now(timezone.utc) has one")
+        raise ValueError("the time needs a time zone, as in datetime.now(timezone.utc)")
     return when.isoformat()

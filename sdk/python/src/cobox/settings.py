@@ -1,4 +1,4 @@
-"""Where the broker is and with which key: given, from the environment, or from what a running `cobox up` left behind."""
+"""Finds the broker's URL and the API key: from arguments, the environment, or the state file of a running `cobox up`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from .errors import SettingsMissing
 from .secret import Secret
 
-# A key file has one line; whatever is longer is another file.
+# A key file has one line; a longer file is not a key file.
 MAX_KEY_BYTES = 64 * 1024
 
 
@@ -21,19 +21,19 @@ class Settings:
     key: Secret = field(repr=False)
 
 
-def find(url: str | None = None, key: str | Secret | None = None, data_dir: str | os.PathLike[str] | None = None) -> Settings:
-    """What was given, else COBOX_URL and COBOX_API_KEY (or COBOX_API_KEY_FILE), else the `broker.json` that `cobox up` writes into its
-    data directory, where an agent's own key is taken before the person's."""
+def discover(url: str | None = None, key: str | Secret | None = None, data_dir: str | os.PathLike[str] | None = None) -> Settings:
+    """Uses the arguments, otherwise COBOX_URL and COBOX_API_KEY (or COBOX_API_KEY_FILE), otherwise the `broker.json` in the data
+    directory of `cobox up`, which names an agent's key before the user's."""
     if data_dir is None and url is None and key is None:
         url = os.environ.get("COBOX_URL") or None
         key = _key_from_environment()
     if url is None and key is None:
-        return _from_note(pathlib.Path(data_dir).expanduser() if data_dir is not None else default_data_dir())
+        return _from_state_file(pathlib.Path(data_dir).expanduser() if data_dir is not None else default_data_dir())
     url = url or os.environ.get("COBOX_URL") or None
     key = key or _key_from_environment()
     if not url or not key:
         raise SettingsMissing("the broker's URL is not set" if not url else "the API key is not set")
-    return Settings(_checked(url), _as_key(key))
+    return Settings(_validated_url(url), _validated_key(key))
 
 
 def default_data_dir() -> pathlib.Path:
@@ -45,45 +45,45 @@ def _key_from_environment() -> Secret | None:
     if text := os.environ.get("COBOX_API_KEY"):
         return Secret(text.strip())
     if name := os.environ.get("COBOX_API_KEY_FILE"):
-        return _key_in(pathlib.Path(name).expanduser())
+        return _read_key_file(pathlib.Path(name).expanduser())
     return None
 
 
-def _from_note(folder: pathlib.Path) -> Settings:
-    note = folder / "broker.json"
+def _from_state_file(folder: pathlib.Path) -> Settings:
+    state_file = folder / "broker.json"
     try:
-        told = json.loads(note.read_text())
-        url, key_file = told["url"], told.get("agent_key_file") or told["api_key_file"]
+        state = json.loads(state_file.read_text())
+        url, key_file = state["url"], state.get("agent_key_file") or state["api_key_file"]
     except (FileNotFoundError, NotADirectoryError):
-        raise SettingsMissing(f"no broker is up in {folder}") from None
+        raise SettingsMissing(f"no broker is running in {folder}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise SettingsMissing(f"{note} can't be read") from None
-    return Settings(_checked(str(url)), _key_in(pathlib.Path(str(key_file))))
+        raise SettingsMissing(f"{state_file} can't be read") from None
+    return Settings(_validated_url(str(url)), _read_key_file(pathlib.Path(str(key_file))))
 
 
-def _key_in(file: pathlib.Path) -> Secret:
+def _read_key_file(file: pathlib.Path) -> Secret:
     try:
         with file.open() as opened:
             text = opened.read(MAX_KEY_BYTES).strip()
     except (OSError, ValueError) as error:
         raise SettingsMissing(f"the API key can't be read from {file}: {type(error).__name__}") from None
-    return _as_key(text)
+    return _validated_key(text)
 
 
-def _as_key(key: str | Secret) -> Secret:
+def _validated_key(key: str | Secret) -> Secret:
     text = key.expose() if isinstance(key, Secret) else key
     if not text or not text.isascii() or not text.isprintable() or " " in text:
-        raise SettingsMissing("the API key is empty, or has characters that no key has")
+        raise SettingsMissing("the API key is empty or contains invalid characters")
     return Secret(text)
 
 
-def _checked(url: str) -> str:
+def _validated_url(url: str) -> str:
     try:
         parts = urlsplit(url)
         is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and url.isprintable()
     except ValueError:
         is_right = False
-    # User and password in a URL would end up in messages and logs.
+    # A user name and password in the URL would end up in messages and logs.
     if not is_right or parts.username is not None or parts.query or parts.fragment:
-        raise SettingsMissing("the broker's URL is not one; it looks like http://127.0.0.1:8421")
+        raise SettingsMissing("the broker's URL is invalid; expected a URL such as http://127.0.0.1:8421")
     return url.rstrip("/")

@@ -1,4 +1,4 @@
-"""A shared shell, watched and typed into over as many connections as it takes; one types, many watch."""
+"""A shared shell over any number of connections: one participant types, the others watch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Union
 from . import errors
 from .answers import Controller, Exit
 from .cursor import Cursor
-from .flow import Awaiting, Blocking, Flow, method
+from .effects import Flow, UsesAsyncIO, UsesBlockingIO, method
 from .grant import Grant
-from .line import Line, data_of, natural
+from .resumable_stream import ResumableStream, decode_data, parse_uint64
 
 
 @dataclass(frozen=True)
 class ShellOutput:
-    """What the terminal printed. NUL bytes stand where something was hidden from viewers."""
+    """Output of the terminal. NUL bytes replace output hidden from observers."""
 
     data: bytes = field(repr=False)
     offset: int
@@ -29,7 +29,7 @@ class ShellOutput:
 
 @dataclass(frozen=True)
 class Screen:
-    """The screen as it was, in place of bytes that are no longer kept: to be drawn on an empty terminal of this size."""
+    """A keyframe that replaces output no longer kept: draw it on an empty terminal of this size."""
 
     data: bytes = field(repr=False)
     cols: int
@@ -45,14 +45,14 @@ class Resized:
 
 @dataclass(frozen=True)
 class ControlChanged:
-    """Somebody else types now; None: nobody."""
+    """Control changed to another participant; None if no participant has it."""
 
     controller: Controller | None
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Something that was sent was not taken: an agent's keys while a human types, for instance."""
+    """A frame was refused: an agent's input while a human is typing, for instance."""
 
     error: errors.CoboxError
 
@@ -60,11 +60,11 @@ class Refused:
 ShellEvent = Union[ShellOutput, Screen, Resized, ControlChanged, Refused]
 
 
-class _ShellLine(Line[ShellEvent]):
+class _ResumableShell(ResumableStream[ShellEvent]):
     route = "/shell/ws"
-    # A quarter of what a shell keeps: its controller is never waited for because an acknowledgement is late.
+    # A quarter of what the sandbox buffers per shell, so that the controller never waits for a late acknowledgement.
     ack_bytes = 64 * 1024
-    is_keys = True
+    is_keyboard_input = True
 
     def __init__(self, grant: Grant, start: dict[str, Any]) -> None:
         super().__init__(grant)
@@ -79,110 +79,111 @@ class _ShellLine(Line[ShellEvent]):
     def start_frame(self) -> dict[str, Any]:
         start = dict(self.start)
         if self._has_started:
-            # By now it names the shell by its id: if that has ended, another of its name must not be started in its place.
+            # From now on the shell is identified by its id: if it has ended, a reconnect must not start another with the same
+            # name.
             start = {name: value for name, value in start.items() if name not in ("command", "cwd", "env")}
         if "epoch" in start and self.cursor.at is not None:
             start["from"] = self.cursor.at
         return start
 
-    def took_ready(self, frame: Mapping[str, Any]) -> None:
+    def on_ready(self, frame: Mapping[str, Any]) -> None:
         epoch, shell_id = frame["epoch"], frame["shell_id"]
         if not isinstance(epoch, str) or not isinstance(shell_id, str):
-            raise ValueError("ready without an epoch")
+            raise ValueError("a ready frame without an epoch")
         if self.start.get("epoch") != epoch:
-            # Offsets of another epoch mean nothing.
-            self.cursor.at = natural(frame["offset"])
+            # Offsets of another epoch are invalid.
+            self.cursor.at = parse_uint64(frame["offset"])
         self.start |= {"epoch": epoch, "shell": shell_id}
-        self.id, self.size = shell_id, (natural(frame["cols"]), natural(frame["rows"]))
-        self._now_controlled_by(frame.get("controller"), is_told=self._has_started)
+        self.id, self.size = shell_id, (parse_uint64(frame["cols"]), parse_uint64(frame["rows"]))
+        self._set_controller(frame.get("controller"), is_notified=self._has_started)
         self._has_started = True
 
-    def took_output(self, kind: str, offset: int, data: bytes) -> None:
+    def on_output(self, kind: str, offset: int, data: bytes) -> None:
         if kind == "keyframe":
             self._keyframe(offset, data)
         elif kind == "stdout" and (new := self.cursor.take(offset, data)):
             end = self.cursor.at or 0
-            self.give(ShellOutput(new, end - len(new)), "stdout", end, len(new))
+            self.queue_event(ShellOutput(new, end - len(new)), "stdout", end, len(new))
 
     def _keyframe(self, offset: int, data: bytes) -> None:
         self.cursor.at = offset
-        self.give(Screen(data, *self.size, offset), "stdout", offset, len(data))
+        self.queue_event(Screen(data, *self.size, offset), "stdout", offset, len(data))
 
-    def took_frame(self, kind: str, frame: Mapping[str, Any]) -> None:
+    def on_frame(self, kind: str, frame: Mapping[str, Any]) -> None:
         if kind == "keyframe":
-            self.size = (natural(frame["cols"]), natural(frame["rows"]))
-            self._keyframe(natural(frame["offset"]), data_of(frame))
+            self.size = (parse_uint64(frame["cols"]), parse_uint64(frame["rows"]))
+            self._keyframe(parse_uint64(frame["offset"]), decode_data(frame))
         elif kind == "resized":
-            # Before a binary keyframe this tells its size.
-            before, self.size = self.size, (natural(frame["cols"]), natural(frame["rows"]))
+            # Announces the size of the binary keyframe that follows.
+            before, self.size = self.size, (parse_uint64(frame["cols"]), parse_uint64(frame["rows"]))
             if before != self.size:
-                self.give(Resized(*self.size))
+                self.queue_event(Resized(*self.size))
         elif kind == "gap":
-            self.cursor.skip(natural(frame["from"]), natural(frame["to"]))
+            self.cursor.skip(parse_uint64(frame["from"]), parse_uint64(frame["to"]))
         elif kind == "control":
-            self._now_controlled_by(frame.get("controller"), is_told=True)
+            self._set_controller(frame.get("controller"), is_notified=True)
         elif kind == "exit":
             code = frame["exit_code"]
             if type(code) is not int:
-                raise ValueError("an exit without a code")
+                raise ValueError("an exit frame without a code")
             self.exit = Exit(code, frame.get("signal"))
 
-    def _now_controlled_by(self, told: Any, is_told: bool) -> None:
+    def _set_controller(self, controller: Any, is_notified: bool) -> None:
         before = self.controller
-        self.controller = None if told is None else Controller(str(told["principal"]), str(told["actor"]))
-        if is_told and before != self.controller:
-            self.give(ControlChanged(self.controller))
+        self.controller = None if controller is None else Controller(str(controller["principal"]), str(controller["actor"]))
+        if is_notified and before != self.controller:
+            self.queue_event(ControlChanged(self.controller))
 
-    def refused(self, error: errors.CoboxError) -> None:
-        self.give(Refused(error))
+    def on_refused(self, error: errors.CoboxError) -> None:
+        self.queue_event(Refused(error))
 
 
 class ShellApi:
-    """Iterating gives what happens in the shell until it ends. Leaving ends nothing: a shell outlives its viewers."""
+    """Iterating yields events until the shell ends. Closing does not end it: a shell outlives its participants."""
 
     def __init__(self, grant: Grant, io: Any, start: dict[str, Any]) -> None:
         self._io = io
-        self._line = _ShellLine(grant, start)
+        self._stream = _ResumableShell(grant, start)
 
     @property
     def id(self) -> str | None:
-        return self._line.id
+        return self._stream.id
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and rows: those of whoever types."""
-        return self._line.size
+        """Columns and rows, set by the controller."""
+        return self._stream.size
 
     @property
     def controller(self) -> Controller | None:
-        """Who types."""
-        return self._line.controller
+        """The participant that can type."""
+        return self._stream.controller
 
     @property
     def exit(self) -> Exit | None:
-        """How the shell ended; None while it lives."""
-        return self._line.exit
+        """The shell's outcome; None while it is running."""
+        return self._stream.exit
 
     @property
     def reconnects(self) -> int:
-        return self._line.reconnects
+        return self._stream.reconnects
 
     @method
     def begin(self) -> Flow[None]:
-        """Joins; done by whoever opens it."""
-        yield from self._line.opened()
+        """Joins the shell; called by the method that opens it."""
+        yield from self._stream.wait_until_ready()
 
     @method
     def next(self) -> Flow[ShellEvent | None]:
-        """What happens next; None when the shell has ended or was left."""
-        return (yield from self._line.next())
+        """The next event; None when the shell has ended or was closed here."""
+        return (yield from self._stream.next())
 
     @method
     def read_until(self, text: str | bytes) -> Flow[bytes]:
-        """Output up to and with the piece in which `text` has appeared; raises `Broken` where the shell ends before."""
+        """Reads output up to and including the piece in which `text` appears; raises `Broken` if the shell ends first."""
         needle, seen = text.encode() if isinstance(text, str) else text, bytearray()
         while needle not in seen:
-            event = yield from self._line.next()
+            event = yield from self._stream.next()
             if event is None:
                 raise errors.Broken("the shell ended before the text appeared")
             if isinstance(event, (ShellOutput, Screen)):
@@ -191,42 +192,42 @@ class ShellApi:
 
     @method
     def write(self, data: bytes | str) -> Flow[None]:
-        """Types. Who isn't in control is refused, and hears of it as `Refused`."""
-        yield from self._line.write(data.encode() if isinstance(data, str) else bytes(data))
+        """Types input. Without control it is refused, reported as `Refused`."""
+        yield from self._stream.write(data.encode() if isinstance(data, str) else bytes(data))
 
     @method
     def resize(self, cols: int, rows: int) -> Flow[None]:
-        """The terminal's size, while in control."""
-        self._line.start |= {"cols": cols, "rows": rows}
-        yield from self._line.tell({"type": "resize", "cols": cols, "rows": rows})
+        """Resizes the terminal; needs control."""
+        self._stream.start |= {"cols": cols, "rows": rows}
+        yield from self._stream.send_if_connected({"type": "resize", "cols": cols, "rows": rows})
 
     @method
     def signal(self, signal: str) -> Flow[None]:
-        """Sends what runs in front a signal."""
-        yield from self._line.tell({"type": "signal", "signal": signal})
+        """Sends a signal to the foreground process group."""
+        yield from self._stream.send_if_connected({"type": "signal", "signal": signal})
 
     @method
     def take_control(self) -> Flow[None]:
-        """Takes the keyboard at once, as a human may. Everyone hears of it as `ControlChanged`."""
-        yield from self._line.tell({"type": "control", "action": "take"})
+        """Takes control immediately, as a human may. All participants receive `ControlChanged`."""
+        yield from self._stream.send_if_connected({"type": "control", "action": "take"})
 
     @method
     def request_control(self) -> Flow[None]:
-        """Asks for the keyboard, as agents do; granted where no human types."""
-        yield from self._line.tell({"type": "control", "action": "request"})
+        """Requests control, as agents do; granted unless a human is typing."""
+        yield from self._stream.send_if_connected({"type": "control", "action": "request"})
 
     @method
     def release_control(self) -> Flow[None]:
-        """Lets go of the keyboard."""
-        yield from self._line.tell({"type": "control", "action": "release"})
+        """Gives up control."""
+        yield from self._stream.send_if_connected({"type": "control", "action": "release"})
 
     @method
     def close(self) -> Flow[None]:
-        """Leaves the shell, which lives on."""
-        yield from self._line.closed()
+        """Disconnects; the shell keeps running."""
+        yield from self._stream.close()
 
 
-class Shell(ShellApi, Blocking):
+class Shell(ShellApi, UsesBlockingIO):
     """A joined shell. One thread may read while another types."""
 
     def __iter__(self) -> Iterator[ShellEvent]:
@@ -240,7 +241,7 @@ class Shell(ShellApi, Blocking):
         self.close()
 
 
-class AsyncShell(ShellApi, Awaiting):
+class AsyncShell(ShellApi, UsesAsyncIO):
     """A joined shell. One task may read while another types."""
 
     async def __aiter__(self) -> AsyncIterator[ShellEvent]:
@@ -254,7 +255,7 @@ class AsyncShell(ShellApi, Awaiting):
         await self.close()
 
 
-def start_of(
+def shell_start(
     name: str | None,
     *,
     command: str | None,

@@ -1,4 +1,4 @@
-"""`session.shells`: which shared shells there are, joining one, and running a command where the human is looking."""
+"""`session.shells`: lists and joins shared shells, and runs a command in a shell that the human is watching."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from urllib.parse import quote
 
 from . import shell
 from .answers import ShellInfo, ShellRunResult
-from .call import Call, perform, wanted
+from .awaitable_context import AwaitableContext
+from .call import Call, perform, without_none
 from .decode import decode
-from .flow import Awaiting, Blocking, Flow, method
+from .effects import Flow, UsesAsyncIO, UsesBlockingIO, method
 from .grant import Grant
-from .opening import Opening
 
-# Seconds for a command in a shell that gives no limit of its own.
+# Default timeout in seconds of a command in a shell.
 RUN_SECONDS = 600.0
 
 
@@ -25,21 +25,21 @@ class _Shells:
 
 
 class ShellsApi:
-    """A shell is known by its name or its id; `main` is where people and agents meet."""
+    """A shell is identified by its name or its id; `main` is shared by people and agents."""
 
     _grant: Grant
 
     @method
     def list(self) -> Flow[list[ShellInfo]]:
-        """The shells there are."""
-        answer = yield from perform(self._grant, Call("GET", "/shells"))
-        return decode(_Shells, answer.body, self._grant.base).items
+        """Lists the shells."""
+        response = yield from perform(self._grant, Call("GET", "/shells"))
+        return decode(_Shells, response.body, self._grant.base).items
 
     @method
     def get(self, name: str = "main") -> Flow[ShellInfo]:
-        """One shell: its size, who types, whether it is at its prompt."""
-        answer = yield from perform(self._grant, Call("GET", f"/shells/{quote(name, safe='')}"))
-        return decode(ShellInfo, answer.body, self._grant.base)
+        """Returns one shell: its size, its controller, whether it is at its prompt."""
+        response = yield from perform(self._grant, Call("GET", f"/shells/{quote(name, safe='')}"))
+        return decode(ShellInfo, response.body, self._grant.base)
 
     @method
     def create(
@@ -52,30 +52,31 @@ class ShellsApi:
         cols: int | None = None,
         rows: int | None = None,
     ) -> Flow[ShellInfo]:
-        """Makes a shell without joining it."""
-        body = wanted(name=name, command=command, cwd=cwd, env=dict(env) if env is not None else None, cols=cols, rows=rows)
-        answer = yield from perform(self._grant, Call("POST", "/shells", json=body, is_repeatable=False))
-        return decode(ShellInfo, answer.body, self._grant.base)
+        """Creates a shell without joining it."""
+        body = without_none(name=name, command=command, cwd=cwd, env=dict(env) if env is not None else None, cols=cols, rows=rows)
+        response = yield from perform(self._grant, Call("POST", "/shells", json=body, is_repeatable=False))
+        return decode(ShellInfo, response.body, self._grant.base)
 
     @method
     def hang_up(self, name: str) -> Flow[None]:
-        """Ends a shell and what runs in it."""
+        """Ends a shell and the processes in it."""
         yield from perform(self._grant, Call("DELETE", f"/shells/{quote(name, safe='')}", is_repeatable=False))
 
     @method
     def run(
         self, command: str, *, shell: str = "main", timeout_seconds: float | None = None, max_output_bytes: int | None = None
     ) -> Flow[ShellRunResult]:
-        """Runs a command in a shell that people watch. `ShellBusy` says what is in the way: an editor, a program, a half-typed line."""
-        body = wanted(command=command, timeout_seconds=timeout_seconds, max_output_bytes=max_output_bytes)
+        """Runs a command in a shell that people watch. `ShellBusy` names the obstacle: an editor, a running program, a half-typed
+        line."""
+        body = without_none(command=command, timeout_seconds=timeout_seconds, max_output_bytes=max_output_bytes)
         timeout = (timeout_seconds or RUN_SECONDS) + 30
-        answer = yield from perform(
+        response = yield from perform(
             self._grant, Call("POST", f"/shells/{quote(shell, safe='')}/run", json=body, is_repeatable=False, timeout=timeout)
         )
-        return decode(ShellRunResult, answer.body, self._grant.base)
+        return decode(ShellRunResult, response.body, self._grant.base)
 
 
-class Shells(ShellsApi, Blocking):
+class Shells(ShellsApi, UsesBlockingIO):
     def __init__(self, grant: Grant, io: Any) -> None:
         self._grant, self._io = grant, io
 
@@ -91,18 +92,18 @@ class Shells(ShellsApi, Blocking):
         observe: bool = False,
         allow: Sequence[str] = (),
     ) -> shell.Shell:
-        """Joins a shell, and makes it where there is none of that name yet. `observe` only looks."""
-        start = shell.start_of(name, command=command, cwd=cwd, env=env, cols=cols, rows=rows, observe=observe, allow=allow)
+        """Joins a shell and creates it if there is none with this name. With `observe` it is read-only."""
+        start = shell.shell_start(name, command=command, cwd=cwd, env=env, cols=cols, rows=rows, observe=observe, allow=allow)
         joined = shell.Shell(self._grant, self._io, start)
         joined.begin()
         return joined
 
     def observe(self, name: str = "main") -> shell.Shell:
-        """Watches a shell and can do nothing else."""
+        """Joins a shell read-only."""
         return self.attach(name, observe=True)
 
 
-class AsyncShells(ShellsApi, Awaiting):
+class AsyncShells(ShellsApi, UsesAsyncIO):
     def __init__(self, grant: Grant, io: Any) -> None:
         self._grant, self._io = grant, io
 
@@ -117,12 +118,12 @@ class AsyncShells(ShellsApi, Awaiting):
         rows: int | None = None,
         observe: bool = False,
         allow: Sequence[str] = (),
-    ) -> Opening[shell.AsyncShell, shell.ShellEvent]:
-        """Joins a shell, and makes it where there is none of that name yet: `async with`, `async for` or `await` it."""
-        start = shell.start_of(name, command=command, cwd=cwd, env=env, cols=cols, rows=rows, observe=observe, allow=allow)
+    ) -> AwaitableContext[shell.AsyncShell, shell.ShellEvent]:
+        """Joins a shell and creates it if there is none with this name: use `async with`, `async for` or `await`."""
+        start = shell.shell_start(name, command=command, cwd=cwd, env=env, cols=cols, rows=rows, observe=observe, allow=allow)
         joined = shell.AsyncShell(self._grant, self._io, start)
-        return Opening(joined, joined.begin)
+        return AwaitableContext(joined, joined.begin)
 
-    def observe(self, name: str = "main") -> Opening[shell.AsyncShell, shell.ShellEvent]:
-        """Watches a shell and can do nothing else."""
+    def observe(self, name: str = "main") -> AwaitableContext[shell.AsyncShell, shell.ShellEvent]:
+        """Joins a shell read-only."""
         return self.attach(name, observe=True)

@@ -1,3 +1,3 @@
-"""The package's version, in the one place that needs no import of anything else."""
+"""The package version, in a module without imports."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Event loops end with their tests here; what the backends opened in one is closed before it does."""
+"""Each of these tests has its own event loop; connections that a backend opened in it are closed before the loop ends."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest_asyncio
 
-from cobox.awaiting import AwaitingIO
+from cobox.async_io import AsyncIO
 
-_made: weakref.WeakSet[AwaitingIO] = weakref.WeakSet()
-_init = AwaitingIO.__init__
+_made: weakref.WeakSet[AsyncIO] = weakref.WeakSet()
+_init = AsyncIO.__init__
 
 
-def _remembered(self: AwaitingIO, *given: Any) -> None:
+def _remembered(self: AsyncIO, *given: Any) -> None:
     _init(self, *given)
     _made.add(self)
 
 
-AwaitingIO.__init__ = _remembered  # type: ignore[method-assign]
+AsyncIO.__init__ = _remembered  # type: ignore[method-assign]
 
 
 @pytest_asyncio.fixture(autouse=True)

@@ -1,10 +1,10 @@
 """The protocol's routes as a Starlette app, for a deployment's `"http": {"app": …, "enable_custom_route_auth": true}`.
 
-    from cobox.langgraph.app import create_app
-    app = create_app()            # COBOX_URL and COBOX_API_KEY say where and as whom
+from cobox.langgraph.app import create_app
+app = create_app()            # broker and key from COBOX_URL and COBOX_API_KEY
 
-A deployment that has an app already adds `routes()` to it. Everything is forwarded to a broker but what LangGraph serves itself
-(`DELETE /threads/{thread_id}`), operations, keys, audit, MCP and A2A.
+A deployment that already has an app adds `routes()` to it. Requests are forwarded to a broker, except what LangGraph serves
+itself (`DELETE /threads/{thread_id}`), operations, keys, audit, MCP and A2A.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
-from .serving.boxes import Boxes
-from .serving.broker import Broker
-from .serving.callers import dataplane_visitor
-from .serving.control import Control
-from .serving.dataplane import Dataplane
+from .serving.broker_client import BrokerClient
+from .serving.caller_identity import dataplane_visitor
+from .serving.control_plane_routes import ControlPlaneRoutes
+from .serving.dataplane_routes import DataplaneRoutes
+from .serving.langsmith_routes import LangSmithRoutes
 from .serving.settings import Settings, SettingsError
 
 __all__ = ["Settings", "SettingsError", "create_app", "dataplane_visitor", "routes"]
 
 
 def routes(settings: Settings | None = None) -> list[BaseRoute]:
-    """For an app that has others too. They must be the app's own, not those of another that it mounts: LangGraph is found by it."""
-    return _of(Broker(settings or Settings.from_environment()))
+    """Routes to add to an existing app. Add them to the deployment's own app, not to a mounted one: they call LangGraph through
+    the app that serves the request."""
+    return _of(BrokerClient(settings or Settings.from_environment()))
 
 
 def create_app(settings: Settings | None = None) -> Starlette:
-    broker = Broker(settings or Settings.from_environment())
+    broker = BrokerClient(settings or Settings.from_environment())
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -42,13 +43,13 @@ def create_app(settings: Settings | None = None) -> Starlette:
     return Starlette(routes=_of(broker), lifespan=lifespan)
 
 
-def _of(broker: Broker) -> list[BaseRoute]:
-    control = Control(broker)
-    return [*control.routes(), *Boxes(broker, control).routes(), *Dataplane(broker).routes()]
+def _of(broker: BrokerClient) -> list[BaseRoute]:
+    control = ControlPlaneRoutes(broker)
+    return [*control.routes(), *LangSmithRoutes(broker, control).routes(), *DataplaneRoutes(broker).routes()]
 
 
 def __getattr__(name: str) -> Any:
-    # `cobox.langgraph.app:app` in langgraph.json; made when asked for, so that importing this needs no settings.
+    # `cobox.langgraph.app:app` in langgraph.json; created on access, so that importing this module needs no settings.
     if name == "app":
         return create_app()
     raise AttributeError(name)

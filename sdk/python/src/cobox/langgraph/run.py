@@ -1,4 +1,4 @@
-"""What a LangGraph run is, as far as its sandbox is concerned, and which of its words are the server's own."""
+"""The fields of a LangGraph run that determine its sandbox, and which of them come from the server rather than the client."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .bootstrap import MAX_ID, Bootstrap, SandboxRefused
+from .supplied_sandbox import MAX_ID, SandboxRefused, SuppliedSandbox
 
-# The tag that says whose a session and its sandbox are, where all users of a deployment share one key.
+# Tag with the user of a session or sandbox, in deployments whose users share one API key.
 USER_TAG = "langgraph_user"
-# Stands before a name that can't be a tag as it is.
+# Prefix of a user name that cannot be a tag value and is hashed.
 _HASHED = "sha256:"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run, read from `config["configurable"]`.
+    """A run, parsed from `config["configurable"]`.
 
-    The server sets `thread_id` and everything that begins with `langgraph_auth_`, and drops what a client sends under those
-    names. `user_id` and `sandbox_id` beside them are the client's own words: they are never read here.
+    The server sets `thread_id` and all fields that begin with `langgraph_auth_`, and drops what a client sends under those names.
+    `user_id` and `sandbox_id` come from the client (untrusted) and are not read.
     """
 
     thread_id: str | None
     user: str | None
-    bootstrap: Bootstrap | None
+    supplied: SuppliedSandbox | None
 
     @classmethod
     def of(cls, config: Mapping[str, Any] | None) -> Run:
@@ -37,18 +37,18 @@ class Run:
         if thread_id is not None and not 1 <= len(thread_id) <= MAX_ID:
             raise SandboxRefused(f"thread_id: must have 1 to {MAX_ID} characters")
         user = configurable.get("langgraph_auth_user_id")
-        bootstrap = Bootstrap.read(configurable.get("sandbox"))
-        if bootstrap is not None:
-            bootstrap.must_be_for(thread_id)
-        return cls(thread_id=thread_id, user=user if isinstance(user, str) and user else None, bootstrap=bootstrap)
+        supplied = SuppliedSandbox.read(configurable.get("sandbox"))
+        if supplied is not None:
+            supplied.require_thread(thread_id)
+        return cls(thread_id=thread_id, user=user if isinstance(user, str) and user else None, supplied=supplied)
 
     def tags(self) -> dict[str, str]:
-        """What a new session of this run is marked with."""
-        return {} if self.user is None else {USER_TAG: tag_of(self.user)}
+        """The tags of a new session of this run."""
+        return {} if self.user is None else {USER_TAG: user_tag(self.user)}
 
 
-def tag_of(user: str) -> str:
-    """A user's name as a tag's value: itself, or what stands for it where it is too long or can't be shown."""
+def user_tag(user: str) -> str:
+    """A user name as a tag value; hashed if it is too long or not printable."""
     if len(user) <= MAX_ID and user.isprintable() and not user.startswith(_HASHED):
         return user
     return _HASHED + hashlib.sha256(user.encode("utf-8", "surrogatepass")).hexdigest()

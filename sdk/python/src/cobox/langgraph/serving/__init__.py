@@ -1,1 +1,1 @@
-"""The protocol's routes served by a LangGraph deployment: who calls, what they may, and the way on to the broker."""
+"""Serves the protocol's routes in a LangGraph deployment: identifies callers, checks access, and forwards to the broker."""

@@ -1,4 +1,4 @@
-"""What the served routes are told: which broker, as whom, and whether the dataplane passes through here too."""
+"""Settings of the served routes: the broker, the identity used there, and whether the dataplane is relayed."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from urllib.parse import urlsplit
 from ...errors import CoboxError
 from ...secret import Secret
 
-# Who a caller is to the broker.
+# Identity of callers at the broker.
 SHARED = "shared"
 CALLER = "caller"
 
 
 class SettingsError(CoboxError):
-    """A setting is missing or can't be meant; the message says which and how it should look."""
+    """A setting is missing or invalid; the message says which one and what is expected."""
 
     code = "SETTINGS_ERROR"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the broker is and how its routes are served."""
+    """The broker's address and how its routes are served."""
 
-    # The broker's own address, without a trailing slash.
+    # The broker's address without a trailing slash.
     broker_url: str
     # With `shared`: the deployment's key, of kind human, never an operator's.
     api_key: Secret | None = field(default=None, repr=False)
-    # `shared`: every user is the deployment's principal, told apart here by thread and tag. `caller`: the credential a user shows to
-    # this deployment is shown to the broker too, which knows its issuer.
+    # `shared`: the broker sees every user as the deployment's principal, and this deployment separates them by thread and tag.
+    # `caller`: a user's credential for this deployment is also sent to the broker, which trusts its issuer.
     identity: str = SHARED
-    # Whether the broker asks this deployment about threads (`[thread_authority]`), for which it needs the caller's credential.
+    # Whether the broker asks this deployment about threads (`[thread_authority]`), which needs the caller's credential.
     is_thread_authority: bool = False
-    # The deployment's address as its clients see it. When set, sandboxes are reached through it.
+    # The deployment's address as its clients see it. If set, sandboxes are reached through the deployment.
     relay_url: str | None = None
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class Settings:
             raise SettingsError("no broker: set COBOX_URL to its address, such as http://127.0.0.1:8421")
         return cls(
             broker_url=url,
-            # Never read where it isn't used.
+            # The key file is not read if it is not needed.
             api_key=_key(env) if identity == SHARED else None,
             identity=identity,
             is_thread_authority=_is_on(env, "COBOX_LANGGRAPH_IS_THREAD_AUTHORITY"),
@@ -82,12 +82,12 @@ def _is_on(env: Mapping[str, str], name: str) -> bool:
     return word in ("1", "true", "yes")
 
 
-def _address(what: str, url: str) -> str:
+def _address(name: str, url: str) -> str:
     try:
         parts = urlsplit(url)
         is_plain = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and "@" not in parts.netloc
     except ValueError:
         is_plain = False
     if not is_plain or not url.isprintable() or " " in url or "?" in url or "#" in url:
-        raise SettingsError(f"{what} must be an http or https URL without user, query or fragment")
+        raise SettingsError(f"{name} must be an http or https URL without user, query or fragment")
     return url.rstrip("/")
