@@ -65,7 +65,7 @@ pub fn validate(config: &Config) -> Result<(), ConfigError> {
             Ok(domain) => domain,
             Err(e) => return invalid("dataplane_domain", e.to_string()),
         };
-        if config.public_url.as_deref().is_some_and(|url| domain.holds(parts(url).1)) {
+        if config.public_url.as_deref().is_some_and(|url| domain.contains(parts(url).1)) {
             return invalid(
                 "dataplane_domain",
                 format!("public_url is in {name}, which is for sandboxes alone; give the broker another host"),

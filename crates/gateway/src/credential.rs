@@ -8,10 +8,10 @@ use cobox_protocol::{
 use http::{HeaderMap, HeaderName, Method, header::AUTHORIZATION, uri::PathAndQuery};
 
 /// Where boxd has files.
-const FILES: &str = "/v1/files";
+const FILES_PREFIX: &str = "/v1/files";
 
 /// What a link is called in a query.
-const LINK: &str = "link";
+const LINK_PARAMETER: &str = "link";
 
 pub(crate) const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
@@ -36,15 +36,15 @@ pub struct FileLink {
 impl FileLink {
     /// The link in a request for a file, where it has one. The rest of such a request's query never counts.
     pub(crate) fn from_request(method: &Method, rest: &PathAndQuery) -> Option<Self> {
-        let path = rest.path().strip_prefix(FILES)?;
-        let link = rest.query()?.split('&').find_map(link_in)?;
+        let path = rest.path().strip_prefix(FILES_PREFIX)?;
+        let link = rest.query()?.split('&').find_map(link_value)?;
         Some(Self { link: Secret::new(link), method: method.clone(), path: path.to_owned() })
     }
 
     /// What a sandbox may see of a request that has a link: the rest of its query where something else is its credential.
-    pub(crate) fn removed(rest: &PathAndQuery, is_credential: bool) -> String {
+    pub(crate) fn strip(rest: &PathAndQuery, is_credential: bool) -> String {
         let others: Vec<&str> = match rest.query() {
-            Some(query) if !is_credential => query.split('&').filter(|pair| link_in(pair).is_none()).collect(),
+            Some(query) if !is_credential => query.split('&').filter(|pair| link_value(pair).is_none()).collect(),
             _ => Vec::new(),
         };
         if others.is_empty() { rest.path().to_owned() } else { format!("{}?{}", rest.path(), others.join("&")) }
@@ -52,15 +52,15 @@ impl FileLink {
 }
 
 /// The link in one pair of a query, also where its name is written as the sandbox would read it and not as we do.
-fn link_in(pair: &str) -> Option<&str> {
+fn link_value(pair: &str) -> Option<&str> {
     let (name, link) = pair.split_once('=')?;
-    readings(name).any(|name| name == LINK).then_some(link)
+    readings(name).any(|name| name == LINK_PARAMETER).then_some(link)
 }
 
 impl Credential {
     /// As it stands in `Authorization: Bearer`, and in an `auth` frame.
-    pub fn read(secret: &str) -> Result<Self, ApiError> {
-        if is_token(secret) { Ok(Credential::Token(Secret::new(secret))) } else { api_key(secret) }
+    pub fn parse(secret: &str) -> Result<Self, ApiError> {
+        if is_token(secret) { Ok(Credential::Token(Secret::new(secret))) } else { parse_api_key(secret) }
     }
 
     /// Reads `Authorization: Bearer` or `X-Api-Key`; the first decides when both are there.
@@ -73,20 +73,20 @@ impl Credential {
                 Some((scheme, rest)) if scheme.eq_ignore_ascii_case("bearer") => rest.trim(),
                 _ => return Err(unreadable("Authorization", "send `Bearer <key or token>`")),
             };
-            return Self::read(secret).map(Some);
+            return Self::parse(secret).map(Some);
         }
         match headers.get(X_API_KEY) {
             Some(value) => {
                 let key = value.to_str().map_err(|_| unreadable("X-Api-Key", "send the key as it was given to you"))?;
                 // A token too: there are clients that know no other header.
-                Self::read(key.trim()).map(Some)
+                Self::parse(key.trim()).map(Some)
             }
             None => Ok(None),
         }
     }
 }
 
-fn api_key(secret: &str) -> Result<Credential, ApiError> {
+fn parse_api_key(secret: &str) -> Result<Credential, ApiError> {
     if secret.starts_with(API_KEY_PREFIX) {
         return Ok(Credential::ApiKey(Secret::new(secret)));
     }
@@ -133,11 +133,11 @@ mod tests {
 
     #[test]
     fn a_link_is_removed_and_what_else_was_asked_for_stays_where_another_credential_counts() {
-        let removed = |rest: &str, is_credential| FileLink::removed(&rest.parse().unwrap(), is_credential);
-        assert_eq!(removed("/v1/files/a%20b?x=%2F&link=s&y&link=t", false), "/v1/files/a%20b?x=%2F&y");
-        assert_eq!(removed("/v1/files/a?link=s", false), "/v1/files/a");
-        assert_eq!(removed("/v1/files/a?l%69nk=s&%256Cink=t&links=u&x", false), "/v1/files/a?links=u&x");
-        assert_eq!(removed("/v1/files/a?x=1&link=s", true), "/v1/files/a");
+        let stripped = |rest: &str, is_credential| FileLink::strip(&rest.parse().unwrap(), is_credential);
+        assert_eq!(stripped("/v1/files/a%20b?x=%2F&link=s&y&link=t", false), "/v1/files/a%20b?x=%2F&y");
+        assert_eq!(stripped("/v1/files/a?link=s", false), "/v1/files/a");
+        assert_eq!(stripped("/v1/files/a?l%69nk=s&%256Cink=t&links=u&x", false), "/v1/files/a?links=u&x");
+        assert_eq!(stripped("/v1/files/a?x=1&link=s", true), "/v1/files/a");
     }
 
     #[test]

@@ -23,13 +23,13 @@ const HOP_BY_HOP: [&str; 10] = [
 ];
 
 /// Credentials of this side, and what a caller might use to pretend to be somebody else on the other.
-const STAYS_OUTSIDE: [&str; 5] = ["authorization", "x-api-key", "cookie", "forwarded", "x-real-ip"];
+const NEVER_SENT_TO_SANDBOX: [&str; 5] = ["authorization", "x-api-key", "cookie", "forwarded", "x-real-ip"];
 
 /// However it begins: `x-thread-authorization` is a credential for somebody else.
-const CREDENTIAL_ENDING: &str = "-authorization";
+const CREDENTIAL_SUFFIX: &str = "-authorization";
 
 /// What a sandbox must not say to a browser in our name.
-const STAYS_INSIDE: [&str; 12] = [
+const NEVER_SENT_TO_CALLER: [&str; 12] = [
     "set-cookie",
     "set-cookie2",
     "server",
@@ -52,11 +52,11 @@ pub(crate) fn is_websocket(method: &Method, headers: &HeaderMap) -> bool {
 }
 
 /// The headers boxd gets.
-pub(crate) fn to_sandbox(mut headers: HeaderMap, token: Option<&Secret>, request_id: &RequestId, is_websocket: bool) -> HeaderMap {
+pub(crate) fn filter_for_sandbox(mut headers: HeaderMap, token: Option<&Secret>, request_id: &RequestId, is_websocket: bool) -> HeaderMap {
     strip_hop_by_hop(&mut headers);
     remove_where(&mut headers, |name| {
-        STAYS_OUTSIDE.contains(&name)
-            || name.ends_with(CREDENTIAL_ENDING)
+        NEVER_SENT_TO_SANDBOX.contains(&name)
+            || name.ends_with(CREDENTIAL_SUFFIX)
             || name.starts_with("proxy-")
             || name.starts_with("x-forwarded-")
             || name == "x-request-id"
@@ -76,32 +76,34 @@ pub(crate) fn to_sandbox(mut headers: HeaderMap, token: Option<&Secret>, request
         headers.insert(AUTHORIZATION, value);
     }
     if is_websocket {
-        websocket_headers(&mut headers);
+        set_websocket_headers(&mut headers);
     }
     headers
 }
 
 /// The headers the caller gets of a sandbox's answer.
-pub(crate) fn to_caller(mut headers: HeaderMap, is_websocket: bool) -> HeaderMap {
+pub(crate) fn filter_for_caller(mut headers: HeaderMap, is_websocket: bool) -> HeaderMap {
     if headers.contains_key(TRANSFER_ENCODING) {
         headers.remove(CONTENT_LENGTH);
     }
     strip_hop_by_hop(&mut headers);
-    remove_where(&mut headers, |name| STAYS_INSIDE.contains(&name) || name.starts_with("proxy-") || name.starts_with("access-control-"));
+    remove_where(&mut headers, |name| {
+        NEVER_SENT_TO_CALLER.contains(&name) || name.starts_with("proxy-") || name.starts_with("access-control-")
+    });
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static("sandbox"));
     // A file's URL may be a link, which must not go on to whatever the file names.
     headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-    if runs_in_a_browser(&headers) && !is_attachment(&headers) {
+    if can_carry_scripts(&headers) && !is_attachment(&headers) {
         headers.insert(CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
     }
     if is_websocket {
-        websocket_headers(&mut headers);
+        set_websocket_headers(&mut headers);
     }
     headers
 }
 
-fn websocket_headers(headers: &mut HeaderMap) {
+fn set_websocket_headers(headers: &mut HeaderMap) {
     // An extension would change frames, which are read on their way.
     headers.remove(header::SEC_WEBSOCKET_EXTENSIONS);
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
@@ -109,7 +111,7 @@ fn websocket_headers(headers: &mut HeaderMap) {
 }
 
 /// HTML, SVG and every other XML can carry scripts.
-fn runs_in_a_browser(headers: &HeaderMap) -> bool {
+fn can_carry_scripts(headers: &HeaderMap) -> bool {
     headers.get_all(CONTENT_TYPE).iter().any(|v| {
         let kind = String::from_utf8_lossy(v.as_bytes()).to_ascii_lowercase();
         kind.contains("html") || kind.contains("xml")
@@ -171,7 +173,7 @@ mod tests {
             ("sec-websocket-protocol", "chat"),
         ]);
         let id = RequestId::new();
-        let got = to_sandbox(sent, Some(&Secret::new("a.b.c")), &id, false);
+        let got = filter_for_sandbox(sent, Some(&Secret::new("a.b.c")), &id, false);
         let mut names: Vec<_> = got.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         assert_eq!(names, ["authorization", "content-type", "host", "if-match", "x-request-id"]);
@@ -181,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_sandbox_sets_no_cookies_and_its_pages_are_downloads() {
-        let got = to_caller(
+        let got = filter_for_caller(
             map(&[
                 ("set-cookie", "a=b"),
                 ("server", "evil"),
@@ -200,7 +202,7 @@ mod tests {
         assert_eq!(got["content-security-policy"], "sandbox");
         assert_eq!(got["x-content-type-options"], "nosniff");
         assert_eq!(got["etag"], "\"1\"");
-        let named = to_caller(map(&[("content-type", "text/html"), ("content-disposition", "attachment; filename=a.html")]), false);
+        let named = filter_for_caller(map(&[("content-type", "text/html"), ("content-disposition", "attachment; filename=a.html")]), false);
         assert_eq!(named["content-disposition"], "attachment; filename=a.html");
     }
 

@@ -4,16 +4,17 @@
 
 #![forbid(unsafe_code)]
 
-mod adapted;
+mod adapter_dataplane;
+mod connection_cache;
 mod credential;
-mod domain;
-mod door;
 mod forward;
-mod frame;
 mod headers;
-mod slots;
-mod socket;
+mod host_routing;
+mod request_limiter;
+mod service;
 mod upstream;
+mod websocket_frame;
+mod websocket_relay;
 
 use std::sync::Arc;
 
@@ -21,11 +22,11 @@ use async_trait::async_trait;
 use cobox_protocol::{ApiError, CapabilitySet, RequestId, SandboxId, Secret, SessionId};
 use cobox_provider::{Adapter, BoxedStream};
 
+pub use connection_cache::ConnectionCache;
 pub use credential::{Credential, FileLink};
-pub use domain::{Domain, InvalidDomain, Place};
-pub use door::{Gateway, PATHS};
-pub use slots::Limits;
-pub use upstream::Kept;
+pub use host_routing::{Domain, HostTarget, InvalidDomain};
+pub use request_limiter::Limits;
+pub use service::{Gateway, PATHS};
 
 /// What a request names in its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,22 +54,22 @@ pub struct Caller {
 
 /// Of a request that was let in, among its answer's extensions: for the log and the metrics.
 #[derive(Clone, Debug)]
-pub struct PassedFor {
+pub struct AdmittedRequest {
     pub admission: Arc<Admission>,
     /// The template of the dataplane's route, where it is one.
     pub route: Option<&'static str>,
 }
 
-impl PassedFor {
+impl AdmittedRequest {
     /// Whether it was let in as a principal's, rather than without a credential.
-    pub fn is_known(&self) -> bool {
+    pub fn is_authenticated(&self) -> bool {
         self.admission.caller.is_some()
     }
 }
 
 /// The error that the gateway itself answered with, among the answer's extensions: for the log and the metrics.
 #[derive(Clone, Debug)]
-pub struct Refused(pub ApiError);
+pub struct Rejection(pub ApiError);
 
 /// A request that may pass.
 #[derive(Clone, Debug)]
@@ -78,7 +79,7 @@ pub struct Admission {
     pub is_running: bool,
     /// Whether the same credential would be let in with the same token for as long as [`Directory::stamp`] stays as it is, and nothing
     /// has to be recorded or counted but its use.
-    pub is_lasting: bool,
+    pub is_cacheable: bool,
     /// The token boxd will see. `None` for the few requests that need none, or bring it in their first frame.
     pub token: Option<Secret>,
     /// `None` when nobody has been authenticated: such a request wakes nothing and counts as no activity.
@@ -101,7 +102,7 @@ pub struct Usage {
 }
 
 /// How a sandbox is reached.
-pub enum Reach {
+pub enum SandboxConnection {
     /// Its boxd, which checks for itself.
     Boxd(BoxedStream),
     /// Its provider's own API; the gateway checks in boxd's place.
@@ -110,7 +111,7 @@ pub enum Reach {
 
 /// A state of everything that decides who is let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp {
+pub struct DirectoryVersion {
     pub change: u64,
     /// Tokens and revocations begin and end by themselves.
     pub second: i64,
@@ -123,20 +124,20 @@ pub trait Directory: Send + Sync + 'static {
     async fn admit(&self, target: Target, credential: Option<Credential>, request_id: &RequestId) -> Result<Admission, ApiError>;
 
     /// The state now, where it is known without asking anybody.
-    fn stamp(&self) -> Option<Stamp>;
+    fn version(&self) -> Option<DirectoryVersion>;
 
     /// Counts as activity of the sandbox.
     fn touch(&self, admission: &Admission);
 
     /// Opens a connection to the sandbox's boxd, or says who stands in for it; for an authenticated caller it starts a suspended sandbox first.
-    async fn reach(&self, admission: &Admission) -> Result<Reach, ApiError>;
+    async fn connect(&self, admission: &Admission) -> Result<SandboxConnection, ApiError>;
 
     /// The name of the provider that has the sandbox.
-    fn provider(&self, admission: &Admission) -> &str;
+    fn provider_name(&self, admission: &Admission) -> &str;
 
     /// Asked when boxd went away under a request: an error when that is because the session or the sandbox is over.
-    async fn vanished(&self, admission: &Admission) -> Result<(), ApiError>;
+    async fn check_not_ended(&self, admission: &Admission) -> Result<(), ApiError>;
 
     /// Records a use; of nobody, nothing. May wait when records come faster than they can be written; loses none of them.
-    async fn used(&self, usage: Usage);
+    async fn record_usage(&self, usage: Usage);
 }

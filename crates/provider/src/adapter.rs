@@ -13,7 +13,7 @@ use cobox_protocol::{
 use tokio::io::AsyncRead;
 
 /// A file's bytes on their way, in either direction.
-pub type Content = Pin<Box<dyn AsyncRead + Send>>;
+pub type FileContent = Pin<Box<dyn AsyncRead + Send>>;
 
 /// Why an operation was not done.
 #[derive(Debug, thiserror::Error)]
@@ -25,36 +25,36 @@ pub enum AdapterError {
     Failed(#[from] ApiError),
 }
 
-pub type Adapted<T> = Result<T, AdapterError>;
+pub type AdapterResult<T> = Result<T, AdapterError>;
 
 /// Paths are absolute in the sandbox and as the client said them: resolving them beneath its root is the provider's work. What isn't
 /// overridden is refused in the provider's name.
 #[async_trait]
 pub trait Adapter: Send + Sync {
-    async fn exec(&self, _id: &SandboxId, _request: ExecRequest) -> Adapted<ExecResponse> {
+    async fn exec(&self, _id: &SandboxId, _request: ExecRequest) -> AdapterResult<ExecResponse> {
         Err(AdapterError::Unsupported)
     }
 
     /// The file's size, where it is known before its bytes, and its bytes.
-    async fn read(&self, _id: &SandboxId, _path: &str) -> Adapted<(Option<u64>, Content)> {
+    async fn read(&self, _id: &SandboxId, _path: &str) -> AdapterResult<(Option<u64>, FileContent)> {
         Err(AdapterError::Unsupported)
     }
 
     /// Makes the file and the directories above it, or replaces it; says also whether it is new.
-    async fn write(&self, _id: &SandboxId, _path: &str, _content: Content) -> Adapted<(FileWritten, bool)> {
+    async fn write(&self, _id: &SandboxId, _path: &str, _content: FileContent) -> AdapterResult<(FileWritten, bool)> {
         Err(AdapterError::Unsupported)
     }
 
     /// A file, or an empty directory.
-    async fn delete(&self, _id: &SandboxId, _path: &str) -> Adapted<()> {
+    async fn delete(&self, _id: &SandboxId, _path: &str) -> AdapterResult<()> {
         Err(AdapterError::Unsupported)
     }
 
-    async fn list(&self, _id: &SandboxId, _request: ListRequest) -> Adapted<ListResponse> {
+    async fn list(&self, _id: &SandboxId, _request: ListRequest) -> AdapterResult<ListResponse> {
         Err(AdapterError::Unsupported)
     }
 
-    async fn stat(&self, _id: &SandboxId, _path: &str) -> Adapted<FileEntry> {
+    async fn stat(&self, _id: &SandboxId, _path: &str) -> AdapterResult<FileEntry> {
         Err(AdapterError::Unsupported)
     }
 }

@@ -5,8 +5,8 @@
 pub mod adapter;
 pub mod control;
 pub mod local;
-pub mod making;
 pub mod private_dir;
+pub mod sandbox_spec;
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use async_trait::async_trait;
 use cobox_protocol::{ErrorCode, SandboxId, SnapshotId, VolumeId, control::ControlState};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-pub use adapter::{Adapted, Adapter, AdapterError, Content};
-pub use making::{Abilities, Making, Mount, Root};
+pub use adapter::{Adapter, AdapterError, AdapterResult, FileContent};
+pub use sandbox_spec::{ProviderFeatures, SandboxRoot, SandboxSpec, VolumeMount};
 
 /// A connection to boxd: a UNIX socket here, TCP or TLS elsewhere.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -24,7 +24,7 @@ pub type BoxedStream = Box<dyn Stream>;
 
 /// Which of boxd's two listeners to reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
+pub enum BoxdSocket {
     /// For humans and agents, who show tokens.
     Client,
     /// For the broker alone: keys, revocations, lease.
@@ -33,7 +33,7 @@ pub enum Door {
 
 /// A sandbox the provider has, whatever the store says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct ProviderSandbox {
     pub id: SandboxId,
     pub is_running: bool,
 }
@@ -70,30 +70,30 @@ pub trait Provider: Send + Sync {
         Ok(())
     }
 
-    fn abilities(&self) -> Abilities {
-        Abilities::default()
+    fn features(&self) -> ProviderFeatures {
+        ProviderFeatures::default()
     }
 
     /// Whether a sandbox could be made of this, as far as that can be said without making one: asked before anything is promised.
-    fn check(&self, making: &Making) -> Result<(), ProviderError> {
-        match *making == Making::default() {
+    fn check_spec(&self, spec: &SandboxSpec) -> Result<(), ProviderError> {
+        match *spec == SandboxSpec::default() {
             true => Ok(()),
             false => Err(ProviderError::Refused(format!("the {} provider makes all sandboxes alike", self.name()))),
         }
     }
 
     /// The same, with what its root stands for now written down, unless it is already: every start then has just that.
-    fn pinned(&self, making: Making) -> Result<Making, ProviderError> {
-        Ok(making)
+    fn pin_root(&self, spec: SandboxSpec) -> Result<SandboxSpec, ProviderError> {
+        Ok(spec)
     }
 
     /// Whether volumes can be mounted at these paths of a sandbox made of this, whichever volumes they are.
-    fn check_places(&self, _making: &Making, _paths: &[&str]) -> Result<(), ProviderError> {
+    fn check_mount_paths(&self, _spec: &SandboxSpec, _paths: &[&str]) -> Result<(), ProviderError> {
         Ok(())
     }
 
     /// Starts a sandbox, new or over the files it had. `making` is the same each time. Returns when boxd accepts connections.
-    async fn start(&self, id: &SandboxId, making: &Making, state: &ControlState) -> Result<(), ProviderError>;
+    async fn start(&self, id: &SandboxId, spec: &SandboxSpec, state: &ControlState) -> Result<(), ProviderError>;
 
     /// Whether files outlive processes here. Where they don't, what would be suspended ends.
     fn can_suspend(&self) -> bool {
@@ -107,7 +107,7 @@ pub trait Provider: Send + Sync {
     async fn destroy(&self, id: &SandboxId) -> Result<(), ProviderError>;
 
     /// All it has, running or not, of this node.
-    async fn list(&self) -> Result<Vec<Found>, ProviderError>;
+    async fn list(&self) -> Result<Vec<ProviderSandbox>, ProviderError>;
 
     async fn is_running(&self, id: &SandboxId) -> bool;
 
@@ -115,7 +115,7 @@ pub trait Provider: Send + Sync {
     async fn ended(&self, id: &SandboxId);
 
     /// Opens a connection to its boxd.
-    async fn dial(&self, id: &SandboxId, door: Door) -> Result<BoxedStream, ProviderError>;
+    async fn dial(&self, id: &SandboxId, socket: BoxdSocket) -> Result<BoxedStream, ProviderError>;
 
     /// Stands in for boxd where the provider's sandboxes can't run it: then nobody dials them.
     fn adapter(&self) -> Option<Arc<dyn Adapter>> {
@@ -130,11 +130,11 @@ pub trait Provider: Send + Sync {
 
     /// Keeps a sandbox's own files, running or not, for others to start from; answers with what they take. Whole when it returns, and
     /// not there at all when it fails or is interrupted.
-    async fn take_snapshot(&self, _from: &SandboxId, _id: &SnapshotId, _making: &Making) -> Result<u64, ProviderError> {
-        Err(self.cant("take snapshots"))
+    async fn take_snapshot(&self, _from: &SandboxId, _id: &SnapshotId, _spec: &SandboxSpec) -> Result<u64, ProviderError> {
+        Err(self.unsupported("take snapshots"))
     }
     async fn remove_snapshot(&self, _id: &SnapshotId) -> Result<(), ProviderError> {
-        Err(self.cant("remove snapshots"))
+        Err(self.unsupported("remove snapshots"))
     }
     /// All that are whole, of this node.
     async fn snapshots(&self) -> Result<Vec<SnapshotId>, ProviderError> {
@@ -143,15 +143,15 @@ pub trait Provider: Send + Sync {
 
     /// Whether there can be a volume of so many bytes.
     fn check_volume(&self, _size_bytes: u64) -> Result<(), ProviderError> {
-        Err(self.cant("make volumes"))
+        Err(self.unsupported("make volumes"))
     }
     /// Makes an empty volume; one that is there stays as it is.
     async fn make_volume(&self, _id: &VolumeId, _size_bytes: u64) -> Result<(), ProviderError> {
-        Err(self.cant("make volumes"))
+        Err(self.unsupported("make volumes"))
     }
     /// Nothing may have it mounted any more.
     async fn remove_volume(&self, _id: &VolumeId) -> Result<(), ProviderError> {
-        Err(self.cant("remove volumes"))
+        Err(self.unsupported("remove volumes"))
     }
     /// All there are, of this node.
     async fn volumes(&self) -> Result<Vec<VolumeId>, ProviderError> {
@@ -159,7 +159,7 @@ pub trait Provider: Send + Sync {
     }
 
     #[doc(hidden)]
-    fn cant(&self, what: &str) -> ProviderError {
+    fn unsupported(&self, what: &str) -> ProviderError {
         ProviderError::Refused(format!("the {} provider can't {what}", self.name()))
     }
 
@@ -179,7 +179,7 @@ pub trait Provider: Send + Sync {
     }
 
     /// Bytes its files take, where a soft limit must be watched; `None` where the host enforces the limit itself.
-    async fn disk_use(&self, id: &SandboxId, making: &Making) -> Option<DiskUse>;
+    async fn disk_usage(&self, id: &SandboxId, spec: &SandboxSpec) -> Option<DiskUsage>;
 }
 
 /// The files written in a sandbox, without those of its image, snapshot and volumes.
@@ -193,9 +193,9 @@ pub struct WrittenFiles {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DiskUse {
+pub struct DiskUsage {
     /// Which of its places it is: what one takes says nothing about another.
-    pub place: u64,
+    pub location: u64,
     pub used: u64,
     pub limit: u64,
 }

@@ -18,10 +18,10 @@ const PARENT: &str = "cobox";
 const BOXD_MEMORY_BYTES: u64 = 512 << 20;
 /// What is in a sandbox's groups without being asked for, on top of what is allowed: init, the starter and the two that wait to become
 /// programs.
-const OWN_PROCESSES: u64 = 4;
+const RESERVED_PROCESSES: u64 = 4;
 /// Tries to make a group while others remove empty ones above it; each loses only to a removal in the same
 /// microseconds, and all of them together take some tens of milliseconds.
-const MAKE_TRIES: usize = 10_000;
+const CREATE_ATTEMPTS: usize = 10_000;
 /// The length of a processor accounting period, in microseconds: the kernel's own default.
 const CPU_PERIOD_US: u64 = 100_000;
 
@@ -41,7 +41,7 @@ struct Hierarchy {
 
 /// The groups of one sandbox, as the launcher enters them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Membership {
+pub struct CgroupMembership {
     /// For the workloads: limited.
     pub workloads: Vec<PathBuf>,
     /// For boxd, beside them.
@@ -71,7 +71,7 @@ impl Cgroups {
         Self { hierarchies }
     }
 
-    pub fn holds(&self, controller: &str) -> bool {
+    pub fn has_controller(&self, controller: &str) -> bool {
         self.hierarchies.iter().any(|h| h.controllers.iter().any(|c| c == controller))
     }
 
@@ -81,22 +81,22 @@ impl Cgroups {
     }
 
     /// Makes the groups of a sandbox with their limits. Making them again is no error.
-    pub fn create(&self, name: &str, options: &LocalOptions) -> io::Result<Membership> {
-        let mut made = Membership::default();
+    pub fn create(&self, name: &str, options: &LocalOptions) -> io::Result<CgroupMembership> {
+        let mut made = CgroupMembership::default();
         for h in &self.hierarchies {
             let group = h.parent.join(name);
             let (workloads, boxd) = (group.join("work"), group.join("boxd"));
-            make(&group)?;
+            create_group(&group)?;
             if h.is_v2 {
-                hand_down(&group, &h.controllers)?;
+                delegate_controllers(&group, &h.controllers)?;
             }
-            make(&workloads)?;
-            make(&boxd)?;
-            let boxds = LocalOptions { memory_bytes: options.memory_bytes.max(BOXD_MEMORY_BYTES), ..options.clone() };
+            create_group(&workloads)?;
+            create_group(&boxd)?;
+            let boxd_options = LocalOptions { memory_bytes: options.memory_bytes.max(BOXD_MEMORY_BYTES), ..options.clone() };
             for controller in &h.controllers {
                 limit(&workloads, controller, h.is_v2, options)?;
                 if controller == "memory" {
-                    limit(&boxd, controller, h.is_v2, &boxds)?;
+                    limit(&boxd, controller, h.is_v2, &boxd_options)?;
                 }
             }
             made.workloads.push(workloads);
@@ -116,12 +116,12 @@ impl Cgroups {
                 }
             }
         }
-        self.forget();
+        self.remove_empty_parents();
         Ok(())
     }
 
     /// Removes this broker's own directories, if no sandbox has a group in them.
-    pub fn forget(&self) {
+    pub fn remove_empty_parents(&self) {
         for h in &self.hierarchies {
             for dir in [Some(h.parent.as_path()), h.parent.parent()].into_iter().flatten() {
                 // Another sandbox's or another broker's groups below it keep it, as they should.
@@ -131,21 +131,21 @@ impl Cgroups {
     }
 }
 
-impl Membership {
+impl CgroupMembership {
     /// Puts the calling process, which must have one thread, in the workloads' groups; its children are born there.
     pub fn enter_workloads(&self) -> io::Result<()> {
-        entrances(&self.workloads)?.iter_mut().try_for_each(|file| file.write_all(b"0"))
+        open_entry_files(&self.workloads)?.iter_mut().try_for_each(|file| file.write_all(b"0"))
     }
 
     /// What boxd writes `0` to, to move itself from there to its own groups.
-    pub fn boxd_entrances(&self) -> io::Result<Vec<File>> {
-        entrances(&self.boxd)
+    pub fn open_boxd_entry_files(&self) -> io::Result<Vec<File>> {
+        open_entry_files(&self.boxd)
     }
 }
 
 /// Version 1 has `tasks`, which moves a thread: for a process with one it is the same as `cgroup.procs`, but a hundred times
 /// faster, because the kernel need not stop all others that may be forking.
-fn entrances(groups: &[PathBuf]) -> io::Result<Vec<File>> {
+fn open_entry_files(groups: &[PathBuf]) -> io::Result<Vec<File>> {
     let open = |group: &PathBuf| {
         let tasks = group.join("tasks");
         let path = if tasks.exists() { tasks } else { group.join("cgroup.procs") };
@@ -164,15 +164,15 @@ fn limit(group: &Path, controller: &str, is_v2: bool, options: &LocalOptions) ->
         ("memory", true) => {
             write(&group.join("memory.max"), &options.memory_bytes.to_string())?;
             // No escape into swap; absent where the kernel counts none.
-            optional(write(&group.join("memory.swap.max"), "0"))
+            ignore_unsupported(write(&group.join("memory.swap.max"), "0"))
         }
         ("memory", false) => {
             write(&group.join("memory.limit_in_bytes"), &options.memory_bytes.to_string())?;
             // Buffers of TCP connections are counted apart.
-            optional(write(&group.join("memory.kmem.tcp.limit_in_bytes"), &(options.memory_bytes / 4).to_string()))?;
-            optional(write(&group.join("memory.memsw.limit_in_bytes"), &options.memory_bytes.to_string()))
+            ignore_unsupported(write(&group.join("memory.kmem.tcp.limit_in_bytes"), &(options.memory_bytes / 4).to_string()))?;
+            ignore_unsupported(write(&group.join("memory.memsw.limit_in_bytes"), &options.memory_bytes.to_string()))
         }
-        ("pids", _) => write(&group.join("pids.max"), &(options.processes + OWN_PROCESSES).to_string()),
+        ("pids", _) => write(&group.join("pids.max"), &(options.processes + RESERVED_PROCESSES).to_string()),
         ("cpu", true) => write(&group.join("cpu.max"), &format!("{quota} {CPU_PERIOD_US}")),
         ("cpu", false) => {
             write(&group.join("cpu.cfs_period_us"), &CPU_PERIOD_US.to_string())?;
@@ -182,7 +182,7 @@ fn limit(group: &Path, controller: &str, is_v2: bool, options: &LocalOptions) ->
     }
 }
 
-fn optional(result: io::Result<()>) -> io::Result<()> {
+fn ignore_unsupported(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => Ok(()),
         other => other,
@@ -196,7 +196,7 @@ fn v1(at: &Path, options: &str, own: &str, tag: &str) -> Option<Hierarchy> {
         let mut f = l.splitn(3, ':');
         (f.nth(1)?.split(',').any(|c| c == controller)).then(|| f.next())?
     })?;
-    let parent = usable(at, path, tag)?;
+    let parent = create_parent(at, path, tag)?;
     Some(Hierarchy { parent, is_v2: false, controllers: vec![controller.to_owned()] })
 }
 
@@ -211,19 +211,19 @@ fn v2(at: &Path, own: &str, tag: &str) -> Option<Hierarchy> {
         return None;
     }
     // A group with processes in it can't hand controllers down, unless it is the root: then this tree is of no use.
-    write(&here.join("cgroup.subtree_control"), &enabling(&controllers)).ok()?;
-    let parent = usable(at, path, tag)?;
-    hand_down(&parent, &controllers).ok()?;
+    write(&here.join("cgroup.subtree_control"), &enable_list(&controllers)).ok()?;
+    let parent = create_parent(at, path, tag)?;
+    delegate_controllers(&parent, &controllers).ok()?;
     Some(Hierarchy { parent, is_v2: true, controllers })
 }
 
-fn enabling(controllers: &[String]) -> String {
+fn enable_list(controllers: &[String]) -> String {
     controllers.iter().map(|c| format!("+{c}")).collect::<Vec<_>>().join(" ")
 }
 
 /// Makes a group and those above it. Whoever ends takes the empty ones above with it, perhaps between two steps of this.
-fn make(group: &Path) -> io::Result<()> {
-    for _ in 1..MAKE_TRIES {
+fn create_group(group: &Path) -> io::Result<()> {
+    for _ in 1..CREATE_ATTEMPTS {
         match fs::create_dir_all(group) {
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists) => {}
             made => return made,
@@ -233,17 +233,17 @@ fn make(group: &Path) -> io::Result<()> {
 }
 
 /// Has a group and those of ours above it hand the controllers down.
-fn hand_down(group: &Path, controllers: &[String]) -> io::Result<()> {
+fn delegate_controllers(group: &Path, controllers: &[String]) -> io::Result<()> {
     let ours: Vec<_> = group.ancestors().take_while(|d| d.iter().any(|part| part == PARENT)).collect();
-    ours.into_iter().rev().try_for_each(|dir| write(&dir.join("cgroup.subtree_control"), &enabling(controllers)))
+    ours.into_iter().rev().try_for_each(|dir| write(&dir.join("cgroup.subtree_control"), &enable_list(controllers)))
 }
 
 /// Our directory below the group this process is in, if it can be made.
-fn usable(at: &Path, own_path: &str, tag: &str) -> Option<PathBuf> {
+fn create_parent(at: &Path, own_path: &str, tag: &str) -> Option<PathBuf> {
     // A broker started from within another's sandbox group must not nest deeper each time.
     let base = own_path.split("/cobox/").next().unwrap_or(own_path);
     let parent = at.join(base.trim_start_matches('/')).join(PARENT).join(tag);
-    make(&parent).ok()?;
+    create_group(&parent).ok()?;
     Some(parent)
 }
 
@@ -262,7 +262,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
-                    other.forget();
+                    other.remove_empty_parents();
                 }
             });
             let made: io::Result<()> = (0..200).try_for_each(|_| {

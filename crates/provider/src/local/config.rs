@@ -42,7 +42,8 @@ pub struct LocalOptions {
     /// [`HOST`].
     pub images: BTreeMap<String, PathBuf>,
     /// The `[local.most]` table.
-    pub most: Most,
+    #[serde(rename = "most")]
+    pub max_resources: MaxResources,
     /// The `[local.dataplane]` table.
     pub dataplane: DataplaneLimits,
 }
@@ -50,7 +51,7 @@ pub struct LocalOptions {
 /// The most that a template or a request may give one sandbox or volume.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Most {
+pub struct MaxResources {
     pub memory_bytes: u64,
     pub cpus: f64,
     pub disk_bytes: u64,
@@ -58,7 +59,7 @@ pub struct Most {
     pub volume_bytes: u64,
 }
 
-impl Default for Most {
+impl Default for MaxResources {
     /// What clients of hosted sandboxes ask for without thinking fits; ten of them still fit in a server.
     fn default() -> Self {
         Self { memory_bytes: 8 << 30, cpus: 8.0, disk_bytes: 64 << 30, processes: 4096, volume_bytes: 64 << 30 }
@@ -79,14 +80,14 @@ impl Default for LocalOptions {
             view: Vec::new(),
             disk: DiskLimit::Auto,
             images: BTreeMap::new(),
-            most: Most::default(),
+            max_resources: MaxResources::default(),
             dataplane: DataplaneLimits::default(),
         }
     }
 }
 
 /// An image that is this machine's programs, as sandboxes have them where nothing is said.
-pub const HOST: &str = "host";
+pub const HOST_IMAGE: &str = "host";
 /// Least memory of a sandbox, in bytes: a shell and a few programs.
 pub const MIN_MEMORY_BYTES: u64 = 16 << 20;
 /// Least processes of a sandbox.
@@ -96,7 +97,7 @@ pub const MIN_DISK_BYTES: u64 = 16 << 20;
 
 impl LocalOptions {
     /// These, with what a sandbox was given instead.
-    pub fn with(&self, resources: &Resources) -> Self {
+    pub fn with_resources(&self, resources: &Resources) -> Self {
         Self {
             memory_bytes: resources.memory_bytes.unwrap_or(self.memory_bytes),
             processes: resources.processes.unwrap_or(self.processes),
@@ -107,27 +108,27 @@ impl LocalOptions {
     }
 
     /// Whether a sandbox may have this much.
-    pub fn check(&self, resources: &Resources) -> Result<(), String> {
-        let within = |name: &str, value: Option<u64>, least: u64, most: u64| match value {
-            Some(value) if value < least => Err(format!("resources.{name}: {value} is too little; at least {least} is needed")),
-            Some(value) if value > most => Err(format!("resources.{name}: {value} is too much; at most {most} can be had here")),
+    pub fn check_resources(&self, resources: &Resources) -> Result<(), String> {
+        let within = |name: &str, value: Option<u64>, min: u64, max: u64| match value {
+            Some(value) if value < min => Err(format!("resources.{name}: {value} is too little; at least {min} is needed")),
+            Some(value) if value > max => Err(format!("resources.{name}: {value} is too much; at most {max} can be had here")),
             _ => Ok(()),
         };
-        within("memory_bytes", resources.memory_bytes, MIN_MEMORY_BYTES, self.most.memory_bytes.max(self.memory_bytes))?;
-        within("disk_bytes", resources.disk_bytes, MIN_DISK_BYTES, self.most.disk_bytes.max(self.disk_bytes))?;
-        within("processes", resources.processes, MIN_PROCESSES, self.most.processes.max(self.processes))?;
-        let most = self.most.cpus.max(self.cpus);
+        within("memory_bytes", resources.memory_bytes, MIN_MEMORY_BYTES, self.max_resources.memory_bytes.max(self.memory_bytes))?;
+        within("disk_bytes", resources.disk_bytes, MIN_DISK_BYTES, self.max_resources.disk_bytes.max(self.disk_bytes))?;
+        within("processes", resources.processes, MIN_PROCESSES, self.max_resources.processes.max(self.processes))?;
+        let max = self.max_resources.cpus.max(self.cpus);
         match resources.cpus.map(|c| c.count()) {
             Some(count) if count < 0.01 => Err(format!("resources.cpus: {count} is too little; at least 0.01 is needed")),
-            Some(count) if count > most => Err(format!("resources.cpus: {count} is too much; at most {most} can be had here")),
+            Some(count) if count > max => Err(format!("resources.cpus: {count} is too much; at most {max} can be had here")),
             _ => Ok(()),
         }
     }
 
     /// Says what can't be, before a sandbox is tried with it.
     pub fn validate(&self) -> Result<(), String> {
-        let least = |name: &str, value: u64, least: u64| {
-            if value < least { Err(format!("local.{name} is {value}, but at least {least} is needed")) } else { Ok(()) }
+        let least = |name: &str, value: u64, min: u64| {
+            if value < min { Err(format!("local.{name} is {value}, but at least {min} is needed")) } else { Ok(()) }
         };
         least("memory_bytes", self.memory_bytes, MIN_MEMORY_BYTES)?;
         least("processes", self.processes, MIN_PROCESSES)?;
@@ -150,8 +151,8 @@ impl LocalOptions {
             return Err(format!("local.root: {} is not an absolute path", path.display()));
         }
         for (name, path) in &self.images {
-            if name.is_empty() || !(path.is_absolute() || path.as_os_str() == HOST) {
-                return Err(format!("local.images: `{name}` must have a name, and an absolute path or `{HOST}`"));
+            if name.is_empty() || !(path.is_absolute() || path.as_os_str() == HOST_IMAGE) {
+                return Err(format!("local.images: `{name}` must have a name, and an absolute path or `{HOST_IMAGE}`"));
             }
         }
         self.dataplane.validate().map_err(|e| format!("local.{e}"))

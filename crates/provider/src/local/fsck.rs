@@ -29,10 +29,10 @@ const HAS_ERRORS: u16 = 2;
 /// What the kernel shows of a filesystem that takes no more writes: `ro` up to Linux 6.14, the others since.
 const FAILED_OPTIONS: [&str; 3] = ["ro", "emergency_ro", "shutdown"];
 /// For e2fsck: an image of 64 GiB that is full takes less than a minute.
-const CHECK_WITHIN: Duration = Duration::from_secs(300);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long the kernel may take to let go of an image whose last mount is gone.
-const FREE_WITHIN: Duration = Duration::from_secs(5);
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Longest part of e2fsck's report that is logged, in characters.
 const MAX_REPORT: usize = 2000;
 
@@ -68,9 +68,9 @@ pub async fn repair(image: &Path) -> anyhow::Result<()> {
     // Without questions; then with every question answered with yes: an image that can't be mounted has no use.
     for options in [&["-p"][..], &["-f", "-y"]] {
         let checking = Command::new(e2fsck()?).args(options).arg(image).env("LC_ALL", "C").kill_on_drop(true).output();
-        let output = tokio::time::timeout(CHECK_WITHIN, checking)
+        let output = tokio::time::timeout(CHECK_TIMEOUT, checking)
             .await
-            .with_context(|| format!("e2fsck did not finish within {} s", CHECK_WITHIN.as_secs()))?
+            .with_context(|| format!("e2fsck did not finish within {} s", CHECK_TIMEOUT.as_secs()))?
             .context("running e2fsck")?;
         let report = String::from_utf8_lossy(&output.stdout).chars().take(MAX_REPORT).collect::<String>();
         // 1: errors were corrected.
@@ -85,11 +85,11 @@ pub async fn repair(image: &Path) -> anyhow::Result<()> {
 
 /// Held by its loop device for as long as it is mounted anywhere.
 async fn wait_until_free(file: &File, image: &Path) -> anyhow::Result<()> {
-    let deadline = tokio::time::Instant::now() + FREE_WITHIN;
+    let deadline = tokio::time::Instant::now() + RELEASE_TIMEOUT;
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(()),
-            Err(Errno::WOULDBLOCK) if tokio::time::Instant::now() < deadline => tokio::time::sleep(LOOK_AGAIN).await,
+            Err(Errno::WOULDBLOCK) if tokio::time::Instant::now() < deadline => tokio::time::sleep(POLL_INTERVAL).await,
             Err(Errno::WOULDBLOCK) => bail!("the filesystem of {} failed, and it is still in use", image.display()),
             Err(e) => return Err(e.into()),
         }
@@ -112,15 +112,15 @@ fn e2fsck() -> anyhow::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::local::disk;
+    use crate::local::disk_limit;
 
     #[tokio::test]
     async fn an_image_with_errors_is_checked_and_one_without_is_left_alone() {
         let dir = tempfile::tempdir().unwrap();
-        if disk::can_be_hard(true).is_err() {
+        if disk_limit::check_hard_limit_support(true).is_err() {
             return;
         }
-        let image = disk::template(dir.path(), 16 << 20).unwrap();
+        let image = disk_limit::template(dir.path(), 16 << 20).unwrap();
         let file = File::options().read(true).write(true).open(&image).unwrap();
         assert!(!has_errors(&file).unwrap());
         repair(&image).await.unwrap();

@@ -26,9 +26,8 @@ use rustix::{
 };
 
 use super::{
-    root,
-    spec::{LaunchSpec, RunRecord, UID_RANGE},
-    stage,
+    launch_spec::{LaunchSpec, RunRecord, UID_RANGE},
+    root_mount, staging,
 };
 
 /// The spec is a few kilobytes; a revocation list may make it longer.
@@ -72,7 +71,7 @@ fn launch() -> anyhow::Result<()> {
         // What is mounted from here on is seen by nobody else and goes with us.
         // SAFETY: one thread, sharing nothing.
         unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.context("leaving the host's mounts")?;
-        stage::make_private().context("making the mounts private")?;
+        staging::make_private().context("making the mounts private")?;
     }
     // Everything from here on is born in the workloads' groups; boxd leaves them when its init is there.
     spec.cgroups.enter_workloads().context("entering the control groups")?;
@@ -85,7 +84,7 @@ fn launch() -> anyhow::Result<()> {
     match unsafe { clone_process(NAMESPACES) }.context("making the namespaces; `cobox doctor` tells what this machine allows")? {
         Cloned::Child => {
             drop(ours);
-            inside(&spec, inherited, theirs)
+            run_in_namespaces(&spec, inherited, theirs)
         }
         Cloned::Parent { pid, .. } => {
             drop((theirs, inherited));
@@ -93,7 +92,7 @@ fn launch() -> anyhow::Result<()> {
                 Some(_) => set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT).map_err(Into::into),
                 None => Ok(()),
             };
-            let started = started.and_then(|()| outside(&spec, pid, ours));
+            let started = started.and_then(|()| configure_from_host(&spec, pid, ours));
             if started.is_err() {
                 end_child(pid);
             }
@@ -103,16 +102,16 @@ fn launch() -> anyhow::Result<()> {
 }
 
 /// On the host: gives the new namespaces their ids and limits, and waits until boxd is ready.
-fn outside(spec: &LaunchSpec, pid: i32, link: OwnedFd) -> anyhow::Result<()> {
+fn configure_from_host(spec: &LaunchSpec, pid: i32, link: OwnedFd) -> anyhow::Result<()> {
     // From here on the record tells who to end, should this process die: the child does nothing until told to.
     RunRecord::of(pid)?.write_to(&spec.dir).context("writing run.json")?;
     map_ids(pid, spec.uid_base).context("mapping ids")?;
     if spec.uid_base.is_some() {
         let user_namespace = File::open(format!("/proc/{pid}/ns/user"))?;
-        stage::build(spec, Some(user_namespace.as_fd())).context("building the root")?;
+        staging::build(spec, Some(user_namespace.as_fd())).context("building the root")?;
     }
     // The floor below which a workload can't lower itself, where the broker may set one; init and all after it inherit it.
-    prefer_for_oom(pid, WORKLOAD_OOM_SCORE);
+    set_oom_score(pid, WORKLOAD_OOM_SCORE);
     let mut link = File::from(link);
     link.write_all(b"g")?;
     // Either a lone "r", or the words of what failed and the end.
@@ -130,7 +129,7 @@ fn outside(spec: &LaunchSpec, pid: i32, link: OwnedFd) -> anyhow::Result<()> {
         }
     }
     // Its init is among the workloads; boxd itself is not to be ended before them.
-    prefer_for_oom(pid, 0);
+    set_oom_score(pid, 0);
     link.write_all(b"g")?;
     Ok(())
 }
@@ -144,7 +143,7 @@ fn end_child(pid: i32) {
 }
 
 /// How readily the kernel ends it when memory runs out.
-fn prefer_for_oom(pid: i32, score: i32) {
+fn set_oom_score(pid: i32, score: i32) {
     // Where it can't be set, all are equal: no reason not to start.
     let _ = fs::write(format!("/proc/{pid}/oom_score_adj"), score.to_string());
 }
@@ -188,7 +187,7 @@ impl Inherited {
             control: listen(&spec.control_socket)?,
             config: config.into(),
             alive,
-            groups: spec.cgroups.boxd_entrances().context("opening boxd's control groups")?,
+            groups: spec.cgroups.open_boxd_entry_files().context("opening boxd's control groups")?,
         })
     }
 }
@@ -204,7 +203,7 @@ fn listen(path: &Path) -> anyhow::Result<OwnedFd> {
 }
 
 /// In the new namespaces: builds the root, then becomes boxd. What goes wrong is told over the link.
-fn inside(spec: &LaunchSpec, inherited: Inherited, link: OwnedFd) -> ! {
+fn run_in_namespaces(spec: &LaunchSpec, inherited: Inherited, link: OwnedFd) -> ! {
     let mut link = File::from(link);
     let error = match enter(spec, &mut link) {
         Ok(boxd) => become_boxd(inherited, link, boxd),
@@ -228,11 +227,11 @@ fn enter(spec: &LaunchSpec, link: &mut File) -> anyhow::Result<OwnedFd> {
     umask(Mode::from_raw_mode(0o022));
     // SAFETY: one thread, sharing nothing.
     unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.context("making the mount namespace")?;
-    stage::make_private()?;
+    staging::make_private()?;
     if spec.uid_base.is_none() {
-        stage::build(spec, None).context("building the root")?;
+        staging::build(spec, None).context("building the root")?;
     }
-    let boxd = root::enter(spec)?;
+    let boxd = root_mount::enter(spec)?;
     cobox_kernel::raise_loopback().context("raising the loopback interface")?;
     sethostname(spec.hostname.as_bytes())?;
     Ok(boxd)

@@ -16,10 +16,10 @@ use cobox_protocol::{
 use super::{
     LocalProvider,
     config::MIN_DISK_BYTES,
-    disk, fsck,
-    spec::{LaunchSpec, UID_RANGE, VolumeFiles, VolumeSpec},
+    disk_limit, fsck,
+    launch_spec::{LaunchSpec, UID_RANGE, VolumeFiles, VolumeSpec},
 };
-use crate::{Door, HostDisk, Making};
+use crate::{BoxdSocket, HostDisk, SandboxSpec};
 
 const WORK_DIR: &str = "/workspace";
 const HOSTNAME: &str = "sandbox";
@@ -28,40 +28,40 @@ const MAX_LAYERS: usize = 16;
 
 impl LocalProvider {
     /// Whether a sandbox could be made of this.
-    pub(super) fn check_making(&self, making: &Making) -> Result<(), String> {
-        self.config.options.check(&making.resources)?;
-        self.check_root(making)?;
-        if making.layers.len() > MAX_LAYERS {
+    pub(super) fn validate_spec(&self, spec: &SandboxSpec) -> Result<(), String> {
+        self.config.options.check_resources(&spec.resources)?;
+        self.check_root(spec)?;
+        if spec.layers.len() > MAX_LAYERS {
             return Err(format!(
                 "it stands on {} snapshots, each taken of a sandbox made from the next; at most {MAX_LAYERS} can be",
-                making.layers.len()
+                spec.layers.len()
             ));
         }
-        if let Some(missing) = making.layers.iter().find(|id| !self.snapshots.has(id)) {
+        if let Some(missing) = spec.layers.iter().find(|id| !self.snapshots.has(id)) {
             return Err(format!("snapshot {missing} is not on this node"));
         }
-        for mount in &making.mounts {
+        for mount in &spec.mounts {
             self.volumes.files(&mount.volume).map_err(|_| format!("volume {} is not on this node", mount.volume))?;
         }
-        self.check_mount_paths(making, &making.mounts.iter().map(|m| m.path.as_str()).collect::<Vec<_>>())
+        self.validate_mount_paths(spec, &spec.mounts.iter().map(|m| m.path.as_str()).collect::<Vec<_>>())
     }
 
     pub(super) fn check_volume_size(&self, size: u64) -> Result<(), String> {
-        let most = self.config.options.most.volume_bytes;
+        let max = self.config.options.max_resources.volume_bytes;
         match size {
             _ if size < MIN_DISK_BYTES => Err(format!("size: {size} bytes are too few; at least {MIN_DISK_BYTES} are needed")),
-            _ if size > most => Err(format!("size: {size} bytes are too many; at most {most} can be had here")),
+            _ if size > max => Err(format!("size: {size} bytes are too many; at most {max} can be had here")),
             _ => Ok(()),
         }
     }
 
     /// Everything on disk that a start needs. Made again it is left as it is.
-    pub(super) async fn prepare(&self, id: &SandboxId, making: &Making, state: &ControlState) -> anyhow::Result<LaunchSpec> {
-        let base = self.base(making).await?;
-        let options = self.config.options.with(&making.resources);
+    pub(super) async fn prepare(&self, id: &SandboxId, spec: &SandboxSpec, state: &ControlState) -> anyhow::Result<LaunchSpec> {
+        let lower_layer = self.lower_layer(spec).await?;
+        let options = self.config.options.with_resources(&spec.resources);
         let dir = self.dir(id);
         if !dir.exists() {
-            self.must_have_room()?;
+            self.ensure_disk_space()?;
         }
         DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
         let uid_base = self.uid_base(id)?;
@@ -83,13 +83,13 @@ impl LocalProvider {
                 }
             }
         }
-        let layers = making.layers.iter().map(|layer| {
+        let layers = spec.layers.iter().map(|layer| {
             anyhow::ensure!(self.snapshots.has(layer), "snapshot {layer}, which it started from, is not on this node");
             Ok(self.snapshots.layer(layer))
         });
         let layers = layers.collect::<anyhow::Result<Vec<PathBuf>>>()?;
         let mut volumes = Vec::new();
-        for mount in &making.mounts {
+        for mount in &spec.mounts {
             let files = self.volumes.files(&mount.volume)?;
             if let VolumeFiles::Image(image) = &files {
                 fsck::repair(image).await.with_context(|| format!("checking volume {}", mount.volume))?;
@@ -109,21 +109,21 @@ impl LocalProvider {
                 home: user.home().to_owned(),
                 work_dir: WORK_DIR.to_owned(),
                 uid_count: if self.is_root { UID_RANGE } else { 1 },
-                env: making.env.clone(),
+                env: spec.env.clone(),
             },
             limits: WorkloadLimits {
                 processes: options.processes,
-                memory_bytes: (!self.cgroups.holds("memory")).then_some(options.memory_bytes),
+                memory_bytes: (!self.cgroups.has_controller("memory")).then_some(options.memory_bytes),
                 open_files: options.open_files,
             },
             dataplane: options.dataplane.clone(),
         };
         Ok(LaunchSpec {
-            client_socket: self.socket(id, Door::Client),
-            control_socket: self.socket(id, Door::Control),
+            client_socket: self.socket_path(id, BoxdSocket::Client),
+            control_socket: self.socket_path(id, BoxdSocket::Control),
             boxd: fs::canonicalize(&self.config.boxd)?,
-            base: base.lower,
-            view: base.view,
+            base: lower_layer.lower,
+            view: lower_layer.view,
             layers,
             volumes,
             uid_base,
@@ -136,8 +136,8 @@ impl LocalProvider {
     }
 
     /// Below the reserve a new sandbox could not write anything.
-    fn must_have_room(&self) -> anyhow::Result<()> {
-        let HostDisk { available, reserve } = disk::host_disk(&self.sandboxes, self.config.options.reserve_bytes)?;
+    fn ensure_disk_space(&self) -> anyhow::Result<()> {
+        let HostDisk { available, reserve } = disk_limit::host_disk(&self.sandboxes, self.config.options.reserve_bytes)?;
         anyhow::ensure!(
             available >= reserve,
             "the machine's disk is nearly full: {available} bytes are free and {reserve} must stay so (local.reserve_bytes); remove files, snapshots or sandboxes"
@@ -155,15 +155,15 @@ impl LocalProvider {
         if !self.is_disk_hard || dir.join("data").exists() {
             return Ok(None);
         }
-        let bases = self.bases_dir.clone();
+        let layers_dir = self.layers_dir.clone();
         // What the operator set is taken as it is: its filesystem is there from the start.
-        let size = if bytes == self.config.options.disk_bytes { bytes } else { disk::rounded(bytes) };
-        if bases.join(disk::template_name(size)).exists() {
-            disk::copy_sparse(&bases.join(disk::template_name(size)), &image)?;
+        let size = if bytes == self.config.options.disk_bytes { bytes } else { disk_limit::round_up_image_size(bytes) };
+        if layers_dir.join(disk_limit::template_name(size)).exists() {
+            disk_limit::copy_sparse(&layers_dir.join(disk_limit::template_name(size)), &image)?;
             return Ok(Some(image));
         }
         tokio::task::spawn_blocking(move || {
-            disk::copy_sparse(&disk::template(&bases, size)?, &image)?;
+            disk_limit::copy_sparse(&disk_limit::template(&layers_dir, size)?, &image)?;
             Ok(Some(image))
         })
         .await?

@@ -13,44 +13,44 @@ use cobox_protocol::{
     json::in_plain_words,
     route::{self, FILE, Route},
 };
-use cobox_provider::{Adapter, AdapterError, Content};
+use cobox_provider::{Adapter, AdapterError, FileContent};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio_util::io::{ReaderStream, StreamReader};
 
-use crate::{Admission, headers::to_caller};
+use crate::{Admission, headers::filter_for_caller};
 
 /// Largest body of a request that isn't a file: a command with its input.
 const MAX_JSON_BYTES: usize = 4 * 1024 * 1024;
 /// Bytes read from a provider at once.
-const PIECE_BYTES: usize = 64 * 1024;
+const CHUNK_BYTES: usize = 64 * 1024;
 /// Promises about a file that no adapter can keep; left out they would be broken in silence.
 const CONDITIONS: [header::HeaderName; 5] =
     [header::IF_MATCH, header::IF_NONE_MATCH, header::IF_MODIFIED_SINCE, header::IF_UNMODIFIED_SINCE, header::IF_RANGE];
 
 /// Who stands in for a sandbox's boxd.
-pub(crate) struct Stand<'a> {
+pub(crate) struct AdapterDataplane<'a> {
     pub adapter: &'a dyn Adapter,
     pub provider: &'a str,
     pub admission: &'a Admission,
 }
 
-impl Stand<'_> {
+impl AdapterDataplane<'_> {
     /// Answers a request whose credential has been checked; what its token must allow is checked here, before anybody is asked.
-    pub async fn answer(&self, request: Request<Body>) -> Result<Response, ApiError> {
+    pub async fn handle(&self, request: Request<Body>) -> Result<Response, ApiError> {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path();
         let not_found = || ApiError::new(ErrorCode::RouteNotFound, "there is nothing at this path");
         let route = route::find(parts.method.as_str(), path).ok_or_else(not_found)?;
-        self.require(route)?;
+        self.require_capabilities(route)?;
         route.check_query(parts.uri.query())?;
         let response = self.route(route, &parts.method, path, &parts.headers, body).await.map_err(|e| match e {
             AdapterError::Failed(error) => error,
             AdapterError::Unsupported => self.unsupported(route),
         })?;
         let (mut parts, body) = response.into_parts();
-        parts.headers = to_caller(parts.headers, false);
+        parts.headers = filter_for_caller(parts.headers, false);
         Ok(Response::from_parts(parts, body))
     }
 
@@ -86,19 +86,19 @@ impl Stand<'_> {
         match method.as_str() {
             "GET" => {
                 let (size, content) = adapter.read(id, path).await?;
-                Ok(file_answer(size, Body::from_stream(ReaderStream::with_capacity(content, PIECE_BYTES))))
+                Ok(file_response(size, Body::from_stream(ReaderStream::with_capacity(content, CHUNK_BYTES))))
             }
             "HEAD" => {
                 let entry = adapter.stat(id, path).await?;
                 if entry.kind != FileKind::File {
                     return Err(ApiError::invalid(format!("{path} is not a file")).into());
                 }
-                Ok(file_answer(Some(entry.size), Body::empty()))
+                Ok(file_response(Some(entry.size), Body::empty()))
             }
             "PUT" if headers.contains_key(FILE_MODE_HEADER) => Err(AdapterError::Unsupported),
             "PUT" => {
                 let reader = StreamReader::new(futures_util::TryStreamExt::map_err(body.into_data_stream(), std::io::Error::other));
-                let content: Content = Box::pin(reader);
+                let content: FileContent = Box::pin(reader);
                 let (written, is_new) = adapter.write(id, path, content).await?;
                 let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
                 Ok((status, Json(written)).into_response())
@@ -111,7 +111,7 @@ impl Stand<'_> {
         }
     }
 
-    fn require(&self, route: &Route) -> Result<(), ApiError> {
+    fn require_capabilities(&self, route: &Route) -> Result<(), ApiError> {
         let has = self.admission.caller.as_ref().map_or(CapabilitySet::EMPTY, |c| c.capabilities);
         let Some(missing) = route.needs.iter().find(|c| !has.contains(**c)) else { return Ok(()) };
         if self.admission.caller.is_none() {
@@ -129,7 +129,7 @@ impl Stand<'_> {
     }
 }
 
-fn file_answer(size: Option<u64>, body: Body) -> Response {
+fn file_response(size: Option<u64>, body: Body) -> Response {
     let mut response = Response::new(body);
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     if let Some(size) = size {

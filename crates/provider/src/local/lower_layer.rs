@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     config::{LocalOptions, RootSource, WorkloadUser},
-    tree,
+    untrusted_tree,
 };
 use crate::private_dir::private_dir;
 
@@ -23,7 +23,7 @@ const PROGRAM_DIRS: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/li
 /// What programs look up in /etc, as it is on the host: links to the chosen alternatives, trusted certificates.
 const ETC_VIEW: [&str; 3] = ["/etc/alternatives", "/etc/ssl/certs", "/etc/terminfo"];
 /// Copied, because they are small and the dynamic linker must find them where programs are of the host.
-const ETC_COPIES: [&str; 9] = [
+const ETC_COPIED: [&str; 9] = [
     "/etc/ld.so.cache",
     "/etc/ld.so.conf",
     "/etc/localtime",
@@ -38,24 +38,24 @@ const ETC_COPIES: [&str; 9] = [
 const MAX_COPY_BYTES: u64 = 4 << 20;
 
 /// What a making keeps of a root that is this machine's programs. They change with the machine, for every sandbox alike.
-pub const HOST_NAME: &str = "host";
+pub const HOST_ROOT: &str = "host";
 /// Before the digest in the name of an unpacked root filesystem.
-const UNPACKED: &str = "rootfs-";
+const UNPACKED_PREFIX: &str = "rootfs-";
 /// Part of the host layer's name. Layers of earlier versions could be changed by other local users and are not used again.
 const LAYER_VERSION: &str = "2";
 /// What is being made has it before its name.
-const UNFINISHED: char = '.';
+const UNFINISHED_PREFIX: char = '.';
 
 /// A lower layer and what of the host is shown on top of it.
 #[derive(Clone, Debug)]
-pub struct Base {
+pub struct LowerLayer {
     pub lower: PathBuf,
     pub view: Vec<PathBuf>,
 }
 
 /// What a root stands for now: the name of its lower layer, which another archive in its place doesn't have, or where its directory is.
-pub fn name_of(root: &RootSource) -> anyhow::Result<String> {
-    let RootSource::Rootfs(path) = root else { return Ok(HOST_NAME.to_owned()) };
+pub fn pinned_name(root: &RootSource) -> anyhow::Result<String> {
+    let RootSource::Rootfs(path) = root else { return Ok(HOST_ROOT.to_owned()) };
     let kind = fs::metadata(path)?;
     match kind.is_dir() {
         true => Ok(path.to_str().context("its path is not UTF-8")?.to_owned()),
@@ -65,11 +65,11 @@ pub fn name_of(root: &RootSource) -> anyhow::Result<String> {
 
 /// Whether it can be the name of an unpacked root filesystem.
 pub fn is_unpacked_name(name: &str) -> bool {
-    name.strip_prefix(UNPACKED).is_some_and(|digest| !digest.is_empty() && digest.bytes().all(|b| b.is_ascii_hexdigit()))
+    name.strip_prefix(UNPACKED_PREFIX).is_some_and(|digest| !digest.is_empty() && digest.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
 /// What of the host is shown in a sandbox with this root, each at the same place.
-pub fn view(root: &RootSource, options: &LocalOptions) -> Vec<PathBuf> {
+pub fn host_paths(root: &RootSource, options: &LocalOptions) -> Vec<PathBuf> {
     let mut view = Vec::new();
     if *root == RootSource::Host {
         let is_real_dir = |path: &PathBuf| fs::symlink_metadata(path).is_ok_and(|m| m.is_dir());
@@ -81,25 +81,25 @@ pub fn view(root: &RootSource, options: &LocalOptions) -> Vec<PathBuf> {
 }
 
 /// Removes what an earlier life left unfinished.
-pub fn clear(dir: &Path) -> io::Result<()> {
+pub fn remove_unfinished(dir: &Path) -> io::Result<()> {
     let left = match fs::read_dir(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => other?,
     };
-    for entry in left.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(UNFINISHED)) {
-        tree::remove(&entry.path())?;
+    for entry in left.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(UNFINISHED_PREFIX)) {
+        untrusted_tree::remove(&entry.path())?;
     }
     Ok(())
 }
 
 /// Closes the directory of lower layers to other users. Older versions left it open and kept the set-id bits of unpacked files, so they
 /// are cleared once: an open directory is the sign that they may still be there.
-pub fn close(dir: &Path) -> anyhow::Result<()> {
+pub fn restrict_dir(dir: &Path) -> anyhow::Result<()> {
     let is_open = fs::metadata(dir).is_ok_and(|m| m.mode() & 0o077 != 0);
     if is_open {
-        for entry in fs::read_dir(dir)?.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(UNPACKED)) {
+        for entry in fs::read_dir(dir)?.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(UNPACKED_PREFIX)) {
             // Once the directory is closed no other user reaches such a file: a failure here is no reason not to start.
-            if let Err(error) = tree::clear_set_id(&entry.path()) {
+            if let Err(error) = untrusted_tree::clear_set_id(&entry.path()) {
                 tracing::warn!(layer = %entry.path().display(), %error, "set-id bits of an unpacked root filesystem were not cleared");
             }
             tracing::warn!(
@@ -113,20 +113,20 @@ pub fn close(dir: &Path) -> anyhow::Result<()> {
 }
 
 /// Makes the lower layer of a root, or finds it made.
-pub fn prepare(dir: &Path, root: &RootSource, options: &LocalOptions, is_root: bool) -> anyhow::Result<Base> {
+pub fn prepare(dir: &Path, root: &RootSource, options: &LocalOptions, is_root: bool) -> anyhow::Result<LowerLayer> {
     private_dir(dir)?;
     match root {
-        RootSource::Host => host(dir, options, is_root),
+        RootSource::Host => prepare_host(dir, options, is_root),
         RootSource::Rootfs(path) => {
             let kind = fs::metadata(path).with_context(|| format!("the root filesystem {}", path.display()))?;
             let lower = if kind.is_dir() { path.clone() } else { unpack(dir, path, &kind, is_root)? };
-            Ok(Base { lower, view: view(root, options) })
+            Ok(LowerLayer { lower, view: host_paths(root, options) })
         }
     }
 }
 
-fn host(dir: &Path, options: &LocalOptions, is_root: bool) -> anyhow::Result<Base> {
-    let view = view(&RootSource::Host, options);
+fn prepare_host(dir: &Path, options: &LocalOptions, is_root: bool) -> anyhow::Result<LowerLayer> {
+    let view = host_paths(&RootSource::Host, options);
     let mut links = Vec::new();
     for path in PROGRAM_DIRS.iter().map(Path::new) {
         if fs::symlink_metadata(path).is_ok_and(|m| m.is_symlink()) {
@@ -135,7 +135,7 @@ fn host(dir: &Path, options: &LocalOptions, is_root: bool) -> anyhow::Result<Bas
     }
 
     let mut files: Vec<(PathBuf, Vec<u8>)> = etc_files(options.user);
-    for path in ETC_COPIES.iter().map(Path::new) {
+    for path in ETC_COPIED.iter().map(Path::new) {
         // What the host lacks, the sandbox lacks too.
         if let Ok(m) = fs::metadata(path)
             && m.is_file()
@@ -155,9 +155,9 @@ fn host(dir: &Path, options: &LocalOptions, is_root: bool) -> anyhow::Result<Bas
     let digest = hash.finalize();
     let lower = dir.join(format!("host-{}", hex(&digest[..8])));
     if !lower.exists() {
-        build(dir, &lower, |root| skeleton(root, &view, &links, &files, options.user, is_root))?;
+        build(dir, &lower, |root| create_skeleton(root, &view, &links, &files, options.user, is_root))?;
     }
-    Ok(Base { lower, view })
+    Ok(LowerLayer { lower, view })
 }
 
 pub fn hex(bytes: &[u8]) -> String {
@@ -169,17 +169,17 @@ pub fn hex(bytes: &[u8]) -> String {
 fn build(dir: &Path, to: &Path, fill: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
     static BUILT: AtomicU64 = AtomicU64::new(0);
     let (name, number) = (to.file_name().and_then(OsStr::to_str).unwrap_or("base"), BUILT.fetch_add(1, Ordering::Relaxed));
-    let temporary = dir.join(format!("{UNFINISHED}{name}-{}-{number}", std::process::id()));
+    let temporary = dir.join(format!("{UNFINISHED_PREFIX}{name}-{}-{number}", std::process::id()));
     DirBuilder::new().mode(0o755).create(&temporary)?;
     let built = fill(&temporary).and_then(|()| {
-        super::copy::sync(&temporary)?;
+        super::snapshot_copy::sync_filesystem(&temporary)?;
         match fs::rename(&temporary, to) {
             Err(_) if to.is_dir() => Ok(false),
             other => Ok(other.map(|()| true)?),
         }
     });
     if !matches!(built, Ok(true)) {
-        tree::remove(&temporary)?;
+        untrusted_tree::remove(&temporary)?;
     }
     built?;
     Ok(File::open(dir)?.sync_all()?)
@@ -207,7 +207,7 @@ fn etc_files(user: WorkloadUser) -> Vec<(PathBuf, Vec<u8>)> {
     ]
 }
 
-fn skeleton(
+fn create_skeleton(
     root: &Path,
     view: &[PathBuf],
     links: &[(PathBuf, PathBuf)],
@@ -260,7 +260,7 @@ fn skeleton(
 
 fn unpacked_name(tarball: &Path, kind: &fs::Metadata) -> String {
     let name = Sha256::digest(format!("{}\0{}\0{}\0{}", tarball.display(), kind.len(), kind.mtime(), kind.mtime_nsec()));
-    format!("{UNPACKED}{}", hex(&name[..8]))
+    format!("{UNPACKED_PREFIX}{}", hex(&name[..8]))
 }
 
 /// Unpacks a root filesystem once; another file, or a newer one, is unpacked again.
@@ -284,7 +284,7 @@ fn unpack(dir: &Path, tarball: &Path, kind: &fs::Metadata, is_root: bool) -> any
         archive.set_preserve_ownerships(is_root);
         archive.set_overwrite(true);
         // The layer is owned by the host's users, so a set-id program in it would run as them.
-        archive.set_mask(tree::SET_ID_BITS);
+        archive.set_mask(untrusted_tree::SET_ID_BITS);
         archive.unpack(root).with_context(|| format!("unpacking {text}"))
     })?;
     Ok(lower)
@@ -321,7 +321,7 @@ mod tests {
             }
         });
         let left: Vec<_> = fs::read_dir(&bases).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-        assert_eq!(left, [name_of(&source).unwrap()]);
+        assert_eq!(left, [pinned_name(&source).unwrap()]);
     }
 
     #[test]
@@ -337,10 +337,10 @@ mod tests {
         fs::set_permissions(made.lower.join("d"), fs::Permissions::from_mode(0o1777)).unwrap();
         symlink("/bin/su", made.lower.join("link")).unwrap();
         fs::set_permissions(&bases, fs::Permissions::from_mode(0o755)).unwrap();
-        close(&bases).unwrap();
+        restrict_dir(&bases).unwrap();
         assert_eq!(["d/f0", "d"].map(|name| mode(&made.lower.join(name))), [0o755, 0o1777]);
         assert_eq!(mode(&bases), 0o700);
-        close(&dir.path().join("none")).unwrap();
+        restrict_dir(&dir.path().join("none")).unwrap();
     }
 
     #[test]
@@ -352,8 +352,8 @@ mod tests {
         assert_eq!(fs::read_dir(&bases).unwrap().count(), 0);
         fs::create_dir_all(bases.join(".rootfs-0-1-2/d")).unwrap();
         fs::create_dir_all(bases.join("rootfs-0")).unwrap();
-        clear(&bases).unwrap();
+        remove_unfinished(&bases).unwrap();
         assert_eq!(fs::read_dir(&bases).unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>(), ["rootfs-0"]);
-        clear(&dir.path().join("none")).unwrap();
+        remove_unfinished(&dir.path().join("none")).unwrap();
     }
 }

@@ -24,7 +24,7 @@ fn open_dir(at: impl std::os::fd::AsFd, name: impl rustix::path::Arg) -> Result<
 }
 
 /// The first entries of a directory.
-fn batch(dir: &OwnedFd) -> Result<Vec<CString>, Errno> {
+fn read_batch(dir: &OwnedFd) -> Result<Vec<CString>, Errno> {
     let mut names = Vec::new();
     for entry in Dir::read_from(dir)? {
         let entry = entry?;
@@ -49,13 +49,13 @@ pub fn remove(path: &Path) -> io::Result<()> {
     };
     let mut moved = 0u64;
     loop {
-        let names = batch(&top)?;
+        let names = read_batch(&top)?;
         if names.is_empty() {
             break;
         }
         for name in names {
             match unlinkat(&top, &name, AtFlags::empty()) {
-                Err(Errno::ISDIR | Errno::PERM) => hollow(&top, &name, &mut moved)?,
+                Err(Errno::ISDIR | Errno::PERM) => remove_dir_after_hoisting(&top, &name, &mut moved)?,
                 other => other?,
             }
         }
@@ -65,12 +65,12 @@ pub fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// Removes one directory of the top after moving its subdirectories up.
-fn hollow(top: &OwnedFd, name: &CString, moved: &mut u64) -> Result<(), Errno> {
+fn remove_dir_after_hoisting(top: &OwnedFd, name: &CString, moved: &mut u64) -> Result<(), Errno> {
     // Its owner may have taken the right to enter it away from themself. It is a directory: unlink has just said so.
     chmodat(top, name, Mode::RWXU, AtFlags::empty())?;
     let dir = open_dir(top, name)?;
     loop {
-        let names = batch(&dir)?;
+        let names = read_batch(&dir)?;
         if names.is_empty() {
             break;
         }

@@ -13,7 +13,7 @@ use rustix::fs::{SeekFrom, seek};
 use crate::HostDisk;
 
 /// Whether images can be made and mounted here.
-pub fn can_be_hard(is_root: bool) -> Result<(), String> {
+pub fn check_hard_limit_support(is_root: bool) -> Result<(), String> {
     if !is_root {
         return Err("only root can mount a filesystem image".to_owned());
     }
@@ -30,18 +30,18 @@ fn mkfs() -> Option<PathBuf> {
 }
 
 /// What snapshots and volumes leave of the disk they are on, in bytes: sandboxes and the broker's own database are there too.
-const LEFT_FREE: u64 = 1 << 30;
+const MIN_FREE: u64 = 1 << 30;
 
 /// How much of `most` bytes can be written beneath a directory.
-pub fn room(dir: &Path, most: u64) -> anyhow::Result<u64> {
+pub fn writable_bytes(dir: &Path, max: u64) -> anyhow::Result<u64> {
     let stat = rustix::fs::statvfs(dir)?;
-    within(stat.f_bavail.saturating_mul(stat.f_frsize), most)
+    within(stat.f_bavail.saturating_mul(stat.f_frsize), max)
 }
 
-fn within(available: u64, most: u64) -> anyhow::Result<u64> {
-    match available.saturating_sub(LEFT_FREE) {
+fn within(available: u64, max: u64) -> anyhow::Result<u64> {
+    match available.saturating_sub(MIN_FREE) {
         0 => bail!("the machine's disk is nearly full"),
-        room => Ok(room.min(most)),
+        writable => Ok(writable.min(max)),
     }
 }
 
@@ -86,7 +86,7 @@ pub fn template(dir: &Path, bytes: u64) -> anyhow::Result<PathBuf> {
 }
 
 /// The size of a filesystem that has room for so many bytes: of those that are kept empty for copying there are to be few.
-pub fn rounded(bytes: u64) -> u64 {
+pub fn round_up_image_size(bytes: u64) -> u64 {
     let step = if bytes <= 1 << 30 { 64 << 20 } else { 1 << 30 };
     bytes.div_ceil(step).saturating_mul(step)
 }
@@ -124,8 +124,8 @@ mod tests {
 
     #[test]
     fn some_of_the_disk_is_left_free() {
-        assert_eq!(within(LEFT_FREE + 10, 100).unwrap(), 10);
+        assert_eq!(within(MIN_FREE + 10, 100).unwrap(), 10);
         assert_eq!(within(u64::MAX, 100).unwrap(), 100);
-        assert!(within(LEFT_FREE, 100).is_err() && within(0, 100).is_err());
+        assert!(within(MIN_FREE, 100).is_err() && within(0, 100).is_err());
     }
 }

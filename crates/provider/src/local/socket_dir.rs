@@ -8,12 +8,12 @@ use std::{
 };
 
 /// A directory for sockets that is short (a socket's path has 108 bytes), ours, and closed to others.
-pub fn make(tag: &str) -> anyhow::Result<PathBuf> {
+pub fn create(tag: &str) -> anyhow::Result<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     let mut candidates = vec![PathBuf::from("/run/cobox")];
     candidates.extend(std::env::var_os("XDG_RUNTIME_DIR").map(|d| Path::new(&d).join("cobox")));
     candidates.push(PathBuf::from(format!("/tmp/cobox-{uid}")));
-    let make = |parent: &Path| -> io::Result<PathBuf> {
+    let try_create = |parent: &Path| -> io::Result<PathBuf> {
         let dir = parent.join(tag);
         for d in [parent, dir.as_path()] {
             match DirBuilder::new().mode(0o700).create(d) {
@@ -30,7 +30,7 @@ pub fn make(tag: &str) -> anyhow::Result<PathBuf> {
     };
     let mut last = None;
     for parent in candidates {
-        match make(&parent) {
+        match try_create(&parent) {
             Ok(dir) => return Ok(dir),
             Err(e) => last = Some(anyhow::anyhow!("{}: {e}", parent.display())),
         }

@@ -17,16 +17,16 @@ pub struct InvalidDomain(String);
 
 /// What a request's host stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum HostTarget {
     /// None of the domain's.
-    Elsewhere,
+    OutsideDomain,
     /// The domain itself.
-    Domain,
+    DomainItself,
     Sandbox(SandboxId),
     /// In the domain, and no sandbox's.
-    Nothing,
+    UnknownInDomain,
     /// Two hosts in one request: whoever stands before us may have read the other one.
-    Unclear,
+    Ambiguous,
 }
 
 impl Domain {
@@ -51,36 +51,36 @@ impl Domain {
     }
 
     /// Whether a host is the domain itself or a name in it; its port and a last dot don't count.
-    pub fn holds(&self, host: &str) -> bool {
-        self.place_of(host) != Place::Elsewhere
+    pub fn contains(&self, host: &str) -> bool {
+        self.classify_host(host) != HostTarget::OutsideDomain
     }
 
-    pub fn place(&self, uri: &Uri, headers: &HeaderMap) -> Place {
+    pub fn classify(&self, uri: &Uri, headers: &HeaderMap) -> HostTarget {
         let mut hosts = headers.get_all(header::HOST).iter();
         let (host, other) = (hosts.next(), hosts.next());
         if other.is_some() {
-            return Place::Unclear;
+            return HostTarget::Ambiguous;
         }
         // A whole URL in the request line counts before the header.
         match (uri.host(), host.map(|h| h.to_str())) {
-            (Some(host), _) | (None, Some(Ok(host))) => self.place_of(host),
-            (None, Some(Err(_))) => Place::Unclear,
-            (None, None) => Place::Elsewhere,
+            (Some(host), _) | (None, Some(Ok(host))) => self.classify_host(host),
+            (None, Some(Err(_))) => HostTarget::Ambiguous,
+            (None, None) => HostTarget::OutsideDomain,
         }
     }
 
-    fn place_of(&self, host: &str) -> Place {
+    fn classify_host(&self, host: &str) -> HostTarget {
         // No name has a colon; an IPv6 address is nobody's here.
         let name = host.split(':').next().unwrap_or_default().to_ascii_lowercase();
         let name = name.strip_suffix('.').unwrap_or(&name);
-        let Some(before) = name.strip_suffix(self.as_str()) else { return Place::Elsewhere };
+        let Some(before) = name.strip_suffix(self.as_str()) else { return HostTarget::OutsideDomain };
         if before.is_empty() {
-            return Place::Domain;
+            return HostTarget::DomainItself;
         }
-        let Some(label) = before.strip_suffix('.') else { return Place::Elsewhere };
+        let Some(label) = before.strip_suffix('.') else { return HostTarget::OutsideDomain };
         // Some programs refuse an underscore in a host name; to them it is a hyphen.
         let id = label.strip_prefix("sb-").map_or_else(|| label.to_owned(), |rest| format!("sb_{rest}"));
-        id.parse().map_or(Place::Nothing, Place::Sandbox)
+        id.parse().map_or(HostTarget::UnknownInDomain, HostTarget::Sandbox)
     }
 }
 
@@ -97,12 +97,12 @@ mod tests {
             format!("{}.box.example.com.:80", id.as_str().to_uppercase()),
             format!("{}.box.example.com", id.as_str().replace('_', "-")),
         ] {
-            assert_eq!(domain.place_of(&host), Place::Sandbox(id.clone()), "{host}");
+            assert_eq!(domain.classify_host(&host), HostTarget::Sandbox(id.clone()), "{host}");
         }
         for host in
             ["x.box.example.com".to_owned(), format!("a.{id}.box.example.com"), format!("{id}..box.example.com"), ".box.example.com".into()]
         {
-            assert_eq!(domain.place_of(&host), Place::Nothing, "{host}");
+            assert_eq!(domain.classify_host(&host), HostTarget::UnknownInDomain, "{host}");
         }
         for host in [
             format!("{id}.example.com"),
@@ -111,9 +111,9 @@ mod tests {
             "[::1]:80".into(),
             "".into(),
         ] {
-            assert_eq!(domain.place_of(&host), Place::Elsewhere, "{host}");
+            assert_eq!(domain.classify_host(&host), HostTarget::OutsideDomain, "{host}");
         }
-        assert_eq!(domain.place_of("box.example.com:1"), Place::Domain);
+        assert_eq!(domain.classify_host("box.example.com:1"), HostTarget::DomainItself);
     }
 
     #[test]
@@ -121,10 +121,10 @@ mod tests {
         let (domain, id) = (Domain::new("localhost").unwrap(), SandboxId::new());
         let mut headers = HeaderMap::new();
         headers.append(header::HOST, "broker".parse().unwrap());
-        assert_eq!(domain.place(&"/x".parse().unwrap(), &headers), Place::Elsewhere);
-        assert_eq!(domain.place(&format!("http://{id}.localhost/x").parse().unwrap(), &headers), Place::Sandbox(id.clone()));
+        assert_eq!(domain.classify(&"/x".parse().unwrap(), &headers), HostTarget::OutsideDomain);
+        assert_eq!(domain.classify(&format!("http://{id}.localhost/x").parse().unwrap(), &headers), HostTarget::Sandbox(id.clone()));
         headers.append(header::HOST, format!("{id}.localhost").parse().unwrap());
-        assert_eq!(domain.place(&"/x".parse().unwrap(), &headers), Place::Unclear);
+        assert_eq!(domain.classify(&"/x".parse().unwrap(), &headers), HostTarget::Ambiguous);
     }
 
     #[test]

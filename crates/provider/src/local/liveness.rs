@@ -14,12 +14,12 @@ use rustix::{
 };
 use tokio::io::Interest;
 
-use super::spec::RunRecord;
+use super::launch_spec::RunRecord;
 
 /// How long the kernel may take to end everything of a sandbox after SIGKILL.
-const END_WITHIN: Duration = Duration::from_secs(20);
+const END_TIMEOUT: Duration = Duration::from_secs(20);
 /// Between two looks at something the kernel gives back in its own time.
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Whether boxd (or its launcher) lives: it holds this lock for as long as it does.
 pub fn is_alive(dir: &Path) -> bool {
@@ -62,7 +62,7 @@ pub async fn ended(dir: &Path) {
                 }
             }
             // Being launched, or just gone: the lock tells.
-            _ => tokio::time::sleep(LOOK_AGAIN).await,
+            _ => tokio::time::sleep(POLL_INTERVAL).await,
         }
     }
     reap_recorded(dir).await;
@@ -112,12 +112,12 @@ pub async fn end(dir: &Path) -> anyhow::Result<()> {
                 }
             }
             if is_alive(dir) {
-                tokio::time::sleep(LOOK_AGAIN).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         }
         reap_recorded(dir).await;
     };
-    tokio::time::timeout(END_WITHIN, gone).await.with_context(|| format!("the processes of {} would not end", dir.display()))?;
+    tokio::time::timeout(END_TIMEOUT, gone).await.with_context(|| format!("the processes of {} would not end", dir.display()))?;
     match fs::remove_file(dir.join("run.json")) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e.into()),
         _ => Ok(()),
@@ -126,11 +126,11 @@ pub async fn end(dir: &Path) -> anyhow::Result<()> {
 
 /// Tries again while the kernel still counts a process that has already ended.
 pub async fn retry_busy(mut attempt: impl FnMut() -> io::Result<()>) -> io::Result<()> {
-    let deadline = tokio::time::Instant::now() + END_WITHIN;
+    let deadline = tokio::time::Instant::now() + END_TIMEOUT;
     loop {
         match attempt() {
             Err(e) if e.kind() == io::ErrorKind::ResourceBusy && tokio::time::Instant::now() < deadline => {
-                tokio::time::sleep(LOOK_AGAIN).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
             other => return other,
         }

@@ -24,33 +24,33 @@ use rustix::{
 };
 
 use super::{
-    image,
-    spec::{LaunchSpec, VolumeFiles, VolumeSpec},
+    disk_image,
+    launch_spec::{LaunchSpec, VolumeFiles, VolumeSpec},
 };
 
 /// Covered by a fresh tmpfs in the launcher's own mount namespace; every host has it.
-const STAGE: &str = "/tmp";
+const STAGING_DIR: &str = "/tmp";
 
 pub fn lower() -> PathBuf {
-    Path::new(STAGE).join("lower")
+    Path::new(STAGING_DIR).join("lower")
 }
 pub fn data() -> PathBuf {
-    Path::new(STAGE).join("data")
+    Path::new(STAGING_DIR).join("data")
 }
 pub fn boxd() -> PathBuf {
-    Path::new(STAGE).join("boxd")
+    Path::new(STAGING_DIR).join("boxd")
 }
 pub fn root() -> PathBuf {
-    Path::new(STAGE).join("root")
+    Path::new(STAGING_DIR).join("root")
 }
 pub fn view(index: usize) -> PathBuf {
-    Path::new(STAGE).join(format!("view{index}"))
+    Path::new(STAGING_DIR).join(format!("view{index}"))
 }
 pub fn layer(index: usize) -> PathBuf {
-    Path::new(STAGE).join(format!("layer{index}"))
+    Path::new(STAGING_DIR).join(format!("layer{index}"))
 }
 pub fn volume(index: usize) -> PathBuf {
-    Path::new(STAGE).join(format!("volume{index}"))
+    Path::new(STAGING_DIR).join(format!("volume{index}"))
 }
 
 /// Nothing mounted from here on is seen outside, nor the other way round.
@@ -72,7 +72,7 @@ pub fn build(spec: &LaunchSpec, user_namespace: Option<BorrowedFd<'_>>) -> anyho
     let layers = spec.layers.iter().map(|path| lower(path)).collect::<anyhow::Result<Vec<_>>>()?;
     let volumes = spec.volumes.iter().map(|v| volume_tree(v, user_namespace)).collect::<anyhow::Result<Vec<_>>>()?;
     let data_tree = match &spec.disk_image {
-        Some(image) => image::mount(image).context("mounting the disk image")?,
+        Some(image) => disk_image::mount(image).context("mounting the disk image")?,
         None => clone_tree(&spec.dir.join("data"))?,
     };
     set_mount_flags(&data_tree, MountFlags { no_dev: true, ..Default::default() }, false)?;
@@ -86,16 +86,16 @@ pub fn build(spec: &LaunchSpec, user_namespace: Option<BorrowedFd<'_>>) -> anyho
         views.push((path, tree));
     }
 
-    mount("tmpfs", STAGE, "tmpfs", OldMountFlags::NOSUID | OldMountFlags::NODEV, Some(c"mode=0755,size=1m"))
+    mount("tmpfs", STAGING_DIR, "tmpfs", OldMountFlags::NOSUID | OldMountFlags::NODEV, Some(c"mode=0755,size=1m"))
         .context("mounting the stage")?;
-    place(&lower_tree, &self::lower(), true)?;
+    attach(&lower_tree, &self::lower(), true)?;
     for (index, tree) in layers.iter().enumerate() {
-        place(tree, &layer(index), true)?;
+        attach(tree, &layer(index), true)?;
     }
     for (index, tree) in volumes.iter().enumerate() {
-        place(tree, &volume(index), true)?;
+        attach(tree, &volume(index), true)?;
     }
-    place(&data_tree, &data(), true)?;
+    attach(&data_tree, &data(), true)?;
     if let (Some(_), Some(owner)) = (&spec.disk_image, spec.uid_base) {
         for dir in [data(), data().join("upper"), data().join("work")] {
             match DirBuilder::new().mode(0o755).create(&dir) {
@@ -104,9 +104,9 @@ pub fn build(spec: &LaunchSpec, user_namespace: Option<BorrowedFd<'_>>) -> anyho
             }
         }
     }
-    place(&boxd_tree, &boxd(), false)?;
+    attach(&boxd_tree, &boxd(), false)?;
     for (index, (path, tree)) in views.iter().enumerate() {
-        place(tree, &view(index), fs::metadata(path)?.is_dir())?;
+        attach(tree, &view(index), fs::metadata(path)?.is_dir())?;
     }
     DirBuilder::new().mode(0o755).create(root())?;
     Ok(())
@@ -116,7 +116,7 @@ pub fn build(spec: &LaunchSpec, user_namespace: Option<BorrowedFd<'_>>) -> anyho
 fn volume_tree(volume: &VolumeSpec, user_namespace: Option<BorrowedFd<'_>>) -> anyhow::Result<OwnedFd> {
     let tree = match &volume.files {
         VolumeFiles::Directory(path) => clone_tree(path)?,
-        VolumeFiles::Image(image) => image::mount(image).context("mounting a volume")?,
+        VolumeFiles::Image(image) => disk_image::mount(image).context("mounting a volume")?,
     };
     set_mount_flags(&tree, MountFlags { read_only: volume.read_only, no_dev: true, ..Default::default() }, false)?;
     if let Some(ns) = user_namespace {
@@ -136,7 +136,7 @@ fn clone_tree(path: &Path) -> anyhow::Result<OwnedFd> {
     .with_context(|| format!("taking {}", path.display()))
 }
 
-fn place(tree: &OwnedFd, at: &Path, is_dir: bool) -> anyhow::Result<()> {
+fn attach(tree: &OwnedFd, at: &Path, is_dir: bool) -> anyhow::Result<()> {
     if is_dir {
         DirBuilder::new().mode(0o755).create(at)?;
     } else {

@@ -10,22 +10,22 @@ use rustix::{
 };
 
 /// Gives what was opened the mode back that it had. A directory needs the other for as long as its entries are looked up.
-pub struct Closing {
-    of: OwnedFd,
+pub struct ModeRestore {
+    file: OwnedFd,
     mode: Mode,
 }
 
-impl Drop for Closing {
+impl Drop for ModeRestore {
     fn drop(&mut self) {
-        if let Err(error) = fchmod(&self.of, self.mode) {
+        if let Err(error) = fchmod(&self.file, self.mode) {
             tracing::warn!(%error, "a file that was opened to be copied could not be closed again");
         }
     }
 }
 
 /// Opens an entry of a directory, of whatever mode; `is_shut` says that its mode won't do even where it can be opened.
-pub fn open(at: BorrowedFd<'_>, name: &CString, flags: OFlags, is_shut: bool) -> rustix::io::Result<(OwnedFd, Option<Closing>)> {
-    if !is_shut {
+pub fn open(at: BorrowedFd<'_>, name: &CString, flags: OFlags, needs_access: bool) -> rustix::io::Result<(OwnedFd, Option<ModeRestore>)> {
+    if !needs_access {
         match openat(at, name, flags, Mode::empty()) {
             Err(Errno::ACCESS) => {}
             other => return Ok((other?, None)),
@@ -43,7 +43,7 @@ pub fn open(at: BorrowedFd<'_>, name: &CString, flags: OFlags, is_shut: bool) ->
     let opened = openat(CWD, &path, flags.difference(OFlags::NOFOLLOW), Mode::empty())
         .and_then(|opened| Ok((rustix::io::fcntl_dupfd_cloexec(&opened, 0)?, opened)));
     match opened {
-        Ok((of, opened)) => Ok((opened, Some(Closing { of, mode }))),
+        Ok((file, opened)) => Ok((opened, Some(ModeRestore { file, mode }))),
         Err(e) => {
             chmodat(CWD, &path, mode, AtFlags::empty())?;
             Err(e)

@@ -16,13 +16,13 @@ use cobox_provider::{Adapter, BoxedStream};
 use http::{HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header, uri::PathAndQuery};
 
 use crate::{
-    Admission, Credential, Directory, FileLink, Kept, PassedFor, Reach, Refused, Target, Usage,
-    adapted::Stand,
-    forward::{Broken, Unanswered, Way, forward, holding, rewrite, upgrade},
+    Admission, AdmittedRequest, ConnectionCache, Credential, Directory, FileLink, Rejection, SandboxConnection, Target, Usage,
+    adapter_dataplane::AdapterDataplane,
+    forward::{ConnectionFailure, ForwardContext, ForwardError, build_request, forward, hold_permit, upgrade},
     headers::is_websocket,
-    slots::{Limits, Slot, Slots, Visitor},
-    socket::Socket,
+    request_limiter::{Limits, PermitOwner, RequestLimiter, RequestPermit},
     upstream::Upstream,
+    websocket_relay::WebSocketRelay,
 };
 
 /// See [`FILE_FOLLOW_HEADER`].
@@ -34,55 +34,61 @@ pub const PATHS: [&str; 2] = ["/dp/{*rest}", "/v1/sandbox/relay/{*rest}"];
 /// Longest path kept in a use record, in bytes.
 const MAX_RECORDED_PATH: usize = 256;
 /// In a use record, where an answer's status stands: nobody was there to take one.
-const CLIENT_WENT_AWAY: u16 = 499;
+const CLIENT_DISCONNECTED: u16 = 499;
 
 /// The door itself.
 #[derive(Clone)]
 pub struct Gateway {
     pub(crate) directory: Arc<dyn Directory>,
-    pub(crate) slots: Slots,
+    pub(crate) limiter: RequestLimiter,
 }
 
 impl Gateway {
     pub fn new(directory: Arc<dyn Directory>, limits: Limits) -> Self {
-        Self { directory, slots: Slots::new(limits) }
+        Self { directory, limiter: RequestLimiter::new(limits) }
     }
 
     /// Which of [`PATHS`] a path is, if it is one.
-    pub fn template(path: &str) -> Option<&'static str> {
-        let has_more = |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| !rest.is_empty());
-        [SANDBOX_PREFIX, SESSION_PREFIX].into_iter().zip(PATHS).find(|(prefix, _)| has_more(prefix)).map(|(_, template)| template)
+    pub fn path_template(path: &str) -> Option<&'static str> {
+        let has_rest = |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| !rest.is_empty());
+        [SANDBOX_PREFIX, SESSION_PREFIX].into_iter().zip(PATHS).find(|(prefix, _)| has_rest(prefix)).map(|(_, template)| template)
     }
 
     /// A request on one of [`PATHS`]. `kept` is of its connection.
-    pub async fn by_path(&self, request: Request<Body>, request_id: &RequestId, kept: &Kept) -> Response {
-        let operation = langsmith::operation(rest_of(request.uri().path()).unwrap_or_default());
-        self.answer(split(request.uri()), operation, request, request_id, kept).await
+    pub async fn serve_path(&self, request: Request<Body>, request_id: &RequestId, cache: &ConnectionCache) -> Response {
+        let operation = langsmith::operation(path_after_target(request.uri().path()).unwrap_or_default());
+        self.respond(split_target(request.uri()), operation, request, request_id, cache).await
     }
 
     /// A request on a host name of the sandbox's own: all of its path is the sandbox's.
-    pub async fn on_own_host(&self, sandbox: SandboxId, request: Request<Body>, request_id: &RequestId, kept: &Kept) -> Response {
+    pub async fn serve_sandbox_host(
+        &self,
+        sandbox: SandboxId,
+        request: Request<Body>,
+        request_id: &RequestId,
+        cache: &ConnectionCache,
+    ) -> Response {
         let rest = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let operation = langsmith::operation(rest.path());
-        self.answer(Ok((Target::Sandbox(sandbox), rest)), operation, request, request_id, kept).await
+        self.respond(Ok((Target::Sandbox(sandbox), rest)), operation, request, request_id, cache).await
     }
 
-    async fn answer(
+    async fn respond(
         &self,
-        aim: Result<(Target, PathAndQuery), ApiError>,
+        target: Result<(Target, PathAndQuery), ApiError>,
         operation: Option<&'static str>,
         request: Request<Body>,
         request_id: &RequestId,
-        kept: &Kept,
+        cache: &ConnectionCache,
     ) -> Response {
-        let mut passed = None;
-        let answered = match aim {
-            Ok((target, rest)) => self.pass(target, rest, request, request_id, kept, &mut passed).await,
+        let mut admitted = None;
+        let result = match target {
+            Ok((target, rest)) => self.handle(target, rest, request, request_id, cache, &mut admitted).await,
             Err(e) => Err(e),
         };
-        let mut response = answered.unwrap_or_else(|e| refusal(e, operation, request_id));
-        if let Some(passed) = passed {
-            response.extensions_mut().insert(passed);
+        let mut response = result.unwrap_or_else(|e| rejection_response(e, operation, request_id));
+        if let Some(admitted) = admitted {
+            response.extensions_mut().insert(admitted);
         }
         if response.status() == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -92,14 +98,14 @@ impl Gateway {
 }
 
 impl Gateway {
-    async fn pass(
+    async fn handle(
         &self,
         target: Target,
         mut rest: PathAndQuery,
         mut request: Request<Body>,
         request_id: &RequestId,
-        kept: &Kept,
-        passed: &mut Option<PassedFor>,
+        cache: &ConnectionCache,
+        admitted: &mut Option<AdmittedRequest>,
     ) -> Result<Response, ApiError> {
         if has_api_key(rest.as_str()) {
             // It would reach the sandbox, and has been in logs and histories on the way here.
@@ -109,8 +115,8 @@ impl Gateway {
         let mut credential = Credential::from_headers(request.headers())?;
         if let Some(link) = FileLink::from_request(request.method(), &rest) {
             // A link never reaches a sandbox, whatever else is shown with it.
-            let removed = FileLink::removed(&rest, credential.is_none());
-            rest = PathAndQuery::try_from(removed).map_err(|e| ApiError::invalid(format!("the path can't be read: {e}")))?;
+            let stripped = FileLink::strip(&rest, credential.is_none());
+            rest = PathAndQuery::try_from(stripped).map_err(|e| ApiError::invalid(format!("the path can't be read: {e}")))?;
             credential.get_or_insert(Credential::Link(link));
         }
         let is_websocket = is_websocket(request.method(), request.headers());
@@ -123,25 +129,25 @@ impl Gateway {
         if matches!(credential, Some(Credential::Link(_))) {
             request.headers_mut().insert(X_FILE_FOLLOW, HeaderValue::from_static("false"));
         }
-        let admission = self.admit(&target, credential, request_id, kept).await?;
+        let admission = self.admit(&target, credential, request_id, cache).await?;
         if admission.caller.is_some() {
-            kept.authenticated();
+            cache.mark_authenticated();
         }
-        let visitor = admission.caller.as_ref().map_or(Visitor::Stranger, |c| Visitor::Known(c.session.as_ref()));
-        let slot = self.slots.take(&admission.sandbox, visitor, is_websocket)?;
+        let owner = admission.caller.as_ref().map_or(PermitOwner::Unauthenticated, |c| PermitOwner::Authenticated(c.session.as_ref()));
+        let permit = self.limiter.acquire(&admission.sandbox, owner, is_websocket)?;
 
-        let path = cut(rest.path(), MAX_RECORDED_PATH);
+        let path = truncate(rest.path(), MAX_RECORDED_PATH);
         let route = route::find(request.method().as_str(), &path).map(|r| r.template);
-        *passed = Some(PassedFor { admission: admission.clone(), route });
-        let recording = Recording::new(self, &admission, request_id, request.method(), route, &path);
+        *admitted = Some(AdmittedRequest { admission: admission.clone(), route });
+        let pending_usage = PendingUsage::new(self, &admission, request_id, request.method(), route, &path);
         *request.uri_mut() = Uri::from(rest);
-        let answered = if is_websocket {
-            self.upgrade(request, (target, path), &admission, request_id, slot, kept).await
+        let result = if is_websocket {
+            self.upgrade(request, (target, path), &admission, request_id, permit, cache).await
         } else {
-            self.forward(request, &admission, request_id, slot, kept).await
+            self.forward(request, &admission, request_id, permit, cache).await
         };
-        recording.done(answered.as_ref().map_or_else(|e| e.code.status(), |r| r.status().as_u16())).await;
-        answered
+        pending_usage.finish(result.as_ref().map_or_else(|e| e.code.status(), |r| r.status().as_u16())).await;
+        result
     }
 
     /// Decided anew where it could be another decision than the last for this connection.
@@ -150,16 +156,16 @@ impl Gateway {
         target: &Target,
         credential: Option<Credential>,
         request_id: &RequestId,
-        kept: &Kept,
+        cache: &ConnectionCache,
     ) -> Result<Arc<Admission>, ApiError> {
         // Before the decision: what changes meanwhile makes it an old one.
-        let stamp = self.directory.stamp();
-        if let Some(known) = stamp.and_then(|stamp| kept.admitted(target, credential.as_ref(), stamp)) {
+        let version = self.directory.version();
+        if let Some(known) = version.and_then(|version| cache.cached_admission(target, credential.as_ref(), version)) {
             return Ok(known);
         }
         let admission = Arc::new(self.directory.admit(target.clone(), credential.clone(), request_id).await?);
-        if let Some(stamp) = stamp {
-            kept.admit(target.clone(), credential, stamp, &admission);
+        if let Some(version) = version {
+            cache.store_admission(target.clone(), credential, version, &admission);
         }
         Ok(admission)
     }
@@ -170,22 +176,30 @@ impl Gateway {
         (target, path): (Target, String),
         admission: &Arc<Admission>,
         request_id: &RequestId,
-        slot: Slot,
-        kept: &Kept,
+        permit: RequestPermit,
+        cache: &ConnectionCache,
     ) -> Result<Response, ApiError> {
         let client_side = hyper::upgrade::on(&mut request);
         let (parts, body) = request.into_parts();
-        let request = rewrite(parts, body, admission, request_id, &slot, true);
-        match self.directory.reach(admission).await? {
-            Reach::Adapter(adapter) => self.adapt(adapter.as_ref(), request, admission, slot).await,
-            Reach::Boxd(stream) => {
-                let upstream = self.connect(stream, admission).await?;
+        let request = build_request(parts, body, admission, request_id, &permit, true);
+        match self.directory.connect(admission).await? {
+            SandboxConnection::Adapter(adapter) => self.serve_adapter(adapter.as_ref(), request, admission, permit).await,
+            SandboxConnection::Boxd(stream) => {
+                let upstream = self.handshake(stream, admission).await?;
                 let (gateway, sandbox, request_id) = (self.clone(), admission.sandbox.clone(), request_id.clone());
-                let socket =
-                    Socket { gateway, target, sandbox, path, request_id, caller: admission.caller.clone(), slot, kept: kept.clone() };
-                match upgrade(upstream, request, client_side, socket).await {
+                let relay = WebSocketRelay {
+                    gateway,
+                    target,
+                    sandbox,
+                    path,
+                    request_id,
+                    caller: admission.caller.clone(),
+                    permit,
+                    cache: cache.clone(),
+                };
+                match upgrade(upstream, request, client_side, relay).await {
                     Ok(response) => Ok(response),
-                    Err(broken) => Err(self.explain(broken, admission).await),
+                    Err(failure) => Err(self.failure_to_error(failure, admission).await),
                 }
             }
         }
@@ -196,90 +210,98 @@ impl Gateway {
         request: Request<Body>,
         admission: &Arc<Admission>,
         request_id: &RequestId,
-        slot: Slot,
-        kept: &Kept,
+        permit: RequestPermit,
+        cache: &ConnectionCache,
     ) -> Result<Response, ApiError> {
         let (parts, body) = request.into_parts();
-        let request = rewrite(parts, body, admission, request_id, &slot, false);
-        let keep = kept.place(admission);
+        let request = build_request(parts, body, admission, request_id, &permit, false);
+        let cache_return = cache.reserve(admission);
         // Over the connection the caller's last request used where there is one, else over a fresh one.
-        let idle = if admission.is_running { kept.take(admission).await } else { None };
+        let idle = if admission.is_running { cache.take_connection(admission).await } else { None };
         let upstream = match idle {
             Some(upstream) => {
                 self.directory.touch(admission);
                 upstream
             }
-            None => match self.directory.reach(admission).await? {
-                Reach::Adapter(adapter) => return self.adapt(adapter.as_ref(), request, admission, slot).await,
-                Reach::Boxd(stream) => self.connect(stream, admission).await?,
+            None => match self.directory.connect(admission).await? {
+                SandboxConnection::Adapter(adapter) => return self.serve_adapter(adapter.as_ref(), request, admission, permit).await,
+                SandboxConnection::Boxd(stream) => self.handshake(stream, admission).await?,
             },
         };
-        let unanswered = match forward(upstream, request, Way { slot, keep }).await {
+        let failed = match forward(upstream, request, ForwardContext { permit, cache_return }).await {
             Ok(response) => return Ok(response),
-            Err(unanswered) => unanswered,
+            Err(failed) => failed,
         };
-        let broken = match unanswered {
-            Unanswered::Broken(broken) => broken,
-            Unanswered::Unsent(unsent) => {
-                let (request, way) = *unsent;
-                let Reach::Boxd(stream) = self.directory.reach(admission).await? else { return Err(no_answer(&admission.sandbox)) };
-                match forward(self.connect(stream, admission).await?, request, way).await {
+        let failure = match failed {
+            ForwardError::ConnectionFailure(failure) => failure,
+            ForwardError::NotSent(not_sent) => {
+                let (request, context) = *not_sent;
+                let SandboxConnection::Boxd(stream) = self.directory.connect(admission).await? else {
+                    return Err(boxd_unavailable(&admission.sandbox));
+                };
+                match forward(self.handshake(stream, admission).await?, request, context).await {
                     Ok(response) => return Ok(response),
-                    Err(Unanswered::Broken(broken)) => broken,
-                    Err(Unanswered::Unsent(_)) => return Err(no_answer(&admission.sandbox)),
+                    Err(ForwardError::ConnectionFailure(failure)) => failure,
+                    Err(ForwardError::NotSent(_)) => return Err(boxd_unavailable(&admission.sandbox)),
                 }
             }
         };
-        Err(self.explain(broken, admission).await)
+        Err(self.failure_to_error(failure, admission).await)
     }
 
-    async fn adapt(&self, adapter: &dyn Adapter, request: Request<Body>, admission: &Admission, slot: Slot) -> Result<Response, ApiError> {
-        let provider = self.directory.provider(admission);
-        let response = Stand { adapter, provider, admission }.answer(request).await?;
-        Ok(response.map(|body| holding(body, slot)))
+    async fn serve_adapter(
+        &self,
+        adapter: &dyn Adapter,
+        request: Request<Body>,
+        admission: &Admission,
+        permit: RequestPermit,
+    ) -> Result<Response, ApiError> {
+        let provider = self.directory.provider_name(admission);
+        let response = AdapterDataplane { adapter, provider, admission }.handle(request).await?;
+        Ok(response.map(|body| hold_permit(body, permit)))
     }
 
     /// A use, where somebody was authenticated.
-    pub(crate) async fn used(&self, admission: Arc<Admission>, request_id: &RequestId, method: &str, path: &str, status: u16) {
+    pub(crate) async fn record_usage(&self, admission: Arc<Admission>, request_id: &RequestId, method: &str, path: &str, status: u16) {
         let route = route::find(method, path).map(|r| r.template);
         let (method, path) = (method.to_owned(), path.to_owned());
-        self.directory.used(Usage { admission, request_id: request_id.clone(), method, route, path, status }).await;
+        self.directory.record_usage(Usage { admission, request_id: request_id.clone(), method, route, path, status }).await;
     }
 
-    async fn connect(&self, stream: BoxedStream, admission: &Admission) -> Result<Upstream, ApiError> {
+    async fn handshake(&self, stream: BoxedStream, admission: &Admission) -> Result<Upstream, ApiError> {
         match Upstream::new(stream).await {
             Ok(upstream) => Ok(upstream),
-            Err(error) => Err(self.explain(Broken::Boxd(error), admission).await),
+            Err(error) => Err(self.failure_to_error(ConnectionFailure::Boxd(error), admission).await),
         }
     }
 
-    async fn explain(&self, broken: Broken, admission: &Admission) -> ApiError {
+    async fn failure_to_error(&self, failure: ConnectionFailure, admission: &Admission) -> ApiError {
         let sandbox = &admission.sandbox;
-        match broken {
-            Broken::Caller(cause) => {
+        match failure {
+            ConnectionFailure::Caller(cause) => {
                 tracing::debug!(%sandbox, %cause, "a caller went away");
                 return ApiError::invalid("the request's body broke off");
             }
-            Broken::Boxd(cause) => {
-                if let Err(over) = self.directory.vanished(admission).await {
+            ConnectionFailure::Boxd(cause) => {
+                if let Err(over) = self.directory.check_not_ended(admission).await {
                     tracing::debug!(%sandbox, %cause, "boxd ended with its session");
                     return over;
                 }
                 tracing::warn!(%sandbox, %cause, "boxd did not answer");
             }
-            Broken::Protocol => tracing::warn!(%sandbox, "boxd switched protocols unasked"),
+            ConnectionFailure::Protocol => tracing::warn!(%sandbox, "boxd switched protocols unasked"),
         }
-        no_answer(sandbox)
+        boxd_unavailable(sandbox)
     }
 }
 
 /// A use under way. Who goes away before there is an answer has used the sandbox all the same.
-struct Recording {
+struct PendingUsage {
     directory: Arc<dyn Directory>,
     usage: Option<Usage>,
 }
 
-impl Recording {
+impl PendingUsage {
     fn new(
         gateway: &Gateway,
         admission: &Arc<Admission>,
@@ -295,40 +317,40 @@ impl Recording {
             method: method.to_string(),
             route,
             path: path.to_owned(),
-            status: CLIENT_WENT_AWAY,
+            status: CLIENT_DISCONNECTED,
         });
         Self { directory: gateway.directory.clone(), usage }
     }
 
-    async fn done(mut self, status: u16) {
+    async fn finish(mut self, status: u16) {
         if let Some(usage) = self.usage.take() {
-            self.directory.used(Usage { status, ..usage }).await;
+            self.directory.record_usage(Usage { status, ..usage }).await;
         }
     }
 }
 
-impl Drop for Recording {
+impl Drop for PendingUsage {
     fn drop(&mut self) {
         // Without a runtime the process is ending.
         if let (Some(usage), Ok(runtime)) = (self.usage.take(), tokio::runtime::Handle::try_current()) {
             let directory = self.directory.clone();
-            runtime.spawn(async move { directory.used(usage).await });
+            runtime.spawn(async move { directory.record_usage(usage).await });
         }
     }
 }
 
-fn no_answer(sandbox: &SandboxId) -> ApiError {
+fn boxd_unavailable(sandbox: &SandboxId) -> ApiError {
     ApiError::new(ErrorCode::ProviderUnavailable, format!("boxd of {sandbox} did not answer; try again"))
 }
 
 /// The path as boxd would see it.
-fn rest_of(path: &str) -> Option<&str> {
+fn path_after_target(path: &str) -> Option<&str> {
     let after = path.strip_prefix(SANDBOX_PREFIX).or_else(|| path.strip_prefix(SESSION_PREFIX))?;
     after.find('/').map(|i| &after[i..])
 }
 
 /// Takes the prefix off the raw path, so that the rest reaches boxd byte for byte as it was sent.
-fn split(uri: &Uri) -> Result<(Target, PathAndQuery), ApiError> {
+fn split_target(uri: &Uri) -> Result<(Target, PathAndQuery), ApiError> {
     let raw = uri.path_and_query().map_or("", PathAndQuery::as_str);
     let (after, is_session) = match (raw.strip_prefix(SANDBOX_PREFIX), raw.strip_prefix(SESSION_PREFIX)) {
         (Some(after), _) => (after, false),
@@ -351,13 +373,13 @@ fn is_health_check(method: &Method, rest: &PathAndQuery) -> bool {
     method == Method::GET && matches!(rest.path(), "/healthz" | "/v1/healthz")
 }
 
-fn cut(s: &str, max: usize) -> String {
+fn truncate(s: &str, max: usize) -> String {
     let end = (0..=max.min(s.len())).rev().find(|i| s.is_char_boundary(*i)).unwrap_or(0);
     s[..end].to_owned()
 }
 
 /// In the dialect of the route that was asked for.
-fn refusal(error: ApiError, operation: Option<&'static str>, request_id: &RequestId) -> Response {
+fn rejection_response(error: ApiError, operation: Option<&'static str>, request_id: &RequestId) -> Response {
     let status = if operation.is_some() { langsmith::status(error.code) } else { error.code.status() };
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     // Somebody may have put a credential where an id belongs.
@@ -369,7 +391,7 @@ fn refusal(error: ApiError, operation: Option<&'static str>, request_id: &Reques
     if let Some(seconds) = error.retry_after {
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
-    response.extensions_mut().insert(Refused(error));
+    response.extensions_mut().insert(Rejection(error));
     response
 }
 
@@ -381,26 +403,26 @@ mod tests {
     fn the_rest_of_the_path_is_kept_byte_for_byte() {
         let id = cobox_protocol::SandboxId::new();
         for rest in ["/v1/files/a%2Fb%20c?x=%2F&y", "//v1//..%2f/", "/?", "/"] {
-            let (target, got) = split(&format!("/dp/{id}{rest}").parse().unwrap()).unwrap();
+            let (target, got) = split_target(&format!("/dp/{id}{rest}").parse().unwrap()).unwrap();
             assert_eq!(target, Target::Sandbox(id.clone()));
             assert_eq!(got.as_str(), rest);
         }
-        assert_eq!(split(&format!("/dp/{id}").parse().unwrap()).unwrap().1.as_str(), "/");
-        assert_eq!(split(&format!("/dp/{id}?a=1").parse().unwrap()).unwrap().1.as_str(), "/?a=1");
+        assert_eq!(split_target(&format!("/dp/{id}").parse().unwrap()).unwrap().1.as_str(), "/");
+        assert_eq!(split_target(&format!("/dp/{id}?a=1").parse().unwrap()).unwrap().1.as_str(), "/?a=1");
     }
 
     #[test]
     fn what_is_the_gateways_is_told_by_its_beginning() {
-        assert_eq!(Gateway::template("/dp/sb_x/v1"), Some("/dp/{*rest}"));
-        assert_eq!(Gateway::template("/v1/sandbox/relay/ssn_x"), Some("/v1/sandbox/relay/{*rest}"));
+        assert_eq!(Gateway::path_template("/dp/sb_x/v1"), Some("/dp/{*rest}"));
+        assert_eq!(Gateway::path_template("/v1/sandbox/relay/ssn_x"), Some("/v1/sandbox/relay/{*rest}"));
         for path in ["/dp/", "/dp", "/v1/sandbox/relay/", "/v1/sandbox/sessions", "/", "//dp/x"] {
-            assert_eq!(Gateway::template(path), None, "{path}");
+            assert_eq!(Gateway::path_template(path), None, "{path}");
         }
     }
 
     #[test]
     fn an_id_that_is_none_is_not_found() {
-        assert_eq!(split(&"/dp/sb_%2e%2e/v1".parse().unwrap()).unwrap_err().code, ErrorCode::SandboxNotFound);
-        assert_eq!(split(&"/v1/sandbox/relay/x/v1".parse().unwrap()).unwrap_err().code, ErrorCode::SessionNotFound);
+        assert_eq!(split_target(&"/dp/sb_%2e%2e/v1".parse().unwrap()).unwrap_err().code, ErrorCode::SandboxNotFound);
+        assert_eq!(split_target(&"/v1/sandbox/relay/x/v1".parse().unwrap()).unwrap_err().code, ErrorCode::SessionNotFound);
     }
 }

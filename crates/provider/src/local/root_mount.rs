@@ -19,7 +19,7 @@ use rustix::{
     process::{Gid, Uid, fchdir, pivot_root},
 };
 
-use super::{spec::LaunchSpec, stage};
+use super::{launch_spec::LaunchSpec, staging};
 
 /// Devices every program may expect. None of them reaches hardware or keeps anything.
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
@@ -28,11 +28,11 @@ const SHM_OPTIONS: &std::ffi::CStr = c"mode=1777,size=64m";
 
 /// Returns boxd's binary, open, because no path leads to it from inside.
 pub fn enter(spec: &LaunchSpec) -> anyhow::Result<OwnedFd> {
-    let boxd = open(stage::boxd(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).context("opening boxd")?;
-    let root = stage::root();
-    let data = stage::data();
+    let boxd = open(staging::boxd(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).context("opening boxd")?;
+    let root = staging::root();
+    let data = staging::data();
     // Short names of our own, without the colons and commas that would have to be escaped.
-    let lowers: Vec<_> = (0..spec.layers.len()).map(stage::layer).chain([stage::lower()]).map(|p| p.display().to_string()).collect();
+    let lowers: Vec<_> = (0..spec.layers.len()).map(staging::layer).chain([staging::lower()]).map(|p| p.display().to_string()).collect();
     let options = format!(
         "lowerdir={},upperdir={},workdir={},userxattr",
         lowers.join(":"),
@@ -44,13 +44,13 @@ pub fn enter(spec: &LaunchSpec) -> anyhow::Result<OwnedFd> {
 
     let root_fd = open(&root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     for (index, path) in spec.view.iter().enumerate() {
-        show(&root_fd, path, &stage::view(index)).with_context(|| format!("showing {}", path.display()))?;
+        mount_host_path(&root_fd, path, &staging::view(index)).with_context(|| format!("showing {}", path.display()))?;
     }
     for dir in [&spec.config.workload.work_dir, &spec.config.workload.home] {
-        give(&root_fd, Path::new(dir), &spec.config.workload).with_context(|| format!("making {dir}"))?;
+        create_workload_dir(&root_fd, Path::new(dir), &spec.config.workload).with_context(|| format!("making {dir}"))?;
     }
     for (index, volume) in spec.volumes.iter().enumerate() {
-        mount_volume(&root_fd, &volume.path, &stage::volume(index))
+        mount_volume(&root_fd, &volume.path, &staging::volume(index))
             .with_context(|| format!("mounting a volume at {}", volume.path.display()))?;
     }
     mount_proc(&root_fd).context("mounting /proc")?;
@@ -65,14 +65,14 @@ pub fn enter(spec: &LaunchSpec) -> anyhow::Result<OwnedFd> {
 }
 
 /// Makes a directory of the workload's, where the root filesystem has none.
-fn give(root: &OwnedFd, path: &Path, workload: &Workload) -> anyhow::Result<()> {
+fn create_workload_dir(root: &OwnedFd, path: &Path, workload: &Workload) -> anyhow::Result<()> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     match openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve) {
         Err(Errno::NOENT) => {}
         // There, or something the sandbox put there in an earlier life.
         _ => return Ok(()),
     }
-    let made = match target(root, path, true) {
+    let made = match open_mount_point(root, path, true) {
         Err(Errno::LOOP | Errno::NOTDIR) => return Ok(()),
         other => other?,
     };
@@ -83,7 +83,7 @@ fn give(root: &OwnedFd, path: &Path, workload: &Workload) -> anyhow::Result<()> 
 
 /// A place in the root to mount on, made if it is missing. The sandbox's programs may have put anything there in an
 /// earlier life, so no symbolic link is followed.
-fn target(root: &OwnedFd, path: &Path, is_dir: bool) -> rustix::io::Result<OwnedFd> {
+fn open_mount_point(root: &OwnedFd, path: &Path, is_dir: bool) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     let mut at = rustix::io::fcntl_dupfd_cloexec(root, 0)?;
     let parts: Vec<_> = path.components().filter_map(|c| if let std::path::Component::Normal(n) = c { Some(n) } else { None }).collect();
@@ -112,41 +112,41 @@ fn target(root: &OwnedFd, path: &Path, is_dir: bool) -> rustix::io::Result<Owned
     Ok(at)
 }
 
-fn show(root: &OwnedFd, path: &Path, staged: &Path) -> anyhow::Result<()> {
+fn mount_host_path(root: &OwnedFd, path: &Path, staged: &Path) -> anyhow::Result<()> {
     let is_dir = fs::metadata(staged)?.is_dir();
-    let place = match target(root, path, is_dir) {
+    let mount_point = match open_mount_point(root, path, is_dir) {
         // Replaced from inside in an earlier life: the sandbox sees what it put there.
         Err(Errno::LOOP | Errno::NOTDIR) => return Ok(()),
         other => other?,
     };
     let tree = open_tree(CWD, staged, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE)?;
-    attach(&tree, &place)
+    attach(&tree, &mount_point)
 }
 
 /// Unlike what is only shown, a volume is promised: a sandbox that put something else in its place doesn't start.
 fn mount_volume(root: &OwnedFd, path: &Path, staged: &Path) -> anyhow::Result<()> {
-    let place = match target(root, path, true) {
+    let mount_point = match open_mount_point(root, path, true) {
         Err(Errno::LOOP | Errno::NOTDIR) => anyhow::bail!("a program has put a link or a file in its place"),
         other => other?,
     };
-    attach(&open_tree(CWD, staged, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?, &place)
+    attach(&open_tree(CWD, staged, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?, &mount_point)
 }
 
-fn attach(tree: &OwnedFd, place: &OwnedFd) -> anyhow::Result<()> {
-    Ok(move_mount(tree, "", place, "", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH)?)
+fn attach(tree: &OwnedFd, mount_point: &OwnedFd) -> anyhow::Result<()> {
+    Ok(move_mount(tree, "", mount_point, "", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH)?)
 }
 
 /// Boxd's own: it writes its init's id maps through it and then takes it away.
 fn mount_proc(root: &OwnedFd) -> anyhow::Result<()> {
-    let place = target(root, Path::new("proc"), true)?;
-    Ok(mount("proc", fd_path(&place), "proc", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC, None)?)
+    let mount_point = open_mount_point(root, Path::new("proc"), true)?;
+    Ok(mount("proc", fd_path(&mount_point), "proc", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC, None)?)
 }
 
 fn populate_dev(root: &OwnedFd) -> anyhow::Result<()> {
-    let place = target(root, Path::new("dev"), true)?;
-    mount("tmpfs", fd_path(&place), "tmpfs", MountFlags::NOSUID | MountFlags::NOEXEC, Some(c"mode=0755,size=64k"))?;
+    let mount_point = open_mount_point(root, Path::new("dev"), true)?;
+    mount("tmpfs", fd_path(&mount_point), "tmpfs", MountFlags::NOSUID | MountFlags::NOEXEC, Some(c"mode=0755,size=64k"))?;
     // The descriptor is of what lies below the mount just made: look it up again.
-    let dev = target_across(root, "dev")?;
+    let dev = open_mounted_dir(root, "dev")?;
     let base = fd_path(&dev);
     for name in DEVICES {
         File::create(base.join(name))?;
@@ -180,7 +180,7 @@ fn populate_dev(root: &OwnedFd) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn target_across(root: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
+fn open_mounted_dir(root: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
     openat2(
         root,
         name,

@@ -8,7 +8,7 @@ use std::{
 use cobox_protocol::control::BoxdConfig;
 use serde::{Deserialize, Serialize};
 
-use super::cgroup::Membership;
+use super::cgroup::CgroupMembership;
 
 /// Read by the launcher from its standard input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -30,7 +30,7 @@ pub struct LaunchSpec {
     /// The image that holds its files, where the disk limit is hard.
     pub disk_image: Option<PathBuf>,
     pub hostname: String,
-    pub cgroups: Membership,
+    pub cgroups: CgroupMembership,
     pub config: BoxdConfig,
 }
 

@@ -22,27 +22,27 @@ use tokio::{
 };
 
 use crate::{
-    Admission, Caller, Credential, Kept, Target,
-    door::Gateway,
-    frame,
-    slots::{Slot, Visitor},
+    Admission, Caller, ConnectionCache, Credential, Target,
+    request_limiter::{PermitOwner, RequestPermit},
+    service::Gateway,
+    websocket_frame,
 };
 
 /// How long a connection without a header may take over its first frame; boxd gives it as long.
-const AUTH_WITHIN: Duration = Duration::from_secs(5);
+const AUTH_TIMEOUT: Duration = Duration::from_secs(5);
 /// What a client gets to take the last frames and answer the close.
-const GOODBYE_WITHIN: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long one direction may go on after the other has ended: enough to say goodbye.
 const LINGER: Duration = Duration::from_secs(5);
 /// Fresh tokens that one connection may show at once, and how long until one more: a client shows one some minutes after the last, and
 /// each costs a record or two.
-const FRESH_TOKENS: u32 = 16;
-const FRESH_TOKEN_EVERY: Duration = Duration::from_secs(10);
+const FRESH_TOKEN_BURST: u32 = 16;
+const FRESH_TOKEN_INTERVAL: Duration = Duration::from_secs(10);
 /// In use records, where a method stands: a token shown on a connection that is already there.
 const AUTH_METHOD: &str = "AUTH";
 
 /// Everything that is known of a WebSocket.
-pub(crate) struct Socket {
+pub(crate) struct WebSocketRelay {
     pub gateway: Gateway,
     pub target: Target,
     pub sandbox: SandboxId,
@@ -50,69 +50,69 @@ pub(crate) struct Socket {
     pub request_id: RequestId,
     /// By the header, or by the newest frame.
     pub caller: Option<Caller>,
-    pub slot: Slot,
+    pub permit: RequestPermit,
     /// Of the client's connection.
-    pub kept: Kept,
+    pub cache: ConnectionCache,
 }
 
 /// Why a connection is closed from here.
-enum Refusal {
-    Told(u16, ApiError),
+enum CloseCause {
+    Error(u16, ApiError),
     /// The client has gone, or boxd has.
     Gone,
 }
 
-impl From<ApiError> for Refusal {
+impl From<ApiError> for CloseCause {
     fn from(error: ApiError) -> Self {
-        Refusal::Told(close::of(error.code), error)
+        CloseCause::Error(close::of(error.code), error)
     }
 }
 
-impl From<io::Error> for Refusal {
+impl From<io::Error> for CloseCause {
     fn from(_: io::Error) -> Self {
-        Refusal::Gone
+        CloseCause::Gone
     }
 }
 
-impl Socket {
+impl WebSocketRelay {
     /// Copies both ways until both ends are done, or one is and the other doesn't follow.
-    pub async fn carry(mut self, client: impl AsyncRead + AsyncWrite, boxd: impl AsyncRead + AsyncWrite) {
+    pub async fn run(mut self, client: impl AsyncRead + AsyncWrite, boxd: impl AsyncRead + AsyncWrite) {
         let (client_reads, mut client_writes) = tokio::io::split(client);
         let (boxd_reads, boxd_writes) = tokio::io::split(boxd);
         let mut client_reads = BufReader::new(client_reads);
         let mut boxd_writes = BufWriter::new(boxd_writes);
         if self.caller.is_none() {
-            let hello = tokio::time::timeout(AUTH_WITHIN, self.hello(&mut client_reads, &mut boxd_writes)).await;
-            let refusal = match hello {
+            let outcome = tokio::time::timeout(AUTH_TIMEOUT, self.authenticate(&mut client_reads, &mut boxd_writes)).await;
+            let cause = match outcome {
                 Ok(Ok(())) => None,
-                Ok(Err(refusal)) => Some(refusal),
+                Ok(Err(cause)) => Some(cause),
                 Err(_) => {
-                    let message = format!("no `auth` frame within {} seconds", AUTH_WITHIN.as_secs());
-                    Some(Refusal::Told(close::AUTH_TIMEOUT, ApiError::new(ErrorCode::Unauthenticated, message)))
+                    let message = format!("no `auth` frame within {} seconds", AUTH_TIMEOUT.as_secs());
+                    Some(CloseCause::Error(close::AUTH_TIMEOUT, ApiError::new(ErrorCode::Unauthenticated, message)))
                 }
             };
-            match refusal {
+            match cause {
                 None => {}
-                Some(Refusal::Gone) => return,
-                Some(Refusal::Told(code, error)) => {
-                    let farewell = goodbye(&mut client_writes, &mut client_reads, code, &error, &self.request_id);
+                Some(CloseCause::Gone) => return,
+                Some(CloseCause::Error(code, error)) => {
+                    let closing = send_close(&mut client_writes, &mut client_reads, code, &error, &self.request_id);
                     // A client that doesn't listen any more has nothing to be told.
-                    let _ = tokio::time::timeout(GOODBYE_WITHIN, farewell).await;
+                    let _ = tokio::time::timeout(CLOSE_TIMEOUT, closing).await;
                     return;
                 }
             }
         }
-        let last_words = OnceLock::new();
+        let final_message = OnceLock::new();
         let mut up = std::pin::pin!(async {
             // A reset is an end like any other here: the other side learns of it by its own connection closing.
-            if let Err(Refusal::Told(code, error)) = self.pass_frames(&mut client_reads, &mut boxd_writes).await {
+            if let Err(CloseCause::Error(code, error)) = self.pass_frames(&mut client_reads, &mut boxd_writes).await {
                 // Said when boxd has ended: before, it could be in the middle of a frame of boxd's.
-                last_words.get_or_init(|| farewell(code, &error, &self.request_id));
-                let _ = boxd_writes.write_all(&frame::close_for_server(code, error.code.as_str())).await;
+                final_message.get_or_init(|| close_message(code, &error, &self.request_id));
+                let _ = boxd_writes.write_all(&websocket_frame::close_for_server(code, error.code.as_str())).await;
             }
             finish(client_reads, boxd_writes).await;
         });
-        let mut down = std::pin::pin!(pump(boxd_reads, client_writes, &last_words));
+        let mut down = std::pin::pin!(copy_to_client(boxd_reads, client_writes, &final_message));
         // An end that doesn't follow within the linger time is dropped with its connection: nobody is left to tell.
         tokio::select! {
             () = &mut up => drop(tokio::time::timeout(LINGER, down).await),
@@ -121,40 +121,44 @@ impl Socket {
     }
 
     /// Lets a stranger in by its first frame. Until then nothing of boxd's is passed on.
-    async fn hello(&mut self, from: &mut (impl AsyncBufReadExt + Unpin), to: &mut (impl AsyncWrite + Unpin)) -> Result<(), Refusal> {
+    async fn authenticate(
+        &mut self,
+        from: &mut (impl AsyncBufReadExt + Unpin),
+        to: &mut (impl AsyncWrite + Unpin),
+    ) -> Result<(), CloseCause> {
         let first = || {
-            Refusal::from(ApiError::new(
+            CloseCause::from(ApiError::new(
                 ErrorCode::Unauthenticated,
                 "the first frame must be `auth` with a token, or send the token as a header",
             ))
         };
         loop {
-            let head = frame::read_head(from).await?.ok_or(Refusal::Gone)?;
-            if head.is_control() {
+            let header = websocket_frame::read_header(from).await?.ok_or(CloseCause::Gone)?;
+            if header.is_control() {
                 // A client may ping, or think better of it.
-                let is_close = head.is_close();
-                let rest = head.read_payload(from).await?;
+                let is_close = header.is_close();
+                let rest = header.read_payload(from).await?;
                 if is_close {
-                    return Err(Refusal::Gone);
+                    return Err(CloseCause::Gone);
                 }
-                to.write_all(&head.and(&rest)).await?;
+                to.write_all(&header.with_payload(&rest)).await?;
                 continue;
             }
-            if !head.is_whole_text() || head.payload_bytes() > MAX_AUTH_FRAME_BYTES as u64 {
+            if !header.is_whole_text() || header.payload_bytes() > MAX_AUTH_FRAME_BYTES as u64 {
                 return Err(first());
             }
-            let payload = head.read_payload(from).await?;
-            let token = read_token(&head.unmasked(&payload)).ok_or_else(first)??;
+            let payload = header.read_payload(from).await?;
+            let token = parse_auth_frame(&header.unmasked(&payload)).ok_or_else(first)??;
             let admission = self.admit(&token).await?;
             let session = admission.caller.as_ref().and_then(|c| c.session.as_ref());
             // Among its own now, and no longer among the strangers.
-            self.slot = self.gateway.slots.take(&self.sandbox, Visitor::Known(session), true)?;
+            self.permit = self.gateway.limiter.acquire(&self.sandbox, PermitOwner::Authenticated(session), true)?;
             self.gateway.directory.touch(&admission);
             to.write_all(&auth_frame(admission.token.as_ref())).await?;
             to.flush().await?;
             self.caller = admission.caller.clone();
-            self.kept.authenticated();
-            self.used(admission, "GET").await;
+            self.cache.mark_authenticated();
+            self.record_usage(admission, "GET").await;
             return Ok(());
         }
     }
@@ -164,42 +168,43 @@ impl Socket {
         &mut self,
         from: &mut BufReader<impl AsyncRead + Unpin>,
         to: &mut (impl AsyncWrite + Unpin),
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), CloseCause> {
         // A text of which more pieces are to come, kept until it is known whether it is a token's. Only its text, however many they are.
-        let mut begun: Option<Vec<u8>> = None;
-        let mut turns = Turns { free_at: Instant::now() };
-        while let Some(head) = frame::read_head(from).await? {
-            let is_text = match &begun {
-                None => head.is_text(),
-                Some(_) if head.is_control() => false,
-                Some(_) if head.is_continuation() => true,
-                Some(_) => return Err(Refusal::Gone),
+        let mut partial_text: Option<Vec<u8>> = None;
+        let mut rate_limiter = TokenRateLimiter { free_at: Instant::now() };
+        while let Some(header) = websocket_frame::read_header(from).await? {
+            let is_text = match &partial_text {
+                None => header.is_text(),
+                Some(_) if header.is_control() => false,
+                Some(_) if header.is_continuation() => true,
+                Some(_) => return Err(CloseCause::Gone),
             };
-            let before = begun.take_if(|_| is_text);
-            let length = head.payload_bytes().saturating_add(before.as_ref().map_or(0, Vec::len) as u64);
+            let before = partial_text.take_if(|_| is_text);
+            let length = header.payload_bytes().saturating_add(before.as_ref().map_or(0, Vec::len) as u64);
             if is_text && length <= MAX_AUTH_FRAME_BYTES as u64 {
-                let payload = head.read_payload(from).await?;
+                let payload = header.read_payload(from).await?;
                 let is_whole = before.is_none();
                 let mut text = before.unwrap_or_default();
-                text.append(&mut head.unmasked(&payload));
-                if head.is_last_piece() {
-                    let fresh = match shown_token(&text) {
-                        Some(_) if !turns.take(Instant::now()) => return Err(too_often()),
-                        Some(token) => self.renew(&token?).await,
+                text.append(&mut header.unmasked(&payload));
+                if header.is_final() {
+                    let fresh = match find_token(&text) {
+                        Some(_) if !rate_limiter.allow(Instant::now()) => return Err(too_many_tokens()),
+                        Some(token) => self.replace_token(&token?).await,
                         None => None,
                     };
-                    let frame = fresh.unwrap_or_else(|| if is_whole { head.and(&payload) } else { frame::text_for_server(&text) });
+                    let frame = fresh
+                        .unwrap_or_else(|| if is_whole { header.with_payload(&payload) } else { websocket_frame::text_for_server(&text) });
                     to.write_all(&frame).await?;
                 } else {
-                    begun = Some(text);
+                    partial_text = Some(text);
                 }
             } else {
                 if let Some(before) = before {
-                    to.write_all(&frame::begun_text_for_server(&before)).await?;
+                    to.write_all(&websocket_frame::text_start_for_server(&before)).await?;
                 }
-                to.write_all(head.bytes()).await?;
-                let copied = tokio::io::copy_buf(&mut AsyncReadExt::take(&mut *from, head.payload_bytes()), to).await?;
-                if copied < head.payload_bytes() {
+                to.write_all(header.bytes()).await?;
+                let copied = tokio::io::copy_buf(&mut AsyncReadExt::take(&mut *from, header.payload_bytes()), to).await?;
+                if copied < header.payload_bytes() {
                     return Ok(());
                 }
             }
@@ -212,7 +217,7 @@ impl Socket {
     }
 
     /// A fresh token on a connection that is there: the frame boxd gets in place of the client's, where it gets another one.
-    async fn renew(&mut self, token: &Secret) -> Option<Vec<u8>> {
+    async fn replace_token(&mut self, token: &Secret) -> Option<Vec<u8>> {
         match self.admit(token).await {
             Ok(admission) => {
                 let frame = auth_frame(admission.token.as_ref());
@@ -223,7 +228,7 @@ impl Socket {
                 // Another's is refused by boxd, which says so.
                 if is_same {
                     self.gateway.directory.touch(&admission);
-                    self.used(admission, AUTH_METHOD).await;
+                    self.record_usage(admission, AUTH_METHOD).await;
                 }
                 Some(frame)
             }
@@ -235,7 +240,7 @@ impl Socket {
     }
 
     async fn admit(&self, token: &Secret) -> Result<Admission, ApiError> {
-        let credential = Credential::read(token.expose())?;
+        let credential = Credential::parse(token.expose())?;
         let admission = self.gateway.directory.admit(self.target.clone(), Some(credential), &self.request_id).await?;
         if admission.sandbox == self.sandbox {
             return Ok(admission);
@@ -243,20 +248,20 @@ impl Socket {
         Err(ApiError::new(ErrorCode::ProviderUnavailable, "the session has another sandbox by now; connect again"))
     }
 
-    async fn used(&self, admission: Admission, method: &str) {
-        self.gateway.used(Arc::new(admission), &self.request_id, method, &self.path, 101).await;
+    async fn record_usage(&self, admission: Admission, method: &str) {
+        self.gateway.record_usage(Arc::new(admission), &self.request_id, method, &self.path, 101).await;
     }
 }
 
 /// How many fresh tokens a connection may still show, as the time at which all may be shown again.
-struct Turns {
+struct TokenRateLimiter {
     free_at: Instant,
 }
 
-impl Turns {
-    fn take(&mut self, now: Instant) -> bool {
-        let free_at = self.free_at.max(now) + FRESH_TOKEN_EVERY;
-        let is_free = free_at <= now + FRESH_TOKEN_EVERY * FRESH_TOKENS;
+impl TokenRateLimiter {
+    fn allow(&mut self, now: Instant) -> bool {
+        let free_at = self.free_at.max(now) + FRESH_TOKEN_INTERVAL;
+        let is_free = free_at <= now + FRESH_TOKEN_INTERVAL * FRESH_TOKEN_BURST;
         if is_free {
             self.free_at = free_at;
         }
@@ -264,18 +269,18 @@ impl Turns {
     }
 }
 
-fn shown_token(text: &[u8]) -> Option<Result<Secret, ApiError>> {
-    const WORD: &[u8] = b"\"auth\"";
+fn find_token(text: &[u8]) -> Option<Result<Secret, ApiError>> {
+    const AUTH_STRING: &[u8] = b"\"auth\"";
     // The one other way to write a letter in JSON.
-    const ESCAPE: &[u8] = b"\\u";
+    const UNICODE_ESCAPE: &[u8] = b"\\u";
     let has = |part: &[u8]| text.windows(part.len()).any(|w| w == part);
     // Most frames are keystrokes; only what may have the word in it is read.
-    if has(WORD) || has(ESCAPE) { read_token(text) } else { None }
+    if has(AUTH_STRING) || has(UNICODE_ESCAPE) { parse_auth_frame(text) } else { None }
 }
 
 /// Reads an `auth` frame with boxd's own type, so that both see a token in the same texts. One with an unknown field is refused here: it
 /// must not reach an older boxd, which would ignore the field, and a frame of our own would drop it.
-fn read_token(text: &[u8]) -> Option<Result<Secret, ApiError>> {
+fn parse_auth_frame(text: &[u8]) -> Option<Result<Secret, ApiError>> {
     #[derive(Deserialize)]
     #[serde(tag = "type", rename_all = "snake_case")]
     enum AnyAuth {
@@ -288,8 +293,8 @@ fn read_token(text: &[u8]) -> Option<Result<Secret, ApiError>> {
         Ok(ClientFrame::<IgnoredAny>::Auth { token }) => Some(Ok(token)),
         Ok(_) => None,
         Err(error) => serde_json::from_slice::<AnyAuth>(text).ok().map(|_| {
-            let told = in_plain_words("`auth`", &error.to_string());
-            Err(ApiError::invalid(format!("a frame can't be read: {told}")))
+            let reason = in_plain_words("`auth`", &error.to_string());
+            Err(ApiError::invalid(format!("a frame can't be read: {reason}")))
         }),
     }
 }
@@ -297,40 +302,40 @@ fn read_token(text: &[u8]) -> Option<Result<Secret, ApiError>> {
 fn auth_frame(token: Option<&Secret>) -> Vec<u8> {
     // A string always serialises.
     let token = serde_json::to_string(token.map_or("", Secret::expose)).unwrap_or_default();
-    frame::text_for_server(format!("{{\"type\":\"auth\",\"token\":{token}}}").as_bytes())
+    websocket_frame::text_for_server(format!("{{\"type\":\"auth\",\"token\":{token}}}").as_bytes())
 }
 
 /// Says why, closes, and waits for the client to have heard it.
-async fn goodbye(
+async fn send_close(
     to: &mut (impl AsyncWrite + Unpin),
     from: &mut (impl AsyncRead + Unpin),
     code: u16,
     error: &ApiError,
     request_id: &RequestId,
 ) -> io::Result<()> {
-    to.write_all(&farewell(code, error, request_id)).await?;
+    to.write_all(&close_message(code, error, request_id)).await?;
     finish(from, to).await;
     Ok(())
 }
 
 /// Why, and the close.
-fn farewell(code: u16, error: &ApiError, request_id: &RequestId) -> Vec<u8> {
-    let told = ServerFrame::<()>::Error { error: error.envelope(request_id).error };
+fn close_message(code: u16, error: &ApiError, request_id: &RequestId) -> Vec<u8> {
+    let error_frame = ServerFrame::<()>::Error { error: error.envelope(request_id).error };
     // Strings, numbers and maps with string keys always serialise.
-    let told = serde_json::to_string(&told).unwrap_or_default();
-    [frame::text_for_client(&told), frame::close_for_client(code, error.code.as_str())].concat()
+    let error_frame = serde_json::to_string(&error_frame).unwrap_or_default();
+    [websocket_frame::text_for_client(&error_frame), websocket_frame::close_for_client(code, error.code.as_str())].concat()
 }
 
-fn too_often() -> Refusal {
-    let message = format!("more than {FRESH_TOKENS} `auth` frames at once; show a fresh token shortly before the last one expires");
+fn too_many_tokens() -> CloseCause {
+    let message = format!("more than {FRESH_TOKEN_BURST} `auth` frames at once; show a fresh token shortly before the last one expires");
     ApiError::new(ErrorCode::RateLimited, message).into()
 }
 
-async fn pump(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, last_words: &OnceLock<Vec<u8>>) {
+async fn copy_to_client(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, final_message: &OnceLock<Vec<u8>>) {
     // A reset is an end like any other here, as above.
     let _ = tokio::io::copy(&mut from, &mut to).await;
-    if let Some(words) = last_words.get() {
-        let _ = to.write_all(words).await;
+    if let Some(message) = final_message.get() {
+        let _ = to.write_all(message).await;
     }
     finish(from, to).await;
 }
@@ -355,28 +360,28 @@ mod tests {
             r#" ["auth","t"]"#,
         ] {
             assert!(matches!(serde_json::from_str(text), Ok(ClientFrame::<IgnoredAny>::Auth { .. })), "{text}");
-            assert_eq!(shown_token(text.as_bytes()).unwrap().unwrap(), Secret::new("t"), "{text}");
+            assert_eq!(find_token(text.as_bytes()).unwrap().unwrap(), Secret::new("t"), "{text}");
         }
         for text in [r#"{"type":"stdin","data":"\u001b \"auth\""}"#, r#"{"type":"auth"}"#, r#"{"type":"auths","token":"t"}"#, "auth", "\\u"]
         {
-            assert!(shown_token(text.as_bytes()).is_none(), "{text}");
+            assert!(find_token(text.as_bytes()).is_none(), "{text}");
         }
     }
 
     #[test]
     fn an_auth_frame_with_an_unknown_field_is_refused_by_name() {
-        let refused = shown_token(br#"{"token":"t","only":["fs_read"],"type":"auth"}"#).unwrap().unwrap_err();
+        let refused = find_token(br#"{"token":"t","only":["fs_read"],"type":"auth"}"#).unwrap().unwrap_err();
         assert!(refused.message.contains("only: is not a field of this request"), "{}", refused.message);
     }
 
     #[test]
     fn fresh_tokens_are_taken_so_many_at_once_and_then_one_after_each_pause() {
         let now = Instant::now();
-        let mut turns = Turns { free_at: now };
-        assert_eq!((0..100).filter(|_| turns.take(now)).count(), FRESH_TOKENS as usize);
-        let later = now + FRESH_TOKEN_EVERY;
-        assert_eq!((turns.take(later), turns.take(later)), (true, false));
-        let much_later = now + FRESH_TOKEN_EVERY * 1000;
-        assert_eq!((0..100).filter(|_| turns.take(much_later)).count(), FRESH_TOKENS as usize);
+        let mut rate_limiter = TokenRateLimiter { free_at: now };
+        assert_eq!((0..100).filter(|_| rate_limiter.allow(now)).count(), FRESH_TOKEN_BURST as usize);
+        let later = now + FRESH_TOKEN_INTERVAL;
+        assert_eq!((rate_limiter.allow(later), rate_limiter.allow(later)), (true, false));
+        let much_later = now + FRESH_TOKEN_INTERVAL * 1000;
+        assert_eq!((0..100).filter(|_| rate_limiter.allow(much_later)).count(), FRESH_TOKEN_BURST as usize);
     }
 }

@@ -24,8 +24,8 @@ use rustix::{
 };
 
 use super::{
-    opening::{self, Closing},
-    spec::UID_RANGE,
+    launch_spec::UID_RANGE,
+    temporary_access::{self, ModeRestore},
 };
 
 /// Deeper than any real project; each level holds two descriptors.
@@ -36,27 +36,27 @@ const MAX_ENTRIES: u64 = 4_000_000;
 const ENTRY_BYTES: u64 = 4096;
 /// Files with several names whose first copy is remembered, to be given the others: a dozen megabytes at most. Further ones become files
 /// of their own.
-const MAX_LINKED: usize = 100_000;
+const MAX_TRACKED_LINKS: usize = 100_000;
 /// Attributes of one file that are looked at, in bytes of their names, and the longest of their values.
 const MAX_XATTR_NAMES: usize = 4096;
 const MAX_XATTR_VALUE: usize = 4096;
 /// Read and written at once where the kernel doesn't copy.
-const PIECE_BYTES: usize = 256 << 10;
+const CHUNK_BYTES: usize = 256 << 10;
 /// Who owns what belonged to nobody of the sandbox.
 const NOBODY: u32 = 65_534;
 /// Says that a directory hides what is below it in other layers.
-const OPAQUE: &[u8] = b"user.overlay.opaque";
+const OPAQUE_XATTR: &[u8] = b"user.overlay.opaque";
 /// The overlay's other notes are about the layers it was on.
-const OVERLAY: &[u8] = b"user.overlay.";
+const OVERLAY_XATTR_PREFIX: &[u8] = b"user.overlay.";
 
 /// Copies what is in one directory into another that is empty. `uid_base` is the first id of the sandbox it was made in: in the copy its
 /// root is 0, as in every lower layer. Set-user-id bits are left out. Answers with what the copy takes, which is at most `most_bytes`.
-pub fn tree(from: &OwnedFd, to: &Path, uid_base: Option<u32>, most_bytes: u64) -> io::Result<u64> {
+pub fn copy_tree(from: &OwnedFd, to: &Path, uid_base: Option<u32>, max_bytes: u64) -> io::Result<u64> {
     let top = openat(CWD, to, dir_flags(), Mode::empty())?;
     let first = openat(&top, ".", dir_flags(), Mode::empty())?;
-    let mut copy = Copy { uid_base, most_bytes, bytes: 0, entries: 0, top, linked: HashMap::new() };
+    let mut copy = TreeCopy { uid_base, max_bytes, bytes: 0, entries: 0, top, first_copies: HashMap::new() };
     let stat = fstat(from)?;
-    let mut open = vec![Level { entries: Dir::read_from(from)?, stat, to: first, path: PathBuf::new(), _closing: None }];
+    let mut open = vec![OpenDirectory { entries: Dir::read_from(from)?, stat, to: first, path: PathBuf::new(), _mode_restore: None }];
     while let Some(level) = open.last_mut() {
         let Some(entry) = level.entries.read() else {
             if let Some(done) = open.pop() {
@@ -79,43 +79,43 @@ pub fn tree(from: &OwnedFd, to: &Path, uid_base: Option<u32>, most_bytes: u64) -
     Ok(copy.bytes)
 }
 
-struct Copy {
+struct TreeCopy {
     uid_base: Option<u32>,
-    most_bytes: u64,
+    max_bytes: u64,
     bytes: u64,
     entries: u64,
     /// Of the copy.
     top: OwnedFd,
     /// Where the first copy of a file with several names is, by device and inode; and by size and time, because the number of one that is
     /// gone may be another's by now.
-    linked: HashMap<(u64, u64, i64, i64), PathBuf>,
+    first_copies: HashMap<(u64, u64, i64, i64), PathBuf>,
 }
 
 /// A directory that is being copied.
-struct Level {
+struct OpenDirectory {
     entries: Dir,
     stat: Stat,
     to: OwnedFd,
     /// From the top.
     path: PathBuf,
-    _closing: Option<Closing>,
+    _mode_restore: Option<ModeRestore>,
 }
 
 fn dir_flags() -> OFlags {
     OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC
 }
 
-impl Copy {
+impl TreeCopy {
     fn count(&mut self, bytes: u64) -> io::Result<()> {
         self.bytes = self.bytes.saturating_add(bytes);
-        if self.bytes > self.most_bytes {
-            return Err(io::Error::other(format!("its files take more than {} bytes", self.most_bytes)));
+        if self.bytes > self.max_bytes {
+            return Err(io::Error::other(format!("its files take more than {} bytes", self.max_bytes)));
         }
         Ok(())
     }
 
     /// Copies one entry; answers with a directory that is to be copied next.
-    fn entry(&mut self, level: &Level, name: &CString) -> io::Result<Option<Level>> {
+    fn entry(&mut self, level: &OpenDirectory, name: &CString) -> io::Result<Option<OpenDirectory>> {
         let from = level.entries.fd()?;
         self.entries += 1;
         if self.entries > MAX_ENTRIES {
@@ -135,31 +135,31 @@ impl Copy {
         }
     }
 
-    fn copy(&mut self, level: &Level, name: &CString, stat: &Stat) -> io::Result<Option<Level>> {
+    fn copy(&mut self, level: &OpenDirectory, name: &CString, stat: &Stat) -> io::Result<Option<OpenDirectory>> {
         let (from, to) = (level.entries.fd()?, &level.to);
         let is_overlays_whiteout = stat.st_rdev == 0;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {
                 // Its entries can't be looked up where it may only be read.
-                let is_shut = self.uid_base.is_none() && stat.st_mode & 0o500 != 0o500;
-                let (dir, closing) = opening::open(from, name, dir_flags(), is_shut)?;
+                let needs_access = self.uid_base.is_none() && stat.st_mode & 0o500 != 0o500;
+                let (dir, mode_restore) = temporary_access::open(from, name, dir_flags(), needs_access)?;
                 mkdirat(to, name, Mode::RWXU)?;
                 let made = openat(to, name, dir_flags(), Mode::empty())?;
-                self.attributes(dir.as_fd(), &made)?;
+                self.copy_attributes(dir.as_fd(), &made)?;
                 let path = level.path.join(OsStr::from_bytes(name.to_bytes()));
                 // With the mode it had before it was opened.
-                return Ok(Some(Level { stat: *stat, entries: Dir::new(dir)?, to: made, path, _closing: closing }));
+                return Ok(Some(OpenDirectory { stat: *stat, entries: Dir::new(dir)?, to: made, path, _mode_restore: mode_restore }));
             }
             FileType::RegularFile => self.file(level, name, stat)?,
             FileType::Symlink => {
                 symlinkat(&readlinkat(from, name, Vec::new())?, to, name)?;
-                self.finish(to, name, stat)?;
+                self.set_metadata_at(to, name, stat)?;
             }
             // That a name of a layer below is gone.
             FileType::CharacterDevice if is_overlays_whiteout => mknodat(to, name, FileType::CharacterDevice, Mode::empty(), 0)?,
             FileType::Fifo => {
                 mknodat(to, name, FileType::Fifo, Mode::from_raw_mode(stat.st_mode & 0o777), 0)?;
-                self.finish(to, name, stat)?;
+                self.set_metadata_at(to, name, stat)?;
             }
             // A socket belongs to a program that doesn't come along, and devices are none that can be opened.
             _ => {}
@@ -167,11 +167,11 @@ impl Copy {
         Ok(None)
     }
 
-    fn file(&mut self, level: &Level, name: &CString, before: &Stat) -> io::Result<()> {
+    fn file(&mut self, level: &OpenDirectory, name: &CString, before: &Stat) -> io::Result<()> {
         let (from, to) = (level.entries.fd()?, &level.to);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let (source, closing) = opening::open(from, name, flags, false)?;
-        drop(closing);
+        let (source, mode_restore) = temporary_access::open(from, name, flags, false)?;
+        drop(mode_restore);
         let mut stat = fstat(&source)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(Errno::NXIO.into());
@@ -182,19 +182,19 @@ impl Copy {
         }
         let inode = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime);
         if stat.st_nlink > 1
-            && let Some(first) = self.linked.get(&inode)
+            && let Some(first) = self.first_copies.get(&inode)
             && linkat(&self.top, first, to, name, AtFlags::empty()).is_ok()
         {
             return Ok(());
         }
-        if stat.st_nlink > 1 && self.linked.len() < MAX_LINKED {
-            self.linked.insert(inode, level.path.join(OsStr::from_bytes(name.to_bytes())));
+        if stat.st_nlink > 1 && self.first_copies.len() < MAX_TRACKED_LINKS {
+            self.first_copies.insert(inode, level.path.join(OsStr::from_bytes(name.to_bytes())));
         }
         let made =
             openat(to, name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)?;
         self.content(&source, &made, u64::try_from(stat.st_size).unwrap_or(0))?;
-        self.attributes(source.as_fd(), &made)?;
-        self.dress(&made, &stat)
+        self.copy_attributes(source.as_fd(), &made)?;
+        self.set_metadata(&made, &stat)
     }
 
     /// As it is when it is read: what grows meanwhile is cut at the length it had, what shrinks ends in zeros.
@@ -225,7 +225,7 @@ impl Copy {
     }
 
     /// What users set, and of the overlay's own what a layer needs. Access lists are left out: they name ids of the sandbox.
-    fn attributes(&self, from: BorrowedFd<'_>, to: &OwnedFd) -> io::Result<()> {
+    fn copy_attributes(&self, from: BorrowedFd<'_>, to: &OwnedFd) -> io::Result<()> {
         let mut names = vec![0u8; MAX_XATTR_NAMES];
         let len = match flistxattr(from, &mut names[..]) {
             Ok(len) => len,
@@ -233,7 +233,10 @@ impl Copy {
             Err(Errno::RANGE) => return Err(io::Error::other("it has too many extended attributes")),
             Err(e) => return Err(e.into()),
         };
-        for name in names[..len].split(|b| *b == 0).filter(|n| n.starts_with(b"user.") && (*n == OPAQUE || !n.starts_with(OVERLAY))) {
+        for name in names[..len]
+            .split(|b| *b == 0)
+            .filter(|n| n.starts_with(b"user.") && (*n == OPAQUE_XATTR || !n.starts_with(OVERLAY_XATTR_PREFIX)))
+        {
             let mut value = vec![0u8; MAX_XATTR_VALUE];
             match fgetxattr(from, name, &mut value[..]) {
                 Ok(len) => fsetxattr(to, name, &value[..len], XattrFlags::empty())?,
@@ -251,7 +254,7 @@ impl Copy {
         Some((Uid::from_raw(inside(stat.st_uid)), Gid::from_raw(inside(stat.st_gid))))
     }
 
-    fn dress(&self, made: &OwnedFd, stat: &Stat) -> io::Result<()> {
+    fn set_metadata(&self, made: &OwnedFd, stat: &Stat) -> io::Result<()> {
         if let Some((uid, gid)) = self.owner(stat) {
             fchown(made, Some(uid), Some(gid))?;
         }
@@ -261,12 +264,12 @@ impl Copy {
         Ok(futimens(made, &times(stat))?)
     }
 
-    fn finish_dir(&self, level: &Level) -> io::Result<()> {
-        self.dress(&level.to, &level.stat)
+    fn finish_dir(&self, level: &OpenDirectory) -> io::Result<()> {
+        self.set_metadata(&level.to, &level.stat)
     }
 
     /// What isn't opened to be copied.
-    fn finish(&self, to: &OwnedFd, name: &CString, stat: &Stat) -> io::Result<()> {
+    fn set_metadata_at(&self, to: &OwnedFd, name: &CString, stat: &Stat) -> io::Result<()> {
         if let Some((uid, gid)) = self.owner(stat) {
             chownat(to, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
         }
@@ -282,25 +285,25 @@ fn copy_range(source: &OwnedFd, made: &OwnedFd, start: u64, end: u64) -> io::Res
         match copy_file_range(source, Some(&mut from_at), made, Some(&mut to_at), wanted) {
             Ok(0) => return Ok(()),
             Ok(_) => {}
-            Err(Errno::XDEV | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => return copy_by_hand(source, made, from_at, end),
+            Err(Errno::XDEV | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => return copy_by_read_and_write(source, made, from_at, end),
             Err(e) => return Err(e.into()),
         }
     }
     Ok(())
 }
 
-fn copy_by_hand(source: &OwnedFd, made: &OwnedFd, start: u64, end: u64) -> io::Result<()> {
-    let mut piece = vec![0u8; PIECE_BYTES];
+fn copy_by_read_and_write(source: &OwnedFd, made: &OwnedFd, start: u64, end: u64) -> io::Result<()> {
+    let mut chunk = vec![0u8; CHUNK_BYTES];
     let mut at = start;
     while at < end {
-        let wanted = usize::try_from(end - at).unwrap_or(usize::MAX).min(PIECE_BYTES);
-        let got = rustix::io::pread(source, &mut piece[..wanted], at)?;
+        let wanted = usize::try_from(end - at).unwrap_or(usize::MAX).min(CHUNK_BYTES);
+        let got = rustix::io::pread(source, &mut chunk[..wanted], at)?;
         if got == 0 {
             return Ok(());
         }
         let mut written = 0;
         while written < got {
-            written += rustix::io::pwrite(made, &piece[written..got], at + written as u64)?;
+            written += rustix::io::pwrite(made, &chunk[written..got], at + written as u64)?;
         }
         at += got as u64;
     }
@@ -315,7 +318,7 @@ fn times(stat: &Stat) -> Timestamps {
 }
 
 /// Everything written below it so far is on the disk when this returns.
-pub fn sync(dir: &Path) -> io::Result<()> {
+pub fn sync_filesystem(dir: &Path) -> io::Result<()> {
     Ok(rustix::fs::syncfs(File::open(dir)?)?)
 }
 
@@ -328,10 +331,10 @@ mod tests {
 
     use super::*;
 
-    fn copied(from: &Path, most_bytes: u64) -> (tempfile::TempDir, io::Result<u64>) {
+    fn copied(from: &Path, max_bytes: u64) -> (tempfile::TempDir, io::Result<u64>) {
         let to = tempfile::tempdir().unwrap();
         let source = openat(CWD, from, dir_flags(), Mode::empty()).unwrap();
-        let done = tree(&source, to.path(), None, most_bytes);
+        let done = copy_tree(&source, to.path(), None, max_bytes);
         (to, done)
     }
 
@@ -417,7 +420,7 @@ mod tests {
         let to = tempfile::tempdir().unwrap();
         let copy = |from: &Path, to: &Path| {
             let source = openat(CWD, from, dir_flags(), Mode::empty()).unwrap();
-            tree(&source, to, None, 1 << 20)
+            copy_tree(&source, to, None, 1 << 20)
         };
         if rustix::process::geteuid().is_root() {
             // As an ordinary user, in a thread that is one.
@@ -448,10 +451,10 @@ mod tests {
     #[test]
     fn what_the_kernel_does_not_copy_is_copied_by_hand() {
         let mut from = tempfile::tempfile().unwrap();
-        let content: Vec<u8> = (0..3 * PIECE_BYTES / 2).map(|n| n as u8).collect();
+        let content: Vec<u8> = (0..3 * CHUNK_BYTES / 2).map(|n| n as u8).collect();
         io::Write::write_all(&mut from, &content).unwrap();
         let made = tempfile::NamedTempFile::new().unwrap();
-        copy_by_hand(&from.into(), &made.reopen().unwrap().into(), 100, content.len() as u64).unwrap();
+        copy_by_read_and_write(&from.into(), &made.reopen().unwrap().into(), 100, content.len() as u64).unwrap();
         let copied = fs::read(made.path()).unwrap();
         assert!(copied[..100].iter().all(|b| *b == 0) && copied[100..] == content[100..]);
     }
