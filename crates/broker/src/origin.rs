@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_together_names_its_field() {
         for (text, field, words) in [
-            ("dataplane_domain = \"Box.example.com\"", "dataplane_domain", "lower case"),
+            ("dataplane_domain = \"Box.example.com\"", "dataplane_domain", "lower-case"),
             ("dataplane_domain = \"https://box.example.com\"", "dataplane_domain", "host name"),
             ("dataplane_domain = \"a.example\"\npublic_url = \"https://x.a.example:1\"", "dataplane_domain", "public_url"),
             ("dataplane_domain = \"a.example\"\npublic_url = \"https://a.example\"", "dataplane_domain", "public_url"),

@@ -1,4 +1,4 @@
-//! The dataplane in front of a provider that runs no boxd: the routes' shapes, and the checks boxd would have made.
+//! Serves the dataplane's routes for a provider whose sandboxes run no boxd: request formats and the checks that boxd would make.
 
 use axum::{
     Json,
@@ -21,15 +21,15 @@ use tokio_util::io::{ReaderStream, StreamReader};
 
 use crate::{Admission, headers::filter_for_caller};
 
-/// Largest body of a request that isn't a file: a command with its input.
+/// Maximum body of a JSON request, in bytes: a command with its input.
 const MAX_JSON_BYTES: usize = 4 * 1024 * 1024;
-/// Bytes read from a provider at once.
+/// Bytes read from a provider at a time.
 const CHUNK_BYTES: usize = 64 * 1024;
-/// Promises about a file that no adapter can keep; left out they would be broken in silence.
+/// Conditional headers, which no adapter supports. They are refused, because ignoring them would break their promise silently.
 const CONDITIONS: [header::HeaderName; 5] =
     [header::IF_MATCH, header::IF_NONE_MATCH, header::IF_MODIFIED_SINCE, header::IF_UNMODIFIED_SINCE, header::IF_RANGE];
 
-/// Who stands in for a sandbox's boxd.
+/// The dataplane of one request, served by an adapter.
 pub(crate) struct AdapterDataplane<'a> {
     pub adapter: &'a dyn Adapter,
     pub provider: &'a str,
@@ -37,7 +37,7 @@ pub(crate) struct AdapterDataplane<'a> {
 }
 
 impl AdapterDataplane<'_> {
-    /// Answers a request whose credential has been checked; what its token must allow is checked here, before anybody is asked.
+    /// Serves a request whose credential has been checked. Checks the token's capabilities before it calls the adapter.
     pub async fn handle(&self, request: Request<Body>) -> Result<Response, ApiError> {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path();
@@ -65,7 +65,7 @@ impl AdapterDataplane<'_> {
                 }
                 let request: ExecRequest = read_json(body).await?;
                 if request.command.is_some() == request.argv.is_some() {
-                    return Err(ApiError::invalid("either `command` or `argv` must be there").into());
+                    return Err(ApiError::invalid("set either `command` or `argv`").into());
                 }
                 Ok(Json(adapter.exec(id, request).await?).into_response())
             }
@@ -139,12 +139,12 @@ fn file_response(size: Option<u64>, body: Body) -> Response {
 }
 
 async fn read_json<T: DeserializeOwned>(body: Body) -> Result<T, ApiError> {
-    let too_large = |_| ApiError::new(ErrorCode::TooLarge, format!("the body is larger than {MAX_JSON_BYTES} bytes, or broke off"));
+    let too_large = |_| ApiError::new(ErrorCode::TooLarge, format!("the body is larger than {MAX_JSON_BYTES} bytes, or ended early"));
     let bytes = axum::body::to_bytes(body, MAX_JSON_BYTES).await.map_err(too_large)?;
     serde_json::from_slice(&bytes).map_err(|e| ApiError::invalid(in_plain_words("the body", &e.to_string())))
 }
 
-/// The path in the sandbox that a route of a file names.
+/// Decodes the sandbox path in the URL of a file route.
 fn file_path(path: &str) -> Result<String, ApiError> {
     let encoded = path.strip_prefix("/v1/files").unwrap_or_default();
     let mut bytes = Vec::with_capacity(encoded.len());
@@ -153,16 +153,16 @@ fn file_path(path: &str) -> Result<String, ApiError> {
         let digit = |b: Option<u8>| b.and_then(|b| char::from(b).to_digit(16));
         bytes.push(match byte {
             b'%' => match (digit(rest.next()), digit(rest.next())) {
-                // Two digits of four bits each.
+                // Two digits of four bits fit into a byte.
                 (Some(high), Some(low)) => (high * 16 + low) as u8,
-                _ => return Err(ApiError::invalid("the path has a `%` without two hexadecimal digits after it")),
+                _ => return Err(ApiError::invalid("the path contains a `%` that is not followed by two hexadecimal digits")),
             },
             other => other,
         });
     }
-    let path = String::from_utf8(bytes).map_err(|_| ApiError::invalid("the path is not UTF-8, which this sandbox's provider needs"))?;
+    let path = String::from_utf8(bytes).map_err(|_| ApiError::invalid("the path is not UTF-8, which this sandbox's provider requires"))?;
     if path.len() < 2 || path.contains('\0') {
-        return Err(ApiError::invalid("the path names no file"));
+        return Err(ApiError::invalid("the path doesn't name a file"));
     }
     Ok(path)
 }
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_decoded_once() {
+    fn percent_encoding_in_a_path_is_decoded_once() {
         assert_eq!(file_path("/v1/files/workspace/a%20b%252F").unwrap(), "/workspace/a b%2F");
         for bad in ["/v1/files/a%2", "/v1/files/a%zz", "/v1/files/%ff", "/v1/files/a%00", "/v1/files/", "/v1/files"] {
             assert_eq!(file_path(bad).unwrap_err().code, ErrorCode::InvalidRequest, "{bad}");

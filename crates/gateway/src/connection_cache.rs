@@ -1,4 +1,4 @@
-//! Connections to boxd: a fresh one for each caller, kept for that caller's next request on the same connection.
+//! Per-client-connection cache: the idle connection to boxd and the last admission, for the same caller's next request.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -10,11 +10,11 @@ use subtle::ConstantTimeEq;
 
 use crate::{Admission, Credential, DirectoryVersion, Target, upstream::Upstream};
 
-/// How long one waits for its caller's next request: well below the time after which boxd closes it.
+/// How long an idle connection may be reused: well below the time after which boxd closes it.
 const MAX_IDLE: Duration = Duration::from_secs(10);
 
-/// What the gateway keeps for one connection of a client's: the connection to boxd that its last request used, and who that request was
-/// of, for the next one of the same caller to the same sandbox. Never another's.
+/// State that the gateway keeps for one client connection: the connection to boxd that the last request used, and its admission. Both
+/// are only used for requests of the same caller to the same sandbox.
 #[derive(Clone, Default)]
 pub struct ConnectionCache {
     entries: Arc<Mutex<CacheEntries>>,
@@ -33,7 +33,7 @@ struct IdleConnection {
     since: Instant,
 }
 
-/// An admission that holds for as long as the directory stays as it was.
+/// An admission that is valid while the directory's version is unchanged.
 struct CachedAdmission {
     target: Target,
     token: Secret,
@@ -41,8 +41,8 @@ struct CachedAdmission {
     admission: Arc<Admission>,
 }
 
-/// In the same time wherever they differ: a proxy's other callers must not find out a token letter by letter. Eight letters at a time, as
-/// it is done with every request.
+/// Compares in constant time: other callers behind the same proxy must not be able to guess a token byte by byte. Compares eight bytes
+/// at a time because it runs for every request.
 fn is_same(one: &[u8], other: &[u8]) -> bool {
     let ((one, one_rest), (other, other_rest)) = (one.as_chunks::<8>(), other.as_chunks::<8>());
     let (one, other) = (one.iter().copied().map(u64::from_ne_bytes), other.iter().copied().map(u64::from_ne_bytes));
@@ -51,44 +51,45 @@ fn is_same(one: &[u8], other: &[u8]) -> bool {
     bool::from(words & one_rest.ct_eq(other_rest))
 }
 
-/// Behind a proxy one connection carries many callers; each has connections of its own all the same.
+/// Whether both are for the same caller and sandbox: behind a proxy, one client connection carries requests of many callers.
 fn is_same_caller(one: &Admission, other: &Admission) -> bool {
     let (Some(a), Some(b)) = (&one.caller, &other.caller) else { return false };
     one.sandbox == other.sandbox && a.workspace == b.workspace && a.principal == b.principal && a.session == b.session
 }
 
 impl ConnectionCache {
-    /// For a connection whose owner wants to know that a client on it was authenticated. May be called several times.
+    /// `on_authenticated` is called whenever a client on the connection was authenticated, possibly several times.
     pub fn new(on_authenticated: impl Fn() + Send + Sync + 'static) -> Self {
         Self { entries: Arc::default(), on_authenticated: Some(Arc::new(on_authenticated)) }
     }
 
-    /// Called by each part of the broker that has accepted a credential on this connection.
+    /// Called by every part of the broker that accepts a credential on this connection.
     pub fn mark_authenticated(&self) {
         if let Some(on_authenticated) = &self.on_authenticated {
             on_authenticated();
         }
     }
 
-    /// The caller's idle connection to the sandbox, if it is still good.
+    /// Takes the caller's idle connection to the sandbox, if it is still usable.
     pub(crate) async fn take_connection(&self, admission: &Admission) -> Option<Upstream> {
         let idle = self.entries().idle.take()?;
         if !is_same_caller(admission, &idle.used_for) || idle.since.elapsed() > MAX_IDLE || idle.upstream.sender.is_closed() {
             return None;
         }
         let mut upstream = idle.upstream;
-        // The last answer may have been passed on before its connection noticed that it was complete.
+        // The last response may have been forwarded before its connection task noticed that it was complete.
         upstream.sender.ready().await.ok()?;
         Some(upstream)
     }
 
-    /// Where the connection of a request goes when its answer is complete.
+    /// The handle that returns a request's connection to the cache when its response is complete. `None` without an authenticated
+    /// caller.
     pub(crate) fn reserve(&self, admission: &Arc<Admission>) -> Option<CacheReturn> {
         admission.caller.as_ref()?;
         Some(CacheReturn { cache: self.clone(), used_for: admission.clone() })
     }
 
-    /// Who was last let in here, where the same is shown for the same and nothing has changed since.
+    /// The last admission, if it was for the same token and target and nothing has changed since.
     pub(crate) fn cached_admission(
         &self,
         target: &Target,
@@ -101,7 +102,7 @@ impl ConnectionCache {
         is_same(known.token.expose().as_bytes(), token.expose().as_bytes()).then(|| known.admission.clone())
     }
 
-    /// Remembers it; the stamp is of before it was decided.
+    /// Stores an admission. `version` is the directory's version before the decision.
     pub(crate) fn store_admission(
         &self,
         target: Target,
@@ -115,12 +116,12 @@ impl ConnectionCache {
     }
 
     fn entries(&self) -> MutexGuard<'_, CacheEntries> {
-        // Each change is a single assignment.
+        // A poisoned lock is harmless: each change is a single assignment.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A place for one connection once it is idle again.
+/// Returns one connection to the cache once it is idle again.
 pub(crate) struct CacheReturn {
     cache: ConnectionCache,
     used_for: Arc<Admission>,
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_kept_connection_is_its_callers_alone_and_used_once() {
+    async fn a_cached_connection_is_reused_once_and_only_by_its_caller() {
         let (cache, sandbox) = (ConnectionCache::default(), SandboxId::new());
         let ann = admission(&sandbox, "ann");
         let _boxd = keep(&cache, &ann).await;
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_ended_while_it_was_kept_is_not_used() {
+    async fn a_connection_that_closed_in_the_cache_is_not_reused() {
         let (cache, ann) = (ConnectionCache::default(), admission(&SandboxId::new(), "ann"));
         let (boxd, connection) = keep(&cache, &ann).await;
         drop(boxd);
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_let_in_is_known_by_the_same_token_for_the_same_target_until_something_changes() {
+    fn a_cached_admission_requires_the_same_token_target_and_directory_version() {
         let sandbox = SandboxId::new();
         let (cache, ann) = (ConnectionCache::default(), admission(&sandbox, "ann"));
         let (target, other) = (Target::Sandbox(sandbox), Target::Sandbox(SandboxId::new()));
@@ -199,7 +200,7 @@ mod tests {
         ] {
             assert!(cache.cached_admission(target, credential.as_ref(), version).is_none());
         }
-        // One that is decided anew each time is not remembered.
+        // An admission that isn't cacheable is not stored.
         let cache = ConnectionCache::default();
         let once = Arc::new(Admission { is_cacheable: false, ..Admission::clone(&ann) });
         cache.store_admission(target.clone(), token("a.b.c"), now, &once);

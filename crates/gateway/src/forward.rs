@@ -1,4 +1,4 @@
-//! Carries one request to boxd and the answer back, without holding either in memory.
+//! Forwards one request to boxd and streams the response back, buffering neither.
 
 use std::{
     pin::Pin,
@@ -26,13 +26,14 @@ use crate::{
     websocket_relay::WebSocketRelay,
 };
 
-/// What a request holds on its way, and what becomes of its connection afterwards.
+/// What a request holds until its response is complete.
 pub(crate) struct ForwardContext {
     pub permit: RequestPermit,
     pub cache_return: Option<CacheReturn>,
 }
 
-/// An ordinary request. One that boxd never saw, because a kept connection had just ended, comes back to be sent over a fresh one.
+/// Forwards an ordinary request. If a cached connection had just closed and nothing was sent, the error returns the request so that it
+/// can be sent over a new connection.
 pub(crate) async fn forward(mut upstream: Upstream, request: Request<Body>, context: ForwardContext) -> Result<Response, ForwardError> {
     let response = match upstream.sender.try_send_request(request).await {
         Ok(response) => response,
@@ -51,7 +52,7 @@ pub(crate) async fn forward(mut upstream: Upstream, request: Request<Body>, cont
     Ok(build_response(parts.status, filter_for_caller(parts.headers, false), body))
 }
 
-/// A request to become a WebSocket, over a connection of its own.
+/// Forwards a WebSocket handshake over a new connection.
 pub(crate) async fn upgrade(
     mut upstream: Upstream,
     request: Request<Body>,
@@ -69,14 +70,14 @@ pub(crate) async fn upgrade(
         let _open_until_both_ends_are_done = upstream;
         match tokio::try_join!(client_side, boxd_side) {
             Ok((client, boxd)) => relay.run(TokioIo::new(client), TokioIo::new(boxd)).await,
-            Err(error) => tracing::debug!(%error, "an upgrade did not complete"),
+            Err(error) => tracing::debug!(%error, "a WebSocket upgrade did not complete"),
         }
     });
     let (parts, _) = response.into_parts();
     Ok(build_response(parts.status, filter_for_caller(parts.headers, true), Body::empty()))
 }
 
-/// The request as boxd gets it.
+/// Builds the request that is sent to boxd.
 pub(crate) fn build_request(
     parts: http::request::Parts,
     body: Body,
@@ -97,7 +98,7 @@ pub(crate) fn build_request(
     upstream
 }
 
-/// Why there is no answer.
+/// Why there is no response.
 pub(crate) enum ForwardError {
     NotSent(Box<(Request<Body>, ForwardContext)>),
     ConnectionFailure(ConnectionFailure),
@@ -110,22 +111,22 @@ fn build_response(status: StatusCode, headers: http::HeaderMap, body: Body) -> R
     response
 }
 
-/// Which end of a request went away before there was an answer.
+/// The side that failed before there was a response.
 #[derive(Debug)]
 pub(crate) enum ConnectionFailure {
-    /// The caller stopped sending.
+    /// The caller stopped sending its request body.
     Caller(hyper::Error),
     Boxd(hyper::Error),
-    /// boxd switched to another protocol unasked.
+    /// boxd switched to another protocol without being asked to.
     Protocol,
 }
 
 fn classify(error: hyper::Error) -> ConnectionFailure {
-    // The request's body is the one part of it that comes from the caller while it is sent.
+    // hyper reports a failing request body as a user error, and only the body comes from the caller during the request.
     if error.is_user() { ConnectionFailure::Caller(error) } else { ConnectionFailure::Boxd(error) }
 }
 
-/// An answer's body that holds its slot and its connection until the caller has it all or goes away.
+/// A response's body that holds its permit and connection until the caller has received it or disconnected.
 struct ResponseBody {
     body: hyper::body::Incoming,
     byte_tracker: ByteTracker,
@@ -158,12 +159,12 @@ impl HttpBody for ResponseBody {
     }
 }
 
-/// An answer that isn't boxd's, and holds its slot all the same.
+/// Makes an adapter's response hold its permit until it was sent.
 pub(crate) fn hold_permit(body: Body, permit: RequestPermit) -> Body {
     Body::new(MeteredBody { body, byte_tracker: permit.byte_tracker(), _permit: Some(permit) })
 }
 
-/// A request's body on its way to boxd, or an answer's of an adapter.
+/// A request's body or an adapter's response body, whose bytes in flight are counted.
 struct MeteredBody {
     body: Body,
     byte_tracker: ByteTracker,
@@ -191,7 +192,7 @@ fn meter_frame<E>(polled: Poll<Option<Result<Frame<Bytes>, E>>>, byte_tracker: &
 
 impl Drop for ResponseBody {
     fn drop(&mut self) {
-        // A body that is known to be over may never be asked for its end.
+        // hyper may not poll a body again whose end it already knows.
         if (self.is_complete || self.body.is_end_stream())
             && let (Some(upstream), Some(cache_return)) = (self.upstream.take(), self.cache_return.take())
         {

@@ -1,4 +1,4 @@
-//! How much of the door one sandbox and one session may take, so that a busy one leaves room for the others.
+//! Limits the requests, WebSockets and bytes in flight of each sandbox and session, so that a busy one can't starve the others.
 
 use std::{
     collections::HashMap,
@@ -14,28 +14,28 @@ use cobox_protocol::{ApiError, ErrorCode, SandboxId, SessionId};
 use serde::Deserialize;
 use serde_json::json;
 
-/// Callers of one sandbox that nobody has been authenticated for yet: those who may knock leave the others' places alone.
+/// Unauthenticated connections per sandbox. They have a limit of their own and use up no permits of authenticated callers.
 const UNAUTHENTICATED_PER_SANDBOX: u32 = 32;
-/// After so many requests, what has no requests any more is forgotten.
+/// Number of requests between two sweeps, which remove the counters of sandboxes and sessions without requests.
 const SWEEP_EVERY: u32 = 256;
 
-/// What may be under way through the gateway at once.
+/// Limits on what may be in progress at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Upgraded ones included: fewer than the connections boxd takes, and 500 sandboxes at a twelfth of it still fit into the
-    /// process's descriptors.
+    /// Includes WebSockets. Less than the connections that boxd accepts; 500 sandboxes at a twelfth of it fit into the process's
+    /// file descriptors.
     pub requests_per_sandbox: u32,
-    /// They last, so that they leave a third of the places to requests.
+    /// WebSockets are long-lived, so a third of the permits is left for requests.
     pub websockets_per_sandbox: u32,
-    /// Half of its sandbox's, so that another session gets in beside it.
+    /// Half of the sandbox's limit, so that another session can use the rest.
     pub requests_per_session: u32,
-    /// An audience of two hundred at one shell has room.
+    /// Enough for 200 observers of one shell.
     pub websockets_per_session: u32,
-    /// Bytes of bodies that were read from one side and not yet taken by the other. A download that its client doesn't read holds
-    /// less than a megabyte of them; who has this many gets no further request in.
+    /// Body bytes that were read from one side and not yet written to the other. A download whose client doesn't read holds less than
+    /// 1 MB. A session at this limit gets no further requests.
     pub bytes_in_flight_per_session: u64,
-    /// Of all sandboxes: each holds two descriptors and a few buffers of 8 KiB.
+    /// Over all sandboxes: each WebSocket holds two descriptors and a few buffers of 8 KiB.
     pub websockets: u32,
 }
 
@@ -52,7 +52,7 @@ impl Default for Limits {
     }
 }
 
-/// What is under way of one sandbox or one session.
+/// What one sandbox or session has in progress.
 #[derive(Default)]
 struct Counters {
     requests: AtomicU32,
@@ -77,7 +77,7 @@ struct LimiterState {
 #[derive(Clone)]
 pub(crate) struct RequestLimiter(Arc<LimiterState>);
 
-/// Whose place a request takes.
+/// The limits that a request counts against.
 #[derive(Clone, Copy)]
 pub(crate) enum PermitOwner<'a> {
     Authenticated(Option<&'a SessionId>),
@@ -91,7 +91,7 @@ impl RequestLimiter {
 
     pub fn acquire(&self, sandbox: &SandboxId, owner: PermitOwner<'_>, is_websocket: bool) -> Result<RequestPermit, ApiError> {
         let limits = &self.0.limits;
-        // Everything is looked at and counted under this lock; places are given back without it, which only leaves more room.
+        // Checked and counted under this lock. Permits are released without it, which can only make more available.
         let mut tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
         tables.sweep();
         let sandbox_counters = counters_for(&mut tables.sandboxes, sandbox);
@@ -104,7 +104,7 @@ impl RequestLimiter {
             check_below(
                 &sandbox_counters.unauthenticated,
                 max,
-                || format!("{sandbox} has {max} connections that nobody has authenticated yet"),
+                || format!("{sandbox} has {max} unauthenticated connections, the maximum; try again later"),
                 None,
             )?;
         } else {
@@ -137,14 +137,18 @@ impl RequestLimiter {
             }
             let (bytes, max) = (counters.bytes.load(Ordering::Relaxed), limits.bytes_in_flight_per_session);
             if bytes >= max {
-                let message =
-                    format!("{id} has {bytes} bytes under way that nobody takes; read the answers that are waiting, or close them");
+                let message = format!("{id} has {bytes} bytes of unread responses; read the pending responses, or close them");
                 return Err(limit_error(message, Some("bytes_in_flight_per_session"), max));
             }
         }
         if is_websocket {
             let max = u64::from(limits.websockets);
-            check_below(&self.0.websockets, max, || format!("the gateway has {max} WebSockets open"), Some("websockets"))?;
+            check_below(
+                &self.0.websockets,
+                max,
+                || format!("the gateway has {max} open WebSockets, the maximum; try again later"),
+                Some("websockets"),
+            )?;
             self.0.websockets.fetch_add(1, Ordering::Relaxed);
         }
         let permit = RequestPermit {
@@ -186,7 +190,7 @@ fn check_below(current: &AtomicU32, max: u64, message: impl FnOnce() -> String, 
 }
 
 fn limit_message(of: &dyn std::fmt::Display, max: u64, what: &str) -> String {
-    format!("{of} has {max} {what} under way, which is the most it may have; close some or wait")
+    format!("{of} has {max} {what} in progress, the maximum; close some or wait")
 }
 
 fn limit_error(message: String, limit: Option<&'static str>, max: u64) -> ApiError {
@@ -197,7 +201,7 @@ fn limit_error(message: String, limit: Option<&'static str>, max: u64) -> ApiErr
     }
 }
 
-/// A place, given back when dropped.
+/// Permission to handle one request; released when dropped.
 pub(crate) struct RequestPermit {
     state: Arc<LimiterState>,
     sandbox: Arc<Counters>,
@@ -219,7 +223,7 @@ impl RequestPermit {
         }
     }
 
-    /// What counts the bytes of this request's bodies.
+    /// Counts the bytes of this request's bodies.
     pub fn byte_tracker(&self) -> ByteTracker {
         ByteTracker(self.session.clone())
     }
@@ -236,7 +240,7 @@ impl Drop for RequestPermit {
     }
 }
 
-/// Counts bytes from when they were read on one side until the other has taken them.
+/// Counts bytes from the time they were read from one side until they were written to the other.
 #[derive(Clone)]
 pub(crate) struct ByteTracker(Option<Arc<Counters>>);
 
@@ -276,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn one_sandbox_is_bounded_and_leaves_room_for_another() {
+    fn a_busy_sandbox_leaves_capacity_for_another() {
         let limits = Limits { websockets_per_sandbox: 3, requests_per_sandbox: 4, websockets: 5, ..Limits::default() };
         let limiter = RequestLimiter::new(limits);
         let (busy, quiet) = (SandboxId::new(), SandboxId::new());
@@ -293,11 +297,11 @@ mod tests {
         for _ in 0..=SWEEP_EVERY {
             limiter.acquire(&SandboxId::new(), without_session, false).unwrap();
         }
-        assert!(limiter.0.tables.lock().unwrap().sandboxes.len() <= SWEEP_EVERY as usize + 1, "what is over is forgotten");
+        assert!(limiter.0.tables.lock().unwrap().sandboxes.len() <= SWEEP_EVERY as usize + 1, "counters of idle sandboxes are removed");
     }
 
     #[test]
-    fn one_session_leaves_room_for_another_in_the_same_sandbox() {
+    fn a_busy_session_leaves_capacity_for_another_in_the_same_sandbox() {
         let limits = Limits { requests_per_session: 2, websockets_per_session: 1, ..Limits::default() };
         let limiter = RequestLimiter::new(limits);
         let (sandbox, busy, quiet) = (SandboxId::new(), SessionId::new(), SessionId::new());
@@ -314,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_count_until_the_other_side_has_them() {
+    fn bytes_are_counted_until_they_are_written_to_the_other_side() {
         let limiter = RequestLimiter::new(Limits { bytes_in_flight_per_session: 10, ..Limits::default() });
         let (sandbox, session) = (SandboxId::new(), SessionId::new());
         let permit = limiter.acquire(&sandbox, PermitOwner::Authenticated(Some(&session)), false).unwrap();
@@ -327,18 +331,20 @@ mod tests {
         );
         let part = second.slice(1..2);
         drop(second);
-        assert!(limiter.acquire(&sandbox, PermitOwner::Authenticated(Some(&session)), false).is_err(), "a part of it is still there");
+        assert!(limiter.acquire(&sandbox, PermitOwner::Authenticated(Some(&session)), false).is_err(), "a slice of it is still in memory");
         drop(part);
         assert!(limiter.acquire(&sandbox, PermitOwner::Authenticated(Some(&session)), false).is_ok());
     }
 
     #[test]
-    fn strangers_take_places_of_their_own() {
+    fn unauthenticated_clients_have_a_limit_of_their_own() {
         let limiter = RequestLimiter::new(Limits::default());
         let sandbox = SandboxId::new();
         let held: Vec<_> =
             (0..UNAUTHENTICATED_PER_SANDBOX).map(|_| limiter.acquire(&sandbox, PermitOwner::Unauthenticated, true).unwrap()).collect();
-        assert!(exceeded_limit(limiter.acquire(&sandbox, PermitOwner::Unauthenticated, false).err()).contains("nobody has authenticated"));
+        assert!(
+            exceeded_limit(limiter.acquire(&sandbox, PermitOwner::Unauthenticated, false).err()).contains("unauthenticated connections")
+        );
         assert!(limiter.acquire(&sandbox, PermitOwner::Authenticated(None), true).is_ok());
         drop(held);
         assert!(limiter.acquire(&sandbox, PermitOwner::Unauthenticated, true).is_ok());

@@ -1,4 +1,4 @@
-//! The door: reads target and credential, asks the directory, and hands over to the forwarding.
+//! The gateway's entry points: read target and credential, ask the directory for admission, take a permit and forward the request.
 
 use std::sync::Arc;
 
@@ -29,14 +29,14 @@ use crate::{
 const X_FILE_FOLLOW: HeaderName = HeaderName::from_static(FILE_FOLLOW_HEADER);
 const SANDBOX_PREFIX: &str = "/dp/";
 const SESSION_PREFIX: &str = "/v1/sandbox/relay/";
-/// Where the gateway is, as a router writes it.
+/// The gateway's routes in the syntax of axum's router.
 pub const PATHS: [&str; 2] = ["/dp/{*rest}", "/v1/sandbox/relay/{*rest}"];
-/// Longest path kept in a use record, in bytes.
+/// Maximum length of the path in a usage record, in bytes.
 const MAX_RECORDED_PATH: usize = 256;
-/// In a use record, where an answer's status stands: nobody was there to take one.
+/// Status in the usage record of a request whose client disconnected before the response.
 const CLIENT_DISCONNECTED: u16 = 499;
 
-/// The door itself.
+/// Serves all dataplane requests. Clones share their state.
 #[derive(Clone)]
 pub struct Gateway {
     pub(crate) directory: Arc<dyn Directory>,
@@ -48,19 +48,19 @@ impl Gateway {
         Self { directory, limiter: RequestLimiter::new(limits) }
     }
 
-    /// Which of [`PATHS`] a path is, if it is one.
+    /// The route among [`PATHS`] that matches a path.
     pub fn path_template(path: &str) -> Option<&'static str> {
         let has_rest = |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| !rest.is_empty());
         [SANDBOX_PREFIX, SESSION_PREFIX].into_iter().zip(PATHS).find(|(prefix, _)| has_rest(prefix)).map(|(_, template)| template)
     }
 
-    /// A request on one of [`PATHS`]. `kept` is of its connection.
+    /// Serves a request on one of [`PATHS`]. `cache` belongs to the client's connection.
     pub async fn serve_path(&self, request: Request<Body>, request_id: &RequestId, cache: &ConnectionCache) -> Response {
         let operation = langsmith::operation(path_after_target(request.uri().path()).unwrap_or_default());
         self.respond(split_target(request.uri()), operation, request, request_id, cache).await
     }
 
-    /// A request on a host name of the sandbox's own: all of its path is the sandbox's.
+    /// Serves a request on a sandbox's own host name, where the whole path belongs to the sandbox.
     pub async fn serve_sandbox_host(
         &self,
         sandbox: SandboxId,
@@ -108,13 +108,13 @@ impl Gateway {
         admitted: &mut Option<AdmittedRequest>,
     ) -> Result<Response, ApiError> {
         if has_api_key(rest.as_str()) {
-            // It would reach the sandbox, and has been in logs and histories on the way here.
-            let message = "the URL has an API key in it: send the key in a header, and replace this one, because URLs are written down";
+            // It would reach the sandbox, and proxies and clients may have logged it already.
+            let message = "the URL contains an API key: send the key in a header, and replace this key, because URLs are logged";
             return Err(ApiError::invalid(message));
         }
         let mut credential = Credential::from_headers(request.headers())?;
         if let Some(link) = FileLink::from_request(request.method(), &rest) {
-            // A link never reaches a sandbox, whatever else is shown with it.
+            // A link never reaches a sandbox, even if another credential is used.
             let stripped = FileLink::strip(&rest, credential.is_none());
             rest = PathAndQuery::try_from(stripped).map_err(|e| ApiError::invalid(format!("the path can't be read: {e}")))?;
             credential.get_or_insert(Credential::Link(link));
@@ -150,7 +150,7 @@ impl Gateway {
         result
     }
 
-    /// Decided anew where it could be another decision than the last for this connection.
+    /// Reuses the connection's last decision if a new one couldn't differ from it.
     async fn admit(
         &self,
         target: &Target,
@@ -158,7 +158,7 @@ impl Gateway {
         request_id: &RequestId,
         cache: &ConnectionCache,
     ) -> Result<Arc<Admission>, ApiError> {
-        // Before the decision: what changes meanwhile makes it an old one.
+        // Read before the decision, so that a change during it invalidates the result.
         let version = self.directory.version();
         if let Some(known) = version.and_then(|version| cache.cached_admission(target, credential.as_ref(), version)) {
             return Ok(known);
@@ -216,7 +216,7 @@ impl Gateway {
         let (parts, body) = request.into_parts();
         let request = build_request(parts, body, admission, request_id, &permit, false);
         let cache_return = cache.reserve(admission);
-        // Over the connection the caller's last request used where there is one, else over a fresh one.
+        // Prefers the connection of the caller's last request.
         let idle = if admission.is_running { cache.take_connection(admission).await } else { None };
         let upstream = match idle {
             Some(upstream) => {
@@ -261,7 +261,6 @@ impl Gateway {
         Ok(response.map(|body| hold_permit(body, permit)))
     }
 
-    /// A use, where somebody was authenticated.
     pub(crate) async fn record_usage(&self, admission: Arc<Admission>, request_id: &RequestId, method: &str, path: &str, status: u16) {
         let route = route::find(method, path).map(|r| r.template);
         let (method, path) = (method.to_owned(), path.to_owned());
@@ -279,23 +278,23 @@ impl Gateway {
         let sandbox = &admission.sandbox;
         match failure {
             ConnectionFailure::Caller(cause) => {
-                tracing::debug!(%sandbox, %cause, "a caller went away");
-                return ApiError::invalid("the request's body broke off");
+                tracing::debug!(%sandbox, %cause, "the caller disconnected during its request");
+                return ApiError::invalid("the request body ended early");
             }
             ConnectionFailure::Boxd(cause) => {
                 if let Err(over) = self.directory.check_not_ended(admission).await {
-                    tracing::debug!(%sandbox, %cause, "boxd ended with its session");
+                    tracing::debug!(%sandbox, %cause, "boxd closed the connection because the session or sandbox has ended");
                     return over;
                 }
-                tracing::warn!(%sandbox, %cause, "boxd did not answer");
+                tracing::warn!(%sandbox, %cause, "boxd did not respond");
             }
-            ConnectionFailure::Protocol => tracing::warn!(%sandbox, "boxd switched protocols unasked"),
+            ConnectionFailure::Protocol => tracing::warn!(%sandbox, "boxd switched protocols without being asked to"),
         }
         boxd_unavailable(sandbox)
     }
 }
 
-/// A use under way. Who goes away before there is an answer has used the sandbox all the same.
+/// A request that is not recorded yet. It is also recorded when it is dropped because the client disconnected.
 struct PendingUsage {
     directory: Arc<dyn Directory>,
     usage: Option<Usage>,
@@ -310,7 +309,7 @@ impl PendingUsage {
         route: Option<&'static str>,
         path: &str,
     ) -> Self {
-        // A stranger's use is recorded once it has said who it is.
+        // An unauthenticated WebSocket is recorded once its first frame was accepted.
         let usage = admission.caller.is_some().then(|| Usage {
             admission: admission.clone(),
             request_id: request_id.clone(),
@@ -331,7 +330,7 @@ impl PendingUsage {
 
 impl Drop for PendingUsage {
     fn drop(&mut self) {
-        // Without a runtime the process is ending.
+        // Without a runtime the process is exiting.
         if let (Some(usage), Ok(runtime)) = (self.usage.take(), tokio::runtime::Handle::try_current()) {
             let directory = self.directory.clone();
             runtime.spawn(async move { directory.record_usage(usage).await });
@@ -340,16 +339,16 @@ impl Drop for PendingUsage {
 }
 
 fn boxd_unavailable(sandbox: &SandboxId) -> ApiError {
-    ApiError::new(ErrorCode::ProviderUnavailable, format!("boxd of {sandbox} did not answer; try again"))
+    ApiError::new(ErrorCode::ProviderUnavailable, format!("boxd of sandbox {sandbox} did not respond; try again"))
 }
 
-/// The path as boxd would see it.
+/// The path that boxd would receive.
 fn path_after_target(path: &str) -> Option<&str> {
     let after = path.strip_prefix(SANDBOX_PREFIX).or_else(|| path.strip_prefix(SESSION_PREFIX))?;
     after.find('/').map(|i| &after[i..])
 }
 
-/// Takes the prefix off the raw path, so that the rest reaches boxd byte for byte as it was sent.
+/// Splits the raw path into target and rest, so that the rest reaches boxd byte for byte as sent.
 fn split_target(uri: &Uri) -> Result<(Target, PathAndQuery), ApiError> {
     let raw = uri.path_and_query().map_or("", PathAndQuery::as_str);
     let (after, is_session) = match (raw.strip_prefix(SANDBOX_PREFIX), raw.strip_prefix(SESSION_PREFIX)) {
@@ -378,11 +377,11 @@ fn truncate(s: &str, max: usize) -> String {
     s[..end].to_owned()
 }
 
-/// In the dialect of the route that was asked for.
+/// Formats an error for the requested route: LangSmith routes have their own error format.
 fn rejection_response(error: ApiError, operation: Option<&'static str>, request_id: &RequestId) -> Response {
     let status = if operation.is_some() { langsmith::status(error.code) } else { error.code.status() };
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    // Somebody may have put a credential where an id belongs.
+    // The message may quote an ID, and a client may have sent a credential in its place.
     let error = ApiError { message: redact(&error.message).into_owned(), ..error };
     let mut response = match operation {
         Some(operation) => (status, axum::Json(langsmith::error_body(&error, operation, request_id))).into_response(),
@@ -400,7 +399,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rest_of_the_path_is_kept_byte_for_byte() {
+    fn the_rest_of_the_path_is_forwarded_byte_for_byte() {
         let id = cobox_protocol::SandboxId::new();
         for rest in ["/v1/files/a%2Fb%20c?x=%2F&y", "//v1//..%2f/", "/?", "/"] {
             let (target, got) = split_target(&format!("/dp/{id}{rest}").parse().unwrap()).unwrap();
@@ -412,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_gateways_is_told_by_its_beginning() {
+    fn gateway_routes_are_recognized_by_their_prefix() {
         assert_eq!(Gateway::path_template("/dp/sb_x/v1"), Some("/dp/{*rest}"));
         assert_eq!(Gateway::path_template("/v1/sandbox/relay/ssn_x"), Some("/v1/sandbox/relay/{*rest}"));
         for path in ["/dp/", "/dp", "/v1/sandbox/relay/", "/v1/sandbox/sessions", "/", "//dp/x"] {
@@ -421,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_that_is_none_is_not_found() {
+    fn an_invalid_id_is_reported_as_not_found() {
         assert_eq!(split_target(&"/dp/sb_%2e%2e/v1".parse().unwrap()).unwrap_err().code, ErrorCode::SandboxNotFound);
         assert_eq!(split_target(&"/v1/sandbox/relay/x/v1".parse().unwrap()).unwrap_err().code, ErrorCode::SessionNotFound);
     }

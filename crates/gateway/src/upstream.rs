@@ -15,18 +15,18 @@ use tokio::{
     task::AbortHandle,
 };
 
-/// Bounds the head of an answer and what is read ahead of its body; large enough to stream files at full speed.
+/// Bounds a response's head and the read-ahead of its body; large enough to stream files at full speed.
 const UPSTREAM_BUFFER_BYTES: usize = 512 * 1024;
 
-/// A connection to boxd whose answer is read also where boxd closed before it had read the request: it may refuse an upload early, and
-/// what it answered is there to be read although nothing can be written any more.
+/// A connection to boxd whose response can be read even if boxd closed its end before it had read the whole request: boxd may refuse an
+/// upload early, and its response is still readable when writing fails.
 struct EarlyResponseStream {
     stream: BoxedStream,
     is_closed: bool,
 }
 
 impl EarlyResponseStream {
-    /// Drops what can't be sent. The answer follows, or the read fails with the reason.
+    /// Discards bytes that can't be sent. The response follows, or reading fails with the reason.
     fn ignore_closed(&mut self, polled: Poll<io::Result<usize>>, length: usize) -> Poll<io::Result<usize>> {
         match polled {
             Poll::Ready(Err(error)) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
@@ -71,7 +71,7 @@ impl AsyncWrite for EarlyResponseStream {
     }
 }
 
-/// An HTTP connection to boxd that ends when this is dropped.
+/// An HTTP connection to boxd, closed when dropped.
 pub(crate) struct Upstream {
     pub sender: SendRequest<Body>,
     pub(crate) connection: AbortHandle,

@@ -1,8 +1,8 @@
-//! A client's WebSocket on its way to boxd. Its `auth` frames are read here and their tokens checked as a header's would be: each use is
-//! recorded, a key is swapped, and what isn't good for this sandbox goes no further.
+//! Relays a client's WebSocket to boxd and handles its `auth` frames. Their credentials are checked like those of a header: each use is
+//! recorded, an API key is exchanged for a token, and a credential that isn't valid for this sandbox is not forwarded.
 //!
-//! They are read as boxd reads them: however the word is written, and in however many pieces. What is too long to be read here boxd takes
-//! for no `auth` frame either.
+//! The relay recognizes the same `auth` frames as boxd, in any JSON spelling and any number of fragments. boxd doesn't accept a text
+//! that is too long for the relay as an `auth` frame either.
 
 use std::{
     io,
@@ -28,37 +28,37 @@ use crate::{
     websocket_frame,
 };
 
-/// How long a connection without a header may take over its first frame; boxd gives it as long.
+/// Time for the first frame of a connection without a credential in its headers. boxd uses the same limit.
 const AUTH_TIMEOUT: Duration = Duration::from_secs(5);
-/// What a client gets to take the last frames and answer the close.
+/// Time for a client to receive the last frames and answer the close frame.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long one direction may go on after the other has ended: enough to say goodbye.
+/// How long one direction may continue after the other has ended: enough for the closing handshake.
 const LINGER: Duration = Duration::from_secs(5);
-/// Fresh tokens that one connection may show at once, and how long until one more: a client shows one some minutes after the last, and
-/// each costs a record or two.
+/// Fresh tokens that a connection may send at once, and the interval after which it may send another. Clients send one every few
+/// minutes, and each costs one or two records.
 const FRESH_TOKEN_BURST: u32 = 16;
 const FRESH_TOKEN_INTERVAL: Duration = Duration::from_secs(10);
-/// In use records, where a method stands: a token shown on a connection that is already there.
+/// Method in the usage record of a token that was sent on an open connection.
 const AUTH_METHOD: &str = "AUTH";
 
-/// Everything that is known of a WebSocket.
+/// A WebSocket with the state of its admission.
 pub(crate) struct WebSocketRelay {
     pub gateway: Gateway,
     pub target: Target,
     pub sandbox: SandboxId,
     pub path: String,
     pub request_id: RequestId,
-    /// By the header, or by the newest frame.
+    /// From the headers or the first `auth` frame; `None` until one of them was accepted.
     pub caller: Option<Caller>,
     pub permit: RequestPermit,
-    /// Of the client's connection.
+    /// The cache of the client's connection, which is notified of a successful authentication.
     pub cache: ConnectionCache,
 }
 
-/// Why a connection is closed from here.
+/// Why the gateway closes a connection.
 enum CloseCause {
     Error(u16, ApiError),
-    /// The client has gone, or boxd has.
+    /// The client or boxd disconnected.
     Gone,
 }
 
@@ -75,7 +75,7 @@ impl From<io::Error> for CloseCause {
 }
 
 impl WebSocketRelay {
-    /// Copies both ways until both ends are done, or one is and the other doesn't follow.
+    /// Copies in both directions until both have ended, or until [`LINGER`] after the first one has.
     pub async fn run(mut self, client: impl AsyncRead + AsyncWrite, boxd: impl AsyncRead + AsyncWrite) {
         let (client_reads, mut client_writes) = tokio::io::split(client);
         let (boxd_reads, boxd_writes) = tokio::io::split(boxd);
@@ -96,7 +96,7 @@ impl WebSocketRelay {
                 Some(CloseCause::Gone) => return,
                 Some(CloseCause::Error(code, error)) => {
                     let closing = send_close(&mut client_writes, &mut client_reads, code, &error, &self.request_id);
-                    // A client that doesn't listen any more has nothing to be told.
+                    // Ignored: a client that no longer reads can't receive the reason.
                     let _ = tokio::time::timeout(CLOSE_TIMEOUT, closing).await;
                     return;
                 }
@@ -104,23 +104,23 @@ impl WebSocketRelay {
         }
         let final_message = OnceLock::new();
         let mut up = std::pin::pin!(async {
-            // A reset is an end like any other here: the other side learns of it by its own connection closing.
+            // A reset is handled like an orderly end: the other side's connection is closed.
             if let Err(CloseCause::Error(code, error)) = self.pass_frames(&mut client_reads, &mut boxd_writes).await {
-                // Said when boxd has ended: before, it could be in the middle of a frame of boxd's.
+                // Sent when boxd's direction has ended: earlier, it could be inserted into one of boxd's frames.
                 final_message.get_or_init(|| close_message(code, &error, &self.request_id));
                 let _ = boxd_writes.write_all(&websocket_frame::close_for_server(code, error.code.as_str())).await;
             }
             finish(client_reads, boxd_writes).await;
         });
         let mut down = std::pin::pin!(copy_to_client(boxd_reads, client_writes, &final_message));
-        // An end that doesn't follow within the linger time is dropped with its connection: nobody is left to tell.
+        // A direction that hasn't ended after the linger time is dropped with its connection.
         tokio::select! {
             () = &mut up => drop(tokio::time::timeout(LINGER, down).await),
             () = &mut down => drop(tokio::time::timeout(LINGER, up).await),
         }
     }
 
-    /// Lets a stranger in by its first frame. Until then nothing of boxd's is passed on.
+    /// Authenticates a client by its first frame. Until then nothing from boxd is forwarded.
     async fn authenticate(
         &mut self,
         from: &mut (impl AsyncBufReadExt + Unpin),
@@ -135,7 +135,7 @@ impl WebSocketRelay {
         loop {
             let header = websocket_frame::read_header(from).await?.ok_or(CloseCause::Gone)?;
             if header.is_control() {
-                // A client may ping, or think better of it.
+                // A client may send a ping or close.
                 let is_close = header.is_close();
                 let rest = header.read_payload(from).await?;
                 if is_close {
@@ -151,7 +151,7 @@ impl WebSocketRelay {
             let token = parse_auth_frame(&header.unmasked(&payload)).ok_or_else(first)??;
             let admission = self.admit(&token).await?;
             let session = admission.caller.as_ref().and_then(|c| c.session.as_ref());
-            // Among its own now, and no longer among the strangers.
+            // Replaces the permit for unauthenticated clients.
             self.permit = self.gateway.limiter.acquire(&self.sandbox, PermitOwner::Authenticated(session), true)?;
             self.gateway.directory.touch(&admission);
             to.write_all(&auth_frame(admission.token.as_ref())).await?;
@@ -163,13 +163,14 @@ impl WebSocketRelay {
         }
     }
 
-    /// From frame to frame, as they come.
+    /// Forwards the client's frames and replaces the tokens in its `auth` frames.
     async fn pass_frames(
         &mut self,
         from: &mut BufReader<impl AsyncRead + Unpin>,
         to: &mut (impl AsyncWrite + Unpin),
     ) -> Result<(), CloseCause> {
-        // A text of which more pieces are to come, kept until it is known whether it is a token's. Only its text, however many they are.
+        // The text of an incomplete message, buffered until it is known whether it is an `auth` frame. Bounded by the message's
+        // length, not by its number of fragments.
         let mut partial_text: Option<Vec<u8>> = None;
         let mut rate_limiter = TokenRateLimiter { free_at: Instant::now() };
         while let Some(header) = websocket_frame::read_header(from).await? {
@@ -208,7 +209,7 @@ impl WebSocketRelay {
                     return Ok(());
                 }
             }
-            // What waits already goes out in one write.
+            // Frames that have already arrived are sent in one write.
             if from.buffer().is_empty() {
                 to.flush().await?;
             }
@@ -216,7 +217,8 @@ impl WebSocketRelay {
         Ok(())
     }
 
-    /// A fresh token on a connection that is there: the frame boxd gets in place of the client's, where it gets another one.
+    /// Checks a fresh token on an open connection. Returns the frame to send to boxd instead of the client's, or `None` to forward the
+    /// client's.
     async fn replace_token(&mut self, token: &Secret) -> Option<Vec<u8>> {
         match self.admit(token).await {
             Ok(admission) => {
@@ -225,16 +227,17 @@ impl WebSocketRelay {
                     (Some(known), Some(fresh)) => known.principal == fresh.principal && known.session == fresh.session,
                     _ => false,
                 };
-                // Another's is refused by boxd, which says so.
+                // boxd refuses the token of another principal or session, and sends the error.
                 if is_same {
                     self.gateway.directory.touch(&admission);
                     self.record_usage(admission, AUTH_METHOD).await;
                 }
                 Some(frame)
             }
-            // One of this sandbox that is over: boxd says which.
+            // An expired or revoked token of this sandbox: boxd sends the specific error.
             Err(e) if matches!(e.code, ErrorCode::TokenExpired | ErrorCode::TokenRevoked) => None,
-            // Whatever else it is may be good elsewhere. boxd is shown that there was one, and complains to the client.
+            // Any other credential might be valid elsewhere and must not reach the sandbox. boxd gets an empty token and sends the
+            // error to the client.
             Err(_) => Some(auth_frame(None)),
         }
     }
@@ -245,7 +248,7 @@ impl WebSocketRelay {
         if admission.sandbox == self.sandbox {
             return Ok(admission);
         }
-        Err(ApiError::new(ErrorCode::ProviderUnavailable, "the session has another sandbox by now; connect again"))
+        Err(ApiError::new(ErrorCode::ProviderUnavailable, "the session has been moved to another sandbox; reconnect"))
     }
 
     async fn record_usage(&self, admission: Admission, method: &str) {
@@ -253,7 +256,7 @@ impl WebSocketRelay {
     }
 }
 
-/// How many fresh tokens a connection may still show, as the time at which all may be shown again.
+/// Token bucket for fresh tokens, stored as the time at which it is full again.
 struct TokenRateLimiter {
     free_at: Instant,
 }
@@ -271,15 +274,15 @@ impl TokenRateLimiter {
 
 fn find_token(text: &[u8]) -> Option<Result<Secret, ApiError>> {
     const AUTH_STRING: &[u8] = b"\"auth\"";
-    // The one other way to write a letter in JSON.
+    // The only other way to write a letter in JSON.
     const UNICODE_ESCAPE: &[u8] = b"\\u";
     let has = |part: &[u8]| text.windows(part.len()).any(|w| w == part);
-    // Most frames are keystrokes; only what may have the word in it is read.
+    // Most frames are keystrokes. Only those that may contain the string are parsed.
     if has(AUTH_STRING) || has(UNICODE_ESCAPE) { parse_auth_frame(text) } else { None }
 }
 
-/// Reads an `auth` frame with boxd's own type, so that both see a token in the same texts. One with an unknown field is refused here: it
-/// must not reach an older boxd, which would ignore the field, and a frame of our own would drop it.
+/// Parses an `auth` frame with boxd's own type, so that both find a token in the same texts. A frame with an unknown field is refused:
+/// an older boxd would ignore the field, and the frame that the gateway writes would omit it.
 fn parse_auth_frame(text: &[u8]) -> Option<Result<Secret, ApiError>> {
     #[derive(Deserialize)]
     #[serde(tag = "type", rename_all = "snake_case")]
@@ -300,12 +303,12 @@ fn parse_auth_frame(text: &[u8]) -> Option<Result<Secret, ApiError>> {
 }
 
 fn auth_frame(token: Option<&Secret>) -> Vec<u8> {
-    // A string always serialises.
+    // Serializing a string can't fail.
     let token = serde_json::to_string(token.map_or("", Secret::expose)).unwrap_or_default();
     websocket_frame::text_for_server(format!("{{\"type\":\"auth\",\"token\":{token}}}").as_bytes())
 }
 
-/// Says why, closes, and waits for the client to have heard it.
+/// Sends the error and a close frame, and waits until the client has received them.
 async fn send_close(
     to: &mut (impl AsyncWrite + Unpin),
     from: &mut (impl AsyncRead + Unpin),
@@ -318,21 +321,21 @@ async fn send_close(
     Ok(())
 }
 
-/// Why, and the close.
+/// An error frame followed by a close frame.
 fn close_message(code: u16, error: &ApiError, request_id: &RequestId) -> Vec<u8> {
     let error_frame = ServerFrame::<()>::Error { error: error.envelope(request_id).error };
-    // Strings, numbers and maps with string keys always serialise.
+    // Serializing strings, numbers and maps with string keys can't fail.
     let error_frame = serde_json::to_string(&error_frame).unwrap_or_default();
     [websocket_frame::text_for_client(&error_frame), websocket_frame::close_for_client(code, error.code.as_str())].concat()
 }
 
 fn too_many_tokens() -> CloseCause {
-    let message = format!("more than {FRESH_TOKEN_BURST} `auth` frames at once; show a fresh token shortly before the last one expires");
+    let message = format!("more than {FRESH_TOKEN_BURST} `auth` frames at once; send a fresh token shortly before the last one expires");
     ApiError::new(ErrorCode::RateLimited, message).into()
 }
 
 async fn copy_to_client(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, final_message: &OnceLock<Vec<u8>>) {
-    // A reset is an end like any other here, as above.
+    // A reset is handled like an orderly end.
     let _ = tokio::io::copy(&mut from, &mut to).await;
     if let Some(message) = final_message.get() {
         let _ = to.write_all(message).await;
@@ -340,7 +343,8 @@ async fn copy_to_client(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrit
     finish(from, to).await;
 }
 
-/// Ends one direction. What still comes is read and dropped: closing over unread bytes would reset the connection, and lose what we said last.
+/// Ends one direction. Remaining input is read and discarded: closing a socket with unread bytes resets the connection and loses the
+/// last frames sent.
 async fn finish(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) {
     let _ = to.shutdown().await;
     let _ = tokio::io::copy(&mut from, &mut tokio::io::sink()).await;
@@ -351,7 +355,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_seen_in_whatever_boxd_takes_for_an_auth_frame() {
+    fn a_token_is_found_in_every_spelling_of_an_auth_frame_that_boxd_accepts() {
         for text in [
             r#"{"type":"auth","token":"t"}"#,
             r#"{"token":"t","type":"auth"}"#,
@@ -375,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn fresh_tokens_are_taken_so_many_at_once_and_then_one_after_each_pause() {
+    fn fresh_tokens_are_limited_to_a_burst_and_then_one_per_interval() {
         let now = Instant::now();
         let mut rate_limiter = TokenRateLimiter { free_at: now };
         assert_eq!((0..100).filter(|_| rate_limiter.allow(now)).count(), FRESH_TOKEN_BURST as usize);
