@@ -1,4 +1,5 @@
-//! What a sandbox is made of: decided once, kept in its record, and the same each time it starts.
+//! The spec of a sandbox: root filesystem, layers, resources, environment and mounts. Resolved once, stored in the sandbox's record and
+//! used for each start.
 
 use std::path::PathBuf;
 
@@ -8,16 +9,17 @@ use cobox_protocol::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The default is what the provider gives everybody.
+/// The default spec gives the provider's defaults. Stored as JSON in the database: the field names must not change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxSpec {
-    /// What `/` starts as, below the layers.
+    /// The root filesystem below the layers; `None` for the provider's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<SandboxRoot>,
-    /// What `root` stood for when this was decided, in the provider's own words: a name may stand for something else by now.
+    /// The content that `root` referred to when the spec was resolved, in a format of the provider: a name may refer to other content
+    /// later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
-    /// The snapshots it started from: the files of the first are seen before those of the next.
+    /// The snapshots that the sandbox started from, topmost first: files of the first hide those of the next.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<SnapshotId>,
     #[serde(default, skip_serializing_if = "Resources::is_default")]
@@ -29,8 +31,8 @@ pub struct SandboxSpec {
 }
 
 impl SandboxSpec {
-    /// Whether what was made of the other is as good as what would be made of this. What a root stands for every node says in its own
-    /// words, so between two nodes only the root counts.
+    /// Whether a sandbox with the other spec can be used instead of one with this spec. Each node resolves a root in its own format, so
+    /// between two nodes `base` is ignored.
     pub fn is_equivalent_to(&self, other: &SandboxSpec, is_same_node: bool) -> bool {
         let base = if is_same_node { self.base.clone() } else { other.base.clone() };
         SandboxSpec { base, ..self.clone() } == *other
@@ -40,13 +42,13 @@ impl SandboxSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SandboxRoot {
-    /// By a name the provider knows.
+    /// An image name that the provider resolves.
     Image(String),
-    /// A directory or an archive of the host. Only an operator's settings may say so: callers would read the host by it.
+    /// A directory or an archive on the host. Only allowed in an operator's settings: a caller could read the host's files with it.
     Rootfs(PathBuf),
 }
 
-/// A volume and its place in a sandbox.
+/// A volume and its mount point in a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeMount {
     pub volume: VolumeId,
@@ -55,12 +57,13 @@ pub struct VolumeMount {
     pub read_only: bool,
 }
 
-/// What a provider can beside running sandboxes. What it can't is refused in its name, never replaced by something else.
+/// Optional features of a provider. A request for a missing feature is refused with an error that names the provider; it is never
+/// replaced by another behavior.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProviderFeatures {
     /// Snapshots of a sandbox's files, from which others start.
     pub snapshots: bool,
-    /// Volumes that several sandboxes mount at once.
+    /// Volumes that several sandboxes can mount at the same time.
     pub volumes: bool,
 }
 
@@ -69,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn between_nodes_it_does_not_matter_what_a_root_stands_for() {
+    fn the_resolved_root_is_only_compared_on_the_same_node() {
         let of = |base: &str| SandboxSpec { root: Some(SandboxRoot::Image("i".into())), base: Some(base.into()), ..SandboxSpec::default() };
         assert!(of("one").is_equivalent_to(&of("one"), true) && !of("one").is_equivalent_to(&of("two"), true));
         assert!(of("one").is_equivalent_to(&of("two"), false));

@@ -1,4 +1,4 @@
-//! What holds a sandbox in on this machine, what is weaker than it could be, and how to mend it.
+//! Checks which isolation mechanisms work on this machine, which are weaker than possible, and how to fix them (`cobox doctor`).
 
 use std::{fs, path::Path};
 
@@ -19,7 +19,7 @@ pub struct Check {
     pub fix: Option<String>,
 }
 
-/// Looks without changing anything but making and removing an empty control group.
+/// Runs all checks. Their only side effect is an empty control group, which is created and removed.
 pub fn doctor() -> Vec<Check> {
     let is_root = rustix::process::geteuid().is_root();
     let cgroups = Cgroups::find("doctor");
@@ -28,7 +28,7 @@ pub fn doctor() -> Vec<Check> {
         (
             "memory",
             "memory",
-            "each process is limited by itself (RLIMIT_DATA), and past the limit of all together the largest are ended at the next look (5 times a second)",
+            "each process has its own limit (RLIMIT_DATA), and when all together exceed the limit, the largest are ended (checked 5 times a second)",
         ),
         ("pids", "processes", "counted per user by RLIMIT_NPROC"),
         ("cpu", "processor time", "a sandbox can use every processor"),
@@ -37,16 +37,16 @@ pub fn doctor() -> Vec<Check> {
             check(
                 "limit on memory",
                 CheckStatus::Weaker,
-                "by a version 1 control group, which doesn't count the buffers of datagram sockets".to_owned(),
+                "enforced by a version 1 control group, which doesn't count the buffers of datagram sockets".to_owned(),
                 Some("boot with control groups version 2 only (cgroup_no_v1=all)"),
             )
         } else if cgroups.has_controller(controller) {
-            check(&format!("limit on {what}"), CheckStatus::Enforced, format!("by the {controller} control group"), None)
+            check(&format!("limit on {what}"), CheckStatus::Enforced, format!("enforced by the {controller} control group"), None)
         } else {
             check(
                 &format!("limit on {what}"),
                 CheckStatus::Weaker,
-                format!("no {controller} control group to use: {instead}"),
+                format!("no usable {controller} control group: {instead}"),
                 Some("run the broker as root, or under a delegated control group (systemd: Delegate=yes)"),
             )
         });
@@ -56,7 +56,7 @@ pub fn doctor() -> Vec<Check> {
         Err(why) => check(
             "limit on disk",
             CheckStatus::Weaker,
-            format!("soft: files are measured now and then, and writers stopped past the limit ({why})"),
+            format!("soft: files are measured periodically, and programs that write are stopped above the limit ({why})"),
             Some("run the broker as root with e2fsprogs installed"),
         ),
     });
@@ -75,19 +75,14 @@ fn number(path: &str) -> Option<u64> {
 fn user_namespaces() -> Check {
     let name = "namespaces";
     if number("/proc/sys/user/max_user_namespaces") == Some(0) {
-        return check(
-            name,
-            CheckStatus::Missing,
-            "user namespaces are switched off".to_owned(),
-            Some("sysctl user.max_user_namespaces=15000"),
-        );
+        return check(name, CheckStatus::Missing, "user namespaces are disabled".to_owned(), Some("sysctl user.max_user_namespaces=15000"));
     }
     if !rustix::process::geteuid().is_root() {
         if number("/proc/sys/kernel/unprivileged_userns_clone") == Some(0) {
             return check(
                 name,
                 CheckStatus::Missing,
-                "only root may make user namespaces".to_owned(),
+                "only root may create user namespaces".to_owned(),
                 Some("sysctl kernel.unprivileged_userns_clone=1"),
             );
         }
@@ -100,7 +95,7 @@ fn user_namespaces() -> Check {
             );
         }
     }
-    check(name, CheckStatus::Enforced, "user, mount, pid, network, ipc, uts and cgroup namespaces can be made".to_owned(), None)
+    check(name, CheckStatus::Enforced, "user, mount, pid, network, ipc, uts and cgroup namespaces can be created".to_owned(), None)
 }
 
 fn identity(is_root: bool) -> Check {
@@ -108,21 +103,21 @@ fn identity(is_root: bool) -> Check {
         check(
             "identity",
             CheckStatus::Enforced,
-            "each sandbox has 65536 uids of its own; its root is nobody on this machine".to_owned(),
+            "each sandbox has 65536 uids of its own; its root user has no rights on this machine".to_owned(),
             None,
         )
     } else {
         check(
             "identity",
             CheckStatus::Weaker,
-            "sandboxes run as you: to the kernel their programs, boxd and you are one user, kept apart by namespaces alone".to_owned(),
+            "sandboxes run as you: for the kernel, their programs, boxd and you are one user, separated only by namespaces".to_owned(),
             Some("run the broker as root, which gives each sandbox uids of its own"),
         )
     }
 }
 
 fn proc_visible() -> Check {
-    // A user namespace gets a /proc of its own only where no part of the visible one is covered.
+    // The kernel lets a user namespace mount /proc only if no part of the visible /proc is covered by another mount.
     let covered = fs::read_to_string("/proc/self/mounts")
         .map(|m| m.lines().any(|l| l.split(' ').nth(1).is_some_and(|at| at.starts_with("/proc/") && at != "/proc/sys/fs/binfmt_misc")))
         .unwrap_or(true);
@@ -141,7 +136,7 @@ fn proc_visible() -> Check {
 fn overlay() -> Check {
     let has = |name: &str| fs::read_to_string("/proc/filesystems").is_ok_and(|l| l.split_ascii_whitespace().any(|f| f == name));
     if has("overlay") || Path::new("/sys/module/overlay").exists() {
-        check("overlay", CheckStatus::Enforced, "writes land in the sandbox's own layer".to_owned(), None)
+        check("overlay", CheckStatus::Enforced, "writes go to the sandbox's own layer".to_owned(), None)
     } else {
         check("overlay", CheckStatus::Missing, "this kernel has no overlay filesystem loaded".to_owned(), Some("modprobe overlay"))
     }

@@ -1,4 +1,4 @@
-//! Sandboxes on this machine: no daemon, no image, a process tree in namespaces of its own.
+//! The local provider: each sandbox is a process tree in its own namespaces on this machine, without a daemon or a container image.
 
 mod cgroup;
 mod config;
@@ -57,29 +57,29 @@ use lower_layer::LowerLayer;
 use snapshots::Snapshots;
 use volumes::Volumes;
 
-/// First of the host uids that sandboxes use. Above what account tools and other container engines hand out.
+/// First host uid for sandboxes, above the ranges that account tools and other container engines assign.
 const FIRST_UID: u32 = 0x7000_0000;
-/// Sandboxes with a range of their own: from [`FIRST_UID`] to the end of the uids.
+/// Number of uid ranges from [`FIRST_UID`] to the largest uid, and so of sandboxes with a range of their own.
 const UID_SLOTS: u32 = (u32::MAX - FIRST_UID) / UID_RANGE;
-/// An empty file with the slot in its name: there or not there, never half written.
+/// Name prefix of an empty file whose name ends in the sandbox's slot: creating it is atomic, unlike writing a file.
 const UID_SLOT_PREFIX: &str = "uid_slot.";
-/// Starting takes milliseconds; a launcher that needs longer hangs.
+/// A start takes milliseconds; a launcher that exceeds this limit hangs.
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(30);
-/// Launchers that run at the same time: more only compete for processors, and the last would miss its deadline.
+/// Maximum number of concurrent launchers: more would only compete for processors, and the last would time out.
 fn concurrent_launches() -> usize {
     const PER_PROCESSOR: usize = 4;
     std::thread::available_parallelism().map_or(1, usize::from) * PER_PROCESSOR
 }
-/// The launcher's words about a failure.
+/// Maximum length of the launcher's error message, in bytes.
 const MAX_LAUNCHER_OUTPUT: usize = 4096;
 
 pub struct LocalProvider {
     config: LocalConfig,
     default_root: LowerLayer,
-    /// Other lower layers, each made when it is first asked for.
+    /// Other lower layers by name, each prepared at its first use.
     other_layers: Mutex<HashMap<String, Arc<OnceCell<LowerLayer>>>>,
     layers_dir: PathBuf,
-    /// A filesystem of its size is copied for each sandbox.
+    /// Whether disk limits are hard: each sandbox has a filesystem image of its size.
     is_disk_hard: bool,
     snapshots: Snapshots,
     volumes: Volumes,
@@ -88,13 +88,13 @@ pub struct LocalProvider {
     trash: PathBuf,
     sockets: PathBuf,
     is_root: bool,
-    /// Which sandbox has which range of uids.
+    /// The sandbox that owns each uid range.
     uid_slots: Mutex<BTreeMap<u32, SandboxId>>,
     measured: Arc<Mutex<HashMap<PathBuf, DiskMeasurement>>>,
     launches: Semaphore,
 }
 
-/// What a sandbox's or a volume's files took when last looked at.
+/// The last measured size of the files of a sandbox or a volume.
 #[derive(Default)]
 struct DiskMeasurement {
     used: u64,
@@ -102,12 +102,12 @@ struct DiskMeasurement {
 }
 
 impl LocalProvider {
-    /// Prepares directories and the lower layer; removes what an earlier life left half removed.
+    /// Prepares directories and the default lower layer, and finishes removals that an earlier process left incomplete.
     pub fn new(config: LocalConfig) -> anyhow::Result<Self> {
         config.options.validate().map_err(anyhow::Error::msg)?;
         let is_root = rustix::process::geteuid().is_root();
         fs::metadata(&config.boxd)
-            .with_context(|| format!("boxd is not at {}: build it, or say where with COBOX_BOXD", config.boxd.display()))?;
+            .with_context(|| format!("boxd is not at {}: build it, or set its path with COBOX_BOXD", config.boxd.display()))?;
         private_data_dir(&config.data_dir)?;
         let data_dir = fs::canonicalize(&config.data_dir)?;
         let tag = lower_layer::hex(&Sha256::digest(data_dir.as_os_str().as_encoded_bytes())[..6]);
@@ -116,7 +116,7 @@ impl LocalProvider {
             private_dir(dir)?;
         }
         lower_layer::restrict_dir(&layers_dir)?;
-        lower_layer::remove_unfinished(&layers_dir).context("removing roots that were left unfinished")?;
+        lower_layer::remove_unfinished(&layers_dir).context("removing incomplete root filesystems")?;
         let default_root =
             lower_layer::prepare(&layers_dir, &config.options.root, &config.options, is_root).context("preparing the sandboxes' root")?;
         let is_disk_hard = match (config.options.disk, disk_limit::check_hard_limit_support(is_root)) {
@@ -125,12 +125,12 @@ impl LocalProvider {
                 disk_limit::template(&layers_dir, config.options.disk_bytes)?;
                 true
             }
-            (DiskLimit::Hard, Err(why)) => anyhow::bail!("local.disk = \"hard\" can't be had: {why}"),
+            (DiskLimit::Hard, Err(why)) => anyhow::bail!("local.disk = \"hard\" is not possible here: {why}"),
         };
         let snapshots = Snapshots::open(data_dir.join("snapshots"))?;
         let images = is_disk_hard.then(|| layers_dir.clone());
         let volumes = Volumes { dir: data_dir.join("volumes"), images, owner: is_root.then_some(config.options.user) }.open()?;
-        // Sandboxes' parents end at once, so they become ours to reap while we live.
+        // The launchers exit at once. As a subreaper, this process becomes the parent of their sandboxes and reaps them.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         let provider = Self {
             default_root,
@@ -165,7 +165,7 @@ impl LocalProvider {
     fn read_uid_slots(&self) -> anyhow::Result<()> {
         let mut slots = self.uid_slots.lock().unwrap_or_else(PoisonError::into_inner);
         for id in self.ids()? {
-            // One without a range was never started.
+            // A sandbox without a range was never started.
             let names = fs::read_dir(self.dir(&id))?.filter_map(|e| e.ok()?.file_name().into_string().ok());
             for slot in names.filter_map(|n| n.strip_prefix(UID_SLOT_PREFIX)?.parse().ok()) {
                 slots.insert(slot, id.clone());
@@ -196,8 +196,8 @@ impl LocalProvider {
         Ok(names.filter_map(|n| n.parse().ok()).collect())
     }
 
-    /// Runs the launcher. Its standard error is the sandbox's lock, taken here, so that there is no moment in which a
-    /// sandbox is being started and looks stopped: not even to a broker that takes over from this one.
+    /// Runs the launcher. The sandbox's lock is taken here and passed as standard error, so that a sandbox that is being started never
+    /// looks stopped, not even to a broker that replaces this one.
     async fn launch(&self, spec: &LaunchSpec) -> anyhow::Result<()> {
         let _permit = self.launches.acquire().await.context("waiting for other sandboxes to start")?;
         let lock = liveness::lock(&spec.dir).await?;
@@ -224,7 +224,7 @@ impl LocalProvider {
         anyhow::bail!("{}", if message.is_empty() { format!("the launcher ended with {}", output.status) } else { message })
     }
 
-    /// Ends the processes, if any, and gives their groups and sockets back.
+    /// Ends the sandbox's processes, if any, and removes its control groups and sockets.
     async fn stop(&self, id: &SandboxId) -> anyhow::Result<()> {
         liveness::end(&self.dir(id)).await?;
         for socket in [BoxdSocket::Client, BoxdSocket::Control] {
@@ -240,7 +240,7 @@ impl LocalProvider {
         ProviderError::Unavailable(format!("sandbox {id}: {}", self.without_host_paths(&format!("{error:#}"))))
     }
 
-    /// Words without where things are on the host, which is the log's business.
+    /// Removes host paths from a message for callers. The full message goes to the log.
     fn without_host_paths(&self, message: &str) -> String {
         let options = &self.config.options;
         let own = [
@@ -257,19 +257,19 @@ impl LocalProvider {
         let hidden = own.into_iter().chain(configured).chain(root).filter(|path| path.is_absolute() && path.parent().is_some());
         let redacted = hidden.fold(message.to_owned(), |redacted, path| redacted.replace(&*path.to_string_lossy(), "…"));
         if redacted != message {
-            tracing::warn!("what a caller was told without its paths: {message}");
+            tracing::warn!("host paths were removed from an error message: {message}");
         }
         redacted
     }
 
-    /// In a thread of its own: how much an earlier life left is not for the start to wait on.
+    /// Removes what an earlier process left in the trash, in a separate thread so that it doesn't delay the start.
     fn empty_trash(&self) {
         let left: Vec<PathBuf> = fs::read_dir(&self.trash).into_iter().flatten().flatten().map(|e| e.path()).collect();
         std::thread::spawn(move || {
             for path in left {
                 match untrusted_tree::remove(&path) {
                     Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                        tracing::warn!(path = %path.display(), "a removed sandbox's files are still there: {e}");
+                        tracing::warn!(path = %path.display(), "removing the files of a deleted sandbox failed: {e}");
                     }
                     _ => {}
                 }
@@ -281,7 +281,7 @@ impl LocalProvider {
 impl Drop for LocalProvider {
     fn drop(&mut self) {
         self.cgroups.remove_empty_parents();
-        // Sockets of sandboxes that go on running keep it, as they should.
+        // Fails on purpose while sandboxes that keep running have sockets in it.
         let _ = fs::remove_dir(&self.sockets);
     }
 }
@@ -319,7 +319,7 @@ impl Provider for LocalProvider {
         if self.is_running(id).await && crate::control::push_state(self, id, state).await.is_ok() {
             return Ok(());
         }
-        // Dead, or alive but not answering: either way nothing of it may be in the way.
+        // It is dead, or alive without responding: remove what is left of it before the start.
         self.stop(id).await.map_err(|e| self.unavailable(id, &e))?;
         let spec = self.prepare(id, spec, state).await.map_err(|e| self.unavailable(id, &e))?;
         if let Err(e) = self.launch(&spec).await {
@@ -395,7 +395,7 @@ impl Provider for LocalProvider {
     }
 
     async fn snapshots(&self) -> Result<Vec<SnapshotId>, ProviderError> {
-        self.snapshots.list().map_err(|e| ProviderError::Unavailable(format!("looking for snapshots: {e}")))
+        self.snapshots.list().map_err(|e| ProviderError::Unavailable(format!("listing snapshots: {e}")))
     }
 
     fn check_volume(&self, size_bytes: u64) -> Result<(), ProviderError> {
@@ -407,7 +407,7 @@ impl Provider for LocalProvider {
         let (volumes, wanted) = (self.volumes.clone(), id.clone());
         let size = disk_limit::round_up_image_size(size_bytes);
         let made = tokio::task::spawn_blocking(move || volumes.make(&wanted, size)).await.map_err(anyhow::Error::from).flatten();
-        made.map_err(|e| ProviderError::Unavailable(format!("making volume {id}: {}", self.without_host_paths(&format!("{e:#}")))))
+        made.map_err(|e| ProviderError::Unavailable(format!("creating volume {id}: {}", self.without_host_paths(&format!("{e:#}")))))
     }
 
     async fn remove_volume(&self, id: &VolumeId) -> Result<(), ProviderError> {
@@ -420,11 +420,11 @@ impl Provider for LocalProvider {
     }
 
     async fn volumes(&self) -> Result<Vec<VolumeId>, ProviderError> {
-        self.volumes.list().map_err(|e| ProviderError::Unavailable(format!("looking for volumes: {e}")))
+        self.volumes.list().map_err(|e| ProviderError::Unavailable(format!("listing volumes: {e}")))
     }
 
     async fn host_disk(&self) -> Option<HostDisk> {
-        // A directory that can't be looked at is `ready`'s to report.
+        // `ready` reports a directory that can't be read.
         disk_limit::host_disk(&self.sandboxes, self.config.options.reserve_bytes).ok()
     }
 
@@ -455,7 +455,7 @@ impl Provider for LocalProvider {
         match counted.await.map_err(anyhow::Error::from).flatten() {
             Ok(written) => Some(written),
             Err(error) => {
-                tracing::warn!(sandbox = %id, error = format!("{error:#}"), "the files of a sandbox could not be counted");
+                tracing::warn!(sandbox = %id, error = format!("{error:#}"), "counting the files of a sandbox failed");
                 None
             }
         }
@@ -464,9 +464,9 @@ impl Provider for LocalProvider {
     async fn disk_usage(&self, id: &SandboxId, spec: &SandboxSpec) -> Option<DiskUsage> {
         let upper = self.dir(id).join("data").join("upper");
         let own = (upper, self.config.options.with_resources(&spec.resources).disk_bytes);
-        // Who only reads a volume doesn't fill it.
+        // A read-only mount can't fill a volume.
         let volumes = spec.mounts.iter().filter(|m| !m.read_only).filter_map(|m| self.volumes.measured(&m.volume));
-        // The fullest counts: who may not write to one of them is stopped.
+        // Returns the fullest location: a sandbox is stopped from writing when any of them is full.
         std::iter::once(own)
             .chain(volumes)
             .enumerate()
@@ -477,8 +477,8 @@ impl Provider for LocalProvider {
 }
 
 impl LocalProvider {
-    /// What a directory took when last looked at, which it is again behind this. Nobody waits for it: a sandbox with a million files must
-    /// not hold up the care for others.
+    /// The last measured size of a directory. Starts a new measurement in the background, because one of a million files must not delay
+    /// the checks of other sandboxes.
     fn last_measured(&self, dir: PathBuf) -> u64 {
         let last = self.measured.clone();
         let mut known = last.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,5 @@
-//! Which lower layer a sandbox has: what its root stood for when it was decided, wherever that is by now; and where volumes can be in it.
+//! Resolves a sandbox's root filesystem to a lower layer, which stays the same even if the image name refers to other content later, and
+//! checks the mount points of volumes in it.
 
 use std::{
     fs,
@@ -18,18 +19,18 @@ use super::{
 };
 use crate::{SandboxRoot, SandboxSpec};
 
-/// Longest part of an image's name that a message repeats, in characters.
+/// Maximum number of characters of an image name in a message.
 const MAX_DISPLAYED_NAME: usize = 128;
 
-/// Where a lower layer is to be had.
+/// A root filesystem, resolved to its lower layer.
 enum ResolvedRoot {
     Ready(LowerLayer),
-    /// To be made from this, under this name.
+    /// A layer that must be prepared from this source and stored under this name.
     ToPrepare(RootSource, String),
 }
 
 impl LocalProvider {
-    /// With what its root stands for now, unless it says so already.
+    /// Stores the current content of the root in the spec, unless the spec has it already.
     pub(super) fn pin_root(&self, spec: SandboxSpec) -> Result<SandboxSpec, String> {
         let base = match (&spec.root, &spec.base) {
             (Some(root), None) => Some(self.current_source(root)?.1),
@@ -38,12 +39,12 @@ impl LocalProvider {
         Ok(SandboxSpec { base, ..spec })
     }
 
-    /// Whether its root can be had.
+    /// Checks whether the root is available.
     pub(super) fn check_root(&self, spec: &SandboxSpec) -> Result<(), String> {
         self.resolve(spec).map(drop)
     }
 
-    /// The lower layer of a root, made the first time it is asked for: an archive is unpacked then.
+    /// The lower layer of a root. Prepared at its first use, when an archive is unpacked.
     pub(super) async fn lower_layer(&self, spec: &SandboxSpec) -> anyhow::Result<LowerLayer> {
         let (source, name) = match self.resolve(spec).map_err(anyhow::Error::msg)? {
             ResolvedRoot::Ready(base) => return Ok(base),
@@ -72,24 +73,27 @@ impl LocalProvider {
                     let view = lower_layer::host_paths(&RootSource::Rootfs(lower.clone()), options);
                     return Ok(ResolvedRoot::Ready(LowerLayer { lower, view }));
                 }
-                // Not unpacked yet, if it is still the same.
+                // Not unpacked yet: possible if the source is still the same.
                 match self.current_source(root) {
                     Ok((source, now)) if now == name => Ok(ResolvedRoot::ToPrepare(source, now)),
-                    _ => Err(format!("{} is not what it was when this was made, and what it was is gone here", display_name(root))),
+                    _ => Err(format!(
+                        "{} has changed since this was created, and its earlier content is no longer on this node",
+                        display_name(root)
+                    )),
                 }
             }
             Some(path) => {
                 let source = RootSource::Rootfs(PathBuf::from(path));
                 match fs::metadata(path) {
                     Ok(m) if m.is_dir() && path.starts_with('/') => Ok(ResolvedRoot::ToPrepare(source, path.to_owned())),
-                    Ok(_) => Err(unusable(root, &format!("{path} is no directory"))),
+                    Ok(_) => Err(unusable(root, &format!("{path} is not a directory"))),
                     Err(e) => Err(unusable(root, &format!("{path}: {e}"))),
                 }
             }
         }
     }
 
-    /// What a root means today.
+    /// The current source of a root and its name.
     fn current_source(&self, root: &SandboxRoot) -> Result<(RootSource, String), String> {
         let source = match root {
             SandboxRoot::Rootfs(path) => RootSource::Rootfs(path.clone()),
@@ -111,7 +115,7 @@ impl LocalProvider {
         Ok((source, name))
     }
 
-    /// Volumes are mounted where neither the host's files are shown nor something else stands in the way.
+    /// Checks that no mount point is inside a host path that the sandbox sees, or blocked by a link or a file of its root filesystem.
     pub(super) fn validate_mount_paths(&self, spec: &SandboxSpec, paths: &[&str]) -> Result<(), String> {
         if paths.is_empty() {
             return Ok(());
@@ -124,7 +128,7 @@ impl LocalProvider {
                     path if path.starts_with('/') => Some(PathBuf::from(path)),
                     unpacked => Some(self.layers_dir.join(unpacked)),
                 };
-                // What isn't unpacked yet can't be looked at.
+                // A layer that isn't unpacked yet can't be checked.
                 (lower_layer::host_paths(&source, &self.config.options), lower.filter(|l| l.is_dir()))
             }
         };
@@ -132,26 +136,26 @@ impl LocalProvider {
         for (index, path) in paths.iter().map(Path::new).enumerate() {
             if let Some(shown) = view.iter().find(|shown| path.starts_with(shown)) {
                 let shown = shown.display();
-                return Err(format!("mounts[{index}].path: is {shown} or below it, which sandboxes have from this machine; use another"));
+                return Err(format!("mounts[{index}].path: is at or below {shown}, which sandboxes see from the host; use another path"));
             }
             if let Some(blocked) = first_non_directory(&layers, path) {
                 let blocked = blocked.display().to_string().escape_default().to_string();
-                return Err(format!("mounts[{index}].path: /{blocked} is a link or a file of its root filesystem; use another"));
+                return Err(format!("mounts[{index}].path: /{blocked} is a link or a file of its root filesystem; use another path"));
             }
         }
         Ok(())
     }
 }
 
-/// The first part of a path that is something else than a directory in layers on top of each other, the topmost first. No link is
-/// followed: what is in a layer was made by a stranger.
+/// The first component of a path that is not a directory in a stack of layers, topmost first. No link is followed, because layers contain
+/// files of untrusted programs.
 fn first_non_directory(layers: &[PathBuf], path: &Path) -> Option<PathBuf> {
     let mut part_so_far = PathBuf::new();
     for part in path.components().filter(|c| matches!(c, Component::Normal(_))) {
         part_so_far.push(part);
         match layers.iter().find_map(|layer| file_type_in(layer, &part_so_far).ok()) {
             None | Some(FileType::Directory) => {}
-            // The overlay's note that the name is gone: nothing below it is seen either.
+            // An overlay whiteout: the name is deleted, and nothing below it is visible either.
             Some(FileType::CharacterDevice) => return None,
             Some(_) => return Some(part_so_far),
         }
@@ -171,9 +175,9 @@ fn file_type_in(layer: &Path, name: &Path) -> Result<FileType, Errno> {
     Ok(FileType::from_raw_mode(fstat(&found)?.st_mode))
 }
 
-/// What whoever asked is told; where it lies on the host is the log's business.
+/// The error message for the caller. The log has the cause, which may contain host paths.
 fn unusable(root: &SandboxRoot, why: &dyn std::fmt::Display) -> String {
-    tracing::warn!(root = %display_name(root), "a root filesystem can't be used: {why:#}");
+    tracing::warn!(root = %display_name(root), "a root filesystem is unusable: {why:#}");
     format!("image: the root filesystem of {} can't be used here; the broker's log says why", display_name(root))
 }
 
@@ -191,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_free_unless_a_link_or_a_file_is_in_the_way() {
+    fn a_mount_path_is_blocked_only_by_a_link_or_a_file() {
         let dir = tempfile::tempdir().unwrap();
         let (top, below) = (dir.path().join("top"), dir.path().join("below"));
         fs::create_dir_all(top.join("made/anew")).unwrap();

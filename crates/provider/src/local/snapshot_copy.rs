@@ -1,5 +1,5 @@
-//! Copying a sandbox's own files to where other sandboxes start from them: a stranger's tree, which may change meanwhile. Directories
-//! are reached from their parent's descriptor, no link is followed, and what it takes is bounded.
+//! Copies a sandbox's own files into a snapshot. The tree belongs to untrusted programs and may change during the copy: directories are
+//! opened relative to their parent's descriptor, no link is followed, and the size of the copy is bounded.
 
 use std::{
     collections::HashMap,
@@ -28,29 +28,29 @@ use super::{
     temporary_access::{self, ModeRestore},
 };
 
-/// Deeper than any real project; each level holds two descriptors.
+/// Maximum depth, beyond any real project; each level needs two descriptors.
 const MAX_DEPTH: usize = 100;
 /// Bounds the time of one copy.
 const MAX_ENTRIES: u64 = 4_000_000;
-/// What an entry takes at least: an inode costs the host something even when the file is empty.
+/// Minimum size that an entry counts: an inode takes space on the host even if the file is empty.
 const ENTRY_BYTES: u64 = 4096;
-/// Files with several names whose first copy is remembered, to be given the others: a dozen megabytes at most. Further ones become files
-/// of their own.
+/// Maximum number of files with several hard links whose first copy is remembered, which takes about 12 MB. The links of further files are
+/// copied as separate files.
 const MAX_TRACKED_LINKS: usize = 100_000;
-/// Attributes of one file that are looked at, in bytes of their names, and the longest of their values.
+/// Maximum total length of the extended attributes' names of one file, and of one value, in bytes.
 const MAX_XATTR_NAMES: usize = 4096;
 const MAX_XATTR_VALUE: usize = 4096;
-/// Read and written at once where the kernel doesn't copy.
+/// Bytes read and written at a time where the kernel can't copy.
 const CHUNK_BYTES: usize = 256 << 10;
-/// Who owns what belonged to nobody of the sandbox.
+/// Owner in the copy of files that belong to no ID of the sandbox.
 const NOBODY: u32 = 65_534;
-/// Says that a directory hides what is below it in other layers.
+/// Marks a directory as opaque: it hides the contents of the same directory in lower layers.
 const OPAQUE_XATTR: &[u8] = b"user.overlay.opaque";
-/// The overlay's other notes are about the layers it was on.
+/// Prefix of the overlay's other attributes, which refer to the original layers and are not copied.
 const OVERLAY_XATTR_PREFIX: &[u8] = b"user.overlay.";
 
-/// Copies what is in one directory into another that is empty. `uid_base` is the first id of the sandbox it was made in: in the copy its
-/// root is 0, as in every lower layer. Set-user-id bits are left out. Answers with what the copy takes, which is at most `most_bytes`.
+/// Copies the contents of a directory into an empty one. `uid_base` is the first ID of the sandbox's range, which becomes 0 in the copy, as
+/// in every lower layer. Set-user-ID bits are not copied. Returns the size of the copy, which is at most `max_bytes`.
 pub fn copy_tree(from: &OwnedFd, to: &Path, uid_base: Option<u32>, max_bytes: u64) -> io::Result<u64> {
     let top = openat(CWD, to, dir_flags(), Mode::empty())?;
     let first = openat(&top, ".", dir_flags(), Mode::empty())?;
@@ -84,19 +84,19 @@ struct TreeCopy {
     max_bytes: u64,
     bytes: u64,
     entries: u64,
-    /// Of the copy.
+    /// The top directory of the copy.
     top: OwnedFd,
-    /// Where the first copy of a file with several names is, by device and inode; and by size and time, because the number of one that is
-    /// gone may be another's by now.
+    /// Path of the first copy of a file with several hard links, by device, inode, size and modification time. Device and inode alone are
+    /// not enough: the inode number of a deleted file may be reused during the copy.
     first_copies: HashMap<(u64, u64, i64, i64), PathBuf>,
 }
 
-/// A directory that is being copied.
+/// A directory whose entries are being copied.
 struct OpenDirectory {
     entries: Dir,
     stat: Stat,
     to: OwnedFd,
-    /// From the top.
+    /// Relative to the top.
     path: PathBuf,
     _mode_restore: Option<ModeRestore>,
 }
@@ -114,7 +114,7 @@ impl TreeCopy {
         Ok(())
     }
 
-    /// Copies one entry; answers with a directory that is to be copied next.
+    /// Copies one entry. For a directory, returns it so that its entries are copied next.
     fn entry(&mut self, level: &OpenDirectory, name: &CString) -> io::Result<Option<OpenDirectory>> {
         let from = level.entries.fd()?;
         self.entries += 1;
@@ -128,7 +128,7 @@ impl TreeCopy {
         };
         self.count(ENTRY_BYTES.saturating_sub(self.bytes - before))?;
         match copied {
-            // Gone, or something else, by the time it was to be copied.
+            // Deleted or replaced before it was copied.
             Err(e) if matches!(Errno::from_io_error(&e), Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NXIO)) => Ok(None),
             Err(e) => Err(io::Error::new(e.kind(), format!("{}: {e}", name.to_string_lossy().escape_default()))),
             Ok(below) => Ok(below),
@@ -140,14 +140,14 @@ impl TreeCopy {
         let is_overlays_whiteout = stat.st_rdev == 0;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {
-                // Its entries can't be looked up where it may only be read.
+                // Entries of a directory that is readable but not searchable can't be looked up.
                 let needs_access = self.uid_base.is_none() && stat.st_mode & 0o500 != 0o500;
                 let (dir, mode_restore) = temporary_access::open(from, name, dir_flags(), needs_access)?;
                 mkdirat(to, name, Mode::RWXU)?;
                 let made = openat(to, name, dir_flags(), Mode::empty())?;
                 self.copy_attributes(dir.as_fd(), &made)?;
                 let path = level.path.join(OsStr::from_bytes(name.to_bytes()));
-                // With the mode it had before it was opened.
+                // Uses the mode from before it was opened, which may have changed it.
                 return Ok(Some(OpenDirectory { stat: *stat, entries: Dir::new(dir)?, to: made, path, _mode_restore: mode_restore }));
             }
             FileType::RegularFile => self.file(level, name, stat)?,
@@ -155,13 +155,13 @@ impl TreeCopy {
                 symlinkat(&readlinkat(from, name, Vec::new())?, to, name)?;
                 self.set_metadata_at(to, name, stat)?;
             }
-            // That a name of a layer below is gone.
+            // A whiteout: the name is deleted from the layers below.
             FileType::CharacterDevice if is_overlays_whiteout => mknodat(to, name, FileType::CharacterDevice, Mode::empty(), 0)?,
             FileType::Fifo => {
                 mknodat(to, name, FileType::Fifo, Mode::from_raw_mode(stat.st_mode & 0o777), 0)?;
                 self.set_metadata_at(to, name, stat)?;
             }
-            // A socket belongs to a program that doesn't come along, and devices are none that can be opened.
+            // Skipped: sockets belong to a running program, and devices can't be opened.
             _ => {}
         }
         Ok(None)
@@ -177,7 +177,7 @@ impl TreeCopy {
             return Err(Errno::NXIO.into());
         }
         if stat.st_ino == before.st_ino {
-            // It may have been opened with another for a moment.
+            // Opening it may have changed the mode temporarily.
             stat.st_mode = before.st_mode;
         }
         let inode = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime);
@@ -197,10 +197,11 @@ impl TreeCopy {
         self.set_metadata(&made, &stat)
     }
 
-    /// As it is when it is read: what grows meanwhile is cut at the length it had, what shrinks ends in zeros.
+    /// Copies a file's content. A file that grows during the copy is truncated to its initial length; one that shrinks is padded with
+    /// zeros.
     fn content(&mut self, source: &OwnedFd, made: &OwnedFd, len: u64) -> io::Result<()> {
         if len > 0 && ioctl_ficlone(made, source).is_ok() {
-            // Shared with the original; it counts in full, because that doesn't last.
+            // The blocks are shared with the original but count in full, because sharing ends when either file changes.
             self.count(u64::try_from(fstat(made)?.st_blocks).unwrap_or(0).saturating_mul(512))?;
             return Ok(());
         }
@@ -224,7 +225,8 @@ impl TreeCopy {
         Ok(())
     }
 
-    /// What users set, and of the overlay's own what a layer needs. Access lists are left out: they name ids of the sandbox.
+    /// Copies user attributes, and of the overlay's only the opaque marker. Access control lists are not copied, because they contain IDs
+    /// of the sandbox's range.
     fn copy_attributes(&self, from: BorrowedFd<'_>, to: &OwnedFd) -> io::Result<()> {
         let mut names = vec![0u8; MAX_XATTR_NAMES];
         let len = match flistxattr(from, &mut names[..]) {
@@ -240,7 +242,7 @@ impl TreeCopy {
             let mut value = vec![0u8; MAX_XATTR_VALUE];
             match fgetxattr(from, name, &mut value[..]) {
                 Ok(len) => fsetxattr(to, name, &value[..len], XattrFlags::empty())?,
-                // Taken away meanwhile.
+                // Removed in the meantime.
                 Err(Errno::NODATA) => {}
                 Err(e) => return Err(e.into()),
             }
@@ -258,7 +260,8 @@ impl TreeCopy {
         if let Some((uid, gid)) = self.owner(stat) {
             fchown(made, Some(uid), Some(gid))?;
         }
-        // A file of uid 0 on this disk must not be one that makes root of whoever runs it. The sticky bit and a directory's group stay.
+        // The copy may belong to the host's uid 0: without set-id bits, it can't be used to become root. The sticky bit and the
+        // set-group-ID bit of directories are kept.
         let kept = if FileType::from_raw_mode(stat.st_mode) == FileType::Directory { 0o3777 } else { 0o777 };
         fchmod(made, Mode::from_raw_mode(stat.st_mode & kept))?;
         Ok(futimens(made, &times(stat))?)
@@ -268,7 +271,7 @@ impl TreeCopy {
         self.set_metadata(&level.to, &level.stat)
     }
 
-    /// What isn't opened to be copied.
+    /// Sets the owner and times of an entry that isn't opened.
     fn set_metadata_at(&self, to: &OwnedFd, name: &CString, stat: &Stat) -> io::Result<()> {
         if let Some((uid, gid)) = self.owner(stat) {
             chownat(to, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
@@ -277,7 +280,8 @@ impl TreeCopy {
     }
 }
 
-/// By the kernel where it can, which between an image's filesystem and the one it lies on it can't. What was cut off meanwhile stays a hole.
+/// Copies a range in the kernel where possible, which it isn't between an image's filesystem and the one that contains the image. If the
+/// source was truncated in the meantime, the rest stays a hole.
 fn copy_range(source: &OwnedFd, made: &OwnedFd, start: u64, end: u64) -> io::Result<()> {
     let (mut from_at, mut to_at) = (start, start);
     while from_at < end {
@@ -317,7 +321,7 @@ fn times(stat: &Stat) -> Timestamps {
     }
 }
 
-/// Everything written below it so far is on the disk when this returns.
+/// Flushes the filesystem of a directory to disk.
 pub fn sync_filesystem(dir: &Path) -> io::Result<()> {
     Ok(rustix::fs::syncfs(File::open(dir)?)?)
 }
@@ -339,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn files_links_modes_and_whiteouts_come_along_and_nothing_else_does() {
+    fn files_links_modes_and_whiteouts_are_copied_and_nothing_else_is() {
         let from = tempfile::tempdir().unwrap();
         let at = |name: &str| from.path().join(name);
         fs::create_dir_all(at("a/b")).unwrap();
@@ -353,7 +357,7 @@ mod tests {
         let (to, done) = copied(from.path(), 1 << 20);
         assert!(done.unwrap() >= 10);
         let of = |name: &str| fs::symlink_metadata(to.path().join(name));
-        assert_eq!(of("a/b/program").unwrap().mode() & 0o7777, 0o755, "without what would make root of somebody");
+        assert_eq!(of("a/b/program").unwrap().mode() & 0o7777, 0o755, "without set-id bits");
         assert_eq!(of("a").unwrap().mode() & 0o7777, 0o1555);
         assert_eq!(of("a/b/program").unwrap().mtime(), fs::metadata(at("a/b/program")).unwrap().mtime());
         assert_eq!(fs::read_link(to.path().join("link")).unwrap(), Path::new("/etc/passwd"));
@@ -362,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_holes_stays_one_and_too_much_is_refused() {
+    fn sparse_files_stay_sparse_and_oversized_trees_are_refused() {
         let from = tempfile::tempdir().unwrap();
         let sparse = File::create(from.path().join("sparse")).unwrap();
         sparse.set_len(1 << 40).unwrap();
@@ -376,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_file_counts_once_and_so_does_one_with_many_names() {
+    fn small_files_and_hard_linked_files_are_counted_once() {
         let from = tempfile::tempdir().unwrap();
         fs::create_dir(from.path().join("d")).unwrap();
         for n in 0..100 {
@@ -395,7 +399,7 @@ mod tests {
         assert_eq!(fs::read(to.path().join("d/big7")).unwrap(), vec![1; 512 << 10]);
     }
 
-    /// This thread alone.
+    /// Affects only the calling thread.
     fn as_ordinary_user() {
         use rustix::thread::{set_thread_res_gid, set_thread_res_uid};
         let (uid, gid) = (Uid::from_raw(61_240), Gid::from_raw(61_240));
@@ -404,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn what_its_owner_closed_to_themself_comes_along_as_it_is() {
+    fn files_that_deny_access_to_their_owner_are_copied_with_their_mode() {
         let from = tempfile::tempdir().unwrap();
         let at = |name: &str| from.path().join(name);
         fs::create_dir(at("shut")).unwrap();
@@ -423,7 +427,7 @@ mod tests {
             copy_tree(&source, to, None, 1 << 20)
         };
         if rustix::process::geteuid().is_root() {
-            // As an ordinary user, in a thread that is one.
+            // Run in a thread with an ordinary user's IDs.
             for dir in [from.path(), to.path(), &at("secret"), &at("shut"), &at("dull")] {
                 std::os::unix::fs::chown(dir, Some(61_240), Some(61_240)).unwrap();
             }
@@ -439,7 +443,7 @@ mod tests {
         }
         let mode = |path: &Path| fs::symlink_metadata(path).unwrap().mode() & 0o7777;
         for of in [from.path(), to.path()] {
-            assert_eq!(["secret", "shut", "dull"].map(|name| mode(&of.join(name))), [0, 0, 0o400], "as it was");
+            assert_eq!(["secret", "shut", "dull"].map(|name| mode(&of.join(name))), [0, 0, 0o400], "the modes are unchanged");
             for name in ["shut", "dull"] {
                 fs::set_permissions(of.join(name), fs::Permissions::from_mode(0o700)).unwrap();
             }
@@ -449,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_does_not_copy_is_copied_by_hand() {
+    fn ranges_that_the_kernel_cannot_copy_are_read_and_written() {
         let mut from = tempfile::tempfile().unwrap();
         let content: Vec<u8> = (0..3 * CHUNK_BYTES / 2).map(|n| n as u8).collect();
         io::Write::write_all(&mut from, &content).unwrap();

@@ -1,4 +1,4 @@
-//! Snapshots: copies of sandboxes' own files, as layers that other sandboxes have below theirs.
+//! Snapshots: copies of a sandbox's own files, used as overlay layers below other sandboxes' files.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -14,17 +14,17 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use super::{disk_image, disk_limit, snapshot_copy, untrusted_tree};
 use crate::private_dir::private_dir;
 
-/// What is being made has it before its name.
+/// Prefix of the directory name of an incomplete snapshot.
 const UNFINISHED_PREFIX: &str = ".new-";
 
-/// Where a node's snapshots are. A directory with a snapshot's name is a whole one.
+/// The snapshots of this node. A directory whose name is a snapshot ID is complete.
 #[derive(Clone)]
 pub struct Snapshots {
     dir: PathBuf,
 }
 
 impl Snapshots {
-    /// Removes what an earlier life left unfinished.
+    /// Removes incomplete snapshots of an earlier process.
     pub fn open(dir: PathBuf) -> anyhow::Result<Self> {
         private_dir(&dir)?;
         for entry in fs::read_dir(&dir)?.flatten() {
@@ -48,11 +48,11 @@ impl Snapshots {
         Ok(names.filter_map(|n| n.parse().ok()).collect())
     }
 
-    /// Copies the files of a sandbox's directory. Blocks, for as long as that takes.
+    /// Copies the files of a sandbox's directory and returns their size in bytes. Blocks until they are copied.
     pub fn take(&self, sandbox: &Path, id: &SnapshotId, uid_base: Option<u32>, max_bytes: u64) -> anyhow::Result<u64> {
         let (layer, unfinished) = (self.layer(id), self.dir.join(format!("{UNFINISHED_PREFIX}{id}")));
         if self.has(id) {
-            // Finished by an earlier life that could not say so any more.
+            // Completed by an earlier process that crashed before it could record it.
             return Ok(untrusted_tree::measure(&layer));
         }
         let upper = open_upper(sandbox)?.context("it has no files yet")?;
@@ -62,7 +62,7 @@ impl Snapshots {
         let max_copied = disk_limit::writable_bytes(&self.dir, max_bytes)?;
         DirBuilder::new().mode(0o700).create(&unfinished)?;
         let copied = snapshot_copy::copy_tree(&upper, &unfinished, uid_base, max_copied).context("copying its files");
-        // Also when nothing was changed in it: then the top has the mode it was made with.
+        // Set explicitly: if the sandbox changed nothing, the top directory still has the private mode from its creation.
         let finished = copied.and_then(|bytes| {
             fs::set_permissions(&unfinished, fs::Permissions::from_mode(0o755))?;
             snapshot_copy::sync_filesystem(&unfinished)?;
@@ -73,12 +73,12 @@ impl Snapshots {
         if finished.is_err()
             && let Err(error) = untrusted_tree::remove(&unfinished)
         {
-            tracing::warn!(snapshot = %id, %error, "an unfinished snapshot is still there; it goes at the next start");
+            tracing::warn!(snapshot = %id, %error, "removing an incomplete snapshot failed; it is removed at the next start");
         }
         finished
     }
 
-    /// Blocks. One that isn't there is removed.
+    /// Removes a snapshot. Blocks; a missing snapshot is not an error.
     pub fn remove(&self, id: &SnapshotId) -> io::Result<()> {
         let leaving = self.dir.join(format!("{UNFINISHED_PREFIX}removed-{id}"));
         match fs::rename(self.layer(id), &leaving) {
@@ -92,7 +92,7 @@ impl Snapshots {
     }
 }
 
-/// A sandbox's own files, wherever they are. What is mounted for it goes with the descriptor.
+/// Opens the directory of a sandbox's own files, in its data directory or its disk image. The image's mount ends with the descriptor.
 pub fn open_upper(sandbox: &Path) -> anyhow::Result<Option<rustix::fd::OwnedFd>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let data = sandbox.join("data");

@@ -1,4 +1,4 @@
-//! Where the sockets of running sandboxes are.
+//! The directory for the sockets of running sandboxes.
 
 use std::{
     fs::{self, DirBuilder},
@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A directory for sockets that is short (a socket's path has 108 bytes), ours, and closed to others.
+/// Creates a directory that is owned by this user, closed to others, and has a short path: a socket's path has at most 108 bytes.
 pub fn create(tag: &str) -> anyhow::Result<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     let mut candidates = vec![PathBuf::from("/run/cobox")];
@@ -20,10 +20,10 @@ pub fn create(tag: &str) -> anyhow::Result<PathBuf> {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 other => other?,
             }
-            // In a place others can write to, somebody may have been here first.
+            // In a directory that other users can write to, another user may have created it first.
             let m = fs::symlink_metadata(d)?;
             if !m.is_dir() || m.uid() != uid || m.mode() & 0o077 != 0 {
-                return Err(io::Error::other(format!("{} is not a directory of ours alone", d.display())));
+                return Err(io::Error::other(format!("{} is not a directory that only this user can access", d.display())));
             }
         }
         Ok(dir)
@@ -35,5 +35,5 @@ pub fn create(tag: &str) -> anyhow::Result<PathBuf> {
             Err(e) => last = Some(anyhow::anyhow!("{}: {e}", parent.display())),
         }
     }
-    Err(last.unwrap_or_else(|| anyhow::anyhow!("nowhere to put sockets")))
+    Err(last.unwrap_or_else(|| anyhow::anyhow!("found no directory for sockets")))
 }

@@ -1,7 +1,7 @@
-//! Gathers, under one directory nobody else sees, the mounts a sandbox's root is made of.
+//! Collects the mounts of a sandbox's root in one directory that is only visible in the launcher's mount namespace.
 //!
-//! Done by root on the host's side, which may show owners through the sandbox's ids; by an ordinary user inside the
-//! sandbox's own namespaces, where they may mount.
+//! Root does this outside the sandbox's namespaces, where it may create ID-mapped mounts. An ordinary user does it inside them, where
+//! mounting is permitted.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -28,7 +28,7 @@ use super::{
     launch_spec::{LaunchSpec, VolumeFiles, VolumeSpec},
 };
 
-/// Covered by a fresh tmpfs in the launcher's own mount namespace; every host has it.
+/// Covered by a new tmpfs in the launcher's mount namespace. Chosen because it exists on every host.
 const STAGING_DIR: &str = "/tmp";
 
 pub fn lower() -> PathBuf {
@@ -53,18 +53,18 @@ pub fn volume(index: usize) -> PathBuf {
     Path::new(STAGING_DIR).join(format!("volume{index}"))
 }
 
-/// Nothing mounted from here on is seen outside, nor the other way round.
+/// Stops mount propagation in both directions between this mount namespace and others.
 pub fn make_private() -> rustix::io::Result<()> {
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
 }
 
 pub fn build(spec: &LaunchSpec, user_namespace: Option<BorrowedFd<'_>>) -> anyhow::Result<()> {
-    // All sources first: some may lie where the stage goes.
+    // Opens all sources first: some may be below the directory that the staging tmpfs covers.
     let lower = |path: &Path| -> anyhow::Result<OwnedFd> {
         let tree = clone_tree(path)?;
         set_mount_flags(&tree, MountFlags { read_only: true, no_dev: true, ..Default::default() }, true)?;
         if let Some(ns) = user_namespace {
-            idmap(&tree, ns).with_context(|| format!("showing {} through the sandbox's ids", path.display()))?;
+            idmap(&tree, ns).with_context(|| format!("mapping the IDs of {}", path.display()))?;
         }
         Ok(tree)
     };
@@ -77,7 +77,7 @@ pub fn build(spec: &LaunchSpec, user_namespace: Option<BorrowedFd<'_>>) -> anyho
     };
     set_mount_flags(&data_tree, MountFlags { no_dev: true, ..Default::default() }, false)?;
     let boxd_tree = clone_tree(&spec.boxd)?;
-    // Read-only, so that not even a program that got hold of it through /proc could write to the host's file.
+    // Read-only, so that a program that opens it through /proc can't write to the host's file.
     set_mount_flags(&boxd_tree, MountFlags { read_only: true, no_dev: true, ..Default::default() }, false)?;
     let mut views = Vec::new();
     for path in &spec.view {
@@ -87,7 +87,7 @@ pub fn build(spec: &LaunchSpec, user_namespace: Option<BorrowedFd<'_>>) -> anyho
     }
 
     mount("tmpfs", STAGING_DIR, "tmpfs", OldMountFlags::NOSUID | OldMountFlags::NODEV, Some(c"mode=0755,size=1m"))
-        .context("mounting the stage")?;
+        .context("mounting the staging directory")?;
     attach(&lower_tree, &self::lower(), true)?;
     for (index, tree) in layers.iter().enumerate() {
         attach(tree, &layer(index), true)?;
@@ -112,7 +112,7 @@ pub fn build(spec: &LaunchSpec, user_namespace: Option<BorrowedFd<'_>>) -> anyho
     Ok(())
 }
 
-/// A volume's files with the sandbox's ids: on disk they have those that programs see.
+/// Clones a volume's mount with mapped IDs: on disk, files have the IDs that programs in the sandbox see.
 fn volume_tree(volume: &VolumeSpec, user_namespace: Option<BorrowedFd<'_>>) -> anyhow::Result<OwnedFd> {
     let tree = match &volume.files {
         VolumeFiles::Directory(path) => clone_tree(path)?,
@@ -120,20 +120,20 @@ fn volume_tree(volume: &VolumeSpec, user_namespace: Option<BorrowedFd<'_>>) -> a
     };
     set_mount_flags(&tree, MountFlags { read_only: volume.read_only, no_dev: true, ..Default::default() }, false)?;
     if let Some(ns) = user_namespace {
-        idmap(&tree, ns).context("showing a volume through the sandbox's ids")?;
+        idmap(&tree, ns).context("mapping the IDs of a volume")?;
     }
     Ok(tree)
 }
 
-/// A copy of the mount at a path, without what is mounted below it where the kernel lets us leave that out.
+/// Clones the mount at a path, without the mounts below it where the kernel permits that.
 fn clone_tree(path: &Path) -> anyhow::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     match open_tree(CWD, path, flags) {
-        // Inside a user namespace mounts below are locked on: to leave one out would uncover what it hides.
+        // Inside a user namespace, inherited submounts are locked: omitting one would reveal the files that it hides.
         Err(Errno::INVAL) => open_tree(CWD, path, flags | OpenTreeFlags::AT_RECURSIVE),
         other => other,
     }
-    .with_context(|| format!("taking {}", path.display()))
+    .with_context(|| format!("cloning the mount of {}", path.display()))
 }
 
 fn attach(tree: &OwnedFd, at: &Path, is_dir: bool) -> anyhow::Result<()> {
@@ -142,5 +142,6 @@ fn attach(tree: &OwnedFd, at: &Path, is_dir: bool) -> anyhow::Result<()> {
     } else {
         File::create(at)?;
     }
-    move_mount(tree, "", CWD, at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).with_context(|| format!("placing {}", at.display()))
+    move_mount(tree, "", CWD, at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+        .with_context(|| format!("attaching the mount at {}", at.display()))
 }
