@@ -124,7 +124,7 @@ async fn a_filesystem_that_failed_is_noticed_checked_and_mounted_again() {
     assert_eq!(again.info().sandbox.id, id);
     assert_eq!(sh(again.dataplane(), "cat f; echo more > h && sync && cat h").await.stdout, "kept\nmore\n");
     eventually("it is ready again", || async { is_ready(&broker).await.then_some(()) }).await;
-    assert!(broker.log().contains("was checked and is well again"), "{}", broker.log());
+    assert!(broker.log().contains("the filesystem of an image was repaired"), "{}", broker.log());
 
     let verified = broker.cobox().args(["audit", "verify"]).output().unwrap();
     let report = String::from_utf8_lossy(&verified.stdout).into_owned();

@@ -3,9 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use cobox_gateway::{Admission, Caller as Passer, Credential, Directory, FileLink, Reach, Stamp, Target, Usage};
+use cobox_gateway::{Admission, Caller as Passer, Credential, Directory, DirectoryVersion, FileLink, SandboxConnection, Target, Usage};
 use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, Secret, SessionId, secret::redact};
-use cobox_provider::{Door, ProviderError};
+use cobox_provider::{BoxdSocket, ProviderError};
 use cobox_token::Claims;
 
 use crate::domain::{
@@ -40,7 +40,7 @@ impl Directory for Dataplane {
         match credential {
             None => match found {
                 Some((sandbox, _)) if sandbox.is_running() && self.lifecycle.is_here(&sandbox) => {
-                    Ok(Admission { sandbox: sandbox.id, is_running: true, is_lasting: false, token: None, caller: None })
+                    Ok(Admission { sandbox: sandbox.id, is_running: true, is_cacheable: false, token: None, caller: None })
                 }
                 // The same answer for what doesn't exist and what would have to be woken: a stranger learns nothing.
                 _ => Err(ApiError::new(ErrorCode::Unauthenticated, "no credential, and nothing runs here; negotiate first")),
@@ -63,19 +63,19 @@ impl Directory for Dataplane {
         }
     }
 
-    fn stamp(&self) -> Option<Stamp> {
-        Some(Stamp { change: self.deployment.store.changes()?, second: self.deployment.now().unix() })
+    fn version(&self) -> Option<DirectoryVersion> {
+        Some(DirectoryVersion { change: self.deployment.store.changes()?, second: self.deployment.now().unix() })
     }
 
     fn touch(&self, admission: &Admission) {
         self.lifecycle.activity.sandbox_used(&admission.sandbox, self.deployment.now());
     }
 
-    fn provider(&self, _: &Admission) -> &str {
+    fn provider_name(&self, _: &Admission) -> &str {
         self.deployment.provider.name()
     }
 
-    async fn reach(&self, admission: &Admission) -> Result<Reach, ApiError> {
+    async fn connect(&self, admission: &Admission) -> Result<SandboxConnection, ApiError> {
         let (provider, id) = (&self.deployment.provider, &admission.sandbox);
         if admission.caller.is_some() {
             // Before the state is looked at, so that the reaper knows of it before it decides.
@@ -83,21 +83,21 @@ impl Directory for Dataplane {
             self.lifecycle.bring_up(id, WAKE_WAIT).await?;
         }
         if let Some(adapter) = provider.adapter() {
-            return Ok(Reach::Adapter(adapter));
+            return Ok(SandboxConnection::Adapter(adapter));
         }
-        let stream = match provider.dial(id, Door::Client).await {
+        let stream = match provider.dial(id, BoxdSocket::Client).await {
             Err(ProviderError::NotRunning(_)) if admission.caller.is_some() => {
                 // It died a moment ago: that is a suspension, and traffic ends a suspension.
                 self.lifecycle.check_running(id).await;
                 self.lifecycle.bring_up(id, WAKE_WAIT).await?;
-                provider.dial(id, Door::Client).await
+                provider.dial(id, BoxdSocket::Client).await
             }
             dialled => dialled,
         };
-        stream.map(Reach::Boxd).map_err(|e| unreachable(id, &e))
+        stream.map(SandboxConnection::Boxd).map_err(|e| unreachable(id, &e))
     }
 
-    async fn used(&self, usage: Usage) {
+    async fn record_usage(&self, usage: Usage) {
         let Some(caller) = &usage.admission.caller else { return };
         self.presence.seen(&self.deployment, &usage.admission.sandbox, caller);
         let record = self.record("dataplane.used", caller, &usage.admission.sandbox, &usage.request_id);
@@ -111,7 +111,7 @@ impl Directory for Dataplane {
         self.audit.add(record.detail(detail)).await;
     }
 
-    async fn vanished(&self, admission: &Admission) -> Result<(), ApiError> {
+    async fn check_not_ended(&self, admission: &Admission) -> Result<(), ApiError> {
         let store = &self.deployment.store;
         let session = admission.caller.as_ref().and_then(|c| c.session.as_ref());
         if let Some(id) = session {
@@ -210,14 +210,14 @@ impl Dataplane {
         };
         self.audit.add(self.record("token.issued", &passer, &sandbox.id, request_id).detail(capabilities.words().join(" "))).await;
         let token = d.tokens.sign(&sandbox, &draft.claims);
-        Ok(Admission { is_running: is_up(&sandbox), is_lasting: false, sandbox: sandbox.id, token: Some(token), caller: Some(passer) })
+        Ok(Admission { is_running: is_up(&sandbox), is_cacheable: false, sandbox: sandbox.id, token: Some(token), caller: Some(passer) })
     }
 
     /// A token passes as it is, once it is known to be one that boxd will accept. What boxd can't read it gets as what it can.
     async fn check(&self, token: Secret, sandbox: &Sandbox, session: Option<&Session>) -> Result<Admission, ApiError> {
         let claims = self.deployment.claims_of(sandbox, &token).await?;
         match TokenFormat::of(&token) {
-            TokenFormat::Jwt => Ok(Admission { is_lasting: true, ..self.let_in(token, claims, sandbox, session)? }),
+            TokenFormat::Jwt => Ok(Admission { is_cacheable: true, ..self.let_in(token, claims, sandbox, session)? }),
             TokenFormat::Opaque => self.let_in(self.deployment.tokens.sign(sandbox, &claims), claims, sandbox, session),
         }
     }
@@ -257,7 +257,7 @@ impl Dataplane {
             capabilities: claims.scope,
         };
         let is_running = is_up(sandbox);
-        Ok(Admission { sandbox: sandbox.id.clone(), is_running, is_lasting: false, token: Some(token), caller: Some(passer) })
+        Ok(Admission { sandbox: sandbox.id.clone(), is_running, is_cacheable: false, token: Some(token), caller: Some(passer) })
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use axum::{body::Body, extract::Request};
-use cobox_gateway::Kept;
+use cobox_gateway::ConnectionCache;
 use hyper::{
     body::{Body as _, Incoming},
     server::conn::http1,
@@ -114,7 +114,7 @@ async fn begin(stream: TcpStream, peer: Peer, serving: Serving, stop: Cancellati
     let stream = Counted::new(stream, metrics.clone());
     let entered = entered.clone();
     // What the gateway keeps for this client lives as long as its connection.
-    let kept = Kept::new(move || entered.authenticated());
+    let kept = ConnectionCache::new(move || entered.authenticated());
     let client = Client { peer, kept, body_limits };
     let Some(tls) = tls else { return serve_connection(stream, client, front, stop).await };
     let shaking = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.acceptor().accept(stream));
@@ -139,7 +139,7 @@ async fn begin(stream: TcpStream, peer: Peer, serving: Serving, stop: Cancellati
 #[derive(Clone)]
 struct Client {
     peer: Peer,
-    kept: Kept,
+    kept: ConnectionCache,
     body_limits: BodyLimits,
 }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use cobox_provider::local::{Check, LocalConfig, LocalOptions, LocalProvider, Status};
+use cobox_provider::local::{Check, CheckStatus, LocalConfig, LocalOptions, LocalProvider};
 use tokio::{
     net::TcpListener,
     signal::unix::{Signal, SignalKind, signal},
@@ -37,15 +37,17 @@ pub fn check_boxd() -> Result<Check, Failure> {
 
 fn boxd_at(path: &Path) -> Check {
     let shown = path.display();
-    let (status, detail, mend) = match std::fs::metadata(path) {
-        Err(e) => (Status::Missing, format!("{shown}: {e}"), Some("put boxd beside cobox, or say where it is with COBOX_BOXD".to_owned())),
-        Ok(meta) if !meta.is_file() => (Status::Missing, format!("{shown} is not a file"), None),
-        Ok(_) if rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_err() => {
-            (Status::Missing, format!("{shown} can't be executed"), Some(format!("chmod +x {shown}")))
+    let (status, detail, fix) = match std::fs::metadata(path) {
+        Err(e) => {
+            (CheckStatus::Missing, format!("{shown}: {e}"), Some("put boxd beside cobox, or say where it is with COBOX_BOXD".to_owned()))
         }
-        Ok(_) => (Status::Holds, shown.to_string(), None),
+        Ok(meta) if !meta.is_file() => (CheckStatus::Missing, format!("{shown} is not a file"), None),
+        Ok(_) if rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_err() => {
+            (CheckStatus::Missing, format!("{shown} can't be executed"), Some(format!("chmod +x {shown}")))
+        }
+        Ok(_) => (CheckStatus::Enforced, shown.to_string(), None),
     };
-    Check { name: "boxd".to_owned(), status, detail, mend }
+    Check { name: "boxd".to_owned(), status, detail, fix }
 }
 
 /// Beside this program, unless `COBOX_BOXD` says where.
@@ -148,11 +150,11 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("boxd");
-        assert!(boxd_at(&path).mend.unwrap().contains("COBOX_BOXD"));
+        assert!(boxd_at(&path).fix.unwrap().contains("COBOX_BOXD"));
         std::fs::write(&path, "").unwrap();
-        assert!(boxd_at(&path).mend.unwrap().contains("chmod"));
+        assert!(boxd_at(&path).fix.unwrap().contains("chmod"));
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        assert_eq!(boxd_at(&path).status, Status::Holds);
+        assert_eq!(boxd_at(&path).status, CheckStatus::Enforced);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a caller shows: an API key, which is swapped here, or a token, which passes.
+//! Reads the credential of a request: an API key, which the gateway exchanges for a token, a token, or a file link.
 
 use cobox_protocol::{
     ApiError, ErrorCode, Secret,
@@ -7,93 +7,93 @@ use cobox_protocol::{
 };
 use http::{HeaderMap, HeaderName, Method, header::AUTHORIZATION, uri::PathAndQuery};
 
-/// Where boxd has files.
-const FILES: &str = "/v1/files";
+/// Prefix of boxd's file routes.
+const FILES_PREFIX: &str = "/v1/files";
 
-/// What a link is called in a query.
-const LINK: &str = "link";
+/// Query parameter that contains a file link.
+const LINK_PARAMETER: &str = "link";
 
 pub(crate) const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Credential {
     ApiKey(Secret),
-    /// A JWT, or an opaque one that the directory knows.
+    /// A JWT, or an opaque token that the directory resolves.
     Token(Secret),
-    /// In the URL: good for one file.
+    /// From the URL: valid for one file.
     Link(FileLink),
 }
 
-/// A file link, and what it is used for.
+/// A file link with the request that uses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileLink {
     pub link: Secret,
     pub method: Method,
-    /// After `/v1/files`, as it was sent.
+    /// The path after `/v1/files`, still percent-encoded.
     pub path: String,
 }
 
 impl FileLink {
-    /// The link in a request for a file, where it has one. The rest of such a request's query never counts.
+    /// The link in a request for a file, if it has one. The rest of the query is ignored then.
     pub(crate) fn from_request(method: &Method, rest: &PathAndQuery) -> Option<Self> {
-        let path = rest.path().strip_prefix(FILES)?;
-        let link = rest.query()?.split('&').find_map(link_in)?;
+        let path = rest.path().strip_prefix(FILES_PREFIX)?;
+        let link = rest.query()?.split('&').find_map(link_value)?;
         Some(Self { link: Secret::new(link), method: method.clone(), path: path.to_owned() })
     }
 
-    /// What a sandbox may see of a request that has a link: the rest of its query where something else is its credential.
-    pub(crate) fn removed(rest: &PathAndQuery, is_credential: bool) -> String {
+    /// Removes the link from path and query. Where the link is the credential, the whole query is removed.
+    pub(crate) fn strip(rest: &PathAndQuery, is_credential: bool) -> String {
         let others: Vec<&str> = match rest.query() {
-            Some(query) if !is_credential => query.split('&').filter(|pair| link_in(pair).is_none()).collect(),
+            Some(query) if !is_credential => query.split('&').filter(|pair| link_value(pair).is_none()).collect(),
             _ => Vec::new(),
         };
         if others.is_empty() { rest.path().to_owned() } else { format!("{}?{}", rest.path(), others.join("&")) }
     }
 }
 
-/// The link in one pair of a query, also where its name is written as the sandbox would read it and not as we do.
-fn link_in(pair: &str) -> Option<&str> {
+/// The link in one `name=value` pair of a query. Also matches names that only the sandbox would decode to `link`.
+fn link_value(pair: &str) -> Option<&str> {
     let (name, link) = pair.split_once('=')?;
-    readings(name).any(|name| name == LINK).then_some(link)
+    readings(name).any(|name| name == LINK_PARAMETER).then_some(link)
 }
 
 impl Credential {
-    /// As it stands in `Authorization: Bearer`, and in an `auth` frame.
-    pub fn read(secret: &str) -> Result<Self, ApiError> {
-        if is_token(secret) { Ok(Credential::Token(Secret::new(secret))) } else { api_key(secret) }
+    /// Parses the value of `Authorization: Bearer` or of an `auth` frame.
+    pub fn parse(secret: &str) -> Result<Self, ApiError> {
+        if is_token(secret) { Ok(Credential::Token(Secret::new(secret))) } else { parse_api_key(secret) }
     }
 
-    /// Reads `Authorization: Bearer` or `X-Api-Key`; the first decides when both are there.
+    /// Reads `Authorization: Bearer` or `X-Api-Key`; the former takes precedence.
     pub fn from_headers(headers: &HeaderMap) -> Result<Option<Self>, ApiError> {
         let unreadable =
-            |name: &str, hint: &str| ApiError::new(ErrorCode::Unauthenticated, format!("the {name} header can't be read; {hint}"));
+            |name: &str, hint: &str| ApiError::new(ErrorCode::Unauthenticated, format!("the {name} header is malformed; {hint}"));
         if let Some(value) = headers.get(AUTHORIZATION) {
             let text = value.to_str().map_err(|_| unreadable("Authorization", "send `Bearer <key or token>`"))?;
             let secret = match text.split_once(' ') {
                 Some((scheme, rest)) if scheme.eq_ignore_ascii_case("bearer") => rest.trim(),
                 _ => return Err(unreadable("Authorization", "send `Bearer <key or token>`")),
             };
-            return Self::read(secret).map(Some);
+            return Self::parse(secret).map(Some);
         }
         match headers.get(X_API_KEY) {
             Some(value) => {
                 let key = value.to_str().map_err(|_| unreadable("X-Api-Key", "send the key as it was given to you"))?;
-                // A token too: there are clients that know no other header.
-                Self::read(key.trim()).map(Some)
+                // Some clients can only set this header, so it may contain a token too.
+                Self::parse(key.trim()).map(Some)
             }
             None => Ok(None),
         }
     }
 }
 
-fn api_key(secret: &str) -> Result<Credential, ApiError> {
+fn parse_api_key(secret: &str) -> Result<Credential, ApiError> {
     if secret.starts_with(API_KEY_PREFIX) {
         return Ok(Credential::ApiKey(Secret::new(secret)));
     }
-    Err(ApiError::new(ErrorCode::Unauthenticated, format!("that is not an API key: they start with {API_KEY_PREFIX}")))
+    Err(ApiError::new(ErrorCode::Unauthenticated, format!("the credential is not an API key: API keys start with {API_KEY_PREFIX}")))
 }
 
-/// Three parts and dots between them, as every JWT, or an opaque one; whether it is a good one is for others to say.
+/// Whether it has the form of a token: opaque, or a JWT with three parts separated by dots. Doesn't verify it.
 fn is_token(secret: &str) -> bool {
     secret.starts_with(OPAQUE_TOKEN_PREFIX) || !secret.starts_with(API_KEY_PREFIX) && secret.split('.').count() == 3
 }
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_a_key_in_either_header_and_what_has_three_parts_is_a_token() {
+    fn either_header_may_contain_a_key_or_a_token() {
         let key = Some(Credential::ApiKey(Secret::new("cbx_1")));
         assert_eq!(read(&[("authorization", "Bearer cbx_1")]).unwrap(), key);
         assert_eq!(read(&[("x-api-key", "cbx_1")]).unwrap(), key);
@@ -124,24 +124,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_is_told_how_keys_start() {
+    fn an_unknown_credential_is_refused_with_the_prefix_of_api_keys() {
         for (name, value) in [("authorization", "Bearer sk-1"), ("x-api-key", "sk-1"), ("authorization", "Bearer ")] {
             let refused = read(&[(name, value)]).unwrap_err();
-            assert_eq!(refused.message, "that is not an API key: they start with cbx_", "{name}: {value}");
+            assert_eq!(refused.message, "the credential is not an API key: API keys start with cbx_", "{name}: {value}");
         }
     }
 
     #[test]
-    fn a_link_is_removed_and_what_else_was_asked_for_stays_where_another_credential_counts() {
-        let removed = |rest: &str, is_credential| FileLink::removed(&rest.parse().unwrap(), is_credential);
-        assert_eq!(removed("/v1/files/a%20b?x=%2F&link=s&y&link=t", false), "/v1/files/a%20b?x=%2F&y");
-        assert_eq!(removed("/v1/files/a?link=s", false), "/v1/files/a");
-        assert_eq!(removed("/v1/files/a?l%69nk=s&%256Cink=t&links=u&x", false), "/v1/files/a?links=u&x");
-        assert_eq!(removed("/v1/files/a?x=1&link=s", true), "/v1/files/a");
+    fn a_link_is_removed_and_other_parameters_stay_when_another_credential_is_used() {
+        let stripped = |rest: &str, is_credential| FileLink::strip(&rest.parse().unwrap(), is_credential);
+        assert_eq!(stripped("/v1/files/a%20b?x=%2F&link=s&y&link=t", false), "/v1/files/a%20b?x=%2F&y");
+        assert_eq!(stripped("/v1/files/a?link=s", false), "/v1/files/a");
+        assert_eq!(stripped("/v1/files/a?l%69nk=s&%256Cink=t&links=u&x", false), "/v1/files/a?links=u&x");
+        assert_eq!(stripped("/v1/files/a?x=1&link=s", true), "/v1/files/a");
     }
 
     #[test]
-    fn another_scheme_is_refused_rather_than_ignored() {
+    fn another_authorization_scheme_is_refused_rather_than_ignored() {
         assert_eq!(read(&[("authorization", "Basic Zm9v")]).unwrap_err().code, ErrorCode::Unauthenticated);
     }
 }

@@ -1,4 +1,4 @@
-//! Carries one request to boxd and the answer back, without holding either in memory.
+//! Forwards one request to boxd and streams the response back, buffering neither.
 
 use std::{
     pin::Pin,
@@ -19,135 +19,137 @@ use hyper_util::rt::TokioIo;
 
 use crate::{
     Admission,
-    headers::{to_caller, to_sandbox},
-    slots::{Flight, Slot},
-    socket::Socket,
-    upstream::{KeepFor, Upstream},
+    connection_cache::CacheReturn,
+    headers::{filter_for_caller, filter_for_sandbox},
+    request_limiter::{ByteTracker, RequestPermit},
+    upstream::Upstream,
+    websocket_relay::WebSocketRelay,
 };
 
-/// What a request holds on its way, and what becomes of its connection afterwards.
-pub(crate) struct Way {
-    pub slot: Slot,
-    pub keep: Option<KeepFor>,
+/// What a request holds until its response is complete.
+pub(crate) struct ForwardContext {
+    pub permit: RequestPermit,
+    pub cache_return: Option<CacheReturn>,
 }
 
-/// An ordinary request. One that boxd never saw, because a kept connection had just ended, comes back to be sent over a fresh one.
-pub(crate) async fn forward(mut upstream: Upstream, request: Request<Body>, way: Way) -> Result<Response, Unanswered> {
-    let answer = match upstream.sender.try_send_request(request).await {
-        Ok(answer) => answer,
+/// Forwards an ordinary request. If a cached connection had just closed and nothing was sent, the error returns the request so that it
+/// can be sent over a new connection.
+pub(crate) async fn forward(mut upstream: Upstream, request: Request<Body>, context: ForwardContext) -> Result<Response, ForwardError> {
+    let response = match upstream.sender.try_send_request(request).await {
+        Ok(response) => response,
         Err(mut failed) => {
             return Err(match failed.take_message() {
-                Some(request) => Unanswered::Unsent(Box::new((request, way))),
-                None => Unanswered::Broken(broken(failed.into_error())),
+                Some(request) => ForwardError::NotSent(Box::new((request, context))),
+                None => ForwardError::ConnectionFailure(classify(failed.into_error())),
             });
         }
     };
-    if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
-        return Err(Unanswered::Broken(Broken::Protocol));
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        return Err(ForwardError::ConnectionFailure(ConnectionFailure::Protocol));
     }
-    let (parts, body) = answer.into_parts();
-    let body = Body::new(Streaming::new(body, way.slot, upstream, way.keep));
-    Ok(assemble(parts.status, to_caller(parts.headers, false), body))
+    let (parts, body) = response.into_parts();
+    let body = Body::new(ResponseBody::new(body, context.permit, upstream, context.cache_return));
+    Ok(build_response(parts.status, filter_for_caller(parts.headers, false), body))
 }
 
-/// A request to become a WebSocket, over a connection of its own.
+/// Forwards a WebSocket handshake over a new connection.
 pub(crate) async fn upgrade(
     mut upstream: Upstream,
     request: Request<Body>,
     client_side: OnUpgrade,
-    socket: Socket,
-) -> Result<Response, Broken> {
-    let mut answer = upstream.sender.send_request(request).await.map_err(broken)?;
-    if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
-        let (parts, body) = answer.into_parts();
-        let body = Body::new(Streaming::new(body, socket.slot, upstream, None));
-        return Ok(assemble(parts.status, to_caller(parts.headers, false), body));
+    relay: WebSocketRelay,
+) -> Result<Response, ConnectionFailure> {
+    let mut response = upstream.sender.send_request(request).await.map_err(classify)?;
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        let (parts, body) = response.into_parts();
+        let body = Body::new(ResponseBody::new(body, relay.permit, upstream, None));
+        return Ok(build_response(parts.status, filter_for_caller(parts.headers, false), body));
     }
-    let boxd_side = hyper::upgrade::on(&mut answer);
+    let boxd_side = hyper::upgrade::on(&mut response);
     tokio::spawn(async move {
-        let _held_until_both_ends_are_done = upstream;
+        let _open_until_both_ends_are_done = upstream;
         match tokio::try_join!(client_side, boxd_side) {
-            Ok((client, boxd)) => socket.carry(TokioIo::new(client), TokioIo::new(boxd)).await,
-            Err(error) => tracing::debug!(%error, "an upgrade did not complete"),
+            Ok((client, boxd)) => relay.run(TokioIo::new(client), TokioIo::new(boxd)).await,
+            Err(error) => tracing::debug!(%error, "a WebSocket upgrade did not complete"),
         }
     });
-    let (parts, _) = answer.into_parts();
-    Ok(assemble(parts.status, to_caller(parts.headers, true), Body::empty()))
+    let (parts, _) = response.into_parts();
+    Ok(build_response(parts.status, filter_for_caller(parts.headers, true), Body::empty()))
 }
 
-/// The request as boxd gets it.
-pub(crate) fn rewrite(
+/// Builds the request that is sent to boxd.
+pub(crate) fn build_request(
     parts: http::request::Parts,
     body: Body,
     admission: &Admission,
     request_id: &RequestId,
-    slot: &Slot,
+    permit: &RequestPermit,
     is_websocket: bool,
 ) -> Request<Body> {
     let body = match is_websocket {
         true => Body::empty(),
         false if body.is_end_stream() => body,
-        false => Body::new(Carried { body, flight: slot.flight(), _slot: None }),
+        false => Body::new(MeteredBody { body, byte_tracker: permit.byte_tracker(), _permit: None }),
     };
     let mut upstream = Request::new(body);
     *upstream.method_mut() = parts.method;
     *upstream.uri_mut() = parts.uri;
-    *upstream.headers_mut() = to_sandbox(parts.headers, admission.token.as_ref(), request_id, is_websocket);
+    *upstream.headers_mut() = filter_for_sandbox(parts.headers, admission.token.as_ref(), request_id, is_websocket);
     upstream
 }
 
-/// Why there is no answer.
-pub(crate) enum Unanswered {
-    Unsent(Box<(Request<Body>, Way)>),
-    Broken(Broken),
+/// Why there is no response.
+pub(crate) enum ForwardError {
+    NotSent(Box<(Request<Body>, ForwardContext)>),
+    ConnectionFailure(ConnectionFailure),
 }
 
-fn assemble(status: StatusCode, headers: http::HeaderMap, body: Body) -> Response {
+fn build_response(status: StatusCode, headers: http::HeaderMap, body: Body) -> Response {
     let mut response = Response::new(body);
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     response
 }
 
-/// Which end of a request went away before there was an answer.
+/// The side that failed before there was a response.
 #[derive(Debug)]
-pub(crate) enum Broken {
-    /// The caller stopped sending.
+pub(crate) enum ConnectionFailure {
+    /// The caller stopped sending its request body.
     Caller(hyper::Error),
     Boxd(hyper::Error),
-    /// boxd switched to another protocol unasked.
+    /// boxd switched to another protocol without being asked to.
     Protocol,
 }
 
-fn broken(error: hyper::Error) -> Broken {
-    // The request's body is the one part of it that comes from the caller while it is sent.
-    if error.is_user() { Broken::Caller(error) } else { Broken::Boxd(error) }
+fn classify(error: hyper::Error) -> ConnectionFailure {
+    // hyper reports a failing request body as a user error, and only the body comes from the caller during the request.
+    if error.is_user() { ConnectionFailure::Caller(error) } else { ConnectionFailure::Boxd(error) }
 }
 
-/// An answer's body that holds its slot and its connection until the caller has it all or goes away.
-struct Streaming {
+/// A response's body that holds its permit and connection until the caller has received it or disconnected.
+struct ResponseBody {
     body: hyper::body::Incoming,
-    flight: Flight,
-    _slot: Slot,
+    byte_tracker: ByteTracker,
+    _permit: RequestPermit,
     upstream: Option<Upstream>,
-    keep: Option<KeepFor>,
+    cache_return: Option<CacheReturn>,
     is_complete: bool,
 }
 
-impl Streaming {
-    fn new(body: hyper::body::Incoming, slot: Slot, upstream: Upstream, keep: Option<KeepFor>) -> Self {
-        Self { body, flight: slot.flight(), _slot: slot, upstream: Some(upstream), keep, is_complete: false }
+impl ResponseBody {
+    fn new(body: hyper::body::Incoming, permit: RequestPermit, upstream: Upstream, cache_return: Option<CacheReturn>) -> Self {
+        Self { body, byte_tracker: permit.byte_tracker(), _permit: permit, upstream: Some(upstream), cache_return, is_complete: false }
     }
 }
 
-impl HttpBody for Streaming {
+impl HttpBody for ResponseBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         self.is_complete |= matches!(polled, Poll::Ready(None));
-        carried(polled, &self.flight)
+        meter_frame(polled, &self.byte_tracker)
     }
     fn is_end_stream(&self) -> bool {
         self.body.is_end_stream()
@@ -157,24 +159,24 @@ impl HttpBody for Streaming {
     }
 }
 
-/// An answer that isn't boxd's, and holds its slot all the same.
-pub(crate) fn holding(body: Body, slot: Slot) -> Body {
-    Body::new(Carried { body, flight: slot.flight(), _slot: Some(slot) })
+/// Makes an adapter's response hold its permit until it was sent.
+pub(crate) fn hold_permit(body: Body, permit: RequestPermit) -> Body {
+    Body::new(MeteredBody { body, byte_tracker: permit.byte_tracker(), _permit: Some(permit) })
 }
 
-/// A request's body on its way to boxd, or an answer's of an adapter.
-struct Carried {
+/// A request's body or an adapter's response body, whose bytes in flight are counted.
+struct MeteredBody {
     body: Body,
-    flight: Flight,
-    _slot: Option<Slot>,
+    byte_tracker: ByteTracker,
+    _permit: Option<RequestPermit>,
 }
 
-impl HttpBody for Carried {
+impl HttpBody for MeteredBody {
     type Data = Bytes;
     type Error = axum::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        carried(Pin::new(&mut self.body).poll_frame(cx), &self.flight)
+        meter_frame(Pin::new(&mut self.body).poll_frame(cx), &self.byte_tracker)
     }
     fn is_end_stream(&self) -> bool {
         self.body.is_end_stream()
@@ -184,17 +186,17 @@ impl HttpBody for Carried {
     }
 }
 
-fn carried<E>(polled: Poll<Option<Result<Frame<Bytes>, E>>>, flight: &Flight) -> Poll<Option<Result<Frame<Bytes>, E>>> {
-    polled.map(|frame| frame.map(|frame| frame.map(|frame| frame.map_data(|bytes| flight.carry(bytes)))))
+fn meter_frame<E>(polled: Poll<Option<Result<Frame<Bytes>, E>>>, byte_tracker: &ByteTracker) -> Poll<Option<Result<Frame<Bytes>, E>>> {
+    polled.map(|frame| frame.map(|frame| frame.map(|frame| frame.map_data(|bytes| byte_tracker.track(bytes)))))
 }
 
-impl Drop for Streaming {
+impl Drop for ResponseBody {
     fn drop(&mut self) {
-        // A body that is known to be over may never be asked for its end.
+        // hyper may not poll a body again whose end it already knows.
         if (self.is_complete || self.body.is_end_stream())
-            && let (Some(upstream), Some(keep)) = (self.upstream.take(), self.keep.take())
+            && let (Some(upstream), Some(cache_return)) = (self.upstream.take(), self.cache_return.take())
         {
-            keep.keep(upstream);
+            cache_return.put(upstream);
         }
     }
 }

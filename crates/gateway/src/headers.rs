@@ -1,4 +1,4 @@
-//! Which headers cross the door, in either direction. What isn't needed on the other side stays on this one.
+//! Header filters for both directions: credentials and headers that only concern one side are removed.
 
 use cobox_protocol::{RequestId, Secret, secret::has_api_key};
 use http::{
@@ -8,7 +8,7 @@ use http::{
 
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Meant for one connection, never for the next.
+/// Headers that apply to a single connection and are never forwarded.
 const HOP_BY_HOP: [&str; 10] = [
     "connection",
     "keep-alive",
@@ -22,14 +22,14 @@ const HOP_BY_HOP: [&str; 10] = [
     "proxy-authenticate",
 ];
 
-/// Credentials of this side, and what a caller might use to pretend to be somebody else on the other.
-const STAYS_OUTSIDE: [&str; 5] = ["authorization", "x-api-key", "cookie", "forwarded", "x-real-ip"];
+/// Credentials for the broker, and headers with which a caller could impersonate another client.
+const NEVER_SENT_TO_SANDBOX: [&str; 5] = ["authorization", "x-api-key", "cookie", "forwarded", "x-real-ip"];
 
-/// However it begins: `x-thread-authorization` is a credential for somebody else.
-const CREDENTIAL_ENDING: &str = "-authorization";
+/// Any header with this suffix is removed: `x-thread-authorization`, for example, is a credential for another service.
+const CREDENTIAL_SUFFIX: &str = "-authorization";
 
-/// What a sandbox must not say to a browser in our name.
-const STAYS_INSIDE: [&str; 12] = [
+/// Headers that would let a sandbox control a browser on the gateway's origin.
+const NEVER_SENT_TO_CALLER: [&str; 12] = [
     "set-cookie",
     "set-cookie2",
     "server",
@@ -44,28 +44,28 @@ const STAYS_INSIDE: [&str; 12] = [
     "reporting-endpoints",
 ];
 
-/// Whether this is the opening of a WebSocket: the only upgrade that passes (`h2c` would smuggle requests past us).
+/// Whether this is a WebSocket handshake, the only upgrade that is forwarded: `h2c` would smuggle requests past the gateway.
 pub(crate) fn is_websocket(method: &Method, headers: &HeaderMap) -> bool {
     let is_upgrade = tokens(headers, &CONNECTION).any(|t| t.eq_ignore_ascii_case("upgrade"));
     let is_websocket = headers.get(UPGRADE).is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"websocket"));
     method == Method::GET && is_upgrade && is_websocket
 }
 
-/// The headers boxd gets.
-pub(crate) fn to_sandbox(mut headers: HeaderMap, token: Option<&Secret>, request_id: &RequestId, is_websocket: bool) -> HeaderMap {
+/// Returns the request headers that are sent to boxd.
+pub(crate) fn filter_for_sandbox(mut headers: HeaderMap, token: Option<&Secret>, request_id: &RequestId, is_websocket: bool) -> HeaderMap {
     strip_hop_by_hop(&mut headers);
     remove_where(&mut headers, |name| {
-        STAYS_OUTSIDE.contains(&name)
-            || name.ends_with(CREDENTIAL_ENDING)
+        NEVER_SENT_TO_SANDBOX.contains(&name)
+            || name.ends_with(CREDENTIAL_SUFFIX)
             || name.starts_with("proxy-")
             || name.starts_with("x-forwarded-")
             || name == "x-request-id"
     });
-    // A key reaches no sandbox, wherever somebody put it.
+    // An API key must never reach a sandbox, in any header.
     let with_key: Vec<HeaderName> =
         headers.iter().filter(|(_, value)| has_api_key(&String::from_utf8_lossy(value.as_bytes()))).map(|(name, _)| name.clone()).collect();
     with_key.iter().for_each(|name| drop(headers.remove(name)));
-    // Said again by hyper from the body itself, so that the two sides can't disagree about where a request ends.
+    // hyper sets it again from the body itself, so that both sides agree where a request ends (request smuggling).
     headers.remove(CONTENT_LENGTH);
     headers.insert(HOST, HeaderValue::from_static("boxd"));
     if let Ok(id) = HeaderValue::from_str(request_id.as_str()) {
@@ -76,40 +76,42 @@ pub(crate) fn to_sandbox(mut headers: HeaderMap, token: Option<&Secret>, request
         headers.insert(AUTHORIZATION, value);
     }
     if is_websocket {
-        websocket_headers(&mut headers);
+        set_websocket_headers(&mut headers);
     }
     headers
 }
 
-/// The headers the caller gets of a sandbox's answer.
-pub(crate) fn to_caller(mut headers: HeaderMap, is_websocket: bool) -> HeaderMap {
+/// Returns the response headers that are sent to the caller.
+pub(crate) fn filter_for_caller(mut headers: HeaderMap, is_websocket: bool) -> HeaderMap {
     if headers.contains_key(TRANSFER_ENCODING) {
         headers.remove(CONTENT_LENGTH);
     }
     strip_hop_by_hop(&mut headers);
-    remove_where(&mut headers, |name| STAYS_INSIDE.contains(&name) || name.starts_with("proxy-") || name.starts_with("access-control-"));
+    remove_where(&mut headers, |name| {
+        NEVER_SENT_TO_CALLER.contains(&name) || name.starts_with("proxy-") || name.starts_with("access-control-")
+    });
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static("sandbox"));
-    // A file's URL may be a link, which must not go on to whatever the file names.
+    // A file's URL may contain a link, which must not leak to the sites that the file refers to.
     headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-    if runs_in_a_browser(&headers) && !is_attachment(&headers) {
+    if can_carry_scripts(&headers) && !is_attachment(&headers) {
         headers.insert(CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
     }
     if is_websocket {
-        websocket_headers(&mut headers);
+        set_websocket_headers(&mut headers);
     }
     headers
 }
 
-fn websocket_headers(headers: &mut HeaderMap) {
-    // An extension would change frames, which are read on their way.
+fn set_websocket_headers(headers: &mut HeaderMap) {
+    // An extension would change the frames that the relay has to read.
     headers.remove(header::SEC_WEBSOCKET_EXTENSIONS);
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
 }
 
-/// HTML, SVG and every other XML can carry scripts.
-fn runs_in_a_browser(headers: &HeaderMap) -> bool {
+/// Whether a browser might run scripts from it: HTML, SVG and any other XML.
+fn can_carry_scripts(headers: &HeaderMap) -> bool {
     headers.get_all(CONTENT_TYPE).iter().any(|v| {
         let kind = String::from_utf8_lossy(v.as_bytes()).to_ascii_lowercase();
         kind.contains("html") || kind.contains("xml")
@@ -149,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_and_hop_by_hop_headers_stay_outside() {
+    fn credentials_and_hop_by_hop_headers_are_not_forwarded() {
         let sent = map(&[
             ("authorization", "Bearer cbx_key"),
             ("x-api-key", "cbx_key"),
@@ -171,7 +173,7 @@ mod tests {
             ("sec-websocket-protocol", "chat"),
         ]);
         let id = RequestId::new();
-        let got = to_sandbox(sent, Some(&Secret::new("a.b.c")), &id, false);
+        let got = filter_for_sandbox(sent, Some(&Secret::new("a.b.c")), &id, false);
         let mut names: Vec<_> = got.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         assert_eq!(names, ["authorization", "content-type", "host", "if-match", "x-request-id"]);
@@ -180,8 +182,8 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_sets_no_cookies_and_its_pages_are_downloads() {
-        let got = to_caller(
+    fn a_sandbox_cannot_set_cookies_and_its_pages_are_served_as_downloads() {
+        let got = filter_for_caller(
             map(&[
                 ("set-cookie", "a=b"),
                 ("server", "evil"),
@@ -200,12 +202,12 @@ mod tests {
         assert_eq!(got["content-security-policy"], "sandbox");
         assert_eq!(got["x-content-type-options"], "nosniff");
         assert_eq!(got["etag"], "\"1\"");
-        let named = to_caller(map(&[("content-type", "text/html"), ("content-disposition", "attachment; filename=a.html")]), false);
+        let named = filter_for_caller(map(&[("content-type", "text/html"), ("content-disposition", "attachment; filename=a.html")]), false);
         assert_eq!(named["content-disposition"], "attachment; filename=a.html");
     }
 
     #[test]
-    fn only_websocket_is_an_upgrade() {
+    fn only_websocket_upgrades_are_accepted() {
         let websocket = map(&[("connection", "keep-alive, Upgrade"), ("upgrade", "WebSocket")]);
         assert!(is_websocket(&Method::GET, &websocket));
         assert!(!is_websocket(&Method::POST, &websocket));

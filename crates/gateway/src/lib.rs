@@ -1,19 +1,23 @@
-//! The one door to every dataplane: it authenticates, swaps API keys for tokens, strips credentials, and streams.
+//! HTTP and WebSocket gateway to every sandbox's dataplane: authenticates requests, exchanges API keys for tokens, strips
+//! credentials and streams bodies.
 //!
-//! It knows neither the store nor the providers: a [`Directory`] answers who may pass and opens the connections.
+//! It has no access to the store and starts no sandbox. A [`Directory`], which the broker implements, decides whether a request is
+//! admitted and opens the connection. From `cobox-provider` it uses the connection type ([`BoxedStream`]) and the interface of a
+//! provider that runs no boxd ([`Adapter`]), never a provider itself.
 
 #![forbid(unsafe_code)]
 
-mod adapted;
+mod adapter_dataplane;
+mod connection_cache;
 mod credential;
-mod domain;
-mod door;
 mod forward;
-mod frame;
 mod headers;
-mod slots;
-mod socket;
+mod host_routing;
+mod request_limiter;
+mod service;
 mod upstream;
+mod websocket_frame;
+mod websocket_relay;
 
 use std::sync::Arc;
 
@@ -21,13 +25,13 @@ use async_trait::async_trait;
 use cobox_protocol::{ApiError, CapabilitySet, RequestId, SandboxId, Secret, SessionId};
 use cobox_provider::{Adapter, BoxedStream};
 
+pub use connection_cache::ConnectionCache;
 pub use credential::{Credential, FileLink};
-pub use domain::{Domain, InvalidDomain, Place};
-pub use door::{Gateway, PATHS};
-pub use slots::Limits;
-pub use upstream::Kept;
+pub use host_routing::{Domain, HostTarget, InvalidDomain};
+pub use request_limiter::Limits;
+pub use service::{Gateway, PATHS};
 
-/// What a request names in its path.
+/// What a request's path or host name refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// `/dp/{sandbox_id}/…`
@@ -36,7 +40,7 @@ pub enum Target {
     Session(SessionId),
 }
 
-/// Who was let in, for the audit record.
+/// The authenticated principal of an admitted request, for the audit record.
 #[derive(Clone, Debug)]
 pub struct Caller {
     pub workspace: String,
@@ -45,98 +49,101 @@ pub struct Caller {
     pub actor: String,
     pub session: Option<SessionId>,
     pub thread: Option<String>,
-    /// The forwarded token's id: boxd's own records carry it too.
+    /// The ID of the forwarded token. boxd's own records carry it too.
     pub jti: String,
-    /// What the token allows: boxd checks that itself, an adapter has it checked here.
+    /// The token's capabilities. boxd checks them itself; for an adapter the gateway checks them.
     pub capabilities: CapabilitySet,
 }
 
-/// Of a request that was let in, among its answer's extensions: for the log and the metrics.
+/// The admission behind a response, stored in the response's extensions for the log and the metrics.
 #[derive(Clone, Debug)]
-pub struct PassedFor {
+pub struct AdmittedRequest {
     pub admission: Arc<Admission>,
-    /// The template of the dataplane's route, where it is one.
+    /// The template of the dataplane route, or `None` for an unknown path.
     pub route: Option<&'static str>,
 }
 
-impl PassedFor {
-    /// Whether it was let in as a principal's, rather than without a credential.
-    pub fn is_known(&self) -> bool {
+impl AdmittedRequest {
+    /// Whether the request was admitted for a principal rather than without a credential.
+    pub fn is_authenticated(&self) -> bool {
         self.admission.caller.is_some()
     }
 }
 
-/// The error that the gateway itself answered with, among the answer's extensions: for the log and the metrics.
+/// The error that the gateway itself responded with, stored in the response's extensions for the log and the metrics.
 #[derive(Clone, Debug)]
-pub struct Refused(pub ApiError);
+pub struct Rejection(pub ApiError);
 
-/// A request that may pass.
+/// The decision to forward a request.
 #[derive(Clone, Debug)]
 pub struct Admission {
     pub sandbox: SandboxId,
-    /// Whether it runs and nothing is about to change that, so that a connection from before is good.
+    /// Whether the sandbox runs and no state change is pending, so that an existing connection can be reused.
     pub is_running: bool,
-    /// Whether the same credential would be let in with the same token for as long as [`Directory::stamp`] stays as it is, and nothing
-    /// has to be recorded or counted but its use.
-    pub is_lasting: bool,
-    /// The token boxd will see. `None` for the few requests that need none, or bring it in their first frame.
+    /// Whether the same credential would be admitted with the same token while [`Directory::version`] is unchanged, and nothing but
+    /// the usage has to be recorded or counted.
+    pub is_cacheable: bool,
+    /// The token forwarded to boxd. `None` for the few requests that need none, or send it in their first frame.
     pub token: Option<Secret>,
-    /// `None` when nobody has been authenticated: such a request wakes nothing and counts as no activity.
+    /// `None` for an unauthenticated request: it starts no suspended sandbox and doesn't count as activity.
     pub caller: Option<Caller>,
 }
 
-/// One request that passed, after its answer's head is known.
+/// One forwarded request, recorded when the head of its response is known.
 #[derive(Clone, Debug)]
 pub struct Usage {
     pub admission: Arc<Admission>,
     pub request_id: RequestId,
-    /// `AUTH` for a fresh token on a connection that was already there.
+    /// `AUTH` for a fresh token on an open connection.
     pub method: String,
-    /// The template of the dataplane's route, where it is one.
+    /// The template of the dataplane route, or `None` for an unknown path.
     pub route: Option<&'static str>,
-    /// Without the query, cut to a bounded length: it is for people to read.
+    /// Without the query and truncated to a bounded length: it is for display only.
     pub path: String,
-    /// 499 where the caller went away before there was an answer.
+    /// 499 when the caller disconnected before the response.
     pub status: u16,
 }
 
-/// How a sandbox is reached.
-pub enum Reach {
-    /// Its boxd, which checks for itself.
+/// The connection that serves a sandbox's requests.
+pub enum SandboxConnection {
+    /// A stream to its boxd, which checks tokens itself.
     Boxd(BoxedStream),
-    /// Its provider's own API; the gateway checks in boxd's place.
+    /// The provider's own API; the gateway checks tokens instead of boxd.
     Adapter(Arc<dyn Adapter>),
 }
 
-/// A state of everything that decides who is let in.
+/// A version of all state that admission decisions depend on. Equal versions give equal decisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp {
+pub struct DirectoryVersion {
+    /// Counts changes of the store.
     pub change: u64,
-    /// Tokens and revocations begin and end by themselves.
+    /// Unix time in seconds: tokens and revocations start and expire without a change of the store.
     pub second: i64,
 }
 
 /// The broker's side of the gateway.
 #[async_trait]
 pub trait Directory: Send + Sync + 'static {
-    /// Decides whether a request may pass, and with which token. Without a credential it only says where the sandbox is.
+    /// Decides whether a request is admitted, and with which token. Without a credential it only locates the sandbox.
     async fn admit(&self, target: Target, credential: Option<Credential>, request_id: &RequestId) -> Result<Admission, ApiError>;
 
-    /// The state now, where it is known without asking anybody.
-    fn stamp(&self) -> Option<Stamp>;
+    /// The current version, or `None` where it isn't known without a query.
+    fn version(&self) -> Option<DirectoryVersion>;
 
-    /// Counts as activity of the sandbox.
+    /// Records activity of the sandbox, which renews its lease.
     fn touch(&self, admission: &Admission);
 
-    /// Opens a connection to the sandbox's boxd, or says who stands in for it; for an authenticated caller it starts a suspended sandbox first.
-    async fn reach(&self, admission: &Admission) -> Result<Reach, ApiError>;
+    /// Opens a connection to the sandbox's boxd, or returns the adapter that replaces it. For an authenticated caller it first starts
+    /// a suspended sandbox.
+    async fn connect(&self, admission: &Admission) -> Result<SandboxConnection, ApiError>;
 
-    /// The name of the provider that has the sandbox.
-    fn provider(&self, admission: &Admission) -> &str;
+    /// The name of the sandbox's provider.
+    fn provider_name(&self, admission: &Admission) -> &str;
 
-    /// Asked when boxd went away under a request: an error when that is because the session or the sandbox is over.
-    async fn vanished(&self, admission: &Admission) -> Result<(), ApiError>;
+    /// Called when boxd closed the connection during a request: returns an error if the session or the sandbox has ended.
+    async fn check_not_ended(&self, admission: &Admission) -> Result<(), ApiError>;
 
-    /// Records a use; of nobody, nothing. May wait when records come faster than they can be written; loses none of them.
-    async fn used(&self, usage: Usage);
+    /// Records the use of a sandbox by an authenticated caller; ignores unauthenticated ones. Waits when records arrive faster than
+    /// they can be written; drops none.
+    async fn record_usage(&self, usage: Usage);
 }

@@ -1,5 +1,5 @@
-//! For providers whose sandboxes can't run boxd: the dataplane's operations, as far as the provider's own API has them. The gateway
-//! speaks HTTP and has checked token and capability before it asks.
+//! The adapter of providers whose sandboxes can't run boxd: dataplane operations in terms of the provider's own API. The gateway handles
+//! HTTP and checks token and capabilities before it calls an adapter.
 
 use std::pin::Pin;
 
@@ -12,49 +12,49 @@ use cobox_protocol::{
 };
 use tokio::io::AsyncRead;
 
-/// A file's bytes on their way, in either direction.
-pub type Content = Pin<Box<dyn AsyncRead + Send>>;
+/// A stream of a file's bytes, for reading or writing.
+pub type FileContent = Pin<Box<dyn AsyncRead + Send>>;
 
-/// Why an operation was not done.
+/// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AdapterError {
-    /// The provider has nothing that could do it.
+    /// The provider's API doesn't support the operation.
     #[error("the provider can't do this")]
     Unsupported,
     #[error(transparent)]
     Failed(#[from] ApiError),
 }
 
-pub type Adapted<T> = Result<T, AdapterError>;
+pub type AdapterResult<T> = Result<T, AdapterError>;
 
-/// Paths are absolute in the sandbox and as the client said them: resolving them beneath its root is the provider's work. What isn't
-/// overridden is refused in the provider's name.
+/// Dataplane operations of a provider without boxd. Paths are absolute in the sandbox and as the client sent them: the provider must
+/// resolve them beneath the sandbox's root. Operations that aren't overridden are refused as unsupported by the provider.
 #[async_trait]
 pub trait Adapter: Send + Sync {
-    async fn exec(&self, _id: &SandboxId, _request: ExecRequest) -> Adapted<ExecResponse> {
+    async fn exec(&self, _id: &SandboxId, _request: ExecRequest) -> AdapterResult<ExecResponse> {
         Err(AdapterError::Unsupported)
     }
 
-    /// The file's size, where it is known before its bytes, and its bytes.
-    async fn read(&self, _id: &SandboxId, _path: &str) -> Adapted<(Option<u64>, Content)> {
+    /// Reads a file: its size, if known in advance, and its content.
+    async fn read(&self, _id: &SandboxId, _path: &str) -> AdapterResult<(Option<u64>, FileContent)> {
         Err(AdapterError::Unsupported)
     }
 
-    /// Makes the file and the directories above it, or replaces it; says also whether it is new.
-    async fn write(&self, _id: &SandboxId, _path: &str, _content: Content) -> Adapted<(FileWritten, bool)> {
+    /// Creates or replaces a file, and creates its parent directories. The boolean is true for a new file.
+    async fn write(&self, _id: &SandboxId, _path: &str, _content: FileContent) -> AdapterResult<(FileWritten, bool)> {
         Err(AdapterError::Unsupported)
     }
 
-    /// A file, or an empty directory.
-    async fn delete(&self, _id: &SandboxId, _path: &str) -> Adapted<()> {
+    /// Deletes a file or an empty directory.
+    async fn delete(&self, _id: &SandboxId, _path: &str) -> AdapterResult<()> {
         Err(AdapterError::Unsupported)
     }
 
-    async fn list(&self, _id: &SandboxId, _request: ListRequest) -> Adapted<ListResponse> {
+    async fn list(&self, _id: &SandboxId, _request: ListRequest) -> AdapterResult<ListResponse> {
         Err(AdapterError::Unsupported)
     }
 
-    async fn stat(&self, _id: &SandboxId, _path: &str) -> Adapted<FileEntry> {
+    async fn stat(&self, _id: &SandboxId, _path: &str) -> AdapterResult<FileEntry> {
         Err(AdapterError::Unsupported)
     }
 }

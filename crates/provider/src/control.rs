@@ -14,15 +14,16 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 
-use crate::{Door, Provider, ProviderError};
+use crate::{BoxdSocket, Provider, ProviderError};
 
-/// Longest a healthy boxd takes to answer; it does no more than copy a structure.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// A status is a few hundred bytes, a full batch of claims half a megabyte; a sandbox that sends more is not heard out.
-const MAX_ANSWER_BYTES: usize = 1024 * 1024;
+/// Maximum response time of a healthy boxd, which only copies a structure.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A status takes a few hundred bytes, a full batch of claims half a megabyte. Reading a larger response is aborted.
+const MAX_RESPONSE_BYTES: usize = 1024 * 1024;
 
-/// Replaces what boxd knows: keys, revocations, lease. Where there is none the gateway decides, which asks the store each time.
-pub async fn push(provider: &dyn Provider, id: &SandboxId, state: &ControlState) -> Result<BoxdStatus, ProviderError> {
+/// Replaces boxd's keys, revocations and lease. Does nothing for a provider without boxd, where the gateway checks each request against
+/// the store.
+pub async fn push_state(provider: &dyn Provider, id: &SandboxId, state: &ControlState) -> Result<BoxdStatus, ProviderError> {
     if provider.adapter().is_some() {
         return Ok(without_boxd(id, state.version));
     }
@@ -30,26 +31,26 @@ pub async fn push(provider: &dyn Provider, id: &SandboxId, state: &ControlState)
     call(provider, id, Method::PUT, "/control/state", body).await
 }
 
-/// Asks boxd how it is.
-pub async fn status(provider: &dyn Provider, id: &SandboxId) -> Result<BoxdStatus, ProviderError> {
+/// Fetches boxd's status.
+pub async fn fetch_status(provider: &dyn Provider, id: &SandboxId) -> Result<BoxdStatus, ProviderError> {
     if provider.adapter().is_some() {
         return if provider.is_running(id).await { Ok(without_boxd(id, 0)) } else { Err(ProviderError::NotRunning(id.clone())) };
     }
     call(provider, id, Method::GET, "/control/status", Vec::new()).await
 }
 
-/// Fetches the lines of boxd's audit after those of this life up to `after`, which it may forget.
-pub async fn claims(provider: &dyn Provider, id: &SandboxId, life: &str, after: u64) -> Result<Claims, ProviderError> {
+/// Fetches the records of boxd's audit log that follow number `after` of the boxd run named `life`. boxd may discard those up to `after`.
+pub async fn fetch_claims(provider: &dyn Provider, id: &SandboxId, life: &str, after: u64) -> Result<Claims, ProviderError> {
     if provider.adapter().is_some() {
         return Ok(Claims { life: life.to_owned(), items: Vec::new(), lost: 0, more: false });
     }
-    // A life is what boxd once called it: nothing but letters and digits goes into a path.
+    // The name of a run comes from the sandbox: only letters and digits are put into the path.
     let life: String = life.chars().filter(char::is_ascii_alphanumeric).collect();
     call(provider, id, Method::GET, &format!("/control/claims?life={life}&after={after}"), Vec::new()).await
 }
 
-/// What was done through boxd after what was taken of this life, as soon as there is some, or nothing when `wait` is over.
-pub async fn happenings(
+/// Long-polls boxd's activity feed: returns the entries that follow number `after` of the boxd run named `life`, or none after `wait`.
+pub async fn fetch_activity(
     provider: &dyn Provider,
     id: &SandboxId,
     (life, after): (&str, u64),
@@ -57,10 +58,10 @@ pub async fn happenings(
 ) -> Result<Happenings, ProviderError> {
     let life: String = life.chars().filter(char::is_ascii_alphanumeric).collect();
     let path = format!("/control/happenings?life={life}&after={after}&wait={}", wait.as_secs());
-    call_within(provider, id, Method::GET, &path, Vec::new(), wait + ANSWER_WITHIN).await
+    call_with_timeout(provider, id, Method::GET, &path, Vec::new(), wait + RESPONSE_TIMEOUT).await
 }
 
-/// All that can be said of a sandbox without boxd: every use of it passes through the gateway, and is counted there.
+/// The status of a sandbox without boxd. Its requests pass through the gateway, which counts them.
 fn without_boxd(id: &SandboxId, state_version: u64) -> BoxdStatus {
     BoxdStatus { sandbox_id: id.clone(), state_version, requests: 0, open_streams: 0, version: String::new() }
 }
@@ -72,23 +73,24 @@ async fn call<T: DeserializeOwned>(
     path: &str,
     body: Vec<u8>,
 ) -> Result<T, ProviderError> {
-    call_within(provider, id, method, path, body, ANSWER_WITHIN).await
+    call_with_timeout(provider, id, method, path, body, RESPONSE_TIMEOUT).await
 }
 
-async fn call_within<T: DeserializeOwned>(
+async fn call_with_timeout<T: DeserializeOwned>(
     provider: &dyn Provider,
     id: &SandboxId,
     method: Method,
     path: &str,
     body: Vec<u8>,
-    within: Duration,
+    timeout: Duration,
 ) -> Result<T, ProviderError> {
-    let answer = async {
-        let stream = provider.dial(id, Door::Control).await?;
+    let exchange = async {
+        let stream = provider.dial(id, BoxdSocket::Control).await?;
         let failed = |what: &str, e: &dyn std::fmt::Display| ProviderError::Unavailable(format!("boxd of {id}: {what}: {e}"));
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| failed("no HTTP on the control channel", &e))?;
-        // Ends with this call, also where nobody waits for the answer any more.
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|e| failed("the HTTP handshake on the control channel failed", &e))?;
+        // Closes the connection with this call, also when the call is cancelled.
         let connection = AbortOnDrop(tokio::spawn(connection).abort_handle());
         let request = Request::builder()
             .method(method)
@@ -96,20 +98,23 @@ async fn call_within<T: DeserializeOwned>(
             .header(header::HOST, "boxd")
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))
-            .map_err(|e| failed("building the request", &e))?;
-        let response = sender.send_request(request).await.map_err(|e| failed("no answer", &e))?;
+            .map_err(|e| failed("building the request failed", &e))?;
+        let response = sender.send_request(request).await.map_err(|e| failed("it sent no response", &e))?;
         let status = response.status();
-        let bytes =
-            Limited::new(response.into_body(), MAX_ANSWER_BYTES).collect().await.map_err(|e| failed("reading the answer", &e))?.to_bytes();
+        let bytes = Limited::new(response.into_body(), MAX_RESPONSE_BYTES)
+            .collect()
+            .await
+            .map_err(|e| failed("reading the response failed", &e))?
+            .to_bytes();
         drop(connection);
         if !status.is_success() {
-            return Err(failed("it refused", &status));
+            return Err(failed("it refused the request", &status));
         }
-        serde_json::from_slice(&bytes).map_err(|e| failed("an answer that can't be read", &e))
+        serde_json::from_slice(&bytes).map_err(|e| failed("its response is malformed", &e))
     };
-    tokio::time::timeout(within, answer)
+    tokio::time::timeout(timeout, exchange)
         .await
-        .map_err(|_| ProviderError::Unavailable(format!("boxd of {id} did not answer within {} s", within.as_secs())))?
+        .map_err(|_| ProviderError::Unavailable(format!("boxd of {id} did not respond within {} s", timeout.as_secs())))?
 }
 
 struct AbortOnDrop(tokio::task::AbortHandle);

@@ -1,12 +1,13 @@
-//! Where sandboxes run. A provider starts, suspends, finds and removes them, and opens connections to the boxd inside.
+//! The interface of sandbox providers, which start, suspend, list and remove sandboxes and open connections to boxd, and its local
+//! implementation.
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod adapter;
 pub mod control;
 pub mod local;
-pub mod making;
 pub mod private_dir;
+pub mod sandbox_spec;
 
 use std::sync::Arc;
 
@@ -14,36 +15,36 @@ use async_trait::async_trait;
 use cobox_protocol::{ErrorCode, SandboxId, SnapshotId, VolumeId, control::ControlState};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-pub use adapter::{Adapted, Adapter, AdapterError, Content};
-pub use making::{Abilities, Making, Mount, Root};
+pub use adapter::{Adapter, AdapterError, AdapterResult, FileContent};
+pub use sandbox_spec::{ProviderFeatures, SandboxRoot, SandboxSpec, VolumeMount};
 
-/// A connection to boxd: a UNIX socket here, TCP or TLS elsewhere.
+/// A connection to boxd: a UNIX socket for the local provider, TCP or TLS for others.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 pub type BoxedStream = Box<dyn Stream>;
 
-/// Which of boxd's two listeners to reach.
+/// One of boxd's two listeners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
-    /// For humans and agents, who show tokens.
+pub enum BoxdSocket {
+    /// For humans and agents, who authenticate with tokens.
     Client,
-    /// For the broker alone: keys, revocations, lease.
+    /// For the broker only: keys, revocations and the lease.
     Control,
 }
 
-/// A sandbox the provider has, whatever the store says.
+/// A sandbox that exists at the provider, independent of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct ProviderSandbox {
     pub id: SandboxId,
     pub is_running: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProviderError {
-    /// The request can't be met, now or later.
+    /// The request can't be fulfilled, now or later.
     #[error("{0}")]
     Refused(String),
-    /// Something on the host is in the way; trying again may help.
+    /// A failure on the host; a retry may succeed.
     #[error("{0}")]
     Unavailable(String),
     #[error("sandbox {0} is not running")]
@@ -59,157 +60,160 @@ impl ProviderError {
     }
 }
 
-/// Every call may be repeated after a crash: starting what runs, suspending what stands still and destroying what
-/// is gone all succeed.
+/// A sandbox provider. All calls are idempotent, because the broker repeats them after a crash: starting a running sandbox, suspending a
+/// suspended one and destroying a missing one succeed.
 #[async_trait]
 pub trait Provider: Send + Sync {
     fn name(&self) -> &'static str;
 
-    /// Whether it could start one now, as far as that can be said without doing it.
+    /// Checks whether a sandbox could be started now, as far as that is possible without starting one.
     async fn ready(&self) -> Result<(), ProviderError> {
         Ok(())
     }
 
-    fn abilities(&self) -> Abilities {
-        Abilities::default()
+    fn features(&self) -> ProviderFeatures {
+        ProviderFeatures::default()
     }
 
-    /// Whether a sandbox could be made of this, as far as that can be said without making one: asked before anything is promised.
-    fn check(&self, making: &Making) -> Result<(), ProviderError> {
-        match *making == Making::default() {
+    /// Checks whether a sandbox with this spec could be created, as far as that is possible without creating one. Called before a request
+    /// is accepted.
+    fn check_spec(&self, spec: &SandboxSpec) -> Result<(), ProviderError> {
+        match *spec == SandboxSpec::default() {
             true => Ok(()),
-            false => Err(ProviderError::Refused(format!("the {} provider makes all sandboxes alike", self.name()))),
+            false => Err(ProviderError::Refused(format!("the {} provider doesn't support sandbox specs", self.name()))),
         }
     }
 
-    /// The same, with what its root stands for now written down, unless it is already: every start then has just that.
-    fn pinned(&self, making: Making) -> Result<Making, ProviderError> {
-        Ok(making)
+    /// Resolves the spec's root to its current content and stores the result in the spec, unless it has one already, so that every start
+    /// uses the same content.
+    fn pin_root(&self, spec: SandboxSpec) -> Result<SandboxSpec, ProviderError> {
+        Ok(spec)
     }
 
-    /// Whether volumes can be mounted at these paths of a sandbox made of this, whichever volumes they are.
-    fn check_places(&self, _making: &Making, _paths: &[&str]) -> Result<(), ProviderError> {
+    /// Checks whether any volumes can be mounted at these paths of a sandbox with this spec.
+    fn check_mount_paths(&self, _spec: &SandboxSpec, _paths: &[&str]) -> Result<(), ProviderError> {
         Ok(())
     }
 
-    /// Starts a sandbox, new or over the files it had. `making` is the same each time. Returns when boxd accepts connections.
-    async fn start(&self, id: &SandboxId, making: &Making, state: &ControlState) -> Result<(), ProviderError>;
+    /// Starts a new sandbox, or an existing one with its files. `spec` is the same at each start. Returns when boxd accepts connections.
+    async fn start(&self, id: &SandboxId, spec: &SandboxSpec, state: &ControlState) -> Result<(), ProviderError>;
 
-    /// Whether files outlive processes here. Where they don't, what would be suspended ends.
+    /// Whether a sandbox's files outlive its processes. If not, a sandbox is ended instead of suspended.
     fn can_suspend(&self) -> bool {
         true
     }
 
-    /// Ends its processes, keeps its files.
+    /// Ends the sandbox's processes and keeps its files.
     async fn suspend(&self, id: &SandboxId) -> Result<(), ProviderError>;
 
-    /// Ends its processes and removes everything of it.
+    /// Ends the sandbox's processes and removes all its data.
     async fn destroy(&self, id: &SandboxId) -> Result<(), ProviderError>;
 
-    /// All it has, running or not, of this node.
-    async fn list(&self) -> Result<Vec<Found>, ProviderError>;
+    /// All sandboxes of this node, running or not.
+    async fn list(&self) -> Result<Vec<ProviderSandbox>, ProviderError>;
 
     async fn is_running(&self, id: &SandboxId) -> bool;
 
-    /// Resolves when the sandbox no longer runs; at once when it doesn't.
+    /// Resolves when the sandbox no longer runs; immediately if it isn't running.
     async fn ended(&self, id: &SandboxId);
 
-    /// Opens a connection to its boxd.
-    async fn dial(&self, id: &SandboxId, door: Door) -> Result<BoxedStream, ProviderError>;
+    /// Opens a connection to the sandbox's boxd.
+    async fn dial(&self, id: &SandboxId, socket: BoxdSocket) -> Result<BoxedStream, ProviderError>;
 
-    /// Stands in for boxd where the provider's sandboxes can't run it: then nobody dials them.
+    /// Replaces boxd where the provider's sandboxes can't run it; `dial` is not called then.
     fn adapter(&self) -> Option<Arc<dyn Adapter>> {
         None
     }
 
-    /// Where clients reach its boxd without the gateway, without a slash at the end: for providers whose sandboxes have an address of
-    /// their own. `None` while there is none, and the gateway is used.
+    /// The URL, without a trailing slash, at which clients reach the sandbox's boxd without the gateway. For providers whose sandboxes
+    /// have an address of their own. With `None`, clients use the gateway.
     fn direct_url(&self, _id: &SandboxId) -> Option<String> {
         None
     }
 
-    /// Keeps a sandbox's own files, running or not, for others to start from; answers with what they take. Whole when it returns, and
-    /// not there at all when it fails or is interrupted.
-    async fn take_snapshot(&self, _from: &SandboxId, _id: &SnapshotId, _making: &Making) -> Result<u64, ProviderError> {
-        Err(self.cant("take snapshots"))
+    /// Copies the files of a running or suspended sandbox so that others can start from them, and returns their size in bytes. Atomic: if
+    /// it fails or is interrupted, the snapshot doesn't exist.
+    async fn take_snapshot(&self, _from: &SandboxId, _id: &SnapshotId, _spec: &SandboxSpec) -> Result<u64, ProviderError> {
+        Err(self.unsupported("take snapshots"))
     }
     async fn remove_snapshot(&self, _id: &SnapshotId) -> Result<(), ProviderError> {
-        Err(self.cant("remove snapshots"))
+        Err(self.unsupported("remove snapshots"))
     }
-    /// All that are whole, of this node.
+    /// All complete snapshots of this node.
     async fn snapshots(&self) -> Result<Vec<SnapshotId>, ProviderError> {
         Ok(Vec::new())
     }
 
-    /// Whether there can be a volume of so many bytes.
+    /// Checks whether a volume of this size can be created.
     fn check_volume(&self, _size_bytes: u64) -> Result<(), ProviderError> {
-        Err(self.cant("make volumes"))
+        Err(self.unsupported("make volumes"))
     }
-    /// Makes an empty volume; one that is there stays as it is.
+    /// Creates an empty volume; an existing one is left unchanged.
     async fn make_volume(&self, _id: &VolumeId, _size_bytes: u64) -> Result<(), ProviderError> {
-        Err(self.cant("make volumes"))
+        Err(self.unsupported("make volumes"))
     }
-    /// Nothing may have it mounted any more.
+    /// Removes a volume, which must not be mounted anywhere.
     async fn remove_volume(&self, _id: &VolumeId) -> Result<(), ProviderError> {
-        Err(self.cant("remove volumes"))
+        Err(self.unsupported("remove volumes"))
     }
-    /// All there are, of this node.
+    /// All volumes of this node.
     async fn volumes(&self) -> Result<Vec<VolumeId>, ProviderError> {
         Ok(Vec::new())
     }
 
     #[doc(hidden)]
-    fn cant(&self, what: &str) -> ProviderError {
+    fn unsupported(&self, what: &str) -> ProviderError {
         ProviderError::Refused(format!("the {} provider can't {what}", self.name()))
     }
 
-    /// How much room the disk has that holds this node's sandboxes, where that is known.
+    /// Free space of the disk that holds this node's sandboxes, if known.
     async fn host_disk(&self) -> Option<HostDisk> {
         None
     }
 
-    /// What of this node runs on a filesystem that failed and takes no more writes. Starting a sandbox again corrects it.
+    /// Sandboxes and volumes of this node whose filesystem failed and accepts no more writes. Restarting the sandbox repairs it.
     async fn failed_disks(&self) -> Vec<FailedDisk> {
         Vec::new()
     }
 
-    /// The files written in a sandbox, which destroying it would erase; `None` where they can't be counted.
+    /// The files written in a sandbox, which would be lost if it were destroyed; `None` if they can't be counted.
     async fn written_files(&self, _id: &SandboxId) -> Option<WrittenFiles> {
         None
     }
 
-    /// Bytes its files take, where a soft limit must be watched; `None` where the host enforces the limit itself.
-    async fn disk_use(&self, id: &SandboxId, making: &Making) -> Option<DiskUse>;
+    /// Disk usage of the sandbox's files where the broker must enforce a soft limit; `None` where the host enforces the limit.
+    async fn disk_usage(&self, id: &SandboxId, spec: &SandboxSpec) -> Option<DiskUsage>;
 }
 
-/// The files written in a sandbox, without those of its image, snapshot and volumes.
+/// Count of the files written in a sandbox, excluding those of its image, snapshot and volumes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WrittenFiles {
     pub files: u64,
-    /// Their size.
+    /// Total size of the files.
     pub bytes: u64,
-    /// False where there are more than were counted.
+    /// False when there are more files than were counted.
     pub is_complete: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DiskUse {
-    /// Which of its places it is: what one takes says nothing about another.
-    pub place: u64,
+pub struct DiskUsage {
+    /// Identifies the measured location: 0 is the sandbox's own files, others are its volumes. Measurements of different locations can't
+    /// be compared.
+    pub location: u64,
     pub used: u64,
     pub limit: u64,
 }
 
-/// The disk that sandboxes' files are on.
+/// The disk that holds the sandboxes' files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostDisk {
     /// Bytes that can still be written.
     pub available: u64,
-    /// Bytes that must stay free: below this sandboxes may not write.
+    /// Bytes that must stay free: below this, sandboxes may not write.
     pub reserve: u64,
 }
 
-/// Whose filesystem failed.
+/// The owner of a failed filesystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FailedDisk {
     Sandbox(SandboxId),

@@ -1,4 +1,4 @@
-//! Directories that other local users can neither read nor write, also if they could before.
+//! Creates directories that other local users can't access, and closes existing ones to them.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -7,12 +7,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The owner alone.
+/// Access for the owner only.
 const PRIVATE_MODE: u32 = 0o700;
 const OTHERS_MASK: u32 = 0o077;
 /// Set on directories that many users share, such as /tmp.
 const STICKY_BIT: u32 = 0o1000;
-/// Any of these makes a directory a data directory.
+/// A directory that contains any of these is a data directory.
 const DATA_DIR_FILES: [&str; 7] = ["config.toml", "policy.toml", "master.key", "node.id", "broker.lock", "node.lock", "sandboxes"];
 /// Present in the top directory of a new ext filesystem.
 const LOST_AND_FOUND: &str = "lost+found";
@@ -22,16 +22,16 @@ pub enum PrivateDirError {
     #[error("{path}: {cause}")]
     Io { path: PathBuf, cause: io::Error },
     #[error("{path} belongs to user {owner}, and the broker runs as user {user}; run `chown {user} {path}`, or choose another directory")]
-    Foreign { path: PathBuf, owner: u32, user: u32 },
+    OtherOwner { path: PathBuf, owner: u32, user: u32 },
     #[error("{path} is a directory that many users share (mode {mode:o}); choose a directory that only the broker uses")]
     Shared { path: PathBuf, mode: u32 },
     #[error(
-        "{path} is open to other users (mode {mode:o}) and holds other files than the broker's; choose an empty directory, or run `chmod 700 {path}` if only the broker uses it"
+        "{path} is accessible to other users (mode {mode:o}) and contains files that are not the broker's; choose an empty directory, or run `chmod 700 {path}` if only the broker uses it"
     )]
-    NotOurs { path: PathBuf, mode: u32 },
+    ContainsOtherFiles { path: PathBuf, mode: u32 },
 }
 
-/// Creates a data directory, or closes an existing one to other users. A directory that holds only other files is refused: closing it
+/// Creates a data directory, or closes an existing one to other users. A directory with only other files is refused: closing it
 /// could break another program.
 pub fn private_data_dir(path: &Path) -> Result<(), PrivateDirError> {
     let mode = create(path)?;
@@ -46,10 +46,10 @@ pub fn private_data_dir(path: &Path) -> Result<(), PrivateDirError> {
         let mut entries = fs::read_dir(path)?;
         Ok(entries.all(|entry| entry.is_ok_and(|e| e.file_name() == LOST_AND_FOUND)))
     };
-    if !is_data_dir && !is_empty().map_err(failed(path))? {
-        return Err(PrivateDirError::NotOurs { path: path.to_owned(), mode });
+    if !is_data_dir && !is_empty().map_err(io_error(path))? {
+        return Err(PrivateDirError::ContainsOtherFiles { path: path.to_owned(), mode });
     }
-    close(path, mode)
+    restrict(path, mode)
 }
 
 /// Creates a directory within the data directory, or closes an existing one. Returns whether other users could enter it before.
@@ -57,30 +57,30 @@ pub fn private_dir(path: &Path) -> Result<bool, PrivateDirError> {
     let mode = create(path)?;
     let was_open = mode & OTHERS_MASK != 0;
     if was_open {
-        close(path, mode)?;
+        restrict(path, mode)?;
     }
     Ok(was_open)
 }
 
-/// Its mode, if it belongs to this user.
+/// Creates a directory if it is missing. Returns its mode, or an error if it belongs to another user.
 fn create(path: &Path) -> Result<u32, PrivateDirError> {
-    DirBuilder::new().recursive(true).mode(PRIVATE_MODE).create(path).map_err(failed(path))?;
-    let meta = fs::metadata(path).map_err(failed(path))?;
+    DirBuilder::new().recursive(true).mode(PRIVATE_MODE).create(path).map_err(io_error(path))?;
+    let meta = fs::metadata(path).map_err(io_error(path))?;
     let (owner, user) = (meta.uid(), rustix::process::geteuid().as_raw());
     if owner != user {
-        return Err(PrivateDirError::Foreign { path: path.to_owned(), owner, user });
+        return Err(PrivateDirError::OtherOwner { path: path.to_owned(), owner, user });
     }
     Ok(meta.mode() & 0o7777)
 }
 
-fn close(path: &Path, mode: u32) -> Result<(), PrivateDirError> {
+fn restrict(path: &Path, mode: u32) -> Result<(), PrivateDirError> {
     let closed = File::open(path).and_then(|dir| dir.set_permissions(fs::Permissions::from_mode(PRIVATE_MODE)));
-    closed.map_err(failed(path))?;
+    closed.map_err(io_error(path))?;
     tracing::info!(path = %path.display(), before = format!("{mode:o}"), "closed a directory to other local users");
     Ok(())
 }
 
-fn failed(path: &Path) -> impl FnOnce(io::Error) -> PrivateDirError {
+fn io_error(path: &Path) -> impl FnOnce(io::Error) -> PrivateDirError {
     let path = path.to_owned();
     move |cause| PrivateDirError::Io { path, cause }
 }
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_data_directory_is_closed_whatever_mode_it_had() {
+    fn a_data_directory_with_any_mode_is_closed_to_other_users() {
         for mode in [0o755, 0o777, 0o711, 0o770, 0o2750, 0o700] {
             let (_parent, path) = with_mode(mode);
             fs::create_dir(path.join(LOST_AND_FOUND)).unwrap();
@@ -120,10 +120,10 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_other_programs_or_users_is_refused_and_left_as_it_is() {
+    fn a_directory_of_other_programs_or_users_is_refused_and_left_unchanged() {
         let (_parent, path) = with_mode(0o755);
         fs::write(path.join("index.html"), "").unwrap();
-        assert!(matches!(private_data_dir(&path), Err(PrivateDirError::NotOurs { .. })));
+        assert!(matches!(private_data_dir(&path), Err(PrivateDirError::ContainsOtherFiles { .. })));
         assert_eq!(mode_of(&path), 0o755);
         let (_parent, path) = with_mode(0o1777);
         assert!(matches!(private_data_dir(&path), Err(PrivateDirError::Shared { .. })));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_within_it_is_closed_once() {
+    fn a_directory_within_the_data_directory_is_closed_once() {
         let (_parent, path) = with_mode(0o755);
         assert!(private_dir(&path).unwrap());
         assert!(!private_dir(&path).unwrap());

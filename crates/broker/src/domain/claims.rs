@@ -55,7 +55,7 @@ impl ClaimKeeper {
                 return;
             }
             let known = self.taken().get(&sandbox.id).cloned().unwrap_or_default();
-            let asked = control::claims(&*d.provider, &sandbox.id, &known.life, known.seq);
+            let asked = control::fetch_claims(&*d.provider, &sandbox.id, &known.life, known.seq);
             let claims = match timeout_at(deadline, asked).await {
                 Ok(Ok(claims)) => claims,
                 Ok(Err(error)) => return tracing::debug!(sandbox = %sandbox.id, %error, "boxd did not hand over its audit"),

@@ -85,7 +85,7 @@ impl HappeningKeeper {
         let d = &self.deployment;
         let failed = |e: StoreError| e.to_string();
         let known = d.store.event_marks(id).await.map_err(failed)?;
-        let told = control::happenings(&*d.provider, id, (&known.life, known.taken), wait).await.map_err(|e| e.to_string())?;
+        let told = control::fetch_activity(&*d.provider, id, (&known.life, known.taken), wait).await.map_err(|e| e.to_string())?;
         if told.items.is_empty() {
             return Ok(0);
         }

@@ -8,7 +8,7 @@ use cobox_protocol::{
     making::{Env, MountWish, Resources, SnapshotState, check_mounts},
     session::Access,
 };
-use cobox_provider::{Making, Root};
+use cobox_provider::{SandboxRoot, SandboxSpec};
 use serde::{Deserialize, Serialize};
 
 use super::access::Owned;
@@ -52,10 +52,10 @@ impl TemplateSpec {
         check_mounts(&self.mounts)
     }
 
-    pub fn root(&self) -> Option<Root> {
+    pub fn root(&self) -> Option<SandboxRoot> {
         match (&self.image, &self.rootfs) {
-            (Some(image), _) => Some(Root::Image(image.clone())),
-            (None, Some(path)) => Some(Root::Rootfs(path.clone())),
+            (Some(image), _) => Some(SandboxRoot::Image(image.clone())),
+            (None, Some(path)) => Some(SandboxRoot::Rootfs(path.clone())),
             (None, None) => None,
         }
     }
@@ -87,7 +87,7 @@ pub struct Snapshot {
     /// What it is taken of; an image's is of none.
     pub sandbox: Option<SandboxId>,
     /// What a sandbox from it stands on: its root, and the layers of which it is the first unless it is an image's.
-    pub making: Making,
+    pub making: SandboxSpec,
     pub size_bytes: Option<u64>,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,

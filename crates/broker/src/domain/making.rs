@@ -5,7 +5,7 @@ use cobox_protocol::{
     making::{Env, MountWish, Resources, SnapshotState, check_mounts},
     sandbox::CreateSandbox,
 };
-use cobox_provider::{Making, Mount, Provider, ProviderError};
+use cobox_provider::{Provider, ProviderError, SandboxSpec, VolumeMount};
 
 use super::{
     access,
@@ -42,7 +42,7 @@ impl From<&CreateSandbox> for MakingWish {
 /// What it is made of, and where that can be had.
 #[derive(Clone, Debug)]
 pub struct Recipe {
-    pub making: Making,
+    pub making: SandboxSpec,
     pub template: Option<String>,
     /// The node that makes it: where its snapshot and its volumes are.
     pub node: String,
@@ -80,7 +80,7 @@ pub async fn resolve(d: &Deployment, caller: &Caller, wish: &MakingWish) -> Resu
         return Err(ApiError::invalid(message));
     }
     let mut node = None;
-    let mut making = Making { root: template.root(), resources: wish.resources.or(&template.resources), ..Making::default() };
+    let mut making = SandboxSpec { root: template.root(), resources: wish.resources.or(&template.resources), ..SandboxSpec::default() };
     if let Some(named) = &wish.snapshot {
         let snapshot = snapshots::find(d, caller, named).await?;
         if snapshot.state != SnapshotState::Ready {
@@ -109,12 +109,12 @@ pub async fn resolve(d: &Deployment, caller: &Caller, wish: &MakingWish) -> Resu
             }
             _ => node = Some((volume.node, format!("volume {}", volume.name))),
         }
-        making.mounts.push(Mount { volume: volume.id, path: mount.path, read_only: mount.read_only });
+        making.mounts.push(VolumeMount { volume: volume.id, path: mount.path, read_only: mount.read_only });
     }
     let node = node.map_or_else(|| d.node.clone(), |(node, _)| node);
     // What another node's images stand for, only it can say.
     if node == d.node {
-        making = d.provider.pinned(making).map_err(|e| refused(&e))?;
+        making = d.provider.pin_root(making).map_err(|e| refused(&e))?;
     }
     check(d, &making, &node)?;
     let taking = match &wish.template {
@@ -125,13 +125,15 @@ pub async fn resolve(d: &Deployment, caller: &Caller, wish: &MakingWish) -> Resu
 }
 
 /// Another node has to say itself whether its files are there; the rest is alike everywhere.
-pub fn check(d: &Deployment, making: &Making, node: &str) -> Result<(), ApiError> {
+pub fn check(d: &Deployment, making: &SandboxSpec, node: &str) -> Result<(), ApiError> {
     let checked = match node == d.node {
-        true => d.provider.check(making),
+        true => d.provider.check_spec(making),
         false => {
             let root = making.root.clone().filter(|_| making.base.is_none());
-            let alike = Making { root, base: None, layers: Vec::new(), mounts: Vec::new(), ..making.clone() };
-            d.provider.check(&alike).and_then(|()| d.provider.check_places(&alike, &places(making.mounts.iter().map(|m| &m.path))))
+            let alike = SandboxSpec { root, base: None, layers: Vec::new(), mounts: Vec::new(), ..making.clone() };
+            d.provider
+                .check_spec(&alike)
+                .and_then(|()| d.provider.check_mount_paths(&alike, &places(making.mounts.iter().map(|m| &m.path))))
         }
     };
     checked.map_err(|e| refused(&e))
@@ -139,9 +141,9 @@ pub fn check(d: &Deployment, making: &Making, node: &str) -> Result<(), ApiError
 
 /// Whether a template's sandboxes can be made, whichever volumes there will be.
 pub fn check_template(provider: &dyn Provider, spec: &TemplateSpec) -> Result<(), ProviderError> {
-    let making = Making { root: spec.root(), resources: spec.resources.clone(), ..Making::default() };
-    provider.check(&making)?;
-    provider.check_places(&making, &places(spec.mounts.iter().map(|m| &m.path)))
+    let making = SandboxSpec { root: spec.root(), resources: spec.resources.clone(), ..SandboxSpec::default() };
+    provider.check_spec(&making)?;
+    provider.check_mount_paths(&making, &places(spec.mounts.iter().map(|m| &m.path)))
 }
 
 fn places<'a>(paths: impl Iterator<Item = &'a String>) -> Vec<&'a str> {

@@ -10,7 +10,7 @@ use cobox_protocol::{
     key::PrincipalKind,
     session::{Access, Scope, ScopeType, State},
 };
-use cobox_provider::Making;
+use cobox_provider::SandboxSpec;
 use cobox_token::Actor;
 
 use crate::policy::Subject;
@@ -174,7 +174,7 @@ pub struct Sandbox {
     /// Set while it is deleted and its files are kept: it can be restored until then.
     pub restore_until: Option<Timestamp>,
     /// Decided when it was made; each start gets the same.
-    pub making: Making,
+    pub making: SandboxSpec,
     /// The template it was made by, as it was called then.
     pub template: Option<String>,
     /// Where it waits to be taken: nobody's lease counts for it yet.

@@ -227,7 +227,7 @@ impl Kinds {
         for member in members {
             let is_usable = member.is_running() || member.state == State::Provisioning;
             let is_wanted = is_usable
-                && recipe.as_ref().is_some_and(|r| r.making.is_as_good_as(&member.making, member.node == d.node))
+                && recipe.as_ref().is_some_and(|r| r.making.is_equivalent_to(&member.making, member.node == d.node))
                 && d.nodes.is_alive(&*d.store, &member.node, d.now()).await.map_err(internal)?;
             if is_wanted { wanted.push(member) } else { unwanted.push(member) }
         }

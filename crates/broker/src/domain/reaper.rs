@@ -8,7 +8,7 @@ use std::{
 };
 
 use cobox_protocol::{ApiError, SandboxId, Timestamp, session::State};
-use cobox_provider::{DiskUse, FailedDisk, control};
+use cobox_provider::{DiskUsage, FailedDisk, control};
 use futures_util::{StreamExt, stream};
 use tokio::task::JoinSet;
 
@@ -66,7 +66,7 @@ struct Seen {
     requests: Option<u64>,
     measured: Option<Timestamp>,
     /// What its files took then.
-    used: Option<DiskUse>,
+    used: Option<DiskUsage>,
     tried: Option<Timestamp>,
     collected: Option<Timestamp>,
 }
@@ -260,7 +260,7 @@ impl Reaper {
     /// Whether boxd has open streams, or answered more requests than passed through here.
     async fn is_in_use(&self, sandbox: &Sandbox) -> bool {
         let forwarded = self.lifecycle.activity.take_forwarded(&sandbox.id);
-        let status = match control::status(&*self.lifecycle.deployment.provider, &sandbox.id).await {
+        let status = match control::fetch_status(&*self.lifecycle.deployment.provider, &sandbox.id).await {
             Ok(status) => status,
             Err(error) => {
                 // Whether it died is the watcher's to find out; silence is no activity.
@@ -280,7 +280,7 @@ impl Reaper {
         if !self.is_time(&sandbox.id, |s| &mut s.measured, MEASURE_DISK_EVERY, now) {
             return Ok(());
         }
-        let Some(disk) = self.lifecycle.deployment.provider.disk_use(&sandbox.id, &sandbox.making).await else { return Ok(()) };
+        let Some(disk) = self.lifecycle.deployment.provider.disk_usage(&sandbox.id, &sandbox.making).await else { return Ok(()) };
         let before = {
             let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
             seen.entry(sandbox.id.clone()).or_default().used.replace(disk)
@@ -291,7 +291,8 @@ impl Reaper {
             tracing::info!(sandbox = %sandbox.id, used = disk.used, limit = disk.limit, is_full, "a disk allowance was crossed");
             self.lifecycle.set_disk_full(&sandbox.id, is_full);
         }
-        let has_grown = |before: DiskUse| before.place == disk.place && disk.used.saturating_sub(before.used) > FULL_DISK_GROWTH_BYTES;
+        let has_grown =
+            |before: DiskUsage| before.location == disk.location && disk.used.saturating_sub(before.used) > FULL_DISK_GROWTH_BYTES;
         if was_full && before.is_some_and(has_grown) {
             tracing::warn!(sandbox = %sandbox.id, used = disk.used, limit = disk.limit, "a full disk still grew");
             self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(&sandbox.id);

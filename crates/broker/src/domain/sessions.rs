@@ -7,7 +7,7 @@ use cobox_protocol::{
     session::{Access, Binding, Credentials, LeasePolicy, NegotiateResponse, SessionInfo, State},
     tags::Tags,
 };
-use cobox_provider::Making;
+use cobox_provider::SandboxSpec;
 
 use super::{
     access,
@@ -201,7 +201,7 @@ pub fn new_sandbox(d: &Deployment, caller: &Caller, name: Option<String>, access
         suspended_at: None,
         ended_at: None,
         restore_until: None,
-        making: Making::default(),
+        making: SandboxSpec::default(),
         template: None,
         pool: None,
     }

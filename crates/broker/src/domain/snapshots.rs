@@ -7,7 +7,7 @@ use cobox_protocol::{
     making::{Env, Resources, SnapshotInfo, SnapshotState},
     session::Access,
 };
-use cobox_provider::{Making, Root};
+use cobox_provider::{SandboxRoot, SandboxSpec};
 
 use super::{
     access,
@@ -63,7 +63,7 @@ pub async fn find(d: &Deployment, caller: &Caller, reference: &str) -> Result<Sn
 impl Snapshot {
     pub fn info(self) -> SnapshotInfo {
         let image = match &self.making.root {
-            Some(Root::Image(image)) if self.making.layers.is_empty() => Some(image.clone()),
+            Some(SandboxRoot::Image(image)) if self.making.layers.is_empty() => Some(image.clone()),
             _ => None,
         };
         SnapshotInfo {
@@ -97,7 +97,7 @@ impl Kinds {
         }
         may_see(d, caller, &sandbox, session.as_ref()).await?;
         check(&wish)?;
-        if !d.provider.abilities().snapshots {
+        if !d.provider.features().snapshots {
             return Err(ApiError::invalid(format!("the {} provider can't take snapshots", d.provider.name())));
         }
         if sandbox.counted_until.is_none() && sandbox.suspended_at.is_none() {
@@ -111,9 +111,9 @@ impl Kinds {
         let id = SnapshotId::new();
         let layers = std::iter::once(id.clone()).chain(sandbox.making.layers.iter().cloned()).collect();
         let resources = Resources { disk_bytes: wish.disk_bytes, ..Resources::default() }.or(&sandbox.making.resources);
-        making::check(d, &Making { resources: resources.clone(), ..Making::default() }, &d.node)?;
+        making::check(d, &SandboxSpec { resources: resources.clone(), ..SandboxSpec::default() }, &d.node)?;
         let (root, base) = (sandbox.making.root.clone(), sandbox.making.base.clone());
-        let made_of = Making { root, base, layers, resources, env: wish.env.clone(), ..Making::default() };
+        let made_of = SandboxSpec { root, base, layers, resources, env: wish.env.clone(), ..SandboxSpec::default() };
         let snapshot = Snapshot {
             access: access_of(d, &sandbox).await?,
             node: sandbox.node.clone(),
@@ -136,7 +136,8 @@ impl Kinds {
             ));
         }
         let resources = Resources { disk_bytes: wish.disk_bytes, ..Resources::default() };
-        let made_of = Making { root: Some(Root::Image(image.to_owned())), resources, env: wish.env.clone(), ..Making::default() };
+        let made_of =
+            SandboxSpec { root: Some(SandboxRoot::Image(image.to_owned())), resources, env: wish.env.clone(), ..SandboxSpec::default() };
         making::check(d, &made_of, &d.node)?;
         let wish = SnapshotWish { tag: wish.tag.or_else(|| tag_of_image(image)), ..wish };
         let snapshot = self.new_snapshot(asking, SnapshotId::new(), &wish, made_of, SnapshotState::Ready);
@@ -145,7 +146,14 @@ impl Kinds {
         Ok(snapshot)
     }
 
-    fn new_snapshot(&self, asking: &Asking<'_>, id: SnapshotId, wish: &SnapshotWish<'_>, making: Making, state: SnapshotState) -> Snapshot {
+    fn new_snapshot(
+        &self,
+        asking: &Asking<'_>,
+        id: SnapshotId,
+        wish: &SnapshotWish<'_>,
+        making: SandboxSpec,
+        state: SnapshotState,
+    ) -> Snapshot {
         let (d, principal) = (&self.deployment, &asking.caller.principal);
         Snapshot {
             id,
@@ -298,7 +306,7 @@ impl Kinds {
                 if d.store.is_snapshot_used(&snapshot).await.map_err(internal)? {
                     return Ok(());
                 }
-                if d.provider.abilities().snapshots {
+                if d.provider.features().snapshots {
                     d.provider.remove_snapshot(&snapshot.id).await.map_err(|e| making::refused(&e))?;
                 }
                 d.store.forget_snapshot(&snapshot.id).await.map_err(internal)

@@ -45,7 +45,9 @@ impl Lifecycle {
             return Ok(());
         }
         let (state, told) = self.control_state(&sandbox).await?;
-        control::push(&*self.deployment.provider, id, &state).await.map_err(|e| unavailable(id, "could not be told", &e.to_string()))?;
+        control::push_state(&*self.deployment.provider, id, &state)
+            .await
+            .map_err(|e| unavailable(id, "could not be told", &e.to_string()))?;
         self.remember_told(id, told);
         Ok(())
     }
@@ -70,7 +72,9 @@ impl Lifecycle {
         let told = async {
             let (state, _) = self.control_state(sandbox).await?;
             let state = ControlState { ending: Some(ending), ..state };
-            control::push(provider, &sandbox.id, &state).await.map_err(|e| unavailable(&sandbox.id, "could not be told", &e.to_string()))
+            control::push_state(provider, &sandbox.id, &state)
+                .await
+                .map_err(|e| unavailable(&sandbox.id, "could not be told", &e.to_string()))
         };
         match tokio::time::timeout(FAREWELL_WITHIN, told).await {
             Ok(Ok(_)) => {}
@@ -100,7 +104,7 @@ impl Lifecycle {
     /// A sandbox that outlived a broker gets the whole state before it gets traffic.
     pub async fn adopt(self: &Arc<Self>, id: &SandboxId) -> Result<(), ApiError> {
         let status =
-            control::status(&*self.deployment.provider, id).await.map_err(|e| unavailable(id, "does not answer", &e.to_string()))?;
+            control::fetch_status(&*self.deployment.provider, id).await.map_err(|e| unavailable(id, "does not answer", &e.to_string()))?;
         // It may know a version of a clock that ran ahead of ours.
         self.version.fetch_max(status.state_version, Ordering::Relaxed);
         self.tell(id).await?;

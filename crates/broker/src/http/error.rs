@@ -11,7 +11,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use cobox_gateway::{Kept, PassedFor, Refused};
+use cobox_gateway::{AdmittedRequest, ConnectionCache, Rejection};
 use cobox_protocol::{ApiError, ErrorCode, RequestId, SandboxId, SessionId, secret::redact};
 use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 
@@ -76,18 +76,18 @@ pub struct Seen(Arc<SeenParts>);
 struct SeenParts {
     principal: OnceLock<String>,
     route: OnceLock<String>,
-    connection: Kept,
+    connection: ConnectionCache,
     session: OnceLock<SessionId>,
     sandbox: OnceLock<SandboxId>,
 }
 
 impl Seen {
-    pub fn new(connection: Kept) -> Self {
+    pub fn new(connection: ConnectionCache) -> Self {
         Self(Arc::new(SeenParts { connection, ..SeenParts::default() }))
     }
 
     pub fn asker(&self, principal: &str) {
-        self.0.connection.authenticated();
+        self.0.connection.mark_authenticated();
         // Whoever was authenticated first stays.
         let _ = self.0.principal.set(principal.to_owned());
     }
@@ -156,7 +156,7 @@ impl Underway {
 
     pub fn answered(self, mut response: Response, metrics: &Metrics, traces: Option<&dyn TraceSink>) -> Response {
         let Self { id, trace, began, method, uri, route, seen } = self;
-        let passed = response.extensions_mut().remove::<PassedFor>();
+        let passed = response.extensions_mut().remove::<AdmittedRequest>();
         let error = match response.extensions_mut().remove::<ApiError>() {
             Some(error) => {
                 let mut said = std::mem::take(response.headers_mut());
@@ -168,7 +168,7 @@ impl Underway {
                 }
                 Some(error)
             }
-            None => response.extensions_mut().remove::<Refused>().map(|Refused(error)| error),
+            None => response.extensions_mut().remove::<Rejection>().map(|Rejection(error)| error),
         };
         if let Ok(value) = HeaderValue::from_str(id.as_str()) {
             response.headers_mut().insert(X_REQUEST_ID, value);

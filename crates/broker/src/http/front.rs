@@ -6,7 +6,7 @@ use axum::{
     extract::Request,
     response::{IntoResponse, Response},
 };
-use cobox_gateway::{Domain, Gateway, Kept, PassedFor, Place};
+use cobox_gateway::{AdmittedRequest, ConnectionCache, Domain, Gateway, HostTarget};
 use cobox_protocol::{ApiError, ErrorCode};
 use tower::ServiceExt;
 
@@ -36,7 +36,7 @@ pub struct Front {
 }
 
 impl Front {
-    pub async fn answer(&self, request: Request, peer: Peer, kept: &Kept) -> Response {
+    pub async fn answer(&self, request: Request, peer: Peer, kept: &ConnectionCache) -> Response {
         let mut underway = Underway::new(&request);
         let response = match &self.cors {
             None => self.watched(request, peer, kept, &mut underway).await,
@@ -56,25 +56,26 @@ impl Front {
         underway.answered(response, &self.api.metrics, self.api.traces.as_deref())
     }
 
-    async fn watched(&self, request: Request, peer: Peer, kept: &Kept, underway: &mut Underway) -> Response {
+    async fn watched(&self, request: Request, peer: Peer, kept: &ConnectionCache, underway: &mut Underway) -> Response {
         let response = self.placed(request, kept, underway).await;
         // Once a principal is known, a 401 is the sandbox's own answer.
-        let is_known = response.extensions().get::<PassedFor>().is_some_and(PassedFor::is_known) || underway.has_asker();
+        let is_known =
+            response.extensions().get::<AdmittedRequest>().is_some_and(AdmittedRequest::is_authenticated) || underway.has_asker();
         limit_failures(&self.api, peer, response, is_known).await
     }
 
     /// By host name where sandboxes have some: theirs, the domain's own, and all others.
-    async fn placed(&self, request: Request, kept: &Kept, underway: &mut Underway) -> Response {
-        let place = self.domain.as_ref().map_or(Place::Elsewhere, |domain| domain.place(request.uri(), request.headers()));
+    async fn placed(&self, request: Request, kept: &ConnectionCache, underway: &mut Underway) -> Response {
+        let place = self.domain.as_ref().map_or(HostTarget::OutsideDomain, |domain| domain.classify(request.uri(), request.headers()));
         let error = match place {
-            Place::Elsewhere => return self.by_path(request, kept, underway, self.serves_paths, self.router.as_ref()).await,
-            Place::Domain => return self.by_path(request, kept, underway, true, None).await,
-            Place::Sandbox(id) => {
+            HostTarget::OutsideDomain => return self.by_path(request, kept, underway, self.serves_paths, self.router.as_ref()).await,
+            HostTarget::DomainItself => return self.by_path(request, kept, underway, true, None).await,
+            HostTarget::Sandbox(id) => {
                 underway.route = Some(OWN_HOST);
-                return self.gateway.on_own_host(id, request, &underway.id, kept).await;
+                return self.gateway.serve_sandbox_host(id, request, &underway.id, kept).await;
             }
-            Place::Nothing => ApiError::new(ErrorCode::RouteNotFound, "there is no sandbox of this host name"),
-            Place::Unclear => ApiError::invalid("the request names no host that can be read, or two of them"),
+            HostTarget::UnknownInDomain => ApiError::new(ErrorCode::RouteNotFound, "there is no sandbox of this host name"),
+            HostTarget::Ambiguous => ApiError::invalid("the request names no host that can be read, or two of them"),
         };
         Failure::from(error).into_response()
     }
@@ -82,15 +83,15 @@ impl Front {
     async fn by_path(
         &self,
         mut request: Request,
-        kept: &Kept,
+        kept: &ConnectionCache,
         underway: &mut Underway,
         serves_paths: bool,
         router: Option<&Router>,
     ) -> Response {
-        if let Some(template) = Gateway::template(request.uri().path()) {
+        if let Some(template) = Gateway::path_template(request.uri().path()) {
             underway.route = Some(template);
             if serves_paths {
-                return self.gateway.by_path(request, &underway.id, kept).await;
+                return self.gateway.serve_path(request, &underway.id, kept).await;
             }
             let message = "sandboxes are not served at this address; each one's own is the http_base_url in every answer that names it";
             return Failure::from(ApiError::new(ErrorCode::RouteNotFound, message)).into_response();

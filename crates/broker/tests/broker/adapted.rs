@@ -19,7 +19,7 @@ use cobox_protocol::{
     fs::{FileEntry, FileKind, ListRequest, ListResponse},
     route::ROUTES,
 };
-use cobox_provider::{Adapted, Adapter, AdapterError, Content};
+use cobox_provider::{Adapter, AdapterError, AdapterResult, FileContent};
 use futures_util::StreamExt;
 use http::{Method, Request};
 use http_body_util::Full;
@@ -36,7 +36,7 @@ struct HostDirectory {
 }
 
 impl HostDirectory {
-    fn place(&self, path: &str) -> Adapted<PathBuf> {
+    fn place(&self, path: &str) -> AdapterResult<PathBuf> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let path = Path::new(path.trim_start_matches('/'));
         if path.components().all(|c| matches!(c, Component::Normal(_))) {
@@ -72,7 +72,7 @@ fn entry(path: &str, meta: &std::fs::Metadata) -> FileEntry {
 
 #[async_trait]
 impl Adapter for HostDirectory {
-    async fn exec(&self, _: &SandboxId, request: ExecRequest) -> Adapted<ExecResponse> {
+    async fn exec(&self, _: &SandboxId, request: ExecRequest) -> AdapterResult<ExecResponse> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let argv = request.argv.unwrap_or_else(|| vec!["sh".into(), "-c".into(), request.command.unwrap_or_default()]);
         let output =
@@ -94,13 +94,13 @@ impl Adapter for HostDirectory {
         })
     }
 
-    async fn read(&self, _: &SandboxId, path: &str) -> Adapted<(Option<u64>, Content)> {
+    async fn read(&self, _: &SandboxId, path: &str) -> AdapterResult<(Option<u64>, FileContent)> {
         let file = tokio::fs::File::open(self.place(path)?).await.map_err(failed)?;
         let size = file.metadata().await.map_err(failed)?.len();
         Ok((Some(size), Box::pin(file)))
     }
 
-    async fn write(&self, _: &SandboxId, path: &str, mut content: Content) -> Adapted<(FileWritten, bool)> {
+    async fn write(&self, _: &SandboxId, path: &str, mut content: FileContent) -> AdapterResult<(FileWritten, bool)> {
         let place = self.place(path)?;
         tokio::fs::create_dir_all(place.parent().unwrap()).await.map_err(failed)?;
         let is_new = !place.exists();
@@ -109,11 +109,11 @@ impl Adapter for HostDirectory {
         Ok((FileWritten { path: path.to_owned(), path_b64: None, size, etag: format!("\"{size}\"") }, is_new))
     }
 
-    async fn delete(&self, _: &SandboxId, path: &str) -> Adapted<()> {
+    async fn delete(&self, _: &SandboxId, path: &str) -> AdapterResult<()> {
         tokio::fs::remove_file(self.place(path)?).await.map_err(failed)
     }
 
-    async fn list(&self, _: &SandboxId, request: ListRequest) -> Adapted<ListResponse> {
+    async fn list(&self, _: &SandboxId, request: ListRequest) -> AdapterResult<ListResponse> {
         let path = request.path.unwrap_or_default();
         let mut entries = Vec::new();
         for found in std::fs::read_dir(self.place(&path)?).map_err(failed)? {
@@ -124,7 +124,7 @@ impl Adapter for HostDirectory {
         Ok(ListResponse { path, path_b64: None, entries, next_cursor: None, stopped_by: None })
     }
 
-    async fn stat(&self, _: &SandboxId, path: &str) -> Adapted<FileEntry> {
+    async fn stat(&self, _: &SandboxId, path: &str) -> AdapterResult<FileEntry> {
         Ok(entry(path, &std::fs::metadata(self.place(path)?).map_err(failed)?))
     }
 }

@@ -155,7 +155,7 @@ async fn a_wrong_credential_is_told_what_is_wanted() {
         for header in [("authorization", "Bearer sk-123"), ("x-api-key", "sk-123")] {
             let answer = nobody.call(Method::GET, path, None, &[header]).await;
             assert_eq!(answer.headers["www-authenticate"], "Bearer");
-            refused(answer, 401, "UNAUTHENTICATED", "that is not an API key: they start with cbx_");
+            refused(answer, 401, "UNAUTHENTICATED", "the credential is not an API key: API keys start with cbx_");
         }
         assert_eq!(nobody.get(path).await.headers["www-authenticate"], "Bearer");
     }

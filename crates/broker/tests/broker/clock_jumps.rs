@@ -1,7 +1,7 @@
 //! A broker whose clock is set forward or back by an hour or a day: nothing stops, nothing is locked out, no file is lost.
 
 use cobox_broker::RateLimits;
-use cobox_provider::DiskUse;
+use cobox_provider::DiskUsage;
 
 use crate::harness::{World, sandbox_id, session_path};
 
@@ -16,7 +16,7 @@ async fn a_clock_set_back_does_not_stop_the_watch_over_disks() {
         let id = sandbox_id(&ann.ensure("t").await);
         broker.tick().await;
         world.clock.advance(jump);
-        *world.provider.disk.lock().unwrap() = Some(DiskUse { place: 0, used: 1000, limit: 1000 });
+        *world.provider.disk.lock().unwrap() = Some(DiskUsage { location: 0, used: 1000, limit: 1000 });
         broker.tick().await;
         assert!(world.provider.boxd(&id).state.lock().unwrap().disk_full, "{jump}");
     }

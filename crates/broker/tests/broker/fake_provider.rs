@@ -24,7 +24,10 @@ use cobox_protocol::{
     SandboxId, SnapshotId, VolumeId,
     control::{BoxdStatus, ControlState},
 };
-use cobox_provider::{Abilities, Adapter, BoxedStream, DiskUse, Door, FailedDisk, Found, HostDisk, Making, Provider, ProviderError, Root};
+use cobox_provider::{
+    Adapter, BoxdSocket, BoxedStream, DiskUsage, FailedDisk, HostDisk, Provider, ProviderError, ProviderFeatures, ProviderSandbox,
+    SandboxRoot, SandboxSpec,
+};
 use futures_util::StreamExt;
 use http::{HeaderMap, Method, StatusCode};
 use serde_json::{Value, json};
@@ -84,7 +87,7 @@ pub struct FakeProvider {
     pub failing_destroys: AtomicU32,
     /// While false, starts wait.
     pub may_start: watch::Sender<bool>,
-    pub disk: Mutex<Option<DiskUse>>,
+    pub disk: Mutex<Option<DiskUsage>>,
     pub host_disk: Mutex<Option<HostDisk>>,
     pub failed_disks: Mutex<Vec<FailedDisk>>,
     pub can_suspend: AtomicBool,
@@ -98,7 +101,7 @@ pub struct FakeProvider {
     pub said: Arc<Mutex<Vec<Message>>>,
     pub is_ready: AtomicBool,
     /// What each start was told to make its sandbox of.
-    pub made_of: Mutex<HashMap<SandboxId, Vec<Making>>>,
+    pub made_of: Mutex<HashMap<SandboxId, Vec<SandboxSpec>>>,
     /// While false, copying waits.
     pub may_copy: watch::Sender<bool>,
     /// While false, making and removing volumes, and removing snapshots, waits.
@@ -170,8 +173,8 @@ impl FakeProvider {
         self.sandboxes.lock().unwrap().remove(id);
     }
 
-    fn socket(&self, id: &SandboxId, door: Door) -> PathBuf {
-        let name = if door == Door::Client { "c" } else { "k" };
+    fn socket(&self, id: &SandboxId, door: BoxdSocket) -> PathBuf {
+        let name = if door == BoxdSocket::Client { "c" } else { "k" };
         self.dir.path().join(format!("{}.{name}", &id.as_str()[20..]))
     }
 }
@@ -224,30 +227,30 @@ impl Provider for FakeProvider {
         self.is_ready.load(Ordering::SeqCst).then_some(()).ok_or_else(unready)
     }
 
-    fn abilities(&self) -> Abilities {
-        Abilities { snapshots: true, volumes: true }
+    fn features(&self) -> ProviderFeatures {
+        ProviderFeatures { snapshots: true, volumes: true }
     }
 
-    fn check(&self, making: &Making) -> Result<(), ProviderError> {
+    fn check_spec(&self, making: &SandboxSpec) -> Result<(), ProviderError> {
         match &making.root {
-            Some(Root::Image(image)) if image != IMAGE => Err(ProviderError::Refused(format!("image: there is no `{image}` here"))),
+            Some(SandboxRoot::Image(image)) if image != IMAGE => Err(ProviderError::Refused(format!("image: there is no `{image}` here"))),
             _ => Ok(()),
         }
     }
 
-    fn pinned(&self, making: Making) -> Result<Making, ProviderError> {
+    fn pin_root(&self, making: SandboxSpec) -> Result<SandboxSpec, ProviderError> {
         let base = making.base.clone().or_else(|| making.root.as_ref().and_then(|_| self.image_is.lock().unwrap().clone()));
-        Ok(Making { base, ..making })
+        Ok(SandboxSpec { base, ..making })
     }
 
-    fn check_places(&self, _: &Making, paths: &[&str]) -> Result<(), ProviderError> {
+    fn check_mount_paths(&self, _: &SandboxSpec, paths: &[&str]) -> Result<(), ProviderError> {
         match paths.iter().position(|path| path.starts_with("/taken")) {
             Some(index) => Err(ProviderError::Refused(format!("mounts[{index}].path: is taken"))),
             None => Ok(()),
         }
     }
 
-    async fn start(&self, id: &SandboxId, making: &Making, state: &ControlState) -> Result<(), ProviderError> {
+    async fn start(&self, id: &SandboxId, making: &SandboxSpec, state: &ControlState) -> Result<(), ProviderError> {
         self.made_of.lock().unwrap().entry(id.clone()).or_default().push(making.clone());
         self.starts.fetch_add(1, Ordering::SeqCst);
         self.may_start.subscribe().wait_for(|may| *may).await.map_err(|e| ProviderError::Unavailable(e.to_string()))?;
@@ -263,7 +266,7 @@ impl Provider for FakeProvider {
         // A new process counts anew.
         boxd.requests.store(0, Ordering::SeqCst);
         let _context = self.runtime.enter();
-        for (door, router) in [(Door::Client, boxd.client_door()), (Door::Control, boxd.control_door())] {
+        for (door, router) in [(BoxdSocket::Client, boxd.client_door()), (BoxdSocket::Control, boxd.control_door())] {
             let path = self.socket(id, door);
             let _ = std::fs::remove_file(&path);
             let listener = UnixListener::bind(&path).unwrap();
@@ -296,9 +299,9 @@ impl Provider for FakeProvider {
         Ok(())
     }
 
-    async fn list(&self) -> Result<Vec<Found>, ProviderError> {
+    async fn list(&self) -> Result<Vec<ProviderSandbox>, ProviderError> {
         let sandboxes = self.sandboxes.lock().unwrap();
-        Ok(sandboxes.iter().map(|(id, b)| Found { id: id.clone(), is_running: *b.is_running.borrow() }).collect())
+        Ok(sandboxes.iter().map(|(id, b)| ProviderSandbox { id: id.clone(), is_running: *b.is_running.borrow() }).collect())
     }
 
     async fn is_running(&self, id: &SandboxId) -> bool {
@@ -310,14 +313,14 @@ impl Provider for FakeProvider {
         let _ = boxd.is_running.subscribe().wait_for(|is| !is).await;
     }
 
-    async fn dial(&self, id: &SandboxId, door: Door) -> Result<BoxedStream, ProviderError> {
+    async fn dial(&self, id: &SandboxId, door: BoxdSocket) -> Result<BoxedStream, ProviderError> {
         if !self.is_running(id).await {
             return Err(ProviderError::NotRunning(id.clone()));
         }
-        if matches!(door, Door::Client) {
+        if matches!(door, BoxdSocket::Client) {
             self.dialled.fetch_add(1, Ordering::SeqCst);
         }
-        if let (Door::Client, Some(lie)) = (door, self.lie.lock().unwrap().clone()) {
+        if let (BoxdSocket::Client, Some(lie)) = (door, self.lie.lock().unwrap().clone()) {
             let (ours, theirs) = tokio::io::duplex(64 * 1024);
             self.runtime.spawn(tell(lie, theirs));
             return Ok(Box::new(ours));
@@ -334,7 +337,7 @@ impl Provider for FakeProvider {
         self.direct.lock().unwrap().as_ref().map(|base| format!("{base}/{id}"))
     }
 
-    async fn take_snapshot(&self, _: &SandboxId, id: &SnapshotId, _: &Making) -> Result<u64, ProviderError> {
+    async fn take_snapshot(&self, _: &SandboxId, id: &SnapshotId, _: &SandboxSpec) -> Result<u64, ProviderError> {
         self.may_copy.subscribe().wait_for(|may| *may).await.map_err(|e| ProviderError::Unavailable(e.to_string()))?;
         fails(&self.failing_snapshots)?;
         self.snapshots.lock().unwrap().insert(id.clone());
@@ -374,7 +377,7 @@ impl Provider for FakeProvider {
         self.failed_disks.lock().unwrap().clone()
     }
 
-    async fn disk_use(&self, _: &SandboxId, _: &Making) -> Option<DiskUse> {
+    async fn disk_usage(&self, _: &SandboxId, _: &SandboxSpec) -> Option<DiskUsage> {
         *self.disk.lock().unwrap()
     }
 }

@@ -8,7 +8,7 @@ use cobox_protocol::{
     key::PrincipalKind,
     making::{Cpus, Env, Resources},
 };
-use cobox_provider::{Making, Root};
+use cobox_provider::{SandboxRoot, SandboxSpec};
 use serde_json::{Value, json};
 
 use crate::{
@@ -61,11 +61,11 @@ async fn a_sandbox_is_made_by_its_template_each_time_it_starts() {
     let starts = world.provider.made_of.lock().unwrap()[&sandbox].clone();
     assert_eq!(starts.len(), 2);
     assert_eq!(starts[0], starts[1]);
-    assert_eq!(starts[0].root, Some(Root::Image(IMAGE.to_owned())));
+    assert_eq!(starts[0].root, Some(SandboxRoot::Image(IMAGE.to_owned())));
     assert_eq!((starts[0].resources.cpus, starts[0].env.0["LANG"].as_str()), (Some(Cpus(500)), "de"));
     assert_eq!(ann.post(SESSIONS, ensure("u", "python")).await.error(400), "INVALID_REQUEST", "it is gone for new ones");
     ann.ensure("plain").await;
-    assert!(world.provider.made_of.lock().unwrap().values().any(|m| m[0] == Making::default()));
+    assert!(world.provider.made_of.lock().unwrap().values().any(|m| m[0] == SandboxSpec::default()));
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use cobox_broker::Clock;
-use cobox_provider::DiskUse;
+use cobox_provider::DiskUsage;
 use serde_json::json;
 
 use crate::harness::{World, eventually, sandbox_id, session_path};
@@ -233,7 +233,7 @@ async fn a_full_disk_is_told_and_taken_back_a_little_below() {
     let id = sandbox_id(&ann.ensure("t").await);
     let boxd = world.provider.boxd(&id);
     for (used, is_full) in [(999, false), (1000, true), (960, true), (949, false)] {
-        *world.provider.disk.lock().unwrap() = Some(DiskUse { place: 0, used, limit: 1000 });
+        *world.provider.disk.lock().unwrap() = Some(DiskUsage { location: 0, used, limit: 1000 });
         world.clock.advance(5);
         broker.tick().await;
         assert_eq!(boxd.state.lock().unwrap().disk_full, is_full, "{used}");
@@ -247,7 +247,7 @@ async fn another_place_that_is_fuller_is_no_growth_of_the_first() {
     let ann = broker.human("ann").await;
     let id = sandbox_id(&ann.ensure("t").await);
     let takes = async |place, used| {
-        *world.provider.disk.lock().unwrap() = Some(DiskUse { place, used, limit: 1000 });
+        *world.provider.disk.lock().unwrap() = Some(DiskUsage { location: place, used, limit: 1000 });
         world.clock.advance(5);
         broker.tick().await;
         ann.state(&id).await

@@ -136,7 +136,7 @@ async fn unknown_sandbox(world: &World) -> SandboxId {
         ending: None,
         disk_full: false,
     };
-    world.provider.start(&id, &cobox_provider::Making::default(), &state).await.unwrap();
+    world.provider.start(&id, &cobox_provider::SandboxSpec::default(), &state).await.unwrap();
     id
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use cobox_broker::{Quarantined, Restored, read_quarantine, read_restored};
-use cobox_provider::local::{Check, Status};
+use cobox_provider::local::{Check, CheckStatus};
 use serde_json::json;
 
 use super::{NoBroker, Outcome};
@@ -36,9 +36,9 @@ pub async fn run(args: Args, context: &Context) -> Outcome {
     };
     checks.extend(restored.as_ref().map(restored_check));
     checks.extend(data_dir.filter(|_| !quarantine.is_empty()).map(|dir| quarantine_check(&dir, &quarantine)));
-    let is_missing = checks.iter().any(|c| c.status == Status::Missing);
+    let is_missing = checks.iter().any(|c| c.status == CheckStatus::Missing);
     let items: Vec<_> =
-        checks.iter().map(|c| json!({"name": c.name, "status": word(c.status), "detail": c.detail, "mend": c.mend})).collect();
+        checks.iter().map(|c| json!({"name": c.name, "status": word(c.status), "detail": c.detail, "mend": c.fix})).collect();
     let report = json!({"ok": !is_missing, "checks": items, "quarantine": quarantine, "restored": restored});
     context.printer.result(&report, || words(context.printer, &checks))?;
     Ok(if is_missing { OWN_ERROR } else { 0 })
@@ -63,7 +63,7 @@ fn restored_check(restored: &Restored) -> Check {
         detail += &format!("; lost: {}", visible(&record.to_string()));
     }
     let mend = "make lost keys and revocations again where they still matter, or stop the broker and restore the newer database";
-    Check { name: "database".to_owned(), status: Status::Weaker, detail, mend: Some(mend.to_owned()) }
+    Check { name: "database".to_owned(), status: CheckStatus::Weaker, detail, fix: Some(mend.to_owned()) }
 }
 
 fn quarantine_check(data_dir: &Path, quarantine: &[Quarantined]) -> Check {
@@ -74,14 +74,14 @@ fn quarantine_check(data_dir: &Path, quarantine: &[Quarantined]) -> Check {
         files.display()
     );
     let detail = format!("the database does not know {} sandboxes, whose files are kept: {}", quarantine.len(), each.join(", "));
-    Check { name: "quarantine".to_owned(), status: Status::Weaker, detail, mend: Some(mend) }
+    Check { name: "quarantine".to_owned(), status: CheckStatus::Weaker, detail, fix: Some(mend) }
 }
 
-const fn word(status: Status) -> &'static str {
+const fn word(status: CheckStatus) -> &'static str {
     match status {
-        Status::Holds => "holds",
-        Status::Weaker => "weaker",
-        Status::Missing => "missing",
+        CheckStatus::Enforced => "holds",
+        CheckStatus::Weaker => "weaker",
+        CheckStatus::Missing => "missing",
     }
 }
 
@@ -90,16 +90,16 @@ fn words(printer: Printer, checks: &[Check]) -> String {
     let mut lines = Vec::new();
     for check in checks {
         let tone = match check.status {
-            Status::Holds => Tone::Good,
-            Status::Weaker => Tone::Warn,
-            Status::Missing => Tone::Bad,
+            CheckStatus::Enforced => Tone::Good,
+            CheckStatus::Weaker => Tone::Warn,
+            CheckStatus::Missing => Tone::Bad,
         };
         let status = printer.paint(tone, &format!("{:<7}", word(check.status)));
         lines.push(format!("{status}  {:<width$}  {}", check.name, check.detail));
-        lines.extend(check.mend.iter().map(|mend| format!("{:<7}  {:<width$}  to mend it: {mend}", "", "")));
+        lines.extend(check.fix.iter().map(|mend| format!("{:<7}  {:<width$}  to mend it: {mend}", "", "")));
     }
     let count = |status| checks.iter().filter(|c| c.status == status).count();
-    lines.push(match (count(Status::Missing), count(Status::Weaker)) {
+    lines.push(match (count(CheckStatus::Missing), count(CheckStatus::Weaker)) {
         (0, 0) => "Everything sandboxes need is here.".to_owned(),
         (0, weaker) => format!("Sandboxes can run here; {weaker} of {} checks are weaker than they could be.", checks.len()),
         (missing, _) => format!("Sandboxes can't run here: {missing} of {} checks fail.", checks.len()),

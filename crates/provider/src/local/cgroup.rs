@@ -1,4 +1,4 @@
-//! Limits on memory, processes and processor time by control groups, version 1 or 2, where they are ours to make.
+//! Limits memory, processes and processor time with control groups (version 1 or 2), where the broker may create them.
 
 use std::{
     fs::{self, File},
@@ -10,22 +10,21 @@ use serde::{Deserialize, Serialize};
 
 use super::config::LocalOptions;
 
-/// Ours among other people's groups.
+/// The directory that contains all groups of brokers.
 const PARENT: &str = "cobox";
-/// boxd's own, so that no request can make it grow at the host's cost: well above its buffers for exec and archives. It has as much as the
-/// programs where they have more: the pages of files that go through it are counted with it, and a file that doesn't fit is read from the
-/// disk each time.
+/// Memory limit of boxd, so that no request can make it grow at the host's cost. Well above its buffers for exec and archives. Where the
+/// workload's limit is larger, boxd gets the same: the page cache of files that it transfers is charged to it, and a file that doesn't fit
+/// would be read from the disk each time.
 const BOXD_MEMORY_BYTES: u64 = 512 << 20;
-/// What is in a sandbox's groups without being asked for, on top of what is allowed: init, the starter and the two that wait to become
-/// programs.
-const OWN_PROCESSES: u64 = 4;
-/// Tries to make a group while others remove empty ones above it; each loses only to a removal in the same
-/// microseconds, and all of them together take some tens of milliseconds.
-const MAKE_TRIES: usize = 10_000;
-/// The length of a processor accounting period, in microseconds: the kernel's own default.
+/// Processes that are always in a sandbox's groups and are added to its limit: init, the spawner and its two standby processes.
+const RESERVED_PROCESSES: u64 = 4;
+/// Attempts to create a group while other brokers remove empty parents. An attempt fails only if a removal happens within the same
+/// microseconds; all attempts together take some tens of milliseconds.
+const CREATE_ATTEMPTS: usize = 10_000;
+/// Length of a CPU accounting period, in microseconds: the kernel's default.
 const CPU_PERIOD_US: u64 = 100_000;
 
-/// The hierarchies of this machine in which groups can be made.
+/// The hierarchies of this machine in which groups can be created.
 #[derive(Clone, Debug, Default)]
 pub struct Cgroups {
     hierarchies: Vec<Hierarchy>,
@@ -33,24 +32,24 @@ pub struct Cgroups {
 
 #[derive(Clone, Debug)]
 struct Hierarchy {
-    /// Where our groups are made.
+    /// Parent of this broker's groups.
     parent: PathBuf,
     is_v2: bool,
     controllers: Vec<String>,
 }
 
-/// The groups of one sandbox, as the launcher enters them.
+/// The groups of one sandbox, which the launcher enters.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Membership {
-    /// For the workloads: limited.
+pub struct CgroupMembership {
+    /// The limited groups of the workloads.
     pub workloads: Vec<PathBuf>,
-    /// For boxd, beside them.
+    /// The groups of boxd, siblings of the workloads'.
     pub boxd: Vec<PathBuf>,
 }
 
 impl Cgroups {
-    /// Finds what can be used. Nothing is not an error: then limits are per process.
-    /// `tag` tells this broker's groups from another's.
+    /// Finds the usable hierarchies. Finding none is not an error: limits are per process then. `tag` distinguishes this broker's groups
+    /// from those of other brokers.
     pub fn find(tag: &str) -> Self {
         let mut hierarchies = Vec::new();
         let (Ok(mounts), Ok(own)) = (fs::read_to_string("/proc/self/mounts"), fs::read_to_string("/proc/self/cgroup")) else {
@@ -71,32 +70,32 @@ impl Cgroups {
         Self { hierarchies }
     }
 
-    pub fn holds(&self, controller: &str) -> bool {
+    pub fn has_controller(&self, controller: &str) -> bool {
         self.hierarchies.iter().any(|h| h.controllers.iter().any(|c| c == controller))
     }
 
-    /// Whether memory is counted by version 1, which leaves out the buffers of datagram sockets.
+    /// Whether memory is limited by version 1, which doesn't count the buffers of datagram sockets.
     pub fn is_memory_v1(&self) -> bool {
         self.hierarchies.iter().any(|h| !h.is_v2 && h.controllers.iter().any(|c| c == "memory"))
     }
 
-    /// Makes the groups of a sandbox with their limits. Making them again is no error.
-    pub fn create(&self, name: &str, options: &LocalOptions) -> io::Result<Membership> {
-        let mut made = Membership::default();
+    /// Creates a sandbox's groups and sets their limits. Idempotent.
+    pub fn create(&self, name: &str, options: &LocalOptions) -> io::Result<CgroupMembership> {
+        let mut made = CgroupMembership::default();
         for h in &self.hierarchies {
             let group = h.parent.join(name);
             let (workloads, boxd) = (group.join("work"), group.join("boxd"));
-            make(&group)?;
+            create_group(&group)?;
             if h.is_v2 {
-                hand_down(&group, &h.controllers)?;
+                delegate_controllers(&group, &h.controllers)?;
             }
-            make(&workloads)?;
-            make(&boxd)?;
-            let boxds = LocalOptions { memory_bytes: options.memory_bytes.max(BOXD_MEMORY_BYTES), ..options.clone() };
+            create_group(&workloads)?;
+            create_group(&boxd)?;
+            let boxd_options = LocalOptions { memory_bytes: options.memory_bytes.max(BOXD_MEMORY_BYTES), ..options.clone() };
             for controller in &h.controllers {
                 limit(&workloads, controller, h.is_v2, options)?;
                 if controller == "memory" {
-                    limit(&boxd, controller, h.is_v2, &boxds)?;
+                    limit(&boxd, controller, h.is_v2, &boxd_options)?;
                 }
             }
             made.workloads.push(workloads);
@@ -105,7 +104,7 @@ impl Cgroups {
         Ok(made)
     }
 
-    /// Removes a sandbox's groups, which must be empty of processes.
+    /// Removes a sandbox's groups, which must not contain processes.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         for h in &self.hierarchies {
             let group = h.parent.join(name);
@@ -116,36 +115,36 @@ impl Cgroups {
                 }
             }
         }
-        self.forget();
+        self.remove_empty_parents();
         Ok(())
     }
 
-    /// Removes this broker's own directories, if no sandbox has a group in them.
-    pub fn forget(&self) {
+    /// Removes this broker's parent directories if no sandbox has a group in them.
+    pub fn remove_empty_parents(&self) {
         for h in &self.hierarchies {
             for dir in [Some(h.parent.as_path()), h.parent.parent()].into_iter().flatten() {
-                // Another sandbox's or another broker's groups below it keep it, as they should.
+                // Fails on purpose while another sandbox or broker has groups in it.
                 let _ = fs::remove_dir(dir);
             }
         }
     }
 }
 
-impl Membership {
-    /// Puts the calling process, which must have one thread, in the workloads' groups; its children are born there.
+impl CgroupMembership {
+    /// Moves the calling process, which must have a single thread, into the workloads' groups. Its children start there.
     pub fn enter_workloads(&self) -> io::Result<()> {
-        entrances(&self.workloads)?.iter_mut().try_for_each(|file| file.write_all(b"0"))
+        open_entry_files(&self.workloads)?.iter_mut().try_for_each(|file| file.write_all(b"0"))
     }
 
-    /// What boxd writes `0` to, to move itself from there to its own groups.
-    pub fn boxd_entrances(&self) -> io::Result<Vec<File>> {
-        entrances(&self.boxd)
+    /// Opens the files to which boxd writes `0` to move itself into its own groups.
+    pub fn open_boxd_entry_files(&self) -> io::Result<Vec<File>> {
+        open_entry_files(&self.boxd)
     }
 }
 
-/// Version 1 has `tasks`, which moves a thread: for a process with one it is the same as `cgroup.procs`, but a hundred times
-/// faster, because the kernel need not stop all others that may be forking.
-fn entrances(groups: &[PathBuf]) -> io::Result<Vec<File>> {
+/// Version 1 has `tasks`, which moves a single thread. For a process with one thread this equals `cgroup.procs` but is a hundred times
+/// faster, because the kernel doesn't have to block all forks.
+fn open_entry_files(groups: &[PathBuf]) -> io::Result<Vec<File>> {
     let open = |group: &PathBuf| {
         let tasks = group.join("tasks");
         let path = if tasks.exists() { tasks } else { group.join("cgroup.procs") };
@@ -163,16 +162,16 @@ fn limit(group: &Path, controller: &str, is_v2: bool, options: &LocalOptions) ->
     match (controller, is_v2) {
         ("memory", true) => {
             write(&group.join("memory.max"), &options.memory_bytes.to_string())?;
-            // No escape into swap; absent where the kernel counts none.
-            optional(write(&group.join("memory.swap.max"), "0"))
+            // Prevents the use of swap beyond the limit. The file is missing if the kernel doesn't account swap.
+            ignore_unsupported(write(&group.join("memory.swap.max"), "0"))
         }
         ("memory", false) => {
             write(&group.join("memory.limit_in_bytes"), &options.memory_bytes.to_string())?;
-            // Buffers of TCP connections are counted apart.
-            optional(write(&group.join("memory.kmem.tcp.limit_in_bytes"), &(options.memory_bytes / 4).to_string()))?;
-            optional(write(&group.join("memory.memsw.limit_in_bytes"), &options.memory_bytes.to_string()))
+            // Buffers of TCP connections have a separate counter.
+            ignore_unsupported(write(&group.join("memory.kmem.tcp.limit_in_bytes"), &(options.memory_bytes / 4).to_string()))?;
+            ignore_unsupported(write(&group.join("memory.memsw.limit_in_bytes"), &options.memory_bytes.to_string()))
         }
-        ("pids", _) => write(&group.join("pids.max"), &(options.processes + OWN_PROCESSES).to_string()),
+        ("pids", _) => write(&group.join("pids.max"), &(options.processes + RESERVED_PROCESSES).to_string()),
         ("cpu", true) => write(&group.join("cpu.max"), &format!("{quota} {CPU_PERIOD_US}")),
         ("cpu", false) => {
             write(&group.join("cpu.cfs_period_us"), &CPU_PERIOD_US.to_string())?;
@@ -182,25 +181,25 @@ fn limit(group: &Path, controller: &str, is_v2: bool, options: &LocalOptions) ->
     }
 }
 
-fn optional(result: io::Result<()>) -> io::Result<()> {
+fn ignore_unsupported(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => Ok(()),
         other => other,
     }
 }
 
-/// One of version 1's: `memory`, `pids` and `cpu` each have a tree of their own.
+/// A hierarchy of version 1, where `memory`, `pids` and `cpu` each have their own tree.
 fn v1(at: &Path, options: &str, own: &str, tag: &str) -> Option<Hierarchy> {
     let controller = ["memory", "pids", "cpu"].into_iter().find(|c| options.split(',').any(|o| o == *c))?;
     let path = own.lines().find_map(|l| {
         let mut f = l.splitn(3, ':');
         (f.nth(1)?.split(',').any(|c| c == controller)).then(|| f.next())?
     })?;
-    let parent = usable(at, path, tag)?;
+    let parent = create_parent(at, path, tag)?;
     Some(Hierarchy { parent, is_v2: false, controllers: vec![controller.to_owned()] })
 }
 
-/// Version 2's single tree, if it hands out a controller of interest.
+/// The single tree of version 2, if it provides one of the needed controllers.
 fn v2(at: &Path, own: &str, tag: &str) -> Option<Hierarchy> {
     let path = own.lines().find_map(|l| l.strip_prefix("0::"))?;
     let here = at.join(path.trim_start_matches('/'));
@@ -210,20 +209,20 @@ fn v2(at: &Path, own: &str, tag: &str) -> Option<Hierarchy> {
     if controllers.is_empty() {
         return None;
     }
-    // A group with processes in it can't hand controllers down, unless it is the root: then this tree is of no use.
-    write(&here.join("cgroup.subtree_control"), &enabling(&controllers)).ok()?;
-    let parent = usable(at, path, tag)?;
-    hand_down(&parent, &controllers).ok()?;
+    // Except for the root, a group with processes can't delegate controllers. This tree is unusable then.
+    write(&here.join("cgroup.subtree_control"), &enable_list(&controllers)).ok()?;
+    let parent = create_parent(at, path, tag)?;
+    delegate_controllers(&parent, &controllers).ok()?;
     Some(Hierarchy { parent, is_v2: true, controllers })
 }
 
-fn enabling(controllers: &[String]) -> String {
+fn enable_list(controllers: &[String]) -> String {
     controllers.iter().map(|c| format!("+{c}")).collect::<Vec<_>>().join(" ")
 }
 
-/// Makes a group and those above it. Whoever ends takes the empty ones above with it, perhaps between two steps of this.
-fn make(group: &Path) -> io::Result<()> {
-    for _ in 1..MAKE_TRIES {
+/// Creates a group and its parents. Retries, because another broker that exits may remove an empty parent at the same time.
+fn create_group(group: &Path) -> io::Result<()> {
+    for _ in 1..CREATE_ATTEMPTS {
         match fs::create_dir_all(group) {
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists) => {}
             made => return made,
@@ -232,18 +231,18 @@ fn make(group: &Path) -> io::Result<()> {
     fs::create_dir_all(group)
 }
 
-/// Has a group and those of ours above it hand the controllers down.
-fn hand_down(group: &Path, controllers: &[String]) -> io::Result<()> {
+/// Enables the controllers for the children of a group and of its parents below [`PARENT`].
+fn delegate_controllers(group: &Path, controllers: &[String]) -> io::Result<()> {
     let ours: Vec<_> = group.ancestors().take_while(|d| d.iter().any(|part| part == PARENT)).collect();
-    ours.into_iter().rev().try_for_each(|dir| write(&dir.join("cgroup.subtree_control"), &enabling(controllers)))
+    ours.into_iter().rev().try_for_each(|dir| write(&dir.join("cgroup.subtree_control"), &enable_list(controllers)))
 }
 
-/// Our directory below the group this process is in, if it can be made.
-fn usable(at: &Path, own_path: &str, tag: &str) -> Option<PathBuf> {
-    // A broker started from within another's sandbox group must not nest deeper each time.
+/// Creates this broker's directory below the group of this process; `None` if that isn't permitted.
+fn create_parent(at: &Path, own_path: &str, tag: &str) -> Option<PathBuf> {
+    // Without this, a broker that was started inside another broker's group would nest one level deeper.
     let base = own_path.split("/cobox/").next().unwrap_or(own_path);
     let parent = at.join(base.trim_start_matches('/')).join(PARENT).join(tag);
-    make(&parent).ok()?;
+    create_group(&parent).ok()?;
     Some(parent)
 }
 
@@ -254,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_is_made_while_another_broker_takes_the_empty_ones_above_away() {
+    fn a_group_can_be_created_while_another_broker_removes_empty_parents() {
         let top = tempfile::tempdir().unwrap();
         let hierarchy = |tag: &str| Hierarchy { parent: top.path().join(PARENT).join(tag), is_v2: false, controllers: Vec::new() };
         let (one, other) = (Cgroups { hierarchies: vec![hierarchy("one")] }, Cgroups { hierarchies: vec![hierarchy("other")] });
@@ -262,7 +261,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
-                    other.forget();
+                    other.remove_empty_parents();
                 }
             });
             let made: io::Result<()> = (0..200).try_for_each(|_| {

@@ -1,18 +1,18 @@
-//! What an operator may set about local sandboxes.
+//! Configuration of the local provider.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
 use cobox_protocol::{control::DataplaneLimits, making::Resources};
 use serde::{Deserialize, Serialize};
 
-/// Where everything of the local provider is and what a sandbox may use.
+/// Paths and options of the local provider.
 #[derive(Clone, Debug)]
 pub struct LocalConfig {
-    /// The broker's data directory; sandboxes are below it.
+    /// The broker's data directory, which contains the sandboxes.
     pub data_dir: PathBuf,
     /// The static boxd binary.
     pub boxd: PathBuf,
-    /// The program that is run as `PROGRAM __launch`: this one, unless a test has another.
+    /// The program that is run as `PROGRAM __launch`: the current executable, except in tests.
     pub launcher: PathBuf,
     pub options: LocalOptions,
 }
@@ -23,34 +23,34 @@ pub struct LocalConfig {
 pub struct LocalOptions {
     pub root: RootSource,
     pub user: WorkloadUser,
-    /// Memory of all a sandbox's programs together, where a cgroup can hold it; of each one, where not.
+    /// Memory of all programs of a sandbox together, or of each one where no cgroup can enforce it.
     pub memory_bytes: u64,
-    /// Processes and threads at once.
+    /// Maximum number of processes and threads.
     pub processes: u64,
-    /// Processors' worth of time: 1.5 is one and a half.
+    /// CPU time in processors: 1.5 is one and a half.
     pub cpus: f64,
-    /// What a sandbox's files may take on disk.
+    /// Maximum disk usage of a sandbox's files.
     pub disk_bytes: u64,
-    /// What must stay free on the disk that holds the data directory: below this no sandbox may write and no new one is made.
-    /// Without it a twentieth of that disk, at most 1 GiB.
+    /// Space that must stay free on the disk of the data directory: below this, sandboxes may not write and no new ones are created.
+    /// The default is a twentieth of that disk, at most 1 GiB.
     pub reserve_bytes: Option<u64>,
     pub open_files: u64,
-    /// More of the host to show, read-only, at the same place.
+    /// Additional host paths that sandboxes see, read-only and at the same path.
     pub view: Vec<PathBuf>,
     pub disk: DiskLimit,
-    /// The `[local.images]` table: what templates and snapshots may name as an image, and the root filesystem that it stands for, or
-    /// [`HOST`].
+    /// The `[local.images]` table: the image names that templates and snapshots may use, each with its root filesystem or [`HOST_IMAGE`].
     pub images: BTreeMap<String, PathBuf>,
     /// The `[local.most]` table.
-    pub most: Most,
+    #[serde(rename = "most")]
+    pub max_resources: MaxResources,
     /// The `[local.dataplane]` table.
     pub dataplane: DataplaneLimits,
 }
 
-/// The most that a template or a request may give one sandbox or volume.
+/// The maximum resources that a template or a request may give one sandbox or volume.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Most {
+pub struct MaxResources {
     pub memory_bytes: u64,
     pub cpus: f64,
     pub disk_bytes: u64,
@@ -58,8 +58,8 @@ pub struct Most {
     pub volume_bytes: u64,
 }
 
-impl Default for Most {
-    /// What clients of hosted sandboxes ask for without thinking fits; ten of them still fit in a server.
+impl Default for MaxResources {
+    /// Allows the usual requests of clients of hosted sandboxes; ten such sandboxes fit on a server.
     fn default() -> Self {
         Self { memory_bytes: 8 << 30, cpus: 8.0, disk_bytes: 64 << 30, processes: 4096, volume_bytes: 64 << 30 }
     }
@@ -79,24 +79,24 @@ impl Default for LocalOptions {
             view: Vec::new(),
             disk: DiskLimit::Auto,
             images: BTreeMap::new(),
-            most: Most::default(),
+            max_resources: MaxResources::default(),
             dataplane: DataplaneLimits::default(),
         }
     }
 }
 
-/// An image that is this machine's programs, as sandboxes have them where nothing is said.
-pub const HOST: &str = "host";
-/// Least memory of a sandbox, in bytes: a shell and a few programs.
+/// The image that consists of the host's programs, which sandboxes use by default.
+pub const HOST_IMAGE: &str = "host";
+/// Minimum memory of a sandbox, in bytes: a shell and a few programs.
 pub const MIN_MEMORY_BYTES: u64 = 16 << 20;
-/// Least processes of a sandbox.
+/// Minimum process limit of a sandbox.
 pub const MIN_PROCESSES: u64 = 8;
-/// Smallest disk of a sandbox or a volume, in bytes: a filesystem's own structures fit well.
+/// Minimum disk size of a sandbox or volume, in bytes: well above a filesystem's own structures.
 pub const MIN_DISK_BYTES: u64 = 16 << 20;
 
 impl LocalOptions {
-    /// These, with what a sandbox was given instead.
-    pub fn with(&self, resources: &Resources) -> Self {
+    /// These options with the resources of one sandbox applied.
+    pub fn with_resources(&self, resources: &Resources) -> Self {
         Self {
             memory_bytes: resources.memory_bytes.unwrap_or(self.memory_bytes),
             processes: resources.processes.unwrap_or(self.processes),
@@ -106,28 +106,28 @@ impl LocalOptions {
         }
     }
 
-    /// Whether a sandbox may have this much.
-    pub fn check(&self, resources: &Resources) -> Result<(), String> {
-        let within = |name: &str, value: Option<u64>, least: u64, most: u64| match value {
-            Some(value) if value < least => Err(format!("resources.{name}: {value} is too little; at least {least} is needed")),
-            Some(value) if value > most => Err(format!("resources.{name}: {value} is too much; at most {most} can be had here")),
+    /// Checks whether a sandbox may have these resources.
+    pub fn check_resources(&self, resources: &Resources) -> Result<(), String> {
+        let within = |name: &str, value: Option<u64>, min: u64, max: u64| match value {
+            Some(value) if value < min => Err(format!("resources.{name}: {value} is too little; the minimum is {min}")),
+            Some(value) if value > max => Err(format!("resources.{name}: {value} is too much; the maximum is {max} here")),
             _ => Ok(()),
         };
-        within("memory_bytes", resources.memory_bytes, MIN_MEMORY_BYTES, self.most.memory_bytes.max(self.memory_bytes))?;
-        within("disk_bytes", resources.disk_bytes, MIN_DISK_BYTES, self.most.disk_bytes.max(self.disk_bytes))?;
-        within("processes", resources.processes, MIN_PROCESSES, self.most.processes.max(self.processes))?;
-        let most = self.most.cpus.max(self.cpus);
+        within("memory_bytes", resources.memory_bytes, MIN_MEMORY_BYTES, self.max_resources.memory_bytes.max(self.memory_bytes))?;
+        within("disk_bytes", resources.disk_bytes, MIN_DISK_BYTES, self.max_resources.disk_bytes.max(self.disk_bytes))?;
+        within("processes", resources.processes, MIN_PROCESSES, self.max_resources.processes.max(self.processes))?;
+        let max = self.max_resources.cpus.max(self.cpus);
         match resources.cpus.map(|c| c.count()) {
-            Some(count) if count < 0.01 => Err(format!("resources.cpus: {count} is too little; at least 0.01 is needed")),
-            Some(count) if count > most => Err(format!("resources.cpus: {count} is too much; at most {most} can be had here")),
+            Some(count) if count < 0.01 => Err(format!("resources.cpus: {count} is too little; the minimum is 0.01")),
+            Some(count) if count > max => Err(format!("resources.cpus: {count} is too much; the maximum is {max} here")),
             _ => Ok(()),
         }
     }
 
-    /// Says what can't be, before a sandbox is tried with it.
+    /// Checks all options, so that errors are reported before the first sandbox is started.
     pub fn validate(&self) -> Result<(), String> {
-        let least = |name: &str, value: u64, least: u64| {
-            if value < least { Err(format!("local.{name} is {value}, but at least {least} is needed")) } else { Ok(()) }
+        let least = |name: &str, value: u64, min: u64| {
+            if value < min { Err(format!("local.{name} is {value}, but at least {min} is needed")) } else { Ok(()) }
         };
         least("memory_bytes", self.memory_bytes, MIN_MEMORY_BYTES)?;
         least("processes", self.processes, MIN_PROCESSES)?;
@@ -141,7 +141,7 @@ impl LocalOptions {
                 return Err(format!("local.view: {} is not an absolute path", path.display()));
             }
             if let Some(taken) = ["/usr", "/proc", "/sys", "/dev", "/tmp"].into_iter().find(|taken| path.starts_with(taken)) {
-                return Err(format!("local.view: {} is below {taken}, which a sandbox has already", path.display()));
+                return Err(format!("local.view: {} is at or below {taken}, which sandboxes have already", path.display()));
             }
         }
         if let RootSource::Rootfs(path) = &self.root
@@ -150,25 +150,25 @@ impl LocalOptions {
             return Err(format!("local.root: {} is not an absolute path", path.display()));
         }
         for (name, path) in &self.images {
-            if name.is_empty() || !(path.is_absolute() || path.as_os_str() == HOST) {
-                return Err(format!("local.images: `{name}` must have a name, and an absolute path or `{HOST}`"));
+            if name.is_empty() || !(path.is_absolute() || path.as_os_str() == HOST_IMAGE) {
+                return Err(format!("local.images: `{name}` must be a non-empty name with an absolute path or `{HOST_IMAGE}`"));
             }
         }
         self.dataplane.validate().map_err(|e| format!("local.{e}"))
     }
 }
 
-/// What a sandbox's `/` starts as.
+/// The source of a sandbox's root filesystem.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RootSource {
-    /// A read-only view of this machine's programs and libraries; everything else fresh.
+    /// A read-only view of the host's programs and libraries; everything else is new.
     Host,
-    /// A root filesystem: a directory, or a tar (`.tar`, `.tar.zst`) that is unpacked once.
+    /// A directory, or an archive (`.tar`, `.tar.zst`) that is unpacked once.
     Rootfs(PathBuf),
 }
 
-/// Who programs run as, inside.
+/// The user of programs inside a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkloadUser {
@@ -199,14 +199,14 @@ impl WorkloadUser {
     }
 }
 
-/// How the disk limit is held.
+/// How the disk limit is enforced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DiskLimit {
-    /// Hard where this machine can, else soft.
+    /// Hard where this machine supports it, otherwise soft.
     Auto,
-    /// A filesystem image of that size per sandbox; refuses to start where that can't be.
+    /// A filesystem image of the limit's size per sandbox. The broker doesn't start where this isn't supported.
     Hard,
-    /// Files are measured now and then; past the limit writers are stopped.
+    /// Files are measured periodically; above the limit, programs that write are stopped.
     Soft,
 }

@@ -1,5 +1,5 @@
-//! Filesystem images that failed. When the host's disk is full, or broken, the kernel ends the journal of an image's filesystem and takes
-//! no more writes; it stays so until the image is checked and mounted again.
+//! Detects and repairs failed filesystem images. When the host's disk is full or defective, the kernel aborts the journal of an image's
+//! filesystem and accepts no more writes until the image has been checked and mounted again.
 
 use std::{
     collections::HashSet,
@@ -17,26 +17,26 @@ use rustix::{
 };
 use tokio::process::Command;
 
-/// How an image is called in the directory of a sandbox or a volume.
+/// File name of an image in the directory of a sandbox or a volume.
 const IMAGE: &str = "disk.img";
 /// Where ext4's superblock begins, in bytes.
 const SUPERBLOCK: u64 = 1024;
 const MAGIC_OFFSET: usize = 0x38;
 const MAGIC: u16 = 0xEF53;
 const STATE_OFFSET: usize = 0x3A;
-/// In the state: an error was found while it was mounted.
+/// Flag in the state: an error was found while the filesystem was mounted.
 const HAS_ERRORS: u16 = 2;
-/// What the kernel shows of a filesystem that takes no more writes: `ro` up to Linux 6.14, the others since.
+/// Mount options of a filesystem that accepts no more writes: `ro` up to Linux 6.14, the others since.
 const FAILED_OPTIONS: [&str; 3] = ["ro", "emergency_ro", "shutdown"];
-/// For e2fsck: an image of 64 GiB that is full takes less than a minute.
-const CHECK_WITHIN: Duration = Duration::from_secs(300);
-/// How long the kernel may take to let go of an image whose last mount is gone.
-const FREE_WITHIN: Duration = Duration::from_secs(5);
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// Longest part of e2fsck's report that is logged, in characters.
+/// Time limit of e2fsck, which needs less than a minute for a full image of 64 GiB.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(300);
+/// Time for the kernel to release an image after its last unmount.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Maximum length of e2fsck's report in the log, in characters.
 const MAX_REPORT: usize = 2000;
 
-/// The mounted images whose filesystem takes no more writes, of those named `disk.img` one level below these directories.
+/// Finds mounted images, named `disk.img` and one level below these directories, whose filesystem accepts no more writes.
 pub fn failed_images(dirs: &[&Path]) -> Vec<PathBuf> {
     let devices = fs::read_dir("/proc/fs/ext4").into_iter().flatten().flatten().filter_map(|e| e.file_name().into_string().ok());
     let failed = devices.filter(|name| name.starts_with("loop")).filter_map(|name| {
@@ -53,50 +53,50 @@ pub fn failed_images(dirs: &[&Path]) -> Vec<PathBuf> {
     images.filter(|image| fs::metadata(image).is_ok_and(|m| failed.contains(&(m.dev(), m.ino())))).collect()
 }
 
-/// Checks an image whose filesystem failed when it was last mounted, and corrects it. Nothing is done to one that is well.
+/// Checks and repairs an image whose filesystem failed when it was last mounted. Does nothing for a healthy one.
 pub async fn repair(image: &Path) -> anyhow::Result<()> {
     let file = File::options().read(true).write(true).open(image)?;
     if !has_errors(&file)? {
         return Ok(());
     }
     wait_until_free(&file, image).await?;
-    // A second start may have done it while this one waited.
+    // A concurrent start may have repaired it in the meantime.
     if !has_errors(&file)? {
         return Ok(());
     }
-    tracing::warn!(image = %image.display(), "the filesystem of an image has errors and is checked");
-    // Without questions; then with every question answered with yes: an image that can't be mounted has no use.
+    tracing::warn!(image = %image.display(), "the filesystem of an image has errors; running e2fsck");
+    // First only safe repairs, then all repairs: an image that can't be mounted is useless anyway.
     for options in [&["-p"][..], &["-f", "-y"]] {
         let checking = Command::new(e2fsck()?).args(options).arg(image).env("LC_ALL", "C").kill_on_drop(true).output();
-        let output = tokio::time::timeout(CHECK_WITHIN, checking)
+        let output = tokio::time::timeout(CHECK_TIMEOUT, checking)
             .await
-            .with_context(|| format!("e2fsck did not finish within {} s", CHECK_WITHIN.as_secs()))?
+            .with_context(|| format!("e2fsck did not finish within {} s", CHECK_TIMEOUT.as_secs()))?
             .context("running e2fsck")?;
         let report = String::from_utf8_lossy(&output.stdout).chars().take(MAX_REPORT).collect::<String>();
         // 1: errors were corrected.
         if let Some(code @ (0 | 1)) = output.status.code() {
-            tracing::warn!(image = %image.display(), code, report = report.trim(), "the filesystem of an image was checked and is well again");
+            tracing::warn!(image = %image.display(), code, report = report.trim(), "the filesystem of an image was repaired");
             return Ok(());
         }
         tracing::error!(image = %image.display(), status = %output.status, report = report.trim(), "e2fsck left errors");
     }
-    bail!("its filesystem is damaged and e2fsck could not correct it; the image is kept, and the broker's log has e2fsck's report")
+    bail!("its filesystem is damaged and e2fsck could not repair it; the image is kept, and the broker's log has e2fsck's report")
 }
 
-/// Held by its loop device for as long as it is mounted anywhere.
+/// Waits for the image's lock, which its loop device holds while it is mounted anywhere.
 async fn wait_until_free(file: &File, image: &Path) -> anyhow::Result<()> {
-    let deadline = tokio::time::Instant::now() + FREE_WITHIN;
+    let deadline = tokio::time::Instant::now() + RELEASE_TIMEOUT;
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(()),
-            Err(Errno::WOULDBLOCK) if tokio::time::Instant::now() < deadline => tokio::time::sleep(LOOK_AGAIN).await,
+            Err(Errno::WOULDBLOCK) if tokio::time::Instant::now() < deadline => tokio::time::sleep(POLL_INTERVAL).await,
             Err(Errno::WOULDBLOCK) => bail!("the filesystem of {} failed, and it is still in use", image.display()),
             Err(e) => return Err(e.into()),
         }
     }
 }
 
-/// Whether the kernel noted errors in it.
+/// Whether the kernel recorded errors in the superblock.
 fn has_errors(image: &File) -> io::Result<bool> {
     let mut block = [0u8; 64];
     image.read_exact_at(&mut block, SUPERBLOCK)?;
@@ -112,19 +112,19 @@ fn e2fsck() -> anyhow::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::local::disk;
+    use crate::local::disk_limit;
 
     #[tokio::test]
-    async fn an_image_with_errors_is_checked_and_one_without_is_left_alone() {
+    async fn an_image_with_errors_is_repaired_and_a_healthy_one_is_left_unchanged() {
         let dir = tempfile::tempdir().unwrap();
-        if disk::can_be_hard(true).is_err() {
+        if disk_limit::check_hard_limit_support(true).is_err() {
             return;
         }
-        let image = disk::template(dir.path(), 16 << 20).unwrap();
+        let image = disk_limit::template(dir.path(), 16 << 20).unwrap();
         let file = File::options().read(true).write(true).open(&image).unwrap();
         assert!(!has_errors(&file).unwrap());
         repair(&image).await.unwrap();
-        // As the kernel leaves it, with the right checksum.
+        // Sets the same state as the kernel would, with the right checksum.
         let marked =
             std::process::Command::new("/usr/sbin/debugfs").args(["-w", "-R", "set_super_value state 3"]).arg(&image).output().unwrap();
         assert!(marked.status.success(), "{marked:?}");

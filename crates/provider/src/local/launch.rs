@@ -1,8 +1,8 @@
-//! The launcher: a process of its own, with one thread, that makes a sandbox's namespaces and starts boxd in them.
+//! The launcher: a single-threaded process that creates a sandbox's namespaces and starts boxd in them.
 //!
-//! It is this program run as `… __launch`, in a session of its own, so that it finishes its work even if the broker
-//! dies meanwhile. When it ends, boxd is nobody's child that matters.
-#![allow(unsafe_code, reason = "namespaces are made here")]
+//! It is this program run as `… __launch`, in its own session, so that it completes a start even if the broker dies. When it exits, boxd
+//! is reparented and doesn't depend on it.
+#![allow(unsafe_code, reason = "creates namespaces")]
 
 use std::{
     fs::{self, File},
@@ -26,19 +26,18 @@ use rustix::{
 };
 
 use super::{
-    root,
-    spec::{LaunchSpec, RunRecord, UID_RANGE},
-    stage,
+    launch_spec::{LaunchSpec, RunRecord, UID_RANGE},
+    root_mount, staging,
 };
 
-/// The spec is a few kilobytes; a revocation list may make it longer.
+/// Maximum size of the launcher's input, in bytes. A typical one is a few kilobytes; a revocation list can make it much larger.
 const MAX_SPEC_BYTES: u64 = 16 * 1024 * 1024;
-/// Workloads go before boxd and the host's own when memory runs out.
+/// Makes the kernel end workloads before boxd and the host's processes when memory runs out.
 const WORKLOAD_OOM_SCORE: i32 = 500;
 const NAMESPACES: libc::c_int =
     libc::CLONE_NEWUSER | libc::CLONE_NEWPID | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS | libc::CLONE_NEWCGROUP;
 
-/// The whole life of the launcher: reads a spec, starts the sandbox, prints `ok` or what went wrong.
+/// The launcher's main function: reads a [`LaunchSpec`], starts the sandbox, and prints `ok` or an error.
 pub fn launch_main() -> ! {
     let mut stdout = io::stdout();
     let code = match launch() {
@@ -51,41 +50,41 @@ pub fn launch_main() -> ! {
             1
         }
     };
-    // A broker that is gone doesn't hear the answer, and finds out by itself.
+    // Ignored: a broker that has died can't receive the result; its successor finds the sandbox by its lock.
     let _ = stdout.flush();
     exit_now(code)
 }
 
 fn launch() -> anyhow::Result<()> {
-    // Fails only when it leads a session already, which is as good.
+    // Fails only if it is a session leader already.
     let _ = setsid();
     let mut text = String::new();
     io::stdin().take(MAX_SPEC_BYTES).read_to_string(&mut text).context("reading the spec")?;
     let spec: LaunchSpec = serde_json::from_str(&text).context("reading the spec")?;
 
-    // Locked by the broker before we were started and held by boxd for as long as it lives.
+    // Locked by the broker before it started the launcher. boxd inherits the lock and holds it until it exits.
     let alive = io::stderr().as_fd().try_clone_to_owned().context("taking over the lock")?;
     let inherited = Inherited::open(&spec, alive)?;
 
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     if spec.uid_base.is_some() {
-        // What is mounted from here on is seen by nobody else and goes with us.
-        // SAFETY: one thread, sharing nothing.
+        // Later mounts are invisible to other processes and are removed when the launcher exits.
+        // SAFETY: the launcher has one thread and shares nothing.
         unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.context("leaving the host's mounts")?;
-        stage::make_private().context("making the mounts private")?;
+        staging::make_private().context("making the mounts private")?;
     }
-    // Everything from here on is born in the workloads' groups; boxd leaves them when its init is there.
+    // Later processes start in the workloads' groups; boxd moves itself to its own after it has started its init.
     spec.cgroups.enter_workloads().context("entering the control groups")?;
-    // Whoever makes a user namespace owns it, and is charged for what is used in it (signals, queues, watches). Root must
-    // not be: the owner is the sandbox's own first uid.
+    // The creator of a user namespace owns it and is charged for resources used in it (signals, queues, watches). Root must not be charged,
+    // so the sandbox's first uid creates it.
     if let Some(owner) = spec.uid_base {
         set_thread_res_uid(Uid::ROOT, Uid::from_raw(owner), Uid::ROOT)?;
     }
     // SAFETY: the launcher has one thread.
-    match unsafe { clone_process(NAMESPACES) }.context("making the namespaces; `cobox doctor` tells what this machine allows")? {
+    match unsafe { clone_process(NAMESPACES) }.context("creating the namespaces; run `cobox doctor` to see what this machine supports")? {
         Cloned::Child => {
             drop(ours);
-            inside(&spec, inherited, theirs)
+            run_in_namespaces(&spec, inherited, theirs)
         }
         Cloned::Parent { pid, .. } => {
             drop((theirs, inherited));
@@ -93,7 +92,7 @@ fn launch() -> anyhow::Result<()> {
                 Some(_) => set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT).map_err(Into::into),
                 None => Ok(()),
             };
-            let started = started.and_then(|()| outside(&spec, pid, ours));
+            let started = started.and_then(|()| configure_from_host(&spec, pid, ours));
             if started.is_err() {
                 end_child(pid);
             }
@@ -102,20 +101,20 @@ fn launch() -> anyhow::Result<()> {
     }
 }
 
-/// On the host: gives the new namespaces their ids and limits, and waits until boxd is ready.
-fn outside(spec: &LaunchSpec, pid: i32, link: OwnedFd) -> anyhow::Result<()> {
-    // From here on the record tells who to end, should this process die: the child does nothing until told to.
+/// Runs in the launcher's own process: sets ID maps and limits of the new namespaces, and waits until boxd is ready.
+fn configure_from_host(spec: &LaunchSpec, pid: i32, link: OwnedFd) -> anyhow::Result<()> {
+    // If the launcher dies from now on, the record identifies the process to end. The child waits until it is released.
     RunRecord::of(pid)?.write_to(&spec.dir).context("writing run.json")?;
     map_ids(pid, spec.uid_base).context("mapping ids")?;
     if spec.uid_base.is_some() {
         let user_namespace = File::open(format!("/proc/{pid}/ns/user"))?;
-        stage::build(spec, Some(user_namespace.as_fd())).context("building the root")?;
+        staging::build(spec, Some(user_namespace.as_fd())).context("building the root")?;
     }
-    // The floor below which a workload can't lower itself, where the broker may set one; init and all after it inherit it.
-    prefer_for_oom(pid, WORKLOAD_OOM_SCORE);
+    // If the broker may set it, a workload can't lower it below this value. init and its children inherit it.
+    set_oom_score(pid, WORKLOAD_OOM_SCORE);
     let mut link = File::from(link);
     link.write_all(b"g")?;
-    // Either a lone "r", or the words of what failed and the end.
+    // Either a single "r", or an error message up to the end of the stream.
     let mut answer = [0u8; 1];
     match link.read(&mut answer)? {
         1 if &answer == b"r" => {}
@@ -125,27 +124,27 @@ fn outside(spec: &LaunchSpec, pid: i32, link: OwnedFd) -> anyhow::Result<()> {
             let words = String::from_utf8_lossy(&words);
             bail!(
                 "{}",
-                if words.is_empty() { "boxd ended before it was ready; its log may say why" } else { words.trim_start_matches('!') }
+                if words.is_empty() { "boxd exited before it was ready; see its log (boxd.log)" } else { words.trim_start_matches('!') }
             );
         }
     }
-    // Its init is among the workloads; boxd itself is not to be ended before them.
-    prefer_for_oom(pid, 0);
+    // Its init keeps the workloads' score; boxd itself must not be ended before them.
+    set_oom_score(pid, 0);
     link.write_all(b"g")?;
     Ok(())
 }
 
-/// Ends a child that did not become a sandbox and reaps it: as an orphan it would stay a zombie of the broker.
+/// Ends and reaps the child of a failed start: as an orphan it would remain a zombie of the broker.
 fn end_child(pid: i32) {
     let Some(pid) = Pid::from_raw(pid) else { return };
-    // It may have ended by itself, and until it is reaped its number is not another process's.
+    // It may have exited already. Its PID isn't reused before it is reaped.
     let _ = kill_process(pid, Signal::KILL);
     while let Err(Errno::INTR) = waitpid(Some(pid), WaitOptions::empty()) {}
 }
 
-/// How readily the kernel ends it when memory runs out.
-fn prefer_for_oom(pid: i32, score: i32) {
-    // Where it can't be set, all are equal: no reason not to start.
+/// Sets how likely the kernel is to end a process when memory runs out.
+fn set_oom_score(pid: i32, score: i32) {
+    // Not fatal: if it can't be set, all processes have the same score.
     let _ = fs::write(format!("/proc/{pid}/oom_score_adj"), score.to_string());
 }
 
@@ -154,7 +153,7 @@ fn map_ids(pid: i32, uid_base: Option<u32>) -> io::Result<()> {
     let (uid_map, gid_map) = match uid_base {
         Some(base) => (format!("0 {base} {UID_RANGE}"), format!("0 {base} {UID_RANGE}")),
         None => {
-            // An ordinary user may map their own group only after giving up changing groups.
+            // An ordinary user may map their own group only after disabling setgroups.
             fs::write(file("setgroups"), "deny")?;
             (format!("0 {} 1", rustix::process::getuid().as_raw()), format!("0 {} 1", rustix::process::getgid().as_raw()))
         }
@@ -163,7 +162,7 @@ fn map_ids(pid: i32, uid_base: Option<u32>) -> io::Result<()> {
     fs::write(file("uid_map"), uid_map)
 }
 
-/// The descriptors boxd starts with, in the order it expects them.
+/// The descriptors that boxd inherits, in the order it expects.
 struct Inherited {
     null: OwnedFd,
     log: OwnedFd,
@@ -179,7 +178,7 @@ impl Inherited {
         let mut config = File::from(memfd_create("boxd-config", rustix::fs::MemfdFlags::CLOEXEC)?);
         config.write_all(&serde_json::to_vec(&spec.config)?)?;
         rustix::fs::seek(&config, rustix::fs::SeekFrom::Start(0))?;
-        // Begun anew with each start, so that it holds what matters and doesn't grow over the years.
+        // Truncated at each start, so that it only covers the current run and doesn't grow over time.
         let log = File::options().create(true).write(true).truncate(true).open(spec.dir.join("boxd.log")).context("opening boxd.log")?;
         Ok(Self {
             null: File::options().read(true).write(true).open("/dev/null")?.into(),
@@ -188,12 +187,12 @@ impl Inherited {
             control: listen(&spec.control_socket)?,
             config: config.into(),
             alive,
-            groups: spec.cgroups.boxd_entrances().context("opening boxd's control groups")?,
+            groups: spec.cgroups.open_boxd_entry_files().context("opening boxd's control groups")?,
         })
     }
 }
 
-/// A listener made on the host: unlike a TCP one it can't be turned round to reach the host's network.
+/// Creates a listener on the host. Unlike a TCP socket, it can't be used from inside to reach the host's network.
 fn listen(path: &Path) -> anyhow::Result<OwnedFd> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e).context(format!("removing the old {}", path.display())),
@@ -203,13 +202,13 @@ fn listen(path: &Path) -> anyhow::Result<OwnedFd> {
     Ok(listener.into())
 }
 
-/// In the new namespaces: builds the root, then becomes boxd. What goes wrong is told over the link.
-fn inside(spec: &LaunchSpec, inherited: Inherited, link: OwnedFd) -> ! {
+/// Runs in the new namespaces: builds the root, then executes boxd. Errors are sent over the link.
+fn run_in_namespaces(spec: &LaunchSpec, inherited: Inherited, link: OwnedFd) -> ! {
     let mut link = File::from(link);
     let error = match enter(spec, &mut link) {
         Ok(boxd) => become_boxd(inherited, link, boxd),
         Err(e) => {
-            // The launcher is the only one to tell; if it is gone nobody asks.
+            // Ignored: if the launcher has died, no process reads the error.
             let _ = write!(link, "!{e:#}");
             1
         }
@@ -219,34 +218,34 @@ fn inside(spec: &LaunchSpec, inherited: Inherited, link: OwnedFd) -> ! {
 
 fn enter(spec: &LaunchSpec, link: &mut File) -> anyhow::Result<OwnedFd> {
     let mut go = [0u8; 1];
-    link.read_exact(&mut go).context("the launcher is gone")?;
+    link.read_exact(&mut go).context("the launcher exited")?;
     if spec.uid_base.is_some() {
         set_thread_groups(&[])?;
     }
     set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
     set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
     umask(Mode::from_raw_mode(0o022));
-    // SAFETY: one thread, sharing nothing.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.context("making the mount namespace")?;
-    stage::make_private()?;
+    // SAFETY: this process has one thread and shares nothing.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.context("creating the mount namespace")?;
+    staging::make_private()?;
     if spec.uid_base.is_none() {
-        stage::build(spec, None).context("building the root")?;
+        staging::build(spec, None).context("building the root")?;
     }
-    let boxd = root::enter(spec)?;
-    cobox_kernel::raise_loopback().context("raising the loopback interface")?;
+    let boxd = root_mount::enter(spec)?;
+    cobox_kernel::raise_loopback().context("bringing up the loopback interface")?;
     sethostname(spec.hostname.as_bytes())?;
     Ok(boxd)
 }
 
-/// Returns an exit code, and only when it failed.
+/// Returns only on failure, with an exit code.
 fn become_boxd(inherited: Inherited, link: File, boxd: OwnedFd) -> i32 {
     let Inherited { null, log, clients, control, config, alive, groups } = inherited;
     let Ok(log_too) = log.try_clone() else { return 1 };
-    // crates/boxd/src/main.rs takes them over by these numbers, the program itself (8) excepted.
+    // crates/boxd/src/main.rs expects the descriptors at these numbers, except for the program itself (8).
     let mut fds = vec![null, log, log_too, clients, control, config, link.into(), alive, boxd];
     fds.extend(groups.into_iter().map(OwnedFd::from));
     let image = Image::new(&[c"boxd"], &[]);
-    // SAFETY: everything this process still uses is in the list, and is taken over again right here.
+    // SAFETY: all descriptors that this process still uses are in the list and are adopted again right here.
     let taken = unsafe { keep_only(fds).and_then(|()| Ok((adopt(8)?, rustix::io::fcntl_dupfd_cloexec(BorrowedFd::borrow_raw(6), 64)?))) };
     let Ok((boxd, link)) = taken else { return 1 };
     let error = exec_fd(boxd.as_fd(), &image);

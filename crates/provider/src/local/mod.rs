@@ -1,28 +1,28 @@
-//! Sandboxes on this machine: no daemon, no image, a process tree in namespaces of its own.
+//! The local provider: each sandbox is a process tree in its own namespaces on this machine, without a daemon or a container image.
 
-mod base;
-mod bases;
 mod cgroup;
 mod config;
-mod copy;
-mod disk;
+mod disk_image;
+mod disk_limit;
 mod doctor;
 mod fsck;
-mod image;
 mod launch;
-mod opening;
+mod launch_spec;
+mod liveness;
+mod lower_layer;
 mod prepare;
-mod root;
-mod running;
-mod runtime_dir;
+mod root_mount;
+mod root_resolver;
+mod snapshot_copy;
 mod snapshots;
-mod spec;
-mod stage;
-mod tree;
+mod socket_dir;
+mod staging;
+mod temporary_access;
+mod untrusted_tree;
 mod volumes;
 
-pub use config::{DiskLimit, LocalConfig, LocalOptions, Most, RootSource, WorkloadUser};
-pub use doctor::{Check, Status, doctor};
+pub use config::{DiskLimit, LocalConfig, LocalOptions, MaxResources, RootSource, WorkloadUser};
+pub use doctor::{Check, CheckStatus, doctor};
 pub use launch::launch_main;
 
 use std::{
@@ -47,38 +47,39 @@ use tokio::{
 };
 
 use crate::{
-    Abilities, BoxedStream, DiskUse, Door, FailedDisk, Found, HostDisk, Making, Provider, ProviderError, WrittenFiles,
+    BoxdSocket, BoxedStream, DiskUsage, FailedDisk, HostDisk, Provider, ProviderError, ProviderFeatures, ProviderSandbox, SandboxSpec,
+    WrittenFiles,
     private_dir::{private_data_dir, private_dir},
 };
-use base::Base;
 use cgroup::Cgroups;
+use launch_spec::{LaunchSpec, UID_RANGE};
+use lower_layer::LowerLayer;
 use snapshots::Snapshots;
-use spec::{LaunchSpec, UID_RANGE};
 use volumes::Volumes;
 
-/// First of the host uids that sandboxes use. Above what account tools and other container engines hand out.
+/// First host uid for sandboxes, above the ranges that account tools and other container engines assign.
 const FIRST_UID: u32 = 0x7000_0000;
-/// Sandboxes with a range of their own: from [`FIRST_UID`] to the end of the uids.
+/// Number of uid ranges from [`FIRST_UID`] to the largest uid, and so of sandboxes with a range of their own.
 const UID_SLOTS: u32 = (u32::MAX - FIRST_UID) / UID_RANGE;
-/// An empty file with the slot in its name: there or not there, never half written.
-const UID_SLOT: &str = "uid_slot.";
-/// Starting takes milliseconds; a launcher that needs longer hangs.
-const LAUNCH_WITHIN: Duration = Duration::from_secs(30);
-/// Launchers that run at the same time: more only compete for processors, and the last would miss its deadline.
+/// Name prefix of an empty file whose name ends in the sandbox's slot: creating it is atomic, unlike writing a file.
+const UID_SLOT_PREFIX: &str = "uid_slot.";
+/// A start takes milliseconds; a launcher that exceeds this limit hangs.
+const LAUNCH_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum number of concurrent launchers: more would only compete for processors, and the last would time out.
 fn concurrent_launches() -> usize {
     const PER_PROCESSOR: usize = 4;
     std::thread::available_parallelism().map_or(1, usize::from) * PER_PROCESSOR
 }
-/// The launcher's words about a failure.
-const MAX_WORDS: usize = 4096;
+/// Maximum length of the launcher's error message, in bytes.
+const MAX_LAUNCHER_OUTPUT: usize = 4096;
 
 pub struct LocalProvider {
     config: LocalConfig,
-    base: Base,
-    /// Other lower layers, each made when it is first asked for.
-    other_bases: Mutex<HashMap<String, Arc<OnceCell<Base>>>>,
-    bases_dir: PathBuf,
-    /// A filesystem of its size is copied for each sandbox.
+    default_root: LowerLayer,
+    /// Other lower layers by name, each prepared at its first use.
+    other_layers: Mutex<HashMap<String, Arc<OnceCell<LowerLayer>>>>,
+    layers_dir: PathBuf,
+    /// Whether disk limits are hard: each sandbox has a filesystem image of its size.
     is_disk_hard: bool,
     snapshots: Snapshots,
     volumes: Volumes,
@@ -87,60 +88,61 @@ pub struct LocalProvider {
     trash: PathBuf,
     sockets: PathBuf,
     is_root: bool,
-    /// Which sandbox has which range of uids.
+    /// The sandbox that owns each uid range.
     uid_slots: Mutex<BTreeMap<u32, SandboxId>>,
-    measured: Arc<Mutex<HashMap<PathBuf, Measured>>>,
+    measured: Arc<Mutex<HashMap<PathBuf, DiskMeasurement>>>,
     launches: Semaphore,
 }
 
-/// What a sandbox's or a volume's files took when last looked at.
+/// The last measured size of the files of a sandbox or a volume.
 #[derive(Default)]
-struct Measured {
+struct DiskMeasurement {
     used: u64,
-    is_under_way: bool,
+    is_measuring: bool,
 }
 
 impl LocalProvider {
-    /// Prepares directories and the lower layer; removes what an earlier life left half removed.
+    /// Prepares directories and the default lower layer, and finishes removals that an earlier process left incomplete.
     pub fn new(config: LocalConfig) -> anyhow::Result<Self> {
         config.options.validate().map_err(anyhow::Error::msg)?;
         let is_root = rustix::process::geteuid().is_root();
         fs::metadata(&config.boxd)
-            .with_context(|| format!("boxd is not at {}: build it, or say where with COBOX_BOXD", config.boxd.display()))?;
+            .with_context(|| format!("boxd is not at {}: build it, or set its path with COBOX_BOXD", config.boxd.display()))?;
         private_data_dir(&config.data_dir)?;
         let data_dir = fs::canonicalize(&config.data_dir)?;
-        let tag = base::hex(&Sha256::digest(data_dir.as_os_str().as_encoded_bytes())[..6]);
-        let (sandboxes, trash, bases) = (data_dir.join("sandboxes"), data_dir.join("trash"), data_dir.join("base"));
+        let tag = lower_layer::hex(&Sha256::digest(data_dir.as_os_str().as_encoded_bytes())[..6]);
+        let (sandboxes, trash, layers_dir) = (data_dir.join("sandboxes"), data_dir.join("trash"), data_dir.join("base"));
         for dir in [&sandboxes, &trash] {
             private_dir(dir)?;
         }
-        base::close(&bases)?;
-        base::clear(&bases).context("removing roots that were left unfinished")?;
-        let base = base::prepare(&bases, &config.options.root, &config.options, is_root).context("preparing the sandboxes' root")?;
-        let is_disk_hard = match (config.options.disk, disk::can_be_hard(is_root)) {
+        lower_layer::restrict_dir(&layers_dir)?;
+        lower_layer::remove_unfinished(&layers_dir).context("removing incomplete root filesystems")?;
+        let default_root =
+            lower_layer::prepare(&layers_dir, &config.options.root, &config.options, is_root).context("preparing the sandboxes' root")?;
+        let is_disk_hard = match (config.options.disk, disk_limit::check_hard_limit_support(is_root)) {
             (DiskLimit::Soft, _) | (DiskLimit::Auto, Err(_)) => false,
             (DiskLimit::Auto | DiskLimit::Hard, Ok(())) => {
-                disk::template(&bases, config.options.disk_bytes)?;
+                disk_limit::template(&layers_dir, config.options.disk_bytes)?;
                 true
             }
-            (DiskLimit::Hard, Err(why)) => anyhow::bail!("local.disk = \"hard\" can't be had: {why}"),
+            (DiskLimit::Hard, Err(why)) => anyhow::bail!("local.disk = \"hard\" is not possible here: {why}"),
         };
         let snapshots = Snapshots::open(data_dir.join("snapshots"))?;
-        let images = is_disk_hard.then(|| bases.clone());
+        let images = is_disk_hard.then(|| layers_dir.clone());
         let volumes = Volumes { dir: data_dir.join("volumes"), images, owner: is_root.then_some(config.options.user) }.open()?;
-        // Sandboxes' parents end at once, so they become ours to reap while we live.
+        // The launchers exit at once. As a subreaper, this process becomes the parent of their sandboxes and reaps them.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         let provider = Self {
-            base,
-            other_bases: Mutex::default(),
-            bases_dir: bases,
+            default_root,
+            other_layers: Mutex::default(),
+            layers_dir,
             is_disk_hard,
             snapshots,
             volumes,
             cgroups: Cgroups::find(&tag),
             sandboxes,
             trash,
-            sockets: runtime_dir::make(&tag)?,
+            sockets: socket_dir::create(&tag)?,
             is_root,
             uid_slots: Mutex::default(),
             measured: Arc::default(),
@@ -156,16 +158,16 @@ impl LocalProvider {
         self.sandboxes.join(id.as_str())
     }
 
-    fn socket(&self, id: &SandboxId, door: Door) -> PathBuf {
-        self.sockets.join(format!("{id}.{}", if door == Door::Client { "c" } else { "k" }))
+    fn socket_path(&self, id: &SandboxId, socket: BoxdSocket) -> PathBuf {
+        self.sockets.join(format!("{id}.{}", if socket == BoxdSocket::Client { "c" } else { "k" }))
     }
 
     fn read_uid_slots(&self) -> anyhow::Result<()> {
         let mut slots = self.uid_slots.lock().unwrap_or_else(PoisonError::into_inner);
         for id in self.ids()? {
-            // One without a range was never started.
+            // A sandbox without a range was never started.
             let names = fs::read_dir(self.dir(&id))?.filter_map(|e| e.ok()?.file_name().into_string().ok());
-            for slot in names.filter_map(|n| n.strip_prefix(UID_SLOT)?.parse().ok()) {
+            for slot in names.filter_map(|n| n.strip_prefix(UID_SLOT_PREFIX)?.parse().ok()) {
                 slots.insert(slot, id.clone());
             }
         }
@@ -181,7 +183,7 @@ impl LocalProvider {
             Some((slot, _)) => *slot,
             None => {
                 let free = (0..UID_SLOTS).find(|s| !slots.contains_key(s)).ok_or_else(|| io::Error::other("no uid range is free"))?;
-                fs::File::create(self.dir(id).join(format!("{UID_SLOT}{free}")))?;
+                fs::File::create(self.dir(id).join(format!("{UID_SLOT_PREFIX}{free}")))?;
                 slots.insert(free, id.clone());
                 free
             }
@@ -194,11 +196,11 @@ impl LocalProvider {
         Ok(names.filter_map(|n| n.parse().ok()).collect())
     }
 
-    /// Runs the launcher. Its standard error is the sandbox's lock, taken here, so that there is no moment in which a
-    /// sandbox is being started and looks stopped: not even to a broker that takes over from this one.
+    /// Runs the launcher. The sandbox's lock is taken here and passed as standard error, so that a sandbox that is being started never
+    /// looks stopped, not even to a broker that replaces this one.
     async fn launch(&self, spec: &LaunchSpec) -> anyhow::Result<()> {
         let _permit = self.launches.acquire().await.context("waiting for other sandboxes to start")?;
-        let lock = running::lock(&spec.dir).await?;
+        let lock = liveness::lock(&spec.dir).await?;
         let mut child = Command::new(&self.config.launcher)
             .arg("__launch")
             .env_clear()
@@ -211,35 +213,35 @@ impl LocalProvider {
         let mut stdin = child.stdin.take().context("the launcher's input")?;
         stdin.write_all(&serde_json::to_vec(spec)?).await?;
         drop(stdin);
-        let output = match tokio::time::timeout(LAUNCH_WITHIN, child.wait_with_output()).await {
+        let output = match tokio::time::timeout(LAUNCH_TIMEOUT, child.wait_with_output()).await {
             Ok(output) => output?,
-            Err(_) => anyhow::bail!("the launcher did not finish within {} s", LAUNCH_WITHIN.as_secs()),
+            Err(_) => anyhow::bail!("the launcher did not finish within {} s", LAUNCH_TIMEOUT.as_secs()),
         };
         if output.status.success() {
             return Ok(());
         }
-        let words = String::from_utf8_lossy(&output.stdout[..output.stdout.len().min(MAX_WORDS)]).trim().to_owned();
-        anyhow::bail!("{}", if words.is_empty() { format!("the launcher ended with {}", output.status) } else { words })
+        let message = String::from_utf8_lossy(&output.stdout[..output.stdout.len().min(MAX_LAUNCHER_OUTPUT)]).trim().to_owned();
+        anyhow::bail!("{}", if message.is_empty() { format!("the launcher ended with {}", output.status) } else { message })
     }
 
-    /// Ends the processes, if any, and gives their groups and sockets back.
+    /// Ends the sandbox's processes, if any, and removes its control groups and sockets.
     async fn stop(&self, id: &SandboxId) -> anyhow::Result<()> {
-        running::end(&self.dir(id)).await?;
-        for door in [Door::Client, Door::Control] {
-            match fs::remove_file(self.socket(id, door)) {
+        liveness::end(&self.dir(id)).await?;
+        for socket in [BoxdSocket::Client, BoxdSocket::Control] {
+            match fs::remove_file(self.socket_path(id, socket)) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),
                 _ => {}
             }
         }
-        running::retry_busy(|| self.cgroups.remove(id.as_str())).await.context("removing the control groups")
+        liveness::retry_busy(|| self.cgroups.remove(id.as_str())).await.context("removing the control groups")
     }
 
     fn unavailable(&self, id: &SandboxId, error: &anyhow::Error) -> ProviderError {
-        ProviderError::Unavailable(format!("sandbox {id}: {}", self.for_callers(&format!("{error:#}"))))
+        ProviderError::Unavailable(format!("sandbox {id}: {}", self.without_host_paths(&format!("{error:#}"))))
     }
 
-    /// Words without where things are on the host, which is the log's business.
-    fn for_callers(&self, words: &str) -> String {
+    /// Removes host paths from a message for callers. The full message goes to the log.
+    fn without_host_paths(&self, message: &str) -> String {
         let options = &self.config.options;
         let own = [
             self.sandboxes.parent().unwrap_or(&self.sandboxes),
@@ -253,21 +255,21 @@ impl LocalProvider {
             RootSource::Host => None,
         };
         let hidden = own.into_iter().chain(configured).chain(root).filter(|path| path.is_absolute() && path.parent().is_some());
-        let said = hidden.fold(words.to_owned(), |said, path| said.replace(&*path.to_string_lossy(), "…"));
-        if said != words {
-            tracing::warn!("what a caller was told without its paths: {words}");
+        let redacted = hidden.fold(message.to_owned(), |redacted, path| redacted.replace(&*path.to_string_lossy(), "…"));
+        if redacted != message {
+            tracing::warn!("host paths were removed from an error message: {message}");
         }
-        said
+        redacted
     }
 
-    /// In a thread of its own: how much an earlier life left is not for the start to wait on.
+    /// Removes what an earlier process left in the trash, in a separate thread so that it doesn't delay the start.
     fn empty_trash(&self) {
         let left: Vec<PathBuf> = fs::read_dir(&self.trash).into_iter().flatten().flatten().map(|e| e.path()).collect();
         std::thread::spawn(move || {
             for path in left {
-                match tree::remove(&path) {
+                match untrusted_tree::remove(&path) {
                     Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                        tracing::warn!(path = %path.display(), "a removed sandbox's files are still there: {e}");
+                        tracing::warn!(path = %path.display(), "removing the files of a deleted sandbox failed: {e}");
                     }
                     _ => {}
                 }
@@ -278,8 +280,8 @@ impl LocalProvider {
 
 impl Drop for LocalProvider {
     fn drop(&mut self) {
-        self.cgroups.forget();
-        // Sockets of sandboxes that go on running keep it, as they should.
+        self.cgroups.remove_empty_parents();
+        // Fails on purpose while sandboxes that keep running have sockets in it.
         let _ = fs::remove_dir(&self.sockets);
     }
 }
@@ -297,29 +299,29 @@ impl Provider for LocalProvider {
         Ok(())
     }
 
-    fn abilities(&self) -> Abilities {
-        Abilities { snapshots: true, volumes: true }
+    fn features(&self) -> ProviderFeatures {
+        ProviderFeatures { snapshots: true, volumes: true }
     }
 
-    fn check(&self, making: &Making) -> Result<(), ProviderError> {
-        self.check_making(making).map_err(ProviderError::Refused)
+    fn check_spec(&self, spec: &SandboxSpec) -> Result<(), ProviderError> {
+        self.validate_spec(spec).map_err(ProviderError::Refused)
     }
 
-    fn pinned(&self, making: Making) -> Result<Making, ProviderError> {
-        self.pin(making).map_err(ProviderError::Refused)
+    fn pin_root(&self, spec: SandboxSpec) -> Result<SandboxSpec, ProviderError> {
+        self.pin_root(spec).map_err(ProviderError::Refused)
     }
 
-    fn check_places(&self, making: &Making, paths: &[&str]) -> Result<(), ProviderError> {
-        self.check_mount_paths(making, paths).map_err(ProviderError::Refused)
+    fn check_mount_paths(&self, spec: &SandboxSpec, paths: &[&str]) -> Result<(), ProviderError> {
+        self.validate_mount_paths(spec, paths).map_err(ProviderError::Refused)
     }
 
-    async fn start(&self, id: &SandboxId, making: &Making, state: &ControlState) -> Result<(), ProviderError> {
-        if self.is_running(id).await && crate::control::push(self, id, state).await.is_ok() {
+    async fn start(&self, id: &SandboxId, spec: &SandboxSpec, state: &ControlState) -> Result<(), ProviderError> {
+        if self.is_running(id).await && crate::control::push_state(self, id, state).await.is_ok() {
             return Ok(());
         }
-        // Dead, or alive but not answering: either way nothing of it may be in the way.
+        // It is dead, or alive without responding: remove what is left of it before the start.
         self.stop(id).await.map_err(|e| self.unavailable(id, &e))?;
-        let spec = self.prepare(id, making, state).await.map_err(|e| self.unavailable(id, &e))?;
+        let spec = self.prepare(id, spec, state).await.map_err(|e| self.unavailable(id, &e))?;
         if let Err(e) = self.launch(&spec).await {
             self.stop(id).await.map_err(|e| self.unavailable(id, &e))?;
             return Err(self.unavailable(id, &e));
@@ -341,33 +343,33 @@ impl Provider for LocalProvider {
         }
         let upper = self.dir(id).join("data").join("upper");
         self.measured.lock().unwrap_or_else(PoisonError::into_inner).remove(&upper);
-        let removed = tokio::task::spawn_blocking(move || tree::remove(&trash)).await;
+        let removed = tokio::task::spawn_blocking(move || untrusted_tree::remove(&trash)).await;
         match removed {
             Ok(Err(e)) if e.kind() != io::ErrorKind::NotFound => Err(self.unavailable(id, &e.into())),
             _ => Ok(()),
         }
     }
 
-    async fn list(&self) -> Result<Vec<Found>, ProviderError> {
+    async fn list(&self) -> Result<Vec<ProviderSandbox>, ProviderError> {
         let ids = self.ids().map_err(|e| ProviderError::Unavailable(format!("{}: {e}", self.sandboxes.display())))?;
         let mut found = Vec::new();
         for id in ids {
             let is_running = self.is_running(&id).await;
-            found.push(Found { id, is_running });
+            found.push(ProviderSandbox { id, is_running });
         }
         Ok(found)
     }
 
     async fn is_running(&self, id: &SandboxId) -> bool {
-        running::is_alive(&self.dir(id))
+        liveness::is_alive(&self.dir(id))
     }
 
     async fn ended(&self, id: &SandboxId) {
-        running::ended(&self.dir(id)).await;
+        liveness::ended(&self.dir(id)).await;
     }
 
-    async fn dial(&self, id: &SandboxId, door: Door) -> Result<BoxedStream, ProviderError> {
-        match UnixStream::connect(self.socket(id, door)).await.and_then(|stream| QuietStream::new(stream, Peer::Asked)) {
+    async fn dial(&self, id: &SandboxId, socket: BoxdSocket) -> Result<BoxedStream, ProviderError> {
+        match UnixStream::connect(self.socket_path(id, socket)).await.and_then(|stream| QuietStream::new(stream, Peer::Asked)) {
             Ok(stream) => Ok(Box::new(stream)),
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
                 Err(ProviderError::NotRunning(id.clone()))
@@ -376,23 +378,24 @@ impl Provider for LocalProvider {
         }
     }
 
-    async fn take_snapshot(&self, from: &SandboxId, id: &SnapshotId, making: &Making) -> Result<u64, ProviderError> {
-        let failed = |why: String| ProviderError::Unavailable(format!("snapshot {id} of sandbox {from}: {}", self.for_callers(&why)));
+    async fn take_snapshot(&self, from: &SandboxId, id: &SnapshotId, spec: &SandboxSpec) -> Result<u64, ProviderError> {
+        let failed =
+            |why: String| ProviderError::Unavailable(format!("snapshot {id} of sandbox {from}: {}", self.without_host_paths(&why)));
         let uid_base = self.uid_base(from).map_err(|e| failed(e.to_string()))?;
         let (snapshots, sandbox, wanted) = (self.snapshots.clone(), self.dir(from), id.clone());
-        let most = self.config.options.with(&making.resources).disk_bytes;
-        let taken = tokio::task::spawn_blocking(move || snapshots.take(&sandbox, &wanted, uid_base, most)).await;
+        let max_bytes = self.config.options.with_resources(&spec.resources).disk_bytes;
+        let taken = tokio::task::spawn_blocking(move || snapshots.take(&sandbox, &wanted, uid_base, max_bytes)).await;
         taken.map_err(|e| failed(e.to_string()))?.map_err(|e| failed(format!("{e:#}")))
     }
 
     async fn remove_snapshot(&self, id: &SnapshotId) -> Result<(), ProviderError> {
         let (snapshots, unwanted) = (self.snapshots.clone(), id.clone());
         let removed = tokio::task::spawn_blocking(move || snapshots.remove(&unwanted)).await.map_err(io::Error::other).flatten();
-        removed.map_err(|e| ProviderError::Unavailable(format!("removing snapshot {id}: {}", self.for_callers(&e.to_string()))))
+        removed.map_err(|e| ProviderError::Unavailable(format!("removing snapshot {id}: {}", self.without_host_paths(&e.to_string()))))
     }
 
     async fn snapshots(&self) -> Result<Vec<SnapshotId>, ProviderError> {
-        self.snapshots.list().map_err(|e| ProviderError::Unavailable(format!("looking for snapshots: {e}")))
+        self.snapshots.list().map_err(|e| ProviderError::Unavailable(format!("listing snapshots: {e}")))
     }
 
     fn check_volume(&self, size_bytes: u64) -> Result<(), ProviderError> {
@@ -402,27 +405,27 @@ impl Provider for LocalProvider {
     async fn make_volume(&self, id: &VolumeId, size_bytes: u64) -> Result<(), ProviderError> {
         self.check_volume(size_bytes)?;
         let (volumes, wanted) = (self.volumes.clone(), id.clone());
-        let size = disk::rounded(size_bytes);
+        let size = disk_limit::round_up_image_size(size_bytes);
         let made = tokio::task::spawn_blocking(move || volumes.make(&wanted, size)).await.map_err(anyhow::Error::from).flatten();
-        made.map_err(|e| ProviderError::Unavailable(format!("making volume {id}: {}", self.for_callers(&format!("{e:#}")))))
+        made.map_err(|e| ProviderError::Unavailable(format!("creating volume {id}: {}", self.without_host_paths(&format!("{e:#}")))))
     }
 
     async fn remove_volume(&self, id: &VolumeId) -> Result<(), ProviderError> {
         let (volumes, unwanted) = (self.volumes.clone(), id.clone());
-        if let Some((files, _)) = volumes.soft(id) {
+        if let Some((files, _)) = volumes.measured(id) {
             self.measured.lock().unwrap_or_else(PoisonError::into_inner).remove(&files);
         }
         let removed = tokio::task::spawn_blocking(move || volumes.remove(&unwanted)).await.map_err(io::Error::other).flatten();
-        removed.map_err(|e| ProviderError::Unavailable(format!("removing volume {id}: {}", self.for_callers(&e.to_string()))))
+        removed.map_err(|e| ProviderError::Unavailable(format!("removing volume {id}: {}", self.without_host_paths(&e.to_string()))))
     }
 
     async fn volumes(&self) -> Result<Vec<VolumeId>, ProviderError> {
-        self.volumes.list().map_err(|e| ProviderError::Unavailable(format!("looking for volumes: {e}")))
+        self.volumes.list().map_err(|e| ProviderError::Unavailable(format!("listing volumes: {e}")))
     }
 
     async fn host_disk(&self) -> Option<HostDisk> {
-        // A directory that can't be looked at is `ready`'s to report.
-        disk::host_disk(&self.sandboxes, self.config.options.reserve_bytes).ok()
+        // `ready` reports a directory that can't be read.
+        disk_limit::host_disk(&self.sandboxes, self.config.options.reserve_bytes).ok()
     }
 
     async fn failed_disks(&self) -> Vec<FailedDisk> {
@@ -445,47 +448,47 @@ impl Provider for LocalProvider {
 
     async fn written_files(&self, id: &SandboxId) -> Option<WrittenFiles> {
         let sandbox = self.dir(id);
-        let counted = tokio::task::spawn_blocking(move || match snapshots::upper_of(&sandbox)? {
-            Some(upper) => Ok(tree::count_files(upper)),
+        let counted = tokio::task::spawn_blocking(move || match snapshots::open_upper(&sandbox)? {
+            Some(upper) => Ok(untrusted_tree::count_files(upper)),
             None => anyhow::Ok(WrittenFiles { is_complete: true, ..WrittenFiles::default() }),
         });
         match counted.await.map_err(anyhow::Error::from).flatten() {
             Ok(written) => Some(written),
             Err(error) => {
-                tracing::warn!(sandbox = %id, error = format!("{error:#}"), "the files of a sandbox could not be counted");
+                tracing::warn!(sandbox = %id, error = format!("{error:#}"), "counting the files of a sandbox failed");
                 None
             }
         }
     }
 
-    async fn disk_use(&self, id: &SandboxId, making: &Making) -> Option<DiskUse> {
+    async fn disk_usage(&self, id: &SandboxId, spec: &SandboxSpec) -> Option<DiskUsage> {
         let upper = self.dir(id).join("data").join("upper");
-        let own = (upper, self.config.options.with(&making.resources).disk_bytes);
-        // Who only reads a volume doesn't fill it.
-        let volumes = making.mounts.iter().filter(|m| !m.read_only).filter_map(|m| self.volumes.soft(&m.volume));
-        // The fullest counts: who may not write to one of them is stopped.
+        let own = (upper, self.config.options.with_resources(&spec.resources).disk_bytes);
+        // A read-only mount can't fill a volume.
+        let volumes = spec.mounts.iter().filter(|m| !m.read_only).filter_map(|m| self.volumes.measured(&m.volume));
+        // Returns the fullest location: a sandbox is stopped from writing when any of them is full.
         std::iter::once(own)
             .chain(volumes)
             .enumerate()
             .filter(|(_, (dir, _))| dir.exists())
-            .map(|(place, (dir, limit))| DiskUse { place: place as u64, used: self.last_measured(dir), limit })
+            .map(|(location, (dir, limit))| DiskUsage { location: location as u64, used: self.last_measured(dir), limit })
             .max_by(|a, b| (u128::from(a.used) * u128::from(b.limit)).cmp(&(u128::from(b.used) * u128::from(a.limit))))
     }
 }
 
 impl LocalProvider {
-    /// What a directory took when last looked at, which it is again behind this. Nobody waits for it: a sandbox with a million files must
-    /// not hold up the care for others.
+    /// The last measured size of a directory. Starts a new measurement in the background, because one of a million files must not delay
+    /// the checks of other sandboxes.
     fn last_measured(&self, dir: PathBuf) -> u64 {
         let last = self.measured.clone();
         let mut known = last.lock().unwrap_or_else(PoisonError::into_inner);
         let measured = known.entry(dir.clone()).or_default();
-        if !measured.is_under_way {
-            measured.is_under_way = true;
+        if !measured.is_measuring {
+            measured.is_measuring = true;
             let last = last.clone();
             tokio::task::spawn_blocking(move || {
-                let used = tree::measure(&dir);
-                last.lock().unwrap_or_else(PoisonError::into_inner).insert(dir, Measured { used, is_under_way: false });
+                let used = untrusted_tree::measure(&dir);
+                last.lock().unwrap_or_else(PoisonError::into_inner).insert(dir, DiskMeasurement { used, is_measuring: false });
             });
         }
         measured.used

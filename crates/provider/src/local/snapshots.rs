@@ -1,4 +1,4 @@
-//! Snapshots: copies of sandboxes' own files, as layers that other sandboxes have below theirs.
+//! Snapshots: copies of a sandbox's own files, used as overlay layers below other sandboxes' files.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -11,25 +11,25 @@ use anyhow::Context;
 use cobox_protocol::SnapshotId;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use super::{copy, disk, image, tree};
+use super::{disk_image, disk_limit, snapshot_copy, untrusted_tree};
 use crate::private_dir::private_dir;
 
-/// What is being made has it before its name.
-const UNFINISHED: &str = ".new-";
+/// Prefix of the directory name of an incomplete snapshot.
+const UNFINISHED_PREFIX: &str = ".new-";
 
-/// Where a node's snapshots are. A directory with a snapshot's name is a whole one.
+/// The snapshots of this node. A directory whose name is a snapshot ID is complete.
 #[derive(Clone)]
 pub struct Snapshots {
     dir: PathBuf,
 }
 
 impl Snapshots {
-    /// Removes what an earlier life left unfinished.
+    /// Removes incomplete snapshots of an earlier process.
     pub fn open(dir: PathBuf) -> anyhow::Result<Self> {
         private_dir(&dir)?;
         for entry in fs::read_dir(&dir)?.flatten() {
-            if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
-                tree::remove(&entry.path()).with_context(|| format!("removing {}", entry.path().display()))?;
+            if entry.file_name().to_string_lossy().starts_with(UNFINISHED_PREFIX) {
+                untrusted_tree::remove(&entry.path()).with_context(|| format!("removing {}", entry.path().display()))?;
             }
         }
         Ok(Self { dir })
@@ -48,52 +48,52 @@ impl Snapshots {
         Ok(names.filter_map(|n| n.parse().ok()).collect())
     }
 
-    /// Copies the files of a sandbox's directory. Blocks, for as long as that takes.
-    pub fn take(&self, sandbox: &Path, id: &SnapshotId, uid_base: Option<u32>, most_bytes: u64) -> anyhow::Result<u64> {
-        let (layer, unfinished) = (self.layer(id), self.dir.join(format!("{UNFINISHED}{id}")));
+    /// Copies the files of a sandbox's directory and returns their size in bytes. Blocks until they are copied.
+    pub fn take(&self, sandbox: &Path, id: &SnapshotId, uid_base: Option<u32>, max_bytes: u64) -> anyhow::Result<u64> {
+        let (layer, unfinished) = (self.layer(id), self.dir.join(format!("{UNFINISHED_PREFIX}{id}")));
         if self.has(id) {
-            // Finished by an earlier life that could not say so any more.
-            return Ok(tree::measure(&layer));
+            // Completed by an earlier process that crashed before it could record it.
+            return Ok(untrusted_tree::measure(&layer));
         }
-        let upper = upper_of(sandbox)?.context("it has no files yet")?;
+        let upper = open_upper(sandbox)?.context("it has no files yet")?;
         if unfinished.exists() {
-            tree::remove(&unfinished)?;
+            untrusted_tree::remove(&unfinished)?;
         }
-        let room = disk::room(&self.dir, most_bytes)?;
+        let max_copied = disk_limit::writable_bytes(&self.dir, max_bytes)?;
         DirBuilder::new().mode(0o700).create(&unfinished)?;
-        let copied = copy::tree(&upper, &unfinished, uid_base, room).context("copying its files");
-        // Also when nothing was changed in it: then the top has the mode it was made with.
+        let copied = snapshot_copy::copy_tree(&upper, &unfinished, uid_base, max_copied).context("copying its files");
+        // Set explicitly: if the sandbox changed nothing, the top directory still has the private mode from its creation.
         let finished = copied.and_then(|bytes| {
             fs::set_permissions(&unfinished, fs::Permissions::from_mode(0o755))?;
-            copy::sync(&unfinished)?;
+            snapshot_copy::sync_filesystem(&unfinished)?;
             fs::rename(&unfinished, &layer)?;
             File::open(&self.dir)?.sync_all()?;
             Ok(bytes)
         });
         if finished.is_err()
-            && let Err(error) = tree::remove(&unfinished)
+            && let Err(error) = untrusted_tree::remove(&unfinished)
         {
-            tracing::warn!(snapshot = %id, %error, "an unfinished snapshot is still there; it goes at the next start");
+            tracing::warn!(snapshot = %id, %error, "removing an incomplete snapshot failed; it is removed at the next start");
         }
         finished
     }
 
-    /// Blocks. One that isn't there is removed.
+    /// Removes a snapshot. Blocks; a missing snapshot is not an error.
     pub fn remove(&self, id: &SnapshotId) -> io::Result<()> {
-        let leaving = self.dir.join(format!("{UNFINISHED}removed-{id}"));
+        let leaving = self.dir.join(format!("{UNFINISHED_PREFIX}removed-{id}"));
         match fs::rename(self.layer(id), &leaving) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             other => other?,
         }
-        match tree::remove(&leaving) {
+        match untrusted_tree::remove(&leaving) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
             _ => Ok(()),
         }
     }
 }
 
-/// A sandbox's own files, wherever they are. What is mounted for it goes with the descriptor.
-pub fn upper_of(sandbox: &Path) -> anyhow::Result<Option<rustix::fd::OwnedFd>> {
+/// Opens the directory of a sandbox's own files, in its data directory or its disk image. The image's mount ends with the descriptor.
+pub fn open_upper(sandbox: &Path) -> anyhow::Result<Option<rustix::fd::OwnedFd>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let data = sandbox.join("data");
     if data.exists() {
@@ -103,6 +103,6 @@ pub fn upper_of(sandbox: &Path) -> anyhow::Result<Option<rustix::fd::OwnedFd>> {
     if !image.exists() {
         return Ok(None);
     }
-    let mounted = image::mount(&image).context("mounting its disk image")?;
+    let mounted = disk_image::mount(&image).context("mounting its disk image")?;
     openat(&mounted, "upper", flags, Mode::empty()).map(Some).context("opening its files")
 }

@@ -1,5 +1,5 @@
-//! Volumes: files that outlive sandboxes and may be mounted in several at once. Where filesystem images can be had a volume is one of
-//! its size; elsewhere it is a directory that is measured.
+//! Volumes: files that outlive sandboxes and can be mounted in several of them. A volume is a filesystem image of its size where images
+//! are supported, otherwise a directory whose size is measured.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -12,33 +12,33 @@ use anyhow::Context;
 use cobox_protocol::VolumeId;
 use rustix::fs::{AtFlags, Mode, unlinkat};
 
-use super::{config::WorkloadUser, disk, image, spec::VolumeFiles, tree};
+use super::{config::WorkloadUser, disk_image, disk_limit, launch_spec::VolumeFiles, untrusted_tree};
 use crate::private_dir::private_dir;
 
-/// What is being made or removed has it before its name.
-const UNFINISHED: &str = ".new-";
-const IMAGE: &str = "disk.img";
-const DIRECTORY: &str = "files";
-/// Holds a soft volume's size, in bytes.
-const SIZE: &str = "size";
+/// Prefix of the directory name of a volume that is being created or removed.
+const UNFINISHED_PREFIX: &str = ".new-";
+const IMAGE_FILE: &str = "disk.img";
+const FILES_DIR: &str = "files";
+/// File with the size limit, in bytes, of a volume that is a directory.
+const SIZE_FILE: &str = "size";
 
-/// Where a node's volumes are. A directory with a volume's name is a whole one.
+/// The volumes of this node. A directory whose name is a volume ID is complete.
 #[derive(Clone)]
 pub struct Volumes {
     pub dir: PathBuf,
-    /// Where empty filesystems are kept, if volumes can be images here.
+    /// Directory of the empty filesystem images; `None` if volumes can't be images here.
     pub images: Option<PathBuf>,
-    /// Whose a new volume's top is, as programs see it, where that isn't everybody.
+    /// Owner of a new volume's top directory, as seen in sandboxes; `None` if sandboxes have a single ID.
     pub owner: Option<WorkloadUser>,
 }
 
 impl Volumes {
-    /// Removes what an earlier life left unfinished.
+    /// Removes incomplete volumes of an earlier process.
     pub fn open(self) -> anyhow::Result<Self> {
         private_dir(&self.dir)?;
         for entry in fs::read_dir(&self.dir)?.flatten() {
-            if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
-                tree::remove(&entry.path()).with_context(|| format!("removing {}", entry.path().display()))?;
+            if entry.file_name().to_string_lossy().starts_with(UNFINISHED_PREFIX) {
+                untrusted_tree::remove(&entry.path()).with_context(|| format!("removing {}", entry.path().display()))?;
             }
         }
         Ok(self)
@@ -53,40 +53,40 @@ impl Volumes {
         Ok(names.filter_map(|n| n.parse().ok()).collect())
     }
 
-    /// What a sandbox mounts.
+    /// The image or directory that a sandbox mounts.
     pub fn files(&self, id: &VolumeId) -> anyhow::Result<VolumeFiles> {
-        let image = self.path(id).join(IMAGE);
+        let image = self.path(id).join(IMAGE_FILE);
         if image.exists() {
             return Ok(VolumeFiles::Image(image));
         }
-        let directory = self.path(id).join(DIRECTORY);
-        anyhow::ensure!(directory.is_dir(), "volume {id} is not here");
+        let directory = self.path(id).join(FILES_DIR);
+        anyhow::ensure!(directory.is_dir(), "volume {id} is not on this node");
         Ok(VolumeFiles::Directory(directory))
     }
 
-    /// Directory and size of a volume that must be measured.
-    pub fn soft(&self, id: &VolumeId) -> Option<(PathBuf, u64)> {
-        let size = fs::read_to_string(self.path(id).join(SIZE)).ok()?.trim().parse().ok()?;
-        Some((self.path(id).join(DIRECTORY), size))
+    /// Directory and size limit of a volume whose size must be measured; `None` for an image.
+    pub fn measured(&self, id: &VolumeId) -> Option<(PathBuf, u64)> {
+        let size = fs::read_to_string(self.path(id).join(SIZE_FILE)).ok()?.trim().parse().ok()?;
+        Some((self.path(id).join(FILES_DIR), size))
     }
 
-    /// Blocks. One that is there stays as it is.
+    /// Creates a volume. Blocks; an existing volume is left unchanged.
     pub fn make(&self, id: &VolumeId, size: u64) -> anyhow::Result<()> {
         if self.path(id).is_dir() {
             return Ok(());
         }
-        // It grows as it is written to; that there is something to begin with can be said now.
-        disk::room(&self.dir, size)?;
-        let unfinished = self.dir.join(format!("{UNFINISHED}{id}"));
+        // An image is sparse and grows when it is written to. This only checks that the disk isn't full already.
+        disk_limit::writable_bytes(&self.dir, size)?;
+        let unfinished = self.dir.join(format!("{UNFINISHED_PREFIX}{id}"));
         if unfinished.exists() {
-            tree::remove(&unfinished)?;
+            untrusted_tree::remove(&unfinished)?;
         }
         DirBuilder::new().mode(0o700).create(&unfinished)?;
         match &self.images {
             Some(images) => {
-                let image = unfinished.join(IMAGE);
-                disk::copy_sparse(&disk::template(images, size)?, &image)?;
-                let mounted = image::mount(&image)?;
+                let image = unfinished.join(IMAGE_FILE);
+                disk_limit::copy_sparse(&disk_limit::template(images, size)?, &image)?;
+                let mounted = disk_image::mount(&image)?;
                 match unlinkat(&mounted, "lost+found", AtFlags::REMOVEDIR) {
                     Ok(()) | Err(rustix::io::Errno::NOENT) => {}
                     Err(e) => return Err(e.into()),
@@ -99,28 +99,28 @@ impl Volumes {
                 rustix::fs::syncfs(&top)?;
             }
             None => {
-                let directory = unfinished.join(DIRECTORY);
+                let directory = unfinished.join(FILES_DIR);
                 DirBuilder::new().mode(0o755).create(&directory)?;
                 fs::set_permissions(&directory, fs::Permissions::from_mode(0o755))?;
                 if let Some(owner) = self.owner {
                     chown(&directory, Some(owner.id()), Some(owner.id()))?;
                 }
-                fs::write(unfinished.join(SIZE), size.to_string())?;
+                fs::write(unfinished.join(SIZE_FILE), size.to_string())?;
             }
         }
-        super::copy::sync(&unfinished)?;
+        super::snapshot_copy::sync_filesystem(&unfinished)?;
         fs::rename(&unfinished, self.path(id))?;
         Ok(File::open(&self.dir)?.sync_all()?)
     }
 
-    /// Blocks. One that isn't there is removed.
+    /// Removes a volume. Blocks; a missing volume is not an error.
     pub fn remove(&self, id: &VolumeId) -> io::Result<()> {
-        let leaving = self.dir.join(format!("{UNFINISHED}removed-{id}"));
+        let leaving = self.dir.join(format!("{UNFINISHED_PREFIX}removed-{id}"));
         match fs::rename(self.path(id), &leaving) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             other => other?,
         }
-        match tree::remove(&leaving) {
+        match untrusted_tree::remove(&leaving) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
             _ => Ok(()),
         }

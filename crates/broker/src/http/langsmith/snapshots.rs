@@ -9,7 +9,7 @@ use cobox_protocol::{
     ApiError, ErrorCode, SandboxId, SnapshotId, Timestamp,
     making::{Env, SnapshotState},
 };
-use cobox_provider::Root;
+use cobox_provider::SandboxRoot;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
@@ -196,7 +196,7 @@ fn read(wish: &SnapshotRequest) -> Result<SnapshotWish<'_>, ApiError> {
 async fn shown(api: &Api, who: &Authenticated, snapshot: Snapshot) -> Result<SnapshotShown, Failure> {
     let tags = api.kinds.tag_of(&who.asking(), &snapshot).await?.into_iter().collect();
     let docker_image = match &snapshot.making.root {
-        Some(Root::Image(image)) if snapshot.sandbox.is_none() => Some(image.clone()),
+        Some(SandboxRoot::Image(image)) if snapshot.sandbox.is_none() => Some(image.clone()),
         _ => None,
     };
     Ok(SnapshotShown {

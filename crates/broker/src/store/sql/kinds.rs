@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use cobox_protocol::{PoolId, SnapshotId, Timestamp, VolumeId, tags::Tags};
-use cobox_provider::Making;
+use cobox_provider::SandboxSpec;
 use sqlx::AnyConnection;
 
 use super::{
@@ -32,7 +32,7 @@ macro_rules! counting {
 }
 
 /// Of what a new sandbox is to be made, what nothing can be made of any more. The caller holds the workspace's lock, so it stays so.
-pub async fn missing(tx: &mut AnyConnection, making: &Making) -> Stored<Option<String>> {
+pub async fn missing(tx: &mut AnyConnection, making: &SandboxSpec) -> Stored<Option<String>> {
     // What is below the first layer is held by it.
     if let Some(id) = making.layers.first() {
         let row =
@@ -65,7 +65,7 @@ pub async fn sandboxes_made_of(db: &mut AnyConnection, workspace: &str, id: &str
 }
 
 /// What the database finds by its text may only be called so: a variable's value is anybody's to choose.
-pub fn is_made_of(making: &Making, id: &str) -> bool {
+pub fn is_made_of(making: &SandboxSpec, id: &str) -> bool {
     making.layers.iter().any(|layer| layer.as_str() == id) || making.mounts.iter().any(|mount| mount.volume.as_str() == id)
 }
 

@@ -165,7 +165,7 @@ pub async fn take(tx: &mut AnyConnection, taking: &PoolTaking, fresh: &Sandbox, 
     let mut suitable = None;
     for row in &found {
         let member = rows::sandbox(row)?;
-        if fresh.making.is_as_good_as(&member.making, member.node == fresh.node) {
+        if fresh.making.is_equivalent_to(&member.making, member.node == fresh.node) {
             suitable = Some(member);
             break;
         }

@@ -7,7 +7,7 @@ use cobox_protocol::{
     key::PrincipalKind,
     session::{Access, State},
 };
-use cobox_provider::Making;
+use cobox_provider::SandboxSpec;
 use sqlx::{Row, any::AnyRow};
 
 use crate::{
@@ -54,16 +54,16 @@ pub fn sandbox(row: &AnyRow) -> Stored<Sandbox> {
 }
 
 /// What is made of nothing in particular has none.
-pub fn making(row: &AnyRow) -> Stored<Making> {
+pub fn making(row: &AnyRow) -> Stored<SandboxSpec> {
     match row.try_get::<Option<&str>, _>("making")? {
-        None => Ok(Making::default()),
+        None => Ok(SandboxSpec::default()),
         // Without the text: people put secrets there.
         Some(text) => serde_json::from_str(text).map_err(|e| corrupt("making", &format!("…: {e}"))),
     }
 }
 
-pub fn stored_making(making: &Making) -> Stored<Option<String>> {
-    if *making == Making::default() {
+pub fn stored_making(making: &SandboxSpec) -> Stored<Option<String>> {
+    if *making == SandboxSpec::default() {
         return Ok(None);
     }
     serde_json::to_string(making).map(Some).map_err(|e| StoreError::Failed(e.to_string()))

@@ -1,4 +1,4 @@
-//! Builds a sandbox's root from the staged mounts and moves into it. Runs inside the sandbox's namespaces, as its root.
+//! Assembles a sandbox's root filesystem from the staged mounts and pivots into it. Runs inside the sandbox's namespaces, as its root user.
 
 use std::{
     fs::{self, File},
@@ -19,20 +19,20 @@ use rustix::{
     process::{Gid, Uid, fchdir, pivot_root},
 };
 
-use super::{spec::LaunchSpec, stage};
+use super::{launch_spec::LaunchSpec, staging};
 
-/// Devices every program may expect. None of them reaches hardware or keeps anything.
+/// Devices that programs expect. None of them accesses hardware or stores data.
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
-/// Shared memory counts as memory; this is what container engines give too.
+/// 64 MiB of shared memory, which counts as memory: the default of container engines.
 const SHM_OPTIONS: &std::ffi::CStr = c"mode=1777,size=64m";
 
-/// Returns boxd's binary, open, because no path leads to it from inside.
+/// Returns boxd's open binary, because it has no path inside the new root.
 pub fn enter(spec: &LaunchSpec) -> anyhow::Result<OwnedFd> {
-    let boxd = open(stage::boxd(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).context("opening boxd")?;
-    let root = stage::root();
-    let data = stage::data();
-    // Short names of our own, without the colons and commas that would have to be escaped.
-    let lowers: Vec<_> = (0..spec.layers.len()).map(stage::layer).chain([stage::lower()]).map(|p| p.display().to_string()).collect();
+    let boxd = open(staging::boxd(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).context("opening boxd")?;
+    let root = staging::root();
+    let data = staging::data();
+    // The staged paths are short and contain no colons or commas, which would have to be escaped.
+    let lowers: Vec<_> = (0..spec.layers.len()).map(staging::layer).chain([staging::lower()]).map(|p| p.display().to_string()).collect();
     let options = format!(
         "lowerdir={},upperdir={},workdir={},userxattr",
         lowers.join(":"),
@@ -44,46 +44,46 @@ pub fn enter(spec: &LaunchSpec) -> anyhow::Result<OwnedFd> {
 
     let root_fd = open(&root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     for (index, path) in spec.view.iter().enumerate() {
-        show(&root_fd, path, &stage::view(index)).with_context(|| format!("showing {}", path.display()))?;
+        mount_host_path(&root_fd, path, &staging::view(index)).with_context(|| format!("mounting the host's {}", path.display()))?;
     }
     for dir in [&spec.config.workload.work_dir, &spec.config.workload.home] {
-        give(&root_fd, Path::new(dir), &spec.config.workload).with_context(|| format!("making {dir}"))?;
+        create_workload_dir(&root_fd, Path::new(dir), &spec.config.workload).with_context(|| format!("creating {dir}"))?;
     }
     for (index, volume) in spec.volumes.iter().enumerate() {
-        mount_volume(&root_fd, &volume.path, &stage::volume(index))
+        mount_volume(&root_fd, &volume.path, &staging::volume(index))
             .with_context(|| format!("mounting a volume at {}", volume.path.display()))?;
     }
     mount_proc(&root_fd).context("mounting /proc")?;
-    populate_dev(&root_fd).context("making /dev")?;
+    populate_dev(&root_fd).context("populating /dev")?;
 
     fchdir(&root_fd)?;
-    // Old and new root at one place, then the old one taken off the top: no directory is needed for it.
+    // Mounts both roots at the same place and unmounts the old one from the top, so that no directory is needed for it.
     pivot_root(".", ".").context("pivot_root")?;
-    unmount(".", UnmountFlags::DETACH).context("leaving the host's files")?;
+    unmount(".", UnmountFlags::DETACH).context("unmounting the host's root")?;
     rustix::process::chdir("/")?;
     Ok(boxd)
 }
 
-/// Makes a directory of the workload's, where the root filesystem has none.
-fn give(root: &OwnedFd, path: &Path, workload: &Workload) -> anyhow::Result<()> {
+/// Creates a directory owned by the workload's user if the root filesystem has none.
+fn create_workload_dir(root: &OwnedFd, path: &Path, workload: &Workload) -> anyhow::Result<()> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     match openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve) {
         Err(Errno::NOENT) => {}
-        // There, or something the sandbox put there in an earlier life.
+        // It exists, or the sandbox's programs replaced it in an earlier run.
         _ => return Ok(()),
     }
-    let made = match target(root, path, true) {
+    let made = match open_mount_point(root, path, true) {
         Err(Errno::LOOP | Errno::NOTDIR) => return Ok(()),
         other => other?,
     };
-    // With a single id the workload's is 0 in this namespace.
+    // With a single ID, the workload's user is 0 in this namespace.
     let (uid, gid) = if workload.uid_count > 1 { (workload.uid, workload.gid) } else { (0, 0) };
     Ok(chownat(&made, "", Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)), AtFlags::EMPTY_PATH)?)
 }
 
-/// A place in the root to mount on, made if it is missing. The sandbox's programs may have put anything there in an
-/// earlier life, so no symbolic link is followed.
-fn target(root: &OwnedFd, path: &Path, is_dir: bool) -> rustix::io::Result<OwnedFd> {
+/// Opens a mount point in the root, created if it is missing. The sandbox's programs may have put anything there in an earlier run, so no
+/// symbolic link is followed.
+fn open_mount_point(root: &OwnedFd, path: &Path, is_dir: bool) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     let mut at = rustix::io::fcntl_dupfd_cloexec(root, 0)?;
     let parts: Vec<_> = path.components().filter_map(|c| if let std::path::Component::Normal(n) = c { Some(n) } else { None }).collect();
@@ -112,53 +112,53 @@ fn target(root: &OwnedFd, path: &Path, is_dir: bool) -> rustix::io::Result<Owned
     Ok(at)
 }
 
-fn show(root: &OwnedFd, path: &Path, staged: &Path) -> anyhow::Result<()> {
+fn mount_host_path(root: &OwnedFd, path: &Path, staged: &Path) -> anyhow::Result<()> {
     let is_dir = fs::metadata(staged)?.is_dir();
-    let place = match target(root, path, is_dir) {
-        // Replaced from inside in an earlier life: the sandbox sees what it put there.
+    let mount_point = match open_mount_point(root, path, is_dir) {
+        // A program replaced it in an earlier run: the sandbox sees the replacement instead.
         Err(Errno::LOOP | Errno::NOTDIR) => return Ok(()),
         other => other?,
     };
     let tree = open_tree(CWD, staged, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE)?;
-    attach(&tree, &place)
+    attach(&tree, &mount_point)
 }
 
-/// Unlike what is only shown, a volume is promised: a sandbox that put something else in its place doesn't start.
+/// Unlike a host path, a volume must not be missing: the start fails if a program replaced its mount point.
 fn mount_volume(root: &OwnedFd, path: &Path, staged: &Path) -> anyhow::Result<()> {
-    let place = match target(root, path, true) {
-        Err(Errno::LOOP | Errno::NOTDIR) => anyhow::bail!("a program has put a link or a file in its place"),
+    let mount_point = match open_mount_point(root, path, true) {
+        Err(Errno::LOOP | Errno::NOTDIR) => anyhow::bail!("a program in the sandbox replaced its mount point with a link or a file"),
         other => other?,
     };
-    attach(&open_tree(CWD, staged, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?, &place)
+    attach(&open_tree(CWD, staged, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?, &mount_point)
 }
 
-fn attach(tree: &OwnedFd, place: &OwnedFd) -> anyhow::Result<()> {
-    Ok(move_mount(tree, "", place, "", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH)?)
+fn attach(tree: &OwnedFd, mount_point: &OwnedFd) -> anyhow::Result<()> {
+    Ok(move_mount(tree, "", mount_point, "", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH)?)
 }
 
-/// Boxd's own: it writes its init's id maps through it and then takes it away.
+/// Mounts /proc for boxd, which writes its init's ID maps through it and then unmounts it.
 fn mount_proc(root: &OwnedFd) -> anyhow::Result<()> {
-    let place = target(root, Path::new("proc"), true)?;
-    Ok(mount("proc", fd_path(&place), "proc", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC, None)?)
+    let mount_point = open_mount_point(root, Path::new("proc"), true)?;
+    Ok(mount("proc", fd_path(&mount_point), "proc", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC, None)?)
 }
 
 fn populate_dev(root: &OwnedFd) -> anyhow::Result<()> {
-    let place = target(root, Path::new("dev"), true)?;
-    mount("tmpfs", fd_path(&place), "tmpfs", MountFlags::NOSUID | MountFlags::NOEXEC, Some(c"mode=0755,size=64k"))?;
-    // The descriptor is of what lies below the mount just made: look it up again.
-    let dev = target_across(root, "dev")?;
+    let mount_point = open_mount_point(root, Path::new("dev"), true)?;
+    mount("tmpfs", fd_path(&mount_point), "tmpfs", MountFlags::NOSUID | MountFlags::NOEXEC, Some(c"mode=0755,size=64k"))?;
+    // The descriptor refers to the directory below the new mount, so it must be opened again.
+    let dev = open_mounted_dir(root, "dev")?;
     let base = fd_path(&dev);
     for name in DEVICES {
         File::create(base.join(name))?;
         let node = open_tree(CWD, Path::new("/dev").join(name), OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)
-            .with_context(|| format!("taking /dev/{name}"))?;
+            .with_context(|| format!("cloning the mount of /dev/{name}"))?;
         set_mount_flags(&node, Forbid { no_exec: true, ..Default::default() }, false)?;
         move_mount(&node, "", CWD, base.join(name), MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
     }
     for dir in ["pts", "shm"] {
         fs::create_dir(base.join(dir))?;
     }
-    // Terminals are counted for the whole machine: one sandbox must not have them all.
+    // The kernel limits terminals for the whole machine: one sandbox must not use up all of them.
     mount(
         "devpts",
         base.join("pts"),
@@ -180,7 +180,7 @@ fn populate_dev(root: &OwnedFd) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn target_across(root: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
+fn open_mounted_dir(root: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
     openat2(
         root,
         name,
@@ -190,7 +190,7 @@ fn target_across(root: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
     )
 }
 
-/// A path to an open directory, for calls that take only paths.
+/// A path to an open directory, for system calls that only accept paths.
 fn fd_path(fd: &OwnedFd) -> std::path::PathBuf {
     use std::os::fd::AsRawFd;
     Path::new("/proc/self/fd").join(fd.as_fd().as_raw_fd().to_string())

@@ -1,4 +1,4 @@
-//! The frames of a WebSocket as bytes (RFC 6455, part 5): as much of them as it takes to find one among others, and to write one.
+//! WebSocket frames as bytes (RFC 6455, section 5): enough of the format to find one frame among others and to write one.
 
 use std::io;
 
@@ -12,25 +12,25 @@ const CONTINUATION: u8 = 0x0;
 const TEXT: u8 = 0x1;
 const CLOSE: u8 = 0x8;
 const MASKED: u8 = 0x80;
-/// A head: two bytes, eight of length, four of mask.
-const MAX_HEAD_BYTES: usize = 14;
-/// Most that a control frame may carry.
+/// Two bytes, eight bytes of length and four of mask.
+const MAX_HEADER_BYTES: usize = 14;
+/// Maximum payload of a control frame.
 const MAX_CONTROL_BYTES: u64 = 125;
 
-/// What stands before a frame's payload, as it came.
+/// A frame's header, byte for byte as received.
 #[derive(Clone, Copy)]
-pub(crate) struct Head {
-    bytes: [u8; MAX_HEAD_BYTES],
+pub(crate) struct FrameHeader {
+    bytes: [u8; MAX_HEADER_BYTES],
     len: usize,
     payload: u64,
 }
 
-/// The next frame's head; `None` where the connection ends before one. May not be dropped half-way.
-pub(crate) async fn read_head(from: &mut (impl AsyncBufReadExt + Unpin)) -> io::Result<Option<Head>> {
+/// Reads the next frame's header; `None` if the connection ends first. Not cancellation safe.
+pub(crate) async fn read_header(from: &mut (impl AsyncBufReadExt + Unpin)) -> io::Result<Option<FrameHeader>> {
     if from.fill_buf().await?.is_empty() {
         return Ok(None);
     }
-    let mut bytes = [0; MAX_HEAD_BYTES];
+    let mut bytes = [0; MAX_HEADER_BYTES];
     from.read_exact(&mut bytes[..2]).await?;
     let extra = match bytes[1] & !MASKED {
         126 => 2,
@@ -43,14 +43,14 @@ pub(crate) async fn read_head(from: &mut (impl AsyncBufReadExt + Unpin)) -> io::
         0 => u64::from(bytes[1] & !MASKED),
         _ => bytes[2..2 + extra].iter().fold(0, |n, b| n << 8 | u64::from(*b)),
     };
-    let head = Head { bytes, len, payload };
-    if head.is_control() && payload > MAX_CONTROL_BYTES {
+    let header = FrameHeader { bytes, len, payload };
+    if header.is_control() && payload > MAX_CONTROL_BYTES {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    Ok(Some(head))
+    Ok(Some(header))
 }
 
-impl Head {
+impl FrameHeader {
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -63,31 +63,31 @@ impl Head {
     pub fn is_close(&self) -> bool {
         self.bytes[0] & OPCODE == CLOSE
     }
-    /// A text's first piece, often the only one, and of no extension's making.
+    /// Whether it starts a text message, without the reserved bits of an extension.
     pub fn is_text(&self) -> bool {
         self.bytes[0] & (RESERVED | OPCODE) == TEXT
     }
-    /// Another piece of what began before.
+    /// Whether it continues a message.
     pub fn is_continuation(&self) -> bool {
         self.bytes[0] & (RESERVED | OPCODE) == CONTINUATION
     }
-    pub fn is_last_piece(&self) -> bool {
+    pub fn is_final(&self) -> bool {
         self.bytes[0] & FINAL != 0
     }
-    /// Text in one piece.
+    /// Whether it is an unfragmented text message.
     pub fn is_whole_text(&self) -> bool {
-        self.is_text() && self.is_last_piece()
+        self.is_text() && self.is_final()
     }
 
-    /// All of it: for frames whose length has been looked at.
+    /// Reads the whole payload; the caller has checked its length.
     pub async fn read_payload(&self, from: &mut (impl AsyncReadExt + Unpin)) -> io::Result<Vec<u8>> {
         let mut payload = vec![0; usize::try_from(self.payload).map_err(|_| io::ErrorKind::InvalidData)?];
         from.read_exact(&mut payload).await?;
         Ok(payload)
     }
 
-    /// The frame as it came.
-    pub fn and(&self, payload: &[u8]) -> Vec<u8> {
+    /// The frame as received.
+    pub fn with_payload(&self, payload: &[u8]) -> Vec<u8> {
         [self.bytes(), payload].concat()
     }
 
@@ -100,29 +100,29 @@ impl Head {
     }
 }
 
-/// A text frame as a client sends it. Masked, as it must be, by zeroes: no proxy stands between us and boxd that could be fooled.
+/// A text frame in the client's direction. RFC 6455 requires a mask; zeros are enough because no proxy is between gateway and boxd.
 pub(crate) fn text_for_server(text: &[u8]) -> Vec<u8> {
-    write(FINAL | TEXT, MASKED, &[0; 4], text)
+    encode(FINAL | TEXT, MASKED, &[0; 4], text)
 }
 
-/// The first piece of one, to which others follow.
-pub(crate) fn begun_text_for_server(text: &[u8]) -> Vec<u8> {
-    write(TEXT, MASKED, &[0; 4], text)
+/// The first fragment of a text message, without the final bit.
+pub(crate) fn text_start_for_server(text: &[u8]) -> Vec<u8> {
+    encode(TEXT, MASKED, &[0; 4], text)
 }
 
 pub(crate) fn text_for_client(text: &str) -> Vec<u8> {
-    write(FINAL | TEXT, 0, &[], text.as_bytes())
+    encode(FINAL | TEXT, 0, &[], text.as_bytes())
 }
 
 pub(crate) fn close_for_client(code: u16, reason: &'static str) -> Vec<u8> {
-    write(FINAL | CLOSE, 0, &[], &[&code.to_be_bytes()[..], reason.as_bytes()].concat())
+    encode(FINAL | CLOSE, 0, &[], &[&code.to_be_bytes()[..], reason.as_bytes()].concat())
 }
 
 pub(crate) fn close_for_server(code: u16, reason: &'static str) -> Vec<u8> {
-    write(FINAL | CLOSE, MASKED, &[0; 4], &[&code.to_be_bytes()[..], reason.as_bytes()].concat())
+    encode(FINAL | CLOSE, MASKED, &[0; 4], &[&code.to_be_bytes()[..], reason.as_bytes()].concat())
 }
 
-fn write(first: u8, masked: u8, mask: &[u8], payload: &[u8]) -> Vec<u8> {
+fn encode(first: u8, masked: u8, mask: &[u8], payload: &[u8]) -> Vec<u8> {
     let mut frame = vec![first];
     match payload.len() {
         n @ 0..=125 => frame.push(masked | n as u8),
@@ -145,39 +145,42 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_written_is_read_at_every_length() {
+    async fn written_frames_are_read_back_at_every_length_encoding() {
         for length in [0, 1, 125, 126, 0xffff, 0x10000] {
             let text = "x".repeat(length);
             let written = [text_for_server(text.as_bytes()), text_for_client(&text)].concat();
             let mut from = &written[..];
             for is_masked in [true, false] {
-                let head = read_head(&mut from).await.unwrap().unwrap();
-                assert!(head.is_whole_text() && !head.is_control());
-                assert_eq!(head.bytes()[1] & MASKED != 0, is_masked);
-                let payload = head.read_payload(&mut from).await.unwrap();
-                assert_eq!(head.unmasked(&payload), text.as_bytes());
+                let header = read_header(&mut from).await.unwrap().unwrap();
+                assert!(header.is_whole_text() && !header.is_control());
+                assert_eq!(header.bytes()[1] & MASKED != 0, is_masked);
+                let payload = header.read_payload(&mut from).await.unwrap();
+                assert_eq!(header.unmasked(&payload), text.as_bytes());
             }
-            assert!(read_head(&mut from).await.unwrap().is_none());
+            assert!(read_header(&mut from).await.unwrap().is_none());
         }
     }
 
     #[tokio::test]
-    async fn a_mask_is_taken_off_and_a_broken_head_is_an_error() {
-        // RFC 6455, part 5.7: a masked "Hello".
+    async fn masks_are_removed_and_malformed_headers_are_errors() {
+        // RFC 6455, section 5.7: a masked "Hello".
         let bytes = [0x81, 0x85, 0x37, 0xfa, 0x21, 0x3d, 0x7f, 0x9f, 0x4d, 0x51, 0x58];
         let mut from = &bytes[..];
-        let head = read_head(&mut from).await.unwrap().unwrap();
-        let payload = head.read_payload(&mut from).await.unwrap();
-        assert_eq!((head.unmasked(&payload), head.and(&payload)), (b"Hello".to_vec(), bytes.to_vec()));
-        assert!(read_head(&mut &bytes[..3]).await.is_err());
-        assert!(read_head(&mut &[0x89, 126, 1, 0][..]).await.is_err(), "a control frame is short");
-        let part = read_head(&mut &[0x01, 0][..]).await.unwrap().unwrap();
+        let header = read_header(&mut from).await.unwrap().unwrap();
+        let payload = header.read_payload(&mut from).await.unwrap();
+        assert_eq!((header.unmasked(&payload), header.with_payload(&payload)), (b"Hello".to_vec(), bytes.to_vec()));
+        assert!(read_header(&mut &bytes[..3]).await.is_err());
+        assert!(read_header(&mut &[0x89, 126, 1, 0][..]).await.is_err(), "a control frame has at most 125 bytes");
+        let part = read_header(&mut &[0x01, 0][..]).await.unwrap().unwrap();
         assert!(part.is_text() && !part.is_whole_text() && !part.is_continuation());
-        let begun = begun_text_for_server(b"a");
-        let part = read_head(&mut &begun[..]).await.unwrap().unwrap();
-        assert!(part.is_text() && !part.is_last_piece());
-        let rest = read_head(&mut &[0x80, 0][..]).await.unwrap().unwrap();
-        assert!(rest.is_continuation() && rest.is_last_piece() && !rest.is_text());
-        assert!(!read_head(&mut &[0xc0, 0][..]).await.unwrap().unwrap().is_continuation(), "of an extension that nobody agreed on");
+        let begun = text_start_for_server(b"a");
+        let part = read_header(&mut &begun[..]).await.unwrap().unwrap();
+        assert!(part.is_text() && !part.is_final());
+        let rest = read_header(&mut &[0x80, 0][..]).await.unwrap().unwrap();
+        assert!(rest.is_continuation() && rest.is_final() && !rest.is_text());
+        assert!(
+            !read_header(&mut &[0xc0, 0][..]).await.unwrap().unwrap().is_continuation(),
+            "reserved bit of an extension that wasn't negotiated"
+        );
     }
 }

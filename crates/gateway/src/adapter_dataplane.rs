@@ -1,4 +1,4 @@
-//! The dataplane in front of a provider that runs no boxd: the routes' shapes, and the checks boxd would have made.
+//! Serves the dataplane's routes for a provider whose sandboxes run no boxd: request formats and the checks that boxd would make.
 
 use axum::{
     Json,
@@ -13,44 +13,44 @@ use cobox_protocol::{
     json::in_plain_words,
     route::{self, FILE, Route},
 };
-use cobox_provider::{Adapter, AdapterError, Content};
+use cobox_provider::{Adapter, AdapterError, FileContent};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio_util::io::{ReaderStream, StreamReader};
 
-use crate::{Admission, headers::to_caller};
+use crate::{Admission, headers::filter_for_caller};
 
-/// Largest body of a request that isn't a file: a command with its input.
+/// Maximum body of a JSON request, in bytes: a command with its input.
 const MAX_JSON_BYTES: usize = 4 * 1024 * 1024;
-/// Bytes read from a provider at once.
-const PIECE_BYTES: usize = 64 * 1024;
-/// Promises about a file that no adapter can keep; left out they would be broken in silence.
+/// Bytes read from a provider at a time.
+const CHUNK_BYTES: usize = 64 * 1024;
+/// Conditional headers, which no adapter supports. They are refused, because ignoring them would break their promise silently.
 const CONDITIONS: [header::HeaderName; 5] =
     [header::IF_MATCH, header::IF_NONE_MATCH, header::IF_MODIFIED_SINCE, header::IF_UNMODIFIED_SINCE, header::IF_RANGE];
 
-/// Who stands in for a sandbox's boxd.
-pub(crate) struct Stand<'a> {
+/// The dataplane of one request, served by an adapter.
+pub(crate) struct AdapterDataplane<'a> {
     pub adapter: &'a dyn Adapter,
     pub provider: &'a str,
     pub admission: &'a Admission,
 }
 
-impl Stand<'_> {
-    /// Answers a request whose credential has been checked; what its token must allow is checked here, before anybody is asked.
-    pub async fn answer(&self, request: Request<Body>) -> Result<Response, ApiError> {
+impl AdapterDataplane<'_> {
+    /// Serves a request whose credential has been checked. Checks the token's capabilities before it calls the adapter.
+    pub async fn handle(&self, request: Request<Body>) -> Result<Response, ApiError> {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path();
         let not_found = || ApiError::new(ErrorCode::RouteNotFound, "there is nothing at this path");
         let route = route::find(parts.method.as_str(), path).ok_or_else(not_found)?;
-        self.require(route)?;
+        self.require_capabilities(route)?;
         route.check_query(parts.uri.query())?;
         let response = self.route(route, &parts.method, path, &parts.headers, body).await.map_err(|e| match e {
             AdapterError::Failed(error) => error,
             AdapterError::Unsupported => self.unsupported(route),
         })?;
         let (mut parts, body) = response.into_parts();
-        parts.headers = to_caller(parts.headers, false);
+        parts.headers = filter_for_caller(parts.headers, false);
         Ok(Response::from_parts(parts, body))
     }
 
@@ -65,7 +65,7 @@ impl Stand<'_> {
                 }
                 let request: ExecRequest = read_json(body).await?;
                 if request.command.is_some() == request.argv.is_some() {
-                    return Err(ApiError::invalid("either `command` or `argv` must be there").into());
+                    return Err(ApiError::invalid("set either `command` or `argv`").into());
                 }
                 Ok(Json(adapter.exec(id, request).await?).into_response())
             }
@@ -86,19 +86,19 @@ impl Stand<'_> {
         match method.as_str() {
             "GET" => {
                 let (size, content) = adapter.read(id, path).await?;
-                Ok(file_answer(size, Body::from_stream(ReaderStream::with_capacity(content, PIECE_BYTES))))
+                Ok(file_response(size, Body::from_stream(ReaderStream::with_capacity(content, CHUNK_BYTES))))
             }
             "HEAD" => {
                 let entry = adapter.stat(id, path).await?;
                 if entry.kind != FileKind::File {
                     return Err(ApiError::invalid(format!("{path} is not a file")).into());
                 }
-                Ok(file_answer(Some(entry.size), Body::empty()))
+                Ok(file_response(Some(entry.size), Body::empty()))
             }
             "PUT" if headers.contains_key(FILE_MODE_HEADER) => Err(AdapterError::Unsupported),
             "PUT" => {
                 let reader = StreamReader::new(futures_util::TryStreamExt::map_err(body.into_data_stream(), std::io::Error::other));
-                let content: Content = Box::pin(reader);
+                let content: FileContent = Box::pin(reader);
                 let (written, is_new) = adapter.write(id, path, content).await?;
                 let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
                 Ok((status, Json(written)).into_response())
@@ -111,7 +111,7 @@ impl Stand<'_> {
         }
     }
 
-    fn require(&self, route: &Route) -> Result<(), ApiError> {
+    fn require_capabilities(&self, route: &Route) -> Result<(), ApiError> {
         let has = self.admission.caller.as_ref().map_or(CapabilitySet::EMPTY, |c| c.capabilities);
         let Some(missing) = route.needs.iter().find(|c| !has.contains(**c)) else { return Ok(()) };
         if self.admission.caller.is_none() {
@@ -129,7 +129,7 @@ impl Stand<'_> {
     }
 }
 
-fn file_answer(size: Option<u64>, body: Body) -> Response {
+fn file_response(size: Option<u64>, body: Body) -> Response {
     let mut response = Response::new(body);
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     if let Some(size) = size {
@@ -139,12 +139,12 @@ fn file_answer(size: Option<u64>, body: Body) -> Response {
 }
 
 async fn read_json<T: DeserializeOwned>(body: Body) -> Result<T, ApiError> {
-    let too_large = |_| ApiError::new(ErrorCode::TooLarge, format!("the body is larger than {MAX_JSON_BYTES} bytes, or broke off"));
+    let too_large = |_| ApiError::new(ErrorCode::TooLarge, format!("the body is larger than {MAX_JSON_BYTES} bytes, or ended early"));
     let bytes = axum::body::to_bytes(body, MAX_JSON_BYTES).await.map_err(too_large)?;
     serde_json::from_slice(&bytes).map_err(|e| ApiError::invalid(in_plain_words("the body", &e.to_string())))
 }
 
-/// The path in the sandbox that a route of a file names.
+/// Decodes the sandbox path in the URL of a file route.
 fn file_path(path: &str) -> Result<String, ApiError> {
     let encoded = path.strip_prefix("/v1/files").unwrap_or_default();
     let mut bytes = Vec::with_capacity(encoded.len());
@@ -153,16 +153,16 @@ fn file_path(path: &str) -> Result<String, ApiError> {
         let digit = |b: Option<u8>| b.and_then(|b| char::from(b).to_digit(16));
         bytes.push(match byte {
             b'%' => match (digit(rest.next()), digit(rest.next())) {
-                // Two digits of four bits each.
+                // Two digits of four bits fit into a byte.
                 (Some(high), Some(low)) => (high * 16 + low) as u8,
-                _ => return Err(ApiError::invalid("the path has a `%` without two hexadecimal digits after it")),
+                _ => return Err(ApiError::invalid("the path contains a `%` that is not followed by two hexadecimal digits")),
             },
             other => other,
         });
     }
-    let path = String::from_utf8(bytes).map_err(|_| ApiError::invalid("the path is not UTF-8, which this sandbox's provider needs"))?;
+    let path = String::from_utf8(bytes).map_err(|_| ApiError::invalid("the path is not UTF-8, which this sandbox's provider requires"))?;
     if path.len() < 2 || path.contains('\0') {
-        return Err(ApiError::invalid("the path names no file"));
+        return Err(ApiError::invalid("the path doesn't name a file"));
     }
     Ok(path)
 }
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_decoded_once() {
+    fn percent_encoding_in_a_path_is_decoded_once() {
         assert_eq!(file_path("/v1/files/workspace/a%20b%252F").unwrap(), "/workspace/a b%2F");
         for bad in ["/v1/files/a%2", "/v1/files/a%zz", "/v1/files/%ff", "/v1/files/a%00", "/v1/files/", "/v1/files"] {
             assert_eq!(file_path(bad).unwrap_err().code, ErrorCode::InvalidRequest, "{bad}");

@@ -1,7 +1,7 @@
-//! Gathers, under one directory nobody else sees, the mounts a sandbox's root is made of.
+//! Collects the mounts of a sandbox's root in one directory that is only visible in the launcher's mount namespace.
 //!
-//! Done by root on the host's side, which may show owners through the sandbox's ids; by an ordinary user inside the
-//! sandbox's own namespaces, where they may mount.
+//! Root does this outside the sandbox's namespaces, where it may create ID-mapped mounts. An ordinary user does it inside them, where
+//! mounting is permitted.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -24,47 +24,47 @@ use rustix::{
 };
 
 use super::{
-    image,
-    spec::{LaunchSpec, VolumeFiles, VolumeSpec},
+    disk_image,
+    launch_spec::{LaunchSpec, VolumeFiles, VolumeSpec},
 };
 
-/// Covered by a fresh tmpfs in the launcher's own mount namespace; every host has it.
-const STAGE: &str = "/tmp";
+/// Covered by a new tmpfs in the launcher's mount namespace. Chosen because it exists on every host.
+const STAGING_DIR: &str = "/tmp";
 
 pub fn lower() -> PathBuf {
-    Path::new(STAGE).join("lower")
+    Path::new(STAGING_DIR).join("lower")
 }
 pub fn data() -> PathBuf {
-    Path::new(STAGE).join("data")
+    Path::new(STAGING_DIR).join("data")
 }
 pub fn boxd() -> PathBuf {
-    Path::new(STAGE).join("boxd")
+    Path::new(STAGING_DIR).join("boxd")
 }
 pub fn root() -> PathBuf {
-    Path::new(STAGE).join("root")
+    Path::new(STAGING_DIR).join("root")
 }
 pub fn view(index: usize) -> PathBuf {
-    Path::new(STAGE).join(format!("view{index}"))
+    Path::new(STAGING_DIR).join(format!("view{index}"))
 }
 pub fn layer(index: usize) -> PathBuf {
-    Path::new(STAGE).join(format!("layer{index}"))
+    Path::new(STAGING_DIR).join(format!("layer{index}"))
 }
 pub fn volume(index: usize) -> PathBuf {
-    Path::new(STAGE).join(format!("volume{index}"))
+    Path::new(STAGING_DIR).join(format!("volume{index}"))
 }
 
-/// Nothing mounted from here on is seen outside, nor the other way round.
+/// Stops mount propagation in both directions between this mount namespace and others.
 pub fn make_private() -> rustix::io::Result<()> {
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
 }
 
 pub fn build(spec: &LaunchSpec, user_namespace: Option<BorrowedFd<'_>>) -> anyhow::Result<()> {
-    // All sources first: some may lie where the stage goes.
+    // Opens all sources first: some may be below the directory that the staging tmpfs covers.
     let lower = |path: &Path| -> anyhow::Result<OwnedFd> {
         let tree = clone_tree(path)?;
         set_mount_flags(&tree, MountFlags { read_only: true, no_dev: true, ..Default::default() }, true)?;
         if let Some(ns) = user_namespace {
-            idmap(&tree, ns).with_context(|| format!("showing {} through the sandbox's ids", path.display()))?;
+            idmap(&tree, ns).with_context(|| format!("mapping the IDs of {}", path.display()))?;
         }
         Ok(tree)
     };
@@ -72,12 +72,12 @@ pub fn build(spec: &LaunchSpec, user_namespace: Option<BorrowedFd<'_>>) -> anyho
     let layers = spec.layers.iter().map(|path| lower(path)).collect::<anyhow::Result<Vec<_>>>()?;
     let volumes = spec.volumes.iter().map(|v| volume_tree(v, user_namespace)).collect::<anyhow::Result<Vec<_>>>()?;
     let data_tree = match &spec.disk_image {
-        Some(image) => image::mount(image).context("mounting the disk image")?,
+        Some(image) => disk_image::mount(image).context("mounting the disk image")?,
         None => clone_tree(&spec.dir.join("data"))?,
     };
     set_mount_flags(&data_tree, MountFlags { no_dev: true, ..Default::default() }, false)?;
     let boxd_tree = clone_tree(&spec.boxd)?;
-    // Read-only, so that not even a program that got hold of it through /proc could write to the host's file.
+    // Read-only, so that a program that opens it through /proc can't write to the host's file.
     set_mount_flags(&boxd_tree, MountFlags { read_only: true, no_dev: true, ..Default::default() }, false)?;
     let mut views = Vec::new();
     for path in &spec.view {
@@ -86,16 +86,16 @@ pub fn build(spec: &LaunchSpec, user_namespace: Option<BorrowedFd<'_>>) -> anyho
         views.push((path, tree));
     }
 
-    mount("tmpfs", STAGE, "tmpfs", OldMountFlags::NOSUID | OldMountFlags::NODEV, Some(c"mode=0755,size=1m"))
-        .context("mounting the stage")?;
-    place(&lower_tree, &self::lower(), true)?;
+    mount("tmpfs", STAGING_DIR, "tmpfs", OldMountFlags::NOSUID | OldMountFlags::NODEV, Some(c"mode=0755,size=1m"))
+        .context("mounting the staging directory")?;
+    attach(&lower_tree, &self::lower(), true)?;
     for (index, tree) in layers.iter().enumerate() {
-        place(tree, &layer(index), true)?;
+        attach(tree, &layer(index), true)?;
     }
     for (index, tree) in volumes.iter().enumerate() {
-        place(tree, &volume(index), true)?;
+        attach(tree, &volume(index), true)?;
     }
-    place(&data_tree, &data(), true)?;
+    attach(&data_tree, &data(), true)?;
     if let (Some(_), Some(owner)) = (&spec.disk_image, spec.uid_base) {
         for dir in [data(), data().join("upper"), data().join("work")] {
             match DirBuilder::new().mode(0o755).create(&dir) {
@@ -104,43 +104,44 @@ pub fn build(spec: &LaunchSpec, user_namespace: Option<BorrowedFd<'_>>) -> anyho
             }
         }
     }
-    place(&boxd_tree, &boxd(), false)?;
+    attach(&boxd_tree, &boxd(), false)?;
     for (index, (path, tree)) in views.iter().enumerate() {
-        place(tree, &view(index), fs::metadata(path)?.is_dir())?;
+        attach(tree, &view(index), fs::metadata(path)?.is_dir())?;
     }
     DirBuilder::new().mode(0o755).create(root())?;
     Ok(())
 }
 
-/// A volume's files with the sandbox's ids: on disk they have those that programs see.
+/// Clones a volume's mount with mapped IDs: on disk, files have the IDs that programs in the sandbox see.
 fn volume_tree(volume: &VolumeSpec, user_namespace: Option<BorrowedFd<'_>>) -> anyhow::Result<OwnedFd> {
     let tree = match &volume.files {
         VolumeFiles::Directory(path) => clone_tree(path)?,
-        VolumeFiles::Image(image) => image::mount(image).context("mounting a volume")?,
+        VolumeFiles::Image(image) => disk_image::mount(image).context("mounting a volume")?,
     };
     set_mount_flags(&tree, MountFlags { read_only: volume.read_only, no_dev: true, ..Default::default() }, false)?;
     if let Some(ns) = user_namespace {
-        idmap(&tree, ns).context("showing a volume through the sandbox's ids")?;
+        idmap(&tree, ns).context("mapping the IDs of a volume")?;
     }
     Ok(tree)
 }
 
-/// A copy of the mount at a path, without what is mounted below it where the kernel lets us leave that out.
+/// Clones the mount at a path, without the mounts below it where the kernel permits that.
 fn clone_tree(path: &Path) -> anyhow::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     match open_tree(CWD, path, flags) {
-        // Inside a user namespace mounts below are locked on: to leave one out would uncover what it hides.
+        // Inside a user namespace, inherited submounts are locked: omitting one would reveal the files that it hides.
         Err(Errno::INVAL) => open_tree(CWD, path, flags | OpenTreeFlags::AT_RECURSIVE),
         other => other,
     }
-    .with_context(|| format!("taking {}", path.display()))
+    .with_context(|| format!("cloning the mount of {}", path.display()))
 }
 
-fn place(tree: &OwnedFd, at: &Path, is_dir: bool) -> anyhow::Result<()> {
+fn attach(tree: &OwnedFd, at: &Path, is_dir: bool) -> anyhow::Result<()> {
     if is_dir {
         DirBuilder::new().mode(0o755).create(at)?;
     } else {
         File::create(at)?;
     }
-    move_mount(tree, "", CWD, at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).with_context(|| format!("placing {}", at.display()))
+    move_mount(tree, "", CWD, at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+        .with_context(|| format!("attaching the mount at {}", at.display()))
 }

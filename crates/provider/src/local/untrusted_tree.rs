@@ -1,5 +1,5 @@
-//! Measuring and removing trees that a sandbox's programs made: any depth, any modes, any number of entries, and links to
-//! anywhere. Directories are reached from their parent's descriptor, so no link is ever followed.
+//! Measures and removes directory trees that untrusted programs created: with any depth, modes and number of entries, and links to any
+//! path. Directories are opened relative to their parent's descriptor, so no link is ever followed.
 
 use std::{ffi::CString, io, os::fd::OwnedFd, path::Path};
 
@@ -10,21 +10,21 @@ use rustix::{
 
 use crate::WrittenFiles;
 
-/// Entries looked at before the directory is read anew: bounds memory, whatever a directory holds.
+/// Entries processed before the directory is read again: bounds memory for directories of any size.
 const BATCH: usize = 1024;
-/// Deeper than any real project. What is below can't be measured with few descriptors, and so counts as too much.
+/// Maximum depth, beyond any real project. Deeper trees can't be measured with few descriptors and count as over the limit.
 const MAX_DEPTH: usize = 100;
-/// Bounds the time of one look: some ten seconds.
+/// Bounds the time of one measurement to about ten seconds.
 const MAX_ENTRIES: u64 = 4_000_000;
-/// What an entry takes at least: an inode costs the host something even when the file is empty.
+/// Minimum size that an entry counts: an inode takes space on the host even if the file is empty.
 const ENTRY_BYTES: u64 = 4096;
 
 fn open_dir(at: impl std::os::fd::AsFd, name: impl rustix::path::Arg) -> Result<OwnedFd, Errno> {
     openat(at, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// The first entries of a directory.
-fn batch(dir: &OwnedFd) -> Result<Vec<CString>, Errno> {
+/// Reads the first entries of a directory.
+fn read_batch(dir: &OwnedFd) -> Result<Vec<CString>, Errno> {
     let mut names = Vec::new();
     for entry in Dir::read_from(dir)? {
         let entry = entry?;
@@ -38,10 +38,10 @@ fn batch(dir: &OwnedFd) -> Result<Vec<CString>, Errno> {
     Ok(names)
 }
 
-/// Removes a tree. Nothing may be writing to it any more.
+/// Removes a tree, which must no longer be written to.
 ///
-/// Every directory's subdirectories are moved up to the top before it is removed: neither the stack nor the number of
-/// open descriptors grows with depth.
+/// The subdirectories of each directory are moved to the top before it is removed, so that neither the stack nor the number of open
+/// descriptors grows with depth.
 pub fn remove(path: &Path) -> io::Result<()> {
     let top = match open_dir(CWD, path) {
         Err(Errno::NOTDIR | Errno::LOOP) => return Ok(unlinkat(CWD, path, AtFlags::empty())?),
@@ -49,13 +49,13 @@ pub fn remove(path: &Path) -> io::Result<()> {
     };
     let mut moved = 0u64;
     loop {
-        let names = batch(&top)?;
+        let names = read_batch(&top)?;
         if names.is_empty() {
             break;
         }
         for name in names {
             match unlinkat(&top, &name, AtFlags::empty()) {
-                Err(Errno::ISDIR | Errno::PERM) => hollow(&top, &name, &mut moved)?,
+                Err(Errno::ISDIR | Errno::PERM) => remove_dir_after_hoisting(&top, &name, &mut moved)?,
                 other => other?,
             }
         }
@@ -64,13 +64,13 @@ pub fn remove(path: &Path) -> io::Result<()> {
     Ok(unlinkat(CWD, path, AtFlags::REMOVEDIR)?)
 }
 
-/// Removes one directory of the top after moving its subdirectories up.
-fn hollow(top: &OwnedFd, name: &CString, moved: &mut u64) -> Result<(), Errno> {
-    // Its owner may have taken the right to enter it away from themself. It is a directory: unlink has just said so.
+/// Removes one directory at the top after moving its subdirectories to the top.
+fn remove_dir_after_hoisting(top: &OwnedFd, name: &CString, moved: &mut u64) -> Result<(), Errno> {
+    // Its mode may deny its owner access. It is known to be a directory, because unlink failed.
     chmodat(top, name, Mode::RWXU, AtFlags::empty())?;
     let dir = open_dir(top, name)?;
     loop {
-        let names = batch(&dir)?;
+        let names = read_batch(&dir)?;
         if names.is_empty() {
             break;
         }
@@ -83,7 +83,7 @@ fn hollow(top: &OwnedFd, name: &CString, moved: &mut u64) -> Result<(), Errno> {
                         *moved += 1;
                         match rustix::fs::renameat_with(&dir, &child, top, format!(".{moved}"), rustix::fs::RenameFlags::NOREPLACE) {
                             Err(Errno::EXIST) => {}
-                            // A filesystem without that flag: a name of ours is hardly taken.
+                            // The filesystem doesn't support the flag. This name is unlikely to exist.
                             Err(Errno::INVAL) => break renameat(&dir, &child, top, format!(".cobox-removed-{moved}"))?,
                             other => break other?,
                         }
@@ -99,7 +99,7 @@ fn hollow(top: &OwnedFd, name: &CString, moved: &mut u64) -> Result<(), Errno> {
 /// Set-user-id and set-group-id.
 pub const SET_ID_BITS: u32 = 0o6000;
 
-/// Clears the set-id bits of every file of a tree that no sandbox has written to. Fails on a tree deeper than [`MAX_DEPTH`].
+/// Clears the set-id bits of all files of a tree that no sandbox has written to. Fails for a tree deeper than [`MAX_DEPTH`].
 pub fn clear_set_id(path: &Path) -> io::Result<()> {
     let mut open = vec![Dir::new(open_dir(CWD, path)?)?];
     loop {
@@ -128,8 +128,8 @@ pub fn clear_set_id(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Bytes a tree takes on disk, at least [`ENTRY_BYTES`] an entry. What can't be looked into, is deeper than [`MAX_DEPTH`] or has
-/// more than [`MAX_ENTRIES`] counts as more than any disk has. What vanishes meanwhile counts nothing.
+/// Measures a tree's disk usage in bytes, at least [`ENTRY_BYTES`] per entry. Returns `u64::MAX` for a tree that can't be read, is deeper
+/// than [`MAX_DEPTH`] or has more than [`MAX_ENTRIES`]. Entries that are deleted during the measurement don't count.
 pub fn measure(path: &Path) -> u64 {
     let Ok(top) = open_dir(CWD, path) else { return 0 };
     let mut total = 0u64;
@@ -137,7 +137,7 @@ pub fn measure(path: &Path) -> u64 {
     if is_complete { total } else { u64::MAX }
 }
 
-/// The files and symbolic links of a tree, as far as [`MAX_DEPTH`] and [`MAX_ENTRIES`] let it see them.
+/// Counts the files and symbolic links of a tree within [`MAX_DEPTH`] and [`MAX_ENTRIES`].
 pub fn count_files(top: OwnedFd) -> WrittenFiles {
     let mut written = WrittenFiles::default();
     let is_complete = visit(top, |stat| {
@@ -149,7 +149,8 @@ pub fn count_files(top: OwnedFd) -> WrittenFiles {
     WrittenFiles { is_complete, ..written }
 }
 
-/// Shows every entry of a tree; false where some could not be looked into, are too deep or too many. Ends at the first of them.
+/// Calls a function for every entry of a tree. Stops and returns false at a directory that can't be read or is too deep, or after too many
+/// entries.
 fn visit(top: OwnedFd, mut show: impl FnMut(&Stat)) -> bool {
     let mut entries = 0u64;
     let Ok(top) = Dir::new(top) else { return false };
@@ -173,7 +174,7 @@ fn visit(top: OwnedFd, mut show: impl FnMut(&Stat)) -> bool {
             match open_dir(fd, entry.file_name()).and_then(Dir::new) {
                 Ok(_) if open.len() >= MAX_DEPTH => return false,
                 Ok(child) => open.push(child),
-                // Gone, or something else by now.
+                // Deleted or replaced in the meantime.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
                 Err(_) => return false,
             }
@@ -189,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_of_any_depth_and_with_any_modes_is_removed_and_nothing_beside_it() {
+    fn a_tree_of_any_depth_and_modes_is_removed_without_touching_its_siblings() {
         let dir = tempfile::tempdir().unwrap();
         let (tree, beside) = (dir.path().join("tree"), dir.path().join("beside"));
         fs::create_dir_all(tree.join("a/b")).unwrap();

@@ -1,4 +1,4 @@
-//! The lower layer of sandboxes' roots: made once, read by all of them, written by none.
+//! Builds the lower overlay layers of sandboxes' root filesystems, which all sandboxes share read-only.
 
 use std::{
     ffi::OsStr,
@@ -14,16 +14,16 @@ use sha2::{Digest, Sha256};
 
 use super::{
     config::{LocalOptions, RootSource, WorkloadUser},
-    tree,
+    untrusted_tree,
 };
 use crate::private_dir::private_dir;
 
-/// Programs and libraries. Links among them (`/bin` to `usr/bin`) are made again as links.
+/// Host directories with programs and libraries. Links among them (`/bin` to `usr/bin`) are copied as links.
 const PROGRAM_DIRS: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
-/// What programs look up in /etc, as it is on the host: links to the chosen alternatives, trusted certificates.
+/// Directories of the host's /etc that programs need: links to the selected alternatives, trusted certificates.
 const ETC_VIEW: [&str; 3] = ["/etc/alternatives", "/etc/ssl/certs", "/etc/terminfo"];
-/// Copied, because they are small and the dynamic linker must find them where programs are of the host.
-const ETC_COPIES: [&str; 9] = [
+/// Host files that are copied: they are small, and the dynamic linker needs some of them to run the host's programs.
+const ETC_COPIED: [&str; 9] = [
     "/etc/ld.so.cache",
     "/etc/ld.so.conf",
     "/etc/localtime",
@@ -34,28 +34,29 @@ const ETC_COPIES: [&str; 9] = [
     "/etc/ssl/openssl.cnf",
     "/etc/debian_version",
 ];
-/// A file that is copied is at most this long; a longer one is not what its name says.
+/// Maximum size of a copied file, in bytes. A larger one can't be the expected configuration file.
 const MAX_COPY_BYTES: u64 = 4 << 20;
 
-/// What a making keeps of a root that is this machine's programs. They change with the machine, for every sandbox alike.
-pub const HOST_NAME: &str = "host";
-/// Before the digest in the name of an unpacked root filesystem.
-const UNPACKED: &str = "rootfs-";
-/// Part of the host layer's name. Layers of earlier versions could be changed by other local users and are not used again.
+/// Stored in the spec of a sandbox whose root is the host's programs. They change with the host, for all sandboxes.
+pub const HOST_ROOT: &str = "host";
+/// Prefix of the name of an unpacked root filesystem; a digest follows.
+const UNPACKED_PREFIX: &str = "rootfs-";
+/// Part of the host layer's name. Layers of version 1 could be changed by other local users and are not reused.
 const LAYER_VERSION: &str = "2";
-/// What is being made has it before its name.
-const UNFINISHED: char = '.';
+/// Prefix of the name of an incomplete layer.
+const UNFINISHED_PREFIX: char = '.';
 
-/// A lower layer and what of the host is shown on top of it.
+/// A lower layer and the host paths that are mounted on top of it.
 #[derive(Clone, Debug)]
-pub struct Base {
+pub struct LowerLayer {
     pub lower: PathBuf,
     pub view: Vec<PathBuf>,
 }
 
-/// What a root stands for now: the name of its lower layer, which another archive in its place doesn't have, or where its directory is.
-pub fn name_of(root: &RootSource) -> anyhow::Result<String> {
-    let RootSource::Rootfs(path) = root else { return Ok(HOST_NAME.to_owned()) };
+/// The name that identifies a root's current content in a spec: the name of its layer, which changes with the archive, or the path of its
+/// directory.
+pub fn pinned_name(root: &RootSource) -> anyhow::Result<String> {
+    let RootSource::Rootfs(path) = root else { return Ok(HOST_ROOT.to_owned()) };
     let kind = fs::metadata(path)?;
     match kind.is_dir() {
         true => Ok(path.to_str().context("its path is not UTF-8")?.to_owned()),
@@ -63,13 +64,13 @@ pub fn name_of(root: &RootSource) -> anyhow::Result<String> {
     }
 }
 
-/// Whether it can be the name of an unpacked root filesystem.
+/// Whether a name has the form of an unpacked root filesystem's name.
 pub fn is_unpacked_name(name: &str) -> bool {
-    name.strip_prefix(UNPACKED).is_some_and(|digest| !digest.is_empty() && digest.bytes().all(|b| b.is_ascii_hexdigit()))
+    name.strip_prefix(UNPACKED_PREFIX).is_some_and(|digest| !digest.is_empty() && digest.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
-/// What of the host is shown in a sandbox with this root, each at the same place.
-pub fn view(root: &RootSource, options: &LocalOptions) -> Vec<PathBuf> {
+/// The host paths that a sandbox with this root sees, each at the same path.
+pub fn host_paths(root: &RootSource, options: &LocalOptions) -> Vec<PathBuf> {
     let mut view = Vec::new();
     if *root == RootSource::Host {
         let is_real_dir = |path: &PathBuf| fs::symlink_metadata(path).is_ok_and(|m| m.is_dir());
@@ -80,27 +81,27 @@ pub fn view(root: &RootSource, options: &LocalOptions) -> Vec<PathBuf> {
     view
 }
 
-/// Removes what an earlier life left unfinished.
-pub fn clear(dir: &Path) -> io::Result<()> {
+/// Removes incomplete layers of an earlier process.
+pub fn remove_unfinished(dir: &Path) -> io::Result<()> {
     let left = match fs::read_dir(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => other?,
     };
-    for entry in left.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(UNFINISHED)) {
-        tree::remove(&entry.path())?;
+    for entry in left.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(UNFINISHED_PREFIX)) {
+        untrusted_tree::remove(&entry.path())?;
     }
     Ok(())
 }
 
-/// Closes the directory of lower layers to other users. Older versions left it open and kept the set-id bits of unpacked files, so they
-/// are cleared once: an open directory is the sign that they may still be there.
-pub fn close(dir: &Path) -> anyhow::Result<()> {
+/// Closes the directory of lower layers to other users. Older versions left it open and kept the set-id bits of unpacked files. If the
+/// directory is still open, these bits may still be set and are cleared.
+pub fn restrict_dir(dir: &Path) -> anyhow::Result<()> {
     let is_open = fs::metadata(dir).is_ok_and(|m| m.mode() & 0o077 != 0);
     if is_open {
-        for entry in fs::read_dir(dir)?.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(UNPACKED)) {
-            // Once the directory is closed no other user reaches such a file: a failure here is no reason not to start.
-            if let Err(error) = tree::clear_set_id(&entry.path()) {
-                tracing::warn!(layer = %entry.path().display(), %error, "set-id bits of an unpacked root filesystem were not cleared");
+        for entry in fs::read_dir(dir)?.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(UNPACKED_PREFIX)) {
+            // A failure is not fatal: once the directory is closed, no other user can reach such a file.
+            if let Err(error) = untrusted_tree::clear_set_id(&entry.path()) {
+                tracing::warn!(layer = %entry.path().display(), %error, "clearing the set-id bits of an unpacked root filesystem failed");
             }
             tracing::warn!(
                 layer = %entry.path().display(),
@@ -112,21 +113,21 @@ pub fn close(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the lower layer of a root, or finds it made.
-pub fn prepare(dir: &Path, root: &RootSource, options: &LocalOptions, is_root: bool) -> anyhow::Result<Base> {
+/// Returns the lower layer of a root. Builds it if it doesn't exist.
+pub fn prepare(dir: &Path, root: &RootSource, options: &LocalOptions, is_root: bool) -> anyhow::Result<LowerLayer> {
     private_dir(dir)?;
     match root {
-        RootSource::Host => host(dir, options, is_root),
+        RootSource::Host => prepare_host(dir, options, is_root),
         RootSource::Rootfs(path) => {
             let kind = fs::metadata(path).with_context(|| format!("the root filesystem {}", path.display()))?;
             let lower = if kind.is_dir() { path.clone() } else { unpack(dir, path, &kind, is_root)? };
-            Ok(Base { lower, view: view(root, options) })
+            Ok(LowerLayer { lower, view: host_paths(root, options) })
         }
     }
 }
 
-fn host(dir: &Path, options: &LocalOptions, is_root: bool) -> anyhow::Result<Base> {
-    let view = view(&RootSource::Host, options);
+fn prepare_host(dir: &Path, options: &LocalOptions, is_root: bool) -> anyhow::Result<LowerLayer> {
+    let view = host_paths(&RootSource::Host, options);
     let mut links = Vec::new();
     for path in PROGRAM_DIRS.iter().map(Path::new) {
         if fs::symlink_metadata(path).is_ok_and(|m| m.is_symlink()) {
@@ -135,8 +136,8 @@ fn host(dir: &Path, options: &LocalOptions, is_root: bool) -> anyhow::Result<Bas
     }
 
     let mut files: Vec<(PathBuf, Vec<u8>)> = etc_files(options.user);
-    for path in ETC_COPIES.iter().map(Path::new) {
-        // What the host lacks, the sandbox lacks too.
+    for path in ETC_COPIED.iter().map(Path::new) {
+        // A file that is missing on the host is also missing in the sandbox.
         if let Ok(m) = fs::metadata(path)
             && m.is_file()
             && m.len() <= MAX_COPY_BYTES
@@ -144,7 +145,7 @@ fn host(dir: &Path, options: &LocalOptions, is_root: bool) -> anyhow::Result<Bas
             files.push((path.to_owned(), fs::read(path)?));
         }
     }
-    // Named by content: a host that changed gets a new layer, and running sandboxes keep the one they have.
+    // Named by content: if the host changes, a new layer is built, and running sandboxes keep theirs.
     let mut hash = Sha256::new();
     hash.update(LAYER_VERSION);
     hash.update(format!("{view:?}{links:?}{:?}{is_root}", options.user));
@@ -155,31 +156,31 @@ fn host(dir: &Path, options: &LocalOptions, is_root: bool) -> anyhow::Result<Bas
     let digest = hash.finalize();
     let lower = dir.join(format!("host-{}", hex(&digest[..8])));
     if !lower.exists() {
-        build(dir, &lower, |root| skeleton(root, &view, &links, &files, options.user, is_root))?;
+        build(dir, &lower, |root| create_skeleton(root, &view, &links, &files, options.user, is_root))?;
     }
-    Ok(Base { lower, view })
+    Ok(LowerLayer { lower, view })
 }
 
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Makes a directory under a name of its own first, so that the final name is only ever a whole one. Several may be at it: the first wins,
-/// and the others have made the same.
+/// Builds a directory under a temporary name and renames it, so that the final name always refers to a complete one. Several threads or
+/// processes may build the same layer: the first rename wins, and the results of the others are identical and discarded.
 fn build(dir: &Path, to: &Path, fill: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
     static BUILT: AtomicU64 = AtomicU64::new(0);
     let (name, number) = (to.file_name().and_then(OsStr::to_str).unwrap_or("base"), BUILT.fetch_add(1, Ordering::Relaxed));
-    let temporary = dir.join(format!("{UNFINISHED}{name}-{}-{number}", std::process::id()));
+    let temporary = dir.join(format!("{UNFINISHED_PREFIX}{name}-{}-{number}", std::process::id()));
     DirBuilder::new().mode(0o755).create(&temporary)?;
     let built = fill(&temporary).and_then(|()| {
-        super::copy::sync(&temporary)?;
+        super::snapshot_copy::sync_filesystem(&temporary)?;
         match fs::rename(&temporary, to) {
             Err(_) if to.is_dir() => Ok(false),
             other => Ok(other.map(|()| true)?),
         }
     });
     if !matches!(built, Ok(true)) {
-        tree::remove(&temporary)?;
+        untrusted_tree::remove(&temporary)?;
     }
     built?;
     Ok(File::open(dir)?.sync_all()?)
@@ -207,7 +208,7 @@ fn etc_files(user: WorkloadUser) -> Vec<(PathBuf, Vec<u8>)> {
     ]
 }
 
-fn skeleton(
+fn create_skeleton(
     root: &Path,
     view: &[PathBuf],
     links: &[(PathBuf, PathBuf)],
@@ -260,10 +261,10 @@ fn skeleton(
 
 fn unpacked_name(tarball: &Path, kind: &fs::Metadata) -> String {
     let name = Sha256::digest(format!("{}\0{}\0{}\0{}", tarball.display(), kind.len(), kind.mtime(), kind.mtime_nsec()));
-    format!("{UNPACKED}{}", hex(&name[..8]))
+    format!("{UNPACKED_PREFIX}{}", hex(&name[..8]))
 }
 
-/// Unpacks a root filesystem once; another file, or a newer one, is unpacked again.
+/// Unpacks a root filesystem unless this version of the file is unpacked already.
 fn unpack(dir: &Path, tarball: &Path, kind: &fs::Metadata, is_root: bool) -> anyhow::Result<PathBuf> {
     let lower = dir.join(unpacked_name(tarball, kind));
     if lower.exists() {
@@ -283,8 +284,8 @@ fn unpack(dir: &Path, tarball: &Path, kind: &fs::Metadata, is_root: bool) -> any
         archive.set_preserve_permissions(true);
         archive.set_preserve_ownerships(is_root);
         archive.set_overwrite(true);
-        // The layer is owned by the host's users, so a set-id program in it would run as them.
-        archive.set_mask(tree::SET_ID_BITS);
+        // The files belong to users of the host, so a set-id program would run as one of them.
+        archive.set_mask(untrusted_tree::SET_ID_BITS);
         archive.unpack(root).with_context(|| format!("unpacking {text}"))
     })?;
     Ok(lower)
@@ -308,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_that_several_unpack_at_once_is_whole_for_each() {
+    fn a_root_filesystem_unpacked_concurrently_is_complete_for_each() {
         let dir = tempfile::tempdir().unwrap();
         let source = RootSource::Rootfs(archive(dir.path(), 200));
         let bases = dir.path().join("base");
@@ -321,7 +322,7 @@ mod tests {
             }
         });
         let left: Vec<_> = fs::read_dir(&bases).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-        assert_eq!(left, [name_of(&source).unwrap()]);
+        assert_eq!(left, [pinned_name(&source).unwrap()]);
     }
 
     #[test]
@@ -332,19 +333,19 @@ mod tests {
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
         let made = prepare(&bases, &source, &LocalOptions::default(), false).unwrap();
         assert_eq!((mode(&made.lower.join("d/f0")), mode(&bases)), (0o755, 0o700));
-        // As an older version left it.
+        // The state that an older version left behind.
         fs::set_permissions(made.lower.join("d/f0"), fs::Permissions::from_mode(0o4755)).unwrap();
         fs::set_permissions(made.lower.join("d"), fs::Permissions::from_mode(0o1777)).unwrap();
         symlink("/bin/su", made.lower.join("link")).unwrap();
         fs::set_permissions(&bases, fs::Permissions::from_mode(0o755)).unwrap();
-        close(&bases).unwrap();
+        restrict_dir(&bases).unwrap();
         assert_eq!(["d/f0", "d"].map(|name| mode(&made.lower.join(name))), [0o755, 0o1777]);
         assert_eq!(mode(&bases), 0o700);
-        close(&dir.path().join("none")).unwrap();
+        restrict_dir(&dir.path().join("none")).unwrap();
     }
 
     #[test]
-    fn what_could_not_be_unpacked_or_was_left_half_done_goes() {
+    fn failed_and_incomplete_layers_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let (broken, bases) = (dir.path().join("broken.tar"), dir.path().join("base"));
         fs::write(&broken, [1; 2000]).unwrap();
@@ -352,8 +353,8 @@ mod tests {
         assert_eq!(fs::read_dir(&bases).unwrap().count(), 0);
         fs::create_dir_all(bases.join(".rootfs-0-1-2/d")).unwrap();
         fs::create_dir_all(bases.join("rootfs-0")).unwrap();
-        clear(&bases).unwrap();
+        remove_unfinished(&bases).unwrap();
         assert_eq!(fs::read_dir(&bases).unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>(), ["rootfs-0"]);
-        clear(&dir.path().join("none")).unwrap();
+        remove_unfinished(&dir.path().join("none")).unwrap();
     }
 }

@@ -1,5 +1,5 @@
-//! Copying a sandbox's own files to where other sandboxes start from them: a stranger's tree, which may change meanwhile. Directories
-//! are reached from their parent's descriptor, no link is followed, and what it takes is bounded.
+//! Copies a sandbox's own files into a snapshot. The tree belongs to untrusted programs and may change during the copy: directories are
+//! opened relative to their parent's descriptor, no link is followed, and the size of the copy is bounded.
 
 use std::{
     collections::HashMap,
@@ -24,39 +24,39 @@ use rustix::{
 };
 
 use super::{
-    opening::{self, Closing},
-    spec::UID_RANGE,
+    launch_spec::UID_RANGE,
+    temporary_access::{self, ModeRestore},
 };
 
-/// Deeper than any real project; each level holds two descriptors.
+/// Maximum depth, beyond any real project; each level needs two descriptors.
 const MAX_DEPTH: usize = 100;
 /// Bounds the time of one copy.
 const MAX_ENTRIES: u64 = 4_000_000;
-/// What an entry takes at least: an inode costs the host something even when the file is empty.
+/// Minimum size that an entry counts: an inode takes space on the host even if the file is empty.
 const ENTRY_BYTES: u64 = 4096;
-/// Files with several names whose first copy is remembered, to be given the others: a dozen megabytes at most. Further ones become files
-/// of their own.
-const MAX_LINKED: usize = 100_000;
-/// Attributes of one file that are looked at, in bytes of their names, and the longest of their values.
+/// Maximum number of files with several hard links whose first copy is remembered, which takes about 12 MB. The links of further files are
+/// copied as separate files.
+const MAX_TRACKED_LINKS: usize = 100_000;
+/// Maximum total length of the extended attributes' names of one file, and of one value, in bytes.
 const MAX_XATTR_NAMES: usize = 4096;
 const MAX_XATTR_VALUE: usize = 4096;
-/// Read and written at once where the kernel doesn't copy.
-const PIECE_BYTES: usize = 256 << 10;
-/// Who owns what belonged to nobody of the sandbox.
+/// Bytes read and written at a time where the kernel can't copy.
+const CHUNK_BYTES: usize = 256 << 10;
+/// Owner in the copy of files that belong to no ID of the sandbox.
 const NOBODY: u32 = 65_534;
-/// Says that a directory hides what is below it in other layers.
-const OPAQUE: &[u8] = b"user.overlay.opaque";
-/// The overlay's other notes are about the layers it was on.
-const OVERLAY: &[u8] = b"user.overlay.";
+/// Marks a directory as opaque: it hides the contents of the same directory in lower layers.
+const OPAQUE_XATTR: &[u8] = b"user.overlay.opaque";
+/// Prefix of the overlay's other attributes, which refer to the original layers and are not copied.
+const OVERLAY_XATTR_PREFIX: &[u8] = b"user.overlay.";
 
-/// Copies what is in one directory into another that is empty. `uid_base` is the first id of the sandbox it was made in: in the copy its
-/// root is 0, as in every lower layer. Set-user-id bits are left out. Answers with what the copy takes, which is at most `most_bytes`.
-pub fn tree(from: &OwnedFd, to: &Path, uid_base: Option<u32>, most_bytes: u64) -> io::Result<u64> {
+/// Copies the contents of a directory into an empty one. `uid_base` is the first ID of the sandbox's range, which becomes 0 in the copy, as
+/// in every lower layer. Set-user-ID bits are not copied. Returns the size of the copy, which is at most `max_bytes`.
+pub fn copy_tree(from: &OwnedFd, to: &Path, uid_base: Option<u32>, max_bytes: u64) -> io::Result<u64> {
     let top = openat(CWD, to, dir_flags(), Mode::empty())?;
     let first = openat(&top, ".", dir_flags(), Mode::empty())?;
-    let mut copy = Copy { uid_base, most_bytes, bytes: 0, entries: 0, top, linked: HashMap::new() };
+    let mut copy = TreeCopy { uid_base, max_bytes, bytes: 0, entries: 0, top, first_copies: HashMap::new() };
     let stat = fstat(from)?;
-    let mut open = vec![Level { entries: Dir::read_from(from)?, stat, to: first, path: PathBuf::new(), _closing: None }];
+    let mut open = vec![OpenDirectory { entries: Dir::read_from(from)?, stat, to: first, path: PathBuf::new(), _mode_restore: None }];
     while let Some(level) = open.last_mut() {
         let Some(entry) = level.entries.read() else {
             if let Some(done) = open.pop() {
@@ -79,43 +79,43 @@ pub fn tree(from: &OwnedFd, to: &Path, uid_base: Option<u32>, most_bytes: u64) -
     Ok(copy.bytes)
 }
 
-struct Copy {
+struct TreeCopy {
     uid_base: Option<u32>,
-    most_bytes: u64,
+    max_bytes: u64,
     bytes: u64,
     entries: u64,
-    /// Of the copy.
+    /// The top directory of the copy.
     top: OwnedFd,
-    /// Where the first copy of a file with several names is, by device and inode; and by size and time, because the number of one that is
-    /// gone may be another's by now.
-    linked: HashMap<(u64, u64, i64, i64), PathBuf>,
+    /// Path of the first copy of a file with several hard links, by device, inode, size and modification time. Device and inode alone are
+    /// not enough: the inode number of a deleted file may be reused during the copy.
+    first_copies: HashMap<(u64, u64, i64, i64), PathBuf>,
 }
 
-/// A directory that is being copied.
-struct Level {
+/// A directory whose entries are being copied.
+struct OpenDirectory {
     entries: Dir,
     stat: Stat,
     to: OwnedFd,
-    /// From the top.
+    /// Relative to the top.
     path: PathBuf,
-    _closing: Option<Closing>,
+    _mode_restore: Option<ModeRestore>,
 }
 
 fn dir_flags() -> OFlags {
     OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC
 }
 
-impl Copy {
+impl TreeCopy {
     fn count(&mut self, bytes: u64) -> io::Result<()> {
         self.bytes = self.bytes.saturating_add(bytes);
-        if self.bytes > self.most_bytes {
-            return Err(io::Error::other(format!("its files take more than {} bytes", self.most_bytes)));
+        if self.bytes > self.max_bytes {
+            return Err(io::Error::other(format!("its files take more than {} bytes", self.max_bytes)));
         }
         Ok(())
     }
 
-    /// Copies one entry; answers with a directory that is to be copied next.
-    fn entry(&mut self, level: &Level, name: &CString) -> io::Result<Option<Level>> {
+    /// Copies one entry. For a directory, returns it so that its entries are copied next.
+    fn entry(&mut self, level: &OpenDirectory, name: &CString) -> io::Result<Option<OpenDirectory>> {
         let from = level.entries.fd()?;
         self.entries += 1;
         if self.entries > MAX_ENTRIES {
@@ -128,79 +128,80 @@ impl Copy {
         };
         self.count(ENTRY_BYTES.saturating_sub(self.bytes - before))?;
         match copied {
-            // Gone, or something else, by the time it was to be copied.
+            // Deleted or replaced before it was copied.
             Err(e) if matches!(Errno::from_io_error(&e), Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NXIO)) => Ok(None),
             Err(e) => Err(io::Error::new(e.kind(), format!("{}: {e}", name.to_string_lossy().escape_default()))),
             Ok(below) => Ok(below),
         }
     }
 
-    fn copy(&mut self, level: &Level, name: &CString, stat: &Stat) -> io::Result<Option<Level>> {
+    fn copy(&mut self, level: &OpenDirectory, name: &CString, stat: &Stat) -> io::Result<Option<OpenDirectory>> {
         let (from, to) = (level.entries.fd()?, &level.to);
         let is_overlays_whiteout = stat.st_rdev == 0;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {
-                // Its entries can't be looked up where it may only be read.
-                let is_shut = self.uid_base.is_none() && stat.st_mode & 0o500 != 0o500;
-                let (dir, closing) = opening::open(from, name, dir_flags(), is_shut)?;
+                // Entries of a directory that is readable but not searchable can't be looked up.
+                let needs_access = self.uid_base.is_none() && stat.st_mode & 0o500 != 0o500;
+                let (dir, mode_restore) = temporary_access::open(from, name, dir_flags(), needs_access)?;
                 mkdirat(to, name, Mode::RWXU)?;
                 let made = openat(to, name, dir_flags(), Mode::empty())?;
-                self.attributes(dir.as_fd(), &made)?;
+                self.copy_attributes(dir.as_fd(), &made)?;
                 let path = level.path.join(OsStr::from_bytes(name.to_bytes()));
-                // With the mode it had before it was opened.
-                return Ok(Some(Level { stat: *stat, entries: Dir::new(dir)?, to: made, path, _closing: closing }));
+                // Uses the mode from before it was opened, which may have changed it.
+                return Ok(Some(OpenDirectory { stat: *stat, entries: Dir::new(dir)?, to: made, path, _mode_restore: mode_restore }));
             }
             FileType::RegularFile => self.file(level, name, stat)?,
             FileType::Symlink => {
                 symlinkat(&readlinkat(from, name, Vec::new())?, to, name)?;
-                self.finish(to, name, stat)?;
+                self.set_metadata_at(to, name, stat)?;
             }
-            // That a name of a layer below is gone.
+            // A whiteout: the name is deleted from the layers below.
             FileType::CharacterDevice if is_overlays_whiteout => mknodat(to, name, FileType::CharacterDevice, Mode::empty(), 0)?,
             FileType::Fifo => {
                 mknodat(to, name, FileType::Fifo, Mode::from_raw_mode(stat.st_mode & 0o777), 0)?;
-                self.finish(to, name, stat)?;
+                self.set_metadata_at(to, name, stat)?;
             }
-            // A socket belongs to a program that doesn't come along, and devices are none that can be opened.
+            // Skipped: sockets belong to a running program, and devices can't be opened.
             _ => {}
         }
         Ok(None)
     }
 
-    fn file(&mut self, level: &Level, name: &CString, before: &Stat) -> io::Result<()> {
+    fn file(&mut self, level: &OpenDirectory, name: &CString, before: &Stat) -> io::Result<()> {
         let (from, to) = (level.entries.fd()?, &level.to);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let (source, closing) = opening::open(from, name, flags, false)?;
-        drop(closing);
+        let (source, mode_restore) = temporary_access::open(from, name, flags, false)?;
+        drop(mode_restore);
         let mut stat = fstat(&source)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(Errno::NXIO.into());
         }
         if stat.st_ino == before.st_ino {
-            // It may have been opened with another for a moment.
+            // Opening it may have changed the mode temporarily.
             stat.st_mode = before.st_mode;
         }
         let inode = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime);
         if stat.st_nlink > 1
-            && let Some(first) = self.linked.get(&inode)
+            && let Some(first) = self.first_copies.get(&inode)
             && linkat(&self.top, first, to, name, AtFlags::empty()).is_ok()
         {
             return Ok(());
         }
-        if stat.st_nlink > 1 && self.linked.len() < MAX_LINKED {
-            self.linked.insert(inode, level.path.join(OsStr::from_bytes(name.to_bytes())));
+        if stat.st_nlink > 1 && self.first_copies.len() < MAX_TRACKED_LINKS {
+            self.first_copies.insert(inode, level.path.join(OsStr::from_bytes(name.to_bytes())));
         }
         let made =
             openat(to, name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)?;
         self.content(&source, &made, u64::try_from(stat.st_size).unwrap_or(0))?;
-        self.attributes(source.as_fd(), &made)?;
-        self.dress(&made, &stat)
+        self.copy_attributes(source.as_fd(), &made)?;
+        self.set_metadata(&made, &stat)
     }
 
-    /// As it is when it is read: what grows meanwhile is cut at the length it had, what shrinks ends in zeros.
+    /// Copies a file's content. A file that grows during the copy is truncated to its initial length; one that shrinks is padded with
+    /// zeros.
     fn content(&mut self, source: &OwnedFd, made: &OwnedFd, len: u64) -> io::Result<()> {
         if len > 0 && ioctl_ficlone(made, source).is_ok() {
-            // Shared with the original; it counts in full, because that doesn't last.
+            // The blocks are shared with the original but count in full, because sharing ends when either file changes.
             self.count(u64::try_from(fstat(made)?.st_blocks).unwrap_or(0).saturating_mul(512))?;
             return Ok(());
         }
@@ -224,8 +225,9 @@ impl Copy {
         Ok(())
     }
 
-    /// What users set, and of the overlay's own what a layer needs. Access lists are left out: they name ids of the sandbox.
-    fn attributes(&self, from: BorrowedFd<'_>, to: &OwnedFd) -> io::Result<()> {
+    /// Copies user attributes, and of the overlay's only the opaque marker. Access control lists are not copied, because they contain IDs
+    /// of the sandbox's range.
+    fn copy_attributes(&self, from: BorrowedFd<'_>, to: &OwnedFd) -> io::Result<()> {
         let mut names = vec![0u8; MAX_XATTR_NAMES];
         let len = match flistxattr(from, &mut names[..]) {
             Ok(len) => len,
@@ -233,11 +235,14 @@ impl Copy {
             Err(Errno::RANGE) => return Err(io::Error::other("it has too many extended attributes")),
             Err(e) => return Err(e.into()),
         };
-        for name in names[..len].split(|b| *b == 0).filter(|n| n.starts_with(b"user.") && (*n == OPAQUE || !n.starts_with(OVERLAY))) {
+        for name in names[..len]
+            .split(|b| *b == 0)
+            .filter(|n| n.starts_with(b"user.") && (*n == OPAQUE_XATTR || !n.starts_with(OVERLAY_XATTR_PREFIX)))
+        {
             let mut value = vec![0u8; MAX_XATTR_VALUE];
             match fgetxattr(from, name, &mut value[..]) {
                 Ok(len) => fsetxattr(to, name, &value[..len], XattrFlags::empty())?,
-                // Taken away meanwhile.
+                // Removed in the meantime.
                 Err(Errno::NODATA) => {}
                 Err(e) => return Err(e.into()),
             }
@@ -251,22 +256,23 @@ impl Copy {
         Some((Uid::from_raw(inside(stat.st_uid)), Gid::from_raw(inside(stat.st_gid))))
     }
 
-    fn dress(&self, made: &OwnedFd, stat: &Stat) -> io::Result<()> {
+    fn set_metadata(&self, made: &OwnedFd, stat: &Stat) -> io::Result<()> {
         if let Some((uid, gid)) = self.owner(stat) {
             fchown(made, Some(uid), Some(gid))?;
         }
-        // A file of uid 0 on this disk must not be one that makes root of whoever runs it. The sticky bit and a directory's group stay.
+        // The copy may belong to the host's uid 0: without set-id bits, it can't be used to become root. The sticky bit and the
+        // set-group-ID bit of directories are kept.
         let kept = if FileType::from_raw_mode(stat.st_mode) == FileType::Directory { 0o3777 } else { 0o777 };
         fchmod(made, Mode::from_raw_mode(stat.st_mode & kept))?;
         Ok(futimens(made, &times(stat))?)
     }
 
-    fn finish_dir(&self, level: &Level) -> io::Result<()> {
-        self.dress(&level.to, &level.stat)
+    fn finish_dir(&self, level: &OpenDirectory) -> io::Result<()> {
+        self.set_metadata(&level.to, &level.stat)
     }
 
-    /// What isn't opened to be copied.
-    fn finish(&self, to: &OwnedFd, name: &CString, stat: &Stat) -> io::Result<()> {
+    /// Sets the owner and times of an entry that isn't opened.
+    fn set_metadata_at(&self, to: &OwnedFd, name: &CString, stat: &Stat) -> io::Result<()> {
         if let Some((uid, gid)) = self.owner(stat) {
             chownat(to, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
         }
@@ -274,7 +280,8 @@ impl Copy {
     }
 }
 
-/// By the kernel where it can, which between an image's filesystem and the one it lies on it can't. What was cut off meanwhile stays a hole.
+/// Copies a range in the kernel where possible, which it isn't between an image's filesystem and the one that contains the image. If the
+/// source was truncated in the meantime, the rest stays a hole.
 fn copy_range(source: &OwnedFd, made: &OwnedFd, start: u64, end: u64) -> io::Result<()> {
     let (mut from_at, mut to_at) = (start, start);
     while from_at < end {
@@ -282,25 +289,25 @@ fn copy_range(source: &OwnedFd, made: &OwnedFd, start: u64, end: u64) -> io::Res
         match copy_file_range(source, Some(&mut from_at), made, Some(&mut to_at), wanted) {
             Ok(0) => return Ok(()),
             Ok(_) => {}
-            Err(Errno::XDEV | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => return copy_by_hand(source, made, from_at, end),
+            Err(Errno::XDEV | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => return copy_by_read_and_write(source, made, from_at, end),
             Err(e) => return Err(e.into()),
         }
     }
     Ok(())
 }
 
-fn copy_by_hand(source: &OwnedFd, made: &OwnedFd, start: u64, end: u64) -> io::Result<()> {
-    let mut piece = vec![0u8; PIECE_BYTES];
+fn copy_by_read_and_write(source: &OwnedFd, made: &OwnedFd, start: u64, end: u64) -> io::Result<()> {
+    let mut chunk = vec![0u8; CHUNK_BYTES];
     let mut at = start;
     while at < end {
-        let wanted = usize::try_from(end - at).unwrap_or(usize::MAX).min(PIECE_BYTES);
-        let got = rustix::io::pread(source, &mut piece[..wanted], at)?;
+        let wanted = usize::try_from(end - at).unwrap_or(usize::MAX).min(CHUNK_BYTES);
+        let got = rustix::io::pread(source, &mut chunk[..wanted], at)?;
         if got == 0 {
             return Ok(());
         }
         let mut written = 0;
         while written < got {
-            written += rustix::io::pwrite(made, &piece[written..got], at + written as u64)?;
+            written += rustix::io::pwrite(made, &chunk[written..got], at + written as u64)?;
         }
         at += got as u64;
     }
@@ -314,8 +321,8 @@ fn times(stat: &Stat) -> Timestamps {
     }
 }
 
-/// Everything written below it so far is on the disk when this returns.
-pub fn sync(dir: &Path) -> io::Result<()> {
+/// Flushes the filesystem of a directory to disk.
+pub fn sync_filesystem(dir: &Path) -> io::Result<()> {
     Ok(rustix::fs::syncfs(File::open(dir)?)?)
 }
 
@@ -328,15 +335,15 @@ mod tests {
 
     use super::*;
 
-    fn copied(from: &Path, most_bytes: u64) -> (tempfile::TempDir, io::Result<u64>) {
+    fn copied(from: &Path, max_bytes: u64) -> (tempfile::TempDir, io::Result<u64>) {
         let to = tempfile::tempdir().unwrap();
         let source = openat(CWD, from, dir_flags(), Mode::empty()).unwrap();
-        let done = tree(&source, to.path(), None, most_bytes);
+        let done = copy_tree(&source, to.path(), None, max_bytes);
         (to, done)
     }
 
     #[test]
-    fn files_links_modes_and_whiteouts_come_along_and_nothing_else_does() {
+    fn files_links_modes_and_whiteouts_are_copied_and_nothing_else_is() {
         let from = tempfile::tempdir().unwrap();
         let at = |name: &str| from.path().join(name);
         fs::create_dir_all(at("a/b")).unwrap();
@@ -350,7 +357,7 @@ mod tests {
         let (to, done) = copied(from.path(), 1 << 20);
         assert!(done.unwrap() >= 10);
         let of = |name: &str| fs::symlink_metadata(to.path().join(name));
-        assert_eq!(of("a/b/program").unwrap().mode() & 0o7777, 0o755, "without what would make root of somebody");
+        assert_eq!(of("a/b/program").unwrap().mode() & 0o7777, 0o755, "without set-id bits");
         assert_eq!(of("a").unwrap().mode() & 0o7777, 0o1555);
         assert_eq!(of("a/b/program").unwrap().mtime(), fs::metadata(at("a/b/program")).unwrap().mtime());
         assert_eq!(fs::read_link(to.path().join("link")).unwrap(), Path::new("/etc/passwd"));
@@ -359,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_holes_stays_one_and_too_much_is_refused() {
+    fn sparse_files_stay_sparse_and_oversized_trees_are_refused() {
         let from = tempfile::tempdir().unwrap();
         let sparse = File::create(from.path().join("sparse")).unwrap();
         sparse.set_len(1 << 40).unwrap();
@@ -373,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_file_counts_once_and_so_does_one_with_many_names() {
+    fn small_files_and_hard_linked_files_are_counted_once() {
         let from = tempfile::tempdir().unwrap();
         fs::create_dir(from.path().join("d")).unwrap();
         for n in 0..100 {
@@ -392,7 +399,7 @@ mod tests {
         assert_eq!(fs::read(to.path().join("d/big7")).unwrap(), vec![1; 512 << 10]);
     }
 
-    /// This thread alone.
+    /// Affects only the calling thread.
     fn as_ordinary_user() {
         use rustix::thread::{set_thread_res_gid, set_thread_res_uid};
         let (uid, gid) = (Uid::from_raw(61_240), Gid::from_raw(61_240));
@@ -401,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn what_its_owner_closed_to_themself_comes_along_as_it_is() {
+    fn files_that_deny_access_to_their_owner_are_copied_with_their_mode() {
         let from = tempfile::tempdir().unwrap();
         let at = |name: &str| from.path().join(name);
         fs::create_dir(at("shut")).unwrap();
@@ -417,10 +424,10 @@ mod tests {
         let to = tempfile::tempdir().unwrap();
         let copy = |from: &Path, to: &Path| {
             let source = openat(CWD, from, dir_flags(), Mode::empty()).unwrap();
-            tree(&source, to, None, 1 << 20)
+            copy_tree(&source, to, None, 1 << 20)
         };
         if rustix::process::geteuid().is_root() {
-            // As an ordinary user, in a thread that is one.
+            // Run in a thread with an ordinary user's IDs.
             for dir in [from.path(), to.path(), &at("secret"), &at("shut"), &at("dull")] {
                 std::os::unix::fs::chown(dir, Some(61_240), Some(61_240)).unwrap();
             }
@@ -436,7 +443,7 @@ mod tests {
         }
         let mode = |path: &Path| fs::symlink_metadata(path).unwrap().mode() & 0o7777;
         for of in [from.path(), to.path()] {
-            assert_eq!(["secret", "shut", "dull"].map(|name| mode(&of.join(name))), [0, 0, 0o400], "as it was");
+            assert_eq!(["secret", "shut", "dull"].map(|name| mode(&of.join(name))), [0, 0, 0o400], "the modes are unchanged");
             for name in ["shut", "dull"] {
                 fs::set_permissions(of.join(name), fs::Permissions::from_mode(0o700)).unwrap();
             }
@@ -446,12 +453,12 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_does_not_copy_is_copied_by_hand() {
+    fn ranges_that_the_kernel_cannot_copy_are_read_and_written() {
         let mut from = tempfile::tempfile().unwrap();
-        let content: Vec<u8> = (0..3 * PIECE_BYTES / 2).map(|n| n as u8).collect();
+        let content: Vec<u8> = (0..3 * CHUNK_BYTES / 2).map(|n| n as u8).collect();
         io::Write::write_all(&mut from, &content).unwrap();
         let made = tempfile::NamedTempFile::new().unwrap();
-        copy_by_hand(&from.into(), &made.reopen().unwrap().into(), 100, content.len() as u64).unwrap();
+        copy_by_read_and_write(&from.into(), &made.reopen().unwrap().into(), 100, content.len() as u64).unwrap();
         let copied = fs::read(made.path()).unwrap();
         assert!(copied[..100].iter().all(|b| *b == 0) && copied[100..] == content[100..]);
     }

@@ -1,4 +1,4 @@
-//! Whether a sandbox runs, waiting for its end, and bringing that about. Works for a sandbox an earlier broker started.
+//! Checks whether a sandbox runs, waits for its end, and ends it. Also works for sandboxes that an earlier broker process started.
 
 use std::{
     fs::{self, File},
@@ -14,14 +14,14 @@ use rustix::{
 };
 use tokio::io::Interest;
 
-use super::spec::RunRecord;
+use super::launch_spec::RunRecord;
 
-/// How long the kernel may take to end everything of a sandbox after SIGKILL.
-const END_WITHIN: Duration = Duration::from_secs(20);
-/// Between two looks at something the kernel gives back in its own time.
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// Time for the kernel to end all processes of a sandbox after SIGKILL.
+const END_TIMEOUT: Duration = Duration::from_secs(20);
+/// Interval between two checks of a resource that the kernel releases asynchronously.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Whether boxd (or its launcher) lives: it holds this lock for as long as it does.
+/// Whether boxd or its launcher is alive: they hold this lock until they exit.
 pub fn is_alive(dir: &Path) -> bool {
     let Ok(file) = File::open(dir.join("alive")) else { return false };
     match flock(&file, FlockOperation::NonBlockingLockShared) {
@@ -30,12 +30,12 @@ pub fn is_alive(dir: &Path) -> bool {
     }
 }
 
-/// Takes the lock for a sandbox about to be started.
+/// Takes the lock for a sandbox that is about to be started.
 pub async fn lock(dir: &Path) -> anyhow::Result<File> {
-    // Read-only: boxd inherits it, and should not be able to write to the host through it.
+    // Read-only: boxd inherits it and must not be able to write to the host with it.
     let path = dir.join("alive");
     let file = File::from(rustix::fs::open(&path, OFlags::RDONLY | OFlags::CREATE | OFlags::CLOEXEC, Mode::RUSR)?);
-    // Somebody's look at it (see `is_alive`) may hold it for a moment.
+    // A concurrent `is_alive` may hold it for a moment.
     retry_busy(|| match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Err(rustix::io::Errno::WOULDBLOCK) => Err(io::ErrorKind::ResourceBusy.into()),
         other => Ok(other?),
@@ -50,26 +50,26 @@ fn record(dir: &Path) -> Option<RunRecord> {
     record.is_alive().then_some(record)
 }
 
-/// Resolves when nothing of the sandbox runs.
+/// Resolves when no process of the sandbox runs.
 pub async fn ended(dir: &Path) {
     while is_alive(dir) {
         match record(dir).and_then(|r| Some((r.clone(), pidfd_open(Pid::from_raw(r.pid)?, PidfdFlags::NONBLOCK).ok()?))) {
             Some((r, pidfd)) if r.is_alive() => {
                 if let Ok(watched) = cobox_kernel::watch(pidfd, Interest::READABLE) {
-                    // Readable when the process has ended, and with it, its pid namespace's first, all others in there.
+                    // Readable when the process has ended. It is the first process of its PID namespace, so all others have ended too.
                     let _ = watched.readable().await;
                     reap(watched.get_ref());
                 }
             }
-            // Being launched, or just gone: the lock tells.
-            _ => tokio::time::sleep(LOOK_AGAIN).await,
+            // It is being launched or has just ended; the lock decides.
+            _ => tokio::time::sleep(POLL_INTERVAL).await,
         }
     }
     reap_recorded(dir).await;
 }
 
-/// Reaps the sandbox's first process if it ended and is our child. Its lock is free a moment before the process has quite ended, so who
-/// saw the lock free has not seen the process yet.
+/// Reaps the sandbox's first process if it has ended and is a child of this process. The lock is released shortly before the process ends,
+/// so this waits for the process even if the lock is free.
 async fn reap_recorded(dir: &Path) {
     let recorded = fs::read(dir.join("run.json")).ok().and_then(|text| serde_json::from_slice::<RunRecord>(&text).ok());
     let Some(record) = recorded else { return };
@@ -79,7 +79,7 @@ async fn reap_recorded(dir: &Path) {
     }
     if let Some(pid) = Pid::from_raw(record.pid)
         && let Ok(pidfd) = pidfd_open(pid, PidfdFlags::NONBLOCK)
-        // Asked again with the descriptor in hand: now the number can't change its meaning.
+        // Checked again after opening the descriptor, because the PID could have been reused before.
         && is_ours()
         && let Ok(watched) = cobox_kernel::watch(pidfd, Interest::READABLE)
     {
@@ -88,7 +88,7 @@ async fn reap_recorded(dir: &Path) {
     }
 }
 
-/// Collects it if it is our child; an earlier broker's is init's.
+/// Reaps the process if it is a child of this process; that of an earlier broker is a child of init.
 fn reap(pidfd: &std::os::fd::OwnedFd) {
     use std::os::fd::AsFd;
     let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
@@ -101,10 +101,10 @@ pub async fn end(dir: &Path) -> anyhow::Result<()> {
             if let Some(r) = record(dir)
                 && let Some(pid) = Pid::from_raw(r.pid)
                 && let Ok(pidfd) = pidfd_open(pid, PidfdFlags::NONBLOCK)
-                // Asked again with the descriptor in hand: now the number can't change its meaning.
+                // Checked again after opening the descriptor, because the PID could have been reused before.
                 && r.is_alive()
             {
-                // Gone in the meantime is what was wanted.
+                // An error means that it has ended already.
                 let _ = pidfd_send_signal(&pidfd, Signal::KILL);
                 if let Ok(watched) = cobox_kernel::watch(pidfd, Interest::READABLE) {
                     let _ = watched.readable().await;
@@ -112,25 +112,25 @@ pub async fn end(dir: &Path) -> anyhow::Result<()> {
                 }
             }
             if is_alive(dir) {
-                tokio::time::sleep(LOOK_AGAIN).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         }
         reap_recorded(dir).await;
     };
-    tokio::time::timeout(END_WITHIN, gone).await.with_context(|| format!("the processes of {} would not end", dir.display()))?;
+    tokio::time::timeout(END_TIMEOUT, gone).await.with_context(|| format!("the processes of {} did not end", dir.display()))?;
     match fs::remove_file(dir.join("run.json")) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e.into()),
         _ => Ok(()),
     }
 }
 
-/// Tries again while the kernel still counts a process that has already ended.
+/// Retries while the kernel still counts a process that has already ended.
 pub async fn retry_busy(mut attempt: impl FnMut() -> io::Result<()>) -> io::Result<()> {
-    let deadline = tokio::time::Instant::now() + END_WITHIN;
+    let deadline = tokio::time::Instant::now() + END_TIMEOUT;
     loop {
         match attempt() {
             Err(e) if e.kind() == io::ErrorKind::ResourceBusy && tokio::time::Instant::now() < deadline => {
-                tokio::time::sleep(LOOK_AGAIN).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
             other => return other,
         }

@@ -1,4 +1,4 @@
-//! What the provider tells the launcher about one sandbox to start, and what it leaves behind for later.
+//! The launcher's input for one sandbox, and the record of the running sandbox that the launcher leaves behind.
 
 use std::{
     fs, io,
@@ -8,9 +8,9 @@ use std::{
 use cobox_protocol::control::BoxdConfig;
 use serde::{Deserialize, Serialize};
 
-use super::cgroup::Membership;
+use super::cgroup::CgroupMembership;
 
-/// Read by the launcher from its standard input.
+/// The launcher's input: JSON on its standard input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LaunchSpec {
     /// The sandbox's directory: `data/` (or `disk.img`), `alive`, `run.json`, `boxd.log`.
@@ -20,17 +20,17 @@ pub struct LaunchSpec {
     pub boxd: PathBuf,
     /// The lower layer of its root.
     pub base: PathBuf,
-    /// Snapshots between that and its own files, the topmost first.
+    /// Snapshots between the lower layer and the sandbox's own files, topmost first.
     pub layers: Vec<PathBuf>,
     pub volumes: Vec<VolumeSpec>,
-    /// Directories and files of the host shown read-only at the same place.
+    /// Directories and files of the host, mounted read-only at the same path.
     pub view: Vec<PathBuf>,
-    /// First host uid of its range; none where an ordinary user runs the broker and has only their own.
+    /// First host uid of the sandbox's range; `None` if an ordinary user runs the broker and has only one uid.
     pub uid_base: Option<u32>,
-    /// The image that holds its files, where the disk limit is hard.
+    /// The image that contains its files if the disk limit is hard.
     pub disk_image: Option<PathBuf>,
     pub hostname: String,
-    pub cgroups: Membership,
+    pub cgroups: CgroupMembership,
     pub config: BoxdConfig,
 }
 
@@ -38,23 +38,23 @@ pub struct LaunchSpec {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VolumeSpec {
     pub files: VolumeFiles,
-    /// In the sandbox.
+    /// Mount point in the sandbox.
     pub path: PathBuf,
     pub read_only: bool,
 }
 
-/// What holds a volume's files. Their owners are as sandboxes see them: 0 is a sandbox's root.
+/// The storage of a volume. Files have the IDs that sandboxes see: 0 is a sandbox's root.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum VolumeFiles {
     Directory(PathBuf),
-    /// A filesystem of its size, where that can be had.
+    /// A filesystem image of the volume's size, where images are supported.
     Image(PathBuf),
 }
 
-/// How many ids a sandbox has where it has a range. The last is boxd's.
+/// Number of IDs in a sandbox's range. The last is boxd's.
 pub const UID_RANGE: u32 = 65_536;
 
-/// How to find a running sandbox again: a pid alone may be somebody else's by now.
+/// Identifies a running sandbox's first process, stored in `run.json`. The kernel reuses PIDs, so a PID alone is not enough.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunRecord {
     pub pid: i32,
@@ -68,12 +68,12 @@ impl RunRecord {
         Ok(Self { pid, start_time: start_time(pid)?, boot_id: boot_id()? })
     }
 
-    /// Whether the process it names is still that one.
+    /// Whether the recorded process still runs.
     pub fn is_alive(&self) -> bool {
         boot_id().is_ok_and(|b| b == self.boot_id) && start_time(self.pid).is_ok_and(|t| t == self.start_time)
     }
 
-    /// Whether the process it names is still that one, possibly a zombie, and has this parent.
+    /// Whether the recorded process still exists, possibly as a zombie, and has this parent.
     pub fn is_child_of(&self, parent: u32) -> bool {
         let is_same = |stat: ProcessStat| stat.start_time == self.start_time && stat.parent == parent;
         boot_id().is_ok_and(|b| b == self.boot_id) && process_stat(self.pid).is_ok_and(is_same)
@@ -81,7 +81,8 @@ impl RunRecord {
 }
 
 impl RunRecord {
-    /// Whole or not at all, for a broker that looks while it is written. After a power cut it names nothing that runs.
+    /// Writes the record atomically, because a broker may read it at any time. It isn't synced to disk: after a power failure it matches no
+    /// process anyway.
     pub fn write_to(&self, dir: &Path) -> io::Result<()> {
         let temporary = dir.join("run.json.new");
         fs::write(&temporary, serde_json::to_vec(self)?)?;
@@ -93,7 +94,7 @@ fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
-/// What is read of /proc/pid/stat.
+/// The needed fields of /proc/pid/stat.
 struct ProcessStat {
     is_zombie: bool,
     parent: u32,
@@ -108,11 +109,11 @@ fn start_time(pid: i32) -> io::Result<u64> {
 
 fn process_stat(pid: i32) -> io::Result<ProcessStat> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The name in parentheses may hold anything, so count from the last one.
+    // The name in parentheses may contain any character, so fields are counted from the last parenthesis.
     let parse = || {
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
         let is_zombie = *fields.first()? == "Z";
         Some(ProcessStat { is_zombie, parent: fields.get(1)?.parse().ok()?, start_time: fields.get(19)?.parse().ok()? })
     };
-    parse().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "an odd /proc/pid/stat"))
+    parse().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "malformed /proc/pid/stat"))
 }

@@ -1,5 +1,5 @@
-//! Filesystem images and their mounts. One image is one filesystem, however many mounts it has: of a sandbox, of whoever copies its
-//! files meanwhile, of every sandbox that uses a volume. Two loop devices on one image would be two, and destroy it.
+//! Mounts filesystem images. All mounts of an image share one loop device: those of a sandbox, of a snapshot that copies its files at the
+//! same time, and of all sandboxes that use a volume. A second loop device would be a second filesystem on the same image and corrupt it.
 
 use std::{
     fs::{self, File},
@@ -16,15 +16,15 @@ use rustix::{
     mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen},
 };
 
-/// How often to look again while another process is attaching the image, or the kernel is taking its device down.
+/// Attempts, and the pause between them, while another process attaches the image or the kernel removes its device.
 const ATTEMPTS: u32 = 500;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A new mount of the image's filesystem that is nowhere yet. Blocks; it and the image's device go when its last user does.
+/// Creates a detached mount of the image's filesystem. Blocks. The mount and the image's device are removed with their last user.
 pub fn mount(image: &Path) -> anyhow::Result<OwnedFd> {
     let file = File::options().read(true).write(true).open(image)?;
     for _ in 0..ATTEMPTS {
-        // Held by the loop device with the file: who gets it is alone.
+        // The loop device keeps the file and so this lock: the process that gets the lock is the only one that attaches it.
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
                 let (_device, path) = attach_loop(&file)?;
@@ -34,14 +34,14 @@ pub fn mount(image: &Path) -> anyhow::Result<OwnedFd> {
             Err(e) => return Err(e.into()),
         }
         if let Some(device) = device_of(image)
-            // Held open it stays what it is, so it is looked at once more.
+            // While it is held open it can't be reassigned, so the second check is reliable.
             && let Ok(_held) = File::open(&device)
             && device_of(image).as_deref() == Some(device.as_str())
             && let Ok(mounted) = mount_device(&device)
         {
             return Ok(mounted);
         }
-        // Being attached by another process, or taken down by the kernel.
+        // Another process is attaching it, or the kernel is removing it.
         std::thread::sleep(PAUSE);
     }
     anyhow::bail!("{} is still in use", image.display())
@@ -54,7 +54,7 @@ fn mount_device(device: &str) -> anyhow::Result<OwnedFd> {
     Ok(fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV)?)
 }
 
-/// The loop device that has the image, if one does. Its path is unique: it has an id of ours in it.
+/// The loop device that uses the image, if any. The image's path is unique because it contains an ID.
 fn device_of(image: &Path) -> Option<String> {
     let devices = fs::read_dir("/sys/block").ok()?.flatten().filter_map(|e| e.file_name().into_string().ok());
     devices.filter(|name| name.starts_with("loop")).find_map(|name| {

@@ -1,5 +1,5 @@
-//! Opening what a sandbox's program has closed to itself, which an ordinary user then may not read either: for as long as it takes, it has
-//! another mode.
+//! Opens files whose mode denies access to their owner, which a broker that runs as an ordinary user could not copy otherwise. The mode is
+//! changed for as long as needed and then restored.
 
 use std::{ffi::CString, os::fd::AsRawFd, path::Path};
 
@@ -9,29 +9,29 @@ use rustix::{
     io::Errno,
 };
 
-/// Gives what was opened the mode back that it had. A directory needs the other for as long as its entries are looked up.
-pub struct Closing {
-    of: OwnedFd,
+/// Restores a file's mode when dropped. A directory needs the changed mode for as long as its entries are looked up.
+pub struct ModeRestore {
+    file: OwnedFd,
     mode: Mode,
 }
 
-impl Drop for Closing {
+impl Drop for ModeRestore {
     fn drop(&mut self) {
-        if let Err(error) = fchmod(&self.of, self.mode) {
-            tracing::warn!(%error, "a file that was opened to be copied could not be closed again");
+        if let Err(error) = fchmod(&self.file, self.mode) {
+            tracing::warn!(%error, "restoring the mode of a copied file failed");
         }
     }
 }
 
-/// Opens an entry of a directory, of whatever mode; `is_shut` says that its mode won't do even where it can be opened.
-pub fn open(at: BorrowedFd<'_>, name: &CString, flags: OFlags, is_shut: bool) -> rustix::io::Result<(OwnedFd, Option<Closing>)> {
-    if !is_shut {
+/// Opens a directory entry with any mode. With `needs_access`, its mode is changed even if it can be opened as it is.
+pub fn open(at: BorrowedFd<'_>, name: &CString, flags: OFlags, needs_access: bool) -> rustix::io::Result<(OwnedFd, Option<ModeRestore>)> {
+    if !needs_access {
         match openat(at, name, flags, Mode::empty()) {
             Err(Errno::ACCESS) => {}
             other => return Ok((other?, None)),
         }
     }
-    // By a descriptor: by its name it could be a link to something else by now.
+    // Through a descriptor: the name could have become a link to another file.
     let found = openat(at, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let stat = fstat(&found)?;
     if !matches!(FileType::from_raw_mode(stat.st_mode), FileType::Directory | FileType::RegularFile) {
@@ -43,7 +43,7 @@ pub fn open(at: BorrowedFd<'_>, name: &CString, flags: OFlags, is_shut: bool) ->
     let opened = openat(CWD, &path, flags.difference(OFlags::NOFOLLOW), Mode::empty())
         .and_then(|opened| Ok((rustix::io::fcntl_dupfd_cloexec(&opened, 0)?, opened)));
     match opened {
-        Ok((of, opened)) => Ok((opened, Some(Closing { of, mode }))),
+        Ok((file, opened)) => Ok((opened, Some(ModeRestore { file, mode }))),
         Err(e) => {
             chmodat(CWD, &path, mode, AtFlags::empty())?;
             Err(e)

@@ -1,4 +1,4 @@
-//! Disk limits: an image of fixed size per sandbox where loop devices and ext4 are to be had, a measurement where not.
+//! Disk limits: a filesystem image of fixed size per sandbox where loop devices and ext4 are available, otherwise measurements.
 
 use std::{
     fs::{self, File},
@@ -12,8 +12,8 @@ use rustix::fs::{SeekFrom, seek};
 
 use crate::HostDisk;
 
-/// Whether images can be made and mounted here.
-pub fn can_be_hard(is_root: bool) -> Result<(), String> {
+/// Checks whether filesystem images can be created and mounted on this machine; the error is the reason why not.
+pub fn check_hard_limit_support(is_root: bool) -> Result<(), String> {
     if !is_root {
         return Err("only root can mount a filesystem image".to_owned());
     }
@@ -29,28 +29,28 @@ fn mkfs() -> Option<PathBuf> {
     ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4", "/usr/bin/mkfs.ext4"].into_iter().map(PathBuf::from).find(|p| p.exists())
 }
 
-/// What snapshots and volumes leave of the disk they are on, in bytes: sandboxes and the broker's own database are there too.
-const LEFT_FREE: u64 = 1 << 30;
+/// Free space that snapshots and volumes must leave on their disk, in bytes: sandboxes and the broker's database use it too.
+const MIN_FREE: u64 = 1 << 30;
 
-/// How much of `most` bytes can be written beneath a directory.
-pub fn room(dir: &Path, most: u64) -> anyhow::Result<u64> {
+/// The bytes that can be written beneath a directory, at most `max`.
+pub fn writable_bytes(dir: &Path, max: u64) -> anyhow::Result<u64> {
     let stat = rustix::fs::statvfs(dir)?;
-    within(stat.f_bavail.saturating_mul(stat.f_frsize), most)
+    within(stat.f_bavail.saturating_mul(stat.f_frsize), max)
 }
 
-fn within(available: u64, most: u64) -> anyhow::Result<u64> {
-    match available.saturating_sub(LEFT_FREE) {
+fn within(available: u64, max: u64) -> anyhow::Result<u64> {
+    match available.saturating_sub(MIN_FREE) {
         0 => bail!("the machine's disk is nearly full"),
-        room => Ok(room.min(most)),
+        writable => Ok(writable.min(max)),
     }
 }
 
-/// Most that is kept free where nothing is configured, in bytes: half a second of a fast disk.
+/// Maximum default reserve, in bytes: half a second of writing to a fast disk.
 const MAX_RESERVE: u64 = 1 << 30;
-/// The part of the disk that is kept free then.
+/// The default reserve is this fraction of the disk.
 const RESERVE_DIVISOR: u64 = 20;
 
-/// How much room the disk of a directory has, and how much of it must stay free.
+/// Free space of a directory's disk, and how much of it must stay free.
 pub fn host_disk(dir: &Path, reserve: Option<u64>) -> io::Result<HostDisk> {
     let stat = rustix::fs::statvfs(dir)?;
     let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
@@ -62,7 +62,7 @@ pub fn template_name(bytes: u64) -> String {
     format!("disk-{bytes}.img")
 }
 
-/// An empty filesystem of the given size, made once and copied for each sandbox.
+/// Creates an empty filesystem image of the given size, which is copied for each sandbox. Reuses an existing one.
 pub fn template(dir: &Path, bytes: u64) -> anyhow::Result<PathBuf> {
     let path = dir.join(template_name(bytes));
     if path.exists() {
@@ -72,7 +72,7 @@ pub fn template(dir: &Path, bytes: u64) -> anyhow::Result<PathBuf> {
     let temporary = dir.join(format!(".disk-{bytes}-{}-{:?}.img", std::process::id(), std::thread::current().id()));
     File::create(&temporary)?.set_len(bytes)?;
     let output = Command::new(mkfs)
-        // No blocks kept for growing: they would be most of what is copied.
+        // No blocks reserved for resizing: they would be most of the copied data.
         .args(["-q", "-F", "-m", "0", "-b", "4096", "-O", "^resize_inode", "-J", "size=4"])
         .args(["-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"])
         .arg(&temporary)
@@ -85,13 +85,13 @@ pub fn template(dir: &Path, bytes: u64) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// The size of a filesystem that has room for so many bytes: of those that are kept empty for copying there are to be few.
-pub fn rounded(bytes: u64) -> u64 {
+/// Rounds a size up, so that few different empty images have to be kept for copying.
+pub fn round_up_image_size(bytes: u64) -> u64 {
     let step = if bytes <= 1 << 30 { 64 << 20 } else { 1 << 30 };
     bytes.div_ceil(step).saturating_mul(step)
 }
 
-/// Copies an image without its holes: a few hundred kilobytes, whatever its size.
+/// Copies an image without its holes: a few hundred kilobytes for an image of any size.
 pub fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
     let temporary = to.with_extension("new");
     let (source, target) = (File::open(from)?, File::create(&temporary)?);
@@ -101,7 +101,7 @@ pub fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
     while at < len {
         let start = match seek(&source, SeekFrom::Data(at)) {
             Ok(start) => start,
-            // No data after this.
+            // There is no data after this offset.
             Err(rustix::io::Errno::NXIO) => break,
             Err(e) => return Err(e.into()),
         };
@@ -123,9 +123,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn some_of_the_disk_is_left_free() {
-        assert_eq!(within(LEFT_FREE + 10, 100).unwrap(), 10);
+    fn snapshots_and_volumes_leave_free_space_on_the_disk() {
+        assert_eq!(within(MIN_FREE + 10, 100).unwrap(), 10);
         assert_eq!(within(u64::MAX, 100).unwrap(), 100);
-        assert!(within(LEFT_FREE, 100).is_err() && within(0, 100).is_err());
+        assert!(within(MIN_FREE, 100).is_err() && within(0, 100).is_err());
     }
 }
