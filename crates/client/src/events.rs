@@ -69,7 +69,7 @@ impl EventStream {
             let loss = match self.receive().await {
                 Ok(event) => {
                     self.from = EventsFrom::After(event.id.to_string());
-                    self.is_over = event.what.is_last();
+                    self.is_over = event.kind.is_last();
                     return Ok(Some(event));
                 }
                 Err(loss) => loss,

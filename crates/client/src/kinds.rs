@@ -1,7 +1,7 @@
 //! What sandboxes are made of: templates, snapshots and volumes, asked for with an API key.
 
 use cobox_protocol::{
-    making::{CreateTemplate, CreateVolume, SnapshotInfo, TakeSnapshot, TemplateInfo, VolumeInfo},
+    resources::{CreateTemplate, CreateVolume, SnapshotInfo, TakeSnapshot, TemplateInfo, VolumeInfo},
     session::Page,
 };
 

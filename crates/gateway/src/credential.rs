@@ -3,7 +3,7 @@
 use cobox_protocol::{
     ApiError, ErrorCode, Secret,
     key::{API_KEY_PREFIX, OPAQUE_TOKEN_PREFIX},
-    secret::readings,
+    secret::decodings,
 };
 use http::{HeaderMap, HeaderName, Method, header::AUTHORIZATION, uri::PathAndQuery};
 
@@ -54,7 +54,7 @@ impl FileLink {
 /// The link in one pair of a query, also where its name is written as the sandbox would read it and not as we do.
 fn link_in(pair: &str) -> Option<&str> {
     let (name, link) = pair.split_once('=')?;
-    readings(name).any(|name| name == LINK).then_some(link)
+    decodings(name).any(|name| name == LINK).then_some(link)
 }
 
 impl Credential {

@@ -13,7 +13,7 @@ use std::{
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId, SandboxId, Secret,
     frame::{ClientFrame, MAX_AUTH_FRAME_BYTES, ServerFrame, close},
-    json::in_plain_words,
+    json::describe_parse_error,
 };
 use serde::{Deserialize, de::IgnoredAny};
 use tokio::{
@@ -64,7 +64,7 @@ enum Refusal {
 
 impl From<ApiError> for Refusal {
     fn from(error: ApiError) -> Self {
-        Refusal::Told(close::of(error.code), error)
+        Refusal::Told(close::code_for(error.code), error)
     }
 }
 
@@ -288,7 +288,7 @@ fn read_token(text: &[u8]) -> Option<Result<Secret, ApiError>> {
         Ok(ClientFrame::<IgnoredAny>::Auth { token }) => Some(Ok(token)),
         Ok(_) => None,
         Err(error) => serde_json::from_slice::<AnyAuth>(text).ok().map(|_| {
-            let told = in_plain_words("`auth`", &error.to_string());
+            let told = describe_parse_error("`auth`", &error.to_string());
             Err(ApiError::invalid(format!("a frame can't be read: {told}")))
         }),
     }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use cobox_protocol::{
     SandboxId,
-    audit::Claims,
+    audit::ClaimBatch,
     control::{BoxdStatus, ControlState},
-    event::Happenings,
+    event::ActivityBatch,
 };
 use http::{Method, Request, header};
 use http_body_util::{BodyExt, Full, Limited};
@@ -39,9 +39,9 @@ pub async fn status(provider: &dyn Provider, id: &SandboxId) -> Result<BoxdStatu
 }
 
 /// Fetches the lines of boxd's audit after those of this life up to `after`, which it may forget.
-pub async fn claims(provider: &dyn Provider, id: &SandboxId, life: &str, after: u64) -> Result<Claims, ProviderError> {
+pub async fn claims(provider: &dyn Provider, id: &SandboxId, life: &str, after: u64) -> Result<ClaimBatch, ProviderError> {
     if provider.adapter().is_some() {
-        return Ok(Claims { life: life.to_owned(), items: Vec::new(), lost: 0, more: false });
+        return Ok(ClaimBatch { life: life.to_owned(), items: Vec::new(), lost: 0, more: false });
     }
     // A life is what boxd once called it: nothing but letters and digits goes into a path.
     let life: String = life.chars().filter(char::is_ascii_alphanumeric).collect();
@@ -54,7 +54,7 @@ pub async fn happenings(
     id: &SandboxId,
     (life, after): (&str, u64),
     wait: Duration,
-) -> Result<Happenings, ProviderError> {
+) -> Result<ActivityBatch, ProviderError> {
     let life: String = life.chars().filter(char::is_ascii_alphanumeric).collect();
     let path = format!("/control/happenings?life={life}&after={after}&wait={}", wait.as_secs());
     call_within(provider, id, Method::GET, &path, Vec::new(), wait + ANSWER_WITHIN).await

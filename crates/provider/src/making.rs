@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use cobox_protocol::{
     SnapshotId, VolumeId,
-    making::{Env, Resources},
+    resources::{Env, Resources},
 };
 use serde::{Deserialize, Serialize};
 

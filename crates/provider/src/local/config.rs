@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use cobox_protocol::{control::DataplaneLimits, making::Resources};
+use cobox_protocol::{control::DataplaneLimits, resources::Resources};
 use serde::{Deserialize, Serialize};
 
 /// Where everything of the local provider is and what a sandbox may use.
