@@ -48,7 +48,7 @@ impl FromStr for ScopeType {
     }
 }
 
-/// Who may attach to a session or a sandbox.
+/// Principals that may attach to a session or a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
