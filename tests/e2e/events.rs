@@ -8,7 +8,7 @@ use cobox_protocol::{
     key::PrincipalKind,
     session::Mode,
 };
-use cobox_testkit::{Cuts, CuttingProxy, PATIENCE, TestBroker, ensure, negotiate, sh};
+use cobox_testkit::{CutPolicy, CuttingProxy, PATIENCE, TestBroker, ensure, negotiate, sh};
 
 async fn next(events: &mut EventStream) -> SandboxEvent {
     tokio::time::timeout(PATIENCE, events.next()).await.expect("something happens").expect("no error").expect("it goes on")
@@ -71,7 +71,8 @@ async fn a_person_sees_what_the_agent_does() {
 async fn every_event_comes_once_through_a_network_that_cuts() {
     const COMMANDS: usize = 40;
     let broker = TestBroker::start().await;
-    let proxy = CuttingProxy::before(broker.url(), Cuts { count: 20, within_bytes: 4096, within: Duration::from_millis(400) }, 7).await;
+    let proxy =
+        CuttingProxy::in_front_of(broker.url(), CutPolicy { count: 20, within_bytes: 4096, within: Duration::from_millis(400) }, 7).await;
     let session = ensure(&broker.client(), "t").await;
     let watcher = Client::new(&proxy.url(), broker.key().clone()).unwrap();
     let mut events = watcher.events(&session.info().session_id, EventsFrom::Start);

@@ -1,4 +1,4 @@
-//! The task behind a stream: one connection after another, until what it is for has ended.
+//! Task of a stream: opens one connection after another until the stream ends.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -10,88 +10,88 @@ use tokio::{
 use crate::{
     ClientError, Dataplane,
     call::Credential,
-    hold::until,
-    line::{Command, Conversation, Handed, News, Used},
-    nap::{Moment, Naps},
+    connection::until,
+    pending_input::PendingInput,
     reconnect::{Backoff, Loss},
     session::Token,
+    sleep_detector::{SleepAwareInstant, SleepDetector},
     socket::Socket,
-    typing::Typing,
+    stream::{Command, ConsumedOffsets, Delivery, Notice, StreamHandler},
 };
 
-/// For one try to dial, a starting sandbox included: the next try goes on waiting for it.
+/// Timeout of one connection attempt, including the wait for a starting sandbox; the next attempt continues to wait for it.
 const DIAL_WITHIN: Duration = Duration::from_secs(30);
-/// Requests for control that wait for a connection; beyond it whoever sends waits.
+/// Maximum number of commands queued without a connection; when it is reached, the sender waits.
 const MAX_DEFERRED: usize = 16;
 
-pub(crate) struct Driver<C: Conversation> {
+pub(crate) struct ReconnectLoop<C: StreamHandler> {
     pub(crate) dataplane: Dataplane,
-    pub(crate) conversation: C,
-    pub(crate) events: mpsc::Sender<Handed<C::Event>>,
-    pub(crate) commands: mpsc::Receiver<(Moment, Command)>,
+    pub(crate) handler: C,
+    pub(crate) events: mpsc::Sender<Delivery<C::Event>>,
+    pub(crate) commands: mpsc::Receiver<(SleepAwareInstant, Command)>,
     pub(crate) signals: mpsc::Receiver<String>,
-    pub(crate) used: watch::Receiver<Used>,
+    pub(crate) consumed: watch::Receiver<ConsumedOffsets>,
     pub(crate) tokens: Option<watch::Receiver<Token>>,
-    pub(crate) typing: Typing,
+    pub(crate) input: PendingInput,
     pub(crate) is_stdin_closed: bool,
-    /// Nobody can send commands any more.
-    pub(crate) is_mute: bool,
-    /// Asked for while there was no connection, or while input before them was not sent yet.
+    /// All senders of commands were dropped.
+    pub(crate) has_no_senders: bool,
+    /// Commands issued without a connection, or behind input that was not sent yet.
     pub(crate) deferred: VecDeque<Command>,
-    pub(crate) acked: Used,
-    pub(crate) received: Used,
-    /// What the caller has not been told yet.
-    pub(crate) pending: VecDeque<Handed<C::Event>>,
-    /// Since when no connection has brought anything new.
+    pub(crate) acked: ConsumedOffsets,
+    pub(crate) received: ConsumedOffsets,
+    /// Events not delivered to the caller yet.
+    pub(crate) pending: VecDeque<Delivery<C::Event>>,
+    /// Start of the current outage: set until a connection makes progress.
     pub(crate) lost_since: Option<Instant>,
-    /// When the present connection was let in.
+    /// When the current connection became ready.
     pub(crate) ready_at: Option<Instant>,
     pub(crate) has_retried_token: bool,
     pub(crate) backoff: Backoff,
-    pub(crate) naps: Naps,
+    pub(crate) sleep_detector: SleepDetector,
 }
 
-/// How waiting for something else ended.
-enum Meanwhile<T> {
+/// Result of waiting for other work while serving the caller.
+enum WaitOutcome<T> {
     Done(T),
-    /// The caller has gone or wants to leave.
+    /// The caller dropped or closed the stream.
     Gone,
-    /// This machine was asleep: whatever was under way is of another time.
-    Woke,
+    /// This machine was asleep; work in progress is outdated.
+    WokeUp,
 }
 
-pub(crate) enum End {
-    /// The caller has everything, or has gone.
+pub(crate) enum ConnectionEnd {
+    /// The caller has received everything, or dropped the stream.
     Over,
     Lost(Loss),
 }
 
-impl<C: Conversation> Driver<C> {
+impl<C: StreamHandler> ReconnectLoop<C> {
     pub fn new(
         dataplane: Dataplane,
-        conversation: C,
-        events: mpsc::Sender<Handed<C::Event>>,
-        (commands, signals): (mpsc::Receiver<(Moment, Command)>, mpsc::Receiver<String>),
-        used: watch::Receiver<Used>,
+        handler: C,
+        events: mpsc::Sender<Delivery<C::Event>>,
+        (commands, signals): (mpsc::Receiver<(SleepAwareInstant, Command)>, mpsc::Receiver<String>),
+        consumed: watch::Receiver<ConsumedOffsets>,
     ) -> Self {
-        // Subscribed before the handshake: a refresh during it is then still told.
+        // Subscribe before the handshake, so that a refresh during the handshake is not missed.
         let tokens = match &dataplane.credential {
-            Credential::Token(keeper) => Some(keeper.subscribe()),
+            Credential::Token(refresher) => Some(refresher.subscribe()),
             Credential::ApiKey(_) => None,
         };
         let backoff = Backoff::new(dataplane.reconnect);
-        let typing = Typing::new(C::IS_KEYS.then_some(dataplane.reconnect.key_age));
+        let input = PendingInput::new(C::IS_KEYS.then_some(dataplane.reconnect.key_age));
         Self {
             dataplane,
-            conversation,
+            handler,
             events,
             commands,
             signals,
-            used,
+            consumed,
             tokens,
-            typing,
+            input,
             is_stdin_closed: false,
-            is_mute: false,
+            has_no_senders: false,
             deferred: VecDeque::new(),
             acked: [0, 0],
             received: [0, 0],
@@ -100,23 +100,23 @@ impl<C: Conversation> Driver<C> {
             ready_at: None,
             has_retried_token: false,
             backoff,
-            naps: Naps::new(),
+            sleep_detector: SleepDetector::new(),
         }
     }
 
     pub async fn run(mut self, mut socket: Socket) {
         let mut is_first = true;
         loop {
-            let loss = match self.hold(socket, is_first).await {
-                End::Over => return,
-                End::Lost(loss) => loss,
+            let loss = match self.run_connection(socket, is_first).await {
+                ConnectionEnd::Over => return,
+                ConnectionEnd::Lost(loss) => loss,
             };
             is_first = false;
             if self.ready_at.take().is_some_and(|at| at.elapsed() > self.dataplane.reconnect.longest_wait) {
-                // Nothing had to be said on it, but it stood.
-                self.has_progressed();
+                // The connection was idle but stable.
+                self.record_progress();
             }
-            socket = match self.come_back(loss).await {
+            socket = match self.reconnect(loss).await {
                 Ok(Some(socket)) => socket,
                 Ok(None) => return,
                 Err(error) => {
@@ -132,21 +132,21 @@ impl<C: Conversation> Driver<C> {
         }
     }
 
-    pub(crate) fn has_progressed(&mut self) {
+    pub(crate) fn record_progress(&mut self) {
         self.lost_since = None;
         self.has_retried_token = false;
         self.backoff = Backoff::new(self.dataplane.reconnect);
     }
 
-    pub(crate) fn tell(&mut self, news: News) {
-        self.pending.push_back(Ok((C::news(news), None)));
+    pub(crate) fn notify(&mut self, notice: Notice) {
+        self.pending.push_back(Ok((C::notice(notice), None)));
     }
 
-    /// Dials until it answers. `None` where the caller doesn't want it any more.
-    async fn come_back(&mut self, mut loss: Loss) -> Result<Option<Socket>, ClientError> {
+    /// Connects repeatedly until it succeeds. `None` if the caller dropped or closed the stream.
+    async fn reconnect(&mut self, mut loss: Loss) -> Result<Option<Socket>, ClientError> {
         let lost_since = *self.lost_since.get_or_insert_with(Instant::now);
         let deadline = lost_since + self.dataplane.reconnect.give_up_after;
-        let mut is_told = false;
+        let mut is_notified = false;
         loop {
             let cause = match loss {
                 Loss::Final(error) => return Err(error),
@@ -156,30 +156,30 @@ impl<C: Conversation> Driver<C> {
                     self.refresh_token().await?;
                     error.to_string()
                 }
-                Loss::Passing(cause) => cause,
+                Loss::Transient(cause) => cause,
             };
-            tracing::debug!(route = C::ROUTE, %cause, "the connection is lost; dialling again");
-            if !is_told {
-                is_told = true;
-                self.tell(News::Reconnecting(cause.clone()));
+            tracing::debug!(route = C::ROUTE, %cause, "connection lost; reconnecting");
+            if !is_notified {
+                is_notified = true;
+                self.notify(Notice::Reconnecting(cause.clone()));
             }
             let wait = self.backoff.wait();
             if Instant::now() + wait >= deadline {
                 return Err(ClientError::GaveUp { after: self.dataplane.reconnect.give_up_after, cause });
             }
             let dataplane = self.dataplane.clone();
-            let dialling = async move {
+            let connecting = async move {
                 tokio::time::sleep(wait).await;
-                // The handshake's header carries the newest token.
+                // The handshake's header contains the newest token.
                 tokio::time::timeout_at(deadline.min(Instant::now() + DIAL_WITHIN), dataplane.dial(C::ROUTE)).await
             };
-            loss = match self.meanwhile(dialling).await {
-                Meanwhile::Gone => return Ok(None),
-                Meanwhile::Done(Ok(Ok(socket))) => return Ok(Some(socket)),
-                Meanwhile::Done(Ok(Err(error))) => Loss::refused(error),
-                Meanwhile::Done(Err(_)) => Loss::broken("no answer in time".to_owned()),
-                // Somebody has just opened the lid and looks: at once, not when the last wait is over.
-                Meanwhile::Woke => {
+            loss = match self.wait_for(connecting).await {
+                WaitOutcome::Gone => return Ok(None),
+                WaitOutcome::Done(Ok(Ok(socket))) => return Ok(Some(socket)),
+                WaitOutcome::Done(Ok(Err(error))) => Loss::refused(error),
+                WaitOutcome::Done(Err(_)) => Loss::broken("no answer in time".to_owned()),
+                // The user has just opened the lid: reconnect immediately instead of after the previous wait.
+                WaitOutcome::WokeUp => {
                     self.backoff = Backoff::new(self.dataplane.reconnect);
                     Loss::broken(cause)
                 }
@@ -187,36 +187,36 @@ impl<C: Conversation> Driver<C> {
         }
     }
 
-    /// Keys pressed too long ago are forgotten, and that is said.
+    /// Drops keystrokes that are too old, and notifies the caller.
     pub(crate) fn drop_old_keys(&mut self) {
-        match self.typing.expire(Moment::now()) {
+        match self.input.expire(SleepAwareInstant::now()) {
             0 => {}
-            dropped => self.tell(News::InputDropped(dropped)),
+            dropped => self.notify(Notice::InputDropped(dropped)),
         }
     }
 
     async fn refresh_token(&mut self) -> Result<(), ClientError> {
-        let Credential::Token(keeper) = &self.dataplane.credential else { return Ok(()) };
+        let Credential::Token(refresher) = &self.dataplane.credential else { return Ok(()) };
         let Some(tokens) = &mut self.tokens else { return Ok(()) };
         let refused = tokens.borrow_and_update().secret.clone();
-        match keeper.replace(&refused).await {
-            // A broker that can't be reached now is what the coming tries are for.
+        match refresher.replace(&refused).await {
+            // If the broker is unreachable, the next attempts try again.
             Err(error) if !error.is_retryable() => Err(error),
             _ => Ok(()),
         }
     }
 
-    /// Goes on listening to the caller while something else takes its time.
-    async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> Meanwhile<T> {
+    /// Continues to serve the caller while other work is in progress.
+    async fn wait_for<T>(&mut self, work: impl Future<Output = T>) -> WaitOutcome<T> {
         let mut work = std::pin::pin!(work);
         loop {
-            // At once, not when there is a connection again: whoever waits for an answer should know.
+            // Immediately, not after the reconnect, so that the user learns that the input was dropped.
             self.drop_old_keys();
-            let has_room = self.typing.has_room() && self.deferred.len() < MAX_DEFERRED;
-            let expires_at = self.typing.next_expires_at();
+            let has_capacity = self.input.has_capacity() && self.deferred.len() < MAX_DEFERRED;
+            let expires_at = self.input.next_expires_at();
             let command = tokio::select! {
-                done = &mut work => return Meanwhile::Done(done),
-                () = self.naps.over() => return Meanwhile::Woke,
+                done = &mut work => return WaitOutcome::Done(done),
+                () = self.sleep_detector.woke_up() => return WaitOutcome::WokeUp,
                 () = until(expires_at), if expires_at.is_some() => continue,
                 permit = self.events.reserve(), if !self.pending.is_empty() => match (permit, self.pending.pop_front()) {
                     (Ok(permit), Some(event)) => {
@@ -224,14 +224,14 @@ impl<C: Conversation> Driver<C> {
                         continue;
                     }
                     (Ok(_), None) => continue,
-                    (Err(_), _) => return Meanwhile::Gone,
+                    (Err(_), _) => return WaitOutcome::Gone,
                 },
-                command = self.commands.recv(), if !self.is_mute && has_room => command,
+                command = self.commands.recv(), if !self.has_no_senders && has_capacity => command,
             };
             match command {
-                Some((_, Command::Close)) => return Meanwhile::Gone,
-                Some((at, command)) => self.note(command, at),
-                None => self.is_mute = true,
+                Some((_, Command::Close)) => return WaitOutcome::Gone,
+                Some((at, command)) => self.queue(command, at),
+                None => self.has_no_senders = true,
             }
         }
     }

@@ -1,31 +1,32 @@
-//! Notices that this machine or this program was asleep: the wall clock went on, and nobody here did.
+//! Detects that this machine or this process was suspended, by comparing the wall clock with the timers.
 //!
-//! Timers don't count the time a machine sleeps, so after it a connection that is long dead still looks young.
+//! Timers do not advance while a machine sleeps, so a connection that died during the sleep would look alive afterwards.
 
 use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, sleep};
 
-/// How often it is looked.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Longer than a busy machine keeps a program waiting. A clock that is set forward looks the same, and costs one ping.
-const NAP: Duration = Duration::from_secs(4);
+/// Interval of the clock comparison.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Minimum gap that counts as a sleep: longer than a busy machine delays a process. A clock set forward looks the same, and costs one
+/// ping.
+const MIN_SLEEP: Duration = Duration::from_secs(4);
 
-/// When something happened, on the clock that timers go by and on the wall's, which goes on while the machine sleeps.
+/// A point in time on the timer clock and on the wall clock, which also advances while the machine sleeps.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment {
+pub(crate) struct SleepAwareInstant {
     pub timer: Instant,
     wall: SystemTime,
 }
 
-impl Moment {
+impl SleepAwareInstant {
     pub fn now() -> Self {
         Self { timer: Instant::now(), wall: SystemTime::now() }
     }
 
-    /// By whichever clock says longer. A wall clock that is set forward counts as a sleep.
-    pub fn age(&self, now: Moment) -> Duration {
-        // One that was set back says nothing.
+    /// Age by the clock that shows more. A wall clock that was set forward counts as a sleep.
+    pub fn age(&self, now: SleepAwareInstant) -> Duration {
+        // A wall clock that was set back is ignored.
         let by_wall = now.wall.duration_since(self.wall).unwrap_or_default();
         now.timer.saturating_duration_since(self.timer).max(by_wall)
     }
@@ -37,27 +38,27 @@ impl Moment {
 }
 
 #[derive(Debug)]
-pub(crate) struct Naps {
-    looked_at: SystemTime,
+pub(crate) struct SleepDetector {
+    checked_at: SystemTime,
 }
 
-impl Naps {
+impl SleepDetector {
     pub fn new() -> Self {
-        Self { looked_at: SystemTime::now() }
+        Self { checked_at: SystemTime::now() }
     }
 
-    /// Resolves after a nap. May be dropped while it waits, and asked again: what happened meanwhile counts.
-    pub async fn over(&mut self) {
+    /// Resolves after the machine was asleep. Cancel safe: a sleep between two calls is also detected.
+    pub async fn woke_up(&mut self) {
         while !self.has_slept(SystemTime::now()) {
-            sleep(LOOK_EVERY).await;
+            sleep(CHECK_INTERVAL).await;
         }
     }
 
-    /// Since it was looked last.
+    /// Whether the machine was asleep since the last check.
     fn has_slept(&mut self, now: SystemTime) -> bool {
-        // One that is set back is no nap.
-        let passed = now.duration_since(std::mem::replace(&mut self.looked_at, now)).unwrap_or_default();
-        passed >= LOOK_EVERY + NAP
+        // A clock that was set back is not a sleep.
+        let passed = now.duration_since(std::mem::replace(&mut self.checked_at, now)).unwrap_or_default();
+        passed >= CHECK_INTERVAL + MIN_SLEEP
     }
 }
 
@@ -66,14 +67,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_that_went_on_by_itself_is_a_nap_and_one_set_back_is_not() {
-        let mut naps = Naps::new();
-        let start = naps.looked_at;
+    fn a_clock_jump_forward_is_a_sleep_and_one_backward_is_not() {
+        let mut detector = SleepDetector::new();
+        let start = detector.checked_at;
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert!(!naps.has_slept(at(3)));
-        assert!(naps.has_slept(at(3600)));
-        assert!(!naps.has_slept(at(3601)));
-        assert!(!naps.has_slept(at(10)));
-        assert!(!naps.has_slept(at(11)));
+        assert!(!detector.has_slept(at(3)));
+        assert!(detector.has_slept(at(3600)));
+        assert!(!detector.has_slept(at(3601)));
+        assert!(!detector.has_slept(at(10)));
+        assert!(!detector.has_slept(at(11)));
     }
 }

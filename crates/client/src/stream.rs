@@ -1,4 +1,5 @@
-//! A conversation with a sandbox that outlives its connections: its two ends, and what a route has to know about its own frames.
+//! Resumable stream to a sandbox that survives lost connections: its input and output halves, and the trait with which a route handles its
+//! frames.
 
 use bytes::Bytes;
 use cobox_protocol::frame::{BinaryKind, ControlAction, OutputStream, ServerFrame};
@@ -8,56 +9,56 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
     ApiFailure, ClientError, Dataplane,
-    drive::Driver,
-    error::{BROKEN_OFF, closing_words},
-    nap::Moment,
+    error::{ABNORMAL_CLOSURE, close_reason},
+    reconnect_loop::ReconnectLoop,
+    sleep_detector::SleepAwareInstant,
 };
 
-/// Events between the connection and a caller that is slow to take them; beyond it the connection is not read.
+/// Events buffered for a slow caller; when the buffer is full, the connection is not read.
 const EVENTS: usize = 8;
-/// Things to send that wait for a slow connection; beyond it whoever sends waits.
+/// Commands buffered for a slow connection; when the buffer is full, the sender waits.
 const COMMANDS: usize = 16;
-/// Most bytes of input in one frame: few, so that over a network on which no connection lasts each still brings something.
+/// Maximum bytes of input in one frame. Small, so that even short-lived connections on a bad network make progress.
 const MAX_STDIN_CHUNK: usize = 16 * 1024;
 
-/// A route's own part of the conversation: what it starts with, and what its frames mean.
-pub(crate) trait Conversation: Send + 'static {
+/// Route-specific part of a stream: its start frame and the meaning of its frames.
+pub(crate) trait StreamHandler: Send + 'static {
     type Start: Serialize + Send;
     type Ready: DeserializeOwned + Send;
     type Event: Send + 'static;
 
     const ROUTE: &'static str;
-    /// Whether input is keys, which are not sent any more when they are old.
+    /// Whether input is keystrokes, which are dropped when they are too old.
     const IS_KEYS: bool;
-    /// Used bytes are acknowledged after this many, or a little later.
+    /// Consumed bytes are acknowledged after this many, or a little later.
     const ACK_BYTES: u64;
 
-    /// For the next connection: what it has seen so far it doesn't ask for again.
+    /// Start frame for the next connection; requests only output that was not received before.
     fn start(&mut self) -> Self::Start;
-    /// A start was answered by a refusal: the error to tell.
+    /// Called when the server refuses a start; returns the error to report.
     fn refused(&mut self, error: ClientError) -> ClientError {
         error
     }
     fn resized(&mut self, cols: u16, rows: u16);
-    fn ready(&mut self, ready: Self::Ready) -> Result<Step<Self::Event>, ClientError>;
-    fn output(&mut self, kind: BinaryKind, offset: u64, bytes: Bytes) -> Result<Step<Self::Event>, ClientError>;
+    fn ready(&mut self, ready: Self::Ready) -> Result<FrameOutcome<Self::Event>, ClientError>;
+    fn output(&mut self, kind: BinaryKind, offset: u64, bytes: Bytes) -> Result<FrameOutcome<Self::Event>, ClientError>;
     /// Any other frame.
-    fn frame(&mut self, frame: ServerFrame<Self::Ready>) -> Result<Step<Self::Event>, ClientError>;
-    /// What happens to the conversation itself, as one of its events.
-    fn news(news: News) -> Self::Event;
+    fn frame(&mut self, frame: ServerFrame<Self::Ready>) -> Result<FrameOutcome<Self::Event>, ClientError>;
+    /// Converts a notice about the stream itself to an event.
+    fn notice(notice: Notice) -> Self::Event;
 }
 
-/// What a frame comes to.
-pub(crate) enum Step<E> {
+/// Result of handling a frame.
+pub(crate) enum FrameOutcome<E> {
     Nothing,
     Event(E),
-    /// An event that, once used, may be acknowledged up to this offset.
+    /// An event whose consumption is acknowledged up to this offset.
     Output(E, OutputStream, u64),
     /// The last event.
     Exit(E),
 }
 
-pub(crate) enum News {
+pub(crate) enum Notice {
     Reconnecting(String),
     Reconnected,
     Refused(ApiFailure),
@@ -72,33 +73,36 @@ pub(crate) enum Command {
     Close,
 }
 
-/// How far each stream has been used: stdout, stderr.
-pub(crate) type Used = [u64; 2];
+/// Offsets up to which the caller has consumed stdout and stderr.
+pub(crate) type ConsumedOffsets = [u64; 2];
 
-pub(crate) type Handed<E> = Result<(E, Option<(OutputStream, u64)>), ClientError>;
+pub(crate) type Delivery<E> = Result<(E, Option<(OutputStream, u64)>), ClientError>;
 
-/// Dials, says `start`, and hands the rest to a task of its own.
-pub(crate) async fn open<C: Conversation>(dataplane: &Dataplane, conversation: C) -> Result<(Input, Output<C::Event>), ClientError> {
-    let (commands, asked) = mpsc::channel(COMMANDS);
+/// Connects, and spawns the task that runs the stream.
+pub(crate) async fn open<C: StreamHandler>(
+    dataplane: &Dataplane,
+    handler: C,
+) -> Result<(StreamInput, StreamOutput<C::Event>), ClientError> {
+    let (commands, requested) = mpsc::channel(COMMANDS);
     let (signals, signalled) = mpsc::channel(COMMANDS);
-    let (tell, events) = mpsc::channel(EVENTS);
-    let used = watch::Sender::new([0, 0]);
-    let driver = Driver::new(dataplane.clone(), conversation, tell, (asked, signalled), used.subscribe());
+    let (events_out, events) = mpsc::channel(EVENTS);
+    let consumed = watch::Sender::new([0, 0]);
+    let reconnect_loop = ReconnectLoop::new(dataplane.clone(), handler, events_out, (requested, signalled), consumed.subscribe());
     let socket = dataplane.dial(C::ROUTE).await?;
-    let driving = AbortOnDropHandle::new(tokio::spawn(driver.run(socket)));
-    Ok((Input { commands, signals }, Output { events, used, last: None, is_over: false, _driving: driving }))
+    let task = AbortOnDropHandle::new(tokio::spawn(reconnect_loop.run(socket)));
+    Ok((StreamInput { commands, signals }, StreamOutput { events, consumed, last: None, is_over: false, _task: task }))
 }
 
-/// The sending end; any number of them.
+/// Sending half of a stream; can be cloned.
 #[derive(Clone)]
-pub(crate) struct Input {
-    /// In order.
-    commands: mpsc::Sender<(Moment, Command)>,
-    /// Past everything else: a signal must not wait behind input that the command doesn't read.
+pub(crate) struct StreamInput {
+    /// Sent in order.
+    commands: mpsc::Sender<(SleepAwareInstant, Command)>,
+    /// Sent ahead of commands: a signal must not wait behind input that the command does not read.
     signals: mpsc::Sender<String>,
 }
 
-impl Input {
+impl StreamInput {
     pub async fn stdin(&self, bytes: &[u8]) -> Result<(), ClientError> {
         for chunk in bytes.chunks(MAX_STDIN_CHUNK) {
             self.send(Command::Stdin(Bytes::copy_from_slice(chunk))).await?;
@@ -107,33 +111,33 @@ impl Input {
     }
 
     pub async fn send(&self, command: Command) -> Result<(), ClientError> {
-        self.commands.send((Moment::now(), command)).await.map_err(|_| over())
+        self.commands.send((SleepAwareInstant::now(), command)).await.map_err(|_| stream_closed())
     }
 
     pub async fn signal(&self, signal: &str) -> Result<(), ClientError> {
-        self.signals.send(signal.to_owned()).await.map_err(|_| over())
+        self.signals.send(signal.to_owned()).await.map_err(|_| stream_closed())
     }
 }
 
-fn over() -> ClientError {
-    ClientError::Closed { code: BROKEN_OFF, reason: closing_words(BROKEN_OFF, "") }
+fn stream_closed() -> ClientError {
+    ClientError::Closed { code: ABNORMAL_CLOSURE, reason: close_reason(ABNORMAL_CLOSURE, "") }
 }
 
-/// The receiving end. Dropping it ends the connection, not what runs in the sandbox.
-pub(crate) struct Output<E> {
-    events: mpsc::Receiver<Handed<E>>,
-    used: watch::Sender<Used>,
-    /// Of the event handed out last; coming back for more means that it has been used.
+/// Receiving half of a stream. Dropping it ends the connection, but not the process in the sandbox.
+pub(crate) struct StreamOutput<E> {
+    events: mpsc::Receiver<Delivery<E>>,
+    consumed: watch::Sender<ConsumedOffsets>,
+    /// End offset of the last returned event; the next call of `next` marks it as consumed.
     last: Option<(OutputStream, u64)>,
     is_over: bool,
-    _driving: AbortOnDropHandle<()>,
+    _task: AbortOnDropHandle<()>,
 }
 
-impl<E> Output<E> {
-    /// `None` after the last event or the first error. May be dropped while it waits.
+impl<E> StreamOutput<E> {
+    /// Next event; `None` after the last event or the first error. Cancel safe.
     pub async fn next(&mut self) -> Option<Result<E, ClientError>> {
         if let Some((stream, offset)) = self.last.take() {
-            self.used.send_modify(|used| used[stream as usize] = offset);
+            self.consumed.send_modify(|consumed| consumed[stream as usize] = offset);
         }
         if self.is_over {
             return None;

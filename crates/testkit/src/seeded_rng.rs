@@ -1,19 +1,19 @@
-//! Chance with a known seed, so that a failing run can be run again.
+//! Random numbers with a known seed, so that a failing test can be repeated.
 
 #[derive(Clone, Debug)]
-pub struct Dice(u64);
+pub struct SeededRng(u64);
 
-impl Dice {
+impl SeededRng {
     pub fn new(seed: u64) -> Self {
-        // Zero would stay zero for ever.
+        // The generator would stay at zero forever.
         Self(seed.max(1))
     }
 
-    /// From 0 to one less than `below`.
-    pub fn roll(&mut self, below: u64) -> u64 {
+    /// Number from 0 to `bound` - 1.
+    pub fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        self.0 % below.max(1)
+        self.0 % bound.max(1)
     }
 }

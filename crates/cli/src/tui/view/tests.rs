@@ -1,6 +1,6 @@
 //! What the screen looks like, whole, at the sizes people have.
 
-use cobox_client::FileNews;
+use cobox_client::FileWatchEvent;
 use cobox_langgraph::{Interrupt, Message as Said, RunEvent};
 use cobox_protocol::{
     EventId, SandboxId, SessionId, Timestamp,
@@ -48,7 +48,7 @@ fn happen(state: &mut State, what: EventKind) {
     here(state, News::Happened(Box::new(event)));
 }
 
-fn change(state: &mut State, path: &str, of: fn(WatchEvent) -> FileNews) {
+fn change(state: &mut State, path: &str, of: fn(WatchEvent) -> FileWatchEvent) {
     let by = ChangedBy::Client { principal: "my-deployment".into(), actor: "agent".into() };
     let event = WatchEvent {
         path: path.into(),
@@ -91,9 +91,9 @@ fn at_work() -> State {
         )),
     );
     here(&mut state, News::Seen { path: "/workspace/README".into(), contents: Contents::Text("hello\n".into()) });
-    change(&mut state, "/workspace/leap.py", FileNews::Created);
-    change(&mut state, "/workspace/test_leap.py", FileNews::Created);
-    change(&mut state, "/workspace/README", FileNews::Created);
+    change(&mut state, "/workspace/leap.py", FileWatchEvent::Created);
+    change(&mut state, "/workspace/test_leap.py", FileWatchEvent::Created);
+    change(&mut state, "/workspace/README", FileWatchEvent::Created);
     state
 }
 
@@ -191,7 +191,7 @@ fn what_a_sandbox_and_a_deployment_say_can_not_repaint_the_screen() {
     let mut state = settled();
     tell(&mut state, json!({"type": "ai", "id": "m", "content": "a\u{1b}[2Jb\u{7}c\u{202e}d"}));
     happen(&mut state, EventKind::FileWritten(FileChange { path: "/workspace/\u{1b}]0;x\u{7}y".into(), ..FileChange::default() }));
-    change(&mut state, "/workspace/\u{1b}[31mz", FileNews::Created);
+    change(&mut state, "/workspace/\u{1b}[31mz", FileWatchEvent::Created);
     here(&mut state, News::Shell(ShellNews::Output("\u{1b}[31mred\u{1b}]0;title\u{7}".into())));
     state.look_at(Pane::Files);
     let shown = drawn(&mut state, 120, 40);
