@@ -45,7 +45,7 @@ async fn the_pictures_in_the_documentation_are_of_the_real_thing() {
     ann.wait_for("user@").await;
     ann.press("mend the leap years\r");
     eventually("the story's end", || {
-        let shown = ann.shows();
+        let shown = ann.screen_text();
         async move { (shown.contains("OK") && !shown.contains("at work")).then_some(()) }
     })
     .await;
@@ -53,8 +53,8 @@ async fn the_pictures_in_the_documentation_are_of_the_real_thing() {
     ann.wait_for("┏ terminal").await;
     ann.press("ls; python3 test_leap.py\r");
     // The conversation to the left has the same words.
-    let is_right_of_it = |words: &str| ann.shows().lines().any(|line| line.chars().skip(66).collect::<String>().contains(words));
-    let prompts = || ann.shows().lines().filter(|line| line.chars().skip(66).collect::<String>().contains("user@")).count();
+    let is_right_of_it = |words: &str| ann.screen_text().lines().any(|line| line.chars().skip(66).collect::<String>().contains(words));
+    let prompts = || ann.screen_text().lines().filter(|line| line.chars().skip(66).collect::<String>().contains("user@")).count();
     let all = || std::future::ready((is_right_of_it("OK") && is_right_of_it("→ exit 0") && prompts() == 2).then_some(()));
     eventually("the test in the terminal, the next prompt, and the agent's run among the events", all).await;
     save("chat.svg", &ann);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cobox_langgraph::{Ask, Decision, Deployment, Entry, Review, RunEvent, RunInput, RunRequest, Transcript};
-use cobox_testkit::{Cuts, CuttingProxy, TestBroker};
+use cobox_testkit::{CutPolicy, CuttingProxy, TestBroker};
 
 use crate::deployment::{Example, deployment};
 
@@ -89,8 +89,8 @@ async fn a_conversation_is_had_kept_and_found_again() {
 async fn a_run_outlives_a_lost_connection_and_ends_when_told() {
     let broker = TestBroker::start().await;
     let example = Example::start(&broker).await;
-    let never = Cuts { count: 0, within_bytes: u64::MAX, within: Duration::from_secs(3600) };
-    let network = CuttingProxy::before(&example.url, never, 1).await;
+    let never = CutPolicy { count: 0, within_bytes: u64::MAX, within: Duration::from_secs(3600) };
+    let network = CuttingProxy::in_front_of(&example.url, never, 1).await;
     let ann = deployment(&network.url());
     let thread = ann.create_thread().await.unwrap().id;
 

@@ -46,7 +46,7 @@ async fn a_person_and_an_agent_work_on_one_screen() {
     ann.press("cat from-agent.txt; echo from-ann-$((6*7)) > from-ann.txt\r");
     let in_pane = || {
         let shown = ann
-            .shows()
+            .screen_text()
             .lines()
             .any(|line| line.chars().skip(70).collect::<String>().contains("hello-ann") && !line.contains("+ hello-ann"));
         async move { shown.then_some(()) }
@@ -58,7 +58,7 @@ async fn a_person_and_an_agent_work_on_one_screen() {
     // And the agent reads what she wrote there.
     ann.press("read /workspace/from-ann.txt\r");
     ann.wait_for("from-ann-42").await;
-    eventually("the run's end", || std::future::ready((!ann.shows().contains("at work")).then_some(()))).await;
+    eventually("the run's end", || std::future::ready((!ann.screen_text().contains("at work")).then_some(()))).await;
 
     // It asks before it removes something.
     ann.press("delete /workspace/from-ann.txt\r");
@@ -80,7 +80,7 @@ async fn a_person_and_an_agent_work_on_one_screen() {
     ann.wait_for("binds this thread").await;
     ann.press("\x1b");
     // An escape and what follows it at once would be one key.
-    eventually("the list to close", || std::future::ready((!ann.shows().contains("binds this thread")).then_some(()))).await;
+    eventually("the list to close", || std::future::ready((!ann.screen_text().contains("binds this thread")).then_some(()))).await;
     ann.press("/quit\r");
     assert!(ann.ended().await.success());
     assert!(!ann.look(|screen| screen.alternate_screen()), "the terminal is as it was");
@@ -118,7 +118,7 @@ async fn a_terminal_that_a_killed_one_left_behind_is_drawn_over_and_given_back()
     after.envs(cobox.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let mut ann = TestTerminal::start("ann", &after, (140, 44));
     ann.wait_for("user@").await;
-    assert!(!ann.shows().contains("LEFT-BEHIND"), "{}", ann.shows());
+    assert!(!ann.screen_text().contains("LEFT-BEHIND"), "{}", ann.screen_text());
     ann.signal(Signal::TERM);
     ann.ended().await;
     let is_back = ann.look(|screen| !screen.alternate_screen() && !screen.bracketed_paste() && !screen.hide_cursor());
@@ -144,7 +144,7 @@ async fn a_crash_gives_the_terminal_back_and_its_words_can_be_read() {
         std::future::ready((is_plain && ann.is_cooked()).then_some(()))
     };
     eventually("a terminal as it was", is_back).await;
-    assert!(ann.shows().contains("thread and sandbox live on"), "{}", ann.shows());
+    assert!(ann.screen_text().contains("thread and sandbox live on"), "{}", ann.screen_text());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

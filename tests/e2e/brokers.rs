@@ -5,7 +5,9 @@ use std::{collections::HashSet, time::Duration};
 
 use cobox_client::Client;
 use cobox_protocol::{ErrorCode, session::Mode};
-use cobox_testkit::{BrokerOptions, DATABASE_PASSWORD, Dice, Leftovers, PATIENCE, TestBroker, TestDatabase, eventually, negotiate, sh};
+use cobox_testkit::{
+    BrokerOptions, DATABASE_PASSWORD, Leftovers, PATIENCE, SeededRng, TestBroker, TestDatabase, eventually, negotiate, sh,
+};
 use futures_util::future::join_all;
 
 const CLIENTS: usize = 64;
@@ -38,7 +40,7 @@ async fn races(rounds: usize, seed: u64) {
     }
     let key = brokers[0].key().clone();
     let at = |broker: &TestBroker| Client::new(broker.url(), key.clone()).expect("a client");
-    let mut dice = Dice::new(seed);
+    let mut dice = SeededRng::new(seed);
     let (mut made, mut given_up) = (0, 0);
     let mut survivor = None;
     for round in 0..rounds {
@@ -48,7 +50,7 @@ async fn races(rounds: usize, seed: u64) {
         let racing: Vec<_> = (0..CLIENTS).map(|n| tokio::spawn(ensure_somewhere(clients.clone(), n, thread.clone()))).collect();
         if is_deadly {
             // Anywhere within what an ensure takes: the moment of the crash is what varies.
-            tokio::time::sleep(Duration::from_micros(dice.roll(60_000))).await;
+            tokio::time::sleep(Duration::from_micros(dice.below(60_000))).await;
             brokers[0].kill();
         }
         let answers: Vec<Option<Answer>> = join_all(racing).await.into_iter().map(|a| a.expect("no client panics")).collect();

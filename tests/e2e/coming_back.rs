@@ -143,7 +143,7 @@ async fn a_key_is_asked_for_without_being_shown() {
     terminal.press(&format!("{}\r", broker.key().expose()));
     terminal.wait_for("added here").await;
     assert!(terminal.ended().await.success());
-    assert!(!terminal.shows().contains("cbx_"), "{}", terminal.shows());
+    assert!(!terminal.screen_text().contains("cbx_"), "{}", terminal.screen_text());
     let mut terminal = TestTerminal::start("ada", &command, (120, 24));
     terminal.wait_for("API key for http").await;
     terminal.press("cbx\x03");
@@ -160,7 +160,7 @@ async fn a_table_is_no_wider_than_the_terminal_and_colours_can_be_switched_off()
     let mut terminal = TestTerminal::start("ada", &command, (110, 24));
     assert!(terminal.ended().await.success());
     terminal.wait_for("ago").await;
-    assert_eq!(terminal.shows().trim_end().lines().count(), 2, "a header and a row: {}", terminal.shows());
+    assert_eq!(terminal.screen_text().trim_end().lines().count(), 2, "a header and a row: {}", terminal.screen_text());
     assert!(terminal.look(|screen| screen.cell(0, 0).unwrap().bold()));
     command.env("NO_COLOR", "1");
     let mut terminal = TestTerminal::start("ada", &command, (110, 24));

@@ -111,7 +111,7 @@ async fn exec_in_the_background_of_a_terminal_is_not_stopped_by_it() {
     shell.args(["--norc", "-c", script]).arg(cobox.get_program());
     let mut terminal = TestTerminal::start("ada", &shell, (80, 24));
     terminal.wait_for("code ").await;
-    assert!(terminal.shows().contains("did it") && terminal.shows().contains("code 0"), "{}", terminal.shows());
+    assert!(terminal.screen_text().contains("did it") && terminal.screen_text().contains("code 0"), "{}", terminal.screen_text());
     terminal.press("words\r");
     terminal.wait_for("<words>").await;
 }

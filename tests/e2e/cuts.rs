@@ -7,7 +7,7 @@ use cobox_protocol::{
     frame::{ExecStart, ShellStart, StdinStart},
     shell::ShellCreate,
 };
-use cobox_testkit::{Cuts, CuttingProxy, TestBroker, ensure, sh};
+use cobox_testkit::{CutPolicy, CuttingProxy, TestBroker, ensure, sh};
 use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 
@@ -34,8 +34,8 @@ fn hex(digest: impl AsRef<[u8]>) -> String {
 /// All the cuts, and how many bytes came over them.
 async fn exec_through(cuts: u64, seed: u64) -> u64 {
     let broker = TestBroker::start().await;
-    let plan = Cuts { count: cuts, within_bytes: EXEC_BYTES * 3 / 2 / cuts, within: Duration::from_secs(10) };
-    let proxy = CuttingProxy::before(broker.url(), plan, seed).await;
+    let plan = CutPolicy { count: cuts, within_bytes: EXEC_BYTES * 3 / 2 / cuts, within: Duration::from_secs(10) };
+    let proxy = CuttingProxy::in_front_of(broker.url(), plan, seed).await;
     let (session, cut) = through(&proxy, &broker, "t").await;
     // What comes after that is slow enough not to outrun what boxd keeps while the connection is away more often than not.
     let command = format!(
@@ -71,8 +71,8 @@ async fn exec_through(cuts: u64, seed: u64) -> u64 {
 /// What is typed into a command arrives once, in order, and whole: all the cuts, and how many bytes went over them.
 async fn stdin_through(cuts: u64, seed: u64) -> u64 {
     let broker = TestBroker::start().await;
-    let plan = Cuts { count: cuts, within_bytes: STDIN_BYTES as u64 * 4 / cuts, within: Duration::from_secs(10) };
-    let proxy = CuttingProxy::before(broker.url(), plan, seed).await;
+    let plan = CutPolicy { count: cuts, within_bytes: STDIN_BYTES as u64 * 4 / cuts, within: Duration::from_secs(10) };
+    let proxy = CuttingProxy::in_front_of(broker.url(), plan, seed).await;
     let (session, cut) = through(&proxy, &broker, "t").await;
     let start = ExecStart { command: Some("cat > in".into()), stdin: Some(StdinStart::Open(true)), ..Default::default() };
     let mut exec = cut.exec_stream(start).await.unwrap();
@@ -131,8 +131,8 @@ async fn bytes_until(output: &mut ShellOutput, text: &str) -> Vec<u8> {
 
 async fn shell_through(cuts: u64, seed: u64) {
     let broker = TestBroker::start().await;
-    let plan = Cuts { count: cuts, within_bytes: 16 << 10, within: Duration::from_millis(120) };
-    let proxy = CuttingProxy::before(broker.url(), plan, seed).await;
+    let plan = CutPolicy { count: cuts, within_bytes: 16 << 10, within: Duration::from_millis(120) };
+    let proxy = CuttingProxy::in_front_of(broker.url(), plan, seed).await;
     let (session, cut) = through(&proxy, &broker, "t").await;
     let made = session.dataplane().create_shell(&ShellCreate { name: Some("cut".into()), ..Default::default() }).await.unwrap();
     // Both from the first byte on: even who is cut before the first answer knows what to ask for.
@@ -202,8 +202,8 @@ impl Watching {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_an_outage_longer_than_a_shell_remembers_the_screen_is_the_same() {
     let broker = TestBroker::start().await;
-    let never = Cuts { count: 0, within_bytes: 1, within: Duration::ZERO };
-    let proxy = CuttingProxy::before(broker.url(), never, 1).await;
+    let never = CutPolicy { count: 0, within_bytes: 1, within: Duration::ZERO };
+    let proxy = CuttingProxy::in_front_of(broker.url(), never, 1).await;
     let (session, cut) = through(&proxy, &broker, "t").await;
     let start = ShellStart { cols: Some(80), rows: Some(24), ..Default::default() };
     let shell = cut.shell(start).await.unwrap();

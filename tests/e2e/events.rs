@@ -4,20 +4,20 @@ use std::{io::BufRead, process::Stdio, time::Duration};
 
 use cobox_client::{Client, EventStream, EventsFrom};
 use cobox_protocol::{
-    event::{SandboxEvent, Source, What},
+    event::{EventKind, EventSource, SandboxEvent},
     key::PrincipalKind,
     session::Mode,
 };
-use cobox_testkit::{Cuts, CuttingProxy, PATIENCE, TestBroker, ensure, negotiate, sh};
+use cobox_testkit::{CutPolicy, CuttingProxy, PATIENCE, TestBroker, ensure, negotiate, sh};
 
 async fn next(events: &mut EventStream) -> SandboxEvent {
     tokio::time::timeout(PATIENCE, events.next()).await.expect("something happens").expect("no error").expect("it goes on")
 }
 
-async fn next_where(events: &mut EventStream, is_it: impl Fn(&What) -> bool) -> SandboxEvent {
+async fn next_where(events: &mut EventStream, is_it: impl Fn(&EventKind) -> bool) -> SandboxEvent {
     loop {
         let event = next(events).await;
-        if is_it(&event.what) {
+        if is_it(&event.kind) {
             return event;
         }
     }
@@ -30,20 +30,20 @@ async fn a_person_sees_what_the_agent_does() {
     let bot = broker.client_of("bot", PrincipalKind::Agent, None).await;
     let session = ensure(&ann, "t").await;
     let mut events = ann.events(&session.info().session_id, EventsFrom::Start);
-    assert!(matches!(next(&mut events).await.what, What::Created { .. }));
-    assert_eq!(next(&mut events).await.what, What::Active);
+    assert!(matches!(next(&mut events).await.kind, EventKind::Created { .. }));
+    assert_eq!(next(&mut events).await.kind, EventKind::Active);
 
     let agent = bot.open(&negotiate("t", Mode::Ensure)).await.unwrap();
     sh(agent.dataplane(), "echo made > made.txt; exit 7").await;
     let connected = next(&mut events).await;
-    assert_eq!((connected.what, connected.principal.as_deref()), (What::Connected, Some("bot")));
+    assert_eq!((connected.kind, connected.principal.as_deref()), (EventKind::Connected, Some("bot")));
     let ran = next(&mut events).await;
-    assert_eq!((ran.source, ran.principal.as_deref(), ran.actor.as_deref()), (Source::Sandbox, Some("bot"), Some("agent")));
-    let What::Exec(end) = ran.what else { panic!("{ran:?}") };
+    assert_eq!((ran.source, ran.principal.as_deref(), ran.actor.as_deref()), (EventSource::Sandbox, Some("bot"), Some("agent")));
+    let EventKind::Exec(end) = ran.kind else { panic!("{ran:?}") };
     assert_eq!((end.command.as_str(), end.exit_code), ("echo made > made.txt; exit 7", Some(7)));
     agent.dataplane().write_file(b"/workspace/main.py", None, cobox_client::Upload::from_bytes("print(1)")).await.unwrap();
     let written = next(&mut events).await;
-    let What::FileWritten(file) = written.what else { panic!("{written:?}") };
+    let EventKind::FileWritten(file) = written.kind else { panic!("{written:?}") };
     assert_eq!((file.path.as_str(), file.size), ("/workspace/main.py", Some(8)));
 
     // The command line tells the same, and ends when the session does.
@@ -63,7 +63,7 @@ async fn a_person_sees_what_the_agent_does() {
     assert_eq!(types.first().map(String::as_str), Some("created"));
     assert_eq!(types.last().map(String::as_str), Some("terminated"));
     assert!(follow.wait().unwrap().success());
-    assert!(matches!(next_where(&mut events, What::is_last).await.what, What::Terminated { .. }));
+    assert!(matches!(next_where(&mut events, EventKind::is_last).await.kind, EventKind::Terminated { .. }));
     assert!(events.next().await.unwrap().is_none());
 }
 
@@ -71,7 +71,8 @@ async fn a_person_sees_what_the_agent_does() {
 async fn every_event_comes_once_through_a_network_that_cuts() {
     const COMMANDS: usize = 40;
     let broker = TestBroker::start().await;
-    let proxy = CuttingProxy::before(broker.url(), Cuts { count: 20, within_bytes: 4096, within: Duration::from_millis(400) }, 7).await;
+    let proxy =
+        CuttingProxy::in_front_of(broker.url(), CutPolicy { count: 20, within_bytes: 4096, within: Duration::from_millis(400) }, 7).await;
     let session = ensure(&broker.client(), "t").await;
     let watcher = Client::new(&proxy.url(), broker.key().clone()).unwrap();
     let mut events = watcher.events(&session.info().session_id, EventsFrom::Start);
@@ -82,8 +83,8 @@ async fn every_event_comes_once_through_a_network_that_cuts() {
             sh(session.dataplane(), &format!("echo {n}")).await;
         }
         for _ in 0..2 {
-            match next_where(&mut events, |w| matches!(w, What::Exec(_) | What::Gap { .. })).await.what {
-                What::Exec(end) => commands.push(end.command),
+            match next_where(&mut events, |w| matches!(w, EventKind::Exec(_) | EventKind::Gap { .. })).await.kind {
+                EventKind::Exec(end) => commands.push(end.command),
                 other => panic!("something was lost: {other:?}"),
             }
         }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use cobox_client::Client;
 use cobox_protocol::{ErrorCode, exec::ExecRequest, session::Mode};
-use cobox_testkit::{Dice, Leftovers, TestBroker, ensure, negotiate, sh};
+use cobox_testkit::{Leftovers, SeededRng, TestBroker, ensure, negotiate, sh};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// What the user was told is so. A crash may not take it back.
@@ -55,19 +55,19 @@ enum Change {
 
 async fn crashes(rounds: u32, seed: u64) {
     let mut broker = TestBroker::start().await;
-    let mut dice = Dice::new(seed);
+    let mut dice = SeededRng::new(seed);
     let mut told = Told::default();
     for round in 0..rounds {
         let client = broker.client();
         let tasks: Vec<_> = (0..3)
             .map(|i| {
-                let kind = dice.roll(4);
+                let kind = dice.below(4);
                 tokio::spawn(work(client.clone(), format!("thread-{i}"), round, kind))
             })
             .collect();
         // Anywhere within what an ensure takes: the moment of the crash is what varies.
-        tokio::time::sleep(Duration::from_micros(dice.roll(60_000))).await;
-        let kills_boxd = dice.roll(3) == 0;
+        tokio::time::sleep(Duration::from_micros(dice.below(60_000))).await;
+        let kills_boxd = dice.below(3) == 0;
         if kills_boxd {
             for (_, pid) in broker.sandbox_pids() {
                 // It may have ended by itself in the meantime.

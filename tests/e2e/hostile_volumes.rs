@@ -6,7 +6,7 @@ use cobox_client::{ArchiveFormat, ClientError, Session};
 use cobox_protocol::{
     ErrorCode,
     fs::{ListRequest, StoppedBy},
-    making::{CreateVolume, MountWish},
+    resources::{CreateVolume, MountParams},
     sandbox::CreateSandbox,
 };
 use cobox_testkit::{TestBroker, sh};
@@ -47,7 +47,7 @@ async fn a_hostile_sandbox_gains_nothing_of_another_by_a_shared_volume() {
         let broker = TestBroker::start_with(options).await;
         let client = broker.client();
         client.create_volume(&CreateVolume { name: "data".into(), size_bytes: 64 << 20, access: None }).await.unwrap();
-        let mount = MountWish { volume: "data".into(), path: "/data".into(), read_only: false };
+        let mount = MountParams { volume: "data".into(), path: "/data".into(), read_only: false };
         let wish = CreateSandbox { mounts: vec![mount], ..CreateSandbox::default() };
         let (_, hostile) = made(&client, wish.clone()).await;
         let (victims_sandbox, victim) = made(&client, wish).await;

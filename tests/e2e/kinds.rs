@@ -6,7 +6,7 @@ use std::fs;
 use cobox_client::{Client, Session};
 use cobox_protocol::{
     ErrorCode,
-    making::{Cpus, CreateTemplate, CreateVolume, Env, MountWish, Resources, SnapshotInfo, SnapshotState, TakeSnapshot},
+    resources::{Cpus, CreateTemplate, CreateVolume, Env, MountParams, Resources, SnapshotInfo, SnapshotState, TakeSnapshot},
     sandbox::{CreateSandbox, SandboxInfo},
     session::{Mode, NegotiateRequest},
 };
@@ -147,7 +147,7 @@ async fn a_volume_is_refused_where_it_can_not_be_mounted() {
     let broker = TestBroker::start().await;
     let client = broker.client();
     client.create_volume(&CreateVolume { name: "data".into(), size_bytes: 64 << 20, access: None }).await.unwrap();
-    let at = |path: &str| vec![MountWish { volume: "data".into(), path: path.into(), read_only: false }];
+    let at = |path: &str| vec![MountParams { volume: "data".into(), path: path.into(), read_only: false }];
     let (first, session) = made(&client, CreateSandbox::default()).await;
     said(&session, "ln -s /etc link; mkdir real; echo x > file").await;
     let taken = snapshot(&client, &first, "links").await;
@@ -216,7 +216,7 @@ async fn a_volume_is_in_several_sandboxes_at_once_and_outlives_them() {
         let broker = TestBroker::start_with(options.clone()).await;
         let client = broker.client();
         client.create_volume(&CreateVolume { name: "data".into(), size_bytes: 64 << 20, access: None }).await.unwrap();
-        let mount = |path: &str, read_only| MountWish { volume: "data".into(), path: path.into(), read_only };
+        let mount = |path: &str, read_only| MountParams { volume: "data".into(), path: path.into(), read_only };
         let with = |mounts| CreateSandbox { mounts, ..CreateSandbox::default() };
         let (one, first) = made(&client, with(vec![mount("/data", false)])).await;
         let (two, second) = made(&client, with(vec![mount("/workspace/shared/data", false)])).await;

@@ -20,7 +20,7 @@ async fn a_hangup_makes_a_broker_read_its_policy_again() {
     };
     let granted = async || {
         let made = broker.client().negotiate(&negotiate("t", Mode::Ensure)).await.unwrap();
-        made.credentials.granted_capabilities.words().join(" ")
+        made.credentials.granted_capabilities.names().join(" ")
     };
     assert_eq!(granted().await, "fs_read fs_write exec shell");
     // Under another name first: it must never be seen half-written.

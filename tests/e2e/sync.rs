@@ -15,7 +15,7 @@ use std::{
 };
 
 use cobox_client::{Dataplane, Session, Upload};
-use cobox_testkit::{Dice, TestBroker, ensure, eventually, sh};
+use cobox_testkit::{SeededRng, TestBroker, ensure, eventually, sh};
 use futures_util::TryStreamExt;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -234,7 +234,7 @@ const TURN: usize = 10;
 /// A folder, a sandbox, and what was saved last in each file, by whichever side has it for now.
 struct Crashes {
     desk: Desk,
-    dice: Dice,
+    dice: SeededRng,
     last: [Option<String>; LINES.len()],
 }
 
@@ -243,13 +243,13 @@ impl Crashes {
         let desk = Desk::new().await;
         // One that nobody touches: a folder that is suddenly empty is another matter.
         fs::write(desk.here("kept"), "").unwrap();
-        Self { desk, dice: Dice::new(SEED), last: Default::default() }
+        Self { desk, dice: SeededRng::new(SEED), last: Default::default() }
     }
 
     async fn save(&mut self, point: usize) {
         for (number, lines) in LINES.into_iter().enumerate() {
             let (path, is_here) = (format!("f{number}"), (number + point / TURN).is_multiple_of(2));
-            let text = match self.dice.roll(8) {
+            let text = match self.dice.below(8) {
                 0 => None,
                 _ => Some(version(point, if is_here { "here" } else { "there" }, lines)),
             };
@@ -270,11 +270,11 @@ impl Crashes {
     async fn kill_one(&mut self) {
         let mut live = self.desk.live(&[]);
         // Somewhere while it starts, or while it looks and places what came.
-        if self.dice.roll(3) > 0 {
+        if self.dice.below(3) > 0 {
             live.until_phase("scanning");
         }
-        std::thread::sleep(Duration::from_millis(self.dice.roll(60)));
-        if self.dice.roll(3) == 0 {
+        std::thread::sleep(Duration::from_millis(self.dice.below(60)));
+        if self.dice.below(3) == 0 {
             for (_, pid) in self.desk.broker.sandbox_pids() {
                 // It may have ended by itself.
                 let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
@@ -346,22 +346,22 @@ enum Step {
 }
 
 impl Written {
-    fn next(&mut self, side: &str, round: usize, dice: &mut Dice) -> Step {
+    fn next(&mut self, side: &str, round: usize, dice: &mut SeededRng) -> Step {
         // Folders are both sides', names are one's own.
-        let name = format!("d{}/{side}-{}", dice.roll(4), dice.roll(12));
-        match dice.roll(10) {
+        let name = format!("d{}/{side}-{}", dice.below(4), dice.below(12));
+        match dice.below(10) {
             0 => {
                 self.shared = format!("{side} {round}\n");
                 Step::Write("shared".to_owned(), self.shared.clone())
             }
             1 | 2 if self.own.remove(&name).is_some() => Step::Remove(name),
             3 if self.own.contains_key(&name) => {
-                let (text, new) = (self.own.remove(&name).unwrap(), format!("d{}/{side}-moved-{round}", dice.roll(4)));
+                let (text, new) = (self.own.remove(&name).unwrap(), format!("d{}/{side}-moved-{round}", dice.below(4)));
                 self.own.insert(new.clone(), text);
                 Step::Rename(name, new)
             }
             _ => {
-                let text = format!("{side} {round}\n").repeat(if dice.roll(10) == 0 { 9000 } else { 20 });
+                let text = format!("{side} {round}\n").repeat(if dice.below(10) == 0 { 9000 } else { 20 });
                 self.own.insert(name.clone(), text.clone());
                 Step::Write(name, text)
             }
@@ -380,7 +380,7 @@ async fn writers_on_both_sides(rounds: usize) {
     live.until_phase("watching");
     let folder = desk.folder.path().to_owned();
     let person = tokio::task::spawn_blocking(move || {
-        let (mut written, mut dice) = (Written::default(), Dice::new(SEED));
+        let (mut written, mut dice) = (Written::default(), SeededRng::new(SEED));
         for round in 0..rounds {
             match written.next("here", round, &mut dice) {
                 Step::Write(name, text) => fs::write(folder.join(name), text).unwrap(),
@@ -390,7 +390,7 @@ async fn writers_on_both_sides(rounds: usize) {
         }
         written
     });
-    let (mut agent, mut dice) = (Written::default(), Dice::new(SEED + 1));
+    let (mut agent, mut dice) = (Written::default(), SeededRng::new(SEED + 1));
     for round in 0..rounds {
         match agent.next("there", round, &mut dice) {
             Step::Write(name, text) => desk.write_there(&name, &text).await,

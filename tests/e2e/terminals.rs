@@ -36,14 +36,14 @@ async fn two_people_and_an_observer_share_one_shell() {
     ada.press("echo ada-$((6*7))\r");
     for person in [&ada, &bob, &eve] {
         person.wait_for("ada-42").await;
-        assert!(!person.shows().contains("was-here"), "{}", person.shows());
+        assert!(!person.screen_text().contains("was-here"), "{}", person.screen_text());
     }
 
     // Enter ~t takes control at once; everybody hears of it and the size follows.
     bob.press("\r~t");
     bob.wait_for("you have control").await;
     for other in [&ada, &eve] {
-        other.wait_until_told("bob (human) has control").await;
+        other.wait_until_printed("bob (human) has control").await;
     }
     bob.press("echo size $(stty size)\r");
     for person in [&ada, &bob, &eve] {
@@ -53,7 +53,7 @@ async fn two_people_and_an_observer_share_one_shell() {
     // The size arrives by its own way; asking again is what a person would do.
     eventually("the new size", || {
         bob.press("echo now $(stty size)\r");
-        let shown = bob.shows().contains("now 28 90");
+        let shown = bob.screen_text().contains("now 28 90");
         async move { shown.then_some(()) }
     })
     .await;
@@ -66,7 +66,7 @@ async fn two_people_and_an_observer_share_one_shell() {
 
     // Released, it is for whoever types next.
     bob.press("\r~r");
-    ada.wait_until_told("nobody has control").await;
+    ada.wait_until_printed("nobody has control").await;
     ada.press("clear; echo back-to-ada\r");
     bob.wait_for("back-to-ada").await;
 
@@ -94,7 +94,7 @@ async fn who_comes_late_to_a_full_screen_program_sees_what_the_others_see() {
     let bob = sit(&broker, "bob", (80, 24), &[]).await;
     let picture = |t: &TestTerminal| t.look(|s| (s.contents_formatted(), s.cursor_position(), s.alternate_screen()));
     eventually("the same picture", || async { (picture(&ada) == picture(&bob)).then_some(()) }).await;
-    assert!(picture(&bob).2 && bob.shows().contains("in the middle"));
+    assert!(picture(&bob).2 && bob.screen_text().contains("in the middle"));
 
     ada.press("done\r");
     for person in [&ada, &bob] {
@@ -115,7 +115,7 @@ async fn a_shell_for_a_script_is_its_own_and_ends_with_it() {
     let output = script.output().unwrap();
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("in a terminal"), "{output:?}");
-    assert!(!ada.shows().contains("in a terminal"));
+    assert!(!ada.screen_text().contains("in a terminal"));
     let listed = broker.cobox().args(["ps", "demo"]).output().unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
     assert_eq!(listed.lines().count(), 2, "{listed}");
@@ -139,20 +139,20 @@ async fn exec_on_a_terminal_leaves_out_what_would_act_on_this_machine() {
     let sequences = ["\x1b]52", "\x1b]9;", "\x1b]777", "\x1b[5i", "\x1b_G", "\x1b]0;"];
     let mut plain = exec("plain", &[]);
     assert!(plain.ended().await.success());
-    assert!(plain.shows().contains("startABCDEFGH") && plain.shows().contains("ERROR"), "{}", plain.shows());
+    assert!(plain.screen_text().contains("startABCDEFGH") && plain.screen_text().contains("ERROR"), "{}", plain.screen_text());
     for sequence in sequences.iter().chain(&["\x1b[6n"]) {
-        assert!(!plain.was_told(sequence), "{sequence:?}");
+        assert!(!plain.has_printed(sequence), "{sequence:?}");
     }
     // A program with a terminal of its own is answered, and reaches no more than that.
     let mut tty = exec("tty", &["--tty"]);
     assert!(tty.ended().await.success());
-    assert!(tty.was_told("\x1b[6n"));
+    assert!(tty.has_printed("\x1b[6n"));
     for sequence in sequences {
-        assert!(!tty.was_told(sequence), "{sequence:?}");
+        assert!(!tty.has_printed(sequence), "{sequence:?}");
     }
     let mut raw = exec("raw", &["--raw"]);
     assert!(raw.ended().await.success());
     for sequence in sequences {
-        assert!(raw.was_told(sequence), "{sequence:?}");
+        assert!(raw.has_printed(sequence), "{sequence:?}");
     }
 }

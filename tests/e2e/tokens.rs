@@ -110,7 +110,7 @@ async fn capabilities_are_granted_as_asked_and_no_wider() {
     request.requested_capabilities = Some(vec!["fs:ro".into()]);
     let narrow = client.negotiate(&request).await.unwrap();
     assert_eq!(narrow.scopes, ["fs:ro"]);
-    assert_eq!(narrow.credentials.granted_capabilities.words(), ["fs_read"]);
+    assert_eq!(narrow.credentials.granted_capabilities.names(), ["fs_read"]);
     assert_eq!(exec(&narrow.sandbox.http_base_url, narrow.token.expose()).await, (403, "CAPABILITY_DENIED".into()));
     let put = reqwest::Client::new()
         .put(format!("{}/files/workspace/x", narrow.sandbox.http_base_url))

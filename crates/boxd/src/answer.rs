@@ -16,7 +16,7 @@ use axum::{
 };
 use cobox_protocol::{
     ApiError, Capability, ErrorCode, RequestId, Timestamp,
-    audit::{Claim, claim_text},
+    audit::{SandboxClaim, claim_text},
     langsmith, route,
     secret::redact,
 };
@@ -99,7 +99,7 @@ impl RequestRecord {
             return;
         }
         let claims = self.claims.get();
-        trail.add(Claim {
+        trail.add(SandboxClaim {
             seq: 0,
             at: Timestamp::from_unix(0),
             request_id: self.request_id.to_string(),
@@ -107,7 +107,7 @@ impl RequestRecord {
             principal: claims.map(|c| c.sub.clone()),
             actor: claims.map(|c| c.act.kind),
             session_id: claims.and_then(|c| c.sid.clone()),
-            capability: self.capability.get().map(|c| c.word().to_owned()),
+            capability: self.capability.get().map(|c| c.as_str().to_owned()),
             method: self.method.to_string(),
             route: self.route.clone(),
             target: self.target.get().cloned(),

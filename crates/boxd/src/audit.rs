@@ -8,7 +8,7 @@ use std::{
 use axum::extract::Query;
 use cobox_protocol::{
     RequestId, Timestamp,
-    audit::{Claim, Claims, MAX_CLAIMS_AT_ONCE},
+    audit::{ClaimBatch, MAX_CLAIM_BATCH, SandboxClaim},
 };
 use serde::Deserialize;
 
@@ -22,7 +22,7 @@ pub struct AuditTrail {
 
 #[derive(Default)]
 struct Lines {
-    waiting: VecDeque<Claim>,
+    waiting: VecDeque<SandboxClaim>,
     last: u64,
     lost: u64,
 }
@@ -45,10 +45,10 @@ pub struct After {
 
 impl AuditTrail {
     /// Adds a line; its number and time are filled in here.
-    pub fn add(&self, claim: Claim) {
+    pub fn add(&self, claim: SandboxClaim) {
         let mut lines = self.lines();
         lines.last += 1;
-        let claim = Claim { seq: lines.last, at: Timestamp::now(), ..claim };
+        let claim = SandboxClaim { seq: lines.last, at: Timestamp::now(), ..claim };
         lines.waiting.push_back(claim);
         if lines.waiting.len() > MAX_WAITING {
             lines.waiting.pop_front();
@@ -57,15 +57,15 @@ impl AuditTrail {
     }
 
     /// The oldest lines after those already taken, which are forgotten.
-    pub fn fetch(&self, Query(taken): Query<After>) -> Claims {
+    pub fn fetch(&self, Query(taken): Query<After>) -> ClaimBatch {
         let mut lines = self.lines();
         if taken.life == self.life {
             while lines.waiting.front().is_some_and(|c| c.seq <= taken.after) {
                 lines.waiting.pop_front();
             }
         }
-        let items: Vec<Claim> = lines.waiting.iter().take(MAX_CLAIMS_AT_ONCE).cloned().collect();
-        Claims { life: self.life.clone(), more: items.len() < lines.waiting.len(), items, lost: lines.lost }
+        let items: Vec<SandboxClaim> = lines.waiting.iter().take(MAX_CLAIM_BATCH).cloned().collect();
+        ClaimBatch { life: self.life.clone(), more: items.len() < lines.waiting.len(), items, lost: lines.lost }
     }
 
     fn lines(&self) -> MutexGuard<'_, Lines> {
@@ -78,8 +78,8 @@ impl AuditTrail {
 mod tests {
     use super::*;
 
-    fn line(request_id: &str) -> Claim {
-        Claim {
+    fn line(request_id: &str) -> SandboxClaim {
+        SandboxClaim {
             seq: 0,
             at: Timestamp::now(),
             request_id: request_id.into(),
@@ -108,6 +108,6 @@ mod tests {
         assert_eq!(fetch(2, &first.life).items.iter().map(|c| c.seq).collect::<Vec<_>>(), [3]);
         (0..MAX_WAITING + 4).for_each(|i| trail.add(line(&i.to_string())));
         let later = fetch(3, &first.life);
-        assert_eq!((later.items.len(), later.more, later.lost), (MAX_CLAIMS_AT_ONCE, true, 5));
+        assert_eq!((later.items.len(), later.more, later.lost), (MAX_CLAIM_BATCH, true, 5));
     }
 }

@@ -13,7 +13,7 @@ use std::{
 use axum::extract::FromRequestParts;
 use cobox_protocol::{
     ApiError, Capability, ErrorCode, SandboxId, Timestamp,
-    control::{BoxdStatus, ControlState, Ending},
+    control::{BoxdStatus, ControlState, StopReason},
     key::{API_KEY_PREFIX, OPAQUE_TOKEN_PREFIX},
 };
 use cobox_token::{Claims, Keyset, RevocationView, TokenError, key_id};
@@ -32,7 +32,7 @@ pub struct View {
     pub version: u64,
     pub lease_expires_at: Timestamp,
     pub disk_full: bool,
-    pub ending: Option<Ending>,
+    pub ending: Option<StopReason>,
     keys: Keyset,
     key_ids: HashSet<String>,
     revoked: RevocationView,
@@ -44,7 +44,7 @@ impl View {
             version: state.version,
             lease_expires_at: state.lease_expires_at,
             disk_full: state.disk_full,
-            ending: state.ending,
+            ending: state.stop_reason,
             keys: Keyset::new(&state.issuer, sandbox, &state.keys)?,
             key_ids: state.keys.iter().map(|k| k.kid.clone()).collect(),
             revoked: RevocationView::new(&state.revoked),
@@ -290,7 +290,7 @@ fn require(claims: &Claims, needed: Capability) -> Result<(), ApiError> {
         return Ok(());
     }
     let message = format!("this needs the capability `{needed}`, which the token doesn't have; ask the broker for a token with it");
-    Err(ApiError::new(ErrorCode::CapabilityDenied, message).with_details(serde_json::json!({ "capability": needed.word() })))
+    Err(ApiError::new(ErrorCode::CapabilityDenied, message).with_details(serde_json::json!({ "capability": needed.as_str() })))
 }
 
 /// What a handler needs, named in its signature so that it can't be forgotten.

@@ -9,9 +9,9 @@ use axum::{
 };
 use cobox_protocol::{
     ApiError, Timestamp,
-    audit::Claims,
+    audit::ClaimBatch,
     control::{BoxdStatus, ControlState},
-    event::Happenings,
+    event::ActivityBatch,
 };
 use http::StatusCode;
 use tokio_util::sync::CancellationToken;
@@ -33,7 +33,7 @@ pub async fn put_state(State(server): State<Arc<Server>>, content: Body) -> Resu
     let bytes = body::collect(content, MAX_STATE_BYTES).await?;
     let state: ControlState = serde_json::from_slice(&bytes).map_err(|e| ApiError::invalid(format!("the state can't be read: {e}")))?;
     server.authority.replace(&state).map_err(ApiError::invalid)?;
-    if state.ending.is_some() {
+    if state.stop_reason.is_some() {
         // Past this they are cut off: the broker doesn't wait any longer either.
         let _ = tokio::time::timeout(FAREWELL_WITHIN, server.authority.quiet()).await;
     }
@@ -47,13 +47,13 @@ pub async fn get_status(State(server): State<Arc<Server>>) -> Json<BoxdStatus> {
 }
 
 /// `GET /control/claims?life=&after=`: the audit's lines, oldest first.
-pub async fn get_claims(State(server): State<Arc<Server>>, after: Query<After>) -> Json<Claims> {
+pub async fn get_claims(State(server): State<Arc<Server>>, after: Query<After>) -> Json<ClaimBatch> {
     server.authority.note_broker_request();
     Json(server.audit.fetch(after))
 }
 
 /// `GET /control/happenings?life=&after=&wait=`: what was done, oldest first, as soon as there is some.
-pub async fn get_happenings(State(server): State<Arc<Server>>, Query(wish): Query<Wish>) -> Json<Happenings> {
+pub async fn get_happenings(State(server): State<Arc<Server>>, Query(wish): Query<Wish>) -> Json<ActivityBatch> {
     server.authority.note_broker_request();
     Json(tokio::select! {
         happenings = server.happenings.fetch(&wish) => happenings,

@@ -9,7 +9,7 @@ use std::{
 
 use cobox_protocol::{
     RequestId, Timestamp,
-    event::{Deed, ExecEnd, FileChange, Happening, Happenings, MAX_EVENT_TEXT_BYTES, MAX_HAPPENINGS_AT_ONCE},
+    event::{Action, Activity, ActivityBatch, ExecEnd, FileChange, MAX_ACTIVITY_BATCH, MAX_EVENT_TEXT_BYTES},
 };
 use cobox_token::Claims;
 use serde::Deserialize;
@@ -32,7 +32,7 @@ pub struct HappeningLog {
 
 #[derive(Default)]
 struct Lines {
-    waiting: VecDeque<Happening>,
+    waiting: VecDeque<Activity>,
     last: u64,
 }
 
@@ -58,16 +58,16 @@ pub struct Wish {
 
 impl HappeningLog {
     pub fn written(&self, claims: &Claims, path: &SandboxPath, size: u64) {
-        self.add(claims, Deed::FileWritten(FileChange { size: Some(size), ..named(path) }));
+        self.add(claims, Action::FileWritten(FileChange { size: Some(size), ..named(path) }));
     }
 
     /// Several at once, beneath a directory.
     pub fn written_beneath(&self, claims: &Claims, path: &SandboxPath, entries: u64) {
-        self.add(claims, Deed::FileWritten(FileChange { entries: Some(entries), ..named(path) }));
+        self.add(claims, Action::FileWritten(FileChange { entries: Some(entries), ..named(path) }));
     }
 
     pub fn removed(&self, claims: &Claims, path: &SandboxPath, entries: Option<u64>) {
-        self.add(claims, Deed::FileRemoved(FileChange { entries, ..named(path) }));
+        self.add(claims, Action::FileRemoved(FileChange { entries, ..named(path) }));
     }
 
     pub fn ran(&self, claims: &Claims, command: String, ended: Ended, took: Duration) {
@@ -75,23 +75,23 @@ impl HappeningLog {
     }
 
     pub fn ran_in_shell(&self, claims: &Claims, command: String, exit_code: Option<i32>, timed_out: bool, duration_ms: u64) {
-        self.add(claims, Deed::Exec(ExecEnd { command, exit_code, timed_out, duration_ms, truncated: false }));
+        self.add(claims, Action::Exec(ExecEnd { command, exit_code, timed_out, duration_ms, truncated: false }));
     }
 
-    fn add(&self, claims: &Claims, what: Deed) {
-        let happening = Happening {
+    fn add(&self, claims: &Claims, what: Action) {
+        let happening = Activity {
             seq: 0,
             at: Timestamp::now(),
             principal: Some(claims.sub.clone()),
             actor: Some(claims.act.kind),
             session_id: claims.sid.clone(),
-            what: what.bounded(),
+            action: what.bounded(),
         };
         {
             let mut lines = self.lines();
             lines.last += 1;
             let seq = lines.last;
-            lines.waiting.push_back(Happening { seq, ..happening });
+            lines.waiting.push_back(Activity { seq, ..happening });
             if lines.waiting.len() > MAX_WAITING {
                 lines.waiting.pop_front();
             }
@@ -101,7 +101,7 @@ impl HappeningLog {
     }
 
     /// The oldest after those already taken, which are forgotten; waits for some where there are none.
-    pub async fn fetch(&self, wish: &Wish) -> Happenings {
+    pub async fn fetch(&self, wish: &Wish) -> ActivityBatch {
         // Before looking, so that nothing falls between.
         let mut arrived = std::pin::pin!(self.arrived.notified());
         arrived.as_mut().enable();
@@ -116,14 +116,14 @@ impl HappeningLog {
     }
 
     /// What is there now.
-    pub fn take(&self, wish: &Wish) -> Happenings {
+    pub fn take(&self, wish: &Wish) -> ActivityBatch {
         let mut lines = self.lines();
         if wish.life == self.life {
             while lines.waiting.front().is_some_and(|h| h.seq <= wish.after) {
                 lines.waiting.pop_front();
             }
         }
-        Happenings { life: self.life.clone(), items: lines.waiting.iter().take(MAX_HAPPENINGS_AT_ONCE).cloned().collect() }
+        ActivityBatch { life: self.life.clone(), items: lines.waiting.iter().take(MAX_ACTIVITY_BATCH).cloned().collect() }
     }
 
     fn lines(&self) -> MutexGuard<'_, Lines> {

@@ -3,14 +3,14 @@
 mod support;
 
 use cobox_protocol::{
-    audit::Claims,
-    event::{Deed, Happening, Happenings, MAX_EVENT_TEXT_BYTES},
+    audit::ClaimBatch,
+    event::{Action, Activity, ActivityBatch, MAX_EVENT_TEXT_BYTES},
 };
 use http::Method;
 use serde_json::json;
 use support::TestBoxd;
 
-async fn claims(boxd: &TestBoxd) -> Claims {
+async fn claims(boxd: &TestBoxd) -> ClaimBatch {
     boxd.control(Method::GET, "/control/claims").send().await.ok(200).json()
 }
 
@@ -33,19 +33,19 @@ async fn every_request_leaves_one_line_with_who_what_and_how_it_ended() {
     assert_eq!((denied.jti.as_deref(), denied.status, denied.error.as_deref()), (None, 403, Some("CAPABILITY_DENIED")));
     assert_eq!(claims(&boxd).await.items.len(), 3, "kept until they are taken");
     let path = format!("/control/claims?life={}&after=2", fetched.life);
-    let rest: Claims = boxd.control(Method::GET, &path).send().await.ok(200).json();
+    let rest: ClaimBatch = boxd.control(Method::GET, &path).send().await.ok(200).json();
     assert_eq!(rest.items.iter().map(|c| c.seq).collect::<Vec<_>>(), [3]);
 }
 
-async fn happenings(boxd: &TestBoxd, life: &str, after: u64, wait: u64) -> Happenings {
+async fn happenings(boxd: &TestBoxd, life: &str, after: u64, wait: u64) -> ActivityBatch {
     boxd.control(Method::GET, &format!("/control/happenings?life={life}&after={after}&wait={wait}")).send().await.ok(200).json()
 }
 
-fn told(happening: &Happening) -> (&str, &str) {
-    match &happening.what {
-        Deed::FileWritten(file) => ("written", &file.path),
-        Deed::FileRemoved(file) => ("removed", &file.path),
-        Deed::Exec(end) => ("exec", &end.command),
+fn told(happening: &Activity) -> (&str, &str) {
+    match &happening.action {
+        Action::FileWritten(file) => ("written", &file.path),
+        Action::FileRemoved(file) => ("removed", &file.path),
+        Action::Exec(end) => ("exec", &end.command),
     }
 }
 
@@ -72,7 +72,7 @@ async fn files_that_were_written_and_commands_that_ended_are_told_once_with_who_
     assert_eq!(long.len(), MAX_EVENT_TEXT_BYTES);
     let (a, b) = ("/workspace/a.txt", "/workspace/b.txt");
     assert_eq!(all, [("written", a), ("exec", "exit 3"), ("exec", long), ("written", a), ("removed", a), ("written", b), ("removed", b)]);
-    let Deed::Exec(end) = &first.items[1].what else { panic!() };
+    let Action::Exec(end) = &first.items[1].action else { panic!() };
     assert_eq!((end.exit_code, end.timed_out), (Some(3), false));
     let ran = &first.items[1];
     assert_eq!((ran.principal.as_deref(), ran.session_id.as_deref(), ran.seq), (Some("ada"), Some("ssn_1"), 2));
@@ -91,7 +91,7 @@ async fn a_client_that_leaves_before_its_answer_leaves_a_line_and_its_command_is
         () = support::wait_for(|| boxd.host("/workspace/begun").exists()) => {}
     }
     let ended = happenings(&boxd, "", 0, 30).await;
-    let Deed::Exec(end) = &ended.items[0].what else { panic!("{ended:?}") };
+    let Action::Exec(end) = &ended.items[0].action else { panic!("{ended:?}") };
     assert_eq!((end.command.as_str(), end.exit_code), ("touch begun; sleep 1000", Some(137)));
     assert_eq!(ended.items[0].principal.as_deref(), Some("ada"));
     let fetched = claims(&boxd).await;

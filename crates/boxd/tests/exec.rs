@@ -5,7 +5,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use cobox_protocol::{
-    control::{ControlState, Ending, Revocation},
+    control::{ControlState, Revocation, StopReason},
     exec::ExecResponse,
 };
 use http::Method;
@@ -135,7 +135,7 @@ async fn a_command_under_way_learns_that_its_sandbox_ends() {
     let waiting = boxd.post("/v1/exec", json!({ "command": "touch begun; sleep 1000" }).to_string()).send();
     let control = async {
         wait_for(|| boxd.host("/workspace/begun").exists()).await;
-        let state = ControlState { version: 2, ending: Some(Ending::Ended), ..boxd.state.clone() };
+        let state = ControlState { version: 2, stop_reason: Some(StopReason::Ended), ..boxd.state.clone() };
         boxd.control(Method::PUT, "/control/state").body(serde_json::to_vec(&state).unwrap()).send().await.ok(200);
     };
     let (answer, ()) = tokio::join!(waiting, control);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cobox_protocol::{
     Secret, Timestamp,
-    control::{Ending, Revocation},
+    control::{Revocation, StopReason},
     frame::{self, ShellReady, ShellStart, close, frame_bytes},
 };
 use futures_util::{SinkExt, StreamExt};
@@ -219,11 +219,11 @@ async fn a_frame_that_can_not_be_read_is_told_what_is_wrong_and_never_repeated()
 #[tokio::test]
 async fn a_sandbox_that_ends_says_why_before_the_broker_goes_on() {
     for (ending, told, code) in
-        [(Ending::Ended, "SESSION_EXPIRED", close::ENDED), (Ending::Suspended, "PROVIDER_UNAVAILABLE", close::GOING_AWAY)]
+        [(StopReason::Ended, "SESSION_EXPIRED", close::ENDED), (StopReason::Suspended, "PROVIDER_UNAVAILABLE", close::GOING_AWAY)]
     {
         let mut boxd = TestBoxd::start();
         let mut client = Client::started(&boxd, running("cat")).await;
-        boxd.state.ending = Some(ending);
+        boxd.state.stop_reason = Some(ending);
         assert_eq!(boxd.push().await.open_streams, 0, "answered when everybody has been told");
         // The frames are on their way already: boxd may be killed now.
         boxd.served.take().unwrap().abort();
@@ -236,7 +236,7 @@ async fn a_client_that_takes_no_goodbye_does_not_hold_up_the_end() {
     let mut boxd = TestBoxd::start();
     let mut client = Client::started(&boxd, running("echo ready; yes")).await;
     client.read_until("ready").await;
-    boxd.state.ending = Some(Ending::Ended);
+    boxd.state.stop_reason = Some(StopReason::Ended);
     // Nobody reads here any more, so whoever waited for this client would wait until it goes.
     tokio::time::timeout(SOON, boxd.push()).await.expect("the broker is answered while the client is still there");
 }

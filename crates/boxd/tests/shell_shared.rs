@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cobox_protocol::{
     Secret,
-    frame::{Allowed, ControlAction, ShellStart, close},
+    frame::{ControlAction, ShellStart, TerminalPermission, close},
     key::PrincipalKind,
 };
 use support::{
@@ -333,10 +333,14 @@ async fn only_the_controllers_terminal_is_asked_and_only_by_leave_is_its_clipboa
     let boxd = TestBoxd::start();
     let command = "stty -echo; echo go; read x; printf 'a\\033[6nb\\033]52;c;aGk=\\007c\\033]0;title\\007d\\033]11;?\\033\\\\e\\n'; cat";
     let ada = human(&boxd, "ada");
-    let start = || ShellStart { allow: vec![Allowed::Clipboard], ..running(command) };
+    let start = || ShellStart { allow: vec![TerminalPermission::Clipboard], ..running(command) };
     let mut allows = Viewer::attach(&boxd, &ada, start()).await;
-    let mut watches =
-        Viewer::attach(&boxd, &watcher(&boxd), ShellStart { allow: vec![Allowed::Clipboard, Allowed::Title], ..Default::default() }).await;
+    let mut watches = Viewer::attach(
+        &boxd,
+        &watcher(&boxd),
+        ShellStart { allow: vec![TerminalPermission::Clipboard, TerminalPermission::Title], ..Default::default() },
+    )
+    .await;
     allows.read_until("go").await;
     allows.type_in("\n").await;
     allows.read_until("e\r\n").await;

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
 use cobox_gateway::Limits;
-use cobox_protocol::{Secret, control::Alg, id::is_foreign_id, sandbox::is_sandbox_name};
+use cobox_protocol::{Secret, control::Alg, id::is_external_id, sandbox::is_sandbox_name};
 use serde::Deserialize;
 
 use crate::{domain::kinds::TemplateSpec, oidc::OidcConfig, paced::BodyLimits, thread_authority::ThreadAuthorityConfig};
@@ -331,7 +331,7 @@ impl Config {
         if self.lease_seconds < self.idle_timeout_seconds {
             return invalid("lease_seconds", "must not be shorter than idle_timeout_seconds");
         }
-        if !is_foreign_id(&self.workspace) {
+        if !is_external_id(&self.workspace) {
             return invalid("workspace", "must have 1 to 256 characters and no control characters");
         }
         for (field, url) in [("public_url", &self.public_url), ("node_url", &self.node_url), ("gateway_url", &self.gateway_url)] {

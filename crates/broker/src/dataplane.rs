@@ -202,13 +202,13 @@ impl Dataplane {
         let passer = Passer {
             workspace: principal.workspace.clone(),
             principal: principal.name.clone(),
-            actor: caller.actor.kind.word().to_owned(),
+            actor: caller.actor.kind.as_str().to_owned(),
             thread: session.as_ref().and_then(Session::thread).map(str::to_owned),
             session: session.map(|s| s.id),
             jti: draft.jti.to_string(),
             capabilities,
         };
-        self.audit.add(self.record("token.issued", &passer, &sandbox.id, request_id).detail(capabilities.words().join(" "))).await;
+        self.audit.add(self.record("token.issued", &passer, &sandbox.id, request_id).detail(capabilities.names().join(" "))).await;
         let token = d.tokens.sign(&sandbox, &draft.claims);
         Ok(Admission { is_running: is_up(&sandbox), is_cacheable: false, sandbox: sandbox.id, token: Some(token), caller: Some(passer) })
     }
@@ -250,7 +250,7 @@ impl Dataplane {
         let passer = Passer {
             workspace: sandbox.workspace.clone(),
             principal: claims.sub,
-            actor: claims.act.kind.word().to_owned(),
+            actor: claims.act.kind.as_str().to_owned(),
             session: claims.sid.and_then(|s| s.parse::<SessionId>().ok()),
             thread: claims.thread_id,
             jti: claims.jti,

@@ -222,7 +222,7 @@ impl Metrics {
         if let Some(counts) = &gauges.counts {
             head(out, "cobox_sandboxes", "gauge", "Sandboxes of the deployment that have not ended, by state.")?;
             for (state, count) in &counts.sandboxes {
-                writeln!(out, "cobox_sandboxes{{state=\"{}\"}} {count}", state.word())?;
+                writeln!(out, "cobox_sandboxes{{state=\"{}\"}} {count}", state.as_str())?;
             }
             head(out, "cobox_sessions", "gauge", "Sessions of the deployment that have not ended.")?;
             writeln!(out, "cobox_sessions {}", counts.sessions)?;

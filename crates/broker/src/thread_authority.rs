@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use cobox_protocol::{ApiError, ErrorCode, Secret, Timestamp, id::is_foreign_id};
+use cobox_protocol::{ApiError, ErrorCode, Secret, Timestamp, id::is_external_id};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use reqwest::Url;
 use serde::Deserialize;
@@ -187,7 +187,7 @@ impl ThreadAuthority {
     /// Beneath the configured URL and nowhere else.
     fn thread_url(&self, thread: &str) -> Option<Url> {
         // These would be steps in the path, which a URL takes by itself.
-        if !is_foreign_id(thread) || matches!(thread, "." | "..") {
+        if !is_external_id(thread) || matches!(thread, "." | "..") {
             return None;
         }
         let mut url = self.url.clone();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cobox_client::{ClientError, EventStream};
-use cobox_protocol::event::{ExecEnd, FileChange, SandboxEvent, What};
+use cobox_protocol::event::{EventKind, ExecEnd, FileChange, SandboxEvent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{
@@ -58,10 +58,10 @@ async fn unread() {
 }
 
 fn line(printer: Printer, event: &SandboxEvent) -> String {
-    let tone = match &event.what {
-        What::Exec(ExecEnd { exit_code: Some(0), timed_out: false, .. }) => Tone::Good,
-        What::Exec(_) | What::Failed { .. } => Tone::Bad,
-        What::Gap { .. } => Tone::Warn,
+    let tone = match &event.kind {
+        EventKind::Exec(ExecEnd { exit_code: Some(0), timed_out: false, .. }) => Tone::Good,
+        EventKind::Exec(_) | EventKind::Failed { .. } => Tone::Bad,
+        EventKind::Gap { .. } => Tone::Warn,
         _ => Tone::Plain,
     };
     format!("{}  {}", printer.paint(Tone::Faint, &printer.clock(event.at)), printer.paint(tone, &sentence(event)))
@@ -75,25 +75,25 @@ pub fn sentence(event: &SandboxEvent) -> String {
         (Some(principal), None) => principal.clone(),
         _ => "somebody".to_owned(),
     };
-    let said = match &event.what {
-        What::Created { state } => format!("{who} made the session ({})", state.word()),
-        What::Active => "the sandbox runs".to_owned(),
-        What::Idle => "the sandbox is idle".to_owned(),
-        What::Suspended { reason } => format!("the sandbox was suspended{}", because(reason)),
-        What::Resumed => "the sandbox runs again".to_owned(),
-        What::Restored => format!("{who} restored the deleted sandbox"),
-        What::Terminated { reason } => format!("the session ended{}", because(reason)),
-        What::Failed { reason } => format!("the session failed{}", because(reason)),
-        What::Changed { change } => format!("{who} changed the sandbox{}", because(change)),
-        What::Shared { with, capabilities } => format!("{who} let {with} in ({})", capabilities.words().join(" ")),
-        What::Unshared { with } => format!("{who} no longer lets {with} in"),
-        What::Connected => format!("{who} connected"),
-        What::FileWritten(file) => format!("{who} wrote {}", file_words(file)),
-        What::FileRemoved(file) => format!("{who} removed {}", file_words(file)),
-        What::Exec(end) => format!("{who} ran {}", exec_words(end)),
-        What::Gap { lost: Some(lost) } => format!("({lost} events were not kept)"),
-        What::Gap { lost: None } => "(events are missing here)".to_owned(),
-        What::Unknown => "(something this version of cobox has no words for)".to_owned(),
+    let said = match &event.kind {
+        EventKind::Created { state } => format!("{who} made the session ({})", state.as_str()),
+        EventKind::Active => "the sandbox runs".to_owned(),
+        EventKind::Idle => "the sandbox is idle".to_owned(),
+        EventKind::Suspended { reason } => format!("the sandbox was suspended{}", because(reason)),
+        EventKind::Resumed => "the sandbox runs again".to_owned(),
+        EventKind::Restored => format!("{who} restored the deleted sandbox"),
+        EventKind::Terminated { reason } => format!("the session ended{}", because(reason)),
+        EventKind::Failed { reason } => format!("the session failed{}", because(reason)),
+        EventKind::Changed { change } => format!("{who} changed the sandbox{}", because(change)),
+        EventKind::Shared { with, capabilities } => format!("{who} let {with} in ({})", capabilities.names().join(" ")),
+        EventKind::Unshared { with } => format!("{who} no longer lets {with} in"),
+        EventKind::Connected => format!("{who} connected"),
+        EventKind::FileWritten(file) => format!("{who} wrote {}", file_words(file)),
+        EventKind::FileRemoved(file) => format!("{who} removed {}", file_words(file)),
+        EventKind::Exec(end) => format!("{who} ran {}", exec_words(end)),
+        EventKind::Gap { lost: Some(lost) } => format!("({lost} events were not kept)"),
+        EventKind::Gap { lost: None } => "(events are missing here)".to_owned(),
+        EventKind::Unknown => "(something this version of cobox has no words for)".to_owned(),
     };
     visible(&said)
 }
@@ -128,11 +128,11 @@ const fn cut(is_truncated: bool) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use cobox_protocol::{EventId, SandboxId, SessionId, Timestamp, event::Source, session::State};
+    use cobox_protocol::{EventId, SandboxId, SessionId, Timestamp, event::EventSource, session::State};
 
     use super::*;
 
-    fn told(what: What) -> String {
+    fn told(what: EventKind) -> String {
         let event = SandboxEvent {
             id: EventId::numbered(Timestamp::from_unix(0), 1),
             at: Timestamp::from_unix(0),
@@ -140,8 +140,8 @@ mod tests {
             sandbox_id: SandboxId::new(),
             principal: Some("bot".into()),
             actor: Some("agent".into()),
-            source: Source::Sandbox,
-            what,
+            source: EventSource::Sandbox,
+            kind: what,
         };
         sentence(&event)
     }
@@ -149,19 +149,19 @@ mod tests {
     #[test]
     fn what_an_agent_does_reads_as_a_sentence() {
         let ran = |exit_code, timed_out, duration_ms| {
-            told(What::Exec(ExecEnd { command: "make".into(), exit_code, timed_out, duration_ms, ..ExecEnd::default() }))
+            told(EventKind::Exec(ExecEnd { command: "make".into(), exit_code, timed_out, duration_ms, ..ExecEnd::default() }))
         };
         assert_eq!(ran(Some(0), false, 12), "bot (agent) ran make → exit 0 (12 ms)");
         assert_eq!(ran(Some(137), true, 61_250), "bot (agent) ran make → timed out (61.2 s)");
         assert_eq!(ran(None, false, 1), "bot (agent) ran make → no exit code (1 ms)");
         let file = FileChange { path: "/workspace/a.py".into(), size: Some(8), ..FileChange::default() };
-        assert_eq!(told(What::FileWritten(file)), "bot (agent) wrote /workspace/a.py (8 bytes)");
-        assert_eq!(told(What::Created { state: State::Active }), "bot (agent) made the session (active)");
+        assert_eq!(told(EventKind::FileWritten(file)), "bot (agent) wrote /workspace/a.py (8 bytes)");
+        assert_eq!(told(EventKind::Created { state: State::Active }), "bot (agent) made the session (active)");
     }
 
     #[test]
     fn a_hostile_file_name_can_not_repaint_the_screen_or_begin_a_line() {
         let file = FileChange { path: "/w/\x1b[2J\nbot ran rm".into(), truncated: true, ..FileChange::default() };
-        assert_eq!(told(What::FileRemoved(file)), "bot (agent) removed /w/\\u{1b}[2J\\nbot ran rm…");
+        assert_eq!(told(EventKind::FileRemoved(file)), "bot (agent) removed /w/\\u{1b}[2J\\nbot ran rm…");
     }
 }

@@ -298,7 +298,7 @@ impl Sitting {
         let other = controller.filter(|c| self.place.is_observer || !is_mine(c));
         self.control = match &other {
             Some(c) if self.place.me.as_ref() == Some(&c.principal) => "another terminal of yours has control".to_owned(),
-            Some(c) => format!("{} ({}) has control", c.principal, c.actor.word()),
+            Some(c) => format!("{} ({}) has control", c.principal, c.actor.as_str()),
             None if self.place.is_observer => "nobody has control".to_owned(),
             None if is_free => "nobody has control; typing takes it".to_owned(),
             None => "you have control".to_owned(),

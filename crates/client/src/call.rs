@@ -1,4 +1,4 @@
-//! One HTTP call: described once, so that it can be sent again after a wait or with a fresh token.
+//! One HTTP call, in a form that can be sent again after a wait or with a new token.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,16 +8,16 @@ use futures_util::future::BoxFuture;
 use http::{HeaderName, HeaderValue, Method, header};
 use tokio::time::Instant;
 
-use crate::{ClientError, session::TokenKeeper};
+use crate::{ClientError, session::TokenRefresher};
 
-/// Shortest and longest wait between two tries of a call that was told to wait: a server may say 0, or an hour.
+/// Bounds of the wait before a retry: a server's `Retry-After` may be 0, or an hour.
 const MIN_WAIT: Duration = Duration::from_millis(100);
 const MAX_WAIT: Duration = Duration::from_secs(10);
 
-/// Opens the bytes of an upload from their start; called once per try.
+/// Opens the bytes of an upload from the start; called once per attempt.
 type OpenUpload = dyn Fn() -> BoxFuture<'static, std::io::Result<reqwest::Body>> + Send + Sync;
 
-/// Something to upload that can be opened again, because the first try may meet an expired token or a starting sandbox.
+/// Data to upload. It can be opened again, because the first attempt may find an expired token or a starting sandbox.
 #[derive(Clone)]
 pub struct Upload {
     open: Arc<OpenUpload>,
@@ -37,7 +37,7 @@ impl Upload {
         }
     }
 
-    /// A stream that `open` starts anew each time. With a length it is sent with `Content-Length`, otherwise chunked.
+    /// A stream that `open` creates for each attempt. With a length it is sent with `Content-Length`, otherwise chunked.
     pub fn from_stream<S, F, Fut>(length: Option<u64>, open: F) -> Self
     where
         F: Fn() -> Fut + Send + Sync + 'static,
@@ -67,7 +67,7 @@ pub(crate) struct Call {
     pub url: String,
     pub headers: Vec<(HeaderName, HeaderValue)>,
     pub payload: Payload,
-    /// For the whole answer; `None` for streams and commands, which last as long as they last.
+    /// Timeout of the whole response; `None` for streams and commands, which have no limit.
     pub timeout: Option<Duration>,
 }
 
@@ -76,7 +76,7 @@ impl Call {
         Self { method, url, headers: Vec::new(), payload: Payload::Empty, timeout: None }
     }
     pub fn json(mut self, body: &impl serde::Serialize) -> Self {
-        // Our own request types hold strings, numbers and maps with string keys: they always serialise.
+        // Request types contain only strings, numbers and maps with string keys, so serialization cannot fail.
         self.payload = Payload::Json(serde_json::to_vec(body).expect("request types serialise").into());
         self
     }
@@ -94,61 +94,61 @@ impl Call {
     }
 }
 
-/// What a call shows at the door.
+/// Credential of a call.
 #[derive(Clone)]
 pub(crate) enum Credential {
     ApiKey(Secret),
-    Token(Arc<TokenKeeper>),
+    Token(Arc<TokenRefresher>),
 }
 
-/// Sends calls and repeats those the server asked to repeat.
+/// Sends calls, and repeats those that the server asks to repeat.
 #[derive(Clone)]
 pub(crate) struct Sender {
     pub http: reqwest::Client,
-    /// Makes a connection of its own for each call. One that was kept can have died unnoticed while this machine slept, and whoever comes back from
-    /// there must not wait for it.
-    pub fresh: reqwest::Client,
-    /// How long a sandbox may take to start before the caller hears of it.
+    /// Opens a new connection for each call. A pooled connection may have died unnoticed while this machine was asleep, and a reconnect must
+    /// not wait for it.
+    pub unpooled: reqwest::Client,
+    /// How long to wait for a starting sandbox before the error is returned.
     pub start_deadline: Duration,
 }
 
 impl Sender {
-    /// As [`Sender::send`], over a connection of its own.
-    pub async fn send_afresh(&self, call: &Call, credential: &Credential) -> Result<reqwest::Response, ClientError> {
-        Self { http: self.fresh.clone(), ..self.clone() }.send(call, credential).await
+    /// As [`Sender::send`], over a new connection.
+    pub async fn send_on_new_connection(&self, call: &Call, credential: &Credential) -> Result<reqwest::Response, ClientError> {
+        Self { http: self.unpooled.clone(), ..self.clone() }.send(call, credential).await
     }
 
-    /// Waits out `423` and `429` until the deadline, and refreshes an expired token once.
+    /// Repeats the call after `423` and `429` until the deadline, and refreshes an expired token once.
     pub async fn send(&self, call: &Call, credential: &Credential) -> Result<reqwest::Response, ClientError> {
         let deadline = Instant::now() + self.start_deadline;
         let mut has_refreshed = false;
         loop {
             let secret = match credential {
                 Credential::ApiKey(key) => key.clone(),
-                Credential::Token(keeper) => keeper.usable().await?,
+                Credential::Token(refresher) => refresher.valid_token().await?,
             };
             let error = match self.send_once(call, &secret).await {
                 Ok(response) => return Ok(response),
                 Err(error) => error,
             };
-            if let Credential::Token(keeper) = credential
+            if let Credential::Token(refresher) = credential
                 && error.is(ErrorCode::TokenExpired)
                 && !has_refreshed
             {
                 has_refreshed = true;
-                keeper.replace(&secret).await?;
+                refresher.replace(&secret).await?;
                 continue;
             }
-            let is_told_to_wait = error.is(ErrorCode::SandboxStarting) || error.is(ErrorCode::RateLimited);
+            let is_asked_to_wait = error.is(ErrorCode::SandboxStarting) || error.is(ErrorCode::RateLimited);
             let wait = Duration::from_secs(error.api().and_then(|f| f.retry_after).unwrap_or(1)).clamp(MIN_WAIT, MAX_WAIT);
-            if !is_told_to_wait || Instant::now() + wait > deadline {
+            if !is_asked_to_wait || Instant::now() + wait > deadline {
                 return Err(error);
             }
             tokio::time::sleep(wait).await;
         }
     }
 
-    /// One try. Anything but a success (or a protocol switch) is an error.
+    /// Makes one attempt. Any response except a success or a protocol switch is an error.
     pub async fn send_once(&self, call: &Call, secret: &Secret) -> Result<reqwest::Response, ClientError> {
         let mut bearer = HeaderValue::from_str(&format!("Bearer {}", secret.expose())).map_err(|_| ClientError::InvalidKey)?;
         bearer.set_sensitive(true);
@@ -178,7 +178,7 @@ impl Sender {
     }
 }
 
-/// Reads a JSON answer of bounded size.
+/// Reads a JSON response of bounded size.
 pub(crate) async fn read_json<T: serde::de::DeserializeOwned>(
     url: &str,
     mut response: reqwest::Response,
@@ -193,7 +193,7 @@ pub(crate) async fn read_json<T: serde::de::DeserializeOwned>(
         }
         body.extend_from_slice(&chunk);
     }
-    // The parse error names field and position, never a value, so that a token can't get into it.
+    // The error has the position but no value, so that it cannot contain a token.
     serde_json::from_slice(&body).map_err(|e| not_cobox(format!("{} at line {} column {}", category(&e), e.line(), e.column())))
 }
 

@@ -1,4 +1,4 @@
-//! The control plane: sessions, sandboxes and keys, asked for with an API key.
+//! Control-plane client: sessions, sandboxes, keys and audit, authenticated with an API key.
 
 use std::{sync::Once, time::Duration};
 
@@ -24,18 +24,18 @@ use crate::{
     path::encode_segment,
 };
 
-/// To open a connection: a broker that doesn't pick up in this time is not there.
+/// Timeout for opening a connection; a broker that does not accept within it is considered unreachable.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// For a whole control-plane answer: twice and more what `ensure` waits for a sandbox before it answers 423.
+/// Timeout of a control-plane response: more than twice the time that `ensure` waits for a sandbox before it returns 423.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a starting sandbox is waited for unless told otherwise.
+/// Default time to wait for a starting sandbox.
 const START_DEADLINE: Duration = Duration::from_secs(120);
-/// A peer that vanished without closing is noticed after a few of these.
+/// Keepalive interval; a peer that vanished without closing is detected after a few of them.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
-/// Largest control-plane answer read, in bytes: a full page of sessions is well under it.
+/// Maximum size of a control-plane response, in bytes: a full page of sessions is well below it.
 const MAX_CONTROL_ANSWER: usize = 8 * 1024 * 1024;
 
-/// A broker, and the key shown to it.
+/// Client of one broker, with an API key.
 #[derive(Clone)]
 pub struct Client {
     base: String,
@@ -43,22 +43,22 @@ pub struct Client {
     pub(crate) sender: Sender,
 }
 
-/// Which sessions a list shows.
+/// Filter of a session list.
 #[derive(Clone, Debug, Default)]
 pub struct SessionFilter {
     pub thread_id: Option<String>,
-    /// Each as `key:value`, or `key` for any value; all of them must fit.
+    /// Tags as `key:value`, or `key` for any value; a session must match all of them.
     pub tags: Vec<String>,
     pub limit: Option<u32>,
     pub cursor: Option<String>,
 }
 
-/// Which audit records a list shows.
+/// Filter of an audit list.
 #[derive(Clone, Debug, Default)]
 pub struct AuditFilter {
-    /// By name or id.
+    /// Name or id of a sandbox.
     pub sandbox: Option<String>,
-    /// A token's id.
+    /// Id of a token.
     pub token: Option<String>,
 }
 
@@ -67,12 +67,12 @@ impl Client {
         Self::with_roots(url, api_key, &[])
     }
 
-    /// As [`Client::new`], and trusts the authorities whose certificates these are (PEM) beside the system's.
+    /// As [`Client::new`], and also trusts these certificate authorities (PEM) in addition to the system's.
     pub fn trusting(url: &str, api_key: Secret, authorities: &[u8]) -> Result<Self, ClientError> {
         let invalid = |cause: String| ClientError::InvalidAuthority { cause };
         let roots = reqwest::Certificate::from_pem_bundle(authorities).map_err(|e| invalid(innermost(&e).to_string()))?;
         if roots.is_empty() {
-            return Err(invalid("there is no PEM certificate in it".to_owned()));
+            return Err(invalid("it contains no PEM certificate".to_owned()));
         }
         Self::with_roots(url, api_key, &roots)
     }
@@ -84,14 +84,14 @@ impl Client {
             let builder = reqwest::Client::builder()
                 .connect_timeout(CONNECT_TIMEOUT)
                 .tcp_keepalive(TCP_KEEPALIVE)
-                // A redirect would carry the key to wherever it points.
+                // A redirect would send the API key to its target.
                 .redirect(reqwest::redirect::Policy::none())
                 .user_agent(concat!("cobox/", env!("CARGO_PKG_VERSION")));
-            // No proxy can reach this machine's own broker, and none should see its key.
+            // A proxy cannot reach a broker on loopback, and must not see its key.
             if is_loopback(parsed.host_str()) { builder.no_proxy() } else { builder }
         };
         let builder_with_roots = || if roots.is_empty() { builder() } else { builder().tls_certs_merge(roots.iter().cloned()) };
-        // A machine without any certificate authorities, such as a bare container, can still speak plain HTTP, and to who is named.
+        // A machine without certificate authorities, such as a bare container, can still use plain HTTP and the authorities given here.
         let built = |kept: usize| match builder_with_roots().pool_max_idle_per_host(kept).build() {
             Err(_) if parsed.scheme() == "http" || !roots.is_empty() => {
                 builder().pool_max_idle_per_host(kept).tls_certs_only(roots.iter().cloned()).build()
@@ -99,12 +99,12 @@ impl Client {
             other => other,
         };
         let invalid = |e: reqwest::Error| ClientError::InvalidUrl { url: url.to_owned(), cause: innermost(&e).to_string() };
-        let (http, fresh) = (built(usize::MAX).map_err(invalid)?, built(0).map_err(invalid)?);
+        let (http, unpooled) = (built(usize::MAX).map_err(invalid)?, built(0).map_err(invalid)?);
         let base = url.trim_end_matches('/').to_owned();
-        Ok(Self { base, key: Credential::ApiKey(api_key), sender: Sender { http, fresh, start_deadline: START_DEADLINE } })
+        Ok(Self { base, key: Credential::ApiKey(api_key), sender: Sender { http, unpooled, start_deadline: START_DEADLINE } })
     }
 
-    /// How long a starting sandbox is waited for before [`cobox_protocol::ErrorCode::SandboxStarting`] is returned.
+    /// How long to wait for a starting sandbox before [`cobox_protocol::ErrorCode::SandboxStarting`] is returned.
     pub fn with_start_deadline(mut self, deadline: Duration) -> Self {
         self.sender.start_deadline = deadline;
         self
@@ -114,22 +114,22 @@ impl Client {
         &self.base
     }
 
-    /// Access to a thread's sandbox; waits while it starts.
+    /// Requests access to a thread's sandbox; waits while the sandbox starts.
     pub async fn negotiate(&self, request: &NegotiateRequest) -> Result<NegotiateResponse, ClientError> {
         self.json(self.post("/v1/sandbox/sessions").json(request)).await
     }
 
-    /// Negotiates, and keeps the token fresh for as long as the handle lives.
+    /// Negotiates a session and keeps its token fresh for the lifetime of the handle.
     pub async fn open(&self, request: &NegotiateRequest) -> Result<Session, ClientError> {
         Ok(Session::new(self.clone(), self.negotiate(request).await?))
     }
 
-    /// A session by its id, with a fresh token.
+    /// Returns a session by id, with a new token.
     pub async fn get_session(&self, id: &SessionId) -> Result<NegotiateResponse, ClientError> {
         self.json(self.get(&format!("/v1/sandbox/sessions/{id}"))).await
     }
 
-    /// As [`Client::open`], for a session that is there, by its id.
+    /// As [`Client::open`], for an existing session by id.
     pub async fn attach(&self, id: &SessionId) -> Result<Session, ClientError> {
         Ok(Session::new(self.clone(), self.get_session(id).await?))
     }
@@ -144,7 +144,7 @@ impl Client {
         self.json(self.get(&paged("/v1/sandbox/sessions", query, filter.limit, filter.cursor.as_deref()))).await
     }
 
-    /// Extends the lease of a session's sandbox, and no token.
+    /// Extends the lease of a session's sandbox. Does not refresh the token.
     pub async fn heartbeat(&self, id: &SessionId) -> Result<HeartbeatResponse, ClientError> {
         self.json(self.post(&format!("/v1/sandbox/sessions/{id}/heartbeat"))).await
     }
@@ -154,15 +154,15 @@ impl Client {
     }
 
     pub async fn release(&self, id: &SessionId) -> Result<(), ClientError> {
-        self.nothing(self.delete(&format!("/v1/sandbox/sessions/{id}"))).await
+        self.no_content(self.delete(&format!("/v1/sandbox/sessions/{id}"))).await
     }
 
-    /// A narrower token: from one's own grant, or from `parent_token`, with which it then ends.
+    /// Creates a narrower token from the caller's own grant, or from `parent_token`, with which it then ends.
     pub async fn delegate(&self, id: &SessionId, request: &DelegateRequest) -> Result<DelegateResponse, ClientError> {
         self.json(self.post(&format!("/v1/sandbox/sessions/{id}/delegate")).json(request)).await
     }
 
-    /// Lets another principal into a session, with at most these capabilities.
+    /// Grants another principal access to a session, with at most these capabilities.
     pub async fn share(&self, id: &SessionId, request: &ShareRequest) -> Result<ShareInfo, ClientError> {
         self.json(self.post(&format!("/v1/sandbox/sessions/{id}/share")).json(request)).await
     }
@@ -171,22 +171,22 @@ impl Client {
         self.json(self.get(&format!("/v1/sandbox/sessions/{id}/share"))).await
     }
 
-    /// Ends a share with every token that came by it.
+    /// Ends a share and every token derived from it.
     pub async fn unshare(&self, id: &SessionId, principal: &str) -> Result<(), ClientError> {
-        self.nothing(self.delete(&format!("/v1/sandbox/sessions/{id}/share/{}", encode_segment(principal.as_bytes())))).await
+        self.no_content(self.delete(&format!("/v1/sandbox/sessions/{id}/share/{}", encode_segment(principal.as_bytes())))).await
     }
 
-    /// A URL for one file, good for whoever has it.
+    /// Creates a URL for one file, usable by anyone who has it.
     pub async fn file_link(&self, id: &SessionId, request: &FileLinkRequest) -> Result<FileLinkResponse, ClientError> {
         self.json(self.post(&format!("/v1/sandbox/sessions/{id}/file-links")).json(request)).await
     }
 
-    /// Ends tokens by what they have in common; for operators.
+    /// Revokes tokens by id, grant, session, principal or sandbox; for operators.
     pub async fn revoke_tokens(&self, request: &RevokeRequest) -> Result<RevokeResponse, ClientError> {
         self.json(self.post("/internal/tokens/revoke").json(request)).await
     }
 
-    /// The next key of a sandbox's tokens; for operators.
+    /// Rotates the signing key of a sandbox's tokens; for operators.
     pub async fn rotate_key(&self, id: &SandboxId, request: &RotateKeyRequest) -> Result<RotateKeyResponse, ClientError> {
         self.json(self.post(&format!("/internal/sandboxes/{id}/rotate-key")).json(request)).await
     }
@@ -199,7 +199,7 @@ impl Client {
         self.list_tagged_sandboxes(&[], limit, cursor).await
     }
 
-    /// Those with all these tags, each as `key:value`, or `key` for any value.
+    /// Sandboxes with all of these tags, each as `key:value`, or `key` for any value.
     pub async fn list_tagged_sandboxes(
         &self,
         tags: &[String],
@@ -214,37 +214,37 @@ impl Client {
         self.json(self.call(Method::PATCH, &path).json(change)).await
     }
 
-    /// By id or by name.
+    /// Returns a sandbox by id or name.
     pub async fn get_sandbox(&self, id_or_name: &str) -> Result<SandboxInfo, ClientError> {
         self.json(self.get(&format!("/v1/sandboxes/{}", encode_segment(id_or_name.as_bytes())))).await
     }
 
-    /// It can be restored for a while, where the policy allows that.
+    /// Deletes a sandbox. It can be restored for a while if the policy allows it.
     pub async fn delete_sandbox(&self, id_or_name: &str) -> Result<(), ClientError> {
-        self.nothing(self.delete(&format!("/v1/sandboxes/{}", encode_segment(id_or_name.as_bytes())))).await
+        self.no_content(self.delete(&format!("/v1/sandboxes/{}", encode_segment(id_or_name.as_bytes())))).await
     }
 
-    /// Removes its files at once; of a deleted sandbox too.
+    /// Deletes a sandbox, or an already deleted one, and removes its files immediately.
     pub async fn delete_sandbox_permanently(&self, id_or_name: &str) -> Result<(), ClientError> {
-        self.nothing(self.delete(&format!("/v1/sandboxes/{}?permanent=true", encode_segment(id_or_name.as_bytes())))).await
+        self.no_content(self.delete(&format!("/v1/sandboxes/{}?permanent=true", encode_segment(id_or_name.as_bytes())))).await
     }
 
-    /// Those that were deleted and can be restored.
+    /// Lists deleted sandboxes that can be restored.
     pub async fn list_deleted_sandboxes(&self, limit: Option<u32>, cursor: Option<&str>) -> Result<Page<SandboxInfo>, ClientError> {
         self.json(self.get(&paged("/v1/sandboxes", vec!["deleted=true".to_owned()], limit, cursor))).await
     }
 
-    pub async fn restore_sandbox(&self, id_or_name: &str, wish: &RestoreSandbox) -> Result<SandboxInfo, ClientError> {
+    pub async fn restore_sandbox(&self, id_or_name: &str, request: &RestoreSandbox) -> Result<SandboxInfo, ClientError> {
         let path = format!("/v1/sandboxes/{}/restore", encode_segment(id_or_name.as_bytes()));
-        self.json(self.call(Method::POST, &path).json(wish)).await
+        self.json(self.call(Method::POST, &path).json(request)).await
     }
 
-    /// The files that deleting it would erase.
+    /// Returns the amount of data that a deletion would erase.
     pub async fn sandbox_usage(&self, id_or_name: &str) -> Result<SandboxUsage, ClientError> {
         self.json(self.get(&format!("/v1/sandboxes/{}/usage", encode_segment(id_or_name.as_bytes())))).await
     }
 
-    /// The workspace's audit, newest first; for operators.
+    /// Lists the workspace's audit, newest first; for operators.
     pub async fn list_audit(
         &self,
         filter: &AuditFilter,
@@ -256,12 +256,12 @@ impl Client {
         self.json(self.get(&paged("/v1/audit", query, limit, cursor))).await
     }
 
-    /// Where each broker's chain of audit records ends; for operators.
+    /// Returns the end of each broker's audit chain; for operators.
     pub async fn audit_heads(&self) -> Result<AuditHeads, ClientError> {
         self.json(self.get("/v1/audit/heads")).await
     }
 
-    /// A chain's links after a number, oldest first; none at its end.
+    /// Returns links of an audit chain after a number, oldest first; empty at the end of the chain.
     pub async fn audit_links(&self, writer: &str, after: u64, limit: u32) -> Result<Vec<AuditLink>, ClientError> {
         let path = format!("/v1/audit/links?writer={}&after={after}&limit={limit}", encode_segment(writer.as_bytes()));
         Ok(self.json::<Page<AuditLink>>(self.get(&path)).await?.items)
@@ -276,37 +276,38 @@ impl Client {
     }
 
     pub async fn revoke_key(&self, id: &KeyId) -> Result<(), ClientError> {
-        self.nothing(self.delete(&format!("/v1/keys/{id}"))).await
+        self.no_content(self.delete(&format!("/v1/keys/{id}"))).await
     }
 
-    /// A key ends then.
+    /// Sets the expiry of a key.
     pub async fn expire_key(&self, id: &KeyId, expires_at: Timestamp) -> Result<KeyInfo, ClientError> {
         self.json(self.call(Method::PATCH, &format!("/v1/keys/{id}")).json(&ExpireKey { expires_at })).await
     }
 
-    /// Who there is in a workspace, the caller's own unless told; for operators.
+    /// Lists the principals of a workspace, the caller's own by default; for operators.
     pub async fn list_principals(&self, workspace: Option<&str>, cursor: Option<&str>) -> Result<Page<PrincipalInfo>, ClientError> {
         self.json(self.get(&paged("/v1/principals", within(workspace), None, cursor))).await
     }
 
-    /// Ends every key, identity and token of a principal.
+    /// Revokes every key, identity and token of a principal.
     pub async fn disable_principal(&self, workspace: Option<&str>, name: &str) -> Result<(), ClientError> {
         let path = format!("/v1/principals/{}/disable", encode_segment(name.as_bytes()));
-        self.nothing(self.post(&paged(&path, within(workspace), None, None))).await
+        self.no_content(self.post(&paged(&path, within(workspace), None, None))).await
     }
 
-    /// Lets a principal in again, with new keys.
+    /// Enables a principal again; it needs new keys.
     pub async fn enable_principal(&self, workspace: Option<&str>, name: &str) -> Result<(), ClientError> {
         let path = format!("/v1/principals/{}/enable", encode_segment(name.as_bytes()));
-        self.nothing(self.post(&paged(&path, within(workspace), None, None))).await
+        self.no_content(self.post(&paged(&path, within(workspace), None, None))).await
     }
 
-    /// A sandbox without a session, where the broker says it is: the gateway swaps the API key for a token on each call.
+    /// Dataplane of a sandbox without a session, at the address that the broker returned. The gateway replaces the API key by a token on each
+    /// call.
     pub fn sandbox_at(&self, info: &SandboxInfo) -> Dataplane {
         Dataplane::new(self.sender.clone(), info.http_base_url.clone(), self.key.clone())
     }
 
-    /// The same by its id alone, for a broker that serves its sandboxes under its own address.
+    /// As [`Client::sandbox_at`], by id alone, for a broker that serves its sandboxes under its own address.
     pub fn sandbox(&self, id: &SandboxId) -> Dataplane {
         Dataplane::new(self.sender.clone(), format!("{}/dp/{id}/v1", self.base), self.key.clone())
     }
@@ -329,12 +330,12 @@ impl Client {
         read_json(&call.url, response, MAX_CONTROL_ANSWER).await
     }
 
-    pub(crate) async fn nothing(&self, call: Call) -> Result<(), ClientError> {
+    pub(crate) async fn no_content(&self, call: Call) -> Result<(), ClientError> {
         self.sender.send(&call, &self.key).await.map(drop)
     }
 }
 
-/// Whether a client could be made for this broker URL, without making one.
+/// Checks a broker URL without creating a client.
 pub fn check_url(url: &str) -> Result<(), ClientError> {
     parse_url(url).map(drop)
 }
@@ -365,11 +366,11 @@ fn tag(filter: &str) -> String {
     format!("tag={}", encode_segment(filter.as_bytes()))
 }
 
-/// The TLS library wants its cryptography named once per process.
+/// rustls requires a process-wide crypto provider to be installed once.
 fn install_tls() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // It fails only when the program has already chosen one, which is as good.
+        // Fails only if the program has already installed one, which is used then.
         let _ = rustls::crypto::ring::default_provider().install_default();
     });
 }

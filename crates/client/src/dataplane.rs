@@ -1,4 +1,4 @@
-//! A sandbox from the outside: commands, files and archives. Bodies of any size are streamed.
+//! Dataplane client of one sandbox: commands, files and archives. Bodies of any size are streamed.
 
 use bytes::Bytes;
 use cobox_protocol::{
@@ -15,12 +15,12 @@ use crate::{
     path::{encode_path, encode_segment},
 };
 
-/// Largest answer of an exec, in bytes: both outputs at the most a server gives, escaped as JSON and in base64 beside it.
+/// Maximum response of an exec, in bytes: the server's maximum for both outputs, escaped as JSON, and again in base64.
 const MAX_EXEC_ANSWER: usize = 256 * 1024 * 1024;
-/// Largest answer to an upload, in bytes.
+/// Maximum response to an upload, in bytes.
 const MAX_FILE_ANSWER: usize = 1024 * 1024;
 
-/// One sandbox and a way in.
+/// A sandbox's address with a credential.
 #[derive(Clone)]
 pub struct Dataplane {
     pub(crate) sender: Sender,
@@ -49,11 +49,11 @@ impl ArchiveFormat {
 pub enum ArchiveLinks {
     /// An archive with a link that leads out of the directory is refused.
     Inside,
-    /// As they are: for a tree that is copied whole.
+    /// All links are unpacked unchanged, for a complete copy of a tree.
     Any,
 }
 
-/// A file being read: what is known of it, and its bytes.
+/// A file being read: its metadata and its bytes.
 pub struct RemoteFile {
     pub size: Option<u64>,
     /// Permission bits.
@@ -70,7 +70,7 @@ impl RemoteFile {
     }
 }
 
-/// What a path in a sandbox is.
+/// Type of a path in a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathKind {
     File,
@@ -83,7 +83,7 @@ impl Dataplane {
         Self { sender, base: base.trim_end_matches('/').to_owned(), credential, reconnect: Reconnect::default() }
     }
 
-    /// How hard its streams try to come back after a lost connection.
+    /// Sets the reconnect policy of its streams.
     pub fn with_reconnect(mut self, reconnect: Reconnect) -> Self {
         self.reconnect = reconnect;
         self
@@ -106,7 +106,7 @@ impl Dataplane {
         Ok(remote_file(call.url, response))
     }
 
-    /// Reads a file's first byte to learn whether it is one; a refusal may mean a directory, which then can be archived.
+    /// Determines the type of a path by reading its first byte. If that is refused, a path that can be archived is a directory.
     pub async fn kind(&self, path: &[u8]) -> Result<PathKind, ClientError> {
         let call = Call::new(Method::GET, self.file_url(path)?).header(header::RANGE, HeaderValue::from_static("bytes=0-0"));
         match self.sender.send(&call, &self.credential).await {
@@ -122,7 +122,7 @@ impl Dataplane {
         }
     }
 
-    /// Writes a file whole, with its parents; `mode` sets its permission bits.
+    /// Writes a whole file and creates its parents; `mode` sets its permission bits.
     pub async fn write_file(&self, path: &[u8], mode: Option<u32>, upload: Upload) -> Result<FileWritten, ClientError> {
         let mut call = Call::new(Method::PUT, self.file_url(path)?).upload(upload);
         if let Some(mode) = mode {
@@ -138,14 +138,14 @@ impl Dataplane {
         self.sender.send(&call, &self.credential).await.map(drop)
     }
 
-    /// A directory as an archive of what is in it.
+    /// Downloads a directory's contents as an archive.
     pub async fn get_archive(&self, path: &[u8], format: ArchiveFormat) -> Result<RemoteFile, ClientError> {
         let call = Call::new(Method::GET, self.archive_url(path)?).header(header::ACCEPT, HeaderValue::from_static(format.media_type()));
         let response = self.sender.send(&call, &self.credential).await?;
         Ok(remote_file(call.url, response))
     }
 
-    /// Unpacks an archive into a directory, which is made if it is missing.
+    /// Unpacks an archive into a directory, which is created if it is missing.
     pub async fn put_archive(
         &self,
         path: &[u8],
@@ -153,11 +153,11 @@ impl Dataplane {
         links: ArchiveLinks,
         upload: Upload,
     ) -> Result<ArchiveUnpacked, ClientError> {
-        let asked = match links {
+        let links_query = match links {
             ArchiveLinks::Inside => "",
             ArchiveLinks::Any => "&links=any",
         };
-        let call = Call::new(Method::PUT, self.archive_url(path)? + asked)
+        let call = Call::new(Method::PUT, self.archive_url(path)? + links_query)
             .upload(upload)
             .header(header::CONTENT_TYPE, HeaderValue::from_static(format.media_type()));
         let response = self.sender.send(&call, &self.credential).await?;
@@ -169,7 +169,7 @@ impl Dataplane {
     }
 
     fn archive_url(&self, path: &[u8]) -> Result<String, ClientError> {
-        // Checked by the same rules as a file's path, though a query would carry anything.
+        // Checked by the same rules as a file's path, although a query could contain any bytes.
         encode_path(path)?;
         Ok(format!("{}/archive?path={}", self.base, encode_segment(path)))
     }

@@ -1,4 +1,4 @@
-//! Why a call failed, in a form both a program and a person can act on.
+//! Errors of the client, with codes for programs and advice for users.
 
 use cobox_protocol::{
     ErrorCode,
@@ -6,51 +6,54 @@ use cobox_protocol::{
     frame::{OutputStream, close},
 };
 
-/// Longest error body read from a server, in bytes: an envelope is well under it, and a stranger's page need not be read whole.
+/// Maximum error body read from a server, in bytes: an envelope is well below it, and other error pages need not be read completely.
 const MAX_ERROR_BODY: usize = 64 * 1024;
-/// Longest excerpt of an answer that is not an envelope, in characters: enough to recognise a proxy's error page.
+/// Maximum excerpt of a response that is not an envelope, in characters: enough to recognize a proxy's error page.
 const MAX_EXCERPT: usize = 200;
 
-/// What WebSockets call a connection that ended without a closing frame.
-pub(crate) const BROKEN_OFF: u16 = 1006;
+/// WebSocket code for a connection that ended without a close frame.
+pub(crate) const ABNORMAL_CLOSURE: u16 = 1006;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The server understood and said no.
+    /// The server refused the request.
     #[error("{0}")]
     Api(Box<ApiFailure>),
-    /// Nothing came back, or not all of it.
+    /// No response was received, or only a part of it.
     #[error("no answer from {url}: {cause}")]
     Transport { url: String, cause: String },
-    /// Something answered, but not a Cobox server.
+    /// The response is not from a Cobox server.
     #[error("{url} answered {status} with something that is not a Cobox answer: {excerpt}")]
     NotCobox { url: String, status: u16, excerpt: String },
-    #[error("not the certificates of authorities: {cause}")]
+    #[error("invalid CA certificates: {cause}")]
     InvalidAuthority { cause: String },
     #[error("`{url}` is not a usable broker URL: {cause}")]
     InvalidUrl { url: String, cause: String },
     #[error("`{path}` is not a usable path in a sandbox: {cause}")]
     InvalidPath { path: String, cause: &'static str },
-    #[error("the API key has characters that can't be sent in a header")]
+    #[error("the API key contains characters that are not valid in a header")]
     InvalidKey,
-    /// What was to be sent could not be read here.
-    #[error("reading what was to be uploaded: {0}")]
+    /// The data to upload could not be read locally.
+    #[error("reading the data to upload: {0}")]
     Source(#[from] std::io::Error),
-    /// The other side ended a stream with a reason.
+    /// The server closed a stream with a reason.
     #[error("the connection was closed ({code}): {reason}")]
     Closed { code: u16, reason: String },
-    /// A stream's connection broke and none could be made again.
-    #[error("the connection was lost and could not be made again within {} s: {cause}", .after.as_secs())]
+    /// A stream's connection was lost and could not be restored.
+    #[error("the connection was lost and could not be restored within {} s: {cause}", .after.as_secs())]
     GaveUp { after: std::time::Duration, cause: String },
-    /// The connection was lost as a command was started, and the sandbox doesn't know it: it never came there, or ended with what knew of it.
-    #[error("the connection was lost as command {command_id} was started, and the sandbox doesn't know it: it may have run, or not")]
+    /// The connection was lost while a command was being started, and the sandbox does not know the command: it did not receive it, or was
+    /// restarted since.
+    #[error(
+        "the connection was lost while command {command_id} was being started, and the sandbox does not know the command: it may or may not have run"
+    )]
     MayHaveRun { command_id: String },
-    /// Output is missing in the middle and nobody said so.
-    #[error("bytes {from} to {to} of the {} never came", name_of(*.stream))]
-    Hole { stream: OutputStream, from: u64, to: u64 },
+    /// Output is missing and the sandbox did not report a gap.
+    #[error("bytes {from} to {to} of the {} are missing", name_of(*.stream))]
+    MissingOutput { stream: OutputStream, from: u64, to: u64 },
 }
 
-/// An error envelope as it arrived, with the status it came under.
+/// A received error envelope with its HTTP status.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{message} ({code})")]
 pub struct ApiFailure {
@@ -65,8 +68,8 @@ pub struct ApiFailure {
 }
 
 impl ApiFailure {
-    /// One that came over a connection, which has no status of its own.
-    pub(crate) fn in_a_frame(error: ErrorBody) -> Self {
+    /// From a WebSocket or event stream, which has no status for a single error.
+    pub(crate) fn from_frame(error: ErrorBody) -> Self {
         Self {
             status: http::StatusCode::SWITCHING_PROTOCOLS.as_u16(),
             code: error.code,
@@ -82,7 +85,7 @@ impl ApiFailure {
         self.code == code.as_str()
     }
 
-    /// Somebody else has control, or this one may only look.
+    /// Whether another participant has control, or this one may only observe.
     pub(crate) fn is_about_control(&self) -> bool {
         self.is(ErrorCode::Forbidden) || self.is(ErrorCode::CapabilityDenied)
     }
@@ -112,36 +115,36 @@ impl ClientError {
         }
     }
 
-    /// What the person in front of it can do next.
+    /// What the user can do next.
     pub fn advice(&self) -> Option<&'static str> {
         match self {
-            // What a TLS client makes of plain HTTP, and the other way round.
+            // A TLS client connected to plain HTTP; the next case is the opposite.
             ClientError::Transport { url, cause } if url.starts_with("https:") && cause.contains("InvalidContentType") => {
-                Some("there is no TLS at this address; try it with http://")
+                Some("this address does not use TLS; try http://")
             }
             ClientError::Transport { url, cause } if url.starts_with("http:") && cause.contains("invalid HTTP version") => {
-                Some("this address may want TLS; try it with https://")
+                Some("this address may require TLS; try https://")
             }
-            ClientError::Transport { cause, .. } if cause.contains("certificate") => Some(
-                "name the certificate of the authority that signed the broker's with --ca-file or COBOX_CA_FILE, or check the host's name",
-            ),
+            ClientError::Transport { cause, .. } if cause.contains("certificate") => {
+                Some("pass the certificate of the broker's certificate authority with --ca-file or COBOX_CA_FILE, or check the host name")
+            }
             ClientError::Transport { .. } => {
                 Some("is the broker running? start it with `cobox up`, or name another with --url or COBOX_URL")
             }
             ClientError::NotCobox { url, excerpt, .. } if url.starts_with("http:") && excerpt.contains("HTTPS") => {
-                Some("this address wants TLS; try it with https://")
+                Some("this address requires TLS; try https://")
             }
             ClientError::NotCobox { .. } => Some("check the URL: is there a proxy or another service in between?"),
             ClientError::InvalidUrl { .. } => Some("a broker URL looks like http://127.0.0.1:8421"),
-            ClientError::Api(failure) => advice_for(&failure.code).filter(|advice| !is_said_already(&failure.message, advice)),
+            ClientError::Api(failure) => advice_for(&failure.code).filter(|advice| !repeats_server_advice(&failure.message, advice)),
             ClientError::Closed { code, .. } => match *code {
-                close::GOING_AWAY | BROKEN_OFF => Some("the broker or the sandbox has gone; try again in a moment"),
+                close::GOING_AWAY | ABNORMAL_CLOSURE => Some("the broker or the sandbox has gone; try again in a moment"),
                 close::ENDED => Some("the session was ended or released, or the key was revoked; the next command makes a new session"),
                 _ => None,
             },
             ClientError::GaveUp { .. } => Some("once the broker can be reached again, `cobox ps` shows what still runs"),
-            ClientError::MayHaveRun { .. } => Some("look at what it would have done, then start it again if it has not"),
-            ClientError::Hole { .. } => Some("this should not happen; please report it"),
+            ClientError::MayHaveRun { .. } => Some("check whether the command had its effect, and start it again if not"),
+            ClientError::MissingOutput { .. } => Some("this should not happen; please report it"),
             ClientError::InvalidAuthority { .. } | ClientError::InvalidPath { .. } | ClientError::InvalidKey | ClientError::Source(_) => {
                 None
             }
@@ -152,17 +155,17 @@ impl ClientError {
         ClientError::Transport { url: without_query(url), cause: innermost(error).to_string() }
     }
 
-    /// Turns an answer that is not a success into an error, reading no more of it than an envelope needs.
+    /// Converts an unsuccessful response to an error, and reads no more than an envelope needs.
     pub(crate) async fn from_response(url: &str, mut response: reqwest::Response) -> Self {
         let status = response.status().as_u16();
         let header = |name: &str| response.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
         let retry_after = header("retry-after").and_then(|v| v.trim().parse().ok());
         let request_id = header("x-request-id");
         let mut body = Vec::new();
-        // A broken connection after the status still leaves a status to report.
+        // If the connection breaks after the status, the status is still reported.
         while let Ok(Some(chunk)) = response.chunk().await {
-            let room = MAX_ERROR_BODY - body.len();
-            body.extend_from_slice(&chunk[..chunk.len().min(room)]);
+            let capacity = MAX_ERROR_BODY - body.len();
+            body.extend_from_slice(&chunk[..chunk.len().min(capacity)]);
             if body.len() == MAX_ERROR_BODY {
                 break;
             }
@@ -182,7 +185,7 @@ impl ClientError {
     }
 }
 
-/// The outermost message of an HTTP error only says that sending failed; the innermost says why.
+/// The outermost message of an HTTP error only states that sending failed; the innermost contains the cause.
 pub(crate) fn innermost<'a>(error: &'a (dyn std::error::Error + 'static)) -> &'a (dyn std::error::Error + 'static) {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
@@ -202,11 +205,11 @@ fn advice_for(code: &str) -> Option<&'static str> {
         ErrorCode::SandboxNotFound => "`cobox sandbox list` shows those you can use",
         ErrorCode::SandboxStarting | ErrorCode::RateLimited | ErrorCode::ShellBusy => "try again in a moment",
         ErrorCode::ShellNotFound | ErrorCode::CommandNotFound => {
-            "`cobox ps` shows what runs; a sandbox that was started anew has nothing of before"
+            "`cobox ps` shows the running processes; a restarted sandbox has none of the earlier ones"
         }
         ErrorCode::QuotaExceeded => "`cobox sandbox list` shows your sandboxes, and `cobox sandbox delete` removes one with its files",
         ErrorCode::DiskFull => "delete files in the sandbox and try again",
-        ErrorCode::KeyNotFound => "`cobox keys list` shows the keys there are",
+        ErrorCode::KeyNotFound => "`cobox keys list` shows the existing keys",
         ErrorCode::BackendUnavailable => "try again; the broker's log has the cause under this request id",
         ErrorCode::Internal => "the broker's log has the cause under this request id",
         ErrorCode::ProviderUnavailable => "try again; `cobox doctor` on the broker's machine checks what sandboxes need",
@@ -214,9 +217,9 @@ fn advice_for(code: &str) -> Option<&'static str> {
     })
 }
 
-/// Servers advise too; what both would say is said once.
-fn is_said_already(message: &str, advice: &str) -> bool {
-    advice.starts_with("try again") && ["try again", "ask again", "starts it again"].iter().any(|said| message.contains(said))
+/// Whether the server's message already contains the advice.
+fn repeats_server_advice(message: &str, advice: &str) -> bool {
+    advice.starts_with("try again") && ["try again", "ask again", "starts it again"].iter().any(|hint| message.contains(hint))
 }
 
 fn name_of(stream: OutputStream) -> &'static str {
@@ -226,8 +229,8 @@ fn name_of(stream: OutputStream) -> &'static str {
     }
 }
 
-/// What a close code means, where the other side gave no words of its own.
-pub(crate) fn closing_words(code: u16, reason: &str) -> String {
+/// Description of a close code, if the server gave no reason.
+pub(crate) fn close_reason(code: u16, reason: &str) -> String {
     if !reason.is_empty() {
         return reason.to_owned();
     }
@@ -235,12 +238,12 @@ pub(crate) fn closing_words(code: u16, reason: &str) -> String {
         close::GOING_AWAY => "the broker or the sandbox is going away",
         close::UNAUTHENTICATED => "the token was not accepted",
         close::CAPABILITY => "the token doesn't allow this",
-        close::AUTH_TIMEOUT => "no token came in time",
+        close::AUTH_TIMEOUT => "no token was received in time",
         close::TAKEN_OVER => "another connection of this client took its place",
         close::ENDED => "the session was ended or released",
-        close::INVALID => "the other side could not read a frame",
+        close::INVALID => "the server could not parse a frame",
         close::TOO_BIG => "a frame was too large",
-        BROKEN_OFF => "the stream is over",
+        ABNORMAL_CLOSURE => "the stream has ended",
         _ => "no reason was given",
     }
     .to_owned()
@@ -272,18 +275,18 @@ mod tests {
     }
 
     #[test]
-    fn advice_is_of_the_case_and_not_a_second_time_what_the_server_said() {
+    fn advice_matches_the_error_and_does_not_repeat_the_server() {
         assert!(api(ErrorCode::TokenRevoked, "no").advice().unwrap().contains("the key or the session was revoked"));
         assert_eq!(api(ErrorCode::ProviderUnavailable, "boxd did not answer; try again").advice(), None);
         assert!(api(ErrorCode::ProviderUnavailable, "no").advice().unwrap().contains("doctor"));
-        for (code, words) in [(close::GOING_AWAY, "has gone"), (close::ENDED, "ended or released"), (BROKEN_OFF, "has gone")] {
+        for (code, words) in [(close::GOING_AWAY, "has gone"), (close::ENDED, "ended or released"), (ABNORMAL_CLOSURE, "has gone")] {
             let closed = ClientError::Closed { code, reason: "r".to_owned() };
             assert!(closed.advice().unwrap().contains(words), "{code}");
         }
     }
 
     #[test]
-    fn the_wrong_scheme_is_guessed_at() {
+    fn a_wrong_url_scheme_is_detected() {
         let transport = |url: &str, cause: &str| ClientError::Transport { url: url.to_owned(), cause: cause.to_owned() };
         let plain = transport("https://x", "received corrupt message of type InvalidContentType");
         assert!(plain.advice().unwrap().contains("http://"));

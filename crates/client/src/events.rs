@@ -1,4 +1,4 @@
-//! A session's events, over as many connections as it takes: each once, in order.
+//! Event stream of a session that reconnects automatically and delivers each event once, in order.
 
 use cobox_protocol::{
     SessionId,
@@ -15,17 +15,17 @@ use crate::{
 };
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-/// Longest event read, in bytes: one is a few KiB, and whoever sends more doesn't speak this protocol.
+/// Maximum size of an event, in bytes: events have a few KiB, and a server that sends more does not implement this protocol.
 const MAX_EVENT_BYTES: usize = 256 * 1024;
 
-/// From where on a session's events are told.
+/// Start position of a session's event stream.
 #[derive(Clone, Debug, Default)]
 pub enum EventsFrom {
-    /// All that are kept.
+    /// All kept events.
     #[default]
     Start,
     Now,
-    /// After the one of this id.
+    /// Events after the one with this id.
     After(String),
 }
 
@@ -36,13 +36,13 @@ pub struct EventStream {
     policy: Reconnect,
     response: Option<reqwest::Response>,
     connected_at: Instant,
-    has_heard: bool,
+    has_received: bool,
     received: Vec<u8>,
     is_over: bool,
 }
 
 impl Client {
-    /// What happens to a session, until it ends. The first connection is made when the first event is asked for.
+    /// Events of a session until it ends. Connects on the first call of [`EventStream::next`].
     pub fn events(&self, id: &SessionId, from: EventsFrom) -> EventStream {
         EventStream {
             url: format!("{}/v1/sandbox/sessions/{id}/events", self.url()),
@@ -51,7 +51,7 @@ impl Client {
             policy: Reconnect::default(),
             response: None,
             connected_at: Instant::now(),
-            has_heard: false,
+            has_received: false,
             received: Vec::new(),
             is_over: false,
         }
@@ -59,7 +59,7 @@ impl Client {
 }
 
 impl EventStream {
-    /// The next event; `None` after the session's last. A lost connection is made again, from where it broke off.
+    /// Next event; `None` after the session's last. Reconnects and resumes after a lost connection.
     pub async fn next(&mut self) -> Result<Option<SandboxEvent>, ClientError> {
         let (mut backoff, mut lost_at) = (Backoff::new(self.policy), None);
         loop {
@@ -69,7 +69,7 @@ impl EventStream {
             let loss = match self.receive().await {
                 Ok(event) => {
                     self.from = EventsFrom::After(event.id.to_string());
-                    self.is_over = event.what.is_last();
+                    self.is_over = event.kind.is_last();
                     return Ok(Some(event));
                 }
                 Err(loss) => loss,
@@ -78,12 +78,12 @@ impl EventStream {
                 backoff = Backoff::new(self.policy);
             }
             self.received.clear();
-            if std::mem::take(&mut self.has_heard) {
-                // Something was said on it, if only that nothing happens: this loss is another one than the last.
+            if std::mem::take(&mut self.has_received) {
+                // Something was received, if only a keep-alive, so this is a new outage.
                 lost_at = None;
             }
             let cause = match loss {
-                Loss::Passing(cause) => cause,
+                Loss::Transient(cause) => cause,
                 Loss::Token(error) | Loss::Final(error) => return Err(error),
             };
             let since = *lost_at.get_or_insert_with(Instant::now);
@@ -111,9 +111,9 @@ impl EventStream {
             }
             let Some(response) = &mut self.response else { return Err(Loss::broken("no connection".to_owned())) };
             let chunk = timeout(self.policy.silence, response.chunk()).await;
-            let chunk = chunk.map_err(|_| Loss::broken("nothing was heard for too long".to_owned()))?;
+            let chunk = chunk.map_err(|_| Loss::broken("nothing was received for too long".to_owned()))?;
             let chunk = chunk.map_err(|e| Loss::broken(ClientError::transport(&self.url, &e).to_string()))?;
-            self.has_heard |= chunk.is_some();
+            self.has_received |= chunk.is_some();
             match chunk {
                 Some(chunk) if self.received.len() + chunk.len() <= MAX_EVENT_BYTES => self.received.extend_from_slice(&chunk),
                 Some(_) => return Err(Loss::Final(self.not_cobox("an event without an end"))),
@@ -137,7 +137,7 @@ impl EventStream {
         self.client.sender.send_once(&call, key).await
     }
 
-    /// All up to the next empty line.
+    /// Removes the bytes up to the next empty line.
     fn take_block(&mut self) -> Option<Vec<u8>> {
         let end = self.received.windows(2).position(|w| w == b"\n\n")?;
         let block = self.received.drain(..end + 2).collect();
@@ -149,7 +149,8 @@ impl EventStream {
     }
 }
 
-/// Where a stream begins, which is told before its first event: who comes back before that is told of all since then.
+/// Start position of a stream, which the broker sends before the first event. A client that reconnects before the first event resumes
+/// from it.
 fn position(block: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(block).ok()?;
     if text.lines().any(|line| line.starts_with("data:")) {
@@ -159,7 +160,7 @@ fn position(block: &[u8]) -> Option<String> {
     (!id.is_empty()).then(|| id.to_owned())
 }
 
-/// An event, or nothing where it is a comment or a word we don't know.
+/// Parses an event; `None` for a comment or an unknown event type.
 fn read_block(url: &str, block: &[u8]) -> Result<Option<SandboxEvent>, Loss> {
     let unreadable =
         || Loss::Final(ClientError::NotCobox { url: url.to_owned(), status: 200, excerpt: "an event that can't be read".to_owned() });
@@ -170,7 +171,7 @@ fn read_block(url: &str, block: &[u8]) -> Result<Option<SandboxEvent>, Loss> {
         Some(EVENT_NAME) => serde_json::from_str(data).map(Some).map_err(|_| unreadable()),
         Some(ERROR_NAME) => {
             let Envelope { error } = serde_json::from_str(data).map_err(|_| unreadable())?;
-            Err(Loss::refused(ClientError::Api(Box::new(ApiFailure::in_a_frame(error)))))
+            Err(Loss::refused(ClientError::Api(Box::new(ApiFailure::from_frame(error)))))
         }
         _ => Ok(None),
     }
@@ -181,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_a_stream_begins_is_told_before_its_first_event() {
+    fn the_start_position_is_read_before_the_first_event() {
         let position = |text: &str| position(text.as_bytes());
         assert_eq!(position("id: evt_7\nretry: 1000\n\n").as_deref(), Some("evt_7"));
         assert_eq!(position("id:\nretry: 1000\n\n"), None);
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_unknown_words_are_passed_over_and_an_error_is_one() {
+    fn comments_and_unknown_events_are_ignored_and_errors_are_returned() {
         let read = |text: &str| read_block("http://x", text.as_bytes());
         assert!(matches!(read(":\n\n"), Ok(None)));
         assert!(matches!(read("retry: 1000\n\n"), Ok(None)));
@@ -201,6 +202,6 @@ mod tests {
             read(&format!("event: error\ndata: {}\n\n", serde_json::json!({ "error": error })))
         };
         assert!(matches!(refused("TOKEN_REVOKED", false), Err(Loss::Final(ClientError::Api(_)))));
-        assert!(matches!(refused("RATE_LIMITED", true), Err(Loss::Passing(_))));
+        assert!(matches!(refused("RATE_LIMITED", true), Err(Loss::Transient(_))));
     }
 }

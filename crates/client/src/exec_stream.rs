@@ -1,4 +1,4 @@
-//! A command whose output comes as it is made, over as many connections as it takes: no byte lost or doubled, and never run twice.
+//! Command with streamed output that survives lost connections: no byte is lost or repeated, and the command never runs twice.
 
 use bytes::Bytes;
 use cobox_protocol::{
@@ -9,27 +9,27 @@ use cobox_protocol::{
 use crate::{
     ApiFailure, ClientError, Dataplane,
     cursor::Cursor,
-    line::{self, Command, Conversation, Input, News, Output, Step},
+    stream::{self, Command, FrameOutcome, Notice, StreamHandler, StreamInput, StreamOutput},
 };
 
-/// A command that runs, or has run.
+/// A running or finished command.
 pub struct ExecStream {
     pub command_id: String,
     pub input: ExecInput,
     pub output: ExecOutput,
 }
 
-/// What a command does, and what happens to the connection meanwhile.
+/// Event of a command or of its connection.
 #[derive(Debug)]
 pub enum ExecEvent {
     Started {
         command_id: String,
-        /// In the sandbox's own numbering.
+        /// Process id in the sandbox's pid namespace.
         pid: i32,
     },
     Stdout(Bytes),
     Stderr(Bytes),
-    /// Bytes that are no longer kept: nobody came for them in time.
+    /// Bytes that the sandbox no longer keeps, because they were not fetched in time.
     Gap {
         stream: OutputStream,
         from: u64,
@@ -39,7 +39,7 @@ pub enum ExecEvent {
         cause: String,
     },
     Reconnected,
-    /// Something that was sent was not taken; the command goes on.
+    /// The sandbox refused a frame; the command continues.
     Refused(ApiFailure),
     Exit {
         exit_code: i32,
@@ -49,28 +49,30 @@ pub enum ExecEvent {
 }
 
 impl Dataplane {
-    /// Runs a command, or joins the one that `command_id` names. Without one it chooses it, so that no lost answer runs it twice: where
-    /// the connection is lost as it is started, it is only asked for, and [`ClientError::MayHaveRun`] if the sandbox doesn't know it.
+    /// Runs a command, or joins the one named by `command_id`. Without an id it generates one, so that the command never runs twice: if the
+    /// connection is lost during the start, the next connection only joins by id, and fails with [`ClientError::MayHaveRun`] if the sandbox
+    /// does not know the command.
     pub async fn exec_stream(&self, mut start: ExecStart) -> Result<ExecStream, ClientError> {
         let command_id = start.command_id.get_or_insert_with(|| CommandId::new().to_string()).clone();
-        // Any unique word will do for a client's name.
+        // The client id can be any unique string.
         start.client.get_or_insert_with(|| ShellId::new().to_string());
         start.binary = true;
         let stdout = Cursor::new(OutputStream::Stdout, Some(start.stdout_from.unwrap_or(0)));
         let stderr = Cursor::new(OutputStream::Stderr, Some(start.stderr_from.unwrap_or(0)));
-        let (input, output) = line::open(self, ExecTalk { start, stdout, stderr, has_started: false, sent: Sent::Never }).await?;
+        let (input, output) =
+            stream::open(self, ExecHandler { start, stdout, stderr, has_started: false, sent: CommandSent::NotSent }).await?;
         Ok(ExecStream { command_id, input: ExecInput { input }, output: ExecOutput { output } })
     }
 }
 
-/// What goes into a command.
+/// Input half of a command.
 #[derive(Clone)]
 pub struct ExecInput {
-    input: Input,
+    input: StreamInput,
 }
 
 impl ExecInput {
-    /// Waits while the command doesn't read what it was given before.
+    /// Waits while the command does not read earlier input.
     pub async fn stdin(&self, bytes: &[u8]) -> Result<(), ClientError> {
         self.input.stdin(bytes).await
     }
@@ -87,42 +89,42 @@ impl ExecInput {
         self.input.signal(signal).await
     }
 
-    /// Ends the connection and leaves the command alone.
+    /// Closes the connection; the command continues.
     pub async fn close(&self) -> Result<(), ClientError> {
         self.input.send(Command::Close).await
     }
 }
 
-/// What comes out of a command.
+/// Output half of a command.
 pub struct ExecOutput {
-    output: Output<ExecEvent>,
+    output: StreamOutput<ExecEvent>,
 }
 
 impl ExecOutput {
-    /// What happens next; `None` after the exit or an error. Coming back for more says that the last bytes have been used.
+    /// Next event; `None` after the exit or an error. Calling it again marks the previous bytes as consumed.
     pub async fn next(&mut self) -> Option<Result<ExecEvent, ClientError>> {
         self.output.next().await
     }
 }
 
-struct ExecTalk {
+struct ExecHandler {
     start: ExecStart,
     stdout: Cursor,
     stderr: Cursor,
     has_started: bool,
-    sent: Sent,
+    sent: CommandSent,
 }
 
-/// Whether the command itself, not only its id, was sent, and nobody said what became of it.
+/// Whether the command itself, not only its id, was sent without a response.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Sent {
-    Never,
-    Now,
-    /// Over a connection that was lost.
-    Before,
+enum CommandSent {
+    NotSent,
+    OnThisConnection,
+    /// Sent on a connection that was lost.
+    OnLostConnection,
 }
 
-impl Conversation for ExecTalk {
+impl StreamHandler for ExecHandler {
     type Start = ExecStart;
     type Ready = ExecReady;
     type Event = ExecEvent;
@@ -133,14 +135,14 @@ impl Conversation for ExecTalk {
 
     fn start(&mut self) -> ExecStart {
         let start = ExecStart { stdout_from: self.stdout.next(), stderr_from: self.stderr.next(), ..self.start.clone() };
-        if !self.has_started && self.sent == Sent::Never {
+        if !self.has_started && self.sent == CommandSent::NotSent {
             if start.command.is_some() || start.argv.is_some() {
-                self.sent = Sent::Now;
+                self.sent = CommandSent::OnThisConnection;
             }
             return start;
         }
-        self.sent = Sent::Before;
-        // An id alone only joins: in a sandbox that was started anew the command is gone, and must not be run again.
+        self.sent = CommandSent::OnLostConnection;
+        // An id alone only joins: after a restart of the sandbox the command is gone and must not run again.
         ExecStart {
             command: None,
             argv: None,
@@ -156,12 +158,12 @@ impl Conversation for ExecTalk {
 
     fn refused(&mut self, error: ClientError) -> ClientError {
         match self.sent {
-            // Nothing runs of it.
-            Sent::Now => self.sent = Sent::Never,
-            Sent::Before if !self.has_started && error.is(ErrorCode::CommandNotFound) => {
+            // The sandbox refused the start, so the command does not run.
+            CommandSent::OnThisConnection => self.sent = CommandSent::NotSent,
+            CommandSent::OnLostConnection if !self.has_started && error.is(ErrorCode::CommandNotFound) => {
                 return ClientError::MayHaveRun { command_id: self.start.command_id.clone().unwrap_or_default() };
             }
-            Sent::Before | Sent::Never => {}
+            CommandSent::OnLostConnection | CommandSent::NotSent => {}
         }
         error
     }
@@ -170,27 +172,27 @@ impl Conversation for ExecTalk {
         (self.start.cols, self.start.rows) = (Some(cols), Some(rows));
     }
 
-    fn ready(&mut self, ready: ExecReady) -> Result<Step<ExecEvent>, ClientError> {
+    fn ready(&mut self, ready: ExecReady) -> Result<FrameOutcome<ExecEvent>, ClientError> {
         if std::mem::replace(&mut self.has_started, true) {
-            return Ok(Step::Nothing);
+            return Ok(FrameOutcome::Nothing);
         }
         self.start.command_id = Some(ready.command_id.clone());
-        Ok(Step::Event(ExecEvent::Started { command_id: ready.command_id, pid: ready.pid }))
+        Ok(FrameOutcome::Event(ExecEvent::Started { command_id: ready.command_id, pid: ready.pid }))
     }
 
-    fn output(&mut self, kind: BinaryKind, offset: u64, bytes: Bytes) -> Result<Step<ExecEvent>, ClientError> {
+    fn output(&mut self, kind: BinaryKind, offset: u64, bytes: Bytes) -> Result<FrameOutcome<ExecEvent>, ClientError> {
         let (stream, cursor) = match kind {
             BinaryKind::Stdout => (OutputStream::Stdout, &mut self.stdout),
             BinaryKind::Stderr => (OutputStream::Stderr, &mut self.stderr),
-            BinaryKind::Keyframe => return Ok(Step::Nothing),
+            BinaryKind::Keyframe => return Ok(FrameOutcome::Nothing),
         };
-        let Some(bytes) = cursor.take(offset, bytes)? else { return Ok(Step::Nothing) };
+        let Some(bytes) = cursor.take(offset, bytes)? else { return Ok(FrameOutcome::Nothing) };
         let end = cursor.next().unwrap_or_default();
         let event = if stream == OutputStream::Stdout { ExecEvent::Stdout(bytes) } else { ExecEvent::Stderr(bytes) };
-        Ok(Step::Output(event, stream, end))
+        Ok(FrameOutcome::Output(event, stream, end))
     }
 
-    fn frame(&mut self, frame: ServerFrame<ExecReady>) -> Result<Step<ExecEvent>, ClientError> {
+    fn frame(&mut self, frame: ServerFrame<ExecReady>) -> Result<FrameOutcome<ExecEvent>, ClientError> {
         let unreadable = |cause: String| ClientError::NotCobox { url: Self::ROUTE.to_owned(), status: 101, excerpt: cause };
         match frame {
             ServerFrame::Stdout { offset, data, data_b64 } => {
@@ -202,20 +204,22 @@ impl Conversation for ExecTalk {
             ServerFrame::Gap { from, to, stream } => {
                 let stream = stream.unwrap_or(OutputStream::Stdout);
                 let cursor = if stream == OutputStream::Stdout { &mut self.stdout } else { &mut self.stderr };
-                Ok(cursor.skip(from, to).map_or(Step::Nothing, |(from, to)| Step::Event(ExecEvent::Gap { stream, from, to })))
+                Ok(cursor
+                    .skip(from, to)
+                    .map_or(FrameOutcome::Nothing, |(from, to)| FrameOutcome::Event(ExecEvent::Gap { stream, from, to })))
             }
-            ServerFrame::Exit { exit_code, signal, timed_out } => Ok(Step::Exit(ExecEvent::Exit { exit_code, signal, timed_out })),
-            _ => Ok(Step::Nothing),
+            ServerFrame::Exit { exit_code, signal, timed_out } => Ok(FrameOutcome::Exit(ExecEvent::Exit { exit_code, signal, timed_out })),
+            _ => Ok(FrameOutcome::Nothing),
         }
     }
 
-    fn news(news: News) -> ExecEvent {
-        match news {
-            News::Reconnecting(cause) => ExecEvent::Reconnecting { cause },
-            News::Reconnected => ExecEvent::Reconnected,
-            News::Refused(failure) => ExecEvent::Refused(failure),
-            // Input of a command is never too old.
-            News::InputDropped(_) => ExecEvent::Reconnected,
+    fn notice(notice: Notice) -> ExecEvent {
+        match notice {
+            Notice::Reconnecting(cause) => ExecEvent::Reconnecting { cause },
+            Notice::Reconnected => ExecEvent::Reconnected,
+            Notice::Refused(failure) => ExecEvent::Refused(failure),
+            // Unreachable: the input of a command has no maximum age.
+            Notice::InputDropped(_) => ExecEvent::Reconnected,
         }
     }
 }

@@ -1,32 +1,32 @@
 //! The typed Rust client of a Cobox broker and of the sandboxes behind it.
 //!
-//! [`Client`] speaks to the control plane with an API key. [`Client::open`] gives a [`Session`], whose token is kept fresh
-//! in the background and whose [`Dataplane`] runs commands, moves files and opens shells. Streams of both kinds come back by
-//! themselves after a lost connection, without a byte lost or doubled.
+//! [`Client`] calls the control plane with an API key. [`Client::open`] returns a [`Session`], whose token is refreshed in the background
+//! and whose [`Dataplane`] runs commands, transfers files and opens shells. Command and shell streams reconnect automatically, without
+//! losing or repeating a byte.
 
 #![forbid(unsafe_code)]
 
 mod call;
+mod connection;
 mod control;
 mod cursor;
 mod dataplane;
-mod drive;
 mod error;
 mod events;
 mod exec_stream;
-mod hold;
-mod kinds;
-mod line;
-mod looking;
-mod nap;
+mod file_view;
 mod path;
+mod pending_input;
+mod processes;
 mod reconnect;
-mod running;
+mod reconnect_loop;
+mod resources;
 mod session;
 mod shell;
+mod sleep_detector;
 mod socket;
+mod stream;
 mod sync;
-mod typing;
 
 pub use call::Upload;
 pub use control::{AuditFilter, Client, SessionFilter, check_url};
@@ -34,8 +34,8 @@ pub use dataplane::{ArchiveFormat, ArchiveLinks, Dataplane, PathKind, RemoteFile
 pub use error::{ApiFailure, ClientError};
 pub use events::{EventStream, EventsFrom};
 pub use exec_stream::{ExecEvent, ExecInput, ExecOutput, ExecStream};
-pub use looking::{FileNews, FileWatch};
+pub use file_view::{FileWatch, FileWatchEvent};
 pub use reconnect::Reconnect;
 pub use session::Session;
 pub use shell::{Shell, ShellEvent, ShellInput, ShellOutput};
-pub use sync::{NoLine, SyncReader, SyncWriter};
+pub use sync::{SyncReader, SyncUnavailable, SyncWriter};

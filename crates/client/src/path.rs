@@ -1,4 +1,4 @@
-//! Paths in a sandbox, as bytes, made fit for a URL.
+//! Encoding of sandbox paths, which are bytes, for URLs.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 
@@ -11,19 +11,19 @@ const IN_SEGMENT: &AsciiSet = &IN_PATH.add(b'/');
 
 /// An absolute path without empty and `.` parts, percent-encoded, with its leading slash.
 ///
-/// `..` is refused: every URL library folds it away before the kernel could resolve it against real links.
+/// `..` is refused, because URL libraries remove it before the kernel can resolve it against symbolic links.
 pub(crate) fn encode_path(path: &[u8]) -> Result<String, ClientError> {
     let refuse = |cause| ClientError::InvalidPath { path: String::from_utf8_lossy(path).into_owned(), cause };
     if !path.starts_with(b"/") {
         return Err(refuse("it must be absolute, such as /workspace/a.txt"));
     }
     if path.contains(&0) {
-        return Err(refuse("it has a NUL byte"));
+        return Err(refuse("it contains a NUL byte"));
     }
     let mut out = String::with_capacity(path.len());
     for part in path.split(|b| *b == b'/').filter(|p| !p.is_empty() && *p != b".") {
         if part == b".." {
-            return Err(refuse("it has `..` in it; write the path it leads to"));
+            return Err(refuse("it must not contain `..`; use the resolved path"));
         }
         out.push('/');
         out.extend(percent_encode(part, IN_PATH));
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_of_any_kind_survive_and_redundant_parts_go() {
+    fn paths_of_any_bytes_are_encoded_without_redundant_parts() {
         assert_eq!(encode_path(b"/workspace//./a b?#%.txt").unwrap(), "/workspace/a%20b%3F%23%25.txt");
         assert_eq!(encode_path(b"/w/\xff\xc3\xa9").unwrap(), "/w/%FF%C3%A9");
         assert_eq!(encode_path(b"/").unwrap(), "/");
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_url_library_would_change_is_refused() {
+    fn paths_that_a_url_library_would_change_are_refused() {
         for bad in [&b"/workspace/../etc"[..], b"a.txt", b"", b"/a\0b"] {
             assert!(encode_path(bad).is_err(), "{bad:?}");
         }

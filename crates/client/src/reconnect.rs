@@ -1,4 +1,4 @@
-//! When to dial again after a connection ended, and when not to.
+//! Reconnect policy: whether and when to connect again after a connection ended.
 
 use std::time::Duration;
 
@@ -6,20 +6,20 @@ use cobox_protocol::{ErrorCode, frame::close};
 
 use crate::{
     ClientError,
-    error::{BROKEN_OFF, closing_words},
+    error::{ABNORMAL_CLOSURE, close_reason},
 };
 
-/// How hard a stream tries to come back.
+/// Reconnect settings of a stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Reconnect {
-    /// About the first wait; each failed try doubles it.
+    /// Approximate first wait; each failed attempt doubles it.
     pub first_wait: Duration,
     pub longest_wait: Duration,
-    /// Without a success for this long the stream ends with [`ClientError::GaveUp`].
+    /// After this time without success the stream ends with [`ClientError::GaveUp`].
     pub give_up_after: Duration,
-    /// Nothing at all heard for this long means that the connection is dead though nobody said so.
+    /// A connection on which nothing is received for this long is considered dead.
     pub silence: Duration,
-    /// Keys pressed longer ago than this are not sent any more: the screen they were meant for is another one.
+    /// Older keystrokes are dropped, because the screen has changed since they were typed.
     pub key_age: Duration,
 }
 
@@ -35,8 +35,8 @@ impl Default for Reconnect {
     }
 }
 
-/// Waits between tries: doubled up to the longest, each anywhere between half and all of it, so that
-/// many clients who lost one broker don't come back in step.
+/// Exponential backoff with jitter: each wait is random between half and all of the current maximum, so that many clients that lost
+/// the same broker do not reconnect simultaneously.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     policy: Reconnect,
@@ -51,51 +51,51 @@ impl Backoff {
     pub fn wait(&mut self) -> Duration {
         let full = self.policy.first_wait.saturating_mul(1 << self.tries.min(16)).min(self.policy.longest_wait);
         self.tries += 1;
-        full.mul_f64(0.5 + 0.5 * chance())
+        full.mul_f64(0.5 + 0.5 * random_fraction())
     }
 }
 
-/// From 0 to 1.
-fn chance() -> f64 {
+/// Random number from 0 to 1.
+fn random_fraction() -> f64 {
     use std::hash::{BuildHasher, RandomState};
-    // The standard library's hash keys are random; a wait needs no better dice.
+    // The standard library's hash keys are random enough for jitter.
     f64::from(RandomState::new().hash_one(()) as u32) / f64::from(u32::MAX)
 }
 
-/// Why a connection is no more.
+/// Why a connection ended, and whether to reconnect.
 #[derive(Debug)]
 pub(crate) enum Loss {
-    /// Dial again.
-    Passing(String),
-    /// Dial again with a fresh token, but only once: a token refused twice stays refused.
+    /// Connect again.
+    Transient(String),
+    /// Connect again with a new token, but only once: after two refusals the next token would be refused too.
     Token(ClientError),
     Final(ClientError),
 }
 
 impl Loss {
     pub fn broken(cause: String) -> Self {
-        Loss::Passing(cause)
+        Loss::Transient(cause)
     }
 
-    /// `told` is what the server said of it before it closed.
-    pub fn closed(code: u16, reason: &str, told: Option<ClientError>) -> Self {
-        let error = told.unwrap_or_else(|| ClientError::Closed { code, reason: closing_words(code, reason) });
+    /// `server_error` is the last error frame before the close.
+    pub fn closed(code: u16, reason: &str, server_error: Option<ClientError>) -> Self {
+        let error = server_error.unwrap_or_else(|| ClientError::Closed { code, reason: close_reason(code, reason) });
         match code {
             // Going away, no code, internal error, restart, try again later.
-            close::GOING_AWAY | 1005 | BROKEN_OFF | 1011..=1014 | close::AUTH_TIMEOUT => Loss::Passing(error.to_string()),
+            close::GOING_AWAY | 1005 | ABNORMAL_CLOSURE | 1011..=1014 | close::AUTH_TIMEOUT => Loss::Transient(error.to_string()),
             close::UNAUTHENTICATED => Loss::Token(error),
             _ => Loss::Final(error),
         }
     }
 
-    /// Why dialling failed.
+    /// Classifies a failed connection attempt.
     pub fn refused(error: ClientError) -> Self {
         match &error {
-            ClientError::Transport { .. } => Loss::Passing(error.to_string()),
-            // What proxies say while the broker behind them restarts.
-            ClientError::NotCobox { status: 502..=504, .. } => Loss::Passing(error.to_string()),
+            ClientError::Transport { .. } => Loss::Transient(error.to_string()),
+            // Sent by proxies while the broker behind them restarts.
+            ClientError::NotCobox { status: 502..=504, .. } => Loss::Transient(error.to_string()),
             ClientError::Api(_) if error.is(ErrorCode::TokenExpired) => Loss::Token(error),
-            ClientError::Api(failure) if failure.retryable => Loss::Passing(error.to_string()),
+            ClientError::Api(failure) if failure.retryable => Loss::Transient(error.to_string()),
             _ => Loss::Final(error),
         }
     }
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_grow_to_the_longest_and_are_never_in_step() {
+    fn waits_grow_to_the_maximum_with_jitter() {
         let mut backoff = Backoff::new(Reconnect::default());
         let waits: Vec<_> = (0..40).map(|_| backoff.wait()).collect();
         assert!(waits[0] >= Duration::from_millis(50) && waits[0] <= Duration::from_millis(100));
@@ -116,9 +116,9 @@ mod tests {
     }
 
     #[test]
-    fn what_can_pass_is_tried_again_and_what_can_not_is_said_in_words() {
+    fn transient_losses_are_retried_and_final_ones_are_described() {
         for code in [1001, 1005, 1006, 1011, 1012, 1013, 4408] {
-            assert!(matches!(Loss::closed(code, "", None), Loss::Passing(_)), "{code}");
+            assert!(matches!(Loss::closed(code, "", None), Loss::Transient(_)), "{code}");
         }
         assert!(matches!(Loss::closed(4401, "", None), Loss::Token(_)));
         for (code, words) in [(4403, "doesn't allow"), (4409, "another connection"), (4410, "ended"), (1007, "frame")] {
@@ -126,7 +126,7 @@ mod tests {
             assert!(error.to_string().contains(words), "{error}");
         }
         let gone = ClientError::NotCobox { url: "u".into(), status: 502, excerpt: "x".into() };
-        assert!(matches!(Loss::refused(gone), Loss::Passing(_)));
+        assert!(matches!(Loss::refused(gone), Loss::Transient(_)));
         assert!(matches!(Loss::refused(ClientError::InvalidKey), Loss::Final(_)));
     }
 }

@@ -1,4 +1,4 @@
-//! A session in use: one task in the background replaces its token before it runs out and keeps its sandbox from falling asleep.
+//! A session in use: a background task refreshes its token before it expires and sends heartbeats that keep its sandbox from becoming idle.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,28 +12,28 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::{Client, ClientError, Dataplane, call::Credential};
 
-/// Never more often than this, however wrong this machine's clock is.
+/// Minimum time between two refreshes, even if this machine's clock is wrong.
 const MIN_REFRESH_INTERVAL: Duration = Duration::from_secs(5);
-/// Between two tries of a refresh that failed for a passing reason.
+/// Wait after a refresh that failed for a transient reason.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// A token that ends sooner than this is replaced before a call starts with it: an upload can't be stopped half way for a new one.
-const MIN_LIFE: Duration = Duration::from_secs(10);
-/// A token's life is in wall-clock time, which goes on while this machine sleeps and timers don't; so the clock is looked at this often.
+/// A token with less remaining lifetime is replaced before a call uses it, because an upload cannot be interrupted for a new token.
+const MIN_REMAINING_LIFETIME: Duration = Duration::from_secs(10);
+/// Interval for checking the wall clock: tokens expire by wall-clock time, which advances while this machine sleeps, unlike timers.
 const CLOCK_CHECK: Duration = Duration::from_secs(10);
 
-/// A sandbox is told that it is used this many times while it could otherwise become idle: two may get lost.
-const BEATS_PER_IDLE_TIMEOUT: u32 = 3;
-/// Between two beats at least, however impatient a broker is, and at most, because a policy may become stricter meanwhile.
-const MIN_BEAT_INTERVAL: Duration = Duration::from_secs(2);
-const MAX_BEAT_INTERVAL: Duration = Duration::from_secs(300);
+/// Heartbeats within the idle timeout of a sandbox: two of them may get lost.
+const HEARTBEATS_PER_IDLE_TIMEOUT: u32 = 3;
+/// Bounds of the heartbeat interval: the minimum holds for any idle timeout, the maximum allows for a policy that becomes stricter.
+const MIN_HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
+const MAX_HEARTBEAT_INTERVAL: Duration = Duration::from_secs(300);
 
-/// A negotiated session. While it is held its token is fresh and its lease goes on, whether anything is done with it or not.
-/// Dropping it stops both and releases nothing.
+/// A negotiated session. While it exists, its token is kept fresh and its lease is extended, even without calls. Dropping it stops both,
+/// but does not release the session.
 pub struct Session {
     info: NegotiateResponse,
-    keeper: Arc<TokenKeeper>,
+    refresher: Arc<TokenRefresher>,
     dataplane: Dataplane,
-    _keeping: AbortOnDropHandle<()>,
+    _keep_alive: AbortOnDropHandle<()>,
 }
 
 impl Session {
@@ -41,20 +41,20 @@ impl Session {
         let sender = client.sender.clone();
         let base = info.sandbox.http_base_url.clone();
         let first = Token::new(info.token.clone(), info.expires_at, info.refresh_before);
-        let keeper = Arc::new(TokenKeeper {
+        let refresher = Arc::new(TokenRefresher {
             client,
             session_id: info.session_id.clone(),
             current: watch::Sender::new(first),
             replacing: tokio::sync::Mutex::new(()),
         });
         let idle_timeout = Duration::from_secs(info.policy.idle_timeout_seconds);
-        let beat_every = (idle_timeout / BEATS_PER_IDLE_TIMEOUT).clamp(MIN_BEAT_INTERVAL, MAX_BEAT_INTERVAL);
-        let keeping = AbortOnDropHandle::new(tokio::spawn(keep(keeper.clone(), beat_every)));
-        let dataplane = Dataplane::new(sender, base, Credential::Token(keeper.clone()));
-        Self { info, keeper, dataplane, _keeping: keeping }
+        let heartbeat_interval = (idle_timeout / HEARTBEATS_PER_IDLE_TIMEOUT).clamp(MIN_HEARTBEAT_INTERVAL, MAX_HEARTBEAT_INTERVAL);
+        let keep_alive_task = AbortOnDropHandle::new(tokio::spawn(keep_alive(refresher.clone(), heartbeat_interval)));
+        let dataplane = Dataplane::new(sender, base, Credential::Token(refresher.clone()));
+        Self { info, refresher, dataplane, _keep_alive: keep_alive_task }
     }
 
-    /// As negotiated; its token may have been replaced since.
+    /// The negotiated session; its token may have been replaced since.
     pub fn info(&self) -> &NegotiateResponse {
         &self.info
     }
@@ -63,48 +63,48 @@ impl Session {
         &self.dataplane
     }
 
-    /// Whom the sandbox knows us as, where the token is one that can be read.
+    /// Principal of the token, if the token is a JWT.
     pub fn principal(&self) -> Option<String> {
         #[derive(serde::Deserialize)]
         struct Claims {
             sub: String,
         }
         let token = self.token();
-        // Our own token, told by the broker: its signature is for the sandbox to check.
+        // The token comes from the broker; its signature is verified by the sandbox.
         let claims = URL_SAFE_NO_PAD.decode(token.expose().split('.').nth(1)?).ok()?;
         serde_json::from_slice::<Claims>(&claims).ok().map(|claims| claims.sub)
     }
 
-    /// The token in use now.
+    /// Current token.
     pub fn token(&self) -> Secret {
-        self.keeper.current.borrow().secret.clone()
+        self.refresher.current.borrow().secret.clone()
     }
 }
 
 #[derive(Clone)]
 pub(crate) struct Token {
     pub secret: Secret,
-    expires: Moment,
-    refresh: Moment,
+    expires: SleepAwareDeadline,
+    refresh: SleepAwareDeadline,
 }
 
-/// A moment by the timers' clock and by the wall's: it has come when it has by either.
+/// A deadline on the timer clock and on the wall clock; it is reached when either clock reaches it.
 #[derive(Clone, Copy)]
-struct Moment {
+struct SleepAwareDeadline {
     timer: Instant,
     wall: Timestamp,
 }
 
-impl Moment {
+impl SleepAwareDeadline {
     fn after(after: Duration) -> Self {
         Self { timer: Instant::now() + after, wall: Timestamp::now().plus(after) }
     }
-    fn left(self) -> Duration {
+    fn remaining(self) -> Duration {
         self.timer.saturating_duration_since(Instant::now()).min(self.wall.saturating_since(Timestamp::now()))
     }
-    async fn comes(self) {
-        while !self.left().is_zero() {
-            tokio::time::sleep(self.left().min(CLOCK_CHECK)).await;
+    async fn reached(self) {
+        while !self.remaining().is_zero() {
+            tokio::time::sleep(self.remaining().min(CLOCK_CHECK)).await;
         }
     }
 }
@@ -114,80 +114,80 @@ impl Token {
         let clock = Timestamp::now();
         Self {
             secret,
-            expires: Moment::after(expires_at.saturating_since(clock)),
-            refresh: Moment::after(refresh_before.saturating_since(clock).max(MIN_REFRESH_INTERVAL)),
+            expires: SleepAwareDeadline::after(expires_at.saturating_since(clock)),
+            refresh: SleepAwareDeadline::after(refresh_before.saturating_since(clock).max(MIN_REFRESH_INTERVAL)),
         }
     }
 }
 
 /// Holds the current token of a session and replaces it, one replacement at a time.
-pub(crate) struct TokenKeeper {
+pub(crate) struct TokenRefresher {
     client: Client,
     session_id: SessionId,
     current: watch::Sender<Token>,
     replacing: tokio::sync::Mutex<()>,
 }
 
-impl TokenKeeper {
-    /// A token to start a call with.
-    pub async fn usable(&self) -> Result<Secret, ClientError> {
+impl TokenRefresher {
+    /// Returns a token for a new call.
+    pub async fn valid_token(&self) -> Result<Secret, ClientError> {
         let token = self.current.borrow().clone();
-        if token.expires.left() > MIN_LIFE {
+        if token.expires.remaining() > MIN_REMAINING_LIFETIME {
             return Ok(token.secret);
         }
         match self.replace(&token.secret).await {
             Ok(fresh) => Ok(fresh),
-            // Our clock may be the one that is wrong: a token not yet past is worth a try.
-            Err(_) if !token.expires.left().is_zero() => Ok(token.secret),
+            // The local clock may be wrong, so a token that has not expired yet is still used.
+            Err(_) if !token.expires.remaining().is_zero() => Ok(token.secret),
             Err(e) => Err(e),
         }
     }
 
-    /// Replaces `old`; when somebody else just did, gives what they got.
+    /// Replaces `old`; if another task has just replaced it, returns that token.
     pub async fn replace(&self, old: &Secret) -> Result<Secret, ClientError> {
         let _one_at_a_time = self.replacing.lock().await;
         let current = self.current.borrow().secret.clone();
         if current != *old {
             return Ok(current);
         }
-        // Boxed because a refresh is itself a call, and a call may refresh; with an API key it never does.
+        // Boxed, because a refresh is a call and a call may refresh; a call with an API key never does.
         let refreshing = Box::pin(async { self.client.refresh(&self.session_id, &RefreshRequest::default()).await });
         let RefreshResponse { token, expires_at, refresh_before } = refreshing.await?;
         self.current.send_replace(Token::new(token.clone(), expires_at, refresh_before));
         Ok(token)
     }
 
-    /// Wakes at each new token.
+    /// Receives each new token.
     pub fn subscribe(&self) -> watch::Receiver<Token> {
         self.current.subscribe()
     }
 }
 
-/// Ends when the session has: every later call then says so itself.
-async fn keep(keeper: Arc<TokenKeeper>, beat_every: Duration) {
-    let mut beat_at = Some(Instant::now() + beat_every);
+/// Refreshes the token and sends heartbeats until the session ends; later calls then return that error.
+async fn keep_alive(refresher: Arc<TokenRefresher>, heartbeat_interval: Duration) {
+    let mut heartbeat_at = Some(Instant::now() + heartbeat_interval);
     loop {
-        let token = keeper.current.borrow().clone();
+        let token = refresher.current.borrow().clone();
         tokio::select! {
-            () = token.refresh.comes() => {
-                while let Err(error) = keeper.replace(&token.secret).await {
+            () = token.refresh.reached() => {
+                while let Err(error) = refresher.replace(&token.secret).await {
                     if !error.is_retryable() {
-                        tracing::debug!(session = %keeper.session_id, %error, "the session's token is not refreshed any more");
+                        tracing::debug!(session = %refresher.session_id, %error, "token refresh failed permanently; stopping");
                         return;
                     }
                     tokio::time::sleep(RETRY_INTERVAL).await;
                 }
-                // A refresh is a sign of life too.
-                beat_at = beat_at.map(|_| Instant::now() + beat_every);
+                // A refresh also counts as activity.
+                heartbeat_at = heartbeat_at.map(|_| Instant::now() + heartbeat_interval);
             }
-            () = at(beat_at) => {
-                beat_at = match keeper.client.heartbeat(&keeper.session_id).await {
+            () = at(heartbeat_at) => {
+                heartbeat_at = match refresher.client.heartbeat(&refresher.session_id).await {
                     Err(error) if !error.is_retryable() => {
-                        tracing::debug!(session = %keeper.session_id, %error, "the session is not kept awake any more");
+                        tracing::debug!(session = %refresher.session_id, %error, "heartbeat failed permanently; stopping heartbeats");
                         None
                     }
-                    // A beat that got lost is made up for by the next.
-                    _ => Some(Instant::now() + beat_every),
+                    // The next heartbeat compensates for a lost one.
+                    _ => Some(Instant::now() + heartbeat_interval),
                 };
             }
         }

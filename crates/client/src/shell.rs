@@ -1,4 +1,4 @@
-//! A shared shell, watched and typed into over as many connections as it takes.
+//! Shared shell with input and output that survive lost connections.
 
 use bytes::Bytes;
 use cobox_protocol::{
@@ -11,22 +11,22 @@ use cobox_protocol::{
 use crate::{
     ApiFailure, ClientError, Dataplane,
     cursor::Cursor,
-    line::{self, Command, Conversation, Input, News, Output, Step},
+    stream::{self, Command, FrameOutcome, Notice, StreamHandler, StreamInput, StreamOutput},
 };
 
-/// Two halves, so that typing never waits for output nor output for typing.
+/// Separate halves, so that input and output never wait for each other.
 pub struct Shell {
     pub input: ShellInput,
     pub output: ShellOutput,
 }
 
-/// What comes out of a shell, and what happens to the connection meanwhile.
+/// Event of a shell or of its connection.
 #[derive(Debug)]
 pub enum ShellEvent {
-    /// Once, before anything else.
+    /// Sent once, as the first event.
     Ready(ShellReady),
     Output(Bytes),
-    /// The screen, in place of bytes that are no longer kept: to be drawn on an empty terminal of this size.
+    /// Screen contents that replace output that is no longer kept; to be drawn on an empty terminal of this size.
     Keyframe {
         cols: u16,
         rows: u16,
@@ -38,7 +38,7 @@ pub enum ShellEvent {
     },
     Control {
         controller: Option<Controller>,
-        /// Whether that is us, where the sandbox says so.
+        /// Whether this connection has control, if the sandbox reports it.
         yours: Option<bool>,
     },
     Gap {
@@ -49,9 +49,9 @@ pub enum ShellEvent {
         cause: String,
     },
     Reconnected,
-    /// Something that was sent was not taken; the shell goes on.
+    /// The sandbox refused a frame; the shell continues.
     Refused(ApiFailure),
-    /// Keys pressed too long ago, while there was no connection, that were not sent.
+    /// Keystrokes from an outage were dropped because they were too old.
     InputDropped {
         bytes: usize,
     },
@@ -62,22 +62,23 @@ pub enum ShellEvent {
 }
 
 impl Dataplane {
-    /// Joins a shell, and makes it where there is none of that name yet. It lives on when this connection goes.
+    /// Joins a shell, and creates it if no shell has this name. The shell continues when the connection closes.
     pub async fn shell(&self, mut start: ShellStart) -> Result<Shell, ClientError> {
-        // Any unique word will do for a client's name.
+        // The client id can be any unique string.
         start.client.get_or_insert_with(|| ShellId::new().to_string());
         start.binary = true;
         let size = (start.cols.unwrap_or(DEFAULT_COLS), start.rows.unwrap_or(DEFAULT_ROWS));
         let stdout = Cursor::new(OutputStream::Stdout, start.from);
-        let (input, output) = line::open(self, ShellTalk { start, stdout, size, controller: (None, None), has_started: false }).await?;
+        let (input, output) =
+            stream::open(self, ShellHandler { start, stdout, size, controller: (None, None), has_started: false }).await?;
         Ok(Shell { input: ShellInput { input }, output: ShellOutput { output } })
     }
 }
 
-/// The typing half.
+/// Input half of a shell.
 #[derive(Clone)]
 pub struct ShellInput {
-    input: Input,
+    input: StreamInput,
 }
 
 impl ShellInput {
@@ -93,30 +94,30 @@ impl ShellInput {
         self.input.signal(signal).await
     }
 
-    /// Everyone hears of the change as [`ShellEvent::Control`].
+    /// All participants are notified of the change with [`ShellEvent::Control`].
     pub async fn control(&self, action: ControlAction) -> Result<(), ClientError> {
         self.input.send(Command::Control(action)).await
     }
 
-    /// Leaves the shell, which lives on.
+    /// Leaves the shell, which continues.
     pub async fn close(&self) -> Result<(), ClientError> {
         self.input.send(Command::Close).await
     }
 }
 
-/// The watching half.
+/// Output half of a shell.
 pub struct ShellOutput {
-    output: Output<ShellEvent>,
+    output: StreamOutput<ShellEvent>,
 }
 
 impl ShellOutput {
-    /// What happens next; `None` after the exit, an error, or having left. Coming back for more says that the last bytes have been drawn.
+    /// Next event; `None` after the exit, an error, or leaving. Calling it again marks the previous bytes as drawn.
     pub async fn next(&mut self) -> Option<Result<ShellEvent, ClientError>> {
         self.output.next().await
     }
 }
 
-struct ShellTalk {
+struct ShellHandler {
     start: ShellStart,
     stdout: Cursor,
     size: (u16, u16),
@@ -124,21 +125,21 @@ struct ShellTalk {
     has_started: bool,
 }
 
-impl ShellTalk {
-    fn keyframe(&mut self, offset: u64, (cols, rows): (u16, u16), bytes: Bytes) -> Step<ShellEvent> {
+impl ShellHandler {
+    fn keyframe(&mut self, offset: u64, (cols, rows): (u16, u16), bytes: Bytes) -> FrameOutcome<ShellEvent> {
         self.stdout.jump(offset);
-        Step::Output(ShellEvent::Keyframe { cols, rows, bytes }, OutputStream::Stdout, offset)
+        FrameOutcome::Output(ShellEvent::Keyframe { cols, rows, bytes }, OutputStream::Stdout, offset)
     }
 }
 
-impl Conversation for ShellTalk {
+impl StreamHandler for ShellHandler {
     type Start = ShellStart;
     type Ready = ShellReady;
     type Event = ShellEvent;
 
     const ROUTE: &'static str = "/shell/ws";
     const IS_KEYS: bool = true;
-    /// A quarter of what a shell keeps: its controller is never waited for because an acknowledgement is late.
+    /// A quarter of the shell's ring buffer, so that a late acknowledgement of the controller never blocks the shell.
     const ACK_BYTES: u64 = 64 * 1024;
 
     fn start(&mut self) -> ShellStart {
@@ -147,7 +148,7 @@ impl Conversation for ShellTalk {
         if !self.has_started {
             return start;
         }
-        // By now it names the shell by its id: if that has ended, another of its name must not be started in its place.
+        // The shell is now named by its id: if it has ended, no other shell of its name must be started in its place.
         ShellStart { command: None, cwd: None, env: None, ..start }
     }
 
@@ -155,9 +156,9 @@ impl Conversation for ShellTalk {
         (self.start.cols, self.start.rows) = (Some(cols), Some(rows));
     }
 
-    fn ready(&mut self, ready: ShellReady) -> Result<Step<ShellEvent>, ClientError> {
+    fn ready(&mut self, ready: ShellReady) -> Result<FrameOutcome<ShellEvent>, ClientError> {
         if self.start.epoch.as_ref() != Some(&ready.epoch) {
-            // Offsets of another epoch mean nothing.
+            // Offsets of another epoch are invalid.
             self.stdout.jump(ready.offset);
         }
         self.start.epoch = Some(ready.epoch.clone());
@@ -167,25 +168,25 @@ impl Conversation for ShellTalk {
         let now = (ready.controller.clone(), ready.yours);
         let before = std::mem::replace(&mut self.controller, now.clone());
         Ok(if is_first {
-            Step::Event(ShellEvent::Ready(ready))
+            FrameOutcome::Event(ShellEvent::Ready(ready))
         } else if before != now {
-            Step::Event(ShellEvent::Control { controller: now.0, yours: now.1 })
+            FrameOutcome::Event(ShellEvent::Control { controller: now.0, yours: now.1 })
         } else {
-            Step::Nothing
+            FrameOutcome::Nothing
         })
     }
 
-    fn output(&mut self, kind: BinaryKind, offset: u64, bytes: Bytes) -> Result<Step<ShellEvent>, ClientError> {
+    fn output(&mut self, kind: BinaryKind, offset: u64, bytes: Bytes) -> Result<FrameOutcome<ShellEvent>, ClientError> {
         match kind {
             BinaryKind::Stdout => {}
-            BinaryKind::Stderr => return Ok(Step::Nothing),
+            BinaryKind::Stderr => return Ok(FrameOutcome::Nothing),
             BinaryKind::Keyframe => return Ok(self.keyframe(offset, self.size, bytes)),
         }
-        let Some(bytes) = self.stdout.take(offset, bytes)? else { return Ok(Step::Nothing) };
-        Ok(Step::Output(ShellEvent::Output(bytes), OutputStream::Stdout, self.stdout.next().unwrap_or_default()))
+        let Some(bytes) = self.stdout.take(offset, bytes)? else { return Ok(FrameOutcome::Nothing) };
+        Ok(FrameOutcome::Output(ShellEvent::Output(bytes), OutputStream::Stdout, self.stdout.next().unwrap_or_default()))
     }
 
-    fn frame(&mut self, frame: ServerFrame<ShellReady>) -> Result<Step<ShellEvent>, ClientError> {
+    fn frame(&mut self, frame: ServerFrame<ShellReady>) -> Result<FrameOutcome<ShellEvent>, ClientError> {
         let unreadable = |cause: String| ClientError::NotCobox { url: Self::ROUTE.to_owned(), status: 101, excerpt: cause };
         Ok(match frame {
             ServerFrame::Stdout { offset, data, data_b64 } => {
@@ -198,28 +199,28 @@ impl Conversation for ShellTalk {
                 self.keyframe(offset, (cols, rows), bytes.into())
             }
             ServerFrame::Resized { cols, rows, .. } => {
-                // Before a binary keyframe this tells its size.
+                // Before a binary keyframe, this frame has the keyframe's size.
                 let was = std::mem::replace(&mut self.size, (cols, rows));
-                if was == (cols, rows) { Step::Nothing } else { Step::Event(ShellEvent::Resized { cols, rows }) }
+                if was == (cols, rows) { FrameOutcome::Nothing } else { FrameOutcome::Event(ShellEvent::Resized { cols, rows }) }
             }
             ServerFrame::Gap { from, to, .. } => {
-                self.stdout.skip(from, to).map_or(Step::Nothing, |(from, to)| Step::Event(ShellEvent::Gap { from, to }))
+                self.stdout.skip(from, to).map_or(FrameOutcome::Nothing, |(from, to)| FrameOutcome::Event(ShellEvent::Gap { from, to }))
             }
             ServerFrame::Control { controller, yours } => {
                 self.controller = (controller.clone(), yours);
-                Step::Event(ShellEvent::Control { controller, yours })
+                FrameOutcome::Event(ShellEvent::Control { controller, yours })
             }
-            ServerFrame::Exit { exit_code, signal, .. } => Step::Exit(ShellEvent::Exit { exit_code, signal }),
-            _ => Step::Nothing,
+            ServerFrame::Exit { exit_code, signal, .. } => FrameOutcome::Exit(ShellEvent::Exit { exit_code, signal }),
+            _ => FrameOutcome::Nothing,
         })
     }
 
-    fn news(news: News) -> ShellEvent {
-        match news {
-            News::Reconnecting(cause) => ShellEvent::Reconnecting { cause },
-            News::Reconnected => ShellEvent::Reconnected,
-            News::Refused(failure) => ShellEvent::Refused(failure),
-            News::InputDropped(bytes) => ShellEvent::InputDropped { bytes },
+    fn notice(notice: Notice) -> ShellEvent {
+        match notice {
+            Notice::Reconnecting(cause) => ShellEvent::Reconnecting { cause },
+            Notice::Reconnected => ShellEvent::Reconnected,
+            Notice::Refused(failure) => ShellEvent::Refused(failure),
+            Notice::InputDropped(bytes) => ShellEvent::InputDropped { bytes },
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One WebSocket to a sandbox: how it is dialled, how its frames are read, and a writer that never holds up the reading.
+//! One WebSocket to a sandbox: handshake, frame parsing, and a separate writer task, so that writing never blocks reading.
 
 use std::time::Duration;
 
@@ -23,33 +23,33 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::{ClientError, Dataplane, call::Call, error::innermost};
 
-/// Frames between a conversation and a slow connection; beyond it the conversation keeps them back.
+/// Frames buffered for a slow connection; when the buffer is full, the stream keeps the frames.
 const OUT_FRAMES: usize = 4;
-/// For the last frames to leave; whoever doesn't take them in that time does without.
-const FAREWELL: Duration = Duration::from_secs(1);
-/// A close without a code.
+/// Timeout for sending the last frames; a peer that does not read them in time does not get them.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Code that RFC 6455 reserves for a close frame without a code.
 const NO_CODE: u16 = 1005;
 
-type Raw = WebSocketStream<reqwest::Upgraded>;
+type RawSocket = WebSocketStream<reqwest::Upgraded>;
 
 pub(crate) struct Socket {
-    pub stream: SplitStream<Raw>,
+    pub stream: SplitStream<RawSocket>,
     pub out: mpsc::Sender<Message>,
     writer: AbortOnDropHandle<()>,
 }
 
 impl Dataplane {
-    /// The upgrade goes the way of every other call, with the same TLS, proxy and errors.
+    /// Connects. The upgrade request uses the same client as every other call, with the same TLS, proxy and errors.
     pub(crate) async fn dial(&self, route: &str) -> Result<Socket, ClientError> {
         let key = generate_key();
         let url = self.url(route);
         let fixed = |name: &'static str, value: &'static str| (HeaderName::from_static(name), HeaderValue::from_static(value));
         let mut call = Call::new(Method::GET, url.clone());
         call.headers.extend([fixed("connection", "Upgrade"), fixed("upgrade", "websocket"), fixed("sec-websocket-version", "13")]);
-        // A WebSocket key is 24 characters of base64.
+        // A WebSocket key has 24 base64 characters.
         call = call.header(header::SEC_WEBSOCKET_KEY, HeaderValue::from_str(&key).expect("base64 is a header value"));
 
-        let response = self.sender.send_afresh(&call, &self.credential).await?;
+        let response = self.sender.send_on_new_connection(&call, &self.credential).await?;
         let accepted = response
             .headers()
             .get(header::SEC_WEBSOCKET_ACCEPT)
@@ -67,36 +67,36 @@ impl Dataplane {
 }
 
 impl Socket {
-    /// Sends the last frames, and gives them a moment to leave.
-    pub async fn farewell(self, last: impl IntoIterator<Item = Message>) {
+    /// Sends the last frames and closes, within a timeout.
+    pub async fn send_and_close(self, last: impl IntoIterator<Item = Message>) {
         let Self { out, writer, .. } = self;
-        let going = async {
+        let sending = async {
             for message in last {
                 if out.send(message).await.is_err() {
                     return;
                 }
             }
             drop(out);
-            // It ends by itself once everything is written.
+            // The writer ends when everything is written.
             let _ = writer.await;
         };
-        let _ = tokio::time::timeout(FAREWELL, going).await;
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, sending).await;
     }
 }
 
-/// Ends with the connection, or when nobody can send any more.
-async fn write(mut sink: SplitSink<Raw, Message>, mut waiting: mpsc::Receiver<Message>) {
+/// Writer task; ends with the connection, or when all senders are dropped.
+async fn write(mut sink: SplitSink<RawSocket, Message>, mut waiting: mpsc::Receiver<Message>) {
     while let Some(message) = waiting.recv().await {
         if let Err(error) = sink.send(message).await {
-            tracing::debug!(%error, "the connection takes no more; its reading half says why");
+            tracing::debug!(%error, "write failed; the reading half reports the cause");
             return;
         }
     }
-    // The other side is told; if it has gone already, there is nobody to tell.
+    // Errors are ignored, because the peer may have closed the connection already.
     let _ = sink.close().await;
 }
 
-/// What came from the other side.
+/// A message from the server.
 pub(crate) enum Incoming<R> {
     Frame(ServerFrame<R>),
     Output {
@@ -104,7 +104,7 @@ pub(crate) enum Incoming<R> {
         offset: u64,
         bytes: Bytes,
     },
-    /// A keep-alive, or a frame of a kind this client doesn't know and that is therefore not for it.
+    /// A keep-alive, or a frame of an unknown type, which is ignored.
     Nothing,
     Closed {
         code: u16,
@@ -124,9 +124,9 @@ pub(crate) fn read<R: DeserializeOwned>(message: Option<Result<Message, tungsten
             let (code, reason) = frame.map_or((NO_CODE, String::new()), |f| (u16::from(f.code), f.reason.to_string()));
             Incoming::Closed { code, reason }
         }
-        // Pings are answered by the library.
+        // tungstenite answers pings.
         Some(Ok(_)) => Incoming::Nothing,
         Some(Err(e)) => Incoming::Broken(innermost(&e).to_string()),
-        None => Incoming::Broken("it ended without a word".to_owned()),
+        None => Incoming::Broken("it ended without a close frame".to_owned()),
     }
 }

@@ -1,4 +1,4 @@
-//! The client against a small real server: what it retries, what it refreshes, and how it reports what it can't mend.
+//! The client against a small real server: retries, token refresh and error reports.
 
 use std::{
     net::SocketAddr,
@@ -33,17 +33,17 @@ use tokio::sync::mpsc;
 type ClientFrame = frame::ClientFrame<ShellStart>;
 type ServerFrame = frame::ServerFrame<ShellReady>;
 
-/// Answers for a broker and a sandbox in one, and remembers what it was asked.
+/// Acts as broker and sandbox in one, and records the requests.
 struct Stub {
     address: SocketAddr,
     refreshes: AtomicU32,
     execs: AtomicU32,
     starting: AtomicU32,
-    /// Seconds the tokens it hands out last.
+    /// Lifetime of its tokens, in seconds.
     ttl: AtomicU32,
-    /// Seconds until a sandbox that nobody uses is idle.
+    /// Idle timeout of its sandbox, in seconds.
     idle: AtomicU32,
-    beats: tokio::sync::Notify,
+    heartbeats: tokio::sync::Notify,
     uploads: Mutex<Vec<Vec<u8>>>,
     frames: mpsc::UnboundedSender<ClientFrame>,
 }
@@ -72,7 +72,7 @@ async fn start() -> (Arc<Stub>, mpsc::UnboundedReceiver<ClientFrame>) {
         starting: AtomicU32::new(0),
         ttl: AtomicU32::new(900),
         idle: AtomicU32::new(900),
-        beats: tokio::sync::Notify::new(),
+        heartbeats: tokio::sync::Notify::new(),
         uploads: Mutex::default(),
         frames,
     });
@@ -129,11 +129,11 @@ async fn refresh(State(stub): Stubbed) -> Json<Value> {
 }
 
 async fn heartbeat(State(stub): Stubbed) -> Json<Value> {
-    stub.beats.notify_one();
+    stub.heartbeats.notify_one();
     Json(json!({"lease_expires_at": stub.expires(), "state": "active"}))
 }
 
-/// `argv[0]` says how the sandbox behaves.
+/// `argv[0]` selects the behavior of the sandbox.
 async fn exec(State(stub): Stubbed, headers: HeaderMap, Json(request): Json<ExecRequest>) -> Response {
     let nth = stub.execs.fetch_add(1, Ordering::SeqCst);
     match request.argv.unwrap()[0].as_str() {
@@ -213,7 +213,7 @@ async fn an_expired_token_is_refreshed_once_and_the_call_repeated() {
 }
 
 #[tokio::test]
-async fn many_calls_that_meet_one_expired_token_refresh_it_once() {
+async fn concurrent_calls_with_an_expired_token_refresh_it_once() {
     let (stub, _) = start().await;
     let session = stub.client().open(&ensure()).await.unwrap();
     let request = argv("first-token-is-stale");
@@ -234,21 +234,21 @@ async fn a_token_about_to_end_is_replaced_before_the_call() {
 }
 
 #[tokio::test]
-async fn a_session_that_is_held_tells_the_broker_so_before_its_sandbox_is_idle() {
+async fn an_open_session_sends_heartbeats_before_its_sandbox_becomes_idle() {
     let (stub, _) = start().await;
     stub.idle.store(6, Ordering::SeqCst);
     let session = stub.client().open(&ensure()).await.unwrap();
-    stub.beats.notified().await;
-    stub.beats.notified().await;
-    assert_eq!(stub.refreshes.load(Ordering::SeqCst), 0, "a beat is no refresh");
+    stub.heartbeats.notified().await;
+    stub.heartbeats.notified().await;
+    assert_eq!(stub.refreshes.load(Ordering::SeqCst), 0, "a heartbeat does not refresh the token");
     let again = stub.client().attach(&session.info().session_id).await.unwrap();
     drop(session);
-    stub.beats.notified().await;
+    stub.heartbeats.notified().await;
     drop(again);
 }
 
 #[tokio::test]
-async fn a_starting_sandbox_is_waited_for() {
+async fn calls_wait_for_a_starting_sandbox() {
     let (stub, _) = start().await;
     stub.starting.store(2, Ordering::SeqCst);
     let session = stub.client().open(&ensure()).await.unwrap();
@@ -257,17 +257,17 @@ async fn a_starting_sandbox_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_reached_limit_is_reported_at_once() {
+async fn an_exceeded_quota_is_reported_without_a_retry() {
     let (stub, _) = start().await;
     let session = stub.client().open(&ensure()).await.unwrap();
     let error = session.dataplane().exec(&argv("over-quota")).await.unwrap_err();
     assert!(error.is(ErrorCode::QuotaExceeded) && !error.is_retryable());
     assert!(error.advice().unwrap().contains("cobox sandbox delete"));
-    assert_eq!(stub.execs.load(Ordering::SeqCst), 1, "it was not tried again");
+    assert_eq!(stub.execs.load(Ordering::SeqCst), 1, "it was not repeated");
 }
 
 #[tokio::test]
-async fn waiting_for_a_sandbox_ends_at_the_deadline_with_the_servers_own_error() {
+async fn waiting_for_a_sandbox_ends_at_the_deadline_with_the_servers_error() {
     let (stub, _) = start().await;
     let client = stub.client().with_start_deadline(Duration::from_millis(300));
     let session = client.open(&ensure()).await.unwrap();
@@ -276,7 +276,7 @@ async fn waiting_for_a_sandbox_ends_at_the_deadline_with_the_servers_own_error()
 }
 
 #[tokio::test]
-async fn a_refusal_carries_code_message_and_request_id() {
+async fn an_api_error_has_code_message_and_request_id() {
     let (stub, _) = start().await;
     let session = stub.client().open(&ensure()).await.unwrap();
     let error = session.dataplane().exec(&argv("denied")).await.unwrap_err();
@@ -288,14 +288,14 @@ async fn a_refusal_carries_code_message_and_request_id() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_not_ours_is_quoted_harmlessly() {
+async fn a_foreign_response_is_quoted_without_control_characters() {
     let (stub, _) = start().await;
     let error = stub.client().get_sandbox("x").await.unwrap_err();
     assert!(matches!(&error, ClientError::NotCobox { status: 502, excerpt, .. } if excerpt == "<html>proxy [2J</html>"), "{error:?}");
 }
 
 #[tokio::test]
-async fn a_broker_that_is_not_there_is_named_with_what_to_do() {
+async fn an_unreachable_broker_is_named_with_advice() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
@@ -306,7 +306,7 @@ async fn a_broker_that_is_not_there_is_named_with_what_to_do() {
 }
 
 #[tokio::test]
-async fn an_upload_is_opened_again_for_the_second_try_and_keeps_its_length_and_mode() {
+async fn an_upload_is_reopened_for_a_retry_with_its_length_and_mode() {
     let (stub, _) = start().await;
     let session = stub.client().open(&ensure()).await.unwrap();
     let upload = Upload::from_stream(Some(10), || async {
@@ -323,7 +323,7 @@ async fn an_upload_is_opened_again_for_the_second_try_and_keeps_its_length_and_m
 }
 
 #[tokio::test]
-async fn a_shell_gets_bytes_its_exit_code_and_each_fresh_token() {
+async fn a_shell_stream_delivers_output_and_exit_code_and_sends_new_tokens() {
     let (stub, mut seen) = start().await;
     let session = stub.client().open(&ensure()).await.unwrap();
     let mut shell = session.dataplane().shell(ShellStart::default()).await.unwrap();
@@ -331,7 +331,7 @@ async fn a_shell_gets_bytes_its_exit_code_and_each_fresh_token() {
     assert!(matches!(shell.output.next().await, Some(Ok(ShellEvent::Ready(_)))));
     assert!(matches!(shell.output.next().await, Some(Ok(ShellEvent::Output(bytes))) if bytes[..] == *b"$ \xff"));
 
-    // Any call that finds the token expired replaces it; the shell hears of it.
+    // Any call that finds the token expired replaces it; the shell stream sends the new one.
     session.dataplane().exec(&argv("first-token-is-stale")).await.unwrap();
     assert!(matches!(seen.recv().await.unwrap(), ClientFrame::Auth { token } if token.expose() == "token-1"));
 
@@ -341,7 +341,7 @@ async fn a_shell_gets_bytes_its_exit_code_and_each_fresh_token() {
 }
 
 #[tokio::test]
-async fn urls_that_could_leak_a_key_or_can_not_work_are_refused() {
+async fn broker_urls_with_credentials_or_without_http_are_refused() {
     for bad in ["ftp://x", "not a url", "http://user:pass@host/"] {
         assert!(matches!(Client::new(bad, Secret::new("k")), Err(ClientError::InvalidUrl { .. })), "{bad}");
     }

@@ -1,4 +1,4 @@
-//! Streams against a real WebSocket server that the test plays by hand: what survives a lost connection, and what is said when nothing can.
+//! Streams against a real WebSocket server that the test controls: what survives a lost connection, and how permanent failures are reported.
 
 use std::{
     sync::{
@@ -31,14 +31,14 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-/// Longest a test waits for one thing.
+/// Maximum wait of a test for one condition.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 async fn soon<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, what).await.expect("it happens in time")
 }
 
-/// The server's end of one connection; dropping it is a cut.
+/// Server end of one connection; dropping it cuts the connection.
 struct Peer {
     socket: WebSocket,
     token: String,
@@ -62,7 +62,7 @@ impl Peer {
         }
     }
 
-    /// The next piece of input, as text.
+    /// Next input frame, as text.
     async fn stdin(&mut self) -> (u64, String) {
         loop {
             match self.frame::<Value>().await {
@@ -198,7 +198,7 @@ fn exited(exit_code: i32) -> ServerFrame<()> {
 }
 
 #[tokio::test]
-async fn a_cut_exec_is_joined_again_where_it_broke_off_and_never_started_twice() {
+async fn a_cut_exec_stream_resumes_at_its_offset_and_the_command_never_runs_twice() {
     let mut stub = Stub::start().await;
     let exec = stub.sandbox().exec_stream(argv()).await.unwrap();
     let collecting = tokio::spawn(to_the_end(exec.output));
@@ -207,7 +207,7 @@ async fn a_cut_exec_is_joined_again_where_it_broke_off_and_never_started_twice()
     let start: ExecStart = first.start().await;
     assert!(start.binary && start.command_id.as_deref().unwrap().starts_with("cmd_"));
     assert_eq!(start.argv, argv().argv);
-    // Cut before the answer: it may run by now, so it is asked for by its id and nothing else.
+    // Cut before the response: the command may run, so the client only joins it by id.
     drop(first);
     let mut second = stub.peer().await;
     let again: ExecStart = second.start().await;
@@ -216,7 +216,7 @@ async fn a_cut_exec_is_joined_again_where_it_broke_off_and_never_started_twice()
     second.out(0, b"one ").await;
     second.binary(BinaryKind::Stderr, 0, b"warn").await;
     second.out(4, b"two ").await;
-    // Both are in the client's hands once it has acknowledged them.
+    // The client has received both once it has acknowledged them.
     let mut acked = [0, 0];
     while acked != [8, 4] {
         if let ClientFrame::Ack { offset, stream } = second.frame::<Value>().await {
@@ -230,7 +230,7 @@ async fn a_cut_exec_is_joined_again_where_it_broke_off_and_never_started_twice()
     assert_eq!((joins.stdout_from, joins.stderr_from), (Some(8), Some(4)));
     assert_eq!((&joins.command_id, &joins.argv), (&start.command_id, &None), "an id alone only joins");
     third.exec_ready(&joins).await;
-    // More than was asked for is not a second time the same.
+    // Repeated bytes are not delivered twice.
     third.out(4, b"two three").await;
     third.send(&exited(3)).await;
     let (out, err, rest) = collecting.await.unwrap();
@@ -239,7 +239,7 @@ async fn a_cut_exec_is_joined_again_where_it_broke_off_and_never_started_twice()
 }
 
 #[tokio::test]
-async fn a_gap_is_told_and_a_hole_is_an_error() {
+async fn a_gap_is_reported_and_missing_bytes_without_one_are_an_error() {
     let mut stub = Stub::start().await;
     let exec = stub.sandbox().exec_stream(argv()).await.unwrap();
     let mut peer = stub.peer().await;
@@ -250,11 +250,11 @@ async fn a_gap_is_told_and_a_hole_is_an_error() {
     peer.out(12, b"z").await;
     let (out, _, rest) = to_the_end(exec.output).await;
     assert_eq!(out, b"x");
-    assert_eq!(rest, ["started", "gap 0 10", "bytes 11 to 12 of the output never came"]);
+    assert_eq!(rest, ["started", "gap 0 10", "bytes 11 to 12 of the output are missing"]);
 }
 
 #[tokio::test]
-async fn input_nobody_acknowledged_is_sent_again_under_its_number_and_its_end_too() {
+async fn unacknowledged_input_and_its_end_are_resent_with_the_same_sequence_numbers() {
     let mut stub = Stub::start().await;
     let exec = stub.sandbox().exec_stream(argv()).await.unwrap();
     let collecting = tokio::spawn(to_the_end(exec.output));
@@ -281,11 +281,11 @@ async fn input_nobody_acknowledged_is_sent_again_under_its_number_and_its_end_to
 }
 
 #[tokio::test]
-async fn whoever_types_more_than_is_taken_waits_while_output_goes_on() {
+async fn input_beyond_the_window_blocks_the_sender_but_not_the_output() {
     let mut stub = Stub::start().await;
     let mut exec = stub.sandbox().exec_stream(argv()).await.unwrap();
     let input = exec.input.clone();
-    let typing = tokio::spawn(async move { input.stdin(&vec![b'x'; 64 << 20]).await });
+    let sending = tokio::spawn(async move { input.stdin(&vec![b'x'; 64 << 20]).await });
     let mut peer = stub.peer().await;
     let start = peer.start().await;
     peer.exec_ready(&start).await;
@@ -293,7 +293,7 @@ async fn whoever_types_more_than_is_taken_waits_while_output_goes_on() {
         let mut taken = 0;
         for n in 0..200 {
             peer.out(n, b"y").await;
-            // Whatever comes within the moment output needs: it must end by itself, at the window.
+            // Reads the input that arrives with the output; it must stop at the send window.
             while let Ok(Some(Ok(message))) = tokio::time::timeout(Duration::from_millis(2), peer.socket.recv()).await {
                 if let Message::Text(text) = message {
                     taken += text.len() * usize::from(text.contains("stdin"));
@@ -307,18 +307,18 @@ async fn whoever_types_more_than_is_taken_waits_while_output_goes_on() {
     for _ in 0..201 {
         soon(exec.output.next()).await.unwrap().unwrap();
     }
-    assert!(!typing.is_finished());
-    // A signal does not wait behind it.
+    assert!(!sending.is_finished());
+    // A signal does not wait behind input.
     exec.input.signal("INT").await.unwrap();
     while !matches!(peer.frame::<Value>().await, ClientFrame::Signal { signal } if signal == "INT".into()) {}
     peer.send(&exited(0)).await;
     assert!(matches!(soon(exec.output.next()).await, Some(Ok(ExecEvent::Exit { .. }))));
     assert!(soon(exec.output.next()).await.is_none());
-    assert!(soon(typing).await.unwrap().is_err(), "nobody reads it any more");
+    assert!(soon(sending).await.unwrap().is_err(), "the stream has ended");
 }
 
 #[tokio::test]
-async fn a_refusal_before_the_start_is_the_error_and_one_after_it_is_an_event() {
+async fn an_error_before_ready_ends_the_stream_and_one_after_it_is_an_event() {
     let mut stub = Stub::start().await;
     let refusal = |code| ServerFrame::<()>::Error { error: ApiError::new(code, "because").envelope(&RequestId::new()).error };
     let mut exec = stub.sandbox().exec_stream(argv()).await.unwrap();
@@ -343,17 +343,17 @@ async fn a_command_that_may_have_run_is_not_run_again() {
     let mut stub = Stub::start().await;
     let refusal = |code| ServerFrame::<()>::Error { error: ApiError::new(code, "because").envelope(&RequestId::new()).error };
     let mut exec = stub.sandbox().exec_stream(argv()).await.unwrap();
-    // Sent, and the sandbox dies before it says what became of it; the next one knows nothing.
+    // The command is sent, and the sandbox dies before it responds; the next sandbox does not know the command.
     stub.peer().await.start::<ExecStart>().await;
     let mut peer = stub.peer().await;
     assert_eq!(peer.start::<ExecStart>().await.argv, None);
     peer.send(&refusal(ErrorCode::CommandNotFound)).await;
     peer.close(1007).await;
     assert!(matches!(soon(exec.output.next()).await, Some(Ok(ExecEvent::Reconnecting { .. }))));
-    let told = soon(exec.output.next()).await.unwrap().unwrap_err();
-    assert!(matches!(&told, ClientError::MayHaveRun { command_id } if *command_id == exec.command_id), "{told}");
+    let error = soon(exec.output.next()).await.unwrap().unwrap_err();
+    assert!(matches!(&error, ClientError::MayHaveRun { command_id } if *command_id == exec.command_id), "{error}");
 
-    // Refused in so many words, nothing has run of it, and it is sent again.
+    // After an explicit refusal the command has not run, so it is sent again.
     let exec = stub.sandbox().exec_stream(argv()).await.unwrap();
     let mut peer = stub.peer().await;
     peer.start::<ExecStart>().await;
@@ -378,7 +378,7 @@ async fn a_refused_token_is_replaced_once() {
     assert_eq!(peer.token, "token-0");
     peer.close(4401).await;
     let mut peer = stub.peer().await;
-    assert_eq!(peer.start::<ExecStart>().await.argv, argv().argv, "nothing ran of it");
+    assert_eq!(peer.start::<ExecStart>().await.argv, argv().argv, "the command did not run");
     assert_eq!(peer.token, "token-1");
     peer.close(4401).await;
     let (_, _, rest) = to_the_end(exec.output).await;
@@ -388,12 +388,12 @@ async fn a_refused_token_is_replaced_once() {
 }
 
 #[tokio::test]
-async fn what_stays_away_is_given_up_and_what_is_final_is_said_at_once() {
+async fn reconnecting_gives_up_after_the_limit_and_final_errors_are_reported_immediately() {
     let mut stub = Stub::start().await;
     let policy = Reconnect { give_up_after: Duration::from_millis(400), ..Reconnect::default() };
     let exec = stub.sandbox().with_reconnect(policy).exec_stream(argv()).await.unwrap();
     let collecting = tokio::spawn(to_the_end(exec.output));
-    // A server that answers and brings nothing is no success.
+    // A server that accepts connections but sends no output does not count as success.
     let rest = loop {
         if collecting.is_finished() {
             break collecting.await.unwrap().2;
@@ -403,7 +403,7 @@ async fn what_stays_away_is_given_up_and_what_is_final_is_said_at_once() {
             peer.exec_ready(&start).await;
         }
     };
-    assert!(rest.last().unwrap().contains("could not be made again"), "{rest:?}");
+    assert!(rest.last().unwrap().contains("could not be restored"), "{rest:?}");
 
     for (code, words) in [(4403, "allow"), (4409, "took its place"), (4410, "ended")] {
         let exec = stub.sandbox().exec_stream(argv()).await.unwrap();
@@ -416,12 +416,12 @@ async fn what_stays_away_is_given_up_and_what_is_final_is_said_at_once() {
 }
 
 #[tokio::test]
-async fn a_connection_that_went_silent_is_replaced() {
+async fn a_silent_connection_is_replaced() {
     let mut stub = Stub::start().await;
     let policy = Reconnect { silence: Duration::from_millis(300), ..Reconnect::default() };
     let exec = stub.sandbox().with_reconnect(policy).exec_stream(argv()).await.unwrap();
     let collecting = tokio::spawn(to_the_end(exec.output));
-    // Never read, never written: nothing answers the ping.
+    // Never read and never written, so the ping is not answered.
     let _silent = stub.peer().await;
     let mut peer = stub.peer().await;
     let start = peer.start().await;
@@ -431,7 +431,7 @@ async fn a_connection_that_went_silent_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_shell_is_joined_again_by_its_id_its_epoch_and_its_offset() {
+async fn a_shell_stream_resumes_by_shell_id_epoch_and_offset() {
     let mut stub = Stub::start().await;
     let start = ShellStart { shell: Some("main".into()), command: Some("top".into()), cols: Some(80), ..ShellStart::default() };
     let mut shell = stub.sandbox().shell(start).await.unwrap();
@@ -456,7 +456,7 @@ async fn a_shell_is_joined_again_by_its_id_its_epoch_and_its_offset() {
     assert_eq!(peer.stdin().await, (1, "ls\r".into()));
     let controller = Controller { principal: "ada".into(), actor: PrincipalKind::Human };
     peer.send(&ServerFrame::<()>::Control { controller: Some(controller), yours: Some(false) }).await;
-    // Too far behind: the screen comes instead, with the size before it.
+    // The client is too far behind: it receives the screen instead, preceded by its size.
     peer.send(&ServerFrame::<()>::Resized { offset: 5000, cols: 100, rows: 40 }).await;
     peer.binary(BinaryKind::Keyframe, 5000, b"screen").await;
     peer.out(5000, b"more").await;
@@ -478,7 +478,7 @@ async fn a_shell_is_joined_again_by_its_id_its_epoch_and_its_offset() {
 }
 
 #[tokio::test]
-async fn keys_pressed_while_away_are_sent_if_they_are_young_and_dropped_with_a_notice_if_not() {
+async fn keystrokes_from_an_outage_are_sent_if_recent_and_otherwise_dropped_with_a_notice() {
     let mut stub = Stub::start().await;
     let key_age = Duration::from_millis(300);
     let policy = Reconnect { key_age, ..Reconnect::default() };
@@ -493,7 +493,7 @@ async fn keys_pressed_while_away_are_sent_if_they_are_young_and_dropped_with_a_n
     shell.input.stdin(b"old").await.unwrap();
     let mut peer = stub.peer().await;
     peer.start::<ShellStart>().await;
-    // Time alone is what makes a key old.
+    // Only time makes keystrokes old.
     tokio::time::sleep(key_age * 2).await;
     shell.input.stdin(b"new").await.unwrap();
     peer.shell_ready(&id, "e", 0).await;
@@ -503,7 +503,7 @@ async fn keys_pressed_while_away_are_sent_if_they_are_young_and_dropped_with_a_n
 }
 
 #[tokio::test]
-async fn leaving_a_shell_closes_the_connection_and_is_no_error() {
+async fn leaving_a_shell_closes_the_connection_without_an_error() {
     let mut stub = Stub::start().await;
     let mut shell = stub.sandbox().shell(ShellStart::default()).await.unwrap();
     let mut peer = stub.peer().await;

@@ -10,7 +10,7 @@ use cobox_protocol::{
     exec::ExecRequest,
     files::FILE_MODE_HEADER,
     fs::{FileKind, StatRequest},
-    json::in_plain_words,
+    json::describe_parse_error,
     route::{self, FILE, Route},
 };
 use cobox_provider::{Adapter, AdapterError, FileContent};
@@ -118,7 +118,7 @@ impl AdapterDataplane<'_> {
             return Err(ApiError::new(ErrorCode::Unauthenticated, "send the sandbox's token as `Authorization: Bearer <token>`"));
         }
         let message = format!("this needs the capability `{missing}`, which the token doesn't have; ask the broker for a token with it");
-        Err(ApiError::new(ErrorCode::CapabilityDenied, message).with_details(json!({ "capability": missing.word() })))
+        Err(ApiError::new(ErrorCode::CapabilityDenied, message).with_details(json!({ "capability": missing.as_str() })))
     }
 
     fn unsupported(&self, route: &Route) -> ApiError {
@@ -141,7 +141,7 @@ fn file_response(size: Option<u64>, body: Body) -> Response {
 async fn read_json<T: DeserializeOwned>(body: Body) -> Result<T, ApiError> {
     let too_large = |_| ApiError::new(ErrorCode::TooLarge, format!("the body is larger than {MAX_JSON_BYTES} bytes, or ended early"));
     let bytes = axum::body::to_bytes(body, MAX_JSON_BYTES).await.map_err(too_large)?;
-    serde_json::from_slice(&bytes).map_err(|e| ApiError::invalid(in_plain_words("the body", &e.to_string())))
+    serde_json::from_slice(&bytes).map_err(|e| ApiError::invalid(describe_parse_error("the body", &e.to_string())))
 }
 
 /// Decodes the sandbox path in the URL of a file route.

@@ -3,7 +3,7 @@
 use cobox_protocol::{
     ApiError, ErrorCode, Secret,
     key::{API_KEY_PREFIX, OPAQUE_TOKEN_PREFIX},
-    secret::readings,
+    secret::decodings,
 };
 use http::{HeaderMap, HeaderName, Method, header::AUTHORIZATION, uri::PathAndQuery};
 
@@ -54,7 +54,7 @@ impl FileLink {
 /// The link in one `name=value` pair of a query. Also matches names that only the sandbox would decode to `link`.
 fn link_value(pair: &str) -> Option<&str> {
     let (name, link) = pair.split_once('=')?;
-    readings(name).any(|name| name == LINK_PARAMETER).then_some(link)
+    decodings(name).any(|name| name == LINK_PARAMETER).then_some(link)
 }
 
 impl Credential {

@@ -13,7 +13,7 @@ use std::{
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId, SandboxId, Secret,
     frame::{ClientFrame, MAX_AUTH_FRAME_BYTES, ServerFrame, close},
-    json::in_plain_words,
+    json::describe_parse_error,
 };
 use serde::{Deserialize, de::IgnoredAny};
 use tokio::{
@@ -64,7 +64,7 @@ enum CloseCause {
 
 impl From<ApiError> for CloseCause {
     fn from(error: ApiError) -> Self {
-        CloseCause::Error(close::of(error.code), error)
+        CloseCause::Error(close::code_for(error.code), error)
     }
 }
 
@@ -296,7 +296,7 @@ fn parse_auth_frame(text: &[u8]) -> Option<Result<Secret, ApiError>> {
         Ok(ClientFrame::<IgnoredAny>::Auth { token }) => Some(Ok(token)),
         Ok(_) => None,
         Err(error) => serde_json::from_slice::<AnyAuth>(text).ok().map(|_| {
-            let reason = in_plain_words("`auth`", &error.to_string());
+            let reason = describe_parse_error("`auth`", &error.to_string());
             Err(ApiError::invalid(format!("a frame can't be read: {reason}")))
         }),
     }

@@ -126,7 +126,7 @@ impl Operation {
     /// Behind a token that has these, with all that a token can be refused for.
     pub fn needs(mut self, capabilities: &[Capability]) -> Self {
         self.needs = capabilities.to_vec();
-        self.security = vec![("token", capabilities.iter().map(|c| c.word()).collect())];
+        self.security = vec![("token", capabilities.iter().map(|c| c.as_str()).collect())];
         self.fails(&OF_ANY_TOKEN)
     }
     /// Behind one of these schemes, whatever it allows.

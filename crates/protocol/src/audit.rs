@@ -1,18 +1,19 @@
-//! What a sandbox's daemon says of the requests it got. A claim: the broker's own records stand beside it, joined by `jti`.
+//! Audit records: the broker's own, and the claims that boxd reports about the requests it received. Claims are untrusted; the broker's
+//! own records can be joined with them by `jti`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{RequestId, SandboxId, SessionId, Timestamp, key::PrincipalKind};
 
-/// Longest text in a claim, in bytes; what is longer is cut.
+/// Maximum length of a text in a claim, in bytes; longer texts are truncated.
 pub const MAX_CLAIM_TEXT_BYTES: usize = 256;
-/// Claims in one answer, so that it stays well below a megabyte.
-pub const MAX_CLAIMS_AT_ONCE: usize = 256;
+/// Maximum number of claims in one response, which keeps it well below a megabyte.
+pub const MAX_CLAIM_BATCH: usize = 256;
 
-/// One request, when it was answered; one stream, when it began.
+/// Report of boxd about one request, made when it was answered, or about one stream, made when it began.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Claim {
-    /// Counts up from 1 in one life of the daemon.
+pub struct SandboxClaim {
+    /// Sequence number, from 1 within one run of boxd.
     pub seq: u64,
     pub at: Timestamp,
     pub request_id: String,
@@ -28,33 +29,33 @@ pub struct Claim {
     pub capability: Option<String>,
     pub method: String,
     pub route: String,
-    /// The file, command, shell or process it was about.
+    /// File, command, shell or process that the request concerned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
     pub status: u16,
-    /// The code of a refusal.
+    /// Error code of a refused request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     pub duration_ms: u64,
 }
 
-/// The claims not taken yet, oldest first.
+/// Claims that the broker has not acknowledged yet, oldest first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Claims {
-    /// Of this life of the daemon; another one counts anew.
+pub struct ClaimBatch {
+    /// Identifies one run of boxd; sequence numbers start again in the next run.
     pub life: String,
-    pub items: Vec<Claim>,
-    /// How many were dropped so far because nobody came for them.
+    pub items: Vec<SandboxClaim>,
+    /// Number of claims dropped so far because no broker fetched them in time.
     pub lost: u64,
-    /// Whether there are more.
+    /// Whether more claims are waiting.
     pub more: bool,
 }
 
-/// One record of the broker's audit, its own or (`sandbox.claim`) a sandbox's word.
+/// One record of the broker's audit: its own, or reported by a sandbox (`sandbox.claim`, untrusted).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AuditEntry {
-    /// Counts up; the order in which they were written.
+    /// Increases in the order in which records were written.
     pub sequence: u64,
     pub at: Timestamp,
     /// `session.created`, `token.issued`, `dataplane.used`, `sandbox.claim`, …
@@ -77,36 +78,36 @@ pub struct AuditEntry {
     pub detail: Option<String>,
 }
 
-/// One link of a writer's chain: `hash` is SHA-256 over the writer, the number, the hash before it and `digest`, which is SHA-256 over
-/// the record. So a chain can be checked by who may read only some of its records.
+/// One link of a writer's hash chain. `hash` is SHA-256 over the writer, the number, the previous hash and `digest`; `digest` is SHA-256
+/// over the record. Therefore a reader who can see only some of the records can verify the whole chain.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AuditLink {
-    /// The broker that wrote it.
+    /// Broker that wrote the record.
     pub writer: String,
-    /// Counts up from 1 in one writer's chain, without a hole.
+    /// Number in the writer's chain, from 1 without gaps.
     pub number: u64,
-    /// In hexadecimal, as all hashes are.
+    /// In hexadecimal, as all hashes.
     pub hash: String,
     pub digest: String,
-    /// Left out, with the record, where it is another workspace's.
+    /// Absent, like the record, if it belongs to another workspace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<AuditEntry>,
 }
 
-/// Where a chain ends, to be kept somewhere else: with it nobody can cut it short or write it anew unseen.
+/// End of a hash chain. A copy kept outside the broker reveals whether the chain was truncated or rewritten.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AuditHead {
     pub writer: String,
     pub number: u64,
     pub hash: String,
-    /// Records up to this one are no longer kept; what follows is linked to its hash.
+    /// Records up to this number are no longer kept; the next record is linked to the hash of this one.
     pub kept_after: u64,
     pub kept_after_hash: String,
-    /// Whether a broker removed those for being old, and signed for it. Anybody else's cut is not that.
+    /// Whether a broker removed those records because of their age and signed the removal. False for any other truncation.
     pub kept_after_sealed: bool,
 }
 
@@ -116,7 +117,7 @@ pub struct AuditHeads {
     pub items: Vec<AuditHead>,
 }
 
-/// A text cut to what a claim carries, control characters replaced: it may be a stranger's.
+/// Truncates a text to the limit for claims and replaces control characters, because clients choose these texts.
 pub fn claim_text(text: &str) -> String {
     let mut cut = String::new();
     for c in text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }) {
@@ -133,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_claims_text_is_short_and_moves_no_cursor() {
+    fn claim_texts_are_truncated_and_have_no_control_characters() {
         assert_eq!(claim_text("a\x1b[2J"), "a\u{fffd}[2J");
         assert_eq!(claim_text(&"€".repeat(200)).len(), MAX_CLAIM_TEXT_BYTES / 3 * 3);
     }

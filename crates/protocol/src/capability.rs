@@ -1,4 +1,4 @@
-//! What a token allows, in two spellings: the canonical words, and the older ones of the first clients.
+//! Capabilities of a token, with canonical names and the legacy names of the first clients.
 
 use std::{fmt, str::FromStr};
 
@@ -26,7 +26,7 @@ impl Capability {
         Capability::Ports,
     ];
 
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Capability::FsRead => "fs_read",
             Capability::FsWrite => "fs_write",
@@ -45,17 +45,17 @@ impl Capability {
 
 impl fmt::Display for Capability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
+        f.write_str(self.as_str())
     }
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
-    "`{0}` is not a capability; known are fs_read, fs_write, exec, shell, shell_observe, snapshot, ports (and the older fs:ro, fs:rw, shell:ro, process)"
+    "`{0}` is not a capability; known are fs_read, fs_write, exec, shell, shell_observe, snapshot, ports (and the legacy names fs:ro, fs:rw, shell:ro, process)"
 )]
 pub struct UnknownCapability(pub String);
 
-/// A set of capabilities. `shell` always brings `shell_observe` with it.
+/// A set of capabilities. `shell` implies `shell_observe`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "Vec<String>", into = "Vec<String>")]
 pub struct CapabilitySet(u8);
@@ -63,9 +63,9 @@ pub struct CapabilitySet(u8);
 impl CapabilitySet {
     pub const EMPTY: Self = Self(0);
     pub const ALL: Self = Self::of(&Capability::ALL);
-    /// What a human gets who asks for nothing in particular.
+    /// Default of a human that requests no specific capabilities.
     pub const HUMAN_DEFAULT: Self = Self::of(&[Capability::FsRead, Capability::FsWrite, Capability::Exec, Capability::Shell]);
-    /// What an agent gets that asks for nothing in particular.
+    /// Default of an agent that requests no specific capabilities.
     pub const AGENT_DEFAULT: Self = Self::of(&[Capability::FsRead, Capability::FsWrite, Capability::Exec, Capability::ShellObserve]);
 
     pub const fn of(list: &[Capability]) -> Self {
@@ -75,16 +75,16 @@ impl CapabilitySet {
             bits |= list[i].bit();
             i += 1;
         }
-        Self(bits).closed()
+        Self(bits).with_implied()
     }
 
-    const fn closed(self) -> Self {
+    const fn with_implied(self) -> Self {
         if self.0 & Capability::Shell.bit() != 0 { Self(self.0 | Capability::ShellObserve.bit()) } else { self }
     }
 
-    /// Reads a list of words, each in either spelling.
-    pub fn parse<S: AsRef<str>>(words: impl IntoIterator<Item = S>) -> Result<Self, UnknownCapability> {
-        words.into_iter().try_fold(Self::EMPTY, |set, w| Ok(set.union(word(w.as_ref())?)))
+    /// Parses a list of canonical or legacy names.
+    pub fn parse<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> Result<Self, UnknownCapability> {
+        names.into_iter().try_fold(Self::EMPTY, |set, name| Ok(set.union(parse_name(name.as_ref())?)))
     }
 
     pub const fn contains(self, c: Capability) -> bool {
@@ -99,7 +99,7 @@ impl CapabilitySet {
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
-    /// What both allow. Closed under implication, because both sides are.
+    /// Capabilities in both sets. The result includes the implied ones, because both operands do.
     pub const fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
@@ -108,13 +108,13 @@ impl CapabilitySet {
         Capability::ALL.into_iter().filter(move |c| self.contains(*c))
     }
 
-    /// The canonical words; what is implied is left out.
-    pub fn words(self) -> Vec<String> {
-        self.iter().filter(|c| *c != Capability::ShellObserve || !self.contains(Capability::Shell)).map(|c| c.word().to_owned()).collect()
+    /// Canonical names, without implied capabilities.
+    pub fn names(self) -> Vec<String> {
+        self.iter().filter(|c| *c != Capability::ShellObserve || !self.contains(Capability::Shell)).map(|c| c.as_str().to_owned()).collect()
     }
 
-    /// The older words, as `scopes` and the JWT's `scope` carry them. `fs_write` alone has no older word and keeps its own.
-    pub fn older_words(self) -> Vec<String> {
+    /// Legacy names, as in `scopes` and in the JWT's `scope`. `fs_write` without `fs_read` has no legacy name and keeps its own.
+    pub fn legacy_names(self) -> Vec<String> {
         let (read, write) = (self.contains(Capability::FsRead), self.contains(Capability::FsWrite));
         let mut out: Vec<&str> = Vec::new();
         match (read, write) {
@@ -133,28 +133,28 @@ impl CapabilitySet {
         }
         for c in [Capability::Snapshot, Capability::Ports] {
             if self.contains(c) {
-                out.push(c.word());
+                out.push(c.as_str());
             }
         }
         out.into_iter().map(str::to_owned).collect()
     }
 }
 
-fn word(w: &str) -> Result<CapabilitySet, UnknownCapability> {
+fn parse_name(name: &str) -> Result<CapabilitySet, UnknownCapability> {
     use Capability::*;
-    Ok(CapabilitySet::of(match w {
+    Ok(CapabilitySet::of(match name {
         "fs:ro" => &[FsRead],
         "fs:rw" => &[FsRead, FsWrite],
         "shell:ro" => &[ShellObserve],
         "process" => &[Exec],
-        other => match Capability::ALL.iter().find(|c| c.word() == other) {
+        other => match Capability::ALL.iter().find(|c| c.as_str() == other) {
             Some(c) => std::slice::from_ref(c),
             None => return Err(UnknownCapability(other.chars().take(64).collect())),
         },
     }))
 }
 
-/// Space-separated words in either spelling, as in the JWT's `scope`.
+/// Parses space-separated canonical or legacy names, as in the JWT's `scope`.
 impl FromStr for CapabilitySet {
     type Err = UnknownCapability;
     fn from_str(s: &str) -> Result<Self, UnknownCapability> {
@@ -164,20 +164,20 @@ impl FromStr for CapabilitySet {
 
 impl TryFrom<Vec<String>> for CapabilitySet {
     type Error = UnknownCapability;
-    fn try_from(words: Vec<String>) -> Result<Self, UnknownCapability> {
-        Self::parse(words)
+    fn try_from(names: Vec<String>) -> Result<Self, UnknownCapability> {
+        Self::parse(names)
     }
 }
 
 impl From<CapabilitySet> for Vec<String> {
     fn from(set: CapabilitySet) -> Vec<String> {
-        set.words()
+        set.names()
     }
 }
 
 impl fmt::Debug for CapabilitySet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.words().join(" "))
+        f.write_str(&self.names().join(" "))
     }
 }
 
@@ -194,33 +194,33 @@ mod tests {
 
     proptest! {
         #[test]
-        fn both_spellings_say_the_same(set in any_set()) {
-            prop_assert_eq!(CapabilitySet::parse(set.words()).unwrap(), set);
-            prop_assert_eq!(CapabilitySet::parse(set.older_words()).unwrap(), set);
-            prop_assert_eq!(set.older_words().join(" ").parse::<CapabilitySet>().unwrap(), set);
+        fn canonical_and_legacy_names_parse_to_the_same_set(set in any_set()) {
+            prop_assert_eq!(CapabilitySet::parse(set.names()).unwrap(), set);
+            prop_assert_eq!(CapabilitySet::parse(set.legacy_names()).unwrap(), set);
+            prop_assert_eq!(set.legacy_names().join(" ").parse::<CapabilitySet>().unwrap(), set);
         }
 
         #[test]
-        fn an_intersection_only_narrows(a in any_set(), b in any_set(), c in any_set()) {
+        fn an_intersection_contains_only_common_capabilities(a in any_set(), b in any_set(), c in any_set()) {
             let both = a.intersection(b);
             prop_assert!(both.is_subset(a) && both.is_subset(b));
             prop_assert_eq!(both, b.intersection(a));
             prop_assert_eq!(both.intersection(c), a.intersection(b.intersection(c)));
             prop_assert_eq!(a.intersection(a), a);
-            prop_assert_eq!(both, both.closed());
+            prop_assert_eq!(both, both.with_implied());
         }
 
         #[test]
-        fn any_order_and_repetition_of_words_gives_one_set(set in any_set(), other in any_set()) {
-            let mut words = set.words();
-            words.extend(other.older_words());
-            words.extend(set.older_words());
-            prop_assert_eq!(CapabilitySet::parse(words).unwrap(), set.union(other));
+        fn order_and_repetition_of_names_do_not_matter(set in any_set(), other in any_set()) {
+            let mut names = set.names();
+            names.extend(other.legacy_names());
+            names.extend(set.legacy_names());
+            prop_assert_eq!(CapabilitySet::parse(names).unwrap(), set.union(other));
         }
     }
 
     #[test]
-    fn shell_implies_observing_and_an_unknown_word_is_named() {
+    fn shell_implies_shell_observe_and_an_unknown_name_is_reported() {
         assert!(CapabilitySet::parse(["shell"]).unwrap().contains(Capability::ShellObserve));
         assert!(!CapabilitySet::parse(["shell:ro"]).unwrap().contains(Capability::Shell));
         assert!(CapabilitySet::parse(["exec", "root"]).unwrap_err().to_string().contains("`root`"));

@@ -1,12 +1,13 @@
-//! What the broker tells boxd (at its start and over the control channel) and what boxd tells the broker.
+//! Messages between the broker and boxd: boxd's start configuration and the control channel.
 //!
-//! The broker dials; boxd never does. Everything that comes up this channel is a claim by the sandbox.
+//! The broker always opens the connection, boxd never does. Everything received from boxd is reported by the sandbox and therefore
+//! untrusted.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{ApiError, ErrorCode, SandboxId, Secret, Timestamp};
 
-/// Read by boxd from a descriptor at its start.
+/// Start configuration, which boxd reads from an inherited file descriptor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BoxdConfig {
     pub sandbox_id: SandboxId,
@@ -15,72 +16,75 @@ pub struct BoxdConfig {
     pub limits: WorkloadLimits,
     #[serde(default)]
     pub dataplane: DataplaneLimits,
-    /// How many control groups boxd is to move itself to, by as many descriptors after the others.
+    /// Number of control groups that boxd must join; their file descriptors follow the other inherited ones.
     #[serde(default)]
     pub groups: u32,
 }
 
-/// Who the sandbox's programs run as.
+/// User and environment of the programs in the sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Workload {
     pub uid: u32,
     pub gid: u32,
     pub user: String,
     pub home: String,
-    /// The folder human and agent share, and every command's working directory unless it names another.
+    /// Folder shared by human and agent, and the default working directory of every command.
     pub work_dir: String,
-    /// How many uids the sandbox has: one where an ordinary user started it, many where root did.
+    /// Number of uids in the sandbox: one if an ordinary user started it, many if root did.
     pub uid_count: u32,
-    /// Variables of every program, unless whoever starts it says otherwise.
+    /// Environment variables of every program; a request can override them.
     #[serde(default)]
-    pub env: crate::making::Env,
+    pub env: crate::resources::Env,
 }
 
-/// What the kernel enforces per process, where no cgroup does it for all of them together.
+/// Limits that the kernel enforces for each process, for hosts without a cgroup that limits the sandbox as a whole.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct WorkloadLimits {
     /// RLIMIT_NPROC.
     pub processes: u64,
-    /// Set only where there is no memory cgroup: RLIMIT_DATA of each process, and what all of them together are watched for.
+    /// Set only without a memory cgroup: RLIMIT_DATA of each process, and the total for which boxd monitors all processes.
     pub memory_bytes: Option<u64>,
     /// RLIMIT_NOFILE.
     pub open_files: u64,
 }
 
-/// What one sandbox's clients may have of boxd; beyond it they are told to come again.
+/// Limits for the clients of one sandbox. Requests beyond a limit are refused as retryable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataplaneLimits {
-    /// Connections at once. Past it new ones wait, so the limits below are what clients should meet first.
+    /// Maximum concurrent connections. Further connections wait without an error, so clients should reach one of the limits below
+    /// first.
     pub connections: u32,
-    /// WebSockets and event streams at once.
+    /// Maximum concurrent WebSockets and event streams.
     pub streams: u32,
-    /// Commands running at once.
+    /// Maximum concurrent commands.
     pub execs: u32,
-    /// Of one principal: below `execs`, so that one who leaves commands behind leaves room for others.
+    /// Maximum concurrent commands of one principal. Lower than `execs`, so that abandoned commands of one principal leave capacity for
+    /// others.
     pub execs_per_principal: u32,
-    /// How long a command that waits for input, on a terminal or without a timeout of its own, runs on with no client connected.
+    /// How long a command runs on without a connected client, if it waits for input, has a terminal or has no timeout of its own.
     pub exec_unattended_seconds: u64,
-    /// Of one command's stdout, and of its stderr, what is kept on disk for a client to come back to.
+    /// Maximum output kept on disk for reconnecting clients, for stdout and for stderr of each command.
     pub exec_spool_bytes: u64,
-    /// How long an ended command's output is kept for that.
+    /// How long the output of an ended command is kept.
     pub exec_retention_seconds: u64,
-    /// Ended commands whose output is kept for that; the oldest go first.
+    /// Maximum number of ended commands whose output is kept; the oldest are dropped first.
     pub execs_kept: u32,
-    /// What the output of those may take of memory, beside what is on disk: with more of it fewer are kept.
+    /// Maximum memory for the output of ended commands, in addition to the disk. Fewer commands are kept if it is exceeded.
     pub exec_kept_memory_bytes: u64,
+    /// Maximum concurrent shells.
     pub shells: u32,
-    /// Of a shell's output, what is kept in memory; who was away for longer gets the screen instead.
+    /// Size of a shell's output ring buffer in memory. A client that missed more receives a keyframe of the screen instead.
     pub shell_ring_bytes: u64,
-    /// How long a shell with nobody connected and nothing going on lives.
+    /// Lifetime of a shell without connected clients and without activity.
     pub shell_idle_seconds: u64,
-    /// Largest body of a JSON request.
+    /// Maximum body of a JSON request.
     pub request_bytes: u64,
-    /// Most of a command's output in one answer; more comes over streams and files.
+    /// Maximum command output in one response; streams and files can deliver more.
     pub output_bytes: u64,
-    /// Directories watched at once, of all watchers together.
+    /// Maximum number of watched directories, over all watchers.
     pub watches: u32,
-    /// How long boxd goes on after its lease without a request of its broker, which may be restarting.
+    /// How long boxd continues after its lease without a request from its broker, which may be restarting.
     pub lease_grace_seconds: u64,
 }
 
@@ -88,33 +92,33 @@ impl Default for DataplaneLimits {
     fn default() -> Self {
         Self {
             connections: 1024,
-            // So that there is always room for ordinary requests beside them.
+            // Leaves connections for ordinary requests.
             streams: 768,
             execs: 96,
             execs_per_principal: 64,
-            // A laptop that changes its network comes back within it.
+            // A laptop that changes networks reconnects within this time.
             exec_unattended_seconds: 600,
             exec_spool_bytes: 256 << 20,
             exec_retention_seconds: 300,
             execs_kept: 256,
             exec_kept_memory_bytes: 32 << 20,
             shells: 256,
-            // Two screens of a 4K terminal and more, and a thousand shells still fit in 512 MiB.
+            // More than two screens of a 4K terminal; a thousand shells still fit in 512 MiB.
             shell_ring_bytes: 256 << 10,
             shell_idle_seconds: 4 * 3600,
-            // Standard input is in it.
+            // Includes a command's standard input.
             request_bytes: 16 << 20,
             output_bytes: 16 << 20,
-            // A large repository; the kernel lets a user have some ten thousand, and programs inside want some too.
+            // A large repository. The kernel allows a user some ten thousand, and programs in the sandbox need some too.
             watches: 16_384,
-            // A broker that restarts with many sandboxes to adopt.
+            // Covers the restart of a broker that has many sandboxes to adopt.
             lease_grace_seconds: 60,
         }
     }
 }
 
 impl DataplaneLimits {
-    /// Says what can't be, before a sandbox is tried with it.
+    /// Returns an error that names the first limit out of range, before a sandbox starts with it.
     pub fn validate(&self) -> Result<(), String> {
         let within = |name: &str, value: u64, range: std::ops::RangeInclusive<u64>| match range.contains(&value) {
             true => Ok(()),
@@ -139,40 +143,40 @@ impl DataplaneLimits {
     }
 }
 
-/// The whole of what boxd needs to decide a request; each push replaces the last.
+/// Complete state with which boxd decides requests. Each control push replaces the previous one.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ControlState {
-    /// Counts up with each push, so that an old one never replaces a newer one.
+    /// Incremented with each push, so that an older push never replaces a newer one.
     pub version: u64,
     pub issuer: String,
     pub keys: Vec<VerifyKeySpec>,
     pub revoked: Vec<Revocation>,
-    /// Past this with no broker having spoken, boxd ends itself.
+    /// boxd ends itself after this time if it has received no request from a broker.
     pub lease_expires_at: Timestamp,
-    /// The disk allowance is used up: writers are stopped until files are deleted.
+    /// The disk quota is used up: writers are stopped until files are deleted.
     #[serde(default)]
     pub disk_full: bool,
-    /// In the last push before the processes are ended: whoever is connected is told why, and nobody else is let in.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ending: Option<Ending>,
+    /// Set in the last push before the processes end: connected clients receive the reason, and new clients are refused.
+    #[serde(rename = "ending", default, skip_serializing_if = "Option::is_none")]
+    pub stop_reason: Option<StopReason>,
 }
 
 /// Why a sandbox's processes are about to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ending {
-    /// For good.
+pub enum StopReason {
+    /// The sandbox ended permanently.
     Ended,
-    /// The next use starts it again.
+    /// The next use starts the sandbox again.
     Suspended,
 }
 
-impl Ending {
-    /// What somebody is told whose request or stream is under way.
+impl StopReason {
+    /// The error for requests and streams in progress.
     pub fn error(self) -> ApiError {
         match self {
-            Ending::Ended => ApiError::new(ErrorCode::SessionExpired, "the sandbox has ended; ensure a new session"),
-            Ending::Suspended => {
+            StopReason::Ended => ApiError::new(ErrorCode::SessionExpired, "the sandbox has ended; ensure a new session"),
+            StopReason::Suspended => {
                 ApiError::new(ErrorCode::ProviderUnavailable, "the sandbox is being suspended; the next request starts it again")
             }
         }
@@ -195,7 +199,7 @@ pub enum Alg {
     Hs256,
 }
 
-/// One thing that no longer counts.
+/// A revoked token, or a set of revoked tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "value", rename_all = "snake_case")]
 pub enum Revocation {
@@ -203,16 +207,17 @@ pub enum Revocation {
     Grant(String),
     Session(String),
     Principal(String),
-    /// Only what was issued up to a moment: what is issued later counts.
-    Earlier(Earlier),
+    /// Revokes only tokens issued up to a point in time; later ones remain valid.
+    #[serde(rename = "earlier")]
+    IssuedBefore(IssuedBefore),
 }
 
-/// What was issued under a grant, through a session or to a principal, up to a moment.
+/// Tokens of a grant, session or principal that were issued up to a point in time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Earlier {
+pub struct IssuedBefore {
     pub of: IssuedTo,
     pub value: String,
-    /// The latest `iat` that no longer counts, in Unix seconds.
+    /// Latest revoked `iat`, in Unix seconds.
     pub issued_by: i64,
 }
 
@@ -224,12 +229,12 @@ pub enum IssuedTo {
     Principal,
 }
 
-/// What boxd answers when the broker asks how it is.
+/// boxd's answer to a status request of the broker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BoxdStatus {
     pub sandbox_id: SandboxId,
     pub state_version: u64,
-    /// Authenticated requests so far: the broker compares with what it saw last to know of activity.
+    /// Authenticated requests so far. The broker detects activity by comparing it with the previous value.
     pub requests: u64,
     pub open_streams: u32,
     pub version: String,

@@ -1,18 +1,19 @@
-//! The one error every plane answers with: a stable code, words for the caller, whether to try again, and the request's id.
+//! The error envelope of control plane and dataplane: a stable code, a message for the caller, whether a retry can help, and the request
+//! id.
 
 use serde::{Deserialize, Serialize};
 
 use crate::RequestId;
 
 macro_rules! codes {
-    ($($(#[$doc:meta])* $name:ident = $word:literal, $status:literal, $retryable:literal;)*) => {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $status:literal, $retryable:literal;)*) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum ErrorCode { $($(#[$doc])* $name,)* }
 
         impl ErrorCode {
             pub const ALL: &'static [ErrorCode] = &[$(ErrorCode::$name,)*];
             pub const fn as_str(self) -> &'static str {
-                match self { $(ErrorCode::$name => $word,)* }
+                match self { $(ErrorCode::$name => $code,)* }
             }
             pub const fn status(self) -> u16 {
                 match self { $(ErrorCode::$name => $status,)* }
@@ -47,40 +48,40 @@ codes! {
     RouteNotFound = "ROUTE_NOT_FOUND", 404, false;
     MethodNotAllowed = "METHOD_NOT_ALLOWED", 405, false;
     SessionConflict = "SESSION_CONFLICT", 409, false;
-    /// [`ErrorCode::SessionNotFound`] to whoever speaks of bindings.
+    /// [`ErrorCode::SessionNotFound`] for clients of the binding API.
     BindingNotFound = "BINDING_NOT_FOUND", 404, false;
     BindingConflict = "BINDING_CONFLICT", 409, false;
     SandboxConflict = "SANDBOX_CONFLICT", 409, false;
-    /// Something else of the workspace has the name.
+    /// Another object of the workspace has this name.
     NameTaken = "NAME_TAKEN", 409, false;
-    /// Something stands on it that must end first.
+    /// Other objects depend on it and must be removed first.
     InUse = "IN_USE", 409, false;
     IdempotencyConflict = "IDEMPOTENCY_CONFLICT", 409, false;
     FileExists = "FILE_EXISTS", 409, false;
     ShellBusy = "SHELL_BUSY", 409, true;
     ShellExists = "SHELL_EXISTS", 409, false;
     SessionExpired = "SESSION_EXPIRED", 410, false;
-    /// The command has run, and what it printed is no longer kept.
+    /// The command has run, and its output is no longer kept.
     CommandExpired = "COMMAND_EXPIRED", 410, false;
     FileChanged = "FILE_CHANGED", 412, false;
     TooLarge = "TOO_LARGE", 413, false;
     RangeNotSatisfiable = "RANGE_NOT_SATISFIABLE", 416, false;
     SandboxStarting = "SANDBOX_STARTING", 423, true;
     RateLimited = "RATE_LIMITED", 429, true;
-    /// As many exist as there may be. Waiting doesn't help; deleting some does.
+    /// The maximum number of objects exists. Waiting does not help; deleting some does.
     QuotaExceeded = "QUOTA_EXCEEDED", 429, false;
     Internal = "INTERNAL", 500, true;
-    /// Neither now nor later by this broker: something the API knows and this deployment can't do.
+    /// A feature of the API that this deployment does not support; a retry never succeeds.
     Unsupported = "UNSUPPORTED", 400, false;
     ProviderUnavailable = "PROVIDER_UNAVAILABLE", 503, true;
     BackendUnavailable = "BACKEND_UNAVAILABLE", 503, true;
-    /// The sandbox has used up its disk allowance. Deleting files mends it.
+    /// The sandbox has used up its disk quota. Deleting files resolves it.
     DiskFull = "DISK_FULL", 507, false;
 }
 
 impl ErrorCode {
-    /// The code's name in the protocol's full shape, where it has another one there.
-    pub const fn in_full_shape(self) -> Self {
+    /// The code for clients of the binding API, which uses other names for some codes.
+    pub const fn for_bindings(self) -> Self {
         match self {
             ErrorCode::SessionNotFound => ErrorCode::BindingNotFound,
             ErrorCode::SessionConflict => ErrorCode::BindingConflict,
@@ -96,20 +97,20 @@ impl Serialize for ErrorCode {
     }
 }
 
-/// What went wrong, before it has a request to belong to.
+/// An error without a request id yet.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{}: {message}{}", .code.as_str(), .cause.as_ref().map(|c| format!(" ({c})")).unwrap_or_default())]
 pub struct ApiError {
     pub code: ErrorCode,
     pub message: String,
     pub details: Option<serde_json::Value>,
-    /// Seconds, sent as `Retry-After`.
+    /// Seconds until a retry is useful, sent as `Retry-After`.
     pub retry_after: Option<u32>,
-    /// For the log only: it may name hosts, paths or tables, so it is never sent.
+    /// Cause for the log. It may contain hosts, paths or tables, so it is never sent to the client.
     pub cause: Option<String>,
 }
 
-/// Seconds until a request that failed for want of a backend is worth repeating: a database restart or failover takes a few.
+/// Retry delay in seconds after a backend was unavailable: a database restart or failover takes a few seconds.
 const BACKEND_RETRY_AFTER: u32 = 2;
 
 impl ApiError {
@@ -128,7 +129,7 @@ impl ApiError {
         self.details = Some(details);
         self
     }
-    /// What the log says beside the message.
+    /// Adds the cause for the log.
     pub fn with_cause(mut self, cause: impl Into<String>) -> Self {
         self.cause = Some(cause.into());
         self
@@ -152,7 +153,7 @@ pub struct Envelope {
     pub error: ErrorBody,
 }
 
-/// As read by a client, which must cope with codes newer than itself: hence strings.
+/// The error in an envelope. `code` is a string, because clients must handle codes newer than themselves.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ErrorBody {

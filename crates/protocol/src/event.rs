@@ -1,7 +1,8 @@
-//! `GET /v1/sandbox/sessions/{id}/events`: what happens to a session and its sandbox, as server-sent events.
+//! Events of a session and its sandbox, sent by `GET /v1/sandbox/sessions/{id}/events` as server-sent events, and the activity that boxd
+//! reports to the broker for them.
 //!
-//! Every event is `event: sandbox` with an `id:` to come back with as `Last-Event-ID`, and `data:` a [`SandboxEvent`]. A stream that
-//! is ended by the broker before its session is ends with `event: error` and the error's envelope.
+//! Every event has `event: sandbox`, an `id:` for `Last-Event-ID` when a client reconnects, and a [`SandboxEvent`] as `data:`. If the
+//! broker ends a stream before the session ends, the last event is `event: error` with the error's envelope.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,14 +10,14 @@ use crate::{
     EventId, SandboxId, SessionId, Timestamp, capability::Capability, capability::CapabilitySet, key::PrincipalKind, session::State,
 };
 
-/// The `event:` of every event but the last of a stream that was refused half-way.
+/// `event:` of every event except an error that ends the stream.
 pub const EVENT_NAME: &str = "sandbox";
-/// The `event:` of an error's envelope.
+/// `event:` of an error's envelope.
 pub const ERROR_NAME: &str = "error";
-/// Longest path or command in an event, in bytes; what is longer is cut, and said to be.
+/// Maximum length of a path or command in an event, in bytes; longer ones are truncated and marked `truncated`.
 pub const MAX_EVENT_TEXT_BYTES: usize = 1024;
-/// Happenings in one answer of boxd's, so that it stays below a megabyte.
-pub const MAX_HAPPENINGS_AT_ONCE: usize = 256;
+/// Maximum number of activity entries in one response of boxd, which keeps it below a megabyte.
+pub const MAX_ACTIVITY_BATCH: usize = 256;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -25,34 +26,34 @@ pub struct SandboxEvent {
     pub at: Timestamp,
     pub session_id: SessionId,
     pub sandbox_id: SandboxId,
-    /// Who did it, where somebody did.
+    /// Principal that caused the event, if any.
     pub principal: Option<String>,
-    /// As what: `human`, `agent` or `operator`.
+    /// Kind of that principal: `human`, `agent` or `operator`.
     pub actor: Option<String>,
-    pub source: Source,
+    pub source: EventSource,
     #[serde(flatten)]
-    pub what: What,
+    pub kind: EventKind,
 }
 
-/// Whose word an event is.
+/// Reporter of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "Source"))]
 #[serde(rename_all = "snake_case")]
-pub enum Source {
+pub enum EventSource {
     Broker,
-    /// What the sandbox says of itself, which may be anything.
+    /// Reported by the sandbox itself, and therefore untrusted.
     Sandbox,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "What"))]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub enum What {
-    /// The session was made: always its first event.
+pub enum EventKind {
+    /// The session was created; always its first event.
     Created {
         state: State,
     },
-    /// The sandbox runs: it was started, or used again after it was idle.
+    /// The sandbox is running: it was started, or used again after it was idle.
     Active,
     Idle,
     Suspended {
@@ -60,21 +61,21 @@ pub enum What {
     },
     /// Started again after it was suspended.
     Resumed,
-    /// The sandbox was deleted, and is there again with its files.
+    /// The sandbox was deleted and has been restored with its files.
     Restored,
-    /// The session is over: its last event.
+    /// The session ended; its last event.
     Terminated {
         reason: String,
     },
-    /// The session is over because its sandbox can't be brought back: its last event.
+    /// The session ended because its sandbox cannot be recovered; its last event.
     Failed {
         reason: String,
     },
-    /// The sandbox's name, access, tags or whether it is kept.
+    /// The sandbox's name, access, tags or `keep` changed.
     Changed {
         change: String,
     },
-    /// The session was opened to another principal, or what they may do was changed.
+    /// The session was shared with another principal, or the capabilities of a share changed.
     Shared {
         with: String,
         capabilities: CapabilitySet,
@@ -82,18 +83,18 @@ pub enum What {
     Unshared {
         with: String,
     },
-    /// Somebody uses the sandbox who hadn't for a while.
+    /// A principal uses the sandbox again after a while.
     Connected,
     FileWritten(FileChange),
     FileRemoved(FileChange),
     /// A command ended.
     Exec(ExecEnd),
-    /// Events are missing here: they are no longer kept, or the sandbox did more than is recorded.
+    /// Events are missing here: they are no longer kept, or the sandbox was more active than the limit for recording allows.
     Gap {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         lost: Option<u64>,
     },
-    /// A newer broker's word.
+    /// An event type of a newer broker.
     #[serde(other)]
     Unknown,
 }
@@ -102,12 +103,12 @@ pub enum What {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileChange {
     pub path: String,
-    /// The name itself, where it isn't UTF-8.
+    /// Exact bytes, if the path is not UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_b64: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// Of a directory that was unpacked, moved, copied or removed at once: how many files and directories.
+    /// Number of files and directories, if a whole directory was unpacked, moved, copied or removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entries: Option<u64>,
     #[serde(default, skip_serializing_if = "is_false")]
@@ -117,9 +118,9 @@ pub struct FileChange {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ExecEnd {
-    /// As it was asked for. Never its environment or its input.
+    /// Command as requested, without environment and input.
     pub command: String,
-    /// Missing where a shell didn't tell.
+    /// Absent if a shell did not report it.
     pub exit_code: Option<i32>,
     #[serde(default, skip_serializing_if = "is_false")]
     pub timed_out: bool,
@@ -132,79 +133,79 @@ fn is_false(b: &bool) -> bool {
     !b
 }
 
-impl What {
-    /// Whether one who may do this much in a sandbox may see it.
+impl EventKind {
+    /// Whether a caller with these capabilities may see the event.
     pub fn is_shown_to(&self, capabilities: CapabilitySet) -> bool {
         match self {
-            What::FileWritten(_) | What::FileRemoved(_) => capabilities.contains(Capability::FsRead),
-            What::Exec(_) => capabilities.contains(Capability::Exec) || capabilities.contains(Capability::ShellObserve),
+            EventKind::FileWritten(_) | EventKind::FileRemoved(_) => capabilities.contains(Capability::FsRead),
+            EventKind::Exec(_) => capabilities.contains(Capability::Exec) || capabilities.contains(Capability::ShellObserve),
             _ => true,
         }
     }
 
-    /// Whether nothing comes after it in its session.
+    /// Whether this is the last event of its session.
     pub fn is_last(&self) -> bool {
-        matches!(self, What::Terminated { .. } | What::Failed { .. })
+        matches!(self, EventKind::Terminated { .. } | EventKind::Failed { .. })
     }
 
-    pub fn word(&self) -> &'static str {
+    pub fn as_str(&self) -> &'static str {
         match self {
-            What::Created { .. } => "created",
-            What::Active => "active",
-            What::Idle => "idle",
-            What::Suspended { .. } => "suspended",
-            What::Resumed => "resumed",
-            What::Restored => "restored",
-            What::Terminated { .. } => "terminated",
-            What::Failed { .. } => "failed",
-            What::Changed { .. } => "changed",
-            What::Shared { .. } => "shared",
-            What::Unshared { .. } => "unshared",
-            What::Connected => "connected",
-            What::FileWritten(_) => "file_written",
-            What::FileRemoved(_) => "file_removed",
-            What::Exec(_) => "exec",
-            What::Gap { .. } => "gap",
-            What::Unknown => "unknown",
+            EventKind::Created { .. } => "created",
+            EventKind::Active => "active",
+            EventKind::Idle => "idle",
+            EventKind::Suspended { .. } => "suspended",
+            EventKind::Resumed => "resumed",
+            EventKind::Restored => "restored",
+            EventKind::Terminated { .. } => "terminated",
+            EventKind::Failed { .. } => "failed",
+            EventKind::Changed { .. } => "changed",
+            EventKind::Shared { .. } => "shared",
+            EventKind::Unshared { .. } => "unshared",
+            EventKind::Connected => "connected",
+            EventKind::FileWritten(_) => "file_written",
+            EventKind::FileRemoved(_) => "file_removed",
+            EventKind::Exec(_) => "exec",
+            EventKind::Gap { .. } => "gap",
+            EventKind::Unknown => "unknown",
         }
     }
 }
 
-/// The part of it that boxd may speak of.
+/// The subset of [`EventKind`] that boxd may report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub enum Deed {
+pub enum Action {
     FileWritten(FileChange),
     FileRemoved(FileChange),
     Exec(ExecEnd),
 }
 
-impl Deed {
-    /// Cut to what an event carries: it may be a stranger's.
+impl Action {
+    /// Truncates the texts to the limit for events, because the sandbox chooses them.
     pub fn bounded(self) -> Self {
         let file = |mut change: FileChange| {
             change.truncated |= cut(&mut change.path);
-            // A part of one would be another name.
+            // A truncated path would name another file.
             change.path_b64 = change.path_b64.filter(|b64| b64.len() <= MAX_EVENT_TEXT_BYTES);
             change
         };
         match self {
-            Deed::FileWritten(change) => Deed::FileWritten(file(change)),
-            Deed::FileRemoved(change) => Deed::FileRemoved(file(change)),
-            Deed::Exec(mut end) => {
+            Action::FileWritten(change) => Action::FileWritten(file(change)),
+            Action::FileRemoved(change) => Action::FileRemoved(file(change)),
+            Action::Exec(mut end) => {
                 end.truncated |= cut(&mut end.command);
-                Deed::Exec(end)
+                Action::Exec(end)
             }
         }
     }
 }
 
-impl From<Deed> for What {
-    fn from(deed: Deed) -> Self {
+impl From<Action> for EventKind {
+    fn from(deed: Action) -> Self {
         match deed {
-            Deed::FileWritten(change) => What::FileWritten(change),
-            Deed::FileRemoved(change) => What::FileRemoved(change),
-            Deed::Exec(end) => What::Exec(end),
+            Action::FileWritten(change) => EventKind::FileWritten(change),
+            Action::FileRemoved(change) => EventKind::FileRemoved(change),
+            Action::Exec(end) => EventKind::Exec(end),
         }
     }
 }
@@ -217,10 +218,10 @@ fn cut(text: &mut String) -> bool {
     true
 }
 
-/// One thing that was done through boxd, as it says.
+/// One entry of the activity feed: an action through boxd, as boxd reports it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Happening {
-    /// Counts up from 1 in one life of the daemon.
+pub struct Activity {
+    /// Sequence number, from 1 within one run of boxd.
     pub seq: u64,
     pub at: Timestamp,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -229,15 +230,16 @@ pub struct Happening {
     pub actor: Option<PrincipalKind>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session_id: Option<String>,
-    pub what: Deed,
+    #[serde(rename = "what")]
+    pub action: Action,
 }
 
-/// What was not taken yet, oldest first; no items where the wait was in vain.
+/// Activity that the broker has not acknowledged yet, oldest first. Empty if nothing happened within the requested wait.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Happenings {
-    /// Of this life of the daemon; another one counts anew.
+pub struct ActivityBatch {
+    /// Identifies one run of boxd; sequence numbers start again in the next run.
     pub life: String,
-    pub items: Vec<Happening>,
+    pub items: Vec<Activity>,
 }
 
 #[cfg(test)]
@@ -247,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_one_flat_object_in_the_words_of_the_protocol() {
+    fn an_event_is_serialized_as_one_flat_object() {
         let exec = ExecEnd { command: "python main.py".into(), exit_code: Some(0), duration_ms: 3, ..ExecEnd::default() };
         let event = SandboxEvent {
             id: EventId::numbered(Timestamp::from_unix(0), 7),
@@ -256,30 +258,30 @@ mod tests {
             sandbox_id: SandboxId::new(),
             principal: Some("ann".into()),
             actor: Some("human".into()),
-            source: Source::Sandbox,
-            what: What::Exec(exec),
+            source: EventSource::Sandbox,
+            kind: EventKind::Exec(exec),
         };
         let wire = serde_json::to_value(&event).unwrap();
         assert_eq!((&wire["type"], &wire["command"], &wire["exit_code"]), (&json!("exec"), &json!("python main.py"), &json!(0)));
         assert_eq!(wire["source"], "sandbox");
         assert_eq!(serde_json::from_value::<SandboxEvent>(wire).unwrap(), event);
-        assert_eq!(serde_json::from_value::<What>(json!({ "type": "moved", "far": true })).unwrap(), What::Unknown);
-        assert!(serde_json::from_value::<Deed>(json!({ "type": "terminated", "reason": "mine" })).is_err(), "not a sandbox's to say");
+        assert_eq!(serde_json::from_value::<EventKind>(json!({ "type": "moved", "far": true })).unwrap(), EventKind::Unknown);
+        assert!(serde_json::from_value::<Action>(json!({ "type": "terminated", "reason": "mine" })).is_err(), "not a sandbox's to say");
     }
 
     #[test]
-    fn a_strangers_text_is_cut_between_characters_and_said_to_be() {
+    fn long_texts_are_truncated_at_a_character_boundary_and_marked() {
         let path = "€".repeat(1000);
-        let Deed::FileWritten(cut) = Deed::FileWritten(FileChange { path, ..FileChange::default() }).bounded() else { panic!() };
+        let Action::FileWritten(cut) = Action::FileWritten(FileChange { path, ..FileChange::default() }).bounded() else { panic!() };
         assert_eq!((cut.path.len(), cut.truncated), (MAX_EVENT_TEXT_BYTES / 3 * 3, true));
     }
 
     #[test]
-    fn who_may_not_read_files_or_run_commands_sees_neither() {
+    fn file_and_exec_events_require_the_matching_capability() {
         let set = |words: &[&str]| CapabilitySet::parse(words).unwrap();
-        let (file, exec) = (What::FileWritten(FileChange::default()), What::Exec(ExecEnd::default()));
+        let (file, exec) = (EventKind::FileWritten(FileChange::default()), EventKind::Exec(ExecEnd::default()));
         assert!(file.is_shown_to(set(&["fs_read"])) && !file.is_shown_to(set(&["fs_write", "exec"])));
         assert!(exec.is_shown_to(set(&["exec"])) && exec.is_shown_to(set(&["shell:ro"])) && !exec.is_shown_to(set(&["fs:rw"])));
-        assert!(What::Idle.is_shown_to(set(&["ports"])));
+        assert!(EventKind::Idle.is_shown_to(set(&["ports"])));
     }
 }

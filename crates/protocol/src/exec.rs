@@ -1,4 +1,4 @@
-//! Running one command to its end.
+//! Request and response of `POST /v1/exec`, which runs one command to its end.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ExecRequest {
-    /// Run by a shell.
+    /// Command line, interpreted by `shell`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// Run as it is.
+    /// Program and arguments, executed without a shell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub argv: Option<Vec<String>>,
-    /// The shell for `command`; `/bin/sh` unless told.
+    /// Shell that interprets `command`; `/bin/sh` by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shell: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -24,21 +24,23 @@ pub struct ExecRequest {
     pub env: Option<BTreeMap<String, String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdin: Option<String>,
-    /// In place of `stdin`, for bytes that are not text.
+    /// Standard input in base64, instead of `stdin`, for bytes that are not text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdin_b64: Option<String>,
-    /// `timeout` and `timeout_secs` are read too. 0 means no limit but the server's own.
+    /// Also accepted as `timeout` and `timeout_secs`. 0 means that only the server's own limit applies.
     #[serde(default, alias = "timeout", alias = "timeout_secs", skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<f64>,
-    /// Of stdout, and of stderr. In an event stream a `gap` before the exit says how much more there was.
+    /// Maximum for stdout and for stderr, each. In an event stream, a `gap` before the exit covers the bytes beyond it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_output_bytes: Option<u64>,
-    /// Chosen by the client, so that asking again joins the command instead of running it twice. Alone it only joins.
+    /// Idempotency key chosen by the client: a repeated request joins the command instead of running it twice. Without `command`
+    /// and `argv` the request only joins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command_id: Option<String>,
-    /// Of an event stream, the first bytes wanted: where an earlier one broke off.
+    /// Offset of the first stdout byte wanted in an event stream: the end of what an earlier stream delivered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdout_from: Option<u64>,
+    /// As `stdout_from`, for stderr.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stderr_from: Option<u64>,
 }
@@ -48,12 +50,12 @@ pub struct ExecRequest {
 pub struct ExecResponse {
     pub stdout: String,
     pub stderr: String,
-    /// The exact bytes, when `stdout` is not UTF-8 and shows them with replacement characters.
+    /// Exact bytes, set when stdout is not UTF-8 and `stdout` therefore has replacement characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdout_b64: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stderr_b64: Option<String>,
-    /// 128 + the signal's number when a signal ended it.
+    /// Exit status; 128 + the signal's number if a signal ended the command.
     pub exit_code: i32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
@@ -63,7 +65,7 @@ pub struct ExecResponse {
     pub command_id: String,
 }
 
-/// Bytes as the text a JSON answer shows, and in base64 too when the text would lose something.
+/// Encodes bytes for a JSON response: as text, and also as base64 if they are not UTF-8.
 pub fn text_and_b64(bytes: Vec<u8>) -> (String, Option<String>) {
     match String::from_utf8(bytes) {
         Ok(text) => (text, None),

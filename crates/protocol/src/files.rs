@@ -1,30 +1,30 @@
-//! What the file routes answer beside the bytes themselves.
+//! Response bodies, headers and media types of the file and archive routes.
 
 use serde::{Deserialize, Serialize};
 
-/// The answer to a PUT or an upload.
+/// Response to the PUT of a file or to an upload.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileWritten {
     pub path: String,
-    /// The exact bytes, when the path is not UTF-8 and `path` shows it with replacement characters.
+    /// Exact bytes, set when the path is not UTF-8 and `path` therefore has replacement characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_b64: Option<String>,
     pub size: u64,
     pub etag: String,
 }
 
-/// `false` on GET, HEAD and PUT of a file: a path that goes through a symbolic link is refused. The gateway sends it with every file link,
-/// which is for one file and not for what a program in the sandbox puts in its place.
+/// `false` on GET, HEAD and PUT of a file: a path that contains a symbolic link is refused. The gateway sends it for every file link,
+/// because a link grants access to one file, and a program in the sandbox could replace that file with a symbolic link.
 pub const FILE_FOLLOW_HEADER: &str = "x-file-follow";
 
-/// Permission bits of a file, octal text such as `644`: asked for on PUT, told on GET and HEAD.
+/// Permission bits of a file in octal, such as `644`: sent by the client on PUT, returned on GET and HEAD.
 pub const FILE_MODE_HEADER: &str = "x-file-mode";
 
-/// What a path is that GET and HEAD refuse, such as `directory`: a HEAD has no body to say so in.
+/// File type, such as `directory`, of a path that GET and HEAD refuse. A response to HEAD has no body for it.
 pub const FILE_KIND_HEADER: &str = "x-file-kind";
 
-/// Answer to a PUT of an archive.
+/// Response to the PUT of an archive.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ArchiveUnpacked {
@@ -38,6 +38,6 @@ pub struct ArchiveUnpacked {
 pub const TAR: &str = "application/x-tar";
 pub const TAR_ZSTD: &str = "application/x-tar+zstd";
 
-/// In an archive, at the place of what its user may not read: a PAX global record with the name it would have had, percent-encoded.
-/// Other readers of archives pass over records they don't know.
+/// PAX global record in an archive, in the place of an entry that the sandbox's user may not read. Its value is the entry's name,
+/// percent-encoded. Other archive readers ignore unknown records.
 pub const ARCHIVE_SKIPPED: &str = "COBOX.skipped";

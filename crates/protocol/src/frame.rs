@@ -1,4 +1,4 @@
-//! The frames of the dataplane's WebSockets: JSON text both ways, and binary ones for output where the client asked for them.
+//! Frames of the dataplane's WebSockets: JSON text in both directions, and binary frames for output if the client requested them.
 
 use std::collections::BTreeMap;
 
@@ -7,18 +7,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CapabilitySet, Secret, ShellId, error::ErrorBody, key::PrincipalKind, process::SignalName};
 
-/// Largest frame either side sends.
+/// Maximum size of a frame, in either direction.
 pub const MAX_FRAME_BYTES: usize = 1024 * 1024;
-/// Longest `auth` frame, in one piece or several: many times the longest token. The gateway looks at no longer ones, so boxd takes none.
+/// Maximum size of an `auth` frame, fragmented or not: many times the longest token. The gateway does not inspect longer frames, so boxd
+/// must not accept them.
 pub const MAX_AUTH_FRAME_BYTES: usize = 16 * 1024;
-/// Largest terminal: beyond it a screen costs more memory than any real one needs.
+/// Maximum rows and columns of a terminal; larger screens would only cost memory.
 pub const MAX_TERMINAL_SIDE: u16 = 1000;
 pub const DEFAULT_COLS: u16 = 80;
 pub const DEFAULT_ROWS: u16 = 24;
-/// The shell people and agents meet in when nobody names one.
+/// Name of the shared shell that a client joins by default.
 pub const DEFAULT_SHELL_NAME: &str = "main";
 
-/// WebSocket close codes of the protocol.
+/// WebSocket close codes.
 pub mod close {
     use crate::ErrorCode;
 
@@ -26,17 +27,17 @@ pub mod close {
     pub const UNAUTHENTICATED: u16 = 4401;
     pub const CAPABILITY: u16 = 4403;
     pub const AUTH_TIMEOUT: u16 = 4408;
-    /// Another connection of the same client stands in this one's place.
+    /// Another connection of the same client replaced this one.
     pub const TAKEN_OVER: u16 = 4409;
     pub const ENDED: u16 = 4410;
-    /// A frame we could not read.
+    /// A frame could not be parsed.
     pub const INVALID: u16 = 1007;
     pub const TOO_BIG: u16 = 1009;
     const INTERNAL: u16 = 1011;
     const TRY_AGAIN_LATER: u16 = 1013;
 
-    /// How a connection is closed for an error.
-    pub const fn of(code: ErrorCode) -> u16 {
+    /// Close code for an error.
+    pub const fn code_for(code: ErrorCode) -> u16 {
         match code {
             ErrorCode::Unauthenticated | ErrorCode::TokenExpired => UNAUTHENTICATED,
             ErrorCode::TokenRevoked | ErrorCode::SessionExpired => ENDED,
@@ -50,8 +51,8 @@ pub mod close {
     }
 }
 
-/// What a client sends; `S` is the route's own `start`. Unknown fields are refused, also in frames of newer clients: one that was ignored
-/// might have been a restriction. Clients ignore unknown fields of what boxd sends.
+/// Frame from a client; `S` is the `start` frame of the route. Unknown fields are refused, even from newer clients, because an ignored
+/// field might be a restriction. Clients ignore unknown fields in frames of boxd.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "ClientFrame_{S}"))]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
@@ -65,7 +66,7 @@ pub enum ClientFrame<S> {
         data: Option<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         data_b64: Option<String>,
-        /// Counts up per client: what was taken already is not taken again.
+        /// Sequence number of the client's input. boxd drops input that it has already received.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         seq: Option<u64>,
     },
@@ -77,10 +78,10 @@ pub enum ClientFrame<S> {
     Signal {
         signal: SignalName,
     },
-    /// Everything before `offset` has been used and need not be kept.
+    /// The client has consumed everything before `offset`; boxd need not keep it.
     Ack {
         offset: u64,
-        /// stdout unless told.
+        /// stdout by default.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         stream: Option<OutputStream>,
     },
@@ -94,11 +95,11 @@ pub enum ClientFrame<S> {
     Close,
 }
 
-/// The words of a client frame's `type`.
+/// Values of `type` in client frames.
 pub const CLIENT_FRAME_TYPES: [&str; 10] = ["auth", "start", "stdin", "close_stdin", "resize", "signal", "ack", "control", "ping", "close"];
 
 impl<S> ClientFrame<S> {
-    /// Input as text where it is text, in base64 where that would change it.
+    /// Input as text if it is UTF-8, otherwise in base64.
     pub fn stdin(bytes: &[u8], seq: Option<u64>) -> Self {
         let (data, data_b64) = data_or_b64(bytes);
         ClientFrame::Stdin { data, data_b64, seq }
@@ -122,15 +123,15 @@ pub enum ControlAction {
     Release,
 }
 
-/// Joins a shell by its name, and makes it where there is none yet.
+/// Joins a shell by name, and creates it if it does not exist.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ShellStart {
-    /// A name or an id; `main` unless told.
+    /// Name or id; `main` by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shell: Option<String>,
-    /// What to run instead of a login shell.
+    /// Command to run instead of a login shell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -141,35 +142,35 @@ pub struct ShellStart {
     pub cols: Option<u16>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<u16>,
-    /// Only look.
+    /// Joins as an observer, without input.
     #[serde(default, skip_serializing_if = "is_false")]
     pub observe: bool,
-    /// Of the shell that `from` counts in, as `ready` told it.
+    /// Epoch of the shell to which `from` belongs, from its `ready` frame.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<String>,
-    /// The first byte wanted: where an earlier connection broke off.
+    /// Offset of the first byte wanted: the end of what an earlier connection delivered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<u64>,
-    /// Output comes in binary frames.
+    /// Requests output in binary frames.
     #[serde(default, skip_serializing_if = "is_false")]
     pub binary: bool,
-    /// The client's own name for itself, kept over reconnections: what `stdin`'s `seq` counts for. Without one it counts for the connection.
+    /// Client id that is stable over reconnections: `seq` of `stdin` counts per client. Without it, `seq` counts per connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// What programs may do to this client's terminal beside printing on it, while it has control.
+    /// Additional terminal features that programs may use on this client's terminal while the client has control.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub allow: Vec<Allowed>,
+    pub allow: Vec<TerminalPermission>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "Allowed"))]
 #[serde(rename_all = "snake_case")]
-pub enum Allowed {
+pub enum TerminalPermission {
     Clipboard,
     Title,
 }
 
-/// Runs a command, or joins the one that has this `command_id`.
+/// Runs a command, or joins the one with this `command_id`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
@@ -190,28 +191,29 @@ pub struct ExecStart {
     pub cols: Option<u16>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<u16>,
-    /// Whether there is a standard input at all, or all of it as text.
+    /// Whether the command has a standard input, or the whole input as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdin: Option<StdinStart>,
-    /// In place of `stdin`: all of it, for bytes that are not text.
+    /// The whole input in base64, instead of `stdin`, for bytes that are not text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdin_b64: Option<String>,
     #[serde(default, alias = "timeout", alias = "timeout_secs", skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<f64>,
-    /// Ends the command when its last connection goes, instead of letting it run on for somebody to come back to.
+    /// Ends the command when its last connection closes, instead of letting it run until a client reconnects.
     #[serde(default, skip_serializing_if = "is_false")]
     pub kill_on_disconnect: bool,
-    /// Chosen by the client, or told by `ready`. A known one joins and never runs twice; alone it only joins.
+    /// Id chosen by the client, or taken from `ready`. A known id joins the command, which never runs twice. Without `command` and `argv`
+    /// the frame only joins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command_id: Option<String>,
-    /// The first bytes wanted: where an earlier connection broke off.
+    /// Offset of the first stdout byte wanted: the end of what an earlier connection delivered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdout_from: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stderr_from: Option<u64>,
     #[serde(default, skip_serializing_if = "is_false")]
     pub binary: bool,
-    /// The client's own name for itself, kept over reconnections: what `stdin`'s `seq` counts for. Without one it counts for the connection.
+    /// Client id that is stable over reconnections: `seq` of `stdin` counts per client. Without it, `seq` counts per connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
 }
@@ -224,13 +226,13 @@ pub enum StdinStart {
     Text(String),
 }
 
-/// What boxd sends; `R` is the route's own `ready`.
+/// Frame from boxd; `R` is the `ready` frame of the route.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "ServerFrame_{R}"))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ServerFrame<R> {
     AuthOk {
-        /// Absent where the token belongs to no session.
+        /// Absent if the token belongs to no session.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         session_id: Option<String>,
         capabilities: CapabilitySet,
@@ -250,20 +252,20 @@ pub enum ServerFrame<R> {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         data_b64: Option<String>,
     },
-    /// The screen as it was at `offset`, to be drawn on an empty terminal of that size; what follows comes after it.
+    /// Screen contents at `offset`, to be drawn on an empty terminal of this size. Output from `offset` on follows.
     Keyframe {
         offset: u64,
         cols: u16,
         rows: u16,
         data_b64: String,
     },
-    /// From `offset` on the terminal has this size.
+    /// The terminal has this size from `offset` on.
     Resized {
         offset: u64,
         cols: u16,
         rows: u16,
     },
-    /// These bytes are no longer kept.
+    /// Bytes that are no longer kept.
     Gap {
         from: u64,
         to: u64,
@@ -272,7 +274,7 @@ pub enum ServerFrame<R> {
     },
     Control {
         controller: Option<Controller>,
-        /// Whether that is this very connection: somebody may sit at two terminals.
+        /// Whether this connection has control: one principal may have several connections.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         yours: Option<bool>,
     },
@@ -305,7 +307,7 @@ impl<R> ServerFrame<R> {
     }
 }
 
-/// Who types in a shell.
+/// The participant that controls a shell's input.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Controller {
@@ -317,14 +319,14 @@ pub struct Controller {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ShellReady {
     pub shell_id: ShellId,
-    /// Changes when a shell of this name is started anew: offsets of another epoch mean nothing.
+    /// Changes when a shell of this name is started again. Offsets of another epoch are invalid.
     pub epoch: String,
-    /// Where the output that follows begins.
+    /// Offset of the first byte of output that follows.
     pub offset: u64,
     pub cols: u16,
     pub rows: u16,
     pub controller: Option<Controller>,
-    /// Whether that is this very connection: somebody may sit at two terminals.
+    /// Whether this connection has control: one principal may have several connections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub yours: Option<bool>,
 }
@@ -333,14 +335,14 @@ pub struct ShellReady {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ExecReady {
     pub command_id: String,
-    /// In the sandbox's own numbering.
+    /// Process id in the sandbox's pid namespace.
     pub pid: i32,
     pub stdout_offset: u64,
     pub stderr_offset: u64,
 }
 
 /// A binary frame: one byte of kind, the offset as a big-endian u64, the bytes.
-/// A keyframe's size is told by the `resized` frame right before it.
+/// The `resized` frame directly before a keyframe has its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BinaryFrame<'a> {
     pub kind: BinaryKind,
@@ -355,7 +357,7 @@ pub enum BinaryKind {
     Keyframe = 3,
 }
 
-/// Kind and offset before the bytes of a binary frame.
+/// Size of the header of a binary frame: kind and offset.
 pub const BINARY_HEAD_BYTES: usize = 9;
 
 impl<'a> BinaryFrame<'a> {
@@ -366,7 +368,7 @@ impl<'a> BinaryFrame<'a> {
         head
     }
 
-    /// `None` for what is no binary frame of a kind known here.
+    /// `None` if the message is not a binary frame of a known kind.
     pub fn parse(message: &'a [u8]) -> Option<Self> {
         let (head, bytes) = message.split_first_chunk::<BINARY_HEAD_BYTES>()?;
         let kind = [BinaryKind::Stdout, BinaryKind::Stderr, BinaryKind::Keyframe].into_iter().find(|k| *k as u8 == head[0])?;
@@ -376,7 +378,7 @@ impl<'a> BinaryFrame<'a> {
     }
 }
 
-/// Bytes as a `data | data_b64` pair: as text where they are text, in base64 where that would change them.
+/// Bytes as a `data | data_b64` pair: as text if they are UTF-8, otherwise in base64.
 pub fn data_or_b64(bytes: &[u8]) -> (Option<String>, Option<String>) {
     match std::str::from_utf8(bytes) {
         Ok(text) => (Some(text.to_owned()), None),
@@ -384,7 +386,7 @@ pub fn data_or_b64(bytes: &[u8]) -> (Option<String>, Option<String>) {
     }
 }
 
-/// The bytes of a `data | data_b64` pair; an error names the field.
+/// Bytes of a `data | data_b64` pair; an error names the field.
 pub fn frame_bytes(data: Option<&str>, data_b64: Option<&str>) -> Result<Vec<u8>, String> {
     match (data, data_b64) {
         (Some(text), None) => Ok(text.as_bytes().to_vec()),
@@ -404,13 +406,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_are_spelled_as_the_protocol_says() {
-        let spelled = |frame: &ServerFrame<ShellReady>| serde_json::to_string(frame).unwrap();
+    fn frames_have_the_documented_json_format() {
+        let encoded = |frame: &ServerFrame<ShellReady>| serde_json::to_string(frame).unwrap();
         let controller = Controller { principal: "ada".into(), actor: PrincipalKind::Human };
-        let told = spelled(&ServerFrame::Control { controller: Some(controller), yours: Some(true) });
-        assert_eq!(told, r#"{"type":"control","controller":{"principal":"ada","actor":"human"},"yours":true}"#);
-        assert_eq!(spelled(&ServerFrame::Control { controller: None, yours: None }), r#"{"type":"control","controller":null}"#);
-        assert_eq!(spelled(&ServerFrame::output(OutputStream::Stderr, 7, b"x")), r#"{"type":"stderr","offset":7,"data":"x"}"#);
+        let control = encoded(&ServerFrame::Control { controller: Some(controller), yours: Some(true) });
+        assert_eq!(control, r#"{"type":"control","controller":{"principal":"ada","actor":"human"},"yours":true}"#);
+        assert_eq!(encoded(&ServerFrame::Control { controller: None, yours: None }), r#"{"type":"control","controller":null}"#);
+        assert_eq!(encoded(&ServerFrame::output(OutputStream::Stderr, 7, b"x")), r#"{"type":"stderr","offset":7,"data":"x"}"#);
         let start: ClientFrame<ExecStart> = serde_json::from_str(r#"{"type":"start","argv":["ls"],"stdin":true,"timeout":3}"#).unwrap();
         let ClientFrame::Start(start) = start else { panic!("{start:?}") };
         assert_eq!((start.stdin, start.timeout_seconds), (Some(StdinStart::Open(true)), Some(3.0)));
@@ -419,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_binary_frame_is_read_as_it_was_written_and_a_short_or_strange_one_is_none() {
+    fn binary_frames_round_trip_and_short_or_unknown_ones_are_rejected() {
         let mut message = BinaryFrame::head(BinaryKind::Stderr, 0x0102).to_vec();
         assert_eq!(message, [2, 0, 0, 0, 0, 0, 0, 1, 2]);
         message.extend_from_slice(b"out");

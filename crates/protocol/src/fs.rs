@@ -1,13 +1,13 @@
-//! The `/v1/fs/*` requests and answers: looking at, searching and rearranging the sandbox's files.
+//! Requests and responses of the `/v1/fs/*` routes, which list, search, edit and move files in the sandbox.
 //!
-//! Wherever a request takes `path` it takes `path_b64` too, the exact bytes in base64 for a name that is not UTF-8; answers carry
-//! both when the text alone would lose something.
+//! A request with `path` also accepts `path_b64`: the exact bytes in base64, for names that are not UTF-8. Responses have both if the
+//! path is not UTF-8.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Timestamp, error::ErrorBody};
 
-/// What a path is.
+/// File type of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -21,7 +21,7 @@ pub enum FileKind {
     Unknown,
 }
 
-/// One thing in the file system, as `list`, `stat` and `glob` tell it. Links are described themselves, not what they lead to.
+/// A file system entry, as `list`, `stat` and `glob` return it. For a symbolic link this describes the link, not its target.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileEntry {
@@ -37,10 +37,10 @@ pub struct FileEntry {
     /// Permission bits in octal, such as `644`.
     pub mode: String,
     pub mtime: Timestamp,
-    /// Of regular files: what `If-Match` takes.
+    /// Set for regular files: the value for `If-Match`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
-    /// Where a symbolic link leads, as it is written in it.
+    /// Target of a symbolic link, as stored in the link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -57,21 +57,21 @@ pub enum SortBy {
     Size,
 }
 
-/// `POST /v1/fs/list`. Pages stay right while the directory changes: a cursor is a place in the order, not a count.
+/// `POST /v1/fs/list`. Pages remain correct while the directory changes: a cursor is a position in the sort order, not a count.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct ListRequest {
-    /// The shared folder unless told.
+    /// The shared folder by default.
     pub path: Option<String>,
     pub path_b64: Option<String>,
     pub limit: Option<u32>,
     pub cursor: Option<String>,
     pub sort: SortBy,
     pub descending: bool,
-    /// Everything below too, each directory before what is in it; by name only.
+    /// Also lists all descendants, each directory before its contents. Only with `sort` by name.
     pub recursive: bool,
-    /// Of a recursive list: 1 is the directory itself.
+    /// Maximum depth of a recursive list; 1 is the directory's own entries.
     pub max_depth: Option<u32>,
 }
 
@@ -82,10 +82,10 @@ pub struct ListResponse {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_b64: Option<String>,
     pub entries: Vec<FileEntry>,
-    /// There is more, from here on.
+    /// Set if there are more entries: the cursor of the next page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
-    /// `depth` where directories of this page were nested too deep to enter.
+    /// `depth` if directories on this page were nested too deeply to enter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopped_by: Option<StoppedBy>,
 }
@@ -97,7 +97,7 @@ pub struct ListResponse {
 pub struct StatRequest {
     pub path: Option<String>,
     pub path_b64: Option<String>,
-    /// Describe what a link leads to instead of the link.
+    /// Describes the target of a symbolic link instead of the link.
     pub follow: bool,
 }
 
@@ -108,15 +108,16 @@ pub struct StatRequest {
 pub struct MkdirRequest {
     pub path: Option<String>,
     pub path_b64: Option<String>,
-    /// Make the directories above it too.
+    /// Also creates missing parent directories.
     pub parents: bool,
-    /// One that is there already is no error.
+    /// An existing directory is not an error.
     pub exist_ok: bool,
-    /// Octal permission bits of the new directory; 755 unless told.
+    /// Permission bits of the new directory in octal; 755 by default.
     pub mode: Option<String>,
 }
 
-/// `POST /v1/fs/move` and `/v1/fs/copy`. `to` is the new name itself, never a directory to put it into; its parents are made.
+/// `POST /v1/fs/move` and `/v1/fs/copy`. `to` is the new path itself, never a directory that receives it. Missing parents of `to` are
+/// created.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
@@ -125,9 +126,9 @@ pub struct TransferRequest {
     pub from_b64: Option<String>,
     pub to: Option<String>,
     pub to_b64: Option<String>,
-    /// Replace a file that is there. A directory with something in it is never replaced.
+    /// Replaces an existing file. A directory that is not empty is never replaced.
     pub overwrite: bool,
-    /// Copying a directory needs it.
+    /// Required to copy a directory.
     pub recursive: bool,
 }
 
@@ -142,26 +143,26 @@ pub struct RemoveRequest {
     pub missing_ok: bool,
 }
 
-/// What mkdir, move, copy and remove did.
+/// Result of mkdir, move, copy and remove.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Changed {
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "Changed"))]
+pub struct ChangeResponse {
     pub path: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_b64: Option<String>,
-    /// False where it was already as asked for.
+    /// False if the requested state already existed.
     pub changed: bool,
-    /// Files, directories and links made, moved or removed.
+    /// Number of files, directories and links created, moved or removed.
     pub entries: u64,
     /// Bytes copied.
     #[serde(default)]
     pub bytes: u64,
-    /// Fifos, sockets and devices, which are not copied.
+    /// Number of fifos, sockets and devices, which are not copied.
     #[serde(default)]
     pub skipped: u64,
 }
 
-/// `POST /v1/fs/edit`: exact replacement, all of it or nothing. `old` must be there exactly once unless `replace_all`.
+/// `POST /v1/fs/edit`: replaces exact text, all edits or none. `old` must occur exactly once unless `replace_all` is set.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
@@ -171,7 +172,7 @@ pub struct EditRequest {
     pub old: Option<String>,
     pub new: Option<String>,
     pub replace_all: bool,
-    /// Several, one after the other, instead of `old` and `new`.
+    /// Several replacements, applied in order, instead of `old` and `new`.
     pub edits: Option<Vec<Replacement>>,
     pub if_match: Option<String>,
 }
@@ -187,8 +188,8 @@ pub struct Replacement {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Edited {
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "Edited"))]
+pub struct EditResponse {
     pub path: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_b64: Option<String>,
@@ -197,7 +198,7 @@ pub struct Edited {
     pub replacements: u64,
 }
 
-/// One pattern or several.
+/// One pattern or a list of patterns.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
@@ -215,7 +216,7 @@ impl OneOrMany {
     }
 }
 
-/// `POST /v1/fs/glob`. `*` and `?` stop at `/`, `**` doesn't.
+/// `POST /v1/fs/glob`. `*` and `?` do not match `/`, `**` does.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
@@ -224,13 +225,13 @@ pub struct GlobRequest {
     pub path: Option<String>,
     pub path_b64: Option<String>,
     pub limit: Option<u32>,
-    /// Patterns of what to leave out; a directory that matches is not entered.
+    /// Patterns to exclude; a matching directory is not entered.
     pub ignore: Option<OneOrMany>,
     pub respect_ignore: bool,
-    /// Names that begin with a dot: found unless told otherwise, or `respect_ignore` is set.
+    /// Whether names that begin with a dot are included. True by default, unless `respect_ignore` is set.
     pub hidden: Option<bool>,
     pub case_insensitive: bool,
-    /// By `mtime` the newest come first.
+    /// With `mtime`, the newest files come first.
     pub sort: SortBy,
     pub timeout_seconds: Option<f64>,
 }
@@ -242,12 +243,12 @@ pub struct GlobResponse {
     pub truncated: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopped_by: Option<StoppedBy>,
-    /// Directories that the sandbox's user may not read: what is in them was not seen.
+    /// Number of directories that the sandbox's user may not read; their contents are missing from the result.
     #[serde(default)]
     pub directories_unreadable: u64,
 }
 
-/// Why a search ended before it had seen everything.
+/// Why a search ended early or is incomplete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -255,7 +256,7 @@ pub enum StoppedBy {
     MaxMatches,
     MaxBytes,
     Timeout,
-    /// Some directories were nested too deep to enter.
+    /// Some directories were nested too deeply to enter.
     Depth,
 }
 
@@ -277,28 +278,28 @@ pub struct GrepRequest {
     pub pattern: String,
     pub path: Option<String>,
     pub path_b64: Option<String>,
-    /// The pattern is text, not a regular expression.
+    /// Treats the pattern as text instead of a regular expression.
     pub literal: bool,
     pub case_insensitive: bool,
     pub word: bool,
     pub multiline: bool,
-    /// Only files that match, as ripgrep's `--glob`: `*.rs` at any depth, `!` leaves out.
+    /// Searches only matching files, as ripgrep's `--glob` does: `*.rs` matches at any depth, `!` excludes.
     pub glob: Option<OneOrMany>,
     pub respect_ignore: bool,
-    /// Names that begin with a dot: searched unless told otherwise, or `respect_ignore` is set.
+    /// Whether names that begin with a dot are searched. True by default, unless `respect_ignore` is set.
     pub hidden: Option<bool>,
     pub before: Option<u32>,
     pub after: Option<u32>,
     pub context: Option<u32>,
     pub max_matches: Option<u32>,
     pub max_per_file: Option<u32>,
-    /// Longer lines are cut.
+    /// Maximum length of a returned line; longer lines are truncated.
     pub max_line_bytes: Option<u32>,
     pub timeout_seconds: Option<f64>,
     pub output: GrepOutput,
 }
 
-/// Sorted by path. Of `matches`, `files` and `counts` the one that was asked for.
+/// Response to `POST /v1/fs/grep`, sorted by path. Of `matches`, `files` and `counts`, only the requested `output` is set.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GrepResponse {
@@ -313,11 +314,11 @@ pub struct GrepResponse {
     pub stopped_by: Option<StoppedBy>,
     pub files_searched: u64,
     pub bytes_searched: u64,
-    /// Binary files, which are not searched.
+    /// Number of binary files, which are not searched.
     pub files_binary: u64,
-    /// Files that could not be read, or not as lines.
+    /// Number of files that could not be read, or could not be split into lines.
     pub files_unreadable: u64,
-    /// Directories that the sandbox's user may not read: what is in them was not searched.
+    /// Number of directories that the sandbox's user may not read; their contents were not searched.
     #[serde(default)]
     pub directories_unreadable: u64,
 }
@@ -330,7 +331,7 @@ pub struct GrepMatch {
     pub path_b64: Option<String>,
     #[serde(flatten)]
     pub line: GrepLine,
-    /// Lines around it; each is told once, with the match it is nearest to in the order of the file.
+    /// Context lines before the match. Each context line appears once, with the nearest match in file order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub before: Vec<GrepLine>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -341,13 +342,13 @@ pub struct GrepMatch {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GrepLine {
     pub line_number: u64,
-    /// Without the line's end.
+    /// The line without its line ending.
     pub text: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text_b64: Option<String>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_cut: bool,
-    /// Where in the line, in bytes from 0, the pattern matched: start and end of each, the first few.
+    /// Start and end offset, in bytes from 0, of the first few matches in the line.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spans: Vec<(u32, u32)>,
 }
@@ -361,10 +362,10 @@ pub struct GrepFile {
     pub count: u64,
 }
 
-/// One file's result of `POST /v1/files/upload`.
+/// Result for one file of `POST /v1/files/upload`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Uploaded {
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "Uploaded"))]
+pub struct UploadedFile {
     pub path: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_b64: Option<String>,
@@ -379,5 +380,5 @@ pub struct Uploaded {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct UploadResponse {
-    pub files: Vec<Uploaded>,
+    pub files: Vec<UploadedFile>,
 }

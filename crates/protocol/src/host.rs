@@ -1,7 +1,7 @@
-//! Hosts of URLs, as far as they decide what may be sent there.
+//! Classification of URL hosts, which decides whether credentials may be sent there in plain text.
 
-/// Whether a URL's host is this very machine, so that nothing sent there crosses a network. A name counts only where nobody can make it
-/// mean another machine.
+/// Whether a URL's host is the local machine, so that nothing sent there crosses a network. `localhost` is the only name accepted,
+/// because other names can resolve to another machine.
 pub fn is_loopback(host: Option<&str>) -> bool {
     match host {
         Some("localhost") => true,
@@ -15,7 +15,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_this_machine_is_this_machine() {
+    fn only_loopback_hosts_are_loopback() {
         for host in ["localhost", "127.0.0.1", "127.8.8.8", "[::1]", "::1"] {
             assert!(is_loopback(Some(host)), "{host}");
         }

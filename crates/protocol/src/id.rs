@@ -1,4 +1,4 @@
-//! Ids: a prefix and 26 lower-case base32 ULID characters, so that they sort by age and say what they name.
+//! Ids: a type prefix and a ULID of 26 lower-case base32 characters, so that ids sort by age and show what they identify.
 
 use std::{
     fmt,
@@ -13,8 +13,8 @@ use crate::Timestamp;
 /// Crockford's alphabet, lower case: no `i`, `l`, `o`, `u`.
 const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 const ULID_CHARS: usize = 26;
-/// Longest id of somebody else's making (a thread id, a name) that we accept, in characters.
-pub const MAX_FOREIGN_ID_CHARS: usize = 256;
+/// Maximum length of an id chosen by a client (a thread id, a name), in characters.
+pub const MAX_EXTERNAL_ID_CHARS: usize = 256;
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("`{given}` is not an id of the form {prefix}_ and 26 lower-case base32 characters")]
@@ -23,12 +23,26 @@ pub struct InvalidId {
     prefix: &'static str,
 }
 
+/// A string that is not the wire name of any value of an enum.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("`{given}` is not a known {expected}")]
+pub struct UnknownName {
+    given: String,
+    expected: &'static str,
+}
+
+impl UnknownName {
+    pub(crate) fn new(given: &str, expected: &'static str) -> Self {
+        Self { given: given.chars().take(64).collect(), expected }
+    }
+}
+
 /// Later ids of a process sort after its earlier ones, also within a millisecond and when the clock is set back.
 fn new_ulid() -> String {
     static LAST: Mutex<u128> = Mutex::new(0);
     let millis = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis());
     let mut random = [0u8; 16];
-    // Without randomness ids would collide and could be guessed: there is nothing sensible to go on with.
+    // Without randomness, ids would collide and could be guessed, so there is no way to continue.
     getrandom::fill(&mut random[6..]).expect("the kernel's random source answers");
     random[..6].copy_from_slice(&millis.to_be_bytes()[10..]);
     let fresh = u128::from_be_bytes(random);
@@ -43,13 +57,13 @@ fn ulid_text(value: u128) -> String {
 }
 
 fn is_ulid(s: &str) -> bool {
-    // The first character carries three bits, so it is at most 7.
+    // 26 characters encode 130 bits; a ULID has 128, so the first character has only three bits.
     s.len() == ULID_CHARS && s.as_bytes()[0] <= b'7' && s.bytes().all(|b| ALPHABET.contains(&b))
 }
 
-/// Whether a string may stand as a thread id, a principal's name or the like: 1 to 256 characters, none a control character.
-pub fn is_foreign_id(s: &str) -> bool {
-    !s.is_empty() && s.chars().count() <= MAX_FOREIGN_ID_CHARS && !s.chars().any(char::is_control)
+/// Whether a string is valid as a thread id, a principal's name or a similar id: 1 to 256 characters, no control characters.
+pub fn is_external_id(s: &str) -> bool {
+    !s.is_empty() && s.chars().count() <= MAX_EXTERNAL_ID_CHARS && !s.chars().any(char::is_control)
 }
 
 macro_rules! ids {
@@ -102,36 +116,37 @@ macro_rules! ids {
 }
 
 ids! {
-    /// A session, which is the same thing as a binding: "this scope uses this sandbox".
+    /// A session, also called a binding: it associates a scope with a sandbox.
     SessionId = "ssn";
-    /// A sandbox: one filesystem and its processes.
+    /// A sandbox: one file system and its processes.
     SandboxId = "sb";
     /// A token's `jti`.
     TokenId = "tok";
-    /// An API key's public half.
+    /// Public part of an API key.
     KeyId = "key";
-    /// A share: what lets another principal into a session.
+    /// A share: grants another principal access to a session.
     ShareId = "shr";
     /// A shell.
     ShellId = "sh";
-    /// A command run by exec.
+    /// A command started by an exec route.
     CommandId = "cmd";
-    /// Something that happened to a session.
+    /// An event of a session.
     EventId = "evt";
-    /// A snapshot: files that new sandboxes start from.
+    /// A snapshot: the initial files of new sandboxes.
     SnapshotId = "snap";
-    /// A volume: files that outlive the sandboxes they are mounted in.
+    /// A volume: files that outlive the sandboxes in which they are mounted.
     VolumeId = "vol";
-    /// A pool: sandboxes of a template that wait to be taken.
+    /// A pool: sandboxes of a template, started in advance.
     PoolId = "pool";
 }
 
-/// One HTTP request, in answers and logs: ours, or the one its caller sent, so that a request can be found in the logs of both sides.
+/// Id of one HTTP request, in responses and logs. It is generated here or sent by the caller, so that both sides can find the request in
+/// their logs.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RequestId(String);
 
-/// Longest request id of a caller's, in characters: a UUID has 36, a trace context 55.
+/// Maximum length of a request id sent by a caller, in characters: a UUID has 36, a trace context 55.
 pub const MAX_REQUEST_ID_CHARS: usize = 128;
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -153,7 +168,7 @@ impl FromStr for RequestId {
     fn from_str(s: &str) -> Result<Self, InvalidRequestId> {
         let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"_-.:".contains(&b);
         let is_id = (1..=MAX_REQUEST_ID_CHARS).contains(&s.len()) && s.bytes().all(is_plain);
-        // It is written to logs and to the audit, where no credential may be.
+        // Request ids are written to logs and to the audit, which must not contain credentials.
         if is_id && crate::secret::redact(s) == s { Ok(Self(s.to_owned())) } else { Err(InvalidRequestId) }
     }
 }
@@ -184,7 +199,7 @@ impl fmt::Debug for RequestId {
 }
 
 impl EventId {
-    /// The id of the event with this number: its second, and the number where others have random bits.
+    /// Id of the event with this number. The timestamp has a resolution of one second; the number replaces the random bits of other ids.
     pub fn numbered(at: Timestamp, number: u64) -> Self {
         // 48 bits are milliseconds until the year 10889.
         let millis = u128::from(u64::try_from(at.unix()).unwrap_or(0).saturating_mul(1000)) & ((1 << 48) - 1);
@@ -193,7 +208,7 @@ impl EventId {
 
     pub fn number(&self) -> u64 {
         let digit = |b: u8| ALPHABET.iter().position(|a| *a == b).unwrap_or(0) as u128;
-        // Whatever is above the number is shifted out.
+        // The timestamp, above the number's 64 bits, is shifted out.
         self.0.bytes().skip("evt_".len()).fold(0u128, |value, b| value << 5 | digit(b)) as u64
     }
 }
@@ -209,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_callers_request_id_is_taken_unless_it_could_harm_a_log() {
+    fn a_callers_request_id_is_accepted_if_it_is_safe_to_log() {
         for good in ["req_01j8zq3k5v6w7x8y9z0a1b2c3d", "6f1c2f0e-7b0d-4c3e-9a57-0c8f5b1f2a3d", "a", "svc:7.1_x"] {
             assert_eq!(good.parse::<RequestId>().unwrap().as_str(), good);
         }
@@ -220,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_survives_the_wire_and_a_stranger_is_refused() {
+    fn ids_round_trip_through_json_and_malformed_ones_are_refused() {
         let id = SandboxId::new();
         let json = serde_json::to_string(&id).unwrap();
         assert_eq!(serde_json::from_str::<SandboxId>(&json).unwrap(), id);
@@ -231,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn an_events_id_carries_its_number() {
+    fn an_event_id_contains_its_number() {
         for number in [0, 1, 31, 32, u64::MAX] {
             let id = EventId::numbered(Timestamp::from_unix(1_800_000_000), number);
             assert_eq!(id.as_str().parse::<EventId>().unwrap().number(), number, "{id}");

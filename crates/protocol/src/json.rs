@@ -1,4 +1,4 @@
-//! Reading a stranger's JSON: a refusal names the field and what is expected of it, and repeats no strings, which may be secrets.
+//! Parsing of untrusted JSON. An error names the field and the expected type, and repeats no string values, which may be secrets.
 
 use std::{fmt, marker::PhantomData};
 
@@ -9,12 +9,12 @@ use serde::{
 
 use crate::{ApiError, secret::redact};
 
-/// Longest word of a caller's that a refusal repeats, in characters.
+/// Maximum length of a name from the request that an error repeats, in characters.
 const MAX_REPEATED_CHARS: usize = 64;
 
-/// Reads a request's body, which is always an object.
+/// Parses a request body, which must be an object.
 pub fn read_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    // A list would be taken for an object's fields in their order.
+    // serde would accept a list as the fields of a struct, in order.
     if bytes.trim_ascii_start().first() != Some(&b'{') {
         return Err(ApiError::invalid("the body: must be a JSON object"));
     }
@@ -22,7 +22,7 @@ pub fn read_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let value = serde_path_to_error::deserialize(&mut text).map_err(|e| {
         let path = e.path().to_string();
         match e.inner().classify() {
-            serde_json::error::Category::Data => ApiError::invalid(in_plain_words(&path, &e.inner().to_string())),
+            serde_json::error::Category::Data => ApiError::invalid(describe_parse_error(&path, &e.inner().to_string())),
             _ => not_json(e.inner()),
         }
     })?;
@@ -30,12 +30,12 @@ pub fn read_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     Ok(value)
 }
 
-/// What is an object inside another, for `deserialize_with`: there a list would be taken for its fields too.
+/// For `deserialize_with` on a nested object: refuses a list, which serde would accept as the object's fields.
 pub fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<T, D::Error> {
     Object::deserialize(from).map(|Object(value)| value)
 }
 
-/// As [`object`], for a list of them.
+/// As [`object`], for a list of objects.
 pub fn objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>, D::Error> {
     Ok(Vec::deserialize(from)?.into_iter().map(|Object(value)| value).collect())
 }
@@ -62,10 +62,10 @@ fn not_json(e: &serde_json::Error) -> ApiError {
     ApiError::invalid(format!("the body: is not JSON: {e}"))
 }
 
-/// What a deserialiser says of a field, as one would say it to whoever sent it.
-pub fn in_plain_words(path: &str, said: &str) -> String {
-    let said = said.rfind(" at line ").map_or(said, |i| &said[..i]);
-    let quoted = |prefix: &str| said.strip_prefix(prefix).and_then(|rest| rest.split_once('`'));
+/// Rephrases a serde error about a field for the client that sent it.
+pub fn describe_parse_error(path: &str, message: &str) -> String {
+    let message = message.rfind(" at line ").map_or(message, |i| &message[..i]);
+    let quoted = |prefix: &str| message.strip_prefix(prefix).and_then(|rest| rest.split_once('`'));
     let field = if matches!(path, "" | "." | "?") { "the body" } else { path };
     if let Some((name, _)) = quoted("missing field `") {
         return if field == "the body" { format!("{name}: is missing") } else { format!("{field}.{name}: is missing") };
@@ -83,14 +83,14 @@ pub fn in_plain_words(path: &str, said: &str) -> String {
     if let Some((word, rest)) = quoted("unknown variant `") {
         return format!("{field}: `{}` is not known{}", cut(word), rest.replace(", expected", "; it must be"));
     }
-    let wrong = said.strip_prefix("invalid type: ").or_else(|| said.strip_prefix("invalid value: "));
+    let wrong = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
     match wrong.and_then(|w| w.rsplit_once(", expected ")) {
         Some((given, expected)) => format!("{field}: must be {}, not {}", expectation(expected), kind(given)),
-        None => format!("{field}: {said}"),
+        None => format!("{field}: {message}"),
     }
 }
 
-/// Refuses a query parameter that a route doesn't take.
+/// Error for a query parameter that the route does not accept.
 pub fn unknown_parameter<S: AsRef<str>>(name: &str, known: &[S]) -> ApiError {
     let known: Vec<String> = known.iter().map(|name| format!("`{}`", name.as_ref())).collect();
     let known = if known.is_empty() { ", which takes none".to_owned() } else { format!("; known are {}", known.join(", ")) };
@@ -120,7 +120,7 @@ fn kind(given: &str) -> String {
     }
 }
 
-/// Redacted before it is cut: a part of a key could no longer be told from another word.
+/// Redacts before truncating, because a truncated key would no longer be recognized as one.
 fn cut(word: &str) -> String {
     redact(word).chars().take(MAX_REPEATED_CHARS).collect()
 }
@@ -147,20 +147,20 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_the_field_and_what_it_must_be() {
-        let said = |text: &str| read_object::<NegotiateRequest>(text.as_bytes()).unwrap_err().message;
-        assert_eq!(said("[]"), "the body: must be a JSON object");
-        assert_eq!(said(""), "the body: must be a JSON object");
-        assert_eq!(said("{"), "the body: is not JSON: EOF while parsing an object at line 1 column 1");
-        assert_eq!(said(r#"{"mode": "get"}"#), "thread_id: is missing");
-        assert_eq!(said(r#"{"thread_id": 3}"#), "thread_id: must be a string, not 3");
+    fn an_error_names_the_field_and_the_expected_value() {
+        let message = |text: &str| read_object::<NegotiateRequest>(text.as_bytes()).unwrap_err().message;
+        assert_eq!(message("[]"), "the body: must be a JSON object");
+        assert_eq!(message(""), "the body: must be a JSON object");
+        assert_eq!(message("{"), "the body: is not JSON: EOF while parsing an object at line 1 column 1");
+        assert_eq!(message(r#"{"mode": "get"}"#), "thread_id: is missing");
+        assert_eq!(message(r#"{"thread_id": 3}"#), "thread_id: must be a string, not 3");
         assert_eq!(
-            said(r#"{"thread_id": "t", "mode": "grab"}"#),
+            message(r#"{"thread_id": "t", "mode": "grab"}"#),
             "mode: `grab` is not known; it must be one of `get`, `ensure`, `create_only`"
         );
-        assert_eq!(said(r#"{"thread_id": "t", "mode": "get", "scopes": "fs"}"#), "scopes: must be a list, not a string");
-        assert_eq!(said(r#"{"thread_id": "t", "ttl": -1}"#), "ttl: must be a whole number, 0 or more and not too large, not -1");
-        assert_eq!(said(r#"{"thread_id": "t", "thread_id": "t"}"#), "thread_id: is there twice");
+        assert_eq!(message(r#"{"thread_id": "t", "mode": "get", "scopes": "fs"}"#), "scopes: must be a list, not a string");
+        assert_eq!(message(r#"{"thread_id": "t", "ttl": -1}"#), "ttl: must be a whole number, 0 or more and not too large, not -1");
+        assert_eq!(message(r#"{"thread_id": "t", "thread_id": "t"}"#), "thread_id: is there twice");
         let key = read_object::<CreateKey>(br#"{"nam": "x"}"#).unwrap_err().message;
         assert_eq!(key, "nam: is not a field of this request; known are `name`, `kind`, `workspace`, `expires_at`");
         let nested = read_object::<Nested>(br#"{"list": [{"access": "all"}]}"#).unwrap_err().message;
@@ -168,21 +168,21 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_as_a_string_is_not_repeated() {
-        let said = read_object::<NegotiateRequest>(br#"{"thread_id": "t", "ttl": "cbx_secret"}"#).unwrap_err().message;
-        assert!(!said.contains("secret"), "{said}");
+    fn string_values_are_not_repeated_in_errors() {
+        let message = read_object::<NegotiateRequest>(br#"{"thread_id": "t", "ttl": "cbx_secret"}"#).unwrap_err().message;
+        assert!(!message.contains("secret"), "{message}");
     }
 
     #[test]
-    fn a_key_in_the_place_of_a_name_is_not_repeated_in_part() {
+    fn an_api_key_used_as_a_field_name_is_redacted_before_truncation() {
         let key = format!("cbx_{}_{}", "0".repeat(26), "k".repeat(43));
-        let said = read_object::<CreateKey>(format!(r#"{{"{key}": 1}}"#).as_bytes()).unwrap_err().message;
-        assert!(said.contains("is not a field of this request") && !said.contains("kkk"), "{said}");
+        let message = read_object::<CreateKey>(format!(r#"{{"{key}": 1}}"#).as_bytes()).unwrap_err().message;
+        assert!(message.contains("is not a field of this request") && !message.contains("kkk"), "{message}");
         assert!(!unknown_parameter(&key, &["limit"]).message.contains("kkk"));
     }
 
     #[test]
-    fn a_list_is_no_object_inside_another_either() {
+    fn a_list_is_refused_in_place_of_a_nested_object() {
         #[derive(Debug, Default, Deserialize)]
         struct Counted {
             count: u32,

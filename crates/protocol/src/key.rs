@@ -1,15 +1,17 @@
-//! API keys and the principals they stand for: who calls the broker.
+//! API keys and the principals they authenticate: the callers of the broker.
+
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{KeyId, Secret, Timestamp};
+use crate::{KeyId, Secret, Timestamp, id::UnknownName};
 
-/// How every API key starts. Tokens never do, so the two can't be mistaken for each other.
+/// Prefix of every API key. No token has it, so the two cannot be confused.
 pub const API_KEY_PREFIX: &str = "cbx_";
-/// How every opaque token starts.
+/// Prefix of every opaque token.
 pub const OPAQUE_TOKEN_PREFIX: &str = "cbo_";
 
-/// What a principal is, fixed at its key.
+/// Kind of a principal. It is set when the key is created and never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -20,15 +22,22 @@ pub enum PrincipalKind {
 }
 
 impl PrincipalKind {
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             PrincipalKind::Human => "human",
             PrincipalKind::Agent => "agent",
             PrincipalKind::Operator => "operator",
         }
     }
-    pub fn from_word(w: &str) -> Option<Self> {
-        [PrincipalKind::Human, PrincipalKind::Agent, PrincipalKind::Operator].into_iter().find(|k| k.word() == w)
+}
+
+impl FromStr for PrincipalKind {
+    type Err = UnknownName;
+    fn from_str(s: &str) -> Result<Self, UnknownName> {
+        [PrincipalKind::Human, PrincipalKind::Agent, PrincipalKind::Operator]
+            .into_iter()
+            .find(|v| v.as_str() == s)
+            .ok_or_else(|| UnknownName::new(s, "principal kind"))
     }
 }
 
@@ -37,12 +46,12 @@ impl PrincipalKind {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CreateKey {
-    /// The principal's name in its workspace.
-    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::foreign_id"))]
+    /// Name of the principal in its workspace.
+    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::external_id"))]
     pub name: String,
     pub kind: PrincipalKind,
-    /// The caller's own workspace unless told.
-    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::maybe_foreign_id"))]
+    /// The caller's own workspace by default.
+    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::optional_external_id"))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -65,7 +74,7 @@ pub struct PrincipalInfo {
     pub kind: PrincipalKind,
     pub workspace: String,
     pub created_at: Timestamp,
-    /// Keys, and identities of an OIDC issuer, that it can come in with.
+    /// Number of API keys and OIDC identities with which it can authenticate.
     pub valid_keys: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_used_at: Option<Timestamp>,
@@ -75,18 +84,18 @@ pub struct PrincipalInfo {
     pub disabled_by: Option<String>,
 }
 
-/// What is told of a key: everything but the key.
+/// Description of an API key or identity, without the secret.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct KeyInfo {
     pub id: KeyId,
-    /// How the key starts, to know it again by; left out for an identity, which has no key of ours.
+    /// First characters of the key, by which users recognize it. Absent for an OIDC identity, which has no API key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
-    /// Who vouches for an identity.
+    /// OIDC issuer of an identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub issuer: Option<String>,
-    /// What the issuer calls it.
+    /// Subject of an identity at its issuer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
     pub name: String,
@@ -101,7 +110,7 @@ pub struct KeyInfo {
     pub revoked_at: Option<Timestamp>,
 }
 
-/// The one answer that carries the key itself.
+/// Response to the creation of a key: the only one that contains the secret.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CreatedKey {

@@ -1,4 +1,4 @@
-//! The words of the Cobox protocol: ids, capabilities, errors, requests, responses and frames. No I/O happens here.
+//! Data types of the Cobox protocol: ids, capabilities, errors, requests, responses and frames. Performs no I/O.
 
 #![forbid(unsafe_code)]
 
@@ -16,8 +16,8 @@ pub mod id;
 pub mod json;
 pub mod key;
 pub mod langsmith;
-pub mod making;
 pub mod process;
+pub mod resources;
 pub mod route;
 pub mod sandbox;
 #[cfg(feature = "schema")]

@@ -1,4 +1,4 @@
-//! What runs in a sandbox, as boxd lists it, and how it is told to stop.
+//! Processes of a sandbox, as boxd lists them, and the signals that can be sent to them.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,13 +8,13 @@ use crate::{Timestamp, key::PrincipalKind};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ProcessInfo {
-    /// A command's `command_id`, or a shell's id.
+    /// The `command_id` of a command, or the id of a shell.
     pub id: String,
     pub kind: ProcessKind,
-    /// In the sandbox's own numbering; absent before the program runs, and where it never did.
+    /// Process id in the sandbox's pid namespace. Absent until the program runs, and if it never ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
-    /// What was started, cut to what is worth showing.
+    /// Program and arguments, truncated for display.
     pub argv: Vec<String>,
     pub started_at: Timestamp,
     pub principal: String,
@@ -57,7 +57,7 @@ pub struct SignalRequest {
     pub signal: SignalName,
 }
 
-/// By name, with or without `SIG`, or by number.
+/// A signal by name, with or without `SIG`, or by number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
@@ -66,7 +66,7 @@ pub enum SignalName {
     Name(String),
 }
 
-/// Every signal a program can be sent by name, on Linux.
+/// Signals that can be sent by name, with their numbers on Linux.
 const SIGNALS: [(&str, i32); 29] = [
     ("HUP", 1),
     ("INT", 2),
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_is_known_by_its_name_and_its_number() {
+    fn a_signal_is_accepted_by_name_and_by_number() {
         let read = |json: &str| serde_json::from_str::<SignalRequest>(json).unwrap().signal.number();
         for json in [r#"{"signal": "TERM"}"#, r#"{"signal": "sigterm"}"#, r#"{"signal": 15}"#, r#"{"signal": "15"}"#] {
             assert_eq!(read(json), Ok(15), "{json}");

@@ -1,4 +1,5 @@
-//! The dataplane's routes and what each needs: boxd is held to this table by its tests, and the gateway asks it where no boxd can.
+//! Table of the dataplane's routes and the capabilities that each requires. boxd's tests compare boxd with this table; the gateway uses it
+//! for sandboxes without boxd.
 
 use crate::{
     ApiError,
@@ -7,20 +8,20 @@ use crate::{
     langsmith::{DOWNLOAD, EXECUTE, EXECUTE_RESUME, EXECUTE_START, EXECUTE_WS, GLOB, GREP, TUNNEL, UPLOAD, operation},
 };
 
-/// One method of one path. `{path}` at the end stands for any number of segments, another name in braces for one.
+/// One method of one path. A trailing `{path}` matches any number of segments, any other name in braces matches one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     pub method: &'static str,
     pub template: &'static str,
-    /// All of them; empty where no token is asked for.
+    /// Required capabilities, all of them; empty if the route needs no token.
     pub needs: &'static [Capability],
-    /// The query parameters it takes.
+    /// Accepted query parameters.
     pub query: &'static [&'static str],
 }
 
 pub const FILE: &str = "/v1/files/{path}";
 
-/// Those with fixed words before those that would take them for a name.
+/// All routes. A route with a literal segment precedes one whose parameter would match that segment.
 pub const ROUTES: &[Route] = &[
     route("GET", "/healthz", &[]),
     route("GET", "/v1/healthz", &[]),
@@ -71,7 +72,7 @@ const fn route(method: &'static str, template: &'static str, needs: &'static [Ca
     Route { method, template, needs, query: &[] }
 }
 
-/// The route a request asks for, by its path as it was sent.
+/// Finds the route of a request by its undecoded path.
 pub fn find(method: &str, path: &str) -> Option<&'static Route> {
     ROUTES.iter().find(|r| r.method == method && r.matches(path))
 }
@@ -81,8 +82,8 @@ impl Route {
         Self { query, ..self }
     }
 
-    /// Refuses a query parameter that this route doesn't take: a filter or restriction that is ignored would look as if it had been
-    /// applied. The LangSmith routes take any, because those SDKs send more than they document.
+    /// Refuses query parameters that this route does not accept, because an ignored filter or restriction would look as if it had been
+    /// applied. LangSmith routes accept any, because the LangSmith SDKs send undocumented parameters.
     pub fn check_query(&self, query: Option<&str>) -> Result<(), ApiError> {
         if operation(self.template).is_some() {
             return Ok(());
@@ -121,16 +122,16 @@ mod tests {
         let check = |method, path, query| find(method, path).unwrap().check_query(query).map_err(|e| e.message);
         assert_eq!(check("GET", "/v1/files/a", Some("hash=sha256&hash=blake3&")), Ok(()));
         assert_eq!(check("GET", "/v1/files/a", None), Ok(()));
-        let told = check("GET", "/v1/files/a", Some("hash=sha256&depth=1")).unwrap_err();
-        assert_eq!(told, "depth: is not a query parameter of this route; known are `hash`");
-        let told = check("POST", "/v1/exec", Some("timeout")).unwrap_err();
-        assert_eq!(told, "timeout: is not a query parameter of this route, which takes none");
+        let message = check("GET", "/v1/files/a", Some("hash=sha256&depth=1")).unwrap_err();
+        assert_eq!(message, "depth: is not a query parameter of this route; known are `hash`");
+        let message = check("POST", "/v1/exec", Some("timeout")).unwrap_err();
+        assert_eq!(message, "timeout: is not a query parameter of this route, which takes none");
         check("GET", "/v1/files/a", Some("=1")).unwrap_err();
         assert_eq!(check("GET", "/download", Some("path=/a&anything=1")), Ok(()));
     }
 
     #[test]
-    fn a_request_finds_its_route() {
+    fn requests_match_their_route() {
         for (method, path, template) in [
             ("POST", "/v1/exec", Some("/v1/exec")),
             ("GET", "/v1/exec", None),

@@ -1,4 +1,4 @@
-//! Sandboxes themselves, with or without a session.
+//! Requests and responses of the sandbox routes, `/v1/sandboxes`.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::{
     SandboxId, SessionId, SnapshotId, Timestamp, json,
-    making::{Env, MountWish, Resources},
+    resources::{Env, MountParams, Resources},
     session::{Access, State},
     tags::Tags,
 };
@@ -21,46 +21,46 @@ pub struct CreateSandbox {
     pub name: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
-    /// It is suspended, not ended, when its last session ends.
+    /// Whether the sandbox is suspended, instead of ended, when its last session ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<bool>,
     #[serde(default, skip_serializing_if = "Tags::is_empty")]
     #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::tags"))]
     pub tags: Tags,
-    /// The name of a template to make it by.
+    /// Name of the template to create it from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
-    /// A snapshot to start from, in place of what the template says: an id, `name` or `name:tag`.
+    /// Snapshot to start from, instead of the template's image: an id, `name` or `name:tag`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
-    /// In place of the template's, one by one.
+    /// Each value replaces the template's.
     #[serde(default, skip_serializing_if = "Resources::is_default", deserialize_with = "json::object")]
     pub resources: Resources,
-    /// Beside the template's, and before them.
+    /// Added to the template's variables, with precedence over them.
     #[serde(default, skip_serializing_if = "Env::is_empty")]
     pub env: Env,
-    /// Volumes, beside the template's.
+    /// Volumes, in addition to the template's.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "json::objects")]
-    pub mounts: Vec<MountWish>,
-    /// Unused for so long it is suspended; the deployment's own limit counts where it is shorter.
+    pub mounts: Vec<MountParams>,
+    /// Idle time after which the sandbox is suspended. A shorter limit of the deployment takes precedence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MAX_OWN_SECONDS)))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MAX_LIFETIME_SECONDS)))]
     pub lease_seconds: Option<u64>,
-    /// Suspended for so long it ends; the deployment's own limit counts where it is shorter.
+    /// Time in suspension after which the sandbox ends. A shorter limit of the deployment takes precedence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MAX_OWN_SECONDS)))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MAX_LIFETIME_SECONDS)))]
     pub keep_suspended_seconds: Option<u64>,
 }
 
-/// Longest time a sandbox may wish for: ten years, in seconds.
-pub const MAX_OWN_SECONDS: u64 = 3650 * 86_400;
+/// Maximum `lease_seconds` and `keep_suspended_seconds` of a sandbox: ten years.
+pub const MAX_LIFETIME_SECONDS: u64 = 3650 * 86_400;
 
-/// `PATCH /v1/sandboxes/{id or name}`: what is left out stays as it is.
+/// `PATCH /v1/sandboxes/{id or name}`: absent fields remain unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PatchSandbox {
-    /// `null` takes the name away.
+    /// `null` removes the name.
     #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::SANDBOX_NAME)))]
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub name: Option<Option<String>>,
@@ -68,20 +68,20 @@ pub struct PatchSandbox {
     pub keep: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
-    /// Added or replaced one by one; `null` takes one away.
+    /// Each tag is added or replaced; `null` removes it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tags: BTreeMap<String, Option<String>>,
-    /// `null`: as long as others.
+    /// `null` restores the deployment's default.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
-    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MAX_OWN_SECONDS)))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MAX_LIFETIME_SECONDS)))]
     pub lease_seconds: Option<Option<u64>>,
-    /// `null`: as long as others.
+    /// `null` restores the deployment's default.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
-    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MAX_OWN_SECONDS)))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MAX_LIFETIME_SECONDS)))]
     pub keep_suspended_seconds: Option<Option<u64>>,
 }
 
-/// Tells a field that is `null` from one that isn't there.
+/// Distinguishes a field that is `null` from an absent one.
 fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(d: D) -> Result<Option<Option<T>>, D::Error> {
     Option::<T>::deserialize(d).map(Some)
 }
@@ -91,12 +91,12 @@ fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(d: D) -> Result<Optio
 pub struct SandboxInfo {
     pub id: SandboxId,
     pub name: Option<String>,
-    /// Whether it outlives its sessions although it has no name.
+    /// Whether an unnamed sandbox outlives its sessions.
     #[serde(default)]
     pub keep: bool,
     pub provider: String,
     pub state: State,
-    /// Why it failed, when it did.
+    /// Reason of a failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     pub owner: String,
@@ -106,33 +106,33 @@ pub struct SandboxInfo {
     pub lease_expires_at: Timestamp,
     pub http_base_url: String,
     pub ws_base_url: String,
-    /// The sessions that use it.
+    /// Sessions that use the sandbox.
     pub sessions: Vec<SessionId>,
-    /// The threads of those sessions.
+    /// Threads of those sessions.
     pub threads: Vec<String>,
     #[serde(default)]
     pub tags: Tags,
-    /// The template it was made by.
+    /// Template that the sandbox was created from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
-    /// The snapshot it started from.
+    /// Snapshot that the sandbox started from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot_id: Option<SnapshotId>,
-    /// What it may use, where that was said when it was made.
+    /// Resource limits that were requested at its creation.
     #[serde(default, skip_serializing_if = "Resources::is_default", deserialize_with = "json::object")]
     pub resources: Resources,
-    /// What it wished for, which counts where it is shorter than the deployment's own.
+    /// Requested idle limit; it applies if it is shorter than the deployment's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_seconds: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_suspended_seconds: Option<u64>,
-    /// Since when it is suspended.
+    /// Time of its suspension.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspended_at: Option<Timestamp>,
-    /// When it was released or deleted: its files are still kept.
+    /// Time of its release or deletion; its files are still kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deleted_at: Option<Timestamp>,
-    /// Until when a deleted one can be restored.
+    /// Time until which a deleted sandbox can be restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restore_until: Option<Timestamp>,
 }
@@ -142,27 +142,28 @@ pub struct SandboxInfo {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RestoreSandbox {
-    /// A name for it, where its old one is taken by now.
+    /// New name, if another sandbox now has the old one.
     #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::SANDBOX_NAME)))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
 
-/// `GET /v1/sandboxes/{id or name}/usage`: what deleting it would erase.
+/// `GET /v1/sandboxes/{id or name}/usage`: the data that a deletion would erase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SandboxUsage {
-    /// Files that were written in it, without those of its image, snapshot and volumes; `null` where its provider can't count them.
+    /// Number of files written in the sandbox, without those of its image, snapshot and volumes; `null` if its provider cannot count
+    /// them.
     pub files: Option<u64>,
-    /// Their size.
+    /// Total size of those files.
     pub bytes: Option<u64>,
-    /// False where there are more than were counted.
+    /// False if the count stopped early and there are more files.
     pub complete: bool,
-    /// For how long it could be restored if it were deleted now; 0: not at all.
+    /// How long the sandbox could be restored if it were deleted now; 0 if it could not be.
     pub restorable_seconds: u64,
 }
 
-/// A name people may give a sandbox: what also works as a host name's label, a little wider.
+/// Whether a string is a valid sandbox name: a host name label, also with `_`, `.` and upper case. Ids are not valid names.
 pub fn is_sandbox_name(s: &str) -> bool {
     (1..=63).contains(&s.len())
         && s.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))

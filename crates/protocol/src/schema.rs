@@ -1,4 +1,4 @@
-//! Schemas of the words that are strings on the wire and more than that here: ids, capabilities, error codes, moments, secrets.
+//! JSON schemas of types that are strings on the wire: ids, capabilities, error codes, timestamps, secrets.
 
 use std::borrow::Cow;
 
@@ -10,24 +10,24 @@ use crate::{
     tags::{MAX_TAG_KEY, MAX_TAG_VALUE, MAX_TAGS},
 };
 
-/// What a thread id, a principal's name and the like are made of.
+/// Pattern of thread ids, principal names and similar ids.
 pub const NO_CONTROL_CHARACTERS: &str = r"^[^\x00-\x1f\x7f-\x9f]+$";
 
-/// See [`crate::id::is_foreign_id`].
-pub fn foreign_id(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "string", "minLength": 1, "maxLength": crate::id::MAX_FOREIGN_ID_CHARS, "pattern": NO_CONTROL_CHARACTERS })
+/// Schema of a string that satisfies [`crate::id::is_external_id`].
+pub fn external_id(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "minLength": 1, "maxLength": crate::id::MAX_EXTERNAL_ID_CHARS, "pattern": NO_CONTROL_CHARACTERS })
 }
 
-pub fn maybe_foreign_id(generator: &mut SchemaGenerator) -> Schema {
-    let mut schema = foreign_id(generator);
+pub fn optional_external_id(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = external_id(generator);
     schema.insert("type".to_owned(), serde_json::json!(["string", "null"]));
     schema
 }
 
-/// A sandbox's name; see [`crate::sandbox::is_sandbox_name`].
+/// Pattern of a sandbox's name; see [`crate::sandbox::is_sandbox_name`].
 pub const SANDBOX_NAME: &str = "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}$";
 
-/// See [`crate::tags::check`].
+/// Schema of tags that satisfy [`crate::tags::check`].
 pub fn tags(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",
@@ -96,8 +96,8 @@ impl JsonSchema for ErrorCode {
         "ErrorCode".into()
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let words: Vec<&str> = ErrorCode::ALL.iter().map(|code| code.as_str()).collect();
-        json_schema!({ "type": "string", "enum": words, "description": "Stable. A later version may know more of them." })
+        let codes: Vec<&str> = ErrorCode::ALL.iter().map(|code| code.as_str()).collect();
+        json_schema!({ "type": "string", "enum": codes, "description": "Stable. Later versions may add codes." })
     }
 }
 
@@ -106,7 +106,7 @@ impl JsonSchema for Capability {
         "Capability".into()
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "enum": Capability::ALL.map(Capability::word) })
+        json_schema!({ "type": "string", "enum": Capability::ALL.map(Capability::as_str) })
     }
 }
 
@@ -115,8 +115,8 @@ impl JsonSchema for CapabilitySet {
         "CapabilitySet".into()
     }
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let word = generator.subschema_for::<Capability>();
-        json_schema!({ "type": "array", "items": word, "uniqueItems": true, "description": "`shell` brings `shell_observe` with it." })
+        let capability = generator.subschema_for::<Capability>();
+        json_schema!({ "type": "array", "items": capability, "uniqueItems": true, "description": "`shell` implies `shell_observe`." })
     }
 }
 
@@ -129,8 +129,8 @@ mod tests {
     }
 
     #[test]
-    fn an_ids_schema_names_its_prefix() {
-        // The schema repeats what `id.rs` has; a new id says it here too.
+    fn the_schema_of_an_id_has_its_prefix() {
+        // The schemas repeat the prefixes of `id.rs`; every new id type must be added to both.
         for (pattern, id) in [
             (pattern::<SessionId>(), SessionId::new().to_string()),
             (pattern::<SandboxId>(), SandboxId::new().to_string()),

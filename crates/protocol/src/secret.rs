@@ -1,4 +1,4 @@
-//! A string that must not be printed: tokens and keys on their way from one place to another.
+//! A string that is never printed, for tokens and keys, and the redaction of credentials in other texts.
 
 use std::{borrow::Cow, fmt};
 
@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::key::{API_KEY_PREFIX, OPAQUE_TOKEN_PREFIX};
 
-/// How a JSON object in base64 begins, and so every token.
+/// Prefix of a JSON object in base64, and therefore of every JWT.
 const TOKEN_PREFIX: &str = "eyJ";
-/// Shorter words that begin so are no credentials.
+/// Minimum length of a credential; shorter texts with one of the prefixes are not credentials.
 const MIN_CREDENTIAL_CHARS: usize = 24;
-/// Of the part of an API key that is no secret: a ULID.
+/// Length of the public part of an API key, a ULID.
 const KEY_ID_CHARS: usize = 26;
 const REDACTED: &str = "[redacted]";
-/// Times that a text is looked at for a percent-encoding beneath the last: more than any chain of clients puts on by mistake.
+/// Maximum number of nested percent-encodings that are decoded: more than a chain of clients adds by mistake.
 const MAX_ENCODINGS: usize = 4;
 
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,7 +24,7 @@ impl Secret {
     pub fn new(value: impl Into<String>) -> Self {
         Self(value.into())
     }
-    /// The clear text. Whoever calls this answers for where it goes.
+    /// The plain text. The caller is responsible for where it goes.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -36,11 +36,11 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// A text without the keys and tokens that somebody put where they don't belong: a path, a field that is repeated in a refusal.
+/// Replaces keys and tokens in a text where they do not belong, such as a path, or a field name that an error repeats.
 pub fn redact(text: &str) -> Cow<'_, str> {
-    for reading in readings(text).skip(1) {
-        if let Cow::Owned(redacted) = redact_plain(&reading)
-            && redacted != *reading
+    for decoding in decodings(text).skip(1) {
+        if let Cow::Owned(redacted) = redact_plain(&decoding)
+            && redacted != *decoding
         {
             return Cow::Owned(redacted);
         }
@@ -65,8 +65,8 @@ fn redact_plain(text: &str) -> Cow<'_, str> {
     Cow::Owned(redacted)
 }
 
-/// A text as it is, without its percent-encoding, and without the one beneath that, for as long as there is one.
-pub fn readings(text: &str) -> impl Iterator<Item = Cow<'_, str>> {
+/// The text itself, then the text after each further percent-decoding, until nothing is left to decode.
+pub fn decodings(text: &str) -> impl Iterator<Item = Cow<'_, str>> {
     std::iter::successors(Some(Cow::Borrowed(text)), |last| decoded(last).map(Cow::Owned)).take(1 + MAX_ENCODINGS)
 }
 
@@ -92,10 +92,10 @@ fn decoded(text: &str) -> Option<String> {
     (plain != bytes).then(|| String::from_utf8_lossy(&plain).into_owned())
 }
 
-/// Whether an API key stands somewhere in a text, percent-encoded or not. Looks for more of its shape than [`redact`], because what
-/// has one is refused.
+/// Whether a text contains an API key, percent-encoded or not. Stricter about the format than [`redact`], because a text with a key is
+/// refused.
 pub fn has_api_key(text: &str) -> bool {
-    readings(text).any(|text| has_plain_api_key(&text))
+    decodings(text).any(|text| has_plain_api_key(&text))
 }
 
 fn has_plain_api_key(text: &str) -> bool {
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_api_key_is_found_anywhere_in_a_url_and_nothing_else_is_taken_for_one() {
+    fn api_keys_are_detected_anywhere_in_a_url_without_false_positives() {
         let key = format!("{API_KEY_PREFIX}01j8xq6x0ye8rf2zt9n5b3c7dm_{}", "A-_9".repeat(10));
         let encoded: String = key.bytes().map(|b| format!("%{b:02x}")).collect();
         for text in [
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_and_tokens_are_taken_out_of_a_text_and_nothing_else() {
+    fn redaction_replaces_keys_and_tokens_and_nothing_else() {
         let key = format!("{API_KEY_PREFIX}01j8xq6x0ye8rf2zt9n5b3c7dm_{}", "A-_9".repeat(10));
         let token = "eyJhbGciOiJFZERTQSJ9.eyJpc3MiOiJjb2JveCJ9.c2lnbmF0dXJl";
         assert_eq!(redact(&format!("/dp/{token}/v1/{key}?x")), "/dp/[redacted]/v1/[redacted]?x");

@@ -1,21 +1,23 @@
-//! Negotiating access: what a caller asks the broker for a thread, and what it gets.
+//! Requests and responses of session negotiation: a caller requests access to a thread's sandbox from the broker.
+
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CapabilitySet, SandboxId, Secret, SessionId, Timestamp, tags::Tags};
+use crate::{CapabilitySet, SandboxId, Secret, SessionId, Timestamp, id::UnknownName, tags::Tags};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// An existing session or `404`.
+    /// Returns an existing session, or `404`.
     Get,
-    /// An existing session or a new one.
+    /// Returns an existing session, or creates one.
     Ensure,
-    /// A new session, or `409` when there is one.
+    /// Creates a session, or returns `409` if one exists.
     CreateOnly,
 }
 
-/// What a session can belong to; `thread` is what a bare `thread_id` means.
+/// Type of a session's scope. A bare `thread_id` means `thread`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -29,7 +31,7 @@ pub enum ScopeType {
 impl ScopeType {
     pub const ALL: [ScopeType; 4] = [ScopeType::Thread, ScopeType::Workspace, ScopeType::Assistant, ScopeType::Deployment];
 
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             ScopeType::Thread => "thread",
             ScopeType::Workspace => "workspace",
@@ -37,12 +39,16 @@ impl ScopeType {
             ScopeType::Deployment => "deployment",
         }
     }
-    pub fn from_word(w: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|t| t.word() == w)
+}
+
+impl FromStr for ScopeType {
+    type Err = UnknownName;
+    fn from_str(s: &str) -> Result<Self, UnknownName> {
+        Self::ALL.into_iter().find(|v| v.as_str() == s).ok_or_else(|| UnknownName::new(s, "scope type"))
     }
 }
 
-/// Who may attach to a session or a sandbox.
+/// Principals that may attach to a session or a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -50,7 +56,7 @@ pub enum Access {
     /// Every principal of the workspace.
     #[default]
     Workspace,
-    /// Its maker and operators.
+    /// Its creator and operators.
     Owner,
 }
 
@@ -60,36 +66,36 @@ pub struct NegotiateRequest {
     pub mode: Mode,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requested_capabilities: Option<Vec<String>>,
-    /// The older name of `requested_capabilities`.
+    /// Legacy name of `requested_capabilities`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scopes: Option<Vec<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
-    /// Wished life of the token in seconds.
+    /// Requested lifetime of the token in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl: Option<u32>,
-    /// A sandbox that exists, by id or name: a new session uses it, an existing one must already.
+    /// Id or name of an existing sandbox. A new session uses it; an existing session must already use it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox_hint: Option<String>,
-    /// A new session uses the sandbox of this name, made if need be.
+    /// Name of the sandbox for a new session; the sandbox is created if it does not exist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// A new sandbox outlives its sessions.
+    /// Whether a new sandbox outlives its sessions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<bool>,
-    /// Kept with a new session, and with a new sandbox.
+    /// Tags for a new session and for a new sandbox.
     #[serde(default, skip_serializing_if = "Tags::is_empty")]
     pub tags: Tags,
-    /// What a new sandbox is made by.
+    /// Template for a new sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
-    /// The provider of a new sandbox; `auto` is any.
+    /// Provider for a new sandbox; `auto` accepts any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provider_preference: Option<String>,
 }
 
 impl NegotiateRequest {
-    /// The plain request: a thread, and what to do when it has no session.
+    /// A request with only a thread and a mode.
     pub fn new(thread_id: impl Into<String>, mode: Mode) -> Self {
         Self {
             thread_id: thread_id.into(),
@@ -108,12 +114,12 @@ impl NegotiateRequest {
     }
 }
 
-/// The simple fields and the full ones together, so that either kind of client reads what it knows.
+/// Contains the simple fields and those of the binding API, so that clients of both kinds find theirs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct NegotiateResponse {
     pub session_id: SessionId,
-    /// The scope's id, whatever its type.
+    /// Id of the scope, of any type.
     pub thread_id: String,
     pub sandbox: SandboxAddress,
     pub token: Secret,
@@ -141,7 +147,7 @@ pub struct Scope {
     #[serde(rename = "type")]
     #[cfg_attr(feature = "schema", schemars(with = "ScopeType"))]
     pub kind: String,
-    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::foreign_id"))]
+    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::external_id"))]
     pub id: String,
 }
 
@@ -179,24 +185,24 @@ pub struct LeasePolicy {
     pub hard_ttl_seconds: u64,
 }
 
-/// Where a session or a sandbox is in its life.
+/// Lifecycle state of a session or a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     Provisioning,
     Active,
-    /// Nobody has used it for a while; it still runs.
+    /// Running, but unused for a while.
     Idle,
-    /// Processes ended, files kept; the next use starts it again.
+    /// Processes ended, files kept. The next use starts it again.
     Suspended,
     Terminated,
-    /// It can't be brought back; the reason is recorded beside it.
+    /// It cannot be recovered; the reason is recorded with it.
     Failed,
 }
 
 impl State {
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             State::Provisioning => "provisioning",
             State::Active => "active",
@@ -206,13 +212,19 @@ impl State {
             State::Failed => "failed",
         }
     }
-    pub fn from_word(w: &str) -> Option<Self> {
-        use State::*;
-        [Provisioning, Active, Idle, Suspended, Terminated, Failed].into_iter().find(|s| s.word() == w)
-    }
-    /// Over for good: nothing brings it back.
+    /// Whether the state is final.
     pub const fn is_ended(self) -> bool {
         matches!(self, State::Terminated | State::Failed)
+    }
+}
+
+impl FromStr for State {
+    type Err = UnknownName;
+    fn from_str(s: &str) -> Result<Self, UnknownName> {
+        [Self::Provisioning, Self::Active, Self::Idle, Self::Suspended, Self::Terminated, Self::Failed]
+            .into_iter()
+            .find(|v| v.as_str() == s)
+            .ok_or_else(|| UnknownName::new(s, "state"))
     }
 }
 
@@ -220,16 +232,16 @@ impl State {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RefreshRequest {
-    /// Proof of possession: when sent, it must be this session's and this principal's.
+    /// Proof of possession: if sent, it must belong to this session and this principal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_token: Option<Secret>,
-    /// By id or name. When sent, the session must use it.
+    /// Id or name. If sent, the session must use this sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox_id: Option<String>,
-    /// Whether `current_token` ends soon after, instead of living out its time.
+    /// Whether `current_token` is revoked shortly afterwards, instead of remaining valid until it expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rotate: Option<bool>,
-    /// `jwt` or `opaque`; that of `current_token` unless told.
+    /// `jwt` or `opaque`; the format of `current_token` by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_format: Option<String>,
 }
@@ -249,12 +261,12 @@ pub struct HeartbeatResponse {
     pub state: State,
 }
 
-/// A session as a list shows it: no token, no URLs.
+/// A session in a list, without token and URLs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SessionInfo {
     pub session_id: SessionId,
-    /// The scope's id, whatever its type.
+    /// Id of the scope, of any type.
     pub thread_id: String,
     pub scope: Scope,
     pub sandbox_id: SandboxId,
@@ -269,7 +281,7 @@ pub struct SessionInfo {
     pub tags: Tags,
 }
 
-/// One page of anything.
+/// One page of a list.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Page<T> {

@@ -1,4 +1,4 @@
-//! Shells over plain HTTP: which there are, making and ending one, and running a command in one that people watch.
+//! Requests and responses of the HTTP shell routes: list, create and end shells, and run a command in a shared shell.
 
 use std::collections::BTreeMap;
 
@@ -11,16 +11,16 @@ use crate::{ShellId, Timestamp, frame::Controller};
 pub struct ShellInfo {
     pub id: ShellId,
     pub name: String,
-    /// What runs in it where that isn't a login shell.
+    /// Command that runs in it; absent for a login shell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
     pub cols: u16,
     pub rows: u16,
-    /// Output so far, in bytes.
+    /// Total output so far, in bytes.
     pub offset: u64,
     pub controller: Option<Controller>,
     pub viewers: u32,
-    /// Whether a command could be run in it now; `null` where the shell doesn't tell.
+    /// Whether the shell is at its prompt, so that a command can be run; `null` if the shell does not report it.
     pub at_prompt: Option<bool>,
     pub created_at: Timestamp,
 }
@@ -35,7 +35,7 @@ pub struct ShellList {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ShellCreate {
-    /// Its id unless told.
+    /// The shell's id by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -64,17 +64,18 @@ pub struct ShellRun {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ShellRunResult {
-    /// What the terminal showed between the command and the next prompt.
+    /// Terminal output between the command and the next prompt.
     pub output: String,
-    /// The exact bytes, where they are no UTF-8.
+    /// Exact bytes, set when the output is not UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_b64: Option<String>,
-    /// `null` where the command did not come to an end in time.
+    /// `null` if the command did not end within the timeout.
     pub exit_code: Option<i32>,
     pub timed_out: bool,
     pub truncated: bool,
-    /// Where it is in the shell's output.
+    /// Start offset of this output in the shell's output.
     pub from: u64,
+    /// End offset of this output in the shell's output.
     pub to: u64,
     pub duration_ms: u64,
 }

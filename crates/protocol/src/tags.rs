@@ -1,4 +1,4 @@
-//! Tags: short words a caller keeps on its sessions and sandboxes, to find them again.
+//! Tags: short key-value pairs that callers attach to sessions and sandboxes, to find them later.
 
 use std::{collections::BTreeMap, str::FromStr};
 
@@ -6,23 +6,23 @@ use crate::ApiError;
 
 pub type Tags = BTreeMap<String, String>;
 
-/// Tags of one request: more is a document, which belongs in the sandbox's files.
+/// Maximum number of tags in one request; larger metadata belongs in a file of the sandbox.
 pub const MAX_TAGS: usize = 32;
-/// Longest key, in characters.
+/// Maximum length of a key, in characters.
 pub const MAX_TAG_KEY: usize = 64;
-/// Longest value, in characters: any id we accept fits.
+/// Maximum length of a value, in characters: any accepted id fits.
 pub const MAX_TAG_VALUE: usize = 256;
-/// Tags one list may be filtered by: each is a condition of the query.
+/// Maximum number of tags in the filter of a list: each is a condition of the database query.
 pub const MAX_TAG_FILTERS: usize = 8;
 
-/// What made it; a client may say so itself.
+/// Key for the program that created the object; clients may set it.
 pub const CREATED_BY: &str = "created_by";
-/// The scope it was made for, as `type:id`. Only the broker sets it.
+/// Key for the scope of the object, as `type:id`. Only the broker sets it.
 pub const SCOPE: &str = "scope";
-/// Who asked for it. Only the broker sets it.
+/// Key for the principal that requested the object. Only the broker sets it.
 pub const PRINCIPAL: &str = "principal";
 
-/// Whether a caller may set these; the refusal names the tag.
+/// Checks that a caller may set these tags; the error names the invalid tag.
 pub fn check(tags: &Tags) -> Result<(), ApiError> {
     if tags.len() > MAX_TAGS {
         return Err(ApiError::invalid(format!("tags: {} are too many; at most {MAX_TAGS} are kept", tags.len())));
@@ -52,12 +52,12 @@ pub fn check_value(key: &str, value: &str) -> Result<(), ApiError> {
     Err(ApiError::invalid(format!("tags.{key}: must have at most {MAX_TAG_VALUE} characters and no control characters")))
 }
 
-/// Neither `:` nor `=` is among them, so that a filter can be read in one way only.
+/// Excludes `:` and `=`, so that a filter is unambiguous.
 fn is_key(key: &str) -> bool {
     (1..=MAX_TAG_KEY).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-./".contains(&b))
 }
 
-/// `key:value` (or `key=value`), or `key` alone for any value.
+/// A tag to filter by: `key:value` or `key=value`, or `key` for any value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TagFilter {
     pub key: String,
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_that_can_not_be_kept_is_named() {
+    fn an_invalid_tag_is_named_in_the_error() {
         check(&tags("thread_id", "thr/1: ü")).unwrap();
         check(&tags(CREATED_BY, "ailsd")).unwrap();
         for (key, value) in [("", "x"), ("a b", "x"), ("a:b", "x"), ("scope", "thread:t"), ("k", "a\nb"), ("principal", "me")] {

@@ -1,4 +1,5 @@
-//! The thread routes (`/threads/{thread_id}/sandbox`): the same operations in their older shapes, and what a front end asks for.
+//! Requests and responses of the thread routes (`/threads/{thread_id}/sandbox`): the session operations in their legacy format, and
+//! the service discovery for front ends.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use crate::{
     session::{NegotiateResponse, State},
 };
 
-/// What `POST` and `GET /threads/{thread_id}/sandbox` answer.
+/// Response to `POST` and `GET /threads/{thread_id}/sandbox`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ThreadSandbox {
@@ -17,7 +18,7 @@ pub struct ThreadSandbox {
     pub endpoints: Endpoints,
     pub token: Secret,
     pub expires_at: Timestamp,
-    /// In the older spelling.
+    /// Legacy names of the granted capabilities.
     pub scopes: Vec<String>,
     pub refresh_before: Timestamp,
     pub session_id: SessionId,
@@ -30,7 +31,7 @@ pub struct ThreadSandbox {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Endpoints {
     pub http: String,
-    /// A terminal, at once.
+    /// WebSocket URL of a terminal.
     pub ws: String,
 }
 
@@ -51,7 +52,7 @@ impl From<NegotiateResponse> for ThreadSandbox {
     }
 }
 
-/// `GET /capabilities?thread_id=`: what a front end can reach for a thread, and with what.
+/// Response to `GET /capabilities?thread_id=`: the services that a front end can reach for a thread, with credentials.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Capabilities {
@@ -61,7 +62,7 @@ pub struct Capabilities {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Service {
-    /// Without `/v1` and without a slash at the end.
+    /// Base URL without `/v1` and without a trailing slash.
     pub url: String,
     pub token: Secret,
     pub protocol: String,
@@ -70,7 +71,7 @@ pub struct Service {
     pub session_id: SessionId,
 }
 
-/// What the signed notice to `POST /webhooks/threads` says.
+/// Body of the signed webhook `POST /webhooks/threads`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
@@ -88,9 +89,9 @@ pub enum ThreadEvent {
     Archived,
 }
 
-/// Whether there was a session to end.
+/// Response to a thread webhook: whether it ended a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct NoticeTaken {
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "NoticeTaken"))]
+pub struct ThreadNoticeResponse {
     pub ended: bool,
 }

@@ -1,4 +1,4 @@
-//! A moment in whole seconds, on the wire as RFC 3339 UTC with `Z`.
+//! Point in time in whole seconds, on the wire as RFC 3339 in UTC with `Z`.
 
 use std::{fmt, time::Duration};
 
@@ -22,12 +22,12 @@ impl Timestamp {
     pub fn plus(self, d: Duration) -> Self {
         Self(self.0.saturating_add(i64::try_from(d.as_secs()).unwrap_or(i64::MAX)))
     }
-    /// How long until then, zero when it is past.
+    /// Time since `earlier`, zero if `earlier` is later.
     pub fn saturating_since(self, earlier: Timestamp) -> Duration {
         Duration::from_secs(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
-    /// Whether something last done at this moment is due again. A clock that was set back makes it due at once: periodic work must not
-    /// stop until the clock has caught up.
+    /// Whether work that was last done at this time is due again. If the clock was set back, it is due immediately: otherwise periodic work
+    /// would stop until the clock has caught up.
     pub fn is_due(self, every: Duration, now: Timestamp) -> bool {
         now < self || now.saturating_since(self) >= every
     }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_written_with_z_and_read_with_any_offset() {
+    fn timestamps_are_written_in_utc_and_read_with_any_offset() {
         let t: Timestamp = serde_json::from_str("\"2026-02-27T21:20:00+01:00\"").unwrap();
         assert_eq!(serde_json::to_string(&t).unwrap(), "\"2026-02-27T20:20:00Z\"");
     }

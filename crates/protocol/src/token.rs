@@ -1,4 +1,4 @@
-//! Tokens that are made from others, taken back, looked into, or put into a URL; and the shares that let others have their own.
+//! Requests and responses for the delegation, sharing, revocation and introspection of tokens, for key rotation and for file links.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,13 +11,13 @@ use crate::{CapabilitySet, SandboxId, Secret, SessionId, ShareId, Timestamp, key
 pub struct DelegateRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capabilities: Option<Vec<String>>,
-    /// The older name of `capabilities`.
+    /// Legacy name of `capabilities`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scopes: Option<Vec<String>>,
-    /// Wished life in seconds.
+    /// Requested lifetime in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl: Option<u32>,
-    /// The new token then ends with this one.
+    /// Token to delegate from; the new token ends with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent_token: Option<Secret>,
     /// `jwt` or `opaque`.
@@ -30,7 +30,7 @@ pub struct DelegateRequest {
 pub struct DelegateResponse {
     pub token: Secret,
     pub expires_at: Timestamp,
-    /// Where it can be refreshed, when to.
+    /// Time to refresh the token, if it can be refreshed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refresh_before: Option<Timestamp>,
     pub granted_capabilities: CapabilitySet,
@@ -46,7 +46,7 @@ pub struct ShareRequest {
     pub principal: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capabilities: Option<Vec<String>>,
-    /// The older name of `capabilities`.
+    /// Legacy name of `capabilities`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scopes: Option<Vec<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -65,19 +65,19 @@ pub struct ShareInfo {
     pub created_at: Timestamp,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Timestamp>,
-    /// Whether the capabilities are the most the principal gets. Not so where session and sandbox are open to the whole workspace.
+    /// Whether the capabilities limit the principal. False if session and sandbox are accessible to the whole workspace.
     pub is_limit: bool,
 }
 
-/// `POST /internal/tokens/revoke`: exactly one of the first five.
+/// `POST /internal/tokens/revoke`: exactly one of the first five fields must be set.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RevokeRequest {
-    /// A token's id, or a share's: every token that came by it.
+    /// Id of a token, or of a share: revokes every token derived from it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub jti: Option<String>,
-    /// An API key's id: every token issued under it.
+    /// Id of an API key: revokes every token issued under it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grant: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -86,7 +86,7 @@ pub struct RevokeRequest {
     pub principal: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<String>,
-    /// Of `principal`, and of a `jti` that is no longer known; the caller's own unless told.
+    /// Workspace of `principal`, or of a `jti` that is no longer known; the caller's own by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace: Option<String>,
 }
@@ -94,7 +94,7 @@ pub struct RevokeRequest {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RevokeResponse {
-    /// Grows with every revocation of a workspace; none where a sandbox's key was rotated instead.
+    /// Increases with every revocation of a workspace; absent if a sandbox's key was rotated instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequence: Option<u64>,
     pub revoked_at: Timestamp,
@@ -113,9 +113,9 @@ pub struct RotateKeyRequest {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RotationMode {
-    /// Tokens of the old key are good until they expire.
+    /// Tokens of the old key remain valid until they expire.
     Graceful,
-    /// They are refused from now on, and open streams end.
+    /// Tokens of the old key are refused immediately, and open streams end.
     #[default]
     Immediate,
 }
@@ -125,12 +125,12 @@ pub enum RotationMode {
 pub struct RotateKeyResponse {
     pub sandbox_id: SandboxId,
     pub generation: u32,
-    /// Until when tokens of older generations count, if they do.
+    /// Time until which tokens of older generations remain valid, if they do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub old_keys_until: Option<Timestamp>,
 }
 
-/// RFC 7662, with what else our tokens say. Of an inactive token nothing is said but that.
+/// Introspection response of RFC 7662 with Cobox's own claims. For an inactive token it contains only `active`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Introspection {
@@ -145,12 +145,12 @@ pub struct IntrospectedToken {
     pub token_type: String,
     /// `jwt` or `opaque`.
     pub token_format: String,
-    /// The older spelling, space-separated, as in the token.
+    /// Legacy capability names, space-separated, as in the token.
     pub scope: String,
     pub granted_capabilities: CapabilitySet,
     pub iss: String,
     pub sub: String,
-    /// The principal, by the RFC's name for it.
+    /// The principal, under the RFC's field name.
     pub username: String,
     pub aud: SandboxId,
     pub iat: i64,
@@ -165,7 +165,7 @@ pub struct IntrospectedToken {
     pub thread_id: Option<String>,
     pub sandbox_id: SandboxId,
     pub workspace: String,
-    /// The generation of the key it is signed with.
+    /// Generation of the signing key.
     #[serde(rename = "gen")]
     pub generation: u32,
     pub grant: String,
@@ -178,12 +178,12 @@ pub struct IntrospectedToken {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct FileLinkRequest {
-    /// Absolute in the sandbox.
+    /// Absolute path in the sandbox.
     pub path: String,
     /// `GET` (default) or `PUT`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<String>,
-    /// Wished life in seconds.
+    /// Requested lifetime in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl: Option<u32>,
 }
@@ -191,7 +191,7 @@ pub struct FileLinkRequest {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileLinkResponse {
-    /// Whoever has it may do this one thing: treat it as a secret.
+    /// Anyone with this URL can perform this one operation: treat it as a secret.
     pub url: Secret,
     pub expires_at: Timestamp,
     pub path: String,

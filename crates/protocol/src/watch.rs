@@ -1,13 +1,13 @@
-//! `GET /v1/watch`: what happens to the sandbox's files, as server-sent events.
+//! File changes in the sandbox, sent by `GET /v1/watch` as server-sent events.
 //!
-//! `event:` is the kind (`ready`, `created`, `modified`, `removed`, `renamed`, `overflow`, `error`), `id:` the cursor to come back with
-//! as `Last-Event-ID` or `?cursor=`, and `data:` one of the shapes below.
+//! `event:` is the kind (`ready`, `created`, `modified`, `removed`, `renamed`, `overflow`, `error`), `id:` the cursor to resume with as
+//! `Last-Event-ID` or `?cursor=`, and `data:` one of the types below.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Timestamp, fs::FileKind};
 
-/// First, and after a resume: everything after this cursor follows.
+/// First event, also after a resume: all changes after this cursor follow.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WatchReady {
@@ -18,7 +18,7 @@ pub struct WatchReady {
     pub recursive: bool,
 }
 
-/// One change, after those of a short moment were put together.
+/// One change. Changes of the same file within a short time are merged.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WatchEvent {
@@ -28,7 +28,7 @@ pub struct WatchEvent {
     pub kind: FileKind,
     pub by: ChangedBy,
     pub at: Timestamp,
-    /// Of a rename, with `to`, which is `path`.
+    /// Old path of a rename. `to` is the new one, the same as `path`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -39,18 +39,18 @@ pub struct WatchEvent {
     pub to_b64: Option<String>,
 }
 
-/// Who made a change.
+/// Author of a change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum ChangedBy {
-    /// Through boxd.
+    /// A client, through boxd.
     Client { principal: String, actor: String },
-    /// A program of the sandbox: always the word `process`.
+    /// A program in the sandbox; the value is always `process`.
     Process(String),
 }
 
-/// Events were lost: look at the files again.
+/// Events were lost; the client must list the files again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WatchOverflow {
@@ -62,14 +62,14 @@ pub struct WatchOverflow {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum OverflowReason {
-    /// The cursor is older than what is kept, or of another life of the sandbox.
+    /// The cursor is older than the kept events, or belongs to an earlier run of the sandbox.
     CursorExpired,
-    /// This reader was slower than the changes.
+    /// The client read more slowly than changes occurred.
     FellBehind,
     /// The kernel dropped events.
     KernelQueue,
-    /// More directories than may be watched: those beyond are not.
+    /// The limit of watched directories is reached; further directories are not watched.
     WatchLimit,
-    /// What was watched was removed or moved away. The stream ends.
+    /// The watched path was removed or moved away. The stream ends.
     Gone,
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use cobox_protocol::{
     SandboxId,
-    audit::Claims,
+    audit::ClaimBatch,
     control::{BoxdStatus, ControlState},
-    event::Happenings,
+    event::ActivityBatch,
 };
 use http::{Method, Request, header};
 use http_body_util::{BodyExt, Full, Limited};
@@ -40,9 +40,9 @@ pub async fn fetch_status(provider: &dyn Provider, id: &SandboxId) -> Result<Box
 }
 
 /// Fetches the records of boxd's audit log that follow number `after` of the boxd run named `life`. boxd may discard those up to `after`.
-pub async fn fetch_claims(provider: &dyn Provider, id: &SandboxId, life: &str, after: u64) -> Result<Claims, ProviderError> {
+pub async fn fetch_claims(provider: &dyn Provider, id: &SandboxId, life: &str, after: u64) -> Result<ClaimBatch, ProviderError> {
     if provider.adapter().is_some() {
-        return Ok(Claims { life: life.to_owned(), items: Vec::new(), lost: 0, more: false });
+        return Ok(ClaimBatch { life: life.to_owned(), items: Vec::new(), lost: 0, more: false });
     }
     // The name of a run comes from the sandbox: only letters and digits are put into the path.
     let life: String = life.chars().filter(char::is_ascii_alphanumeric).collect();
@@ -55,7 +55,7 @@ pub async fn fetch_activity(
     id: &SandboxId,
     (life, after): (&str, u64),
     wait: Duration,
-) -> Result<Happenings, ProviderError> {
+) -> Result<ActivityBatch, ProviderError> {
     let life: String = life.chars().filter(char::is_ascii_alphanumeric).collect();
     let path = format!("/control/happenings?life={life}&after={after}&wait={}", wait.as_secs());
     call_with_timeout(provider, id, Method::GET, &path, Vec::new(), wait + RESPONSE_TIMEOUT).await

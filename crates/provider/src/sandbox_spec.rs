@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use cobox_protocol::{
     SnapshotId, VolumeId,
-    making::{Env, Resources},
+    resources::{Env, Resources},
 };
 use serde::{Deserialize, Serialize};
 

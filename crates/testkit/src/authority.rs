@@ -1,4 +1,4 @@
-//! A certificate authority made by openssl, and what it signs: for brokers that serve TLS.
+//! Certificate authority and certificates, created with openssl, for brokers that serve TLS.
 
 use std::{
     path::{Path, PathBuf},
@@ -13,7 +13,7 @@ pub struct TestAuthority {
     dir: TempDir,
 }
 
-/// A certificate and its key, in files.
+/// Files of a certificate and its key.
 #[derive(Clone, Debug)]
 pub struct TestCertificate {
     pub cert: PathBuf,
@@ -21,7 +21,7 @@ pub struct TestCertificate {
 }
 
 impl TestAuthority {
-    #[allow(clippy::new_without_default, reason = "a default that makes files would surprise")]
+    #[allow(clippy::new_without_default, reason = "a default must not create files")]
     pub fn new() -> Self {
         let authority = Self { dir: tempfile::tempdir().expect("a temporary directory") };
         let (key, cert) = (authority.path("ca.key"), authority.certificate());
@@ -29,7 +29,7 @@ impl TestAuthority {
         authority
     }
 
-    /// What clients must trust.
+    /// The CA certificate, which clients must trust.
     pub fn certificate(&self) -> PathBuf {
         self.path("ca.crt")
     }
@@ -38,12 +38,12 @@ impl TestAuthority {
         std::fs::read(self.certificate()).expect("its own certificate")
     }
 
-    /// Beside its files.
+    /// Path of a file in the authority's directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// A certificate for this machine's loopback, with `name` as its subject.
+    /// Issues a certificate for loopback, with `name` as its subject.
     pub fn sign(&self, name: &str) -> TestCertificate {
         let file = |end: &str| self.path(&format!("{name}.{end}"));
         let signed = TestCertificate { cert: file("crt"), key: file("key") };
@@ -58,7 +58,7 @@ impl TestAuthority {
 }
 
 fn text(path: &Path) -> &str {
-    path.to_str().expect("a path of letters")
+    path.to_str().expect("a UTF-8 path")
 }
 
 fn openssl(args: &[&str]) {

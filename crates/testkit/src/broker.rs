@@ -1,4 +1,4 @@
-//! A broker in a process of its own, as a user would start it, that can be killed at any moment and started again.
+//! A broker in a separate process, started as a user would start it, that tests can kill and restart at any time.
 
 use std::{
     fs,
@@ -22,17 +22,17 @@ use crate::eventually;
 
 #[derive(Clone, Debug, Default)]
 pub struct BrokerOptions {
-    /// `config.toml` of its data directory.
+    /// Contents of `config.toml` in its data directory.
     pub config: String,
-    /// Run it as this user instead of the one that runs the tests.
+    /// User that runs the broker, instead of the one that runs the tests.
     pub uid: Option<u32>,
-    /// As `cobox serve` runs it, with log lines of JSON.
+    /// Runs `cobox serve` with JSON logs instead of `cobox up`.
     pub is_serving: bool,
-    /// A database that it shares with others, as `cobox serve` does; they have their master key alike.
+    /// Database shared with other brokers, for `cobox serve`; all brokers have the same master key.
     pub database: Option<Secret>,
-    /// Log everything there is.
+    /// Logs at the `trace` level.
     pub is_verbose: bool,
-    /// Puts the data directory on a disk of its own with this many bytes, which a test can fill. Needs root.
+    /// Size of a separate disk for the data directory, which a test can fill. Requires root.
     pub disk_bytes: Option<u64>,
     /// Directory with another build's `cobox` and `boxd`, which run until [`TestBroker::upgrade`].
     pub programs: Option<PathBuf>,
@@ -71,7 +71,7 @@ impl TestBroker {
         }
         let mut programs = options.programs.clone().unwrap_or_else(built_programs);
         if let Some(uid) = options.uid {
-            // Another user may not reach the directory the programs were built in.
+            // Another user may not have access to the build directory.
             let copies = home.path().join("bin");
             fs::create_dir(&copies).expect("a directory for the programs");
             for name in ["cobox", "boxd"] {
@@ -88,10 +88,10 @@ impl TestBroker {
         broker
     }
 
-    /// Starts it again over what it left.
+    /// Starts the broker, over existing data if there is any.
     pub async fn launch(&mut self) {
         assert!(self.child.is_none(), "it still runs");
-        // A killed one leaves its address behind.
+        // A killed broker leaves its address file.
         let _ = fs::remove_file(self.data_dir().join("broker.json"));
         let log = fs::File::options().create(true).append(true).open(self.home.path().join("broker.log")).expect("a log");
         let mut command = self.cobox();
@@ -155,12 +155,12 @@ impl TestBroker {
         fs::read_to_string(self.home.path().join("broker.log")).unwrap_or_default()
     }
 
-    /// The operator the broker made at its first start.
+    /// Client with the operator key that the broker created at its first start.
     pub fn client(&self) -> Client {
         Client::new(&self.url, self.key.clone()).expect("a client")
     }
 
-    /// A client for somebody new.
+    /// Creates a principal's key and returns a client with it.
     pub async fn client_of(&self, name: &str, kind: PrincipalKind, workspace: Option<&str>) -> Client {
         Client::new(&self.url, self.key_of(name, kind, workspace).await).expect("a client")
     }
@@ -170,7 +170,7 @@ impl TestBroker {
         self.client().create_key(&request).await.expect("a key").api_key
     }
 
-    /// The command-line program, pointed at this broker.
+    /// The `cobox` program, configured for this broker.
     pub fn cobox(&self) -> Command {
         let mut command = Command::new(self.programs.join("cobox"));
         command.env_clear().env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", self.home.path());
@@ -180,7 +180,7 @@ impl TestBroker {
         command
     }
 
-    /// Ends it as a crash would.
+    /// Kills the broker, as a crash would.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().expect("it can be killed");
@@ -188,7 +188,7 @@ impl TestBroker {
         }
     }
 
-    /// Ends it as Ctrl-C does and waits.
+    /// Sends the signal of Ctrl-C and waits for the end.
     pub fn interrupt(&mut self) -> std::process::ExitStatus {
         let mut child = self.child.take().expect("it runs");
         let pid = Pid::from_raw(child.id() as i32).expect("a pid");
@@ -196,13 +196,13 @@ impl TestBroker {
         child.wait().expect("it is reaped")
     }
 
-    /// Takes away what a boot would: a dead broker's control groups and sockets.
+    /// Removes what a reboot would remove: a dead broker's control groups and sockets.
     pub fn sweep(&self) {
         assert!(self.child.is_none(), "it still runs");
         crate::leftovers::sweep(&self.data_dir());
     }
 
-    /// The first process of each running sandbox, by sandbox.
+    /// Id and first process of each running sandbox.
     pub fn sandbox_pids(&self) -> Vec<(String, i32)> {
         let entries = fs::read_dir(self.data_dir().join("sandboxes")).into_iter().flatten().flatten();
         entries
@@ -217,34 +217,34 @@ impl TestBroker {
 impl Drop for TestBroker {
     fn drop(&mut self) {
         if self.child.is_some() && !std::thread::panicking() {
-            // In order, as a user would: it takes its sandboxes' groups and sockets with it.
+            // A regular shutdown removes the control groups and sockets of its sandboxes.
             self.interrupt();
         }
         self.kill();
         for (_, pid) in self.sandbox_pids() {
-            // Recorded by our own broker moments ago; gone already is as good.
+            // Recorded by this broker a moment ago. Errors are ignored: the process may have ended already.
             if let Some(pid) = Pid::from_raw(pid) {
                 let _ = kill_process(pid, Signal::KILL);
             }
         }
         crate::leftovers::sweep(&self.data_dir());
         if self.options.disk_bytes.is_some() {
-            // Images on it may be on their way out; it goes with the last of them.
+            // Lazily, because images on it may still be in use; it is unmounted with the last of them.
             let _ = Command::new("umount").arg("-l").arg(self.data_dir()).status();
         }
         if std::thread::panicking() {
             let log = self.log();
             let tail: Vec<_> = log.lines().rev().take(40).collect();
-            #[allow(clippy::print_stderr, reason = "what a failed test shows")]
+            #[allow(clippy::print_stderr, reason = "output of a failed test")]
             {
-                eprintln!("the broker's last words:");
+                eprintln!("the broker's last log lines:");
                 tail.iter().rev().for_each(|line| eprintln!("  {line}"));
             }
         }
     }
 }
 
-/// A filesystem of its own at a directory.
+/// Mounts a separate file system at a directory.
 fn mount_disk(image: &Path, bytes: u64, at: &Path) {
     fs::File::create(image).and_then(|file| file.set_len(bytes)).expect("an image");
     for command in
@@ -255,7 +255,7 @@ fn mount_disk(image: &Path, bytes: u64, at: &Path) {
     }
 }
 
-/// Where this build put `cobox` and `boxd`: two up from the test program.
+/// Directory of the built `cobox` and `boxd`: two levels above the test program.
 fn built_programs() -> PathBuf {
     let test = std::env::current_exe().expect("a running program");
     let dir = test.parent().and_then(Path::parent).expect("target/…/deps").to_owned();

@@ -1,4 +1,5 @@
-//! What a broker and its sandboxes could leave on the machine: processes, mounts, control groups, directories, sockets, loop devices.
+//! Resources that a broker and its sandboxes could leave on the machine: processes, mounts, control groups, directories, sockets, loop
+//! devices.
 
 use std::{
     collections::BTreeSet,
@@ -10,10 +11,10 @@ use sha2::{Digest, Sha256};
 
 use crate::TestBroker;
 
-/// A look at everything that carries one broker's mark; others on the machine don't count.
+/// All resources on the machine that belong to one broker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leftovers {
-    /// Of sandboxes: those that have a file of the broker's open or are in its groups, and the broker's unreaped children.
+    /// Sandbox processes, which have a file of the broker open or are in its control groups, and unreaped children of the broker.
     pub processes: BTreeSet<String>,
     pub network_namespaces: BTreeSet<String>,
     pub mounts: BTreeSet<String>,
@@ -47,7 +48,7 @@ impl Leftovers {
         }
     }
 
-    /// Waits until nothing is left; shows what is, if that doesn't come.
+    /// Waits until nothing is left; panics with the list of leftovers after [`crate::PATIENCE`].
     pub async fn wait_for_none(broker: &TestBroker) {
         let deadline = tokio::time::Instant::now() + crate::PATIENCE;
         loop {
@@ -55,21 +56,21 @@ impl Leftovers {
             if now == Self::default() {
                 return;
             }
-            assert!(tokio::time::Instant::now() < deadline, "something was left behind: {now:#?}\n{}", now.described());
+            assert!(tokio::time::Instant::now() < deadline, "resources were left on the machine: {now:#?}\n{}", now.described());
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     }
 }
 
 impl Leftovers {
-    /// What the processes are, for people.
+    /// Description of the processes for the panic message.
     fn described(&self) -> String {
         let stat = |pid: &String| fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_else(|e| format!("{pid}: {e}"));
         self.processes.iter().map(stat).collect()
     }
 }
 
-/// What the local provider names its groups and sockets by.
+/// Tag in the names of the local provider's control groups and sockets.
 fn tag(data_dir: &Path) -> String {
     Sha256::digest(data_dir.as_os_str().as_encoded_bytes())[..6].iter().map(|b| format!("{b:02x}")).collect()
 }
@@ -82,7 +83,7 @@ fn lines_with(file: &str, text: &str) -> BTreeSet<String> {
     fs::read_to_string(file).unwrap_or_default().lines().filter(|l| l.contains(text)).map(str::to_owned).collect()
 }
 
-/// Every group of this broker's sandboxes, the innermost last.
+/// Control groups of this broker's sandboxes, the innermost last.
 pub fn cgroups(data_dir: &Path) -> BTreeSet<PathBuf> {
     let tag = tag(data_dir);
     let mut found = BTreeSet::new();
@@ -124,13 +125,13 @@ fn processes(data_dir: &str, cgroups: &BTreeSet<PathBuf>, broker: Option<u32>) -
     found
 }
 
-/// Takes a dead broker's groups and sockets away, so that a test which kills it leaves the machine as it was.
+/// Removes the control groups and sockets of a dead broker, so that a test that kills its broker leaves nothing on the machine.
 pub fn sweep(data_dir: &Path) {
     let Ok(data_dir) = fs::canonicalize(data_dir) else { return };
     for group in cgroups(&data_dir).iter().rev() {
         for _ in 0..200 {
             match fs::remove_dir(group) {
-                // Its last process is still on its way out.
+                // Its last process has not ended yet.
                 Err(e) if e.kind() == io::ErrorKind::ResourceBusy => std::thread::sleep(std::time::Duration::from_millis(5)),
                 _ => break,
             }

@@ -1,5 +1,5 @@
-//! A real PostgreSQL for tests: one server a test process, started when first asked for, and a database of its own for each
-//! test. A test that stops its server gets one of its own. It ends with the process that started it, however that ends.
+//! Real PostgreSQL servers for tests: one server per test process, started on first use, with a separate database for each test. A test
+//! that stops its server has its own. A server ends with the process that started it, even if that process is killed.
 
 use std::{
     ffi::OsStr,
@@ -20,13 +20,14 @@ use tokio::sync::OnceCell;
 
 use crate::eventually;
 
-/// Where Debian keeps each version's programs.
+/// Directory of each version's programs on Debian.
 const VERSIONS: &str = "/usr/lib/postgresql";
 const USER: &str = "cobox";
-/// The password in every URL. The server lets everybody in who reaches its socket, so it only serves to be looked for later.
+/// Password in every database URL. The server accepts every connection to its socket without checking it; tests search logs and errors
+/// for it.
 pub const DATABASE_PASSWORD: &str = "a-database-password-nobody-may-see";
 
-/// An empty database.
+/// An empty database on a test server.
 pub struct TestDatabase {
     name: String,
     server: Arc<Server>,
@@ -37,7 +38,7 @@ impl TestDatabase {
         Self::on(server().await).await
     }
 
-    /// On a server that no other test uses, which may be stopped.
+    /// Creates a database on a separate server, which the test may stop.
     pub async fn on_own_server() -> Self {
         Self::on(Arc::new(Server::start().await)).await
     }
@@ -45,32 +46,33 @@ impl TestDatabase {
     async fn on(server: Arc<Server>) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let name = format!("test_{}", NEXT.fetch_add(1, Ordering::Relaxed));
-        server.psql("postgres", &format!("CREATE DATABASE {name}")).unwrap_or_else(|e| panic!("making a database: {e}"));
+        server.psql("postgres", &format!("CREATE DATABASE {name}")).unwrap_or_else(|e| panic!("creating a database: {e}"));
         Self { name, server }
     }
 
-    /// Stops the server: connections end, and new ones are refused. Only for a database made by [`TestDatabase::on_own_server`].
+    /// Stops the server: connections end, and new ones are refused. Only with [`TestDatabase::on_own_server`].
     pub async fn stop_server(&self) {
-        self.server.tell("stop");
+        self.server.command("stop");
         eventually("PostgreSQL to stop", || async { self.server.psql("postgres", "SELECT 1").is_err().then_some(()) }).await;
     }
 
     pub async fn start_server(&self) {
-        self.server.tell("start");
+        self.server.command("start");
         eventually("PostgreSQL to answer", || async { self.server.psql("postgres", "SELECT 1").ok() }).await;
     }
 
-    /// Ends the server without a checkpoint or a word to its clients, as a crash does. As for [`TestDatabase::stop_server`].
+    /// Ends the server as a crash does, without a checkpoint and without closing its clients' connections. Only with
+    /// [`TestDatabase::on_own_server`].
     pub async fn crash_server(&self) {
-        self.server.tell("crash");
+        self.server.command("crash");
         eventually("PostgreSQL to end", || async { self.server.psql("postgres", "SELECT 1").is_err().then_some(()) }).await;
     }
 
-    /// A standby by streaming replication. Each synchronous commit waits until the standby has it. Only for a database made by
+    /// Adds a standby with synchronous streaming replication: each commit waits until the standby has it. Only with
     /// [`TestDatabase::on_own_server`].
     pub async fn add_standby(&self) -> Self {
         let standby = Server::start_standby(&self.server).await;
-        // Not before the copy was made: a promoted standby has no standby of its own to wait for.
+        // After the base backup, so that the standby does not inherit the setting: after its promotion it has no standby to wait for.
         for statement in ["ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()"] {
             self.server.psql("postgres", statement).unwrap_or_else(|e| panic!("{statement}: {e}"));
         }
@@ -82,7 +84,7 @@ impl TestDatabase {
         Self { name: self.name.clone(), server: Arc::new(standby) }
     }
 
-    /// Makes a standby the primary.
+    /// Promotes a standby to primary.
     pub fn promote(&self) {
         assert_eq!(self.sql("SELECT pg_promote()"), "t", "the standby is promoted");
     }
@@ -92,7 +94,7 @@ impl TestDatabase {
         format!("postgres://{USER}:{DATABASE_PASSWORD}@{socket}/{}", self.name)
     }
 
-    /// By way of somebody who passes everything on to [`TestDatabase::socket`].
+    /// URL by way of a proxy that forwards to [`TestDatabase::socket`].
     pub fn secret_url_at(&self, address: SocketAddr) -> Secret {
         Secret::new(format!("postgres://{USER}:{DATABASE_PASSWORD}@{address}/{}", self.name))
     }
@@ -101,17 +103,17 @@ impl TestDatabase {
         self.server.dir.join(".s.PGSQL.5432")
     }
 
-    /// As the broker takes it.
+    /// URL for the broker's configuration.
     pub fn secret_url(&self) -> Secret {
         Secret::new(self.url())
     }
 
-    /// Where the server keeps its files and its log.
+    /// Directory of the server's files and log.
     pub fn server_dir(&self) -> PathBuf {
         self.server.dir.clone()
     }
 
-    /// What a statement answers, a line a row, for whoever must look beneath the store.
+    /// Executes a statement directly, below the store, and returns its result with one line per row.
     pub fn sql(&self, statement: &str) -> String {
         self.server.psql(&self.name, statement).unwrap_or_else(|e| panic!("{statement}: {e}"))
     }
@@ -121,13 +123,14 @@ struct Server {
     /// Holds the data, the log and the socket.
     dir: PathBuf,
     programs: PathBuf,
-    /// A shell that starts and stops the server as its standard input says, and ends it when that ends: ours to hold, the kernel's to close.
-    _keeper: Child,
+    /// Shell that starts and stops the server by commands on its standard input, and ends the server at end of input. The kernel closes the
+    /// input when this process ends in any way.
+    _supervisor: Child,
     commands: Mutex<ChildStdin>,
 }
 
-/// One line is one command.
-const KEEPER: &str = r#"
+/// Script of the supervisor; each line of its input is a command.
+const SUPERVISOR: &str = r#"
 dir=$1; shift
 "$@" &
 while read -r command; do
@@ -171,16 +174,16 @@ impl Server {
 
     async fn run(dir: PathBuf, programs: PathBuf) -> Self {
         let log = fs::File::create(dir.join("log")).expect("a log");
-        let mut keeper = as_server_user(OsStr::new("/bin/sh"), &dir);
-        keeper
-            .args(["-c", KEEPER, "sh"])
+        let mut supervisor = as_server_user(OsStr::new("/bin/sh"), &dir);
+        supervisor
+            .args(["-c", SUPERVISOR, "sh"])
             .arg(&dir)
             .arg(programs.join("postgres"))
             .arg("-D")
             .arg(dir.join("data"))
             .arg("-k")
             .arg(&dir)
-            // Nobody reaches it over the network. What a power cut would take is not what tests are about, only benchmarks.
+            // Not reachable over the network. Durability after a power failure matters only to benchmarks, which set COBOX_TEST_SYNC.
             .args(["-c", "listen_addresses=", "-c", "max_connections=200"])
             .args(if std::env::var_os("COBOX_TEST_SYNC").is_some() {
                 [].as_slice()
@@ -192,9 +195,9 @@ impl Server {
             .stdout(log.try_clone().expect("a log"))
             .stderr(log)
             .process_group(0);
-        let mut keeper = keeper.spawn().expect("a shell runs");
-        let commands = Mutex::new(keeper.stdin.take().expect("its input is a pipe"));
-        let server = Self { _keeper: keeper, commands, dir, programs };
+        let mut supervisor = supervisor.spawn().expect("a shell runs");
+        let commands = Mutex::new(supervisor.stdin.take().expect("its input is a pipe"));
+        let server = Self { _supervisor: supervisor, commands, dir, programs };
         eventually("PostgreSQL to answer", || {
             let answer = server.psql("postgres", "SELECT 1");
             async { answer.ok() }
@@ -203,9 +206,9 @@ impl Server {
         server
     }
 
-    fn tell(&self, command: &str) {
+    fn command(&self, command: &str) {
         let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
-        writeln!(commands, "{command}").expect("the keeper reads");
+        writeln!(commands, "{command}").expect("the supervisor reads");
     }
 
     fn psql(&self, database: &str, statement: &str) -> Result<String, String> {
@@ -223,7 +226,7 @@ impl Server {
     }
 }
 
-/// A directory that the server's user owns.
+/// Creates a directory owned by the server's user.
 fn new_dir() -> PathBuf {
     let dir = tempfile::Builder::new().prefix("cobox-pg-").tempdir().expect("a temporary directory").keep();
     if let Some((uid, gid)) = server_user() {
@@ -232,7 +235,7 @@ fn new_dir() -> PathBuf {
     dir
 }
 
-/// PostgreSQL refuses to run as root.
+/// User for the server if the tests run as root, because PostgreSQL refuses to run as root.
 fn server_user() -> Option<(u32, u32)> {
     rustix::process::geteuid().is_root().then(unprivileged)
 }
@@ -246,7 +249,8 @@ fn as_server_user(program: &OsStr, dir: &Path) -> Command {
     command
 }
 
-/// An empty server's files, beside the test programs: every test process needs some, and a copy takes a tenth of making them.
+/// Template of an initialized data directory, beside the test programs: every test process needs one, and a copy takes a tenth of the time
+/// of initdb.
 fn template(programs: &Path) -> PathBuf {
     let version = programs.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
     let user = rustix::process::geteuid().as_raw();
@@ -254,10 +258,10 @@ fn template(programs: &Path) -> PathBuf {
     tests.with_file_name(format!("postgres-{version}-{user}"))
 }
 
-/// Whole or not at all, whoever else keeps one at the same time.
+/// Stores the template atomically, because other test processes may store it at the same time.
 fn keep(data: &Path, template: &Path) {
     let new = template.with_extension(std::process::id().to_string());
-    // Who comes second finds one there. Without one, each goes on making its own.
+    // The second process fails, because a template exists. Without a template, each process runs initdb.
     let _ = if copy(data, &new) { fs::rename(&new, template) } else { Ok(()) };
     let _ = fs::remove_dir_all(&new);
 }
@@ -270,7 +274,7 @@ fn copy(from: &Path, to: &Path) -> bool {
     is_copied
 }
 
-/// The newest version's programs; most of them are on nobody's path.
+/// Programs of the newest version; most of them are not on the path.
 fn programs() -> PathBuf {
     let version = |path: &Path| path.file_name().and_then(OsStr::to_str).and_then(|name| name.parse::<u32>().ok());
     let found = fs::read_dir(VERSIONS).into_iter().flatten().flatten().map(|e| e.path());
@@ -283,7 +287,7 @@ fn programs() -> PathBuf {
     on_path.expect("PostgreSQL's server programs are installed: run scripts/setup")
 }
 
-/// The user the package made, or the one that owns nothing.
+/// The `postgres` user of the package, or `nobody`.
 fn unprivileged() -> (u32, u32) {
     let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
     let ids = |name: &str| {

@@ -1,4 +1,4 @@
-//! A small ext4 filesystem that a test can fill up or turn read-only. Needs root: it is mounted from a loop device.
+//! A small ext4 file system that a test can fill or make read-only. Requires root, because it is mounted from a loop device.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-/// Room for a broker's database and not much more, in bytes.
+/// Size in bytes: enough for a broker's database and little more.
 const SIZE: u64 = 24 << 20;
 const FILLER: &str = "filler";
 
@@ -30,7 +30,7 @@ impl SmallDisk {
         self.dir.path().join("mounted")
     }
 
-    /// Writes a file until there is no room for another byte.
+    /// Fills the file system to the last byte.
     pub fn fill(&self) {
         let mut filler = fs::File::create(self.path().join(FILLER)).expect("a file");
         for size in [1 << 16, 1 << 12, 1] {
@@ -38,11 +38,11 @@ impl SmallDisk {
         }
     }
 
-    pub fn make_room(&self) {
+    pub fn free_space(&self) {
         fs::remove_file(self.path().join(FILLER)).expect("the filler is there");
     }
 
-    /// As the kernel does when it finds the filesystem damaged.
+    /// Makes the file system read-only, as the kernel does when it finds an error in it.
     pub fn turn_read_only(&self) {
         let mounts = fs::read_to_string("/proc/mounts").expect("a list of mounts");
         let at = self.path();
@@ -55,7 +55,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Lazily: what a test left open ends with its process.
+        // Lazily, because files that the test left open are closed only when its process ends.
         let _ = Command::new("umount").arg("-l").arg(self.path()).status();
     }
 }

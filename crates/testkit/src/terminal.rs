@@ -1,4 +1,4 @@
-//! A person at a terminal: a real pty with a program in it, a screen that shows what the program draws, and a keyboard.
+//! A user at a terminal: a real pty that runs a program, a terminal emulator for its output, and keyboard input.
 
 use std::{
     fs::File,
@@ -17,12 +17,12 @@ use rustix::{
 
 use crate::eventually;
 
-/// What is remembered of all that was ever printed, in bytes.
-const MEMORY: usize = 4 * 1024 * 1024;
-/// How much of it a failed test shows, in bytes.
-const LAST_PRINTED: usize = 600;
-/// How long what a program that ended printed is waited for, where something else keeps its terminal.
-const LAST_WORDS_WITHIN: Duration = Duration::from_secs(2);
+/// Maximum output that is kept, in bytes.
+const MAX_OUTPUT_BYTES: usize = 4 * 1024 * 1024;
+/// Output that a failed test prints, in bytes.
+const FAILURE_OUTPUT_BYTES: usize = 600;
+/// Maximum wait for the remaining output of an ended program while another process keeps its terminal open.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub struct TestTerminal {
     name: &'static str,
@@ -31,13 +31,13 @@ pub struct TestTerminal {
     screen: Arc<Mutex<vt100::Parser<Answers>>>,
     printed: Arc<Mutex<Vec<u8>>>,
     frozen: Arc<(Mutex<bool>, Condvar)>,
-    /// Reads what is printed until nobody has the terminal any more.
+    /// Reads the output until no process has the terminal open.
     reader: JoinHandle<()>,
 }
 
-/// What it shows: text with colours, cursor and whether it is shown, the alternate screen, and what keys, mouse and pastes send.
+/// State of the screen: text with colors, cursor and its visibility, alternate screen, and input modes for keys, mouse and paste.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shown {
+pub struct ScreenState {
     pub text: String,
     pub formatted: Vec<u8>,
     pub cursor: (u16, u16),
@@ -46,7 +46,7 @@ pub struct Shown {
     pub input_modes: Vec<u8>,
 }
 
-/// What a terminal says of itself when asked.
+/// Replies of the terminal to status queries.
 #[derive(Default)]
 struct Answers(Vec<u8>);
 
@@ -65,14 +65,14 @@ impl vt100::Callbacks for Answers {
 }
 
 impl TestTerminal {
-    /// Starts the program with this terminal as its own.
+    /// Starts the program with this terminal as its controlling terminal.
     pub fn start(name: &'static str, program: &Command, (cols, rows): (u16, u16)) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a pty");
         grantpt(&master).and_then(|()| unlockpt(&master)).expect("its other side");
         tcsetwinsize(&master, winsize(cols, rows)).expect("a size");
         let path = ptsname(&master, Vec::new()).expect("its name").into_string().expect("UTF-8");
         let slave = || Stdio::from(File::options().read(true).write(true).open(&path).expect("its other side"));
-        // The program must be the terminal's own, or it never hears that the window has another size.
+        // The terminal must be the program's controlling terminal, or the program receives no SIGWINCH.
         let mut command = Command::new("setsid");
         command.arg("--ctty").arg(program.get_program()).args(program.get_args()).env_clear().env("TERM", "xterm-256color");
         command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
@@ -89,20 +89,24 @@ impl TestTerminal {
             let mut buffer = [0; 16 * 1024];
             loop {
                 let (held, thaws) = &*is_frozen;
-                drop(thaws.wait_while(held.lock().expect("nobody panics with it"), |held| *held).expect("nobody panics with it"));
-                // Ends when the program and all it started have let go of the terminal.
+                drop(
+                    thaws
+                        .wait_while(held.lock().expect("no thread panics while holding it"), |held| *held)
+                        .expect("no thread panics while holding it"),
+                );
+                // Ends when the program and all its descendants have closed the terminal.
                 let Ok(n @ 1..) = output.read(&mut buffer) else { return };
                 let answers = {
-                    let mut screen = seen.lock().expect("nobody panics with it");
+                    let mut screen = seen.lock().expect("no thread panics while holding it");
                     screen.process(&buffer[..n]);
                     std::mem::take(&mut screen.callbacks_mut().0)
                 };
-                let mut all = remembered.lock().expect("nobody panics with it");
+                let mut all = remembered.lock().expect("no thread panics while holding it");
                 all.extend_from_slice(&buffer[..n]);
-                let excess = all.len().saturating_sub(MEMORY);
+                let excess = all.len().saturating_sub(MAX_OUTPUT_BYTES);
                 all.drain(..excess);
                 drop(all);
-                // A program that has gone needs no answer.
+                // Errors are ignored, because an ended program needs no reply.
                 let _ = output.write_all(&answers);
             }
         });
@@ -113,45 +117,45 @@ impl TestTerminal {
         self.keyboard.write_all(keys.as_bytes()).expect("the terminal takes it");
     }
 
-    /// As a terminal does it: marked, where the program wants that.
+    /// Pastes text, in bracketed paste mode if the program has enabled it.
     pub fn paste(&mut self, text: &str) {
         let marks = if self.look(vt100::Screen::bracketed_paste) { ["\x1b[200~", "\x1b[201~"] } else { ["", ""] };
         self.press(&[marks[0], text, marks[1]].concat());
     }
 
     pub fn resize(&mut self, cols: u16, rows: u16) {
-        self.screen.lock().expect("nobody panics with it").screen_mut().set_size(rows, cols);
+        self.screen.lock().expect("no thread panics while holding it").screen_mut().set_size(rows, cols);
         tcsetwinsize(&self.keyboard, winsize(cols, rows)).expect("a size");
     }
 
-    /// Takes nothing more of what the program prints, or again.
+    /// Stops or resumes reading the program's output.
     pub fn set_frozen(&self, is_frozen: bool) {
-        *self.frozen.0.lock().expect("nobody panics with it") = is_frozen;
+        *self.frozen.0.lock().expect("no thread panics while holding it") = is_frozen;
         self.frozen.1.notify_all();
     }
 
     pub fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a pid")).expect("a pid");
-        kill_process(pid, signal).expect("it can be told");
+        kill_process(pid, signal).expect("it can be signaled");
     }
 
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it is as a shell expects it: lines, with an echo.
+    /// Whether the terminal is in the mode that a shell expects: line input with echo.
     pub fn is_cooked(&self) -> bool {
         let modes = tcgetattr(&self.keyboard).expect("its modes").local_modes;
         modes.contains(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG)
     }
 
-    /// What is on the screen, line by line.
-    pub fn shows(&self) -> String {
+    /// Text on the screen, line by line.
+    pub fn screen_text(&self) -> String {
         self.look(|screen| screen.contents())
     }
 
-    pub fn shown(&self) -> Shown {
-        self.look(|screen| Shown {
+    pub fn screen_state(&self) -> ScreenState {
+        self.look(|screen| ScreenState {
             text: screen.contents(),
             formatted: screen.contents_formatted(),
             cursor: screen.cursor_position(),
@@ -162,43 +166,43 @@ impl TestTerminal {
     }
 
     pub fn look<T>(&self, look: impl FnOnce(&vt100::Screen) -> T) -> T {
-        look(self.screen.lock().expect("nobody panics with it").screen())
+        look(self.screen.lock().expect("no thread panics while holding it").screen())
     }
 
-    /// Waits until a text is on the screen.
+    /// Waits until the screen contains a text.
     pub async fn wait_for(&self, text: &str) {
-        eventually(&format!("`{text}` on {}'s screen", self.name), || async { self.shows().contains(text).then_some(()) }).await;
+        eventually(&format!("`{text}` on {}'s screen", self.name), || async { self.screen_text().contains(text).then_some(()) }).await;
     }
 
-    /// Whether it was ever printed, though it may be gone from the screen.
-    pub fn was_told(&self, text: &str) -> bool {
-        let printed = self.printed.lock().expect("nobody panics with it");
+    /// Whether the text was ever printed, even if it is no longer on the screen.
+    pub fn has_printed(&self, text: &str) -> bool {
+        let printed = self.printed.lock().expect("no thread panics while holding it");
         printed.windows(text.len()).any(|window| window == text.as_bytes())
     }
 
-    /// Waits until it has been printed at some time.
-    pub async fn wait_until_told(&self, text: &str) {
-        eventually(&format!("`{text}` told to {}", self.name), || async { self.was_told(text).then_some(()) }).await;
+    /// Waits until the text has been printed.
+    pub async fn wait_until_printed(&self, text: &str) {
+        eventually(&format!("`{text}` printed to {}", self.name), || async { self.has_printed(text).then_some(()) }).await;
     }
 
-    /// Waits until both show the same.
-    pub async fn wait_for_the_same_as(&self, other: &TestTerminal) {
+    /// Waits until both terminals show the same.
+    pub async fn wait_for_same_screen(&self, other: &TestTerminal) {
         let what = format!("{}'s screen to be {}'s", self.name, other.name);
-        eventually(&what, || async { (self.shown() == other.shown()).then_some(()) }).await;
+        eventually(&what, || async { (self.screen_state() == other.screen_state()).then_some(()) }).await;
     }
 
-    /// Waits for the program's end, and until all that it printed is on the screen.
+    /// Waits until the program has ended and all its output is on the screen.
     pub async fn ended(&mut self) -> ExitStatus {
         let what = format!("{}'s program to end", self.name);
         let child = &mut self.child;
-        let status = eventually(&what, || std::future::ready(child.try_wait().expect("it can be asked"))).await;
-        // What it left behind may have the terminal for longer, and who is frozen reads nothing.
+        let status = eventually(&what, || std::future::ready(child.try_wait().expect("its status can be read"))).await;
+        // Descendants may keep the terminal open longer, and a frozen terminal reads nothing.
         let all_read = async {
-            while !self.reader.is_finished() && !*self.frozen.0.lock().expect("nobody panics with it") {
+            while !self.reader.is_finished() && !*self.frozen.0.lock().expect("no thread panics while holding it") {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        let _ = tokio::time::timeout(LAST_WORDS_WITHIN, all_read).await;
+        let _ = tokio::time::timeout(DRAIN_TIMEOUT, all_read).await;
         status
     }
 }
@@ -206,17 +210,18 @@ impl TestTerminal {
 impl Drop for TestTerminal {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            #[allow(clippy::print_stderr, reason = "what a failed test shows")]
+            #[allow(clippy::print_stderr, reason = "output of a failed test")]
             {
-                let Shown { text, cursor, hides_cursor, is_alternate, input_modes, .. } = self.shown();
-                let printed = self.printed.lock().map(|all| all[all.len().saturating_sub(LAST_PRINTED)..].escape_ascii().to_string());
-                eprintln!("the last that {} was told: {}", self.name, printed.unwrap_or_default());
+                let ScreenState { text, cursor, hides_cursor, is_alternate, input_modes, .. } = self.screen_state();
+                let printed =
+                    self.printed.lock().map(|all| all[all.len().saturating_sub(FAILURE_OUTPUT_BYTES)..].escape_ascii().to_string());
+                eprintln!("the last output of {}: {}", self.name, printed.unwrap_or_default());
                 let modes = String::from_utf8_lossy(&input_modes).escape_debug().to_string();
                 eprintln!("{}'s screen: cursor {cursor:?}, hidden {hides_cursor}, alternate {is_alternate}, {modes}\n{text}\n", self.name);
             }
         }
         self.set_frozen(false);
-        // Ended already is as good.
+        // Errors are ignored: the program may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

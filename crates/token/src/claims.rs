@@ -61,7 +61,7 @@ mod scope_words {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
     pub fn serialize<S: Serializer>(set: &CapabilitySet, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_str(&set.older_words().join(" "))
+        s.serialize_str(&set.legacy_names().join(" "))
     }
     pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<CapabilitySet, D::Error> {
         String::deserialize(d)?.parse().map_err(D::Error::custom)

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use cobox_protocol::control::{Earlier, IssuedTo, Revocation};
+use cobox_protocol::control::{IssuedBefore, IssuedTo, Revocation};
 
 use crate::Claims;
 
@@ -25,7 +25,7 @@ impl RevocationView {
                 Revocation::Grant(v) => drop(view.grants.insert(v.clone())),
                 Revocation::Session(v) => drop(view.sessions.insert(v.clone())),
                 Revocation::Principal(v) => drop(view.principals.insert(v.clone())),
-                Revocation::Earlier(Earlier { of, value, issued_by }) => {
+                Revocation::IssuedBefore(IssuedBefore { of, value, issued_by }) => {
                     let last = view.earlier.entry((*of, value.clone())).or_insert(*issued_by);
                     *last = (*last).max(*issued_by);
                 }

@@ -175,11 +175,11 @@ async fn over_ssh_it_looks_as_the_program_does_without_it() {
         terminal.press("ihéllo 漢字 over ssh");
         terminal.wait_for("over ssh").await;
     }
-    there.wait_for_the_same_as(&here).await;
+    there.wait_for_same_screen(&here).await;
     for terminal in [&mut here, &mut there] {
         terminal.resize(100, 30);
     }
-    there.wait_for_the_same_as(&here).await;
+    there.wait_for_same_screen(&here).await;
     for terminal in [&mut here, &mut there] {
         terminal.press("\x1b:q!\r");
         assert_eq!(terminal.ended().await.code(), Some(0));

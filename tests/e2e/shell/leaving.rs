@@ -20,7 +20,7 @@ fn is_plain(terminal: &TestTerminal) -> bool {
             && s.fgcolor() == vt100::Color::Default
             && s.bgcolor() == vt100::Color::Default
     });
-    is_shown_plainly && terminal.is_cooked() && (!terminal.was_told("\x1b[4h") || terminal.was_told("\x1b[4l"))
+    is_shown_plainly && terminal.is_cooked() && (!terminal.has_printed("\x1b[4h") || terminal.has_printed("\x1b[4l"))
 }
 
 /// What it printed last may still be on its way from the terminal to the screen.
@@ -63,7 +63,7 @@ async fn a_program_that_dies_with_everything_switched_on_leaves_a_terminal_that_
     let broker = with_a_sandbox().await;
     let mut ada = sit(&broker, "ada", &["-c", &format!("{SWITCH_ALL_ON}; kill -9 $$")]).await;
     assert_eq!(ada.ended().await.code(), Some(137));
-    assert!(ada.was_told("all on"));
+    assert!(ada.has_printed("all on"));
     is_given_back(&ada).await;
     // And so does one whose sandbox ends under it.
     let mut bob = sit(&broker, "bob", &["-c", &format!("{SWITCH_ALL_ON}; sleep 1000")]).await;
@@ -90,7 +90,7 @@ async fn a_crash_gives_the_terminal_back_as_it_was() {
         assert!(!ada.ended().await.success());
         is_given_back(&ada).await;
         ada.wait_for("told to break at break-here").await;
-        assert_eq!(ada.shows().contains("all on"), !is_alternate, "{}", ada.shows());
+        assert_eq!(ada.screen_text().contains("all on"), !is_alternate, "{}", ada.screen_text());
     }
 }
 
@@ -122,7 +122,7 @@ async fn nobody_reading_its_output_ends_it_and_the_terminal_is_as_it_was() {
     eventually("it to notice", || {
         // Whatever it prints next, nobody takes.
         ada.press("echo more\r");
-        let is_over = ada.shows().contains("over");
+        let is_over = ada.screen_text().contains("over");
         async move { is_over.then_some(()) }
     })
     .await;
@@ -159,7 +159,7 @@ async fn suspended_it_gives_the_terminal_to_the_shell_below_and_takes_it_again_w
         ada.wait_for("[New]").await;
         ada.press(&format!("iby {suspend}\x1b"));
         ada.wait_for(&format!("by {suspend}")).await;
-        let before = ada.shown();
+        let before = ada.screen_state();
         match suspend {
             "key" => ada.press("\r~\x1a"),
             _ => {
@@ -167,7 +167,7 @@ async fn suspended_it_gives_the_terminal_to_the_shell_below_and_takes_it_again_w
             }
         }
         eventually("the shell below", || async {
-            let shown = ada.shown();
+            let shown = ada.screen_state();
             (!shown.is_alternate && shown.text.contains("Stopped") && shown.text.trim_end().ends_with("local>")).then_some(())
         })
         .await;
@@ -175,7 +175,7 @@ async fn suspended_it_gives_the_terminal_to_the_shell_below_and_takes_it_again_w
         ada.wait_for(&format!("here-42-{suspend}")).await;
         ada.press("fg\r");
         eventually("the screen as it was", || async {
-            let shown = ada.shown();
+            let shown = ada.screen_state();
             (shown.is_alternate && shown.text.contains(&format!("by {suspend}")) && shown.input_modes == before.input_modes).then_some(())
         })
         .await;

@@ -15,7 +15,7 @@ const SIZE: (u16, u16) = (80, 24);
 
 /// A broker that is reached over a network which can be cut, with the thread's sandbox made already.
 async fn behind_a_network(config: &str) -> (TestBroker, CuttingProxy) {
-    let proxy = CuttingProxy::before_nobody().await;
+    let proxy = CuttingProxy::without_target().await;
     let config = format!("node_url = \"{}\"\n{config}", proxy.url());
     let broker = TestBroker::start_with(BrokerOptions { config, ..BrokerOptions::default() }).await;
     proxy.point_at(broker.url());

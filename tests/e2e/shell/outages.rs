@@ -49,12 +49,12 @@ impl Eve {
         Self { screen, direct, _session: session, _watching: AbortOnDropHandle::new(watching) }
     }
 
-    fn shows(&self) -> String {
+    fn screen_text(&self) -> String {
         self.screen.lock().unwrap().screen().contents()
     }
 
     async fn wait_for(&self, text: &str) {
-        eventually(&format!("`{text}` on eve's screen"), || async { self.shows().contains(text).then_some(()) }).await;
+        eventually(&format!("`{text}` on eve's screen"), || async { self.screen_text().contains(text).then_some(()) }).await;
     }
 
     /// Once what was said about an outage has gone, nothing tells of it.
@@ -86,21 +86,21 @@ async fn survives_a_cut_of(outage: Duration) {
     eve.wait_for("seq 1 60").await;
     let since = tokio::time::Instant::now();
     proxy.set_down(true);
-    ada.wait_until_told(LOST).await;
+    ada.wait_until_printed(LOST).await;
     sh(&eve.direct, "touch go").await;
     eve.wait_for("finished").await;
-    assert!(!ada.shows().contains("finished"));
+    assert!(!ada.screen_text().contains("finished"));
     // As long as it takes: the outage itself is what is tried.
     tokio::time::sleep_until(since + outage).await;
     ada.press("echo typed-$((6*7))\r");
     proxy.set_down(false);
     ada.wait_for("typed-42").await;
     eve.wait_for("typed-42").await;
-    ada.wait_until_told(BACK).await;
-    assert!(!ada.was_told(TOO_OLD));
+    ada.wait_until_printed(BACK).await;
+    assert!(!ada.has_printed(TOO_OLD));
     // And when what was said about it has gone, there is no trace of it.
     eve.sees_the_same_as(&ada).await;
-    assert!(ada.shows().contains("finished"));
+    assert!(ada.screen_text().contains("finished"));
     ada.press("exit 4\r");
     assert_eq!(ada.ended().await.code(), Some(4));
 }
@@ -120,15 +120,15 @@ async fn keys_pressed_without_a_network_for_too_long_are_dropped_and_that_is_sai
     let (broker, proxy) = behind_a_network("").await;
     let (mut ada, eve) = ada_and_eve(&broker, &proxy).await;
     proxy.set_down(true);
-    ada.wait_until_told(LOST).await;
+    ada.wait_until_printed(LOST).await;
     ada.press("echo rash-$((6*7))\r");
-    ada.wait_until_told(TOO_OLD).await;
+    ada.wait_until_printed(TOO_OLD).await;
     proxy.set_down(false);
-    ada.wait_until_told(BACK).await;
+    ada.wait_until_printed(BACK).await;
     ada.press("echo wise-$((6*7))\r");
     ada.wait_for("wise-42").await;
     eve.wait_for("wise-42").await;
-    assert!(!eve.shows().contains("rash") && !ada.shows().contains("rash"), "{}", ada.shows());
+    assert!(!eve.screen_text().contains("rash") && !ada.screen_text().contains("rash"), "{}", ada.screen_text());
     eve.sees_the_same_as(&ada).await;
 }
 
@@ -142,16 +142,16 @@ async fn a_broker_killed_and_started_again_is_hardly_noticed() {
     ada.press("ibefore it died, ");
     ada.wait_for("before it died").await;
     broker.kill();
-    ada.wait_until_told(LOST).await;
+    ada.wait_until_printed(LOST).await;
     broker.launch().await;
     proxy.point_at(broker.url());
-    ada.wait_until_told(BACK).await;
+    ada.wait_until_printed(BACK).await;
     ada.press("and after\x1b:wq\r");
     ada.wait_for("written").await;
     eventually("its own screen gone", || async { (!ada.look(|s| s.alternate_screen())).then_some(()) }).await;
     ada.press("cat notes.txt; exit 3\r");
     assert_eq!(ada.ended().await.code(), Some(3));
-    assert!(ada.shows().contains("before it died, and after"));
+    assert!(ada.screen_text().contains("before it died, and after"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -196,11 +196,11 @@ async fn a_token_that_runs_out_in_the_middle_is_renewed_and_nobody_notices() {
         // Now and then: nobody waits for anything here but the token, and other tests want the machine.
         tokio::time::sleep(Duration::from_millis(250)).await;
     }
-    assert!(!ada.was_told(LOST) && !ada.was_told(BACK) && !ada.was_told("expired"));
+    assert!(!ada.has_printed(LOST) && !ada.has_printed(BACK) && !ada.has_printed("expired"));
     bob.signal(Signal::CONT);
     bob.press("echo awake-$((counted+42))\r");
     bob.wait_for("awake-42").await;
-    assert!(!bob.was_told("expired"));
+    assert!(!bob.has_printed("expired"));
     bob.press("exit 5\r");
     ada.press("exit 6\r");
     assert_eq!((bob.ended().await.code(), ada.ended().await.code()), (Some(5), Some(6)));

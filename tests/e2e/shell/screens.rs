@@ -34,7 +34,7 @@ impl Pair {
     async fn both_show(&self, text: &str) {
         self.here.wait_for(text).await;
         self.there.wait_for(text).await;
-        self.there.wait_for_the_same_as(&self.here).await;
+        self.there.wait_for_same_screen(&self.here).await;
     }
 
     async fn press(&mut self, keys: &str, text: &str) {
@@ -54,8 +54,8 @@ impl Pair {
         self.there.press(keys);
         let (here, there) = (self.here.ended().await, self.there.ended().await);
         assert_eq!((there.code(), here.code()), (Some(0), Some(0)));
-        self.there.wait_for_the_same_as(&self.here).await;
-        assert!(!self.there.shown().is_alternate && self.there.is_cooked());
+        self.there.wait_for_same_screen(&self.here).await;
+        assert!(!self.there.screen_state().is_alternate && self.there.is_cooked());
     }
 }
 
@@ -117,7 +117,7 @@ printf '\033[?1049l\033[?25h\033[6n'; answer=$(head -c 7 | tail -c 6); stty sane
     let broker = with_a_sandbox().await;
     let mut pair = Pair::start(&broker, SEQUENCES, &[]).await;
     pair.both_show("other screen").await;
-    let there = pair.there.shown();
+    let there = pair.there.screen_state();
     assert!(there.is_alternate && there.hides_cursor && there.text.contains("other screen"));
     assert!(pair.there.look(|s| s.bracketed_paste() && s.application_cursor() && s.application_keypad()));
     // Back on the first one; and a question is answered by the terminal of whoever is in control.

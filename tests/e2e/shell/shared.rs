@@ -34,19 +34,19 @@ async fn two_people_and_an_agent_share_a_shell() {
     assert!(bot.run_in_shell("main", &run("echo in the way")).await.is_err());
     // One key, and Bob has it; Ada hears of it.
     bob.press("\x14");
-    bob.wait_until_told("you have control").await;
-    ada.wait_until_told("bob (human) has control").await;
+    bob.wait_until_printed("you have control").await;
+    ada.wait_until_printed("bob (human) has control").await;
     bob.press("ne\r");
     for person in [&ada, &bob] {
         person.wait_for("half a line").await;
     }
     // What Ada types now goes nowhere, until she takes it back.
     ada.press("echo nowhere\r");
-    ada.wait_until_told("bob (human) has control · Ctrl-T takes it").await;
+    ada.wait_until_printed("bob (human) has control · Ctrl-T takes it").await;
     ada.press("\x14echo back-$((6*7))\r");
     for person in [&ada, &bob] {
         person.wait_for("back-42").await;
-        assert!(!person.shows().contains("nowhere"));
+        assert!(!person.screen_text().contains("nowhere"));
     }
     ada.press("\r~r");
     bob.wait_for("nobody has control").await;
@@ -91,14 +91,14 @@ async fn who_only_looks_takes_part_with_one_key_and_an_agent_with_less_is_told_s
     let mut bob = TestTerminal::start("bob", &command, (100, 30));
     bob.wait_for("$ ").await;
     bob.press("echo nothing\r");
-    bob.wait_until_told("you only look · Ctrl-T takes part").await;
+    bob.wait_until_printed("you only look · Ctrl-T takes part").await;
     bob.press("\x14");
     bob.wait_for("you have control").await;
-    ada.wait_until_told("bob (human) has control").await;
+    ada.wait_until_printed("bob (human) has control").await;
     bob.press("echo size $(stty size)\r");
     for person in [&ada, &bob] {
         person.wait_for("size 30 100").await;
-        assert!(!person.shows().contains("nothing"));
+        assert!(!person.screen_text().contains("nothing"));
     }
     bob.press("\r~.");
     assert_eq!(bob.ended().await.code(), Some(255));
@@ -107,10 +107,10 @@ async fn who_only_looks_takes_part_with_one_key_and_an_agent_with_less_is_told_s
     let mut command = broker.cobox();
     command.env("COBOX_API_KEY", key.expose()).args(["shell", "demo"]);
     let mut bot = TestTerminal::start("bot", &command, SIZE);
-    bot.wait_until_told("you may only look here").await;
-    bot.wait_until_told("size 30 100").await;
+    bot.wait_until_printed("you may only look here").await;
+    bot.wait_until_printed("size 30 100").await;
     bot.press("\x14x");
-    bot.wait_until_told("you only look, and may not do more here").await;
+    bot.wait_until_printed("you only look, and may not do more here").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -7,7 +7,9 @@ use std::{
     time::Duration,
 };
 
-use cobox_protocol::{ApiError, CommandId, ErrorCode, control::DataplaneLimits, frame::ExecStart, id::is_foreign_id, process::ProcessKind};
+use cobox_protocol::{
+    ApiError, CommandId, ErrorCode, control::DataplaneLimits, frame::ExecStart, id::is_external_id, process::ProcessKind,
+};
 use cobox_token::Claims;
 use tokio::{
     sync::{Notify, oneshot, watch},
@@ -128,7 +130,7 @@ impl Commands {
     /// Starts a command, or joins the one of that id.
     pub async fn start(server: &Arc<Server>, start: ExecStart, terms: Terms, claims: &Arc<Claims>) -> Result<Attached, ApiError> {
         let id = match &start.command_id {
-            Some(id) if !is_foreign_id(id) => {
+            Some(id) if !is_external_id(id) => {
                 return Err(ApiError::invalid("command_id must be 1 to 256 characters, none of them a control character"));
             }
             Some(id) => id.clone(),

@@ -182,7 +182,7 @@ pub struct Author {
 
 impl Author {
     pub fn new(log: Arc<ChangeLog>, claims: &Claims) -> Self {
-        Self { log, who: Arc::new(Who { principal: claims.sub.clone(), actor: claims.act.kind.word() }) }
+        Self { log, who: Arc::new(Who { principal: claims.sub.clone(), actor: claims.act.kind.as_str() }) }
     }
 
     /// A name now stands for something else, or is there for the first time.

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use cobox_kernel::Outgoing;
 use cobox_protocol::{
     ApiError,
-    fs::{UploadResponse, Uploaded},
+    fs::{UploadResponse, UploadedFile},
 };
 use futures_util::{Stream, StreamExt, stream};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
@@ -67,7 +67,7 @@ pub async fn upload(
     let limit = multer::SizeLimit::new().per_field(MAX_FILE_BYTES);
     let mut parts = multer::Multipart::with_constraints(body::chunks(content), boundary, multer::Constraints::new().size_limit(limit));
     let author = server.files.author(&caller.claims);
-    let mut files: Vec<Uploaded> = Vec::new();
+    let mut files: Vec<UploadedFile> = Vec::new();
     let take_all = async {
         while let Some(field) = parts.next_field().await.map_err(malformed)? {
             if files.len() == MAX_UPLOADS {
@@ -100,8 +100,8 @@ pub async fn upload(
                 server.happenings.written(&caller.claims, path, written.size);
             }
             files.push(match written {
-                Ok(written) => Uploaded { path: shown, path_b64, size: Some(written.size), etag: Some(written.etag), error: None },
-                Err(e) => Uploaded { path: shown, path_b64, size: None, etag: None, error: Some(e.envelope(&record.request_id).error) },
+                Ok(written) => UploadedFile { path: shown, path_b64, size: Some(written.size), etag: Some(written.etag), error: None },
+                Err(e) => UploadedFile { path: shown, path_b64, size: None, etag: None, error: Some(e.envelope(&record.request_id).error) },
             });
         }
         Ok(())

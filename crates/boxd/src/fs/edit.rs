@@ -5,7 +5,7 @@ use std::{borrow::Cow, fs::File, io::Read};
 use bytes::Bytes;
 use cobox_protocol::{
     ApiError, ErrorCode,
-    fs::{EditRequest, Edited, Replacement},
+    fs::{EditRequest, EditResponse, Replacement},
 };
 
 use crate::{
@@ -19,7 +19,7 @@ const MAX_EDITS: usize = 1000;
 /// How often an edit is done anew because the file was written meanwhile, by one who asked for no version.
 const TRIES: usize = 5;
 
-pub fn edit(root: &Root, path: &SandboxPath, request: EditRequest, writes: &WriteLog, author: &Author) -> Result<Edited, ApiError> {
+pub fn edit(root: &Root, path: &SandboxPath, request: EditRequest, writes: &WriteLog, author: &Author) -> Result<EditResponse, ApiError> {
     let wanted = request.if_match.clone();
     let edits = replacements(request)?;
     let mut tries = 0;
@@ -51,7 +51,7 @@ pub fn edit(root: &Root, path: &SandboxPath, request: EditRequest, writes: &Writ
             other => {
                 let written = other?;
                 let (shown, path_b64) = path.in_json();
-                return Ok(Edited { path: shown, path_b64, size: written.size, etag: written.etag, replacements: count });
+                return Ok(EditResponse { path: shown, path_b64, size: written.size, etag: written.etag, replacements: count });
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use cobox_protocol::{
     ApiError, ErrorCode,
-    fs::{Changed, MkdirRequest},
+    fs::{ChangeResponse, MkdirRequest},
 };
 use rustix::{
     fs::{FileType, Mode, OFlags},
@@ -13,7 +13,7 @@ use crate::files::{Author, Root, SandboxPath, current, kind, make_directory, ope
 
 const DIRECTORY_MODE: u32 = 0o755;
 
-pub fn mkdir(root: &Root, path: &SandboxPath, request: &MkdirRequest, author: &Author) -> Result<Changed, ApiError> {
+pub fn mkdir(root: &Root, path: &SandboxPath, request: &MkdirRequest, author: &Author) -> Result<ChangeResponse, ApiError> {
     let refused = |e| refusal(e, path);
     let mode = match &request.mode {
         Some(mode) => parse_mode(mode).ok_or_else(|| ApiError::invalid("mode: must be permission bits in octal, such as 755"))?,
@@ -21,7 +21,7 @@ pub fn mkdir(root: &Root, path: &SandboxPath, request: &MkdirRequest, author: &A
     };
     let is_there = |changed| {
         let (shown, path_b64) = path.in_json();
-        Ok(Changed { path: shown, path_b64, changed, entries: u64::from(changed), ..Changed::default() })
+        Ok(ChangeResponse { path: shown, path_b64, changed, entries: u64::from(changed), ..ChangeResponse::default() })
     };
     let end = path.bytes().iter().rposition(|b| *b != b'/').map_or(0, |i| i + 1);
     let Some((above, name)) = split(&path.bytes()[..end]) else {

@@ -20,8 +20,8 @@ use axum::{Json, body::Body, extract::State};
 use cobox_protocol::{
     ApiError, Capability,
     fs::{
-        Changed, EditRequest, Edited, FileEntry, GlobRequest, GlobResponse, GrepRequest, GrepResponse, ListRequest, ListResponse,
-        MkdirRequest, RemoveRequest, StatRequest, TransferRequest,
+        ChangeResponse, EditRequest, EditResponse, FileEntry, GlobRequest, GlobResponse, GrepRequest, GrepResponse, ListRequest,
+        ListResponse, MkdirRequest, RemoveRequest, StatRequest, TransferRequest,
     },
     json::read_object,
 };
@@ -99,7 +99,7 @@ pub async fn stat(State(server): State<Arc<Server>>, caller: Caller<FsRead>, con
     Ok(Json(server.files.workers().run_quick(move |root| describe::stat(root, &path, request.follow, &writes)).await??))
 }
 
-pub async fn mkdir(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<Changed> {
+pub async fn mkdir(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<ChangeResponse> {
     let request: MkdirRequest = read(content, MAX_REQUEST_BYTES).await?;
     let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;
     caller.aims_at(&path.to_string());
@@ -108,11 +108,11 @@ pub async fn mkdir(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, c
     Ok(Json(server.files.workers().run(move |root| make::mkdir(root, &path, &request, &author)).await??))
 }
 
-pub async fn move_(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<Changed> {
+pub async fn move_(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<ChangeResponse> {
     transfer(server, caller, content, transfer::move_, true).await
 }
 
-pub async fn copy(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<Changed> {
+pub async fn copy(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<ChangeResponse> {
     // It tells how much there is to copy, and puts it where other tokens may read.
     caller.stream.also_needs(Capability::FsRead)?;
     transfer(server, caller, content, transfer::copy, false).await
@@ -122,9 +122,9 @@ async fn transfer(
     server: Arc<Server>,
     caller: Caller<FsWrite>,
     content: Body,
-    work: fn(&transfer::Transfer<'_>) -> Result<Changed, ApiError>,
+    work: fn(&transfer::Transfer<'_>) -> Result<ChangeResponse, ApiError>,
     takes_away: bool,
-) -> Told<Changed> {
+) -> Told<ChangeResponse> {
     let request: TransferRequest = read(content, MAX_REQUEST_BYTES).await?;
     let from = required("from", request.from.as_deref(), request.from_b64.as_deref())?;
     let to = required("to", request.to.as_deref(), request.to_b64.as_deref())?;
@@ -148,7 +148,7 @@ async fn transfer(
     Ok(Json(done))
 }
 
-pub async fn remove(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<Changed> {
+pub async fn remove(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<ChangeResponse> {
     let request: RemoveRequest = read(content, MAX_REQUEST_BYTES).await?;
     let path = required("path", request.path.as_deref(), request.path_b64.as_deref())?;
     caller.aims_at(&path.to_string());
@@ -162,7 +162,7 @@ pub async fn remove(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, 
     Ok(Json(done))
 }
 
-pub async fn edit(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<Edited> {
+pub async fn edit(State(server): State<Arc<Server>>, caller: Caller<FsWrite>, content: Body) -> Told<EditResponse> {
     // Whether `old` is in the file, and how often, is told: a token that may only write could guess the content piece by piece.
     caller.stream.also_needs(Capability::FsRead)?;
     let request: EditRequest = read(content, MAX_EDIT_REQUEST_BYTES).await?;

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use cobox_protocol::{
     ApiError,
-    fs::{Changed, RemoveRequest},
+    fs::{ChangeResponse, RemoveRequest},
 };
 use rustix::{
     fs::{AtFlags, Dir, FileType, OFlags, Stat},
@@ -21,10 +21,10 @@ const MAX_ENTRIES: u64 = 10_000_000;
 /// How often a directory is looked through again when something appeared in it meanwhile.
 const MAX_LOOKS: u32 = 16;
 
-pub fn remove(root: &Root, path: &SandboxPath, request: &RemoveRequest, author: &Author, stop: &Stop) -> Result<Changed, ApiError> {
+pub fn remove(root: &Root, path: &SandboxPath, request: &RemoveRequest, author: &Author, stop: &Stop) -> Result<ChangeResponse, ApiError> {
     let refused = |e| refusal(e, path);
     let (shown, path_b64) = path.in_json();
-    let mut done = Changed { path: shown, path_b64, ..Changed::default() };
+    let mut done = ChangeResponse { path: shown, path_b64, ..ChangeResponse::default() };
     let place = match locate_name(root, path.bytes()) {
         Err(Errno::NOENT) if request.missing_ok => return Ok(done),
         other => other.map_err(refused)?,

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use cobox_protocol::{ApiError, fs::Changed};
+use cobox_protocol::{ApiError, fs::ChangeResponse};
 use rustix::{
     fs::{AtFlags, FileType, Mode, OFlags, RenameFlags},
     io::Errno,
@@ -35,7 +35,7 @@ pub struct Transfer<'a> {
 }
 
 /// `POST /v1/fs/move`. A link is moved itself.
-pub fn move_(t: &Transfer<'_>) -> Result<Changed, ApiError> {
+pub fn move_(t: &Transfer<'_>) -> Result<ChangeResponse, ApiError> {
     let source = locate_name(t.root, t.from.bytes()).map_err(|e| refusal(e, t.from))?;
     let existing = source.existing.ok_or_else(|| refusal(Errno::NOENT, t.from))?;
     let (parent, name) = t.destination()?;
@@ -64,7 +64,7 @@ pub fn move_(t: &Transfer<'_>) -> Result<Changed, ApiError> {
 }
 
 /// `POST /v1/fs/copy`. A link is followed, as by GET; links within a tree are copied as links.
-pub fn copy(t: &Transfer<'_>) -> Result<Changed, ApiError> {
+pub fn copy(t: &Transfer<'_>) -> Result<ChangeResponse, ApiError> {
     let refused = |e| refusal(e, t.from);
     let stat = t.root.stat(t.from.bytes()).map_err(refused)?;
     match kind(&stat) {
@@ -100,9 +100,9 @@ impl Transfer<'_> {
         Watch { stop: self.stop, is_full: self.is_full }
     }
 
-    fn done(&self, copied: Copied) -> Changed {
+    fn done(&self, copied: Copied) -> ChangeResponse {
         let (path, path_b64) = self.to.in_json();
-        Changed { path, path_b64, changed: true, entries: copied.entries, bytes: copied.bytes, skipped: copied.skipped }
+        ChangeResponse { path, path_b64, changed: true, entries: copied.entries, bytes: copied.bytes, skipped: copied.skipped }
     }
 
     /// The directory that will hold the new name, made where it is missing, and the name.
@@ -176,7 +176,7 @@ impl Transfer<'_> {
         }
     }
 
-    fn move_by_copy(&self, source: &Place, kind: FileType, parent: &OwnedFd, name: &[u8]) -> Result<Changed, ApiError> {
+    fn move_by_copy(&self, source: &Place, kind: FileType, parent: &OwnedFd, name: &[u8]) -> Result<ChangeResponse, ApiError> {
         let refused = |e| refusal(e, self.from);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let open = |flags| rustix::fs::openat(&source.parent, source.name.as_slice(), flags, Mode::empty()).map_err(refused);

@@ -15,7 +15,7 @@ use cobox_protocol::{
     frame::{ExecStart, OutputStream, close},
     langsmith::{
         self,
-        exec::{CLIENT_FRAME_TYPES, ClientFrame, ServerFrame},
+        exec::{CLIENT_FRAME_TYPES, LangsmithClientFrame, LangsmithServerFrame},
     },
 };
 use http::{HeaderMap, StatusCode};
@@ -42,19 +42,19 @@ pub async fn open(
     socket::open(server, record, headers, upgrade, Session).await
 }
 
-impl Dialect for ClientFrame {
+impl Dialect for LangsmithClientFrame {
     const TYPES: &'static [&'static str] = &CLIENT_FRAME_TYPES;
 
     fn sorted(self) -> Received<Self> {
         match self {
-            ClientFrame::Auth { token } => Received::Auth(token),
+            LangsmithClientFrame::Auth { token } => Received::Auth(token),
             frame => Received::Frame(frame),
         }
     }
 
     fn error(error: &ApiError, request_id: &RequestId) -> Message {
         let error_type = langsmith::error_type(error.code, "CommandError").to_owned();
-        encode(&ServerFrame::Error { error_type, error: format!("{} (error_id={request_id})", error.message) })
+        encode(&LangsmithServerFrame::Error { error_type, error: format!("{} (error_id={request_id})", error.message) })
     }
 
     /// What the client mends by coming back is no error to it: a key's next token, a sandbox that wakes up, a daemon that starts again.
@@ -70,14 +70,14 @@ impl Dialect for ClientFrame {
 struct Session;
 
 impl Conversation for Session {
-    type Frame = ClientFrame;
+    type Frame = LangsmithClientFrame;
     const NEEDS: Capability = Capability::Exec;
 
-    async fn hold(self, peer: &mut Peer<'_, ClientFrame>) -> Result<(), End> {
+    async fn hold(self, peer: &mut Peer<'_, LangsmithClientFrame>) -> Result<(), End> {
         let shells = Shells::of(peer.server).await?;
         let (start, terms) = match peer.next().await? {
-            ClientFrame::Execute(asked) => plan(*asked, peer.server, shells)?,
-            ClientFrame::Reconnect(asked) => (joining(asked), Terms::timeout(MAX_TIMEOUT)),
+            LangsmithClientFrame::Execute(asked) => plan(*asked, peer.server, shells)?,
+            LangsmithClientFrame::Reconnect(asked) => (joining(asked), Terms::timeout(MAX_TIMEOUT)),
             _ => return Err(ApiError::invalid("there is no command yet; send `execute` or `reconnect`").into()),
         };
         peer.record.aims_at(&subject(start.command.as_deref(), start.argv.as_deref(), start.command_id.as_deref()));
@@ -85,14 +85,14 @@ impl Conversation for Session {
     }
 }
 
-async fn run(peer: &mut Peer<'_, ClientFrame>, start: ExecStart, terms: Terms) -> Result<(), End> {
+async fn run(peer: &mut Peer<'_, LangsmithClientFrame>, start: ExecStart, terms: Terms) -> Result<(), End> {
     let (stdout_from, stderr_from) = (start.stdout_from.unwrap_or(0), start.stderr_from.unwrap_or(0));
     let attached = Commands::start(peer.server, start, terms, &peer.claims()).await?;
     let mut viewer = Viewer::new(attached, stdout_from, stderr_from, Form::Text);
     let began = ready(&viewer);
     peer.record.tell(&peer.server.audit, StatusCode::SWITCHING_PROTOCOLS.as_u16(), None);
     let (out, command) = (peer.out.clone(), viewer.command().clone());
-    out.message(encode(&ServerFrame::Started { command_id: began.command_id, pid: began.pid })).await?;
+    out.message(encode(&LangsmithServerFrame::Started { command_id: began.command_id, pid: began.pid })).await?;
     let mut shown = Shown::default();
     let mut permit = None;
     loop {
@@ -109,8 +109,8 @@ async fn run(peer: &mut Peer<'_, ClientFrame>, start: ExecStart, terms: Terms) -
                         out.message(message).await?;
                     }
                     let last = match ended.timed_out {
-                        true => ServerFrame::Error { error_type: COMMAND_TIMEOUT.to_owned(), error: TOOK_TOO_LONG.to_owned() },
-                        false => ServerFrame::Exit { exit_code: ended.exit.code },
+                        true => LangsmithServerFrame::Error { error_type: COMMAND_TIMEOUT.to_owned(), error: TOOK_TOO_LONG.to_owned() },
+                        false => LangsmithServerFrame::Exit { exit_code: ended.exit.code },
                     };
                     return out.message(encode(&last)).await;
                 }
@@ -126,10 +126,10 @@ async fn run(peer: &mut Peer<'_, ClientFrame>, start: ExecStart, terms: Terms) -
     }
 }
 
-async fn obey(frame: ClientFrame, viewer: &Viewer, commands: &Commands) -> Result<(), ApiError> {
+async fn obey(frame: LangsmithClientFrame, viewer: &Viewer, commands: &Commands) -> Result<(), ApiError> {
     let command = viewer.command();
     match frame {
-        ClientFrame::Input { data } => {
+        LangsmithClientFrame::Input { data } => {
             if !command.has_input {
                 return Err(ApiError::invalid("this command has no standard input; run it without `close_stdin`"));
             }
@@ -139,20 +139,20 @@ async fn obey(frame: ClientFrame, viewer: &Viewer, commands: &Commands) -> Resul
             let _ = command.input.push(None, bytes);
             Ok(())
         }
-        ClientFrame::CloseStdin => {
+        LangsmithClientFrame::CloseStdin => {
             command.input.close();
             Ok(())
         }
-        ClientFrame::Kill => {
+        LangsmithClientFrame::Kill => {
             command.job().program.kill_tree().await;
             Ok(())
         }
-        ClientFrame::Resize { cols, rows } => {
+        LangsmithClientFrame::Resize { cols, rows } => {
             let (cols, rows) = terminal_size(cols, rows)?;
             // One that has just ended needs no size.
             if command.job().ended().is_none() { command.resize(cols, rows) } else { Ok(()) }
         }
-        ClientFrame::Execute(_) | ClientFrame::Reconnect(_) | ClientFrame::Auth { .. } => {
+        LangsmithClientFrame::Execute(_) | LangsmithClientFrame::Reconnect(_) | LangsmithClientFrame::Auth { .. } => {
             Err(ApiError::invalid("this connection has its command already; open another for a second one"))
         }
     }
@@ -194,12 +194,12 @@ impl Shown {
 
 fn text(stream: OutputStream, offset: u64, data: String) -> Message {
     encode(&match stream {
-        OutputStream::Stdout => ServerFrame::Stdout { data, offset },
-        OutputStream::Stderr => ServerFrame::Stderr { data, offset },
+        OutputStream::Stdout => LangsmithServerFrame::Stdout { data, offset },
+        OutputStream::Stderr => LangsmithServerFrame::Stderr { data, offset },
     })
 }
 
-fn encode(frame: &ServerFrame) -> Message {
+fn encode(frame: &LangsmithServerFrame) -> Message {
     // Strings and numbers always serialise.
     Message::Text(Utf8Bytes::from(serde_json::to_string(frame).unwrap_or_default()))
 }

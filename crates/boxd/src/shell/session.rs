@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cobox_protocol::{
     ApiError, Capability, ErrorCode,
-    frame::{Allowed, ClientFrame, Controller, DEFAULT_SHELL_NAME, ServerFrame, ShellReady, ShellStart, close, frame_bytes},
+    frame::{ClientFrame, Controller, DEFAULT_SHELL_NAME, ServerFrame, ShellReady, ShellStart, TerminalPermission, close, frame_bytes},
     shell::ShellCreate,
 };
 use cobox_stream::Kinds;
@@ -102,8 +102,8 @@ async fn begin(peer: &Peer<'_, ClientFrame<ShellStart>>, seat: &Seat, start: &Sh
     let resumed = start.from.filter(|from| start.epoch.as_deref() == Some(&epoch) && (kept.start..=kept.end).contains(from));
     let allows = start.allow.iter().fold(Kinds::NONE, |kinds, allowed| {
         kinds.with(match allowed {
-            Allowed::Clipboard => Kinds::CLIPBOARD,
-            Allowed::Title => Kinds::TITLE,
+            TerminalPermission::Clipboard => Kinds::CLIPBOARD,
+            TerminalPermission::Title => Kinds::TITLE,
         })
     });
     let (from, keyframe) = match (is_new, resumed) {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId, Secret,
     frame::{CLIENT_FRAME_TYPES, ClientFrame, MAX_AUTH_FRAME_BYTES, MAX_FRAME_BYTES, ServerFrame, close},
-    json::in_plain_words,
+    json::describe_parse_error,
 };
 use futures_util::{
     SinkExt, StreamExt,
@@ -45,7 +45,7 @@ impl End {
 
 impl From<ApiError> for End {
     fn from(error: ApiError) -> Self {
-        Self { code: close::of(error.code), error: Some(error) }
+        Self { code: close::code_for(error.code), error: Some(error) }
     }
 }
 
@@ -133,7 +133,7 @@ fn complaint<D: Dialect>(text: &str, error: &serde_json::Error) -> String {
         Err(e) => return format!("it is not JSON (at column {})", e.column()),
     };
     match frame.get("type").and_then(serde_json::Value::as_str) {
-        Some(kind) if D::TYPES.contains(&kind) => in_plain_words(&format!("`{kind}`"), &error.to_string()),
+        Some(kind) if D::TYPES.contains(&kind) => describe_parse_error(&format!("`{kind}`"), &error.to_string()),
         Some(kind) => {
             let shown: String = kind.escape_default().take(MAX_SHOWN_CHARS).collect();
             format!("`{shown}` is not a type of frame; known are {}", D::TYPES.join(", "))

@@ -120,7 +120,7 @@ fn the_routes_everybody_knows_are_these_with_what_they_need() {
 }
 
 fn plain((path, method, needs): (String, String, Vec<Capability>)) -> (String, String, Vec<&'static str>) {
-    (path, method, needs.into_iter().map(Capability::word).collect())
+    (path, method, needs.into_iter().map(Capability::as_str).collect())
 }
 
 #[tokio::test]
@@ -138,7 +138,7 @@ async fn every_documented_route_wants_a_token_and_the_capability_it_names() {
             let others = ["fs_read", "fs_write", "exec", "shell", "shell_observe"];
             let scope: Vec<&str> = others
                 .into_iter()
-                .filter(|word| *word != missing.word() && !(missing.word() == "shell_observe" && *word == "shell"))
+                .filter(|word| *word != missing.as_str() && !(missing.as_str() == "shell_observe" && *word == "shell"))
                 .collect();
             let call = boxd.call(method.clone(), &path).token(&boxd.token(&scope.join(" ")));
             let call = if operation.is_socket() { as_socket(call) } else { call };

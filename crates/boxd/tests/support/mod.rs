@@ -119,7 +119,7 @@ impl TestBoxd {
             revoked: vec![],
             lease_expires_at: Timestamp::now().plus(Duration::from_secs(3600)),
             disk_full: false,
-            ending: None,
+            stop_reason: None,
         };
         let mut config = BoxdConfig {
             sandbox_id: sandbox_id.clone(),

@@ -1,6 +1,6 @@
 //! A client of `WS /execute/ws` that counts offsets as the LangSmith SDKs do: by the bytes of the text it got.
 
-use cobox_protocol::langsmith::exec::ServerFrame;
+use cobox_protocol::langsmith::exec::LangsmithServerFrame;
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
@@ -60,11 +60,11 @@ impl SdkClient {
     pub async fn begin(&mut self, first: Value) -> Result<(), Ended> {
         self.send(first).await;
         match self.next().await {
-            Some(ServerFrame::Started { command_id, pid }) => {
+            Some(LangsmithServerFrame::Started { command_id, pid }) => {
                 (self.command_id, self.pid) = (command_id, pid);
                 Ok(())
             }
-            Some(ServerFrame::Error { error_type, error }) => Err(Ended::Error(error_type, error)),
+            Some(LangsmithServerFrame::Error { error_type, error }) => Err(Ended::Error(error_type, error)),
             None => Err(Ended::Closed),
             other => panic!("{other:?} in place of `started`"),
         }
@@ -74,7 +74,7 @@ impl SdkClient {
         self.socket.send(Message::text(frame.to_string())).await.unwrap();
     }
 
-    pub async fn next(&mut self) -> Option<ServerFrame> {
+    pub async fn next(&mut self) -> Option<LangsmithServerFrame> {
         match tokio::time::timeout(SOON, self.socket.next()).await.expect("a frame comes soon") {
             Some(Ok(Message::Text(text))) => {
                 assert!(text.len() < 1 << 20, "the SDK takes no frame of a MiB");
@@ -92,10 +92,10 @@ impl SdkClient {
     /// Takes output until something else comes.
     pub async fn step(&mut self) -> Option<Ended> {
         let (stream, at, data, offset) = match self.next().await {
-            Some(ServerFrame::Stdout { data, offset }) => (&mut self.stdout, &mut self.stdout_at, data, offset),
-            Some(ServerFrame::Stderr { data, offset }) => (&mut self.stderr, &mut self.stderr_at, data, offset),
-            Some(ServerFrame::Exit { exit_code }) => return Some(Ended::Exit(exit_code)),
-            Some(ServerFrame::Error { error_type, error }) => return Some(Ended::Error(error_type, error)),
+            Some(LangsmithServerFrame::Stdout { data, offset }) => (&mut self.stdout, &mut self.stdout_at, data, offset),
+            Some(LangsmithServerFrame::Stderr { data, offset }) => (&mut self.stderr, &mut self.stderr_at, data, offset),
+            Some(LangsmithServerFrame::Exit { exit_code }) => return Some(Ended::Exit(exit_code)),
+            Some(LangsmithServerFrame::Error { error_type, error }) => return Some(Ended::Error(error_type, error)),
             Some(other) => panic!("{other:?}"),
             None => return Some(Ended::Closed),
         };

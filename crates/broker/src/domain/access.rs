@@ -85,11 +85,11 @@ pub fn act(caller: &Caller, wish: Option<&ActorWish>) -> Result<Caller, ApiError
     let (principal, Some(wish)) = (&caller.principal, wish) else { return Ok(caller.clone()) };
     let refused = |why: String| Err(ApiError::new(ErrorCode::Forbidden, format!("actor: {why}")));
     if rank(wish.kind) > rank(principal.kind) {
-        return refused(format!("{} is {}, which can't act as {}", principal.name, principal.kind.word(), wish.kind.word()));
+        return refused(format!("{} is {}, which can't act as {}", principal.name, principal.kind.as_str(), wish.kind.as_str()));
     }
     let id = wish.id.clone().unwrap_or_else(|| principal.name.clone());
     if wish.kind == principal.kind && id != principal.name {
-        return refused(format!("{} can't act as another {}", principal.name, wish.kind.word()));
+        return refused(format!("{} can't act as another {}", principal.name, wish.kind.as_str()));
     }
     Ok(Caller { actor: Actor { kind: wish.kind, id }, ..caller.clone() })
 }
@@ -131,8 +131,8 @@ fn must_be_some(policy: &Policy, caller: &Caller, field: &str, granted: Capabili
     }
     let (actor, allowed) = (&caller.actor, policy.allowed(&caller.subject()));
     let message = match allowed.is_empty() {
-        true => format!("{field}: the policy allows {} {} nothing", actor.kind.word(), actor.id),
-        false => format!("{field}: none is allowed for {} {}; allowed are {allowed:?}", actor.kind.word(), actor.id),
+        true => format!("{field}: the policy allows {} {} nothing", actor.kind.as_str(), actor.id),
+        false => format!("{field}: none is allowed for {} {}; allowed are {allowed:?}", actor.kind.as_str(), actor.id),
     };
     Err(ApiError::new(ErrorCode::CapabilityDenied, message))
 }
@@ -155,7 +155,7 @@ mod tests {
             grant(&Policy::default(), &agent, Some(Requested { field: "scopes", words: &words }))
         };
         assert_eq!(grant(&Policy::default(), &agent, None).unwrap(), CapabilitySet::AGENT_DEFAULT);
-        assert_eq!(ask(&["fs:rw", "shell"]).unwrap().words(), ["fs_read", "fs_write", "shell_observe"]);
+        assert_eq!(ask(&["fs:rw", "shell"]).unwrap().names(), ["fs_read", "fs_write", "shell_observe"]);
         assert_eq!(ask(&["ports"]).unwrap_err().code, ErrorCode::CapabilityDenied);
         let unknown = ask(&["root"]).unwrap_err();
         assert_eq!(unknown.code, ErrorCode::InvalidRequest);

@@ -67,7 +67,7 @@ impl AuditRecord {
     }
     pub fn by(mut self, caller: &Caller, request_id: &RequestId) -> Self {
         self.principal = Some(caller.principal.name.clone());
-        self.actor = Some(caller.actor.kind.word().to_owned());
+        self.actor = Some(caller.actor.kind.as_str().to_owned());
         self.request_id = Some(request_id.clone());
         self
     }

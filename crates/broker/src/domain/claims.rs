@@ -8,7 +8,7 @@ use std::{
 
 use cobox_protocol::{
     SandboxId, Timestamp,
-    audit::{Claim, Claims, MAX_CLAIMS_AT_ONCE, claim_text},
+    audit::{ClaimBatch, MAX_CLAIM_BATCH, SandboxClaim, claim_text},
     secret::redact,
 };
 use cobox_provider::control;
@@ -83,11 +83,11 @@ impl ClaimKeeper {
         self.taken().remove(&sandbox.id);
     }
 
-    fn records(&self, sandbox: &Sandbox, known: &Taken, claims: &Claims) -> (Vec<AuditRecord>, Taken) {
+    fn records(&self, sandbox: &Sandbox, known: &Taken, claims: &ClaimBatch) -> (Vec<AuditRecord>, Taken) {
         let (now, is_same_life) = (self.deployment.now(), claims.life == known.life);
         let (after, lost_before) = if is_same_life { (known.seq, known.lost) } else { (0, 0) };
         // More or older than asked for is a sandbox that doesn't keep to the protocol: ignored.
-        let fresh = claims.items.iter().take(MAX_CLAIMS_AT_ONCE).filter(|c| c.seq > after);
+        let fresh = claims.items.iter().take(MAX_CLAIM_BATCH).filter(|c| c.seq > after);
         let mut last = after;
         let mut records: Vec<AuditRecord> = Vec::new();
         for claim in fresh {
@@ -107,7 +107,7 @@ impl ClaimKeeper {
 }
 
 /// A stranger's words: bounded, without anything a terminal obeys, and the time no later than now.
-fn record(sandbox: &Sandbox, claim: &Claim, now: Timestamp) -> AuditRecord {
+fn record(sandbox: &Sandbox, claim: &SandboxClaim, now: Timestamp) -> AuditRecord {
     let target = claim.target.as_deref().map(redact);
     let words =
         [Some(claim.method.as_str()), Some(claim.route.as_str()), target.as_deref(), claim.capability.as_deref(), claim.error.as_deref()];
@@ -116,7 +116,7 @@ fn record(sandbox: &Sandbox, claim: &Claim, now: Timestamp) -> AuditRecord {
     AuditRecord {
         request_id: claim.request_id.parse().ok(),
         principal: claim.principal.as_deref().map(claim_text),
-        actor: claim.actor.map(|a| a.word().to_owned()),
+        actor: claim.actor.map(|a| a.as_str().to_owned()),
         session: claim.session_id.as_ref().and_then(|s| s.parse().ok()),
         sandbox: Some(sandbox.id.clone()),
         jti: claim.jti.as_deref().map(claim_text),

@@ -93,7 +93,7 @@ impl Sessions {
             expires_at: issued.draft.expires_at,
             refresh_before: Some(issued.draft.refresh_before),
             granted_capabilities: issued.draft.capabilities,
-            scopes: issued.draft.capabilities.older_words(),
+            scopes: issued.draft.capabilities.legacy_names(),
             jti: issued.draft.jti.to_string(),
         })
     }
@@ -141,7 +141,7 @@ impl Sessions {
             expires_at: issued.draft.expires_at,
             refresh_before: None,
             granted_capabilities: issued.draft.capabilities,
-            scopes: issued.draft.capabilities.older_words(),
+            scopes: issued.draft.capabilities.legacy_names(),
             jti: issued.draft.jti.to_string(),
         })
     }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use cobox_gateway::Credential;
 use cobox_protocol::{
     ApiError, CapabilitySet, ErrorCode, EventId, SandboxId, Secret, SessionId, Timestamp,
-    event::{SandboxEvent, Source, What},
+    event::{EventKind, EventSource, SandboxEvent},
 };
 use tokio::{
     sync::{broadcast, broadcast::error::RecvError},
@@ -42,19 +42,19 @@ pub struct Event {
     pub session: Option<SessionId>,
     pub principal: Option<String>,
     pub actor: Option<String>,
-    pub source: Source,
-    pub what: What,
+    pub source: EventSource,
+    pub what: EventKind,
 }
 
 impl Event {
-    pub fn of_sandbox(at: Timestamp, sandbox: &Sandbox, what: What) -> Self {
+    pub fn of_sandbox(at: Timestamp, sandbox: &Sandbox, what: EventKind) -> Self {
         let (workspace, sandbox) = (sandbox.workspace.clone(), sandbox.id.clone());
-        Self { at, workspace, sandbox, session: None, principal: None, actor: None, source: Source::Broker, what }
+        Self { at, workspace, sandbox, session: None, principal: None, actor: None, source: EventSource::Broker, what }
     }
 
-    pub fn of_session(at: Timestamp, session: &Session, what: What) -> Self {
+    pub fn of_session(at: Timestamp, session: &Session, what: EventKind) -> Self {
         let (workspace, sandbox) = (session.workspace.clone(), session.sandbox.clone());
-        Self { at, workspace, sandbox, session: Some(session.id.clone()), principal: None, actor: None, source: Source::Broker, what }
+        Self { at, workspace, sandbox, session: Some(session.id.clone()), principal: None, actor: None, source: EventSource::Broker, what }
     }
 
     /// By whoever the audit says it was.
@@ -183,7 +183,7 @@ impl Events {
             From::Start if own_first == 0 => Ok((newest, true)),
             From::Start => {
                 let page = store.events(sandbox, session, own_first - 1, 1).await.map_err(internal)?;
-                let is_whole = page.events.first().is_some_and(|(_, e)| matches!(e.what, What::Created { .. }));
+                let is_whole = page.events.first().is_some_and(|(_, e)| matches!(e.what, EventKind::Created { .. }));
                 // What is left of the sandbox's own from before the first of the session's belongs to it, too.
                 if is_whole { Ok((own_first - 1, false)) } else { Ok((pruned, true)) }
             }
@@ -303,7 +303,7 @@ impl Watch {
             if has_gap {
                 // With a number before what follows, so that who comes back isn't told of it again.
                 let number = page.pruned.max(self.after);
-                told.push(self.shown(number, Event::of_session(d.now(), &self.bound.session, What::Gap { lost: None })));
+                told.push(self.shown(number, Event::of_session(d.now(), &self.bound.session, EventKind::Gap { lost: None })));
             }
             let mut is_all = page.events.len() < PAGE_EVENTS as usize;
             for (number, event) in page.events {
@@ -338,7 +338,7 @@ impl Watch {
             principal: event.principal,
             actor: event.actor,
             source: event.source,
-            what: event.what,
+            kind: event.what,
         }
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use cobox_protocol::{
     SandboxId,
     audit::claim_text,
-    event::{Happening, Happenings, MAX_HAPPENINGS_AT_ONCE, Source, What},
+    event::{Activity, ActivityBatch, EventKind, EventSource, MAX_ACTIVITY_BATCH},
 };
 use cobox_provider::control;
 
@@ -57,7 +57,7 @@ impl HappeningKeeper {
                     let mut pause = self.allowances.spend(id, count, self.deployment.now());
                     if count == 0 {
                         pause = PACE.saturating_sub(asked.elapsed());
-                    } else if count < MAX_HAPPENINGS_AT_ONCE {
+                    } else if count < MAX_ACTIVITY_BATCH {
                         pause = pause.max(GATHER);
                     }
                     tokio::time::sleep(pause).await;
@@ -98,19 +98,19 @@ impl HappeningKeeper {
         Ok(count)
     }
 
-    fn taken(&self, sandbox: &Sandbox, known: &EventMarks, told: Happenings) -> TakenHappenings {
+    fn taken(&self, sandbox: &Sandbox, known: &EventMarks, told: ActivityBatch) -> TakenHappenings {
         let life = claim_text(&told.life);
         let mut last = if life == known.life { known.taken } else { 0 };
         let mut events = Vec::new();
         // More or older than asked for, or out of order, is a sandbox that doesn't keep to the protocol: ignored.
-        for happening in told.items.into_iter().take(MAX_HAPPENINGS_AT_ONCE) {
+        for happening in told.items.into_iter().take(MAX_ACTIVITY_BATCH) {
             let seq = happening.seq;
             if seq <= last || i64::try_from(seq).is_err() {
                 continue;
             }
             if seq > last + 1 {
-                let lost = What::Gap { lost: Some(seq - last - 1) };
-                events.push((seq, Event { source: Source::Sandbox, ..Event::of_sandbox(self.deployment.now(), sandbox, lost) }));
+                let lost = EventKind::Gap { lost: Some(seq - last - 1) };
+                events.push((seq, Event { source: EventSource::Sandbox, ..Event::of_sandbox(self.deployment.now(), sandbox, lost) }));
             }
             last = seq;
             events.push((seq, self.event(sandbox, happening)));
@@ -120,16 +120,16 @@ impl HappeningKeeper {
 
     /// A stranger's words: bounded, and the time between the sandbox's beginning and now. Whatever session it names, the event is
     /// this sandbox's, and shown in none that isn't on it.
-    fn event(&self, sandbox: &Sandbox, happening: Happening) -> Event {
+    fn event(&self, sandbox: &Sandbox, happening: Activity) -> Event {
         Event {
             at: happening.at.max(sandbox.created_at).min(self.deployment.now()),
             workspace: sandbox.workspace.clone(),
             sandbox: sandbox.id.clone(),
             session: happening.session_id.and_then(|s| s.parse().ok()),
             principal: happening.principal.as_deref().map(claim_text),
-            actor: happening.actor.map(|a| a.word().to_owned()),
-            source: Source::Sandbox,
-            what: happening.what.bounded().into(),
+            actor: happening.actor.map(|a| a.as_str().to_owned()),
+            source: EventSource::Sandbox,
+            what: happening.action.bounded().into(),
         }
     }
 

@@ -137,7 +137,7 @@ fn record(
     lineage: Lineage<'_>,
     now: Timestamp,
 ) -> AuditRecord {
-    let mut detail = draft.capabilities.words().join(" ");
+    let mut detail = draft.capabilities.names().join(" ");
     if let Some(parent) = lineage.parent {
         detail += &format!(" from {}", parent.jti);
     }

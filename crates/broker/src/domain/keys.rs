@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use cobox_protocol::{
     ApiError, ErrorCode, KeyId, RequestId, Secret, SessionId, Timestamp,
-    id::is_foreign_id,
+    id::is_external_id,
     key::{API_KEY_PREFIX, CreateKey, CreatedKey, ExpireKey, KeyInfo},
 };
 use sha2::{Digest, Sha256};
@@ -76,7 +76,7 @@ impl Keys {
 
     async fn add(&self, principal: Principal, expires_at: Option<Timestamp>, audit: AuditRecord) -> Result<CreatedKey, ApiError> {
         for (field, value) in [("name", &principal.name), ("workspace", &principal.workspace)] {
-            if !is_foreign_id(value) {
+            if !is_external_id(value) {
                 return Err(ApiError::invalid(format!("{field}: must have 1 to 256 characters and no control characters")));
             }
         }
@@ -95,7 +95,7 @@ impl Keys {
             revoked_at: None,
             identity: None,
         };
-        let audit = audit.detail(format!("{} for {} {}", key.id, key.principal.kind.word(), key.principal.name));
+        let audit = audit.detail(format!("{} for {} {}", key.id, key.principal.kind.as_str(), key.principal.name));
         match self.deployment.store.add_key(&key, &audit).await.map_err(internal)? {
             AddedKey::Added => Ok(CreatedKey { info: info(key), api_key }),
             other => Err(not_added(&key.principal, &other)),
@@ -161,7 +161,7 @@ fn not_there(id: &KeyId) -> ApiError {
 pub fn not_added(who: &Principal, outcome: &AddedKey) -> ApiError {
     let name = &who.name;
     match outcome {
-        AddedKey::KindDiffers(kind) => ApiError::invalid(format!("kind: {name} is {} already; choose another name", kind.word())),
+        AddedKey::KindDiffers(kind) => ApiError::invalid(format!("kind: {name} is {} already; choose another name", kind.as_str())),
         AddedKey::Disabled => ApiError::new(ErrorCode::Forbidden, format!("{name} is disabled; enable the principal first")),
         AddedKey::TooManyKeys => {
             let message = format!("{name} has {MAX_KEYS_PER_PRINCIPAL} valid keys, which is the limit; revoke some first");

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use cobox_protocol::{
     PoolId, SandboxId, SnapshotId, Timestamp, VolumeId,
     key::PrincipalKind,
-    making::{Env, MountWish, Resources, SnapshotState, check_mounts},
+    resources::{Env, MountParams, Resources, SnapshotState, check_mounts},
     session::Access,
 };
 use cobox_provider::{SandboxRoot, SandboxSpec};
@@ -29,7 +29,7 @@ pub struct TemplateSpec {
     #[serde(skip_serializing_if = "Env::is_empty")]
     pub env: Env,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub mounts: Vec<MountWish>,
+    pub mounts: Vec<MountParams>,
 }
 
 /// Longest name of an image, in characters.

@@ -252,7 +252,7 @@ impl Lifecycle {
         if !d.provider.can_suspend() {
             return self.end_instead(begun, reason).await;
         }
-        self.announce(begun, control::Ending::Suspended).await;
+        self.announce(begun, control::StopReason::Suspended).await;
         if let Err(error) = d.provider.suspend(&begun.id).await {
             let reason = self.log_failure(begun, "suspending", &error);
             return Err(unavailable(&begun.id, "could not be suspended", &reason));
@@ -327,7 +327,7 @@ impl Lifecycle {
             if sandbox.intent != Some(Intent::Destroy) || !self.is_here(&sandbox) {
                 return Ok(());
             }
-            self.announce(&sandbox, control::Ending::Ended).await;
+            self.announce(&sandbox, control::StopReason::Ended).await;
             let now = d.now();
             if sandbox.restore_until.is_some_and(|until| until > now) {
                 d.provider.suspend(id).await.map_err(|e| unavailable(id, "could not be stopped", &e.to_string()))?;

@@ -2,7 +2,7 @@
 
 use cobox_protocol::{
     ApiError, ErrorCode,
-    making::{Env, MountWish, Resources, SnapshotState, check_mounts},
+    resources::{Env, MountParams, Resources, SnapshotState, check_mounts},
     sandbox::CreateSandbox,
 };
 use cobox_provider::{Provider, ProviderError, SandboxSpec, VolumeMount};
@@ -24,7 +24,7 @@ pub struct MakingWish {
     pub snapshot: Option<String>,
     pub resources: Resources,
     pub env: Env,
-    pub mounts: Vec<MountWish>,
+    pub mounts: Vec<MountParams>,
 }
 
 impl From<&CreateSandbox> for MakingWish {
@@ -95,7 +95,7 @@ pub async fn resolve(d: &Deployment, caller: &Caller, wish: &MakingWish) -> Resu
     let of_snapshot = std::mem::take(&mut making.env);
     making.env = Env(template.env.0.into_iter().chain(of_snapshot.0).chain(wish.env.0.clone()).collect());
     making.env.check()?;
-    let mounts: Vec<MountWish> = template.mounts.iter().chain(&wish.mounts).cloned().collect();
+    let mounts: Vec<MountParams> = template.mounts.iter().chain(&wish.mounts).cloned().collect();
     check_mounts(&mounts)?;
     for mount in mounts {
         let volume = volumes::find(d, caller, &mount.volume).await?;

@@ -253,7 +253,7 @@ impl Session {
 
     /// The thread it is for, if it is for one.
     pub fn thread(&self) -> Option<&str> {
-        (self.scope_type == ScopeType::Thread.word()).then_some(self.scope_id.as_str())
+        (self.scope_type == ScopeType::Thread.as_str()).then_some(self.scope_id.as_str())
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cobox_protocol::{
     ApiError, ErrorCode, SessionId, Timestamp,
-    id::is_foreign_id,
+    id::is_external_id,
     session::{Access, Mode, NegotiateResponse, Scope, ScopeType},
     tags::{self, Tags},
 };
@@ -80,7 +80,7 @@ impl Negotiation {
     }
 
     pub fn of_thread(thread: &str, mode: Mode) -> Self {
-        Self::new(Scope { kind: ScopeType::Thread.word().to_owned(), id: thread.to_owned() }, mode)
+        Self::new(Scope { kind: ScopeType::Thread.as_str().to_owned(), id: thread.to_owned() }, mode)
     }
 
     fn requested(&self) -> Result<Option<Requested<'_>>, ApiError> {
@@ -94,8 +94,8 @@ impl Negotiation {
 
     /// What is wrong whatever is there.
     fn check(&self, provider: &str) -> Result<(), ApiError> {
-        if !is_foreign_id(&self.scope.id) {
-            let field = if self.scope.kind == ScopeType::Thread.word() { "thread_id" } else { "scope.id" };
+        if !is_external_id(&self.scope.id) {
+            let field = if self.scope.kind == ScopeType::Thread.as_str() { "thread_id" } else { "scope.id" };
             return Err(ApiError::invalid(format!("{field}: must have 1 to 256 characters and no control characters")));
         }
         if self.ttl == Some(0) {
@@ -104,7 +104,7 @@ impl Negotiation {
         match (&self.name, &self.sandbox) {
             (Some(_), Some(_)) => return Err(ApiError::invalid("name: send it or sandbox_hint, not both")),
             (Some(name), None) => sandboxes::check_name(name)?,
-            (None, Some(hint)) if !is_foreign_id(hint) => {
+            (None, Some(hint)) if !is_external_id(hint) => {
                 return Err(ApiError::invalid("sandbox_hint: must be the id or the name of a sandbox"));
             }
             _ => {}
@@ -120,7 +120,7 @@ impl Negotiation {
     }
 
     fn thread(&self) -> Option<&str> {
-        (self.scope.kind == ScopeType::Thread.word()).then_some(self.scope.id.as_str())
+        (self.scope.kind == ScopeType::Thread.as_str()).then_some(self.scope.id.as_str())
     }
 
     /// What the policy says about what is named.
@@ -147,7 +147,7 @@ impl Negotiation {
 impl Sessions {
     pub async fn negotiate(&self, asking: &Asking<'_>, wish: &Negotiation, key: Option<&str>) -> Result<NegotiateResponse, ApiError> {
         wish.check(self.deployment.provider.name())?;
-        if key.is_some_and(|key| !is_foreign_id(key)) {
+        if key.is_some_and(|key| !is_external_id(key)) {
             return Err(ApiError::invalid("Idempotency-Key: must have 1 to 256 characters"));
         }
         let caller = access::act(asking.caller, wish.actor.as_ref())?;

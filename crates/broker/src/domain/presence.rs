@@ -10,7 +10,7 @@ use std::{
 use cobox_gateway::Caller as Passer;
 use cobox_protocol::{
     SandboxId, Timestamp,
-    event::{Source, What},
+    event::{EventKind, EventSource},
 };
 
 use super::{deployment::Deployment, events::Event};
@@ -48,8 +48,8 @@ impl Presence {
             session: who.session.clone(),
             principal: Some(who.principal.clone()),
             actor: Some(who.actor.clone()),
-            source: Source::Broker,
-            what: What::Connected,
+            source: EventSource::Broker,
+            what: EventKind::Connected,
         };
         let d = d.clone();
         d.background.clone().spawn(async move {

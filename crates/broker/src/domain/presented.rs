@@ -79,7 +79,7 @@ fn told(claims: Claims, sandbox: &Sandbox, format: TokenFormat) -> IntrospectedT
     IntrospectedToken {
         token_type: "Bearer".to_owned(),
         token_format: format.word().to_owned(),
-        scope: scope.older_words().join(" "),
+        scope: scope.legacy_names().join(" "),
         granted_capabilities: scope,
         iss: claims.iss,
         username: claims.sub.clone(),

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use cobox_protocol::{
     ApiError, ErrorCode, KeyId, RequestId, SandboxId, SessionId, ShareId, Timestamp, TokenId,
     control::IssuedTo,
-    id::is_foreign_id,
+    id::is_external_id,
     token::{RevokeRequest, RevokeResponse, RotateKeyResponse, RotationMode},
 };
 use cobox_token::LEEWAY_SECONDS;
@@ -155,7 +155,7 @@ fn named(wish: &RevokeRequest) -> Result<Named<'_>, ApiError> {
     if given.iter().flatten().count() != 1 {
         return Err(ApiError::invalid("jti: send exactly one of jti, grant, session, principal and sandbox"));
     }
-    if given.iter().flatten().copied().chain(workspace.as_deref()).any(|v| !is_foreign_id(v)) {
+    if given.iter().flatten().copied().chain(workspace.as_deref()).any(|v| !is_external_id(v)) {
         return Err(ApiError::invalid("jti, grant, session, principal, sandbox: must have 1 to 256 characters and no control characters"));
     }
     match given {

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId, SandboxId,
     audit::AuditEntry,
-    sandbox::{CreateSandbox, MAX_OWN_SECONDS, PatchSandbox, SandboxInfo, is_sandbox_name},
+    sandbox::{CreateSandbox, MAX_LIFETIME_SECONDS, PatchSandbox, SandboxInfo, is_sandbox_name},
     tags::{self, MAX_TAGS, TagFilter, Tags},
 };
 
@@ -253,9 +253,9 @@ pub async fn find(d: &Deployment, caller: &Caller, id_or_name: &str) -> Result<S
 }
 
 fn own_span(field: &str, seconds: u64) -> Result<Duration, ApiError> {
-    match (1..=MAX_OWN_SECONDS).contains(&seconds) {
+    match (1..=MAX_LIFETIME_SECONDS).contains(&seconds) {
         true => Ok(Duration::from_secs(seconds)),
-        false => Err(ApiError::invalid(format!("{field}: must be from 1 to {MAX_OWN_SECONDS} seconds"))),
+        false => Err(ApiError::invalid(format!("{field}: must be from 1 to {MAX_LIFETIME_SECONDS} seconds"))),
     }
 }
 
@@ -274,7 +274,7 @@ pub async fn quota_reached(d: &Deployment, caller: &Principal, quota: &Quota, by
     };
     let details: Vec<_> = unused
         .iter()
-        .map(|s| serde_json::json!({ "id": s.id, "name": s.name, "state": s.state.word(), "last_active_at": s.last_active_at }))
+        .map(|s| serde_json::json!({ "id": s.id, "name": s.name, "state": s.state.as_str(), "last_active_at": s.last_active_at }))
         .collect();
     ApiError::new(ErrorCode::QuotaExceeded, format!("{whose} {limit} sandboxes, which is the limit ({setting}); {advice}"))
         .with_details(serde_json::json!({ "limit": limit, "least_used": details }))

@@ -152,7 +152,7 @@ impl Sessions {
             token: issued.token.clone(),
             expires_at: issued.draft.expires_at,
             refresh_before: issued.draft.refresh_before,
-            scopes: issued.draft.capabilities.older_words(),
+            scopes: issued.draft.capabilities.legacy_names(),
             binding: Binding {
                 id: session.id.clone(),
                 scope: session.scope(),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cobox_protocol::{
-    ApiError, CapabilitySet, ErrorCode, SessionId, ShareId, Timestamp, id::is_foreign_id, session::Access, token::ShareInfo,
+    ApiError, CapabilitySet, ErrorCode, SessionId, ShareId, Timestamp, id::is_external_id, session::Access, token::ShareInfo,
 };
 
 use super::{
@@ -134,7 +134,7 @@ impl Sessions {
         if name == bound.session.owner {
             return Err(ApiError::invalid(format!("principal: {} made the session, and may use it already", cut(name))));
         }
-        let known = if is_foreign_id(name) { d.store.principal(&bound.session.workspace, name).await.map_err(internal)? } else { None };
+        let known = if is_external_id(name) { d.store.principal(&bound.session.workspace, name).await.map_err(internal)? } else { None };
         if known.is_none() {
             let message = format!("the workspace has no principal `{}`; see `cobox keys list`", cut(name));
             return Err(ApiError::new(ErrorCode::PrincipalNotFound, message));
@@ -152,7 +152,7 @@ impl Sessions {
         let audit = AuditRecord::new(d.now(), &share.workspace, "session.shared")
             .by(asking.caller, asking.request_id)
             .about(&bound)
-            .detail(format!("{} with {name}: {}", share.id, capabilities.words().join(" ")));
+            .detail(format!("{} with {name}: {}", share.id, capabilities.names().join(" ")));
         let ending = d.ending("its share was replaced", audit);
         match d.store.share(&share, MAX_SHARES, &ending).await.map_err(internal)? {
             Shared::Added(share) => Ok((info(share, &bound), true)),
@@ -215,7 +215,7 @@ fn info(share: Share, bound: &Bound) -> ShareInfo {
         session_id: share.session,
         principal: share.principal,
         capabilities: share.capabilities,
-        scopes: share.capabilities.older_words(),
+        scopes: share.capabilities.legacy_names(),
         shared_by: share.shared_by,
         created_at: share.created_at,
         expires_at: share.expires_at,

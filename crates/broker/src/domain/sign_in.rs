@@ -61,9 +61,9 @@ impl Keys {
         };
         let mut audit = AuditRecord::new(d.now(), &principal.workspace, "key.created");
         audit.principal = Some(principal.name.clone());
-        audit.actor = Some(principal.kind.word().to_owned());
+        audit.actor = Some(principal.kind.as_str().to_owned());
         let audit =
-            audit.detail(format!("{} for {} {}, vouched for by {}", key.id, principal.kind.word(), principal.name, identity.issuer));
+            audit.detail(format!("{} for {} {}, vouched for by {}", key.id, principal.kind.as_str(), principal.name, identity.issuer));
         match d.store.add_key(&key, &audit).await.map_err(internal)? {
             AddedKey::Added => Ok(key),
             AddedKey::Known(known) => Ok(*known),
@@ -92,6 +92,6 @@ fn refused() -> ApiError {
 }
 
 fn kind_differs(stored: &ApiKey, vouched: &Vouched) -> ApiError {
-    let (name, is, said) = (&stored.principal.name, stored.principal.kind.word(), vouched.principal.kind.word());
+    let (name, is, said) = (&stored.principal.name, stored.principal.kind.as_str(), vouched.principal.kind.as_str());
     ApiError::new(ErrorCode::Forbidden, format!("{name} is {is} here, and the token says {said}; what a principal is doesn't change"))
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cobox_protocol::{
     ApiError, Capability, ErrorCode, SnapshotId,
-    making::{Env, Resources, SnapshotInfo, SnapshotState},
+    resources::{Env, Resources, SnapshotInfo, SnapshotState},
     session::Access,
 };
 use cobox_provider::{SandboxRoot, SandboxSpec};

@@ -7,7 +7,7 @@ use std::{
 
 use cobox_protocol::{
     ApiError, SandboxId, Timestamp,
-    control::{ControlState, Ending},
+    control::{ControlState, StopReason},
 };
 use cobox_provider::control;
 use futures_util::{StreamExt, stream};
@@ -64,14 +64,14 @@ impl Lifecycle {
     }
 
     /// Lets boxd tell whoever is connected why it ends. A courtesy: nothing waits for it long, nothing depends on it.
-    pub(super) async fn announce(&self, sandbox: &Sandbox, ending: Ending) {
+    pub(super) async fn announce(&self, sandbox: &Sandbox, ending: StopReason) {
         let provider = &*self.deployment.provider;
         if !provider.is_running(&sandbox.id).await {
             return;
         }
         let told = async {
             let (state, _) = self.control_state(sandbox).await?;
-            let state = ControlState { ending: Some(ending), ..state };
+            let state = ControlState { stop_reason: Some(ending), ..state };
             control::push_state(provider, &sandbox.id, &state)
                 .await
                 .map_err(|e| unavailable(&sandbox.id, "could not be told", &e.to_string()))
@@ -130,7 +130,7 @@ impl Lifecycle {
             revoked: revocations.list.clone(),
             lease_expires_at: told.lease_end,
             disk_full: told.is_disk_full,
-            ending: None,
+            stop_reason: None,
         };
         Ok((state, told))
     }

@@ -2,7 +2,7 @@
 
 use cobox_protocol::{
     ApiError, ErrorCode,
-    making::{CreateTemplate, TemplateInfo},
+    resources::{CreateTemplate, TemplateInfo},
 };
 
 use super::{

@@ -2,7 +2,7 @@
 
 use cobox_protocol::{
     ApiError, ErrorCode, RequestId, SessionId, Timestamp,
-    id::is_foreign_id,
+    id::is_external_id,
     session::{Scope, ScopeType},
     thread::{ThreadEvent, ThreadNotice},
 };
@@ -15,7 +15,7 @@ const DELETED: &str = "its thread was deleted";
 const ARCHIVED: &str = "its thread was archived";
 
 fn scope(thread: &str) -> Scope {
-    Scope { kind: ScopeType::Thread.word().to_owned(), id: thread.to_owned() }
+    Scope { kind: ScopeType::Thread.as_str().to_owned(), id: thread.to_owned() }
 }
 
 impl Sessions {
@@ -45,7 +45,7 @@ impl Sessions {
         must_be_thread(&notice.thread_id)?;
         let d = &self.deployment;
         let workspace = &d.config.workspace;
-        let found = d.store.session_of(workspace, ScopeType::Thread.word(), &notice.thread_id).await.map_err(internal)?;
+        let found = d.store.session_of(workspace, ScopeType::Thread.as_str(), &notice.thread_id).await.map_err(internal)?;
         let Some(bound) = found.filter(|b| b.session.created_at <= sent_at) else { return Ok(false) };
         let reason = match notice.event {
             ThreadEvent::Deleted => DELETED,
@@ -60,7 +60,7 @@ impl Sessions {
 }
 
 fn must_be_thread(thread: &str) -> Result<(), ApiError> {
-    if is_foreign_id(thread) {
+    if is_external_id(thread) {
         return Ok(());
     }
     Err(ApiError::invalid("thread_id: must have 1 to 256 characters and no control characters"))

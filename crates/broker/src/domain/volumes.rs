@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use cobox_protocol::{
     ApiError, ErrorCode, SandboxId, VolumeId,
-    making::{CreateVolume, VolumeInfo},
+    resources::{CreateVolume, VolumeInfo},
 };
 use tokio::task::JoinHandle;
 

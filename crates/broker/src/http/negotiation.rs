@@ -5,7 +5,7 @@
 use cobox_protocol::schema;
 use cobox_protocol::{
     ApiError,
-    id::is_foreign_id,
+    id::is_external_id,
     key::PrincipalKind,
     session::{Access, Mode, Scope, ScopeType},
     tags::Tags,
@@ -21,7 +21,7 @@ use crate::domain::{access::ActorWish, issue::TokenFormat, negotiation::Negotiat
 pub struct NegotiationBody {
     /// The caller's own id of the thread; short for `scope` with the type `thread`.
     #[serde(default)]
-    #[cfg_attr(test, schemars(schema_with = "schema::maybe_foreign_id"))]
+    #[cfg_attr(test, schemars(schema_with = "schema::optional_external_id"))]
     thread_id: Option<String>,
     #[serde(default, deserialize_with = "strict_scope")]
     #[cfg_attr(test, schemars(with = "Option<Scope>"))]
@@ -86,7 +86,7 @@ impl NegotiationBody {
     /// A thread named in the path, whose session is made if need be unless the body says otherwise.
     pub fn read_for_thread(self, thread: &str) -> Result<Negotiation, ApiError> {
         let mode = self.mode.as_deref().map_or(Ok(Mode::Ensure), read_mode)?;
-        let scope = Scope { kind: ScopeType::Thread.word().to_owned(), id: thread.to_owned() };
+        let scope = Scope { kind: ScopeType::Thread.as_str().to_owned(), id: thread.to_owned() };
         let is_other = self.thread_id.as_deref().is_some_and(|t| t != thread) || self.scope.as_ref().is_some_and(|s| *s != scope);
         if is_other {
             return Err(ApiError::invalid("thread_id: is another thread than the path's; leave it out"));
@@ -138,12 +138,12 @@ fn given(field: Option<String>) -> Option<String> {
 }
 
 fn read_scope(thread_id: Option<&str>, scope: Option<&Scope>) -> Result<Scope, ApiError> {
-    let thread = |id: &str| Scope { kind: ScopeType::Thread.word().to_owned(), id: id.to_owned() };
+    let thread = |id: &str| Scope { kind: ScopeType::Thread.as_str().to_owned(), id: id.to_owned() };
     match (thread_id, scope) {
-        (_, Some(scope)) if ScopeType::from_word(&scope.kind).is_none() => Err(ApiError::invalid(format!(
+        (_, Some(scope)) if scope.kind.parse::<ScopeType>().ok().is_none() => Err(ApiError::invalid(format!(
             "scope.type: `{}` is not known; it must be one of {}",
             cut(&scope.kind),
-            ScopeType::ALL.map(|t| format!("`{}`", t.word())).join(", ")
+            ScopeType::ALL.map(|t| format!("`{}`", t.as_str())).join(", ")
         ))),
         (Some(id), Some(scope)) if *scope != thread(id) => {
             Err(ApiError::invalid("scope: names something else than thread_id; send one of them"))
@@ -194,9 +194,11 @@ pub fn actor(value: &Value) -> Result<ActorWish, ApiError> {
         _ => (None, None),
     };
     let word = word.ok_or_else(|| ApiError::invalid("actor: must be `human`, `agent` or `operator`, or an object with such a `type`"))?;
-    let kind = PrincipalKind::from_word(word)
+    let kind = word
+        .parse::<PrincipalKind>()
+        .ok()
         .ok_or_else(|| ApiError::invalid(format!("actor: `{}` is not known; it must be `human`, `agent` or `operator`", cut(word))))?;
-    let id = match id.map(|id| id.as_str().filter(|id| is_foreign_id(id))) {
+    let id = match id.map(|id| id.as_str().filter(|id| is_external_id(id))) {
         Some(None) => return Err(ApiError::invalid("actor.id: must be a string of 1 to 256 characters")),
         Some(Some(id)) => Some(id.to_owned()),
         None => None,

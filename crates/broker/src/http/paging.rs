@@ -5,7 +5,7 @@ use std::str::FromStr;
 use axum::extract::{FromRequestParts, Query};
 use cobox_protocol::{
     ApiError,
-    json::in_plain_words,
+    json::describe_parse_error,
     session::Page,
     tags::{MAX_TAG_FILTERS, TagFilter},
 };
@@ -66,7 +66,7 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Params<
         let rejected = |e: axum::extract::rejection::QueryRejection| {
             let said = e.body_text();
             let said = said.strip_prefix("Failed to deserialize query string: ").unwrap_or(&said);
-            Failure::from(ApiError::invalid(in_plain_words("the query", said)))
+            Failure::from(ApiError::invalid(describe_parse_error("the query", said)))
         };
         Query::from_request_parts(parts, state).await.map(|Query(value)| Self(value)).map_err(rejected)
     }

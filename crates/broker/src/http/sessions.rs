@@ -53,7 +53,7 @@ pub fn idempotency_key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
 
 /// In the words of the full shape.
 fn full(e: ApiError) -> ApiError {
-    ApiError { code: e.code.in_full_shape(), ..e }
+    ApiError { code: e.code.for_bindings(), ..e }
 }
 
 #[derive(Deserialize)]
@@ -73,7 +73,8 @@ async fn list(
 ) -> Result<Json<Page<SessionInfo>>, Failure> {
     let state = match &query.state {
         Some(word) => Some(
-            LifeState::from_word(word)
+            word.parse::<LifeState>()
+                .ok()
                 .ok_or_else(|| ApiError::invalid("state: must be provisioning, active, idle, suspended, terminated or failed"))?,
         ),
         None => None,

@@ -6,7 +6,7 @@ use axum::{
     routing::{get, post},
 };
 use cobox_protocol::{
-    making::{SnapshotInfo, TakeSnapshot},
+    resources::{SnapshotInfo, TakeSnapshot},
     session::Page,
 };
 use http::StatusCode;

@@ -6,7 +6,7 @@ use axum::{
     routing::get,
 };
 use cobox_protocol::{
-    making::{CreateTemplate, TemplateInfo},
+    resources::{CreateTemplate, TemplateInfo},
     session::Page,
 };
 use http::StatusCode;

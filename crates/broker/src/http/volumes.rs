@@ -6,7 +6,7 @@ use axum::{
     routing::get,
 };
 use cobox_protocol::{
-    making::{CreateVolume, VolumeInfo},
+    resources::{CreateVolume, VolumeInfo},
     session::Page,
 };
 use http::StatusCode;

@@ -6,7 +6,7 @@ use axum::{
     extract::{Request, State},
     routing::post,
 };
-use cobox_protocol::{ApiError, ErrorCode, RequestId, json::read_object, thread::NoticeTaken};
+use cobox_protocol::{ApiError, ErrorCode, RequestId, json::read_object, thread::ThreadNoticeResponse};
 use http::HeaderMap;
 
 use super::{Api, Routes, body, error::Failure};
@@ -21,7 +21,7 @@ pub fn routes() -> Routes {
     Routes::new().route("/webhooks/threads", post(thread))
 }
 
-async fn thread(State(api): State<Api>, request: Request) -> Result<Json<NoticeTaken>, Failure> {
+async fn thread(State(api): State<Api>, request: Request) -> Result<Json<ThreadNoticeResponse>, Failure> {
     let Some(webhook) = &api.webhook else {
         return Err(ApiError::new(ErrorCode::RouteNotFound, "no webhook is set up here; see webhook_secret_file").into());
     };
@@ -31,7 +31,7 @@ async fn thread(State(api): State<Api>, request: Request) -> Result<Json<NoticeT
     let bytes: Bytes = body::read_at_most(request.into_body(), MAX_NOTICE_BYTES).await?;
     let sent_at = webhook.verify(&timestamp, &signature, &bytes, api.deployment.now())?;
     let ended = api.sessions.thread_is_gone(&read_object(&bytes)?, sent_at, &request_id).await?;
-    Ok(Json(NoticeTaken { ended }))
+    Ok(Json(ThreadNoticeResponse { ended }))
 }
 
 /// A header that is sent twice is refused: a proxy that checks one of the two values and the broker might not choose the same one.

@@ -7,7 +7,7 @@ mod settings;
 use std::sync::Arc;
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use cobox_protocol::{Secret, Timestamp, id::is_foreign_id, key::PrincipalKind};
+use cobox_protocol::{Secret, Timestamp, id::is_external_id, key::PrincipalKind};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -141,7 +141,7 @@ impl Oidc {
     fn vouched(&self, claims: &Map<String, Value>, until: Timestamp) -> Result<Vouched, Refused> {
         let config = &self.config;
         let word = |name: &str| {
-            let value = claims.get(name).and_then(Value::as_str).filter(|v| is_foreign_id(v));
+            let value = claims.get(name).and_then(Value::as_str).filter(|v| is_external_id(v));
             value.map(str::to_owned).ok_or_else(|| Refused::Claim(name.to_owned()))
         };
         let workspace = match &config.workspace_claim {
@@ -152,7 +152,7 @@ impl Oidc {
             return Err(Refused::Bad("its workspace is not let in"));
         }
         let name = format!("{}{}", config.principal_prefix, word(&config.principal_claim)?);
-        if !is_foreign_id(&name) {
+        if !is_external_id(&name) {
             return Err(Refused::Claim(config.principal_claim.clone()));
         }
         let principal = Principal { workspace, name, kind: self.kind(claims) };

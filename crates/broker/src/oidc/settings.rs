@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cobox_protocol::{id::is_foreign_id, key::PrincipalKind};
+use cobox_protocol::{id::is_external_id, key::PrincipalKind};
 use serde::Deserialize;
 
 use super::Algorithm;
@@ -106,7 +106,7 @@ impl OidcConfig {
         if self.leeway_seconds > MAX_LEEWAY_SECONDS {
             return invalid("oidc.leeway_seconds", "must be at most 300");
         }
-        if !is_foreign_id(&self.workspace) || self.workspaces.iter().any(|w| !is_foreign_id(w)) {
+        if !is_external_id(&self.workspace) || self.workspaces.iter().any(|w| !is_external_id(w)) {
             return invalid("oidc.workspace", "must have 1 to 256 characters and no control characters");
         }
         if self.kind == PrincipalKind::Operator {

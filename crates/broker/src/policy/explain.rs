@@ -74,7 +74,7 @@ impl Policy {
                 Some(source) => (Outcome::NotAsked, format!("allowed when asked for; not a default of {source}")),
             },
         };
-        Finding { capability: c.word(), outcome, because }
+        Finding { capability: c.as_str(), outcome, because }
     }
 
     /// The narrowest that allows: the last rule that speaks of capabilities, else the ceiling.
@@ -131,8 +131,8 @@ impl Policy {
 
 fn at(source: Source, line: Option<usize>) -> String {
     match (source, line) {
-        (Source::Ceiling(kind), Some(line)) => format!("[{}], line {line}", kind.word()),
-        (Source::Ceiling(kind), None) => format!("what is built in for {}s", kind.word()),
+        (Source::Ceiling(kind), Some(line)) => format!("[{}], line {line}", kind.as_str()),
+        (Source::Ceiling(kind), None) => format!("what is built in for {}s", kind.as_str()),
         (Source::Rule(rule), line) => {
             let name = rule.name.as_ref().map_or_else(String::new, |n| format!(" “{n}”"));
             format!("the rule{name} of line {}", line.unwrap_or(rule.line))

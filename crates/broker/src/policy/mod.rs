@@ -241,7 +241,7 @@ impl Policy {
             return Ok(());
         }
         let wished: String = wished.chars().filter(|c| !c.is_control()).take(64).collect();
-        let message = format!("{field}: the policy doesn't let {} {} use {what} `{wished}`", who.acting.word(), who.principal);
+        let message = format!("{field}: the policy doesn't let {} {} use {what} `{wished}`", who.acting.as_str(), who.principal);
         Err(ApiError::new(ErrorCode::Forbidden, message))
     }
 
@@ -289,7 +289,7 @@ mod tests {
     }
 
     fn words(set: CapabilitySet) -> String {
-        set.words().join(" ")
+        set.names().join(" ")
     }
 
     #[test]
@@ -357,7 +357,7 @@ mod tests {
     }
 
     fn listed(key: &str, set: CapabilitySet) -> String {
-        format!("{key} = [{}]\n", set.words().iter().map(|w| format!("{w:?}")).collect::<Vec<_>>().join(", "))
+        format!("{key} = [{}]\n", set.names().iter().map(|w| format!("{w:?}")).collect::<Vec<_>>().join(", "))
     }
 
     const KINDS: [PrincipalKind; 3] = [PrincipalKind::Agent, PrincipalKind::Human, PrincipalKind::Operator];
@@ -371,10 +371,10 @@ mod tests {
             let mut text = "[[rule]]\n".to_owned();
             let mut put = |key: &str, word: Option<&str>| if let Some(word) = word { text += &format!("{key} = {word:?}\n") };
             put("workspace", workspace.map(|i| ["acme", "other"][i]));
-            put("kind", kind.map(|i| KINDS[i].word()));
+            put("kind", kind.map(|i| KINDS[i].as_str()));
             put("principal", principal.map(|i| ["ann", "bob"][i]));
             if let Some(i) = spared {
-                text += &format!("unless = {{ kind = {:?} }}\n", KINDS[i].word());
+                text += &format!("unless = {{ kind = {:?} }}\n", KINDS[i].as_str());
             }
             if let Some(set) = caps {
                 text += &listed("capabilities", set);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use cobox_protocol::{CapabilitySet, id::is_foreign_id, key::PrincipalKind, session::Access};
+use cobox_protocol::{CapabilitySet, id::is_external_id, key::PrincipalKind, session::Access};
 use toml::{
     Spanned,
     de::{DeTable, DeValue},
@@ -118,7 +118,7 @@ impl Reader<'_> {
     }
 
     fn ceiling(&mut self, kind: PrincipalKind, value: Value) -> Terms {
-        let word = kind.word();
+        let word = kind.as_str();
         let DeValue::Table(table) = value.get_ref() else {
             self.problem(value.span().start, format!("{word}: must be a table, written as [{word}]"));
             return Terms::default();
@@ -209,7 +209,7 @@ impl Reader<'_> {
             "principal" => selector.principal = self.names(key, value),
             "kind" => {
                 for (at, word) in self.words(key, value, false) {
-                    match PrincipalKind::from_word(&word) {
+                    match word.parse::<PrincipalKind>().ok() {
                         Some(kind) => selector.kind.push(kind),
                         None => self.no_such(at, "kind", &word, &KINDS),
                     }
@@ -264,7 +264,7 @@ impl Reader<'_> {
             match CapabilitySet::parse([&word]) {
                 Ok(set) => all = all.union(set),
                 Err(_) => {
-                    let known: Vec<String> = CapabilitySet::ALL.iter().map(|c| c.word().to_owned()).collect();
+                    let known: Vec<String> = CapabilitySet::ALL.iter().map(|c| c.as_str().to_owned()).collect();
                     self.no_such(at, key.get_ref(), &word, &known.iter().map(String::as_str).collect::<Vec<_>>());
                 }
             }
@@ -287,7 +287,7 @@ impl Reader<'_> {
     fn names(&mut self, key: Key, value: Value) -> Vec<String> {
         let words = self.words(key, value, false);
         for (at, word) in &words {
-            if !is_foreign_id(word) {
+            if !is_external_id(word) {
                 self.problem(*at, format!("{}: must have 1 to 256 characters and no control characters", key.get_ref()));
             }
         }

@@ -157,7 +157,7 @@ mod tests {
 
     fn allowed(source: &PolicySource) -> Vec<String> {
         let who = Subject { workspace: "w", principal: "p", kind: PrincipalKind::Agent, acting: PrincipalKind::Agent };
-        source.current().allowed(&who).words()
+        source.current().allowed(&who).names()
     }
 
     /// Looks until the file is at rest.

@@ -187,10 +187,10 @@ async fn every_route_wants_its_capability_before_the_adapter_is_asked() {
     let nobody = Client { key: None, ..ann.clone() };
     let words = ["fs_read", "fs_write", "exec", "shell", "shell_observe"];
     let mut without: Vec<(Capability, Value)> = Vec::new();
-    for missing in Capability::ALL.into_iter().filter(|c| words.contains(&c.word())) {
+    for missing in Capability::ALL.into_iter().filter(|c| words.contains(&c.as_str())) {
         // Who may type may look.
         let rest: Vec<_> =
-            words.into_iter().filter(|w| *w != missing.word() && !(missing == Capability::ShellObserve && *w == "shell")).collect();
+            words.into_iter().filter(|w| *w != missing.as_str() && !(missing == Capability::ShellObserve && *w == "shell")).collect();
         let wish = json!({ "scope": { "type": "thread", "id": "t" }, "mode": "ensure", "requested_capabilities": rest });
         without.push((missing, ann.post("/v1/sandbox/sessions", wish).await.ok(200)));
     }
@@ -203,7 +203,7 @@ async fn every_route_wants_its_capability_before_the_adapter_is_asked() {
             let answer = call(&ann.with(&made["token"]), method.clone(), &path, "{}", &[]).await;
             assert_eq!(answer.status, 403, "{method} {path} without {needed}");
             if !answer.json()["error"].is_null() {
-                assert_eq!(answer.json()["error"]["details"]["capability"], needed.word());
+                assert_eq!(answer.json()["error"]["details"]["capability"], needed.as_str());
                 assert_eq!(answer.error(403), "CAPABILITY_DENIED");
             }
         }

@@ -1,7 +1,7 @@
 //! Narrower tokens: from a caller's own grant, or from a token that somebody holds.
 
 use cobox_protocol::{
-    control::{Earlier, IssuedTo, Revocation},
+    control::{IssuedBefore, IssuedTo, Revocation},
     key::PrincipalKind,
 };
 use serde_json::{Value, json};
@@ -149,8 +149,8 @@ async fn what_is_delegated_counts_as_issued_when_its_first_parent_was() {
         parent = ann.with(&parent["token"]).post(&delegate, json!({ "capabilities": ["fs_read"] })).await.ok(200);
         let token = says(&parent);
         assert_eq!((&token["iat"], token["nbf"].as_i64()), (&json!(issued_by), Some(cobox_broker::Clock::now(&*world.clock).unix())));
-        let of_ann = Earlier { of: IssuedTo::Principal, value: "ann".into(), issued_by };
-        let view = cobox_token::RevocationView::new(&[Revocation::Earlier(of_ann)]);
+        let of_ann = IssuedBefore { of: IssuedTo::Principal, value: "ann".into(), issued_by };
+        let view = cobox_token::RevocationView::new(&[Revocation::IssuedBefore(of_ann)]);
         assert!(view.covers(&serde_json::from_value(token).unwrap()));
     }
     ann.with(&parent["token"]).get(&format!("/dp/{}/v1/x", sandbox_id(&made))).await.ok(200);

@@ -243,7 +243,7 @@ async fn a_request_under_way_learns_that_its_session_or_sandbox_is_over() {
         crate::harness::eventually("the request", || async { !boxd.seen.lock().unwrap().is_empty() }).await;
         ann.delete(&end).await.ok(204);
         assert_eq!(hanging.await.unwrap().error(status), code);
-        assert_eq!(boxd.state.lock().unwrap().ending, Some(cobox_protocol::control::Ending::Ended), "it was told before it ended");
+        assert_eq!(boxd.state.lock().unwrap().stop_reason, Some(cobox_protocol::control::StopReason::Ended), "it was told before it ended");
     }
 }
 
@@ -255,9 +255,9 @@ async fn a_suspended_sandbox_is_told_so_first_and_an_unhelpful_one_ends_all_the_
     let id = sandbox_id(&ann.ensure("t").await);
     let boxd = world.provider.boxd(&id);
     broker.broker.as_ref().unwrap().suspend_all().await.unwrap();
-    assert_eq!(boxd.state.lock().unwrap().ending, Some(cobox_protocol::control::Ending::Suspended));
+    assert_eq!(boxd.state.lock().unwrap().stop_reason, Some(cobox_protocol::control::StopReason::Suspended));
     ann.get(&format!("/dp/{id}/v1/x")).await.ok(200);
-    assert_eq!(boxd.state.lock().unwrap().ending, None, "it is back");
+    assert_eq!(boxd.state.lock().unwrap().stop_reason, None, "it is back");
     boxd.hears_nothing.store(true, std::sync::atomic::Ordering::SeqCst);
     broker.broker.as_ref().unwrap().suspend_all().await.unwrap();
     assert_eq!(ann.state(&id).await, "suspended");

@@ -27,7 +27,7 @@ struct Deployment {
 impl Deployment {
     async fn start() -> Self {
         let primary = TestDatabase::on_own_server().await;
-        let proxy = StallingProxy::before(&primary.socket()).await;
+        let proxy = StallingProxy::in_front_of(&primary.socket()).await;
         let mut worlds = World::cluster(&primary, 2);
         for world in &mut worlds {
             world.config.database_url = Some(primary.secret_url_at(proxy.address()));
@@ -39,7 +39,7 @@ impl Deployment {
 
     fn promote_standby(&self) {
         self.standby.promote();
-        self.proxy.lead_to(&self.standby.socket());
+        self.proxy.redirect_to(&self.standby.socket());
     }
 }
 

@@ -6,7 +6,7 @@ use cobox_broker::domain::kinds::TemplateSpec;
 use cobox_protocol::{
     SandboxId, SnapshotId,
     key::PrincipalKind,
-    making::{Cpus, Env, Resources},
+    resources::{Cpus, Env, Resources},
 };
 use cobox_provider::{SandboxRoot, SandboxSpec};
 use serde_json::{Value, json};

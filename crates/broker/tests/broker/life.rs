@@ -324,7 +324,7 @@ async fn agree(model: &mut Model, world: &World, ann: &Client) {
         let found = listed.iter().find(|s| s["thread_id"] == format!("t{n}")).expect("it lives");
         assert_eq!(found["session_id"], session.id);
         assert_eq!(found["sandbox_id"], session.sandbox.as_str());
-        assert_eq!(found["state"], model.sandboxes[&session.sandbox].state.word(), "a session's state is its sandbox's");
+        assert_eq!(found["state"], model.sandboxes[&session.sandbox].state.as_str(), "a session's state is its sandbox's");
     }
     let sandboxes = ann.get("/v1/sandboxes?limit=200").await.ok(200);
     let sandboxes = sandboxes["items"].as_array().unwrap();
@@ -332,7 +332,7 @@ async fn agree(model: &mut Model, world: &World, ann: &Client) {
     for sandbox in sandboxes {
         let id: SandboxId = sandbox["id"].as_str().unwrap().parse().unwrap();
         let wanted = &model.sandboxes[&id];
-        assert_eq!(sandbox["state"], wanted.state.word(), "{id} {wanted:?}");
+        assert_eq!(sandbox["state"], wanted.state.as_str(), "{id} {wanted:?}");
         assert_eq!(world.provider.is_up(&id), wanted.is_running());
         if let Some(before) = model.seen.insert(id, wanted.state) {
             assert!(may_become(before, wanted.state), "{before:?} to {:?}", wanted.state);

@@ -71,7 +71,7 @@ async fn while_the_database_is_stopped_every_route_answers_503_and_the_log_has_t
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_metrics_are_answered_while_the_database_is_silent() {
     let database = TestDatabase::new().await;
-    let proxy = StallingProxy::before(&database.socket()).await;
+    let proxy = StallingProxy::in_front_of(&database.socket()).await;
     let mut world = cluster_of_one(&database);
     world.config.database_url = Some(database.secret_url_at(proxy.address()));
     let broker = world.start().await;
@@ -117,7 +117,7 @@ mod full_disk {
         };
         eventually("the disk is full", refused).await;
         assert_eq!(ann.get("/metrics").await.status, 200);
-        disk.make_room();
+        disk.free_space();
         eventually("there is room", || async { ann.get(&session_path(&made)).await.status == 200 }).await;
         assert_eq!(ann.ensure("t").await["session_id"], made["session_id"]);
     }

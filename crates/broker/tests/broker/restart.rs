@@ -133,7 +133,7 @@ async fn unknown_sandbox(world: &World) -> SandboxId {
         keys: Vec::new(),
         revoked: Vec::new(),
         lease_expires_at: Timestamp::now(),
-        ending: None,
+        stop_reason: None,
         disk_full: false,
     };
     world.provider.start(&id, &cobox_provider::SandboxSpec::default(), &state).await.unwrap();

@@ -23,7 +23,7 @@ const SHORT: Patience = Patience { turn: Duration::from_secs(1), commit: Duratio
 
 async fn silenced() -> (TestDatabase, StallingProxy, Arc<SqlStore>) {
     let database = TestDatabase::new().await;
-    let proxy = StallingProxy::before(&database.socket()).await;
+    let proxy = StallingProxy::in_front_of(&database.socket()).await;
     let store = postgres::open_with(&database.secret_url_at(proxy.address()), SHORT).await.unwrap();
     store.write_as("node_a");
     let store = Arc::new(store);
@@ -105,7 +105,7 @@ async fn a_commit_that_arrives_late_breaks_nothing() {
     eventually("the store to write again", || async { note(&store, "after").await.ok() }).await;
     eventually("nothing silent to be left", || async { store.audit_heads().await.ok() }).await;
     let before = kept(&*store).await;
-    timeout(PATIENCE, proxy.resume_and_end()).await.unwrap();
+    timeout(PATIENCE, proxy.resume_and_drain()).await.unwrap();
     assert_eq!(verify(&*store, &before).await, []);
     note(&store, "last").await.unwrap();
     assert_eq!(verify(&*store, &before).await, []);
@@ -119,14 +119,14 @@ async fn what_was_used_while_the_database_was_away_is_recorded_when_it_is_back()
     let used = |n: usize| AuditRecord { detail: Some(format!("use {n}")), ..audit("dataplane.used") };
     trail.add(used(0)).await;
     trail.flush().await;
-    proxy.set_away(true);
+    proxy.set_refusing(true);
     // More than are written at once.
     for n in 1..600 {
         trail.add(used(n)).await;
     }
     // It was tried, and tried again.
-    timeout(PATIENCE, proxy.turned_away(3)).await.unwrap();
-    proxy.set_away(false);
+    timeout(PATIENCE, proxy.wait_for_refused(3)).await.unwrap();
+    proxy.set_refusing(false);
     timeout(PATIENCE, trail.flush()).await.unwrap();
     let uses: Vec<String> = details(&store).await.into_iter().filter(|d| d.starts_with("use ")).collect();
     assert_eq!(uses, (0..600).map(|n| format!("use {n}")).collect::<Vec<_>>());

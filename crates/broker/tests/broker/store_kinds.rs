@@ -10,7 +10,7 @@ use cobox_broker::{
 use cobox_protocol::{
     PoolId, SnapshotId, Timestamp, VolumeId,
     key::PrincipalKind,
-    making::{Env, SnapshotState},
+    resources::{Env, SnapshotState},
     session::{Access, State},
     tags::Tags,
 };

@@ -6,7 +6,7 @@ use cobox_broker::{
 };
 use cobox_protocol::{
     SandboxId, SessionId, ShareId,
-    control::{Earlier, IssuedTo, Revocation},
+    control::{IssuedBefore, IssuedTo, Revocation},
     session::State,
     tags::Tags,
 };
@@ -113,7 +113,7 @@ pub async fn opaque_tokens(store: &dyn Store) {
 pub async fn what_was_issued_up_to_a_moment(store: &dyn Store) {
     let workspace = "moments";
     let sandbox = Sandbox { workspace: workspace.into(), ..sandbox(None) };
-    let earlier = |issued_by| Earlier { of: IssuedTo::Principal, value: "ann".into(), issued_by };
+    let earlier = |issued_by| IssuedBefore { of: IssuedTo::Principal, value: "ann".into(), issued_by };
     let mut last = 0;
     for issued_by in [5, 7] {
         let wish = RevokeWish {
@@ -128,7 +128,10 @@ pub async fn what_was_issued_up_to_a_moment(store: &dyn Store) {
         last = sequence;
     }
     let seen = store.revocations(&sandbox, at(50)).await.unwrap();
-    assert_eq!((seen.sequence, seen.list.clone()), (last, vec![Revocation::Earlier(earlier(5)), Revocation::Earlier(earlier(7))]));
+    assert_eq!(
+        (seen.sequence, seen.list.clone()),
+        (last, vec![Revocation::IssuedBefore(earlier(5)), Revocation::IssuedBefore(earlier(7))])
+    );
     assert_eq!(store.revocations(&sandbox, at(100)).await.unwrap().list, []);
 }
 

@@ -324,8 +324,8 @@ impl Conversation {
             let (id, name) = (sandbox.id.to_string(), sandbox.name.as_deref().unwrap_or("-"));
             let mark = if here.as_deref() == Some(id.as_str()) { "*" } else { " " };
             lines.aside(
-                &one_line(&format!("{mark} {name}  {}  {id}", sandbox.state.word())),
-                json!({"type": "sandbox_listed", "sandbox_id": id, "name": sandbox.name, "state": sandbox.state.word()}),
+                &one_line(&format!("{mark} {name}  {}  {id}", sandbox.state.as_str())),
+                json!({"type": "sandbox_listed", "sandbox_id": id, "name": sandbox.name, "state": sandbox.state.as_str()}),
             )?;
         }
         Ok(())

@@ -64,7 +64,7 @@ impl Room {
                 "ws_base_url": info.sandbox.ws_base_url,
             },
         });
-        let capabilities = info.credentials.granted_capabilities.intersection(CapabilitySet::AGENT_DEFAULT).words();
+        let capabilities = info.credentials.granted_capabilities.intersection(CapabilitySet::AGENT_DEFAULT).names();
         let request = DelegateRequest { capabilities: Some(capabilities), ..DelegateRequest::default() };
         if let Ok(delegated) = self.client.delegate(&info.session_id, &request).await {
             sandbox["token"] = json!(delegated.token.expose());

@@ -1,7 +1,7 @@
 //! Events, tool calls and questions as one line each, for a feed, a pipe or a screen reader.
 
 use cobox_langgraph::{Action, Outcome, Tool, clean};
-use cobox_protocol::event::{ExecEnd, FileChange, SandboxEvent, What};
+use cobox_protocol::event::{EventKind, ExecEnd, FileChange, SandboxEvent};
 use serde_json::Value;
 
 use crate::printer::visible;
@@ -13,7 +13,7 @@ const TELLING: [&str; 8] = ["command", "file_path", "path", "pattern", "query", 
 
 /// `agent wrote /workspace/leap.py (80 bytes)`.
 pub fn event(event: &SandboxEvent) -> String {
-    sentence(event.actor.as_deref(), event.principal.as_deref(), &event.what)
+    sentence(event.actor.as_deref(), event.principal.as_deref(), &event.kind)
 }
 
 /// What a run tells of its sandbox on its own stream: `{"type": "sandbox", "event": {…}}`.
@@ -25,11 +25,11 @@ pub fn custom(told: &Value) -> Option<String> {
     // An agent's own word has less in it than the broker's.
     event.entry("duration_ms").or_insert(0.into());
     event.entry("exit_code").or_insert(Value::Null);
-    let what: What = serde_json::from_value(Value::Object(event)).ok()?;
+    let what: EventKind = serde_json::from_value(Value::Object(event)).ok()?;
     Some(sentence(actor.as_deref(), principal.as_deref(), &what))
 }
 
-fn sentence(actor: Option<&str>, principal: Option<&str>, what: &What) -> String {
+fn sentence(actor: Option<&str>, principal: Option<&str>, what: &EventKind) -> String {
     let who = match (actor, principal) {
         (Some("agent"), Some(principal)) if principal != "agent" => format!("agent {principal}"),
         (_, Some(principal)) => principal.to_owned(),
@@ -38,32 +38,32 @@ fn sentence(actor: Option<&str>, principal: Option<&str>, what: &What) -> String
     };
     let why = |reason: &str| if reason.is_empty() { String::new() } else { format!(": {reason}") };
     let line = match what {
-        What::Created { .. } => format!("{who} made the session"),
-        What::Active => "the sandbox runs".to_owned(),
-        What::Idle => "the sandbox is idle".to_owned(),
-        What::Suspended { reason } => format!("the sandbox was suspended{}", why(reason)),
-        What::Resumed => "the sandbox runs again".to_owned(),
-        What::Restored => format!("{who} restored the deleted sandbox"),
-        What::Terminated { reason } => format!("the session ended{}", why(reason)),
-        What::Failed { reason } => format!("the session failed{}", why(reason)),
-        What::Changed { change } => format!("{who} changed the sandbox{}", why(change)),
-        What::Shared { with, .. } => format!("{who} let {with} in"),
-        What::Unshared { with } => format!("{who} no longer lets {with} in"),
-        What::Connected => format!("{who} connected"),
-        What::FileWritten(file) => format!("{who} wrote {}", of_file(file)),
-        What::FileRemoved(file) => format!("{who} removed {}", of_file(file)),
-        What::Exec(end) => format!("{who} ran {} → {}", end.command, of_end(end)),
-        What::Gap { .. } => "(events are missing here)".to_owned(),
-        What::Unknown => "(something new happened)".to_owned(),
+        EventKind::Created { .. } => format!("{who} made the session"),
+        EventKind::Active => "the sandbox runs".to_owned(),
+        EventKind::Idle => "the sandbox is idle".to_owned(),
+        EventKind::Suspended { reason } => format!("the sandbox was suspended{}", why(reason)),
+        EventKind::Resumed => "the sandbox runs again".to_owned(),
+        EventKind::Restored => format!("{who} restored the deleted sandbox"),
+        EventKind::Terminated { reason } => format!("the session ended{}", why(reason)),
+        EventKind::Failed { reason } => format!("the session failed{}", why(reason)),
+        EventKind::Changed { change } => format!("{who} changed the sandbox{}", why(change)),
+        EventKind::Shared { with, .. } => format!("{who} let {with} in"),
+        EventKind::Unshared { with } => format!("{who} no longer lets {with} in"),
+        EventKind::Connected => format!("{who} connected"),
+        EventKind::FileWritten(file) => format!("{who} wrote {}", of_file(file)),
+        EventKind::FileRemoved(file) => format!("{who} removed {}", of_file(file)),
+        EventKind::Exec(end) => format!("{who} ran {} → {}", end.command, of_end(end)),
+        EventKind::Gap { .. } => "(events are missing here)".to_owned(),
+        EventKind::Unknown => "(something new happened)".to_owned(),
     };
     one_line(&line)
 }
 
 /// Whether it tells of something that went wrong.
 pub fn is_bad(event: &SandboxEvent) -> bool {
-    match &event.what {
-        What::Exec(end) => end.exit_code != Some(0),
-        What::Failed { .. } | What::Gap { .. } => true,
+    match &event.kind {
+        EventKind::Exec(end) => end.exit_code != Some(0),
+        EventKind::Failed { .. } | EventKind::Gap { .. } => true,
         _ => false,
     }
 }
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn an_event_is_a_sentence_and_can_not_repaint_the_screen() {
-        let told = |what: What| {
+        let told = |what: EventKind| {
             event(&SandboxEvent {
                 id: cobox_protocol::EventId::numbered(Timestamp::from_unix(0), 7),
                 at: Timestamp::from_unix(0),
@@ -151,15 +151,15 @@ mod tests {
                 sandbox_id: cobox_protocol::SandboxId::new(),
                 principal: Some("bot".into()),
                 actor: Some("agent".into()),
-                source: cobox_protocol::event::Source::Sandbox,
-                what,
+                source: cobox_protocol::event::EventSource::Sandbox,
+                kind: what,
             })
         };
         let file = FileChange { path: "/workspace/a\u{1b}[2J.py".into(), size: Some(12), ..FileChange::default() };
-        assert_eq!(told(What::FileWritten(file)), "agent bot wrote /workspace/a.py (12 bytes)");
+        assert_eq!(told(EventKind::FileWritten(file)), "agent bot wrote /workspace/a.py (12 bytes)");
         let end = ExecEnd { command: "make\ntest".into(), exit_code: Some(2), ..ExecEnd::default() };
-        assert_eq!(told(What::Exec(end)), "agent bot ran make test → exit 2");
-        assert_eq!(told(What::Connected), "agent bot connected");
+        assert_eq!(told(EventKind::Exec(end)), "agent bot ran make test → exit 2");
+        assert_eq!(told(EventKind::Connected), "agent bot connected");
         let told = serde_json::json!({"type": "sandbox", "event": {"type": "exec", "command": "ls", "exit_code": 0, "actor": "agent"}});
         assert_eq!(custom(&told).as_deref(), Some("agent ran ls → exit 0"));
         assert_eq!(custom(&serde_json::json!({"type": "progress"})), None);

@@ -101,7 +101,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 fields(&[
                     ("id", created.info.id.to_string()),
                     ("name", created.info.name.clone()),
-                    ("kind", created.info.kind.word().to_owned()),
+                    ("kind", created.info.kind.as_str().to_owned()),
                     ("workspace", created.info.workspace.clone()),
                     ("expires", created.info.expires_at.map_or_else(|| "never".to_owned(), |t| t.to_string())),
                     ("api key", created.api_key.expose().to_owned()),
@@ -130,6 +130,6 @@ fn row(printer: Printer, key: &KeyInfo) -> Vec<String> {
     };
     let expires = key.expires_at.map_or_else(|| "never".to_owned(), |t| printer.moment(t));
     let used = key.last_used_at.map_or_else(|| "never".to_owned(), |t| printer.moment(t));
-    let (kind, created) = (key.kind.word().to_owned(), printer.moment(key.created_at));
+    let (kind, created) = (key.kind.as_str().to_owned(), printer.moment(key.created_at));
     vec![key.id.to_string(), key.name.clone(), kind, key.workspace.clone(), created, used, expires, state.to_owned()]
 }

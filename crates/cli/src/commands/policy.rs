@@ -103,7 +103,7 @@ fn explain(args: Explain, context: &Context) -> Outcome {
         let source = file.as_ref().map_or_else(|| "no policy file".to_owned(), |f| f.display().to_string());
         format!(
             "{source}, for {} {} of workspace {}\n\n{}\n\n{}",
-            acting.word(),
+            acting.as_str(),
             args.principal,
             args.workspace,
             table(&["CAPABILITY", "", "BECAUSE"], &capabilities),

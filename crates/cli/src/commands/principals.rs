@@ -71,5 +71,5 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
 fn row(printer: Printer, p: &PrincipalInfo) -> Vec<String> {
     let used = p.last_used_at.map_or_else(|| "never".to_owned(), |t| printer.moment(t));
     let state = if p.disabled_at.is_some() { "disabled" } else { "enabled" };
-    vec![p.name.clone(), p.kind.word().to_owned(), p.workspace.clone(), p.valid_keys.to_string(), used, state.to_owned()]
+    vec![p.name.clone(), p.kind.as_str().to_owned(), p.workspace.clone(), p.valid_keys.to_string(), used, state.to_owned()]
 }

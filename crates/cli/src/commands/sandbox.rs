@@ -6,7 +6,7 @@ use clap::{Args as _, FromArgMatches as _};
 use cobox_client::{Client, ClientError};
 use cobox_protocol::{
     ErrorCode,
-    making::TemplateInfo,
+    resources::TemplateInfo,
     sandbox::{CreateSandbox, PatchSandbox, RestoreSandbox, SandboxInfo, SandboxUsage},
 };
 use serde_json::json;
@@ -316,7 +316,7 @@ fn sync_args(which: &str, rest: Vec<OsString>) -> sync::Args {
 
 fn row(printer: Printer, s: &SandboxInfo) -> Vec<String> {
     let name = s.name.clone().unwrap_or_else(|| "-".to_owned());
-    vec![s.id.to_string(), name, s.state.word().to_owned(), threads(s), s.owner.clone(), printer.moment(s.last_active_at)]
+    vec![s.id.to_string(), name, s.state.as_str().to_owned(), threads(s), s.owner.clone(), printer.moment(s.last_active_at)]
 }
 
 fn template_row(t: &TemplateInfo) -> Vec<String> {
@@ -338,7 +338,7 @@ fn show(context: &Context, s: &SandboxInfo) -> Result<(), Failure> {
         let mut pairs = vec![
             ("sandbox", s.id.to_string()),
             ("name", s.name.clone().unwrap_or_else(|| "-".to_owned())),
-            ("state", s.state.word().to_owned()),
+            ("state", s.state.as_str().to_owned()),
             ("provider", s.provider.clone()),
             ("owner", s.owner.clone()),
             ("threads", if s.threads.is_empty() { "-".to_owned() } else { s.threads.join(", ") }),

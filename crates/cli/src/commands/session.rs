@@ -220,7 +220,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
             context.printer.result(&told, || {
                 fields(&[
                     ("session", id.to_string()),
-                    ("state", beat.state.word().to_owned()),
+                    ("state", beat.state.as_str().to_owned()),
                     ("lease expires", beat.lease_expires_at.to_string()),
                 ])
             })?;
@@ -305,8 +305,8 @@ fn show(context: &Context, session: &NegotiateResponse, show_token: bool) -> Res
             ("thread", session.thread_id.clone()),
             ("sandbox", session.sandbox.id.to_string()),
             ("provider", session.sandbox.provider.clone()),
-            ("state", session.binding.state.word().to_owned()),
-            ("capabilities", session.credentials.granted_capabilities.words().join(" ")),
+            ("state", session.binding.state.as_str().to_owned()),
+            ("capabilities", session.credentials.granted_capabilities.names().join(" ")),
             ("token expires", session.expires_at.to_string()),
             ("lease expires", session.binding.lease_expires_at.to_string()),
             ("url", session.sandbox.http_base_url.clone()),
@@ -332,7 +332,7 @@ async fn list(context: &Context, client: &Client, tags: Vec<String>) -> Result<(
     }
     let row = |s: &SessionInfo| {
         let (session, sandbox) = (s.session_id.to_string(), s.sandbox_id.to_string());
-        vec![s.thread_id.clone(), s.state.word().to_owned(), session, sandbox, s.owner.clone(), context.printer.moment(s.last_active_at)]
+        vec![s.thread_id.clone(), s.state.as_str().to_owned(), session, sandbox, s.owner.clone(), context.printer.moment(s.last_active_at)]
     };
     let rows: Vec<_> = sessions.iter().map(row).collect();
     let header = ["THREAD", "STATE", "SESSION", "SANDBOX", "OWNER", "LAST ACTIVE"];

@@ -62,7 +62,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 fields(&[
                     ("session", share.session_id.to_string()),
                     ("principal", share.principal.clone()),
-                    ("capabilities", share.capabilities.words().join(" ")),
+                    ("capabilities", share.capabilities.names().join(" ")),
                     ("expires", ends(&share).unwrap_or_else(|| "with the session".to_owned())),
                 ])
             })?;
@@ -77,7 +77,7 @@ pub async fn run(command: Command, context: &Context) -> Outcome {
                 let expires = s.expires_at.map_or_else(|| "with the session".to_owned(), |t| context.printer.moment(t));
                 vec![
                     s.principal.clone(),
-                    s.capabilities.words().join(" "),
+                    s.capabilities.names().join(" "),
                     s.shared_by.clone(),
                     context.printer.moment(s.created_at),
                     expires,

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, io::IsTerminal, time::Duration};
 use cobox_client::{Dataplane, Reconnect};
 use cobox_protocol::{
     Capability, ShellId,
-    frame::{Allowed, ControlAction, DEFAULT_SHELL_NAME, ShellStart},
+    frame::{ControlAction, DEFAULT_SHELL_NAME, ShellStart, TerminalPermission},
 };
 use cobox_stream::Kinds;
 
@@ -104,7 +104,7 @@ pub async fn sit(target: &Target, args: Seat, context: &Context) -> Outcome {
     let mut observe = args.observe;
     let may_type = way_in.granted.is_none_or(|g| g.contains(Capability::Shell));
     if let Some(granted) = way_in.granted.filter(|g| !observe && !may_type && g.contains(Capability::ShellObserve)) {
-        context.printer.note(&format!("you may only look here ({}), as with --observe", granted.words().join(" ")));
+        context.printer.note(&format!("you may only look here ({}), as with --observe", granted.names().join(" ")));
         observe = true;
     }
     // Ours alone, unless it was named: a script or a program in the shell that people share would surprise them.
@@ -116,8 +116,8 @@ pub async fn sit(target: &Target, args: Seat, context: &Context) -> Outcome {
     };
     let (cols, rows) = size().unzip();
     let allow = args.allow.iter().map(|allow| match allow {
-        Allow::Title => Allowed::Title,
-        Allow::Clipboard => Allowed::Clipboard,
+        Allow::Title => TerminalPermission::Title,
+        Allow::Clipboard => TerminalPermission::Clipboard,
     });
     let allows = args.allow.iter().fold(Kinds::NONE, |kinds, allow| match allow {
         Allow::Title => kinds.with(Kinds::TITLE),

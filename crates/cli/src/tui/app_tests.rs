@@ -1,6 +1,6 @@
 //! The state machine from the outside: keys and news in, effects out.
 
-use cobox_client::FileNews;
+use cobox_client::FileWatchEvent;
 use cobox_langgraph::{Interrupt, Message as Said, RunEvent, RunInput};
 use cobox_protocol::{
     Timestamp,
@@ -289,7 +289,7 @@ fn a_change_of_the_agent_s_is_marked_and_its_difference_read() {
         to: None,
         to_b64: None,
     };
-    here(&mut state, News::File(FileNews::Created(event)));
+    here(&mut state, News::File(FileWatchEvent::Created(event)));
     let effects = type_in(&mut state, "/diff leap.py");
     assert_eq!(effects, [Effect::ReadFile { visit: 1, path: "/workspace/leap.py".into() }]);
     let contents = crate::tui::files::Contents::Text("x = 1\n".into());

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use cobox_client::FileNews;
+use cobox_client::FileWatchEvent;
 use cobox_langgraph::clean;
 use cobox_protocol::{
     fs::{FileEntry, FileKind},
@@ -110,15 +110,15 @@ impl Files {
     }
 
     /// Whether all must be listed again.
-    pub fn news(&mut self, news: &FileNews) -> bool {
+    pub fn news(&mut self, news: &FileWatchEvent) -> bool {
         match news {
-            FileNews::Watching => {}
-            FileNews::Overflow(_) => return true,
-            FileNews::Created(event) => self.came(&event.path, event),
-            FileNews::Modified(event) if event.kind == FileKind::File => self.mark(&event.path, Mark::Changed, event),
-            FileNews::Modified(_) => {}
-            FileNews::Removed(event) => self.went(&event.path, event),
-            FileNews::Renamed(event) => {
+            FileWatchEvent::Watching => {}
+            FileWatchEvent::Overflow(_) => return true,
+            FileWatchEvent::Created(event) => self.came(&event.path, event),
+            FileWatchEvent::Modified(event) if event.kind == FileKind::File => self.mark(&event.path, Mark::Changed, event),
+            FileWatchEvent::Modified(_) => {}
+            FileWatchEvent::Removed(event) => self.went(&event.path, event),
+            FileWatchEvent::Renamed(event) => {
                 if let Some(from) = &event.from {
                     self.went(from, event);
                 }

@@ -42,12 +42,12 @@ fn what_is_in_a_directory_follows_it_and_changes_are_marked_with_who_made_them()
     }
     files.seen("/workspace/a.txt", text("one\n"));
     assert_eq!(seen(&files), ["a", "  b.py", "a.txt"]);
-    files.news(&FileNews::Modified(event("/workspace/a.txt", "human")));
-    files.news(&FileNews::Created(event("/workspace/a/new.py", "agent")));
-    files.news(&FileNews::Modified(event("/workspace/a/new.py", "agent")));
+    files.news(&FileWatchEvent::Modified(event("/workspace/a.txt", "human")));
+    files.news(&FileWatchEvent::Created(event("/workspace/a/new.py", "agent")));
+    files.news(&FileWatchEvent::Modified(event("/workspace/a/new.py", "agent")));
     assert_eq!(seen(&files), ["a", "  b.py", "  new.py New by agent", "a.txt Changed"]);
-    files.news(&FileNews::Removed(event("/workspace/a/b.py", "process")));
-    files.news(&FileNews::Removed(event("/workspace/a/new.py", "process")));
+    files.news(&FileWatchEvent::Removed(event("/workspace/a/b.py", "process")));
+    files.news(&FileWatchEvent::Removed(event("/workspace/a/new.py", "process")));
     assert_eq!(seen(&files), ["a", "a.txt Changed"]);
     assert_eq!(files.changed().map(|(path, ..)| path).collect::<Vec<_>>(), ["/workspace/a.txt", "/workspace/a/b.py"]);
     files.selected = 0;
@@ -96,6 +96,6 @@ fn a_directory_that_is_renamed_is_listed_again() {
     files.add("/w/a", true);
     files.add("/w/a/x", false);
     let renamed = WatchEvent { kind: FileKind::Directory, from: Some("/w/a".into()), ..event("/w/b", "process") };
-    assert!(files.news(&FileNews::Renamed(renamed)));
+    assert!(files.news(&FileWatchEvent::Renamed(renamed)));
     assert_eq!(seen(&files), ["b"]);
 }

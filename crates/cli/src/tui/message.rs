@@ -1,7 +1,7 @@
 //! What the state machine hears, and what it wants done: all that goes between it and the world.
 
 use bytes::Bytes;
-use cobox_client::FileNews;
+use cobox_client::FileWatchEvent;
 use cobox_langgraph::{Assistant, RunEvent, RunInput, Thread, ThreadState};
 use cobox_protocol::{event::SandboxEvent, frame::Controller, fs::FileEntry};
 use crossterm::event::{KeyEvent, MouseEvent};
@@ -46,7 +46,7 @@ pub enum News {
         path: String,
         contents: Contents,
     },
-    File(FileNews),
+    File(FileWatchEvent),
     /// A file's contents, to be compared.
     Read {
         path: String,

@@ -70,7 +70,7 @@ impl ShellPane {
         let controller = self.controller.as_ref().filter(|_| !self.types(me))?;
         Some(match is_of(controller, me) {
             Some(true) => "another terminal of yours".to_owned(),
-            _ => format!("{} ({})", cobox_langgraph::clean(&controller.principal, 32), controller.actor.word()),
+            _ => format!("{} ({})", cobox_langgraph::clean(&controller.principal, 32), controller.actor.as_str()),
         })
     }
 

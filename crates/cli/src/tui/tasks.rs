@@ -181,7 +181,7 @@ impl Tasks {
             let line = |s: cobox_protocol::sandbox::SandboxInfo| SandboxLine {
                 name: s.name.unwrap_or_default(),
                 id: s.id.to_string(),
-                state: s.state.word().to_owned(),
+                state: s.state.as_str().to_owned(),
             };
             let told = client.list_sandboxes(Some(LISTED), None).await.map(|page| page.items.into_iter().map(line).collect());
             let _ = send.send(Message::Sandboxes(told.map_err(|e| explained(&e)))).await;

@@ -1,6 +1,6 @@
 //! What follows a sandbox: its events, and its files with what they held when they were first seen.
 
-use cobox_client::{Dataplane, EventStream, FileNews};
+use cobox_client::{Dataplane, EventStream, FileWatchEvent};
 use cobox_protocol::{
     ErrorCode,
     fs::{FileEntry, FileKind, ListRequest},
@@ -40,7 +40,7 @@ pub async fn files(dataplane: Dataplane, teller: Teller) {
     let mut watch = dataplane.watch_files(WORKSPACE.as_bytes());
     loop {
         match watch.next().await {
-            Ok(Some(FileNews::Watching)) => {
+            Ok(Some(FileWatchEvent::Watching)) => {
                 if !look(&dataplane, &teller).await {
                     return;
                 }

@@ -1,4 +1,4 @@
-//! Sandboxes as the LangSmith SDKs ask for them and read them: boxes.
+//! Requests and responses of the LangSmith SDKs' sandbox API, which calls sandboxes boxes.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::exec::RunConfig;
 use crate::{SandboxId, Secret, Timestamp};
 
-/// `POST /boxes`. Every field that some version of the SDKs sends is read: what can't be met is refused by its name.
+/// `POST /boxes`. Accepts every field that any version of the SDKs sends; an unsupported field is refused by name.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
@@ -16,10 +16,10 @@ pub struct CreateBox {
     #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::SANDBOX_NAME)))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Answer when it runs; true unless told.
+    /// Whether the response waits until the box runs; true by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_for_ready: Option<bool>,
-    /// How many seconds it may take then; 30 unless told.
+    /// Seconds to wait for readiness; 30 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -30,10 +30,10 @@ pub struct CreateBox {
     pub snapshot_name: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template_name: Option<String>,
-    /// Unused for so long it stops; 0 for as long as the deployment says.
+    /// Idle time after which the box stops; 0 for the deployment's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_ttl_seconds: Option<u64>,
-    /// Stopped for so long it is deleted; 0 for as long as the deployment says.
+    /// Time after a stop until the box is deleted; 0 for the deployment's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delete_after_stop_seconds: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -50,7 +50,7 @@ pub struct CreateBox {
     pub run_config: Option<RunConfig>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env_vars: Option<BTreeMap<String, String>>,
-    /// Its tags.
+    /// Tags of the box.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Option<BTreeMap<String, String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -71,7 +71,7 @@ pub struct CreateBox {
     pub tag_value_ids: Option<Vec<String>>,
 }
 
-/// A volume in a box.
+/// A volume mounted in a box.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
@@ -101,9 +101,9 @@ pub struct PatchBox {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "BoxStatusWord"))]
 #[serde(rename_all = "snake_case")]
-pub enum BoxStatusWord {
+pub enum BoxState {
     Provisioning,
     Ready,
     Failed,
@@ -111,16 +111,16 @@ pub enum BoxStatusWord {
     Deleting,
 }
 
-/// A box as it is now.
+/// Current state of a box.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxInfo {
     pub id: SandboxId,
-    /// Its id where nobody gave it a name: either may stand in a path.
+    /// Name, or the id of an unnamed box. A path accepts either.
     pub name: String,
-    pub status: BoxStatusWord,
+    pub status: BoxState,
     pub status_message: Option<String>,
-    /// Without a slash at the end; the same for as long as the box lives.
+    /// Base URL without a trailing slash; constant for the life of the box.
     pub dataplane_url: String,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,
@@ -134,11 +134,11 @@ pub struct BoxInfo {
     pub mem_bytes: Option<u64>,
     pub fs_capacity_bytes: Option<u64>,
     pub labels: BTreeMap<String, String>,
-    /// Files always outlive a stop here.
+    /// Always true: files survive a stop.
     pub persistent: bool,
 }
 
-/// `GET /boxes`: the same list under the names that the hand-written and the generated clients read.
+/// `GET /boxes`: the same list twice, under the field names of the hand-written and of the generated clients.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxList {
@@ -152,7 +152,7 @@ pub struct BoxList {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BoxStatus {
-    pub status: BoxStatusWord,
+    pub status: BoxState,
     pub status_message: Option<String>,
 }
 
@@ -161,9 +161,9 @@ pub struct BoxStatus {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct DownloadUrlRequest {
-    /// Relative ones start at the shared folder.
+    /// A relative path starts at the shared folder.
     pub path: String,
-    /// 900 unless told, and at most.
+    /// 900 by default, which is also the maximum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_in_seconds: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -175,9 +175,9 @@ pub struct DownloadUrlRequest {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DownloadUrl {
-    /// Whoever has it may read this one file: treat it as a secret.
+    /// Anyone with this URL can read the file: treat it as a secret.
     pub download_url: Secret,
-    /// The same without the address.
+    /// The URL's token alone.
     pub token: Secret,
     pub expires_at: Timestamp,
 }

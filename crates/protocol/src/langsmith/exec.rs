@@ -1,4 +1,4 @@
-//! Running commands as the LangSmith sandbox SDKs ask for it: one request for all of their transports, and the frames of the WebSocket.
+//! Command execution in the LangSmith sandbox SDKs' dialect: one request type for all transports, and the WebSocket frames.
 
 use std::collections::BTreeMap;
 
@@ -6,40 +6,40 @@ use serde::{Deserialize, Serialize};
 
 use crate::Secret;
 
-/// A command to run, or to join where its `command_id` is known.
+/// A command to run, or to join if its `command_id` is known.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "LangsmithExecute"))]
 pub struct Execute {
-    /// Run by `shell`. Without it, on a terminal, the shell itself runs.
+    /// Command line for `shell`. Without it, on a terminal, the shell runs interactively.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// `/bin/bash` unless told, or `/bin/sh` where there is none.
+    /// `/bin/bash` by default, or `/bin/sh` if bash is not installed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shell: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env: Option<BTreeMap<String, String>>,
-    /// What newer clients send in place of `cwd` and `env`.
+    /// Sent by newer clients instead of `cwd` and `env`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run_config: Option<RunConfig>,
-    /// 0 means no limit but the server's own.
+    /// 0 means that only the server's own limit applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<f64>,
-    /// The same as older clients say it; on a stream it doesn't count for a bare shell, which is somebody's terminal.
+    /// Name of `timeout_seconds` in older clients. Ignored for an interactive shell on a stream, because a user works in it.
     #[serde(default, alias = "timeout_secs", skip_serializing_if = "Option::is_none")]
     pub timeout: Option<f64>,
-    /// The command ends when nobody is connected to it for so long; negative for never.
+    /// The command ends after this time without a connected client; negative for never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_timeout_seconds: Option<f64>,
-    /// How long its output is kept after its end, within the sandbox's own limit; negative for as long as that.
+    /// How long the output is kept after the command's end, up to the sandbox's own limit; negative for that limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command_id: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kill_on_disconnect: Option<bool>,
-    /// It has no standard input, or has it no longer.
+    /// The command has no standard input, or its input ends now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub close_stdin: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -52,7 +52,7 @@ pub struct Execute {
     pub ssh_agent_forward: Option<bool>,
 }
 
-/// As whom, where and with which variables commands run.
+/// User, working directory and environment of commands.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RunConfig {
@@ -64,7 +64,7 @@ pub struct RunConfig {
     pub env_vars: Option<BTreeMap<String, String>>,
 }
 
-/// A command to join where an earlier connection broke off.
+/// Joins a command at the offsets where an earlier connection was lost.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "LangsmithResume"))]
 pub struct Resume {
@@ -75,12 +75,12 @@ pub struct Resume {
     pub stderr_offset: u64,
 }
 
-/// What a client sends on `/execute/ws`.
+/// Frame from a client on `/execute/ws`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "LangsmithClientFrame"))]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub enum ClientFrame {
-    /// Ours: for who can't send a header. It comes first, and again with a fresh token.
+pub enum LangsmithClientFrame {
+    /// Extension of Cobox for clients that cannot send a header. Sent first, and again with each new token.
     Auth {
         token: Secret,
     },
@@ -99,17 +99,18 @@ pub enum ClientFrame {
 
 pub const CLIENT_FRAME_TYPES: [&str; 7] = ["auth", "execute", "reconnect", "input", "close_stdin", "kill", "resize"];
 
-/// What a client gets on `/execute/ws`.
+/// Frame to a client on `/execute/ws`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "LangsmithServerFrame"))]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub enum ServerFrame {
-    /// First on every connection, also on one that joins.
+pub enum LangsmithServerFrame {
+    /// First frame of every connection, including one that joins a running command.
     Started {
         command_id: String,
         pid: i32,
     },
-    /// `offset` is that of its first byte, and `data` has as many bytes as were printed: what is not UTF-8 is shown as `?`, byte by byte.
+    /// `offset` is the offset of the first byte. `data` has exactly as many bytes as the output: each byte that is not UTF-8 is replaced by
+    /// `?`.
     Stdout {
         data: String,
         offset: u64,

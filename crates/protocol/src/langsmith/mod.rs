@@ -1,4 +1,4 @@
-//! The LangSmith sandbox SDK's dialect: the routes it knows right under a sandbox's root, and errors as it reads them.
+//! API dialect of the LangSmith sandbox SDK: its routes directly below a sandbox's root, and its error format.
 
 pub mod boxes;
 pub mod exec;
@@ -17,7 +17,7 @@ pub const GLOB: &str = "/glob";
 pub const GREP: &str = "/grep";
 pub const TUNNEL: &str = "/tunnel";
 
-/// The operation a route of this dialect does, as its errors name it; `None` for our own routes.
+/// Operation name that errors of a LangSmith route use; `None` for native routes.
 pub fn operation(route: &str) -> Option<&'static str> {
     match route {
         EXECUTE | EXECUTE_WS | EXECUTE_START | EXECUTE_RESUME => Some("CommandError"),
@@ -28,7 +28,7 @@ pub fn operation(route: &str) -> Option<&'static str> {
     }
 }
 
-/// The status of an error in this dialect. The SDK tries again after 503 and after no other that says "not yet".
+/// HTTP status of an error in this dialect. Of the statuses for a temporary failure, the SDK retries only 503.
 pub const fn status(code: ErrorCode) -> u16 {
     match code {
         ErrorCode::SandboxStarting => ErrorCode::ProviderUnavailable.status(),
@@ -36,12 +36,12 @@ pub const fn status(code: ErrorCode) -> u16 {
     }
 }
 
-/// The body of an error in this dialect.
+/// Body of an error in this dialect.
 pub fn error_body(error: &ApiError, operation: &'static str, request_id: &RequestId) -> Value {
     json!({ "detail": { "error": error_type(error.code, operation), "message": error.message, "error_id": request_id } })
 }
 
-/// What the SDK tells errors apart by.
+/// Error type by which the SDK distinguishes errors.
 pub fn error_type(code: ErrorCode, operation: &'static str) -> &'static str {
     match code {
         ErrorCode::Unauthenticated | ErrorCode::TokenExpired | ErrorCode::TokenRevoked => "Unauthorized",
@@ -50,7 +50,7 @@ pub fn error_type(code: ErrorCode, operation: &'static str) -> &'static str {
         ErrorCode::SandboxNotFound | ErrorCode::SessionNotFound | ErrorCode::SessionExpired => "SandboxNotFound",
         ErrorCode::CommandNotFound => "CommandNotFound",
         ErrorCode::CommandExpired => "SessionExpired",
-        // What makes the SDK say that the sandbox isn't ready, rather than that the operation went wrong.
+        // The SDK reports this type as a sandbox that is not ready, instead of a failed operation.
         ErrorCode::SandboxStarting | ErrorCode::ProviderUnavailable | ErrorCode::BackendUnavailable => "ServiceUnavailable",
         ErrorCode::RateLimited => "RateLimited",
         ErrorCode::MethodNotAllowed => "MethodNotAllowed",

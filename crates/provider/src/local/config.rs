@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use cobox_protocol::{control::DataplaneLimits, making::Resources};
+use cobox_protocol::{control::DataplaneLimits, resources::Resources};
 use serde::{Deserialize, Serialize};
 
 /// Paths and options of the local provider.

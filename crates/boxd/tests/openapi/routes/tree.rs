@@ -5,8 +5,8 @@ use cobox_protocol::{
     Envelope,
     ErrorCode::*,
     fs::{
-        Changed, EditRequest, Edited, FileEntry, GlobRequest, GlobResponse, GrepRequest, GrepResponse, ListRequest, ListResponse,
-        MkdirRequest, RemoveRequest, StatRequest, TransferRequest,
+        ChangeResponse, EditRequest, EditResponse, FileEntry, GlobRequest, GlobResponse, GrepRequest, GrepResponse, ListRequest,
+        ListResponse, MkdirRequest, RemoveRequest, StatRequest, TransferRequest,
     },
     watch::{WatchEvent, WatchOverflow, WatchReady},
 };
@@ -28,13 +28,15 @@ pub fn routes() -> Vec<Operation> {
         verb::<StatRequest, FileEntry>("/v1/fs/stat", "stat", "Describe one thing", FsRead),
         verb::<GlobRequest, GlobResponse>("/v1/fs/glob", "glob", "Find by a pattern of the path", FsRead),
         verb::<GrepRequest, GrepResponse>("/v1/fs/grep", "grep", "Search the text of files", FsRead),
-        verb::<EditRequest, Edited>("/v1/fs/edit", "edit", "Replace text in a file, all of it or nothing", FsWrite)
+        verb::<EditRequest, EditResponse>("/v1/fs/edit", "edit", "Replace text in a file, all of it or nothing", FsWrite)
             .needs(&[FsRead, FsWrite])
             .fails(&[FileChanged, DiskFull]),
-        verb::<MkdirRequest, Changed>("/v1/fs/mkdir", "mkdir", "Make a directory", FsWrite).fails(&[FileExists, DiskFull]),
-        verb::<TransferRequest, Changed>("/v1/fs/move", "move", "Rename or move", FsWrite).fails(&[FileExists, DiskFull]),
-        verb::<TransferRequest, Changed>("/v1/fs/copy", "copy", "Copy", FsWrite).needs(&[FsRead, FsWrite]).fails(&[FileExists, DiskFull]),
-        verb::<RemoveRequest, Changed>("/v1/fs/remove", "remove", "Remove", FsWrite),
+        verb::<MkdirRequest, ChangeResponse>("/v1/fs/mkdir", "mkdir", "Make a directory", FsWrite).fails(&[FileExists, DiskFull]),
+        verb::<TransferRequest, ChangeResponse>("/v1/fs/move", "move", "Rename or move", FsWrite).fails(&[FileExists, DiskFull]),
+        verb::<TransferRequest, ChangeResponse>("/v1/fs/copy", "copy", "Copy", FsWrite)
+            .needs(&[FsRead, FsWrite])
+            .fails(&[FileExists, DiskFull]),
+        verb::<RemoveRequest, ChangeResponse>("/v1/fs/remove", "remove", "Remove", FsWrite),
         Operation::new("get", "/v1/watch", "watch", "What happens to the files, as events")
             .tag("tree")
             .about(WATCH_ABOUT)

@@ -10,10 +10,10 @@ use axum::{
 use cobox_protocol::{
     ApiError, ErrorCode, SandboxId,
     langsmith::{
-        boxes::{BoxInfo, BoxList, BoxStatus, BoxStatusWord, BoxVolume, CreateBox, DownloadUrl, DownloadUrlRequest, PatchBox},
+        boxes::{BoxInfo, BoxList, BoxState, BoxStatus, BoxVolume, CreateBox, DownloadUrl, DownloadUrlRequest, PatchBox},
         exec::RunConfig,
     },
-    making::{Cpus, Env, MountWish, Resources},
+    resources::{Cpus, Env, MountParams, Resources},
     sandbox::{CreateSandbox, PatchSandbox},
     session::State as LifeState,
     tags,
@@ -79,7 +79,7 @@ struct ListQuery {
     page_size: Option<String>,
     limit: Option<String>,
     cursor: Option<String>,
-    status: Option<BoxStatusWord>,
+    status: Option<BoxState>,
     /// `me`, or who made them.
     created_by: Option<String>,
     label: Option<String>,
@@ -258,7 +258,7 @@ fn read_wish(wish: CreateBox) -> Result<CreateSandbox, ApiError> {
     // A variable of the box itself counts before one of its run_config.
     let mut env = wish.run_config.and_then(|config| config.env_vars).unwrap_or_default();
     env.extend(wish.env_vars.unwrap_or_default());
-    let mounted = |v: BoxVolume| MountWish { volume: v.volume, path: v.mount_path, read_only: v.read_only.unwrap_or_default() };
+    let mounted = |v: BoxVolume| MountParams { volume: v.volume, path: v.mount_path, read_only: v.read_only.unwrap_or_default() };
     Ok(CreateSandbox {
         name: wish.name,
         // Who makes a box deletes it: no session's end does.
@@ -321,13 +321,13 @@ fn must_be_plain(user: Option<&str>, work_dir: Option<&str>) -> Result<(), ApiEr
 fn shown(boxed: Boxed) -> BoxInfo {
     let sandbox = boxed.info;
     let status = match sandbox.state {
-        LifeState::Suspended if boxed.is_resuming => BoxStatusWord::Provisioning,
-        LifeState::Suspended if boxed.could_not_resume => BoxStatusWord::Failed,
-        LifeState::Provisioning => BoxStatusWord::Provisioning,
-        LifeState::Active | LifeState::Idle => BoxStatusWord::Ready,
-        LifeState::Suspended => BoxStatusWord::Stopped,
-        LifeState::Terminated => BoxStatusWord::Deleting,
-        LifeState::Failed => BoxStatusWord::Failed,
+        LifeState::Suspended if boxed.is_resuming => BoxState::Provisioning,
+        LifeState::Suspended if boxed.could_not_resume => BoxState::Failed,
+        LifeState::Provisioning => BoxState::Provisioning,
+        LifeState::Active | LifeState::Idle => BoxState::Ready,
+        LifeState::Suspended => BoxState::Stopped,
+        LifeState::Terminated => BoxState::Deleting,
+        LifeState::Failed => BoxState::Failed,
     };
     // The client adds its own paths, ours ends in the version.
     let dataplane_url = sandbox.http_base_url.strip_suffix("/v1").unwrap_or(&sandbox.http_base_url).to_owned();

@@ -1,6 +1,6 @@
 //! Amounts as these clients write them, which is how Kubernetes does: `500m` of a processor, `512Mi` of memory.
 
-use cobox_protocol::{ApiError, making::Cpus};
+use cobox_protocol::{ApiError, resources::Cpus};
 
 /// Units of bytes, the longer names first so that `Mi` isn't read as `M`.
 const UNITS: [(&str, u64); 8] = [

@@ -7,7 +7,7 @@ use axum::{
 };
 use cobox_protocol::{
     ApiError, ErrorCode, SandboxId, SnapshotId, Timestamp,
-    making::{Env, SnapshotState},
+    resources::{Env, SnapshotState},
 };
 use cobox_provider::SandboxRoot;
 use http::StatusCode;

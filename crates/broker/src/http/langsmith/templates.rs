@@ -7,7 +7,7 @@ use axum::{
 };
 use cobox_protocol::{
     ApiError, Timestamp,
-    making::{CreateTemplate, MountWish, Resources},
+    resources::{CreateTemplate, MountParams, Resources},
 };
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -130,7 +130,7 @@ fn read(wish: TemplateWish) -> Result<CreateTemplate, ApiError> {
             .volume_mounts
             .unwrap_or_default()
             .into_iter()
-            .map(|m| MountWish { volume: m.volume_name, path: m.mount_path, read_only: false })
+            .map(|m| MountParams { volume: m.volume_name, path: m.mount_path, read_only: false })
             .collect(),
         ..CreateTemplate::default()
     })

@@ -7,7 +7,7 @@ use axum::{
 };
 use cobox_protocol::{
     ApiError, Timestamp, VolumeId,
-    making::{CreateVolume, VolumeInfo},
+    resources::{CreateVolume, VolumeInfo},
 };
 use http::StatusCode;
 use serde::{Deserialize, Serialize};

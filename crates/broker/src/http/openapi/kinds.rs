@@ -3,7 +3,7 @@
 use cobox_openapi::{Operation, Parameter};
 use cobox_protocol::{
     ErrorCode::*,
-    making::{CreateTemplate, CreateVolume, SnapshotInfo, TakeSnapshot, TemplateInfo, VolumeInfo},
+    resources::{CreateTemplate, CreateVolume, SnapshotInfo, TakeSnapshot, TemplateInfo, VolumeInfo},
     session::Page,
 };
 

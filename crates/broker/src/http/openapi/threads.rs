@@ -4,7 +4,7 @@ use cobox_openapi::{Operation, Parameter};
 use cobox_protocol::{
     ErrorCode::*,
     session::{HeartbeatResponse, RefreshRequest, RefreshResponse},
-    thread::{Capabilities, NoticeTaken, ThreadNotice, ThreadSandbox},
+    thread::{Capabilities, ThreadNotice, ThreadNoticeResponse, ThreadSandbox},
 };
 use serde_json::{Value, json};
 
@@ -53,7 +53,7 @@ pub fn routes() -> Vec<Operation> {
                 Parameter::header("X-Cobox-Signature", "One or more, with commas between them; one good one is enough.").required(),
             ])
             .takes::<ThreadNotice>()
-            .gives::<NoticeTaken>(200, "It was heard.")
+            .gives::<ThreadNoticeResponse>(200, "It was heard.")
             .fails(&[InvalidRequest, Unauthenticated, RouteNotFound, RateLimited, Internal, BackendUnavailable]),
         keyed("get", "/capabilities", "capabilities", "What a front end can reach for a thread")
             .with([Parameter::query("thread_id", "The caller's own id of the thread.").of(thread_id()).required()])

@@ -14,7 +14,7 @@ pub fn token_format(_: &mut SchemaGenerator) -> Schema {
 /// A word, or `{type, id}`.
 pub fn actor(generator: &mut SchemaGenerator) -> Schema {
     let kind = generator.subschema_for::<PrincipalKind>();
-    let id = schema::maybe_foreign_id(generator);
+    let id = schema::optional_external_id(generator);
     json_schema!({ "anyOf": [
         kind,
         { "type": "object", "required": ["type"], "properties": { "type": kind, "id": id } },

@@ -14,7 +14,7 @@ pub async fn all(connection: &mut AnyConnection, now: Timestamp) -> Stored<Count
     let mut sandboxes = Vec::with_capacity(states.len());
     for row in states {
         let word: String = row.try_get("state")?;
-        let state = State::from_word(&word).ok_or_else(|| StoreError::Corrupt(format!("a sandbox's state `{word}`")))?;
+        let state = word.parse::<State>().ok().ok_or_else(|| StoreError::Corrupt(format!("a sandbox's state `{word}`")))?;
         sandboxes.push((state, rows::count(&row, "many")?));
     }
     let sessions = sqlx::query("SELECT count(*) AS many FROM sessions WHERE ended_at IS NULL").fetch_one(&mut *connection).await?;

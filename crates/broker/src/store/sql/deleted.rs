@@ -1,6 +1,6 @@
 //! Deleted sandboxes whose files are still kept: they can be restored, count against the quotas, and make room for new ones.
 
-use cobox_protocol::{SandboxId, Timestamp, event::What, session::State};
+use cobox_protocol::{SandboxId, Timestamp, event::EventKind, session::State};
 use sqlx::{AnyConnection, Row};
 
 use super::{
@@ -82,13 +82,13 @@ pub async fn restore(
     )
     .bind(id.as_str())
     .bind(restored.name.as_deref())
-    .bind(restored.state.word())
+    .bind(restored.state.as_str())
     .bind(restored.reason.as_deref())
     .bind(i64::from(restored.generation))
     .bind(now.unix())
     .execute(&mut *tx)
     .await?;
-    events::append(tx, &[Event::of_sandbox(now, &restored, What::Restored).by(audit)]).await?;
+    events::append(tx, &[Event::of_sandbox(now, &restored, EventKind::Restored).by(audit)]).await?;
     notes::audit(tx, audit).await?;
     hint::send(tx, &Hint::Sandbox(id.clone())).await?;
     Ok(RestoredSandbox::Restored(Box::new(restored)))

@@ -4,7 +4,7 @@
 
 use cobox_protocol::{
     SandboxId, SessionId, Timestamp,
-    event::{Source, What},
+    event::{EventKind, EventSource},
     session::State,
 };
 use sqlx::{AnyConnection, AssertSqlSafe, Row, any::AnyRow};
@@ -41,7 +41,7 @@ pub async fn append(tx: &mut AnyConnection, events: &[Event]) -> Stored<()> {
                 .bind(e.session.as_ref().map(|s| s.as_str()))
                 .bind(e.principal.as_deref())
                 .bind(e.actor.as_deref())
-                .bind(i64::from(e.source == Source::Sandbox))
+                .bind(i64::from(e.source == EventSource::Sandbox))
                 .bind(what);
         }
         query.execute(&mut *tx).await?;
@@ -57,12 +57,12 @@ pub fn of_change(old: &Sandbox, new: &Sandbox) -> Option<Event> {
     let reason = || new.reason.clone().unwrap_or_default();
     let (what, at) = match new.state {
         state if state == old.state => return None,
-        State::Active if old.state == State::Suspended => (What::Resumed, new.counted_until),
+        State::Active if old.state == State::Suspended => (EventKind::Resumed, new.counted_until),
         // Out of idleness the running time goes on.
-        State::Active if old.state == State::Idle => (What::Active, None),
-        State::Active => (What::Active, new.counted_until),
-        State::Idle => (What::Idle, None),
-        State::Suspended => (What::Suspended { reason: reason() }, new.suspended_at),
+        State::Active if old.state == State::Idle => (EventKind::Active, None),
+        State::Active => (EventKind::Active, new.counted_until),
+        State::Idle => (EventKind::Idle, None),
+        State::Suspended => (EventKind::Suspended { reason: reason() }, new.suspended_at),
         // Told to each session as its end.
         State::Provisioning | State::Terminated | State::Failed => return None,
     };
@@ -71,13 +71,13 @@ pub fn of_change(old: &Sandbox, new: &Sandbox) -> Option<Event> {
 
 /// The caller holds the workspace's lock.
 pub async fn created(tx: &mut AnyConnection, session: &Session, state: State, audit: &AuditRecord) -> Stored<()> {
-    append(tx, &[Event::of_session(audit.at, session, What::Created { state }).by(audit)]).await
+    append(tx, &[Event::of_session(audit.at, session, EventKind::Created { state }).by(audit)]).await
 }
 
 /// The last of a session. The caller holds the workspace's lock.
 pub async fn ended(tx: &mut AnyConnection, session: &Session, state: State, reason: &str, audit: &AuditRecord) -> Stored<()> {
     let reason = reason.to_owned();
-    let what = if state == State::Failed { What::Failed { reason } } else { What::Terminated { reason } };
+    let what = if state == State::Failed { EventKind::Failed { reason } } else { EventKind::Terminated { reason } };
     append(tx, &[Event::of_session(audit.at, session, what).by(audit)]).await
 }
 
@@ -154,7 +154,7 @@ fn event(row: &AnyRow) -> Stored<Event> {
         session: rows::maybe_parsed(row, "session_id")?,
         principal: row.try_get("principal")?,
         actor: row.try_get("actor")?,
-        source: if rows::count(row, "claimed")? == 0 { Source::Broker } else { Source::Sandbox },
+        source: if rows::count(row, "claimed")? == 0 { EventSource::Broker } else { EventSource::Sandbox },
         what: serde_json::from_str(what).map_err(|_| rows::corrupt("what", what))?,
     })
 }

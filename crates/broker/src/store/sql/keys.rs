@@ -37,7 +37,7 @@ pub async fn add(tx: &mut AnyConnection, key: &ApiKey, audit: &AuditRecord) -> S
     let made = sqlx::query("INSERT INTO principals (workspace_id, name, kind, created_at) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING")
         .bind(&who.workspace)
         .bind(&who.name)
-        .bind(who.kind.word())
+        .bind(who.kind.as_str())
         .bind(key.created_at.unix())
         .execute(&mut *tx)
         .await?;
@@ -50,7 +50,7 @@ pub async fn add(tx: &mut AnyConnection, key: &ApiKey, audit: &AuditRecord) -> S
         .fetch_one(&mut *tx)
         .await?;
     let word: String = row.try_get("kind")?;
-    let kind = PrincipalKind::from_word(&word).ok_or_else(|| rows::corrupt("kind", &word))?;
+    let kind = word.parse::<PrincipalKind>().ok().ok_or_else(|| rows::corrupt("kind", &word))?;
     if kind != who.kind {
         return Ok(AddedKey::KindDiffers(kind));
     }
@@ -91,7 +91,7 @@ pub async fn principal(db: &mut AnyConnection, workspace: &str, name: &str) -> S
         .await?;
     let Some(row) = row else { return Ok(None) };
     let word: String = row.try_get("kind")?;
-    let kind = PrincipalKind::from_word(&word).ok_or_else(|| rows::corrupt("kind", &word))?;
+    let kind = word.parse::<PrincipalKind>().ok().ok_or_else(|| rows::corrupt("kind", &word))?;
     Ok(Some(Principal { workspace: workspace.to_owned(), name: name.to_owned(), kind }))
 }
 

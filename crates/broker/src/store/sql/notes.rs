@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cobox_protocol::{
     SandboxId, Timestamp,
-    control::{Earlier, Revocation},
+    control::{IssuedBefore, Revocation},
     session::State,
 };
 use sqlx::{AnyConnection, AssertSqlSafe, Row};
@@ -173,7 +173,7 @@ pub async fn revocations(db: &mut AnyConnection, sandbox: &Sandbox, now: Timesta
         let kind: &str = row.try_get("kind")?;
         if let Some(issued_by) = issued_by {
             let of = tokens::issued_to(kind).ok_or_else(|| rows::corrupt("kind", kind))?;
-            view.list.push(Revocation::Earlier(Earlier { of, value, issued_by }));
+            view.list.push(Revocation::IssuedBefore(IssuedBefore { of, value, issued_by }));
             continue;
         }
         view.list.push(match kind {

@@ -32,7 +32,7 @@ pub async fn add(tx: &mut AnyConnection, pool: &Pool, most: u32, audit: &AuditRe
     .bind(&pool.name)
     .bind(&pool.template)
     .bind(&pool.owner)
-    .bind(pool.owner_kind.word())
+    .bind(pool.owner_kind.as_str())
     .bind(i64::from(pool.replicas))
     .bind(pool.created_at.unix())
     .bind(pool.updated_at.unix())
@@ -180,7 +180,7 @@ pub async fn take(tx: &mut AnyConnection, taking: &PoolTaking, fresh: &Sandbox, 
     .bind(found.id.as_str())
     .bind(fresh.name.as_deref())
     .bind(&fresh.owner)
-    .bind(fresh.owner_kind.word())
+    .bind(fresh.owner_kind.as_str())
     .bind(rows::access_word(fresh.access))
     .bind(i64::from(fresh.is_kept))
     .bind(fresh.template.as_deref())
@@ -209,7 +209,7 @@ fn pool(row: &AnyRow) -> Stored<Pool> {
         name: row.try_get("name")?,
         template: row.try_get("template")?,
         owner: row.try_get("owner")?,
-        owner_kind: rows::word(row, "owner_kind", PrincipalKind::from_word)?,
+        owner_kind: rows::word(row, "owner_kind", |w| w.parse::<PrincipalKind>().ok())?,
         replicas: number(row, "replicas")?,
         trouble: PoolTrouble {
             failures: number(row, "failures")?,

@@ -61,7 +61,7 @@ pub async fn disable(tx: &mut AnyConnection, workspace: &str, name: &str, ending
         .fetch_optional(&mut *tx)
         .await?;
     let Some(row) = found else { return Ok(DisabledPrincipal::NotThere) };
-    if row.try_get::<&str, _>("kind")? == PrincipalKind::Operator.word() {
+    if row.try_get::<&str, _>("kind")? == PrincipalKind::Operator.as_str() {
         let left = if keys::has_lasting(&mut *tx, workspace, name).await? { Way::Lasting } else { Way::Valid(ending.now) };
         if !keys::has_other_operator(&mut *tx, left, None, Some((workspace, name))).await? {
             return Ok(DisabledPrincipal::LastOperator);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use cobox_protocol::{
     SandboxId, Timestamp,
-    event::What,
+    event::EventKind,
     session::{Access, State},
     tags::{TagFilter, Tags},
 };
@@ -94,7 +94,7 @@ pub async fn change(tx: &mut AnyConnection, id: &SandboxId, change: &SandboxChan
             return Ok(ChangedSandbox::TooManyTags(count));
         }
     }
-    let what = What::Changed { change: audit.detail.clone().unwrap_or_default() };
+    let what = EventKind::Changed { change: audit.detail.clone().unwrap_or_default() };
     events::append(tx, &[Event::of_sandbox(audit.at, &changed, what).by(audit)]).await?;
     notes::audit(tx, audit).await?;
     Ok(ChangedSandbox::Changed(Box::new(changed)))
@@ -126,7 +126,7 @@ pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {
     .bind(&s.provider)
     .bind(&s.node)
     .bind(i64::from(s.generation))
-    .bind(s.state.word())
+    .bind(s.state.as_str())
     .bind(s.intent.map(|i| i.word()))
     .bind(s.reason.as_deref())
     .bind(i64::from(s.is_kept))
@@ -136,7 +136,7 @@ pub async fn insert(tx: &mut AnyConnection, s: &Sandbox) -> Stored<()> {
     .bind(rows::stored_seconds(s.active))
     .bind(s.suspended_at.map(|t| t.unix()))
     .bind(s.ended_at.map(|t| t.unix()))
-    .bind(s.owner_kind.word())
+    .bind(s.owner_kind.as_str())
     .bind(rows::stored_making(&s.making)?)
     .bind(s.template.as_deref())
     .bind(s.pool.as_ref().map(|p| p.as_str()))
@@ -273,7 +273,7 @@ pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> St
          WHERE id = $1 AND state = $10 AND intent IS NOT DISTINCT FROM $11",
     )
     .bind(new.id.as_str())
-    .bind(new.state.word())
+    .bind(new.state.as_str())
     .bind(new.intent.map(|i| i.word()))
     .bind(new.reason.as_deref())
     .bind(new.last_active_at.unix())
@@ -281,7 +281,7 @@ pub async fn replace(tx: &mut AnyConnection, old: &Sandbox, new: &Sandbox) -> St
     .bind(rows::stored_seconds(new.active))
     .bind(new.suspended_at.map(|t| t.unix()))
     .bind(new.ended_at.map(|t| t.unix()))
-    .bind(old.state.word())
+    .bind(old.state.as_str())
     .bind(old.intent.map(|i| i.word()))
     .bind(new.restore_until.map(|t| t.unix()))
     .execute(&mut *tx)

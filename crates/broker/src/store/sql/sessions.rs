@@ -203,7 +203,7 @@ pub async fn list(db: &mut AnyConnection, viewer: &Viewer, filter: &SessionFilte
         .bind(&viewer.principal)
         .bind(filter.scope_type.as_deref())
         .bind(filter.scope_id.as_deref())
-        .bind(filter.state.map(State::word))
+        .bind(filter.state.map(State::as_str))
         .bind(page.before.as_deref())
         .bind(i64::from(page.limit));
     tags::bind(query, &filter.tags).fetch_all(db).await?.iter().map(rows::bound).collect()

@@ -1,6 +1,6 @@
 //! Shares: whom else a session was opened to. Tokens that came by one end in the transaction that ends it.
 
-use cobox_protocol::{SessionId, event::What};
+use cobox_protocol::{SessionId, event::EventKind};
 use sqlx::AnyConnection;
 
 use super::{events, notes, rows, sandboxes, sessions};
@@ -40,13 +40,13 @@ pub async fn add(tx: &mut AnyConnection, share: &Share, max: u32, ending: &Endin
     .bind(&share.workspace)
     .bind(share.session.as_str())
     .bind(&share.principal)
-    .bind(share.capabilities.words().join(" "))
+    .bind(share.capabilities.names().join(" "))
     .bind(&share.shared_by)
     .bind(share.created_at.unix())
     .bind(share.expires_at.map(|t| t.unix()))
     .execute(&mut *tx)
     .await?;
-    let what = What::Shared { with: share.principal.clone(), capabilities: share.capabilities };
+    let what = EventKind::Shared { with: share.principal.clone(), capabilities: share.capabilities };
     events::append(tx, &[Event::of_session(ending.now, &bound.session, what).by(&ending.audit)]).await?;
     notes::audit(tx, &ending.audit).await?;
     Ok(if before.is_some() { Shared::Changed(share) } else { Shared::Added(share) })
@@ -71,7 +71,7 @@ pub async fn remove(tx: &mut AnyConnection, session: &SessionId, principal: &str
     let Some(share) = of(tx, session, principal).await? else { return Ok(None) };
     sqlx::query("DELETE FROM shares WHERE id = $1").bind(share.id.as_str()).execute(&mut *tx).await?;
     end_tokens(tx, &bound, &share, ending).await?;
-    let what = What::Unshared { with: share.principal.clone() };
+    let what = EventKind::Unshared { with: share.principal.clone() };
     events::append(tx, &[Event::of_session(ending.now, &bound.session, what).by(&ending.audit)]).await?;
     notes::audit(tx, &ending.audit).await?;
     Ok(Some(share))

@@ -1,6 +1,6 @@
 //! Snapshots: rows that are there before their files are, and go after them.
 
-use cobox_protocol::{SnapshotId, making::SnapshotState};
+use cobox_protocol::{SnapshotId, resources::SnapshotState};
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{
@@ -33,7 +33,7 @@ pub async fn add(tx: &mut AnyConnection, s: &Snapshot, by: &Viewer, room: &Room,
     .bind(rows::access_word(s.access))
     .bind(&s.provider)
     .bind(&s.node)
-    .bind(s.state.word())
+    .bind(s.state.as_str())
     .bind(s.reason.as_deref())
     .bind(s.sandbox.as_ref().map(|id| id.as_str()))
     .bind(rows::stored_making(&s.making)?)
@@ -111,11 +111,11 @@ pub async fn settle(tx: &mut AnyConnection, old: &Snapshot, new: &Snapshot) -> S
         "UPDATE snapshots SET state = $2, reason = $3, size_bytes = $4, updated_at = $5, access = $7 WHERE id = $1 AND state = $6",
     )
     .bind(new.id.as_str())
-    .bind(new.state.word())
+    .bind(new.state.as_str())
     .bind(new.reason.as_deref())
     .bind(new.size_bytes.map(stored_bytes))
     .bind(new.updated_at.unix())
-    .bind(old.state.word())
+    .bind(old.state.as_str())
     .bind(rows::access_word(new.access))
     .execute(tx)
     .await?;
@@ -164,7 +164,7 @@ fn snapshot(row: &AnyRow) -> Stored<Snapshot> {
         access: rows::word(row, "access", rows::access_from_word)?,
         provider: row.try_get("provider")?,
         node: row.try_get("node_id")?,
-        state: rows::word(row, "state", SnapshotState::from_word)?,
+        state: rows::word(row, "state", |w| w.parse::<SnapshotState>().ok())?,
         reason: row.try_get("reason")?,
         sandbox: rows::maybe_parsed(row, "sandbox_id")?,
         making: rows::making(row)?,

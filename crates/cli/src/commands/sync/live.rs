@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cobox_client::NoLine;
+use cobox_client::SyncUnavailable;
 use cobox_sync::{Change, Command, Connection, Engine, Entry, Event, Handle, NoConnection, Phase, Settings, Side, Status, SyncError};
 use indicatif::ProgressBar;
 use serde_json::json;
@@ -62,8 +62,8 @@ pub async fn run(pair: Pair, settings: Settings, context: &Context) -> Outcome {
         move || {
             let mut dial = || match runtime.block_on(dataplane.open_sync(&remote, settings.mode.only_reads_there())) {
                 Ok((reader, writer)) => Ok(Connection { reader: Box::new(reader), writer: Box::new(writer) }),
-                Err(NoLine::Passing(cause)) => Err(NoConnection::Passing(cause)),
-                Err(NoLine::Final(error)) => Err(NoConnection::Final(error.to_string())),
+                Err(SyncUnavailable::Transient(cause)) => Err(NoConnection::Passing(cause)),
+                Err(SyncUnavailable::Final(error)) => Err(NoConnection::Final(error.to_string())),
             };
             let mut screen = screen;
             let listener = Box::new(move |event: Event| screen.show(&event));

@@ -1,10 +1,10 @@
 //! What the screen looks like, whole, at the sizes people have.
 
-use cobox_client::FileNews;
+use cobox_client::FileWatchEvent;
 use cobox_langgraph::{Interrupt, Message as Said, RunEvent};
 use cobox_protocol::{
     EventId, SandboxId, SessionId, Timestamp,
-    event::{ExecEnd, FileChange, SandboxEvent, Source, What},
+    event::{EventKind, EventSource, ExecEnd, FileChange, SandboxEvent},
     frame::Controller,
     fs::FileKind,
     key::PrincipalKind,
@@ -34,7 +34,7 @@ fn tell(state: &mut State, value: Value) {
     here(state, News::Run(RunEvent::Message { message: Said::read(&value).unwrap(), is_nested: false }));
 }
 
-fn happen(state: &mut State, what: What) {
+fn happen(state: &mut State, what: EventKind) {
     let event = SandboxEvent {
         id: EventId::numbered(Timestamp::from_unix(1_700_000_000), 7),
         at: Timestamp::from_unix(1_700_000_000),
@@ -42,13 +42,13 @@ fn happen(state: &mut State, what: What) {
         sandbox_id: SandboxId::new(),
         principal: Some("my-deployment".into()),
         actor: Some("agent".into()),
-        source: Source::Sandbox,
-        what,
+        source: EventSource::Sandbox,
+        kind: what,
     };
     here(state, News::Happened(Box::new(event)));
 }
 
-fn change(state: &mut State, path: &str, of: fn(WatchEvent) -> FileNews) {
+fn change(state: &mut State, path: &str, of: fn(WatchEvent) -> FileWatchEvent) {
     let by = ChangedBy::Client { principal: "my-deployment".into(), actor: "agent".into() };
     let event = WatchEvent {
         path: path.into(),
@@ -74,9 +74,9 @@ fn at_work() -> State {
     tell(&mut state, call("2", "execute", json!({"command": "cd /workspace && python3 test_leap.py"})));
     tell(&mut state, json!({"type": "tool", "tool_call_id": "2", "content": "FAIL: test_years\nTraceback\n  line 1\n", "status": "error"}));
     tell(&mut state, json!({"type": "AIMessageChunk", "id": "m3", "content": "The year 2000 is missing; I mend it."}));
-    happen(&mut state, What::FileWritten(FileChange { path: "/workspace/leap.py".into(), size: Some(68), ..FileChange::default() }));
+    happen(&mut state, EventKind::FileWritten(FileChange { path: "/workspace/leap.py".into(), size: Some(68), ..FileChange::default() }));
     let end = ExecEnd { command: "cd /workspace && python3 test_leap.py".into(), exit_code: Some(1), ..ExecEnd::default() };
-    happen(&mut state, What::Exec(end));
+    happen(&mut state, EventKind::Exec(end));
     here(
         &mut state,
         News::Shell(ShellNews::Control {
@@ -91,9 +91,9 @@ fn at_work() -> State {
         )),
     );
     here(&mut state, News::Seen { path: "/workspace/README".into(), contents: Contents::Text("hello\n".into()) });
-    change(&mut state, "/workspace/leap.py", FileNews::Created);
-    change(&mut state, "/workspace/test_leap.py", FileNews::Created);
-    change(&mut state, "/workspace/README", FileNews::Created);
+    change(&mut state, "/workspace/leap.py", FileWatchEvent::Created);
+    change(&mut state, "/workspace/test_leap.py", FileWatchEvent::Created);
+    change(&mut state, "/workspace/README", FileWatchEvent::Created);
     state
 }
 
@@ -190,8 +190,8 @@ fn no_size_and_no_state_breaks_the_drawing() {
 fn what_a_sandbox_and_a_deployment_say_can_not_repaint_the_screen() {
     let mut state = settled();
     tell(&mut state, json!({"type": "ai", "id": "m", "content": "a\u{1b}[2Jb\u{7}c\u{202e}d"}));
-    happen(&mut state, What::FileWritten(FileChange { path: "/workspace/\u{1b}]0;x\u{7}y".into(), ..FileChange::default() }));
-    change(&mut state, "/workspace/\u{1b}[31mz", FileNews::Created);
+    happen(&mut state, EventKind::FileWritten(FileChange { path: "/workspace/\u{1b}]0;x\u{7}y".into(), ..FileChange::default() }));
+    change(&mut state, "/workspace/\u{1b}[31mz", FileWatchEvent::Created);
     here(&mut state, News::Shell(ShellNews::Output("\u{1b}[31mred\u{1b}]0;title\u{7}".into())));
     state.look_at(Pane::Files);
     let shown = drawn(&mut state, 120, 40);

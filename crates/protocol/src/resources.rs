@@ -1,23 +1,23 @@
-//! What sandboxes are made of: resources, environment and mounts, and the templates that name them together.
+//! Resources of sandboxes: limits, environment and mounts, and the templates, snapshots and volumes that provide them.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-use crate::{ApiError, SandboxId, SnapshotId, Timestamp, VolumeId, json, session::Access};
+use crate::{ApiError, SandboxId, SnapshotId, Timestamp, VolumeId, id::UnknownName, json, session::Access};
 
-/// Variables of one sandbox: more is a file.
+/// Maximum number of environment variables of a sandbox; larger sets belong in a file.
 pub const MAX_VARIABLES: usize = 256;
-/// Names and values together, in bytes: well within what the kernel takes beside a program's arguments.
+/// Maximum size of all names and values together, in bytes: well within the kernel's limit for arguments and environment.
 pub const MAX_ENV_BYTES: usize = 64 << 10;
-/// Volumes mounted in one sandbox.
+/// Maximum number of volumes mounted in one sandbox.
 pub const MAX_MOUNTS: usize = 8;
-/// Longest path of a mount, in bytes.
+/// Maximum length of a mount path, in bytes.
 const MAX_MOUNT_PATH: usize = 1024;
-/// What a sandbox has there already.
-const TAKEN: [&str; 11] = ["/proc", "/sys", "/dev", "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/run"];
+/// Directories that exist in every sandbox; a volume cannot be mounted at or below them.
+const RESERVED_PATHS: [&str; 11] = ["/proc", "/sys", "/dev", "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/run"];
 
-/// Processors' worth of time, in thousandths; a number of processors on the wire.
+/// CPU limit in thousandths of a processor; a number of processors on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cpus(pub u32);
 
@@ -27,7 +27,7 @@ impl Cpus {
     }
     pub fn from_count(count: f64) -> Option<Self> {
         let millis = (count * 1000.0).round();
-        // Checked to fit.
+        // The range check makes the cast lossless.
         (1.0..=1_024_000.0).contains(&millis).then_some(Self(millis as u32))
     }
 }
@@ -40,7 +40,7 @@ impl Serialize for Cpus {
 
 impl<'de> Deserialize<'de> for Cpus {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        /// Settings say `2`, JSON may say `2.0`.
+        /// TOML settings have `2`, JSON may have `2.0`.
         #[derive(Deserialize)]
         #[serde(untagged)]
         enum Number {
@@ -61,11 +61,11 @@ impl schemars::JsonSchema for Cpus {
         "Cpus".into()
     }
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        schemars::json_schema!({ "type": "number", "minimum": 0.001, "maximum": 1024, "description": "Processors' worth of time." })
+        schemars::json_schema!({ "type": "number", "minimum": 0.001, "maximum": 1024, "description": "Number of processors." })
     }
 }
 
-/// What a sandbox may use; what is left out is the provider's to say.
+/// Resource limits of a sandbox. The provider chooses the limits that are absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
@@ -76,7 +76,7 @@ pub struct Resources {
     pub memory_bytes: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_bytes: Option<u64>,
-    /// Processes and threads at once.
+    /// Maximum number of processes and threads at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes: Option<u64>,
 }
@@ -86,7 +86,7 @@ impl Resources {
         *self == Self::default()
     }
 
-    /// What is said here, and where nothing is, what is said there.
+    /// These limits, completed by those of `other`.
     pub fn or(&self, other: &Self) -> Self {
         Self {
             cpus: self.cpus.or(other.cpus),
@@ -97,7 +97,7 @@ impl Resources {
     }
 }
 
-/// Variables every program of a sandbox starts with. Its `Debug` has their names alone: people put secrets there.
+/// Environment variables of every program in a sandbox. `Debug` prints only their names, because values may be secrets.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(transparent)]
@@ -132,20 +132,21 @@ impl Env {
     }
 }
 
-/// A volume in a sandbox, by its name or id.
+/// A volume to mount in a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "MountWish"))]
 #[serde(deny_unknown_fields)]
-pub struct MountWish {
+pub struct MountParams {
+    /// Name or id of the volume.
     pub volume: String,
-    /// Where it is in the sandbox, absolute.
+    /// Absolute mount path in the sandbox.
     pub path: String,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub read_only: bool,
 }
 
-/// Whether volumes can be at these places.
-pub fn check_mounts(mounts: &[MountWish]) -> Result<(), ApiError> {
+/// Checks that the mount paths are valid, not reserved and not nested.
+pub fn check_mounts(mounts: &[MountParams]) -> Result<(), ApiError> {
     if mounts.len() > MAX_MOUNTS {
         return Err(ApiError::invalid(format!("mounts: {} are too many; a sandbox has at most {MAX_MOUNTS}", mounts.len())));
     }
@@ -157,11 +158,11 @@ pub fn check_mounts(mounts: &[MountWish]) -> Result<(), ApiError> {
             return refused("must be an absolute path such as /data, without `.`, `..` or a slash at the end");
         }
         let is_below = |path: &str, other: &str| path == other || path.strip_prefix(other).is_some_and(|rest| rest.starts_with('/'));
-        if let Some(taken) = TAKEN.into_iter().find(|taken| is_below(path, taken)) {
-            return refused(&format!("is {taken} or below it, which a sandbox has already"));
+        if let Some(reserved) = RESERVED_PATHS.into_iter().find(|reserved| is_below(path, reserved)) {
+            return refused(&format!("is {reserved} or below it, which exists in every sandbox"));
         }
         if mounts[..index].iter().any(|other| is_below(path, &other.path) || is_below(&other.path, path)) {
-            return refused("is the place of another mount, or below or above it");
+            return refused("is the path of another mount, or above or below it");
         }
     }
     Ok(())
@@ -178,7 +179,7 @@ pub struct CreateTemplate {
     /// Where its sandboxes run; any provider that there is, when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provider: Option<String>,
-    /// What `/` starts as: an image the provider has. Left out: what it gives everybody.
+    /// Root file system: an image that the provider has. Absent for the provider's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     #[serde(default, skip_serializing_if = "Resources::is_default", deserialize_with = "json::object")]
@@ -186,21 +187,22 @@ pub struct CreateTemplate {
     #[serde(default, skip_serializing_if = "Env::is_empty")]
     pub env: Env,
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "json::objects")]
-    pub mounts: Vec<MountWish>,
+    pub mounts: Vec<MountParams>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TemplateInfo {
     pub name: String,
-    /// Whether it stands in the broker's settings and so is everybody's, and can't be changed here.
+    /// Whether the template is defined in the broker's configuration. Such a template is visible to everyone and cannot be changed
+    /// through the API.
     pub is_operators: bool,
     pub provider: Option<String>,
     pub image: Option<String>,
     pub resources: Resources,
     pub env: Env,
-    pub mounts: Vec<MountWish>,
-    /// Who made it; nobody where it stands in the settings.
+    pub mounts: Vec<MountParams>,
+    /// Principal that created it; absent for a template of the broker's configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -214,7 +216,7 @@ pub struct TemplateInfo {
 pub struct TakeSnapshot {
     #[cfg_attr(feature = "schema", schemars(regex(pattern = crate::schema::SANDBOX_NAME)))]
     pub name: String,
-    /// `latest` unless told. One that is there is moved to the new snapshot.
+    /// `latest` by default. An existing tag is moved to the new snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
 }
@@ -226,12 +228,12 @@ pub enum SnapshotState {
     Building,
     Ready,
     Failed,
-    /// Nobody can start from it any more; its files go when nothing stands on them.
+    /// No sandbox can start from it any more; its files are removed when nothing depends on them.
     Deleting,
 }
 
 impl SnapshotState {
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             SnapshotState::Building => "building",
             SnapshotState::Ready => "ready",
@@ -239,9 +241,15 @@ impl SnapshotState {
             SnapshotState::Deleting => "deleting",
         }
     }
-    pub fn from_word(w: &str) -> Option<Self> {
-        use SnapshotState::*;
-        [Building, Ready, Failed, Deleting].into_iter().find(|s| s.word() == w)
+}
+
+impl FromStr for SnapshotState {
+    type Err = UnknownName;
+    fn from_str(s: &str) -> Result<Self, UnknownName> {
+        [Self::Building, Self::Ready, Self::Failed, Self::Deleting]
+            .into_iter()
+            .find(|v| v.as_str() == s)
+            .ok_or_else(|| UnknownName::new(s, "snapshot state"))
     }
 }
 
@@ -252,13 +260,13 @@ pub struct SnapshotInfo {
     pub name: String,
     pub tag: String,
     pub state: SnapshotState,
-    /// Why it failed, when it did.
+    /// Reason of a failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What it was taken from; nothing where it is an image.
+    /// Sandbox that the snapshot was taken from; `null` for an image.
     pub sandbox_id: Option<SandboxId>,
     pub image: Option<String>,
-    /// What it takes on disk, when that is known.
+    /// Size on disk, if known.
     pub size_bytes: Option<u64>,
     pub provider: String,
     pub owner: String,
@@ -288,7 +296,7 @@ pub struct VolumeInfo {
     pub owner: String,
     pub access: Access,
     pub created_at: Timestamp,
-    /// The sandboxes that have it mounted.
+    /// Sandboxes that mount the volume.
     pub sandboxes: Vec<SandboxId>,
 }
 
@@ -297,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processors_are_numbers_of_any_kind() {
+    fn processor_counts_accept_integers_and_fractions() {
         let read = |text: &str| serde_json::from_str::<Cpus>(text).ok();
         assert_eq!((read("2"), read("0.5"), read("1.25")), (Some(Cpus(2000)), Some(Cpus(500)), Some(Cpus(1250))));
         assert_eq!((read("0"), read("-1"), read("1e9"), read("\"2\"")), (None, None, None, None));
@@ -305,9 +313,9 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_is_where_nothing_else_is() {
+    fn mount_paths_must_be_absolute_unreserved_and_not_nested() {
         let at = |paths: &[&str]| {
-            let mounts: Vec<_> = paths.iter().map(|p| MountWish { volume: "v".into(), path: (*p).into(), read_only: false }).collect();
+            let mounts: Vec<_> = paths.iter().map(|p| MountParams { volume: "v".into(), path: (*p).into(), read_only: false }).collect();
             check_mounts(&mounts).map_err(|e| e.message)
         };
         at(&["/data", "/workspace/cache", "/database"]).unwrap();
@@ -319,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variables_value_is_not_shown_to_who_debugs() {
+    fn debug_output_of_env_has_no_values() {
         let env = Env([("TOKEN".to_owned(), "hidden".to_owned())].into());
         assert_eq!(format!("{env:?}"), "{\"TOKEN\"}");
         env.check().unwrap();

@@ -1,5 +1,5 @@
-//! A network that forgets: a TCP proxy before a UNIX socket whose open connections go silent when told, without ever being closed, as
-//! behind a firewall that lost its table. Those that are made later pass. Or it lets nobody through at all.
+//! TCP proxy in front of a UNIX socket that stalls its open connections on request, without closing them, like a firewall that lost its
+//! connection table. Later connections pass. It can also refuse all connections.
 
 use std::{
     net::SocketAddr,
@@ -17,13 +17,13 @@ use tokio::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-/// What of a connection goes silent.
+/// Which traffic stalls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Silence {
     Both,
-    /// What is asked arrives; what is answered doesn't.
+    /// Requests arrive, responses do not.
     Answers,
-    /// Both ways, also of connections that are made later: the server is gone and nothing says so.
+    /// Both directions, also of later connections, as if the server had vanished without an error.
     Everything,
 }
 
@@ -37,31 +37,33 @@ struct Shared {
     target: Mutex<PathBuf>,
     made: AtomicU64,
     silent: watch::Sender<Silent>,
-    /// While true, nobody gets through; how many were turned away.
-    is_away: watch::Sender<bool>,
-    turned_away: watch::Sender<u64>,
-    /// The connections there are, by their numbers, and those of them that hold something back on its way to the server.
+    /// While true, connections are refused.
+    is_refusing: watch::Sender<bool>,
+    /// Number of refused connections.
+    refused: watch::Sender<u64>,
+    /// Numbers of the open connections.
     open: watch::Sender<Vec<u64>>,
+    /// Numbers of the connections that hold back data to the server.
     holding: watch::Sender<Vec<u64>>,
 }
 
-/// Connections up to this number pass nothing on, one way or both.
+/// Connections up to these numbers forward nothing in that direction.
 #[derive(Clone, Copy, Default)]
 struct Silent {
-    asking: u64,
-    answering: u64,
+    requests: u64,
+    responses: u64,
 }
 
 impl StallingProxy {
-    pub async fn before(socket: &Path) -> Self {
+    pub async fn in_front_of(socket: &Path) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let shared = Arc::new(Shared {
             target: Mutex::new(socket.to_owned()),
             made: AtomicU64::new(0),
             silent: watch::Sender::default(),
-            is_away: watch::Sender::new(false),
-            turned_away: watch::Sender::default(),
+            is_refusing: watch::Sender::new(false),
+            refused: watch::Sender::default(),
             open: watch::Sender::default(),
             holding: watch::Sender::default(),
         });
@@ -80,32 +82,33 @@ impl StallingProxy {
         self.address
     }
 
-    /// Leads connections that are made later to another server, as a proxy does after a failover.
-    pub fn lead_to(&self, socket: &Path) {
+    /// Redirects later connections to another server, as a proxy does after a failover.
+    pub fn redirect_to(&self, socket: &Path) {
         *self.shared.target.lock().unwrap_or_else(PoisonError::into_inner) = socket.to_owned();
     }
 
-    /// Every connection that is open now, and with [`Silence::Everything`] those that follow.
+    /// Stalls every open connection, and with [`Silence::Everything`] also later ones.
     pub fn stall(&self, silence: Silence) {
         let last = if silence == Silence::Everything { u64::MAX } else { self.shared.made.load(Ordering::SeqCst) };
-        let asking = if silence == Silence::Answers { 0 } else { last };
-        self.shared.silent.send_replace(Silent { asking, answering: last });
+        let requests = if silence == Silence::Answers { 0 } else { last };
+        self.shared.silent.send_replace(Silent { requests, responses: last });
     }
 
-    /// Closes every connection, and each that is made until it is told otherwise.
-    pub fn set_away(&self, is_away: bool) {
-        self.shared.is_away.send_replace(is_away);
+    /// While set, closes every open connection and refuses new ones.
+    pub fn set_refusing(&self, is_refusing: bool) {
+        self.shared.is_refusing.send_replace(is_refusing);
     }
 
-    /// Returns when as many more came while it was away.
-    pub async fn turned_away(&self, more: u64) {
-        let mut turned_away = self.shared.turned_away.subscribe();
-        let before = *turned_away.borrow_and_update();
-        let _ = turned_away.wait_for(|now| *now >= before + more).await;
+    /// Waits until this many more connections were refused.
+    pub async fn wait_for_refused(&self, more: u64) {
+        let mut refused = self.shared.refused.subscribe();
+        let before = *refused.borrow_and_update();
+        let _ = refused.wait_for(|now| *now >= before + more).await;
     }
 
-    /// What was held back goes on its way; returns when all of it has arrived and those connections are over, as their clients are.
-    pub async fn resume_and_end(&self) {
+    /// Forwards the data that was held back; returns when all of it has arrived and the stalled connections, whose clients are gone, have
+    /// ended.
+    pub async fn resume_and_drain(&self) {
         let held = self.shared.holding.borrow().clone();
         assert!(!held.is_empty(), "nothing was held back");
         self.shared.silent.send_replace(Silent::default());
@@ -115,9 +118,9 @@ impl StallingProxy {
 }
 
 async fn pass(shared: Arc<Shared>, client: TcpStream) {
-    let mut away = shared.is_away.subscribe();
-    if *away.borrow() {
-        shared.turned_away.send_modify(|n| *n += 1);
+    let mut refusing = shared.is_refusing.subscribe();
+    if *refusing.borrow() {
+        shared.refused.send_modify(|n| *n += 1);
         return;
     }
     let target = shared.target.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -127,22 +130,22 @@ async fn pass(shared: Arc<Shared>, client: TcpStream) {
     let _ = client.set_nodelay(true);
     let (client_in, client_out) = client.into_split();
     let (server_in, server_out) = server.into_split();
-    // Each way ends by itself: a client that is gone doesn't take back what it sent.
+    // Each direction ends separately: data that a client sent before it closed is still delivered.
     let passing = async {
         tokio::join!(
             copy(client_in, server_out, shared.silent.subscribe(), |silent| {
-                let is_silent = silent.asking >= number;
+                let is_silent = silent.requests >= number;
                 if is_silent {
                     shared.holding.send_modify(|holding| holding.push(number));
                 }
                 is_silent
             }),
-            copy(server_in, client_out, shared.silent.subscribe(), |silent| silent.answering >= number),
+            copy(server_in, client_out, shared.silent.subscribe(), |silent| silent.responses >= number),
         )
     };
     tokio::select! {
         _ = passing => {}
-        _ = away.wait_for(|is_away| *is_away) => {}
+        _ = refusing.wait_for(|is_refusing| *is_refusing) => {}
     }
     shared.open.send_modify(|open| open.retain(|n| *n != number));
 }
@@ -160,7 +163,7 @@ async fn copy(
             return;
         }
         if n == 0 || to.write_all(&buffer[..n]).await.is_err() {
-            // An error means that nobody is there to be told of the end.
+            // An error means that the receiver has already closed.
             let _ = to.shutdown().await;
             return;
         }

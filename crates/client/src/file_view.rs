@@ -1,4 +1,4 @@
-//! Looking at a sandbox's files as a whole: a list of what is there, and a stream of what changes.
+//! View of a sandbox's files: directory lists and a stream of changes.
 
 use cobox_protocol::{
     error::Envelope,
@@ -16,27 +16,27 @@ use crate::{
 };
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-/// Largest page of a list, in bytes: the most entries a server gives, each with the longest of names.
-const MAX_LIST: usize = 64 * 1024 * 1024;
-/// For a page of a list; a directory of a million takes a while to sort.
-const LIST_WITHIN: Duration = Duration::from_secs(60);
-/// Longest event read, in bytes: two paths of 4096 bytes each, escaped, and more than twice that again.
+/// Maximum size of a page of a list: the maximum number of entries, each with the longest name.
+const MAX_LIST_BYTES: usize = 64 * 1024 * 1024;
+/// Timeout for a page of a list; a directory with a million entries takes a while to sort.
+const LIST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum size of an event, in bytes: more than three times two escaped paths of 4096 bytes.
 const MAX_EVENT_BYTES: usize = 256 * 1024;
 
-/// One change, or word that some were lost.
+/// A file change, or the notice that changes were lost.
 #[derive(Clone, Debug)]
-pub enum FileNews {
-    /// All that follows is told; what was before can be listed.
+pub enum FileWatchEvent {
+    /// The watch is active: all later changes follow. Earlier state can be listed.
     Watching,
     Created(WatchEvent),
     Modified(WatchEvent),
     Removed(WatchEvent),
     Renamed(WatchEvent),
-    /// Look at the files again.
+    /// Changes were lost; list the files again.
     Overflow(WatchOverflow),
 }
 
-/// Comes back by itself after a lost connection, from where it broke off.
+/// Stream of file changes that reconnects automatically and resumes at its cursor.
 pub struct FileWatch {
     dataplane: Dataplane,
     url: String,
@@ -47,14 +47,14 @@ pub struct FileWatch {
 }
 
 impl Dataplane {
-    /// A page of what is in a directory.
+    /// Lists one page of a directory.
     pub async fn list_files(&self, request: &ListRequest) -> Result<ListResponse, ClientError> {
-        let call = Call::new(Method::POST, self.url("/fs/list")).json(request).timeout(LIST_WITHIN);
+        let call = Call::new(Method::POST, self.url("/fs/list")).json(request).timeout(LIST_TIMEOUT);
         let response = self.sender.send(&call, &self.credential).await?;
-        read_json(&call.url, response, MAX_LIST).await
+        read_json(&call.url, response, MAX_LIST_BYTES).await
     }
 
-    /// What happens to the files below a directory, by whomever. The first connection is made when the first change is asked for.
+    /// Watches the files below a directory for changes by any author. Connects on the first call of [`FileWatch::next`].
     pub fn watch_files(&self, path: &[u8]) -> FileWatch {
         let url = self.url(&format!("/watch?path={}", encode_segment(path)));
         FileWatch { dataplane: self.clone(), url, cursor: None, response: None, received: Vec::new(), is_over: false }
@@ -62,8 +62,8 @@ impl Dataplane {
 }
 
 impl FileWatch {
-    /// `None` when what was watched is gone.
-    pub async fn next(&mut self) -> Result<Option<FileNews>, ClientError> {
+    /// Next change; `None` when the watched directory is gone.
+    pub async fn next(&mut self) -> Result<Option<FileWatchEvent>, ClientError> {
         let policy = self.dataplane.reconnect;
         let (mut backoff, mut lost_at) = (Backoff::new(policy), None);
         loop {
@@ -71,11 +71,11 @@ impl FileWatch {
                 return Ok(None);
             }
             let cause = match self.receive().await {
-                Ok(news) => {
-                    self.is_over = matches!(&news, FileNews::Overflow(o) if o.reason == cobox_protocol::watch::OverflowReason::Gone);
-                    return Ok(Some(news));
+                Ok(event) => {
+                    self.is_over = matches!(&event, FileWatchEvent::Overflow(o) if o.reason == cobox_protocol::watch::OverflowReason::Gone);
+                    return Ok(Some(event));
                 }
-                Err(Loss::Passing(cause)) => cause,
+                Err(Loss::Transient(cause)) => cause,
                 Err(Loss::Token(error) | Loss::Final(error)) => return Err(error),
             };
             self.response = None;
@@ -88,7 +88,7 @@ impl FileWatch {
         }
     }
 
-    async fn receive(&mut self) -> Result<FileNews, Loss> {
+    async fn receive(&mut self) -> Result<FileWatchEvent, Loss> {
         if self.response.is_none() {
             let mut call = Call::new(Method::GET, self.url.clone()).header(header::ACCEPT, HeaderValue::from_static("text/event-stream"));
             if let Some(cursor) = &self.cursor {
@@ -101,13 +101,13 @@ impl FileWatch {
         loop {
             while let Some(end) = self.received.windows(2).position(|w| w == b"\n\n") {
                 let block: Vec<u8> = self.received.drain(..end + 2).collect();
-                if let Some(news) = self.read_block(&block)? {
-                    return Ok(news);
+                if let Some(event) = self.read_block(&block)? {
+                    return Ok(event);
                 }
             }
             let Some(response) = &mut self.response else { return Err(Loss::broken("no connection".to_owned())) };
             let chunk = timeout(self.dataplane.reconnect.silence, response.chunk()).await;
-            let chunk = chunk.map_err(|_| Loss::broken("nothing was heard for too long".to_owned()))?;
+            let chunk = chunk.map_err(|_| Loss::broken("nothing was received for too long".to_owned()))?;
             match chunk.map_err(|e| Loss::broken(ClientError::transport(&self.url, &e).to_string()))? {
                 Some(chunk) if self.received.len() + chunk.len() <= MAX_EVENT_BYTES => self.received.extend_from_slice(&chunk),
                 Some(_) => return Err(self.unreadable()),
@@ -116,7 +116,7 @@ impl FileWatch {
         }
     }
 
-    fn read_block(&mut self, block: &[u8]) -> Result<Option<FileNews>, Loss> {
+    fn read_block(&mut self, block: &[u8]) -> Result<Option<FileWatchEvent>, Loss> {
         let text = std::str::from_utf8(block).map_err(|_| self.unreadable())?;
         let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim_start);
         if let Some(cursor) = field("id:") {
@@ -124,18 +124,18 @@ impl FileWatch {
         }
         let Some(name) = field("event:") else { return Ok(None) };
         let data = field("data:").unwrap_or("null");
-        let change = |of: fn(WatchEvent) -> FileNews| serde_json::from_str(data).map(|e| Some(of(e))).map_err(|_| self.unreadable());
+        let change = |of: fn(WatchEvent) -> FileWatchEvent| serde_json::from_str(data).map(|e| Some(of(e))).map_err(|_| self.unreadable());
         match name {
-            "ready" => Ok(Some(FileNews::Watching)),
-            "created" => change(FileNews::Created),
-            "modified" => change(FileNews::Modified),
-            "removed" => change(FileNews::Removed),
-            "renamed" => change(FileNews::Renamed),
-            "overflow" => serde_json::from_str(data).map(|o| Some(FileNews::Overflow(o))).map_err(|_| self.unreadable()),
+            "ready" => Ok(Some(FileWatchEvent::Watching)),
+            "created" => change(FileWatchEvent::Created),
+            "modified" => change(FileWatchEvent::Modified),
+            "removed" => change(FileWatchEvent::Removed),
+            "renamed" => change(FileWatchEvent::Renamed),
+            "overflow" => serde_json::from_str(data).map(|o| Some(FileWatchEvent::Overflow(o))).map_err(|_| self.unreadable()),
             "error" => {
                 let Envelope { error } = serde_json::from_str(data).map_err(|_| self.unreadable())?;
-                // A token that ran out is replaced by the next connection.
-                let error = ClientError::Api(Box::new(ApiFailure::in_a_frame(error)));
+                // The next connection uses a new token.
+                let error = ClientError::Api(Box::new(ApiFailure::from_frame(error)));
                 let is_expired = error.is(cobox_protocol::ErrorCode::TokenExpired);
                 Err(if is_expired { Loss::broken(error.to_string()) } else { Loss::refused(error) })
             }

@@ -1,5 +1,4 @@
-//! A network that cuts: a TCP proxy on loopback that drops connections at random moments, in the middle of whatever goes through, or when told;
-//! or lets them go silent.
+//! TCP proxy on loopback that cuts connections at random points in their traffic, or on request, or stalls them.
 
 use std::{
     net::SocketAddr,
@@ -20,13 +19,16 @@ use tokio::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::dice::Dice;
+use crate::seeded_rng::SeededRng;
 
-/// How a connection comes to its end: after so many bytes both ways or so much time, whichever is first, each anywhere below this.
+/// When connections are cut: each after a random number of bytes in both directions or a random time, if that is earlier.
 #[derive(Clone, Copy, Debug)]
-pub struct Cuts {
+pub struct CutPolicy {
+    /// Number of connections to cut; later ones pass.
     pub count: u64,
+    /// Upper bound of the bytes, exclusive.
     pub within_bytes: u64,
+    /// Upper bound of the time, exclusive.
     pub within: Duration,
 }
 
@@ -38,13 +40,13 @@ pub struct CuttingProxy {
 
 struct Shared {
     target: Mutex<Option<SocketAddr>>,
-    cuts: Cuts,
-    dice: Mutex<Dice>,
+    cuts: CutPolicy,
+    dice: Mutex<SeededRng>,
     done: AtomicU64,
-    /// Nothing gets through, and what was open is cut.
+    /// While true, connections are refused and open ones are cut.
     down: watch::Sender<bool>,
     made: AtomicU64,
-    /// Connections up to this number pass nothing on, and nobody closes them.
+    /// Connections up to this number forward nothing and stay open.
     silent: watch::Sender<u64>,
 }
 
@@ -53,22 +55,22 @@ fn parse(url: &str) -> SocketAddr {
 }
 
 impl CuttingProxy {
-    /// Stands before whoever listens at this `http://` URL.
-    pub async fn before(url: &str, cuts: Cuts, seed: u64) -> Self {
+    /// Starts a proxy for the server at this `http://` URL.
+    pub async fn in_front_of(url: &str, cuts: CutPolicy, seed: u64) -> Self {
         let proxy = Self::start(cuts, seed).await;
         proxy.point_at(url);
         proxy
     }
 
-    /// Stands before nobody yet, and cuts when told.
-    pub async fn before_nobody() -> Self {
-        Self::start(Cuts { count: 0, within_bytes: 1, within: Duration::ZERO }, 1).await
+    /// Starts a proxy without a target, which cuts only on request.
+    pub async fn without_target() -> Self {
+        Self::start(CutPolicy { count: 0, within_bytes: 1, within: Duration::ZERO }, 1).await
     }
 
-    async fn start(cuts: Cuts, seed: u64) -> Self {
+    async fn start(cuts: CutPolicy, seed: u64) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let dice = Mutex::new(Dice::new(seed));
+        let dice = Mutex::new(SeededRng::new(seed));
         let shared = Arc::new(Shared {
             target: Mutex::new(None),
             cuts,
@@ -93,22 +95,22 @@ impl CuttingProxy {
         format!("http://{}", self.address)
     }
 
-    /// How many connections were cut so far.
+    /// Number of connections cut so far.
     pub fn cuts(&self) -> u64 {
         self.shared.done.load(Ordering::SeqCst)
     }
 
-    /// Whoever comes from now on gets to this one.
+    /// Forwards later connections to this URL.
     pub fn point_at(&self, url: &str) {
-        *self.shared.target.lock().expect("nobody panics with it") = Some(parse(url));
+        *self.shared.target.lock().expect("no thread panics while holding it") = Some(parse(url));
     }
 
-    /// Every connection that is open now goes silent, as behind a firewall that forgot it; those made later pass.
+    /// Stalls every open connection, like a firewall that lost its connection table; later connections pass.
     pub fn stall(&self) {
         self.shared.silent.send_replace(self.shared.made.load(Ordering::SeqCst));
     }
 
-    /// The network is gone until told otherwise.
+    /// While set, the network is down.
     pub fn set_down(&self, is_down: bool) {
         self.shared.down.send_replace(is_down);
     }
@@ -119,16 +121,16 @@ async fn pass(shared: Arc<Shared>, client: TcpStream) {
     if *down.borrow_and_update() {
         return;
     }
-    let Some(target) = *shared.target.lock().expect("nobody panics with it") else { return };
+    let Some(target) = *shared.target.lock().expect("no thread panics while holding it") else { return };
     let Ok(server) = TcpStream::connect(target).await else { return };
     let number = shared.made.fetch_add(1, Ordering::SeqCst) + 1;
     let silent = shared.silent.subscribe();
-    // Kept-alive packets would be held back otherwise, and a cut would rarely be in the middle of one.
+    // Otherwise small packets would be delayed and merged, and a cut would rarely fall inside one.
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let has_cuts_left = shared.done.load(Ordering::SeqCst) < shared.cuts.count;
     let (bytes, time) = {
-        let mut dice = shared.dice.lock().expect("nobody panics with it");
-        let (bytes, micros) = (dice.roll(shared.cuts.within_bytes), dice.roll(shared.cuts.within.as_micros() as u64));
+        let mut dice = shared.dice.lock().expect("no thread panics while holding it");
+        let (bytes, micros) = (dice.below(shared.cuts.within_bytes), dice.below(shared.cuts.within.as_micros() as u64));
         if has_cuts_left { (bytes, Duration::from_micros(micros)) } else { (u64::MAX, Duration::MAX) }
     };
     let left = AtomicU64::new(bytes);
@@ -146,7 +148,7 @@ async fn pass(shared: Arc<Shared>, client: TcpStream) {
     }
 }
 
-/// Passes bytes on until one side ends or the allowance of both directions is used up: then the last piece is cut short.
+/// Forwards bytes until one side ends or the byte limit shared by both directions is reached; then the last chunk is truncated.
 async fn copy(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
@@ -157,7 +159,7 @@ async fn copy(
     let mut buffer = vec![0; 32 * 1024];
     loop {
         let n = from.read(&mut buffer).await.unwrap_or(0);
-        // An end is not told either.
+        // The end of the connection is not forwarded either.
         if silent.wait_for(|silent| *silent < number).await.is_err() || n == 0 {
             return;
         }
