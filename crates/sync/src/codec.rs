@@ -14,9 +14,9 @@ const MAX_TARGET_BYTES: usize = 4095;
 pub struct Malformed;
 
 #[derive(Default)]
-pub struct Out(pub Vec<u8>);
+pub struct Encoder(pub Vec<u8>);
 
-impl Out {
+impl Encoder {
     pub fn u8(&mut self, value: u8) -> &mut Self {
         self.0.push(value);
         self
@@ -56,9 +56,9 @@ impl Out {
     }
 }
 
-pub struct In<'a>(pub &'a [u8]);
+pub struct Decoder<'a>(pub &'a [u8]);
 
-impl<'a> In<'a> {
+impl<'a> Decoder<'a> {
     pub fn take(&mut self, count: usize) -> Result<&'a [u8], Malformed> {
         let (taken, rest) = self.0.split_at_checked(count).ok_or(Malformed)?;
         self.0 = rest;

@@ -23,7 +23,7 @@ const LITERAL_BYTES: usize = 128 * 1024;
 /// Read at once.
 const READ_BYTES: usize = 256 * 1024;
 /// How often a block may look known by its weak sum and not be, beyond once for each: sums made to do so would keep this side busy.
-const MAX_FALSE_ALARMS: u64 = 10_000;
+const MAX_FALSE_MATCHES: u64 = 10_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSum {
@@ -39,7 +39,7 @@ pub struct Signature {
 
 /// What a new version is made of.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Op<'a> {
+pub enum DeltaOp<'a> {
     Data(&'a [u8]),
     /// Bytes of the old version.
     Copy {
@@ -55,7 +55,7 @@ pub fn block_size(length: u64) -> u32 {
 }
 
 /// Sums of a file's whole blocks; a rest at its end has none.
-pub fn sign(file: &mut impl Read, length: u64) -> io::Result<Signature> {
+pub fn compute_signature(file: &mut impl Read, length: u64) -> io::Result<Signature> {
     let block = block_size(length);
     let mut bytes = vec![0; block as usize];
     let mut sums = Vec::new();
@@ -66,21 +66,21 @@ pub fn sign(file: &mut impl Read, length: u64) -> io::Result<Signature> {
 }
 
 /// Reads a new version and says what it is made of, given the old one's sums.
-pub fn diff(signature: &Signature, source: &mut impl Read, mut tell: impl FnMut(Op) -> io::Result<()>) -> io::Result<()> {
+pub fn compute_delta(signature: &Signature, source: &mut impl Read, mut emit: impl FnMut(DeltaOp) -> io::Result<()>) -> io::Result<()> {
     let block = signature.block as usize;
     let index = Index::new(signature);
     let mut buffer: Vec<u8> = Vec::with_capacity(READ_BYTES + block + LITERAL_BYTES);
     let (mut literal, mut at, mut is_at_end) = (0, 0, block == 0 || signature.sums.is_empty());
     let mut rolling: Option<Rolling> = None;
-    let mut alarms_left = MAX_FALSE_ALARMS + signature.sums.len() as u64;
+    let mut false_matches_left = MAX_FALSE_MATCHES + signature.sums.len() as u64;
     let mut copy: Option<(u64, u64)> = None;
     if is_at_end {
-        return whole(source, tell);
+        return emit_rest(source, emit);
     }
     loop {
         while buffer.len() - at < block && !is_at_end {
             // What is behind is handed over or gone; the rest moves to the front.
-            flush(&mut copy, &buffer[literal..at], &mut tell)?;
+            flush(&mut copy, &buffer[literal..at], &mut emit)?;
             buffer.drain(..at);
             (literal, at) = (0, 0);
             let had = buffer.len();
@@ -89,29 +89,29 @@ pub fn diff(signature: &Signature, source: &mut impl Read, mut tell: impl FnMut(
             buffer.truncate(had + n);
             is_at_end = n < READ_BYTES;
         }
-        if buffer.len() - at < block || alarms_left == 0 {
+        if buffer.len() - at < block || false_matches_left == 0 {
             break;
         }
         let window = &buffer[at..at + block];
         let sum = rolling.get_or_insert_with(|| Rolling::of(window)).value();
-        let known = match index.find(sum, window) {
-            Found::Block(number) => Some(number),
-            Found::FalseAlarm => {
-                alarms_left -= 1;
+        let matched = match index.find(sum, window) {
+            BlockMatch::Block(number) => Some(number),
+            BlockMatch::FalseMatch => {
+                false_matches_left -= 1;
                 None
             }
-            Found::Nothing => None,
+            BlockMatch::NoMatch => None,
         };
-        if let Some(number) = known {
+        if let Some(number) = matched {
             if literal < at {
-                flush(&mut copy, &buffer[literal..at], &mut tell)?;
+                flush(&mut copy, &buffer[literal..at], &mut emit)?;
             }
             let offset = number as u64 * block as u64;
             copy = match copy {
                 Some((from, length)) if from + length == offset => Some((from, length + block as u64)),
                 other => {
                     if let Some((offset, length)) = other {
-                        tell(Op::Copy { offset, length })?;
+                        emit(DeltaOp::Copy { offset, length })?;
                     }
                     Some((offset, block as u64))
                 }
@@ -128,37 +128,37 @@ pub fn diff(signature: &Signature, source: &mut impl Read, mut tell: impl FnMut(
         }
         at += 1;
         if at - literal >= LITERAL_BYTES {
-            flush(&mut copy, &buffer[literal..at], &mut tell)?;
+            flush(&mut copy, &buffer[literal..at], &mut emit)?;
             literal = at;
         }
     }
-    flush(&mut copy, &buffer[literal..], &mut tell)?;
+    flush(&mut copy, &buffer[literal..], &mut emit)?;
     if let Some((offset, length)) = copy {
-        tell(Op::Copy { offset, length })?;
+        emit(DeltaOp::Copy { offset, length })?;
     }
-    if is_at_end { Ok(()) } else { whole(source, tell) }
+    if is_at_end { Ok(()) } else { emit_rest(source, emit) }
 }
 
 /// The rest as it is.
-fn whole(source: &mut impl Read, mut tell: impl FnMut(Op) -> io::Result<()>) -> io::Result<()> {
-    let mut piece = vec![0; LITERAL_BYTES];
+fn emit_rest(source: &mut impl Read, mut emit: impl FnMut(DeltaOp) -> io::Result<()>) -> io::Result<()> {
+    let mut buffer = vec![0; LITERAL_BYTES];
     loop {
-        match fill(source, &mut piece)? {
+        match fill(source, &mut buffer)? {
             0 => return Ok(()),
-            n => tell(Op::Data(&piece[..n]))?,
+            n => emit(DeltaOp::Data(&buffer[..n]))?,
         }
     }
 }
 
 /// Tells a copy that is still open, then the bytes after it.
-fn flush(copy: &mut Option<(u64, u64)>, literal: &[u8], tell: &mut impl FnMut(Op) -> io::Result<()>) -> io::Result<()> {
+fn flush(copy: &mut Option<(u64, u64)>, literal: &[u8], emit: &mut impl FnMut(DeltaOp) -> io::Result<()>) -> io::Result<()> {
     if literal.is_empty() {
         return Ok(());
     }
     if let Some((offset, length)) = copy.take() {
-        tell(Op::Copy { offset, length })?;
+        emit(DeltaOp::Copy { offset, length })?;
     }
-    literal.chunks(LITERAL_BYTES).try_for_each(|piece| tell(Op::Data(piece)))
+    literal.chunks(LITERAL_BYTES).try_for_each(|buffer| emit(DeltaOp::Data(buffer)))
 }
 
 fn fill(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
@@ -188,22 +188,22 @@ struct Index {
     blocks: HashMap<u32, Vec<(usize, [u8; 16])>>,
 }
 
-enum Found {
+enum BlockMatch {
     Block(usize),
-    FalseAlarm,
-    Nothing,
+    FalseMatch,
+    NoMatch,
 }
 
 /// Blocks of one weak sum that are compared: a file of zeros has many, all alike.
-const MAX_ALIKE: usize = 8;
+const MAX_CANDIDATES: usize = 8;
 
 impl Index {
     fn new(signature: &Signature) -> Self {
         let mut index = Self { filter: vec![0; 1 << (FILTER_BITS - 6)], blocks: HashMap::new() };
         for (number, sum) in signature.sums.iter().enumerate() {
-            let alike = index.blocks.entry(sum.weak).or_default();
-            if alike.len() < MAX_ALIKE && !alike.iter().any(|(_, strong)| *strong == sum.strong) {
-                alike.push((number, sum.strong));
+            let candidates = index.blocks.entry(sum.weak).or_default();
+            if candidates.len() < MAX_CANDIDATES && !candidates.iter().any(|(_, strong)| *strong == sum.strong) {
+                candidates.push((number, sum.strong));
             }
             let bit = filter_bit(sum.weak);
             index.filter[bit / 64] |= 1 << (bit % 64);
@@ -211,14 +211,14 @@ impl Index {
         index
     }
 
-    fn find(&self, sum: u32, window: &[u8]) -> Found {
+    fn find(&self, sum: u32, window: &[u8]) -> BlockMatch {
         let bit = filter_bit(sum);
         if self.filter[bit / 64] & (1 << (bit % 64)) == 0 {
-            return Found::Nothing;
+            return BlockMatch::NoMatch;
         }
-        let Some(alike) = self.blocks.get(&sum) else { return Found::Nothing };
+        let Some(candidates) = self.blocks.get(&sum) else { return BlockMatch::NoMatch };
         let strong = strong(window);
-        alike.iter().find(|(_, s)| *s == strong).map_or(Found::FalseAlarm, |(number, _)| Found::Block(*number))
+        candidates.iter().find(|(_, s)| *s == strong).map_or(BlockMatch::FalseMatch, |(number, _)| BlockMatch::Block(*number))
     }
 }
 
@@ -259,16 +259,16 @@ mod tests {
     use super::*;
 
     fn rebuilt(old: &[u8], new: &[u8]) -> (Vec<u8>, usize) {
-        let signature = sign(&mut &old[..], old.len() as u64).unwrap();
+        let signature = compute_signature(&mut &old[..], old.len() as u64).unwrap();
         let (mut out, mut sent) = (Vec::new(), 0);
-        diff(&signature, &mut &new[..], |op| {
+        compute_delta(&signature, &mut &new[..], |op| {
             match op {
-                Op::Data(bytes) => {
+                DeltaOp::Data(bytes) => {
                     assert!(bytes.len() <= LITERAL_BYTES);
                     sent += bytes.len();
                     out.extend_from_slice(bytes);
                 }
-                Op::Copy { offset, length } => out.extend_from_slice(&old[offset as usize..(offset + length) as usize]),
+                DeltaOp::Copy { offset, length } => out.extend_from_slice(&old[offset as usize..(offset + length) as usize]),
             }
             Ok(())
         })
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_edit_of_a_large_file_sends_little() {
+    fn a_small_edit_of_a_large_file_sends_little_data() {
         let old = noise(3 << 20, 1);
         let mut new = old.clone();
         new.splice(1_000_000..1_000_010, noise(77, 2));
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_few_however_large_the_file() {
+    fn the_number_of_blocks_is_bounded_for_any_file_size() {
         for length in [1, 70_000, 1 << 30, 5 << 30, 200 << 30] {
             let block = u64::from(block_size(length));
             assert!(length / block <= MAX_BLOCKS as u64, "{length}");
@@ -304,13 +304,13 @@ mod tests {
     }
 
     #[test]
-    fn sums_made_to_look_known_everywhere_end_the_search_and_nothing_is_lost() {
+    fn colliding_weak_sums_end_the_search_without_losing_data() {
         let window = vec![0; 1024];
         let signature = Signature { block: 1024, sums: vec![BlockSum { weak: Rolling::of(&window).value(), strong: [9; 16] }] };
         let new = vec![0; 200_000];
         let mut out = Vec::new();
-        diff(&signature, &mut &new[..], |op| {
-            if let Op::Data(bytes) = op {
+        compute_delta(&signature, &mut &new[..], |op| {
+            if let DeltaOp::Data(bytes) = op {
                 out.extend_from_slice(bytes);
             }
             Ok(())
@@ -321,7 +321,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_rebuilt_is_the_new_version(old in 0usize..200_000, cuts in prop::collection::vec((any::<u32>(), any::<u32>(), 0usize..5000), 0..6)) {
+        fn applying_a_delta_reproduces_the_new_version(old in 0usize..200_000, cuts in prop::collection::vec((any::<u32>(), any::<u32>(), 0usize..5000), 0..6)) {
             let old = noise(old, 3);
             let mut new = old.clone();
             for (at, length, more) in cuts {

@@ -18,8 +18,8 @@ pub enum SyncError {
     TooManyProblems(usize),
     #[error("the disk is full")]
     Full,
-    #[error("writing {what}: {cause}")]
-    Writing { what: String, cause: io::Error },
+    #[error("writing {target}: {cause}")]
+    Writing { target: String, cause: io::Error },
     /// Another command holds the trash's lock for longer than a restore takes.
     #[error("the trash is in use by another cobox command")]
     TrashBusy,
@@ -32,8 +32,8 @@ pub enum SyncError {
     #[error("the other side is not understood: {0}")]
     Protocol(&'static str),
     /// The other side can't go on.
-    #[error("in the sandbox: {words}")]
-    There { fault: Fault, words: String },
+    #[error("in the sandbox: {reason}")]
+    Sandbox { fault: Fault, reason: String },
     /// What is remembered of the sync.
     #[error("{0}")]
     State(String),
@@ -42,7 +42,7 @@ pub enum SyncError {
     Halted(Halt),
     /// What git would run is not known, so nothing may be written.
     #[error("git did not answer within {seconds} s in {}: run `git config --list` there to see why", folder.display())]
-    GitSilent { folder: PathBuf, seconds: u64 },
+    GitTimeout { folder: PathBuf, seconds: u64 },
     #[error("it was told to stop")]
     Stopped,
 }
@@ -55,17 +55,17 @@ impl SyncError {
         }
     }
 
-    pub fn writing(what: &str, e: Errno) -> Self {
+    pub fn writing(target: &str, e: Errno) -> Self {
         match e {
             Errno::NOSPC | Errno::DQUOT | Errno::FBIG => SyncError::Full,
-            e => SyncError::Writing { what: what.to_owned(), cause: e.into() },
+            e => SyncError::Writing { target: target.to_owned(), cause: e.into() },
         }
     }
 
-    pub fn writing_io(what: &str, e: io::Error) -> Self {
+    pub fn writing_io(target: &str, e: io::Error) -> Self {
         match Errno::from_io_error(&e) {
-            Some(errno) => Self::writing(what, errno),
-            None => SyncError::Writing { what: what.to_owned(), cause: e },
+            Some(errno) => Self::writing(target, errno),
+            None => SyncError::Writing { target: target.to_owned(), cause: e },
         }
     }
 
@@ -76,19 +76,19 @@ impl SyncError {
             SyncError::TooMany(_) | SyncError::TooManyProblems(_) => Fault::TooMany,
             SyncError::Full => Fault::Full,
             SyncError::NotAllowed => Fault::NotAllowed,
-            SyncError::There { fault, .. } => *fault,
+            SyncError::Sandbox { fault, .. } => *fault,
             _ => Fault::Other,
         }
     }
 
     /// Whether another try later may do without anybody doing something.
-    pub fn is_passing(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self {
             SyncError::Lost(_) | SyncError::Full | SyncError::Writing { .. } | SyncError::TooMany(_) | SyncError::TooManyProblems(_) => {
                 true
             }
-            SyncError::There { fault, .. } => !matches!(fault, Fault::Version | Fault::NotAllowed),
-            SyncError::RootGone | SyncError::Root(_) | SyncError::TrashBusy | SyncError::GitSilent { .. } => true,
+            SyncError::Sandbox { fault, .. } => !matches!(fault, Fault::Version | Fault::NotAllowed),
+            SyncError::RootGone | SyncError::Root(_) | SyncError::TrashBusy | SyncError::GitTimeout { .. } => true,
             _ => false,
         }
     }

@@ -2,22 +2,16 @@
 
 use std::fmt;
 
-use crate::{path::RelPath, trash::TrashFull};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    Here,
-    Sandbox,
-}
+use crate::{path::RelPath, side::Side, trash::TrashFull};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Halt {
     /// The folder of that side has no files, and these would be deleted on the other.
-    Emptied { side: Side, files: usize },
+    FolderEmptied { side: Side, files: usize },
     /// More than half of the files would be deleted on that side, in all or in one top-level directory; `lately` of them have been already.
-    MassDeletion { side: Side, directory: Option<RelPath>, files: usize, of: usize, lately: usize },
+    MassDeletion { side: Side, directory: Option<RelPath>, files: usize, total: usize, already_deleted: usize },
     /// A directory with more files than are allowed would disappear on that side; `lately` of them have already.
-    DirectoryGone { side: Side, directory: RelPath, files: usize, lately: usize },
+    DirectoryGone { side: Side, directory: RelPath, files: usize, already_deleted: usize },
     /// The trash has no room for what would be deleted or replaced here.
     TrashFull(TrashFull),
 }
@@ -41,26 +35,36 @@ impl Halt {
 
 impl fmt::Display for Halt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let places = |side: &Side| match side {
-            Side::Here => ("here", "in the sandbox"),
+        let locations = |side: &Side| match side {
+            Side::Local => ("here", "in the sandbox"),
             Side::Sandbox => ("in the sandbox", "here"),
         };
-        let already = |lately: &usize| if *lately == 0 { String::new() } else { format!(" ({lately} of them are already)") };
+        let already_suffix = |already_deleted: &usize| {
+            if *already_deleted == 0 { String::new() } else { format!(" ({already_deleted} of them are already)") }
+        };
         match self {
-            Halt::Emptied { side: Side::Here, files } => {
+            Halt::FolderEmptied { side: Side::Local, files } => {
                 write!(f, "this folder has no files, and {files} would be deleted in the sandbox")
             }
-            Halt::Emptied { side: Side::Sandbox, files } => {
+            Halt::FolderEmptied { side: Side::Sandbox, files } => {
                 write!(f, "the sandbox's folder has no files, and {files} would be deleted here")
             }
-            Halt::MassDeletion { side, directory, files, of, lately } => {
-                let (place, other) = places(side);
+            Halt::MassDeletion { side, directory, files, total, already_deleted } => {
+                let (place, other) = locations(side);
                 let within = directory.as_ref().map(|directory| format!(" of {directory}")).unwrap_or_default();
-                write!(f, "{files} of {of} files{within} would be deleted {place}{}, because they are not {other}", already(lately))
+                write!(
+                    f,
+                    "{files} of {total} files{within} would be deleted {place}{}, because they are not {other}",
+                    already_suffix(already_deleted)
+                )
             }
-            Halt::DirectoryGone { side, directory, files, lately } => {
-                let (place, other) = places(side);
-                write!(f, "{directory} with its {files} files would be deleted {place}{}, because it is not {other}", already(lately))
+            Halt::DirectoryGone { side, directory, files, already_deleted } => {
+                let (place, other) = locations(side);
+                write!(
+                    f,
+                    "{directory} with its {files} files would be deleted {place}{}, because it is not {other}",
+                    already_suffix(already_deleted)
+                )
             }
             Halt::TrashFull(full) => full.fmt(f),
         }

@@ -4,12 +4,12 @@ use std::{io, os::fd::BorrowedFd, path::PathBuf, thread};
 
 use rustix::{fs::Stat, io::Errno};
 
-use crate::{memory::Memory, path::RelPath};
+use crate::{digest_cache::DigestCache, path::RelPath};
 
 /// What happens to a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Deed {
-    New,
+pub enum ChangeKind {
+    Created,
     Replaced,
     Removed,
 }
@@ -26,10 +26,10 @@ pub trait Hooks: Send + Sync + 'static {
         &self,
         directory: BorrowedFd,
         path: &RelPath,
-        deed: Deed,
+        kind: ChangeKind,
         step: &mut dyn FnMut() -> Result<Option<Stat>, Errno>,
     ) -> Result<Option<Stat>, Errno> {
-        let _ = (directory, path, deed);
+        let _ = (directory, path, kind);
         step()
     }
 
@@ -45,13 +45,13 @@ pub trait Hooks: Send + Sync + 'static {
     }
 
     /// What an earlier sync of this folder knew of its files.
-    fn recall(&self) -> Memory {
-        Memory::default()
+    fn load_digests(&self) -> DigestCache {
+        DigestCache::default()
     }
 
     /// Takes that from a sync that ends.
-    fn remember(&self, memory: Memory) {
-        drop(memory);
+    fn save_digests(&self, digest_cache: DigestCache) {
+        drop(digest_cache);
     }
 
     /// Whether files may be changed at all.
@@ -61,23 +61,23 @@ pub trait Hooks: Send + Sync + 'static {
 }
 
 /// Somebody's own folder, by its path: another one put in its place is not it.
-pub struct Own {
+pub struct LocalHooks {
     path: PathBuf,
-    memory: Option<PathBuf>,
+    digest_cache: Option<PathBuf>,
 }
 
-impl Own {
+impl LocalHooks {
     pub fn new(path: PathBuf) -> Self {
-        Self { path, memory: None }
+        Self { path, digest_cache: None }
     }
 
     /// With a file that keeps, from run to run, what is known of the folder's files.
-    pub fn remembering(path: PathBuf, memory: PathBuf) -> Self {
-        Self { path, memory: Some(memory) }
+    pub fn with_digest_cache(path: PathBuf, digest_cache: PathBuf) -> Self {
+        Self { path, digest_cache: Some(digest_cache) }
     }
 }
 
-impl Hooks for Own {
+impl Hooks for LocalHooks {
     fn is_root(&self, root: BorrowedFd) -> bool {
         match (rustix::fs::stat(&self.path), rustix::fs::fstat(root)) {
             (Ok(now), Ok(opened)) => (now.st_dev, now.st_ino) == (opened.st_dev, opened.st_ino),
@@ -85,13 +85,13 @@ impl Hooks for Own {
         }
     }
 
-    fn recall(&self) -> Memory {
-        self.memory.as_deref().map(Memory::load).unwrap_or_default()
+    fn load_digests(&self) -> DigestCache {
+        self.digest_cache.as_deref().map(DigestCache::load).unwrap_or_default()
     }
 
-    fn remember(&self, memory: Memory) {
-        if let Some(path) = &self.memory
-            && let Err(error) = memory.save(path)
+    fn save_digests(&self, digest_cache: DigestCache) {
+        if let Some(path) = &self.digest_cache
+            && let Err(error) = digest_cache.save(path)
         {
             tracing::debug!(%error, "what is known of the files could not be kept: the next run reads them again");
         }

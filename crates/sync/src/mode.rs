@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::engine::Choice;
+use crate::{engine::Resolution, side::Side};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
@@ -10,7 +10,7 @@ pub enum Mode {
     #[default]
     TwoWaySafe,
     /// Both ways; this folder wins.
-    PreferHere,
+    PreferLocal,
     /// Both ways; the sandbox wins.
     PreferSandbox,
     /// From here to the sandbox; what was changed there only is left alone.
@@ -22,12 +22,12 @@ pub enum Mode {
 }
 
 impl Mode {
-    pub const ALL: [Mode; 6] = [Mode::TwoWaySafe, Mode::PreferHere, Mode::PreferSandbox, Mode::Push, Mode::Pull, Mode::Mirror];
+    pub const ALL: [Mode; 6] = [Mode::TwoWaySafe, Mode::PreferLocal, Mode::PreferSandbox, Mode::Push, Mode::Pull, Mode::Mirror];
 
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Mode::TwoWaySafe => "two-way-safe",
-            Mode::PreferHere => "prefer-here",
+            Mode::PreferLocal => "prefer-here",
             Mode::PreferSandbox => "prefer-sandbox",
             Mode::Push => "push",
             Mode::Pull => "pull",
@@ -36,17 +36,17 @@ impl Mode {
     }
 
     /// Nothing is ever written in the sandbox.
-    pub const fn only_reads_there(self) -> bool {
+    pub const fn is_sandbox_read_only(self) -> bool {
         matches!(self, Mode::Pull)
     }
 
     /// Why a conflict can't be settled so: that version would have to go where nothing goes.
-    pub(crate) fn refuses(self, choice: Choice) -> Option<&'static str> {
-        match (self, choice) {
-            (Mode::Push | Mode::Mirror, Choice::Keep(Keep::Sandbox)) => Some(
+    pub(crate) fn refusal(self, resolution: Resolution) -> Option<&'static str> {
+        match (self, resolution) {
+            (Mode::Push | Mode::Mirror, Resolution::Keep(Side::Sandbox)) => Some(
                 "nothing comes from the sandbox in this mode: keep `here` or `both`, or end the sync and start it with --mode two-way-safe",
             ),
-            (Mode::Pull, Choice::Keep(Keep::Here)) => Some(
+            (Mode::Pull, Resolution::Keep(Side::Local)) => Some(
                 "nothing goes to the sandbox in mode pull: keep `sandbox` or `both`, or end the sync and start it with --mode two-way-safe",
             ),
             _ => None,
@@ -56,7 +56,7 @@ impl Mode {
 
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
+        f.write_str(self.as_str())
     }
 }
 
@@ -64,14 +64,7 @@ impl FromStr for Mode {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let words = || Mode::ALL.map(Mode::word).join(", ");
-        Mode::ALL.into_iter().find(|m| m.word() == text).ok_or_else(|| format!("`{text}` is not a mode; they are {}", words()))
+        let names = || Mode::ALL.map(Mode::as_str).join(", ");
+        Mode::ALL.into_iter().find(|m| m.as_str() == text).ok_or_else(|| format!("`{text}` is not a mode; they are {}", names()))
     }
-}
-
-/// Who wins a conflict, as somebody decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {
-    Here,
-    Sandbox,
 }

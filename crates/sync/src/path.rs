@@ -19,10 +19,10 @@ pub struct RelPath(Arc<[u8]>);
 impl RelPath {
     /// Nothing where the bytes are no such path.
     pub fn new(bytes: &[u8]) -> Option<Self> {
-        let is_name = |part: &[u8]| !part.is_empty() && part != b"." && part != b".." && part.len() <= MAX_NAME_BYTES;
+        let is_valid_name = |part: &[u8]| !part.is_empty() && part != b"." && part != b".." && part.len() <= MAX_NAME_BYTES;
         let parts = || bytes.split(|b| *b == b'/');
-        let is_path = bytes.len() <= MAX_PATH_BYTES && !bytes.contains(&0) && parts().all(is_name) && parts().count() <= MAX_DEPTH;
-        is_path.then(|| Self(bytes.into()))
+        let is_valid = bytes.len() <= MAX_PATH_BYTES && !bytes.contains(&0) && parts().all(is_valid_name) && parts().count() <= MAX_DEPTH;
+        is_valid.then(|| Self(bytes.into()))
     }
 
     /// `name` in this directory, or at the top.
@@ -79,12 +79,12 @@ impl RelPath {
 /// Part by part: a slash comes before every other byte, so a directory's contents follow it without a stranger in between.
 impl Ord for RelPath {
     fn cmp(&self, other: &Self) -> Ordering {
-        let place = |b: u8| if b == b'/' { 0 } else { b };
+        let rank = |b: u8| if b == b'/' { 0 } else { b };
         // Those near each other in a tree begin alike, which is found out in strides.
         let strides = self.0.chunks_exact(STRIDE).zip(other.0.chunks_exact(STRIDE));
-        let alike = strides.take_while(|(a, b)| a == b).count() * STRIDE;
-        match self.0[alike..].iter().zip(&other.0[alike..]).find(|(a, b)| a != b) {
-            Some((a, b)) => place(*a).cmp(&place(*b)),
+        let common = strides.take_while(|(a, b)| a == b).count() * STRIDE;
+        match self.0[common..].iter().zip(&other.0[common..]).find(|(a, b)| a != b) {
+            Some((a, b)) => rank(*a).cmp(&rank(*b)),
             None => self.0.len().cmp(&other.0.len()),
         }
     }
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_relative_paths_are_paths() {
+    fn only_normalized_relative_paths_are_accepted() {
         for bad in ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\0b", &"x".repeat(256), &"d/".repeat(MAX_DEPTH + 1)] {
             assert!(RelPath::new(bad.as_bytes()).is_none(), "{bad}");
         }
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_a_directory_follows_it_at_once() {
+    fn the_contents_of_a_directory_sort_right_after_it() {
         let mut paths: Vec<_> = ["a-b", "a", "a/z", "a.txt", "a/b/c", "a/b"].map(path).to_vec();
         paths.sort();
         assert_eq!(paths, ["a", "a/b", "a/b/c", "a/z", "a-b", "a.txt"].map(path));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn long_paths_are_ordered_as_short_ones() {
+    fn long_paths_are_ordered_like_short_ones() {
         let folder = "a-folder-with-a-long-name";
         let mut paths: Vec<_> = ["-b", "/z", "", ".txt", "/b"].map(|end| path(&format!("{folder}{end}"))).to_vec();
         paths.sort();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_name_is_shown_and_not_obeyed() {
+    fn control_characters_in_a_name_are_escaped() {
         assert_eq!(RelPath::new(b"a\x1b[2J\xff").unwrap().to_string(), "a\\u{1b}[2J\\xff");
     }
 }

@@ -8,22 +8,22 @@ use std::{
 };
 
 use crate::{
-    content::Source,
+    content::MessageSource,
     engine::Command,
     error::SyncError,
     message::{Message, VERSION},
 };
 
 /// Longest wait for an answer to a hello: what the other end does before it is quick.
-const HELLO_WITHIN: Duration = Duration::from_secs(30);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Longest silence in the middle of an answer: reading a large folder for the first time takes minutes.
-const ANSWER_WITHIN: Duration = Duration::from_secs(900);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// What arrives at the engine.
-pub enum Arrival {
+pub enum EngineInput {
     /// Something has changed in the local folder.
-    Here,
+    LocalChange,
     Command(Command),
     /// From the connection of that number.
     Peer(u64, Result<Message, SyncError>),
@@ -36,26 +36,26 @@ pub struct Connection {
 }
 
 pub struct Inbox {
-    pub arrivals: Receiver<Arrival>,
+    pub inputs: Receiver<EngineInput>,
     pub commands: Vec<Command>,
-    pub there_is_dirty: bool,
-    pub here_is_dirty: bool,
+    pub sandbox_is_dirty: bool,
+    pub local_is_dirty: bool,
     /// The connection that counts.
-    pub number: u64,
+    pub connection_id: u64,
     pub stopped: bool,
 }
 
 impl Inbox {
     /// Sorts what came; a message that answers something is handed back.
-    pub fn sort(&mut self, arrival: Arrival) -> Option<Result<Message, SyncError>> {
-        match arrival {
-            Arrival::Here => self.here_is_dirty = true,
-            Arrival::Command(Command::Stop) => self.stopped = true,
-            Arrival::Command(command) => self.commands.push(command),
-            Arrival::Peer(number, _) if number != self.number => {}
-            Arrival::Peer(_, Ok(Message::Dirty)) => self.there_is_dirty = true,
-            Arrival::Peer(_, Ok(Message::Fault { fault, words })) => return Some(Err(SyncError::There { fault, words })),
-            Arrival::Peer(_, answer) => return Some(answer),
+    pub fn dispatch(&mut self, input: EngineInput) -> Option<Result<Message, SyncError>> {
+        match input {
+            EngineInput::LocalChange => self.local_is_dirty = true,
+            EngineInput::Command(Command::Stop) => self.stopped = true,
+            EngineInput::Command(command) => self.commands.push(command),
+            EngineInput::Peer(connection_id, _) if connection_id != self.connection_id => {}
+            EngineInput::Peer(_, Ok(Message::Dirty)) => self.sandbox_is_dirty = true,
+            EngineInput::Peer(_, Ok(Message::Fault { fault, reason })) => return Some(Err(SyncError::Sandbox { fault, reason })),
+            EngineInput::Peer(_, answer) => return Some(answer),
         }
         None
     }
@@ -63,14 +63,14 @@ impl Inbox {
 
 impl Inbox {
     /// Why what is being said to the other side is in vain, where that has become known in this time.
-    pub fn interruption(&mut self, within: Duration) -> Option<SyncError> {
-        let deadline = Instant::now() + within;
+    pub fn interruption(&mut self, timeout: Duration) -> Option<SyncError> {
+        let deadline = Instant::now() + timeout;
         loop {
             if self.stopped {
                 return Some(SyncError::Stopped);
             }
-            let arrival = self.arrivals.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()?;
-            match self.sort(arrival) {
+            let input = self.inputs.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()?;
+            match self.dispatch(input) {
                 Some(Ok(_)) => return Some(SyncError::Protocol("it answered before it was asked")),
                 Some(Err(failure)) => return Some(failure),
                 None => {}
@@ -79,18 +79,18 @@ impl Inbox {
     }
 }
 
-impl Source for Inbox {
+impl MessageSource for Inbox {
     fn next(&mut self) -> Result<Message, SyncError> {
         loop {
             if self.stopped {
                 return Err(SyncError::Stopped);
             }
-            let arrival = self.arrivals.recv_timeout(ANSWER_WITHIN).map_err(|e| match e {
+            let input = self.inputs.recv_timeout(ANSWER_TIMEOUT).map_err(|e| match e {
                 RecvTimeoutError::Timeout => SyncError::Lost(io::Error::new(io::ErrorKind::TimedOut, "it did not answer")),
                 // Nobody can send any more only when the engine itself is gone.
                 RecvTimeoutError::Disconnected => SyncError::Stopped,
             })?;
-            if let Some(answer) = self.sort(arrival) {
+            if let Some(answer) = self.dispatch(input) {
                 return answer;
             }
         }
@@ -101,36 +101,41 @@ impl Source for Inbox {
 pub struct Peer {
     writer: Box<dyn Write + Send>,
     /// It takes no more.
-    pub is_broken: bool,
+    pub write_failed: bool,
 }
 
 impl Peer {
     /// Greets the other end, and has a thread read what it says from now on.
-    pub fn greet(connection: Connection, read_only: bool, inbox: &mut Inbox, arrivals: &SyncSender<Arrival>) -> Result<Self, SyncError> {
-        inbox.number += 1;
-        inbox.there_is_dirty = true;
-        let (number, arrivals, mut reader) = (inbox.number, arrivals.clone(), connection.reader);
-        let reading = move || {
+    pub fn handshake(
+        connection: Connection,
+        read_only: bool,
+        inbox: &mut Inbox,
+        inputs: &SyncSender<EngineInput>,
+    ) -> Result<Self, SyncError> {
+        inbox.connection_id += 1;
+        inbox.sandbox_is_dirty = true;
+        let (connection_id, inputs, mut reader) = (inbox.connection_id, inputs.clone(), connection.reader);
+        let read_loop = move || {
             loop {
                 let message = Message::read(&mut reader);
                 let is_over = message.is_err();
                 // The engine has gone, or this was the last that can be read.
-                if arrivals.send(Arrival::Peer(number, message)).is_err() || is_over {
+                if inputs.send(EngineInput::Peer(connection_id, message)).is_err() || is_over {
                     return;
                 }
             }
         };
-        thread::Builder::new().name("sync-read".to_owned()).spawn(reading).map_err(SyncError::Lost)?;
-        let mut peer = Self { writer: connection.writer, is_broken: false };
+        thread::Builder::new().name("sync-read".to_owned()).spawn(read_loop).map_err(SyncError::Lost)?;
+        let mut peer = Self { writer: connection.writer, write_failed: false };
         peer.send(&Message::Hello { version: VERSION, read_only })?;
-        let deadline = Instant::now() + HELLO_WITHIN;
+        let deadline = Instant::now() + HELLO_TIMEOUT;
         loop {
-            let arrival = match inbox.arrivals.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(arrival) => arrival,
+            let input = match inbox.inputs.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(input) => input,
                 Err(RecvTimeoutError::Timeout) => return Err(SyncError::Lost(io::ErrorKind::TimedOut.into())),
                 Err(RecvTimeoutError::Disconnected) => return Err(SyncError::Stopped),
             };
-            match inbox.sort(arrival).transpose()? {
+            match inbox.dispatch(input).transpose()? {
                 Some(Message::Welcome { version: VERSION }) => return Ok(peer),
                 Some(_) => return Err(SyncError::Protocol("it answered a hello with something else")),
                 None if inbox.stopped => return Err(SyncError::Stopped),
@@ -146,7 +151,7 @@ impl Peer {
     pub fn write(&mut self, message: &Message) -> io::Result<()> {
         let written = self.writer.write_all(&message.encode());
         let written = written.and_then(|()| if matches!(message, Message::Content { .. }) { Ok(()) } else { self.writer.flush() });
-        self.is_broken |= written.is_err();
+        self.write_failed |= written.is_err();
         written
     }
 }

@@ -7,61 +7,61 @@ pub enum Problem {
     Unreadable,
     /// Absolute, or it leads out of the folder.
     LinkOutside,
-    Special,
+    SpecialFile,
     /// It changed while it was read; it is tried again.
     Changing,
     OtherFileSystem,
     /// A name or path longer or deeper than can be synced.
-    Unnameable,
+    PathTooLong,
     TooLarge,
     /// Beside it is a name that some file systems don't tell from this one. Told only; both are synced.
-    Clash,
+    NameClash,
     /// A folder that was deleted on the other side and stays because of what isn't synced in it.
     NotEmpty,
     /// It could not be written.
     Unwritable,
     /// What cobox itself keeps on this machine.
-    Own,
+    OwnState,
 }
 
 impl Problem {
     pub const ALL: [Problem; 11] = [
         Problem::Unreadable,
         Problem::LinkOutside,
-        Problem::Special,
+        Problem::SpecialFile,
         Problem::Changing,
         Problem::OtherFileSystem,
-        Problem::Unnameable,
+        Problem::PathTooLong,
         Problem::TooLarge,
-        Problem::Clash,
+        Problem::NameClash,
         Problem::NotEmpty,
         Problem::Unwritable,
-        Problem::Own,
+        Problem::OwnState,
     ];
 
     /// Whether the path is as if it had not changed, for as long as this is so.
-    pub fn holds(self) -> bool {
-        !matches!(self, Problem::Clash | Problem::NotEmpty)
+    pub fn freezes_path(self) -> bool {
+        !matches!(self, Problem::NameClash | Problem::NotEmpty)
     }
 
     /// Whether it is for somebody to mend; the others are of a kind that is never synced, or are told only.
     pub fn is_failure(self) -> bool {
-        matches!(self, Problem::Unreadable | Problem::Changing | Problem::Unnameable | Problem::TooLarge | Problem::Unwritable)
+        matches!(self, Problem::Unreadable | Problem::Changing | Problem::PathTooLong | Problem::TooLarge | Problem::Unwritable)
     }
 
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Problem::Unreadable => "unreadable",
             Problem::LinkOutside => "link_outside",
-            Problem::Special => "special_file",
+            Problem::SpecialFile => "special_file",
             Problem::Changing => "changing",
             Problem::OtherFileSystem => "other_file_system",
-            Problem::Unnameable => "unnameable",
+            Problem::PathTooLong => "unnameable",
             Problem::TooLarge => "too_large",
-            Problem::Clash => "name_clash",
+            Problem::NameClash => "name_clash",
             Problem::NotEmpty => "not_empty",
             Problem::Unwritable => "unwritable",
-            Problem::Own => "own_state",
+            Problem::OwnState => "own_state",
         }
     }
 }
@@ -71,15 +71,15 @@ impl fmt::Display for Problem {
         f.write_str(match self {
             Problem::Unreadable => "it may not be read",
             Problem::LinkOutside => "the link leads out of the folder",
-            Problem::Special => "it is neither file, folder nor link",
+            Problem::SpecialFile => "it is neither file, folder nor link",
             Problem::Changing => "it changes while it is read",
             Problem::OtherFileSystem => "another file system is mounted there",
-            Problem::Unnameable => "its name is too long or it lies too deep",
+            Problem::PathTooLong => "its name is too long or it lies too deep",
             Problem::TooLarge => "the file is too large",
-            Problem::Clash => "another name beside it differs only in case or in how its letters are written",
+            Problem::NameClash => "another name beside it differs only in case or in how its letters are written",
             Problem::NotEmpty => "deleted on the other side, and kept because of what is not synced in it",
             Problem::Unwritable => "it could not be written",
-            Problem::Own => "cobox keeps its own keys and notes there, which never leave this machine",
+            Problem::OwnState => "cobox keeps its own keys and notes there, which never leave this machine",
         })
     }
 }

@@ -206,24 +206,24 @@ const IN_HG: &[&str] = &["hgrc", "hgrc-not-shared", "config", "sharedpath"];
 const IN_JJ: &[&str] = &["config.toml", "workspace-config.toml", "config-id", "workspace-config-id", "git_target"];
 
 /// Judges what comes from a sandbox.
-pub struct Risks<'a> {
-    there: &'a Tree,
+pub struct RiskFilter<'a> {
+    sandbox: &'a Tree,
     /// Paths that the configuration of this machine makes git run or obey, in lower case.
     executed: Vec<String>,
     /// Directories that look like a repository to git because they have a `HEAD`, in lower case.
     repositories: HashSet<String>,
 }
 
-impl<'a> Risks<'a> {
+impl<'a> RiskFilter<'a> {
     /// `there` is the sandbox's tree; `executed` comes from this machine's git configuration.
-    pub fn new(there: &'a Tree, executed: &BTreeSet<RelPath>) -> Self {
-        let heads = there.iter().filter(|(path, entry)| path.name().eq_ignore_ascii_case(b"HEAD") && !entry.is_dir());
+    pub fn new(sandbox: &'a Tree, executed: &BTreeSet<RelPath>) -> Self {
+        let heads = sandbox.iter().filter(|(path, entry)| path.name().eq_ignore_ascii_case(b"HEAD") && !entry.is_dir());
         let repositories = heads.map(|(path, _)| lower(path.parent_bytes())).collect();
-        Self { there, executed: executed.iter().map(|path| lower(path.bytes())).collect(), repositories }
+        Self { sandbox, executed: executed.iter().map(|path| lower(path.bytes())).collect(), repositories }
     }
 
     /// Whether it is to be held back.
-    pub fn holds(&self, path: &RelPath) -> bool {
+    pub fn is_risky(&self, path: &RelPath) -> bool {
         let text = lower(path.bytes());
         let parts: Vec<&str> = text.split('/').collect();
         has_risky_name(&parts) || self.is_version_control(path, &parts) || self.executed.iter().any(|top| is_within(&text, top))
@@ -232,7 +232,7 @@ impl<'a> Risks<'a> {
     fn is_version_control(&self, path: &RelPath, parts: &[&str]) -> bool {
         let at = |name: &str| parts.iter().position(|part| *part == name);
         let has_any = |from: usize, names: &[&str]| parts[from..].iter().any(|part| names.contains(part));
-        let is_file = || !matches!(self.there.get(path), Some(Entry::Dir));
+        let is_file = || !matches!(self.sandbox.get(path), Some(Entry::Dir));
         if let Some(at) = at(".git") {
             // A `.git` that is no directory sends git elsewhere.
             return if at + 1 == parts.len() { is_file() } else { has_any(at + 1, IN_GIT) };
@@ -262,8 +262,9 @@ fn is_within(path: &str, top: &str) -> bool {
 
 fn has_risky_name(parts: &[&str]) -> bool {
     let is_name = |part: &&str| {
-        let is_pattern =
-            |(start, end): &(&str, &str)| part.len() > start.len() + end.len() && part.starts_with(start) && part.ends_with(end);
+        let is_pattern = |(prefix, suffix): &(&str, &str)| {
+            part.len() > prefix.len() + suffix.len() && part.starts_with(prefix) && part.ends_with(suffix)
+        };
         ANYWHERE.contains(part) || PATTERNS.iter().any(is_pattern)
     };
     let is_path = |path: &&[&str]| parts.windows(path.len()).any(|window| *window == **path);
@@ -353,11 +354,11 @@ mod tests {
 
     fn risky(text: &str) -> bool {
         let executed = [RelPath::new(b"tools/hooks").unwrap()].into_iter().collect();
-        Risks::new(&tree(), &executed).holds(&RelPath::new(text.as_bytes()).unwrap())
+        RiskFilter::new(&tree(), &executed).is_risky(&RelPath::new(text.as_bytes()).unwrap())
     }
 
     #[test]
-    fn what_each_tool_runs_by_itself_is_risky_in_any_case() {
+    fn files_that_tools_execute_by_themselves_are_risky_in_upper_and_lower_case() {
         for (tool, files) in TOOLS {
             for file in *files {
                 assert!(risky(file), "{tool}: {file}");
@@ -368,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_runs_oneself_is_not_risky() {
+    fn files_that_the_user_runs_by_hand_are_not_risky() {
         for text in [
             ".git",
             ".git/HEAD",

@@ -1,6 +1,6 @@
 //! What a sync is started with.
 
-use crate::{guard::DIRECTORY_FILES, mode::Mode, side::Limits, trash::TrashLimits};
+use crate::{deletion_guard::DEFAULT_DIRECTORY_DELETION_LIMIT, folder::Limits, mode::Mode, trash::TrashLimits};
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -13,7 +13,7 @@ pub struct Settings {
     /// Of what is deleted or replaced here.
     pub trash: TrashLimits,
     /// A directory with more files than this halts the sync when it disappears.
-    pub directory_files: usize,
+    pub directory_deletion_limit: usize,
 }
 
 impl Default for Settings {
@@ -24,7 +24,7 @@ impl Default for Settings {
             limits: Limits::default(),
             once: false,
             trash: TrashLimits::default(),
-            directory_files: DIRECTORY_FILES,
+            directory_deletion_limit: DEFAULT_DIRECTORY_DELETION_LIMIT,
         }
     }
 }

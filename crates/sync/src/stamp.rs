@@ -4,11 +4,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{FileType, Stat};
 
-use crate::codec::{In, Malformed, Out};
+use crate::codec::{Decoder, Encoder, Malformed};
 
 /// Longer than the kernel's clock for files takes from tick to tick: what was written after a look that came this much later than the last
 /// write has another time.
-const TICK: Duration = Duration::from_millis(30);
+const CLOCK_TICK: Duration = Duration::from_millis(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
@@ -19,7 +19,7 @@ pub struct Stamp {
     modified: (i64, i64),
     changed: (i64, i64),
     /// Taken so soon after the last change that another one could have left the same times: the content has to be read again.
-    is_fresh: bool,
+    is_racy: bool,
 }
 
 impl Stamp {
@@ -34,7 +34,7 @@ impl Stamp {
             mode: stat.st_mode,
             modified: (stat.st_mtime as i64, stat.st_mtime_nsec as i64),
             changed,
-            is_fresh: !is_older(changed, seen),
+            is_racy: !is_older(changed, seen),
         }
     }
 
@@ -50,7 +50,7 @@ impl Stamp {
         self.device
     }
 
-    pub fn is_exec(&self) -> bool {
+    pub fn is_executable(&self) -> bool {
         self.mode & 0o100 != 0
     }
 
@@ -60,7 +60,7 @@ impl Stamp {
 
     /// What was written later has another one.
     pub fn is_settled(&self) -> bool {
-        !self.is_fresh
+        !self.is_racy
     }
 
     /// Nothing has changed since that second.
@@ -69,23 +69,23 @@ impl Stamp {
     }
 
     /// Of one that is settled.
-    pub fn write(&self, out: &mut Out) {
+    pub fn write(&self, out: &mut Encoder) {
         out.u64(self.device).u64(self.inode).u64(self.size).u32(self.mode);
         for (seconds, nanoseconds) in [self.modified, self.changed] {
             out.u64(seconds.cast_unsigned()).u64(nanoseconds.cast_unsigned());
         }
     }
 
-    pub fn read(input: &mut In) -> Result<Self, Malformed> {
+    pub fn read(input: &mut Decoder) -> Result<Self, Malformed> {
         let (device, inode, size, mode) = (input.u64()?, input.u64()?, input.u64()?, input.u32()?);
         let mut time = || Ok((input.u64()?.cast_signed(), input.u64()?.cast_signed()));
         let (modified, changed) = (time()?, time()?);
-        Ok(Self { device, inode, size, mode, modified, changed, is_fresh: false })
+        Ok(Self { device, inode, size, mode, modified, changed, is_racy: false })
     }
 
     /// Nothing about it has changed, and nothing can have changed unseen.
-    pub fn still_holds(&self, now: &Stamp) -> bool {
-        !self.is_fresh && self.is_same(now)
+    pub fn is_unchanged(&self, now: &Stamp) -> bool {
+        !self.is_racy && self.matches(now)
     }
 
     /// Whatever was written to it since.
@@ -94,8 +94,8 @@ impl Stamp {
     }
 
     /// Of one that is shorter than it was: emptied just now, or so lately that its times don't tell yet.
-    pub fn may_be_midway(&self, was: &Stamp) -> bool {
-        self.is_fresh || self.changed == was.changed
+    pub fn may_be_mid_write(&self, was: &Stamp) -> bool {
+        self.is_racy || self.changed == was.changed
     }
 
     /// Of what a name says of the file it is to be: the same for the same content, also after a rename.
@@ -107,19 +107,19 @@ impl Stamp {
         self.inode
     }
 
-    pub fn is_same(&self, now: &Stamp) -> bool {
-        self.is_same_content(now) && self.mode == now.mode && self.changed == now.changed
+    pub fn matches(&self, now: &Stamp) -> bool {
+        self.matches_content(now) && self.mode == now.mode && self.changed == now.changed
     }
 
-    /// As [`Stamp::is_same`] for one that was renamed since, which counts as a change of its own.
-    pub fn is_same_content(&self, now: &Stamp) -> bool {
+    /// As [`Stamp::matches`] for one that was renamed since, which counts as a change of its own.
+    pub fn matches_content(&self, now: &Stamp) -> bool {
         (self.device, self.inode, self.size, self.modified) == (now.device, now.inode, now.size, now.modified)
     }
 }
 
 fn is_older((seconds, nanoseconds): (i64, i64), seen: SystemTime) -> bool {
     let (Ok(seconds), Ok(nanoseconds)) = (u64::try_from(seconds), u32::try_from(nanoseconds)) else { return true };
-    match (UNIX_EPOCH + Duration::new(seconds, nanoseconds)).checked_add(TICK) {
+    match (UNIX_EPOCH + Duration::new(seconds, nanoseconds)).checked_add(CLOCK_TICK) {
         Some(settled) => settled < seen,
         None => false,
     }
@@ -130,12 +130,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stamp_taken_right_after_a_write_is_not_believed() {
+    fn a_stamp_taken_right_after_a_write_is_not_trusted() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let stat = rustix::fs::stat(file.path()).unwrap();
-        let fresh = Stamp::of(&stat, SystemTime::now() - TICK);
-        assert!(!fresh.still_holds(&fresh) && fresh.is_same(&fresh));
-        let settled = Stamp::of(&stat, SystemTime::now() + TICK * 2);
-        assert!(settled.still_holds(&fresh));
+        let fresh = Stamp::of(&stat, SystemTime::now() - CLOCK_TICK);
+        assert!(!fresh.is_unchanged(&fresh) && fresh.matches(&fresh));
+        let settled = Stamp::of(&stat, SystemTime::now() + CLOCK_TICK * 2);
+        assert!(settled.is_unchanged(&fresh));
     }
 }

@@ -3,11 +3,12 @@
 use std::{collections::BTreeMap, time::SystemTime};
 
 use crate::{
-    halt::{Halt, Side},
+    halt::Halt,
     mode::Mode,
     path::RelPath,
     problem::Problem,
     reconcile::{Change, Conflict},
+    side::Side,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,7 +23,7 @@ pub enum Phase {
     /// Waits for somebody to say that it is right.
     Halted(Halt),
     /// Tries again soon; this is why it could not go on.
-    Waiting(String),
+    Retrying(String),
     Ended,
 }
 
@@ -30,22 +31,22 @@ pub enum Phase {
 pub struct Status {
     pub mode: Mode,
     pub phase: Phase,
-    pub here_files: usize,
-    pub there_files: usize,
+    pub local_files: usize,
+    pub sandbox_files: usize,
     /// Files that both sides agree on.
-    pub agreed_files: usize,
+    pub synced_files: usize,
     pub conflicts: Vec<Conflict>,
-    pub here_problems: BTreeMap<RelPath, Problem>,
-    pub there_problems: BTreeMap<RelPath, Problem>,
+    pub local_problems: BTreeMap<RelPath, Problem>,
+    pub sandbox_problems: BTreeMap<RelPath, Problem>,
     /// From the sandbox, and not taken because it would run here by itself.
-    pub held: Vec<RelPath>,
-    pub left_alone: usize,
+    pub held_back: Vec<RelPath>,
+    pub unsynced_differences: usize,
     /// Of the local folder's trash: used and allowed, in bytes.
     pub trash: (u64, u64),
     /// Where not all changes are seen as they happen.
     pub is_polling: [bool; 2],
     /// When both sides last agreed as far as they can.
-    pub settled_at: Option<SystemTime>,
+    pub synced_at: Option<SystemTime>,
     pub rounds: u64,
 }
 

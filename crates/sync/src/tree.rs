@@ -20,15 +20,15 @@ const MAX_TREE_BYTES: usize = 256 * 1024 * 1024;
 
 /// Why a list of updates makes no tree: it came from a side that lies or is broken.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum NoTree {
+pub enum InvalidTree {
     #[error("{0} is in no directory")]
-    Orphan(RelPath),
+    MissingParent(RelPath),
     #[error("{0} has something in it and is no directory")]
     NotADirectory(RelPath),
     #[error("there are more than {0} files and folders")]
     TooMany(usize),
     #[error("the paths are longer than {MAX_TREE_BYTES} bytes in all")]
-    TooLong,
+    PathsTooLong,
 }
 
 impl Tree {
@@ -75,22 +75,24 @@ impl Tree {
     }
 
     /// Takes what the other side says has changed there. Refused whole paths are still in the tree then, which is to be thrown away.
-    pub fn update(&mut self, updates: Vec<Update>, most: usize) -> Result<(), NoTree> {
+    pub fn update(&mut self, updates: Vec<Update>, max_entries: usize) -> Result<(), InvalidTree> {
         let touched: Vec<RelPath> = updates.iter().map(|(path, _)| path.clone()).collect();
         for (path, entry) in updates {
             self.set(path, entry);
-            if self.len() > most {
-                return Err(NoTree::TooMany(most));
+            if self.len() > max_entries {
+                return Err(InvalidTree::TooMany(max_entries));
             }
             if self.bytes > MAX_TREE_BYTES {
-                return Err(NoTree::TooLong);
+                return Err(InvalidTree::PathsTooLong);
             }
         }
         for path in touched {
             match self.get(&path) {
-                Some(_) if !path.parent().is_none_or(|p| self.get(&p).is_some_and(Entry::is_dir)) => return Err(NoTree::Orphan(path)),
+                Some(_) if !path.parent().is_none_or(|p| self.get(&p).is_some_and(Entry::is_dir)) => {
+                    return Err(InvalidTree::MissingParent(path));
+                }
                 Some(Entry::Dir) => {}
-                _ if self.beneath(&path).next().is_some() => return Err(NoTree::NotADirectory(path)),
+                _ if self.beneath(&path).next().is_some() => return Err(InvalidTree::NotADirectory(path)),
                 _ => {}
             }
         }
@@ -122,15 +124,15 @@ mod tests {
     }
 
     #[test]
-    fn updates_that_make_no_tree_are_refused() {
+    fn updates_that_form_no_valid_tree_are_rejected() {
         let file = Entry::File { digest: Digest::of(b"x"), size: 1, exec: false };
         let mut tree = Tree::default();
         tree.update(vec![(path("a"), Some(Entry::Dir)), (path("a/x"), Some(file.clone()))], 10).unwrap();
         assert_eq!((tree.len(), tree.files()), (2, 1));
-        assert_eq!(tree.clone().update(vec![(path("b/x"), Some(file.clone()))], 10), Err(NoTree::Orphan(path("b/x"))));
-        assert_eq!(tree.clone().update(vec![(path("a"), None)], 10), Err(NoTree::NotADirectory(path("a"))));
-        assert_eq!(tree.clone().update(vec![(path("a"), Some(file.clone()))], 10), Err(NoTree::NotADirectory(path("a"))));
-        assert_eq!(tree.clone().update(vec![(path("c"), Some(file))], 2), Err(NoTree::TooMany(2)));
+        assert_eq!(tree.clone().update(vec![(path("b/x"), Some(file.clone()))], 10), Err(InvalidTree::MissingParent(path("b/x"))));
+        assert_eq!(tree.clone().update(vec![(path("a"), None)], 10), Err(InvalidTree::NotADirectory(path("a"))));
+        assert_eq!(tree.clone().update(vec![(path("a"), Some(file.clone()))], 10), Err(InvalidTree::NotADirectory(path("a"))));
+        assert_eq!(tree.clone().update(vec![(path("c"), Some(file))], 2), Err(InvalidTree::TooMany(2)));
         tree.prune(&path("a"));
         assert!(tree.is_empty() && tree.files() == 0);
     }

@@ -18,16 +18,16 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{hooks::Hooks, path::RelPath, rules::Rules};
+use crate::{hooks::Hooks, ignore_rules::IgnoreRules, path::RelPath};
 
 /// Read at once: some two thousand events.
 const BUFFER_BYTES: usize = 64 * 1024;
 /// Changed paths that are remembered one by one; with more it is cheaper to look at everything.
 const MAX_DIRTY: usize = 4096;
 /// A file that is open and was written so lately is half of something: who saves it closes it soon, and a log has its pauses.
-const HALF_WRITTEN: Patience = Patience { pause: Duration::from_millis(50), longest: Duration::from_secs(1) };
+const OPEN_FILE_WAIT: WriteWait = WriteWait { idle: Duration::from_millis(50), total: Duration::from_secs(1) };
 /// One that is shorter than it was has been emptied to be written anew, and nothing is told of a long write before it is done.
-const EMPTIED: Patience = Patience { pause: Duration::from_secs(2), longest: Duration::from_secs(5) };
+const TRUNCATED_FILE_WAIT: WriteWait = WriteWait { idle: Duration::from_secs(2), total: Duration::from_secs(5) };
 const EVENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MODIFY)
@@ -42,25 +42,25 @@ const EVENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::EXCL_UNLINK);
 
 /// How long an open file is waited for: since it was last written, and in all. Then it is taken as it is.
-struct Patience {
-    pause: Duration,
-    longest: Duration,
+struct WriteWait {
+    idle: Duration,
+    total: Duration,
 }
 
-impl Patience {
-    fn lasts(&self, (first, last): (Instant, Instant), now: Instant) -> bool {
-        now.duration_since(last) < self.pause && now.duration_since(first) < self.longest
+impl WriteWait {
+    fn is_pending(&self, (first, last): (Instant, Instant), now: Instant) -> bool {
+        now.duration_since(last) < self.idle && now.duration_since(first) < self.total
     }
 }
 
 /// What has to be looked at again.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Dirty {
+pub struct DirtyPaths {
     pub paths: BTreeSet<RelPath>,
     pub all: bool,
 }
 
-impl Dirty {
+impl DirtyPaths {
     pub fn is_empty(&self) -> bool {
         self.paths.is_empty() && !self.all
     }
@@ -74,11 +74,11 @@ impl Dirty {
     }
 }
 
-struct Shared {
+struct WatchState {
     inotify: OwnedFd,
     stop: OwnedFd,
     folders: Mutex<HashMap<i32, Option<RelPath>>>,
-    dirty: Mutex<Dirty>,
+    dirty: Mutex<DirtyPaths>,
     /// Made or written and not yet closed: since when, and when last. At most [`MAX_DIRTY`].
     writing: Mutex<HashMap<RelPath, (Instant, Instant)>>,
     /// Not every folder could be watched.
@@ -89,14 +89,14 @@ struct Shared {
 }
 
 /// Ends its thread when it is dropped.
-pub struct Watch(Arc<Shared>);
+pub struct Watch(Arc<WatchState>);
 
 impl Watch {
     /// Must be made on the thread that will look through the folder, which gets a working directory of its own: there may be no /proc to
     /// name a descriptor by, so it goes into each folder and watches `.`. `tell` is called, on another thread, when something has changed.
-    pub fn start(limit: usize, hooks: &dyn Hooks, tell: impl Fn() + Send + 'static) -> io::Result<Self> {
+    pub fn start(limit: usize, hooks: &dyn Hooks, notify: impl Fn() + Send + 'static) -> io::Result<Self> {
         cobox_kernel::own_working_directory()?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(WatchState {
             inotify: inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?,
             stop: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             folders: Mutex::default(),
@@ -106,8 +106,8 @@ impl Watch {
             limit,
             buffer: Mutex::new(vec![MaybeUninit::uninit(); BUFFER_BYTES]),
         });
-        let listening = shared.clone();
-        hooks.spawn("sync-watch", Box::new(move || listening.listen(&tell)))?;
+        let listener = shared.clone();
+        hooks.spawn("sync-watch", Box::new(move || listener.listen(&notify)))?;
         Ok(Self(shared))
     }
 
@@ -119,7 +119,7 @@ impl Watch {
             return;
         }
         match rustix::process::fchdir(folder).and_then(|()| inotify::add_watch(&self.0.inotify, ".", EVENTS)) {
-            Ok(number) => drop(folders.insert(number, path.cloned())),
+            Ok(descriptor) => drop(folders.insert(descriptor, path.cloned())),
             // The kernel has no more, or the folder may not be read, which looking at it tells too.
             Err(Errno::NOSPC | Errno::NOMEM) => self.0.is_partial.store(true, Ordering::Relaxed),
             Err(_) => {}
@@ -127,7 +127,7 @@ impl Watch {
     }
 
     /// What has to be looked at again, with everything that has happened up to now.
-    pub fn take(&self) -> Dirty {
+    pub fn take_dirty(&self) -> DirtyPaths {
         self.0.read();
         std::mem::take(&mut *self.0.dirty())
     }
@@ -141,13 +141,13 @@ impl Watch {
         self.0.read();
         let now = Instant::now();
         let mut writing = self.0.writing();
-        writing.retain(|_, times| EMPTIED.lasts(*times, now));
+        writing.retain(|_, times| TRUNCATED_FILE_WAIT.is_pending(*times, now));
         if writing.is_empty() {
             return HashSet::new();
         }
-        let is_half = |path: &RelPath, patience: &Patience| writing.get(path).is_some_and(|times| patience.lasts(*times, now));
+        let is_mid_write = |path: &RelPath, wait: &WriteWait| writing.get(path).is_some_and(|times| wait.is_pending(*times, now));
         paths
-            .filter(|(path, is_shorter)| is_half(path, if *is_shorter { &EMPTIED } else { &HALF_WRITTEN }))
+            .filter(|(path, is_shorter)| is_mid_write(path, if *is_shorter { &TRUNCATED_FILE_WAIT } else { &OPEN_FILE_WAIT }))
             .map(|(path, _)| path.clone())
             .collect()
     }
@@ -165,13 +165,13 @@ impl Drop for Watch {
     }
 }
 
-impl Shared {
+impl WatchState {
     // Each change to these is a single call, so that a panic elsewhere can't have left one half done.
     fn folders(&self) -> MutexGuard<'_, HashMap<i32, Option<RelPath>>> {
         self.folders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn dirty(&self) -> MutexGuard<'_, Dirty> {
+    fn dirty(&self) -> MutexGuard<'_, DirtyPaths> {
         self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -179,7 +179,7 @@ impl Shared {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn listen(&self, tell: &dyn Fn()) {
+    fn listen(&self, notify: &dyn Fn()) {
         loop {
             let mut fds = [PollFd::new(&self.inotify, PollFlags::IN), PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN)];
             match poll(&mut fds, None) {
@@ -192,7 +192,7 @@ impl Shared {
                 }
             }
             if self.read() {
-                tell();
+                notify();
             }
         }
     }
@@ -201,33 +201,33 @@ impl Shared {
     fn read(&self) -> bool {
         let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
         let mut reader = Reader::new(&self.inotify, &mut buffer);
-        let mut has_news = false;
+        let mut has_events = false;
         // Ends when there is nothing more to be had without waiting.
         while let Ok(event) = reader.next() {
-            has_news |= self.note(event.wd(), event.events(), event.file_name().map(|n| n.to_bytes()));
+            has_events |= self.record_event(event.wd(), event.events(), event.file_name().map(|n| n.to_bytes()));
         }
-        has_news
+        has_events
     }
 
     /// Whether that was something to look at.
-    fn note(&self, number: i32, flags: ReadFlags, name: Option<&[u8]>) -> bool {
+    fn record_event(&self, descriptor: i32, flags: ReadFlags, name: Option<&[u8]>) -> bool {
         if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
             self.dirty().all = true;
             return true;
         }
         if flags.contains(ReadFlags::IGNORED) {
-            self.folders().remove(&number);
+            self.folders().remove(&descriptor);
             return false;
         }
-        let Some(folder) = self.folders().get(&number).cloned() else { return false };
+        let Some(folder) = self.folders().get(&descriptor).cloned() else { return false };
         match (folder, name) {
             (folder, Some(name)) => {
                 let Some(path) = RelPath::join(folder.as_ref(), name) else { return false };
                 // Rules without any file know what is never synced.
-                if Rules::default().leaves_out(&path, false) {
+                if IgnoreRules::default().is_ignored(&path, false) {
                     return false;
                 }
-                if !self.note_writing(&path, flags) {
+                if !self.record_writing(&path, flags) {
                     return false;
                 }
                 self.dirty().add(path);
@@ -243,7 +243,7 @@ impl Shared {
     }
 
     /// Whether the path is to be looked at: one that is only closed has told all before.
-    fn note_writing(&self, path: &RelPath, flags: ReadFlags) -> bool {
+    fn record_writing(&self, path: &RelPath, flags: ReadFlags) -> bool {
         let mut writing = self.writing();
         if flags.contains(ReadFlags::ISDIR) {
             return true;
@@ -266,24 +266,24 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hooks::Own;
+    use crate::hooks::LocalHooks;
 
     #[test]
-    fn a_file_is_half_written_from_its_first_byte_until_it_is_closed() {
+    fn a_file_counts_as_half_written_until_it_is_closed() {
         let folder = tempfile::tempdir().unwrap();
-        let watch = Watch::start(10, &Own::new(folder.path().to_owned()), || ()).unwrap();
+        let watch = Watch::start(10, &LocalHooks::new(folder.path().to_owned()), || ()).unwrap();
         let path = RelPath::new(b"f").unwrap();
-        assert!(watch.0.note_writing(&path, ReadFlags::CREATE));
+        assert!(watch.0.record_writing(&path, ReadFlags::CREATE));
         assert!(watch.0.writing().contains_key(&path));
-        assert!(watch.0.note_writing(&path, ReadFlags::MODIFY));
-        assert!(watch.0.note_writing(&path, ReadFlags::CLOSE_WRITE), "it is looked at now");
+        assert!(watch.0.record_writing(&path, ReadFlags::MODIFY));
+        assert!(watch.0.record_writing(&path, ReadFlags::CLOSE_WRITE), "it is looked at now");
         assert!(watch.0.writing().is_empty());
-        assert!(!watch.0.note_writing(&path, ReadFlags::CLOSE_WRITE), "nothing was written that time");
+        assert!(!watch.0.record_writing(&path, ReadFlags::CLOSE_WRITE), "nothing was written that time");
         let now = Instant::now();
-        watch.0.writing().insert(path.clone(), (now - HALF_WRITTEN.longest, now));
+        watch.0.writing().insert(path.clone(), (now - OPEN_FILE_WAIT.total, now));
         assert!(watch.half_written([(&path, false)].into_iter()).is_empty(), "one that is written without end is taken as it is");
         assert!(watch.half_written([(&path, true)].into_iter()).contains(&path), "but not one that was emptied");
-        watch.0.writing().insert(path.clone(), (now - EMPTIED.longest, now));
+        watch.0.writing().insert(path.clone(), (now - TRUNCATED_FILE_WAIT.total, now));
         assert!(watch.half_written([(&path, true)].into_iter()).is_empty(), "for ever");
     }
 }

@@ -1,6 +1,6 @@
 //! Property: after any sequence of changes in the sandbox, `undo` gives back every file that the local folder had.
 
-mod ends;
+mod support;
 
 use std::{
     collections::BTreeMap,
@@ -10,9 +10,9 @@ use std::{
     time::SystemTime,
 };
 
-use cobox_sync::{Mode, Scope};
-use ends::Ends;
+use cobox_sync::{Mode, RestoreScope};
 use proptest::prelude::*;
+use support::SyncPair;
 
 /// Few enough that no deletion is ever a mass deletion.
 const PATHS: [&str; 9] = ["a", "b.txt", "d/x", "d/y", "d/e/z", "f/p", "f/q/r", ".git/index", ".git/refs/main"];
@@ -105,37 +105,37 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn undo_gives_back_every_file_that_was_here(
+    fn undo_restores_every_local_file(
         first in proptest::collection::vec(ops(), 4..16),
         later in proptest::collection::vec(proptest::collection::vec(ops(), 1..4), 1..5),
     ) {
-        let ends = Ends::new();
+        let pair = SyncPair::new();
         for number in 0..ANCHORS {
-            ends.write_here(&format!("anchor{number}"), &number.to_string());
+            pair.write_local(&format!("anchor{number}"), &number.to_string());
         }
         for path in PATHS {
-            ends.write_here(path, &format!("first {path}"));
+            pair.write_local(path, &format!("first {path}"));
         }
-        first.iter().for_each(|op| change(&ends.here(""), op));
-        ends.sync_once(Mode::TwoWaySafe);
-        let had: BTreeMap<&str, _> = PATHS.iter().chain(&FOLDERS).filter_map(|p| Some((*p, look(&ends.here(p))?))).collect();
+        first.iter().for_each(|op| change(&pair.local(""), op));
+        pair.sync_once(Mode::TwoWaySafe);
+        let had: BTreeMap<&str, _> = PATHS.iter().chain(&FOLDERS).filter_map(|p| Some((*p, look(&pair.local(p))?))).collect();
         let began = SystemTime::now();
         for step in &later {
-            step.iter().for_each(|op| change(&ends.there(""), op));
-            ends.sync_once(Mode::TwoWaySafe);
+            step.iter().for_each(|op| change(&pair.sandbox(""), op));
+            pair.sync_once(Mode::TwoWaySafe);
         }
-        let undone = ends.trash().restore(&Scope::Since(began)).unwrap();
+        let undone = pair.trash().restore(&RestoreScope::Since(began)).unwrap();
         prop_assert!(undone.failed.is_empty(), "{:?}", undone.failed);
         let moved: BTreeMap<String, String> = undone.restored.iter().map(|one| (one.path.to_string(), one.to.to_string())).collect();
         for (path, was) in &had {
             let now = moved.get(*path).map_or(*path, String::as_str);
-            let found = look(&ends.here(now));
+            let found = look(&pair.local(now));
             prop_assert_eq!(found.as_ref(), Some(was), "{} is at {}; {:?}", path, now, moved);
         }
         // Restored files are edits like any other, and a second undo finds nothing.
-        prop_assert!(ends.trash().restore(&Scope::Since(began)).unwrap().restored.is_empty());
-        let status = ends.sync_once(Mode::TwoWaySafe);
+        prop_assert!(pair.trash().restore(&RestoreScope::Since(began)).unwrap().restored.is_empty());
+        let status = pair.sync_once(Mode::TwoWaySafe);
         prop_assert!(status.conflicts.is_empty(), "{:?}", status.conflicts);
-        ends.assert_same();
+        pair.assert_same();
     }
 }

@@ -13,20 +13,20 @@ use rustix::{
 };
 
 use super::{
-    Emptied, FLAGS,
-    journal::{self, Record},
+    EmptiedTrash, FLAGS,
+    journal::{self, JournalRecord},
     now_millis, whole_blocks,
 };
 use crate::{
-    dirs,
+    beneath,
     entry::{Digest, Entry},
     path::RelPath,
-    staging::{list, rename_new},
+    staging::{list, rename_noreplace},
 };
 
 /// At the end of the name of a version that is about to take a path's place. The swap leaves the old one under that name.
-const INCOMING: &str = ".new";
-const UNDO: &str = "undo";
+const INCOMING_SUFFIX: &str = ".new";
+const UNDO_SUFFIX: &str = "undo";
 
 /// When it began, a random number, and whether a restore made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,7 +49,7 @@ impl BatchName {
         let (at, random) = (parts.next()?.parse().ok()?, u32::from_str_radix(parts.next()?, 16).ok()?);
         let is_undo = match (parts.next(), parts.next()) {
             (None, None) => false,
-            (Some(UNDO), None) => true,
+            (Some(UNDO_SUFFIX), None) => true,
             _ => return None,
         };
         Some(Self { at, random, is_undo })
@@ -62,7 +62,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    pub fn make(top: &OwnedFd, is_undo: bool) -> Result<Self, Errno> {
+    pub fn create(top: &OwnedFd, is_undo: bool) -> Result<Self, Errno> {
         let mut random = [0; 4];
         getrandom::fill(&mut random).map_err(|_| Errno::IO)?;
         let name = BatchName { at: now_millis(), random: u32::from_ne_bytes(random), is_undo };
@@ -81,16 +81,16 @@ impl Batch {
         }
     }
 
-    pub fn append(&self, records: &[Record]) -> Result<(), Errno> {
+    pub fn append(&self, records: &[JournalRecord]) -> Result<(), Errno> {
         journal::append(&self.folder, records)
     }
 
-    pub fn records(&self) -> Result<Vec<Record>, Errno> {
+    pub fn records(&self) -> Result<Vec<JournalRecord>, Errno> {
         journal::read(&self.folder)
     }
 
     /// Keeps only these records, and goes with the last of them.
-    pub fn keep(&self, top: &OwnedFd, records: &[Record]) -> Result<(), Errno> {
+    pub fn retain(&self, top: &OwnedFd, records: &[JournalRecord]) -> Result<(), Errno> {
         match records {
             [] => self.remove(top).map(drop),
             records => journal::rewrite(&self.folder, records),
@@ -98,25 +98,25 @@ impl Batch {
     }
 
     /// Records whose old version is in the batch, with its size.
-    pub fn stored(&self) -> Result<Vec<(Record, u64)>, Errno> {
+    pub fn stored(&self) -> Result<Vec<(JournalRecord, u64)>, Errno> {
         let mut stored = Vec::new();
-        for record in self.records()?.into_iter().filter(Record::is_stored) {
-            if let Some(stat) = self.look(&record)? {
+        for record in self.records()?.into_iter().filter(JournalRecord::is_stored) {
+            if let Some(stat) = self.stat(&record)? {
                 stored.push((record, size(&stat)));
             }
         }
         Ok(stored)
     }
 
-    pub fn look(&self, record: &Record) -> Result<Option<Stat>, Errno> {
-        dirs::look(self.folder.as_fd(), record.number.to_string().as_bytes())
+    pub fn stat(&self, record: &JournalRecord) -> Result<Option<Stat>, Errno> {
+        beneath::stat(self.folder.as_fd(), record.number.to_string().as_bytes())
     }
 
     /// What its files count for, in bytes.
     pub fn bytes(&self) -> Result<u64, Errno> {
         let mut bytes = 0;
         for name in list(&self.folder)? {
-            if let Some(stat) = dirs::look(self.folder.as_fd(), &name)? {
+            if let Some(stat) = beneath::stat(self.folder.as_fd(), &name)? {
                 bytes += whole_blocks(size(&stat));
             }
         }
@@ -127,15 +127,15 @@ impl Batch {
     /// not needed, or one that the folder had.
     pub fn recover(&self) -> Result<(), Errno> {
         let names = list(&self.folder)?;
-        let incoming = |name: &Vec<u8>| std::str::from_utf8(name).ok()?.strip_suffix(INCOMING)?.parse::<u64>().ok();
+        let incoming = |name: &Vec<u8>| std::str::from_utf8(name).ok()?.strip_suffix(INCOMING_SUFFIX)?.parse::<u64>().ok();
         let swaps: Vec<u64> = names.iter().filter_map(incoming).collect();
         if swaps.is_empty() {
             return Ok(());
         }
-        let records: HashMap<u64, Record> = self.records()?.into_iter().map(|record| (record.number, record)).collect();
+        let records: HashMap<u64, JournalRecord> = self.records()?.into_iter().map(|record| (record.number, record)).collect();
         for number in swaps {
             let name = incoming_name(number);
-            let Some(stat) = dirs::look(self.folder.as_fd(), name.as_bytes())? else { continue };
+            let Some(stat) = beneath::stat(self.folder.as_fd(), name.as_bytes())? else { continue };
             let is_folder = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
             let new = records.get(&number).and_then(|record| record.new.as_ref());
             if is_folder {
@@ -143,17 +143,17 @@ impl Batch {
             } else if new.is_some_and(|new| is_entry(self.folder.as_fd(), name.as_bytes(), new)) {
                 rustix::fs::unlinkat(&self.folder, name, AtFlags::empty())?;
             } else {
-                rename_new(self.folder.as_fd(), name.as_bytes(), self.folder.as_fd(), number.to_string().as_bytes())?;
+                rename_noreplace(self.folder.as_fd(), name.as_bytes(), self.folder.as_fd(), number.to_string().as_bytes())?;
             }
         }
         Ok(())
     }
 
     /// Deletes it with everything in it.
-    pub fn remove(&self, top: &OwnedFd) -> Result<Emptied, Errno> {
-        let mut emptied = Emptied::default();
+    pub fn remove(&self, top: &OwnedFd) -> Result<EmptiedTrash, Errno> {
+        let mut emptied = EmptiedTrash::default();
         for name in list(&self.folder)? {
-            let Some(stat) = dirs::look(self.folder.as_fd(), &name)? else { continue };
+            let Some(stat) = beneath::stat(self.folder.as_fd(), &name)? else { continue };
             let is_folder = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
             let flags = if is_folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
             rustix::fs::unlinkat(&self.folder, name.as_slice(), flags)?;
@@ -174,7 +174,7 @@ pub struct OpenBatch {
 }
 
 impl OpenBatch {
-    pub fn new(lock: OwnedFd, batch: Batch, records: &[Record]) -> Self {
+    pub fn new(lock: OwnedFd, batch: Batch, records: &[JournalRecord]) -> Self {
         let numbers = records.iter().map(|record| (record.path.clone(), record.number)).collect();
         Self { _lock: lock, batch, numbers }
     }
@@ -189,15 +189,15 @@ impl OpenBatch {
     }
 
     /// Moves a path's file here, and says what it is.
-    pub fn take(&self, path: &RelPath, parent: BorrowedFd) -> Result<Stat, Errno> {
+    pub fn store(&self, path: &RelPath, parent: BorrowedFd) -> Result<Stat, Errno> {
         let name = self.number(path)?.to_string();
-        rename_new(parent, path.name(), self.folder(), name.as_bytes())?;
-        dirs::look(self.folder(), name.as_bytes())?.ok_or(Errno::NOENT)
+        rename_noreplace(parent, path.name(), self.folder(), name.as_bytes())?;
+        beneath::stat(self.folder(), name.as_bytes())?.ok_or(Errno::NOENT)
     }
 
     /// Moves it back, under the path's own name or another one beside it.
     pub fn give_back(&self, path: &RelPath, parent: BorrowedFd, name: &[u8]) -> Result<(), Errno> {
-        rename_new(self.folder(), self.number(path)?.to_string().as_bytes(), parent, name)
+        rename_noreplace(self.folder(), self.number(path)?.to_string().as_bytes(), parent, name)
     }
 
     /// Where the staged new version of a path goes before [`OpenBatch::swap`].
@@ -207,36 +207,36 @@ impl OpenBatch {
 
     /// Swaps the staged version with the file at the path. `is_it` judges the file that came out: an unexpected version goes back.
     /// Where it is not certain which of the two is under the incoming name, both stay until [`Batch::recover`] looks at it.
-    pub fn swap(&self, path: &RelPath, parent: BorrowedFd, is_it: impl Fn(&Stat) -> bool) -> Result<(), Errno> {
+    pub fn swap(&self, path: &RelPath, parent: BorrowedFd, is_expected: impl Fn(&Stat) -> bool) -> Result<(), Errno> {
         let number = self.number(path)?;
         let incoming = incoming_name(number);
         let exchange = || rustix::fs::renameat_with(self.folder(), incoming.as_str(), parent, path.name(), RenameFlags::EXCHANGE);
         match exchange() {
             Ok(()) => {}
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-                return self.replace_in_two_steps(path, parent, is_it).inspect_err(|_| self.discard(&incoming));
+                return self.replace_in_two_steps(path, parent, is_expected).inspect_err(|_| self.discard(&incoming));
             }
             Err(e) => {
                 self.discard(&incoming);
                 return Err(e);
             }
         }
-        if !dirs::look(self.folder(), incoming.as_bytes())?.is_some_and(|stat| is_it(&stat)) {
+        if !beneath::stat(self.folder(), incoming.as_bytes())?.is_some_and(|stat| is_expected(&stat)) {
             exchange()?;
             self.discard(&incoming);
             return Err(Errno::AGAIN);
         }
-        rename_new(self.folder(), incoming.as_bytes(), self.folder(), number.to_string().as_bytes())
+        rename_noreplace(self.folder(), incoming.as_bytes(), self.folder(), number.to_string().as_bytes())
     }
 
     /// For file systems that can't swap two names. The path is absent for a moment.
-    fn replace_in_two_steps(&self, path: &RelPath, parent: BorrowedFd, is_it: impl Fn(&Stat) -> bool) -> Result<(), Errno> {
-        if !is_it(&self.take(path, parent)?) {
+    fn replace_in_two_steps(&self, path: &RelPath, parent: BorrowedFd, is_expected: impl Fn(&Stat) -> bool) -> Result<(), Errno> {
+        if !is_expected(&self.store(path, parent)?) {
             self.give_back(path, parent, path.name())?;
             return Err(Errno::AGAIN);
         }
         let (folder, incoming) = self.incoming(path)?;
-        rename_new(folder, incoming.as_bytes(), parent, path.name())
+        rename_noreplace(folder, incoming.as_bytes(), parent, path.name())
     }
 
     /// Removes a staged version that did not take its place.
@@ -253,7 +253,7 @@ impl OpenBatch {
 }
 
 fn incoming_name(number: u64) -> String {
-    format!("{number}{INCOMING}")
+    format!("{number}{INCOMING_SUFFIX}")
 }
 
 fn size(stat: &Stat) -> u64 {
@@ -262,7 +262,7 @@ fn size(stat: &Stat) -> u64 {
 
 /// Whether a name stands for this content, read where its size says that it may.
 pub fn is_entry(parent: BorrowedFd, name: &[u8], entry: &Entry) -> bool {
-    let Ok(Some(stat)) = dirs::look(parent, name) else { return false };
+    let Ok(Some(stat)) = beneath::stat(parent, name) else { return false };
     match (FileType::from_raw_mode(stat.st_mode), entry) {
         (FileType::Directory, Entry::Dir) => true,
         (FileType::Symlink, Entry::Link { target }) => {

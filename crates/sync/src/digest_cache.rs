@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::{
-    codec::{In, Malformed, Out},
+    codec::{Decoder, Encoder, Malformed},
     entry::{Digest, Entry},
     path::RelPath,
     stamp::Stamp,
@@ -19,25 +19,25 @@ use crate::{
 };
 
 const MAGIC: &[u8] = b"cobox sync files 1\n";
-const CHECK_BYTES: usize = 32;
+const CHECKSUM_BYTES: usize = 32;
 /// Largest file that is read, in bytes: a million names of usual length.
-const MAX_BYTES: u64 = 512 * 1024 * 1024;
+const MAX_FILE_BYTES: u64 = 512 * 1024 * 1024;
 /// After another start of the machine only what had been on disk so long is believed: a machine that failed may have kept a file's times
 /// and lost its content.
-const SURELY_ON_DISK: Duration = Duration::from_secs(120);
+const WRITEBACK_MARGIN: Duration = Duration::from_secs(120);
 
 /// Files, by path, with the stamp under which they had that content.
 #[derive(Clone, Debug, Default)]
-pub struct Memory(HashMap<RelPath, (Entry, Stamp)>);
+pub struct DigestCache(HashMap<RelPath, (Entry, Stamp)>);
 
-impl Memory {
+impl DigestCache {
     /// What can be believed of a folder later on.
     pub fn of(tree: &Tree, stamps: &HashMap<RelPath, Stamp>) -> Self {
-        let lasting = |(path, entry): (&RelPath, &Entry)| {
+        let settled = |(path, entry): (&RelPath, &Entry)| {
             let stamp = stamps.get(path).filter(|stamp| entry.is_file() && stamp.is_settled())?;
             Some((path.clone(), (entry.clone(), *stamp)))
         };
-        Self(tree.iter().filter_map(lasting).collect())
+        Self(tree.iter().filter_map(settled).collect())
     }
 
     pub fn get(&self, path: &RelPath) -> Option<(&Entry, &Stamp)> {
@@ -58,7 +58,7 @@ impl Memory {
     }
 
     pub fn save(&self, path: &Path) -> io::Result<()> {
-        let mut out = Out(MAGIC.to_vec());
+        let mut out = Encoder(MAGIC.to_vec());
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         out.bytes(&boot_id()).u64(now.as_secs());
         for (path, (entry, stamp)) in &self.0 {
@@ -69,32 +69,32 @@ impl Memory {
         }
         let check = blake3::hash(&out.0);
         out.raw(check.as_bytes());
-        let beside = path.with_extension("files-new");
-        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?.write_all(&out.0)?;
-        std::fs::rename(beside, path)
+        let temporary = path.with_extension("files-new");
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?.write_all(&out.0)?;
+        std::fs::rename(temporary, path)
     }
 }
 
-fn read(path: &Path) -> Option<Memory> {
+fn read(path: &Path) -> Option<DigestCache> {
     let mut bytes = Vec::new();
-    File::open(path).ok()?.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
-    let (body, check) = bytes.split_at_checked(bytes.len().checked_sub(CHECK_BYTES)?)?;
+    File::open(path).ok()?.take(MAX_FILE_BYTES).read_to_end(&mut bytes).ok()?;
+    let (body, check) = bytes.split_at_checked(bytes.len().checked_sub(CHECKSUM_BYTES)?)?;
     if blake3::hash(body).as_bytes() != check {
         return None;
     }
-    let mut input = In(body.strip_prefix(MAGIC)?);
-    let (boot, saved) = (input.bytes().ok()?, input.u64().ok()?);
-    let is_same_start = boot == boot_id() && !boot.is_empty();
-    let surely = saved.saturating_sub(SURELY_ON_DISK.as_secs());
-    let files = input.all(file).ok()?;
-    let believed = files.into_iter().filter(|(_, (_, stamp))| is_same_start || stamp.is_older_than(surely));
-    Some(Memory(believed.collect()))
+    let mut input = Decoder(body.strip_prefix(MAGIC)?);
+    let (saved_boot, saved) = (input.bytes().ok()?, input.u64().ok()?);
+    let is_same_boot = saved_boot == boot_id() && !saved_boot.is_empty();
+    let written_back_before = saved.saturating_sub(WRITEBACK_MARGIN.as_secs());
+    let files = input.all(decode_file).ok()?;
+    let trusted = files.into_iter().filter(|(_, (_, stamp))| is_same_boot || stamp.is_older_than(written_back_before));
+    Some(DigestCache(trusted.collect()))
 }
 
-fn file(input: &mut In) -> Result<(RelPath, (Entry, Stamp)), Malformed> {
+fn decode_file(input: &mut Decoder) -> Result<(RelPath, (Entry, Stamp)), Malformed> {
     let (path, digest) = (input.path()?, Digest(input.array()?));
     let stamp = Stamp::read(input)?;
-    Ok((path, (Entry::File { digest, size: stamp.size(), exec: stamp.is_exec() }, stamp)))
+    Ok((path, (Entry::File { digest, size: stamp.size(), exec: stamp.is_executable() }, stamp)))
 }
 
 /// Another one after each start of the machine; empty where it can't be known.
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_saved_is_known_again_and_a_damaged_file_says_nothing() {
+    fn a_saved_cache_is_loaded_and_a_damaged_one_is_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let (file, saved) = (folder.path().join("f"), folder.path().join("memory"));
         std::fs::write(&file, b"content").unwrap();
@@ -116,15 +116,15 @@ mod tests {
         let entry = Entry::File { digest: Digest::of(b"content"), size: 7, exec: false };
         let tree: Tree = [(path.clone(), entry.clone())].into_iter().collect();
         let at = |seen| [(path.clone(), Stamp::of(&stat, seen))].into_iter().collect();
-        assert!(Memory::of(&tree, &at(SystemTime::now() - Duration::from_secs(1))).is_empty(), "too fresh to be believed");
-        let memory = Memory::of(&tree, &at(SystemTime::now() + Duration::from_secs(1)));
-        memory.save(&saved).unwrap();
-        let again = Memory::load(&saved);
-        let (known, stamp) = again.get(&path).unwrap();
-        assert!(*known == entry && stamp.still_holds(&Stamp::of(&stat, SystemTime::now())));
+        assert!(DigestCache::of(&tree, &at(SystemTime::now() - Duration::from_secs(1))).is_empty(), "too fresh to be believed");
+        let digest_cache = DigestCache::of(&tree, &at(SystemTime::now() + Duration::from_secs(1)));
+        digest_cache.save(&saved).unwrap();
+        let loaded = DigestCache::load(&saved);
+        let (known, stamp) = loaded.get(&path).unwrap();
+        assert!(*known == entry && stamp.is_unchanged(&Stamp::of(&stat, SystemTime::now())));
         let mut bytes = std::fs::read(&saved).unwrap();
         bytes[40] ^= 1;
         std::fs::write(&saved, bytes).unwrap();
-        assert!(Memory::load(&saved).is_empty() && Memory::load(&folder.path().join("none")).is_empty());
+        assert!(DigestCache::load(&saved).is_empty() && DigestCache::load(&folder.path().join("none")).is_empty());
     }
 }

@@ -18,7 +18,7 @@ use ignore::{
 use crate::path::RelPath;
 
 /// The files that hold rules, the weaker first.
-pub const RULE_FILES: [&str; 2] = [".gitignore", ".coboxignore"];
+pub const IGNORE_FILES: [&str; 2] = [".gitignore", ".coboxignore"];
 /// Largest file of rules that is read, in bytes; a larger one is no list that somebody wrote.
 pub const MAX_RULE_FILE_BYTES: usize = 256 * 1024;
 /// Files of rules in one tree; those of further folders don't count.
@@ -26,9 +26,9 @@ pub const MAX_RULE_FILES: usize = 2000;
 /// Of all of them together, in bytes: what another side says must not fill this side's memory.
 pub const MAX_RULE_BYTES: usize = 4 * 1024 * 1024;
 /// Where content waits until it is whole, at the top of the folder.
-pub const STAGING: &str = ".cobox-sync";
+pub const STAGING_DIRECTORY: &str = ".cobox-sync";
 /// The trash of the local folder, at its top.
-pub const TRASH: &str = ".cobox-trash";
+pub const TRASH_DIRECTORY: &str = ".cobox-trash";
 
 /// One file of rules: in which folder, which of the two, and its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,22 +39,22 @@ pub struct RuleFile {
 }
 
 #[derive(Default)]
-pub struct Rules {
+pub struct IgnoreRules {
     texts: BTreeMap<(Vec<u8>, u8), Vec<u8>>,
     /// By folder, the weaker file first.
-    compiled: HashMap<Vec<u8>, [Option<Gitignore>; RULE_FILES.len()]>,
+    compiled: HashMap<Vec<u8>, [Option<Gitignore>; IGNORE_FILES.len()]>,
     bytes: usize,
     /// Of the folders above, up to the repository's: what leads from there to this one, the stronger last.
-    above: Vec<(Vec<u8>, Gitignore)>,
+    parent_rules: Vec<(Vec<u8>, Gitignore)>,
 }
 
-impl PartialEq for Rules {
+impl PartialEq for IgnoreRules {
     fn eq(&self, other: &Self) -> bool {
         self.texts == other.texts
     }
 }
 
-impl Rules {
+impl IgnoreRules {
     /// Takes a folder's rules, or that it has none.
     pub fn set(&mut self, folder: Option<&RelPath>, which: u8, text: Option<Vec<u8>>) {
         let folder = folder.map_or(Vec::new(), |f| f.bytes().to_vec());
@@ -63,40 +63,40 @@ impl Rules {
             return;
         }
         self.bytes -= self.texts.remove(&key).map_or(0, |text| text.len());
-        let mut rules = None;
+        let mut ignore_rules = None;
         if let Some(text) = text
             && self.texts.len() < MAX_RULE_FILES
             && self.bytes + text.len() <= MAX_RULE_BYTES
         {
-            rules = compile(&text);
+            ignore_rules = compile(&text);
             self.bytes += text.len();
             self.texts.insert(key, text);
         }
         let compiled = self.compiled.entry(folder).or_default();
-        if let Some(place) = compiled.get_mut(usize::from(which)) {
-            *place = rules;
+        if let Some(slot) = compiled.get_mut(usize::from(which)) {
+            *slot = ignore_rules;
         }
-        self.compiled.retain(|_, both| both.iter().any(Option::is_some));
+        self.compiled.retain(|_, files| files.iter().any(Option::is_some));
     }
 
     /// Takes the rules of the repository that the folder is in, where it is not its top. A stray ignore file above that says nothing.
-    pub fn read_above(&mut self, root: &Path) {
+    pub fn read_parent_rules(&mut self, root: &Path) {
         let Some(top) = root.ancestors().skip(1).find(|above| above.join(".git").exists()).filter(|_| !root.join(".git").exists()) else {
             return;
         };
-        let above: Vec<&Path> = root.ancestors().skip(1).take_while(|above| above.starts_with(top)).collect();
-        for folder in above.into_iter().rev() {
-            let Ok(lead) = root.strip_prefix(folder) else { continue };
-            let lead = [lead.as_os_str().as_bytes(), b"/"].concat();
-            for name in RULE_FILES {
+        let parents: Vec<&Path> = root.ancestors().skip(1).take_while(|above| above.starts_with(top)).collect();
+        for folder in parents.into_iter().rev() {
+            let Ok(prefix) = root.strip_prefix(folder) else { continue };
+            let prefix = [prefix.as_os_str().as_bytes(), b"/"].concat();
+            for name in IGNORE_FILES {
                 let text = std::fs::read(folder.join(name)).ok().filter(|text| text.len() <= MAX_RULE_FILE_BYTES);
-                self.above.extend(text.and_then(|text| compile(&text)).map(|rules| (lead.clone(), rules)));
+                self.parent_rules.extend(text.and_then(|text| compile(&text)).map(|ignore_rules| (prefix.clone(), ignore_rules)));
             }
         }
     }
 
-    pub fn has_above(&self) -> bool {
-        !self.above.is_empty()
+    pub fn has_parent_rules(&self) -> bool {
+        !self.parent_rules.is_empty()
     }
 
     /// Forgets the rules of a folder and of all in it.
@@ -116,16 +116,16 @@ impl Rules {
     }
 
     pub fn from_files(files: Vec<RuleFile>) -> Self {
-        let mut rules = Self::default();
+        let mut ignore_rules = Self::default();
         for file in files {
-            rules.set(file.folder.as_ref(), file.which, Some(file.text));
+            ignore_rules.set(file.folder.as_ref(), file.which, Some(file.text));
         }
-        rules
+        ignore_rules
     }
 
     /// Whether a path is left out, given that the folders it is in are not.
-    pub fn leaves_out(&self, path: &RelPath, is_dir: bool) -> bool {
-        if is_never_synced(path) {
+    pub fn is_ignored(&self, path: &RelPath, is_dir: bool) -> bool {
+        if is_reserved_name(path) {
             return true;
         }
         let bytes = path.bytes();
@@ -133,24 +133,24 @@ impl Rules {
         loop {
             let folder = &bytes[..folder_end];
             let within = if folder_end == 0 { bytes } else { &bytes[folder_end + 1..] };
-            for which in (0..RULE_FILES.len() as u8).rev() {
-                let Some(rules) = self.compiled.get(folder).and_then(|both| both[usize::from(which)].as_ref()) else { continue };
-                match rules.matched(Path::new(OsStr::from_bytes(within)), is_dir) {
+            for which in (0..IGNORE_FILES.len() as u8).rev() {
+                let Some(ignore_rules) = self.compiled.get(folder).and_then(|files| files[usize::from(which)].as_ref()) else { continue };
+                match ignore_rules.matched(Path::new(OsStr::from_bytes(within)), is_dir) {
                     Match::Ignore(_) => return true,
                     Match::Whitelist(_) => return false,
                     Match::None => {}
                 }
             }
             if folder_end == 0 {
-                return self.is_left_out_above(bytes, is_dir);
+                return self.is_ignored_by_parents(bytes, is_dir);
             }
             folder_end = folder.iter().rposition(|b| *b == b'/').unwrap_or(0);
         }
     }
 
-    fn is_left_out_above(&self, path: &[u8], is_dir: bool) -> bool {
-        for (lead, rules) in self.above.iter().rev() {
-            match rules.matched(Path::new(OsStr::from_bytes(&[lead, path].concat())), is_dir) {
+    fn is_ignored_by_parents(&self, path: &[u8], is_dir: bool) -> bool {
+        for (prefix, ignore_rules) in self.parent_rules.iter().rev() {
+            match ignore_rules.matched(Path::new(OsStr::from_bytes(&[prefix, path].concat())), is_dir) {
                 Match::Ignore(_) => return true,
                 Match::Whitelist(_) => return false,
                 Match::None => {}
@@ -170,23 +170,23 @@ fn compile(text: &[u8]) -> Option<Gitignore> {
 }
 
 /// Which file of rules a name is.
-pub fn rule_file(name: &[u8]) -> Option<u8> {
-    RULE_FILES.iter().position(|n| n.as_bytes() == name).map(|i| i as u8)
+pub fn ignore_file_index(name: &[u8]) -> Option<u8> {
+    IGNORE_FILES.iter().position(|n| n.as_bytes() == name).map(|i| i as u8)
 }
 
 /// Whether it, or a folder it is in, is never synced, whatever the rules say.
-pub fn is_out_of_bounds(path: &RelPath) -> bool {
-    is_never_synced(path) || path.ancestors().any(|folder| is_never_synced(&folder))
+pub fn is_reserved(path: &RelPath) -> bool {
+    is_reserved_name(path) || path.ancestors().any(|folder| is_reserved_name(&folder))
 }
 
 /// Content on its way in, here or through the files API, and the locks that git takes for a moment.
-fn is_never_synced(path: &RelPath) -> bool {
+fn is_reserved_name(path: &RelPath) -> bool {
     let name = path.name();
     let is_temporary = name.len() == 27 && name.starts_with(b".cobox-") && name.ends_with(b".tmp");
     let is_git_lock = name.ends_with(b".lock") && path.parts().any(|p| p == b".git");
     // In any case: some file systems don't tell `.COBOX-TRASH` from it.
-    let is_own = [STAGING, TRASH].iter().any(|own| name.eq_ignore_ascii_case(own.as_bytes()));
-    is_own || is_temporary || is_git_lock
+    let is_own_directory = [STAGING_DIRECTORY, TRASH_DIRECTORY].iter().any(|own| name.eq_ignore_ascii_case(own.as_bytes()));
+    is_own_directory || is_temporary || is_git_lock
 }
 
 #[cfg(test)]
@@ -198,31 +198,31 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_rule_decides_and_the_own_file_over_gits() {
-        let mut rules = Rules::default();
-        rules.set(None, 0, Some(b"target/\n*.log\n/only-top\n".to_vec()));
-        rules.set(Some(&path("sub")), 0, Some(b"!keep.log\n".to_vec()));
-        rules.set(None, 1, Some(b"secret\n!wanted.log\n".to_vec()));
-        let out = |text: &str, is_dir| rules.leaves_out(&path(text), is_dir);
-        assert!(out("target", true) && !out("target", false));
-        assert!(out("a.log", false) && out("sub/b.log", false) && !out("sub/keep.log", false) && !out("wanted.log", false));
-        assert!(out("only-top", false) && !out("sub/only-top", false));
-        assert!(out("deep/er/secret", true));
-        rules.forget(Some(&path("sub")));
-        assert!(rules.leaves_out(&path("sub/keep.log"), false));
+    fn the_nearest_rule_wins_and_coboxignore_overrides_gitignore() {
+        let mut ignore_rules = IgnoreRules::default();
+        ignore_rules.set(None, 0, Some(b"target/\n*.log\n/only-top\n".to_vec()));
+        ignore_rules.set(Some(&path("sub")), 0, Some(b"!keep.log\n".to_vec()));
+        ignore_rules.set(None, 1, Some(b"secret\n!wanted.log\n".to_vec()));
+        let ignored = |text: &str, is_dir| ignore_rules.is_ignored(&path(text), is_dir);
+        assert!(ignored("target", true) && !ignored("target", false));
+        assert!(ignored("a.log", false) && ignored("sub/b.log", false) && !ignored("sub/keep.log", false) && !ignored("wanted.log", false));
+        assert!(ignored("only-top", false) && !ignored("sub/only-top", false));
+        assert!(ignored("deep/er/secret", true));
+        ignore_rules.forget(Some(&path("sub")));
+        assert!(ignore_rules.is_ignored(&path("sub/keep.log"), false));
     }
 
     #[test]
-    fn in_a_part_of_a_repository_the_rules_above_hold_and_elsewhere_they_do_not() {
+    fn rules_of_parent_directories_apply_only_inside_a_repository() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("repo/app");
         std::fs::create_dir_all(&root).unwrap();
         std::fs::write(dir.path().join(".gitignore"), "stray\n").unwrap();
         std::fs::write(dir.path().join("repo/.gitignore"), "node_modules/\n/app/out\n").unwrap();
         let read = || {
-            let mut rules = Rules::default();
-            rules.read_above(&root);
-            ["node_modules", "x/node_modules", "out", "x/out", "stray"].map(|p| rules.leaves_out(&path(p), true))
+            let mut ignore_rules = IgnoreRules::default();
+            ignore_rules.read_parent_rules(&root);
+            ["node_modules", "x/node_modules", "out", "x/out", "stray"].map(|p| ignore_rules.is_ignored(&path(p), true))
         };
         assert_eq!(read(), [false; 5]);
         std::fs::create_dir(dir.path().join("repo/.git")).unwrap();
@@ -230,21 +230,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_its_way_in_and_gits_locks_are_never_synced() {
-        let rules = Rules::default();
+    fn staging_trash_and_git_locks_are_never_synced() {
+        let ignore_rules = IgnoreRules::default();
         for text in [
-            STAGING,
-            TRASH,
+            STAGING_DIRECTORY,
+            TRASH_DIRECTORY,
             "a/.Cobox-Trash",
             ".cobox-0123456789abcdef.tmp",
             "a/.cobox-0123456789abcdef.tmp",
             ".git/index.lock",
             ".git/refs/heads/x.lock",
         ] {
-            assert!(rules.leaves_out(&path(text), false), "{text}");
+            assert!(ignore_rules.is_ignored(&path(text), false), "{text}");
         }
         for text in ["Cargo.lock", ".cobox-notes.tmp", ".git/index"] {
-            assert!(!rules.leaves_out(&path(text), false), "{text}");
+            assert!(!ignore_rules.is_ignored(&path(text), false), "{text}");
         }
     }
 }

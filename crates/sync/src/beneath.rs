@@ -8,12 +8,12 @@ use rustix::{
 };
 
 /// How often a resolution is tried again when somebody renamed a directory meanwhile (the kernel then says EAGAIN).
-const RESOLVE_TRIES: usize = 64;
+const MAX_RESOLVE_ATTEMPTS: usize = 64;
 
 pub fn open_beneath(root: impl AsFd, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
     let path = if path.is_empty() { b"." } else { path };
     let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
-    for _ in 0..RESOLVE_TRIES {
+    for _ in 0..MAX_RESOLVE_ATTEMPTS {
         match rustix::fs::openat2(&root, path, flags | OFlags::CLOEXEC, Mode::empty(), how) {
             Err(Errno::AGAIN | Errno::INTR) => {}
             other => return other,
@@ -23,25 +23,25 @@ pub fn open_beneath(root: impl AsFd, path: &[u8], flags: OFlags) -> Result<Owned
 }
 
 /// A directory to name things in.
-pub fn directory(root: impl AsFd, path: &[u8]) -> Result<OwnedFd, Errno> {
+pub fn open_directory(root: impl AsFd, path: &[u8]) -> Result<OwnedFd, Errno> {
     open_beneath(root, path, OFlags::PATH | OFlags::DIRECTORY)
 }
 
 /// A regular file to read, without waiting for what turns out to be a pipe.
-pub fn readable(root: impl AsFd, path: &[u8]) -> Result<OwnedFd, Errno> {
+pub fn open_file(root: impl AsFd, path: &[u8]) -> Result<OwnedFd, Errno> {
     open_beneath(root, path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)
 }
 
 /// Whether that name in a directory still stands for this open file.
-pub fn is_same(open: impl AsFd, directory: impl AsFd, name: &[u8]) -> bool {
-    match (rustix::fs::fstat(open), look(directory.as_fd(), name)) {
+pub fn is_same_file(open: impl AsFd, directory: impl AsFd, name: &[u8]) -> bool {
+    match (rustix::fs::fstat(open), stat(directory.as_fd(), name)) {
         (Ok(open), Ok(Some(named))) => (open.st_dev, open.st_ino) == (named.st_dev, named.st_ino),
         _ => false,
     }
 }
 
 /// What a name stands for now, not following it.
-pub fn look(directory: BorrowedFd, name: &[u8]) -> Result<Option<Stat>, Errno> {
+pub fn stat(directory: BorrowedFd, name: &[u8]) -> Result<Option<Stat>, Errno> {
     match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(stat)),
         Err(Errno::NOENT) => Ok(None),
