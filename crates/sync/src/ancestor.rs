@@ -1,10 +1,12 @@
-//! What both sides last agreed on, on disk: a whole tree once, then what changed, each record with its checksum.
+//! The last state that both sides agreed on (the common ancestor), stored on disk: one whole tree, followed by changes,
+//! each record with its checksum.
 //!
-//! A record is written after what it says is durable on both sides. One that is lost costs nothing: both sides still agree, and it is found
-//! again. So a torn end is cut off, and nothing else can be wrong with the file but a disk that lies.
+//! A record is written after the change it describes is durable on both sides. Losing a record costs nothing: both
+//! sides still agree, and the next scan finds that again. A torn record at the end is therefore cut off; only a failing
+//! disk can damage the file in any other way.
 //!
-//! What is about to be made is noted before: a run that is killed in between finds its own doing, and takes it for nobody's edit. A later
-//! record of what was agreed on ends such a note.
+//! Before changes are made, they are recorded as pending. A run that follows a killed one recognizes them as its own
+//! and does not treat them as user edits. The next commit ends all pending changes.
 
 use std::{
     fs::{File, OpenOptions},
@@ -24,16 +26,16 @@ use crate::{
 
 const MAGIC: &[u8] = b"cobox sync 2\n";
 const CHECKSUM_BYTES: usize = 8;
-/// Longest record, in bytes; longer lists are several.
+/// Maximum size of a record, in bytes; longer lists are split into several.
 const MAX_RECORD_BYTES: usize = 1024 * 1024;
-/// The file is written anew when what was added is this much, in bytes, and more than the tree itself.
+/// The file is rewritten once this many bytes were appended, if that is also more than the tree itself.
 const REWRITE_THRESHOLD_BYTES: u64 = 4 * 1024 * 1024;
 
 const COMMITTED: u8 = 1;
 const PENDING_LOCAL: u8 = 2;
 const PENDING_SANDBOX: u8 = 3;
 
-/// Something one side is to become, that may have become so or not.
+/// A change that was started on one side and may or may not have been made.
 pub type PendingChange = (Side, Update);
 
 pub struct Ancestor {
@@ -43,9 +45,9 @@ pub struct Ancestor {
     tree_bytes: u64,
     appended_bytes: u64,
     pending: Vec<PendingChange>,
-    /// The file lacks something that was to be written, and may end in half of it: it has to be written anew.
+    /// The file lacks a record and may end in a partial one, so the next write has to rewrite it.
     needs_rewrite: bool,
-    /// How often something was agreed on: a sync that gets on.
+    /// Number of commits that changed something; it shows that a sync makes progress.
     commits: u64,
 }
 
@@ -85,12 +87,13 @@ impl Ancestor {
         self.commits
     }
 
-    /// What was to be made, and is not known to be.
+    /// Changes that were started and are not known to be complete.
     pub fn pending_changes(&self) -> &[PendingChange] {
         &self.pending
     }
 
-    /// Notes what one side is to become. Known to a run after one that was killed; a machine that fails may forget it.
+    /// Records changes that are about to be made on one side. A run after a killed one finds them; a crash of the
+    /// machine may lose them, because the record is not synced to disk.
     pub fn begin_changes(&mut self, side: Side, updates: Vec<Update>) -> Result<(), SyncError> {
         let tag = if side == Side::Local { PENDING_LOCAL } else { PENDING_SANDBOX };
         let bytes = records(tag, updates.iter().map(|(path, entry)| (path, entry.as_ref())));
@@ -109,7 +112,7 @@ impl Ancestor {
         })
     }
 
-    /// Both sides agree on these, and on nothing else of what was to be made. Durable when this returns.
+    /// Records that both sides agree on these paths, and ends all other pending changes. Durable on return.
     pub fn commit(&mut self, updates: Vec<Update>) -> Result<(), SyncError> {
         if updates.is_empty() && self.pending.is_empty() {
             return Ok(());
@@ -128,7 +131,7 @@ impl Ancestor {
         self.file.sync_data().map_err(|e| self.state_error(e))
     }
 
-    /// The whole tree into a new file, which then takes the old one's place.
+    /// Writes the whole tree to a new file and renames it over the old one.
     fn rewrite(&mut self) -> Result<(), SyncError> {
         let bytes = [MAGIC, &records(COMMITTED, self.tree.iter().map(|(path, entry)| (path, Some(entry))))].concat();
         let temporary = self.path.with_extension("new");
@@ -144,7 +147,7 @@ impl Ancestor {
         };
         self.needs_rewrite = true;
         self.file = write_new().map_err(|e| {
-            // Half of it would keep the disk full.
+            // A partial file would keep the disk full.
             let _ = std::fs::remove_file(&temporary);
             self.state_error(e)
         })?;
@@ -156,7 +159,7 @@ impl Ancestor {
     fn state_error(&self, e: io::Error) -> SyncError {
         match Errno::from_io_error(&e) {
             Some(Errno::NOSPC | Errno::DQUOT) => SyncError::Full,
-            _ => SyncError::State(format!("remembering what both sides agree on in {}: {e}", self.path.display())),
+            _ => SyncError::State(format!("can't store the sync state in {}: {e}", self.path.display())),
         }
     }
 }
@@ -169,7 +172,7 @@ fn records<'a>(tag: u8, items: impl Iterator<Item = (&'a crate::RelPath, Option<
             finish_record(&mut record, &mut bytes);
         }
     }
-    // One without anything still ends what was noted before it.
+    // An empty record still ends the pending changes before it.
     if record.0.len() > 1 || bytes.is_empty() {
         finish_record(&mut record, &mut bytes);
     }
@@ -180,7 +183,7 @@ fn finish_record(record: &mut Encoder, bytes: &mut Vec<u8>) {
     bytes.extend_from_slice(&(record.0.len() as u32).to_be_bytes());
     bytes.extend_from_slice(&record.0);
     bytes.extend_from_slice(&blake3::hash(&record.0).as_bytes()[..CHECKSUM_BYTES]);
-    // All but its tag.
+    // Keep the tag.
     record.0.truncate(1);
 }
 
@@ -188,7 +191,7 @@ fn finish_record(record: &mut Encoder, bytes: &mut Vec<u8>) {
 struct StoredState {
     tree: Tree,
     pending: Vec<PendingChange>,
-    /// How much of the file is good, in bytes.
+    /// Length of the valid part of the file, in bytes.
     valid_bytes: usize,
 }
 

@@ -1,4 +1,5 @@
-//! Making changes: each path is old or new at every moment, and what somebody else changed meanwhile is left as it is.
+//! Applies changes to one side. At every moment each path has its old or its new version, and concurrent edits by other
+//! programs are kept.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -26,15 +27,16 @@ use crate::{
     trash::OpenBatch,
 };
 
-/// A file this large is worth a moment's wait, in bytes, so that it need not be read again to be believed.
+/// Files of at least this size, in bytes, are worth a short wait so that they need not be read again to be trusted.
 const STAMP_WAIT_MIN_BYTES: u64 = 8 * 1024 * 1024;
-/// What that wait takes: a little longer than a stamp is fresh.
+/// Duration of that wait: slightly longer than a stamp stays racy.
 const STAMP_WAIT: Duration = Duration::from_millis(35);
 
-/// In an order in which each can be done, and content comes before anything goes: a file that was moved is never nowhere.
+/// Orders changes so that each can be applied. Content is placed before anything is removed, so that a moved file
+/// always exists somewhere.
 pub fn order_changes(mut changes: Vec<Change>) -> Vec<Change> {
     changes.sort_by(|a, b| a.path.cmp(&b.path));
-    // What is in a folder that becomes something else has to go first.
+    // The contents of a directory that is replaced by something else have to be removed first.
     let replaced_directories: BTreeSet<RelPath> =
         changes.iter().filter(|c| is_dir(&c.old) && c.new.is_some() && !is_dir(&c.new)).map(|c| c.path.clone()).collect();
     let is_in_replaced_directory = |path: &RelPath| path.ancestors().any(|folder| replaced_directories.contains(&folder));
@@ -50,7 +52,8 @@ fn is_dir(entry: &Option<Entry>) -> bool {
 }
 
 impl Folder {
-    /// Does what can be done, in this order, and says of each what became of it. What it needs is staged and durable.
+    /// Applies the changes in this order as far as possible and returns the outcome of each. The content they need is
+    /// staged; it is made durable first.
     pub(crate) fn apply(&mut self, changes: &[Change]) -> Result<Vec<Outcome>, SyncError> {
         if !self.hooks.may_write() {
             return Err(SyncError::NotAllowed);
@@ -77,14 +80,14 @@ impl Folder {
         }
         self.staging.clear();
         if let Some(trash_batch) = &trash_batch {
-            trash_batch.sync().map_err(|e| SyncError::writing("to the trash", e))?;
+            trash_batch.sync().map_err(|e| SyncError::writing("write to the trash", e))?;
         }
         self.sync_parents(parents.changed)?;
         self.refresh_stamps(changes, &outcomes);
         Ok(outcomes)
     }
 
-    /// `kept` takes what goes away.
+    /// `trash_batch` receives the versions that are removed or replaced.
     fn apply_one(
         &mut self,
         change: &Change,
@@ -139,15 +142,15 @@ impl Folder {
             Err(Errno::EXIST | Errno::AGAIN | Errno::NOENT | Errno::ISDIR | Errno::NOTDIR | Errno::LOOP) => Ok(Outcome::Changed),
             Err(Errno::NOTEMPTY) => Ok(Outcome::NotEmpty),
             Err(Errno::NODATA) => Ok(Outcome::NoContent),
-            Err(e @ (Errno::NOSPC | Errno::DQUOT)) => Err(SyncError::writing("a file", e)),
+            Err(e @ (Errno::NOSPC | Errno::DQUOT)) => Err(SyncError::writing("write a file", e)),
             Err(error) => {
-                tracing::debug!(%path, %error, "a change could not be made");
+                tracing::debug!(%path, %error, "failed to apply a change");
                 Ok(Outcome::Failed)
             }
         }
     }
 
-    /// What is to stand at a path, ready to be renamed there.
+    /// Prepares the new entry of a path in the staging directory, ready to be renamed into place.
     fn staged(
         &mut self,
         path: &RelPath,
@@ -186,7 +189,7 @@ impl Folder {
         hooks.change(parent.as_fd(), path, ChangeKind::Removed, &mut || {
             match rustix::fs::unlinkat(parent, path.name(), AtFlags::REMOVEDIR) {
                 Err(Errno::NOENT) => Ok(None),
-                // Some file systems say it this way.
+                // Some file systems report a directory that is not empty with EEXIST.
                 Err(Errno::EXIST) => Err(Errno::NOTEMPTY),
                 other => other.map(|()| None),
             }
@@ -201,14 +204,15 @@ impl Folder {
         })
     }
 
-    /// Swaps the two and looks at what came out: was it not what it should have been, it goes back.
+    /// Swaps the staged and the existing file and verifies the one that came out; an unexpected version is swapped
+    /// back.
     fn replace(&mut self, path: &RelPath, parent: &OwnedFd, staged: &str) -> Result<Option<Stat>, Errno> {
         let expected = self.verify_unchanged(path, parent)?;
         let (hooks, staging) = (self.hooks.clone(), &mut self.staging);
         let staged = &staging.rename_for_swap(staged, &expected)?;
         hooks.change(parent.as_fd(), path, ChangeKind::Replaced, &mut || {
             match staging.rename(staged, parent.as_fd(), path.name(), RenameFlags::EXCHANGE) {
-                // Where two names can't be swapped, what was seen a moment ago has to do.
+                // The file system can't swap two names, so the check made a moment ago has to suffice.
                 Err(Errno::INVAL) => staging.rename(staged, parent.as_fd(), path.name(), RenameFlags::empty())?,
                 other => {
                     other?;
@@ -224,14 +228,16 @@ impl Folder {
         })
     }
 
-    /// A folder gives its name to something else. It goes first: one that isn't empty after all stays, and is never out of sight.
+    /// Replaces a directory by something else. The directory is removed first: if it turns out not to be empty, it
+    /// stays where it is and visible.
     fn replace_directory(&mut self, path: &RelPath, parent: &OwnedFd, staged: &str) -> Result<Option<Stat>, Errno> {
         self.remove_directory(path, parent)?;
         self.tree.set(path.clone(), None);
         self.place_new(path, parent, staged)
     }
 
-    /// Taken aside and looked at before it goes: was it not what it should have been, it comes back.
+    /// Moves the file to the staging directory and verifies it before it is deleted; an unexpected version is moved
+    /// back.
     fn remove(&mut self, path: &RelPath, parent: &OwnedFd) -> Result<Option<Stat>, Errno> {
         let expected = match self.verify_unchanged(path, parent) {
             Err(Errno::NOENT) => return Ok(None),
@@ -246,7 +252,7 @@ impl Folder {
                 return Ok(None);
             }
             if staging.rename(&aside, parent.as_fd(), path.name(), RenameFlags::NOREPLACE).is_err() {
-                // Somebody made another one in that moment: both are kept.
+                // Another program created the name in that moment: both versions are kept.
                 let kept_name = [path.name(), b".cobox-kept"].concat();
                 staging.rename(&aside, parent.as_fd(), &kept_name, RenameFlags::NOREPLACE)?;
             }
@@ -254,7 +260,7 @@ impl Folder {
         })
     }
 
-    /// As [`Folder::remove`], into the trash.
+    /// Like [`Folder::remove`], but moves the file to the trash.
     fn remove_to_trash(&mut self, path: &RelPath, parent: &OwnedFd, trash_batch: &OpenBatch) -> Result<Option<Stat>, Errno> {
         let expected = match self.verify_unchanged(path, parent) {
             Err(Errno::NOENT) => return Ok(None),
@@ -266,14 +272,14 @@ impl Folder {
                 return Ok(None);
             }
             if trash_batch.give_back(path, parent.as_fd(), path.name()).is_err() {
-                // Another one was made in that moment: both stay.
+                // Another program created the name in that moment: both versions are kept.
                 trash_batch.give_back(path, parent.as_fd(), &[path.name(), b".cobox-kept"].concat())?;
             }
             Err(Errno::AGAIN)
         })
     }
 
-    /// As [`Folder::replace`], with the old version into the trash.
+    /// Like [`Folder::replace`], but moves the old version to the trash.
     fn replace_to_trash(&mut self, path: &RelPath, parent: &OwnedFd, staged: &str, trash_batch: &OpenBatch) -> Result<Option<Stat>, Errno> {
         let expected = self.verify_unchanged(path, parent)?;
         let (folder, incoming) = trash_batch.incoming(path)?;
@@ -298,29 +304,31 @@ impl Folder {
         })
     }
 
-    /// The stamp of what the last look saw, if that is still there.
+    /// Returns the stamp from the last scan if the path still has it.
     fn verify_unchanged(&self, path: &RelPath, parent: &OwnedFd) -> Result<Stamp, Errno> {
         let expected = *self.stamps.get(path).ok_or(Errno::AGAIN)?;
         let now = beneath::stat(parent.as_fd(), path.name())?.ok_or(Errno::NOENT)?;
         if expected.matches(&Stamp::of(&now, SystemTime::now())) { Ok(expected) } else { Err(Errno::AGAIN) }
     }
 
-    /// Names are durable before anybody remembers that both sides agree on them.
+    /// Makes the new names durable, which has to happen before both sides are recorded as equal.
     fn sync_parents(&self, parents: BTreeSet<Vec<u8>>) -> Result<(), SyncError> {
         let synced = if parents.len() <= MAX_SEPARATE_SYNCS {
             parents.iter().try_for_each(|parent| match beneath::open_beneath(self.root(), parent, OFlags::RDONLY | OFlags::DIRECTORY) {
                 Ok(folder) => rustix::fs::fsync(folder),
-                // Deleted with what was in it, or not to be read: its names become durable with the file system's next commit.
+                // The directory was deleted or can't be read; its names become durable with the file system's next
+                // commit.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::LOOP) => Ok(()),
                 Err(e) => Err(e),
             })
         } else {
             rustix::fs::syncfs(self.root())
         };
-        synced.map_err(|e| SyncError::writing("the names of what arrived", e))
+        synced.map_err(|e| SyncError::writing("sync directories to disk", e))
     }
 
-    /// Looks once more at what was put: after a moment in which nothing happened to it, it need not be read to be believed.
+    /// Takes new stamps of the placed files. After a moment without changes a stamp is no longer racy, and the file
+    /// need not be read again to be trusted.
     fn refresh_stamps(&mut self, changes: &[Change], outcomes: &[Outcome]) {
         let applied_changes = || changes.iter().zip(outcomes).filter(|(_, o)| **o == Outcome::Done).map(|(c, _)| c);
         let is_large = |c: &Change| c.new.as_ref().and_then(Entry::content).is_some_and(|(_, size)| size >= STAMP_WAIT_MIN_BYTES);
@@ -340,13 +348,14 @@ impl Folder {
     }
 }
 
-/// Whether a change needs content that isn't where it is to be.
+/// Whether a change needs content that the path does not have yet.
 pub fn needs_content(change: &Change) -> bool {
     let content = |e: &Option<Entry>| e.as_ref().and_then(Entry::content);
     content(&change.new).is_some() && content(&change.new) != content(&change.old)
 }
 
-/// Folders on the way: the last one stays open, because the next change is mostly in the same.
+/// Open parent directories. Only the last one is kept open, because consecutive changes are mostly in the same
+/// directory.
 #[derive(Default)]
 struct ParentDirectories {
     last: BTreeMap<Vec<u8>, std::sync::Arc<OwnedFd>>,

@@ -1,4 +1,5 @@
-//! Content on the wire: file after file in one stream, cut into blocks that are compressed where it helps. Memory doesn't grow with it.
+//! File content on the wire: one stream of files, cut into blocks that are compressed where that helps. Memory use does
+//! not depend on the amount of content.
 
 use std::{
     fs::File,
@@ -16,11 +17,11 @@ use crate::{
     stamp::Stamp,
 };
 
-/// One block before it is compressed, in bytes.
+/// Size of a block before compression, in bytes.
 const BLOCK_BYTES: usize = 256 * 1024;
-/// Quick enough not to hold back a local transfer; source code still shrinks to a third.
+/// Fast enough not to slow down a local transfer; source code still shrinks to a third.
 const ZSTD_LEVEL: i32 = 1;
-/// After a block that didn't shrink so many go as they are: what is compressed already mostly goes on so.
+/// Blocks sent uncompressed after one that did not shrink: already compressed content mostly continues that way.
 const SKIP_BLOCKS: u32 = 15;
 
 const OP_LITERAL: u8 = 1;
@@ -28,7 +29,7 @@ const OP_COPY: u8 = 2;
 const OP_DONE: u8 = 3;
 const OP_ABANDONED: u8 = 4;
 
-/// Where the next message comes from.
+/// Supplies the next message.
 pub trait MessageSource {
     fn next(&mut self) -> Result<Message, SyncError>;
 }
@@ -82,14 +83,14 @@ impl Write for BlockWriter<'_> {
     }
 }
 
-/// The stream again, from its messages.
+/// Reassembles a stream from its messages.
 pub struct BlockReader<'a> {
     source: &'a mut dyn MessageSource,
     block: Vec<u8>,
     at: usize,
     zstd: zstd::bulk::Decompressor<'static>,
     is_at_end: bool,
-    /// Told of every byte as it comes.
+    /// Called with the number of bytes of each block that arrives.
     progress: &'a mut dyn FnMut(u64),
     failure: Option<SyncError>,
 }
@@ -109,17 +110,17 @@ impl<'a> BlockReader<'a> {
                         return Err(SyncError::Protocol("a block is too long"));
                     }
                     let block = match is_packed {
-                        true => self.zstd.decompress(&bytes, raw).map_err(|_| SyncError::Protocol("a block can't be unpacked"))?,
+                        true => self.zstd.decompress(&bytes, raw).map_err(|_| SyncError::Protocol("a block can't be decompressed"))?,
                         false => bytes,
                     };
                     if block.len() != raw {
-                        return Err(SyncError::Protocol("a block is not as long as it says"));
+                        return Err(SyncError::Protocol("a block does not have the announced length"));
                     }
                     (self.progress)(raw as u64);
                     (self.block, self.at) = (block, 0);
                 }
                 Message::ContentEnd => self.is_at_end = true,
-                _ => return Err(SyncError::Protocol("something else came in the middle of content")),
+                _ => return Err(SyncError::Protocol("unexpected message within content")),
             }
         }
         Ok(())
@@ -143,7 +144,7 @@ impl Read for BlockReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if let Err(failure) = self.refill() {
             self.failure = Some(failure);
-            return Err(io::Error::other("the other side"));
+            return Err(io::Error::other("receiving content failed"));
         }
         let n = buffer.len().min(self.block.len() - self.at);
         buffer[..n].copy_from_slice(&self.block[self.at..self.at + n]);
@@ -153,7 +154,7 @@ impl Read for BlockReader<'_> {
 }
 
 impl Folder {
-    /// Sends what the other side wants of what it needs. What changed meanwhile is abandoned, and told so.
+    /// Sends the requested content. A file that has changed since the last scan is marked as abandoned.
     pub(crate) fn send_content(
         &self,
         needs: &[Need],
@@ -162,7 +163,9 @@ impl Folder {
     ) -> Result<(), SyncError> {
         let mut out = BlockWriter::new(send).map_err(SyncError::Lost)?;
         for want in wants {
-            let Some(need) = needs.get(want.index as usize) else { return Err(SyncError::Protocol("it wants what it doesn't need")) };
+            let Some(need) = needs.get(want.index as usize) else {
+                return Err(SyncError::Protocol("it requested content that is not needed"));
+            };
             out.write_all(&want.index.to_be_bytes()).map_err(SyncError::Lost)?;
             let is_whole = match self.open_content(need) {
                 Some((file, stamp)) => send_file(file, stamp, &want.signature, &mut out)?,
@@ -173,10 +176,10 @@ impl Folder {
         out.finish().map_err(SyncError::Lost)
     }
 
-    /// Stages what the other side sends. Gives the numbers of what did not come whole.
+    /// Stages the content that the other side sends. Returns the indexes of the files that did not arrive completely.
     pub(crate) fn receive_content(&mut self, needs: &[Need], mut from: BlockReader) -> Result<Vec<u32>, SyncError> {
         let mut failed = Vec::new();
-        // One that is sent again and again would keep the sync busy and the disk full.
+        // A file that is sent repeatedly would keep the sync busy and fill the disk.
         let mut was_sent = vec![false; needs.len()];
         loop {
             from.refill()?;
@@ -184,14 +187,14 @@ impl Folder {
                 return Ok(failed);
             }
             let index = u32::from_be_bytes(from.read_array()?);
-            let need = needs.get(index as usize).ok_or(SyncError::Protocol("it sends what nobody needs"))?;
+            let need = needs.get(index as usize).ok_or(SyncError::Protocol("it sent content that was not requested"))?;
             if std::mem::replace(&mut was_sent[index as usize], true) {
-                return Err(SyncError::Protocol("it sends a file twice"));
+                return Err(SyncError::Protocol("it sent a file twice"));
             }
             if self.hooks.is_full() {
                 return Err(SyncError::Full);
             }
-            let mut incoming = self.staging.begin().map_err(|e| SyncError::writing("what arrives", e))?;
+            let mut incoming = self.staging.begin().map_err(|e| SyncError::writing("store incoming content", e))?;
             let received = self.receive_file(need, &mut incoming, &mut from);
             let is_whole = match received {
                 Ok(is_whole) => is_whole,
@@ -217,7 +220,7 @@ impl Folder {
                 remaining = rest;
                 Ok(())
             }
-            None => Err(SyncError::Protocol("a file is longer than it says")),
+            None => Err(SyncError::Protocol("a file is longer than announced")),
         };
         loop {
             let [op] = from.read_array()?;
@@ -230,24 +233,24 @@ impl Folder {
                 OP_COPY => {
                     let (offset, length) = (u64::from_be_bytes(from.read_array()?), u64::from_be_bytes(from.read_array()?));
                     charge(length)?;
-                    // The kernel takes no such offset, which would look like a failure of this disk.
+                    // The kernel rejects such an offset, which would look like a failure of this disk.
                     if offset > i64::MAX as u64 || length == 0 {
-                        return Err(SyncError::Protocol("a part of an old version is beyond any file"));
+                        return Err(SyncError::Protocol("a copy is outside of any file"));
                     }
                     let file = match &mut old {
                         Some(file) => file,
                         None => match beneath::open_file(self.root(), need.path.bytes()) {
                             Ok(file) => old.insert(File::from(file)),
-                            // It will not have the digest, and comes whole the next time.
+                            // The result will not have the expected digest, so the file is sent whole the next time.
                             Err(_) => continue,
                         },
                     };
                     let copied = file.seek(SeekFrom::Start(offset)).and_then(|_| io::copy(&mut Read::take(&mut *file, length), incoming));
-                    copied.map_err(|e| SyncError::writing_io("what arrives", e))?;
+                    copied.map_err(|e| SyncError::writing_io("store incoming content", e))?;
                 }
                 OP_DONE => return Ok(true),
                 OP_ABANDONED => return Ok(false),
-                _ => return Err(SyncError::Protocol("content can't be read")),
+                _ => return Err(SyncError::Protocol("invalid operation within content")),
             }
         }
     }
@@ -261,18 +264,18 @@ fn copy_literal(from: &mut BlockReader, mut length: u64, to: &mut Incoming) -> R
         if n == 0 {
             return Err(SyncError::Protocol("content ended early"));
         }
-        to.write_all(&available[..n]).map_err(|e| SyncError::writing_io("what arrives", e))?;
+        to.write_all(&available[..n]).map_err(|e| SyncError::writing_io("store incoming content", e))?;
         from.at += n;
         length -= n as u64;
     }
     Ok(())
 }
 
-/// Whether it went out as it was promised.
+/// Returns whether the file was sent exactly as announced.
 fn send_file(mut file: File, stamp: Stamp, signature: &Signature, out: &mut BlockWriter) -> Result<bool, SyncError> {
     let is_usable = signature.block <= MAX_BLOCK_BYTES && signature.sums.len() <= MAX_BLOCKS;
     if !is_usable {
-        return Err(SyncError::Protocol("too many sums of a file"));
+        return Err(SyncError::Protocol("too many block checksums"));
     }
     let (mut sent, mut send_error) = (0, None);
     let result = compute_delta(signature, &mut file, |op| {
@@ -287,10 +290,10 @@ fn send_file(mut file: File, stamp: Stamp, signature: &Signature, out: &mut Bloc
                 out.write_all(&[&[OP_COPY][..], &offset.to_be_bytes(), &length.to_be_bytes()].concat())
             }
         };
-        // What the other side's connection says is not what the file says.
+        // A failing connection must not be mistaken for a failing file.
         written.inspect_err(|e| send_error = Some(e.kind()))?;
-        // One that grows is abandoned before it says more than it promised.
-        if sent > stamp.size() { Err(io::Error::other("it has grown")) } else { Ok(()) }
+        // A growing file is abandoned before it exceeds its announced size.
+        if sent > stamp.size() { Err(io::Error::other("the file has grown")) } else { Ok(()) }
     });
     if let Some(kind) = send_error {
         return Err(SyncError::Lost(kind.into()));

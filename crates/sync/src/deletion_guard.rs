@@ -1,9 +1,10 @@
-//! Stops a sync that is about to delete what nobody meant to delete: a root that has no files any more, or most of what there was going.
+//! Halts a sync that is about to delete files by accident: when one side has no files left, or when most of its files
+//! would be deleted.
 //!
-//! Deletions count together with those of the last minutes, so that a slow one is seen as what it is; and once they are more than a small
-//! part they are held until no more come, so that little has gone when it turns out to be too much. Everything else goes on meanwhile. A
-//! file that is only moved isn't deleted, and neither is one that came after the first of those deletions: programs make files and delete
-//! them all the time.
+//! Deletions of the last two minutes count together, so that slow deletions are recognized as well. Once they exceed a
+//! small part, further deletions are held until a quiet period without new ones, so that little is lost if they turn
+//! out to be too many. All other changes continue. A moved file does not count as deleted, nor does a file that was
+//! created after the first of these deletions: programs create and delete temporary files all the time.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -20,27 +21,27 @@ use crate::{
     tree::Tree,
 };
 
-/// A directory with more files than this doesn't disappear without a question: few enough to notice a lost `src`, and more than tools
-/// remove as a matter of course.
+/// The disappearance of a directory with more files than this needs a confirmation: low enough to notice a lost `src`,
+/// and more than tools usually remove.
 pub const DEFAULT_DIRECTORY_DELETION_LIMIT: usize = 20;
-/// Deletions count together for this long.
+/// Deletions within this period count together.
 const DELETION_WINDOW: Duration = Duration::from_secs(120);
-/// More than a small part is held until no more were deleted for this long.
+/// Deletions beyond a small part are held until no new ones were seen for this long.
 const QUIET_PERIOD: Duration = Duration::from_secs(1);
-/// And no longer than this in all.
+/// Maximum time that deletions are held.
 const MAX_HOLD: Duration = Duration::from_secs(60);
 
-/// What may be done of a plan.
+/// How much of a plan may be carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Proceed,
-    /// All but what deletes.
+    /// Everything except deletions.
     HoldDeletions,
-    /// Nothing.
+    /// Nothing, until the user decides.
     Halt(Halt),
 }
 
-/// The three trees that a plan was made of.
+/// The three trees that a plan was computed from.
 #[derive(Clone, Copy)]
 pub struct Trees<'a> {
     pub base: &'a Tree,
@@ -48,18 +49,18 @@ pub struct Trees<'a> {
     pub sandbox: &'a Tree,
 }
 
-/// What has gone lately, and what somebody said about it.
+/// Recent deletions and what the user has confirmed.
 pub struct DeletionGuard {
-    /// A directory with more files than this halts the sync when it disappears.
+    /// The disappearance of a directory with more files than this halts the sync.
     directory_deletion_limit: usize,
     deleted: BTreeMap<RelPath, RecentDeletion>,
-    /// Where content was that has gone.
+    /// Former paths of deleted content.
     deleted_content: HashMap<Digest, RelPath>,
-    /// Came after the first of those, and is there.
+    /// Existing files that were created after the first of the recent deletions.
     created: HashMap<RelPath, Instant>,
-    /// What the plan under way deletes, by side.
+    /// Deletions of the current plan, by side.
     planned: [DeletedFiles; 2],
-    /// Deletions that somebody said are right, by side, until a round has carried them out.
+    /// Deletions that the user confirmed, by side, until a plan has carried them out.
     confirmed: [BTreeSet<RelPath>; 2],
     hold: Option<HoldState>,
 }
@@ -95,7 +96,8 @@ impl DeletionGuard {
         }
     }
 
-    /// What may be done now. `is_confirmed`: somebody just said that what this plan deletes is right.
+    /// Decides how much of the plan may be carried out now. `is_confirmed`: the user has just confirmed this plan's
+    /// deletions.
     pub fn judge(&mut self, trees: Trees, plan: &Plan, is_confirmed: bool, now: Instant) -> Verdict {
         if is_confirmed {
             self.confirmed = [&plan.local, &plan.sandbox].map(|changes| deleted_files(changes).into_keys().collect());
@@ -123,17 +125,17 @@ impl DeletionGuard {
         if self.hold.is_some() { Verdict::HoldDeletions } else { Verdict::Proceed }
     }
 
-    /// What is held goes after all.
+    /// Lets held deletions proceed.
     pub fn release_hold(&mut self) {
         self.hold = None;
     }
 
-    /// When what is held is looked at again.
+    /// When held deletions are judged again.
     pub fn holds_until(&self) -> Option<Instant> {
         self.hold.map(|hold| hold.until())
     }
 
-    /// A path has become something else on that side.
+    /// Records a change that was made on one side.
     pub fn record(&mut self, side: Side, path: &RelPath, new: Option<&Entry>, now: Instant) {
         match new.and_then(Entry::content) {
             Some((digest, _)) => self.record_content(path, digest, now),
@@ -147,12 +149,12 @@ impl DeletionGuard {
         }
     }
 
-    /// The plan was carried out as far as it can be.
+    /// Called after the plan was carried out as far as possible.
     pub fn finish_plan(&mut self) {
         self.confirmed = Default::default();
     }
 
-    /// What is back, there or elsewhere, isn't gone.
+    /// Content that exists again, at its path or at another one, is not deleted.
     fn record_content(&mut self, path: &RelPath, digest: Digest, now: Instant) {
         if self.deleted.is_empty() {
             return;
@@ -190,7 +192,7 @@ impl DeletionGuard {
     }
 }
 
-/// Whether a change takes something away that was there.
+/// Whether a change deletes a file or a directory.
 pub fn is_deletion(change: &Change) -> bool {
     let is_folder = |entry: &Option<Entry>| entry.as_ref().is_some_and(Entry::is_dir);
     change.new.is_none() || is_folder(&change.old) && !is_folder(&change.new)
@@ -215,7 +217,7 @@ mod tests {
         Entry::File { digest: Digest::of(text.as_bytes()), size: 1, exec: false }
     }
 
-    /// This many files, each with its own content.
+    /// A tree of files, each with its own content.
     fn files(count: usize) -> Tree {
         (0..count).map(|n| (path(&format!("f{n}")), file(&n.to_string()))).collect()
     }
@@ -226,7 +228,7 @@ mod tests {
         tree
     }
 
-    /// Both sides as a guard sees them, over time.
+    /// Both sides of a sync and a simulated clock.
     struct Simulation {
         deletion_guard: DeletionGuard,
         base: Tree,
@@ -252,7 +254,7 @@ mod tests {
             (self.deletion_guard.judge(trees, &plan, is_confirmed, self.now), plan)
         }
 
-        /// A round that does what it may.
+        /// Runs one round and applies what the guard permits.
         fn round(&mut self) -> Verdict {
             self.round_with(false)
         }
@@ -328,7 +330,7 @@ mod tests {
         (0..20).for_each(|n| simulation.local.set(path(&format!("lib/f{n}")), Some(file(&n.to_string()))));
         assert_eq!(simulation.round(), Verdict::Proceed);
         assert_eq!(simulation.sandbox.files(), 20);
-        // One copy makes up for one.
+        // One copy makes up for one deletion.
         let mut simulation = Simulation::new((0..20).map(|n| (path(&format!("f{n}")), file("the same"))).collect());
         simulation.local = without(&simulation.local, 0..19);
         simulation.local.set(path("x"), Some(file("the same")));
@@ -352,7 +354,7 @@ mod tests {
             }
             simulation.advance(pause);
         }
-        panic!("it deleted all");
+        panic!("every file was deleted");
     }
 
     #[test]
@@ -390,7 +392,7 @@ mod tests {
         let mut simulation = Simulation::new(files(40));
         simulation.sandbox = without(&simulation.sandbox, 0..30);
         assert!(matches!(simulation.round(), Verdict::Halt(_)));
-        // The round with the confirmation breaks off after the first few.
+        // The connection is lost after the first ten changes of the confirmed plan.
         let (verdict, plan) = simulation.judge(Mode::TwoWaySafe, true);
         assert_eq!(verdict, Verdict::Proceed);
         for change in &plan.local[..10] {
@@ -417,7 +419,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is deleted and however slowly: more than half never go within the time that counts, and what stays is whole.
+        /// For any deletions at any speed, at most half of the files disappear within the window, and the rest stays
+        /// complete.
         #[test]
         fn at_most_half_of_the_files_are_deleted_without_confirmation(had in 5..200usize, steps in proptest::collection::vec((1..40usize, 0..1500u64), 1..60)) {
             let mut simulation = Simulation::new(files(had));

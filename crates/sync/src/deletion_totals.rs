@@ -1,7 +1,8 @@
-//! How much a plan deletes on one side: in all, in each top-level directory, and which directories would disappear.
+//! Counts what a plan deletes on one side: in total, in each top-level directory, and which directories would
+//! disappear.
 //!
-//! Version control's own files and lock files are not counted. Tools create and delete them by the hundred, and a large repository would
-//! hide the loss of a small source tree.
+//! Files inside version control directories and lock files do not count. Tools create and delete them by the hundred,
+//! and a large repository would hide the loss of a small source tree.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,14 +16,15 @@ use crate::{
     tree::Tree,
 };
 
-/// Fewer deleted files than this are never too many: who works with a handful of files deletes most of them now and then.
+/// Fewer deleted files than this are never a mass deletion: in a folder with a handful of files, users often delete
+/// most of them.
 pub const MIN_MASS_DELETION: usize = 5;
-/// One file of so many is a small part: so many may go at once, whatever comes after them.
+/// One file in this many is a small part, which may be deleted at once no matter what follows.
 pub const SMALL_PART_DIVISOR: usize = 10;
 /// Directories of version control systems.
 const VERSION_CONTROL: [&[u8]; 4] = [b".git", b".hg", b".jj", b".svn"];
 
-/// Files that go and whose content comes nowhere else.
+/// Deleted files whose content does not appear anywhere else in the plan.
 pub type DeletedFiles = BTreeMap<RelPath, Digest>;
 
 pub fn deleted_files(changes: &[Change]) -> DeletedFiles {
@@ -42,30 +44,30 @@ pub fn deleted_files(changes: &[Change]) -> DeletedFiles {
     deleted.filter(|(_, digest)| !is_moved(digest)).collect()
 }
 
-/// Whether the loss of this file is weighed.
+/// Whether the deletion of this file counts.
 pub fn is_counted(path: &RelPath) -> bool {
     repository(path).is_none() && !is_lock(path.name())
 }
 
-/// The version control directory that a path is in.
+/// The version control directory that contains a path.
 fn repository(path: &RelPath) -> Option<RelPath> {
     path.ancestors().find(|folder| VERSION_CONTROL.contains(&folder.name()))
 }
 
-/// Of git, package managers, Emacs and LibreOffice.
+/// Lock files of git, package managers, Emacs and LibreOffice.
 fn is_lock(name: &[u8]) -> bool {
     name.ends_with(b".lock") || name.ends_with(b".lck") || name.starts_with(b".#") || name.starts_with(b".~lock.")
 }
 
-/// What a plan would delete on one side, beside what there was.
+/// The deletions of a plan on one side, compared with the existing files.
 pub struct DeletionTotals<'a> {
     side: Side,
     whole: DeletionCount,
-    /// By top-level directory; only those that lose something.
+    /// Per top-level directory; only those with deletions.
     top_directories: BTreeMap<&'a [u8], DeletionCount>,
-    /// By directory at any depth.
+    /// Per directory at any depth.
     directories: BTreeMap<RelPath, DeletionCount>,
-    /// The side they are missing on.
+    /// The tree of the other side, which lacks the files.
     source: &'a Tree,
 }
 
@@ -77,7 +79,7 @@ struct DeletionCount {
 }
 
 impl<'a> DeletionTotals<'a> {
-    /// `gone` went lately, with the side it went on; `made` came after the first of those.
+    /// `deleted` are recent deletions with their side; `created` are files created after the first of those.
     pub fn new(
         side: Side,
         planned: impl Iterator<Item = &'a RelPath>,
@@ -94,7 +96,7 @@ impl<'a> DeletionTotals<'a> {
                 if let Some(top) = top_directory(path) {
                     totals.top_directories.entry(top).or_default();
                 }
-                // In mirror mode also what both sides never agreed on.
+                // In mirror mode a plan also deletes files that both sides never agreed on.
                 let never_synced = usize::from(!trees.base.get(path).is_some_and(Entry::is_file));
                 totals.add(path, |count| (count.planned, count.total) = (count.planned + 1, count.total + never_synced));
             }
@@ -123,7 +125,8 @@ impl<'a> DeletionTotals<'a> {
         }
     }
 
-    /// For each directory that the path is in. Of a repository only the directory as a whole: its files come and go.
+    /// Updates every directory that contains the path. A repository counts only as a whole, because its files come and
+    /// go.
     fn add_to_directories(&mut self, path: &RelPath, update: impl Fn(&mut DeletionCount)) {
         match repository(path) {
             Some(repository) => update(self.directories.entry(repository).or_default()),
@@ -149,7 +152,7 @@ impl<'a> DeletionTotals<'a> {
             .or_else(|| self.top_directories.iter().find_map(|(top, count)| mass_deletion(RelPath::new(top), *count)))
     }
 
-    /// The topmost directory that has nothing left on the other side.
+    /// The topmost directory that has no files left on the other side.
     fn vanished_directory(&self, directory_deletion_limit: usize) -> Option<Halt> {
         let has_files = |directory: &RelPath| {
             let is_its = |path: &RelPath| is_counted(path) || repository(path).as_ref() == Some(directory);
@@ -203,7 +206,7 @@ mod tests {
         (0..count).map(move |n| format!("{folder}/f{n}"))
     }
 
-    /// What the guard says when the sandbox has lost these folders.
+    /// The guard's verdict after the sandbox has lost these directories.
     fn verdict(base: &Tree, deleted: &[&str]) -> Verdict {
         let mut sandbox = base.clone();
         deleted.iter().for_each(|folder| sandbox.prune(&RelPath::new(folder.as_bytes()).unwrap()));

@@ -1,28 +1,31 @@
-//! Sending only what changed of a large file: the other side tells sums of its old version's blocks, and gets what they don't cover.
+//! Delta transfer for large files: the receiver sends checksums of its old version's blocks, and the sender sends only
+//! the data that they don't cover.
 //!
-//! Memory is bounded by the number of blocks, which doesn't grow with the file beyond a limit: larger files have larger blocks.
+//! Memory is bounded by the number of blocks. Beyond a limit larger files have larger blocks instead of more of them.
 
 use std::{
     collections::HashMap,
     io::{self, Read},
 };
 
-/// Smaller files are sent whole: asking for sums would cost as much.
+/// Smaller files are sent whole: requesting checksums would cost as much.
 pub const MIN_DELTA_BYTES: u64 = 64 * 1024;
-/// Blocks of one file.
+/// Maximum number of blocks of one file.
 pub const MAX_BLOCKS: usize = 64 * 1024;
-/// Blocks of all the files that are sent in one go.
+/// Maximum number of blocks of all files in one transfer.
 pub const MAX_SUMS: usize = 4 * MAX_BLOCKS;
 const MIN_BLOCK_BYTES: u64 = 1024;
-/// Of a usual file; beyond what this covers with the most blocks they grow.
+/// Maximum block size of ordinary files, in bytes. It grows only where the maximum number of blocks would not cover the
+/// file.
 const USUAL_BLOCK_BYTES: u64 = 64 * 1024;
-/// Largest block, in bytes; with the most blocks that is a file of 256 GiB.
+/// Maximum block size, in bytes; with the maximum number of blocks it covers a file of 256 GiB.
 pub const MAX_BLOCK_BYTES: u32 = 4 * 1024 * 1024;
-/// Handed over at once where nothing matches.
+/// Maximum size of one piece of unmatched data, in bytes.
 const LITERAL_BYTES: usize = 128 * 1024;
-/// Read at once.
+/// Bytes per read.
 const READ_BYTES: usize = 256 * 1024;
-/// How often a block may look known by its weak sum and not be, beyond once for each: sums made to do so would keep this side busy.
+/// Blocks whose weak checksum matches and whose strong one does not, in addition to one per block: checksums crafted to
+/// collide would keep this side busy.
 const MAX_FALSE_MATCHES: u64 = 10_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,11 +40,11 @@ pub struct Signature {
     pub sums: Vec<BlockSum>,
 }
 
-/// What a new version is made of.
+/// One step in rebuilding a new version.
 #[derive(Debug, PartialEq, Eq)]
 pub enum DeltaOp<'a> {
     Data(&'a [u8]),
-    /// Bytes of the old version.
+    /// Copies bytes of the old version.
     Copy {
         offset: u64,
         length: u64,
@@ -54,7 +57,7 @@ pub fn block_size(length: u64) -> u32 {
     u32::try_from(needed).unwrap_or(MAX_BLOCK_BYTES).min(MAX_BLOCK_BYTES)
 }
 
-/// Sums of a file's whole blocks; a rest at its end has none.
+/// Checksums of a file's complete blocks; a partial block at the end has none.
 pub fn compute_signature(file: &mut impl Read, length: u64) -> io::Result<Signature> {
     let block = block_size(length);
     let mut bytes = vec![0; block as usize];
@@ -65,7 +68,7 @@ pub fn compute_signature(file: &mut impl Read, length: u64) -> io::Result<Signat
     Ok(Signature { block, sums })
 }
 
-/// Reads a new version and says what it is made of, given the old one's sums.
+/// Reads a new version and emits the steps that rebuild it from the old version with this signature.
 pub fn compute_delta(signature: &Signature, source: &mut impl Read, mut emit: impl FnMut(DeltaOp) -> io::Result<()>) -> io::Result<()> {
     let block = signature.block as usize;
     let index = Index::new(signature);
@@ -79,7 +82,7 @@ pub fn compute_delta(signature: &Signature, source: &mut impl Read, mut emit: im
     }
     loop {
         while buffer.len() - at < block && !is_at_end {
-            // What is behind is handed over or gone; the rest moves to the front.
+            // Everything before `at` was emitted, so the rest moves to the front.
             flush(&mut copy, &buffer[literal..at], &mut emit)?;
             buffer.drain(..at);
             (literal, at) = (0, 0);
@@ -139,7 +142,7 @@ pub fn compute_delta(signature: &Signature, source: &mut impl Read, mut emit: im
     if is_at_end { Ok(()) } else { emit_rest(source, emit) }
 }
 
-/// The rest as it is.
+/// Emits the rest of the source as data.
 fn emit_rest(source: &mut impl Read, mut emit: impl FnMut(DeltaOp) -> io::Result<()>) -> io::Result<()> {
     let mut buffer = vec![0; LITERAL_BYTES];
     loop {
@@ -150,7 +153,7 @@ fn emit_rest(source: &mut impl Read, mut emit: impl FnMut(DeltaOp) -> io::Result
     }
 }
 
-/// Tells a copy that is still open, then the bytes after it.
+/// Emits a pending copy, then the data after it.
 fn flush(copy: &mut Option<(u64, u64)>, literal: &[u8], emit: &mut impl FnMut(DeltaOp) -> io::Result<()>) -> io::Result<()> {
     if literal.is_empty() {
         return Ok(());
@@ -180,7 +183,8 @@ fn strong(block: &[u8]) -> [u8; 16] {
     short
 }
 
-/// Bits of the filter before the table: most positions match nothing, and are done with one look at memory that stays near.
+/// Bits of the filter in front of the table. Most positions match nothing and are rejected by one read of cached
+/// memory.
 const FILTER_BITS: u32 = 20;
 
 struct Index {
@@ -194,7 +198,7 @@ enum BlockMatch {
     NoMatch,
 }
 
-/// Blocks of one weak sum that are compared: a file of zeros has many, all alike.
+/// Maximum number of blocks compared per weak checksum: a file of zeros has many equal blocks.
 const MAX_CANDIDATES: usize = 8;
 
 impl Index {
@@ -226,7 +230,7 @@ fn filter_bit(sum: u32) -> usize {
     (sum.wrapping_mul(0x9e37_79b1) >> (32 - FILTER_BITS)) as usize
 }
 
-/// Adler's two sums over a window that moves on byte by byte.
+/// The rolling checksum of Adler-32 over a sliding window.
 struct Rolling {
     a: u32,
     b: u32,

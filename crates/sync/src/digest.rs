@@ -1,4 +1,4 @@
-//! Reading files for their digests, several at once where there are many.
+//! Computes file digests, with several threads when there are many files.
 
 use std::{
     fs::File,
@@ -16,18 +16,18 @@ use rustix::{fs::FileType, io::Errno};
 
 use crate::{beneath, entry::Digest, hooks::Hooks, path::RelPath, problem::Problem, stamp::Stamp};
 
-/// Read at once.
+/// Bytes per read.
 pub const READ_BUFFER_BYTES: usize = 128 * 1024;
-/// Threads that read: a disk is kept busy by a few, and a sandbox seldom has more cores.
+/// Reader threads: a few keep a disk busy, and a sandbox seldom has more cores.
 const READER_THREADS: usize = 4;
-/// Fewer files than this, none of them large, are read where they are asked for.
+/// Fewer files than this, none of them large, are read on the calling thread.
 const MIN_PARALLEL_FILES: usize = 16;
 const LARGE_FILE_BYTES: u64 = 1024 * 1024;
 
-/// A file as it was when it was read, or why it could not be.
+/// Digest and stamp of a file at the time it was read, or the problem that prevented it.
 pub type DigestResult = Result<(Digest, Stamp), Problem>;
 
-/// Digests of all these, in their order.
+/// Digests of these files, in the same order.
 pub fn digest_files(root: &Arc<OwnedFd>, files: Vec<(RelPath, u64)>, hooks: &Arc<dyn Hooks>) -> Vec<(RelPath, DigestResult)> {
     let is_small_job = files.len() < MIN_PARALLEL_FILES && files.iter().all(|(_, size)| *size < LARGE_FILE_BYTES);
     if is_small_job || files.len() < 2 {
@@ -54,11 +54,11 @@ pub fn digest_files(root: &Arc<OwnedFd>, files: Vec<(RelPath, u64)>, hooks: &Arc
     }
     let mut read: Vec<Option<DigestResult>> = vec![None; files.len()];
     if readers == 0 {
-        // No thread could be had: then one after the other, here.
+        // No thread could be started, so the files are read one after another on this one.
         return files.iter().map(|(path, _)| (path.clone(), digest_file(root, path))).collect();
     }
     drop(sender);
-    // Ends when the last reader has. What one of them left undone, by a panic, is as a file that can't be read now.
+    // Ends with the last reader. A file that a reader skipped because of a panic counts as unreadable for now.
     for (at, result) in results {
         read[at] = Some(result);
     }
@@ -70,7 +70,7 @@ fn digest_file(root: &Arc<OwnedFd>, path: &RelPath) -> DigestResult {
     let file = match beneath::open_file(root, path.bytes()) {
         Ok(file) => file,
         Err(Errno::ACCESS | Errno::PERM) => return Err(Problem::Unreadable),
-        // Gone, or something else by now.
+        // Deleted, or replaced by something else.
         Err(_) => return Err(Problem::Changing),
     };
     let stamp_of = |file: &File| rustix::fs::fstat(file).map(|stat| Stamp::of(&stat, seen)).map_err(|_| Problem::Changing);

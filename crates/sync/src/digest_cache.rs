@@ -1,5 +1,5 @@
-//! What was known of a folder's files when it was last looked through: as long as a file's stamp is the same it isn't read again, also by
-//! another run or over another connection. Losing it costs time and nothing else.
+//! Digests of a folder's files from earlier scans. A file whose stamp has not changed is not read again, even by
+//! another run or over another connection. Losing the cache only costs time.
 
 use std::{
     collections::HashMap,
@@ -20,18 +20,18 @@ use crate::{
 
 const MAGIC: &[u8] = b"cobox sync files 1\n";
 const CHECKSUM_BYTES: usize = 32;
-/// Largest file that is read, in bytes: a million names of usual length.
+/// Maximum size of a cache file, in bytes: a million names of usual length.
 const MAX_FILE_BYTES: u64 = 512 * 1024 * 1024;
-/// After another start of the machine only what had been on disk so long is believed: a machine that failed may have kept a file's times
-/// and lost its content.
+/// After a reboot, only files that were unchanged for this long before the save are trusted: after a crash the disk may
+/// have a file's new times without its content.
 const WRITEBACK_MARGIN: Duration = Duration::from_secs(120);
 
-/// Files, by path, with the stamp under which they had that content.
+/// Files by path, with the stamp that they had when their content was read.
 #[derive(Clone, Debug, Default)]
 pub struct DigestCache(HashMap<RelPath, (Entry, Stamp)>);
 
 impl DigestCache {
-    /// What can be believed of a folder later on.
+    /// The entries whose stamps can be trusted later.
     pub fn of(tree: &Tree, stamps: &HashMap<RelPath, Stamp>) -> Self {
         let settled = |(path, entry): (&RelPath, &Entry)| {
             let stamp = stamps.get(path).filter(|stamp| entry.is_file() && stamp.is_settled())?;
@@ -52,7 +52,7 @@ impl DigestCache {
         self.0.is_empty()
     }
 
-    /// Nothing where there is none, or none that can be believed.
+    /// Loads a cache; empty if there is none or if it is damaged.
     pub fn load(path: &Path) -> Self {
         read(path).unwrap_or_default()
     }
@@ -97,7 +97,7 @@ fn decode_file(input: &mut Decoder) -> Result<(RelPath, (Entry, Stamp)), Malform
     Ok((path, (Entry::File { digest, size: stamp.size(), exec: stamp.is_executable() }, stamp)))
 }
 
-/// Another one after each start of the machine; empty where it can't be known.
+/// Changes with every boot; empty if it is not available.
 fn boot_id() -> Vec<u8> {
     std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }

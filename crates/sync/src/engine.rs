@@ -1,4 +1,5 @@
-//! The local end: remembers what both sides agreed on, decides, and goes on until it is told to stop. Every failure that may pass is tried again.
+//! The local end of a sync. It stores the state that both sides agreed on, decides what to change, and runs until it is
+//! stopped. Transient failures are retried.
 
 use std::{
     collections::BTreeMap,
@@ -29,48 +30,50 @@ use crate::{
     tree::Tree,
 };
 
-/// Everything is looked at this often though nothing was told: a watch may miss what a network file system does.
+/// Interval between full scans, even without reported changes: a watch misses changes made elsewhere on a network file
+/// system.
 const FULL_SCAN_INTERVAL: Duration = Duration::from_secs(60);
-/// As often where not every change is told.
+/// Interval between full scans when not all directories are watched.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
-/// A save is several steps: after the first it is waited this long for the next, and no longer than that for all.
+/// A save consists of several steps: after each one the engine waits this long for the next, up to `MAX_DEBOUNCE` in
+/// total.
 const DEBOUNCE: Duration = Duration::from_millis(4);
 const MAX_DEBOUNCE: Duration = Duration::from_millis(40);
-/// What is known of the files is kept at the end, and this often for a run that is killed.
+/// The digest cache is saved at the end, and also at this interval in case the run is killed.
 const CACHE_SAVE_INTERVAL: Duration = Duration::from_secs(600);
-/// Waits before another try, doubled up to the longest.
+/// Delay before a retry; it doubles up to the maximum.
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(50);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
-/// Longest wait for what the other side said before it closed the connection.
+/// Maximum wait for the reason that the other side sent before it closed the connection.
 const CLOSE_REASON_TIMEOUT: Duration = Duration::from_secs(1);
-/// Rounds that a flush goes through while something changes all the time; then it is answered as far as it got.
+/// A flush is repeated for at most this many rounds while files keep changing; then the current state is reported.
 const MAX_FLUSH_ROUNDS: u32 = 5;
-/// Rounds after which a sync that is to end does so, though something changes all the time; what isn't in sync then is told.
+/// A sync with `once` ends after this many rounds even if files keep changing, and reports what is not in sync.
 const MAX_ONCE_ROUNDS: u32 = 6;
-/// Connections in a row that such a sync tries to make without getting through a round.
+/// Consecutive connections without a completed round after which a sync with `once` gives up.
 const MAX_ONCE_CONNECTIONS: u32 = 6;
-/// What may wait for the engine while it is busy; senders wait beyond it.
+/// Inputs that can wait while the engine is busy; further senders block.
 const INPUT_QUEUE_CAPACITY: usize = 32;
 
-/// Who wins, for `resolve`.
+/// How to resolve a conflict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resolution {
     Keep(Side),
-    /// The local one gets another name.
+    /// Keeps both versions; the local one gets another name.
     Both,
 }
 
-/// What somebody asks of a running sync. Answers come when it is done.
+/// A request to a running sync. It is answered once it was carried out.
 pub enum Command {
     Pause(Responder<()>),
-    /// `confirmed`: what it halted for is right.
+    /// `confirmed`: the user accepts the deletions that the sync halted for.
     Resume {
         confirmed: bool,
         respond: Responder<()>,
     },
-    /// Answered when everything that was there when it was asked is on both sides.
+    /// Answered once everything that existed at the time of the request is on both sides.
     Flush(Responder<Status>),
-    /// Of all conflicts where no paths are named. Answered with how many.
+    /// Resolves these conflicts, or all if no paths are given. Answered with their number.
     Resolve {
         paths: Vec<RelPath>,
         resolution: Resolution,
@@ -81,7 +84,7 @@ pub enum Command {
 
 pub type Responder<T> = Box<dyn FnOnce(Result<T, String>) + Send>;
 
-/// The way to a running engine.
+/// Sends commands to a running engine and reads its status.
 #[derive(Clone)]
 pub struct Handle {
     inputs: SyncSender<EngineInput>,
@@ -89,7 +92,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// False where it has ended.
+    /// Returns false if the engine has ended.
     pub fn send(&self, command: Command) -> bool {
         self.inputs.send(EngineInput::Command(command)).is_ok()
     }
@@ -99,9 +102,9 @@ impl Handle {
     }
 }
 
-/// Why there is no connection.
+/// Why a connection could not be made.
 pub enum ConnectError {
-    /// Another try may do.
+    /// A retry may succeed.
     Transient(String),
     Permanent(String),
 }
@@ -120,17 +123,17 @@ pub struct Engine {
     pub(crate) sandbox_is_known: bool,
     pub(crate) sandbox_is_partial: bool,
     pub(crate) resolutions: BTreeMap<RelPath, Side>,
-    /// What could not be done in the last round, by path; told with the problems.
+    /// Changes that failed in the last round, by path and side; reported with the problems.
     pub(crate) failed_changes: [BTreeMap<RelPath, Problem>; 2],
     pub(crate) deletion_guard: DeletionGuard,
-    /// The local folder.
+    /// Path of the local folder.
     pub(crate) root: PathBuf,
     pub(crate) git_paths: GitPaths,
-    /// Somebody said that what is deleted is right, and no round has seen yet what that is.
+    /// The user confirmed the deletions, and no round has processed that yet.
     pub(crate) deletions_confirmed: bool,
-    /// Something could not be done because it changed at that moment.
+    /// A file changed while it was processed, so another round is needed.
     pub(crate) is_unstable: bool,
-    /// The other side has to be looked at again for it.
+    /// The sandbox has to be scanned again even if it reports no change.
     pub(crate) must_rescan_sandbox: bool,
     pub(crate) status: Status,
     pub(crate) listener: Listener,
@@ -140,24 +143,25 @@ pub struct Engine {
     halted: Option<Halt>,
     full_scan_at: Option<Instant>,
     cache_saved_at: Option<Instant>,
-    /// After a restless round the next waits: what changes all the time must not keep both sides busy.
+    /// Earliest time of the next round after an unstable one: constantly changing files must not keep both sides busy.
     retry_at: Option<Instant>,
     unstable_rounds: u32,
     once_rounds: u32,
-    /// Flushes that go through another round when that is due.
+    /// Flushes that wait for another round.
     deferred_flushes: Vec<Command>,
-    /// Told after the next round whether it is still halted.
+    /// Answered after the next round, with an error if the sync is still halted.
     pending_resumes: Vec<Responder<()>>,
 }
 
 impl Engine {
-    /// Must be made on the thread it runs on. `base` is the file that remembers.
+    /// Has to be called on the thread that will run the engine. `base` is the file with the state that both sides
+    /// agreed on.
     pub fn open(root: &Path, base: &Path, settings: Settings, listener: Listener) -> Result<Self, SyncError> {
         let (inputs, receiver) = mpsc::sync_channel(INPUT_QUEUE_CAPACITY);
         let opened = open_root(root).map_err(SyncError::Root)?;
         let hooks: Arc<dyn Hooks> = Arc::new(LocalHooks::with_digest_cache(root.to_owned(), base.with_extension("files")));
         let waker = inputs.clone();
-        // Full means that it is awake already; what changed is asked of the folder itself.
+        // If the queue is full, the engine is awake already; the folder itself knows what changed.
         let mut folder = Folder::open(opened, settings.limits, hooks, move || drop(waker.try_send(EngineInput::LocalChange)))?;
         folder.trash = Some(Trash::new(folder.root.clone(), settings.trash));
         folder.ignore_rules.read_parent_rules(root);
@@ -204,7 +208,7 @@ impl Engine {
         })
     }
 
-    /// Leaves out what this program itself keeps, where that lies in the folder: it changes with every round, and has keys in it.
+    /// Excludes the program's own state if it is inside the folder: it changes with every round and contains keys.
     pub fn exclude(&mut self, path: RelPath) {
         self.folder.excluded.insert(path);
     }
@@ -213,7 +217,7 @@ impl Engine {
         Handle { inputs: self.inputs.clone(), status: self.published_status.clone() }
     }
 
-    /// Until it is told to stop, or something is wrong that can't pass. With `once`, until both sides agree.
+    /// Runs until the sync is stopped or fails permanently. With `once`, until both sides agree.
     pub fn run(mut self, connector: Connector) -> Result<Status, SyncError> {
         let ended = self.reconnect_loop(connector);
         self.save_digest_cache();
@@ -238,7 +242,7 @@ impl Engine {
             };
             attempts = if self.status.rounds > rounds { 1 } else { attempts + 1 };
             if self.base.commits() > commits {
-                // It gets on, if only from cut to cut.
+                // The sync makes progress, even if only between disconnects.
                 retry_delay = MIN_RETRY_DELAY;
             }
             let may_retry = match self.settings.once {
@@ -248,7 +252,7 @@ impl Engine {
             if !may_retry {
                 return Err(failure);
             }
-            // It was about what was there then.
+            // The confirmation covered only the deletions known at that time.
             self.deletions_confirmed = false;
             self.set_phase(Phase::Retrying(failure.to_string()));
             self.reject_commands(&failure.to_string());
@@ -263,13 +267,13 @@ impl Engine {
             ConnectError::Transient(reason) => SyncError::Lost(std::io::Error::other(reason)),
             ConnectError::Permanent(reason) => SyncError::State(reason),
         })?;
-        // All that was known of the other side is of another connection.
+        // Everything known about the sandbox belonged to the previous connection.
         (self.sandbox, self.sandbox_problems, self.sandbox_rules) = (Tree::default(), BTreeMap::new(), IgnoreRules::default());
         self.sandbox_is_known = false;
         Peer::handshake(connection, self.settings.mode.is_sandbox_read_only(), &mut self.inbox, &self.inputs)
     }
 
-    /// Round after round on one connection.
+    /// Runs rounds on one connection.
     fn run_connection(&mut self, peer: &mut Peer, retry_delay: &mut Duration) -> Result<(), SyncError> {
         self.publish_idle_phase();
         loop {
@@ -286,7 +290,7 @@ impl Engine {
             let may_run = !self.is_paused && self.halted.is_none();
             if may_run && (!flushes.is_empty() || is_retry_due && (has_changes || is_full_scan_due || self.retry_at.is_some())) {
                 let is_full = is_full_scan_due || !flushes.is_empty() && (self.folder.is_partly_watched() || self.sandbox_is_partial);
-                // For a flush the other side is asked whether it has said so or not.
+                // A flush rescans the sandbox even if it has not reported a change.
                 self.must_rescan_sandbox |= !flushes.is_empty();
                 match self.run_round(peer, is_full) {
                     Ok(()) => *retry_delay = MIN_RETRY_DELAY,
@@ -306,14 +310,14 @@ impl Engine {
         }
     }
 
-    /// How long until there is something to do though nothing happens.
+    /// Time until the next round is due if nothing happens.
     fn time_to_next_round(&self) -> Duration {
         let next_full_scan = self.full_scan_at.map(|at| at + self.full_scan_interval());
         let next = self.retry_at.or_else(|| [next_full_scan, self.deletion_guard.holds_until()].into_iter().flatten().min());
         next.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now())).max(DEBOUNCE)
     }
 
-    /// What it waits for is also so on another connection.
+    /// A pause or a halt outlasts the connection.
     fn publish_idle_phase(&mut self) {
         if self.is_paused {
             self.set_phase(Phase::Paused);
@@ -324,11 +328,11 @@ impl Engine {
 
     fn run_round(&mut self, peer: &mut Peer, is_full: bool) -> Result<(), SyncError> {
         self.is_unstable = false;
-        // After a round that broke off nothing is known for sure.
+        // After a failed round the time of the last full scan is unknown.
         self.full_scan_at = self.full_scan_at.take().filter(|_| !is_full);
         let full_scan_at = if is_full { Some(Instant::now()) } else { self.full_scan_at };
         self.halted = self.synchronize(peer, is_full).map_err(|failure| match failure {
-            // It takes no more for a reason that it has said.
+            // The other side may have sent the reason before it stopped reading.
             SyncError::Lost(_) if peer.write_failed => self.inbox.interruption(CLOSE_REASON_TIMEOUT).unwrap_or(failure),
             failure => failure,
         })?;
@@ -350,15 +354,15 @@ impl Engine {
                 self.set_phase(Phase::Watching);
             }
         }
-        // After the phase: the status must not contradict an answer that was given before.
+        // Answered after the phase is set, so that the status does not contradict an answer.
         self.answer_pending_resumes(match &self.halted {
-            Some(halt) => Err(format!("it is halted: {halt}; {}", halt.advice())),
+            Some(halt) => Err(format!("the sync is halted: {halt}; {}", halt.advice())),
             None => Ok(()),
         });
         Ok(())
     }
 
-    /// So that the next run need not read everything.
+    /// Saves the digests so that the next run need not read every file.
     fn save_digest_cache(&self) {
         self.folder.hooks.save_digests(self.folder.digest_cache());
     }
@@ -367,7 +371,7 @@ impl Engine {
         match flush {
             flush if self.halted.is_some() => reject(flush, "the sync is halted; see `cobox sync status`"),
             flush if self.deletion_guard.holds_until().is_some() => self.deferred_flushes.push(flush),
-            // Once more: something changed while it was at it.
+            // A file changed during the round, so another one is needed.
             flush if self.is_unstable && self.unstable_rounds < MAX_FLUSH_ROUNDS => self.deferred_flushes.push(flush),
             Command::Flush(respond) => respond(Ok(self.status.clone())),
             _ => {}
@@ -387,7 +391,7 @@ impl Engine {
         if self.folder.is_partly_watched() || self.sandbox_is_partial { POLL_INTERVAL } else { FULL_SCAN_INTERVAL }
     }
 
-    /// Waits for something to do, and then for it to be over.
+    /// Waits for an input, then until inputs pause.
     fn wait(&mut self, timeout: Duration) -> Result<(), SyncError> {
         if !self.receive_input(timeout)? {
             return Ok(());
@@ -397,12 +401,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes one arrival; false where none came in time.
+    /// Receives one input; returns false if none came in time.
     fn receive_input(&mut self, within: Duration) -> Result<bool, SyncError> {
         match self.inbox.inputs.recv_timeout(within) {
             Ok(arrival) => match self.inbox.dispatch(arrival) {
                 Some(Err(e)) => Err(e),
-                Some(Ok(_)) => Err(SyncError::Protocol("it answered what nobody asked")),
+                Some(Ok(_)) => Err(SyncError::Protocol("it sent an answer without a request")),
                 None if self.inbox.stopped => Err(SyncError::Stopped),
                 None => Ok(true),
             },
@@ -411,23 +415,23 @@ impl Engine {
         }
     }
 
-    /// A pause before another try, in which what is asked is answered.
+    /// Waits before a retry and answers commands in the meantime.
     fn wait_before_retry(&mut self, pause: Duration) -> Result<(), SyncError> {
         let until = Instant::now() + pause;
         while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
             match self.receive_input(left) {
-                // Of the connection that is gone already.
+                // Other errors belong to the connection that is lost already.
                 Err(SyncError::Stopped) => return Err(SyncError::Stopped),
                 _ => {
                     self.handle_commands()?;
-                    self.reject_commands("the sandbox can't be reached now");
+                    self.reject_commands("the sandbox is not reachable at the moment");
                 }
             }
         }
         Ok(())
     }
 
-    /// Does what was asked, but for flushes, which a round answers.
+    /// Carries out all commands except flushes, which are answered by a round.
     fn handle_commands(&mut self) -> Result<(), SyncError> {
         if self.inbox.stopped {
             return Err(SyncError::Stopped);
@@ -444,12 +448,12 @@ impl Engine {
                     self.is_paused = false;
                     let halted = self.halted.take();
                     let was_halted = halted.is_some();
-                    // Room in the trash is looked at, whatever is confirmed.
+                    // A confirmation does not free space in the trash, so the trash is checked again.
                     let confirmed = confirmed && halted.is_none_or(|halt| halt.is_confirmable());
-                    // Looks anew before it goes on.
+                    // Forces a full scan before the sync continues.
                     self.full_scan_at = None;
                     if was_halted && !confirmed {
-                        // What was missing may be back.
+                        // The missing files may be back.
                         self.pending_resumes.push(respond);
                         continue;
                     }

@@ -1,4 +1,4 @@
-//! One side of a sync: a folder, what is known of it, and the way content gets in. Both ends are made of this.
+//! One side of a sync: a folder, its known contents, and the staging of new content. Both ends use it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -28,14 +28,14 @@ use crate::{
     watch::Watch,
 };
 
-/// What one side may come to.
+/// Limits of one side.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Files, folders and links; each costs a few hundred bytes of memory on both sides.
+    /// Maximum number of files, directories and links; each takes a few hundred bytes of memory on both sides.
     pub entries: usize,
-    /// Folders that are watched; beyond it changes are found by looking.
+    /// Maximum number of watched directories; changes in further ones are found by full scans.
     pub watches: usize,
-    /// Largest file, in bytes.
+    /// Maximum size of a file, in bytes.
     pub file_bytes: u64,
 }
 
@@ -45,7 +45,7 @@ impl Default for Limits {
     }
 }
 
-/// Content to be sent, by its number among the needs, with what is known of an old version.
+/// A request for content, by its index among the needs, with the signature of an old version.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Want {
     pub index: u32,
@@ -61,15 +61,15 @@ pub struct Folder {
     pub(crate) problems: BTreeMap<RelPath, Problem>,
     pub(crate) ignore_rules: IgnoreRules,
     pub(crate) staging: Staging,
-    /// Where deleted and replaced versions go; the sandbox's end has none.
+    /// Receives deleted and replaced versions; `None` in the sandbox.
     pub(crate) trash: Option<Trash>,
-    /// To be looked at with the next scan, whatever the watch says.
+    /// Paths that the next scan includes even if the watch reports no change.
     pub(crate) rescan: BTreeSet<RelPath>,
-    /// What is never looked into, and told as a problem.
+    /// Paths that are never scanned and are reported as a problem.
     pub(crate) excluded: BTreeSet<RelPath>,
     watch: Option<Watch>,
     is_scanned: bool,
-    /// Of an earlier run, until the first look.
+    /// Digests from an earlier run, used until the first scan is complete.
     digest_cache: DigestCache,
 }
 
@@ -80,17 +80,17 @@ impl KnownFiles for (&Tree, &HashMap<RelPath, Stamp>, &DigestCache) {
 }
 
 impl Folder {
-    /// Must be made on the thread that uses it. `tell` is called when something has changed.
+    /// Has to be called on the thread that uses the folder. `notify` is called after a change.
     pub fn open(root: OwnedFd, limits: Limits, hooks: Arc<dyn Hooks>, notify: impl Fn() + Send + 'static) -> Result<Self, SyncError> {
         let root = Arc::new(root);
         let staging = Staging::new(root.clone());
         if hooks.may_write() {
-            staging.sweep().map_err(|e| SyncError::writing("over what an earlier run left", e))?;
+            staging.sweep().map_err(|e| SyncError::writing("remove the leftovers of an earlier run", e))?;
         }
         let watch = match Watch::start(limits.watches, &*hooks, notify) {
             Ok(watch) => Some(watch),
             Err(error) => {
-                tracing::warn!(%error, "changes can't be watched for; the folder is looked through instead");
+                tracing::warn!(%error, "can't watch the folder for changes; falling back to periodic scans");
                 None
             }
         };
@@ -112,12 +112,12 @@ impl Folder {
         })
     }
 
-    /// Takes what an earlier run knew: what is still so isn't read again.
+    /// Sets digests from an earlier run, so that unchanged files are not read again.
     pub(crate) fn set_digest_cache(&mut self, digest_cache: DigestCache) {
         self.digest_cache = digest_cache;
     }
 
-    /// For a later run.
+    /// The digests to save for a later run.
     pub(crate) fn digest_cache(&self) -> DigestCache {
         if self.is_scanned { DigestCache::of(&self.tree, &self.stamps) } else { self.digest_cache.clone() }
     }
@@ -134,17 +134,17 @@ impl Folder {
         &self.ignore_rules
     }
 
-    /// Changes may go unseen until the next look at everything.
+    /// Whether some changes are only found by the next full scan.
     pub fn is_partly_watched(&self) -> bool {
         self.watch.as_ref().is_none_or(Watch::is_partial)
     }
 
-    /// What is to be tried again is not new.
+    /// Paths that only wait for a rescan do not count as changes.
     pub fn has_changes(&self) -> bool {
         !self.is_scanned || self.watch.as_ref().is_some_and(Watch::has_dirty)
     }
 
-    /// Looks at what changed, or at everything, and says what is different from the last time.
+    /// Scans the changed paths or everything, and returns the differences from the last scan.
     pub fn scan(&mut self, all: bool) -> Result<Vec<Update>, SyncError> {
         if !self.hooks.is_root(self.root.as_fd()) {
             return Err(SyncError::RootGone);
@@ -155,7 +155,7 @@ impl Folder {
         let is_whole = all || dirty.all || !self.is_scanned || scan_roots.is_none();
         let scan_roots = if is_whole { None } else { scan_roots };
         let result = self.run_scan(scan_roots.as_ref()).inspect_err(|_| {
-            // What was taken from the watch is not known now.
+            // The changes that were taken from the watch are lost.
             self.is_scanned = false;
         })?;
         self.is_scanned = true;
@@ -163,12 +163,12 @@ impl Folder {
         Ok(self.merge(result, scan_roots))
     }
 
-    /// The topmost paths to be looked at; nothing where that is everything.
+    /// The topmost paths to scan; `None` means everything.
     fn scan_roots(&self, dirty: BTreeSet<RelPath>) -> Option<BTreeSet<RelPath>> {
         let mut scan_roots: BTreeSet<RelPath> = BTreeSet::new();
         for mut path in dirty {
             if ignore_file_index(path.name()).is_some() {
-                // Other rules for the whole folder that holds them.
+                // Changed ignore rules affect the whole directory.
                 path = path.parent()?;
             }
             while let Some(parent) = path.parent() {
@@ -179,7 +179,7 @@ impl Folder {
             }
             scan_roots.insert(path);
         }
-        // In this order a path comes after those it is within.
+        // In this order a path comes after the directories that contain it.
         let mut last: Option<RelPath> = None;
         scan_roots.retain(|path| {
             let is_covered = last.as_ref().is_some_and(|last| path.is_within(last));
@@ -208,7 +208,7 @@ impl Folder {
 
     fn merge(&mut self, result: ScanResult, scan_roots: Option<BTreeSet<RelPath>>) -> Vec<Update> {
         let mut updates: Vec<Update> = Vec::new();
-        // One that is just being written is what it was until that is over.
+        // A file that is being written keeps its known version until the write ends.
         let is_gone = |path: &&RelPath| {
             let is_changing = result.problems.get(*path) == Some(&Problem::Changing) && self.tree.get(path).is_some_and(Entry::is_file);
             !result.entries.contains_key(*path) && !is_changing
@@ -234,7 +234,7 @@ impl Folder {
         }
         match scan_roots {
             None => self.problems.clear(),
-            // A clash is seen where a whole folder is listed.
+            // Name clashes are only found when a whole directory is listed.
             Some(scan_roots) => self.problems.retain(|path, p| match p {
                 Problem::NameClash => !result.relisted.contains(&path.parent()) && !scan_roots.iter().any(|top| path.is_beneath(top)),
                 _ => !scan_roots.iter().any(|top| path.is_within(top)),
@@ -245,7 +245,7 @@ impl Folder {
         updates
     }
 
-    /// Stages what is here already, and says what has to come from the other side.
+    /// Stages the content that this side has already, and returns requests for the rest.
     pub(crate) fn prepare(&mut self, needs: &[Need]) -> Result<Vec<Want>, SyncError> {
         let mut local_copies: HashMap<Digest, Option<RelPath>> = needs.iter().map(|n| (n.digest, None)).collect();
         for (path, entry) in self.tree.iter() {
@@ -277,9 +277,9 @@ impl Folder {
         Ok(wants)
     }
 
-    /// From a file of this side, if it still is what it was.
+    /// Stages a copy of a local file if it has not changed.
     fn copy(&mut self, from: Option<&RelPath>, need: &Need) -> Result<bool, SyncError> {
-        let mut copy = self.staging.begin().map_err(|e| SyncError::writing("a copy", e))?;
+        let mut copy = self.staging.begin().map_err(|e| SyncError::writing("copy a file", e))?;
         if let Some(from) = from {
             let Ok(file) = beneath::open_file(&self.root, from.bytes()) else {
                 self.staging.abandon(copy);
@@ -287,26 +287,26 @@ impl Folder {
             };
             if let Err(e) = copy_all(&mut File::from(file), &mut copy) {
                 self.staging.abandon(copy);
-                return Err(SyncError::writing_io("a copy", e));
+                return Err(SyncError::writing_io("copy a file", e));
             }
         }
         Ok(self.staging.finish(copy, need.digest, need.size))
     }
 
-    /// Of the version that is here; empty where it isn't worth it.
+    /// Signature of the existing version; empty if a delta is not worthwhile.
     fn signature(&self, path: &RelPath) -> Signature {
         let Some((_, size)) = self.tree.get(path).and_then(Entry::content) else { return Signature::default() };
         if size < MIN_DELTA_BYTES {
             return Signature::default();
         }
-        // What is wrong with it shows where it is read for the copy: then all comes from the other side.
+        // If the old version turns out to be unusable when it is copied, the whole file is sent.
         beneath::open_file(&self.root, path.bytes())
             .ok()
             .and_then(|file| compute_signature(&mut File::from(file), size).ok())
             .unwrap_or_default()
     }
 
-    /// A file to send, if it still is what the last look saw.
+    /// Opens a file to send if it has not changed since the last scan.
     pub(crate) fn open_content(&self, need: &Need) -> Option<(File, Stamp)> {
         let known = self.stamps.get(&need.path)?;
         let is_expected = self.tree.get(&need.path).and_then(Entry::content) == Some((need.digest, need.size));
@@ -320,7 +320,7 @@ impl Folder {
     }
 }
 
-/// Opens a folder, as a root for [`Folder::open`].
+/// Opens a folder as the root for [`Folder::open`].
 pub fn open_root(path: &std::path::Path) -> std::io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }

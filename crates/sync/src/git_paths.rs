@@ -1,6 +1,6 @@
-//! Paths in the folder that git runs or obeys because its configuration on this machine says so: the directory of `core.hooksPath`,
-//! configuration files that others include, and programs that settings name. Asked of git itself, so that includes, worktrees and the user's
-//! own configuration count as they do for git.
+//! Paths in the folder that git executes or reads because of its configuration on this machine: the directory of
+//! `core.hooksPath`, included configuration files, and programs named by settings. Git itself is queried, so that
+//! includes, worktrees and the user's own configuration apply as they do for git.
 
 use std::{
     collections::BTreeSet,
@@ -19,14 +19,14 @@ use std::{
 
 use crate::{error::SyncError, path::RelPath, tree::Tree};
 
-/// Repositories that are asked, those at the top first: more are beyond any project with submodules.
+/// Maximum number of repositories to query, topmost first: more than any project with submodules has.
 const MAX_REPOSITORIES: usize = 64;
-/// What is read of git's answer, in bytes.
+/// Maximum size of git's output, in bytes.
 const MAX_ANSWER_BYTES: u64 = 1024 * 1024;
-/// How long git may take for one answer. It reads a few small files, which takes milliseconds; on a network file system that has gone away,
-/// or where `git` is a wrapper that waits for input, it never ends.
+/// Timeout of one git command. It reads a few small files, which takes milliseconds; on a disconnected network file
+/// system, or if `git` is a wrapper that waits for input, it would never end.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
-/// Ends of settings whose value is a program or a command line.
+/// Suffixes of settings whose value is a program or a command line.
 const PROGRAM_SETTINGS: &[&str] = &[
     ".fsmonitor",
     ".sshcommand",
@@ -47,7 +47,7 @@ const PROGRAM_SETTINGS: &[&str] = &[
     ".cmd",
 ];
 
-/// What is known of the repositories in the folder, and of which configuration that is.
+/// Paths of the repositories in the folder, with the configuration that they were determined from.
 #[derive(Default)]
 pub struct GitPaths {
     executed: BTreeSet<RelPath>,
@@ -55,12 +55,12 @@ pub struct GitPaths {
     configuration: Vec<(RelPath, crate::entry::Entry)>,
 }
 
-/// The user's own configuration may change without a trace in the folder.
+/// The user's own configuration may change without a change in the folder.
 const REFRESH_INTERVAL: std::time::Duration = std::time::Duration::from_secs(10);
 
 impl GitPaths {
-    /// Asks again where a configuration in the folder has changed, and now and then. Without an answer it is not known what git would run,
-    /// so a git that hangs is an error and not an empty set.
+    /// Queries git again after a configuration change in the folder, and at an interval. Without an answer it is
+    /// unknown what git would execute, so a hanging git is an error and not an empty set.
     pub fn refresh(&mut self, root: &Path, local: &Tree) -> Result<&BTreeSet<RelPath>, SyncError> {
         let is_configuration = |path: &RelPath| path.name().starts_with(b"config") && path.parts().any(|part| part == b".git");
         let now: Vec<_> =
@@ -73,7 +73,7 @@ impl GitPaths {
     }
 }
 
-/// Of the repository that the folder is or lies in, and of those within it.
+/// Paths of the repository that contains the folder, and of those within the folder.
 fn executed_paths(git: &Git, root: &Path, local: &Tree) -> Result<BTreeSet<RelPath>, SyncError> {
     let nested = local.iter().filter(|(path, _)| path.name() == b".git").map(|(path, _)| root.join(OsStr::from_bytes(path.parent_bytes())));
     let repositories: BTreeSet<PathBuf> = std::iter::once(root.to_owned()).chain(nested.take(MAX_REPOSITORIES)).collect();
@@ -90,7 +90,7 @@ fn paths_of_repository(git: &Git, at: &Path) -> Result<Vec<PathBuf>, SyncError> 
     // Relative paths are relative to the top of the work tree; a bare repository has none.
     let top = git.run(at, &["rev-parse", "--show-toplevel"])?.map_or_else(|| at.to_owned(), |top| path_from_line(&top));
     let mut found = vec![normalize(&at.join(path_from_line(&hooks)))];
-    // Three parts each: where it is set, its name, and its value after a line break; parts end with NUL.
+    // NUL-terminated fields: first the origin of a setting, then its name and, after a line break, its value.
     let settings = git.run(at, &["config", "--list", "--show-origin", "-z"])?.unwrap_or_default();
     let mut parts = settings.split(|b| *b == 0);
     while let (Some(origin), Some(setting)) = (parts.next(), parts.next()) {
@@ -102,14 +102,14 @@ fn paths_of_repository(git: &Git, at: &Path) -> Result<Vec<PathBuf>, SyncError> 
         let name = String::from_utf8_lossy(name).to_lowercase();
         if PROGRAM_SETTINGS.iter().any(|end| name.ends_with(end)) {
             let words = value.split(|b| b.is_ascii_whitespace() || matches!(b, b'"' | b'\'' | b'!' | b';' | b'&' | b'|'));
-            // A bare name is looked for in PATH.
+            // A bare name is looked up in PATH.
             found.extend(words.filter(|word| word.contains(&b'/')).map(|word| normalize(&top.join(OsStr::from_bytes(word)))));
         }
     }
     Ok(found)
 }
 
-/// The program, and how long it may take for one answer.
+/// The git program and its timeout.
 struct Git {
     program: PathBuf,
     timeout: Duration,
@@ -122,23 +122,23 @@ impl Default for Git {
 }
 
 impl Git {
-    /// What git answers; nothing where there is no git or no repository.
+    /// Runs git and returns its output; `None` without git or without a repository.
     fn run(&self, at: &Path, args: &[&str]) -> Result<Option<Vec<u8>>, SyncError> {
         let mut command = Command::new(&self.program);
-        // Set where cobox itself was started by git: another repository would answer.
+        // Set if git itself started cobox; they would redirect the query to another repository.
         command.env_remove("GIT_DIR").env_remove("GIT_WORK_TREE").stdin(Stdio::null()).stderr(Stdio::null());
-        // In a group of its own, so that what it started ends with it.
+        // Its own process group, so that its children can be killed with it.
         command.arg("-C").arg(at).args(args).stdout(Stdio::piped()).process_group(0);
         let Ok(child) = command.spawn() else { return Ok(None) };
         let group = rustix::process::Pid::from_child(&child);
         let (answer, answer_receiver) = mpsc::channel();
-        // Nobody receives it after the time is over.
+        // After the timeout the receiver is gone.
         let reading = move || drop(answer.send(output(child)));
         let is_reading = thread::Builder::new().name("sync-git".to_owned()).spawn(reading).is_ok();
         match answer_receiver.recv_timeout(self.timeout) {
             Ok(text) if is_reading => Ok(text),
             _ => {
-                // With all that it started. An error means that it has ended by itself.
+                // Kills git and its children. An error means that they have ended already.
                 let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
                 Err(SyncError::GitTimeout { folder: at.to_owned(), seconds: self.timeout.as_secs() })
             }
@@ -146,10 +146,10 @@ impl Git {
     }
 }
 
-/// What it writes until it ends, where it succeeds.
+/// Reads the whole output; `None` if the command failed.
 fn output(mut child: Child) -> Option<Vec<u8>> {
     let mut text = Vec::new();
-    // The pipe is closed after this, so one that writes more ends too.
+    // The pipe is closed after the read, so a process that writes more ends as well.
     let is_read = child.stdout.take().is_some_and(|out| out.take(MAX_ANSWER_BYTES).read_to_end(&mut text).is_ok());
     let is_success = child.wait().is_ok_and(|status| status.success());
     (is_read && is_success).then_some(text)
@@ -159,7 +159,7 @@ fn path_from_line(line: &[u8]) -> PathBuf {
     PathBuf::from(std::ffi::OsString::from_vec(line.strip_suffix(b"\n").unwrap_or(line).to_vec()))
 }
 
-/// Without `.` and `..`, by its words alone.
+/// Removes `.` and `..` without accessing the file system.
 fn normalize(path: &Path) -> PathBuf {
     let mut normalize = PathBuf::new();
     for part in path.components() {
@@ -199,7 +199,7 @@ mod tests {
         for path in ["scripts/hooks", "shared.gitconfig", "scripts/clean.sh", "lib/ci"] {
             assert!(found.contains(&RelPath::new(path.as_bytes()).unwrap()), "{path}: {found:?}");
         }
-        // A part of the repository is synced: its settings are relative to the top all the same.
+        // If only a part of the repository is synced, settings are still relative to the top of the repository.
         std::fs::create_dir_all(root.join("app")).unwrap();
         git(&root, &["config", "core.hooksPath", "app/hooks"]);
         let found = executed_paths(&Git::default(), &root.join("app"), &Tree::default()).unwrap();
@@ -218,7 +218,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("git");
         let started = dir.path().join("started");
-        // The process that it waits for keeps its output open.
+        // The child process keeps the output open.
         std::fs::write(&program, format!("#!/bin/sh\nsleep 600 &\necho $! > {0}.new\nmv {0}.new {0}\nwait\n", started.display())).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
         let git = Git { program, timeout: Duration::from_secs(2) };

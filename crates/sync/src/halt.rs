@@ -6,29 +6,30 @@ use crate::{path::RelPath, side::Side, trash::TrashFull};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Halt {
-    /// The folder of that side has no files, and these would be deleted on the other.
+    /// One side has no files left; `files` would be deleted on the other one.
     FolderEmptied { side: Side, files: usize },
-    /// More than half of the files would be deleted on that side, in all or in one top-level directory; `lately` of them have been already.
+    /// More than half of the files would be deleted on one side, in total or in one top-level directory;
+    /// `already_deleted` of them are gone.
     MassDeletion { side: Side, directory: Option<RelPath>, files: usize, total: usize, already_deleted: usize },
-    /// A directory with more files than are allowed would disappear on that side; `lately` of them have already.
+    /// A directory with more files than the limit would disappear on one side; `already_deleted` of them are gone.
     DirectoryGone { side: Side, directory: RelPath, files: usize, already_deleted: usize },
-    /// The trash has no room for what would be deleted or replaced here.
+    /// The trash has not enough space for the local versions that would be deleted or replaced.
     TrashFull(TrashFull),
 }
 
 impl Halt {
-    /// Whether the user can answer it by confirming the deletions.
+    /// Whether the user can resolve it by confirming the deletions.
     pub fn is_confirmable(&self) -> bool {
         !matches!(self, Halt::TrashFull(_))
     }
 
-    /// What to do next.
+    /// The next step for the user.
     pub fn advice(&self) -> &'static str {
         match self {
             Halt::TrashFull(_) => {
-                "make room with `cobox sync trash empty` and `cobox sync resume`, or start the sync with a larger --trash-size"
+                "free space with `cobox sync trash empty` and run `cobox sync resume`, or start the sync with a larger --trash-size"
             }
-            _ => "if that is right: `cobox sync resume --confirm`; if not, put back what is missing and `cobox sync resume`",
+            _ => "if this is intended: `cobox sync resume --confirm`; if not, restore the missing files and run `cobox sync resume`",
         }
     }
 }
@@ -40,7 +41,7 @@ impl fmt::Display for Halt {
             Side::Sandbox => ("in the sandbox", "here"),
         };
         let already_suffix = |already_deleted: &usize| {
-            if *already_deleted == 0 { String::new() } else { format!(" ({already_deleted} of them are already)") }
+            if *already_deleted == 0 { String::new() } else { format!(" ({already_deleted} of them are already deleted)") }
         };
         match self {
             Halt::FolderEmptied { side: Side::Local, files } => {

@@ -1,4 +1,5 @@
-//! What surrounds one side's file work: threads that may touch the files, and others who change them too.
+//! The environment of one side's file operations: how threads are started, who else writes to the folder, and where
+//! digests are cached.
 
 use std::{io, os::fd::BorrowedFd, path::PathBuf, thread};
 
@@ -6,7 +7,7 @@ use rustix::{fs::Stat, io::Errno};
 
 use crate::{digest_cache::DigestCache, path::RelPath};
 
-/// What happens to a name.
+/// How a name changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeKind {
     Created,
@@ -14,14 +15,14 @@ pub enum ChangeKind {
     Removed,
 }
 
-/// The methods do nothing special by themselves, which is right for somebody's own folder.
+/// The default implementations suit a folder that belongs to the user.
 pub trait Hooks: Send + Sync + 'static {
-    /// Starts a thread that may touch the files.
+    /// Starts a thread that may access the files.
     fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
         thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
     }
 
-    /// Runs the step that changes what a path, in that directory, stands for, and learns what stands there then.
+    /// Runs a step that changes what a name in the directory refers to. The step returns the new status of the name.
     fn change(
         &self,
         directory: BorrowedFd,
@@ -33,23 +34,23 @@ pub trait Hooks: Send + Sync + 'static {
         step()
     }
 
-    /// Whether the folder is still the one that was meant.
+    /// Whether the opened root is still the folder at the configured path.
     fn is_root(&self, root: BorrowedFd) -> bool {
         let _ = root;
         true
     }
 
-    /// Whether no more may be written, though the disk itself would take it.
+    /// Whether writing has to stop even though the disk would accept more.
     fn is_full(&self) -> bool {
         false
     }
 
-    /// What an earlier sync of this folder knew of its files.
+    /// Loads the digests that an earlier sync of this folder saved.
     fn load_digests(&self) -> DigestCache {
         DigestCache::default()
     }
 
-    /// Takes that from a sync that ends.
+    /// Saves the digests when a sync ends.
     fn save_digests(&self, digest_cache: DigestCache) {
         drop(digest_cache);
     }
@@ -60,7 +61,7 @@ pub trait Hooks: Send + Sync + 'static {
     }
 }
 
-/// Somebody's own folder, by its path: another one put in its place is not it.
+/// Hooks for a folder of the user, identified by its path. A different folder that appears at the path is not accepted.
 pub struct LocalHooks {
     path: PathBuf,
     digest_cache: Option<PathBuf>,
@@ -71,7 +72,7 @@ impl LocalHooks {
         Self { path, digest_cache: None }
     }
 
-    /// With a file that keeps, from run to run, what is known of the folder's files.
+    /// Caches digests in a file between runs.
     pub fn with_digest_cache(path: PathBuf, digest_cache: PathBuf) -> Self {
         Self { path, digest_cache: Some(digest_cache) }
     }
@@ -93,7 +94,7 @@ impl Hooks for LocalHooks {
         if let Some(path) = &self.digest_cache
             && let Err(error) = digest_cache.save(path)
         {
-            tracing::debug!(%error, "what is known of the files could not be kept: the next run reads them again");
+            tracing::debug!(%error, "can't save the digest cache; the next run reads all files again");
         }
     }
 }

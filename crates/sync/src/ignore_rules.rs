@@ -1,7 +1,8 @@
-//! What is left out of a sync: by the ignore files in the tree, and always what is on its way in or nobody else's business.
+//! Decides which paths are left out of a sync: those matched by ignore files in the tree, and always the program's own
+//! directories and temporary files.
 //!
-//! An ignored path doesn't exist, on either side and in what is remembered. A new rule thus never looks like a deletion, and a rule that
-//! goes away makes files appear, never disappear.
+//! An ignored path is treated as absent on both sides and in the stored state. A new rule therefore never looks like a
+//! deletion, and removing a rule makes files appear but never disappear.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,20 +18,20 @@ use ignore::{
 
 use crate::path::RelPath;
 
-/// The files that hold rules, the weaker first.
+/// Names of ignore files, in ascending precedence.
 pub const IGNORE_FILES: [&str; 2] = [".gitignore", ".coboxignore"];
-/// Largest file of rules that is read, in bytes; a larger one is no list that somebody wrote.
+/// Maximum size of an ignore file, in bytes; a larger one was not written by hand.
 pub const MAX_RULE_FILE_BYTES: usize = 256 * 1024;
-/// Files of rules in one tree; those of further folders don't count.
+/// Maximum number of ignore files in a tree; further ones have no effect.
 pub const MAX_RULE_FILES: usize = 2000;
-/// Of all of them together, in bytes: what another side says must not fill this side's memory.
+/// Maximum total size of ignore files, in bytes: rules from the other side must not fill this side's memory.
 pub const MAX_RULE_BYTES: usize = 4 * 1024 * 1024;
-/// Where content waits until it is whole, at the top of the folder.
+/// Directory for incomplete content, at the top of the folder.
 pub const STAGING_DIRECTORY: &str = ".cobox-sync";
-/// The trash of the local folder, at its top.
+/// Trash directory of the local folder, at its top.
 pub const TRASH_DIRECTORY: &str = ".cobox-trash";
 
-/// One file of rules: in which folder, which of the two, and its text.
+/// An ignore file: its directory, its index in `IGNORE_FILES` and its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleFile {
     pub folder: Option<RelPath>,
@@ -41,10 +42,11 @@ pub struct RuleFile {
 #[derive(Default)]
 pub struct IgnoreRules {
     texts: BTreeMap<(Vec<u8>, u8), Vec<u8>>,
-    /// By folder, the weaker file first.
+    /// Rules by directory, in ascending precedence.
     compiled: HashMap<Vec<u8>, [Option<Gitignore>; IGNORE_FILES.len()]>,
     bytes: usize,
-    /// Of the folders above, up to the repository's: what leads from there to this one, the stronger last.
+    /// Rules of the parent directories up to the repository's top, in ascending precedence, each with the path from
+    /// there to the folder.
     parent_rules: Vec<(Vec<u8>, Gitignore)>,
 }
 
@@ -55,7 +57,7 @@ impl PartialEq for IgnoreRules {
 }
 
 impl IgnoreRules {
-    /// Takes a folder's rules, or that it has none.
+    /// Sets or removes one ignore file of a directory.
     pub fn set(&mut self, folder: Option<&RelPath>, which: u8, text: Option<Vec<u8>>) {
         let folder = folder.map_or(Vec::new(), |f| f.bytes().to_vec());
         let key = (folder.clone(), which);
@@ -79,7 +81,8 @@ impl IgnoreRules {
         self.compiled.retain(|_, files| files.iter().any(Option::is_some));
     }
 
-    /// Takes the rules of the repository that the folder is in, where it is not its top. A stray ignore file above that says nothing.
+    /// Reads the rules of the repository that contains the folder, unless the folder is its top. Ignore files outside a
+    /// repository have no effect.
     pub fn read_parent_rules(&mut self, root: &Path) {
         let Some(top) = root.ancestors().skip(1).find(|above| above.join(".git").exists()).filter(|_| !root.join(".git").exists()) else {
             return;
@@ -99,7 +102,7 @@ impl IgnoreRules {
         !self.parent_rules.is_empty()
     }
 
-    /// Forgets the rules of a folder and of all in it.
+    /// Removes the rules of a directory and of everything in it.
     pub fn forget(&mut self, top: Option<&RelPath>) {
         let is_kept = |folder: &Vec<u8>| match (top, RelPath::new(folder)) {
             (None, _) => false,
@@ -123,7 +126,7 @@ impl IgnoreRules {
         ignore_rules
     }
 
-    /// Whether a path is left out, given that the folders it is in are not.
+    /// Whether a path is ignored, given that the directories that contain it are not.
     pub fn is_ignored(&self, path: &RelPath, is_dir: bool) -> bool {
         if is_reserved_name(path) {
             return true;
@@ -163,28 +166,28 @@ impl IgnoreRules {
 fn compile(text: &[u8]) -> Option<Gitignore> {
     let mut builder = GitignoreBuilder::new("");
     for line in String::from_utf8_lossy(text).lines() {
-        // A line that means nothing to git means nothing here.
+        // A line that git does not understand has no effect here either.
         let _ = builder.add_line(None, line);
     }
     builder.build().ok()
 }
 
-/// Which file of rules a name is.
+/// Index of an ignore file's name in `IGNORE_FILES`.
 pub fn ignore_file_index(name: &[u8]) -> Option<u8> {
     IGNORE_FILES.iter().position(|n| n.as_bytes() == name).map(|i| i as u8)
 }
 
-/// Whether it, or a folder it is in, is never synced, whatever the rules say.
+/// Whether the path or a directory that contains it is never synced, regardless of the rules.
 pub fn is_reserved(path: &RelPath) -> bool {
     is_reserved_name(path) || path.ancestors().any(|folder| is_reserved_name(&folder))
 }
 
-/// Content on its way in, here or through the files API, and the locks that git takes for a moment.
+/// Incomplete content of this or of the files API, and git's short-lived locks.
 fn is_reserved_name(path: &RelPath) -> bool {
     let name = path.name();
     let is_temporary = name.len() == 27 && name.starts_with(b".cobox-") && name.ends_with(b".tmp");
     let is_git_lock = name.ends_with(b".lock") && path.parts().any(|p| p == b".git");
-    // In any case: some file systems don't tell `.COBOX-TRASH` from it.
+    // Compared without case, because some file systems treat `.COBOX-TRASH` as the same name.
     let is_own_directory = [STAGING_DIRECTORY, TRASH_DIRECTORY].iter().any(|own| name.eq_ignore_ascii_case(own.as_bytes()));
     is_own_directory || is_temporary || is_git_lock
 }

@@ -1,8 +1,9 @@
 //! Two-way live sync between a local folder and a sandbox.
 //!
-//! `reconcile` decides, from the last state both sides agreed on and what each is now. [`Folder`] does the file work of one side: looking,
-//! staging, applying. [`serve`] is the sandbox's end, [`Engine`] the local one, which remembers and decides. Both block, and run on threads
-//! of their own: all they do is wait for a disk or for each other.
+//! `reconcile` compares the last state that both sides agreed on with the current state of each. [`Folder`] does the
+//! file operations of one side: scanning, staging and applying. [`serve`] runs in the sandbox; [`Engine`] runs locally,
+//! stores the state and decides. Both block and run on threads of their own, because they only wait for disks and for
+//! each other.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What the two ends say to each other. Long lists go in several messages, each within the length of a frame.
+//! Messages between the two ends. Long lists are split into several messages that each fit into a frame.
 
 use std::io::{self, Read};
 
@@ -14,16 +14,16 @@ use crate::{
     tree::Update,
 };
 
-/// The words of this version. Another one is refused, and says so.
+/// Version of the protocol. Any other version is rejected with a fault.
 pub const VERSION: u8 = 1;
-/// Longest frame, in bytes: a block of content, or a long list's part, with some room.
+/// Maximum size of a frame, in bytes: a block of content or one part of a list, with some margin.
 pub const MAX_FRAME_BYTES: usize = 320 * 1024;
-/// A list goes on in another message beyond this, in bytes.
+/// Lists continue in another message beyond this size, in bytes.
 const LIST_PART_BYTES: usize = 64 * 1024;
-/// A fault's words, in bytes.
+/// Maximum length of a fault's reason, in bytes.
 const MAX_REASON_BYTES: usize = 1024;
 
-/// Content that one side needs: what it is, and where the other side has it.
+/// Content that one side needs, and the path at which the other side has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Need {
     pub path: RelPath,
@@ -31,23 +31,23 @@ pub struct Need {
     pub size: u64,
 }
 
-/// What became of a change.
+/// Result of applying a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Done,
-    /// Something else is there by now: it is looked at again.
+    /// The path has changed in the meantime and is scanned again.
     Changed,
-    /// A folder that can't go because of what isn't synced in it.
+    /// A directory that can't be removed because it contains files that are not synced.
     NotEmpty,
-    /// It could not be written.
+    /// The path could not be written.
     Failed,
-    /// Its content did not come, because it changed on the other side meanwhile.
+    /// The content did not arrive, because it changed on the other side in the meantime.
     NoContent,
 }
 
 const OUTCOMES: [Outcome; 5] = [Outcome::Done, Outcome::Changed, Outcome::NotEmpty, Outcome::Failed, Outcome::NoContent];
 
-/// Why one end can't go on.
+/// Reason category for which one end gives up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     Version,
@@ -69,7 +69,7 @@ pub enum Message {
     Welcome {
         version: u8,
     },
-    /// Something has changed: a scan would tell.
+    /// Something has changed; a scan would show it.
     Dirty,
     Scan {
         all: bool,
@@ -77,18 +77,19 @@ pub enum Message {
     Updates(Vec<Update>),
     Problems(Vec<(RelPath, Problem)>),
     Rules(Vec<RuleFile>),
-    /// The end of a scan's answer. The rules, and the problems, that came before it replace those known, where it says that it has them.
+    /// Ends the answer to a scan. With `has_rules` or `has_problems`, the rules or problems sent before it replace the
+    /// known ones.
     Scanned {
         has_rules: bool,
         has_problems: bool,
         is_partial: bool,
     },
     Needs(Vec<Need>),
-    /// The end of what is needed: whoever was told it prepares for it, or sends it.
+    /// Ends the list of needs: the receiver prepares for the content, or sends it.
     NeedsEnd,
-    /// Content to be sent, by its number among the needs.
+    /// Requests content, by index among the needs.
     Wants(Vec<u32>),
-    /// What is known of an old version of that content, piece by piece.
+    /// Part of the signature of an old version of requested content.
     Sums {
         index: u32,
         block: u32,
@@ -114,7 +115,7 @@ pub enum Message {
 }
 
 impl Message {
-    /// As a frame: its length, its kind, and the rest.
+    /// Encodes a frame: its length, its tag and its fields.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Encoder(vec![0; 4]);
         match self {
@@ -156,7 +157,7 @@ impl Message {
         out.0
     }
 
-    /// What a frame says, its length taken off.
+    /// Decodes a frame without its length.
     pub fn decode(frame: &[u8]) -> Result<Self, Malformed> {
         let mut input = Decoder(frame);
         let kind = input.u8()?;
@@ -196,7 +197,7 @@ impl Message {
         if input.0.is_empty() { Ok(message) } else { Err(Malformed) }
     }
 
-    /// The next frame of a stream. Its length is looked at before anything is set aside for it.
+    /// Reads the next frame of a stream. The length is checked before memory is allocated.
     pub fn read(from: &mut impl Read) -> Result<Self, SyncError> {
         let mut length = [0; 4];
         from.read_exact(&mut length).map_err(SyncError::Lost)?;
@@ -206,11 +207,11 @@ impl Message {
         }
         let mut frame = vec![0; length];
         from.read_exact(&mut frame).map_err(SyncError::Lost)?;
-        Self::decode(&frame).map_err(|Malformed| SyncError::Protocol("a frame can't be read"))
+        Self::decode(&frame).map_err(|Malformed| SyncError::Protocol("invalid frame"))
     }
 }
 
-/// What an entry takes in a message, about.
+/// Approximate size of an entry in a message, in bytes.
 pub fn entry_bytes(entry: Option<&Entry>) -> usize {
     match entry {
         Some(Entry::Link { target }) => 64 + target.len(),
@@ -218,7 +219,7 @@ pub fn entry_bytes(entry: Option<&Entry>) -> usize {
     }
 }
 
-/// Sends a list in as many messages as it takes; an empty one in none.
+/// Sends a list in as many messages as needed; an empty list in none.
 pub fn send_list<T>(
     items: impl IntoIterator<Item = T>,
     size_of: impl Fn(&T) -> usize,
@@ -289,7 +290,7 @@ mod tests {
             assert_eq!(Message::read(&mut frame.as_slice()).unwrap(), message);
             assert_eq!(u32::from_be_bytes(frame[..4].try_into().unwrap()) as usize, frame.len() - 4);
             for cut in 0..frame.len() - 4 {
-                // A list may end earlier and text may be shorter; it is never read as more than it is.
+                // A truncated list or text may decode, but never to the complete message.
                 if let Ok(shorter) = Message::decode(&frame[4..4 + cut]) {
                     assert_ne!(shorter, message);
                 }

@@ -1,4 +1,4 @@
-//! Which side may change which, and who wins where both did.
+//! Sync modes: which side may change which, and which one wins a conflict.
 
 use std::{fmt, str::FromStr};
 
@@ -6,18 +6,18 @@ use crate::{engine::Resolution, side::Side};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// Both ways; where both changed the same, nothing is overwritten and it is told.
+    /// Both ways; a path changed on both sides is a conflict, and neither version is overwritten.
     #[default]
     TwoWaySafe,
-    /// Both ways; this folder wins.
+    /// Both ways; the local folder wins.
     PreferLocal,
     /// Both ways; the sandbox wins.
     PreferSandbox,
-    /// From here to the sandbox; what was changed there only is left alone.
+    /// From the local folder to the sandbox; changes made only in the sandbox are kept there.
     Push,
-    /// From the sandbox to here; what was changed here only is left alone.
+    /// From the sandbox to the local folder; changes made only locally are kept there.
     Pull,
-    /// The sandbox becomes exactly what this folder is; what only the sandbox has is deleted.
+    /// The sandbox becomes an exact copy of the local folder; anything else in the sandbox is deleted.
     Mirror,
 }
 
@@ -35,19 +35,19 @@ impl Mode {
         }
     }
 
-    /// Nothing is ever written in the sandbox.
+    /// Whether the sync never writes in the sandbox.
     pub const fn is_sandbox_read_only(self) -> bool {
         matches!(self, Mode::Pull)
     }
 
-    /// Why a conflict can't be settled so: that version would have to go where nothing goes.
+    /// Why this mode forbids a resolution: the winning version would have to be written to the read-only side.
     pub(crate) fn refusal(self, resolution: Resolution) -> Option<&'static str> {
         match (self, resolution) {
             (Mode::Push | Mode::Mirror, Resolution::Keep(Side::Sandbox)) => Some(
-                "nothing comes from the sandbox in this mode: keep `here` or `both`, or end the sync and start it with --mode two-way-safe",
+                "this mode takes no changes from the sandbox: keep `here` or `both`, or stop the sync and start it with --mode two-way-safe",
             ),
             (Mode::Pull, Resolution::Keep(Side::Local)) => Some(
-                "nothing goes to the sandbox in mode pull: keep `sandbox` or `both`, or end the sync and start it with --mode two-way-safe",
+                "mode pull sends no changes to the sandbox: keep `sandbox` or `both`, or stop the sync and start it with --mode two-way-safe",
             ),
             _ => None,
         }
@@ -65,6 +65,6 @@ impl FromStr for Mode {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let names = || Mode::ALL.map(Mode::as_str).join(", ");
-        Mode::ALL.into_iter().find(|m| m.as_str() == text).ok_or_else(|| format!("`{text}` is not a mode; they are {}", names()))
+        Mode::ALL.into_iter().find(|m| m.as_str() == text).ok_or_else(|| format!("`{text}` is not a mode; expected one of {}", names()))
     }
 }

@@ -1,4 +1,4 @@
-//! The other end, as the engine speaks with it: requests and their answers, and everything else that arrives meanwhile.
+//! The engine's connection to the sandbox's end: sends requests, and separates their answers from other inputs.
 
 use std::{
     io::{self, Read, Write},
@@ -14,22 +14,22 @@ use crate::{
     message::{Message, VERSION},
 };
 
-/// Longest wait for an answer to a hello: what the other end does before it is quick.
+/// Timeout of the hello; the other end does little before it answers.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Longest silence in the middle of an answer: reading a large folder for the first time takes minutes.
+/// Maximum silence within an answer: the first scan of a large folder takes minutes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// What arrives at the engine.
+/// An input of the engine.
 pub enum EngineInput {
-    /// Something has changed in the local folder.
+    /// The local folder has changed.
     LocalChange,
     Command(Command),
-    /// From the connection of that number.
+    /// A message, with the number of its connection.
     Peer(u64, Result<Message, SyncError>),
 }
 
-/// A connection to the other end: bytes both ways.
+/// A byte stream in each direction to the other end.
 pub struct Connection {
     pub reader: Box<dyn Read + Send>,
     pub writer: Box<dyn Write + Send>,
@@ -40,13 +40,13 @@ pub struct Inbox {
     pub commands: Vec<Command>,
     pub sandbox_is_dirty: bool,
     pub local_is_dirty: bool,
-    /// The connection that counts.
+    /// Number of the current connection; messages of earlier ones are dropped.
     pub connection_id: u64,
     pub stopped: bool,
 }
 
 impl Inbox {
-    /// Sorts what came; a message that answers something is handed back.
+    /// Records an input; a message that answers a request is returned.
     pub fn dispatch(&mut self, input: EngineInput) -> Option<Result<Message, SyncError>> {
         match input {
             EngineInput::LocalChange => self.local_is_dirty = true,
@@ -62,7 +62,7 @@ impl Inbox {
 }
 
 impl Inbox {
-    /// Why what is being said to the other side is in vain, where that has become known in this time.
+    /// An error that makes further sending pointless, if one is received within the timeout.
     pub fn interruption(&mut self, timeout: Duration) -> Option<SyncError> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -71,7 +71,7 @@ impl Inbox {
             }
             let input = self.inputs.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()?;
             match self.dispatch(input) {
-                Some(Ok(_)) => return Some(SyncError::Protocol("it answered before it was asked")),
+                Some(Ok(_)) => return Some(SyncError::Protocol("it sent an answer before the request was complete")),
                 Some(Err(failure)) => return Some(failure),
                 None => {}
             }
@@ -86,8 +86,8 @@ impl MessageSource for Inbox {
                 return Err(SyncError::Stopped);
             }
             let input = self.inputs.recv_timeout(ANSWER_TIMEOUT).map_err(|e| match e {
-                RecvTimeoutError::Timeout => SyncError::Lost(io::Error::new(io::ErrorKind::TimedOut, "it did not answer")),
-                // Nobody can send any more only when the engine itself is gone.
+                RecvTimeoutError::Timeout => SyncError::Lost(io::Error::new(io::ErrorKind::TimedOut, "timed out waiting for an answer")),
+                // All senders are gone only when the engine itself is gone.
                 RecvTimeoutError::Disconnected => SyncError::Stopped,
             })?;
             if let Some(answer) = self.dispatch(input) {
@@ -97,15 +97,15 @@ impl MessageSource for Inbox {
     }
 }
 
-/// What can be said to the other end.
+/// The sending half of a connection.
 pub struct Peer {
     writer: Box<dyn Write + Send>,
-    /// It takes no more.
+    /// A write has failed.
     pub write_failed: bool,
 }
 
 impl Peer {
-    /// Greets the other end, and has a thread read what it says from now on.
+    /// Starts the reader thread and performs the handshake.
     pub fn handshake(
         connection: Connection,
         read_only: bool,
@@ -119,7 +119,7 @@ impl Peer {
             loop {
                 let message = Message::read(&mut reader);
                 let is_over = message.is_err();
-                // The engine has gone, or this was the last that can be read.
+                // The engine has ended, or this was the last message.
                 if inputs.send(EngineInput::Peer(connection_id, message)).is_err() || is_over {
                     return;
                 }
@@ -137,7 +137,7 @@ impl Peer {
             };
             match inbox.dispatch(input).transpose()? {
                 Some(Message::Welcome { version: VERSION }) => return Ok(peer),
-                Some(_) => return Err(SyncError::Protocol("it answered a hello with something else")),
+                Some(_) => return Err(SyncError::Protocol("unexpected answer to the hello")),
                 None if inbox.stopped => return Err(SyncError::Stopped),
                 None => {}
             }

@@ -1,7 +1,9 @@
-//! What to do, from what three trees say: the last that both sides agreed on, and each side now. A pure function.
+//! Decides what to change, as a pure function of three trees: the last state that both sides agreed on, and the current
+//! state of each side.
 //!
-//! Equal on both sides is taken over without a word. What one side changed goes to the other. Where both changed the same place, the side
-//! that only deleted gives way to the one with content; else it is a conflict, and nothing is touched.
+//! A path that is equal on both sides is adopted. A change on one side is propagated to the other. If both sides
+//! changed the same place, a side that only deleted yields to the one with content; otherwise it is a conflict and
+//! nothing is changed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +18,7 @@ use crate::{
     tree::{Tree, Update},
 };
 
-/// A path that is to become something else on one side. It must still be `old` when it is done.
+/// A change of one path on one side. It is only made if the path is still `old`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     pub path: RelPath,
@@ -24,7 +26,7 @@ pub struct Change {
     pub new: Option<Entry>,
 }
 
-/// Both sides changed what is here or beneath.
+/// Both sides changed this path or something beneath it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conflict {
     pub path: RelPath,
@@ -34,14 +36,14 @@ pub struct Conflict {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// To be done here; each one done is part of the new base with its `new`.
+    /// Changes to make locally; each one that succeeds becomes part of the new base.
     pub local: Vec<Change>,
-    /// To be done in the sandbox, likewise.
+    /// Changes to make in the sandbox, likewise.
     pub sandbox: Vec<Change>,
-    /// Both sides agree already: part of the new base as it is.
+    /// Paths that both sides agree on already, for the new base.
     pub adopted: Vec<Update>,
     pub conflicts: Vec<Conflict>,
-    /// Differences that a one-way mode leaves alone.
+    /// Differences that a one-way mode keeps.
     pub unsynced_differences: usize,
 }
 
@@ -51,7 +53,7 @@ impl Plan {
     }
 }
 
-/// `decided` says who wins at the paths of conflicts that somebody settled.
+/// `resolutions` names the winning side for the paths of resolved conflicts.
 pub fn reconcile(base: &Tree, local: &Tree, sandbox: &Tree, mode: Mode, resolutions: &BTreeMap<RelPath, Side>) -> Plan {
     let mut plan = Plan::default();
     let (mut b, mut h, mut t) = (Cursor::new(base), Cursor::new(local), Cursor::new(sandbox));
@@ -86,7 +88,8 @@ enum Decision {
 fn decide(region: &Region, mode: Mode, resolution: Option<Side>) -> Decision {
     let local_changed = region.local != region.base;
     let sandbox_changed = region.sandbox != region.base;
-    // Where one side only took away, the other has all that there is. Of two that did, the one that took away more.
+    // A side that only deleted yields, because the other one has all remaining content. If both only deleted, the side
+    // that deleted more wins.
     let local_yields = local_changed && only_deletes(&region.base, &region.local);
     let sandbox_yields = sandbox_changed && only_deletes(&region.base, &region.sandbox);
     let resolved = match resolution {
@@ -129,7 +132,7 @@ struct Region<'a> {
 }
 
 impl Region<'_> {
-    /// Makes the loser what the winner is.
+    /// Makes the losing side equal to the winning one.
     fn propagate(&self, winner: &Items, loser: &Items, changes: &mut Vec<Change>, adopted: &mut Vec<Update>) {
         let paths: BTreeSet<&RelPath> = self.base.keys().chain(winner.keys()).chain(loser.keys()).copied().collect();
         for path in paths {
@@ -143,12 +146,12 @@ impl Region<'_> {
     }
 }
 
-/// Everything that is left is as it was.
+/// Whether every remaining entry is unchanged.
 fn only_deletes(base: &Items, now: &Items) -> bool {
     now.iter().all(|(path, entry)| base.get(path) == Some(entry))
 }
 
-/// One tree, read once from its beginning to its end.
+/// Reads one tree from start to end.
 struct Cursor<'a> {
     items: Peekable<std::collections::btree_map::Iter<'a, RelPath, Entry>>,
 }

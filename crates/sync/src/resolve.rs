@@ -1,4 +1,4 @@
-//! Settling conflicts as somebody chose.
+//! Resolves conflicts as the user chose.
 
 use std::os::fd::AsFd;
 
@@ -16,7 +16,7 @@ impl Engine {
         }
         let open_conflicts = self.status.conflicts.clone();
         if let Some(unknown) = paths.iter().find(|p| !open_conflicts.iter().any(|c| c.path == **p)) {
-            return Err(format!("{unknown} is in no conflict; `cobox sync status` lists those that are"));
+            return Err(format!("{unknown} has no conflict; `cobox sync status` lists all conflicts"));
         }
         let selected: Vec<_> = open_conflicts.into_iter().filter(|c| paths.is_empty() || paths.contains(&c.path)).collect();
         for conflict in &selected {
@@ -28,7 +28,7 @@ impl Engine {
         Ok(selected.len())
     }
 
-    /// Gives the local version another name, beside its own; the sandbox's then comes in its place.
+    /// Renames the local version to another name next to it; the sandbox's version then takes its path.
     fn rename_local_version(&self, path: &RelPath) -> std::io::Result<()> {
         let folder = beneath::open_directory(self.folder.root(), path.parent_bytes())?;
         for attempt in 1..1000 {

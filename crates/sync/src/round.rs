@@ -1,4 +1,4 @@
-//! One round of a sync: look at both sides, decide, carry it out batch by batch, remember.
+//! One round of a sync: scan both sides, decide, apply the changes in batches, and record the new state.
 
 use std::{
     borrow::Cow,
@@ -30,14 +30,16 @@ use crate::{
     tree::{Tree, Update},
 };
 
-/// Changes of one batch, and bytes of content: what a cut connection costs at most, and what is made durable at once.
+/// Limits of a batch, in changes and in bytes of content: the most that a lost connection costs, and the amount that is
+/// made durable at once.
 const BATCH_CHANGES: usize = 4096;
 const BATCH_BYTES: u64 = 128 * 1024 * 1024;
-/// Paths and link targets of one scan's answer, in bytes: twice what a tree may have, because all of it may change at once.
+/// Maximum size of the paths and link targets in a scan's answer, in bytes: twice the limit of a tree, because every
+/// path may change at once.
 const MAX_SCAN_BYTES: usize = 512 * 1024 * 1024;
 
 impl Engine {
-    /// A halt means that nothing was done, and waits for somebody.
+    /// Runs one round. A halt means that nothing was changed and the user has to decide.
     pub(crate) fn synchronize(&mut self, peer: &mut Peer, full: bool) -> Result<Option<Halt>, SyncError> {
         self.scan_both(peer, full)?;
         self.adopt_pending_changes()?;
@@ -48,7 +50,7 @@ impl Engine {
         let mut plan = reconcile(&base, &local, &sandbox, self.settings.mode, &self.resolutions);
         let trees = Trees { base: &base, local: &local, sandbox: &sandbox };
         let verdict = match deletion_guard.judge(trees, &plan, deletions_confirmed, Instant::now()) {
-            // Nobody waits to see more.
+            // A sync with `once` does not wait for further deletions.
             Verdict::HoldDeletions if self.settings.once => {
                 deletion_guard.release_hold();
                 Verdict::Proceed
@@ -98,7 +100,8 @@ impl Engine {
         Ok(None)
     }
 
-    /// What an earlier round was about to make when it broke off and is there now is this sync's own doing, and no edit.
+    /// Changes that an earlier round had started when it was interrupted, and that are complete now, are this sync's
+    /// own and not user edits.
     fn adopt_pending_changes(&mut self) -> Result<(), SyncError> {
         let is_applied = |side: Side, path: &RelPath, entry: &Option<Entry>| match side {
             Side::Local => self.folder.tree().get(path) == entry.as_ref(),
@@ -118,7 +121,7 @@ impl Engine {
         if full {
             self.set_phase(Phase::Scanning);
         }
-        // Both look at the same time.
+        // Both sides scan at the same time.
         if scans_sandbox {
             self.inbox.sandbox_is_dirty = false;
             peer.send(&Message::Scan { all: full })?;
@@ -142,11 +145,11 @@ impl Engine {
             match self.inbox.next()? {
                 Message::Updates(more) if updates.len() + more.len() <= most.saturating_mul(2) => {
                     if more.iter().any(|(path, _)| is_reserved(path)) {
-                        return Err(SyncError::Protocol("it has something where nothing is ever synced"));
+                        return Err(SyncError::Protocol("it reported an entry at a reserved path"));
                     }
                     update_bytes += more.iter().map(update_size).sum::<usize>();
                     if update_bytes > MAX_SCAN_BYTES {
-                        return Err(SyncError::Protocol("what it says is there is longer than any folder"));
+                        return Err(SyncError::Protocol("the scan is larger than the limit"));
                     }
                     updates.extend(more);
                 }
@@ -165,16 +168,16 @@ impl Engine {
                     self.sandbox_is_partial = is_partial;
                     break;
                 }
-                _ => return Err(SyncError::Protocol("a scan was answered with something else")),
+                _ => return Err(SyncError::Protocol("unexpected message in the answer to a scan")),
             }
         }
-        self.sandbox.update(updates, most).map_err(|_| SyncError::Protocol("what it says is there is no tree"))?;
+        self.sandbox.update(updates, most).map_err(|_| SyncError::Protocol("the scan is not a valid tree"))?;
         self.sandbox_is_known = true;
         Ok(())
     }
 
-    /// The three trees without what either side leaves out, and with what can't be looked at as if it had not changed; and what is to be
-    /// forgotten because it is left out now.
+    /// Returns the base, local and sandbox trees without the paths that either side ignores, and with unreadable paths
+    /// as if unchanged; and the updates that remove newly ignored paths from the stored state.
     fn effective_trees(&self) -> (Cow<'_, Tree>, Cow<'_, Tree>, Cow<'_, Tree>, Vec<Update>) {
         let (mut base, mut local, mut sandbox) =
             (Cow::Borrowed(self.base.tree()), Cow::Borrowed(self.folder.tree()), Cow::Borrowed(&self.sandbox));
@@ -198,7 +201,7 @@ impl Engine {
     }
 
     fn apply_side(&mut self, peer: &mut Peer, side: Side, changes: Vec<Change>) -> Result<(), SyncError> {
-        // Sizes are what the other side says.
+        // The sandbox reports the sizes, so the sum may overflow.
         let total = changes.iter().filter(|c| needs_content(c)).map(content_bytes).fold(0, u64::saturating_add);
         let mut batch: Vec<Change> = Vec::new();
         let (mut done, mut bytes) = (0u64, 0u64);
@@ -238,7 +241,7 @@ impl Engine {
                     self.folder.rescan.insert(change.path.clone());
                     self.must_rescan_sandbox = true;
                     self.is_unstable = true;
-                    // Told as long as it stays so.
+                    // Reported until a later round succeeds.
                     failed.insert(change.path, Problem::Changing);
                 }
                 Outcome::NotEmpty => drop(failed.insert(change.path, Problem::NotEmpty)),
@@ -248,7 +251,7 @@ impl Engine {
         self.base.commit(agreed)
     }
 
-    /// To the sandbox.
+    /// Sends a batch of changes to the sandbox.
     fn push(&mut self, peer: &mut Peer, batch: &[Change], before: u64, total: u64) -> Result<Vec<Outcome>, SyncError> {
         let needs = needs(batch);
         if !needs.is_empty() {
@@ -257,7 +260,7 @@ impl Engine {
             let wants = match self.inbox.next()? {
                 Message::Wants(first) => read_wants(first, &mut self.inbox)?,
                 Message::WantsEnd => Vec::new(),
-                _ => return Err(SyncError::Protocol("it did not say what it wants")),
+                _ => return Err(SyncError::Protocol("expected the requested content")),
             };
             let (mut sent, listener, inbox, mut stop) = (before, &mut self.listener, &mut self.inbox, None);
             let sending = self.folder.send_content(&needs, &wants, &mut |message| {
@@ -265,9 +268,9 @@ impl Engine {
                     sent = sent.saturating_add(u64::from(*raw)).min(total);
                     listener(Event::Progress { to: Side::Sandbox, done: sent, total });
                 }
-                // A side that can't go on says so in the middle of it.
+                // A side that can't continue reports it in the middle of a transfer.
                 stop = inbox.interruption(Duration::ZERO);
-                if stop.is_some() { Err(io::Error::other("it has given up")) } else { peer.write(message) }
+                if stop.is_some() { Err(io::Error::other("the sandbox has stopped the transfer")) } else { peer.write(message) }
             });
             match stop {
                 Some(stop) => return Err(stop),
@@ -276,10 +279,11 @@ impl Engine {
             let mut reported = 0;
             loop {
                 match self.inbox.next()? {
-                    // What each of these comes to is told when it is to be placed. Each is named at most once, so the list ends.
+                    // These failures appear again in the outcomes of the changes. Each file is listed at most once, so
+                    // the list is bounded.
                     Message::Staged(failed) if reported + failed.len() <= needs.len() && !failed.is_empty() => reported += failed.len(),
                     Message::StagedEnd => break,
-                    _ => return Err(SyncError::Protocol("it did not say what arrived")),
+                    _ => return Err(SyncError::Protocol("expected the list of failed transfers")),
                 }
             }
         }
@@ -291,12 +295,12 @@ impl Engine {
             match self.inbox.next()? {
                 Message::Outcomes(more) if outcomes.len() + more.len() <= batch.len() => outcomes.extend(more),
                 Message::OutcomesEnd if outcomes.len() == batch.len() => return Ok(outcomes),
-                _ => return Err(SyncError::Protocol("it did not say what became of the changes")),
+                _ => return Err(SyncError::Protocol("expected the outcomes of the changes")),
             }
         }
     }
 
-    /// From the sandbox.
+    /// Fetches a batch of changes from the sandbox.
     fn pull(&mut self, peer: &mut Peer, batch: &[Change], before: u64, total: u64) -> Result<Vec<Outcome>, SyncError> {
         let needs = needs(batch);
         let wants = self.folder.prepare(&needs)?;
@@ -310,7 +314,7 @@ impl Engine {
             };
             let blocks = BlockReader::new(&mut self.inbox, &mut progress).map_err(SyncError::Lost)?;
             self.folder.receive_content(&needs, blocks).inspect_err(|e| {
-                // What came so far would keep the disk full.
+                // Partial content would keep the disk full.
                 if matches!(e, SyncError::Full) {
                     self.folder.staging.clear();
                 }
@@ -344,7 +348,7 @@ fn needs(batch: &[Change]) -> Vec<Need> {
     batch.iter().filter(|c| needs_content(c)).filter_map(need).collect()
 }
 
-/// What an update holds in memory beside its fixed part, in bytes.
+/// Memory for an update's path and link target, in bytes.
 fn update_size((path, entry): &Update) -> usize {
     let target = match entry {
         Some(Entry::Link { target }) => target.len(),
@@ -361,7 +365,7 @@ fn content_bytes(change: &Change) -> u64 {
     change.new.as_ref().and_then(Entry::content).map_or(0, |(_, size)| size)
 }
 
-/// Takes out what the rules leave out, and says what it was.
+/// Removes ignored paths from a tree and returns them.
 fn remove_ignored(tree: &mut Cow<Tree>, ignore_rules: &IgnoreRules) -> Vec<RelPath> {
     let mut out: Vec<RelPath> = Vec::new();
     for (path, entry) in tree.iter() {
@@ -379,7 +383,7 @@ fn remove_ignored(tree: &mut Cow<Tree>, ignore_rules: &IgnoreRules) -> Vec<RelPa
     all
 }
 
-/// Makes a path what it was, with what is beneath it and the folders it is in.
+/// Restores a path's base version in a tree, with everything beneath it and the directories that contain it.
 fn freeze(tree: &mut Tree, base: &Tree, path: &RelPath) {
     tree.prune(path);
     let Some(entry) = base.get(path) else { return };

@@ -1,5 +1,5 @@
-//! Looking through a folder, or through the parts of it that changed: by descriptors, without following anything, and reading only what
-//! is not known already.
+//! Scans a folder or the changed parts of it, by descriptor, without following links, and reads only files that are not
+//! known yet.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -30,19 +30,19 @@ use crate::{
     watch::Watch,
 };
 
-/// Problems that one folder may have and still be synced.
+/// Maximum number of problems in a folder that can still be synced.
 pub const MAX_PROBLEMS: usize = 10_000;
 
-/// What a look found at and beneath some path.
+/// Entries and problems at and beneath the scanned paths.
 #[derive(Default)]
 pub struct ScanResult {
     pub entries: BTreeMap<RelPath, (Entry, Stamp)>,
     pub problems: BTreeMap<RelPath, Problem>,
-    /// Folders, nothing for the top, whose names were looked at for clashes though not all in them was.
+    /// Directories whose names were checked for clashes without a full scan; `None` is the top.
     pub relisted: BTreeSet<Option<RelPath>>,
 }
 
-/// What is known from before.
+/// Entries and stamps from earlier scans.
 pub trait KnownFiles {
     fn entry(&self, path: &RelPath) -> Option<(&Entry, &Stamp)>;
 }
@@ -54,7 +54,7 @@ pub struct Scan<'a> {
     pub watch: Option<&'a Watch>,
     pub limits: &'a Limits,
     pub hooks: &'a Arc<dyn Hooks>,
-    /// Never looked into.
+    /// Paths that are never scanned.
     pub excluded: &'a BTreeSet<RelPath>,
     pub result: ScanResult,
     device: u64,
@@ -82,21 +82,21 @@ impl<'a> Scan<'a> {
         Ok(Self { root, known, ignore_rules, watch, limits, hooks, excluded, result, device, seen, unread })
     }
 
-    /// Everything.
+    /// Scans the whole folder.
     pub fn scan_all(mut self) -> Result<ScanResult, SyncError> {
         let top = beneath::open_beneath(self.root, b"", OFlags::RDONLY | OFlags::DIRECTORY).map_err(SyncError::root)?;
         self.scan_directory(top, None)?;
         self.read_files()
     }
 
-    /// These paths and all beneath them. The folders they are in are known.
+    /// Scans these paths and everything beneath them. The directories that contain them are known.
     pub fn scan_paths<'p>(mut self, tops: impl Iterator<Item = &'p RelPath>) -> Result<ScanResult, SyncError> {
         for top in tops {
             let parent = match beneath::open_beneath(self.root, top.parent_bytes(), OFlags::RDONLY | OFlags::DIRECTORY) {
                 Ok(parent) => parent,
-                // With the folder it was in it is gone too; the folder's own change is told separately.
+                // The containing directory is gone as well; its own change is reported separately.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
-                // What can't be looked at now is not gone for that.
+                // A path that can't be scanned now must not count as deleted.
                 Err(_) => {
                     self.add_problem(Some(top), Problem::Changing)?;
                     continue;
@@ -105,9 +105,9 @@ impl<'a> Scan<'a> {
             let was_there = self.known.entry(top).is_some();
             self.scan_entry(&parent, top.clone())?;
             let is_there = matches!(beneath::stat(parent.as_fd(), top.name()), Ok(Some(_)));
-            // Another name, or one less, in a folder that is not looked through as a whole.
+            // A name appeared or disappeared in a directory that is not scanned as a whole.
             if was_there != is_there && self.result.relisted.insert(top.parent()) {
-                // One that can't be listed is told when it is looked through.
+                // A directory that can't be listed is reported when it is scanned itself.
                 let names = list_names(&parent, self.limits.entries).unwrap_or_default();
                 self.record_name_clashes(top.parent().as_ref(), &names);
             }
@@ -116,7 +116,7 @@ impl<'a> Scan<'a> {
     }
 
     fn scan_directory(&mut self, directory: OwnedFd, path: Option<&RelPath>) -> Result<(), SyncError> {
-        // Before it is listed, so that nothing falls between.
+        // The watch starts before the listing, so that no change is missed in between.
         if let Some(watch) = self.watch {
             watch.add(&directory, path);
         }
@@ -140,11 +140,11 @@ impl<'a> Scan<'a> {
 
     fn add_problem(&mut self, path: Option<&RelPath>, problem: Problem) -> Result<(), SyncError> {
         match path {
-            // Without the top nothing can be said of the rest.
+            // Without the top directory nothing else can be scanned.
             None if problem == Problem::Unreadable => Err(SyncError::RootGone),
             None => Ok(()),
             Some(path) => {
-                // Past the bound they still count as a problem of the folder: nothing that can't be seen may look deleted.
+                // Beyond the limit the scan fails, because a path that can't be read must not look deleted.
                 if self.result.problems.len() < MAX_PROBLEMS {
                     self.result.problems.insert(path.clone(), problem);
                     Ok(())
@@ -172,7 +172,8 @@ impl<'a> Scan<'a> {
         if self.result.entries.len() >= self.limits.entries {
             return Err(SyncError::TooMany(self.limits.entries));
         }
-        // Of folders only: on an overlay files have the device of the layer they are in. A file that is a mount can't be opened.
+        // Checked for directories only: on an overlay, files have the device of their layer. A file that is a mount
+        // point can't be opened.
         if kind == FileType::Directory && stamp.device() != self.device {
             return self.add_problem(Some(&path), Problem::OtherFileSystem);
         }
@@ -215,7 +216,8 @@ impl<'a> Scan<'a> {
     fn read_files(mut self) -> Result<ScanResult, SyncError> {
         let read = digest_files(self.root, std::mem::take(&mut self.unread), self.hooks);
         let known = self.known;
-        // The same file, and less of it: emptied to be written anew, which is told only after it is done.
+        // The same file with less content: it was truncated to be rewritten, and the watch reports the end of a long
+        // write only when it is done.
         let is_shorter = |path: &RelPath, now: &Stamp| {
             known
                 .entry(path)
@@ -241,7 +243,8 @@ impl<'a> Scan<'a> {
         Ok(self.result)
     }
 
-    /// Names that are one on some file systems. Most folders have only plain names, which costs nothing.
+    /// Records names that some file systems treat as equal. Most directories only have plain names, which skips the
+    /// check.
     fn record_name_clashes(&mut self, directory: Option<&RelPath>, names: &[Vec<u8>]) {
         let is_plain = |name: &Vec<u8>| name.iter().all(|b| b.is_ascii() && !b.is_ascii_uppercase());
         if names.iter().all(is_plain) {
@@ -262,7 +265,7 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// What is in a folder, in order; it ends after one more than may be.
+/// Names in a directory, sorted; the list ends one entry beyond the limit.
 fn list_names(directory: &OwnedFd, most: usize) -> Result<Vec<Vec<u8>>, Errno> {
     let mut names: Vec<Vec<u8>> = Vec::new();
     let mut listing = Dir::read_from(directory)?;
@@ -280,8 +283,8 @@ fn list_names(directory: &OwnedFd, most: usize) -> Result<Vec<Vec<u8>>, Errno> {
     Ok(names)
 }
 
-/// A relative target that can't lead out of the folder, whatever other links it goes through: `..` only where it begins, and not more often
-/// than the link is deep.
+/// Whether a relative target stays inside the folder no matter which other links it passes through: `..` may only occur
+/// at the start, and not more often than the link is deep.
 pub fn stays_inside(link: &RelPath, target: &[u8]) -> bool {
     if target.is_empty() || target.starts_with(b"/") || target.contains(&0) {
         return false;

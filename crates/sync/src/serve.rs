@@ -1,4 +1,5 @@
-//! The sandbox's end: does what the other end asks, and says when there is something to ask about. It decides nothing and remembers nothing.
+//! The sandbox's end of a sync: answers requests and reports that something has changed. It makes no decisions and
+//! stores no state.
 
 use std::{
     collections::BTreeMap,
@@ -23,12 +24,13 @@ use crate::{
     reconcile::Change,
 };
 
-/// Changes, or files needed, in one go: more than the other end asks for, and a bound for what a hostile one makes this side hold.
+/// Maximum number of changes or needed files in one request: more than the other end sends, and a memory limit against
+/// a hostile one.
 pub const MAX_BATCH: usize = 64 * 1024;
-/// Sums of blocks in one message.
+/// Block checksums per message.
 const SUMS_PER_MESSAGE: usize = 8 * 1024;
 
-/// Serves until the other end goes. Must run on a thread of its own that may touch the files.
+/// Serves until the other end disconnects. Has to run on a thread of its own that may access the files.
 pub fn serve(
     mut reader: impl Read,
     writer: impl Write + Send + 'static,
@@ -39,22 +41,22 @@ pub fn serve(
     let out = Output { writer: Arc::new(Mutex::new(Box::new(writer))), dirty_sent: Arc::new(AtomicBool::new(true)) };
     let result = Server::open(&mut reader, &out, root, limits, hooks).and_then(Server::run);
     match &result {
-        // The other end has gone, as it should when it is done.
+        // The other end has disconnected, which is the normal end.
         Err(SyncError::Lost(e)) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
         Err(SyncError::Lost(_)) | Ok(()) => {}
         Err(error) => {
-            // It may have gone already; then nobody is told.
+            // The other end may be gone already, so a failure to send is ignored.
             let _ = out.send(&Message::Fault { fault: error.fault(), reason: error.to_string() });
         }
     }
     result
 }
 
-/// The way out, also for the thread that watches.
+/// The sending half, shared with the watch thread.
 #[derive(Clone)]
 struct Output {
     writer: Arc<Mutex<Box<dyn Write + Send>>>,
-    /// That something has changed is said once until it is asked for.
+    /// A change is reported once until the next scan.
     dirty_sent: Arc<AtomicBool>,
 }
 
@@ -70,7 +72,7 @@ impl Output {
 
     fn send_dirty(&self) {
         if !self.dirty_sent.swap(true, Ordering::AcqRel) {
-            // The thread that reads notices that the connection has gone.
+            // If the connection is lost, the reading thread notices it.
             let _ = self.send(&Message::Dirty);
         }
     }
@@ -135,7 +137,7 @@ impl<'a, R: Read> Server<'a, R> {
             Message::Needs(needs) => self.handle_needs(needs),
             Message::NeedsEnd => self.receive_files(Vec::new()),
             Message::Changes(changes) => self.apply(changes),
-            _ => Err(SyncError::Protocol("a message came out of turn")),
+            _ => Err(SyncError::Protocol("unexpected message")),
         }
     }
 
@@ -144,7 +146,7 @@ impl<'a, R: Read> Server<'a, R> {
     }
 
     fn scan(&mut self, all: bool) -> Result<(), SyncError> {
-        // Before the look: what changes during it is told afterwards.
+        // Reset before the scan, so that changes during the scan are reported afterwards.
         self.out.dirty_sent.store(false, Ordering::Release);
         let updates = self.folder.scan(all)?;
         let out = self.out;
@@ -165,7 +167,7 @@ impl<'a, R: Read> Server<'a, R> {
             }
         }
         self.send(&Message::Scanned { has_rules, has_problems, is_partial: self.folder.is_partly_watched() })?;
-        // Something changed in the meantime; nothing said so because nobody was asked yet.
+        // A change during the scan was not reported yet, because the flag was set at that time.
         if self.folder.has_changes() {
             self.out.send_dirty();
         }
@@ -177,15 +179,15 @@ impl<'a, R: Read> Server<'a, R> {
             match self.next()? {
                 Message::Needs(more) if needs.len() + more.len() <= MAX_BATCH => needs.extend(more),
                 Message::NeedsEnd => return self.receive_files(needs),
-                // The other end wants these itself.
+                // The other end requests this content for itself.
                 Message::Wants(wants) => return self.send_files(&needs, wants),
                 Message::WantsEnd => return self.send_wanted(&needs, &[]),
-                _ => return Err(SyncError::Protocol("a message came out of turn")),
+                _ => return Err(SyncError::Protocol("unexpected message")),
             }
         }
     }
 
-    /// The other end has these for this side.
+    /// Receives content that the other end offers.
     fn receive_files(&mut self, needs: Vec<Need>) -> Result<(), SyncError> {
         self.check_writable()?;
         let wants = self.folder.prepare(&needs)?;
@@ -213,7 +215,7 @@ impl<'a, R: Read> Server<'a, R> {
             match self.next()? {
                 Message::Changes(more) if changes.len() + more.len() <= MAX_BATCH => changes.extend(more),
                 Message::ChangesEnd => break,
-                _ => return Err(SyncError::Protocol("a message came out of turn")),
+                _ => return Err(SyncError::Protocol("unexpected message")),
             }
         }
         self.check_writable()?;
@@ -228,7 +230,7 @@ impl<'a, R: Read> Server<'a, R> {
     }
 }
 
-/// Says what is wanted, with what is known of it.
+/// Sends requests for content, with signatures of old versions.
 pub fn send_wants(wants: &[Want], send: &mut dyn FnMut(&Message) -> io::Result<()>) -> io::Result<()> {
     send_list(wants.iter().map(|w| w.index), |_| 4, Message::Wants, send)?;
     for want in wants {
@@ -240,7 +242,7 @@ pub fn send_wants(wants: &[Want], send: &mut dyn FnMut(&Message) -> io::Result<(
     send(&Message::WantsEnd)
 }
 
-/// The rest of what [`send_wants`] says, after its first message.
+/// Reads the rest of what [`send_wants`] sends, after its first message.
 pub fn read_wants(first: Vec<u32>, from: &mut dyn MessageSource) -> Result<Vec<Want>, SyncError> {
     let mut wants: BTreeMap<u32, Signature> = first.into_iter().map(|index| (index, Signature::default())).collect();
     let mut total = 0;
@@ -250,17 +252,17 @@ pub fn read_wants(first: Vec<u32>, from: &mut dyn MessageSource) -> Result<Vec<W
                 wants.extend(more.into_iter().map(|i| (i, Signature::default())))
             }
             Message::Sums { index, block, sums } => {
-                let signature = wants.get_mut(&index).ok_or(SyncError::Protocol("sums of what isn't wanted"))?;
+                let signature = wants.get_mut(&index).ok_or(SyncError::Protocol("checksums for content that was not requested"))?;
                 total += sums.len();
                 if signature.sums.len() + sums.len() > MAX_BLOCKS || total > MAX_SUMS {
-                    return Err(SyncError::Protocol("too many sums of a file"));
+                    return Err(SyncError::Protocol("too many block checksums"));
                 }
                 signature.block = block;
                 signature.sums.extend(sums);
             }
             Message::WantsEnd => break,
             Message::Fault { fault, reason } => return Err(SyncError::Sandbox { fault, reason }),
-            _ => return Err(SyncError::Protocol("a message came out of turn")),
+            _ => return Err(SyncError::Protocol("unexpected message")),
         }
     }
     Ok(wants.into_iter().map(|(index, signature)| Want { index, signature }).collect())

@@ -1,5 +1,5 @@
-//! Where content waits until it is whole and verified: a directory of this run's own, on the file system it is for, so that a rename is all
-//! that is left to do.
+//! Staging area for content that is incomplete or not verified yet: a directory for each run, on the same file system
+//! as the folder, so that placing a file takes one rename.
 
 use std::{
     collections::HashMap,
@@ -17,13 +17,13 @@ use rustix::{
 
 use crate::{beneath, digest::READ_BUFFER_BYTES, entry::Digest, error::SyncError, ignore_rules::STAGING_DIRECTORY, stamp::Stamp};
 
-/// Fewer files than this are made durable one by one; with more, one sync of the whole file system is quicker.
+/// Up to this many files are synced to disk one by one; for more, one sync of the whole file system is faster.
 pub const MAX_SEPARATE_SYNCS: usize = 8;
-/// What tells git not to look at what is on its way in.
+/// Makes git ignore staged content.
 pub const GITIGNORE: (&str, &[u8]) = (".gitignore", b"*\n");
-/// In the name of what came in from the folder.
+/// Part of the names of files that were moved in from the folder.
 const OUT_MARKER: &str = "out";
-/// Of what is new; a mask may take away from it.
+/// Mode of new files; the umask may reduce it.
 const FILE_MODE: Mode = Mode::from_bits_retain(0o644);
 pub const DIRECTORY_MODE: Mode = Mode::from_bits_retain(0o755);
 const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -33,7 +33,7 @@ pub struct Staging {
     run: Option<RunDirectory>,
     next: u64,
     ready: HashMap<Digest, String>,
-    /// Written since the last sync.
+    /// Files written since the last sync to disk.
     unsynced: Vec<String>,
 }
 
@@ -48,7 +48,7 @@ impl Staging {
         Self { root, run: None, next: 0, ready: HashMap::new(), unsynced: Vec::new() }
     }
 
-    /// Takes away what runs that were killed left behind. Those under way hold a lock.
+    /// Removes the directories of killed runs. Active runs hold a lock on theirs.
     pub fn sweep(&self) -> Result<(), Errno> {
         let top = match beneath::open_beneath(&self.root, STAGING_DIRECTORY.as_bytes(), FLAGS) {
             Ok(top) => top,
@@ -66,17 +66,17 @@ impl Staging {
         Ok(())
     }
 
-    /// Only where no other run is at work.
+    /// Only if no other run is active.
     fn remove_top(&self, top: &OwnedFd) {
         let is_unused = list(top).is_ok_and(|names| names.iter().all(|n| n == GITIGNORE.0.as_bytes()));
         if is_unused {
-            // Another run may begin just now; what it made then stays.
+            // Another run may start at this moment; its files remain.
             let _ = rustix::fs::unlinkat(top, GITIGNORE.0, AtFlags::empty());
             let _ = rustix::fs::unlinkat(&self.root, STAGING_DIRECTORY, AtFlags::REMOVEDIR);
         }
     }
 
-    /// The directory of this run, made when it is first needed.
+    /// The directory of this run, created when it is first needed.
     fn folder(&mut self) -> Result<BorrowedFd<'_>, Errno> {
         if self.run.is_none() {
             self.run = Some(self.make()?);
@@ -93,7 +93,7 @@ impl Staging {
         let top = beneath::open_beneath(&self.root, STAGING_DIRECTORY.as_bytes(), FLAGS)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         if let Ok(file) = rustix::fs::openat(&top, GITIGNORE.0, flags, Mode::from_raw_mode(0o600)) {
-            // Without it git shows a folder for a moment.
+            // Without it git would briefly show an untracked directory.
             let _ = rustix::io::write(&file, GITIGNORE.1);
         }
         let mut random = [0; 8];
@@ -114,7 +114,7 @@ impl Staging {
         self.ready.contains_key(digest)
     }
 
-    /// A new file for content that is to have this digest.
+    /// Creates a file for incoming content.
     pub fn begin(&mut self) -> Result<Incoming, Errno> {
         let name = self.next_name();
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -122,7 +122,7 @@ impl Staging {
         Ok(Incoming { file: File::from(file), name, hasher: blake3::Hasher::new(), size: 0 })
     }
 
-    /// Keeps it where it is what it should be, and else throws it away.
+    /// Keeps the file if it has the expected digest and size, and discards it otherwise.
     pub fn finish(&mut self, incoming: Incoming, digest: Digest, size: u64) -> bool {
         let Incoming { name, hasher, size: got, .. } = incoming;
         if got == size && Digest(hasher.finalize().into()) == digest {
@@ -143,12 +143,12 @@ impl Staging {
     fn discard(&mut self, name: &str) {
         self.unsynced.retain(|n| n != name);
         if let Some(run) = &self.run {
-            // Swept at the next start otherwise.
+            // A file that can't be removed now is swept at the next start.
             let _ = rustix::fs::unlinkat(&run.folder, name, AtFlags::empty());
         }
     }
 
-    /// Content that is to be placed under a name: a copy where others want it too.
+    /// Hands out staged content for placement: a copy if other paths need it too.
     pub fn take_content(&mut self, digest: &Digest, is_last: bool) -> Result<String, Errno> {
         let name = self.ready.get(digest).cloned().ok_or(Errno::NOENT)?;
         if is_last {
@@ -174,7 +174,8 @@ impl Staging {
         Ok(name)
     }
 
-    /// Gives a file its permission bits: those of the one it replaces, or what a new file gets, with or without the right to run it.
+    /// Sets permission bits: those of the replaced file or the defaults of a new one, with or without execute
+    /// permission.
     pub fn set_mode(&mut self, name: &str, mode_from: Option<u32>, exec: bool) -> Result<(), Errno> {
         let file = rustix::fs::openat(self.folder()?, name, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let now = rustix::fs::fstat(&file)?.st_mode & 0o777;
@@ -182,7 +183,7 @@ impl Staging {
         if wanted == now { Ok(()) } else { rustix::fs::fchmod(file, Mode::from_raw_mode(wanted)) }
     }
 
-    /// Out of here under a name elsewhere, back, or both at once.
+    /// Renames to another directory; depending on `flags`, the two names are exchanged.
     pub fn rename(&mut self, name: &str, to: BorrowedFd, as_name: &[u8], flags: RenameFlags) -> Result<(), Errno> {
         match flags {
             RenameFlags::NOREPLACE => rename_noreplace(self.folder()?, name.as_bytes(), to, as_name),
@@ -190,13 +191,13 @@ impl Staging {
         }
     }
 
-    /// A name for what is about to come in from elsewhere and should be this, in the place of that file, if of one: whoever sweeps after
-    /// a kill can tell whether it is, and keeps what is not.
+    /// A name for a file that is about to be moved in. It records the expected file and the inode that replaces it, so
+    /// that a sweep after a kill can recognize an unexpected version and keep it.
     fn outgoing_name(&mut self, expected: &Stamp, instead_of: u64) -> String {
         format!("{}-{}-{instead_of:x}-{}", self.next_name(), OUT_MARKER, expected.key())
     }
 
-    /// Gives staged content the name under which what it replaces comes in.
+    /// Renames staged content so that the file it replaces gets a name of this kind in the swap.
     pub fn rename_for_swap(&mut self, name: &str, expected: &Stamp) -> Result<String, Errno> {
         let staged = self.stat(name)?.ok_or(Errno::NOENT)?;
         let swap = self.outgoing_name(expected, Stamp::of(&staged, SystemTime::now()).inode());
@@ -205,7 +206,7 @@ impl Staging {
         Ok(swap)
     }
 
-    /// From elsewhere to a new name here, so that it can be looked at where nobody else changes it.
+    /// Moves a file here under a new name, so that it can be verified where no other program changes it.
     pub fn move_in(&mut self, from: BorrowedFd, name: &[u8], expected: &Stamp) -> Result<String, Errno> {
         let name_here = self.outgoing_name(expected, 0);
         rename_noreplace(from, name, self.folder()?, name_here.as_bytes())?;
@@ -220,7 +221,7 @@ impl Staging {
         rustix::fs::unlinkat(self.folder()?, name, AtFlags::empty())
     }
 
-    /// Makes what was written durable, before any of it gets its name.
+    /// Makes staged content durable before it is placed.
     pub fn sync(&mut self) -> Result<(), SyncError> {
         let names = std::mem::take(&mut self.unsynced);
         let Some(run) = &self.run else { return Ok(()) };
@@ -232,10 +233,10 @@ impl Staging {
         } else {
             rustix::fs::syncfs(&self.root)
         };
-        synced.map_err(|e| SyncError::writing("what arrived", e))
+        synced.map_err(|e| SyncError::writing("sync incoming content to disk", e))
     }
 
-    /// Throws away what is ready and was not wanted in the end.
+    /// Discards staged content that was not placed.
     pub fn clear(&mut self) {
         for name in std::mem::take(&mut self.ready).into_values() {
             self.discard(&name);
@@ -246,19 +247,19 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         if let Some(run) = self.run.take() {
-            // Whatever fails here is swept at the next start.
+            // Files that can't be removed now are swept at the next start.
             let _ = clear(&run.folder, &self.root).and_then(|()| rustix::fs::unlinkat(&run.top, run.name.as_str(), AtFlags::REMOVEDIR));
             self.remove_top(&run.top);
         }
     }
 }
 
-/// Whoever may read it may run it, or nobody may.
+/// Grants execute permission to all who may read, or to no user.
 pub fn with_exec(mode: u32, exec: bool) -> u32 {
     if exec { mode | ((mode & 0o444) >> 2) | 0o100 } else { mode & !0o111 }
 }
 
-/// Content on its way in, its digest made as it comes.
+/// Incoming content with its running digest.
 pub struct Incoming {
     file: File,
     name: String,
@@ -294,20 +295,20 @@ pub fn copy_all(from: &mut impl Read, to: &mut impl Write) -> io::Result<u64> {
     }
 }
 
-/// Renames to where nothing is yet, and fails where something is.
+/// Renames to a name that must not exist yet.
 pub fn rename_noreplace(from: BorrowedFd, name: &[u8], to: BorrowedFd, as_name: &[u8]) -> Result<(), Errno> {
     match rustix::fs::renameat_with(from, name, to, as_name, RenameFlags::NOREPLACE) {
-        // NFS, 9p and older FUSE can't be asked for it.
+        // NFS, 9p and older FUSE file systems don't support the flag.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => rename_by_link(from, name, to, as_name),
         other => other,
     }
 }
 
-/// A second name is refused, too, where something is; then the first goes.
+/// Creates a second link, which also fails if the name exists, and removes the first.
 fn rename_by_link(from: BorrowedFd, name: &[u8], to: BorrowedFd, as_name: &[u8]) -> Result<(), Errno> {
     match rustix::fs::linkat(from, name, to, as_name, AtFlags::empty()) {
         Ok(()) => rustix::fs::unlinkat(from, name, AtFlags::empty()),
-        // Of a folder, or where there are no links either: what is seen now has to do.
+        // For directories, and on file systems without hard links, a check before the rename has to suffice.
         Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK) => match beneath::stat(to, as_name)? {
             None => rustix::fs::renameat(from, name, to, as_name),
             Some(_) => Err(Errno::EXIST),
@@ -316,7 +317,7 @@ fn rename_by_link(from: BorrowedFd, name: &[u8], to: BorrowedFd, as_name: &[u8])
     }
 }
 
-/// Whether what has such a name is neither what was to come in nor what was to take its place.
+/// Whether a file moved in from the folder is neither the expected version nor its replacement.
 fn is_unexpected(name: &[u8], now: &Stamp) -> bool {
     let Ok(name) = std::str::from_utf8(name) else { return false };
     let mut parts = name.splitn(4, '-');
@@ -326,7 +327,7 @@ fn is_unexpected(name: &[u8], now: &Stamp) -> bool {
     }
 }
 
-/// The names in a folder.
+/// The names in a directory.
 pub fn list(folder: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
     let mut names = Vec::new();
     let mut listing = Dir::read_from(folder)?;
@@ -340,17 +341,17 @@ pub fn list(folder: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
     Ok(names)
 }
 
-/// Files and empty folders; there is nothing else in a staging directory. What somebody wrote in the moment before it came in is put back
-/// into the synced folder, under another name.
+/// Removes files and empty directories; a staging directory contains nothing else. A version that was written in the
+/// moment before it was moved in goes back to the folder under another name.
 fn clear(folder: &OwnedFd, root: &OwnedFd) -> Result<(), Errno> {
     for name in list(folder)? {
         let Some(stat) = beneath::stat(folder.as_fd(), &name)? else { continue };
         let is_folder = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         if !is_folder && is_unexpected(&name, &Stamp::of(&stat, SystemTime::now())) {
             let kept = format!("{}.cobox-kept", Stamp::of(&stat, SystemTime::now()).key());
-            tracing::warn!(kept, "a version that nobody has seen was found after a sync was killed");
+            tracing::warn!(kept, "kept an unseen version of a file that a killed sync had moved away");
             match rename_noreplace(folder.as_fd(), &name, root.as_fd(), kept.as_bytes()) {
-                // The same one, from an earlier try.
+                // The same version from an earlier attempt.
                 Err(Errno::EXIST) => {}
                 other => {
                     other?;

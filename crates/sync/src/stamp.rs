@@ -1,4 +1,4 @@
-//! What the kernel says of a file without reading it: as long as it is the same, so is the content.
+//! A file's metadata as a fingerprint: as long as it is unchanged, so is the content.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -6,8 +6,8 @@ use rustix::fs::{FileType, Stat};
 
 use crate::codec::{Decoder, Encoder, Malformed};
 
-/// Longer than the kernel's clock for files takes from tick to tick: what was written after a look that came this much later than the last
-/// write has another time.
+/// Longer than one tick of the kernel's file clock: a write after a stamp that is at least this much younger than the
+/// last change gets a different time.
 const CLOCK_TICK: Duration = Duration::from_millis(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,12 +18,13 @@ pub struct Stamp {
     mode: u32,
     modified: (i64, i64),
     changed: (i64, i64),
-    /// Taken so soon after the last change that another one could have left the same times: the content has to be read again.
+    /// Taken so soon after the last change that another change could leave the same times, so the content has to be
+    /// read again.
     is_racy: bool,
 }
 
 impl Stamp {
-    /// `seen` is when the look began that this is of.
+    /// `seen` is the time at which the scan began.
     #[allow(clippy::unnecessary_cast, reason = "these fields are narrower on some machines")]
     pub fn of(stat: &Stat, seen: SystemTime) -> Self {
         let changed = (stat.st_ctime as i64, stat.st_ctime_nsec as i64);
@@ -58,17 +59,17 @@ impl Stamp {
         FileType::from_raw_mode(self.mode)
     }
 
-    /// What was written later has another one.
+    /// Whether any later write changes the stamp.
     pub fn is_settled(&self) -> bool {
         !self.is_racy
     }
 
-    /// Nothing has changed since that second.
+    /// Whether the file was last changed before that second.
     pub fn is_older_than(&self, second: u64) -> bool {
         u64::try_from(self.changed.0).is_ok_and(|changed| changed < second)
     }
 
-    /// Of one that is settled.
+    /// Encodes a settled stamp.
     pub fn write(&self, out: &mut Encoder) {
         out.u64(self.device).u64(self.inode).u64(self.size).u32(self.mode);
         for (seconds, nanoseconds) in [self.modified, self.changed] {
@@ -83,22 +84,22 @@ impl Stamp {
         Ok(Self { device, inode, size, mode, modified, changed, is_racy: false })
     }
 
-    /// Nothing about it has changed, and nothing can have changed unseen.
+    /// Whether the file is unchanged and no change can have gone unnoticed.
     pub fn is_unchanged(&self, now: &Stamp) -> bool {
         !self.is_racy && self.matches(now)
     }
 
-    /// Whatever was written to it since.
+    /// Whether it is the same file, regardless of its content.
     pub fn is_same_file(&self, now: &Stamp) -> bool {
         (self.device, self.inode) == (now.device, now.inode)
     }
 
-    /// Of one that is shorter than it was: emptied just now, or so lately that its times don't tell yet.
+    /// For a file that became shorter: whether it was truncated so recently that its times may not show it yet.
     pub fn may_be_mid_write(&self, was: &Stamp) -> bool {
         self.is_racy || self.changed == was.changed
     }
 
-    /// Of what a name says of the file it is to be: the same for the same content, also after a rename.
+    /// Identifies a version in a file name: the same for the same content, also after a rename.
     pub fn key(&self) -> String {
         format!("{:x}.{:x}.{:x}.{:x}", self.inode, self.size, self.modified.0, self.modified.1)
     }
@@ -111,7 +112,7 @@ impl Stamp {
         self.matches_content(now) && self.mode == now.mode && self.changed == now.changed
     }
 
-    /// As [`Stamp::matches`] for one that was renamed since, which counts as a change of its own.
+    /// Like [`Stamp::matches`], but allows a rename, which changes the status time.
     pub fn matches_content(&self, now: &Stamp) -> bool {
         (self.device, self.inode, self.size, self.modified) == (now.device, now.inode, now.size, now.modified)
     }

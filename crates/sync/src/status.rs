@@ -1,4 +1,4 @@
-//! How a sync stands, for whoever asks, and what happens in it, for whoever listens.
+//! Status of a sync, and the events that it reports.
 
 use std::{collections::BTreeMap, time::SystemTime};
 
@@ -17,12 +17,12 @@ pub enum Phase {
     Connecting,
     Scanning,
     Syncing,
-    /// Both sides agree, as far as they can.
+    /// Both sides agree as far as possible.
     Watching,
     Paused,
-    /// Waits for somebody to say that it is right.
+    /// Waits for the user's decision.
     Halted(Halt),
-    /// Tries again soon; this is why it could not go on.
+    /// Waits for the next attempt; contains the reason of the last failure.
     Retrying(String),
     Ended,
 }
@@ -38,36 +38,36 @@ pub struct Status {
     pub conflicts: Vec<Conflict>,
     pub local_problems: BTreeMap<RelPath, Problem>,
     pub sandbox_problems: BTreeMap<RelPath, Problem>,
-    /// From the sandbox, and not taken because it would run here by itself.
+    /// Files from the sandbox that were held back because tools on this machine would execute them.
     pub held_back: Vec<RelPath>,
     pub unsynced_differences: usize,
-    /// Of the local folder's trash: used and allowed, in bytes.
+    /// Used and permitted size of the local trash, in bytes.
     pub trash: (u64, u64),
-    /// Where not all changes are seen as they happen.
+    /// Whether some changes are only found by full scans, by side.
     pub is_polling: [bool; 2],
-    /// When both sides last agreed as far as they can.
+    /// When both sides last agreed as far as possible.
     pub synced_at: Option<SystemTime>,
     pub rounds: u64,
 }
 
-/// Something worth telling as it happens.
+/// An event of a running sync.
 #[derive(Debug)]
 pub enum Event<'a> {
     Phase(&'a Phase),
-    /// Bytes of content on their way, of so many.
+    /// Bytes of content transferred so far, and in total.
     Progress {
         to: Side,
         done: u64,
         total: u64,
     },
-    /// Done, on that side.
+    /// A change was made on one side.
     Changed {
         side: Side,
         change: &'a Change,
-        /// The trash batch that has the old version, where there was one here.
+        /// The trash batch that holds the old version; local changes only.
         batch: Option<&'a str>,
     },
-    /// A round that did something, or found another conflict, is over.
+    /// A round has ended that changed files or found a new conflict.
     Round(&'a Status),
     Notice(&'a str),
 }

@@ -1,33 +1,34 @@
-//! One side of a sync as the other side sees it: every path with what stands there, bounded in number.
+//! All paths of one side with their entries, limited in number and size.
 
 use std::collections::{BTreeMap, btree_map};
 
 use crate::{entry::Entry, path::RelPath};
 
-/// What became of a path: something, or nothing any more.
+/// A path's new entry; `None` if it was deleted.
 pub type Update = (RelPath, Option<Entry>);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tree {
     entries: BTreeMap<RelPath, Entry>,
     files: usize,
-    /// Of paths and of links' targets.
+    /// Total length of paths and link targets.
     bytes: usize,
 }
 
-/// Of one tree's paths and links, in bytes: a million of them as long as they usually are, and not of the longest there can be.
+/// Maximum total length of a tree's paths and link targets, in bytes: a million entries of usual length, but not of the
+/// maximum length.
 const MAX_TREE_BYTES: usize = 256 * 1024 * 1024;
 
-/// Why a list of updates makes no tree: it came from a side that lies or is broken.
+/// Why updates do not form a valid tree; the side that sent them is hostile or broken.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum InvalidTree {
-    #[error("{0} is in no directory")]
+    #[error("the parent of {0} is not a directory")]
     MissingParent(RelPath),
-    #[error("{0} has something in it and is no directory")]
+    #[error("{0} has contents and is not a directory")]
     NotADirectory(RelPath),
-    #[error("there are more than {0} files and folders")]
+    #[error("there are more than {0} files and directories")]
     TooMany(usize),
-    #[error("the paths are longer than {MAX_TREE_BYTES} bytes in all")]
+    #[error("the paths take more than {MAX_TREE_BYTES} bytes in total")]
     PathsTooLong,
 }
 
@@ -74,7 +75,7 @@ impl Tree {
         self.entries.range((std::ops::Bound::Excluded(top), std::ops::Bound::Unbounded)).take_while(|(path, _)| path.is_beneath(top))
     }
 
-    /// Takes what the other side says has changed there. Refused whole paths are still in the tree then, which is to be thrown away.
+    /// Applies updates from the other side. After an error the tree contains invalid entries and has to be discarded.
     pub fn update(&mut self, updates: Vec<Update>, max_entries: usize) -> Result<(), InvalidTree> {
         let touched: Vec<RelPath> = updates.iter().map(|(path, _)| path.clone()).collect();
         for (path, entry) in updates {
@@ -99,7 +100,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Takes a path and everything beneath it out.
+    /// Removes a path and everything beneath it.
     pub fn prune(&mut self, top: &RelPath) {
         let beneath: Vec<RelPath> = self.beneath(top).map(|(path, _)| path.clone()).collect();
         beneath.into_iter().chain([top.clone()]).for_each(|path| self.set(path, None));

@@ -1,4 +1,4 @@
-//! What changes in a folder, as the kernel tells it: which paths to look at again, or that all must be looked at.
+//! Watches a folder with inotify and collects the paths to scan again, or the fact that everything has to be scanned.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -20,13 +20,13 @@ use rustix::{
 
 use crate::{hooks::Hooks, ignore_rules::IgnoreRules, path::RelPath};
 
-/// Read at once: some two thousand events.
+/// Bytes per read: about two thousand events.
 const BUFFER_BYTES: usize = 64 * 1024;
-/// Changed paths that are remembered one by one; with more it is cheaper to look at everything.
+/// Maximum number of changed paths to track; beyond it a full scan is cheaper.
 const MAX_DIRTY: usize = 4096;
-/// A file that is open and was written so lately is half of something: who saves it closes it soon, and a log has its pauses.
+/// An open file written this recently is incomplete: a program that saves it closes it soon, and a log has pauses.
 const OPEN_FILE_WAIT: WriteWait = WriteWait { idle: Duration::from_millis(50), total: Duration::from_secs(1) };
-/// One that is shorter than it was has been emptied to be written anew, and nothing is told of a long write before it is done.
+/// A file that became shorter was truncated to be rewritten, and the kernel reports a long write only when it is done.
 const TRUNCATED_FILE_WAIT: WriteWait = WriteWait { idle: Duration::from_secs(2), total: Duration::from_secs(5) };
 const EVENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
@@ -41,7 +41,8 @@ const EVENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DONT_FOLLOW)
     .union(WatchFlags::EXCL_UNLINK);
 
-/// How long an open file is waited for: since it was last written, and in all. Then it is taken as it is.
+/// How long to wait for an open file since its last write (`idle`) and its first (`total`). After that it is synced as
+/// it is.
 struct WriteWait {
     idle: Duration,
     total: Duration,
@@ -53,7 +54,7 @@ impl WriteWait {
     }
 }
 
-/// What has to be looked at again.
+/// Paths that have to be scanned again.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct DirtyPaths {
     pub paths: BTreeSet<RelPath>,
@@ -79,21 +80,23 @@ struct WatchState {
     stop: OwnedFd,
     folders: Mutex<HashMap<i32, Option<RelPath>>>,
     dirty: Mutex<DirtyPaths>,
-    /// Made or written and not yet closed: since when, and when last. At most [`MAX_DIRTY`].
+    /// Files created or written and not closed yet, with the times of the first and the last write. At most
+    /// [`MAX_DIRTY`].
     writing: Mutex<HashMap<RelPath, (Instant, Instant)>>,
-    /// Not every folder could be watched.
+    /// Some directories could not be watched.
     is_partial: AtomicBool,
     limit: usize,
-    /// For the one who reads: a look that has to be up to date reads too.
+    /// Shared by both readers: the watch thread, and a scan that needs the latest events.
     buffer: Mutex<Vec<MaybeUninit<u8>>>,
 }
 
-/// Ends its thread when it is dropped.
+/// Stops its thread when dropped.
 pub struct Watch(Arc<WatchState>);
 
 impl Watch {
-    /// Must be made on the thread that will look through the folder, which gets a working directory of its own: there may be no /proc to
-    /// name a descriptor by, so it goes into each folder and watches `.`. `tell` is called, on another thread, when something has changed.
+    /// Has to be called on the thread that scans the folder. The thread gets a working directory of its own: there may
+    /// be no /proc to name a descriptor by, so the thread changes into each directory and watches `.`. `notify` is
+    /// called on another thread after a change.
     pub fn start(limit: usize, hooks: &dyn Hooks, notify: impl Fn() + Send + 'static) -> io::Result<Self> {
         cobox_kernel::own_working_directory()?;
         let shared = Arc::new(WatchState {
@@ -111,7 +114,7 @@ impl Watch {
         Ok(Self(shared))
     }
 
-    /// Watches a folder, or watches on under its new name.
+    /// Watches a directory, or updates its name if it was renamed.
     pub fn add(&self, folder: &OwnedFd, path: Option<&RelPath>) {
         let mut folders = self.0.folders();
         if folders.len() >= self.0.limit {
@@ -120,13 +123,13 @@ impl Watch {
         }
         match rustix::process::fchdir(folder).and_then(|()| inotify::add_watch(&self.0.inotify, ".", EVENTS)) {
             Ok(descriptor) => drop(folders.insert(descriptor, path.cloned())),
-            // The kernel has no more, or the folder may not be read, which looking at it tells too.
+            // The kernel's limit is reached. A directory that may not be read is reported by its scan.
             Err(Errno::NOSPC | Errno::NOMEM) => self.0.is_partial.store(true, Ordering::Relaxed),
             Err(_) => {}
         }
     }
 
-    /// What has to be looked at again, with everything that has happened up to now.
+    /// Takes the paths to scan again, including all events so far.
     pub fn take_dirty(&self) -> DirtyPaths {
         self.0.read();
         std::mem::take(&mut *self.0.dirty())
@@ -136,7 +139,8 @@ impl Watch {
         !self.0.dirty().is_empty()
     }
 
-    /// Which of these somebody is just writing, with everything that has happened up to now. Beside each is whether it is shorter than it was.
+    /// Returns the files that are being written, including all events so far. Each path comes with whether the file
+    /// became shorter.
     pub fn half_written<'a>(&self, paths: impl Iterator<Item = (&'a RelPath, bool)>) -> HashSet<RelPath> {
         self.0.read();
         let now = Instant::now();
@@ -152,7 +156,7 @@ impl Watch {
             .collect()
     }
 
-    /// Whether changes may go unseen until the next look at everything.
+    /// Whether some changes are only found by the next full scan.
     pub fn is_partial(&self) -> bool {
         self.0.is_partial.load(Ordering::Relaxed)
     }
@@ -160,13 +164,13 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // Full means that it is awake already.
+        // If the counter is full, the thread is awake already.
         let _ = rustix::io::write(&self.0.stop, &1u64.to_ne_bytes());
     }
 }
 
 impl WatchState {
-    // Each change to these is a single call, so that a panic elsewhere can't have left one half done.
+    // Each change to these is a single call, so a panic elsewhere can't leave one half done.
     fn folders(&self) -> MutexGuard<'_, HashMap<i32, Option<RelPath>>> {
         self.folders.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -186,7 +190,7 @@ impl WatchState {
                 Ok(_) if fds[1].revents().contains(PollFlags::IN) => return,
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "changes are no longer watched for");
+                    tracing::warn!(%error, "the watch failed; falling back to periodic scans");
                     self.is_partial.store(true, Ordering::Relaxed);
                     return;
                 }
@@ -197,19 +201,19 @@ impl WatchState {
         }
     }
 
-    /// Takes what the kernel has to tell. Whether there was something to look at.
+    /// Reads all pending events. Returns whether any of them requires a scan.
     fn read(&self) -> bool {
         let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
         let mut reader = Reader::new(&self.inotify, &mut buffer);
         let mut has_events = false;
-        // Ends when there is nothing more to be had without waiting.
+        // Ends when a further read would block.
         while let Ok(event) = reader.next() {
             has_events |= self.record_event(event.wd(), event.events(), event.file_name().map(|n| n.to_bytes()));
         }
         has_events
     }
 
-    /// Whether that was something to look at.
+    /// Returns whether the event requires a scan.
     fn record_event(&self, descriptor: i32, flags: ReadFlags, name: Option<&[u8]>) -> bool {
         if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
             self.dirty().all = true;
@@ -223,7 +227,7 @@ impl WatchState {
         match (folder, name) {
             (folder, Some(name)) => {
                 let Some(path) = RelPath::join(folder.as_ref(), name) else { return false };
-                // Rules without any file know what is never synced.
+                // Rules without any file still exclude reserved paths.
                 if IgnoreRules::default().is_ignored(&path, false) {
                     return false;
                 }
@@ -237,12 +241,12 @@ impl WatchState {
                 self.dirty().all = true;
                 true
             }
-            // A folder's own end or move is told by the one it was in.
+            // The deletion or move of a directory is reported by its parent.
             _ => false,
         }
     }
 
-    /// Whether the path is to be looked at: one that is only closed has told all before.
+    /// Returns whether the path has to be scanned; a close without a write requires nothing.
     fn record_writing(&self, path: &RelPath, flags: ReadFlags) -> bool {
         let mut writing = self.writing();
         if flags.contains(ReadFlags::ISDIR) {

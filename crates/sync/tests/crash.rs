@@ -1,9 +1,9 @@
-//! Either end killed at random moments, each in a process of its own: every file is then the old or the new version, whole, what was saved
-//! last is what both sides have in the end, and nobody is asked about a conflict that there isn't.
+//! Kills either end at random moments, each in a process of its own. Afterwards every file has its complete old or new
+//! version, both sides converge to the last save, and there are no false conflicts.
 //!
-//! `COBOX_SYNC_KILLS` says how often; 50 unless told.
+//! `COBOX_SYNC_KILLS` sets the number of kills; the default is 50.
 //!
-//! The local end killed in the midst of deletions and replacements: every version is at its place or in the trash.
+//! Also kills the local end during deletions and replacements: every version is then in its place or in the trash.
 
 mod support;
 
@@ -22,10 +22,10 @@ use cobox_sync::{ConnectError, Connection, Engine, Limits, LocalHooks, Mode, Set
 use support::SyncPair;
 
 const FILES: u64 = 12;
-/// Some hundred kilobytes, so that deltas are used too.
+/// Several hundred kilobytes, so that deltas are used as well.
 const LINES: usize = 12_000;
 
-/// The same run each time, but for what the machine adds.
+/// A seeded generator, so that runs differ only by timing.
 struct Random(u64);
 
 impl Random {
@@ -77,13 +77,13 @@ fn soak_either_end_killed_500_times() {
     }
 }
 
-/// Rounds after which both sides are let come to rest, and each file becomes the other side's.
+/// After this many kills both sides are synced completely, and each file is edited on the other side.
 const SETTLE_INTERVAL: u64 = 10;
 
 fn kill(kills: u64) {
     let pair = SyncPair::new();
     let top = pair.local("").parent().unwrap().to_owned();
-    // More than are ever deleted before both sides come to rest: that most of a folder goes is another matter.
+    // More files than are ever deleted between two complete syncs, because a mass deletion would halt.
     for number in 0..FILES * 2 {
         pair.write_local(&format!("kept{number}"), &version("local", number, 1));
     }
@@ -104,7 +104,7 @@ fn kill(kills: u64) {
                     let _ = fs::remove_file(path);
                     last[number as usize] = None;
                 }
-                // Sometimes nothing.
+                // No change.
                 1 => {}
                 _ => {
                     let (beside, text) = (path.with_extension("writing"), version(side, round, lines));
@@ -125,7 +125,7 @@ fn kill(kills: u64) {
             assert_whole(&pair.sandbox(""));
         }
         for process in [&mut laptop, &mut sandbox] {
-            // The one that is left: it would go on for ever.
+            // The remaining process would run forever.
             let _ = process.kill();
             process.wait().unwrap();
         }
@@ -134,16 +134,16 @@ fn kill(kills: u64) {
         assert_whole(&pair.sandbox(""));
     }
     settle(&pair, &last);
-    // What killed runs left is swept.
+    // Leftovers of killed runs are swept.
     pair.wait_until(|| !pair.local(cobox_sync::STAGING_DIRECTORY).exists() && !pair.sandbox(cobox_sync::STAGING_DIRECTORY).exists());
 }
 
-/// Files of the test below; those that stay are so many that no round is a mass deletion.
+/// Files that the test below changes. The anchors are so many that no round is a mass deletion.
 const TRASH_FILES: u64 = 120;
 const TRASH_ANCHORS: u64 = 600;
 const TRASH_KILLS: u64 = 12;
 
-/// Every file in the trash, whole or half moved.
+/// Every file in the trash, including those of unfinished swaps.
 fn in_trash(pair: &SyncPair) -> Vec<String> {
     let batches = fs::read_dir(pair.local(cobox_sync::TRASH_DIRECTORY)).into_iter().flatten().flatten();
     let files = batches.filter_map(|batch| fs::read_dir(batch.path()).ok()).flatten().flatten();
@@ -199,7 +199,7 @@ fn every_version_is_in_place_or_in_the_trash_when_killed() {
     }
 }
 
-/// A run that is left alone makes both sides what was saved last.
+/// A complete run converges both sides to the last save.
 fn settle(pair: &SyncPair, last: &[Option<String>]) {
     let sync = pair.start(Mode::TwoWaySafe);
     let status = sync.flush();
@@ -217,7 +217,7 @@ fn child_directory() -> Option<std::path::PathBuf> {
 }
 
 #[test]
-#[ignore = "one of the ends that the test above starts and kills"]
+#[ignore = "child process of the tests above"]
 fn run_as_sandbox_end() {
     let Some(at) = child_directory() else { return };
     let listener = UnixListener::bind(at.join("socket.new")).unwrap();
@@ -229,7 +229,7 @@ fn run_as_sandbox_end() {
 }
 
 #[test]
-#[ignore = "one of the ends that the test above starts and kills"]
+#[ignore = "child process of the tests above"]
 fn run_as_local_end() {
     let Some(at) = child_directory() else { return };
     let settings = Settings::default();

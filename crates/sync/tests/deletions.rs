@@ -1,4 +1,5 @@
-//! Deletions that nobody may have meant, by both ends over a socket: what is asked about, what goes meanwhile, and the ways on.
+//! Accidental deletions, with both ends over a socket: when the sync halts, what continues in the meantime, and how to
+//! resume.
 
 mod support;
 
@@ -30,7 +31,7 @@ fn slow_deletions_halt_before_the_other_side_loses_much() {
     let (pair, sync) = with_files(60);
     for number in 0..60 {
         fs::remove_file(pair.sandbox(&format!("src/f{number}"))).unwrap();
-        // As slowly as a script that does something between two of them.
+        // At the pace of a script that does other work in between.
         thread::sleep(Duration::from_millis(60));
     }
     pair.wait_until(|| is_halted(&sync));

@@ -1,4 +1,4 @@
-//! What is remembered, on a disk that is full for a while: a small one of its own, in a child that may mount it.
+//! The stored state on a disk that is full for a while: a small tmpfs, mounted by a child process in its own namespace.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -23,18 +23,18 @@ fn commits_succeed_again_after_the_disk_was_full() {
 }
 
 #[test]
-#[ignore = "what the test above starts on a disk of its own"]
+#[ignore = "child process of the test above"]
 fn child_on_a_small_disk() {
     let Some(at) = std::env::var_os("AT").map(PathBuf::from) else { return };
     let base = at.join("base");
     let mut ancestor = Ancestor::open(&base).unwrap();
     ancestor.commit(files(0..100)).unwrap();
-    // All that is left is taken, as far as it goes.
+    // Fills the disk as far as possible.
     let _ = fs::write(at.join("filler"), vec![1; 1024 * 1024]);
     let full = ancestor.begin_changes(Side::Local, files(100..2000)).unwrap_err();
     assert!(matches!(full, SyncError::Full) && full.is_transient(), "{full}");
     assert!(matches!(ancestor.commit(files(100..200)), Err(SyncError::Full)));
-    // Killed now, it knows what it knew.
+    // A run that is killed now still has the last commit.
     assert_eq!(Ancestor::open(&base).unwrap().tree().len(), 100);
     fs::remove_file(at.join("filler")).unwrap();
     ancestor.begin_changes(Side::Local, files(200..201)).unwrap();

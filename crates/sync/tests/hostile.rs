@@ -1,5 +1,5 @@
-//! A sandbox that speaks the protocol and lies: nothing is written here outside the folder, nor anything that is not what it was said to be,
-//! and a sync that is to end does.
+//! A sandbox that speaks the protocol and lies: nothing is written outside the local folder, no file gets other content
+//! than announced, and a sync with `once` ends.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use std::{
 
 use cobox_sync::{ConnectError, Connection, Digest, Engine, Entry, Message, Outcome, Problem, RelPath, Settings, Status, SyncError};
 
-/// What it answers to each message; nothing to those it only takes in.
+/// The answers to each message; empty if it needs none.
 type Script = Box<dyn FnMut(&Message) -> Vec<Message> + Send>;
 
 struct LocalEnd {
@@ -43,13 +43,13 @@ impl LocalEnd {
         })
     }
 
-    /// One connection; there is no second.
+    /// Runs a sync with a single connection.
     fn run(&self, mut serve: impl FnMut(UnixStream) -> Option<()>) -> Result<Status, SyncError> {
         let settings = Settings { once: true, ..Settings::default() };
         let engine = Engine::open(&self.local(""), &self.dir.path().join("base"), settings, Box::new(|_| ())).unwrap();
         let mut connector = || {
             let (ours, theirs) = UnixStream::pair().unwrap();
-            serve(theirs).ok_or_else(|| ConnectError::Permanent("it is gone".to_owned()))?;
+            serve(theirs).ok_or_else(|| ConnectError::Permanent("the sandbox is gone".to_owned()))?;
             Ok(Connection { reader: Box::new(ours.try_clone().unwrap()), writer: Box::new(ours) })
         };
         engine.run(&mut connector)
@@ -61,7 +61,7 @@ fn play_script(stream: UnixStream, script: &mut Script) {
     let mut writer = stream;
     while let Ok(message) = Message::read(&mut reader) {
         for answer in script(&message) {
-            // The laptop may have had enough.
+            // The local end may have disconnected.
             let _ = writer.write_all(&answer.encode());
         }
     }
@@ -75,7 +75,7 @@ fn file(content: &[u8]) -> Entry {
     Entry::File { digest: Digest::of(content), size: content.len() as u64, exec: false }
 }
 
-/// Has these, tells them with the first scan, and leaves the rest to what `other` says.
+/// A sandbox that reports these entries in the first scan and leaves other messages to `other`.
 fn sandbox_with(entries: Vec<(&'static str, Entry)>, mut other: impl FnMut(&Message) -> Vec<Message> + Send + 'static) -> Script {
     let mut updates: Vec<_> = entries.into_iter().map(|(name, entry)| (path(name), Some(entry))).collect();
     Box::new(move |message| match message {
@@ -88,7 +88,7 @@ fn sandbox_with(entries: Vec<(&'static str, Entry)>, mut other: impl FnMut(&Mess
     })
 }
 
-/// The first of what is needed, with this content.
+/// Content for the first need.
 fn content(bytes: &[u8]) -> Vec<Message> {
     let (whole, done) = (1, 3);
     let stream = [&0u32.to_be_bytes()[..], &[whole], &(bytes.len() as u32).to_be_bytes(), bytes, &[done]].concat();
@@ -112,7 +112,7 @@ fn a_path_that_leaves_the_folder_is_rejected() {
                 if let Some(at) = bytes.windows(7).position(|w| w == b"up/evil") {
                     bytes[at..at + 2].copy_from_slice(b"..");
                 }
-                // The laptop may have had enough.
+                // The local end may have disconnected.
                 let _ = writer.write_all(&bytes);
             }
         });
@@ -196,7 +196,7 @@ fn a_directory_swapped_for_a_link_is_not_followed() {
     let (folder, outside) = (local_end.local("d"), local_end.outside());
     let script = sandbox_with(vec![("d", Entry::Dir), ("d/f", file(b"good"))], move |message| match message {
         Message::WantsEnd => {
-            // The last moment before it is placed.
+            // The last moment before the file is placed.
             if folder.is_dir() && !folder.is_symlink() {
                 fs::remove_dir(&folder).unwrap();
                 symlink(&outside, &folder).unwrap();
@@ -206,7 +206,7 @@ fn a_directory_swapped_for_a_link_is_not_followed() {
         Message::ChangesEnd => vec![Message::Outcomes(vec![Outcome::Changed]), Message::OutcomesEnd],
         _ => Vec::new(),
     });
-    // However it ends: where the link leads nothing came.
+    // The sync may end in any way, but nothing may be written through the link.
     let _ = local_end.sync_with(script);
     assert!(is_empty(&local_end.outside()));
 }
@@ -243,20 +243,20 @@ fn a_sandbox_that_reports_everything_deleted_halts_the_sync() {
     assert_eq!(fs::read_dir(local_end.local("")).unwrap().count(), 20);
 }
 
-/// One frame of updates, byte by byte, in answer to a scan.
+/// A raw frame of updates, in answer to a scan.
 fn updates_frame(items: &[u8]) -> Vec<u8> {
     const UPDATES: u8 = 5;
     [&(items.len() as u32 + 1).to_be_bytes()[..], &[UPDATES], items].concat()
 }
 
-/// An empty folder at a path that no [`RelPath`] can hold.
+/// An encoded directory at a path that [`RelPath`] rejects.
 fn folder_at(path: &[u8]) -> Vec<u8> {
     const FOLDER: u8 = 1;
     [&(path.len() as u32).to_be_bytes()[..], path, &[FOLDER]].concat()
 }
 
 impl LocalEnd {
-    /// The other end answers the first scan with these bytes.
+    /// Runs a sync in which the sandbox answers the first scan with these bytes.
     fn sync_with_bytes(&self, answer: &[u8]) -> Result<Status, SyncError> {
         let mut answer = Some(answer.to_vec());
         self.run(move |stream| {
@@ -269,7 +269,7 @@ impl LocalEnd {
                         Message::Scan { .. } => answer.clone(),
                         _ => Vec::new(),
                     };
-                    // The laptop may have had enough.
+                    // The local end may have disconnected.
                     let _ = writer.write_all(&bytes);
                 }
             });
@@ -277,7 +277,7 @@ impl LocalEnd {
         })
     }
 
-    /// Everything in the folder that is a file, with what the trash holds.
+    /// The contents of all files in the folder, including the trash.
     fn contents(&self) -> Vec<String> {
         fn collect(folder: &Path, found: &mut Vec<String>) {
             for entry in fs::read_dir(folder).unwrap().flatten() {
@@ -357,7 +357,7 @@ fn a_file_below_a_link_is_rejected_and_local_links_are_not_followed() {
     let ended = local_end.sync_with(sandbox_with(vec![("d", outside), ("d/f", file(b"evil"))], |_| Vec::new()));
     assert!(matches!(ended, Err(SyncError::Protocol(_))), "{ended:?}");
 
-    // The user's own link leads out, and the sandbox claims that there is a folder.
+    // The user's own link leaves the folder, and the sandbox claims that it is a directory.
     symlink(local_end.outside(), local_end.local("d")).unwrap();
     let script = sandbox_with(vec![("d", Entry::Dir), ("d/f", file(b"evil"))], |message| match message {
         Message::WantsEnd => content(b"evil"),
@@ -450,7 +450,7 @@ fn sending_a_file_repeatedly_ends_the_sync() {
         _ => Vec::new(),
     });
     let ended = local_end.sync_with(script);
-    assert!(matches!(ended, Err(SyncError::Protocol("it sends a file twice"))), "{ended:?}");
+    assert!(matches!(ended, Err(SyncError::Protocol("it sent a file twice"))), "{ended:?}");
     assert!(!local_end.local("f").exists());
 }
 

@@ -1,4 +1,5 @@
-//! A process that has no descriptor left, in a program of its own: what can't be looked at is not gone.
+//! A process without free file descriptors, in a test program of its own: a path that can't be scanned does not count
+//! as deleted.
 
 use std::{fs, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! Reconciling held to what it promises, and to a second, slower way of deciding the same.
+//! Properties of `reconcile`, and a comparison with a simple reference model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ fn file(content: u8) -> Entry {
     Entry::File { digest: Digest::of(&[content]), size: 1, exec: content.is_multiple_of(2) }
 }
 
-/// As people see a folder: names with something at each.
+/// A folder as nested maps of names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Node {
     Leaf(u8),
@@ -69,7 +69,8 @@ fn run(base: &Tree, local: &Tree, sandbox: &Tree, mode: Mode) -> Synced {
     Synced { base: next, local: apply(local, &plan.local), sandbox: apply(sandbox, &plan.sandbox), plan }
 }
 
-/// The same decision by the definition, on nested folders, for the default mode: what each side has in the end, and where it is stuck.
+/// The reference model for the default mode, on nested folders: the final state of each side, and the paths in
+/// conflict.
 fn model(
     base: Option<&Node>,
     local: Option<&Node>,
@@ -104,7 +105,7 @@ fn model(
     }
 }
 
-/// Nothing in `now` that wasn't in `base`.
+/// Whether `now` contains nothing that `base` lacks.
 fn only_deletes(base: Option<&Node>, now: Option<&Node>) -> bool {
     match (base, now) {
         (_, None) => true,
@@ -124,7 +125,7 @@ fn folder() -> impl Strategy<Value = Children> {
     prop::collection::btree_map(name, node, 0..4)
 }
 
-/// Sides that come from the base by some edits, which is what sides do, or from nowhere.
+/// Sides derived from the base by some edits, which is the usual case, or unrelated to it.
 fn three_trees() -> impl Strategy<Value = (Children, Children, Children)> {
     let edited = |base: Children| {
         prop_oneof![

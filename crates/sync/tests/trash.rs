@@ -1,4 +1,5 @@
-//! What the sandbox deletes or replaces in the local folder, by both ends over a socket: it is in the trash, and there is a way back.
+//! Files that the sandbox deletes or replaces in the local folder, with both ends over a socket: they are in the trash
+//! and can be restored.
 
 mod support;
 
@@ -193,7 +194,7 @@ fn pull_mode_moves_replaced_files_to_the_trash() {
     let status = pair.sync_once(Mode::Pull);
     assert_eq!((status.conflicts.len(), pair.read_local("x").as_str()), (0, "two"));
     assert_eq!(stored(&pair), ["x"]);
-    // The side that wins a conflict replaces the local edit.
+    // The winning side of a conflict replaces the local edit.
     pair.write_local("y", "mine");
     pair.write_sandbox("y", "theirs");
     pair.sync_once(Mode::PreferSandbox);

@@ -1,4 +1,4 @@
-//! Both ends in one process, over a socket: what is changed on one side gets to the other, and what must not happen doesn't.
+//! Both ends in one process, over a socket: changes on one side reach the other, and forbidden changes do not.
 
 mod support;
 
@@ -247,7 +247,7 @@ fn a_directory_with_ignored_files_is_kept_when_the_other_side_deletes_it() {
     assert!(!pair.local("lib").exists());
 }
 
-/// A sandbox whose disk may be full, and that keeps in mind what an earlier connection knew.
+/// A sandbox whose disk may be full, and which keeps digests between connections.
 #[derive(Default)]
 struct Sandbox {
     is_full: AtomicBool,
@@ -287,7 +287,7 @@ fn a_full_disk_is_retried_until_space_is_free() {
     pair.assert_same();
 }
 
-/// A sandbox whose disk is full from its second file on.
+/// A sandbox whose disk is full from the second file on.
 #[derive(Default)]
 struct FullMidway {
     files: AtomicUsize,
@@ -368,7 +368,7 @@ fn known_digests_survive_a_lost_connection() {
     }
     let sandbox = Arc::new(Sandbox::default());
     let sync = pair.start_at(Mode::TwoWaySafe, sandbox.clone());
-    // What was placed a moment ago is believed only after another look.
+    // Stamps of files placed a moment ago are only trusted after another scan.
     pair.wait_until(|| {
         sync.disconnect();
         while sync.try_flush().is_err() {}

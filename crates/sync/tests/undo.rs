@@ -1,4 +1,4 @@
-//! Property: after any sequence of changes in the sandbox, `undo` gives back every file that the local folder had.
+//! Property: after any sequence of changes in the sandbox, `undo` restores every file of the local folder.
 
 mod support;
 
@@ -14,10 +14,10 @@ use cobox_sync::{Mode, RestoreScope};
 use proptest::prelude::*;
 use support::SyncPair;
 
-/// Few enough that no deletion is ever a mass deletion.
+/// Few enough that no deletion is a mass deletion.
 const PATHS: [&str; 9] = ["a", "b.txt", "d/x", "d/y", "d/e/z", "f/p", "f/q/r", ".git/index", ".git/refs/main"];
 const FOLDERS: [&str; 5] = ["d", "d/e", "f", "f/q", ".git/refs"];
-/// Files that stay, so that what goes is always the smaller part.
+/// Files that are never deleted, so that deletions stay the smaller part.
 const ANCHORS: usize = 20;
 
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ fn ops() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Does it as far as it can be done: what fails is no change.
+/// Applies the change if possible; a failure is no change.
 fn change(root: &Path, op: &Op) {
     let at = |path: usize| root.join(PATHS[path]);
     let parents = |path: &Path| drop(fs::create_dir_all(path.parent().unwrap()));
@@ -71,7 +71,7 @@ fn change(root: &Path, op: &Op) {
         Op::Link(path, target) => {
             parents(&at(*path));
             clear(&at(*path));
-            // By its name alone: it need not lead anywhere.
+            // Only a name, which need not exist.
             let _ = symlink(Path::new(PATHS[*target]).file_name().unwrap(), at(*path));
         }
         Op::FolderBecomesFile(folder) => {
@@ -132,7 +132,7 @@ proptest! {
             let found = look(&pair.local(now));
             prop_assert_eq!(found.as_ref(), Some(was), "{} is at {}; {:?}", path, now, moved);
         }
-        // Restored files are edits like any other, and a second undo finds nothing.
+        // Restored files are ordinary edits, and a second undo finds nothing.
         prop_assert!(pair.trash().restore(&RestoreScope::Since(began)).unwrap().restored.is_empty());
         let status = pair.sync_once(Mode::TwoWaySafe);
         prop_assert!(status.conflicts.is_empty(), "{:?}", status.conflicts);

@@ -1,4 +1,4 @@
-//! One batch of the trash: the directory that files are moved to, and what a killed process left half done in it.
+//! One batch of the trash: the directory that receives files, and its recovery after a process was killed.
 
 use std::{
     collections::HashMap,
@@ -24,14 +24,14 @@ use crate::{
     staging::{list, rename_noreplace},
 };
 
-/// At the end of the name of a version that is about to take a path's place. The swap leaves the old one under that name.
+/// Suffix of a staged version that is about to take a path's place. The swap leaves the old version under this name.
 const INCOMING_SUFFIX: &str = ".new";
 const UNDO_SUFFIX: &str = "undo";
 
-/// When it began, a random number, and whether a restore made it.
+/// Start time, a random number, and whether a restore created the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BatchName {
-    /// In milliseconds since 1970.
+    /// Milliseconds since 1970.
     pub at: u64,
     random: u32,
     pub is_undo: bool,
@@ -67,12 +67,12 @@ impl Batch {
         getrandom::fill(&mut random).map_err(|_| Errno::IO)?;
         let name = BatchName { at: now_millis(), random: u32::from_ne_bytes(random), is_undo };
         rustix::fs::mkdirat(top, name.to_string(), Mode::from_raw_mode(0o700))?;
-        // The records in it are no use without its own name.
+        // The records are useless if the batch's own name is not durable.
         rustix::fs::fsync(top)?;
         Self::open(top, name)?.ok_or(Errno::NOENT)
     }
 
-    /// Nothing where it has gone.
+    /// Opens a batch; `None` if it is gone.
     pub fn open(top: &OwnedFd, name: BatchName) -> Result<Option<Self>, Errno> {
         match rustix::fs::openat(top, name.to_string(), FLAGS, Mode::empty()) {
             Ok(folder) => Ok(Some(Self { name, folder })),
@@ -89,7 +89,7 @@ impl Batch {
         journal::read(&self.folder)
     }
 
-    /// Keeps only these records, and goes with the last of them.
+    /// Keeps only these records, and removes the batch if none are left.
     pub fn retain(&self, top: &OwnedFd, records: &[JournalRecord]) -> Result<(), Errno> {
         match records {
             [] => self.remove(top).map(drop),
@@ -97,7 +97,7 @@ impl Batch {
         }
     }
 
-    /// Records whose old version is in the batch, with its size.
+    /// Records whose old version is stored in the batch, with its size.
     pub fn stored(&self) -> Result<Vec<(JournalRecord, u64)>, Errno> {
         let mut stored = Vec::new();
         for record in self.records()?.into_iter().filter(JournalRecord::is_stored) {
@@ -112,7 +112,7 @@ impl Batch {
         beneath::stat(self.folder.as_fd(), record.number.to_string().as_bytes())
     }
 
-    /// What its files count for, in bytes.
+    /// Size of the batch's files in whole blocks, in bytes.
     pub fn bytes(&self) -> Result<u64, Errno> {
         let mut bytes = 0;
         for name in list(&self.folder)? {
@@ -123,8 +123,8 @@ impl Batch {
         Ok(bytes)
     }
 
-    /// Finishes or takes back a swap that was cut short: the file under the incoming name is either the version from the sandbox, which is
-    /// not needed, or one that the folder had.
+    /// Completes or reverts an interrupted swap: the file under the incoming name is either the sandbox's version,
+    /// which is not needed, or one that the folder had.
     pub fn recover(&self) -> Result<(), Errno> {
         let names = list(&self.folder)?;
         let incoming = |name: &Vec<u8>| std::str::from_utf8(name).ok()?.strip_suffix(INCOMING_SUFFIX)?.parse::<u64>().ok();
@@ -149,7 +149,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Deletes it with everything in it.
+    /// Deletes the batch with all its files.
     pub fn remove(&self, top: &OwnedFd) -> Result<EmptiedTrash, Errno> {
         let mut emptied = EmptiedTrash::default();
         for name in list(&self.folder)? {
@@ -166,7 +166,8 @@ impl Batch {
     }
 }
 
-/// A batch whose records are durable: the files they name may be moved to it. The trash is locked until it is dropped.
+/// A batch with durable records, ready to receive the files that they name. The trash stays locked until this is
+/// dropped.
 pub struct OpenBatch {
     _lock: OwnedFd,
     batch: Batch,
@@ -180,7 +181,7 @@ impl OpenBatch {
     }
 
     fn number(&self, path: &RelPath) -> Result<u64, Errno> {
-        // Nothing is moved that has no record.
+        // A file without a record must not be moved.
         self.numbers.get(path).copied().ok_or(Errno::INVAL)
     }
 
@@ -188,25 +189,26 @@ impl OpenBatch {
         self.batch.folder.as_fd()
     }
 
-    /// Moves a path's file here, and says what it is.
+    /// Moves a path's file into the batch and returns its status.
     pub fn store(&self, path: &RelPath, parent: BorrowedFd) -> Result<Stat, Errno> {
         let name = self.number(path)?.to_string();
         rename_noreplace(parent, path.name(), self.folder(), name.as_bytes())?;
         beneath::stat(self.folder(), name.as_bytes())?.ok_or(Errno::NOENT)
     }
 
-    /// Moves it back, under the path's own name or another one beside it.
+    /// Moves the file back, under its own or another name.
     pub fn give_back(&self, path: &RelPath, parent: BorrowedFd, name: &[u8]) -> Result<(), Errno> {
         rename_noreplace(self.folder(), self.number(path)?.to_string().as_bytes(), parent, name)
     }
 
-    /// Where the staged new version of a path goes before [`OpenBatch::swap`].
+    /// Directory and name for the staged version before [`OpenBatch::swap`].
     pub fn incoming(&self, path: &RelPath) -> Result<(BorrowedFd<'_>, String), Errno> {
         Ok((self.folder(), incoming_name(self.number(path)?)))
     }
 
-    /// Swaps the staged version with the file at the path. `is_it` judges the file that came out: an unexpected version goes back.
-    /// Where it is not certain which of the two is under the incoming name, both stay until [`Batch::recover`] looks at it.
+    /// Swaps the staged version with the file at the path. `is_expected` judges the file that came out: an unexpected
+    /// version is swapped back. If it is uncertain which version is under the incoming name, both stay until
+    /// [`Batch::recover`].
     pub fn swap(&self, path: &RelPath, parent: BorrowedFd, is_expected: impl Fn(&Stat) -> bool) -> Result<(), Errno> {
         let number = self.number(path)?;
         let incoming = incoming_name(number);
@@ -239,9 +241,9 @@ impl OpenBatch {
         rename_noreplace(folder, incoming.as_bytes(), parent, path.name())
     }
 
-    /// Removes a staged version that did not take its place.
+    /// Removes a staged version that was not placed.
     fn discard(&self, incoming: &str) {
-        // What stays is removed by the next recovery.
+        // The next recovery removes it otherwise.
         let _ = rustix::fs::unlinkat(self.folder(), incoming, AtFlags::empty())
             .or_else(|_| rustix::fs::unlinkat(self.folder(), incoming, AtFlags::REMOVEDIR));
     }
@@ -260,7 +262,7 @@ fn size(stat: &Stat) -> u64 {
     u64::try_from(stat.st_size).unwrap_or(0)
 }
 
-/// Whether a name stands for this content, read where its size says that it may.
+/// Whether a name refers to this content. A file is only read if its size matches.
 pub fn is_entry(parent: BorrowedFd, name: &[u8], entry: &Entry) -> bool {
     let Ok(Some(stat)) = beneath::stat(parent, name) else { return false };
     match (FileType::from_raw_mode(stat.st_mode), entry) {

@@ -1,7 +1,8 @@
-//! The journal of a trash batch: one record for each path that is about to be deleted or replaced, on disk before the first rename.
+//! The journal of a trash batch: one record for each path that is about to be deleted or replaced, durable before the
+//! first rename.
 //!
-//! A record without a stored file means that the change was never made, or that the file was restored. Reading ends at the first torn
-//! record, so a process killed while it appends loses only records whose renames had not begun.
+//! A record without a stored file means that the change was never made, or that the file was restored. Reading ends at
+//! the first torn record, so a process that is killed while it appends only loses records whose renames had not begun.
 
 use std::{
     fs::File,
@@ -24,26 +25,26 @@ const NAME: &str = "journal";
 const NEW_NAME: &str = "journal.new";
 const MAGIC: &[u8] = b"cobox trash 1\n";
 const CHECKSUM_BYTES: usize = 8;
-/// Largest journal that is read, in bytes: a batch of a million paths of usual length.
+/// Maximum size of a journal, in bytes: a batch of a million paths of usual length.
 const MAX_JOURNAL_BYTES: u64 = 256 * 1024 * 1024;
 
-/// One path as it was before sync changed it.
+/// The state of one path before sync changed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JournalRecord {
-    /// The stored file's name in the batch directory. Folders and mode changes have a record only.
+    /// Name of the stored file in the batch directory. Directories and mode changes have no file.
     pub number: u64,
-    /// When it was recorded, in milliseconds since 1970.
+    /// Time of the record, in milliseconds since 1970.
     pub at: u64,
     pub path: RelPath,
     pub old: Entry,
     /// Permission bits of the old version.
     pub mode: u32,
-    /// What sync put in its place.
+    /// The entry that replaced the old version, if any.
     pub new: Option<Entry>,
 }
 
 impl JournalRecord {
-    /// Only the permission bits change; the content stays where it is.
+    /// Whether only permission bits change and the content stays in place.
     pub fn is_mode_change(&self) -> bool {
         let digest = |entry: &Entry| entry.content().map(|(digest, _)| digest);
         self.old.is_file() && self.new.as_ref().is_some_and(|new| digest(new) == digest(&self.old))
@@ -70,7 +71,7 @@ impl JournalRecord {
     }
 }
 
-/// Adds records and makes them durable.
+/// Appends records and makes them durable.
 pub fn append(batch: &OwnedFd, records: &[JournalRecord]) -> Result<(), Errno> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(batch, NAME, flags, Mode::from_raw_mode(0o600))?;
@@ -78,7 +79,7 @@ pub fn append(batch: &OwnedFd, records: &[JournalRecord]) -> Result<(), Errno> {
     write(File::from(file), is_new, records)
 }
 
-/// Replaces the journal with these records.
+/// Replaces the journal by these records.
 pub fn rewrite(batch: &OwnedFd, records: &[JournalRecord]) -> Result<(), Errno> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(batch, NEW_NAME, flags, Mode::from_raw_mode(0o600))?;
@@ -92,7 +93,7 @@ fn write(mut file: File, is_new: bool, records: &[JournalRecord]) -> Result<(), 
     file.write_all(&bytes).and_then(|()| file.sync_data()).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
 }
 
-/// Every whole record; none where there is no journal.
+/// All complete records; none if there is no journal.
 pub fn read(batch: &OwnedFd) -> Result<Vec<JournalRecord>, Errno> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match rustix::fs::openat(batch, NAME, flags, Mode::empty()) {

@@ -1,11 +1,13 @@
-//! The trash of the local folder: each file that sync deletes or replaces there is renamed into it first, and stays until it expires or the
-//! user empties it. The sandbox's end has none.
+//! The trash of the local folder. Every file that sync deletes or replaces locally is renamed into it first, and stays
+//! until it expires or the user empties the trash. The sandbox has no trash.
 //!
-//! It is a hidden directory at the top of the folder. Only there a rename is certain to stay on one file system: the directory above may be
-//! another one, or read-only, and so may the user's state directory. Scans skip it by name, and git by the `.gitignore` in it.
+//! It is a hidden directory at the top of the folder. Only there a rename is certain to stay on one file system: the
+//! parent directory may be on another one or read-only, and so may the user's state directory. Scans skip it by name,
+//! and git by the `.gitignore` in it.
 //!
-//! A batch is a directory with a journal and the stored files, named by number. Its records are durable before the first rename, and each
-//! file moves in one rename, so after a kill at any moment a file is at its place or in the trash.
+//! A batch is a directory with a journal and the stored files, named by number. Its records are durable before the
+//! first rename, and each file is moved by one rename, so after a kill at any moment a file is in its place or in the
+//! trash.
 
 mod batch;
 mod journal;
@@ -41,29 +43,29 @@ use crate::{
     staging::{GITIGNORE, list},
 };
 
-/// 4 GiB: a day's work of an agent on a usual repository, and little of a laptop's disk.
+/// 4 GiB: the changes of an agent in a usual repository over a day, and a small part of a laptop's disk.
 const DEFAULT_BYTES: u64 = 4 << 30;
-/// A week: a loss is noticed by then.
+/// One week: long enough to notice a loss.
 const DEFAULT_MAX_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
-/// What a stored file counts for at least, in bytes: the block it occupies, so that empty files are bounded too.
+/// Minimum size charged for a stored file, in bytes: the block it occupies, so that empty files are limited too.
 const BLOCK_BYTES: u64 = 4096;
-/// Changes less than this apart belong to one batch: `rm -rf` of a large tree is seen in several rounds.
+/// Changes closer together than this belong to one batch: `rm -rf` of a large tree takes several rounds.
 const BATCH_IDLE: Duration = Duration::from_secs(2);
-/// A batch takes no more after this, so that `undo` of the last one stays a small step while an agent works without a pause.
+/// Maximum duration of a batch, so that `undo` of the last one stays a small step while an agent works continuously.
 const MAX_BATCH_DURATION: Duration = Duration::from_secs(60);
-/// How often a running sync counts the trash again, and removes expired batches.
+/// Interval at which a running sync measures the trash again and removes expired batches.
 const RECOUNT_INTERVAL: Duration = Duration::from_secs(60);
-/// Longest wait for another process that uses the trash. It holds the lock for renames only.
+/// Maximum wait for another process that uses the trash. It only holds the lock for renames.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Bounds of the trash.
+/// Limits of the trash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrashLimits {
-    /// Of all stored files, in bytes; sync halts when a change would exceed it.
+    /// Maximum total size of stored files, in bytes; sync halts when a change would exceed it.
     pub bytes: u64,
-    /// Batches older than this are removed.
+    /// Age after which batches are removed.
     pub age: Duration,
 }
 
@@ -73,7 +75,7 @@ impl Default for TrashLimits {
     }
 }
 
-/// Why the trash can't take the next changes.
+/// The trash has not enough space for the next changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrashFull {
     pub needed: u64,
@@ -99,13 +101,13 @@ pub struct TrashItem {
     pub path: RelPath,
     pub old: Entry,
     pub size: u64,
-    /// Sync put another version in its place; otherwise it was deleted.
+    /// Whether sync replaced the file; otherwise it was deleted.
     pub is_replaced: bool,
-    /// Set aside by a restore, and not by sync.
+    /// Whether a restore moved the file here instead of sync.
     pub is_from_undo: bool,
 }
 
-/// Erased from the trash.
+/// Number and total size of the files that were erased.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EmptiedTrash {
     pub files: usize,
@@ -115,13 +117,13 @@ pub struct EmptiedTrash {
 pub struct Trash {
     root: Arc<OwnedFd>,
     limits: TrashLimits,
-    /// In the trash at the last count and added by this process since, in bytes.
+    /// Size at the last count plus this process's additions since, in bytes.
     used: u64,
     counted_at: Option<Instant>,
     current: Option<CurrentBatch>,
 }
 
-/// The batch that still takes changes.
+/// The batch that still accepts changes.
 struct CurrentBatch {
     name: BatchName,
     next: u64,
@@ -143,22 +145,23 @@ impl Trash {
         Self { root, limits, used: 0, counted_at: None, current: None }
     }
 
-    /// Of the folder at this path.
+    /// Opens the trash of a folder.
     pub fn open(folder: &Path, limits: TrashLimits) -> Result<Self, SyncError> {
         Ok(Self::new(Arc::new(open_root(folder).map_err(SyncError::Root)?), limits))
     }
 
-    /// Used and allowed, in bytes.
+    /// Used and permitted size, in bytes.
     pub(crate) fn usage(&self) -> (u64, u64) {
         (self.used, self.limits.bytes)
     }
 
-    /// The batch that changes go to now.
+    /// Name of the current batch.
     pub(crate) fn batch(&self) -> Option<String> {
         self.current.as_ref().map(|current| current.name.to_string())
     }
 
-    /// Whether these changes fit. Counts the trash again if its content may have changed, and removes expired batches.
+    /// Checks whether these changes fit. Measures the trash again if its content may have changed, and removes expired
+    /// batches.
     pub(crate) fn check_capacity(&mut self, changes: &[Change]) -> Result<Option<TrashFull>, SyncError> {
         let stored =
             changes.iter().filter_map(|change| displaced(change).filter(|r| r.is_stored())).map(|record| charged_bytes(&record.old));
@@ -189,7 +192,8 @@ impl Trash {
         Ok(())
     }
 
-    /// Records what these changes take away, durably, and hands out the directory to move it to. `mode` finds a path's permission bits.
+    /// Records the versions that these changes remove, durably, and returns the batch that receives them. `mode` looks
+    /// up a path's permission bits.
     pub(crate) fn begin(&mut self, changes: &[Change], mode: impl Fn(&RelPath) -> u32) -> Result<Option<OpenBatch>, SyncError> {
         let mut records: Vec<JournalRecord> = changes.iter().filter_map(displaced).collect();
         if records.is_empty() {
@@ -198,7 +202,7 @@ impl Trash {
         let top = self.lock(true)?.ok_or_else(|| trash_error(Errno::NOENT))?;
         let now = Instant::now();
         let open = match self.current.take().filter(|current| current.is_open(now)) {
-            // Emptied or undone by another command since.
+            // `None` if another command has emptied or restored the batch.
             Some(current) => Batch::open(&top.0, current.name).map_err(trash_error)?.map(|batch| (batch, current.next, current.began)),
             None => None,
         };
@@ -217,7 +221,7 @@ impl Trash {
         Ok(Some(OpenBatch::new(top.0, batch, &records)))
     }
 
-    /// The stored files, the oldest first.
+    /// The stored files, oldest first.
     pub fn items(&self) -> Result<Vec<TrashItem>, SyncError> {
         let Some(top) = self.lock(false)? else { return Ok(Vec::new()) };
         let mut items = Vec::new();
@@ -238,7 +242,7 @@ impl Trash {
         Ok(items)
     }
 
-    /// Removes every batch for good, or those that are older than a moment.
+    /// Erases all batches, or those older than a given time.
     pub fn empty(&self, before: Option<SystemTime>) -> Result<EmptiedTrash, SyncError> {
         let mut erased = EmptiedTrash::default();
         let Some(top) = self.lock(false)? else { return Ok(erased) };
@@ -255,7 +259,7 @@ impl Trash {
         Ok(erased)
     }
 
-    /// Opens and locks the directory; nothing where there is none and none is to be made.
+    /// Opens and locks the directory; `None` if it does not exist and `create` is false.
     fn lock(&self, create: bool) -> Result<Option<LockedTrash>, SyncError> {
         let began = Instant::now();
         loop {
@@ -265,7 +269,8 @@ impl Trash {
                 Err(e) => return Err(trash_error(e)),
             };
             match rustix::fs::flock(&top, FlockOperation::NonBlockingLockExclusive) {
-                // `empty` removes the directory under its lock: then another one is needed.
+                // `empty` removes the directory while it holds the lock, so the current directory has to be opened
+                // again.
                 Ok(()) if beneath::is_same_file(&top, &self.root, TRASH_DIRECTORY.as_bytes()) => return Ok(Some(LockedTrash(top))),
                 Ok(()) => {}
                 Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(LOCK_RETRY_INTERVAL),
@@ -295,7 +300,7 @@ impl Trash {
 }
 
 impl LockedTrash {
-    /// The oldest first.
+    /// All batches, oldest first.
     fn batches(&self) -> Result<Vec<Batch>, SyncError> {
         let mut names: Vec<BatchName> = list(&self.0).map_err(trash_error)?.iter().filter_map(|name| BatchName::parse(name)).collect();
         names.sort_unstable();
@@ -303,7 +308,7 @@ impl LockedTrash {
         names.into_iter().map(open).filter_map(Result::transpose).collect()
     }
 
-    /// As [`LockedTrash::batches`], without what a killed process left half done.
+    /// Like [`LockedTrash::batches`], after recovery from killed processes.
     fn recovered(&self) -> Result<Vec<Batch>, SyncError> {
         let batches = self.batches()?;
         batches.iter().try_for_each(|batch| batch.recover().map_err(trash_error))?;
@@ -311,14 +316,14 @@ impl LockedTrash {
     }
 }
 
-/// What a change takes away; nothing where it only adds.
+/// The record of the version that a change removes; `None` if it only adds.
 fn displaced(change: &Change) -> Option<JournalRecord> {
     let Change { path, old, new } = change;
     let old = old.clone().filter(|old| Some(old) != new.as_ref())?;
     Some(JournalRecord { number: 0, at: 0, path: path.clone(), old, mode: 0, new: new.clone() })
 }
 
-/// What a stored version counts for, in bytes.
+/// Size charged for a stored version, in bytes.
 fn charged_bytes(old: &Entry) -> u64 {
     whole_blocks(old.content().map_or(0, |(_, size)| size))
 }
@@ -328,7 +333,7 @@ fn whole_blocks(size: u64) -> u64 {
 }
 
 fn trash_error(e: Errno) -> SyncError {
-    SyncError::writing("to the trash", e)
+    SyncError::writing("write to the trash", e)
 }
 
 fn now_millis() -> u64 {

@@ -1,5 +1,5 @@
-//! Putting files back from the trash. Nothing is overwritten: a path that changed since gets the old version beside it, and what sync
-//! itself put there, unchanged, goes to the trash in its turn.
+//! Restores files from the trash. Nothing is overwritten: if a path has changed, its old version is restored under
+//! another name, and unchanged files written by sync are moved to the trash.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,19 +30,19 @@ use crate::{
 /// Selects the files to restore.
 #[derive(Clone, Debug)]
 pub enum RestoreScope {
-    /// The last batch that sync made.
+    /// The last batch created by sync.
     LastBatch,
-    /// Everything that sync deleted or replaced since a moment.
+    /// Everything that sync deleted or replaced since a given time.
     Since(SystemTime),
-    /// These items, by id.
+    /// Items by id.
     Items(BTreeSet<String>),
 }
 
-/// A file or folder that is back.
+/// A restored file or directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestoredPath {
     pub path: RelPath,
-    /// Where it is now: the path itself, or a name beside it.
+    /// Its new location: the path itself, or another name next to it.
     pub to: RelPath,
 }
 
@@ -58,11 +58,12 @@ pub struct RestoreReport {
     pub failed: Vec<RestoreFailure>,
 }
 
-/// All records of one path within the scope, the oldest first, each with the number of its batch.
+/// All records of one path within the scope, oldest first, each with the index of its batch.
 type History = Vec<(usize, JournalRecord)>;
 
 impl Trash {
-    /// Puts back, for each path in the scope, the oldest version. Later ones stay in the trash, in a batch that `undo` skips.
+    /// Restores the oldest version of each path in the scope. Later versions stay in the trash, in a batch that `undo`
+    /// skips.
     pub fn restore(&self, scope: &RestoreScope) -> Result<RestoreReport, SyncError> {
         let Some(top) = self.lock(false)? else { return Ok(RestoreReport::default()) };
         let batches = top.recovered()?;
@@ -72,7 +73,7 @@ impl Trash {
         }
         let mut restorer = Restorer { trash: self, top: &top, batches: &batches, undo: None, next: 0, relocated: BTreeMap::new() };
         let (mut report, mut handled) = (RestoreReport::default(), BTreeSet::new());
-        // In path order, so that a folder comes before its content.
+        // In path order, so that a directory precedes its contents.
         for (path, history) in &histories {
             match restorer.restore_path(history) {
                 Ok(to) => {
@@ -94,7 +95,7 @@ impl Trash {
     }
 }
 
-/// The records of a scope, the oldest first, with the number of their batch.
+/// The records of a scope, oldest first, with the index of their batch.
 fn in_scope(batches: &[Batch], scope: &RestoreScope) -> Result<Vec<(usize, JournalRecord)>, SyncError> {
     let last = batches.iter().rposition(|batch| !batch.name.is_undo);
     let mut found = Vec::new();
@@ -114,15 +115,15 @@ struct Restorer<'a> {
     trash: &'a Trash,
     top: &'a LockedTrash,
     batches: &'a [Batch],
-    /// Takes what a restore puts aside; made when it is first needed.
+    /// Receives versions that a restore replaces; created when it is first needed.
     undo: Option<Batch>,
     next: u64,
-    /// Folders whose name is taken by something else, and where their content goes instead.
+    /// Directories whose name is taken by something else, with the directory that is used instead.
     relocated: BTreeMap<RelPath, RelPath>,
 }
 
 impl Restorer<'_> {
-    /// Says where it is now; nothing where there was nothing to do.
+    /// Returns the restored location; `None` if there was nothing to do.
     fn restore_path(&mut self, history: &History) -> Result<Option<RelPath>, Errno> {
         let is_restorable = |(batch, record): &(usize, JournalRecord)| match record.is_stored() {
             true => matches!(self.batches[*batch].stat(record), Ok(Some(_))),
@@ -130,13 +131,13 @@ impl Restorer<'_> {
         };
         let Some(at) = history.iter().position(is_restorable) else { return self.restore_mode(history) };
         let (batch, oldest) = &history[at];
-        // What sync put at the path since then.
+        // Entries that sync has placed at the path since.
         let written_by_sync: Vec<&Entry> = history.iter().filter_map(|(_, record)| record.new.as_ref()).collect();
         let to = match oldest.old.is_dir() {
             true => self.restore_directory(oldest, &written_by_sync)?,
             false => Some(self.restore_file(&self.batches[*batch], oldest, &written_by_sync)?),
         };
-        // It was stored with the mode that sync had given it before.
+        // The stored file has the mode that sync had given it before.
         if let (Some(to), Some((_, first))) = (&to, history[..at].iter().find(|(_, record)| record.is_mode_change())) {
             self.set_mode(to, first.mode)?;
         }
@@ -152,7 +153,7 @@ impl Restorer<'_> {
         let stored = record.number.to_string();
         self.clear_path(&path, &parent, record, written_by_sync)?;
         match rename_noreplace(batch.folder.as_fd(), stored.as_bytes(), parent.as_fd(), path.name()) {
-            // The same content again: the user put it back.
+            // The user has restored the same content already.
             Err(Errno::EXIST) if is_entry(parent.as_fd(), path.name(), &record.old) => {
                 return self.set_aside_version(batch, record).map(|()| path);
             }
@@ -169,7 +170,8 @@ impl Restorer<'_> {
         let parent = beneath::open_directory(&self.trash.root, path.parent_bytes())?;
         self.clear_path(&path, &parent, record, written_by_sync)?;
         match rustix::fs::mkdirat(&parent, path.name(), DIRECTORY_MODE) {
-            // It is there, or what took its place changed: then its content, if it had any, goes beside it.
+            // The directory exists, or its name is taken by a changed file: then its contents, if any, are restored in
+            // another directory.
             Err(Errno::EXIST) => return Ok(None),
             other => other?,
         }
@@ -178,7 +180,7 @@ impl Restorer<'_> {
         Ok(Some(path))
     }
 
-    /// Gives a file its first mode, if it has the content and the mode that sync last gave it.
+    /// Restores a file's first mode if it still has the content and mode that sync last gave it.
     fn restore_mode(&self, history: &History) -> Result<Option<RelPath>, Errno> {
         let mut changes = history.iter().map(|(_, record)| record).filter(|record| record.is_mode_change());
         let Some(first) = changes.next() else { return Ok(None) };
@@ -198,12 +200,12 @@ impl Restorer<'_> {
         rustix::fs::fchmod(file, Mode::from_raw_mode(mode & 0o7777))
     }
 
-    /// Moves what sync put at the path to the trash, if it is still that.
+    /// Moves the entry at the path to the trash if it is unchanged since sync placed it.
     fn clear_path(&mut self, path: &RelPath, parent: &OwnedFd, record: &JournalRecord, written_by_sync: &[&Entry]) -> Result<(), Errno> {
         let Some(before) = beneath::stat(parent.as_fd(), path.name())? else { return Ok(()) };
         let Some(now) = written_by_sync.iter().find(|entry| is_entry(parent.as_fd(), path.name(), entry)) else { return Ok(()) };
         if now.is_dir() {
-            // Only an empty one is nothing but what sync made.
+            // Only an empty directory is certain to contain nothing but sync's own work.
             return match rustix::fs::unlinkat(parent, path.name(), rustix::fs::AtFlags::REMOVEDIR) {
                 Ok(()) | Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
                 Err(e) => Err(e),
@@ -222,13 +224,13 @@ impl Restorer<'_> {
         let after = beneath::stat(undo, name.as_bytes())?.ok_or(Errno::NOENT)?;
         let content = |stat: &rustix::fs::Stat| (stat.st_ino, stat.st_size, stat.st_mtime, stat.st_mtime_nsec);
         if content(&before) != content(&after) {
-            // Changed in that moment: it goes back, and the old version goes beside it.
+            // Changed in that moment: it is moved back, and the old version is restored under another name.
             rename_noreplace(undo, name.as_bytes(), parent.as_fd(), path.name())?;
         }
         Ok(())
     }
 
-    /// A later version than the one that is restored: still in the trash, but no longer in a batch that `undo` would take.
+    /// Moves a version newer than the restored one to a batch that `undo` skips.
     fn set_aside_version(&mut self, batch: &Batch, record: &JournalRecord) -> Result<(), Errno> {
         if !record.is_stored() || batch.stat(record)?.is_none() {
             return Ok(());
@@ -251,7 +253,7 @@ impl Restorer<'_> {
         appended.map(|()| record.number.to_string())
     }
 
-    /// The path with its folders made. A folder whose name is taken by something else is made beside that.
+    /// Creates the directories that contain a path. A directory whose name is taken is created under another name.
     fn create_parents(&mut self, path: &RelPath) -> Result<RelPath, Errno> {
         let mut at: Option<RelPath> = None;
         let parts: Vec<&[u8]> = path.parts().collect();
@@ -280,7 +282,7 @@ impl Restorer<'_> {
     }
 }
 
-/// Tries names beside a path until one is free.
+/// Tries alternative names for a path until one is free.
 fn try_alternative_names(path: &RelPath, put: impl Fn(&RelPath) -> Result<(), Errno>) -> Result<RelPath, Errno> {
     for number in 1..1000 {
         let name = alternative_name(path.name(), "restored", number);

@@ -22,7 +22,7 @@ use cobox_sync::{
     TrashLimits, open_root, serve,
 };
 
-/// Longest anything may take; only a hang reaches it.
+/// Timeout of every wait; only a hang reaches it.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub struct SyncPair {
@@ -66,11 +66,11 @@ impl SyncPair {
         assert_eq!(contents(&self.local("")), contents(&self.sandbox("")));
     }
 
-    /// Waits for something that comes by itself.
+    /// Waits for a condition that becomes true without further action.
     pub fn wait_until(&self, mut is_so: impl FnMut() -> bool) {
         let began = Instant::now();
         while !is_so() {
-            assert!(began.elapsed() < TIMEOUT, "it never came");
+            assert!(began.elapsed() < TIMEOUT, "the condition never became true");
             thread::sleep(Duration::from_millis(2));
         }
     }
@@ -79,7 +79,7 @@ impl SyncPair {
         self.start_at(mode, Arc::new(LocalHooks::new(self.sandbox(""))))
     }
 
-    /// With a sandbox that has these ways.
+    /// Starts a sync whose sandbox end has these hooks.
     pub fn start_at(&self, mode: Mode, sandbox_hooks: Arc<dyn Hooks>) -> RunningSync {
         self.start_with(Settings { mode, ..Settings::default() }, sandbox_hooks)
     }
@@ -146,7 +146,7 @@ impl Read for CountingReader {
     }
 }
 
-/// A sync under way; dropped, it is told to stop and waited for.
+/// A running sync; stopped and joined when dropped.
 pub struct RunningSync {
     handle: Handle,
     received: Arc<AtomicU64>,
@@ -191,7 +191,7 @@ impl RunningSync {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// Connections made so far.
+    /// Number of connections so far.
     pub fn connection_count(&self) -> u64 {
         self.connection_count.load(Ordering::Relaxed)
     }
