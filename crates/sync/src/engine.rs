@@ -17,17 +17,16 @@ use crate::{
     error::SyncError,
     folder::{Folder, open_root},
     git_paths::GitPaths,
-    halt::Halt,
     hooks::{Hooks, LocalHooks},
-    ignore_rules::IgnoreRules,
     path::RelPath,
     peer::{Connection, EngineInput, Inbox, Peer},
     problem::Problem,
+    sandbox_view::SandboxView,
     settings::Settings,
     side::Side,
+    state::{Pacing, State, Trigger},
     status::{Event, Phase, Status},
     trash::Trash,
-    tree::Tree,
 };
 
 /// Interval between full scans, even without reported changes: a watch misses changes made elsewhere on a network file
@@ -117,11 +116,7 @@ pub struct Engine {
     pub(crate) folder: Folder,
     pub(crate) base: Ancestor,
     pub(crate) inbox: Inbox,
-    pub(crate) sandbox: Tree,
-    pub(crate) sandbox_problems: BTreeMap<RelPath, Problem>,
-    pub(crate) sandbox_rules: IgnoreRules,
-    pub(crate) sandbox_is_known: bool,
-    pub(crate) sandbox_is_partial: bool,
+    pub(crate) sandbox: SandboxView,
     pub(crate) resolutions: BTreeMap<RelPath, Side>,
     /// Changes that failed in the last round, by path and side; reported with the problems.
     pub(crate) failed_changes: [BTreeMap<RelPath, Problem>; 2],
@@ -129,28 +124,27 @@ pub struct Engine {
     /// Path of the local folder.
     pub(crate) root: PathBuf,
     pub(crate) git_paths: GitPaths,
-    /// The user confirmed the deletions, and no round has processed that yet.
-    pub(crate) deletions_confirmed: bool,
-    /// A file changed while it was processed, so another round is needed.
+    /// A file changed during the last round, so another one is needed.
     pub(crate) is_unstable: bool,
-    /// The sandbox has to be scanned again even if it reports no change.
-    pub(crate) must_rescan_sandbox: bool,
     pub(crate) status: Status,
     pub(crate) listener: Listener,
     inputs: SyncSender<EngineInput>,
     published_status: Arc<Mutex<Status>>,
-    is_paused: bool,
-    halted: Option<Halt>,
+    state: State,
+    pacing: Pacing,
     full_scan_at: Option<Instant>,
     cache_saved_at: Option<Instant>,
-    /// Earliest time of the next round after an unstable one: constantly changing files must not keep both sides busy.
-    retry_at: Option<Instant>,
-    unstable_rounds: u32,
     once_rounds: u32,
     /// Flushes that wait for another round.
     deferred_flushes: Vec<Command>,
-    /// Answered after the next round, with an error if the sync is still halted.
-    pending_resumes: Vec<Responder<()>>,
+}
+
+/// The next thing to do on a connection.
+enum Step {
+    /// Run a round, and then answer these flushes.
+    Round { is_full: bool, flushes: Vec<Command> },
+    /// Wait for an input, but no longer than this.
+    Wait(Duration),
 }
 
 impl Engine {
@@ -178,33 +172,24 @@ impl Engine {
                 connection_id: 0,
                 stopped: false,
             },
-            sandbox: Tree::default(),
-            sandbox_problems: BTreeMap::new(),
-            sandbox_rules: IgnoreRules::default(),
-            sandbox_is_known: false,
-            sandbox_is_partial: false,
+            sandbox: SandboxView::default(),
             resolutions: BTreeMap::new(),
             failed_changes: Default::default(),
             deletion_guard: DeletionGuard::new(settings.directory_deletion_limit),
             root: root.to_owned(),
             git_paths: GitPaths::default(),
-            deletions_confirmed: false,
             is_unstable: false,
-            must_rescan_sandbox: false,
             published_status: Arc::new(Mutex::new(status.clone())),
             status,
             listener,
             settings,
             inputs,
-            is_paused: false,
-            halted: None,
+            state: State::default(),
+            pacing: Pacing::default(),
             full_scan_at: None,
             cache_saved_at: None,
-            retry_at: None,
-            unstable_rounds: 0,
             once_rounds: 0,
             deferred_flushes: Vec::new(),
-            pending_resumes: Vec::new(),
         })
     }
 
@@ -252,10 +237,11 @@ impl Engine {
             if !may_retry {
                 return Err(failure);
             }
-            // The confirmation covered only the deletions known at that time.
-            self.deletions_confirmed = false;
-            self.set_phase(Phase::Retrying(failure.to_string()));
-            self.reject_commands(&failure.to_string());
+            let reason = failure.to_string();
+            let replies = self.state.transition(Trigger::Failed(&reason));
+            self.set_phase(Phase::Retrying(reason.clone()));
+            replies.send();
+            self.reject_commands(&reason);
             self.wait_before_retry(retry_delay)?;
             retry_delay = (retry_delay * 2).min(MAX_RETRY_DELAY);
         }
@@ -267,9 +253,7 @@ impl Engine {
             ConnectError::Transient(reason) => SyncError::Lost(std::io::Error::other(reason)),
             ConnectError::Permanent(reason) => SyncError::State(reason),
         })?;
-        // Everything known about the sandbox belonged to the previous connection.
-        (self.sandbox, self.sandbox_problems, self.sandbox_rules) = (Tree::default(), BTreeMap::new(), IgnoreRules::default());
-        self.sandbox_is_known = false;
+        self.sandbox.reset();
         Peer::handshake(connection, self.settings.mode.is_sandbox_read_only(), &mut self.inbox, &self.inputs)
     }
 
@@ -278,60 +262,75 @@ impl Engine {
         self.publish_idle_phase();
         loop {
             self.handle_commands()?;
-            let mut flushes: Vec<Command> = self.inbox.commands.extract_if(.., |c| matches!(c, Command::Flush(_))).collect();
-            let is_full_scan_due = self.full_scan_at.is_none_or(|at| at.elapsed() >= self.full_scan_interval());
-            let has_passed = |at: Option<Instant>| at.is_none_or(|at| at <= Instant::now());
-            let (is_retry_due, is_holding) = (has_passed(self.retry_at), !has_passed(self.deletion_guard.holds_until()));
-            if is_retry_due && !is_holding {
-                flushes.append(&mut self.deferred_flushes);
-            }
-            let has_work = !is_holding && (!self.resolutions.is_empty() || self.deletion_guard.holds_until().is_some());
-            let has_changes = self.inbox.sandbox_is_dirty || self.folder.has_changes() || !self.sandbox_is_known || has_work;
-            let may_run = !self.is_paused && self.halted.is_none();
-            if may_run && (!flushes.is_empty() || is_retry_due && (has_changes || is_full_scan_due || self.retry_at.is_some())) {
-                let is_full = is_full_scan_due || !flushes.is_empty() && (self.folder.is_partly_watched() || self.sandbox_is_partial);
-                // A flush rescans the sandbox even if it has not reported a change.
-                self.must_rescan_sandbox |= !flushes.is_empty();
-                match self.run_round(peer, is_full) {
-                    Ok(()) => *retry_delay = MIN_RETRY_DELAY,
-                    Err(failure) => {
-                        self.answer_pending_resumes(Err(failure.to_string()));
-                        flushes.into_iter().for_each(|f| reject(f, &failure.to_string()));
-                        return Err(failure);
-                    }
+            let (is_full, flushes) = match self.next_step() {
+                Step::Round { is_full, flushes } => (is_full, flushes),
+                Step::Wait(timeout) => {
+                    self.wait(timeout)?;
+                    continue;
                 }
-                flushes.into_iter().for_each(|flush| self.answer_flush(flush));
-                if self.settings.once && self.is_once_complete()? {
-                    return Ok(());
+            };
+            match self.run_round(peer, is_full) {
+                Ok(()) => *retry_delay = MIN_RETRY_DELAY,
+                Err(failure) => {
+                    self.state.transition(Trigger::Failed(&failure.to_string())).send();
+                    flushes.into_iter().for_each(|f| reject(f, &failure.to_string()));
+                    return Err(failure);
                 }
-                continue;
             }
-            self.wait(if may_run { self.time_to_next_round() } else { FULL_SCAN_INTERVAL })?;
+            flushes.into_iter().for_each(|flush| self.answer_flush(flush));
+            if self.settings.once && self.is_once_complete()? {
+                return Ok(());
+            }
         }
+    }
+
+    fn next_step(&mut self) -> Step {
+        if !self.state.is_running() {
+            return Step::Wait(FULL_SCAN_INTERVAL);
+        }
+        let mut flushes: Vec<Command> = self.inbox.commands.extract_if(.., |c| matches!(c, Command::Flush(_))).collect();
+        let has_passed = |at: Option<Instant>| at.is_none_or(|at| at <= Instant::now());
+        let is_full_scan_due = self.full_scan_at.is_none_or(|at| at.elapsed() >= self.full_scan_interval());
+        let (is_retry_due, is_holding) = (has_passed(self.pacing.retry_at()), !has_passed(self.deletion_guard.holds_until()));
+        if is_retry_due && !is_holding {
+            flushes.append(&mut self.deferred_flushes);
+        }
+        let has_work = !is_holding && (!self.resolutions.is_empty() || self.deletion_guard.holds_until().is_some());
+        let has_changes = self.inbox.sandbox_is_dirty || self.folder.has_changes() || !self.sandbox.is_known || has_work;
+        let is_due = is_retry_due && (has_changes || is_full_scan_due || self.pacing != Pacing::Stable);
+        if flushes.is_empty() && !is_due {
+            return Step::Wait(self.time_to_next_round());
+        }
+        // A flush rescans the sandbox even if it has not reported a change.
+        self.sandbox.must_rescan |= !flushes.is_empty();
+        let is_full = is_full_scan_due || !flushes.is_empty() && (self.folder.is_partly_watched() || self.sandbox.is_partial);
+        Step::Round { is_full, flushes }
     }
 
     /// Time until the next round is due if nothing happens.
     fn time_to_next_round(&self) -> Duration {
         let next_full_scan = self.full_scan_at.map(|at| at + self.full_scan_interval());
-        let next = self.retry_at.or_else(|| [next_full_scan, self.deletion_guard.holds_until()].into_iter().flatten().min());
+        let next = self.pacing.retry_at().or_else(|| [next_full_scan, self.deletion_guard.holds_until()].into_iter().flatten().min());
         next.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now())).max(DEBOUNCE)
     }
 
     /// A pause or a halt outlasts the connection.
     fn publish_idle_phase(&mut self) {
-        if self.is_paused {
+        if self.state.is_paused() {
             self.set_phase(Phase::Paused);
-        } else if let Some(halt) = self.halted.clone() {
+        } else if let Some(halt) = self.state.halt().cloned() {
             self.set_phase(Phase::Halted(halt));
         }
     }
 
     fn run_round(&mut self, peer: &mut Peer, is_full: bool) -> Result<(), SyncError> {
+        let deletions_confirmed = self.state.deletions_confirmed();
+        self.state.transition(Trigger::RoundStarted).send();
         self.is_unstable = false;
         // After a failed round the time of the last full scan is unknown.
         self.full_scan_at = self.full_scan_at.take().filter(|_| !is_full);
         let full_scan_at = if is_full { Some(Instant::now()) } else { self.full_scan_at };
-        self.halted = self.synchronize(peer, is_full).map_err(|failure| match failure {
+        let halt = self.synchronize(peer, is_full, deletions_confirmed).map_err(|failure| match failure {
             // The other side may have sent the reason before it stopped reading.
             SyncError::Lost(_) if peer.write_failed => self.inbox.interruption(CLOSE_REASON_TIMEOUT).unwrap_or(failure),
             failure => failure,
@@ -341,24 +340,16 @@ impl Engine {
             self.cache_saved_at = Some(Instant::now());
         }
         self.full_scan_at = full_scan_at;
-        if self.is_unstable {
-            self.retry_at = Some(Instant::now() + MIN_RETRY_DELAY.saturating_mul(1 << self.unstable_rounds.min(8)).min(MAX_RETRY_DELAY));
-            self.unstable_rounds += 1;
-        } else {
-            (self.retry_at, self.unstable_rounds) = (None, 0);
-        }
-        match self.halted.clone() {
+        self.pacing = self.pacing.after_round(self.is_unstable, MIN_RETRY_DELAY, MAX_RETRY_DELAY, Instant::now());
+        let replies = self.state.transition(Trigger::RoundEnded(halt.as_ref()));
+        match halt {
             Some(halt) => self.set_phase(Phase::Halted(halt)),
             None => {
                 self.status.synced_at = Some(SystemTime::now());
                 self.set_phase(Phase::Watching);
             }
         }
-        // Answered after the phase is set, so that the status does not contradict an answer.
-        self.answer_pending_resumes(match &self.halted {
-            Some(halt) => Err(format!("the sync is halted: {halt}; {}", halt.advice())),
-            None => Ok(()),
-        });
+        replies.send();
         Ok(())
     }
 
@@ -369,18 +360,18 @@ impl Engine {
 
     fn answer_flush(&mut self, flush: Command) {
         match flush {
-            flush if self.halted.is_some() => reject(flush, "the sync is halted; see `cobox sync status`"),
+            flush if self.state.halt().is_some() => reject(flush, "the sync is halted; see `cobox sync status`"),
             flush if self.deletion_guard.holds_until().is_some() => self.deferred_flushes.push(flush),
             // A file changed during the round, so another one is needed.
-            flush if self.is_unstable && self.unstable_rounds < MAX_FLUSH_ROUNDS => self.deferred_flushes.push(flush),
+            flush if self.is_unstable && self.pacing.rounds() < MAX_FLUSH_ROUNDS => self.deferred_flushes.push(flush),
             Command::Flush(respond) => respond(Ok(self.status.clone())),
             _ => {}
         }
     }
 
     fn is_once_complete(&mut self) -> Result<bool, SyncError> {
-        if let Some(halt) = self.halted.take() {
-            return Err(SyncError::Halted(halt));
+        if let Some(halt) = self.state.halt() {
+            return Err(SyncError::Halted(halt.clone()));
         }
         self.once_rounds += 1;
         let is_still = !self.is_unstable && !self.inbox.sandbox_is_dirty && !self.folder.has_changes();
@@ -388,7 +379,7 @@ impl Engine {
     }
 
     fn full_scan_interval(&self) -> Duration {
-        if self.folder.is_partly_watched() || self.sandbox_is_partial { POLL_INTERVAL } else { FULL_SCAN_INTERVAL }
+        if self.folder.is_partly_watched() || self.sandbox.is_partial { POLL_INTERVAL } else { FULL_SCAN_INTERVAL }
     }
 
     /// Waits for an input, then until inputs pause.
@@ -440,44 +431,29 @@ impl Engine {
         for command in commands {
             match command {
                 Command::Pause(respond) => {
-                    self.is_paused = true;
+                    let replies = self.state.transition(Trigger::Pause(respond));
                     self.set_phase(Phase::Paused);
-                    respond(Ok(()));
+                    replies.send();
                 }
                 Command::Resume { confirmed, respond } => {
-                    self.is_paused = false;
-                    let halted = self.halted.take();
-                    let was_halted = halted.is_some();
-                    // A confirmation does not free space in the trash, so the trash is checked again.
-                    let confirmed = confirmed && halted.is_none_or(|halt| halt.is_confirmable());
                     // Forces a full scan before the sync continues.
                     self.full_scan_at = None;
-                    if was_halted && !confirmed {
-                        // The missing files may be back.
-                        self.pending_resumes.push(respond);
-                        continue;
-                    }
-                    self.deletions_confirmed |= was_halted;
-                    respond(Ok(()));
+                    self.state.transition(Trigger::Resume { confirmed, respond }).send();
                 }
                 Command::Resolve { paths, resolution, respond } => respond(self.resolve(&paths, resolution)),
                 Command::Flush(_) | Command::Stop => {}
             }
         }
-        if self.is_paused {
+        if self.state.is_paused() {
             self.reject_commands("the sync is paused");
-        } else if self.halted.is_some() {
+        } else if self.state.halt().is_some() {
             self.reject_commands("the sync is halted; see `cobox sync status`");
         }
         Ok(())
     }
 
-    fn answer_pending_resumes(&mut self, found: Result<(), String>) {
-        self.pending_resumes.drain(..).for_each(|respond| respond(found.clone()));
-    }
-
     fn reject_commands(&mut self, why: &str) {
-        self.answer_pending_resumes(Err(why.to_owned()));
+        self.state.transition(Trigger::CommandsRejected(why)).send();
         self.inbox.commands.drain(..).chain(self.deferred_flushes.drain(..)).for_each(|command| reject(command, why));
     }
 

@@ -40,10 +40,9 @@ const MAX_SCAN_BYTES: usize = 512 * 1024 * 1024;
 
 impl Engine {
     /// Runs one round. A halt means that nothing was changed and the user has to decide.
-    pub(crate) fn synchronize(&mut self, peer: &mut Peer, full: bool) -> Result<Option<Halt>, SyncError> {
+    pub(crate) fn synchronize(&mut self, peer: &mut Peer, full: bool, deletions_confirmed: bool) -> Result<Option<Halt>, SyncError> {
         self.scan_both(peer, full)?;
         self.adopt_pending_changes()?;
-        let deletions_confirmed = std::mem::take(&mut self.deletions_confirmed);
         let mut deletion_guard = std::mem::replace(&mut self.deletion_guard, DeletionGuard::new(self.settings.directory_deletion_limit));
         let mut git_paths = std::mem::take(&mut self.git_paths);
         let (base, local, sandbox, forgotten) = self.effective_trees();
@@ -105,7 +104,7 @@ impl Engine {
     fn adopt_pending_changes(&mut self) -> Result<(), SyncError> {
         let is_applied = |side: Side, path: &RelPath, entry: &Option<Entry>| match side {
             Side::Local => self.folder.tree().get(path) == entry.as_ref(),
-            Side::Sandbox => self.sandbox.get(path) == entry.as_ref(),
+            Side::Sandbox => self.sandbox.tree.get(path) == entry.as_ref(),
         };
         let applied: Vec<PendingChange> =
             self.base.pending_changes().iter().filter(|(side, (path, entry))| is_applied(*side, path, entry)).cloned().collect();
@@ -116,8 +115,8 @@ impl Engine {
     }
 
     fn scan_both(&mut self, peer: &mut Peer, full: bool) -> Result<(), SyncError> {
-        let must_rescan = std::mem::take(&mut self.must_rescan_sandbox);
-        let scans_sandbox = full || must_rescan || self.inbox.sandbox_is_dirty || !self.sandbox_is_known;
+        let must_rescan = std::mem::take(&mut self.sandbox.must_rescan);
+        let scans_sandbox = full || must_rescan || self.inbox.sandbox_is_dirty || !self.sandbox.is_known;
         if full {
             self.set_phase(Phase::Scanning);
         }
@@ -132,8 +131,8 @@ impl Engine {
         if scans_sandbox {
             self.read_scan()?;
         }
-        self.must_rescan_sandbox |= is_changing(&self.sandbox_problems);
-        self.is_unstable |= is_changing(&self.sandbox_problems) || is_changing(self.folder.problems());
+        self.sandbox.must_rescan |= is_changing(&self.sandbox.problems);
+        self.is_unstable |= is_changing(&self.sandbox.problems) || is_changing(self.folder.problems());
         Ok(())
     }
 
@@ -160,19 +159,19 @@ impl Engine {
                 }
                 Message::Scanned { has_rules, has_problems, is_partial } => {
                     if has_rules {
-                        self.sandbox_rules = IgnoreRules::from_files(ignore_rules);
+                        self.sandbox.rules = IgnoreRules::from_files(ignore_rules);
                     }
                     if has_problems {
-                        self.sandbox_problems = problems;
+                        self.sandbox.problems = problems;
                     }
-                    self.sandbox_is_partial = is_partial;
+                    self.sandbox.is_partial = is_partial;
                     break;
                 }
                 _ => return Err(SyncError::Protocol("unexpected message in the answer to a scan")),
             }
         }
-        self.sandbox.update(updates, most).map_err(|_| SyncError::Protocol("the scan is not a valid tree"))?;
-        self.sandbox_is_known = true;
+        self.sandbox.tree.update(updates, most).map_err(|_| SyncError::Protocol("the scan is not a valid tree"))?;
+        self.sandbox.is_known = true;
         Ok(())
     }
 
@@ -180,16 +179,16 @@ impl Engine {
     /// as if unchanged; and the updates that remove newly ignored paths from the stored state.
     fn effective_trees(&self) -> (Cow<'_, Tree>, Cow<'_, Tree>, Cow<'_, Tree>, Vec<Update>) {
         let (mut base, mut local, mut sandbox) =
-            (Cow::Borrowed(self.base.tree()), Cow::Borrowed(self.folder.tree()), Cow::Borrowed(&self.sandbox));
+            (Cow::Borrowed(self.base.tree()), Cow::Borrowed(self.folder.tree()), Cow::Borrowed(&self.sandbox.tree));
         let mut forgotten = Vec::new();
-        if *self.folder.ignore_rules() != self.sandbox_rules || self.folder.ignore_rules().has_parent_rules() {
-            remove_ignored(&mut local, &self.sandbox_rules);
+        if *self.folder.ignore_rules() != self.sandbox.rules || self.folder.ignore_rules().has_parent_rules() {
+            remove_ignored(&mut local, &self.sandbox.rules);
             remove_ignored(&mut sandbox, self.folder.ignore_rules());
-            for ignore_rules in [self.folder.ignore_rules(), &self.sandbox_rules] {
+            for ignore_rules in [self.folder.ignore_rules(), &self.sandbox.rules] {
                 forgotten.extend(remove_ignored(&mut base, ignore_rules).into_iter().map(|path| (path, None)));
             }
         }
-        let problems = self.folder.problems().iter().chain(&self.sandbox_problems);
+        let problems = self.folder.problems().iter().chain(&self.sandbox.problems);
         for (path, _) in problems.filter(|(_, problem)| problem.freezes_path()) {
             let has_any = |tree: &Tree| tree.get(path).is_some() || tree.beneath(path).next().is_some();
             if has_any(&base) || has_any(&local) || has_any(&sandbox) {
@@ -230,7 +229,7 @@ impl Engine {
             match outcome {
                 Outcome::Done => {
                     if side == Side::Sandbox {
-                        self.sandbox.set(change.path.clone(), change.new.clone());
+                        self.sandbox.tree.set(change.path.clone(), change.new.clone());
                     }
                     self.deletion_guard.record(side, &change.path, change.new.as_ref(), Instant::now());
                     let batch = self.folder.trash.as_ref().and_then(Trash::batch).filter(|_| side == Side::Local && change.old.is_some());
@@ -239,7 +238,7 @@ impl Engine {
                 }
                 Outcome::Changed | Outcome::NoContent => {
                     self.folder.rescan.insert(change.path.clone());
-                    self.must_rescan_sandbox = true;
+                    self.sandbox.must_rescan = true;
                     self.is_unstable = true;
                     // Reported until a later round succeeds.
                     failed.insert(change.path, Problem::Changing);
@@ -325,16 +324,16 @@ impl Engine {
 
     fn update_status(&mut self) {
         self.status.local_files = self.folder.tree().files();
-        self.status.sandbox_files = self.sandbox.files();
+        self.status.sandbox_files = self.sandbox.tree.files();
         let base = self.base.tree();
         let files_in_conflict =
             |c: &Conflict| base.get(&c.path).into_iter().chain(base.beneath(&c.path).map(|(_, e)| e)).filter(|e| e.is_file()).count();
         self.status.synced_files = base.files() - self.status.conflicts.iter().map(files_in_conflict).sum::<usize>();
         self.status.local_problems = self.folder.problems().clone();
         self.status.local_problems.extend(self.failed_changes[Side::Local as usize].clone());
-        self.status.sandbox_problems = self.sandbox_problems.clone();
+        self.status.sandbox_problems = self.sandbox.problems.clone();
         self.status.sandbox_problems.extend(self.failed_changes[Side::Sandbox as usize].clone());
-        self.status.is_polling = [self.folder.is_partly_watched(), self.sandbox_is_partial];
+        self.status.is_polling = [self.folder.is_partly_watched(), self.sandbox.is_partial];
         if let Some(trash) = &self.folder.trash {
             self.status.trash = trash.usage();
         }
